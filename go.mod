@@ -1,0 +1,3 @@
+module github.com/opencgpu/cgpu
+
+go 1.26

@@ -1,0 +1,104 @@
+// Package device knows the node's physical GPUs and the driver files that a container needs to use them.
+//
+// cgpu-refresh writes the Table once per boot, driver or configuration change; cgpu-runtime, cgpu-guard and cgpu only
+// read it, because asking NVML costs 12 to 140 ms and the runtime starts for every container of the node.
+package device
+
+import (
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// TableVersion is the format of node.json; a reader refuses any other.
+const TableVersion = 1
+
+// Driver kinds.
+const (
+	DriverNVIDIA = "nvidia"
+	DriverSim    = "sim"
+)
+
+// Table is the node as the runtime sees it. It is stored as JSON in <run dir>/node.json.
+type Table struct {
+	Version       int    `json:"version"`
+	Driver        string `json:"driver"`        // DriverNVIDIA or DriverSim
+	DriverVersion string `json:"driverVersion"` // such as "580.159.04"; for the simulated driver the version it imitates
+	GPUs          []GPU  `json:"gpus"`          // ascending by Index
+	// Nodes are the device nodes every vGPU container gets beside its GPUs: nvidiactl and nvidia-uvm.
+	Nodes  []Node  `json:"nodes"`
+	Mounts []Mount `json:"mounts,omitempty"` // driver libraries and binaries (nvcdi); none for the simulated driver
+	Links  []Link  `json:"links,omitempty"`  // symbolic links to make in the container
+	// LibDirs are folders in the container that must be in its ld cache.
+	LibDirs []string `json:"libDirs,omitempty"`
+	Env     []string `json:"env,omitempty"`
+	Config  Config   `json:"config"`
+	Key     Key      `json:"key"`
+}
+
+// GPU is one physical GPU.
+type GPU struct {
+	Index  int         `json:"index"`
+	UUID   string      `json:"uuid"` // "GPU-…"
+	Minor  int         `json:"minor"`
+	BusID  string      `json:"busId"` // "0000:01:00.0", domain in four digits or more
+	Name   string      `json:"name"`
+	Memory quota.Bytes `json:"memory"` // total, as NVML reports it
+	Node   Node        `json:"node"`
+}
+
+// Node is a character device in the container.
+type Node struct {
+	Path     string `json:"path"`     // in the container: /dev/nvidia0
+	HostPath string `json:"hostPath"` // on the host; with the simulated driver a node of ours under /dev/cgpu-sim
+	Major    uint32 `json:"major"`
+	Minor    uint32 `json:"minor"`
+	// Bind says that the node must be bind mounted from HostPath instead of made by the runtime (simulated driver:
+	// the guard knows the file by its inode).
+	Bind bool `json:"bind,omitempty"`
+}
+
+// Mount is a read-only bind mount of a driver file.
+type Mount struct {
+	Host      string   `json:"host"`
+	Container string   `json:"container"`
+	Options   []string `json:"options"`
+}
+
+// Link is a symbolic link in the container.
+type Link struct {
+	Target string `json:"target"`
+	Path   string `json:"path"`
+}
+
+// Config is the part of cgpu.toml that the runtime and the guard need, with defaults filled in.
+type Config struct {
+	// Runtimes are the low-level runtimes to look for, in order: names in PATH or absolute paths.
+	Runtimes           []string      `json:"runtimes"`
+	Overcommit         float64       `json:"overcommit"` // sum of limits on a GPU ≤ Overcommit × its memory; 1 by default
+	MaxInst            int           `json:"maxInst"`    // containers per GPU
+	Placement          string        `json:"placement"`  // "binpack" or "spread"
+	AllowUnknownDriver bool          `json:"allowUnknownDriver,omitempty"`
+	ContextOverhead    quota.Bytes   `json:"contextOverhead"` // hidden memory charged for each CUDA context
+	GuardStartTimeout  time.Duration `json:"guardStartTimeout"`
+	MaxClients         int           `json:"maxClients"`  // RM clients per container
+	MaxTSGs            int           `json:"maxTsgs"`     // channel groups per container
+	MaxChannels        int           `json:"maxChannels"` // channels per container
+	// CallsPerSecond and CallsBurst bound the trapped calls of one container (rm-abi 4.6).
+	CallsPerSecond int `json:"callsPerSecond"`
+	CallsBurst     int `json:"callsBurst"`
+}
+
+// Key says what the table was made from; the table is stale when any of it differs from the node's present state.
+type Key struct {
+	BootID        string    `json:"bootId"`
+	DriverFile    string    `json:"driverFile,omitempty"` // /proc/driver/nvidia/version
+	DriverText    string    `json:"driverText,omitempty"` // its content
+	Library       string    `json:"library,omitempty"`    // libcuda.so.<version>
+	LibraryTime   time.Time `json:"libraryTime,omitzero"`
+	LibrarySize   int64     `json:"librarySize,omitempty"`
+	ConfigFile    string    `json:"configFile"`
+	ConfigTime    time.Time `json:"configTime,omitzero"` // zero: no file
+	ConfigSize    int64     `json:"configSize,omitempty"`
+	RefreshHelper string    `json:"refreshHelper,omitempty"` // the program that wrote the table
+}

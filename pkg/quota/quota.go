@@ -1,0 +1,61 @@
+// Package quota turns what a container asked for (ALIYUN_COM_GPU_* variables and cgpu.io/ annotations) into a Quota.
+//
+// It is pure: it opens no file and knows no GPU of this node. cgpu-runtime calls FromSpec for every container that is
+// created, then Resolve with the node's GPUs; cgpu spec calls both for its dry run.
+package quota
+
+// Quota is what one container asked for. A nil *Quota means that the container did not ask for a vGPU: leave it alone.
+type Quota struct {
+	// Memory is the limit asked for on each sliced GPU.
+	Memory Memory
+	// Visible names the GPUs to slice; the zero Selector means that none was named and the node places the container.
+	Visible Selector
+	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
+	Native Selector
+	// Weight is the compute weight, 1 to 64; 0 means not asked.
+	Weight int
+	// Percent is the compute share in percent of a GPU, 1 to 100; 0 means not asked.
+	Percent int
+	// Priority is the scheduling level; PriorityDefault when not asked.
+	Priority Priority
+	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
+	Asked map[string]string
+}
+
+// Memory is a limit not yet bound to a card: either Fixed bytes, or the fraction Num/Den of the card.
+type Memory struct {
+	Fixed    Bytes
+	Num, Den uint64
+}
+
+// Selector names GPUs: All of them, or IDs (decimal indices, UUIDs or unique UUID prefixes).
+type Selector struct {
+	All bool
+	IDs []string
+}
+
+// IsZero reports that nothing was named.
+func (s Selector) IsZero() bool { return !s.All && len(s.IDs) == 0 }
+
+// Priority is a scheduling level.
+type Priority int
+
+// Priorities, low to high.
+const (
+	PriorityBestEffort Priority = 0
+	PriorityDefault    Priority = 1
+	PriorityHigh       Priority = 2
+)
+
+// GPU is what Resolve needs to know of a physical GPU.
+type GPU struct {
+	Index  int
+	UUID   string
+	Memory Bytes // total, as NVML reports it
+}
+
+// Grant is one sliced GPU with its limit in bytes (whole MiB).
+type Grant struct {
+	Index int
+	Limit Bytes
+}

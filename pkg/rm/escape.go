@@ -1,0 +1,40 @@
+// Package rm is the interface of NVIDIA's resource manager as data: escapes, classes, controls, structure layouts and
+// driver versions, with the decisions that follow from them for a container. It opens nothing and imports nothing of ours.
+//
+// The guard decides with it, the simulated driver and cgpu-probe speak it, pkg/spec takes the list of trapped numbers.
+// Sources: NVIDIA's open kernel modules (named beside each row) and gVisor's pkg/abi/nvgpu for the structures.
+package rm
+
+// Escape numbers (NR), from src/nvidia/arch/nvalloc/unix/include/nv_escape.h and kernel-open/common/inc/nv-ioctl-numbers.h.
+const (
+	EscAllocMemory    = 0x27 // NV_ESC_RM_ALLOC_MEMORY
+	EscAllocObject    = 0x28 // NV_ESC_RM_ALLOC_OBJECT
+	EscFree           = 0x29 // NV_ESC_RM_FREE
+	EscControl        = 0x2a // NV_ESC_RM_CONTROL
+	EscAlloc          = 0x2b // NV_ESC_RM_ALLOC
+	EscDupObject      = 0x34 // NV_ESC_RM_DUP_OBJECT
+	EscShare          = 0x35 // NV_ESC_RM_SHARE
+	EscI2CAccess      = 0x39 // NV_ESC_RM_I2C_ACCESS
+	EscIdleChannels   = 0x41 // NV_ESC_RM_IDLE_CHANNELS
+	EscVidHeapControl = 0x4a // NV_ESC_RM_VID_HEAP_CONTROL
+	EscAccessRegistry = 0x4d // NV_ESC_RM_ACCESS_REGISTRY
+	EscMapMemory      = 0x4e // NV_ESC_RM_MAP_MEMORY
+	EscCardInfo       = 0xc8 // NV_ESC_CARD_INFO
+	EscRegisterFD     = 0xc9 // NV_ESC_REGISTER_FD
+	EscAllocOSEvent   = 0xce // NV_ESC_ALLOC_OS_EVENT
+	EscStatusCode     = 0xd1 // NV_ESC_STATUS_CODE
+	EscCheckVersion   = 0xd2 // NV_ESC_CHECK_VERSION_STR
+	EscXferCmd        = 0xd3 // NV_ESC_IOCTL_XFER_CMD
+	EscAttachGPUs     = 0xd4 // NV_ESC_ATTACH_GPUS_TO_FD
+	EscQueryIntr      = 0xd5 // NV_ESC_QUERY_DEVICE_INTR
+	EscExportDMABuf   = 0xd9 // NV_ESC_EXPORT_TO_DMABUF_FD
+)
+
+// TrappedNRs are the escape numbers that the container's seccomp filter hands to the guard, ascending. The filter
+// compares the low byte only, because the driver ignores the type and direction bits of an ioctl number
+// (kernel-open/nvidia/nv.c, nvidia_ioctl).
+var TrappedNRs = [...]uint8{
+	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
+	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscXferCmd, EscAttachGPUs,
+	EscQueryIntr, EscExportDMABuf,
+}
