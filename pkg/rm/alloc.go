@@ -1,0 +1,98 @@
+package rm
+
+// AllocForm says where the fields sit that differ between the forms of RM_ALLOC's outer structure; -1 where absent.
+// The driver tells NVOS21 from NVOS64 by the size field of the ioctl number.
+type AllocForm struct {
+	Size          int
+	ParamsSizeOff int // u32, 0 means: as large as the class needs
+	FlagsOff      int // u32, anything but 0 is refused: bit 0 hides the parameters in a serialised form
+	RightsOff     int // pointer to an RS_ACCESS_MASK
+	StatusOff     int
+}
+
+// AllocForm finds the form of RM_ALLOC for an outer structure of this size.
+func (a *ABI) AllocForm(size int) (AllocForm, bool) {
+	switch {
+	case size == 32 && a.branch < 535:
+		return AllocForm{32, -1, -1, -1, 24}, true
+	case size == 32:
+		return AllocForm{32, 24, -1, -1, 28}, true
+	case size == 40 && a.branch < 525:
+		return AllocForm{40, -1, -1, AllocRights, 32}, true
+	case size == 40 && a.branch < 535:
+		return AllocForm{40, -1, 32, AllocRights, 36}, true
+	case size == 48 && a.branch >= 535:
+		return AllocForm{48, 32, 36, AllocRights, 40}, true
+	}
+	return AllocForm{}, false
+}
+
+// ClassKind is what a class means to the guard. The zero value denies.
+type ClassKind uint8
+
+const (
+	ClassDeny      ClassKind = iota
+	ClassRoot                // 0x0, 0x1, 0x41: a client; runs in the task under the root-alloc rule
+	ClassPlain               // allowed; flat parameters, nothing special
+	ClassVidmem              // 0x40: device memory, charged
+	ClassDevice              // 0x80: the executor must hold the GPU's node open
+	ClassSubdevice           // 0x2080
+	ClassVASpace             // 0x90f1
+	ClassTSG                 // 0xa06c: channel group, counted
+	ClassChannel             // *_CHANNEL_GPFIFO: never with CAP_SYS_ADMIN
+	ClassCompute             // *_COMPUTE: marks a compute channel
+	ClassEvent               // 0x5, 0x79: the parameters name a client
+	ClassDebugger            // 0x83de: the parameters name a client
+	ClassSysmem              // 0x3e: host memory
+	ClassInTask              // 0x71: pins pages of whoever makes the call
+	ClassFabric              // 0xf8: holds a reference on other memory
+	ClassMulticast           // 0xfd: fabric multicast; holds a file descriptor
+)
+
+// Class is an object class that RM_ALLOC may make.
+type Class struct {
+	ID             uint32
+	Name           string
+	Kind           ClassKind
+	ParamsSize     int   // size of the block behind pAllocParms, 0: the class takes none
+	ParamsOptional bool  // the driver accepts a null pointer
+	ClientHandles  []int // offsets of client handles in the block; each must be the container's own
+	Source         string
+}
+
+// Class looks a class up. Not found means deny, like ClassDeny.
+func (a *ABI) Class(id uint32) (Class, bool) {
+	r := findClass(id)
+	if r == nil {
+		return Class{}, false
+	}
+	return Class{ID: r.id, Name: r.name, Kind: r.kind, ParamsSize: sizeAt(r.sizes, a.branch),
+		ParamsOptional: r.optional, ClientHandles: r.clients, Source: r.source}, true
+}
+
+// classRow is a line of the class table.
+type classRow struct {
+	id       uint32
+	name     string
+	kind     ClassKind
+	optional bool
+	sizes    []since
+	clients  []int
+	source   string
+}
+
+func findClass(id uint32) *classRow {
+	lo, hi := 0, len(classes)
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if classes[mid].id < id {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo < len(classes) && classes[lo].id == id {
+		return &classes[lo]
+	}
+	return nil
+}

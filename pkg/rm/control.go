@@ -1,0 +1,118 @@
+package rm
+
+// ControlKind is what a control means to the guard. The zero value denies.
+type ControlKind uint8
+
+const (
+	ControlDeny           ControlKind = iota
+	ControlFlat                       // allowed; no special treatment beyond Pointers and ClientHandles
+	ControlSwallow                    // answered OK, not executed: 0xa06c0103 SET_TIMESLICE
+	ControlFBInfo                     // 0x20801301: memory sizes behind a pointer, rewritten
+	ControlFBInfoV2                   // 0x20801303: memory sizes, rewritten
+	ControlPids                       // 0x2080018d: filtered
+	ControlPidInfo                    // 0x2080018e: filtered
+	ControlGPUMon                     // 0x20802096: filtered by pid
+	ControlGPUList                    // 0x201, 0x214: lists of GPU ids, filtered
+	ControlDeviceMask                 // 0x204: bit mask of device instances
+	ControlGPUQuery                   // GPU id at 0; hidden ones are refused
+	ControlAttach                     // 0x215: a list of GPU ids, or all
+	ControlActiveDevices              // 0x288: filtered
+	ControlUUIDQuery                  // 0x274: GPU by UUID
+	ControlSharePolicy                // 0xd04 (policy at 0), 0xd06 (policy at 4)
+	ControlPreemptionMode             // 0x20801210
+	ControlExportFD                   // 0x3d05: an object into a file
+	ControlImportFD                   // 0x3d06: an object out of a file
+	ControlCreateExportFD             // 0x3d0a
+	ControlExportFDs                  // 0x3d0b
+	ControlImportFDs                  // 0x3d0c
+	ControlFD                         // other controls with a file descriptor of the caller
+	ControlSchedule                   // enables a channel or a group: may undo a pause
+	ControlBuildVersion               // 0x101: three strings behind pointers, sized by the caller
+)
+
+// Control is a control call that a container may make.
+type Control struct {
+	ID            uint32
+	Name          string
+	Kind          ControlKind
+	Size          int       // size of the parameters; 0: any up to MaxControlParams
+	Pointers      []Pointer // user pointers in the parameters
+	ClientHandles []int     // offsets of client handles in the parameters; each must be the container's own
+	FDOff         int       // offset of a file descriptor of the caller, -1: none
+	Source        string
+}
+
+// MaxControlParams bounds the parameters of one control.
+const MaxControlParams = 64 << 10
+
+// Pointer is a user pointer inside a parameter block. The memory behind it is either Fixed bytes, or ElemSize times the
+// count at CountOff.
+type Pointer struct {
+	Off      int
+	CountOff int // u32 in the block; -1: Fixed counts
+	ElemSize int
+	Fixed    int
+	MaxBytes int // more is refused
+}
+
+// Bytes is the size of the memory behind the pointer. False: the block is too short for it, or it asks for more than
+// MaxBytes.
+func (p Pointer) Bytes(params []byte) (int, bool) {
+	if p.Off < 0 || p.Off > len(params)-8 {
+		return 0, false
+	}
+	n := uint64(p.Fixed)
+	if p.CountOff >= 0 {
+		if p.CountOff > len(params)-4 {
+			return 0, false
+		}
+		n = uint64(U32(params, p.CountOff)) * uint64(p.ElemSize) // 32 bits times a small size: no overflow
+	}
+	if n > uint64(p.MaxBytes) {
+		return 0, false
+	}
+	return int(n), true
+}
+
+// Control looks a control up. Not found means deny, like ControlDeny.
+func (a *ABI) Control(id uint32) (Control, bool) {
+	r := findControl(id)
+	if r == nil {
+		return Control{}, false
+	}
+	c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: sizeAt(r.sizes, a.branch), Pointers: r.pointers,
+		ClientHandles: r.clients, FDOff: -1, Source: r.source}
+	switch r.kind {
+	case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
+		c.FDOff = r.fd
+	}
+	return c, true
+}
+
+// controlRow is a line of the control table.
+type controlRow struct {
+	id       uint32
+	name     string
+	kind     ControlKind
+	sizes    []since
+	pointers []Pointer
+	clients  []int
+	fd       int // only with kinds that have one
+	source   string
+}
+
+func findControl(id uint32) *controlRow {
+	lo, hi := 0, len(controls)
+	for lo < hi {
+		mid := (lo + hi) / 2
+		if controls[mid].id < id {
+			lo = mid + 1
+		} else {
+			hi = mid
+		}
+	}
+	if lo < len(controls) && controls[lo].id == id {
+		return &controls[lo]
+	}
+	return nil
+}
