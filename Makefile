@@ -1,0 +1,65 @@
+# cgpu. `make` prints the targets; README.md names the two that matter: demo and test.
+
+BIN      := bin
+MODULE   := github.com/opencgpu/cgpu
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+FUZZTIME ?= 10s
+PREFIX   ?= /usr/local
+# Pinned: a linter that changes by itself makes yesterday's green commit red.
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+# Every command is static, but cgpu-refresh: it asks NVML, which go-nvml loads through cgo.
+CGO_COMMANDS    := cgpu-refresh
+STATIC_COMMANDS := $(filter-out $(CGO_COMMANDS),$(notdir $(wildcard cmd/*)))
+
+# The targets share bin/ and two cores; what they run is parallel by itself.
+.NOTPARALLEL:
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build limiter demo test unit integration bench lint fuzz install clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install what demo and test need (apt-get; root), if it is missing
+	@hack/setup.sh
+
+build: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS)) limiter ## every binary (and libcgpu.so, once it exists) into bin/
+
+# Go knows better than make what is stale, so its commands always run.
+.PHONY: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS))
+$(addprefix $(BIN)/,$(STATIC_COMMANDS)): $(BIN)/%:
+	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/$*
+$(addprefix $(BIN)/,$(CGO_COMMANDS)): $(BIN)/%:
+	CGO_ENABLED=1 go build -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/$*
+
+limiter: # libcgpu.so; nothing to do before limiter/ exists
+	@if [ -f limiter/Makefile ]; then $(MAKE) -C limiter OUT=$(abspath $(BIN)); fi
+
+demo: setup build ## two containers share one GPU (the real one, else the simulated); ends with "demo: N checks passed"
+	@hack/demo.sh
+
+test: setup build lint unit integration ## everything that must pass, under 15 minutes on 2 cores
+
+unit: ## tests of the packages, with the race detector
+	go test -race -timeout 8m ./cmd/... ./pkg/...
+
+integration: build ## conformance suite: real docker, containerd, runc and crun in private folders (root)
+	hack/with-node.sh -- go test -tags integration -count 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
+
+bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
+	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
+
+lint: ## gofmt, go vet, staticcheck, shellcheck
+	@hack/lint.sh $(STATICCHECK)
+
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@hack/fuzz.sh $(FUZZTIME)
+
+install: build ## binaries into PREFIX/bin (/usr/local); docs/install.md tells the rest
+	install -d $(DESTDIR)$(PREFIX)/bin
+	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-probe,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
+
+clean: ## remove what build and the tests made
+	rm -rf $(BIN) .cache

@@ -1,0 +1,206 @@
+#!/usr/bin/env bash
+# A private node in one folder: dockerd, containerd, cgpu's configuration and run dir, an image. Nothing of it touches
+# the machine's own Docker, containerd or /run/cgpu, and `down` takes everything away again.
+#
+#   node.sh up DIR       make the node; then `source DIR/env`
+#   node.sh stop DIR     stop dockerd as a service manager would (SIGTERM); live containers stay (live-restore)
+#   node.sh kill DIR     the same with SIGKILL
+#   node.sh start DIR    start dockerd again
+#   node.sh down DIR     remove containers, stop every process, unmount, delete DIR
+#
+# CGPU_TEST_DRIVER: sim (default) or nvidia. CGPU_BIN: folder of cgpu's binaries (default: bin/ of this checkout).
+set -euo pipefail
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+verb=${1:-}
+dir=${2:-}
+[[ $verb && $dir ]] || { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+bin=${CGPU_BIN:-$top/bin}
+driver=${CGPU_TEST_DRIVER:-sim}
+
+die() { echo "node: $*" >&2; exit 1; }
+
+# wait_for SECONDS COMMAND…
+wait_for() {
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@" >/dev/null 2>&1; do
+		((SECONDS < deadline)) || return 1
+		sleep 0.1
+	done
+}
+
+# Processes of this node are those whose environment names its run dir: dockerd, containerd, shims, guards, cgpu-sim.
+node_pids() {
+	local p
+	for p in /proc/[0-9]*; do
+		if tr '\0' '\n' 2>/dev/null <"$p/environ" | grep -qxF "CGPU_RUN_DIR=$dir/run"; then
+			[[ ${p#/proc/} == "$$" || ${p#/proc/} == "$BASHPID" || ${p#/proc/} == "$PPID" ]] || echo "${p#/proc/}"
+		fi
+	done
+}
+
+write_files() {
+	mkdir -p "$dir"/{run,docker,containerd,lab,image}
+	{
+		echo "driver = \"$driver\""
+		echo "runtimes = [\"$dir/lab/runc\"]"
+		[[ $driver == sim ]] && cat <<-END
+			[sim]
+			driver_version = "580.159.04"
+			[[sim.gpus]]
+			name = "Tesla T4"
+			memory = "15109MiB"
+			[[sim.gpus]]
+			name = "NVIDIA A10"
+			memory = "23028MiB"
+		END
+	} >"$dir/cgpu.toml"
+	cat >"$dir/docker/daemon.json" <<-END
+		{
+		  "data-root": "$dir/docker/data", "exec-root": "$dir/docker/exec", "pidfile": "$dir/docker/pid",
+		  "hosts": ["unix://$dir/docker/sock"], "storage-driver": "vfs", "iptables": false, "bridge": "none",
+		  "live-restore": true, "max-concurrent-downloads": 1,
+		  "runtimes": {"cgpu": {"path": "$bin/cgpu-runtime"}}, "default-runtime": "cgpu"
+		}
+	END
+	cat >"$dir/containerd/config.toml" <<-END
+		version = 2
+		root = "$dir/containerd/root"
+		state = "$dir/containerd/state"
+		disabled_plugins = ["io.containerd.grpc.v1.cri"]
+		[grpc]
+		  address = "$dir/containerd/sock"
+	END
+	# A lab may lack a capability (CAP_SYS_RESOURCE, say) that --privileged asks for; runc then refuses every privileged
+	# container, with cgpu or without. This runc drops what the lab lacks, and is runc where nothing is lacking.
+	local have missing=()
+	have=$((16#$(awk '/^CapBnd/ {print $2}' /proc/self/status)))
+	local names=(CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
+		NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE
+		SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE
+		AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF
+		CHECKPOINT_RESTORE)
+	local i
+	for i in "${!names[@]}"; do
+		((have >> i & 1)) || missing+=("CAP_${names[i]}")
+	done
+	if [[ ${#missing[@]} -eq 0 ]]; then
+		ln -sfn "$(command -v runc)" "$dir/lab/runc"
+	else
+		cat >"$dir/lab/runc" <<-END
+			#!/bin/bash
+			bundle=.
+			for ((i = 1; i < \$#; i++)); do
+			  case \${!i} in --bundle|-b) j=\$((i + 1)); bundle=\${!j} ;; --bundle=*) bundle=\${!i#*=} ;; esac
+			done
+			if [[ " \$* " == *" create "* || " \$* " == *" run "* ]] && grep -qE '"$(IFS='|'; echo "${missing[*]}")"' "\$bundle/config.json" 2>/dev/null; then
+			  jq -c --args '(.process.capabilities[]? |= . - \$ARGS.positional)' ${missing[*]} <"\$bundle/config.json" >"\$bundle/lab.json" &&
+			    mv "\$bundle/lab.json" "\$bundle/config.json"
+			fi
+			exec $(command -v runc) "\$@"
+		END
+		chmod 755 "$dir/lab/runc"
+	fi
+	cat >"$dir/env" <<-END
+		export CGPU_NODE='$dir' CGPU_RUN_DIR='$dir/run' CGPU_CONFIG='$dir/cgpu.toml' CGPU_BIN='$bin' CGPU_TEST_DRIVER='$driver'
+		export DOCKER_HOST='unix://$dir/docker/sock' CONTAINERD_ADDRESS='$dir/containerd/sock' CONTAINERD_SNAPSHOTTER=native
+		export PATH='$bin':"\$PATH"
+		unset DOCKER_CONTEXT DOCKER_TLS_VERIFY
+	END
+}
+
+start_docker() {
+	setsid dockerd --config-file "$dir/docker/daemon.json" >>"$dir/docker/log" 2>&1 </dev/null &
+	wait_for 30 docker info || { tail -n 20 "$dir/docker/log" >&2; die "dockerd did not start within 30 s"; }
+}
+
+stop_docker() {
+	local pid
+	pid=$(cat "$dir/docker/pid" 2>/dev/null) || return 0
+	kill -"$1" "$pid" 2>/dev/null || return 0
+	wait_for 30 gone "$pid" || die "dockerd ($pid) does not end"
+	# A killed dockerd leaves its file behind, and by then another process may own the number.
+	rm -f "$dir/docker/pid"
+}
+gone() { [[ ! -e /proc/$1 || $(awk '{print $3}' "/proc/$1/stat" 2>/dev/null) == Z ]]; }
+
+start_containerd() {
+	setsid containerd --config "$dir/containerd/config.toml" >>"$dir/containerd/log" 2>&1 </dev/null &
+	wait_for 30 ctr version || { tail -n 20 "$dir/containerd/log" >&2; die "containerd did not start within 30 s"; }
+}
+
+# An image of busybox and cgpu-probe, for docker and for ctr, and an unpacked copy for runc and crun.
+make_image() {
+	local root=$dir/image/rootfs applet
+	mkdir -p "$root"/{bin,dev,etc,proc,sys,root,tmp,usr/bin,usr/lib,usr/lib64,lib,lib64,var/tmp}
+	chmod 1777 "$root/tmp"
+	cp "$(command -v busybox)" "$root/bin/busybox"
+	for applet in sh cat ls env id sleep echo kill mknod stat true false grep mount ps; do ln -sfn busybox "$root/bin/$applet"; done
+	printf 'root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n' >"$root/etc/passwd"
+	printf 'root:x:0:\nuser:x:1000:\n' >"$root/etc/group"
+	cp "$bin/cgpu-probe" "$root/bin/cgpu-probe"
+	cp "$bin/cgpu-probe" "$root/bin/cgpu-probe-setuid"
+	chmod 4755 "$root/bin/cgpu-probe-setuid"
+	tar -C "$root" --numeric-owner -cf "$dir/image/rootfs.tar" .
+	docker import --change 'ENV PATH=/bin:/usr/bin' --change 'CMD ["sh"]' "$dir/image/rootfs.tar" probe >/dev/null
+	docker save probe | ctr images import - >/dev/null
+}
+
+up() {
+	local program
+	for program in dockerd docker containerd ctr runc busybox jq; do
+		command -v "$program" >/dev/null || die "$program is not in PATH: run hack/setup.sh"
+	done
+	[[ $(id -u) -eq 0 ]] || die "dockerd and runc need root: run as root"
+	[[ -x $bin/cgpu-runtime ]] || die "$bin/cgpu-runtime is missing: run make build"
+	write_files
+	# shellcheck source=/dev/null
+	source "$dir/env"
+	start_docker
+	start_containerd
+	make_image
+}
+
+down() {
+	if [[ -f $dir/env ]]; then
+		# shellcheck source=/dev/null
+		source "$dir/env"
+		if docker info >/dev/null 2>&1; then
+			docker ps -aq | xargs -r docker rm -f >/dev/null 2>&1 || true
+		fi
+		local c
+		for c in $(ctr containers ls -q 2>/dev/null); do
+			ctr tasks kill -s KILL "$c" >/dev/null 2>&1 || true
+			ctr tasks rm -f "$c" >/dev/null 2>&1 || true
+			ctr containers rm "$c" >/dev/null 2>&1 || true
+		done
+	fi
+	stop_docker TERM || true
+	local signal pid pids m
+	for signal in TERM KILL; do
+		mapfile -t pids < <(node_pids)
+		for pid in "${pids[@]}"; do kill -"$signal" "$pid" 2>/dev/null || true; done
+		for pid in "${pids[@]}"; do wait_for 5 gone "$pid" || true; done
+	done
+	# Deepest first; a mount that is left would make the rm below delete another's files.
+	while read -r m; do umount "$m" 2>/dev/null || umount -l "$m"; done < <(awk -v d="$dir/" 'index($5, d) == 1 {print $5}' /proc/self/mountinfo | sort -r)
+	rm -rf --one-file-system "$dir"
+}
+
+export CGPU_RUN_DIR=$dir/run CGPU_CONFIG=$dir/cgpu.toml
+if [[ -f $dir/env && $verb != down ]]; then
+	# shellcheck source=/dev/null
+	source "$dir/env"
+fi
+case $verb in
+up) up ;;
+start) start_docker ;;
+stop) stop_docker TERM ;;
+kill) stop_docker KILL ;;
+down)
+	unset CGPU_RUN_DIR
+	down
+	;;
+*) die "unknown verb $verb" ;;
+esac

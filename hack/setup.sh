@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Installs what `make demo` and `make test` need on Debian or Ubuntu and what is not there yet. Go itself must be there.
+# Starts no service: the demo and the tests run their own private dockerd and containerd.
+set -euo pipefail
+
+command -v go >/dev/null || { echo "setup: go is not in PATH: install Go 1.26 or later (https://go.dev/dl)" >&2; exit 1; }
+
+# command → package; the first that exists in the archive is taken (Debian 13 split docker.io).
+missing=()
+need() {
+	local command=$1 package
+	shift
+	command -v "$command" >/dev/null && return
+	missing+=("$command")
+	for package in "$@"; do packages+=("$package"); done
+}
+packages=()
+need dockerd docker.io
+need docker docker.io docker-cli
+need containerd containerd
+need ctr containerd
+need runc runc
+need crun crun
+need docker-init tini
+need busybox busybox-static
+need jq jq
+need gcc gcc libc6-dev
+need make make
+need git git
+if [[ ${CI:-} ]]; then need shellcheck shellcheck; fi
+[[ ${#missing[@]} -eq 0 ]] && exit 0
+
+[[ $(id -u) -eq 0 ]] || { echo "setup: ${missing[*]} missing: run as root, or install ${packages[*]}" >&2; exit 1; }
+command -v apt-get >/dev/null || { echo "setup: ${missing[*]} missing and there is no apt-get: install them by hand" >&2; exit 1; }
+
+# Debian's packages start their daemons; a policy file is the documented way to ask them not to.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+	trap 'rm -f "$policy"' EXIT
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod 755 "$policy"
+fi
+export DEBIAN_FRONTEND=noninteractive
+echo "setup: installing for ${missing[*]}"
+apt-get update -qq
+available=()
+for package in "${packages[@]}"; do
+	apt-cache show "$package" >/dev/null 2>&1 && available+=("$package")
+done
+apt-get install -y -qq --no-install-recommends "${available[@]}" >/dev/null
+for command in "${missing[@]}"; do
+	if [[ $command != docker-init ]] && ! command -v "$command" >/dev/null; then
+		echo "setup: $command is still missing after apt-get install ${available[*]}" >&2
+		exit 1
+	fi
+done
