@@ -30,11 +30,25 @@ const (
 	EscExportDMABuf   = 0xd9 // NV_ESC_EXPORT_TO_DMABUF_FD
 )
 
-// TrappedNRs are the escape numbers that the container's seccomp filter hands to the guard, ascending. The filter
+// TrappedNRs are the low bytes of the ioctl numbers that the container's seccomp filter hands to the guard. The filter
 // compares the low byte only, because the driver ignores the type and direction bits of an ioctl number
 // (kernel-open/nvidia/nv.c, nvidia_ioctl).
+//
+// The first four are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), so
+// the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
 var TrappedNRs = [...]uint8{
+	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscXferCmd, EscAttachGPUs,
 	EscQueryIntr, EscExportDMABuf,
+}
+
+// UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl
+// (kernel-open/nvidia-uvm/uvm.c) switches on all 32 bits.
+func UVMShaped(cmd uint32) bool {
+	switch cmd {
+	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+		return true
+	}
+	return false
 }
