@@ -94,11 +94,14 @@ type Key struct {
 	BootID        string    `json:"bootId"`
 	DriverFile    string    `json:"driverFile,omitempty"` // /proc/driver/nvidia/version
 	DriverText    string    `json:"driverText,omitempty"` // its content
+	DriverGPUs    []string  `json:"driverGpus,omitempty"` // folders of /proc/driver/nvidia/gpus: the GPUs bound to the driver
 	Library       string    `json:"library,omitempty"`    // libcuda.so.<version>
 	LibraryTime   time.Time `json:"libraryTime,omitzero"`
 	LibrarySize   int64     `json:"librarySize,omitempty"`
 	ConfigFile    string    `json:"configFile"`
 	ConfigTime    time.Time `json:"configTime,omitzero"` // zero: no file
 	ConfigSize    int64     `json:"configSize,omitempty"`
-	RefreshHelper string    `json:"refreshHelper,omitempty"` // the program that wrote the table
+	RefreshHelper string    `json:"refreshHelper,omitempty"` // the program that wrote the table: an upgrade may know more
+	HelperTime    time.Time `json:"helperTime,omitzero"`
+	HelperSize    int64     `json:"helperSize,omitempty"`
 }

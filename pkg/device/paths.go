@@ -1,0 +1,37 @@
+package device
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// Where things are when the environment does not say otherwise.
+const (
+	DefaultRunDir     = "/run/cgpu"
+	DefaultConfigFile = "/etc/cgpu/cgpu.toml"
+)
+
+// RunDir is the folder of this node's state: CGPU_RUN_DIR, or DefaultRunDir.
+func RunDir() string {
+	if dir := os.Getenv("CGPU_RUN_DIR"); dir != "" {
+		return filepath.Clean(dir)
+	}
+	return DefaultRunDir
+}
+
+// ConfigFile is the node's configuration: CGPU_CONFIG, or DefaultConfigFile. The file need not exist.
+func ConfigFile() string {
+	if file := os.Getenv("CGPU_CONFIG"); file != "" {
+		return filepath.Clean(file)
+	}
+	return DefaultConfigFile
+}
+
+// TableFile is where the table is kept; LockFile is held while it is rewritten.
+func TableFile(runDir string) string { return filepath.Join(runDir, "node.json") }
+
+// LockFile is flocked by cgpu-refresh, so that containers that start together refresh once.
+func LockFile(runDir string) string { return filepath.Join(runDir, "node.lock") }
+
+// SimSocket is where the simulated driver listens.
+func SimSocket(runDir string) string { return filepath.Join(runDir, "sim.sock") }

@@ -1,0 +1,66 @@
+package device
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// runDirMode lets everybody reach a known name below the run directory and only root list it.
+const runDirMode = 0o711
+
+// Save writes the table into a run directory: whole or not at all, and readable by everybody.
+func (t *Table) Save(runDir string) error {
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(t, "", " ")
+	if err != nil {
+		return fmt.Errorf("device: %w", err)
+	}
+	if err := MakeRunDir(runDir); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(runDir, ".node-*.json")
+	if err != nil {
+		return fmt.Errorf("device: %w", err)
+	}
+	defer os.Remove(f.Name()) // fails after the rename, and then has nothing to do
+	_, err = f.Write(append(text, '\n'))
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	// No fsync: the run directory is a tmpfs, and a table torn by a power cut is of another boot.
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), TableFile(runDir))
+	}
+	if err != nil {
+		return fmt.Errorf("device: %w", err)
+	}
+	return nil
+}
+
+// MakeRunDir makes the run directory where it is missing. One that exists keeps its mode: an administrator may have
+// chosen it.
+func MakeRunDir(runDir string) error {
+	if info, err := os.Stat(runDir); err == nil && info.IsDir() {
+		return nil
+	}
+	if err := os.MkdirAll(filepath.Dir(runDir), 0o755); err != nil {
+		return fmt.Errorf("device: %w", err)
+	}
+	switch err := os.Mkdir(runDir, runDirMode); {
+	case os.IsExist(err): // another process was faster
+		return nil
+	case err != nil:
+		return fmt.Errorf("device: %w", err)
+	}
+	if err := os.Chmod(runDir, runDirMode); err != nil { // whatever the umask
+		return fmt.Errorf("device: %w", err)
+	}
+	return nil
+}
