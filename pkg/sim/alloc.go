@@ -1,0 +1,304 @@
+package sim
+
+import (
+	"math"
+	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Classes that the driver treats specially; src/common/sdk/nvidia/inc/class. The others are plain objects.
+const (
+	classRoot          = 0x0    // NV01_ROOT
+	classRootNonPriv   = 0x1    // NV01_ROOT_NON_PRIV
+	classRootClient    = 0x41   // NV01_ROOT_CLIENT
+	classMemorySystem  = 0x3e   // NV01_MEMORY_SYSTEM
+	classMemoryLocal   = 0x40   // NV01_MEMORY_LOCAL_USER
+	classOSDescriptor  = 0x71   // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
+	classDevice        = 0x80   // NV01_DEVICE_0
+	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
+	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
+	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
+	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
+)
+
+// isChannel reports a *_CHANNEL_GPFIFO class: 0xa06f of Kepler up to 0xca6f of Blackwell.
+func isChannel(class uint32) bool { return class&0xff == 0x6f && class >= 0xa06f && class <= 0xcf6f }
+
+// isEngineObject reports a compute class (0x..c0) or copy class (0x..b5), which sits below a channel.
+func isEngineObject(class uint32) bool {
+	return class >= 0xa000 && class <= 0xcfff && (class&0xff == 0xc0 || class&0xff == 0xb5)
+}
+
+// isCompute reports a compute class; a process that has one is a compute process in GET_PIDS.
+func isCompute(class uint32) bool { return isEngineObject(class) && class&0xff == 0xc0 }
+
+// special reports a class that the driver knows whatever a container is allowed.
+func special(class uint32) bool {
+	switch class {
+	case classMemorySystem, classMemoryLocal, classDevice, classSubdevice, classMemoryVirtual, classContextShare, classGroup:
+		return true
+	}
+	return isChannel(class) || isEngineObject(class)
+}
+
+// allocEscape is RM_ALLOC in the form that its size says.
+func (r *request) allocEscape() syscall.Errno {
+	out := r.call.Outer
+	form, ok := r.d.abi.AllocForm(len(out))
+	if !ok {
+		return syscall.EINVAL
+	}
+	// Everything but events is for nvidiactl (RmIoctl, NV_CTL_DEVICE_ONLY).
+	class := rm.U32(out, rm.AllocClass)
+	if r.f.kind != Control && class != 0x5 && class != 0x79 {
+		return syscall.EINVAL
+	}
+	if form.FlagsOff >= 0 && rm.U32(out, form.FlagsOff) != 0 {
+		rm.PutU32(out, form.StatusOff, rm.StatusInvalidArgument) // serialised parameters (rmapi_finn.c) are not modelled
+		return 0
+	}
+	rm.PutU32(out, form.StatusOff, r.alloc(class))
+	return 0
+}
+
+func (r *request) alloc(class uint32) uint32 {
+	out := r.call.Outer
+	_, params := r.block(-1, rm.AllocParams)
+	switch class {
+	case classRoot, classRootNonPriv, classRootClient:
+		rm.PutU32(out, rm.AllocClass, classRootClient) // as escape.c does
+		return r.allocRoot(params)
+	}
+	if _, ok := r.d.abi.Class(class); !ok && !special(class) {
+		return rm.StatusInvalidClass
+	}
+	c, st := r.client(rm.U32(out, rm.AllocRoot))
+	if st != rm.StatusOK {
+		return st
+	}
+	parent := c.objects[rm.U32(out, rm.AllocParent)]
+	if parent == nil {
+		return rm.StatusObjectNotFound
+	}
+	if !parentFits(class, parent) {
+		return rm.StatusInvalidObjectParent
+	}
+	o := &object{handle: rm.U32(out, rm.AllocObject), class: class}
+	if o.handle != 0 && c.objects[o.handle] != nil {
+		return rm.StatusInsertDuplicateName // before anything is taken from a card
+	}
+	if st := r.fill(o, parent, params); st != rm.StatusOK {
+		return st
+	}
+	return r.finish(c, parent, o, rm.AllocObject)
+}
+
+// finish places o and writes its handle to the outer structure, or gives back what fill took.
+func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
+	st := r.d.place(c, parent, o)
+	if st != rm.StatusOK {
+		if o.memory != nil {
+			r.d.unref(o.memory)
+		}
+		if o.group != nil {
+			parent.gpu.used -= o.group.cost
+			parent.gpu.hidden -= o.group.cost
+		}
+		return st
+	}
+	rm.PutU32(r.call.Outer, handleOff, o.handle)
+	return st
+}
+
+// parentFits is the part of the class tree (src/nvidia/src/kernel/rmapi/resource_list.h) that matters here.
+func parentFits(class uint32, parent *object) bool {
+	switch {
+	case class == classDevice:
+		return parent.class == classRootClient
+	case class == classSubdevice:
+		return parent.class == classDevice
+	case class == classMemoryLocal, class == classMemorySystem, class == classMemoryVirtual:
+		return parent.class == classDevice || parent.class == classSubdevice
+	case class == classGroup:
+		return parent.class == classDevice
+	case isChannel(class):
+		return parent.class == classGroup || parent.class == classDevice
+	case class == classContextShare:
+		return parent.class == classGroup
+	case isEngineObject(class):
+		return parent.channel != nil
+	}
+	return true
+}
+
+// fill makes what is special about a class and takes it from the card.
+func (r *request) fill(o, parent *object, params []byte) uint32 {
+	switch {
+	case o.class == classDevice:
+		instance := rm.U32(params, rm.DeviceID) // without parameters: device 0
+		if instance >= uint32(len(r.d.gpus)) {
+			return rm.StatusInvalidDevice
+		}
+		g := r.d.gpus[instance]
+		if !r.hasNode(g) {
+			return rm.StatusInsufficientPermissions // deviceInit_IMPL, osIsGpuAccessible
+		}
+		o.gpu = g
+	case o.class == classMemoryLocal:
+		if len(params) < rm.MemoryVASpace+4 {
+			return rm.StatusInvalidArgument
+		}
+		attr, flags := rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryFlags)
+		if attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem || flags&rm.MemoryFlagVirtual != 0 {
+			return rm.StatusInvalidArgument // stdmemValidateParams
+		}
+		m, st := take(parent, rm.U64(params, rm.MemorySize))
+		if st != rm.StatusOK {
+			return st
+		}
+		o.memory = m
+		rm.PutU64(params, rm.MemorySize, uint64(m.size))
+		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
+		rm.PutU32(params, rm.MemoryAttr, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
+	case o.class == classMemorySystem:
+		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params, rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {
+			return rm.StatusInvalidArgument
+		}
+		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
+	case o.class == classGroup:
+		engine := rm.U32(params, rm.TSGEngineType)
+		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs}
+		if engine == rm.ChannelEngineTypeGR {
+			if !parent.gpu.take(r.d.contextCost) {
+				return rm.StatusNoMemory
+			}
+			parent.gpu.hidden += r.d.contextCost
+			o.group.cost = r.d.contextCost
+		}
+	case isChannel(o.class):
+		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}
+		if parent.group != nil {
+			o.channel.engineType = parent.group.engineType
+		}
+	}
+	return rm.StatusOK
+}
+
+// hasNode reports whether the executor has the GPU's node.
+func (r *request) hasNode(g *gpu) bool {
+	for _, m := range r.s.minors {
+		if m == g.Minor {
+			return true
+		}
+	}
+	return false
+}
+
+// take allocates device memory with one reference, accounted to the process of the client (not to the executor).
+func take(parent *object, size uint64) (*memory, uint32) {
+	g := parent.gpu
+	if g == nil {
+		return nil, rm.StatusInvalidObjectParent
+	}
+	if size == 0 {
+		return nil, rm.StatusInvalidArgument
+	}
+	granted, attr, ok := granularity(size)
+	if !ok || !g.take(granted) {
+		return nil, rm.StatusNoMemory
+	}
+	g.allocated += granted
+	return &memory{gpu: g, size: granted, refs: 1, pid: parent.client.pid, attr: attr}, rm.StatusOK
+}
+
+// Pages of device memory: 64 KiB, and 2 MiB for what is at least as large (_vidmemPmaAllocate in video_mem.c).
+const (
+	smallPage = 64 << 10
+	bigPage   = 2 << 20
+)
+
+// Values of NVOS32_ATTR_PAGE_SIZE.
+const (
+	attrPageBig  = 2 << rm.MemoryAttrPageShift // 64 KiB
+	attrPageHuge = 3 << rm.MemoryAttrPageShift // 2 MiB
+)
+
+// granularity is what the allocator takes for a request, and the page size as it reports it in attr.
+func granularity(size uint64) (quota.Bytes, uint32, bool) {
+	page, attr := uint64(smallPage), uint32(attrPageBig)
+	if size >= bigPage {
+		page, attr = bigPage, attrPageHuge
+	}
+	if size > math.MaxUint64-page {
+		return 0, 0, false
+	}
+	return quota.Bytes((size + page - 1) / page * page), attr, true
+}
+
+// allocRoot makes a client on the calling file.
+func (r *request) allocRoot(params []byte) uint32 {
+	d, out := r.d, r.call.Outer
+	if r.f.kind != Control {
+		return rm.StatusInvalidArgument
+	}
+	h := rm.U32(out, rm.AllocObject)
+	if h == 0 {
+		for d.clients[d.nextClient] != nil {
+			d.advanceClient()
+		}
+		h = d.nextClient
+		d.advanceClient()
+	} else if d.clients[h] != nil {
+		return rm.StatusInsertDuplicateName
+	}
+	owner := r.f.owner()
+	c := &client{handle: h, file: owner, pid: r.pid, objects: map[uint32]*object{}, next: firstObject}
+	c.root = &object{handle: h, class: classRootClient}
+	if st := d.place(c, nil, c.root); st != rm.StatusOK {
+		return st
+	}
+	d.clients[h] = c
+	owner.clients = append(owner.clients, c)
+	rm.PutU32(out, rm.AllocRoot, h)
+	rm.PutU32(out, rm.AllocObject, h)
+	rm.PutU32(params, 0, h)
+	return rm.StatusOK
+}
+
+func (d *Driver) advanceClient() {
+	if d.nextClient++; d.nextClient > lastClient {
+		d.nextClient = firstClient
+	}
+}
+
+// allocMemory is the old RM_ALLOC_MEMORY (rmapi_deprecated_allocmemory.c): host memory; for class 0x40 an unprivileged
+// caller gets a dummy and the size of the heap in limit.
+func (r *request) allocMemory() uint32 {
+	out := r.call.Outer
+	c, st := r.client(rm.U32(out, rm.AllocMemoryRoot))
+	if st != rm.StatusOK {
+		return st
+	}
+	parent := c.objects[rm.U32(out, rm.AllocMemoryParent)]
+	if parent == nil {
+		return rm.StatusObjectNotFound
+	}
+	if parent.gpu == nil {
+		return rm.StatusInvalidObjectParent
+	}
+	class := rm.U32(out, rm.AllocMemoryClass)
+	switch class {
+	case classMemorySystem, classOSDescriptor:
+	case classMemoryLocal:
+		rm.PutU64(out, rm.AllocMemoryLimit, uint64(parent.gpu.Memory)-1)
+	default:
+		return rm.StatusInvalidClass
+	}
+	o := &object{handle: rm.U32(out, rm.AllocMemoryObject), class: class}
+	if class == classMemoryLocal {
+		o.class = classMemorySystem // nothing behind it
+	}
+	return r.finish(c, parent, o, rm.AllocMemoryObject)
+}

@@ -1,0 +1,78 @@
+package sim
+
+import "github.com/opencgpu/cgpu/pkg/rm"
+
+func (c *controlCall) setTimeslice() uint32 {
+	c.object.group.timesliceUs = rm.U64(c.p, 0) // every value is accepted, 0 too (measured)
+	return rm.StatusOK
+}
+
+func (c *controlCall) getTimeslice() uint32 {
+	rm.PutU64(c.p, 0, c.object.group.timesliceUs)
+	return rm.StatusOK
+}
+
+func (c *controlCall) preempt() uint32 {
+	c.object.group.preempts++
+	return rm.StatusOK
+}
+
+// schedule is GPFIFO_SCHEDULE; it enables the channels and undoes a pause.
+func (c *controlCall) schedule() uint32 {
+	enable := c.p[0] != 0
+	set := func(o *object) {
+		if o.channel != nil {
+			o.channel.enabled = enable
+			if enable {
+				o.channel.disabled = false
+			}
+		}
+	}
+	set(c.object)
+	if c.object.group != nil {
+		for _, o := range c.object.children {
+			set(o)
+		}
+	}
+	return rm.StatusOK
+}
+
+func (c *controlCall) submitToken() uint32 {
+	rm.PutU32(c.p, 0, c.object.handle)
+	return rm.StatusOK
+}
+
+// NV2080_CTRL_FIFO_DISABLE_CHANNELS_PARAMS.
+const (
+	disableFlag     = 0 // u8
+	disableCount    = 4
+	disableEvent    = 16 // pointer, kernel callers only
+	disableClients  = 24
+	disableChannels = 280
+	disableMax      = 64
+)
+
+// disableChannels stops or restarts channels of any client: the driver does not ask whose they are. If one of them does
+// not exist the call fails as a whole.
+func (c *controlCall) disableChannels() uint32 {
+	n := rm.U32(c.p, disableCount)
+	if n > disableMax || rm.U64(c.p, disableEvent) != 0 {
+		return rm.StatusInvalidArgument
+	}
+	var list []*channel
+	for i := range int(n) {
+		cl := c.d.clients[rm.U32(c.p, disableClients+4*i)]
+		if cl == nil {
+			return rm.StatusInvalidClient
+		}
+		o := cl.objects[rm.U32(c.p, disableChannels+4*i)]
+		if o == nil || o.channel == nil {
+			return rm.StatusObjectNotFound
+		}
+		list = append(list, o.channel)
+	}
+	for _, ch := range list {
+		ch.disabled = c.p[disableFlag] != 0
+	}
+	return rm.StatusOK
+}

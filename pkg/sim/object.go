@@ -1,0 +1,156 @@
+package sim
+
+import (
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Handles as RM chooses them: clients consecutively from firstClient (RS_CLIENT_HANDLE_BASE), objects of a client from
+// firstObject (RS_UNIQUE_HANDLE_BASE) when the caller does not name one.
+const (
+	firstClient = 0xc1d00000
+	lastClient  = 0xc1dfffff
+	firstObject = 0xcaf00000
+)
+
+// client is an RM client: the root of a tree of objects, bound to the file it was made on.
+type client struct {
+	handle  uint32
+	file    *file
+	pid     int32 // ProcID: the process that everything below is accounted to
+	objects map[uint32]*object
+	root    *object
+	shares  policies // inherited by objects without their own
+	next    uint32   // next handle for an object without a name
+}
+
+// object is one RM object. Which of the pointers are set depends on the class.
+type object struct {
+	client   *client
+	handle   uint32
+	class    uint32
+	parent   *object
+	children map[uint32]*object // by handle
+	gpu      *gpu               // of the device above; nil for objects outside of a device
+	memory   *memory            // device memory (class 0x40)
+	group    *group             // channel group (class 0xa06c)
+	channel  *channel           // *_CHANNEL_GPFIFO
+	shares   policies
+}
+
+// memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports.
+type memory struct {
+	gpu  *gpu
+	size quota.Bytes // as taken from the card
+	refs int
+	pid  int32 // who allocated it
+	attr uint32
+}
+
+// group is a channel group (TSG).
+type group struct {
+	engineType  uint32
+	timesliceUs uint64
+	cost        quota.Bytes // hidden memory
+	preempts    uint64
+}
+
+// channel is a channel; a stand-alone one has no group.
+type channel struct {
+	engineType uint32
+	enabled    bool // GPFIFO_SCHEDULE was called
+	disabled   bool // FIFO_DISABLE_CHANNELS
+}
+
+// client finds a client that the calling file may use: RM's strict client validation (rmclientValidate_IMPL) compares
+// the file, so that a guessed handle is worth nothing.
+func (r *request) client(handle uint32) (*client, uint32) {
+	c := r.d.clients[handle]
+	if c == nil || c.file != r.f.owner() {
+		return nil, rm.StatusInvalidClient
+	}
+	return c, rm.StatusOK
+}
+
+// place puts a new object into its client's tree, choosing a handle if o has none.
+func (d *Driver) place(c *client, parent *object, o *object) uint32 {
+	if d.objects >= maxObjects {
+		return rm.StatusInsufficientResources
+	}
+	if o.handle == 0 {
+		for c.objects[c.next] != nil {
+			c.next++
+		}
+		o.handle = c.next
+		c.next++
+	} else if c.objects[o.handle] != nil {
+		return rm.StatusInsertDuplicateName
+	}
+	o.client, o.parent = c, parent
+	if parent != nil {
+		if parent.children == nil {
+			parent.children = map[uint32]*object{}
+		}
+		parent.children[o.handle] = o
+		if o.gpu == nil {
+			o.gpu = parent.gpu
+		}
+	}
+	c.objects[o.handle] = o
+	d.objects++
+	return rm.StatusOK
+}
+
+// freeObject frees an object and everything below it.
+func (d *Driver) freeObject(o *object) {
+	for _, child := range o.children {
+		d.freeObject(child)
+	}
+	if o.memory != nil {
+		d.unref(o.memory)
+	}
+	if o.group != nil && o.gpu != nil {
+		o.gpu.used -= o.group.cost
+		o.gpu.hidden -= o.group.cost
+	}
+	if o.parent != nil {
+		delete(o.parent.children, o.handle)
+	}
+	delete(o.client.objects, o.handle)
+	d.objects--
+}
+
+func (d *Driver) freeClient(c *client) {
+	d.freeObject(c.root)
+	delete(d.clients, c.handle)
+	c.file.clients = slices.DeleteFunc(c.file.clients, func(o *client) bool { return o == c })
+}
+
+func (d *Driver) unref(m *memory) {
+	if m.refs--; m.refs > 0 {
+		return
+	}
+	m.gpu.used -= m.size
+	m.gpu.allocated -= m.size
+}
+
+// free is RM_FREE: of an object with all below it, or of the client when the object is the client itself.
+func (r *request) free() uint32 {
+	out := r.call.Outer
+	c, st := r.client(rm.U32(out, rm.FreeRoot))
+	if st != rm.StatusOK {
+		return st
+	}
+	o := c.objects[rm.U32(out, rm.FreeObject)]
+	switch o {
+	case nil:
+		return rm.StatusObjectNotFound
+	case c.root:
+		r.d.freeClient(c)
+	default:
+		r.d.freeObject(o)
+	}
+	return rm.StatusOK
+}

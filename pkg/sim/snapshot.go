@@ -1,0 +1,109 @@
+package sim
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// Snapshot is the state of the driver for tests: what the ledger says must agree with it to the byte.
+type Snapshot struct {
+	Files   int           `json:"files"`
+	Clients int           `json:"clients"`
+	Objects int           `json:"objects"` // clients included
+	Exports int           `json:"exports"` // descriptors that hold memory
+	GPUs    []GPUSnapshot `json:"gpus"`
+}
+
+// GPUSnapshot is one card.
+type GPUSnapshot struct {
+	Index     int           `json:"index"`
+	Minor     int           `json:"minor"`
+	UUID      string        `json:"uuid"`
+	Memory    quota.Bytes   `json:"memory"`
+	Used      quota.Bytes   `json:"used"`      // Allocated + Hidden
+	Allocated quota.Bytes   `json:"allocated"` // class 0x40, every piece once
+	Hidden    quota.Bytes   `json:"hidden"`    // contexts
+	Processes []Process     `json:"processes"` // ascending by pid
+	TSGs      []TSGSnapshot `json:"tsgs"`      // by client and handle
+}
+
+// Process is what one process holds on a card. Memory that two processes share counts for both; memory that only an
+// exported descriptor holds counts for none.
+type Process struct {
+	PID     int32       `json:"pid"`
+	Bytes   quota.Bytes `json:"bytes"`
+	Objects int         `json:"objects"`
+}
+
+// TSGSnapshot is one channel group.
+type TSGSnapshot struct {
+	Client      uint32 `json:"client"`
+	Handle      uint32 `json:"handle"`
+	PID         int32  `json:"pid"`
+	EngineType  uint32 `json:"engineType"`
+	TimesliceUs uint64 `json:"timesliceUs"`
+	Preempts    uint64 `json:"preempts"`
+	Channels    int    `json:"channels"`
+	Disabled    int    `json:"disabled"` // channels stopped by FIFO_DISABLE_CHANNELS
+}
+
+// Snapshot describes the driver's state.
+func (d *Driver) Snapshot() Snapshot {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports)}
+	for _, g := range d.gpus {
+		s.GPUs = append(s.GPUs, GPUSnapshot{
+			Index: g.Index, Minor: g.Minor, UUID: g.UUID,
+			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden,
+			Processes: d.processes(g), TSGs: d.groups(g),
+		})
+	}
+	return s
+}
+
+func (d *Driver) processes(g *gpu) []Process {
+	count := map[int32]int{}
+	for _, c := range d.clients {
+		for _, o := range c.objects {
+			if o.gpu == g {
+				count[c.pid]++
+			}
+		}
+	}
+	list := []Process{}
+	for pid, n := range count {
+		u := d.usageOf(g, pid)
+		list = append(list, Process{PID: pid, Bytes: u.private + u.sharedOwned + u.sharedDuped, Objects: n})
+	}
+	slices.SortFunc(list, func(a, b Process) int { return cmp.Compare(a.PID, b.PID) })
+	return list
+}
+
+func (d *Driver) groups(g *gpu) []TSGSnapshot {
+	list := []TSGSnapshot{}
+	for _, c := range d.clients {
+		for _, o := range c.objects {
+			if o.group == nil || o.gpu != g {
+				continue
+			}
+			t := TSGSnapshot{Client: c.handle, Handle: o.handle, PID: c.pid, EngineType: o.group.engineType,
+				TimesliceUs: o.group.timesliceUs, Preempts: o.group.preempts}
+			for _, ch := range o.children {
+				if ch.channel != nil {
+					t.Channels++
+					if ch.channel.disabled {
+						t.Disabled++
+					}
+				}
+			}
+			list = append(list, t)
+		}
+	}
+	slices.SortFunc(list, func(a, b TSGSnapshot) int {
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Handle, b.Handle))
+	})
+	return list
+}
