@@ -1,0 +1,134 @@
+//go:build integration
+
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencgpu/cgpu/test/node"
+)
+
+// quotaBundle makes an OCI bundle whose process asks for a quota.
+func quotaBundle(t *testing.T, dir string, env []string, args ...string) {
+	t.Helper()
+	err := lab.Bundle(dir, func(spec map[string]any) { node.SetProcess(spec, env, args...) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withRuntimes is the environment of a cgpu-runtime whose configuration names another low-level runtime.
+func withRuntimes(t *testing.T, runtime string) []string {
+	t.Helper()
+	text, err := os.ReadFile(os.Getenv("CGPU_CONFIG"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "cgpu.toml")
+	text = bytes.Replace(text, []byte(filepath.Join(lab.Dir, "lab", "runc")), []byte(runtime), 1)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return []string{"CGPU_CONFIG=" + path}
+}
+
+// TestRuntimes: runc and crun started directly on a bundle, without an engine above.
+func TestRuntimes(t *testing.T) {
+	for _, runtime := range []string{"runc", "crun"} {
+		t.Run(runtime, func(t *testing.T) {
+			noTrace(t)
+			env := withRuntimes(t, runtime)
+			bundle := t.TempDir()
+			root := t.TempDir()
+			quotaBundle(t, bundle, sixOfFifteen, "cgpu-probe", "meminfo")
+			id := fmt.Sprintf("%s%d", runtime, os.Getpid())
+			r := lab.Run(env, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "run", "--bundle", bundle, id)
+			if r.Code != 0 {
+				t.Fatal(r)
+			}
+			if got, want := total(t, r.Stdout), fraction(t, 6, 15); got != want {
+				t.Errorf("total = %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// TestContainerd: ctr drives containerd's own shim.
+func TestContainerd(t *testing.T) {
+	noTrace(t)
+	args := []string{"ctr", "run", "--rm", "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime")}
+	for _, e := range sixOfFifteen {
+		args = append(args, "--env", e)
+	}
+	id := fmt.Sprintf("ctr%d", os.Getpid())
+	out := run(t, append(args, "docker.io/library/"+image+":latest", id, "cgpu-probe", "meminfo")...)
+	if got, want := total(t, out), fraction(t, 6, 15); got != want {
+		t.Errorf("total = %v, want %v", got, want)
+	}
+}
+
+// TestNative: without a quota config.json is not touched by a byte, though everything of ours is broken.
+func TestNative(t *testing.T) {
+	broken := t.TempDir()
+	for _, name := range []string{"cgpu.toml", "node.json", "ledger.json"} {
+		if err := os.WriteFile(filepath.Join(broken, name), []byte("{{{ broken"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	environments := map[string][]string{
+		"whole":  nil,
+		"broken": {"CGPU_RUN_DIR=" + broken, "CGPU_CONFIG=" + filepath.Join(broken, "cgpu.toml")},
+	}
+	for name, env := range environments {
+		t.Run(name, func(t *testing.T) {
+			bundle, root := t.TempDir(), t.TempDir()
+			quotaBundle(t, bundle, []string{"NVIDIA_VISIBLE_DEVICES=all"}, "true")
+			config := filepath.Join(bundle, "config.json")
+			before, err := os.ReadFile(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			info, err := os.Stat(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := fmt.Sprintf("native%d", os.Getpid())
+			r := lab.Run(env, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "run", "--bundle", bundle, id)
+			if r.Code != 0 {
+				t.Fatal(r)
+			}
+			after, err := os.ReadFile(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now, err := os.Stat(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(before, after) || !os.SameFile(info, now) {
+				t.Error("config.json was changed")
+			}
+		})
+	}
+	t.Run("broken with a quota", func(t *testing.T) {
+		bundle, root := t.TempDir(), t.TempDir()
+		quotaBundle(t, bundle, sizeOf("1GiB"), "true")
+		r := lab.Run(environments["broken"], filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "run", "--bundle", bundle, "broken")
+		wantRefused(t, r, `cgpu\.toml|node\.json`)
+	})
+}
+
+// TestPassThrough: commands that are not ours are the low-level runtime's own, output and status alike.
+func TestPassThrough(t *testing.T) {
+	for _, args := range [][]string{{"--version"}, {"features"}, {"list"}, {"nonsense"}, {"state", "nobody"}} {
+		ours := lab.Run(nil, append([]string{filepath.Join(lab.Bin, "cgpu-runtime")}, args...)...)
+		theirs := lab.Run(nil, append([]string{"runc"}, args...)...)
+		if ours.Code != theirs.Code || ours.Stdout != theirs.Stdout {
+			t.Errorf("%v:\nours: %s\ntheirs: %s", args, ours, theirs)
+		}
+	}
+}

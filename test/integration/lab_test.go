@@ -1,0 +1,247 @@
+//go:build integration
+
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/node"
+)
+
+// image holds busybox and cgpu-probe (hack/node.sh).
+const image = "probe"
+
+// sixOfFifteen is the quota of the issue's first example, on the first GPU.
+var sixOfFifteen = quotaOf("6", "15", "0")
+
+// quotaOf is the environment of a container that asks for container/dev of the GPUs named.
+func quotaOf(container, dev, visible string) []string {
+	env := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=" + container}
+	if dev != "" {
+		env = append(env, "ALIYUN_COM_GPU_MEM_DEV="+dev)
+	}
+	if visible != "" {
+		env = append(env, "ALIYUN_COM_GPU_VISIBLE_DEVICES="+visible)
+	}
+	return env
+}
+
+// sizeOf is a quota given as a size on the first GPU.
+func sizeOf(size string) []string { return quotaOf(size, "", "0") }
+
+// run runs a command on the node; it must succeed.
+func run(t *testing.T, args ...string) string {
+	t.Helper()
+	r := lab.Run(nil, args...)
+	if r.Code != 0 {
+		t.Fatal(r)
+	}
+	return r.Stdout
+}
+
+// container is one `docker run`.
+type container struct {
+	name string   // "" for an anonymous one
+	env  []string // -e
+	opts []string // further options
+	cmd  []string
+}
+
+func (c container) args(first ...string) []string {
+	args := append([]string{"docker", "run", "--network", "none"}, first...)
+	if c.name != "" {
+		args = append(args, "--name", c.name)
+	}
+	for _, e := range c.env {
+		args = append(args, "-e", e)
+	}
+	args = append(args, c.opts...)
+	if lab.Driver == device.DriverNVIDIA {
+		args = append(args, strings.Fields(os.Getenv("CGPU_TEST_DOCKER_OPTS"))...)
+	}
+	args = append(args, image)
+	return append(args, c.cmd...)
+}
+
+// try runs the container in the foreground and removes it.
+func (c container) try(t *testing.T) node.Result {
+	t.Helper()
+	return lab.Run(nil, c.args("--rm")...)
+}
+
+// run is try for a container that must succeed.
+func (c container) run(t *testing.T) string {
+	t.Helper()
+	r := c.try(t)
+	if r.Code != 0 {
+		t.Fatal(r)
+	}
+	return r.Stdout
+}
+
+// start runs the container in the background until the test ends.
+func (c container) start(t *testing.T) string {
+	t.Helper()
+	r := lab.Run(nil, c.args("-d")...)
+	id := strings.TrimSpace(r.Stdout)
+	if id != "" {
+		t.Cleanup(func() { lab.Run(nil, "docker", "rm", "-f", id) })
+	}
+	if r.Code != 0 {
+		t.Fatal(r)
+	}
+	return id
+}
+
+func docker(t *testing.T, args ...string) string {
+	t.Helper()
+	return run(t, append([]string{"docker"}, args...)...)
+}
+
+// execIn runs a command in a running container.
+func execIn(id string, cmd ...string) node.Result {
+	return lab.Run(nil, append([]string{"docker", "exec", id}, cmd...)...)
+}
+
+// eventually waits until check gives "", at most limit; else it fails with check's last complaint.
+func eventually(t *testing.T, limit time.Duration, check func() string) {
+	t.Helper()
+	begin := time.Now()
+	for {
+		complaint := check()
+		if complaint == "" {
+			return
+		}
+		if time.Since(begin) > limit {
+			t.Fatalf("after %v still: %s", limit, complaint)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// gpus are the node's physical GPUs, from the table that the first quota container made the runtime write.
+func gpus(t *testing.T) []device.GPU {
+	t.Helper()
+	path := filepath.Join(lab.RunDir, "node.json")
+	if _, err := os.Stat(path); err != nil {
+		container{env: sizeOf("64MiB"), cmd: []string{"true"}}.run(t)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table device.Table
+	if err := json.Unmarshal(text, &table); err != nil {
+		t.Fatal(err)
+	}
+	return table.GPUs
+}
+
+// fraction is the limit that container/dev gives on the first GPU.
+func fraction(t *testing.T, container, dev quota.Bytes) quota.Bytes {
+	t.Helper()
+	return (gpus(t)[0].Memory * container / dev).FloorMiB()
+}
+
+// ledgerFile is what the tests know of ledger.json's shape.
+type record struct {
+	ID       string
+	GuardPID int `json:"guardPid"`
+	VGPUs    []struct {
+		UUID  string
+		Limit quota.Bytes
+	}
+}
+
+// records reads the ledger the way a user can: through cgpu smi.
+func records(t *testing.T) []record {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(lab.RunDir, "ledger.json"))
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct{ Records []record }
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatalf("ledger.json: %v: %s", err, text)
+	}
+	return file.Records
+}
+
+// recordOf finds a container's record.
+func recordOf(t *testing.T, id string) (record, bool) {
+	t.Helper()
+	for _, r := range records(t) {
+		if strings.HasPrefix(r.ID, id) || strings.HasPrefix(id, r.ID) {
+			return r, true
+		}
+	}
+	return record{}, false
+}
+
+// noTrace asserts at the test's end that no reservation, guard, mount or byte of driver memory is left.
+func noTrace(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		eventually(t, 5*time.Second, func() string {
+			if left := records(t); len(left) > 0 {
+				return fmt.Sprintf("ledger still has %+v", left)
+			}
+			if pids := guards(t); len(pids) > 0 {
+				return fmt.Sprintf("guards still run: %v", pids)
+			}
+			if used := driverUsed(t); used > 0 && lab.Driver == device.DriverSim {
+				return fmt.Sprintf("the driver still holds %d bytes", used)
+			}
+			return ""
+		})
+	})
+}
+
+// guards are the pids of this node's guards.
+func guards(t *testing.T) []int {
+	t.Helper()
+	var pids []int
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		target, err := os.Readlink(link)
+		if err != nil || !strings.HasPrefix(target, filepath.Join(lab.Bin, "cgpu-guard")) {
+			continue
+		}
+		pid := 0
+		fmt.Sscanf(link, "/proc/%d/exe", &pid)
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil || !strings.Contains(string(env), "CGPU_RUN_DIR="+lab.RunDir+"\x00") {
+			continue
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// wantRefused asserts that a run failed and that its error says why.
+func wantRefused(t *testing.T, r node.Result, reasons ...string) {
+	t.Helper()
+	if r.Code == 0 {
+		t.Fatalf("want a refusal: %s", r)
+	}
+	for _, reason := range reasons {
+		if !regexp.MustCompile(reason).MatchString(r.All()) {
+			t.Errorf("want %q in the refusal: %s", reason, r)
+		}
+	}
+}

@@ -1,0 +1,240 @@
+//go:build integration
+
+package integration
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// guardOf waits for a container's guard and returns its pid.
+func guardOf(t *testing.T, id string) int {
+	t.Helper()
+	var pid int
+	eventually(t, 5*time.Second, func() string {
+		r, ok := recordOf(t, id)
+		if !ok || r.GuardPID == 0 {
+			return "no guard in the ledger for " + id
+		}
+		pid = r.GuardPID
+		return ""
+	})
+	return pid
+}
+
+// TestRestart: docker restart and stop/start give the same size again and leave no trace of the first life.
+func TestRestart(t *testing.T) {
+	noTrace(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
+	for _, again := range [][]string{{"restart", "-t", "0", id}, {"restart", "-t", "0", id}, {"stop", "-t", "0", id}, {"start", id}} {
+		docker(t, again...)
+		if again[0] == "stop" {
+			eventually(t, 2*time.Second, func() string {
+				if _, ok := recordOf(t, id); ok {
+					return "a stopped container still has a reservation"
+				}
+				return ""
+			})
+			continue
+		}
+		r := execIn(id, "cgpu-probe", "alloc", "1000MiB")
+		if r.Code != 0 {
+			t.Fatalf("after docker %s: %s", again[0], r)
+		}
+		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "1100MiB"), noMemory)
+		if n := len(records(t)); n != 1 {
+			t.Errorf("after docker %s: %d records, want 1", again[0], n)
+		}
+	}
+	// Restarts must not pile files up in the container's layer.
+	if changed := docker(t, "diff", id); strings.Count(changed, "\n") > 10 {
+		t.Errorf("docker diff: %s", changed)
+	}
+}
+
+// TestKilledProgram: a killed program's memory is back within a second, for its container and for the card.
+func TestKilledProgram(t *testing.T) {
+	noTrace(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
+	docker(t, "exec", "-d", id, "cgpu-probe", "hold", "900MiB")
+	eventually(t, 10*time.Second, func() string {
+		if used(t, execIn(id, "cgpu-probe", "meminfo").Stdout) < 900*quota.MiB {
+			return "not holding yet"
+		}
+		return ""
+	})
+	run(t, "docker", "exec", id, "sh", "-c", "kill -9 $(ps | grep 'cgpu-probe hol[d]' | { read pid rest; echo $pid; })")
+	eventually(t, time.Second, func() string {
+		if u := smiUsed(t, id); u > 0 {
+			return fmt.Sprintf("cgpu smi says %v in use", u)
+		}
+		return ""
+	})
+	if lab.Driver == device.DriverSim {
+		eventually(t, time.Second, func() string {
+			if u := driverUsed(t); u > 0 {
+				return fmt.Sprintf("the driver holds %v", u)
+			}
+			return ""
+		})
+	}
+	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {
+		t.Error(r)
+	}
+}
+
+// TestKilledContainer: docker kill frees the reservation and the memory within a second.
+func TestKilledContainer(t *testing.T) {
+	noTrace(t)
+	id := holding(t, container{env: sizeOf("1GiB")}, "900MiB")
+	docker(t, "kill", id)
+	eventually(t, time.Second, func() string {
+		if _, ok := recordOf(t, id); ok {
+			return "still reserved"
+		}
+		return ""
+	})
+}
+
+// TestKilledGuard: without its guard a container has no GPU: calls fail at once, nothing hangs, neighbours do not notice.
+func TestKilledGuard(t *testing.T) {
+	noTrace(t)
+	neighbour := holding(t, container{env: sizeOf("512MiB")}, "100MiB")
+	id := holding(t, container{env: sizeOf("1GiB")}, "500MiB")
+	if err := syscall.Kill(guardOf(t, id), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	// The listener is gone, so runc cannot bring a further process in, or that process gets no GPU.
+	if r := execIn(id, "cgpu-probe", "alloc", "1MiB"); r.Code == 0 {
+		t.Errorf("an allocation without a guard: %s", r)
+	}
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("the refusal took %v", took)
+	}
+	if r := execIn(neighbour, "cgpu-probe", "alloc", "300MiB"); r.Code != 0 {
+		t.Errorf("the neighbour suffers: %s", r)
+	}
+	docker(t, "rm", "-f", id)
+	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
+	if _, ok := recordOf(t, id); ok {
+		t.Error("still in the ledger after removal and cgpu gc")
+	}
+}
+
+// TestKilledGuardInside: the same for a program that runs on while its guard dies.
+func TestKilledGuardInside(t *testing.T) {
+	noTrace(t)
+	name := fmt.Sprintf("inside%d", os.Getpid())
+	id := container{name: name, env: sizeOf("1GiB"), cmd: []string{"sh", "-c",
+		"while [ ! -e /tmp/go ]; do sleep 0.1; done; cgpu-probe alloc 1MiB; echo $? >/tmp/code; sleep 600"}}.start(t)
+	pid := guardOf(t, id)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	root := fmt.Sprintf("/proc/%s/root/tmp/", strings.TrimSpace(docker(t, "inspect", "-f", "{{.State.Pid}}", id)))
+	if err := os.WriteFile(root+"go", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() string {
+		text, err := os.ReadFile(root + "code")
+		if err != nil || len(text) == 0 {
+			return "the program hangs"
+		}
+		if strings.TrimSpace(string(text)) == "0" {
+			t.Fatal("a GPU call succeeded without a guard")
+		}
+		return ""
+	})
+	docker(t, "rm", "-f", id)
+	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
+}
+
+// TestKilledRuntime: runc killed at a random moment of create leaves nothing behind that gc does not take.
+func TestKilledRuntime(t *testing.T) {
+	noTrace(t)
+	gpus(t)
+	for i := range 20 {
+		bundle := filepath.Join(t.TempDir(), "b")
+		id := fmt.Sprintf("killed%d-%d", os.Getpid(), i)
+		quotaBundle(t, bundle, sizeOf("1GiB"), "sleep", "60")
+		root := filepath.Join(lab.Dir, "runc-killed")
+		cmd := exec.Command(filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "create", "--bundle", bundle, id)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Duration(rand.IntN(60)) * time.Millisecond)
+		// It is runc by now, or still ours: both the same pid.
+		if err := cmd.Process.Kill(); err != nil && !strings.Contains(err.Error(), "finished") {
+			t.Fatal(err)
+		}
+		cmd.Wait() //nolint:errcheck // it was killed
+		lab.Run(nil, "runc", "--root", root, "delete", "--force", id)
+		orphans(t, root, id)
+	}
+	eventually(t, 10*time.Second, func() string {
+		lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "gc")
+		if left := records(t); len(left) > 0 {
+			return fmt.Sprintf("%+v", left)
+		}
+		return ""
+	})
+	container{env: quotaOf("15", "15", "0"), cmd: []string{"true"}}.run(t)
+}
+
+// orphans kills a runc init that the killed runc left waiting on its exec fifo.
+func orphans(t *testing.T, root, id string) {
+	t.Helper()
+	dirs, _ := filepath.Glob("/sys/fs/cgroup/*/" + id)
+	more, _ := filepath.Glob("/sys/fs/cgroup/" + id)
+	for _, dir := range append(dirs, more...) {
+		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		for _, field := range strings.Fields(string(text)) {
+			pid := 0
+			fmt.Sscan(field, &pid)
+			if pid > 1 {
+				syscall.Kill(pid, syscall.SIGKILL) //nolint:errcheck // it may be gone
+			}
+		}
+		eventually(t, 3*time.Second, func() string {
+			if err := os.Remove(dir); err != nil && !os.IsNotExist(err) {
+				return err.Error()
+			}
+			return ""
+		})
+	}
+	if err := os.RemoveAll(filepath.Join(root, id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestDockerdRestart: live containers keep their size and their memory while dockerd is stopped, or killed, and started.
+func TestDockerdRestart(t *testing.T) {
+	noTrace(t)
+	id := holding(t, container{env: sizeOf("1GiB")}, "600MiB")
+	guard := guardOf(t, id)
+	for _, verb := range []string{"stop", "kill"} {
+		run(t, lab.Script, verb, lab.Dir)
+		run(t, lab.Script, "start", lab.Dir)
+		if state := strings.TrimSpace(docker(t, "inspect", "-f", "{{.State.Running}}", id)); state != "true" {
+			t.Fatalf("after %s: running = %s", verb, state)
+		}
+		if now := guardOf(t, id); now != guard {
+			t.Errorf("after %s: guard %d, was %d", verb, now, guard)
+		}
+		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "600MiB"), noMemory)
+		if r := execIn(id, "cgpu-probe", "alloc", "300MiB"); r.Code != 0 {
+			t.Errorf("after %s: %s", verb, r)
+		}
+	}
+}

@@ -1,0 +1,180 @@
+//go:build integration
+
+package integration
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// TestSize: every way of asking gives the size it promises.
+func TestSize(t *testing.T) {
+	card := gpus(t)[0].Memory
+	tests := []struct {
+		name string
+		env  []string
+		want quota.Bytes
+	}{
+		{"fraction", sixOfFifteen, (card * 6 / 15).FloorMiB()},
+		{"GiB", quotaOf("2", "", "0"), 2 * quota.GiB},
+		{"MiB with unit", sizeOf("777MiB"), 777 * quota.MiB},
+		{"half a GiB more", sizeOf("1.5GiB"), 1536 * quota.MiB},
+		{"whole card", quotaOf("15", "15", "0"), card.FloorMiB()},
+		{"by UUID", quotaOf("1", "", gpus(t)[0].UUID), quota.GiB},
+		{"NVIDIA_VISIBLE_DEVICES names it", append(quotaOf("1", "", ""), "NVIDIA_VISIBLE_DEVICES=0"), quota.GiB},
+		{"nothing names it", quotaOf("1", "", ""), quota.GiB},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			noTrace(t)
+			if got := total(t, container{env: test.env, cmd: []string{"cgpu-probe", "meminfo"}}.run(t)); got != test.want {
+				t.Errorf("total = %v, want %v", got, test.want)
+			}
+		})
+	}
+	if lab.Driver == device.DriverSim {
+		if got, want := fraction(t, 6, 15), 6043*quota.MiB; got != want {
+			t.Errorf("6/15 of a T4 = %v, want %v", got, want)
+		}
+	}
+}
+
+// TestSecondGPU: the container that asked for the second card has that card and no other.
+func TestSecondGPU(t *testing.T) {
+	if len(gpus(t)) < 2 {
+		t.Skip("needs two GPUs")
+	}
+	noTrace(t)
+	checkGPUs(t, container{env: quotaOf("1", "", "1"), cmd: []string{"cgpu-probe", "gpus"}}.run(t), 1)
+	checkGPUs(t, container{env: quotaOf("1", "", "0,1"), cmd: []string{"cgpu-probe", "gpus"}}.run(t), 0, 1)
+}
+
+// TestMixed: a GPU in NVIDIA_VISIBLE_DEVICES and not in ALIYUN_COM_GPU_VISIBLE_DEVICES comes whole beside the slice.
+func TestMixed(t *testing.T) {
+	all := gpus(t)
+	if len(all) < 2 {
+		t.Skip("needs two GPUs")
+	}
+	noTrace(t)
+	c := container{env: append(quotaOf("2", "", "0"), "NVIDIA_VISIBLE_DEVICES=1"), cmd: []string{"cgpu-probe", "meminfo"}}
+	out := c.run(t)
+	if got := totals(t, out); len(got) != 2 || got[0] != 2*quota.GiB || got[1] != all[1].Memory {
+		t.Errorf("totals = %v, want [%v %v]: %s", got, 2*quota.GiB, all[1].Memory, out)
+	}
+}
+
+// TestLimitExact: the last byte of the limit can be had and the next cannot; a failure leaves nothing charged.
+func TestLimitExact(t *testing.T) {
+	noTrace(t)
+	id := container{env: sizeOf("64MiB"), cmd: []string{"sleep", "60"}}.start(t)
+	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+		t.Errorf("the whole limit must be had: %s", r)
+	}
+	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
+	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+		t.Errorf("after a refusal the whole limit must still be had: %s", r)
+	}
+}
+
+// TestTwoContainers: two containers share a card, each with its size, and neither sees or takes from the other.
+func TestTwoContainers(t *testing.T) {
+	noTrace(t)
+	a := holding(t, container{name: "a", env: sizeOf("1GiB")}, "600MiB")
+	b := holding(t, container{name: "b", env: sizeOf("2GiB")}, "1500MiB")
+	for _, c := range []struct {
+		id          string
+		limit, held quota.Bytes
+	}{{a, quota.GiB, 600 * quota.MiB}, {b, 2 * quota.GiB, 1500 * quota.MiB}} {
+		r := execIn(c.id, "cgpu-probe", "meminfo")
+		if got := total(t, r.Stdout); got != c.limit {
+			t.Errorf("total = %v, want %v", got, c.limit)
+		}
+		if got := free(t, r.Stdout); got > c.limit-c.held || got < c.limit-c.held-64*quota.MiB {
+			t.Errorf("free = %v, want about %v: only its own use counts", got, c.limit-c.held)
+		}
+		if got := pids(t, execIn(c.id, "cgpu-probe", "pids").Stdout); got > 2 {
+			t.Errorf("%d processes seen, want its own only", got)
+		}
+	}
+	wantRefused(t, execIn(a, "cgpu-probe", "alloc", "600MiB"), noMemory)
+	if r := execIn(b, "cgpu-probe", "alloc", "400MiB"); r.Code != 0 {
+		t.Errorf("b has room of its own: %s", r)
+	}
+}
+
+// TestFourProcesses: all processes of a container share one limit, in one exec and in many.
+func TestFourProcesses(t *testing.T) {
+	noTrace(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	for i := range 3 {
+		docker(t, "exec", "-d", id, "cgpu-probe", "hold", "300MiB")
+		want := quota.Bytes(i+1) * 300 * quota.MiB
+		eventually(t, 10*time.Second, func() string {
+			if got := used(t, execIn(id, "cgpu-probe", "meminfo").Stdout); got < want {
+				return fmt.Sprintf("used %v, want %v", got, want)
+			}
+			return ""
+		})
+	}
+	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "300MiB"), noMemory)
+	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+		t.Errorf("what is left must still be had: %s", r)
+	}
+}
+
+// TestProbeCases: the probe's own cases, each of which checks itself, in a plain container.
+func TestProbeCases(t *testing.T) {
+	for _, name := range []string{"self", "threads", "fork", "dup", "export", "client-foreign", "guess", "signals"} {
+		t.Run(name, func(t *testing.T) {
+			noTrace(t)
+			c := container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe", name}}
+			if r := c.try(t); r.Code != 0 {
+				t.Error(r)
+			}
+		})
+	}
+}
+
+// TestCrowd: more than twenty containers at once, each with its own size, then none and nothing left.
+func TestCrowd(t *testing.T) {
+	noTrace(t)
+	const crowd = 24
+	type end struct {
+		i   int
+		out string
+		err string
+	}
+	ends := make(chan end)
+	visible := "0"
+	if len(gpus(t)) > 1 {
+		visible = "" // the node places them: max_inst is 20 for one card
+	} else {
+		t.Skip("needs two GPUs: max_inst is 20")
+	}
+	for i := range crowd {
+		go func() {
+			c := container{env: quotaOf(fmt.Sprintf("%dMiB", 100+i), "", visible),
+				cmd: []string{"sh", "-c", "cgpu-probe meminfo && cgpu-probe oom >/dev/null; sleep 3"}}
+			r := lab.Run(nil, c.args("--rm")...)
+			e := end{i: i, out: r.Stdout}
+			if r.Code != 0 {
+				e.err = r.String()
+			}
+			ends <- e
+		}()
+	}
+	for range crowd {
+		e := <-ends
+		if e.err != "" {
+			t.Error(e.err)
+			continue
+		}
+		if got, want := total(t, e.out), quota.Bytes(100+e.i)*quota.MiB; got != want {
+			t.Errorf("container %d: total = %v, want %v", e.i, got, want)
+		}
+	}
+}

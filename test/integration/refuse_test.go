@@ -1,0 +1,59 @@
+//go:build integration
+
+package integration
+
+import (
+	"testing"
+)
+
+// TestRefusals: whoever types docker run reads why it was refused, and nothing of the container is left.
+func TestRefusals(t *testing.T) {
+	gpus(t)
+	const mem = "ALIYUN_COM_GPU_MEM_CONTAINER"
+	tests := []struct {
+		name    string
+		env     []string
+		opts    []string
+		reasons []string
+	}{
+		{"text", quotaOf("7x", "", "0"), nil, []string{mem, `7x`}},
+		{"zero", quotaOf("0", "15", "0"), nil, []string{mem}},
+		{"negative", quotaOf("-1", "15", "0"), nil, []string{mem, `-1`}},
+		{"empty", quotaOf("", "15", "0"), nil, []string{mem}},
+		{"more than the card", quotaOf("16", "15", "0"), nil, []string{`16`, `15`}},
+		{"larger than the card", sizeOf("9999GiB"), nil, []string{`9999|GPU`}},
+		{"overflow", quotaOf("99999999999999999999", "", "0"), nil, []string{mem}},
+		{"unknown GPU", quotaOf("6", "15", "7"), nil, []string{`ALIYUN_COM_GPU_VISIBLE_DEVICES`, `7`}},
+		{"unknown UUID", quotaOf("6", "15", "GPU-ffffffff"), nil, []string{`GPU-ffffffff`}},
+		{"the same GPU twice", quotaOf("6", "15", "0,0"), nil, []string{`0,0|twice|duplicate`}},
+		{"two values", append(quotaOf("6", "15", "0"), mem+"=7"), nil, []string{mem}},
+		{"DEV is text", quotaOf("6", "many", "0"), nil, []string{`ALIYUN_COM_GPU_MEM_DEV`, `many`}},
+		{"weight", append(quotaOf("1", "", "0"), "ALIYUN_COM_GPU_SCHD_WEIGHT=x"), nil, []string{`SCHD_WEIGHT`}},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			noTrace(t)
+			c := container{env: test.env, opts: test.opts, cmd: []string{"true"}}
+			wantRefused(t, c.try(t), test.reasons...)
+		})
+	}
+}
+
+// TestAdmission: limits that do not fit the card together are refused, and fit again once the first is gone.
+func TestAdmission(t *testing.T) {
+	noTrace(t)
+	gpus(t)
+	first := container{env: quotaOf("10", "15", "0"), cmd: []string{"sleep", "60"}}.start(t)
+	second := container{env: sixOfFifteen, cmd: []string{"true"}}
+	wantRefused(t, second.try(t), `MiB`, `GPU`)
+	container{env: quotaOf("5", "15", "0"), cmd: []string{"true"}}.run(t)
+	docker(t, "rm", "-f", first)
+	second.run(t)
+}
+
+// TestOnlyMemoryMakesItOurs: visible devices without a size ask for nothing, and the container stays native.
+func TestOnlyMemoryMakesItOurs(t *testing.T) {
+	noTrace(t)
+	container{env: []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=7"}, cmd: []string{"true"}}.run(t)
+	container{env: append(sizeOf("7x"), "CGPU_DISABLE=true"), cmd: []string{"true"}}.run(t)
+}
