@@ -1,0 +1,59 @@
+package quota
+
+// FromSpec reads a container's request from the variables (process.env) and annotations of its OCI spec.
+//
+// It returns nil, nil when the container did not ask for a vGPU: ALIYUN_COM_GPU_MEM_CONTAINER is neither a variable nor
+// an annotation, or CGPU_DISABLE is true. Nothing else is looked at then, so a container that is not ours is never
+// refused. Everything that was asked for must be well-formed; the error is an *Error.
+func FromSpec(env []string, annotations map[string]string) (*Quota, error) {
+	s := gather(env, annotations)
+	if !s.annotated() && !s.variables[memContainer].set {
+		return nil, nil
+	}
+	if off, err := disabled(s); off || err != nil {
+		return nil, err
+	}
+	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}}
+	for _, read := range []func(*Quota, *settings) error{readMemory, readPod, readGPUs, readCompute} {
+		if err := read(q, s); err != nil {
+			return nil, err
+		}
+	}
+	return q, nil
+}
+
+// disabled reads the off switch. Of a request by annotation only the annotation switches off.
+func disabled(s *settings) (bool, error) {
+	off, err := s.get(disable)
+	if err != nil {
+		return false, err
+	}
+	switch off.value {
+	case "true", "1":
+		return true, nil
+	case "", "false", "0":
+		return false, nil
+	}
+	return false, off.bad("want true or false", "")
+}
+
+// take gets a setting and notes it as used.
+func (q *Quota) take(s *settings, k key) (setting, error) {
+	v, err := s.get(k)
+	if err == nil && v.set {
+		q.Asked[v.name] = v.value
+	}
+	return v, err
+}
+
+// source finds the setting that q got from one of keys, the first that was used, for messages after FromSpec.
+func (q *Quota) source(keys ...key) (name, value string) {
+	for _, k := range keys {
+		for _, name := range []string{names[k].annotation, names[k].variable} {
+			if value, ok := q.Asked[name]; ok {
+				return name, value
+			}
+		}
+	}
+	return names[keys[0]].variable, ""
+}

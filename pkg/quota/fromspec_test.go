@@ -1,0 +1,295 @@
+package quota
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+const (
+	container = "ALIYUN_COM_GPU_MEM_CONTAINER"
+	uuid0     = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+	uuid1     = "GPU-aaaabbbb-0000-0000-0000-000000000001"
+	uuid2     = "GPU-cccccccc-0000-0000-0000-000000000002"
+)
+
+func TestNamesAreSystematic(t *testing.T) {
+	for _, n := range names {
+		short := strings.TrimPrefix(strings.TrimPrefix(n.variable, "ALIYUN_COM_"), "CGPU_")
+		if want := "cgpu.io/" + strings.ReplaceAll(strings.ToLower(short), "_", "-"); n.annotation != want {
+			t.Errorf("%s: annotation %s, want %s", n.variable, n.annotation, want)
+		}
+	}
+}
+
+func TestNotAsked(t *testing.T) {
+	for name, env := range map[string][]string{
+		"nothing":              nil,
+		"plain":                {"PATH=/bin", "A", "", "=x"},
+		"nvidia only":          {"NVIDIA_VISIBLE_DEVICES=0,0,MIG-x"},
+		"other variables, bad": {"ALIYUN_COM_GPU_MEM_DEV=x", "ALIYUN_COM_GPU_SCHD_WEIGHT=0"},
+		"case matters":         {"aliyun_com_gpu_mem_container=x"},
+		"longer name":          {container + "S=x"},
+		"off, all else bad":    {container + "=x", container + "=y", "CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_IDX=-1"},
+		"off with 1":           {container + "=6", "CGPU_DISABLE=1"},
+	} {
+		if q, err := FromSpec(env, nil); q != nil || err != nil {
+			t.Errorf("%s: got %+v, %v; want neither", name, q, err)
+		}
+	}
+	annotations := map[string]string{"cgpu.io/gpu-mem-container": "x", "cgpu.io/disable": "1"}
+	if q, err := FromSpec(nil, annotations); q != nil || err != nil {
+		t.Errorf("off by annotation: got %+v, %v", q, err)
+	}
+	// A pod annotation of gpushare is not ours.
+	if q, err := FromSpec(nil, map[string]string{container: "6"}); q != nil || err != nil {
+		t.Errorf("foreign annotation: got %+v, %v", q, err)
+	}
+}
+
+func TestAsked(t *testing.T) {
+	ids := func(ids ...string) Selector { return Selector{IDs: ids} }
+	all := Selector{All: true}
+	for _, c := range []struct {
+		name        string
+		env         string // separated by spaces; C= stands for ALIYUN_COM_GPU_MEM_CONTAINER=, A_ for ALIYUN_COM_GPU_, N= for NVIDIA_VISIBLE_DEVICES=
+		annotations string // the same, each without cgpu.io/
+		want        Quota
+	}{
+		{"fraction", "C=6 A_MEM_DEV=15", "", Quota{Memory: Memory{Num: 6, Den: 15}}},
+		{"whole card", "C=15 A_MEM_DEV=15", "", Quota{Memory: Memory{Num: 15, Den: 15}}},
+		{"zeros before", "C=006 A_MEM_DEV=15", "", Quota{Memory: Memory{Num: 6, Den: 15}}},
+		{"huge fraction", "C=18446744073709551615 A_MEM_DEV=18446744073709551615", "", Quota{Memory: Memory{Num: 1<<64 - 1, Den: 1<<64 - 1}}},
+		{"unit does not matter to a fraction", "C=6144 A_MEM_DEV=15360 A_MEM_UNIT=MiB", "", Quota{Memory: Memory{Num: 6144, Den: 15360}}},
+		{"GiB", "C=6", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"unit GiB", "C=6 A_MEM_UNIT=GiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"unit MiB", "C=6144 A_MEM_UNIT=MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"own unit beats _MEM_UNIT", "C=6GiB A_MEM_UNIT=MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"decimal", "C=1.5", "", Quota{Memory: Memory{Fixed: 1536 * MiB}}},
+		{"decimal GiB", "C=1.5GiB", "", Quota{Memory: Memory{Fixed: 1536 * MiB}}},
+		{"decimal rounds down", "C=0.0019", "", Quota{Memory: Memory{Fixed: MiB}}},
+		{"nine places", "C=1.999999999", "", Quota{Memory: Memory{Fixed: 2047 * MiB}}},
+		{"decimal of MiB", "C=2.9 A_MEM_UNIT=MiB", "", Quota{Memory: Memory{Fixed: 2 * MiB}}},
+		{"MiB", "C=6144MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"G and M are binary", "C=6G", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"m", "C=512m", "", Quota{Memory: Memory{Fixed: 512 * MiB}}},
+		{"Mi", "C=512Mi", "", Quota{Memory: Memory{Fixed: 512 * MiB}}},
+		{"largest", "C=17179869183", "", Quota{Memory: Memory{Fixed: 17179869183 * GiB}}},
+		{"twice the same", "C=6 C=6", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"not switched off", "C=6 CGPU_DISABLE=false", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+
+		{"indices", "C=6 A_VISIBLE_DEVICES=0,2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("0", "2")}},
+		{"UUIDs", "C=6 A_VISIBLE_DEVICES=GPU-aaaa," + uuid2, "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("GPU-aaaa", uuid2)}},
+		{"all", "C=6 A_VISIBLE_DEVICES=all", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: all}},
+		{"mixed", "C=6 A_VISIBLE_DEVICES=1 N=0,2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1"), Native: ids("0", "2")}},
+		{"all is never native", "C=6 A_VISIBLE_DEVICES=1 N=all", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1")}},
+		{"all and all", "C=6 A_VISIBLE_DEVICES=all N=all", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: all}},
+		{"--gpus all after the user's", "C=6 A_VISIBLE_DEVICES=1 N=0 N=all", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1")}},
+		{"void after CDI", "C=6 A_VISIBLE_DEVICES=0 N=3 N=void", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("0"), Native: ids("3")}},
+		{"NVIDIA's list is sliced", "C=6 N=1,2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1", "2")}},
+		{"NVIDIA's all is sliced", "C=6 N=all", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: all}},
+		{"NVIDIA's last", "C=6 N=all N=2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("2")}},
+		{"void, then a list", "C=6 N=void N=2 N=void N=void", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("2")}},
+		{"only void", "C=6 N=void", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"none", "C=6 N=none", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"empty", "C=6 N=", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"gpushare", "C=6 A_MEM_DEV=15 A_MEM_IDX=1 A_MEM_POD=6 N=1", "", Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1")}},
+		{"gpushare, one GPU", "C=6 A_MEM_DEV=15 A_MEM_IDX=0 A_MEM_POD=6 N=" + uuid0, "", Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("0")}},
+		{"a pod cannot add whole GPUs to gpushare's", "C=6 A_MEM_IDX=1 N=0,1,2", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("1")}},
+		{"the list beats the index", "C=6 A_MEM_IDX=1 A_VISIBLE_DEVICES=2 N=1", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Visible: ids("2")}},
+
+		{"weight", "C=6 A_SCHD_WEIGHT=64", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Weight: 64}},
+		{"percent", "C=6 A_CORE_PERCENTAGE=100", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Percent: 100}},
+		{"high", "C=6 A_HIGH_PRIO=1", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
+		{"high", "C=6 A_HIGH_PRIO=true", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
+		{"not high", "C=6 A_HIGH_PRIO=0", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+
+		{"annotations", "", "gpu-mem-container=6 gpu-mem-dev=15 gpu-visible-devices=1 nvidia-visible-devices=0 gpu-schd-weight=2 gpu-high-prio=1 gpu-core-percentage=20",
+			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1"), Native: ids("0"), Weight: 2, Percent: 20, Priority: PriorityHigh}},
+		{"annotation beats variable", "C=15 A_MEM_DEV=15", "gpu-mem-container=3 gpu-mem-dev=15", Quota{Memory: Memory{Num: 3, Den: 15}}},
+		{"annotation settles a duplicate", "C=3 C=15", "gpu-mem-container=3", Quota{Memory: Memory{Fixed: 3 * GiB}}},
+		{"a pod cannot lift an annotated limit", "CGPU_DISABLE=1 A_MEM_DEV=3 A_MEM_UNIT=GiB A_VISIBLE_DEVICES=0,1 N=2", "gpu-mem-container=3 gpu-mem-dev=15 gpu-visible-devices=1",
+			Quota{Memory: Memory{Num: 3, Den: 15}, Visible: ids("1")}},
+		{"a pod cannot multiply an annotated limit", "N=all A_MEM_DEV=3 A_SCHD_WEIGHT=64", "gpu-mem-container=3GiB", Quota{Memory: Memory{Fixed: 3 * GiB}}},
+		{"annotation beside a variable request", "C=6 A_SCHD_WEIGHT=5 A_SCHD_WEIGHT=6", "gpu-schd-weight=2", Quota{Memory: Memory{Fixed: 6 * GiB}, Weight: 2}},
+	} {
+		q, err := FromSpec(expand(c.env), annotate(c.annotations))
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		if q == nil {
+			t.Errorf("%s: not asked", c.name)
+			continue
+		}
+		if c.want.Priority == 0 {
+			c.want.Priority = PriorityDefault
+		}
+		c.want.Asked = q.Asked
+		if !reflect.DeepEqual(*q, c.want) {
+			t.Errorf("%s: got %+v, want %+v", c.name, *q, c.want)
+		}
+		if want := c.want.Visible.IsZero(); q.NeedsPlacement() != want {
+			t.Errorf("%s: needs placement: %v, want %v", c.name, !want, want)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	huge := strings.Repeat("9", 10<<20)
+	for _, c := range []struct{ env, annotations, variable, reason string }{
+		{"C=", "", container, "want a positive number"},
+		{"C", "", container, "want a positive number"},
+		{"C=0", "", container, "zero"},
+		{"C=0.0", "", container, "zero"},
+		{"C=0MiB", "", container, "zero"},
+		{"C=-1", "", container, "want a positive number"},
+		{"C=+1", "", container, "want a positive number"},
+		{"C=7x", "", container, "want a positive number of GiB, or a size such as 6GiB or 6144MiB"},
+		{"C=six", "", container, "want a positive number"},
+		{"C=6GB", "", container, "want a positive number"},
+		{"C=6KiB", "", container, "want a positive number"},
+		{"C=GiB", "", container, "want a positive number"},
+		{"C=.5", "", container, "want a positive number"},
+		{"C=5.", "", container, "want a positive number"},
+		{"C=1.2.3", "", container, "want a positive number"},
+		{"C=1e3", "", container, "want a positive number"},
+		{"C=0x10", "", container, "want a positive number"},
+		{"C=٣", "", container, "want a positive number"},
+		{"C=6,0", "", container, "want a positive number"},
+		{"C=0.0000001", "", container, "less than 1MiB"},
+		{"C=1.0000000001", "", container, "too many digits"},
+		{"C=17179869184", "", container, "too large"},
+		{"C=17179869183.999999999GiB", "", "", ""}, // just below 2^64
+		{"C=99999999999999999999", "", container, "too large"},
+		{"C=" + huge, "", container, "too many digits"},
+		{"C=" + huge + " A_MEM_DEV=15", "", container, "too many digits"},
+		{"C=6 A_MEM_DEV=" + huge, "", "ALIYUN_COM_GPU_MEM_DEV", "too many digits"},
+		{"C=6 A_MEM_DEV=0", "", "ALIYUN_COM_GPU_MEM_DEV", "zero"},
+		{"C=0 A_MEM_DEV=15", "", container, "zero"},
+		{"C=6 A_MEM_DEV=", "", "ALIYUN_COM_GPU_MEM_DEV", "whole number"},
+		{"C=6 A_MEM_DEV=15GiB", "", "ALIYUN_COM_GPU_MEM_DEV", "whole number"},
+		{"C=6GiB A_MEM_DEV=15", "", container, "whole number of its units"},
+		{"C=1.5 A_MEM_DEV=15", "", container, "whole number of its units"},
+		{"C=16 A_MEM_DEV=15", "", container, "more than one whole GPU"},
+		{"C=6 A_MEM_DEV=18446744073709551616", "", "ALIYUN_COM_GPU_MEM_DEV", "too large"},
+		{"C=6 A_MEM_UNIT=GB", "", "ALIYUN_COM_GPU_MEM_UNIT", "want GiB or MiB"},
+		{"C=6 A_MEM_UNIT=", "", "ALIYUN_COM_GPU_MEM_UNIT", "want GiB or MiB"},
+		{"C=3 C=15", "", container, "second time, to \"15\""},
+		{"C=3 C=15 C=3", "", container, "second time, to \"15\""},
+		{"C=3 C=" + huge, "", container, "second time"},
+		{"C=3 A_MEM_DEV=15 A_MEM_DEV=3", "", "ALIYUN_COM_GPU_MEM_DEV", "second time"},
+		{"C=3 CGPU_DISABLE=false CGPU_DISABLE=true", "", "CGPU_DISABLE", "second time"},
+		{"C=3 CGPU_DISABLE=yes", "", "CGPU_DISABLE", "true or false"},
+		{"C=3 A_VISIBLE_DEVICES=0 A_VISIBLE_DEVICES=1", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "second time"},
+		{"C=6 A_MEM_POD=0", "", "ALIYUN_COM_GPU_MEM_POD", "zero"},
+		{"C=6 A_MEM_POD=5", "", container, "more than the whole pod"},
+		{"C=6 A_MEM_IDX=-1 N=no-gpu-has-6GiB-to-run", "", "NVIDIA_VISIBLE_DEVICES", "found no GPU"},
+		{"C=6 A_MEM_IDX=-1", "", "ALIYUN_COM_GPU_MEM_IDX", "found no GPU"},
+		{"C=6 N=no-gpu-has-6GiB-to-run", "", "NVIDIA_VISIBLE_DEVICES", "found no GPU"},
+		{"C=6 A_MEM_IDX=-1 A_VISIBLE_DEVICES=0", "", "ALIYUN_COM_GPU_MEM_IDX", "found no GPU"},
+		{"C=6 A_MEM_IDX=0,1", "", "ALIYUN_COM_GPU_MEM_IDX", "one GPU"},
+		{"C=6 A_MEM_IDX=", "", "ALIYUN_COM_GPU_MEM_IDX", "one GPU"},
+		{"C=6 A_VISIBLE_DEVICES=", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "names no GPU"},
+		{"C=6 A_VISIBLE_DEVICES=none", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "names no GPU"},
+		{"C=6 A_VISIBLE_DEVICES=0,0", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "twice"},
+		{"C=6 A_VISIBLE_DEVICES=0,", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", `has "" in it`},
+		{"C=6 A_VISIBLE_DEVICES=0,all", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", `has "all" in it`},
+		{"C=6 A_VISIBLE_DEVICES=-1", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "no GPU"},
+		{"C=6 A_VISIBLE_DEVICES=GPU-", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "no GPU"},
+		{"C=6 A_VISIBLE_DEVICES=GPU-a/b", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "no GPU"},
+		{"C=6 A_VISIBLE_DEVICES=MIG-1234", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "MIG"},
+		{"C=6 A_VISIBLE_DEVICES=0:1", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "MIG"},
+		{"C=6 N=MIG-1234", "", "NVIDIA_VISIBLE_DEVICES", "MIG"},
+		{"C=6 N=0,void", "", "NVIDIA_VISIBLE_DEVICES", `has "void" in it`},
+		{"C=6 A_VISIBLE_DEVICES=" + huge, "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "too long"},
+		{"C=6 A_VISIBLE_DEVICES=" + strings.Repeat("1,", 64) + "1", "", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "too long"},
+		{"C=6 A_VISIBLE_DEVICES=0 N=0,1", "", "NVIDIA_VISIBLE_DEVICES", `names GPU "0", which is to be sliced too`},
+		{"C=6 A_VISIBLE_DEVICES=all N=1", "", "NVIDIA_VISIBLE_DEVICES", "sliced too"},
+		{"C=6 A_VISIBLE_DEVICES=GPU-AA N=GPU-aa N=void", "", "NVIDIA_VISIBLE_DEVICES", "sliced too"},
+		{"C=6 A_SCHD_WEIGHT=0", "", "ALIYUN_COM_GPU_SCHD_WEIGHT", "zero; want a whole number from 1 to 64"},
+		{"C=6 A_SCHD_WEIGHT=65", "", "ALIYUN_COM_GPU_SCHD_WEIGHT", "from 1 to 64"},
+		{"C=6 A_SCHD_WEIGHT=1.5", "", "ALIYUN_COM_GPU_SCHD_WEIGHT", "from 1 to 64"},
+		{"C=6 A_SCHD_WEIGHT=" + huge, "", "ALIYUN_COM_GPU_SCHD_WEIGHT", "from 1 to 64"},
+		{"C=6 A_CORE_PERCENTAGE=101", "", "ALIYUN_COM_GPU_CORE_PERCENTAGE", "from 1 to 100"},
+		{"C=6 A_HIGH_PRIO=2", "", "ALIYUN_COM_GPU_HIGH_PRIO", "want 1 or true"},
+		{"C=6 A_HIGH_PRIO=", "", "ALIYUN_COM_GPU_HIGH_PRIO", "want 1 or true"},
+		{"C=6", "gpu-mem-container=x", "cgpu.io/gpu-mem-container", "want a positive number"},
+		{"C=6", "gpu-schd-weight=0", "cgpu.io/gpu-schd-weight", "zero"},
+		{"A_MEM_DEV=15", "gpu-mem-container=3", "cgpu.io/gpu-mem-container", "only a variable"},
+		{"", "gpu-mem-container=3 disable=x", "cgpu.io/disable", "true or false"},
+		{"C=1\n2", "", container, "want a positive number"},
+		{"C=" + strings.Repeat("\x00", 999), "", container, "want a positive number"},
+	} {
+		// Values here may hold control characters, so only spaces separate.
+		q, err := FromSpec(expand(c.env), annotate(c.annotations))
+		show := c.env[:min(len(c.env), 60)]
+		if c.variable == "" {
+			if err != nil {
+				t.Errorf("%q: %v", show, err)
+			}
+			continue
+		}
+		var e *Error
+		if !errors.As(err, &e) || q != nil {
+			t.Errorf("%q: got %+v, %v; want an *Error", show, q, err)
+			continue
+		}
+		if e.Variable != c.variable || !strings.Contains(e.Reason, c.reason) {
+			t.Errorf("%q: got %v; want %s and %q", show, err, c.variable, c.reason)
+		}
+		checkMessage(t, err)
+	}
+}
+
+func TestErrorText(t *testing.T) {
+	for value, want := range map[string]string{
+		"7x":                             `quota: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		strings.Repeat("1", 10<<20):      `quota: ALIYUN_COM_GPU_MEM_CONTAINER="1111111111111111111111111111111111111111"…(10485760 bytes): has too many digits; want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		"\x1b[2J\n{\"level\":\"error\"}": `quota: ALIYUN_COM_GPU_MEM_CONTAINER="\x1b[2J\n{\"level\":\"error\"}": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+	} {
+		if _, err := FromSpec([]string{container + "=" + value}, nil); err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+// checkMessage holds every refusal to one short printable line.
+func checkMessage(t *testing.T, err error) {
+	t.Helper()
+	text := err.Error()
+	if len(text) >= 1024 {
+		t.Errorf("message of %d bytes: %.200s", len(text), text)
+	}
+	if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		t.Errorf("control characters in %q", text)
+	}
+	if !strings.HasPrefix(text, "quota: ") {
+		t.Errorf("no prefix: %s", text)
+	}
+}
+
+var short = strings.NewReplacer("C=", container+"=", "A_", "ALIYUN_COM_GPU_", "N=", "NVIDIA_VISIBLE_DEVICES=")
+
+// expand writes a table's variables out.
+func expand(env string) (out []string) {
+	if env == "C" {
+		return []string{container}
+	}
+	for entry := range strings.SplitSeq(env, " ") {
+		name, value, _ := strings.Cut(entry, "=")
+		out = append(out, short.Replace(name+"=")+value)
+	}
+	return out
+}
+
+func annotate(annotations string) map[string]string {
+	out := map[string]string{}
+	for entry := range strings.SplitSeq(annotations, " ") {
+		if name, value, ok := strings.Cut(entry, "="); ok {
+			out["cgpu.io/"+name] = value
+		}
+	}
+	return out
+}

@@ -1,0 +1,127 @@
+package quota
+
+import (
+	"math/bits"
+	"strconv"
+)
+
+const (
+	wantSize  = "want a positive number of GiB, or a size such as 6GiB or 6144MiB"
+	wantUnits = "with ALIYUN_COM_GPU_MEM_DEV want a positive whole number of its units"
+)
+
+// readMemory reads the limit: CONTAINER units out of DEV, or without DEV a size.
+func readMemory(q *Quota, s *settings) error {
+	container, err := q.take(s, memContainer)
+	if err != nil {
+		return err
+	}
+	unit, err := readUnit(q, s)
+	if err != nil {
+		return err
+	}
+	dev, err := q.take(s, memDev)
+	if err != nil {
+		return err
+	}
+	if !dev.set {
+		return fixed(q, s, container, unit)
+	}
+	num, reason := parseWhole(container.value, wantUnits)
+	if reason != "" {
+		return container.bad(reason, "")
+	}
+	den, reason := parseWhole(dev.value, "want the positive whole number of units of one GPU")
+	if reason != "" {
+		return dev.bad(reason, "")
+	}
+	if num > den {
+		return container.bad("is more than one whole GPU, "+dev.name+"="+show(dev.value),
+			"ask for at most "+strconv.FormatUint(den, 10))
+	}
+	q.Memory = Memory{Num: num, Den: den}
+	return nil
+}
+
+// fixed reads a limit that does not depend on the card.
+func fixed(q *Quota, s *settings, container setting, unit Bytes) error {
+	// A device plugin that annotates "3" and means 3 of 15 units must annotate the 15 too: the variable could be
+	// the pod author's, and leaving it out would silently turn units into GiB.
+	if dev := s.variables[memDev]; dev.set && s.annotated() && isDigits(container.value) {
+		return container.bad("is an annotation, but "+dev.name+" is only a variable, which a pod can forge",
+			"annotate "+names[memDev].annotation+" too, or give a size with a unit")
+	}
+	size, reason := parseSize(container.value, unit)
+	if reason != "" {
+		return container.bad(reason, "")
+	}
+	q.Memory = Memory{Fixed: size}
+	return nil
+}
+
+// readUnit reads the unit of a CONTAINER without one; GiB unless said otherwise.
+func readUnit(q *Quota, s *settings) (Bytes, error) {
+	v, err := q.take(s, memUnit)
+	if err != nil || !v.set {
+		return GiB, err
+	}
+	unit := parseUnit(v.value)
+	if unit == 0 {
+		return 0, v.bad("want GiB or MiB", "")
+	}
+	return unit, nil
+}
+
+// readPod checks what the gpushare scheduler gave the whole pod. It is not used beyond that: a container asking for
+// more than its pod has must be a mistake or a forgery.
+func readPod(q *Quota, s *settings) error {
+	pod, err := q.take(s, memPod)
+	if err != nil || !pod.set {
+		return err
+	}
+	total, reason := parseWhole(pod.value, "want the positive whole number of units of the pod")
+	if reason != "" {
+		return pod.bad(reason, "")
+	}
+	name, value := q.source(memContainer)
+	if n, reason := parseWhole(value, ""); reason == "" && n > total {
+		return &Error{name, value, "is more than the whole pod has, " + pod.name + "=" + show(pod.value), "ask for less"}
+	}
+	return nil
+}
+
+// Limit is m on a card of the given size, in whole MiB: a fraction is rounded down. It refuses a limit that is more
+// than the card or less than 1 MiB.
+func (m Memory) Limit(card Bytes) (Bytes, error) {
+	limit := m.Fixed
+	if m.Den != 0 {
+		if m.Fixed != 0 || m.Num > m.Den {
+			return 0, m.bad("is more than one whole GPU", "")
+		}
+		// card × Num may need 128 bits; the quotient does not, and Div64 cannot panic, since Num ≤ Den.
+		hi, lo := bits.Mul64(uint64(card), m.Num)
+		quotient, _ := bits.Div64(hi, lo, m.Den)
+		limit = Bytes(quotient)
+	}
+	limit = limit.FloorMiB()
+	switch {
+	case limit > card:
+		return 0, m.bad("is more than the GPU's "+card.FloorMiB().String(),
+			"ask for less, or set ALIYUN_COM_GPU_MEM_DEV to ask for a fraction of the GPU")
+	case limit < MiB:
+		return 0, m.bad("is less than 1MiB of the GPU's "+card.FloorMiB().String(), "ask for more")
+	}
+	return limit, nil
+}
+
+// String writes a limit as it could be asked for: "6/15" or "6144MiB".
+func (m Memory) String() string {
+	if m.Den != 0 {
+		return strconv.FormatUint(m.Num, 10) + "/" + strconv.FormatUint(m.Den, 10)
+	}
+	return m.Fixed.String()
+}
+
+func (m Memory) bad(reason, remedy string) error {
+	return &Error{names[memContainer].variable, m.String(), reason, remedy}
+}

@@ -1,0 +1,115 @@
+package quota
+
+import "strings"
+
+// key numbers the settings that a container can make.
+type key int
+
+const (
+	memContainer key = iota
+	memDev
+	memUnit
+	memIdx
+	memPod
+	visibleDevices
+	schdWeight
+	highPrio
+	corePercentage
+	disable
+	nvidiaVisible
+	numKeys
+)
+
+// names gives the variable and the annotation of every key. The annotation is the variable in lower case, without
+// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule).
+var names = [numKeys]struct{ variable, annotation string }{
+	memContainer:   {"ALIYUN_COM_GPU_MEM_CONTAINER", "cgpu.io/gpu-mem-container"},
+	memDev:         {"ALIYUN_COM_GPU_MEM_DEV", "cgpu.io/gpu-mem-dev"},
+	memUnit:        {"ALIYUN_COM_GPU_MEM_UNIT", "cgpu.io/gpu-mem-unit"},
+	memIdx:         {"ALIYUN_COM_GPU_MEM_IDX", "cgpu.io/gpu-mem-idx"},
+	memPod:         {"ALIYUN_COM_GPU_MEM_POD", "cgpu.io/gpu-mem-pod"},
+	visibleDevices: {"ALIYUN_COM_GPU_VISIBLE_DEVICES", "cgpu.io/gpu-visible-devices"},
+	schdWeight:     {"ALIYUN_COM_GPU_SCHD_WEIGHT", "cgpu.io/gpu-schd-weight"},
+	highPrio:       {"ALIYUN_COM_GPU_HIGH_PRIO", "cgpu.io/gpu-high-prio"},
+	corePercentage: {"ALIYUN_COM_GPU_CORE_PERCENTAGE", "cgpu.io/gpu-core-percentage"},
+	disable:        {"CGPU_DISABLE", "cgpu.io/disable"},
+	nvidiaVisible:  {"NVIDIA_VISIBLE_DEVICES", "cgpu.io/nvidia-visible-devices"},
+}
+
+// setting is what the container says for one key, under the name it used.
+type setting struct {
+	name, value string
+	set         bool
+	// other is a second, different value of the same variable.
+	other    string
+	conflict bool
+}
+
+// bad makes the error for a refused setting.
+func (s setting) bad(reason, remedy string) error {
+	return &Error{Variable: s.name, Value: s.value, Reason: reason, Remedy: remedy}
+}
+
+// settings holds both sources apart, because they are trusted differently.
+type settings struct {
+	variables, annotations [numKeys]setting
+}
+
+// gather sorts the environment and the annotations by key.
+func gather(env []string, annotations map[string]string) *settings {
+	var s settings
+	for _, entry := range env {
+		name, value, _ := strings.Cut(entry, "=")
+		// One look at the first letter spares most entries of a long environment eleven comparisons.
+		if name == "" || (name[0] != 'A' && name[0] != 'C' && name[0] != 'N') {
+			continue
+		}
+		for k := range names {
+			if names[k].variable == name {
+				s.variables[k].add(key(k), value)
+				break
+			}
+		}
+	}
+	for k := range names {
+		if value, ok := annotations[names[k].annotation]; ok {
+			s.annotations[k] = setting{name: names[k].annotation, value: value, set: true}
+		}
+	}
+	return &s
+}
+
+// add takes one more occurrence of a variable.
+func (s *setting) add(k key, value string) {
+	s.name = names[k].variable
+	switch {
+	case !s.set:
+		s.value, s.set = value, true
+	case k == nvidiaVisible:
+		// Engines append their own value behind the user's, and CDI injection then appends "void" to switch NVIDIA's
+		// injectors off: the last value that is not such a switch is what was asked for.
+		if value != "void" {
+			s.value = value
+		}
+	case !s.conflict && value != s.value:
+		s.other, s.conflict = value, true
+	}
+}
+
+// annotated reports that the request came by annotation, that is from a device plugin: a pod cannot forge those, while
+// every variable can be overridden by the pod's author. Such a request is read from annotations alone: a variable must
+// not lift the limit (CGPU_DISABLE, _MEM_DEV), nor add GPUs to it (both _VISIBLE_DEVICES).
+func (s *settings) annotated() bool { return s.annotations[memContainer].set }
+
+// get returns the setting of k that counts.
+func (s *settings) get(k key) (setting, error) {
+	if a := s.annotations[k]; a.set || s.annotated() {
+		return a, nil
+	}
+	v := s.variables[k]
+	if v.conflict {
+		// In Kubernetes the first may be the device plugin's and the last the pod author's; neither is surely right.
+		return v, v.bad("is set a second time, to "+show(v.other), "set it once")
+	}
+	return v, nil
+}
