@@ -1,0 +1,185 @@
+//go:build integration
+
+// Command bench measures what cgpu costs on this machine: a container's start, a trapped call, a guard at rest. It
+// asserts nothing; it prints a table and writes the figures as JSON. Run it by `make bench`.
+//
+// What is compared is interleaved, round by round, so that a machine that slows down slows both sides down.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opencgpu/cgpu/test/node"
+)
+
+// figure is one row of the table.
+type figure struct {
+	Name   string  `json:"name"`
+	Unit   string  `json:"unit"`
+	Rounds int     `json:"rounds"`
+	Min    float64 `json:"min"`
+	Median float64 `json:"median"`
+	P90    float64 `json:"p90"`
+	// Ratio is Median over the median of the row that Base names.
+	Base  string  `json:"base,omitempty"`
+	Ratio float64 `json:"ratio,omitempty"`
+}
+
+func main() {
+	out := flag.String("o", "", "write the figures as JSON to this file")
+	rounds := flag.Int("rounds", 40, "rounds of container starts")
+	flag.Parse()
+	if err := bench(*out, *rounds); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func bench(out string, rounds int) error {
+	lab, err := node.FromEnv()
+	if err != nil {
+		return err
+	}
+	var figures []figure
+	for _, part := range []func(*node.Node, int) ([]figure, error){starts, calls, guards} {
+		more, err := part(lab, rounds)
+		if err != nil {
+			return err
+		}
+		figures = append(figures, more...)
+	}
+	fmt.Printf("%-52s %6s %10s %10s %10s  %s\n", "what", "unit", "min", "median", "p90", "ratio of medians")
+	for _, f := range figures {
+		ratio := ""
+		if f.Base != "" {
+			ratio = fmt.Sprintf("%.3f × %s", f.Ratio, f.Base)
+		}
+		fmt.Printf("%-52s %6s %10.2f %10.2f %10.2f  %s\n", f.Name, f.Unit, f.Min, f.Median, f.P90, ratio)
+	}
+	if out == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(map[string]any{
+		"driver": lab.Driver, "cpus": runtime.NumCPU(), "time": time.Now().UTC().Format(time.RFC3339), "figures": figures,
+	}, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(text, '\n'), 0o644)
+}
+
+func summary(name, unit string, values []float64) figure {
+	slices.SortFunc(values, cmp.Compare[float64])
+	return figure{Name: name, Unit: unit, Rounds: len(values), Min: values[0], Median: values[len(values)/2], P90: values[len(values)*9/10]}
+}
+
+func (f figure) over(base figure) figure {
+	f.Base, f.Ratio = base.Name, f.Median/base.Median
+	return f
+}
+
+// starts times create, start and delete of one container: runc alone, through cgpu-runtime without and with a quota.
+func starts(lab *node.Node, rounds int) ([]figure, error) {
+	quota := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=64MiB", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}
+	ways := []struct {
+		name    string
+		runtime string
+		env     []string
+	}{
+		{"runc create+start+delete", filepath.Join(lab.Dir, "lab", "runc"), nil},
+		{"through cgpu-runtime, no quota", filepath.Join(lab.Bin, "cgpu-runtime"), nil},
+		{"through cgpu-runtime, with quota", filepath.Join(lab.Bin, "cgpu-runtime"), quota},
+	}
+	root := filepath.Join(lab.Dir, "bench")
+	times := make([][]float64, len(ways))
+	for round := range rounds + 2 {
+		for i, way := range ways {
+			bundle := filepath.Join(root, "bundle")
+			err := lab.Bundle(bundle, func(spec map[string]any) { node.SetProcess(spec, way.env, "true") })
+			if err != nil {
+				return nil, err
+			}
+			id := fmt.Sprintf("bench%d-%d-%d", os.Getpid(), round, i)
+			begin := time.Now()
+			for _, args := range [][]string{{"create", "--bundle", bundle, id}, {"start", id}, {"delete", "--force", id}} {
+				if r := lab.Run(nil, append([]string{way.runtime, "--root", filepath.Join(root, "state")}, args...)...); r.Code != 0 {
+					return nil, fmt.Errorf("%s", r)
+				}
+			}
+			// The first rounds fill the caches and make the node's table.
+			if round >= 2 {
+				times[i] = append(times[i], float64(time.Since(begin).Microseconds())/1000)
+			}
+		}
+	}
+	figures := make([]figure, len(ways))
+	for i, way := range ways {
+		figures[i] = summary(way.name, "ms", times[i])
+		if i > 0 {
+			figures[i] = figures[i].over(figures[0])
+		}
+	}
+	return figures, nil
+}
+
+// calls has cgpu-probe time trapped calls inside a container; each line of its output is one figure.
+func calls(lab *node.Node, _ int) ([]figure, error) {
+	r := lab.Run(nil, "docker", "run", "--rm", "--network", "none", "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=1GiB",
+		"-e", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "probe", "cgpu-probe", "bench")
+	if r.Code != 0 {
+		return nil, fmt.Errorf("%s", r)
+	}
+	fmt.Printf("cgpu-probe bench, in a container:\n%s\n", r.Stdout)
+	return nil, nil
+}
+
+// guards measures the memory of a guard that has nothing to do.
+func guards(lab *node.Node, _ int) ([]figure, error) {
+	r := lab.Run(nil, "docker", "run", "-d", "--network", "none", "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=64MiB",
+		"-e", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "probe", "sleep", "60")
+	if r.Code != 0 {
+		return nil, fmt.Errorf("%s", r)
+	}
+	id := strings.TrimSpace(r.Stdout)
+	defer lab.Run(nil, "docker", "rm", "-f", id)
+	time.Sleep(2 * time.Second)
+	var rss []float64
+	links, err := filepath.Glob("/proc/[0-9]*/exe")
+	if err != nil {
+		return nil, err
+	}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err != nil || target != filepath.Join(lab.Bin, "cgpu-guard") {
+			continue
+		}
+		status, err := os.ReadFile(filepath.Join(filepath.Dir(link), "status"))
+		if err != nil {
+			continue
+		}
+		_, after, _ := bytes.Cut(status, []byte("VmRSS:"))
+		fields := strings.Fields(string(after))
+		if len(fields) == 0 {
+			continue
+		}
+		kib, err := strconv.ParseFloat(fields[0], 64)
+		if err != nil {
+			return nil, err
+		}
+		rss = append(rss, kib/1024)
+	}
+	if len(rss) == 0 {
+		return nil, fmt.Errorf("no guard runs beside %s", id)
+	}
+	return []figure{summary("guard at rest, resident", "MiB", rss)}, nil
+}
