@@ -1,0 +1,51 @@
+package spec
+
+import (
+	"strings"
+)
+
+// applied is the prefix of the annotations that record what was done. Requests are cgpu.io/gpu-… and never begin so.
+const applied = "cgpu.io/applied."
+
+// editAnnotations records what was done, so that runc state, CRI and people can see it, and drops records of others.
+func editAnnotations(doc *Document, p Plan) error {
+	annotations, err := doc.root.need("annotations", false)
+	if err != nil {
+		return err
+	}
+	var gpus []string
+	for _, g := range p.GPUs {
+		if g.Native {
+			gpus = append(gpus, g.UUID+"=native")
+		} else {
+			gpus = append(gpus, g.UUID+"="+g.Limit.String())
+		}
+	}
+	annotations.drop(func(key string) bool { return strings.HasPrefix(key, applied) })
+	for _, a := range [][2]string{
+		{"version", p.Version},
+		{"nonce", p.Nonce},
+		{"gpus", strings.Join(gpus, ",")},
+		{"socket", p.Socket},
+	} {
+		annotations.set(applied+a[0], quote(a[1]))
+	}
+	return nil
+}
+
+// drop removes the members whose key is unwanted.
+func (o *object) drop(unwanted func(key string) bool) {
+	var kept []member
+	for _, m := range o.members {
+		if unwanted(m.key) {
+			continue
+		}
+		if len(kept) == 0 && len(m.lead) > 0 {
+			m.lead = append(quote(m.key), ':') // without the comma it may have begun with
+		}
+		kept = append(kept, m)
+	}
+	if len(kept) < len(o.members) {
+		o.members = kept
+	}
+}

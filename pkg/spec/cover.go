@@ -1,0 +1,54 @@
+package spec
+
+// cube is the set of bytes x with x & mask == value.
+type cube struct{ mask, value uint8 }
+
+// has says whether x is in c.
+func (c cube) has(x uint8) bool { return x&c.mask == c.value }
+
+// covers splits the 256 low bytes of an ioctl number in two: those that the guard gets and those that pass. Both lists
+// cover their half exactly and touch nothing of the other, because seccomp rules that overlap with different actions
+// have no defined winner.
+type covers struct{ notify, allow []cube }
+
+// trapped are the smallest covers for rm.TrappedNRs. Every cube is one seccomp rule and a few BPF instructions on each
+// ioctl of the container. TestTrapped computes them anew and compares; it prints the list to paste when
+// rm.TrappedNRs has changed.
+var trapped = covers{
+	notify: []cube{
+		{0xef, 0x29},
+		{0xef, 0xc9},
+		{0xf7, 0x21},
+		{0xf7, 0x22},
+		{0xf7, 0x42},
+		{0xfb, 0x4a},
+		{0xfc, 0x28},
+		{0xfd, 0xd1},
+		{0xfe, 0x34},
+		{0xfe, 0xc8},
+		{0xfe, 0xd4},
+		{0xff, 0x27},
+		{0xff, 0x41},
+		{0xff, 0x4d},
+	},
+	allow: []cube{
+		{0x0f, 0x00},
+		{0x0f, 0x06},
+		{0x15, 0x10},
+		{0x1e, 0x04},
+		{0x1f, 0x03},
+		{0x27, 0x07},
+		{0x2c, 0x2c},
+		{0x32, 0x32},
+		{0x60, 0x00},
+		{0x60, 0x60},
+		{0x8a, 0x8a},
+		{0x8c, 0x8c},
+		{0x98, 0x80},
+		{0x9c, 0x10},
+		{0xa0, 0xa0},
+		{0xa3, 0x00},
+		{0xad, 0x09},
+		{0xb0, 0x10},
+	},
+}

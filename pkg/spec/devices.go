@@ -1,0 +1,117 @@
+package spec
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// node is an entry of linux.devices.
+type node struct {
+	Path     string  `json:"path"`
+	Type     string  `json:"type"`
+	Major    int64   `json:"major"`
+	Minor    int64   `json:"minor"`
+	FileMode *uint32 `json:"fileMode,omitempty"`
+	UID      *uint32 `json:"uid,omitempty"`
+	GID      *uint32 `json:"gid,omitempty"`
+}
+
+// is says whether n is the device d, under whatever path.
+func (n node) is(d device.Node) bool {
+	return n.character() && n.Major == int64(d.Major) && n.Minor == int64(d.Minor)
+}
+
+// character says whether n is a character device; "u" is an older name of the type.
+func (n node) character() bool { return n.Type == "c" || n.Type == "u" }
+
+// readNodes decodes linux.devices; raw are the same entries as written.
+func readNodes(doc *Document) (nodes []node, raw [][]byte, err error) {
+	raw, err = doc.list("devices", "linux")
+	if err != nil {
+		return nil, nil, err
+	}
+	nodes = make([]node, len(raw))
+	for i := range raw {
+		if err := json.Unmarshal(raw[i], &nodes[i]); err != nil {
+			return nil, nil, fmt.Errorf("linux.devices[%d]: %w", i, err)
+		}
+	}
+	return nodes, raw, nil
+}
+
+// editDevices makes the NVIDIA nodes of linux.devices exactly the granted ones.
+//
+// What an engine or injector put there beside them goes: other GPUs, and nodes that no vGPU container needs and that
+// are ways around the guard (nvidia-modeset, nvidia-uvm-tools, nvidia-caps, an NVIDIA card's /dev/dri). A privileged
+// container lists every node of the host; those of other devices stay.
+func editDevices(doc *Document, p Plan) error {
+	nodes, raw, err := readNodes(doc)
+	if err != nil {
+		return err
+	}
+	granted := p.Nodes()
+	have := map[string]bool{}
+	var kept [][]byte
+	for i, n := range nodes {
+		keep, same := p.keeps(n, granted)
+		if keep {
+			kept = append(kept, raw[i])
+		}
+		if same {
+			have[path.Clean(n.Path)] = true
+		}
+	}
+	added := false
+	for _, d := range granted {
+		if d.Bind || have[d.Path] {
+			continue
+		}
+		have[d.Path] = true
+		mode, root := uint32(0o666), uint32(0)
+		b, err := json.Marshal(node{d.Path, "c", int64(d.Major), int64(d.Minor), &mode, &root, &root})
+		if err != nil {
+			return err
+		}
+		kept = append(kept, b)
+		added = true
+	}
+	if len(kept) == len(raw) && !added {
+		return nil
+	}
+	return doc.setList(kept, "devices", "linux")
+}
+
+// keeps decides on one entry of linux.devices; same says that it is a granted node as we would write it.
+func (p Plan) keeps(n node, granted []device.Node) (keep, same bool) {
+	clean := path.Clean(n.Path)
+	for _, d := range granted {
+		if clean == d.Path {
+			same = !d.Bind && n.is(d)
+			return same, same
+		}
+	}
+	return !isNVIDIAName(clean) && !p.hides(n), false
+}
+
+// hides says whether n is a device of NVIDIA's driver that was not granted, whatever its path is.
+func (p Plan) hides(n node) bool {
+	if slices.ContainsFunc(p.Hidden, n.is) {
+		return true
+	}
+	granted := p.Nodes()
+	if slices.ContainsFunc(granted, n.is) {
+		return false
+	}
+	// The simulated driver's nodes carry the numbers of /dev/null: their major is not the driver's.
+	return slices.ContainsFunc(granted, func(d device.Node) bool {
+		return !d.Bind && n.character() && n.Major == int64(d.Major)
+	})
+}
+
+// isNVIDIAName says whether clean is a path that NVIDIA's driver uses for a node.
+func isNVIDIAName(clean string) bool { return strings.HasPrefix(clean, "/dev/nvidia") }

@@ -1,0 +1,82 @@
+package spec
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// mount is an entry of mounts.
+type mount struct {
+	Destination string   `json:"destination"`
+	Type        string   `json:"type,omitempty"`
+	Source      string   `json:"source,omitempty"`
+	Options     []string `json:"options,omitempty"`
+}
+
+// nodeOptions mount a device node of the simulated driver. Not nodev, or it could not be opened.
+var nodeOptions = []string{"bind", "rprivate", "rw", "nosuid", "noexec"}
+
+// editMounts adds the driver files and, for the simulated driver, the nodes.
+//
+// A driver file whose place is taken stays out: an earlier injector put the same one there, or the user wants his own.
+// The place of a node is ours: what somebody else mounts over an NVIDIA node goes, and so does a mount of the node of
+// a GPU that was not granted.
+func editMounts(doc *Document, p Plan) error {
+	raw, err := doc.list("mounts")
+	if err != nil {
+		return err
+	}
+	hidden := map[string]bool{}
+	for _, d := range slices.Concat(p.Hidden, p.Nodes()) {
+		hidden[d.Path], hidden[d.HostPath] = true, true
+	}
+	taken := map[string]bool{}
+	var kept [][]byte
+	for i := range raw {
+		var m mount
+		if err := json.Unmarshal(raw[i], &m); err != nil {
+			return fmt.Errorf("mounts[%d]: %w", i, err)
+		}
+		to := path.Clean("/" + m.Destination)
+		if hidden[to] || isNVIDIAName(to) || (m.Source != "" && (hidden[path.Clean(m.Source)] || isNVIDIAName(path.Clean(m.Source)))) {
+			continue
+		}
+		taken[to] = true
+		kept = append(kept, raw[i])
+	}
+	before := len(kept)
+	add := func(m mount) error {
+		if to := path.Clean(m.Destination); !taken[to] {
+			taken[to] = true
+			b, err := json.Marshal(m)
+			if err != nil {
+				return err
+			}
+			kept = append(kept, b)
+		}
+		return nil
+	}
+	for _, m := range p.Mounts {
+		if err := add(mount{m.Container, "bind", m.Host, m.Options}); err != nil {
+			return err
+		}
+	}
+	for _, d := range p.Nodes() {
+		if d.Bind {
+			if err := add(bindNode(d)); err != nil {
+				return err
+			}
+		}
+	}
+	if before == len(raw) && len(kept) == before {
+		return nil
+	}
+	return doc.setList(kept, "mounts")
+}
+
+// bindNode is the mount of a node of the simulated driver.
+func bindNode(d device.Node) mount { return mount{d.Path, "bind", d.HostPath, nodeOptions} }

@@ -1,0 +1,235 @@
+package spec
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// object is a JSON object taken apart into its members, with every byte between them kept, so that putting it together
+// again gives the input where nothing was set. Decoding into a map or a struct would lose the order, the spelling of
+// numbers, and whatever the struct does not know.
+type object struct {
+	open, tail []byte // up to and with '{'; after the last value
+	members    []member
+}
+
+// member is one member of an object.
+type member struct {
+	lead  []byte // comma, spaces, the key as written, colon, spaces
+	key   string
+	value []byte
+	child *object // value taken apart, once an edit asked for it
+}
+
+// parseObject takes apart raw, which must be valid JSON (json.Valid) and an object.
+//
+// A key that occurs twice is refused: readers differ in which one they take. Keys that differ in case only count as
+// equal where fold is set, because Go's decoder, which runc uses, takes them as equal for structures.
+func parseObject(raw []byte, fold bool) (*object, error) {
+	i := skipSpace(raw, 0)
+	if i >= len(raw) || raw[i] != '{' {
+		return nil, fmt.Errorf("want an object, have %s", clip(raw))
+	}
+	o := &object{open: raw[:i+1]}
+	seen := map[string]bool{}
+	start := i + 1
+	for i = skipSpace(raw, start); raw[i] != '}'; i = skipSpace(raw, i) {
+		if raw[i] == ',' {
+			i = skipSpace(raw, i+1)
+		}
+		end := skipValue(raw, i)
+		var key string
+		if err := json.Unmarshal(raw[i:end], &key); err != nil {
+			return nil, fmt.Errorf("member name %s: %w", clip(raw[i:end]), err)
+		}
+		name := key
+		if fold {
+			name = strings.ToLower(key)
+		}
+		if seen[name] {
+			return nil, fmt.Errorf("member %q occurs twice", key)
+		}
+		seen[name] = true
+		i = skipSpace(raw, skipSpace(raw, end)+1) // over the colon
+		end = skipValue(raw, i)
+		o.members = append(o.members, member{lead: raw[start:i:i], key: key, value: raw[i:end:end]})
+		start, i = end, end
+	}
+	o.tail = raw[start:]
+	return o, nil
+}
+
+// find returns the member called key, or nil.
+func (o *object) find(key string) *member {
+	for i := range o.members {
+		if o.members[i].key == key {
+			return &o.members[i]
+		}
+	}
+	return nil
+}
+
+// get returns the value of key; nil when it is absent or null.
+func (o *object) get(key string) []byte {
+	m := o.find(key)
+	if m == nil || string(m.value) == "null" {
+		return nil
+	}
+	if m.child != nil {
+		return m.child.append(nil)
+	}
+	return m.value
+}
+
+// set replaces the value of key or adds the member at the end.
+func (o *object) set(key string, value []byte) {
+	if m := o.find(key); m != nil {
+		m.value, m.child = value, nil
+		return
+	}
+	lead := append(quote(key), ':')
+	if len(o.members) > 0 {
+		lead = append([]byte{','}, lead...)
+	}
+	o.members = append(o.members, member{lead: lead, key: key, value: value})
+}
+
+// sub returns the object that is the value of key, for editing; nil when it is absent or null.
+func (o *object) sub(key string, fold bool) (*object, error) {
+	m := o.find(key)
+	if m == nil {
+		for i := range o.members {
+			if fold && strings.EqualFold(o.members[i].key, key) {
+				return nil, fmt.Errorf("member %q: want %q", o.members[i].key, key)
+			}
+		}
+		return nil, nil
+	}
+	if m.child == nil && string(m.value) != "null" {
+		child, err := parseObject(m.value, fold)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		m.child = child
+	}
+	return m.child, nil
+}
+
+// need is sub that adds an empty object where there is none.
+func (o *object) need(key string, fold bool) (*object, error) {
+	child, err := o.sub(key, fold)
+	if err != nil || child != nil {
+		return child, err
+	}
+	o.set(key, []byte("{}"))
+	return o.sub(key, fold)
+}
+
+// append puts o together again behind b.
+func (o *object) append(b []byte) []byte {
+	b = append(b, o.open...)
+	for i := range o.members {
+		m := &o.members[i]
+		b = append(b, m.lead...)
+		if m.child != nil {
+			b = m.child.append(b)
+		} else {
+			b = append(b, m.value...)
+		}
+	}
+	return append(b, o.tail...)
+}
+
+// elements splits a valid JSON array into its elements as written. An absent array has none.
+func elements(raw []byte) ([][]byte, error) {
+	if len(raw) == 0 {
+		return nil, nil
+	}
+	if raw[0] != '[' {
+		return nil, fmt.Errorf("want an array, have %s", clip(raw))
+	}
+	var list [][]byte
+	for i := skipSpace(raw, 1); raw[i] != ']'; i = skipSpace(raw, i) {
+		if raw[i] == ',' {
+			i = skipSpace(raw, i+1)
+		}
+		end := skipValue(raw, i)
+		list = append(list, raw[i:end:end])
+		i = end
+	}
+	return list, nil
+}
+
+// array joins elements.
+func array(list [][]byte) []byte {
+	size := 2
+	for _, e := range list {
+		size += len(e) + 1
+	}
+	b := append(make([]byte, 0, size), '[')
+	for i, e := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, e...)
+	}
+	return append(b, ']')
+}
+
+// quote writes s as a JSON string.
+func quote(s string) []byte {
+	b, _ := json.Marshal(s) // a string always has a JSON form
+	return b
+}
+
+// skipSpace returns the index of the first byte at or after i that is not JSON white space.
+func skipSpace(raw []byte, i int) int {
+	for i < len(raw) && (raw[i] == ' ' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// skipValue returns the index behind the value that starts at i. It counts brackets instead of calling itself, so
+// that deep nesting costs no stack.
+func skipValue(raw []byte, i int) int {
+	for depth := 0; i < len(raw); {
+		switch raw[i] {
+		case '"':
+			for i++; raw[i] != '"'; i++ {
+				if raw[i] == '\\' {
+					i++
+				}
+			}
+			i++
+		case '{', '[':
+			depth++
+			i++
+			continue
+		case '}', ']':
+			depth--
+			i++
+		case ',', ':', ' ', '\n', '\t', '\r':
+			i++
+			continue
+		default: // number, true, false, null
+			for i < len(raw) && !strings.ContainsRune(",:]} \n\t\r", rune(raw[i])) {
+				i++
+			}
+		}
+		if depth == 0 {
+			return i
+		}
+	}
+	return i
+}
+
+// clip shortens raw for a message.
+func clip(raw []byte) string {
+	const most = 40
+	if len(raw) > most {
+		return fmt.Sprintf("%q…", raw[:most])
+	}
+	return fmt.Sprintf("%q", raw)
+}

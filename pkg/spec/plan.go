@@ -1,0 +1,78 @@
+// Package spec edits a container's OCI config.json so that the container gets the GPUs granted to it and nothing else:
+// device nodes, device cgroup rules, driver files, variables, the seccomp listener, hooks and annotations.
+//
+// cgpu-runtime calls Decode and Apply between reserving in the ledger and executing runc; cgpu spec calls them for its
+// dry run. The package is pure: it opens no file. Every concern is one small edit in a file of its own, and what no
+// edit touches stays as the engine wrote it, byte for byte.
+package spec
+
+import (
+	"fmt"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// Plan is what was decided for one container. Apply writes it into the container's config.json.
+type Plan struct {
+	ID    string
+	Nonce string
+	// GPUs are the granted ones, sliced and native.
+	GPUs []GPU
+	// Common are the nodes that every container with a GPU needs: nvidiactl and nvidia-uvm.
+	Common []device.Node
+	// Hidden are nodes of GPUs that were not granted; they are taken out wherever an engine or injector put them.
+	Hidden  []device.Node
+	Mounts  []device.Mount // driver files
+	Links   []device.Link  // made by the createContainer hook
+	LibDirs []string       // put into the container's ld cache by the createContainer hook
+	Env     []string       // added where the container does not set the variable itself
+	// Limiter is the path in the container of the LD_PRELOAD library; empty as long as none is installed.
+	Limiter string
+	// Socket is where the guard waits for the seccomp listener.
+	Socket string
+	// Hook is the absolute path of cgpu-hook on the host.
+	Hook   string
+	RunDir string
+	// Version of cgpu, for the record.
+	Version string
+}
+
+// GPU is one granted GPU.
+type GPU struct {
+	device.GPU
+	Native bool        // whole card
+	Limit  quota.Bytes // of a sliced one
+}
+
+// Nodes are the device nodes that the container gets.
+func (p Plan) Nodes() []device.Node {
+	nodes := make([]device.Node, 0, len(p.Common)+len(p.GPUs))
+	nodes = append(nodes, p.Common...)
+	for _, g := range p.GPUs {
+		nodes = append(nodes, g.Node)
+	}
+	return nodes
+}
+
+// Apply edits doc as p says. After an error doc is half edited and must not be used.
+func Apply(doc *Document, p Plan) error {
+	for _, edit := range []struct {
+		name string
+		do   func(*Document, Plan) error
+	}{
+		{"devices", editDevices},
+		{"device rules", editRules},
+		{"mounts", editMounts},
+		{"env", editEnv},
+		{"limiter", editLimiter},
+		{"seccomp", editSeccomp},
+		{"hooks", editHooks},
+		{"annotations", editAnnotations},
+	} {
+		if err := edit.do(doc, p); err != nil {
+			return fmt.Errorf("spec: %s: %w", edit.name, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// marks are texts of which one is in the config.json of every container that asks for a vGPU.
+var marks = [][]byte{[]byte("ALIYUN_COM_GPU_MEM_CONTAINER"), []byte("cgpu.io")}
+
+// MayAsk says whether config.json can belong to a container that asks for a vGPU. It is a search for bytes, so that
+// the containers of other people cost no decoding and cannot fail by our fault.
+func MayAsk(raw []byte) bool {
+	return slices.ContainsFunc(marks, func(mark []byte) bool { return bytes.Contains(raw, mark) })
+}
+
+// Env is the container's environment, process.env.
+func (d *Document) Env() ([]string, error) {
+	process, err := d.within("process")
+	if process == nil || err != nil {
+		return nil, err
+	}
+	var env []string
+	if raw := process.get("env"); raw != nil {
+		if err := json.Unmarshal(raw, &env); err != nil {
+			return nil, fmt.Errorf("spec: process.env: %w", err)
+		}
+	}
+	return env, nil
+}
+
+// Annotations are the container's annotations.
+func (d *Document) Annotations() (map[string]string, error) {
+	var annotations map[string]string
+	if raw := d.root.get("annotations"); raw != nil {
+		if err := json.Unmarshal(raw, &annotations); err != nil {
+			return nil, fmt.Errorf("spec: annotations: %w", err)
+		}
+	}
+	return annotations, nil
+}
+
+// IsSandbox says whether annotations are those of a pod's pause container, which gets the pod's annotations and never
+// a GPU.
+func IsSandbox(annotations map[string]string) bool {
+	return annotations["io.kubernetes.cri.container-type"] == "sandbox" || // containerd
+		annotations["io.kubernetes.cri-o.ContainerType"] == "sandbox"
+}
+
+// Name is a name for people where the engine tells one, as namespace/pod/container.
+func Name(annotations map[string]string) string {
+	pod, container := annotations["io.kubernetes.cri.sandbox-name"], annotations["io.kubernetes.cri.container-name"]
+	if pod == "" || container == "" {
+		return ""
+	}
+	return annotations["io.kubernetes.cri.sandbox-namespace"] + "/" + pod + "/" + container
+}
+
+// UseInjected corrects q by the GPUs that an earlier injector (Docker 29 and CRI with CDI, a device plugin) already put
+// into the document. Such an injector leaves NVIDIA_VISIBLE_DEVICES=void behind the user's own value, or in its place,
+// so the nodes are the only reliable statement of what --gpus asked for.
+func UseInjected(doc *Document, q *quota.Quota, gpus []device.GPU) error {
+	named, err := injected(doc, gpus)
+	if err != nil || len(named) == 0 {
+		return err
+	}
+	for _, key := range []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES", "ALIYUN_COM_GPU_MEM_IDX", "cgpu.io/gpu-visible-devices", "cgpu.io/gpu-mem-idx"} {
+		if _, sliced := q.Asked[key]; sliced {
+			q.Native = quota.Selector{IDs: without(named, q.Visible, gpus)}
+			return nil
+		}
+	}
+	q.Visible, q.Native = quota.Selector{IDs: named}, quota.Selector{}
+	return nil
+}
+
+// injected lists the indices of the GPUs that have both their node and an exact cgroup rule in the document. A
+// privileged container has the node of every GPU of the host, so there the rule is what tells.
+func injected(doc *Document, gpus []device.GPU) ([]string, error) {
+	nodes, _, err := readNodes(doc)
+	if err != nil {
+		return nil, err
+	}
+	rules, _, err := readRules(doc)
+	if err != nil {
+		return nil, err
+	}
+	var named []string
+	for _, g := range gpus {
+		if g.Node.Bind {
+			continue
+		}
+		hasNode := slices.ContainsFunc(nodes, func(n node) bool { return n.is(g.Node) })
+		hasRule := slices.ContainsFunc(rules, func(r rule) bool { return r.Allow && r.is(g.Node) })
+		if hasNode && hasRule {
+			named = append(named, strconv.Itoa(g.Index))
+		}
+	}
+	return named, nil
+}
+
+// without drops from indices the GPUs that s selects.
+func without(indices []string, s quota.Selector, gpus []device.GPU) []string {
+	if s.All {
+		return nil
+	}
+	sliced := map[string]bool{}
+	for _, id := range s.IDs {
+		sliced[id] = true
+		for _, g := range gpus {
+			if len(id) <= len(g.UUID) && bytes.EqualFold([]byte(g.UUID[:len(id)]), []byte(id)) {
+				sliced[strconv.Itoa(g.Index)] = true
+			}
+		}
+	}
+	return slices.DeleteFunc(indices, func(i string) bool { return sliced[i] })
+}

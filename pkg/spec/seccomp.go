@@ -1,0 +1,267 @@
+package spec
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+)
+
+// Seccomp actions and comparisons, as the OCI spec writes them.
+const (
+	actAllow  = "SCMP_ACT_ALLOW"
+	actLog    = "SCMP_ACT_LOG"
+	actTrace  = "SCMP_ACT_TRACE"
+	actNotify = "SCMP_ACT_NOTIFY"
+
+	cmpEqual       = "SCMP_CMP_EQ"
+	cmpMaskedEqual = "SCMP_CMP_MASKED_EQ"
+)
+
+// request is the argument of ioctl that holds the request number.
+const request = 1
+
+// syscallRule is an entry of linux.seccomp.syscalls.
+type syscallRule struct {
+	Names    []string   `json:"names"`
+	Action   string     `json:"action"`
+	ErrnoRet *uint      `json:"errnoRet,omitempty"`
+	Args     conditions `json:"args,omitempty"`
+}
+
+// conditions must all hold.
+type conditions []condition
+
+// condition is a comparison of one argument of a system call.
+type condition struct {
+	Index    uint   `json:"index"`
+	Value    uint64 `json:"value"`
+	ValueTwo uint64 `json:"valueTwo,omitempty"`
+	Op       string `json:"op"`
+}
+
+// editSeccomp makes the container's seccomp filter hand the driver's escapes to the guard.
+func editSeccomp(doc *Document, p Plan) error {
+	metadata, err := json.Marshal(listenerMetadata{p.ID, p.Nonce})
+	if err != nil {
+		return err
+	}
+	return notify(doc, trapped, p.Socket, string(metadata))
+}
+
+// listenerMetadata reaches the guard with every listener, in the container process state.
+type listenerMetadata struct {
+	ID    string `json:"id"`
+	Nonce string `json:"nonce"`
+}
+
+// notify rewrites linux.seccomp so that an ioctl whose number's low byte is in c.notify goes to the listener at socket
+// and every other call is treated as before.
+//
+// The filter compares arg1 & 0xff only: the driver ignores the type byte and the direction of an ioctl number, and the
+// kernel ignores the upper half of the argument, so any stricter comparison could be walked around. Where the profile
+// permits ioctl, the permission is split into disjoint parts, one that passes and one that notifies. What the profile
+// forbids stays forbidden: it is not handed to the guard either, which would permit it for files that are not NVIDIA's.
+//
+// An unconditional permission must go, not stay beside the notification: libseccomp would drop the latter silently.
+func notify(doc *Document, c covers, socket, metadata string) error {
+	profile, err := doc.within("linux", "seccomp")
+	if err != nil {
+		return err
+	}
+	if profile == nil { // privileged or unconfined
+		if profile, err = doc.must("linux", "seccomp"); err != nil {
+			return err
+		}
+		profile.set("defaultAction", quote(actAllow))
+		architectures, err := json.Marshal(nativeArchitectures(runtime.GOARCH))
+		if err != nil {
+			return err
+		}
+		profile.set("architectures", architectures)
+	}
+	var defaultAction string
+	if raw := profile.get("defaultAction"); raw != nil {
+		if err := json.Unmarshal(raw, &defaultAction); err != nil {
+			return fmt.Errorf("defaultAction: %w", err)
+		}
+	}
+	raw, err := elements(profile.get("syscalls"))
+	if err != nil {
+		return fmt.Errorf("syscalls: %w", err)
+	}
+	if raw := profile.get("listenerPath"); (raw != nil && string(raw) != `""`) || defaultAction == actNotify {
+		return errOwnListener
+	}
+	var kept [][]byte
+	var split []syscallRule
+	for i := range raw {
+		var r syscallRule
+		if err := json.Unmarshal(raw[i], &r); err != nil {
+			return fmt.Errorf("syscalls[%d]: %w", i, err)
+		}
+		if r.Action == actNotify {
+			return errOwnListener
+		}
+		if !slices.Contains(r.Names, "ioctl") || !permits(r.Action) {
+			// A rule that forbids ioctl stays. Where it meets a notification, either wins, and either is safe.
+			kept = append(kept, raw[i])
+			continue
+		}
+		rest, err := withoutIoctl(raw[i])
+		if err != nil {
+			return fmt.Errorf("syscalls[%d]: %w", i, err)
+		}
+		if rest != nil {
+			kept = append(kept, rest)
+		}
+		if r.Action == defaultAction {
+			continue // says nothing; runtimes skip it
+		}
+		parts, err := r.split(c, permits(defaultAction))
+		if err != nil {
+			return fmt.Errorf("syscalls[%d]: %w", i, err)
+		}
+		split = append(split, parts...)
+	}
+	if permits(defaultAction) {
+		split = append(split, notifications(nil, c)...)
+	}
+	if !slices.ContainsFunc(split, func(r syscallRule) bool { return r.Action == actNotify }) {
+		return errors.New("the seccomp profile forbids ioctl, without which no GPU works: use a profile that allows it")
+	}
+	seen := map[string]bool{}
+	for _, r := range split {
+		b, err := json.Marshal(r)
+		if err != nil {
+			return err
+		}
+		if !seen[string(b)] { // two permissions may have given the same part
+			seen[string(b)] = true
+			kept = append(kept, b)
+		}
+	}
+	profile.set("syscalls", array(kept))
+	profile.set("listenerPath", quote(socket))
+	profile.set("listenerMetadata", quote(metadata))
+	return nil
+}
+
+var errOwnListener = errors.New("the seccomp profile notifies a listener of its own, and the kernel allows one for a process: use a profile without SCMP_ACT_NOTIFY and listenerPath")
+
+// permits says whether action can let a call through. TRACE does when the tracer, which may be in the container,
+// says so.
+func permits(action string) bool {
+	return action == actAllow || action == actLog || action == actTrace
+}
+
+// nativeArchitectures are those that a process can call in on a machine of Go's architecture name goarch. One that is
+// missing would have its processes killed on their first system call.
+func nativeArchitectures(goarch string) []string {
+	if goarch == "arm64" {
+		return []string{"SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"}
+	}
+	return []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
+}
+
+// withoutIoctl takes ioctl out of the names of a rule, nil when no name is left.
+func withoutIoctl(raw []byte) ([]byte, error) {
+	r, err := parseObject(raw, true)
+	if err != nil {
+		return nil, err
+	}
+	names, err := elements(r.get("names"))
+	if err != nil {
+		return nil, err
+	}
+	var kept [][]byte
+	for _, n := range names {
+		var name string
+		if err := json.Unmarshal(n, &name); err != nil {
+			return nil, err
+		}
+		if name != "ioctl" {
+			kept = append(kept, n)
+		}
+	}
+	if len(kept) == 0 {
+		return nil, nil
+	}
+	r.set("names", array(kept))
+	return r.append(nil), nil
+}
+
+// split makes the rules that take the place of r, a permission of ioctl. With silent set the notifications are left
+// out, because the default action needs them for every ioctl anyway.
+func (r syscallRule) split(c covers, silent bool) ([]syscallRule, error) {
+	var parts []syscallRule
+	for _, conds := range r.alternatives() {
+		for _, cube := range c.allow {
+			met, ok, err := conds.meet(cube)
+			if err != nil {
+				return nil, err
+			}
+			if ok {
+				parts = append(parts, syscallRule{Names: []string{"ioctl"}, Action: r.Action, ErrnoRet: r.ErrnoRet, Args: met})
+			}
+		}
+		if !silent {
+			parts = append(parts, notifications(conds, c)...)
+		}
+	}
+	return parts, nil
+}
+
+// alternatives are the condition sets of which one must hold. Runtimes take two conditions on the same argument in one
+// rule as a rule for each condition (runc: libcontainer/seccomp, matchCall).
+func (r syscallRule) alternatives() []conditions {
+	seen := map[uint]bool{}
+	for _, c := range r.Args {
+		if seen[c.Index] {
+			alone := make([]conditions, len(r.Args))
+			for i, c := range r.Args {
+				alone[i] = conditions{c}
+			}
+			return alone
+		}
+		seen[c.Index] = true
+	}
+	return []conditions{r.Args}
+}
+
+// notifications are the rules that notify where conds hold and the number is in c.notify.
+func notifications(conds conditions, c covers) []syscallRule {
+	var rules []syscallRule
+	for _, cube := range c.notify {
+		if met, ok, err := conds.meet(cube); ok && err == nil {
+			rules = append(rules, syscallRule{Names: []string{"ioctl"}, Action: actNotify, Args: met})
+		}
+	}
+	return rules
+}
+
+// meet adds to conds that the number's low byte is in c; false when nothing is left.
+func (conds conditions) meet(c cube) (conditions, bool, error) {
+	mask, value := uint64(c.mask), uint64(c.value)
+	i := slices.IndexFunc(conds, func(c condition) bool { return c.Index == request })
+	if i < 0 {
+		met := append(slices.Clone(conds), condition{request, mask, value, cmpMaskedEqual})
+		slices.SortStableFunc(met, func(a, b condition) int { return int(a.Index) - int(b.Index) })
+		return met, true, nil
+	}
+	switch own := conds[i]; own.Op {
+	case cmpEqual:
+		return conds, c.has(uint8(own.Value)), nil
+	case cmpMaskedEqual:
+		wanted := own.ValueTwo & own.Value
+		if (wanted^value)&own.Value&mask != 0 {
+			return nil, false, nil
+		}
+		met := slices.Clone(conds)
+		met[i].Value, met[i].ValueTwo = own.Value|mask, wanted|value
+		return met, true, nil
+	default:
+		return nil, false, fmt.Errorf("ioctl is permitted with %s on its number, which cannot be combined with the guard's rules: use %s or %s", own.Op, cmpEqual, cmpMaskedEqual)
+	}
+}
