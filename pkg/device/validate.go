@@ -23,7 +23,7 @@ func (t *Table) Validate() error {
 			return fault("GPU %d: index %d is not above the one before", i, g.Index)
 		case !IsUUID(g.UUID):
 			return fault("GPU %d: uuid %q, want GPU- and a lower-case UUID", g.Index, g.UUID)
-		case !isBusID(g.BusID):
+		case !IsBusID(g.BusID):
 			return fault("GPU %d: bus id %q, want such as 0000:01:00.0", g.Index, g.BusID)
 		case g.Minor < 0:
 			return fault("GPU %d: minor %d", g.Index, g.Minor)
@@ -92,8 +92,8 @@ func clean(path string) bool { return filepath.IsAbs(path) && filepath.Clean(pat
 // IsUUID reports a GPU's UUID as NVML writes it.
 func IsUUID(s string) bool { return shaped(s, "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx") }
 
-// isBusID reports a PCI address with a domain of four to eight digits.
-func isBusID(s string) bool {
+// IsBusID reports a PCI address with a domain of four to eight digits.
+func IsBusID(s string) bool {
 	domain, rest, _ := strings.Cut(s, ":")
 	return len(domain) >= 4 && len(domain) <= 8 && shaped(domain, "xxxxxxxx"[:len(domain)]) && shaped(rest, "xx:xx.x")
 }

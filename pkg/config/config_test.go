@@ -1,0 +1,204 @@
+package config
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+const configs = "../../configs/"
+
+// uncomment turns the lines "#key = value" and "#[table]" of the example into settings; prose has a space after "#".
+func uncomment(text string) string {
+	lines := strings.Split(text, "\n")
+	for i, l := range lines {
+		if strings.HasPrefix(l, "#") && !strings.HasPrefix(l, "# ") {
+			lines[i] = l[1:]
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func TestExampleIsTheDefault(t *testing.T) {
+	text, err := os.ReadFile(configs + "cgpu.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"as shipped": string(text), "uncommented": uncomment(string(text))} {
+		got, err := Parse("cgpu.toml", []byte(text))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(Default(), got); diff != "" {
+			t.Errorf("%s: differs from the defaults (-default +example):\n%s", name, diff)
+		}
+	}
+	// Every key that is known is documented.
+	for _, v := range []any{file{}, file{}.Sim} {
+		for field := range reflect.TypeOf(v).Fields() {
+			key := field.Tag.Get("toml")
+			if key != "sim" && key != "gpus" && !strings.Contains(string(text), "\n#"+key+" = ") {
+				t.Errorf("configs/cgpu.toml does not document %s", key)
+			}
+		}
+	}
+}
+
+func TestSnippets(t *testing.T) {
+	for _, name := range []string{"containerd-config-v2.toml", "containerd-config-v3.toml"} {
+		text, err := os.ReadFile(configs + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v map[string]any
+		if err := toml.Unmarshal(text, &v); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	text, err := os.ReadFile(configs + "daemon.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d struct {
+		Runtimes map[string]map[string]any `json:"runtimes"`
+	}
+	if err := json.Unmarshal(text, &d); err != nil {
+		t.Fatal(err)
+	}
+	r := d.Runtimes["cgpu"]
+	if path, _ := r["path"].(string); !filepath.IsAbs(path) {
+		t.Errorf("daemon.json: path %v is not absolute", r["path"])
+	}
+	if _, ok := r["runtimeArgs"]; ok || len(r) != 1 {
+		t.Errorf("daemon.json: %v: with arguments Docker wraps the runtime in a shell script", r)
+	}
+}
+
+func TestParse(t *testing.T) {
+	got, err := Parse("f", []byte(`
+driver = "sim"
+runtimes = ["/usr/bin/crun"]
+overcommit = 2
+max_inst = 4
+placement = "spread"
+allow_unknown_driver = true
+context_overhead = "0"
+guard_start_timeout = "1m30s"
+calls_burst = 7
+[sim]
+driver_version = "535.54"
+[[sim.gpus]]
+memory = "1.5GiB"
+[[sim.gpus]]
+name = "H200"
+uuid = "GPU-00000000-0000-0000-0000-00000000000a"
+bus_id = "0001:0a:00.0"
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Driver = "sim"
+	want.Settings.Runtimes = []string{"/usr/bin/crun"}
+	want.Settings.Overcommit = 2
+	want.Settings.MaxInst = 4
+	want.Settings.Placement = "spread"
+	want.Settings.AllowUnknownDriver = true
+	want.Settings.ContextOverhead = 0
+	want.Settings.GuardStartTimeout = 90 * time.Second
+	want.Settings.CallsBurst = 7
+	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
+		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
+		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		`max_instances = 3`:                  `config: f:1: unknown key max_instances: want one that configs/cgpu.toml documents`,
+		"[sim]\ngpu = 1":                     `config: f:2: unknown key sim.gpu: want`,
+		"\n\n[[sim.gpus]]\nsize=1":           `config: f:4: unknown key sim.gpus.size: want`,
+		`[scheduler]`:                        `config: f:1: unknown key scheduler: want`,
+		`driver = "amd"`:                     `config: f: driver = "amd": want "nvidia" or "sim"`,
+		`driver = `:                          `config: f:1`,
+		`max_inst = "3"`:                     `config: f:1: max_inst`,
+		`max_inst = 0`:                       `config: f: max_inst = 0: want a whole number from 1 to 64`,
+		`max_inst = 65`:                      `max_inst = 65`,
+		`overcommit = 0.5`:                   `overcommit = 0.5: want a ratio from 1.0`,
+		`overcommit = nan`:                   `overcommit = NaN`,
+		`placement = ""`:                     `placement = ""`,
+		`context_overhead = "13"`:            `context_overhead = "13": has no unit; want a size with its unit`,
+		`context_overhead = "13 MB"`:         `context_overhead = "13 MB": is no size; want`,
+		`context_overhead = "9999999999GiB"`: `context_overhead = "9999999999GiB": is`,
+		`context_overhead = 13`:              `config: f:1: context_overhead`,
+		`guard_start_timeout = "10"`:         `guard_start_timeout = "10": want a duration with its unit`,
+		`guard_start_timeout = "0s"`:         `from 100ms to 5m0s`,
+		`runtimes = []`:                      `runtimes = "[]": want at least one`,
+		`runtimes = ["./runc"]`:              `runtimes = "./runc": want`,
+		`runtimes = ["/x/cgpu-runtime"]`:     `cannot call itself`,
+		`calls_burst = -1`:                   `calls_burst = -1`,
+		"[sim]\ndriver_version = \"new\"":    `sim.driver_version = "new"`,
+		"[sim]\ngpus = []":                   `sim.gpus = "0 GPUs": want 1 to 64`,
+		"[[sim.gpus]]\nuuid = \"x\"":         `sim.gpus[0].uuid = "x"`,
+		"[[sim.gpus]]\nbus_id = \"x\"":       `sim.gpus[0].bus_id = "x"`,
+		"[[sim.gpus]]\nname = \"\"":          `sim.gpus[0].name = ""`,
+		"[[sim.gpus]]\nmemory = \"0MiB\"":    `sim.gpus[0].memory = "0MiB": is zero; want`,
+	} {
+		_, err := Parse("f", []byte(text))
+		switch {
+		case err == nil:
+			t.Errorf("%q: accepted", text)
+		case !strings.Contains(err.Error(), want):
+			t.Errorf("%q:\n got %v\nwant %s", text, err, want)
+		case strings.Contains(err.Error(), "\n"):
+			t.Errorf("%q: message of several lines: %v", text, err)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cgpu.toml")
+	got, err := Load(path)
+	if diff := cmp.Diff(Default(), got); err != nil || diff != "" {
+		t.Errorf("no file: %v; differs from the defaults:\n%s", err, diff)
+	}
+	if err := os.WriteFile(path, []byte("max_inst = 3"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err = Load(path); err != nil || got.Settings.MaxInst != 3 {
+		t.Errorf("max_inst = 3 read as %d (%v)", got.Settings.MaxInst, err)
+	}
+	if _, err = Load(filepath.Dir(path)); err == nil {
+		t.Error("read a folder")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	text, err := os.ReadFile(configs + "cgpu.toml")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte(uncomment(string(text))))
+	f.Add([]byte("overcommit = inf"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := Parse("f", text)
+		if err != nil {
+			return
+		}
+		if s := c.Settings; s.MaxInst < 1 || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 {
+			t.Errorf("accepted %+v", c)
+		}
+	})
+}

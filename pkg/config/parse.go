@@ -1,0 +1,247 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero.
+type file struct {
+	Driver             *string   `toml:"driver"`
+	Runtimes           *[]string `toml:"runtimes"`
+	Overcommit         *float64  `toml:"overcommit"`
+	MaxInst            *int64    `toml:"max_inst"`
+	Placement          *string   `toml:"placement"`
+	AllowUnknownDriver *bool     `toml:"allow_unknown_driver"`
+	ContextOverhead    *string   `toml:"context_overhead"`
+	GuardStartTimeout  *string   `toml:"guard_start_timeout"`
+	MaxClients         *int64    `toml:"max_clients"`
+	MaxTSGs            *int64    `toml:"max_tsgs"`
+	MaxChannels        *int64    `toml:"max_channels"`
+	CallsPerSecond     *int64    `toml:"calls_per_second"`
+	CallsBurst         *int64    `toml:"calls_burst"`
+	Sim                struct {
+		DriverVersion *string    `toml:"driver_version"`
+		GPUs          *[]fileGPU `toml:"gpus"`
+	} `toml:"sim"`
+}
+
+type fileGPU struct {
+	Name   *string `toml:"name"`
+	Memory *string `toml:"memory"`
+	UUID   *string `toml:"uuid"`
+	BusID  *string `toml:"bus_id"`
+}
+
+// Parse reads the text of a configuration file; name stands for the file in messages.
+func Parse(name string, text []byte) (Config, error) {
+	var f file
+	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f); err != nil {
+		return Config{}, decodeError(name, err)
+	}
+	c := Default()
+	s := &c.Settings
+	for _, err := range []error{
+		choice("driver", f.Driver, &c.Driver, device.DriverNVIDIA, device.DriverSim),
+		runtimes(f.Runtimes, &s.Runtimes),
+		overcommit(f.Overcommit, &s.Overcommit),
+		whole("max_inst", f.MaxInst, &s.MaxInst, 1, 64),
+		choice("placement", f.Placement, &s.Placement, "binpack", "spread"),
+		size("context_overhead", f.ContextOverhead, &s.ContextOverhead, true),
+		duration("guard_start_timeout", f.GuardStartTimeout, &s.GuardStartTimeout, 100*time.Millisecond, 5*time.Minute),
+		whole("max_clients", f.MaxClients, &s.MaxClients, 1, 1<<16),
+		whole("max_tsgs", f.MaxTSGs, &s.MaxTSGs, 1, 1<<16),
+		whole("max_channels", f.MaxChannels, &s.MaxChannels, 1, 1<<16),
+		whole("calls_per_second", f.CallsPerSecond, &s.CallsPerSecond, 1, 1<<30),
+		whole("calls_burst", f.CallsBurst, &s.CallsBurst, 1, 1<<30),
+		sim(f, &c.Sim),
+	} {
+		if err != nil {
+			return Config{}, fmt.Errorf("config: %s: %w", name, err)
+		}
+	}
+	if f.AllowUnknownDriver != nil {
+		s.AllowUnknownDriver = *f.AllowUnknownDriver
+	}
+	return c, nil
+}
+
+// decodeError makes one line of what the decoder found, which is else drawn over several.
+func decodeError(name string, err error) error {
+	if unknown, ok := errors.AsType[*toml.StrictMissingError](err); ok && len(unknown.Errors) > 0 {
+		first := unknown.Errors[0]
+		line, _ := first.Position()
+		return fmt.Errorf("config: %s:%d: unknown key %s: want one that configs/cgpu.toml documents", name, line, strings.Join(first.Key(), "."))
+	}
+	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
+		line, _ := bad.Position()
+		at := fmt.Sprintf("%s:%d", name, line)
+		if key := strings.Join(bad.Key(), "."); key != "" {
+			at += ": " + key
+		}
+		return fmt.Errorf("config: %s: %s", at, strings.TrimPrefix(bad.Error(), "toml: "))
+	}
+	return fmt.Errorf("config: %s: %w", name, err)
+}
+
+// fault is one bad value: key, value, and what is wanted instead.
+func fault(key string, value any, want string) error {
+	if text, ok := value.(string); ok {
+		value = fmt.Sprintf("%q", text)
+	}
+	return fmt.Errorf("%s = %v: %s", key, value, want)
+}
+
+func choice(key string, in, out *string, allowed ...string) error {
+	if in == nil {
+		return nil
+	}
+	for _, a := range allowed {
+		if *in == a {
+			*out = a
+			return nil
+		}
+	}
+	return fault(key, *in, `want "`+strings.Join(allowed, `" or "`)+`"`)
+}
+
+func whole(key string, in *int64, out *int, low, high int64) error {
+	if in == nil {
+		return nil
+	}
+	if *in < low || *in > high {
+		return fault(key, *in, fmt.Sprintf("want a whole number from %d to %d", low, high))
+	}
+	*out = int(*in)
+	return nil
+}
+
+func overcommit(in, out *float64) error {
+	if in == nil {
+		return nil
+	}
+	if math.IsNaN(*in) || *in < 1 || *in > 100 {
+		return fault("overcommit", *in, "want a ratio from 1.0 (the limits on a GPU never pass its memory) to 100.0")
+	}
+	*out = *in
+	return nil
+}
+
+// maxSize keeps sums of sizes far from the end of 64 bits.
+const maxSize = quota.Bytes(1 << 50)
+
+func size(key string, in *string, out *quota.Bytes, zero bool) error {
+	if in == nil {
+		return nil
+	}
+	if zero && *in == "0" {
+		*out = 0
+		return nil
+	}
+	b, err := quota.ParseSize(*in)
+	if err != nil {
+		return fault(key, *in, err.Error()+"; want a size with its unit, such as 13MiB or 1.5GiB")
+	}
+	if b > maxSize {
+		return fault(key, *in, "is more than a GPU of this world has; want at most "+maxSize.String())
+	}
+	*out = b
+	return nil
+}
+
+func duration(key string, in *string, out *time.Duration, low, high time.Duration) error {
+	if in == nil {
+		return nil
+	}
+	d, err := time.ParseDuration(*in)
+	if err != nil || d < low || d > high {
+		return fault(key, *in, fmt.Sprintf("want a duration with its unit, such as 10s, from %v to %v", low, high))
+	}
+	*out = d
+	return nil
+}
+
+func runtimes(in, out *[]string) error {
+	if in == nil {
+		return nil
+	}
+	if len(*in) == 0 {
+		return fault("runtimes", "[]", "want at least one low-level runtime, such as [\"runc\"]")
+	}
+	for _, r := range *in {
+		// A name is looked up in PATH; a relative path would depend on the engine's working directory.
+		if r == "" || strings.Contains(r, "/") && !filepath.IsAbs(r) {
+			return fault("runtimes", r, "want a program's name or its absolute path")
+		}
+		if base := filepath.Base(r); base == "cgpu-runtime" {
+			return fault("runtimes", r, "cgpu-runtime cannot call itself; want runc or crun")
+		}
+	}
+	*out = *in
+	return nil
+}
+
+// maxSimGPUs is far above any machine and below minor 255, which is nvidiactl.
+const maxSimGPUs = 64
+
+func sim(f file, out *Sim) error {
+	if v := f.Sim.DriverVersion; v != nil {
+		if !isVersion(*v) {
+			return fault("sim.driver_version", *v, "want a driver version such as 580.159.04")
+		}
+		out.DriverVersion = *v
+	}
+	if f.Sim.GPUs == nil {
+		return nil
+	}
+	if n := len(*f.Sim.GPUs); n == 0 || n > maxSimGPUs {
+		return fault("sim.gpus", fmt.Sprintf("%d GPUs", n), fmt.Sprintf("want 1 to %d", maxSimGPUs))
+	}
+	model := out.GPUs[0]
+	out.GPUs = nil
+	for i, in := range *f.Sim.GPUs {
+		g, key := model, fmt.Sprintf("sim.gpus[%d].", i)
+		if in.Name != nil {
+			// NVML_DEVICE_NAME_V2_BUFFER_SIZE is 96 with the final zero.
+			if g.Name = *in.Name; g.Name == "" || len(g.Name) > 95 || strings.ContainsFunc(g.Name, func(r rune) bool { return r < ' ' || r > '~' }) {
+				return fault(key+"name", g.Name, "want 1 to 95 ASCII characters")
+			}
+		}
+		if err := size(key+"memory", in.Memory, &g.Memory, false); err != nil {
+			return err
+		}
+		if in.UUID != nil {
+			if g.UUID = *in.UUID; !device.IsUUID(g.UUID) {
+				return fault(key+"uuid", g.UUID, "want GPU- and a lower-case UUID; or leave it out")
+			}
+		}
+		if in.BusID != nil {
+			if g.BusID = *in.BusID; !device.IsBusID(g.BusID) {
+				return fault(key+"bus_id", g.BusID, "want such as 0000:01:00.0, in lower case; or leave it out")
+			}
+		}
+		out.GPUs = append(out.GPUs, g)
+	}
+	return nil
+}
+
+// isVersion reports two or three groups of digits with points between.
+func isVersion(v string) bool {
+	parts := strings.Split(v, ".")
+	for _, p := range parts {
+		if p == "" || len(p) > 4 || strings.Trim(p, "0123456789") != "" {
+			return false
+		}
+	}
+	return len(parts) == 2 || len(parts) == 3
+}
