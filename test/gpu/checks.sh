@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# Checks of real programs in real containers on the real driver; run by run.sh on a private node. Every check runs,
+# whatever failed before; the last line is "gpu: N passed, M failed".
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=test/gpu/host.sh
+source "$here/host.sh"
+log=${OUT:?set OUT to a folder for the logs}/checks.log
+: >"$log"
+passed=0 failed=0
+
+# check NAME COMMAND…: the command's output goes to the log and, when it fails, to the terminal.
+check() {
+	local name=$1 out status begin=$SECONDS
+	shift
+	[[ -z ${ONLY:-} || $name =~ $ONLY ]] || return 0
+	out=$("$@" 2>&1)
+	status=$?
+	printf '=== %s: exit %d, %d s\n%s\n' "$name" "$status" $((SECONDS - begin)) "$out" >>"$log"
+	if [[ $status -eq 0 ]]; then
+		passed=$((passed + 1))
+		printf 'ok    %s: %s\n' "$name" "$(tail -n 1 <<<"$out" | cut -c 1-140)"
+	else
+		failed=$((failed + 1))
+		printf 'FAIL  %s (exit %d)\n' "$name" "$status"
+		tail -n 12 <<<"$out" | sed 's/^/      /'
+	fi
+}
+
+# number KEY: the number behind KEY in standard input.
+number() { grep -oE "\b$1 [0-9]+" | head -n 1 | awk '{print $2}'; }
+# near VALUE WANT SLACK
+near() {
+	if [[ -z $1 ]] || (($1 > $2 + $3 || $1 < $2 - $3)); then
+		echo "got '$1', want $2 ± $3"
+		return 1
+	fi
+}
+wait_log() { # wait_log CONTAINER TEXT
+	local i
+	for ((i = 0; i < 300; i++)); do
+		docker logs "$1" 2>&1 | grep -q "$2" && return
+		sleep 0.2
+	done
+	docker logs "$1"
+	return 1
+}
+remove() { docker rm -f "$@" >/dev/null 2>&1; }
+
+smi_size() {
+	local out
+	out=$(vgpu 6GiB --rm -- nvidia-smi) || { echo "$out"; return 1; }
+	echo "$out"
+	grep -qE '/ +6144MiB' <<<"$out"
+}
+smi_query() {
+	local out
+	out=$(vgpu 6GiB --rm -- nvidia-smi --query-gpu=memory.total,memory.used --format=csv,noheader,nounits) || { echo "$out"; return 1; }
+	echo "$out"
+	[[ $out == 6144,* ]]
+}
+# PyTorch must be refused with no more than 2 MiB of the limit left or passed.
+oom() { # oom DOCKER_OPTIONS…
+	local out
+	out=$(vgpu 6GiB --rm "$@" -- "$python" "$built/oom.py" 2) || { echo "$out"; return 1; }
+	echo "$out"
+	near "$(number total_MiB <<<"$out")" 6144 0 && near "$(number used_MiB <<<"$out")" 6144 2 && grep 'goes on' <<<"$out"
+}
+fill() { # fill WAY DOCKER_OPTIONS…
+	local out way=$1
+	shift
+	out=$(vgpu 6GiB --rm "$@" -- "$built/fill" "$way" 2) || { echo "$out"; return 1; }
+	echo "$out"
+	near "$(number total_MiB <<<"$out")" 6144 0 && grep -q 'cudaErrorMemoryAllocation canary 1' <<<"$out" &&
+		(($(number allocated_MiB <<<"$out") <= 6144 && $(number allocated_MiB <<<"$out") > 5000))
+}
+cleared_environment() {
+	local out
+	out=$(vgpu 6GiB --rm -- env -i "$built/fill" malloc 16) || { echo "$out"; return 1; }
+	echo "$out"
+	near "$(number total_MiB <<<"$out")" 6144 0
+}
+no_preload() {
+	local out
+	out=$(vgpu 6GiB --rm -- env -u LD_PRELOAD "$built/fill" malloc 16) || { echo "$out"; return 1; }
+	echo "$out"
+	near "$(number total_MiB <<<"$out")" 6144 0 && (($(number allocated_MiB <<<"$out") <= 6144))
+}
+two_containers() {
+	local out status=1
+	vgpu 6GiB -d --name six -- "$built/fill" malloc 64 5000 120 && vgpu 8GiB -d --name eight -- "$built/fill" malloc 64 7000 120 &&
+		wait_log six 'kept canary 1' && wait_log eight 'kept canary 1' && {
+		cgpu smi
+		out=$(docker exec six nvidia-smi; docker exec eight nvidia-smi)
+		echo "$out"
+		grep -qE '/ +6144MiB' <<<"$out" && grep -qE '/ +8192MiB' <<<"$out" &&
+			docker exec eight "$built/fill" malloc 16 | tee /dev/stderr | grep -q 'total_MiB 8192'
+		status=$?
+	}
+	remove six eight
+	return "$status"
+}
+four_processes() {
+	local out status=1 i
+	vgpu 6GiB -d --name four -- sleep 300 || return 1
+	for i in 1 2 3; do docker exec -d four "$built/fill" malloc 16 1024 120; done
+	sleep 15
+	out=$(docker exec four "$built/fill" malloc 2)
+	echo "$out"
+	# Three contexts of about half a GiB and three GiB are gone; a fourth process gets the rest.
+	(($(number allocated_MiB <<<"$out") < 2000)) && near "$(number total_MiB <<<"$out")" 6144 0
+	status=$?
+	remove four
+	return "$status"
+}
+killed_program() {
+	local status=1 used i
+	vgpu 6GiB -d --name killed -- "$built/fill" malloc 64 5000 300 && wait_log killed 'kept canary 1' && {
+		docker kill killed
+		for ((i = 0; i < 10; i++)); do
+			sleep 0.1
+			used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
+			((used < 1000)) && status=0 && break
+		done
+		echo "used $used MiB after $((i + 1)) tenths of a second"
+	}
+	remove killed
+	return "$status"
+}
+killed_guard() {
+	local out status=1 guard
+	vgpu 6GiB -d --name neighbour -- "$built/fill" malloc 64 1024 300 && vgpu 6GiB -d --name victim -- "$built/fill" malloc 64 1024 300 &&
+		wait_log neighbour 'kept canary 1' && wait_log victim 'kept canary 1' && {
+		guard=$(jq -r --arg id "$(docker inspect -f '{{.Id}}' victim)" '.records[] | select(.id == $id) | .guardPid' "$CGPU_RUN_DIR/ledger.json")
+		kill -9 "$guard"
+		if timeout 30 docker exec victim "$built/fill" malloc 16; then
+			echo "a GPU program ran without a guard"
+		elif ! docker exec neighbour "$built/fill" malloc 64 1024 0; then
+			echo "the neighbour suffers"
+		else
+			timeout 30 docker rm -f victim && cgpu gc && ! cgpu smi -o json | grep -q "$(docker inspect -f '{{.Id}}' victim 2>/dev/null || echo no-such-container)" &&
+				nvidia-smi >/dev/null
+			status=$?
+		fi
+	}
+	remove neighbour victim
+	return "$status"
+}
+driver_files() {
+	docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe \
+		busybox find / -path /proc -prune -o -name 'libcuda.so*' -print | tee /dev/stderr | grep -q libcuda
+}
+nodes() {
+	local out
+	out=$(docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe \
+		sh -c 'ls -d /dev/nvidia*') || return 1
+	echo "$out"
+	! grep -qE 'modeset|caps|uvm-tools' <<<"$out" && grep -q nvidiactl <<<"$out"
+}
+probe() { docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe cgpu-probe "$@"; }
+
+compile || exit 1
+make_host_image || exit 1
+
+check 'bare container works (the rig itself)' bare --rm -- nvidia-smi
+check 'only its own nodes' nodes
+check 'driver files are there without the host userland' driver_files
+check 'probe: self' probe self
+check 'probe: hostile' probe hostile all
+check 'nvidia-smi shows the quota' smi_size
+check 'nvidia-smi query shows the quota' smi_query
+check 'PyTorch stops at the limit' oom
+check 'PyTorch stops at the limit, seccomp=unconfined' oom --security-opt seccomp=unconfined
+check 'static CUDA program: cudaMalloc' fill malloc
+check 'cudaMallocAsync' fill async
+check 'VMM (cuMemCreate)' fill vmm
+check 'privileged' fill malloc --privileged
+check 'environment cleared' cleared_environment
+check 'env -u LD_PRELOAD' no_preload
+check 'two containers at once' two_containers
+check 'four processes, one limit' four_processes
+check 'CUDA graphs' vgpu 6GiB --rm -- "$built/graph"
+check 'CUDA IPC inside one container' vgpu 6GiB --rm -- "$built/ipc"
+check 'ResNet-50 training, inference, cuBLAS' vgpu 16GiB --rm --shm-size 1g -- "$python" "$built/train.py"
+check 'killed program: memory back within a second' killed_program
+check 'killed guard' killed_guard
+
+echo "gpu: $passed passed, $failed failed"
+[[ $failed -eq 0 ]]

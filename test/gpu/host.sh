@@ -1,0 +1,69 @@
+# Sourced by checks.sh and micro.sh on a private node: an image `host` whose container has the machine's own userland
+# (CUDA programs, PyTorch), and the compiled workloads.
+#   vgpu SIZE [docker options] -- COMMAND…     a container on a vGPU of SIZE
+#   bare [docker options] -- COMMAND…          the same with the whole card, started by runc
+# shellcheck shell=bash
+
+workloads=$(cd "$(dirname "${BASH_SOURCE[0]}")/workloads" && pwd)
+built=/opt/cgpu-workloads
+python=$(command -v python3)
+
+compile() {
+	local source
+	mkdir -p "$built"
+	cp "$workloads"/*.py "$built"/
+	for source in "$workloads"/*.cu; do
+		nvcc -O2 -arch=sm_90 -cudart static -L/usr/local/cuda/lib64/stubs -o "$built/$(basename "${source%.cu}")" "$source" -lcuda &
+	done
+	wait
+	for source in "$workloads"/*.cu; do
+		[[ -x $built/$(basename "${source%.cu}") ]] || { echo "host: nvcc did not build $source" >&2; return 1; }
+	done
+}
+
+make_host_image() {
+	local root name
+	root=$(mktemp -d)
+	mkdir -p "$root"/{dev,proc,sys,tmp,run,usr,opt,root,var/tmp,mnt}
+	chmod 1777 "$root/tmp"
+	cp -a /etc "$root/etc"
+	for name in bin sbin lib lib32 lib64; do
+		if [[ -L /$name ]]; then cp -a "/$name" "$root/$name"; else mkdir -p "$root/$name"; fi
+	done
+	tar -C "$root" -c . | docker import --change "ENV PATH=$(dirname "$python"):/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin" - host >/dev/null
+	rm -rf "$root"
+}
+
+# Read-write on purpose: mount points for driver files that the machine keeps elsewhere are made below /usr.
+host_options=(--network none -v /usr:/usr -v /opt:/opt)
+for name in bin sbin lib lib32 lib64; do
+	[[ -L /$name || ! -d /$name ]] || host_options+=(-v "/$name:/$name:ro")
+done
+
+# split at --: sets options and command
+split() {
+	options=()
+	while [[ $# -gt 0 && $1 != -- ]]; do
+		options+=("$1")
+		shift
+	done
+	shift
+	command=("$@")
+}
+
+vgpu() {
+	local size=$1 options command
+	shift
+	split "$@"
+	docker run --runtime cgpu "${host_options[@]}" -e ALIYUN_COM_GPU_MEM_CONTAINER="$size" -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 \
+		"${options[@]}" host "${command[@]}"
+}
+
+bare() {
+	local options command nodes=() node
+	split "$@"
+	for node in /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-uvm-tools; do
+		[[ -c $node ]] && nodes+=(--device "$node")
+	done
+	docker run --runtime runc "${host_options[@]}" "${nodes[@]}" "${options[@]}" host "${command[@]}"
+}

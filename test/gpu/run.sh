@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
+# driver, runs checks.sh and, if asked, the conformance suite and the benchmark. Logs go to $OUT.
+#   test/gpu/run.sh [--dir DIR] [checks] [conformance] [bench] [micro]     (default: checks)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+dir=.gpu
+if [[ ${1:-} == --dir ]]; then
+	dir=$2
+	shift 2
+fi
+[[ $# -gt 0 ]] || set -- checks
+export OUT=${OUT:-/tmp/cgpu-gpu}
+mkdir -p "$OUT"
+
+engines=/opt/cgpu-engines
+cgpu=/opt/cgpu
+mkdir -p "$engines" "$cgpu"
+tar -xJf "$dir/engines.tar.xz" -C "$engines"
+tar -xJf "$dir/cgpu.tar.xz" -C "$cgpu"
+# Only what the machine lacks: its own libraries stay.
+for lib in "$engines"/lib/*; do
+	[[ -e /usr/lib/x86_64-linux-gnu/${lib##*/} ]] || cp "$lib" /usr/lib/x86_64-linux-gnu/
+done
+ldconfig
+export PATH=$engines:$PATH CGPU_BIN=$cgpu CGPU_TEST_DRIVER=nvidia
+
+status=0
+for part in "$@"; do
+	case $part in
+	checks | micro) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	conformance) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m >"$OUT/conformance.log" 2>&1 ;;
+	bench) hack/with-node.sh -- "$cgpu/bench" -o "$OUT/bench.json" | tee "$OUT/bench.log" ;;
+	*)
+		echo "run: unknown part $part" >&2
+		exit 2
+		;;
+	esac || { status=1; echo "run: $part failed"; }
+	[[ $part != conformance ]] || grep -E '^ *--- (FAIL|SKIP)|^(ok|FAIL|PASS)' "$OUT/conformance.log" || true
+done
+[[ ! -d /tmp/cgpu-logs ]] || tar -C /tmp/cgpu-logs -czf "$OUT/node-logs.tar.gz" . || true
+exit "$status"
