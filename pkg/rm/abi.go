@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// branches are the driver branches whose headers the tables of this package were compiled against, ascending. Layouts
-// were compared at the first and the last public tag of each; they do not change inside a branch.
-// 580 is also tested on hardware (580.159.04).
+// branches are the driver branches whose headers the tables of this package were compiled against, ascending: the first
+// and the last public tag of each. Layouts rarely change inside a branch, but it happens (NV_CHANNEL_ALLOC_PARAMS grew
+// with 535.86.05); the tables know those cases. 580 is also tested on hardware (580.159.04).
 var branches = [...]int{515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575, 580, 590, 595}
 
 // ABI is the interface of one driver branch.
@@ -55,16 +55,25 @@ func (a *ABI) Version() Version { return a.version }
 // Guessed reports that the driver's branch is unknown and that an older branch's tables stand in for it.
 func (a *ABI) Guessed() bool { return a.guessed }
 
-// since is a size that holds from a branch on. Lists of them ascend; the first entry starts at 0.
-type since struct{ branch, size int }
+// layout is the key that since lists are compared with: the driver's version as digits, 580_159_04.
+func (a *ABI) layout() int {
+	if a.guessed {
+		return a.branch*100_000 + 99_999 // the end of the branch that stands in
+	}
+	return a.version.Major*100_000 + a.version.Minor*100 + a.version.Patch
+}
 
-// sizeAt picks the size for a branch; 0 if the list is empty.
-func sizeAt(list []since, branch int) int {
-	size := 0
+// since is a size, or an offset, that holds from a version on (written as digits: 535_086_05). Lists of them ascend and
+// start at 0.
+type since struct{ from, value int }
+
+// at picks the value for a version; 0 if the list is empty.
+func at(list []since, version int) int {
+	v := 0
 	for _, s := range list {
-		if s.branch <= branch {
-			size = s.size
+		if s.from <= version {
+			v = s.value
 		}
 	}
-	return size
+	return v
 }

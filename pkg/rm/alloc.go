@@ -47,6 +47,7 @@ const (
 	ClassInTask              // 0x71: pins pages of whoever makes the call
 	ClassFabric              // 0xf8: holds a reference on other memory
 	ClassMulticast           // 0xfd: fabric multicast; holds a file descriptor
+	ClassFD                  // others with a file descriptor of the caller (MIG partitions)
 )
 
 // Class is an object class that RM_ALLOC may make.
@@ -54,9 +55,11 @@ type Class struct {
 	ID             uint32
 	Name           string
 	Kind           ClassKind
-	ParamsSize     int   // size of the block behind pAllocParms, 0: the class takes none
+	ParamsSize     int   // size of the block behind pAllocParms, 0: the class takes none; callers may pass 0 for it
 	ParamsOptional bool  // the driver accepts a null pointer
-	ClientHandles  []int // offsets of client handles in the block; each must be the container's own
+	ClientHandles  []int // offsets of client handles in the block; each must be 0 or the container's own
+	Clear          []int // offsets of pointers that mean nothing to the driver; zeroed before it sees them
+	FDOff          int   // offset of a file descriptor of the caller (64 bits wide), -1: none
 	Source         string
 }
 
@@ -66,8 +69,12 @@ func (a *ABI) Class(id uint32) (Class, bool) {
 	if r == nil {
 		return Class{}, false
 	}
-	return Class{ID: r.id, Name: r.name, Kind: r.kind, ParamsSize: sizeAt(r.sizes, a.branch),
-		ParamsOptional: r.optional, ClientHandles: r.clients, Source: r.source}, true
+	c := Class{ID: r.id, Name: r.name, Kind: r.kind, ParamsSize: at(r.sizes, a.layout()),
+		ParamsOptional: r.optional, ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Source: r.source}
+	if r.fd != nil {
+		c.FDOff = at(r.fd, a.layout())
+	}
+	return c, true
 }
 
 // classRow is a line of the class table.
@@ -78,7 +85,17 @@ type classRow struct {
 	optional bool
 	sizes    []since
 	clients  []int
+	clear    []int
+	fd       []since
 	source   string
+}
+
+// FabricVidmemOff is the offset of map.hVidMem, the memory that a fabric object (class 0xf8) holds a reference on.
+func (a *ABI) FabricVidmemOff() int {
+	if a.branch < 535 {
+		return 32
+	}
+	return 40
 }
 
 func findClass(id uint32) *classRow {

@@ -11,8 +11,9 @@ type Call struct {
 
 // Block is the memory behind one pointer.
 type Block struct {
-	In   int // where the pointer sits: -1 in Outer, else the index of an earlier block
-	Off  int // byte offset of the pointer there
+	In   int    // where the pointer sits: -1 in Outer, else the index of an earlier block
+	Off  int    // byte offset of the pointer there
+	Addr uint64 // what the pointer held: an address in the container
 	Data []byte
 }
 

@@ -27,7 +27,6 @@ const (
 	ControlImportFDs                  // 0x3d0c
 	ControlFD                         // other controls with a file descriptor of the caller
 	ControlSchedule                   // enables a channel or a group: may undo a pause
-	ControlBuildVersion               // 0x101: three strings behind pointers, sized by the caller
 )
 
 // Control is a control call that a container may make.
@@ -37,7 +36,7 @@ type Control struct {
 	Kind          ControlKind
 	Size          int       // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer // user pointers in the parameters
-	ClientHandles []int     // offsets of client handles in the parameters; each must be the container's own
+	ClientHandles []int     // offsets of client handles in the parameters; each must be 0 or the container's own
 	FDOff         int       // offset of a file descriptor of the caller, -1: none
 	Source        string
 }
@@ -51,6 +50,7 @@ type Pointer struct {
 	Off      int
 	CountOff int // u32 in the block; -1: Fixed counts
 	ElemSize int
+	Squared  bool // the count counts twice: a matrix
 	Fixed    int
 	MaxBytes int // more is refused
 }
@@ -66,7 +66,14 @@ func (p Pointer) Bytes(params []byte) (int, bool) {
 		if p.CountOff > len(params)-4 {
 			return 0, false
 		}
-		n = uint64(U32(params, p.CountOff)) * uint64(p.ElemSize) // 32 bits times a small size: no overflow
+		n = uint64(U32(params, p.CountOff))
+		if n > uint64(p.MaxBytes) {
+			return 0, false // keeps the products below small
+		}
+		if p.Squared {
+			n *= n
+		}
+		n *= uint64(p.ElemSize)
 	}
 	if n > uint64(p.MaxBytes) {
 		return 0, false
@@ -76,24 +83,35 @@ func (p Pointer) Bytes(params []byte) (int, bool) {
 
 // Control looks a control up. Not found means deny, like ControlDeny.
 func (a *ABI) Control(id uint32) (Control, bool) {
-	r := findControl(id)
-	if r == nil {
+	if id&gssBit != 0 {
+		return gssControl(id)
+	}
+	i, ok := findControl(id)
+	if !ok {
 		return Control{}, false
 	}
-	c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: sizeAt(r.sizes, a.branch), Pointers: r.pointers,
-		ClientHandles: r.clients, FDOff: -1, Source: r.source}
-	switch r.kind {
-	case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
-		c.FDOff = r.fd
+	for ; i < len(controls) && controls[i].id == id; i++ {
+		r := &controls[i]
+		if a.branch < r.from || r.to != 0 && a.branch > r.to {
+			continue
+		}
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
+			ClientHandles: r.clients, FDOff: -1, Source: r.source}
+		switch r.kind {
+		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
+			c.FDOff = r.fd
+		}
+		return c, true
 	}
-	return c, true
+	return Control{}, false
 }
 
-// controlRow is a line of the control table.
+// controlRow is a line of the control table. A control whose layout matters has one line per layout.
 type controlRow struct {
 	id       uint32
 	name     string
 	kind     ControlKind
+	from, to int // branches whose headers have the control; 0: from the first, up to the last
 	sizes    []since
 	pointers []Pointer
 	clients  []int
@@ -101,7 +119,8 @@ type controlRow struct {
 	source   string
 }
 
-func findControl(id uint32) *controlRow {
+// findControl is the first line of a control.
+func findControl(id uint32) (int, bool) {
 	lo, hi := 0, len(controls)
 	for lo < hi {
 		mid := (lo + hi) / 2
@@ -111,8 +130,5 @@ func findControl(id uint32) *controlRow {
 			hi = mid
 		}
 	}
-	if lo < len(controls) && controls[lo].id == id {
-		return &controls[lo]
-	}
-	return nil
+	return lo, lo < len(controls) && controls[lo].id == id
 }

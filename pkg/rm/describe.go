@@ -12,8 +12,8 @@ func ClassName(id uint32) string {
 
 // ControlName names a control for logs.
 func ControlName(id uint32) string {
-	if r := findControl(id); r != nil {
-		return r.name
+	if i, ok := findControl(id); ok {
+		return controls[i].name
 	}
 	return fmt.Sprintf("control %#x", id)
 }

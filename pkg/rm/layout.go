@@ -246,6 +246,7 @@ const (
 	MemoryAlignment     = 72
 	MemoryOffset        = 80
 	MemoryLimit         = 88
+	MemoryAddress       = 96 // pointer; the driver overwrites it (stdmemValidateParams and callers)
 	MemoryVASpace       = 108
 	MemoryInternalFlags = 112
 	MemoryTag           = 116
