@@ -100,14 +100,14 @@ func (p Plan) keeps(n node, granted []device.Node) (keep, same bool) {
 
 // hides says whether n is a device of NVIDIA's driver that was not granted, whatever its path is.
 func (p Plan) hides(n node) bool {
-	if slices.ContainsFunc(p.Hidden, n.is) {
+	// The simulated driver's nodes carry the numbers of /dev/null: those are not the driver's.
+	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && n.is(d) }) {
 		return true
 	}
 	granted := p.Nodes()
 	if slices.ContainsFunc(granted, n.is) {
 		return false
 	}
-	// The simulated driver's nodes carry the numbers of /dev/null: their major is not the driver's.
 	return slices.ContainsFunc(granted, func(d device.Node) bool {
 		return !d.Bind && n.character() && n.Major == int64(d.Major)
 	})

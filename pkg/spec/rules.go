@@ -75,7 +75,7 @@ func (p Plan) replaces(r rule) bool {
 	if r.Type != "c" || r.Major == nil || *r.Major < 0 {
 		return false
 	}
-	if slices.ContainsFunc(p.Hidden, r.is) {
+	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && r.is(d) }) {
 		return true
 	}
 	return slices.ContainsFunc(p.Nodes(), func(d device.Node) bool { return !d.Bind && *r.Major == int64(d.Major) })

@@ -1,0 +1,91 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// TestApply compares whole results with golden files. After a wanted change: go test ./pkg/spec -run TestApply -update,
+// then read the difference.
+func TestApply(t *testing.T) {
+	one := plan(map[int]quota.Bytes{0: 2014 * quota.MiB})
+	for _, test := range []struct {
+		input, golden string
+		plan          Plan
+	}{
+		{"docker20-cgpu-env", "docker20-cgpu-env", one},
+		{"docker20-cgpu-env", "docker20-cgpu-env.sim", simulated(one)},
+		{"docker20-gpus-all-plus-env", "docker20-gpus-all-plus-env", plan(map[int]quota.Bytes{1: 6 * quota.GiB, 2: 0})},
+		{"docker20-privileged-gpus", "docker20-privileged-gpus.sim", simulated(one)},
+		{"docker20-seccomp-unconfined", "docker20-seccomp-unconfined", one},
+		{"docker29-gpus-dev0-cgpu", "docker29-gpus-dev0-cgpu", one},
+		{"docker29-privileged-gpus", "docker29-privileged-gpus", one},
+		{"cri16-default", "cri16-default", one},
+		{"nvidia-ctk-h200-after-jit-cdi", "nvidia-ctk-h200-after-jit-cdi", one},
+	} {
+		t.Run(test.golden, func(t *testing.T) {
+			doc := decode(t, recorded(t, test.input))
+			if err := Apply(doc, test.plan); err != nil {
+				t.Fatal(err)
+			}
+			var got bytes.Buffer
+			if err := json.Indent(&got, doc.Encode(), "", "  "); err != nil {
+				t.Fatal(err)
+			}
+			got.WriteByte('\n')
+			golden := filepath.Join("testdata", "golden", test.golden+".json")
+			if *update {
+				if err := os.MkdirAll(filepath.Dir(golden), 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got.Bytes(), want) {
+				t.Errorf("differs from %s:\n%s", golden, firstDifference(got.Bytes(), want))
+			}
+		})
+	}
+}
+
+// firstDifference shows the first line that differs.
+func firstDifference(got, want []byte) string {
+	g, w := bytes.Split(got, []byte("\n")), bytes.Split(want, []byte("\n"))
+	for i := range min(len(g), len(w)) {
+		if !bytes.Equal(g[i], w[i]) {
+			return "got  " + string(g[i]) + "\nwant " + string(w[i])
+		}
+	}
+	return "one is longer"
+}
+
+func TestApplyRefuses(t *testing.T) {
+	for name, raw := range map[string]string{
+		"no process":         `{"linux":{}}`,
+		"process not object": `{"process":[],"linux":{}}`,
+		"env not array":      `{"process":{"env":"x"},"linux":{}}`,
+		"devices not array":  `{"process":{},"linux":{"devices":{}}}`,
+		"linux twice":        `{"process":{},"linux":{"seccomp":{},"seccomp":{}}}`,
+		"linux in capitals":  `{"process":{},"Linux":{}}`,
+		"hooks not array":    `{"process":{},"linux":{},"hooks":{"prestart":{}}}`,
+		"own listener":       `{"process":{},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}}}`,
+	} {
+		doc, err := Decode([]byte(raw))
+		if err == nil {
+			err = Apply(doc, plan(map[int]quota.Bytes{0: quota.GiB}))
+		}
+		if err == nil {
+			t.Errorf("%s: applied", name)
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package spec
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func TestMayAsk(t *testing.T) {
+	for input, want := range map[string]bool{
+		"docker20-plain": false, "docker20-gpus-all": false, "docker20-cgpu-env": true, "docker29-gpus-dev0-cgpu": true,
+		"docker20-gpus-all-plus-env": false, // no memory limit: native
+	} {
+		if got := MayAsk(recorded(t, input)); got != want {
+			t.Errorf("%s: %v, want %v", input, got, want)
+		}
+	}
+	if !MayAsk([]byte(`{"annotations":{"cgpu.io\/gpu-mem-container":"6"}}`)) {
+		t.Error("an annotation with an escaped slash was not found")
+	}
+}
+
+func TestIsSandbox(t *testing.T) {
+	for input, want := range map[string]bool{"cri16-default-sandbox": true, "cri16-default": false, "docker20-plain": false} {
+		a, err := decode(t, recorded(t, input)).Annotations()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := IsSandbox(a); got != want {
+			t.Errorf("%s: %v, want %v", input, got, want)
+		}
+	}
+}
+
+// TestUseInjected reads requests in the three shapes that --gpus has when the runtime sees it.
+func TestUseInjected(t *testing.T) {
+	gpus := []device.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}
+	const ask = "ALIYUN_COM_GPU_MEM_CONTAINER=2"
+	for _, test := range []struct {
+		input           string
+		add             []string
+		visible, native quota.Selector
+	}{
+		{"docker20-gpus-device", nil, quota.Selector{IDs: []string{"1", "2"}}, quota.Selector{}},
+		{"docker20-gpus-all", nil, quota.Selector{All: true}, quota.Selector{}},
+		{"docker20-gpus-all-plus-env", nil, quota.Selector{IDs: []string{"1"}}, quota.Selector{}}, // all is never native
+		{"docker28-gpus-all-plus-cdi-device", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
+		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=2"}, quota.Selector{IDs: []string{"2"}}, quota.Selector{IDs: []string{"0"}}},
+		{"docker28-gpus-all-plus-cdi-device", []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=GPU-0"}, quota.Selector{IDs: []string{"GPU-0"}}, quota.Selector{}},
+		{"docker29-gpus-dev0-cgpu", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
+		{"docker29-privileged-gpus", nil, quota.Selector{IDs: []string{"0"}}, quota.Selector{}},
+		{"docker20-privileged-gpus", nil, quota.Selector{All: true}, quota.Selector{}},
+		{"docker20-plain", nil, quota.Selector{}, quota.Selector{}},
+	} {
+		doc := decode(t, recorded(t, test.input))
+		env, err := doc.Env()
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := quota.FromSpec(append(append(env, ask), test.add...), nil)
+		if err != nil {
+			t.Fatal(test.input, err)
+		}
+		if err := UseInjected(doc, q, gpus); err != nil {
+			t.Fatal(err)
+		}
+		same := func(a, b quota.Selector) bool { return a.All == b.All && slices.Equal(a.IDs, b.IDs) }
+		if !same(q.Visible, test.visible) || !same(q.Native, test.native) {
+			t.Errorf("%s %v: visible %v native %v, want %v %v", test.input, test.add, q.Visible, q.Native, test.visible, test.native)
+		}
+	}
+}
