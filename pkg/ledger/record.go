@@ -31,6 +31,11 @@ type Record struct {
 	// a guard is still being created.
 	LauncherPID   int    `json:"launcherPid"`
 	LauncherStart uint64 `json:"launcherStart"`
+	// InitPID and InitStart identify the container's first process. The guard sets them with Update when the first
+	// seccomp listener arrives; 0 before. A guard may die before its container, whose processes then still hold
+	// device memory, so a record is dead only when both are gone.
+	InitPID   int    `json:"initPid,omitempty"`
+	InitStart uint64 `json:"initStart,omitempty"`
 }
 
 // VGPU is the slice of one GPU.

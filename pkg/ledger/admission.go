@@ -1,0 +1,266 @@
+package ledger
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// Request asks for a reservation.
+type Request struct {
+	// Record is what to store. Its VGPUs are the slices asked for; with Place they must be empty.
+	Record Record
+	// GPUs are the node's GPUs.
+	GPUs []GPU
+	// Place, if set, lets the ledger choose the GPU.
+	Place *Placement
+	// Overcommit bounds the sum of limits on a GPU to Overcommit × its memory; 0 means 1.
+	Overcommit float64
+	// MaxInst bounds the containers with a slice of one GPU; 0 means no bound.
+	MaxInst int
+}
+
+// GPU is what admission needs to know of a physical GPU.
+type GPU struct {
+	UUID   string
+	Index  int
+	Memory quota.Bytes
+}
+
+// Placement asks for slices of GPUs that the ledger chooses.
+type Placement struct {
+	Policy string // PolicyBinpack or PolicySpread; empty means PolicyBinpack
+	Memory quota.Memory
+	Count  int  // GPUs; 0 means 1
+	Slice  VGPU // weight, percent and priority of each slice; UUID and Limit are filled in
+}
+
+// Placement policies, as in cgpu.toml.
+const (
+	PolicyBinpack = "binpack" // the GPU with the least free memory that still has room
+	PolicySpread  = "spread"  // the GPU with the most free memory
+)
+
+// Refusal is a request that is well-formed but does not fit at present.
+type Refusal struct {
+	GPU         GPU         // the GPU that has no room; zero when none of several had
+	Asked, Free quota.Bytes // on that GPU
+	Reason      string
+	Remedy      string
+}
+
+// Error is one line.
+func (r *Refusal) Error() string {
+	s := "ledger: "
+	if r.GPU.UUID != "" {
+		s += r.GPU.String() + ": "
+	}
+	return s + r.Reason + "; " + r.Remedy
+}
+
+// String names the GPU in messages.
+func (g GPU) String() string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID) }
+
+const remedyRoom = "stop a container (cgpu smi lists them), ask for less, or raise overcommit in cgpu.toml"
+
+// validate refuses requests that no state of the ledger could admit.
+func (req *Request) validate() error {
+	r := req.Record
+	switch {
+	case r.ID == "" || r.Nonce == "":
+		return errors.New("ledger: a reservation needs a container ID and a nonce")
+	case req.Place != nil && len(r.VGPUs) > 0:
+		return errors.New("ledger: a reservation names its GPUs or is placed, not both")
+	case req.Overcommit < 0 || req.Overcommit != req.Overcommit:
+		return fmt.Errorf("ledger: overcommit %v: want a ratio such as 1.0", req.Overcommit)
+	}
+	if p := req.Place; p != nil && p.Policy != "" && p.Policy != PolicyBinpack && p.Policy != PolicySpread {
+		return fmt.Errorf("ledger: placement %q: want %s or %s", p.Policy, PolicyBinpack, PolicySpread)
+	}
+	seen := map[string]bool{}
+	use := func(uuid string) error {
+		if req.gpu(uuid) < 0 {
+			return fmt.Errorf("ledger: GPU %q is not on this node", uuid)
+		}
+		if seen[uuid] {
+			return fmt.Errorf("ledger: GPU %q is asked for twice by one container", uuid)
+		}
+		seen[uuid] = true
+		return nil
+	}
+	for _, v := range r.VGPUs {
+		if err := use(v.UUID); err != nil {
+			return err
+		}
+		if g := req.GPUs[req.gpu(v.UUID)]; v.Limit == 0 || v.Limit > g.Memory {
+			return fmt.Errorf("ledger: %s: a limit of %s: want 1MiB to the GPU's %s", g, v.Limit, g.Memory)
+		}
+	}
+	for _, uuid := range r.Native {
+		if err := use(uuid); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// gpu finds a GPU of the request by UUID.
+func (req *Request) gpu(uuid string) int {
+	return slices.IndexFunc(req.GPUs, func(g GPU) bool { return g.UUID == uuid })
+}
+
+// admit decides on req beside the other records and returns its slices. It changes nothing.
+//
+// A whole (native) GPU and slices of it exclude each other, because the whole one has no limit and would break the
+// others' promise. Several containers may have the same GPU whole, as they would without cgpu.
+func admit(others []Record, req Request) ([]VGPU, error) {
+	for _, uuid := range req.Record.Native {
+		g := req.GPUs[req.gpu(uuid)]
+		if l := loadOf(others, g, req.Overcommit); l.slices > 0 {
+			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free, Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", l.slices, l.holder),
+				Remedy: "ask for a slice, or stop those containers"}
+		}
+	}
+	if req.Place != nil {
+		return place(others, req)
+	}
+	for _, v := range req.Record.VGPUs {
+		g := req.GPUs[req.gpu(v.UUID)]
+		if refusal := loadOf(others, g, req.Overcommit).refuse(g, v.Limit, req.MaxInst); refusal != nil {
+			return nil, refusal
+		}
+	}
+	return req.Record.VGPUs, nil
+}
+
+// load is what other containers have of one GPU.
+type load struct {
+	free   quota.Bytes // of Overcommit × memory
+	slices int
+	whole  int
+	holder string // one of them, for messages
+}
+
+func loadOf(records []Record, g GPU, overcommit float64) load {
+	free := g.Memory
+	if overcommit != 0 && overcommit != 1 {
+		free = quota.Bytes(min(float64(g.Memory)*overcommit, 1<<62))
+	}
+	l := load{free: free}
+	for _, r := range records {
+		for _, v := range r.VGPUs {
+			if v.UUID == g.UUID {
+				l.slices++
+				l.holder = r.label()
+				// Overcommit may have been lowered since: then nothing is free.
+				l.free -= min(l.free, v.Limit)
+			}
+		}
+		if slices.Contains(r.Native, g.UUID) {
+			l.whole++
+			l.holder = r.label()
+		}
+	}
+	return l
+}
+
+// refuse says why a slice of the given size does not fit; nil when it does.
+func (l load) refuse(g GPU, limit quota.Bytes, maxInst int) *Refusal {
+	r := &Refusal{GPU: g, Asked: limit, Free: l.free}
+	switch {
+	case l.whole > 0:
+		r.Reason = fmt.Sprintf("asked for %s, but container %s has the whole GPU", limit, l.holder)
+		r.Remedy = "name another GPU, or stop that container"
+	case maxInst > 0 && l.slices >= maxInst:
+		r.Reason = fmt.Sprintf("asked for %s, but %d containers share it already, the most allowed", limit, l.slices)
+		r.Remedy = "stop one (cgpu smi lists them), or raise max_inst in cgpu.toml"
+	case limit > l.free:
+		r.Reason = fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), g.Memory.FloorMiB(), l.slices)
+		r.Remedy = remedyRoom
+	default:
+		return nil
+	}
+	return r
+}
+
+// place chooses GPUs with room, by policy, equals by index.
+func place(others []Record, req Request) ([]VGPU, error) {
+	type candidate struct {
+		gpu   GPU
+		limit quota.Bytes
+		free  quota.Bytes
+	}
+	var (
+		fit      []candidate
+		refusals []*Refusal
+		tooSmall error
+	)
+	count := max(req.Place.Count, 1)
+	for _, g := range req.GPUs {
+		if slices.Contains(req.Record.Native, g.UUID) {
+			continue // the container has it whole
+		}
+		limit, err := req.Place.Memory.Limit(g.Memory)
+		if err != nil {
+			tooSmall = err
+			continue
+		}
+		l := loadOf(others, g, req.Overcommit)
+		if refusal := l.refuse(g, limit, req.MaxInst); refusal != nil {
+			refusals = append(refusals, refusal)
+			continue
+		}
+		fit = append(fit, candidate{g, limit, l.free})
+	}
+	if len(fit) < count {
+		return nil, notPlaced(count, len(fit), refusals, tooSmall)
+	}
+	slices.SortFunc(fit, func(a, b candidate) int {
+		free := cmp.Compare(a.free, b.free)
+		if req.Place.Policy == PolicySpread {
+			free = -free
+		}
+		return cmp.Or(free, cmp.Compare(a.gpu.Index, b.gpu.Index))
+	})
+	vgpus := make([]VGPU, 0, count)
+	for _, c := range fit[:count] {
+		v := req.Place.Slice
+		v.UUID, v.Limit = c.gpu.UUID, c.limit
+		vgpus = append(vgpus, v)
+	}
+	return vgpus, nil
+}
+
+// notPlaced explains why too few GPUs had room. When all that there are were too small, that is the reason.
+func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
+	switch {
+	case len(refusals) == 0 && fit == 0 && tooSmall != nil:
+		return tooSmall
+	case len(refusals) == 0:
+		return fmt.Errorf("ledger: %d GPUs asked for, but the node has only %d that can be sliced", count, fit)
+	case len(refusals) == 1 && count == 1:
+		return refusals[0]
+	}
+	const most = 4 // the message is one line of a log
+	var reasons []string
+	for _, r := range refusals[:min(len(refusals), most)] {
+		reasons = append(reasons, fmt.Sprintf("GPU %d: %s", r.GPU.Index, r.Reason))
+	}
+	if more := len(refusals) - most; more > 0 {
+		reasons = append(reasons, fmt.Sprintf("and %d more", more))
+	}
+	return &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
+}
+
+// label names a container in messages. Names come from annotations and are quoted.
+func (r Record) label() string {
+	if r.Name != "" {
+		return strconv.Quote(r.Name[:min(len(r.Name), 64)])
+	}
+	return r.ID[:min(len(r.ID), 12)]
+}

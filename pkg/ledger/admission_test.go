@@ -1,0 +1,123 @@
+package ledger
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+const gib = quota.GiB
+
+var twoGPUs = []GPU{{"GPU-a", 0, 16 * gib}, {"GPU-b", 1, 24 * gib}}
+
+func slice(uuid string, limit quota.Bytes) []VGPU {
+	return []VGPU{{UUID: uuid, Limit: limit, Weight: 1}}
+}
+
+func TestAdmit(t *testing.T) {
+	six := []Record{{ID: "one", VGPUs: slice("GPU-a", 6*gib)}}
+	for _, c := range []struct {
+		name    string
+		others  []Record
+		req     Request
+		refused string // "" when admitted
+	}{
+		{"empty node", nil, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}}, ""},
+		{"just fits", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib)}}, ""},
+		{"one byte too many", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib+1)}}, "10240MiB are free of 16384MiB, beside 1 containers"},
+		{"other GPU", six, Request{Record: Record{VGPUs: slice("GPU-b", 24*gib)}}, ""},
+		{"one of two", six, Request{Record: Record{VGPUs: append(slice("GPU-b", 6*gib), slice("GPU-a", 11*gib)...)}}, "GPU 0 (GPU-a): asked for 11264MiB"},
+		{"overcommit", six, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}, Overcommit: 1.375}, ""},
+		{"overcommit used up", six, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}, Overcommit: 1.374}, "free of"},
+		{"overcommit lowered", []Record{{ID: "x", VGPUs: slice("GPU-a", 16*gib)}, {ID: "y", VGPUs: slice("GPU-a", 16*gib)}},
+			Request{Record: Record{VGPUs: slice("GPU-a", quota.MiB)}}, "0MiB are free"},
+		{"instances", six, Request{Record: Record{VGPUs: slice("GPU-a", gib)}, MaxInst: 2}, ""},
+		{"instances used up", six, Request{Record: Record{VGPUs: slice("GPU-a", gib)}, MaxInst: 1}, "1 containers share it already"},
+		{"slice of a whole one", []Record{{ID: "w", Name: "job\n", Native: []string{"GPU-a"}}}, Request{Record: Record{VGPUs: slice("GPU-a", gib)}}, `container "job\n" has the whole GPU`},
+		{"whole of a sliced one", six, Request{Record: Record{Native: []string{"GPU-a"}}}, "1 containers have slices of it, such as one"},
+		{"whole beside whole", []Record{{ID: "w", Native: []string{"GPU-a"}}}, Request{Record: Record{Native: []string{"GPU-a"}}}, ""},
+		{"mixed", six, Request{Record: Record{VGPUs: slice("GPU-a", gib), Native: []string{"GPU-b"}}}, ""},
+	} {
+		c.req.GPUs = twoGPUs
+		got, err := admit(c.others, c.req)
+		if c.refused == "" {
+			if err != nil || !reflect.DeepEqual(got, c.req.Record.VGPUs) {
+				t.Errorf("%s: got %v, %v", c.name, got, err)
+			}
+			continue
+		}
+		var refusal *Refusal
+		if !errors.As(err, &refusal) || got != nil || !strings.Contains(err.Error(), c.refused) || refusal.Remedy == "" || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %v, %v; want a refusal with %q", c.name, got, err, c.refused)
+		}
+	}
+}
+
+func TestPlace(t *testing.T) {
+	three := append(twoGPUs[:2:2], GPU{"GPU-c", 2, 16 * gib})
+	fixed := func(n quota.Bytes) quota.Memory { return quota.Memory{Fixed: n} }
+	for _, c := range []struct {
+		name    string
+		others  []Record
+		place   Placement
+		native  []string
+		maxInst int
+		want    []VGPU
+		refused string
+	}{
+		{name: "binpack on an empty node: the smallest, lowest", place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-a", 4*gib)},
+		{name: "spread on an empty node: the largest", place: Placement{Policy: PolicySpread, Memory: fixed(4 * gib)}, want: slice("GPU-b", 4*gib)},
+		{name: "binpack: the fullest", others: []Record{{VGPUs: slice("GPU-c", gib)}}, place: Placement{Policy: PolicyBinpack, Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
+		{name: "binpack: the fullest that has room", others: []Record{{VGPUs: slice("GPU-c", 13*gib)}}, place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-a", 4*gib)},
+		{name: "spread: the emptiest", others: []Record{{VGPUs: slice("GPU-b", 9*gib)}, {VGPUs: slice("GPU-a", gib)}}, place: Placement{Policy: PolicySpread, Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
+		{name: "only a large one will do", place: Placement{Memory: fixed(20 * gib)}, want: slice("GPU-b", 20*gib)},
+		{name: "a fraction depends on the card", others: []Record{{VGPUs: slice("GPU-a", 9*gib)}, {VGPUs: slice("GPU-c", 9*gib)}}, place: Placement{Memory: quota.Memory{Num: 1, Den: 2}}, want: slice("GPU-b", 12*gib)},
+		{name: "not on a whole one", others: []Record{{Native: []string{"GPU-a"}}}, place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
+		{name: "not on its own whole one", native: []string{"GPU-a"}, place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
+		{name: "instances", others: []Record{{VGPUs: slice("GPU-a", gib)}}, maxInst: 1, place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
+		{name: "two", place: Placement{Memory: fixed(4 * gib), Count: 2}, want: append(slice("GPU-a", 4*gib), slice("GPU-c", 4*gib)...)},
+		{name: "slice settings", place: Placement{Memory: fixed(gib), Slice: VGPU{Weight: 3, Percent: 4, Priority: 2}}, want: []VGPU{{"GPU-a", gib, 3, 4, 2}}},
+		{name: "larger than any", place: Placement{Memory: fixed(25 * gib)}, refused: "more than the GPU's"},
+		{name: "no room", others: []Record{{VGPUs: slice("GPU-a", 16*gib)}, {VGPUs: slice("GPU-b", 23*gib)}, {Native: []string{"GPU-c"}}}, place: Placement{Memory: fixed(4 * gib)},
+			refused: "0 of the 1 GPUs asked for have room: GPU 0: asked for 4096MiB, but 0MiB are free of 16384MiB, beside 1 containers, GPU 1: asked for 4096MiB, but 1024MiB"},
+		{name: "no room on the only large one", others: []Record{{VGPUs: slice("GPU-b", 23*gib)}}, place: Placement{Memory: fixed(20 * gib)}, refused: "GPU 1 (GPU-b): asked for 20480MiB"},
+		{name: "more than there are", place: Placement{Memory: fixed(gib), Count: 4}, refused: "has only 3"},
+	} {
+		if c.place.Slice.Weight == 0 {
+			c.place.Slice.Weight = 1
+		}
+		got, err := admit(c.others, Request{Record: Record{Native: c.native}, GPUs: three, Place: &c.place, MaxInst: c.maxInst})
+		if c.refused == "" {
+			if err != nil || !reflect.DeepEqual(got, c.want) {
+				t.Errorf("%s: got %v, %v; want %v", c.name, got, err, c.want)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: got %v, %v; want %q", c.name, got, err, c.refused)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for name, req := range map[string]Request{
+		"no ID":            {Record: Record{Nonce: "n"}},
+		"no nonce":         {Record: Record{ID: "i"}},
+		"unknown GPU":      {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-z", gib)}},
+		"unknown whole":    {Record: Record{ID: "i", Nonce: "n", Native: []string{"GPU-z"}}},
+		"twice":            {Record: Record{ID: "i", Nonce: "n", VGPUs: append(slice("GPU-a", gib), slice("GPU-a", gib)...)}},
+		"sliced and whole": {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-a", gib), Native: []string{"GPU-a"}}},
+		"no limit":         {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-a", 0)}},
+		"over the card":    {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-a", 17*gib)}, Overcommit: 9},
+		"named and placed": {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-a", gib)}, Place: &Placement{}},
+		"policy":           {Record: Record{ID: "i", Nonce: "n"}, Place: &Placement{Policy: "x"}},
+		"overcommit":       {Record: Record{ID: "i", Nonce: "n", VGPUs: slice("GPU-a", gib)}, Overcommit: -1},
+	} {
+		req.GPUs = twoGPUs
+		l := Open(t.TempDir() + "/run")
+		if _, err := l.Reserve(req); err == nil || !strings.HasPrefix(err.Error(), "ledger: ") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

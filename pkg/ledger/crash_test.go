@@ -1,0 +1,178 @@
+package ledger
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// TestMain lets this test binary be the process that is killed.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("LEDGER_TEST_DIR"); dir != "" {
+		rounds, _ := strconv.Atoi(os.Getenv("LEDGER_TEST_ROUNDS"))
+		if err := churn(Open(dir), rounds); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// churn reserves and releases rounds times (for ever when 0).
+func churn(l *Ledger, rounds int) error {
+	start, err := ProcStart(os.Getpid())
+	if err != nil {
+		return err
+	}
+	for i := 0; rounds == 0 || i < rounds; i++ {
+		req := request(fmt.Sprintf("%d-%d", os.Getpid(), i%5), strconv.Itoa(i), quota.Bytes(1+rand.IntN(8))*gib)
+		req.Record.LauncherPID, req.Record.LauncherStart = os.Getpid(), start
+		_, err := l.Reserve(req)
+		var refusal *Refusal
+		if err != nil && !errors.As(err, &refusal) {
+			return err
+		}
+		if err == nil && i == 0 {
+			fmt.Println("reserved") // wakes the killer
+		}
+		if rounds == 0 && i%3 != 0 {
+			continue // leaves it to be replaced, or to be dropped when we are dead
+		}
+		if err := l.Release(req.Record.ID, req.Record.Nonce); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func start(t *testing.T, dir string, rounds int) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "LEDGER_TEST_DIR="+dir, "LEDGER_TEST_ROUNDS="+strconv.Itoa(rounds))
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	must(t, cmd.Start())
+	return cmd, &out
+}
+
+// checkSums holds the ledger to its promise.
+func checkSums(t *testing.T, l *Ledger) int {
+	t.Helper()
+	records, err := l.List()
+	must(t, err)
+	sum, seen := quota.Bytes(0), map[string]bool{}
+	for _, r := range records {
+		if seen[r.ID] {
+			t.Fatalf("%s twice", r.ID)
+		}
+		seen[r.ID] = true
+		sum += r.VGPUs[0].Limit
+	}
+	if sum > twoGPUs[0].Memory {
+		t.Fatalf("%s of %s reserved", sum, twoGPUs[0].Memory)
+	}
+	return len(records)
+}
+
+func TestKillAtAnyTime(t *testing.T) {
+	kills := 200
+	if testing.Short() {
+		kills = 20
+	}
+	l := Open(t.TempDir())
+	inWrite := 0
+	for range kills {
+		cmd, out := start(t, l.dir, 0)
+		// The program takes some milliseconds to start; the rest is spread over many reservations.
+		time.Sleep(4*time.Millisecond + time.Duration(rand.IntN(int(8*time.Millisecond))))
+		must(t, cmd.Process.Kill())
+		if err := cmd.Wait(); err == nil || cmd.ProcessState.Exited() {
+			t.Fatalf("ended by itself: %s", out)
+		}
+		if _, err := os.Stat(l.path(tempName)); err == nil {
+			inWrite++
+		}
+		checkSums(t, l)
+		// The lock is free, and the room of the dead can be had at once.
+		reserve(t, l, request("whole", "n", 16*gib))
+		must(t, l.Release("whole", "n"))
+		if left := checkSums(t, l); left != 0 {
+			t.Fatalf("%d records left of a dead process", left)
+		}
+	}
+	t.Logf("%d kills, %d of them between the temporary file and its rename", kills, inWrite)
+}
+
+func TestManyProcesses(t *testing.T) {
+	l := Open(t.TempDir())
+	var cmds []*exec.Cmd
+	var outs []*bytes.Buffer
+	for range 4 {
+		cmd, out := start(t, l.dir, 200)
+		cmds, outs = append(cmds, cmd), append(outs, out)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i, cmd := range cmds {
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("%v: %s", err, outs[i])
+			}
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+			checkSums(t, l)
+		}
+	}
+	if left := checkSums(t, l); left != 0 {
+		t.Errorf("%d records left", left)
+	}
+}
+
+// BenchmarkReserve is one create and its release beside 200 containers. A process that does it once pays the cold
+// start of encoding/json too: see BenchmarkColdProcess.
+func BenchmarkReserve(b *testing.B) {
+	l := open(b)
+	fill(b, l, 200)
+	for b.Loop() {
+		reserve(b, l, request("new", "n", quota.MiB))
+		must(b, l.Release("new", "n"))
+	}
+}
+
+// BenchmarkColdProcess starts a process that reserves and releases once; compare with BenchmarkNothingProcess.
+func BenchmarkColdProcess(b *testing.B)    { benchProcess(b, "1") }
+func BenchmarkNothingProcess(b *testing.B) { benchProcess(b, "-1") }
+
+func benchProcess(b *testing.B, rounds string) {
+	l := open(b)
+	fill(b, l, 200)
+	for b.Loop() {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "LEDGER_TEST_DIR="+l.dir, "LEDGER_TEST_ROUNDS="+rounds)
+		must(b, cmd.Run())
+	}
+}
+
+func fill(b *testing.B, l *Ledger, n int) {
+	for i := range n {
+		req := request(fmt.Sprintf("%064d", i), fmt.Sprintf("%016x", i), quota.MiB)
+		req.Record.Bundle = "/run/containerd/io.containerd.runtime.v2.task/moby/" + req.Record.ID
+		req.Record.Socket, req.Record.Control = "/run/cgpu/g/"+req.Record.Nonce+".sock", "/run/cgpu/g/"+req.Record.Nonce+".ctl"
+		req.Record.VGPUs = slice("GPU-b", 100*quota.MiB)
+		reserve(b, l, req)
+	}
+}

@@ -1,0 +1,176 @@
+package ledger
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Files under the run directory.
+const (
+	fileName    = "ledger.json"
+	lockName    = "ledger.lock"
+	tempName    = "ledger.json.tmp"
+	socketsName = "g" // <nonce>.sock and <nonce>.ctl of the guards
+)
+
+// ErrNotFound says that no such record exists.
+var ErrNotFound = errors.New("no such container in the ledger")
+
+// Ledger is a handle on the ledger of one run directory. It holds no file open and may be shared by goroutines.
+type Ledger struct {
+	dir string
+	// lockTimeout bounds the wait for the lock: a create that hangs for ever is worse than one that says why.
+	lockTimeout time.Duration
+	// status looks at a process; tests replace it.
+	status func(pid int, start uint64) liveness
+}
+
+// Open returns the ledger of a run directory. It does no I/O; the directory is made by the first Reserve.
+func Open(runDir string) *Ledger {
+	return &Ledger{dir: runDir, lockTimeout: 10 * time.Second, status: processStatus}
+}
+
+func (l *Ledger) path(name string) string { return filepath.Join(l.dir, name) }
+
+// Reserve admits req and stores its record, or refuses with a *Refusal. The stored record is returned, with the slices
+// that placement chose.
+//
+// A record with the same ID is replaced (restart), unless its container still runs. When there is no room, records of
+// containers that are provably dead are dropped and admission is tried once more, all under one lock.
+func (l *Ledger) Reserve(req Request) (Record, error) {
+	if err := req.validate(); err != nil {
+		return Record{}, err
+	}
+	if err := l.makeDir(); err != nil {
+		return Record{}, err
+	}
+	var reserved Record
+	err := l.change(func(records []Record) ([]Record, error) {
+		if i := indexOf(records, req.Record.ID, ""); i >= 0 {
+			if err := l.replaceable(records[i], req.Record); err != nil {
+				return nil, err
+			}
+			// Replaced, its amounts do not count.
+			records = slices.Delete(records, i, i+1)
+		}
+		vgpus, err := admit(records, req)
+		var refusal *Refusal
+		if errors.As(err, &refusal) {
+			if alive, dead := l.sift(records); len(dead) > 0 {
+				records = alive
+				vgpus, err = admit(records, req)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+		reserved = req.Record
+		reserved.VGPUs = slices.Clone(vgpus)
+		for i := range reserved.VGPUs {
+			reserved.VGPUs[i].Weight = max(reserved.VGPUs[i].Weight, 1)
+		}
+		if reserved.Created.IsZero() {
+			reserved.Created = time.Now().UTC()
+		}
+		return append(records, reserved), nil
+	})
+	if err != nil {
+		return Record{}, err
+	}
+	return reserved, nil
+}
+
+// replaceable refuses to replace a record whose container runs or is being created by another process: the low-level
+// runtime will refuse the second container of that name, and by then the first would have lost its reservation. (Two
+// containerd namespaces can each have a container called "web".)
+func (l *Ledger) replaceable(old, next Record) error {
+	if old.InitPID != 0 && l.status(old.InitPID, old.InitStart) != dead {
+		return fmt.Errorf("ledger: container %q is in use by process %d (bundle %s): stop it first, or take another name",
+			old.ID, old.InitPID, old.Bundle)
+	}
+	same := old.LauncherPID == next.LauncherPID && old.LauncherStart == next.LauncherStart
+	if old.LauncherPID != 0 && !same && l.status(old.LauncherPID, old.LauncherStart) != dead {
+		return fmt.Errorf("ledger: container %q is being created by process %d (bundle %s): wait for it, or take another name",
+			old.ID, old.LauncherPID, old.Bundle)
+	}
+	return nil
+}
+
+// Update changes one record under the lock. An empty nonce matches any; the record's ID and nonce stay what they are.
+// An error of f leaves the ledger as it was. f must not raise limits: admission is Reserve's.
+func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
+	return l.change(func(records []Record) ([]Record, error) {
+		i := indexOf(records, id, nonce)
+		if i < 0 {
+			return nil, fmt.Errorf("ledger: container %q, nonce %q: %w", id, nonce, ErrNotFound)
+		}
+		id, nonce := records[i].ID, records[i].Nonce
+		if err := f(&records[i]); err != nil {
+			return nil, err
+		}
+		records[i].ID, records[i].Nonce = id, nonce
+		return records, nil
+	})
+}
+
+// Release drops a record. It may be called any number of times by anybody (poststop hook, guard, cgpu gc): a record
+// that is not there, or is there with another nonce because the container was restarted, is left alone. An empty nonce
+// matches any.
+func (l *Ledger) Release(id, nonce string) error {
+	return l.change(func(records []Record) ([]Record, error) {
+		i := indexOf(records, id, nonce)
+		if i < 0 {
+			return nil, errUnchanged
+		}
+		return slices.Delete(records, i, i+1), nil
+	})
+}
+
+// List returns all records, oldest reservation first. It takes no lock: a rename replaces the file as a whole.
+func (l *Ledger) List() ([]Record, error) { return l.read() }
+
+// Get returns the record of a container by its whole ID.
+func (l *Ledger) Get(id string) (Record, error) {
+	records, err := l.read()
+	if err != nil {
+		return Record{}, err
+	}
+	if i := indexOf(records, id, ""); i >= 0 {
+		return records[i], nil
+	}
+	return Record{}, fmt.Errorf("ledger: container %q: %w", id, ErrNotFound)
+}
+
+// Find returns the record of a container by its ID or a unique beginning of it.
+func (l *Ledger) Find(prefix string) (Record, error) {
+	records, err := l.read()
+	if err != nil {
+		return Record{}, err
+	}
+	var found []Record
+	for _, r := range records {
+		if r.ID == prefix {
+			return r, nil
+		}
+		if prefix != "" && strings.HasPrefix(r.ID, prefix) {
+			found = append(found, r)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return Record{}, fmt.Errorf("ledger: container %q: %w", prefix, ErrNotFound)
+	case 1:
+		return found[0], nil
+	}
+	return Record{}, fmt.Errorf("ledger: container %q: is the beginning of %d IDs, such as %s and %s: give more of it",
+		prefix, len(found), found[0].ID, found[1].ID)
+}
+
+// indexOf finds a record; an empty nonce matches any. There is at most one per ID.
+func indexOf(records []Record, id, nonce string) int {
+	return slices.IndexFunc(records, func(r Record) bool { return r.ID == id && (nonce == "" || r.Nonce == nonce) })
+}

@@ -1,0 +1,102 @@
+package ledger
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+)
+
+// version is the format of ledger.json; another one is refused, because guessing at it could lose reservations.
+const version = 1
+
+// file is ledger.json.
+type file struct {
+	Version int      `json:"version"`
+	Records []Record `json:"records"`
+}
+
+// errUnchanged lets a change end without writing.
+var errUnchanged = errors.New("unchanged")
+
+// change reads the records under the lock and stores what f makes of them. f may keep and change the slice.
+func (l *Ledger) change(f func([]Record) ([]Record, error)) error {
+	lock, err := l.lock()
+	if errors.Is(err, fs.ErrNotExist) {
+		// No run directory: nothing is reserved, so there is nothing to release or to update either.
+		if _, ferr := f(nil); errors.Is(ferr, errUnchanged) {
+			return nil
+		} else if ferr != nil {
+			return ferr
+		}
+		return err
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	records, err := l.read()
+	if err != nil {
+		return err
+	}
+	records, err = f(records)
+	if errors.Is(err, errUnchanged) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return l.write(records)
+}
+
+// read returns what the ledger holds; no file means no records. Anything unreadable is an error, never an empty ledger:
+// that would give the memory of running containers away a second time.
+func (l *Ledger) read() ([]Record, error) {
+	data, err := os.ReadFile(l.path(fileName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ledger: %w", err)
+	}
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return nil, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file", l.path(fileName), err)
+	}
+	if f.Version != version {
+		return nil, fmt.Errorf("ledger: %s has format %d, this program knows %d: use the cgpu version that wrote it, or stop the GPU containers of this machine, then remove the file",
+			l.path(fileName), f.Version, version)
+	}
+	return f.Records, nil
+}
+
+// write replaces ledger.json, under the lock. A reader or a successor of a writer that was killed sees the old file or
+// the new one, since only the rename makes the new one visible. There is no fsync: what a kill of the process needs is
+// in the page cache already, and after a power cut there are no containers (and /run is a tmpfs). The temporary file
+// has one fixed name, as only the holder of the lock writes it: what a killed writer left is overwritten, never piled up.
+func (l *Ledger) write(records []Record) error {
+	if records == nil {
+		records = []Record{}
+	}
+	data, err := json.Marshal(file{version, records})
+	if err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	if err := os.WriteFile(l.path(tempName), append(data, '\n'), 0o600); err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	if err := os.Rename(l.path(tempName), l.path(fileName)); err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
+	return nil
+}
+
+// makeDir makes the run directory. Others may pass through it but not list it: the runtime of a user namespace must reach its
+// guard's socket, whose name holds a nonce, and nobody else should learn names.
+func (l *Ledger) makeDir() error {
+	if err := os.MkdirAll(l.dir, 0o711); err != nil {
+		return fmt.Errorf("ledger: run directory: %w", err)
+	}
+	return nil
+}
