@@ -37,6 +37,7 @@ type Control struct {
 	Size          int       // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer // user pointers in the parameters
 	ClientHandles []int     // offsets of client handles in the parameters; each must be 0 or the container's own
+	Clear         []int     // offsets of pointers that mean nothing to the driver; zeroed before it sees them
 	FDOff         int       // offset of a file descriptor of the caller, -1: none
 	Source        string
 }
@@ -96,7 +97,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 			continue
 		}
 		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
-			ClientHandles: r.clients, FDOff: -1, Source: r.source}
+			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
 			c.FDOff = r.fd
@@ -115,6 +116,7 @@ type controlRow struct {
 	sizes    []since
 	pointers []Pointer
 	clients  []int
+	clear    []int
 	fd       int // only with kinds that have one
 	source   string
 }
@@ -132,3 +134,26 @@ func findControl(id uint32) (int, bool) {
 	}
 	return lo, lo < len(controls) && controls[lo].id == id
 }
+
+// GPUMonForm is the layout of one utilisation sample of 0x20802096: its size and where each engine's pid sits. Samples
+// start at GPUMonSamples.
+type GPUMonForm struct {
+	Entry int
+	Pids  []int // offsets of procId, u32
+}
+
+// GPUMon is the form of the driver's utilisation samples (NV2080_CTRL_PERF_GPUMON_PERFMON_UTIL_SAMPLE, ctrl2080perf.h).
+func (a *ABI) GPUMon() GPUMonForm {
+	switch {
+	case a.branch < 550:
+		return GPUMonForm{472, gpuMonPids[:4]}
+	case a.branch < 570:
+		return GPUMonForm{704, gpuMonPids[:]}
+	}
+	return GPUMonForm{776, gpuMonPids570[:]}
+}
+
+var (
+	gpuMonPids    = [...]int{16, 132, 248, 364, 480, 596} // fb gr nvenc nvdec nvjpg nvofa
+	gpuMonPids570 = [...]int{16, 144, 272, 400, 528, 656}
+)

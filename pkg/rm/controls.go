@@ -1,7 +1,7 @@
 package rm
 
 // maxList bounds the memory behind a pointer of an information call; maxCopy is the driver's own bound for any other
-// (RMAPI_PARAM_COPY_MAX_PARAMS_SIZE in src/nvidia/src/kernel/rmapi/param_copy.c).
+// (RMAPI_PARAM_COPY_MAX_PARAMS_SIZE in src/nvidia/inc/kernel/rmapi/param_copy.h).
 const (
 	maxList = 64 << 10
 	maxCopy = 1 << 20
@@ -25,11 +25,11 @@ var controls = []controlRow{
 	{id: 0x13a, name: "NV0000_CTRL_CMD_SYSTEM_GET_P2P_CAPS_MATRIX", kind: ControlFlat, source: "ctrl0000system.h"},
 	{id: 0x13d, name: "NV0000_CTRL_CMD_SYSTEM_GET_CLIENT_DATABASE_INFO", kind: ControlDeny, source: "ctrl0000system.h"},
 	{id: 0x1f0, name: "NV0000_CTRL_CMD_SYSTEM_GET_FEATURES", kind: ControlFlat, source: "ctrl0000system.h"},
-	{id: 0x201, name: "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS", kind: ControlGPUList, sizes: []since{{0, 128}}, source: "ctrl0000system.h"},
-	{id: 0x202, name: "NV0000_CTRL_CMD_GPU_GET_ID_INFO", kind: ControlGPUQuery, sizes: []since{{0, 40}}, pointers: []Pointer{{Off: 16, CountOff: -1, Fixed: 128, MaxBytes: 128}}, source: "ctrl0000system.h"},
-	{id: 0x203, name: "NV0000_CTRL_CMD_GPU_GET_INIT_STATUS", kind: ControlGPUQuery, sizes: []since{{0, 8}}, source: "ctrl0000system.h"},
-	{id: 0x204, name: "NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS", kind: ControlDeviceMask, sizes: []since{{0, 4}}, source: "ctrl0000system.h"},
-	{id: 0x205, name: "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2", kind: ControlGPUQuery, sizes: []since{{0, 32}}, source: "ctrl0000system.h"},
+	{id: 0x201, name: "NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS", kind: ControlGPUList, sizes: []since{{0, 128}}, source: "ctrl0000gpu.h"},
+	{id: 0x202, name: "NV0000_CTRL_CMD_GPU_GET_ID_INFO", kind: ControlGPUQuery, sizes: []since{{0, 40}}, clear: []int{16}, source: "ctrl0000gpu.h"},
+	{id: 0x203, name: "NV0000_CTRL_CMD_GPU_GET_INIT_STATUS", kind: ControlGPUQuery, sizes: []since{{0, 8}}, source: "ctrl0000gpu.h"},
+	{id: 0x204, name: "NV0000_CTRL_CMD_GPU_GET_DEVICE_IDS", kind: ControlDeviceMask, sizes: []since{{0, 4}}, source: "ctrl0000gpu.h"},
+	{id: 0x205, name: "NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2", kind: ControlGPUQuery, sizes: []since{{0, 32}}, source: "ctrl0000gpu.h"},
 	{id: 0x214, name: "NV0000_CTRL_CMD_GPU_GET_PROBED_IDS", kind: ControlGPUList, sizes: []since{{0, 256}, {580_000_00, 384}}, source: "ctrl0000gpu.h"},
 	{id: 0x215, name: "NV0000_CTRL_CMD_GPU_ATTACH_IDS", kind: ControlAttach, sizes: []since{{0, 132}}, source: "ctrl0000gpu.h"},
 	{id: 0x216, name: "NV0000_CTRL_CMD_GPU_DETACH_IDS", kind: ControlFlat, source: "ctrl0000gpu.h"},
@@ -38,7 +38,7 @@ var controls = []controlRow{
 	{id: 0x275, name: "NV0000_CTRL_CMD_GPU_GET_UUID_FROM_GPU_ID", kind: ControlGPUQuery, sizes: []since{{0, 268}}, source: "ctrl0000gpu.h"},
 	{id: 0x278, name: "NV0000_CTRL_CMD_GPU_MODIFY_DRAIN_STATE", kind: ControlDeny, source: "ctrl0000gpu.h"},
 	{id: 0x279, name: "NV0000_CTRL_CMD_GPU_QUERY_DRAIN_STATE", kind: ControlFlat, source: "ctrl0000gpu.h"},
-	{id: 0x27b, name: "NV0000_CTRL_CMD_GPU_GET_MEMOP_ENABLE", kind: ControlFlat, source: "ctrl0073specific.h"},
+	{id: 0x27b, name: "NV0000_CTRL_CMD_GPU_GET_MEMOP_ENABLE", kind: ControlFlat, source: "ctrl0000gpu.h"},
 	{id: 0x288, name: "NV0000_CTRL_CMD_GPU_GET_ACTIVE_DEVICE_IDS", kind: ControlActiveDevices, from: 545, sizes: []since{{0, 3076}}, source: "ctrl0000gpu.h"},
 	{id: 0x289, name: "NV0000_CTRL_CMD_GPU_ASYNC_ATTACH_ID", kind: ControlGPUQuery, from: 550, sizes: []since{{0, 4}}, source: "ctrl0000gpu.h"},
 	{id: 0x290, name: "NV0000_CTRL_CMD_GPU_WAIT_ATTACH_ID", kind: ControlGPUQuery, from: 550, sizes: []since{{0, 4}}, source: "ctrl0000gpu.h"},

@@ -56,7 +56,14 @@ func (a *ABI) RMShaped(cmd uint32) bool {
 	if !a.guessed {
 		return RMShaped(cmd)
 	}
-	return cmd>>16&0x3fff != 0 && Trapped(cmd)
+	if cmd>>16&0x3fff == 0 || !Trapped(cmd) {
+		return false
+	}
+	switch cmd & 0xff {
+	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+		return false // trapped for the sake of UVM; no escape of interest has these numbers
+	}
+	return true
 }
 
 // Trapped reports whether the container's seccomp filter hands this ioctl number to the guard.
