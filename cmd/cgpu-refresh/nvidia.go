@@ -1,0 +1,258 @@
+//go:build cgo
+
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// nvidia fills the table from NVML and nvcdi and writes it.
+func (r refresh) nvidia(t *device.Table, before device.Key) error {
+	lib, shutdown, err := openNVML()
+	if err != nil {
+		return err
+	}
+	defer shutdown()
+	var ret nvml.Return
+	if t.DriverVersion, ret = lib.SystemGetDriverVersion(); ret != nvml.SUCCESS {
+		return fmt.Errorf("NVML: driver version: %w", ret)
+	}
+	if t.GPUs, err = gpus(lib, lib.Extensions().LookupSymbol, r.warn); err != nil {
+		return err
+	}
+	for i := range t.GPUs {
+		g := &t.GPUs[i]
+		if g.Node, err = hostNode(fmt.Sprintf("/dev/nvidia%d", g.Minor)); err != nil {
+			return fmt.Errorf("GPU %d: %w; run nvidia-smi once, which makes the nodes", g.Index, err)
+		}
+	}
+	if err := makeUVMNode(); err != nil {
+		r.warn("%v", err)
+	}
+	for _, path := range []string{"/dev/nvidiactl", "/dev/nvidia-uvm"} {
+		n, err := hostNode(path)
+		if err != nil {
+			return fmt.Errorf("%w; run nvidia-modprobe -c 0 -u, which loads the module and makes the node", err)
+		}
+		t.Nodes = append(t.Nodes, n)
+	}
+	files, err := discover(lib, driverDirs(), r.say)
+	if err != nil {
+		// NVML works, so containers that bring the driver's libraries themselves do too: better than none. The next
+		// change of the driver, a boot or cgpu refresh --force looks again.
+		r.warn("no driver files for containers: %v; containers must bring the libraries of driver %s themselves "+
+			"(put the folder of libcuda.so.%[2]s into the ld cache, then cgpu refresh --force)", err, t.DriverVersion)
+	}
+	t.Mounts, t.Links, t.LibDirs, t.Env = files.mounts, files.links, files.libDirs, files.env
+	// Before the shutdown: while NVML holds the driver open it cannot be exchanged, so the key is that of what was read.
+	return r.save(t, before, files.libcuda(t.DriverVersion))
+}
+
+// openNVML loads the library from where the dynamic linker finds it, else from a driver folder outside its reach
+// (GPU operators and hosted nodes mount the driver at /usr/local/nvidia, Google's at /home/kubernetes/bin/nvidia).
+func openNVML() (nvml.Interface, func(), error) {
+	options := [][]nvml.LibraryOption{nil}
+	for _, dir := range driverDirs() {
+		if path := filepath.Join(dir, "libnvidia-ml.so.1"); exists(path) {
+			options = append(options, []nvml.LibraryOption{nvml.WithLibraryPath(path)})
+		}
+	}
+	ret := nvml.ERROR_LIBRARY_NOT_FOUND
+	for _, o := range options {
+		lib := nvml.New(o...)
+		if ret = lib.Init(); ret == nvml.SUCCESS {
+			return lib, func() { _ = lib.Shutdown() }, nil
+		}
+		if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
+			break
+		}
+	}
+	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
+		return nil, nil, errors.New("NVML: libnvidia-ml.so.1 not found: want an NVIDIA driver whose library folder is in the ld cache; " +
+			`or driver = "sim" in cgpu.toml for the simulated driver`)
+	}
+	return nil, nil, fmt.Errorf("NVML: %w: want a loaded NVIDIA driver that fits libnvidia-ml.so.1 (nvidia-smi tells more)", ret)
+}
+
+// gpus lists the GPUs that can be shared. has tells whether the library knows a function: calling one that it lacks
+// kills the process.
+func gpus(lib nvml.Interface, has func(symbol string) error, warn func(string, ...any)) ([]device.GPU, error) {
+	count, ret := lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("NVML: number of GPUs: %w", ret)
+	}
+	var list []device.GPU
+	for i := range count {
+		g, err := gpu(lib, i, has)
+		if err != nil { // a lost GPU must not take the others with it
+			warn("GPU %d is left out: %v", i, err)
+			continue
+		}
+		list = append(list, g)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("NVML: none of %d GPUs can be shared", count)
+	}
+	return list, nil
+}
+
+func gpu(lib nvml.Interface, index int, has func(symbol string) error) (device.GPU, error) {
+	g := device.GPU{Index: index}
+	fault := func(what string, ret nvml.Return) (device.GPU, error) {
+		return device.GPU{}, fmt.Errorf("NVML: %s: %w", what, ret)
+	}
+	d, ret := lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return fault("handle", ret)
+	}
+	if has("nvmlDeviceGetMigMode") == nil {
+		if current, _, ret := d.GetMigMode(); ret == nvml.SUCCESS && current == nvml.DEVICE_MIG_ENABLE {
+			return device.GPU{}, errors.New("MIG mode is on, and cgpu shares whole GPUs; nvidia-smi -mig 0 turns it off")
+		}
+	}
+	if g.UUID, ret = d.GetUUID(); ret != nvml.SUCCESS {
+		return fault("UUID", ret)
+	}
+	g.UUID = lowerUUID(g.UUID)
+	if g.Minor, ret = d.GetMinorNumber(); ret != nvml.SUCCESS {
+		return fault("minor number", ret)
+	}
+	if g.Name, ret = d.GetName(); ret != nvml.SUCCESS {
+		return fault("name", ret)
+	}
+	pci, ret := d.GetPciInfo()
+	if ret != nvml.SUCCESS {
+		return fault("PCI address", ret)
+	}
+	g.BusID = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+	memory, ret := d.GetMemoryInfo()
+	if ret != nvml.SUCCESS {
+		return fault("memory", ret)
+	}
+	g.Memory = quota.Bytes(memory.Total)
+	return g, nil
+}
+
+// lowerUUID writes the hexadecimal digits as the driver does, in lower case.
+func lowerUUID(u string) string {
+	prefix, digits, ok := strings.Cut(u, "-")
+	if !ok {
+		return u
+	}
+	return prefix + "-" + strings.ToLower(digits)
+}
+
+// discover asks nvcdi for the driver's files. Its own search (standard folders, then the ld cache) comes first; dirs are
+// tried after it, because folders that are named replace its search.
+func discover(lib nvml.Interface, dirs []string, log func(string, ...any)) (driverFiles, error) {
+	if err := addBinaries(dirs); err != nil {
+		return driverFiles{}, err
+	}
+	files, first := commonEdits(lib, nil, log)
+	if first == nil {
+		return files, nil
+	}
+	for _, dir := range dirs {
+		if files, err := commonEdits(lib, []string{dir}, log); err == nil {
+			return files, nil
+		}
+	}
+	return driverFiles{}, first
+}
+
+func commonEdits(lib nvml.Interface, dirs []string, log func(string, ...any)) (driverFiles, error) {
+	c, err := nvcdi.New(
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithNvmlLib(lib),
+		nvcdi.WithDriverRoot("/"),
+		nvcdi.WithLibrarySearchPaths(dirs),
+		nvcdi.WithLogger(logger(log)),
+		// Not for a tenant: the sockets of nvidia-persistenced, the fabric manager and MPS.
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableIPCDiscoverer, nvcdi.FeatureDisableNvsandboxUtils, nvcdi.FeatureNoAdditionalGIDsForDeviceNodes),
+	)
+	if err != nil {
+		return driverFiles{}, err
+	}
+	edits, err := c.GetCommonEdits()
+	if err != nil {
+		return driverFiles{}, err
+	}
+	return translate(edits.ContainerEdits), nil
+}
+
+// driverDirs are folders outside the ld cache that may hold the driver's libraries: first the one that NVML was loaded
+// from.
+func driverDirs() []string {
+	var dirs []string
+	add := func(dir string) {
+		if filepath.IsAbs(dir) && !slices.Contains(dirs, dir) && exists(dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	if f, err := os.Open("/proc/self/maps"); err == nil {
+		defer f.Close()
+		for s := bufio.NewScanner(f); s.Scan(); {
+			if _, path, ok := strings.Cut(s.Text(), "/"); ok && strings.HasPrefix(filepath.Base(path), "libnvidia-ml.so.") {
+				add(filepath.Dir("/" + path))
+			}
+		}
+	}
+	for dir := range strings.SplitSeq(os.Getenv("LD_LIBRARY_PATH"), ":") {
+		add(dir)
+	}
+	add("/usr/local/nvidia/lib64")
+	add("/usr/local/nvidia/lib")
+	add("/home/kubernetes/bin/nvidia/lib64")
+	return dirs
+}
+
+// addBinaries puts the bin folders beside the libraries behind PATH, where nvcdi looks for nvidia-smi: an engine's PATH
+// knows only the standard ones.
+func addBinaries(dirs []string) error {
+	path := os.Getenv("PATH")
+	for _, dir := range dirs {
+		if bin := filepath.Join(filepath.Dir(dir), "bin"); exists(filepath.Join(bin, "nvidia-smi")) && !slices.Contains(filepath.SplitList(path), bin) {
+			path += ":" + bin
+		}
+	}
+	return os.Setenv("PATH", path)
+}
+
+// makeUVMNode makes /dev/nvidia-uvm where it is missing: unlike the others it appears only with the first CUDA program.
+func makeUVMNode() error {
+	if exists("/dev/nvidia-uvm") {
+		return nil
+	}
+	if out, err := exec.Command("nvidia-modprobe", "-c", "0", "-u").CombinedOutput(); err != nil {
+		return fmt.Errorf("nvidia-modprobe -c 0 -u: %w %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	var st syscall.Stat_t
+	return syscall.Stat(path, &st) == nil
+}
+
+// logger gives nvcdi's messages to a printing function. Its warnings tell of optional files that are not there.
+type logger func(format string, args ...any)
+
+func (l logger) Debugf(string, ...any)               {}
+func (l logger) Tracef(string, ...any)               {}
+func (l logger) Infof(format string, args ...any)    { l("nvcdi: "+format, args...) }
+func (l logger) Warningf(format string, args ...any) { l("nvcdi: "+format, args...) }
+func (l logger) Errorf(format string, args ...any)   { l("nvcdi: "+format, args...) }

@@ -1,0 +1,14 @@
+//go:build !cgo
+
+package main
+
+import (
+	"errors"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// nvidia needs cgo: go-nvml loads NVIDIA's library with the C linker.
+func (r refresh) nvidia(*device.Table, device.Key) error {
+	return errors.New(`this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML; build it with cgo, or set driver = "sim" in cgpu.toml`)
+}
