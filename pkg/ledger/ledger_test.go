@@ -319,14 +319,17 @@ func TestLockFileRemoved(t *testing.T) {
 	}()
 	time.Sleep(50 * time.Millisecond)
 	must(t, os.Remove(l.path(lockName)))
+	other, err := l.lock() // makes a new file
+	must(t, err)
 	held.release()
-	k := <-waiter
-	l.lockTimeout = 20 * time.Millisecond
-	if other, err := l.lock(); err == nil {
-		other.release()
+	select {
+	case <-waiter:
 		t.Error("two hold the lock")
+		return
+	case <-time.After(50 * time.Millisecond):
 	}
-	k.release()
+	other.release()
+	(<-waiter).release()
 }
 
 func TestProcess(t *testing.T) {
