@@ -33,7 +33,7 @@ show() {
 }
 
 # value KEY: the number behind "KEY=" in what cgpu-probe printed.
-value() { sed -nE "s/.*\b$1[= ]([0-9]+).*/\1/p" | head -n 1; }
+value() { sed -nE "s/^$1=([0-9]+)\r?$/\1/p"; }
 mib() { echo $(($1 / 1048576)); }
 
 say "cgpu demo on the $CGPU_TEST_DRIVER driver: one GPU, two containers that ask for 6/15 and 8/15 of it."
@@ -45,7 +45,7 @@ show "${run[@]}" -d --name eight -e ALIYUN_COM_GPU_MEM_CONTAINER=8 probe cgpu-pr
 ready() {
 	local i
 	for ((i = 0; i < 100; i++)); do
-		[[ $(docker logs "$1" 2>/dev/null) == *holding* ]] && return
+		[[ $(docker logs "$1" 2>/dev/null) == *ready=1* ]] && return
 		sleep 0.1
 	done
 	docker logs "$1"
@@ -58,9 +58,9 @@ card=$(jq '.gpus[0].memory' "$CGPU_RUN_DIR/node.json")
 for share in six:6 eight:8; do
 	name=${share%:*} part=${share#*:}
 	out=$(show docker exec "$name" cgpu-probe meminfo)
-	echo "$out"
+	grep -vE '^fb_|^v1|^heap' <<<"$out"
 	want=$((card * part / 15 / 1048576))
-	check "$name sees a card of $want MiB, $part/15 of $(mib "$card")" test "$(mib "$(tail -n +2 <<<"$out" | value total)")" -eq "$want"
+	check "$name sees a card of $want MiB, $part/15 of $(mib "$card")" test "$(value total_mib <<<"$out")" -eq "$want"
 done
 
 say "The first container asks for more than it has left:"

@@ -30,12 +30,16 @@ wait_for() {
 	done
 }
 
-# Processes of this node are those whose environment names its run dir: dockerd, containerd, shims, guards, cgpu-sim.
+# Processes of this node name its run dir in their environment (dockerd, containerd, shims), on their command line
+# (cgpu-sim) or among their open files (guards).
 node_pids() {
 	local p
 	for p in /proc/[0-9]*; do
-		if tr '\0' '\n' 2>/dev/null <"$p/environ" | grep -qxF "CGPU_RUN_DIR=$dir/run"; then
-			[[ ${p#/proc/} == "$$" || ${p#/proc/} == "$BASHPID" || ${p#/proc/} == "$PPID" ]] || echo "${p#/proc/}"
+		[[ ${p#/proc/} == "$$" || ${p#/proc/} == "$BASHPID" || ${p#/proc/} == "$PPID" ]] && continue
+		if tr '\0' '\n' 2>/dev/null <"$p/environ" | grep -qxF "CGPU_RUN_DIR=$dir/run" ||
+			tr '\0' '\n' 2>/dev/null <"$p/cmdline" | grep -qxF "$dir/run" ||
+			find "$p/fd" -lname "$dir/run/*" 2>/dev/null | grep -q .; then
+			echo "${p#/proc/}"
 		fi
 	done
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/test/node"
 )
@@ -152,42 +153,25 @@ func fraction(t *testing.T, container, dev quota.Bytes) quota.Bytes {
 	return (gpus(t)[0].Memory * container / dev).FloorMiB()
 }
 
-// ledgerFile is what the tests know of ledger.json's shape.
-type record struct {
-	ID       string
-	GuardPID int `json:"guardPid"`
-	VGPUs    []struct {
-		UUID  string
-		Limit quota.Bytes
-	}
-}
-
-// records reads the ledger the way a user can: through cgpu smi.
-func records(t *testing.T) []record {
+// records are the reservations of this node.
+func records(t *testing.T) []ledger.Record {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(lab.RunDir, "ledger.json"))
-	if os.IsNotExist(err) {
-		return nil
-	}
+	list, err := ledger.Open(lab.RunDir).List()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var file struct{ Records []record }
-	if err := json.Unmarshal(text, &file); err != nil {
-		t.Fatalf("ledger.json: %v: %s", err, text)
-	}
-	return file.Records
+	return list
 }
 
 // recordOf finds a container's record.
-func recordOf(t *testing.T, id string) (record, bool) {
+func recordOf(t *testing.T, id string) (ledger.Record, bool) {
 	t.Helper()
 	for _, r := range records(t) {
 		if strings.HasPrefix(r.ID, id) || strings.HasPrefix(id, r.ID) {
 			return r, true
 		}
 	}
-	return record{}, false
+	return ledger.Record{}, false
 }
 
 // noTrace asserts at the test's end that no reservation, guard, mount or byte of driver memory is left.
@@ -224,11 +208,14 @@ func guards(t *testing.T) []int {
 		}
 		pid := 0
 		fmt.Sscanf(link, "/proc/%d/exe", &pid)
-		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil || !strings.Contains(string(env), "CGPU_RUN_DIR="+lab.RunDir+"\x00") {
-			continue
+		// Other nodes of this machine may run the same binary; a guard of ours has its log open here.
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, file := range files {
+			if target, err := os.Readlink(file); err == nil && strings.HasPrefix(target, lab.RunDir+"/") {
+				pids = append(pids, pid)
+				break
+			}
 		}
-		pids = append(pids, pid)
 	}
 	return pids
 }

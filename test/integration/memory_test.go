@@ -4,6 +4,8 @@ package integration
 
 import (
 	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,10 +63,15 @@ func TestMixed(t *testing.T) {
 	}
 	noTrace(t)
 	c := container{env: append(quotaOf("2", "", "0"), "NVIDIA_VISIBLE_DEVICES=1"), cmd: []string{"cgpu-probe", "meminfo"}}
-	out := c.run(t)
-	if got := totals(t, out); len(got) != 2 || got[0] != 2*quota.GiB || got[1] != all[1].Memory {
-		t.Errorf("totals = %v, want [%v %v]: %s", got, 2*quota.GiB, all[1].Memory, out)
+	if got := total(t, c.run(t)); got != 2*quota.GiB {
+		t.Errorf("total of the slice = %v, want 2GiB", got)
 	}
+	c.cmd = []string{"cgpu-probe", "gpus"}
+	checkGPUs(t, c.run(t), 0, 1)
+	// The whole one excludes slices of it, and the other way round.
+	id := container{env: c.env, cmd: []string{"sleep", "60"}}.start(t)
+	wantRefused(t, container{env: quotaOf("1", "", "1"), cmd: []string{"true"}}.try(t), all[1].UUID)
+	docker(t, "rm", "-f", id)
 }
 
 // TestLimitExact: the last byte of the limit can be had and the next cannot; a failure leaves nothing charged.
@@ -96,7 +103,7 @@ func TestTwoContainers(t *testing.T) {
 		if got := free(t, r.Stdout); got > c.limit-c.held || got < c.limit-c.held-64*quota.MiB {
 			t.Errorf("free = %v, want about %v: only its own use counts", got, c.limit-c.held)
 		}
-		if got := pids(t, execIn(c.id, "cgpu-probe", "pids").Stdout); got > 2 {
+		if got := pids(t, execIn(c.id, "cgpu-probe", "pids")); got > 2 {
 			t.Errorf("%d processes seen, want its own only", got)
 		}
 	}
@@ -128,14 +135,43 @@ func TestFourProcesses(t *testing.T) {
 
 // TestProbeCases: the probe's own cases, each of which checks itself, in a plain container.
 func TestProbeCases(t *testing.T) {
-	for _, name := range []string{"self", "threads", "fork", "dup", "export", "client-foreign", "guess", "signals"} {
-		t.Run(name, func(t *testing.T) {
+	for _, args := range []string{
+		"self --limit 512MiB", "threads 8 100MiB", "fork 4 200MiB", "dup", "dup 100MiB", "export", "guess", "signals --seconds 4", "context 0.1",
+		"alloc --count 100 --free 500MiB",
+	} {
+		t.Run(args, func(t *testing.T) {
 			noTrace(t)
-			c := container{env: sizeOf("512MiB"), cmd: []string{"cgpu-probe", name}}
+			c := container{env: sizeOf("512MiB"), cmd: append([]string{"cgpu-probe"}, strings.Fields(args)...)}
 			if r := c.try(t); r.Code != 0 {
 				t.Error(r)
 			}
 		})
+	}
+}
+
+// TestForeignHandles: the handles of a neighbour, told outright, are worth nothing in another container.
+func TestForeignHandles(t *testing.T) {
+	noTrace(t)
+	neighbour := holding(t, container{env: sizeOf("512MiB")}, "200MiB")
+	logs := docker(t, "logs", neighbour)
+	handle := func(key string) string {
+		m := regexp.MustCompile(`(?m)^` + key + `=(0x[0-9a-f]+)`).FindStringSubmatch(logs)
+		if m == nil {
+			t.Fatalf("no %s in %q", key, logs)
+		}
+		return m[1]
+	}
+	client, object := handle("client"), handle("object")
+	for _, cmd := range [][]string{{"client-foreign", client}, {"dup-foreign", client, object}} {
+		for _, opts := range [][]string{nil, {"--privileged"}} {
+			c := container{env: sizeOf("512MiB"), opts: opts, cmd: append([]string{"cgpu-probe"}, cmd...)}
+			if r := c.try(t); r.Code != 0 {
+				t.Error(r)
+			}
+		}
+	}
+	if got := used(t, execIn(neighbour, "cgpu-probe", "meminfo").Stdout); got < 200*quota.MiB {
+		t.Errorf("the neighbour has %v left of its 200MiB", got)
 	}
 }
 

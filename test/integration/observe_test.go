@@ -20,49 +20,49 @@ import (
 // noMemory is what cgpu-probe prints for RM's NV_ERR_NO_MEMORY.
 const noMemory = `(?i)NO_MEMORY|0x51|out of memory`
 
-// contextOverhead bounds what a program that allocates until it is refused may leave: the context's hidden memory and
-// one smallest piece.
-const contextOverhead = 64 * quota.MiB
+// slack is what an allocate-until-refused may leave: less than its smallest piece on top of what the driver itself keeps
+// for a client (nothing on the simulated one).
+const slack = 2 * quota.MiB
 
-// number finds "key value" or "key=value" lines of cgpu-probe, one per GPU.
-func numbers(t *testing.T, out, key string) []quota.Bytes {
-	t.Helper()
-	var all []quota.Bytes
-	for _, m := range regexp.MustCompile(`(?m)\b`+key+`[ =](\d+)`).FindAllStringSubmatch(out, -1) {
-		n, err := strconv.ParseUint(m[1], 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, quota.Bytes(n))
-	}
-	return all
-}
-
+// number finds a "key=number" line of cgpu-probe.
 func number(t *testing.T, out, key string) quota.Bytes {
 	t.Helper()
-	all := numbers(t, out, key)
-	if len(all) != 1 {
-		t.Fatalf("want one %s in %q", key, out)
+	m := regexp.MustCompile(`(?m)^` + key + `=(\d+)\s*$`).FindStringSubmatch(out)
+	if m == nil {
+		t.Fatalf("want a line %s=NUMBER in %q", key, out)
 	}
-	return all[0]
+	n, err := strconv.ParseUint(m[1], 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return quota.Bytes(n)
 }
 
-// total, free and used are what a program in the container is told of its one GPU.
-func total(t *testing.T, meminfo string) quota.Bytes { t.Helper(); return number(t, meminfo, "total") }
-func free(t *testing.T, meminfo string) quota.Bytes  { t.Helper(); return number(t, meminfo, "free") }
+// total, free and used are what a program in the container is told of its first GPU (cgpu-probe meminfo).
+func total(t *testing.T, meminfo string) quota.Bytes {
+	t.Helper()
+	return number(t, meminfo, "total_mib") * quota.MiB
+}
+
+func free(t *testing.T, meminfo string) quota.Bytes {
+	t.Helper()
+	return number(t, meminfo, "free_mib") * quota.MiB
+}
+
 func used(t *testing.T, meminfo string) quota.Bytes {
 	t.Helper()
-	return total(t, meminfo) - free(t, meminfo)
+	return number(t, meminfo, "used_mib") * quota.MiB
 }
 
-// totals are the sizes of all GPUs of the container.
-func totals(t *testing.T, meminfo string) []quota.Bytes {
+// pids is the number of processes that the container is told of (cgpu-probe pids).
+func pids(t *testing.T, r node.Result) int {
 	t.Helper()
-	return numbers(t, meminfo, "total")
+	m := regexp.MustCompile(`(?m)^users=([\d,]*)\s*$`).FindStringSubmatch(r.Stdout)
+	if m == nil {
+		t.Fatalf("want a line users=… of %s", r)
+	}
+	return len(strings.FieldsFunc(m[1], func(c rune) bool { return c == ',' }))
 }
-
-// pids is the number of processes that the container is told of.
-func pids(t *testing.T, out string) int { t.Helper(); return int(number(t, out, "count")) }
 
 // checkOOM checks that a program that allocated until it was refused got the limit and ended well.
 func checkOOM(t *testing.T, r node.Result, limit quota.Bytes) {
@@ -71,8 +71,7 @@ func checkOOM(t *testing.T, r node.Result, limit quota.Bytes) {
 		t.Error(r)
 		return
 	}
-	got := number(t, r.Stdout, "allocated")
-	if got > limit || got < limit-contextOverhead {
+	if got := number(t, r.Stdout, "bytes"); got > limit || got < limit-slack {
 		t.Errorf("allocated %v of %v until refused: %s", got, limit, r)
 	}
 }
@@ -99,7 +98,7 @@ func holding(t *testing.T, c container, size string) string {
 	id := c.start(t)
 	eventually(t, 20*time.Second, func() string {
 		r := lab.Run(nil, "docker", "logs", id)
-		if strings.Contains(r.Stdout, "holding") {
+		if strings.Contains(r.Stdout, "ready=1") {
 			return ""
 		}
 		return r.String()

@@ -3,6 +3,7 @@
 package integration
 
 import (
+	"path/filepath"
 	"testing"
 )
 
@@ -26,7 +27,6 @@ func TestRefusals(t *testing.T) {
 		{"unknown GPU", quotaOf("6", "15", "7"), nil, []string{`ALIYUN_COM_GPU_VISIBLE_DEVICES`, `7`}},
 		{"unknown UUID", quotaOf("6", "15", "GPU-ffffffff"), nil, []string{`GPU-ffffffff`}},
 		{"the same GPU twice", quotaOf("6", "15", "0,0"), nil, []string{`0,0|twice|duplicate`}},
-		{"two values", append(quotaOf("6", "15", "0"), mem+"=7"), nil, []string{mem}},
 		{"DEV is text", quotaOf("6", "many", "0"), nil, []string{`ALIYUN_COM_GPU_MEM_DEV`, `many`}},
 		{"weight", append(quotaOf("1", "", "0"), "ALIYUN_COM_GPU_SCHD_WEIGHT=x"), nil, []string{`SCHD_WEIGHT`}},
 	}
@@ -37,6 +37,15 @@ func TestRefusals(t *testing.T) {
 			wantRefused(t, c.try(t), test.reasons...)
 		})
 	}
+}
+
+// TestTwoValues: one variable with two values has no sure meaning. (The docker command itself lets the last win.)
+func TestTwoValues(t *testing.T) {
+	noTrace(t)
+	bundle := t.TempDir()
+	quotaBundle(t, bundle, append(sizeOf("1GiB"), sizeOf("2GiB")[0]), "true")
+	r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", t.TempDir(), "run", "--bundle", bundle, "two-values")
+	wantRefused(t, r, `ALIYUN_COM_GPU_MEM_CONTAINER`, `1GiB`, `2GiB`)
 }
 
 // TestAdmission: limits that do not fit the card together are refused, and fit again once the first is gone.
