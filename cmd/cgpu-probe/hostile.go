@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// attack is one way around the limit. It returns nil if the limit held.
+type attack struct {
+	name string
+	run  func(hostileOptions) error
+	// killed: the kernel may end the process for it; that is a defence too.
+	killed bool
+}
+
+type hostileOptions struct {
+	tries int
+	keep  bool // keep objects and wait at the end, so that a test can compare ledger and driver
+}
+
+// errSkip says that a case makes no sense here.
+var errSkip = errors.New("skipped")
+
+func attacks() []attack {
+	return []attack{
+		{name: "env", run: hostileEnv},
+		{name: "int80", run: hostileForeign("int80"), killed: true},
+		{name: "x32", run: hostileForeign("x32"), killed: true},
+		{name: "type", run: hostileType},
+		{name: "upper", run: hostileUpper},
+		{name: "xfer", run: hostileXfer},
+		{name: "toctou-outer", run: hostileTOCTOUOuter},
+		{name: "toctou-inner", run: hostileTOCTOUInner},
+		{name: "toctou-control", run: hostileTOCTOUControl},
+		{name: "toctou-fd", run: hostileTOCTOUFD},
+		{name: "bomb-clients", run: hostileBombClients},
+		{name: "bomb-tsgs", run: hostileBombGroups},
+		{name: "bomb-objects", run: hostileBombObjects},
+		{name: "sizes", run: hostileSizes},
+		{name: "sizes-threads", run: hostileSizesThreads},
+		{name: "mknod", run: hostileMknod},
+		{name: "nodes", run: hostileNodes},
+		{name: "timeslice", run: hostileTimeslice},
+		{name: "pause", run: hostilePause},
+		{name: "preempt", run: hostilePreempt},
+		{name: "finn", run: hostileFINN},
+		{name: "heap", run: hostileHeap},
+		{name: "allocmem", run: hostileAllocMem},
+		{name: "legacy28", run: hostileLegacy28},
+		{name: "unknown-class", run: hostileUnknownClass},
+		{name: "unknown-control", run: hostileUnknownControl},
+		{name: "registry", run: hostileRegistry},
+		{name: "huge-params", run: hostileHugeParams},
+		{name: "bad-pointers", run: hostileBadPointers},
+		{name: "other-file", run: hostileOtherFile},
+		{name: "device-other", run: hostileOtherDevice},
+	}
+}
+
+// caseTime is how long a case may take before it counts as hung.
+const caseTime = 120 * time.Second
+
+func cmdHostile(args []string) error {
+	fs := flag.NewFlagSet("hostile", flag.ExitOnError)
+	tries := fs.Int("tries", 100000, "attempts of each race")
+	keep := fs.Bool("keep", false, "keep what was got and wait for a signal")
+	timeout := fs.Duration("timeout", caseTime, "a case that takes longer counts as hung")
+	inside := fs.Bool("inside", false, "run the case in this process")
+	name := arg(args, 0)
+	if name != "" {
+		args = args[1:]
+	}
+	_ = fs.Parse(args)
+	var failed int
+	found := false
+	for _, a := range attacks() {
+		if name == "list" {
+			print("%s", a.name)
+			found = true
+		}
+		if name != a.name && name != "all" {
+			continue
+		}
+		found = true
+		if *inside {
+			return a.run(hostileOptions{*tries, *keep})
+		}
+		// A process of its own: a case may be killed or hang.
+		if err := a.start(*tries, *keep, *timeout); errors.Is(err, errSkip) {
+			print("ok %s (%v)", a.name, err)
+		} else if err != nil {
+			print("FAIL %s %v", a.name, err)
+			failed++
+		} else {
+			print("ok %s", a.name)
+		}
+	}
+	if !found {
+		return fmt.Errorf("unknown case %q; see cgpu-probe hostile list", name)
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d cases failed", failed)
+	}
+	return nil
+}
+
+// skipStatus is the exit status of a case that makes no sense here.
+const skipStatus = 77
+
+func (a attack) start(tries int, keep bool, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "hostile", a.name, "--inside", "--tries", strconv.Itoa(tries), "--keep="+strconv.FormatBool(keep))
+	cmd.WaitDelay = 5 * time.Second
+	if a.name == "env" {
+		cmd.Env = []string{}
+	}
+	var diag strings.Builder
+	cmd.Stdout, cmd.Stderr = os.Stderr, &diag
+	err := cmd.Run()
+	state := cmd.ProcessState
+	if ctx.Err() != nil {
+		return fmt.Errorf("hung: not over after %v", timeout)
+	}
+	if err == nil {
+		return nil
+	}
+	if state == nil {
+		return err
+	}
+	ws, _ := state.Sys().(syscall.WaitStatus)
+	lines := strings.Split(strings.TrimSpace(diag.String()), "\n")
+	// Go turns a SIGSEGV or SIGSYS into a panic and status 2, unless the kernel killed the process.
+	crashed := ws.Signaled() || strings.Contains(diag.String(), "SIGSYS") || strings.Contains(diag.String(), "SIGSEGV")
+	switch {
+	case a.killed && crashed:
+		return nil
+	case ws.Exited() && ws.ExitStatus() == skipStatus:
+		return fmt.Errorf("%w: %s", errSkip, lines[len(lines)-1])
+	case ws.Signaled():
+		return fmt.Errorf("killed by %v", ws.Signal())
+	}
+	return errors.New(lines[len(lines)-1])
+}
+
+// skip ends a case that makes no sense here.
+func skip(why string) error {
+	fmt.Fprintln(os.Stderr, why)
+	os.Exit(skipStatus)
+	return nil
+}
+
+// holds checks that a way of allocating is either refused or charged: more than the GPU has is never given, and what is
+// given is missing from the free memory.
+func (c *client) holds(way string, alloc func(size uint64) (uint32, error)) error {
+	total, before, err := c.usage()
+	if err != nil {
+		return err
+	}
+	if _, err := alloc(uint64(total) + uint64(2*quota.MiB)); err == nil {
+		return fmt.Errorf("%s: got more than the %v that the GPU shows", way, total)
+	}
+	const size = 64 * quota.MiB
+	h, err := alloc(uint64(size))
+	print("%s=%s", way, describe(err))
+	_, after, uerr := c.usage()
+	if uerr != nil {
+		return uerr
+	}
+	if err != nil {
+		if after != before {
+			return fmt.Errorf("%s: refused, but free memory went from %v to %v", way, before, after)
+		}
+		return nil
+	}
+	if before-min(before, after) < size {
+		return fmt.Errorf("%s: got %v uncharged: free memory went from %v to %v", way, size, before, after)
+	}
+	if err := c.free(h); err != nil {
+		return fmt.Errorf("%s: %w", way, err)
+	}
+	return c.expectFree("end", before, 0)
+}
+
+// via is c with another way to make ioctls, for the allocations of holds.
+func (c *client) via(call caller) func(size uint64) (uint32, error) {
+	return func(size uint64) (uint32, error) {
+		// Low memory, so that 32-bit calls can name it.
+		mem, err := pages(4096)
+		if err != nil {
+			return 0, err
+		}
+		defer syscall.Munmap(mem)
+		out, params := mem[:allocSize], mem[1024:1024+128]
+		h := c.newHandle()
+		c.fillMemoryAlloc(out, params, h, size)
+		o := &client{call: call, fd: c.fd}
+		if err := o.allocRaw(out, params); err != nil {
+			return 0, err
+		}
+		return h, nil
+	}
+}
+
+func hostileEnv(hostileOptions) error {
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	return c.holds("env", c.via(patient))
+}
+
+func hostileForeign(abi string) func(hostileOptions) error {
+	return func(hostileOptions) error {
+		call := foreignCalls()[abi]
+		if call == nil {
+			return skip("no such calls on this processor")
+		}
+		c, err := openGPU(patient)
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		return c.holds(abi, c.via(call))
+	}
+}
+
+func hostileType(hostileOptions) error {
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	for _, bits := range []uintptr{0, 3<<30 | 'X'<<8, 1<<30 | 0xff<<8, 2 << 30, 'F' << 8} {
+		call := func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
+			return patient(fd, cmd&0x3fff00ff|bits, arg)
+		}
+		if err := c.holds(fmt.Sprintf("type_%#x", bits), c.via(call)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hostileUpper(hostileOptions) error {
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	for _, upper := range []uintptr{1 << 32, 0xdeadbeef << 32} {
+		call := func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno { return patient(fd, cmd|upper, arg) }
+		if err := c.holds(fmt.Sprintf("cmd_%#x", upper), c.via(call)); err != nil {
+			return err
+		}
+		call = func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
+			_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd)|upper, cmd, uintptr(arg))
+			return errno
+		}
+		if err := c.holds(fmt.Sprintf("fd_%#x", upper), c.via(call)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+// Cgpu-probe speaks NVIDIA's resource manager protocol by raw ioctls: it allocates, frees, shares and misbehaves, and
+// says what came of it. It is a static program without any NVIDIA library, runs unchanged on a real driver (535 or newer)
+// and on cgpu's simulated one, and is what the conformance suite starts in containers.
+//
+// Results are key=value lines on standard output; the exit status is 0 if everything was as it must be, else 1.
+package main
+
+import (
+	"fmt"
+	"os"
+	"slices"
+)
+
+// command is one sub-command; args come after its name.
+type command struct {
+	name, args, help string
+	run              func(args []string) error
+}
+
+func commands() []command {
+	return []command{
+		{"self", "[--limit SIZE]", "what this process sees: GPUs, memory, seccomp", cmdSelf},
+		{"meminfo", "[--json]", "total and free memory by every query", cmdMeminfo},
+		{"gpus", "", "GPUs by every query, and nodes", cmdGPUs},
+		{"pids", "", "processes on the GPU", cmdPids},
+		{"alloc", "[--count N] [--free] SIZE", "allocate device memory", cmdAlloc},
+		{"oom", "[--chunk SIZE]", "allocate until refused", cmdOOM},
+		{"hold", "SIZE [SECONDS]", "allocate, print ready, wait for a signal or the end of the time", cmdHold},
+		{"context", "[SECONDS]", "make the channel groups of a CUDA context, print ready, wait", cmdContext},
+		{"threads", "N SIZE", "allocate and free in N threads", cmdThreads},
+		{"fork", "N SIZE", "N processes that hold SIZE at once", cmdFork},
+		{"dup", "[SIZE]", "duplicate a handle; memory counts once and lives until the last handle", cmdDup},
+		{"dup-foreign", "CLIENT OBJECT", "try to duplicate another container's memory", cmdDupForeign},
+		{"client-foreign", "CLIENT", "try to use another container's client", cmdClientForeign},
+		{"guess", "[--clients N]", "sweep client handles", cmdGuess},
+		{"export", "[--chunk SIZE] [--max N]", "allocate, export to a descriptor, free, repeat: the sum must stay bounded", cmdExport},
+		{"signals", "[--timer 4ms] [--seconds 5] [--size SIZE]", "allocate and free under a storm of signals", cmdSignals},
+		{"bench", "N", "time per trapped call", cmdBench},
+		{"hostile", "CASE|all|list [--tries N] [--keep]", "try to get around the limit", cmdHostile},
+	}
+}
+
+func main() {
+	args := os.Args[1:]
+	cs := commands()
+	if len(args) > 0 {
+		if i := slices.IndexFunc(cs, func(c command) bool { return c.name == args[0] }); i >= 0 {
+			if err := cs[i].run(args[1:]); err != nil {
+				fmt.Fprintf(os.Stderr, "cgpu-probe: %s: %v\n", args[0], err)
+				os.Exit(1)
+			}
+			return
+		}
+	}
+	fmt.Fprintln(os.Stderr, "usage: cgpu-probe COMMAND [ARGUMENTS]")
+	for _, c := range cs {
+		fmt.Fprintf(os.Stderr, "  %s %s\n      %s\n", c.name, c.args, c.help)
+	}
+	os.Exit(2)
+}

@@ -1,0 +1,144 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// cmdSignals allocates and frees on one thread while a timer interrupts that thread, half of the time with SA_RESTART and
+// half without. Each call must have happened exactly once however often it was interrupted and issued again.
+func cmdSignals(args []string) error {
+	fs := flag.NewFlagSet("signals", flag.ExitOnError)
+	every := fs.Duration("timer", 4*time.Millisecond, "time between signals")
+	seconds := fs.Float64("seconds", 5, "how long")
+	sizeArg := fs.String("size", "2MiB", "size of an allocation")
+	_ = fs.Parse(args)
+	size, err := parseSize(*sizeArg)
+	if err != nil {
+		return err
+	}
+	var interrupted atomic.Int64
+	counting := func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
+		for {
+			errno := ioctl(fd, cmd, arg)
+			if errno != syscall.EINTR {
+				return errno
+			}
+			interrupted.Add(1)
+		}
+	}
+	c, err := openGPU(counting)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	_, before, err := c.usage()
+	if err != nil {
+		return err
+	}
+
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	seen := make(chan os.Signal, 1024)
+	signal.Notify(seen, syscall.SIGALRM) // Go's handler, with SA_RESTART
+	var signals atomic.Int64
+	go func() {
+		for range seen {
+			signals.Add(1)
+		}
+	}()
+	stop, err := threadTimer(*every)
+	if err != nil {
+		return err
+	}
+	var calls int64
+	phase := time.Duration(*seconds * float64(time.Second) / 2)
+	for _, restart := range []bool{true, false} {
+		if err := setRestart(restart); err != nil {
+			return err
+		}
+		for end := time.Now().Add(phase); time.Now().Before(end); calls += 2 {
+			h, _, err := c.memory(size)
+			if err != nil {
+				return fmt.Errorf("call %d, SA_RESTART %v: %w", calls, restart, err)
+			}
+			if err := c.free(h); err != nil { // OBJECT_NOT_FOUND: freed twice
+				return fmt.Errorf("call %d, SA_RESTART %v: %w", calls+1, restart, err)
+			}
+			// A second object under the same handle must not exist.
+			if calls%64 == 0 {
+				if err := c.free(h); statusOf(err) == rm.StatusOK {
+					return fmt.Errorf("object %#x could be freed twice: the allocation was made twice", h)
+				}
+			}
+		}
+	}
+	stop()
+	_, after, err := c.usage()
+	if err != nil {
+		return err
+	}
+	print("calls=%d\nsignals=%d\neintr=%d", calls, signals.Load(), interrupted.Load())
+	print("free_before=%d\nfree_after=%d", before, after)
+	if before != after {
+		return fmt.Errorf("free memory was %v before and is %v after: a call was lost or done twice", before, after)
+	}
+	if signals.Load() == 0 {
+		return fmt.Errorf("no signal came")
+	}
+	return nil
+}
+
+// threadTimer sends SIGALRM to the calling thread (setitimer would let the kernel choose one).
+func threadTimer(every time.Duration) (stop func(), err error) {
+	type sigevent struct {
+		value  uint64
+		signo  int32
+		notify int32
+		tid    int32
+		_      [44]byte
+	}
+	const sigevThreadID = 4
+	ev := sigevent{signo: int32(syscall.SIGALRM), notify: sigevThreadID, tid: int32(syscall.Gettid())}
+	var id int32
+	if _, _, e := syscall.Syscall(syscall.SYS_TIMER_CREATE, 1 /* CLOCK_MONOTONIC */, uintptr(unsafe.Pointer(&ev)), uintptr(unsafe.Pointer(&id))); e != 0 {
+		return nil, fmt.Errorf("timer_create: %w", e)
+	}
+	ts := syscall.NsecToTimespec(every.Nanoseconds())
+	spec := [2]syscall.Timespec{ts, ts}
+	if _, _, e := syscall.Syscall6(syscall.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); e != 0 {
+		return nil, fmt.Errorf("timer_settime: %w", e)
+	}
+	return func() { syscall.Syscall(syscall.SYS_TIMER_DELETE, uintptr(id), 0, 0) }, nil
+}
+
+// setRestart sets or clears SA_RESTART of Go's own handler of SIGALRM.
+func setRestart(on bool) error {
+	const saRestart = 0x10000000
+	var act struct {
+		handler  uintptr
+		flags    uint64
+		restorer uintptr
+		mask     uint64
+	}
+	if _, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGALRM), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0); e != 0 {
+		return fmt.Errorf("rt_sigaction: %w", e)
+	}
+	act.flags &^= saRestart
+	if on {
+		act.flags |= saRestart
+	}
+	if _, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGALRM), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0); e != 0 {
+		return fmt.Errorf("rt_sigaction: %w", e)
+	}
+	return nil
+}
