@@ -121,3 +121,20 @@ func without(indices []string, s quota.Selector, gpus []device.GPU) []string {
 	}
 	return slices.DeleteFunc(indices, func(i string) bool { return sliced[i] })
 }
+
+// DRM lists the container's nodes under /dev/dri, which may be an NVIDIA card's. Only the kernel can tell, so the
+// caller asks it and puts those that are into Plan.Hidden.
+func (d *Document) DRM() ([]device.Node, error) {
+	const drmMajor = 226 // DRM_MAJOR in include/drm/drm_drv.h
+	nodes, _, err := readNodes(d)
+	if err != nil {
+		return nil, fmt.Errorf("spec: %w", err)
+	}
+	var drm []device.Node
+	for _, n := range nodes {
+		if n.character() && n.Major == drmMajor {
+			drm = append(drm, device.Node{Path: n.Path, HostPath: n.Path, Major: drmMajor, Minor: uint32(n.Minor)})
+		}
+	}
+	return drm, nil
+}

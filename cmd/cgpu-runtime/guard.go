@@ -1,0 +1,183 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// watch is a guard that was started for the container.
+type watch struct {
+	pid   int
+	ready int // read end of its readiness pipe
+	log   string
+}
+
+// startGuard starts cgpu-guard and gives it its configuration. The guard outlives us: when runc's create ends it
+// becomes a child of the engine's shim.
+func startGuard(c guard.Config) (*watch, error) {
+	path, err := sibling("cgpu-guard")
+	if err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(c)
+	if err != nil {
+		return nil, err
+	}
+	var stdin, ready [2]int
+	if err := unix.Pipe2(stdin[:], unix.O_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
+	}
+	defer unix.Close(stdin[1])
+	defer unix.Close(stdin[0])
+	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
+		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
+	}
+	defer unix.Close(ready[1])
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("cgpu-runtime: /dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	env := []string{"CGPU_RUN_DIR=" + c.RunDir, "PATH=" + strings.Join(usual, ":")}
+	// The configuration fits into the pipe (64 KiB) many times over; if it ever does not, the guard is there to read.
+	pid, err := spawn(path, []string{"cgpu-guard"}, env, []int{stdin[0], null, null, ready[1]})
+	if err != nil {
+		unix.Close(ready[0])
+		return nil, fmt.Errorf("cgpu-runtime: start %s: %w", path, err)
+	}
+	w := &watch{pid: pid, ready: ready[0], log: c.Log}
+	unix.Close(stdin[0]) // ours, so that a dead guard gives EPIPE
+	stdin[0] = -1
+	for len(config) > 0 {
+		n, err := unix.Write(stdin[1], config)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			break // the guard died: wait tells how
+		}
+		config = config[n:]
+	}
+	return w, nil
+}
+
+// enter notes the guard in the container's record.
+func (w *watch) enter(r *ledger.Record) error {
+	start, err := ledger.ProcStart(w.pid)
+	if err != nil {
+		return err
+	}
+	r.GuardPID, r.GuardStart = w.pid, start
+	return nil
+}
+
+// wait returns when the guard's socket listens. runc connects to it while the container starts.
+func (w *watch) wait(timeout time.Duration) error {
+	defer unix.Close(w.ready)
+	deadline := time.Now().Add(timeout)
+	var said []byte
+	for {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return fmt.Errorf("cgpu-runtime: cgpu-guard was not ready after %v: see %s, or raise guard_start_timeout in cgpu.toml", timeout, w.log)
+		}
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(w.ready), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("cgpu-runtime: wait for cgpu-guard: %w", err)
+		}
+		if err != nil {
+			continue
+		}
+		n, err := w.read(&said)
+		line, _, whole := strings.Cut(string(said), "\n")
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+		case whole && line == "ok":
+			return nil
+		case whole, err == nil && n == 0 && line != "":
+			return errors.New(line)
+		case err == nil && n == 0:
+			return fmt.Errorf("cgpu-runtime: cgpu-guard ended before it was ready: see %s", w.log)
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return fmt.Errorf("cgpu-runtime: wait for cgpu-guard: %w", err)
+		}
+	}
+}
+
+// read adds to said what the guard has said. Poll may have returned for nothing, so it must not block.
+func (w *watch) read(said *[]byte) (int, error) {
+	if err := unix.SetNonblock(w.ready, true); err != nil {
+		return 0, err
+	}
+	var b [4096]byte
+	n, err := unix.Read(w.ready, b[:])
+	if n > 0 {
+		*said = append(*said, b[:n]...)
+	}
+	return n, err
+}
+
+// stop ends a guard whose container will not be. It is our child, so the number is surely its own.
+func (w *watch) stop() {
+	syscall.Kill(w.pid, syscall.SIGKILL)
+	var status syscall.WaitStatus
+	for {
+		if _, err := syscall.Wait4(w.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+			return
+		}
+	}
+}
+
+// refresh runs cgpu-refresh, which writes the node table. It locks: of containers that start together one refreshes.
+func refresh() error {
+	path, err := sibling("cgpu-refresh")
+	if err != nil {
+		return err
+	}
+	// A file, not a pipe: the simulated driver's server, which cgpu-refresh may start, must not hold us up.
+	fd, err := unix.MemfdCreate("cgpu-refresh", unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("cgpu-runtime: memfd: %w", err)
+	}
+	output := os.NewFile(uintptr(fd), "output")
+	defer output.Close()
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cgpu-runtime: /dev/null: %w", err)
+	}
+	defer unix.Close(null)
+	pid, err := spawn(path, []string{"cgpu-refresh"}, os.Environ(), []int{null, null, fd})
+	if err != nil {
+		return fmt.Errorf("cgpu-runtime: start %s: %w", path, err)
+	}
+	var status syscall.WaitStatus
+	for {
+		if _, err = syscall.Wait4(pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("cgpu-runtime: wait for cgpu-refresh: %w", err)
+	case status.Exited() && status.ExitStatus() == 0:
+		return nil
+	}
+	text := make([]byte, 2048)
+	n, _ := output.ReadAt(text, 0)
+	return fmt.Errorf("cgpu-runtime: the node's GPUs could not be read: %s", oneLine(string(text[:n])))
+}
+
+// oneLine joins the lines of s: engines show one line of the log.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}
