@@ -39,8 +39,11 @@ func main() {
 		fmt.Println("cgpu-refresh", version)
 		return
 	}
-	r := refresh{runDir: device.RunDir(), configFile: device.ConfigFile(), verbose: *verbose}
-	if err := r.run(*force); err != nil {
+	helper, err := os.Executable()
+	if err == nil {
+		err = refresh{runDir: device.RunDir(), configFile: device.ConfigFile(), helper: helper, simDir: simNodeDir, verbose: *verbose}.run(*force)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "cgpu-refresh:", strings.ReplaceAll(err.Error(), "\n", " "))
 		os.Exit(1)
 	}
@@ -49,6 +52,8 @@ func main() {
 type refresh struct {
 	runDir     string
 	configFile string
+	helper     string // this program; cgpu-sim lies beside it
+	simDir     string // folder of the simulated driver's nodes
 	verbose    bool
 }
 
@@ -71,12 +76,8 @@ func (r refresh) run(force bool) error {
 	default:
 		return err
 	}
-	helper, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	// The file's time is read before the file: a change in between makes the table stale, not wrong.
-	before, err := device.ReadKey("", r.configFile, helper, "")
+	before, err := device.ReadKey("", r.configFile, r.helper, "")
 	if err != nil {
 		return err
 	}
@@ -99,7 +100,7 @@ func (r refresh) run(force bool) error {
 
 // save completes the key and writes the table. before holds the stamps of the files that were read first.
 func (r refresh) save(t *device.Table, before device.Key, library string) error {
-	key, err := device.ReadKey(t.Driver, r.configFile, before.RefreshHelper, library)
+	key, err := device.ReadKey(t.Driver, r.configFile, r.helper, library)
 	if err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func (r refresh) nvidia(t *device.Table, before device.Key) error {
 	if t.DriverVersion, ret = lib.SystemGetDriverVersion(); ret != nvml.SUCCESS {
 		return fmt.Errorf("NVML: driver version: %w", ret)
 	}
-	if t.GPUs, err = gpus(lib, lib.Extensions().LookupSymbol, r.warn); err != nil {
+	if t.GPUs, err = listGPUs(lib, lib.Extensions().LookupSymbol, r.warn); err != nil {
 		return err
 	}
 	for i := range t.GPUs {
@@ -50,7 +50,7 @@ func (r refresh) nvidia(t *device.Table, before device.Key) error {
 		}
 		t.Nodes = append(t.Nodes, n)
 	}
-	files, err := discover(lib, driverDirs(), r.say)
+	files, err := discover(lib, "/", driverDirs(), r.say)
 	if err != nil {
 		// NVML works, so containers that bring the driver's libraries themselves do too: better than none. The next
 		// change of the driver, a boot or cgpu refresh --force looks again.
@@ -88,9 +88,9 @@ func openNVML() (nvml.Interface, func(), error) {
 	return nil, nil, fmt.Errorf("NVML: %w: want a loaded NVIDIA driver that fits libnvidia-ml.so.1 (nvidia-smi tells more)", ret)
 }
 
-// gpus lists the GPUs that can be shared. has tells whether the library knows a function: calling one that it lacks
+// listGPUs lists the GPUs that can be shared. has tells whether the library knows a function: calling one that it lacks
 // kills the process.
-func gpus(lib nvml.Interface, has func(symbol string) error, warn func(string, ...any)) ([]device.GPU, error) {
+func listGPUs(lib nvml.Interface, has func(symbol string) error, warn func(string, ...any)) ([]device.GPU, error) {
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("NVML: number of GPUs: %w", ret)
@@ -156,29 +156,29 @@ func lowerUUID(u string) string {
 	return prefix + "-" + strings.ToLower(digits)
 }
 
-// discover asks nvcdi for the driver's files. Its own search (standard folders, then the ld cache) comes first; dirs are
+// discover asks nvcdi for the files of the driver that is installed below root. Its own search (standard folders, then the ld cache) comes first; dirs are
 // tried after it, because folders that are named replace its search.
-func discover(lib nvml.Interface, dirs []string, log func(string, ...any)) (driverFiles, error) {
+func discover(lib nvml.Interface, root string, dirs []string, log func(string, ...any)) (driverFiles, error) {
 	if err := addBinaries(dirs); err != nil {
 		return driverFiles{}, err
 	}
-	files, first := commonEdits(lib, nil, log)
+	files, first := commonEdits(lib, root, nil, log)
 	if first == nil {
 		return files, nil
 	}
 	for _, dir := range dirs {
-		if files, err := commonEdits(lib, []string{dir}, log); err == nil {
+		if files, err := commonEdits(lib, root, []string{dir}, log); err == nil {
 			return files, nil
 		}
 	}
 	return driverFiles{}, first
 }
 
-func commonEdits(lib nvml.Interface, dirs []string, log func(string, ...any)) (driverFiles, error) {
+func commonEdits(lib nvml.Interface, root string, dirs []string, log func(string, ...any)) (driverFiles, error) {
 	c, err := nvcdi.New(
 		nvcdi.WithMode(nvcdi.ModeNvml),
 		nvcdi.WithNvmlLib(lib),
-		nvcdi.WithDriverRoot("/"),
+		nvcdi.WithDriverRoot(root),
 		nvcdi.WithLibrarySearchPaths(dirs),
 		nvcdi.WithLogger(logger(log)),
 		// Not for a tenant: the sockets of nvidia-persistenced, the fabric manager and MPS.

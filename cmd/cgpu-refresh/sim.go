@@ -13,15 +13,15 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// simDir holds the simulated driver's device nodes. It is the same for every run directory: a node stands for a name in
-// the container, and which driver answers is decided by the guard.
-const simDir = "/dev/cgpu-sim"
+// simNodeDir holds the simulated driver's device nodes. It is the same for every run directory: a node stands for a name
+// in the container, and which driver answers is decided by the guard.
+const simNodeDir = "/dev/cgpu-sim"
 
 // simulated fills the table from the configuration, makes the nodes, writes the table, and sees to it that the server
 // runs with it.
 func (r refresh) simulated(t *device.Table, c config.Sim, old *device.Table, before device.Key) error {
 	t.DriverVersion, t.GPUs = c.DriverVersion, simGPUs(c)
-	s := simServer{runDir: r.runDir, program: filepath.Join(filepath.Dir(before.RefreshHelper), "cgpu-sim"), say: r.say}
+	s := simServer{runDir: r.runDir, program: filepath.Join(filepath.Dir(r.helper), "cgpu-sim"), say: r.say}
 	running := s.runs()
 	current, err := s.serves(t, old)
 	if err != nil {
@@ -45,7 +45,7 @@ func (r refresh) simulated(t *device.Table, c config.Sim, old *device.Table, bef
 			running = false
 		}
 	}
-	if err := simNodes(t, simDir); err != nil {
+	if err := simNodes(t, r.simDir); err != nil {
 		return err
 	}
 	// The server reads its GPUs from the table, so the table comes first. If the server then does not start, the
