@@ -13,6 +13,9 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 CGO_COMMANDS    := cgpu-refresh
 STATIC_COMMANDS := $(filter-out $(CGO_COMMANDS),$(notdir $(wildcard cmd/*)))
 
+# go-nvml declares all of NVML, deprecated functions included, and gcc would warn of each on every build.
+export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
+
 # The targets share bin/ and two cores; what they run is parallel by itself.
 .NOTPARALLEL:
 

@@ -129,12 +129,12 @@ func eventually(t *testing.T, limit time.Duration, check func() string) {
 	}
 }
 
-// gpus are the node's physical GPUs, from the table that the first quota container made the runtime write.
+// gpus are the node's physical GPUs.
 func gpus(t *testing.T) []device.GPU {
 	t.Helper()
 	path := filepath.Join(lab.RunDir, "node.json")
 	if _, err := os.Stat(path); err != nil {
-		container{env: sizeOf("64MiB"), cmd: []string{"true"}}.run(t)
+		run(t, filepath.Join(lab.Bin, "cgpu-refresh"))
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {

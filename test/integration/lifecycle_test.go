@@ -32,6 +32,25 @@ func guardOf(t *testing.T, id string) int {
 	return pid
 }
 
+// TestFirstContainer: on a fresh node the first container has the table made, and it is made once.
+func TestFirstContainer(t *testing.T) {
+	noTrace(t)
+	table := filepath.Join(lab.RunDir, "node.json")
+	if err := os.Remove(table); err != nil && !os.IsNotExist(err) {
+		t.Fatal(err)
+	}
+	c := container{env: sizeOf("64MiB"), cmd: []string{"true"}}
+	c.run(t)
+	first, err := os.Stat(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.run(t)
+	if second, err := os.Stat(table); err != nil || !os.SameFile(first, second) {
+		t.Errorf("the table was made again: %v", err)
+	}
+}
+
 // TestRestart: docker restart and stop/start give the same size again and leave no trace of the first life.
 func TestRestart(t *testing.T) {
 	noTrace(t)
