@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func TestStaysQuiet(t *testing.T) {
+	for _, args := range [][]string{
+		{"cgpu-hook"},
+		{"cgpu-hook", "prestart"},
+		{"/usr/bin/nvidia-container-runtime-hook", "prestart"},
+		{"/usr/bin/nvidia-container-runtime-hook", "poststop"},
+		{"cgpu-hook", "of-a-newer-version", "--x"},
+	} {
+		if err := run(args, strings.NewReader(""), &bytes.Buffer{}); err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
+func TestParseJob(t *testing.T) {
+	j, err := parseJob([]string{"--link", "a.so.1::/lib/a.so", "--lib-dir", "/lib/", "--link", "../b::/x/b"})
+	want := job{[]device.Link{{Target: "a.so.1", Path: "/lib/a.so"}, {Target: "../b", Path: "/x/b"}}, []string{"/lib"}}
+	if err != nil || len(j.links) != 2 || j.links[0] != want.links[0] || j.links[1] != want.links[1] || len(j.libDirs) != 1 || j.libDirs[0] != "/lib" {
+		t.Errorf("%+v, %v", j, err)
+	}
+	for _, bad := range [][]string{{"--link", "a"}, {"--link", "a::b"}, {"--link", "::/b"}, {"--link", "a::/"}, {"--lib-dir", "x"}, {"--lib-dir", "/x\n/y"}} {
+		if _, err := parseJob(bad); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+// inRoot opens a fresh root.
+func inRoot(t *testing.T) (root, string) {
+	t.Helper()
+	dir := t.TempDir()
+	r, err := openRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	return r, dir
+}
+
+// TestStaysInside plants links that lead out of the root and looks for anything that appears outside.
+func TestStaysInside(t *testing.T) {
+	r, dir := inRoot(t)
+	outside := t.TempDir()
+	up := strings.Repeat("../", 20)
+	for name, target := range map[string]string{"abs": outside, "rel": up + outside[1:], "etc": outside, "magic": "/proc/self/root"} {
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"/abs/l", "/rel/l", "/rel/sub/l", "/etc/ld.so.conf.d/l", "/magic/l", "/" + up + "l"} {
+		// Either it fails or it lands inside.
+		if err := r.link("target", name); err != nil {
+			t.Logf("%s: %v", name, err)
+		}
+		if err := r.write(name+".txt", "text"); err != nil {
+			t.Logf("%s: %v", name, err)
+		}
+	}
+	if entries, _ := os.ReadDir(outside); len(entries) > 0 {
+		t.Errorf("outside of the root: %v", entries)
+	}
+	if _, err := os.Lstat("/l"); err == nil {
+		t.Error("/l was made")
+	}
+}
+
+func TestLink(t *testing.T) {
+	r, dir := inRoot(t)
+	os.MkdirAll(filepath.Join(dir, "usr/lib"), 0o755)
+	os.Symlink("/usr/lib", filepath.Join(dir, "lib")) // absolute, as images have it
+	os.WriteFile(filepath.Join(dir, "usr/lib/own.so"), []byte("image"), 0o644)
+	os.WriteFile(filepath.Join(dir, "usr/lib/empty.so"), nil, 0o644)
+	os.Symlink("old", filepath.Join(dir, "usr/lib/other.so"))
+	for range 2 { // restart
+		for _, name := range []string{"new.so", "own.so", "empty.so", "other.so", "deep/er/new.so"} {
+			if err := r.link("target", "/lib/"+name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for name, want := range map[string]string{"new.so": "target", "own.so": "", "empty.so": "target", "other.so": "target", "deep/er/new.so": "target"} {
+		if got, _ := os.Readlink(filepath.Join(dir, "usr/lib", name)); got != want {
+			t.Errorf("%s -> %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestWriteReplacesLink(t *testing.T) {
+	r, dir := inRoot(t)
+	victim := filepath.Join(t.TempDir(), "victim")
+	os.WriteFile(victim, []byte("safe"), 0o644)
+	os.Symlink(victim, filepath.Join(dir, "f"))
+	os.Symlink(victim, filepath.Join(dir, ".f.cgpu"))
+	if err := r.write("/f", "new"); err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := os.ReadFile(victim); string(text) != "safe" {
+		t.Errorf("the link's target has %q", text)
+	}
+	if text, _ := os.ReadFile(filepath.Join(dir, "f")); string(text) != "new" {
+		t.Errorf("have %q", text)
+	}
+}
+
+// TestSetup runs the whole command, twice, on a root without libraries.
+func TestSetup(t *testing.T) {
+	bundle := t.TempDir()
+	os.MkdirAll(filepath.Join(bundle, "rootfs/drv"), 0o755)
+	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
+	t.Setenv("CGPU_RUN_DIR", t.TempDir())
+	for range 2 {
+		state := strings.NewReader(`{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`)
+		err := run([]string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv"}, state, os.Stderr)
+		if err != nil && os.Geteuid() == 0 {
+			t.Fatal(err)
+		}
+	}
+	entries, _ := os.ReadDir(filepath.Join(bundle, "rootfs/etc/ld.so.conf.d"))
+	if len(entries) != 1 || entries[0].Name() != "00-cgpu.conf" {
+		t.Errorf("ld.so.conf.d has %v", entries)
+	}
+	if os.Geteuid() == 0 {
+		if _, err := os.Stat(filepath.Join(bundle, "rootfs/etc/ld.so.cache")); err != nil {
+			t.Error(err)
+		}
+	}
+	if target, _ := os.Readlink(filepath.Join(bundle, "rootfs/drv/liba.so")); target != "liba.so.1" {
+		t.Errorf("link to %q", target)
+	}
+}
+
+func TestReadOnlyRoot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for a read-only mount")
+	}
+	bundle := t.TempDir()
+	dir := filepath.Join(bundle, "rootfs")
+	os.Mkdir(dir, 0o755)
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_RDONLY, ""); err != nil {
+		t.Skip("cannot mount: ", err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, 0) })
+	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"`+dir+`"}}`), 0o644)
+	t.Setenv("CGPU_RUN_DIR", t.TempDir())
+	var stderr bytes.Buffer
+	state := strings.NewReader(`{"bundle":"` + bundle + `"}`)
+	if err := run([]string{"cgpu-hook", "setup", "--link", "a::/lib/a.so", "--lib-dir", "/lib"}, state, &stderr); err != nil {
+		t.Error(err)
+	}
+	if strings.Count(stderr.String(), "cgpu-hook: no ") != 2 {
+		t.Errorf("stderr: %s", &stderr)
+	}
+}
+
+func TestRelease(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	book := ledger.Open(dir)
+	request := ledger.Request{
+		Record: ledger.Record{ID: "c", Nonce: "n2", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+	}
+	if _, err := book.Reserve(request); err != nil {
+		t.Fatal(err)
+	}
+	call := func(nonce string) error {
+		return run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonce}, strings.NewReader("{}"), os.Stderr)
+	}
+	if err := call("n1"); err != nil { // the guard of an earlier start
+		t.Error(err)
+	}
+	if _, err := book.Get("c"); err != nil {
+		t.Error("released by another nonce:", err)
+	}
+	for range 2 {
+		if err := call("n2"); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := book.Get("c"); !errors.Is(err, ledger.ErrNotFound) {
+		t.Error("not released:", err)
+	}
+	if err := call(""); err == nil {
+		t.Error("released without a nonce")
+	}
+}

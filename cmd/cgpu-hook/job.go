@@ -1,0 +1,39 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io"
+	"path"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// job is what setup has to do, as spec.Apply wrote it into the hook's arguments.
+type job struct {
+	links   []device.Link
+	libDirs []string
+}
+
+func parseJob(args []string) (job, error) {
+	var j job
+	flags := flag.NewFlagSet("setup", flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // the error says it all, in one line
+	flags.Func("link", "TARGET::PATH of a symbolic link", func(v string) error {
+		target, to, ok := strings.Cut(v, "::")
+		if !ok || target == "" || !path.IsAbs(to) || path.Base(to) == "/" {
+			return fmt.Errorf("%q: want TARGET::/PATH", v)
+		}
+		j.links = append(j.links, device.Link{Target: target, Path: path.Clean(to)})
+		return nil
+	})
+	flags.Func("lib-dir", "folder for the ld cache", func(v string) error {
+		if !path.IsAbs(v) || strings.ContainsAny(v, "\n\r#") {
+			return fmt.Errorf("%q: want an absolute path", v)
+		}
+		j.libDirs = append(j.libDirs, path.Clean(v))
+		return nil
+	})
+	return j, flags.Parse(args)
+}

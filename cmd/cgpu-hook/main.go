@@ -1,0 +1,123 @@
+// Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
+//
+//	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
+//	release  (poststop)        gives the reservation back
+//
+// Under the name nvidia-container-runtime-hook, or with the argument prestart, it does nothing: Docker accepts --gpus
+// only when a program of that name is in its PATH, and cgpu-runtime has done the work by then.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+func main() {
+	if err := run(os.Args, os.Stdin, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "cgpu-hook:", err) // engines show it: "error running hook #0: … stderr: …"
+		os.Exit(1)
+	}
+}
+
+func run(args []string, stdin io.Reader, stderr io.Writer) error {
+	if len(args) < 2 || args[1] == "prestart" || filepath.Base(args[0]) == "nvidia-container-runtime-hook" {
+		return nil
+	}
+	switch args[1] {
+	case "setup":
+		return setup(args[2:], stdin, stderr)
+	case "release":
+		return release(args[2:])
+	}
+	// A newer cgpu-runtime's hook; a container must not fail to start for it.
+	fmt.Fprintf(stderr, "cgpu-hook: unknown command %q: ignored\n", args[1])
+	return nil
+}
+
+// release drops the container's reservation. The guard does the same when its last process is gone, and a container
+// that was started anew has another nonce.
+func release(args []string) error {
+	flags := flag.NewFlagSet("release", flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // the error says it all, in one line
+	id := flags.String("id", "", "the container")
+	nonce := flags.String("nonce", "", "of its reservation")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *id == "" || *nonce == "" {
+		return errors.New("release: want --id and --nonce")
+	}
+	return ledger.Open(device.RunDir()).Release(*id, *nonce)
+}
+
+// setup prepares the container's file system for the driver's libraries.
+func setup(args []string, stdin io.Reader, stderr io.Writer) error {
+	job, err := parseJob(args)
+	if err != nil {
+		return err
+	}
+	path, err := rootPath(stdin)
+	if err != nil {
+		return err
+	}
+	root, err := openRoot(path)
+	if err != nil {
+		return err
+	}
+	defer root.close()
+	for _, l := range job.links {
+		if err := root.link(l.Target, l.Path); isReadOnly(err) {
+			fmt.Fprintln(stderr, "cgpu-hook: no link in a read-only root:", err)
+		} else if err != nil {
+			return err
+		}
+	}
+	if err := keepDeviceNodes(root, device.RunDir(), "/proc/driver/nvidia/params"); err != nil {
+		return err
+	}
+	err = updateCache(root, path, job.libDirs)
+	if isReadOnly(err) {
+		fmt.Fprintln(stderr, "cgpu-hook: no ld cache in a read-only root:", err)
+		return nil
+	}
+	return err
+}
+
+// rootPath finds the container's root folder by the state that the runtime writes to a hook's standard input.
+func rootPath(stdin io.Reader) (string, error) {
+	const most = 16 << 20
+	var state struct {
+		Bundle string `json:"bundle"`
+	}
+	if err := json.NewDecoder(io.LimitReader(stdin, most)).Decode(&state); err != nil {
+		return "", fmt.Errorf("container state: %w", err)
+	}
+	raw, err := os.ReadFile(filepath.Join(state.Bundle, "config.json"))
+	if err != nil {
+		return "", err
+	}
+	var config struct {
+		Root struct {
+			Path string `json:"path"`
+		} `json:"root"`
+	}
+	if err := json.Unmarshal(raw, &config); err != nil {
+		return "", fmt.Errorf("%s: %w", state.Bundle, err)
+	}
+	switch path := config.Root.Path; {
+	case path == "":
+		return "", fmt.Errorf("%s: config.json has no root.path", state.Bundle)
+	case filepath.IsAbs(path):
+		return path, nil
+	default:
+		return filepath.Join(state.Bundle, path), nil
+	}
+}
