@@ -88,7 +88,7 @@ no_preload() {
 }
 two_containers() {
 	local out status=1
-	vgpu 6GiB -d --name six -- "$built/fill" malloc 64 5000 120 && vgpu 8GiB -d --name eight -- "$built/fill" malloc 64 7000 120 &&
+	vgpu 6GiB -d --name six -- "$built/fill" malloc 64 5000 120 && vgpu 8GiB -d --name eight -- "$built/fill" malloc 64 6500 120 &&
 		wait_log six 'kept canary 1' && wait_log eight 'kept canary 1' && {
 		cgpu smi
 		out=$(docker exec six nvidia-smi; docker exec eight nvidia-smi)

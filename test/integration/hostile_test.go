@@ -3,41 +3,75 @@
 package integration
 
 import (
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // TestHostile: everything cgpu-probe knows to try against its guard, while a neighbour holds memory and keeps it.
 func TestHostile(t *testing.T) {
 	ways := []struct {
-		name string
-		opts []string
+		name  string
+		opts  []string
+		tries string // of each race: the full number once, since the races do not depend on the way
 	}{
-		{"default", nil},
-		{"unconfined", []string{"--security-opt", "seccomp=unconfined"}},
-		{"unprivileged user", []string{"--user", "1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"}},
+		{"default", nil, "100000"},
+		{"unconfined", []string{"--security-opt", "seccomp=unconfined"}, "5000"},
+		{"unprivileged user", []string{"--user", "1000", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"}, "5000"},
 	}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			noTrace(t)
 			neighbour := holding(t, container{env: sizeOf("512MiB")}, "200MiB")
 			before := driverUsed(t)
-			c := container{env: sizeOf("256MiB"), opts: way.opts, cmd: []string{"cgpu-probe", "hostile", "all"}}
-			r := c.try(t)
+			c := container{env: sizeOf("256MiB"), opts: way.opts, cmd: []string{"cgpu-probe", "hostile", "all", "--tries", way.tries}}
+			r := lab.RunFor(5*time.Minute, nil, c.args("--rm")...)
 			if r.Code != 0 {
 				t.Error(r)
-			} else {
-				t.Log(r)
 			}
-			if got := execIn(neighbour, "cgpu-probe", "meminfo"); got.Code != 0 {
+			t.Logf("%v\n%s", r.Took.Round(time.Second), r.Stdout)
+			if got := execIn(neighbour, "cgpu-probe", "alloc", "200MiB"); got.Code != 0 {
 				t.Errorf("the neighbour suffers: %s", got)
 			}
 			eventually(t, 2*time.Second, func() string {
 				if after := driverUsed(t); after != before {
-					return "the driver holds more than the neighbour's memory"
+					return fmt.Sprintf("the driver holds %v, before the attacks %v", after, before)
 				}
 				return ""
 			})
 		})
 	}
+}
+
+// TestBooksAgree: what the guards have charged and what the driver has given out are the same to the byte, while memory
+// is held in several ways, and after.
+func TestBooksAgree(t *testing.T) {
+	noTrace(t)
+	if driverUsed(t) != 0 {
+		t.Fatal("the driver is not empty at the start")
+	}
+	sizes := []string{"123MiB", "77MiB", "1MiB"}
+	var ids []string
+	for _, size := range sizes {
+		ids = append(ids, holding(t, container{env: sizeOf("512MiB")}, size))
+	}
+	for _, id := range ids {
+		docker(t, "exec", "-d", id, "cgpu-probe", "hold", "33MiB")
+		docker(t, "exec", "-d", id, "cgpu-probe", "context", "60")
+		execIn(id, "cgpu-probe", "export")
+		execIn(id, "cgpu-probe", "dup")
+	}
+	agree := func() string {
+		var sum quota.Bytes
+		for _, id := range ids {
+			sum += smiUsed(t, id)
+		}
+		if driver := driverUsed(t); driver != sum || sum < (123+77+1+3*33)*quota.MiB {
+			return fmt.Sprintf("guards have charged %d, the driver has given out %d", sum, driver)
+		}
+		return ""
+	}
+	eventually(t, 5*time.Second, agree)
 }

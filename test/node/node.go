@@ -72,7 +72,12 @@ func (r Result) String() string {
 
 // Run runs a command with the node's environment plus env and waits for its end, at most two minutes.
 func (n *Node) Run(env []string, args ...string) Result {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	return n.RunFor(2*time.Minute, env, args...)
+}
+
+// RunFor is Run with another limit of time.
+func (n *Node) RunFor(limit time.Duration, env []string, args ...string) Result {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
