@@ -62,24 +62,23 @@ func (p Pointer) Bytes(params []byte) (int, bool) {
 	if p.Off < 0 || p.Off > len(params)-8 {
 		return 0, false
 	}
-	n := uint64(p.Fixed)
-	if p.CountOff >= 0 {
-		if p.CountOff > len(params)-4 {
+	if p.CountOff < 0 {
+		if p.Fixed < 0 || p.Fixed > p.MaxBytes {
 			return 0, false
 		}
-		n = uint64(U32(params, p.CountOff))
-		if n > uint64(p.MaxBytes) {
-			return 0, false // keeps the products below small
-		}
-		if p.Squared {
-			n *= n
-		}
-		n *= uint64(p.ElemSize)
+		return p.Fixed, true
 	}
-	if n > uint64(p.MaxBytes) {
+	if p.CountOff > len(params)-4 || p.ElemSize <= 0 || p.MaxBytes < 0 {
 		return 0, false
 	}
-	return int(n), true
+	n := uint64(U32(params, p.CountOff))
+	if p.Squared {
+		n *= n // 32 bits each: fits
+	}
+	if n > uint64(p.MaxBytes/p.ElemSize) {
+		return 0, false
+	}
+	return int(n) * p.ElemSize, true
 }
 
 // Control looks a control up. Not found means deny, like ControlDeny.
