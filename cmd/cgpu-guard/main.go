@@ -1,0 +1,157 @@
+// Command cgpu-guard answers the NVIDIA driver calls of one container.
+//
+// cgpu-runtime starts it before the container is created: the guard.Config as JSON on standard input, and a pipe on
+// descriptor 3 for one line, "ok" once its sockets listen, else the reason why it cannot serve. It ends by itself when the
+// container's last process is gone. Nobody else has reason to run it.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+)
+
+// readyFD is where cgpu-runtime waits for the verdict.
+const readyFD = 3
+
+// maxConfig bounds the configuration; eight GPUs take 4 KiB.
+const maxConfig = 1 << 20
+
+func main() {
+	ready := os.NewFile(readyFD, "ready")
+	g, sockets, cfg, log, err := start()
+	if err != nil {
+		if ready != nil {
+			fmt.Fprintln(ready, err)
+		}
+		fmt.Fprintln(os.Stderr, "cgpu-guard:", err)
+		os.Exit(1)
+	}
+	if ready != nil {
+		fmt.Fprintln(ready, "ok")
+		_ = ready.Close()
+	}
+	err = g.Run(sockets)
+	cfg.CleanUp()
+	if err != nil {
+		log.Error("end", "err", err)
+		os.Exit(1)
+	}
+	log.Info("the container is over")
+}
+
+// start gets ready to serve. The order matters: everything that needs root's powers comes before dropPrivileges, every
+// byte of a container after.
+func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
+	var cfg guard.Config
+	var sockets guard.Sockets
+	bad := func(err error) (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
+		return nil, sockets, cfg, nil, err
+	}
+	b, err := io.ReadAll(io.LimitReader(os.Stdin, maxConfig))
+	if err != nil {
+		return bad(fmt.Errorf("read the configuration: %w", err))
+	}
+	if err := json.Unmarshal(b, &cfg); err != nil {
+		return bad(fmt.Errorf("parse the configuration on standard input: %w; cgpu-guard is started by cgpu-runtime only", err))
+	}
+	tune()
+	if err := detach(); err != nil {
+		return bad(err)
+	}
+	log, err := openLog(cfg)
+	if err != nil {
+		return bad(err)
+	}
+	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o700); err != nil {
+		return bad(fmt.Errorf("make the socket folder: %w", err))
+	}
+	if sockets, err = guard.Listen(cfg); err != nil {
+		return bad(err)
+	}
+	if err := dropPrivileges(); err != nil {
+		cfg.CleanUp()
+		return bad(err)
+	}
+	driver, err := openDriver(cfg)
+	if err != nil {
+		cfg.CleanUp()
+		return bad(err)
+	}
+	g, err := guard.New(cfg, driver, log)
+	if err != nil {
+		cfg.CleanUp()
+		return bad(err)
+	}
+	return g, sockets, cfg, log, nil
+}
+
+// tune keeps a process small that mostly waits.
+func tune() {
+	runtime.GOMAXPROCS(min(4, runtime.NumCPU()))
+	debug.SetGCPercent(50)
+	debug.SetMemoryLimit(256 << 20)
+}
+
+// detach makes the guard independent of the shim that started the runtime: nothing of the engine's may be held open, and
+// the kernel's out-of-memory killer should look elsewhere first, as it does for containerd's shims (-998).
+func detach() error {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	for fd := range 3 {
+		if err := unix.Dup3(int(null.Fd()), fd, 0); err != nil {
+			return fmt.Errorf("detach from descriptor %d: %w", fd, err)
+		}
+	}
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(-998)), 0)
+	return os.Chdir("/")
+}
+
+// maxLog is where the log ends; it tells of refusals once each, so a container cannot fill it.
+const maxLog = 1 << 20
+
+// boundedFile stops to write at a size.
+type boundedFile struct {
+	f    *os.File
+	left int
+}
+
+func (b *boundedFile) Write(p []byte) (int, error) {
+	if len(p) <= b.left {
+		b.left -= len(p)
+		_, _ = b.f.Write(p)
+	}
+	return len(p), nil
+}
+
+func openLog(cfg guard.Config) (*slog.Logger, error) {
+	if err := os.MkdirAll(filepath.Dir(cfg.Log), 0o700); err != nil {
+		return nil, fmt.Errorf("make the log folder: %w", err)
+	}
+	f, err := os.OpenFile(cfg.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the log: %w", err)
+	}
+	return slog.New(slog.NewTextHandler(&boundedFile{f, maxLog}, nil)), nil
+}
+
+func openDriver(cfg guard.Config) (guard.Driver, error) {
+	if cfg.Driver == device.DriverSim {
+		return dialSim(cfg)
+	}
+	return guard.NewKernelDriver(), nil
+}

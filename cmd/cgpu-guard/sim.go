@@ -1,0 +1,41 @@
+package main
+
+import (
+	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sim"
+)
+
+// simDriver is the guard's way to the simulated driver. With it every trapped call is answered by the guard, since there
+// is no kernel driver behind the container's nodes.
+type simDriver struct{ conn *sim.Conn }
+
+func dialSim(cfg guard.Config) (guard.Driver, error) {
+	var minors []int
+	for _, g := range cfg.GPUs {
+		minors = append(minors, g.Minor)
+	}
+	conn, err := sim.Dial(cfg.SimSocket, minors)
+	if err != nil {
+		return nil, err
+	}
+	return simDriver{conn}, nil
+}
+
+func (simDriver) Native() bool { return false }
+
+func (d simDriver) Exec(t guard.Target, call *rm.Call) syscall.Errno {
+	return d.conn.Ioctl(sim.FileID(t.File), int32(t.PID), int32(t.TID), call)
+}
+
+func (d simDriver) OpenFile(node guard.NodeKind, minor int) (uint32, error) {
+	kinds := map[guard.NodeKind]sim.NodeKind{guard.NodeControl: sim.Control, guard.NodeGPU: sim.GPUNode, guard.NodeUVM: sim.UVM}
+	id, err := d.conn.OpenFile(kinds[node], minor)
+	return uint32(id), err
+}
+
+func (d simDriver) CloseFile(id uint32)   { _ = d.conn.CloseFile(sim.FileID(id)) }
+func (d simDriver) CloseExport(id uint32) { _ = d.conn.CloseExport(int32(id)) }
+func (d simDriver) Close()                { _ = d.conn.Close() }

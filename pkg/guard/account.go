@@ -1,0 +1,409 @@
+package guard
+
+import (
+	"sync"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// maxObjects bounds the RM objects of one container, and with them the guard's own memory. A CUDA context has about 300.
+const maxObjects = 1 << 18
+
+// account is what a container holds: RM clients, their objects, and the device memory charged for them.
+//
+// A charge is an amount with a number of references, not a handle: memory lives in the driver until its last handle, dup,
+// export and UVM mapping is gone (rm-abi 1.6), so adding a reference adds no bytes and only dropping the last one gives
+// them back. All methods lock; none calls a driver.
+type account struct {
+	mu       sync.Mutex
+	gpus     []gpuAccount // in the order of Config.GPUs
+	clients  map[uint32]*client
+	objects  int
+	tsgs     int
+	channels int
+	zombies  int // charges that no handle refers to any more, only UVM mappings or exported files
+}
+
+type gpuAccount struct {
+	limit  quota.Bytes
+	native bool // no limit
+	used   quota.Bytes
+	peak   quota.Bytes
+	denied uint64
+}
+
+// client is an RM client. It lives as long as the file it was made on, or until it is freed.
+type client struct {
+	handle  uint32
+	tgid    int // the process that made it, by which RM accounts
+	file    *file
+	objects map[uint32]*object
+}
+
+// object is one handle of a client.
+type object struct {
+	handle, parent, class uint32
+	kind                  rm.ClassKind
+	gpu                   int     // of a device object; noGPU for all others, which inherit from their parent
+	charge                *charge // nil for what takes no device memory
+	children              int     // handles whose parent this is
+	sharedWithAll         bool    // the task itself opened it by RM_SHARE (CUDA IPC)
+}
+
+// noGPU means that an object does not say by itself which GPU it is on.
+const noGPU = -1
+
+// charge is device memory held by the container.
+type charge struct {
+	gpu     int
+	size    quota.Bytes
+	handles int // RM handles
+	others  int // UVM mappings and exported files
+}
+
+func newAccount(gpus []GPU) *account {
+	a := &account{clients: map[uint32]*client{}}
+	for _, g := range gpus {
+		a.gpus = append(a.gpus, gpuAccount{limit: g.Limit, native: g.Native})
+	}
+	return a
+}
+
+// reserve takes size from the limit of a GPU before the driver is asked. False: it does not fit, and the denial is counted
+// if count is set.
+func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g := &a.gpus[gpu]
+	// Subtract on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
+	if !g.native && (g.used > g.limit || size > g.limit-g.used) {
+		if count {
+			g.denied++
+		}
+		return false
+	}
+	if g.used+size < g.used { // a native card has no limit that would have refused this
+		return false
+	}
+	g.use(size)
+	return true
+}
+
+func (g *gpuAccount) use(size quota.Bytes) {
+	g.used += size
+	g.peak = max(g.peak, g.used)
+}
+
+// unreserve gives back what reserve took.
+func (a *account) unreserve(gpu int, size quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.gpus[gpu].release(size)
+}
+
+func (g *gpuAccount) release(size quota.Bytes) { g.used -= min(size, g.used) }
+
+// addClient records a verified client.
+func (a *account) addClient(handle uint32, tgid int, f *file) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if old := a.clients[handle]; old != nil {
+		a.dropClient(old)
+	}
+	a.clients[handle] = &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}}
+}
+
+// ownsClient reports that a client is the container's.
+func (a *account) ownsClient(handle uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.clients[handle] != nil
+}
+
+func (a *account) clientCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.clients)
+}
+
+// gpuOf finds the GPU that an object of a client is on, by its ancestors; noGPU if it is on none.
+func (a *account) gpuOf(clientHandle, handle uint32) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return noGPU
+	}
+	for range 64 { // a chain of handles can be made long, but no real one is
+		o := c.objects[handle]
+		if o == nil {
+			return noGPU
+		}
+		if o.gpu != noGPU {
+			return o.gpu
+		}
+		handle = o.parent
+	}
+	return noGPU
+}
+
+// addObject records a new handle. reserved is what reserve took for it and size what it really takes; both are zero for
+// objects without device memory. False: the client is gone meanwhile, and the reservation with it.
+func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, size quota.Bytes) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if gpu != noGPU && reserved > 0 {
+		a.gpus[gpu].release(reserved)
+	}
+	c := a.clients[clientHandle]
+	if c == nil {
+		return false
+	}
+	if size > 0 {
+		o.charge = &charge{gpu: gpu, size: size, handles: 1}
+		a.gpus[gpu].use(size)
+	}
+	a.put(c, &o)
+	return true
+}
+
+// put replaces a stale record of the same handle: RM would not have granted a handle that is in use.
+func (a *account) put(c *client, o *object) {
+	if old := c.objects[o.handle]; old != nil {
+		a.dropObject(c, old)
+	}
+	c.objects[o.handle] = o
+	if p := c.objects[o.parent]; p != nil && p != o {
+		p.children++
+	}
+	a.objects++
+	switch o.kind {
+	case rm.ClassTSG:
+		a.tsgs++
+	case rm.ClassChannel:
+		a.channels++
+	}
+}
+
+// dupObject records a second handle on what another handle refers to.
+func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandle uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	dst, src := a.clients[dstClient], a.clients[srcClient]
+	if dst == nil {
+		return
+	}
+	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
+	if src != nil {
+		if s := src.objects[srcHandle]; s != nil {
+			o.class, o.charge, o.gpu = s.class, s.charge, s.gpu
+			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel {
+				o.kind = rm.ClassPlain // counted once
+			}
+		}
+	}
+	if o.charge != nil {
+		o.charge.handles++
+	}
+	a.put(dst, o)
+}
+
+// freeObject drops a handle and all its descendants; of the client's own handle, the client.
+func (a *account) freeObject(clientHandle, handle uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return
+	}
+	if handle == clientHandle {
+		a.dropClient(c)
+		return
+	}
+	o := c.objects[handle]
+	if o == nil {
+		return
+	}
+	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
+	// end of a program), frees of memory are not.
+	gone := map[uint32]bool{handle: true}
+	for grew := o.children > 0; grew; {
+		grew = false
+		for h, x := range c.objects {
+			if !gone[h] && gone[x.parent] {
+				gone[h], grew = true, true
+			}
+		}
+	}
+	for h := range gone {
+		a.dropObject(c, c.objects[h])
+	}
+}
+
+func (a *account) dropClient(c *client) {
+	for _, o := range c.objects {
+		a.dropObject(c, o)
+	}
+	delete(a.clients, c.handle)
+}
+
+func (a *account) dropObject(c *client, o *object) {
+	delete(c.objects, o.handle)
+	if p := c.objects[o.parent]; p != nil {
+		p.children--
+	}
+	a.objects--
+	switch o.kind {
+	case rm.ClassTSG:
+		a.tsgs--
+	case rm.ClassChannel:
+		a.channels--
+	}
+	if ch := o.charge; ch != nil {
+		ch.handles--
+		if ch.handles == 0 && ch.others > 0 {
+			a.zombies++
+		}
+		a.settle(ch)
+	}
+}
+
+// settle gives a charge's bytes back once nothing refers to it.
+func (a *account) settle(ch *charge) {
+	if ch.handles == 0 && ch.others == 0 {
+		a.gpus[ch.gpu].release(ch.size)
+	}
+}
+
+// hold adds a reference that is no handle (a UVM mapping, an exported file) to the memory behind a handle. Nil: no device
+// memory is behind it.
+func (a *account) hold(clientHandle, handle uint32) *charge {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return nil
+	}
+	o := c.objects[handle]
+	if o == nil || o.charge == nil {
+		return nil
+	}
+	o.charge.others++
+	return o.charge
+}
+
+// unhold drops a reference of hold.
+func (a *account) unhold(ch *charge) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch.others--
+	if ch.handles == 0 && ch.others == 0 {
+		a.zombies--
+	}
+	a.settle(ch)
+}
+
+// adopt records a handle that was made from an exported file.
+func (a *account) adopt(clientHandle, parent, handle uint32, ch *charge) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return
+	}
+	o := &object{handle: handle, parent: parent, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: ch}
+	if ch != nil {
+		if ch.handles == 0 {
+			a.zombies--
+		}
+		ch.handles++
+	}
+	a.put(c, o)
+}
+
+// classVidmem is NV01_MEMORY_LOCAL_USER.
+const classVidmem = 0x40
+
+// lookup copies an object's record.
+func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return object{}, false
+	}
+	o := c.objects[handle]
+	if o == nil {
+		return object{}, false
+	}
+	return *o, true
+}
+
+// setShared notes that the task opened an object to others by itself.
+func (a *account) setShared(clientHandle, handle uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[clientHandle]; c != nil {
+		if o := c.objects[handle]; o != nil {
+			o.sharedWithAll = true
+		}
+	}
+}
+
+// room reports whether one more object of a kind may be made.
+func (a *account) room(kind rm.ClassKind, maxTSGs, maxChannels int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case a.objects >= maxObjects,
+		kind == rm.ClassTSG && a.tsgs >= maxTSGs,
+		kind == rm.ClassChannel && a.channels >= maxChannels:
+		return false
+	}
+	return true
+}
+
+// dropFile forgets the clients of a file that is closed for good.
+func (a *account) dropFile(f *file) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		if c.file == f {
+			a.dropClient(c)
+		}
+	}
+}
+
+// usage is a copy of a GPU's numbers.
+func (a *account) usage(gpu int) gpuAccount {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.gpus[gpu]
+}
+
+// chargedTo sums, per GPU, the memory whose handles belong to clients of a process, each charge once.
+func (a *account) chargedTo(tgid int) []quota.Bytes {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	sum := make([]quota.Bytes, len(a.gpus))
+	seen := map[*charge]bool{}
+	for _, c := range a.clients {
+		if c.tgid != tgid {
+			continue
+		}
+		for _, o := range c.objects {
+			if o.charge != nil && !seen[o.charge] {
+				seen[o.charge] = true
+				sum[o.charge.gpu] += o.charge.size
+			}
+		}
+	}
+	return sum
+}
+
+func (a *account) hasZombies() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.zombies > 0
+}

@@ -1,0 +1,221 @@
+package guard
+
+import (
+	"bytes"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// trappedCall is one notification while it is served: who called, on which file, with what.
+type trappedCall struct {
+	g    *Guard
+	n    *seccompNotif
+	k    *task
+	mem  *arena
+	fd   int  // the guard's copy of the file, closed at the end; -1 if none
+	node node // what the file is
+	file *file
+
+	call      rm.Call
+	outerAddr uint64
+	// before holds copies of the outer structure and the blocks as the task passed them, to tell what changed and to
+	// recognise the same call when it comes again after a signal.
+	before [][]byte
+	// undo takes back what the call made, for a caller that is gone before it could be told. Nil: nothing was made.
+	undo func()
+	// wrapped marks a call out of an XFER: it must not run natively, since what sits in the XFER may change.
+	wrapped bool
+	// executed is set once the driver has been asked; such a call must not be asked again.
+	executed bool
+}
+
+// reply is the answer to a notification.
+type reply struct {
+	resume bool          // let the task make the call itself
+	errno  syscall.Errno // else the result: 0 or an error
+}
+
+var (
+	replyDone   = reply{}
+	replyResume = reply{resume: true}
+)
+
+func fail(e syscall.Errno) reply { return reply{errno: e} }
+
+// load copies n bytes of the task into the call as its outer structure.
+func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {
+	c.call.Cmd, c.outerAddr = cmd, addr
+	c.call.Blocks = c.call.Blocks[:0]
+	c.before = c.before[:0]
+	c.call.Outer = c.mem.take(n)
+	return c.call.Outer != nil && readMemory(c.k.tid, addr, c.call.Outer) && c.keep(c.call.Outer)
+}
+
+// keep remembers what the task passed.
+func (c *trappedCall) keep(b []byte) bool {
+	old := c.mem.take(len(b))
+	if old == nil {
+		return false
+	}
+	copy(old, b)
+	c.before = append(c.before, old)
+	return true
+}
+
+// loadBlock copies the memory behind the pointer at off of the outer structure (in = -1) or of a block. A null pointer or
+// size 0 makes an empty block, which the driver sees as null.
+func (c *trappedCall) loadBlock(in, off, n int) ([]byte, bool) {
+	if len(c.call.Blocks) >= maxParts-1 {
+		return nil, false
+	}
+	parent := c.call.Outer
+	if in >= 0 {
+		parent = c.call.Blocks[in].Data
+	}
+	addr := rm.U64(parent, off)
+	if addr == 0 {
+		n = 0
+	}
+	b := c.mem.take(n)
+	if b == nil || !readMemory(c.k.tid, addr, b) || !c.keep(b) {
+		return nil, false
+	}
+	c.call.Blocks = append(c.call.Blocks, rm.Block{In: in, Off: off, Addr: addr, Data: b})
+	return b, true
+}
+
+// target is the call's own file.
+func (c *trappedCall) target() Target {
+	t := Target{FD: c.fd, PID: c.k.proc.tgid, TID: c.k.tid}
+	if c.file != nil {
+		t.File = uint32(c.file.sim)
+	}
+	return t
+}
+
+// valid reports that the task is still waiting in this very call. Everything read before is the task's own only if it is
+// true afterwards.
+func (c *trappedCall) valid(l *listener) bool { return l.valid(c.n.ID) }
+
+// changed lists what the task must be told: the parts that differ from what it passed. Unchanged parts are not written,
+// so that constant memory may stand behind an input pointer.
+func (c *trappedCall) changed(parts []memoryPart) []memoryPart {
+	for i, b := range c.call.Blocks {
+		if len(b.Data) > 0 && !bytes.Equal(b.Data, c.before[i+1]) {
+			parts = append(parts, memoryPart{b.Addr, b.Data})
+		}
+	}
+	if !bytes.Equal(c.call.Outer, c.before[0]) {
+		parts = append(parts, memoryPart{c.outerAddr, c.call.Outer})
+	}
+	return parts
+}
+
+// status answers with an RM status and no effect.
+func (c *trappedCall) status(s uint32) reply {
+	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	if !ok {
+		return fail(unix.EINVAL)
+	}
+	rm.PutU32(c.call.Outer, off, s)
+	return replyDone
+}
+
+// execStatus makes the call and reads the RM status that came back.
+func (c *trappedCall) execStatus() (uint32, syscall.Errno) {
+	if e := c.exec(); e != 0 {
+		return rm.StatusGeneric, e
+	}
+	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	if !ok {
+		return rm.StatusOK, 0
+	}
+	return rm.U32(c.call.Outer, off), 0
+}
+
+// exec makes the call for the task.
+func (c *trappedCall) exec() syscall.Errno {
+	c.executed = true
+	return c.g.driver.Exec(c.target(), &c.call)
+}
+
+// savedCall is a call that was carried out but whose caller was interrupted by a signal before the answer. The kernel
+// restarts the system call (or the library repeats it on EINTR), so it comes again with the same registers and either the
+// same memory or, since results are written before the answer is sent, with the results in it.
+type savedCall struct {
+	args   [3]uint64
+	out    []savedPart
+	before []savedPart // as out, before the results
+	rep    reply
+	undo   func()
+	fd     int // kept for undo
+}
+
+type savedPart struct {
+	addr uint64
+	data []byte
+}
+
+// save keeps the result of a call whose caller is away.
+func (c *trappedCall) save(rep reply) *savedCall {
+	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, fd: c.fd}
+	c.fd = -1
+	add := func(list *[]savedPart, addr uint64, b []byte) {
+		if len(b) > 0 {
+			*list = append(*list, savedPart{addr, bytes.Clone(b)})
+		}
+	}
+	add(&s.before, c.outerAddr, c.before[0])
+	add(&s.out, c.outerAddr, c.call.Outer)
+	for i, b := range c.call.Blocks {
+		add(&s.before, b.Addr, c.before[i+1])
+		add(&s.out, b.Addr, b.Data)
+	}
+	return s
+}
+
+// matches reports whether a notification is the saved call again.
+func (s *savedCall) matches(n *seccompNotif, tid int) bool {
+	if s.args != [3]uint64{n.Args[0], n.Args[1], n.Args[2]} {
+		return false
+	}
+	for i, p := range s.before {
+		now := make([]byte, len(p.data))
+		if !readMemory(tid, p.addr, now) {
+			return false
+		}
+		if !bytes.Equal(now, p.data) && !bytes.Equal(now, s.out[i].data) {
+			return false
+		}
+	}
+	return true
+}
+
+// parts lists the results to write, those that changed.
+func (s *savedCall) parts() []memoryPart {
+	var parts []memoryPart
+	for i, p := range s.out {
+		if !bytes.Equal(p.data, s.before[i].data) {
+			parts = append(parts, memoryPart{p.addr, p.data})
+		}
+	}
+	return parts
+}
+
+// discard gives up on a saved call: what it made is taken back.
+func (s *savedCall) discard() {
+	if s.undo != nil {
+		s.undo()
+	}
+	s.release()
+}
+
+func (s *savedCall) release() {
+	if s.fd >= 0 {
+		_ = unix.Close(s.fd)
+		s.fd = -1
+	}
+}

@@ -1,0 +1,253 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// onControl handles RM_CONTROL: known controls pass on a private copy, unknown ones are answered "not supported".
+func (g *Guard) onControl(l *listener, c *trappedCall) reply {
+	o := c.call.Outer
+	cmd := rm.U32(o, rm.ControlCmd)
+	ctl, ok := g.abi.Control(cmd)
+	if !ok || ctl.Kind == rm.ControlDeny {
+		g.logOnce("control"+rm.ControlName(cmd), "denied a control", "control", rm.ControlName(cmd))
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusNotSupported)
+	}
+	// Bit 2 says that the parameters are serialised, bits 0 and 1 ask for raised IRQL and lock bypass.
+	if rm.U32(o, rm.ControlFlags) != 0 {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	client := rm.U32(o, rm.ControlClient)
+	if !g.account.ownsClient(client) {
+		return c.status(rm.StatusInvalidClient)
+	}
+	size := rm.U32(o, rm.ControlParamsSize)
+	if size > rm.MaxControlParams || ctl.Size != 0 && int(size) != ctl.Size {
+		return c.status(rm.StatusInvalidParamStruct)
+	}
+	params, ok := c.loadBlock(-1, rm.ControlParams, int(size))
+	if !ok {
+		return fail(unix.EFAULT)
+	}
+	if len(params) == 0 && (ctl.Size != 0 || len(ctl.Pointers) > 0) {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	for _, p := range ctl.Pointers {
+		n, ok := p.Bytes(params)
+		if !ok {
+			return c.status(rm.StatusInvalidArgument)
+		}
+		if _, ok := c.loadBlock(0, p.Off, n); !ok {
+			return fail(unix.EFAULT)
+		}
+		if len(c.call.Blocks[len(c.call.Blocks)-1].Data) == 0 {
+			// The driver gets null for an empty block; a count without memory behind it must not reach it.
+			if p.CountOff >= 0 && n == 0 {
+				continue
+			}
+			if p.CountOff >= 0 && rm.U64(params, p.Off) == 0 {
+				continue // asking for the count with a null list is how lists are sized
+			}
+		}
+	}
+	for _, off := range ctl.ClientHandles {
+		if h := rm.U32(params, off); h != 0 && !g.account.ownsClient(h) {
+			g.logOnce("ctlclient"+ctl.Name, "denied a control that names another container's client", "control", ctl.Name)
+			g.stats.denied.Add(1)
+			return c.status(rm.StatusInvalidClient)
+		}
+	}
+	if rep, ok := g.checkControl(c, ctl, params); !ok {
+		return rep
+	}
+	if ctl.Kind == rm.ControlSwallow {
+		return c.status(rm.StatusOK)
+	}
+	if ctl.FDOff >= 0 {
+		return g.onControlWithFile(l, c, ctl, params)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e == 0 && status == rm.StatusOK {
+		g.present(c, ctl, params)
+	}
+	return fail(e)
+}
+
+// checkControl refuses what a control must not ask, and translates what it asks into the host's terms. False: answer with
+// the reply.
+func (g *Guard) checkControl(c *trappedCall, ctl rm.Control, params []byte) (reply, bool) {
+	switch ctl.Kind {
+	case rm.ControlGPUQuery:
+		if !g.ownsGPUID(rm.U32(params, 0)) {
+			return c.status(rm.StatusInvalidArgument), false
+		}
+	case rm.ControlAttach:
+		g.rewriteAttach(params)
+	case rm.ControlPreemptionMode:
+		// Without compute preemption (CILP) a long kernel cannot be stopped at the end of its timeslice.
+		if rm.U32(params, rm.PreemptFlags)&1 != 0 && rm.U32(params, rm.PreemptCILP) != rm.PreemptModeCILP {
+			g.logOnce("cilp", "denied a compute preemption mode other than CILP")
+			return c.status(rm.StatusNotSupported), false
+		}
+	case rm.ControlPidInfo:
+		if !g.translatePidInfo(params) {
+			return c.status(rm.StatusInvalidArgument), false
+		}
+	}
+	return replyDone, true
+}
+
+// rewriteAttach turns "all GPUs" into the container's own, and drops others from a list (NV0000_CTRL_CMD_GPU_ATTACH_IDS).
+func (g *Guard) rewriteAttach(params []byte) {
+	if rm.U32(params, 0) == rm.GPUIDAttach {
+		for i := range rm.GPUIDListLen {
+			id := uint32(rm.GPUIDUnused)
+			if i < len(g.gpus) {
+				id = g.gpus[i].id
+			}
+			rm.PutU32(params, 4*i, id)
+		}
+		return
+	}
+	g.filterIDs(params, 0)
+}
+
+// filterIDs removes hidden GPUs from a list of ids.
+func (g *Guard) filterIDs(params []byte, off int) {
+	n := 0
+	for i := range rm.GPUIDListLen {
+		if id := rm.U32(params, off+4*i); id != rm.GPUIDUnused && g.ownsGPUID(id) {
+			rm.PutU32(params, off+4*n, id)
+			n++
+		}
+	}
+	for ; n < rm.GPUIDListLen; n++ {
+		rm.PutU32(params, off+4*n, rm.GPUIDUnused)
+	}
+}
+
+// onControlWithFile handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
+// imports of objects move references to memory, the others do not.
+func (g *Guard) onControlWithFile(l *listener, c *trappedCall, ctl rm.Control, params []byte) reply {
+	number := rm.U32(params, ctl.FDOff)
+	fd, err := c.k.getFile(int(int32(number)))
+	if err != nil {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	defer unix.Close(fd)
+	n, _, err := g.nodes.classify(fd)
+	if err != nil || n.kind != nodeControl {
+		g.logOnce("ctlfd"+ctl.Name, "denied a control that names a file other than nvidiactl", "control", ctl.Name)
+		return c.status(rm.StatusInvalidArgument)
+	}
+	f, err := g.followFile(fd, n)
+	if err != nil {
+		return c.status(rm.StatusInsufficientResources)
+	}
+	if g.driver.Native() {
+		rm.PutU32(params, ctl.FDOff, uint32(fd))
+	} else {
+		rm.PutU32(params, ctl.FDOff, uint32(f.sim))
+	}
+	rep := g.execExport(l, c, ctl, params, f)
+	rm.PutU32(params, ctl.FDOff, number)
+	return rep
+}
+
+// execExport carries out a control with a file and keeps the charges right. An exported object stays alive with the file
+// (RmExportObject makes a dup that the file owns), an imported one gets one more handle.
+func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params []byte, f *file) reply {
+	client := rm.U32(c.call.Outer, rm.ControlClient)
+	var held []*charge
+	release := func() {
+		for _, ch := range held {
+			g.account.unhold(ch)
+		}
+	}
+	switch ctl.Kind {
+	case rm.ControlExportFD:
+		if ch := g.account.hold(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle)); ch != nil {
+			held = append(held, ch)
+		}
+	case rm.ControlExportFDs:
+		count := int(rm.U16(params, exportObjectsCount))
+		if count > exportObjectsMax {
+			return c.status(rm.StatusInvalidArgument)
+		}
+		for i := range count {
+			if ch := g.account.hold(client, rm.U32(params, exportObjectsList+4*i)); ch != nil {
+				held = append(held, ch)
+			}
+		}
+	case rm.ControlImportFD, rm.ControlImportFDs:
+		if !g.account.room(rm.ClassPlain, 0, 0) {
+			return c.status(rm.StatusInsufficientResources)
+		}
+		if g.driver.Native() && !g.exportedHere(f) {
+			// What an exporter in another container put there is charged to nobody here.
+			g.logOnce("import", "denied the import of memory that was not exported in this container")
+			g.stats.denied.Add(1)
+			return c.status(rm.StatusInsufficientPermissions)
+		}
+	}
+	if !c.valid(l) {
+		release()
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e != 0 || status != rm.StatusOK {
+		release()
+		return fail(e)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.exports = append(f.exports, held...)
+	switch ctl.Kind {
+	case rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs:
+		f.exporter = true
+		f.rooted = true // it is an export file now, no client may be made on it
+	case rm.ControlImportFD:
+		g.account.adopt(client, rm.U32(params, rm.ImportFDObject+rm.ExportObjectParent),
+			rm.U32(params, rm.ImportFDObject+rm.ExportObjectHandle), chargeAt(f.exports, 0))
+	case rm.ControlImportFDs:
+		count, index := int(rm.U16(params, importObjectsCount)), int(rm.U16(params, importObjectsIndex))
+		for i := range min(count, importObjectsMax) {
+			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), chargeAt(f.exports, index+i))
+		}
+	}
+	return replyDone
+}
+
+// chargeAt finds the charge of an imported object. Files with several objects are imported in the order of export; where
+// the position is not known, the first keeps the memory charged, and the file itself does in any case.
+func chargeAt(list []*charge, i int) *charge {
+	if i < 0 || i >= len(list) {
+		return nil
+	}
+	return list[i]
+}
+
+func (g *Guard) exportedHere(f *file) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.exporter
+}
+
+// Offsets in NV0000_CTRL_OS_UNIX_EXPORT_OBJECTS_TO_FD_PARAMS and …IMPORT_OBJECTS_FROM_FD_PARAMS (ctrl0000unix.h; rm-abi.csv).
+const (
+	exportObjectsList  = 76
+	exportObjectsMax   = 512
+	exportObjectsCount = 2124
+
+	importObjectsParent = 4
+	importObjectsList   = 8
+	importObjectsMax    = 128
+	importObjectsCount  = 648
+	importObjectsIndex  = 650
+)

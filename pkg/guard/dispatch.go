@@ -1,0 +1,238 @@
+package guard
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// serve answers one notification. It is the guard's main way; read it from top to bottom.
+func (w *worker) serve(n *seccompNotif) {
+	g := w.g
+	cmd := uint32(n.Args[1]) // the kernel truncates to 32 bits too (SYSCALL_DEFINE3(ioctl))
+
+	// What may run natively is decided by the registers alone. Memory and even the descriptor table can change between
+	// this check and the system call, the registers cannot: a number that no driver call has is safe whatever file it
+	// reaches in the end.
+	if !rm.UVMShaped(cmd) && !g.abi.RMShaped(cmd) {
+		w.l.answer(n.ID, replyResume)
+		return
+	}
+	g.stats.calls.Add(1)
+	if wait := g.bucket.take(time.Now()); wait > 0 {
+		g.stats.throttled.Add(1)
+		time.Sleep(wait)
+	}
+	for range 2 {
+		k, err := g.tasks.get(int(n.PID))
+		if err != nil {
+			if w.l.valid(n.ID) {
+				g.log.Warn("cannot look at a task", "tid", n.PID, "err", err)
+				w.l.answer(n.ID, fail(unix.ENODEV))
+			}
+			return
+		}
+		if again := w.serveTask(n, k); !again {
+			return
+		}
+	}
+	w.l.answer(n.ID, fail(unix.ENODEV))
+}
+
+// serveTask answers a notification of a known thread. It returns true if the thread turned out to be a dead one whose
+// number is in use again: then nothing was done and the caller tries anew.
+func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
+	g := w.g
+	k.mu.Lock() // a second notification of a thread waits here for the first, whose caller is away by then
+	defer k.mu.Unlock()
+
+	if s := k.saved; s != nil {
+		if s.matches(n, k.tid) && w.l.valid(n.ID) {
+			writeMemory(k.tid, s.parts())
+			if w.l.answer(n.ID, s.rep) {
+				g.stats.replayed.Add(1)
+				s.release()
+				k.saved = nil
+			}
+			return false
+		}
+		s.discard()
+		k.saved = nil
+	}
+
+	fd, err := k.getFile(int(int32(n.Args[0])))
+	if err != nil {
+		switch {
+		case errors.Is(err, unix.ESRCH):
+			g.tasks.drop(k)
+			return w.l.valid(n.ID)
+		case errors.Is(err, unix.EBADF):
+			w.l.answer(n.ID, fail(unix.EBADF))
+		default:
+			g.logOnce("getfd", "cannot copy a descriptor of the container; is CAP_SYS_PTRACE blocked by a security module?", "err", err)
+			w.l.answer(n.ID, fail(unix.ENODEV))
+		}
+		return false
+	}
+	w.mem.reset()
+	c := &w.call
+	*c = trappedCall{g: g, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	rep := w.handle(c)
+	w.finish(c, rep)
+	if c.fd >= 0 {
+		_ = unix.Close(c.fd)
+	}
+	return false
+}
+
+// handle decides on a call and carries it out.
+func (w *worker) handle(c *trappedCall) reply {
+	g, n := c.g, c.n
+	cmd := uint32(n.Args[1])
+	var foreign bool
+	var err error
+	if c.node, foreign, err = g.nodes.classify(c.fd); err != nil {
+		return fail(unix.ENODEV)
+	}
+	switch {
+	case foreign:
+		g.logOnce("foreign", "a call on the node of a GPU that the container was not given", "tid", n.PID)
+		return fail(unix.ENODEV)
+	case c.node.kind == nodeOther:
+		return g.onOtherFile(cmd)
+	case n.Arch != nativeArch || uint32(n.NR)&x32Bit != 0:
+		// 32-bit callers of a driver with 64-bit structures do not exist; what comes this way is an attempt.
+		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", n.Arch, "nr", n.NR)
+		return fail(unix.ENOSYS)
+	}
+	if !g.driver.Native() || c.node.kind == nodeUVM {
+		if err := c.followFile(); err != nil {
+			g.log.Error("cannot follow a file", "err", err)
+			return fail(unix.ENOMEM)
+		}
+	}
+	if c.node.kind == nodeUVM {
+		if !rm.UVMShaped(cmd) {
+			return replyResume // UVM compares whole numbers, and none of its own has a size
+		}
+		return g.onUVM(w.l, c, cmd)
+	}
+	if rm.UVMShaped(cmd) {
+		return fail(unix.EINVAL) // a bare small number on an RM node: nv.c refuses it, and so do we
+	}
+	if !c.load(cmd, n.Args[2], c.sizeOf(cmd)) {
+		return fail(unix.EFAULT)
+	}
+	if cmd&0xff == rm.EscXferCmd {
+		if e := c.unwrap(); e != 0 {
+			return fail(e)
+		}
+	}
+	if g.pendingRoots.Load() > 0 {
+		if rep, ok := g.holdBack(c); !ok {
+			return rep
+		}
+	}
+	return g.onEscape(w.l, c)
+}
+
+func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
+
+// onOtherFile answers an RM-shaped number on a file that is not NVIDIA's. It must not run natively if RM would act on it:
+// another thread could put an nvidiactl file in the descriptor's place meanwhile (docs/adr/0004-fd-table-race.md). The
+// numbers listed do no harm there.
+func (g *Guard) onOtherFile(cmd uint32) reply {
+	if !rm.UVMShaped(cmd) {
+		switch cmd & 0xff {
+		case rm.EscAllocMemory, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscAttachGPUs:
+			return replyResume
+		}
+	}
+	g.logOnce("other"+rm.EscapeName(cmd&0xff), "refused an ioctl on another device whose number and size are those of an NVIDIA call",
+		"cmd", cmd)
+	return fail(unix.ENOTTY)
+}
+
+// followFile finds or makes the record of the call's file.
+func (c *trappedCall) followFile() (err error) {
+	c.file, err = c.g.followFile(c.fd, c.node)
+	if err == nil && c.node.kind == nodeUVM {
+		c.file.mu.Lock()
+		c.file.owners[c.k.proc.tgid] = true
+		c.file.mu.Unlock()
+	}
+	return err
+}
+
+// finish writes the results and sends the answer; a caller that is gone is remembered.
+func (w *worker) finish(c *trappedCall, rep reply) {
+	g := w.g
+	if !c.executed {
+		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
+			if !w.l.valid(c.n.ID) {
+				return
+			}
+			if !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+				rep = fail(unix.EFAULT)
+			}
+		}
+		w.l.answer(c.n.ID, rep)
+		return
+	}
+	if w.l.valid(c.n.ID) {
+		if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
+		}
+		if w.l.answer(c.n.ID, rep) {
+			return
+		}
+	}
+	g.stats.interrupted.Add(1)
+	g.remember(c, rep)
+}
+
+// undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made
+// is taken back. A restarted system call comes at once; one behind a stopped process may come later, and is then carried
+// out anew.
+const undoAfter = time.Second
+
+// remember keeps the result of an executed call for its caller, who was interrupted. The task is locked.
+func (g *Guard) remember(c *trappedCall, rep reply) {
+	s := c.save(rep)
+	k := c.k
+	k.saved = s
+	if s.undo == nil {
+		return // a free or a control: nothing to take back, so the result may wait as long as the thread lives
+	}
+	time.AfterFunc(undoAfter, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.saved == s {
+			s.discard()
+			k.saved = nil
+			g.stats.undone.Add(1)
+		}
+	})
+}
+
+// unwrap replaces an XFER by the call inside it. The driver compares the inner number as a full word and does not unwrap
+// twice (nvidia_ioctl).
+func (c *trappedCall) unwrap() unix.Errno {
+	nr, size, addr := rm.U32(c.call.Outer, rm.XferCmd), rm.U32(c.call.Outer, rm.XferLength), rm.U64(c.call.Outer, rm.XferPtr)
+	if nr > 0xff || nr == rm.EscXferCmd || size == 0 || size >= rm.XferMax {
+		return unix.EINVAL
+	}
+	inner := 3<<30 | size<<16 | 'F'<<8 | nr
+	if !c.g.abi.RMShaped(inner) {
+		return unix.EINVAL
+	}
+	c.mem.reset()
+	if !c.load(inner, addr, int(size)) {
+		return unix.EFAULT
+	}
+	c.wrapped = true
+	return 0
+}

@@ -1,0 +1,224 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// onEscape handles a call on nvidiactl or on a GPU's node.
+func (g *Guard) onEscape(l *listener, c *trappedCall) reply {
+	switch c.call.NR() {
+	case rm.EscAlloc:
+		return g.onAlloc(l, c)
+	case rm.EscControl:
+		return g.onControl(l, c)
+	case rm.EscFree:
+		return g.onFree(l, c)
+	case rm.EscDupObject:
+		return g.onDup(l, c)
+	case rm.EscShare:
+		return g.onShare(l, c)
+	case rm.EscVidHeapControl:
+		return g.onHeap(l, c)
+	case rm.EscAllocMemory:
+		return g.onAllocMemory(l, c)
+	case rm.EscRegisterFD:
+		return g.onRegisterFD(l, c)
+	case rm.EscCardInfo:
+		return g.onCardInfo(l, c)
+	case rm.EscStatusCode:
+		return g.onStatusCode(l, c)
+	case rm.EscAttachGPUs:
+		return g.onAttachGPUs(l, c)
+	}
+	// Denied whatever they hold: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, interrupt
+	// query, dma-buf export (keeps memory alive outside any client).
+	g.logOnce("esc"+rm.EscapeName(c.call.NR()), "denied an escape", "escape", rm.EscapeName(c.call.NR()))
+	g.stats.denied.Add(1)
+	return c.status(rm.StatusNotSupported)
+}
+
+// onFree frees an object, its descendants, or a client.
+func (g *Guard) onFree(l *listener, c *trappedCall) reply {
+	root, handle := rm.U32(c.call.Outer, rm.FreeRoot), rm.U32(c.call.Outer, rm.FreeObject)
+	if !g.account.ownsClient(root) {
+		return c.status(rm.StatusInvalidClient)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e == 0 && status == rm.StatusOK {
+		g.freed(root, handle)
+	}
+	return fail(e)
+}
+
+// freed takes a freed object out of the account.
+func (g *Guard) freed(root, handle uint32) {
+	if root == handle {
+		g.clientGone(root)
+	} else {
+		g.account.freeObject(root, handle)
+	}
+	if g.account.hasZombies() {
+		g.sweepSoon()
+	}
+}
+
+// onDup gives a client a second handle on an object of a client of the same container. RM's own check is by process or
+// by what the owner opened; CUDA opens what it exports to everyone, so the container is checked here.
+func (g *Guard) onDup(l *listener, c *trappedCall) reply {
+	o := c.call.Outer
+	dst, src, object := rm.U32(o, rm.DupClient), rm.U32(o, rm.DupClientSrc), rm.U32(o, rm.DupObjectSrc)
+	if !g.account.ownsClient(dst) || !g.account.ownsClient(src) {
+		g.logOnce("dup", "denied a dup of an object of another container's client", "client", src)
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInvalidClient)
+	}
+	if !g.account.room(rm.ClassPlain, 0, 0) {
+		return c.status(rm.StatusInsufficientResources)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e == 0 && status == rm.StatusOK {
+		h := rm.U32(o, rm.DupObject)
+		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, src, object)
+		c.undo = g.undoObject(c.target(), dst, h)
+	}
+	return fail(e)
+}
+
+// onShare opens an object to other clients. It is harmless as long as every dup and every UVM mapping passes a guard.
+func (g *Guard) onShare(l *listener, c *trappedCall) reply {
+	o := c.call.Outer
+	client, object := rm.U32(o, rm.ShareClient), rm.U32(o, rm.ShareObject)
+	if !g.account.ownsClient(client) {
+		return c.status(rm.StatusInvalidClient)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e == 0 && status == rm.StatusOK && rm.U16(o, rm.SharePolicy+rm.SharePolicyType) == shareTypeAll {
+		g.account.setShared(client, object)
+	}
+	return fail(e)
+}
+
+// onAllocMemory is the old memory call: host memory only. It pins the caller's pages, so it runs in the task; without
+// CAP_SYS_ADMIN no content of it yields device memory (rm-abi 1.3), whatever a racing thread makes of it.
+func (g *Guard) onAllocMemory(l *listener, c *trappedCall) reply {
+	class := rm.U32(c.call.Outer, rm.AllocMemoryClass)
+	if class != classSystem && class != classOSDescriptor {
+		g.logOnce("0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class)
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusNotSupported)
+	}
+	return g.native(l, c)
+}
+
+const (
+	classSystem       = 0x3e // NV01_MEMORY_SYSTEM
+	classOSDescriptor = 0x71 // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
+)
+
+// native lets the task make a call itself; with a simulated driver, which has no kernel behind the node, the guard does.
+func (g *Guard) native(l *listener, c *trappedCall) reply {
+	if g.driver.Native() {
+		if c.wrapped {
+			return fail(unix.EINVAL) // nobody wraps these; and natively the wrapper could hold anything
+		}
+		return replyResume
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	return fail(c.exec())
+}
+
+// onRegisterFD lends the identity of a nvidiactl file to another file. It names a descriptor of the task, so it runs
+// there. A nvidiactl file that has borrowed an identity must not do a root alloc (see root.go).
+func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
+	if c.node.kind == nodeControl {
+		f, err := g.followFile(c.fd, c.node)
+		if err != nil {
+			return fail(unix.ENOMEM)
+		}
+		f.mu.Lock()
+		f.registered = true
+		f.mu.Unlock()
+	}
+	if !g.driver.Native() {
+		fd, err := c.k.getFile(int(int32(rm.U32(c.call.Outer, rm.RegisterFDFD))))
+		if err != nil {
+			return fail(unix.EINVAL)
+		}
+		defer unix.Close(fd)
+		n, _, err := g.nodes.classify(fd)
+		if err != nil || n.kind != nodeControl {
+			return fail(unix.EINVAL)
+		}
+		f, err := g.followFile(fd, n)
+		if err != nil {
+			return fail(unix.ENOMEM)
+		}
+		own := rm.U32(c.call.Outer, rm.RegisterFDFD)
+		rm.PutU32(c.call.Outer, rm.RegisterFDFD, uint32(f.sim))
+		rep := g.native(l, c)
+		rm.PutU32(c.call.Outer, rm.RegisterFDFD, own)
+		return rep
+	}
+	return g.native(l, c)
+}
+
+// onCardInfo lists the machine's GPUs: others than the container's own are blanked.
+func (g *Guard) onCardInfo(l *listener, c *trappedCall) reply {
+	if !c.valid(l) {
+		return replyDone
+	}
+	e := c.exec()
+	if e == 0 {
+		o := c.call.Outer
+		n := 0
+		for off := 0; off+rm.CardInfoSize <= len(o); off += rm.CardInfoSize {
+			if o[off+rm.CardInfoValid] == 0 || !g.ownsMinor(int(rm.U32(o, off+rm.CardInfoMinor))) {
+				continue
+			}
+			if n != off {
+				copy(o[n:n+rm.CardInfoSize], o[off:])
+			}
+			n += rm.CardInfoSize
+		}
+		clear(o[n:])
+	}
+	return fail(e)
+}
+
+// onStatusCode asks for the state of a GPU by bus address.
+func (g *Guard) onStatusCode(l *listener, c *trappedCall) reply {
+	o := c.call.Outer
+	if !g.ownsBus(rm.U32(o, rm.StatusCodeDomain), uint32(o[rm.StatusCodeBus]), uint32(o[rm.StatusCodeSlot])) {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	return fail(c.exec())
+}
+
+// onAttachGPUs takes a reference on GPUs for a file, by id.
+func (g *Guard) onAttachGPUs(l *listener, c *trappedCall) reply {
+	for off := 0; off+4 <= len(c.call.Outer); off += 4 {
+		if id := rm.U32(c.call.Outer, off); id != 0 && !g.ownsGPUID(id) {
+			return fail(unix.EINVAL)
+		}
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	return fail(c.exec())
+}

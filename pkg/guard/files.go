@@ -1,0 +1,196 @@
+package guard
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// nodeKind is the device node that a file was opened on.
+type nodeKind uint8
+
+const (
+	nodeOther nodeKind = iota // not NVIDIA's
+	nodeControl
+	nodeGPU
+	nodeUVM
+)
+
+// file is an open file of the container that the guard has to recognise again: one that RM clients were made on, that
+// lent its identity, that holds exported memory, or that is a UVM address space.
+//
+// RM binds a client to its open file (rmclientValidate_IMPL), so the guard follows files, not descriptor numbers. For
+// nvidiactl it holds no descriptor, because that would keep the file and with it the container's memory alive: the file
+// sits in an epoll instance of its own, which compares with kcmp(KCMP_EPOLL_TFD) and forgets it when the last descriptor
+// anywhere is closed. nvidia-uvm cannot be polled; those files are held and torn down explicitly, see uvm.go.
+type file struct {
+	kind  nodeKind
+	minor int
+
+	epfd, tfd int // weak reference; epfd is -1 if there is none
+	strong    int // descriptor held by the guard, -1 if none
+
+	mu         sync.Mutex
+	pending    *pendingRoot      // a root alloc that runs in the task
+	registered bool              // has issued REGISTER_FD: must not do a root alloc
+	rooted     bool              // has, or may have, a live client
+	clients    int               // verified live clients
+	exports    []*charge         // memory exported into this file
+	maps       map[uint64]uvmMap // external mappings of this UVM address space, by base
+	exporter   bool              // objects were exported into it here
+	owners     map[int]bool      // processes that used this UVM address space
+	sim        simFile           // with the simulated driver
+}
+
+// fileTable is the set of files that the guard follows.
+type fileTable struct {
+	self int // pid of the guard
+	mu   sync.Mutex
+	list []*file
+}
+
+// find recognises an open file by a descriptor of the guard. Nil: it is not followed.
+func (t *fileTable) find(fd int) *file {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.findLocked(fd)
+}
+
+func (t *fileTable) findLocked(fd int) *file {
+	for _, f := range t.list {
+		if f.strong >= 0 {
+			if kcmpSame(t.self, fd, f.strong) {
+				return f
+			}
+		} else if same, _ := kcmpWeak(t.self, fd, f.epfd, f.tfd); same {
+			return f
+		}
+	}
+	return nil
+}
+
+// follow returns the record of an open file, made if there is none. hold keeps a descriptor (nvidia-uvm).
+func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if f := t.findLocked(fd); f != nil {
+		return f, nil
+	}
+	f := &file{kind: kind, minor: minor, epfd: -1, strong: -1}
+	if hold {
+		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return nil, fmt.Errorf("keep a file: %w", err)
+		}
+		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64]uvmMap{}
+	} else {
+		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+		if err != nil {
+			return nil, fmt.Errorf("follow a file: %w", err)
+		}
+		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{}); err != nil {
+			_ = unix.Close(ep)
+			return nil, fmt.Errorf("follow a file: %w", err)
+		}
+		f.epfd, f.tfd = ep, fd
+	}
+	t.list = append(t.list, f)
+	return f, nil
+}
+
+// reap removes and returns the files that are closed for good.
+func (t *fileTable) reap() []*file {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var dead []*file
+	live := t.list[:0]
+	for _, f := range t.list {
+		alive := true
+		if f.epfd >= 0 {
+			_, alive = kcmpWeak(t.self, 0, f.epfd, f.tfd)
+		}
+		if alive {
+			live = append(live, f)
+			continue
+		}
+		_ = unix.Close(f.epfd)
+		dead = append(dead, f)
+	}
+	clear(t.list[len(live):])
+	t.list = live
+	return dead
+}
+
+// remove forgets a file and lets go of it.
+func (t *fileTable) remove(f *file) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i, x := range t.list {
+		if x == f {
+			t.list = append(t.list[:i], t.list[i+1:]...)
+			break
+		}
+	}
+	if f.epfd >= 0 {
+		_ = unix.Close(f.epfd)
+	}
+	if f.strong >= 0 {
+		_ = unix.Close(f.strong)
+	}
+}
+
+// snapshot copies the list.
+func (t *fileTable) snapshot() []*file {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]*file(nil), t.list...)
+}
+
+// count is the number of followed files.
+func (t *fileTable) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.list)
+}
+
+// nodeTable recognises the device nodes by what fstat says of an open file.
+type nodeTable struct {
+	byRdev  map[uint64]node // real driver: the character device number
+	byInode map[inode]node  // simulated driver: every node is the same device, each has its own inode
+	// nvidiaMajor is set with the real driver: a file of NVIDIA's that is not in byRdev is another GPU's.
+	nvidiaMajor bool
+}
+
+type inode struct{ dev, ino uint64 }
+
+type node struct {
+	kind  nodeKind
+	minor int
+}
+
+// majorNVIDIA is NV_MAJOR_DEVICE_NUMBER, kernel-open/common/inc/nv-chardev-numbers.h; its minor 255 is nvidiactl.
+const (
+	majorNVIDIA  = 195
+	minorControl = 255
+)
+
+// classify tells what an open file is. foreign: it is a GPU that this container was not given.
+func (t *nodeTable) classify(fd int) (n node, foreign bool, err error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return node{}, false, os.NewSyscallError("fstat", err)
+	}
+	if t.byInode != nil {
+		return t.byInode[inode{st.Dev, st.Ino}], false, nil
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return node{}, false, nil
+	}
+	n, ok := t.byRdev[st.Rdev]
+	if !ok && unix.Major(st.Rdev) == majorNVIDIA {
+		return node{}, true, nil
+	}
+	return n, false, nil
+}

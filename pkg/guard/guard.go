@@ -1,0 +1,244 @@
+// Package guard answers the NVIDIA driver calls of one container, from a process outside it.
+//
+// The container's seccomp filter hands every ioctl that could allocate device memory, or reach other tenants, to this
+// process (seccomp user notification). The guard copies the call's structures once, checks the copies, carries the call
+// out on its own copy of the task's file (pidfd_getfd), charges what it made, and writes the result back. Nothing that the
+// container does to its memory or descriptors meanwhile can change what was checked; see docs/internals/guard.md.
+//
+// cmd/cgpu-guard is its only caller; cgpu-runtime starts that before the container exists.
+//
+// Read dispatch.go first: serve and handle are the main way of a call.
+package guard
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Guard is the state of one container.
+type Guard struct {
+	cfg     Config
+	log     *slog.Logger
+	driver  Driver
+	abi     *rm.ABI
+	account *account
+	tasks   *taskTable
+	files   *fileTable
+	nodes   nodeTable
+	gpus    []gpuIdentity
+	bucket  bucket
+	stats   stats
+
+	pendingRoots atomic.Int64
+	kept         []int // the container's GPU nodes, open for as long as the guard runs
+
+	mu        sync.Mutex
+	instances map[uint32]int // RM device instance → index in gpus
+	logged    map[string]bool
+	initPID   int
+	listeners int
+	sweeping  bool // a sweep is scheduled
+	lastSweep time.Time
+	auditing  bool
+
+	watch *watcher
+	done  chan struct{} // closed when the container is over
+}
+
+// gpuIdentity is how RM names a GPU of the container.
+type gpuIdentity struct {
+	id                uint32 // gpuId: domain << 16 | bus << 8 | slot (gpumgr, gpuGenerate32BitId)
+	minor             int
+	domain, bus, slot uint32
+}
+
+type stats struct {
+	calls, denied, replayed, undone, interrupted, throttled, killed atomic.Uint64
+}
+
+// New prepares a guard. It opens the container's GPU nodes, because RM makes a device object only for a process that holds
+// the GPU's node open (nv_is_gpu_accessible, kernel-open/nvidia/nv.c) — and therefore no others.
+func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
+	abi, err := rm.ForDriver(cfg.DriverVersion, cfg.Settings.AllowUnknownDriver)
+	if err != nil {
+		return nil, err
+	}
+	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
+		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}),
+		files:  &fileTable{self: os.Getpid()},
+		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
+	}
+	for _, x := range cfg.GPUs {
+		id, err := identify(x.BusID, x.Minor)
+		if err != nil {
+			return nil, fmt.Errorf("GPU %d: %w", x.Index, err)
+		}
+		g.gpus = append(g.gpus, id)
+	}
+	if g.watch, err = newWatcher(); err != nil {
+		return nil, err
+	}
+	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: g.watchProcess}
+	if err := g.openNodes(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// identify parses a PCI address as NVML writes it.
+func identify(busID string, minor int) (gpuIdentity, error) {
+	g := gpuIdentity{minor: minor}
+	address, _, _ := strings.Cut(busID, ".")
+	if n, err := fmt.Sscanf(address, "%x:%x:%x", &g.domain, &g.bus, &g.slot); n != 3 || err != nil {
+		return g, fmt.Errorf("bus id %q: want a PCI address such as 0000:01:00.0", busID)
+	}
+	g.id = g.domain<<16 | g.bus<<8 | g.slot
+	return g, nil
+}
+
+// openNodes opens the container's GPUs and learns how their files look.
+func (g *Guard) openNodes() error {
+	sim := g.cfg.Driver == device.DriverSim
+	if sim {
+		g.nodes.byInode = map[inode]node{}
+	} else {
+		g.nodes.byRdev = map[uint64]node{}
+	}
+	add := func(n device.Node, kind nodeKind, minor int, keep bool) error {
+		flags := unix.O_RDWR | unix.O_CLOEXEC
+		var st unix.Stat_t
+		if keep && !sim {
+			fd, err := unix.Open(n.HostPath, flags, 0)
+			if err != nil {
+				return fmt.Errorf("open %s: %w", n.HostPath, err)
+			}
+			g.kept = append(g.kept, fd)
+			if err := unix.Fstat(fd, &st); err != nil {
+				return fmt.Errorf("stat %s: %w", n.HostPath, err)
+			}
+		} else if err := unix.Stat(n.HostPath, &st); err != nil {
+			return fmt.Errorf("stat %s: %w; run `cgpu refresh`", n.HostPath, err)
+		}
+		if sim {
+			g.nodes.byInode[inode{st.Dev, st.Ino}] = node{kind, minor}
+		} else {
+			g.nodes.byRdev[st.Rdev] = node{kind, minor}
+		}
+		return nil
+	}
+	if err := add(g.cfg.ControlNode, nodeControl, 0, false); err != nil {
+		return err
+	}
+	if g.cfg.UVMNode.HostPath != "" {
+		if err := add(g.cfg.UVMNode, nodeUVM, 0, false); err != nil {
+			return err
+		}
+	}
+	for _, x := range g.cfg.GPUs {
+		if err := add(x.Node, nodeGPU, x.Minor, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// followFile finds or makes the record of an open file.
+func (g *Guard) followFile(fd int, n node) (*file, error) {
+	f, err := g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
+	if err != nil || g.driver.Native() {
+		return f, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.sim == 0 {
+		kind := map[nodeKind]NodeKind{nodeControl: NodeControl, nodeGPU: NodeGPU, nodeUVM: NodeUVM}[n.kind]
+		id, err := g.driver.OpenFile(kind, n.minor)
+		if err != nil {
+			return nil, err
+		}
+		f.sim = simFile(id)
+	}
+	return f, nil
+}
+
+func (g *Guard) ownsGPUID(id uint32) bool {
+	for _, x := range g.gpus {
+		if x.id == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *Guard) ownsMinor(minor int) bool {
+	for _, x := range g.gpus {
+		if x.minor == minor {
+			return true
+		}
+	}
+	return false
+}
+
+func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
+	for _, x := range g.gpus {
+		if x.domain == domain && x.bus == bus && x.slot == slot {
+			return true
+		}
+	}
+	return false
+}
+
+// logOnce writes a line the first time that something happens: a container must not be able to fill the log.
+func (g *Guard) logOnce(key, msg string, args ...any) {
+	g.mu.Lock()
+	seen := g.logged[key] || len(g.logged) >= 1000
+	if !seen {
+		g.logged[key] = true
+	}
+	g.mu.Unlock()
+	if !seen {
+		g.log.Warn(msg, args...)
+	}
+}
+
+// bucket limits the rate of trapped calls: RM has one lock for all tenants, and every call takes it (rm-abi 4.6).
+type bucket struct {
+	mu               sync.Mutex
+	perSecond, burst float64
+	tokens           float64
+	last             time.Time
+}
+
+// take spends a token and says how long to wait for it; 0 for an unlimited bucket.
+func (b *bucket) take(now time.Time) time.Duration {
+	if b.perSecond <= 0 {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.last.IsZero() {
+		b.tokens = b.burst
+	} else {
+		b.tokens = min(b.burst, b.tokens+now.Sub(b.last).Seconds()*b.perSecond)
+	}
+	b.last = now
+	b.tokens--
+	if b.tokens >= 0 {
+		return 0
+	}
+	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
+}
+
+// limitOf is the limit of a GPU for messages.
+func (g *Guard) limitOf(i int) quota.Bytes { return g.cfg.GPUs[i].Limit }

@@ -1,0 +1,219 @@
+package guard
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// The root alloc makes an RM client. RM keeps the caller's process in the client and later compares it (mmap, dup), so
+// this is the one allocation that must run in the task, with memory and a descriptor that other threads can swap under
+// the kernel's hands. Two rules keep that from being a way around the limit (rm-abi 4.3, docs/adr/0004-fd-table-race.md):
+//
+//   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
+//     allocation it then finds no client to make it under.
+//   - Afterwards the guard asks RM whether the file has the client that the task says it got. If not, the call went
+//     elsewhere: the guard compares the driver's own account of the container with its own and, if memory is held that
+//     was never charged, frees the clients of the processes that hold it.
+
+// pendingRoot is a root alloc under way in the task.
+type pendingRoot struct {
+	k     *task
+	id    uint64 // of the notification
+	fd    int    // the guard's copy of the file
+	addr  uint64
+	size  int
+	since time.Time
+}
+
+// onRootAlloc lets the task make a client.
+func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
+	if !g.driver.Native() {
+		return g.rootAllocHere(l, c)
+	}
+	if c.wrapped || c.node.kind != nodeControl {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	if g.account.clientCount() >= g.cfg.Settings.MaxClients {
+		g.sweep()
+		if g.account.clientCount() >= g.cfg.Settings.MaxClients {
+			g.logOnce("maxclients", "denied an RM client: the container has too many", "max", g.cfg.Settings.MaxClients)
+			g.stats.denied.Add(1)
+			return c.status(rm.StatusInsufficientResources)
+		}
+	}
+	if g.files.count() >= 4*g.cfg.Settings.MaxClients {
+		g.sweep()
+		if g.files.count() >= 4*g.cfg.Settings.MaxClients {
+			return c.status(rm.StatusInsufficientResources)
+		}
+	}
+	f, err := g.followFile(c.fd, c.node)
+	if err != nil {
+		g.log.Error("cannot follow a file", "err", err)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rooted || f.registered || f.pending != nil {
+		g.logOnce("root", "denied a second RM client on one file")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	f.pending = &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, size: len(c.call.Outer), since: time.Now()}
+	f.rooted = true
+	c.fd = -1 // kept until the outcome is known
+	g.pendingRoots.Add(1)
+	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
+	time.AfterFunc(rootPatience, func() { g.settleRoot(f, true) })
+	return replyResume
+}
+
+// rootPatience is when the guard looks by itself what became of a root alloc.
+const rootPatience = 2 * time.Millisecond
+
+// rootAllocHere makes a client on the simulated driver, which is told for which process.
+func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
+	if c.node.kind != nodeControl {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	if g.account.clientCount() >= g.cfg.Settings.MaxClients {
+		g.sweep()
+		if g.account.clientCount() >= g.cfg.Settings.MaxClients {
+			g.stats.denied.Add(1)
+			return c.status(rm.StatusInsufficientResources)
+		}
+	}
+	params, ok := c.loadBlock(-1, rm.AllocParams, 4)
+	_ = params
+	if !ok {
+		return fail(unix.EFAULT)
+	}
+	c.file.mu.Lock()
+	defer c.file.mu.Unlock()
+	if c.file.rooted || c.file.registered {
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e != 0 || status != rm.StatusOK {
+		return fail(e)
+	}
+	handle := rm.U32(c.call.Outer, rm.AllocObject)
+	c.file.rooted = true
+	c.file.clients++
+	g.account.addClient(handle, c.k.proc.tgid, c.file)
+	c.undo = func() {
+		if s, e := g.free(c.target(), handle, handle); e == 0 && s == rm.StatusOK {
+			g.clientGone(handle)
+		}
+	}
+	return replyDone
+}
+
+// holdBack settles root allocs that may still be under way before another call is served. It returns false, with the
+// answer to give, if one on the same file does not end.
+func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
+	for _, f := range g.files.snapshot() {
+		f.mu.Lock()
+		p := f.pending
+		f.mu.Unlock()
+		if p == nil {
+			continue
+		}
+		// A thread that makes another call has left the earlier one.
+		if p.k == c.k || g.leftCall(p) {
+			g.settleRoot(f, false)
+			continue
+		}
+		if kcmpSame(g.files.self, c.fd, p.fd) {
+			for deadline := time.Now().Add(time.Second); !g.leftCall(p); time.Sleep(50 * time.Microsecond) {
+				if time.Now().After(deadline) {
+					return fail(unix.EBUSY), false
+				}
+			}
+			g.settleRoot(f, false)
+		}
+	}
+	return replyDone, true
+}
+
+// leftCall reports that a thread is no longer inside the ioctl that it was allowed to make.
+func (g *Guard) leftCall(p *pendingRoot) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.k.tid) + "/syscall")
+	if err != nil {
+		return true // the thread is gone
+	}
+	// "running", or the number and the arguments: "16 0x3 0xc030462b 0x7ffd…".
+	if bytes.HasPrefix(b, []byte("running")) {
+		// It may be on its way in or out. A thread that waits for RM's locks sleeps, so one that runs for this long is out.
+		return time.Since(p.since) > 20*time.Millisecond
+	}
+	return !bytes.HasPrefix(b, fmt.Appendf(nil, "%d ", unix.SYS_IOCTL)) || !bytes.Contains(b, fmt.Appendf(nil, " %#x ", p.addr))
+}
+
+// settleRoot finds out what became of a root alloc. later: called from a timer, so the thread may still be inside.
+func (g *Guard) settleRoot(f *file, later bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p := f.pending
+	if p == nil {
+		return
+	}
+	if later && !g.leftCall(p) && time.Since(p.since) < time.Minute {
+		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleRoot(f, true) })
+		return
+	}
+	f.pending = nil
+	g.pendingRoots.Add(-1)
+	defer unix.Close(p.fd)
+
+	outer := make([]byte, p.size)
+	handle := uint32(0)
+	if form, ok := g.abi.AllocForm(p.size); ok && readMemory(p.k.tid, p.addr, outer) && rm.U32(outer, form.StatusOff) == rm.StatusOK {
+		handle = rm.U32(outer, rm.AllocObject)
+	}
+	if handle != 0 && g.clientLives(Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}, handle) {
+		f.clients++
+		g.account.addClient(handle, p.k.proc.tgid, f)
+		return
+	}
+	// No client that we can see: the call failed, or the program overwrote the answer, or the call went elsewhere. The
+	// file stays barred from another root alloc, since it may have a client whose handle we do not know.
+	g.log.Warn("a root alloc left no client that could be verified", "pid", p.k.proc.tgid, "name", p.k.proc.name)
+	go g.audit()
+}
+
+// clientLives asks RM whether a file owns a client: RM refuses any other (rmclientValidate_IMPL).
+func (g *Guard) clientLives(t Target, client uint32) bool {
+	var ids [attachedSize]byte
+	s, e := g.control(t, client, client, controlGetAttached, ids[:])
+	return e == 0 && s == rm.StatusOK
+}
+
+// clientGone takes a freed client out of the account; its file may have another one then.
+func (g *Guard) clientGone(handle uint32) {
+	g.account.mu.Lock()
+	c := g.account.clients[handle]
+	g.account.mu.Unlock()
+	if c == nil {
+		return
+	}
+	g.account.freeObject(handle, handle)
+	if f := c.file; f != nil {
+		f.mu.Lock()
+		if f.clients--; f.clients <= 0 {
+			f.clients, f.rooted = 0, false
+		}
+		f.mu.Unlock()
+	}
+}

@@ -1,0 +1,220 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// UVM maps memory of an RM client into a UVM address space; the mapping holds the memory even after RM_FREE of its handle
+// (uvm_map_external_allocation dups it into UVM's own client). If the mapping call ran in the task, a racing thread could
+// make it name another object than the one the guard saw, free that object's handle, and keep uncharged memory. So the
+// guard makes these calls itself: UVM takes the address space from the file, not from the caller (uvm.c, uvm_ioctl).
+//
+// RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
+// which is not the guard; so the object is opened for the moment of the call.
+
+// uvmMap is an external mapping that holds device memory.
+type uvmMap struct {
+	length uint64
+	charge *charge
+}
+
+// Sizes and offsets of UVM's structures (uvm_ioctl.h); see rm-abi.csv.
+const (
+	uvmBase   = 0
+	uvmLength = 8
+
+	uvmMapOldSize, uvmMapSize = 1200, 9264 // UVM_MAP_EXTERNAL_ALLOCATION_PARAMS, before and since 550
+	uvmMapTail                = 16         // rmCtrlFd, hClient, hMemory, rmStatus end the structure
+
+	uvmUnmapSize, uvmUnmapStatus = 40, 32 // UVM_UNMAP_EXTERNAL_PARAMS
+
+	uvmFreeOldSize, uvmFreeOldStatus = 24, 16 // UVM_FREE_PARAMS up to 580
+	uvmFreeSize, uvmFreeStatus       = 16, 8  // since 590
+
+	uvmP2PSize, uvmP2PStatus = 56, 52 // UVM_ALLOC_DEVICE_P2P_PARAMS
+)
+
+// maxUVMMaps bounds the mappings remembered for one address space.
+const maxUVMMaps = 1 << 18
+
+// onUVM carries out a UVM call that makes or drops a reference to device memory.
+func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
+	addr := c.n.Args[2]
+	branch := g.abi.Version().Major
+	switch cmd {
+	case rm.UVMMapExternal:
+		size := uvmMapSize
+		if branch < 550 {
+			size = uvmMapOldSize
+		}
+		if !c.load(cmd, addr, size) {
+			return fail(unix.EFAULT)
+		}
+		return g.uvmMap(l, c)
+	case rm.UVMFree:
+		size := uvmFreeOldSize
+		status := uvmFreeOldStatus
+		if branch >= 590 {
+			size, status = uvmFreeSize, uvmFreeStatus
+		}
+		if !c.load(cmd, addr, size) {
+			return fail(unix.EFAULT)
+		}
+		if !c.valid(l) {
+			return replyDone
+		}
+		e := c.exec()
+		if e == 0 && rm.U32(c.call.Outer, status) == rm.StatusOK {
+			// The range that starts there goes as a whole. libcuda maps from the start of a range; a mapping from the middle of
+			// one stays charged until its address space ends.
+			g.uvmUnmapped(c.file, rm.U64(c.call.Outer, uvmBase), 0)
+		}
+		return fail(e)
+	case rm.UVMUnmapExternal:
+		if !c.load(cmd, addr, uvmUnmapSize) {
+			return fail(unix.EFAULT)
+		}
+		if !c.valid(l) {
+			return replyDone
+		}
+		e := c.exec()
+		if e == 0 && rm.U32(c.call.Outer, uvmUnmapStatus) == rm.StatusOK {
+			g.uvmUnmapped(c.file, rm.U64(c.call.Outer, uvmBase), rm.U64(c.call.Outer, uvmLength))
+		}
+		return fail(e)
+	}
+	// UVM_ALLOC_DEVICE_P2P: a BAR1 window that holds memory too. Nothing that a container needs.
+	if !c.load(cmd, addr, uvmP2PSize) {
+		return fail(unix.EFAULT)
+	}
+	g.logOnce("uvmp2p", "denied UVM_ALLOC_DEVICE_P2P")
+	rm.PutU32(c.call.Outer, uvmP2PStatus, rm.StatusNotSupported)
+	return replyDone
+}
+
+// uvmMap maps an object of one of the container's clients.
+func (g *Guard) uvmMap(l *listener, c *trappedCall) reply {
+	o := c.call.Outer
+	tail := len(o) - uvmMapTail
+	fdOff, clientOff, memoryOff, statusOff := tail, tail+4, tail+8, tail+12
+	client, memory := rm.U32(o, clientOff), rm.U32(o, memoryOff)
+	// An object that the guard has not seen made is host memory of RM_ALLOC_MEMORY, which runs in the task.
+	obj, _ := g.account.lookup(client, memory)
+	if !g.account.ownsClient(client) {
+		g.logOnce("uvmmap", "denied a UVM mapping of an object of another container's client", "client", client)
+		g.stats.denied.Add(1)
+		rm.PutU32(o, statusOff, rm.StatusInvalidObject)
+		return replyDone
+	}
+	number := rm.U32(o, fdOff)
+	fd, err := c.k.getFile(int(int32(number)))
+	if err != nil {
+		rm.PutU32(o, statusOff, rm.StatusInvalidArgument)
+		return replyDone
+	}
+	defer unix.Close(fd)
+	if n, _, err := g.nodes.classify(fd); err != nil || n.kind != nodeControl {
+		rm.PutU32(o, statusOff, rm.StatusInvalidArgument)
+		return replyDone
+	}
+	f := c.file
+	f.mu.Lock()
+	full := len(f.maps) >= maxUVMMaps
+	f.mu.Unlock()
+	if full {
+		rm.PutU32(o, statusOff, rm.StatusInsufficientResources)
+		return replyDone
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	ctl := Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}
+	if !obj.sharedWithAll {
+		// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
+		if s, e := g.share(ctl, client, memory, 0); e != 0 || s != rm.StatusOK {
+			rm.PutU32(o, statusOff, rm.StatusInvalidClient)
+			return replyDone
+		}
+	}
+	ch := g.account.hold(client, memory)
+	rm.PutU32(o, fdOff, uint32(fd))
+	e := c.exec()
+	rm.PutU32(o, fdOff, number)
+	if !obj.sharedWithAll {
+		if s, e := g.share(ctl, client, memory, shareActionRevoke); e != 0 || s != rm.StatusOK {
+			g.logOnce("unshare", "cannot close an object again after a UVM mapping", "status", rm.StatusName(s), "errno", e)
+		}
+	}
+	if ch == nil {
+		return fail(e)
+	}
+	if e != 0 || rm.U32(o, statusOff) != rm.StatusOK {
+		g.account.unhold(ch)
+		return fail(e)
+	}
+	// A new mapping replaces what was there (uvm_map_external_allocation_on_gpu).
+	base := rm.U64(o, uvmBase)
+	f.mu.Lock()
+	old, replaced := f.maps[base]
+	f.maps[base] = uvmMap{length: rm.U64(o, uvmLength), charge: ch}
+	f.mu.Unlock()
+	if replaced {
+		g.account.unhold(old.charge)
+	}
+	return replyDone
+}
+
+// share opens an object to every client, or closes it again.
+func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, unix.Errno) {
+	outer := make([]byte, rm.ShareSize)
+	rm.PutU32(outer, rm.ShareClient, client)
+	rm.PutU32(outer, rm.ShareObject, object)
+	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, client)
+	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyAccess, accessDup)
+	outer[rm.SharePolicy+rm.SharePolicyType] = shareTypeAll
+	outer[rm.SharePolicy+rm.SharePolicyAction] = action
+	e := g.driver.Exec(t, &rm.Call{Cmd: shareTypeCode, Outer: outer})
+	return rm.U32(outer, rm.ShareStatus), e
+}
+
+// uvmUnmapped drops the mapping at base. With a length, only if it was covered whole: of a split mapping a part still
+// holds the memory.
+func (g *Guard) uvmUnmapped(f *file, base, length uint64) {
+	f.mu.Lock()
+	m, ok := f.maps[base]
+	if ok = ok && (length == 0 || m.length <= length); ok {
+		delete(f.maps, base)
+	}
+	f.mu.Unlock()
+	if ok {
+		g.account.unhold(m.charge)
+	}
+}
+
+// endUVM tears an address space down that no process has any more: the guard's own descriptor is the last one, unless one
+// is in flight in a socket, so its mappings are freed before it is let go.
+func (g *Guard) endUVM(f *file) {
+	f.mu.Lock()
+	maps := f.maps
+	f.maps = map[uint64]uvmMap{}
+	f.mu.Unlock()
+	size, status := uvmFreeOldSize, uvmFreeOldStatus
+	if g.abi.Version().Major >= 590 {
+		size, status = uvmFreeSize, uvmFreeStatus
+	}
+	for base, m := range maps {
+		outer := make([]byte, size)
+		rm.PutU64(outer, uvmBase, base)
+		if size == uvmFreeOldSize {
+			rm.PutU64(outer, uvmLength, m.length)
+		}
+		call := rm.Call{Cmd: rm.UVMFree, Outer: outer}
+		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, status) != rm.StatusOK {
+			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e)
+		}
+		g.account.unhold(m.charge)
+	}
+	g.files.remove(f)
+}

@@ -1,0 +1,219 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// watcher waits for descriptors to hang up: processes that exit and filters whose last task is gone. It costs nothing
+// while nothing happens.
+type watcher struct {
+	epfd int
+	mu   sync.Mutex
+	on   map[int32]func()
+}
+
+func newWatcher() (*watcher, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	w := &watcher{epfd: fd, on: map[int32]func(){}}
+	go w.run()
+	return w, nil
+}
+
+// add calls f once, when one of events or a hang-up happens on fd. The descriptor must stay open until then.
+func (w *watcher) add(fd int, events uint32, f func()) error {
+	w.mu.Lock()
+	w.on[int32(fd)] = f
+	w.mu.Unlock()
+	return unix.EpollCtl(w.epfd, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)})
+}
+
+func (w *watcher) run() {
+	events := make([]unix.EpollEvent, 16)
+	for {
+		n, err := unix.EpollWait(w.epfd, events, -1)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		for _, e := range events[:max(n, 0)] {
+			_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(e.Fd), nil)
+			w.mu.Lock()
+			f := w.on[e.Fd]
+			delete(w.on, e.Fd)
+			w.mu.Unlock()
+			if f != nil {
+				f()
+			}
+		}
+	}
+}
+
+// watchProcess is told of each new process of the container.
+func (g *Guard) watchProcess(p *process) {
+	// A pidfd becomes readable when the process has exited; its files are closed by then.
+	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
+		g.log.Error("cannot watch a process", "pid", p.tgid, "err", err)
+	}
+}
+
+// processGone gives back what a process held. Its clients went with its files, unless a child has those too.
+func (g *Guard) processGone(p *process) {
+	g.tasks.dropProcess(p)
+	g.sweep()
+}
+
+// sweep looks which followed files are closed for good, and takes what was on them out of the account.
+func (g *Guard) sweep() {
+	for _, f := range g.files.reap() {
+		g.account.dropFile(f)
+		f.mu.Lock()
+		exports, sim, exporter := f.exports, f.sim, f.exporter
+		if f.pending != nil {
+			g.pendingRoots.Add(-1)
+			_ = unix.Close(f.pending.fd)
+			f.pending = nil
+		}
+		f.exports = nil
+		f.mu.Unlock()
+		for _, ch := range exports {
+			g.account.unhold(ch)
+		}
+		if sim != 0 {
+			if exporter {
+				g.driver.CloseExport(uint32(sim))
+			}
+			g.driver.CloseFile(uint32(sim))
+		}
+	}
+	for _, f := range g.files.snapshot() {
+		if f.strong >= 0 && !g.heldByContainer(f) {
+			g.endUVM(f)
+		}
+	}
+}
+
+// sweepSoon sweeps a few times in the near future: memory whose last handle was freed is still held by a UVM mapping, and
+// the program is likely to close that address space next (cudaDeviceReset).
+func (g *Guard) sweepSoon() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sweeping {
+		return
+	}
+	g.sweeping = true
+	g.sweepAfter(10 * time.Millisecond)
+}
+
+func (g *Guard) sweepAfter(d time.Duration) {
+	time.AfterFunc(d, func() {
+		g.sweep()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if d < 2*time.Second && g.account.hasZombies() {
+			g.sweepAfter(4 * d)
+			return
+		}
+		g.sweeping = false
+	})
+}
+
+// heldByContainer reports that some process of the container has a file open, other than the guard.
+func (g *Guard) heldByContainer(f *file) bool {
+	f.mu.Lock()
+	owners := make([]int, 0, len(f.owners))
+	for tgid := range f.owners {
+		owners = append(owners, tgid)
+	}
+	f.mu.Unlock()
+	for _, tgid := range owners {
+		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
+			return true
+		}
+	}
+	for _, tgid := range containerProcesses(g.firstPID()) {
+		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
+			f.mu.Lock()
+			f.owners[tgid] = true
+			f.mu.Unlock()
+			return true
+		}
+	}
+	return false
+}
+
+func (g *Guard) firstPID() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.initPID
+}
+
+// audit compares the driver's account of each process with the guard's own. It runs after a root alloc that left no
+// client behind, which is what a call looks like that a racing thread sent elsewhere.
+func (g *Guard) audit() {
+	g.mu.Lock()
+	busy := g.auditing
+	g.auditing = true
+	g.mu.Unlock()
+	if busy || !g.driver.Native() {
+		return
+	}
+	defer func() {
+		g.mu.Lock()
+		g.auditing = false
+		g.mu.Unlock()
+	}()
+	a, err := newAuditor(g)
+	if err != nil {
+		g.log.Error("cannot ask the driver what the container holds", "err", err)
+		return
+	}
+	defer a.close()
+	for _, p := range g.tasks.processes() {
+		// Calls in flight make both numbers wrong for a moment: only what stays wrong counts.
+		excess := false
+		for range 3 {
+			if excess = a.holdsMore(p); !excess {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		if !excess {
+			continue
+		}
+		g.log.Error("a process holds device memory that was never charged; its RM clients are freed", "pid", p.tgid, "name", p.name)
+		g.killClients(p)
+	}
+}
+
+// killClients frees every RM client of a process, with all they hold.
+func (g *Guard) killClients(p *process) {
+	g.account.mu.Lock()
+	var victims []*client
+	for _, c := range g.account.clients {
+		if c.tgid == p.tgid {
+			victims = append(victims, c)
+		}
+	}
+	g.account.mu.Unlock()
+	for _, c := range victims {
+		fd := findFile(g.files.self, p, c.file)
+		if fd < 0 {
+			g.log.Error("cannot find the file of an RM client", "pid", p.tgid)
+			continue
+		}
+		if s, e := g.free(Target{FD: fd, PID: p.tgid, TID: p.tgid}, c.handle, c.handle); e == 0 && s == rm.StatusOK {
+			g.clientGone(c.handle)
+			g.stats.killed.Add(1)
+		}
+		_ = unix.Close(fd)
+	}
+}
