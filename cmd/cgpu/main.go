@@ -1,0 +1,168 @@
+// Cgpu is the command line for people: what runs on this node's GPUs (smi), what the runtime would do with a container
+// (spec), and upkeep (gc, refresh).
+//
+// It asks no daemon. The ledger says who holds what, each container's guard says what is used, node.json knows the GPUs.
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+var version = "unknown" // set by the linker
+
+func main() {
+	if err := app().Run(os.Args); err != nil {
+		text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
+		if !strings.HasPrefix(text, "cgpu: ") {
+			text = "cgpu: " + text
+		}
+		fmt.Fprintln(os.Stderr, text)
+		if _, usage := err.(usageError); usage {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+// usageError is a command line that cannot be understood; exit status 2.
+type usageError struct{ error }
+
+func app() *cli.App {
+	onUsage := func(_ *cli.Context, err error, _ bool) error { return usageError{err} }
+	a := &cli.App{
+		Name:            "cgpu",
+		Usage:           "virtual GPUs for containers",
+		Version:         version,
+		HideVersion:     true,
+		HideHelpCommand: true,
+		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder), its\n" +
+			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).",
+		OnUsageError:   onUsage,
+		ExitErrHandler: func(*cli.Context, error) {}, // main prints and exits
+		Commands:       []*cli.Command{smiCommand(), specCommand(), gcCommand(), refreshCommand(), versionCommand()},
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}
+			}
+			return cli.ShowAppHelp(c)
+		},
+	}
+	for _, c := range a.Commands {
+		c.OnUsageError = onUsage
+	}
+	return a
+}
+
+// noArguments refuses what a command would otherwise overlook.
+func noArguments(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError{fmt.Errorf("%s: %q: want no arguments; see cgpu %[1]s --help", c.Command.Name, c.Args().First())}
+	}
+	return nil
+}
+
+func gcCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "gc",
+		Usage: "give back what dead containers still hold in the ledger",
+		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
+			"the case that both were killed. Containers that live, or may live, are not touched.\n\n" +
+			"Example:\n   cgpu gc",
+		Before: noArguments,
+		Action: func(c *cli.Context) error {
+			removed, err := ledger.Open(device.RunDir()).GC()
+			for _, r := range removed {
+				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(r), shares(r))
+			}
+			if err == nil && len(removed) == 0 {
+				fmt.Fprintln(c.App.Writer, "nothing to remove")
+			}
+			return err
+		},
+	}
+}
+
+// label is a container's name for people, where it has one.
+func label(r ledger.Record) string {
+	if r.Name == "" {
+		return ""
+	}
+	return " (" + printable(r.Name) + ")"
+}
+
+// shares lists what a record reserves.
+func shares(r ledger.Record) string {
+	var list []string
+	for _, v := range r.VGPUs {
+		list = append(list, fmt.Sprintf("%v of %s", v.Limit, shortUUID(v.UUID)))
+	}
+	for _, uuid := range r.Native {
+		list = append(list, "all of "+shortUUID(uuid))
+	}
+	return strings.Join(list, ", ")
+}
+
+func refreshCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "refresh",
+		Usage: "look for GPUs and driver files again and read cgpu.toml again",
+		Description: "The runtime does this by itself after a boot and when the driver or the configuration changed.\n" +
+			"Here it is done in any case, and what was found is printed.\n\n" +
+			"Example:\n   cgpu refresh",
+		Before: noArguments,
+		Action: func(*cli.Context) error {
+			helper, err := sibling("cgpu-refresh")
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("%s: %w", helper, syscall.Exec(helper, []string{helper, "-v", "-force"}, os.Environ()))
+		},
+	}
+}
+
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:   "version",
+		Usage:  "print the version",
+		Before: noArguments,
+		Action: func(c *cli.Context) error {
+			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return nil
+		},
+	}
+}
+
+// sibling is another program of cgpu; they all lie in one folder.
+func sibling(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(filepath.Dir(self), name), nil
+}
+
+// shortID is a container's ID as engines show it.
+func shortID(id string) string { return printable(id[:min(len(id), 12)]) }
+
+// shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
+func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }
+
+// printable replaces what a terminal would act on: names of processes and containers are chosen by tenants.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e' {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+}

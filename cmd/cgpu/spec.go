@@ -1,0 +1,336 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+func specCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "spec",
+		Usage: "show what cgpu-runtime would do with a container (dry run)",
+		Description: "Reads a config.json, prints the edited one to standard output and the reasons to standard error. Nothing\n" +
+			"is reserved, started or written. The answer holds for what is reserved now; with --table, for that node\n" +
+			"with nothing reserved.\n\n" +
+			"Examples:\n" +
+			"   cgpu spec --bundle /run/containerd/io.containerd.runtime.v2.task/moby/ID >edited.json\n" +
+			"   cgpu spec --config config.json -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_MEM_DEV=15 --explain",
+		Before: noArguments,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "bundle", Usage: "the bundle's `FOLDER`, with config.json in it"},
+			&cli.StringFlag{Name: "config", Usage: "a config.json `FILE`; - is standard input"},
+			&cli.StringSliceFlag{Name: "e", Aliases: []string{"env"}, Usage: "set `VAR=VALUE` in the container first; may be repeated"},
+			&cli.StringFlag{Name: "table", Usage: "a node.json `FILE` to judge by instead of this node's"},
+			&cli.BoolFlag{Name: "explain", Usage: "print the reasons to standard output, and no config.json"},
+		},
+		Action: func(c *cli.Context) error {
+			path := c.String("config")
+			switch {
+			case (c.String("bundle") == "") == (path == ""):
+				return usageError{errors.New("spec: want either --bundle FOLDER or --config FILE")}
+			case path == "":
+				path = filepath.Join(c.String("bundle"), "config.json")
+			}
+			for _, e := range c.StringSlice("e") {
+				if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
+					return usageError{fmt.Errorf("spec: -e %q: want VAR=VALUE", e)}
+				}
+			}
+			raw, err := readSpec(path)
+			if err != nil {
+				return err
+			}
+			hook, err := sibling("cgpu-hook")
+			if err != nil {
+				return err
+			}
+			d := dryRun{runDir: device.RunDir(), table: c.String("table"), hook: hook, id: idOf(path)}
+			edited, reasons, err := d.edit(raw, c.StringSlice("e"))
+			if err != nil {
+				return err
+			}
+			if c.Bool("explain") {
+				_, err = io.WriteString(c.App.Writer, reasons)
+				return err
+			}
+			fmt.Fprint(c.App.ErrWriter, reasons)
+			_, err = c.App.Writer.Write(edited)
+			return err
+		},
+	}
+}
+
+// idOf is the container's ID: engines call the bundle's folder so.
+func idOf(path string) string {
+	if abs, err := filepath.Abs(path); err == nil && path != "-" {
+		if id := filepath.Base(filepath.Dir(abs)); id != "/" {
+			return id
+		}
+	}
+	return "container"
+}
+
+func readSpec(path string) ([]byte, error) {
+	in := os.Stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	return io.ReadAll(io.LimitReader(in, spec.MaxSize+1))
+}
+
+// dryRun does what cgpu-runtime does on create, on paper. The steps are those of create in cmd/cgpu-runtime/main.go.
+type dryRun struct {
+	runDir string
+	table  string // node.json to judge by; empty for this node's
+	hook   string
+	id     string
+}
+
+// edit returns the config.json that runc would get, and the reasons, one a line.
+func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, err error) {
+	if raw, err = setEnv(raw, env); err != nil {
+		return nil, "", err
+	}
+	doc, err := spec.Decode(raw)
+	if err != nil {
+		return nil, "", err
+	}
+	has, err := doc.Env()
+	if err != nil {
+		return nil, "", err
+	}
+	annotations, err := doc.Annotations()
+	if err != nil {
+		return nil, "", err
+	}
+	if spec.IsSandbox(annotations) {
+		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
+	}
+	asked, err := quota.FromSpec(has, annotations)
+	if err != nil {
+		return nil, "", err
+	}
+	if asked == nil {
+		return raw, "passed through unchanged: no vGPU asked for (ALIYUN_COM_GPU_MEM_CONTAINER is not set, or CGPU_DISABLE is)\n", nil
+	}
+	t, err := d.load()
+	if err != nil {
+		return nil, "", err
+	}
+	if err := spec.UseInjected(doc, asked, t.GPUs); err != nil {
+		return nil, "", err
+	}
+	record, err := d.reserve(asked, t)
+	if err != nil {
+		return nil, "", err
+	}
+	plan, err := d.plan(doc, record, t)
+	if err != nil {
+		return nil, "", err
+	}
+	if err := spec.Apply(doc, plan); err != nil {
+		return nil, "", err
+	}
+	return doc.Encode(), explain(asked, record, plan), nil
+}
+
+// load reads the table to judge by. A stale one of this node is refreshed by the runtime, so it would mislead here.
+func (d dryRun) load() (*device.Table, error) {
+	if d.table == "" {
+		t, err := device.Load(d.runDir)
+		if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
+			return nil, fmt.Errorf("%w; cgpu refresh makes it anew", err)
+		}
+		return t, err
+	}
+	text, err := os.ReadFile(d.table)
+	if err != nil {
+		return nil, err
+	}
+	t := new(device.Table)
+	if err := json.Unmarshal(text, t); err != nil {
+		return nil, fmt.Errorf("%s: %w", d.table, err)
+	}
+	return t, t.Validate()
+}
+
+// nonce stands in the output where every create has a number of its own.
+const nonce = "0000000000000000"
+
+// reserve lets the ledger's own code decide, over a copy.
+func (d dryRun) reserve(asked *quota.Quota, t *device.Table) (ledger.Record, error) {
+	start, err := ledger.ProcStart(os.Getpid())
+	if err != nil {
+		return ledger.Record{}, err
+	}
+	request := ledger.Request{Overcommit: t.Config.Overcommit, MaxInst: t.Config.MaxInst, Record: ledger.Record{
+		ID: d.id, Nonce: nonce, Bundle: "/", LauncherPID: os.Getpid(), LauncherStart: start,
+		Socket: filepath.Join(d.runDir, "g", nonce+".sock"), Control: filepath.Join(d.runDir, "g", nonce+".ctl"),
+	}}
+	var known []quota.GPU
+	uuids := map[int]string{}
+	for _, g := range t.GPUs {
+		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
+		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
+		uuids[g.Index] = g.UUID
+	}
+	grants, native, err := asked.Resolve(known)
+	if err != nil {
+		return ledger.Record{}, err
+	}
+	share := ledger.VGPU{Weight: max(asked.Weight, 1), Percent: asked.Percent, Priority: asked.Priority}
+	for _, index := range native {
+		request.Record.Native = append(request.Record.Native, uuids[index])
+	}
+	for _, g := range grants {
+		share.UUID, share.Limit = uuids[g.Index], g.Limit
+		request.Record.VGPUs = append(request.Record.VGPUs, share)
+	}
+	if asked.NeedsPlacement() {
+		request.Place = &ledger.Placement{Policy: t.Config.Placement, Memory: asked.Memory, Slice: share}
+	}
+	dir, err := os.MkdirTemp("", "cgpu-spec-")
+	if err != nil {
+		return ledger.Record{}, err
+	}
+	defer os.RemoveAll(dir)
+	if d.table == "" {
+		text, err := os.ReadFile(filepath.Join(d.runDir, "ledger.json"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "ledger.json"), text, 0o600)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return ledger.Record{}, err
+		}
+	}
+	copied := ledger.Open(dir)
+	if err := copied.Release(d.id, ""); err != nil { // the container may run already; a create would find it gone
+		return ledger.Record{}, err
+	}
+	return copied.Reserve(request)
+}
+
+// plan puts the reservation into the terms of pkg/spec.
+func (d dryRun) plan(doc *spec.Document, r ledger.Record, t *device.Table) (spec.Plan, error) {
+	p := spec.Plan{
+		ID: r.ID, Nonce: r.Nonce, Socket: r.Socket, RunDir: d.runDir, Hook: d.hook, Version: version,
+		Common: t.Nodes, Mounts: t.Mounts, Links: t.Links, LibDirs: t.LibDirs, Env: t.Env,
+	}
+	for _, g := range t.GPUs {
+		i := slices.IndexFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
+		switch {
+		case i >= 0:
+			p.GPUs = append(p.GPUs, spec.GPU{GPU: g, Limit: r.VGPUs[i].Limit})
+		case slices.Contains(r.Native, g.UUID):
+			p.GPUs = append(p.GPUs, spec.GPU{GPU: g, Native: true})
+		default:
+			p.Hidden = append(p.Hidden, g.Node)
+		}
+	}
+	drm, err := doc.DRM()
+	for _, n := range drm {
+		if driver, err := os.Readlink(fmt.Sprintf("/sys/dev/char/%d:%d/device/driver", n.Major, n.Minor)); err == nil && filepath.Base(driver) == "nvidia" {
+			p.Hidden = append(p.Hidden, n)
+		}
+	}
+	return p, err
+}
+
+// explain tells in lines what was asked, granted and edited.
+func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(asked.Asked)) {
+		fmt.Fprintf(&b, "asked    %s=%s\n", name, printable(asked.Asked[name]))
+	}
+	if asked.NeedsPlacement() {
+		fmt.Fprintf(&b, "placed   on this GPU, because none was named\n")
+	}
+	for _, g := range p.GPUs {
+		if g.Native {
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): the whole card, %v\n", g.Index, printable(g.Name), shortUUID(g.UUID), g.Memory)
+		} else {
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, printable(g.Name), shortUUID(g.UUID), g.Limit, g.Memory)
+		}
+	}
+	for _, v := range r.VGPUs[:min(1, len(r.VGPUs))] {
+		fmt.Fprintf(&b, "compute  weight %d, priority %d", v.Weight, v.Priority)
+		if v.Percent > 0 {
+			fmt.Fprintf(&b, ", at most %d%%", v.Percent)
+		}
+		b.WriteString("\n")
+	}
+	fmt.Fprintf(&b, "nodes    %s\n", paths(p.Nodes()))
+	if len(p.Hidden) > 0 {
+		fmt.Fprintf(&b, "hidden   %s\n", paths(p.Hidden))
+	}
+	fmt.Fprintf(&b, "driver   %d files, %d links, %d library folders\n", len(p.Mounts), len(p.Links), len(p.LibDirs))
+	fmt.Fprintf(&b, "guard    answers the driver calls over %s\n", p.Socket)
+	return b.String()
+}
+
+func paths(nodes []device.Node) string {
+	var list []string
+	for _, n := range nodes {
+		list = append(list, n.Path)
+	}
+	return strings.Join(list, " ")
+}
+
+// setEnv puts variables into a config.json as docker run -e does: each replaces those of its name. Without any, the
+// text stays as it is.
+func setEnv(raw []byte, env []string) ([]byte, error) {
+	if len(env) == 0 {
+		return raw, nil
+	}
+	var root, process map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &root); err != nil {
+		return nil, fmt.Errorf("config.json: %w", err)
+	}
+	if text, ok := root["process"]; ok {
+		if err := json.Unmarshal(text, &process); err != nil {
+			return nil, fmt.Errorf("config.json: process: %w", err)
+		}
+	}
+	if process == nil {
+		return nil, errors.New("config.json: no process to set variables for")
+	}
+	var has []string
+	if text, ok := process["env"]; ok {
+		if err := json.Unmarshal(text, &has); err != nil {
+			return nil, fmt.Errorf("config.json: process.env: %w", err)
+		}
+	}
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		has = slices.DeleteFunc(has, func(h string) bool { return strings.HasPrefix(h, name+"=") })
+		has = append(has, e)
+	}
+	var err error
+	if process["env"], err = json.Marshal(has); err != nil {
+		return nil, err
+	}
+	if root["process"], err = json.Marshal(process); err != nil {
+		return nil, err
+	}
+	return json.Marshal(root)
+}
