@@ -173,12 +173,20 @@ func cmdContext(args []string) error {
 		return err
 	}
 	defer c.close()
+	_, before, err := c.usage()
+	if err != nil {
+		return err
+	}
 	for _, engine := range []uint32{1, 11, 12, 13} { // as a context of CUDA 13 on an H200
 		h, err := c.group(engine)
 		if err != nil {
 			return err
 		}
-		print("tsg=%#x:%d", h, engine)
+		_, free, err := c.usage()
+		if err != nil {
+			return err
+		}
+		print("tsg=%#x:%d\nhidden_kib=%d", h, engine, (before-free)/quota.KiB)
 	}
 	print("pid=%d\nclient=%#x", os.Getpid(), c.handle)
 	return wait(arg(args, 0))

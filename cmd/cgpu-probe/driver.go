@@ -209,6 +209,7 @@ func (c *client) memory(size quota.Bytes) (uint32, quota.Bytes, error) {
 	return h, quota.Bytes(rm.U64(p, rm.MemorySize)), err
 }
 
+// free frees an object. RM says OK for one that is not there too.
 func (c *client) free(object uint32) error {
 	out := make([]byte, rm.FreeSize)
 	rm.PutU32(out, rm.FreeRoot, c.handle)
@@ -255,6 +256,12 @@ func (c *client) dup(srcClient, srcObject uint32) (uint32, error) {
 		return 0, &rmError{what: fmt.Sprintf("RM_DUP_OBJECT of %#x/%#x", srcClient, srcObject), errno: errno, status: st}
 	}
 	return rm.U32(out, rm.DupObject), nil
+}
+
+// exists reports whether the client has an object with device memory of this handle.
+func (c *client) exists(object uint32) bool {
+	d, err := c.dup(c.handle, object)
+	return err == nil && c.free(d) == nil
 }
 
 // fbSizes are the sizes of FB_GET_INFO_V2's parameters, newest driver first.

@@ -391,12 +391,16 @@ func hostileRegistry(hostileOptions) error {
 func hostileHugeParams(hostileOptions) error {
 	return withGPU(func(c *client) error {
 		for _, size := range []uint32{1 << 31, 0xffffffff, 1 << 20, 1} {
-			out := make([]byte, allocSize)
 			params := make([]byte, 4096)
-			c.fillMemoryAlloc(out, params, c.newHandle(), uint64(2*quota.MiB))
-			rm.PutU32(out, 32, size)
-			err := c.allocRaw(out, params)
-			if err := mustRefuse(fmt.Sprintf("alloc_params_%#x", size), err); err != nil {
+			// The driver takes the size from the class and ignores the caller's: refused or charged.
+			err := c.holds(fmt.Sprintf("alloc_params_%#x", size), func(bytes uint64) (uint32, error) {
+				out := make([]byte, allocSize)
+				h := c.newHandle()
+				c.fillMemoryAlloc(out, params, h, bytes)
+				rm.PutU32(out, 32, size)
+				return h, c.allocRaw(out, params)
+			})
+			if err != nil {
 				return err
 			}
 			ctl := make([]byte, rm.ControlSize)

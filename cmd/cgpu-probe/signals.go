@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
-
-	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // cmdSignals allocates and frees on one thread while a timer interrupts that thread, half of the time with SA_RESTART and
@@ -71,14 +69,11 @@ func cmdSignals(args []string) error {
 			if err != nil {
 				return fmt.Errorf("call %d, SA_RESTART %v: %w", calls, restart, err)
 			}
-			if err := c.free(h); err != nil { // OBJECT_NOT_FOUND: freed twice
+			if err := c.free(h); err != nil {
 				return fmt.Errorf("call %d, SA_RESTART %v: %w", calls+1, restart, err)
 			}
-			// A second object under the same handle must not exist.
-			if calls%64 == 0 {
-				if err := c.free(h); statusOf(err) == rm.StatusOK {
-					return fmt.Errorf("object %#x could be freed twice: the allocation was made twice", h)
-				}
+			if calls%64 == 0 && c.exists(h) {
+				return fmt.Errorf("object %#x is still there after its free", h)
 			}
 		}
 	}

@@ -136,7 +136,8 @@ func (d *Driver) unref(m *memory) {
 	m.gpu.allocated -= m.size
 }
 
-// free is RM_FREE: of an object with all below it, or of the client when the object is the client itself.
+// free is RM_FREE: of an object with all below it, or of the client when the object is the client itself. An object that
+// is not there is no error.
 func (r *request) free() uint32 {
 	out := r.call.Outer
 	c, st := r.client(rm.U32(out, rm.FreeRoot))
@@ -146,7 +147,7 @@ func (r *request) free() uint32 {
 	o := c.objects[rm.U32(out, rm.FreeObject)]
 	switch o {
 	case nil:
-		return rm.StatusObjectNotFound
+		// RM says OK (RS_COMPATABILITY_MODE in serverFreeResourceTreeLockAndFindResource; seen on 580.159.04).
 	case c.root:
 		r.d.freeClient(c)
 	default:
