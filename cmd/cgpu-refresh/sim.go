@@ -85,15 +85,15 @@ func simUUID(index int) string {
 
 // simNodes makes the nodes in dir and puts them into the table.
 //
-// Each is a node of its own for the device behind /dev/null: the guard knows a file by its inode, and a program that
-// reaches one without a guard meets a device that accepts writes and knows no ioctl.
+// Each is a node of its own for the device behind /dev/random: the guard knows a file by its inode and follows it with
+// epoll, which /dev/null cannot do; a program that reaches one without a guard meets a device that knows none of the ioctls.
 func simNodes(t *device.Table, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	add := func(name string) (device.Node, error) {
 		host := filepath.Join(dir, name)
-		return device.Node{Path: "/dev/" + name, HostPath: host, Major: 1, Minor: 3, Bind: true}, makeNode(host)
+		return device.Node{Path: "/dev/" + name, HostPath: host, Major: 1, Minor: 8, Bind: true}, makeNode(host)
 	}
 	t.Nodes = nil
 	for _, name := range []string{"nvidiactl", "nvidia-uvm"} {
@@ -112,10 +112,10 @@ func simNodes(t *device.Table, dir string) error {
 	return nil
 }
 
-// makeNode makes a character device 1:3 that everybody may open. A right one is left alone, because running guards know
+// makeNode makes a character device 1:8 that everybody may open. A right one is left alone, because running guards know
 // it by its inode; anything else is replaced.
 func makeNode(path string) error {
-	const mode, dev = 0o666, 1<<8 | 3
+	const mode, dev = 0o666, 1<<8 | 8
 	var st syscall.Stat_t
 	err := syscall.Lstat(path, &st)
 	if err == nil && st.Mode == syscall.S_IFCHR|mode && st.Rdev == dev {

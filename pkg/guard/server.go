@@ -161,7 +161,10 @@ func (g *Guard) takeFilter(conn *net.UnixConn) error {
 			return errors.New("the container process state is not JSON")
 		}
 	}
-	if state.Metadata != g.cfg.Nonce {
+	var who struct {
+		Nonce string `json:"nonce"` // written by pkg/spec
+	}
+	if err := json.Unmarshal([]byte(state.Metadata), &who); err != nil || who.Nonce != g.cfg.Nonce {
 		return fmt.Errorf("the filter is of another container (%.40q)", state.Metadata)
 	}
 	for i, name := range state.Fds {
