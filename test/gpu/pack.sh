@@ -31,7 +31,7 @@ if [[ ! -s $dir/engines.tar.xz ]]; then
 		cp "$lib" "$tmp/engines/lib/${soname:-${lib##*/}}"
 	done
 	strip "$tmp"/engines/* 2>/dev/null || true
-	tar -C "$tmp/engines" -c . | xz -6 -T0 >"$dir/engines.tar.xz"
+	tar -C "$tmp/engines" -c . | xz --x86 --lzma2=preset=9,dict=128MiB >"$dir/engines.tar.xz"
 fi
 
 make build
@@ -40,5 +40,5 @@ cp bin/* "$tmp/cgpu/"
 rm -f "$tmp/cgpu"/*.json
 CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/integration.test" ./test/integration
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/bench" ./test/bench
-tar -C "$tmp/cgpu" -c . | xz -3 -T0 >"$dir/cgpu.tar.xz"
+tar -C "$tmp/cgpu" -c . | xz --x86 --lzma2=preset=6,dict=64MiB >"$dir/cgpu.tar.xz"
 du -h "$dir"/*.tar.xz
