@@ -1,0 +1,115 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	cwd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args string
+		want call
+	}{
+		{"", call{}},
+		{"--version", call{}},
+		{"features", call{command: "features"}},
+		{"state create", call{command: "state"}},
+		{"kill create 9", call{command: "kill"}},
+		{"--root create --log run delete create", call{command: "delete", log: "run"}},
+		{"create --bundle /b c1", call{command: "create", bundle: "/b", id: "c1"}},
+		{"create -b /b c1", call{command: "create", bundle: "/b", id: "c1"}},
+		{"create --bundle=/b/../x c1", call{command: "create", bundle: "/x", id: "c1"}},
+		{"create -bundle /b create", call{command: "create", bundle: "/b", id: "create"}},
+		{"create c1", call{command: "create", bundle: cwd, id: "c1"}},
+		{"run --bundle sub --detach --no-pivot c1", call{command: "run", bundle: filepath.Join(cwd, "sub"), id: "c1"}},
+		{"create --pid-file create --console-socket s --bundle /b -- -odd", call{command: "create", bundle: "/b", id: "-odd"}},
+		{"create --bundle", call{command: "create", bundle: cwd}},
+		{
+			"--root /run/docker/runtime-runc/moby --log /l.json --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
+			call{command: "create", bundle: "/b", id: "c1", log: "/l.json", logFormat: "json"},
+		},
+		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", id: "c1", log: "/l", logFormat: "text"}},
+		{"exec --process /p create", call{command: "exec"}},
+	} {
+		if got := parse(strings.Fields(test.args)); got != test.want {
+			t.Errorf("%s:\ngot  %+v\nwant %+v", test.args, got, test.want)
+		}
+	}
+}
+
+func TestReport(t *testing.T) {
+	for format, want := range map[string]string{
+		"json": `{"level":"error","msg":"a \"b\"","time":"20`,
+		"text": `level=error msg="a \"b\""`,
+		"":     `level=error msg="a \"b\""`,
+	} {
+		log := filepath.Join(t.TempDir(), "log")
+		c := call{log: log, logFormat: format}
+		c.report(testError(`a "b"`))
+		c.report(testError("second"))
+		text, err := os.ReadFile(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lines := strings.Split(string(text), "\n"); len(lines) != 3 || !strings.Contains(lines[0], want) {
+			t.Errorf("%q: %s", format, text)
+		}
+	}
+	call{log: "/nonexistent/dir/log"}.report(testError("nowhere to write"))
+}
+
+type testError string
+
+func (e testError) Error() string { return string(e) }
+
+func TestFindRuntime(t *testing.T) {
+	dir, runDir := t.TempDir(), t.TempDir()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sub := func(name string) string {
+		path := filepath.Join(dir, name)
+		os.MkdirAll(path, 0o755)
+		return path
+	}
+	for _, link := range []string{filepath.Join(sub("a"), "runc"), filepath.Join(sub("b"), "runc")} {
+		if err := os.Symlink(self, link); err != nil { // ourselves in the place of runc
+			t.Fatal(err)
+		}
+	}
+	os.WriteFile(filepath.Join(sub("c"), "runc"), nil, 0o644) // not executable
+	real := filepath.Join(sub("d"), "runc")
+	other := filepath.Join(dir, "my-crun")
+	for _, file := range []string{real, other} {
+		if err := os.WriteFile(file, []byte("#!/bin/true\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var path []string
+	for _, name := range []string{"a", "b", "c", "d"} {
+		path = append(path, sub(name))
+	}
+	t.Setenv("PATH", "relative:"+strings.Join(path, ":"))
+	for _, test := range []struct{ table, want string }{
+		{"", real},
+		{"broken{", real},
+		{`{"config":{"runtimes":[]}}`, real},
+		{`{"config":{"runtimes":["nonexistent","` + other + `"]}}`, other},
+		{`{"config":{"runtimes":["nonexistent"]}}`, ""},
+	} {
+		if err := os.WriteFile(filepath.Join(runDir, "node.json"), []byte(test.table), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		low, err := findRuntime(runDir)
+		if low.path != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%s: %q, %v, want %q", test.table, low.path, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,431 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// node is a private machine with the simulated driver: a folder with our programs and a run directory.
+type node struct {
+	t                testing.TB
+	dir, runDir, low string
+	table            device.Table
+}
+
+// newNode needs root, because containers do. low is runc or crun.
+func newNode(t testing.TB, low string) *node {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	path, err := exec.LookPath(low)
+	if err != nil {
+		t.Skip(err)
+	}
+	n := &node{t: t, dir: t.TempDir(), low: path}
+	// A short path, for a socket's has at most 107 bytes.
+	if n.runDir, err = os.MkdirTemp("", "cgpu"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(n.runDir) })
+	for _, program := range []string{".", "../cgpu-hook", "testdata/sweep"} {
+		build(t, n.dir, program)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(self, filepath.Join(n.dir, "cgpu-guard")); err != nil {
+		copyFile(t, self, filepath.Join(n.dir, "cgpu-guard"))
+	}
+	n.makeTable()
+	return n
+}
+
+func copyFile(t testing.TB, from, to string) {
+	t.Helper()
+	text, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, text, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (n *node) makeTable() {
+	n.t.Helper()
+	make := func(name string) device.Node {
+		path := filepath.Join(n.runDir, name)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+			n.t.Skip("cannot make device nodes: ", err)
+		}
+		return device.Node{Path: "/dev/" + name, HostPath: path, Major: 1, Minor: 3, Bind: true}
+	}
+	config := filepath.Join(n.dir, "cgpu.toml")
+	key, err := device.ReadKey(device.DriverSim, config, "", "")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.table = device.Table{
+		Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key,
+		Nodes:  []device.Node{make("nvidiactl"), make("nvidia-uvm")},
+		Config: device.Config{Runtimes: []string{n.low}, Overcommit: 1, MaxInst: 20, Placement: "binpack", GuardStartTimeout: 5 * time.Second},
+	}
+	for i := range 2 {
+		n.table.GPUs = append(n.table.GPUs, device.GPU{
+			Index: i, Minor: i, UUID: fmt.Sprintf("GPU-%d0000000-0000-0000-0000-000000000000", i), BusID: fmt.Sprintf("0000:0%d:00.0", i+1),
+			Name: "Tesla T4", Memory: 15109 * quota.MiB, Node: make("nvidia" + strconv.Itoa(i)),
+		})
+	}
+	n.saveTable()
+	// Load asks whether the simulated driver answers.
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: device.SimSocket(n.runDir)})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 128)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() { unix.Close(fd) })
+}
+
+func (n *node) saveTable() {
+	n.t.Helper()
+	if err := n.table.Save(n.runDir); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// bundle makes a container that runs sweep with args.
+func (n *node) bundle(env []string, seccomp string, args ...string) string {
+	n.t.Helper()
+	dir := n.t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "rootfs"), 0o755); err != nil {
+		n.t.Fatal(err)
+	}
+	copyFile(n.t, filepath.Join(n.dir, "sweep"), filepath.Join(dir, "rootfs", "sweep"))
+	type object = map[string]any
+	linux := object{
+		"namespaces": []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}},
+		"resources":  object{"devices": []object{{"allow": false, "access": "rwm"}}},
+	}
+	if seccomp != "" {
+		linux["seccomp"] = json.RawMessage(seccomp)
+	}
+	config, err := json.Marshal(object{
+		"ociVersion": "1.0.2", "linux": linux,
+		"root":    object{"path": "rootfs"},
+		"process": object{"cwd": "/", "args": append([]string{"/sweep"}, args...), "env": env, "user": object{"uid": 0, "gid": 0}},
+		"mounts": []object{
+			{"destination": "/proc", "type": "proc", "source": "proc"},
+			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},
+		},
+	})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "config.json"), config, 0o640)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return dir
+}
+
+// result of one call of cgpu-runtime.
+type result struct {
+	stdout, stderr, log string
+	err                 error
+}
+
+// run calls cgpu-runtime as an engine does.
+func (n *node) run(args ...string) result {
+	n.t.Helper()
+	log := filepath.Join(n.t.TempDir(), "log.json")
+	global := []string{"--root", filepath.Join(n.dir, "state"), "--log", log, "--log-format", "json"}
+	if filepath.Base(n.low) == "crun" {
+		// crun 1.8 refuses cgroup v1 with controllers in a v2 mount beside it, as some machines have it.
+		global = append(global, "--cgroup-manager", "disabled")
+	}
+	cmd := exec.Command(filepath.Join(n.dir, "cgpu-runtime"), append(global, args...)...)
+	cmd.Env = []string{"PATH=/usr/bin:/bin", "CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(n.dir, "cgpu.toml")}
+	// Files, not pipes: after create the container holds them.
+	out := filepath.Join(filepath.Dir(log), "stdout")
+	stdout, err := os.Create(out)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer stdout.Close()
+	stderr, err := os.Create(out + ".err")
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer stderr.Close()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
+	r := result{err: cmd.Run()}
+	for file, text := range map[string]*string{log: &r.log, out: &r.stdout, out + ".err": &r.stderr} {
+		b, _ := os.ReadFile(file)
+		*text = string(b)
+	}
+	return r
+}
+
+func (n *node) records() []ledger.Record {
+	n.t.Helper()
+	records, err := ledger.Open(n.runDir).List()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return records
+}
+
+// lowRuntimes runs f with each low-level runtime that is installed.
+func lowRuntimes(t *testing.T, f func(t *testing.T, n *node)) {
+	for _, low := range []string{"runc", "crun"} {
+		t.Run(low, func(t *testing.T) { f(t, newNode(t, low)) })
+	}
+}
+
+const ask = "ALIYUN_COM_GPU_MEM_CONTAINER=6"
+
+// dockerProfile is Docker's default seccomp profile as recorded, with ioctl where allow says.
+func dockerProfile(t *testing.T, ioctl string) string {
+	t.Helper()
+	raw, err := os.ReadFile("../../pkg/spec/testdata/docker20-plain.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Linux struct{ Seccomp map[string]any }
+	}
+	if err := json.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	if ioctl != "" {
+		var rule any
+		if err := json.Unmarshal([]byte(ioctl), &rule); err != nil {
+			t.Fatal(err)
+		}
+		rules := config.Linux.Seccomp["syscalls"].([]any)
+		names := rules[0].(map[string]any)["names"].([]any)
+		rules[0].(map[string]any)["names"] = slices.DeleteFunc(names, func(n any) bool { return n == "ioctl" })
+		config.Linux.Seccomp["syscalls"] = append(rules, rule)
+	}
+	text, err := json.Marshal(config.Linux.Seccomp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestNotifiedSet starts containers with rewritten profiles and holds every call of sweep to what the profile says.
+func TestNotifiedSet(t *testing.T) {
+	trapped := func(number uint64) bool { return slices.Contains(rm.TrappedNRs[:], uint8(number)) }
+	all := func(fd, number uint64) bool { return true }
+	profiles := []struct {
+		name, seccomp string
+		permits       func(fd, number uint64) bool
+	}{
+		{"none", "", all},
+		{"docker", dockerProfile(t, ""), all},
+		{
+			"by descriptor",
+			dockerProfile(t, `{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":2000,"op":"SCMP_CMP_LT"}]}`),
+			func(fd, _ uint64) bool { return fd < 2000 },
+		},
+		{
+			"masked",
+			dockerProfile(t, `{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":65280,"valueTwo":17920,"op":"SCMP_CMP_MASKED_EQ"}]}`),
+			func(_, number uint64) bool { return number&0xff00 == 0x4600 },
+		},
+		{
+			"deny list",
+			`{"defaultAction":"SCMP_ACT_ALLOW","architectures":["SCMP_ARCH_X86_64","SCMP_ARCH_X86","SCMP_ARCH_X32"],"syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ERRNO","errnoRet":1,"args":[{"index":1,"value":21522,"op":"SCMP_CMP_EQ"}]}]}`,
+			func(_, number uint64) bool { return number != 0x5412 },
+		},
+	}
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		for i, p := range profiles {
+			t.Run(p.name, func(t *testing.T) {
+				id := fmt.Sprintf("cgpu-test-%d-%d", os.Getpid(), i)
+				r := n.run("run", "--bundle", n.bundle([]string{ask}, p.seccomp), id)
+				if r.err != nil {
+					t.Fatalf("%v\n%s\n%s", r.err, r.stderr, r.log)
+				}
+				calls, wrong, notified := 0, 0, 0
+				for line := range strings.Lines(r.stdout) {
+					var abi string
+					var fd, number uint64
+					var got unix.Errno
+					if _, err := fmt.Sscanf(line, "%s %d %x %d", &abi, &fd, &number, &got); err != nil {
+						t.Fatal(line, err)
+					}
+					want := []unix.Errno{unix.EBADF}
+					switch {
+					case !p.permits(fd, number):
+						want = []unix.Errno{unix.EPERM}
+					case trapped(number):
+						want = []unix.Errno{unix.EDOM}
+					case abi == "x32":
+						want = []unix.Errno{unix.EBADF, unix.ENOSYS} // a kernel without x32
+					}
+					calls++
+					if got == unix.EDOM {
+						notified++
+					}
+					if !slices.Contains(want, got) {
+						if wrong++; wrong < 10 {
+							t.Errorf("%s ioctl(%d, %#x): %v, want %v", abi, fd, number, got, want)
+						}
+					}
+				}
+				if calls != 2*5*256*2 {
+					t.Errorf("%d calls, stderr %s", calls, r.stderr)
+				}
+				t.Logf("%d calls, %d notified, %d wrong", calls, notified, wrong)
+			})
+		}
+	})
+}
+
+// TestLifeOfContainer follows a container from create to delete.
+func TestLifeOfContainer(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		id := fmt.Sprintf("create-%d", os.Getpid())
+		bundle := n.bundle([]string{ask, "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, "", "true")
+		if r := n.run("create", "--bundle", bundle, id); r.err != nil {
+			t.Fatalf("%v\n%s\n%s", r.err, r.stderr, r.log)
+		}
+		records := n.records()
+		if len(records) != 1 || records[0].ID != id || records[0].Bundle != bundle || len(records[0].VGPUs) != 1 || records[0].VGPUs[0].Limit != 6043*quota.MiB {
+			t.Fatalf("ledger: %+v", records)
+		}
+		s := readStarted(t, n.runDir)
+		if records[0].GuardPID != s.PID || records[0].GuardStart == 0 {
+			t.Errorf("the record has guard %d, the guard is %d", records[0].GuardPID, s.PID)
+		}
+		if !s.Leader || s.Cwd != "/" || len(s.Config.GPUs) != 1 || s.Config.GPUs[0].Index != 1 || s.Config.GPUs[0].Limit != 6043*quota.MiB || s.Config.ControlNode.Path != "/dev/nvidiactl" {
+			t.Errorf("guard: %+v", s)
+		}
+		for _, fd := range s.FDs {
+			number, target, _ := strings.Cut(fd, "=")
+			if (number == "1" || number == "2") && target != "/dev/null" {
+				t.Errorf("guard has %s", fd)
+			}
+		}
+		for _, args := range [][]string{{"state", id}, {"start", id}} {
+			if r := n.run(args...); r.err != nil {
+				t.Fatalf("%v: %v\n%s", args, r.err, r.stderr)
+			}
+		}
+		for range 100 {
+			if r := n.run("delete", id); r.err == nil {
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if records := n.records(); len(records) != 0 {
+			t.Errorf("after delete: %+v", records)
+		}
+		info, err := os.Stat(filepath.Join(bundle, "config.json"))
+		if err != nil || info.Mode().Perm() != 0o640 {
+			t.Errorf("config.json: %v, %v", info.Mode(), err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(bundle, "config.json?*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+}
+
+// TestRefuses tries requests and faults for which there must be no container, no reservation, no guard, and an error
+// that the engine shows.
+func TestRefuses(t *testing.T) {
+	n := newNode(t, "runc")
+	for _, test := range []struct {
+		name string
+		env  []string
+		mode string
+		want string
+	}{
+		{"bad value", []string{"ALIYUN_COM_GPU_MEM_CONTAINER=7x"}, "", `ALIYUN_COM_GPU_MEM_CONTAINER="7x"`},
+		{"too much", []string{"ALIYUN_COM_GPU_MEM_CONTAINER=600"}, "", "more than the GPU's 15109MiB"},
+		{"unknown GPU", []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=7"}, "", `there is no GPU "7"`},
+		{"guard dies", []string{ask}, "die", "ended before it was ready"},
+		{"guard refuses", []string{ask}, "refuse", "stub: no"},
+		{"guard hangs", []string{ask}, "hang", "not ready after"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			mode := filepath.Join(n.runDir, "guard-mode")
+			os.WriteFile(mode, []byte(test.mode), 0o644)
+			defer os.Remove(mode)
+			n.table.Config.GuardStartTimeout = 300 * time.Millisecond
+			n.saveTable()
+			bundle := n.bundle(test.env, "", "true")
+			before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+			r := n.run("run", "--bundle", bundle, "cgpu-test-refused")
+			var exit *exec.ExitError
+			if !errors.As(r.err, &exit) || exit.ExitCode() != 1 {
+				t.Errorf("exit: %v", r.err)
+			}
+			var line struct{ Level, Msg, Time string }
+			if err := json.Unmarshal([]byte(r.log), &line); err != nil || line.Level != "error" || line.Time == "" || !strings.Contains(line.Msg, test.want) {
+				t.Errorf("log: %s (%v), want %q", r.log, err, test.want)
+			}
+			if !strings.Contains(r.stderr, test.want) || strings.Count(r.stderr, "\n") != 1 {
+				t.Errorf("stderr: %s", r.stderr)
+			}
+			if records := n.records(); len(records) != 0 {
+				t.Errorf("ledger: %+v", records)
+			}
+			if after, _ := os.ReadFile(filepath.Join(bundle, "config.json")); !bytes.Equal(before, after) {
+				t.Error("config.json was changed")
+			}
+		})
+	}
+}
+
+// TestPassThrough starts containers that are not ours on a node where nothing of ours works.
+func TestPassThrough(t *testing.T) {
+	n := newNode(t, "runc") // the default when there is no node table
+	os.RemoveAll(n.runDir)
+	os.WriteFile(n.runDir, nil, 0o644)
+	os.Remove(filepath.Join(n.dir, "cgpu-guard"))
+	os.WriteFile(filepath.Join(n.dir, "cgpu.toml"), []byte("broken ["), 0o644)
+	for _, env := range [][]string{
+		{"A=b"},
+		{ask, "CGPU_DISABLE=true"},
+		{"ALIYUN_COM_GPU_VISIBLE_DEVICES=0"},
+		{"IMAGE=registry/cgpu.io/x"},
+	} {
+		bundle := n.bundle(env, "", "true")
+		before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+		if r := n.run("run", "--bundle", bundle, "create"); r.err != nil {
+			t.Errorf("%v: %v\n%s", env, r.err, r.stderr)
+		}
+		if after, _ := os.ReadFile(filepath.Join(bundle, "config.json")); !bytes.Equal(before, after) {
+			t.Errorf("%v: config.json was changed", env)
+		}
+	}
+	if r := n.run("run", "--bundle", n.bundle([]string{ask}, "", "true"), "create"); r.err == nil {
+		t.Error("a container with a quota started on a broken node")
+	}
+}
