@@ -47,9 +47,11 @@ func app() *cli.App {
 		HideHelpCommand: true,
 		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder), its\n" +
 			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).",
-		OnUsageError:   onUsage,
-		ExitErrHandler: func(*cli.Context, error) {}, // main prints and exits
-		Commands:       []*cli.Command{smiCommand(), specCommand(), gcCommand(), refreshCommand(), versionCommand()},
+		OnUsageError: onUsage,
+		// -e A=0,1 is one variable.
+		DisableSliceFlagSeparator: true,
+		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
+		Commands:                  []*cli.Command{smiCommand(), specCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}

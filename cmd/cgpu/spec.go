@@ -283,7 +283,7 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 	if len(p.Hidden) > 0 {
 		fmt.Fprintf(&b, "hidden   %s\n", paths(p.Hidden))
 	}
-	fmt.Fprintf(&b, "driver   %d files, %d links, %d library folders\n", len(p.Mounts), len(p.Links), len(p.LibDirs))
+	fmt.Fprintf(&b, "driver   %s, %s, %s\n", plural(len(p.Mounts), "file"), plural(len(p.Links), "link"), plural(len(p.LibDirs), "library folder"))
 	fmt.Fprintf(&b, "guard    answers the driver calls over %s\n", p.Socket)
 	return b.String()
 }

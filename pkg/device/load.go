@@ -139,7 +139,8 @@ func dial(path string) error {
 	}
 	defer syscall.Close(fd)
 	err = syscall.Connect(fd, &syscall.SockaddrUnix{Name: path})
-	if err == syscall.EAGAIN { // alive, with a full queue
+	// A full queue is a server's; and who may not connect (cgpu smi by a user) cannot tell.
+	if err == syscall.EAGAIN || err == syscall.EACCES {
 		return nil
 	}
 	return err

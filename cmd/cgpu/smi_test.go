@@ -1,0 +1,237 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares got with a file in testdata.
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s differs (-want +got); go test ./cmd/cgpu -update writes it anew:\n%s", path, diff)
+	}
+}
+
+// t4 and h200 are the GPUs of the table in testdata/node.json.
+const (
+	t4   = "GPU-00000000-0000-0000-0000-00000000000a"
+	h200 = "GPU-10000000-0000-0000-0000-00000000000b"
+)
+
+func nodeTable(t *testing.T) *device.Table {
+	t.Helper()
+	tab, err := dryRun{table: "testdata/node.json"}.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tab
+}
+
+// fakeGuard answers on a control socket; with an empty line it never does.
+func fakeGuard(t *testing.T, path, line string) {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				text, err := bufio.NewReader(conn).ReadString('\n')
+				var req guard.Request
+				if err != nil || json.Unmarshal([]byte(text), &req) != nil || req.Op != "status" {
+					return
+				}
+				if line == "" {
+					time.Sleep(2 * askTimeout)
+				}
+				conn.Write([]byte(line + "\n"))
+			}()
+		}
+	}()
+}
+
+func statusLine(t *testing.T, s guard.Status) string {
+	t.Helper()
+	text, err := json.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// busyNode is a node with containers in every state.
+func busyNode(t *testing.T) view {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cgpu") // short: a socket's path has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	record := func(n string, vgpus ...ledger.VGPU) ledger.Record {
+		return ledger.Record{ID: strings.Repeat(n, 64), Nonce: strings.Repeat(n, 16), Created: time.Date(2026, 11, 21, 2, 0, 0, 0, time.UTC),
+			VGPUs: vgpus, Control: filepath.Join(dir, n+".ctl"), GuardPID: 1000}
+	}
+	slice := func(uuid string, limit quota.Bytes) ledger.VGPU {
+		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: 1, Priority: quota.PriorityDefault}
+	}
+	both := record("a", slice(t4, 6043*quota.MiB), ledger.VGPU{UUID: h200, Limit: 64 * quota.GiB, Weight: 3, Percent: 50, Priority: quota.PriorityHigh})
+	both.Name = "default/train-0/main\x1b[31m"
+	starting := record("b", slice(t4, 1024*quota.MiB))
+	starting.GuardPID = 0
+	mixed := record("e", slice(t4, 512*quota.MiB))
+	mixed.Native = []string{h200}
+	records := []ledger.Record{both, starting, record("c", slice(t4, 2048*quota.MiB)), record("d", slice(t4, 256*quota.MiB)), mixed, record("f", slice(t4, quota.MiB))}
+
+	fakeGuard(t, both.Control, statusLine(t, guard.Status{
+		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
+		VGPUs: []guard.VGPUStatus{
+			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4},
+			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB},
+		},
+		Processes: []guard.ProcessStatus{
+			{PID: 2001, NSPID: 1, Name: "sh", Clients: 0, Used: []quota.Bytes{0, 0}},
+			{PID: 2002, NSPID: 7, Name: "py\x1b]0;\x07thon", Clients: 2, Used: []quota.Bytes{512 * quota.MiB, 1000 * quota.MiB}},
+			{PID: 2003, NSPID: 8, Name: "worker", Clients: 1, Used: []quota.Bytes{1, 24 * quota.MiB}},
+		},
+		Calls: guard.CallCounters{Trapped: 4321, Denied: 5},
+	}))
+	// c: nobody listens. d: a guard that hangs.
+	fakeGuard(t, records[3].Control, "")
+	fakeGuard(t, mixed.Control, statusLine(t, guard.Status{
+		ID: mixed.ID, Nonce: mixed.Nonce, GuardPID: 1005, InitPID: 2005,
+		VGPUs:     []guard.VGPUStatus{{Index: 0, UUID: t4, Limit: 512 * quota.MiB}, {Index: 1, UUID: h200, Native: true, Used: 3 * quota.MiB}},
+		Processes: []guard.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
+	}))
+	// f: another container's guard on its socket.
+	fakeGuard(t, records[5].Control, statusLine(t, guard.Status{ID: both.ID, Nonce: both.Nonce, InitPID: 1}))
+	gone := record("0", slice(t4, quota.MiB))
+	records = append(records, gone)
+	answers := askAll(records)
+	for i := range answers { // the process ids are made up
+		answers[i].gone = records[i].ID == gone.ID
+	}
+	return arrange(nodeTable(t), records, answers)
+}
+
+func TestSMI(t *testing.T) {
+	v := busyNode(t)
+	for name, print := range map[string]func(*bytes.Buffer) error{
+		"smi.txt":      func(b *bytes.Buffer) error { return printTable(b, v) },
+		"smi-wide.txt": func(b *bytes.Buffer) error { return printWide(b, v) },
+		"smi.json":     func(b *bytes.Buffer) error { return printJSON(b, v) },
+	} {
+		var b bytes.Buffer
+		if err := print(&b); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name, b.Bytes())
+	}
+}
+
+func TestSMIEmpty(t *testing.T) {
+	var b bytes.Buffer
+	if err := printTable(&b, arrange(nodeTable(t), nil, nil)); err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "smi-empty.txt", b.Bytes())
+}
+
+func TestSMITimeout(t *testing.T) {
+	start := time.Now()
+	busyNode(t)
+	if took := time.Since(start); took > 4*askTimeout {
+		t.Errorf("one guard that hangs held smi up for %v", took)
+	}
+}
+
+func TestEnded(t *testing.T) {
+	self := os.Getpid()
+	start, err := ledger.ProcStart(self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const none = 1 << 30 // above the largest process id
+	for name, tt := range map[string]struct {
+		r    ledger.Record
+		want bool
+	}{
+		"guard lives":                  {ledger.Record{GuardPID: self, GuardStart: start}, false},
+		"guard ended":                  {ledger.Record{GuardPID: none, GuardStart: 1}, true},
+		"guard's number is another's":  {ledger.Record{GuardPID: self, GuardStart: start + 1}, true},
+		"guard ended, container lives": {ledger.Record{GuardPID: none, InitPID: self, InitStart: start}, false},
+		"both ended":                   {ledger.Record{GuardPID: none, InitPID: none}, true},
+		"launcher lives":               {ledger.Record{LauncherPID: self, LauncherStart: start}, false},
+		"launcher ended":               {ledger.Record{LauncherPID: none}, true},
+	} {
+		if got := ended(tt.r); got != tt.want {
+			t.Errorf("%s: ended %v, want %v", name, got, tt.want)
+		}
+	}
+}
+
+func TestSMIWithoutTable(t *testing.T) {
+	_, err := look(t.TempDir())
+	if !errors.Is(err, device.ErrMissing) || !strings.Contains(err.Error(), "cgpu refresh") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	for in, want := range map[string]string{
+		"python3":       "python3",
+		"\x1b[2J":       "?[2J",
+		"a\nb\tc":       "a?b?c",
+		"\u009b31m":     "?31m",
+		"\u202egnp.exe": "?gnp.exe",
+		"\xff\xfe":      "?",
+		"größe":         "größe",
+	} {
+		if got := printable(in); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestMiB(t *testing.T) {
+	for in, want := range map[quota.Bytes]string{0: "0MiB", 1: "1MiB", quota.MiB: "1MiB", quota.MiB + 1: "2MiB"} {
+		if got := mib(in); got != want {
+			t.Errorf("%d: %s, want %s", in, got, want)
+		}
+	}
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+func six(extra ...string) []string {
+	return append([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=6", "ALIYUN_COM_GPU_MEM_DEV=15"}, extra...)
+}
+
+// TestSpec keeps the reasons as golden files, and of the edited config.json what pkg/spec's own goldens do not cover:
+// that it is there, or untouched.
+func TestSpec(t *testing.T) {
+	for _, tt := range []struct {
+		name, config string
+		env          []string
+		edited       bool
+	}{
+		{"plain", "docker20-plain", nil, false},
+		{"disabled", "docker20-plain", six("CGPU_DISABLE=true"), false},
+		{"sandbox", "cri16-default-sandbox", six(), false},
+		{"placed", "docker20-plain", six(), true},
+		{"named", "docker20-plain", six("ALIYUN_COM_GPU_VISIBLE_DEVICES=1"), true},
+		{"both", "docker20-plain", six("ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1", "ALIYUN_COM_GPU_SCHD_WEIGHT=3"), true},
+		{"mixed", "docker20-plain", six("ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1"), true},
+		{"gpus-all", "docker20-gpus-all", six(), true},
+		{"injected", "docker29-gpus-dev0-cgpu", nil, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			raw, err := os.ReadFile("testdata/" + tt.config + ".json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/usr/local/bin/cgpu-hook", id: "c1"}
+			edited, reasons, err := d.edit(raw, tt.env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "spec-"+tt.name+".txt", []byte(reasons))
+			if !json.Valid(edited) {
+				t.Fatal("not JSON")
+			}
+			if got := bytes.Contains(edited, []byte("/run/cgpu/g/0000000000000000.sock")); got != tt.edited {
+				t.Errorf("edited %v, want %v", got, tt.edited)
+			}
+			if tt.env == nil && !tt.edited && !bytes.Equal(raw, edited) {
+				t.Error("passed through with changes")
+			}
+		})
+	}
+}
+
+func TestSpecRefuses(t *testing.T) {
+	raw, err := os.ReadFile("testdata/docker20-plain.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, env := range map[string][]string{
+		`ALIYUN_COM_GPU_MEM_CONTAINER="7x"`:  {"ALIYUN_COM_GPU_MEM_CONTAINER=7x"},
+		`ALIYUN_COM_GPU_MEM_CONTAINER="400"`: {"ALIYUN_COM_GPU_MEM_CONTAINER=400", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"},
+		`ALIYUN_COM_GPU_VISIBLE_DEVICES="9"`: six("ALIYUN_COM_GPU_VISIBLE_DEVICES=9"),
+	} {
+		d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/h", id: "c1"}
+		if _, _, err := d.edit(raw, env); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v, want an error with %s", env, err, want)
+		}
+	}
+}
+
+func TestSetEnv(t *testing.T) {
+	const in = `{"ociVersion":"1.0.2","process":{"env":["A=1","AB=2","A=3"],"x":{"unknown":[1.50]}},"zzz":1}`
+	got, err := setEnv([]byte(in), []string{"A=4=5", "C="})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = `{"ociVersion":"1.0.2","process":{"env":["AB=2","A=4=5","C="],"x":{"unknown":[1.50]}},"zzz":1}`
+	if string(got) != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	if got, err := setEnv([]byte(in), nil); err != nil || string(got) != in {
+		t.Errorf("without variables: %s, %v", got, err)
+	}
+	if _, err := setEnv([]byte(`{}`), []string{"A=1"}); err == nil {
+		t.Error("set a variable for no process")
+	}
+}
+
+// TestCommandLine runs the commands as main does.
+func TestCommandLine(t *testing.T) {
+	const config = "testdata/docker20-plain.json"
+	t.Setenv("CGPU_RUN_DIR", t.TempDir())
+	for _, tt := range []struct {
+		args  string
+		out   string // in standard output
+		err   string // in the error, or
+		note  string // in standard error
+		usage bool
+	}{
+		{args: "version", out: "cgpu unknown"},
+		{args: "gc", out: "nothing to remove"},
+		{args: "", out: "COMMANDS"},
+		{args: "spec --help", out: "Examples"},
+		{args: "smi", err: "cgpu refresh makes it"},
+		{args: "frobnicate", err: "no such command", usage: true},
+		{args: "smi -o xml", err: "want table, wide or json", usage: true},
+		{args: "smi --frob", err: "frob", usage: true},
+		{args: "gc now", err: "want no arguments", usage: true},
+		{args: "spec", err: "either --bundle", usage: true},
+		{args: "spec --bundle a --config b", err: "either --bundle", usage: true},
+		{args: "spec --config " + config + " -e NAME", err: "want VAR=VALUE", usage: true},
+		{args: "spec --bundle /nowhere", err: "/nowhere/config.json"},
+		{args: "spec --config " + config, out: `"ociVersion"`, note: "passed through unchanged"},
+		{args: "spec --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6", err: "cgpu refresh makes it anew"},
+		{args: "spec --explain --table testdata/node.json --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1",
+			out: "VISIBLE_DEVICES=0,1\n"}, // one variable, not two
+	} {
+		var out, note bytes.Buffer
+		a := app()
+		a.Writer, a.ErrWriter = &out, &note
+		err := a.Run(append([]string{"cgpu"}, strings.Fields(tt.args)...))
+		_, usage := err.(usageError)
+		switch {
+		case (err != nil) != (tt.err != "") || usage != tt.usage:
+			t.Errorf("cgpu %s: error %v (of usage: %v), want %q", tt.args, err, usage, tt.err)
+		case err != nil && !strings.Contains(err.Error(), tt.err):
+			t.Errorf("cgpu %s: error %v, want %q", tt.args, err, tt.err)
+		case !strings.Contains(out.String(), tt.out) || !strings.Contains(note.String(), tt.note):
+			t.Errorf("cgpu %s: printed %q and %q, want %q and %q", tt.args, out.String(), note.String(), tt.out, tt.note)
+		}
+	}
+}
