@@ -12,7 +12,7 @@ import (
 )
 
 // bombCap is what no container may have of anything.
-const bombCap = 20000
+const bombCap = 4096
 
 func hostileBombClients(hostileOptions) error {
 	// The own limit of descriptors must not be what stops it.
@@ -77,9 +77,9 @@ func hostileBombObjects(o hostileOptions) error {
 	}
 	defer c.close()
 	n := 0
-	for ; n < o.tries; n++ {
-		p := make([]byte, 4)
-		if _, err = c.alloc(c.device, c.newHandle(), classSubdevice, p); err != nil {
+	for ; n < min(o.tries, 20000); n++ {
+		// An address space costs the driver a little of its own memory; a second subdevice it refuses.
+		if _, err = c.alloc(c.device, c.newHandle(), classVASpace, make([]byte, 56)); err != nil {
 			break
 		}
 	}

@@ -146,6 +146,12 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 			return rm.StatusInsufficientPermissions // deviceInit_IMPL, osIsGpuAccessible
 		}
 		o.gpu = g
+	case o.class == classSubdevice:
+		for _, sibling := range parent.children {
+			if sibling.class == classSubdevice {
+				return rm.StatusInsufficientResources // one per device (seen on 580.159.04)
+			}
+		}
 	case o.class == classMemoryLocal:
 		if len(params) < rm.MemoryVASpace+4 {
 			return rm.StatusInvalidArgument

@@ -82,7 +82,7 @@ func (r *request) control() uint32 {
 		return rm.StatusOK
 	}
 	if len(p) < row.size {
-		return rm.StatusInvalidParamStruct
+		return rm.StatusInvalidArgument
 	}
 	return row.run(&controlCall{request: r, client: c, object: o, index: index, p: p})
 }

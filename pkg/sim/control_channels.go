@@ -52,6 +52,9 @@ const (
 	disableMax      = 64
 )
 
+// statusInvalidChannel is NV_ERR_INVALID_CHANNEL, what 580.159.04 says to a list with a handle that is none.
+const statusInvalidChannel = 0x21
+
 // disableChannels stops or restarts channels of any client: the driver does not ask whose they are. If one of them does
 // not exist the call fails as a whole.
 func (c *controlCall) disableChannels() uint32 {
@@ -63,11 +66,11 @@ func (c *controlCall) disableChannels() uint32 {
 	for i := range int(n) {
 		cl := c.d.clients[rm.U32(c.p, disableClients+4*i)]
 		if cl == nil {
-			return rm.StatusInvalidClient
+			return statusInvalidChannel
 		}
 		o := cl.objects[rm.U32(c.p, disableChannels+4*i)]
 		if o == nil || o.channel == nil {
-			return rm.StatusObjectNotFound
+			return statusInvalidChannel
 		}
 		list = append(list, o.channel)
 	}

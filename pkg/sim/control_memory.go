@@ -17,7 +17,7 @@ func (c *controlCall) fbInfo() uint32 {
 // putFBInfo answers a list of (index, KiB) pairs. Indices without a meaning here are 0, as for features a card lacks.
 func (c *controlCall) putFBInfo(list []byte, count uint32) uint32 {
 	if uint64(count)*rm.FBInfoEntry > uint64(len(list)) {
-		return rm.StatusInvalidParamStruct
+		return rm.StatusInvalidArgument
 	}
 	g := c.object.gpu
 	for i := range int(count) {

@@ -31,7 +31,7 @@ func TestFBInfo(t *testing.T) {
 		}
 	}
 	rm.PutU32(p, 0, 1000)
-	if st := u.control(u.subd, 0x20801303, p); st != rm.StatusInvalidParamStruct {
+	if st := u.control(u.subd, 0x20801303, p); st != rm.StatusInvalidArgument {
 		t.Errorf("list longer than the block: %#x", st)
 	}
 	// The old form, with its list behind a pointer.
@@ -188,7 +188,7 @@ func TestChannels(t *testing.T) {
 		t.Errorf("TSGs %+v", g.TSGs)
 	}
 	rm.PutU32(dis, 280, 0x99)
-	if st := v.control(v.subd, 0x2080110b, dis); st != rm.StatusObjectNotFound {
+	if st := v.control(v.subd, 0x2080110b, dis); st != statusInvalidChannel {
 		t.Errorf("dead handle in the list: %#x", st)
 	}
 	u.control(tsg, 0xa06c0101, []byte{1, 0, 0})
