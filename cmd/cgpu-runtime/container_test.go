@@ -161,12 +161,12 @@ type result struct {
 func (n *node) run(args ...string) result {
 	n.t.Helper()
 	log := filepath.Join(n.t.TempDir(), "log.json")
-	global := []string{"--root", filepath.Join(n.dir, "state"), "--log", log, "--log-format", "json"}
+	command := []string{filepath.Join(n.dir, "cgpu-runtime"), "--root", filepath.Join(n.dir, "state"), "--log", log, "--log-format", "json"}
 	if filepath.Base(n.low) == "crun" {
-		// crun 1.8 refuses cgroup v1 with controllers in a v2 mount beside it, as some machines have it.
-		global = append(global, "--cgroup-manager", "disabled")
+		// crun refuses cgroup v1 with controllers in a v2 mount beside it, as some machines have it: hide the latter.
+		command = append([]string{"unshare", "--mount", "sh", "-c", `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`, "sh"}, command...)
 	}
-	cmd := exec.Command(filepath.Join(n.dir, "cgpu-runtime"), append(global, args...)...)
+	cmd := exec.Command(command[0], append(command[1:], args...)...)
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(n.dir, "cgpu.toml")}
 	// Files, not pipes: after create the container holds them.
 	out := filepath.Join(filepath.Dir(log), "stdout")
