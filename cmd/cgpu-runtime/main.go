@@ -196,38 +196,10 @@ func newNonce() (string, error) {
 	return hex.EncodeToString(b[:]), nil
 }
 
-// granted lists the GPUs of a reservation, ascending by index.
-func granted(record ledger.Record, table *device.Table) (gpus []guard.GPU, others []device.Node) {
-next:
-	for _, g := range table.GPUs {
-		for _, v := range record.VGPUs {
-			if v.UUID == g.UUID {
-				gpus = append(gpus, guard.GPU{GPU: g, Limit: v.Limit})
-				continue next
-			}
-		}
-		for _, uuid := range record.Native {
-			if uuid == g.UUID {
-				gpus = append(gpus, guard.GPU{GPU: g, Native: true})
-				continue next
-			}
-		}
-		others = append(others, g.Node)
-	}
-	return gpus, others
-}
-
 // planFor says what goes into config.json.
 func planFor(record ledger.Record, table *device.Table, doc *spec.Document, runDir string) (spec.Plan, error) {
-	gpus, others := granted(record, table)
-	p := spec.Plan{
-		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, RunDir: runDir, Version: version,
-		Common: table.Nodes, Hidden: others,
-		Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Env: table.Env,
-	}
-	for _, g := range gpus {
-		p.GPUs = append(p.GPUs, spec.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit})
-	}
+	p := spec.NewPlan(record, table)
+	p.RunDir, p.Version = runDir, version
 	var err error
 	if p.Hook, err = sibling("cgpu-hook"); err != nil {
 		return p, err
@@ -253,12 +225,14 @@ func isNVIDIA(n device.Node) bool {
 
 // guardConfig tells the guard what it needs to know.
 func guardConfig(record ledger.Record, table *device.Table, runDir string) guard.Config {
-	gpus, _ := granted(record, table)
 	c := guard.Config{
 		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
 		Log:    filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log"),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
-		GPUs: gpus, LauncherPID: os.Getpid(), Settings: table.Config,
+		LauncherPID: os.Getpid(), Settings: table.Config,
+	}
+	for _, g := range spec.NewPlan(record, table).GPUs {
+		c.GPUs = append(c.GPUs, guard.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit})
 	}
 	if table.Driver == device.DriverSim {
 		c.SimSocket = device.SimSocket(runDir)

@@ -8,8 +8,10 @@ package spec
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -43,6 +45,27 @@ type GPU struct {
 	device.GPU
 	Native bool        // whole card
 	Limit  quota.Bytes // of a sliced one
+}
+
+// NewPlan grants what a reservation holds: the GPUs of record, and the driver files of the node. Hook, RunDir, Version
+// and Limiter are the caller's to fill in.
+func NewPlan(record ledger.Record, table *device.Table) Plan {
+	p := Plan{
+		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket,
+		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Env: table.Env,
+	}
+	for _, g := range table.GPUs {
+		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
+		switch {
+		case slice >= 0:
+			p.GPUs = append(p.GPUs, GPU{GPU: g, Limit: record.VGPUs[slice].Limit})
+		case slices.Contains(record.Native, g.UUID):
+			p.GPUs = append(p.GPUs, GPU{GPU: g, Native: true})
+		default:
+			p.Hidden = append(p.Hidden, g.Node)
+		}
+	}
+	return p
 }
 
 // Nodes are the device nodes that the container gets.

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -87,5 +89,20 @@ func TestApplyRefuses(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: applied", name)
 		}
+	}
+}
+
+func TestNewPlan(t *testing.T) {
+	table := &device.Table{GPUs: []device.GPU{gpu(0), gpu(1), gpu(2)}, Nodes: plan(nil).Common, Env: []string{"A=b"}}
+	record := ledger.Record{
+		ID: "c", Nonce: "n", Socket: "/s", Native: []string{gpu(2).UUID},
+		VGPUs: []ledger.VGPU{{UUID: gpu(1).UUID, Limit: quota.GiB}},
+	}
+	p := NewPlan(record, table)
+	if len(p.GPUs) != 2 || p.GPUs[0].Index != 1 || p.GPUs[0].Native || p.GPUs[0].Limit != quota.GiB || p.GPUs[1].Index != 2 || !p.GPUs[1].Native {
+		t.Errorf("GPUs %+v", p.GPUs)
+	}
+	if len(p.Hidden) != 1 || p.Hidden[0] != gpu(0).Node || len(p.Nodes()) != 4 || p.ID != "c" || p.Nonce != "n" || p.Socket != "/s" {
+		t.Errorf("%+v", p)
 	}
 }
