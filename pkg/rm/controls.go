@@ -137,7 +137,7 @@ var controls = []controlRow{
 	{id: 0x2080019f, name: "NV2080_CTRL_CMD_GPU_GET_SKYLINE_INFO", kind: ControlFlat, from: 580, source: "ctrl2080gpu.h"},
 	{id: 0x208001a3, name: "NV2080_CTRL_CMD_GET_GPU_FABRIC_PROBE_INFO", kind: ControlFlat, from: 525, source: "ctrl2080gpu.h"},
 	{id: 0x208001a4, name: "NV2080_CTRL_CMD_GPU_GET_CHIP_DETAILS", kind: ControlFlat, from: 525, source: "ctrl2080gpu.h"},
-	{id: 0x208001b2, name: "NV2080_CTRL_CMD_GPU_GET_RECOVERY_ACTION", kind: ControlFlat, from: 535, source: "ctrl2080gpu.h"},
+	{id: 0x208001b2, name: "NV2080_CTRL_CMD_GPU_GET_RECOVERY_ACTION", kind: ControlFlat, from: 565, source: "ctrl2080gpu.h"},
 	{id: 0x20800301, name: "NV2080_CTRL_CMD_EVENT_SET_NOTIFICATION", kind: ControlFlat, source: "ctrl2080event.h"},
 	{id: 0x20800403, name: "NV2080_CTRL_CMD_TIMER_GET_TIME", kind: ControlFlat, source: "ctrl2080tmr.h"},
 	{id: 0x20800406, name: "NV2080_CTRL_CMD_TIMER_GET_GPU_CPU_TIME_CORRELATION_INFO", kind: ControlFlat, source: "ctrl2080tmr.h"},
@@ -284,5 +284,6 @@ var controls = []controlRow{
 	{id: 0xcb330101, name: "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES", kind: ControlFlat, from: 535, source: "ctrlcb33.h"},
 	{id: 0xcb330104, name: "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_GPUS_STATE", kind: ControlFlat, from: 535, source: "ctrlcb33.h"},
 	{id: 0xcb33010b, name: "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_NUM_SECURE_CHANNELS", kind: ControlFlat, from: 535, source: "ctrlcb33.h"},
-	{id: 0xcb33010c, name: "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_KEY_ROTATION_STATE", kind: ControlFlat, from: 550, source: "ctrlcb33.h"},
+	{id: 0xcb33010c, name: "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_KEY_ROTATION_STATE", kind: ControlFlat, from: 550, to: 550, source: "ctrlcb33.h"},
+	{id: 0xcb33010c, name: "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_KEY_ROTATION_STATE", kind: ControlFlat, from: 560, source: "ctrlcb33.h"},
 }
