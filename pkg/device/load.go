@@ -55,7 +55,7 @@ func (s sources) load(runDir, configFile string) (*Table, error) {
 	return t, nil
 }
 
-// read decodes and validates a table; what another version of cgpu wrote is stale.
+// read reads a table that only root could have written.
 func read(path string) (*Table, error) {
 	f, err := os.Open(path)
 	switch {
@@ -75,6 +75,11 @@ func read(path string) (*Table, error) {
 	if len(text) > maxTable {
 		return nil, fmt.Errorf("device: %s: more than %d bytes; remove it and run cgpu refresh", path, maxTable)
 	}
+	return decode(path, text)
+}
+
+// decode reads and validates a table; what another version of cgpu wrote is stale.
+func decode(path string, text []byte) (*Table, error) {
 	var v struct {
 		Version int `json:"version"`
 	}
