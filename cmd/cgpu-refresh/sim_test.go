@@ -316,8 +316,8 @@ func TestMakeNodeReplaces(t *testing.T) {
 	for name, spoil := range map[string]func(path string) error{
 		"file":    func(p string) error { return os.WriteFile(p, []byte("x"), 0o666) },
 		"link":    func(p string) error { return os.Symlink("/dev/null", p) },
-		"zero":    func(p string) error { return syscall.Mknod(p, syscall.S_IFCHR|0o666, 1<<8|5) },
-		"private": func(p string) error { return syscall.Mknod(p, syscall.S_IFCHR|0o600, 1<<8|3) },
+		"null":    func(p string) error { return syscall.Mknod(p, syscall.S_IFCHR|0o666, 1<<8|3) },
+		"private": func(p string) error { return syscall.Mknod(p, syscall.S_IFCHR|0o600, 1<<8|8) },
 	} {
 		path := filepath.Join(dir, name)
 		if err := spoil(path); err != nil {
@@ -327,7 +327,7 @@ func TestMakeNodeReplaces(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		var st syscall.Stat_t
-		if err := syscall.Lstat(path, &st); err != nil || st.Mode != syscall.S_IFCHR|0o666 || st.Rdev != 1<<8|3 {
+		if err := syscall.Lstat(path, &st); err != nil || st.Mode != syscall.S_IFCHR|0o666 || st.Rdev != 1<<8|8 {
 			t.Errorf("%s: mode %o, device %#x, %v", name, st.Mode, st.Rdev, err)
 		}
 	}
