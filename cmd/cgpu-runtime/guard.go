@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -24,7 +24,7 @@ type watch struct {
 
 // startGuard starts cgpu-guard and gives it its configuration. The guard outlives us: when runc's create ends it
 // becomes a child of the engine's shim.
-func startGuard(c guard.Config) (*watch, error) {
+func startGuard(c guardcfg.Config) (*watch, error) {
 	path, err := sibling("cgpu-guard")
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
@@ -224,15 +224,15 @@ func isNVIDIA(n device.Node) bool {
 }
 
 // guardConfig tells the guard what it needs to know.
-func guardConfig(record ledger.Record, table *device.Table, runDir string) guard.Config {
-	c := guard.Config{
+func guardConfig(record ledger.Record, table *device.Table, runDir string) guardcfg.Config {
+	c := guardcfg.Config{
 		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
 		Log:    filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log"),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
 		LauncherPID: os.Getpid(), Settings: table.Config,
 	}
 	for _, g := range spec.NewPlan(record, table).GPUs {
-		c.GPUs = append(c.GPUs, guard.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit})
+		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit})
 	}
 	if table.Driver == device.DriverSim {
 		c.SimSocket = device.SimSocket(runDir)

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 )
 
 // TestMain makes the test program stand in for cgpu-guard, which has tests of its own.
@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 // stubGuard answers every notification with EDOM, which the kernel's own ioctl never does on a closed descriptor. The
 // file guard-mode in the run directory makes it misbehave. It records what it got in guard.log.
 func stubGuard() error {
-	var c guard.Config
+	var c guardcfg.Config
 	if err := json.NewDecoder(os.Stdin).Decode(&c); err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func stubGuard() error {
 }
 
 // recordStart writes what the test wants to know of the guard's surroundings.
-func recordStart(c guard.Config) error {
+func recordStart(c guardcfg.Config) error {
 	var open []string
 	names, _ := os.ReadDir("/proc/self/fd")
 	for _, n := range names {
@@ -162,7 +162,7 @@ func answer(fd int) {
 
 // started is what recordStart wrote.
 type started struct {
-	Config guard.Config
+	Config guardcfg.Config
 	Env    []string
 	FDs    []string
 	Cwd    string

@@ -1,36 +1,9 @@
 package guard
 
-import (
-	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/quota"
+import "github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+
+// Config is what cgpu-runtime tells a guard; GPU is one GPU of the container.
+type (
+	Config = guardcfg.Config
+	GPU    = guardcfg.GPU
 )
-
-// Config is what cgpu-runtime tells a guard, as JSON on its standard input.
-//
-// The guard answers on file descriptor 3 with one line: "ok" once its socket listens, or an error text.
-type Config struct {
-	ID    string `json:"id"`
-	Nonce string `json:"nonce"`
-	// RunDir holds the ledger; Socket, Control and Log are absolute paths below it.
-	RunDir  string `json:"runDir"`
-	Socket  string `json:"socket"`
-	Control string `json:"control"`
-	Log     string `json:"log"`
-	// Driver is device.DriverNVIDIA or device.DriverSim.
-	Driver        string `json:"driver"`
-	DriverVersion string `json:"driverVersion"`
-	SimSocket     string `json:"simSocket,omitempty"`
-	// ControlNode and UVMNode are nvidiactl and nvidia-uvm.
-	ControlNode device.Node   `json:"controlNode"`
-	UVMNode     device.Node   `json:"uvmNode"`
-	GPUs        []GPU         `json:"gpus"` // sliced and native GPUs of the container
-	LauncherPID int           `json:"launcherPid"`
-	Settings    device.Config `json:"settings"`
-}
-
-// GPU is one GPU of the container.
-type GPU struct {
-	device.GPU
-	Native bool        `json:"native,omitempty"` // whole card: no limit
-	Limit  quota.Bytes `json:"limit,omitempty"`
-}

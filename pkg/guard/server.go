@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -262,14 +261,5 @@ func (g *Guard) filterGone(l *listener) {
 				g.finish()
 			}
 		})
-	}
-}
-
-// CleanUp removes the sockets.
-func (cfg Config) CleanUp() {
-	for _, p := range []string{cfg.Socket, cfg.Control} {
-		if filepath.IsAbs(p) {
-			_ = os.Remove(p)
-		}
 	}
 }

@@ -1,0 +1,50 @@
+// Package guardcfg is what cgpu-runtime and cgpu-guard tell each other. It is apart from package guard because the
+// runtime starts for every container of the node and must not link what the guard needs (net, log/slog).
+package guardcfg
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// Config is what cgpu-runtime tells a guard, as JSON on its standard input.
+//
+// The guard answers on file descriptor 3 with one line: "ok" once its socket listens, or an error text.
+type Config struct {
+	ID    string `json:"id"`
+	Nonce string `json:"nonce"`
+	// RunDir holds the ledger; Socket, Control and Log are absolute paths below it.
+	RunDir  string `json:"runDir"`
+	Socket  string `json:"socket"`
+	Control string `json:"control"`
+	Log     string `json:"log"`
+	// Driver is device.DriverNVIDIA or device.DriverSim.
+	Driver        string `json:"driver"`
+	DriverVersion string `json:"driverVersion"`
+	SimSocket     string `json:"simSocket,omitempty"`
+	// ControlNode and UVMNode are nvidiactl and nvidia-uvm.
+	ControlNode device.Node   `json:"controlNode"`
+	UVMNode     device.Node   `json:"uvmNode"`
+	GPUs        []GPU         `json:"gpus"` // sliced and native GPUs of the container
+	LauncherPID int           `json:"launcherPid"`
+	Settings    device.Config `json:"settings"`
+}
+
+// GPU is one GPU of the container.
+type GPU struct {
+	device.GPU
+	Native bool        `json:"native,omitempty"` // whole card: no limit
+	Limit  quota.Bytes `json:"limit,omitempty"`
+}
+
+// CleanUp removes the sockets.
+func (cfg Config) CleanUp() {
+	for _, p := range []string{cfg.Socket, cfg.Control} {
+		if filepath.IsAbs(p) {
+			_ = os.Remove(p)
+		}
+	}
+}
