@@ -1,0 +1,528 @@
+package guard
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// testAccount has a sliced GPU with the given limit and a native one.
+func testAccount(limit quota.Bytes) *account {
+	return newAccount([]GPU{{GPU: device.GPU{Index: 0}, Limit: limit}, {GPU: device.GPU{Index: 1}, Native: true}})
+}
+
+const testClient = 0xc1d00001
+
+func memoryObject(handle, parent uint32) object {
+	return object{handle: handle, parent: parent, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU}
+}
+
+func wantUsage(t *testing.T, a *account, gpu int, used quota.Bytes) {
+	t.Helper()
+	if u := a.usage(gpu).used; u != used {
+		t.Errorf("GPU %d: used %v, want %v", gpu, u, used)
+	}
+}
+
+func TestReserve(t *testing.T) {
+	const max = ^quota.Bytes(0)
+	for _, c := range []struct {
+		name  string
+		limit quota.Bytes
+		have  quota.Bytes
+		gpu   int
+		size  quota.Bytes
+		want  bool
+	}{
+		{"to the byte", 10 * quota.MiB, 4 * quota.MiB, 0, 6 * quota.MiB, true},
+		{"one too many", 10 * quota.MiB, 4 * quota.MiB, 0, 6*quota.MiB + 1, false},
+		{"wraps around", 10 * quota.MiB, 4 * quota.MiB, 0, max - 3*quota.MiB, false},
+		{"everything", 10 * quota.MiB, 0, 0, max, false},
+		{"nothing of a full card", quota.MiB, quota.MiB, 0, 0, true},
+		{"a native card has no limit", 0, quota.GiB, 1, 1000 * quota.GiB, true},
+		{"not even a native card wraps", 0, quota.GiB, 1, max, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			a := testAccount(c.limit)
+			if !a.reserve(c.gpu, c.have, false) {
+				t.Fatal("the start does not fit")
+			}
+			if got := a.reserve(c.gpu, c.size, true); got != c.want {
+				t.Errorf("reserve: %v", got)
+			}
+			want := c.have
+			if c.want {
+				want += c.size
+			}
+			wantUsage(t, a, c.gpu, want)
+			u := a.usage(c.gpu)
+			if u.peak != want {
+				t.Errorf("peak %v, want %v", u.peak, want)
+			}
+			if denied := u.denied == 1; c.gpu == 0 && denied == c.want {
+				t.Errorf("denied %d", u.denied)
+			}
+		})
+	}
+}
+
+// TestFreeOfAnAncestor frees what hangs below, however deep, and nothing beside it.
+func TestFreeOfAnAncestor(t *testing.T) {
+	a := testAccount(quota.GiB)
+	a.addClient(testClient, 1, nil)
+	add := func(h, parent uint32, gpu int, kind rm.ClassKind, size quota.Bytes) {
+		o := object{handle: h, parent: parent, kind: kind, gpu: gpu}
+		charge := noGPU
+		if size > 0 {
+			charge = 0
+		}
+		a.addObject(testClient, o, charge, 0, size)
+	}
+	add(1, testClient, 0, rm.ClassDevice, 0)
+	add(2, 1, noGPU, rm.ClassSubdevice, 0)
+	add(3, 2, noGPU, rm.ClassVidmem, 4*quota.MiB)
+	add(4, 1, noGPU, rm.ClassTSG, quota.MiB)
+	add(5, 4, noGPU, rm.ClassChannel, 0)
+	add(6, testClient, 1, rm.ClassDevice, 0)
+	add(7, 6, noGPU, rm.ClassVidmem, 2*quota.MiB)
+	if got := a.gpuOf(testClient, 3); got != 0 {
+		t.Errorf("memory below a subdevice is on GPU %d", got)
+	}
+	wantUsage(t, a, 0, 7*quota.MiB)
+	a.freeObject(testClient, 1)
+	wantUsage(t, a, 0, 2*quota.MiB)
+	if a.objects != 2 || a.tsgs != 0 || a.channels != 0 {
+		t.Errorf("%d objects, %d groups, %d channels left", a.objects, a.tsgs, a.channels)
+	}
+	a.freeObject(testClient, testClient)
+	wantUsage(t, a, 0, 0)
+	if a.objects != 0 || a.ownsClient(testClient) {
+		t.Error("the client is still there")
+	}
+}
+
+// TestEndlessChain stops at handles that are their own ancestors.
+func TestEndlessChain(t *testing.T) {
+	a := testAccount(quota.GiB)
+	a.addClient(testClient, 1, nil)
+	a.addObject(testClient, object{handle: 1, parent: 2, gpu: noGPU}, noGPU, 0, 0)
+	a.addObject(testClient, object{handle: 2, parent: 1, gpu: noGPU}, noGPU, 0, 0)
+	a.addObject(testClient, object{handle: 3, parent: 3, gpu: noGPU}, noGPU, 0, 0)
+	for _, h := range []uint32{1, 2, 3} {
+		if got := a.gpuOf(testClient, h); got != noGPU {
+			t.Errorf("%d: GPU %d", h, got)
+		}
+		a.freeObject(testClient, h)
+	}
+	if a.objects != 0 {
+		t.Errorf("%d objects left", a.objects)
+	}
+}
+
+// TestMemoryOutlivesItsHandle: an exported file or a UVM mapping keeps the charge after RM_FREE (rm-abi 1.6).
+func TestMemoryOutlivesItsHandle(t *testing.T) {
+	a := testAccount(quota.GiB)
+	f := &file{}
+	a.addClient(testClient, 1, f)
+	a.addClient(testClient+1, 2, nil)
+	a.reserve(0, 4*quota.MiB, true)
+	a.addObject(testClient, memoryObject(5, 1), 0, 4*quota.MiB, 2*quota.MiB)
+	wantUsage(t, a, 0, 2*quota.MiB)
+	ch := a.hold(testClient, 5)
+	if ch == nil || a.hold(testClient, 6) != nil || a.hold(testClient+9, 5) != nil {
+		t.Fatal("hold")
+	}
+	a.dupObject(testClient+1, 1, 9, testClient, 5)
+	a.dropFile(f) // the process that made it is gone
+	wantUsage(t, a, 0, 2*quota.MiB)
+	if a.hasZombies() {
+		t.Error("a dup is no zombie")
+	}
+	a.freeObject(testClient+1, 9)
+	wantUsage(t, a, 0, 2*quota.MiB)
+	if !a.hasZombies() {
+		t.Error("memory without a handle is not seen")
+	}
+	a.adopt(testClient+1, 1, 10, ch)
+	if a.hasZombies() {
+		t.Error("an imported handle did not end it")
+	}
+	a.freeObject(testClient+1, 10)
+	a.unhold(ch)
+	wantUsage(t, a, 0, 0)
+	if a.hasZombies() {
+		t.Error("a zombie is left")
+	}
+}
+
+// model is the naive account: it counts anew from the references each time.
+type model struct {
+	limit    quota.Bytes
+	reserved quota.Bytes
+	clients  map[uint32]map[uint32]modelObject
+	files    map[uint32]*file
+	others   map[*charge]int
+	id       map[*charge]int
+	sizes    []quota.Bytes
+}
+
+type modelObject struct {
+	parent uint32
+	charge int // index in sizes, -1: none
+	kind   rm.ClassKind
+}
+
+func (m *model) live() (used quota.Bytes, zombies, objects int) {
+	handles := map[int]int{}
+	for _, c := range m.clients {
+		for _, o := range c {
+			objects++
+			if o.charge >= 0 {
+				handles[o.charge]++
+			}
+		}
+	}
+	others := map[int]int{}
+	for ch, n := range m.others {
+		others[m.id[ch]] += n
+	}
+	for i, size := range m.sizes {
+		if handles[i] > 0 || others[i] > 0 {
+			used += size
+		}
+		if handles[i] == 0 && others[i] > 0 {
+			zombies++
+		}
+	}
+	return used + m.reserved, zombies, objects
+}
+
+func (m *model) free(client, handle uint32) {
+	c := m.clients[client]
+	if handle == client {
+		delete(m.clients, client)
+		return
+	}
+	if _, ok := c[handle]; !ok {
+		return
+	}
+	delete(c, handle)
+	for h, o := range c {
+		if o.parent == handle {
+			m.free(client, h)
+		}
+	}
+}
+
+// TestAccountAgainstModel runs random calls against the account and the model, and compares all numbers after each.
+func TestAccountAgainstModel(t *testing.T) {
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { accountAgainstModel(t, seed, 1500) })
+	}
+}
+
+func accountAgainstModel(t *testing.T, seed uint64, steps int) {
+	r := rand.New(rand.NewPCG(seed, 1))
+	const limit = 64 * quota.MiB
+	a := testAccount(limit)
+	m := &model{limit: limit, clients: map[uint32]map[uint32]modelObject{}, files: map[uint32]*file{},
+		others: map[*charge]int{}, id: map[*charge]int{}}
+	files := []*file{{}, {}, {}}
+	var pending []quota.Bytes // reserved, not yet settled
+	client := func() uint32 { return testClient + r.Uint32N(3) }
+	handle := func() uint32 { return 1 + r.Uint32N(24) } // few, so that they are used again
+	newHandle := func(c uint32) (uint32, bool) {
+		h := handle()
+		_, taken := m.clients[c][h]
+		return h, !taken // the driver grants no handle that is in use
+	}
+	// The parent of a new object exists or is the client, as the driver sees to.
+	parent := func(c uint32) uint32 {
+		h := handle()
+		if _, ok := m.clients[c][h]; ok {
+			return h
+		}
+		return c
+	}
+	chargeOf := func(c, h uint32) *charge {
+		if o, ok := a.lookup(c, h); ok {
+			return o.charge
+		}
+		return nil
+	}
+	kinds := []rm.ClassKind{rm.ClassPlain, rm.ClassTSG, rm.ClassChannel}
+	for step := range steps {
+		c := client()
+		mc, known := m.clients[c]
+		what := r.IntN(11)
+		switch what {
+		case 0: // a new client
+			if !known {
+				f := files[r.IntN(len(files))]
+				a.addClient(c, 1, f)
+				m.clients[c], m.files[c] = map[uint32]modelObject{}, f
+			}
+		case 1: // reserve
+			size := quota.Bytes(1+r.Uint64N(12)) * quota.MiB
+			before, _, _ := m.live()
+			ok := a.reserve(0, size, true)
+			if want := before+size <= limit; ok != want {
+				t.Fatalf("step %d: reserve of %v at %v: %v", step, size, before, ok)
+			}
+			if ok {
+				m.reserved += size
+				pending = append(pending, size)
+			}
+		case 2: // the driver failed
+			if n := len(pending); n > 0 {
+				a.unreserve(0, pending[n-1])
+				m.reserved -= pending[n-1]
+				pending = pending[:n-1]
+			}
+		case 3, 4: // memory
+			if n := len(pending); n > 0 {
+				size := pending[n-1]
+				h, free := newHandle(c)
+				if !free {
+					continue
+				}
+				p := parent(c)
+				pending = pending[:n-1]
+				m.reserved -= size
+				took := size - quota.Bytes(r.Uint64N(2))*quota.MiB/2
+				if ok := a.addObject(c, memoryObject(h, p), 0, size, took); ok != known {
+					t.Fatalf("step %d: addObject: %v", step, ok)
+				}
+				if known {
+					m.sizes = append(m.sizes, took)
+					m.id[chargeOf(c, h)] = len(m.sizes) - 1
+					mc[h] = modelObject{p, len(m.sizes) - 1, rm.ClassVidmem}
+				}
+			}
+		case 5: // something else
+			h, free := newHandle(c)
+			p := parent(c)
+			kind := kinds[r.IntN(len(kinds))]
+			if free {
+				a.addObject(c, object{handle: h, parent: p, kind: kind, gpu: noGPU}, noGPU, 0, 0)
+				if known {
+					mc[h] = modelObject{p, -1, kind}
+				}
+			}
+		case 6: // dup
+			src, srcH := client(), handle()
+			so, ok := m.clients[src][srcH]
+			h, free := newHandle(c)
+			p := parent(c)
+			if !ok || !free || !known {
+				continue // the driver says no
+			}
+			a.dupObject(c, p, h, src, srcH)
+			kind := so.kind
+			if kind == rm.ClassTSG || kind == rm.ClassChannel {
+				kind = rm.ClassPlain
+			}
+			mc[h] = modelObject{p, so.charge, kind}
+		case 7: // free, rarely of the client
+			h := handle()
+			if r.IntN(20) == 0 {
+				h = c
+			}
+			a.freeObject(c, h)
+			m.free(c, h)
+		case 8: // export or map
+			if ch := a.hold(c, handle()); ch != nil {
+				m.others[ch]++
+			}
+		case 9: // unmap, or import
+			for ch, n := range m.others {
+				h, free := newHandle(c)
+				if r.IntN(2) == 0 && free && known {
+					a.adopt(c, c, h, ch)
+					mc[h] = modelObject{c, m.id[ch], rm.ClassVidmem}
+					break
+				}
+				a.unhold(ch)
+				if m.others[ch] = n - 1; n == 1 {
+					delete(m.others, ch)
+				}
+				break
+			}
+		case 10: // the last close of a file
+			if r.IntN(8) == 0 {
+				f := files[r.IntN(len(files))]
+				a.dropFile(f)
+				for h, mf := range m.files {
+					if mf == f {
+						delete(m.clients, h)
+						delete(m.files, h)
+					}
+				}
+			}
+		}
+		if m.clients[c] == nil {
+			delete(m.files, c)
+		}
+		checkAgainst(t, a, m, fmt.Sprintf("seed %d, step %d, call %d", seed, step, what))
+	}
+	for c := range m.clients {
+		a.freeObject(c, c)
+	}
+	for ch, n := range m.others {
+		for range n {
+			a.unhold(ch)
+		}
+	}
+	for _, p := range pending {
+		a.unreserve(0, p)
+	}
+	if u := a.usage(0); u.used != 0 || a.objects != 0 || a.tsgs != 0 || a.channels != 0 || a.zombies != 0 || len(a.clients) != 0 {
+		t.Errorf("left over: %v, %d objects, %d groups, %d channels, %d zombies", u.used, a.objects, a.tsgs, a.channels, a.zombies)
+	}
+}
+
+func checkAgainst(t *testing.T, a *account, m *model, when string) {
+	t.Helper()
+	used, zombies, objects := m.live()
+	u := a.usage(0)
+	if u.used != used || u.used > u.limit || u.peak > u.limit || u.peak < u.used {
+		t.Fatalf("%s: used %v (peak %v), model %v", when, u.used, u.peak, used)
+	}
+	if a.zombies != zombies || a.hasZombies() != (zombies > 0) {
+		t.Fatalf("%s: %d zombies, model %d", when, a.zombies, zombies)
+	}
+	tsgs, channels := 0, 0
+	for c, objs := range m.clients {
+		for h, o := range objs {
+			got, ok := a.lookup(c, h)
+			if !ok || got.parent != o.parent || (got.charge == nil) != (o.charge < 0) {
+				t.Fatalf("%s: object %#x: %+v, model %+v", when, h, got, o)
+			}
+			children := 0
+			for _, x := range objs {
+				if x.parent == h {
+					children++
+				}
+			}
+			if got.children != children {
+				t.Fatalf("%s: object %#x has %d children, model %d", when, h, got.children, children)
+			}
+			switch o.kind {
+			case rm.ClassTSG:
+				tsgs++
+			case rm.ClassChannel:
+				channels++
+			}
+		}
+	}
+	if a.objects != objects || a.tsgs != tsgs || a.channels != channels || a.clientCount() != len(m.clients) {
+		t.Fatalf("%s: %d objects %d groups %d channels %d clients, model %d %d %d %d", when,
+			a.objects, a.tsgs, a.channels, a.clientCount(), objects, tsgs, channels, len(m.clients))
+	}
+}
+
+// TestAccountConcurrently is for -race, and ends at zero whatever the order.
+func TestAccountConcurrently(t *testing.T) {
+	const limit = 256 * quota.MiB
+	a := testAccount(limit)
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	watch := make(chan struct{})
+	go func() {
+		defer close(watch)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if u := a.usage(0); u.used > limit {
+				t.Errorf("used %v", u.used)
+				return
+			}
+			a.chargedTo(1)
+			a.hasZombies()
+		}
+	}()
+	for w := range uint32(6) {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(w), 2))
+			c := testClient + w
+			f := &file{}
+			for range 20 {
+				a.addClient(c, int(w), f)
+				var held []*charge
+				for i := range uint32(60) {
+					size := quota.Bytes(1+r.Uint64N(30)) * quota.MiB
+					if a.reserve(0, size, true) {
+						a.addObject(c, memoryObject(i+1, c), 0, size, size)
+					}
+					if ch := a.hold(c, r.Uint32N(i+1)); ch != nil {
+						held = append(held, ch)
+					}
+					a.dupObject(c, c, 1000+i, testClient+r.Uint32N(6), 1+r.Uint32N(60))
+					a.freeObject(c, 1+r.Uint32N(60))
+					a.gpuOf(c, i)
+					a.room(rm.ClassTSG, 64, 512)
+				}
+				if r.IntN(2) == 0 {
+					a.dropFile(f)
+				} else {
+					a.freeObject(c, c)
+				}
+				for _, ch := range held {
+					a.unhold(ch)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	<-watch
+	if u := a.usage(0); u.used != 0 || a.objects != 0 || a.zombies != 0 {
+		t.Errorf("left over: %v, %d objects, %d zombies", u.used, a.objects, a.zombies)
+	}
+}
+
+func TestRoom(t *testing.T) {
+	a := testAccount(0)
+	a.tsgs, a.channels = 64, 511
+	for _, c := range []struct {
+		kind rm.ClassKind
+		want bool
+	}{{rm.ClassTSG, false}, {rm.ClassChannel, true}, {rm.ClassPlain, true}} {
+		if got := a.room(c.kind, 64, 512); got != c.want {
+			t.Errorf("kind %d: %v", c.kind, got)
+		}
+	}
+	a.objects = maxObjects
+	if a.room(rm.ClassPlain, 64, 512) {
+		t.Error("room beyond the bound on objects")
+	}
+}
+
+// TestChargedTo counts shared memory once per process.
+func TestChargedTo(t *testing.T) {
+	a := testAccount(quota.GiB)
+	a.addClient(testClient, 7, nil)
+	a.addClient(testClient+1, 7, nil)
+	a.addClient(testClient+2, 8, nil)
+	a.addObject(testClient, memoryObject(1, testClient), 0, 0, 3*quota.MiB)
+	a.dupObject(testClient+1, 1, 2, testClient, 1)
+	a.dupObject(testClient+2, 1, 2, testClient, 1)
+	a.addObject(testClient+1, memoryObject(3, 1), 1, 0, quota.MiB)
+	for _, c := range []struct {
+		tgid int
+		want []quota.Bytes
+	}{{7, []quota.Bytes{3 * quota.MiB, quota.MiB}}, {8, []quota.Bytes{3 * quota.MiB, 0}}, {9, []quota.Bytes{0, 0}}} {
+		if got := a.chargedTo(c.tgid); !slices.Equal(got, c.want) {
+			t.Errorf("process %d: %v, want %v", c.tgid, got, c.want)
+		}
+	}
+}
