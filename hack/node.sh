@@ -124,8 +124,11 @@ stop_docker() {
 	pid=$(cat "$dir/docker/pid" 2>/dev/null) || return 0
 	kill -"$1" "$pid" 2>/dev/null || return 0
 	wait_for 30 gone "$pid" || die "dockerd ($pid) does not end"
-	# A killed dockerd leaves its file behind, and by then another process may own the number.
+	# A killed dockerd leaves its file behind and its containerd's, whose numbers may by then be another's or, where
+	# nobody reaps orphans, a zombie's, which dockerd takes for a living containerd.
 	rm -f "$dir/docker/pid"
+	pid=$(cat "$dir/docker/exec/containerd/containerd.pid" 2>/dev/null) || return 0
+	wait_for 10 gone "$pid" && rm -f "$dir/docker/exec/containerd/containerd.pid"
 }
 gone() { [[ ! -e /proc/$1 || $(awk '{print $3}' "/proc/$1/stat" 2>/dev/null) == Z ]]; }
 

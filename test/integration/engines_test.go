@@ -33,6 +33,8 @@ func withRuntimes(t *testing.T, runtime string) []string {
 	if err := os.WriteFile(path, text, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// The node's table follows the configuration last used; the other tests want theirs back.
+	t.Cleanup(func() { lab.Run(nil, filepath.Join(lab.Bin, "cgpu-refresh")) })
 	return []string{"CGPU_CONFIG=" + path}
 }
 

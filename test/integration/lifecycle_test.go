@@ -242,6 +242,13 @@ func TestDockerdRestart(t *testing.T) {
 	noTrace(t)
 	id := holding(t, container{env: sizeOf("1GiB")}, "600MiB")
 	guard := guardOf(t, id)
+	t.Cleanup(func() {
+		// A failure here must not fail all tests that come after.
+		if lab.Run(nil, "docker", "info").Code != 0 {
+			lab.Run(nil, lab.Script, "start", lab.Dir)
+			lab.Run(nil, "docker", "rm", "-f", id)
+		}
+	})
 	for _, verb := range []string{"stop", "kill"} {
 		run(t, lab.Script, verb, lab.Dir)
 		run(t, lab.Script, "start", lab.Dir)

@@ -90,8 +90,8 @@ func TestLimitExact(t *testing.T) {
 // TestTwoContainers: two containers share a card, each with its size, and neither sees or takes from the other.
 func TestTwoContainers(t *testing.T) {
 	noTrace(t)
-	a := holding(t, container{name: "a", env: sizeOf("1GiB")}, "600MiB")
-	b := holding(t, container{name: "b", env: sizeOf("2GiB")}, "1500MiB")
+	a := holding(t, container{name: "first", env: sizeOf("1GiB")}, "600MiB")
+	b := holding(t, container{name: "second", env: sizeOf("2GiB")}, "1500MiB")
 	for _, c := range []struct {
 		id          string
 		limit, held quota.Bytes
