@@ -48,7 +48,7 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 	}
 	id := rm.U32(o, rm.AllocClass)
 	class, ok := g.abi.Class(id)
-	if !ok || class.Kind == rm.ClassDeny || class.Kind == rm.ClassMulticast {
+	if !ok || deniedKind(class.Kind) {
 		g.logOnce("class"+rm.ClassName(id), "denied an object class", "class", rm.ClassName(id))
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
@@ -67,7 +67,7 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		}
 	}
 	client := rm.U32(o, rm.AllocRoot)
-	if !g.account.ownsClient(client) {
+	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
 	params, ok := c.loadBlock(-1, rm.AllocParams, class.ParamsSize)
@@ -78,6 +78,9 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		if _, ok := c.loadBlock(-1, form.RightsOff, rm.RightsSize); !ok {
 			return fail(unix.EFAULT)
 		}
+	}
+	for _, off := range class.Clear {
+		rm.PutU64(params, off, 0)
 	}
 	for _, off := range class.ClientHandles {
 		if h := rm.U32(params, off); h != 0 && len(params) > 0 && !g.account.ownsClient(h) {
@@ -108,6 +111,16 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusNotSupported)
 	}
 	return g.allocObject(l, c, client, class, params)
+}
+
+// deniedKind lists kinds of classes that hold what the guard does not follow: descriptors, and references to memory that
+// live outside a client. They serve several GPUs at once (NVLink multicast, fabric) and MIG.
+func deniedKind(k rm.ClassKind) bool {
+	switch k {
+	case rm.ClassDeny, rm.ClassMulticast, rm.ClassFabric, rm.ClassFD:
+		return true
+	}
+	return false
 }
 
 // allocMemory makes device memory, within the limit.

@@ -26,6 +26,8 @@ type trappedCall struct {
 	before [][]byte
 	// undo takes back what the call made, for a caller that is gone before it could be told. Nil: nothing was made.
 	undo func()
+	// lost is set when the call dropped something, so that it would fail if it were made again.
+	lost bool
 	// wrapped marks a call out of an XFER: it must not run natively, since what sits in the XFER may change.
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
@@ -151,6 +153,8 @@ type savedCall struct {
 	before []savedPart // as out, before the results
 	rep    reply
 	undo   func()
+	lost   bool
+	blocks int // 1 if out[1] is the first block
 	fd     int // kept for undo
 }
 
@@ -159,9 +163,54 @@ type savedPart struct {
 	data []byte
 }
 
+// answered is the last call of a thread that made or dropped something, after its answer was sent. That the answer was
+// sent does not mean that it arrived: a signal can take the caller away at the same moment, and then the kernel restarts
+// the call all the same (seccomp_do_user_notification returns the interruption although the notification is answered). So
+// when the next call of the thread is the same, with the results already in its memory, and now fails, the first answer
+// stands.
+type answered struct {
+	args  [3]uint64
+	outer []byte
+	block []byte // the first block
+	valid bool
+}
+
+// note remembers an answered call. Its buffers are used again and again.
+func (a *answered) note(c *trappedCall) {
+	a.valid = c.undo != nil || c.lost
+	if !a.valid {
+		return
+	}
+	a.args = [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}
+	a.outer = append(a.outer[:0], c.call.Outer...)
+	a.block = a.block[:0]
+	if len(c.call.Blocks) > 0 {
+		a.block = append(a.block, c.call.Blocks[0].Data...)
+	}
+}
+
+// repeats reports that a call is the answered one again.
+func (a *answered) repeats(c *trappedCall) bool {
+	if !a.valid || c.call.Outer == nil || a.args != [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
+		return false
+	}
+	if len(c.call.Blocks) > 0 {
+		return bytes.Equal(a.block, c.before[1])
+	}
+	return len(a.block) == 0
+}
+
+// restore puts the first answer's results into a call.
+func (a *answered) restore(c *trappedCall) {
+	copy(c.call.Outer, c.before[0])
+	for i, b := range c.call.Blocks {
+		copy(b.Data, c.before[i+1])
+	}
+}
+
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, fd: c.fd}
+	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, fd: c.fd}
 	c.fd = -1
 	add := func(list *[]savedPart, addr uint64, b []byte) {
 		if len(b) > 0 {
@@ -170,6 +219,9 @@ func (c *trappedCall) save(rep reply) *savedCall {
 	}
 	add(&s.before, c.outerAddr, c.before[0])
 	add(&s.out, c.outerAddr, c.call.Outer)
+	if len(c.call.Blocks) > 0 && len(c.call.Blocks[0].Data) > 0 {
+		s.blocks = 1
+	}
 	for i, b := range c.call.Blocks {
 		add(&s.before, b.Addr, c.before[i+1])
 		add(&s.out, b.Addr, b.Data)
@@ -203,6 +255,16 @@ func (s *savedCall) parts() []memoryPart {
 		}
 	}
 	return parts
+}
+
+// noteSaved remembers a saved call as answered: that answer may get lost like the first.
+func (a *answered) noteSaved(s *savedCall) {
+	a.valid = s.undo != nil || s.lost
+	a.args = s.args
+	a.outer, a.block = append(a.outer[:0], s.out[0].data...), a.block[:0]
+	if s.blocks > 0 {
+		a.block = append(a.block, s.out[1].data...)
+	}
 }
 
 // discard gives up on a saved call: what it made is taken back.

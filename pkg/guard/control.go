@@ -21,7 +21,7 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	client := rm.U32(o, rm.ControlClient)
-	if !g.account.ownsClient(client) {
+	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
 	size := rm.U32(o, rm.ControlParamsSize)
@@ -35,6 +35,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	if len(params) == 0 && (ctl.Size != 0 || len(ctl.Pointers) > 0) {
 		return c.status(rm.StatusInvalidArgument)
 	}
+	for _, off := range ctl.Clear {
+		rm.PutU64(params, off, 0)
+	}
 	for _, p := range ctl.Pointers {
 		n, ok := p.Bytes(params)
 		if !ok {
@@ -42,15 +45,6 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		}
 		if _, ok := c.loadBlock(0, p.Off, n); !ok {
 			return fail(unix.EFAULT)
-		}
-		if len(c.call.Blocks[len(c.call.Blocks)-1].Data) == 0 {
-			// The driver gets null for an empty block; a count without memory behind it must not reach it.
-			if p.CountOff >= 0 && n == 0 {
-				continue
-			}
-			if p.CountOff >= 0 && rm.U64(params, p.Off) == 0 {
-				continue // asking for the count with a null list is how lists are sized
-			}
 		}
 	}
 	for _, off := range ctl.ClientHandles {

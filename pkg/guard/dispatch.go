@@ -50,10 +50,15 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	defer k.mu.Unlock()
 
 	if s := k.saved; s != nil {
-		if s.matches(n, k.tid) && w.l.valid(n.ID) {
+		match := s.matches(n, k.tid)
+		if !w.l.valid(n.ID) {
+			return false // a stale notification, whose caller is already in its next one
+		}
+		if match {
 			writeMemory(k.tid, s.parts())
 			if w.l.answer(n.ID, s.rep) {
 				g.stats.replayed.Add(1)
+				k.last.noteSaved(s)
 				s.release()
 				k.saved = nil
 			}
@@ -81,6 +86,13 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	c := &w.call
 	*c = trappedCall{g: g, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
+	if k.last.repeats(c) && c.failed(rep) {
+		k.last.restore(c)
+		rep = replyDone
+		g.stats.replayed.Add(1)
+	} else {
+		k.last.valid = false
+	}
 	w.finish(c, rep)
 	if c.fd >= 0 {
 		_ = unix.Close(c.fd)
@@ -187,11 +199,27 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
 		if w.l.answer(c.n.ID, rep) {
+			if !c.k.last.valid { // a repeated call keeps what was noted
+				c.k.last.note(c)
+			}
 			return
 		}
 	}
 	g.stats.interrupted.Add(1)
 	g.remember(c, rep)
+}
+
+// failed reports that a call was refused, by an errno or in its status word.
+func (c *trappedCall) failed(rep reply) bool {
+	if rep.errno != 0 {
+		return true
+	}
+	if rm.UVMShaped(c.call.Cmd) {
+		form, ok := c.g.abi.UVM(c.call.Cmd)
+		return ok && rm.U32(c.call.Outer, form.Status) != rm.StatusOK
+	}
+	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	return ok && rm.U32(c.call.Outer, off) != rm.StatusOK
 }
 
 // undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made

@@ -42,7 +42,7 @@ func (g *Guard) onEscape(l *listener, c *trappedCall) reply {
 // onFree frees an object, its descendants, or a client.
 func (g *Guard) onFree(l *listener, c *trappedCall) reply {
 	root, handle := rm.U32(c.call.Outer, rm.FreeRoot), rm.U32(c.call.Outer, rm.FreeObject)
-	if !g.account.ownsClient(root) {
+	if !g.owns(c, root) {
 		return c.status(rm.StatusInvalidClient)
 	}
 	if !c.valid(l) {
@@ -72,7 +72,7 @@ func (g *Guard) freed(root, handle uint32) {
 func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 	o := c.call.Outer
 	dst, src, object := rm.U32(o, rm.DupClient), rm.U32(o, rm.DupClientSrc), rm.U32(o, rm.DupObjectSrc)
-	if !g.account.ownsClient(dst) || !g.account.ownsClient(src) {
+	if !g.owns(c, dst) || !g.account.ownsClient(src) {
 		g.logOnce("dup", "denied a dup of an object of another container's client", "client", src)
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInvalidClient)
@@ -96,7 +96,7 @@ func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 func (g *Guard) onShare(l *listener, c *trappedCall) reply {
 	o := c.call.Outer
 	client, object := rm.U32(o, rm.ShareClient), rm.U32(o, rm.ShareObject)
-	if !g.account.ownsClient(client) {
+	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
 	if !c.valid(l) {

@@ -10,7 +10,7 @@ import (
 func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 	o := c.call.Outer
 	client := rm.U32(o, rm.HeapRoot)
-	if !g.account.ownsClient(client) {
+	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
 	switch rm.U32(o, rm.HeapFunction) {

@@ -71,7 +71,7 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	c.fd = -1 // kept until the outcome is known
 	g.pendingRoots.Add(1)
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(rootPatience, func() { g.settleRoot(f, true) })
+	time.AfterFunc(rootPatience, func() { g.settleRoot(f, 0, true) })
 	return replyResume
 }
 
@@ -130,18 +130,25 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 		if p == nil {
 			continue
 		}
+		// The client that this call names is the likely one, if it is on the same file: every escape that names a client
+		// has it first.
+		candidate := uint32(0)
+		same := kcmpSame(g.files.self, c.fd, p.fd)
+		if same {
+			candidate = rm.U32(c.call.Outer, 0)
+		}
 		// A thread that makes another call has left the earlier one.
 		if p.k == c.k || g.leftCall(p) {
-			g.settleRoot(f, false)
+			g.settleRoot(f, candidate, false)
 			continue
 		}
-		if kcmpSame(g.files.self, c.fd, p.fd) {
+		if same {
 			for deadline := time.Now().Add(time.Second); !g.leftCall(p); time.Sleep(50 * time.Microsecond) {
 				if time.Now().After(deadline) {
 					return fail(unix.EBUSY), false
 				}
 			}
-			g.settleRoot(f, false)
+			g.settleRoot(f, candidate, false)
 		}
 	}
 	return replyDone, true
@@ -161,8 +168,9 @@ func (g *Guard) leftCall(p *pendingRoot) bool {
 	return !bytes.HasPrefix(b, fmt.Appendf(nil, "%d ", unix.SYS_IOCTL)) || !bytes.Contains(b, fmt.Appendf(nil, " %#x ", p.addr))
 }
 
-// settleRoot finds out what became of a root alloc. later: called from a timer, so the thread may still be inside.
-func (g *Guard) settleRoot(f *file, later bool) {
+// settleRoot finds out what became of a root alloc. candidate is a client handle that a later call named, 0 if there was
+// none. later: called from a timer, so the thread may still be inside.
+func (g *Guard) settleRoot(f *file, candidate uint32, later bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	p := f.pending
@@ -170,27 +178,59 @@ func (g *Guard) settleRoot(f *file, later bool) {
 		return
 	}
 	if later && !g.leftCall(p) && time.Since(p.since) < time.Minute {
-		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleRoot(f, true) })
+		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleRoot(f, 0, true) })
 		return
 	}
 	f.pending = nil
 	g.pendingRoots.Add(-1)
 	defer unix.Close(p.fd)
 
-	outer := make([]byte, p.size)
-	handle := uint32(0)
-	if form, ok := g.abi.AllocForm(p.size); ok && readMemory(p.k.tid, p.addr, outer) && rm.U32(outer, form.StatusOff) == rm.StatusOK {
-		handle = rm.U32(outer, rm.AllocObject)
-	}
-	if handle != 0 && g.clientLives(Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}, handle) {
-		f.clients++
-		g.account.addClient(handle, p.k.proc.tgid, f)
+	t := Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}
+	if candidate != 0 && g.clientLives(t, candidate) {
+		g.clientFound(f, candidate, p.k.proc.tgid)
 		return
 	}
-	// No client that we can see: the call failed, or the program overwrote the answer, or the call went elsewhere. The
-	// file stays barred from another root alloc, since it may have a client whose handle we do not know.
-	g.log.Warn("a root alloc left no client that could be verified", "pid", p.k.proc.tgid, "name", p.k.proc.name)
+	// The answer is still in the task's memory, unless the program has used that piece of its stack again.
+	outer := make([]byte, p.size)
+	if form, ok := g.abi.AllocForm(p.size); ok && readMemory(p.k.tid, p.addr, outer) && rm.U32(outer, form.StatusOff) == rm.StatusOK {
+		if h := rm.U32(outer, rm.AllocObject); h != 0 && h != candidate && g.clientLives(t, h) {
+			g.clientFound(f, h, p.k.proc.tgid)
+			return
+		}
+	}
+	// No client that we can see: its first use will show it, or the call failed, or it went elsewhere. The last is what the
+	// audit is for. The file stays barred from another root alloc.
+	f.unknown = p.k.proc.tgid
 	go g.audit()
+}
+
+// clientFound records a client that RM has confirmed. The file is locked.
+func (g *Guard) clientFound(f *file, handle uint32, tgid int) {
+	f.clients++
+	f.unknown = 0
+	g.account.addClient(handle, tgid, f)
+}
+
+// owns reports that a client that a call is made for is the container's. One that is seen for the first time is confirmed
+// with RM, if its file may have a client that the guard does not know.
+func (g *Guard) owns(c *trappedCall, handle uint32) bool {
+	if g.account.ownsClient(handle) {
+		return true
+	}
+	if !g.driver.Native() || handle == 0 {
+		return false
+	}
+	f := g.files.find(c.fd)
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.unknown == 0 || !g.clientLives(c.target(), handle) {
+		return false
+	}
+	g.clientFound(f, handle, f.unknown)
+	return true
 }
 
 // clientLives asks RM whether a file owns a client: RM refuses any other (rmclientValidate_IMPL).

@@ -29,6 +29,7 @@ type task struct {
 
 	mu    sync.Mutex
 	saved *savedCall
+	last  answered
 }
 
 // taskTable finds tasks by thread id.

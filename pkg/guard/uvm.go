@@ -20,103 +20,67 @@ type uvmMap struct {
 	charge *charge
 }
 
-// Sizes and offsets of UVM's structures (uvm_ioctl.h); see rm-abi.csv.
-const (
-	uvmBase   = 0
-	uvmLength = 8
-
-	uvmMapOldSize, uvmMapSize = 1200, 9264 // UVM_MAP_EXTERNAL_ALLOCATION_PARAMS, before and since 550
-	uvmMapTail                = 16         // rmCtrlFd, hClient, hMemory, rmStatus end the structure
-
-	uvmUnmapSize, uvmUnmapStatus = 40, 32 // UVM_UNMAP_EXTERNAL_PARAMS
-
-	uvmFreeOldSize, uvmFreeOldStatus = 24, 16 // UVM_FREE_PARAMS up to 580
-	uvmFreeSize, uvmFreeStatus       = 16, 8  // since 590
-
-	uvmP2PSize, uvmP2PStatus = 56, 52 // UVM_ALLOC_DEVICE_P2P_PARAMS
-)
-
 // maxUVMMaps bounds the mappings remembered for one address space.
 const maxUVMMaps = 1 << 18
 
 // onUVM carries out a UVM call that makes or drops a reference to device memory.
 func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
-	addr := c.n.Args[2]
-	branch := g.abi.Version().Major
-	switch cmd {
-	case rm.UVMMapExternal:
-		size := uvmMapSize
-		if branch < 550 {
-			size = uvmMapOldSize
-		}
-		if !c.load(cmd, addr, size) {
-			return fail(unix.EFAULT)
-		}
-		return g.uvmMap(l, c)
-	case rm.UVMFree:
-		size := uvmFreeOldSize
-		status := uvmFreeOldStatus
-		if branch >= 590 {
-			size, status = uvmFreeSize, uvmFreeStatus
-		}
-		if !c.load(cmd, addr, size) {
-			return fail(unix.EFAULT)
-		}
-		if !c.valid(l) {
-			return replyDone
-		}
-		e := c.exec()
-		if e == 0 && rm.U32(c.call.Outer, status) == rm.StatusOK {
-			// The range that starts there goes as a whole. libcuda maps from the start of a range; a mapping from the middle of
-			// one stays charged until its address space ends.
-			g.uvmUnmapped(c.file, rm.U64(c.call.Outer, uvmBase), 0)
-		}
-		return fail(e)
-	case rm.UVMUnmapExternal:
-		if !c.load(cmd, addr, uvmUnmapSize) {
-			return fail(unix.EFAULT)
-		}
-		if !c.valid(l) {
-			return replyDone
-		}
-		e := c.exec()
-		if e == 0 && rm.U32(c.call.Outer, uvmUnmapStatus) == rm.StatusOK {
-			g.uvmUnmapped(c.file, rm.U64(c.call.Outer, uvmBase), rm.U64(c.call.Outer, uvmLength))
-		}
-		return fail(e)
+	form, ok := g.abi.UVM(cmd)
+	if !ok {
+		return fail(unix.EINVAL)
 	}
-	// UVM_ALLOC_DEVICE_P2P: a BAR1 window that holds memory too. Nothing that a container needs.
-	if !c.load(cmd, addr, uvmP2PSize) {
+	if !c.load(cmd, c.n.Args[2], form.Size) {
 		return fail(unix.EFAULT)
 	}
-	g.logOnce("uvmp2p", "denied UVM_ALLOC_DEVICE_P2P")
-	rm.PutU32(c.call.Outer, uvmP2PStatus, rm.StatusNotSupported)
-	return replyDone
+	o := c.call.Outer
+	switch cmd {
+	case rm.UVMMapExternal:
+		return g.uvmMap(l, c, form)
+	case rm.UVMAllocDeviceP2P:
+		// A BAR1 window that holds memory too. Nothing that a container needs.
+		g.logOnce("uvmp2p", "denied UVM_ALLOC_DEVICE_P2P")
+		g.stats.denied.Add(1)
+		rm.PutU32(o, form.Status, rm.StatusNotSupported)
+		return replyDone
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	e := c.exec()
+	if e == 0 && rm.U32(o, form.Status) == rm.StatusOK {
+		// UVM_FREE takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from
+		// the middle of one stays charged until its address space ends.
+		length := uint64(0)
+		if cmd == rm.UVMUnmapExternal {
+			length = rm.U64(o, form.Length)
+		}
+		g.uvmUnmapped(c.file, rm.U64(o, form.Base), length)
+		c.lost = true
+	}
+	return fail(e)
 }
 
 // uvmMap maps an object of one of the container's clients.
-func (g *Guard) uvmMap(l *listener, c *trappedCall) reply {
+func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 	o := c.call.Outer
-	tail := len(o) - uvmMapTail
-	fdOff, clientOff, memoryOff, statusOff := tail, tail+4, tail+8, tail+12
-	client, memory := rm.U32(o, clientOff), rm.U32(o, memoryOff)
+	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Memory)
 	// An object that the guard has not seen made is host memory of RM_ALLOC_MEMORY, which runs in the task.
 	obj, _ := g.account.lookup(client, memory)
 	if !g.account.ownsClient(client) {
 		g.logOnce("uvmmap", "denied a UVM mapping of an object of another container's client", "client", client)
 		g.stats.denied.Add(1)
-		rm.PutU32(o, statusOff, rm.StatusInvalidObject)
+		rm.PutU32(o, form.Status, rm.StatusInvalidObject)
 		return replyDone
 	}
-	number := rm.U32(o, fdOff)
+	number := rm.U32(o, form.FD)
 	fd, err := c.k.getFile(int(int32(number)))
 	if err != nil {
-		rm.PutU32(o, statusOff, rm.StatusInvalidArgument)
+		rm.PutU32(o, form.Status, rm.StatusInvalidArgument)
 		return replyDone
 	}
 	defer unix.Close(fd)
 	if n, _, err := g.nodes.classify(fd); err != nil || n.kind != nodeControl {
-		rm.PutU32(o, statusOff, rm.StatusInvalidArgument)
+		rm.PutU32(o, form.Status, rm.StatusInvalidArgument)
 		return replyDone
 	}
 	f := c.file
@@ -124,7 +88,7 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall) reply {
 	full := len(f.maps) >= maxUVMMaps
 	f.mu.Unlock()
 	if full {
-		rm.PutU32(o, statusOff, rm.StatusInsufficientResources)
+		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
 		return replyDone
 	}
 	if !c.valid(l) {
@@ -134,14 +98,14 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall) reply {
 	if !obj.sharedWithAll {
 		// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
 		if s, e := g.share(ctl, client, memory, 0); e != 0 || s != rm.StatusOK {
-			rm.PutU32(o, statusOff, rm.StatusInvalidClient)
+			rm.PutU32(o, form.Status, rm.StatusInvalidClient)
 			return replyDone
 		}
 	}
 	ch := g.account.hold(client, memory)
-	rm.PutU32(o, fdOff, uint32(fd))
+	rm.PutU32(o, form.FD, uint32(fd))
 	e := c.exec()
-	rm.PutU32(o, fdOff, number)
+	rm.PutU32(o, form.FD, number)
 	if !obj.sharedWithAll {
 		if s, e := g.share(ctl, client, memory, shareActionRevoke); e != 0 || s != rm.StatusOK {
 			g.logOnce("unshare", "cannot close an object again after a UVM mapping", "status", rm.StatusName(s), "errno", e)
@@ -150,15 +114,15 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall) reply {
 	if ch == nil {
 		return fail(e)
 	}
-	if e != 0 || rm.U32(o, statusOff) != rm.StatusOK {
+	if e != 0 || rm.U32(o, form.Status) != rm.StatusOK {
 		g.account.unhold(ch)
 		return fail(e)
 	}
 	// A new mapping replaces what was there (uvm_map_external_allocation_on_gpu).
-	base := rm.U64(o, uvmBase)
+	base := rm.U64(o, form.Base)
 	f.mu.Lock()
 	old, replaced := f.maps[base]
-	f.maps[base] = uvmMap{length: rm.U64(o, uvmLength), charge: ch}
+	f.maps[base] = uvmMap{length: rm.U64(o, form.Length), charge: ch}
 	f.mu.Unlock()
 	if replaced {
 		g.account.unhold(old.charge)
@@ -200,18 +164,15 @@ func (g *Guard) endUVM(f *file) {
 	maps := f.maps
 	f.maps = map[uint64]uvmMap{}
 	f.mu.Unlock()
-	size, status := uvmFreeOldSize, uvmFreeOldStatus
-	if g.abi.Version().Major >= 590 {
-		size, status = uvmFreeSize, uvmFreeStatus
-	}
+	form, _ := g.abi.UVM(rm.UVMFree)
 	for base, m := range maps {
-		outer := make([]byte, size)
-		rm.PutU64(outer, uvmBase, base)
-		if size == uvmFreeOldSize {
-			rm.PutU64(outer, uvmLength, m.length)
+		outer := make([]byte, form.Size)
+		rm.PutU64(outer, form.Base, base)
+		if form.Length >= 0 {
+			rm.PutU64(outer, form.Length, m.length)
 		}
 		call := rm.Call{Cmd: rm.UVMFree, Outer: outer}
-		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, status) != rm.StatusOK {
+		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
 			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e)
 		}
 		g.account.unhold(m.charge)

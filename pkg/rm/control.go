@@ -42,8 +42,8 @@ type Control struct {
 	Source        string
 }
 
-// MaxControlParams bounds the parameters of one control.
-const MaxControlParams = 64 << 10
+// MaxControlParams bounds the parameters of one control. The largest seen has 67396 bytes (0x2080a0a4, nvidia-smi -q).
+const MaxControlParams = 128 << 10
 
 // Pointer is a user pointer inside a parameter block. The memory behind it is either Fixed bytes, or ElemSize times the
 // count at CountOff.

@@ -218,6 +218,7 @@ var controls = []controlRow{
 	{id: 0x2080a083, name: "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES", kind: ControlDeny, source: ""},
 	{id: 0x20810108, name: "NV2081_CTRL_20810108", kind: ControlFlat, source: "binary API, opaque to the kernel driver; seen from libcuda on 580.159.04"},
 	{id: 0x20810110, name: "NV2081_CTRL_20810110", kind: ControlFlat, source: "binary API, opaque to the kernel driver; seen from libcuda on 580.159.04"},
+	{id: 0x20810111, name: "NV2081_CTRL_20810111", kind: ControlFlat, source: "binary API, opaque to the kernel driver; seen from nvidia-smi on 580.159.04"},
 	{id: 0x208f1105, name: "NV208F_CTRL_CMD_GPU_VERIFY_INFOROM", kind: ControlFlat, source: "ctrl208fgpu.h"},
 	{id: 0x503c0102, name: "NV503C_CTRL_CMD_REGISTER_VA_SPACE", kind: ControlFlat, source: "ctrl503c.h"},
 	{id: 0x503c0104, name: "NV503C_CTRL_CMD_REGISTER_VIDMEM", kind: ControlFlat, sizes: []since{{0, 32}}, source: "ctrl503c.h"},

@@ -5,12 +5,39 @@ package rm
 // is never followed on the CPU; but their meaning is not published, hence an explicit list.
 const gssBit = 1 << 15
 
-// gssAllowed are the ones that CUDA and NVML were seen to use, ascending. Not here on purpose: 0x2080a083, utilisation
-// samples behind a pointer, with the pids of everybody.
+// gssAllowed are the ones that CUDA and NVML were seen to use on 580.159.04, ascending: nvidia-smi plain and with -q, pmon,
+// dmon, topo and queries, PyTorch, Triton, JAX and the PyTorch profiler. Not here on purpose: 0x2080a083, utilisation samples
+// behind a pointer, with the pids of everybody.
 var gssAllowed = []uint32{
-	0x20809009, // nvidia-smi, 580.159.04
-	0x2080a612, // nvidia-smi, 580.159.04: utilisation
-	0x2080a618, // nvidia-smi, 580.159.04: utilisation
+	0x20808159,
+	0x20808162,
+	0x2080852a,
+	0x2080852b,
+	0x2080852e,
+	0x2080852f,
+	0x20808536,
+	0x2080853a,
+	0x20808542,
+	0x20808546,
+	0x20809001,
+	0x20809009,
+	0x20809019,
+	0x20809038,
+	0x20809064,
+	0x2080a026,
+	0x2080a060,
+	0x2080a06e,
+	0x2080a06f,
+	0x2080a080,
+	0x2080a084,
+	0x2080a0a4,
+	0x2080a0a6,
+	0x2080a0a7,
+	0x2080a0a8,
+	0x2080a0f2,
+	0x2080a612,
+	0x2080a618,
+	0x2080a63c,
 }
 
 func gssControl(id uint32) (Control, bool) {

@@ -147,7 +147,7 @@ func unmeasured(a *ABI, c Control) bool {
 		return c.Size == 1
 	case 0x20800802:
 		return len(c.Pointers) == 1 // the structure has a name that the tool does not find
-	case 0x20810108, 0x20810110:
+	case 0x20810108, 0x20810110, 0x20810111:
 		return true // opaque to the kernel driver
 	case 0x90e70113:
 		return a.branch == 535 // added inside the branch
