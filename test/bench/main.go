@@ -28,9 +28,9 @@ type figure struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
 	Rounds int     `json:"rounds"`
-	Min    float64 `json:"min"`
+	Min    float64 `json:"min,omitempty"`
 	Median float64 `json:"median"`
-	P99    float64 `json:"p99"`
+	P99    float64 `json:"p99,omitempty"`
 	// Ratio is Median over the median of the row that Base names.
 	Base  string  `json:"base,omitempty"`
 	Ratio float64 `json:"ratio,omitempty"`
@@ -59,13 +59,13 @@ func bench(out string, rounds int) error {
 		}
 		figures = append(figures, more...)
 	}
-	fmt.Printf("%-52s %6s %10s %10s %10s  %s\n", "what", "unit", "min", "median", "p99", "ratio of medians")
+	fmt.Printf("%-40s %4s %9s %9s %9s  %s\n", "what", "unit", "min", "median", "p99", "ratio of medians")
 	for _, f := range figures {
 		ratio := ""
 		if f.Base != "" {
 			ratio = fmt.Sprintf("%.3f × %s", f.Ratio, f.Base)
 		}
-		fmt.Printf("%-52s %6s %10.2f %10.2f %10.2f  %s\n", f.Name, f.Unit, f.Min, f.Median, f.P99, ratio)
+		fmt.Printf("%-40s %4s %9s %9s %9s  %s\n", f.Name, f.Unit, number(f.Min), number(f.Median), number(f.P99), ratio)
 	}
 	if out == "" {
 		return nil
@@ -82,6 +82,14 @@ func bench(out string, rounds int) error {
 func summary(name, unit string, values []float64) figure {
 	slices.SortFunc(values, cmp.Compare[float64])
 	return figure{Name: name, Unit: unit, Rounds: len(values), Min: values[0], Median: values[len(values)/2], P99: values[len(values)*99/100]}
+}
+
+// number writes a figure; what was not measured is left empty.
+func number(v float64) string {
+	if v == 0 {
+		return ""
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
 func (f figure) over(base figure) figure {

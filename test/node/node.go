@@ -3,7 +3,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -79,34 +78,61 @@ func (n *Node) Run(env []string, args ...string) Result {
 func (n *Node) RunFor(limit time.Duration, env []string, args ...string) Result {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	var stdout, stderr bytes.Buffer
+	// Files, not pipes: a detached container keeps what it was given, and a pipe would keep us waiting for its end.
+	r := Result{Args: args, Code: -1}
+	stdout, err := os.CreateTemp("", "stdout")
+	if err != nil {
+		r.Stderr = err.Error()
+		return r
+	}
+	defer discard(stdout)
+	stderr, err := os.CreateTemp("", "stderr")
+	if err != nil {
+		r.Stderr = err.Error()
+		return r
+	}
+	defer discard(stderr)
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// A container's first process keeps the pipes of a runtime that started it detached; do not wait for those.
-	cmd.WaitDelay = time.Second
+	cmd.Stdout, cmd.Stderr = stdout, stderr
 	begin := time.Now()
-	err := cmd.Run()
-	r := Result{Args: args, Stdout: stdout.String(), Stderr: stderr.String(), Took: time.Since(begin), Code: -1}
+	err = cmd.Run()
+	r.Took = time.Since(begin)
+	r.Stdout, r.Stderr = content(stdout), content(stderr)
 	if cmd.ProcessState != nil {
 		r.Code = cmd.ProcessState.ExitCode()
 	}
-	if err != nil && r.Code <= 0 && !errors.Is(err, exec.ErrWaitDelay) {
-		r.Code = -1
+	if err != nil && r.Code < 0 {
 		r.Stderr += "\n" + err.Error()
 	}
 	return r
 }
 
-// Bundle makes an OCI bundle with the probe image's files and `runc spec`'s config.json, changed by edit.
+func content(f *os.File) string {
+	text, err := os.ReadFile(f.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+func discard(f *os.File) {
+	f.Close()
+	os.Remove(f.Name()) //nolint:errcheck // in the temporary folder
+}
+
+// Bundle makes an OCI bundle, or makes its config.json anew, with the probe image's files and `runc spec`'s config.json, changed by edit.
 func (n *Node) Bundle(dir string, edit func(spec map[string]any)) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("node: bundle: %w", err)
+	}
+	path := filepath.Join(dir, "config.json")
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("node: bundle: %w", err)
 	}
 	if r := n.Run(nil, "runc", "spec", "--bundle", dir); r.Code != 0 {
 		return fmt.Errorf("node: bundle: %s", r)
 	}
-	path := filepath.Join(dir, "config.json")
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("node: bundle: %w", err)
