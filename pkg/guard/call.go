@@ -28,6 +28,8 @@ type trappedCall struct {
 	undo func()
 	// lost is set when the call dropped something, so that it would fail if it were made again.
 	lost bool
+	// root is the file of a root alloc that is let through.
+	root *file
 	// wrapped marks a call out of an XFER: it must not run natively, since what sits in the XFER may change.
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
@@ -210,8 +212,10 @@ func (a *answered) restore(c *trappedCall) {
 
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, fd: c.fd}
-	c.fd = -1
+	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, fd: -1}
+	if s.undo != nil { // else the copy would keep the file, and with it the container's memory, from being closed for good
+		s.fd, c.fd = c.fd, -1
+	}
 	add := func(list *[]savedPart, addr uint64, b []byte) {
 		if len(b) > 0 {
 			*list = append(*list, savedPart{addr, bytes.Clone(b)})

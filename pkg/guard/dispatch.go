@@ -191,7 +191,9 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 				rep = fail(unix.EFAULT)
 			}
 		}
-		w.l.answer(c.n.ID, rep)
+		if !w.l.answer(c.n.ID, rep) && c.root != nil {
+			g.cancelRoot(c.root, c.n.ID)
+		}
 		return
 	}
 	if w.l.valid(c.n.ID) {

@@ -69,10 +69,22 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	f.pending = &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, size: len(c.call.Outer), since: time.Now()}
 	f.rooted = true
 	c.fd = -1 // kept until the outcome is known
+	c.root = f
 	g.pendingRoots.Add(1)
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
 	time.AfterFunc(rootPatience, func() { g.settleRoot(f, 0, true) })
 	return replyResume
+}
+
+// cancelRoot forgets a root alloc whose caller was gone before it could be let through: it did not happen, and comes again.
+func (g *Guard) cancelRoot(f *file, id uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.pending; p != nil && p.id == id {
+		f.pending, f.rooted = nil, false
+		g.pendingRoots.Add(-1)
+		_ = unix.Close(p.fd)
+	}
 }
 
 // rootPatience is when the guard looks by itself what became of a root alloc.
@@ -112,8 +124,9 @@ func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
 	c.file.rooted = true
 	c.file.clients++
 	g.account.addClient(handle, c.k.proc.tgid, c.file)
+	t := c.target() // now: c serves other calls by the time of an undo
 	c.undo = func() {
-		if s, e := g.free(c.target(), handle, handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
 			g.clientGone(handle)
 		}
 	}

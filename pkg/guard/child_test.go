@@ -1,0 +1,581 @@
+package guard
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// The tests run their own binary again as a container's process: it puts a seccomp filter on itself as a container runtime
+// would, hands the listener over, and then obeys lines on its standard input. No container engine takes part.
+
+const (
+	childEnv   = "CGPU_TEST_CHILD" // "filter": install one and send the listener over descriptor 3; "plain": do not
+	nodesEnv   = "CGPU_TEST_NODES" // folder of the nodes
+	killingEnv = "CGPU_TEST_KILLABLE"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		childMain()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func childMain() {
+	runtime.LockOSThread() // commands run on one thread unless they say otherwise
+	if os.Getenv(childEnv) == "filter" {
+		fd, err := installFilter(os.Getenv(killingEnv) != "")
+		if err == nil {
+			err = unix.Sendmsg(3, []byte{0}, unix.UnixRights(fd), nil, 0)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "filter:", err)
+			os.Exit(2)
+		}
+		unix.Close(fd)
+		unix.Close(3)
+	}
+	c := &childState{nodes: os.Getenv(nodesEnv)}
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		words := strings.Fields(in.Text())
+		f, ok := childCommands[words[0]]
+		if !ok {
+			fmt.Println("error unknown command", words[0])
+			continue
+		}
+		var args []int
+		for _, w := range words[1:] {
+			n, _ := strconv.ParseInt(w, 0, 64)
+			args = append(args, int(n))
+		}
+		out, err := f(c, args)
+		if err != nil {
+			fmt.Println("error", err)
+			continue
+		}
+		fmt.Println("ok", out)
+	}
+}
+
+// installFilter notifies about every ioctl whose low byte is trapped, as pkg/spec's profile does, on all threads.
+func installFilter(killable bool) (int, error) {
+	const (
+		seccompSetModeFilter = 1
+		flagTSync            = 1
+		flagNewListener      = 1 << 3
+		flagTSyncESRCH       = 1 << 4
+		flagWaitKillable     = 1 << 5
+		retAllow             = 0x7fff0000
+		retNotify            = 0x7fc00000
+	)
+	load := func(off uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: off}
+	}
+	ret := func(k uint32) unix.SockFilter { return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: k} }
+	prog := []unix.SockFilter{
+		load(0), // nr
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: unix.SYS_IOCTL},
+		ret(retAllow),
+		load(16 + 8), // args[1], low half
+		{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: 0xff},
+	}
+	for i, nr := range rm.TrappedNRs {
+		prog = append(prog, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: uint8(len(rm.TrappedNRs) - i), K: uint32(nr)})
+	}
+	prog = append(prog, ret(retAllow), ret(retNotify))
+	fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
+	flags := uintptr(flagTSync | flagNewListener | flagTSyncESRCH)
+	if killable {
+		flags |= flagWaitKillable
+	}
+	fd, _, e := unix.Syscall(unix.SYS_SECCOMP, seccompSetModeFilter, flags, uintptr(unsafe.Pointer(&fprog)))
+	runtime.KeepAlive(prog)
+	if e != 0 {
+		return -1, e
+	}
+	return int(fd), nil
+}
+
+// childState is what a child has open.
+type childState struct {
+	nodes   string
+	clients []*rmClient
+}
+
+// rmClient is an RM client on a file of its own, with device and subdevice.
+type rmClient struct {
+	fd          int
+	client      uint32
+	dev, subdev uint32
+	once        bool // do not repeat a call that a signal ended
+}
+
+func testCmd(nr uint32, size int) uintptr { return 3<<30 | uintptr(size)<<16 | 'F'<<8 | uintptr(nr) }
+
+func rawIoctl(fd int, cmd uintptr, b []byte) syscall.Errno {
+	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), cmd, uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	runtime.KeepAlive(b)
+	return e
+}
+
+// interrupted counts calls that a signal ended.
+var interrupted atomic.Int64
+
+func (c *rmClient) ioctl(nr uint32, b []byte) error {
+	for {
+		e := rawIoctl(c.fd, testCmd(nr, len(b)), b)
+		if e == unix.EINTR {
+			interrupted.Add(1)
+			if !c.once {
+				continue // as NVIDIA's libraries do
+			}
+		}
+		if e != 0 {
+			return fmt.Errorf("escape %#x: %w", nr, e)
+		}
+		return nil
+	}
+}
+
+func statusError(what string, s uint32) error {
+	if s == rm.StatusOK {
+		return nil
+	}
+	return fmt.Errorf("%s: %s", what, rm.StatusName(s))
+}
+
+func putPointer(b []byte, off int, p []byte) {
+	if len(p) > 0 {
+		rm.PutU64(b, off, uint64(uintptr(unsafe.Pointer(&p[0]))))
+	}
+}
+
+func (c *rmClient) alloc(parent, handle, class uint32, params []byte) (uint32, error) {
+	o := make([]byte, 48)
+	rm.PutU32(o, rm.AllocRoot, c.client)
+	rm.PutU32(o, rm.AllocParent, parent)
+	rm.PutU32(o, rm.AllocObject, handle)
+	rm.PutU32(o, rm.AllocClass, class)
+	putPointer(o, rm.AllocParams, params)
+	err := c.ioctl(rm.EscAlloc, o)
+	runtime.KeepAlive(params)
+	if err != nil {
+		return 0, err
+	}
+	return rm.U32(o, rm.AllocObject), statusError("alloc", rm.U32(o, 40))
+}
+
+func (c *rmClient) memory(handle uint32, size uint64) (uint32, error) {
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, size)
+	return c.alloc(c.dev, handle, classVidmem, p)
+}
+
+func (c *rmClient) free(handle uint32) error {
+	o := make([]byte, rm.FreeSize)
+	rm.PutU32(o, rm.FreeRoot, c.client)
+	rm.PutU32(o, rm.FreeObject, handle)
+	if err := c.ioctl(rm.EscFree, o); err != nil {
+		return err
+	}
+	return statusError("free", rm.U32(o, rm.FreeStatus))
+}
+
+func (c *rmClient) control(object, cmd uint32, params []byte) error {
+	o := make([]byte, rm.ControlSize)
+	rm.PutU32(o, rm.ControlClient, c.client)
+	rm.PutU32(o, rm.ControlObject, object)
+	rm.PutU32(o, rm.ControlCmd, cmd)
+	rm.PutU32(o, rm.ControlParamsSize, uint32(len(params)))
+	putPointer(o, rm.ControlParams, params)
+	err := c.ioctl(rm.EscControl, o)
+	runtime.KeepAlive(params)
+	if err != nil {
+		return err
+	}
+	return statusError("control", rm.U32(o, rm.ControlStatus))
+}
+
+func (c *rmClient) dup(srcClient, src uint32) (uint32, error) {
+	o := make([]byte, rm.DupSize)
+	rm.PutU32(o, rm.DupClient, c.client)
+	rm.PutU32(o, rm.DupParent, c.dev)
+	rm.PutU32(o, rm.DupClientSrc, srcClient)
+	rm.PutU32(o, rm.DupObjectSrc, src)
+	if err := c.ioctl(rm.EscDupObject, o); err != nil {
+		return 0, err
+	}
+	return rm.U32(o, rm.DupObject), statusError("dup", rm.U32(o, rm.DupStatus))
+}
+
+func (s *childState) open(name string, flags int) (int, error) {
+	return unix.Open(s.nodes+"/"+name, unix.O_RDWR|flags, 0)
+}
+
+func (s *childState) newClient(flags int) (*rmClient, error) {
+	fd, err := s.open("nvidiactl", flags)
+	if err != nil {
+		return nil, err
+	}
+	c := &rmClient{fd: fd}
+	if c.client, err = c.alloc(0, 0, classRootClient, nil); err != nil {
+		return nil, err
+	}
+	if c.dev, err = c.alloc(c.client, 0, classDevice, make([]byte, 56)); err != nil {
+		return nil, err
+	}
+	c.subdev, err = c.alloc(c.dev, 0, classSubdevice, make([]byte, 4))
+	return c, err
+}
+
+const controlFBInfoV2 = 0x20801303
+
+// childCommands take numbers and answer a line. A client is named by its index.
+var childCommands = map[string]func(*childState, []int) (string, error){
+	"pid": func(*childState, []int) (string, error) { return fmt.Sprint(os.Getpid()), nil },
+	// open: a client with device and subdevice → index, client handle
+	"open": func(s *childState, _ []int) (string, error) {
+		c, err := s.newClient(unix.O_CLOEXEC)
+		if err != nil {
+			return "", err
+		}
+		s.clients = append(s.clients, c)
+		return fmt.Sprint(len(s.clients)-1, " ", c.client), nil
+	},
+	// close CLIENT: the last close of its file
+	"close": func(s *childState, a []int) (string, error) { return "", unix.Close(s.clients[a[0]].fd) },
+	// alloc CLIENT SIZE → handle
+	"alloc": func(s *childState, a []int) (string, error) {
+		h, err := s.clients[a[0]].memory(0, uint64(a[1]))
+		return fmt.Sprint(h), err
+	},
+	"free": func(s *childState, a []int) (string, error) { return "", s.clients[a[0]].free(uint32(a[1])) },
+	// freeclient CLIENT
+	"freeclient": func(s *childState, a []int) (string, error) { c := s.clients[a[0]]; return "", c.free(c.client) },
+	// dup TO FROM HANDLE → handle
+	"dup": func(s *childState, a []int) (string, error) {
+		h, err := s.clients[a[0]].dup(s.clients[a[1]].client, uint32(a[2]))
+		return fmt.Sprint(h), err
+	},
+	// foreign CLIENT: a dup from a client that is not the container's
+	"foreign": func(s *childState, a []int) (string, error) {
+		_, err := s.clients[a[0]].dup(0xc1d000ff, 0xcaf00000)
+		return "", err
+	},
+	// context CLIENT: a channel group with a channel
+	"context": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err == nil {
+			_, err = c.alloc(tsg, 0, 0xc86f, make([]byte, 368))
+		}
+		return fmt.Sprint(tsg), err
+	},
+	// export CLIENT HANDLE → descriptor
+	"export": func(s *childState, a []int) (string, error) {
+		fd, err := s.open("nvidiactl", unix.O_CLOEXEC)
+		if err != nil {
+			return "", err
+		}
+		p := make([]byte, 24)
+		rm.PutU32(p, rm.ExportFDObject+rm.ExportObjectType, 1)
+		rm.PutU32(p, rm.ExportFDObject+rm.ExportObjectHandle, uint32(a[1]))
+		rm.PutU32(p, rm.ExportFDFD, uint32(fd))
+		err = s.clients[a[0]].control(s.clients[a[0]].client, 0x3d05, p)
+		if err == nil && rm.U32(p, rm.ExportFDFD) != uint32(fd) {
+			err = errors.New("the guard changed the descriptor number")
+		}
+		return fmt.Sprint(fd), err
+	},
+	// import CLIENT FD → handle
+	"import": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.ImportFDFD, uint32(a[1]))
+		rm.PutU32(p, rm.ImportFDObject+rm.ExportObjectType, 1)
+		rm.PutU32(p, rm.ImportFDObject+rm.ExportObjectParent, c.dev)
+		err := c.control(c.client, 0x3d06, p)
+		return fmt.Sprint(rm.U32(p, rm.ImportFDObject+rm.ExportObjectHandle)), err
+	},
+	"closefd": func(_ *childState, a []int) (string, error) { return "", unix.Close(a[0]) },
+	// info CLIENT → total and free KiB
+	"info": func(s *childState, a []int) (string, error) {
+		p := make([]byte, 1028)
+		rm.PutU32(p, rm.FBInfoCount, 2)
+		rm.PutU32(p, rm.FBInfoList, rm.FBIndexTotalRAMSize)
+		rm.PutU32(p, rm.FBInfoList+rm.FBInfoEntry, rm.FBIndexHeapFree)
+		err := s.clients[a[0]].control(s.clients[a[0]].subdev, controlFBInfoV2, p)
+		return fmt.Sprint(rm.U32(p, rm.FBInfoList+4), " ", rm.U32(p, rm.FBInfoList+rm.FBInfoEntry+4)), err
+	},
+	// xfer CLIENT SIZE: an allocation wrapped in an XFER → handle
+	"xfer": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p, o, x := make([]byte, 128), make([]byte, 48), make([]byte, rm.XferSize)
+		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
+		rm.PutU32(o, rm.AllocRoot, c.client)
+		rm.PutU32(o, rm.AllocParent, c.dev)
+		rm.PutU32(o, rm.AllocClass, classVidmem)
+		putPointer(o, rm.AllocParams, p)
+		rm.PutU32(x, rm.XferCmd, rm.EscAlloc)
+		rm.PutU32(x, rm.XferLength, 48)
+		putPointer(x, rm.XferPtr, o)
+		err := c.ioctl(rm.EscXferCmd, x)
+		runtime.KeepAlive(p)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rm.U32(o, rm.AllocObject)), statusError("xfer", rm.U32(o, 40))
+	},
+	// wild CLIENT: a parameter block at an address that is not mapped
+	"wild": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		o := make([]byte, 48)
+		rm.PutU32(o, rm.AllocRoot, c.client)
+		rm.PutU32(o, rm.AllocParent, c.dev)
+		rm.PutU32(o, rm.AllocClass, classVidmem)
+		rm.PutU64(o, rm.AllocParams, 8)
+		return "", c.ioctl(rm.EscAlloc, o)
+	},
+	// readonly CLIENT SIZE: the answer cannot be written → EFAULT, the object stays
+	"readonly": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		m, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+		if err != nil {
+			return "", err
+		}
+		p := make([]byte, 128)
+		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
+		o := m[:48]
+		rm.PutU32(o, rm.AllocRoot, c.client)
+		rm.PutU32(o, rm.AllocParent, c.dev)
+		rm.PutU32(o, rm.AllocClass, classVidmem)
+		putPointer(o, rm.AllocParams, p)
+		if err := unix.Mprotect(m, unix.PROT_READ); err != nil {
+			return "", err
+		}
+		err = c.ioctl(rm.EscAlloc, o)
+		runtime.KeepAlive(p)
+		return "", err
+	},
+	// raw NUMBER FILE: an ioctl on another file (0) or on nvidiactl (1) → errno
+	"raw": func(s *childState, a []int) (string, error) {
+		name := "/dev/null"
+		if a[1] == 1 {
+			name = s.nodes + "/nvidiactl"
+		}
+		fd, err := unix.Open(name, unix.O_RDWR, 0)
+		if err != nil {
+			return "", err
+		}
+		defer unix.Close(fd)
+		return fmt.Sprint(int(rawIoctl(fd, uintptr(a[0]), make([]byte, 1<<14)))), nil
+	},
+	// badfd: a trapped call on a descriptor that is not open → errno
+	"badfd": func(*childState, []int) (string, error) {
+		return fmt.Sprint(int(rawIoctl(999, testCmd(rm.EscFree, rm.FreeSize), make([]byte, rm.FreeSize)))), nil
+	},
+	// beside SLOW FAST: a control on SLOW, and beside it allocations on FAST → their time, then whether the control was done
+	"beside": func(s *childState, a []int) (string, error) {
+		slow, fast := s.clients[a[0]], s.clients[a[1]]
+		done := make(chan error, 1)
+		go func() { done <- slow.control(slow.subdev, controlFBInfoV2, make([]byte, 1028)) }()
+		time.Sleep(20 * time.Millisecond)
+		start := time.Now()
+		for range 20 {
+			h, err := fast.memory(0, 1<<20)
+			if err == nil {
+				err = fast.free(h)
+			}
+			if err != nil {
+				return "", err
+			}
+		}
+		took := time.Since(start)
+		select {
+		case err := <-done:
+			return "", fmt.Errorf("the slow control was done first: %v", err)
+		default:
+		}
+		return fmt.Sprint(took.Milliseconds()), <-done
+	},
+	// threads N: N goroutines with a client each allocate, dup and free
+	"threads": func(s *childState, a []int) (string, error) {
+		errs := make(chan error)
+		for i := range a[0] {
+			go func() {
+				c, err := s.newClient(unix.O_CLOEXEC)
+				for j := 0; j < 50 && err == nil; j++ {
+					var h, d uint32
+					if h, err = c.memory(0, uint64(i+1)<<16); err == nil {
+						if d, err = c.dup(c.client, h); err == nil {
+							if err = c.free(h); err == nil && j%2 == 0 {
+								err = c.free(d)
+							}
+						}
+					}
+				}
+				errs <- err
+			}()
+		}
+		var err error
+		for range a[0] {
+			err = errors.Join(err, <-errs)
+		}
+		return "", err
+	},
+	// fork CLIENT: a child of the child with the client's file at descriptor 3 → its pid
+	"fork": func(s *childState, a []int) (string, error) {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), childEnv+"=plain")
+		r, w, err := os.Pipe() // it holds both ends, so that it waits until it is killed
+		if err != nil {
+			return "", err
+		}
+		cmd.ExtraFiles = []*os.File{os.NewFile(uintptr(s.clients[a[0]].fd), "nvidiactl"), w}
+		cmd.Stdin = r
+		if err := cmd.Start(); err != nil {
+			return "", err
+		}
+		return fmt.Sprint(cmd.Process.Pid), nil
+	},
+	// pass CLIENT: the client's file goes into a socket that nobody reads; its descriptor is closed → the socket's descriptors
+	"pass": func(s *childState, a []int) (string, error) {
+		p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+		if err != nil {
+			return "", err
+		}
+		c := s.clients[a[0]]
+		if err := unix.Sendmsg(p[0], []byte{0}, unix.UnixRights(c.fd), nil, 0); err != nil {
+			return "", err
+		}
+		return fmt.Sprint(p[0], " ", p[1]), unix.Close(c.fd)
+	},
+	// exec: become the program anew, with the filter but without the clients' files
+	"exec": func(*childState, []int) (string, error) {
+		env := []string{childEnv + "=plain", nodesEnv + "=" + os.Getenv(nodesEnv)}
+		fmt.Println("ok")
+		return "", unix.Exec("/proc/self/exe", os.Args, env)
+	},
+	// longjmp CLIENT SIZE: a signal ends an allocation, and the thread never makes it again but another call
+	"longjmp": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		signal.Notify(make(chan os.Signal, 16), syscall.SIGUSR1)
+		if err := setRestart(syscall.SIGUSR1, false); err != nil {
+			return "", err
+		}
+		tid := unix.Gettid()
+		go func() {
+			time.Sleep(time.Duration(a[2]) * time.Millisecond)
+			_ = unix.Tgkill(os.Getpid(), tid, syscall.SIGUSR1)
+		}()
+		c.once = true
+		_, err := c.memory(0, uint64(a[1]))
+		c.once = false
+		if !errors.Is(err, unix.EINTR) {
+			return "", fmt.Errorf("the allocation was not interrupted: %v", err)
+		}
+		return "", c.control(c.subdev, controlFBInfoV2, make([]byte, 1028))
+	},
+	"signals": childSignals,
+}
+
+// childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.
+func childSignals(s *childState, a []int) (string, error) {
+	c := s.clients[a[0]]
+	seen := make(chan os.Signal, 1024)
+	signal.Notify(seen, syscall.SIGALRM)
+	go func() {
+		for range seen {
+		}
+	}()
+	stop, err := threadTimer(time.Duration(a[1]) * time.Microsecond)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	calls := 0
+	for _, restart := range []bool{true, false} {
+		if err := setRestart(syscall.SIGALRM, restart); err != nil {
+			return "", err
+		}
+		for end := time.Now().Add(time.Duration(a[2]) * time.Millisecond / 2); time.Now().Before(end); calls += 2 {
+			want := uint32(0)
+			if calls%4 == 0 {
+				want = 0x5c000001 // the driver would notice a second one of these, but not of those that it names itself
+			}
+			h, err := c.memory(want, 2<<20)
+			if err == nil {
+				err = c.free(h)
+			}
+			if err != nil {
+				return "", fmt.Errorf("call %d, SA_RESTART %v: %w", calls, restart, err)
+			}
+		}
+	}
+	return fmt.Sprint(calls, " ", interrupted.Load()), nil
+}
+
+// threadTimer sends SIGALRM to the calling thread (setitimer would let the kernel choose one).
+func threadTimer(every time.Duration) (stop func(), err error) {
+	type sigevent struct {
+		value  uint64
+		signo  int32
+		notify int32
+		tid    int32
+		_      [44]byte
+	}
+	const sigevThreadID = 4
+	ev := sigevent{signo: int32(syscall.SIGALRM), notify: sigevThreadID, tid: int32(unix.Gettid())}
+	var id int32
+	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ev)), uintptr(unsafe.Pointer(&id))); e != 0 {
+		return nil, fmt.Errorf("timer_create: %w", e)
+	}
+	ts := unix.NsecToTimespec(every.Nanoseconds())
+	spec := [2]unix.Timespec{ts, ts}
+	if _, _, e := unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); e != 0 {
+		return nil, fmt.Errorf("timer_settime: %w", e)
+	}
+	return func() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(id), 0, 0) }, nil
+}
+
+// setRestart sets or clears SA_RESTART of Go's own handler of a signal.
+func setRestart(sig syscall.Signal, on bool) error {
+	const saRestart = 0x10000000
+	var act struct {
+		handler  uintptr
+		flags    uint64
+		restorer uintptr
+		mask     uint64
+	}
+	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0); e != 0 {
+		return fmt.Errorf("rt_sigaction: %w", e)
+	}
+	act.flags &^= saRestart
+	if on {
+		act.flags |= saRestart
+	}
+	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0); e != 0 {
+		return fmt.Errorf("rt_sigaction: %w", e)
+	}
+	return nil
+}
