@@ -18,18 +18,16 @@ import (
 // watch is a guard that was started for the container.
 type watch struct {
 	pid   int
+	stdin int // write end of its standard input
 	ready int // read end of its readiness pipe
 	log   string
 }
 
-// startGuard starts cgpu-guard and gives it its configuration. The guard outlives us: when runc's create ends it
-// becomes a child of the engine's shim.
-func startGuard(c guardcfg.Config) (*watch, error) {
+// startGuard starts cgpu-guard, which then waits for its configuration: its start takes longer than our reading of the
+// node table and of the ledger, so it begins first. The guard outlives us: when runc's create ends it becomes a child
+// of the engine's shim. When we end before we have told it anything, so does it.
+func startGuard(runDir string) (*watch, error) {
 	path, err := sibling("cgpu-guard")
-	if err != nil {
-		return nil, err
-	}
-	config, err := json.Marshal(c)
 	if err != nil {
 		return nil, err
 	}
@@ -37,38 +35,57 @@ func startGuard(c guardcfg.Config) (*watch, error) {
 	if err := unix.Pipe2(stdin[:], unix.O_CLOEXEC); err != nil {
 		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
 	}
-	defer unix.Close(stdin[1])
 	defer unix.Close(stdin[0])
 	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
+		unix.Close(stdin[1])
 		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
 	}
 	defer unix.Close(ready[1])
+	w := &watch{stdin: stdin[1], ready: ready[0]}
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
+		w.close()
 		return nil, fmt.Errorf("cgpu-runtime: /dev/null: %w", err)
 	}
 	defer unix.Close(null)
-	env := []string{"CGPU_RUN_DIR=" + c.RunDir, "PATH=" + strings.Join(usual, ":")}
-	// The configuration fits into the pipe (64 KiB) many times over; if it ever does not, the guard is there to read.
-	pid, err := spawn(path, []string{"cgpu-guard"}, env, []int{stdin[0], null, null, ready[1]})
+	env := []string{"CGPU_RUN_DIR=" + runDir, "PATH=" + strings.Join(usual, ":")}
+	w.pid, err = spawn(path, []string{"cgpu-guard"}, env, []int{stdin[0], null, null, ready[1]})
 	if err != nil {
-		unix.Close(ready[0])
+		w.close()
 		return nil, fmt.Errorf("cgpu-runtime: start %s: %w", path, err)
 	}
-	w := &watch{pid: pid, ready: ready[0], log: c.Log}
-	unix.Close(stdin[0]) // ours, so that a dead guard gives EPIPE
-	stdin[0] = -1
-	for len(config) > 0 {
-		n, err := unix.Write(stdin[1], config)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			break // the guard died: wait tells how
-		}
-		config = config[n:]
-	}
 	return w, nil
+}
+
+// close closes our ends of the pipes. They are close-on-exec: runc never has them.
+func (w *watch) close() {
+	unix.Close(w.stdin)
+	unix.Close(w.ready)
+}
+
+// tell gives the guard its configuration.
+func (w *watch) tell(c guardcfg.Config) error {
+	w.log = c.Log
+	config, err := json.Marshal(c)
+	if err != nil {
+		return err
+	}
+	// It fits into the pipe (64 KiB) many times over; if it ever does not, the guard is there to read.
+	for len(config) > 0 {
+		n, err := unix.Write(w.stdin, config)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EPIPE):
+			config = nil // the guard died: wait tells
+		case err != nil:
+			return fmt.Errorf("cgpu-runtime: tell cgpu-guard: %w", err)
+		default:
+			config = config[n:]
+		}
+	}
+	unix.Close(w.stdin)
+	w.stdin = -1
+	return nil
 }
 
 // enter notes the guard in the container's record.
@@ -83,7 +100,6 @@ func (w *watch) enter(r *ledger.Record) error {
 
 // wait returns when the guard's socket listens. runc connects to it while the container starts.
 func (w *watch) wait(timeout time.Duration) error {
-	defer unix.Close(w.ready)
 	deadline := time.Now().Add(timeout)
 	var said []byte
 	for {

@@ -83,7 +83,12 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 
-	// Which GPUs, and how much of each?
+	// The guard starts while we find out which GPUs, and how much of each.
+	watch, err := startGuard(runDir)
+	if err != nil {
+		return undo, err
+	}
+	undo = watch.stop
 	table, err := loadTable(runDir)
 	if err != nil {
 		return undo, err
@@ -96,25 +101,23 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	request.Record.Name = spec.Name(annotations)
+	if err := watch.enter(&request.Record); err != nil {
+		return undo, err
+	}
 	book := ledger.Open(runDir)
 	record, err := book.Reserve(request)
 	if err != nil {
 		return undo, err
 	}
-	release := func() {
+	undo = func() {
+		watch.stop()
 		if err := book.Release(record.ID, record.Nonce); err != nil {
 			c.report(err)
 		}
 	}
-	undo = release
 
-	// The guard starts while we edit.
-	watch, err := startGuard(guardConfig(record, table, runDir))
-	if err != nil {
-		return undo, err
-	}
-	undo = func() { watch.stop(); release() }
-	if err := book.Update(record.ID, record.Nonce, watch.enter); err != nil {
+	// Tell the guard, and edit while it makes itself ready.
+	if err := watch.tell(guardConfig(record, table, runDir)); err != nil {
 		return undo, err
 	}
 	plan, err := planFor(record, table, doc, runDir)
