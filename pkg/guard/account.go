@@ -39,6 +39,44 @@ type client struct {
 	tgid    int // the process that made it, by which RM accounts
 	file    *file
 	objects map[uint32]*object
+
+	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
+	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in
+	// another order than the driver saw them, and hold memory that is charged to nobody. RM itself takes a lock per client.
+	calls sync.Mutex
+}
+
+// callLock holds the calls of one or two clients.
+type callLock [2]*client
+
+// lockCalls keeps other calls away from the objects of two clients, which may be the same. False: one of them is gone.
+func (a *account) lockCalls(x, y uint32) (callLock, bool) {
+	x, y = min(x, y), max(x, y) // always in the same order
+	a.mu.Lock()
+	l := callLock{a.clients[x], a.clients[y]}
+	a.mu.Unlock()
+	if l[0] == nil || l[1] == nil {
+		return callLock{}, false
+	}
+	l[0].calls.Lock()
+	if l[1] != l[0] {
+		l[1].calls.Lock()
+	}
+	a.mu.Lock()
+	same := a.clients[x] == l[0] && a.clients[y] == l[1]
+	a.mu.Unlock()
+	if !same {
+		l.unlock()
+		return callLock{}, false
+	}
+	return l, true
+}
+
+func (l callLock) unlock() {
+	if l[1] != l[0] {
+		l[1].calls.Unlock()
+	}
+	l[0].calls.Unlock()
 }
 
 // object is one handle of a client.
@@ -105,13 +143,26 @@ func (a *account) unreserve(gpu int, size quota.Bytes) {
 func (g *gpuAccount) release(size quota.Bytes) { g.used -= min(size, g.used) }
 
 // addClient records a verified client.
-func (a *account) addClient(handle uint32, tgid int, f *file) {
+func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	a.clients[handle] = &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}}
+	a.clients[handle] = c
+	return c
+}
+
+// removeClient forgets a client. False: it is not there, though perhaps another one with its handle.
+func (a *account) removeClient(c *client) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.clients[c.handle] != c {
+		return false
+	}
+	a.dropClient(c)
+	return true
 }
 
 // ownsClient reports that a client is the container's.
@@ -340,13 +391,13 @@ func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
 	return *o, true
 }
 
-// setShared notes that the task opened an object to others by itself.
-func (a *account) setShared(clientHandle, handle uint32) {
+// setShared notes that the task opened an object to others by itself, or closed it again.
+func (a *account) setShared(clientHandle, handle uint32, all bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[clientHandle]; c != nil {
 		if o := c.objects[handle]; o != nil {
-			o.sharedWithAll = true
+			o.sharedWithAll = all
 		}
 	}
 }

@@ -89,6 +89,11 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 			return c.status(rm.StatusInvalidClient)
 		}
 	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	if !g.account.room(class.Kind, g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels) {
 		g.logOnce("room"+class.Name, "denied an object: the container has too many", "class", class.Name)
 		g.stats.denied.Add(1)
@@ -268,6 +273,11 @@ func (g *Guard) free(t Target, client, handle uint32) (uint32, syscall.Errno) {
 // undoObject frees an object whose maker was gone before it could be told the handle.
 func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 	return func() {
+		lock, ok := g.account.lockCalls(client, client)
+		if !ok {
+			return
+		}
+		defer lock.unlock()
 		if s, e := g.free(t, client, handle); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}

@@ -214,8 +214,11 @@ func (c *rmClient) control(object, cmd uint32, params []byte) error {
 	return statusError("control", rm.U32(o, rm.ControlStatus))
 }
 
-func (c *rmClient) dup(srcClient, src uint32) (uint32, error) {
+func (c *rmClient) dup(srcClient, src uint32) (uint32, error) { return c.dupAs(0, srcClient, src) }
+
+func (c *rmClient) dupAs(handle, srcClient, src uint32) (uint32, error) {
 	o := make([]byte, rm.DupSize)
+	rm.PutU32(o, rm.DupObject, handle)
 	rm.PutU32(o, rm.DupClient, c.client)
 	rm.PutU32(o, rm.DupParent, c.dev)
 	rm.PutU32(o, rm.DupClientSrc, srcClient)
@@ -497,6 +500,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		return "", c.control(c.subdev, controlFBInfoV2, make([]byte, 1028))
 	},
 	"signals": childSignals,
+	"race":    childRace,
 }
 
 // childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.
@@ -578,4 +582,38 @@ func setRestart(sig syscall.Signal, on bool) error {
 		return fmt.Errorf("rt_sigaction: %w", e)
 	}
 	return nil
+}
+
+// childRace CLIENT MS: threads make, copy and free the same few handles at the same time, each without a look at the others.
+func childRace(s *childState, a []int) (string, error) {
+	c := s.clients[a[0]]
+	end := time.Now().Add(time.Duration(a[1]) * time.Millisecond)
+	const x, y = 0x5c000001, 0x5c000002
+	done := make(chan error)
+	run := func(f func() error) {
+		go func() {
+			var errno syscall.Errno
+			for time.Now().Before(end) {
+				if err := f(); errors.As(err, &errno) { // RM's refusals are part of the game
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	for range 2 {
+		run(func() error { return c.free(x) })
+		run(func() error { _, err := c.memory(x, 4<<20); return err })
+		run(func() error { _, err := c.memory(x, 64<<10); return err })
+		run(func() error {
+			_, err := c.dupAs(y, c.client, x)
+			return errors.Join(err, c.free(y))
+		})
+	}
+	var err error
+	for range 8 {
+		err = errors.Join(err, <-done)
+	}
+	return "", err
 }

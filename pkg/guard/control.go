@@ -158,6 +158,11 @@ func (g *Guard) onControlWithFile(l *listener, c *trappedCall, ctl rm.Control, p
 // (RmExportObject makes a dup that the file owns), an imported one gets one more handle.
 func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params []byte, f *file) reply {
 	client := rm.U32(c.call.Outer, rm.ControlClient)
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	var held []*charge
 	release := func() {
 		for _, ch := range held {

@@ -45,22 +45,27 @@ func (g *Guard) onFree(l *listener, c *trappedCall) reply {
 	if !g.owns(c, root) {
 		return c.status(rm.StatusInvalidClient)
 	}
+	lock, ok := g.account.lockCalls(root, root)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	if !c.valid(l) {
 		return replyDone
 	}
 	status, e := c.execStatus()
 	if e == 0 && status == rm.StatusOK {
-		g.freed(root, handle)
+		g.freed(lock[0], handle)
 	}
 	return fail(e)
 }
 
 // freed takes a freed object out of the account.
-func (g *Guard) freed(root, handle uint32) {
-	if root == handle {
-		g.clientGone(root)
+func (g *Guard) freed(c *client, handle uint32) {
+	if c.handle == handle {
+		g.clientGone(c)
 	} else {
-		g.account.freeObject(root, handle)
+		g.account.freeObject(c.handle, handle)
 	}
 	if g.account.hasZombies() {
 		g.sweepSoon()
@@ -77,6 +82,11 @@ func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInvalidClient)
 	}
+	lock, ok := g.account.lockCalls(dst, src)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return c.status(rm.StatusInsufficientResources)
 	}
@@ -99,12 +109,17 @@ func (g *Guard) onShare(l *listener, c *trappedCall) reply {
 	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	if !c.valid(l) {
 		return replyDone
 	}
 	status, e := c.execStatus()
 	if e == 0 && status == rm.StatusOK && rm.U16(o, rm.SharePolicy+rm.SharePolicyType) == shareTypeAll {
-		g.account.setShared(client, object)
+		g.account.setShared(client, object, o[rm.SharePolicy+rm.SharePolicyAction]&shareActionRevoke == 0)
 	}
 	return fail(e)
 }

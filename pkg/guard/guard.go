@@ -52,8 +52,9 @@ type Guard struct {
 	lastSweep time.Time
 	auditing  bool
 
-	watch *watcher
-	done  chan struct{} // closed when the container is over
+	watch   *watcher
+	monitor *monitor
+	done    chan struct{} // closed when the container is over
 }
 
 // gpuIdentity is how RM names a GPU of the container.
@@ -75,7 +76,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
-		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}),
+		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
 		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
 	}

@@ -311,3 +311,18 @@ func TestPidNamespace(t *testing.T) {
 		t.Errorf("process 1 of the container: %+v", p)
 	}
 }
+
+// TestRacingHandles: the account follows the driver also where threads free and make the same handle at once. If it saw
+// them in another order, memory could be held that is charged to nobody.
+func TestRacingHandles(t *testing.T) {
+	for range 4 {
+		r := newRig(t)
+		c := r.start()
+		a := c.do("open")[0]
+		r.jitter.Store(int64(300 * time.Microsecond))
+		c.do("race", a, 700)
+		r.agree(r.sim.Snapshot().GPUs[0].Used)
+		c.kill()
+		r.empty()
+	}
+}

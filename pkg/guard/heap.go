@@ -13,6 +13,11 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 	if !g.owns(c, client) {
 		return c.status(rm.StatusInvalidClient)
 	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	switch rm.U32(o, rm.HeapFunction) {
 	case rm.HeapFnAllocSize:
 		return g.heapAlloc(l, c, client, rm.U64(o, rm.HeapAllocSize), rm.HeapAllocSize, rm.HeapAllocAttr)
@@ -29,7 +34,7 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 		}
 		status, e := c.execStatus()
 		if e == 0 && status == rm.StatusOK {
-			g.freed(client, handle)
+			g.freed(lock[0], handle)
 		}
 		return fail(e)
 	case rm.HeapFnInfo:

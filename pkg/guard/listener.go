@@ -2,8 +2,9 @@ package guard
 
 import (
 	"errors"
-	"runtime"
+	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -11,42 +12,44 @@ import (
 
 // listener is the notification descriptor of one seccomp filter: the container's, or one `docker exec`'s.
 //
-// Its workers sit in SECCOMP_IOCTL_NOTIF_RECV, each on a thread of its own; the kernel hands a notification to exactly one.
-// There is always one more than busy ones (up to maxWorkers), so a driver call that takes long does not hold up others.
+// One worker at a time waits in SECCOMP_IOCTL_NOTIF_RECV and serves what it gets: the caller and that thread then take
+// turns on one core, 3 µs for a round trip on our H200 machine. With a second thread waiting the kernel alternates between
+// two cold ones and the median rises to 6–14 µs. So another worker is started only when one is seen to be slow
+// (see monitor), and the first to finish finds its place taken and ends.
 type listener struct {
-	g       *Guard
-	fd      int
-	idle    atomic.Int32
-	total   atomic.Int32
+	g     *Guard
+	fd    int
+	total atomic.Int32 // workers
+	// waiting is true while a worker waits, or is about to.
+	waiting atomic.Bool
+	taken   atomic.Uint64 // notifications received
 	dead    atomic.Bool
-	leader  chan struct{} // held while waiting, on kernels where RECV does not end with the filter; else nil
-	closing chan struct{}
+	watched atomic.Bool // by the monitor
+	// poll first, on kernels where RECV does not end with the filter
+	pollFirst bool
 }
 
-const (
-	maxWorkers  = 64
-	idleWorkers = 2 // kept waiting when calm
-)
+// maxWorkers bounds the slow calls that are under way at once for one filter.
+const maxWorkers = 64
 
 // newListener starts to serve a filter.
 func (g *Guard) newListener(fd int) *listener {
-	l := &listener{g: g, fd: fd, closing: make(chan struct{})}
-	if !recvEndsWithFilter() {
-		l.leader = make(chan struct{}, 1)
-	}
-	// Wake the guard on the caller's core and back: the two take turns (Linux 6.6; older kernels refuse, no matter).
+	l := &listener{g: g, fd: fd, pollFirst: !recvEndsWithFilter()}
+	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
 	l.spawn()
 	return l
 }
 
+// spawn starts a worker, unless one waits already.
 func (l *listener) spawn() {
-	l.total.Add(1)
-	l.idle.Add(1)
-	go l.work()
+	if l.total.Load() < maxWorkers && l.waiting.CompareAndSwap(false, true) {
+		l.total.Add(1)
+		go l.work()
+	}
 }
 
-// worker is a thread that serves notifications, with its scratch memory.
+// worker serves notifications, with scratch memory of its own.
 type worker struct {
 	g     *Guard
 	l     *listener
@@ -56,30 +59,23 @@ type worker struct {
 	parts [maxParts]memoryPart
 }
 
+// work receives and serves, for as long as this worker is the one that waits.
 func (l *listener) work() {
-	runtime.LockOSThread() // a thread that waits in RECV must not be handed to other goroutines in between
-	defer runtime.UnlockOSThread()
 	defer l.total.Add(-1)
 	mem, err := newArena()
 	if err != nil {
-		l.idle.Add(-1)
+		l.waiting.Store(false)
 		l.g.log.Error("no memory for a worker", "err", err)
 		return
 	}
 	defer mem.free()
 	w := &worker{g: l.g, l: l, mem: mem}
-	for {
-		ok := l.receive(&w.notif)
-		if !ok {
-			l.idle.Add(-1)
-			return
-		}
-		if l.idle.Add(-1) == 0 && l.total.Load() < maxWorkers {
-			l.spawn()
-		}
+	for l.receive(&w.notif) {
+		l.taken.Add(1)
+		l.waiting.Store(false)
+		l.g.monitor.wake(l)
 		w.serve(&w.notif)
-		if l.idle.Add(1) > idleWorkers && l.total.Load() > idleWorkers {
-			l.idle.Add(-1)
+		if !l.waiting.CompareAndSwap(false, true) {
 			return
 		}
 	}
@@ -88,19 +84,11 @@ func (l *listener) work() {
 // receive waits for a notification. False: no task has the filter any more.
 func (l *listener) receive(n *seccompNotif) bool {
 	for !l.dead.Load() {
-		if l.leader != nil {
-			l.leader <- struct{}{}
-			ok := l.pollIn()
-			if !ok {
-				<-l.leader
-				return false
-			}
+		if l.pollFirst && !l.pollIn() {
+			return false
 		}
 		*n = seccompNotif{} // the kernel insists on zeroes
 		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(n))
-		if l.leader != nil {
-			<-l.leader
-		}
 		switch {
 		case e == 0:
 			return true
@@ -115,6 +103,79 @@ func (l *listener) receive(n *seccompNotif) bool {
 		}
 	}
 	return false
+}
+
+// monitor starts another worker where one has been busy with one call for longer than a tick. It sleeps while no filter
+// has calls, so an idle container costs nothing.
+type monitor struct {
+	mu   sync.Mutex
+	on   map[*listener]uint64 // listeners with recent calls, and what they had taken at the last tick
+	seen chan struct{}
+}
+
+const (
+	monitorTick = 500 * time.Microsecond
+	monitorCalm = 100 // ticks without a call before it goes to sleep
+)
+
+func newMonitor() *monitor {
+	m := &monitor{on: map[*listener]uint64{}, seen: make(chan struct{}, 1)}
+	go m.run()
+	return m
+}
+
+// wake tells of a call; it is on the path of every one.
+func (m *monitor) wake(l *listener) {
+	if l.watched.Load() {
+		return
+	}
+	m.mu.Lock()
+	l.watched.Store(true)
+	m.on[l] = 0
+	m.mu.Unlock()
+	select {
+	case m.seen <- struct{}{}:
+	default:
+	}
+}
+
+func (m *monitor) run() {
+	calm := map[*listener]int{}
+	for range m.seen {
+		for m.tick(calm) {
+			time.Sleep(monitorTick)
+		}
+	}
+}
+
+// tick looks at every watched listener once; false when none is left.
+func (m *monitor) tick(calm map[*listener]int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for l, before := range m.on {
+		now := l.taken.Load()
+		m.on[l] = now
+		waiting := l.waiting.Load()
+		if now == before && !waiting && !l.dead.Load() {
+			l.spawn()
+		}
+		if now != before || !waiting {
+			calm[l] = 0
+			if !l.dead.Load() {
+				continue
+			}
+		}
+		if calm[l]++; calm[l] > monitorCalm || l.dead.Load() {
+			delete(m.on, l)
+			delete(calm, l)
+			l.watched.Store(false)
+			if l.taken.Load() != now && !l.dead.Load() { // a call came in between and saw itself watched
+				m.on[l] = now
+				l.watched.Store(true)
+			}
+		}
+	}
+	return len(m.on) > 0
 }
 
 // pollIn waits for a notification without taking it.

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,12 +27,20 @@ import (
 const testVersion = "580.159.04"
 
 // inProcess is the simulated driver without its server; cmd/cgpu-guard has the same over a socket.
-type inProcess struct{ s *sim.Session }
+type inProcess struct {
+	s *sim.Session
+	// jitter, if not 0, bounds a random wait between what the driver does and what the guard hears of it.
+	jitter *atomic.Int64
+}
 
 func (inProcess) Native() bool { return false }
 
 func (d inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
-	return d.s.Ioctl(sim.FileID(t.File), int32(t.PID), int32(t.TID), call)
+	e := d.s.Ioctl(sim.FileID(t.File), int32(t.PID), int32(t.TID), call)
+	if n := d.jitter.Load(); n > 0 {
+		time.Sleep(time.Duration(rand.Int64N(n)))
+	}
+	return e
 }
 
 func (d inProcess) OpenFile(kind NodeKind, minor int) (uint32, error) {
@@ -44,10 +54,11 @@ func (d inProcess) Close()                { _ = d.s.Close() }
 
 // rig is a guard over a simulated machine of two GPUs, of which the container has the first.
 type rig struct {
-	t     *testing.T
-	sim   *sim.Driver
-	guard *Guard
-	nodes string
+	t      *testing.T
+	sim    *sim.Driver
+	guard  *Guard
+	nodes  string
+	jitter atomic.Int64
 }
 
 const testLimit = 1 * quota.GiB
@@ -97,7 +108,7 @@ func newRig(t *testing.T) *rig {
 	if r.sim, err = sim.New(sim.Config{DriverVersion: testVersion, GPUs: testGPUs()}); err != nil {
 		t.Fatal(err)
 	}
-	if r.guard, err = New(testConfig(r.nodes), inProcess{r.sim.Session([]int{0})}, testLog(t)); err != nil {
+	if r.guard, err = New(testConfig(r.nodes), inProcess{r.sim.Session([]int{0}), &r.jitter}, testLog(t)); err != nil {
 		t.Fatal(err)
 	}
 	return r

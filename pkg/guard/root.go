@@ -123,11 +123,11 @@ func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
 	handle := rm.U32(c.call.Outer, rm.AllocObject)
 	c.file.rooted = true
 	c.file.clients++
-	g.account.addClient(handle, c.k.proc.tgid, c.file)
+	made := g.account.addClient(handle, c.k.proc.tgid, c.file)
 	t := c.target() // now: c serves other calls by the time of an undo
 	c.undo = func() {
 		if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
-			g.clientGone(handle)
+			g.clientGone(made)
 		}
 	}
 	return replyDone
@@ -254,14 +254,10 @@ func (g *Guard) clientLives(t Target, client uint32) bool {
 }
 
 // clientGone takes a freed client out of the account; its file may have another one then.
-func (g *Guard) clientGone(handle uint32) {
-	g.account.mu.Lock()
-	c := g.account.clients[handle]
-	g.account.mu.Unlock()
-	if c == nil {
+func (g *Guard) clientGone(c *client) {
+	if !g.account.removeClient(c) {
 		return
 	}
-	g.account.freeObject(handle, handle)
 	if f := c.file; f != nil {
 		f.mu.Lock()
 		if f.clients--; f.clients <= 0 {

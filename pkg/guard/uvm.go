@@ -64,14 +64,16 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 	o := c.call.Outer
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Memory)
-	// An object that the guard has not seen made is host memory of RM_ALLOC_MEMORY, which runs in the task.
-	obj, _ := g.account.lookup(client, memory)
-	if !g.account.ownsClient(client) {
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
 		g.logOnce("uvmmap", "denied a UVM mapping of an object of another container's client", "client", client)
 		g.stats.denied.Add(1)
 		rm.PutU32(o, form.Status, rm.StatusInvalidObject)
 		return replyDone
 	}
+	defer lock.unlock()
+	// An object that the guard has not seen made is host memory of RM_ALLOC_MEMORY, which runs in the task.
+	obj, _ := g.account.lookup(client, memory)
 	number := rm.U32(o, form.FD)
 	fd, err := c.k.getFile(int(int32(number)))
 	if err != nil {
@@ -173,7 +175,7 @@ func (g *Guard) endUVM(f *file) {
 		}
 		call := rm.Call{Cmd: rm.UVMFree, Outer: outer}
 		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
-			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e)
+			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
 		}
 		g.account.unhold(m.charge)
 	}

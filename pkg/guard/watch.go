@@ -211,7 +211,7 @@ func (g *Guard) killClients(p *process) {
 			continue
 		}
 		if s, e := g.free(Target{FD: fd, PID: p.tgid, TID: p.tgid}, c.handle, c.handle); e == 0 && s == rm.StatusOK {
-			g.clientGone(c.handle)
+			g.clientGone(c)
 			g.stats.killed.Add(1)
 		}
 		_ = unix.Close(fd)

@@ -128,7 +128,7 @@ killed_program() {
 	return "$status"
 }
 killed_guard() {
-	local out status=1 guard
+	local out status=1 guard id
 	vgpu 6GiB -d --name neighbour -- "$built/fill" malloc 64 1024 300 && vgpu 6GiB -d --name victim -- "$built/fill" malloc 64 1024 300 &&
 		wait_log neighbour 'kept canary 1' && wait_log victim 'kept canary 1' && {
 		guard=$(jq -r --arg id "$(docker inspect -f '{{.Id}}' victim)" '.records[] | select(.id == $id) | .guardPid' "$CGPU_RUN_DIR/ledger.json")
@@ -138,8 +138,8 @@ killed_guard() {
 		elif ! docker exec neighbour "$built/fill" malloc 64 1024 0; then
 			echo "the neighbour suffers"
 		else
-			timeout 30 docker rm -f victim && cgpu gc && ! cgpu smi -o json | grep -q "$(docker inspect -f '{{.Id}}' victim 2>/dev/null || echo no-such-container)" &&
-				nvidia-smi >/dev/null
+			id=$(docker inspect -f '{{.Id}}' victim)
+			timeout 30 docker rm -f victim && cgpu gc && ! cgpu smi -o json | grep -q "$id" && nvidia-smi >/dev/null
 			status=$?
 		fi
 	}
