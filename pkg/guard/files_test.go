@@ -1,0 +1,207 @@
+package guard
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func openNode(t *testing.T, path string) int {
+	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+func dupFD(t *testing.T, fd int) int {
+	t.Helper()
+	d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// pollable is a file that epoll takes, as nvidiactl.
+const pollable = "/dev/random"
+
+func TestWeakFiles(t *testing.T) {
+	table := &fileTable{self: os.Getpid()}
+	a, b := openNode(t, pollable), openNode(t, pollable)
+	defer unix.Close(b)
+	fa, err := table.follow(a, nodeControl, 0, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if table.find(b) != nil {
+		t.Error("another open file of the same node is taken for it")
+	}
+	fb, err := table.follow(b, nodeControl, 0, false)
+	if err != nil || fb == fa || table.count() != 2 {
+		t.Fatalf("%v, %d files", err, table.count())
+	}
+	d := dupFD(t, a)
+	for _, fd := range []int{a, d} {
+		if got, err := table.follow(fd, nodeControl, 0, false); got != fa || err != nil {
+			t.Errorf("descriptor %d: %p, want %p", fd, got, fa)
+		}
+	}
+	unix.Close(a)
+	if dead := table.reap(); len(dead) != 0 || table.find(d) != fa {
+		t.Error("a file with a descriptor left is taken for closed")
+	}
+	// The number of the first descriptor is used again, by another file. A table that compared numbers would be fooled.
+	other := openNode(t, pollable)
+	defer unix.Close(other)
+	if table.find(other) != nil {
+		t.Error("a new file at an old number is taken for the old one")
+	}
+	unix.Close(d)
+	if dead := table.reap(); len(dead) != 1 || dead[0] != fa || table.count() != 1 {
+		t.Errorf("reaped %d files, %d left", len(dead), table.count())
+	}
+	if table.find(b) != fb {
+		t.Error("the other file is lost")
+	}
+	table.remove(fb)
+	if table.find(b) != nil || table.count() != 0 {
+		t.Error("a removed file is found")
+	}
+}
+
+// TestFileInAnotherProcess: inherited descriptors and ones in flight keep a file.
+func TestFileInAnotherProcess(t *testing.T) {
+	table := &fileTable{self: os.Getpid()}
+	fd := openNode(t, pollable)
+	if _, err := table.follow(fd, nodeControl, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "100")
+	f := os.NewFile(uintptr(dupFD(t, fd)), "f")
+	cmd.ExtraFiles = []*os.File{f}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	f.Close()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	if len(table.reap()) != 0 {
+		t.Fatal("reaped a file that another process has and that is in a socket")
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if len(table.reap()) != 0 {
+		t.Fatal("reaped a file that is in a socket")
+	}
+	unix.Close(pair[0])
+	unix.Close(pair[1])
+	for deadline := time.Now().Add(2 * time.Second); len(table.reap()) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) { // files in sockets are freed a moment later
+			t.Fatal("a file that is closed for good is not reaped")
+		}
+	}
+}
+
+// TestStrongFiles are held by the guard, for nodes that cannot be polled: a regular file stands for nvidia-uvm.
+func TestStrongFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "uvm")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table := &fileTable{self: os.Getpid()}
+	fd, other := openNode(t, path), openNode(t, path)
+	defer unix.Close(other)
+	if _, err := table.follow(fd, nodeUVM, 0, false); err == nil || table.count() != 0 {
+		t.Error("a file that epoll refuses is followed without being held")
+	}
+	f, err := table.follow(fd, nodeUVM, 0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if table.find(other) != nil || table.find(fd) != f {
+		t.Error("find")
+	}
+	unix.Close(fd)
+	if len(table.reap()) != 0 {
+		t.Error("reaped a file that the guard holds")
+	}
+	if table.find(f.strong) != f {
+		t.Error("lost")
+	}
+	held := f.strong
+	table.remove(f)
+	if _, err := unix.FcntlInt(uintptr(held), unix.F_GETFD, 0); err != unix.EBADF {
+		t.Errorf("the descriptor of a removed file: %v", err)
+	}
+}
+
+func TestClassify(t *testing.T) {
+	random, null := openNode(t, "/dev/random"), openNode(t, "/dev/null")
+	defer unix.Close(random)
+	defer unix.Close(null)
+	byRdev := nodeTable{byRdev: map[uint64]node{unix.Mkdev(1, 8): {nodeGPU, 3}}}
+	if n, foreign, err := byRdev.classify(random); n != (node{nodeGPU, 3}) || foreign || err != nil {
+		t.Errorf("%+v %v %v", n, foreign, err)
+	}
+	if n, foreign, _ := byRdev.classify(null); n.kind != nodeOther || foreign {
+		t.Errorf("%+v %v", n, foreign)
+	}
+	if _, _, err := byRdev.classify(-1); err == nil {
+		t.Error("a bad descriptor has a kind")
+	}
+	// A GPU that the container was not given. Nothing answers at this node, so it cannot be opened but as a path.
+	if os.Getuid() == 0 {
+		p := filepath.Join(t.TempDir(), "nvidia7")
+		if err := unix.Mknod(p, unix.S_IFCHR|0o600, int(unix.Mkdev(majorNVIDIA, 7))); err != nil {
+			t.Skip(err)
+		}
+		fd, err := unix.Open(p, unix.O_PATH, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if n, foreign, err := byRdev.classify(fd); !foreign || n.kind != nodeOther || err != nil {
+			t.Errorf("%+v %v %v", n, foreign, err)
+		}
+	}
+}
+
+// TestProcessHolds finds a file in another process by what it is, not by its number.
+func TestProcessHolds(t *testing.T) {
+	nodes := &nodeTable{byRdev: map[uint64]node{unix.Mkdev(1, 8): {nodeUVM, 0}}}
+	fd, other := openNode(t, pollable), openNode(t, pollable)
+	defer unix.Close(fd)
+	defer unix.Close(other)
+	cmd := exec.Command("sleep", "100")
+	f := os.NewFile(uintptr(dupFD(t, fd)), "f")
+	cmd.ExtraFiles = []*os.File{f, f}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	defer cmd.Wait()
+	defer cmd.Process.Signal(syscall.SIGKILL)
+	if !processHolds(os.Getpid(), cmd.Process.Pid, fd, nodes) {
+		t.Error("not found")
+	}
+	if processHolds(os.Getpid(), cmd.Process.Pid, other, nodes) {
+		t.Error("another open file is taken for it")
+	}
+	if processHolds(os.Getpid(), 1<<22+1, fd, nodes) {
+		t.Error("found in a process that does not exist")
+	}
+}

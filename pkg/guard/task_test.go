@@ -1,0 +1,167 @@
+package guard
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func testTasks() (*taskTable, *int) {
+	seen := new(int)
+	return &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: func(*process) { *seen++ }}, seen
+}
+
+func sleeper(t *testing.T, flags uintptr) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "100")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+	if err := cmd.Start(); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+func TestTasks(t *testing.T) {
+	for _, old := range []bool{false, true} { // true: a kernel without PIDFD_THREAD
+		name := map[bool]string{false: "thread pidfd", true: "process pidfd"}[old]
+		t.Run(name, func(t *testing.T) {
+			table, seen := testTasks()
+			table.noThreadPidfd = old
+			self, err := table.get(os.Getpid())
+			if err != nil {
+				t.Fatal(err)
+			}
+			tid, stop := make(chan int), make(chan struct{})
+			ended := make(chan struct{})
+			go func() {
+				runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+				tid <- unix.Gettid()
+				<-stop
+				close(ended)
+			}()
+			id := <-tid
+			k, err := table.get(id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again, _ := table.get(id); again != k {
+				t.Error("a thread has two records")
+			}
+			if k.proc != self.proc || *seen != 1 || k.proc.tgid != os.Getpid() {
+				t.Errorf("two threads of one process: %+v, %+v, %d seen", k.proc, self.proc, *seen)
+			}
+			if exact := !old && !table.noThreadPidfd; k.exact != exact {
+				t.Errorf("exact %v", k.exact)
+			}
+			fd, err := k.getFile(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			unix.Close(fd)
+			if _, err := k.getFile(1 << 20); !errors.Is(err, unix.EBADF) {
+				t.Errorf("a descriptor that is not open: %v", err)
+			}
+			close(stop)
+			<-ended
+			for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
+				if unix.Tgkill(os.Getpid(), id, 0) == unix.ESRCH {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Skip("the thread does not end")
+				}
+			}
+			if k.exact {
+				if _, err := k.getFile(0); !errors.Is(err, unix.ESRCH) {
+					t.Errorf("a dead thread: %v", err) // else another thread with its number would be taken for it
+				}
+				table.drop(k)
+			}
+			if _, err := table.get(id); err == nil {
+				t.Error("a dead thread has a record")
+			}
+			if table.tasks[id] != nil {
+				t.Error("the record of a dead thread is kept")
+			}
+		})
+	}
+}
+
+// TestReusedNumber: without PIDFD_THREAD a number that went to another process gets a new record.
+func TestReusedNumber(t *testing.T) {
+	table, _ := testTasks()
+	table.noThreadPidfd = true
+	a, b := sleeper(t, 0).Process.Pid, sleeper(t, 0).Process.Pid
+	k, err := table.get(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	delete(table.tasks, a)
+	k.tid = b // as if a's thread had been b's number before
+	table.tasks[b] = k
+	n, err := table.get(b)
+	if err != nil || n == k || n.proc.tgid != b {
+		t.Errorf("%+v, %v", n, err)
+	}
+}
+
+func TestProcessNumbers(t *testing.T) {
+	table, seen := testTasks()
+	inner := sleeper(t, unix.CLONE_NEWPID)
+	outer := sleeper(t, 0)
+	for _, cmd := range []*exec.Cmd{inner, outer} {
+		if _, err := table.get(cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := table.byNSPid(1)
+	if p == nil || p.tgid != inner.Process.Pid || p.nspid != 1 {
+		t.Errorf("%+v", p)
+	}
+	q := table.byHostPid(outer.Process.Pid)
+	if q == nil || q.nspid != q.tgid || table.byHostPid(1<<22+1) != nil || table.byNSPid(1<<22+1) != nil {
+		t.Errorf("%+v", q)
+	}
+	if *seen != 2 || len(table.processes()) != 2 {
+		t.Errorf("%d processes", *seen)
+	}
+	table.dropProcess(p)
+	if table.byNSPid(1) != nil || table.tasks[inner.Process.Pid] != nil || len(table.processes()) != 1 {
+		t.Error("the process is still there")
+	}
+	table.dropProcess(p) // twice must not close a descriptor that is someone else's by now
+}
+
+// TestTaskSweep forgets dead threads only.
+func TestTaskSweep(t *testing.T) {
+	table, _ := testTasks()
+	dead, live := sleeper(t, 0), sleeper(t, 0)
+	for _, cmd := range []*exec.Cmd{dead, live} {
+		if _, err := table.get(cmd.Process.Pid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = dead.Process.Kill()
+	_ = dead.Wait()
+	table.sweep()
+	if table.tasks[dead.Process.Pid] != nil || table.tasks[live.Process.Pid] == nil {
+		t.Errorf("%v", table.tasks)
+	}
+}
+
+func TestReadStatus(t *testing.T) {
+	tgid, nspid, name, err := readStatus(os.Getpid())
+	if err != nil || tgid != os.Getpid() || nspid <= 0 || name == "" {
+		t.Error(tgid, nspid, name, err)
+	}
+	if _, _, _, err := readStatus(1<<22 + 1); err == nil {
+		t.Error("a thread that does not exist has a status")
+	}
+}
