@@ -115,8 +115,8 @@ write_files() {
 }
 
 start_docker() {
-	setsid dockerd --config-file "$dir/docker/daemon.json" >>"$dir/docker/log" 2>&1 </dev/null &
-	wait_for 30 docker info || { tail -n 20 "$dir/docker/log" >&2; die "dockerd did not start within 30 s"; }
+	setsid dockerd --config-file "$dir/docker/daemon.json" >>"$dir/docker/dockerd.log" 2>&1 </dev/null &
+	wait_for 30 docker info || { tail -n 20 "$dir/docker/dockerd.log" >&2; die "dockerd did not start within 30 s"; }
 }
 
 stop_docker() {
@@ -133,8 +133,8 @@ stop_docker() {
 gone() { [[ ! -e /proc/$1 || $(awk '{print $3}' "/proc/$1/stat" 2>/dev/null) == Z ]]; }
 
 start_containerd() {
-	setsid containerd --config "$dir/containerd/config.toml" >>"$dir/containerd/log" 2>&1 </dev/null &
-	wait_for 30 ctr version || { tail -n 20 "$dir/containerd/log" >&2; die "containerd did not start within 30 s"; }
+	setsid containerd --config "$dir/containerd/config.toml" >>"$dir/containerd/containerd.log" 2>&1 </dev/null &
+	wait_for 30 ctr version || { tail -n 20 "$dir/containerd/containerd.log" >&2; die "containerd did not start within 30 s"; }
 }
 
 # An image of busybox and cgpu-probe, for docker and for ctr, and an unpacked copy for runc and crun.

@@ -16,7 +16,7 @@ node=$(mktemp -d /tmp/cgpu-node.XXXXXX)
 finish() {
 	if [[ $logs ]]; then
 		mkdir -p "$logs"
-		cp -r "$node"/run/log "$node"/docker/log "$logs"/ 2>/dev/null || true
+		cp -r "$node"/run/log "$node"/docker/dockerd.log "$node"/containerd/containerd.log "$logs"/ 2>/dev/null || true
 	fi
 	"$here/node.sh" down "$node"
 }
