@@ -1,0 +1,226 @@
+package guard
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// fakeDriver answers calls by a function and never looks behind a pointer.
+type fakeDriver struct {
+	answer func(t Target, call *rm.Call) syscall.Errno
+	calls  []uint32 // the escapes that reached it, in order
+}
+
+func (d *fakeDriver) Native() bool { return true }
+func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
+	d.calls = append(d.calls, call.Cmd)
+	if d.answer == nil {
+		return 0
+	}
+	return d.answer(t, call)
+}
+func (*fakeDriver) OpenFile(NodeKind, int) (uint32, error) { return 0, nil }
+func (*fakeDriver) CloseFile(uint32)                       {}
+func (*fakeDriver) CloseExport(uint32)                     {}
+func (*fakeDriver) Close()                                 {}
+
+// Nodes of a guard over a fake driver: files that every machine has.
+const (
+	fakeControl = "/dev/random"
+	fakeUVM     = "/dev/urandom"
+)
+
+// newFakeGuard makes a guard over a fake native driver, without its own files and without workers.
+func newFakeGuard(t testing.TB, d Driver) *Guard {
+	t.Helper()
+	abi, err := rm.ForDriver(testVersion, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := testConfig("/dev")
+	cfg.ControlNode.HostPath = fakeControl
+	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{},
+		logged: map[string]bool{}, done: make(chan struct{}), files: &fileTable{self: os.Getpid()},
+		gpus: []gpuIdentity{{id: 0x100, minor: 0, bus: 1}},
+		nodes: nodeTable{byRdev: map[uint64]node{
+			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
+	}
+	if g.watch, err = newWatcher(); err != nil {
+		t.Fatal(err)
+	}
+	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: func(*process) {}}
+	return g
+}
+
+// fakeCall is a call of this very process on a guard without a listener.
+type fakeCall struct {
+	trappedCall
+	mem *arena
+}
+
+func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
+	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, err := g.tasks.get(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := newArena()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &fakeCall{trappedCall{g: g, n: &seccompNotif{}, k: k, mem: mem, fd: fd}, mem}
+	if c.node, _, err = g.nodes.classify(fd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		unix.Close(fd)
+		mem.free()
+	})
+	return c
+}
+
+// escape handles an escape whose outer structure is o, and writes the results back into it and its blocks.
+func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
+	return c.do(uint32(testCmd(nr, len(o))), o, keep...)
+}
+
+func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
+	c.mem.reset()
+	c.undo, c.executed, c.wrapped = nil, false, false
+	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
+	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+	var rep reply
+	if rm.UVMShaped(cmd) {
+		rep = c.g.onUVM(nil, &c.trappedCall, cmd)
+	} else {
+		if !c.load(cmd, addr, len(o)) {
+			return fail(unix.EFAULT)
+		}
+		rep = c.g.onEscape(nil, &c.trappedCall)
+	}
+	if !rep.resume && rep.errno == 0 {
+		writeMemory(os.Getpid(), c.changed(nil))
+	}
+	runtime.KeepAlive(o)
+	runtime.KeepAlive(keep)
+	return rep
+}
+
+const (
+	fakeClient = 0xc1d00005
+	fakeDevice = 0x5c000001
+	fakeMemory = 0x5c000002
+)
+
+// withClient gives a guard a client with a device and 8 MiB.
+func withClient(g *Guard) *Guard {
+	g.account.addClient(fakeClient, os.Getpid(), nil)
+	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, memoryObject(fakeMemory, fakeDevice), 0, 0, 8*quota.MiB)
+	return g
+}
+
+func fakeAlloc(parent, handle, class uint32, params []byte) []byte {
+	o := make([]byte, 48)
+	rm.PutU32(o, rm.AllocRoot, fakeClient)
+	rm.PutU32(o, rm.AllocParent, parent)
+	rm.PutU32(o, rm.AllocObject, handle)
+	rm.PutU32(o, rm.AllocClass, class)
+	putPointer(o, rm.AllocParams, params)
+	return o
+}
+
+func fakeControlCall(object, cmd uint32, params []byte) []byte {
+	o := make([]byte, rm.ControlSize)
+	rm.PutU32(o, rm.ControlClient, fakeClient)
+	rm.PutU32(o, rm.ControlObject, object)
+	rm.PutU32(o, rm.ControlCmd, cmd)
+	rm.PutU32(o, rm.ControlParamsSize, uint32(len(params)))
+	putPointer(o, rm.ControlParams, params)
+	return o
+}
+
+// pointersCovered checks that every pointer that the driver would follow has a private copy behind it: otherwise it would
+// read or write the guard's own memory at an address that the container chose.
+func pointersCovered(abi *rm.ABI, call *rm.Call) error {
+	covered := func(in, off int) bool {
+		for _, b := range call.Blocks {
+			if b.In == in && b.Off == off {
+				return true
+			}
+		}
+		parent := call.Outer
+		if in >= 0 {
+			parent = call.Blocks[in].Data
+		}
+		return rm.U64(parent, off) == 0
+	}
+	for i, b := range call.Blocks {
+		if b.In >= i || b.Off < 0 || b.Off > len(parentOf(call, b))-8 {
+			return fmt.Errorf("block %d is nowhere: in %d at %d", i, b.In, b.Off)
+		}
+	}
+	switch call.NR() {
+	case rm.EscAlloc:
+		form, ok := abi.AllocForm(len(call.Outer))
+		if !ok || !covered(-1, rm.AllocParams) || form.RightsOff >= 0 && !covered(-1, form.RightsOff) {
+			return fmt.Errorf("RM_ALLOC with a bare pointer")
+		}
+		class, ok := abi.Class(rm.U32(call.Outer, rm.AllocClass))
+		if !ok {
+			return fmt.Errorf("an unknown class")
+		}
+		for _, off := range class.Clear {
+			if len(call.Blocks) > 0 && rm.U64(call.Blocks[0].Data, off) != 0 {
+				return fmt.Errorf("%s with a pointer at %d", class.Name, off)
+			}
+		}
+	case rm.EscControl:
+		ctl, ok := abi.Control(rm.U32(call.Outer, rm.ControlCmd))
+		if !ok || ctl.Kind == rm.ControlDeny {
+			return fmt.Errorf("a denied control")
+		}
+		if !covered(-1, rm.ControlParams) {
+			return fmt.Errorf("%s with a bare pointer", ctl.Name)
+		}
+		if len(call.Blocks) == 0 {
+			break
+		}
+		p := call.Blocks[0].Data
+		if int(rm.U32(call.Outer, rm.ControlParamsSize)) > len(p) && len(p) > 0 {
+			return fmt.Errorf("%s: %d bytes behind the pointer, the driver was told more", ctl.Name, len(p))
+		}
+		for _, x := range ctl.Pointers {
+			if n, ok := x.Bytes(p); !ok || !covered(0, x.Off) {
+				return fmt.Errorf("%s: nothing behind the pointer at %d", ctl.Name, x.Off)
+			} else {
+				for _, b := range call.Blocks {
+					if b.In == 0 && b.Off == x.Off && len(b.Data) != 0 && len(b.Data) < n {
+						return fmt.Errorf("%s: %d bytes behind the pointer at %d, want %d", ctl.Name, len(b.Data), x.Off, n)
+					}
+				}
+			}
+		}
+		for _, off := range ctl.Clear {
+			if rm.U64(p, off) != 0 {
+				return fmt.Errorf("%s with a pointer at %d", ctl.Name, off)
+			}
+		}
+	case rm.EscAllocObject, rm.EscIdleChannels, rm.EscI2CAccess, rm.EscAccessRegistry, rm.EscExportDMABuf, rm.EscQueryIntr, rm.EscXferCmd:
+		return fmt.Errorf("a denied escape reached the driver: %s", rm.EscapeName(call.NR()))
+	}
+	return nil
+}

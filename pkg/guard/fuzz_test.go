@@ -1,0 +1,192 @@
+package guard
+
+import (
+	"encoding/json"
+	"net"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// FuzzHandle feeds arbitrary structures to the handlers of escapes, with arbitrary memory behind their pointers. Nothing
+// may panic, the account stays within the limit, and the driver sees no pointer that the container chose.
+func FuzzHandle(f *testing.F) {
+	memory := make([]byte, 128)
+	rm.PutU64(memory, rm.MemorySize, 4<<20)
+	rm.PutU64(memory, rm.MemoryAddress, 0x1234)
+	f.Add(uint8(rm.EscAlloc), fakeAlloc(fakeDevice, 0, classVidmem, nil), memory, uint8(16), false)
+	f.Add(uint8(rm.EscAlloc), fakeAlloc(fakeDevice, 0, 0xa06c, nil), make([]byte, 20), uint8(16), false)
+	f.Add(uint8(rm.EscAlloc), fakeAlloc(0, 0, classRootClient, nil), []byte{}, uint8(16), false)
+	for _, x := range []struct {
+		cmd  uint32
+		size int
+	}{{0x20801303, 1028}, {0x20801301, 16}, {0x101, 40}, {0x202, 40}, {0x215, 132}, {0x288, 3076}, {0x274, 272},
+		{0x2080018d, 3812}, {0x2080018e, 14408}, {0x20802096, 55888}, {0x3d05, 24}, {0x3d06, 20}, {0x3d0b, 2132}, {0x127, 176}} {
+		o := fakeControlCall(fakeDevice, x.cmd, nil)
+		rm.PutU32(o, rm.ControlParamsSize, uint32(x.size))
+		f.Add(uint8(rm.EscControl), o, make([]byte, x.size), uint8(16), false)
+	}
+	for nr, size := range map[uint32]int{rm.EscFree: 16, rm.EscDupObject: 28, rm.EscShare: 24, rm.EscVidHeapControl: 184,
+		rm.EscAllocMemory: 56, rm.EscCardInfo: 144, rm.EscRegisterFD: 4, rm.EscStatusCode: 12, rm.EscAttachGPUs: 8, rm.EscExportDMABuf: 2608} {
+		o := make([]byte, size)
+		rm.PutU32(o, 0, fakeClient)
+		f.Add(uint8(nr), o, []byte{}, uint8(0), false)
+	}
+	heap := make([]byte, rm.HeapSize)
+	rm.PutU32(heap, rm.HeapRoot, fakeClient)
+	rm.PutU32(heap, rm.HeapParent, fakeDevice)
+	rm.PutU32(heap, rm.HeapFunction, rm.HeapFnAllocTiled)
+	rm.PutU32(heap, rm.HeapTiledHeight, 1<<31)
+	rm.PutU32(heap, rm.HeapTiledPitch, 1<<31)
+	f.Add(uint8(rm.EscVidHeapControl), heap, []byte{}, uint8(0), false)
+
+	d := &fakeDriver{}
+	g := newFakeGuard(f, d)
+	c := newFakeCall(f, g, fakeControl)
+	f.Fuzz(func(t *testing.T, nr uint8, outer, block []byte, ptr uint8, refuse bool) {
+		if len(outer) == 0 || len(outer) >= 1<<14 || len(block) > 1<<17 {
+			return
+		}
+		cmd := uint32(testCmd(uint32(nr), len(outer)))
+		if !g.abi.RMShaped(cmd) || uint32(nr) == rm.EscXferCmd {
+			return
+		}
+		g.account = newAccount(g.cfg.GPUs)
+		withClient(g)
+		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+			if err := pointersCovered(g.abi, call); err != nil {
+				t.Error(err)
+			}
+			if refuse {
+				return unix.EIO
+			}
+			return 0
+		}
+		if int(ptr) <= len(outer)-8 && len(block) > 0 {
+			putPointer(outer, int(ptr), block)
+		}
+		rep := c.do(cmd, outer, block)
+		u := g.account.usage(0)
+		if u.used > u.limit {
+			t.Errorf("used %v", u.used)
+		}
+		if refuse && !rep.resume && uint32(nr) != rm.EscFree && u.used != 8*quota.MiB {
+			t.Errorf("used %v after a call that failed", u.used)
+		}
+		runtime.KeepAlive(block)
+	})
+}
+
+// FuzzTakeFilter sends arbitrary messages to the socket where runc sends the listener.
+func FuzzTakeFilter(f *testing.F) {
+	good, _ := json.Marshal(processState{Fds: []string{"seccompFd"}, PID: 1, Metadata: `{"nonce":"n"}`})
+	f.Add(good)
+	f.Add([]byte(`{"fds":["x","seccompFd"],"metadata":"{\"nonce\":\"n\"}"}`))
+	f.Add([]byte(`{"fds":["seccompFd"],"metadata":"{\"nonce\":\"other\"}"}`))
+	f.Add([]byte(`{`))
+	f.Add([]byte(`null`))
+	g := newFakeGuard(f, &fakeDriver{})
+	f.Fuzz(func(t *testing.T, message []byte) {
+		if len(message) == 0 {
+			return
+		}
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := os.NewFile(uintptr(pair[1]), "pair")
+		conn, err := net.FileConn(file)
+		file.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		go func() {
+			defer unix.Close(pair[0])
+			// A descriptor that is no listener: nothing that comes this way may be served.
+			if unix.Sendmsg(pair[0], message[:1], unix.UnixRights(0), nil, 0) == nil {
+				for rest := message[1:]; len(rest) > 0; {
+					n, err := unix.Write(pair[0], rest)
+					if err != nil {
+						return
+					}
+					rest = rest[n:]
+				}
+			}
+		}()
+		if err := g.takeFilter(conn.(*net.UnixConn)); err == nil {
+			t.Error("served a descriptor that is no listener")
+		}
+		if g.listeners != 0 {
+			t.Error("a listener is counted")
+		}
+	})
+}
+
+// BenchmarkHandle is the guard's own part of a call: no notification, no driver, memory of this process.
+func BenchmarkHandle(b *testing.B) {
+	memory := make([]byte, 128)
+	rm.PutU64(memory, rm.MemorySize, 4<<20)
+	info := make([]byte, 1028)
+	rm.PutU32(info, 0, 4)
+	for _, x := range []struct {
+		name string
+		nr   uint32
+		o    []byte
+	}{
+		{"alloc", rm.EscAlloc, fakeAlloc(fakeDevice, 0x5c000077, classVidmem, memory)},
+		{"control", rm.EscControl, fakeControlCall(fakeDevice, 0x503c0104, make([]byte, 32))},
+		{"fbinfo", rm.EscControl, fakeControlCall(fakeDevice, controlFBInfoV2, info)},
+		{"free", rm.EscFree, fakeFree(0x5c000099)},
+	} {
+		b.Run(x.name, func(b *testing.B) {
+			g := withClient(newFakeGuard(b, silentDriver{}))
+			c := newFakeCall(b, g, fakeControl)
+			cmd := uint32(testCmd(x.nr, len(x.o)))
+			addr := uint64(uintptr(unsafe.Pointer(&x.o[0])))
+			c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+			parts := make([]memoryPart, 0, maxParts)
+			b.ReportAllocs()
+			for b.Loop() {
+				c.trappedCall = trappedCall{g: g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node,
+					call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+				c.mem.reset()
+				if !c.load(cmd, addr, len(x.o)) {
+					b.Fatal("load")
+				}
+				rep := g.onEscape(nil, &c.trappedCall)
+				if rep.errno != 0 || c.failed(rep) {
+					b.Fatal(rep, c.call.Outer)
+				}
+				writeMemory(c.k.tid, c.changed(parts))
+				c.k.last.note(&c.trappedCall)
+			}
+		})
+	}
+}
+
+// silentDriver does nothing, so that a benchmark counts the guard's allocations only.
+type silentDriver struct{ fakeDriver }
+
+func (silentDriver) Native() bool                               { return true }
+func (silentDriver) Exec(t Target, call *rm.Call) syscall.Errno { return 0 }
+func (silentDriver) OpenFile(NodeKind, int) (uint32, error)     { return 0, nil }
+func (silentDriver) CloseFile(uint32)                           {}
+func (silentDriver) CloseExport(uint32)                         {}
+func (silentDriver) Close()                                     {}
+
+func fakeFree(handle uint32) []byte {
+	o := make([]byte, rm.FreeSize)
+	rm.PutU32(o, rm.FreeRoot, fakeClient)
+	rm.PutU32(o, rm.FreeObject, handle)
+	return o
+}
