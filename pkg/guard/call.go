@@ -21,9 +21,12 @@ type trappedCall struct {
 
 	call      rm.Call
 	outerAddr uint64
+	ahead     []byte // what the task's memory holds behind the outer structure
 	// before holds copies of the outer structure and the blocks as the task passed them, to tell what changed and to
 	// recognise the same call when it comes again after a signal.
 	before [][]byte
+	// statusOnly is the offset of the status word where that is all that a call changes; then before is empty.
+	statusOnly int
 	// undo takes back what the call made, for a caller that is gone before it could be told. Nil: nothing was made.
 	undo func()
 	// lost is set when the call dropped something, so that it would fail if it were made again.
@@ -49,13 +52,26 @@ var (
 
 func fail(e syscall.Errno) reply { return reply{errno: e} }
 
+// lookahead is read beyond an outer structure: its parameters mostly lie close behind it on the caller's stack, and a
+// second copy from another process costs more than a longer first one.
+const lookahead = 768
+
 // load copies n bytes of the task into the call as its outer structure.
 func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {
 	c.call.Cmd, c.outerAddr = cmd, addr
 	c.call.Blocks = c.call.Blocks[:0]
 	c.before = c.before[:0]
-	c.call.Outer = c.mem.take(n)
-	return c.call.Outer != nil && readMemory(c.k.tid, addr, c.call.Outer) && c.keep(c.call.Outer)
+	c.call.Outer = nil
+	b := c.mem.take(n + lookahead)
+	if b == nil {
+		return false
+	}
+	got := readSome(c.k.tid, addr, b)
+	if got < n {
+		return false
+	}
+	c.call.Outer, c.ahead = b[:n:n], b[n:got]
+	return c.keep(c.call.Outer)
 }
 
 // keep remembers what the task passed.
@@ -84,11 +100,21 @@ func (c *trappedCall) loadBlock(in, off, n int) ([]byte, bool) {
 		n = 0
 	}
 	b := c.mem.take(n)
-	if b == nil || !readMemory(c.k.tid, addr, b) || !c.keep(b) {
+	if b == nil || !c.copyIn(addr, b) || !c.keep(b) {
 		return nil, false
 	}
 	c.call.Blocks = append(c.call.Blocks, rm.Block{In: in, Off: off, Addr: addr, Data: b})
 	return b, true
+}
+
+// copyIn copies from the task, out of what was read with the outer structure if it was.
+func (c *trappedCall) copyIn(addr uint64, b []byte) bool {
+	start := c.outerAddr + uint64(len(c.call.Outer))
+	if addr >= start && addr-start <= uint64(len(c.ahead)) && uint64(len(b)) <= uint64(len(c.ahead))-(addr-start) {
+		copy(b, c.ahead[addr-start:])
+		return true
+	}
+	return readMemory(c.k.tid, addr, b)
 }
 
 // target is the call's own file.
@@ -104,18 +130,31 @@ func (c *trappedCall) target() Target {
 // true afterwards. A nil listener, in tests, stands for a task that always waits.
 func (c *trappedCall) valid(l *listener) bool { return l == nil || l.valid(c.n.ID) }
 
-// changed lists what the task must be told: the parts that differ from what it passed. Unchanged parts are not written,
+// changed lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
 // so that constant memory may stand behind an input pointer.
 func (c *trappedCall) changed(parts []memoryPart) []memoryPart {
+	if c.statusOnly > 0 {
+		return append(parts, memoryPart{c.outerAddr + uint64(c.statusOnly), c.call.Outer[c.statusOnly : c.statusOnly+4]})
+	}
 	for i, b := range c.call.Blocks {
-		if len(b.Data) > 0 && !bytes.Equal(b.Data, c.before[i+1]) {
-			parts = append(parts, memoryPart{b.Addr, b.Data})
-		}
+		parts = appendChanged(parts, b.Addr, c.before[i+1], b.Data)
 	}
-	if !bytes.Equal(c.call.Outer, c.before[0]) {
-		parts = append(parts, memoryPart{c.outerAddr, c.call.Outer})
+	return appendChanged(parts, c.outerAddr, c.before[0], c.call.Outer)
+}
+
+// appendChanged adds the range from the first to the last byte that differs.
+func appendChanged(parts []memoryPart, addr uint64, before, now []byte) []memoryPart {
+	if bytes.Equal(before, now) {
+		return parts
 	}
-	return parts
+	first, last := 0, len(now)
+	for before[first] == now[first] {
+		first++
+	}
+	for before[last-1] == now[last-1] {
+		last--
+	}
+	return append(parts, memoryPart{addr + uint64(first), now[first:last]})
 }
 
 // status answers with an RM status and no effect.
@@ -193,7 +232,7 @@ func (a *answered) note(c *trappedCall) {
 
 // repeats reports that a call is the answered one again.
 func (a *answered) repeats(c *trappedCall) bool {
-	if !a.valid || c.call.Outer == nil || a.args != [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
+	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
 		return false
 	}
 	if len(c.call.Blocks) > 0 {

@@ -196,19 +196,20 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 		}
 		return
 	}
-	if w.l.valid(c.n.ID) {
-		if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
-			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
+	// If the caller is gone meanwhile, this writes into memory that it passed for the purpose, as the driver would have.
+	if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+		rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
+	}
+	if w.l.answer(c.n.ID, rep) {
+		if !c.k.last.valid { // a repeated call keeps what was noted
+			c.k.last.note(c)
 		}
-		if w.l.answer(c.n.ID, rep) {
-			if !c.k.last.valid { // a repeated call keeps what was noted
-				c.k.last.note(c)
-			}
-			return
-		}
+		return
 	}
 	g.stats.interrupted.Add(1)
-	g.remember(c, rep)
+	if c.statusOnly == 0 { // a UVM mapping is just made again, in place of itself
+		g.remember(c, rep)
+	}
 }
 
 // failed reports that a call was refused, by an errno or in its status word.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -53,14 +54,17 @@ type fileTable struct {
 }
 
 // find recognises an open file by a descriptor of the guard. Nil: it is not followed.
-func (t *fileTable) find(fd int) *file {
+func (t *fileTable) find(fd int, kind nodeKind) *file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.findLocked(fd)
+	return t.findLocked(fd, kind)
 }
 
-func (t *fileTable) findLocked(fd int) *file {
+func (t *fileTable) findLocked(fd int, kind nodeKind) *file {
 	for _, f := range t.list {
+		if f.kind != kind {
+			continue
+		}
 		if f.strong >= 0 {
 			if kcmpSame(t.self, fd, f.strong) {
 				return f
@@ -76,7 +80,7 @@ func (t *fileTable) findLocked(fd int) *file {
 func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.findLocked(fd); f != nil {
+	if f := t.findLocked(fd, kind); f != nil {
 		return f, nil
 	}
 	f := &file{kind: kind, minor: minor, epfd: -1, strong: -1}
@@ -180,8 +184,8 @@ const (
 // classify tells what an open file is. foreign: it is a GPU that this container was not given.
 func (t *nodeTable) classify(fd int) (n node, foreign bool, err error) {
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return node{}, false, os.NewSyscallError("fstat", err)
+	if _, _, e := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(&st)), 0); e != 0 {
+		return node{}, false, os.NewSyscallError("fstat", e)
 	}
 	if t.byInode != nil {
 		return t.byInode[inode{st.Dev, st.Ino}], false, nil

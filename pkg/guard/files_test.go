@@ -40,7 +40,7 @@ func TestWeakFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if table.find(b) != nil {
+	if table.find(b, nodeControl) != nil {
 		t.Error("another open file of the same node is taken for it")
 	}
 	fb, err := table.follow(b, nodeControl, 0, false)
@@ -54,24 +54,24 @@ func TestWeakFiles(t *testing.T) {
 		}
 	}
 	unix.Close(a)
-	if dead := table.reap(); len(dead) != 0 || table.find(d) != fa {
+	if dead := table.reap(); len(dead) != 0 || table.find(d, nodeControl) != fa {
 		t.Error("a file with a descriptor left is taken for closed")
 	}
 	// The number of the first descriptor is used again, by another file. A table that compared numbers would be fooled.
 	other := openNode(t, pollable)
 	defer unix.Close(other)
-	if table.find(other) != nil {
+	if table.find(other, nodeControl) != nil {
 		t.Error("a new file at an old number is taken for the old one")
 	}
 	unix.Close(d)
 	if dead := table.reap(); len(dead) != 1 || dead[0] != fa || table.count() != 1 {
 		t.Errorf("reaped %d files, %d left", len(dead), table.count())
 	}
-	if table.find(b) != fb {
+	if table.find(b, nodeControl) != fb {
 		t.Error("the other file is lost")
 	}
 	table.remove(fb)
-	if table.find(b) != nil || table.count() != 0 {
+	if table.find(b, nodeControl) != nil || table.count() != 0 {
 		t.Error("a removed file is found")
 	}
 }
@@ -132,14 +132,14 @@ func TestStrongFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if table.find(other) != nil || table.find(fd) != f {
+	if table.find(other, nodeUVM) != nil || table.find(fd, nodeUVM) != f {
 		t.Error("find")
 	}
 	unix.Close(fd)
 	if len(table.reap()) != 0 {
 		t.Error("reaped a file that the guard holds")
 	}
-	if table.find(f.strong) != f {
+	if table.find(f.strong, nodeUVM) != f {
 		t.Error("lost")
 	}
 	held := f.strong

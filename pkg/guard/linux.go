@@ -49,12 +49,18 @@ func ioctlPtr(fd int, cmd uintptr, p unsafe.Pointer) syscall.Errno {
 	return e
 }
 
+// ioctlQuick is ioctlPtr for calls that never wait. It does without telling the Go scheduler, which costs more than they do.
+func ioctlQuick(fd int, cmd uintptr, p unsafe.Pointer) syscall.Errno {
+	_, _, e := unix.RawSyscall(unix.SYS_IOCTL, uintptr(fd), cmd, uintptr(p))
+	return e
+}
+
 // epollSlot is struct kcmp_epoll_slot.
 type epollSlot struct{ efd, tfd, toff uint32 }
 
 // kcmpSame compares two files of the guard.
 func kcmpSame(self, a, b int) bool {
-	r, _, e := unix.Syscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpFile, uintptr(a), uintptr(b), 0)
+	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpFile, uintptr(a), uintptr(b), 0)
 	return e == 0 && r == 0
 }
 
@@ -62,22 +68,36 @@ func kcmpSame(self, a, b int) bool {
 // the registered file is closed for good.
 func kcmpWeak(self, fd, epfd, tfd int) (same, alive bool) {
 	s := epollSlot{uint32(epfd), uint32(tfd), 0}
-	r, _, e := unix.Syscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpEpollTFD, uintptr(fd), uintptr(unsafe.Pointer(&s)), 0)
+	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpEpollTFD, uintptr(fd), uintptr(unsafe.Pointer(&s)), 0)
 	return e == 0 && r == 0, e != unix.ENOENT
 }
 
 // readMemory copies from a task's memory. It fails unless every byte could be read.
 func readMemory(tid int, addr uint64, b []byte) bool {
-	if len(b) == 0 {
-		return true
-	}
-	if uint64(len(b)) > ^uint64(0)-addr {
-		return false
+	return len(b) == 0 || readSome(tid, addr, b) == len(b)
+}
+
+// readSome copies as much as can be read, from the start, and tells how much that was. It may wait for as long as the task
+// likes: its memory may be served by itself (userfaultfd, FUSE).
+func readSome(tid int, addr uint64, b []byte) int {
+	if len(b) == 0 || uint64(len(b)) > ^uint64(0)-addr {
+		return 0
 	}
 	local := unix.Iovec{Base: &b[0], Len: uint64(len(b))}
 	remote := remoteIovec{addr, uint64(len(b))}
 	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 1, uintptr(unsafe.Pointer(&remote)), 1, 0)
-	return e == 0 && n == uintptr(len(b))
+	if e != 0 {
+		return 0
+	}
+	return int(n)
+}
+
+// readTwo copies two ranges at once; it fails unless both could be read whole.
+func readTwo(tid int, addrA uint64, a []byte, addrB uint64, b []byte) bool {
+	local := [2]unix.Iovec{{Base: &a[0], Len: uint64(len(a))}, {Base: &b[0], Len: uint64(len(b))}}
+	remote := [2]remoteIovec{{addrA, uint64(len(a))}, {addrB, uint64(len(b))}}
+	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 2, uintptr(unsafe.Pointer(&remote)), 2, 0)
+	return e == 0 && n == uintptr(len(a)+len(b))
 }
 
 // remoteIovec is struct iovec with an address of another process, which must never be a Go pointer.

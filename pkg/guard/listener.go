@@ -204,7 +204,7 @@ func (l *listener) hungUp() bool {
 
 // valid reports that the task is still in the call that the notification is about.
 func (l *listener) valid(id uint64) bool {
-	return ioctlPtr(l.fd, ioctlNotifIDValid, unsafe.Pointer(&id)) == 0
+	return ioctlQuick(l.fd, ioctlNotifIDValid, unsafe.Pointer(&id)) == 0
 }
 
 // answer sends the reply. False: the caller is gone.
@@ -215,7 +215,7 @@ func (l *listener) answer(id uint64, r reply) bool {
 	} else if r.errno != 0 {
 		resp.Error = -int32(r.errno)
 	}
-	return ioctlPtr(l.fd, ioctlNotifSend, unsafe.Pointer(&resp)) == 0
+	return ioctlQuick(l.fd, ioctlNotifSend, unsafe.Pointer(&resp)) == 0
 }
 
 // recvEndsWithFilter reports that NOTIF_RECV returns when the last task with the filter is gone: Linux 6.11 and later

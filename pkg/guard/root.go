@@ -233,7 +233,7 @@ func (g *Guard) owns(c *trappedCall, handle uint32) bool {
 	if !g.driver.Native() || handle == 0 {
 		return false
 	}
-	f := g.files.find(c.fd)
+	f := g.files.find(c.fd, c.node.kind)
 	if f == nil {
 		return false
 	}

@@ -29,13 +29,17 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 	if !ok {
 		return fail(unix.EINVAL)
 	}
+	if cmd == rm.UVMMapExternal {
+		if !c.loadMap(cmd, form) {
+			return fail(unix.EFAULT)
+		}
+		return g.uvmMap(l, c, form)
+	}
 	if !c.load(cmd, c.n.Args[2], form.Size) {
 		return fail(unix.EFAULT)
 	}
 	o := c.call.Outer
 	switch cmd {
-	case rm.UVMMapExternal:
-		return g.uvmMap(l, c, form)
 	case rm.UVMAllocDeviceP2P:
 		// A BAR1 window that holds memory too. Nothing that a container needs.
 		g.logOnce("uvmp2p", "denied UVM_ALLOC_DEVICE_P2P")
@@ -58,6 +62,34 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 		c.lost = true
 	}
 	return fail(e)
+}
+
+// Of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS: base, length and offset are followed by room for the attributes of 256 GPUs, of
+// which gpuAttributesCount, before rmCtrlFd, are meant (uvm_ioctl.h, UvmGpuMappingAttributes).
+const (
+	uvmMapAttributes     = 24
+	uvmMapAttributesSize = 36
+	uvmMapFewGPUs        = 8
+	uvmMapCount          = 8 // bytes before rmCtrlFd
+)
+
+// loadMap copies the parameters of a mapping. Nearly all of their nine KiB is room for more GPUs than a machine has, so
+// only the ends are copied. UVM does not look at the rest.
+func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
+	b := c.mem.take(form.Size)
+	if b == nil {
+		return false
+	}
+	addr, tail := c.n.Args[2], form.FD-uvmMapCount
+	if addr > ^uint64(0)-uint64(form.Size) ||
+		!readTwo(c.k.tid, addr, b[:uvmMapAttributes+uvmMapFewGPUs*uvmMapAttributesSize], addr+uint64(tail), b[tail:]) {
+		return false
+	}
+	if rm.U64(b, tail) > uvmMapFewGPUs && !readMemory(c.k.tid, addr, b) {
+		return false
+	}
+	c.call.Cmd, c.call.Outer, c.outerAddr, c.statusOnly = cmd, b, addr, form.Status
+	return true
 }
 
 // uvmMap maps an object of one of the container's clients.
