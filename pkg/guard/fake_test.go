@@ -62,10 +62,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 }
 
 // fakeCall is a call of this very process on a guard without a listener.
-type fakeCall struct {
-	trappedCall
-	mem *arena
-}
+type fakeCall struct{ trappedCall }
 
 func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	t.Helper()
@@ -81,7 +78,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall{g: g, n: &seccompNotif{}, k: k, mem: mem, fd: fd}, mem}
+	c := &fakeCall{trappedCall{g: g, n: &seccompNotif{}, k: k, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +96,8 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
-	c.undo, c.executed, c.wrapped = nil, false, false
+	c.trappedCall = trappedCall{g: c.g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
+		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
 	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 	var rep reply

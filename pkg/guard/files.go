@@ -175,11 +175,8 @@ type node struct {
 	minor int
 }
 
-// majorNVIDIA is NV_MAJOR_DEVICE_NUMBER, kernel-open/common/inc/nv-chardev-numbers.h; its minor 255 is nvidiactl.
-const (
-	majorNVIDIA  = 195
-	minorControl = 255
-)
+// majorNVIDIA is NV_MAJOR_DEVICE_NUMBER, kernel-open/common/inc/nv-chardev-numbers.h.
+const majorNVIDIA = 195
 
 // classify tells what an open file is. foreign: it is a GPU that this container was not given.
 func (t *nodeTable) classify(fd int) (n node, foreign bool, err error) {

@@ -205,7 +205,7 @@ func (g *Guard) killClients(p *process) {
 	}
 	g.account.mu.Unlock()
 	for _, c := range victims {
-		fd := findFile(g.files.self, p, c.file)
+		fd := findFile(g.files.self, p, c.file, &g.nodes)
 		if fd < 0 {
 			g.log.Error("cannot find the file of an RM client", "pid", p.tgid)
 			continue

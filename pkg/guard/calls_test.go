@@ -1,0 +1,625 @@
+package guard
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// answering makes a driver that answers every call with a status, after f has seen it.
+func answering(status uint32, f func(call *rm.Call)) *fakeDriver {
+	return &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if f != nil {
+			f(call)
+		}
+		switch call.NR() {
+		case rm.EscAlloc:
+			rm.PutU32(call.Outer, 40, status)
+		case rm.EscControl:
+			rm.PutU32(call.Outer, rm.ControlStatus, status)
+		case rm.EscFree:
+			rm.PutU32(call.Outer, rm.FreeStatus, status)
+		case rm.EscVidHeapControl:
+			rm.PutU32(call.Outer, rm.HeapStatus, status)
+		}
+		return 0
+	}}
+}
+
+// TestAllocSizes: what is reserved, what is charged in the end, and what a refusal leaves.
+func TestAllocSizes(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		size    uint64
+		granted uint64 // what the driver writes back
+		attr    uint32
+		status  uint32
+		want    quota.Bytes // charged
+		refused bool        // without asking the driver
+	}{
+		{"small pages", 70 << 10, 128 << 10, 2 << rm.MemoryAttrPageShift, 0, 128 * quota.KiB, false},
+		{"an odd answer is rounded up", 70 << 10, 70 << 10, 2 << rm.MemoryAttrPageShift, 0, 128 * quota.KiB, false},
+		{"huge pages", 3 << 20, 3 << 20, 3 << rm.MemoryAttrPageShift, 0, 4 * quota.MiB, false},
+		{"the driver has none", 3 << 20, 3 << 20, 0, rm.StatusNoMemory, 0, false},
+		{"all that is left", uint64(testLimit) - 8<<20, uint64(testLimit) - 8<<20, 3 << rm.MemoryAttrPageShift, 0, testLimit - 8*quota.MiB, false},
+		{"a byte more", uint64(testLimit) - 8<<20 + 1, 0, 0, 0, 0, true},
+		{"2⁶⁴ − 1", ^uint64(0), 0, 0, 0, 0, true},
+		{"2⁶⁴ less a page", ^uint64(0) - 2<<20 + 1, 0, 0, 0, 0, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := answering(c.status, func(call *rm.Call) {
+				if call.NR() != rm.EscAlloc {
+					return
+				}
+				p := call.Blocks[0].Data
+				rm.PutU64(p, rm.MemorySize, c.granted)
+				rm.PutU32(p, rm.MemoryAttr, c.attr)
+			})
+			g := withClient(newFakeGuard(t, d))
+			f := newFakeCall(t, g, fakeControl)
+			p := make([]byte, 128)
+			rm.PutU64(p, rm.MemorySize, c.size)
+			o := fakeAlloc(fakeDevice, 0x77, classVidmem, p)
+			if rep := f.escape(rm.EscAlloc, o, p); rep != replyDone {
+				t.Fatal(rep)
+			}
+			if asked := len(d.calls) > 0; asked == c.refused {
+				t.Errorf("the driver was asked: %v", asked)
+			}
+			wantStatus := c.status
+			if c.refused {
+				wantStatus = rm.StatusNoMemory
+			}
+			if s := rm.U32(o, 40); s != wantStatus {
+				t.Errorf("status %s", rm.StatusName(s))
+			}
+			wantUsage(t, g.account, 0, 8*quota.MiB+c.want)
+			if f.undo != nil {
+				f.undo()
+				wantUsage(t, g.account, 0, 8*quota.MiB)
+			}
+		})
+	}
+}
+
+// TestDeniedAllocs never reach the driver.
+func TestDeniedAllocs(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		class  uint32
+		change func(o, p []byte)
+		status uint32
+	}{
+		{"all of video memory", 0xc2, nil, rm.StatusNotSupported},
+		{"deferred API", 0x5080, nil, rm.StatusNotSupported},
+		{"event buffer", 0x90cd, nil, rm.StatusNotSupported},
+		{"multicast", 0xfd, nil, rm.StatusNotSupported},
+		{"fabric", 0xf8, nil, rm.StatusNotSupported},
+		{"the caller's pages", 0x71, nil, rm.StatusNotSupported},
+		{"unknown", 0xdead, nil, rm.StatusNotSupported},
+		{"another container's client", classVidmem, func(o, _ []byte) { rm.PutU32(o, rm.AllocRoot, 0xc1d00000) }, rm.StatusInvalidClient},
+		{"another container's client in an event", 0x79, func(_, p []byte) { rm.PutU32(p, rm.EventParentClient, 0xc1d00000) }, rm.StatusInvalidClient},
+		{"serialised parameters", classVidmem, func(o, _ []byte) { rm.PutU32(o, 36, 1) }, rm.StatusInvalidArgument},
+		{"a size of the caller's own", classVidmem, func(o, _ []byte) { rm.PutU32(o, 32, 64) }, rm.StatusInvalidArgument},
+		{"memory without parameters", classVidmem, func(o, _ []byte) { rm.PutU64(o, rm.AllocParams, 0) }, rm.StatusInvalidArgument},
+		{"memory below nothing", classVidmem, func(o, _ []byte) { rm.PutU32(o, rm.AllocParent, 0x1234) }, rm.StatusInvalidObjectParent},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := answering(0, nil)
+			g := withClient(newFakeGuard(t, d))
+			p := make([]byte, 512)
+			rm.PutU64(p, rm.MemorySize, 1<<20)
+			o := fakeAlloc(fakeDevice, 0, c.class, p)
+			if c.change != nil {
+				c.change(o, p)
+			}
+			rep := newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p)
+			if s := rm.U32(o, 40); rep != replyDone || s != c.status || len(d.calls) != 0 {
+				t.Errorf("%+v, status %s, %d driver calls; want %s and none", rep, rm.StatusName(s), len(d.calls), rm.StatusName(c.status))
+			}
+			wantUsage(t, g.account, 0, 8*quota.MiB)
+		})
+	}
+}
+
+// TestPrivilegedChannel: the flag that would let a channel address all of the memory is taken out.
+func TestPrivilegedChannel(t *testing.T) {
+	var flags uint32
+	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) { flags = rm.U32(call.Blocks[0].Data, rm.ChannelFlags) })))
+	p := make([]byte, 368)
+	rm.PutU32(p, rm.ChannelFlags, rm.ChannelFlagPrivileged|1)
+	newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0, 0xc86f, p), p)
+	if flags != 1 {
+		t.Errorf("flags %#x", flags)
+	}
+}
+
+// TestCounts bounds channel groups and channels.
+func TestCounts(t *testing.T) {
+	g := withClient(newFakeGuard(t, answering(0, nil)))
+	g.cfg.Settings.MaxTSGs = 2
+	f := newFakeCall(t, g, fakeControl)
+	for i, want := range []uint32{0, 0, rm.StatusInsufficientResources} {
+		p := make([]byte, 20)
+		o := fakeAlloc(fakeDevice, uint32(100+i), 0xa06c, p)
+		f.escape(rm.EscAlloc, o, p)
+		if s := rm.U32(o, 40); s != want {
+			t.Errorf("group %d: %s", i, rm.StatusName(s))
+		}
+	}
+	f.escape(rm.EscFree, fakeFree(100))
+	o := fakeAlloc(fakeDevice, 103, 0xa06c, nil)
+	if f.escape(rm.EscAlloc, o); rm.U32(o, 40) != 0 {
+		t.Error("a freed group still counts")
+	}
+}
+
+func TestHeap(t *testing.T) {
+	vidmem, virtual, host := uint32(0), uint32(rm.MemoryFlagVirtual), uint32(rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift)
+	for _, c := range []struct {
+		name     string
+		function uint32
+		set      func(o []byte)
+		want     quota.Bytes
+		status   uint32
+	}{
+		{"size", rm.HeapFnAllocSize, func(o []byte) { rm.PutU64(o, rm.HeapAllocSize, 1<<20) }, quota.MiB, 0},
+		{"size range", rm.HeapFnAllocSizeRange, func(o []byte) { rm.PutU64(o, rm.HeapAllocRangeSize, 3<<20) }, 3 * quota.MiB, 0},
+		{"tiled", rm.HeapFnAllocTiled, func(o []byte) {
+			rm.PutU32(o, rm.HeapTiledHeight, 1<<10)
+			rm.PutU32(o, rm.HeapTiledPitch, 1<<12)
+			rm.PutU64(o, rm.HeapAllocSize, 1) // the driver recomputes it, so it counts for nothing
+		}, 4 * quota.MiB, 0},
+		{"tiled, beyond 32 bits", rm.HeapFnAllocTiled, func(o []byte) {
+			rm.PutU32(o, rm.HeapTiledHeight, ^uint32(0))
+			rm.PutU32(o, rm.HeapTiledPitch, ^uint32(0))
+		}, 0, rm.StatusNoMemory},
+		{"too large", rm.HeapFnAllocSize, func(o []byte) { rm.PutU64(o, rm.HeapAllocSize, uint64(testLimit)) }, 0, rm.StatusNoMemory},
+		{"wraps around", rm.HeapFnAllocSize, func(o []byte) { rm.PutU64(o, rm.HeapAllocSize, ^uint64(0)) }, 0, rm.StatusNoMemory},
+		{"address space", rm.HeapFnAllocSize, func(o []byte) {
+			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
+			rm.PutU32(o, rm.HeapAllocFlags, virtual)
+		}, 0, 0},
+		{"host memory", rm.HeapFnAllocSize, func(o []byte) {
+			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
+			rm.PutU32(o, rm.HeapAllocAttr, host)
+		}, 0, 0},
+		{"device memory that calls itself host memory where function 6 has its height", rm.HeapFnAllocTiled, func(o []byte) {
+			rm.PutU32(o, rm.HeapTiledHeight, host)
+			rm.PutU32(o, rm.HeapTiledPitch, 1)
+			rm.PutU32(o, rm.HeapTiledAttr, vidmem)
+		}, quota.Bytes(host), 0},
+		{"the caller's pages", rm.HeapFnAllocOSDescriptor, func([]byte) {}, 0, rm.StatusNotSupported},
+		{"hardware resources", rm.HeapFnHWAlloc, func([]byte) {}, 0, rm.StatusNotSupported},
+		{"unknown", 99, func([]byte) {}, 0, rm.StatusNotSupported},
+		{"another container's client", rm.HeapFnAllocSize, func(o []byte) { rm.PutU32(o, rm.HeapRoot, 1) }, 0, rm.StatusInvalidClient},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) {
+				switch o := call.Outer; rm.U32(o, rm.HeapFunction) {
+				case rm.HeapFnAllocTiled:
+					rm.PutU64(o, rm.HeapAllocSize, uint64(rm.U32(o, rm.HeapTiledHeight))*uint64(rm.U32(o, rm.HeapTiledPitch)))
+				}
+				if rm.U32(call.Outer, rm.HeapAllocMemory) == 0 {
+					rm.PutU32(call.Outer, rm.HeapAllocMemory, 0xcaf00001)
+				}
+			})))
+			f := newFakeCall(t, g, fakeControl)
+			o := make([]byte, rm.HeapSize)
+			rm.PutU32(o, rm.HeapRoot, fakeClient)
+			rm.PutU32(o, rm.HeapParent, fakeDevice)
+			rm.PutU32(o, rm.HeapFunction, c.function)
+			c.set(o)
+			if rep := f.escape(rm.EscVidHeapControl, o); rep != replyDone || rm.U32(o, rm.HeapStatus) != c.status {
+				t.Fatalf("%+v, status %s", rep, rm.StatusName(rm.U32(o, rm.HeapStatus)))
+			}
+			wantUsage(t, g.account, 0, 8*quota.MiB+c.want)
+			if c.want == 0 {
+				return
+			}
+			o = make([]byte, rm.HeapSize)
+			rm.PutU32(o, rm.HeapRoot, fakeClient)
+			rm.PutU32(o, rm.HeapFunction, rm.HeapFnFree)
+			rm.PutU32(o, rm.HeapFreeMemory, 0xcaf00001)
+			f.escape(rm.EscVidHeapControl, o)
+			wantUsage(t, g.account, 0, 8*quota.MiB)
+		})
+	}
+}
+
+func TestHeapInfo(t *testing.T) {
+	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) {
+		rm.PutU64(call.Outer, rm.HeapTotal, 80<<30)
+		rm.PutU64(call.Outer, rm.HeapFree, 70<<30)
+		rm.PutU64(call.Outer, rm.HeapInfoSize, 60<<30)
+	})))
+	o := make([]byte, rm.HeapSize)
+	rm.PutU32(o, rm.HeapRoot, fakeClient)
+	rm.PutU32(o, rm.HeapParent, fakeDevice)
+	rm.PutU32(o, rm.HeapFunction, rm.HeapFnInfo)
+	newFakeCall(t, g, fakeControl).escape(rm.EscVidHeapControl, o)
+	free := uint64(testLimit - 8*quota.MiB)
+	if got := []uint64{rm.U64(o, rm.HeapTotal), rm.U64(o, rm.HeapFree), rm.U64(o, rm.HeapInfoSize)}; !slices.Equal(got, []uint64{uint64(testLimit), free, free}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// uvmCall makes a UVM call with the addresses and names that it takes.
+func uvmCall(g *Guard, cmd uint32, base, length uint64, ctl int) ([]byte, rm.UVMForm) {
+	form, _ := g.abi.UVM(cmd)
+	o := make([]byte, form.Size)
+	rm.PutU64(o, form.Base, base)
+	if form.Length >= 0 {
+		rm.PutU64(o, form.Length, length)
+	}
+	if form.Memory >= 0 {
+		rm.PutU32(o, form.FD, uint32(ctl))
+		rm.PutU32(o, form.Client, fakeClient)
+		rm.PutU32(o, form.Memory, fakeMemory)
+	}
+	if cmd == rm.UVMMapExternal { // one GPU
+		rm.PutU64(o, form.FD-8, 1)
+	}
+	return o, form
+}
+
+// TestUVM: a mapping holds memory past its handle, and the object is open to UVM only for the moment of the call.
+func TestUVM(t *testing.T) {
+	var open, wasOpen, refuse bool
+	var fds []uint32
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	d.answer = func(tgt Target, call *rm.Call) syscall.Errno {
+		if rm.UVMShaped(call.Cmd) {
+			wasOpen = wasOpen || open
+			form, _ := g.abi.UVM(call.Cmd)
+			if form.FD >= 0 {
+				fds = append(fds, rm.U32(call.Outer, form.FD))
+			}
+			if refuse {
+				rm.PutU32(call.Outer, form.Status, rm.StatusInvalidAddress)
+			}
+		} else if call.NR() == rm.EscShare {
+			open = call.Outer[rm.SharePolicy+rm.SharePolicyAction]&shareActionRevoke == 0
+		}
+		return 0
+	}
+	ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ctl)
+	c := newFakeCall(t, g, fakeUVM)
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64]uvmMap{}}
+
+	refuse = true
+	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
+	c.do(rm.UVMMapExternal, o)
+	if rm.U32(o, form.Status) != rm.StatusInvalidAddress || open || !wasOpen {
+		t.Errorf("refused mapping: %s, open %v, was %v", rm.StatusName(rm.U32(o, form.Status)), open, wasOpen)
+	}
+	refuse = false
+	o, form = uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
+	if rep := c.do(rm.UVMMapExternal, o); rep != replyDone || rm.U32(o, form.Status) != 0 || open {
+		t.Fatalf("%+v, %s, open %v", rep, rm.StatusName(rm.U32(o, form.Status)), open)
+	}
+	if rm.U32(o, form.FD) != uint32(ctl) || fds[1] == uint32(ctl) {
+		t.Errorf("descriptors: the task sees %d, UVM saw %d, want the guard's own copy of %d", rm.U32(o, form.FD), fds[1], ctl)
+	}
+	g.account.freeObject(fakeClient, fakeMemory)
+	wantUsage(t, g.account, 0, 8*quota.MiB)
+	if !g.account.hasZombies() {
+		t.Error("no zombie")
+	}
+	o, _ = uvmCall(g, rm.UVMUnmapExternal, 1<<32, 4<<20, 0)
+	c.do(rm.UVMUnmapExternal, o)
+	wantUsage(t, g.account, 0, 8*quota.MiB) // half of it still holds the memory
+	refuse = true
+	o, _ = uvmCall(g, rm.UVMUnmapExternal, 1<<32, 8<<20, 0)
+	c.do(rm.UVMUnmapExternal, o)
+	wantUsage(t, g.account, 0, 8*quota.MiB) // UVM said no
+	refuse = false
+	o, _ = uvmCall(g, rm.UVMUnmapExternal, 1<<32, 8<<20, 0)
+	c.do(rm.UVMUnmapExternal, o)
+	wantUsage(t, g.account, 0, 0)
+	if g.account.hasZombies() {
+		t.Error("a zombie")
+	}
+}
+
+// TestUVMRefusals never reach the driver.
+func TestUVMRefusals(t *testing.T) {
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	ctl, _ := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	null, _ := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	defer unix.Close(ctl)
+	defer unix.Close(null)
+	c := newFakeCall(t, g, fakeUVM)
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64]uvmMap{}}
+	for _, x := range []struct {
+		name   string
+		cmd    uint32
+		fd     int
+		client uint32
+	}{
+		{"another container's client", rm.UVMMapExternal, ctl, 0xc1d00000},
+		{"a descriptor that is not nvidiactl", rm.UVMMapExternal, null, fakeClient},
+		{"a descriptor that is not open", rm.UVMMapExternal, 9999, fakeClient},
+		{"a window into the memory", rm.UVMAllocDeviceP2P, ctl, fakeClient},
+	} {
+		o, form := uvmCall(g, x.cmd, 1<<32, 8<<20, x.fd)
+		rm.PutU32(o, form.Client, x.client)
+		if rep := c.do(x.cmd, o); rep != replyDone || rm.U32(o, form.Status) == 0 || len(d.calls) != 0 {
+			t.Errorf("%s: %+v, status %s, %d driver calls", x.name, rep, rm.StatusName(rm.U32(o, form.Status)), len(d.calls))
+		}
+	}
+}
+
+// TestEndUVM frees what is mapped in an address space that no process has any more, and only that.
+func TestEndUVM(t *testing.T) {
+	var freed []uint64
+	d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if call.Cmd == rm.UVMFree {
+			freed = append(freed, rm.U64(call.Outer, 0))
+		}
+		return 0
+	}}
+	g := withClient(newFakeGuard(t, d))
+	path := filepath.Join(t.TempDir(), "uvm")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := g.files.follow(fd, nodeUVM, 0, true)
+	unix.Close(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctl, _ := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	defer unix.Close(ctl)
+	c := newFakeCall(t, g, fakeUVM)
+	c.file = f
+	o, _ := uvmCall(g, rm.UVMMapExternal, 1<<33, 8<<20, ctl)
+	c.do(rm.UVMMapExternal, o)
+	g.account.freeObject(fakeClient, fakeMemory)
+	wantUsage(t, g.account, 0, 8*quota.MiB)
+	g.endUVM(f)
+	wantUsage(t, g.account, 0, 0)
+	if !slices.Equal(freed, []uint64{1 << 33}) || g.files.count() != 0 || g.account.hasZombies() {
+		t.Errorf("freed %#x, %d files", freed, g.files.count())
+	}
+}
+
+// rootGuard is a guard with a root alloc under way in this process, whose answer is at o.
+func rootGuard(t *testing.T, d *fakeDriver, o []byte) (*Guard, *file) {
+	t.Helper()
+	g := newFakeGuard(t, d)
+	c := newFakeCall(t, g, fakeControl)
+	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
+		t.Fatalf("%+v", rep)
+	}
+	f := c.root
+	if f == nil || g.pendingRoots.Load() != 1 || !f.rooted {
+		t.Fatal("no root alloc is under way")
+	}
+	t.Cleanup(func() { unix.Close(f.epfd) })
+	return g, f
+}
+
+func rootOuter() []byte {
+	o := make([]byte, 48)
+	rm.PutU32(o, rm.AllocClass, classRootClient)
+	return o
+}
+
+func TestRootAlloc(t *testing.T) {
+	live := uint32(0) // the client that RM says the file has
+	confirm := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlClient) != live {
+			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusInvalidClient)
+		}
+		return 0
+	}}
+	t.Run("verified", func(t *testing.T) {
+		o := rootOuter()
+		g, f := rootGuard(t, confirm, o)
+		live = fakeClient
+		rm.PutU32(o, rm.AllocObject, fakeClient) // as the kernel answers
+		g.settleRoot(f, 0, false)
+		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
+			t.Fatal("the client is not recorded")
+		}
+		// One live client to a file.
+		c := newFakeCall(t, g, fakeControl)
+		unix.Close(c.fd)
+		c.fd = dupFD(t, 0)
+		g.account.freeObject(fakeClient, 0)
+		g.account.mu.Lock()
+		cl := g.account.clients[fakeClient]
+		g.account.mu.Unlock()
+		g.clientGone(cl)
+		if f.rooted || f.clients != 0 || g.account.ownsClient(fakeClient) {
+			t.Error("a freed client bars its file")
+		}
+		g.clientGone(cl) // twice is once
+		if f.clients != 0 {
+			t.Error("counted twice")
+		}
+	})
+	t.Run("a handle that RM does not know", func(t *testing.T) {
+		o := rootOuter()
+		g, f := rootGuard(t, confirm, o)
+		live = 0
+		rm.PutU32(o, rm.AllocObject, 0xc1d00077) // forged
+		g.settleRoot(f, 0, false)
+		if g.account.ownsClient(0xc1d00077) || !f.rooted {
+			t.Error("a client that RM does not confirm is trusted, or its file is free for another root alloc")
+		}
+	})
+	t.Run("overwritten answer", func(t *testing.T) {
+		o := rootOuter()
+		g, f := rootGuard(t, confirm, o)
+		live = fakeClient
+		clear(o)
+		g.settleRoot(f, 0, false)
+		if g.account.ownsClient(fakeClient) || f.unknown == 0 {
+			t.Error("the file is not known to have a client of unknown name")
+		}
+	})
+	t.Run("named by the next call", func(t *testing.T) {
+		o := rootOuter()
+		g, f := rootGuard(t, confirm, o)
+		live = fakeClient
+		clear(o)
+		g.settleRoot(f, fakeClient, false)
+		if !g.account.ownsClient(fakeClient) {
+			t.Error("not found")
+		}
+	})
+	t.Run("the caller was gone", func(t *testing.T) {
+		g, f := rootGuard(t, confirm, rootOuter())
+		g.cancelRoot(f, f.pending.id)
+		if f.rooted || f.pending != nil || g.pendingRoots.Load() != 0 {
+			t.Error("a root alloc that did not run bars its file")
+		}
+		g.settleRoot(f, 0, true) // the timer that is still set
+		if g.pendingRoots.Load() != 0 {
+			t.Error("settled twice")
+		}
+	})
+	t.Run("barred", func(t *testing.T) {
+		for _, bar := range []func(f *file){func(f *file) { f.rooted = true }, func(f *file) { f.registered = true },
+			func(f *file) { f.pending = &pendingRoot{} }} {
+			g := newFakeGuard(t, confirm)
+			c := newFakeCall(t, g, fakeControl)
+			f, err := g.followFile(c.fd, c.node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bar(f)
+			o := rootOuter()
+			if rep := c.escape(rm.EscAlloc, o); rep != replyDone || rm.U32(o, 40) != rm.StatusInsufficientResources {
+				t.Errorf("%+v %s", rep, rm.StatusName(rm.U32(o, 40)))
+			}
+			f.pending = nil
+		}
+	})
+	t.Run("in an XFER, or on a GPU's node", func(t *testing.T) {
+		g := newFakeGuard(t, confirm)
+		o := rootOuter()
+		c := newFakeCall(t, g, "/dev/zero")
+		if rep := c.escape(rm.EscAlloc, o); rep.resume {
+			t.Error("let through on a GPU's node")
+		}
+		c = newFakeCall(t, g, fakeControl)
+		c.load(uint32(testCmd(rm.EscAlloc, 48)), 0, 0)
+		c.call.Outer, c.wrapped = rootOuter(), true
+		if rep := g.onRootAlloc(nil, &c.trappedCall); rep.resume {
+			t.Error("let through inside an XFER, whose content may change")
+		}
+	})
+	t.Run("too many", func(t *testing.T) {
+		g := newFakeGuard(t, confirm)
+		g.cfg.Settings.MaxClients = 1
+		g.account.addClient(1, 1, nil)
+		o := rootOuter()
+		if rep := newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o); rep != replyDone || rm.U32(o, 40) != rm.StatusInsufficientResources {
+			t.Errorf("%+v", rep)
+		}
+	})
+}
+
+// TestAudit: a process that holds what was never charged loses its clients.
+func TestAudit(t *testing.T) {
+	for _, x := range []struct {
+		name   string
+		held   quota.Bytes
+		killed uint64
+	}{{"as charged", 8 * quota.MiB, 0}, {"more", 8*quota.MiB + 64*quota.KiB, 1}} {
+		t.Run(x.name, func(t *testing.T) {
+			var freed []uint32
+			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+				switch call.NR() {
+				case rm.EscControl:
+					if rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo {
+						p := call.Blocks[0].Data
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(x.held-4*quota.MiB))
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedOwned, uint64(4*quota.MiB))
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedDuped, uint64(quota.GiB)) // somebody else's
+					}
+				case rm.EscFree:
+					freed = append(freed, rm.U32(call.Outer, rm.FreeObject))
+				}
+				return 0
+			}}
+			g := newFakeGuard(t, d)
+			c := newFakeCall(t, g, fakeControl)
+			f, err := g.followFile(c.fd, c.node)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.account.addClient(fakeClient, os.Getpid(), f)
+			g.account.addObject(fakeClient, memoryObject(fakeMemory, fakeClient), 0, 0, 8*quota.MiB)
+			f.clients, f.rooted = 1, true
+			g.audit()
+			if x.killed == 0 && (len(freed) > 0 || !g.account.ownsClient(fakeClient)) {
+				t.Errorf("an honest process lost %#x", freed)
+			}
+			if x.killed > 0 && (!slices.Equal(freed, []uint32{fakeClient}) || g.account.ownsClient(fakeClient)) {
+				t.Errorf("the process kept what it holds; freed %#x", freed)
+			}
+			if n := g.stats.killed.Load(); n != x.killed {
+				t.Errorf("%d killed", n)
+			}
+		})
+	}
+}
+
+// TestBucket: a burst is free, then calls come at the rate, and waiting does not add up to more.
+func TestBucket(t *testing.T) {
+	start := time.Unix(1000, 0)
+	b := bucket{perSecond: 10, burst: 3}
+	for i := range 3 {
+		if d := b.take(start); d != 0 {
+			t.Errorf("call %d of the burst waits %v", i, d)
+		}
+	}
+	if d := b.take(start); d != 100*time.Millisecond {
+		t.Errorf("the next waits %v", d)
+	}
+	if d := b.take(start.Add(time.Second)); d != 0 {
+		t.Errorf("a second later: %v", d)
+	}
+	b.take(start.Add(time.Hour))
+	if b.tokens > 3 {
+		t.Errorf("%v tokens after an hour", b.tokens)
+	}
+	if d := (&bucket{}).take(start); d != 0 {
+		t.Errorf("unlimited: %v", d)
+	}
+}
+
+func TestIdentify(t *testing.T) {
+	for _, c := range []struct {
+		bus  string
+		want uint32
+		ok   bool
+	}{{"0000:01:00.0", 0x100, true}, {"00000000:41:00.0", 0x4100, true}, {"0001:C1:1F.0", 0x1c11f, true}, {"x", 0, false}, {"", 0, false}} {
+		g, err := identify(c.bus, 0)
+		if (err == nil) != c.ok || c.ok && g.id != c.want {
+			t.Errorf("%q: %#x, %v", c.bus, g.id, err)
+		}
+	}
+}
