@@ -294,7 +294,7 @@ func (s *savedCall) parts() []memoryPart {
 	var parts []memoryPart
 	for i, p := range s.out {
 		if !bytes.Equal(p.data, s.before[i].data) {
-			parts = append(parts, memoryPart{p.addr, p.data})
+			parts = append(parts, memoryPart(p))
 		}
 	}
 	return parts

@@ -164,8 +164,6 @@ func (t *fileTable) count() int {
 type nodeTable struct {
 	byRdev  map[uint64]node // real driver: the character device number
 	byInode map[inode]node  // simulated driver: every node is the same device, each has its own inode
-	// nvidiaMajor is set with the real driver: a file of NVIDIA's that is not in byRdev is another GPU's.
-	nvidiaMajor bool
 }
 
 type inode struct{ dev, ino uint64 }

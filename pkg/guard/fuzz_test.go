@@ -175,7 +175,7 @@ func BenchmarkHandle(b *testing.B) {
 }
 
 // silentDriver does nothing, so that a benchmark counts the guard's allocations only.
-type silentDriver struct{ fakeDriver }
+type silentDriver struct{}
 
 func (silentDriver) Native() bool                               { return true }
 func (silentDriver) Exec(t Target, call *rm.Call) syscall.Errno { return 0 }

@@ -49,7 +49,6 @@ type Guard struct {
 	initPID   int
 	listeners int
 	sweeping  bool // a sweep is scheduled
-	lastSweep time.Time
 	auditing  bool
 
 	watch   *watcher
@@ -240,6 +239,3 @@ func (b *bucket) take(now time.Time) time.Duration {
 	}
 	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
 }
-
-// limitOf is the limit of a GPU for messages.
-func (g *Guard) limitOf(i int) quota.Bytes { return g.cfg.GPUs[i].Limit }
