@@ -22,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
