@@ -298,7 +298,7 @@ func TestUVM(t *testing.T) {
 	}
 	defer unix.Close(ctl)
 	c := newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64]uvmMap{}}
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
 
 	refuse = true
 	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
@@ -335,6 +335,45 @@ func TestUVM(t *testing.T) {
 	}
 }
 
+// TestUVMReplace: a mapping takes the place of what was there, on its own GPU only and as far as it reaches.
+func TestUVMReplace(t *testing.T) {
+	const base, length = 1 << 32, 8 << 20
+	one, two := gpuUUID{1}, gpuUUID{2}
+	for _, c := range []struct {
+		name   string
+		second uvmMap
+		unmap  gpuUUID
+		left   quota.Bytes // of the first, 8 MiB, and the second, 1 MiB, after the second was mapped
+		after  quota.Bytes // and after an unmapping of the whole
+	}{
+		{"the whole", uvmMap{gpu: one, length: length}, one, quota.MiB, 0},
+		{"the beginning", uvmMap{gpu: one, length: 64 << 10}, one, 9 * quota.MiB, 8 * quota.MiB},
+		{"on another GPU", uvmMap{gpu: two, length: length}, one, 9 * quota.MiB, quota.MiB},
+		{"on another GPU, which is unmapped", uvmMap{gpu: two, length: length}, two, 9 * quota.MiB, 8 * quota.MiB},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := withClient(newFakeGuard(t, &fakeDriver{}))
+			g.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
+			f := &file{maps: map[uint64][]uvmMap{}}
+			first := uvmMap{one, length, g.account.hold(fakeClient, fakeMemory)}
+			c.second.charge = g.account.hold(fakeClient, fakeMemory+1)
+			g.account.freeObject(fakeClient, fakeDevice)
+			g.uvmMapped(f, base, first)
+			g.uvmMapped(f, base, c.second)
+			wantUsage(t, g.account, 0, c.left)
+			g.uvmUnmapped(f, base, length, c.unmap)
+			wantUsage(t, g.account, 0, c.after)
+			for b := range f.maps {
+				g.uvmUnmapped(f, b, 0, gpuUUID{})
+			}
+			wantUsage(t, g.account, 0, 0)
+			if f.mapped != 0 || len(f.maps) != 0 {
+				t.Errorf("%d mappings are left", f.mapped)
+			}
+		})
+	}
+}
+
 // TestUVMRefusals never reach the driver.
 func TestUVMRefusals(t *testing.T) {
 	d := &fakeDriver{}
@@ -344,7 +383,7 @@ func TestUVMRefusals(t *testing.T) {
 	defer unix.Close(ctl)
 	defer unix.Close(null)
 	c := newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64]uvmMap{}}
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
 	for _, x := range []struct {
 		name   string
 		cmd    uint32

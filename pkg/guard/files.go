@@ -34,16 +34,18 @@ type file struct {
 	strong    int // descriptor held by the guard, -1 if none
 
 	mu         sync.Mutex
-	pending    *pendingRoot      // a root alloc that runs in the task
-	registered bool              // has issued REGISTER_FD: must not do a root alloc
-	rooted     bool              // has, or may have, a live client
-	clients    int               // verified live clients
-	unknown    int               // process that made a client whose handle is not known yet; 0: none
-	exports    []*charge         // memory exported into this file
-	maps       map[uint64]uvmMap // external mappings of this UVM address space, by base
-	exporter   bool              // objects were exported into it here
-	owners     map[int]bool      // processes that used this UVM address space
-	sim        simFile           // with the simulated driver
+	pending    *pendingRoot        // a root alloc that runs in the task
+	registered bool                // has issued REGISTER_FD: must not do a root alloc
+	rooted     bool                // has, or may have, a live client
+	clients    int                 // verified live clients
+	unknown    int                 // process that made a client whose handle is not known yet; 0: none
+	exports    []*charge           // memory exported into this file
+	maps       map[uint64][]uvmMap // external mappings of this UVM address space, by base
+	mapped     int                 // how many
+	uvm        sync.Mutex          // held over a call that changes them, so that they are recorded in UVM's order
+	exporter   bool                // objects were exported into it here
+	owners     map[int]bool        // processes that used this UVM address space
+	sim        simFile             // with the simulated driver
 }
 
 // fileTable is the set of files that the guard follows.
@@ -89,7 +91,7 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 		if err != nil {
 			return nil, fmt.Errorf("keep a file: %w", err)
 		}
-		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64]uvmMap{}
+		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64][]uvmMap{}
 	} else {
 		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 		if err != nil {

@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -14,11 +16,17 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call.
 
-// uvmMap is an external mapping that holds device memory.
+// uvmMap is an external mapping on one GPU that holds device memory. GPUs have their own at one address.
 type uvmMap struct {
+	gpu    gpuUUID
 	length uint64
 	charge *charge
 }
+
+type gpuUUID [16]byte
+
+// uvmUnmapGPU is the offset of the GPU in UVM_UNMAP_EXTERNAL_PARAMS (uvm_ioctl.h).
+const uvmUnmapGPU = 16
 
 // maxUVMMaps bounds the mappings remembered for one address space.
 const maxUVMMaps = 1 << 18
@@ -47,6 +55,8 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 		rm.PutU32(o, form.Status, rm.StatusNotSupported)
 		return replyDone
 	}
+	c.file.uvm.Lock()
+	defer c.file.uvm.Unlock()
 	if !c.valid(l) {
 		return replyDone
 	}
@@ -54,11 +64,13 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 	if e == 0 && rm.U32(o, form.Status) == rm.StatusOK {
 		// UVM_FREE takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from
 		// the middle of one stays charged until its address space ends.
-		length := uint64(0)
+		var length uint64
+		var gpu gpuUUID
 		if cmd == rm.UVMUnmapExternal {
 			length = rm.U64(o, form.Length)
+			copy(gpu[:], o[uvmUnmapGPU:])
 		}
-		g.uvmUnmapped(c.file, rm.U64(o, form.Base), length)
+		g.uvmUnmapped(c.file, rm.U64(o, form.Base), length, gpu)
 		c.lost = true
 	}
 	return fail(e)
@@ -70,7 +82,8 @@ const (
 	uvmMapAttributes     = 24
 	uvmMapAttributesSize = 36
 	uvmMapFewGPUs        = 8
-	uvmMapCount          = 8 // bytes before rmCtrlFd
+	uvmMapMaxGPUs        = 32 // UVM_MAX_GPUS of the branches with the short form; no machine has more
+	uvmMapCount          = 8  // bytes before rmCtrlFd
 )
 
 // loadMap copies the parameters of a mapping. Nearly all of their nine KiB is room for more GPUs than a machine has, so
@@ -118,10 +131,13 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 		return replyDone
 	}
 	f := c.file
+	f.uvm.Lock()
+	defer f.uvm.Unlock()
 	f.mu.Lock()
-	full := len(f.maps) >= maxUVMMaps
+	full := f.mapped >= maxUVMMaps
 	f.mu.Unlock()
-	if full {
+	gpus := rm.U64(o, form.FD-uvmMapCount)
+	if full || gpus > uvmMapMaxGPUs {
 		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
 		return replyDone
 	}
@@ -152,16 +168,41 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 		g.account.unhold(ch)
 		return fail(e)
 	}
-	// A new mapping replaces what was there (uvm_map_external_allocation_on_gpu).
-	base := rm.U64(o, form.Base)
-	f.mu.Lock()
-	old, replaced := f.maps[base]
-	f.maps[base] = uvmMap{length: rm.U64(o, form.Length), charge: ch}
-	f.mu.Unlock()
-	if replaced {
-		g.account.unhold(old.charge)
+	for i := range max(1, int(gpus)) {
+		var gpu gpuUUID
+		copy(gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
+		g.account.hold(client, memory)
+		g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpu, length: rm.U64(o, form.Length), charge: ch})
 	}
+	g.account.unhold(ch) // each mapping holds it now
 	return replyDone
+}
+
+// uvmMapped records a mapping. It replaces what that GPU had there (uvm_map_external_allocation_on_gpu); of a longer one
+// the rest stays.
+func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
+	f.mu.Lock()
+	var gone *charge
+	list := f.maps[base]
+	for i, old := range list {
+		if old.gpu != m.gpu {
+			continue
+		}
+		list = slices.Delete(list, i, i+1)
+		if rest := base + m.length; old.length > m.length {
+			f.maps[rest] = append(f.maps[rest], uvmMap{old.gpu, old.length - m.length, old.charge})
+		} else {
+			gone = old.charge
+			f.mapped--
+		}
+		break
+	}
+	f.maps[base] = append(list, m)
+	f.mapped++
+	f.mu.Unlock()
+	if gone != nil {
+		g.account.unhold(gone)
+	}
 }
 
 // share opens an object to every client, or closes it again.
@@ -177,17 +218,25 @@ func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, uni
 	return rm.U32(outer, rm.ShareStatus), e
 }
 
-// uvmUnmapped drops the mapping at base. With a length, only if it was covered whole: of a split mapping a part still
-// holds the memory.
-func (g *Guard) uvmUnmapped(f *file, base, length uint64) {
+// uvmUnmapped drops the mappings at base. With a length, only that of a GPU and only if it was covered whole: of a split
+// mapping a part still holds the memory.
+func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	f.mu.Lock()
-	m, ok := f.maps[base]
-	if ok = ok && (length == 0 || m.length <= length); ok {
+	var gone []*charge
+	left := slices.DeleteFunc(f.maps[base], func(m uvmMap) bool {
+		drop := length == 0 || m.gpu == gpu && m.length <= length
+		if drop {
+			gone = append(gone, m.charge)
+		}
+		return drop
+	})
+	if f.maps[base] = left; len(left) == 0 {
 		delete(f.maps, base)
 	}
+	f.mapped -= len(gone)
 	f.mu.Unlock()
-	if ok {
-		g.account.unhold(m.charge)
+	for _, ch := range gone {
+		g.account.unhold(ch)
 	}
 }
 
@@ -196,20 +245,22 @@ func (g *Guard) uvmUnmapped(f *file, base, length uint64) {
 func (g *Guard) endUVM(f *file) {
 	f.mu.Lock()
 	maps := f.maps
-	f.maps = map[uint64]uvmMap{}
+	f.maps, f.mapped = map[uint64][]uvmMap{}, 0
 	f.mu.Unlock()
 	form, _ := g.abi.UVM(rm.UVMFree)
-	for base, m := range maps {
+	for base, list := range maps {
 		outer := make([]byte, form.Size)
 		rm.PutU64(outer, form.Base, base)
 		if form.Length >= 0 {
-			rm.PutU64(outer, form.Length, m.length)
+			rm.PutU64(outer, form.Length, list[0].length)
 		}
 		call := rm.Call{Cmd: rm.UVMFree, Outer: outer}
 		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
 			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
 		}
-		g.account.unhold(m.charge)
+		for _, m := range list {
+			g.account.unhold(m.charge)
+		}
 	}
 	g.files.remove(f)
 }
