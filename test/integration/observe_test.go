@@ -107,6 +107,17 @@ func holding(t *testing.T, c container, size string) string {
 	return id
 }
 
+// cardUsed is what nvidia-smi on the host says is in use on the real card; the driver's own needs are in it.
+func cardUsed(t *testing.T) quota.Bytes {
+	t.Helper()
+	out := strings.TrimSpace(run(t, "nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"))
+	mib, err := strconv.ParseUint(out, 10, 32)
+	if err != nil {
+		t.Fatalf("nvidia-smi: %q", out)
+	}
+	return quota.Bytes(mib) * quota.MiB
+}
+
 // driverUsed is what the simulated driver has given out on all cards; 0 on a real one, which other programs share.
 func driverUsed(t *testing.T) quota.Bytes {
 	t.Helper()
