@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -127,6 +128,26 @@ func TestDeniedAllocs(t *testing.T) {
 			}
 			wantUsage(t, g.account, 0, 8*quota.MiB)
 		})
+	}
+}
+
+// TestForeignDup: both clients must be the container's, whatever the driver would say.
+func TestForeignDup(t *testing.T) {
+	for _, c := range []struct{ dst, src, status uint32 }{
+		{fakeClient, fakeClient, 0}, {fakeClient, 0xc1d00000, rm.StatusInvalidClient}, {0xc1d00000, fakeClient, rm.StatusInvalidClient}} {
+		d := &fakeDriver{}
+		g := withClient(newFakeGuard(t, d))
+		o := make([]byte, rm.DupSize)
+		rm.PutU32(o, rm.DupClient, c.dst)
+		rm.PutU32(o, rm.DupParent, fakeDevice)
+		rm.PutU32(o, rm.DupObject, 0x77)
+		rm.PutU32(o, rm.DupClientSrc, c.src)
+		rm.PutU32(o, rm.DupObjectSrc, fakeMemory)
+		newFakeCall(t, g, fakeControl).escape(rm.EscDupObject, o)
+		if s := rm.U32(o, rm.DupStatus); s != c.status || (len(d.calls) > 0) != (c.status == 0) {
+			t.Errorf("%#x from %#x: %s, %d driver calls", c.dst, c.src, rm.StatusName(s), len(d.calls))
+		}
+		wantUsage(t, g.account, 0, 8*quota.MiB)
 	}
 }
 
@@ -464,9 +485,9 @@ func rootOuter() []byte {
 }
 
 func TestRootAlloc(t *testing.T) {
-	live := uint32(0) // the client that RM says the file has
+	var live atomic.Uint32 // the client that RM says the file has
 	confirm := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
-		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlClient) != live {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlClient) != live.Load() {
 			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusInvalidClient)
 		}
 		return 0
@@ -474,7 +495,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("verified", func(t *testing.T) {
 		o := rootOuter()
 		g, f := rootGuard(t, confirm, o)
-		live = fakeClient
+		live.Store(fakeClient)
 		rm.PutU32(o, rm.AllocObject, fakeClient) // as the kernel answers
 		g.settleRoot(f, 0, false)
 		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
@@ -500,7 +521,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("a handle that RM does not know", func(t *testing.T) {
 		o := rootOuter()
 		g, f := rootGuard(t, confirm, o)
-		live = 0
+		live.Store(0)
 		rm.PutU32(o, rm.AllocObject, 0xc1d00077) // forged
 		g.settleRoot(f, 0, false)
 		if g.account.ownsClient(0xc1d00077) || !f.rooted {
@@ -510,7 +531,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("overwritten answer", func(t *testing.T) {
 		o := rootOuter()
 		g, f := rootGuard(t, confirm, o)
-		live = fakeClient
+		live.Store(fakeClient)
 		clear(o)
 		g.settleRoot(f, 0, false)
 		if g.account.ownsClient(fakeClient) || f.unknown == 0 {
@@ -520,7 +541,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("named by the next call", func(t *testing.T) {
 		o := rootOuter()
 		g, f := rootGuard(t, confirm, o)
-		live = fakeClient
+		live.Store(fakeClient)
 		clear(o)
 		g.settleRoot(f, fakeClient, false)
 		if !g.account.ownsClient(fakeClient) {

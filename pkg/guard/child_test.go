@@ -131,6 +131,7 @@ type rmClient struct {
 func testCmd(nr uint32, size int) uintptr { return 3<<30 | uintptr(size)<<16 | 'F'<<8 | uintptr(nr) }
 
 func rawIoctl(fd int, cmd uintptr, b []byte) syscall.Errno {
+	escaped.Store(unsafe.SliceData(b))
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), cmd, uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 	runtime.KeepAlive(b)
 	return e
@@ -162,8 +163,13 @@ func statusError(what string, s uint32) error {
 	return fmt.Errorf("%s: %s", what, rm.StatusName(s))
 }
 
+// escaped keeps what a structure points at off the stack, which moves.
+var escaped atomic.Pointer[byte]
+
+// putPointer writes the address of p; the caller keeps p alive over the call.
 func putPointer(b []byte, off int, p []byte) {
 	if len(p) > 0 {
+		escaped.Store(&p[0])
 		rm.PutU64(b, off, uint64(uintptr(unsafe.Pointer(&p[0]))))
 	}
 }

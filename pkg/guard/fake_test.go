@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 	"unsafe"
@@ -17,12 +18,15 @@ import (
 // fakeDriver answers calls by a function and never looks behind a pointer.
 type fakeDriver struct {
 	answer func(t Target, call *rm.Call) syscall.Errno
-	calls  []uint32 // the escapes that reached it, in order
+	mu     sync.Mutex // audits run beside the test
+	calls  []uint32   // the escapes that reached it, in order
 }
 
 func (d *fakeDriver) Native() bool { return true }
 func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
+	d.mu.Lock()
 	d.calls = append(d.calls, call.Cmd)
+	d.mu.Unlock()
 	if d.answer == nil {
 		return 0
 	}
@@ -32,6 +36,11 @@ func (*fakeDriver) OpenFile(NodeKind, int) (uint32, error) { return 0, nil }
 func (*fakeDriver) CloseFile(uint32)                       {}
 func (*fakeDriver) CloseExport(uint32)                     {}
 func (*fakeDriver) Close()                                 {}
+
+// reset lets the driver answer by f from now on, and forgets the calls so far.
+func (d *fakeDriver) reset(f func(call *rm.Call)) {
+	d.answer, d.calls = answering(0, f).answer, nil
+}
 
 // Nodes of a guard over a fake driver: files that every machine has.
 const (
@@ -98,6 +107,7 @@ func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
 	c.trappedCall = trappedCall{g: c.g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
 	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 	var rep reply

@@ -12,7 +12,7 @@ import (
 // presented makes a control whose answer f writes, and returns what the container sees.
 func presented(t *testing.T, g *Guard, d *fakeDriver, object, cmd uint32, params []byte, f func(call *rm.Call)) uint32 {
 	t.Helper()
-	*d = *answering(0, f)
+	d.reset(f)
 	o := fakeControlCall(object, cmd, params)
 	if rep := newFakeCall(t, g, fakeControl).escape(rm.EscControl, o, params); rep != replyDone {
 		t.Fatalf("control %#x: %+v", cmd, rep)
@@ -262,7 +262,7 @@ func TestHiddenGPUs(t *testing.T) {
 	}
 
 	cards := make([]byte, 3*rm.CardInfoSize)
-	*d = *answering(0, func(call *rm.Call) {
+	d.reset(func(call *rm.Call) {
 		for i := range 3 {
 			e := call.Outer[i*rm.CardInfoSize:]
 			e[rm.CardInfoValid] = 1
@@ -301,7 +301,7 @@ func TestControls(t *testing.T) {
 		{"a pointer that the driver must not see", 0x202, 40, func(_, p []byte) { rm.PutU32(p, 0, 0x100); rm.PutU64(p, 16, 0x1234) }, 0, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			*d = *answering(0, func(call *rm.Call) {
+			d.reset(func(call *rm.Call) {
 				if err := pointersCovered(g.abi, call); err != nil {
 					t.Error(err)
 				}
