@@ -1,7 +1,6 @@
 package main
 
 import (
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -14,6 +13,10 @@ type call struct {
 	id        string
 	log       string
 	logFormat string
+	// root is the folder of the runtime's state, empty where the engine leaves it to the runtime.
+	root string
+	// rest is what follows a command other than create and run: the container's id is in it, somewhere among options.
+	rest []string
 }
 
 // Options of runc and crun that take the next argument as their value. Every other option is a switch.
@@ -28,6 +31,8 @@ func parse(args []string) call {
 	var c call
 	rest := options(args, globalValues, func(name, value string) {
 		switch name {
+		case "root":
+			c.root = value
 		case "log":
 			c.log = value
 		case "log-format":
@@ -39,6 +44,7 @@ func parse(args []string) call {
 	}
 	c.command = rest[0]
 	if c.command != "create" && c.command != "run" {
+		c.rest = rest[1:]
 		return c
 	}
 	c.bundle = "."
@@ -81,13 +87,4 @@ func options(args, values []string, found func(name, value string)) []string {
 		}
 	}
 	return nil
-}
-
-// sibling is the path of another program of ours, which lies beside this one.
-func sibling(name string) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(filepath.Dir(self), name), nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -18,10 +19,10 @@ func TestParse(t *testing.T) {
 	}{
 		{"", call{}},
 		{"--version", call{}},
-		{"features", call{command: "features"}},
-		{"state create", call{command: "state"}},
-		{"kill create 9", call{command: "kill"}},
-		{"--root create --log run delete create", call{command: "delete", log: "run"}},
+		{"features", call{command: "features", rest: []string{}}},
+		{"state create", call{command: "state", rest: []string{"create"}}},
+		{"kill create 9", call{command: "kill", rest: []string{"create", "9"}}},
+		{"--root create --log run delete create", call{command: "delete", root: "create", log: "run", rest: []string{"create"}}},
 		{"create --bundle /b c1", call{command: "create", bundle: "/b", id: "c1"}},
 		{"create -b /b c1", call{command: "create", bundle: "/b", id: "c1"}},
 		{"create --bundle=/b/../x c1", call{command: "create", bundle: "/x", id: "c1"}},
@@ -32,12 +33,12 @@ func TestParse(t *testing.T) {
 		{"create --bundle", call{command: "create", bundle: cwd}},
 		{
 			"--root /run/docker/runtime-runc/moby --log /l.json --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
-			call{command: "create", bundle: "/b", id: "c1", log: "/l.json", logFormat: "json"},
+			call{command: "create", bundle: "/b", id: "c1", root: "/run/docker/runtime-runc/moby", log: "/l.json", logFormat: "json"},
 		},
-		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", id: "c1", log: "/l", logFormat: "text"}},
-		{"exec --process /p create", call{command: "exec"}},
+		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
+		{"exec --process /p create", call{command: "exec", rest: []string{"--process", "/p", "create"}}},
 	} {
-		if got := parse(strings.Fields(test.args)); got != test.want {
+		if got := parse(strings.Fields(test.args)); !reflect.DeepEqual(got, test.want) {
 			t.Errorf("%s:\ngot  %+v\nwant %+v", test.args, got, test.want)
 		}
 	}
@@ -97,19 +98,50 @@ func TestFindRuntime(t *testing.T) {
 		path = append(path, sub(name))
 	}
 	t.Setenv("PATH", "relative:"+strings.Join(path, ":"))
-	for _, test := range []struct{ table, want string }{
-		{"", real},
-		{"broken{", real},
-		{`{"config":{"runtimes":[]}}`, real},
-		{`{"config":{"runtimes":["nonexistent","` + other + `"]}}`, other},
-		{`{"config":{"runtimes":["nonexistent"]}}`, ""},
+	for _, test := range []struct{ table, creator, want string }{
+		{"", "", real},
+		{"broken{", "", real},
+		{`{"config":{"runtimes":[]}}`, "", real},
+		{`{"config":{"runtimes":["nonexistent","` + other + `"]}}`, "", other},
+		{`{"config":{"runtimes":["nonexistent-runtime"]}}`, "", ""},
+		{`{"config":{"runtimes":["` + other + `","runc"]}}`, "runc", real},
+		{`{"config":{"runtimes":["` + other + `"]}}`, "runc", real},
+		{`{"config":{"runtimes":["runc","` + other + `"]}}`, "crun", other},
+		{`{"config":{"runtimes":["runc","` + other + `"]}}`, "", real},
 	} {
 		if err := os.WriteFile(filepath.Join(runDir, "node.json"), []byte(test.table), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		low, err := findRuntime(runDir)
-		if low.path != test.want || (err == nil) != (test.want != "") {
-			t.Errorf("%s: %q, %v, want %q", test.table, low.path, err, test.want)
+		low, err := findRuntime(configured(runDir), test.creator)
+		if low != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%s: %q, %v, want %q", test.table, low, err, test.want)
+		}
+	}
+}
+
+func TestCreator(t *testing.T) {
+	root := t.TempDir()
+	for _, file := range []string{"one/state.json", "two/status", "delete/status"} {
+		path := filepath.Join(root, file)
+		os.MkdirAll(filepath.Dir(path), 0o755)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for args, want := range map[string]string{
+		"state one":                           "runc",
+		"state two":                           "crun",
+		"start three":                         "",
+		"delete three":                        "",
+		"delete --force delete":               "crun",
+		"kill one KILL":                       "runc",
+		"exec --process /tmp/p -d one ps two": "runc",
+		"create two":                          "",
+		"state ../" + filepath.Base(root) + "/two": "",
+		"features": "",
+	} {
+		if got := parse(append([]string{"--root", root}, strings.Fields(args)...)).creator(); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}
 }

@@ -356,6 +356,28 @@ func TestLifeOfContainer(t *testing.T) {
 	})
 }
 
+// TestRuntimesChange changes cgpu.toml's runtimes under a container that lives, with a quota and without.
+func TestRuntimesChange(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		for name, env := range map[string][]string{"quota": {ask}, "none": nil} {
+			id := fmt.Sprintf("cgpu-test-%s-%d", name, os.Getpid())
+			if r := n.run("create", "--bundle", n.bundle(env, "", "true"), id); r.err != nil {
+				t.Fatalf("%v\n%s\n%s", r.err, r.stderr, r.log)
+			}
+			other := map[string]string{"runc": "crun", "crun": "runc"}[filepath.Base(n.low)]
+			n.table.Config.Runtimes = []string{other, n.low}
+			n.saveTable()
+			for _, args := range [][]string{{"state", id}, {"start", id}, {"delete", "--force", id}} {
+				if r := n.run(args...); r.err != nil {
+					t.Errorf("%s: %v: %v\n%s", name, args, r.err, r.stderr)
+				}
+			}
+			n.table.Config.Runtimes = []string{n.low}
+			n.saveTable()
+		}
+	})
+}
+
 // TestRefuses tries requests and faults for which there must be no container, no reservation, no guard, and an error
 // that the engine shows.
 func TestRefuses(t *testing.T) {

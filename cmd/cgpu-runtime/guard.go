@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
-	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
 // watch is a guard that was started for the container.
@@ -27,7 +27,7 @@ type watch struct {
 // node table and of the ledger, so it begins first. The guard outlives us: when runc's create ends it becomes a child
 // of the engine's shim. When we end before we have told it anything, so does it.
 func startGuard(runDir string) (*watch, error) {
-	path, err := sibling("cgpu-guard")
+	path, err := device.Program("cgpu-guard")
 	if err != nil {
 		return nil, err
 	}
@@ -85,16 +85,6 @@ func (w *watch) tell(c guardcfg.Config) error {
 	}
 	unix.Close(w.stdin)
 	w.stdin = -1
-	return nil
-}
-
-// enter notes the guard in the container's record.
-func (w *watch) enter(r *ledger.Record) error {
-	start, err := ledger.ProcStart(w.pid)
-	if err != nil {
-		return err
-	}
-	r.GuardPID, r.GuardStart = w.pid, start
 	return nil
 }
 
@@ -156,7 +146,7 @@ func (w *watch) stop() {
 
 // refresh runs cgpu-refresh, which writes the node table. It locks: of containers that start together one refreshes.
 func refresh() error {
-	path, err := sibling("cgpu-refresh")
+	path, err := device.Program("cgpu-refresh")
 	if err != nil {
 		return err
 	}

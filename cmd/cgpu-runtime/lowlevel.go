@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -14,25 +15,57 @@ import (
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
-// lowLevel is the runtime that does the work: runc or crun.
-type lowLevel struct{ path string }
-
 // marker holds our process id across execve, to notice that the runtime which we became started us again.
 const marker = "CGPU_RUNTIME_ACTIVE"
 
 // usual are folders that an engine's PATH may lack; runc is in /usr/sbin on Debian.
 var usual = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// findRuntime finds the low-level runtime: the first of the configured names, or of runc and crun, that is installed.
-func findRuntime(runDir string) (lowLevel, error) {
+// notAgain refuses to be the low-level runtime of ourselves.
+func notAgain() error {
 	if os.Getenv(marker) == strconv.Itoa(os.Getpid()) {
-		return lowLevel{}, errors.New("cgpu-runtime: started by itself: runtimes in cgpu.toml names a program that runs cgpu-runtime; name runc or crun")
+		return errors.New("cgpu-runtime: started by itself: runtimes in cgpu.toml names a program that runs cgpu-runtime; name runc or crun")
 	}
+	return nil
+}
+
+// creator tells from a container's state folder who created it, runc or crun; empty for a new container and where
+// nothing tells. The runtimes of cgpu.toml may be others than when the container was created, and crun does not know
+// runc's containers. The first argument that has a state folder is the container: the id comes before all that could
+// be mistaken for it, and so no table of every command's options is needed.
+func (c call) creator() string {
+	roots := map[string]string{"runc": c.root, "crun": c.root}
+	if c.root == "" {
+		roots = map[string]string{"runc": "/run/runc", "crun": "/run/crun"}
+	}
+	for _, id := range c.rest {
+		if id == "" || id == "." || id == ".." || strings.HasPrefix(id, "-") || strings.Contains(id, "/") {
+			continue
+		}
+		for _, maker := range [2][2]string{{"runc", "state.json"}, {"crun", "status"}} {
+			if _, err := os.Stat(filepath.Join(roots[maker[0]], id, maker[1])); err == nil {
+				return maker[0]
+			}
+		}
+	}
+	return ""
+}
+
+// isCrun says whether a configured runtime is a crun; the others keep their state as runc does.
+func isCrun(name string) bool { return strings.Contains(filepath.Base(name), "crun") }
+
+// findRuntime finds the low-level runtime, which does the work: the first of names that is installed. For a container
+// that has a creator, those of its kind come first, and that one itself even if names lacks it.
+func findRuntime(names []string, creator string) (path string, err error) {
 	self, err := os.Stat("/proc/self/exe")
 	if err != nil {
-		return lowLevel{}, fmt.Errorf("cgpu-runtime: %w", err)
+		return "", fmt.Errorf("cgpu-runtime: %w", err)
 	}
-	names := configured(runDir)
+	if creator != "" {
+		other := func(name string) bool { return isCrun(name) != isCrun(creator) }
+		same := slices.DeleteFunc(slices.Clone(names), other)
+		names = append(append(same, creator), names...)
+	}
 	for _, name := range names {
 		candidates := []string{name}
 		if !strings.Contains(name, "/") {
@@ -47,11 +80,11 @@ func findRuntime(runDir string) (lowLevel, error) {
 			info, err := os.Stat(path)
 			// Not ourselves, under whatever name: somebody may have put us in the place of runc.
 			if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 && !os.SameFile(info, self) {
-				return lowLevel{path}, nil
+				return path, nil
 			}
 		}
 	}
-	return lowLevel{}, fmt.Errorf("cgpu-runtime: no low-level runtime found, looked for %s: install runc, or set runtimes in cgpu.toml", strings.Join(names, ", "))
+	return "", fmt.Errorf("cgpu-runtime: no low-level runtime found, looked for %s: install runc, or set runtimes in cgpu.toml", strings.Join(names, ", "))
 }
 
 // configured are the names to look for. The node table has them from cgpu.toml; when it is missing or broken the
@@ -66,11 +99,11 @@ func configured(runDir string) []string {
 	return []string{"runc", "crun"}
 }
 
-// exec becomes the runtime. It returns only when that failed.
-func (l lowLevel) exec(args []string) error {
-	argv := append([]string{l.path}, args...)
-	err := syscall.Exec(l.path, argv, setEnv(os.Environ(), marker, strconv.Itoa(os.Getpid())))
-	return fmt.Errorf("cgpu-runtime: execute %s: %w", l.path, err)
+// execute becomes the runtime. It returns only when that failed.
+func execute(path string, args []string) error {
+	argv := append([]string{path}, args...)
+	err := syscall.Exec(path, argv, setEnv(os.Environ(), marker, strconv.Itoa(os.Getpid())))
+	return fmt.Errorf("cgpu-runtime: execute %s: %w", path, err)
 }
 
 // setEnv returns env with name set to value.

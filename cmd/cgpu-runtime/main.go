@@ -11,14 +11,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -27,25 +26,27 @@ var version = "unknown"
 
 func main() {
 	c := parse(os.Args[1:])
-	if err := run(c); err != nil {
-		c.report(err)
-		os.Exit(1)
-	}
+	c.report(run(c)) // it came back
+	os.Exit(1)
 }
 
-// run returns only when it failed.
+// run becomes the low-level runtime. It returns only when that, or what has to be done before, failed.
 func run(c call) error {
-	runDir := device.RunDir()
-	low, err := findRuntime(runDir)
-	if err != nil {
+	if err := notAgain(); err != nil {
 		return err
 	}
-	if c.command != "create" && c.command != "run" {
-		return low.exec(os.Args[1:])
+	runDir := device.RunDir()
+	undo := func() {}
+	var err error
+	if c.command == "create" || c.command == "run" {
+		undo, err = create(c, runDir)
 	}
-	undo, err := create(c, runDir)
 	if err == nil {
-		err = low.exec(os.Args[1:])
+		// Not before create: it may have had the node table made anew, with other runtimes.
+		var low string
+		if low, err = findRuntime(configured(runDir), c.creator()); err == nil {
+			err = execute(low, os.Args[1:])
+		}
 	}
 	undo()
 	return err
@@ -63,23 +64,8 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err != nil || !spec.MayAsk(raw) {
 		return undo, nil
 	}
-	doc, err := spec.Decode(raw)
-	if err != nil {
-		return undo, err
-	}
-	env, err := doc.Env()
-	if err != nil {
-		return undo, err
-	}
-	annotations, err := doc.Annotations()
-	if err != nil {
-		return undo, err
-	}
-	if spec.IsSandbox(annotations) {
-		return undo, nil
-	}
-	asked, err := quota.FromSpec(env, annotations)
-	if asked == nil || err != nil {
+	ask, err := admit.Read(raw)
+	if err != nil || ask.Quota == nil {
 		return undo, err
 	}
 
@@ -93,15 +79,12 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, err
 	}
-	if err := spec.UseInjected(doc, asked, table.GPUs); err != nil {
-		return undo, err
-	}
-	request, err := reservation(c, asked, table)
+	mine, err := identify(c, watch)
 	if err != nil {
 		return undo, err
 	}
-	request.Record.Name = spec.Name(annotations)
-	if err := watch.enter(&request.Record); err != nil {
+	request, err := ask.Reservation(mine, table, runDir)
+	if err != nil {
 		return undo, err
 	}
 	book := ledger.Open(runDir)
@@ -120,73 +103,42 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err := watch.tell(guardConfig(record, table, runDir)); err != nil {
 		return undo, err
 	}
-	plan, err := planFor(record, table, doc, runDir)
+	plan, err := ask.Plan(record, table)
 	if err != nil {
 		return undo, err
 	}
-	if err := spec.Apply(doc, plan); err != nil {
+	plan.RunDir, plan.Version = runDir, version
+	if plan.Hook, err = device.Program("cgpu-hook"); err != nil {
+		return undo, err
+	}
+	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return undo, err
 	}
 	if err := watch.wait(table.Config.GuardStartTimeout); err != nil {
 		return undo, err
 	}
-	return undo, file.replace(doc.Encode())
+	return undo, file.replace(ask.Doc.Encode())
 }
 
-// reservation puts what was asked into the terms of the ledger.
-func reservation(c call, asked *quota.Quota, table *device.Table) (ledger.Request, error) {
-	if c.id == "" || strings.ContainsAny(c.id, "/\x00") || c.id == "." || c.id == ".." {
-		return ledger.Request{}, fmt.Errorf("cgpu-runtime: container id %q: want letters, digits and the signs _ + - .", c.id)
-	}
-	var known []quota.GPU
-	request := ledger.Request{Overcommit: table.Config.Overcommit, MaxInst: table.Config.MaxInst}
-	for _, g := range table.GPUs {
-		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
-		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
-	}
+// identify says in a record which container this is, and who makes it.
+func identify(c call, watch *watch) (ledger.Record, error) {
 	nonce, err := newNonce()
 	if err != nil {
-		return ledger.Request{}, err
+		return ledger.Record{}, err
 	}
 	start, err := ledger.ProcStart(os.Getpid())
 	if err != nil {
-		return ledger.Request{}, err
+		return ledger.Record{}, err
 	}
-	runDir := device.RunDir()
-	request.Record = ledger.Record{
-		ID: c.id, Nonce: nonce, Bundle: c.bundle,
-		Socket:      filepath.Join(runDir, "g", nonce+".sock"),
-		Control:     filepath.Join(runDir, "g", nonce+".ctl"),
-		LauncherPID: os.Getpid(), LauncherStart: start,
-	}
-	slice := ledger.VGPU{Weight: max(asked.Weight, 1), Percent: asked.Percent, Priority: asked.Priority}
-	grants, native, err := asked.Resolve(known)
+	guardStart, err := ledger.ProcStart(watch.pid)
 	if err != nil {
-		return ledger.Request{}, err
+		return ledger.Record{}, err
 	}
-	for _, index := range native {
-		request.Record.Native = append(request.Record.Native, uuidOf(table, index))
-	}
-	if asked.NeedsPlacement() {
-		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: asked.Memory, Slice: slice}
-		return request, nil
-	}
-	for _, grant := range grants {
-		v := slice
-		v.UUID, v.Limit = uuidOf(table, grant.Index), grant.Limit
-		request.Record.VGPUs = append(request.Record.VGPUs, v)
-	}
-	return request, nil
-}
-
-// uuidOf names the GPU with an index that quota.Resolve took from the table.
-func uuidOf(table *device.Table, index int) string {
-	for _, g := range table.GPUs {
-		if g.Index == index {
-			return g.UUID
-		}
-	}
-	return ""
+	return ledger.Record{
+		ID: c.id, Nonce: nonce, Bundle: c.bundle,
+		LauncherPID: os.Getpid(), LauncherStart: start,
+		GuardPID: watch.pid, GuardStart: guardStart,
+	}, nil
 }
 
 // newNonce tells one create of a container from the next one of the same name. Not crypto/rand: it would make the
@@ -197,33 +149,6 @@ func newNonce() (string, error) {
 		return "", fmt.Errorf("cgpu-runtime: getrandom: %d bytes, %v", n, err)
 	}
 	return hex.EncodeToString(b[:]), nil
-}
-
-// planFor says what goes into config.json.
-func planFor(record ledger.Record, table *device.Table, doc *spec.Document, runDir string) (spec.Plan, error) {
-	p := spec.NewPlan(record, table)
-	p.RunDir, p.Version = runDir, version
-	var err error
-	if p.Hook, err = sibling("cgpu-hook"); err != nil {
-		return p, err
-	}
-	drm, err := doc.DRM()
-	if err != nil {
-		return p, err
-	}
-	for _, n := range drm {
-		if isNVIDIA(n) {
-			p.Hidden = append(p.Hidden, n)
-		}
-	}
-	return p, nil
-}
-
-// isNVIDIA asks the kernel whether a node below /dev/dri is an NVIDIA card's: with it one can allocate memory of the
-// card past the guard.
-func isNVIDIA(n device.Node) bool {
-	driver, err := os.Readlink(fmt.Sprintf("/sys/dev/char/%d:%d/device/driver", n.Major, n.Minor))
-	return err == nil && filepath.Base(driver) == "nvidia"
 }
 
 // guardConfig tells the guard what it needs to know.

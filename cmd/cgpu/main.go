@@ -7,7 +7,6 @@ package main
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -123,7 +122,7 @@ func refreshCommand() *cli.Command {
 			"Example:\n   cgpu refresh",
 		Before: noArguments,
 		Action: func(*cli.Context) error {
-			helper, err := sibling("cgpu-refresh")
+			helper, err := device.Program("cgpu-refresh")
 			if err != nil {
 				return err
 			}
@@ -142,15 +141,6 @@ func versionCommand() *cli.Command {
 			return nil
 		},
 	}
-}
-
-// sibling is another program of cgpu; they all lie in one folder.
-func sibling(name string) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(filepath.Dir(self), name), nil
 }
 
 // shortID is a container's ID as engines show it.

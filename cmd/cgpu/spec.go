@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -55,7 +56,7 @@ func specCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			hook, err := sibling("cgpu-hook")
+			hook, err := device.Program("cgpu-hook")
 			if err != nil {
 				return err
 			}
@@ -111,47 +112,32 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	if raw, err = setEnv(raw, env); err != nil {
 		return nil, "", err
 	}
-	doc, err := spec.Decode(raw)
-	if err != nil {
+	ask, err := admit.Read(raw)
+	switch {
+	case err != nil:
 		return nil, "", err
-	}
-	has, err := doc.Env()
-	if err != nil {
-		return nil, "", err
-	}
-	annotations, err := doc.Annotations()
-	if err != nil {
-		return nil, "", err
-	}
-	if spec.IsSandbox(annotations) {
+	case ask.Sandbox:
 		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
-	}
-	asked, err := quota.FromSpec(has, annotations)
-	if err != nil {
-		return nil, "", err
-	}
-	if asked == nil {
+	case ask.Quota == nil:
 		return raw, "passed through unchanged: no vGPU asked for (ALIYUN_COM_GPU_MEM_CONTAINER is not set, or CGPU_DISABLE is)\n", nil
 	}
 	t, err := d.load()
 	if err != nil {
 		return nil, "", err
 	}
-	if err := spec.UseInjected(doc, asked, t.GPUs); err != nil {
-		return nil, "", err
-	}
-	record, err := d.reserve(asked, t)
+	record, err := d.reserve(ask, t)
 	if err != nil {
 		return nil, "", err
 	}
-	plan, err := d.plan(doc, record, t)
+	plan, err := ask.Plan(record, t)
 	if err != nil {
 		return nil, "", err
 	}
-	if err := spec.Apply(doc, plan); err != nil {
+	plan.RunDir, plan.Hook, plan.Version = d.runDir, d.hook, version
+	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return nil, "", err
 	}
-	return doc.Encode(), explain(asked, record, plan), nil
+	return ask.Doc.Encode(), explain(ask.Quota, record, plan), nil
 }
 
 // load reads the table to judge by. A stale one of this node is refreshed by the runtime, so it would mislead here.
@@ -178,36 +164,15 @@ func (d dryRun) load() (*device.Table, error) {
 const nonce = "0000000000000000"
 
 // reserve lets the ledger's own code decide, over a copy.
-func (d dryRun) reserve(asked *quota.Quota, t *device.Table) (ledger.Record, error) {
+func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) {
 	start, err := ledger.ProcStart(os.Getpid())
 	if err != nil {
 		return ledger.Record{}, err
 	}
-	request := ledger.Request{Overcommit: t.Config.Overcommit, MaxInst: t.Config.MaxInst, Record: ledger.Record{
-		ID: d.id, Nonce: nonce, Bundle: "/", LauncherPID: os.Getpid(), LauncherStart: start,
-		Socket: filepath.Join(d.runDir, "g", nonce+".sock"), Control: filepath.Join(d.runDir, "g", nonce+".ctl"),
-	}}
-	var known []quota.GPU
-	uuids := map[int]string{}
-	for _, g := range t.GPUs {
-		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
-		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
-		uuids[g.Index] = g.UUID
-	}
-	grants, native, err := asked.Resolve(known)
+	mine := ledger.Record{ID: d.id, Nonce: nonce, Bundle: "/", LauncherPID: os.Getpid(), LauncherStart: start}
+	request, err := ask.Reservation(mine, t, d.runDir)
 	if err != nil {
 		return ledger.Record{}, err
-	}
-	share := ledger.VGPU{Weight: max(asked.Weight, 1), Percent: asked.Percent, Priority: asked.Priority}
-	for _, index := range native {
-		request.Record.Native = append(request.Record.Native, uuids[index])
-	}
-	for _, g := range grants {
-		share.UUID, share.Limit = uuids[g.Index], g.Limit
-		request.Record.VGPUs = append(request.Record.VGPUs, share)
-	}
-	if asked.NeedsPlacement() {
-		request.Place = &ledger.Placement{Policy: t.Config.Placement, Memory: asked.Memory, Slice: share}
 	}
 	dir, err := os.MkdirTemp("", "cgpu-spec-")
 	if err != nil {
@@ -215,9 +180,9 @@ func (d dryRun) reserve(asked *quota.Quota, t *device.Table) (ledger.Record, err
 	}
 	defer os.RemoveAll(dir)
 	if d.table == "" {
-		text, err := os.ReadFile(filepath.Join(d.runDir, "ledger.json"))
+		text, err := os.ReadFile(ledger.File(d.runDir))
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, "ledger.json"), text, 0o600)
+			err = os.WriteFile(ledger.File(dir), text, 0o600)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return ledger.Record{}, err
@@ -228,32 +193,6 @@ func (d dryRun) reserve(asked *quota.Quota, t *device.Table) (ledger.Record, err
 		return ledger.Record{}, err
 	}
 	return copied.Reserve(request)
-}
-
-// plan puts the reservation into the terms of pkg/spec.
-func (d dryRun) plan(doc *spec.Document, r ledger.Record, t *device.Table) (spec.Plan, error) {
-	p := spec.Plan{
-		ID: r.ID, Nonce: r.Nonce, Socket: r.Socket, RunDir: d.runDir, Hook: d.hook, Version: version,
-		Common: t.Nodes, Mounts: t.Mounts, Links: t.Links, LibDirs: t.LibDirs, Env: t.Env,
-	}
-	for _, g := range t.GPUs {
-		i := slices.IndexFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
-		switch {
-		case i >= 0:
-			p.GPUs = append(p.GPUs, spec.GPU{GPU: g, Limit: r.VGPUs[i].Limit})
-		case slices.Contains(r.Native, g.UUID):
-			p.GPUs = append(p.GPUs, spec.GPU{GPU: g, Native: true})
-		default:
-			p.Hidden = append(p.Hidden, g.Node)
-		}
-	}
-	drm, err := doc.DRM()
-	for _, n := range drm {
-		if driver, err := os.Readlink(fmt.Sprintf("/sys/dev/char/%d:%d/device/driver", n.Major, n.Minor)); err == nil && filepath.Base(driver) == "nvidia" {
-			p.Hidden = append(p.Hidden, n)
-		}
-	}
-	return p, err
 }
 
 // explain tells in lines what was asked, granted and edited.

@@ -27,6 +27,15 @@ func ConfigFile() string {
 	return DefaultConfigFile
 }
 
+// Program is the path of another program of ours. They all lie in one folder and find each other beside themselves.
+func Program(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(filepath.Dir(self), name), nil
+}
+
 // TableFile is where the table is kept; LockFile is held while it is rewritten.
 func TableFile(runDir string) string { return filepath.Join(runDir, "node.json") }
 

@@ -36,6 +36,9 @@ func Open(runDir string) *Ledger {
 
 func (l *Ledger) path(name string) string { return filepath.Join(l.dir, name) }
 
+// File is where the ledger of a run directory is kept, for those who only look whether a container is in it.
+func File(runDir string) string { return filepath.Join(runDir, fileName) }
+
 // Reserve admits req and stores its record, or refuses with a *Refusal. The stored record is returned, with the slices
 // that placement chose.
 //

@@ -1,0 +1,107 @@
+// Package admit takes a container's config.json to a reservation and to a plan of edits, in three steps: what does it
+// ask for (Read), what does that mean in the ledger's terms (Reservation), what is to be edited (Plan).
+//
+// cgpu-runtime takes these steps for a create, cgpu spec for its dry run: one code, so that the dry run tells the truth.
+// What is between the steps (loading the table, reserving, the guard) is theirs.
+package admit
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+// Ask is a container's config.json and what it asks for.
+type Ask struct {
+	Doc *spec.Document
+	// Quota is nil for a container that is none of our business.
+	Quota *quota.Quota
+	// Sandbox: a pod's pause container. It has the pod's annotations and never gets a GPU.
+	Sandbox bool
+	name    string
+}
+
+// Read finds out what a config.json asks for.
+func Read(raw []byte) (*Ask, error) {
+	doc, err := spec.Decode(raw)
+	if err != nil {
+		return nil, err
+	}
+	env, err := doc.Env()
+	if err != nil {
+		return nil, err
+	}
+	annotations, err := doc.Annotations()
+	if err != nil {
+		return nil, err
+	}
+	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), name: spec.Name(annotations)}
+	if !a.Sandbox {
+		a.Quota, err = quota.FromSpec(env, annotations)
+	}
+	return a, err
+}
+
+// Reservation puts what is asked into the terms of the ledger. The caller has identified the container and itself in
+// r: ID, Nonce, Bundle, launcher, guard, runtime.
+func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (ledger.Request, error) {
+	if r.ID == "" || strings.ContainsAny(r.ID, "/\x00") || r.ID == "." || r.ID == ".." {
+		return ledger.Request{}, fmt.Errorf("admit: container id %q: want letters, digits and the signs . _ + -", r.ID)
+	}
+	if err := spec.UseInjected(a.Doc, a.Quota, table.GPUs); err != nil {
+		return ledger.Request{}, err
+	}
+	r.Name = a.name
+	r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
+	r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
+	request := ledger.Request{Overcommit: table.Config.Overcommit, MaxInst: table.Config.MaxInst}
+	var known []quota.GPU
+	uuids := map[int]string{}
+	for _, g := range table.GPUs {
+		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
+		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
+		uuids[g.Index] = g.UUID
+	}
+	grants, native, err := a.Quota.Resolve(known)
+	if err != nil {
+		return ledger.Request{}, err
+	}
+	slice := ledger.VGPU{Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
+	if a.Quota.NeedsPlacement() {
+		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: a.Quota.Memory, Slice: slice}
+	}
+	for _, index := range native {
+		r.Native = append(r.Native, uuids[index])
+	}
+	for _, grant := range grants {
+		slice.UUID, slice.Limit = uuids[grant.Index], grant.Limit
+		r.VGPUs = append(r.VGPUs, slice)
+	}
+	request.Record = r
+	return request, nil
+}
+
+// Plan says what goes into config.json for a reservation. Hook, RunDir and Version are the caller's to fill in.
+func (a *Ask) Plan(record ledger.Record, table *device.Table) (spec.Plan, error) {
+	p := spec.NewPlan(record, table)
+	drm, err := a.Doc.DRM()
+	for _, n := range drm {
+		if isNVIDIA(n) {
+			p.Hidden = append(p.Hidden, n)
+		}
+	}
+	return p, err
+}
+
+// isNVIDIA asks the kernel whether a node below /dev/dri is an NVIDIA card's: with it one can allocate memory of the
+// card past the guard.
+func isNVIDIA(n device.Node) bool {
+	driver, err := os.Readlink(fmt.Sprintf("/sys/dev/char/%d:%d/device/driver", n.Major, n.Minor))
+	return err == nil && filepath.Base(driver) == "nvidia"
+}

@@ -1,0 +1,101 @@
+package admit
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func table() *device.Table {
+	t := &device.Table{Config: device.Config{Overcommit: 1.5, MaxInst: 3, Placement: ledger.PolicySpread}}
+	for i := range 2 {
+		t.GPUs = append(t.GPUs, device.GPU{
+			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Memory: 15 * quota.GiB,
+			Node: device.Node{Path: fmt.Sprintf("/dev/nvidia%d", i), Major: 195, Minor: uint32(i)},
+		})
+	}
+	return t
+}
+
+func read(t *testing.T, annotations string, env ...string) *Ask {
+	t.Helper()
+	a, err := Read([]byte(`{"annotations":{` + annotations + `},"process":{"env":["` + strings.Join(env, `","`) + `"]}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestRead(t *testing.T) {
+	const (
+		six     = "ALIYUN_COM_GPU_MEM_CONTAINER=6"
+		sandbox = `"io.kubernetes.cri.container-type":"sandbox"`
+	)
+	for _, test := range []struct {
+		annotations, env string
+		ours, sandbox    bool
+	}{
+		{"", six, true, false},
+		{"", "A=b", false, false},
+		{sandbox, six, false, true},
+		{sandbox, "ALIYUN_COM_GPU_MEM_CONTAINER=7x", false, true}, // not even looked at
+	} {
+		if a := read(t, test.annotations, test.env); (a.Quota != nil) != test.ours || a.Sandbox != test.sandbox {
+			t.Errorf("%+v: %+v", test, a)
+		}
+	}
+}
+
+func TestReservation(t *testing.T) {
+	slice := func(uuid string, limit quota.Bytes, weight int) ledger.VGPU {
+		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: weight, Priority: quota.PriorityDefault}
+	}
+	for _, test := range []struct {
+		env    []string
+		vgpus  []ledger.VGPU
+		native []string
+		placed bool
+	}{
+		{env: nil, placed: true},
+		{env: []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, vgpus: []ledger.VGPU{slice("GPU-1", 6*quota.GiB, 1)}},
+		{
+			env:   []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1", "ALIYUN_COM_GPU_SCHD_WEIGHT=4"},
+			vgpus: []ledger.VGPU{slice("GPU-0", 6*quota.GiB, 4)}, native: []string{"GPU-1"},
+		},
+	} {
+		a := read(t, "", append(test.env, "ALIYUN_COM_GPU_MEM_CONTAINER=6")...)
+		got, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n", GuardPID: 7}, table(), "/r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := got.Record
+		if !reflect.DeepEqual(r.VGPUs, test.vgpus) || !reflect.DeepEqual(r.Native, test.native) || (got.Place != nil) != test.placed {
+			t.Errorf("%v: %+v", test.env, got)
+		}
+		if r.Socket != "/r/g/n.sock" || r.Control != "/r/g/n.ctl" || r.GuardPID != 7 || len(got.GPUs) != 2 || got.Overcommit != 1.5 || got.MaxInst != 3 {
+			t.Errorf("%v: %+v", test.env, got)
+		}
+		if got.Place != nil && (got.Place.Policy != ledger.PolicySpread || got.Place.Slice != slice("", 0, 1)) {
+			t.Errorf("placement %+v", got.Place)
+		}
+		plan, err := a.Plan(r, table())
+		if err != nil || len(plan.GPUs) != len(test.vgpus)+len(test.native) || len(plan.Hidden) != 2-len(plan.GPUs) {
+			t.Errorf("%v: plan %+v, %v", test.env, plan, err)
+		}
+	}
+}
+
+// An id becomes part of a file's name.
+func TestReservationRefusesIDs(t *testing.T) {
+	for _, id := range []string{"", ".", "..", "../x", "a/b", "a\x00"} {
+		_, err := read(t, "", "ALIYUN_COM_GPU_MEM_CONTAINER=6").Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
+		if err == nil || !strings.Contains(err.Error(), "container id") {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+}
