@@ -47,6 +47,7 @@ test: setup build lint unit integration ## everything that must pass, under 15 m
 
 unit: ## tests of the packages, with the race detector
 	go test -race -timeout 8m ./cmd/... ./pkg/...
+	@hack/parity.sh
 
 integration: build ## conformance suite: real docker, containerd, runc and crun in private folders (root)
 	hack/with-node.sh -- go test -tags integration -count 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
