@@ -44,6 +44,7 @@ func attacks() []attack {
 		{name: "toctou-inner", run: hostileTOCTOUInner},
 		{name: "toctou-control", run: hostileTOCTOUControl},
 		{name: "toctou-fd", run: hostileTOCTOUFD},
+		{name: "toctou-root", run: hostileTOCTOURoot},
 		{name: "bomb-clients", run: hostileBombClients},
 		{name: "bomb-tsgs", run: hostileBombGroups},
 		{name: "bomb-objects", run: hostileBombObjects},

@@ -83,10 +83,11 @@ func (l callLock) unlock() {
 type object struct {
 	handle, parent, class uint32
 	kind                  rm.ClassKind
-	gpu                   int     // of a device object; noGPU for all others, which inherit from their parent
-	charge                *charge // nil for what takes no device memory
-	children              int     // handles whose parent this is
-	sharedWithAll         bool    // the task itself opened it by RM_SHARE (CUDA IPC)
+	gpu                   int         // of a device object; noGPU for all others, which inherit from their parent
+	charge                *charge     // nil for what takes no device memory
+	length                quota.Bytes // of device memory, as the driver counts it: before rounding, without hidden costs
+	children              int         // handles whose parent this is
+	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -98,6 +99,10 @@ type charge struct {
 	size    quota.Bytes
 	handles int // RM handles
 	others  int // UVM mappings and exported files
+	// For the audit: what the driver counts for the process that made it, for as long as that has a handle.
+	length  quota.Bytes
+	maker   int
+	handled bool
 }
 
 func newAccount(gpus []GPU) *account {
@@ -212,7 +217,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1}
+		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, maker: c.tgid, handled: true}
 		a.gpus[gpu].use(size)
 	}
 	a.put(c, &o)
@@ -315,6 +320,9 @@ func (a *account) dropObject(c *client, o *object) {
 		ch.handles--
 		if ch.handles == 0 && ch.others > 0 {
 			a.zombies++
+		}
+		if c.tgid == ch.maker {
+			ch.handled = false // the driver may count it for whoever has a dup; so may we
 		}
 		a.settle(ch)
 	}
@@ -431,6 +439,27 @@ func (a *account) usage(gpu int) gpuAccount {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.gpus[gpu]
+}
+
+// lengthOf sums, per GPU, the device memory that the driver should count for a process: what its clients made and, since
+// the driver's rules for dups whose origin is gone are its own, what they have dups of without one.
+func (a *account) lengthOf(tgid int) []quota.Bytes {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	sum := make([]quota.Bytes, len(a.gpus))
+	seen := map[*charge]bool{}
+	for _, c := range a.clients {
+		if c.tgid != tgid {
+			continue
+		}
+		for _, o := range c.objects {
+			if ch := o.charge; ch != nil && !seen[ch] && (ch.maker == tgid || !ch.handled) {
+				seen[ch] = true
+				sum[ch.gpu] += ch.length
+			}
+		}
+	}
+	return sum
 }
 
 // chargedTo sums, per GPU, the memory whose handles belong to clients of a process, each charge once.

@@ -162,6 +162,9 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 	}
 	handle := rm.U32(c.call.Outer, rm.AllocObject)
 	o := object{handle: handle, parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
+	if class.Kind == rm.ClassVidmem {
+		o.length = quota.Bytes(rm.U64(c.call.Blocks[0].Data, rm.MemorySize))
+	}
 	g.account.addObject(client, o, gpu, want, took())
 	c.undo = g.undoObject(c.target(), client, handle)
 	return replyDone

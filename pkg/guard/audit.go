@@ -101,9 +101,10 @@ func (a *auditor) alloc(client, parent, handle, class uint32, params []byte) (ui
 	return rm.U32(outer, rm.AllocObject), nil
 }
 
-// holdsMore reports that the driver counts more device memory for a process than the guard has charged to it.
+// holdsMore reports that the driver counts more device memory for a process than the guard has seen it get. Charges do not
+// serve for that: they are rounded up, and the difference could hide something.
 func (a *auditor) holdsMore(p *process) bool {
-	charged := a.g.account.chargedTo(p.tgid)
+	seen := a.g.account.lengthOf(p.tgid)
 	for i, sub := range a.subs {
 		info := make([]byte, pidInfoSize)
 		rm.PutU32(info, rm.PidInfoCount, 1)
@@ -114,7 +115,8 @@ func (a *auditor) holdsMore(p *process) bool {
 		}
 		// Private and owned memory count once each; duped memory is some other client's (_gpuCollectMemInfo).
 		held := quota.Bytes(rm.U64(info, rm.PidInfoList+rm.PidInfoPrivate) + rm.U64(info, rm.PidInfoList+rm.PidInfoSharedOwned))
-		if held > charged[i] {
+		if held > seen[i] {
+			a.g.log.Warn("the driver counts more device memory for a process than was allocated for it", "pid", p.tgid, "driver", held, "guard", seen[i])
 			return true
 		}
 	}

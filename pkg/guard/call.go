@@ -54,7 +54,7 @@ func fail(e syscall.Errno) reply { return reply{errno: e} }
 
 // lookahead is read beyond an outer structure: its parameters mostly lie close behind it on the caller's stack, and a
 // second copy from another process costs more than a longer first one.
-const lookahead = 768
+const lookahead = 2048
 
 // load copies n bytes of the task into the call as its outer structure.
 func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {

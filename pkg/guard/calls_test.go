@@ -631,7 +631,9 @@ func TestAudit(t *testing.T) {
 				t.Fatal(err)
 			}
 			g.account.addClient(fakeClient, os.Getpid(), f)
-			g.account.addObject(fakeClient, memoryObject(fakeMemory, fakeClient), 0, 0, 8*quota.MiB)
+			held := memoryObject(fakeMemory, fakeClient)
+			held.length = 8 * quota.MiB
+			g.account.addObject(fakeClient, held, 0, 0, 8*quota.MiB)
 			f.clients, f.rooted = 1, true
 			g.audit()
 			if x.killed == 0 && (len(freed) > 0 || !g.account.ownsClient(fakeClient)) {

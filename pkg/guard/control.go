@@ -69,6 +69,8 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	status, e := c.execStatus()
 	if e == 0 && status == rm.StatusOK {
 		g.present(c, ctl, params)
+	} else if ctl.Kind == rm.ControlPidInfo {
+		copy(params, c.before[1]) // the host's process numbers stay here
 	}
 	return fail(e)
 }

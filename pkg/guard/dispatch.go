@@ -196,15 +196,17 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 		}
 		return
 	}
-	// If the caller is gone meanwhile, this writes into memory that it passed for the purpose, as the driver would have.
-	if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
-		rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
-	}
-	if w.l.answer(c.n.ID, rep) {
-		if !c.k.last.valid { // a repeated call keeps what was noted
-			c.k.last.note(c)
+	// A call can take long, and the thread's number be another's afterwards.
+	if w.l.valid(c.n.ID) {
+		if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
-		return
+		if w.l.answer(c.n.ID, rep) {
+			if !c.k.last.valid { // a repeated call keeps what was noted
+				c.k.last.note(c)
+			}
+			return
+		}
 	}
 	g.stats.interrupted.Add(1)
 	if c.statusOnly == 0 { // a UVM mapping is just made again, in place of itself
@@ -245,6 +247,7 @@ func (g *Guard) remember(c *trappedCall, rep reply) {
 			s.discard()
 			k.saved = nil
 			g.stats.undone.Add(1)
+			g.sweepSoon()
 		}
 	})
 }

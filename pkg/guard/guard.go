@@ -48,7 +48,7 @@ type Guard struct {
 	initPID   int
 	listeners int
 	sweeping  bool // a sweep is scheduled
-	auditing  bool
+	auditing  int  // audits asked for since the present one began, itself included; 0: none
 
 	watch   *watcher
 	monitor *monitor

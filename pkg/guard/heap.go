@@ -97,6 +97,7 @@ func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint6
 	took := quota.Bytes(0)
 	if gpu != noGPU {
 		took = grantedSize(rm.U64(o, sizeOff), rm.U32(o, attrOff))
+		rec.length = quota.Bytes(rm.U64(o, sizeOff))
 	}
 	g.account.addObject(client, rec, gpu, want, took)
 	c.undo = g.undoObject(c.target(), client, rec.handle)

@@ -22,9 +22,9 @@ func (g *Guard) present(c *trappedCall, ctl rm.Control, params []byte) {
 	case rm.ControlGPUMon:
 		g.rewriteGPUMon(params)
 	case rm.ControlGPUList:
-		g.filterIDs(params, 0)
-		if len(params) >= 2*4*rm.GPUIDListLen {
-			g.filterIDs(params, 4*rm.GPUIDListLen) // 0x214: the excluded ones
+		// 0x201 has one list, 0x214 two (probed, excluded) or, since 580, three.
+		for off := 0; off+4*rm.GPUIDListLen <= len(params); off += 4 * rm.GPUIDListLen {
+			g.filterIDs(params, off)
 		}
 	case rm.ControlActiveDevices:
 		g.filterActiveDevices(params)

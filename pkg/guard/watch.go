@@ -159,18 +159,30 @@ func (g *Guard) firstPID() int {
 // audit compares the driver's account of each process with the guard's own. It runs after a root alloc that left no
 // client behind, which is what a call looks like that a racing thread sent elsewhere.
 func (g *Guard) audit() {
-	g.mu.Lock()
-	busy := g.auditing
-	g.auditing = true
-	g.mu.Unlock()
-	if busy || !g.driver.Native() {
+	if !g.driver.Native() {
 		return
 	}
-	defer func() {
+	g.mu.Lock()
+	busy := g.auditing > 0
+	g.auditing++
+	g.mu.Unlock()
+	if busy {
+		return // whoever is at it goes round once more
+	}
+	for done := 0; ; {
+		g.auditOnce()
 		g.mu.Lock()
-		g.auditing = false
+		if done++; g.auditing <= done {
+			g.auditing = 0
+			g.mu.Unlock()
+			return
+		}
+		g.auditing, done = 1, 0
 		g.mu.Unlock()
-	}()
+	}
+}
+
+func (g *Guard) auditOnce() {
 	a, err := newAuditor(g)
 	if err != nil {
 		g.log.Error("cannot ask the driver what the container holds", "err", err)
