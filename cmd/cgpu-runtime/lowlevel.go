@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -90,9 +89,8 @@ func findRuntime(names []string, creator string) (path string, err error) {
 // configured are the names to look for. The node table has them from cgpu.toml; when it is missing or broken the
 // defaults do, because containers that are not ours must start all the same.
 func configured(runDir string) []string {
-	if raw, err := os.ReadFile(device.TableFile(runDir)); err == nil {
-		var names []string
-		if raw, ok := spec.Member(raw, "config", "runtimes"); ok && json.Unmarshal(raw, &names) == nil && len(names) > 0 {
+	if raw, err := readFile(device.TableFile(runDir)); err == nil {
+		if names := spec.Strings(raw, "config", "runtimes"); len(names) > 0 {
 			return names
 		}
 	}

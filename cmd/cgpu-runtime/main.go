@@ -60,7 +60,7 @@ func create(c call, runDir string) (undo func(), err error) {
 
 	// Is it ours?
 	file := bundleFile{path: filepath.Join(c.bundle, "config.json")}
-	raw, err := os.ReadFile(file.path)
+	raw, err := readFile(file.path)
 	if err != nil || !spec.MayAsk(raw) {
 		return undo, nil
 	}

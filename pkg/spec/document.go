@@ -82,21 +82,56 @@ func (d *Document) setList(list [][]byte, key string, path ...string) error {
 	return nil
 }
 
-// Member returns the value at path in raw, a JSON object, without decoding anything else; false when it is absent.
-// cgpu-runtime reads one setting of node.json with it on every call, where the first use of encoding/json on a
-// structure would cost more than the rest of the program.
-func Member(raw []byte, path ...string) (json.RawMessage, bool) {
-	if !json.Valid(raw) {
-		return nil, false
-	}
+// Strings returns the array of strings at path in raw, a JSON object; nil when there is no such thing. cgpu-runtime reads
+// one setting of node.json with it on every call. It looks at nothing else in raw, not even whether it is JSON, and stays
+// clear of encoding/json: the first use of that would cost more than the rest of the program, and node.json can be 60 KiB.
+func Strings(raw []byte, path ...string) []string {
 	for _, key := range path {
-		o, err := parseObject(raw, false)
-		if err != nil {
-			return nil, false
-		}
-		if raw = o.get(key); raw == nil {
-			return nil, false
+		if raw = lookup(raw, key); raw == nil {
+			return nil
 		}
 	}
-	return raw, true
+	if len(raw) < 2 || raw[0] != '[' || raw[len(raw)-1] != ']' {
+		return nil
+	}
+	var list []string
+	for i := skipSpace(raw, 1); i < len(raw)-1; {
+		end := skipValue(raw, i)
+		s, err := unquote(raw[i:end])
+		if err != nil {
+			return nil
+		}
+		list = append(list, s)
+		if i = skipSpace(raw, end); i < len(raw)-1 && raw[i] == ',' {
+			i = skipSpace(raw, i+1)
+		}
+	}
+	return list
+}
+
+// lookup returns the value of a key in raw, which need not be valid JSON. It finds keys that are written without escapes.
+func lookup(raw []byte, key string) []byte {
+	i := skipSpace(raw, 0)
+	if i >= len(raw) || raw[i] != '{' {
+		return nil
+	}
+	for i = skipSpace(raw, i+1); i < len(raw) && raw[i] == '"'; {
+		end := skipValue(raw, i)
+		colon := skipSpace(raw, end)
+		if colon >= len(raw) || raw[colon] != ':' {
+			return nil
+		}
+		value := skipSpace(raw, colon+1)
+		next := skipValue(raw, value)
+		if next == value {
+			return nil
+		}
+		if string(raw[i+1:end-1]) == key {
+			return raw[value:next]
+		}
+		if i = skipSpace(raw, next); i < len(raw) && raw[i] == ',' {
+			i = skipSpace(raw, i+1)
+		}
+	}
+	return nil
 }

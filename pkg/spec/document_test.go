@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,19 +66,39 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-func TestMember(t *testing.T) {
-	raw := []byte(`{"config":{"runtimes":["a"],"n":null}}`)
-	if got, ok := Member(raw, "config", "runtimes"); !ok || string(got) != `["a"]` {
-		t.Errorf("%s, %v", got, ok)
+func TestStrings(t *testing.T) {
+	raw := []byte(`{"x" : {"runtimes":["no"]}, "config":{"s":"]}\"", "runtimes":[ "a" ,"b\u0063"],"n":null,"mixed":["a",1],"none":[]}}`)
+	if got := Strings(raw, "config", "runtimes"); !slices.Equal(got, []string{"a", "bc"}) {
+		t.Errorf("%q", got)
 	}
-	for _, path := range [][]string{{"config", "n"}, {"x"}, {"config", "runtimes", "x"}} {
-		if got, ok := Member(raw, path...); ok {
-			t.Errorf("%v: %s", path, got)
+	for _, path := range [][]string{{"config", "n"}, {"config", "mixed"}, {"config", "none"}, {"config"}, {"x"}, {"y"}, {"config", "runtimes", "x"}} {
+		if got := Strings(raw, path...); got != nil {
+			t.Errorf("%v: %q", path, got)
 		}
 	}
-	if _, ok := Member([]byte(`{"config"`), "config"); ok {
-		t.Error("invalid JSON has a member")
+	for _, broken := range []string{``, `{`, `[`, `{"config"`, `{"config":`, `{"config":{"runtimes":["a"`, `{"config":{"runtimes":["a\`, `{"config":{"runtimes":["a]}`} {
+		if got := Strings([]byte(broken), "config", "runtimes"); got != nil {
+			t.Errorf("%s: %q", broken, got)
+		}
 	}
+}
+
+// FuzzStrings feeds the one reader of unchecked text.
+func FuzzStrings(f *testing.F) {
+	f.Add([]byte(`{"a":{"b":["x","\u0079"]}}`))
+	f.Add([]byte(`{"a":{"b":[1,`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		got := Strings(raw, "a", "b")
+		// encoding/json agrees, but for the last of keys that occur twice, keys with escapes, and null for "".
+		var want map[string]map[string][]string
+		if json.Unmarshal(raw, &want) != nil || len(want["a"]["b"]) == 0 || bytes.ContainsAny(raw, "\\") || bytes.Contains(raw, []byte("null")) ||
+			bytes.Count(raw, []byte(`"a"`)) != 1 || bytes.Count(raw, []byte(`"b"`)) != 1 {
+			return
+		}
+		if !slices.Equal(got, want["a"]["b"]) {
+			t.Errorf("%q, want %q", got, want["a"]["b"])
+		}
+	})
 }
 
 // FuzzDocument holds the editor to its promise: nothing edited, nothing changed; and after Apply valid JSON with every

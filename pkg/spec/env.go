@@ -52,8 +52,8 @@ func editLimiter(doc *Document, p Plan) error {
 			kept = append(kept, raw[i])
 			continue
 		}
-		var entry string
-		if err := json.Unmarshal(raw[i], &entry); err != nil {
+		entry, err := unquote(raw[i])
+		if err != nil {
 			return err
 		}
 		// The last one counts (runc drops earlier ones).

@@ -26,9 +26,13 @@ func (d *Document) Env() ([]string, error) {
 	if process == nil || err != nil {
 		return nil, err
 	}
-	var env []string
-	if raw := process.get("env"); raw != nil {
-		if err := json.Unmarshal(raw, &env); err != nil {
+	list, err := elements(process.get("env"))
+	if err != nil {
+		return nil, fmt.Errorf("spec: process.env: %w", err)
+	}
+	env := make([]string, len(list))
+	for i, raw := range list {
+		if env[i], err = unquote(raw); err != nil {
 			return nil, fmt.Errorf("spec: process.env: %w", err)
 		}
 	}

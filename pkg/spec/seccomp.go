@@ -177,8 +177,8 @@ func withoutIoctl(raw []byte) ([]byte, error) {
 	}
 	var kept [][]byte
 	for _, n := range names {
-		var name string
-		if err := json.Unmarshal(n, &name); err != nil {
+		name, err := unquote(n)
+		if err != nil {
 			return nil, err
 		}
 		if name != "ioctl" {
