@@ -1,11 +1,10 @@
 package main
 
 import (
-	"bytes"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
@@ -30,30 +29,31 @@ func dropPrivileges() error {
 	return assertPrivileges()
 }
 
-// assertPrivileges looks at every thread, since RM will.
+// assertPrivileges looks at every thread, since RM will. It asks the kernel rather than to read each thread's status in
+// /proc, which takes ten times as long, and a container waits. The ambient set needs no look: what is in it is in the
+// inheritable set too (capabilities(7)).
 func assertPrivileges() error {
-	files, err := filepath.Glob("/proc/self/task/*/status")
-	if err != nil || len(files) == 0 {
-		return fmt.Errorf("cannot read the capabilities of this process: %v", err)
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil || len(tasks) == 0 {
+		return fmt.Errorf("cannot list the threads of this process: %v", err)
 	}
-	want := fmt.Sprintf("%016x", 1<<unix.CAP_SYS_PTRACE)
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if os.IsNotExist(err) {
-			continue
+	const want = 1 << unix.CAP_SYS_PTRACE
+	for _, task := range tasks {
+		tid, err := strconv.Atoi(task.Name())
+		if err != nil {
+			return fmt.Errorf("cannot list the threads of this process: %w", err)
+		}
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(tid)}
+		var sets [2]unix.CapUserData // capabilities 0 to 31 and 32 to 63
+		err = unix.Capget(&header, &sets[0])
+		if errors.Is(err, unix.ESRCH) {
+			continue // the thread has ended
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("read the capabilities of a thread: %w", err)
 		}
-		for line := range bytes.Lines(b) {
-			key, value, _ := strings.Cut(string(line), ":")
-			value = strings.TrimSpace(value)
-			if (key == "CapEff" || key == "CapPrm") && value != want {
-				return fmt.Errorf("%s of a thread is %s: want %s (CAP_SYS_PTRACE only)", key, value, want)
-			}
-			if key == "CapAmb" && strings.Trim(value, "0") != "" {
-				return fmt.Errorf("CapAmb of a thread is %s: want none", value)
-			}
+		if sets != [2]unix.CapUserData{{Effective: want, Permitted: want}} {
+			return fmt.Errorf("a thread has the capabilities %+v: want CAP_SYS_PTRACE only", sets)
 		}
 	}
 	return nil
