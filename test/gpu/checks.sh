@@ -157,6 +157,13 @@ nodes() {
 	echo "$out"
 	! grep -qE 'modeset|caps|uvm-tools' <<<"$out" && grep -q nvidiactl <<<"$out"
 }
+# Vulkan's own view of the card is the quota too.
+vulkan() {
+	local out
+	out=$(vgpu 6GiB --rm -e VK_DRIVER_FILES="${VK_DRIVER_FILES:-}" -- vulkaninfo) || { tail -n 5 <<<"$out"; return 1; }
+	grep -E 'deviceName|size += ' <<<"$out" | head -n 6
+	grep -q 'deviceName *= NVIDIA' <<<"$out"
+}
 probe() { docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe cgpu-probe "$@"; }
 
 compile || exit 1
@@ -182,6 +189,14 @@ check 'four processes, one limit' four_processes
 check 'CUDA graphs' vgpu 6GiB --rm -- "$built/graph"
 check 'CUDA IPC inside one container' vgpu 6GiB --rm -- "$built/ipc"
 check 'ResNet-50 training, inference, cuBLAS' vgpu 16GiB --rm --shm-size 1g -- "$python" "$built/train.py"
+for program in ipc compile profile jax vmm; do
+	check "PyTorch and JAX: $program" vgpu 16GiB --rm --shm-size 1g -e HOME=/tmp -- "$python" "$built/programs.py" "$program"
+done
+for query in '-q' '-L' 'pmon -c 1' 'dmon -c 1' 'topo -m'; do
+	# shellcheck disable=SC2086 # several words on purpose
+	check "nvidia-smi $query" vgpu 6GiB --rm -- nvidia-smi $query
+done
+if command -v vulkaninfo >/dev/null; then check 'Vulkan' vulkan; fi
 check 'killed program: memory back within a second' killed_program
 check 'killed guard' killed_guard
 
