@@ -352,8 +352,11 @@ func (a *account) hold(clientHandle, handle uint32) *charge {
 	return o.charge
 }
 
-// unhold drops a reference of hold.
+// unhold drops a reference of hold, if there is one.
 func (a *account) unhold(ch *charge) {
+	if ch == nil {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ch.others--

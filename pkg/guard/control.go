@@ -165,7 +165,9 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 		return c.status(rm.StatusInvalidClient)
 	}
 	defer lock.unlock()
+	// What the file will hold, from position first on; nil for what takes no device memory.
 	var held []*charge
+	first := 0
 	release := func() {
 		for _, ch := range held {
 			g.account.unhold(ch)
@@ -173,18 +175,15 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 	}
 	switch ctl.Kind {
 	case rm.ControlExportFD:
-		if ch := g.account.hold(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle)); ch != nil {
-			held = append(held, ch)
-		}
+		held = append(held, g.account.hold(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle)))
 	case rm.ControlExportFDs:
 		count := int(rm.U16(params, exportObjectsCount))
-		if count > exportObjectsMax {
+		first = int(rm.U16(params, exportObjectsIndex))
+		if count > exportObjectsMax || first+count > maxExports {
 			return c.status(rm.StatusInvalidArgument)
 		}
 		for i := range count {
-			if ch := g.account.hold(client, rm.U32(params, exportObjectsList+4*i)); ch != nil {
-				held = append(held, ch)
-			}
+			held = append(held, g.account.hold(client, rm.U32(params, exportObjectsList+4*i)))
 		}
 	case rm.ControlImportFD, rm.ControlImportFDs:
 		if !g.account.room(rm.ClassPlain, 0, 0) {
@@ -197,6 +196,8 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 			return c.status(rm.StatusInsufficientPermissions)
 		}
 	}
+	f.uvm.Lock() // or two exports to one position could be noted in another order than the driver saw them
+	defer f.uvm.Unlock()
 	if !c.valid(l) {
 		release()
 		return replyDone
@@ -208,7 +209,7 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.exports = append(f.exports, held...)
+	f.exports = g.setExports(f.exports, first, held)
 	switch ctl.Kind {
 	case rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs:
 		f.exporter = true
@@ -219,14 +220,36 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 	case rm.ControlImportFDs:
 		count, index := int(rm.U16(params, importObjectsCount)), int(rm.U16(params, importObjectsIndex))
 		for i := range min(count, importObjectsMax) {
+			// Of an empty position the driver leaves the handle as the task passed it, which may be that of something else.
+			if params[importObjectsTypes+i] == importTypeNone {
+				continue
+			}
 			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), chargeAt(f.exports, index+i))
 		}
 	}
 	return replyDone
 }
 
-// chargeAt finds the charge of an imported object. Files with several objects are imported in the order of export; where
-// the position is not known, the first keeps the memory charged, and the file itself does in any case.
+// setExports notes what a file holds from a position on. What was there before the driver has let go
+// (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL).
+func (g *Guard) setExports(list []*charge, first int, held []*charge) []*charge {
+	for i, ch := range held {
+		switch at := first + i; {
+		case at < len(list):
+			g.account.unhold(list[at])
+			list[at] = ch
+		case ch != nil:
+			list = append(list, make([]*charge, at+1-len(list))...)
+			list[at] = ch
+		}
+	}
+	return list
+}
+
+// maxExports bounds the positions of a file that the guard remembers.
+const maxExports = 1 << 14
+
+// chargeAt is the charge of what a file holds at a position.
 func chargeAt(list []*charge, i int) *charge {
 	if i < 0 || i >= len(list) {
 		return nil
@@ -245,10 +268,13 @@ const (
 	exportObjectsList  = 76
 	exportObjectsMax   = 512
 	exportObjectsCount = 2124
+	exportObjectsIndex = 2126
 
 	importObjectsParent = 4
 	importObjectsList   = 8
 	importObjectsMax    = 128
+	importObjectsTypes  = 520 // a byte each
+	importTypeNone      = 0   // NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_TYPE_NONE
 	importObjectsCount  = 648
 	importObjectsIndex  = 650
 )
