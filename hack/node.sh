@@ -106,6 +106,17 @@ write_files() {
 		END
 		chmod 755 "$dir/lab/runc"
 	fi
+	# crun refuses cgroup v1 with controllers in a v2 mount beside it, as some labs have it; this crun does not see the latter.
+	local unified=/sys/fs/cgroup/unified
+	if [[ -n $(cat "$unified/cgroup.controllers" 2>/dev/null) ]]; then
+		cat >"$dir/lab/crun" <<-END
+			#!/bin/sh
+			exec unshare --mount sh -c 'umount $unified; exec "\$@"' sh $(command -v crun) "\$@"
+		END
+		chmod 755 "$dir/lab/crun"
+	else
+		ln -sfn "$(command -v crun)" "$dir/lab/crun"
+	fi
 	cat >"$dir/env" <<-END
 		export CGPU_NODE='$dir' CGPU_RUN_DIR='$dir/run' CGPU_CONFIG='$dir/cgpu.toml' CGPU_BIN='$bin' CGPU_TEST_DRIVER='$driver'
 		export DOCKER_HOST='unix://$dir/docker/sock' CONTAINERD_ADDRESS='$dir/containerd/sock' CONTAINERD_SNAPSHOTTER=native
@@ -156,7 +167,7 @@ make_image() {
 
 up() {
 	local program
-	for program in dockerd docker containerd ctr runc busybox jq; do
+	for program in dockerd docker containerd ctr runc crun busybox jq; do
 		command -v "$program" >/dev/null || die "$program is not in PATH: run hack/setup.sh"
 	done
 	[[ $(id -u) -eq 0 ]] || die "dockerd and runc need root: run as root"

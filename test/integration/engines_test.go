@@ -43,7 +43,7 @@ func TestRuntimes(t *testing.T) {
 	for _, runtime := range []string{"runc", "crun"} {
 		t.Run(runtime, func(t *testing.T) {
 			noTrace(t)
-			env := withRuntimes(t, runtime)
+			env := withRuntimes(t, filepath.Join(lab.Dir, "lab", runtime))
 			bundle := t.TempDir()
 			root := t.TempDir()
 			quotaBundle(t, bundle, sixOfFifteen, "cgpu-probe", "meminfo")
@@ -54,6 +54,10 @@ func TestRuntimes(t *testing.T) {
 			}
 			if got, want := total(t, r.Stdout), fraction(t, 6, 15); got != want {
 				t.Errorf("total = %v, want %v", got, want)
+			}
+			text, err := os.ReadFile(filepath.Join(os.Getenv("CGPU_RUN_DIR"), "node.json"))
+			if err != nil || !bytes.Contains(text, []byte(`"`+filepath.Join(lab.Dir, "lab", runtime)+`"`)) {
+				t.Errorf("another runtime was used: %v, %s", err, text)
 			}
 		})
 	}
