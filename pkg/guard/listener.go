@@ -25,6 +25,7 @@ type listener struct {
 	taken   atomic.Uint64 // notifications received
 	dead    atomic.Bool
 	watched atomic.Bool // by the monitor
+	spare chan *worker // workers at rest, whose scratch memory is warm
 	// poll first, on kernels where RECV does not end with the filter
 	pollFirst bool
 }
@@ -34,7 +35,7 @@ const maxWorkers = 64
 
 // newListener starts to serve a filter.
 func (g *Guard) newListener(fd int) *listener {
-	l := &listener{g: g, fd: fd, pollFirst: !recvEndsWithFilter()}
+	l := &listener{g: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
 	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
 	l.spawn()
@@ -62,20 +63,53 @@ type worker struct {
 // work receives and serves, for as long as this worker is the one that waits.
 func (l *listener) work() {
 	defer l.total.Add(-1)
-	mem, err := newArena()
+	w, err := l.rested()
 	if err != nil {
 		l.waiting.Store(false)
 		l.g.log.Error("no memory for a worker", "err", err)
 		return
 	}
-	defer mem.free()
-	w := &worker{g: l.g, l: l, mem: mem}
+	defer l.rest(w)
 	for l.receive(&w.notif) {
 		l.taken.Add(1)
 		l.waiting.Store(false)
 		l.g.monitor.wake(l)
 		w.serve(&w.notif)
 		if !l.waiting.CompareAndSwap(false, true) {
+			return
+		}
+	}
+}
+
+func (l *listener) rested() (*worker, error) {
+	select {
+	case w := <-l.spare:
+		return w, nil
+	default:
+	}
+	mem, err := newArena()
+	return &worker{g: l.g, l: l, mem: mem}, err
+}
+
+func (l *listener) rest(w *worker) {
+	if !l.dead.Load() {
+		select {
+		case l.spare <- w:
+			return
+		default:
+		}
+	}
+	w.mem.free()
+}
+
+// close lets go of a dead filter, after its last worker.
+func (l *listener) close() {
+	_ = unix.Close(l.fd)
+	for {
+		select {
+		case w := <-l.spare:
+			w.mem.free()
+		default:
 			return
 		}
 	}

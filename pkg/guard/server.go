@@ -244,7 +244,7 @@ func (g *Guard) filterGone(l *listener) {
 			time.Sleep(time.Millisecond)
 		}
 		if l.total.Load() == 0 {
-			_ = unix.Close(l.fd)
+			l.close()
 		}
 	}()
 	g.sweep()
