@@ -9,17 +9,20 @@ import (
 // bundleFile is the config.json of a bundle.
 type bundleFile struct{ path string }
 
-// replace puts content in the place of the file, whole or not at all, with the same owner and mode. There is no fsync:
-// bundles live on a tmpfs and do not outlive a crash of the machine.
-func (b bundleFile) replace(content []byte) error {
+// stagedFile is what will take a file's place.
+type stagedFile struct{ temp, path string }
+
+// stage writes content beside the file, with the same owner and mode, for commit to put into its place. There is no
+// fsync: bundles live on a tmpfs and do not outlive a crash of the machine.
+func (b bundleFile) stage(content []byte) (stagedFile, error) {
+	s := stagedFile{temp: fmt.Sprintf("%s.cgpu-%d", b.path, os.Getpid()), path: b.path}
 	info, err := os.Stat(b.path)
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: %w", err)
+		return s, fmt.Errorf("cgpu-runtime: %w", err)
 	}
-	temp := fmt.Sprintf("%s.cgpu-%d", b.path, os.Getpid())
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: %w", err)
+		return s, fmt.Errorf("cgpu-runtime: %w", err)
 	}
 	_, err = f.Write(content)
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && err == nil && int(st.Uid) != os.Geteuid() {
@@ -31,12 +34,21 @@ func (b bundleFile) replace(content []byte) error {
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
-	if err == nil {
-		err = os.Rename(temp, b.path)
-	}
 	if err != nil {
-		os.Remove(temp)
-		return fmt.Errorf("cgpu-runtime: %w", err)
+		s.discard()
+		return s, fmt.Errorf("cgpu-runtime: %w", err)
+	}
+	return s, nil
+}
+
+// commit replaces the file, whole or not at all. rename(2) itself: os.Rename looks at both names first.
+func (s stagedFile) commit() error {
+	if err := syscall.Rename(s.temp, s.path); err != nil {
+		s.discard()
+		return fmt.Errorf("cgpu-runtime: replace %s: %w", s.path, err)
 	}
 	return nil
 }
+
+// discard leaves the file as it was.
+func (s stagedFile) discard() { os.Remove(s.temp) }

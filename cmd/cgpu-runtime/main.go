@@ -114,10 +114,15 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return undo, err
 	}
-	if err := watch.wait(table.Config.GuardStartTimeout); err != nil {
+	staged, err := file.stage(ask.Doc.Encode())
+	if err != nil {
 		return undo, err
 	}
-	return undo, file.replace(ask.Doc.Encode())
+	if err := watch.wait(table.Config.GuardStartTimeout); err != nil {
+		staged.discard()
+		return undo, err
+	}
+	return undo, staged.commit()
 }
 
 // identify says in a record which container this is, and who makes it.
