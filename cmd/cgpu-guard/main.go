@@ -70,10 +70,7 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 	if err := detach(); err != nil {
 		return bad(err)
 	}
-	log, err := openLog(cfg)
-	if err != nil {
-		return bad(err)
-	}
+	log := newLog(cfg)
 	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o700); err != nil {
 		return bad(fmt.Errorf("make the socket folder: %w", err))
 	}
@@ -124,29 +121,33 @@ func detach() error {
 // maxLog is where the log ends; it tells of refusals once each, so a container cannot fill it.
 const maxLog = 1 << 20
 
-// boundedFile stops to write at a size.
-type boundedFile struct {
+// logFile is a log that is made when there is something to tell, since a container's start waits for us, and that stops
+// to grow at a size. slog calls it from one goroutine at a time.
+type logFile struct {
+	path string
 	f    *os.File
 	left int
 }
 
-func (b *boundedFile) Write(p []byte) (int, error) {
-	if len(p) <= b.left {
-		b.left -= len(p)
-		_, _ = b.f.Write(p)
+func (l *logFile) Write(p []byte) (int, error) {
+	if l.f == nil {
+		err := os.MkdirAll(filepath.Dir(l.path), 0o700)
+		if err != nil {
+			return 0, fmt.Errorf("make the log folder: %w", err)
+		}
+		if l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
+			return 0, fmt.Errorf("open the log: %w", err)
+		}
+	}
+	if len(p) <= l.left {
+		l.left -= len(p)
+		_, _ = l.f.Write(p)
 	}
 	return len(p), nil
 }
 
-func openLog(cfg guard.Config) (*slog.Logger, error) {
-	if err := os.MkdirAll(filepath.Dir(cfg.Log), 0o700); err != nil {
-		return nil, fmt.Errorf("make the log folder: %w", err)
-	}
-	f, err := os.OpenFile(cfg.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the log: %w", err)
-	}
-	return slog.New(slog.NewTextHandler(&boundedFile{f, maxLog}, nil)), nil
+func newLog(cfg guard.Config) *slog.Logger {
+	return slog.New(slog.NewTextHandler(&logFile{path: cfg.Log, left: maxLog}, nil))
 }
 
 func openDriver(cfg guard.Config) (guard.Driver, error) {
