@@ -384,6 +384,41 @@ func (a *account) adopt(clientHandle, parent, handle uint32, ch *charge) {
 	a.put(c, o)
 }
 
+// contextOwner finds what a context on a channel belongs to: the channel's group, or the channel if it is in none. charged
+// says that it has been charged for.
+func (a *account) contextOwner(clientHandle, channel uint32) (owner uint32, charged bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return 0, false
+	}
+	o := c.objects[channel]
+	if o == nil {
+		return 0, false
+	}
+	if p := c.objects[o.parent]; p != nil && p.kind == rm.ClassTSG {
+		o = p
+	}
+	return o.handle, o.charge != nil
+}
+
+// chargeContext charges an object with what reserve took. False: it is gone.
+func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.Bytes) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil {
+		return false
+	}
+	o := c.objects[owner]
+	if o == nil || o.charge != nil {
+		return false
+	}
+	o.charge = &charge{gpu: gpu, size: size, handles: 1, maker: c.tgid, handled: true}
+	return true
+}
+
 // classVidmem is NV01_MEMORY_LOCAL_USER.
 const classVidmem = 0x40
 

@@ -18,6 +18,9 @@ const (
 	attrPageHuge = 3 // NVOS32_ATTR_PAGE_SIZE_HUGE
 
 	engineGR = 1 // NV2080_ENGINE_TYPE_GRAPHICS
+	// engineGRLast is NV2080_ENGINE_TYPE_GR7. 0, no engine, leaves it to the channels, which drivers of cards before Ampere
+	// allow (kchangrpapiConstruct_IMPL).
+	engineGRLast = 8
 )
 
 // roundUp rounds to a page; false if that does not fit into 64 bits.
@@ -103,7 +106,7 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 	case rm.ClassVidmem:
 		return g.allocMemory(l, c, client, class, params)
 	case rm.ClassTSG:
-		if rm.U32(params, rm.TSGEngineType) == engineGR {
+		if rm.U32(params, rm.TSGEngineType) <= engineGRLast {
 			return g.allocCharged(l, c, client, class, g.cfg.Settings.ContextOverhead, func() quota.Bytes {
 				return g.cfg.Settings.ContextOverhead
 			})
@@ -111,6 +114,10 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 	case rm.ClassChannel:
 		// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
 		rm.PutU32(params, rm.ChannelFlags, rm.U32(params, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
+	case rm.ClassCompute, rm.ClassPlain:
+		if usesGraphics(class) {
+			return g.allocContext(l, c, client, class, params)
+		}
 	case rm.ClassInTask:
 		g.logOnce("intask", "denied an object class that pins the caller's pages", "class", class.Name)
 		return c.status(rm.StatusNotSupported)
@@ -130,7 +137,7 @@ func deniedKind(k rm.ClassKind) bool {
 
 // allocMemory makes device memory, within the limit.
 func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
-	if len(params) == 0 {
+	if len(params) == 0 || fixedAddress(rm.U32(params, rm.MemoryFlags)) {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	want, ok := roundUp(rm.U64(params, rm.MemorySize), pageHuge)
@@ -165,9 +172,78 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 	if class.Kind == rm.ClassVidmem {
 		o.length = quota.Bytes(rm.U64(c.call.Blocks[0].Data, rm.MemorySize))
 	}
-	g.account.addObject(client, o, gpu, want, took())
+	size := took()
+	if !g.settleUp(gpu, &want, size) {
+		if s, e := g.free(c.target(), client, handle); e == 0 && s == rm.StatusOK {
+			g.account.unreserve(gpu, want)
+			c.takeBack()
+			return c.status(rm.StatusNoMemory)
+		}
+	}
+	g.account.addObject(client, o, gpu, want, size)
 	c.undo = g.undoObject(c.target(), client, handle)
 	return replyDone
+}
+
+// settleUp reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
+// them (memmgrAllocDetermineAlignment_GM107). False: the limit does not allow that.
+func (g *Guard) settleUp(gpu int, want *quota.Bytes, size quota.Bytes) bool {
+	if size <= *want {
+		return true
+	}
+	if !g.account.reserve(gpu, size-*want, true) {
+		return false
+	}
+	*want = size
+	return true
+}
+
+// takeBack makes the call's structures what the task passed.
+func (c *trappedCall) takeBack() {
+	copy(c.call.Outer, c.before[0])
+	for i, b := range c.call.Blocks {
+		copy(b.Data, c.before[i+1])
+	}
+}
+
+// fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
+// alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
+func fixedAddress(flags uint32) bool { return flags&0x10 != 0 } // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
+
+// usesGraphics reports that an object of a class makes the driver give its channel's group a context on the graphics
+// engine, which takes device memory.
+func usesGraphics(class rm.Class) bool {
+	if class.Kind == rm.ClassCompute {
+		return true
+	}
+	switch class.ID & 0xff {
+	case 0x97, 0x2d, 0x40: // 3D, 2D, inline to memory
+		return class.ID > 0xff
+	}
+	return false
+}
+
+// allocContext makes an object on the graphics engine. Where its channel is not in a group that has been charged for that
+// (a channel without a group, a group that did not say its engine), it is now.
+func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
+	parent := rm.U32(c.call.Outer, rm.AllocParent)
+	owner, charged := g.account.contextOwner(client, parent)
+	cost := g.cfg.Settings.ContextOverhead
+	if charged || cost == 0 {
+		return g.allocObject(l, c, client, class, params)
+	}
+	gpu, rep, ok := g.gpuFor(c, client, parent)
+	if !ok {
+		return rep
+	}
+	if !g.reserve(gpu, cost) {
+		return c.status(rm.StatusNoMemory)
+	}
+	rep = g.allocObject(l, c, client, class, params)
+	if c.undo == nil || !g.account.chargeContext(client, owner, gpu, cost) {
+		g.account.unreserve(gpu, cost)
+	}
+	return rep
 }
 
 // reserve takes memory from a GPU's limit. Before it refuses it looks whether something was closed unnoticed.

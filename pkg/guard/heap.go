@@ -68,6 +68,9 @@ func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint6
 	location := rm.U32(o, attrOff) >> rm.MemoryAttrLocationShift & rm.MemoryAttrLocationMask
 	gpu, want := noGPU, quota.Bytes(0)
 	if !virtual && location == rm.MemoryLocationVidmem {
+		if fixedAddress(rm.U32(o, rm.HeapAllocFlags)) {
+			return c.status(rm.StatusInvalidArgument)
+		}
 		var rep reply
 		var ok bool
 		if gpu, rep, ok = g.gpuFor(c, client, parent); !ok {
@@ -98,6 +101,13 @@ func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint6
 	if gpu != noGPU {
 		took = grantedSize(rm.U64(o, sizeOff), rm.U32(o, attrOff))
 		rec.length = quota.Bytes(rm.U64(o, sizeOff))
+		if !g.settleUp(gpu, &want, took) {
+			if s, e := g.free(c.target(), client, rec.handle); e == 0 && s == rm.StatusOK {
+				cancel()
+				c.takeBack()
+				return c.status(rm.StatusNoMemory)
+			}
+		}
 	}
 	g.account.addObject(client, rec, gpu, want, took)
 	c.undo = g.undoObject(c.target(), client, rec.handle)
