@@ -89,9 +89,11 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: g.watchProcess}
+	begin := time.Now()
 	if err := g.openNodes(); err != nil {
 		return nil, err
 	}
+	log.Info("the container's GPU nodes are open", "took", time.Since(begin))
 	return g, nil
 }
 
