@@ -87,6 +87,7 @@ type object struct {
 	charge                *charge     // nil for what takes no device memory
 	length                quota.Bytes // of device memory, as the driver counts it: before rounding, without hidden costs
 	children              int         // handles whose parent this is
+	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
 }
 
@@ -219,6 +220,10 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	if size > 0 {
 		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, maker: c.tgid, handled: true}
 		a.gpus[gpu].use(size)
+	}
+	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
+		o.charge = m.charge
+		o.charge.handles++
 	}
 	a.put(c, &o)
 	return true

@@ -526,3 +526,22 @@ func TestChargedTo(t *testing.T) {
 		}
 	}
 }
+
+// TestAnotherName: an NVLink address of memory keeps the memory charged, once.
+func TestAnotherName(t *testing.T) {
+	a := newAccount([]GPU{{Limit: 64 * quota.MiB}})
+	a.addClient(testClient, 1, nil)
+	a.addObject(testClient, memoryObject(5, testClient), 0, 0, 8*quota.MiB)
+	a.addObject(testClient, object{handle: 6, parent: testClient, gpu: noGPU, of: 5}, noGPU, 0, 0)
+	if u := a.usage(0).used; u != 8*quota.MiB {
+		t.Fatalf("with two names: %v", u)
+	}
+	a.freeObject(testClient, 5)
+	if u := a.usage(0).used; u != 8*quota.MiB {
+		t.Errorf("with the address left: %v", u)
+	}
+	a.freeObject(testClient, 6)
+	if u := a.usage(0).used; u != 0 {
+		t.Errorf("after both: %v", u)
+	}
+}

@@ -126,10 +126,10 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 }
 
 // deniedKind lists kinds of classes that hold what the guard does not follow: descriptors, and references to memory that
-// live outside a client. They serve several GPUs at once (NVLink multicast, fabric) and MIG.
+// live outside a client (NVLink multicast, MIG).
 func deniedKind(k rm.ClassKind) bool {
 	switch k {
-	case rm.ClassDeny, rm.ClassMulticast, rm.ClassFabric, rm.ClassFD:
+	case rm.ClassDeny, rm.ClassMulticast, rm.ClassFD:
 		return true
 	}
 	return false
@@ -267,6 +267,9 @@ func (g *Guard) gpuFor(c *trappedCall, client, parent uint32) (gpu int, rep repl
 // allocObject makes an object that takes no device memory worth counting.
 func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
+	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
+		o.of = rm.U32(params, g.abi.FabricVidmemOff())
+	}
 	if class.Kind == rm.ClassDevice {
 		gpu, ok := g.deviceGPU(c, client, params)
 		if !ok {

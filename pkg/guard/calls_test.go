@@ -103,7 +103,7 @@ func TestDeniedAllocs(t *testing.T) {
 		{"deferred API", 0x5080, nil, rm.StatusNotSupported},
 		{"event buffer", 0x90cd, nil, rm.StatusNotSupported},
 		{"multicast", 0xfd, nil, rm.StatusNotSupported},
-		{"fabric", 0xf8, nil, rm.StatusNotSupported},
+		{"multicast", 0xfd, nil, rm.StatusNotSupported},
 		{"the caller's pages", 0x71, nil, rm.StatusNotSupported},
 		{"unknown", 0xdead, nil, rm.StatusNotSupported},
 		{"another container's client", classVidmem, func(o, _ []byte) { rm.PutU32(o, rm.AllocRoot, 0xc1d00000) }, rm.StatusInvalidClient},

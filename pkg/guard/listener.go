@@ -24,8 +24,8 @@ type listener struct {
 	waiting atomic.Bool
 	taken   atomic.Uint64 // notifications received
 	dead    atomic.Bool
-	watched atomic.Bool // by the monitor
-	spare chan *worker // workers at rest, whose scratch memory is warm
+	watched atomic.Bool  // by the monitor
+	spare   chan *worker // workers at rest, whose scratch memory is warm
 	// poll first, on kernels where RECV does not end with the filter
 	pollFirst bool
 }

@@ -99,7 +99,7 @@ var controls = []controlRow{
 	{id: 0xf10002, name: "NV00F1_CTRL_CMD_FINISH_MEM_UNIMPORT", kind: ControlDeny, source: "ctrl00f1.h"},
 	{id: 0xf10003, name: "NV00F1_CTRL_CMD_DISABLE_IMPORTERS", kind: ControlDeny, source: "ctrl00f1.h"},
 	{id: 0xf80102, name: "NV00F8_CTRL_CMD_DESCRIBE", kind: ControlDeny, source: "ctrl00f8.h"},
-	{id: 0xf80103, name: "NV00F8_CTRL_CMD_ATTACH_MEM", kind: ControlFlat, from: 525, source: "ctrl00f8.h"},
+	{id: 0xf80103, name: "NV00F8_CTRL_CMD_ATTACH_MEM", kind: ControlDeny, source: "ctrl00f8.h"},
 	{id: 0xfb0101, name: "NV00FB_CTRL_CMD_VALIDATE", kind: ControlDeny, source: "ctrl00fb.h"},
 	{id: 0xfd0101, name: "NV00FD_CTRL_CMD_GET_INFO", kind: ControlFlat, from: 525, source: "ctrl00fd.h"},
 	{id: 0xfd0102, name: "NV00FD_CTRL_CMD_ATTACH_MEM", kind: ControlFlat, from: 530, sizes: []since{{0, 48}, {530_000_00, 40}}, source: "ctrl00fd.h"},
