@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"iter"
 	"os"
 	"os/exec"
 	"strconv"
@@ -27,6 +28,22 @@ type attack struct {
 type hostileOptions struct {
 	tries int
 	keep  bool // keep objects and wait at the end, so that a test can compare ledger and driver
+}
+
+// raceTime bounds a race. On a machine that is busy with other things it makes fewer attempts than asked for; each race
+// prints how many.
+const raceTime = 40 * time.Second
+
+// attempts counts the attempts of a race.
+func (o hostileOptions) attempts() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		start := time.Now()
+		for i := range o.tries {
+			if i%256 == 0 && time.Since(start) > raceTime || !yield(i) {
+				return
+			}
+		}
+	}
 }
 
 // errSkip says that a case makes no sense here.
@@ -85,6 +102,10 @@ func cmdHostile(args []string) error {
 	_ = fs.Parse(args)
 	var failed int
 	found := false
+	var free quota.Bytes
+	if name == "all" {
+		free = idleMemory()
+	}
 	for _, a := range attacks() {
 		if name == "list" {
 			print("%s", a.name)
@@ -98,7 +119,11 @@ func cmdHostile(args []string) error {
 			return a.run(hostileOptions{*tries, *keep})
 		}
 		// A process of its own: a case may be killed or hang.
-		if err := a.start(*tries, *keep, *timeout); errors.Is(err, errSkip) {
+		err := a.start(*tries, *keep, *timeout)
+		if err == nil {
+			err = settle(free)
+		}
+		if errors.Is(err, errSkip) {
 			print("ok %s (%v)", a.name, err)
 		} else if err != nil {
 			print("FAIL %s %v", a.name, err)
@@ -114,6 +139,36 @@ func cmdHostile(args []string) error {
 		return fmt.Errorf("%d cases failed", failed)
 	}
 	return nil
+}
+
+// idleMemory is what is free before the first case; 0 where nothing can tell.
+func idleMemory() quota.Bytes {
+	c, err := openGPU(patient)
+	if err != nil {
+		return 0
+	}
+	defer c.close()
+	_, free, err := c.usage()
+	if err != nil {
+		return 0
+	}
+	return free
+}
+
+// settle waits until a case has given back what it held, which takes a moment after the end of its process. The next
+// case would else see memory come back while it measures. What does not come back is a leak.
+func settle(free quota.Bytes) error {
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		now := idleMemory()
+		if now >= free {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("left %v of memory behind", free-now)
+		}
+		sleep10ms()
+	}
 }
 
 // skipStatus is the exit status of a case that makes no sense here.

@@ -47,8 +47,9 @@ func (c *client) race(o hostileOptions, out, params []byte, fill func(i int, han
 	if err != nil {
 		return err
 	}
-	var granted, errnos, uncharged int
-	for i := range o.tries {
+	var granted, errnos, uncharged, tries int
+	for i := range o.attempts() {
+		tries++
 		h := c.newHandle()
 		fill(i, h)
 		if errno := c.call.escape(c.fd, rm.EscAlloc, out); errno != 0 {
@@ -72,7 +73,7 @@ func (c *client) race(o hostileOptions, out, params []byte, fill func(i int, han
 	}
 	done()
 	runtime.KeepAlive(params)
-	print("tries=%d\nerrnos=%d\nsampled_granted=%d", o.tries, errnos, granted)
+	print("tries=%d\nerrnos=%d\nsampled_granted=%d", tries, errnos, granted)
 	if uncharged > 0 {
 		return fmt.Errorf("%d of %d sampled objects were not charged", uncharged, granted)
 	}
@@ -168,7 +169,7 @@ func hostileTOCTOUControl(o hostileOptions) error {
 	}
 	out, params := mem[:rm.ControlSize], mem[4096:4096+8]
 	stop := flip(word(out, rm.ControlCmd), ctrlGetTimeslice, ctrlSetTimeslice)
-	for range o.tries {
+	for range o.attempts() {
 		cmd := atomic.LoadUint32(word(out, rm.ControlCmd))
 		clear(out)
 		rm.PutU32(out, rm.ControlClient, c.handle)
@@ -233,7 +234,7 @@ func hostileTOCTOUFD(o hostileOptions) error {
 	huge := uint64(total) + uint64(quota.GiB)
 	errnos := map[syscall.Errno]int{}
 	var granted []uint32
-	for i := range o.tries {
+	for i := range o.attempts() {
 		h := c.newHandle()
 		size := uint64(2 * quota.MiB)
 		if i%2 == 0 {
