@@ -197,6 +197,8 @@ type savedCall struct {
 	lost   bool
 	blocks int // 1 if out[1] is the first block
 	fd     int // kept for undo
+	// onRelease is called when the result is no longer kept.
+	onRelease func()
 }
 
 type savedPart struct {
@@ -247,6 +249,15 @@ func (a *answered) restore(c *trappedCall) {
 	for i, b := range c.call.Blocks {
 		copy(b.Data, c.before[i+1])
 	}
+}
+
+// size is what saving the call would take.
+func (c *trappedCall) size() int {
+	n := 2 * len(c.call.Outer)
+	for _, b := range c.call.Blocks {
+		n += 2 * len(b.Data)
+	}
+	return n
 }
 
 // save keeps the result of a call whose caller is away.
@@ -319,6 +330,10 @@ func (s *savedCall) discard() {
 }
 
 func (s *savedCall) release() {
+	if s.onRelease != nil {
+		s.onRelease()
+		s.onRelease = nil
+	}
 	if s.fd >= 0 {
 		_ = unix.Close(s.fd)
 		s.fd = -1

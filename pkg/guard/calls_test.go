@@ -428,7 +428,7 @@ func TestUVMRefusals(t *testing.T) {
 func TestEndUVM(t *testing.T) {
 	var freed []uint64
 	d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
-		if call.Cmd == rm.UVMFree {
+		if call.Cmd == rm.UVMUnmapExternal {
 			freed = append(freed, rm.U64(call.Outer, 0))
 		}
 		return 0

@@ -68,6 +68,12 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 		k.saved = nil
 	}
 
+	if !k.exact && !k.sharesFiles() {
+		// Without PIDFD_THREAD the guard sees the descriptors of the process, which are not those of this thread.
+		g.logOnce("files", "refused a call of a thread with a descriptor table of its own; that needs Linux 6.9", "tid", k.tid)
+		w.l.answer(n.ID, fail(unix.EPERM))
+		return false
+	}
 	fd, err := k.getFile(int(int32(n.Args[0])))
 	if err != nil {
 		switch {
@@ -120,7 +126,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", n.Arch, "nr", n.NR)
 		return fail(unix.ENOSYS)
 	}
-	if !g.driver.Native() || c.node.kind == nodeUVM {
+	if !g.driver.Native() && c.node.kind != nodeUVM {
 		if err := c.followFile(); err != nil {
 			g.log.Error("cannot follow a file", "err", err)
 			return fail(unix.ENOMEM)
@@ -128,7 +134,8 @@ func (w *worker) handle(c *trappedCall) reply {
 	}
 	if c.node.kind == nodeUVM {
 		if !rm.UVMShaped(cmd) {
-			return replyResume // UVM compares whole numbers, and none of its own has a size
+			// What uvm.c would say. Natively another thread could put a nvidiactl file in the descriptor's place meanwhile.
+			return fail(unix.EINVAL)
 		}
 		return g.onUVM(w.l, c, cmd)
 	}
@@ -159,7 +166,7 @@ func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
 func (g *Guard) onOtherFile(cmd uint32) reply {
 	if !rm.UVMShaped(cmd) {
 		switch cmd & 0xff {
-		case rm.EscAllocMemory, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscAttachGPUs:
+		case rm.EscAllocMemory, rm.EscCardInfo, rm.EscStatusCode, rm.EscAttachGPUs:
 			return replyResume
 		}
 	}
@@ -227,6 +234,9 @@ func (c *trappedCall) failed(rep reply) bool {
 	return ok && rm.U32(c.call.Outer, off) != rm.StatusOK
 }
 
+// maxSaved bounds the bytes of all saved results of a container.
+const maxSaved = 8 << 20
+
 // undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made
 // is taken back. A restarted system call comes at once; one behind a stopped process may come later, and is then carried
 // out anew.
@@ -234,11 +244,19 @@ const undoAfter = time.Second
 
 // remember keeps the result of an executed call for its caller, who was interrupted. The task is locked.
 func (g *Guard) remember(c *trappedCall, rep reply) {
+	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
+	// many threads with large ones would bloat the guard.
+	size := c.size()
+	if g.saved.Add(int64(size)) > maxSaved && c.undo == nil {
+		g.saved.Add(-int64(size))
+		return
+	}
 	s := c.save(rep)
+	s.onRelease = func() { g.saved.Add(-int64(size)) }
 	k := c.k
 	k.saved = s
 	if s.undo == nil {
-		return // a free or a control: nothing to take back, so the result may wait as long as the thread lives
+		return // something was dropped: nothing to take back, so the result may wait as long as the thread lives
 	}
 	time.AfterFunc(undoAfter, func() {
 		k.mu.Lock()

@@ -155,8 +155,9 @@ func (g *Guard) native(l *listener, c *trappedCall) reply {
 	return fail(c.exec())
 }
 
-// onRegisterFD lends the identity of a nvidiactl file to another file. It names a descriptor of the task, so it runs
-// there. A nvidiactl file that has borrowed an identity must not do a root alloc (see root.go).
+// onRegisterFD lends the identity of a nvidiactl file to another file. RM looks at the two files only (NV_ESC_REGISTER_FD in
+// escape.c), so the guard makes the call, on the files that it has looked at: a nvidiactl file that has borrowed an identity
+// must not do a root alloc (see root.go), and one that did so unseen would break that rule.
 func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
 	if c.node.kind == nodeControl {
 		f, err := g.followFile(c.fd, c.node)
@@ -167,27 +168,31 @@ func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
 		f.registered = true
 		f.mu.Unlock()
 	}
+	own := rm.U32(c.call.Outer, rm.RegisterFDFD)
+	fd, err := c.k.getFile(int(int32(own)))
+	if err != nil {
+		return fail(unix.EINVAL)
+	}
+	defer unix.Close(fd)
+	n, _, err := g.nodes.classify(fd)
+	if err != nil || n.kind != nodeControl {
+		return fail(unix.EINVAL)
+	}
+	as := uint32(fd)
 	if !g.driver.Native() {
-		fd, err := c.k.getFile(int(int32(rm.U32(c.call.Outer, rm.RegisterFDFD))))
-		if err != nil {
-			return fail(unix.EINVAL)
-		}
-		defer unix.Close(fd)
-		n, _, err := g.nodes.classify(fd)
-		if err != nil || n.kind != nodeControl {
-			return fail(unix.EINVAL)
-		}
 		f, err := g.followFile(fd, n)
 		if err != nil {
 			return fail(unix.ENOMEM)
 		}
-		own := rm.U32(c.call.Outer, rm.RegisterFDFD)
-		rm.PutU32(c.call.Outer, rm.RegisterFDFD, uint32(f.sim))
-		rep := g.native(l, c)
-		rm.PutU32(c.call.Outer, rm.RegisterFDFD, own)
-		return rep
+		as = uint32(f.sim)
 	}
-	return g.native(l, c)
+	if !c.valid(l) {
+		return replyDone
+	}
+	rm.PutU32(c.call.Outer, rm.RegisterFDFD, as)
+	e := c.exec()
+	rm.PutU32(c.call.Outer, rm.RegisterFDFD, own)
+	return fail(e)
 }
 
 // onCardInfo lists the machine's GPUs: others than the container's own are blanked.

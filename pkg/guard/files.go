@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -55,6 +56,12 @@ type fileTable struct {
 	list []*file
 }
 
+// maxFiles bounds the files of each kind that are followed for one container: every one costs a descriptor, and finding one
+// among them costs a kcmp each.
+const maxFiles = 1024
+
+var errTooManyFiles = errors.New("the container has too many NVIDIA files open")
+
 // find recognises an open file by a descriptor of the guard. Nil: it is not followed.
 func (t *fileTable) find(fd int, kind nodeKind) *file {
 	t.mu.Lock()
@@ -84,6 +91,15 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 	defer t.mu.Unlock()
 	if f := t.findLocked(fd, kind); f != nil {
 		return f, nil
+	}
+	n := 0
+	for _, f := range t.list {
+		if f.kind == kind {
+			n++
+		}
+	}
+	if n >= maxFiles {
+		return nil, errTooManyFiles
 	}
 	f := &file{kind: kind, minor: minor, epfd: -1, strong: -1}
 	if hold {

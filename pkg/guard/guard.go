@@ -11,6 +11,7 @@
 package guard
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -40,7 +41,8 @@ type Guard struct {
 	stats   stats
 
 	pendingRoots atomic.Int64
-	kept         []int // the container's GPU nodes, open for as long as the guard runs
+	saved        atomic.Int64 // bytes of results kept for interrupted callers
+	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 
 	mu        sync.Mutex
 	instances map[uint32]int // RM device instance → index in gpus
@@ -157,6 +159,10 @@ func (g *Guard) openNodes() error {
 // followFile finds or makes the record of an open file.
 func (g *Guard) followFile(fd int, n node) (*file, error) {
 	f, err := g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
+	if errors.Is(err, errTooManyFiles) { // some may be closed by now
+		g.sweep()
+		f, err = g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
+	}
 	if err != nil || g.driver.Native() {
 		return f, err
 	}

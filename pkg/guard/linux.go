@@ -38,6 +38,7 @@ const (
 	notifSyncWakeUp = 1 // SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP
 
 	kcmpFile     = 0 // KCMP_FILE
+	kcmpFiles    = 2 // KCMP_FILES
 	kcmpEpollTFD = 7 // KCMP_EPOLL_TFD
 
 	pidfdThread = unix.O_EXCL // PIDFD_THREAD, Linux 6.9

@@ -110,6 +110,10 @@ func (t *taskTable) drop(k *task) {
 
 func (t *taskTable) forget(k *task) {
 	delete(t.tasks, k.tid)
+	if k.mu.TryLock() { // else a worker is at it, and the last one to look will find the thread gone
+		k.dropSaved()
+		k.mu.Unlock()
+	}
 	if k.exact {
 		_ = unix.Close(k.pidfd)
 	}
@@ -117,9 +121,15 @@ func (t *taskTable) forget(k *task) {
 
 func (t *taskTable) sweep() {
 	for _, k := range t.tasks {
-		if err := unix.PidfdSendSignal(k.pidfd, 0, nil, 0); errors.Is(err, unix.ESRCH) && k.mu.TryLock() {
-			t.forget(k)
+		dead := false
+		if k.exact {
+			dead = errors.Is(unix.PidfdSendSignal(k.pidfd, 0, nil, 0), unix.ESRCH)
+		} else {
+			dead = !t.stillOf(k)
+		}
+		if dead && k.mu.TryLock() {
 			k.mu.Unlock()
+			t.forget(k)
 		}
 	}
 }
@@ -166,6 +176,23 @@ func (t *taskTable) byNSPid(pid int) *process {
 		}
 	}
 	return nil
+}
+
+// dropSaved lets go of a result that nobody will come for. One that can be taken back has a timer of its own.
+func (k *task) dropSaved() {
+	if k.saved != nil && k.saved.undo == nil {
+		k.saved.release()
+		k.saved = nil
+	}
+}
+
+// sharesFiles reports that the thread uses its process' descriptor table.
+func (k *task) sharesFiles() bool {
+	if k.tid == k.proc.tgid {
+		return true
+	}
+	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(k.tid), uintptr(k.proc.tgid), kcmpFiles, 0, 0, 0)
+	return e == 0 && r == 0
 }
 
 // getFile copies a descriptor of the task into the guard.

@@ -55,13 +55,20 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 		rm.PutU32(o, form.Status, rm.StatusNotSupported)
 		return replyDone
 	}
-	c.file.uvm.Lock()
-	defer c.file.uvm.Unlock()
+	// An address space without mappings of the guard's is not followed: then the call drops nothing that is charged.
+	f := c.file
+	if f == nil {
+		f = g.files.find(c.fd, nodeUVM)
+	}
+	if f != nil {
+		f.uvm.Lock()
+		defer f.uvm.Unlock()
+	}
 	if !c.valid(l) {
 		return replyDone
 	}
 	e := c.exec()
-	if e == 0 && rm.U32(o, form.Status) == rm.StatusOK {
+	if f != nil && e == 0 && rm.U32(o, form.Status) == rm.StatusOK {
 		// UVM_FREE takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from
 		// the middle of one stays charged until its address space ends.
 		var length uint64
@@ -70,9 +77,9 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 			length = rm.U64(o, form.Length)
 			copy(gpu[:], o[uvmUnmapGPU:])
 		}
-		g.uvmUnmapped(c.file, rm.U64(o, form.Base), length, gpu)
-		c.lost = true
+		g.uvmUnmapped(f, rm.U64(o, form.Base), length, gpu)
 	}
+	c.lost = e == 0
 	return fail(e)
 }
 
@@ -128,6 +135,14 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 	defer unix.Close(fd)
 	if n, _, err := g.nodes.classify(fd); err != nil || n.kind != nodeControl {
 		rm.PutU32(o, form.Status, rm.StatusInvalidArgument)
+		return replyDone
+	}
+	if c.file == nil {
+		err = c.followFile()
+	}
+	if err != nil {
+		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
+		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
 		return replyDone
 	}
 	f := c.file
@@ -247,18 +262,18 @@ func (g *Guard) endUVM(f *file) {
 	maps := f.maps
 	f.maps, f.mapped = map[uint64][]uvmMap{}, 0
 	f.mu.Unlock()
-	form, _ := g.abi.UVM(rm.UVMFree)
+	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
 	for base, list := range maps {
-		outer := make([]byte, form.Size)
-		rm.PutU64(outer, form.Base, base)
-		if form.Length >= 0 {
-			rm.PutU64(outer, form.Length, list[0].length)
-		}
-		call := rm.Call{Cmd: rm.UVMFree, Outer: outer}
-		if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
-			g.logOnce("enduvm", "cannot free a UVM range of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
-		}
 		for _, m := range list {
+			outer := make([]byte, form.Size)
+			rm.PutU64(outer, form.Base, base)
+			rm.PutU64(outer, form.Length, m.length)
+			copy(outer[uvmUnmapGPU:], m.gpu[:])
+			call := rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer}
+			// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
+			if e := g.driver.Exec(Target{FD: f.strong}, &call); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
+				g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
+			}
 			g.account.unhold(m.charge)
 		}
 	}
