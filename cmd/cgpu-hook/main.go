@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -55,8 +56,27 @@ func release(args []string) error {
 	if *id == "" || *nonce == "" {
 		return errors.New("release: want --id and --nonce")
 	}
-	return ledger.Open(device.RunDir()).Release(*id, *nonce)
+	l := ledger.Open(device.RunDir())
+	// A living guard does it itself, once the driver has the container's memory back; that takes a few milliseconds, or
+	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
+	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
+		r, err := l.Get(*id)
+		if err != nil || r.Nonce != *nonce {
+			break
+		}
+		start, err := ledger.ProcStart(r.GuardPID)
+		if r.GuardPID == 0 || err != nil || start != r.GuardStart {
+			break
+		}
+		if time.Now().After(deadline) {
+			return nil
+		}
+	}
+	return l.Release(*id, *nonce)
 }
+
+// guardTime is how long release waits for the guard.
+const guardTime = 500 * time.Millisecond
 
 // setup prepares the container's file system for the driver's libraries.
 func setup(args []string, stdin io.Reader, stderr io.Writer) error {

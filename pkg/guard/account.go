@@ -98,12 +98,9 @@ const noGPU = -1
 type charge struct {
 	gpu     int
 	size    quota.Bytes
-	handles int // RM handles
-	others  int // UVM mappings and exported files
-	// For the audit: what the driver counts for the process that made it, for as long as that has a handle.
-	length  quota.Bytes
-	maker   int
-	handled bool
+	handles int         // RM handles
+	others  int         // UVM mappings and exported files
+	length  quota.Bytes // as the driver counts it, for the audit
 }
 
 func newAccount(gpus []GPU) *account {
@@ -218,7 +215,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, maker: c.tgid, handled: true}
+		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length}
 		a.gpus[gpu].use(size)
 	}
 	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
@@ -326,9 +323,6 @@ func (a *account) dropObject(c *client, o *object) {
 		if ch.handles == 0 && ch.others > 0 {
 			a.zombies++
 		}
-		if c.tgid == ch.maker {
-			ch.handled = false // the driver may count it for whoever has a dup; so may we
-		}
 		a.settle(ch)
 	}
 }
@@ -420,7 +414,7 @@ func (a *account) chargeContext(clientHandle, owner uint32, gpu int, size quota.
 	if o == nil || o.charge != nil {
 		return false
 	}
-	o.charge = &charge{gpu: gpu, size: size, handles: 1, maker: c.tgid, handled: true}
+	o.charge = &charge{gpu: gpu, size: size, handles: 1}
 	return true
 }
 
@@ -484,19 +478,15 @@ func (a *account) usage(gpu int) gpuAccount {
 	return a.gpus[gpu]
 }
 
-// lengthOf sums, per GPU, the device memory that the driver should count for a process: what its clients made and, since
-// the driver's rules for dups whose origin is gone are its own, what they have dups of without one.
-func (a *account) lengthOf(tgid int) []quota.Bytes {
+// lengths sums, per GPU, the device memory that the driver should count for the container: what has a handle, each once.
+func (a *account) lengths() []quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	sum := make([]quota.Bytes, len(a.gpus))
 	seen := map[*charge]bool{}
 	for _, c := range a.clients {
-		if c.tgid != tgid {
-			continue
-		}
 		for _, o := range c.objects {
-			if ch := o.charge; ch != nil && !seen[ch] && (ch.maker == tgid || !ch.handled) {
+			if ch := o.charge; ch != nil && !seen[ch] {
 				seen[ch] = true
 				sum[ch.gpu] += ch.length
 			}

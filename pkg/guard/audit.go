@@ -2,6 +2,7 @@ package guard
 
 import (
 	"fmt"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -101,24 +102,126 @@ func (a *auditor) alloc(client, parent, handle, class uint32, params []byte) (ui
 	return rm.U32(outer, rm.AllocObject), nil
 }
 
-// holdsMore reports that the driver counts more device memory for a process than the guard has seen it get. Charges do not
-// serve for that: they are rounded up, and the difference could hide something.
-func (a *auditor) holdsMore(p *process) bool {
-	seen := a.g.account.lengthOf(p.tgid)
+// held is how much device memory the driver counts for some processes, per GPU. Private and owned memory count once each;
+// duped memory is some other client's (_gpuCollectMemInfo).
+func (a *auditor) held(procs []*process) []quota.Bytes {
+	sum := make([]quota.Bytes, len(a.subs))
 	for i, sub := range a.subs {
-		info := make([]byte, pidInfoSize)
-		rm.PutU32(info, rm.PidInfoCount, 1)
-		rm.PutU32(info, rm.PidInfoList+rm.PidInfoPid, uint32(p.tgid))
-		if s, e := a.g.control(a.target(), a.client, sub, controlGetPidInfo, info); e != 0 || s != rm.StatusOK {
-			a.g.logOnce("audit", "the driver does not say what a process holds", "status", rm.StatusName(s))
-			continue
-		}
-		// Private and owned memory count once each; duped memory is some other client's (_gpuCollectMemInfo).
-		held := quota.Bytes(rm.U64(info, rm.PidInfoList+rm.PidInfoPrivate) + rm.U64(info, rm.PidInfoList+rm.PidInfoSharedOwned))
-		if held > seen[i] {
-			a.g.log.Warn("the driver counts more device memory for a process than was allocated for it", "pid", p.tgid, "driver", held, "guard", seen[i])
-			return true
+		for _, p := range procs {
+			info := make([]byte, pidInfoSize)
+			rm.PutU32(info, rm.PidInfoCount, 1)
+			rm.PutU32(info, rm.PidInfoList+rm.PidInfoPid, uint32(p.tgid))
+			if s, e := a.g.control(a.target(), a.client, sub, controlGetPidInfo, info); e != 0 || s != rm.StatusOK {
+				a.g.logOnce("audit", "the driver does not say what a process holds", "status", rm.StatusName(s))
+				continue
+			}
+			sum[i] += quota.Bytes(rm.U64(info, rm.PidInfoList+rm.PidInfoPrivate) + rm.U64(info, rm.PidInfoList+rm.PidInfoSharedOwned))
 		}
 	}
-	return false
+	return sum
+}
+
+// auditTime is for how long the guard looks again after something that it could not explain, and auditPause how long it
+// waits between: a thread can be kept from running, and the control takes the locks of all the machine's GPUs.
+const (
+	auditTime  = 10 * time.Second
+	auditPause = 200 * time.Millisecond
+)
+
+// suspect starts to compare the driver's account of the container with the guard's own: now, and for a while.
+func (g *Guard) suspect() {
+	if !g.driver.Native() {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.auditUntil = time.Now().Add(auditTime)
+	g.auditWait = auditPause
+	if !g.auditing {
+		g.auditing = true
+		go g.auditLoop()
+	}
+}
+
+func (g *Guard) auditLoop() {
+	for {
+		g.audit()
+		g.mu.Lock()
+		if time.Now().After(g.auditUntil) {
+			g.auditing = false
+			g.mu.Unlock()
+			return
+		}
+		wait := g.auditWait
+		g.auditWait = min(2*wait, 3*time.Second)
+		g.mu.Unlock()
+		time.Sleep(wait)
+	}
+}
+
+// audit compares once. If the driver counts memory that was never allocated through the guard, all the container's RM
+// clients are freed, and with them all it holds. The driver's own lengths are compared: charges are rounded up, and the
+// difference could hide something.
+func (g *Guard) audit() {
+	a, err := newAuditor(g)
+	if err != nil {
+		g.log.Error("cannot ask the driver what the container holds", "err", err)
+		return
+	}
+	defer a.close()
+	// A client outlives its process where a child has the file. The driver does not tell of processes that are gone.
+	g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil })
+	// Calls in flight make both numbers wrong for a moment: only what stays wrong counts.
+	for range 3 {
+		held, seen := a.held(g.tasks.processes()), g.account.lengths()
+		excess := false
+		for i := range held {
+			if held[i] > seen[i] {
+				excess = true
+				g.log.Warn("the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen[i])
+			}
+		}
+		if !excess {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
+	g.killClients(func(*client) bool { return true })
+}
+
+// killClients frees RM clients of the container, with all they hold.
+func (g *Guard) killClients(which func(*client) bool) {
+	g.account.mu.Lock()
+	var victims []*client
+	for _, c := range g.account.clients {
+		if which(c) {
+			victims = append(victims, c)
+		}
+	}
+	g.account.mu.Unlock()
+	if len(victims) == 0 {
+		return
+	}
+	tgids := containerProcesses(g.firstPID())
+	for _, p := range g.tasks.processes() {
+		tgids = append(tgids, p.tgid)
+	}
+	for _, c := range victims {
+		fd := -1
+		for _, tgid := range tgids {
+			if fd = findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
+				break
+			}
+		}
+		if fd < 0 {
+			g.log.Error("cannot find the file of an RM client", "pid", c.tgid)
+			continue
+		}
+		if s, e := g.free(Target{FD: fd, PID: c.tgid, TID: c.tgid}, c.handle, c.handle); e == 0 && s == rm.StatusOK {
+			g.clientGone(c)
+			g.stats.killed.Add(1)
+		}
+		_ = unix.Close(fd)
+	}
 }

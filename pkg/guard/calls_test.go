@@ -685,3 +685,28 @@ func TestIdentify(t *testing.T) {
 		}
 	}
 }
+
+// TestForeignRoot: a file that was opened on another container's /dev may have a client that this guard does not know.
+func TestForeignRoot(t *testing.T) {
+	g := newFakeGuard(t, &fakeDriver{})
+	g.devDevice++
+	c := newFakeCall(t, g, fakeControl)
+	o := make([]byte, 48)
+	rm.PutU32(o, rm.AllocClass, classRootClient)
+	if rep := c.escape(rm.EscAlloc, o); rep.resume || rm.U32(o, 40) != rm.StatusInsufficientPermissions {
+		t.Errorf("%+v, %s", rep, rm.StatusName(rm.U32(o, 40)))
+	}
+}
+
+// TestRMOnUVM: nothing that RM would act on may run natively on a UVM file, whose place a nvidiactl file could take.
+func TestRMOnUVM(t *testing.T) {
+	g := newFakeGuard(t, &fakeDriver{})
+	c := newFakeCall(t, g, fakeUVM)
+	for _, cmd := range []uint32{0xc030462b, 0xc020462a, 0xc01046d3, 0xc00446c9} {
+		w := &worker{g: g, mem: c.mem}
+		n := &seccompNotif{Arch: nativeArch, Args: [6]uint64{0, uint64(cmd)}}
+		if rep := w.handle(&trappedCall{g: g, n: n, k: c.k, mem: c.mem, fd: c.fd}); rep.resume || rep.errno == 0 {
+			t.Errorf("%#x: %+v", cmd, rep)
+		}
+	}
+}

@@ -67,6 +67,11 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 		t.Fatal(err)
 	}
 	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: func(*process) {}}
+	var st unix.Stat_t
+	if err := unix.Stat(fakeControl, &st); err != nil {
+		t.Fatal(err)
+	}
+	g.devDevice = st.Dev
 	return g
 }
 

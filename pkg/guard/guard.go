@@ -44,13 +44,16 @@ type Guard struct {
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 
-	mu        sync.Mutex
-	instances map[uint32]int // RM device instance → index in gpus
-	logged    map[string]bool
-	initPID   int
-	listeners int
-	sweeping  bool // a sweep is scheduled
-	auditing  int  // audits asked for since the present one began, itself included; 0: none
+	mu         sync.Mutex
+	instances  map[uint32]int // RM device instance → index in gpus
+	logged     map[string]bool
+	initPID    int
+	devDevice  uint64 // st_dev of the container's /dev; 0 before it is known
+	listeners  int
+	sweeping   bool // a sweep is scheduled
+	auditing   bool // the guard compares with the driver's account, until auditUntil, with auditWait between
+	auditUntil time.Time
+	auditWait  time.Duration
 
 	watch   *watcher
 	monitor *monitor

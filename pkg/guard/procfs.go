@@ -120,9 +120,9 @@ func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 }
 
 // findFile copies a followed file back from a process that has it; -1 if it does not.
-func findFile(self int, p *process, f *file, nodes *nodeTable) int {
+func findFile(self, tgid int, f *file, nodes *nodeTable) int {
 	found := -1
-	eachFile(p.tgid, nodes, func(fd int) bool {
+	eachFile(tgid, nodes, func(fd int) bool {
 		if same, _ := kcmpWeak(self, fd, f.epfd, f.tfd); same {
 			found = fd
 		}

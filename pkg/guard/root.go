@@ -40,6 +40,11 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	if c.wrapped || c.node.kind != nodeControl {
 		return c.status(rm.StatusInvalidArgument)
 	}
+	if !g.openedHere(c.fd) {
+		g.logOnce("rootelsewhere", "denied an RM client on a file that was not opened in this container's /dev")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientPermissions)
+	}
 	if g.account.clientCount() >= g.cfg.Settings.MaxClients {
 		g.sweep()
 		if g.account.clientCount() >= g.cfg.Settings.MaxClients {
@@ -85,6 +90,23 @@ func (g *Guard) cancelRoot(f *file, id uint64) {
 		g.pendingRoots.Add(-1)
 		_ = unix.Close(p.fd)
 	}
+}
+
+// openedHere reports that a file was opened on this container's own /dev. One that came from another container through a
+// socket may have a client that this guard does not know of.
+func (g *Guard) openedHere(fd int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var st unix.Stat_t
+	if g.devDevice == 0 {
+		// Each container has a file system of its own for /dev.
+		if err := unix.Stat("/proc/"+strconv.Itoa(g.initPID)+"/root/dev/nvidiactl", &st); err != nil {
+			g.log.Warn("cannot look at the container's nvidiactl", "err", err)
+			return false
+		}
+		g.devDevice = st.Dev
+	}
+	return unix.Fstat(fd, &st) == nil && st.Dev == g.devDevice
 }
 
 // rootPatience is when the guard looks by itself what became of a root alloc.
@@ -214,7 +236,7 @@ func (g *Guard) settleRoot(f *file, candidate uint32, later bool) {
 	// No client that we can see: its first use will show it, or the call failed, or it went elsewhere. The last is what the
 	// audit is for. The file stays barred from another root alloc.
 	f.unknown = p.k.proc.tgid
-	go g.audit()
+	g.suspect()
 }
 
 // clientFound records a client that RM has confirmed. The file is locked.

@@ -63,11 +63,29 @@ func (g *Guard) Run(s Sockets) error {
 	g.watchLauncher()
 	<-g.done
 	_ = s.Seccomp.Close()
+	g.awaitMemory()
 	_ = s.Control.Close()
 	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.ID, g.cfg.Nonce); err != nil {
 		return fmt.Errorf("release the reservation of %s: %w; `cgpu gc` will do it", g.cfg.ID, err)
 	}
 	return nil
+}
+
+// awaitMemory waits until the driver has everything back. A file that the container's processes sent to others outlives
+// them, and the memory with it; the reservation must too.
+func (g *Guard) awaitMemory() {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		g.sweep()
+		held := false
+		for i := range g.cfg.GPUs {
+			held = held || g.account.usage(i).used > 0
+		}
+		if !held {
+			return
+		}
+		g.logOnce("await", "memory of the container is still held by a process outside of it; its reservation stays")
+		time.Sleep(wait)
+	}
 }
 
 // watchLauncher ends the guard when runc has gone and no filter came.
@@ -234,7 +252,7 @@ func (g *Guard) recordInit() error {
 }
 
 // lastBreath is how long the guard stays after its last filter: runc may be about to load one for an exec.
-const lastBreath = 50 * time.Millisecond
+const lastBreath = 2 * time.Millisecond
 
 // filterGone ends the workers of a filter that no task has any more. When it was the last one, the container is over.
 func (g *Guard) filterGone(l *listener) {

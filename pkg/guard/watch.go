@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // watcher waits for descriptors to hang up: processes that exit and filters whose last task is gone. It costs nothing
@@ -154,78 +152,4 @@ func (g *Guard) firstPID() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.initPID
-}
-
-// audit compares the driver's account of each process with the guard's own. It runs after a root alloc that left no
-// client behind, which is what a call looks like that a racing thread sent elsewhere.
-func (g *Guard) audit() {
-	if !g.driver.Native() {
-		return
-	}
-	g.mu.Lock()
-	busy := g.auditing > 0
-	g.auditing++
-	g.mu.Unlock()
-	if busy {
-		return // whoever is at it goes round once more
-	}
-	for done := 0; ; {
-		g.auditOnce()
-		g.mu.Lock()
-		if done++; g.auditing <= done {
-			g.auditing = 0
-			g.mu.Unlock()
-			return
-		}
-		g.auditing, done = 1, 0
-		g.mu.Unlock()
-	}
-}
-
-func (g *Guard) auditOnce() {
-	a, err := newAuditor(g)
-	if err != nil {
-		g.log.Error("cannot ask the driver what the container holds", "err", err)
-		return
-	}
-	defer a.close()
-	for _, p := range g.tasks.processes() {
-		// Calls in flight make both numbers wrong for a moment: only what stays wrong counts.
-		excess := false
-		for range 3 {
-			if excess = a.holdsMore(p); !excess {
-				break
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-		if !excess {
-			continue
-		}
-		g.log.Error("a process holds device memory that was never charged; its RM clients are freed", "pid", p.tgid, "name", p.name)
-		g.killClients(p)
-	}
-}
-
-// killClients frees every RM client of a process, with all they hold.
-func (g *Guard) killClients(p *process) {
-	g.account.mu.Lock()
-	var victims []*client
-	for _, c := range g.account.clients {
-		if c.tgid == p.tgid {
-			victims = append(victims, c)
-		}
-	}
-	g.account.mu.Unlock()
-	for _, c := range victims {
-		fd := findFile(g.files.self, p, c.file, &g.nodes)
-		if fd < 0 {
-			g.log.Error("cannot find the file of an RM client", "pid", p.tgid)
-			continue
-		}
-		if s, e := g.free(Target{FD: fd, PID: p.tgid, TID: p.tgid}, c.handle, c.handle); e == 0 && s == rm.StatusOK {
-			g.clientGone(c)
-			g.stats.killed.Add(1)
-		}
-		_ = unix.Close(fd)
-	}
 }
