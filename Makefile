@@ -16,6 +16,11 @@ STATIC_COMMANDS := $(filter-out $(CGO_COMMANDS),$(notdir $(wildcard cmd/*)))
 # go-nvml declares all of NVML, deprecated functions included, and gcc would warn of each on every build.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 
+# Root may build a clone that belongs to somebody else, which git, and with it go build, refuses otherwise.
+export GIT_CONFIG_COUNT := 1
+export GIT_CONFIG_KEY_0 := safe.directory
+export GIT_CONFIG_VALUE_0 := $(CURDIR)
+
 # The targets share bin/ and two cores; what they run is parallel by itself.
 .NOTPARALLEL:
 

@@ -47,7 +47,8 @@ available=()
 for package in "${packages[@]}"; do
 	apt-cache show "$package" >/dev/null 2>&1 && available+=("$package")
 done
-apt-get install -y -qq --no-install-recommends "${available[@]}" >/dev/null
+# A machine that has just booted may be busy with its own upgrades.
+apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends "${available[@]}" >/dev/null
 for command in "${missing[@]}"; do
 	if [[ $command != docker-init ]] && ! command -v "$command" >/dev/null; then
 		echo "setup: $command is still missing after apt-get install ${available[*]}" >&2
