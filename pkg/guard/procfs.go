@@ -60,43 +60,52 @@ func containerProcesses(initPID int) []int {
 	return nil
 }
 
-// eachFile calls f with a copy of every descriptor of a process that is one of NVIDIA's nodes, until f returns true.
+// maxScanFDs bounds the descriptors of a process that are looked at.
+const maxScanFDs = 1 << 16
+
+// eachFile calls f with a copy of every descriptor of a process that is one of NVIDIA's nodes, until f returns true and
+// keeps that one. It tries the numbers one by one, since the guard may copy a descriptor of any process
+// (CAP_SYS_PTRACE) but not list /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH).
 func eachFile(tgid int, nodes *nodeTable, f func(fd int) bool) bool {
-	dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/fd")
-	if err != nil {
-		return false
-	}
-	defer dir.Close()
 	pidfd, err := unix.PidfdOpen(tgid, 0)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(pidfd)
-	for {
-		names, err := dir.Readdirnames(256)
-		for _, name := range names {
-			number, err := strconv.Atoi(name)
-			if err != nil {
-				continue
-			}
-			// stat through the link costs less than copying every descriptor, and opens nothing.
-			var st unix.Stat_t
-			if unix.Stat("/proc/"+strconv.Itoa(tgid)+"/fd/"+name, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.knows(&st) {
-				continue
-			}
-			fd, err := unix.PidfdGetfd(pidfd, number, 0)
-			if err != nil {
-				continue
-			}
-			if f(fd) {
-				return true
-			}
-			_ = unix.Close(fd)
-		}
-		if err != nil || len(names) == 0 {
+	for number := range min(tableSize(tgid), maxScanFDs) {
+		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
+		if e == unix.ESRCH || e == unix.EPERM {
 			return false
 		}
+		if e != 0 {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Fstat(int(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.knows(&st) {
+			_ = unix.Close(int(fd))
+			continue
+		}
+		if f(int(fd)) {
+			return true
+		}
+		_ = unix.Close(int(fd))
 	}
+	return false
+}
+
+// tableSize is how large a process' descriptor table is (FDSize of /proc/PID/status).
+func tableSize(tgid int) int {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tgid) + "/status")
+	if err != nil {
+		return 0
+	}
+	for line := range bytes.Lines(b) {
+		if value, ok := bytes.CutPrefix(line, []byte("FDSize:")); ok {
+			n, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
+			return n
+		}
+	}
+	return 0
 }
 
 func (t *nodeTable) knows(st *unix.Stat_t) bool {

@@ -157,6 +157,19 @@ nodes() {
 	echo "$out"
 	! grep -qE 'modeset|caps|uvm-tools' <<<"$out" && grep -q nvidiactl <<<"$out"
 }
+# A user other than root keeps its memory while the guard looks who holds what (cgpu smi makes it sweep).
+another_user() {
+	local status=1 i
+	vgpu 6GiB -d --name another -u 1000:1000 -e HOME=/tmp -- "$python" "$built/steady.py" 8 || return 1
+	for ((i = 0; i < 12; i++)); do
+		sleep 1
+		cgpu smi | grep python3
+	done
+	timeout 30 docker wait another | grep -qx 0 && status=0
+	docker logs another
+	remove another
+	return "$status"
+}
 # Vulkan's own view of the card is the quota too.
 vulkan() {
 	local out
@@ -197,6 +210,7 @@ for query in '-q' '-L' 'pmon -c 1' 'dmon -c 1' 'topo -m'; do
 	check "nvidia-smi $query" vgpu 6GiB --rm -- nvidia-smi $query
 done
 if command -v vulkaninfo >/dev/null; then check 'Vulkan' vulkan; fi
+check 'another user than root' another_user
 check 'killed program: memory back within a second' killed_program
 check 'killed guard' killed_guard
 
