@@ -160,10 +160,10 @@ nodes() {
 # A user other than root keeps its memory while the guard looks who holds what (cgpu smi makes it sweep).
 another_user() {
 	local status=1 i
-	vgpu 6GiB -d --name another -u 1000:1000 -e HOME=/tmp -- "$python" "$built/steady.py" 8 || return 1
+	vgpu 6GiB -d --name another -u 1000:1000 -- "$built/steady" 8 || return 1
 	for ((i = 0; i < 12; i++)); do
 		sleep 1
-		cgpu smi | grep python3
+		cgpu smi | grep steady
 	done
 	timeout 30 docker wait another | grep -qx 0 && status=0
 	docker logs another
