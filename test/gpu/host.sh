@@ -25,6 +25,7 @@ make_host_image() {
 	local root name
 	root=$(mktemp -d)
 	mkdir -p "$root"/{dev,proc,sys,tmp,run,usr,opt,root,var/tmp,mnt}
+	chmod 755 "$root" # mktemp made it for root alone
 	chmod 1777 "$root/tmp"
 	cp -a /etc "$root/etc"
 	for name in bin sbin lib lib32 lib64; do
