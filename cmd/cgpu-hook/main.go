@@ -61,11 +61,7 @@ func release(args []string) error {
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
 	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
 		r, err := l.Get(*id)
-		if err != nil || r.Nonce != *nonce {
-			break
-		}
-		start, err := ledger.ProcStart(r.GuardPID)
-		if r.GuardPID == 0 || err != nil || start != r.GuardStart {
+		if err != nil || r.Nonce != *nonce || !r.GuardLives() {
 			break
 		}
 		if time.Now().After(deadline) {

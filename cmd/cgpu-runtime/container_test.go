@@ -87,7 +87,7 @@ func (n *node) makeTable() {
 	n.table = device.Table{
 		Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key,
 		Nodes:  []device.Node{make("nvidiactl"), make("nvidia-uvm")},
-		Config: device.Config{Runtimes: []string{n.low}, Overcommit: 1, MaxInst: 20, Placement: "binpack", GuardStartTimeout: 5 * time.Second},
+		Config: device.Config{Runtimes: []string{n.low}, Overcommit: 1, MaxInst: 20, Placement: "binpack", GuardStartTimeout: 30 * time.Second},
 	}
 	for i := range 2 {
 		n.table.GPUs = append(n.table.GPUs, device.GPU{
@@ -337,6 +337,10 @@ func TestLifeOfContainer(t *testing.T) {
 				t.Fatalf("%v: %v\n%s", args, r.err, r.stderr)
 			}
 		}
+		// A guard that lives releases the reservation itself; the stub does not, and the hook does it for a dead one.
+		if err := unix.Kill(s.PID, unix.SIGKILL); err != nil && err != unix.ESRCH {
+			t.Error(err)
+		}
 		for range 100 {
 			if r := n.run("delete", id); r.err == nil {
 				break
@@ -399,7 +403,10 @@ func TestRefuses(t *testing.T) {
 			mode := filepath.Join(n.runDir, "guard-mode")
 			os.WriteFile(mode, []byte(test.mode), 0o644)
 			defer os.Remove(mode)
-			n.table.Config.GuardStartTimeout = 300 * time.Millisecond
+			n.table.Config.GuardStartTimeout = 30 * time.Second // a busy machine
+			if test.mode == "hang" {
+				n.table.Config.GuardStartTimeout = 300 * time.Millisecond
+			}
 			n.saveTable()
 			bundle := n.bundle(test.env, "", "true")
 			before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))

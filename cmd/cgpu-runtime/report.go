@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -11,7 +12,7 @@ import (
 // --log, if it has runc's form; text on stderr alone gives "unable to retrieve OCI runtime error".
 func (c call) report(err error) {
 	message := err.Error()
-	os.Stderr.WriteString("cgpu-runtime: " + message + "\n")
+	os.Stderr.WriteString("cgpu-runtime: " + strings.TrimPrefix(message, "cgpu-runtime: ") + "\n")
 	if c.log == "" {
 		return
 	}

@@ -43,6 +43,11 @@ func processStatus(pid int, start uint64) liveness {
 	return alive
 }
 
+// GuardLives tells whether the record's guard still runs; doubt counts as running.
+func (r Record) GuardLives() bool {
+	return r.GuardPID != 0 && processStatus(r.GuardPID, r.GuardStart) != dead
+}
+
 // stat is what we need of /proc/PID/stat.
 type stat struct {
 	state   byte
