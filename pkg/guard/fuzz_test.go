@@ -50,6 +50,7 @@ func FuzzHandle(f *testing.F) {
 	d := &fakeDriver{}
 	g := newFakeGuard(f, d)
 	c := newFakeCall(f, g, fakeControl)
+	c.fuzzed = true
 	f.Fuzz(func(t *testing.T, nr uint8, outer, block []byte, ptr uint8, refuse bool) {
 		if len(outer) == 0 || len(outer) >= 1<<14 || len(block) > 1<<17 {
 			return
