@@ -51,8 +51,8 @@ func Default() Config {
 			MaxClients:        256,
 			MaxTSGs:           64,
 			MaxChannels:       512,
-			CallsPerSecond:    20000,
-			CallsBurst:        40000,
+			CallsPerSecond:    50000,
+			CallsBurst:        100000,
 		},
 		Sim: Sim{
 			DriverVersion: "580.159.04",
