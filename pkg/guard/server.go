@@ -80,7 +80,7 @@ func (g *Guard) awaitMemory() {
 		for i := range g.cfg.GPUs {
 			held = held || g.account.usage(i).used > 0
 		}
-		if !held {
+		if !held || g.files.count() == 0 { // without a file there is nothing that could hold memory
 			return
 		}
 		g.logOnce("await", "memory of the container is still held by a process outside of it; its reservation stays")
