@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -146,16 +147,15 @@ func (t *fileTable) reap() []*file {
 	return dead
 }
 
-// remove forgets a file and lets go of it.
+// remove forgets a file and lets go of it, once: the number of its descriptor may be another's by the second time.
 func (t *fileTable) remove(f *file) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i, x := range t.list {
-		if x == f {
-			t.list = append(t.list[:i], t.list[i+1:]...)
-			break
-		}
+	i := slices.Index(t.list, f)
+	if i < 0 {
+		return
 	}
+	t.list = slices.Delete(t.list, i, i+1)
 	if f.epfd >= 0 {
 		_ = unix.Close(f.epfd)
 	}

@@ -205,3 +205,31 @@ func TestProcessHolds(t *testing.T) {
 		t.Error("found in a process that does not exist")
 	}
 }
+
+// TestRemoveTwice: the descriptor of a file that was let go may be another's by now.
+func TestRemoveTwice(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "uvm")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	table := &fileTable{self: os.Getpid()}
+	fd := openNode(t, path)
+	defer unix.Close(fd)
+	f, err := table.follow(fd, nodeUVM, 0, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table.remove(f)
+	// Nothing else runs in this test, so the next descriptor takes the number that was given back or a lower one; take all up to it.
+	var taken []int
+	for len(taken) == 0 || taken[len(taken)-1] < f.strong {
+		taken = append(taken, dupFD(t, fd))
+	}
+	table.remove(f)
+	if _, err := unix.FcntlInt(uintptr(f.strong), unix.F_GETFD, 0); err != nil {
+		t.Errorf("the second removal closed descriptor %d, which is another's: %v", f.strong, err)
+	}
+	for _, d := range taken {
+		unix.Close(d)
+	}
+}

@@ -41,6 +41,7 @@ type Guard struct {
 	stats   stats
 
 	pendingRoots atomic.Int64
+	sweepMu      sync.Mutex
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 

@@ -22,7 +22,7 @@ import (
 //     allocation it then finds no client to make it under.
 //   - Afterwards the guard asks RM whether the file has the client that the task says it got. If not, the call went
 //     elsewhere: the guard compares the driver's own account of the container with its own and, if memory is held that
-//     was never charged, frees the clients of the processes that hold it.
+//     was never charged, frees all the container's clients (audit.go).
 
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
@@ -47,19 +47,8 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientPermissions)
 	}
-	if g.account.clientCount() >= g.cfg.Settings.MaxClients {
-		g.sweep()
-		if g.account.clientCount() >= g.cfg.Settings.MaxClients {
-			g.logOnce("maxclients", "denied an RM client: the container has too many", "max", g.cfg.Settings.MaxClients)
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusInsufficientResources)
-		}
-	}
-	if g.files.count() >= 4*g.cfg.Settings.MaxClients {
-		g.sweep()
-		if g.files.count() >= 4*g.cfg.Settings.MaxClients {
-			return c.status(rm.StatusInsufficientResources)
-		}
+	if !g.roomForClient() {
+		return c.status(rm.StatusInsufficientResources)
 	}
 	f, err := g.followFile(c.fd, c.node)
 	if err != nil {
@@ -81,6 +70,20 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
 	time.AfterFunc(rootPatience, func() { g.settleRoot(f, 0, true) })
 	return replyResume
+}
+
+// roomForClient reports that the container may have another client. Some may be gone unnoticed.
+func (g *Guard) roomForClient() bool {
+	if g.account.clientCount() < g.cfg.Settings.MaxClients {
+		return true
+	}
+	g.sweep()
+	if g.account.clientCount() < g.cfg.Settings.MaxClients {
+		return true
+	}
+	g.logOnce("maxclients", "denied an RM client: the container has too many; max_clients in cgpu.toml is the bound", "max", g.cfg.Settings.MaxClients)
+	g.stats.denied.Add(1)
+	return false
 }
 
 // cancelRoot forgets a root alloc whose caller was gone before it could be let through: it did not happen, and comes again.
@@ -119,16 +122,10 @@ func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
 	if c.node.kind != nodeControl {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	if g.account.clientCount() >= g.cfg.Settings.MaxClients {
-		g.sweep()
-		if g.account.clientCount() >= g.cfg.Settings.MaxClients {
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusInsufficientResources)
-		}
+	if !g.roomForClient() {
+		return c.status(rm.StatusInsufficientResources)
 	}
-	params, ok := c.loadBlock(-1, rm.AllocParams, 4)
-	_ = params
-	if !ok {
+	if _, ok := c.loadBlock(-1, rm.AllocParams, 4); !ok { // an optional handle
 		return fail(unix.EFAULT)
 	}
 	c.file.mu.Lock()

@@ -71,6 +71,8 @@ func (g *Guard) processGone(p *process) {
 
 // sweep looks which followed files are closed for good, and takes what was on them out of the account.
 func (g *Guard) sweep() {
+	g.sweepMu.Lock() // two at once would end the same address space
+	defer g.sweepMu.Unlock()
 	for _, f := range g.files.reap() {
 		g.account.dropFile(f)
 		f.mu.Lock()
