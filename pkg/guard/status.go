@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
@@ -37,6 +38,31 @@ type VGPUStatus struct {
 	Used   quota.Bytes `json:"used"`
 	Peak   quota.Bytes `json:"peak"`
 	Denied uint64      `json:"denied"` // allocations refused because of the limit
+	// Compute is nil for native GPUs.
+	Compute *ComputeStatus `json:"compute,omitempty"`
+}
+
+// ComputeStatus is the GPU time of one vGPU, since the container's start unless said otherwise.
+type ComputeStatus struct {
+	Policy   sched.Policy   `json:"policy"` // in effect on the GPU
+	Weight   int            `json:"weight"`
+	Percent  int            `json:"percent,omitempty"` // as asked
+	Priority quota.Priority `json:"priority"`
+	Cap      sched.Permille `json:"cap,omitempty"` // hard cap; 0: none
+	Paused   bool           `json:"paused,omitempty"`
+	TSGs     int            `json:"tsgs"` // channel groups on the graphics engine
+	Busy     int            `json:"busy"` // of those, with work lately
+	Slice    time.Duration  `json:"sliceNs"`
+
+	// What follows comes from the driver's context-switch records. Exact is false where it gives none.
+	Exact       bool           `json:"exact"`
+	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in the last second
+	GPUTime     time.Duration  `json:"gpuTimeNs"`   // on the engine
+	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work, or paused
+	Switches    uint64         `json:"switches"`    // times that it was switched in
+	Preemptions uint64         `json:"preemptions"` // of the times that it was switched out, those at the end of its timeslice
+	Pauses      uint64         `json:"pauses"`      // by a hard cap or cgpu pause
+	Granted     time.Duration  `json:"grantedNs"`   // what its share of the GPU's busy time would have been
 }
 
 // ProcessStatus is a process that has used the GPU.
