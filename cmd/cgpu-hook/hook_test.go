@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 func TestStaysQuiet(t *testing.T) {
@@ -175,6 +176,7 @@ func TestRelease(t *testing.T) {
 	request := ledger.Request{
 		Record: ledger.Record{ID: "c", Nonce: "n2", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
 		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	}
 	if _, err := book.Reserve(request); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"tags.cncf.io/container-device-interface/specs-go"
 
+	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
@@ -119,7 +120,7 @@ func TestTranslateH200(t *testing.T) {
 		t.Errorf("%d links, want %d", len(got.links), links)
 	}
 	// What a table made of it must pass.
-	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Mounts: got.mounts, Links: got.links, LibDirs: got.libDirs, Env: got.env}
+	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Config: config.Default().Settings, Mounts: got.mounts, Links: got.links, LibDirs: got.libDirs, Env: got.env}
 	if err := tab.Validate(); err != nil {
 		t.Error(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/gpus"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/server"
 
+	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -47,7 +48,7 @@ func TestGPUs(t *testing.T) {
 	if g.Index != 1 || g.Minor != 1 || g.BusID != "0001:3b:00.0" || !device.IsUUID(g.UUID) || !strings.Contains(g.Name, "H200") || g.Memory < 140*quota.GiB {
 		t.Errorf("second GPU %+v", g)
 	}
-	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, GPUs: list}
+	tab := device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, Config: config.Default().Settings, GPUs: list}
 	for i := range list {
 		path := fmt.Sprintf("/dev/nvidia%d", i)
 		list[i].Node = device.Node{Path: path, HostPath: path}

@@ -217,7 +217,7 @@ func TestSimulatedGPUsChange(t *testing.T) {
 	if _, err := l.Reserve(ledger.Request{
 		Record: ledger.Record{ID: "c1", Nonce: "0123456789abcdef", Bundle: "/b", LauncherPID: self, VGPUs: []ledger.VGPU{{UUID: gpu.UUID, Limit: quota.GiB, Weight: 1}},
 			Socket: r.runDir + "/g/0123456789abcdef.sock", Control: r.runDir + "/g/0123456789abcdef.ctl"},
-		GPUs: []ledger.GPU{{Index: 0, UUID: gpu.UUID, Memory: gpu.Memory}}, Overcommit: 1, MaxInst: 20,
+		GPUs: []ledger.GPU{{Index: 0, UUID: gpu.UUID, Memory: gpu.Memory}}, Overcommit: 1, Card: r.load(t).Config.Card(),
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +344,7 @@ func TestSimGPUs(t *testing.T) {
 	for range 64 {
 		c.GPUs = append(c.GPUs, config.SimGPU{Name: "T4", Memory: quota.GiB})
 	}
-	tab := device.Table{Version: device.TableVersion, Driver: device.DriverSim, GPUs: simGPUs(c)}
+	tab := device.Table{Version: device.TableVersion, Driver: device.DriverSim, Config: config.Default().Settings, GPUs: simGPUs(c)}
 	for i := range tab.GPUs {
 		path := fmt.Sprintf("/dev/nvidia%d", i)
 		tab.GPUs[i].Node = device.Node{Path: path, HostPath: path}

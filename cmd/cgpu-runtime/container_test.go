@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // node is a private machine with the simulated driver: a folder with our programs and a run directory.
@@ -86,8 +87,9 @@ func (n *node) makeTable() {
 	}
 	n.table = device.Table{
 		Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key,
-		Nodes:  []device.Node{make("nvidiactl"), make("nvidia-uvm")},
-		Config: device.Config{Runtimes: []string{n.low}, Overcommit: 1, MaxInst: 20, Placement: "binpack", GuardStartTimeout: 30 * time.Second},
+		Nodes: []device.Node{make("nvidiactl"), make("nvidia-uvm")},
+		Config: device.Config{Runtimes: []string{n.low}, Overcommit: 1, MaxInst: 20, Placement: "binpack", GuardStartTimeout: 30 * time.Second,
+			Policy: sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio},
 	}
 	for i := range 2 {
 		n.table.GPUs = append(n.table.GPUs, device.GPU{

@@ -60,7 +60,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	r.Name = a.name
 	r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
 	r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
-	request := ledger.Request{Overcommit: table.Config.Overcommit, MaxInst: table.Config.MaxInst}
+	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card()}
 	var known []quota.GPU
 	uuids := map[int]string{}
 	for _, g := range table.GPUs {

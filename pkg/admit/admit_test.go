@@ -9,10 +9,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
+var card = sched.Card{Policy: sched.PolicyFixed, MaxInst: 3, PrioRatio: 20}
+
 func table() *device.Table {
-	t := &device.Table{Config: device.Config{Overcommit: 1.5, MaxInst: 3, Placement: ledger.PolicySpread}}
+	t := &device.Table{Config: device.Config{Overcommit: 1.5, Placement: ledger.PolicySpread,
+		Policy: card.Policy, MaxInst: card.MaxInst, PrioRatio: card.PrioRatio}}
 	for i := range 2 {
 		t.GPUs = append(t.GPUs, device.GPU{
 			Index: i, UUID: fmt.Sprintf("GPU-%d", i), Memory: 15 * quota.GiB,
@@ -77,7 +81,7 @@ func TestReservation(t *testing.T) {
 		if !reflect.DeepEqual(r.VGPUs, test.vgpus) || !reflect.DeepEqual(r.Native, test.native) || (got.Place != nil) != test.placed {
 			t.Errorf("%v: %+v", test.env, got)
 		}
-		if r.Socket != "/r/g/n.sock" || r.Control != "/r/g/n.ctl" || r.GuardPID != 7 || len(got.GPUs) != 2 || got.Overcommit != 1.5 || got.MaxInst != 3 {
+		if r.Socket != "/r/g/n.sock" || r.Control != "/r/g/n.ctl" || r.GuardPID != 7 || len(got.GPUs) != 2 || got.Overcommit != 1.5 || got.Card != card {
 			t.Errorf("%v: %+v", test.env, got)
 		}
 		if got.Place != nil && (got.Place.Policy != ledger.PolicySpread || got.Place.Slice != slice("", 0, 1)) {

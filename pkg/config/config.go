@@ -14,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Config is cgpu.toml with defaults filled in.
@@ -53,6 +54,13 @@ func Default() Config {
 			MaxChannels:       512,
 			CallsPerSecond:    50000,
 			CallsBurst:        100000,
+			Policy:            sched.PolicyPreempt,
+			PrioRatio:         sched.DefaultPrioRatio,
+			BaseTimeslice:     10 * time.Millisecond,
+			MinTimeslice:      time.Millisecond,
+			MaxRound:          100 * time.Millisecond,
+			HighPrioTimeslice: 200 * time.Microsecond,
+			CapCycle:          100 * time.Millisecond,
 		},
 		Sim: Sim{
 			DriverVersion: "580.159.04",

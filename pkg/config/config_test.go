@@ -13,6 +13,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 const configs = "../../configs/"
@@ -94,6 +95,13 @@ allow_unknown_driver = true
 context_overhead = "0"
 guard_start_timeout = "1m30s"
 calls_burst = 7
+policy = "4"
+prio_ratio = 20
+base_timeslice = "1ms"
+min_timeslice = "200us"
+max_round = "1s"
+high_prio_timeslice = "50us"
+cap_cycle = "500ms"
 [sim]
 driver_version = "535.54"
 [[sim.gpus]]
@@ -116,6 +124,13 @@ bus_id = "0001:0a:00.0"
 	want.Settings.ContextOverhead = 0
 	want.Settings.GuardStartTimeout = 90 * time.Second
 	want.Settings.CallsBurst = 7
+	want.Settings.Policy = sched.PolicySoft
+	want.Settings.PrioRatio = 20
+	want.Settings.BaseTimeslice = time.Millisecond
+	want.Settings.MinTimeslice = 200 * time.Microsecond
+	want.Settings.MaxRound = time.Second
+	want.Settings.HighPrioTimeslice = 50 * time.Microsecond
+	want.Settings.CapCycle = 500 * time.Millisecond
 	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
 		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
 		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},
@@ -145,16 +160,31 @@ func TestParseRefuses(t *testing.T) {
 		`context_overhead = 13`:              `config: f:1: context_overhead`,
 		`guard_start_timeout = "10"`:         `guard_start_timeout = "10": want a duration with its unit`,
 		`guard_start_timeout = "0s"`:         `from 100ms to 5m0s`,
-		`runtimes = []`:                      `runtimes = "[]": want at least one`,
-		`runtimes = ["./runc"]`:              `runtimes = "./runc": want`,
-		`runtimes = ["/x/cgpu-runtime"]`:     `cannot call itself`,
-		`calls_burst = -1`:                   `calls_burst = -1`,
-		"[sim]\ndriver_version = \"new\"":    `sim.driver_version = "new"`,
-		"[sim]\ngpus = []":                   `sim.gpus = "0 GPUs": want 1 to 64`,
-		"[[sim.gpus]]\nuuid = \"x\"":         `sim.gpus[0].uuid = "x"`,
-		"[[sim.gpus]]\nbus_id = \"x\"":       `sim.gpus[0].bus_id = "x"`,
-		"[[sim.gpus]]\nname = \"\"":          `sim.gpus[0].name = ""`,
-		"[[sim.gpus]]\nmemory = \"0MiB\"":    `sim.gpus[0].memory = "0MiB": is zero; want`,
+		`policy = "best"`:                    `policy = "best": want "fair", "preempt", "weight-preempt", "fixed", "soft", "native", or a number from "0" to "5"`,
+		`policy = 1`:                         `config: f:1: policy`,
+		`prio_ratio = 19`:                    `prio_ratio = 19: want a whole number from 20 to 99`,
+		`prio_ratio = 100`:                   `prio_ratio = 100: want`,
+		`base_timeslice = "999us"`:           `base_timeslice = "999us": want a duration with its unit, from 1ms to 100ms`,
+		`base_timeslice = "101ms"`:           `base_timeslice = "101ms": want`,
+		`min_timeslice = "199us"`:            `min_timeslice = "199us": want a duration with its unit, from 200µs to 100ms`,
+		`min_timeslice = "11ms"`:             `min_timeslice = "11ms": want no more than base_timeslice, 10ms`,
+		"base_timeslice = \"2ms\"\nmin_timeslice = \"3ms\"": `min_timeslice = "3ms": want no more than base_timeslice, 2ms`,
+		`max_round = "9ms"`:               `max_round = "9ms": want`,
+		`max_round = "1001ms"`:            `max_round = "1001ms": want`,
+		`high_prio_timeslice = "49us"`:    `high_prio_timeslice = "49us": want`,
+		`high_prio_timeslice = "2ms"`:     `high_prio_timeslice = "2ms": want`,
+		`cap_cycle = "49ms"`:              `cap_cycle = "49ms": want`,
+		`cap_cycle = "1s"`:                `cap_cycle = "1s": want`,
+		`runtimes = []`:                   `runtimes = "[]": want at least one`,
+		`runtimes = ["./runc"]`:           `runtimes = "./runc": want`,
+		`runtimes = ["/x/cgpu-runtime"]`:  `cannot call itself`,
+		`calls_burst = -1`:                `calls_burst = -1`,
+		"[sim]\ndriver_version = \"new\"": `sim.driver_version = "new"`,
+		"[sim]\ngpus = []":                `sim.gpus = "0 GPUs": want 1 to 64`,
+		"[[sim.gpus]]\nuuid = \"x\"":      `sim.gpus[0].uuid = "x"`,
+		"[[sim.gpus]]\nbus_id = \"x\"":    `sim.gpus[0].bus_id = "x"`,
+		"[[sim.gpus]]\nname = \"\"":       `sim.gpus[0].name = ""`,
+		"[[sim.gpus]]\nmemory = \"0MiB\"": `sim.gpus[0].memory = "0MiB": is zero; want`,
 	} {
 		_, err := Parse("f", []byte(text))
 		switch {
@@ -197,7 +227,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if s := c.Settings; s.MaxInst < 1 || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 {
+		if s := c.Settings; s.Card().Validate() != nil || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 || s.MinTimeslice > s.BaseTimeslice {
 			t.Errorf("accepted %+v", c)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero.
@@ -30,6 +31,13 @@ type file struct {
 	MaxChannels        *int64    `toml:"max_channels"`
 	CallsPerSecond     *int64    `toml:"calls_per_second"`
 	CallsBurst         *int64    `toml:"calls_burst"`
+	Policy             *string   `toml:"policy"`
+	PrioRatio          *int64    `toml:"prio_ratio"`
+	BaseTimeslice      *string   `toml:"base_timeslice"`
+	MinTimeslice       *string   `toml:"min_timeslice"`
+	MaxRound           *string   `toml:"max_round"`
+	HighPrioTimeslice  *string   `toml:"high_prio_timeslice"`
+	CapCycle           *string   `toml:"cap_cycle"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -55,7 +63,7 @@ func Parse(name string, text []byte) (Config, error) {
 		choice("driver", f.Driver, &c.Driver, device.DriverNVIDIA, device.DriverSim),
 		runtimes(f.Runtimes, &s.Runtimes),
 		overcommit(f.Overcommit, &s.Overcommit),
-		whole("max_inst", f.MaxInst, &s.MaxInst, 1, 64),
+		whole("max_inst", f.MaxInst, &s.MaxInst, 1, sched.MaxMaxInst),
 		choice("placement", f.Placement, &s.Placement, "binpack", "spread"),
 		size("context_overhead", f.ContextOverhead, &s.ContextOverhead, true),
 		duration("guard_start_timeout", f.GuardStartTimeout, &s.GuardStartTimeout, 100*time.Millisecond, 5*time.Minute),
@@ -64,11 +72,22 @@ func Parse(name string, text []byte) (Config, error) {
 		whole("max_channels", f.MaxChannels, &s.MaxChannels, 1, 1<<16),
 		whole("calls_per_second", f.CallsPerSecond, &s.CallsPerSecond, 1, 1<<30),
 		whole("calls_burst", f.CallsBurst, &s.CallsBurst, 1, 1<<30),
+		policy(f.Policy, &s.Policy),
+		whole("prio_ratio", f.PrioRatio, &s.PrioRatio, sched.MinPrioRatio, sched.MaxPrioRatio),
+		duration("base_timeslice", f.BaseTimeslice, &s.BaseTimeslice, time.Millisecond, 100*time.Millisecond),
+		duration("min_timeslice", f.MinTimeslice, &s.MinTimeslice, 200*time.Microsecond, 100*time.Millisecond),
+		duration("max_round", f.MaxRound, &s.MaxRound, 10*time.Millisecond, time.Second),
+		duration("high_prio_timeslice", f.HighPrioTimeslice, &s.HighPrioTimeslice, 50*time.Microsecond, time.Millisecond),
+		duration("cap_cycle", f.CapCycle, &s.CapCycle, 50*time.Millisecond, 500*time.Millisecond),
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
 			return Config{}, fmt.Errorf("config: %s: %w", name, err)
 		}
+	}
+	if s.MinTimeslice > s.BaseTimeslice {
+		return Config{}, fmt.Errorf("config: %s: %w", name,
+			fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice)))
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver
@@ -113,6 +132,18 @@ func choice(key string, in, out *string, allowed ...string) error {
 		}
 	}
 	return fault(key, *in, `want "`+strings.Join(allowed, `" or "`)+`"`)
+}
+
+func policy(in *string, out *sched.Policy) error {
+	if in == nil {
+		return nil
+	}
+	p, err := sched.ParsePolicy(*in)
+	if err != nil {
+		return fault("policy", *in, `want "`+strings.Join(sched.PolicyNames(), `", "`)+`", or a number from "0" to "5"`)
+	}
+	*out = p
+	return nil
 }
 
 func whole(key string, in *int64, out *int, low, high int64) error {
@@ -165,7 +196,7 @@ func duration(key string, in *string, out *time.Duration, low, high time.Duratio
 	}
 	d, err := time.ParseDuration(*in)
 	if err != nil || d < low || d > high {
-		return fault(key, *in, fmt.Sprintf("want a duration with its unit, such as 10s, from %v to %v", low, high))
+		return fault(key, *in, fmt.Sprintf("want a duration with its unit, from %v to %v", low, high))
 	}
 	*out = d
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // null is a character device that every machine has.
@@ -39,7 +40,7 @@ func table() *Table {
 		LibDirs: []string{"/usr/lib"},
 		Env:     []string{"NVIDIA_CTK_LIBCUDA_DIR=/usr/lib"},
 		Config: Config{Runtimes: []string{"runc"}, Overcommit: 1, MaxInst: 20, Placement: "binpack",
-			ContextOverhead: 13 * quota.MiB, GuardStartTimeout: 10 * time.Second},
+			ContextOverhead: 13 * quota.MiB, GuardStartTimeout: 10 * time.Second, Policy: sched.PolicyPreempt, PrioRatio: 99},
 	}
 }
 
@@ -53,6 +54,7 @@ func TestValidate(t *testing.T) {
 		{"no GPU at all", func(t *Table) { t.GPUs = nil }, ""},
 		{"eight-digit domain", func(t *Table) { t.GPUs[0].BusID = "00010000:3b:00.0" }, ""},
 		{"other version", func(t *Table) { t.Version = 2 }, "version 2, want 1"},
+		{"from before there were policies", func(t *Table) { t.Config.PrioRatio = 0 }, "config: prio-ratio 0"},
 		{"driver", func(t *Table) { t.Driver = "amd" }, `driver "amd"`},
 		{"same index", func(t *Table) { t.GPUs[1].Index = 0 }, "index 0 is not above"},
 		{"descending index", func(t *Table) { t.GPUs[0].Index = 7 }, "index 1 is not above"},

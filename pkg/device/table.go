@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // TableVersion is the format of node.json; a reader refuses any other.
@@ -76,7 +77,7 @@ type Config struct {
 	// Runtimes are the low-level runtimes to look for, in order: names in PATH or absolute paths.
 	Runtimes           []string      `json:"runtimes"`
 	Overcommit         float64       `json:"overcommit"` // sum of limits on a GPU ≤ Overcommit × its memory; 1 by default
-	MaxInst            int           `json:"maxInst"`    // containers per GPU
+	MaxInst            int           `json:"maxInst"`    // containers per GPU, where its card in the ledger says nothing else
 	Placement          string        `json:"placement"`  // "binpack" or "spread"
 	AllowUnknownDriver bool          `json:"allowUnknownDriver,omitempty"`
 	ContextOverhead    quota.Bytes   `json:"contextOverhead"` // hidden memory charged for each CUDA context
@@ -87,6 +88,22 @@ type Config struct {
 	// CallsPerSecond and CallsBurst bound the trapped calls of one container (rm-abi 4.6).
 	CallsPerSecond int `json:"callsPerSecond"`
 	CallsBurst     int `json:"callsBurst"`
+	// Policy and PrioRatio are, with MaxInst, the card of a GPU that has none in the ledger.
+	Policy    sched.Policy `json:"policy"`
+	PrioRatio int          `json:"prioRatio"` // percent
+	// A channel group runs for BaseTimeslice × weight at a time, less where a round of all would pass MaxRound, and never
+	// less than MinTimeslice, unless a high-priority container is busy: then for HighPrioTimeslice.
+	BaseTimeslice     time.Duration `json:"baseTimeslice"`
+	MinTimeslice      time.Duration `json:"minTimeslice"`
+	MaxRound          time.Duration `json:"maxRound"`
+	HighPrioTimeslice time.Duration `json:"highPrioTimeslice"`
+	// CapCycle is the node-wide cycle in which containers with a hard cap have their slots.
+	CapCycle time.Duration `json:"capCycle"`
+}
+
+// Card is how a GPU is shared that has no settings of its own in the ledger.
+func (c Config) Card() sched.Card {
+	return sched.Card{Policy: c.Policy, MaxInst: c.MaxInst, PrioRatio: c.PrioRatio}
 }
 
 // Key says what the table was made from; the table is stale when any of it differs from the node's present state.

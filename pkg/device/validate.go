@@ -16,6 +16,9 @@ func (t *Table) Validate() error {
 	if t.Driver != DriverNVIDIA && t.Driver != DriverSim {
 		return fault("driver %q, want %q or %q", t.Driver, DriverNVIDIA, DriverSim)
 	}
+	if err := t.Config.Card().Validate(); err != nil {
+		return fault("config: %w", err)
+	}
 	seen := map[string]bool{}
 	for i, g := range t.GPUs {
 		switch {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Request asks for a reservation.
@@ -21,8 +22,8 @@ type Request struct {
 	Place *Placement
 	// Overcommit bounds the sum of limits on a GPU to Overcommit × its memory; 0 means 1.
 	Overcommit float64
-	// MaxInst bounds the containers with a slice of one GPU; 0 means no bound.
-	MaxInst int
+	// Card is how GPUs are shared that have no settings of their own (SetCard).
+	Card sched.Card
 }
 
 // GPU is what admission needs to know of a physical GPU.
@@ -50,6 +51,7 @@ const (
 type Refusal struct {
 	GPU         GPU         // the GPU that has no room; zero when none of several had
 	Asked, Free quota.Bytes // on that GPU
+	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
 	Reason      string
 	Remedy      string
 }
@@ -79,6 +81,9 @@ func (req *Request) validate() error {
 	case req.Overcommit < 0 || req.Overcommit != req.Overcommit:
 		return fmt.Errorf("ledger: overcommit %v: want a ratio such as 1.0", req.Overcommit)
 	}
+	if err := req.Card.Validate(); err != nil {
+		return fmt.Errorf("ledger: %w", err)
+	}
 	if p := req.Place; p != nil && p.Policy != "" && p.Policy != PolicyBinpack && p.Policy != PolicySpread {
 		return fmt.Errorf("ledger: placement %q: want %s or %s", p.Policy, PolicyBinpack, PolicySpread)
 	}
@@ -98,7 +103,7 @@ func (req *Request) validate() error {
 			return err
 		}
 		if g := req.GPUs[req.gpu(v.UUID)]; v.Limit == 0 || v.Limit > g.Memory {
-			return fmt.Errorf("ledger: %s: a limit of %s: want 1MiB to the GPU's %s", g, v.Limit, g.Memory)
+			return badLimit(g, v.Limit)
 		}
 	}
 	for _, uuid := range r.Native {
@@ -109,29 +114,35 @@ func (req *Request) validate() error {
 	return nil
 }
 
-// gpu finds a GPU of the request by UUID.
-func (req *Request) gpu(uuid string) int {
-	return slices.IndexFunc(req.GPUs, func(g GPU) bool { return g.UUID == uuid })
+func badLimit(g GPU, limit quota.Bytes) error {
+	return fmt.Errorf("ledger: %s: a limit of %s: want 1MiB to the GPU's %s", g, limit, g.Memory)
 }
 
-// admit decides on req beside the other records and returns its slices. It changes nothing.
+// gpu finds a GPU of the request by UUID.
+func (req *Request) gpu(uuid string) int { return indexGPU(req.GPUs, uuid) }
+
+func indexGPU(gpus []GPU, uuid string) int {
+	return slices.IndexFunc(gpus, func(g GPU) bool { return g.UUID == uuid })
+}
+
+// admit decides on req beside the records of f and returns its slices. It changes nothing.
 //
 // A whole (native) GPU and slices of it exclude each other, because the whole one has no limit and would break the
 // others' promise. Several containers may have the same GPU whole, as they would without cgpu.
-func admit(others []Record, req Request) ([]VGPU, error) {
+func admit(f *file, req Request) ([]VGPU, error) {
 	for _, uuid := range req.Record.Native {
 		g := req.GPUs[req.gpu(uuid)]
-		if l := loadOf(others, g, req.Overcommit); l.slices > 0 {
-			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free, Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", l.slices, l.holder),
+		if l := loadOf(f, g, req.Overcommit, req.Card); len(l.shares) > 0 {
+			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free, Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", len(l.shares), l.holder),
 				Remedy: "ask for a slice, or stop those containers"}
 		}
 	}
 	if req.Place != nil {
-		return place(others, req)
+		return place(f, req)
 	}
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
-		if refusal := loadOf(others, g, req.Overcommit).refuse(g, v.Limit, req.MaxInst); refusal != nil {
+		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v); refusal != nil {
 			return nil, refusal
 		}
 	}
@@ -140,22 +151,24 @@ func admit(others []Record, req Request) ([]VGPU, error) {
 
 // load is what other containers have of one GPU.
 type load struct {
-	free   quota.Bytes // of Overcommit × memory
-	slices int
-	whole  int
-	holder string // one of them, for messages
+	gpu    GPU
+	card   sched.Card
+	free   quota.Bytes   // of Overcommit × memory
+	shares []sched.Share // of those with a slice
+	whole  int           // containers that have all of it
+	holder string        // one of them, for messages
 }
 
-func loadOf(records []Record, g GPU, overcommit float64) load {
+func loadOf(f *file, g GPU, overcommit float64, def sched.Card) load {
 	free := g.Memory
 	if overcommit != 0 && overcommit != 1 {
 		free = quota.Bytes(min(float64(g.Memory)*overcommit, 1<<62))
 	}
-	l := load{free: free}
-	for _, r := range records {
+	l := load{gpu: g, card: f.card(g.UUID, def), free: free}
+	for _, r := range f.Records {
 		for _, v := range r.VGPUs {
 			if v.UUID == g.UUID {
-				l.slices++
+				l.shares = append(l.shares, v.Share())
 				l.holder = r.label()
 				// Overcommit may have been lowered since: then nothing is free.
 				l.free -= min(l.free, v.Limit)
@@ -169,30 +182,47 @@ func loadOf(records []Record, g GPU, overcommit float64) load {
 	return l
 }
 
-// refuse says why a slice of the given size does not fit; nil when it does.
-func (l load) refuse(g GPU, limit quota.Bytes, maxInst int) *Refusal {
-	r := &Refusal{GPU: g, Asked: limit, Free: l.free}
+// refuse says why a slice does not fit; nil when it does.
+func (l load) refuse(v VGPU) *Refusal {
+	r := &Refusal{GPU: l.gpu, Asked: v.Limit, Free: l.free}
 	switch {
 	case l.whole > 0:
-		r.Reason = fmt.Sprintf("asked for %s, but container %s has the whole GPU", limit, l.holder)
+		r.Reason = fmt.Sprintf("asked for %s, but container %s has the whole GPU", v.Limit, l.holder)
 		r.Remedy = "name another GPU, or stop that container"
-	case maxInst > 0 && l.slices >= maxInst:
-		r.Reason = fmt.Sprintf("asked for %s, but %d containers share it already, the most allowed", limit, l.slices)
-		r.Remedy = "stop one (cgpu smi lists them), or raise max_inst in cgpu.toml"
-	case limit > l.free:
-		r.Reason = fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), g.Memory.FloorMiB(), l.slices)
-		r.Remedy = remedyRoom
+	case len(l.shares) >= l.card.MaxInst:
+		r.Reason = fmt.Sprintf("asked for %s, but %d containers share it already, the most allowed", v.Limit, len(l.shares))
+		r.Remedy = fmt.Sprintf("stop one (cgpu smi lists them), or allow more (cgpu policy %d --max-inst N, max_inst in cgpu.toml)", l.gpu.Index)
+	case v.Limit > l.free:
+		return l.noRoom(v.Limit)
 	default:
+		return l.refuseShare(v.Share())
+	}
+	return r
+}
+
+func (l load) noRoom(limit quota.Bytes) *Refusal {
+	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom,
+		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), len(l.shares))}
+}
+
+// refuseShare says why a share of the GPU's time cannot be promised beside the others; nil when it can.
+func (l load) refuseShare(s sched.Share) *Refusal {
+	err := l.card.Admit(l.shares, s)
+	if err == nil {
 		return nil
+	}
+	r := &Refusal{GPU: l.gpu, Free: l.free, Time: true, Reason: err.Error()}
+	if why, ok := errors.AsType[*sched.Reason](err); ok {
+		r.Reason, r.Remedy = why.Reason, why.Remedy
 	}
 	return r
 }
 
 // place chooses GPUs with room, by policy, equals by index.
-func place(others []Record, req Request) ([]VGPU, error) {
+func place(f *file, req Request) ([]VGPU, error) {
 	type candidate struct {
-		gpu   GPU
-		limit quota.Bytes
+		index int
+		slice VGPU
 		free  quota.Bytes
 	}
 	var (
@@ -210,12 +240,14 @@ func place(others []Record, req Request) ([]VGPU, error) {
 			tooSmall = err
 			continue
 		}
-		l := loadOf(others, g, req.Overcommit)
-		if refusal := l.refuse(g, limit, req.MaxInst); refusal != nil {
+		l := loadOf(f, g, req.Overcommit, req.Card)
+		slice := req.Place.Slice
+		slice.UUID, slice.Limit = g.UUID, limit
+		if refusal := l.refuse(slice); refusal != nil {
 			refusals = append(refusals, refusal)
 			continue
 		}
-		fit = append(fit, candidate{g, limit, l.free})
+		fit = append(fit, candidate{g.Index, slice, l.free})
 	}
 	if len(fit) < count {
 		return nil, notPlaced(count, len(fit), refusals, tooSmall)
@@ -225,13 +257,11 @@ func place(others []Record, req Request) ([]VGPU, error) {
 		if req.Place.Policy == PolicySpread {
 			free = -free
 		}
-		return cmp.Or(free, cmp.Compare(a.gpu.Index, b.gpu.Index))
+		return cmp.Or(free, cmp.Compare(a.index, b.index))
 	})
 	vgpus := make([]VGPU, 0, count)
 	for _, c := range fit[:count] {
-		v := req.Place.Slice
-		v.UUID, v.Limit = c.gpu.UUID, c.limit
-		vgpus = append(vgpus, v)
+		vgpus = append(vgpus, c.slice)
 	}
 	return vgpus, nil
 }
@@ -254,7 +284,11 @@ func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
 	if more := len(refusals) - most; more > 0 {
 		reasons = append(reasons, fmt.Sprintf("and %d more", more))
 	}
-	return &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
+	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
+	if !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Time }) {
+		all.Time, all.Remedy = true, refusals[0].Remedy
+	}
+	return all
 }
 
 // label names a container in messages. Names come from annotations and are quoted.

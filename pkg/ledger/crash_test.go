@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // TestMain lets this test binary be the process that is killed.
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// churn reserves and releases rounds times (for ever when 0).
+// churn reserves, changes and releases rounds times (for ever when 0).
 func churn(l *Ledger, rounds int) error {
 	start, err := ProcStart(os.Getpid())
 	if err != nil {
@@ -43,6 +44,16 @@ func churn(l *Ledger, rounds int) error {
 		}
 		if err == nil && i == 0 {
 			fmt.Println("reserved") // wakes the killer
+		}
+		if err == nil {
+			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, Limit: new(quota.Bytes(1+rand.IntN(8)) * gib), Percent: new(rand.IntN(100)), Paused: new(i%2 == 0)}
+			if _, err := l.Change(req.Record.ID, change); err != nil && !errors.As(err, &refusal) {
+				return err
+			}
+		}
+		_, err = l.SetCard(req.GPUs[1], req.Card, func(c *sched.Card) error { c.MaxInst = 1 + i%sched.MaxMaxInst; return nil })
+		if err != nil && !errors.As(err, &refusal) {
+			return err
 		}
 		if rounds == 0 && i%3 != 0 {
 			continue // leaves it to be replaced, or to be dropped when we are dead
@@ -64,21 +75,34 @@ func start(t *testing.T, dir string, rounds int) (*exec.Cmd, *bytes.Buffer) {
 	return cmd, &out
 }
 
+// withCard is a ledger with a card of GPU-a, which churn does not touch and so must be there for ever.
+func withCard(t *testing.T) *Ledger {
+	t.Helper()
+	l := Open(t.TempDir())
+	_, err := l.SetCard(twoGPUs[0], preempt, func(*sched.Card) error { return nil })
+	must(t, err)
+	return l
+}
+
 // checkSums holds the ledger to its promise.
 func checkSums(t *testing.T, l *Ledger) int {
 	t.Helper()
-	records, err := l.List()
+	records, cards, err := l.State()
 	must(t, err)
-	sum, seen := quota.Bytes(0), map[string]bool{}
+	if cards["GPU-a"] != preempt {
+		t.Fatalf("cards %v", cards)
+	}
+	sum, part, seen := quota.Bytes(0), 0, map[string]bool{}
 	for _, r := range records {
 		if seen[r.ID] {
 			t.Fatalf("%s twice", r.ID)
 		}
 		seen[r.ID] = true
 		sum += r.VGPUs[0].Limit
+		part += r.VGPUs[0].Percent
 	}
-	if sum > twoGPUs[0].Memory {
-		t.Fatalf("%s of %s reserved", sum, twoGPUs[0].Memory)
+	if sum > twoGPUs[0].Memory || part > 100 {
+		t.Fatalf("%s of %s and %d %% reserved", sum, twoGPUs[0].Memory, part)
 	}
 	return len(records)
 }
@@ -88,7 +112,7 @@ func TestKillAtAnyTime(t *testing.T) {
 	if testing.Short() {
 		kills = 20
 	}
-	l := Open(t.TempDir())
+	l := withCard(t)
 	inWrite := 0
 	for range kills {
 		cmd, out := start(t, l.dir, 0)
@@ -113,7 +137,7 @@ func TestKillAtAnyTime(t *testing.T) {
 }
 
 func TestManyProcesses(t *testing.T) {
-	l := Open(t.TempDir())
+	l := withCard(t)
 	var cmds []*exec.Cmd
 	var outs []*bytes.Buffer
 	for range 4 {

@@ -17,19 +17,31 @@ const leftoverAge = 30 * time.Second
 // by poststop hook or guard normally comes first; this is for the case that both were killed.
 func (l *Ledger) GC() (removed []Record, err error) {
 	var leftovers error
-	err = l.change(func(records []Record) ([]Record, error) {
-		var keep []Record
-		keep, removed = l.sift(records)
-		leftovers = l.removeLeftovers(keep, time.Now().Add(-leftoverAge))
+	err = l.change(func(f *file) error {
+		f.Records, removed = l.sift(f.Records)
+		leftovers = l.removeLeftovers(f.Records, time.Now().Add(-leftoverAge))
 		if len(removed) == 0 {
-			return nil, errUnchanged
+			return errUnchanged
 		}
-		return keep, nil
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return removed, leftovers
+}
+
+// roomy tries a decision on f. When it is refused, records of containers that are provably dead are dropped and it is
+// tried once more.
+func (l *Ledger) roomy(f *file, decide func() error) error {
+	err := decide()
+	if _, refused := errors.AsType[*Refusal](err); refused {
+		if keep, gone := l.sift(f.Records); len(gone) > 0 {
+			f.Records = keep
+			err = decide()
+		}
+	}
+	return err
 }
 
 // sift parts the records whose container is provably dead from the others.

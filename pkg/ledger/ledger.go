@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Files under the run directory.
@@ -52,24 +54,21 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 		return Record{}, err
 	}
 	var reserved Record
-	err := l.change(func(records []Record) ([]Record, error) {
-		if i := indexOf(records, req.Record.ID, ""); i >= 0 {
-			if err := l.replaceable(records[i], req.Record); err != nil {
-				return nil, err
+	err := l.change(func(f *file) error {
+		if i := indexOf(f.Records, req.Record.ID, ""); i >= 0 {
+			if err := l.replaceable(f.Records[i], req.Record); err != nil {
+				return err
 			}
 			// Replaced, its amounts do not count.
-			records = slices.Delete(records, i, i+1)
+			f.Records = slices.Delete(f.Records, i, i+1)
 		}
-		vgpus, err := admit(records, req)
-		var refusal *Refusal
-		if errors.As(err, &refusal) {
-			if alive, dead := l.sift(records); len(dead) > 0 {
-				records = alive
-				vgpus, err = admit(records, req)
-			}
-		}
+		var vgpus []VGPU
+		err := l.roomy(f, func() (err error) {
+			vgpus, err = admit(f, req)
+			return err
+		})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		reserved = req.Record
 		reserved.VGPUs = slices.Clone(vgpus)
@@ -79,7 +78,8 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 		if reserved.Created.IsZero() {
 			reserved.Created = time.Now().UTC()
 		}
-		return append(records, reserved), nil
+		f.Records = append(f.Records, reserved)
+		return nil
 	})
 	if err != nil {
 		return Record{}, err
@@ -104,19 +104,20 @@ func (l *Ledger) replaceable(old, next Record) error {
 }
 
 // Update changes one record under the lock. An empty nonce matches any; the record's ID and nonce stay what they are.
-// An error of f leaves the ledger as it was. f must not raise limits: admission is Reserve's.
+// An error of f leaves the ledger as it was. f must not touch limits and shares: admission is Reserve's and Change's.
 func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
-	return l.change(func(records []Record) ([]Record, error) {
-		i := indexOf(records, id, nonce)
+	return l.change(func(state *file) error {
+		i := indexOf(state.Records, id, nonce)
 		if i < 0 {
-			return nil, fmt.Errorf("ledger: container %q, nonce %q: %w", id, nonce, ErrNotFound)
+			return fmt.Errorf("ledger: container %q, nonce %q: %w", id, nonce, ErrNotFound)
 		}
-		id, nonce := records[i].ID, records[i].Nonce
-		if err := f(&records[i]); err != nil {
-			return nil, err
+		r := &state.Records[i]
+		id, nonce := r.ID, r.Nonce
+		if err := f(r); err != nil {
+			return err
 		}
-		records[i].ID, records[i].Nonce = id, nonce
-		return records, nil
+		r.ID, r.Nonce = id, nonce
+		return nil
 	})
 }
 
@@ -124,21 +125,38 @@ func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
 // that is not there, or is there with another nonce because the container was restarted, is left alone. An empty nonce
 // matches any.
 func (l *Ledger) Release(id, nonce string) error {
-	return l.change(func(records []Record) ([]Record, error) {
-		i := indexOf(records, id, nonce)
+	return l.change(func(f *file) error {
+		i := indexOf(f.Records, id, nonce)
 		if i < 0 {
-			return nil, errUnchanged
+			return errUnchanged
 		}
-		return slices.Delete(records, i, i+1), nil
+		f.Records = slices.Delete(f.Records, i, i+1)
+		return nil
 	})
 }
 
 // List returns all records, oldest reservation first. It takes no lock: a rename replaces the file as a whole.
-func (l *Ledger) List() ([]Record, error) { return l.read() }
+func (l *Ledger) List() ([]Record, error) {
+	f, err := l.read()
+	return f.Records, err
+}
+
+// Cards returns the settings of GPUs, by UUID, that were made with SetCard; any other GPU has the node's defaults. It
+// takes no lock.
+func (l *Ledger) Cards() (map[string]sched.Card, error) {
+	f, err := l.read()
+	return f.Cards, err
+}
+
+// State returns what List and Cards do, of one moment.
+func (l *Ledger) State() ([]Record, map[string]sched.Card, error) {
+	f, err := l.read()
+	return f.Records, f.Cards, err
+}
 
 // Get returns the record of a container by its whole ID.
 func (l *Ledger) Get(id string) (Record, error) {
-	records, err := l.read()
+	records, err := l.List()
 	if err != nil {
 		return Record{}, err
 	}
@@ -148,29 +166,46 @@ func (l *Ledger) Get(id string) (Record, error) {
 	return Record{}, fmt.Errorf("ledger: container %q: %w", id, ErrNotFound)
 }
 
-// Find returns the record of a container by its ID or a unique beginning of it.
-func (l *Ledger) Find(prefix string) (Record, error) {
-	records, err := l.read()
+// Find returns the record of a container by its ID, a unique beginning of it, or its whole name. IDs go first: tenants
+// choose names, and must not get a command that was meant for another.
+func (l *Ledger) Find(container string) (Record, error) {
+	records, err := l.List()
 	if err != nil {
 		return Record{}, err
 	}
-	var found []Record
-	for _, r := range records {
-		if r.ID == prefix {
-			return r, nil
+	i, err := find(records, container)
+	if err != nil {
+		return Record{}, err
+	}
+	return records[i], nil
+}
+
+func find(records []Record, container string) (int, error) {
+	if i := indexOf(records, container, ""); i >= 0 {
+		return i, nil
+	}
+	var begin, named []int
+	for i, r := range records {
+		if container != "" && strings.HasPrefix(r.ID, container) {
+			begin = append(begin, i)
 		}
-		if prefix != "" && strings.HasPrefix(r.ID, prefix) {
-			found = append(found, r)
+		if container != "" && r.Name == container {
+			named = append(named, i)
 		}
 	}
-	switch len(found) {
-	case 0:
-		return Record{}, fmt.Errorf("ledger: container %q: %w", prefix, ErrNotFound)
-	case 1:
-		return found[0], nil
+	switch {
+	case len(begin) == 1:
+		return begin[0], nil
+	case len(begin) > 1:
+		return 0, fmt.Errorf("ledger: container %q: is the beginning of %d IDs, such as %s and %s: give more of it",
+			container, len(begin), records[begin[0]].ID, records[begin[1]].ID)
+	case len(named) == 1:
+		return named[0], nil
+	case len(named) > 1:
+		return 0, fmt.Errorf("ledger: container %q: is the name of %d, with the IDs %s and %s: give the beginning of an ID",
+			container, len(named), records[named[0]].ID, records[named[1]].ID)
 	}
-	return Record{}, fmt.Errorf("ledger: container %q: is the beginning of %d IDs, such as %s and %s: give more of it",
-		prefix, len(found), found[0].ID, found[1].ID)
+	return 0, fmt.Errorf("ledger: container %q: %w", container, ErrNotFound)
 }
 
 // indexOf finds a record; an empty nonce matches any. There is at most one per ID.

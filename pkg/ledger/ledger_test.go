@@ -30,7 +30,7 @@ func open(t testing.TB) *Ledger {
 }
 
 func request(id, nonce string, limit quota.Bytes) Request {
-	return Request{Record: Record{ID: id, Nonce: nonce, VGPUs: slice("GPU-a", limit), LauncherPID: 1}, GPUs: twoGPUs}
+	return Request{Record: Record{ID: id, Nonce: nonce, VGPUs: slice("GPU-a", limit), LauncherPID: 1}, GPUs: twoGPUs, Card: preempt}
 }
 
 func must(t testing.TB, err error) {
@@ -84,7 +84,18 @@ func TestReserveAndRelease(t *testing.T) {
 	if _, err := l.Find("ab"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "2 IDs") {
 		t.Errorf("find an ambiguous one: %v", err)
 	}
-	for _, none := range []string{"", "y"} {
+	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "abc"; return nil }))
+	must(t, l.Update("abc", "", func(r *Record) error { r.Name = "web"; return nil }))
+	for name, want := range map[string]string{"abc": "abc", "web": "abc"} {
+		if got, err := l.Find(name); err != nil || got.ID != want {
+			t.Errorf("find %q: %+v, %v", name, got, err)
+		}
+	}
+	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "web"; return nil }))
+	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "name of 2") {
+		t.Errorf("find an ambiguous name: %v", err)
+	}
+	for _, none := range []string{"", "y", "we"} {
 		if _, err := l.Find(none); !errors.Is(err, ErrNotFound) {
 			t.Errorf("find %q: %v", none, err)
 		}
@@ -220,7 +231,7 @@ func TestGC(t *testing.T) {
 		l := open(t)
 		reserve(t, l, request("keep", "k", gib))
 		c.r.ID, c.r.Nonce, c.r.VGPUs = "a", "n", slice("GPU-a", 15*gib)
-		reserve(t, l, Request{Record: c.r, GPUs: twoGPUs})
+		reserve(t, l, Request{Record: c.r, GPUs: twoGPUs, Card: preempt})
 		// Reserve itself drops the dead when it needs their room, and only then.
 		_, err := l.Reserve(request("b", "n", 2*gib))
 		if (err == nil) != c.gone {
@@ -228,7 +239,7 @@ func TestGC(t *testing.T) {
 		}
 		must(t, l.Release("b", ""))
 		if c.gone {
-			reserve(t, l, Request{Record: c.r, GPUs: twoGPUs})
+			reserve(t, l, Request{Record: c.r, GPUs: twoGPUs, Card: preempt})
 		}
 		removed, err := l.GC()
 		if err != nil || (len(removed) == 1) != c.gone {
@@ -267,7 +278,8 @@ func TestGCLeftovers(t *testing.T) {
 }
 
 func TestDamaged(t *testing.T) {
-	for name, content := range map[string]string{"empty": "", "cut": `{"version":1,"rec`, "foreign": "hello", "newer": `{"version":2,"records":[]}`, "older": `{}`} {
+	for name, content := range map[string]string{"empty": "", "cut": `{"version":1,"rec`, "foreign": "hello", "newer": `{"version":2,"records":[]}`, "older": `{}`,
+		"a card": `{"version":1,"records":[],"cards":{"GPU-a":{"policy":1,"maxInst":0,"prioRatio":99}}}`} {
 		l := open(t)
 		must(t, os.MkdirAll(l.dir, 0o700))
 		path := filepath.Join(l.dir, fileName)

@@ -1,7 +1,9 @@
 // Package ledger is the node's record of all vGPUs, one JSON file under the run directory (/run/cgpu/ledger.json).
 //
+// It also keeps how each GPU is shared (sched.Card), where somebody has set that (cgpu policy).
+//
 // cgpu-runtime reserves in it before a container exists, cgpu-hook, cgpu-guard and cgpu gc release from it, cgpu reads
-// and changes it. There is no daemon: every change happens under one flock and lands by an atomic rename, so a kill at
+// and changes it, and each guard follows the changes. There is no daemon: every change happens under one flock and lands by an atomic rename, so a kill at
 // any instruction leaves either the old or the new state.
 package ledger
 
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Record is one container's reservation.
@@ -36,6 +39,8 @@ type Record struct {
 	// device memory, so a record is dead only when both are gone.
 	InitPID   int    `json:"initPid,omitempty"`
 	InitStart uint64 `json:"initStart,omitempty"`
+	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).
+	Paused bool `json:"paused,omitempty"`
 }
 
 // VGPU is the slice of one GPU.
@@ -45,4 +50,9 @@ type VGPU struct {
 	Weight   int            `json:"weight"` // ≥ 1
 	Percent  int            `json:"percent,omitempty"`
 	Priority quota.Priority `json:"priority"`
+}
+
+// Share is what the slice asks of the GPU's time.
+func (v VGPU) Share() sched.Share {
+	return sched.Share{Weight: max(v.Weight, 1), Percent: v.Percent, Priority: v.Priority}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // version is the format of ledger.json; another one is refused, because guessing at it could lose reservations.
@@ -15,17 +17,28 @@ const version = 1
 type file struct {
 	Version int      `json:"version"`
 	Records []Record `json:"records"`
+	// Cards are the settings of GPUs by UUID; a GPU that is not in it has the node's defaults. The key came later than
+	// the format: a file without it is as good.
+	Cards map[string]sched.Card `json:"cards,omitempty"`
+}
+
+// card is how a GPU is shared.
+func (f *file) card(uuid string, def sched.Card) sched.Card {
+	if c, ok := f.Cards[uuid]; ok {
+		return c
+	}
+	return def
 }
 
 // errUnchanged lets a change end without writing.
 var errUnchanged = errors.New("unchanged")
 
-// change reads the records under the lock and stores what f makes of them. f may keep and change the slice.
-func (l *Ledger) change(f func([]Record) ([]Record, error)) error {
+// change reads the ledger under the lock and stores what f makes of it, unless f returns an error.
+func (l *Ledger) change(f func(*file) error) error {
 	lock, err := l.lock()
 	if errors.Is(err, fs.ErrNotExist) {
 		// No run directory: nothing is reserved, so there is nothing to release or to update either.
-		if _, ferr := f(nil); errors.Is(ferr, errUnchanged) {
+		if ferr := f(&file{}); errors.Is(ferr, errUnchanged) {
 			return nil
 		} else if ferr != nil {
 			return ferr
@@ -36,50 +49,57 @@ func (l *Ledger) change(f func([]Record) ([]Record, error)) error {
 		return err
 	}
 	defer lock.release()
-	records, err := l.read()
+	state, err := l.read()
 	if err != nil {
 		return err
 	}
-	records, err = f(records)
-	if errors.Is(err, errUnchanged) {
+	if err := f(&state); errors.Is(err, errUnchanged) {
 		return nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return err
 	}
-	return l.write(records)
+	return l.write(state)
 }
 
 // read returns what the ledger holds; no file means no records. Anything unreadable is an error, never an empty ledger:
 // that would give the memory of running containers away a second time.
-func (l *Ledger) read() ([]Record, error) {
+func (l *Ledger) read() (file, error) {
 	data, err := os.ReadFile(l.path(fileName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+		return file{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ledger: %w", err)
+		return file{}, fmt.Errorf("ledger: %w", err)
 	}
 	var f file
+	damaged := func(err error) (file, error) {
+		return file{}, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file", l.path(fileName), err)
+	}
 	if err := json.Unmarshal(data, &f); err != nil {
-		return nil, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file", l.path(fileName), err)
+		return damaged(err)
 	}
 	if f.Version != version {
-		return nil, fmt.Errorf("ledger: %s has format %d, this program knows %d: use the cgpu version that wrote it, or stop the GPU containers of this machine, then remove the file",
+		return file{}, fmt.Errorf("ledger: %s has format %d, this program knows %d: use the cgpu version that wrote it, or stop the GPU containers of this machine, then remove the file",
 			l.path(fileName), f.Version, version)
 	}
-	return f.Records, nil
+	for uuid, c := range f.Cards {
+		if err := c.Validate(); err != nil {
+			return damaged(fmt.Errorf("card %q: %w", uuid, err))
+		}
+	}
+	return f, nil
 }
 
 // write replaces ledger.json, under the lock. A reader or a successor of a writer that was killed sees the old file or
 // the new one, since only the rename makes the new one visible. There is no fsync: what a kill of the process needs is
 // in the page cache already, and after a power cut there are no containers (and /run is a tmpfs). The temporary file
 // has one fixed name, as only the holder of the lock writes it: what a killed writer left is overwritten, never piled up.
-func (l *Ledger) write(records []Record) error {
-	if records == nil {
-		records = []Record{}
+func (l *Ledger) write(f file) error {
+	f.Version = version
+	if f.Records == nil {
+		f.Records = []Record{}
 	}
-	data, err := json.Marshal(file{version, records})
+	data, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}

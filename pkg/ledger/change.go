@@ -1,0 +1,149 @@
+package ledger
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// ChangeRequest asks for changes of a container that lives. What is nil stays.
+type ChangeRequest struct {
+	// GPUs are the node's GPUs; Overcommit and Card are as in Request.
+	GPUs       []GPU
+	Overcommit float64
+	Card       sched.Card
+	// GPU is the UUID of the one slice to change; empty: all slices of the container.
+	GPU      string
+	Limit    *quota.Bytes // of memory, on each slice
+	Weight   *int
+	Percent  *int // 0: none asked
+	Priority *quota.Priority
+	// Paused is of the whole container, whatever GPU says.
+	Paused *bool
+}
+
+// Change changes a container, found as with Find, and returns its record as it is then. It admits as Reserve does, and
+// refuses with a *Refusal; all changes are made or none. What asks for no more than before is never refused, also when
+// the promises on the GPU are more than it has, because overcommit or a policy of cgpu.toml was changed since.
+func (l *Ledger) Change(container string, req ChangeRequest) (Record, error) {
+	if err := req.validate(); err != nil {
+		return Record{}, err
+	}
+	var changed Record
+	err := l.change(func(f *file) error {
+		return l.roomy(f, func() error { // which may drop records: the container's place is found each time
+			i, err := find(f.Records, container)
+			if err != nil {
+				return err
+			}
+			others := &file{Cards: f.Cards, Records: slices.Concat(f.Records[:i], f.Records[i+1:])}
+			if changed, err = req.apply(others, f.Records[i]); err != nil {
+				return err
+			}
+			f.Records[i] = changed
+			return nil
+		})
+	})
+	if err != nil {
+		return Record{}, err
+	}
+	return changed, nil
+}
+
+func (req *ChangeRequest) validate() error {
+	switch {
+	case req.Weight != nil && (*req.Weight < 1 || *req.Weight > quota.MaxWeight):
+		return fmt.Errorf("ledger: weight %d: want 1 to %d", *req.Weight, quota.MaxWeight)
+	case req.Percent != nil && (*req.Percent < 0 || *req.Percent > quota.MaxPercent):
+		return fmt.Errorf("ledger: percent %d: want 1 to %d, or 0 for none", *req.Percent, quota.MaxPercent)
+	case req.Priority != nil && (*req.Priority < quota.PriorityBestEffort || *req.Priority > quota.PriorityHigh):
+		return fmt.Errorf("ledger: priority %d: want %d to %d", *req.Priority, quota.PriorityBestEffort, quota.PriorityHigh)
+	}
+	if req.ofSlices() {
+		if err := req.Card.Validate(); err != nil {
+			return fmt.Errorf("ledger: %w", err)
+		}
+	}
+	return nil
+}
+
+// ofSlices: something of the slices is to change.
+func (req *ChangeRequest) ofSlices() bool {
+	return req.Limit != nil || req.Weight != nil || req.Percent != nil || req.Priority != nil
+}
+
+// apply returns r with the changes, or why they do not fit beside the others.
+func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
+	r.VGPUs = slices.Clone(r.VGPUs)
+	if req.Paused != nil {
+		r.Paused = *req.Paused
+	}
+	if !req.ofSlices() {
+		return r, nil
+	}
+	matched := false
+	for i, old := range r.VGPUs {
+		if req.GPU != "" && old.UUID != req.GPU {
+			continue
+		}
+		matched = true
+		v, err := req.slice(others, old)
+		if err != nil {
+			return Record{}, err
+		}
+		r.VGPUs[i] = v
+	}
+	if !matched && req.GPU != "" {
+		return Record{}, fmt.Errorf("ledger: container %s has no slice of GPU %s: cgpu smi shows what it has", r.label(), req.GPU)
+	}
+	if !matched {
+		return Record{}, fmt.Errorf("ledger: container %s has no slice of a GPU", r.label())
+	}
+	return r, nil
+}
+
+// slice returns one slice with the changes.
+func (req *ChangeRequest) slice(others *file, old VGPU) (VGPU, error) {
+	v := old
+	assign(&v.Limit, req.Limit)
+	assign(&v.Weight, req.Weight)
+	assign(&v.Percent, req.Percent)
+	assign(&v.Priority, req.Priority)
+	if v == old {
+		return v, nil
+	}
+	i := indexGPU(req.GPUs, v.UUID)
+	if i < 0 {
+		return VGPU{}, fmt.Errorf("ledger: GPU %q is not on this node any more", v.UUID)
+	}
+	g := req.GPUs[i]
+	l := loadOf(others, g, req.Overcommit, req.Card)
+	if v.Limit != old.Limit && (v.Limit < quota.MiB || v.Limit > g.Memory) {
+		return VGPU{}, badLimit(g, v.Limit)
+	}
+	if v.Limit > old.Limit && v.Limit > l.free {
+		return VGPU{}, l.noRoom(v.Limit)
+	}
+	if v.Share() == old.Share() || l.lowers(old.Share(), v.Share()) {
+		return v, nil
+	}
+	if refusal := l.refuseShare(v.Share()); refusal != nil {
+		return VGPU{}, refusal
+	}
+	return v, nil
+}
+
+func assign[T any](to, from *T) {
+	if from != nil {
+		*to = *from
+	}
+}
+
+// lowers: both shares have a hard cap, the new one is no higher, and it would do on an empty GPU.
+func (l load) lowers(from, to sched.Share) bool {
+	was, ok := l.card.Cap(from)
+	is, capped := l.card.Cap(to)
+	return ok && capped && is <= was && l.card.Admit(nil, to) == nil
+}

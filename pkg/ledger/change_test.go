@@ -1,0 +1,279 @@
+package ledger
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// two is a ledger with container abc on both GPUs (of GPU-a 4 GiB and 40 %) and abd on GPU-a (8 GiB, 50 %).
+func two(t *testing.T) *Ledger {
+	t.Helper()
+	l := open(t)
+	first := request("abc", "n1", 4*gib)
+	first.Record.VGPUs[0].Percent = 40
+	first.Record.VGPUs = append(first.Record.VGPUs, slice("GPU-b", gib)...)
+	reserve(t, l, first)
+	second := request("abd", "n2", 8*gib)
+	second.Record.VGPUs[0].Percent = 50
+	second.Record.Name = "web"
+	reserve(t, l, second)
+	return l
+}
+
+func TestChange(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		container string
+		req       ChangeRequest
+		want      []VGPU
+		refused   string
+	}{
+		{"nothing", "abd", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 1, 50, 0}}, ""},
+		{"all at once, by name", "web", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 64, 60, 2}}, ""},
+		{"percent dropped, by the whole ID", "abd", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 1, 0, 0}}, ""},
+		{"each slice", "abc", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 3, 40, 0}, {"GPU-b", 2 * gib, 3, 0, 0}}, ""},
+		{"one slice", "abc", ChangeRequest{GPU: "GPU-b", Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 1, 40, 0}, {"GPU-b", 24 * gib, 1, 100, 0}}, ""},
+		{"overcommit", "abd", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 1, 50, 0}}, ""},
+		{"lowered below what is promised too much", "abd", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 1, 30, 0}}, ""},
+
+		{"one byte too many", "abd", ChangeRequest{Limit: new(12*gib + 1)}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 containers"},
+		{"a percent too many", "abd", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
+		{"one slice has no room", "abc", ChangeRequest{Limit: new(9 * gib)}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
+		{"one setting does not fit", "abd", ChangeRequest{Weight: new(2), Percent: new(70)}, nil, "asked for 70 %"},
+		{"less than 1MiB", "abd", ChangeRequest{Limit: new(quota.MiB - 1)}, nil, "want 1MiB to the GPU's 16384MiB"},
+		{"more than the card", "abc", ChangeRequest{Limit: new(24*gib + 1), GPU: "GPU-b", Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
+		{"a GPU it does not have", "abd", ChangeRequest{GPU: "GPU-b", Weight: new(2)}, nil, `container "web" has no slice of GPU GPU-b`},
+		{"weight 0", "abd", ChangeRequest{Weight: new(0)}, nil, "weight 0: want 1 to 64"},
+		{"weight 65", "abd", ChangeRequest{Weight: new(65)}, nil, "weight 65: want 1 to 64"},
+		{"percent 101", "abd", ChangeRequest{Percent: new(101)}, nil, "percent 101: want 1 to 100, or 0 for none"},
+		{"percent -1", "abd", ChangeRequest{Percent: new(-1)}, nil, "percent -1"},
+		{"priority", "abd", ChangeRequest{Priority: new(quota.Priority(3))}, nil, "priority 3: want 0 to 2"},
+		{"ambiguous", "ab", ChangeRequest{Weight: new(2)}, nil, "the beginning of 2 IDs"},
+		{"unknown", "x", ChangeRequest{Weight: new(2)}, nil, ErrNotFound.Error()},
+	} {
+		l := two(t)
+		c.req.GPUs = twoGPUs
+		if c.req.Card == (sched.Card{}) {
+			c.req.Card = preempt
+		}
+		before, err := l.List()
+		must(t, err)
+		got, err := l.Change(c.container, c.req)
+		after, readErr := l.List()
+		must(t, readErr)
+		if c.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), c.refused) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s: got %+v, %v; want %q", c.name, got, err, c.refused)
+			}
+			if !reflect.DeepEqual(before, after) {
+				t.Errorf("%s: refused, and yet changed to %+v", c.name, after)
+			}
+			continue
+		}
+		if err != nil || !reflect.DeepEqual(got.VGPUs, c.want) {
+			t.Errorf("%s: got %+v, %v; want %+v", c.name, got.VGPUs, err, c.want)
+		}
+		for i, r := range after {
+			if r.ID == got.ID {
+				before[i].VGPUs = c.want
+			}
+		}
+		if !reflect.DeepEqual(before, after) {
+			t.Errorf("%s: stored\n%+v\nwant\n%+v", c.name, after, before)
+		}
+	}
+}
+
+// What asks for no more is not refused because others were promised too much meanwhile.
+func TestChangeWithinTooMuch(t *testing.T) {
+	l := two(t) // 90 % and 12 GiB of GPU-a
+	fixed := card(sched.PolicyFixed, 20)
+	must(t, l.change(func(f *file) error { f.Records[0].VGPUs[0].Percent = 80; return nil }))
+	req := ChangeRequest{GPUs: twoGPUs, Card: fixed, Overcommit: 0.5, Percent: new(30), Limit: new(7 * gib)}
+	if _, err := l.Change("abd", req); err != nil {
+		t.Errorf("less of both: %v", err)
+	}
+	for name, req := range map[string]ChangeRequest{
+		"more time":            {Percent: new(31)},
+		"more memory":          {Limit: new(7*gib + quota.MiB)},
+		"native has no shares": {Percent: new(10), Card: card(sched.PolicyNative, 20)},
+	} {
+		req.GPUs, req.Overcommit = twoGPUs, 0.5
+		if req.Card == (sched.Card{}) {
+			req.Card = fixed
+		}
+		var refusal *Refusal
+		if _, err := l.Change("abd", req); !errors.As(err, &refusal) || refusal.Remedy == "" {
+			t.Errorf("%s: got %v, want a refusal", name, err)
+		}
+	}
+}
+
+func TestChangeDropsTheDead(t *testing.T) {
+	l := two(t)
+	must(t, l.Update("abc", "", func(r *Record) error { r.LauncherPID = 100; return nil }))
+	r, err := l.Change("abd", ChangeRequest{GPUs: twoGPUs, Card: preempt, Percent: new(100)})
+	if err != nil || r.VGPUs[0].Percent != 100 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if got := ids(t, l); got != "abd/n2" {
+		t.Errorf("left %s", got)
+	}
+}
+
+func TestPause(t *testing.T) {
+	l := two(t)
+	for _, paused := range []bool{true, true, false, false} {
+		// Neither a card nor GPUs are needed: nothing is admitted.
+		if r, err := l.Change("abd", ChangeRequest{Paused: &paused}); err != nil || r.Paused != paused {
+			t.Errorf("got %+v, %v; want paused %v", r, err, paused)
+		}
+		r, err := l.Get("abd")
+		if must(t, err); r.Paused != paused {
+			t.Errorf("stored %+v, want paused %v", r, paused)
+		}
+		if r, err = l.Get("abc"); err != nil || r.Paused {
+			t.Errorf("another is paused: %+v, %v", r, err)
+		}
+	}
+}
+
+func TestSetCard(t *testing.T) {
+	l := Open(t.TempDir() + "/run")
+	set := func(gpu GPU, f func(*sched.Card)) (sched.Card, error) {
+		return l.SetCard(gpu, preempt, func(c *sched.Card) error { f(c); return nil })
+	}
+	a, b := twoGPUs[0], twoGPUs[1]
+	got, err := set(a, func(c *sched.Card) { c.MaxInst = 5 })
+	if want := card(sched.PolicyPreempt, 5); err != nil || got != want {
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
+	}
+	if got, err = set(a, func(c *sched.Card) { c.Policy = sched.PolicyFixed }); err != nil || got != card(sched.PolicyFixed, 5) {
+		t.Errorf("not on top of what was set: %+v, %v", got, err)
+	}
+	want := map[string]sched.Card{"GPU-a": got}
+	if cards, err := l.Cards(); err != nil || !reflect.DeepEqual(cards, want) {
+		t.Errorf("cards %+v, %v; want %+v", cards, err, want)
+	}
+
+	stop := errors.New("stop")
+	if _, err := l.SetCard(b, preempt, func(c *sched.Card) error { c.MaxInst = 1; return stop }); !errors.Is(err, stop) {
+		t.Error(err)
+	}
+	for text, f := range map[string]func(*sched.Card){
+		"max-inst 65":   func(c *sched.Card) { c.MaxInst = 65 },
+		"max-inst 0":    func(c *sched.Card) { c.MaxInst = 0 },
+		"prio-ratio 19": func(c *sched.Card) { c.PrioRatio = 19 },
+		"policy":        func(c *sched.Card) { c.Policy = 6 },
+	} {
+		if _, err := set(b, f); err == nil || !strings.Contains(err.Error(), "GPU 1 (GPU-b): "+text) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if cards, err := l.Cards(); err != nil || !reflect.DeepEqual(cards, want) {
+		t.Errorf("after refusals: cards %+v, %v; want %+v", cards, err, want)
+	}
+
+	// Containers come and go; the settings stay, and are those that count.
+	req := request("x", "n", gib)
+	req.Record.VGPUs = append(slice("GPU-a", gib), slice("GPU-b", gib)...)
+	reserve(t, l, req)
+	must(t, l.Update("x", "n", func(r *Record) error { r.GuardPID = 1 << 30; return nil }))
+	if removed, err := l.GC(); err != nil || len(removed) != 1 {
+		t.Error(removed, err)
+	}
+	reserve(t, l, req)
+	must(t, l.Release("x", "n"))
+	records, cards, err := l.State()
+	if err != nil || len(records) != 0 || !reflect.DeepEqual(cards, want) {
+		t.Errorf("state %v, %+v, %v", records, cards, err)
+	}
+	req.Record.VGPUs[0].Percent = 60
+	reserve(t, l, req)
+	if _, err := l.Reserve(request("y", "n", gib)); err != nil {
+		t.Errorf("a weight of 1 of 5 beside 60 %%: %v", err)
+	}
+	var refusal *Refusal
+	if _, err := l.Reserve(request("z", "n", gib)); err != nil {
+		t.Errorf("the last 20 %%: %v", err)
+	} else if _, err := l.Reserve(request("zz", "n", gib)); !errors.As(err, &refusal) || !refusal.Time || refusal.GPU != a {
+		t.Errorf("more than 100 %%: %v", err)
+	}
+}
+
+func TestSetCardRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		to      sched.Card
+		refused string
+	}{
+		{"soft", card(sched.PolicySoft, 2), ""},
+		{"fixed", card(sched.PolicyFixed, 20), ""},
+		{"fixed, and the weight of the third is too much", card(sched.PolicyFixed, 9), `GPU 0 (GPU-a): policy fixed with max-inst 9: container "web" asked for 11.1 % of the GPU's time, but 10 % are free; choose another policy`},
+		{"native", card(sched.PolicyNative, 20), "container abc asked for 40 % of the GPU's time, but its policy is native"},
+		{"fair", card(sched.PolicyFair, 20), "container abc asked for 40 % of the GPU's time, but under policy fair"},
+		{"fair for two", card(sched.PolicyFair, 2), ""},
+		{"fewer than there are", card(sched.PolicyPreempt, 1), "GPU 0 (GPU-a): max-inst 1: 2 containers share it; stop some"},
+	} {
+		l := open(t)
+		first := request("abc", "n1", gib)
+		first.Record.VGPUs[0].Percent = 40
+		reserve(t, l, first)
+		second := request("abd", "n2", gib)
+		second.Record.VGPUs[0].Percent, second.Record.Name = 50, "web"
+		if strings.Contains(c.name, "weight") {
+			first.Record.ID, first.Record.VGPUs[0].Percent = "abe", 50
+			reserve(t, l, first)
+			second.Record.VGPUs[0].Percent = 0
+		}
+		reserve(t, l, second)
+		before, err := os.ReadFile(l.path(fileName))
+		must(t, err)
+		got, err := l.SetCard(twoGPUs[0], preempt, func(card *sched.Card) error { *card = c.to; return nil })
+		if c.refused == "" {
+			if err != nil || got != c.to {
+				t.Errorf("%s: got %+v, %v", c.name, got, err)
+			}
+			continue
+		}
+		var refusal *Refusal
+		if !errors.As(err, &refusal) || !strings.Contains(err.Error(), c.refused) || refusal.Remedy == "" {
+			t.Errorf("%s: got %v, want %q", c.name, err, c.refused)
+		}
+		if after, err := os.ReadFile(l.path(fileName)); err != nil || string(after) != string(before) {
+			t.Errorf("%s: refused, and yet stored %s", c.name, after)
+		}
+		// Once the containers are provably dead they are in nobody's way.
+		must(t, l.change(func(f *file) error {
+			for i := range f.Records {
+				f.Records[i].LauncherPID = 100
+			}
+			return nil
+		}))
+		if got, err := l.SetCard(twoGPUs[0], preempt, func(card *sched.Card) error { *card = c.to; return nil }); err != nil || got != c.to {
+			t.Errorf("%s, when they are dead: got %+v, %v", c.name, got, err)
+		}
+	}
+}
+
+// A ledger from before there were cards is as good, and one without keeps that form.
+func TestLedgerWithoutCards(t *testing.T) {
+	l := open(t)
+	must(t, os.MkdirAll(l.dir, 0o700))
+	const old = `{"version":1,"records":[{"id":"a","nonce":"n","bundle":"","created":"2026-01-01T00:00:00Z","vgpus":[{"uuid":"GPU-a","limit":1073741824,"weight":1,"priority":1}],"socket":"","control":"","launcherPid":1,"launcherStart":0}]}` + "\n"
+	must(t, os.WriteFile(l.path(fileName), []byte(old), 0o600))
+	records, cards, err := l.State()
+	if err != nil || len(records) != 1 || cards != nil {
+		t.Fatal(records, cards, err)
+	}
+	must(t, l.Update("a", "n", func(*Record) error { return nil }))
+	if got, err := os.ReadFile(l.path(fileName)); err != nil || string(got) != old {
+		t.Errorf("rewritten as %s, %v", got, err)
+	}
+}
