@@ -1,0 +1,123 @@
+package sched
+
+import (
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// Timing are the scheduler's constants (cgpu.toml).
+type Timing struct {
+	Base     time.Duration // timeslice of a container of weight 1
+	Min      time.Duration // no timeslice is made shorter to keep a round short
+	MaxRound time.Duration // in which every container with work has its turn
+	HighPrio time.Duration // timeslice of the others while a high-priority container has work
+	Cycle    time.Duration // of hard caps, in which every capped container has its slot
+}
+
+// DefaultTiming holds the defaults. Base is a trade: two saturating containers lose 9 % of an H200 to context switches with
+// CUDA's own 2 ms, 4 % with 5 ms, 1 to 2 % with 10 ms.
+func DefaultTiming() Timing {
+	return Timing{Base: 10 * time.Millisecond, Min: time.Millisecond, MaxRound: 100 * time.Millisecond,
+		HighPrio: 200 * time.Microsecond, Cycle: 100 * time.Millisecond}
+}
+
+const (
+	// NativeTimeslice is what libcuda asks for each context (NVA06C_CTRL_CMD_SET_TIMESLICE, traced). The guard does not carry
+	// that call out, so PolicyNative sets it.
+	NativeTimeslice = 2048 * time.Microsecond
+	// shortest is the shortest timeslice that is ever set: a context switch of an H200 takes 83 µs.
+	shortest = 50 * time.Microsecond
+	// shortestShared is where the division among many contexts of one container ends.
+	shortestShared = 200 * time.Microsecond
+	// longest keeps a high-priority container within the watchdogs of desktop cards.
+	longest = time.Second
+)
+
+// Tenant is a container on a GPU as the others see it.
+type Tenant struct {
+	Share
+	// Busy is the number of its channel groups on the graphics engine that have had work lately. A container without work
+	// has 0.
+	Busy int
+	// Pressing says of a high-priority container that it has work now, or had a moment ago.
+	Pressing bool
+}
+
+// weight in thousandths of a slot. Under PolicySoft a percentage takes as many slots as it is percent of the GPU.
+func (c Card) weight(s Share) float64 {
+	switch {
+	case c.Policy == PolicySoft && s.Percent > 0:
+		return float64(s.Percent) * float64(c.MaxInst) / 100
+	case c.Policy == PolicyFair:
+		return 1
+	}
+	return float64(max(s.Weight, 1))
+}
+
+// presses reports that o's work goes before s's.
+func (o Tenant) presses(s Tenant) bool {
+	switch {
+	case o.Priority <= s.Priority:
+		return false
+	case o.Priority == quota.PriorityHigh:
+		return o.Pressing
+	}
+	return o.Busy > 0
+}
+
+// Slice is the timeslice of each channel group of self with work.
+//
+// In every round a container gets weight × Base, divided among its groups that have work: a container with eight processes
+// gets no more than one with a single process. Rounds longer than MaxRound are shortened, and prolonged again, up to twice
+// MaxRound, where that would make slices shorter than Min; both leave the ratios as they are.
+func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
+	if c.Policy == PolicyNative {
+		return NativeTimeslice
+	}
+	n := float64(max(self.Busy, 1))
+	pressed, yielding := false, 0.0
+	for _, o := range others {
+		pressed = pressed || o.presses(self)
+		if self.presses(o) && o.Busy > 0 {
+			yielding += float64(o.Busy) * float64(t.pressed(o))
+		}
+	}
+	if pressed {
+		return t.pressed(self)
+	}
+	if self.Priority == quota.PriorityHigh && self.Pressing && yielding > 0 {
+		// PrioRatio of the time for all that press, by weight.
+		share := c.weight(self.Share)
+		sum := share
+		for _, o := range others {
+			if o.Priority == quota.PriorityHigh && o.Pressing {
+				sum += c.weight(o.Share)
+			}
+		}
+		slice := float64(c.PrioRatio) / float64(100-c.PrioRatio) * yielding * share / sum / n
+		return min(max(time.Duration(slice), shortest), longest)
+	}
+	round, least := t.turn(c, self), t.turn(c, self)/n
+	for _, o := range others {
+		if o.Busy == 0 || self.presses(o) {
+			continue
+		}
+		turn := t.turn(c, o)
+		round += turn
+		least = min(least, turn/float64(o.Busy))
+	}
+	scale := min(1, float64(t.MaxRound)/round)
+	if shortened := least * scale; shortened < float64(t.Min) {
+		scale *= max(1, min(float64(t.Min)/shortened, 2*float64(t.MaxRound)/(round*scale)))
+	}
+	return max(time.Duration(t.turn(c, self)*scale/n), shortestShared)
+}
+
+// turn is what a container gets in a round, before the round's length is looked at.
+func (t Timing) turn(c Card, x Tenant) float64 { return c.weight(x.Share) * float64(t.Base) }
+
+// pressed is the timeslice of each group of a container while another one presses it.
+func (t Timing) pressed(x Tenant) time.Duration {
+	return max(t.HighPrio/time.Duration(max(x.Busy, 1)), shortest)
+}
