@@ -90,7 +90,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	book := ledger.Open(runDir)
 	record, err := book.Reserve(request)
 	if err != nil {
-		return undo, err
+		return undo, ask.Refused(err)
 	}
 	undo = func() {
 		watch.stop()

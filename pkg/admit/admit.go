@@ -6,6 +6,7 @@
 package admit
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -85,6 +86,23 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	}
 	request.Record = r
 	return request, nil
+}
+
+// Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
+// share of a GPU's time that does not fit.
+func (a *Ask) Refused(err error) error {
+	r, ok := errors.AsType[*ledger.Refusal](err)
+	if !ok || !r.Time {
+		return err
+	}
+	reason := r.Reason
+	if r.GPU.UUID != "" {
+		reason += fmt.Sprintf(" (GPU %d, %s)", r.GPU.Index, r.GPU.UUID)
+	}
+	if named := a.Quota.RefuseTime(reason, r.Remedy); named != nil {
+		return named
+	}
+	return err
 }
 
 // Plan says what goes into config.json for a reservation. Hook, RunDir and Version are the caller's to fill in.

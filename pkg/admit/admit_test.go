@@ -3,6 +3,7 @@ package admit
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -90,6 +91,41 @@ func TestReservation(t *testing.T) {
 		plan, err := a.Plan(r, table())
 		if err != nil || len(plan.GPUs) != len(test.vgpus)+len(test.native) || len(plan.Hidden) != 2-len(plan.GPUs) {
 			t.Errorf("%v: plan %+v, %v", test.env, plan, err)
+		}
+	}
+}
+
+func TestRefused(t *testing.T) {
+	book := ledger.Open(t.TempDir())
+	create := func(id string, env ...string) error {
+		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
+		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = book.Reserve(r)
+		return a.Refused(err)
+	}
+	const on0 = "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"
+	if err := create("a", on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=70"); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		want string
+		env  []string
+	}{
+		{`quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
+		{`quota: ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
+		{`ledger: GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
+		{`ledger: GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
+	} {
+		if slices.Contains(tt.env, "x") { // the ledger names memory first
+			if err := book.Update("a", "", func(r *ledger.Record) error { r.VGPUs[0].Limit = 15 * quota.GiB; return nil }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := create("b", tt.env...); err == nil || !strings.HasPrefix(err.Error(), tt.want) {
+			t.Errorf("%v: got %v\nwant %s", tt.env, err, tt.want)
 		}
 	}
 }

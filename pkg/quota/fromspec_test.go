@@ -16,6 +16,9 @@ const (
 
 func TestNamesAreSystematic(t *testing.T) {
 	for _, n := range names {
+		if n.variable == "" {
+			continue
+		}
 		short := strings.TrimPrefix(strings.TrimPrefix(n.variable, "ALIYUN_COM_"), "CGPU_")
 		if want := "cgpu.io/" + strings.ReplaceAll(strings.ToLower(short), "_", "-"); n.annotation != want {
 			t.Errorf("%s: annotation %s, want %s", n.variable, n.annotation, want)
@@ -51,6 +54,7 @@ func TestNotAsked(t *testing.T) {
 func TestAsked(t *testing.T) {
 	ids := func(ids ...string) Selector { return Selector{IDs: ids} }
 	all := Selector{All: true}
+	const best = Priority(-1) // best effort is 0, which stands for the default below
 	for _, c := range []struct {
 		name        string
 		env         string // separated by spaces; C= stands for ALIYUN_COM_GPU_MEM_CONTAINER=, A_ for ALIYUN_COM_GPU_, N= for NVIDIA_VISIBLE_DEVICES=
@@ -107,6 +111,14 @@ func TestAsked(t *testing.T) {
 
 		{"annotations", "", "gpu-mem-container=6 gpu-mem-dev=15 gpu-visible-devices=1 nvidia-visible-devices=0 gpu-schd-weight=2 gpu-high-prio=1 gpu-core-percentage=20",
 			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1"), Native: ids("0"), Weight: 2, Percent: 20, Priority: PriorityHigh}},
+		{"best effort", "C=6", "priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: best}},
+		{"priority by name", "C=6", "priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
+		{"the name beats the variable", "C=6 A_HIGH_PRIO=1", "priority=default", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"the name beats the variable, which is not looked at", "C=6 A_HIGH_PRIO=x A_HIGH_PRIO=y", "priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
+		{"a pod can lower itself", "", "gpu-mem-container=6 gpu-high-prio=1 priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: best}},
+		{"a pod cannot raise itself", "", "gpu-mem-container=6 gpu-high-prio=0 priority=high", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"a variable cannot raise an annotated request", "A_HIGH_PRIO=1", "gpu-mem-container=6 priority=best-effort", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: best}},
+		{"there is no such variable", "C=6 CGPU_PRIORITY=high A_PRIORITY=high", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"annotation beats variable", "C=15 A_MEM_DEV=15", "gpu-mem-container=3 gpu-mem-dev=15", Quota{Memory: Memory{Num: 3, Den: 15}}},
 		{"annotation settles a duplicate", "C=3 C=15", "gpu-mem-container=3", Quota{Memory: Memory{Fixed: 3 * GiB}}},
 		{"a pod cannot lift an annotated limit", "CGPU_DISABLE=1 A_MEM_DEV=3 A_MEM_UNIT=GiB A_VISIBLE_DEVICES=0,1 N=2", "gpu-mem-container=3 gpu-mem-dev=15 gpu-visible-devices=1",
@@ -123,8 +135,11 @@ func TestAsked(t *testing.T) {
 			t.Errorf("%s: not asked", c.name)
 			continue
 		}
-		if c.want.Priority == 0 {
+		switch c.want.Priority {
+		case 0:
 			c.want.Priority = PriorityDefault
+		case best:
+			c.want.Priority = PriorityBestEffort
 		}
 		c.want.Asked = q.Asked
 		if !reflect.DeepEqual(*q, c.want) {
@@ -218,6 +233,9 @@ func TestRefused(t *testing.T) {
 		{"C=6", "gpu-mem-container=x", "cgpu.io/gpu-mem-container", "want a positive number"},
 		{"C=6", "gpu-schd-weight=0", "cgpu.io/gpu-schd-weight", "zero"},
 		{"A_MEM_DEV=15", "gpu-mem-container=3", "cgpu.io/gpu-mem-container", "only a variable"},
+		{"C=6", "priority=low", "cgpu.io/priority", "want best-effort, default or high"},
+		{"C=6", "priority=", "cgpu.io/priority", "want best-effort, default or high"},
+		{"C=6", "priority=best-effort gpu-high-prio=x", "cgpu.io/gpu-high-prio", "want 1 or true"},
 		{"", "gpu-mem-container=3 disable=x", "cgpu.io/disable", "true or false"},
 		{"C=1\n2", "", container, "want a positive number"},
 		{"C=" + strings.Repeat("\x00", 999), "", container, "want a positive number"},
@@ -240,6 +258,43 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%q: got %v; want %s and %q", show, err, c.variable, c.reason)
 		}
 		checkMessage(t, err)
+	}
+}
+
+func TestPriorityNames(t *testing.T) {
+	for name, p := range map[string]Priority{"best-effort": PriorityBestEffort, "default": PriorityDefault, "high": PriorityHigh} {
+		if got, err := ParsePriority(name); err != nil || got != p || got.String() != name {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	for _, name := range []string{"", "0", "High"} {
+		if p, err := ParsePriority(name); err == nil {
+			t.Errorf("%q read as %v", name, p)
+		}
+	}
+	if got := Priority(7).String(); got != "7" {
+		t.Errorf("an unknown priority is called %s", got)
+	}
+}
+
+func TestRefuseTime(t *testing.T) {
+	for _, c := range []struct{ env, annotations, want string }{
+		{"C=6 A_CORE_PERCENTAGE=60 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="60": no; why not`},
+		{"C=6 A_SCHD_WEIGHT=3", "gpu-core-percentage=60", `quota: cgpu.io/gpu-core-percentage="60": no; why not`},
+		{"C=6 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_SCHD_WEIGHT="3": no; why not`},
+		{"C=6 A_HIGH_PRIO=1", "", ""},
+	} {
+		q, err := FromSpec(expand(c.env), annotate(c.annotations))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := q.RefuseTime("no", "why not"); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s %s: got %q, want %q", c.env, c.annotations, got, c.want)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ func FuzzFromSpec(f *testing.F) {
 		{"C=6 A_VISIBLE_DEVICES=1 N=0,2", "", ""},
 		{"C=6 A_MEM_DEV=15 A_MEM_IDX=1 A_MEM_POD=6 A_MEM_UNIT=GiB N=1 CGPU_DISABLE=false", "", ""},
 		{"C=6 A_SCHD_WEIGHT=64 A_HIGH_PRIO=1 A_CORE_PERCENTAGE=50", "cgpu.io/gpu-mem-container", "3"},
+		{"C=6 A_HIGH_PRIO=1", "cgpu.io/priority", "best-effort"},
 		{"C=6144MiB", "cgpu.io/gpu-visible-devices", "all"},
 	} {
 		f.Add(strings.Join(expand(seed[0]), "\xff"), seed[1], seed[2])
@@ -29,7 +30,7 @@ func FuzzFromSpec(f *testing.F) {
 		if q == nil {
 			return
 		}
-		if q.Weight < 0 || q.Weight > MaxWeight || q.Percent < 0 || q.Percent > MaxPercent || q.Priority < PriorityDefault || q.Priority > PriorityHigh {
+		if q.Weight < 0 || q.Weight > MaxWeight || q.Percent < 0 || q.Percent > MaxPercent || q.Priority < PriorityBestEffort || q.Priority > PriorityHigh {
 			t.Fatalf("out of range: %+v", q)
 		}
 		if q.Memory.Fixed%MiB != 0 || (q.Memory.Fixed == 0) == (q.Memory.Den == 0) {

@@ -4,6 +4,8 @@
 // created, then Resolve with the node's GPUs; cgpu spec calls both for its dry run.
 package quota
 
+import "strconv"
+
 // Quota is what one container asked for. A nil *Quota means that the container did not ask for a vGPU: leave it alone.
 type Quota struct {
 	// Memory is the limit asked for on each sliced GPU.
@@ -39,6 +41,14 @@ func (s Selector) IsZero() bool { return !s.All && len(s.IDs) == 0 }
 
 // Priority is a scheduling level.
 type Priority int
+
+// String is the name that ParsePriority reads.
+func (p Priority) String() string {
+	if p < 0 || int(p) >= len(priorityNames) {
+		return strconv.Itoa(int(p))
+	}
+	return priorityNames[p]
+}
 
 // Priorities, low to high.
 const (

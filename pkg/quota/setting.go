@@ -17,11 +17,13 @@ const (
 	corePercentage
 	disable
 	nvidiaVisible
+	priority
 	numKeys
 )
 
 // names gives the variable and the annotation of every key. The annotation is the variable in lower case, without
-// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule).
+// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule). What has no variable is asked for by
+// annotation only.
 var names = [numKeys]struct{ variable, annotation string }{
 	memContainer:   {"ALIYUN_COM_GPU_MEM_CONTAINER", "cgpu.io/gpu-mem-container"},
 	memDev:         {"ALIYUN_COM_GPU_MEM_DEV", "cgpu.io/gpu-mem-dev"},
@@ -34,6 +36,7 @@ var names = [numKeys]struct{ variable, annotation string }{
 	corePercentage: {"ALIYUN_COM_GPU_CORE_PERCENTAGE", "cgpu.io/gpu-core-percentage"},
 	disable:        {"CGPU_DISABLE", "cgpu.io/disable"},
 	nvidiaVisible:  {"NVIDIA_VISIBLE_DEVICES", "cgpu.io/nvidia-visible-devices"},
+	priority:       {"", "cgpu.io/priority"},
 }
 
 // setting is what the container says for one key, under the name it used.
