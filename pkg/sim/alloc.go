@@ -108,9 +108,18 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		}
 		return st
 	}
+	switch {
+	case o.group != nil && onGraphics(o.group.engineType):
+		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
+	case o.channel != nil && parent.group != nil:
+		repause(parent)
+	}
 	rm.PutU32(r.call.Outer, handleOff, o.handle)
 	return st
 }
+
+// onGraphics reports an engine type of the graphics runlist; 0 is what groups before Ampere say.
+func onGraphics(engineType uint32) bool { return engineType <= rm.ChannelEngineTypeGR }
 
 // parentFits is the part of the class tree (src/nvidia/src/kernel/rmapi/resource_list.h) that matters here.
 func parentFits(class uint32, parent *object) bool {
@@ -186,7 +195,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 	case isChannel(o.class):
 		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}
 		if parent.group != nil {
-			o.channel.engineType = parent.group.engineType
+			o.channel.engineType, o.channel.group = parent.group.engineType, parent
 		}
 	}
 	return rm.StatusOK

@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Conn is a Session on the server of cmd/cgpu-sim. Its methods are those of Session and safe for concurrent use; a slow
@@ -171,6 +172,35 @@ func (c *Conn) Snapshot() (Snapshot, error) {
 		return s, fmt.Errorf("sim: snapshot: %w", err)
 	}
 	return s, nil
+}
+
+// Switches tells the context switches of a GPU; see Session.Switches.
+func (c *Conn) Switches(minor int, since uint64) (records []sched.Switch, next uint64, lost bool, err error) {
+	b, err := c.do(opSwitches, appendU64(appendU32(nil, uint32(int32(minor))), since))
+	if err == nil {
+		d := &decoder{b: b}
+		if records, next, lost = d.switches(); !d.bad {
+			return records, next, lost, nil
+		}
+		err = errFrame
+	}
+	return nil, 0, false, fmt.Errorf("sim: switches of GPU node %d: %w", minor, err)
+}
+
+// Pending reports whether any of the processes has work; see Session.Pending.
+func (c *Conn) Pending(minor int, pids []int) (bool, error) {
+	req := appendU32(appendU32(nil, uint32(int32(minor))), uint32(len(pids)))
+	for _, pid := range pids {
+		req = appendU32(req, uint32(int32(pid)))
+	}
+	b, err := c.do(opPending, req)
+	if err == nil && len(b) != 1 {
+		err = errFrame
+	}
+	if err != nil {
+		return false, fmt.Errorf("sim: pending work on GPU node %d: %w", minor, err)
+	}
+	return b[0] != 0, nil
 }
 
 // SetDelay changes the delays of later calls of everyone.

@@ -53,6 +53,8 @@ var controls = map[uint32]controlRow{
 	0xa06c0105: {8, (*controlCall).preempt},                       // PREEMPT
 	0xa06f0103: {2, (*controlCall).schedule},                      // GPFIFO_SCHEDULE, of a channel
 	0xc36f0108: {4, (*controlCall).submitToken},                   // GPFIFO_GET_WORK_SUBMIT_TOKEN
+	CtrlSubmit: {SubmitSize, (*controlCall).simSubmit},            // the simulated driver's own
+	CtrlWork:   {WorkSize, (*controlCall).simWork},
 }
 
 // control is RM_CONTROL.

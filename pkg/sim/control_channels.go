@@ -1,9 +1,18 @@
 package sim
 
-import "github.com/opencgpu/cgpu/pkg/rm"
+import (
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sim/runlist"
+)
 
 func (c *controlCall) setTimeslice() uint32 {
-	c.object.group.timesliceUs = rm.U64(c.p, 0) // every value is accepted, 0 too (measured)
+	g := c.object.group
+	g.timesliceUs = rm.U64(c.p, 0) // every value is accepted, 0 too (measured)
+	if g.tsg != nil {
+		g.tsg.SetTimeslice(time.Duration(min(g.timesliceUs, uint64(runlist.MaxTimeslice/time.Microsecond))) * time.Microsecond)
+	}
 	return rm.StatusOK
 }
 
@@ -14,6 +23,9 @@ func (c *controlCall) getTimeslice() uint32 {
 
 func (c *controlCall) preempt() uint32 {
 	c.object.group.preempts++
+	if t := c.object.group.tsg; t != nil {
+		t.Preempt()
+	}
 	return rm.StatusOK
 }
 
@@ -28,11 +40,16 @@ func (c *controlCall) schedule() uint32 {
 			}
 		}
 	}
-	set(c.object)
-	if c.object.group != nil {
-		for _, o := range c.object.children {
+	if group := c.object; group.group != nil {
+		for _, o := range group.children {
 			set(o)
 		}
+		repause(group)
+		return rm.StatusOK
+	}
+	set(c.object)
+	if group := c.object.channel.group; group != nil {
+		repause(group)
 	}
 	return rm.StatusOK
 }
@@ -76,6 +93,9 @@ func (c *controlCall) disableChannels() uint32 {
 	}
 	for _, ch := range list {
 		ch.disabled = c.p[disableFlag] != 0
+		if ch.group != nil {
+			repause(ch.group)
+		}
 	}
 	return rm.StatusOK
 }

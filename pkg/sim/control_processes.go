@@ -85,9 +85,3 @@ func (c *controlCall) pidInfo() uint32 {
 	}
 	return rm.StatusOK
 }
-
-// gpuMon has no samples: a busy GPU comes with the model of time.
-func (c *controlCall) gpuMon() uint32 {
-	rm.PutU32(c.p, rm.GPUMonCount, 0)
-	return rm.StatusOK
-}

@@ -40,6 +40,9 @@ type Config struct {
 	// ContextCost is the hidden memory of a channel group with engineType 1; zero means DefaultContextCost.
 	ContextCost quota.Bytes
 	Delay       Delay
+	// Clock is the time by which the engines compute, from any start on; nil: the time since New. It must not go back nor
+	// call the driver, and is called by one goroutine at a time.
+	Clock func() time.Duration
 }
 
 // GPU is one simulated card.
@@ -76,6 +79,7 @@ type Driver struct {
 	version     string
 	abi         *rm.ABI
 	contextCost quota.Bytes
+	clock       func() time.Duration
 
 	mu       sync.Mutex
 	delay    Delay
@@ -98,6 +102,7 @@ type gpu struct {
 	used              quota.Bytes // allocated + hidden
 	allocated         quota.Bytes // class 0x40
 	hidden            quota.Bytes // context costs
+	engine            *engine
 }
 
 // take reserves n bytes of the card.
@@ -140,6 +145,10 @@ func New(cfg Config) (*Driver, error) {
 		files: map[FileID]*file{}, clients: map[uint32]*client{}, exports: map[exportKey][]*memory{},
 		nextFile: 1, nextClient: firstClient,
 	}
+	if d.clock = cfg.Clock; d.clock == nil {
+		start := time.Now()
+		d.clock = func() time.Duration { return time.Since(start) }
+	}
 	if d.contextCost == 0 {
 		d.contextCost = DefaultContextCost
 	}
@@ -150,7 +159,7 @@ func New(cfg Config) (*Driver, error) {
 		return nil, fmt.Errorf("sim: %d GPUs in the configuration: want at most %d", len(cfg.GPUs), maxGPUs)
 	}
 	for _, c := range cfg.GPUs {
-		g := &gpu{GPU: c}
+		g := &gpu{GPU: c, engine: newEngine()}
 		if _, err := fmt.Sscanf(c.BusID, "%x:%x:%x", &g.domain, &g.bus, &g.slot); err != nil || g.domain > 0xffff || g.bus > 0xff || g.slot > 0x1f {
 			return nil, fmt.Errorf("sim: GPU %d: bus id %q: want a PCI address such as 0000:01:00.0", c.Index, c.BusID)
 		}
@@ -225,6 +234,7 @@ func (s *Session) CloseFile(id FileID) error {
 	if f == nil || f.session != s.id {
 		return fmt.Errorf("sim: close file %d: %w", id, syscall.EBADF)
 	}
+	d.tick()
 	d.closeFile(f)
 	return nil
 }
@@ -257,6 +267,7 @@ func (s *Session) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s.cancel()
+	d.tick()
 	for _, f := range d.files {
 		if f.session == s.id {
 			d.closeFile(f)
@@ -292,6 +303,7 @@ func (s *Session) Ioctl(id FileID, pid, tid int32, call *rm.Call) syscall.Errno 
 	if s.ctx.Err() != nil || f == nil || f.session != s.id {
 		return syscall.EBADF
 	}
+	d.tick()
 	return d.dispatch(&request{s: s, d: d, f: f, pid: pid, tid: tid, call: call})
 }
 

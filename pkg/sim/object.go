@@ -5,6 +5,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sim/runlist"
 )
 
 // Handles as RM chooses them: clients consecutively from firstClient (RS_CLIENT_HANDLE_BASE), objects of a client from
@@ -55,10 +56,12 @@ type group struct {
 	timesliceUs uint64
 	cost        quota.Bytes // hidden memory
 	preempts    uint64
+	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
 // channel is a channel; a stand-alone one has no group.
 type channel struct {
+	group      *object
 	engineType uint32
 	enabled    bool // GPFIFO_SCHEDULE was called
 	disabled   bool // FIFO_DISABLE_CHANNELS
@@ -105,6 +108,9 @@ func (d *Driver) place(c *client, parent *object, o *object) uint32 {
 
 // freeObject frees an object and everything below it.
 func (d *Driver) freeObject(o *object) {
+	if o.group != nil && o.group.tsg != nil {
+		o.gpu.engine.remove(o.group.tsg) // before its channels, whose end would end a pause
+	}
 	for _, child := range o.children {
 		d.freeObject(child)
 	}
@@ -117,6 +123,9 @@ func (d *Driver) freeObject(o *object) {
 	}
 	if o.parent != nil {
 		delete(o.parent.children, o.handle)
+		if o.channel != nil && o.parent.group != nil {
+			repause(o.parent)
+		}
 	}
 	delete(o.client.objects, o.handle)
 	d.objects--

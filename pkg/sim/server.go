@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // maxInFlight bounds the requests of one connection that run at a time.
@@ -21,6 +22,7 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener) error {
 	defer wg.Wait()
 	defer cancel()
 	context.AfterFunc(ctx, func() { l.Close() })
+	wg.Go(func() { d.keepUp(ctx) })
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -37,6 +39,22 @@ func (d *Driver) Serve(ctx context.Context, l net.Listener) error {
 			defer stop()
 			d.serveConn(c)
 		})
+	}
+}
+
+// keepUp computes the engines' time in small pieces, so that no call finds hours of it to do.
+func (d *Driver) keepUp(ctx context.Context) {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			d.mu.Lock()
+			d.tick()
+			d.mu.Unlock()
+		}
 	}
 }
 
@@ -134,6 +152,24 @@ func (d *Driver) serve(s *Session, op uint8, req *decoder) (syscall.Errno, []byt
 	case opSnapshot:
 		b, err := json.Marshal(d.Snapshot())
 		return errnoOf(err), b
+	case opSwitches:
+		minor, since := int(int32(req.u32())), req.u64()
+		if req.bad {
+			return syscall.EPROTO, nil
+		}
+		records, next, lost, err := s.Switches(minor, since)
+		return errnoOf(err), appendSwitches(nil, records, next, lost)
+	case opPending:
+		minor, n := int(int32(req.u32())), req.u32()
+		var pids []int
+		for ; n > 0 && !req.bad; n-- {
+			pids = append(pids, int(int32(req.u32())))
+		}
+		if req.bad {
+			return syscall.EPROTO, nil
+		}
+		pending, err := s.Pending(minor, pids)
+		return errnoOf(err), []byte{flag(pending)}
 	case opDelay:
 		var delay Delay
 		if json.Unmarshal(req.b, &delay) != nil {

@@ -17,6 +17,12 @@ import (
 func startServer(t *testing.T) (*Driver, string) {
 	t.Helper()
 	d := newDriver(t)
+	return d, serve(t, d)
+}
+
+// serve serves d until the test ends.
+func serve(t *testing.T, d *Driver) string {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "sim.sock")
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -34,7 +40,7 @@ func startServer(t *testing.T) (*Driver, string) {
 			t.Errorf("left over after the server's end: %+v", s)
 		}
 	})
-	return d, path
+	return path
 }
 
 func dial(t *testing.T, path string, minors ...int) *Conn {
@@ -203,6 +209,8 @@ func FuzzServe(f *testing.F) {
 	call := &rm.Call{Cmd: cmd(rm.EscAlloc, 48), Outer: make([]byte, 48), Blocks: []rm.Block{{In: -1, Off: 16, Data: make([]byte, 128)}}}
 	f.Add(uint8(opIoctl), appendCall([]byte{1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0}, call))
 	f.Add(uint8(opOpen), []byte{0, 0, 0, 0, 0})
+	f.Add(uint8(opSwitches), []byte{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	f.Add(uint8(opPending), []byte{0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0})
 	f.Add(uint8(opDelay), []byte(`{"alloc":1}`))
 	f.Fuzz(func(t *testing.T, op uint8, body []byte) {
 		if op == opDelay {

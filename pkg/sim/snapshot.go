@@ -3,8 +3,10 @@ package sim
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sim/runlist"
 )
 
 // Snapshot is the state of the driver for tests: what the ledger says must agree with it to the byte.
@@ -18,15 +20,16 @@ type Snapshot struct {
 
 // GPUSnapshot is one card.
 type GPUSnapshot struct {
-	Index     int           `json:"index"`
-	Minor     int           `json:"minor"`
-	UUID      string        `json:"uuid"`
-	Memory    quota.Bytes   `json:"memory"`
-	Used      quota.Bytes   `json:"used"`      // Allocated + Hidden
-	Allocated quota.Bytes   `json:"allocated"` // class 0x40, every piece once
-	Hidden    quota.Bytes   `json:"hidden"`    // contexts
-	Processes []Process     `json:"processes"` // ascending by pid
-	TSGs      []TSGSnapshot `json:"tsgs"`      // by client and handle
+	Index     int            `json:"index"`
+	Minor     int            `json:"minor"`
+	UUID      string         `json:"uuid"`
+	Memory    quota.Bytes    `json:"memory"`
+	Used      quota.Bytes    `json:"used"`      // Allocated + Hidden
+	Allocated quota.Bytes    `json:"allocated"` // class 0x40, every piece once
+	Hidden    quota.Bytes    `json:"hidden"`    // contexts
+	Engine    runlist.Totals `json:"engine"`    // of graphics, since the driver's start
+	Processes []Process      `json:"processes"` // ascending by pid
+	TSGs      []TSGSnapshot  `json:"tsgs"`      // by client and handle
 }
 
 // Process is what one process holds on a card. Memory that two processes share counts for both; memory that only an
@@ -47,17 +50,25 @@ type TSGSnapshot struct {
 	Preempts    uint64 `json:"preempts"`
 	Channels    int    `json:"channels"`
 	Disabled    int    `json:"disabled"` // channels stopped by FIFO_DISABLE_CHANNELS
+	// Of a group on the graphics engine.
+	Paused      bool          `json:"paused"` // all channels are disabled
+	Kernels     uint64        `json:"kernels"`
+	GPUTime     time.Duration `json:"gpuTime"`
+	Waiting     time.Duration `json:"waiting"` // had work that did not run
+	Switches    uint64        `json:"switches"`
+	Preemptions uint64        `json:"preemptions"`
 }
 
 // Snapshot describes the driver's state.
 func (d *Driver) Snapshot() Snapshot {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.tick()
 	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports)}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,
-			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden,
+			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, Engine: g.engine.Totals(),
 			Processes: d.processes(g), TSGs: d.groups(g),
 		})
 	}
@@ -91,6 +102,11 @@ func (d *Driver) groups(g *gpu) []TSGSnapshot {
 			}
 			t := TSGSnapshot{Client: c.handle, Handle: o.handle, PID: c.pid, EngineType: o.group.engineType,
 				TimesliceUs: o.group.timesliceUs, Preempts: o.group.preempts}
+			if tsg := o.group.tsg; tsg != nil {
+				a := tsg.Account()
+				t.Paused, t.Kernels, t.GPUTime, t.Waiting = tsg.Paused(), a.Kernels, a.GPUTime, a.Waiting
+				t.Switches, t.Preemptions = a.Switches, a.Preemptions
+			}
 			for _, ch := range o.children {
 				if ch.channel != nil {
 					t.Channels++

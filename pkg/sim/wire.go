@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // The protocol between Conn and Server: frames of a u32 length and that many bytes, little-endian. A request is its
@@ -17,7 +19,7 @@ import (
 const maxFrame = 1 << 20
 
 // wireVersion is part of the first frame; both sides are built together and must agree.
-const wireVersion = 1
+const wireVersion = 2
 
 // Operations.
 const (
@@ -28,6 +30,8 @@ const (
 	opCloseExport        // i32 key
 	opSnapshot           // → JSON
 	opDelay              // JSON
+	opSwitches           // i32 minor, u64 since → u64 next, u8 lost, u32 count, switches
+	opPending            // i32 minor, u32 count, i32 pids → u8
 )
 
 var errFrame = errors.New("sim: malformed frame")
@@ -153,4 +157,28 @@ func (d *decoder) result(c *rm.Call) {
 	for i := range data {
 		copy(c.Blocks[i].Data, data[i])
 	}
+}
+
+// appendSwitches is the answer to opSwitches; a switch is u64 time, u32 pid, u32 context, u8 on.
+func appendSwitches(b []byte, records []sched.Switch, next uint64, lost bool) []byte {
+	b = appendU32(append(appendU64(b, next), flag(lost)), uint32(len(records)))
+	for _, s := range records {
+		b = append(appendU32(appendU32(appendU64(b, uint64(s.At)), uint32(s.PID)), s.Context), flag(s.On))
+	}
+	return b
+}
+
+func (d *decoder) switches() (records []sched.Switch, next uint64, lost bool) {
+	next, lost = d.u64(), d.u8() != 0
+	for n := d.u32(); n > 0 && !d.bad; n-- {
+		records = append(records, sched.Switch{At: time.Duration(d.u64()), PID: int(int32(d.u32())), Context: d.u32(), On: d.u8() != 0})
+	}
+	return records, next, lost
+}
+
+func flag(v bool) byte {
+	if v {
+		return 1
+	}
+	return 0
 }

@@ -95,6 +95,9 @@ func (t *TSG) Pending() bool { return t.pending() }
 
 func (t *TSG) pending() bool { return len(t.queue) > 0 && t.gapEnd == 0 }
 
+// Queued is the number of pieces of work that are not done.
+func (t *TSG) Queued() int { return len(t.queue) }
+
 // Paused reports whether the group is paused.
 func (t *TSG) Paused() bool { return t.paused }
 
