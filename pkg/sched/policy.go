@@ -7,6 +7,7 @@ package sched
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 )
 
@@ -35,7 +36,7 @@ func (p Policy) String() string {
 }
 
 // PolicyNames lists the names in the order of the numbers.
-func PolicyNames() []string { return policyNames[:] }
+func PolicyNames() []string { return slices.Clone(policyNames[:]) }
 
 // ParsePolicy reads a name or a number from 0 to 5.
 func ParsePolicy(s string) (Policy, error) {

@@ -19,7 +19,8 @@ type Permille int
 // Whole is all of a GPU.
 const Whole Permille = 1000
 
-// Cap is the most of the GPU that a container gets whatever the others do. False: there is no such bound.
+// Cap is the most of the GPU that a container gets whatever the others do. False: there is no such bound, and what it is
+// promised of the GPU is nothing, or Whole where it asked for all of it.
 func (c Card) Cap(s Share) (Permille, bool) {
 	asked := Permille(s.Percent) * 10
 	switch c.Policy {
@@ -61,13 +62,13 @@ func (c Card) Admit(others []Share, s Share) error {
 		return &Reason{fmt.Sprintf("asked for %d %% of the GPU's time, but under policy fair each of its %d places has %s", s.Percent, c.MaxInst, Whole/Permille(c.MaxInst)),
 			"set another policy (cgpu policy GPU fixed), or lower max-inst"}
 	}
-	own, capped := c.cost(s)
-	if !capped {
+	own, _ := c.Cap(s)
+	if own == 0 {
 		return nil
 	}
 	sum := Permille(0)
 	for _, o := range others {
-		n, _ := c.cost(o)
+		n, _ := c.Cap(o)
 		sum += n
 	}
 	if own > Whole-min(sum, Whole) {
@@ -75,17 +76,6 @@ func (c Card) Admit(others []Share, s Share) error {
 			"stop a container (cgpu smi lists them), ask for less (ALIYUN_COM_GPU_CORE_PERCENTAGE, ALIYUN_COM_GPU_SCHD_WEIGHT), or set policy soft"}
 	}
 	return nil
-}
-
-// cost is what a share takes of the card's promises: its cap, or all of the card where that is what it asked for.
-func (c Card) cost(s Share) (Permille, bool) {
-	if n, ok := c.Cap(s); ok {
-		return n, true
-	}
-	if s.Percent == 100 && c.Policy != PolicySoft && c.Policy != PolicyNative {
-		return Whole, true
-	}
-	return 0, false
 }
 
 // String is the part in percent, such as "12.5 %".
