@@ -36,9 +36,13 @@ func (call caller) escape(fd int, nr uint32, b []byte) syscall.Errno {
 	return errno
 }
 
-// putPtr writes the address of p into b. Memory of Go's heap does not move; the caller keeps p alive over the call.
+// putPtr writes the address of p into b. The caller keeps p alive over the call. Pinning makes the compiler put p on the
+// heap, which does not move; a goroutine's stack does when it grows, and then the driver would write to where p was.
 func putPtr(b []byte, off int, p []byte) {
 	if len(p) > 0 {
+		var pin runtime.Pinner
+		pin.Pin(unsafe.SliceData(p))
+		pin.Unpin()
 		rm.PutU64(b, off, uint64(uintptr(unsafe.Pointer(unsafe.SliceData(p)))))
 	}
 }
