@@ -36,6 +36,7 @@ func commands() []command {
 		{"export", "[--chunk SIZE] [--max N]", "allocate, export to a descriptor, free, repeat: the sum must stay bounded", cmdExport},
 		{"signals", "[--timer 4ms] [--seconds 5] [--size SIZE]", "allocate and free under a storm of signals", cmdSignals},
 		{"bench", "N", "time per trapped call", cmdBench},
+		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
 		{"hostile", "CASE|all|list [--tries N] [--keep]", "try to get around the limit", cmdHostile},
 	}
 }
