@@ -29,6 +29,10 @@ const readyFD = 3
 const maxConfig = 1 << 20
 
 func main() {
+	if filepath.Base(os.Args[0]) == guard.RescueName {
+		rescueMain()
+		return
+	}
 	ready := os.NewFile(readyFD, "ready")
 	g, sockets, cfg, log, err := start()
 	if err != nil {
@@ -42,7 +46,11 @@ func main() {
 		fmt.Fprintln(ready, "ok")
 		_ = ready.Close()
 	}
-	err = g.Run(sockets)
+	// The container is being created meanwhile; it waits for its first call until Run.
+	g.Arm()
+	if err = dropPrivileges(); err == nil {
+		err = g.Run(sockets)
+	}
 	cfg.CleanUp()
 	if err != nil {
 		log.Error("end", "err", err)
@@ -51,8 +59,8 @@ func main() {
 	log.Info("the container is over")
 }
 
-// start gets ready to serve. The order matters: everything that needs root's powers comes before dropPrivileges, every
-// byte of a container after.
+// start gets ready to serve. The order matters: everything that needs root's powers comes before dropPrivileges (in main),
+// every byte of a container after.
 func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 	var cfg guard.Config
 	var sockets guard.Sockets
@@ -75,10 +83,6 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 		return bad(fmt.Errorf("make the socket folder: %w", err))
 	}
 	if sockets, err = guard.Listen(cfg); err != nil {
-		return bad(err)
-	}
-	if err := dropPrivileges(); err != nil {
-		cfg.CleanUp()
 		return bad(err)
 	}
 	driver, err := openDriver(cfg)

@@ -5,6 +5,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
@@ -35,6 +36,13 @@ func (d simDriver) OpenFile(node guard.NodeKind, minor int) (uint32, error) {
 	id, err := d.conn.OpenFile(kinds[node], minor)
 	return uint32(id), err
 }
+
+// Switches and Pending are what the scheduler asks (guard.SimSwitches).
+func (d simDriver) Switches(minor int, since uint64) ([]sched.Switch, uint64, bool, error) {
+	return d.conn.Switches(minor, since)
+}
+
+func (d simDriver) Pending(minor int, pids []int) (bool, error) { return d.conn.Pending(minor, pids) }
 
 func (d simDriver) CloseFile(id uint32)   { _ = d.conn.CloseFile(sim.FileID(id)) }
 func (d simDriver) CloseExport(id uint32) { _ = d.conn.CloseExport(int32(id)) }

@@ -39,6 +39,9 @@ type client struct {
 	tgid    int // the process that made it, by which RM accounts
 	file    *file
 	objects map[uint32]*object
+	// groups are its channel groups on the graphics engine, channels the channels in them; see groups.go.
+	groups, channels map[uint32]*object
+	seen             place // where its file was found last
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in
@@ -89,6 +92,8 @@ type object struct {
 	children              int         // handles whose parent this is
 	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
+	graphics              bool        // a channel group on the graphics engine, or another handle of one
+	userd                 userd       // of a channel
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -145,6 +150,15 @@ func (a *account) unreserve(gpu int, size quota.Bytes) {
 
 func (g *gpuAccount) release(size quota.Bytes) { g.used -= min(size, g.used) }
 
+// setLimit changes a GPU's limit. One below what is used refuses new memory until enough is freed.
+func (a *account) setLimit(gpu int, limit quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if g := &a.gpus[gpu]; !g.native && limit > 0 {
+		g.limit = limit
+	}
+}
+
 // addClient records a verified client.
 func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	a.mu.Lock()
@@ -152,7 +166,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}}
 	a.clients[handle] = c
 	return c
 }
@@ -241,6 +255,12 @@ func (a *account) put(c *client, o *object) {
 		a.tsgs++
 	case rm.ClassChannel:
 		a.channels++
+		if p := c.groups[o.parent]; p != nil {
+			c.channels[o.handle] = o
+		}
+	}
+	if o.graphics {
+		c.groups[o.handle] = o
 	}
 }
 
@@ -255,7 +275,7 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu = s.class, s.charge, s.gpu
+			o.class, o.charge, o.gpu, o.graphics = s.class, s.charge, s.gpu, s.graphics
 			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel {
 				o.kind = rm.ClassPlain // counted once
 			}
@@ -308,6 +328,8 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	delete(c.objects, o.handle)
+	delete(c.groups, o.handle)
+	delete(c.channels, o.handle)
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
 	}

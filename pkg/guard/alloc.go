@@ -114,6 +114,12 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 	case rm.ClassChannel:
 		// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
 		rm.PutU32(params, rm.ChannelFlags, rm.U32(params, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
+		if rm.U32(params, rm.ChannelEngineType) <= engineGRLast && !g.account.isGroup(client, rm.U32(o, rm.AllocParent)) {
+			// The driver makes a group for it that has no handle, and so no timeslice that could be set.
+			g.logOnce("lonechannel", "denied a channel on the graphics engine that is in no channel group")
+			g.stats.denied.Add(1)
+			return c.status(rm.StatusNotSupported)
+		}
 	case rm.ClassCompute, rm.ClassPlain:
 		if usesGraphics(class) {
 			return g.allocContext(l, c, client, class, params)
@@ -169,6 +175,7 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 	}
 	handle := rm.U32(c.call.Outer, rm.AllocObject)
 	o := object{handle: handle, parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
+	o.graphics = class.Kind == rm.ClassTSG
 	if class.Kind == rm.ClassVidmem {
 		o.length = quota.Bytes(rm.U64(c.call.Blocks[0].Data, rm.MemorySize))
 	}
@@ -223,12 +230,22 @@ func usesGraphics(class rm.Class) bool {
 	return false
 }
 
-// allocContext makes an object on the graphics engine. Where its channel is not in a group that has been charged for that
-// (a channel without a group, a group that did not say its engine), it is now.
+// allocContext makes an object on the graphics engine. Where its channel is in a group that has not been charged for that (one
+// that named another engine), it is now.
 func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	parent := rm.U32(c.call.Outer, rm.AllocParent)
 	owner, charged := g.account.contextOwner(client, parent)
+	if !g.account.isGroup(client, owner) {
+		g.logOnce("loneobject", "denied an object of the graphics engine on a channel that is in no channel group")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusNotSupported)
+	}
 	cost := g.cfg.Settings.ContextOverhead
+	defer func() {
+		if c.undo != nil {
+			g.account.markGraphics(client, owner)
+		}
+	}()
 	if charged || cost == 0 {
 		return g.allocObject(l, c, client, class, params)
 	}
@@ -267,6 +284,9 @@ func (g *Guard) gpuFor(c *trappedCall, client, parent uint32) (gpu int, rep repl
 // allocObject makes an object that takes no device memory worth counting.
 func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
+	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
+		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
+	}
 	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
 		o.of = rm.U32(params, g.abi.FabricVidmemOff())
 	}

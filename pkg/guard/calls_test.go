@@ -155,9 +155,11 @@ func TestForeignDup(t *testing.T) {
 func TestPrivilegedChannel(t *testing.T) {
 	var flags uint32
 	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) { flags = rm.U32(call.Blocks[0].Data, rm.ChannelFlags) })))
+	const group = 0x5c000015
+	g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 	p := make([]byte, 368)
 	rm.PutU32(p, rm.ChannelFlags, rm.ChannelFlagPrivileged|1)
-	newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0, 0xc86f, p), p)
+	newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, fakeAlloc(group, 0, 0xc86f, p), p)
 	if flags != 1 {
 		t.Errorf("flags %#x", flags)
 	}

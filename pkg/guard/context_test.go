@@ -24,8 +24,7 @@ func TestContextCost(t *testing.T) {
 		{"a group that names no engine", []step{{fakeDevice, group, 0xa06c, 0}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
 		{"a group that says copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
 		{"copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xc8b5, 0}}, group, 0},
-		{"a channel without a group", []step{{fakeDevice, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, channel, 1},
-		{"two objects", []step{{fakeDevice, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}, {channel, second, 0xcb97, 0}}, channel, 1},
+		{"two objects", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}, {channel, second, 0xcb97, 0}}, group, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := withClient(newFakeGuard(t, answering(0, nil)))
@@ -55,7 +54,10 @@ func TestContextCost(t *testing.T) {
 		g.cfg.Settings.MaxChannels = 8
 		f := newFakeCall(t, g, fakeControl)
 		p := make([]byte, 368)
-		f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, channel, 0xc86f, p), p)
+		rm.PutU32(p, rm.TSGEngineType, 9)
+		g.cfg.Settings.MaxTSGs = 8
+		f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, group, 0xa06c, p), p)
+		f.escape(rm.EscAlloc, fakeAlloc(group, channel, 0xc86f, p), p)
 		asked := len(d.calls)
 		o := fakeAlloc(channel, engine, 0xcbc0, p)
 		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusNoMemory || len(d.calls) != asked {
@@ -63,6 +65,28 @@ func TestContextCost(t *testing.T) {
 		}
 		wantUsage(t, g.account, 0, 8*quota.MiB)
 	})
+}
+
+// TestLoneChannel: what runs on the graphics engine is in a group, or it would have a timeslice that nobody can set.
+func TestLoneChannel(t *testing.T) {
+	const channel = 0x101
+	for engineType, want := range map[uint32]uint32{0: rm.StatusNotSupported, 1: rm.StatusNotSupported, 8: rm.StatusNotSupported, 9: rm.StatusOK} {
+		g := withClient(newFakeGuard(t, answering(0, nil)))
+		f := newFakeCall(t, g, fakeControl)
+		p := make([]byte, 368)
+		rm.PutU32(p, rm.ChannelEngineType, engineType)
+		o := fakeAlloc(fakeDevice, channel, 0xc86f, p)
+		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != want {
+			t.Errorf("engine %d: %s", engineType, rm.StatusName(rm.U32(o, 40)))
+		}
+		if want != rm.StatusOK {
+			continue
+		}
+		o = fakeAlloc(channel, 0x102, 0xcbc0, p)
+		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusNotSupported {
+			t.Errorf("a compute object on a copy channel: %s", rm.StatusName(rm.U32(o, 40)))
+		}
+	}
 }
 
 // TestLargePages: the driver rounds up to pages of 512 MiB, which may be more than the limit allows.

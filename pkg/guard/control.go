@@ -11,6 +11,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	o := c.call.Outer
 	cmd := rm.U32(o, rm.ControlCmd)
 	ctl, ok := g.abi.Control(cmd)
+	if !ok && !g.driver.Native() {
+		ctl, ok = simControl(cmd)
+	}
 	if !ok || ctl.Kind == rm.ControlDeny {
 		g.logOnce("control"+rm.ControlName(cmd), "denied a control", "control", rm.ControlName(cmd))
 		g.stats.denied.Add(1)
@@ -63,16 +66,35 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	if ctl.FDOff >= 0 {
 		return g.onControlWithFile(l, c, ctl, params)
 	}
+	if ctl.Kind == rm.ControlSchedule {
+		g.compute.running.Lock()
+		defer g.compute.running.Unlock()
+	}
 	if !c.valid(l) {
 		return replyDone
 	}
 	status, e := c.execStatus()
+	if ctl.Kind == rm.ControlSchedule && e == 0 && status == rm.StatusOK {
+		g.compute.started(c.target(), client, rm.U32(o, rm.ControlObject))
+	}
 	if e == 0 && status == rm.StatusOK {
 		g.present(c, ctl, params)
 	} else if ctl.Kind == rm.ControlPidInfo {
 		copy(params, c.before[1]) // the host's process numbers stay here
 	}
 	return fail(e)
+}
+
+// simControl knows the controls that only the simulated driver has, by which a test puts work on a channel group. A real GPU
+// gets its work through memory.
+func simControl(cmd uint32) (rm.Control, bool) {
+	switch cmd {
+	case 0xa06c01f0:
+		return rm.Control{Name: "SIM_SUBMIT", Size: 24, FDOff: -1, Kind: rm.ControlFlat}, true
+	case 0xa06c01f1:
+		return rm.Control{Name: "SIM_WORK", Size: 40, FDOff: -1, Kind: rm.ControlFlat}, true
+	}
+	return rm.Control{}, false
 }
 
 // checkControl refuses what a control must not ask, and translates what it asks into the host's terms. False: answer with

@@ -45,6 +45,12 @@ type Guard struct {
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 
+	ownMu sync.Mutex
+	own   *ownClient // nil until somebody needs it
+
+	compute      *compute
+	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
+
 	mu         sync.Mutex
 	instances  map[uint32]int // RM device instance → index in gpus
 	logged     map[string]bool
@@ -91,6 +97,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
+	g.compute = newCompute(g)
 	if g.watch, err = newWatcher(); err != nil {
 		return nil, err
 	}

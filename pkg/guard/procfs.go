@@ -66,7 +66,7 @@ const maxScanFDs = 1 << 16
 // eachFile calls f with a copy of every descriptor of a process that is one of NVIDIA's nodes, until f returns true and
 // keeps that one. It tries the numbers one by one, since the guard may copy a descriptor of any process
 // (CAP_SYS_PTRACE) but not list /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH).
-func eachFile(tgid int, nodes *nodeTable, f func(fd int) bool) bool {
+func eachFile(tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
 	pidfd, err := unix.PidfdOpen(tgid, 0)
 	if err != nil {
 		return false
@@ -85,7 +85,7 @@ func eachFile(tgid int, nodes *nodeTable, f func(fd int) bool) bool {
 			_ = unix.Close(int(fd))
 			continue
 		}
-		if f(int(fd)) {
+		if f(int(fd), number) {
 			return true
 		}
 		_ = unix.Close(int(fd))
@@ -119,7 +119,7 @@ func (t *nodeTable) knows(st *unix.Stat_t) bool {
 
 // processHolds reports that a process has the same file open as the guard's descriptor.
 func processHolds(self, tgid, held int, nodes *nodeTable) bool {
-	return eachFile(tgid, nodes, func(fd int) bool {
+	return eachFile(tgid, nodes, func(fd, _ int) bool {
 		if kcmpSame(self, fd, held) {
 			_ = unix.Close(fd)
 			return true
@@ -128,14 +128,14 @@ func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 	})
 }
 
-// findFile copies a followed file back from a process that has it; -1 if it does not.
-func findFile(self, tgid int, f *file, nodes *nodeTable) int {
-	found := -1
-	eachFile(tgid, nodes, func(fd int) bool {
-		if same, _ := kcmpWeak(self, fd, f.epfd, f.tfd); same {
-			found = fd
+// findFile copies a followed file back from a process that has it, and tells its number there; -1 if it does not.
+func findFile(self, tgid int, f *file, nodes *nodeTable) (fd, number int) {
+	fd = -1
+	eachFile(tgid, nodes, func(copied, at int) bool {
+		if same, _ := kcmpWeak(self, copied, f.epfd, f.tfd); same {
+			fd, number = copied, at
 		}
-		return found >= 0
+		return fd >= 0
 	})
-	return found
+	return fd, number
 }

@@ -61,9 +61,11 @@ func (g *Guard) Run(s Sockets) error {
 	go g.serveControl(s.Control)
 	go g.accept(s.Seccomp)
 	g.watchLauncher()
+	g.compute.begin()
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
+	g.compute.end()
 	_ = s.Control.Close()
 	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.ID, g.cfg.Nonce); err != nil {
 		return fmt.Errorf("release the reservation of %s: %w; `cgpu gc` will do it", g.cfg.ID, err)

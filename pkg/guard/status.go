@@ -92,7 +92,11 @@ func (g *Guard) Status() Status {
 	g.mu.Unlock()
 	for i, x := range g.cfg.GPUs {
 		u := g.account.usage(i)
-		s.VGPUs = append(s.VGPUs, VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: x.Limit, Used: u.used, Peak: u.peak, Denied: u.denied})
+		v := VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: u.limit, Used: u.used, Peak: u.peak, Denied: u.denied}
+		if card := g.compute.onGPU(i); card != nil {
+			v.Compute = card.status()
+		}
+		s.VGPUs = append(s.VGPUs, v)
 	}
 	for _, p := range g.tasks.processes() {
 		ps := ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: g.account.chargedTo(p.tgid)}

@@ -286,6 +286,8 @@ const (
 	ChannelFlags           = 20
 	ChannelContextShare    = 24
 	ChannelVASpace         = 28
+	ChannelUserdMemory     = 32 // the first of eight, one for each GPU of an SLI group
+	ChannelUserdOffset     = 64
 	ChannelEngineType      = 128
 	ChannelFlagPrivileged  = 1 << 5 // NVOS04_FLAGS_PRIVILEGED_CHANNEL
 	ChannelEngineTypeGR    = 1      // NV2080_ENGINE_TYPE_GRAPHICS

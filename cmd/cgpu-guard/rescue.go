@@ -1,0 +1,30 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+
+	"kernel.org/pub/linux/libs/security/libcap/cap"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+)
+
+// rescueMain is cgpu-rescue: it waits until the guard that started it is gone, and lets the container's channels run again
+// if the guard had paused them. It needs no capability.
+func rescueMain() {
+	runtime.GOMAXPROCS(1)
+	ready := func() { fmt.Println("ok") }
+	err := cap.NewSet().SetProc()
+	if err == nil && len(os.Args) != 2 {
+		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)
+	}
+	if err == nil {
+		err = guard.Rescue(os.Args[1], os.Stdin, openDriver, ready, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	}
+	if err != nil {
+		fmt.Println(guard.RescueName+":", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,192 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// board is a page of memory that the guards of one GPU share: each writes in its own entry how much work its container has,
+// and all read it. Timeslices of one container depend on who else has work, and there is no daemon to ask. A change wakes the
+// others, who wait in futex(2); nobody looks while nothing happens.
+//
+// Guards trust each other, containers cannot reach the file (/run/cgpu/board/UUID). A guard that was killed leaves its entry
+// behind: readers skip it when it is not refreshed, writers reuse it when its owner is gone.
+type board struct {
+	mem []byte
+	own int // entry
+}
+
+// Layout: a header of one entry's size, then the entries. All words are little-endian and aligned.
+const (
+	boardEntries = 255
+	boardEntry   = 64
+	boardSize    = (boardEntries + 1) * boardEntry
+	boardFormat  = 0x63677531 // changes with the layout
+
+	// Header.
+	boardMagic      = 0
+	boardGeneration = 4 // futex word
+
+	// Entry.
+	boardOwner    = 0  // pid of the guard; 0: free
+	boardBusy     = 4  // channel groups with work
+	boardWeight   = 8  // ≥ 1
+	boardPercent  = 12 // as asked; 0: none
+	boardPriority = 16
+	boardPressing = 20
+	boardStart    = 24 // u64: start time of the guard (/proc/PID/stat)
+	boardFresh    = 32 // u64: last refresh, CLOCK_MONOTONIC in ns
+)
+
+// boardStale is after how long an entry that says busy is not believed any more.
+const boardStale = 3 * time.Second
+
+// openBoard maps the board of a GPU and takes an entry.
+func openBoard(runDir, uuid string) (*board, error) {
+	dir := filepath.Join(runDir, "board")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("board of GPU %s: %w", uuid, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, filepath.Base(uuid)), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("board of GPU %s: %w", uuid, err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		return nil, fmt.Errorf("lock the board of GPU %s: %w", uuid, err)
+	}
+	if err := f.Truncate(boardSize); err != nil {
+		return nil, fmt.Errorf("board of GPU %s: %w", uuid, err)
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, boardSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the board of GPU %s: %w", uuid, err)
+	}
+	b := &board{mem: mem}
+	if magic := b.u32(boardMagic); magic.Load() != boardFormat {
+		clear(mem) // new, or of another version, whose guards then lose sight of each other
+		magic.Store(boardFormat)
+	}
+	if err := b.claim(); err != nil {
+		_ = unix.Munmap(mem)
+		return nil, fmt.Errorf("board of GPU %s: %w", uuid, err)
+	}
+	return b, nil
+}
+
+func (b *board) u32(off int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Pointer(&b.mem[off])) }
+func (b *board) u64(off int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Pointer(&b.mem[off])) }
+
+// claim takes an entry that nobody has. The file is locked.
+func (b *board) claim() error {
+	self := os.Getpid()
+	start, err := ledger.ProcStart(self)
+	if err != nil {
+		return err
+	}
+	for i := 1; i <= boardEntries; i++ {
+		e := i * boardEntry
+		if pid := int(b.u32(e + boardOwner).Load()); pid != 0 {
+			if s, err := ledger.ProcStart(pid); err == nil && s == b.u64(e+boardStart).Load() {
+				continue
+			}
+		}
+		clear(b.mem[e : e+boardEntry])
+		b.u64(e + boardStart).Store(start)
+		b.u32(e + boardOwner).Store(uint32(self))
+		b.own = e
+		return nil
+	}
+	return errors.New("all places are taken")
+}
+
+// publish writes the guard's own entry, and wakes the others if that changes anything for them.
+func (b *board) publish(t sched.Tenant) {
+	b.u64(b.own + boardFresh).Store(uint64(monotonic()))
+	changed := false
+	put := func(off, n int) {
+		changed = b.u32(b.own+off).Swap(uint32(n)) != uint32(n) || changed
+	}
+	put(boardBusy, t.Busy)
+	put(boardWeight, t.Weight)
+	put(boardPercent, t.Percent)
+	put(boardPriority, int(t.Priority))
+	pressing := 0
+	if t.Pressing {
+		pressing = 1
+	}
+	put(boardPressing, pressing)
+	if changed {
+		b.u32(boardGeneration).Add(1)
+		b.futex(futexWake, math.MaxInt32, nil)
+	}
+}
+
+// others reads what the other containers' guards say.
+func (b *board) others() []sched.Tenant {
+	var list []sched.Tenant
+	now := monotonic()
+	for i := 1; i <= boardEntries; i++ {
+		e := i * boardEntry
+		if e == b.own || b.u32(e+boardOwner).Load() == 0 {
+			continue
+		}
+		t := sched.Tenant{Share: sched.Share{Weight: int(b.u32(e + boardWeight).Load()), Percent: int(b.u32(e + boardPercent).Load()),
+			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: b.u32(e+boardPressing).Load() != 0}
+		if now-time.Duration(b.u64(e+boardFresh).Load()) > boardStale {
+			t.Busy, t.Pressing = 0, false
+		}
+		if t.Weight > 0 {
+			list = append(list, t)
+		}
+	}
+	return list
+}
+
+const (
+	futexWait = 0 // FUTEX_WAIT, not private: the word is shared among processes
+	futexWake = 1 // FUTEX_WAKE
+)
+
+func (b *board) futex(op, n int, timeout *unix.Timespec) {
+	// #nosec: the word lives in the shared mapping, which is never unmapped while the guard runs
+	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&b.mem[boardGeneration])), uintptr(op), uintptr(n),
+		uintptr(unsafe.Pointer(timeout)), 0, 0)
+}
+
+// generation changes with every change of an entry.
+func (b *board) generation() uint32 { return b.u32(boardGeneration).Load() }
+
+// await waits until the generation is not seen any more.
+func (b *board) await(seen uint32) {
+	for b.generation() == seen {
+		b.futex(futexWait, int(seen), nil)
+	}
+}
+
+// leave frees the entry and wakes everybody.
+func (b *board) leave() {
+	b.publish(sched.Tenant{})
+	b.u32(b.own + boardOwner).Store(0)
+	b.u32(boardGeneration).Add(1)
+	b.futex(futexWake, math.MaxInt32, nil)
+}
+
+// monotonic is the machine's clock that all guards agree on.
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return time.Duration(ts.Nano())
+}

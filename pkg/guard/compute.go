@@ -1,0 +1,508 @@
+package guard
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// compute gives the container its share of its GPUs' time: it sets the timeslices of the container's channel groups, and
+// pauses and resumes its channels. What to set, pkg/sched decides; how much to promise, the ledger. Nothing of it is on the
+// way of a kernel launch.
+//
+// It has a goroutine for each GPU (card.run), one for pauses (duty.go), and sleeps while the container has no context on a
+// graphics engine.
+type compute struct {
+	g      *Guard
+	timing sched.Timing
+	cards  []*card // the sliced GPUs
+	stop   chan struct{}
+	once   sync.Once
+
+	// running is held over calls that stop channels or let them run, and by trapped calls that would let some run. So a pause
+	// cannot be undone behind the guard's back.
+	running  sync.Mutex
+	dutyKick chan struct{}
+	rescue   *rescue // the process that resumes when this one is killed; nil before the first pause
+}
+
+// card is the container's part of one GPU.
+type card struct {
+	c      *compute
+	gpu    int // in Config.GPUs
+	kick   chan struct{}
+	source switchSource // nil: the driver does not tell of context switches
+	board  *board
+	press  pressure
+	active atomic.Bool // the container has channel groups
+
+	mu       sync.Mutex
+	plan     plan
+	tracker  *sched.Tracker
+	read     time.Time // when records came last
+	records  []sched.Switch
+	busy     int
+	slice    time.Duration // of each group with work
+	set      map[groupRef]time.Duration
+	verified time.Time // when timeslices were read back last
+	counted  counters
+	off      bool // the channels are disabled; changed with compute.running held too
+	// stoppedAt is when off changed last.
+	stoppedAt time.Time
+}
+
+// plan is what the ledger says of the container on a GPU.
+type plan struct {
+	card      sched.Card
+	effective sched.Policy
+	share     sched.Share
+	cap       sched.Permille // 0: none
+	slot      sched.Slot     // with cap
+	suspended bool
+}
+
+// counters are the accounts that the tracker does not keep.
+type counters struct {
+	granted time.Duration
+	pauses  uint64
+	stopped time.Duration // paused
+	card    time.Duration // the GPU's time at the last step
+	at      time.Time     // of the last step
+	drift   uint64        // timeslices that somebody else had changed
+}
+
+func newCompute(g *Guard) *compute {
+	s := g.cfg.Settings
+	c := &compute{g: g, stop: make(chan struct{}), dutyKick: make(chan struct{}, 1), timing: sched.Timing{
+		Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle}}
+	if c.timing == (sched.Timing{}) {
+		c.timing = sched.DefaultTiming()
+	}
+	for i, x := range g.cfg.GPUs {
+		if !x.Native {
+			c.cards = append(c.cards, &card{c: c, gpu: i, kick: make(chan struct{}, 1), tracker: sched.NewTracker(),
+				set: map[groupRef]time.Duration{}, slice: c.timing.Base, plan: plan{card: s.Card(), share: sched.Share{Weight: 1}}})
+		}
+	}
+	return c
+}
+
+// Arm takes what needs root's powers, before they are dropped: the records of context switches.
+func (g *Guard) Arm() {
+	begin := time.Now()
+	for _, x := range g.compute.cards {
+		if sim, ok := g.driver.(SimSwitches); ok {
+			x.source = &simSource{d: sim, minor: g.cfg.GPUs[x.gpu].Minor}
+			x.press = &simPressure{x: x, d: sim}
+			continue
+		}
+		own, err := g.ownClient()
+		if err != nil {
+			g.log.Error("cannot schedule GPU time", "err", err)
+			return
+		}
+		x.press = &userdPressure{x: x}
+		b, err := bindFecs(own, x.gpu)
+		if err != nil {
+			g.log.Warn("the driver does not tell of context switches: every context counts as one with work", "gpu", g.cfg.GPUs[x.gpu].Index, "err", err)
+			continue
+		}
+		x.source = b
+	}
+	g.log.Info("ready to schedule", "took", time.Since(begin))
+}
+
+// begin starts to schedule.
+func (c *compute) begin() {
+	if len(c.cards) == 0 {
+		return
+	}
+	go c.follow()
+	go c.duty()
+	for _, x := range c.cards {
+		go x.run()
+	}
+}
+
+// end gives up the container's places.
+func (c *compute) end() {
+	c.once.Do(func() { close(c.stop) })
+	for _, x := range c.cards {
+		x.mu.Lock()
+		if x.board != nil {
+			x.board.leave()
+		}
+		x.mu.Unlock()
+	}
+	c.running.Lock()
+	defer c.running.Unlock()
+	if c.rescue != nil {
+		c.rescue.close()
+	}
+}
+
+func kick(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	// tick is how often a card with work is looked at: as often as the driver hands out its records.
+	tick = 33 * time.Millisecond
+	// idleAfter is for how long a group without a run counts as one with work.
+	idleAfter = 200 * time.Millisecond
+	// verifyEvery is how often timeslices are read back.
+	verifyEvery = time.Second
+)
+
+// run follows one GPU for as long as the guard lives.
+func (x *card) run() {
+	if !x.awaitFirst() {
+		return
+	}
+	var err error
+	if b, ok := x.source.(*fecsBuffer); ok {
+		if err = b.enable(); err != nil {
+			x.c.g.log.Warn("the driver does not tell of context switches: every context counts as one with work", "err", err)
+			x.source = nil
+		}
+	}
+	x.mu.Lock()
+	if x.board, err = openBoard(x.c.g.cfg.RunDir, x.c.g.cfg.GPUs[x.gpu].UUID); err != nil {
+		x.c.g.log.Error("cannot see the other containers' guards; all that live count as busy", "err", err)
+	}
+	x.mu.Unlock()
+	if x.board != nil {
+		go x.watchBoard()
+	}
+	if x.source != nil {
+		go x.watchSource()
+	}
+	timer := time.NewTimer(0)
+	for {
+		select {
+		case <-x.c.stop:
+			return
+		case <-x.kick:
+		case <-timer.C:
+		}
+		if wait := x.step(time.Now()); wait > 0 {
+			timer.Reset(wait)
+		}
+	}
+}
+
+// awaitFirst waits for the container's first context.
+func (x *card) awaitFirst() bool {
+	for !x.active.Load() {
+		select {
+		case <-x.c.stop:
+			return false
+		case <-x.kick:
+		}
+	}
+	return true
+}
+
+func (x *card) watchBoard() {
+	for seen := x.board.generation(); ; {
+		x.board.await(seen)
+		select {
+		case <-x.c.stop:
+			return
+		default:
+		}
+		seen = x.board.generation()
+		kick(x.kick)
+	}
+}
+
+// watchSource kicks when there are records. A source that cannot wait is looked at by step's timer.
+func (x *card) watchSource() {
+	for x.source.await() {
+		select {
+		case <-x.c.stop:
+			return
+		default:
+		}
+		kick(x.kick)
+		time.Sleep(tick / 2) // several batches at once are fine, a busy loop is not
+	}
+}
+
+// step looks at what happened, tells the others, and sets timeslices. It returns when to look again; 0: when kicked.
+func (x *card) step(now time.Time) (again time.Duration) {
+	groups := x.c.g.account.groupsOn(x.gpu)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.board == nil && len(groups) == 0 {
+		return 0
+	}
+	was := x.busy
+	x.look(now, len(groups))
+	self := sched.Tenant{Share: x.plan.share, Busy: x.busy}
+	if self.Priority > 1 && x.press != nil {
+		self.Pressing = x.press.pressing()
+	}
+	var others []sched.Tenant
+	if x.board != nil {
+		x.board.publish(self)
+		others = x.board.others()
+	}
+	x.grant(now, self, others)
+	slice := x.c.timing.Slice(x.plan.card, self, others)
+	verify := x.busy > 0 && now.Sub(x.verified) >= verifyEvery
+	if slice != x.slice || verify || len(x.set) != len(groups) {
+		x.slice = slice
+		x.tracker.SetSlice(slice)
+		x.apply(groups, verify)
+		if verify {
+			x.verified = now
+		}
+	}
+	if (was == 0) != (x.busy == 0) && x.plan.cap > 0 {
+		kick(x.c.dutyKick)
+	}
+	if x.press != nil {
+		x.press.follow(self, others)
+	}
+	switch {
+	case x.busy > 0:
+		return tick
+	case len(groups) > 0 && x.source != nil && !x.canWait():
+		return 3 * tick
+	}
+	return 0
+}
+
+func (x *card) canWait() bool {
+	_, ok := x.source.(*fecsBuffer)
+	return ok
+}
+
+// look takes new records in and counts the groups with work.
+func (x *card) look(now time.Time, groups int) {
+	if x.source == nil {
+		x.busy = groups
+		return
+	}
+	var lost bool
+	x.records, lost = x.source.read(x.records[:0])
+	if len(x.records) > 0 || lost {
+		owners := x.c.g.account.owners()
+		x.tracker.Add(x.records, func(pid int) bool { return owners[pid] }, lost)
+		x.read = now
+	}
+	idle := idleAfter
+	if x.plan.cap > 0 {
+		idle = max(idle, 2*x.plan.slot.Cycle)
+	}
+	if x.busy = min(x.tracker.Busy(x.gpuNow(now), idle), groups); x.off && x.plan.suspended {
+		x.busy = 0
+	}
+}
+
+// gpuNow is about the present time of the GPU's clock.
+func (x *card) gpuNow(now time.Time) time.Duration {
+	if x.read.IsZero() {
+		return 0
+	}
+	return x.tracker.Last() + now.Sub(x.read)
+}
+
+// grant counts what the container's share of the GPU's busy time was since the last step.
+func (x *card) grant(now time.Time, self sched.Tenant, others []sched.Tenant) {
+	_, used := x.tracker.Usage(x.gpuNow(now))
+	passed, elapsed := max(0, used-x.counted.card), now.Sub(x.counted.at)
+	first := x.counted.at.IsZero()
+	x.counted.card, x.counted.at = used, now
+	if first || self.Busy == 0 {
+		return
+	}
+	if x.plan.cap > 0 {
+		x.counted.granted += elapsed * time.Duration(x.plan.cap) / time.Duration(sched.Whole)
+		return
+	}
+	sum := self.Weight
+	for _, o := range others {
+		if o.Busy > 0 {
+			sum += o.Weight
+		}
+	}
+	x.counted.granted += passed * time.Duration(self.Weight) / time.Duration(max(sum, 1))
+}
+
+// Controls of a channel group (ctrla06c.h).
+const (
+	controlSetTimeslice = 0xa06c0103
+	controlGetTimeslice = 0xa06c0104
+)
+
+// apply sets the timeslice of every group that does not have it; with verify it asks the driver what they have.
+func (x *card) apply(groups []groupRef, verify bool) {
+	slices.SortFunc(groups, func(a, b groupRef) int { return int(a.client.handle) - int(b.client.handle) })
+	maps.DeleteFunc(x.set, func(r groupRef, _ time.Duration) bool { return !slices.Contains(groups, r) })
+	var of *client
+	var t Target
+	found := false
+	done := func() {
+		if of != nil {
+			t.done()
+		}
+	}
+	for _, r := range groups {
+		if x.set[r] == x.slice && !verify {
+			continue
+		}
+		if of != r.client {
+			done()
+			of = r.client
+			if t, found = x.c.g.fileOf(r.client); !found {
+				x.c.g.logOnce("slicefile", "cannot find the file of an RM client to set a timeslice", "pid", r.client.tgid)
+			}
+		}
+		if !found {
+			continue
+		}
+		if verify && x.set[r] == x.slice {
+			var p [8]byte
+			if s, e := x.c.g.control(t, r.client.handle, r.handle, controlGetTimeslice, p[:]); e == 0 && s == rm.StatusOK &&
+				time.Duration(rm.U64(p[:], 0))*time.Microsecond == x.set[r].Truncate(time.Microsecond) {
+				continue
+			}
+			x.counted.drift++
+			x.c.g.logOnce("drift", "a timeslice was changed by somebody else; it is set again", "pid", r.client.tgid)
+		}
+		x.setSlice(t, r)
+	}
+	done()
+}
+
+// setSlice sets one group's timeslice. It takes 0.16 ms (H200).
+func (x *card) setSlice(t Target, r groupRef) {
+	var p [8]byte
+	rm.PutU64(p[:], 0, uint64(x.slice.Microseconds()))
+	if s, e := x.c.g.control(t, r.client.handle, r.handle, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+		x.c.g.logOnce("slice"+rm.StatusName(s), "the driver refuses a timeslice", "status", rm.StatusName(s), "errno", e, "us", x.slice.Microseconds())
+		return
+	}
+	x.set[r] = x.slice
+}
+
+// onGPU is the card of a GPU by its place in Config.GPUs; nil for a native one.
+func (c *compute) onGPU(gpu int) *card {
+	for _, x := range c.cards {
+		if x.gpu == gpu {
+			return x
+		}
+	}
+	return nil
+}
+
+// started is told, with compute.running held, that a trapped call let channels of the container run: those that a handle
+// names. The group gets its timeslice before the first work can, and a pause is renewed.
+func (c *compute) started(t Target, client, handle uint32) {
+	channels, gpu := c.g.account.channelsOf(client, handle)
+	x := c.onGPU(gpu)
+	if x == nil || len(channels) == 0 {
+		return
+	}
+	if x.off {
+		c.disable(x, channels, true)
+	}
+	x.mu.Lock()
+	groups := c.g.account.groupsOn(gpu)
+	for _, r := range groups {
+		if r.client.handle == client && x.set[r] == 0 && (r.handle == handle || r.handle == channels[0].object.parent) {
+			x.setSlice(t, r)
+		}
+	}
+	x.mu.Unlock()
+	x.active.Store(true)
+	kick(x.kick)
+	kick(c.dutyKick)
+}
+
+// status fills in what a vGPU's status says of its GPU time.
+func (x *card) status() *ComputeStatus {
+	groups := len(x.c.g.account.groupsOn(x.gpu))
+	now := time.Now()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.plan
+	s := &ComputeStatus{Policy: p.effective, Weight: p.share.Weight, Percent: p.share.Percent, Priority: p.share.Priority, Cap: p.cap,
+		Paused: p.suspended && x.off, TSGs: groups, Slice: x.slice, Exact: x.source != nil, Pauses: x.counted.pauses, Granted: x.counted.granted}
+	if x.active.Load() {
+		x.look(now, groups)
+	}
+	s.Busy = x.busy
+	own, _ := x.tracker.Usage(x.gpuNow(now))
+	s.GPUTime, s.Waiting, s.Switches, s.Preemptions = own.GPUTime, own.Waiting+x.counted.stopped, own.Switches, own.Preemptions
+	s.Utilization = x.tracker.Utilization(x.gpuNow(now))
+	return s
+}
+
+// adopt makes a plan out of what the ledger says.
+func (x *card) adopt(p plan) {
+	x.mu.Lock()
+	changed := x.plan != p
+	x.plan = p
+	x.mu.Unlock()
+	if changed {
+		kick(x.kick)
+		kick(x.c.dutyKick)
+	}
+}
+
+// plans reads the ledger's records into a plan for each card.
+func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
+	own := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == c.g.cfg.ID && r.Nonce == c.g.cfg.Nonce })
+	if own < 0 {
+		return
+	}
+	cardOf := func(uuid string) sched.Card {
+		if card, ok := cards[uuid]; ok {
+			return card
+		}
+		if card := c.g.cfg.Settings.Card(); card.MaxInst > 0 {
+			return card
+		}
+		return sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}
+	}
+	var claims []sched.Claim
+	shares := map[string][]sched.Share{}
+	for _, r := range records {
+		claim := sched.Claim{ID: r.ID, Caps: map[string]sched.Permille{}}
+		for _, v := range r.VGPUs {
+			shares[v.UUID] = append(shares[v.UUID], v.Share())
+			if p, capped := cardOf(v.UUID).Cap(v.Share()); capped {
+				claim.Caps[v.UUID] = p
+			}
+		}
+		claims = append(claims, claim)
+	}
+	slots := c.timing.Layout(claims)[c.g.cfg.ID]
+	for _, x := range c.cards {
+		gpu := c.g.cfg.GPUs[x.gpu]
+		for _, v := range records[own].VGPUs {
+			if v.UUID != gpu.UUID {
+				continue
+			}
+			card := cardOf(gpu.UUID)
+			p := plan{card: card, effective: card.Effective(shares[gpu.UUID]), share: v.Share(), suspended: records[own].Paused}
+			if capped, ok := card.Cap(p.share); ok {
+				p.cap, p.slot = capped, slots[gpu.UUID]
+			}
+			x.adopt(p)
+			c.g.account.setLimit(x.gpu, v.Limit)
+		}
+	}
+}

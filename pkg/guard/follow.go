@@ -1,0 +1,77 @@
+package guard
+
+import (
+	"path/filepath"
+	"strings"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// follow reads the ledger whenever it changes: limits, weights, caps, policies and pauses are what it says, at any time. It
+// waits in inotify(7), so a node where nothing is started or set costs nothing.
+func (c *compute) follow() {
+	path := ledger.File(c.g.cfg.RunDir)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+	if err == nil {
+		_, err = unix.InotifyAddWatch(fd, filepath.Dir(path), unix.IN_MOVED_TO)
+	}
+	if err != nil {
+		c.g.log.Error("cannot follow the ledger: `cgpu set` and `cgpu policy` reach this container only when it is started again", "err", err)
+		c.reread()
+		return
+	}
+	defer unix.Close(fd)
+	go func() {
+		<-c.stop
+		_, _ = unix.InotifyRmWatch(fd, 1) // ends the read below
+	}()
+	buf := make([]byte, 4096)
+	for {
+		c.reread()
+		for seen := false; !seen; {
+			n, err := unix.Read(fd, buf)
+			if err == unix.EINTR {
+				continue
+			}
+			select {
+			case <-c.stop:
+				return
+			default:
+			}
+			if err != nil || n < unix.SizeofInotifyEvent {
+				return
+			}
+			seen = moved(buf[:n], filepath.Base(path))
+		}
+		time.Sleep(2 * time.Millisecond) // several changes at once are one
+	}
+}
+
+// moved reports an event for a name.
+func moved(events []byte, name string) bool {
+	for len(events) >= unix.SizeofInotifyEvent {
+		e := (*unix.InotifyEvent)(unsafe.Pointer(&events[0]))
+		end := unix.SizeofInotifyEvent + int(e.Len)
+		if end > len(events) {
+			return true
+		}
+		if strings.TrimRight(string(events[unix.SizeofInotifyEvent:end]), "\x00") == name {
+			return true
+		}
+		events = events[end:]
+	}
+	return false
+}
+
+func (c *compute) reread() {
+	records, cards, err := ledger.Open(c.g.cfg.RunDir).State()
+	if err != nil {
+		c.g.log.Error("cannot read the ledger; shares stay as they are", "err", err)
+		return
+	}
+	c.plans(records, cards)
+}

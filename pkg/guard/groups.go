@@ -1,0 +1,187 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// groupRef names a channel group on the graphics engine, and chanRef a channel in one.
+type groupRef struct {
+	client *client
+	handle uint32
+}
+
+type chanRef struct {
+	client, handle uint32
+	object         *object
+}
+
+// groupsOn lists the container's channel groups on a GPU's graphics engine. A group that has two handles is in it twice.
+func (a *account) groupsOn(gpu int) []groupRef {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var list []groupRef
+	for _, c := range a.clients {
+		for h, o := range c.groups {
+			if c.gpuOf(o) == gpu {
+				list = append(list, groupRef{c, h})
+			}
+		}
+	}
+	return list
+}
+
+// channelsOn lists the channels of those groups.
+func (a *account) channelsOn(gpu int) []chanRef {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var list []chanRef
+	for _, c := range a.clients {
+		for h, o := range c.channels {
+			if c.gpuOf(o) == gpu {
+				list = append(list, chanRef{c.handle, h, o})
+			}
+		}
+	}
+	return list
+}
+
+// channelsOf lists those that a handle of a client stands for: a group's or the channel itself.
+func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if c == nil {
+		return nil, noGPU
+	}
+	for h, o := range c.channels {
+		if h == handle || o.parent == handle {
+			list = append(list, chanRef{client, h, o})
+			gpu = c.gpuOf(o)
+		}
+	}
+	return list, gpu
+}
+
+// markGraphics notes that a channel group is on the graphics engine, whatever it said when it was made: before Ampere the
+// engine follows from the objects on its channels.
+func (a *account) markGraphics(client, handle uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if c == nil {
+		return
+	}
+	o := c.objects[handle]
+	if o == nil || o.graphics || o.kind != rm.ClassTSG && o.class != classChannelGroup {
+		return
+	}
+	o.graphics = true
+	c.groups[handle] = o
+	for h, ch := range c.objects {
+		if ch.kind == rm.ClassChannel && ch.parent == handle {
+			c.channels[h] = ch
+		}
+	}
+}
+
+// isGroup reports a handle of a channel group, on whatever engine.
+func (a *account) isGroup(client, handle uint32) bool {
+	o, ok := a.lookup(client, handle)
+	return ok && (o.kind == rm.ClassTSG || o.graphics || o.class == classChannelGroup)
+}
+
+// classChannelGroup is KEPLER_CHANNEL_GROUP_A.
+const classChannelGroup = 0xa06c
+
+// gpuOf follows an object's ancestors to a device. The account is locked.
+func (c *client) gpuOf(o *object) int {
+	for range 64 {
+		if o == nil {
+			return noGPU
+		}
+		if o.gpu != noGPU {
+			return o.gpu
+		}
+		o = c.objects[o.parent]
+	}
+	return noGPU
+}
+
+// owners lists who made the container's RM clients, by which the driver names contexts.
+func (a *account) owners() map[int]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pids := map[int]bool{}
+	for _, c := range a.clients {
+		pids[c.tgid] = true
+	}
+	return pids
+}
+
+// place is a descriptor of a process.
+type place struct{ tgid, fd int }
+
+// fileOf copies the file that a client lives on back from the container, to make a call in the client's name. The guard
+// keeps none: it would hold the client's memory when the container has closed it. Close the target's descriptor.
+func (g *Guard) fileOf(c *client) (Target, bool) {
+	t := Target{FD: -1, PID: c.tgid, TID: c.tgid}
+	if c.file == nil {
+		return t, false
+	}
+	if !g.driver.Native() {
+		t.File = uint32(c.file.sim)
+		return t, t.File != 0
+	}
+	g.account.mu.Lock()
+	seen := c.seen
+	g.account.mu.Unlock()
+	if seen.tgid != 0 {
+		if t.FD = g.fileAt(seen, c.file); t.FD >= 0 {
+			return t, true
+		}
+	}
+	tgids := []int{c.tgid}
+	for _, p := range g.tasks.processes() {
+		if p.tgid != c.tgid {
+			tgids = append(tgids, p.tgid)
+		}
+	}
+	tgids = append(tgids, containerProcesses(g.firstPID())...)
+	for _, tgid := range tgids {
+		if fd, number := findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
+			g.account.mu.Lock()
+			c.seen = place{tgid, number}
+			g.account.mu.Unlock()
+			t.FD = fd
+			return t, true
+		}
+	}
+	return t, false
+}
+
+// fileAt copies a descriptor if it is the file.
+func (g *Guard) fileAt(p place, f *file) int {
+	pidfd, err := unix.PidfdOpen(p.tgid, 0)
+	if err != nil {
+		return -1
+	}
+	defer unix.Close(pidfd)
+	fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(p.fd), 0)
+	if e != 0 {
+		return -1
+	}
+	if same, _ := kcmpWeak(g.files.self, int(fd), f.epfd, f.tfd); !same {
+		_ = unix.Close(int(fd))
+		return -1
+	}
+	return int(fd)
+}
+
+// done lets go of what fileOf gave.
+func (t Target) done() {
+	if t.FD >= 0 {
+		_ = unix.Close(t.FD)
+	}
+}

@@ -1,0 +1,279 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// pressure tells whether a high-priority container has work. Context switches tell it too late: a container that waits for
+// the engine is not switched in.
+type pressure interface {
+	pressing() bool
+	// follow starts to look, or stops: it is needed only while others have work that should give way.
+	follow(self sched.Tenant, others []sched.Tenant)
+}
+
+const (
+	// pressEvery is how often a high-priority container is looked at, pressFor for how long it presses after its last work.
+	pressEvery = 2 * time.Millisecond
+	pressFor   = 100 * time.Millisecond
+)
+
+// presser looks every pressEvery while it is wanted.
+type presser struct {
+	mu     sync.Mutex
+	wanted bool
+	alive  bool
+	last   atomic.Int64 // monotonic time of the last work
+}
+
+func (p *presser) pressing() bool {
+	last := time.Duration(p.last.Load())
+	return last > 0 && monotonic()-last < pressFor
+}
+
+func (p *presser) want(x *card, self sched.Tenant, others []sched.Tenant, look func() bool, release func()) {
+	wanted := false
+	if self.Priority == quota.PriorityHigh && x.active.Load() {
+		for _, o := range others {
+			wanted = wanted || o.Priority < quota.PriorityHigh && o.Busy > 0
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = wanted
+	if wanted && !p.alive {
+		p.alive = true
+		go p.run(x, look, release)
+	}
+}
+
+func (p *presser) run(x *card, look func() bool, release func()) {
+	defer release()
+	for was := p.pressing(); ; {
+		p.mu.Lock()
+		if !p.wanted {
+			p.alive = false
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+		select {
+		case <-x.c.stop:
+			return
+		default:
+		}
+		if look() {
+			p.last.Store(int64(monotonic()))
+		}
+		if now := p.pressing(); now != was {
+			was = now
+			kick(x.kick)
+		}
+		time.Sleep(pressEvery)
+	}
+}
+
+// simPressure asks the simulated driver.
+type simPressure struct {
+	presser
+	x *card
+	d SimSwitches
+}
+
+func (p *simPressure) follow(self sched.Tenant, others []sched.Tenant) {
+	p.want(p.x, self, others, func() bool {
+		var pids []int
+		for pid := range p.x.c.g.account.owners() {
+			pids = append(pids, pid)
+		}
+		busy, err := p.d.Pending(p.x.c.g.cfg.GPUs[p.x.gpu].Minor, pids)
+		return err == nil && busy
+	}, func() {})
+}
+
+// userd is where a channel's user-driver page is: a memory object of its client, and an offset in it. The page holds GP_GET
+// and GP_PUT, how far the GPU has come in the channel's queue and how far the program has filled it.
+type userd struct {
+	memory uint32
+	offset uint64
+}
+
+// Offsets in the page (Nvc36fControl to Nvc86fControl, class/clc36f.h) and in the channel's parameters.
+const (
+	userdGPGet = 0x88
+	userdGPPut = 0x8c
+	userdPage  = 4096
+)
+
+// userdPressure reads the user-driver pages of the container's channels: work is there when the program has put in more than
+// the GPU has got. libcuda keeps these pages in device memory; a read over the bus takes 1 µs (H200).
+type userdPressure struct {
+	presser
+	x     *card
+	pages map[userdKey]*userdView
+	next  time.Duration // when to look for new channels
+}
+
+type userdKey struct{ client, channel uint32 }
+
+type userdView struct {
+	mem      []byte
+	off      int
+	handle   uint32 // the guard's own, of the memory
+	get, put uint32
+}
+
+func (p *userdPressure) follow(self sched.Tenant, others []sched.Tenant) {
+	p.want(p.x, self, others, p.look, p.release)
+}
+
+func (v *userdView) word(at int) uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&v.mem[v.off+at])).Load()
+}
+
+// look reports that some channel has, or has had since the last look, work.
+func (p *userdPressure) look() bool {
+	if now := monotonic(); now >= p.next {
+		p.next = now + pressFor
+		p.sync()
+	}
+	work := false
+	for _, v := range p.pages {
+		put := v.word(userdGPPut)
+		if put != v.put || v.get != put {
+			get := v.word(userdGPGet)
+			work = work || put != v.put || get != put
+			v.get, v.put = get, put
+		}
+	}
+	return work
+}
+
+// sync maps the pages of new channels and lets go of those that are gone.
+func (p *userdPressure) sync() {
+	if p.pages == nil {
+		p.pages = map[userdKey]*userdView{}
+	}
+	live := map[userdKey]bool{}
+	for _, ch := range p.x.c.g.account.channelsOn(p.x.gpu) {
+		k := userdKey{ch.client, ch.handle}
+		live[k] = true
+		if _, ok := p.pages[k]; ok || ch.object.userd.memory == 0 {
+			continue
+		}
+		v, err := p.open(ch)
+		if err != nil {
+			p.x.c.g.logOnce("userd", "cannot see when a high-priority container has work; the others give way when it runs", "err", err)
+			continue
+		}
+		p.pages[k] = v
+	}
+	for k, v := range p.pages {
+		if !live[k] {
+			p.drop(v)
+			delete(p.pages, k)
+		}
+	}
+}
+
+var errNoUserd = errors.New("the channel has no page of its own that could be read")
+
+func refused(what string, status uint32, errno unix.Errno) error {
+	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
+}
+
+// open gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page.
+func (p *userdPressure) open(ch chanRef) (*userdView, error) {
+	g := p.x.c.g
+	own, err := g.ownClient()
+	if err != nil {
+		return nil, err
+	}
+	memory := ch.object.userd.memory
+	obj, ok := g.account.lookup(ch.client, memory)
+	if !ok {
+		return nil, errNoUserd
+	}
+	g.account.mu.Lock()
+	c := g.account.clients[ch.client]
+	g.account.mu.Unlock()
+	if c == nil {
+		return nil, errNoUserd
+	}
+	t, ok := g.fileOf(c)
+	if !ok {
+		return nil, errNoUserd
+	}
+	defer t.done()
+	if !obj.sharedWithAll {
+		if s, e := g.share(t, ch.client, memory, 0); e != 0 || s != rm.StatusOK {
+			return nil, refused("open a channel's page", s, e)
+		}
+	}
+	handle, s, e := own.dup(own.devices[p.x.gpu], ch.client, memory)
+	if !obj.sharedWithAll {
+		_, _ = g.share(t, ch.client, memory, shareActionRevoke)
+	}
+	if e != 0 || s != rm.StatusOK {
+		return nil, refused("refer to a channel's page", s, e)
+	}
+	node := g.cfg.ControlNode.HostPath
+	if obj.class == classVidmem {
+		node = g.cfg.GPUs[p.x.gpu].Node.HostPath
+	}
+	start := ch.object.userd.offset &^ (userdPage - 1)
+	mem, err := own.mapMemory(own.devices[p.x.gpu], handle, start, userdPage, node)
+	if err != nil {
+		_, _ = g.free(own.target, own.client, handle)
+		return nil, err
+	}
+	v := &userdView{mem: mem, off: int(ch.object.userd.offset - start), handle: handle}
+	if v.off > userdPage-userdGPPut-4 {
+		p.drop(v)
+		return nil, errNoUserd
+	}
+	v.put, v.get = v.word(userdGPPut), v.word(userdGPGet)
+	return v, nil
+}
+
+func (p *userdPressure) drop(v *userdView) {
+	_ = unix.Munmap(v.mem)
+	if own, err := p.x.c.g.ownClient(); err == nil {
+		_, _ = p.x.c.g.free(own.target, own.client, v.handle)
+	}
+}
+
+// release lets go of all pages: they hold memory of the container.
+func (p *userdPressure) release() {
+	for k, v := range p.pages {
+		p.drop(v)
+		delete(p.pages, k)
+	}
+	p.next = 0
+}
+
+// dup makes a handle of the guard's own on somebody else's object.
+func (a *ownClient) dup(parent, client, object uint32) (handle, status uint32, errno unix.Errno) {
+	o := make([]byte, rm.DupSize)
+	rm.PutU32(o, rm.DupClient, a.client)
+	rm.PutU32(o, rm.DupParent, parent)
+	a.g.ownMu.Lock()
+	handle = a.handle()
+	a.g.ownMu.Unlock()
+	rm.PutU32(o, rm.DupObject, handle)
+	rm.PutU32(o, rm.DupClientSrc, client)
+	rm.PutU32(o, rm.DupObjectSrc, object)
+	e := a.g.driver.Exec(a.target, &rm.Call{Cmd: 3<<30 | uint32(rm.DupSize)<<16 | 'F'<<8 | rm.EscDupObject, Outer: o})
+	return rm.U32(o, rm.DupObject), rm.U32(o, rm.DupStatus), e
+}

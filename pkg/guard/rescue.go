@@ -1,0 +1,264 @@
+package guard
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// A guard that is killed while its container's channels are off would leave them off for ever. So it never pauses anything
+// before there is a second process, cgpu-rescue, that waits for the end of a pipe from it and then lets run what was off. What
+// is off stands in a file that both map, written before the driver is asked to pause; should both be killed, `cgpu resume`
+// reads the file.
+type rescue struct {
+	path    string
+	mem     []byte
+	entries int // for each GPU
+	pipe    *os.File
+	process *os.Process
+	gone    atomic.Bool
+}
+
+// The file: the length of a Config, the Config as JSON, and from rescueHeader on for each GPU a count and so many pairs of a
+// client and a channel.
+const rescueHeader = 16 << 10
+
+func rescuePath(cfg Config) string { return strings.TrimSuffix(cfg.Socket, ".sock") + ".pause" }
+
+// insure makes sure that the rescuer lives.
+func (c *compute) insure() error {
+	if c.rescue != nil && !c.rescue.gone.Load() {
+		return nil
+	}
+	if c.g.startRescuer == nil {
+		c.g.startRescuer = startRescuer
+	}
+	if c.rescue != nil {
+		c.rescue.close()
+		c.rescue = nil
+	}
+	r, err := newRescue(c.g.cfg)
+	if err != nil {
+		return err
+	}
+	if r.process, r.pipe, err = c.g.startRescuer(r.path, &r.gone); err != nil {
+		r.close()
+		return err
+	}
+	c.rescue = r
+	return nil
+}
+
+func newRescue(cfg Config) (*rescue, error) {
+	r := &rescue{path: rescuePath(cfg), entries: max(cfg.Settings.MaxChannels, 64)}
+	said, err := json.Marshal(cfg)
+	if err != nil || len(said) > rescueHeader-8 {
+		return nil, fmt.Errorf("the configuration of %d bytes does not fit: %v", len(said), err)
+	}
+	f, err := os.OpenFile(r.path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make %s: %w", r.path, err)
+	}
+	defer f.Close()
+	size := rescueHeader + len(cfg.GPUs)*r.section()
+	if err := f.Truncate(int64(size)); err != nil {
+		return nil, fmt.Errorf("make %s: %w", r.path, err)
+	}
+	if r.mem, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, fmt.Errorf("map %s: %w", r.path, err)
+	}
+	rm.PutU32(r.mem, 0, uint32(len(said)))
+	rm.PutU32(r.mem, 4, uint32(r.entries))
+	copy(r.mem[8:], said)
+	return r, nil
+}
+
+func (r *rescue) section() int { return 8 + 8*r.entries }
+
+func (r *rescue) count(gpu int) *atomic.Uint32 {
+	return (*atomic.Uint32)(unsafe.Pointer(&r.mem[rescueHeader+gpu*r.section()]))
+}
+
+// note writes down what is about to be off on a GPU. The old list stays valid until the new one is complete.
+func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
+	n := min(len(channels), r.entries)
+	if n < len(channels) {
+		g.logOnce("rescuefull", "more channels than max_channels", "channels", len(channels))
+	}
+	base := rescueHeader + gpu*r.section() + 8
+	for i, ch := range channels[:n] {
+		rm.PutU32(r.mem, base+8*i, ch.client)
+		rm.PutU32(r.mem, base+8*i+4, ch.handle)
+	}
+	r.count(gpu).Store(uint32(n))
+}
+
+func (r *rescue) forget(gpu int) {
+	if r != nil {
+		r.count(gpu).Store(0)
+	}
+}
+
+// close ends the rescuer, when nothing is off any more.
+func (r *rescue) close() {
+	if r.pipe != nil {
+		_ = r.pipe.Close()
+	}
+	if r.mem != nil {
+		_ = unix.Munmap(r.mem)
+	}
+	_ = os.Remove(r.path)
+}
+
+// startRescuer runs this program as cgpu-rescue. The name differs, so that `pkill cgpu-guard` does not end both.
+func startRescuer(path string, gone *atomic.Bool) (*os.Process, *os.File, error) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, nil, fmt.Errorf("pipe: %w", err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = []string{RescueName, path}
+	cmd.Stdin = read
+	cmd.Dir = "/"
+	ready, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	_ = read.Close()
+	if err != nil {
+		_ = write.Close()
+		return nil, nil, fmt.Errorf("start %s: %w", RescueName, err)
+	}
+	line, _ := bufio.NewReader(io.LimitReader(ready, 4096)).ReadString('\n')
+	if strings.TrimSpace(line) != "ok" {
+		_ = write.Close()
+		_ = cmd.Wait()
+		return nil, nil, fmt.Errorf("%s: %s", RescueName, strings.TrimSpace(line))
+	}
+	go func() {
+		_ = cmd.Wait()
+		gone.Store(true)
+	}()
+	return cmd.Process, write, nil
+}
+
+// RescueName is how cgpu-guard is called to wait for the end of another one.
+const RescueName = "cgpu-rescue"
+
+// Rescue waits for the end of in and then resumes what the file at path says is off. ready is told when it waits.
+func Rescue(path string, in io.Reader, open func(Config) (Driver, error), ready func(), log *slog.Logger) error {
+	cfg, err := rescueConfig(path)
+	if err != nil {
+		return err
+	}
+	driver, err := open(cfg)
+	if err != nil {
+		return err
+	}
+	defer driver.Close()
+	g, err := newResumer(cfg, driver, log)
+	if err != nil {
+		return err
+	}
+	ready()
+	_, _ = io.Copy(io.Discard, in)
+	_, err = g.resume(path)
+	return err
+}
+
+// ResumeLeftovers resumes what a guard that was killed, and its rescuer with it, left off; it returns how many channels.
+func ResumeLeftovers(path string, open func(Config) (Driver, error), log *slog.Logger) (int, error) {
+	cfg, err := rescueConfig(path)
+	if err != nil {
+		return 0, err
+	}
+	driver, err := open(cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer driver.Close()
+	g, err := newResumer(cfg, driver, log)
+	if err != nil {
+		return 0, err
+	}
+	return g.resume(path)
+}
+
+func rescueConfig(path string) (cfg Config, err error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return cfg, fmt.Errorf("read what is paused: %w", err)
+	}
+	if len(b) < rescueHeader || int(rm.U32(b, 0)) > rescueHeader-8 {
+		return cfg, fmt.Errorf("%s is damaged", path)
+	}
+	if err := json.Unmarshal(b[8:8+rm.U32(b, 0)], &cfg); err != nil {
+		return cfg, fmt.Errorf("%s is damaged: %w", path, err)
+	}
+	return cfg, nil
+}
+
+// newResumer is a guard that can do nothing but resume. It opens the GPU nodes, without which RM gives no device.
+func newResumer(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
+	abi, err := rm.ForDriver(cfg.DriverVersion, cfg.Settings.AllowUnknownDriver)
+	if err != nil {
+		return nil, err
+	}
+	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, logged: map[string]bool{}}
+	for _, x := range cfg.GPUs {
+		id, err := identify(x.BusID, x.Minor)
+		if err != nil {
+			return nil, fmt.Errorf("GPU %d: %w", x.Index, err)
+		}
+		g.gpus = append(g.gpus, id)
+	}
+	return g, g.openNodes()
+}
+
+// resume lets everything run that the file says is off. The file goes when all of it does.
+func (g *Guard) resume(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil // the guard ended as it should
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read what is paused: %w", err)
+	}
+	r := &rescue{entries: int(rm.U32(b, 4))}
+	if len(b) < rescueHeader+len(g.cfg.GPUs)*r.section() {
+		return 0, fmt.Errorf("%s is damaged", path)
+	}
+	resumed := 0
+	c := &compute{g: g}
+	for gpu := range g.cfg.GPUs {
+		at := rescueHeader + gpu*r.section()
+		var channels []chanRef
+		for i := range min(int(rm.U32(b, at)), r.entries) {
+			channels = append(channels, chanRef{client: rm.U32(b, at+8+8*i), handle: rm.U32(b, at+12+8*i)})
+		}
+		if len(channels) == 0 {
+			continue
+		}
+		g.log.Warn("the guard is gone while its container was paused; its channels run again", "channels", len(channels))
+		if !c.disable(&card{c: c, gpu: gpu}, channels, false) {
+			err = fmt.Errorf("the driver refuses to resume %d channels on GPU %d", len(channels), g.cfg.GPUs[gpu].Index)
+		}
+		resumed += len(channels)
+	}
+	if err == nil {
+		_ = os.Remove(path)
+	}
+	return resumed, err
+}
