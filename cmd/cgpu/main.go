@@ -1,5 +1,5 @@
-// Cgpu is the command line for people: what runs on this node's GPUs (smi), what the runtime would do with a container
-// (spec), and upkeep (gc, refresh).
+// Cgpu is the command line for people: what runs on this node's GPUs (smi), changes while it runs (set, policy, pause,
+// resume), what the runtime would do with a container (spec), and upkeep (gc, refresh).
 //
 // It asks no daemon. The ledger says who holds what, each container's guard says what is used, node.json knows the GPUs.
 package main
@@ -20,7 +20,7 @@ import (
 var version = "unknown" // set by the linker
 
 func main() {
-	if err := app().Run(os.Args); err != nil {
+	if err := run(app(), os.Args); err != nil {
 		text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
 		if !strings.HasPrefix(text, "cgpu: ") {
 			text = "cgpu: " + text
@@ -50,7 +50,8 @@ func app() *cli.App {
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
-		Commands:                  []*cli.Command{smiCommand(), specCommand(), gcCommand(), refreshCommand(), versionCommand()},
+		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(),
+			specCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}

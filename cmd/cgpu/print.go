@@ -1,14 +1,19 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 func printJSON(w io.Writer, v view) error {
@@ -17,8 +22,23 @@ func printJSON(w io.Writer, v view) error {
 	return out.Encode(v)
 }
 
-func printTable(w io.Writer, v view) error { return printText(w, v, false) }
-func printWide(w io.Writer, v view) error  { return printText(w, v, true) }
+// tableWidth is what a table fits in; names, which stand last, are cut.
+const tableWidth = 100
+
+func printTable(w io.Writer, v view) error {
+	var text bytes.Buffer
+	if err := printText(&text, v, false); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) {
+		if _, err := io.WriteString(w, cut(strings.TrimSuffix(line, "\n"), tableWidth)+"\n"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printWide(w io.Writer, v view) error { return printText(w, v, true) }
 
 // table aligns columns; a row is cells separated by tabs.
 type table struct{ *tabwriter.Writer }
@@ -67,19 +87,22 @@ func printText(w io.Writer, v view, wide bool) error {
 
 func printGPUs(w io.Writer, v view, wide bool) error {
 	t := newTable(w)
-	head := []any{"GPU", "NAME", "UUID", "USED", "RESERVED", "TOTAL"}
+	head := []any{"GPU", "NAME", "UUID", "USED", "RESERVED", "TOTAL", "UTIL", "POLICY"}
 	if wide {
-		head = append(head, "BUS ID", "VGPUS")
+		head = append(head, "MAX INST", "PRIO RATIO", "PROMISED", "BUS ID", "VGPUS")
 	}
 	t.row(head...)
 	for _, g := range v.GPUs {
-		uuid := shortUUID(g.UUID)
+		uuid, name, util := shortUUID(g.UUID), short(g.Name), "-"
 		if wide {
-			uuid = g.UUID
+			uuid, name = g.UUID, printable(g.Name)
 		}
-		cells := []any{g.Index, printable(g.Name), uuid, mib(g.Used), mib(g.Reserved), mib(g.Total)}
+		if g.Utilization != nil {
+			util = percent(*g.Utilization)
+		}
+		cells := []any{g.Index, name, uuid, mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy}
 		if wide {
-			cells = append(cells, g.BusID, len(g.VGPUs))
+			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), percent(g.Promised), g.BusID, len(g.VGPUs))
 		}
 		t.row(cells...)
 	}
@@ -88,23 +111,31 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 
 func printVGPUs(w io.Writer, v view, wide bool) error {
 	t := newTable(w)
-	head := []any{"CONTAINER", "GPU", "USED", "LIMIT", "STATE"}
+	head := []any{"CONTAINER", "GPU", "USED", "LIMIT", "UTIL", "WEIGHT", "PCT", "PRIO", "STATE"}
 	if wide {
-		head = append(head, "PEAK", "DENIED", "WEIGHT", "PERCENT", "PRIORITY", "GUARD", "INIT", "CALLS", "CALLS DENIED")
+		head = append(head, "CAP", "GPU TIME", "WAITING", "TSGS", "BUSY", "SLICE", "PREEMPTED", "PAUSES", "PEAK", "DENIED", "GUARD", "INIT", "CALLS", "CALLS DENIED")
 	}
 	t.row(append(head, "NAME")...)
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
-			used, limit := mib(x.Used), mib(x.Limit)
+			used, limit, util := mib(x.Used), mib(x.Limit), "-"
+			if x.Compute != nil && x.Compute.Exact {
+				util = percent(x.Compute.Utilization)
+			}
 			if x.State != stateRunning && x.State != stateStarting {
-				used = "?" // nobody knows
+				used, util = "?", "?" // nobody knows
+			}
+			state := x.State
+			if x.Paused && !x.Native && state == stateRunning {
+				state = "paused"
 			}
 			if x.Native {
 				limit = "whole GPU"
 			}
-			cells := []any{shortID(x.ID), g.Index, used, limit, x.State}
+			cells := []any{shortID(x.ID), g.Index, used, limit, util, orDash(x.Weight), orDash(x.Percent), priority(x), state}
 			if wide {
-				cells = append(cells, mib(x.Peak), x.Denied, orDash(x.Weight), orDash(x.Percent), priority(x), orDash(x.GuardPID), orDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
+				cells = append(cells, timeCells(x.Compute)...)
+				cells = append(cells, mib(x.Peak), x.Denied, orDash(x.GuardPID), orDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
 			}
 			name := "-"
 			if x.Name != "" {
@@ -114,6 +145,22 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 		}
 	}
 	return t.Flush()
+}
+
+// timeCells are the columns from CAP to PAUSES.
+func timeCells(c *guard.ComputeStatus) []any {
+	if c == nil {
+		return []any{"-", "-", "-", "-", "-", "-", "-", "-"}
+	}
+	limit := "-"
+	if c.Cap > 0 {
+		limit = percent(c.Cap)
+	}
+	cells := []any{limit, "-", "-", c.TSGs, c.Busy, c.Slice, "-", c.Pauses}
+	if c.Exact {
+		cells[1], cells[2], cells[6] = c.GPUTime.Round(time.Millisecond), c.Waiting.Round(time.Millisecond), c.Preemptions
+	}
+	return cells
 }
 
 func printProcesses(w io.Writer, v view, wide bool) error {
@@ -150,16 +197,22 @@ func orDash(n int) string {
 }
 
 func priority(x vgpuView) string {
-	switch {
-	case x.Native:
+	if x.Native {
 		return "-"
-	case x.Priority == quota.PriorityBestEffort:
-		return "best effort"
-	case x.Priority == quota.PriorityHigh:
-		return "high"
 	}
-	return "default"
+	return x.Priority.String()
 }
+
+// percent is a part in percent, such as "12.5%".
+func percent(p sched.Permille) string {
+	if p%10 == 0 {
+		return fmt.Sprintf("%d%%", p/10)
+	}
+	return fmt.Sprintf("%d.%d%%", p/10, p%10)
+}
+
+// short is a GPU's name in a table.
+func short(name string) string { return cut(printable(name), 24) }
 
 func plural(n int, what string) string {
 	if n == 1 {

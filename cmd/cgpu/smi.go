@@ -1,14 +1,10 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"net"
-	"sync"
+	"os/signal"
 	"syscall"
 	"time"
 
@@ -18,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 func smiCommand() *cli.Command {
@@ -25,15 +22,29 @@ func smiCommand() *cli.Command {
 		Name:  "smi",
 		Usage: "show the GPUs, who shares them, and what is used",
 		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. What programs outside\n" +
-			"of such containers use is not in it; nvidia-smi shows that.\n\n" +
-			"Examples:\n   cgpu smi\n   cgpu smi -o wide\n   cgpu smi -o json | jq '.gpus[].vgpus[] | {id, used, limit}'",
-		Before: noArguments,
+			"of such containers use is not in it; nvidia-smi shows that. UTIL is the part of the GPU's time in the last\n" +
+			"second, where the driver tells it.\n\n" +
+			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
+		ArgsUsage: " ",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, wide or json", Value: "table"},
+			&cli.BoolFlag{Name: "json", Usage: "the same as -o json"},
+			&cli.GenericFlag{Name: "watch", Usage: "show it again every `[SECONDS]`, every second when none are given, until Ctrl-C", Value: new(seconds), DefaultText: "once"},
 		},
 		Action: func(c *cli.Context) error {
+			every, err := interval(c)
+			if err != nil {
+				return usageError{fmt.Errorf("smi: %w", err)}
+			}
+			format := c.String("o")
+			if c.Bool("json") {
+				if c.IsSet("o") && format != "json" {
+					return usageError{fmt.Errorf("smi: -o %q beside --json: want one of them", format)}
+				}
+				format = "json"
+			}
 			var print func(io.Writer, view) error
-			switch format := c.String("o"); format {
+			switch format {
 			case "table":
 				print = printTable
 			case "wide":
@@ -43,14 +54,22 @@ func smiCommand() *cli.Command {
 			default:
 				return usageError{fmt.Errorf("smi: -o %q: want table, wide or json", format)}
 			}
-			v, err := look(device.RunDir())
-			if err != nil {
-				return err
+			show := func(w, warnings io.Writer) error {
+				v, err := look(device.RunDir())
+				if err != nil {
+					return err
+				}
+				if v.Stale != "" {
+					fmt.Fprintf(warnings, "cgpu: warning: %s; the next container refreshes it, or cgpu refresh\n", v.Stale)
+				}
+				return print(w, v)
 			}
-			if v.Stale != "" {
-				fmt.Fprintf(c.App.ErrWriter, "cgpu: warning: %s; the next container refreshes it, or cgpu refresh\n", v.Stale)
+			if every == 0 {
+				return show(c.App.Writer, c.App.ErrWriter)
 			}
-			return print(c.App.Writer, v)
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
 		},
 	}
 }
@@ -71,7 +90,14 @@ type gpuView struct {
 	Total    quota.Bytes `json:"total"`
 	Reserved quota.Bytes `json:"reserved"` // sum of the limits
 	Used     quota.Bytes `json:"used"`     // sum of what vGPUs use
-	VGPUs    []vgpuView  `json:"vgpus"`    // in the order of their creation
+	Policy   string      `json:"policy"`   // in effect
+	MaxInst  int         `json:"maxInst"`
+	// PrioRatio is the most that high-priority containers get while others want the GPU, in percent.
+	PrioRatio int            `json:"prioRatio"`
+	Promised  sched.Permille `json:"promised"` // sum of the hard caps
+	// Utilization is the sum of what vGPUs used of the last second; absent where no guard can tell.
+	Utilization *sched.Permille `json:"utilization,omitempty"`
+	VGPUs       []vgpuView      `json:"vgpus"` // in the order of their creation
 }
 
 // vgpuView is one container's share of one GPU.
@@ -88,9 +114,12 @@ type vgpuView struct {
 	Weight    int            `json:"weight,omitempty"`
 	Percent   int            `json:"percent,omitempty"`
 	Priority  quota.Priority `json:"priority"`
+	Paused    bool           `json:"paused,omitempty"` // by cgpu pause
 	GuardPID  int            `json:"guardPid,omitempty"`
 	InitPID   int            `json:"initPid,omitempty"`
 	Processes []processView  `json:"processes"`
+	// Compute is what the guard says of the GPU's time; absent where it says nothing.
+	Compute *guard.ComputeStatus `json:"compute,omitempty"`
 	// Calls are of the whole container; they are repeated for each of its GPUs.
 	Calls guard.CallCounters `json:"calls"`
 }
@@ -101,15 +130,6 @@ type processView struct {
 	Name  string      `json:"name"`
 	Used  quota.Bytes `json:"used"`
 }
-
-// States of a container.
-const (
-	stateStarting  = "starting"   // reserved; its first process does not run yet
-	stateRunning   = "running"    // the guard answers
-	stateNoAnswer  = "no answer"  // the guard is there and did not answer in time
-	stateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
-	stateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
-)
 
 // look gathers the view of a run directory.
 func look(runDir string) (view, error) {
@@ -122,103 +142,22 @@ func look(runDir string) (view, error) {
 	} else if err != nil {
 		return view{}, err
 	}
-	records, err := ledger.Open(runDir).List()
+	records, cards, err := ledger.Open(runDir).State()
 	if err != nil {
 		return view{}, err
 	}
-	v := arrange(t, records, askAll(records))
+	v := arrange(t, records, cards, askAll(records))
 	v.Stale = stale
 	return v, nil
 }
 
-// answer is what a guard said, or why it said nothing.
-type answer struct {
-	status guard.Status
-	err    error
-	gone   bool // with err: neither guard nor container runs
-}
-
-// askTimeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
-const askTimeout = 300 * time.Millisecond
-
-// askAll asks the guards of all records at once.
-func askAll(records []ledger.Record) []answer {
-	answers := make([]answer, len(records))
-	slots := make(chan struct{}, 64) // open sockets at a time
-	var wg sync.WaitGroup
-	for i, r := range records {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			answers[i].status, answers[i].err = ask(r)
-			answers[i].gone = answers[i].err != nil && ended(r)
-		})
-	}
-	wg.Wait()
-	return answers
-}
-
-func ask(r ledger.Record) (s guard.Status, err error) {
-	deadline := time.Now().Add(askTimeout)
-	conn, err := net.DialTimeout("unix", r.Control, askTimeout)
-	if err != nil {
-		return s, err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return s, err
-	}
-	if err := json.NewEncoder(conn).Encode(guard.Request{Op: "status"}); err != nil {
-		return s, err
-	}
-	// Many processes make a long line; a line without an end is none of a guard's.
-	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(line, &s); err != nil {
-		return s, err
-	}
-	if s.ID != r.ID || s.Nonce != r.Nonce {
-		return s, errors.New("another container's guard answered")
-	}
-	return s, nil
-}
-
-// ended reports that the guard (before there is one, the launcher) and the container's first process are gone.
-func ended(r ledger.Record) bool {
-	gone := func(pid int, start uint64) bool {
-		now, err := ledger.ProcStart(pid)
-		return errors.Is(err, fs.ErrNotExist) || err == nil && start != 0 && now != start
-	}
-	keeper, start := r.GuardPID, r.GuardStart
-	if keeper == 0 {
-		keeper, start = r.LauncherPID, r.LauncherStart
-	}
-	return gone(keeper, start) && (r.InitPID == 0 || gone(r.InitPID, r.InitStart))
-}
-
-// state says in a word how a container fares.
-func state(r ledger.Record, a answer) string {
-	var timeout net.Error
-	switch {
-	case a.gone:
-		return stateGone
-	case a.err == nil && a.status.InitPID == 0, a.err != nil && r.GuardPID == 0:
-		return stateStarting
-	case a.err == nil:
-		return stateRunning
-	case errors.As(a.err, &timeout) && timeout.Timeout(), errors.Is(a.err, syscall.EACCES):
-		return stateNoAnswer
-	}
-	return stateGuardDead
-}
-
 // arrange puts records and answers (of the same order) under the GPUs they are about.
-func arrange(t *device.Table, records []ledger.Record, answers []answer) view {
+func arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Card, answers []answer) view {
 	v := view{Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []gpuView{}}
 	for _, g := range t.GPUs {
 		gv := gpuView{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, VGPUs: []vgpuView{}}
+		s := sharingOf(g.UUID, t.Config.Card(), records, cards)
+		gv.Policy, gv.MaxInst, gv.PrioRatio, gv.Promised = s.effect.String(), s.card.MaxInst, s.card.PrioRatio, s.promised
 		for i, r := range records {
 			for _, share := range r.VGPUs {
 				if share.UUID == g.UUID {
@@ -238,6 +177,13 @@ func arrange(t *device.Table, records []ledger.Record, answers []answer) view {
 		for _, x := range gv.VGPUs {
 			gv.Reserved += x.Limit
 			gv.Used += x.Used
+			if x.Compute != nil && x.Compute.Exact {
+				sum := x.Compute.Utilization
+				if gv.Utilization != nil {
+					sum += *gv.Utilization
+				}
+				gv.Utilization = &sum
+			}
 		}
 		v.GPUs = append(v.GPUs, gv)
 	}
@@ -246,7 +192,7 @@ func arrange(t *device.Table, records []ledger.Record, answers []answer) view {
 
 // vgpu is what a guard says of its container on one GPU.
 func vgpu(r ledger.Record, a answer, uuid string) vgpuView {
-	x := vgpuView{ID: r.ID, Name: r.Name, Created: r.Created, State: state(r, a), GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []processView{}}
+	x := vgpuView{ID: r.ID, Name: r.Name, Created: r.Created, State: state(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []processView{}}
 	if a.err != nil {
 		return x
 	}
@@ -255,7 +201,7 @@ func vgpu(r ledger.Record, a answer, uuid string) vgpuView {
 		if g.UUID != uuid {
 			continue
 		}
-		x.Used, x.Peak, x.Denied = g.Used, g.Peak, g.Denied
+		x.Used, x.Peak, x.Denied, x.Compute = g.Used, g.Peak, g.Denied, g.Compute
 		for _, p := range a.status.Processes {
 			// A process that opened the driver and holds nothing on this GPU is not shown, like in nvidia-smi.
 			if i < len(p.Used) && p.Used[i] > 0 {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -59,6 +61,11 @@ func nodeTable(t *testing.T) *device.Table {
 // fakeGuard answers on a control socket; with an empty line it never does.
 func fakeGuard(t *testing.T, path, line string) {
 	t.Helper()
+	fakeGuardFunc(t, path, func() string { return line })
+}
+
+func fakeGuardFunc(t *testing.T, path string, answer func() string) {
+	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +84,7 @@ func fakeGuard(t *testing.T, path, line string) {
 				if err != nil || json.Unmarshal([]byte(text), &req) != nil || req.Op != "status" {
 					return
 				}
+				line := answer()
 				if line == "" {
 					time.Sleep(2 * askTimeout)
 				}
@@ -115,14 +123,18 @@ func busyNode(t *testing.T) view {
 	starting := record("b", slice(t4, 1024*quota.MiB))
 	starting.GuardPID = 0
 	mixed := record("e", slice(t4, 512*quota.MiB))
+	mixed.VGPUs[0].Priority, mixed.Paused = quota.PriorityBestEffort, true
 	mixed.Native = []string{h200}
 	records := []ledger.Record{both, starting, record("c", slice(t4, 2048*quota.MiB)), record("d", slice(t4, 256*quota.MiB)), mixed, record("f", slice(t4, quota.MiB))}
 
 	fakeGuard(t, both.Control, statusLine(t, guard.Status{
 		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
 		VGPUs: []guard.VGPUStatus{
-			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4},
-			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB},
+			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &guard.ComputeStatus{
+				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Exact: true, Utilization: 333,
+				GPUTime: 1234567890, Waiting: 2 * time.Hour, Switches: 99, Preemptions: 98, Pauses: 0, Granted: time.Second}},
+			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &guard.ComputeStatus{
+				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond, Pauses: 7}},
 		},
 		Processes: []guard.ProcessStatus{
 			{PID: 2001, NSPID: 1, Name: "sh", Clients: 0, Used: []quota.Bytes{0, 0}},
@@ -135,7 +147,8 @@ func busyNode(t *testing.T) view {
 	fakeGuard(t, records[3].Control, "")
 	fakeGuard(t, mixed.Control, statusLine(t, guard.Status{
 		ID: mixed.ID, Nonce: mixed.Nonce, GuardPID: 1005, InitPID: 2005,
-		VGPUs:     []guard.VGPUStatus{{Index: 0, UUID: t4, Limit: 512 * quota.MiB}, {Index: 1, UUID: h200, Native: true, Used: 3 * quota.MiB}},
+		VGPUs: []guard.VGPUStatus{{Index: 0, UUID: t4, Limit: 512 * quota.MiB, Compute: &guard.ComputeStatus{
+			Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityBestEffort, Paused: true, TSGs: 1, Slice: 10 * time.Millisecond, Exact: true, Utilization: 660}}, {Index: 1, UUID: h200, Native: true, Used: 3 * quota.MiB}},
 		Processes: []guard.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
 	}))
 	// f: another container's guard on its socket.
@@ -146,7 +159,8 @@ func busyNode(t *testing.T) view {
 	for i := range answers { // the process ids are made up
 		answers[i].gone = records[i].ID == gone.ID
 	}
-	return arrange(nodeTable(t), records, answers)
+	cards := map[string]sched.Card{h200: {Policy: sched.PolicyPreempt, MaxInst: 8, PrioRatio: 80}}
+	return arrange(nodeTable(t), records, cards, answers)
 }
 
 func TestSMI(t *testing.T) {
@@ -164,9 +178,37 @@ func TestSMI(t *testing.T) {
 	}
 }
 
+// A terminal of 100 columns is enough, whatever things are called.
+func TestSMIWidth(t *testing.T) {
+	v := busyNode(t)
+	v.GPUs[0].Name = strings.Repeat("GPU ", 30)
+	v.GPUs[1].Policy, v.GPUs[1].Utilization = "weight-preempt", new(sched.Permille(999))
+	long := &v.GPUs[0].VGPUs[0]
+	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, stateGuardDead
+	long.Weight, long.Percent, long.Processes[0].Name = 64, 100, strings.Repeat("x", 300)
+	var b bytes.Buffer
+	if err := printTable(&b, v); err != nil {
+		t.Fatal(err)
+	}
+	widest := 0
+	for line := range strings.Lines(b.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 100 {
+			t.Errorf("%d columns: %s", n, line)
+		} else {
+			widest = max(widest, n)
+		}
+	}
+	if widest != 100 || strings.Count(b.String(), "…") != 4 {
+		t.Errorf("widest line has %d columns:\n%s", widest, b.String())
+	}
+	if !strings.Contains(b.String(), "ññññññ…") {
+		t.Errorf("no room for a name:\n%s", b.String())
+	}
+}
+
 func TestSMIEmpty(t *testing.T) {
 	var b bytes.Buffer
-	if err := printTable(&b, arrange(nodeTable(t), nil, nil)); err != nil {
+	if err := printTable(&b, arrange(nodeTable(t), nil, nil, nil)); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "smi-empty.txt", b.Bytes())

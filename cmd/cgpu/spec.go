@@ -140,14 +140,10 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	return ask.Doc.Encode(), explain(ask.Quota, record, plan), nil
 }
 
-// load reads the table to judge by. A stale one of this node is refreshed by the runtime, so it would mislead here.
+// load reads the table to judge by.
 func (d dryRun) load() (*device.Table, error) {
 	if d.table == "" {
-		t, err := device.Load(d.runDir)
-		if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
-			return nil, fmt.Errorf("%w; cgpu refresh makes it anew", err)
-		}
-		return t, err
+		return loadNode(d.runDir)
 	}
 	text, err := os.ReadFile(d.table)
 	if err != nil {
@@ -192,7 +188,8 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 	if err := copied.Release(d.id, ""); err != nil { // the container may run already; a create would find it gone
 		return ledger.Record{}, err
 	}
-	return copied.Reserve(request)
+	record, err := copied.Reserve(request)
+	return record, ask.Refused(err)
 }
 
 // explain tells in lines what was asked, granted and edited.
@@ -212,11 +209,7 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 		}
 	}
 	for _, v := range r.VGPUs[:min(1, len(r.VGPUs))] {
-		fmt.Fprintf(&b, "compute  weight %d, priority %d", v.Weight, v.Priority)
-		if v.Percent > 0 {
-			fmt.Fprintf(&b, ", at most %d%%", v.Percent)
-		}
-		b.WriteString("\n")
+		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s\n", v.Weight, orNone(v.Percent), v.Priority)
 	}
 	fmt.Fprintf(&b, "nodes    %s\n", paths(p.Nodes()))
 	if len(p.Hidden) > 0 {

@@ -108,6 +108,37 @@ func TestCommandLine(t *testing.T) {
 		{args: "frobnicate", err: "no such command", usage: true},
 		{args: "smi -o xml", err: "want table, wide or json", usage: true},
 		{args: "smi --frob", err: "frob", usage: true},
+		{args: "smi now", err: "want no arguments", usage: true},
+		{args: "smi 2 --watch 3", err: "want no arguments", usage: true},
+		{args: "smi --watch=2 3", err: "want no arguments", usage: true},
+		{args: "smi --watch 0", err: "want 0.1 to 3600 seconds", usage: true},
+		{args: "smi --watch=nan", err: "want 0.1 to 3600 seconds", usage: true},
+		{args: "smi --watch", err: "cgpu refresh makes it"},
+		{args: "smi --watch 0.5 --json", err: "cgpu refresh makes it"},
+		{args: "smi -o wide --json", err: "want one of them", usage: true},
+		{args: "set", err: "want one CONTAINER", usage: true},
+		{args: "set a b --weight 3", err: "want one CONTAINER", usage: true},
+		{args: "set a", err: "nothing to change", usage: true},
+		{args: "set a --gpu 0 --force", err: "nothing to change", usage: true},
+		{args: "set a --weight 0", err: "--weight 0: want 1 to 64", usage: true},
+		{args: "set a --weight 65", err: "--weight 65: want 1 to 64", usage: true},
+		{args: "set a --weight x", err: "weight", usage: true},
+		{args: "set a --weight", err: "weight", usage: true},
+		{args: "set a --percent 0", err: `--percent "0": want 1 to 100, or none`, usage: true},
+		{args: "set a --percent 101", err: "want 1 to 100, or none", usage: true},
+		{args: "set a --memory 8", err: `--memory "8": has no unit; want a size such as 8GiB`, usage: true},
+		{args: "set a --memory 8GB", err: `--memory "8GB": is no size`, usage: true},
+		{args: "set a --priority top", err: `--priority "top": want best-effort, default or high`, usage: true},
+		{args: "set a --weight 3", err: "cgpu refresh makes it anew"},
+		{args: "policy", err: "cgpu refresh makes it anew"},
+		{args: "policy 0 best", err: `policy "best": want fair, preempt`, usage: true},
+		{args: "policy 0 fair 3", err: `"3": want [GPU|all [POLICY]]`, usage: true},
+		{args: "policy --max-inst 3", err: "of which GPU", usage: true},
+		{args: "policy 0 --max-inst 65", err: "--max-inst 65: want 1 to 64", usage: true},
+		{args: "policy 0 --prio-ratio 19", err: "--prio-ratio 19: want 20 to 99", usage: true},
+		{args: "pause", err: "want one CONTAINER", usage: true},
+		{args: "resume a b", err: "want one CONTAINER", usage: true},
+		{args: "pause a", err: "no such container"},
 		{args: "gc now", err: "want no arguments", usage: true},
 		{args: "spec", err: "either --bundle", usage: true},
 		{args: "spec --bundle a --config b", err: "either --bundle", usage: true},
@@ -121,7 +152,7 @@ func TestCommandLine(t *testing.T) {
 		var out, note bytes.Buffer
 		a := app()
 		a.Writer, a.ErrWriter = &out, &note
-		err := a.Run(append([]string{"cgpu"}, strings.Fields(tt.args)...))
+		err := run(a, append([]string{"cgpu"}, strings.Fields(tt.args)...))
 		_, usage := err.(usageError)
 		switch {
 		case (err != nil) != (tt.err != "") || usage != tt.usage:

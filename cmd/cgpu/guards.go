@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// States of a container.
+const (
+	stateStarting  = "starting"   // reserved; its first process does not run yet
+	stateRunning   = "running"    // the guard answers
+	stateNoAnswer  = "no answer"  // the guard is there and did not answer in time
+	stateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
+	stateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
+)
+
+// answer is what a guard said, or why it said nothing.
+type answer struct {
+	status guard.Status
+	err    error
+	gone   bool // with err: neither guard nor container runs
+}
+
+// askTimeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
+const askTimeout = 300 * time.Millisecond
+
+// askAll asks the guards of all records at once.
+func askAll(records []ledger.Record) []answer {
+	answers := make([]answer, len(records))
+	slots := make(chan struct{}, 64) // open sockets at a time
+	var wg sync.WaitGroup
+	for i, r := range records {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			answers[i].status, answers[i].err = ask(r)
+			answers[i].gone = answers[i].err != nil && ended(r)
+		})
+	}
+	wg.Wait()
+	return answers
+}
+
+func ask(r ledger.Record) (s guard.Status, err error) {
+	deadline := time.Now().Add(askTimeout)
+	conn, err := net.DialTimeout("unix", r.Control, askTimeout)
+	if err != nil {
+		return s, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return s, err
+	}
+	if err := json.NewEncoder(conn).Encode(guard.Request{Op: "status"}); err != nil {
+		return s, err
+	}
+	// Many processes make a long line; a line without an end is none of a guard's.
+	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(line, &s); err != nil {
+		return s, err
+	}
+	if s.ID != r.ID || s.Nonce != r.Nonce {
+		return s, errors.New("another container's guard answered")
+	}
+	return s, nil
+}
+
+// ended reports that the guard (before there is one, the launcher) and the container's first process are gone.
+func ended(r ledger.Record) bool {
+	gone := func(pid int, start uint64) bool {
+		now, err := ledger.ProcStart(pid)
+		return errors.Is(err, fs.ErrNotExist) || err == nil && start != 0 && now != start
+	}
+	keeper, start := r.GuardPID, r.GuardStart
+	if keeper == 0 {
+		keeper, start = r.LauncherPID, r.LauncherStart
+	}
+	return gone(keeper, start) && (r.InitPID == 0 || gone(r.InitPID, r.InitStart))
+}
+
+// state says in a word how a container fares.
+func state(r ledger.Record, a answer) string {
+	var timeout net.Error
+	switch {
+	case a.gone:
+		return stateGone
+	case a.err == nil && a.status.InitPID == 0, a.err != nil && r.GuardPID == 0:
+		return stateStarting
+	case a.err == nil:
+		return stateRunning
+	case errors.As(a.err, &timeout) && timeout.Timeout(), errors.Is(a.err, syscall.EACCES):
+		return stateNoAnswer
+	}
+	return stateGuardDead
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// loadNode loads this node's table for a command that acts by it. A stale one would mislead; the runtime makes it anew
+// for the next container.
+func loadNode(runDir string) (*device.Table, error) {
+	t, err := device.Load(runDir)
+	if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
+		return nil, fmt.Errorf("%w; cgpu refresh makes it anew", err)
+	}
+	return t, err
+}
+
+// gpusOf puts GPUs in the ledger's terms.
+func gpusOf(t *device.Table) []ledger.GPU {
+	var list []ledger.GPU
+	for _, g := range t.GPUs {
+		list = append(list, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
+	}
+	return list
+}
+
+// findGPU finds the GPU with an index, a UUID, or a unique beginning of a UUID.
+func findGPU(t *device.Table, name string) (device.GPU, error) {
+	var found []device.GPU
+	for _, g := range t.GPUs {
+		if strconv.Itoa(g.Index) == name || strings.EqualFold(g.UUID, name) {
+			return g, nil
+		}
+		if len(name) > len("GPU-") && len(name) < len(g.UUID) && strings.EqualFold(g.UUID[:len(name)], name) {
+			found = append(found, g)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return device.GPU{}, fmt.Errorf("GPU %q: there is none: cgpu smi lists the %s of this machine", name, plural(len(t.GPUs), "GPU"))
+	case 1:
+		return found[0], nil
+	}
+	return device.GPU{}, fmt.Errorf("GPU %q: is the beginning of more than one UUID, such as %s and %s: give more of it", name, found[0].UUID, found[1].UUID)
+}

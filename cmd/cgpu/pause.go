@@ -1,0 +1,120 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+func pauseCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "pause",
+		Usage:     "stop all GPU work of a container until cgpu resume",
+		ArgsUsage: "CONTAINER",
+		Description: "Its programs go on and keep their GPU memory; they wait when they need a result. CONTAINER is an ID, a unique\n" +
+			"beginning of one, or the name that cgpu smi shows.\n\n" +
+			"Example:\n   cgpu pause 3f2a",
+		Action: func(c *cli.Context) error { return pause(c, true) },
+	}
+}
+
+func resumeCommand() *cli.Command {
+	return &cli.Command{
+		Name:        "resume",
+		Usage:       "let a paused container use the GPU again",
+		ArgsUsage:   "CONTAINER",
+		Description: "Takes back cgpu pause.\n\nExample:\n   cgpu resume 3f2a",
+		Action:      func(c *cli.Context) error { return pause(c, false) },
+	}
+}
+
+// pauseWait is how long a guard has to carry it out.
+const pauseWait = time.Second
+
+func pause(c *cli.Context, paused bool) error {
+	command, done, already := "resume", "goes on", "was not paused"
+	if paused {
+		command, done, already = "pause", "paused", "was paused already"
+	}
+	if c.NArg() != 1 {
+		return usageError{fmt.Errorf("%s: want one CONTAINER; see cgpu %[1]s --help", command)}
+	}
+	book := ledger.Open(device.RunDir())
+	old, err := book.Find(c.Args().First())
+	if err != nil {
+		return err
+	}
+	r, err := book.Change(old.ID, ledger.ChangeRequest{Paused: &paused})
+	if err != nil {
+		return err
+	}
+	if old.Paused == paused {
+		done = already
+	}
+	what := shortID(r.ID) + label(r)
+	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
+	case carriedOut:
+		fmt.Fprintf(c.App.Writer, "%s: %s\n", what, done)
+	case notStarted:
+		fmt.Fprintf(c.App.Writer, "%s: %s; it has not started yet\n", what, done)
+	case guardGone:
+		if paused {
+			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
+		}
+		return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; stop the container, then cgpu gc gives back what it held", what)
+	default:
+		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
+	}
+	return nil
+}
+
+// outcome is what became of a pause or resume.
+type outcome int
+
+const (
+	notDone    outcome = iota // with an error that says why
+	carriedOut                // by the guard
+	notStarted                // the container's first process does not run yet
+	guardGone
+)
+
+// waitPaused asks the container's guard until it has carried out what the ledger says.
+func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
+	for {
+		s, err := ask(r)
+		switch state(r, answer{status: s, err: err, gone: err != nil && ended(r)}) {
+		case stateStarting:
+			return notStarted, nil
+		case stateGuardDead, stateGone:
+			return guardGone, nil
+		case stateRunning:
+			if err = carried(s, paused); err == nil {
+				return carriedOut, nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return notDone, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// carried says what a guard has yet to do.
+func carried(s guard.Status, paused bool) error {
+	for _, v := range s.VGPUs {
+		switch {
+		case v.Native:
+		case v.Compute == nil:
+			return errors.New("it does not schedule GPU " + v.UUID)
+		case v.Compute.Paused != paused:
+			return fmt.Errorf("on GPU %d paused is %v", v.Index, v.Compute.Paused)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func TestPause(t *testing.T) {
+	n := newNode(t)
+	r := n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}, Native: nil})
+	// A guard that follows the ledger, the second GPU one question later than the first.
+	var asked atomic.Int64
+	fakeGuardFunc(t, r.Control, func() string {
+		now, err := n.book.Get(r.ID)
+		if err != nil {
+			return ""
+		}
+		s := status(r)
+		s.VGPUs[0].Compute.Paused = now.Paused
+		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
+		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true})
+		return statusLine(t, s)
+	})
+	for _, tt := range []struct {
+		args, out string
+		paused    bool
+	}{
+		{"pause abc", "abcdef012345 (web): paused\n", true},
+		{"pause web", "abcdef012345 (web): was paused already\n", true},
+		{"resume web", "abcdef012345 (web): goes on\n", false},
+		{"resume abc", "abcdef012345 (web): was not paused\n", false},
+	} {
+		if out := cgpu(tt.args); out != tt.out {
+			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
+		}
+		if got, err := n.book.Get(r.ID); err != nil || got.Paused != tt.paused {
+			t.Errorf("%s: %+v, %v", tt.args, got, err)
+		}
+	}
+	if asked.Load() < 5 {
+		t.Errorf("the guard was asked %d times", asked.Load())
+	}
+}
+
+func TestPauseWithoutGuard(t *testing.T) {
+	n := newNode(t)
+	vgpu := func() []ledger.VGPU { return []ledger.VGPU{{UUID: t4, Limit: quota.GiB}} }
+	n.reserve(ledger.Record{ID: "dead", VGPUs: vgpu()}) // nobody listens
+	young := n.reserve(ledger.Record{ID: "young", VGPUs: vgpu()})
+	s := status(young)
+	s.InitPID = 0
+	fakeGuard(t, young.Control, statusLine(t, s))
+	for args, want := range map[string]string{
+		"pause dead":   "error: pause: container dead: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back",
+		"resume dead":  "error: resume: container dead: its guard is gone, so its GPU calls fail for good; stop the container, then cgpu gc gives back",
+		"pause young":  "young: paused; it has not started yet\n",
+		"resume young": "young: ",
+	} {
+		if out := cgpu(args); !strings.HasPrefix(out, want) {
+			t.Errorf("%s: printed %s\nwant %s", args, out, want)
+		}
+	}
+}
+
+// A guard that does not do it is waited for, and then named.
+func TestPauseNotDone(t *testing.T) {
+	n := newNode(t)
+	r := n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	lazy := status(r)
+	old := status(r)
+	old.VGPUs[0].Compute = nil
+	for want, line := range map[string]string{
+		"on GPU 0 paused is false":           statusLine(t, lazy),
+		"it does not schedule GPU " + t4:     statusLine(t, old),
+		"i/o timeout":                        "",
+		"another container's guard answered": statusLine(t, guard.Status{ID: "x"}),
+	} {
+		os.Remove(r.Control)
+		fakeGuard(t, r.Control, line)
+		got, err := waitPaused(r, true, time.Now())
+		if strings.Contains(want, "another") {
+			if got != guardGone {
+				t.Errorf("%s: %v, %v", want, got, err)
+			}
+		} else if got != notDone || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v", want, got, err)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+func policyCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "policy",
+		Usage:     "show or change how the containers of a GPU share its time",
+		ArgsUsage: "[GPU|all [POLICY]]",
+		Description: "GPU is an index, a UUID or a unique beginning of one. POLICY is fair, preempt, weight-preempt, fixed, soft or\n" +
+			"native, or its number, 0 to 5; docs/policies.md tells what each does. A change takes effect at once, and what\n" +
+			"the GPU's containers were promised must fit it. It lasts until the next boot; cgpu.toml has the policy of\n" +
+			"GPUs that were never changed.\n\n" +
+			"PROMISED is the sum of the hard caps, which never passes 100 %.\n\n" +
+			"Examples:\n   cgpu policy\n   cgpu policy 0 fixed --max-inst 8\n   cgpu policy all --prio-ratio 80",
+		Flags: []cli.Flag{
+			&cli.IntFlag{Name: "max-inst", Usage: fmt.Sprintf("`N`, 1 to %d: containers on the GPU", sched.MaxMaxInst), DefaultText: "unchanged"},
+			&cli.IntFlag{Name: "prio-ratio", Usage: fmt.Sprintf("`N`, %d to %d percent: the most for high-priority containers while others want it", sched.MinPrioRatio, sched.MaxPrioRatio), DefaultText: "unchanged"},
+		},
+		Action: func(c *cli.Context) error {
+			change, err := cardOf(c)
+			if err != nil {
+				return usageError{fmt.Errorf("policy: %w", err)}
+			}
+			runDir := device.RunDir()
+			t, err := loadNode(runDir)
+			if err != nil {
+				return err
+			}
+			gpus := t.GPUs
+			if name := c.Args().First(); name != "" && name != "all" {
+				g, err := findGPU(t, name)
+				if err != nil {
+					return fmt.Errorf("policy: %w", err)
+				}
+				gpus = []device.GPU{g}
+			}
+			book := ledger.Open(runDir)
+			if change == nil {
+				return printCards(c.App.Writer, t, gpus, book)
+			}
+			for _, g := range gpus {
+				if err := setCard(c.App.Writer, book, g, t.Config.Card(), change); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// cardOf reads what to change; nil is nothing.
+func cardOf(c *cli.Context) (func(*sched.Card), error) {
+	policy, maxInst, ratio := c.NArg() == 2, c.IsSet("max-inst"), c.IsSet("prio-ratio")
+	switch {
+	case c.NArg() > 2:
+		return nil, fmt.Errorf("%q: want [GPU|all [POLICY]]; see cgpu policy --help", c.Args().Get(2))
+	case c.NArg() == 0 && (maxInst || ratio):
+		return nil, errors.New("of which GPU? Name one, or all")
+	case !policy && !maxInst && !ratio:
+		return nil, nil
+	}
+	want := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 1, PrioRatio: sched.DefaultPrioRatio} // in bounds, for Validate
+	if policy {
+		p, err := sched.ParsePolicy(c.Args().Get(1))
+		if err != nil {
+			return nil, err
+		}
+		want.Policy = p
+	}
+	if maxInst {
+		want.MaxInst = c.Int("max-inst")
+	}
+	if ratio {
+		want.PrioRatio = c.Int("prio-ratio")
+	}
+	if err := want.Validate(); err != nil {
+		return nil, fmt.Errorf("--%w", err) // it begins with the flag's name
+	}
+	return func(card *sched.Card) {
+		if policy {
+			card.Policy = want.Policy
+		}
+		if maxInst {
+			card.MaxInst = want.MaxInst
+		}
+		if ratio {
+			card.PrioRatio = want.PrioRatio
+		}
+	}, nil
+}
+
+// setCard changes one GPU and says what is different.
+func setCard(w io.Writer, book *ledger.Ledger, g device.GPU, def sched.Card, change func(*sched.Card)) error {
+	var was sched.Card
+	now, err := book.SetCard(ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory}, def, func(card *sched.Card) error {
+		was = *card
+		change(card)
+		return nil
+	})
+	if r, ok := errors.AsType[*ledger.Refusal](err); ok {
+		return fmt.Errorf("policy: %s: %s; %s", r.GPU, r.Reason, r.Remedy)
+	}
+	if err != nil {
+		return err
+	}
+	var diffs []string
+	diff := func(what string, before, after any) {
+		if before != after {
+			diffs = append(diffs, fmt.Sprintf("%s %v → %v", what, before, after))
+		}
+	}
+	diff("policy", was.Policy, now.Policy)
+	diff("max-inst", was.MaxInst, now.MaxInst)
+	diff("prio-ratio", was.PrioRatio, now.PrioRatio)
+	if len(diffs) == 0 {
+		diffs = []string{"nothing to change"}
+	}
+	_, err = fmt.Fprintf(w, "GPU %d (%s): %s\n", g.Index, shortUUID(g.UUID), strings.Join(diffs, ", "))
+	return err
+}
+
+// sharing is how a GPU is shared at present.
+type sharing struct {
+	card       sched.Card
+	set        bool // with cgpu policy
+	effect     sched.Policy
+	containers int
+	promised   sched.Permille
+}
+
+// sharingOf looks at the ledger's state from a GPU.
+func sharingOf(uuid string, def sched.Card, records []ledger.Record, cards map[string]sched.Card) sharing {
+	s := sharing{card: def}
+	if c, ok := cards[uuid]; ok {
+		s.card, s.set = c, true
+	}
+	var shares []sched.Share
+	for _, r := range records {
+		for _, v := range r.VGPUs {
+			if v.UUID == uuid {
+				shares = append(shares, v.Share())
+				promised, _ := s.card.Cap(v.Share())
+				s.promised += promised
+			}
+		}
+	}
+	s.containers, s.effect = len(shares), s.card.Effective(shares)
+	return s
+}
+
+func printCards(w io.Writer, node *device.Table, gpus []device.GPU, book *ledger.Ledger) error {
+	records, cards, err := book.State()
+	if err != nil {
+		return err
+	}
+	t := newTable(w)
+	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
+	for _, g := range gpus {
+		s := sharingOf(g.UUID, node.Config.Card(), records, cards)
+		by := "cgpu.toml"
+		if s.set {
+			by = "cgpu policy"
+		}
+		t.row(g.Index, short(g.Name), shortUUID(g.UUID), s.effect, by, s.card.MaxInst, fmt.Sprintf("%d%%", s.card.PrioRatio), s.containers, percent(s.promised))
+	}
+	return t.Flush()
+}
