@@ -10,8 +10,10 @@ import (
 
 func card(p Policy, maxInst int) Card { return Card{p, maxInst, DefaultPrioRatio} }
 
-func weighing(n int) Share     { return Share{Weight: n, Priority: quota.PriorityDefault} }
-func asking(percent int) Share { return Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault} }
+func weighing(n int) Share { return Share{Weight: n, Priority: quota.PriorityDefault} }
+func asking(percent int) Share {
+	return Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}
+}
 
 func high(s Share) Share {
 	s.Priority = quota.PriorityHigh

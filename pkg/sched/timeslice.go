@@ -44,7 +44,7 @@ type Tenant struct {
 	Pressing bool
 }
 
-// weight in thousandths of a slot. Under PolicySoft a percentage takes as many slots as it is percent of the GPU.
+// weight in slots. Under PolicySoft a percentage takes as many slots as it is percent of the GPU.
 func (c Card) weight(s Share) float64 {
 	switch {
 	case c.Policy == PolicySoft && s.Percent > 0:
@@ -70,7 +70,9 @@ func (o Tenant) presses(s Tenant) bool {
 //
 // In every round a container gets weight × Base, divided among its groups that have work: a container with eight processes
 // gets no more than one with a single process. Rounds longer than MaxRound are shortened, and prolonged again, up to twice
-// MaxRound, where that would make slices shorter than Min; both leave the ratios as they are.
+// MaxRound, where that would make slices shorter than Min; both leave the ratios as they are. Where even that leaves less
+// than 200 µs for each of a container's groups (64 groups beside 15 containers and more), those get 200 µs all the same: the
+// container then has more than its weight, and the round is longer by that much.
 func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 	if c.Policy == PolicyNative {
 		return NativeTimeslice
