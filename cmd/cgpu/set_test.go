@@ -63,11 +63,13 @@ func TestSet(t *testing.T) {
 // Without a guard nobody knows what is in use: only more is given without --force.
 func TestSetMemoryWithoutGuard(t *testing.T) {
 	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}}})
+	n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
 	for _, tt := range []struct{ args, out string }{
 		{"--memory 3GiB", `its guard does not answer`},
 		{"--memory 5GiB", `memory 4096MiB → 5120MiB`},
 		{"--memory 3GiB --force", `memory 5120MiB → 3072MiB`},
+		{"--memory 2GiB --gpu 1 --force", `GPU 1: memory 3072MiB → 2048MiB`},
+		{"--memory 2560MiB --gpu 1", `GPU 1: memory 2048MiB → 2560MiB`},
 		{"--weight 2", `weight 1 → 2`},
 	} {
 		if out := cgpu("set abc " + tt.args); !strings.Contains(out, tt.out) {

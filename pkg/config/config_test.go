@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -50,6 +51,45 @@ func TestExampleIsTheDefault(t *testing.T) {
 			if key != "sim" && key != "gpus" && !strings.Contains(string(text), "\n#"+key+" = ") {
 				t.Errorf("configs/cgpu.toml does not document %s", key)
 			}
+		}
+	}
+}
+
+// docs/variables.md names every key, and the defaults that it gives are the defaults.
+func TestDocumentedDefaults(t *testing.T) {
+	text, err := os.ReadFile("../../docs/variables.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "## /etc/cgpu/cgpu.toml")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var settings strings.Builder
+	documented := map[string]bool{}
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 || !strings.HasPrefix(cells[1], " `") || strings.HasPrefix(cells[1], " `[") {
+			continue // prose, the table's head, or [sim], whose defaults are in words
+		}
+		keys, values := strings.Split(cells[1], ","), strings.Split(cells[2], ",")
+		if len(keys) == 1 {
+			values = cells[2:3]
+		}
+		for i, key := range keys {
+			key = strings.Trim(key, " `")
+			fmt.Fprintf(&settings, "%s = %s\n", key, strings.Trim(values[i], " `"))
+			documented[key] = true
+		}
+	}
+	got, err := Parse("variables.md", []byte(settings.String()))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, settings.String())
+	}
+	if diff := cmp.Diff(Default(), got); diff != "" {
+		t.Errorf("differs from the defaults (-default +documented):\n%s", diff)
+	}
+	for field := range reflect.TypeOf(file{}).Fields() {
+		if key := field.Tag.Get("toml"); key != "sim" && !documented[key] {
+			t.Errorf("docs/variables.md does not document %s", key)
 		}
 	}
 }

@@ -99,7 +99,13 @@ func TestChangeWithinTooMuch(t *testing.T) {
 	if _, err := l.Change("abd", req); err != nil {
 		t.Errorf("less of both: %v", err)
 	}
+	native := ChangeRequest{GPUs: twoGPUs, Card: card(sched.PolicyNative, 20), Limit: new(6 * gib)}
+	if _, err := l.Change("abd", native); err != nil {
+		t.Errorf("memory, where its percentage would be refused: %v", err)
+	}
+	must(t, l.Update("abd", "", func(r *Record) error { r.VGPUs[0].Limit = 7 * gib; return nil }))
 	for name, req := range map[string]ChangeRequest{
+		"fair has less":        {Percent: new(20), Card: card(sched.PolicyFair, 20)},
 		"more time":            {Percent: new(31)},
 		"more memory":          {Limit: new(7*gib + quota.MiB)},
 		"native has no shares": {Percent: new(10), Card: card(sched.PolicyNative, 20)},

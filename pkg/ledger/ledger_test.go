@@ -95,6 +95,10 @@ func TestReserveAndRelease(t *testing.T) {
 	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "name of 2") {
 		t.Errorf("find an ambiguous name: %v", err)
 	}
+	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "ab"; return nil }))
+	if _, err := l.Find("ab"); err == nil || !strings.Contains(err.Error(), "2 IDs") {
+		t.Errorf("a name must not settle it: %v", err)
+	}
 	for _, none := range []string{"", "y", "we"} {
 		if _, err := l.Find(none); !errors.Is(err, ErrNotFound) {
 			t.Errorf("find %q: %v", none, err)
