@@ -188,6 +188,9 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 		}
 	}
 	g.account.addObject(client, o, gpu, want, size)
+	if o.graphics {
+		g.compute.made(gpu)
+	}
 	c.undo = g.undoObject(c.target(), client, handle)
 	return replyDone
 }

@@ -67,6 +67,8 @@ func openBoard(runDir, uuid string) (*board, error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock the board of GPU %s: %w", uuid, err)
 	}
+	// The mapping keeps the file open, and with it the lock.
+	defer func() { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }()
 	if err := f.Truncate(boardSize); err != nil {
 		return nil, fmt.Errorf("board of GPU %s: %w", uuid, err)
 	}

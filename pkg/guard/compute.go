@@ -175,12 +175,12 @@ func (x *card) run() {
 			x.source = nil
 		}
 	}
-	x.mu.Lock()
-	if x.board, err = openBoard(x.c.g.cfg.RunDir, x.c.g.cfg.GPUs[x.gpu].UUID); err != nil {
-		x.c.g.log.Error("cannot see the other containers' guards; all that live count as busy", "err", err)
-	}
-	x.mu.Unlock()
-	if x.board != nil {
+	if b, err := openBoard(x.c.g.cfg.RunDir, x.c.g.cfg.GPUs[x.gpu].UUID); err != nil {
+		x.c.g.log.Error("cannot see how much work other containers have: this one's timeslices are set as if they had none", "err", err)
+	} else {
+		x.mu.Lock()
+		x.board = b
+		x.mu.Unlock()
 		go x.watchBoard()
 	}
 	if x.source != nil {
@@ -407,6 +407,15 @@ func (c *compute) onGPU(gpu int) *card {
 	return nil
 }
 
+// made is told of a new channel group on a GPU.
+func (c *compute) made(gpu int) {
+	if x := c.onGPU(gpu); x != nil {
+		x.active.Store(true)
+		kick(x.kick)
+		kick(c.dutyKick)
+	}
+}
+
 // started is told, with compute.running held, that a trapped call let channels of the container run: those that a handle
 // names. The group gets its timeslice before the first work can, and a pause is renewed.
 func (c *compute) started(t Target, client, handle uint32) {
@@ -426,9 +435,7 @@ func (c *compute) started(t Target, client, handle uint32) {
 		}
 	}
 	x.mu.Unlock()
-	x.active.Store(true)
-	kick(x.kick)
-	kick(c.dutyKick)
+	c.made(gpu)
 }
 
 // status fills in what a vGPU's status says of its GPU time.
