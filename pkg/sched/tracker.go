@@ -5,7 +5,7 @@ import "time"
 // Tracker follows the context switches of one GPU and tells what one container used of it.
 //
 // It counts a context as running from its switch in to its switch out. One that nobody else competes with stays switched in
-// when its work is done; Quiet says for how long nothing happened, so that a caller can ask for the GPU's load then.
+// when its work is done; Running says since when, so that a caller can ask for the GPU's load then.
 type Tracker struct {
 	groups map[group]*use
 	slice  time.Duration
@@ -14,6 +14,9 @@ type Tracker struct {
 	running *use          // who is on the engine, if it is the container's
 	on      bool          // somebody is on the engine
 	since   time.Duration // since when
+
+	lap  uint64             // counts rounds of all that have work
+	seen map[group]struct{} // who was switched in during this one
 
 	total   Usage
 	card    time.Duration // GPU time of everybody
@@ -28,7 +31,8 @@ type group struct {
 // use is one channel group's.
 type use struct {
 	on, off   time.Duration // last switch in and out
-	preempted bool          // was switched out with work left
+	preempted bool          // was switched out at the end of a timeslice, with work left unless it was an idle resident
+	lap       uint64        // when it was switched out
 }
 
 // bucket is a tenth of a second.
@@ -48,7 +52,9 @@ type Usage struct {
 }
 
 // NewTracker makes a tracker that has seen nothing.
-func NewTracker() *Tracker { return &Tracker{groups: map[group]*use{}} }
+func NewTracker() *Tracker {
+	return &Tracker{groups: map[group]*use{}, seen: map[group]struct{}{}}
+}
 
 // SetSlice tells the timeslice in effect: a run of that length that somebody else follows counts as a preemption.
 func (t *Tracker) SetSlice(slice time.Duration) { t.slice = slice }
@@ -58,29 +64,38 @@ func (t *Tracker) SetSlice(slice time.Duration) { t.slice = slice }
 func (t *Tracker) Add(records []Switch, mine func(pid int) bool, lost bool) {
 	if lost {
 		t.on, t.running = false, nil
+		t.Paused() // who waited then may have been served
 	}
 	for _, r := range records {
-		if r.At < t.last { // never seen; a clock that was set back must not make negative times
+		// Never seen; a clock that was set back must not make negative times.
+		switch back := t.last - r.At; {
+		case back > time.Second:
 			t.on, t.running = false, nil
+			clear(t.groups)
+			clear(t.buckets[:])
+		case back > 0:
+			r.At = t.last
 		}
 		t.last = r.At
 		if !r.On {
-			t.out(r, mine)
+			t.out(r)
 			continue
 		}
+		g := group{r.PID, r.Context}
 		t.on, t.since, t.running = true, r.At, nil
+		t.turn(g)
 		if !mine(r.PID) {
 			continue
 		}
-		u := t.groups[group{r.PID, r.Context}]
+		u := t.groups[g]
 		if u == nil {
 			u = &use{}
-			t.groups[group{r.PID, r.Context}] = u
+			t.groups[g] = u
 		}
-		if u.preempted {
+		if t.waits(u, r.At) {
 			t.total.Waiting += r.At - u.off
-			u.preempted = false
 		}
+		u.preempted = false
 		u.on = r.At
 		t.running = u
 		t.total.Switches++
@@ -88,19 +103,40 @@ func (t *Tracker) Add(records []Switch, mine func(pid int) bool, lost bool) {
 	t.forget()
 }
 
-func (t *Tracker) out(r Switch, mine func(pid int) bool) {
+// turn notes who is switched in. Groups with work have their turns one after the other: when one comes a second time, all of
+// them came in between.
+func (t *Tracker) turn(g group) {
+	if _, again := t.seen[g]; again || len(t.seen) >= maxSeen {
+		clear(t.seen)
+		t.lap++
+	}
+	t.seen[g] = struct{}{}
+}
+
+const (
+	// maxSeen bounds a round in which nobody comes again, of contexts that end before.
+	maxSeen = 4096
+	// patience is longer than a group with work ever waits for another's turn.
+	patience = 2 * longest
+)
+
+// waits reports that a group has had work since it was switched out. An idle context that stayed on the engine until somebody
+// else came looks preempted then; that it had no work shows when a whole round passes it over.
+func (t *Tracker) waits(u *use, now time.Duration) bool {
+	return u.preempted && t.lap-u.lap < 2 && now-u.off < patience
+}
+
+func (t *Tracker) out(r Switch) {
 	if !t.on {
 		return
 	}
-	t.on = false
-	ran := r.At - t.since
+	ran, u := r.At-t.since, t.running
+	t.on, t.running = false, nil
 	t.card += ran
-	u := t.groups[group{r.PID, r.Context}]
-	if u == nil || u != t.running || !mine(r.PID) {
+	if u == nil || u != t.groups[group{r.PID, r.Context}] {
 		return
 	}
-	t.running = nil
-	u.off = r.At
+	u.off, u.lap = r.At, t.lap
 	t.use(t.since, r.At)
 	// The hardware's slice is rounded down by up to 1/128, and the switch itself takes part of it.
 	if t.slice > 0 && ran >= t.slice-t.slice/10 {
@@ -124,8 +160,7 @@ func (t *Tracker) use(from, to time.Duration) {
 	}
 }
 
-// Paused notes that the container's channels were stopped: what is switched out then has work left, perhaps, but was not
-// preempted.
+// Paused notes that the container's channels were stopped: who waited for the engine waits for something else now.
 func (t *Tracker) Paused() {
 	for _, u := range t.groups {
 		u.preempted = false
@@ -149,11 +184,11 @@ func (t *Tracker) forget() {
 // Last is the time of the newest record on the GPU's clock.
 func (t *Tracker) Last() time.Duration { return t.last }
 
-// Busy counts the container's groups that ran within idle before now, a time of the GPU's clock.
+// Busy counts the container's groups that ran within idle before now, a time of the GPU's clock, or wait for their turn.
 func (t *Tracker) Busy(now, idle time.Duration) int {
 	n := 0
 	for _, u := range t.groups {
-		if u == t.running || now-max(u.on, u.off) < idle || u.preempted && now-u.off < forgetAfter {
+		if u == t.running || now-max(u.on, u.off) < idle || t.waits(u, now) {
 			n++
 		}
 	}
@@ -175,10 +210,12 @@ func (t *Tracker) Usage(now time.Duration) (own Usage, card time.Duration) {
 	return own, card
 }
 
-// Utilization is the part of the last second before now that the container was on the engine.
+// Utilization is the part of the last second before now that the container was on the engine; of the last 0.9 s, if that
+// second does not begin with a bucket.
 func (t *Tracker) Utilization(now time.Duration) Permille {
 	window := bucketLength * time.Duration(len(t.buckets))
 	first := int64((now-window)/bucketLength) + 1
+	begin := time.Duration(first) * bucketLength
 	used := time.Duration(0)
 	for _, b := range t.buckets {
 		if b.n >= first {
@@ -186,7 +223,7 @@ func (t *Tracker) Utilization(now time.Duration) Permille {
 		}
 	}
 	if t.running != nil && now > t.since {
-		used += now - max(t.since, now-window)
+		used += now - max(t.since, begin)
 	}
-	return min(Permille(used*time.Duration(Whole)/window), Whole)
+	return min(Permille(used*time.Duration(Whole)/(now-begin)), Whole)
 }
