@@ -23,9 +23,11 @@ func TestPause(t *testing.T) {
 			return ""
 		}
 		s := status(r)
+		s.VGPUs[0].Compute.TSGs, s.VGPUs[1].Compute.TSGs = 2, 1
 		s.VGPUs[0].Compute.Paused = now.Paused
 		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
-		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true})
+		idle := guard.VGPUStatus{Index: 3, Compute: &guard.ComputeStatus{}} // no channels, so there is nothing to pause
+		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true}, idle)
 		return statusLine(t, s)
 	})
 	for _, tt := range []struct {
@@ -74,6 +76,7 @@ func TestPauseNotDone(t *testing.T) {
 	n := newNode(t)
 	r := n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	lazy := status(r)
+	lazy.VGPUs[0].Compute.TSGs = 1
 	old := status(r)
 	old.VGPUs[0].Compute = nil
 	for want, line := range map[string]string{
