@@ -22,7 +22,7 @@ import (
 // others, who wait in futex(2); nobody looks while nothing happens.
 //
 // Guards trust each other, containers cannot reach the file (/run/cgpu/board/UUID). A guard that was killed leaves its entry
-// behind: readers skip it when it is not refreshed, writers reuse it when its owner is gone.
+// behind: readers skip it when its owner is gone, and writers reuse it.
 type board struct {
 	mem []byte
 	own int // entry
@@ -47,11 +47,7 @@ const (
 	boardPriority = 16
 	boardPressing = 20
 	boardStart    = 24 // u64: start time of the guard (/proc/PID/stat)
-	boardFresh    = 32 // u64: last refresh, CLOCK_MONOTONIC in ns
 )
-
-// boardStale is after how long an entry that says busy is not believed any more.
-const boardStale = 3 * time.Second
 
 // openBoard maps the board of a GPU and takes an entry.
 func openBoard(runDir, uuid string) (*board, error) {
@@ -116,7 +112,6 @@ func (b *board) claim() error {
 
 // publish writes the guard's own entry, and wakes the others if that changes anything for them.
 func (b *board) publish(t sched.Tenant) {
-	b.u64(b.own + boardFresh).Store(uint64(monotonic()))
 	changed := false
 	put := func(off, n int) {
 		changed = b.u32(b.own+off).Swap(uint32(n)) != uint32(n) || changed
@@ -139,17 +134,14 @@ func (b *board) publish(t sched.Tenant) {
 // others reads what the other containers' guards say.
 func (b *board) others() []sched.Tenant {
 	var list []sched.Tenant
-	now := monotonic()
 	for i := 1; i <= boardEntries; i++ {
 		e := i * boardEntry
-		if e == b.own || b.u32(e+boardOwner).Load() == 0 {
+		owner := int(b.u32(e + boardOwner).Load())
+		if e == b.own || owner == 0 || unix.Kill(owner, 0) == unix.ESRCH {
 			continue
 		}
 		t := sched.Tenant{Share: sched.Share{Weight: int(b.u32(e + boardWeight).Load()), Percent: int(b.u32(e + boardPercent).Load()),
 			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: b.u32(e+boardPressing).Load() != 0}
-		if now-time.Duration(b.u64(e+boardFresh).Load()) > boardStale {
-			t.Busy, t.Pressing = 0, false
-		}
 		if t.Weight > 0 {
 			list = append(list, t)
 		}

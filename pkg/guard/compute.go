@@ -55,6 +55,9 @@ type card struct {
 	off      bool // the channels are disabled; changed with compute.running held too
 	// stoppedAt is when off changed last.
 	stoppedAt time.Time
+	corrected time.Duration  // up to when the GPU's own load was looked at, see resident
+	lately    sched.Permille // and what it was then
+	patience  time.Duration  // between looks while nothing is switched
 }
 
 // plan is what the ledger says of the container on a GPU.
@@ -274,18 +277,30 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	if x.press != nil {
 		x.press.follow(self, others)
 	}
+	return x.wait(now, len(groups))
+}
+
+const (
+	// settled is after how long without a context switch a busy container counts as alone on the GPU.
+	settled = time.Second
+	// maxPatience bounds the time between looks at one that is; the driver's samples reach back 14 seconds.
+	maxPatience = 8 * time.Second
+)
+
+// wait is when to look again if nobody kicks; 0: not at all.
+func (x *card) wait(now time.Time, groups int) time.Duration {
+	_, kicks := x.source.(*fecsBuffer)
 	switch {
-	case x.busy > 0:
+	case x.busy > 0 && (x.source == nil || now.Sub(x.read) < settled || x.plan.cap > 0):
+		x.patience = settled
 		return tick
-	case len(groups) > 0 && x.source != nil && !x.canWait():
+	case x.busy > 0:
+		x.patience = min(2*x.patience, maxPatience)
+		return x.patience
+	case groups > 0 && x.source != nil && !kicks:
 		return 3 * tick
 	}
 	return 0
-}
-
-func (x *card) canWait() bool {
-	_, ok := x.source.(*fecsBuffer)
-	return ok
 }
 
 // look takes new records in and counts the groups with work.
@@ -306,6 +321,9 @@ func (x *card) look(now time.Time, groups int) {
 		idle = max(idle, 2*x.plan.slot.Cycle)
 	}
 	if x.busy = min(x.tracker.Busy(x.gpuNow(now), idle), groups); x.off && x.plan.suspended {
+		x.busy = 0
+	}
+	if x.busy > 0 && !x.read.IsZero() && now.Sub(x.read) >= settled && !x.resident(x.gpuNow(now)) {
 		x.busy = 0
 	}
 }
@@ -366,7 +384,7 @@ func (x *card) apply(groups []groupRef, verify bool) {
 			done()
 			of = r.client
 			if t, found = x.c.g.fileOf(r.client); !found {
-				x.c.g.logOnce("slicefile", "cannot find the file of an RM client to set a timeslice", "pid", r.client.tgid)
+				continue // the process is ending
 			}
 		}
 		if !found {
@@ -454,6 +472,9 @@ func (x *card) status() *ComputeStatus {
 	own, _ := x.tracker.Usage(x.gpuNow(now))
 	s.GPUTime, s.Waiting, s.Switches, s.Preemptions = own.GPUTime, own.Waiting+x.counted.stopped, own.Switches, own.Preemptions
 	s.Utilization = x.tracker.Utilization(x.gpuNow(now))
+	if _, alone := x.tracker.Running(); alone && now.Sub(x.read) >= settled {
+		s.Utilization = min(s.Utilization, x.lately)
+	}
 	return s
 }
 

@@ -85,7 +85,9 @@ func (g *Guard) awaitMemory() {
 		if !held || g.files.count() == 0 { // without a file there is nothing that could hold memory
 			return
 		}
-		g.logOnce("await", "memory of the container is still held by a process outside of it; its reservation stays")
+		if wait >= 640*time.Millisecond { // processes take a moment to end
+			g.logOnce("await", "memory of the container is still held by a process outside of it; its reservation stays")
+		}
 		time.Sleep(wait)
 	}
 }

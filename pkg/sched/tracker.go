@@ -19,6 +19,7 @@ type Tracker struct {
 	seen map[group]struct{} // who was switched in during this one
 
 	total   Usage
+	idle    time.Duration // of total.GPUTime and what runs now, without work
 	card    time.Duration // GPU time of everybody
 	buckets [10]bucket
 }
@@ -167,6 +168,9 @@ func (t *Tracker) Paused() {
 	}
 }
 
+// Idle takes back time that was counted for a context which was switched in but had no work.
+func (t *Tracker) Idle(d time.Duration) { t.idle += d }
+
 // forgetAfter bounds the groups remembered: those of processes that are gone.
 const forgetAfter = 10 * time.Second
 
@@ -207,6 +211,9 @@ func (t *Tracker) Usage(now time.Duration) (own Usage, card time.Duration) {
 			own.GPUTime += now - t.since
 		}
 	}
+	idle := min(t.idle, own.GPUTime)
+	own.GPUTime -= idle
+	card -= min(idle, card)
 	return own, card
 }
 

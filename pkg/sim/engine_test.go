@@ -433,8 +433,8 @@ func TestGPUMon(t *testing.T) {
 	if len(utils) != 3 || utils[0] != 0 || utils[1] < 9900 || utils[1] > 10000 || utils[2] != 0 || !slices.Equal(pids, []uint32{noPID, 100, noPID}) {
 		t.Errorf("utilisation %d of %d", utils, pids)
 	}
-	if rm.U32(p, rm.GPUMonTracker) != 3 || rm.U64(p, rm.GPUMonSamples+form.Entry) != uint64(2*samplePeriod/us) || rm.U32(p, rm.GPUMonSamples+form.Pids[0]) != noPID {
-		t.Errorf("tracker %d, second at %d µs", rm.U32(p, rm.GPUMonTracker), rm.U64(p, rm.GPUMonSamples+form.Entry))
+	if int(rm.U32(p, rm.GPUMonTracker)) != 3*form.Entry || rm.U64(p, rm.GPUMonSamples+form.Entry) != uint64(2*samplePeriod) || rm.U32(p, rm.GPUMonSamples+form.Pids[0]) != noPID {
+		t.Errorf("tracker %d, second at %d ns", rm.U32(p, rm.GPUMonTracker), rm.U64(p, rm.GPUMonSamples+form.Entry))
 	}
 	u.disable(false, u, ch...)
 	clock.pass(100 * samplePeriod)
@@ -442,8 +442,8 @@ func TestGPUMon(t *testing.T) {
 	if len(utils) != 72 || slices.Min(utils) != 10000 {
 		t.Errorf("%d samples, least %d", len(utils), slices.Min(utils))
 	}
-	newest := (int(rm.U32(p, rm.GPUMonTracker)) + 71) % 72
-	if got := rm.U64(p, rm.GPUMonSamples+newest*form.Entry); got != uint64(103*samplePeriod/us) {
+	newest := (int(rm.U32(p, rm.GPUMonTracker))/form.Entry + 71) % 72
+	if got := rm.U64(p, rm.GPUMonSamples+newest*form.Entry); got != uint64(103*samplePeriod) {
 		t.Errorf("newest sample at %d µs", got)
 	}
 	if st := u.control(u.subd, 0x20802096, make([]byte, rm.GPUMonSamples)); st != 0 {
