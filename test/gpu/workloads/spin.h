@@ -1,7 +1,6 @@
 // A kernel that fills the GPU and whose length is an amount of work, not of time: who gets half of the GPU takes twice as
 // long for it. share.cu and latency.cu are made of it. Its progress can be read while it runs, preempted or not.
 #pragma once
-#include <cooperative_groups.h>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -17,7 +16,8 @@ struct Board {
 // The GPU's own side.
 struct State {
   volatile unsigned long long done;
-  volatile unsigned last;  // chunk after which the kernel ends
+  volatile unsigned last;     // chunk after which the kernel ends
+  volatile unsigned arrived;  // blocks at the end of a chunk, of all chunks so far (cooperative launch)
   volatile float sink;
 };
 struct Job {
@@ -27,6 +27,18 @@ struct Job {
   State* state;
   Board* board;
 };
+
+// Blocks wait for each other. They must all be on the GPU at once, which a cooperative launch grants.
+__device__ void meet(State* state, unsigned chunk) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    atomicAdd((unsigned*)&state->arrived, 1u);
+    while (state->arrived < (chunk + 1) * gridDim.x) {}
+    __threadfence();
+  }
+  __syncthreads();
+}
 
 __global__ void spin(Job job) {
   const bool first = blockIdx.x == 0 && threadIdx.x == 0;
@@ -45,7 +57,7 @@ __global__ void spin(Job job) {
       if (job.chunks > 1 && job.board->stop) job.state->last = i;
     }
     if (i + 1 == job.chunks) break;
-    if (job.together) cooperative_groups::this_grid().sync();
+    if (job.together) meet(job.state, i);
     if (job.state->last <= i) break;
   }
 }
@@ -82,8 +94,12 @@ struct Gpu {
     Job job = {chunks, iterations, credit, together, state, mapped};
     void* arguments[] = {&job};
     const void* kernel = (const void*)spin;
-    if (together) CHECK(cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream));
-    else CHECK(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream));
+    if (together) {
+      CHECK(cudaMemsetAsync((void*)&state->arrived, 0, sizeof state->arrived, stream));
+      CHECK(cudaLaunchCooperativeKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream));
+    } else {
+      CHECK(cudaLaunchKernel(kernel, dim3(blocks), dim3(threads), arguments, 0, stream));
+    }
   }
   // Iterations per microsecond, with the GPU to ourselves. Of two lengths, so that what a launch costs falls out.
   double calibrate() {
