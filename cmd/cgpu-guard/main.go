@@ -18,8 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/driver"
 )
 
 // readyFD is where cgpu-runtime waits for the verdict.
@@ -85,12 +85,12 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 	if sockets, err = guard.Listen(cfg); err != nil {
 		return bad(err)
 	}
-	driver, err := openDriver(cfg)
+	d, err := driver.Open(cfg)
 	if err != nil {
 		cfg.CleanUp()
 		return bad(err)
 	}
-	g, err := guard.New(cfg, driver, log)
+	g, err := guard.New(cfg, d, log)
 	if err != nil {
 		cfg.CleanUp()
 		return bad(err)
@@ -152,11 +152,4 @@ func (l *logFile) Write(p []byte) (int, error) {
 
 func newLog(cfg guard.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(&logFile{path: cfg.Log, left: maxLog}, nil))
-}
-
-func openDriver(cfg guard.Config) (guard.Driver, error) {
-	if cfg.Driver == device.DriverSim {
-		return dialSim(cfg)
-	}
-	return guard.NewKernelDriver(), nil
 }

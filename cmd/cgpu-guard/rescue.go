@@ -9,6 +9,7 @@ import (
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/driver"
 )
 
 // rescueMain is cgpu-rescue: it waits until the guard that started it is gone, and lets the container's channels run again
@@ -21,7 +22,7 @@ func rescueMain() {
 		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)
 	}
 	if err == nil {
-		err = guard.Rescue(os.Args[1], os.Stdin, openDriver, ready, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	}
 	if err != nil {
 		fmt.Println(guard.RescueName+":", err)

@@ -35,7 +35,15 @@ type rescue struct {
 // client and a channel.
 const rescueHeader = 16 << 10
 
-func rescuePath(cfg Config) string { return strings.TrimSuffix(cfg.Socket, ".sock") + ".pause" }
+func rescuePath(cfg Config) string { return LeftoversFile(cfg.Socket) }
+
+// LeftoversSuffix ends the name of such a file.
+const LeftoversSuffix = ".pause"
+
+// LeftoversFile is where a guard notes what it has paused, by its socket (ledger.Record).
+func LeftoversFile(socket string) string {
+	return strings.TrimSuffix(socket, ".sock") + LeftoversSuffix
+}
 
 // insure makes sure that the rescuer lives.
 func (c *compute) insure() error {

@@ -1,16 +1,25 @@
-package main
+// Package driver opens what a guard makes its calls on. It is apart from package guard, which knows nothing of package sim.
+package driver
 
 import (
 	"syscall"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
-// simDriver is the guard's way to the simulated driver. With it every trapped call is answered by the guard, since there
-// is no kernel driver behind the container's nodes.
+// Open opens the driver that a guard's configuration names: the simulated one, or NVIDIA's kernel modules.
+func Open(cfg guard.Config) (guard.Driver, error) {
+	if cfg.Driver == device.DriverSim {
+		return dialSim(cfg)
+	}
+	return guard.NewKernelDriver(), nil
+}
+
+// simDriver answers every trapped call in the guard, since there is no kernel driver behind the container's nodes.
 type simDriver struct{ conn *sim.Conn }
 
 func dialSim(cfg guard.Config) (guard.Driver, error) {
