@@ -96,12 +96,11 @@ func TestTrackerUsage(t *testing.T) {
 		{name: "waiting for long, and busy all the time", log: func(l *log) { l.run(slice, 1, 7).on(11*ms, 100, 7) }, now: 900 * ms,
 			want: Usage{GPUTime: slice, Switches: 1, Preemptions: 1}, card: slice + 889*ms, busy: 1},
 	} {
-		tr := newTracker()
 		l := &log{}
 		c.log(l)
 		// One batch, and one record at a time, are the same.
 		for _, batch := range []int{1000, 1} {
-			tr = newTracker()
+			tr := newTracker()
 			for i := 0; i < len(l.records); i += batch {
 				tr.Add(l.records[i:min(i+batch, len(l.records))], own, false)
 			}
