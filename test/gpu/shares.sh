@@ -19,5 +19,7 @@ out=${OUT:?set OUT to a folder for the figures}/shares.json
 if [[ ${ONLY:-} != list ]]; then
 	compile
 	make_host_image
+	cgpu refresh # or there is no GPU to set a policy of, before the first container
+	cgpu refresh >/dev/null
 fi
 exec "$python" -u "$here/shares.py" --out "$out" --programs "$built" --only "${ONLY:-}" --budget $((${BUDGET:-540} - SECONDS))
