@@ -7,6 +7,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"syscall"
@@ -78,15 +79,25 @@ func gcCommand() *cli.Command {
 		Name:  "gc",
 		Usage: "give back what dead containers still hold in the ledger",
 		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
-			"the case that both were killed. Containers that live, or may live, are not touched.\n\n" +
+			"the case that both were killed. It also lets run what such a guard has left paused of a container that\n" +
+			"lives. Containers that live, or may live, are not touched otherwise.\n\n" +
 			"Example:\n   cgpu gc",
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
-			removed, err := ledger.Open(device.RunDir()).GC()
+			book := ledger.Open(device.RunDir())
+			removed, err := book.GC()
 			for _, r := range removed {
-				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(r), shares(r))
+				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(named(r)), shares(r))
 			}
-			if err == nil && len(removed) == 0 {
+			if err != nil {
+				return err
+			}
+			records, err := book.List()
+			if err != nil {
+				return err
+			}
+			resumed, err := collectLeftovers(c.App.Writer, records, filepath.Join(device.RunDir(), "g")) // the guards' sockets (pkg/admit)
+			if err == nil && len(removed) == 0 && !resumed {
 				fmt.Fprintln(c.App.Writer, "nothing to remove")
 			}
 			return err

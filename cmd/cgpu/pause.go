@@ -26,11 +26,13 @@ func pauseCommand() *cli.Command {
 
 func resumeCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "resume",
-		Usage:       "let a paused container use the GPU again",
-		ArgsUsage:   "CONTAINER",
-		Description: "Takes back cgpu pause.\n\nExample:\n   cgpu resume 3f2a",
-		Action:      func(c *cli.Context) error { return pause(c, false) },
+		Name:      "resume",
+		Usage:     "let a paused container use the GPU again",
+		ArgsUsage: "CONTAINER",
+		Description: "Takes back cgpu pause. It also continues what a guard that was killed has left paused; new GPU calls of such a\n" +
+			"container fail until it is restarted.\n\n" +
+			"Example:\n   cgpu resume 3f2a",
+		Action: func(c *cli.Context) error { return pause(c, false) },
 	}
 }
 
@@ -46,7 +48,7 @@ func pause(c *cli.Context, paused bool) error {
 		return usageError{fmt.Errorf("%s: want one CONTAINER; see cgpu %[1]s --help", command)}
 	}
 	book := ledger.Open(device.RunDir())
-	old, err := book.Find(c.Args().First())
+	old, err := findContainer(book, c.Args().First())
 	if err != nil {
 		return err
 	}
@@ -57,7 +59,7 @@ func pause(c *cli.Context, paused bool) error {
 	if old.Paused == paused {
 		done = already
 	}
-	what := shortID(r.ID) + label(r)
+	what := shortID(r.ID) + label(old)
 	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
 	case carriedOut:
 		fmt.Fprintf(c.App.Writer, "%s: %s\n", what, done)
@@ -67,7 +69,14 @@ func pause(c *cli.Context, paused bool) error {
 		if paused {
 			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
 		}
-		return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; stop the container, then cgpu gc gives back what it held", what)
+		n, err := resumeLeftovers(guard.LeftoversFile(r.Socket))
+		if err != nil {
+			return fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu gc gives back what it held", what, err)
+		}
+		if n == 0 {
+			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back what it held", what)
+		}
+		fmt.Fprintf(c.App.Writer, "%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, plural(n, "channel"))
 	default:
 		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
 	}

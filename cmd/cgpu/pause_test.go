@@ -61,7 +61,7 @@ func TestPauseWithoutGuard(t *testing.T) {
 	fakeGuard(t, young.Control, statusLine(t, s))
 	for args, want := range map[string]string{
 		"pause dead":   "error: pause: container dead: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back",
-		"resume dead":  "error: resume: container dead: its guard is gone, so its GPU calls fail for good; stop the container, then cgpu gc gives back",
+		"resume dead":  "error: resume: container dead: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back",
 		"pause young":  "young: paused; it has not started yet\n",
 		"resume young": "young: ",
 	} {

@@ -22,7 +22,7 @@ func setCommand() *cli.Command {
 		Description: "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows. What was promised to others\n" +
 			"stays theirs: a change that does not fit beside it is refused. It takes effect at once, for memory at the\n" +
 			"next allocation, and lasts until the container is deleted or restarted.\n\n" +
-			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set default/web-0/main --memory 8GiB --priority high\n   cgpu set 3f2a --gpu 1 --percent 40",
+			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set 3f2a --gpu 1 --percent 40",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "unchanged"},
@@ -53,7 +53,7 @@ func setCommand() *cli.Command {
 				req.GPU = g.UUID
 			}
 			book := ledger.Open(runDir)
-			old, err := book.Find(c.Args().First())
+			old, err := findContainer(book, c.Args().First())
 			if err != nil {
 				return err
 			}
@@ -66,6 +66,7 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return refusedFlag(c, err)
 			}
+			changed.Name = old.Name
 			return printChange(c.App.Writer, t, old, changed, req.GPU)
 		},
 	}

@@ -146,6 +146,9 @@ func look(runDir string) (view, error) {
 	if err != nil {
 		return view{}, err
 	}
+	for i := range records {
+		records[i] = named(records[i])
+	}
 	v := arrange(t, records, cards, askAll(records))
 	v.Stale = stale
 	return v, nil

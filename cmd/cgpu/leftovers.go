@@ -1,0 +1,84 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// A guard that is killed leaves its container's channels as they are, possibly paused. Its rescuer lets them run again. What
+// is here is for the case that both were killed.
+
+// resumeLeftovers lets run what a guard that is gone has left paused, by the file in which it noted that. It returns how
+// many channels those are.
+func resumeLeftovers(file string) (int, error) {
+	if !filepath.IsAbs(file) {
+		return 0, nil
+	}
+	n, err := guard.ResumeLeftovers(file, driver.Open, slog.New(slog.DiscardHandler))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// collectLeftovers does that for all guards of the node that are gone, and removes their files. It says what it did, and
+// returns whether that was anything.
+func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (bool, error) {
+	files, err := filepath.Glob(filepath.Join(sockets, "*"+guard.LeftoversSuffix))
+	if err != nil {
+		return false, err
+	}
+	owner := map[string]ledger.Record{}
+	for _, r := range records {
+		owner[guard.LeftoversFile(r.Socket)] = r
+	}
+	any := false
+	var bad []error
+	for _, file := range files {
+		if listens(strings.TrimSuffix(file, guard.LeftoversSuffix) + ".ctl") {
+			continue
+		}
+		r, known := owner[file]
+		what := "a container that is gone"
+		if known {
+			what = shortID(r.ID) + label(named(r))
+		}
+		n, err := resumeLeftovers(file)
+		switch {
+		case err == nil && n > 0:
+			any = true
+			fmt.Fprintf(w, "resumed %s, which a guard that is gone had paused: %s\n", plural(n, "channel"), what)
+		case err != nil && known:
+			bad = append(bad, fmt.Errorf("resume what the guard of container %s had paused: %w", what, err))
+		case err != nil:
+			// Its channels went with its processes.
+			any = true
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				bad = append(bad, err)
+			}
+			fmt.Fprintf(w, "removed the note of what was paused of %s\n", what)
+		}
+	}
+	return any, errors.Join(bad...)
+}
+
+// listens reports that somebody has a socket open; doubt counts as yes.
+func listens(socket string) bool {
+	conn, err := net.DialTimeout("unix", socket, askTimeout)
+	if err == nil {
+		conn.Close()
+	}
+	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist)
+}

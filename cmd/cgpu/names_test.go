@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// dockered makes the bundle of a record and what Docker keeps of it, in a folder of its own.
+type dockered struct {
+	mounts      []map[string]string // nil: /etc/hostname from the right place
+	bundle      string              // config.json; "": as made from mounts
+	name, about string              // in config.v2.json, and the ID there ("": the record's)
+}
+
+func (d dockered) make(t *testing.T, r ledger.Record) ledger.Record {
+	t.Helper()
+	dir := t.TempDir()
+	r.Bundle = filepath.Join(dir, "bundle")
+	own := filepath.Join(dir, "containers", r.ID)
+	if d.mounts == nil {
+		d.mounts = []map[string]string{{"destination": "/proc", "source": "proc"}, {"destination": "/etc/hostname", "source": "OWN/hostname"}}
+	}
+	for _, m := range d.mounts {
+		m["source"] = strings.ReplaceAll(m["source"], "OWN", own)
+	}
+	if d.about == "" {
+		d.about = r.ID
+	}
+	if d.bundle == "" {
+		d.bundle = encode(t, map[string]any{"mounts": d.mounts})
+	}
+	for path, text := range map[string]string{
+		filepath.Join(r.Bundle, "config.json"):   d.bundle,
+		filepath.Join(own, "config.v2.json"):     encode(t, map[string]any{"ID": d.about, "Name": d.name, "Config": map[string]any{"Env": []string{"A=b"}}}),
+		filepath.Join(dir, "other/x/config.any"): "",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func encode(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestDockerName(t *testing.T) {
+	mount := func(destination, source string) []map[string]string {
+		return []map[string]string{{"destination": destination, "source": source}}
+	}
+	for what, tt := range map[string]struct {
+		d    dockered
+		want string
+	}{
+		"docker":                  {dockered{name: "/web"}, "web"},
+		"hosts":                   {dockered{name: "/web", mounts: mount("/etc/hosts", "OWN/hosts")}, "web"},
+		"resolv.conf":             {dockered{name: "/web", mounts: mount("/etc/resolv.conf", "OWN/resolv.conf")}, "web"},
+		"no name":                 {dockered{name: "/"}, ""},
+		"long":                    {dockered{name: "/" + strings.Repeat("x", 257)}, ""},
+		"another's record":        {dockered{name: "/web", about: "fedcba"}, ""},
+		"a volume":                {dockered{name: "/web", mounts: mount("/mnt/hostname", "OWN/hostname")}, ""},
+		"a file of another kind":  {dockered{name: "/web", mounts: mount("/etc/passwd", "OWN/passwd")}, ""},
+		"another's folder":        {dockered{name: "/web", mounts: mount("/etc/hostname", "OWN/../other/hostname")}, ""},
+		"a relative path":         {dockered{name: "/web", mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
+		"a damaged bundle":        {dockered{name: "/web", bundle: "{"}, ""},
+		"a bundle without mounts": {dockered{name: "/web", bundle: `{"mounts":null}`}, ""},
+		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", maxContainerFile) + "}"}, ""},
+	} {
+		if got := dockerName(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
+			t.Errorf("%s: %q, want %q", what, got, tt.want)
+		}
+	}
+	for _, bundle := range []string{"", "relative", "/does/not/exist"} {
+		if got := dockerName(ledger.Record{ID: "abcdef", Bundle: bundle}); got != "" {
+			t.Errorf("bundle %q: %q", bundle, got)
+		}
+	}
+	// What would keep a reader waiting, or is somewhere else, is not read.
+	r := dockered{name: "/web"}.make(t, ledger.Record{ID: "abcdef"})
+	record := filepath.Join(filepath.Dir(r.Bundle), "containers", r.ID, "config.v2.json")
+	for what, make := range map[string]func() error{
+		"fifo": func() error { return unix.Mkfifo(record, 0o600) },
+		"link": func() error { return os.Symlink(record+".away", record) },
+	} {
+		if what == "link" {
+			if err := os.WriteFile(record+".away", []byte(`{"ID":"abcdef","Name":"/web"}`), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := errors.Join(os.Remove(record), make()); err != nil {
+			t.Fatal(err)
+		}
+		if got := dockerName(r); got != "" {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+func TestFindContainer(t *testing.T) {
+	n := newNode(t)
+	add := func(id, name, docker string) {
+		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.MiB}}}
+		if docker != "" {
+			r = dockered{name: "/" + docker}.make(t, r)
+		}
+		n.reserve(r)
+	}
+	add("aaaa1111", "", "web")
+	add("aaaa2222", "default/pod/main", "hidden")
+	add("bbbb1111", "", "cccc")     // its name is the beginning of another's ID
+	add("cccc1111", "", "aaaa2222") // its name is another's whole ID
+	add("dddd1111", "", "twin")
+	add("eeee1111", "", "twin")
+	add("ffff1111", "", "ffff") // its name is the beginning of its own ID
+	add("0000", "", "web2")
+	for container, want := range map[string]string{
+		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)", "aaaa2222": "aaaa2222 (default/pod/main)",
+		"b": "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
+	} {
+		if r, err := findContainer(n.book, container); err != nil || r.ID+label(r) != want {
+			t.Errorf("%q: %s%s, %v, want %s", container, r.ID, label(r), err, want)
+		}
+	}
+	for container, reason := range map[string]string{
+		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "is the beginning of 2 IDs",
+		"hidden": "no such container", "": "no such container", "we": "no such container",
+	} {
+		if r, err := findContainer(n.book, container); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%q: %s, %v, want %s", container, r.ID, err, reason)
+		}
+	}
+}
+
+// The name stands wherever people look for it.
+func TestDockerNameShown(t *testing.T) {
+	n := newNode(t)
+	n.reserve(dockered{name: "/web\x1b[31m"}.make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}}))
+	for args, want := range map[string]string{
+		"smi":                "web?[31m\n",
+		"smi --json":         `"name": "web\u001b[31m"`,
+		"set abc --weight 2": "abcdef (web?[31m), GPU 0: weight 1 → 2\n",
+		"pause web\x1b[31m":  "container abcdef (web?[31m): its guard is gone",
+	} {
+		if out := cgpu(args); !strings.Contains(out, want) {
+			t.Errorf("%s: printed %s\nwant %s", args, out, want)
+		}
+	}
+}
