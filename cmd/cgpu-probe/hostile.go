@@ -28,6 +28,8 @@ type attack struct {
 type hostileOptions struct {
 	tries int
 	keep  bool // keep objects and wait at the end, so that a test can compare ledger and driver
+	// paused: somebody pauses the container once a case says that it is ready.
+	paused bool
 }
 
 // raceTime bounds a race. On a machine that is busy with other things it makes fewer attempts than asked for; each race
@@ -72,6 +74,9 @@ func attacks() []attack {
 		{name: "timeslice", run: hostileTimeslice},
 		{name: "pause", run: hostilePause},
 		{name: "preempt", run: hostilePreempt},
+		{name: "lone", run: hostileLone},
+		{name: "sim-controls", run: hostileSimControls},
+		{name: "paused", run: hostilePaused},
 		{name: "finn", run: hostileFINN},
 		{name: "heap", run: hostileHeap},
 		{name: "allocmem", run: hostileAllocMem},
@@ -93,6 +98,7 @@ func cmdHostile(args []string) error {
 	fs := flag.NewFlagSet("hostile", flag.ExitOnError)
 	tries := fs.Int("tries", 100000, "attempts of each race")
 	keep := fs.Bool("keep", false, "keep what was got and wait for a signal")
+	paused := fs.Bool("paused", false, "somebody pauses this container once case paused prints ready=1")
 	timeout := fs.Duration("timeout", caseTime, "a case that takes longer counts as hung")
 	inside := fs.Bool("inside", false, "run the case in this process")
 	name := arg(args, 0)
@@ -116,10 +122,10 @@ func cmdHostile(args []string) error {
 		}
 		found = true
 		if *inside {
-			return a.run(hostileOptions{*tries, *keep})
+			return a.run(hostileOptions{*tries, *keep, *paused})
 		}
 		// A process of its own: a case may be killed or hang.
-		err := a.start(*tries, *keep, *timeout)
+		err := a.start(hostileOptions{*tries, *keep, *paused}, *timeout)
 		if err == nil {
 			err = settle(free)
 		}
@@ -174,10 +180,11 @@ func settle(free quota.Bytes) error {
 // skipStatus is the exit status of a case that makes no sense here.
 const skipStatus = 77
 
-func (a attack) start(tries int, keep bool, timeout time.Duration) error {
+func (a attack) start(o hostileOptions, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "hostile", a.name, "--inside", "--tries", strconv.Itoa(tries), "--keep="+strconv.FormatBool(keep))
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "hostile", a.name, "--inside", "--tries", strconv.Itoa(o.tries),
+		"--keep="+strconv.FormatBool(o.keep), "--paused="+strconv.FormatBool(o.paused))
 	cmd.WaitDelay = 5 * time.Second
 	if a.name == "env" {
 		cmd.Env = []string{}

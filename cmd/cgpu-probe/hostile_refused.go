@@ -140,17 +140,20 @@ func hostileTimeslice(hostileOptions) error {
 		if err != nil {
 			return skip("no channel group: " + err.Error())
 		}
-		p := make([]byte, 8)
-		rm.PutU64(p, 0, stolenUs)
-		err = c.control(tsg, ctrlSetTimeslice, p)
-		print("set=%s", describe(err))
-		us, err := c.timeslice(tsg)
-		if err != nil {
-			return err
-		}
-		print("timeslice_us=%d", us)
-		if us == stolenUs {
-			return fmt.Errorf("the timeslice is %d µs: a container set its own", us)
+		for _, steal := range []uint64{stolenUs, 0, 1, 1<<64 - 1} {
+			p := make([]byte, 8)
+			rm.PutU64(p, 0, steal)
+			if err := c.control(tsg, ctrlSetTimeslice, p); err != nil {
+				return fmt.Errorf("set a timeslice, as libcuda does: %w", err)
+			}
+			us, err := c.timeslice(tsg)
+			if err != nil {
+				return err
+			}
+			print("timeslice_us=%d", us)
+			if us == steal {
+				return fmt.Errorf("the timeslice is %d µs: a container set its own", us)
+			}
 		}
 		for property := range uint32(4) {
 			p := make([]byte, 16)
@@ -168,14 +171,16 @@ func hostileTimeslice(hostileOptions) error {
 // hostilePause starts and stops channels, its own and guessed ones of others.
 func hostilePause(hostileOptions) error {
 	return withGPU(func(c *client) error {
+		// A channel of its own, where the driver makes one of so little; else something that is none.
+		own := uint32(firstProbeHandle)
+		if tsg, err := c.group(rm.ChannelEngineTypeGR); err == nil {
+			if ch, err := c.channel(tsg, rm.ChannelEngineTypeGR); err == nil {
+				own = ch
+			}
+		}
 		for _, cl := range []uint32{c.handle, c.handle - 1, c.handle + 1, 0xc1d00000} {
-			for _, disable := range []byte{0, 1} {
-				p := make([]byte, 536)
-				p[0] = disable
-				rm.PutU32(p, 4, 1)
-				rm.PutU32(p, 24, cl)
-				rm.PutU32(p, 280, firstProbeHandle)
-				if err := mustRefuse(fmt.Sprintf("disable_%d_%#x", disable, cl), c.control(c.subdevice, 0x2080110b, p)); err != nil {
+			for _, off := range []bool{false, true} {
+				if err := mustRefuse(fmt.Sprintf("disable_%v_%#x", off, cl), c.disable(cl, own, off)); err != nil {
 					return err
 				}
 			}
@@ -185,6 +190,11 @@ func hostilePause(hostileOptions) error {
 			size int
 		}{{0x2080111a, 520}, {0x20801121, 24}, {0x20801123, 1552}, {0x20801124, 1540}, {0x20801115, 8}, {0x20801110, 8}} {
 			if err := mustRefuse(fmt.Sprintf("%#x", ctl.cmd), c.control(c.subdevice, ctl.cmd, make([]byte, ctl.size))); err != nil {
+				return err
+			}
+		}
+		for _, cmd := range []uint32{0xa06f0109, 0xa06f0111} {
+			if err := mustRefuse(fmt.Sprintf("%#x", cmd), c.control(own, cmd, make([]byte, 4))); err != nil {
 				return err
 			}
 		}
@@ -214,6 +224,16 @@ func hostilePreempt(hostileOptions) error {
 		}
 		for _, cmd := range []uint32{0xa06c0107, 0xa06c0110} {
 			if err := mustRefuse(fmt.Sprintf("%#x", cmd), c.control(tsg, cmd, make([]byte, 4))); err != nil {
+				return err
+			}
+		}
+		// Without compute preemption a long kernel keeps the GPU beyond its timeslice.
+		for _, mode := range []uint32{rm.PreemptModeWFI, rm.PreemptModeCTA, 3} {
+			p := make([]byte, 32)
+			rm.PutU32(p, rm.PreemptFlags, 1)
+			rm.PutU32(p, rm.PreemptChannel, tsg)
+			rm.PutU32(p, rm.PreemptCILP, mode)
+			if err := mustRefuse(fmt.Sprint("preemption_mode_", mode), c.control(c.subdevice, 0x20801210, p)); err != nil {
 				return err
 			}
 		}

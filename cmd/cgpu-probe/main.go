@@ -37,7 +37,7 @@ func commands() []command {
 		{"signals", "[--timer 4ms] [--seconds 5] [--size SIZE]", "allocate and free under a storm of signals", cmdSignals},
 		{"bench", "N", "time per trapped call", cmdBench},
 		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
-		{"hostile", "CASE|all|list [--tries N] [--keep]", "try to get around the limit", cmdHostile},
+		{"hostile", "CASE|all|list [--tries N] [--keep] [--paused]", "try to get around the limit", cmdHostile},
 	}
 }
 

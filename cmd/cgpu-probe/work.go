@@ -67,9 +67,9 @@ type worker interface {
 
 // contexts is a worker in this process.
 type contexts struct {
-	c           *client
-	groups      []uint32
-	kernel, gap time.Duration
+	c                *client
+	groups, channels []uint32
+	kernel, gap      time.Duration
 }
 
 // newContexts makes n groups with a channel each, as CUDA does for a context.
@@ -86,9 +86,11 @@ func newContexts(c *client, n int, kernel, gap time.Duration) (*contexts, error)
 		} else if err != nil {
 			return nil, err
 		}
-		if _, err := c.alloc(g, c.newHandle(), classChannel, make([]byte, channelSize)); err != nil {
+		ch, err := c.alloc(g, c.newHandle(), classChannel, make([]byte, channelSize))
+		if err != nil {
 			return nil, err
 		}
+		w.channels = append(w.channels, ch)
 		// libcuda asks for 2 ms, whatever it is then given.
 		slice := make([]byte, 8)
 		rm.PutU64(slice, 0, 2048)
