@@ -39,7 +39,7 @@ type client struct {
 	tgid    int // the process that made it, by which RM accounts
 	file    *file
 	objects map[uint32]*object
-	// groups are its channel groups on the graphics engine, channels the channels in them; see groups.go.
+	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	seen             place // where its file was found last
 
@@ -255,9 +255,7 @@ func (a *account) put(c *client, o *object) {
 		a.tsgs++
 	case rm.ClassChannel:
 		a.channels++
-		if p := c.groups[o.parent]; p != nil {
-			c.channels[o.handle] = o
-		}
+		c.channels[o.handle] = o
 	}
 	if o.graphics {
 		c.groups[o.handle] = o

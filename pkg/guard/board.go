@@ -45,9 +45,17 @@ const (
 	boardWeight   = 8  // ≥ 1
 	boardPercent  = 12 // as asked; 0: none
 	boardPriority = 16
-	boardPressing = 20
+	boardPressing = 20 // pressing… bits
 	boardStart    = 24 // u64: start time of the guard (/proc/PID/stat)
 )
+
+const (
+	pressingNow  = 1 << 0
+	pressingMuch = 1 << 1
+)
+
+// place is the number of the guard's own entry.
+func (b *board) place() int { return b.own / boardEntry }
 
 // openBoard maps the board of a GPU and takes an entry.
 func openBoard(runDir, uuid string) (*board, error) {
@@ -122,7 +130,10 @@ func (b *board) publish(t sched.Tenant) {
 	put(boardPriority, int(t.Priority))
 	pressing := 0
 	if t.Pressing {
-		pressing = 1
+		pressing |= pressingNow
+	}
+	if t.Saturating {
+		pressing |= pressingMuch
 	}
 	put(boardPressing, pressing)
 	if changed {
@@ -140,8 +151,9 @@ func (b *board) others() []sched.Tenant {
 		if e == b.own || owner == 0 || unix.Kill(owner, 0) == unix.ESRCH {
 			continue
 		}
-		t := sched.Tenant{Share: sched.Share{Weight: int(b.u32(e + boardWeight).Load()), Percent: int(b.u32(e + boardPercent).Load()),
-			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: b.u32(e+boardPressing).Load() != 0}
+		pressing := b.u32(e + boardPressing).Load()
+		t := sched.Tenant{Place: i, Share: sched.Share{Weight: int(b.u32(e + boardWeight).Load()), Percent: int(b.u32(e + boardPercent).Load()),
+			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: pressing&pressingNow != 0, Saturating: pressing&pressingMuch != 0}
 		if t.Weight > 0 {
 			list = append(list, t)
 		}

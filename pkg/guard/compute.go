@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -52,7 +53,9 @@ type card struct {
 	set      map[groupRef]time.Duration
 	verified time.Time // when timeslices were read back last
 	counted  counters
-	off      bool // the channels are disabled; changed with compute.running held too
+	turn     sched.Slot // while the container takes turns with others that give way to a high-priority one; else zero
+	offAll   bool       // also those of other engines than graphics
+	off      bool       // the channels are disabled; changed with compute.running held too
 	// stoppedAt is when off changed last.
 	stoppedAt time.Time
 	corrected time.Duration  // up to when the GPU's own load was looked at, see resident
@@ -252,11 +255,13 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	was := x.busy
 	x.look(now, len(groups))
 	self := sched.Tenant{Share: x.plan.share, Busy: x.busy}
-	if self.Priority > 1 && x.press != nil {
+	if self.Priority == quota.PriorityHigh && x.press != nil {
 		self.Pressing = x.press.pressing()
+		self.Saturating = x.press.saturating()
 	}
 	var others []sched.Tenant
 	if x.board != nil {
+		self.Place = x.board.place()
 		x.board.publish(self)
 		others = x.board.others()
 	}
@@ -271,7 +276,12 @@ func (x *card) step(now time.Time) (again time.Duration) {
 			x.verified = now
 		}
 	}
-	if (was == 0) != (x.busy == 0) && x.plan.cap > 0 {
+	turn, turns := x.c.timing.Turn(x.plan.card, self, others)
+	if !turns {
+		turn = sched.Slot{}
+	}
+	if turn != x.turn || (was == 0) != (x.busy == 0) && x.plan.cap > 0 {
+		x.turn = turn
 		kick(x.c.dutyKick)
 	}
 	if x.press != nil {
@@ -291,7 +301,7 @@ const (
 func (x *card) wait(now time.Time, groups int) time.Duration {
 	_, kicks := x.source.(*fecsBuffer)
 	switch {
-	case x.busy > 0 && (x.source == nil || now.Sub(x.read) < settled || x.plan.cap > 0):
+	case x.busy > 0 && (x.source == nil || now.Sub(x.read) < settled || x.plan.cap > 0 || x.turn.Cycle > 0):
 		x.patience = settled
 		return tick
 	case x.busy > 0:
@@ -317,8 +327,8 @@ func (x *card) look(now time.Time, groups int) {
 		x.read = now
 	}
 	idle := idleAfter
-	if x.plan.cap > 0 {
-		idle = max(idle, 2*x.plan.slot.Cycle)
+	if slot, ok := x.slot(); ok {
+		idle = max(idle, 2*slot.Cycle)
 	}
 	if x.busy = min(x.tracker.Busy(x.gpuNow(now), idle), groups); x.off && x.plan.suspended {
 		x.busy = 0
@@ -326,6 +336,17 @@ func (x *card) look(now time.Time, groups int) {
 	if x.busy > 0 && !x.read.IsZero() && now.Sub(x.read) >= settled && !x.resident(x.gpuNow(now)) {
 		x.busy = 0
 	}
+}
+
+// slot is when the channels are to be on, if they are not always.
+func (x *card) slot() (sched.Slot, bool) {
+	switch {
+	case x.plan.cap > 0 && x.plan.slot.Cycle > 0:
+		return x.plan.slot, true
+	case x.turn.Cycle > 0:
+		return x.turn, true
+	}
+	return sched.Slot{}, false
 }
 
 // gpuNow is about the present time of the GPU's clock.
@@ -437,13 +458,20 @@ func (c *compute) made(gpu int) {
 // started is told, with compute.running held, that a trapped call let channels of the container run: those that a handle
 // names. The group gets its timeslice before the first work can, and a pause is renewed.
 func (c *compute) started(t Target, client, handle uint32) {
-	channels, gpu := c.g.account.channelsOf(client, handle)
-	x := c.onGPU(gpu)
-	if x == nil || len(channels) == 0 {
+	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
+	if len(channels) == 0 {
 		return
 	}
-	if x.off {
+	x := c.onGPU(gpu)
+	if x == nil {
+		return
+	}
+	if x.off && (graphics || x.suspended()) {
+		c.rescue.note(c.g, x.gpu, c.g.account.channelsOn(x.gpu, x.suspended()))
 		c.disable(x, channels, true)
+	}
+	if !graphics {
+		return
 	}
 	x.mu.Lock()
 	groups := c.g.account.groupsOn(gpu)
@@ -464,14 +492,14 @@ func (x *card) status() *ComputeStatus {
 	defer x.mu.Unlock()
 	p := x.plan
 	s := &ComputeStatus{Policy: p.effective, Weight: p.share.Weight, Percent: p.share.Percent, Priority: p.share.Priority, Cap: p.cap,
-		Paused: p.suspended && x.off, TSGs: groups, Slice: x.slice, Exact: x.source != nil, Pauses: x.counted.pauses, Granted: x.counted.granted}
+		Paused: p.suspended && x.offAll, TSGs: groups, Slice: x.slice, Exact: x.source != nil, Pauses: x.counted.pauses, Granted: x.counted.granted}
 	if x.active.Load() {
 		x.look(now, groups)
 	}
 	s.Busy = x.busy
 	own, _ := x.tracker.Usage(x.gpuNow(now))
 	s.GPUTime, s.Waiting, s.Switches, s.Preemptions = own.GPUTime, own.Waiting+x.counted.stopped, own.Switches, own.Preemptions
-	s.Utilization = x.tracker.Utilization(x.gpuNow(now))
+	s.Utilization = x.tracker.Utilization(x.gpuNow(now), time.Second)
 	if _, alone := x.tracker.Running(); alone && now.Sub(x.read) >= settled {
 		s.Utilization = min(s.Utilization, x.lately)
 	}

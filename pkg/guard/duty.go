@@ -56,12 +56,14 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 		return false, 0
 	case x.plan.suspended:
 		return true, 0
-	case x.plan.cap == 0 || x.plan.slot.Cycle == 0:
-		return false, 0
 	case x.busy == 0 && x.source != nil:
 		return false, 0 // nothing to hold back; step kicks when there is work
 	}
-	on, until := x.plan.slot.Phase(now)
+	slot, ok := x.slot()
+	if !ok {
+		return false, 0
+	}
+	on, until := slot.Phase(now)
 	return !on, until
 }
 
@@ -69,11 +71,14 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 func (c *compute) turn(x *card, off bool) {
 	c.running.Lock()
 	defer c.running.Unlock()
-	if x.off == off {
+	suspended := x.suspended()
+	if x.off == off && (!off || !suspended || x.offAll) {
 		return
 	}
-	channels := c.g.account.channelsOn(x.gpu)
-	if off && len(channels) == 0 && !x.suspended() {
+	// A hard cap is of the graphics engine: copies may go on, their queues end by themselves. cgpu pause stops everything; what
+	// is resumed may have been paused by it.
+	channels := c.g.account.channelsOn(x.gpu, !off || suspended)
+	if off && len(channels) == 0 && !suspended {
 		return
 	}
 	begin := time.Now()
@@ -94,10 +99,11 @@ func (c *compute) turn(x *card, off bool) {
 		c.rescue.forget(x.gpu)
 	}
 	x.mu.Lock()
-	x.off = off
+	x.off, x.offAll = off, off && suspended
 	if off {
 		x.counted.pauses++
-		x.tracker.Paused()
+		x.look(begin, len(x.c.g.account.groupsOn(x.gpu)))
+		x.tracker.Paused(x.gpuNow(begin))
 	} else if x.busy > 0 {
 		x.counted.stopped += time.Since(x.stoppedAt)
 	}

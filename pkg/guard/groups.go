@@ -32,14 +32,14 @@ func (a *account) groupsOn(gpu int) []groupRef {
 	return list
 }
 
-// channelsOn lists the channels of those groups.
-func (a *account) channelsOn(gpu int) []chanRef {
+// channelsOn lists the channels of those groups; with all, those on other engines too.
+func (a *account) channelsOn(gpu int, all bool) []chanRef {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var list []chanRef
 	for _, c := range a.clients {
 		for h, o := range c.channels {
-			if c.gpuOf(o) == gpu {
+			if (all || c.groups[o.parent] != nil) && c.gpuOf(o) == gpu {
 				list = append(list, chanRef{c.handle, h, o})
 			}
 		}
@@ -47,21 +47,22 @@ func (a *account) channelsOn(gpu int) []chanRef {
 	return list
 }
 
-// channelsOf lists those that a handle of a client stands for: a group's or the channel itself.
-func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int) {
+// channelsOf lists the channels that a handle of a client stands for, a group's or the channel itself, and says whether they
+// are on the graphics engine.
+func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int, graphics bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
 	if c == nil {
-		return nil, noGPU
+		return nil, noGPU, false
 	}
 	for h, o := range c.channels {
 		if h == handle || o.parent == handle {
 			list = append(list, chanRef{client, h, o})
-			gpu = c.gpuOf(o)
+			gpu, graphics = c.gpuOf(o), c.groups[o.parent] != nil
 		}
 	}
-	return list, gpu
+	return list, gpu, graphics
 }
 
 // markGraphics notes that a channel group is on the graphics engine, whatever it said when it was made: before Ampere the
@@ -79,11 +80,6 @@ func (a *account) markGraphics(client, handle uint32) {
 	}
 	o.graphics = true
 	c.groups[handle] = o
-	for h, ch := range c.objects {
-		if ch.kind == rm.ClassChannel && ch.parent == handle {
-			c.channels[h] = ch
-		}
-	}
 }
 
 // isGroup reports a handle of a channel group, on whatever engine.

@@ -19,6 +19,7 @@ import (
 // the engine is not switched in.
 type pressure interface {
 	pressing() bool
+	saturating() bool // it has work all the time
 	// follow starts to look, or stops: it is needed only while others have work that should give way.
 	follow(self sched.Tenant, others []sched.Tenant)
 }
@@ -35,6 +36,29 @@ type presser struct {
 	wanted bool
 	alive  bool
 	last   atomic.Int64 // monotonic time of the last work
+	load   float64      // of the last looks, those that found work waiting
+	much   atomic.Bool
+}
+
+// Of the last 32 looks or so, the part with work waiting above which a container saturates, and below which it does no more.
+const (
+	saturates  = 0.7
+	desaturate = 0.4
+	loadMemory = 32
+)
+
+func (p *presser) saturating() bool { return p.pressing() && p.much.Load() }
+
+// note takes in what a look found.
+func (p *presser) note(waiting bool) {
+	x := 0.0
+	if waiting {
+		x = 1
+	}
+	p.load += (x - p.load) / loadMemory
+	if p.load > saturates || p.load < desaturate {
+		p.much.Store(p.load > saturates)
+	}
 }
 
 func (p *presser) pressing() bool {
@@ -42,7 +66,7 @@ func (p *presser) pressing() bool {
 	return last > 0 && monotonic()-last < pressFor
 }
 
-func (p *presser) want(x *card, self sched.Tenant, others []sched.Tenant, look func() bool, release func()) {
+func (p *presser) want(x *card, self sched.Tenant, others []sched.Tenant, look func() (worked, waiting bool), release func()) {
 	wanted := false
 	if self.Priority == quota.PriorityHigh && x.active.Load() {
 		for _, o := range others {
@@ -58,9 +82,9 @@ func (p *presser) want(x *card, self sched.Tenant, others []sched.Tenant, look f
 	}
 }
 
-func (p *presser) run(x *card, look func() bool, release func()) {
+func (p *presser) run(x *card, look func() (worked, waiting bool), release func()) {
 	defer release()
-	for was := p.pressing(); ; {
+	for was, much := p.pressing(), p.saturating(); ; {
 		p.mu.Lock()
 		if !p.wanted {
 			p.alive = false
@@ -73,11 +97,13 @@ func (p *presser) run(x *card, look func() bool, release func()) {
 			return
 		default:
 		}
-		if look() {
+		worked, waiting := look()
+		if worked {
 			p.last.Store(int64(monotonic()))
 		}
-		if now := p.pressing(); now != was {
-			was = now
+		p.note(waiting)
+		if p.pressing() != was || p.saturating() != much {
+			was, much = p.pressing(), p.saturating()
 			kick(x.kick)
 		}
 		time.Sleep(pressEvery)
@@ -92,13 +118,13 @@ type simPressure struct {
 }
 
 func (p *simPressure) follow(self sched.Tenant, others []sched.Tenant) {
-	p.want(p.x, self, others, func() bool {
+	p.want(p.x, self, others, func() (bool, bool) {
 		var pids []int
 		for pid := range p.x.c.g.account.owners() {
 			pids = append(pids, pid)
 		}
 		busy, err := p.d.Pending(p.x.c.g.cfg.GPUs[p.x.gpu].Minor, pids)
-		return err == nil && busy
+		return err == nil && busy, err == nil && busy
 	}, func() {})
 }
 
@@ -142,22 +168,22 @@ func (v *userdView) word(at int) uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&v.mem[v.off+at])).Load()
 }
 
-// look reports that some channel has, or has had since the last look, work.
-func (p *userdPressure) look() bool {
+// look reports that some channel has had work since the last look, and that some has work now.
+func (p *userdPressure) look() (worked, waiting bool) {
 	if now := monotonic(); now >= p.next {
 		p.next = now + pressFor
 		p.sync()
 	}
-	work := false
 	for _, v := range p.pages {
 		put := v.word(userdGPPut)
 		if put != v.put || v.get != put {
 			get := v.word(userdGPGet)
-			work = work || put != v.put || get != put
+			worked = worked || put != v.put || get != put
+			waiting = waiting || get != put
 			v.get, v.put = get, put
 		}
 	}
-	return work
+	return worked || waiting, waiting
 }
 
 // sync maps the pages of new channels and lets go of those that are gone.
@@ -166,7 +192,7 @@ func (p *userdPressure) sync() {
 		p.pages = map[userdKey]*userdView{}
 	}
 	live := map[userdKey]bool{}
-	for _, ch := range p.x.c.g.account.channelsOn(p.x.gpu) {
+	for _, ch := range p.x.c.g.account.channelsOn(p.x.gpu, false) {
 		k := userdKey{ch.client, ch.handle}
 		live[k] = true
 		if _, ok := p.pages[k]; ok || ch.object.userd.memory == 0 {

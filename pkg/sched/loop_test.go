@@ -65,6 +65,8 @@ type container struct {
 	kernels  uint64        // that had ended then
 	slot     sched.Slot
 	capped   bool
+	load     float64         // of the looks at a high-priority container, those with work
+	turns    sched.Slot      // while it takes turns; else zero
 	off      bool            // its channels are
 	turning  time.Duration   // when a pause or resume under way is carried out
 	edge     time.Duration   // when the phase of its slot changes
@@ -89,7 +91,7 @@ func percent(n int) sched.Share {
 
 // add starts a container.
 func (n *node) add(share sched.Share) *container {
-	c := &container{n: n, id: fmt.Sprint("c", n.pids), share: share, pids: map[int]bool{}, tracker: sched.NewTracker(),
+	c := &container{n: n, id: fmt.Sprint("c", n.pids), self: sched.Tenant{Place: n.pids}, share: share, pids: map[int]bool{}, tracker: sched.NewTracker(),
 		turning: never, edge: never, worked: -never}
 	// Guards do not look at the same time.
 	n.pids++
@@ -135,10 +137,16 @@ func (n *node) slices() {
 			}
 		}
 		c.slice = n.timing.Slice(n.card, c.self, others)
+		if turns, ok := n.timing.Turn(n.card, c.self, others); !ok {
+			c.turns = sched.Slot{}
+		} else {
+			c.turns = turns
+		}
 		c.tracker.SetSlice(c.slice)
 		for _, g := range c.groups {
 			g.SetTimeslice(c.slice)
 		}
+		c.duty()
 	}
 }
 
@@ -194,10 +202,8 @@ func (c *container) look() {
 	c.next = next
 	c.tracker.Add(records, func(pid int) bool { return c.pids[pid] }, lost)
 	idle := idleAfter
-	if c.capped {
-		idle = max(idle, 2*c.slot.Cycle)
-	}
-	self := sched.Tenant{Share: c.share, Busy: min(c.tracker.Busy(now, idle), len(c.groups))}
+	idle = max(idle, 2*max(c.slot.Cycle, c.turns.Cycle))
+	self := sched.Tenant{Place: c.self.Place, Share: c.share, Busy: min(c.tracker.Busy(now, idle), len(c.groups))}
 	if c.share.Priority == quota.PriorityHigh {
 		kernels := uint64(0)
 		for _, g := range c.groups {
@@ -209,6 +215,14 @@ func (c *container) look() {
 			c.kernels, c.worked = kernels, now
 		}
 		self.Pressing = now-pressFor < c.worked
+		pending := 0.0
+		for _, g := range c.groups {
+			if g.Pending() {
+				pending = 1
+			}
+		}
+		c.load += (pending - c.load) / 32
+		self.Saturating = self.Pressing && (c.load > 0.7 || c.self.Saturating && c.load > 0.4)
 	}
 	if self != c.self {
 		c.self = self
@@ -225,9 +239,13 @@ func (c *container) duty() {
 	}
 	now := c.n.gpu.Now()
 	off := false
-	if c.capped && c.self.Busy > 0 {
+	slot := c.slot
+	if !c.capped {
+		slot = c.turns
+	}
+	if slot.Cycle > 0 && c.self.Busy > 0 {
 		var on bool
-		on, c.edge = c.slot.Phase(now)
+		on, c.edge = slot.Phase(now)
 		off = !on
 	}
 	if off != c.off {
@@ -243,7 +261,7 @@ func (c *container) duty() {
 func (c *container) turn() {
 	c.turning = never
 	if c.off = !c.off; c.off {
-		c.tracker.Paused()
+		c.tracker.Paused(c.n.gpu.Now() - pauseTime)
 	}
 	for _, g := range c.groups {
 		if c.off {

@@ -28,6 +28,9 @@ const (
 	NativeTimeslice = 2048 * time.Microsecond
 	// shortest is the shortest timeslice that is ever set: a context switch of an H200 takes 83 µs.
 	shortest = 50 * time.Microsecond
+	// lone is the timeslice of a single group that gives way to a high-priority container which has work now and then. Alone it is
+	// not switched at the end of its slices, so short ones cost it nothing, and what comes in between waits the shorter.
+	lone = 10 * time.Microsecond
 	// shortestShared is where the division among many contexts of one container ends.
 	shortestShared = 200 * time.Microsecond
 	// longest keeps a high-priority container within the watchdogs of desktop cards.
@@ -40,8 +43,11 @@ type Tenant struct {
 	// Busy is the number of its channel groups on the graphics engine that have had work lately. A container without work
 	// has 0.
 	Busy int
-	// Pressing says of a high-priority container that it has work now, or had a moment ago.
-	Pressing bool
+	// Pressing says of a high-priority container that it has work now, or had a moment ago; Saturating that it has work all the
+	// time.
+	Pressing, Saturating bool
+	// Place orders the containers of a GPU; it is the same whoever looks.
+	Place int
 }
 
 // weight in slots. Under PolicySoft a percentage takes as many slots as it is percent of the GPU.
@@ -86,6 +92,10 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		}
 	}
 	if pressed {
+		_, turns := t.Turn(c, self, others)
+		if self.Busy <= 1 && (turns || alone(self, others)) && calmly(others) {
+			return lone
+		}
 		return t.pressed(self)
 	}
 	if self.Priority == quota.PriorityHigh && self.Pressing && yielding > 0 {
@@ -114,6 +124,78 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		scale *= max(1, min(float64(t.Min)/shortened, 2*float64(t.MaxRound)/(round*scale)))
 	}
 	return max(time.Duration(t.turn(c, self)*scale/n), shortestShared)
+}
+
+// alone reports that no other container that gives way has work.
+func alone(self Tenant, others []Tenant) bool {
+	for _, o := range others {
+		if o.Busy > 0 && !o.presses(self) {
+			return false
+		}
+	}
+	return true
+}
+
+// calmly reports that high-priority containers press, and that they leave time to others.
+func calmly(others []Tenant) bool {
+	pressing := false
+	for _, o := range others {
+		if o.Priority == quota.PriorityHigh && o.Pressing {
+			if o.Saturating {
+				return false
+			}
+			pressing = true
+		}
+	}
+	return pressing
+}
+
+const (
+	// yields is by how much a best-effort container's turn is shorter than a default one's: as their timeslices are.
+	yields  = 50
+	minTurn = 7 * time.Millisecond
+	maxTurn = 25 * time.Millisecond
+)
+
+// Turn is when a container may run that gives way to a high-priority one beside others that do. If all of them ran by
+// timeslices short enough for the high-priority one, they would spend more time in switches among themselves than in work: 39 %
+// of an H200 is left to four. So they take turns, as with hard caps, and only one of them is on at a time. False: the container
+// need not take turns.
+func (t Timing) Turn(c Card, self Tenant, others []Tenant) (Slot, bool) {
+	if c.Policy == PolicyFair || c.Policy == PolicyFixed || c.Policy == PolicyNative || self.Priority >= quota.PriorityHigh || self.Busy == 0 {
+		return Slot{}, false // capped containers take turns anyway
+	}
+	level := self.Priority
+	for _, o := range others {
+		if o.Priority < quota.PriorityHigh && o.Busy > 0 {
+			level = max(level, o.Priority)
+		}
+	}
+	weight := func(x Tenant) float64 {
+		if x.Priority < level {
+			return c.weight(x.Share) / yields
+		}
+		return c.weight(x.Share)
+	}
+	many, before, sum := 1, 0.0, weight(self)
+	for _, o := range others {
+		if o.Priority >= quota.PriorityHigh || o.Busy == 0 {
+			continue
+		}
+		many++
+		sum += weight(o)
+		if o.Place < self.Place {
+			before += weight(o)
+		}
+	}
+	if many < 2 || !calmly(others) {
+		return Slot{}, false
+	}
+	cycle := time.Duration(many) * min(max(maxCycle/time.Duration(many), minTurn), maxTurn)
+	part := func(weight float64) time.Duration {
+		return time.Duration(float64(cycle) * weight / sum).Truncate(time.Microsecond)
+	}
+	return Slot{Start: part(before), On: part(weight(self)), Cycle: cycle}, true
 }
 
 // turn is what a container gets in a round, before the round's length is looked at.

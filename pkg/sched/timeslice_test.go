@@ -27,7 +27,7 @@ func tenants(n int, x Tenant) []Tenant {
 
 // pressing is a high-priority container with work now.
 func pressing(weight, busy int) Tenant {
-	return Tenant{Share: high(weighing(weight)), Busy: busy, Pressing: true}
+	return Tenant{Share: high(weighing(weight)), Busy: busy, Pressing: true, Saturating: true}
 }
 
 // slicesOf is what each container's guard sets, each by itself.
@@ -192,7 +192,7 @@ func TestPriorities(t *testing.T) {
 		most  = 99 * least // prio_ratio 99
 	)
 	of := func(p quota.Priority, pressing bool) Tenant {
-		return Tenant{Share: Share{Weight: 1, Priority: p}, Busy: 1, Pressing: pressing && p == quota.PriorityHigh}
+		return Tenant{Share: Share{Weight: 1, Priority: p}, Busy: 1, Pressing: pressing && p == quota.PriorityHigh, Saturating: pressing && p == quota.PriorityHigh}
 	}
 	c := card(PolicyPreempt, 20)
 	for _, x := range []struct {
@@ -286,6 +286,63 @@ func TestPrioRatio(t *testing.T) {
 	if got := DefaultTiming().Slice(Card{PolicyPreempt, 20, 20}, pressing(1, 1), nil); got != 10*ms {
 		t.Errorf("alone: %v", got)
 	}
+}
+
+// TestCalmPressing: beside a high-priority container that has work now and then, a single group has the shortest slice, several
+// containers take turns.
+func TestCalmPressing(t *testing.T) {
+	calm := Tenant{Share: high(weighing(1)), Busy: 1, Pressing: true}
+	c, timing := card(PolicyPreempt, 64), DefaultTiming()
+	if got := timing.Slice(c, tenant(1, 1), tenants(1, calm)); got != lone {
+		t.Errorf("a single one: %v", got)
+	}
+	if got := timing.Slice(c, tenant(1, 4), tenants(1, calm)); got != 50*us {
+		t.Errorf("one with four groups: %v", got)
+	}
+	if _, ok := timing.Turn(c, tenant(1, 1), tenants(1, calm)); ok {
+		t.Error("a single one takes turns")
+	}
+	if _, ok := timing.Turn(c, tenant(1, 1), append(tenants(3, tenant(1, 1)), pressing(1, 1))); ok {
+		t.Error("turns beside one that saturates")
+	}
+	if _, ok := timing.Turn(c, calm, append(tenants(3, tenant(1, 1)), calm)); ok {
+		t.Error("the high-priority one takes turns")
+	}
+	for _, n := range []int{2, 4, 20, 50} {
+		var all []Tenant
+		for i := range n {
+			x := tenant(1+i%3, 1)
+			x.Place = 3*i + 1
+			all = append(all, x)
+		}
+		all = append(all, calm)
+		var slots []Slot
+		sum := time.Duration(0)
+		for i := range n {
+			others := slices.Concat(all[:i], all[i+1:])
+			slot, ok := timing.Turn(c, all[i], others)
+			if !ok || slot.Cycle > maxCycle || slot.Cycle != slots0(slots, slot).Cycle {
+				t.Fatalf("%d: %v %v", n, slot, ok)
+			}
+			if i > 0 && slot.Start < slots[i-1].Start+slots[i-1].On {
+				t.Errorf("%d: %v begins before %v ends", n, slot, slots[i-1])
+			}
+			if got := timing.Slice(c, all[i], others); got != lone {
+				t.Errorf("%d: slice %v", n, got)
+			}
+			slots, sum = append(slots, slot), sum+slot.On
+		}
+		if cycle := slots[0].Cycle; sum > cycle || cycle-sum > time.Millisecond {
+			t.Errorf("%d: %v of %v are given away", n, sum, cycle)
+		}
+	}
+}
+
+func slots0(slots []Slot, x Slot) Slot {
+	if len(slots) > 0 {
+		return slots[0]
+	}
+	return x
 }
 
 // TestTimings: what can be configured moves the bounds.

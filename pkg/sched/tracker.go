@@ -18,6 +18,8 @@ type Tracker struct {
 	lap  uint64             // counts rounds of all that have work
 	seen map[group]struct{} // who was switched in during this one
 
+	paused  time.Duration // when the channels were stopped last
+	pausing bool          // they ever were
 	total   Usage
 	idle    time.Duration // of total.GPUTime and what runs now, without work
 	card    time.Duration // GPU time of everybody
@@ -65,7 +67,7 @@ func (t *Tracker) SetSlice(slice time.Duration) { t.slice = slice }
 func (t *Tracker) Add(records []Switch, mine func(pid int) bool, lost bool) {
 	if lost {
 		t.on, t.running = false, nil
-		t.Paused() // who waited then may have been served
+		t.settle() // who waited then may have been served
 	}
 	for _, r := range records {
 		// Never seen; a clock that was set back must not make negative times.
@@ -140,7 +142,8 @@ func (t *Tracker) out(r Switch) {
 	u.off, u.lap = r.At, t.lap
 	t.use(t.since, r.At)
 	// The hardware's slice is rounded down by up to 1/128, and the switch itself takes part of it.
-	if t.slice > 0 && ran >= t.slice-t.slice/10 {
+	stopped := t.pausing && r.At >= t.paused && r.At < t.paused+lateRecords
+	if t.slice > 0 && ran >= t.slice-t.slice/10 && !stopped {
 		u.preempted = true
 		t.total.Preemptions++
 	}
@@ -161,8 +164,17 @@ func (t *Tracker) use(from, to time.Duration) {
 	}
 }
 
-// Paused notes that the container's channels were stopped: who waited for the engine waits for something else now.
-func (t *Tracker) Paused() {
+// Paused notes that the container's channels were stopped at a time of the GPU's clock: who waited for the engine waits for
+// something else now, and who is switched out then was not preempted. The time may be early by as much as records are late.
+func (t *Tracker) Paused(at time.Duration) {
+	t.paused, t.pausing = at, true
+	t.settle()
+}
+
+// lateRecords is how much later than a switch its record may arrive.
+const lateRecords = 50 * time.Millisecond
+
+func (t *Tracker) settle() {
 	for _, u := range t.groups {
 		u.preempted = false
 	}
@@ -217,10 +229,9 @@ func (t *Tracker) Usage(now time.Duration) (own Usage, card time.Duration) {
 	return own, card
 }
 
-// Utilization is the part of the last second before now that the container was on the engine; of the last 0.9 s, if that
-// second does not begin with a bucket.
-func (t *Tracker) Utilization(now time.Duration) Permille {
-	window := bucketLength * time.Duration(len(t.buckets))
+// Utilization is the part of a window before now, of 0.2 to 1 second, that the container was on the engine. The window begins
+// with a whole tenth of a second, and so may be shorter by up to that.
+func (t *Tracker) Utilization(now, window time.Duration) Permille {
 	first := int64((now-window)/bucketLength) + 1
 	begin := time.Duration(first) * bucketLength
 	used := time.Duration(0)

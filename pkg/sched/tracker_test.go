@@ -120,7 +120,7 @@ func TestTrackerPaused(t *testing.T) {
 	tr, l := newTracker(), &log{}
 	l.run(slice, 1, 7).run(slice, 1, 8)
 	tr.Add(l.take(), own, false)
-	tr.Paused()
+	tr.Paused(tr.Last())
 	if got := tr.Busy(90*ms, 50*ms); got != 0 {
 		t.Errorf("%d groups busy after a pause of 70 ms", got)
 	}
@@ -174,7 +174,7 @@ func TestTrackerClockBack(t *testing.T) {
 	if got := tr.Busy(l.at+time.Minute, 50*ms); got != 0 {
 		t.Errorf("%d groups busy a minute later", got)
 	}
-	if got := tr.Utilization(l.at); got < 5 || got > 15 {
+	if got := tr.Utilization(l.at, time.Second); got < 5 || got > 15 {
 		t.Errorf("utilization %v, want about 1 %%", got)
 	}
 	// A little is no new time.
@@ -206,7 +206,7 @@ func TestTrackerGone(t *testing.T) {
 	if got, card := tr.Usage(time.Second); got.GPUTime != 4*ms || card != 4*ms {
 		t.Errorf("%+v, all %v; want 4 ms", got, card)
 	}
-	if got := tr.Utilization(10 * time.Second); got != 0 {
+	if got := tr.Utilization(10*time.Second, time.Second); got != 0 {
 		t.Errorf("utilization %v", got)
 	}
 }
@@ -289,7 +289,7 @@ func TestUtilization(t *testing.T) {
 				continue
 			}
 			// A turn more or less in 0.9 s is 1.1 %.
-			if got, want := tr.Utilization(l.at), Whole/Permille(n); got < want-12 || got > want+12 {
+			if got, want := tr.Utilization(l.at, time.Second), Whole/Permille(n); got < want-12 || got > want+12 {
 				t.Errorf("1 of %d turns, at %v: %v", n, l.at, got)
 			}
 		}
@@ -298,7 +298,7 @@ func TestUtilization(t *testing.T) {
 	tr, l := newTracker(), &log{}
 	tr.Add(l.on(time.Hour, 1, 7).take(), own, false)
 	for d, want := range map[time.Duration]Permille{0: 0, 500 * ms: 500, 5 * time.Second: Whole} {
-		if got := tr.Utilization(time.Hour + d); got < want-want/8 || got > want+want/8 {
+		if got := tr.Utilization(time.Hour+d, time.Second); got < want-want/8 || got > want+want/8 {
 			t.Errorf("%v after a run began: %v, want %v", d, got, want)
 		}
 	}
@@ -306,17 +306,17 @@ func TestUtilization(t *testing.T) {
 	l.off(time.Hour + 5*time.Second)
 	tr.Add(l.take(), own, false)
 	for d, want := range map[time.Duration]Permille{0: Whole, 500 * ms: 500, ms + time.Second: 0} {
-		if got := tr.Utilization(l.at + d); got < want-want/8 || got > want+want/8 {
+		if got := tr.Utilization(l.at+d, time.Second); got < want-want/8 || got > want+want/8 {
 			t.Errorf("%v after a run ended: %v, want %v", d, got, want)
 		}
 	}
 	// A GPU whose clock just began.
 	tr, l = newTracker(), &log{}
-	if got := tr.Utilization(0); got != 0 {
+	if got := tr.Utilization(0, time.Second); got != 0 {
 		t.Errorf("at the clock's 0: %v", got)
 	}
 	tr.Add(l.on(0, 1, 7).take(), own, false)
-	if got := tr.Utilization(0); got != 0 {
+	if got := tr.Utilization(0, time.Second); got != 0 {
 		t.Errorf("at the clock's 0, on the engine: %v", got)
 	}
 }
@@ -369,15 +369,15 @@ func TestTrackerAnything(t *testing.T) {
 			}
 			tr.Add(records, func(pid int) bool { return own(pid) && rnd.IntN(20) > 0 }, rnd.IntN(20) == 0)
 			if rnd.IntN(30) == 0 {
-				tr.Paused()
+				tr.Paused(tr.Last())
 			}
 			now, card := tr.Usage(at)
 			switch {
 			case now.GPUTime < 0 || now.GPUTime > card || card > passed,
 				now.Waiting < before.Waiting || now.Waiting > 10*passed,
-				tr.Utilization(at) < 0 || tr.Utilization(at) > Whole,
+				tr.Utilization(at, time.Second) < 0 || tr.Utilization(at, time.Second) > Whole,
 				tr.Busy(at, 50*ms) < 0 || tr.Busy(at, 50*ms) > 10:
-				t.Fatalf("seed %d, after %v: %+v before, %+v now, all %v, utilization %v, busy %d", seed, passed, before, now, card, tr.Utilization(at), tr.Busy(at, 50*ms))
+				t.Fatalf("seed %d, after %v: %+v before, %+v now, all %v, utilization %v, busy %d", seed, passed, before, now, card, tr.Utilization(at, time.Second), tr.Busy(at, 50*ms))
 			}
 			before = now
 		}
