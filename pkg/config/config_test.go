@@ -142,6 +142,7 @@ min_timeslice = "200us"
 max_round = "1s"
 high_prio_timeslice = "50us"
 cap_cycle = "500ms"
+switch_records = false
 [sim]
 driver_version = "535.54"
 [[sim.gpus]]
@@ -171,6 +172,7 @@ bus_id = "0001:0a:00.0"
 	want.Settings.MaxRound = time.Second
 	want.Settings.HighPrioTimeslice = 50 * time.Microsecond
 	want.Settings.CapCycle = 500 * time.Millisecond
+	want.Settings.NoSwitchRecords = true
 	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
 		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
 		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},

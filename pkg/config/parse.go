@@ -38,6 +38,7 @@ type file struct {
 	MaxRound           *string   `toml:"max_round"`
 	HighPrioTimeslice  *string   `toml:"high_prio_timeslice"`
 	CapCycle           *string   `toml:"cap_cycle"`
+	SwitchRecords      *bool     `toml:"switch_records"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -88,6 +89,9 @@ func Parse(name string, text []byte) (Config, error) {
 	if s.MinTimeslice > s.BaseTimeslice {
 		return Config{}, fmt.Errorf("config: %s: %w", name,
 			fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice)))
+	}
+	if f.SwitchRecords != nil {
+		s.NoSwitchRecords = !*f.SwitchRecords
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver

@@ -99,6 +99,8 @@ type Config struct {
 	HighPrioTimeslice time.Duration `json:"highPrioTimeslice"`
 	// CapCycle is the node-wide cycle in which containers with a hard cap have their slots.
 	CapCycle time.Duration `json:"capCycle"`
+	// NoSwitchRecords does without the driver's records of context switches.
+	NoSwitchRecords bool `json:"noSwitchRecords,omitempty"`
 }
 
 // Card is how a GPU is shared that has no settings of its own in the ledger.

@@ -114,6 +114,9 @@ func (g *Guard) Arm() {
 			return
 		}
 		x.press = &userdPressure{x: x}
+		if g.cfg.Settings.NoSwitchRecords {
+			continue
+		}
 		b, err := bindFecs(own, x.gpu)
 		if err != nil {
 			g.log.Warn("the driver does not tell of context switches: every context counts as one with work", "gpu", g.cfg.GPUs[x.gpu].Index, "err", err)
@@ -301,7 +304,9 @@ const (
 func (x *card) wait(now time.Time, groups int) time.Duration {
 	_, kicks := x.source.(*fecsBuffer)
 	switch {
-	case x.busy > 0 && (x.source == nil || now.Sub(x.read) < settled || x.plan.cap > 0 || x.turn.Cycle > 0):
+	case x.busy > 0 && x.source == nil:
+		return verifyEvery
+	case x.busy > 0 && (now.Sub(x.read) < settled || x.plan.cap > 0 || x.turn.Cycle > 0):
 		x.patience = settled
 		return tick
 	case x.busy > 0:

@@ -16,6 +16,7 @@ struct Board {
 // The GPU's own side.
 struct State {
   volatile unsigned long long done;
+  unsigned long long count;   // chunks that blocks have done, of kernels with several
   volatile unsigned last;     // chunk after which the kernel ends
   volatile unsigned arrived;  // blocks at the end of a chunk, of all chunks so far (cooperative launch)
   volatile float sink;
@@ -50,11 +51,19 @@ __global__ void spin(Job job) {
     }
     // Never true for the others, but the compiler cannot know, and so may not drop their loop or move it down.
     if (first || a == -1.f) job.state->sink = a;
-    if (first && job.credit) {
+    if (job.credit && job.chunks > 1) {
+      // An SM prefers its oldest warps: the first block is done after a quarter of the time. So all blocks count.
+      if (threadIdx.x == 0) {
+        unsigned long long n = atomicAdd(&job.state->count, 1ull) + 1;
+        if (n % gridDim.x == 0) {
+          job.board->done = n / gridDim.x * job.credit;
+          if (job.board->stop) job.state->last = 0;
+        }
+      }
+    } else if (first && job.credit) {
       unsigned long long done = job.state->done + job.credit;
       job.state->done = done;
       job.board->done = done;
-      if (job.chunks > 1 && job.board->stop) job.state->last = i;
     }
     if (i + 1 == job.chunks) break;
     if (job.together) meet(job.state, i);
