@@ -270,6 +270,7 @@ func differs(got, want []float64) string {
 // vgpu is what cgpu smi shows of a container's slice.
 type vgpu struct {
 	ID       string              `json:"id"`
+	Name     string              `json:"name"`
 	State    string              `json:"state"`
 	Limit    quota.Bytes         `json:"limit"`
 	Used     quota.Bytes         `json:"used"`

@@ -33,6 +33,7 @@ func TestCompute(t *testing.T) {
 		{"exec", execCounts},
 		{"fixed", fixedCaps},
 		{"cap beside weights", capBeside},
+		{"bursts", bursts},
 		{"fair", fair},
 		{"soft", soft},
 		{"native", native},
@@ -145,6 +146,17 @@ func capBeside(t *testing.T, gpu int) {
 	measuring(t, gpu, []string{capped, rest}, func(s spent) string {
 		if a, b := s.percent(s.gpuTime[0]), s.percent(s.gpuTime[1]); a > 20+tolerance || a < 8 || a+b < 92 {
 			return fmt.Sprintf("with a cap of 20 %% %.1f, beside it %.1f", a, b)
+		}
+		return ""
+	})
+}
+
+// bursts: a cap also holds for who has work now and then.
+func bursts(t *testing.T, gpu int) {
+	id := busy(t, on(gpu, "CORE_PERCENTAGE=10"), "--kernel", "90ms", "--gap", "210ms")
+	measuring(t, gpu, []string{id}, func(s spent) string {
+		if share := s.percent(s.gpuTime[0]); share > 10+tolerance {
+			return fmt.Sprintf("%.1f %% in bursts with a cap of 10 %%", share)
 		}
 		return ""
 	})
@@ -479,8 +491,12 @@ func TestSet(t *testing.T) {
 	} {
 		wantRefused(t, tryCgpu(strings.Fields(test.args)...), test.reason)
 	}
-	cgpu(t, "set", id[:12], "--weight", "3", "--percent", "50", "--priority", "high")
-	if v := smiOf(t, id); v.Weight != 3 || v.Percent != 50 || v.Priority != quota.PriorityHigh {
+	cgpu(t, "set", id[:12], "--weight", "3")
+	cgpu(t, "set", name, "--percent", "50")
+	docker(t, "rename", name, name+"-too")
+	cgpu(t, "set", name+"-too", "--priority", "high")
+	wantRefused(t, tryCgpu("set", name, "--weight", "2"), "no such container")
+	if v := smiOf(t, id); v.Weight != 3 || v.Percent != 50 || v.Priority != quota.PriorityHigh || v.Name != name+"-too" {
 		t.Errorf("cgpu smi: %+v", v)
 	}
 	wantRefused(t, container{env: append(sizeOf("256MiB"), "ALIYUN_COM_GPU_CORE_PERCENTAGE=51"), cmd: []string{"true"}}.try(t), "CORE_PERCENTAGE", "50 %")
