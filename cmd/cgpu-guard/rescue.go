@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
 	"runtime"
 
@@ -22,7 +21,7 @@ func rescueMain() {
 		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)
 	}
 	if err == nil {
-		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, newLog)
 	}
 	if err != nil {
 		fmt.Println(guard.RescueName+":", err)

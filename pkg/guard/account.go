@@ -92,7 +92,8 @@ type object struct {
 	children              int         // handles whose parent this is
 	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
-	graphics              bool        // a channel group on the graphics engine, or another handle of one
+	scheduled             bool        // a channel that was let run (GPFIFO_SCHEDULE)
+	graphics              bool        // a channel group on the graphics engine
 	userd                 userd       // of a channel
 }
 
@@ -273,7 +274,7 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu, o.graphics = s.class, s.charge, s.gpu, s.graphics
+			o.class, o.charge, o.gpu = s.class, s.charge, s.gpu
 			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel {
 				o.kind = rm.ClassPlain // counted once
 			}

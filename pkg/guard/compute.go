@@ -29,6 +29,7 @@ type compute struct {
 	// running is held over calls that stop channels or let them run, and by trapped calls that would let some run. So a pause
 	// cannot be undone behind the guard's back.
 	running  sync.Mutex
+	turned   chan struct{} // closed, and made anew, when channels were stopped or let run
 	dutyKick chan struct{}
 	rescue   *rescue // the process that resumes when this one is killed; nil before the first pause
 }
@@ -49,6 +50,12 @@ type card struct {
 	read     time.Time // when records came last
 	records  []sched.Switch
 	busy     int
+	acted    int           // busy at the last step
+	young    []time.Time   // when groups were made lately, that may not have run yet
+	budget   time.Duration // under a hard cap: GPU time that the container may still use, see spend
+	spent    time.Duration // GPU time at the last step
+	spentAt  time.Time
+	owing    time.Duration // monotonic time until which the container stays off to make up for what it used too much
 	slice    time.Duration // of each group with work
 	set      map[groupRef]time.Duration
 	verified time.Time // when timeslices were read back last
@@ -85,7 +92,7 @@ type counters struct {
 
 func newCompute(g *Guard) *compute {
 	s := g.cfg.Settings
-	c := &compute{g: g, stop: make(chan struct{}), dutyKick: make(chan struct{}, 1), timing: sched.Timing{
+	c := &compute{g: g, stop: make(chan struct{}), turned: make(chan struct{}), dutyKick: make(chan struct{}, 1), timing: sched.Timing{
 		Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle}}
 	if c.timing == (sched.Timing{}) {
 		c.timing = sched.DefaultTiming()
@@ -255,9 +262,12 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	if x.board == nil && len(groups) == 0 {
 		return 0
 	}
-	was := x.busy
 	x.look(now, len(groups))
+	x.spend(now)
 	self := sched.Tenant{Share: x.plan.share, Busy: x.busy}
+	if _, slotted := x.slot(); !slotted {
+		self.Saturating = x.tracker.Saturating(x.gpuNow(now))
+	}
 	if self.Priority == quota.PriorityHigh && x.press != nil {
 		self.Pressing = x.press.pressing()
 		self.Saturating = x.press.saturating()
@@ -283,10 +293,11 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	if !turns {
 		turn = sched.Slot{}
 	}
-	if turn != x.turn || (was == 0) != (x.busy == 0) && x.plan.cap > 0 {
+	if turn != x.turn || (x.acted == 0) != (x.busy == 0) && x.plan.cap > 0 {
 		x.turn = turn
 		kick(x.c.dutyKick)
 	}
+	x.acted = x.busy
 	if x.press != nil {
 		x.press.follow(self, others)
 	}
@@ -335,7 +346,9 @@ func (x *card) look(now time.Time, groups int) {
 	if slot, ok := x.slot(); ok {
 		idle = max(idle, 2*slot.Cycle)
 	}
-	if x.busy = min(x.tracker.Busy(x.gpuNow(now), idle), groups); x.off && x.plan.suspended {
+	// A group that was just made has not run, but will: one program after the other, each new, must not have base slices.
+	x.young = slices.DeleteFunc(x.young, func(made time.Time) bool { return now.Sub(made) > idleAfter })
+	if x.busy = min(x.tracker.Busy(x.gpuNow(now), idle)+len(x.young), groups); x.off && x.plan.suspended {
 		x.busy = 0
 	}
 	if x.busy > 0 && !x.read.IsZero() && now.Sub(x.read) >= settled && !x.resident(x.gpuNow(now)) {
@@ -353,6 +366,33 @@ func (x *card) slot() (sched.Slot, bool) {
 	}
 	return sched.Slot{}, false
 }
+
+// spend keeps the account of a hard cap. What a container used beyond it, because it was idle and its first work was noticed
+// late, or because a pause takes a moment, it does without later: in the long run it gets its percentage and no more.
+func (x *card) spend(now time.Time) {
+	own, _ := x.tracker.Usage(x.gpuNow(now))
+	used, passed := own.GPUTime-x.spent, now.Sub(x.spentAt)
+	first := x.spentAt.IsZero() || x.plan.cap == 0
+	x.spent, x.spentAt = own.GPUTime, now
+	slot := x.plan.slot
+	if first || slot.Cycle == 0 || x.source == nil {
+		x.budget, x.owing = 0, 0
+		return
+	}
+	x.budget += passed*time.Duration(x.plan.cap)/time.Duration(sched.Whole) - used
+	x.budget = max(min(x.budget, slot.On), -maxDebt*slot.On)
+	// Records come late: only a debt of a whole slot is surely one.
+	if x.budget < -slot.On && x.owing < monotonic() {
+		wait := -x.budget * time.Duration(sched.Whole) / time.Duration(x.plan.cap)
+		x.owing = monotonic() + min(wait, maxOff-slot.Cycle)
+		kick(x.c.dutyKick)
+	}
+}
+
+const (
+	maxDebt = 20                     // slots
+	maxOff  = 500 * time.Millisecond // what programs and the driver do not take for a hang
+)
 
 // gpuNow is about the present time of the GPU's clock.
 func (x *card) gpuNow(now time.Time) time.Duration {
@@ -454,6 +494,21 @@ func (c *compute) onGPU(gpu int) *card {
 // made is told of a new channel group on a GPU.
 func (c *compute) made(gpu int) {
 	if x := c.onGPU(gpu); x != nil {
+		x.mu.Lock()
+		if len(x.young) < maxYoung {
+			x.young = append(x.young, time.Now())
+		}
+		x.mu.Unlock()
+		c.awake(x)
+	}
+}
+
+// maxYoung bounds what is remembered of new groups; max_tsgs is 64 by default.
+const maxYoung = 256
+
+// awake has a card looked at.
+func (c *compute) awake(x *card) {
+	if x != nil {
 		x.active.Store(true)
 		kick(x.kick)
 		kick(c.dutyKick)
@@ -461,7 +516,7 @@ func (c *compute) made(gpu int) {
 }
 
 // started is told, with compute.running held, that a trapped call let channels of the container run: those that a handle
-// names. The group gets its timeslice before the first work can, and a pause is renewed.
+// names. The group gets its timeslice before the first work can.
 func (c *compute) started(t Target, client, handle uint32) {
 	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
 	if len(channels) == 0 {
@@ -470,10 +525,6 @@ func (c *compute) started(t Target, client, handle uint32) {
 	x := c.onGPU(gpu)
 	if x == nil {
 		return
-	}
-	if x.off && (graphics || x.suspended()) {
-		c.rescue.note(c.g, x.gpu, c.g.account.channelsOn(x.gpu, x.suspended()))
-		c.disable(x, channels, true)
 	}
 	if !graphics {
 		return
@@ -486,7 +537,18 @@ func (c *compute) started(t Target, client, handle uint32) {
 		}
 	}
 	x.mu.Unlock()
-	c.made(gpu)
+	c.awake(x)
+}
+
+// pauseNew pauses a channel that was made while the container is off.
+func (c *compute) pauseNew(client, handle uint32) {
+	c.running.Lock()
+	defer c.running.Unlock()
+	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
+	if x := c.onGPU(gpu); x != nil && x.off && (graphics || x.offAll) {
+		c.rescue.note(c.g, x.gpu, c.g.account.channelsOn(x.gpu, x.offAll))
+		c.disable(x, channels, true)
+	}
 }
 
 // status fills in what a vGPU's status says of its GPU time.

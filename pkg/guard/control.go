@@ -67,16 +67,12 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		return g.onControlWithFile(l, c, ctl, params)
 	}
 	if ctl.Kind == rm.ControlSchedule {
-		g.compute.running.Lock()
-		defer g.compute.running.Unlock()
+		return g.onSchedule(l, c, client, params)
 	}
 	if !c.valid(l) {
 		return replyDone
 	}
 	status, e := c.execStatus()
-	if ctl.Kind == rm.ControlSchedule && e == 0 && status == rm.StatusOK {
-		g.compute.started(c.target(), client, rm.U32(o, rm.ControlObject))
-	}
 	if e == 0 && status == rm.StatusOK {
 		g.present(c, ctl, params)
 	} else if ctl.Kind == rm.ControlPidInfo {

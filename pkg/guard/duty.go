@@ -63,6 +63,9 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 	if !ok {
 		return false, 0
 	}
+	if now < x.owing && x.plan.cap > 0 {
+		return true, x.owing
+	}
 	on, until := slot.Phase(now)
 	return !on, until
 }
@@ -109,6 +112,8 @@ func (c *compute) turn(x *card, off bool) {
 	}
 	x.stoppedAt = begin
 	x.mu.Unlock()
+	close(c.turned)
+	c.turned = make(chan struct{})
 }
 
 func (x *card) suspended() bool {
@@ -134,8 +139,11 @@ func (c *compute) disable(x *card, channels []chanRef, off bool) bool {
 		} else if n > 1 {
 			for i := range n {
 				s, e = own.disable(x.gpu, channels[i:i+1], off)
-				any = any || e == 0 && s == rm.StatusOK
+				any = any || e == 0 && (s == rm.StatusOK || gone(s))
 			}
+		}
+		if e == 0 && gone(s) {
+			any, s = true, rm.StatusOK
 		}
 		if e != 0 || s != rm.StatusOK {
 			c.g.logOnce(fmt.Sprint("disable", off, s), "the driver refuses to pause or resume a channel", "off", off, "status", rm.StatusName(s), "errno", e)
@@ -144,6 +152,17 @@ func (c *compute) disable(x *card, channels []chanRef, off bool) bool {
 	}
 	return any
 }
+
+// gone reports a status that says that a channel is not there any more.
+func gone(status uint32) bool {
+	switch status {
+	case statusInvalidChannel, rm.StatusInvalidClient, rm.StatusInvalidObjectHandle, rm.StatusObjectNotFound:
+		return true
+	}
+	return false
+}
+
+const statusInvalidChannel = 0x21 // NV_ERR_INVALID_CHANNEL
 
 func (a *ownClient) disable(gpu int, channels []chanRef, off bool) (uint32, syscall.Errno) {
 	p := make([]byte, disableSize)

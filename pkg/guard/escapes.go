@@ -87,6 +87,12 @@ func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusInvalidClient)
 	}
 	defer lock.unlock()
+	if o, ok := g.account.lookup(src, object); ok && (o.kind == rm.ClassChannel || o.kind == rm.ClassTSG) {
+		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
+		g.logOnce("dupchannel", "denied a second handle on a channel or a channel group")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusNotSupported)
+	}
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return c.status(rm.StatusInsufficientResources)
 	}

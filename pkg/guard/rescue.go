@@ -166,7 +166,7 @@ func startRescuer(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 const RescueName = "cgpu-rescue"
 
 // Rescue waits for the end of in and then resumes what the file at path says is off. ready is told when it waits.
-func Rescue(path string, in io.Reader, open func(Config) (Driver, error), ready func(), log *slog.Logger) error {
+func Rescue(path string, in io.Reader, open func(Config) (Driver, error), ready func(), log func(Config) *slog.Logger) error {
 	cfg, err := rescueConfig(path)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func Rescue(path string, in io.Reader, open func(Config) (Driver, error), ready 
 		return err
 	}
 	defer driver.Close()
-	g, err := newResumer(cfg, driver, log)
+	g, err := newResumer(cfg, driver, log(cfg))
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,10 @@ import "time"
 // It counts a context as running from its switch in to its switch out. One that nobody else competes with stays switched in
 // when its work is done; Running says since when, so that a caller can ask for the GPU's load then.
 type Tracker struct {
-	groups map[group]*use
-	slice  time.Duration
+	groups  map[group]*use
+	slice   time.Duration
+	former  time.Duration // slice before it was changed
+	changed time.Duration
 
 	last    time.Duration // the newest record
 	running *use          // who is on the engine, if it is the container's
@@ -20,6 +22,8 @@ type Tracker struct {
 
 	paused  time.Duration // when the channels were stopped last
 	pausing bool          // they ever were
+	streak  int           // runs that ended in a preemption, since the last that did not
+	yielded time.Duration // when that was
 	total   Usage
 	idle    time.Duration // of total.GPUTime and what runs now, without work
 	card    time.Duration // GPU time of everybody
@@ -60,7 +64,11 @@ func NewTracker() *Tracker {
 }
 
 // SetSlice tells the timeslice in effect: a run of that length that somebody else follows counts as a preemption.
-func (t *Tracker) SetSlice(slice time.Duration) { t.slice = slice }
+func (t *Tracker) SetSlice(slice time.Duration) {
+	if slice != t.slice {
+		t.former, t.changed, t.slice = t.slice, t.last, slice
+	}
+}
 
 // Add takes records in the order of the GPU; mine says which processes are the container's. lost says that records are missing
 // before the first one: what ran meanwhile is not counted.
@@ -142,11 +150,33 @@ func (t *Tracker) out(r Switch) {
 	u.off, u.lap = r.At, t.lap
 	t.use(t.since, r.At)
 	// The hardware's slice is rounded down by up to 1/128, and the switch itself takes part of it.
+	slice := t.slice
+	if t.former > 0 && r.At-t.changed < changeTime {
+		slice = min(slice, t.former)
+	}
 	stopped := t.pausing && r.At >= t.paused && r.At < t.paused+lateRecords
-	if t.slice > 0 && ran >= t.slice-t.slice/10 && !stopped {
+	switch {
+	case stopped:
+	case slice > 0 && ran >= slice-slice/10:
 		u.preempted = true
 		t.total.Preemptions++
+		t.streak++
+	default:
+		t.streak, t.yielded = 0, r.At
 	}
+}
+
+const (
+	// changeTime is for how long after a change runs of the former timeslice's length are expected.
+	changeTime = 500 * time.Millisecond
+	// A container saturates the GPU when so many runs in a row ended in a preemption, and none ended otherwise for so long.
+	saturatingRuns = 4
+	saturatingTime = 300 * time.Millisecond
+)
+
+// Saturating reports that the container always had more work than a timeslice's at a time, up to now, a time of the GPU's clock.
+func (t *Tracker) Saturating(now time.Duration) bool {
+	return t.streak >= saturatingRuns && now-t.yielded >= saturatingTime
 }
 
 // use counts time on the engine.

@@ -28,6 +28,7 @@ KERNELS = {"10 us": "--kernel-us 10", "1 ms": MS1, "100 ms": "--kernel-us 100000
 CAPPED = {"1 ms": MS1, "120 ms": MS120, "graph": KERNELS["graph"], "cooperative": "--mode cooperative --kernel-us 20000",
           "persistent": KERNELS["persistent"]}
 REQUEST = "--work-us 125 --every-ms 2"  # takes 0.14 ms alone, launch included
+PAUSED = "--work-us 125 --think-ms 2"   # the prototype's client: 2 ms from the end of one to the next
 POISSON_US = 400
 
 
@@ -307,8 +308,8 @@ class Bench:
                 for o in others:
                     output("cgpu", "set", o.id(), "--priority", "best-effort")
 
-            def beside(label, load, n, limit=None, least=None, exclusive=None):
-                loads = {client: REQUEST, **{o: load for o in others[:n]}}
+            def beside(label, load, n, limit=None, least=None, exclusive=None, request=REQUEST):
+                loads = {client: request, **{o: load for o in others[:n]}}
                 begin, (run, *rest), _ = self.measure(loads, seconds)
                 f = run.finals[0]
                 self.row(label, "p50 %d p90 %d p99 %d max %d µs" % (f["p50"], f["p90"], f["p99"], f["max"]),
@@ -321,9 +322,10 @@ class Bench:
 
             beside("client alone", None, 0)
             exclusive = self.rates(others[0], {"spin": SPIN, "long": MS120})
-            beside("client beside one", SPIN, 1, 450, 78, exclusive["spin"])
-            beside("client beside one, 120 ms kernels", MS120, 1, 450, 78, exclusive["long"])
-            beside("client beside four", SPIN, 4, exclusive=exclusive["spin"])
+            beside("client beside one", SPIN, 1, 450, 78, exclusive["spin"], PAUSED)
+            beside("client beside one, every 2 ms", SPIN, 1, 450, None, exclusive["spin"])
+            beside("client beside one, 120 ms kernels", MS120, 1, 450, 78, exclusive["long"], PAUSED)
+            beside("client beside four", SPIN, 4, exclusive=exclusive["spin"], request=PAUSED)
 
     def poisson(self):
         seconds, found = 8.0, {}

@@ -3,6 +3,7 @@
 //   latency --seconds S [--start-at EPOCH] [--work-us 140] [--every-ms 2 | --poisson LOAD_PERCENT --seed N] [--ramp-ms 400]
 //           [--iters-per-us X] [--samples] [--stdin]
 //     --work-us   work of a request in microseconds of the whole GPU; its launch comes on top
+//     --think-ms  instead: a request comes so long after the last one's end
 //     --poisson   arrivals at random, so many that they are LOAD_PERCENT of the GPU
 //     --samples   each latency too, in the order of arrival
 // The other options are those of share. A run's result is one line {"pid","final","count","p50","p90","p99","max",…}, microseconds.
@@ -10,7 +11,7 @@
 #include <unistd.h>
 #include "spin.h"
 
-static const char known[] = "seconds start-at work-us every-ms poisson seed ramp-ms iters-per-us samples stdin";
+static const char known[] = "seconds start-at work-us every-ms think-ms poisson seed ramp-ms iters-per-us samples stdin";
 
 static void run(Gpu& gpu, const Options& o, double rate) {
   const double work_us = o.number("work-us", 140), seconds = o.number("seconds", 5), ramp = o.number("ramp-ms", 400) * 1e-3;
@@ -30,6 +31,17 @@ static void run(Gpu& gpu, const Options& o, double rate) {
   const double late = epoch() - (start - ramp);
   std::vector<double> took;
   size_t next = 0, finished = 0;
+  if (o.has("think-ms")) {
+    const double think = o.number("think-ms", 2) * 1e-3;
+    for (due.clear(); epoch() < end;) {
+      double begin = epoch();
+      gpu.run(1, iterations, 0);
+      CHECK(cudaEventRecord(events[0], gpu.stream));
+      for (cudaError_t e; (e = cudaEventQuery(events[0]));) if (e != cudaErrorNotReady) CHECK(e);
+      if (begin >= start) took.push_back((epoch() - begin) * 1e6);
+      sleep_until(epoch() + think);
+    }
+  }
   // What is not done long after the last was due is not waited for: the load is more than the GPU can take.
   while (finished < due.size() && epoch() < end + 3) {
     if (next < due.size() && next - finished < outstanding && epoch() >= due[next]) {

@@ -18,7 +18,7 @@ static const char known[] = "seconds start-at kernel-us mode window-ms ramp-ms i
 
 static void run(Gpu& gpu, const Options& o, double rate) {
   const std::string mode = o.text("mode", "launch");
-  const bool graph = mode == "graph", together = mode == "cooperative";
+  const bool graph = mode == "graph", together = mode == "cooperative" || mode == "persistent";
   if (mode != "launch" && mode != "persistent" && !graph && !together) {
     fprintf(stderr, "--mode %s: want launch, graph, persistent or cooperative\n", mode.c_str());
     exit(2);

@@ -1,0 +1,72 @@
+package guard
+
+import (
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// onSchedule carries out GPFIFO_SCHEDULE, which lets channels run for the first time, and would let paused ones run again. While
+// the container is off, what runs already needs no permission, and what is new waits until the container is on: to let it run and
+// pause it then would give away a millisecond each time.
+func (g *Guard) onSchedule(l *listener, c *trappedCall, client uint32, params []byte) reply {
+	handle := rm.U32(c.call.Outer, rm.ControlObject)
+	enable := len(params) == 0 || params[0] != 0
+	g.compute.running.Lock()
+	for enable && g.compute.holds(client, handle) {
+		known, turned := g.account.scheduled(client, handle), g.compute.turned
+		g.compute.running.Unlock()
+		if known {
+			return c.status(rm.StatusOK)
+		}
+		select {
+		case <-turned:
+		case <-time.After(100 * time.Millisecond): // is the caller still there?
+		}
+		if !c.valid(l) {
+			return replyDone
+		}
+		g.compute.running.Lock()
+	}
+	defer g.compute.running.Unlock()
+	if !c.valid(l) {
+		return replyDone
+	}
+	status, e := c.execStatus()
+	if e == 0 && status == rm.StatusOK {
+		g.account.setScheduled(client, handle, enable)
+		if enable {
+			g.compute.started(c.target(), client, handle)
+		}
+	}
+	return fail(e)
+}
+
+// holds reports, with running held, that channels which a handle names must not begin to run now.
+func (c *compute) holds(client, handle uint32) bool {
+	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
+	x := c.onGPU(gpu)
+	return len(channels) > 0 && x != nil && x.off && (graphics || x.offAll)
+}
+
+// scheduled reports that all channels that a handle names were let run before.
+func (a *account) scheduled(client, handle uint32) bool {
+	list, _, _ := a.channelsOf(client, handle)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, ch := range list {
+		if !ch.object.scheduled {
+			return false
+		}
+	}
+	return len(list) > 0
+}
+
+func (a *account) setScheduled(client, handle uint32, on bool) {
+	list, _, _ := a.channelsOf(client, handle)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, ch := range list {
+		ch.object.scheduled = on
+	}
+}
