@@ -125,6 +125,15 @@ func hostilePaused(o hostileOptions) error {
 		if err != nil {
 			return err
 		}
+		// As every program does; a channel that is scheduled for the first time during a pause waits for its end.
+		for i, g := range w.groups {
+			if err := w.c.schedule(g, false); err != nil {
+				return err
+			}
+			if err := w.c.schedule(w.channels[i], true); err != nil {
+				return err
+			}
+		}
 		if err := w.start(); err != nil {
 			return err
 		}

@@ -50,6 +50,8 @@ type card struct {
 	read     time.Time // when records came last
 	records  []sched.Switch
 	busy     int
+	worked   time.Duration // monotonic time of the last step with work
+	settling time.Duration // monotonic time until which slices are not prolonged, after a change
 	acted    int           // busy at the last step
 	young    []time.Time   // when groups were made lately, that may not have run yet
 	budget   time.Duration // under a hard cap: GPU time that the container may still use, see spend
@@ -265,8 +267,8 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	x.look(now, len(groups))
 	x.spend(now)
 	self := sched.Tenant{Share: x.plan.share, Busy: x.busy}
-	if _, slotted := x.slot(); !slotted {
-		self.Saturating = x.tracker.Saturating(x.gpuNow(now))
+	if _, slotted := x.slot(); !slotted && monotonic() >= x.settling {
+		self.Saturating = x.tracker.Saturating()
 	}
 	if self.Priority == quota.PriorityHigh && x.press != nil {
 		self.Pressing = x.press.pressing()
@@ -298,6 +300,9 @@ func (x *card) step(now time.Time) (again time.Duration) {
 		kick(x.c.dutyKick)
 	}
 	x.acted = x.busy
+	if x.busy > 0 {
+		x.worked = monotonic()
+	}
 	if x.press != nil {
 		x.press.follow(self, others)
 	}
@@ -388,6 +393,10 @@ func (x *card) spend(now time.Time) {
 		kick(x.c.dutyKick)
 	}
 }
+
+// capIdle is after how long without work a capped container is left alone. Its first work then goes on until it is noticed,
+// within 66 ms, and is made up for later.
+const capIdle = 30 * time.Second
 
 const (
 	maxDebt = 20                     // slots
@@ -578,12 +587,18 @@ func (x *card) adopt(p plan) {
 	x.mu.Lock()
 	changed := x.plan != p
 	x.plan = p
+	if changed {
+		x.settling = monotonic() + settleTime
+	}
 	x.mu.Unlock()
 	if changed {
 		kick(x.kick)
 		kick(x.c.dutyKick)
 	}
 }
+
+// settleTime is for how long after a change slices are short, so that shares are right soon.
+const settleTime = 2 * time.Second
 
 // plans reads the ledger's records into a plan for each card.
 func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {

@@ -56,12 +56,13 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 		return false, 0
 	case x.plan.suspended:
 		return true, 0
-	case x.busy == 0 && x.source != nil:
-		return false, 0 // nothing to hold back; step kicks when there is work
 	}
 	slot, ok := x.slot()
-	if !ok {
+	switch {
+	case !ok:
 		return false, 0
+	case x.busy == 0 && x.source != nil && (x.plan.cap == 0 || now-x.worked > capIdle):
+		return false, 0 // nothing to hold back; step kicks when there is work
 	}
 	if now < x.owing && x.plan.cap > 0 {
 		return true, x.owing

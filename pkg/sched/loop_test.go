@@ -204,7 +204,7 @@ func (c *container) look() {
 	idle := idleAfter
 	idle = max(idle, 2*max(c.slot.Cycle, c.turns.Cycle))
 	self := sched.Tenant{Place: c.self.Place, Share: c.share, Busy: min(c.tracker.Busy(now, idle), len(c.groups))}
-	self.Saturating = !c.capped && c.tracker.Saturating(now)
+	self.Saturating = !c.capped && c.tracker.Saturating()
 	if c.share.Priority == quota.PriorityHigh {
 		kernels := uint64(0)
 		for _, g := range c.groups {

@@ -22,8 +22,7 @@ type Tracker struct {
 
 	paused  time.Duration // when the channels were stopped last
 	pausing bool          // they ever were
-	streak  int           // runs that ended in a preemption, since the last that did not
-	yielded time.Duration // when that was
+	endless float64       // of the last runs, those that ended in a preemption
 	total   Usage
 	idle    time.Duration // of total.GPUTime and what runs now, without work
 	card    time.Duration // GPU time of everybody
@@ -160,24 +159,23 @@ func (t *Tracker) out(r Switch) {
 	case slice > 0 && ran >= slice-slice/10:
 		u.preempted = true
 		t.total.Preemptions++
-		t.streak++
+		t.endless += (1 - t.endless) / runMemory
 	default:
-		t.streak, t.yielded = 0, r.At
+		t.endless -= t.endless / runMemory
 	}
 }
 
 const (
 	// changeTime is for how long after a change runs of the former timeslice's length are expected.
 	changeTime = 500 * time.Millisecond
-	// A container saturates the GPU when so many runs in a row ended in a preemption, and none ended otherwise for so long.
-	saturatingRuns = 4
-	saturatingTime = 300 * time.Millisecond
+	// A container saturates the GPU when about four of five of its runs end in a preemption. Programs that launch many small kernels
+	// are out of work for a moment now and then.
+	runMemory  = 5
+	saturating = 0.75
 )
 
-// Saturating reports that the container always had more work than a timeslice's at a time, up to now, a time of the GPU's clock.
-func (t *Tracker) Saturating(now time.Duration) bool {
-	return t.streak >= saturatingRuns && now-t.yielded >= saturatingTime
-}
+// Saturating reports that the container nearly always had more work than a timeslice's at a time.
+func (t *Tracker) Saturating() bool { return t.endless >= saturating }
 
 // use counts time on the engine.
 func (t *Tracker) use(from, to time.Duration) {
