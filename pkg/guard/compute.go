@@ -51,6 +51,8 @@ type card struct {
 	records  []sched.Switch
 	busy     int
 	worked   time.Duration // monotonic time of the last step with work
+	setBusy  int           // busy when slice was set
+	since    time.Duration // monotonic time since which another slice would be right
 	settling time.Duration // monotonic time until which slices are not prolonged, after a change
 	acted    int           // busy at the last step
 	young    []time.Time   // when groups were made lately, that may not have run yet
@@ -281,7 +283,7 @@ func (x *card) step(now time.Time) (again time.Duration) {
 		others = x.board.others()
 	}
 	x.grant(now, self, others)
-	slice := x.c.timing.Slice(x.plan.card, self, others)
+	slice := x.damped(x.c.timing.Slice(x.plan.card, self, others))
 	verify := x.busy > 0 && now.Sub(x.verified) >= verifyEvery
 	if slice != x.slice || verify || len(x.set) != len(groups) {
 		x.slice = slice
@@ -308,6 +310,31 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	}
 	return x.wait(now, len(groups))
 }
+
+// damped keeps a timeslice that is about right because of what the other containers do. The driver takes up its list of groups
+// from the beginning when one is set: with many containers that each follow every change of the others, those at the end of the
+// list would never run, and so change again what is right.
+func (x *card) damped(slice time.Duration) time.Duration {
+	now := monotonic()
+	low := x.c.timing.Min
+	near := slice > x.slice-x.slice/32 && slice < x.slice+x.slice/32
+	switch {
+	case near && slice != x.slice && x.busy == x.setBusy && x.slice >= low && now >= x.settling:
+		x.since = 0
+		return x.slice
+	case near, x.busy != x.setBusy, x.slice < low, slice < low, now < x.settling, slice < x.slice-x.slice/5:
+	case x.since == 0:
+		x.since = now
+		return x.slice
+	case now-x.since < dampTime:
+		return x.slice
+	}
+	x.since, x.setBusy = 0, x.busy
+	return slice
+}
+
+// dampTime is for how long another timeslice must be right before it is set.
+const dampTime = time.Second
 
 const (
 	// settled is after how long without a context switch a busy container counts as alone on the GPU.

@@ -1,6 +1,7 @@
 package sched
 
 import (
+	"math"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -111,17 +112,24 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		return min(max(time.Duration(slice), shortest), longest)
 	}
 	round, least, most := t.turn(c, self), t.turn(c, self)/n, t.turn(c, self)
-	saturated, shared := self.Saturating, false
+	saturated, shared, tenants := self.Saturating, false, 1
 	for _, o := range others {
 		if o.Busy == 0 || self.presses(o) {
 			continue
 		}
 		turn := t.turn(c, o)
 		round += turn
+		tenants++
 		least, most = min(least, turn/float64(o.Busy)), max(most, turn)
 		saturated, shared = saturated && o.Saturating, true
 	}
-	scale := min(1, float64(t.MaxRound)/round)
+	steps := func(x float64) float64 {
+		if tenants > manyTenants { // what one of many does should not change the slices of all
+			return math.Exp2(math.Floor(8*math.Log2(x)) / 8)
+		}
+		return x
+	}
+	scale := steps(min(1, float64(t.MaxRound)/round))
 	if shortened := least * scale; shortened < float64(t.Min) {
 		scale *= max(1, min(float64(t.Min)/shortened, 2*float64(t.MaxRound)/(round*scale)))
 	}
@@ -129,10 +137,13 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		// Nobody waits for an answer, so fewer switches are better: 10 ms lose 2 % of an H200 to them, 30 ms 0.8 %. No container
 		// gets more than half of MaxRound at a time, so that shares are right within every second, too.
 		limit := float64(t.MaxRound)
-		scale *= max(1, min(maxStretch, longRound*limit/(round*scale), limit/2/(most*scale)))
+		scale *= steps(max(1, min(maxStretch, longRound*limit/(round*scale), limit/2/(most*scale))))
 	}
 	return max(time.Duration(t.turn(c, self)*scale/n), shortestShared)
 }
+
+// manyTenants is from how many containers with work on slices have steps, of an eighth of an octave.
+const manyTenants = 16
 
 // How much longer slices and rounds get while every container with work has more than it can get done.
 const (

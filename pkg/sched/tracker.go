@@ -20,13 +20,14 @@ type Tracker struct {
 	lap  uint64             // counts rounds of all that have work
 	seen map[group]struct{} // who was switched in during this one
 
-	paused  time.Duration // when the channels were stopped last
-	pausing bool          // they ever were
-	endless float64       // of the last runs, those that ended in a preemption
-	total   Usage
-	idle    time.Duration // of total.GPUTime and what runs now, without work
-	card    time.Duration // GPU time of everybody
-	buckets [10]bucket
+	paused     time.Duration // when the channels were stopped last
+	pausing    bool          // they ever were
+	saturating bool
+	endless    float64 // of the last runs, those that ended in a preemption
+	total      Usage
+	idle       time.Duration // of total.GPUTime and what runs now, without work
+	card       time.Duration // GPU time of everybody
+	buckets    [10]bucket
 }
 
 type group struct {
@@ -160,8 +161,15 @@ func (t *Tracker) out(r Switch) {
 		u.preempted = true
 		t.total.Preemptions++
 		t.endless += (1 - t.endless) / runMemory
+	case r.At-t.changed < changeTime: // to set a timeslice takes a group off the engine
 	default:
 		t.endless -= t.endless / runMemory
+	}
+	switch {
+	case t.endless >= saturating:
+		t.saturating = true
+	case t.endless < saturating-0.25:
+		t.saturating = false
 	}
 }
 
@@ -175,7 +183,7 @@ const (
 )
 
 // Saturating reports that the container nearly always had more work than a timeslice's at a time.
-func (t *Tracker) Saturating() bool { return t.endless >= saturating }
+func (t *Tracker) Saturating() bool { return t.saturating }
 
 // use counts time on the engine.
 func (t *Tracker) use(from, to time.Duration) {
