@@ -279,7 +279,11 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	var others []sched.Tenant
 	if x.board != nil {
 		self.Place = x.board.place()
-		x.board.publish(self)
+		shown := self
+		if x.lingers() {
+			shown.Busy = max(shown.Busy, 1)
+		}
+		x.board.publish(shown)
 		others = x.board.others()
 	}
 	x.grant(now, self, others)
@@ -317,21 +321,27 @@ func (x *card) step(now time.Time) (again time.Duration) {
 func (x *card) damped(slice time.Duration) time.Duration {
 	now := monotonic()
 	low := x.c.timing.Min
-	near := slice > x.slice-x.slice/32 && slice < x.slice+x.slice/32
+	near, busy := slice > x.slice-x.slice/32 && slice < x.slice+x.slice/32, max(x.busy, 1)
 	switch {
-	case near && slice != x.slice && x.busy == x.setBusy && x.slice >= low && now >= x.settling:
+	case near && slice != x.slice && busy == x.setBusy && x.slice >= low && now >= x.settling:
 		x.since = 0
 		return x.slice
-	case near, x.busy != x.setBusy, x.slice < low, slice < low, now < x.settling, slice < x.slice-x.slice/5:
+	case near, busy != x.setBusy, x.slice < low, slice < low, now < x.settling, slice < x.slice-x.slice/5:
 	case x.since == 0:
 		x.since = now
 		return x.slice
 	case now-x.since < dampTime:
 		return x.slice
 	}
-	x.since, x.setBusy = 0, x.busy
+	x.since, x.setBusy = 0, busy
 	return slice
 }
+
+// lingers reports that the container had work a moment ago. For the others it still counts then: among many it may just wait for
+// its turn.
+func (x *card) lingers() bool { return x.worked > 0 && monotonic()-x.worked < lingerTime }
+
+const lingerTime = 2 * time.Second
 
 // dampTime is for how long another timeslice must be right before it is set.
 const dampTime = time.Second
@@ -355,6 +365,8 @@ func (x *card) wait(now time.Time, groups int) time.Duration {
 	case x.busy > 0:
 		x.patience = min(2*x.patience, maxPatience)
 		return x.patience
+	case x.lingers():
+		return lingerTime / 4
 	case groups > 0 && x.source != nil && !kicks:
 		return 3 * tick
 	}

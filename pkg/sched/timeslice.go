@@ -139,7 +139,7 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		limit := float64(t.MaxRound)
 		scale *= steps(max(1, min(maxStretch, longRound*limit/(round*scale), limit/2/(most*scale))))
 	}
-	return max(time.Duration(t.turn(c, self)*scale/n).Round(time.Microsecond), shortestShared)
+	return max(time.Duration(math.Round(t.turn(c, self)*scale/n)), shortestShared)
 }
 
 // manyTenants is from how many containers with work on slices have steps, of an eighth of an octave.

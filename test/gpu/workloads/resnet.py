@@ -1,7 +1,9 @@
-"""ResNet-50 with random weights, fp16, channels last, batch 64: inference in a closed loop, one batch after the other.
-usage: resnet.py --seconds S [--start-at EPOCH] [--ramp-ms 400] [--batch 64] [--stdin]
+"""ResNet-50 with random weights, fp16, channels last, batch 64: inference in a closed loop, one batch after the other, with four under way
+(--ahead): with one, the GPU would be idle for a moment after each, and a neighbour's turn come with it.
+usage: resnet.py --seconds S [--start-at EPOCH] [--ramp-ms 400] [--batch 64] [--ahead 4] [--stdin]
 The options and the lines printed are those of share.cu, counted in images; a line stands for one batch, not for a window."""
 import argparse
+import collections
 import json
 import os
 import sys
@@ -16,6 +18,7 @@ parser.add_argument("--start-at", type=float, default=0)
 parser.add_argument("--ramp-ms", type=float, default=400)
 parser.add_argument("--window-ms", type=float)  # share's; not used
 parser.add_argument("--batch", type=int, default=64)
+parser.add_argument("--ahead", type=int, default=4)
 parser.add_argument("--stdin", action="store_true")
 options = parser.parse_args()
 
@@ -25,9 +28,11 @@ net = torchvision.models.resnet50().half().to(memory_format=torch.channels_last)
 images = torch.randn(options.batch, 3, 224, 224, dtype=torch.half, device="cuda").to(memory_format=torch.channels_last)
 
 
-def step():
+def launch():
     net(images)
-    torch.cuda.synchronize()
+    done = torch.cuda.Event(blocking=True)
+    done.record()
+    return done
 
 
 def run(o):
@@ -37,10 +42,13 @@ def run(o):
     late = time.time() - begin
     # Two batches may be under way at the end of the time that counts; the others must not get their share early.
     ends, total, until = [(time.time(), 0)], 0, start + o.seconds + 0.3
+    queue = collections.deque(launch() for _ in range(o.ahead))
     while ends[-1][0] < until:
-        step()
+        queue.popleft().synchronize()
+        queue.append(launch())
         total += options.batch
         ends.append((time.time(), total))
+    torch.cuda.synchronize()
     pid = os.getpid()
     print("\n".join('{"pid":%d,"t":%.6f,"done":%d,"total":%d}' % (pid, t, options.batch, n) for t, n in ends))
     counted = sum(options.batch for t, _ in ends[1:] if start <= t < start + o.seconds)
@@ -49,7 +57,7 @@ def run(o):
 
 with torch.inference_mode():
     for _ in range(20):
-        step()
+        launch().synchronize()
     print(json.dumps({"pid": os.getpid(), "ready": True}), flush=True)
     if options.stdin:
         for line in sys.stdin:
