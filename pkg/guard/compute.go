@@ -287,7 +287,7 @@ func (x *card) step(now time.Time) (again time.Duration) {
 		others = x.board.others()
 	}
 	x.grant(now, self, others)
-	slice := x.damped(x.c.timing.Slice(x.plan.card, self, others))
+	slice := x.damped(x.c.timing.Slice(x.plan.card, self, others), others)
 	verify := x.busy > 0 && now.Sub(x.verified) >= verifyEvery
 	if slice != x.slice || verify || len(x.set) != len(groups) {
 		x.slice = slice
@@ -318,9 +318,14 @@ func (x *card) step(now time.Time) (again time.Duration) {
 // damped keeps a timeslice that is about right because of what the other containers do. The driver takes up its list of groups
 // from the beginning when one is set: with many containers that each follow every change of the others, those at the end of the
 // list would never run, and so change again what is right.
-func (x *card) damped(slice time.Duration) time.Duration {
+func (x *card) damped(slice time.Duration, others []sched.Tenant) time.Duration {
 	now := monotonic()
-	low := x.c.timing.Min
+	low, wait := x.c.timing.Min, 0*time.Second
+	for _, o := range others {
+		if o.Busy > 0 {
+			wait += dampEach
+		}
+	}
 	near, busy := slice > x.slice-x.slice/32 && slice < x.slice+x.slice/32, max(x.busy, 1)
 	switch {
 	case near && slice != x.slice && busy == x.setBusy && x.slice >= low && now >= x.settling:
@@ -330,7 +335,7 @@ func (x *card) damped(slice time.Duration) time.Duration {
 	case x.since == 0:
 		x.since = now
 		return x.slice
-	case now-x.since < dampTime:
+	case now-x.since < min(wait, dampTime):
 		return x.slice
 	}
 	x.since, x.setBusy = 0, busy
@@ -343,8 +348,11 @@ func (x *card) lingers() bool { return x.worked > 0 && monotonic()-x.worked < li
 
 const lingerTime = 2 * time.Second
 
-// dampTime is for how long another timeslice must be right before it is set.
-const dampTime = time.Second
+// For how long another timeslice must be right before it is set: so long for each container with work, up to dampTime.
+const (
+	dampEach = 50 * time.Millisecond
+	dampTime = time.Second
+)
 
 const (
 	// settled is after how long without a context switch a busy container counts as alone on the GPU.

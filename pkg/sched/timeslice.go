@@ -134,7 +134,7 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 		scale *= max(1, min(float64(t.Min)/shortened, 2*float64(t.MaxRound)/(round*scale)))
 	}
 	if saturated && shared {
-		// Nobody waits for an answer, so fewer switches are better: 10 ms lose 2 % of an H200 to them, 30 ms 0.8 %. No container
+		// Nobody waits for an answer, so fewer switches are better: 10 ms lose 2 % of an H200 to them, 30 ms 0.7 %. No container
 		// gets more than half of MaxRound at a time, so that shares are right within every second, too.
 		limit := float64(t.MaxRound)
 		scale *= steps(max(1, min(maxStretch, longRound*limit/(round*scale), limit/2/(most*scale))))
@@ -147,8 +147,8 @@ const manyTenants = 16
 
 // How much longer slices and rounds get while every container with work has more than it can get done.
 const (
-	maxStretch = 3
-	longRound  = 1.6
+	maxStretch = 3.5
+	longRound  = 2.0
 )
 
 // alone reports that no other container that gives way has work.

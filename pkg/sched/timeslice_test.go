@@ -205,7 +205,7 @@ func TestPriorities(t *testing.T) {
 		{0, 2, true, [2]time.Duration{least, most}},
 		{1, 1, true, [2]time.Duration{turn, turn}},
 		{1, 2, true, [2]time.Duration{least, most}},
-		{2, 2, true, [2]time.Duration{30 * ms, 30 * ms}}, // both saturate
+		{2, 2, true, [2]time.Duration{35 * ms, 35 * ms}}, // both saturate
 		// A high-priority container that lets go is one among others.
 		{0, 2, false, [2]time.Duration{turn, turn}},
 		{1, 2, false, [2]time.Duration{turn, turn}},
