@@ -72,8 +72,22 @@ type contexts struct {
 	kernel, gap      time.Duration
 }
 
-// newContexts makes n groups with a channel each, as CUDA does for a context.
+// newContexts makes n groups with a channel each and schedules them, as CUDA does for a context.
 func newContexts(c *client, n int, kernel, gap time.Duration) (*contexts, error) {
+	w, err := newUnscheduled(c, n, kernel, gap)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range w.groups {
+		if err := c.schedule(g, false); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// newUnscheduled makes contexts that may not compute yet.
+func newUnscheduled(c *client, n int, kernel, gap time.Duration) (*contexts, error) {
 	w := &contexts{c: c, kernel: kernel, gap: gap}
 	for range n {
 		g, err := c.group(rm.ChannelEngineTypeGR)

@@ -7,7 +7,7 @@
 // one Driver for the whole node. What a session opened goes away with it, as a process' files do in the kernel.
 //
 // Each card has a graphics engine that computes in time (package runlist): channel groups of engine type 0 and 1 share it by
-// their timeslices, FIFO_DISABLE_CHANNELS pauses them. What they compute, a process says with CtrlSubmit.
+// their timeslices, once GPFIFO_SCHEDULE let them; FIFO_DISABLE_CHANNELS pauses them. What they compute, a process says with CtrlSubmit.
 //
 // The layouts are those of NVIDIA's open kernel modules; upstream symbols are named where they are used.
 package sim

@@ -70,9 +70,10 @@ func newEngine() *engine {
 	return &engine{Runlist: runlist.New(runlist.Config{}), groups: map[*runlist.TSG]bool{}}
 }
 
-// add puts a channel group on the runlist.
+// add puts a channel group on the runlist. It does not run before one of its channels may: see repause.
 func (e *engine) add(pid int32, handle uint32) *runlist.TSG {
 	t := e.Add(int(pid), handle)
+	t.Pause()
 	e.groups[t] = true
 	return t
 }
@@ -112,27 +113,20 @@ func (d *Driver) tick() {
 	}
 }
 
-// repause pauses a group whose channels are all disabled. A channel that comes later is enabled and ends the pause, as
-// on the real driver.
+// repause lets a group run while at least one of its channels was scheduled and is not disabled, as on the real driver: a
+// channel that was just made runs nothing, and in a paused group it ends the pause once it is scheduled.
 func repause(group *object) {
 	t := group.group.tsg
 	if t == nil {
 		return
 	}
-	channels, disabled := 0, 0
 	for _, o := range group.children {
-		if o.channel != nil {
-			channels++
-			if o.channel.disabled {
-				disabled++
-			}
+		if o.channel != nil && o.channel.enabled && !o.channel.disabled {
+			t.Resume()
+			return
 		}
 	}
-	if channels > 0 && channels == disabled {
-		t.Pause()
-	} else {
-		t.Resume()
-	}
+	t.Pause()
 }
 
 func (c *controlCall) simSubmit() uint32 {

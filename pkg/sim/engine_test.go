@@ -34,7 +34,7 @@ func newTimedDriver(t *testing.T) (*Driver, *clock) {
 	return d, c
 }
 
-// graphics makes a group on the graphics engine with some channels.
+// graphics makes a group on the graphics engine with some channels, and schedules it as libcuda does.
 func (u *user) graphics(channels int) (group uint32, handles []uint32) {
 	u.t.Helper()
 	p := make([]byte, 20)
@@ -43,7 +43,15 @@ func (u *user) graphics(channels int) (group uint32, handles []uint32) {
 	for range channels {
 		handles = append(handles, u.channel(group))
 	}
+	u.schedule(group)
 	return group, handles
+}
+
+func (u *user) schedule(group uint32) {
+	u.t.Helper()
+	if st := u.control(group, 0xa06c0101, []byte{1, 0}); st != 0 {
+		u.t.Fatalf("GPFIFO_SCHEDULE: %#x", st)
+	}
 }
 
 func (u *user) channel(group uint32) uint32 {
@@ -154,15 +162,21 @@ func TestEngineTimeslices(t *testing.T) {
 func TestEnginePauses(t *testing.T) {
 	d, clock := newTimedDriver(t)
 	u, guard := newGPUUser(t, d.Session([]int{0}), 100), newGPUUser(t, d.Session([]int{0}), 1)
-	a, ch := u.graphics(2)
+	a, _ := u.graphics(0)
 	u.submit(a, 100*ms, 0)
+	var ch []uint32
 	var last time.Duration
 	for _, c := range []struct {
 		what string
 		do   func()
 		runs bool
 	}{
-		{"at first", func() {}, true},
+		{"no channel", func() {}, false},
+		{"two channels that are not scheduled", func() { ch = append(ch, u.channel(a), u.channel(a)) }, false},
+		{"disabled and enabled", func() { guard.disable(true, u, ch...); guard.disable(false, u, ch...) }, false},
+		{"GPFIFO_SCHEDULE of the first", func() { u.control(ch[0], 0xa06f0103, []byte{1, 0}) }, true},
+		{"which is stopped, the other not scheduled", func() { guard.disable(true, u, ch[0]) }, false},
+		{"both scheduled", func() { u.schedule(a) }, true},
 		{"one channel stopped", func() { guard.disable(true, u, ch[0]) }, true},
 		{"both stopped", func() { guard.disable(true, u, ch[1]) }, false},
 		{"stopped again", func() { guard.disable(true, u, ch...) }, false},
@@ -173,7 +187,8 @@ func TestEnginePauses(t *testing.T) {
 				t.Errorf("dead handle: %#x", st)
 			}
 		}, false},
-		{"a new channel", func() { ch = append(ch, u.channel(a)) }, true},
+		{"a new channel", func() { ch = append(ch, u.channel(a)) }, false},
+		{"which is scheduled", func() { u.control(ch[2], 0xa06f0103, []byte{1, 0}) }, true},
 		{"which is stopped", func() { guard.disable(true, u, ch[2]) }, false},
 		{"and restarted", func() { guard.disable(false, u, ch[2]) }, true},
 		{"and freed", func() { u.free(ch[2]) }, false},
@@ -182,7 +197,7 @@ func TestEnginePauses(t *testing.T) {
 		{"GPFIFO_SCHEDULE off", func() { u.control(a, 0xa06c0101, []byte{0, 0}) }, false},
 		{"GPFIFO_SCHEDULE of the group", func() { u.control(a, 0xa06c0101, []byte{1, 0}) }, true},
 		{"stopped at last", func() { guard.disable(true, u, ch[:2]...) }, false},
-		{"and all channels freed", func() { u.free(ch[0]); u.free(ch[1]) }, true},
+		{"and all channels freed", func() { u.free(ch[0]); u.free(ch[1]) }, false},
 	} {
 		c.do()
 		clock.pass(time.Second)
@@ -207,6 +222,8 @@ func TestEngineMembers(t *testing.T) {
 	a, _ := u.graphics(1)
 	p := make([]byte, 20)
 	b := v.must(v.alloc(v.dev, v.handle(), classGroup, p)) // engine type 0
+	v.channel(b)
+	v.schedule(b)
 	rm.PutU32(p, rm.TSGEngineType, 11)
 	copies := v.must(v.alloc(v.dev, v.handle(), classGroup, p))
 	for _, c := range []uint32{CtrlSubmit, CtrlWork} {
@@ -455,7 +472,7 @@ func TestGPUMon(t *testing.T) {
 func TestClock(t *testing.T) {
 	d, clock := newTimedDriver(t)
 	u := newGPUUser(t, d.Session([]int{0}), 100)
-	a, _ := u.graphics(0)
+	a, _ := u.graphics(1)
 	u.submit(a, ms, 0)
 	clock.set(10 * ms)
 	before, _ := u.work(a)
@@ -465,7 +482,7 @@ func TestClock(t *testing.T) {
 	}
 	real := newDriver(t)
 	v := newGPUUser(t, real.Session([]int{0}), 100)
-	b, _ := v.graphics(0)
+	b, _ := v.graphics(1)
 	v.submit(b, us, 1)
 	eventually(t, "a kernel", func() bool { _, n := v.work(b); return n == 1 })
 	if e := real.Snapshot().GPUs[0].Engine; e.Busy != us || e.Switching != 150*us || e.Idle == 0 {

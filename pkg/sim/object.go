@@ -63,7 +63,7 @@ type group struct {
 type channel struct {
 	group      *object
 	engineType uint32
-	enabled    bool // GPFIFO_SCHEDULE was called
+	enabled    bool // by GPFIFO_SCHEDULE; a new one is not
 	disabled   bool // FIFO_DISABLE_CHANNELS
 }
 
@@ -109,7 +109,7 @@ func (d *Driver) place(c *client, parent *object, o *object) uint32 {
 // freeObject frees an object and everything below it.
 func (d *Driver) freeObject(o *object) {
 	if o.group != nil && o.group.tsg != nil {
-		o.gpu.engine.remove(o.group.tsg) // before its channels, whose end would end a pause
+		o.gpu.engine.remove(o.group.tsg) // before its channels, whose end would only pause it
 	}
 	for _, child := range o.children {
 		d.freeObject(child)

@@ -51,7 +51,7 @@ type TSGSnapshot struct {
 	Channels    int    `json:"channels"`
 	Disabled    int    `json:"disabled"` // channels stopped by FIFO_DISABLE_CHANNELS
 	// Of a group on the graphics engine.
-	Paused      bool          `json:"paused"` // all channels are disabled
+	Paused      bool          `json:"paused"` // does not run: no channel is scheduled and not disabled
 	Kernels     uint64        `json:"kernels"`
 	GPUTime     time.Duration `json:"gpuTime"`
 	Waiting     time.Duration `json:"waiting"` // had work that did not run
