@@ -111,7 +111,7 @@ func hostileSimControls(hostileOptions) error {
 	})
 }
 
-// pausedSlack is what a paused container may compute with a new context until the guard has it, too.
+// pausedSlack is what a paused container may compute all the same.
 const pausedSlack = 10 * time.Millisecond
 
 // hostilePaused tries to compute while somebody outside has paused the container, which must happen once this says that it
@@ -124,15 +124,6 @@ func hostilePaused(o hostileOptions) error {
 		w, err := newContexts(c, 2, time.Millisecond, 0)
 		if err != nil {
 			return err
-		}
-		// As every program does; a channel that is scheduled for the first time during a pause waits for its end.
-		for i, g := range w.groups {
-			if err := w.c.schedule(g, false); err != nil {
-				return err
-			}
-			if err := w.c.schedule(w.channels[i], true); err != nil {
-				return err
-			}
 		}
 		if err := w.start(); err != nil {
 			return err
@@ -155,6 +146,7 @@ func hostilePaused(o hostileOptions) error {
 			{"new-groups", tryNewGroups},
 			{"new-groups-loop", tryNewGroupsLoop},
 			{"new-client", tryNewClient},
+			{"schedule-new", tryScheduleNew},
 		} {
 			if err := computesNothing(w, try.name, try.run); err != nil {
 				return err
@@ -263,7 +255,7 @@ func tryScheduleDup(w *contexts) error {
 	return nil
 }
 
-// tryNewChannels adds channels, which begin enabled, to groups that have work.
+// tryNewChannels adds channels, which nobody disabled, to groups that have work.
 func tryNewChannels(w *contexts) error {
 	for range 20 {
 		for _, g := range w.groups {
@@ -286,7 +278,7 @@ func tryFreeChannel(w *contexts) error {
 
 func tryNewGroups(w *contexts) error {
 	for range 4 {
-		more, err := newContexts(w.c, 1, time.Millisecond, 0)
+		more, err := newUnscheduled(w.c, 1, time.Millisecond, 0)
 		if err != nil {
 			return err
 		}
@@ -298,11 +290,11 @@ func tryNewGroups(w *contexts) error {
 	return nil
 }
 
-// tryNewGroupsLoop makes a context, lets it begin, and frees it again. What each has got is added up.
+// tryNewGroupsLoop makes a context, gives it work, and frees it again. What each has got is added up.
 func tryNewGroupsLoop(w *contexts) error {
 	var sum time.Duration
 	for range 50 {
-		more, err := newContexts(w.c, 1, time.Millisecond, 0)
+		more, err := newUnscheduled(w.c, 1, time.Millisecond, 0)
 		if err != nil {
 			return err
 		}
@@ -332,7 +324,7 @@ func tryNewClient(*contexts) error {
 		return err
 	}
 	defer o.close()
-	w, err := newContexts(o, 2, time.Millisecond, 0)
+	w, err := newUnscheduled(o, 2, time.Millisecond, 0)
 	if err != nil {
 		return err
 	}
@@ -340,4 +332,47 @@ func tryNewClient(*contexts) error {
 		return err
 	}
 	return computesNothing(w, "of-new-client", func(*contexts) error { return nil })
+}
+
+// tryScheduleNew lets channels run for the first time: the calls must not return before the container is resumed. They are left
+// waiting, until this process ends.
+func tryScheduleNew(w *contexts) error {
+	more, err := newUnscheduled(w.c, 2, time.Millisecond, 0)
+	if err != nil {
+		return err
+	}
+	if err := more.start(); err != nil {
+		return err
+	}
+	added, err := w.c.channel(w.groups[0], rm.ChannelEngineTypeGR)
+	if err != nil {
+		return err
+	}
+	old := w.groups[1]
+	if _, err := w.c.channel(old, rm.ChannelEngineTypeGR); err != nil {
+		return err
+	}
+	w.groups, w.channels = append(w.groups, more.groups...), append(w.channels, more.channels...)
+	returned := make(chan error, 4)
+	for _, s := range []struct {
+		what    string
+		object  uint32
+		channel bool
+	}{
+		{"a new group", more.groups[0], false},
+		{"a new group's channel", more.channels[1], true},
+		{"a new channel of an old group", added, true},
+		{"an old group with a new channel", old, false},
+	} {
+		go func() {
+			returned <- fmt.Errorf("%s: GPFIFO_SCHEDULE returned: %s", s.what, describe(w.c.schedule(s.object, s.channel)))
+		}()
+	}
+	select {
+	case err := <-returned:
+		return err
+	case <-time.After(time.Second): // ten times as long as the guard waits before it looks again
+		print("schedule_new=waits")
+		return nil
+	}
 }
