@@ -309,9 +309,6 @@ func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm
 	}
 	o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 	g.account.addObject(client, o, noGPU, 0, 0)
-	if class.Kind == rm.ClassChannel && !g.driver.Native() {
-		g.compute.pauseNew(client, o.handle) // a simulated channel runs before it is scheduled
-	}
 	c.undo = g.undoObject(c.target(), client, o.handle)
 	return replyDone
 }

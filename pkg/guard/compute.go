@@ -596,17 +596,6 @@ func (c *compute) started(t Target, client, handle uint32) {
 	c.awake(x)
 }
 
-// pauseNew pauses a channel that was made while the container is off.
-func (c *compute) pauseNew(client, handle uint32) {
-	c.running.Lock()
-	defer c.running.Unlock()
-	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
-	if x := c.onGPU(gpu); x != nil && x.off && (graphics || x.offAll) {
-		c.rescue.note(c.g, x.gpu, c.g.account.channelsOn(x.gpu, x.offAll))
-		c.disable(x, channels, true)
-	}
-}
-
 // status fills in what a vGPU's status says of its GPU time.
 func (x *card) status() *ComputeStatus {
 	groups := len(x.c.g.account.groupsOn(x.gpu))
