@@ -82,7 +82,7 @@ func (n *simNode) alloc(parent, class uint32, params []byte) uint32 {
 }
 
 // pause does what a guard does before it is killed.
-func (n *simNode) pause(r ledger.Record, channel uint32) {
+func (n *simNode) pause(r ledger.Record, busID string) {
 	n.Helper()
 	dev := n.alloc(n.client, 0x80, make([]byte, 56))
 	p := make([]byte, 536)
@@ -101,8 +101,8 @@ func (n *simNode) pause(r ledger.Record, channel uint32) {
 	}
 	null := device.Node{HostPath: "/dev/null"}
 	cfg := guard.Config{Driver: device.DriverSim, DriverVersion: "580.159.04", SimSocket: n.socket, ControlNode: null, UVMNode: null,
-		GPUs: []guard.GPU{{GPU: device.GPU{UUID: t4, BusID: "0000:01:00.0", Node: null}}}}
-	n.note(r, cfg, n.client, channel)
+		GPUs: []guard.GPU{{GPU: device.GPU{UUID: t4, BusID: busID, Node: null}}}}
+	n.note(r, cfg, n.client, n.channel)
 }
 
 // note writes the file that guard.ResumeLeftovers reads (pkg/guard/rescue.go).
@@ -135,14 +135,14 @@ func (n *simNode) noted(r ledger.Record) bool {
 func TestResumeWithoutGuard(t *testing.T) {
 	n := newSimNode(t)
 	r := n.reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
-	n.pause(r, n.channel)
+	n.pause(r, "0000:01:00.0")
 	if out := cgpu("resume web"); !strings.HasPrefix(out, "dead (web): resumed 1 channel; its guard is gone") || n.paused() || n.noted(r) {
 		t.Errorf("printed %s; paused %v, still noted %v", out, n.paused(), n.noted(r))
 	}
 	if out := cgpu("resume web"); !strings.Contains(out, "nothing of it is paused") {
 		t.Errorf("printed %s", out)
 	}
-	n.pause(r, 0xdead)
+	n.pause(r, "0000:77:00.0") // no such GPU: it cannot be asked to resume
 	if out := cgpu("resume web"); !strings.HasPrefix(out, "error: resume: container dead (web): its guard is gone, and what it had paused stays paused (") || !n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}
@@ -151,7 +151,7 @@ func TestResumeWithoutGuard(t *testing.T) {
 func TestGCLeftovers(t *testing.T) {
 	n := newSimNode(t)
 	r := n.reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
-	n.pause(r, n.channel)
+	n.pause(r, "0000:01:00.0")
 	// While the guard lives it is not gc's business.
 	l, err := net.Listen("unix", filepath.Join(n.dir, "g", "n.ctl"))
 	if err != nil {
@@ -165,7 +165,7 @@ func TestGCLeftovers(t *testing.T) {
 		t.Errorf("printed %s; paused %v, noted %v", out, n.paused(), n.noted(r))
 	}
 	// A container that lives is not forgotten when its channels cannot be resumed, one that is gone is.
-	n.pause(r, 0xdead)
+	n.pause(r, "0000:77:00.0") // no such GPU: it cannot be asked to resume
 	if out := cgpu("gc"); !strings.HasPrefix(out, "error: resume what the guard of container dead (web) had paused: ") || !n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}

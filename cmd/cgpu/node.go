@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 
@@ -10,14 +12,39 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// loadNode loads this node's table for a command that acts by it. A stale one would mislead; the runtime makes it anew
-// for the next container.
+// loadNode loads this node's table for a command that acts by it. A missing or stale one is made anew, as the runtime does.
 func loadNode(runDir string) (*device.Table, error) {
 	t, err := device.Load(runDir)
-	if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
-		return nil, fmt.Errorf("%w; cgpu refresh makes it anew", err)
+	if !errors.Is(err, device.ErrMissing) && !errors.Is(err, device.ErrStale) {
+		return t, err
 	}
-	return t, err
+	if failed := refreshNode(); failed != nil {
+		return nil, fmt.Errorf("%w; cgpu refresh makes it anew (tried: %v)", err, failed)
+	}
+	return device.Load(runDir)
+}
+
+// refreshNode runs cgpu-refresh. Its output goes to a file: a pipe would be kept open by the simulated driver's server, which it
+// may start.
+func refreshNode() error {
+	helper, err := device.Program("cgpu-refresh")
+	if err != nil {
+		return err
+	}
+	out, err := os.CreateTemp("", "cgpu-refresh")
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	_ = os.Remove(out.Name())
+	cmd := exec.Command(helper)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		said := make([]byte, 1024)
+		n, _ := out.ReadAt(said, 0)
+		return fmt.Errorf("%s: %w: %s", helper, err, strings.TrimSpace(string(said[:n])))
+	}
+	return nil
 }
 
 // gpusOf puts GPUs in the ledger's terms.

@@ -138,7 +138,9 @@ func look(runDir string) (view, error) {
 	if t != nil && errors.Is(err, device.ErrStale) {
 		stale = err.Error()
 	} else if errors.Is(err, device.ErrMissing) {
-		return view{}, fmt.Errorf("%w; cgpu refresh makes it", err)
+		if t, err = loadNode(runDir); err != nil {
+			return view{}, err
+		}
 	} else if err != nil {
 		return view{}, err
 	}
