@@ -52,6 +52,7 @@ const (
 const (
 	pressingNow  = 1 << 0
 	pressingMuch = 1 << 1
+	lingering    = 1 << 2
 )
 
 // place is the number of the guard's own entry.
@@ -135,6 +136,9 @@ func (b *board) publish(t sched.Tenant) {
 	if t.Saturating {
 		pressing |= pressingMuch
 	}
+	if t.Lingers {
+		pressing |= lingering
+	}
 	put(boardPressing, pressing)
 	if changed {
 		b.u32(boardGeneration).Add(1)
@@ -153,7 +157,7 @@ func (b *board) others() []sched.Tenant {
 		}
 		pressing := b.u32(e + boardPressing).Load()
 		t := sched.Tenant{Place: i, Share: sched.Share{Weight: int(b.u32(e + boardWeight).Load()), Percent: int(b.u32(e + boardPercent).Load()),
-			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: pressing&pressingNow != 0, Saturating: pressing&pressingMuch != 0}
+			Priority: quota.Priority(b.u32(e + boardPriority).Load())}, Busy: int(b.u32(e + boardBusy).Load()), Pressing: pressing&pressingNow != 0, Saturating: pressing&pressingMuch != 0, Lingers: pressing&lingering != 0}
 		if t.Weight > 0 {
 			list = append(list, t)
 		}

@@ -69,6 +69,7 @@ type card struct {
 	off      bool       // the channels are disabled; changed with compute.running held too
 	// stoppedAt is when off changed last.
 	stoppedAt time.Time
+	refused   int            // times in a row that the driver would not resume; with compute.running held
 	corrected time.Duration  // up to when the GPU's own load was looked at, see resident
 	lately    sched.Permille // and what it was then
 	patience  time.Duration  // between looks while nothing is switched
@@ -273,17 +274,14 @@ func (x *card) step(now time.Time) (again time.Duration) {
 		self.Saturating = x.tracker.Saturating()
 	}
 	if self.Priority == quota.PriorityHigh && x.press != nil {
-		self.Pressing = x.press.pressing()
+		self.Pressing = x.press.pressing() || x.press.blind() && x.busy > 0
 		self.Saturating = x.press.saturating()
 	}
 	var others []sched.Tenant
 	if x.board != nil {
 		self.Place = x.board.place()
-		shown := self
-		if x.lingers() {
-			shown.Busy = max(shown.Busy, 1)
-		}
-		x.board.publish(shown)
+		self.Lingers = x.busy == 0 && x.lingers()
+		x.board.publish(self)
 		others = x.board.others()
 	}
 	x.grant(now, self, others)
@@ -322,7 +320,7 @@ func (x *card) damped(slice time.Duration, others []sched.Tenant) time.Duration 
 	now := monotonic()
 	low, wait := x.c.timing.Min, 0*time.Second
 	for _, o := range others {
-		if o.Busy > 0 {
+		if o.Busy > 0 || o.Lingers {
 			wait += dampEach
 		}
 	}
@@ -342,8 +340,7 @@ func (x *card) damped(slice time.Duration, others []sched.Tenant) time.Duration 
 	return slice
 }
 
-// lingers reports that the container had work a moment ago. For the others it still counts then: among many it may just wait for
-// its turn.
+// lingers reports that the container had work a moment ago.
 func (x *card) lingers() bool { return x.worked > 0 && monotonic()-x.worked < lingerTime }
 
 const lingerTime = 2 * time.Second

@@ -20,6 +20,7 @@ import (
 type pressure interface {
 	pressing() bool
 	saturating() bool // it has work all the time
+	blind() bool      // it cannot be seen; then context switches must do
 	// follow starts to look, or stops: it is needed only while others have work that should give way.
 	follow(self sched.Tenant, others []sched.Tenant)
 }
@@ -38,6 +39,7 @@ type presser struct {
 	last   atomic.Int64 // monotonic time of the last work
 	load   float64      // of the last looks, those that found work waiting
 	much   atomic.Bool
+	unseen atomic.Bool
 }
 
 // Of the last 32 looks or so, the part with work waiting above which a container saturates, and below which it does no more.
@@ -83,17 +85,16 @@ func (p *presser) want(x *card, self sched.Tenant, others []sched.Tenant, look f
 }
 
 func (p *presser) run(x *card, look func() (worked, waiting bool), release func()) {
-	defer release()
 	for was, much := p.pressing(), p.saturating(); ; {
-		p.mu.Lock()
-		if !p.wanted {
-			p.alive = false
-			p.mu.Unlock()
-			return
+		if p.unwanted() {
+			release() // before anybody else may begin to look
+			if p.rests() {
+				return
+			}
 		}
-		p.mu.Unlock()
 		select {
 		case <-x.c.stop:
+			release()
 			return
 		default:
 		}
@@ -109,6 +110,22 @@ func (p *presser) run(x *card, look func() (worked, waiting bool), release func(
 		time.Sleep(pressEvery)
 	}
 }
+
+func (p *presser) unwanted() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.wanted
+}
+
+// rests lets the next one who is wanted begin anew, unless that came meanwhile.
+func (p *presser) rests() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.alive = p.wanted
+	return !p.alive
+}
+
+func (p *presser) blind() bool { return p.unseen.Load() }
 
 // simPressure asks the simulated driver.
 type simPressure struct {
@@ -200,11 +217,12 @@ func (p *userdPressure) sync() {
 		}
 		v, err := p.open(ch)
 		if err != nil {
-			p.x.c.g.logOnce("userd", "cannot see when a high-priority container has work; the others give way when it runs", "err", err)
+			p.x.c.g.logOnce("userd", "cannot see in a channel when a high-priority container has work", "err", err)
 			continue
 		}
 		p.pages[k] = v
 	}
+	p.unseen.Store(len(live) > 0 && len(p.pages) == 0)
 	for k, v := range p.pages {
 		if !live[k] {
 			p.drop(v)

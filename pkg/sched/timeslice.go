@@ -47,6 +47,9 @@ type Tenant struct {
 	// Pressing says of a high-priority container that it has work now, or had a moment ago. Saturating says of any that it
 	// always has work.
 	Pressing, Saturating bool
+	// Lingers says of a container without work that it had some a moment ago. Among many it may just wait for its turn, so its
+	// place in the round is kept for it.
+	Lingers bool
 	// Place orders the containers of a GPU; it is the same whoever looks.
 	Place int
 }
@@ -114,13 +117,13 @@ func (t Timing) Slice(c Card, self Tenant, others []Tenant) time.Duration {
 	round, least, most := t.turn(c, self), t.turn(c, self)/n, t.turn(c, self)
 	saturated, shared, tenants := self.Saturating, false, 1
 	for _, o := range others {
-		if o.Busy == 0 || self.presses(o) {
+		if o.Busy == 0 && !o.Lingers || self.presses(o) {
 			continue
 		}
 		turn := t.turn(c, o)
 		round += turn
 		tenants++
-		least, most = min(least, turn/float64(o.Busy)), max(most, turn)
+		least, most = min(least, turn/float64(max(o.Busy, 1))), max(most, turn)
 		saturated, shared = saturated && o.Saturating, true
 	}
 	steps := func(x float64) float64 {

@@ -332,7 +332,7 @@ func nothingOf(t *testing.T, gpu int, id string) {
 }
 
 // guardKilled: the ledger and cgpu say what is the matter, and nothing is left. (The simulated driver takes a killed guard's
-// contexts with it, so nothing can stay paused; test/gpu/checks.sh has the real one.)
+// contexts with it, so nothing can stay paused; test/gpu/shares.py has the real one.)
 func guardKilled(t *testing.T, gpu int) {
 	paused := busy(t, on(gpu))
 	cgpu(t, "pause", paused)
