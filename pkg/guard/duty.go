@@ -34,7 +34,9 @@ func (c *compute) duty() {
 		next := time.Duration(-1)
 		for _, x := range c.cards {
 			off, until := x.wanted(now)
-			c.turn(x, off)
+			if !c.turn(x, off) {
+				until = monotonic() + resumeAgain
+			}
 			if until > 0 && (next < 0 || until < next) {
 				next = until
 			}
@@ -71,37 +73,47 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 	return !on, until
 }
 
-// turn stops the container's channels on a GPU, or lets them run.
-func (c *compute) turn(x *card, off bool) {
+const (
+	// resumeAgain is when to try again to resume channels that the driver would not, and maxRefused how often.
+	resumeAgain = 20 * time.Millisecond
+	maxRefused  = 50
+)
+
+// turn stops the container's channels on a GPU, or lets them run. False: some do not run although they should, try again.
+func (c *compute) turn(x *card, off bool) bool {
 	c.running.Lock()
 	defer c.running.Unlock()
 	suspended := x.suspended()
 	if x.off == off && (!off || !suspended || x.offAll) {
-		return
+		return true
 	}
 	// A hard cap is of the graphics engine: copies may go on, their queues end by themselves. cgpu pause stops everything; what
 	// is resumed may have been paused by it.
 	channels := c.g.account.channelsOn(x.gpu, !off || suspended)
 	if off && len(channels) == 0 && !suspended {
-		return
+		return true
 	}
 	begin := time.Now()
 	if off {
 		// First who would resume, should this process be killed in the middle.
 		if err := c.insure(); err != nil {
 			c.g.logOnce("rescue", "nothing is paused, since there is nobody to resume it if this process is killed", "err", err)
-			return
+			return true
 		}
 		c.rescue.note(c.g, x.gpu, channels)
-		if !c.disable(x, channels, true) && len(channels) > 0 {
+		if c.disable(x, channels, true) == 0 && len(channels) > 0 {
 			c.disable(x, channels, false)
 			c.rescue.forget(x.gpu)
-			return
+			return true
 		}
 	} else {
-		c.disable(x, channels, false)
+		if c.disable(x, channels, false) < len(channels) && x.refused < maxRefused {
+			x.refused++
+			return false
+		}
 		c.rescue.forget(x.gpu)
 	}
+	x.refused = 0
 	x.mu.Lock()
 	x.off, x.offAll = off, off && suspended
 	if off {
@@ -115,6 +127,7 @@ func (c *compute) turn(x *card, off bool) {
 	x.mu.Unlock()
 	close(c.turned)
 	c.turned = make(chan struct{})
+	return true
 }
 
 func (x *card) suspended() bool {
@@ -123,35 +136,31 @@ func (x *card) suspended() bool {
 	return x.plan.suspended
 }
 
-// disable stops channels or lets them run, 64 at a time. One that is gone meanwhile makes the driver refuse the whole list:
-// then they are taken one by one. False: the driver refuses them all.
-func (c *compute) disable(x *card, channels []chanRef, off bool) bool {
+// disable stops channels or lets them run, 64 at a time, and counts those that the driver did so with. One that is gone
+// meanwhile makes it refuse the whole list: then they are taken one by one. What is gone counts too.
+func (c *compute) disable(x *card, channels []chanRef, off bool) (done int) {
 	own, err := c.g.ownClient()
 	if err != nil {
 		c.g.logOnce("own", "cannot pause or resume", "err", err)
-		return false
+		return 0
 	}
-	any := false
 	for len(channels) > 0 {
-		n := min(len(channels), disableMax)
-		s, e := own.disable(x.gpu, channels[:n], off)
-		if e == 0 && s == rm.StatusOK {
-			any = true
-		} else if n > 1 {
-			for i := range n {
-				s, e = own.disable(x.gpu, channels[i:i+1], off)
-				any = any || e == 0 && (s == rm.StatusOK || gone(s))
+		list := channels[:min(len(channels), disableMax)]
+		channels = channels[len(list):]
+		if s, e := own.disable(x.gpu, list, off); e == 0 && s == rm.StatusOK {
+			done += len(list)
+			continue
+		}
+		for i := range list {
+			s, e := own.disable(x.gpu, list[i:i+1], off)
+			if e == 0 && (s == rm.StatusOK || gone(s)) {
+				done++
+				continue
 			}
-		}
-		if e == 0 && gone(s) {
-			any, s = true, rm.StatusOK
-		}
-		if e != 0 || s != rm.StatusOK {
 			c.g.logOnce(fmt.Sprint("disable", off, s), "the driver refuses to pause or resume a channel", "off", off, "status", rm.StatusName(s), "errno", e)
 		}
-		channels = channels[n:]
 	}
-	return any
+	return done
 }
 
 // gone reports a status that says that a channel is not there any more.

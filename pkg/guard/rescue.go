@@ -53,16 +53,22 @@ func (c *compute) insure() error {
 	if c.g.startRescuer == nil {
 		c.g.startRescuer = startRescuer
 	}
-	if c.rescue != nil {
-		c.rescue.close()
-		c.rescue = nil
+	var err error
+	r := c.rescue
+	if r == nil {
+		if r, err = newRescue(c.g.cfg); err != nil {
+			return err
+		}
+	} else if r.pipe != nil { // of a rescuer that was killed. Its file says what is off now, perhaps on another GPU.
+		_ = r.pipe.Close()
+		r.pipe = nil
 	}
-	r, err := newRescue(c.g.cfg)
-	if err != nil {
-		return err
-	}
+	r.gone.Store(false)
 	if r.process, r.pipe, err = c.g.startRescuer(r.path, &r.gone); err != nil {
-		r.close()
+		r.gone.Store(true)
+		if c.rescue == nil {
+			r.close()
+		}
 		return err
 	}
 	c.rescue = r
@@ -99,16 +105,25 @@ func (r *rescue) count(gpu int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&r.mem[rescueHeader+gpu*r.section()]))
 }
 
-// note writes down what is about to be off on a GPU. The old list stays valid until the new one is complete.
+// note writes down what is about to be off on a GPU, beside what is off already: the list is valid all the time.
 func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
-	n := min(len(channels), r.entries)
-	if n < len(channels) {
-		g.logOnce("rescuefull", "more channels than max_channels", "channels", len(channels))
-	}
+	n := int(r.count(gpu).Load())
 	base := rescueHeader + gpu*r.section() + 8
-	for i, ch := range channels[:n] {
-		rm.PutU32(r.mem, base+8*i, ch.client)
-		rm.PutU32(r.mem, base+8*i+4, ch.handle)
+	noted := map[uint64]bool{}
+	for i := range n {
+		noted[rm.U64(r.mem, base+8*i)] = true
+	}
+	for _, ch := range channels {
+		if noted[uint64(ch.handle)<<32|uint64(ch.client)] {
+			continue
+		}
+		if n == r.entries {
+			g.logOnce("rescuefull", "more channels than max_channels", "channels", len(channels))
+			break
+		}
+		rm.PutU32(r.mem, base+8*n, ch.client)
+		rm.PutU32(r.mem, base+8*n+4, ch.handle)
+		n++
 	}
 	r.count(gpu).Store(uint32(n))
 }
@@ -244,7 +259,10 @@ func (g *Guard) resume(path string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read what is paused: %w", err)
 	}
-	r := &rescue{entries: int(rm.U32(b, 4))}
+	r := &rescue{}
+	if len(b) >= rescueHeader {
+		r.entries = int(rm.U32(b, 4))
+	}
 	if len(b) < rescueHeader+len(g.cfg.GPUs)*r.section() {
 		return 0, fmt.Errorf("%s is damaged", path)
 	}
@@ -260,10 +278,11 @@ func (g *Guard) resume(path string) (int, error) {
 			continue
 		}
 		g.log.Warn("the guard is gone while its container was paused; its channels run again", "channels", len(channels))
-		if !c.disable(&card{c: c, gpu: gpu}, channels, false) {
-			err = fmt.Errorf("the driver refuses to resume %d channels on GPU %d", len(channels), g.cfg.GPUs[gpu].Index)
+		done := c.disable(&card{c: c, gpu: gpu}, channels, false)
+		if done < len(channels) {
+			err = fmt.Errorf("the driver refuses to resume %d of %d channels on GPU %d", len(channels)-done, len(channels), g.cfg.GPUs[gpu].Index)
 		}
-		resumed += len(channels)
+		resumed += done
 	}
 	if err == nil {
 		_ = os.Remove(path)
