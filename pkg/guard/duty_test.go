@@ -56,7 +56,7 @@ func TestTurnRefused(t *testing.T) {
 		name   string
 		gone   func(fakeName) bool
 		refuse func(fakeList) uint32
-		off    int // of 70
+		off    int  // of 70
 		last   bool // the last list turned off
 		is     bool // the card counts as off
 	}{

@@ -259,10 +259,7 @@ func (g *Guard) resume(path string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read what is paused: %w", err)
 	}
-	r := &rescue{}
-	if len(b) >= rescueHeader {
-		r.entries = int(rm.U32(b, 4))
-	}
+	r := &rescue{entries: int(rm.U32(b, 4))}
 	if len(b) < rescueHeader+len(g.cfg.GPUs)*r.section() {
 		return 0, fmt.Errorf("%s is damaged", path)
 	}

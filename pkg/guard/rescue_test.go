@@ -1,0 +1,458 @@
+package guard
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// noted reads what a file says is off, as a rescuer would.
+func noted(t *testing.T, path string) (list [][]fakeName) {
+	t.Helper()
+	d := newFakeGPU()
+	copied := filepath.Join(t.TempDir(), "copy")
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(copied, b, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ResumeLeftovers(copied, d.open, testLog(t)); err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range d.take() {
+		if l.off {
+			t.Errorf("channels are turned off: %#x", l.channels)
+		}
+		list = append(list, l.channels)
+	}
+	return list
+}
+
+func (d *fakeGPU) open(Config) (Driver, error) { return d, nil }
+
+// TestRescueFile: what is noted is what is resumed, on the GPU where it is.
+func TestRescueFile(t *testing.T) {
+	c := newFakeContainer(t, 3)
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	if st, err := os.Stat(r.path); err != nil || st.Mode() != 0o600 {
+		t.Errorf("%v, %v", st.Mode(), err)
+	}
+	first := c.channels(fakeClient, workGroup, 0x100, 3)
+	last := c.channels(fakeClient, workGroup+2, 0x200, 1)
+	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	r.note(c.Guard, 2, c.account.channelsOn(2, false))
+	d := newFakeGPU()
+	for _, ch := range slices.Concat(first, last) {
+		d.off[ch] = true
+	}
+	n, err := ResumeLeftovers(r.path, d.open, testLog(t))
+	if err != nil || n != 4 || d.offNow() != 0 {
+		t.Fatalf("%d resumed, %d still off: %v", n, d.offNow(), err)
+	}
+	if l := d.take(); len(l) != 2 || l[0].sub == l[1].sub || len(l[0].channels) != 3 || !slices.Equal(l[1].channels, last) {
+		t.Errorf("%+v", l)
+	}
+	if _, err := os.Stat(r.path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file stays: %v", err)
+	}
+	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err == nil || n != 0 {
+		t.Errorf("without a file: %d, %v", n, err)
+	}
+}
+
+// TestRescueForget: what runs again is not resumed, and other GPUs are not forgotten.
+func TestRescueForget(t *testing.T) {
+	c := newFakeContainer(t, 2)
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	c.channels(fakeClient, workGroup, 0x100, 3)
+	second := c.channels(fakeClient, workGroup+1, 0x200, 2)
+	for gpu := range 2 {
+		r.note(c.Guard, gpu, c.account.channelsOn(gpu, false))
+	}
+	r.forget(0)
+	if l := noted(t, r.path); len(l) != 1 || len(l[0]) != len(second) || l[0][0].handle&^1 != 0x200 {
+		t.Errorf("%#x", l)
+	}
+	r.forget(1)
+	if l := noted(t, r.path); len(l) != 0 {
+		t.Errorf("%#x", l)
+	}
+	(*rescue)(nil).forget(0) // before the first pause
+}
+
+// TestRescueNoteAnyMoment: while a list grows, because cgpu pause comes in the off phase of a cap, the old one is valid until
+// the new one is.
+func TestRescueNoteAnyMoment(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	work := c.channels(fakeClient, workGroup, 0x100, 8)
+	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	before := r.count(0).Load()
+	c.channels(fakeClient, copyGroup, 0x200, 8)
+	r.note(c.Guard, 0, c.account.channelsOn(0, true))
+	if n := r.count(0).Load(); n != 16 {
+		t.Errorf("%d noted, want 16", n)
+	}
+	// A guard that is killed just before the last instruction leaves everything written but the count.
+	r.count(0).Store(before)
+	l := slices.Concat(noted(t, r.path)...)
+	slices.SortFunc(l, func(a, b fakeName) int { return int(a.handle) - int(b.handle) })
+	if !slices.Equal(l, work) {
+		t.Errorf("%#x is what would be resumed of %#x", l, work)
+	}
+}
+
+// TestRescueFull: more than the file has room for does not spill into the next GPU's list.
+func TestRescueFull(t *testing.T) {
+	c := newFakeContainer(t, 2)
+	c.cfg.Settings.MaxChannels = 64
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	c.channels(fakeClient, workGroup, 0x100, 100)
+	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	if l := noted(t, r.path); len(l) != 1 || len(l[0]) != 64 {
+		t.Errorf("%d lists", len(l))
+	}
+}
+
+// TestRescueDamaged: a file that is not whole is refused, without a panic and without a call.
+func TestRescueDamaged(t *testing.T) {
+	c := newFakeContainer(t, 2)
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	c.channels(fakeClient, workGroup, 0x100, 3)
+	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	whole := bytes.Clone(r.mem)
+	for _, x := range []struct {
+		name   string
+		change func(b []byte) []byte
+	}{
+		{"empty", func([]byte) []byte { return nil }},
+		{"a word", func(b []byte) []byte { return b[:4] }},
+		{"the header in part", func(b []byte) []byte { return b[:rescueHeader-1] }},
+		{"only the header", func(b []byte) []byte { return b[:rescueHeader] }},
+		{"a byte is missing", func(b []byte) []byte { return b[:len(b)-1] }},
+		{"a length beyond the header", func(b []byte) []byte { rm.PutU32(b, 0, rescueHeader); return b }},
+		{"a length beyond everything", func(b []byte) []byte { rm.PutU32(b, 0, 0xffffffff); return b }},
+		{"no JSON", func(b []byte) []byte { b[8] = 'x'; return b }},
+		{"zeroes", func(b []byte) []byte { clear(b); return b }},
+		{"more entries than there are", func(b []byte) []byte { rm.PutU32(b, 4, 0xffffffff); return b }},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			b := x.change(bytes.Clone(whole))
+			path := filepath.Join(t.TempDir(), "n.pause")
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := newFakeGPU()
+			n, err := ResumeLeftovers(path, d.open, testLog(t))
+			if err == nil || n != 0 || !strings.Contains(err.Error(), "damaged") || len(d.take()) > 0 {
+				t.Errorf("%d, %v", n, err)
+			}
+			if n, err := c.resume(path); err == nil && len(b) < rescueHeader || n != 0 && len(b) < rescueHeader { // it was whole when the rescuer began
+				t.Errorf("read again: %d, %v", n, err)
+			}
+		})
+	}
+	t.Run("more noted than there is room for", func(t *testing.T) {
+		b := bytes.Clone(whole)
+		rm.PutU32(b, rescueHeader, 0xffffffff)
+		path := filepath.Join(t.TempDir(), "n.pause")
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d := newFakeGPU()
+		if n, err := ResumeLeftovers(path, d.open, testLog(t)); err != nil || n != r.entries {
+			t.Errorf("%d of %d, %v", n, r.entries, err)
+		}
+	})
+}
+
+// TestRescueRefused: what the driver does not resume stays noted, for the next try.
+func TestRescueRefused(t *testing.T) {
+	c := newFakeContainer(t, 2)
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	c.channels(fakeClient, workGroup, 0x100, 3)
+	c.channels(fakeClient, workGroup+1, 0x200, 3)
+	for gpu := range 2 {
+		r.note(c.Guard, gpu, c.account.channelsOn(gpu, false))
+	}
+	d := newFakeGPU()
+	d.refuse = func(l fakeList) uint32 {
+		if slices.Contains(l.channels, fakeName{fakeClient, 0x101}) {
+			return rm.StatusBusyRetry
+		}
+		return 0
+	}
+	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err == nil || n != 5 {
+		t.Errorf("%d, %v", n, err)
+	}
+	d.refuse = nil
+	d.gone[fakeName{fakeClient, 0x101}] = true // its program has ended
+	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err != nil || n != 6 {
+		t.Errorf("again: %d, %v", n, err)
+	}
+}
+
+// TestInsureKeepsTheList: a rescuer that dies is replaced before the next pause, and the new one knows what is off already.
+func TestInsureKeepsTheList(t *testing.T) {
+	c := newFakeContainer(t, 2)
+	c.channels(fakeClient, workGroup, 0x100, 2)
+	c.channels(fakeClient, workGroup+1, 0x200, 2)
+	cards := c.compute.cards
+	c.compute.turn(cards[0], true)
+	c.compute.rescue.gone.Store(true)
+	c.compute.turn(cards[1], true)
+	if c.rescuers.Load() != 2 {
+		t.Errorf("%d rescuers", c.rescuers.Load())
+	}
+	if l := noted(t, c.compute.rescue.path); len(l) != 2 {
+		t.Errorf("%#x is noted, 4 channels are off", l)
+	}
+	c.compute.turn(cards[0], false)
+	if l := noted(t, c.compute.rescue.path); len(l) != 1 {
+		t.Errorf("%#x is noted, 2 channels are off", l)
+	}
+}
+
+// What follows are real processes: this binary as a guard, and again as its rescuer. The driver is a file to which all write
+// what they do.
+
+const rescueLog = "calls"
+
+// loggingGPU writes each list to a file, also before it is carried out.
+func loggingGPU(dir string) (*fakeGPU, error) {
+	f, err := os.OpenFile(filepath.Join(dir, rescueLog), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	d := newFakeGPU()
+	d.refuse = func(l fakeList) uint32 {
+		word := "on"
+		if l.off {
+			word = "off"
+		}
+		names := []string{}
+		for _, ch := range l.channels {
+			names = append(names, fmt.Sprintf("%x:%x", ch.client, ch.handle))
+		}
+		slices.Sort(names)
+		fmt.Fprintln(f, word, strings.Join(names, " "))
+		return rm.StatusOK
+	}
+	return d, nil
+}
+
+// rescuerMain is what cgpu-guard does under its other name.
+func rescuerMain() {
+	err := Rescue(os.Args[1], os.Stdin, func(cfg Config) (Driver, error) { return loggingGPU(cfg.RunDir) },
+		func() { fmt.Println("ok") }, func(Config) *slog.Logger { return slog.New(slog.DiscardHandler) })
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+}
+
+// victim is a guard to be killed: it pauses two channels, and says so.
+func victim(c *childState, args []int) (string, error) {
+	dir := c.nodes
+	d, err := loggingGPU(dir)
+	if err != nil {
+		return "", err
+	}
+	if len(args) > 0 { // die between the note and the driver
+		d.at = func(cmd uint32) {
+			if cmd == controlDisableChannels {
+				_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+				select {}
+			}
+		}
+	}
+	cfg := fakeConfig(dir, 2)
+	abi, err := rm.ForDriver(cfg.DriverVersion, false)
+	if err != nil {
+		return "", err
+	}
+	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: d, abi: abi, account: newAccount(cfg.GPUs), logged: map[string]bool{}, gpus: make([]gpuIdentity, 2)}
+	g.compute = newCompute(g)
+	g.account.addClient(fakeClient, os.Getpid(), nil)
+	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU, graphics: true}, noGPU, 0, 0)
+	for _, h := range []uint32{0x100, 0x101} {
+		g.account.addObject(fakeClient, object{handle: h, parent: workGroup, kind: rm.ClassChannel, gpu: noGPU}, noGPU, 0, 0)
+	}
+	g.compute.turn(g.compute.cards[1], true)
+	if !g.compute.cards[1].off {
+		return "", errors.New("not paused")
+	}
+	return fmt.Sprint(g.compute.rescue.process.Pid), nil
+}
+
+// startVictim runs a guard and returns what it did so far.
+func startVictim(t *testing.T, dir, order string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"=plain", nodesEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	fmt.Fprintln(in, order)
+	line, err := readLine(out)
+	if order == "victim" && (err != nil || !strings.HasPrefix(line, "ok ")) {
+		t.Fatalf("%q, %v", line, err)
+	}
+	return cmd
+}
+
+func readLine(r io.Reader) (string, error) {
+	var line []byte
+	for b := make([]byte, 1); ; {
+		if _, err := r.Read(b); err != nil || b[0] == '\n' {
+			return string(line), err
+		}
+		line = append(line, b[0])
+	}
+}
+
+func calls(t *testing.T, dir string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(dir, rescueLog))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// TestKilledGuard: kill -9 at any moment leaves nothing off.
+func TestKilledGuard(t *testing.T) {
+	const both = " c1d00005:100 c1d00005:101\n"
+	for _, x := range []struct{ name, order, want string }{
+		{"while its container is off", "victim", "off" + both + "on" + both},
+		{"between the note and the driver", "victim 1", "on" + both},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			cmd := startVictim(t, dir, x.order)
+			if x.order == "victim" {
+				if got := calls(t, dir); got != "off"+both {
+					t.Fatalf("before it is killed: %q", got)
+				}
+				if err := cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			eventually(t, "resumed", func() bool { return calls(t, dir) == x.want })
+			eventually(t, "the file is gone", func() bool {
+				_, err := os.Stat(filepath.Join(dir, "n"+LeftoversSuffix))
+				return errors.Is(err, os.ErrNotExist)
+			})
+		})
+	}
+}
+
+// TestKilledRescuer: another one is started before the next pause, and both gone, the file is left for cgpu resume.
+func TestKilledRescuer(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.startRescuer = nil // the real one: this very binary
+	names := c.channels(fakeClient, workGroup, 0x100, 2)
+	c.compute.turn(c.card(), true)
+	c.isOff(names)
+	first := c.compute.rescue.process
+	if first == nil {
+		t.Fatal("there is no rescuer")
+	}
+	if err := first.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its end is noticed", c.compute.rescue.gone.Load)
+	if l := noted(t, c.compute.rescue.path); len(l) != 1 || len(l[0]) != 2 {
+		t.Errorf("%#x is noted", l)
+	}
+	c.compute.turn(c.card(), false)
+	c.compute.turn(c.card(), true)
+	second := c.compute.rescue.process
+	if second.Pid == first.Pid || c.compute.rescue.gone.Load() {
+		t.Error("there is no new rescuer")
+	}
+	c.compute.turn(c.card(), false)
+	path, gone := c.compute.rescue.path, &c.compute.rescue.gone
+	c.compute.end()
+	eventually(t, "the rescuer ends with the guard", gone.Load)
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file stays: %v", err)
+	}
+	if got := calls(t, c.cfg.RunDir); got != "" {
+		t.Errorf("the rescuer made calls: %q", got)
+	}
+}
+
+// TestRescuerRefuses: one that cannot get ready is none.
+func TestRescuerRefuses(t *testing.T) {
+	var gone atomic.Bool
+	if _, _, err := startRescuer(filepath.Join(t.TempDir(), "none"), &gone); err == nil || !strings.Contains(err.Error(), "read what is paused") {
+		t.Error(err)
+	}
+	cfg := fakeConfig(t.TempDir(), 1)
+	said, err := json.Marshal(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ID = strings.Repeat("x", rescueHeader-len(said))
+	if r, err := newRescue(cfg); err == nil {
+		r.close()
+		t.Error("a configuration that does not fit was written")
+	}
+	if err := Rescue(filepath.Join(cfg.RunDir, "none"), strings.NewReader(""), nil, nil, nil); !errors.Is(err, syscall.ENOENT) {
+		t.Error(err)
+	}
+}
