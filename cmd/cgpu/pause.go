@@ -121,7 +121,6 @@ func carried(s guard.Status, paused bool) error {
 		case v.Native:
 		case v.Compute == nil:
 			return errors.New("it does not schedule GPU " + v.UUID)
-		case paused && v.Compute.TSGs == 0: // nothing to stop; a guard that has read the ledger stops what comes
 		case v.Compute.Paused != paused:
 			return fmt.Errorf("on GPU %d paused is %v", v.Index, v.Compute.Paused)
 		}

@@ -26,7 +26,7 @@ func TestPause(t *testing.T) {
 		s.VGPUs[0].Compute.TSGs, s.VGPUs[1].Compute.TSGs = 2, 1
 		s.VGPUs[0].Compute.Paused = now.Paused
 		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
-		idle := guard.VGPUStatus{Index: 3, Compute: &guard.ComputeStatus{}} // no channels, so there is nothing to pause
+		idle := guard.VGPUStatus{Index: 3, Compute: &guard.ComputeStatus{Paused: now.Paused}}
 		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true}, idle)
 		return statusLine(t, s)
 	})

@@ -245,8 +245,8 @@ func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class r
 	}
 	cost := g.cfg.Settings.ContextOverhead
 	defer func() {
-		if c.undo != nil {
-			g.account.markGraphics(client, owner)
+		if c.undo != nil && g.account.markGraphics(client, owner) {
+			g.compute.made(g.account.gpuOf(client, owner))
 		}
 	}()
 	if charged || cost == 0 {
@@ -289,6 +289,7 @@ func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm
 	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
 	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
+		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
 	}
 	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
 		o.of = rm.U32(params, g.abi.FabricVidmemOff())

@@ -24,8 +24,36 @@ import (
 // Guards trust each other, containers cannot reach the file (/run/cgpu/board/UUID). A guard that was killed leaves its entry
 // behind: readers skip it when its owner is gone, and writers reuse it.
 type board struct {
-	mem []byte
-	own int // entry
+	mem    []byte
+	own    int // entry
+	owners [boardEntries + 1]owner
+}
+
+// owner is who was found to be an entry's, for a while.
+type owner struct {
+	pid   int
+	start uint64
+	until time.Duration
+	alive bool
+}
+
+// ownerTime is how long an answer about an owner is good for. Its process is asked for every time, its start not: the number may be
+// another process' by now.
+const ownerTime = 10 * time.Second
+
+// owned reports that the guard that wrote an entry lives.
+func (b *board) owned(i int) bool {
+	e := i * boardEntry
+	pid, start := int(b.u32(e+boardOwner).Load()), b.u64(e+boardStart).Load()
+	if pid == 0 || unix.Kill(pid, 0) == unix.ESRCH {
+		return false
+	}
+	o, now := &b.owners[i], monotonic()
+	if o.pid != pid || o.start != start || now >= o.until {
+		s, err := ledger.ProcStart(pid)
+		*o = owner{pid, start, now + ownerTime, err == nil && s == start}
+	}
+	return o.alive
 }
 
 // Layout: a header of one entry's size, then the entries. All words are little-endian and aligned.
@@ -151,8 +179,7 @@ func (b *board) others() []sched.Tenant {
 	var list []sched.Tenant
 	for i := 1; i <= boardEntries; i++ {
 		e := i * boardEntry
-		owner := int(b.u32(e + boardOwner).Load())
-		if e == b.own || owner == 0 || unix.Kill(owner, 0) == unix.ESRCH {
+		if e == b.own || !b.owned(i) {
 			continue
 		}
 		pressing := b.u32(e + boardPressing).Load()

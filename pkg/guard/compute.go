@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"sync"
@@ -31,6 +32,7 @@ type compute struct {
 	running  sync.Mutex
 	turned   chan struct{} // closed, and made anew, when channels were stopped or let run
 	dutyKick chan struct{}
+	closed   bool    // with running held: the container is over
 	rescue   *rescue // the process that resumes when this one is killed; nil before the first pause
 }
 
@@ -43,6 +45,7 @@ type card struct {
 	board  *board
 	press  pressure
 	active atomic.Bool // the container has channel groups
+	idle   atomic.Bool // without work at the last step
 
 	mu       sync.Mutex
 	plan     plan
@@ -62,7 +65,8 @@ type card struct {
 	owing    time.Duration // monotonic time until which the container stays off to make up for what it used too much
 	slice    time.Duration // of each group with work
 	set      map[groupRef]time.Duration
-	verified time.Time // when timeslices were read back last
+	missing  map[*client]*absence // clients whose file is not found; see missing.go
+	verified time.Time            // when timeslices were read back last
 	counted  counters
 	turn     sched.Slot // while the container takes turns with others that give way to a high-priority one; else zero
 	offAll   bool       // also those of other engines than graphics
@@ -105,7 +109,7 @@ func newCompute(g *Guard) *compute {
 	for i, x := range g.cfg.GPUs {
 		if !x.Native {
 			c.cards = append(c.cards, &card{c: c, gpu: i, kick: make(chan struct{}, 1), tracker: sched.NewTracker(),
-				set: map[groupRef]time.Duration{}, slice: c.timing.Base, plan: plan{card: s.Card(), share: sched.Share{Weight: 1}}})
+				set: map[groupRef]time.Duration{}, missing: map[*client]*absence{}, slice: c.timing.Base, plan: plan{card: s.Card(), share: sched.Share{Weight: 1}}})
 		}
 	}
 	return c
@@ -158,11 +162,18 @@ func (c *compute) end() {
 		x.mu.Lock()
 		if x.board != nil {
 			x.board.leave()
+			x.board = nil
 		}
 		x.mu.Unlock()
 	}
 	c.running.Lock()
 	defer c.running.Unlock()
+	c.closed = true
+	for _, x := range c.cards {
+		if x.off { // whoever gets these handles next must not find them off
+			c.disable(x, c.g.account.channelsOn(x.gpu, true), false)
+		}
+	}
 	if c.rescue != nil {
 		c.rescue.close()
 	}
@@ -180,6 +191,8 @@ const (
 	tick = 33 * time.Millisecond
 	// idleAfter is for how long a group without a run counts as one with work.
 	idleAfter = 200 * time.Millisecond
+	// idleLook is how often a container without work looks whether it has some, while others have.
+	idleLook = 100 * time.Millisecond
 	// verifyEvery is how often timeslices are read back.
 	verifyEvery = time.Second
 )
@@ -202,10 +215,10 @@ func (x *card) run() {
 		x.mu.Lock()
 		x.board = b
 		x.mu.Unlock()
-		go x.watchBoard()
+		go x.watchBoard(b)
 	}
 	if x.source != nil {
-		go x.watchSource()
+		go x.watchSource(x.source)
 	}
 	timer := time.NewTimer(0)
 	for {
@@ -233,39 +246,53 @@ func (x *card) awaitFirst() bool {
 	return true
 }
 
-func (x *card) watchBoard() {
-	for seen := x.board.generation(); ; {
-		x.board.await(seen)
+func (x *card) watchBoard(b *board) {
+	for seen := b.generation(); ; {
+		b.await(seen)
 		select {
 		case <-x.c.stop:
 			return
 		default:
 		}
-		seen = x.board.generation()
+		seen = b.generation()
 		kick(x.kick)
 	}
 }
 
 // watchSource kicks when there are records. A source that cannot wait is looked at by step's timer.
-func (x *card) watchSource() {
-	for x.source.await() {
+func (x *card) watchSource(source switchSource) {
+	for source.await() {
 		select {
 		case <-x.c.stop:
 			return
 		default:
 		}
 		kick(x.kick)
-		time.Sleep(tick / 2) // several batches at once are fine, a busy loop is not
+		// Several batches at once are fine; beside busy neighbours an idle container need not look at each of theirs.
+		if x.idle.Load() {
+			time.Sleep(idleLook)
+		} else {
+			time.Sleep(tick / 2)
+		}
 	}
 }
 
 // step looks at what happened, tells the others, and sets timeslices. It returns when to look again; 0: when kicked.
 func (x *card) step(now time.Time) (again time.Duration) {
 	groups := x.c.g.account.groupsOn(x.gpu)
+	again, set, verify := x.decide(now, groups)
+	if set {
+		x.apply(groups, verify)
+	}
+	return again
+}
+
+// decide is step without what may take long.
+func (x *card) decide(now time.Time, groups []groupRef) (again time.Duration, set, verify bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.board == nil && len(groups) == 0 {
-		return 0
+		return 0, false, false
 	}
 	x.look(now, len(groups))
 	x.spend(now)
@@ -286,11 +313,10 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	}
 	x.grant(now, self, others)
 	slice := x.damped(x.c.timing.Slice(x.plan.card, self, others), others)
-	verify := x.busy > 0 && now.Sub(x.verified) >= verifyEvery
-	if slice != x.slice || verify || len(x.set) != len(groups) {
+	verify = x.busy > 0 && now.Sub(x.verified) >= verifyEvery
+	if set = slice != x.slice || verify || len(x.set) != len(groups) || len(x.missing) > 0; set {
 		x.slice = slice
 		x.tracker.SetSlice(slice)
-		x.apply(groups, verify)
 		if verify {
 			x.verified = now
 		}
@@ -310,7 +336,8 @@ func (x *card) step(now time.Time) (again time.Duration) {
 	if x.press != nil {
 		x.press.follow(self, others)
 	}
-	return x.wait(now, len(groups))
+	x.idle.Store(x.busy == 0)
+	return x.wait(now, len(groups)), set, verify
 }
 
 // damped keeps a timeslice that is about right because of what the other containers do. The driver takes up its list of groups
@@ -483,55 +510,63 @@ const (
 	controlGetTimeslice = 0xa06c0104
 )
 
-// apply sets the timeslice of every group that does not have it; with verify it asks the driver what they have.
+// apply sets the timeslice of every group that does not have it; with verify it asks the driver what they have. To find a file in
+// the container can take long, so nothing is locked meanwhile.
 func (x *card) apply(groups []groupRef, verify bool) {
-	slices.SortFunc(groups, func(a, b groupRef) int { return int(a.client.handle) - int(b.client.handle) })
+	slices.SortFunc(groups, func(a, b groupRef) int { return cmp.Compare(a.client.handle, b.client.handle) })
+	x.mu.Lock()
+	slice := x.slice
 	maps.DeleteFunc(x.set, func(r groupRef, _ time.Duration) bool { return !slices.Contains(groups, r) })
-	var of *client
-	var t Target
-	found := false
-	done := func() {
-		if of != nil {
-			t.done()
+	maps.DeleteFunc(x.missing, func(c *client, _ *absence) bool {
+		return !slices.ContainsFunc(groups, func(r groupRef) bool { return r.client == c })
+	})
+	has := maps.Clone(x.set)
+	x.mu.Unlock()
+	for len(groups) > 0 {
+		of := groups[0].client
+		n := 0
+		for n < len(groups) && groups[n].client == of {
+			n++
 		}
-	}
-	for _, r := range groups {
-		if x.set[r] == x.slice && !verify {
+		todo := slices.DeleteFunc(slices.Clone(groups[:n]), func(r groupRef) bool { return has[r] == slice && !verify && !x.absent(of) })
+		groups = groups[n:]
+		if len(todo) == 0 || !x.mayLook(of) {
 			continue
 		}
-		if of != r.client {
-			done()
-			of = r.client
-			if t, found = x.c.g.fileOf(r.client); !found {
-				continue // the process is ending
-			}
-		}
+		t, found := x.c.g.fileOf(of)
+		x.found(of, found)
 		if !found {
 			continue
 		}
-		if verify && x.set[r] == x.slice {
-			var p [8]byte
-			if s, e := x.c.g.control(t, r.client.handle, r.handle, controlGetTimeslice, p[:]); e == 0 && s == rm.StatusOK &&
-				time.Duration(rm.U64(p[:], 0))*time.Microsecond == x.set[r].Truncate(time.Microsecond) {
-				continue
+		for _, r := range todo {
+			if has[r] == slice && verify {
+				var p [8]byte
+				if s, e := x.c.g.control(t, of.handle, r.handle, controlGetTimeslice, p[:]); e == 0 && s == rm.StatusOK &&
+					time.Duration(rm.U64(p[:], 0))*time.Microsecond == slice.Truncate(time.Microsecond) {
+					continue
+				}
+				x.mu.Lock()
+				x.counted.drift++
+				x.mu.Unlock()
+				x.c.g.logOnce("drift", "a timeslice was changed by somebody else; it is set again", "pid", of.tgid)
 			}
-			x.counted.drift++
-			x.c.g.logOnce("drift", "a timeslice was changed by somebody else; it is set again", "pid", r.client.tgid)
+			x.setSlice(t, r, slice)
 		}
-		x.setSlice(t, r)
+		t.done()
 	}
-	done()
 }
 
 // setSlice sets one group's timeslice. It takes 0.16 ms (H200).
-func (x *card) setSlice(t Target, r groupRef) {
+func (x *card) setSlice(t Target, r groupRef, slice time.Duration) {
 	var p [8]byte
-	rm.PutU64(p[:], 0, uint64(x.slice.Microseconds()))
+	rm.PutU64(p[:], 0, uint64(slice.Microseconds()))
 	if s, e := x.c.g.control(t, r.client.handle, r.handle, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
-		x.c.g.logOnce("slice"+rm.StatusName(s), "the driver refuses a timeslice", "status", rm.StatusName(s), "errno", e, "us", x.slice.Microseconds())
+		x.c.g.logOnce("slice"+rm.StatusName(s), "the driver refuses a timeslice", "status", rm.StatusName(s), "errno", e, "us", slice.Microseconds())
 		return
 	}
-	x.set[r] = x.slice
+	x.mu.Lock()
+	x.set[r] = slice
+	x.mu.Unlock()
 }
 
 // onGPU is the card of a GPU by its place in Config.GPUs; nil for a native one.
@@ -582,14 +617,17 @@ func (c *compute) started(t Target, client, handle uint32) {
 	if !graphics {
 		return
 	}
-	x.mu.Lock()
-	groups := c.g.account.groupsOn(gpu)
-	for _, r := range groups {
-		if r.client.handle == client && x.set[r] == 0 && (r.handle == handle || r.handle == channels[0].object.parent) {
-			x.setSlice(t, r)
+	for _, r := range c.g.account.groupsOn(gpu) {
+		if r.client.handle != client || r.handle != handle && r.handle != channels[0].object.parent {
+			continue
+		}
+		x.mu.Lock()
+		slice, set := x.slice, x.set[r]
+		x.mu.Unlock()
+		if set == 0 {
+			x.setSlice(t, r, slice)
 		}
 	}
-	x.mu.Unlock()
 	c.awake(x)
 }
 

@@ -35,7 +35,13 @@ func (c *compute) duty() {
 		for _, x := range c.cards {
 			off, until := x.wanted(now)
 			if !c.turn(x, off) {
-				until = monotonic() + resumeAgain
+				again := monotonic() + resumeAgain
+				if off {
+					again = monotonic() + pauseAgain
+				}
+				if until == 0 || again < until {
+					until = again
+				}
 			}
 			if until > 0 && (next < 0 || until < next) {
 				next = until
@@ -54,10 +60,10 @@ func (x *card) wanted(now time.Duration) (off bool, until time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	switch {
+	case x.plan.suspended: // also what has no context on the graphics engine
+		return true, 0
 	case !x.active.Load():
 		return false, 0
-	case x.plan.suspended:
-		return true, 0
 	}
 	slot, ok := x.slot()
 	switch {
@@ -77,19 +83,24 @@ const (
 	// resumeAgain is when to try again to resume channels that the driver would not, and maxRefused how often.
 	resumeAgain = 20 * time.Millisecond
 	maxRefused  = 50
+	// pauseAgain is when to try again to carry out cgpu pause.
+	pauseAgain = time.Second
 )
 
-// turn stops the container's channels on a GPU, or lets them run. False: some do not run although they should, try again.
+// turn stops the container's channels on a GPU, or lets them run. False: it is not done, or not for all, try again.
 func (c *compute) turn(x *card, off bool) bool {
 	c.running.Lock()
 	defer c.running.Unlock()
+	if c.closed {
+		return true
+	}
 	suspended := x.suspended()
 	if x.off == off && (!off || !suspended || x.offAll) {
-		return true
+		return off || x.refused == 0 || c.resumeRest(x)
 	}
 	// A hard cap is of the graphics engine: copies may go on, their queues end by themselves. cgpu pause stops everything; what
 	// is resumed may have been paused by it.
-	channels := c.g.account.channelsOn(x.gpu, !off || suspended)
+	channels := x.shown(c.g.account.channelsOn(x.gpu, !off || suspended))
 	if off && len(channels) == 0 && !suspended {
 		return true
 	}
@@ -98,22 +109,20 @@ func (c *compute) turn(x *card, off bool) bool {
 		// First who would resume, should this process be killed in the middle.
 		if err := c.insure(); err != nil {
 			c.g.logOnce("rescue", "nothing is paused, since there is nobody to resume it if this process is killed", "err", err)
-			return true
+			return !suspended
 		}
 		c.rescue.note(c.g, x.gpu, channels)
 		if c.disable(x, channels, true) == 0 && len(channels) > 0 {
 			c.disable(x, channels, false)
-			c.rescue.forget(x.gpu)
-			return true
+			c.noteHidden(x)
+			return !suspended
 		}
+		x.refused = 0
+	} else if c.disable(x, channels, false) < len(channels) {
+		x.refused = maxRefused // the list of what is off stays until they run
 	} else {
-		if c.disable(x, channels, false) < len(channels) && x.refused < maxRefused {
-			x.refused++
-			return false
-		}
-		c.rescue.forget(x.gpu)
+		c.noteHidden(x)
 	}
-	x.refused = 0
 	x.mu.Lock()
 	x.off, x.offAll = off, off && suspended
 	if off {
@@ -127,7 +136,17 @@ func (c *compute) turn(x *card, off bool) bool {
 	x.mu.Unlock()
 	close(c.turned)
 	c.turned = make(chan struct{})
-	return true
+	return off || x.refused == 0
+}
+
+// resumeRest tries again to resume what the driver would not.
+func (c *compute) resumeRest(x *card) bool {
+	channels := x.shown(c.g.account.channelsOn(x.gpu, true))
+	if x.refused--; c.disable(x, channels, false) == len(channels) || x.refused == 0 {
+		x.refused = 0
+		c.noteHidden(x)
+	}
+	return x.refused == 0
 }
 
 func (x *card) suspended() bool {
@@ -154,7 +173,9 @@ func (c *compute) disable(x *card, channels []chanRef, off bool) (done int) {
 		for i := range list {
 			s, e := own.disable(x.gpu, list[i:i+1], off)
 			if e == 0 && (s == rm.StatusOK || gone(s)) {
-				done++
+				if done++; s != rm.StatusOK && c.g.account != nil {
+					c.g.account.freeObject(list[i].client, list[i].handle) // the driver freed it with something else
+				}
 				continue
 			}
 			c.g.logOnce(fmt.Sprint("disable", off, s), "the driver refuses to pause or resume a channel", "off", off, "status", rm.StatusName(s), "errno", e)

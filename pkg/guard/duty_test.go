@@ -190,7 +190,8 @@ func TestWanted(t *testing.T) {
 		until time.Duration
 	}{
 		{"no cap", func(x *card) { x.busy = 1 }, base, false, 0},
-		{"not begun", func(x *card) { x.active.Store(false); x.plan.suspended = true }, base, false, 0},
+		{"not begun", func(x *card) { x.active.Store(false); x.plan.suspended = true }, base, true, 0},
+		{"not begun, capped", func(x *card) { x.active.Store(false); x.plan = capped }, base, false, 0},
 		{"suspended", func(x *card) { x.plan = plan{suspended: true} }, base, true, 0},
 		{"suspended, in its slot", func(x *card) { x.plan = capped; x.plan.suspended = true; x.busy = 1 }, base + 30*ms, true, 0},
 		{"before its slot", func(x *card) { x.plan = capped; x.busy = 1 }, base + 10*ms, true, base + 20*ms},
@@ -260,7 +261,7 @@ func TestResumeIsRepeated(t *testing.T) {
 	busy := func(fakeList) uint32 { return rm.StatusBusyRetry }
 	c.compute.turn(x, true)
 	refuse(busy)
-	if c.compute.turn(x, false) || !x.off || c.compute.rescue.count(0).Load() != 2 {
+	if c.compute.turn(x, false) || x.off || c.compute.rescue.count(0).Load() != 2 {
 		t.Fatal("channels count as resumed that are not")
 	}
 	refuse(nil)

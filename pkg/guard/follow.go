@@ -59,6 +59,9 @@ func moved(events []byte, name string) bool {
 		if end > len(events) {
 			return true
 		}
+		if e.Mask&unix.IN_Q_OVERFLOW != 0 { // whatever was moved, it is not told
+			return true
+		}
 		if strings.TrimRight(string(events[unix.SizeofInotifyEvent:end]), "\x00") == name {
 			return true
 		}

@@ -66,20 +66,21 @@ func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int, gr
 }
 
 // markGraphics notes that a channel group is on the graphics engine, whatever it said when it was made: before Ampere the
-// engine follows from the objects on its channels.
-func (a *account) markGraphics(client, handle uint32) {
+// engine follows from the objects on its channels. False: it was known, or is no group.
+func (a *account) markGraphics(client, handle uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
 	if c == nil {
-		return
+		return false
 	}
 	o := c.objects[handle]
 	if o == nil || o.graphics || o.kind != rm.ClassTSG && o.class != classChannelGroup {
-		return
+		return false
 	}
 	o.graphics = true
 	c.groups[handle] = o
+	return true
 }
 
 // isGroup reports a handle of a channel group, on whatever engine.
