@@ -1,0 +1,112 @@
+package guard
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// inotifyEvent is one as the kernel writes it: the name is padded with zeroes.
+func inotifyEvent(mask uint32, name string) []byte {
+	padded := 0
+	if name != "" {
+		padded = (len(name) + 16) &^ 15
+	}
+	b := make([]byte, unix.SizeofInotifyEvent+padded)
+	*(*unix.InotifyEvent)(unsafe.Pointer(&b[0])) = unix.InotifyEvent{Wd: 1, Mask: mask, Len: uint32(padded)}
+	copy(b[unix.SizeofInotifyEvent:], name)
+	return b
+}
+
+func TestMoved(t *testing.T) {
+	join := func(list ...[]byte) (all []byte) {
+		for _, b := range list {
+			all = append(all, b...)
+		}
+		return all
+	}
+	file, other := inotifyEvent(unix.IN_MOVED_TO, "ledger.json"), inotifyEvent(unix.IN_MOVED_TO, "ledger.json.tmp")
+	for _, c := range []struct {
+		name   string
+		events []byte
+		want   bool
+	}{
+		{"none", nil, false},
+		{"the file", file, true},
+		{"another", other, false},
+		{"a name that is longer than a block of 16", inotifyEvent(unix.IN_MOVED_TO, "0123456789abcdef"), false},
+		{"the file after others", join(other, other, file), true},
+		{"the file before another", join(file, other), true},
+		{"too many to tell", inotifyEvent(unix.IN_Q_OVERFLOW, ""), true},
+		{"the watch ends", inotifyEvent(unix.IN_IGNORED, ""), false},
+		{"the file after the end of a watch", join(inotifyEvent(unix.IN_IGNORED, ""), file), true},
+		{"cut off", other[:len(other)-1], true}, // who knows
+		{"less than an event", file[:unix.SizeofInotifyEvent-1], false},
+	} {
+		if got := moved(c.events, "ledger.json"); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+// reserve puts a container into a ledger.
+func reserve(t *testing.T, cfg Config, nonce string, v ledger.VGPU) {
+	t.Helper()
+	_, err := ledger.Open(cfg.RunDir).Reserve(ledger.Request{Record: ledger.Record{ID: cfg.ID, Nonce: nonce, VGPUs: []ledger.VGPU{v}},
+		GPUs: []ledger.GPU{{UUID: v.UUID, Memory: 4 * quota.GiB}}, Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFollow: what is written to the ledger reaches the guard, however it comes there, until the container ends.
+func TestFollow(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Limit: 2 * quota.GiB, Weight: 2})
+	ended := make(chan struct{})
+	go func() {
+		c.compute.follow()
+		close(ended)
+	}()
+	plan := func() plan {
+		c.card().mu.Lock()
+		defer c.card().mu.Unlock()
+		return c.card().plan
+	}
+	eventually(t, "what is there already", func() bool { return plan().share.Weight == 2 && c.account.usage(0).limit == 2*quota.GiB })
+	l := ledger.Open(c.cfg.RunDir)
+	for range 3 {
+		for _, paused := range []bool{true, false} {
+			if err := l.Update(c.cfg.ID, c.cfg.Nonce, func(r *ledger.Record) error { r.Paused = paused; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "a change", func() bool { return plan().suspended == paused })
+		}
+	}
+	if err := os.WriteFile(filepath.Join(c.cfg.RunDir, "junk"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(c.cfg.RunDir, "junk"), ledger.File(c.cfg.RunDir)); err != nil {
+		t.Fatal(err)
+	}
+	c.compute.reread()
+	if plan().share.Weight != 2 {
+		t.Error("a damaged ledger changes shares")
+	}
+	c.compute.end()
+	eventually(t, "it ends", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
+}

@@ -1,0 +1,161 @@
+package guard
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+const (
+	scheduleGroup   = 0xa06c0101
+	scheduleChannel = 0xa06f0103
+)
+
+// schedule makes a tenant's GPFIFO_SCHEDULE.
+func (c *fakeContainer) schedule(f *fakeCall, handle, cmd uint32, enable bool) uint32 {
+	p := make([]byte, 3)
+	if enable {
+		p[0] = 1
+	}
+	o := fakeControlCall(handle, cmd, p)
+	rm.PutU32(o, rm.ControlStatus, 0xdead)
+	if rep := f.escape(rm.EscControl, o, p); rep != replyDone {
+		c.Errorf("%+v", rep)
+	}
+	return rm.U32(o, rm.ControlStatus)
+}
+
+func (d *fakeGPU) schedules() []fakeSchedule {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := d.scheduled
+	d.scheduled = nil
+	return s
+}
+
+// TestSchedule: while the container is on, its calls reach the driver, and the guard knows what runs.
+func TestSchedule(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 2)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	for _, x := range []struct {
+		handle, cmd uint32
+		enable      bool
+		known       [3]bool // the group, each channel
+	}{
+		{0x100, scheduleChannel, true, [3]bool{false, true, false}},
+		{workGroup, scheduleGroup, true, [3]bool{true, true, true}},
+		{0x101, scheduleChannel, false, [3]bool{false, true, false}},
+		{workGroup, scheduleGroup, false, [3]bool{false, false, false}},
+	} {
+		if s := c.schedule(f, x.handle, x.cmd, x.enable); s != rm.StatusOK {
+			t.Errorf("%#x: %s", x.handle, rm.StatusName(s))
+		}
+		if got := c.d.schedules(); !slices.Equal(got, []fakeSchedule{{fakeName{fakeClient, x.handle}, x.enable}}) {
+			t.Errorf("%#x: the driver saw %+v", x.handle, got)
+		}
+		known := [3]bool{c.account.scheduled(fakeClient, workGroup), c.account.scheduled(fakeClient, 0x100), c.account.scheduled(fakeClient, 0x101)}
+		if known != x.known {
+			t.Errorf("after %#x, %v: %v run, want %v", x.handle, x.enable, known, x.known)
+		}
+	}
+	if c.account.scheduled(fakeClient, copyGroup) {
+		t.Error("a group without channels runs")
+	}
+}
+
+// TestScheduleWhileOff: what runs already needs no permission, what is new waits, and what stops may.
+func TestScheduleWhileOff(t *testing.T) {
+	for _, x := range []struct {
+		name           string
+		handle, cmd    uint32
+		enable, paused bool
+		waits, asked   bool
+	}{
+		{"a known group", workGroup, scheduleGroup, true, false, false, false},
+		{"a known channel", 0x100, scheduleChannel, true, false, false, false},
+		{"a new channel", 0x102, scheduleChannel, true, false, true, true},
+		{"to stop", workGroup, scheduleGroup, false, false, false, true},
+		{"copies beside a hard cap", copyGroup, scheduleGroup, true, false, false, true},
+		{"copies while paused", copyGroup, scheduleGroup, true, true, true, true},
+		{"nothing", 0x999, scheduleGroup, true, true, false, true},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c := newFakeContainer(t, 1)
+			c.channels(fakeClient, workGroup, 0x100, 2)
+			f := newFakeCall(t, c.Guard, fakeControl)
+			c.schedule(f, workGroup, scheduleGroup, true)
+			c.channels(fakeClient, copyGroup, 0x200, 1)
+			c.set(func(p *plan) { p.suspended = x.paused })
+			c.compute.turn(c.card(), true)
+			if x.waits && !x.paused {
+				c.channels(fakeClient, workGroup, 0x102, 1)
+			}
+			c.d.schedules()
+			done := make(chan uint32, 1)
+			go func() { done <- c.schedule(f, x.handle, x.cmd, x.enable) }()
+			if x.waits {
+				select {
+				case s := <-done:
+					t.Fatalf("it did not wait: %s", rm.StatusName(s))
+				case <-time.After(10 * time.Millisecond):
+				}
+				if got := c.d.schedules(); len(got) > 0 {
+					t.Fatalf("it waits, but the driver saw %+v", got)
+				}
+				c.set(func(p *plan) { p.suspended = false })
+				c.compute.turn(c.card(), false)
+			}
+			select {
+			case s := <-done:
+				if s != rm.StatusOK {
+					t.Errorf("status %s", rm.StatusName(s))
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("it waits for ever")
+			}
+			if got := c.d.schedules(); (len(got) == 1) != x.asked {
+				t.Errorf("the driver saw %+v", got)
+			}
+		})
+	}
+}
+
+// TestScheduleAfterStop: what its program has stopped counts as new, or a pause would end by itself.
+func TestScheduleAfterStop(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 1)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	c.schedule(f, workGroup, scheduleGroup, true)
+	c.compute.turn(c.card(), true)
+	c.schedule(f, workGroup, scheduleGroup, false)
+	c.compute.running.Lock()
+	held := c.compute.holds(fakeClient, workGroup) && !c.account.scheduled(fakeClient, workGroup)
+	c.compute.running.Unlock()
+	if !held {
+		t.Error("a stopped group would run while its container is off")
+	}
+}
+
+// TestScheduleOfTheGone: a caller that is killed while it waits lets go of the worker, and nothing runs.
+func TestScheduleOfTheGone(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 1)
+	c.compute.turn(c.card(), true)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	p := []byte{1, 0, 0}
+	o := fakeControlCall(workGroup, scheduleGroup, p)
+	f.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, len(o))), Outer: o}
+	done := make(chan reply, 1)
+	go func() { done <- c.onSchedule(&listener{fd: -1}, &f.trappedCall, fakeClient, p) }()
+	select {
+	case <-done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("it waits for ever")
+	}
+	if got := c.d.schedules(); len(got) > 0 || c.account.scheduled(fakeClient, workGroup) {
+		t.Errorf("the driver saw %+v", got)
+	}
+}
