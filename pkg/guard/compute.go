@@ -62,15 +62,17 @@ type card struct {
 	budget   time.Duration // under a hard cap: GPU time that the container may still use, see spend
 	spent    time.Duration // GPU time at the last step
 	spentAt  time.Time
-	owing    time.Duration // monotonic time until which the container stays off to make up for what it used too much
-	slice    time.Duration // of each group with work
-	set      map[groupRef]time.Duration
-	missing  map[*client]*absence // clients whose file is not found; see missing.go
-	verified time.Time            // when timeslices were read back last
-	counted  counters
-	turn     sched.Slot // while the container takes turns with others that give way to a high-priority one; else zero
-	offAll   bool       // also those of other engines than graphics
-	off      bool       // the channels are disabled; changed with compute.running held too
+	// spentPauses is how often it had been paused then.
+	spentPauses uint64
+	owing       time.Duration // monotonic time until which the container stays off to make up for what it used too much
+	slice       time.Duration // of each group with work
+	set         map[groupRef]time.Duration
+	missing     map[*client]*absence // clients whose file is not found; see missing.go
+	verified    time.Time            // when timeslices were read back last
+	counted     counters
+	turn        sched.Slot // while the container takes turns with others that give way to a high-priority one; else zero
+	offAll      bool       // also those of other engines than graphics
+	off         bool       // the channels are disabled; changed with compute.running held too
 	// stoppedAt is when off changed last.
 	stoppedAt time.Time
 	refused   int            // times in a row that the driver would not resume; with compute.running held
@@ -447,9 +449,10 @@ func (x *card) slot() (sched.Slot, bool) {
 // late, or because a pause takes a moment, it does without later: in the long run it gets its percentage and no more.
 func (x *card) spend(now time.Time) {
 	own, _ := x.tracker.Usage(x.gpuNow(now))
-	used, passed := own.GPUTime-x.spent, now.Sub(x.spentAt)
+	pauses := time.Duration(x.counted.pauses - x.spentPauses)
+	used, passed := own.GPUTime-x.spent-pauses*pauseCost, now.Sub(x.spentAt)
 	first := x.spentAt.IsZero() || x.plan.cap == 0
-	x.spent, x.spentAt = own.GPUTime, now
+	x.spent, x.spentAt, x.spentPauses = own.GPUTime, now, x.counted.pauses
 	slot := x.plan.slot
 	if first || slot.Cycle == 0 || x.source == nil {
 		x.budget, x.owing = 0, 0
@@ -468,6 +471,9 @@ func (x *card) spend(now time.Time) {
 // capIdle is after how long without work a capped container is left alone. Its first work then goes on until it is noticed,
 // within 66 ms, and is made up for later.
 const capIdle = 30 * time.Second
+
+// pauseCost is what a context is on the engine longer than its channels are: until it is saved, and while it is restored (H200).
+const pauseCost = 1200 * time.Microsecond
 
 const (
 	maxDebt = 20                     // slots
