@@ -104,6 +104,7 @@ func (c *compute) noteHidden(x *card) {
 		return
 	}
 	if list := x.split(c.g.account.channelsOn(x.gpu, false), true); len(list) > 0 {
+		c.rescue.keep(x.gpu, list)
 		c.rescue.note(c.g, x.gpu, list)
 	} else {
 		c.rescue.forget(x.gpu)

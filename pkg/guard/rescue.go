@@ -128,6 +128,22 @@ func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
 	r.count(gpu).Store(uint32(n))
 }
 
+// keep drops what is noted of a GPU and runs again: all but some channels. Each of those is in the list all the time.
+func (r *rescue) keep(gpu int, channels []chanRef) {
+	left := map[uint64]bool{}
+	for _, ch := range channels {
+		left[uint64(ch.handle)<<32|uint64(ch.client)] = true
+	}
+	base, n := rescueHeader+gpu*r.section()+8, 0
+	for i := range int(r.count(gpu).Load()) {
+		if name := rm.U64(r.mem, base+8*i); left[name] {
+			rm.PutU64(r.mem, base+8*n, name)
+			n++
+		}
+	}
+	r.count(gpu).Store(uint32(n))
+}
+
 func (r *rescue) forget(gpu int) {
 	if r != nil {
 		r.count(gpu).Store(0)

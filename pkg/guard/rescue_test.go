@@ -254,6 +254,29 @@ func TestInsureKeepsTheList(t *testing.T) {
 	}
 }
 
+// TestRescueListEnds: while some channels are off for as long as their client's file is hidden, a hard cap pauses and resumes
+// others. The list must not fill up with those.
+func TestRescueListEnds(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.cfg.Settings.MaxChannels = 64
+	c.client(fakeClient + 1)
+	hidden := c.channels(fakeClient+1, workGroup, 0x100, 1)
+	x := c.card()
+	x.missing[c.account.clients[fakeClient+1]] = &absence{off: true}
+	for i := range uint32(100) {
+		now := c.channels(fakeClient, workGroup, 0x1000+i, 1)
+		c.compute.turn(x, true)
+		if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Contains(l, now[0]) {
+			t.Fatalf("%#x is off, %#x noted", now, l)
+		}
+		c.compute.turn(x, false)
+		if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(l, hidden) {
+			t.Fatalf("%#x are noted, want %#x", l, hidden)
+		}
+		c.account.freeObject(fakeClient, 0x1000+i)
+	}
+}
+
 // What follows are real processes: this binary as a guard, and again as its rescuer. The driver is a file to which all write
 // what they do.
 
