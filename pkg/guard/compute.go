@@ -208,7 +208,9 @@ func (x *card) run() {
 	if b, ok := x.source.(*fecsBuffer); ok {
 		if err = b.enable(); err != nil {
 			x.c.g.log.Warn("the driver does not tell of context switches: every context counts as one with work", "err", err)
+			x.mu.Lock()
 			x.source = nil
+			x.mu.Unlock()
 		}
 	}
 	if b, err := openBoard(x.c.g.cfg.RunDir, x.c.g.cfg.GPUs[x.gpu].UUID); err != nil {
@@ -397,7 +399,7 @@ func (x *card) wait(now time.Time, groups int) time.Duration {
 		x.patience = settled
 		return tick
 	case x.busy > 0:
-		x.patience = min(2*x.patience, maxPatience)
+		x.patience = min(max(2*x.patience, settled), maxPatience)
 		return x.patience
 	case x.lingers():
 		return lingerTime / 4
@@ -410,7 +412,9 @@ func (x *card) wait(now time.Time, groups int) time.Duration {
 // look takes new records in and counts the groups with work.
 func (x *card) look(now time.Time, groups int) {
 	if x.source == nil {
-		x.busy = groups
+		if x.busy = groups; x.off && x.plan.suspended {
+			x.busy = 0
+		}
 		return
 	}
 	var lost bool
