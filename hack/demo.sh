@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Two containers, started by a private dockerd, share one GPU: the real one if there is one, else the simulated. Each
-# sees its own size, one runs into its limit, `cgpu smi` shows both. The last line is "demo: N checks passed".
+# sees its own size, one runs into its limit, `cgpu smi` shows both; two more share its time by weight. The last line is "demo: N checks passed".
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -99,5 +99,22 @@ free_again() {
 	return 1
 }
 check "a killed container's share can be had again" free_again
+
+# Only the simulated driver has kernels to offer without CUDA.
+if [[ $CGPU_TEST_DRIVER == sim ]]; then
+	say "Two containers that always have work, with weights 1 and 3:"
+	work=(probe cgpu-probe work --kernel 1ms --for 6s --windows 1s)
+	show "${run[@]}" -d --name one -e ALIYUN_COM_GPU_MEM_CONTAINER=2 -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 "${work[@]}"
+	show "${run[@]}" -d --name three -e ALIYUN_COM_GPU_MEM_CONTAINER=2 -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 "${work[@]}"
+	sleep 3
+	show cgpu smi
+	docker wait one three >/dev/null
+	part() { docker logs "$1" | sed -nE 's/^window=4 .* share=([0-9]+)\..*/\1/p'; }
+	shares() {
+		echo "in the fourth second: $(part one) % and $(part three) % of the GPU"
+		(($(part three) > 2 * $(part one) && $(part three) < 4 * $(part one)))
+	}
+	check "the second gets three times as much of the GPU's time" shares
+fi
 
 printf '\ndemo: %d checks passed\n' "$checks"
