@@ -260,14 +260,12 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 		return nil, errNoUserd
 	}
 	defer t.done()
-	if !obj.sharedWithAll {
-		if s, e := g.share(t, ch.client, memory, 0); e != 0 || s != rm.StatusOK {
-			return nil, refused("open a channel's page", s, e)
-		}
-	}
-	handle, s, e := own.dup(own.devices[p.x.gpu], ch.client, memory)
-	if !obj.sharedWithAll {
-		_, _ = g.share(t, ch.client, memory, shareActionRevoke)
+	var handle, s uint32
+	var e unix.Errno
+	if status, errno := g.whileShared(t, ch.client, obj, func() {
+		handle, s, e = own.dup(own.devices[p.x.gpu], ch.client, memory)
+	}); errno != 0 || status != rm.StatusOK {
+		return nil, refused("open a channel's page", status, errno)
 	}
 	if e != 0 || s != rm.StatusOK {
 		return nil, refused("refer to a channel's page", s, e)

@@ -160,21 +160,17 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 		return replyDone
 	}
 	ctl := Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}
-	if !obj.sharedWithAll {
-		// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-		if s, e := g.share(ctl, client, memory, 0); e != 0 || s != rm.StatusOK {
-			rm.PutU32(o, form.Status, rm.StatusInvalidClient)
-			return replyDone
-		}
-	}
-	ch := g.account.hold(client, memory)
-	rm.PutU32(o, form.FD, uint32(fd))
-	e := c.exec()
-	rm.PutU32(o, form.FD, number)
-	if !obj.sharedWithAll {
-		if s, e := g.share(ctl, client, memory, shareActionRevoke); e != 0 || s != rm.StatusOK {
-			g.logOnce("unshare", "cannot close an object again after a UVM mapping", "status", rm.StatusName(s), "errno", e)
-		}
+	var ch *charge
+	var e unix.Errno
+	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
+	if s, refused := g.whileShared(ctl, client, obj, func() {
+		ch = g.account.hold(client, memory)
+		rm.PutU32(o, form.FD, uint32(fd))
+		e = c.exec()
+		rm.PutU32(o, form.FD, number)
+	}); refused != 0 || s != rm.StatusOK {
+		rm.PutU32(o, form.Status, rm.StatusInvalidClient)
+		return replyDone
 	}
 	if ch == nil {
 		return fail(e)
@@ -218,6 +214,23 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	if gone != nil {
 		g.account.unhold(gone)
 	}
+}
+
+// whileShared calls f while an object is open to every client, as it must be for the guard to refer to it. A status other than OK,
+// or an errno, says that it could not be opened; f was not called then.
+func (g *Guard) whileShared(t Target, client uint32, obj object, f func()) (uint32, unix.Errno) {
+	if obj.sharedWithAll {
+		f()
+		return rm.StatusOK, 0
+	}
+	if s, e := g.share(t, client, obj.handle, 0); e != 0 || s != rm.StatusOK {
+		return s, e
+	}
+	f()
+	if s, e := g.share(t, client, obj.handle, shareActionRevoke); e != 0 || s != rm.StatusOK {
+		g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
+	}
+	return rm.StatusOK, 0
 }
 
 // share opens an object to every client, or closes it again.
