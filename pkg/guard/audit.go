@@ -12,9 +12,9 @@ const (
 	pidInfoSize       = 14408
 )
 
-// held asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU. Private and owned memory
-// count once each; duped memory is some other client's (_gpuCollectMemInfo). The control takes RM's locks on all GPUs, so it
-// is asked on suspicion only.
+// held asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU.
+// Private and owned memory count once each; duped memory is some other client's (_gpuCollectMemInfo). The control takes RM's
+// locks on all GPUs, so it is asked on suspicion only.
 func (a *ownClient) held(procs []*process) []quota.Bytes {
 	sum := make([]quota.Bytes, len(a.subs))
 	for i, sub := range a.subs {

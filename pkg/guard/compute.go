@@ -75,7 +75,7 @@ type card struct {
 	off         bool       // the channels are disabled; changed with compute.running held too
 	// stoppedAt is when off changed last.
 	stoppedAt time.Time
-	refused   int            // times in a row that the driver would not resume; with compute.running held
+	refused   int            // tries left to resume what the driver would not; 0: all runs. With compute.running held
 	corrected time.Duration  // up to when the GPU's own load was looked at, see resident
 	lately    sched.Permille // and what it was then
 	patience  time.Duration  // between looks while nothing is switched
@@ -105,9 +105,6 @@ func newCompute(g *Guard) *compute {
 	s := g.cfg.Settings
 	c := &compute{g: g, stop: make(chan struct{}), turned: make(chan struct{}), dutyKick: make(chan struct{}, 1), timing: sched.Timing{
 		Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle}}
-	if c.timing == (sched.Timing{}) {
-		c.timing = sched.DefaultTiming()
-	}
 	for i, x := range g.cfg.GPUs {
 		if !x.Native {
 			c.cards = append(c.cards, &card{c: c, gpu: i, kick: make(chan struct{}, 1), tracker: sched.NewTracker(),
@@ -472,8 +469,8 @@ func (x *card) spend(now time.Time) {
 	}
 }
 
-// capIdle is after how long without work a capped container is left alone. Its first work then goes on until it is noticed,
-// within 66 ms, and is made up for later.
+// capIdle is after how long without work a capped container is left alone. Its first work then goes on until it is noticed
+// (idleLook, and the driver's own delay of a tick), and is made up for later.
 const capIdle = 30 * time.Second
 
 // pauseCost is what a context is on the engine longer than its channels are: until it is saved, and while it is restored (H200).
@@ -606,11 +603,9 @@ const maxYoung = 256
 
 // awake has a card looked at.
 func (c *compute) awake(x *card) {
-	if x != nil {
-		x.active.Store(true)
-		kick(x.kick)
-		kick(c.dutyKick)
-	}
+	x.active.Store(true)
+	kick(x.kick)
+	kick(c.dutyKick)
 }
 
 // started is told, with compute.running held, that a trapped call let channels of the container run: those that a handle
@@ -621,10 +616,7 @@ func (c *compute) started(t Target, client, handle uint32) {
 		return
 	}
 	x := c.onGPU(gpu)
-	if x == nil {
-		return
-	}
-	if !graphics {
+	if x == nil || !graphics {
 		return
 	}
 	for _, r := range c.g.account.groupsOn(gpu) {
@@ -691,10 +683,7 @@ func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
 		if card, ok := cards[uuid]; ok {
 			return card
 		}
-		if card := c.g.cfg.Settings.Card(); card.MaxInst > 0 {
-			return card
-		}
-		return sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}
+		return c.g.cfg.Settings.Card()
 	}
 	var claims []sched.Claim
 	shares := map[string][]sched.Share{}

@@ -81,8 +81,8 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	return fail(e)
 }
 
-// simControl knows the controls that only the simulated driver has, by which a test puts work on a channel group. A real GPU
-// gets its work through memory.
+// simControl knows the controls that only the simulated driver has (sim.CtrlSubmit, sim.CtrlWork), by which a test puts work on a
+// channel group. A real GPU gets its work through memory. The numbers stand here again because a guard does not import its driver.
 func simControl(cmd uint32) (rm.Control, bool) {
 	switch cmd {
 	case 0xa06c01f0:

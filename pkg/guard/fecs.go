@@ -32,15 +32,34 @@ type fecsBuffer struct {
 }
 
 const (
-	classEventBuffer    = 0x90cd // NV_EVENT_BUFFER
-	classDeviceless     = 0x90ce // NV01_MEMORY_DEVICELESS
-	controlBindFecs     = 0x20801238
-	controlEnableEvents = 0x90cd0101
-	controlUpdateGet    = 0x90cd0102
-	eventKeepNewest     = 2 // NV_EVENT_BUFFER_FLAG_OVERFLOW_POLICY_KEEP_NEWEST
+	classEventBuffer    = 0x90cd     // NV_EVENT_BUFFER
+	classDeviceless     = 0x90ce     // NV01_MEMORY_DEVICELESS
+	controlBindFecs     = 0x20801238 // NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2, ctrl2080gr.h
+	controlEnableEvents = 0x90cd0101 // NV_EVENT_BUFFER_CTRL_CMD_ENABLE_EVENTS, ctrl90cd.h
+	controlUpdateGet    = 0x90cd0102 // NV_EVENT_BUFFER_CTRL_CMD_UPDATE_GET
+	eventKeepNewest     = 2          // NV_EVENT_BUFFER_FLAG_OVERFLOW_POLICY_KEEP_NEWEST
+
+	// NV_EVENT_BUFFER_ALLOC_PARAMETERS, class/cl90cd.h.
+	bufferSize       = 72
+	bufferRecordSize = 16
+	bufferRecords    = 20
+	bufferThreshold  = 36 // recordsFreeThreshold: free records at which the driver wakes us
+	bufferNotify     = 40 // notificationHandle
+	bufferSubdevice  = 52
+	bufferHead       = 60 // hBufferHeader
+	bufferRing       = 64 // hRecordBuffer
+
+	// NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS, ctrl2080gr.h.
+	bindSize       = 24
+	bindBuffer     = 0
+	bindRecordSize = 4
+	bindDetail     = 8 // levelOfDetail
+	bindAllUsers   = 16
+	bindReason     = 20
+	detailSimple   = 1 // NV2080_CTRL_GR_FECS_BIND_EVTBUF_LOD_SIMPLE: active regions only
 
 	fecsRecords = 4096
-	// fecsRecord is NV_EVENT_BUFFER_RECORD_HEADER and NV_EVENT_BUFFER_FECS_RECORD_V2.
+	// fecsRecord is NV_EVENT_BUFFER_RECORD_HEADER and NV_EVENT_BUFFER_FECS_RECORD_V2, class/cl90cdfecs.h.
 	fecsRecord    = 32
 	fecsPayload   = 24
 	fecsTag       = 8
@@ -84,24 +103,30 @@ func bindFecs(own *ownClient, gpu int) (b *fecsBuffer, err error) {
 	if err := b.openEvent(); err != nil {
 		return nil, err
 	}
-	p := make([]byte, 72) // NV_EVENT_BUFFER_ALLOC_PARAMETERS
-	rm.PutU32(p, 16, fecsRecord)
-	rm.PutU32(p, 20, fecsRecords)
-	rm.PutU32(p, 36, fecsRecords) // recordsFreeThreshold: tell us of every batch
-	rm.PutU64(p, 40, uint64(b.event))
-	rm.PutU32(p, 52, own.subs[gpu])
-	rm.PutU32(p, 60, head)
-	rm.PutU32(p, 64, ring)
+	event := b.event
+	defer func() {
+		if err != nil {
+			_ = unix.Close(event)
+		}
+	}()
+	p := make([]byte, bufferSize)
+	rm.PutU32(p, bufferRecordSize, fecsRecord)
+	rm.PutU32(p, bufferRecords, fecsRecords)
+	rm.PutU32(p, bufferThreshold, fecsRecords) // as many as there are: every batch wakes us
+	rm.PutU64(p, bufferNotify, uint64(b.event))
+	rm.PutU32(p, bufferSubdevice, own.subs[gpu])
+	rm.PutU32(p, bufferHead, head)
+	rm.PutU32(p, bufferRing, ring)
 	if b.buffer, err = own.alloc(own.client, own.handle(), classEventBuffer, p); err != nil {
 		return nil, err
 	}
-	bind := make([]byte, 24) // NV2080_CTRL_GR_FECS_BIND_EVTBUF_FOR_UID_V2_PARAMS
-	rm.PutU32(bind, 0, b.buffer)
-	rm.PutU32(bind, 4, fecsPayload)
-	rm.PutU32(bind, 8, 1) // SIMPLE: active regions only
-	bind[16] = 1          // of all users
+	bind := make([]byte, bindSize)
+	rm.PutU32(bind, bindBuffer, b.buffer)
+	rm.PutU32(bind, bindRecordSize, fecsPayload)
+	rm.PutU32(bind, bindDetail, detailSimple)
+	bind[bindAllUsers] = 1
 	if s, e := g.control(own.target, own.client, own.subs[gpu], controlBindFecs, bind); e != 0 || s != rm.StatusOK {
-		return nil, fmt.Errorf("bind context-switch records: %s, errno %d, reason %d", rm.StatusName(s), e, rm.U32(bind, 20))
+		return nil, fmt.Errorf("bind context-switch records: %s, errno %d, reason %d", rm.StatusName(s), e, rm.U32(bind, bindReason))
 	}
 	if b.head, err = own.mapMemory(own.client, head, 0, fecsHeadPages, g.cfg.ControlNode.HostPath); err != nil {
 		return nil, err

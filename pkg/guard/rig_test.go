@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
@@ -73,11 +74,18 @@ func testGPUs() []sim.GPU {
 func testConfig(nodes string) Config {
 	cfg := Config{ID: "c0ffee", Nonce: "n", RunDir: nodes, Driver: device.DriverSim, DriverVersion: testVersion,
 		ControlNode: device.Node{HostPath: nodes + "/nvidiactl"}, UVMNode: device.Node{HostPath: nodes + "/nvidia-uvm"},
-		Settings: device.Config{ContextOverhead: sim.DefaultContextCost, MaxClients: 256, MaxTSGs: 64, MaxChannels: 512}}
+		Settings: testSettings()}
 	g := testGPUs()[0]
 	cfg.GPUs = []GPU{{GPU: device.GPU{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Memory: g.Memory,
 		Node: device.Node{HostPath: nodes + "/nvidia0"}}, Limit: testLimit}}
 	return cfg
+}
+
+func testSettings() device.Config {
+	timing := sched.DefaultTiming()
+	return device.Config{ContextOverhead: sim.DefaultContextCost, MaxClients: 256, MaxTSGs: 64, MaxChannels: 512, MaxInst: 20,
+		Policy: sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio, BaseTimeslice: timing.Base, MinTimeslice: timing.Min,
+		MaxRound: timing.MaxRound, HighPrioTimeslice: timing.HighPrio, CapCycle: timing.Cycle}
 }
 
 // makeNodes makes device nodes like the simulated driver's: all are /dev/random, which can be polled.
