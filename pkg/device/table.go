@@ -33,8 +33,12 @@ type Table struct {
 	// LibDirs are folders in the container that must be in its ld cache.
 	LibDirs []string `json:"libDirs,omitempty"`
 	Env     []string `json:"env,omitempty"`
-	Config  Config   `json:"config"`
-	Key     Key      `json:"key"`
+	// HostMemory is the machine's (MemTotal of /proc/meminfo).
+	HostMemory quota.Bytes `json:"hostMemory,omitempty"`
+	// Limiter is libcgpu.so on the host; empty where it is not installed.
+	Limiter string `json:"limiter,omitempty"`
+	Config  Config `json:"config"`
+	Key     Key    `json:"key"`
 }
 
 // GPU is one physical GPU.
@@ -99,8 +103,44 @@ type Config struct {
 	HighPrioTimeslice time.Duration `json:"highPrioTimeslice"`
 	// CapCycle is the node-wide cycle in which containers with a hard cap have their slots.
 	CapCycle time.Duration `json:"capCycle"`
+	// Enforcement is EnforceGuard or EnforcePreload.
+	Enforcement string `json:"enforcement"`
+	// Managed says what managed memory (cudaMallocManaged) is to a quota: ManagedLimit, ManagedDeny or ManagedAllow.
+	Managed string `json:"managed"`
+	// HMM leaves heterogeneous memory management on: ordinary host memory may then move to the GPU, uncounted.
+	HMM bool `json:"hmm,omitempty"`
+	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
+	MaxSpill     Part `json:"maxSpill"`
+	SpillReserve Part `json:"spillReserve"`
 	// NoSwitchRecords does without the driver's records of context switches.
 	NoSwitchRecords bool `json:"noSwitchRecords,omitempty"`
+}
+
+// Ways of enforcement.
+const (
+	EnforceGuard   = "guard"
+	EnforcePreload = "preload"
+)
+
+// What managed memory is to a quota.
+const (
+	ManagedLimit = "limit" // counted
+	ManagedDeny  = "deny"  // refused
+	ManagedAllow = "allow" // not looked at
+)
+
+// Part is an amount of memory: Bytes, or Percent of the machine's.
+type Part struct {
+	Bytes   quota.Bytes `json:"bytes,omitempty"`
+	Percent int         `json:"percent,omitempty"`
+}
+
+// Of is the part of a machine with so much memory.
+func (p Part) Of(total quota.Bytes) quota.Bytes {
+	if p.Percent > 0 {
+		return total / 100 * quota.Bytes(p.Percent)
+	}
+	return p.Bytes
 }
 
 // Card is how a GPU is shared that has no settings of its own in the ledger.

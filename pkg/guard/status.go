@@ -37,7 +37,11 @@ type VGPUStatus struct {
 	Limit  quota.Bytes `json:"limit"`
 	Used   quota.Bytes `json:"used"`
 	Peak   quota.Bytes `json:"peak"`
-	Denied uint64      `json:"denied"` // allocations refused because of the limit
+	// Managed is the part of Used that is managed memory; Spill is the host memory allowed beyond Limit, Spilled what is used of it.
+	Managed quota.Bytes `json:"managed,omitempty"`
+	Spill   quota.Bytes `json:"spill,omitempty"`
+	Spilled quota.Bytes `json:"spilled,omitempty"`
+	Denied  uint64      `json:"denied"` // allocations refused because of the limit
 	// Compute is nil for native GPUs.
 	Compute *ComputeStatus `json:"compute,omitempty"`
 }

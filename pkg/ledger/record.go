@@ -39,6 +39,10 @@ type Record struct {
 	// device memory, so a record is dead only when both are gone.
 	InitPID   int    `json:"initPid,omitempty"`
 	InitStart uint64 `json:"initStart,omitempty"`
+	// Preload: no guard, the preload library enforces; GuardPID, Socket and Control are empty then.
+	Preload bool `json:"preload,omitempty"`
+	// Page is the file of the container's vGPU page (package page); empty where it has none.
+	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).
 	Paused bool `json:"paused,omitempty"`
 }
@@ -47,7 +51,8 @@ type Record struct {
 type VGPU struct {
 	UUID     string         `json:"uuid"`
 	Limit    quota.Bytes    `json:"limit"`
-	Weight   int            `json:"weight"` // ≥ 1
+	Spill    quota.Bytes    `json:"spill,omitempty"` // host memory beyond Limit
+	Weight   int            `json:"weight"`          // ≥ 1
 	Percent  int            `json:"percent,omitempty"`
 	Priority quota.Priority `json:"priority"`
 }

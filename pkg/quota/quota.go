@@ -14,6 +14,10 @@ type Quota struct {
 	Visible Selector
 	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
 	Native Selector
+	// Spill is host memory beyond Memory on each sliced GPU, served as device memory; 0: none.
+	Spill Bytes
+	// NoLimiter leaves the preload library (libcgpu.so) out of the container.
+	NoLimiter bool
 	// Weight is the compute weight, 1 to 64; 0 means not asked.
 	Weight int
 	// Percent is the compute share in percent of a GPU, 1 to 100; 0 means not asked.

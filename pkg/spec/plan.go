@@ -29,8 +29,14 @@ type Plan struct {
 	Links   []device.Link  // made by the createContainer hook
 	LibDirs []string       // put into the container's ld cache by the createContainer hook
 	Env     []string       // added where the container does not set the variable itself
-	// Limiter is the path in the container of the LD_PRELOAD library; empty as long as none is installed.
+	// Limiter is libcgpu.so on the host; empty: the container gets none.
 	Limiter string
+	// Page is the container's vGPU page on the host; empty: none. PageWritable is for preload mode.
+	Page         string
+	PageWritable bool
+	// Preload is the file that becomes the container's /etc/ld.so.preload, on the host; empty: the container's own stays
+	// (an image with musl, which does not read it).
+	Preload string
 	// Socket is where the guard waits for the seccomp listener.
 	Socket string
 	// Hook is the absolute path of cgpu-hook on the host.

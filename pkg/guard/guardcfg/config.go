@@ -26,9 +26,13 @@ type Config struct {
 	DriverVersion string `json:"driverVersion"`
 	SimSocket     string `json:"simSocket,omitempty"`
 	// ControlNode and UVMNode are nvidiactl and nvidia-uvm.
-	ControlNode device.Node   `json:"controlNode"`
-	UVMNode     device.Node   `json:"uvmNode"`
-	GPUs        []GPU         `json:"gpus"` // sliced and native GPUs of the container
+	ControlNode device.Node `json:"controlNode"`
+	UVMNode     device.Node `json:"uvmNode"`
+	GPUs        []GPU       `json:"gpus"` // sliced and native GPUs of the container
+	// Page is the file of the container's vGPU page; empty: it has none.
+	Page string `json:"page,omitempty"`
+	// HostMemory is the machine's.
+	HostMemory  quota.Bytes   `json:"hostMemory,omitempty"`
 	LauncherPID int           `json:"launcherPid"`
 	Settings    device.Config `json:"settings"`
 }
@@ -38,6 +42,7 @@ type GPU struct {
 	device.GPU
 	Native bool        `json:"native,omitempty"` // whole card: no limit
 	Limit  quota.Bytes `json:"limit,omitempty"`
+	Spill  quota.Bytes `json:"spill,omitempty"` // host memory beyond Limit
 }
 
 // CleanUp removes the sockets.

@@ -1,0 +1,187 @@
+package page
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sizes of the two kinds of pages: with a guard one memory page, in preload mode with room for the slots.
+const (
+	sizeGuard   = 4096
+	sizePreload = (int(unsafe.Sizeof(Header{})+MaxVGPUs*unsafe.Sizeof(VGPU{})+MaxProcesses*unsafe.Sizeof(Slot{})) + 4095) / 4096 * 4096
+)
+
+// Page is a page, mapped (Open) or copied (Read).
+type Page struct{ b []byte }
+
+// File is where the page of a reservation is kept below the run directory.
+func File(runDir, nonce string) string { return filepath.Join(runDir, "page", nonce) }
+
+// Create makes the file of a page: complete, under a temporary name, then in its place. Device numbers, flags and the vGPUs
+// are the caller's; the rest is filled in here. mode is 0444, or 0666 in preload mode, where every user of the container
+// keeps account in it.
+func Create(path string, h Header, vgpus []VGPU) error {
+	if len(vgpus) > MaxVGPUs {
+		return fmt.Errorf("page: %d GPUs: a vGPU page has room for %d", len(vgpus), MaxVGPUs)
+	}
+	size, mode := sizeGuard, os.FileMode(0o444)
+	h.Magic, h.Version, h.VGPUs = Magic, Version, uint32(len(vgpus))
+	if h.Flags&FlagPreload != 0 {
+		size, mode, h.Processes = sizePreload, 0o666, MaxProcesses
+	}
+	h.Size = uint32(size)
+	b := make([]byte, size)
+	p := &Page{b}
+	*p.Header() = h
+	for i, v := range vgpus {
+		*p.VGPU(i) = v
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	temp := path + ".tmp"
+	_ = os.Remove(temp)
+	if err := os.WriteFile(temp, b, mode); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	if err := os.Chmod(temp, mode); err != nil { // whatever the umask
+		return fmt.Errorf("page: %w", err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	return nil
+}
+
+// Open maps a page for its guard. Not for pages in preload mode: a tenant could make their file shorter, and whoever looks at
+// what is missing is killed (SIGBUS).
+func Open(path string) (*Page, error) {
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, fmt.Errorf("page: open %s: %w", path, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, fmt.Errorf("page: stat %s: %w", path, err)
+	}
+	if st.Size != int64(sizeGuard) {
+		return nil, fmt.Errorf("page: %s: has %d bytes, want %d", path, st.Size, sizeGuard)
+	}
+	b, err := unix.Mmap(fd, 0, sizeGuard, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("page: map %s: %w", path, err)
+	}
+	p := &Page{b}
+	if err := p.check(path); err != nil {
+		return nil, errors.Join(err, unix.Munmap(b))
+	}
+	return p, nil
+}
+
+// Read copies a page. That of a container in preload mode is in the tenant's hands: no number in it is to be believed beyond
+// being shown.
+func Read(path string) (*Page, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("page: %w", err)
+	}
+	defer f.Close()
+	b := make([]byte, sizePreload)
+	n, err := io.ReadFull(f, b)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, fmt.Errorf("page: read %s: %w", path, err)
+	}
+	if n < sizeGuard {
+		return nil, fmt.Errorf("page: %s: has %d bytes, want %d or %d", path, n, sizeGuard, sizePreload)
+	}
+	p := &Page{b[:n]}
+	return p, p.check(path)
+}
+
+// Update changes what the host sets in a page of preload mode: flags, and limit, weight and timeslice of its vGPUs.
+func Update(path string, change func(*Page)) error {
+	p, err := Read(path)
+	if err != nil {
+		return err
+	}
+	change(p)
+	p.Header().Change++
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt(p.b[:unsafe.Sizeof(Header{})+MaxVGPUs*unsafe.Sizeof(VGPU{})], 0); err != nil {
+		return fmt.Errorf("page: write %s: %w", path, err)
+	}
+	return nil
+}
+
+func (p *Page) check(path string) error {
+	h := p.Header()
+	if h.Magic != Magic || h.Version != Version || h.VGPUs > MaxVGPUs || h.Processes > p.slots() {
+		return fmt.Errorf("page: %s: is no vGPU page of version %d", path, Version)
+	}
+	return nil
+}
+
+// Close unmaps a page of Open.
+func (p *Page) Close() {
+	if p.b != nil {
+		_ = unix.Munmap(p.b)
+		p.b = nil
+	}
+}
+
+// Header is the page's beginning, in the page.
+func (p *Page) Header() *Header { return (*Header)(unsafe.Pointer(&p.b[0])) }
+
+// VGPU is the i-th vGPU, in the page.
+func (p *Page) VGPU(i int) *VGPU {
+	return (*VGPU)(unsafe.Pointer(&p.b[unsafe.Sizeof(Header{})+uintptr(i)*unsafe.Sizeof(VGPU{})]))
+}
+
+func (p *Page) slots() uint32 {
+	if len(p.b) < sizePreload {
+		return 0
+	}
+	return MaxProcesses
+}
+
+// Slot is the i-th process slot, in the page.
+func (p *Page) Slot(i int) *Slot {
+	return (*Slot)(unsafe.Pointer(&p.b[unsafe.Sizeof(Header{})+MaxVGPUs*unsafe.Sizeof(VGPU{})+uintptr(i)*unsafe.Sizeof(Slot{})]))
+}
+
+// Changed tells limiters that something that the host sets is different now.
+func (p *Page) Changed() { atomic.AddUint32(&p.Header().Change, 1) }
+
+// SlotUse sums what the container's processes have taken of a vGPU, in preload mode.
+func (p *Page) SlotUse(vgpu int) (used, managed uint64, processes int) {
+	for i := range int(p.slots()) {
+		s := p.Slot(i)
+		if atomic.LoadUint64(&s.Owner) == 0 {
+			continue
+		}
+		processes++
+		used += atomic.LoadUint64(&s.Used[vgpu])
+		managed += atomic.LoadUint64(&s.Managed)
+	}
+	return used, managed, processes
+}
+
+// Remove deletes the page of a reservation; one that is not there is no error.
+func Remove(runDir, nonce string) error {
+	if err := os.Remove(File(runDir, nonce)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("page: %w", err)
+	}
+	return nil
+}
