@@ -35,10 +35,8 @@ type Table struct {
 	Env     []string `json:"env,omitempty"`
 	// HostMemory is the machine's (MemTotal of /proc/meminfo).
 	HostMemory quota.Bytes `json:"hostMemory,omitempty"`
-	// Limiter is libcgpu.so on the host; empty where it is not installed.
-	Limiter string `json:"limiter,omitempty"`
-	Config  Config `json:"config"`
-	Key     Key    `json:"key"`
+	Config     Config      `json:"config"`
+	Key        Key         `json:"key"`
 }
 
 // GPU is one physical GPU.
