@@ -61,6 +61,10 @@ func Default() Config {
 			MaxRound:          100 * time.Millisecond,
 			HighPrioTimeslice: 200 * time.Microsecond,
 			CapCycle:          100 * time.Millisecond,
+			Enforcement:       device.EnforceGuard,
+			Managed:           device.ManagedLimit,
+			MaxSpill:          device.Part{Percent: 50},
+			SpillReserve:      device.Part{Percent: 10},
 		},
 		Sim: Sim{
 			DriverVersion: "580.159.04",

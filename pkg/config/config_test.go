@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -143,6 +144,11 @@ max_round = "1s"
 high_prio_timeslice = "50us"
 cap_cycle = "500ms"
 switch_records = false
+enforcement = "preload"
+managed = "deny"
+hmm = true
+max_spill = "64GiB"
+spill_reserve = "0"
 [sim]
 driver_version = "535.54"
 [[sim.gpus]]
@@ -173,6 +179,11 @@ bus_id = "0001:0a:00.0"
 	want.Settings.HighPrioTimeslice = 50 * time.Microsecond
 	want.Settings.CapCycle = 500 * time.Millisecond
 	want.Settings.NoSwitchRecords = true
+	want.Settings.Enforcement = device.EnforcePreload
+	want.Settings.Managed = device.ManagedDeny
+	want.Settings.HMM = true
+	want.Settings.MaxSpill = device.Part{Bytes: 64 * quota.GiB}
+	want.Settings.SpillReserve = device.Part{}
 	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
 		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
 		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},
@@ -217,6 +228,17 @@ func TestParseRefuses(t *testing.T) {
 		`high_prio_timeslice = "2ms"`:     `high_prio_timeslice = "2ms": want`,
 		`cap_cycle = "49ms"`:              `cap_cycle = "49ms": want`,
 		`cap_cycle = "1s"`:                `cap_cycle = "1s": want`,
+		`enforcement = "none"`:            `enforcement = "none": want "guard" or "preload"`,
+		`managed = ""`:                    `managed = "": want "limit" or "deny" or "allow"`,
+		`hmm = "no"`:                      `config: f:1: hmm`,
+		`max_spill = "101%"`:              `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
+		`max_spill = "-1%"`:               `max_spill = "-1%": want`,
+		`max_spill = "1.5%"`:              `max_spill = "1.5%": want`,
+		`max_spill = "%"`:                 `max_spill = "%": want`,
+		`max_spill = "64"`:                `max_spill = "64": has no unit; want a part`,
+		`max_spill = ""`:                  `max_spill = "": is no size; want a part`,
+		`max_spill = 64`:                  `config: f:1: max_spill`,
+		`spill_reserve = "9999999GiB"`:    `spill_reserve = "9999999GiB": is more memory than`,
 		`runtimes = []`:                   `runtimes = "[]": want at least one`,
 		`runtimes = ["./runc"]`:           `runtimes = "./runc": want`,
 		`runtimes = ["/x/cgpu-runtime"]`:  `cannot call itself`,
@@ -269,7 +291,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if s := c.Settings; s.Card().Validate() != nil || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 || s.MinTimeslice > s.BaseTimeslice {
+		if s := c.Settings; s.Card().Validate() != nil || !(s.Overcommit >= 1) || len(s.Runtimes) == 0 || len(c.Sim.GPUs) == 0 || s.MinTimeslice > s.BaseTimeslice ||
+			s.MaxSpill.Of(quota.GiB) > maxSize || s.SpillReserve.Percent < 0 || s.SpillReserve.Percent > 100 || s.Enforcement == "" || s.Managed == "" {
 			t.Errorf("accepted %+v", c)
 		}
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,6 +40,11 @@ type file struct {
 	HighPrioTimeslice  *string   `toml:"high_prio_timeslice"`
 	CapCycle           *string   `toml:"cap_cycle"`
 	SwitchRecords      *bool     `toml:"switch_records"`
+	Enforcement        *string   `toml:"enforcement"`
+	Managed            *string   `toml:"managed"`
+	HMM                *bool     `toml:"hmm"`
+	MaxSpill           *string   `toml:"max_spill"`
+	SpillReserve       *string   `toml:"spill_reserve"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -80,6 +86,10 @@ func Parse(name string, text []byte) (Config, error) {
 		duration("max_round", f.MaxRound, &s.MaxRound, 10*time.Millisecond, time.Second),
 		duration("high_prio_timeslice", f.HighPrioTimeslice, &s.HighPrioTimeslice, 50*time.Microsecond, time.Millisecond),
 		duration("cap_cycle", f.CapCycle, &s.CapCycle, 50*time.Millisecond, 500*time.Millisecond),
+		choice("enforcement", f.Enforcement, &s.Enforcement, device.EnforceGuard, device.EnforcePreload),
+		choice("managed", f.Managed, &s.Managed, device.ManagedLimit, device.ManagedDeny, device.ManagedAllow),
+		part("max_spill", f.MaxSpill, &s.MaxSpill),
+		part("spill_reserve", f.SpillReserve, &s.SpillReserve),
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
@@ -92,6 +102,9 @@ func Parse(name string, text []byte) (Config, error) {
 	}
 	if f.SwitchRecords != nil {
 		s.NoSwitchRecords = !*f.SwitchRecords
+	}
+	if f.HMM != nil {
+		s.HMM = *f.HMM
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver
@@ -191,6 +204,35 @@ func size(key string, in *string, out *quota.Bytes, zero bool) error {
 		return fault(key, *in, "is more than a GPU of this world has; want at most "+maxSize.String())
 	}
 	*out = b
+	return nil
+}
+
+// part reads an amount of host memory: a percentage of it, a size, or "0".
+func part(key string, in *string, out *device.Part) error {
+	if in == nil {
+		return nil
+	}
+	const want = `want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`
+	if text, ok := strings.CutSuffix(*in, "%"); ok {
+		n, err := strconv.ParseUint(text, 10, 8)
+		if err != nil || n > 100 {
+			return fault(key, *in, want)
+		}
+		*out = device.Part{Percent: int(n)}
+		return nil
+	}
+	if *in == "0" {
+		*out = device.Part{}
+		return nil
+	}
+	b, err := quota.ParseSize(*in)
+	if err != nil {
+		return fault(key, *in, err.Error()+"; "+want)
+	}
+	if b > maxSize {
+		return fault(key, *in, "is more memory than a machine of this world has; want at most "+maxSize.String())
+	}
+	*out = device.Part{Bytes: b}
 	return nil
 }
 
