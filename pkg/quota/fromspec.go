@@ -14,7 +14,7 @@ func FromSpec(env []string, annotations map[string]string) (*Quota, error) {
 		return nil, err
 	}
 	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}}
-	for _, read := range []func(*Quota, *settings) error{readMemory, readPod, readGPUs, readCompute} {
+	for _, read := range []func(*Quota, *settings) error{readMemory, readPod, readSpill, readGPUs, readCompute, readLimiter} {
 		if err := read(q, s); err != nil {
 			return nil, err
 		}

@@ -20,6 +20,9 @@ func TestNamesAreSystematic(t *testing.T) {
 			continue
 		}
 		short := strings.TrimPrefix(strings.TrimPrefix(n.variable, "ALIYUN_COM_"), "CGPU_")
+		if n.variable == "CGPU_MEM_SPILL" {
+			short = "GPU_MEM_SPILL"
+		}
 		if want := "cgpu.io/" + strings.ReplaceAll(strings.ToLower(short), "_", "-"); n.annotation != want {
 			t.Errorf("%s: annotation %s, want %s", n.variable, n.annotation, want)
 		}
@@ -31,7 +34,7 @@ func TestNotAsked(t *testing.T) {
 		"nothing":              nil,
 		"plain":                {"PATH=/bin", "A", "", "=x"},
 		"nvidia only":          {"NVIDIA_VISIBLE_DEVICES=0,0,MIG-x"},
-		"other variables, bad": {"ALIYUN_COM_GPU_MEM_DEV=x", "ALIYUN_COM_GPU_SCHD_WEIGHT=0"},
+		"other variables, bad": {"ALIYUN_COM_GPU_MEM_DEV=x", "ALIYUN_COM_GPU_SCHD_WEIGHT=0", "CGPU_MEM_SPILL=x", "CGPU_LIMITER=x"},
 		"case matters":         {"aliyun_com_gpu_mem_container=x"},
 		"longer name":          {container + "S=x"},
 		"off, all else bad":    {container + "=x", container + "=y", "CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_IDX=-1"},
@@ -108,6 +111,23 @@ func TestAsked(t *testing.T) {
 		{"high", "C=6 A_HIGH_PRIO=1", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
 		{"high", "C=6 A_HIGH_PRIO=true", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Priority: PriorityHigh}},
 		{"not high", "C=6 A_HIGH_PRIO=0", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+
+		{"spill", "C=6 CGPU_MEM_SPILL=4", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: 4 * GiB}},
+		{"spill of a size", "C=6 CGPU_MEM_SPILL=512MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: 512 * MiB}},
+		{"spill of a decimal rounds down", "C=6 CGPU_MEM_SPILL=0.0019", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: MiB}},
+		{"no spill", "C=6 CGPU_MEM_SPILL=0", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"spill is no fraction", "C=6 A_MEM_DEV=15 A_MEM_UNIT=MiB CGPU_MEM_SPILL=4", "", Quota{Memory: Memory{Num: 6, Den: 15}, Spill: 4 * GiB}},
+		{"spill is no part of the pod's", "C=6 A_MEM_POD=6 CGPU_MEM_SPILL=7", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: 7 * GiB}},
+		{"spill beyond any card", "C=6 CGPU_MEM_SPILL=999999", "", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: 999999 * GiB}},
+		{"annotated spill beats the variable", "C=6 CGPU_MEM_SPILL=4 CGPU_MEM_SPILL=5", "gpu-mem-spill=1GiB", Quota{Memory: Memory{Fixed: 6 * GiB}, Spill: GiB}},
+		{"a pod cannot add spill to an annotated request", "CGPU_MEM_SPILL=4", "gpu-mem-container=6", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"limiter off", "C=6 CGPU_LIMITER=off", "", Quota{Memory: Memory{Fixed: 6 * GiB}, NoLimiter: true}},
+		{"limiter false", "C=6 CGPU_LIMITER=false", "", Quota{Memory: Memory{Fixed: 6 * GiB}, NoLimiter: true}},
+		{"limiter 0", "C=6", "limiter=0", Quota{Memory: Memory{Fixed: 6 * GiB}, NoLimiter: true}},
+		{"limiter on", "C=6 CGPU_LIMITER=on", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"limiter true", "C=6 CGPU_LIMITER=true", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"limiter 1 by annotation beats off", "C=6 CGPU_LIMITER=off", "limiter=1", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"a pod cannot switch an annotated request's limiter off", "CGPU_LIMITER=off", "gpu-mem-container=6", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 
 		{"annotations", "", "gpu-mem-container=6 gpu-mem-dev=15 gpu-visible-devices=1 nvidia-visible-devices=0 gpu-schd-weight=2 gpu-high-prio=1 gpu-core-percentage=20",
 			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1"), Native: ids("0"), Weight: 2, Percent: 20, Priority: PriorityHigh}},
@@ -236,6 +256,19 @@ func TestRefused(t *testing.T) {
 		{"C=6", "priority=low", "cgpu.io/priority", "want best-effort, default or high"},
 		{"C=6", "priority=", "cgpu.io/priority", "want best-effort, default or high"},
 		{"C=6", "priority=best-effort gpu-high-prio=x", "cgpu.io/gpu-high-prio", "want 1 or true"},
+		{"C=6 CGPU_MEM_SPILL=", "", "CGPU_MEM_SPILL", "want a positive number of GiB, a size such as 4GiB or 512MiB, or 0 for none"},
+		{"C=6 CGPU_MEM_SPILL=-1", "", "CGPU_MEM_SPILL", "want a positive number"},
+		{"C=6 CGPU_MEM_SPILL=4GB", "", "CGPU_MEM_SPILL", "or 0 for none"},
+		{"C=6 CGPU_MEM_SPILL=0.0", "", "CGPU_MEM_SPILL", "is zero; want a positive number"},
+		{"C=6 CGPU_MEM_SPILL=0.0000001", "", "CGPU_MEM_SPILL", "less than 1MiB; want"},
+		{"C=6 CGPU_MEM_SPILL=" + huge, "", "CGPU_MEM_SPILL", "too many digits; want"},
+		{"C=6 CGPU_MEM_SPILL=17179869184", "", "CGPU_MEM_SPILL", "too large"},
+		{"C=6 CGPU_MEM_SPILL=4 CGPU_MEM_SPILL=5", "", "CGPU_MEM_SPILL", "second time"},
+		{"C=6", "gpu-mem-spill=x", "cgpu.io/gpu-mem-spill", "or 0 for none"},
+		{"C=6 CGPU_LIMITER=", "", "CGPU_LIMITER", "want on or off"},
+		{"C=6 CGPU_LIMITER=OFF", "", "CGPU_LIMITER", "want on or off"},
+		{"C=6 CGPU_LIMITER=on CGPU_LIMITER=off", "", "CGPU_LIMITER", "second time"},
+		{"C=6", "limiter=no", "cgpu.io/limiter", "want on or off"},
 		{"", "gpu-mem-container=3 disable=x", "cgpu.io/disable", "true or false"},
 		{"C=1\n2", "", container, "want a positive number"},
 		{"C=" + strings.Repeat("\x00", 999), "", container, "want a positive number"},
@@ -294,6 +327,55 @@ func TestRefuseTime(t *testing.T) {
 		}
 		if got != c.want {
 			t.Errorf("%s %s: got %q, want %q", c.env, c.annotations, got, c.want)
+		}
+	}
+}
+
+func TestRefuseSpill(t *testing.T) {
+	for _, c := range []struct{ env, annotations, want string }{
+		{"C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": no; why not`},
+		{"C=6 CGPU_MEM_SPILL=4", "gpu-mem-spill=3GiB", `quota: cgpu.io/gpu-mem-spill="3GiB": no; why not`},
+		{"C=6 CGPU_MEM_SPILL=0", "", ""},
+		{"C=6", "", ""},
+	} {
+		q, err := FromSpec(expand(c.env), annotate(c.annotations))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		if err := q.RefuseSpill("no", "why not"); err != nil {
+			got = err.Error()
+		}
+		if got != c.want {
+			t.Errorf("%s %s: got %q, want %q", c.env, c.annotations, got, c.want)
+		}
+	}
+}
+
+func TestRefusePreload(t *testing.T) {
+	for _, c := range []struct{ env, annotations, want string }{
+		{"C=6", "", ""},
+		{"C=6 A_SCHD_WEIGHT=3 CGPU_MEM_SPILL=0 CGPU_LIMITER=on A_HIGH_PRIO=0", "priority=default", ""},
+		{"C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": with enforcement = "preload"`},
+		{"C=6", "gpu-mem-spill=4", `quota: cgpu.io/gpu-mem-spill="4": with`},
+		{"C=6 A_CORE_PERCENTAGE=100", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="100": with`},
+		{"C=6 A_HIGH_PRIO=1", "", `quota: ALIYUN_COM_GPU_HIGH_PRIO="1": with`},
+		{"C=6", "priority=best-effort", `quota: cgpu.io/priority="best-effort": with`},
+		{"C=6 CGPU_LIMITER=off", "", `quota: CGPU_LIMITER="off": with`},
+	} {
+		q, err := FromSpec(expand(c.env), annotate(c.annotations))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = q.RefusePreload()
+		switch {
+		case c.want == "" && err != nil:
+			t.Errorf("%s %s: %v", c.env, c.annotations, err)
+		case c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want) || !strings.Contains(err.Error(), `set enforcement = "guard"`)):
+			t.Errorf("%s %s: got %v, want %q and the remedy", c.env, c.annotations, err, c.want)
+		}
+		if err != nil {
+			checkMessage(t, err)
 		}
 	}
 }

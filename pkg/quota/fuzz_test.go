@@ -14,6 +14,9 @@ func FuzzFromSpec(f *testing.F) {
 		{"C=6 A_SCHD_WEIGHT=64 A_HIGH_PRIO=1 A_CORE_PERCENTAGE=50", "cgpu.io/gpu-mem-container", "3"},
 		{"C=6 A_HIGH_PRIO=1", "cgpu.io/priority", "best-effort"},
 		{"C=6144MiB", "cgpu.io/gpu-visible-devices", "all"},
+		{"C=6 A_MEM_DEV=15 CGPU_MEM_SPILL=4 CGPU_LIMITER=off", "", ""},
+		{"C=6 CGPU_MEM_SPILL=1.5GiB", "cgpu.io/limiter", "on"},
+		{"C=6 CGPU_LIMITER=0", "cgpu.io/gpu-mem-spill", "0"},
 	} {
 		f.Add(strings.Join(expand(seed[0]), "\xff"), seed[1], seed[2])
 	}
@@ -35,6 +38,14 @@ func FuzzFromSpec(f *testing.F) {
 		}
 		if q.Memory.Fixed%MiB != 0 || (q.Memory.Fixed == 0) == (q.Memory.Den == 0) {
 			t.Fatalf("memory: %+v", q.Memory)
+		}
+		if q.Spill%MiB != 0 || (q.RefuseSpill("x", "") == nil) != (q.Spill == 0) {
+			t.Fatalf("spill: %+v", q)
+		}
+		if err := q.RefusePreload(); err != nil {
+			checkMessage(t, err)
+		} else if q.Spill != 0 || q.Percent != 0 || q.Priority != PriorityDefault || q.NoLimiter {
+			t.Fatalf("not refused in preload mode: %+v", q)
 		}
 		grants, native, err := q.Resolve(node)
 		if err != nil {

@@ -18,12 +18,14 @@ const (
 	disable
 	nvidiaVisible
 	priority
+	memSpill
+	limiter
 	numKeys
 )
 
 // names gives the variable and the annotation of every key. The annotation is the variable in lower case, without
-// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule). What has no variable is asked for by
-// annotation only.
+// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule); only that of CGPU_MEM_SPILL stands with the
+// other gpu-mem- annotations. What has no variable is asked for by annotation only.
 var names = [numKeys]struct{ variable, annotation string }{
 	memContainer:   {"ALIYUN_COM_GPU_MEM_CONTAINER", "cgpu.io/gpu-mem-container"},
 	memDev:         {"ALIYUN_COM_GPU_MEM_DEV", "cgpu.io/gpu-mem-dev"},
@@ -37,6 +39,8 @@ var names = [numKeys]struct{ variable, annotation string }{
 	disable:        {"CGPU_DISABLE", "cgpu.io/disable"},
 	nvidiaVisible:  {"NVIDIA_VISIBLE_DEVICES", "cgpu.io/nvidia-visible-devices"},
 	priority:       {"", "cgpu.io/priority"},
+	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill"},
+	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter"},
 }
 
 // setting is what the container says for one key, under the name it used.
@@ -63,7 +67,7 @@ func gather(env []string, annotations map[string]string) *settings {
 	var s settings
 	for _, entry := range env {
 		name, value, _ := strings.Cut(entry, "=")
-		// One look at the first letter spares most entries of a long environment eleven comparisons.
+		// One look at the first letter spares most entries of a long environment all the comparisons.
 		if name == "" || (name[0] != 'A' && name[0] != 'C' && name[0] != 'N') {
 			continue
 		}

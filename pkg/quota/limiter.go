@@ -1,0 +1,41 @@
+package quota
+
+// readLimiter reads whether the container gets the preload library.
+func readLimiter(q *Quota, s *settings) error {
+	v, err := q.take(s, limiter)
+	if err != nil || !v.set {
+		return err
+	}
+	switch v.value {
+	case "on", "true", "1":
+	case "off", "false", "0":
+		q.NoLimiter = true
+	default:
+		return v.bad("want on or off", "")
+	}
+	return nil
+}
+
+// RefusePreload refuses what the preload library cannot do by itself, for nodes on which it alone enforces. A promise that
+// nobody keeps would be worse than none.
+func (q *Quota) RefusePreload() error {
+	const remedy = `set enforcement = "guard" in cgpu.toml, or leave it out`
+	const alone = `with enforcement = "preload" in cgpu.toml `
+	switch {
+	case q.Spill != 0:
+		return q.refuse(alone+"device memory is not served from host memory", remedy, memSpill)
+	case q.Percent != 0:
+		return q.refuse(alone+"no percentage of a GPU's time can be enforced", remedy, corePercentage)
+	case q.Priority != PriorityDefault:
+		return q.refuse(alone+"there are no priorities", remedy, priority, highPrio)
+	case q.NoLimiter:
+		return q.refuse(alone+"nothing else than the library enforces the limit", remedy, limiter)
+	}
+	return nil
+}
+
+// refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for.
+func (q *Quota) refuse(reason, remedy string, keys ...key) error {
+	name, value := q.source(keys...)
+	return &Error{name, value, reason, remedy}
+}
