@@ -86,6 +86,10 @@ func (r refresh) run(force bool) error {
 		return err
 	}
 	t := &device.Table{Version: device.TableVersion, Driver: c.Driver, Config: c.Settings}
+	// Without it a max_spill in percent is nothing, and whoever asks for spill is told; others need not suffer.
+	if t.HostMemory, err = hostMemory(memInfo); err != nil {
+		r.warn("the machine's memory is not known: %v", err)
+	}
 	if c.Driver == device.DriverSim {
 		err = r.simulated(t, c.Sim, old, before)
 	} else {
