@@ -1,0 +1,50 @@
+/*
+ * libcgpu.so, the limiter: the preload library that keeps a container's programs within their vGPU.
+ *
+ * It stands in front of four functions of the C library and makes their system calls itself. Programs that never touch a
+ * GPU pass through after a few comparisons; the vGPU page is not even looked for. docs/internals/limiter.md tells the rest.
+ */
+#include "cgpu.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Heterogeneous memory management lets kernels use malloc'ed memory, which then moves to the device uncounted. */
+static long initialize_uvm(int fd, unsigned int request, void *arg)
+{
+	struct { uint64_t flags; uint32_t status, reserved; } call;
+	long ret;
+
+	_Static_assert(RM_UVM_INITIALIZE_FLAGS == 0, "UVM_INITIALIZE_PARAMS");
+	if (!copy_in(&call, (uint64_t)arg, sizeof call))
+		return sys_ioctl(fd, request, arg);
+	call.flags |= RM_UVM_INIT_DISABLE_HMM;
+	ret = sys_ioctl(fd, request, &call);
+	if (!failed(ret) && !copy_out((uint64_t)arg + 8, &call.status, sizeof call.status))
+		return -EFAULT;
+	return ret;
+}
+
+/*
+ * ioctl is variadic in every libc, but both architectures pass a variadic argument of this kind where they pass a third
+ * one. The kernel, and musl, take 32 bits of the number.
+ */
+EXPORT int ioctl(int fd, unsigned long request, void *arg)
+{
+	unsigned int number = (unsigned int)request;
+
+	if (number == RM_UVM_INITIALIZE && vgpu_page()->flags & CGPU_FLAG_NO_HMM)
+		return (int)result(initialize_uvm(fd, number, arg));
+	return (int)result(sys_ioctl(fd, number, arg));
+}
+
+EXPORT void *mmap(void *addr, size_t len, int prot, int flags, int fd, long off)
+{
+	return (void *)result(sys_mmap(addr, len, prot, flags, fd, off));
+}
+
+EXPORT void *mmap64(void *addr, size_t len, int prot, int flags, int fd, long off)
+{
+	return mmap(addr, len, prot, flags, fd, off);
+}
+
+EXPORT int munmap(void *addr, size_t len) { return (int)result(sys_munmap(addr, len)); }
