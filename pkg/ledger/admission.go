@@ -24,6 +24,8 @@ type Request struct {
 	Overcommit float64
 	// Card is how GPUs are shared that have no settings of their own (SetCard).
 	Card sched.Card
+	// MaxSpill bounds the sum of all containers' spill; 0: there is none.
+	MaxSpill quota.Bytes
 }
 
 // GPU is what admission needs to know of a physical GPU.
@@ -38,7 +40,7 @@ type Placement struct {
 	Policy string // PolicyBinpack or PolicySpread; empty means PolicyBinpack
 	Memory quota.Memory
 	Count  int  // GPUs; 0 means 1
-	Slice  VGPU // weight, percent and priority of each slice; UUID and Limit are filled in
+	Slice  VGPU // spill, weight, percent and priority of each slice; UUID and Limit are filled in
 }
 
 // Placement policies, as in cgpu.toml.
@@ -52,6 +54,7 @@ type Refusal struct {
 	GPU         GPU         // the GPU that has no room; zero when none of several had
 	Asked, Free quota.Bytes // on that GPU
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
+	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
 }
@@ -130,6 +133,18 @@ func indexGPU(gpus []GPU, uuid string) int {
 // A whole (native) GPU and slices of it exclude each other, because the whole one has no limit and would break the
 // others' promise. Several containers may have the same GPU whole, as they would without cgpu.
 func admit(f *file, req Request) ([]VGPU, error) {
+	vgpus, err := admitGPUs(f, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := refuseSpill(f.Records, vgpus, req.MaxSpill); err != nil {
+		return nil, err
+	}
+	return vgpus, nil
+}
+
+// admitGPUs decides on what is a matter of each GPU.
+func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	for _, uuid := range req.Record.Native {
 		g := req.GPUs[req.gpu(uuid)]
 		if l := loadOf(f, g, req.Overcommit, req.Card); len(l.shares) > 0 {
@@ -142,7 +157,7 @@ func admit(f *file, req Request) ([]VGPU, error) {
 	}
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
-		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v); refusal != nil {
+		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
 			return nil, refusal
 		}
 	}
@@ -182,8 +197,8 @@ func loadOf(f *file, g GPU, overcommit float64, def sched.Card) load {
 	return l
 }
 
-// refuse says why a slice does not fit; nil when it does.
-func (l load) refuse(v VGPU) *Refusal {
+// refuse says why a slice does not fit; nil when it does. preload: the container has no guard.
+func (l load) refuse(v VGPU, preload bool) *Refusal {
 	r := &Refusal{GPU: l.gpu, Asked: v.Limit, Free: l.free}
 	switch {
 	case l.whole > 0:
@@ -195,6 +210,11 @@ func (l load) refuse(v VGPU) *Refusal {
 	case v.Limit > l.free:
 		return l.noRoom(v.Limit)
 	default:
+		if preload {
+			if refusal := l.refusePreload(); refusal != nil {
+				return refusal
+			}
+		}
 		return l.refuseShare(v.Share())
 	}
 	return r
@@ -243,7 +263,7 @@ func place(f *file, req Request) ([]VGPU, error) {
 		l := loadOf(f, g, req.Overcommit, req.Card)
 		slice := req.Place.Slice
 		slice.UUID, slice.Limit = g.UUID, limit
-		if refusal := l.refuse(slice); refusal != nil {
+		if refusal := l.refuse(slice, req.Record.Preload); refusal != nil {
 			refusals = append(refusals, refusal)
 			continue
 		}
@@ -287,6 +307,9 @@ func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
 	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
 	if !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Time }) {
 		all.Time, all.Remedy = true, refusals[0].Remedy
+	}
+	if !slices.ContainsFunc(refusals, func(r *Refusal) bool { return r.Remedy != refusals[0].Remedy }) {
+		all.Remedy = refusals[0].Remedy
 	}
 	return all
 }

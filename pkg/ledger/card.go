@@ -54,6 +54,11 @@ func fits(records []Record, gpu GPU, card sched.Card) error {
 			if v.UUID != gpu.UUID {
 				continue
 			}
+			if refusal := l.refusePreload(); refusal != nil && r.Preload {
+				refusal.Reason = fmt.Sprintf("policy %s: the preload library alone enforces the limits of container %s, and it cannot enforce this", card.Policy, r.label())
+				refusal.Remedy = "choose preempt, weight-preempt or native, or stop the container"
+				return refusal
+			}
 			if refusal := l.refuseShare(v.Share()); refusal != nil {
 				refusal.Reason = fmt.Sprintf("policy %s with max-inst %d: container %s %s", card.Policy, card.MaxInst, r.label(), refusal.Reason)
 				refusal.Remedy = "choose another policy, change the container (cgpu set), or stop it"

@@ -10,13 +10,15 @@ import (
 
 // ChangeRequest asks for changes of a container that lives. What is nil stays.
 type ChangeRequest struct {
-	// GPUs are the node's GPUs; Overcommit and Card are as in Request.
+	// GPUs are the node's GPUs; Overcommit, Card and MaxSpill are as in Request.
 	GPUs       []GPU
 	Overcommit float64
 	Card       sched.Card
+	MaxSpill   quota.Bytes
 	// GPU is the UUID of the one slice to change; empty: all slices of the container.
 	GPU      string
 	Limit    *quota.Bytes // of memory, on each slice
+	Spill    *quota.Bytes // host memory beyond it, on each slice
 	Weight   *int
 	Percent  *int // 0: none asked
 	Priority *quota.Priority
@@ -71,11 +73,12 @@ func (req *ChangeRequest) validate() error {
 
 // ofSlices: something of the slices is to change.
 func (req *ChangeRequest) ofSlices() bool {
-	return req.Limit != nil || req.Weight != nil || req.Percent != nil || req.Priority != nil
+	return req.Limit != nil || req.Spill != nil || req.Weight != nil || req.Percent != nil || req.Priority != nil
 }
 
 // apply returns r with the changes, or why they do not fit beside the others.
 func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
+	before := spillOf(r.VGPUs)
 	r.VGPUs = slices.Clone(r.VGPUs)
 	if req.Paused != nil {
 		r.Paused = *req.Paused
@@ -101,6 +104,11 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 	if !matched {
 		return Record{}, fmt.Errorf("ledger: container %s has no slice of a GPU", r.label())
 	}
+	if spillOf(r.VGPUs) > before {
+		if err := refuseSpill(others.Records, r.VGPUs, req.MaxSpill); err != nil {
+			return Record{}, err
+		}
+	}
 	return r, nil
 }
 
@@ -108,6 +116,7 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 func (req *ChangeRequest) slice(others *file, old VGPU) (VGPU, error) {
 	v := old
 	assign(&v.Limit, req.Limit)
+	assign(&v.Spill, req.Spill)
 	assign(&v.Weight, req.Weight)
 	assign(&v.Percent, req.Percent)
 	assign(&v.Priority, req.Priority)

@@ -34,13 +34,13 @@ func TestChange(t *testing.T) {
 		want      []VGPU
 		refused   string
 	}{
-		{"nothing", "abd", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 1, 50, 0}}, ""},
-		{"all at once, by name", "web", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 64, 60, 2}}, ""},
-		{"percent dropped, by the whole ID", "abd", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 1, 0, 0}}, ""},
-		{"each slice", "abc", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 3, 40, 0}, {"GPU-b", 2 * gib, 3, 0, 0}}, ""},
-		{"one slice", "abc", ChangeRequest{GPU: "GPU-b", Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 1, 40, 0}, {"GPU-b", 24 * gib, 1, 100, 0}}, ""},
-		{"overcommit", "abd", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 1, 50, 0}}, ""},
-		{"lowered below what is promised too much", "abd", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 1, 30, 0}}, ""},
+		{"nothing", "abd", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}, ""},
+		{"all at once, by name", "web", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 0, 64, 60, 2}}, ""},
+		{"percent dropped, by the whole ID", "abd", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 0, 0}}, ""},
+		{"each slice", "abc", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 0, 3, 40, 0}, {"GPU-b", 2 * gib, 0, 3, 0, 0}}, ""},
+		{"one slice", "abc", ChangeRequest{GPU: "GPU-b", Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 0, 1, 40, 0}, {"GPU-b", 24 * gib, 0, 1, 100, 0}}, ""},
+		{"overcommit", "abd", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 0, 1, 50, 0}}, ""},
+		{"lowered below what is promised too much", "abd", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 0, 1, 30, 0}}, ""},
 
 		{"one byte too many", "abd", ChangeRequest{Limit: new(12*gib + 1)}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 containers"},
 		{"a percent too many", "abd", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},

@@ -28,6 +28,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// maxSpill is less than what the processes of a test ask for together.
+const maxSpill = 6 * gib
+
 // churn reserves, changes and releases rounds times (for ever when 0).
 func churn(l *Ledger, rounds int) error {
 	start, err := ProcStart(os.Getpid())
@@ -37,6 +40,7 @@ func churn(l *Ledger, rounds int) error {
 	for i := 0; rounds == 0 || i < rounds; i++ {
 		req := request(fmt.Sprintf("%d-%d", os.Getpid(), i%5), strconv.Itoa(i), quota.Bytes(1+rand.IntN(8))*gib)
 		req.Record.LauncherPID, req.Record.LauncherStart = os.Getpid(), start
+		req.Record.VGPUs[0].Spill, req.MaxSpill = quota.Bytes(rand.IntN(5))*gib, maxSpill
 		_, err := l.Reserve(req)
 		var refusal *Refusal
 		if err != nil && !errors.As(err, &refusal) {
@@ -46,7 +50,7 @@ func churn(l *Ledger, rounds int) error {
 			fmt.Println("reserved") // wakes the killer
 		}
 		if err == nil {
-			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, Limit: new(quota.Bytes(1+rand.IntN(8)) * gib), Percent: new(rand.IntN(100)), Paused: new(i%2 == 0)}
+			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, MaxSpill: maxSpill, Spill: new(quota.Bytes(rand.IntN(5)) * gib), Limit: new(quota.Bytes(1+rand.IntN(8)) * gib), Percent: new(rand.IntN(100)), Paused: new(i%2 == 0)}
 			if _, err := l.Change(req.Record.ID, change); err != nil && !errors.As(err, &refusal) {
 				return err
 			}
@@ -92,17 +96,21 @@ func checkSums(t *testing.T, l *Ledger) int {
 	if cards["GPU-a"] != preempt {
 		t.Fatalf("cards %v", cards)
 	}
-	sum, part, seen := quota.Bytes(0), 0, map[string]bool{}
+	sum, spill, part, seen := quota.Bytes(0), quota.Bytes(0), 0, map[string]bool{}
 	for _, r := range records {
 		if seen[r.ID] {
 			t.Fatalf("%s twice", r.ID)
 		}
 		seen[r.ID] = true
 		sum += r.VGPUs[0].Limit
+		spill += r.VGPUs[0].Spill
 		part += r.VGPUs[0].Percent
 	}
 	if sum > twoGPUs[0].Memory || part > 100 {
 		t.Fatalf("%s of %s and %d %% reserved", sum, twoGPUs[0].Memory, part)
+	}
+	if spill > maxSpill {
+		t.Fatalf("%s of spill reserved, the most is %s", spill, maxSpill)
 	}
 	return len(records)
 }

@@ -5,21 +5,25 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
 
-// leftoverAge is how old a socket without a record must be before GC removes it. A guard makes its sockets after the
+// leftoverAge is how old a socket or page without a record must be before GC removes it. They are made after the
 // reservation, so there is no such thing as a socket of a record to come; the age is for the machine's clock.
 const leftoverAge = 30 * time.Second
 
-// GC drops the records of containers that are provably dead and removes the sockets that dead guards left. A release
+// GC drops the records of containers that are provably dead and removes the sockets and vGPU pages that they left. A release
 // by poststop hook or guard normally comes first; this is for the case that both were killed.
 func (l *Ledger) GC() (removed []Record, err error) {
 	var leftovers error
 	err = l.change(func(f *file) error {
 		f.Records, removed = l.sift(f.Records)
-		leftovers = l.removeLeftovers(f.Records, time.Now().Add(-leftoverAge))
+		before := time.Now().Add(-leftoverAge)
+		leftovers = errors.Join(l.removeLeftovers(f.Records, socketsName, before, ".sock", ".ctl"),
+			l.removeLeftovers(f.Records, pagesName, before, "", ".tmp"))
 		if len(removed) == 0 {
 			return errUnchanged
 		}
@@ -59,39 +63,56 @@ func (l *Ledger) sift(records []Record) (keep, gone []Record) {
 // provablyDead: nobody is left who could use or release the reservation. The guard is gone, or never came and the
 // launcher is gone; and so is the container's first process, because the processes of a container whose guard was
 // killed keep the device memory they have. Doubt keeps the record.
+//
+// In preload mode there is no guard: once the first process is known (cgpu-hook records it), it alone counts.
 func (l *Ledger) provablyDead(r Record) bool {
-	keeper, start := r.GuardPID, r.GuardStart
-	if keeper == 0 {
-		keeper, start = r.LauncherPID, r.LauncherStart
-	}
+	keeper, start := r.Keeper()
 	if keeper == 0 || l.status(keeper, start) != dead {
 		return false
 	}
 	return r.InitPID == 0 || l.status(r.InitPID, r.InitStart) == dead
 }
 
-// removeLeftovers removes sockets that are older than before and belong to no record.
-func (l *Ledger) removeLeftovers(records []Record, before time.Time) error {
-	entries, err := os.ReadDir(l.path(socketsName))
+// Keeper is the process by whose end, together with that of the container's first one, the record is dead; 0 if none is
+// known.
+func (r Record) Keeper() (pid int, start uint64) {
+	switch {
+	case r.GuardPID != 0:
+		return r.GuardPID, r.GuardStart
+	case r.Preload && r.InitPID != 0:
+		return r.InitPID, r.InitStart
+	}
+	return r.LauncherPID, r.LauncherStart
+}
+
+// removeLeftovers removes files of a folder that are older than before and belong to no record: those whose names are a nonce
+// and one of the suffixes.
+func (l *Ledger) removeLeftovers(records []Record, folder string, before time.Time, suffixes ...string) error {
+	entries, err := os.ReadDir(l.path(folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("ledger: sockets: %w", err)
+		return fmt.Errorf("ledger: leftovers: %w", err)
 	}
 	used := make(map[string]bool, len(records))
 	for _, r := range records {
 		used[r.Nonce] = true
 	}
 	for _, e := range entries {
-		nonce, ok := strings.CutSuffix(e.Name(), ".sock")
-		if !ok {
-			nonce, ok = strings.CutSuffix(e.Name(), ".ctl")
-		}
+		ours := slices.ContainsFunc(suffixes, func(suffix string) bool {
+			nonce, ok := strings.CutSuffix(e.Name(), suffix)
+			return ok && isNonce(nonce) && !used[nonce]
+		})
 		info, err := e.Info()
-		if !ok || used[nonce] || err != nil || info.ModTime().After(before) {
+		if !ours || err != nil || info.ModTime().After(before) {
 			continue
 		}
-		if err := os.Remove(l.path(socketsName) + "/" + e.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("ledger: sockets: %w", err)
+		if err := os.Remove(filepath.Join(l.path(folder), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("ledger: leftovers: %w", err)
 		}
 	}
 	return nil
+}
+
+// isNonce reports 16 hexadecimal digits.
+func isNonce(s string) bool {
+	return len(s) == 16 && strings.Trim(s, "0123456789abcdef") == ""
 }

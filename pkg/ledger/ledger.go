@@ -16,7 +16,8 @@ const (
 	fileName    = "ledger.json"
 	lockName    = "ledger.lock"
 	tempName    = "ledger.json.tmp"
-	socketsName = "g" // <nonce>.sock and <nonce>.ctl of the guards
+	socketsName = "g"    // <nonce>.sock and <nonce>.ctl of the guards
+	pagesName   = "page" // <nonce>: the vGPU pages (package page)
 )
 
 // ErrNotFound says that no such record exists.

@@ -231,6 +231,14 @@ func TestGC(t *testing.T) {
 		"program cannot be looked at":       {Record{LauncherPID: 100, GuardPID: 100, InitPID: 666}, false},
 		"nobody known":                      {Record{}, false},
 		"runc run: launcher lives, no more": {Record{LauncherPID: 1, GuardPID: 100, InitPID: 100}, true},
+
+		"preload, being created":               {Record{Preload: true, LauncherPID: 1}, false},
+		"preload, creation died":               {Record{Preload: true, LauncherPID: 100}, true},
+		"preload, runs":                        {Record{Preload: true, LauncherPID: 100, InitPID: 1}, false},
+		"preload, ended":                       {Record{Preload: true, LauncherPID: 100, InitPID: 100}, true},
+		"preload, ended before runc run":       {Record{Preload: true, LauncherPID: 1, InitPID: 100}, true},
+		"preload, cannot be looked at":         {Record{Preload: true, LauncherPID: 100, InitPID: 666}, false},
+		"preload, the simulator's guard lives": {Record{Preload: true, LauncherPID: 100, GuardPID: 1, InitPID: 100}, false},
 	} {
 		l := open(t)
 		reserve(t, l, request("keep", "k", gib))
@@ -257,27 +265,39 @@ func TestGC(t *testing.T) {
 
 func TestGCLeftovers(t *testing.T) {
 	l := open(t)
-	reserve(t, l, request("a", "aa", gib))
-	dir := filepath.Join(l.dir, socketsName)
-	must(t, os.Mkdir(dir, 0o711))
+	const a, b, c = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbb0", "cccccccccccccccc"
+	reserve(t, l, request("a", a, gib))
 	past := time.Now().Add(-time.Hour)
-	for name, old := range map[string]bool{"aa.sock": true, "aa.ctl": true, "bb.sock": true, "bb.ctl": true, "cc.sock": false, "notes": true} {
-		path := filepath.Join(dir, name)
-		must(t, os.WriteFile(path, nil, 0o600))
-		if old {
-			must(t, os.Chtimes(path, past, past))
+	for _, folder := range []struct {
+		name string
+		old  map[string]bool
+		left string
+	}{
+		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true, "notes.ctl": true},
+			a + ".ctl " + a + ".sock " + b + " " + c + ".sock notes.ctl"},
+		{pagesName, map[string]bool{a: true, a + ".tmp": true, b: true, b + ".tmp": true, c: false, c + ".tmp": false, b + ".sock": true, "notes": true, "0000": true},
+			"0000 " + a + " " + a + ".tmp " + b + ".sock " + c + " " + c + ".tmp notes"},
+	} {
+		dir := filepath.Join(l.dir, folder.name)
+		must(t, os.Mkdir(dir, 0o711))
+		for name, old := range folder.old {
+			path := filepath.Join(dir, name)
+			must(t, os.WriteFile(path, nil, 0o600))
+			if old {
+				must(t, os.Chtimes(path, past, past))
+			}
 		}
-	}
-	if _, err := l.GC(); err != nil {
-		t.Fatal(err)
-	}
-	entries, _ := os.ReadDir(dir)
-	var left []string
-	for _, e := range entries {
-		left = append(left, e.Name())
-	}
-	if got := strings.Join(left, " "); got != "aa.ctl aa.sock cc.sock notes" {
-		t.Errorf("left %s", got)
+		if _, err := l.GC(); err != nil {
+			t.Fatal(err)
+		}
+		entries, _ := os.ReadDir(dir)
+		var left []string
+		for _, e := range entries {
+			left = append(left, e.Name())
+		}
+		if got := strings.Join(left, " "); got != folder.left {
+			t.Errorf("%s: left %s, want %s", folder.name, got, folder.left)
+		}
 	}
 }
 

@@ -1,0 +1,62 @@
+package ledger
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+var preloadable = map[sched.Policy]bool{sched.PolicyPreempt: true, sched.PolicyWeight: true, sched.PolicyNative: true}
+
+// A container without a guard gets no GPU whose policy needs one.
+func TestPreloadPolicies(t *testing.T) {
+	for policy := sched.PolicyFair; policy <= sched.PolicyNative; policy++ {
+		l := open(t)
+		req := request("a", "n", gib)
+		req.Record.Preload, req.Card = true, card(policy, 20)
+		_, err := l.Reserve(req)
+		var refusal *Refusal
+		want := "GPU 0 (GPU-a): its policy is " + policy.String()
+		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || refusal.Time || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "cgpu policy")) {
+			t.Errorf("%s: %v", policy, err)
+		}
+		// Placement passes such a GPU over.
+		place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: preempt, Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Weight: 1}}}
+		_, err = l.SetCard(twoGPUs[0], preempt, func(c *sched.Card) error { *c = card(policy, 20); return nil })
+		must(t, err)
+		if r := reserve(t, l, place); (r.VGPUs[0].UUID == "GPU-a") != preloadable[policy] {
+			t.Errorf("%s: placed on %s", policy, r.VGPUs[0].UUID)
+		}
+		// With a guard all are well.
+		req.Record.ID, req.Record.Preload = "g", false
+		reserve(t, l, req)
+	}
+	l := open(t)
+	place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: card(sched.PolicyFixed, 20), Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Weight: 1}}}
+	if _, err := l.Reserve(place); err == nil || !strings.Contains(err.Error(), "have room: GPU 0: its policy is fixed") || !strings.Contains(err.Error(), "choose another (cgpu policy") {
+		t.Errorf("nowhere to place it: %v", err)
+	}
+}
+
+func TestSetCardBesidePreload(t *testing.T) {
+	l := open(t)
+	req := request("a", "n", gib)
+	req.Record.Preload, req.Record.Name = true, "web"
+	reserve(t, l, req)
+	reserve(t, l, request("g", "n", gib))
+	for policy := sched.PolicyFair; policy <= sched.PolicyNative; policy++ {
+		set := func(gpu GPU) error {
+			_, err := l.SetCard(gpu, preempt, func(c *sched.Card) error { c.Policy = policy; return nil })
+			return err
+		}
+		err := set(twoGPUs[0])
+		var refusal *Refusal
+		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || !strings.Contains(err.Error(), `preload library alone enforces the limits of container "web"`)) {
+			t.Errorf("%s: %v", policy, err)
+		}
+		must(t, set(twoGPUs[1]))
+	}
+}
