@@ -59,9 +59,18 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 		return ledger.Request{}, err
 	}
 	r.Name = a.name
-	r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
-	r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
-	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card()}
+	if table.Config.Enforcement == device.EnforcePreload {
+		if err := a.Quota.RefusePreload(); err != nil {
+			return ledger.Request{}, err
+		}
+		r.Preload = true
+	}
+	// The simulated driver needs a guard in preload mode too: it plays the kernel, and enforces nothing then.
+	if !r.Preload || table.Driver == device.DriverSim {
+		r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
+		r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
+	}
+	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card(), MaxSpill: table.Config.MaxSpill.Of(table.HostMemory)}
 	var known []quota.GPU
 	uuids := map[int]string{}
 	for _, g := range table.GPUs {
@@ -73,7 +82,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	if err != nil {
 		return ledger.Request{}, err
 	}
-	slice := ledger.VGPU{Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
+	slice := ledger.VGPU{Spill: a.Quota.Spill, Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
 	if a.Quota.NeedsPlacement() {
 		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: a.Quota.Memory, Slice: slice}
 	}
@@ -89,23 +98,28 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
-// share of a GPU's time that does not fit.
+// share of a GPU's time or the spill that does not fit.
 func (a *Ask) Refused(err error) error {
 	r, ok := errors.AsType[*ledger.Refusal](err)
-	if !ok || !r.Time {
+	if !ok || !r.Time && !r.Spill {
 		return err
 	}
 	reason := r.Reason
 	if r.GPU.UUID != "" {
 		reason += fmt.Sprintf(" (GPU %d, %s)", r.GPU.Index, r.GPU.UUID)
 	}
-	if named := a.Quota.RefuseTime(reason, r.Remedy); named != nil {
+	refuse := a.Quota.RefuseTime
+	if r.Spill {
+		refuse = a.Quota.RefuseSpill
+	}
+	if named := refuse(reason, r.Remedy); named != nil {
 		return named
 	}
 	return err
 }
 
-// Plan says what goes into config.json for a reservation. Hook, RunDir and Version are the caller's to fill in.
+// Plan says what goes into config.json for a reservation. Hook, RunDir and Version are the caller's to fill in, and Preload,
+// for which one has to look into the image.
 func (a *Ask) Plan(record ledger.Record, table *device.Table) (spec.Plan, error) {
 	p := spec.NewPlan(record, table)
 	drm, err := a.Doc.DRM()
@@ -114,7 +128,10 @@ func (a *Ask) Plan(record ledger.Record, table *device.Table) (spec.Plan, error)
 			p.Hidden = append(p.Hidden, n)
 		}
 	}
-	return p, err
+	if err != nil {
+		return p, err
+	}
+	return p, a.limiter(&p)
 }
 
 // isNVIDIA asks the kernel whether a node below /dev/dri is an NVIDIA card's: with it one can allocate memory of the

@@ -130,6 +130,84 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+func TestSpill(t *testing.T) {
+	book := ledger.Open(t.TempDir())
+	tab := table()
+	tab.HostMemory, tab.Config.MaxSpill = 20*quota.GiB, device.Part{Percent: 50}
+	create := func(id string, env ...string) (ledger.Record, error) {
+		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
+		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, tab, "/r")
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := book.Reserve(r)
+		return record, a.Refused(err)
+	}
+	for _, tt := range []struct {
+		env   []string
+		spill []quota.Bytes
+		err   string
+	}{
+		{[]string{"CGPU_MEM_SPILL=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1"}, []quota.Bytes{3 * quota.GiB, 3 * quota.GiB}, ""},
+		{[]string{"CGPU_MEM_SPILL=5"}, nil, `quota: CGPU_MEM_SPILL="5": asked for 5120MiB of spill, but 4096MiB are free of the node's 10240MiB; ask for less`},
+		{[]string{"CGPU_MEM_SPILL=512MiB"}, []quota.Bytes{512 * quota.MiB}, ""}, // placed
+		{[]string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, []quota.Bytes{0}, ""},
+	} {
+		record, err := create(fmt.Sprint(tt.env), tt.env...)
+		if (err == nil) != (tt.err == "") || err != nil && !strings.HasPrefix(err.Error(), tt.err) {
+			t.Errorf("%v: got %v, want %q", tt.env, err, tt.err)
+			continue
+		}
+		var spill []quota.Bytes
+		for _, v := range record.VGPUs {
+			spill = append(spill, v.Spill)
+		}
+		if !slices.Equal(spill, tt.spill) {
+			t.Errorf("%v: spill %v, want %v", tt.env, spill, tt.spill)
+		}
+	}
+}
+
+func TestPreload(t *testing.T) {
+	for _, tt := range []struct {
+		driver string
+		policy sched.Policy
+		env    string
+		err    string
+		socket string
+	}{
+		{device.DriverNVIDIA, sched.PolicyPreempt, "A=b", "", ""},
+		{device.DriverSim, sched.PolicyPreempt, "A=b", "", "/r/g/n.sock"},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_SCHD_WEIGHT=3", "", ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_MEM_SPILL=4", `quota: CGPU_MEM_SPILL="4": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_CORE_PERCENTAGE=40", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="40": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_HIGH_PRIO=1", `quota: ALIYUN_COM_GPU_HIGH_PRIO="1": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_LIMITER=off", `quota: CGPU_LIMITER="off": `, ""},
+		{device.DriverNVIDIA, sched.PolicyFair, "A=b", "policy is fair, which the preload library cannot enforce", ""},
+		{device.DriverNVIDIA, sched.PolicyFixed, "ALIYUN_COM_GPU_SCHD_WEIGHT=3", "policy is fixed, which", ""},
+		{device.DriverNVIDIA, sched.PolicySoft, "A=b", "policy is soft, which", ""},
+	} {
+		tab := table()
+		tab.Driver, tab.Config.Enforcement, tab.Config.Policy = tt.driver, device.EnforcePreload, tt.policy
+		a := read(t, "", "ALIYUN_COM_GPU_MEM_CONTAINER=1", tt.env)
+		request, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
+		var record ledger.Record
+		if err == nil {
+			record, err = ledger.Open(t.TempDir()).Reserve(request)
+			err = a.Refused(err)
+		}
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), `set enforcement = "guard"`) {
+				t.Errorf("%+v: %v", tt, err)
+			}
+			continue
+		}
+		if err != nil || !record.Preload || record.Socket != tt.socket || (record.Control == "") != (tt.socket == "") {
+			t.Errorf("%+v: %+v, %v", tt, record, err)
+		}
+	}
+}
+
 // An id becomes part of a file's name.
 func TestReservationRefusesIDs(t *testing.T) {
 	for _, id := range []string{"", ".", "..", "../x", "a/b", "a\x00"} {
