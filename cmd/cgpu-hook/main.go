@@ -1,5 +1,6 @@
 // Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
 //
+//	started  (createRuntime)   notes the container's first process, in preload mode
 //	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
 //	release  (poststop)        gives the reservation back
 //
@@ -9,7 +10,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 func main() {
@@ -33,6 +34,8 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 		return nil
 	}
 	switch args[1] {
+	case "started":
+		return started(args[2:], stdin)
 	case "setup":
 		return setup(args[2:], stdin, stderr)
 	case "release":
@@ -43,32 +46,65 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 	return nil
 }
 
-// release drops the container's reservation. The guard does the same when its last process is gone, and a container
-// that was started anew has another nonce.
-func release(args []string) error {
-	flags := flag.NewFlagSet("release", flag.ContinueOnError)
+// whose are the arguments that say which reservation a hook is about.
+func whose(hook string, args []string) (id, nonce string, err error) {
+	flags := flag.NewFlagSet(hook, flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // the error says it all, in one line
-	id := flags.String("id", "", "the container")
-	nonce := flags.String("nonce", "", "of its reservation")
+	flags.StringVar(&id, "id", "", "the container")
+	flags.StringVar(&nonce, "nonce", "", "of its reservation")
 	if err := flags.Parse(args); err != nil {
+		return "", "", err
+	}
+	if id == "" || nonce == "" || nonce != filepath.Base(nonce) {
+		return "", "", fmt.Errorf("%s: want --id and --nonce", hook)
+	}
+	return id, nonce, nil
+}
+
+// started notes the container's first process in its record, which is how others find out later that it is gone. Where there
+// is a guard, the guard does this.
+func started(args []string, stdin io.Reader) error {
+	id, nonce, err := whose("started", args)
+	if err != nil {
 		return err
 	}
-	if *id == "" || *nonce == "" {
-		return errors.New("release: want --id and --nonce")
+	state, err := readState(stdin)
+	if err != nil {
+		return err
+	}
+	start, err := ledger.ProcStart(state.PID)
+	if err != nil {
+		return err
+	}
+	return ledger.Open(device.RunDir()).Update(id, nonce, func(r *ledger.Record) error {
+		r.InitPID, r.InitStart = state.PID, start
+		return nil
+	})
+}
+
+// release drops the container's reservation and its vGPU page. The guard does the same when its last process is gone, and a
+// container that was started anew has another nonce.
+func release(args []string) error {
+	id, nonce, err := whose("release", args)
+	if err != nil {
+		return err
 	}
 	l := ledger.Open(device.RunDir())
 	// A living guard does it itself, once the driver has the container's memory back; that takes a few milliseconds, or
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
 	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
-		r, err := l.Get(*id)
-		if err != nil || r.Nonce != *nonce || !r.GuardLives() {
+		r, err := l.Get(id)
+		if err != nil || r.Nonce != nonce || !r.GuardLives() {
 			break
 		}
 		if time.Now().After(deadline) {
 			return nil
 		}
 	}
-	return l.Release(*id, *nonce)
+	if err := l.Release(id, nonce); err != nil {
+		return err
+	}
+	return page.Remove(device.RunDir(), nonce)
 }
 
 // guardTime is how long release waits for the guard.
@@ -107,14 +143,26 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	return err
 }
 
-// rootPath finds the container's root folder by the state that the runtime writes to a hook's standard input.
-func rootPath(stdin io.Reader) (string, error) {
+// state is what the runtime writes to a hook's standard input.
+type state struct {
+	PID    int    `json:"pid"`
+	Bundle string `json:"bundle"`
+}
+
+func readState(stdin io.Reader) (state, error) {
 	const most = 16 << 20
-	var state struct {
-		Bundle string `json:"bundle"`
+	var s state
+	if err := json.NewDecoder(io.LimitReader(stdin, most)).Decode(&s); err != nil {
+		return s, fmt.Errorf("container state: %w", err)
 	}
-	if err := json.NewDecoder(io.LimitReader(stdin, most)).Decode(&state); err != nil {
-		return "", fmt.Errorf("container state: %w", err)
+	return s, nil
+}
+
+// rootPath finds the container's root folder.
+func rootPath(stdin io.Reader) (string, error) {
+	state, err := readState(stdin)
+	if err != nil {
+		return "", err
 	}
 	raw, err := os.ReadFile(filepath.Join(state.Bundle, "config.json"))
 	if err != nil {

@@ -135,6 +135,9 @@ func (w *watch) read(said *[]byte) (int, error) {
 
 // stop ends a guard whose container will not be. It is our child, so the number is surely its own.
 func (w *watch) stop() {
+	if w == nil {
+		return
+	}
 	syscall.Kill(w.pid, syscall.SIGKILL)
 	var status syscall.WaitStatus
 	for {

@@ -97,6 +97,14 @@ func configured(runDir string) []string {
 	return []string{"runc", "crun"}
 }
 
+// preloads says that the node table, as it was last written, has no guards. It is looked at before the table is read
+// properly, so that a guard can start meanwhile; the table decides.
+func preloads(runDir string) bool {
+	raw, err := readFile(device.TableFile(runDir))
+	return err == nil && spec.String(raw, "driver") == device.DriverNVIDIA &&
+		spec.String(raw, "config", "enforcement") == device.EnforcePreload
+}
+
 // execute becomes the runtime. It returns only when that failed.
 func execute(path string, args []string) error {
 	argv := append([]string{path}, args...)

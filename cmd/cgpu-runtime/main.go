@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -70,21 +71,38 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// The guard starts while we find out which GPUs, and how much of each.
-	watch, err := startGuard(runDir)
-	if err != nil {
-		return undo, err
+	var guard *watch
+	undo = func() { guard.stop() }
+	if !preloads(runDir) {
+		if guard, err = startGuard(runDir); err != nil {
+			return undo, err
+		}
 	}
-	undo = watch.stop
 	table, err := loadTable(runDir)
 	if err != nil {
 		return undo, err
 	}
-	mine, err := identify(c, watch)
+	// The table that was there may have been stale.
+	switch guarded := guarded(table); {
+	case guarded && guard == nil:
+		if guard, err = startGuard(runDir); err != nil {
+			return undo, err
+		}
+	case !guarded && guard != nil:
+		guard.stop()
+		guard = nil
+	}
+
+	// Reserve.
+	mine, err := identify(c, guard)
 	if err != nil {
 		return undo, err
 	}
 	request, err := ask.Reservation(mine, table, runDir)
 	if err != nil {
+		return undo, err
+	}
+	if err := admit.GivePage(&request, runDir); err != nil {
 		return undo, err
 	}
 	book := ledger.Open(runDir)
@@ -93,15 +111,22 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, ask.Refused(err)
 	}
 	undo = func() {
-		watch.stop()
-		if err := book.Release(record.ID, record.Nonce); err != nil {
-			c.report(err)
+		guard.stop()
+		for _, err := range []error{book.Release(record.ID, record.Nonce), page.Remove(runDir, record.Nonce)} {
+			if err != nil {
+				c.report(err)
+			}
 		}
 	}
 
 	// Tell the guard, and edit while it makes itself ready.
-	if err := watch.tell(guardConfig(record, table, runDir)); err != nil {
+	if err := makePage(record, table); err != nil {
 		return undo, err
+	}
+	if guard != nil {
+		if err := guard.tell(guardConfig(record, table, runDir)); err != nil {
+			return undo, err
+		}
 	}
 	plan, err := ask.Plan(record, table)
 	if err != nil {
@@ -118,15 +143,23 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, err
 	}
-	if err := watch.wait(table.Config.GuardStartTimeout); err != nil {
-		staged.discard()
-		return undo, err
+	if guard != nil {
+		if err := guard.wait(table.Config.GuardStartTimeout); err != nil {
+			staged.discard()
+			return undo, err
+		}
 	}
 	return undo, staged.commit()
 }
 
+// guarded says whether containers of the node have a guard. In preload mode they have none, but with the simulated driver:
+// there somebody must play the kernel.
+func guarded(table *device.Table) bool {
+	return table.Config.Enforcement != device.EnforcePreload || table.Driver == device.DriverSim
+}
+
 // identify says in a record which container this is, and who makes it.
-func identify(c call, watch *watch) (ledger.Record, error) {
+func identify(c call, guard *watch) (ledger.Record, error) {
 	nonce, err := newNonce()
 	if err != nil {
 		return ledger.Record{}, err
@@ -135,15 +168,12 @@ func identify(c call, watch *watch) (ledger.Record, error) {
 	if err != nil {
 		return ledger.Record{}, err
 	}
-	guardStart, err := ledger.ProcStart(watch.pid)
-	if err != nil {
-		return ledger.Record{}, err
+	r := ledger.Record{ID: c.id, Nonce: nonce, Bundle: c.bundle, LauncherPID: os.Getpid(), LauncherStart: start}
+	if guard != nil {
+		r.GuardPID = guard.pid
+		r.GuardStart, err = ledger.ProcStart(guard.pid)
 	}
-	return ledger.Record{
-		ID: c.id, Nonce: nonce, Bundle: c.bundle,
-		LauncherPID: os.Getpid(), LauncherStart: start,
-		GuardPID: watch.pid, GuardStart: guardStart,
-	}, nil
+	return r, err
 }
 
 // newNonce tells one create of a container from the next one of the same name. Not crypto/rand: it would make the
@@ -156,28 +186,28 @@ func newNonce() (string, error) {
 	return hex.EncodeToString(b[:]), nil
 }
 
-// guardConfig tells the guard what it needs to know.
+// guardConfig tells the guard what it needs to know. In preload mode (simulated driver) it carries calls out and enforces
+// nothing: every GPU is whole to it, and the page belongs to the limiter.
 func guardConfig(record ledger.Record, table *device.Table, runDir string) guardcfg.Config {
 	c := guardcfg.Config{
 		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
 		Log:    filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log"),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
-		LauncherPID: os.Getpid(), Settings: table.Config,
+		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: os.Getpid(), Settings: table.Config,
 	}
 	for _, g := range spec.NewPlan(record, table).GPUs {
-		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit})
+		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit, Spill: g.Spill})
+	}
+	if record.Preload {
+		c.Page = ""
+		for i := range c.GPUs {
+			c.GPUs[i].Native, c.GPUs[i].Limit, c.GPUs[i].Spill = true, 0, 0
+		}
 	}
 	if table.Driver == device.DriverSim {
 		c.SimSocket = device.SimSocket(runDir)
 	}
-	for _, n := range table.Nodes {
-		switch n.Path {
-		case "/dev/nvidiactl":
-			c.ControlNode = n
-		case "/dev/nvidia-uvm":
-			c.UVMNode = n
-		}
-	}
+	c.ControlNode, c.UVMNode = commonNodes(table)
 	return c
 }
 

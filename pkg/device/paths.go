@@ -36,6 +36,26 @@ func Program(name string) (string, error) {
 	return filepath.Join(filepath.Dir(self), name), nil
 }
 
+// Limiter is the preload library libcgpu.so: beside our programs, as make builds it, or in ../lib/cgpu, as make install puts
+// it. Empty when it is in neither place.
+func Limiter() string {
+	const name = "libcgpu.so"
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return limiterNear(filepath.Dir(self), name)
+}
+
+func limiterNear(bin, name string) string {
+	for _, path := range []string{filepath.Join(bin, name), filepath.Join(bin, "..", "lib", "cgpu", name)} {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			return path
+		}
+	}
+	return ""
+}
+
 // TableFile is where the table is kept; LockFile is held while it is rewritten.
 func TableFile(runDir string) string { return filepath.Join(runDir, "node.json") }
 

@@ -178,10 +178,16 @@ func (p *Page) SlotUse(vgpu int) (used, managed uint64, processes int) {
 	return used, managed, processes
 }
 
-// Remove deletes the page of a reservation; one that is not there is no error.
+// PreloadFile is where a reservation's own /etc/ld.so.preload is kept, beside its page, for an image that has one already.
+func PreloadFile(runDir, nonce string) string { return File(runDir, nonce) + ".preload" }
+
+// Remove deletes the page of a reservation and its PreloadFile; one that is not there is no error.
 func Remove(runDir, nonce string) error {
-	if err := os.Remove(File(runDir, nonce)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("page: %w", err)
+	var errs []error
+	for _, path := range []string{File(runDir, nonce), PreloadFile(runDir, nonce)} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("page: %w", err))
+		}
 	}
-	return nil
+	return errors.Join(errs...)
 }

@@ -22,12 +22,18 @@ func editAnnotations(doc *Document, p Plan) error {
 		}
 	}
 	annotations.drop(func(key string) bool { return strings.HasPrefix(key, applied) })
-	for _, a := range [][2]string{
+	record := [][2]string{
 		{"version", p.Version},
 		{"nonce", p.Nonce},
 		{"gpus", strings.Join(gpus, ",")},
-		{"socket", p.Socket},
-	} {
+	}
+	if p.PageWritable {
+		record = append(record, [2]string{"enforcement", "preload"})
+	}
+	if p.Socket != "" {
+		record = append(record, [2]string{"socket", p.Socket})
+	}
+	for _, a := range record {
 		annotations.set(applied+a[0], quote(a[1]))
 	}
 	return nil

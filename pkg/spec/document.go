@@ -109,6 +109,23 @@ func Strings(raw []byte, path ...string) []string {
 	return list
 }
 
+// String returns the string at path in raw, as Strings does an array; empty when there is no such thing.
+func String(raw []byte, path ...string) string {
+	for _, key := range path {
+		if raw = lookup(raw, key); raw == nil {
+			return ""
+		}
+	}
+	if len(raw) < 2 || raw[0] != '"' {
+		return ""
+	}
+	s, err := unquote(raw)
+	if err != nil {
+		return ""
+	}
+	return s
+}
+
 // lookup returns the value of a key in raw, which need not be valid JSON. It finds keys that are written without escapes.
 func lookup(raw []byte, key string) []byte {
 	i := skipSpace(raw, 0)

@@ -147,19 +147,43 @@ func TestMounts(t *testing.T) {
 }
 
 func TestEnv(t *testing.T) {
+	const limiter = "/lib/cgpu/libcgpu.so"
 	for _, test := range []struct{ env, limiter, want string }{
 		{`[]`, "", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
 		{`["NVIDIA_VISIBLE_DEVICES=all","A=b=c","NVIDIA_VISIBLE_DEVICES=0"]`, "", "A=b=c NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
 		{`["NVIDIA_CTK_LIBCUDA_DIR=/x","NVIDIA_VISIBLE_DEVICESX=1"]`, "", "NVIDIA_CTK_LIBCUDA_DIR=/x NVIDIA_VISIBLE_DEVICESX=1 NVIDIA_VISIBLE_DEVICES=void"},
-		{`["NVIDIA_VISIBLE_DEVICES"]`, "/l.so", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/l.so"},
-		{`["LD_PRELOAD=/mine.so"]`, "/l.so", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/l.so:/mine.so"},
-		{`["LD_PRELOAD="]`, "/l.so", "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/l.so"},
+		{`["NVIDIA_VISIBLE_DEVICES"]`, limiter, "NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void LD_PRELOAD=/run/cgpu/libcgpu.so"},
+		{`["LD_PRELOAD=/mine.so"]`, limiter, "LD_PRELOAD=/run/cgpu/libcgpu.so:/mine.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
+		{`["LD_PRELOAD="]`, limiter, "LD_PRELOAD=/run/cgpu/libcgpu.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
+		{
+			`["LD_PRELOAD=/old.so","A=b","LD_PRELOAD=/x.so:/run/cgpu/libcgpu.so /y.so","LD_PRELOADX=1"]`, limiter,
+			"A=b LD_PRELOAD=/run/cgpu/libcgpu.so:/x.so:/y.so LD_PRELOADX=1 NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void",
+		},
+		{`["LD_PRELOAD=/mine.so"]`, "", "LD_PRELOAD=/mine.so NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu NVIDIA_VISIBLE_DEVICES=void"},
 	} {
 		p := plan(map[int]quota.Bytes{0: quota.GiB})
 		p.Limiter = test.limiter
 		e := apply(t, []byte(`{"process":{"env":`+test.env+`},"linux":{}}`), p)
 		if got := strings.Join(e.Process.Env, " "); got != test.want {
 			t.Errorf("%s:\ngot  %s\nwant %s", test.env, got, test.want)
+		}
+	}
+}
+
+// TestPreloadProcess edits what exec reads, and nothing of it but the environment.
+func TestPreloadProcess(t *testing.T) {
+	for raw, want := range map[string]string{
+		`{"terminal":true, "env" : ["A=b"],"args":["LD_PRELOAD=x"]}`: `{"terminal":true, "env" : ["A=b","LD_PRELOAD=/run/cgpu/libcgpu.so"],"args":["LD_PRELOAD=x"]}`,
+		`{"env":["LD_PRELOAD=/a.so","B=c"],"new":1e400}`:             `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so","B=c"],"new":1e400}`,
+		`{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`:                `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
+		`{"env":["\u004cD_PRELOAD=/a.so"]}`:                          `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so"]}`,
+		`{"args":["a"]}`:                                             `{"args":["a"],"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
+		`{"env":null}`:                                               `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
+		`{"env":"x"}`:                                                "", `{"env":[1]}`: "", `[]`: "", `{"env":[],"env":[]}`: "", `{`: "", `{"Env":[]}`: "",
+	} {
+		got, err := PreloadProcess([]byte(raw))
+		if string(got) != want || (err == nil) != (want != "") {
+			t.Errorf("%s:\ngot  %s, %v\nwant %s", raw, got, err, want)
 		}
 	}
 }
@@ -210,5 +234,79 @@ func TestAnnotations(t *testing.T) {
 		`"cgpu.io/applied.nonce":"0123456789abcdef","cgpu.io/applied.socket":"/run/cgpu/g/0123456789abcdef.sock","cgpu.io/applied.version":"test","cgpu.io/gpu-mem-container":"6"}`
 	if string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// TestLimiterMounts puts the limiter's files over what a container mounts at the same places, and nothing else.
+func TestLimiterMounts(t *testing.T) {
+	raw := []byte(`{"process":{},"linux":{},"mounts":[
+		{"destination":"/run","type":"tmpfs","source":"tmpfs"},
+		{"destination":"/run/cgpu/data","type":"bind","source":"/data"},
+		{"destination":"/run/cgpu//libcgpu.so","type":"bind","source":"/mine"},
+		{"destination":"/run/cgpu/vgpu","type":"bind","source":"/forged"},
+		{"destination":"/etc/ld.so.preload","type":"bind","source":"/own"}]}`)
+	const kept = "/run=tmpfs: /run/cgpu/data=/data:"
+	const readOnly = ":bind,rprivate,ro,nosuid,nodev"
+	for name, test := range map[string]struct {
+		change func(*Plan)
+		want   string
+	}{
+		"none": {func(*Plan) {}, kept + " /run/cgpu//libcgpu.so=/mine: /run/cgpu/vgpu=/forged: /etc/ld.so.preload=/own:"},
+		"page only": {
+			func(p *Plan) { p.Limiter, p.Preload = "", "" },
+			kept + " /run/cgpu//libcgpu.so=/mine: /etc/ld.so.preload=/own: /run/cgpu/vgpu=/r/page/n" + readOnly + ",noexec",
+		},
+		"musl": {
+			func(p *Plan) { p.Preload = "" },
+			kept + " /etc/ld.so.preload=/own: /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n" + readOnly + ",noexec",
+		},
+		"all": {
+			func(p *Plan) {},
+			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n" + readOnly + ",noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
+		},
+		"preload mode": {
+			func(p *Plan) { p.PageWritable, p.Socket = true, "" },
+			kept + " /run/cgpu/libcgpu.so=/lib/l.so" + readOnly + " /run/cgpu/vgpu=/r/page/n:bind,rprivate,rw,nosuid,nodev,noexec /etc/ld.so.preload=/r/ld.so.preload" + readOnly + ",noexec",
+		},
+	} {
+		p := plan(map[int]quota.Bytes{0: quota.GiB})
+		p.Mounts = nil
+		if name != "none" {
+			p.Limiter, p.Page, p.Preload = "/lib/l.so", "/r/page/n", "/r/ld.so.preload"
+		}
+		test.change(&p)
+		var got []string
+		for _, m := range apply(t, raw, p).Mounts {
+			got = append(got, m.Destination+"="+m.Source+":"+strings.Join(m.Options, ","))
+		}
+		if got := strings.Join(got, " "); got != test.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", name, got, test.want)
+		}
+	}
+}
+
+func TestOwn(t *testing.T) {
+	for mounts, want := range map[string]Own{
+		`[]`: {},
+		`[{"destination":"/proc"},{"destination":"/run/secrets","options":["ro"]},{"destination":"/etc/hosts","options":["ro"]},{"destination":"/library"}]`: {},
+		`[{"destination":"/run"}]`:                                {},
+		`[{"destination":"/run","options":["ro"]}]`:               {ReadOnly: "/run"},
+		`[{"destination":"run/cgpu/","options":["rro"]}]`:         {ReadOnly: "/run/cgpu"},
+		`[{"destination":"/run/cgpu/vgpu","options":["ro"]}]`:     {},
+		`[{"destination":"/run","options":["ro","nosuid","rw"]}]`: {},
+		`[{"destination":"/etc/ld.so.preload"}]`:                  {Preload: "/etc/ld.so.preload"},
+		`[{"destination":"/etc/./"}]`:                             {Preload: "/etc"},
+		`[{"destination":"/usr"}]`:                                {Loader: "/usr"},
+		`[{"destination":"/lib64"}]`:                              {Loader: "/lib64"},
+		`[{"destination":"/lib/x86_64-linux-gnu/x.so"}]`:          {},
+		`[{"destination":"/","options":["ro"]}]`:                  {ReadOnly: "/", Preload: "/", Loader: "/"},
+	} {
+		got, err := decode(t, []byte(`{"mounts":`+mounts+`}`)).Own()
+		if err != nil || got != want {
+			t.Errorf("%s: %+v, %v, want %+v", mounts, got, err, want)
+		}
+	}
+	if _, err := decode(t, []byte(`{"mounts":{}}`)).Own(); err == nil {
+		t.Error("accepted mounts that are no list")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -35,33 +36,76 @@ func editEnv(doc *Document, p Plan) error {
 	return doc.setList(append(kept, quote(visible+"=void")), "env", "process")
 }
 
-// editLimiter puts the limiter first into LD_PRELOAD, before what the container preloads itself.
+// editLimiter puts the limiter first into LD_PRELOAD.
 func editLimiter(doc *Document, p Plan) error {
 	if p.Limiter == "" {
 		return nil
 	}
-	names, raw, err := readEnv(doc)
+	_, raw, err := readEnv(doc)
 	if err != nil {
 		return err
 	}
-	const preload = "LD_PRELOAD"
-	value := p.Limiter
-	var kept [][]byte
-	for i, name := range names {
-		if name != preload {
-			kept = append(kept, raw[i])
-			continue
-		}
-		entry, err := unquote(raw[i])
-		if err != nil {
-			return err
-		}
-		// The last one counts (runc drops earlier ones).
-		if _, own, _ := strings.Cut(entry, "="); own != "" {
-			value = p.Limiter + ":" + own
+	raw, err = preloaded(raw)
+	if err != nil {
+		return err
+	}
+	return doc.setList(raw, "env", "process")
+}
+
+// PreloadProcess puts the limiter into the environment of a process that joins a container: raw is the process object that
+// a runtime's exec reads from the file of --process. What the create put into config.json is not in it, since engines write
+// it from what they know themselves.
+func PreloadProcess(raw []byte) ([]byte, error) {
+	doc, err := Decode(raw)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range doc.root.members {
+		if strings.EqualFold(m.key, "env") && m.key != "env" { // runc would take it for the same, and ours for the later one
+			return nil, fmt.Errorf("spec: process: member %q: want %q", m.key, "env")
 		}
 	}
-	return doc.setList(append(kept, quote(preload+"="+value)), "env", "process")
+	env, err := doc.list("env")
+	if err != nil {
+		return nil, fmt.Errorf("spec: process: %w", err)
+	}
+	if env, err = preloaded(env); err != nil {
+		return nil, fmt.Errorf("spec: process: %w", err)
+	}
+	if err := doc.setList(env, "env"); err != nil {
+		return nil, err
+	}
+	return doc.Encode(), nil
+}
+
+// preloaded puts the limiter into LD_PRELOAD of an environment, before what is preloaded already, and leaves the variable
+// where it is. Of several the last one counts (runc drops earlier ones).
+func preloaded(env [][]byte) ([][]byte, error) {
+	const name = "LD_PRELOAD"
+	kept := make([][]byte, 0, len(env)+1)
+	value, place := LimiterPath, -1
+	for i, raw := range env {
+		entry, err := unquote(raw)
+		if err != nil {
+			return nil, fmt.Errorf("env[%d]: %w", i, err)
+		}
+		variable, own, _ := strings.Cut(entry, "=")
+		if variable != name {
+			kept = append(kept, raw)
+			continue
+		}
+		value, place = LimiterPath, len(kept)
+		// The loader takes colons and spaces between the names.
+		for _, library := range strings.FieldsFunc(own, func(r rune) bool { return r == ':' || r == ' ' }) {
+			if library != LimiterPath {
+				value += ":" + library
+			}
+		}
+	}
+	if place < 0 {
+		place = len(kept)
+	}
+	return slices.Insert(kept, place, quote(name+"="+value)), nil
 }
 
 // readEnv gives the names of the variables in process.env and the entries as written.

@@ -121,6 +121,29 @@ func simulated(p Plan) Plan {
 	return p
 }
 
+// withLimiter is p with the limiter, for an image with glibc.
+func withLimiter(p Plan) Plan {
+	p.Limiter, p.Page, p.Preload = "/usr/lib/cgpu/libcgpu.so", "/run/cgpu/page/0123456789abcdef", "/run/cgpu/ld.so.preload"
+	return p
+}
+
+// withoutPreload is p for an image with musl.
+func withoutPreload(p Plan) Plan {
+	p.Preload = ""
+	return p
+}
+
+// preloadMode is p without a guard, onSimulated with the one that plays the kernel for the simulated driver.
+func preloadMode(p Plan) Plan {
+	p.PageWritable, p.Socket = true, ""
+	return p
+}
+
+func onSimulated(p Plan) Plan {
+	p.Socket = "/run/cgpu/g/0123456789abcdef.sock"
+	return p
+}
+
 // apply edits raw and decodes the result.
 func apply(t testing.TB, raw []byte, p Plan) edited {
 	t.Helper()

@@ -35,6 +35,13 @@ func editHooks(doc *Document, p Plan) error {
 			return err
 		}
 	}
+	if p.Socket == "" {
+		// Without a guard nobody else would know the container's first process.
+		started := []string{path.Base(p.Hook), "started", "--id", p.ID, "--nonce", p.Nonce}
+		if err := addHook(doc, "createRuntime", hook{Path: p.Hook, Args: started, Env: env}); err != nil {
+			return err
+		}
+	}
 	release := []string{path.Base(p.Hook), "release", "--id", p.ID, "--nonce", p.Nonce}
 	return addHook(doc, "poststop", hook{Path: p.Hook, Args: release, Env: env})
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // mount is an entry of mounts.
@@ -17,14 +18,48 @@ type mount struct {
 	Options     []string `json:"options,omitempty"`
 }
 
+// Where the container sees what the limiter needs. Its vGPU page is at page.Path.
+const (
+	LimiterPath = "/run/cgpu/libcgpu.so"
+	preloadPath = "/etc/ld.so.preload"
+)
+
+// Options of the limiter's mounts. The library is mapped executable, so it cannot be noexec. The others lie on the run
+// directory's tmpfs, whose own flags a mount in a user namespace may not drop.
+var (
+	libraryOptions  = []string{"bind", "rprivate", "ro", "nosuid", "nodev"}
+	dataOptions     = []string{"bind", "rprivate", "ro", "nosuid", "nodev", "noexec"}
+	writableOptions = []string{"bind", "rprivate", "rw", "nosuid", "nodev", "noexec"}
+)
+
+// limiterMounts are the mounts that the limiter needs.
+func (p Plan) limiterMounts() []mount {
+	var mounts []mount
+	if p.Limiter != "" {
+		mounts = append(mounts, mount{LimiterPath, "bind", p.Limiter, libraryOptions})
+	}
+	switch {
+	case p.Page == "":
+	case p.PageWritable:
+		mounts = append(mounts, mount{page.Path, "bind", p.Page, writableOptions})
+	default:
+		mounts = append(mounts, mount{page.Path, "bind", p.Page, dataOptions})
+	}
+	if p.Preload != "" {
+		mounts = append(mounts, mount{preloadPath, "bind", p.Preload, dataOptions})
+	}
+	return mounts
+}
+
 // nodeOptions mount a device node of the simulated driver. Not nodev, or it could not be opened.
 var nodeOptions = []string{"bind", "rprivate", "rw", "nosuid", "noexec"}
 
-// editMounts adds the driver files and, for the simulated driver, the nodes.
+// editMounts adds the driver files, the limiter's files and, for the simulated driver, the nodes.
 //
 // A driver file whose place is taken stays out: an earlier injector put the same one there, or the user wants his own.
 // The place of a node is ours: what somebody else mounts over an NVIDIA node goes, and so does a mount of the node of
-// a GPU that was not granted.
+// a GPU that was not granted. The places of the limiter's files are ours as well, if it has any there; what else a
+// container mounts below /run/cgpu is its own business.
 func editMounts(doc *Document, p Plan) error {
 	raw, err := doc.list("mounts")
 	if err != nil {
@@ -34,6 +69,10 @@ func editMounts(doc *Document, p Plan) error {
 	for _, d := range slices.Concat(p.Hidden, p.Nodes()) {
 		hidden[d.Path], hidden[d.HostPath] = true, true
 	}
+	places := map[string]bool{}
+	for _, m := range p.limiterMounts() {
+		places[m.Destination] = true
+	}
 	taken := map[string]bool{}
 	var kept [][]byte
 	for i := range raw {
@@ -42,7 +81,7 @@ func editMounts(doc *Document, p Plan) error {
 			return fmt.Errorf("mounts[%d]: %w", i, err)
 		}
 		to := path.Clean("/" + m.Destination)
-		if hidden[to] || isNVIDIAName(to) || (m.Source != "" && (hidden[path.Clean(m.Source)] || isNVIDIAName(path.Clean(m.Source)))) {
+		if places[to] || hidden[to] || isNVIDIAName(to) || (m.Source != "" && (hidden[path.Clean(m.Source)] || isNVIDIAName(path.Clean(m.Source)))) {
 			continue
 		}
 		taken[to] = true
@@ -62,6 +101,11 @@ func editMounts(doc *Document, p Plan) error {
 	}
 	for _, m := range p.Mounts {
 		if err := add(mount{m.Container, "bind", m.Host, m.Options}); err != nil {
+			return err
+		}
+	}
+	for _, m := range p.limiterMounts() {
+		if err := add(m); err != nil {
 			return err
 		}
 	}

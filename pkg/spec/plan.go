@@ -1,5 +1,5 @@
 // Package spec edits a container's OCI config.json so that the container gets the GPUs granted to it and nothing else:
-// device nodes, device cgroup rules, driver files, variables, the seccomp listener, hooks and annotations.
+// device nodes, device cgroup rules, driver files, the limiter, variables, the seccomp listener, hooks and annotations.
 //
 // cgpu-runtime calls Decode and Apply between reserving in the ledger and executing runc; cgpu spec calls them for its
 // dry run. The package is pure: it opens no file. Every concern is one small edit in a file of its own, and what no
@@ -29,7 +29,7 @@ type Plan struct {
 	Links   []device.Link  // made by the createContainer hook
 	LibDirs []string       // put into the container's ld cache by the createContainer hook
 	Env     []string       // added where the container does not set the variable itself
-	// Limiter is libcgpu.so on the host; empty: the container gets none.
+	// Limiter is libcgpu.so on the host; empty: the container gets none. The container sees it as LimiterPath.
 	Limiter string
 	// Page is the container's vGPU page on the host; empty: none. PageWritable is for preload mode.
 	Page         string
@@ -37,7 +37,7 @@ type Plan struct {
 	// Preload is the file that becomes the container's /etc/ld.so.preload, on the host; empty: the container's own stays
 	// (an image with musl, which does not read it).
 	Preload string
-	// Socket is where the guard waits for the seccomp listener.
+	// Socket is where the guard waits for the seccomp listener; empty in preload mode, where there is no guard.
 	Socket string
 	// Hook is the absolute path of cgpu-hook on the host.
 	Hook   string
@@ -51,20 +51,23 @@ type GPU struct {
 	device.GPU
 	Native bool        // whole card
 	Limit  quota.Bytes // of a sliced one
+	Spill  quota.Bytes // host memory beyond Limit
+	Weight int         // of a sliced one
 }
 
-// NewPlan grants what a reservation holds: the GPUs of record, and the driver files of the node. Hook, RunDir, Version
-// and Limiter are the caller's to fill in.
+// NewPlan grants what a reservation holds: the GPUs of record, and the driver files of the node. Hook, RunDir, Version,
+// Limiter and Preload are the caller's to fill in.
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
-		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket,
+		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload,
 		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
 		switch {
 		case slice >= 0:
-			p.GPUs = append(p.GPUs, GPU{GPU: g, Limit: record.VGPUs[slice].Limit})
+			v := record.VGPUs[slice]
+			p.GPUs = append(p.GPUs, GPU{GPU: g, Limit: v.Limit, Spill: v.Spill, Weight: max(v.Weight, 1)})
 		case slices.Contains(record.Native, g.UUID):
 			p.GPUs = append(p.GPUs, GPU{GPU: g, Native: true})
 		default:

@@ -22,12 +22,17 @@ func TestApply(t *testing.T) {
 	}{
 		{"docker20-cgpu-env", "docker20-cgpu-env", one},
 		{"docker20-cgpu-env", "docker20-cgpu-env.sim", simulated(one)},
+		{"docker20-cgpu-env", "docker20-cgpu-env.limiter", withLimiter(one)},
+		{"docker20-cgpu-env", "docker20-cgpu-env.musl", withoutPreload(withLimiter(one))},
+		{"docker20-cgpu-env", "docker20-cgpu-env.preload", preloadMode(withLimiter(one))},
+		{"docker20-cgpu-env", "docker20-cgpu-env.sim.preload", onSimulated(preloadMode(withLimiter(simulated(one))))},
 		{"docker20-gpus-all-plus-env", "docker20-gpus-all-plus-env", plan(map[int]quota.Bytes{1: 6 * quota.GiB, 2: 0})},
 		{"docker20-privileged-gpus", "docker20-privileged-gpus.sim", simulated(one)},
 		{"docker20-seccomp-unconfined", "docker20-seccomp-unconfined", one},
 		{"docker29-gpus-dev0-cgpu", "docker29-gpus-dev0-cgpu", one},
 		{"docker29-privileged-gpus", "docker29-privileged-gpus", one},
 		{"cri16-default", "cri16-default", one},
+		{"cri16-default", "cri16-default.preload", preloadMode(withLimiter(one))},
 		{"nvidia-ctk-h200-after-jit-cdi", "nvidia-ctk-h200-after-jit-cdi", one},
 	} {
 		t.Run(test.golden, func(t *testing.T) {
@@ -104,5 +109,22 @@ func TestNewPlan(t *testing.T) {
 	}
 	if len(p.Hidden) != 1 || p.Hidden[0] != gpu(0).Node || len(p.Nodes()) != 4 || p.ID != "c" || p.Nonce != "n" || p.Socket != "/s" {
 		t.Errorf("%+v", p)
+	}
+}
+
+// TestHeld refuses to start a container that nothing would hold to its quota.
+func TestHeld(t *testing.T) {
+	good := preloadMode(withLimiter(plan(map[int]quota.Bytes{0: quota.GiB})))
+	for name, change := range map[string]func(*Plan){
+		"nothing":    func(*Plan) {},
+		"no limiter": func(p *Plan) { p.Limiter = "" },
+		"no page":    func(p *Plan) { p.Page = "" },
+		"not asked":  func(p *Plan) { p.PageWritable = false },
+	} {
+		p := good
+		change(&p)
+		if err := Apply(decode(t, recorded(t, "docker20-plain")), p); (err == nil) != (name == "nothing") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+// makePage makes the file of the container's vGPU page, if the reservation names one.
+func makePage(record ledger.Record, table *device.Table) error {
+	if record.Page == "" {
+		return nil
+	}
+	h, vgpus, err := vgpuPage(record, table)
+	if err != nil {
+		return err
+	}
+	return page.Create(record.Page, h, vgpus)
+}
+
+// vgpuPage is what the page tells the limiter. The vGPUs are in the order of the guard's configuration.
+func vgpuPage(record ledger.Record, table *device.Table) (page.Header, []page.VGPU, error) {
+	settings := table.Config
+	h := page.Header{Flags: page.FlagGuard}
+	if record.Preload {
+		h.Flags = page.FlagPreload
+	}
+	switch settings.Managed {
+	case device.ManagedAllow:
+	case device.ManagedDeny:
+		h.Flags |= page.FlagManagedDeny
+	default:
+		h.Flags |= page.FlagManagedLimit
+	}
+	if !settings.HMM {
+		h.Flags |= page.FlagNoHMM
+	}
+	if table.Driver != device.DriverSim {
+		control, uvm := commonNodes(table)
+		h.ControlDevice = unix.Mkdev(control.Major, control.Minor)
+		h.UVMDevice = unix.Mkdev(uvm.Major, uvm.Minor)
+	}
+	var vgpus []page.VGPU
+	for _, g := range spec.NewPlan(record, table).GPUs {
+		id, err := gpuID(g.BusID)
+		if err != nil {
+			return h, nil, fmt.Errorf("cgpu-runtime: GPU %d: %w", g.Index, err)
+		}
+		v := page.VGPU{Minor: uint32(g.Minor), GPUID: id, Weight: uint32(g.Weight), Limit: uint64(g.Limit), Spill: uint64(g.Spill)}
+		if g.Native {
+			v.Flags |= page.VGPUNative
+		} else if record.Preload {
+			v.TimesliceMicros = uint64(g.Weight) * uint64(settings.BaseTimeslice.Microseconds())
+		}
+		vgpus = append(vgpus, v)
+	}
+	return h, vgpus, nil
+}
+
+// commonNodes are nvidiactl and nvidia-uvm.
+func commonNodes(table *device.Table) (control, uvm device.Node) {
+	for _, n := range table.Nodes {
+		switch n.Path {
+		case "/dev/nvidiactl":
+			control = n
+		case "/dev/nvidia-uvm":
+			uvm = n
+		}
+	}
+	return control, uvm
+}
+
+// gpuID is RM's name of the GPU at a PCI address as NVML writes it.
+func gpuID(busID string) (uint32, error) {
+	var domain, bus, slot uint32
+	address, _, _ := strings.Cut(busID, ".")
+	if n, err := fmt.Sscanf(address, "%x:%x:%x", &domain, &bus, &slot); n != 3 || err != nil {
+		return 0, fmt.Errorf("bus id %q: want a PCI address such as 0000:01:00.0", busID)
+	}
+	return domain<<16 | bus<<8 | slot, nil
+}
