@@ -133,7 +133,7 @@ func TestRefused(t *testing.T) {
 func TestSpill(t *testing.T) {
 	book := ledger.Open(t.TempDir())
 	tab := table()
-	tab.HostMemory, tab.Config.MaxSpill = 20*quota.GiB, device.Part{Percent: 50}
+	tab.HostMemory, tab.Config.MaxSpill = 100*quota.GiB, device.Part{Percent: 10}
 	create := func(id string, env ...string) (ledger.Record, error) {
 		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
 		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, tab, "/r")
