@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// bundleFile is the config.json of a bundle.
+// bundleFile is a file that an engine wrote for the runtime: the config.json of a bundle, or a process for exec.
 type bundleFile struct{ path string }
 
 // stagedFile is what will take a file's place.
@@ -20,7 +20,9 @@ func (b bundleFile) stage(content []byte) (stagedFile, error) {
 	if err != nil {
 		return s, fmt.Errorf("cgpu-runtime: %w", err)
 	}
-	f, err := os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|syscall.O_NOFOLLOW, 0o600)
+	// Of a killed process that had our number, or, as the folder may be /tmp, planted there: it must be a file of ours.
+	s.discard()
+	f, err := os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return s, fmt.Errorf("cgpu-runtime: %w", err)
 	}

@@ -33,21 +33,29 @@ func notAgain() error {
 // runc's containers. The first argument that has a state folder is the container: the id comes before all that could
 // be mistaken for it, and so no table of every command's options is needed.
 func (c call) creator() string {
-	roots := map[string]string{"runc": c.root, "crun": c.root}
-	if c.root == "" {
-		roots = map[string]string{"runc": "/run/runc", "crun": "/run/crun"}
-	}
 	for _, id := range c.rest {
 		if id == "" || id == "." || id == ".." || strings.HasPrefix(id, "-") || strings.Contains(id, "/") {
 			continue
 		}
-		for _, maker := range [2][2]string{{"runc", "state.json"}, {"crun", "status"}} {
-			if _, err := os.Stat(filepath.Join(roots[maker[0]], id, maker[1])); err == nil {
-				return maker[0]
+		for _, state := range c.states(id) {
+			if _, err := os.Stat(state.file); err == nil {
+				return state.maker
 			}
 		}
 	}
 	return ""
+}
+
+// stateFile is where a low-level runtime keeps the state of a container.
+type stateFile struct{ maker, file string }
+
+// states are the files of which one exists for a container.
+func (c call) states(id string) [2]stateFile {
+	runc, crun := c.root, c.root
+	if c.root == "" {
+		runc, crun = "/run/runc", "/run/crun"
+	}
+	return [2]stateFile{{"runc", filepath.Join(runc, id, "state.json")}, {"crun", filepath.Join(crun, id, "status")}}
 }
 
 // isCrun says whether a configured runtime is a crun; the others keep their state as runc does.

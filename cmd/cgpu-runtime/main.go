@@ -39,8 +39,11 @@ func run(c call) error {
 	runDir := device.RunDir()
 	undo := func() {}
 	var err error
-	if c.command == "create" || c.command == "run" {
+	switch c.command {
+	case "create", "run":
 		undo, err = create(c, runDir)
+	case "exec":
+		join(c, runDir)
 	}
 	if err == nil {
 		// Not before create: it may have had the node table made anew, with other runtimes.
@@ -133,6 +136,11 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	plan.RunDir, plan.Version = runDir, version
+	if plan.Limiter != "" {
+		if plan.Preload, err = preloadFile(ask.Doc, c.bundle, runDir, record); err != nil {
+			return undo, err
+		}
+	}
 	if plan.Hook, err = device.Program("cgpu-hook"); err != nil {
 		return undo, err
 	}

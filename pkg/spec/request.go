@@ -50,6 +50,23 @@ func (d *Document) Annotations() (map[string]string, error) {
 	return annotations, nil
 }
 
+// Root is the container's root folder, root.path; it may be relative to the bundle.
+func (d *Document) Root() (string, error) {
+	root, err := d.within("root")
+	if root == nil || err != nil {
+		return "", err
+	}
+	raw := root.get("path")
+	if raw == nil {
+		return "", nil
+	}
+	path, err := unquote(raw)
+	if err != nil {
+		return "", fmt.Errorf("spec: root.path: %w", err)
+	}
+	return path, nil
+}
+
 // IsSandbox says whether annotations are those of a pod's pause container, which gets the pod's annotations and never
 // a GPU.
 func IsSandbox(annotations map[string]string) bool {

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+// image is what matters of a container's root folder to a preloaded library.
+type image struct {
+	// glibc: the image has a loader that reads /etc/ld.so.preload, as musl's does not. Also set when the root could not be
+	// looked into: the file harms no image.
+	glibc bool
+	// preload is the content of the image's own /etc/ld.so.preload; empty: it has none, or an empty one, which is what our
+	// mount leaves behind in a committed image.
+	preload []byte
+}
+
+// loaders are the names of glibc's loader, which every program has in it and which are therefore the same in every image.
+var loaders = map[string]string{
+	"amd64": "/lib64/ld-linux-x86-64.so.2",
+	"arm64": "/lib/ld-linux-aarch64.so.1",
+}
+
+// mostPreload bounds an image's /etc/ld.so.preload.
+const mostPreload = 64 << 10
+
+// errUnread: the image's /etc/ld.so.preload is not what it should be.
+var errUnread = errors.New("is no regular file of at most 64 KiB that can be read")
+
+// look looks into a container's root folder. All in it belongs to the image, perhaps to an attacker: the kernel resolves
+// every path as if the folder were "/", so that no link leads out of it, and only regular files are opened.
+func look(root string) (image, error) {
+	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return image{glibc: true}, nil // runc will tell, or may do what we may not
+	}
+	defer unix.Close(fd)
+	switch found, err := openInside(fd, loaders[runtime.GOARCH]); {
+	case err == nil:
+		unix.Close(found)
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		return image{}, nil
+	default: // a kernel without openat2 (before 5.6), a filter that forbids it, a folder that we may not enter
+		return image{glibc: true}, nil
+	}
+	text, err := readInside(fd, "/etc/ld.so.preload")
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		err = nil
+	}
+	return image{glibc: true, preload: bytes.TrimSpace(text)}, err
+}
+
+// openInside opens the name of a file below root, without opening the file.
+func openInside(root int, name string) (fd int, err error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
+	for range 100 {
+		fd, err = unix.Openat2(root, name, &how)
+		// EAGAIN: something was renamed meanwhile, and the kernel could not be sure of "..".
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	return fd, err
+}
+
+// readInside reads a small regular file below root.
+func readInside(root int, name string) ([]byte, error) {
+	fd, err := openInside(root, name)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+			return nil, err
+		}
+		return nil, errUnread
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	// A device or a pipe must not even be opened.
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > mostPreload {
+		return nil, errUnread
+	}
+	var file int
+	err = retry(func() (err error) {
+		file, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, errUnread
+	}
+	defer unix.Close(file)
+	text := make([]byte, st.Size) // no more, should it grow meanwhile
+	n := 0
+	err = retry(func() (err error) {
+		n, err = unix.Read(file, text)
+		return err
+	})
+	if err != nil {
+		return nil, errUnread
+	}
+	return text[:n], nil
+}
+
+// preloadFile chooses what becomes the container's /etc/ld.so.preload, and makes it: LD_PRELOAD alone is not in the
+// environment of programs that clear it, and set-uid programs take no path from it. Empty: the container keeps its own file.
+//
+// One that the user mounts there himself stays, since it is his and not the image's; the guard holds without the limiter. In
+// preload mode, where it does not, such a container is refused.
+func preloadFile(doc *spec.Document, bundle, runDir string, record ledger.Record) (string, error) {
+	refuse := func(err error) (string, error) {
+		if record.Preload {
+			return "", fmt.Errorf("%w: in preload mode it has to name the limiter: name your libraries in LD_PRELOAD, "+
+				"or set enforcement = \"guard\" in cgpu.toml", err)
+		}
+		return "", nil
+	}
+	own, err := doc.Own()
+	if err != nil {
+		return "", err
+	}
+	if own.Preload != "" {
+		return refuse(fmt.Errorf("cgpu-runtime: mount %s brings an /etc/ld.so.preload of its own", own.Preload))
+	}
+	root, err := doc.Root()
+	if err != nil || root == "" {
+		return "", err // runc will tell
+	}
+	if !filepath.IsAbs(root) {
+		root = filepath.Join(bundle, root)
+	}
+	found, err := look(root)
+	switch {
+	case err != nil:
+		return refuse(fmt.Errorf("cgpu-runtime: the image's /etc/ld.so.preload %w", err))
+	case !found.glibc && own.Loader == "":
+		return "", nil
+	case len(found.preload) == 0:
+		return sharedPreload(runDir)
+	}
+	path := page.PreloadFile(runDir, record.Nonce)
+	content := append([]byte(preloadLine), found.preload...)
+	return path, replaceFile(path, append(content, '\n'))
+}
+
+// preloadLine names the limiter in an ld.so.preload.
+const preloadLine = spec.LimiterPath + "\n"
+
+// sharedPreload is the file for all images that have none. It is made once.
+func sharedPreload(runDir string) (string, error) {
+	path := filepath.Join(runDir, "ld.so.preload")
+	if have, err := readFile(path); err == nil && string(have) == preloadLine {
+		return path, nil
+	}
+	return path, replaceFile(path, []byte(preloadLine))
+}
+
+// replaceFile writes a file of the run directory that every container may read, whole or not at all. Two runtimes may do so
+// at once.
+func replaceFile(path string, content []byte) error {
+	temp := path + ".tmp-" + strconv.Itoa(os.Getpid())
+	_ = os.Remove(temp) // of a killed process that had our number
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return fmt.Errorf("cgpu-runtime: %w", err)
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(0o444) // whatever the umask
+	}
+	if closeErr := f.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = unix.Rename(temp, path)
+	}
+	if err != nil {
+		_ = os.Remove(temp)
+		return fmt.Errorf("cgpu-runtime: write %s: %w", path, err)
+	}
+	return nil
+}
