@@ -1,6 +1,6 @@
 // Command sweep calls ioctl with every low byte under a choice of upper parts and prints how each call was answered.
 // The test runs it as a container's program. The file descriptor is not open: EBADF means that the filter let the call
-// pass, EDOM that the guard of the test answered, EPERM that the filter forbade it.
+// pass, EDOM that the guard of the test answered, EPERM that the filter forbade it. With an argument it does something else.
 package main
 
 import (
@@ -8,10 +8,17 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == "true" {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "see":
+			see()
+		case "sleep":
+			time.Sleep(time.Minute)
+		}
 		return
 	}
 	for _, fd := range []uintptr{1000, 3000} {
@@ -24,6 +31,27 @@ func main() {
 				show("x32", fd, high|low, errno)
 			}
 		}
+	}
+}
+
+// see tells what of the limiter is in the container, and whether it is mounted read-only.
+func see() {
+	fmt.Println("LD_PRELOAD=" + os.Getenv("LD_PRELOAD"))
+	for _, path := range []string{"/run/cgpu/libcgpu.so", "/run/cgpu/vgpu", "/etc/ld.so.preload"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			fmt.Println(path, "none")
+			continue
+		}
+		var fs syscall.Statfs_t
+		if err := syscall.Statfs(path, &fs); err != nil {
+			fmt.Println(path, err)
+			continue
+		}
+		if path == "/run/cgpu/vgpu" {
+			text = []byte(strconv.Itoa(len(text)))
+		}
+		fmt.Printf("%s %q read-only=%v\n", path, text, fs.Flags&1 != 0)
 	}
 }
 
