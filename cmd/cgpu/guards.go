@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
@@ -21,10 +22,11 @@ const (
 	stateRunning   = "running"    // the guard answers
 	stateNoAnswer  = "no answer"  // the guard is there and did not answer in time
 	stateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
+	stateNoPage    = "no page"    // preload mode: the vGPU page cannot be read
 	stateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
 )
 
-// answer is what a guard said, or why it said nothing.
+// answer is what a guard said (in preload mode: the page), or why it said nothing.
 type answer struct {
 	status guard.Status
 	err    error
@@ -35,7 +37,7 @@ type answer struct {
 const askTimeout = 300 * time.Millisecond
 
 // askAll asks the guards of all records at once.
-func askAll(records []ledger.Record) []answer {
+func askAll(t *device.Table, records []ledger.Record) []answer {
 	answers := make([]answer, len(records))
 	slots := make(chan struct{}, 64) // open sockets at a time
 	var wg sync.WaitGroup
@@ -43,12 +45,25 @@ func askAll(records []ledger.Record) []answer {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
+			if r.Preload {
+				answers[i] = readPage(t, r)
+				return
+			}
 			answers[i].status, answers[i].err = ask(r)
 			answers[i].gone = answers[i].err != nil && ended(r)
 		})
 	}
 	wg.Wait()
 	return answers
+}
+
+// readPage is askAll for a container in preload mode. Its page stays when it ends, so that is looked at first.
+func readPage(t *device.Table, r ledger.Record) (a answer) {
+	if ended(r) {
+		return answer{err: errors.New("it has ended"), gone: true}
+	}
+	a.status, a.err = pageStatus(t, r)
+	return a
 }
 
 func ask(r ledger.Record) (s guard.Status, err error) {
@@ -78,16 +93,14 @@ func ask(r ledger.Record) (s guard.Status, err error) {
 	return s, nil
 }
 
-// ended reports that the guard (before there is one, the launcher) and the container's first process are gone.
+// ended reports that the record's keeper (the guard; before there is one, the launcher) and the container's first process
+// are gone.
 func ended(r ledger.Record) bool {
 	gone := func(pid int, start uint64) bool {
 		now, err := ledger.ProcStart(pid)
 		return errors.Is(err, fs.ErrNotExist) || err == nil && start != 0 && now != start
 	}
-	keeper, start := r.GuardPID, r.GuardStart
-	if keeper == 0 {
-		keeper, start = r.LauncherPID, r.LauncherStart
-	}
+	keeper, start := r.Keeper()
 	return gone(keeper, start) && (r.InitPID == 0 || gone(r.InitPID, r.InitStart))
 }
 
@@ -97,10 +110,12 @@ func state(r ledger.Record, a answer) string {
 	switch {
 	case a.gone:
 		return stateGone
-	case a.err == nil && a.status.InitPID == 0, a.err != nil && r.GuardPID == 0:
+	case a.err == nil && a.status.InitPID == 0, a.err != nil && r.GuardPID == 0 && r.InitPID == 0:
 		return stateStarting
 	case a.err == nil:
 		return stateRunning
+	case r.Preload:
+		return stateNoPage
 	case errors.As(a.err, &timeout) && timeout.Timeout(), errors.Is(a.err, syscall.EACCES):
 		return stateNoAnswer
 	}

@@ -6,11 +6,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -33,6 +35,7 @@ func newNode(t *testing.T) node {
 	t.Setenv("CGPU_CONFIG", toml)
 	table := nodeTable(t)
 	table.Config = config.Default().Settings
+	table.HostMemory = 2 * maxSpill
 	if table.Key, err = device.ReadKey(table.Driver, toml, "", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -49,20 +52,65 @@ func newNode(t *testing.T) node {
 	return node{t, dir, ledger.Open(dir)}
 }
 
-// reserve makes a container's reservation; its guard and its program are this test.
+// maxSpill is half of the node's memory.
+const maxSpill = 8 * quota.GiB
+
+// reserve makes a container's reservation; its guard and its program are this test. In preload mode it has a page instead
+// of a guard.
 func (n node) reserve(r ledger.Record) ledger.Record {
 	n.Helper()
 	r.Nonce, r.GuardPID, r.InitPID, r.LauncherPID = "n", os.Getpid(), os.Getpid(), os.Getpid()
 	r.Control = filepath.Join(n.dir, r.ID+".ctl")
+	if r.Preload {
+		r.GuardPID, r.Control, r.Page = 0, "", page.File(n.dir, r.ID)
+	}
 	for i := range r.VGPUs {
 		r.VGPUs[i].Priority = quota.PriorityDefault
 	}
 	table := nodeTable(n.T)
-	got, err := n.book.Reserve(ledger.Request{Record: r, GPUs: gpusOf(table), Card: table.Config.Card()})
+	got, err := n.book.Reserve(ledger.Request{Record: r, GPUs: gpusOf(table), Card: table.Config.Card(), MaxSpill: maxSpill})
 	if err != nil {
 		n.Fatal(err)
 	}
+	if r.Preload {
+		makePage(n.T, table, got)
+	}
 	return got
+}
+
+// makePage makes the vGPU page of a container in preload mode, as cgpu-runtime does.
+func makePage(t *testing.T, table *device.Table, r ledger.Record) {
+	t.Helper()
+	var vgpus []page.VGPU
+	for _, g := range table.GPUs {
+		for _, v := range r.VGPUs {
+			if v.UUID == g.UUID {
+				vgpus = append(vgpus, page.VGPU{Minor: uint32(g.Minor), Weight: uint32(v.Weight), Limit: uint64(v.Limit), TimesliceMicros: 10000 * uint64(v.Weight)})
+			}
+		}
+	}
+	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, vgpus); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// occupy is what a process of a container in preload mode writes into a slot of the page.
+func occupy(t *testing.T, r ledger.Record, slot int, s page.Slot) {
+	t.Helper()
+	p, err := page.Read(r.Page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	*p.Slot(slot) = s
+	f, err := os.OpenFile(r.Page, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	offset := unsafe.Sizeof(page.Header{}) + page.MaxVGPUs*unsafe.Sizeof(page.VGPU{}) + uintptr(slot)*unsafe.Sizeof(s)
+	if _, err := f.WriteAt((*[unsafe.Sizeof(s)]byte)(unsafe.Pointer(&s))[:], int64(offset)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // status is what an idle guard of the container says.

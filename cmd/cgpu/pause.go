@@ -52,6 +52,9 @@ func pause(c *cli.Context, paused bool) error {
 	if err != nil {
 		return err
 	}
+	if err := refusePreload(old, command, "", "stop its GPU work"); err != nil {
+		return err
+	}
 	r, err := book.Change(old.ID, ledger.ChangeRequest{Paused: &paused})
 	if err != nil {
 		return err

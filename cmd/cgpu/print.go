@@ -111,19 +111,21 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 
 func printVGPUs(w io.Writer, v view, wide bool) error {
 	t := newTable(w)
-	head := []any{"CONTAINER", "GPU", "USED", "LIMIT", "UTIL", "WEIGHT", "PCT", "PRIO", "STATE"}
+	extra := extrasOf(v, wide)
+	head := []any{"CONTAINER", "GPU", "USED", "LIMIT"}
+	head = append(append(head, extra.heads()...), "UTIL", "WEIGHT", "PCT", "PRIO", "STATE")
 	if wide {
 		head = append(head, "CAP", "GPU TIME", "WAITING", "TSGS", "BUSY", "SLICE", "PREEMPTED", "PAUSES", "PEAK", "DENIED", "GUARD", "INIT", "CALLS", "CALLS DENIED")
 	}
 	t.row(append(head, "NAME")...)
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
-			used, limit, util := mib(x.Used), mib(x.Limit), "-"
+			used, limit, util, known := mib(x.Used), mib(x.Limit), "-", true
 			if x.Compute != nil && x.Compute.Exact {
 				util = percent(x.Compute.Utilization)
 			}
 			if x.State != stateRunning && x.State != stateStarting {
-				used, util = "?", "?" // nobody knows
+				used, util, known = "?", "?", false // nobody knows
 			}
 			state := x.State
 			if x.Paused && !x.Native && state == stateRunning {
@@ -132,7 +134,11 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 			if x.Native {
 				limit = "whole GPU"
 			}
-			cells := []any{shortID(x.ID), g.Index, used, limit, util, orDash(x.Weight), orDash(x.Percent), priority(x), state}
+			if unguarded(x) {
+				state += preloadMark
+			}
+			cells := []any{shortID(x.ID), g.Index, used, limit}
+			cells = append(append(cells, extra.cells(x, known)...), util, orDash(x.Weight), orDash(x.Percent), priority(x), state)
 			if wide {
 				cells = append(cells, timeCells(x.Compute)...)
 				cells = append(cells, mib(x.Peak), x.Denied, orDash(x.GuardPID), orDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
@@ -144,7 +150,62 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 			t.row(append(cells, name)...)
 		}
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || !extra.unguarded {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%s enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", preloadMark)
+	return err
+}
+
+// preloadMark is behind the state of a container that no guard watches.
+const preloadMark = "*"
+
+// unguarded: there is a limit, and only the preload library to enforce it.
+func unguarded(x vgpuView) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
+
+// extras are what the table of vGPUs has only where there is something to tell.
+type extras struct{ spill, managed, unguarded bool }
+
+func extrasOf(v view, wide bool) (e extras) {
+	for _, g := range v.GPUs {
+		for _, x := range g.VGPUs {
+			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
+			e.managed = e.managed || wide && x.Managed > 0
+			e.unguarded = e.unguarded || unguarded(x)
+		}
+	}
+	return e
+}
+
+func (e extras) heads() (heads []any) {
+	if e.managed {
+		heads = append(heads, "MANAGED")
+	}
+	if e.spill {
+		heads = append(heads, "SPILL")
+	}
+	return heads
+}
+
+// cells are those of heads. What was spilled before cgpu set took the spill away is shown until it is freed.
+func (e extras) cells(x vgpuView, known bool) (cells []any) {
+	if e.managed {
+		managed := mib(x.Managed)
+		if !known {
+			managed = "?"
+		}
+		cells = append(cells, managed)
+	}
+	switch {
+	case !e.spill:
+	case x.Spill == 0 && x.Spilled == 0:
+		cells = append(cells, "-")
+	case known:
+		cells = append(cells, mib(x.Spilled)+"/"+mib(x.Spill))
+	default:
+		cells = append(cells, "?/"+mib(x.Spill))
+	}
+	return cells
 }
 
 // timeCells are the columns from CAP to PAUSES.

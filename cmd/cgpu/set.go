@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -17,19 +18,20 @@ import (
 func setCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "set",
-		Usage:     "change a container that runs: memory, weight, percentage, priority",
+		Usage:     "change a container that runs: memory, spill, weight, percentage, priority",
 		ArgsUsage: "CONTAINER",
 		Description: "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows. What was promised to others\n" +
 			"stays theirs: a change that does not fit beside it is refused. It takes effect at once, for memory at the\n" +
 			"next allocation, and lasts until the container is deleted or restarted.\n\n" +
-			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set 3f2a --gpu 1 --percent 40",
+			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set 3f2a --gpu 1 --percent 40",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},
+			&cli.StringFlag{Name: "spill", Usage: "`SIZE` of host memory beyond the limit, such as 4GiB; or none"},
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "unchanged"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time; or none"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high"},
 			&cli.StringFlag{Name: "gpu", Usage: "change only what the container has of this `GPU` (index or UUID)"},
-			&cli.BoolFlag{Name: "force", Usage: "set a memory limit below what is in use: new allocations then fail until it fits"},
+			&cli.BoolFlag{Name: "force", Usage: "set a memory limit or spill below what is in use: new allocations then fail until it fits"},
 		},
 		Action: func(c *cli.Context) error {
 			if c.NArg() != 1 {
@@ -45,6 +47,7 @@ func setCommand() *cli.Command {
 				return err
 			}
 			req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
+			req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 			if name := c.String("gpu"); name != "" {
 				g, err := findGPU(t, name)
 				if err != nil {
@@ -57,8 +60,11 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if req.Limit != nil && !c.Bool("force") {
-				if err := roomToShrink(old, req, c.String("memory")); err != nil {
+			if err := enforceable(c, old, req); err != nil {
+				return err
+			}
+			if !c.Bool("force") {
+				if err := roomToShrink(c, t, old, req); err != nil {
 					return err
 				}
 			}
@@ -67,6 +73,11 @@ func setCommand() *cli.Command {
 				return refusedFlag(c, err)
 			}
 			changed.Name = old.Name
+			if changed.Preload {
+				if err := updatePage(t, changed); err != nil {
+					return fmt.Errorf("set: container %s: it is in the ledger, but its programs do not know: %w; start it anew", shortID(old.ID), err)
+				}
+			}
 			return printChange(c.App.Writer, t, old, changed, req.GPU)
 		},
 	}
@@ -80,6 +91,15 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 			return req, fmt.Errorf("--memory %q: %w; want a size such as 8GiB or 6144MiB", c.String("memory"), err)
 		}
 		req.Limit = &limit
+	}
+	if c.IsSet("spill") {
+		var spill quota.Bytes
+		if text := c.String("spill"); text != "none" && text != "0" {
+			if spill, err = quota.ParseSize(text); err != nil {
+				return req, fmt.Errorf("--spill %q: %w; want a size such as 4GiB or 512MiB, or none", text, err)
+			}
+		}
+		req.Spill = &spill
 	}
 	if c.IsSet("weight") {
 		n := c.Int("weight")
@@ -104,33 +124,72 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 		}
 		req.Priority = &p
 	}
-	if req.Limit == nil && req.Weight == nil && req.Percent == nil && req.Priority == nil {
-		return req, errors.New("nothing to change: want --memory, --weight, --percent or --priority")
+	if req.Limit == nil && req.Spill == nil && req.Weight == nil && req.Percent == nil && req.Priority == nil {
+		return req, errors.New("nothing to change: want --memory, --spill, --weight, --percent or --priority")
 	}
 	return req, nil
 }
 
-// roomToShrink refuses a limit below what the container uses, or below what it has when nobody knows its use.
-func roomToShrink(r ledger.Record, req ledger.ChangeRequest, asked string) error {
-	shrinks := false
-	for _, v := range r.VGPUs {
-		shrinks = shrinks || (req.GPU == "" || req.GPU == v.UUID) && *req.Limit < v.Limit
+// enforceable refuses what the preload library cannot enforce, for a container that has only that.
+func enforceable(c *cli.Context, r ledger.Record, req ledger.ChangeRequest) error {
+	switch {
+	case req.Spill != nil && *req.Spill != 0:
+		return refusePreload(r, "set", "spill", "serve device memory from host memory")
+	case req.Percent != nil && *req.Percent != 0:
+		return refusePreload(r, "set", "percent", "enforce a percentage")
+	case req.Priority != nil && *req.Priority != quota.PriorityDefault:
+		return refusePreload(r, "set", "priority", "carry out priorities")
 	}
-	if !shrinks {
+	return nil
+}
+
+// roomToShrink refuses a limit or spill below what the container uses, or below what it has when nobody knows its use.
+func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
+	flag := ""
+	for _, v := range r.VGPUs {
+		switch {
+		case req.GPU != "" && req.GPU != v.UUID:
+		case req.Limit != nil && *req.Limit < v.Limit:
+			flag = "memory"
+		case req.Spill != nil && *req.Spill < v.Spill && flag == "":
+			flag = "spill"
+		}
+	}
+	if flag == "" {
 		return nil
 	}
-	s, err := ask(r)
+	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), shortID(r.ID))
+	s, err := statusOf(t, r)
 	if err != nil {
-		return fmt.Errorf("set: --memory %q: container %s has more, and what it uses is not known, because its guard does not answer (%w): see cgpu smi; --force sets the limit anyway",
-			asked, shortID(r.ID), err)
+		who := "guard does not answer"
+		if r.Preload {
+			who = "vGPU page cannot be read"
+		}
+		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, err)
 	}
 	for _, v := range s.VGPUs {
-		if !v.Native && (req.GPU == "" || req.GPU == v.UUID) && v.Used > *req.Limit {
-			return fmt.Errorf("set: --memory %q: container %s uses %s of its %s on GPU %d: free some first; --force sets the limit anyway, and new allocations fail until it fits",
-				asked, shortID(r.ID), mib(v.Used), mib(v.Limit), v.Index)
+		if v.Native || req.GPU != "" && req.GPU != v.UUID {
+			continue
+		}
+		const remedy = "free some first; --force sets it anyway, and new allocations fail until it fits"
+		if req.Limit != nil && v.Used > *req.Limit {
+			return fmt.Errorf("set: --memory %q: container %s uses %s of its %s on GPU %d: %s",
+				c.String("memory"), shortID(r.ID), mib(v.Used), mib(v.Limit), v.Index, remedy)
+		}
+		if req.Spill != nil && v.Spilled > *req.Spill {
+			return fmt.Errorf("set: --spill %q: container %s has spilled %s on GPU %d: %s",
+				c.String("spill"), shortID(r.ID), mib(v.Spilled), v.Index, remedy)
 		}
 	}
 	return nil
+}
+
+// statusOf asks a container's guard, or reads its page where it has none.
+func statusOf(t *device.Table, r ledger.Record) (guard.Status, error) {
+	if r.Preload {
+		return pageStatus(t, r)
+	}
+	return ask(r)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.
@@ -140,12 +199,19 @@ func refusedFlag(c *cli.Context, err error) error {
 		return err
 	}
 	flags := []string{"memory"}
-	if r.Time {
+	switch {
+	case r.Time:
 		flags = []string{"percent", "weight", "priority"}
+	case r.Spill:
+		flags = []string{"spill"}
+	}
+	where := ""
+	if r.GPU.UUID != "" {
+		where = r.GPU.String() + ": "
 	}
 	for _, name := range flags {
 		if c.IsSet(name) {
-			return fmt.Errorf("set: --%s %q: %s: %s; %s", name, fmt.Sprint(c.Value(name)), r.GPU, r.Reason, r.Remedy)
+			return fmt.Errorf("set: --%s %q: %s%s; %s", name, fmt.Sprint(c.Value(name)), where, r.Reason, r.Remedy)
 		}
 	}
 	return err
@@ -168,6 +234,7 @@ func printChange(w io.Writer, t *device.Table, old, changed ledger.Record, only 
 			}
 		}
 		diff("memory", mib(was.Limit), mib(now.Limit))
+		diff("spill", amount(was.Spill), amount(now.Spill))
 		diff("weight", strconv.Itoa(was.Weight), strconv.Itoa(now.Weight))
 		diff("percent", orNone(was.Percent), orNone(now.Percent))
 		diff("priority", was.Priority.String(), now.Priority.String())
@@ -192,4 +259,12 @@ func orNone(n int) string {
 		return "none"
 	}
 	return strconv.Itoa(n)
+}
+
+// amount is one that may be nothing.
+func amount(b quota.Bytes) string {
+	if b == 0 {
+		return "none"
+	}
+	return mib(b)
 }

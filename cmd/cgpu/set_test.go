@@ -60,6 +60,39 @@ func TestSet(t *testing.T) {
 	}
 }
 
+func TestSetSpill(t *testing.T) {
+	for _, tt := range []struct {
+		args, out string
+		want      [2]quota.Bytes // spill of both slices then
+	}{
+		{"abc --spill 2GiB", "GPU 0: spill 1024MiB → 2048MiB\nabc, GPU 1: spill none → 2048MiB\n", [2]quota.Bytes{2 * quota.GiB, 2 * quota.GiB}},
+		{"abc --spill 512MiB --gpu 1", "abc, GPU 1: spill none → 512MiB\n", [2]quota.Bytes{quota.GiB, 512 * quota.MiB}},
+		{"abc --spill none --gpu 1", "nothing to change", [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 3GiB", "", [2]quota.Bytes{3 * quota.GiB, 3 * quota.GiB}},
+		{"abc --spill 4GiB", `error: set: --spill "4GiB": asked for 8192MiB of spill on 2 GPUs together, but 6144MiB are free of the node's 8192MiB; ask for less`, [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 512MiB", `error: set: --spill "512MiB": container abc has spilled 768MiB on GPU 0: free some first; --force`, [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill none", `error: set: --spill "none": container abc has spilled 768MiB on GPU 0`, [2]quota.Bytes{quota.GiB, 0}},
+		{"abc --spill 0 --force", "GPU 0: spill 1024MiB → none\n", [2]quota.Bytes{0, 0}},
+		{"abc --spill 800MiB", "GPU 0: spill 1024MiB → 800MiB\n", [2]quota.Bytes{800 * quota.MiB, 800 * quota.MiB}},
+		{"abc --spill 2GiB --memory 1GiB", `error: set: --memory "1GiB": container abc uses 2048MiB of its 4096MiB on GPU 0`, [2]quota.Bytes{quota.GiB, 0}},
+		{"mute --spill 1GiB", `error: set: --spill "1GiB": container mute has more, and what it uses is not known, because its guard does not answer`, [2]quota.Bytes{quota.GiB, 0}},
+	} {
+		n := newNode(t)
+		r := n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB, Spill: quota.GiB}, {UUID: h200, Limit: 4 * quota.GiB}}})
+		n.reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: 2 * quota.GiB}}})
+		s := status(r)
+		s.VGPUs[0].Used, s.VGPUs[0].Spilled = 2*quota.GiB, 768*quota.MiB
+		fakeGuard(t, r.Control, statusLine(t, s))
+		if out := cgpu("set " + tt.args); !strings.Contains(out, tt.out) {
+			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
+		}
+		got, err := n.book.Get("abc")
+		if err != nil || got.VGPUs[0].Spill != tt.want[0] || got.VGPUs[1].Spill != tt.want[1] {
+			t.Errorf("%s: got %+v, %v\nwant %v", tt.args, got.VGPUs, err, tt.want)
+		}
+	}
+}
+
 // Without a guard nobody knows what is in use: only more is given without --force.
 func TestSetMemoryWithoutGuard(t *testing.T) {
 	n := newNode(t)

@@ -22,7 +22,8 @@ func smiCommand() *cli.Command {
 		Name:  "smi",
 		Usage: "show the GPUs, who shares them, and what is used",
 		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. What programs outside\n" +
-			"of such containers use is not in it; nvidia-smi shows that. UTIL is the part of the GPU's time in the last\n" +
+			"of such containers use is not in it; nvidia-smi shows that. SPILL, where a container has any, is host memory\n" +
+			"used in place of the GPU's, of what it may use; it is not in USED. UTIL is the part of the GPU's time in the last\n" +
 			"second, where the driver tells it.\n\n" +
 			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
 		ArgsUsage: " ",
@@ -102,22 +103,27 @@ type gpuView struct {
 
 // vgpuView is one container's share of one GPU.
 type vgpuView struct {
-	ID        string         `json:"id"`
-	Name      string         `json:"name,omitempty"`
-	Created   time.Time      `json:"created"`
-	State     string         `json:"state"`
-	Native    bool           `json:"native,omitempty"` // the whole GPU, without a limit
-	Limit     quota.Bytes    `json:"limit"`
-	Used      quota.Bytes    `json:"used"`
-	Peak      quota.Bytes    `json:"peak"`
-	Denied    uint64         `json:"denied"` // allocations refused because of the limit
-	Weight    int            `json:"weight,omitempty"`
-	Percent   int            `json:"percent,omitempty"`
-	Priority  quota.Priority `json:"priority"`
-	Paused    bool           `json:"paused,omitempty"` // by cgpu pause
-	GuardPID  int            `json:"guardPid,omitempty"`
-	InitPID   int            `json:"initPid,omitempty"`
-	Processes []processView  `json:"processes"`
+	ID      string    `json:"id"`
+	Name    string    `json:"name,omitempty"`
+	Created time.Time `json:"created"`
+	State   string    `json:"state"`
+	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
+	// Enforcement is who keeps the container to its limits: device.EnforceGuard or device.EnforcePreload.
+	Enforcement string         `json:"enforcement"`
+	Limit       quota.Bytes    `json:"limit"`
+	Used        quota.Bytes    `json:"used"`
+	Managed     quota.Bytes    `json:"managed"` // the part of Used that is managed memory
+	Spill       quota.Bytes    `json:"spill"`   // host memory allowed beyond Limit
+	Spilled     quota.Bytes    `json:"spilled"` // used of it; not in Used
+	Peak        quota.Bytes    `json:"peak"`
+	Denied      uint64         `json:"denied"` // allocations refused because of the limit
+	Weight      int            `json:"weight,omitempty"`
+	Percent     int            `json:"percent,omitempty"`
+	Priority    quota.Priority `json:"priority"`
+	Paused      bool           `json:"paused,omitempty"` // by cgpu pause
+	GuardPID    int            `json:"guardPid,omitempty"`
+	InitPID     int            `json:"initPid,omitempty"`
+	Processes   []processView  `json:"processes"`
 	// Compute is what the guard says of the GPU's time; absent where it says nothing.
 	Compute *guard.ComputeStatus `json:"compute,omitempty"`
 	// Calls are of the whole container; they are repeated for each of its GPUs.
@@ -151,7 +157,7 @@ func look(runDir string) (view, error) {
 	for i := range records {
 		records[i] = named(records[i])
 	}
-	v := arrange(t, records, cards, askAll(records))
+	v := arrange(t, records, cards, askAll(t, records))
 	v.Stale = stale
 	return v, nil
 }
@@ -167,7 +173,7 @@ func arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 			for _, share := range r.VGPUs {
 				if share.UUID == g.UUID {
 					x := vgpu(r, answers[i], g.UUID)
-					x.Limit, x.Weight, x.Percent, x.Priority = share.Limit, share.Weight, share.Percent, share.Priority
+					x.Limit, x.Spill, x.Weight, x.Percent, x.Priority = share.Limit, share.Spill, share.Weight, share.Percent, share.Priority
 					gv.VGPUs = append(gv.VGPUs, x)
 				}
 			}
@@ -197,7 +203,11 @@ func arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 
 // vgpu is what a guard says of its container on one GPU.
 func vgpu(r ledger.Record, a answer, uuid string) vgpuView {
-	x := vgpuView{ID: r.ID, Name: r.Name, Created: r.Created, State: state(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []processView{}}
+	enforcement := device.EnforceGuard
+	if r.Preload {
+		enforcement = device.EnforcePreload
+	}
+	x := vgpuView{Enforcement: enforcement, ID: r.ID, Name: r.Name, Created: r.Created, State: state(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []processView{}}
 	if a.err != nil {
 		return x
 	}
@@ -206,7 +216,7 @@ func vgpu(r ledger.Record, a answer, uuid string) vgpuView {
 		if g.UUID != uuid {
 			continue
 		}
-		x.Used, x.Peak, x.Denied, x.Compute = g.Used, g.Peak, g.Denied, g.Compute
+		x.Used, x.Managed, x.Spilled, x.Peak, x.Denied, x.Compute = g.Used, g.Managed, g.Spilled, g.Peak, g.Denied, g.Compute
 		for _, p := range a.status.Processes {
 			// A process that opened the driver and holds nothing on this GPU is not shown, like in nvidia-smi.
 			if i < len(p.Used) && p.Used[i] > 0 {

@@ -155,7 +155,7 @@ func busyNode(t *testing.T) view {
 	fakeGuard(t, records[5].Control, statusLine(t, guard.Status{ID: both.ID, Nonce: both.Nonce, InitPID: 1}))
 	gone := record("0", slice(t4, quota.MiB))
 	records = append(records, gone)
-	answers := askAll(records)
+	answers := askAll(nodeTable(t), records)
 	for i := range answers { // the process ids are made up
 		answers[i].gone = records[i].ID == gone.ID
 	}

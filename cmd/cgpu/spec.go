@@ -170,6 +170,9 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 	if err != nil {
 		return ledger.Record{}, err
 	}
+	if err := admit.GivePage(&request, d.runDir); err != nil {
+		return ledger.Record{}, err
+	}
 	dir, err := os.MkdirTemp("", "cgpu-spec-")
 	if err != nil {
 		return ledger.Record{}, err
@@ -209,6 +212,9 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 		}
 	}
 	for _, v := range r.VGPUs[:min(1, len(r.VGPUs))] {
+		if v.Spill > 0 {
+			fmt.Fprintf(&b, "spill    %v of host memory beyond the limit, on each sliced GPU\n", v.Spill)
+		}
 		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s\n", v.Weight, orNone(v.Percent), v.Priority)
 	}
 	fmt.Fprintf(&b, "nodes    %s\n", paths(p.Nodes()))
@@ -216,7 +222,17 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 		fmt.Fprintf(&b, "hidden   %s\n", paths(p.Hidden))
 	}
 	fmt.Fprintf(&b, "driver   %s, %s, %s\n", plural(len(p.Mounts), "file"), plural(len(p.Links), "link"), plural(len(p.LibDirs), "library folder"))
-	fmt.Fprintf(&b, "guard    answers the driver calls over %s\n", p.Socket)
+	if p.Limiter != "" {
+		fmt.Fprintf(&b, "limiter  %s\n", p.Limiter)
+	}
+	if !r.Preload {
+		fmt.Fprintf(&b, "enforced by the guard, which answers the driver calls over %s\n", p.Socket)
+		return b.String()
+	}
+	fmt.Fprintf(&b, "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n")
+	if p.Socket != "" {
+		fmt.Fprintf(&b, "guard    plays the kernel for the simulated driver over %s, and enforces nothing\n", p.Socket)
+	}
 	return b.String()
 }
 

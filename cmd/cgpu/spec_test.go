@@ -4,8 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 func six(extra ...string) []string {
@@ -71,6 +77,61 @@ func TestSpecRefuses(t *testing.T) {
 	}
 }
 
+// TestSpecEnforcement tells who enforces, and what spill is granted.
+func TestSpecEnforcement(t *testing.T) {
+	raw, err := os.ReadFile("testdata/docker20-plain.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		enforcement, driver string
+		env                 []string
+		want                []string // in the reasons, or in the error
+		refused             bool
+	}{
+		{"guard", "nvidia", six("CGPU_MEM_SPILL=4"), []string{"spill    4096MiB of host memory beyond the limit", "enforced by the guard, which answers the driver calls over /"}, false},
+		{"guard", "nvidia", six("CGPU_MEM_SPILL=9"), []string{`quota: CGPU_MEM_SPILL="9": asked for 9216MiB of spill, but 8192MiB are free`}, true},
+		{"preload", "nvidia", six("CGPU_MEM_SPILL=4"), []string{`quota: CGPU_MEM_SPILL="4": with enforcement = "preload"`}, true},
+		// Nothing else enforces there, and no library lies beside this test.
+		{"preload", "nvidia", six(), []string{"libcgpu.so is not installed"}, true},
+	} {
+		table := nodeTable(t)
+		table.Driver, table.Config.Enforcement = tt.driver, tt.enforcement
+		table.HostMemory, table.Config.MaxSpill = 2*maxSpill, device.Part{Bytes: maxSpill}
+		text, err := json.Marshal(table)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "node.json")
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
+		_, reasons, err := d.edit(raw, tt.env)
+		if err != nil {
+			reasons = err.Error()
+		}
+		if (err != nil) != tt.refused {
+			t.Errorf("%s %v: %v", tt.enforcement, tt.env, err)
+		}
+		for _, want := range tt.want {
+			if !strings.Contains(reasons, want) {
+				t.Errorf("%s %v: got\n%s\nwant %q", tt.enforcement, tt.env, reasons, want)
+			}
+		}
+	}
+	// What is said of a container in preload mode.
+	for _, tt := range []struct{ socket, want, not string }{
+		{"", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
+		{"/run/cgpu/g/n.sock", "guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
+	} {
+		got := explain(&quota.Quota{}, ledger.Record{Preload: true}, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
+		if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) || !strings.Contains(got, "limiter  /usr/lib/cgpu/libcgpu.so\n") {
+			t.Errorf("%q: got\n%s\nwant %q", tt.socket, got, tt.want)
+		}
+	}
+}
+
 func TestSetEnv(t *testing.T) {
 	const in = `{"ociVersion":"1.0.2","process":{"env":["A=1","AB=2","A=3"],"x":{"unknown":[1.50]}},"zzz":1}`
 	got, err := setEnv([]byte(in), []string{"A=4=5", "C="})
@@ -128,6 +189,8 @@ func TestCommandLine(t *testing.T) {
 		{args: "set a --percent 101", err: "want 1 to 100, or none", usage: true},
 		{args: "set a --memory 8", err: `--memory "8": has no unit; want a size such as 8GiB`, usage: true},
 		{args: "set a --memory 8GB", err: `--memory "8GB": is no size`, usage: true},
+		{args: "set a --spill 4", err: `--spill "4": has no unit; want a size such as 4GiB or 512MiB, or none`, usage: true},
+		{args: "set a --spill lots", err: `--spill "lots": is no size`, usage: true},
 		{args: "set a --priority top", err: `--priority "top": want best-effort, default or high`, usage: true},
 		{args: "set a --weight 3", err: "cgpu refresh makes it anew"},
 		{args: "policy", err: "cgpu refresh makes it anew"},

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func TestSetPreload(t *testing.T) {
+	n := newNode(t)
+	r := n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}, {UUID: h200, Limit: 4 * quota.GiB}}})
+	occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
+	occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
+	type vgpu struct {
+		limit     quota.Bytes
+		weight    uint32
+		timeslice uint64
+	}
+	want := [2]vgpu{{4 * quota.GiB, 1, 10000}, {4 * quota.GiB, 1, 10000}}
+	for _, tt := range []struct {
+		args, out string
+		change    func()
+	}{
+		{"--weight 3", "weight 1 → 3", func() { want[0].weight, want[1].weight, want[0].timeslice, want[1].timeslice = 3, 3, 30000, 30000 }},
+		{"--memory 5GiB --gpu 1", "GPU 1: memory 4096MiB → 5120MiB", func() { want[1].limit = 5 * quota.GiB }},
+		{"--memory 2GiB", `error: set: --memory "2GiB": container abc uses 3072MiB of its 4096MiB on GPU 0`, nil},
+		{"--memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB", func() { want[0].limit, want[1].limit = 2*quota.GiB, 2*quota.GiB }},
+		{"--spill 1GiB", `error: set: --spill: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot serve`, nil},
+		{"--percent 20", `error: set: --percent: container abc (web): only the preload library`, nil},
+		{"--priority high", `error: set: --priority: container abc (web): only the preload library`, nil},
+		{"--weight 4 --percent 20", `error: set: --percent`, nil},
+		{"--spill none --percent none --priority default", "nothing to change", nil},
+	} {
+		if tt.change != nil {
+			tt.change()
+		}
+		if out := cgpu("set abc " + tt.args); !strings.Contains(out, tt.out) {
+			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
+		}
+		p, err := page.Read(r.Page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := n.book.Get("abc")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, w := range want {
+			v := p.VGPU(i)
+			if got := (vgpu{quota.Bytes(v.Limit), v.Weight, v.TimesliceMicros}); got != w {
+				t.Errorf("%s: vGPU %d on the page: %+v, want %+v", tt.args, i, got, w)
+			}
+			if l := record.VGPUs[i]; l.Limit != w.limit || l.Weight != int(w.weight) || l.Spill != 0 || l.Percent != 0 {
+				t.Errorf("%s: vGPU %d in the ledger: %+v, want %+v", tt.args, i, l, w)
+			}
+		}
+	}
+	if err := os.Truncate(r.Page, 10); err != nil { // a tenant can
+		t.Fatal(err)
+	}
+	for args, want := range map[string]string{
+		"--weight 5":    "it is in the ledger, but its programs do not know",
+		"--memory 1GiB": "its vGPU page cannot be read",
+	} {
+		if out := cgpu("set abc " + args); !strings.Contains(out, want) {
+			t.Errorf("%s: printed %s\nwant %s", args, out, want)
+		}
+	}
+}
+
+func TestPreloadRefuses(t *testing.T) {
+	n := newNode(t)
+	n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	for _, tt := range []struct{ args, want string }{
+		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
+		{"resume abc", `error: resume: container abc (web): only the preload library`},
+		{"policy 0 fair", `error: policy: GPU 0 (` + t4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
+		{"policy 0 fixed", `error: policy: GPU 0`},
+		{"policy 0 soft", `error: policy: GPU 0`},
+		{"policy 0 weight", `policy preempt → weight-preempt`},
+		{"policy 1 fixed", `policy preempt → fixed`},
+		{"policy 0", `1           0%`},
+		{"gc", `nothing to remove`},
+	} {
+		if out := cgpu(tt.args); !strings.Contains(out, tt.want) {
+			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.want)
+		}
+	}
+	if r, err := n.book.Get("abc"); err != nil || r.Paused {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A node with spill, managed memory and containers in preload mode, in the states that those can have.
+func TestSMISpill(t *testing.T) {
+	n := newNode(t)
+	spilling := n.reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
+	n.reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: quota.GiB}}})
+	preload := n.reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
+	occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
+	occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
+	broken := n.reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	young := n.reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	gone := n.reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	if err := os.Truncate(broken.Page, 10); err != nil {
+		t.Fatal(err)
+	}
+	for id, pid := range map[string]int{young.ID: 0, gone.ID: 1 << 30} {
+		if err := n.book.Update(id, "", func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := status(spilling)
+	s.VGPUs[0].Used, s.VGPUs[0].Managed, s.VGPUs[0].Spilled = quota.GiB, 256*quota.MiB, 768*quota.MiB
+	s.GuardPID, s.InitPID = 1001, 2001
+	fakeGuard(t, spilling.Control, statusLine(t, s))
+	v, err := look(n.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range v.GPUs {
+		for j := range v.GPUs[i].VGPUs { // what differs with each run
+			x := &v.GPUs[i].VGPUs[j]
+			x.GuardPID, x.InitPID = min(x.GuardPID, 1), min(x.InitPID, 1)
+		}
+	}
+	for name, print := range map[string]func(*bytes.Buffer) error{
+		"smi-spill.txt":      func(b *bytes.Buffer) error { return printTable(b, v) },
+		"smi-spill-wide.txt": func(b *bytes.Buffer) error { return printWide(b, v) },
+	} {
+		var b bytes.Buffer
+		if err := print(&b); err != nil {
+			t.Fatal(err)
+		}
+		golden(t, name, b.Bytes())
+	}
+	var b bytes.Buffer
+	if err := printJSON(&b, v); err != nil {
+		t.Fatal(err)
+	}
+	var got struct {
+		GPUs []struct {
+			VGPUs []struct {
+				ID, Enforcement               string
+				Used, Managed, Spill, Spilled quota.Bytes
+			}
+		}
+	}
+	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	first, third := got.GPUs[0].VGPUs[0], got.GPUs[0].VGPUs[2]
+	if first.Enforcement != "guard" || first.Used != quota.GiB || first.Managed != 256*quota.MiB || first.Spill != 2*quota.GiB || first.Spilled != 768*quota.MiB {
+		t.Errorf("%+v", first)
+	}
+	if third.Enforcement != "preload" || third.Used != 513*quota.MiB || third.Managed != quota.MiB || third.Spill != 0 {
+		t.Errorf("%+v", third)
+	}
+}
+
+// A page that names no GPU of this node tells nothing, and is told nothing.
+func TestForeignPage(t *testing.T) {
+	table := nodeTable(t)
+	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Weight: 5}}}
+	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := pageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := updatePage(table, r); err == nil || !strings.Contains(err.Error(), "GPU 0") {
+		t.Errorf("updated: %v", err)
+	}
+	if p, err := page.Read(r.Page); err != nil || p.VGPU(0).Weight != 2 {
+		t.Errorf("changed, %v", err)
+	}
+}
