@@ -91,6 +91,25 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+func TestPart(t *testing.T) {
+	for _, tt := range []struct {
+		part        Part
+		total, want quota.Bytes
+	}{
+		{Part{}, 16 * quota.GiB, 0},
+		{Part{Bytes: quota.GiB}, 16 * quota.GiB, quota.GiB},
+		{Part{Bytes: quota.GiB}, 0, quota.GiB},
+		{Part{Percent: 50}, 16 * quota.GiB, 8 * quota.GiB},
+		{Part{Percent: 50}, 0, 0},
+		{Part{Percent: 10}, 99, 9},
+		{Part{Percent: 100}, 1<<64 - 1, 1<<64 - 1},
+	} {
+		if got := tt.part.Of(tt.total); got != tt.want {
+			t.Errorf("%+v of %d: %d, want %d", tt.part, tt.total, got, tt.want)
+		}
+	}
+}
+
 // host is a made-up kernel and configuration, and a run directory with a table that describes it.
 type host struct {
 	sources

@@ -136,7 +136,8 @@ type Part struct {
 // Of is the part of a machine with so much memory.
 func (p Part) Of(total quota.Bytes) quota.Bytes {
 	if p.Percent > 0 {
-		return total / 100 * quota.Bytes(p.Percent)
+		percent := quota.Bytes(p.Percent)
+		return total/100*percent + total%100*percent/100 // exact, and below 2^64 on the way
 	}
 	return p.Bytes
 }

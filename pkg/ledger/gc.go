@@ -23,7 +23,7 @@ func (l *Ledger) GC() (removed []Record, err error) {
 		f.Records, removed = l.sift(f.Records)
 		before := time.Now().Add(-leftoverAge)
 		leftovers = errors.Join(l.removeLeftovers(f.Records, socketsName, before, ".sock", ".ctl"),
-			l.removeLeftovers(f.Records, pagesName, before, "", ".tmp"))
+			l.removeLeftovers(f.Records, pagesName, before, "", ".tmp", ".preload", ".preload.tmp"))
 		if len(removed) == 0 {
 			return errUnchanged
 		}
