@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -169,6 +171,44 @@ func TestReadOnlyRoot(t *testing.T) {
 	}
 }
 
+// TestStarted notes the first process of a container in preload mode.
+func TestStarted(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	book := ledger.Open(dir)
+	_, err := book.Reserve(ledger.Request{
+		Record: ledger.Record{ID: "c", Nonce: "n", Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	call := func(nonce, state string) error {
+		return run([]string{"cgpu-hook", "started", "--id", "c", "--nonce", nonce}, strings.NewReader(state), os.Stderr)
+	}
+	for nonce, state := range map[string]string{
+		"n":   `{"pid":0}`,
+		"n ":  `{"pid":1}`, // another reservation
+		"n\t": `{`,
+		"":    `{"pid":1}`,
+	} {
+		if err := call(strings.TrimSuffix(nonce, "\t"), state); err == nil {
+			t.Errorf("nonce %q, state %s: no error", nonce, state)
+		}
+	}
+	if r, err := book.Get("c"); err != nil || r.InitPID != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := call("n", fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":%d,"bundle":"/b"}`, os.Getpid())); err != nil {
+		t.Fatal(err)
+	}
+	start, _ := ledger.ProcStart(os.Getpid())
+	if r, err := book.Get("c"); err != nil || r.InitPID != os.Getpid() || r.InitStart != start || start == 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestRelease(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("CGPU_RUN_DIR", dir)
@@ -184,9 +224,24 @@ func TestRelease(t *testing.T) {
 	call := func(nonce string) error {
 		return run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonce}, strings.NewReader("{}"), os.Stderr)
 	}
+	for _, nonce := range []string{"n1", "n2"} {
+		if err := page.Create(page.File(dir, nonce), page.Header{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(page.PreloadFile(dir, nonce), nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pages := func(want int) {
+		t.Helper()
+		if left, _ := os.ReadDir(filepath.Join(dir, "page")); len(left) != want {
+			t.Errorf("pages: %v, want %d", left, want)
+		}
+	}
 	if err := call("n1"); err != nil { // the guard of an earlier start
 		t.Error(err)
 	}
+	pages(2)
 	if _, err := book.Get("c"); err != nil {
 		t.Error("released by another nonce:", err)
 	}
@@ -198,7 +253,10 @@ func TestRelease(t *testing.T) {
 	if _, err := book.Get("c"); !errors.Is(err, ledger.ErrNotFound) {
 		t.Error("not released:", err)
 	}
-	if err := call(""); err == nil {
-		t.Error("released without a nonce")
+	pages(0)
+	for _, bad := range []string{"", "../ledger.json", "/x"} {
+		if err := call(bad); err == nil {
+			t.Errorf("released with nonce %q", bad)
+		}
 	}
 }

@@ -39,15 +39,15 @@ func Program(name string) (string, error) {
 // Limiter is the preload library libcgpu.so: beside our programs, as make builds it, or in ../lib/cgpu, as make install puts
 // it. Empty when it is in neither place.
 func Limiter() string {
-	const name = "libcgpu.so"
 	self, err := os.Executable()
 	if err != nil {
 		return ""
 	}
-	return limiterNear(filepath.Dir(self), name)
+	return limiterNear(filepath.Dir(self))
 }
 
-func limiterNear(bin, name string) string {
+func limiterNear(bin string) string {
+	const name = "libcgpu.so"
 	for _, path := range []string{filepath.Join(bin, name), filepath.Join(bin, "..", "lib", "cgpu", name)} {
 		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
 			return path
