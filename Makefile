@@ -67,7 +67,8 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)
 
 install: build ## binaries into PREFIX/bin (/usr/local); docs/install.md tells the rest
-	install -d $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
+	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-probe,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 
 clean: ## remove what build and the tests made

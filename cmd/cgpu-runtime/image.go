@@ -148,7 +148,7 @@ func preloadFile(doc *spec.Document, bundle, runDir string, record ledger.Record
 	}
 	path := page.PreloadFile(runDir, record.Nonce)
 	content := append([]byte(preloadLine), found.preload...)
-	return path, replaceFile(path, append(content, '\n'))
+	return path, replaceFile(path, path+".tmp", append(content, '\n'))
 }
 
 // preloadLine names the limiter in an ld.so.preload.
@@ -160,14 +160,13 @@ func sharedPreload(runDir string) (string, error) {
 	if have, err := readFile(path); err == nil && string(have) == preloadLine {
 		return path, nil
 	}
-	return path, replaceFile(path, []byte(preloadLine))
+	// Two runtimes may make it at once.
+	return path, replaceFile(path, path+".tmp-"+strconv.Itoa(os.Getpid()), []byte(preloadLine))
 }
 
-// replaceFile writes a file of the run directory that every container may read, whole or not at all. Two runtimes may do so
-// at once.
-func replaceFile(path string, content []byte) error {
-	temp := path + ".tmp-" + strconv.Itoa(os.Getpid())
-	_ = os.Remove(temp) // of a killed process that had our number
+// replaceFile writes a file of the run directory that every container may read, whole or not at all.
+func replaceFile(path, temp string, content []byte) error {
+	_ = os.Remove(temp) // a killed process may have left it
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return fmt.Errorf("cgpu-runtime: %w", err)
