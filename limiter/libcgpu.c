@@ -24,6 +24,15 @@ static long initialize_uvm(int fd, unsigned int request, void *arg)
 	return ret;
 }
 
+/* is_rm picks the calls of the resource manager that make or drop memory, or tell of it. */
+static int is_rm(unsigned int number)
+{
+	unsigned int nr = number & 0xff;
+
+	return (number >> 8 & 0xff) == 'F' &&
+	       (nr == RM_NR_ALLOC || nr == RM_NR_FREE || nr == RM_NR_CONTROL || nr == RM_NR_DUP || nr == RM_NR_HEAP);
+}
+
 /*
  * ioctl is variadic in every libc, but both architectures pass a variadic argument of this kind where they pass a third
  * one. The kernel, and musl, take 32 bits of the number.
@@ -32,6 +41,8 @@ EXPORT int ioctl(int fd, unsigned long request, void *arg)
 {
 	unsigned int number = (unsigned int)request;
 
+	if (is_rm(number) && vgpu_page()->flags & CGPU_FLAG_PRELOAD)
+		return (int)result(preload_call(vgpu_page(), fd, number, arg));
 	if (number == RM_UVM_INITIALIZE && vgpu_page()->flags & CGPU_FLAG_NO_HMM)
 		return (int)result(initialize_uvm(fd, number, arg));
 	return (int)result(sys_ioctl(fd, number, arg));
@@ -39,6 +50,18 @@ EXPORT int ioctl(int fd, unsigned long request, void *arg)
 
 EXPORT void *mmap(void *addr, size_t len, int prot, int flags, int fd, long off)
 {
+	const struct cgpu_header *page;
+	int type = flags & MAP_TYPE;
+
+	/* What managed memory looks like. libcuda also maps plain files and devices; their offsets are not their addresses. */
+	if ((type == MAP_SHARED || type == MAP_SHARED_VALIDATE) && fd >= 0 && off && off == (long)addr) {
+		page = vgpu_page();
+		if (page->flags & (CGPU_FLAG_MANAGED_LIMIT | CGPU_FLAG_MANAGED_DENY))
+			return (void *)result(managed_mmap(page, addr, len, prot, flags, fd, off));
+	}
+	/* CUDA may end a mapping by putting an inaccessible one in its place. */
+	if (flags & MAP_FIXED && LOAD(&managed_ranges))
+		return (void *)result(managed_replace(addr, len, prot, flags, fd, off));
 	return (void *)result(sys_mmap(addr, len, prot, flags, fd, off));
 }
 
@@ -47,4 +70,9 @@ EXPORT void *mmap64(void *addr, size_t len, int prot, int flags, int fd, long of
 	return mmap(addr, len, prot, flags, fd, off);
 }
 
-EXPORT int munmap(void *addr, size_t len) { return (int)result(sys_munmap(addr, len)); }
+EXPORT int munmap(void *addr, size_t len)
+{
+	if (LOAD(&managed_ranges))
+		return (int)result(managed_munmap(addr, len));
+	return (int)result(sys_munmap(addr, len));
+}

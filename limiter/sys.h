@@ -13,7 +13,9 @@
 
 #pragma GCC visibility push(hidden)
 
-#define SIGNAL_NONE 0 /* kill(2): only look whether the process is there */
+#define S_TYPE 0170000 /* in st_mode; linux/stat.h and asm/stat.h do not go together everywhere */
+#define S_CHAR 0020000
+#define S_REGULAR 0100000
 
 /* sys6 returns what the kernel does: a result, or an error number negated. */
 static inline long sys6(long nr, long a, long b, long c, long d, long e, long f)

@@ -6,6 +6,7 @@
 
 static const struct cgpu_header none;   /* no page: no flags, nothing to do */
 static const struct cgpu_header *found; /* null: not looked for yet */
+static int writable;                    /* set before found is */
 
 /* valid says that a page is one, and as long as it says. */
 static int valid(const struct cgpu_header *p, size_t size)
@@ -33,22 +34,24 @@ static const struct cgpu_header *map_page(void)
 	}
 	if (failed(fd))
 		return passing(fd) ? NULL : &none;
-	if (!failed(sys_fstat((int)fd, &st)) && (st.st_mode & 0170000) == 0100000 && st.st_size >= (long)SLOTS_OFFSET && st.st_size <= PAGE_SIZE_MAX)
+	if (!failed(sys_fstat((int)fd, &st)) && (st.st_mode & S_TYPE) == S_REGULAR && st.st_size >= (long)SLOTS_OFFSET && st.st_size <= PAGE_SIZE_MAX)
 		at = sys_mmap(NULL, (size_t)st.st_size, prot, MAP_SHARED, (int)fd, 0);
 	sys_close((int)fd);
 	if (failed(at))
 		return passing(at) ? NULL : &none;
 	if (!at)
 		return &none;
-	if (valid((const struct cgpu_header *)at, (size_t)st.st_size))
+	if (valid((const struct cgpu_header *)at, (size_t)st.st_size)) {
+		STORE(&writable, !!(prot & PROT_WRITE));
 		return (const struct cgpu_header *)at;
+	}
 	sys_munmap((void *)at, (size_t)st.st_size);
 	return &none;
 }
 
 const struct cgpu_header *vgpu_page(void)
 {
-	const struct cgpu_header *page = __atomic_load_n(&found, __ATOMIC_ACQUIRE), *other = NULL;
+	const struct cgpu_header *page = LOAD(&found), *other = NULL;
 
 	if (page)
 		return page;
@@ -56,7 +59,7 @@ const struct cgpu_header *vgpu_page(void)
 	if (!page)
 		return &none;
 	/* Two threads may both have mapped it. One mapping is kept. */
-	if (__atomic_compare_exchange_n(&found, &other, page, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+	if (SWAP(&found, &other, page))
 		return page;
 	if (page != &none)
 		sys_munmap((void *)page, page->size);
@@ -66,3 +69,12 @@ const struct cgpu_header *vgpu_page(void)
 unsigned int vgpu_count(const struct cgpu_header *page) { return page->vgpus < CGPU_MAX_VGPUS ? page->vgpus : CGPU_MAX_VGPUS; }
 
 const struct cgpu_vgpu *vgpu(const struct cgpu_header *page, unsigned int i) { return (const struct cgpu_vgpu *)(page + 1) + i; }
+
+struct cgpu_slot *vgpu_slots(const struct cgpu_header *page, unsigned int *count)
+{
+	*count = LOAD(&writable) ? page->processes : 0;
+	/* Other processes of the container could write more into the page than was there when it was checked. */
+	if (*count > CGPU_MAX_PROCESSES)
+		*count = 0;
+	return *count ? (struct cgpu_slot *)((char *)page + SLOTS_OFFSET) : NULL;
+}
