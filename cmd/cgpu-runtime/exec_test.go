@@ -30,10 +30,12 @@ func TestJoins(t *testing.T) {
 }
 
 // process writes what an engine gives exec.
-func process(t testing.TB, env string) string {
+func process(t testing.TB, env string) string { return processOf(t, env, "/sweep", "see") }
+
+func processOf(t testing.TB, env string, args ...string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "process.json")
-	text := `{"terminal":false,"user":{"uid":0,"gid":0},"args":["/sweep","see"],"env":[` + env + `],"cwd":"/"}`
+	text := fmt.Sprintf(`{"terminal":false,"user":{"uid":0,"gid":0},"args":["%s"],"env":[%s],"cwd":"/"}`, strings.Join(args, `","`), env)
 	if err := os.WriteFile(path, []byte(text), 0o640); err != nil {
 		t.Fatal(err)
 	}

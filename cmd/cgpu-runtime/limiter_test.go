@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -123,6 +124,50 @@ func TestLimiterInContainer(t *testing.T) {
 			})
 		}
 		n.noPages()
+	})
+}
+
+// TestLimiterLoads runs a program of this machine, with its glibc, in containers: the loader must load the library, also
+// into a process that exec starts with an empty environment.
+func TestLimiterLoads(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		library := filepath.Join(n.dir, "libcgpu.so")
+		if out, err := exec.Command("cc", "-shared", "-nostdlib", "-o", library, "-xc", "/dev/null").CombinedOutput(); err != nil {
+			t.Skipf("no C compiler: %v %s", err, out)
+		}
+		out, err := exec.Command("ldd", "/bin/cat").Output()
+		if err != nil || !strings.Contains(string(out), loaders[runtime.GOARCH]) {
+			t.Skip("/bin/cat is not linked with glibc here")
+		}
+		bundle := n.bundle([]string{ask}, "", "sleep")
+		for _, file := range append(strings.Fields(string(out)), "/bin/cat") {
+			if !strings.HasPrefix(file, "/") {
+				continue
+			}
+			to := filepath.Join(bundle, "rootfs", file)
+			if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			copyFile(t, file, to)
+		}
+		id := fmt.Sprintf("cgpu-test-loads-%d", os.Getpid())
+		for _, args := range [][]string{{"create", "--bundle", bundle, id}, {"start", id}} {
+			if r := n.run(args...); r.err != nil {
+				t.Fatalf("%v: %v\n%s", args, r.err, r.stderr)
+			}
+		}
+		defer n.run("delete", "--force", id)
+		// In the last way only /etc/ld.so.preload names it.
+		for _, way := range [][]string{
+			{"exec", "--process", processOf(t, "", "/bin/cat", "/proc/self/maps"), id},
+			{"exec", id, "/bin/cat", "/proc/self/maps"},
+			{"exec", "--env", "LD_PRELOAD=", id, "/bin/cat", "/proc/self/maps"},
+		} {
+			r := n.run(way...)
+			if r.err != nil || !strings.Contains(r.stdout, "libcgpu.so") || r.stderr != "" {
+				t.Errorf("%v: %v\n%s\n%s", way, r.err, r.stdout, r.stderr)
+			}
+		}
 	})
 }
 
