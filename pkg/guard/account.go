@@ -2,7 +2,9 @@ package guard
 
 import (
 	"sync"
+	"sync/atomic"
 
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -26,11 +28,15 @@ type account struct {
 }
 
 type gpuAccount struct {
-	limit  quota.Bytes
-	native bool // no limit
-	used   quota.Bytes
-	peak   quota.Bytes
-	denied uint64
+	limit   quota.Bytes
+	native  bool // no limit
+	used    quota.Bytes
+	peak    quota.Bytes
+	denied  uint64
+	managed quota.Bytes // the part of used that is managed memory
+	spill   quota.Bytes // host memory allowed beyond limit
+	spilled quota.Bytes // what is used of it
+	show    *page.VGPU  // nil: nobody is told
 }
 
 // client is an RM client. It lives as long as the file it was made on, or until it is freed.
@@ -89,6 +95,7 @@ type object struct {
 	gpu                   int         // of a device object; noGPU for all others, which inherit from their parent
 	charge                *charge     // nil for what takes no device memory
 	length                quota.Bytes // of device memory, as the driver counts it: before rounding, without hidden costs
+	spilled               bool        // host memory that the container takes for device memory
 	children              int         // handles whose parent this is
 	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
@@ -107,12 +114,13 @@ type charge struct {
 	handles int         // RM handles
 	others  int         // UVM mappings and exported files
 	length  quota.Bytes // as the driver counts it, for the audit
+	spilled bool        // it is host memory, out of the spill
 }
 
 func newAccount(gpus []GPU) *account {
 	a := &account{clients: map[uint32]*client{}}
 	for _, g := range gpus {
-		a.gpus = append(a.gpus, gpuAccount{limit: g.Limit, native: g.Native})
+		a.gpus = append(a.gpus, gpuAccount{limit: g.Limit, native: g.Native, spill: g.Spill})
 	}
 	return a
 }
@@ -140,6 +148,17 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 func (g *gpuAccount) use(size quota.Bytes) {
 	g.used += size
 	g.peak = max(g.peak, g.used)
+	g.publish()
+}
+
+// publish writes use into the vGPU page.
+func (g *gpuAccount) publish() {
+	if g.show == nil {
+		return
+	}
+	atomic.StoreUint64(&g.show.Used, uint64(g.used))
+	atomic.StoreUint64(&g.show.Managed, uint64(g.managed))
+	atomic.StoreUint64(&g.show.Spilled, uint64(g.spilled))
 }
 
 // unreserve gives back what reserve took.
@@ -149,14 +168,39 @@ func (a *account) unreserve(gpu int, size quota.Bytes) {
 	a.gpus[gpu].release(size)
 }
 
-func (g *gpuAccount) release(size quota.Bytes) { g.used -= min(size, g.used) }
+func (g *gpuAccount) release(size quota.Bytes) {
+	g.used -= min(size, g.used)
+	g.publish()
+}
 
-// setLimit changes a GPU's limit. One below what is used refuses new memory until enough is freed.
-func (a *account) setLimit(gpu int, limit quota.Bytes) {
+// publishTo has use and limits written into a page from now on.
+func (a *account) publishTo(p *page.Page) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if g := &a.gpus[gpu]; !g.native && limit > 0 {
-		g.limit = limit
+	for i := range min(len(a.gpus), page.MaxVGPUs) {
+		a.gpus[i].show = p.VGPU(i)
+		a.gpus[i].publish()
+	}
+}
+
+// total and free are what the container sees of a GPU: its limit, and host memory behind it.
+func (g *gpuAccount) total() quota.Bytes { return g.limit + g.spill }
+func (g *gpuAccount) free() quota.Bytes {
+	return g.limit - min(g.used, g.limit) + g.spill - min(g.spilled, g.spill)
+}
+
+// setLimits changes a GPU's limit and spill. One below what is used refuses new memory until enough is freed.
+func (a *account) setLimits(gpu int, limit, spill quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	g := &a.gpus[gpu]
+	if g.native || limit == 0 || g.limit == limit && g.spill == spill {
+		return
+	}
+	g.limit, g.spill = limit, spill
+	if g.show != nil {
+		atomic.StoreUint64(&g.show.Limit, uint64(limit))
+		atomic.StoreUint64(&g.show.Spill, uint64(spill))
 	}
 }
 
@@ -223,15 +267,15 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if gpu != noGPU && reserved > 0 {
-		a.gpus[gpu].release(reserved)
+		a.gpus[gpu].giveBack(reserved, o.spilled)
 	}
 	c := a.clients[clientHandle]
 	if c == nil {
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length}
-		a.gpus[gpu].use(size)
+		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled}
+		a.gpus[gpu].take(size, o.spilled)
 	}
 	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
 		o.charge = m.charge
@@ -274,7 +318,7 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu = s.class, s.charge, s.gpu
+			o.class, o.charge, o.gpu, o.spilled = s.class, s.charge, s.gpu, s.spilled
 			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel {
 				o.kind = rm.ClassPlain // counted once
 			}
@@ -351,7 +395,7 @@ func (a *account) dropObject(c *client, o *object) {
 // settle gives a charge's bytes back once nothing refers to it.
 func (a *account) settle(ch *charge) {
 	if ch.handles == 0 && ch.others == 0 {
-		a.gpus[ch.gpu].release(ch.size)
+		a.gpus[ch.gpu].giveBack(ch.size, ch.spilled)
 	}
 }
 
@@ -507,7 +551,7 @@ func (a *account) lengths() []quota.Bytes {
 	seen := map[*charge]bool{}
 	for _, c := range a.clients {
 		for _, o := range c.objects {
-			if ch := o.charge; ch != nil && !seen[ch] {
+			if ch := o.charge; ch != nil && !ch.spilled && !seen[ch] {
 				seen[ch] = true
 				sum[ch.gpu] += ch.length
 			}
@@ -527,7 +571,7 @@ func (a *account) chargedTo(tgid int) []quota.Bytes {
 			continue
 		}
 		for _, o := range c.objects {
-			if o.charge != nil && !seen[o.charge] {
+			if o.charge != nil && !o.charge.spilled && !seen[o.charge] {
 				seen[o.charge] = true
 				sum[o.charge.gpu] += o.charge.size
 			}

@@ -150,6 +150,11 @@ func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm
 	if !ok {
 		return c.status(rm.StatusNoMemory)
 	}
+	if gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent)); !ok {
+		return rep
+	} else if g.spills(gpu, want) {
+		return g.allocSpilled(l, c, client, gpu, want, params)
+	}
 	return g.allocCharged(l, c, client, class, want, func() quota.Bytes {
 		return grantedSize(rm.U64(params, rm.MemorySize), rm.U32(params, rm.MemoryAttr))
 	})
@@ -293,6 +298,9 @@ func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm
 	}
 	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
 		o.of = rm.U32(params, g.abi.FabricVidmemOff())
+		if g.account.isSpilled(client, o.of) {
+			return g.refuseSpilled(c, "fabric")
+		}
 	}
 	if class.Kind == rm.ClassDevice {
 		gpu, ok := g.deviceGPU(c, client, params)

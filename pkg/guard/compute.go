@@ -49,6 +49,8 @@ type card struct {
 
 	mu       sync.Mutex
 	plan     plan
+	paused   bool // by cgpu pause
+	held     bool // by the guard itself, see hold
 	tracker  *sched.Tracker
 	read     time.Time // when records came last
 	records  []sched.Switch
@@ -88,7 +90,7 @@ type plan struct {
 	share     sched.Share
 	cap       sched.Permille // 0: none
 	slot      sched.Slot     // with cap
-	suspended bool
+	suspended bool           // by cgpu pause, or held
 }
 
 // counters are the accounts that the tracker does not keep.
@@ -658,16 +660,38 @@ func (x *card) status() *ComputeStatus {
 // adopt makes a plan out of what the ledger says.
 func (x *card) adopt(p plan) {
 	x.mu.Lock()
-	changed := x.plan != p
-	x.plan = p
-	if changed {
-		x.settling = monotonic() + settleTime
-	}
+	x.paused = p.suspended
+	p.suspended = p.suspended || x.held
+	changed := x.change(p)
 	x.mu.Unlock()
 	if changed {
 		kick(x.kick)
 		kick(x.c.dutyKick)
 	}
+}
+
+// hold pauses the container's GPU work for the guard's own reasons, or no longer.
+func (c *compute) hold(on bool) {
+	for _, x := range c.cards {
+		x.mu.Lock()
+		x.held = on
+		p := x.plan
+		p.suspended = x.paused || x.held
+		x.change(p)
+		x.mu.Unlock()
+		kick(x.kick)
+	}
+	kick(c.dutyKick)
+}
+
+// change puts a plan in force and tells whether it is another one. The caller holds x.mu.
+func (x *card) change(p plan) bool {
+	changed := x.plan != p
+	x.plan = p
+	if changed {
+		x.settling = monotonic() + settleTime
+	}
+	return changed
 }
 
 // settleTime is for how long after a change slices are short, so that shares are right soon.
@@ -710,7 +734,7 @@ func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
 				p.cap, p.slot = capped, slots[gpu.UUID]
 			}
 			x.adopt(p)
-			c.g.account.setLimit(x.gpu, v.Limit)
+			c.g.account.setLimits(x.gpu, v.Limit, v.Spill)
 		}
 	}
 }

@@ -63,6 +63,11 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	if ctl.Kind == rm.ControlSwallow {
 		return c.status(rm.StatusOK)
 	}
+	if ctl.Kind == rm.ControlPeerMemory && g.account.isSpilled(client, rm.U32(params, rm.PeerMemoryHandle)) {
+		// libcuda registers every allocation for other devices' direct access. That takes device memory; nobody can use what is
+		// not registered, and so nothing is lost but that.
+		return c.status(rm.StatusOK)
+	}
 	if ctl.FDOff >= 0 {
 		return g.onControlWithFile(l, c, ctl, params)
 	}
@@ -191,6 +196,9 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 			g.account.unhold(ch)
 		}
 	}
+	if g.exportsSpilled(client, ctl, params) {
+		return g.refuseSpilled(c, "export")
+	}
 	switch ctl.Kind {
 	case rm.ControlExportFD:
 		held = append(held, g.account.hold(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle)))
@@ -246,6 +254,21 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 		}
 	}
 	return replyDone
+}
+
+// exportsSpilled reports that an export names memory that was spilled.
+func (g *Guard) exportsSpilled(client uint32, ctl rm.Control, params []byte) bool {
+	switch ctl.Kind {
+	case rm.ControlExportFD:
+		return g.account.isSpilled(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle))
+	case rm.ControlExportFDs:
+		for i := range min(int(rm.U16(params, exportObjectsCount)), exportObjectsMax) {
+			if g.account.isSpilled(client, rm.U32(params, exportObjectsList+4*i)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // setExports notes what a file holds from a position on. What was there before the driver has let go

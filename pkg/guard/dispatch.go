@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -17,7 +18,7 @@ func (w *worker) serve(n *seccompNotif) {
 	// What may run natively is decided by the registers alone. Memory and even the descriptor table can change between
 	// this check and the system call, the registers cannot: a number that no driver call has is safe whatever file it
 	// reaches in the end.
-	if !rm.UVMShaped(cmd) && !g.abi.RMShaped(cmd) {
+	if !rm.UVMShaped(cmd) && !g.abi.RMShaped(cmd) && !fromLimiter(cmd) {
 		w.l.answer(n.ID, replyResume)
 		return
 	}
@@ -132,6 +133,12 @@ func (w *worker) handle(c *trappedCall) reply {
 			return fail(unix.ENOMEM)
 		}
 	}
+	if fromLimiter(cmd) {
+		if c.node.kind != nodeUVM {
+			return fail(unix.ENOTTY)
+		}
+		return g.onManaged(w.l, c, cmd)
+	}
 	if c.node.kind == nodeUVM {
 		if !rm.UVMShaped(cmd) {
 			// What uvm.c would say. Natively another thread could put a nvidiactl file in the descriptor's place meanwhile.
@@ -157,6 +164,9 @@ func (w *worker) handle(c *trappedCall) reply {
 	}
 	return g.onEscape(w.l, c)
 }
+
+// fromLimiter reports that a number is none of the driver's but what the limiter says to the guard.
+func fromLimiter(cmd uint32) bool { return cmd == page.ReserveManaged || cmd == page.ReleaseManaged }
 
 func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
 

@@ -120,6 +120,9 @@ func (g *Guard) onShare(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusInvalidClient)
 	}
 	defer lock.unlock()
+	if g.account.isSpilled(client, object) {
+		return g.refuseSpilled(c, "share")
+	}
 	if !c.valid(l) {
 		return replyDone
 	}

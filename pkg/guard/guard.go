@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -49,6 +50,8 @@ type Guard struct {
 	own   *ownClient // nil until somebody needs it
 
 	compute      *compute
+	managed      managed
+	page         *page.Page // nil: the container has none
 	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 
 	mu         sync.Mutex
@@ -75,7 +78,7 @@ type gpuIdentity struct {
 }
 
 type stats struct {
-	calls, denied, replayed, undone, interrupted, throttled, killed atomic.Uint64
+	calls, denied, replayed, undone, interrupted, throttled, killed, processesKilled, spills atomic.Uint64
 }
 
 // New prepares a guard. It opens the container's GPU nodes, because RM makes a device object only for a process that holds
@@ -98,6 +101,12 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		g.gpus = append(g.gpus, id)
 	}
 	g.compute = newCompute(g)
+	if cfg.Page != "" {
+		if g.page, err = page.Open(cfg.Page); err != nil {
+			return nil, err
+		}
+		g.account.publishTo(g.page)
+	}
 	if g.watch, err = newWatcher(); err != nil {
 		return nil, err
 	}

@@ -128,8 +128,8 @@ func (g *Guard) rewriteHeapInfo(c *trappedCall, client uint32) {
 	if u.native {
 		return
 	}
-	free := u.limit - min(u.used, u.limit)
-	rm.PutU64(o, rm.HeapTotal, uint64(u.limit))
+	free := u.free()
+	rm.PutU64(o, rm.HeapTotal, uint64(u.total()))
 	rm.PutU64(o, rm.HeapFree, uint64(free))
 	rm.PutU64(o, rm.HeapInfoSize, min(rm.U64(o, rm.HeapInfoSize), uint64(free)))
 }

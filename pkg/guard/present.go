@@ -51,7 +51,7 @@ func (g *Guard) rewriteFBInfo(c *trappedCall, list []byte, count uint32) {
 	if u.native {
 		return
 	}
-	total, free := kib(u.limit), kib(u.limit-min(u.used, u.limit))
+	total, free := kib(u.total()), kib(u.free())
 	for i := 0; i < int(min(count, 1<<16)) && (i+1)*rm.FBInfoEntry <= len(list); i++ {
 		off := i * rm.FBInfoEntry
 		v := rm.U32(list, off+4)

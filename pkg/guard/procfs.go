@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,45 +20,53 @@ func containerProcesses(initPID int) []int {
 	if initPID == 0 {
 		return nil
 	}
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(initPID) + "/cgroup")
-	if err != nil {
+	dir, ok := cgroupOf(initPID, "devices")
+	if !ok {
+		dir, ok = cgroupOf(initPID, "")
+	}
+	if !ok {
 		return nil
 	}
-	// "4:devices:/docker/…" with cgroup v1, "0::/…" with v2. Any hierarchy that the engine made will do.
+	var pids []int
+	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || len(pids) >= maxScan {
+			return filepath.SkipDir
+		}
+		if d.Name() == "cgroup.procs" {
+			list, _ := os.ReadFile(path)
+			for f := range bytes.FieldsSeq(list) {
+				if pid, err := strconv.Atoi(string(f)); err == nil && pid > 0 {
+					pids = append(pids, pid)
+				}
+			}
+		}
+		return nil
+	})
+	return pids
+}
+
+// cgroupOf is the folder of a process' cgroup: with cgroup v1 in the hierarchy of a controller, with v2 ("") in the only one.
+// False: it is in none that an engine made for it.
+func cgroupOf(pid int, controller string) (string, bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if err != nil {
+		return "", false
+	}
+	// "4:cpu,cpuacct:/docker/…" with v1, "0::/…" with v2.
 	for line := range strings.Lines(string(b)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[2] == "/" {
+		if len(parts) != 3 || parts[2] == "/" || !slices.Contains(strings.Split(parts[1], ","), controller) {
 			continue
 		}
 		root := "/sys/fs/cgroup"
-		switch parts[1] {
-		case "devices":
-			root += "/devices"
-		case "":
-			if _, err := os.Stat(root + "/cgroup.controllers"); err != nil {
-				continue
-			}
-		default:
+		if controller != "" {
+			root += "/" + controller // a link where controllers share a hierarchy
+		} else if _, err := os.Stat(root + "/cgroup.controllers"); err != nil {
 			continue
 		}
-		var pids []int
-		_ = filepath.WalkDir(root+parts[2], func(path string, d os.DirEntry, err error) error {
-			if err != nil || len(pids) >= maxScan {
-				return filepath.SkipDir
-			}
-			if d.Name() == "cgroup.procs" {
-				list, _ := os.ReadFile(path)
-				for f := range bytes.FieldsSeq(list) {
-					if pid, err := strconv.Atoi(string(f)); err == nil && pid > 0 {
-						pids = append(pids, pid)
-					}
-				}
-			}
-			return nil
-		})
-		return pids
+		return root + parts[2], true
 	}
-	return nil
+	return "", false
 }
 
 // maxScanFDs bounds the descriptors of a process that are looked at.

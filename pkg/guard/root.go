@@ -145,6 +145,7 @@ func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
 	c.file.rooted = true
 	c.file.clients++
 	made := g.account.addClient(handle, c.k.proc.tgid, c.file)
+	g.clientMade()
 	t := c.target() // now: c serves other calls by the time of an undo
 	c.undo = func() {
 		if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
@@ -247,6 +248,7 @@ func (g *Guard) clientFound(f *file, handle uint32, tgid int) {
 	f.clients++
 	f.unknown = 0
 	g.account.addClient(handle, tgid, f)
+	g.clientMade()
 }
 
 // owns reports that a client that a call is made for is the container's. One that is seen for the first time is confirmed

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // processState is what an OCI runtime sends with the listener: ContainerProcessState of the OCI runtime specification
@@ -67,6 +68,9 @@ func (g *Guard) Run(s Sockets) error {
 	g.awaitMemory()
 	g.compute.end()
 	_ = s.Control.Close()
+	if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
+		g.log.Warn("cannot remove the vGPU page", "err", err)
+	}
 	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.ID, g.cfg.Nonce); err != nil {
 		return fmt.Errorf("release the reservation of %s: %w; `cgpu gc` will do it", g.cfg.ID, err)
 	}
@@ -80,7 +84,8 @@ func (g *Guard) awaitMemory() {
 		g.sweep()
 		held := false
 		for i := range g.cfg.GPUs {
-			held = held || g.account.usage(i).used > 0
+			u := g.account.usage(i)
+			held = held || u.used > 0 || u.spilled > 0
 		}
 		if !held || g.files.count() == 0 { // without a file there is nothing that could hold memory
 			return

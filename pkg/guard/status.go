@@ -87,6 +87,9 @@ type CallCounters struct {
 	Undone      uint64 `json:"undone"`      // of those, taken back because it did not
 	Throttled   uint64 `json:"throttled"`   // delayed by the rate limit
 	Killed      uint64 `json:"killed"`      // clients freed because of uncharged memory
+	// ProcessesKilled counts processes killed for managed memory beyond the limit, Spills allocations that went to host memory.
+	ProcessesKilled uint64 `json:"processesKilled"`
+	Spills          uint64 `json:"spills"`
 }
 
 // Status copies the guard's present state.
@@ -96,7 +99,8 @@ func (g *Guard) Status() Status {
 	g.mu.Unlock()
 	for i, x := range g.cfg.GPUs {
 		u := g.account.usage(i)
-		v := VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: u.limit, Used: u.used, Peak: u.peak, Denied: u.denied}
+		v := VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: u.limit, Used: u.used, Peak: u.peak, Denied: u.denied,
+			Managed: u.managed, Spill: u.spill, Spilled: u.spilled}
 		if card := g.compute.onGPU(i); card != nil {
 			v.Compute = card.status()
 		}
@@ -115,7 +119,7 @@ func (g *Guard) Status() Status {
 	}
 	slices.SortFunc(s.Processes, func(a, b ProcessStatus) int { return a.PID - b.PID })
 	s.Calls = CallCounters{Trapped: g.stats.calls.Load(), Denied: g.stats.denied.Load(), Interrupted: g.stats.interrupted.Load(),
-		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load()}
+		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load(), ProcessesKilled: g.stats.processesKilled.Load(), Spills: g.stats.spills.Load()}
 	return s
 }
 

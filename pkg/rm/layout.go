@@ -380,6 +380,7 @@ const (
 	ExportObjectDevice = 4
 	ExportObjectParent = 8
 	ExportObjectHandle = 12
+	PeerMemoryHandle   = 0  // 0x503c0104, 0x503c0105: NV503C_CTRL_REGISTER_VIDMEM_PARAMS.hMemory
 	ExportFDObject     = 0  // 0x3d05
 	ExportFDFD         = 16 // 0x3d05
 	ExportFDFlags      = 20 // 0x3d05

@@ -1,0 +1,400 @@
+package guard
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Managed memory (cudaMallocManaged) is made by mmap(2) of nvidia-uvm, not by an ioctl, so no call of it comes by the guard
+// (kernel-open/nvidia-uvm/uvm.c, uvm_mmap). Two things make up for that. The limiter, the preload library in the container,
+// asks before it lets such a mapping happen; that is exact, and for honest programs. And once a second the guard looks at the
+// memory maps of the container's processes: what was mapped without asking and passes the limit has the container's GPU work
+// paused and, when it is still there half a second later, its process killed.
+//
+// The pages can be anywhere, on every GPU of the container and on the host, and the driver evicts them for others' needs. What
+// counts is the size of the mappings, on each sliced GPU.
+
+const (
+	// managedLook is how often maps are looked at while the container has RM clients, overLook while it is over its limit.
+	managedLook = time.Second
+	overLook    = 500 * time.Millisecond
+	// managedShare bounds the part of a CPU that looking takes: after a look the guard waits so many times as long.
+	managedShare = 50
+	// claimTime is how long what the limiter announced may take to appear in the maps.
+	claimTime = 2 * time.Second
+	// poolSize is what CUDA maps of nvidia-uvm for each context: a semaphore pool, which is host memory (UVM_ALLOC_SEMAPHORE_POOL;
+	// seen with CUDA 13.0). So mappings as small as that, one for each channel group, are not counted unless announced.
+	poolSize = 2 * quota.MiB
+	// maxSpans bounds the ranges remembered for a process; the kernel's own bound on mappings is 65530.
+	maxSpans = 1 << 16
+)
+
+// span is a range of addresses of managed memory.
+type span struct {
+	base, end uint64
+	// agreed: it fit into the limit when it was announced or found.
+	agreed bool
+	seen   time.Time // announced, or found last
+}
+
+func (s span) size() quota.Bytes { return quota.Bytes(s.end - s.base) }
+
+// managed is the managed memory of the container.
+type managed struct {
+	mu       sync.Mutex
+	procs    map[int][]span // by process, ascending, not overlapping
+	watching bool
+	over     bool          // GPU work is paused because of it
+	cpu      time.Duration // that the container had used at the last look
+}
+
+// onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
+func (g *Guard) onManaged(l *listener, c *trappedCall, cmd uint32) reply {
+	if !c.load(cmd, c.n.Args[2], managedCallSize) {
+		return fail(unix.EFAULT)
+	}
+	o := c.call.Outer
+	base, length := rm.U64(o, managedCallBase), rm.U64(o, managedCallLength)
+	status := uint32(rm.StatusOK)
+	switch {
+	case length == 0 || base+length < base:
+		status = rm.StatusInvalidArgument
+	case !g.countsManaged():
+	case g.cfg.Settings.Managed == device.ManagedDeny:
+		status = rm.StatusNoMemory
+	case !c.valid(l):
+		return replyDone
+	case cmd == page.ReleaseManaged:
+		g.releaseManaged(c.k.proc.tgid, base, base+length)
+	case !g.reserveManaged(c.k.proc.tgid, base, base+length):
+		status = rm.StatusNoMemory
+	}
+	if status == rm.StatusNoMemory {
+		g.stats.denied.Add(1)
+	}
+	rm.PutU32(o, managedCallStatus, status)
+	return replyDone
+}
+
+// Of page.ManagedCall.
+const (
+	managedCallBase   = 0
+	managedCallLength = 8
+	managedCallStatus = 16
+	managedCallSize   = 24
+)
+
+// countsManaged: the container has a limit, and managed memory is to be held against it.
+func (g *Guard) countsManaged() bool {
+	return g.cfg.Settings.Managed != device.ManagedAllow && len(g.compute.cards) > 0
+}
+
+// reserveManaged charges what a process is about to map. False: it does not fit.
+func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
+	m := &g.managed
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g.watchManaged()
+	list := m.procs[tgid]
+	if len(list) >= maxSpans {
+		return false
+	}
+	claim := span{base, end, true, time.Now()}
+	more := claim.size() - overlap(list, base, end)
+	if more > 0 && !g.account.reserveManaged(more, false) {
+		g.scan() // something may be gone unnoticed
+		list = m.procs[tgid]
+		more = claim.size() - overlap(list, base, end)
+		if !g.account.reserveManaged(more, true) {
+			return false
+		}
+	}
+	m.procs[tgid] = insert(list, claim)
+	return true
+}
+
+func (g *Guard) releaseManaged(tgid int, base, end uint64) {
+	m := &g.managed
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := m.procs[tgid]
+	g.account.releaseManaged(overlap(list, base, end))
+	m.set(tgid, cut(list, base, end))
+}
+
+func (m *managed) set(tgid int, list []span) {
+	if len(list) == 0 {
+		delete(m.procs, tgid)
+		return
+	}
+	if m.procs == nil {
+		m.procs = map[int][]span{}
+	}
+	m.procs[tgid] = list
+}
+
+// watchManaged begins to look at maps, if nobody does. The caller holds managed.mu.
+func (g *Guard) watchManaged() {
+	if m := &g.managed; !m.watching && g.countsManaged() {
+		m.watching = true
+		if m.procs == nil {
+			m.procs = map[int][]span{}
+		}
+		go g.lookAtMaps()
+	}
+}
+
+// clientMade is told of every RM client: without one a process has no address space on a GPU.
+func (g *Guard) clientMade() {
+	g.managed.mu.Lock()
+	defer g.managed.mu.Unlock()
+	g.watchManaged()
+}
+
+func (g *Guard) lookAtMaps() {
+	m := &g.managed
+	wait := managedLook
+	for {
+		select {
+		case <-g.done:
+			return
+		case <-time.After(wait):
+		}
+		begin := time.Now()
+		m.mu.Lock()
+		// A container that has not run since the last look cannot have mapped anything.
+		if used, ok := cpuTime(g.firstPID()); !ok || used != m.cpu || m.over {
+			m.cpu = used
+			g.scan()
+			g.judge()
+		}
+		if m.watching = m.over || len(m.procs) > 0 || g.account.clientCount() > 0; !m.watching {
+			m.mu.Unlock()
+			return
+		}
+		wait = managedLook
+		if m.over {
+			wait = overLook
+		}
+		m.mu.Unlock()
+		wait = max(wait, managedShare*time.Since(begin))
+	}
+}
+
+// scan brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
+func (g *Guard) scan() {
+	m := &g.managed
+	now := time.Now()
+	found := map[int][]span{}
+	pools := g.account.groupCount() // small mappings that are not counted
+	for _, tgid := range containerProcesses(g.firstPID()) {
+		list := uvmSpans(tgid, now)
+		if len(list) > 0 && !sharesMaps(tgid, list, found) {
+			found[tgid] = list
+		}
+	}
+	for tgid, old := range m.procs {
+		// What was announced a moment ago may not be mapped yet.
+		list := found[tgid]
+		for _, s := range old {
+			if s.agreed && now.Sub(s.seen) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.byHostPid(tgid) != nil {
+				list = insert(list, s)
+			}
+		}
+		if len(list) > 0 {
+			found[tgid] = list
+		}
+	}
+	for tgid, list := range found {
+		old := m.procs[tgid]
+		list = slices.DeleteFunc(list, func(s span) bool {
+			if s.size() > poolSize || overlap(old, s.base, s.end) > 0 || pools <= 0 {
+				return false
+			}
+			pools--
+			return true
+		})
+		for i := range list {
+			list[i].agreed = list[i].agreed || agreed(old, list[i].base, list[i].end)
+		}
+		was := total(old)
+		is := total(list)
+		switch {
+		case is > was && g.cfg.Settings.Managed != device.ManagedDeny && g.account.reserveManaged(is-was, false):
+			for i := range list {
+				list[i].agreed = true
+			}
+		case is > was:
+			g.account.forceManaged(is - was)
+		default:
+			g.account.releaseManaged(was - is)
+		}
+		m.set(tgid, list)
+	}
+	for tgid, old := range m.procs {
+		if _, ok := found[tgid]; !ok {
+			g.account.releaseManaged(total(old))
+			delete(m.procs, tgid)
+		}
+	}
+}
+
+// judge pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
+// and lets the rest go on. The caller holds managed.mu.
+func (g *Guard) judge() {
+	m := &g.managed
+	worst, most := 0, quota.Bytes(0)
+	for tgid, list := range m.procs {
+		var excess quota.Bytes
+		for _, s := range list {
+			if !s.agreed {
+				excess += s.size()
+			}
+		}
+		if excess > most {
+			worst, most = tgid, excess
+		}
+	}
+	guilty := most > 0 && (g.cfg.Settings.Managed == device.ManagedDeny || g.account.managedOver())
+	switch {
+	case !guilty && m.over:
+		m.over = false
+		g.compute.hold(false)
+		g.log.Info("managed memory is within the limit again")
+	case guilty && !m.over: // it may be about to unmap
+		m.over = true
+		g.compute.hold(true)
+		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
+	case guilty:
+		g.log.Warn("killed a process for managed memory beyond the container's limit", "pid", worst, "size", most)
+		g.stats.processesKilled.Add(1)
+		g.killProcess(worst)
+	}
+}
+
+// overlap is how much of a range a list holds.
+func overlap(list []span, base, end uint64) quota.Bytes {
+	var n uint64
+	for _, s := range list {
+		if from, to := max(s.base, base), min(s.end, end); from < to {
+			n += to - from
+		}
+	}
+	return quota.Bytes(n)
+}
+
+// agreed reports that a range was agreed to as a whole before.
+func agreed(list []span, base, end uint64) bool {
+	var n uint64
+	for _, s := range list {
+		if from, to := max(s.base, base), min(s.end, end); s.agreed && from < to {
+			n += to - from
+		}
+	}
+	return n == end-base
+}
+
+func total(list []span) quota.Bytes {
+	var n quota.Bytes
+	for _, s := range list {
+		n += s.size()
+	}
+	return n
+}
+
+// cut takes a range out of a list.
+func cut(list []span, base, end uint64) []span {
+	var left []span
+	for _, s := range list {
+		if s.end <= base || s.base >= end {
+			left = append(left, s)
+			continue
+		}
+		if s.base < base {
+			left = append(left, span{s.base, base, s.agreed, s.seen})
+		}
+		if s.end > end {
+			left = append(left, span{end, s.end, s.agreed, s.seen})
+		}
+	}
+	return left
+}
+
+// insert puts a range into a list, in place of what was there.
+func insert(list []span, s span) []span {
+	list = append(cut(list, s.base, s.end), s)
+	slices.SortFunc(list, func(a, b span) int { return cmp.Compare(a.base, b.base) })
+	return list
+}
+
+// reserveManaged charges managed memory on each sliced GPU, if it fits on all. A refusal counts as a denial if count is set.
+func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.gpus {
+		if g := &a.gpus[i]; !g.native && (g.used > g.limit || size > g.limit-g.used) {
+			if count {
+				g.denied++
+			}
+			return false
+		}
+	}
+	a.addManaged(size)
+	return true
+}
+
+// forceManaged charges what is mapped already, whether it fits or not.
+func (a *account) forceManaged(size quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.addManaged(size)
+}
+
+func (a *account) addManaged(size quota.Bytes) {
+	for i := range a.gpus {
+		if g := &a.gpus[i]; !g.native {
+			g.managed += size
+			g.use(size)
+		}
+	}
+}
+
+func (a *account) releaseManaged(size quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.gpus {
+		if g := &a.gpus[i]; !g.native {
+			n := min(size, g.managed)
+			g.managed -= n
+			g.release(n)
+		}
+	}
+}
+
+// managedOver reports that the container has more than its limit.
+func (a *account) managedOver() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, g := range a.gpus {
+		if !g.native && g.used > g.limit {
+			return true
+		}
+	}
+	return false
+}
+
+// groupCount is the number of channel groups.
+func (a *account) groupCount() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.tsgs
+}
