@@ -358,6 +358,35 @@ func TestUVM(t *testing.T) {
 	}
 }
 
+// Host memory that the task made itself is mapped too: the guard opens the handle that the call names.
+func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
+	const unseen = 0x5c0000ff
+	shared, mapped := []uint32{}, false
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	d.answer = func(tgt Target, call *rm.Call) syscall.Errno {
+		if rm.UVMShaped(call.Cmd) {
+			mapped = true
+		} else if call.NR() == rm.EscShare {
+			shared = append(shared, rm.U32(call.Outer, rm.ShareObject))
+		}
+		return 0
+	}
+	ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ctl)
+	c := newFakeCall(t, g, fakeUVM)
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
+	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
+	rm.PutU32(o, form.Memory, unseen)
+	c.do(rm.UVMMapExternal, o)
+	if !mapped || !slices.Equal(shared, []uint32{unseen, unseen}) || rm.U32(o, form.Status) != rm.StatusOK {
+		t.Errorf("mapped %v, shared %#x, status %#x; want the handle that was named opened and closed", mapped, shared, rm.U32(o, form.Status))
+	}
+}
+
 // TestUVMReplace: a mapping takes the place of what was there, on its own GPU only and as far as it reaches.
 func TestUVMReplace(t *testing.T) {
 	const base, length = 1 << 32, 8 << 20

@@ -124,8 +124,10 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 		return replyDone
 	}
 	defer lock.unlock()
-	// An object that the guard has not seen made is host memory of RM_ALLOC_MEMORY, which runs in the task.
-	obj, _ := g.account.lookup(client, memory)
+	obj, ok := g.account.lookup(client, memory)
+	if !ok {
+		obj.handle = memory // host memory of RM_ALLOC_MEMORY, which runs in the task: the guard has not seen it made
+	}
 	number := rm.U32(o, form.FD)
 	fd, err := c.k.getFile(int(int32(number)))
 	if err != nil {
