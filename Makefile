@@ -33,14 +33,17 @@ help: ## print the targets
 setup: ## install what demo and test need (apt-get; root), if it is missing
 	@hack/setup.sh
 
-build: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS)) limiter ## every binary (and libcgpu.so, once it exists) into bin/
+build: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS) cgpu-probe-libc) limiter ## every binary (and libcgpu.so, once it exists) into bin/
 
 # Go knows better than make what is stale, so its commands always run.
-.PHONY: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS))
+.PHONY: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS) cgpu-probe-libc)
 $(addprefix $(BIN)/,$(STATIC_COMMANDS)): $(BIN)/%:
 	CGO_ENABLED=0 go build -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/$*
 $(addprefix $(BIN)/,$(CGO_COMMANDS)): $(BIN)/%:
 	CGO_ENABLED=1 go build -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/$*
+# The probe again, linked with the C library: a preload library sees nothing of a static program's calls.
+$(BIN)/cgpu-probe-libc:
+	CGO_ENABLED=1 go build -tags libc -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/cgpu-probe
 
 limiter: # libcgpu.so; nothing to do before limiter/ exists
 	@if [ -f limiter/Makefile ]; then $(MAKE) -C limiter OUT=$(abspath $(BIN)); fi

@@ -160,6 +160,15 @@ make_image() {
 	cp "$bin/cgpu-probe" "$root/bin/cgpu-probe"
 	cp "$bin/cgpu-probe" "$root/bin/cgpu-probe-setuid"
 	chmod 4755 "$root/bin/cgpu-probe-setuid"
+	# The probe that is linked with the C library needs that library and its loader, from this machine.
+	if [[ -x $bin/cgpu-probe-libc ]]; then
+		local file
+		cp "$bin/cgpu-probe-libc" "$root/bin/cgpu-probe-libc"
+		for file in $(ldd "$bin/cgpu-probe-libc" | grep -o '/[^ ]*'); do
+			mkdir -p "$root/${file%/*}"
+			cp -L "$file" "$root/$file"
+		done
+	fi
 	tar -C "$root" --numeric-owner -cf "$dir/image/rootfs.tar" .
 	docker import --change 'ENV PATH=/bin:/usr/bin' --change 'CMD ["sh"]' "$dir/image/rootfs.tar" probe >/dev/null
 	docker save probe | ctr images import - >/dev/null

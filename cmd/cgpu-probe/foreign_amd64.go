@@ -1,3 +1,5 @@
+//go:build !libc
+
 package main
 
 import (

@@ -86,6 +86,12 @@ func attacks() []attack {
 		{name: "registry", run: hostileRegistry},
 		{name: "huge-params", run: hostileHugeParams},
 		{name: "bad-pointers", run: hostileBadPointers},
+		{name: "spill", run: hostileSpill},
+		{name: "page", run: hostilePage},
+		{name: "announce", run: hostileAnnounce},
+		{name: "announce-race", run: hostileAnnounceRace},
+		{name: "managed", run: hostileManaged, killed: true},
+		{name: "managed-pieces", run: hostileSwarm, killed: true},
 		{name: "other-file", run: hostileOtherFile},
 		{name: "device-other", run: hostileOtherDevice},
 	}

@@ -1,3 +1,5 @@
+//go:build !libc
+
 #include "textflag.h"
 
 // func int80(nr, a, b, c uintptr) uintptr

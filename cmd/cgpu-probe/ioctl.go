@@ -12,7 +12,25 @@ import (
 // caller makes an ioctl; the hostile cases have other ways than the usual one.
 type caller func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno
 
-func ioctl(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
+// mapper makes and removes memory mappings: as a program does (byProgram), or by plain system calls (bySyscall).
+type mapper struct {
+	mmap   func(addr, length uintptr, prot, flags, fd int, off uintptr) (uintptr, syscall.Errno)
+	munmap func(addr, length uintptr) syscall.Errno
+}
+
+// bySyscall passes by every library.
+var bySyscall = mapper{
+	mmap: func(addr, length uintptr, prot, flags, fd int, off uintptr) (uintptr, syscall.Errno) {
+		at, _, errno := syscall.Syscall6(syscall.SYS_MMAP, addr, length, uintptr(prot), uintptr(flags), uintptr(fd), off)
+		return at, errno
+	},
+	munmap: func(addr, length uintptr) syscall.Errno {
+		_, _, errno := syscall.Syscall(syscall.SYS_MUNMAP, addr, length, 0)
+		return errno
+	},
+}
+
+func rawIoctl(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
 	_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(fd), cmd, uintptr(arg))
 	return errno
 }

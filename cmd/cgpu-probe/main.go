@@ -1,6 +1,7 @@
 // Cgpu-probe speaks NVIDIA's resource manager protocol by raw ioctls: it allocates, frees, shares and misbehaves, and
 // says what came of it. It is a static program without any NVIDIA library, runs unchanged on a real driver (535 or newer)
-// and on cgpu's simulated one, and is what the conformance suite starts in containers.
+// and on cgpu's simulated one, and is what the conformance suite starts in containers. Built with the tag libc it calls
+// ioctl, mmap and munmap of the C library, so that a preload library sees what it does.
 //
 // Results are key=value lines on standard output; the exit status is 0 if everything was as it must be, else 1.
 package main
@@ -35,6 +36,9 @@ func commands() []command {
 		{"guess", "[--clients N]", "sweep client handles", cmdGuess},
 		{"export", "[--chunk SIZE] [--max N]", "allocate, export to a descriptor, free, repeat: the sum must stay bounded", cmdExport},
 		{"signals", "[--timer 4ms] [--seconds 5] [--size SIZE]", "allocate and free under a storm of signals", cmdSignals},
+		{"managed", "SIZE… [--hold SECONDS] [--free] [--announce] [--hostile]",
+			"map managed memory; --hold 0: until a signal; --free: unmap after that and wait on; --announce: tell the guard, as the limiter does", cmdManaged},
+		{"page", "", "the vGPU page, and whether it can be written", cmdPage},
 		{"bench", "N", "time per trapped call", cmdBench},
 		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
 		{"hostile", "CASE|all|list [--tries N] [--keep] [--paused]", "try to get around the limit", cmdHostile},

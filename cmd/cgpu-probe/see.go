@@ -25,6 +25,11 @@ func cmdSelf(args []string) error {
 			}
 		}
 	}
+	loaded, err := limiterLoaded()
+	if err != nil {
+		return err
+	}
+	print("limiter=%s", yesNo(loaded))
 	c, err := openGPU(patient)
 	if err != nil {
 		return err

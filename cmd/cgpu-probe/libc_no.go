@@ -1,0 +1,15 @@
+//go:build !libc
+
+package main
+
+import (
+	"syscall"
+	"unsafe"
+)
+
+// Built without the tag libc the program is static and makes its own system calls: a preload library sees none of them.
+const dynamic = false
+
+var byProgram = bySyscall
+
+func ioctl(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno { return rawIoctl(fd, cmd, arg) }
