@@ -363,17 +363,17 @@ func TestVGPUPage(t *testing.T) {
 		{device.Config{Managed: device.ManagedAllow}, page.FlagGuard | page.FlagNoHMM},
 	} {
 		table.Config = test.config
-		h, vgpus, err := vgpuPage(record, table)
+		h, vgpus, err := vgpuPage(record, table, nil)
 		if err != nil || h.Flags != test.flags || h.UVMDevice != 0 || h.ControlDevice != 0 || !reflect.DeepEqual(vgpus, want) {
 			t.Errorf("%+v: %+v, %+v, %v", test.config, h, vgpus, err)
 		}
 	}
 	table.Driver = device.DriverNVIDIA
-	if h, _, _ := vgpuPage(record, table); h.UVMDevice != 510<<8 || h.ControlDevice != 195<<8|255 {
+	if h, _, _ := vgpuPage(record, table, nil); h.UVMDevice != 510<<8 || h.ControlDevice != 195<<8|255 {
 		t.Errorf("%+v", h)
 	}
 	table.GPUs[0].BusID = "x"
-	if _, _, err := vgpuPage(record, table); err == nil {
+	if _, _, err := vgpuPage(record, table, nil); err == nil {
 		t.Error("a GPU without an address")
 	}
 }

@@ -123,7 +123,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// Tell the guard, and edit while it makes itself ready.
-	if err := makePage(record, table); err != nil {
+	if err := makePage(record, table, runDir); err != nil {
 		return undo, err
 	}
 	if guard != nil {

@@ -9,15 +9,23 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // makePage makes the file of the container's vGPU page, if the reservation names one.
-func makePage(record ledger.Record, table *device.Table) error {
+func makePage(record ledger.Record, table *device.Table, runDir string) error {
 	if record.Page == "" {
 		return nil
 	}
-	h, vgpus, err := vgpuPage(record, table)
+	var cards map[string]sched.Card
+	if record.Preload { // with a guard, it schedules
+		var err error
+		if cards, err = ledger.Open(runDir).Cards(); err != nil {
+			return err
+		}
+	}
+	h, vgpus, err := vgpuPage(record, table, cards)
 	if err != nil {
 		return err
 	}
@@ -25,7 +33,8 @@ func makePage(record ledger.Record, table *device.Table) error {
 }
 
 // vgpuPage is what the page tells the limiter. The vGPUs are in the order of the guard's configuration.
-func vgpuPage(record ledger.Record, table *device.Table) (page.Header, []page.VGPU, error) {
+// cards are the settings of GPUs that have some of their own.
+func vgpuPage(record ledger.Record, table *device.Table, cards map[string]sched.Card) (page.Header, []page.VGPU, error) {
 	settings := table.Config
 	h := page.Header{Flags: page.FlagGuard}
 	if record.Preload {
@@ -56,7 +65,11 @@ func vgpuPage(record ledger.Record, table *device.Table) (page.Header, []page.VG
 		if g.Native {
 			v.Flags |= page.VGPUNative
 		} else if record.Preload {
-			v.TimesliceMicros = uint64(g.Weight) * uint64(settings.BaseTimeslice.Microseconds())
+			card, ok := cards[g.UUID]
+			if !ok {
+				card = settings.Card()
+			}
+			v.TimesliceMicros = uint64(card.PreloadSlice(sched.Share{Weight: g.Weight}, settings.BaseTimeslice).Microseconds())
 		}
 		vgpus = append(vgpus, v)
 	}

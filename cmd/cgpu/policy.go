@@ -54,6 +54,9 @@ func policyCommand() *cli.Command {
 				if err := setCard(c.App.Writer, book, g, t.Config.Card(), change); err != nil {
 					return err
 				}
+				if err := updatePages(t, book, g.UUID); err != nil {
+					return fmt.Errorf("policy: containers in preload mode keep their timeslices: %w", err)
+				}
 			}
 			return nil
 		},

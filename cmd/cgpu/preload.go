@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's
@@ -52,7 +52,7 @@ func onPage(p *page.Page, g device.GPU) int {
 }
 
 // updatePage writes a changed record into the page of its container, where its processes look.
-func updatePage(t *device.Table, r ledger.Record) error {
+func updatePage(t *device.Table, r ledger.Record, cards map[string]sched.Card) error {
 	var missing error
 	err := page.Update(r.Page, func(p *page.Page) {
 		for _, g := range t.GPUs {
@@ -67,10 +67,28 @@ func updatePage(t *device.Table, r ledger.Record) error {
 			}
 			v, to := r.VGPUs[slice], p.VGPU(i)
 			to.Limit, to.Weight = uint64(v.Limit), uint32(v.Weight)
-			to.TimesliceMicros = uint64(time.Duration(v.Weight) * t.Config.BaseTimeslice / time.Microsecond)
+			card, ok := cards[v.UUID]
+			if !ok {
+				card = t.Config.Card()
+			}
+			to.TimesliceMicros = uint64(card.PreloadSlice(v.Share(), t.Config.BaseTimeslice).Microseconds())
 		}
 	})
 	return errors.Join(err, missing)
+}
+
+// updatePages does so for every container on a GPU.
+func updatePages(t *device.Table, book *ledger.Ledger, uuid string) error {
+	records, cards, err := book.State()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		if r.Preload && slices.ContainsFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == uuid }) {
+			err = errors.Join(err, updatePage(t, r, cards))
+		}
+	}
+	return err
 }
 
 // refusePreload refuses what only a guard could carry out; nil for a container that has one. flag is of cgpu set, or empty

@@ -174,7 +174,7 @@ func TestForeignPage(t *testing.T) {
 	if s, err := pageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
-	if err := updatePage(table, r); err == nil || !strings.Contains(err.Error(), "GPU 0") {
+	if err := updatePage(table, r, nil); err == nil || !strings.Contains(err.Error(), "GPU 0") {
 		t.Errorf("updated: %v", err)
 	}
 	if p, err := page.Read(r.Page); err != nil || p.VGPU(0).Weight != 2 {

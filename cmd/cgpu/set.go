@@ -74,7 +74,11 @@ func setCommand() *cli.Command {
 			}
 			changed.Name = old.Name
 			if changed.Preload {
-				if err := updatePage(t, changed); err != nil {
+				cards, err := book.Cards()
+				if err == nil {
+					err = updatePage(t, changed, cards)
+				}
+				if err != nil {
 					return fmt.Errorf("set: container %s: it is in the ledger, but its programs do not know: %w; start it anew", shortID(old.ID), err)
 				}
 			}

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"time"
 )
 
 // Policy says how the containers of one GPU share its time. Numbers and names are those of Alibaba's cGPU
@@ -95,4 +96,13 @@ func (c Card) Effective(shares []Share) Policy {
 		}
 	}
 	return PolicyPreempt
+}
+
+// PreloadSlice is the timeslice of a share's channel groups where no guard schedules and the limiter sets it once: in proportion to
+// the weight, or 0 under PolicyNative, which leaves the driver's own.
+func (c Card) PreloadSlice(s Share, base time.Duration) time.Duration {
+	if c.Policy == PolicyNative {
+		return 0
+	}
+	return time.Duration(max(s.Weight, 1)) * base
 }

@@ -7,46 +7,6 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/host.sh"
 log=${OUT:?set OUT to a folder for the logs}/checks.log
 : >"$log"
-passed=0 failed=0
-
-# check NAME COMMAND…: the command's output goes to the log and, when it fails, to the terminal.
-check() {
-	local name=$1 out status begin=$SECONDS
-	shift
-	[[ -z ${ONLY:-} || $name =~ $ONLY ]] || return 0
-	out=$("$@" 2>&1)
-	status=$?
-	printf '=== %s: exit %d, %d s\n%s\n' "$name" "$status" $((SECONDS - begin)) "$out" >>"$log"
-	if [[ $status -eq 0 ]]; then
-		passed=$((passed + 1))
-		printf 'ok    %s: %s\n' "$name" "$(tail -n 1 <<<"$out" | cut -c 1-140)"
-	else
-		failed=$((failed + 1))
-		printf 'FAIL  %s (exit %d)\n' "$name" "$status"
-		tail -n 12 <<<"$out" | sed 's/^/      /'
-	fi
-}
-
-# number KEY: the number behind KEY in standard input.
-number() { grep -oE "\b$1 [0-9]+" | head -n 1 | awk '{print $2}'; }
-# near VALUE WANT SLACK
-near() {
-	if [[ -z $1 ]] || (($1 > $2 + $3 || $1 < $2 - $3)); then
-		echo "got '$1', want $2 ± $3"
-		return 1
-	fi
-}
-wait_log() { # wait_log CONTAINER TEXT
-	local i
-	for ((i = 0; i < 300; i++)); do
-		docker logs "$1" 2>&1 | grep -q "$2" && return
-		sleep 0.2
-	done
-	docker logs "$1"
-	return 1
-}
-remove() { docker rm -f "$@" >/dev/null 2>&1; }
-
 smi_size() {
 	local out
 	out=$(vgpu 6GiB --rm -- nvidia-smi) || { echo "$out"; return 1; }

@@ -1,4 +1,4 @@
-# Sourced by checks.sh and micro.sh on a private node: an image `host` whose container has the machine's own userland
+# Sourced by checks.sh, memory.sh, micro.sh and shares.sh on a private node: an image `host` whose container has the machine's own userland
 # (CUDA programs, PyTorch), and the compiled workloads.
 #   vgpu SIZE [docker options] -- COMMAND…     a container on a vGPU of SIZE
 #   bare [docker options] -- COMMAND…          the same with the whole card, started by runc
@@ -68,3 +68,43 @@ bare() {
 	done
 	docker run --runtime runc "${host_options[@]}" "${nodes[@]}" "${options[@]}" host "${command[@]}"
 }
+
+# Of checks.sh and memory.sh, which set log.
+passed=0 failed=0
+# check NAME COMMAND…: the command's output goes to the log and, when it fails, to the terminal.
+check() {
+	local name=$1 out status begin=$SECONDS
+	shift
+	[[ -z ${ONLY:-} || $name =~ $ONLY ]] || return 0
+	out=$("$@" 2>&1)
+	status=$?
+	printf '=== %s: exit %d, %d s\n%s\n' "$name" "$status" $((SECONDS - begin)) "$out" >>"${log:?}"
+	if [[ $status -eq 0 ]]; then
+		passed=$((passed + 1))
+		printf 'ok    %s: %s\n' "$name" "$(tail -n 1 <<<"$out" | cut -c 1-140)"
+	else
+		failed=$((failed + 1))
+		printf 'FAIL  %s (exit %d)\n' "$name" "$status"
+		tail -n 12 <<<"$out" | sed 's/^/      /'
+	fi
+}
+
+# number KEY: the number behind KEY in standard input.
+number() { grep -oE "\b$1 [0-9]+" | head -n 1 | awk '{print $2}'; }
+# near VALUE WANT SLACK
+near() {
+	if [[ -z $1 ]] || (($1 > $2 + $3 || $1 < $2 - $3)); then
+		echo "got '$1', want $2 ± $3"
+		return 1
+	fi
+}
+wait_log() { # wait_log CONTAINER TEXT
+	local i
+	for ((i = 0; i < 300; i++)); do
+		docker logs "$1" 2>&1 | grep -q "$2" && return
+		sleep 0.2
+	done
+	docker logs "$1"
+	return 1
+}
+remove() { docker rm -f "$@" >/dev/null 2>&1; }

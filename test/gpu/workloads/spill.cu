@@ -113,8 +113,14 @@ int main(int argc, char** argv) {
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   const size_t piece = 64 * MIB;
   int fd;
-  printf("vmm %d %d %d", cuMemCreate(&generic, piece, &property, 0), cuMemAddressReserve(&va, piece, 0, 0, 0), cuMemMap(va, piece, 0, generic, 0));
-  printf(" %d %d export %d\n", cuMemSetAccess(va, piece, &access, 1), cuMemsetD8(va, 1, piece), cuMemExportToShareableHandle(&fd, generic, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  int made = cuMemCreate(&generic, piece, &property, 0);
+  if (!made) made = cuMemAddressReserve(&va, piece, 0, 0, 0);
+  if (!made) made = cuMemMap(va, piece, 0, generic, 0);
+  if (!made) made = cuMemSetAccess(va, piece, &access, 1);
+  if (!made) made = cuMemsetD8(va, 1, piece);
+  const char* said = "";
+  cuGetErrorName((CUresult)cuMemExportToShareableHandle(&fd, generic, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0), &said);
+  printf("vmm %d export %s\n", made, said);
   CHECK(cudaFree(p));
   CHECK(cudaDeviceSynchronize());
   CHECK(cudaMalloc(&p, bytes));
