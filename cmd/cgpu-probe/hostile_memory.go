@@ -159,6 +159,13 @@ func (c *client) spillAgain(chunk, total quota.Bytes) error {
 	for range 8 {
 		wg.Go(func() {
 			var own []uint32
+			drop := func() {
+				mu.Lock()
+				live -= chunk // before the free: never more than the driver has
+				mu.Unlock()
+				_ = c.free(own[0])
+				own = own[1:]
+			}
 			for range 400 {
 				mu.Lock()
 				stop := first != nil
@@ -167,11 +174,7 @@ func (c *client) spillAgain(chunk, total quota.Bytes) error {
 					break
 				}
 				if rand.IntN(3) == 0 && len(own) > 0 {
-					mu.Lock()
-					live -= chunk // before the free: never more than the driver has
-					mu.Unlock()
-					_ = c.free(own[0])
-					own = own[1:]
+					drop()
 					continue
 				}
 				h, granted, err := c.memory(chunk)
@@ -187,8 +190,8 @@ func (c *client) spillAgain(chunk, total quota.Bytes) error {
 				}
 				mu.Unlock()
 			}
-			for _, h := range own {
-				_ = c.free(h)
+			for len(own) > 0 {
+				drop()
 			}
 		})
 	}

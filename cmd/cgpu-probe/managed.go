@@ -4,7 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"unsafe"
@@ -212,10 +214,17 @@ func yesNo(b bool) string {
 	return "no"
 }
 
-// limiterLoaded reports that the preload library is in this process.
-func limiterLoaded() (bool, error) {
+// libraries are the names of the shared libraries in this process.
+func libraries() ([]string, error) {
 	maps, err := os.ReadFile("/proc/self/maps")
-	return strings.Contains(string(maps), "libcgpu.so"), err
+	var names []string
+	for line := range strings.Lines(string(maps)) {
+		name := filepath.Base(strings.TrimSpace(line))
+		if strings.Contains(name, ".so") && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, err
 }
 
 // pageWritable reports whether the vGPU page can be written, and how it was tried.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -25,11 +26,11 @@ func cmdSelf(args []string) error {
 			}
 		}
 	}
-	loaded, err := limiterLoaded()
+	libs, err := libraries()
 	if err != nil {
 		return err
 	}
-	print("limiter=%s", yesNo(loaded))
+	print("limiter=%s\nlibraries=%s", yesNo(slices.Contains(libs, "libcgpu.so")), strings.Join(libs, ","))
 	c, err := openGPU(patient)
 	if err != nil {
 		return err
