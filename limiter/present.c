@@ -21,18 +21,13 @@ void present_fb_info(const struct cgpu_header *page, unsigned int gpu, uint64_t 
 		return;
 	for (; count && copy_in(&e, list, sizeof e); count--, list += sizeof e) {
 		switch (e.index) {
-		case RM_FB_RAM_SIZE:
-		case RM_FB_TOTAL_RAM_SIZE:
-		case RM_FB_HEAP_SIZE:
-		case RM_FB_USABLE_RAM_SIZE:
-		case RM_FB_PROTECTED_TOTAL:
+		case RM_FB_RAM_SIZE: case RM_FB_TOTAL_RAM_SIZE: case RM_FB_HEAP_SIZE: case RM_FB_USABLE_RAM_SIZE: case RM_FB_PROTECTED_TOTAL:
 			e.kib = total_kib;
 			break;
 		case RM_FB_MAPPABLE_HEAP_SIZE:
 			e.kib = (uint32_t)min(e.kib, total_kib);
 			break;
-		case RM_FB_HEAP_FREE:
-		case RM_FB_PROTECTED_FREE:
+		case RM_FB_HEAP_FREE: case RM_FB_PROTECTED_FREE:
 			e.kib = free_kib;
 			break;
 		case RM_FB_LARGEST_FREE_REGION:

@@ -21,12 +21,10 @@
 #define PAGE_SMALL (64ull << 10)
 #define PAGE_HUGE (2 * MIB)
 #define ATTR_PAGE_HUGE 3
-#define INSTANCES 32
 #define NO_GPU (-1)
 
 static uint32_t change; /* the page's change that timeslices were last set for */
 static uint32_t memories; /* numbers them */
-static uint8_t instances[INSTANCES]; /* of RM's devices: index of the vGPU + 1 */
 
 /* A call: the caller's arguments, and a copy of the structure. */
 struct call {
@@ -35,7 +33,7 @@ struct call {
 	unsigned int request;
 	uint64_t arg;
 	size_t size, status; /* of the structure, and where the status is in it */
-	unsigned char o[RM_HEAP_SIZE];
+	unsigned char *o;    /* the copy */
 };
 
 static uint32_t u32(const unsigned char *b, size_t off)
@@ -51,8 +49,6 @@ static uint64_t u64(const unsigned char *b, size_t off)
 	__builtin_memcpy(&v, b + off, sizeof v);
 	return v;
 }
-
-static void set32(unsigned char *b, size_t off, uint32_t v) { __builtin_memcpy(b + off, &v, sizeof v); }
 
 static long pass(struct call *c) { return sys_ioctl(c->fd, c->request, (void *)c->arg); }
 
@@ -78,24 +74,18 @@ static int load(struct call *c, size_t size, size_t status)
 /* control makes a control of the limiter's own, on a file of the program. */
 static int control(int fd, uint32_t client, uint32_t object, uint32_t cmd, void *params, uint32_t size)
 {
-	unsigned char o[RM_CONTROL_SIZE] = {0};
-	uint64_t at = (uint64_t)params;
+	uint32_t o[] = {client, object, cmd, 0, (uint32_t)(uint64_t)params, (uint32_t)((uint64_t)params >> 32), size, 0};
 
-	set32(o, RM_CONTROL_CLIENT, client);
-	set32(o, RM_CONTROL_OBJECT, object);
-	set32(o, RM_CONTROL_CMD, cmd);
-	set32(o, RM_CONTROL_PARAMS_SIZE, size);
-	__builtin_memcpy(o + RM_CONTROL_PARAMS, &at, sizeof at);
-	return !failed(sys_ioctl(fd, CALL(RM_NR_CONTROL, RM_CONTROL_SIZE), o)) && u32(o, RM_CONTROL_STATUS) == RM_STATUS_OK;
+	_Static_assert(sizeof o == RM_CONTROL_SIZE && RM_CONTROL_PARAMS == 16 && RM_CONTROL_PARAMS_SIZE == 24, "NVOS54");
+	return !failed(sys_ioctl(fd, CALL(RM_NR_CONTROL, RM_CONTROL_SIZE), o)) && o[RM_CONTROL_STATUS / 4] == RM_STATUS_OK;
 }
 
 static int free_object(int fd, uint32_t client, uint32_t handle)
 {
-	unsigned char o[RM_FREE_SIZE] = {0};
+	uint32_t o[] = {client, 0, handle, 0};
 
-	set32(o, RM_FREE_ROOT, client);
-	set32(o, RM_FREE_OBJECT, handle);
-	return !failed(sys_ioctl(fd, CALL(RM_NR_FREE, RM_FREE_SIZE), o)) && u32(o, RM_FREE_STATUS) == RM_STATUS_OK;
+	_Static_assert(sizeof o == RM_FREE_SIZE && RM_FREE_OBJECT == 8, "NVOS00");
+	return !failed(sys_ioctl(fd, CALL(RM_NR_FREE, RM_FREE_SIZE), o)) && o[RM_FREE_STATUS / 4] == RM_STATUS_OK;
 }
 
 /* gpu_of finds the vGPU of an object. */
@@ -111,21 +101,17 @@ static int gpu_of(const struct cgpu_header *page, uint32_t client, uint32_t hand
 /* device_gpu asks RM which of the container's GPUs a device object is on; its parameters name it by a number of RM's. */
 static int device_gpu(struct call *c)
 {
-	uint32_t instance = 0, client = u32(c->o, RM_ALLOC_ROOT), info[8];
+	uint32_t instance = 0, client = u32(c->o, RM_ALLOC_ROOT);
 	uint64_t params = u64(c->o, RM_ALLOC_PARAMS);
 
-	if (vgpu_count(c->page) == 1)
-		return 0;
-	if ((params && !copy_in(&instance, params + RM_DEVICE_ID, sizeof instance)) || instance >= INSTANCES)
+	if (params && !copy_in(&instance, params + RM_DEVICE_ID, sizeof instance))
 		return NO_GPU;
-	for (unsigned int i = 0; i < vgpu_count(c->page) && !LOAD(&instances[instance]); i++) {
-		for (int k = 0; k < 8; k++)
-			info[k] = 0;
-		info[0] = vgpu(c->page, i)->gpuid;
-		if (control(c->fd, client, client, CONTROL_ID_INFO, info, sizeof info) && info[2] == instance)
-			STORE(&instances[instance], (uint8_t)(i + 1));
+	for (unsigned int i = 0; i < vgpu_count(c->page); i++) {
+		uint32_t info[8] = {vgpu(c->page, i)->gpuid};
+		if (vgpu_count(c->page) == 1 || (control(c->fd, client, client, CONTROL_ID_INFO, info, sizeof info) && info[2] == instance))
+			return (int)i;
 	}
-	return (int)LOAD(&instances[instance]) - 1;
+	return NO_GPU;
 }
 
 static void set_timeslice(const struct cgpu_header *page, unsigned int gpu, int fd, uint64_t key)
@@ -256,9 +242,7 @@ static long on_alloc(struct call *c)
 		w.kind = KIND_SUBDEVICE;
 		gpu = gpu_of(c->page, w.client, w.parent);
 		break;
-	case 0:
-	case 1:
-	case CLASS_CLIENT:
+	case 0: case 1: case CLASS_CLIENT:
 		break;
 	default:
 		return pass(c);
@@ -316,7 +300,6 @@ static long on_heap(struct call *c)
 {
 	struct wish w = {.handle = RM_HEAP_ALLOC_MEMORY, .kind = KIND_MEMORY};
 	size_t size_at = RM_HEAP_ALLOC_SIZE, attr_at = RM_HEAP_ALLOC_ATTR;
-	uint32_t function;
 	int gpu, done;
 	long ret;
 
@@ -324,8 +307,7 @@ static long on_heap(struct call *c)
 		return pass(c);
 	w.client = u32(c->o, RM_HEAP_ROOT);
 	w.parent = u32(c->o, RM_HEAP_PARENT);
-	function = u32(c->o, RM_HEAP_FUNCTION);
-	switch (function) {
+	switch (u32(c->o, RM_HEAP_FUNCTION)) {
 	case RM_HEAP_FN_ALLOC_SIZE:
 		break;
 	case RM_HEAP_FN_ALLOC_SIZE_RANGE:
@@ -349,7 +331,7 @@ static long on_heap(struct call *c)
 	    (u32(c->o, attr_at) >> RM_MEMORY_ATTR_LOCATION_SHIFT & RM_MEMORY_ATTR_LOCATION_MASK))
 		return pass(c); /* addresses, or host memory */
 	w.size = u64(c->o, size_at);
-	if (function == RM_HEAP_FN_ALLOC_TILED)
+	if (attr_at == RM_HEAP_TILED_ATTR) /* the driver computes the size */
 		w.size = (uint64_t)u32(c->o, RM_HEAP_TILED_HEIGHT) * u32(c->o, RM_HEAP_TILED_PITCH);
 	w.size = round_up(w.size, PAGE_HUGE);
 	w.size_at = c->arg + size_at;
@@ -359,51 +341,35 @@ static long on_heap(struct call *c)
 
 static long on_control(struct call *c)
 {
-	struct { uint32_t count, reserved; uint64_t list; } v1;
-	uint32_t cmd, client, object, count;
-	uint64_t params;
-	long ret;
-	int gpu, done;
+	struct { uint32_t count, reserved; uint64_t list; } info;
 
 	if (!load(c, RM_CONTROL_SIZE, RM_CONTROL_STATUS))
 		return pass(c);
-	cmd = u32(c->o, RM_CONTROL_CMD);
-	if (cmd != CONTROL_FB_INFO && cmd != CONTROL_FB_INFO_V2 && cmd != CONTROL_TIMESLICE)
-		return pass(c);
-	client = u32(c->o, RM_CONTROL_CLIENT);
-	object = u32(c->o, RM_CONTROL_OBJECT);
-	params = u64(c->o, RM_CONTROL_PARAMS);
-	gpu = gpu_of(c->page, client, object);
+	uint32_t cmd = u32(c->o, RM_CONTROL_CMD), client = u32(c->o, RM_CONTROL_CLIENT), object = u32(c->o, RM_CONTROL_OBJECT);
+	uint64_t params = u64(c->o, RM_CONTROL_PARAMS);
+	int ours = cmd == CONTROL_FB_INFO || cmd == CONTROL_FB_INFO_V2 || cmd == CONTROL_TIMESLICE, done;
+	int gpu = ours ? gpu_of(c->page, client, object) : NO_GPU;
 	if (gpu == NO_GPU)
 		return pass(c);
-	if (cmd == CONTROL_TIMESLICE) {
-		if (!vgpu(c->page, (unsigned int)gpu)->timeslice_micros)
-			return pass(c);
+	if (cmd == CONTROL_TIMESLICE && vgpu(c->page, (unsigned int)gpu)->timeslice_micros) {
 		/* libcuda asks for its own, once per context, when the channels are there: a good time to set ours again. */
 		set_timeslice(c->page, (unsigned int)gpu, c->fd, (uint64_t)client << 32 | object);
 		return answer(c, RM_STATUS_OK);
 	}
-	ret = execute(c, &done);
-	if (!done)
-		return ret;
-	if (cmd == CONTROL_FB_INFO && copy_in(&v1, params, sizeof v1))
-		present_fb_info(c->page, (unsigned int)gpu, v1.list, v1.count);
-	else if (cmd == CONTROL_FB_INFO_V2 && copy_in(&count, params + RM_FB_INFO_COUNT, sizeof count) && u32(c->o, RM_CONTROL_PARAMS_SIZE) > RM_FB_INFO_LIST) {
-		uint32_t room = (u32(c->o, RM_CONTROL_PARAMS_SIZE) - RM_FB_INFO_LIST) / RM_FB_INFO_ENTRY;
-
-		present_fb_info(c->page, (unsigned int)gpu, params + RM_FB_INFO_LIST, count < room ? count : room);
-	}
+	long ret = execute(c, &done);
+	/* The driver has just read and written the parameters, so the count is one that it took. */
+	if (done && cmd == CONTROL_FB_INFO && copy_in(&info, params, sizeof info))
+		present_fb_info(c->page, (unsigned int)gpu, info.list, info.count);
+	else if (done && cmd == CONTROL_FB_INFO_V2 && copy_in(&info, params, sizeof info))
+		present_fb_info(c->page, (unsigned int)gpu, params + RM_FB_INFO_LIST, info.count);
 	return ret;
 }
 
 long preload_call(const struct cgpu_header *page, int fd, unsigned int request, void *arg)
 {
-	struct call c;
+	unsigned char o[RM_HEAP_SIZE]; /* the largest */
+	struct call c = {.page = page, .fd = fd, .request = request, .arg = (uint64_t)arg, .o = o};
 
-	c.page = page;
-	c.fd = fd;
-	c.request = request;
-	c.arg = (uint64_t)arg;
 	follow(page);
 	switch (request & 0xff) {
 	case RM_NR_ALLOC:

@@ -168,7 +168,6 @@ static int take(const struct cgpu_header *page, struct cgpu_slot *slot, unsigned
 {
 	uint64_t limit = LOAD(&vgpu(page, gpu)->limit);
 	int native = vgpu(page, gpu)->flags & CGPU_VGPU_NATIVE;
-
 	if (size >> 62 || (!native && size > limit))
 		return 0;
 	ADD(&slot->used[gpu], size);

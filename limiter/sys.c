@@ -1,4 +1,4 @@
-/* Access to the caller's memory, errno, and the two functions that gcc calls by itself. */
+/* Access to the caller's memory, and errno. */
 #include "sys.h"
 
 /* Weak: the C library has it, glibc of any age and musl alike; a program without one has no errno to set. */
@@ -24,10 +24,9 @@ static int copy(long nr, void *own, uint64_t user, size_t len)
 	long n = sys6(nr, sys_getpid(), (long)&local, 1, (long)&remote, 1, 0);
 
 	if (n == -EPERM || n == -ENOSYS) {
-		if (nr == __NR_process_vm_readv)
-			__builtin_memcpy(own, (void *)user, len);
-		else
-			__builtin_memcpy((void *)user, own, len);
+		char *to = nr == __NR_process_vm_readv ? own : (char *)user, *from = nr == __NR_process_vm_readv ? (char *)user : own;
+		for (size_t i = 0; i < len; i++)
+			to[i] = from[i];
 		return 1;
 	}
 	return n == (long)len;
@@ -35,25 +34,3 @@ static int copy(long nr, void *own, uint64_t user, size_t len)
 
 int copy_in(void *to, uint64_t user, size_t len) { return copy(__NR_process_vm_readv, to, user, len); }
 int copy_out(uint64_t user, const void *from, size_t len) { return copy(__NR_process_vm_writev, (void *)from, user, len); }
-
-/* gcc may turn an assignment or a loop into calls of these. */
-#pragma GCC visibility push(hidden)
-void *memcpy(void *restrict to, const void *restrict from, size_t n)
-{
-	unsigned char *t = to;
-	const unsigned char *f = from;
-
-	while (n--)
-		*t++ = *f++;
-	return to;
-}
-
-void *memset(void *to, int c, size_t n)
-{
-	unsigned char *t = to;
-
-	while (n--)
-		*t++ = (unsigned char)c;
-	return to;
-}
-#pragma GCC visibility pop

@@ -34,13 +34,12 @@ static const struct cgpu_header *map_page(void)
 	}
 	if (failed(fd))
 		return passing(fd) ? NULL : &none;
-	if (!failed(sys_fstat((int)fd, &st)) && (st.st_mode & S_TYPE) == S_REGULAR && st.st_size >= (long)SLOTS_OFFSET && st.st_size <= PAGE_SIZE_MAX)
+	if (!failed(sys_fstat((int)fd, &st)) && (st.st_mode & S_TYPE) == S_REGULAR && st.st_size >= (long)SLOTS_OFFSET &&
+	    st.st_size <= PAGE_SIZE_MAX)
 		at = sys_mmap(NULL, (size_t)st.st_size, prot, MAP_SHARED, (int)fd, 0);
 	sys_close((int)fd);
-	if (failed(at))
+	if (!at || failed(at))
 		return passing(at) ? NULL : &none;
-	if (!at)
-		return &none;
 	if (valid((const struct cgpu_header *)at, (size_t)st.st_size)) {
 		STORE(&writable, !!(prot & PROT_WRITE));
 		return (const struct cgpu_header *)at;

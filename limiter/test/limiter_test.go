@@ -354,7 +354,8 @@ func TestHeader(t *testing.T) {
 	}
 }
 
-// The limiter runs in every process of a container: it must stay small enough to be read in one go.
+// The limiter runs in every process of a container: it must stay small enough to be read in one go. Comments and empty lines
+// do not count.
 func TestSize(t *testing.T) {
 	lines := 0
 	for _, pattern := range []string{"../*.c", "../*.h"} {
@@ -370,7 +371,15 @@ func TestSize(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			lines += bytes.Count(b, []byte("\n"))
+			comment := false
+			for line := range strings.Lines(string(b)) {
+				line = strings.TrimSpace(line)
+				comment = comment || strings.HasPrefix(line, "/*")
+				if line != "" && !comment {
+					lines++
+				}
+				comment = comment && !strings.Contains(line, "*/")
+			}
 		}
 	}
 	if lines >= 1000 {
