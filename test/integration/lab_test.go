@@ -185,6 +185,9 @@ func noTrace(t *testing.T) {
 			if pids := guards(t); len(pids) > 0 {
 				return fmt.Sprintf("guards still run: %v", pids)
 			}
+			if pages, _ := filepath.Glob(filepath.Join(lab.RunDir, "page", "*")); len(pages) > 0 {
+				return fmt.Sprintf("vGPU pages are left: %v", pages)
+			}
 			if used := driverUsed(t); used > 0 && lab.Driver == device.DriverSim {
 				return fmt.Sprintf("the driver still holds %d bytes", used)
 			}

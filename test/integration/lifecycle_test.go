@@ -84,45 +84,60 @@ func TestRestart(t *testing.T) {
 
 // TestKilledProgram: a killed program's memory is back within a second, for its container and for the card.
 func TestKilledProgram(t *testing.T) {
-	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
-	docker(t, "exec", "-d", id, "cgpu-probe", "hold", "900MiB")
-	eventually(t, 10*time.Second, func() string {
-		if used(t, execIn(id, "cgpu-probe", "meminfo").Stdout) < 900*quota.MiB {
-			return "not holding yet"
-		}
-		return ""
-	})
-	run(t, "docker", "exec", id, "sh", "-c", "kill -9 $(ps | grep 'cgpu-probe hol[d]' | { read pid rest; echo $pid; })")
-	eventually(t, time.Second, func() string {
-		if u := smiUsed(t, id); u > 0 {
-			return fmt.Sprintf("cgpu smi says %v in use", u)
-		}
-		return ""
-	})
-	if lab.Driver == device.DriverSim {
-		eventually(t, time.Second, func() string {
-			if u := driverUsed(t); u > 0 {
-				return fmt.Sprintf("the driver holds %v", u)
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		id := m.of(container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}).start(t)
+		m.spawn(t, id, "cgpu-probe", "hold", "900MiB")
+		eventually(t, 10*time.Second, func() string {
+			if used(t, m.exec(id, "cgpu-probe", "meminfo").Stdout) < 900*quota.MiB {
+				return "not holding yet"
 			}
 			return ""
 		})
-	}
-	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {
-		t.Error(r)
-	}
+		wantRefused(t, m.exec(id, "cgpu-probe", "alloc", "200MiB"), noMemory)
+		killIn(t, id, "hold")
+		// In preload mode the processes of the container notice it, when they need the room.
+		if !m.preload {
+			eventually(t, time.Second, func() string {
+				if u := smiUsed(t, id); u > 0 {
+					return fmt.Sprintf("cgpu smi says %v in use", u)
+				}
+				return ""
+			})
+		}
+		if lab.Driver == device.DriverSim {
+			eventually(t, time.Second, func() string {
+				if u := driverUsed(t); u > 0 {
+					return fmt.Sprintf("the driver holds %v", u)
+				}
+				return ""
+			})
+		}
+		if r := m.exec(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {
+			t.Error(r)
+		}
+	})
+}
+
+// killIn kills the container's first process that runs a command of the probe, as the kernel does when memory is short.
+func killIn(t *testing.T, id, command string) {
+	t.Helper()
+	script := fmt.Sprintf("kill -9 $(ps | grep 'cgpu-probe.* %s' | grep -v grep | { read pid rest; echo $pid; })", command)
+	run(t, "docker", "exec", id, "sh", "-c", script)
 }
 
 // TestKilledContainer: docker kill frees the reservation and the memory within a second.
 func TestKilledContainer(t *testing.T) {
-	noTrace(t)
-	id := holding(t, container{env: sizeOf("1GiB")}, "900MiB")
-	docker(t, "kill", id)
-	eventually(t, time.Second, func() string {
-		if _, ok := recordOf(t, id); ok {
-			return "still reserved"
-		}
-		return ""
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		id := m.holding(t, container{env: sizeOf("1GiB")}, "900MiB")
+		docker(t, "kill", id)
+		eventually(t, time.Second, func() string {
+			if _, ok := recordOf(t, id); ok {
+				return "still reserved"
+			}
+			return ""
+		})
 	})
 }
 
@@ -182,6 +197,15 @@ func TestKilledGuardInside(t *testing.T) {
 
 // TestKilledRuntime: runc killed at a random moment of create leaves nothing behind that gc does not take.
 func TestKilledRuntime(t *testing.T) {
+	for _, m := range []mode{guarded, preloaded} {
+		t.Run(m.name, func(t *testing.T) {
+			withConfig(t, m.config...)
+			killedRuntime(t)
+		})
+	}
+}
+
+func killedRuntime(t *testing.T) {
 	noTrace(t)
 	gpus(t)
 	for i := range 20 {

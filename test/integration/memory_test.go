@@ -30,14 +30,16 @@ func TestSize(t *testing.T) {
 		{"NVIDIA_VISIBLE_DEVICES names it", append(quotaOf("1", "", ""), "NVIDIA_VISIBLE_DEVICES=0"), quota.GiB},
 		{"nothing names it", quotaOf("1", "", ""), quota.GiB},
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			noTrace(t)
-			if got := total(t, container{env: test.env, cmd: []string{"cgpu-probe", "meminfo"}}.run(t)); got != test.want {
-				t.Errorf("total = %v, want %v", got, test.want)
-			}
-		})
-	}
+	eachMode(t, func(t *testing.T, m mode) {
+		for _, test := range tests {
+			t.Run(test.name, func(t *testing.T) {
+				noTrace(t)
+				if got := total(t, m.of(container{env: test.env, cmd: []string{"cgpu-probe", "meminfo"}}).run(t)); got != test.want {
+					t.Errorf("total = %v, want %v", got, test.want)
+				}
+			})
+		}
+	})
 	if lab.Driver == device.DriverSim {
 		if got, want := fraction(t, 6, 15), 6043*quota.MiB; got != want {
 			t.Errorf("6/15 of a T4 = %v, want %v", got, want)
@@ -47,12 +49,14 @@ func TestSize(t *testing.T) {
 
 // TestSecondGPU: the container that asked for the second card has that card and no other.
 func TestSecondGPU(t *testing.T) {
-	if len(gpus(t)) < 2 {
-		t.Skip("needs two GPUs")
-	}
-	noTrace(t)
-	checkGPUs(t, container{env: quotaOf("1", "", "1"), cmd: []string{"cgpu-probe", "gpus"}}.run(t), 1)
-	checkGPUs(t, container{env: quotaOf("1", "", "0,1"), cmd: []string{"cgpu-probe", "gpus"}}.run(t), 0, 1)
+	eachMode(t, func(t *testing.T, m mode) {
+		if len(gpus(t)) < 2 {
+			t.Skip("needs two GPUs")
+		}
+		noTrace(t)
+		checkGPUs(t, m.of(container{env: quotaOf("1", "", "1"), cmd: []string{"cgpu-probe", "gpus"}}).run(t), 1)
+		checkGPUs(t, m.of(container{env: quotaOf("1", "", "0,1"), cmd: []string{"cgpu-probe", "gpus"}}).run(t), 0, 1)
+	})
 }
 
 // TestMixed: a GPU in NVIDIA_VISIBLE_DEVICES and not in ALIYUN_COM_GPU_VISIBLE_DEVICES comes whole beside the slice.
@@ -76,77 +80,91 @@ func TestMixed(t *testing.T) {
 
 // TestLimitExact: the last byte of the limit can be had and the next cannot; a failure leaves nothing charged.
 func TestLimitExact(t *testing.T) {
-	noTrace(t)
-	id := container{env: sizeOf("64MiB"), cmd: []string{"sleep", "60"}}.start(t)
-	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
-		t.Errorf("the whole limit must be had: %s", r)
-	}
-	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
-	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
-		t.Errorf("after a refusal the whole limit must still be had: %s", r)
-	}
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		id := m.of(container{env: sizeOf("64MiB"), cmd: []string{"sleep", "60"}}).start(t)
+		if r := m.exec(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+			t.Errorf("the whole limit must be had: %s", r)
+		}
+		wantRefused(t, m.exec(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
+		if r := m.exec(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+			t.Errorf("after a refusal the whole limit must still be had: %s", r)
+		}
+	})
 }
 
 // TestTwoContainers: two containers share a card, each with its size, and neither sees or takes from the other.
 func TestTwoContainers(t *testing.T) {
-	noTrace(t)
-	a := holding(t, container{name: "first", env: sizeOf("1GiB")}, "600MiB")
-	b := holding(t, container{name: "second", env: sizeOf("2GiB")}, "1500MiB")
-	for _, c := range []struct {
-		id          string
-		limit, held quota.Bytes
-	}{{a, quota.GiB, 600 * quota.MiB}, {b, 2 * quota.GiB, 1500 * quota.MiB}} {
-		r := execIn(c.id, "cgpu-probe", "meminfo")
-		if got := total(t, r.Stdout); got != c.limit {
-			t.Errorf("total = %v, want %v", got, c.limit)
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		a := m.holding(t, container{name: "first", env: sizeOf("1GiB")}, "600MiB")
+		b := m.holding(t, container{name: "second", env: sizeOf("2GiB")}, "1500MiB")
+		for _, c := range []struct {
+			id          string
+			limit, held quota.Bytes
+		}{{a, quota.GiB, 600 * quota.MiB}, {b, 2 * quota.GiB, 1500 * quota.MiB}} {
+			r := m.exec(c.id, "cgpu-probe", "meminfo")
+			if got := total(t, r.Stdout); got != c.limit {
+				t.Errorf("total = %v, want %v", got, c.limit)
+			}
+			if got := free(t, r.Stdout); got > c.limit-c.held || got < c.limit-c.held-64*quota.MiB {
+				t.Errorf("free = %v, want about %v: only its own use counts", got, c.limit-c.held)
+			}
+			// Nobody hides neighbours' processes in preload mode.
+			if got := pids(t, m.exec(c.id, "cgpu-probe", "pids")); got > 2 && !m.preload {
+				t.Errorf("%d processes seen, want its own only", got)
+			}
 		}
-		if got := free(t, r.Stdout); got > c.limit-c.held || got < c.limit-c.held-64*quota.MiB {
-			t.Errorf("free = %v, want about %v: only its own use counts", got, c.limit-c.held)
+		wantRefused(t, m.exec(a, "cgpu-probe", "alloc", "600MiB"), noMemory)
+		if r := m.exec(b, "cgpu-probe", "alloc", "400MiB"); r.Code != 0 {
+			t.Errorf("b has room of its own: %s", r)
 		}
-		if got := pids(t, execIn(c.id, "cgpu-probe", "pids")); got > 2 {
-			t.Errorf("%d processes seen, want its own only", got)
-		}
-	}
-	wantRefused(t, execIn(a, "cgpu-probe", "alloc", "600MiB"), noMemory)
-	if r := execIn(b, "cgpu-probe", "alloc", "400MiB"); r.Code != 0 {
-		t.Errorf("b has room of its own: %s", r)
-	}
+	})
 }
 
 // TestFourProcesses: all processes of a container share one limit, in one exec and in many.
 func TestFourProcesses(t *testing.T) {
-	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
-	for i := range 3 {
-		docker(t, "exec", "-d", id, "cgpu-probe", "hold", "300MiB")
-		want := quota.Bytes(i+1) * 300 * quota.MiB
-		eventually(t, 10*time.Second, func() string {
-			if got := used(t, execIn(id, "cgpu-probe", "meminfo").Stdout); got < want {
-				return fmt.Sprintf("used %v, want %v", got, want)
-			}
-			return ""
-		})
-	}
-	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "300MiB"), noMemory)
-	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
-		t.Errorf("what is left must still be had: %s", r)
-	}
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		id := m.of(container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}).start(t)
+		for i := range 3 {
+			m.spawn(t, id, "cgpu-probe", "hold", "300MiB")
+			want := quota.Bytes(i+1) * 300 * quota.MiB
+			eventually(t, 10*time.Second, func() string {
+				if got := used(t, m.exec(id, "cgpu-probe", "meminfo").Stdout); got < want {
+					return fmt.Sprintf("used %v, want %v", got, want)
+				}
+				return ""
+			})
+		}
+		wantRefused(t, m.exec(id, "cgpu-probe", "alloc", "300MiB"), noMemory)
+		if r := m.exec(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
+			t.Errorf("what is left must still be had: %s", r)
+		}
+	})
 }
 
 // TestProbeCases: the probe's own cases, each of which checks itself, in a plain container.
 func TestProbeCases(t *testing.T) {
-	for _, args := range []string{
-		"self --limit 512MiB", "threads 8 100MiB", "fork 4 200MiB", "dup", "dup 100MiB", "export", "guess", "signals --seconds 4", "context 0.1",
-		"alloc --count 100 --free 500MiB",
-	} {
-		t.Run(args, func(t *testing.T) {
-			noTrace(t)
-			c := container{env: sizeOf("512MiB"), cmd: append([]string{"cgpu-probe"}, strings.Fields(args)...)}
-			if r := c.try(t); r.Code != 0 {
-				t.Error(r)
-			}
-		})
-	}
+	eachMode(t, func(t *testing.T, m mode) {
+		for _, test := range []struct{ args, notPreloaded string }{
+			{args: "self --limit 512MiB"}, {args: "threads 8 100MiB"}, {args: "dup"}, {args: "dup 100MiB"}, {args: "guess"},
+			{args: "signals --seconds 4"}, {args: "context 0.1"}, {args: "alloc --count 100 --free 500MiB"},
+			{args: "fork 4 200MiB", notPreloaded: "what killed processes held counts until somebody needs the room"},
+			{args: "export", notPreloaded: "what is exported and freed counts no more, though the descriptor keeps it"},
+		} {
+			t.Run(test.args, func(t *testing.T) {
+				if test.notPreloaded != "" {
+					m.cannot(t, test.notPreloaded)
+				}
+				noTrace(t)
+				c := m.of(container{env: sizeOf("512MiB"), cmd: append([]string{"cgpu-probe"}, strings.Fields(test.args)...)})
+				if r := c.try(t); r.Code != 0 {
+					t.Error(r)
+				}
+			})
+		}
+	})
 }
 
 // TestForeignHandles: the handles of a neighbour, told outright, are worth nothing in another container.

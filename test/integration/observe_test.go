@@ -96,6 +96,12 @@ func checkGPUs(t *testing.T, out string, want ...int) {
 func holding(t *testing.T, c container, size string) string {
 	t.Helper()
 	c.cmd = []string{"cgpu-probe", "hold", size}
+	return c.ready(t)
+}
+
+// ready starts a container and waits until its program says that it is.
+func (c container) ready(t *testing.T) string {
+	t.Helper()
 	id := c.start(t)
 	eventually(t, 20*time.Second, func() string {
 		r := lab.Run(nil, "docker", "logs", id)

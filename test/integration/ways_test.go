@@ -90,9 +90,11 @@ func TestEnvironmentCleared(t *testing.T) {
 
 // TestChild: a child that fork and exec made is under the same limit.
 func TestChild(t *testing.T) {
-	noTrace(t)
-	c := container{env: sixOfFifteen, cmd: []string{"sh", "-c", "sh -c '(cgpu-probe oom; exit $?)'; exit $?"}}
-	checkOOM(t, c.try(t), fraction(t, 6, 15))
+	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
+		c := m.of(container{env: sixOfFifteen, cmd: []string{"sh", "-c", "sh -c '(" + m.probe + " oom; exit $?)'; exit $?"}})
+		checkOOM(t, c.try(t), fraction(t, 6, 15))
+	})
 }
 
 // TestNames: words of runc's command line as container names confuse nobody.
