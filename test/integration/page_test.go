@@ -26,29 +26,34 @@ func TestPage(t *testing.T) {
 
 // pageContent: the page says what is so, at once, and only the guard can write it.
 func pageContent(t *testing.T) {
-	for _, opts := range [][]string{nil, {"--user", "1000"}, {"--read-only"}} {
-		noTrace(t)
-		id := holding(t, container{env: withSpill("1GiB", "512MiB"), opts: opts}, "300MiB")
-		want := func(limit, used, spill quota.Bytes) {
-			t.Helper()
-			eventually(t, time.Second, func() string {
-				r := execIn(id, "cgpu-probe", "page")
-				if r.Code != 0 || !strings.Contains(r.Stdout, "writable=no") {
-					return r.String()
-				}
-				if number(t, r.Stdout, "vgpu0_limit") != limit || number(t, r.Stdout, "vgpu0_used") != used || number(t, r.Stdout, "vgpu0_spill") != spill {
-					return fmt.Sprintf("want limit %d, used %d, spill %d: %s", limit, used, spill, r)
-				}
-				return ""
-			})
-		}
-		want(quota.GiB, 300*quota.MiB, 512*quota.MiB)
-		cgpu(t, "set", id, "--memory", "2GiB", "--spill", "1GiB")
-		want(2*quota.GiB, 300*quota.MiB, quota.GiB)
-		docker(t, "exec", "-d", id, "cgpu-probe", "hold", "100MiB")
-		want(2*quota.GiB, 400*quota.MiB, quota.GiB)
-		killIn(t, id, "hold 100MiB")
-		want(2*quota.GiB, 300*quota.MiB, quota.GiB)
+	for _, way := range []struct {
+		name string
+		opts []string
+	}{{"plain", nil}, {"another user", []string{"--user", "1000"}}, {"read-only root", []string{"--read-only"}}} {
+		t.Run(way.name, func(t *testing.T) {
+			noTrace(t)
+			id := holding(t, container{env: withSpill("1GiB", "512MiB"), opts: way.opts}, "300MiB")
+			want := func(limit, used, spill quota.Bytes) {
+				t.Helper()
+				eventually(t, time.Second, func() string {
+					r := execIn(id, "cgpu-probe", "page")
+					if r.Code != 0 || !strings.Contains(r.Stdout, "writable=no") {
+						return r.String()
+					}
+					if number(t, r.Stdout, "vgpu0_limit") != limit || number(t, r.Stdout, "vgpu0_used") != used || number(t, r.Stdout, "vgpu0_spill") != spill {
+						return fmt.Sprintf("want limit %d, used %d, spill %d: %s", limit, used, spill, r)
+					}
+					return ""
+				})
+			}
+			want(quota.GiB, 300*quota.MiB, 512*quota.MiB)
+			cgpu(t, "set", id, "--memory", "2GiB", "--spill", "1GiB")
+			want(2*quota.GiB, 300*quota.MiB, quota.GiB)
+			docker(t, "exec", "-d", id, "cgpu-probe", "hold", "100MiB")
+			want(2*quota.GiB, 400*quota.MiB, quota.GiB)
+			killIn(t, id, "hold 100MiB")
+			want(2*quota.GiB, 300*quota.MiB, quota.GiB)
+		})
 	}
 }
 
