@@ -511,8 +511,13 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return "", c.control(c.subdev, controlFBInfoV2, make([]byte, 1028))
 	},
-	"signals": childSignals,
-	"race":    childRace,
+	"map":      childMap,
+	"unmap":    childUnmap,
+	"kill":     childKill,
+	"trace":    childTrace,
+	"endfirst": childEndFirst,
+	"signals":  childSignals,
+	"race":     childRace,
 }
 
 // childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.

@@ -121,9 +121,12 @@ func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
 	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 	var rep reply
-	if rm.UVMShaped(cmd) {
+	switch {
+	case fromLimiter(cmd):
+		rep = c.g.onManaged(nil, &c.trappedCall, cmd)
+	case rm.UVMShaped(cmd):
 		rep = c.g.onUVM(nil, &c.trappedCall, cmd)
-	} else {
+	default:
 		if !c.load(cmd, addr, len(o)) {
 			return fail(unix.EFAULT)
 		}

@@ -1,7 +1,6 @@
 package guard
 
 import (
-	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -27,15 +26,20 @@ const (
 	// managedLook is how often maps are looked at while the container has RM clients, overLook while it is over its limit.
 	managedLook = time.Second
 	overLook    = 500 * time.Millisecond
-	// managedShare bounds the part of a CPU that looking takes: after a look the guard waits so many times as long.
+	// managedShare bounds the part of a CPU that looking takes: after a look the guard waits so many times as long. But a
+	// container that makes a look long, with many mappings, must not win hours by it: it never waits longer than longestWait.
 	managedShare = 50
+	longestWait  = 10 * time.Second
 	// claimTime is how long what the limiter announced may take to appear in the maps.
 	claimTime = 2 * time.Second
 	// poolSize is what CUDA maps of nvidia-uvm for each context: a semaphore pool, which is host memory (UVM_ALLOC_SEMAPHORE_POOL;
 	// seen with CUDA 13.0). So mappings as small as that, one for each channel group, are not counted unless announced.
 	poolSize = 2 * quota.MiB
-	// maxSpans bounds the ranges remembered for a process; the kernel's own bound on mappings is 65530.
+	// maxSpans bounds the ranges remembered for a container; the kernel's own bound on mappings is 65530 for each process. Of
+	// processes beyond it only the sum is kept, see coarse.
 	maxSpans = 1 << 16
+	// lastAddress is beyond what any process can map (arm64 has 52 bits, amd64 56).
+	lastAddress = 1 << 63
 )
 
 // span is a range of addresses of managed memory.
@@ -43,18 +47,24 @@ type span struct {
 	base, end uint64
 	// agreed: it fit into the limit when it was announced or found.
 	agreed bool
-	seen   time.Time // announced, or found last
+	// announced is when the limiter said that it is about to be mapped; zero once it was found in the maps.
+	announced time.Time
 }
 
 func (s span) size() quota.Bytes { return quota.Bytes(s.end - s.base) }
 
-// managed is the managed memory of the container.
+// managed is the managed memory of the container. Its mutex comes before all others but a task's: a call that is served waits
+// for it, and who holds it looks through files, sweeps, and charges.
 type managed struct {
 	mu       sync.Mutex
 	procs    map[int][]span // by process, ascending, not overlapping
+	spans    int            // in all of them
 	watching bool
 	over     bool          // GPU work is paused because of it
+	killed   int           // the last process that was killed for it
 	cpu      time.Duration // that the container had used at the last look
+	rested   time.Time     // until then no process can have the maps looked at by asking for memory
+	list     func() []int  // the container's processes; nil: those of its cgroup
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
@@ -66,15 +76,15 @@ func (g *Guard) onManaged(l *listener, c *trappedCall, cmd uint32) reply {
 	base, length := rm.U64(o, managedCallBase), rm.U64(o, managedCallLength)
 	status := uint32(rm.StatusOK)
 	switch {
-	case length == 0 || base+length < base:
+	case length == 0 || base >= lastAddress || length > lastAddress-base:
 		status = rm.StatusInvalidArgument
 	case !g.countsManaged():
-	case g.cfg.Settings.Managed == device.ManagedDeny:
-		status = rm.StatusNoMemory
 	case !c.valid(l):
 		return replyDone
 	case cmd == page.ReleaseManaged:
 		g.releaseManaged(c.k.proc.tgid, base, base+length)
+	case g.cfg.Settings.Managed == device.ManagedDeny:
+		status = rm.StatusNoMemory
 	case !g.reserveManaged(c.k.proc.tgid, base, base+length):
 		status = rm.StatusNoMemory
 	}
@@ -104,21 +114,25 @@ func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	g.watchManaged()
-	list := m.procs[tgid]
-	if len(list) >= maxSpans {
+	if m.spans+2 > maxSpans { // a range in the middle of another one makes three of it
 		return false
 	}
+	list := m.procs[tgid]
 	claim := span{base, end, true, time.Now()}
 	more := claim.size() - overlap(list, base, end)
 	if more > 0 && !g.account.reserveManaged(more, false) {
-		g.scan() // something may be gone unnoticed
+		// Something may be gone unnoticed. To look for it costs the guard more than the caller, so not for every call.
+		g.sweep()
+		if claim.announced.After(m.rested) {
+			g.scan()
+		}
 		list = m.procs[tgid]
 		more = claim.size() - overlap(list, base, end)
 		if !g.account.reserveManaged(more, true) {
 			return false
 		}
 	}
-	m.procs[tgid] = insert(list, claim)
+	m.set(tgid, insert(list, claim))
 	return true
 }
 
@@ -131,7 +145,11 @@ func (g *Guard) releaseManaged(tgid int, base, end uint64) {
 	m.set(tgid, cut(list, base, end))
 }
 
+// managedGone gives back the managed memory of a process that has ended.
+func (g *Guard) managedGone(tgid int) { g.releaseManaged(tgid, 0, ^uint64(0)) }
+
 func (m *managed) set(tgid int, list []span) {
+	m.spans += len(list) - len(m.procs[tgid])
 	if len(list) == 0 {
 		delete(m.procs, tgid)
 		return
@@ -146,18 +164,21 @@ func (m *managed) set(tgid int, list []span) {
 func (g *Guard) watchManaged() {
 	if m := &g.managed; !m.watching && g.countsManaged() {
 		m.watching = true
-		if m.procs == nil {
-			m.procs = map[int][]span{}
-		}
 		go g.lookAtMaps()
 	}
 }
 
-// clientMade is told of every RM client: without one a process has no address space on a GPU.
+// clientMade is told of every RM client: without one a process has no address space on a GPU. The caller may hold a file's lock,
+// which is taken with managed.mu held elsewhere (sweep, killClients), so this does not wait for that.
 func (g *Guard) clientMade() {
-	g.managed.mu.Lock()
-	defer g.managed.mu.Unlock()
-	g.watchManaged()
+	if !g.countsManaged() {
+		return
+	}
+	go func() {
+		g.managed.mu.Lock()
+		defer g.managed.mu.Unlock()
+		g.watchManaged()
+	}()
 }
 
 func (g *Guard) lookAtMaps() {
@@ -186,7 +207,7 @@ func (g *Guard) lookAtMaps() {
 			wait = overLook
 		}
 		m.mu.Unlock()
-		wait = max(wait, managedShare*time.Since(begin))
+		wait = min(max(wait, managedShare*time.Since(begin)), longestWait)
 	}
 }
 
@@ -194,19 +215,30 @@ func (g *Guard) lookAtMaps() {
 func (g *Guard) scan() {
 	m := &g.managed
 	now := time.Now()
+	defer func() { m.rested = time.Now().Add(min(managedShare*time.Since(now), longestWait)) }()
 	found := map[int][]span{}
-	pools := g.account.groupCount() // small mappings that are not counted
-	for _, tgid := range containerProcesses(g.firstPID()) {
-		list := uvmSpans(tgid, now)
-		if len(list) > 0 && !sharesMaps(tgid, list, found) {
-			found[tgid] = list
+	var spaces []int // of found, in the order of their address spaces
+	room := maxSpans
+	for _, tgid := range g.mappers() {
+		list := uvmSpans(tgid)
+		if len(list) == 0 {
+			continue
 		}
+		if other := sharesMaps(tgid, &spaces); other != 0 {
+			g.moveSpans(tgid, other)
+			continue
+		}
+		if len(list) > room {
+			list = coarse(list)
+		}
+		room -= len(list)
+		found[tgid] = list
 	}
 	for tgid, old := range m.procs {
 		// What was announced a moment ago may not be mapped yet.
 		list := found[tgid]
 		for _, s := range old {
-			if s.agreed && now.Sub(s.seen) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.byHostPid(tgid) != nil {
+			if now.Sub(s.announced) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.byHostPid(tgid) != nil {
 				list = insert(list, s)
 			}
 		}
@@ -214,6 +246,7 @@ func (g *Guard) scan() {
 			found[tgid] = list
 		}
 	}
+	pools := g.account.groupCount() // small mappings that are not counted
 	for tgid, list := range found {
 		old := m.procs[tgid]
 		list = slices.DeleteFunc(list, func(s span) bool {
@@ -226,26 +259,65 @@ func (g *Guard) scan() {
 		for i := range list {
 			list[i].agreed = list[i].agreed || agreed(old, list[i].base, list[i].end)
 		}
-		was := total(old)
-		is := total(list)
-		switch {
-		case is > was && g.cfg.Settings.Managed != device.ManagedDeny && g.account.reserveManaged(is-was, false):
-			for i := range list {
-				list[i].agreed = true
-			}
-		case is > was:
-			g.account.forceManaged(is - was)
-		default:
+		found[tgid] = list
+	}
+	// First what is given back: it may be what another process has taken.
+	for tgid, old := range m.procs {
+		if was, is := total(old), total(found[tgid]); is < was {
 			g.account.releaseManaged(was - is)
+		}
+	}
+	for tgid, list := range found {
+		if was, is := total(m.procs[tgid]), total(list); is > was {
+			if g.cfg.Settings.Managed != device.ManagedDeny && g.account.reserveManaged(is-was, false) {
+				agree(list)
+			} else {
+				g.account.forceManaged(is - was)
+			}
 		}
 		m.set(tgid, list)
 	}
-	for tgid, old := range m.procs {
+	for tgid := range m.procs {
 		if _, ok := found[tgid]; !ok {
-			g.account.releaseManaged(total(old))
-			delete(m.procs, tgid)
+			m.set(tgid, nil)
 		}
 	}
+}
+
+// mappers lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,
+// wherever their cgroup is by now.
+func (g *Guard) mappers() []int {
+	if g.managed.list != nil {
+		return g.managed.list()
+	}
+	list := containerProcesses(g.firstPID())
+	known := make(map[int]bool, len(list))
+	for _, tgid := range list {
+		known[tgid] = true
+	}
+	for _, p := range g.tasks.processes() {
+		if !known[p.tgid] {
+			list = append(list, p.tgid)
+		}
+	}
+	return list
+}
+
+// moveSpans counts what a process has announced with the process under which their common address space is counted.
+func (g *Guard) moveSpans(from, to int) {
+	m := &g.managed
+	list := m.procs[to]
+	for _, s := range m.procs[from] {
+		g.account.releaseManaged(overlap(list, s.base, s.end)) // charged twice so far
+		list = insert(list, s)
+	}
+	m.set(from, nil)
+	m.set(to, list)
+}
+
+// coarse stands for ranges that are too many to remember: one of their size, at an address that none of them has.
+func coarse(list []span) []span {
+	return []span{{base: lastAddress, end: lastAddress + uint64(total(list))}}
 }
 
 // judge pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
@@ -264,30 +336,51 @@ func (g *Guard) judge() {
 			worst, most = tgid, excess
 		}
 	}
-	guilty := most > 0 && (g.cfg.Settings.Managed == device.ManagedDeny || g.account.managedOver())
+	deny := g.cfg.Settings.Managed == device.ManagedDeny
+	guilty := most > 0 && (deny || g.account.managedOver())
+	if most > 0 && !guilty { // it fits by now
+		for _, list := range m.procs {
+			agree(list)
+		}
+	}
 	switch {
 	case !guilty && m.over:
 		m.over = false
 		g.compute.hold(false)
 		g.log.Info("managed memory is within the limit again")
 	case guilty && !m.over: // it may be about to unmap
-		m.over = true
+		m.over, m.killed = true, 0
 		g.compute.hold(true)
 		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
 	case guilty:
-		g.log.Warn("killed a process for managed memory beyond the container's limit", "pid", worst, "size", most)
-		g.stats.processesKilled.Add(1)
+		if m.killed != worst { // else it takes its time to end
+			m.killed = worst
+			g.log.Warn("killing a process for managed memory beyond the container's limit", "pid", worst, "size", most)
+			g.stats.processesKilled.Add(1)
+		}
 		g.killProcess(worst)
 	}
+}
+
+// touching is which spans of a list a range has something of.
+func touching(list []span, base, end uint64) (from, to int) {
+	from, _ = slices.BinarySearchFunc(list, base, func(s span, at uint64) int {
+		if s.end <= at {
+			return -1
+		}
+		return 1
+	})
+	for to = from; to < len(list) && list[to].base < end; to++ {
+	}
+	return from, to
 }
 
 // overlap is how much of a range a list holds.
 func overlap(list []span, base, end uint64) quota.Bytes {
 	var n uint64
-	for _, s := range list {
-		if from, to := max(s.base, base), min(s.end, end); from < to {
-			n += to - from
-		}
+	from, to := touching(list, base, end)
+	for _, s := range list[from:to] {
+		n += min(s.end, end) - max(s.base, base)
 	}
 	return quota.Bytes(n)
 }
@@ -295,12 +388,19 @@ func overlap(list []span, base, end uint64) quota.Bytes {
 // agreed reports that a range was agreed to as a whole before.
 func agreed(list []span, base, end uint64) bool {
 	var n uint64
-	for _, s := range list {
-		if from, to := max(s.base, base), min(s.end, end); s.agreed && from < to {
-			n += to - from
+	from, to := touching(list, base, end)
+	for _, s := range list[from:to] {
+		if s.agreed {
+			n += min(s.end, end) - max(s.base, base)
 		}
 	}
 	return n == end-base
+}
+
+func agree(list []span) {
+	for i := range list {
+		list[i].agreed = true
+	}
 }
 
 func total(list []span) quota.Bytes {
@@ -312,28 +412,23 @@ func total(list []span) quota.Bytes {
 }
 
 // cut takes a range out of a list.
-func cut(list []span, base, end uint64) []span {
-	var left []span
-	for _, s := range list {
-		if s.end <= base || s.base >= end {
-			left = append(left, s)
-			continue
-		}
-		if s.base < base {
-			left = append(left, span{s.base, base, s.agreed, s.seen})
-		}
-		if s.end > end {
-			left = append(left, span{end, s.end, s.agreed, s.seen})
-		}
-	}
-	return left
-}
+func cut(list []span, base, end uint64) []span { return replace(list, base, end) }
 
 // insert puts a range into a list, in place of what was there.
-func insert(list []span, s span) []span {
-	list = append(cut(list, s.base, s.end), s)
-	slices.SortFunc(list, func(a, b span) int { return cmp.Compare(a.base, b.base) })
-	return list
+func insert(list []span, s span) []span { return replace(list, s.base, s.end, s) }
+
+// replace takes a range out of a list and puts others, of that range, in its place. It may change the list.
+func replace(list []span, base, end uint64, by ...span) []span {
+	from, to := touching(list, base, end)
+	if from < to {
+		if first := list[from]; first.base < base {
+			by = append([]span{{first.base, base, first.agreed, first.announced}}, by...)
+		}
+		if last := list[to-1]; last.end > end {
+			by = append(by, span{end, last.end, last.agreed, last.announced})
+		}
+	}
+	return slices.Replace(list, from, to, by...)
 }
 
 // reserveManaged charges managed memory on each sliced GPU, if it fits on all. A refusal counts as a denial if count is set.

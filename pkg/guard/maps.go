@@ -3,6 +3,8 @@ package guard
 import (
 	"bufio"
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -16,21 +18,40 @@ import (
 // uvmSpans lists the mappings of managed memory of a process: shared, and with their own address as the offset in the file, as
 // UVM requires of its mappings (uvm_mmap) and nothing else does by chance. Neither name nor inode of the file would do: a
 // container can make other nodes of the device.
-func uvmSpans(tgid int, now time.Time) []span {
+func uvmSpans(tgid int) []span {
 	f, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/maps")
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
+	return parseMaps(f)
+}
+
+func parseMaps(f io.Reader) []span {
 	var list []span
-	lines := bufio.NewScanner(f)
-	lines.Buffer(make([]byte, 16<<10), 64<<10) // a path has at most 4096 bytes, and each may be written as four
-	for lines.Scan() && len(list) < maxSpans {
-		if base, end, ok := parseUVMMap(lines.Bytes()); ok {
-			list = append(list, span{base: base, end: end, seen: now})
+	var more uint64 // of ranges that are not in the list
+	lines := bufio.NewReaderSize(f, 64<<10)
+	for {
+		// The beginning of a line is enough. Its end is a path, which a container can make longer than any buffer: folders nest
+		// without a bound, and what they are named does not count here.
+		line, err := lines.ReadSlice('\n')
+		if base, end, ok := parseUVMMap(line); ok && len(list) < maxSpans {
+			list = append(list, span{base: base, end: end})
+		} else if ok { // an administrator may have raised vm.max_map_count
+			more += end - base
 		}
+		for errors.Is(err, bufio.ErrBufferFull) {
+			_, err = lines.ReadSlice('\n')
+		}
+		if err == nil {
+			continue
+		}
+		if more > 0 {
+			list = coarse(list)
+			list[0].end += more
+		}
+		return list
 	}
-	return list
 }
 
 // parseUVMMap reads a line of /proc/PID/maps: "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144 /dev/nvidia-uvm".
@@ -61,17 +82,36 @@ func parseUVMMap(line []byte) (base, end uint64, ok bool) {
 	return base, end, err == nil && end > base
 }
 
-// sharesMaps reports that a process has the address space of another one that was looked at (vfork, CLONE_VM).
-func sharesMaps(tgid int, list []span, found map[int][]span) bool {
-	for other, same := range found {
-		if !slices.EqualFunc(list, same, func(a, b span) bool { return a.base == b.base && a.end == b.end }) {
-			continue
-		}
-		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tgid), uintptr(other), kcmpVM, 0, 0, 0); e == 0 && r == 0 {
-			return true
+// sharesMaps tells which of other processes has the address space of a process (vfork, CLONE_VM); 0: none, and then it is added to
+// them. They are kept in the kernel's order of address spaces, in which a search needs few comparisons.
+func sharesMaps(tgid int, spaces *[]int) int {
+	list := *spaces
+	from, to := 0, len(list)
+	for from < to {
+		i := (from + to) / 2
+		switch order, e := compareVM(list[i], tgid); {
+		case e == 0 && order == 0:
+			return list[i]
+		case e == 0 && order == 1: // less
+			from = i + 1
+		case e == 0:
+			to = i
+		default:
+			if _, e := compareVM(tgid, tgid); e != 0 {
+				return 0 // gone
+			}
+			list = slices.Delete(list, i, i+1) // that one is gone, and would lead astray
+			*spaces = list
+			from, to = 0, len(list)
 		}
 	}
-	return false
+	*spaces = slices.Insert(list, from, tgid)
+	return 0
+}
+
+func compareVM(a, b int) (order int, e unix.Errno) {
+	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
+	return int(r), e
 }
 
 // cpuTime is what the container has used of the CPUs, by its cgroup. False: that cannot be read.
@@ -79,15 +119,21 @@ func cpuTime(initPID int) (time.Duration, bool) {
 	if initPID == 0 {
 		return 0, false
 	}
-	if dir, ok := cgroupOf(initPID, "cpuacct"); ok {
-		if b, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil {
-			n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
-			return time.Duration(n), err == nil
+	for _, controller := range []string{"cpuacct", ""} {
+		if dir, ok := cgroupOf(initPID, controller); ok {
+			if used, ok := cpuUsage(dir); ok {
+				return used, true
+			}
 		}
 	}
-	dir, ok := cgroupOf(initPID, "")
-	if !ok {
-		return 0, false
+	return 0, false
+}
+
+// cpuUsage reads it from a cgroup's folder: with v1 from cpuacct.usage (ns), with v2 from cpu.stat.
+func cpuUsage(dir string) (time.Duration, bool) {
+	if b, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil {
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
+		return time.Duration(n), err == nil
 	}
 	b, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
 	if err != nil {
@@ -104,33 +150,88 @@ func cpuTime(initPID int) (time.Duration, bool) {
 
 // killProcess kills a process of the container. The guard has not the capability to send signals to another user's processes;
 // but it may trace them, and the kernel kills what a tracer that asked for it leaves behind (PTRACE_O_EXITKILL, kernel/ptrace.c,
-// exit_ptrace). A tracer is a thread, so this one ends.
+// exit_ptrace). A tracer is a thread, so one ends.
+//
+// One thread of the process is enough, and it need not be the first, which may have ended. Where all of them have a tracer in the
+// container already, that one is killed instead, and the process at the next look.
 func (g *Guard) killProcess(tgid int) {
-	pidfd, err := unix.PidfdOpen(tgid, 0)
-	if err != nil {
-		return // gone
-	}
-	defer unix.Close(pidfd)
-	if !slices.Contains(containerProcesses(g.firstPID()), tgid) {
-		return // the number is another's by now
-	}
-	if unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) == nil {
-		return
-	}
-	failed := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlock it: the thread ends with this function
-		_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tgid), 0, ptraceExitKill, 0, 0)
-		if e != 0 {
-			failed <- e
+	err := error(unix.EPERM)
+	for i := range maxTracers {
+		if !slices.Contains(g.mappers(), tgid) {
+			if i == 0 {
+				return // gone; the number may be another's by now
+			}
+			break
+		}
+		if err = killOne(tgid); err == nil {
 			return
 		}
-		failed <- nil
-	}()
-	if err := <-failed; err != nil {
-		g.log.Error("cannot kill a process; its RM clients are freed instead", "pid", tgid, "err", err)
-		g.killClients(func(c *client) bool { return c.tgid == tgid })
+		tgid = tracerOf(tgid)
 	}
+	g.logOnce("kill", "cannot kill a process; the container's RM clients are freed instead", "err", err)
+	g.killClients(func(*client) bool { return true })
+}
+
+// maxTracers bounds a chain of processes that trace each other.
+const maxTracers = 8
+
+func killOne(tgid int) error {
+	pidfd, err := unix.PidfdOpen(tgid, 0)
+	if err != nil {
+		return nil // gone
+	}
+	defer unix.Close(pidfd)
+	if unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) == nil {
+		return nil
+	}
+	return onOwnThread(func() error {
+		threads, err := os.ReadDir("/proc/" + strconv.Itoa(tgid) + "/task")
+		if err != nil {
+			return nil // gone
+		}
+		err = unix.ESRCH
+		for _, t := range threads {
+			tid, _ := strconv.Atoi(t.Name())
+			_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tid), 0, ptraceExitKill, 0, 0)
+			if e == 0 {
+				return nil
+			}
+			err = e
+		}
+		return err
+	})
+}
+
+// onOwnThread calls f on a thread that ends with it.
+func onOwnThread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlock it: the thread ends with this function
+		if unix.Gettid() == os.Getpid() {
+			// The main thread never ends (runtime.mexit parks it). As long as this function has it, another one gets another.
+			err := onOwnThread(f)
+			runtime.UnlockOSThread()
+			result <- err
+			return
+		}
+		result <- f()
+	}()
+	return <-result
+}
+
+// tracerOf is the process that traces another one; 0: none.
+func tracerOf(tgid int) int {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tgid) + "/status")
+	if err != nil {
+		return 0
+	}
+	for line := range bytes.Lines(b) {
+		if value, ok := bytes.CutPrefix(line, []byte("TracerPid:")); ok {
+			n, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
+			return n
+		}
+	}
+	return 0
 }
 
 const (

@@ -132,7 +132,7 @@ func testLog(t testing.TB) *slog.Logger {
 
 // child is a process under the guard.
 type child struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out chan string
