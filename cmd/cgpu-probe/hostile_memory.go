@@ -312,12 +312,23 @@ func (c *client) releases(u *uvmSpace, before quota.Bytes) error {
 	if err != nil {
 		return err
 	}
-	const base = 1 << 40
-	for _, r := range [][2]uint64{{base, uint64(size)}, {0, 1 << 63}, {4096, 1<<64 - 8192}, {1 << 63, 1 << 62}} {
+	// Something is reserved, so that there is something to be lost; the releases are all around it.
+	const base, kept = 1 << 40, 1 << 44
+	if err := u.announce(page.ReserveManaged, kept, uint64(size)); err != nil {
+		return err
+	}
+	for _, r := range [][2]uint64{{base, uint64(size)}, {0, kept}, {1 << 63, 1 << 62}, {kept + uint64(size), 1 << 46}, {kept + uint64(size), 1 << 62}, {kept, 0}} {
 		print("release_%#x+%#x=%s", r[0], r[1], describe(u.announce(page.ReleaseManaged, r[0], r[1])))
-		if err := c.expectFree("after_release", before, granted); err != nil {
+		if err := c.expectFree("after_release", before, granted+size); err != nil {
 			return err
 		}
+	}
+	// More than there is gives back what there is.
+	if err := u.announce(page.ReleaseManaged, 4096, 1<<46); err != nil {
+		return err
+	}
+	if err := c.expectFree("after_wide_release", before, granted); err != nil {
+		return err
 	}
 	// Twice the same range counts once, and so does its release; half a release is half.
 	for range 2 {
