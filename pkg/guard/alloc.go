@@ -150,14 +150,22 @@ func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm
 	if !ok {
 		return c.status(rm.StatusNoMemory)
 	}
-	if gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent)); !ok {
+	gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent))
+	if !ok {
 		return rep
-	} else if g.spills(gpu, want) {
+	}
+	if g.spills(gpu, want) {
 		return g.allocSpilled(l, c, client, gpu, want, params)
 	}
-	return g.allocCharged(l, c, client, class, want, func() quota.Bytes {
+	rep = g.allocCharged(l, c, client, class, want, func() quota.Bytes {
 		return grantedSize(rm.U64(params, rm.MemorySize), rm.U32(params, rm.MemoryAttr))
 	})
+	if c.executed && c.failedWith(rm.StatusNoMemory) && g.account.usage(gpu).spill > 0 {
+		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
+		c.takeBack()
+		return g.allocSpilled(l, c, client, gpu, want, params)
+	}
+	return rep
 }
 
 // allocCharged makes an object that takes device memory: reserve, execute, settle to what it took.

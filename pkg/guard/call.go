@@ -179,6 +179,12 @@ func (c *trappedCall) execStatus() (uint32, syscall.Errno) {
 	return rm.U32(c.call.Outer, off), 0
 }
 
+// failedWith reports that the driver has answered with a status.
+func (c *trappedCall) failedWith(status uint32) bool {
+	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	return ok && rm.U32(c.call.Outer, off) == status
+}
+
 // exec makes the call for the task.
 func (c *trappedCall) exec() syscall.Errno {
 	c.executed = true

@@ -60,7 +60,7 @@ spill_oom() {
 }
 spill_speed() {
 	local out gbs
-	out=$(run 3GiB -e CGPU_MEM_SPILL=6 -- "$built/spill" 2304 2048) || { echo "$out"; return 1; }
+	out=$(run 3GiB -e CGPU_MEM_SPILL=6 -- "$built/spill" 2496 2048) || { echo "$out"; return 1; }
 	echo "$out"
 	gbs=$(awk '$1 == "read_GBs" {print int($2)}' <<<"$out")
 	grep -q 'right 1' <<<"$out" && grep -q 'texture_worst 0' <<<"$out" && grep -q 'ipc cudaErrorNotSupported' <<<"$out" &&
