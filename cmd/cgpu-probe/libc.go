@@ -28,8 +28,6 @@ import (
 
 // Built with the tag libc (and cgo) the program is linked with the C library and calls the driver through it, as CUDA does:
 // what a preload library stands in front of.
-const dynamic = true
-
 var byProgram = mapper{
 	mmap: func(addr, length uintptr, prot, flags, fd int, off uintptr) (uintptr, syscall.Errno) {
 		var e C.int

@@ -8,8 +8,6 @@ import (
 )
 
 // Built without the tag libc the program is static and makes its own system calls: a preload library sees none of them.
-const dynamic = false
-
 var byProgram = bySyscall
 
 func ioctl(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno { return rawIoctl(fd, cmd, arg) }
