@@ -160,9 +160,13 @@ func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm
 	rep = g.allocCharged(l, c, client, class, want, func() quota.Bytes {
 		return grantedSize(rm.U64(params, rm.MemorySize), rm.U32(params, rm.MemoryAttr))
 	})
-	if c.executed && c.failedWith(rm.StatusNoMemory) && g.account.usage(gpu).spill > 0 {
-		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
+	if rep.errno == 0 && c.failedWith(rm.StatusNoMemory) && g.account.usage(gpu).spill > 0 && (c.executed || g.spills(gpu, want)) {
+		// A card has a little less than its size to give: within the limit, and yet there is nothing left. Or the driver was not
+		// asked, because another thread has taken the room since.
 		c.takeBack()
+		for _, off := range class.Clear { // which was taken back too
+			rm.PutU64(params, off, 0)
+		}
 		return g.allocSpilled(l, c, client, gpu, want, params)
 	}
 	return rep

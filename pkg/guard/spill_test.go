@@ -171,6 +171,41 @@ func TestSpill(t *testing.T) {
 	}
 }
 
+// TestSpillAfterTheDriver: what the card cannot give within the limit is spilled, asked for anew with what the task passed but
+// without the pointers that no driver may see.
+func TestSpillAfterTheDriver(t *testing.T) {
+	var classes []uint32
+	d := &fakeDriver{}
+	g := spillGuard(t, d, 64*quota.MiB)
+	d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+		if err := pointersCovered(g.abi, call); err != nil {
+			t.Error(err)
+		}
+		p := call.Blocks[0].Data
+		classes = append(classes, rm.U32(call.Outer, rm.AllocClass))
+		status := uint32(rm.StatusOK)
+		if len(classes) == 1 {
+			status = rm.StatusNoMemory
+			rm.PutU32(call.Outer, rm.AllocObject, 0xbad)
+			rm.PutU64(p, rm.MemorySize, 1)
+			rm.PutU32(p, 0, 0xbad)
+		} else if rm.U32(p, 0) == 0xbad || rm.U32(call.Outer, rm.AllocObject) != fakeSpilled {
+			t.Error("the driver sees what it has answered before")
+		}
+		rm.PutU32(call.Outer, 40, status)
+		return 0
+	}
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, 8<<20)
+	rm.PutU64(p, rm.MemoryAddress, 0x1234)
+	o := fakeAlloc(fakeDevice, fakeSpilled, classVidmem, p)
+	newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p)
+	if rm.U32(o, 40) != rm.StatusOK || len(classes) != 2 || classes[1] != classSystem {
+		t.Errorf("%s, classes %#x", rm.StatusName(rm.U32(o, 40)), classes)
+	}
+	wantSpilled(t, g, 64*quota.MiB, 8*quota.MiB)
+}
+
 // TestSpillOff: without a spill, and on a native card, nothing goes to the host.
 func TestSpillOff(t *testing.T) {
 	for name, prepare := range map[string]func(u *gpuAccount){
