@@ -163,13 +163,25 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 
 // model is the naive account: it counts anew from the references each time.
 type model struct {
-	limit    quota.Bytes
-	reserved quota.Bytes
+	reserved pools
 	clients  map[uint32]map[uint32]modelObject
 	files    map[uint32]*file
 	others   map[*charge]int
 	id       map[*charge]int
 	sizes    []quota.Bytes
+	spilled  []bool // for each of sizes
+	managed  quota.Bytes
+}
+
+// pools is memory on the GPU and memory spilled to the host.
+type pools struct{ used, spilled quota.Bytes }
+
+func (p *pools) add(size quota.Bytes, spilled bool) {
+	if spilled {
+		p.spilled += size
+	} else {
+		p.used += size
+	}
 }
 
 type modelObject struct {
@@ -178,7 +190,9 @@ type modelObject struct {
 	kind   rm.ClassKind
 }
 
-func (m *model) live() (used quota.Bytes, zombies, objects int) {
+func (m *model) live() (sum pools, zombies, objects int) {
+	sum = m.reserved
+	sum.used += m.managed
 	handles := map[int]int{}
 	for _, c := range m.clients {
 		for _, o := range c {
@@ -194,13 +208,13 @@ func (m *model) live() (used quota.Bytes, zombies, objects int) {
 	}
 	for i, size := range m.sizes {
 		if handles[i] > 0 || others[i] > 0 {
-			used += size
+			sum.add(size, m.spilled[i])
 		}
 		if handles[i] == 0 && others[i] > 0 {
 			zombies++
 		}
 	}
-	return used + m.reserved, zombies, objects
+	return sum, zombies, objects
 }
 
 func (m *model) free(client, handle uint32) {
@@ -229,12 +243,24 @@ func TestAccountAgainstModel(t *testing.T) {
 
 func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 	r := rand.New(rand.NewPCG(seed, 1))
-	const limit = 64 * quota.MiB
+	const limit, spill = 64 * quota.MiB, 48 * quota.MiB
 	a := testAccount(limit)
-	m := &model{limit: limit, clients: map[uint32]map[uint32]modelObject{}, files: map[uint32]*file{},
+	a.setLimits(0, limit, spill)
+	m := &model{clients: map[uint32]map[uint32]modelObject{}, files: map[uint32]*file{},
 		others: map[*charge]int{}, id: map[*charge]int{}}
 	files := []*file{{}, {}, {}}
-	var pending []quota.Bytes // reserved, not yet settled
+	type reservation struct {
+		size    quota.Bytes
+		spilled bool
+	}
+	var pending []reservation // not yet settled
+	unreserve := func(p reservation) {
+		if p.spilled {
+			a.unreserveSpill(0, p.size)
+		} else {
+			a.unreserve(0, p.size)
+		}
+	}
 	client := func() uint32 { return testClient + r.Uint32N(3) }
 	handle := func() uint32 { return 1 + r.Uint32N(24) } // few, so that they are used again
 	newHandle := func(c uint32) (uint32, bool) {
@@ -260,7 +286,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 	for step := range steps {
 		c := client()
 		mc, known := m.clients[c]
-		what := r.IntN(11)
+		what := r.IntN(12)
 		switch what {
 		case 0: // a new client
 			if !known {
@@ -271,36 +297,44 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 		case 1: // reserve
 			size := quota.Bytes(1+r.Uint64N(12)) * quota.MiB
 			before, _, _ := m.live()
-			ok := a.reserve(0, size, true)
-			if want := before+size <= limit; ok != want {
-				t.Fatalf("step %d: reserve of %v at %v: %v", step, size, before, ok)
+			p := reservation{size, r.IntN(2) == 0}
+			var ok, want bool
+			if p.spilled {
+				ok, want = a.reserveSpill(0, size), before.spilled+size <= spill
+			} else {
+				ok, want = a.reserve(0, size, true), before.used+size <= limit
+			}
+			if ok != want {
+				t.Fatalf("step %d: reserve of %+v at %+v: %v", step, p, before, ok)
 			}
 			if ok {
-				m.reserved += size
-				pending = append(pending, size)
+				m.reserved.add(size, p.spilled)
+				pending = append(pending, p)
 			}
 		case 2: // the driver failed
 			if n := len(pending); n > 0 {
-				a.unreserve(0, pending[n-1])
-				m.reserved -= pending[n-1]
+				unreserve(pending[n-1])
+				m.reserved.add(-pending[n-1].size, pending[n-1].spilled)
 				pending = pending[:n-1]
 			}
 		case 3, 4: // memory
 			if n := len(pending); n > 0 {
-				size := pending[n-1]
+				size, spilled := pending[n-1].size, pending[n-1].spilled
 				h, free := newHandle(c)
 				if !free {
 					continue
 				}
 				p := parent(c)
 				pending = pending[:n-1]
-				m.reserved -= size
+				m.reserved.add(-size, spilled)
 				took := size - quota.Bytes(r.Uint64N(2))*quota.MiB/2
-				if ok := a.addObject(c, memoryObject(h, p), 0, size, took); ok != known {
+				o := memoryObject(h, p)
+				o.spilled = spilled
+				if ok := a.addObject(c, o, 0, size, took); ok != known {
 					t.Fatalf("step %d: addObject: %v", step, ok)
 				}
 				if known {
-					m.sizes = append(m.sizes, took)
+					m.sizes, m.spilled = append(m.sizes, took), append(m.spilled, spilled)
 					m.id[chargeOf(c, h)] = len(m.sizes) - 1
 					mc[h] = modelObject{p, len(m.sizes) - 1, rm.ClassVidmem}
 				}
@@ -354,6 +388,21 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 				}
 				break
 			}
+		case 11: // managed memory
+			size := quota.Bytes(1+r.Uint64N(12)) * quota.MiB
+			if before, _, _ := m.live(); r.IntN(2) == 0 {
+				ok := a.reserveManaged(size, true)
+				if want := before.used+size <= limit; ok != want {
+					t.Fatalf("step %d: managed %v at %+v: %v", step, size, before, ok)
+				}
+				if ok {
+					m.managed += size
+				}
+			} else {
+				size = min(size, m.managed)
+				a.releaseManaged(size)
+				m.managed -= size
+			}
 		case 10: // the last close of a file
 			if r.IntN(8) == 0 {
 				f := files[r.IntN(len(files))]
@@ -380,19 +429,23 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 		}
 	}
 	for _, p := range pending {
-		a.unreserve(0, p)
+		unreserve(p)
 	}
-	if u := a.usage(0); u.used != 0 || a.objects != 0 || a.tsgs != 0 || a.channels != 0 || a.zombies != 0 || len(a.clients) != 0 {
+	a.releaseManaged(m.managed)
+	if u := a.usage(0); u.used != 0 || u.spilled != 0 || u.managed != 0 || a.objects != 0 || a.tsgs != 0 || a.channels != 0 || a.zombies != 0 || len(a.clients) != 0 {
 		t.Errorf("left over: %v, %d objects, %d groups, %d channels, %d zombies", u.used, a.objects, a.tsgs, a.channels, a.zombies)
 	}
 }
 
 func checkAgainst(t *testing.T, a *account, m *model, when string) {
 	t.Helper()
-	used, zombies, objects := m.live()
+	want, zombies, objects := m.live()
 	u := a.usage(0)
-	if u.used != used || u.used > u.limit || u.peak > u.limit || u.peak < u.used {
-		t.Fatalf("%s: used %v (peak %v), model %v", when, u.used, u.peak, used)
+	if u.used != want.used || u.used > u.limit || u.peak > u.limit || u.peak < u.used {
+		t.Fatalf("%s: used %v (peak %v), model %v", when, u.used, u.peak, want.used)
+	}
+	if u.spilled != want.spilled || u.spilled > u.spill || u.managed != m.managed {
+		t.Fatalf("%s: spilled %v, managed %v, model %v and %v", when, u.spilled, u.managed, want.spilled, m.managed)
 	}
 	if a.zombies != zombies || a.hasZombies() != (zombies > 0) {
 		t.Fatalf("%s: %d zombies, model %d", when, a.zombies, zombies)

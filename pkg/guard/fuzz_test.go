@@ -1,10 +1,13 @@
 package guard
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -46,6 +49,10 @@ func FuzzHandle(f *testing.F) {
 	rm.PutU32(heap, rm.HeapTiledHeight, 1<<31)
 	rm.PutU32(heap, rm.HeapTiledPitch, 1<<31)
 	f.Add(uint8(rm.EscVidHeapControl), heap, []byte{}, uint8(0), false)
+	large := bytes.Clone(memory) // goes to the host
+	rm.PutU64(large, rm.MemorySize, 20<<20)
+	f.Add(uint8(rm.EscAlloc), fakeAlloc(fakeDevice, 0, classVidmem, nil), large, uint8(16), false)
+	f.Add(uint8(rm.EscAlloc), fakeAlloc(fakeDevice, 0, classVidmem, nil), large, uint8(16), true)
 
 	d := &fakeDriver{}
 	g := newFakeGuard(f, d)
@@ -64,6 +71,7 @@ func FuzzHandle(f *testing.F) {
 		}
 		g.account = newAccount(g.cfg.GPUs)
 		withClient(g)
+		g.account.setLimits(0, 16*quota.MiB, testSpill)
 		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
 			if err := pointersCovered(g.abi, call); err != nil {
 				t.Error(err)
@@ -78,11 +86,11 @@ func FuzzHandle(f *testing.F) {
 		}
 		rep := c.do(cmd, outer, block)
 		u := g.account.usage(0)
-		if u.used > u.limit {
-			t.Errorf("used %v", u.used)
+		if u.used > u.limit || u.spilled > u.spill {
+			t.Errorf("used %v, spilled %v", u.used, u.spilled)
 		}
-		if refuse && !rep.resume && uint32(nr) != rm.EscFree && u.used != 8*quota.MiB {
-			t.Errorf("used %v after a call that failed", u.used)
+		if refuse && !rep.resume && uint32(nr) != rm.EscFree && (u.used != 8*quota.MiB || u.spilled != 0) {
+			t.Errorf("used %v, spilled %v after a call that failed", u.used, u.spilled)
 		}
 		runtime.KeepAlive(block)
 	})
@@ -131,6 +139,55 @@ func FuzzTakeFilter(f *testing.F) {
 		}
 		if g.listeners != 0 {
 			t.Error("a listener is counted")
+		}
+	})
+}
+
+// FuzzParseMaps reads arbitrary text as the maps of a process. What it finds are ranges, and as a whole line says.
+func FuzzParseMaps(f *testing.F) {
+	f.Add([]byte("7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144 /dev/nvidia-uvm\n"))
+	f.Add([]byte("00010000-00020000 rw-s 00010000\n00400000-00401000 r-xp 00000000 08:01 1 /bin/x\n"))
+	f.Add([]byte("-\n- \n1-\n1-2 rw-s\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		list := parseMaps(bytes.NewReader(text))
+		if len(list) > bytes.Count(text, []byte("\n"))+1 {
+			t.Errorf("%d ranges", len(list))
+		}
+		for _, s := range list {
+			if s.base == 0 || s.end <= s.base || s.agreed || !s.announced.IsZero() {
+				t.Errorf("%+v", s)
+			}
+			if line := fmt.Sprintf("%08x", s.base); !bytes.Contains(bytes.ToLower(text), []byte(strings.TrimLeft(line, "0"))) {
+				t.Errorf("%s is not in the text", line)
+			}
+		}
+	})
+}
+
+// FuzzSpans changes lists by arbitrary ranges: they stay in order, and what is put in is there.
+func FuzzSpans(f *testing.F) {
+	f.Add([]byte{1, 0, 9, 0, 3, 5, 1, 4, 200})
+	f.Fuzz(func(t *testing.T, steps []byte) {
+		var list []span
+		for ; len(steps) >= 3; steps = steps[3:] {
+			base, end := uint64(steps[1]), uint64(steps[1])+uint64(steps[2])+1
+			before, held := total(list), overlap(list, base, end)
+			if steps[0]&1 == 0 {
+				list = cut(list, base, end)
+				if total(list) != before-held || overlap(list, base, end) != 0 {
+					t.Fatalf("%d-%d is not out of %+v", base, end, list)
+				}
+			} else {
+				list = insert(list, span{base: base, end: end, agreed: steps[0]&2 != 0})
+				if total(list) != before-held+quota.Bytes(end-base) || overlap(list, base, end) != quota.Bytes(end-base) {
+					t.Fatalf("%d-%d is not in %+v", base, end, list)
+				}
+			}
+			for i := range list {
+				if list[i].end <= list[i].base || i > 0 && list[i].base < list[i-1].end {
+					t.Fatalf("not in order: %+v", list)
+				}
+			}
 		}
 	})
 }
