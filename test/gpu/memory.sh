@@ -136,16 +136,13 @@ preload_walk_around() { # a static program goes past it, and the documentation s
 	docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe cgpu-probe alloc 2GiB
 }
 preload_weights() {
-	local one three status=1
-	vgpu 6GiB -d --name light -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$built/share" --seconds 6 --ramp-ms 3000 &&
-		vgpu 6GiB -d --name heavy -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$built/share" --seconds 6 --ramp-ms 3000 && {
+	local one three status=1 start=$(($(date +%s) + 8))
+	vgpu 6GiB -d --name light -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$built/share" --seconds 6 --start-at "$start" &&
+		vgpu 6GiB -d --name heavy -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$built/share" --seconds 6 --start-at "$start" && {
 		docker wait light heavy
-		one=$(docker logs light | jq -s 'map(select(.final)) | .[0].final' 2>/dev/null || docker logs light | tail -n 1)
-		three=$(docker logs heavy | jq -s 'map(select(.final)) | .[0].final' 2>/dev/null || docker logs heavy | tail -n 1)
-		docker logs light | tail -n 1
-		docker logs heavy | tail -n 1
-		echo "ratio $(awk -v a="$one" -v b="$three" 'BEGIN {printf "%.2f", b / a}')"
-		awk -v a="$one" -v b="$three" 'BEGIN {exit !(b / a > 2.7 && b / a < 3.3)}'
+		one=$(docker logs light | tail -n 1 | jq .work_us)
+		three=$(docker logs heavy | tail -n 1 | jq .work_us)
+		awk -v a="$one" -v b="$three" 'BEGIN {printf "work %.2f s and %.2f s of 6, ratio %.2f\n", a / 1e6, b / 1e6, b / a; exit !(b / a > 2.7 && b / a < 3.3)}'
 		status=$?
 	}
 	remove light heavy
