@@ -52,6 +52,33 @@ managed_probe() {
 	remove bypass
 	[[ $status -eq 137 ]] && (($(date +%s%N) - begin < 3000000000))
 }
+# What looking at memory maps costs the guard: milliseconds of CPU in ten seconds, beside a PyTorch process that sleeps and one
+# that keeps a CPU busy.
+looking() {
+	local status=1 guard before
+	vgpu 6GiB -d --name looked -- "$python" -c '
+import time, torch
+x = torch.zeros(1 << 20, device="cuda")
+print("maps", sum(1 for _ in open("/proc/self/maps")), flush=True)
+time.sleep(14)
+print("busy", flush=True)
+end = time.time() + 16
+while time.time() < end: pass' || return 1
+	total() { cat /proc/"$guard"/task/*/schedstat | awk '{s += $1} END {printf "%d", s / 1e6}'; }
+	wait_log looked maps && sleep 2 && {
+		guard=$(jq -r '.records[0].guardPid' "$CGPU_RUN_DIR/ledger.json")
+		before=$(total)
+		sleep 10
+		echo "asleep: $(($(total) - before)) ms in 10 s"
+		wait_log looked busy && sleep 1
+		before=$(total)
+		sleep 10
+		echo "busy: $(($(total) - before)) ms in 10 s, resident $(awk '/VmRSS/ {print $2, $3}' "/proc/$guard/status"), $(docker logs looked | head -n 1)"
+		status=0
+	}
+	remove looked
+	return "$status"
+}
 spill_oom() {
 	local out
 	out=$(run 6GiB -e CGPU_MEM_SPILL=4 -- "$python" "$built/oom.py" 2) || { echo "$out"; return 1; }
@@ -159,6 +186,7 @@ check 'managed memory works after a refusal' managed_after_refusal
 check 'managed memory past the limiter is found' managed_bypass
 check 'managed memory past the limiter is found, another user' managed_bypass -u 1000:1000
 check 'raw mapping of 20 GiB is found' managed_probe
+check 'what looking at maps costs' looking
 check 'spill: PyTorch reaches limit + spill' spill_oom
 check 'spill: speed, textures, IPC, export' spill_speed
 check 'spill: training gives the same losses' spill_training
