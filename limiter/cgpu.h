@@ -2,10 +2,10 @@
 #ifndef CGPU_H
 #define CGPU_H
 
+#pragma GCC visibility push(hidden)
+
 #include "page.h"
 #include "sys.h"
-
-#pragma GCC visibility push(hidden)
 
 #define MIB (1ull << 20)
 /* What a CUDA context takes of device memory beyond what it allocates. The guard's default is the same. */
@@ -57,11 +57,25 @@ extern uint32_t managed_ranges; /* how many are remembered: 0 in most programs, 
 long managed_mmap(const struct cgpu_header *page, void *addr, size_t len, int prot, int flags, int fd, long off);
 long managed_replace(void *addr, size_t len, int prot, int flags, int fd, long off);
 long managed_munmap(void *addr, size_t len);
+int is_uvm(const struct cgpu_header *page, int fd);
+
+/* Calls on nvidia-uvm, of the driver's uvm_ioctl.h. All three begin with base and length. */
+#define UVM_DISABLE_READ_DUPLICATION 45
+#define UVM_ALLOC_SEMAPHORE_POOL 68
+#define UVM_VALIDATE_VA_RANGE 72
+#define UVM_STATUS 16 /* of the first and the last */
+
+/* refuse.c: how a refusal of managed memory reaches the program. */
+extern uint32_t refusals; /* 0 nearly always */
+long refuse(uint64_t base, uint64_t end, int flags);
+int forget(uint64_t base, uint64_t end);
+long managed_call(int fd, unsigned int number, void *arg);
+int keeps(uint64_t base, uint64_t end);
+int refuses_reservation(size_t len);
 
 /* rm.c: a call of the resource manager in preload mode. present.c: a card of the size of the limit. */
 long preload_call(const struct cgpu_header *page, int fd, unsigned int request, void *arg);
 void present_fb_info(const struct cgpu_header *page, unsigned int gpu, uint64_t list, uint32_t count);
-void present_heap(const struct cgpu_header *page, unsigned int gpu, uint64_t call);
 
 #pragma GCC visibility pop
 

@@ -7,21 +7,16 @@
 #include "cgpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
+#define MANAGED (CGPU_FLAG_MANAGED_LIMIT | CGPU_FLAG_MANAGED_DENY)
 
 /* Heterogeneous memory management lets kernels use malloc'ed memory, which then moves to the device uncounted. */
 static long initialize_uvm(int fd, unsigned int request, void *arg)
 {
-	struct { uint64_t flags; uint32_t status, reserved; } call;
-	long ret;
+	uint64_t flags;
 
-	_Static_assert(RM_UVM_INITIALIZE_FLAGS == 0, "UVM_INITIALIZE_PARAMS");
-	if (!copy_in(&call, (uint64_t)arg, sizeof call))
-		return sys_ioctl(fd, request, arg);
-	call.flags |= RM_UVM_INIT_DISABLE_HMM;
-	ret = sys_ioctl(fd, request, &call);
-	if (!failed(ret) && !copy_out((uint64_t)arg + 8, &call.status, sizeof call.status))
-		return -EFAULT;
-	return ret;
+	if (copy_in(&flags, (uint64_t)arg + RM_UVM_INITIALIZE_FLAGS, sizeof flags) && (flags |= RM_UVM_INIT_DISABLE_HMM))
+		copy_out((uint64_t)arg + RM_UVM_INITIALIZE_FLAGS, &flags, sizeof flags);
+	return sys_ioctl(fd, request, arg);
 }
 
 /* is_rm picks the calls of the resource manager that make or drop memory, or tell of it. */
@@ -31,6 +26,11 @@ static int is_rm(unsigned int number)
 
 	return (number >> 8 & 0xff) == 'F' &&
 	       (nr == RM_NR_ALLOC || nr == RM_NR_FREE || nr == RM_NR_CONTROL || nr == RM_NR_DUP || nr == RM_NR_HEAP);
+}
+
+static int is_managed(unsigned int number)
+{
+	return number == UVM_ALLOC_SEMAPHORE_POOL || number == UVM_VALIDATE_VA_RANGE || number == UVM_DISABLE_READ_DUPLICATION;
 }
 
 /*
@@ -46,20 +46,22 @@ EXPORT int ioctl(int fd, unsigned long request, void *arg)
 		return (int)result(preload_call(vgpu_page(), fd, number, arg));
 	if (number == RM_UVM_INITIALIZE && vgpu_page()->flags & CGPU_FLAG_NO_HMM)
 		return (int)result(initialize_uvm(fd, number, arg));
+	if (is_managed(number) && vgpu_page()->flags & MANAGED && is_uvm(vgpu_page(), fd))
+		return (int)result(managed_call(fd, number, arg));
 	return (int)result(sys_ioctl(fd, number, arg));
 }
 
 EXPORT void *mmap(void *addr, size_t len, int prot, int flags, int fd, long off)
 {
-	const struct cgpu_header *page;
 	int type = flags & MAP_TYPE;
 
 	/* What managed memory looks like. libcuda also maps plain files and devices; their offsets are not their addresses. */
-	if ((type == MAP_SHARED || type == MAP_SHARED_VALIDATE) && fd >= 0 && off && off == (long)addr) {
-		page = vgpu_page();
-		if (page->flags & (CGPU_FLAG_MANAGED_LIMIT | CGPU_FLAG_MANAGED_DENY))
-			return (void *)result(managed_mmap(page, addr, len, prot, flags, fd, off));
-	}
+	if ((type == MAP_SHARED || type == MAP_SHARED_VALIDATE) && fd >= 0 && off && off == (long)addr && vgpu_page()->flags & MANAGED)
+		return (void *)result(managed_mmap(vgpu_page(), addr, len, prot, flags, fd, off));
+	if (LOAD(&refusals) && !addr && prot == PROT_NONE && fd < 0 && refuses_reservation(len))
+		return (void *)result(-ENOMEM);
+	if (LOAD(&refusals) && flags & MAP_FIXED && prot != PROT_NONE)
+		forget((uint64_t)addr, (uint64_t)addr + len);
 	/* CUDA may end a mapping by putting an inaccessible one in its place. */
 	if (flags & MAP_FIXED && LOAD(&managed_ranges))
 		return (void *)result(managed_replace(addr, len, prot, flags, fd, off));
@@ -71,6 +73,8 @@ EXPORT void *mmap64(void *addr, size_t len, int prot, int flags, int fd, long of
 
 EXPORT int munmap(void *addr, size_t len)
 {
+	if (LOAD(&refusals) && keeps((uint64_t)addr, (uint64_t)addr + len))
+		return 0;
 	if (LOAD(&managed_ranges))
 		return (int)result(managed_munmap(addr, len));
 	return (int)result(sys_munmap(addr, len));

@@ -34,7 +34,7 @@ static uint64_t mark(uint64_t base, uint64_t end)
 	return m;
 }
 
-static int is_uvm(const struct cgpu_header *page, int fd)
+int is_uvm(const struct cgpu_header *page, int fd)
 {
 	struct stat st;
 	return !page->uvm_device || (!failed(sys_fstat(fd, &st)) && (st.st_mode & S_TYPE) == S_CHAR && st.st_rdev == page->uvm_device);
@@ -78,18 +78,18 @@ static void settle(uint64_t m, int done)
 	}
 }
 
-/* reserve asks for the memory. charged says that it is to be given back one day. */
-static int reserve(const struct cgpu_header *page, uint64_t base, uint64_t end, int fd, int *charged)
+/* reserve asks for the memory. */
+static int reserve(const struct cgpu_header *page, uint64_t base, uint64_t end, int fd)
 {
 	struct cgpu_managed_call call = {.base = base, .length = end - base};
 
-	*charged = 1;
 	if (page->flags & CGPU_FLAG_PRELOAD)
 		return slots_reserve_managed(page, end - base);
-	/* A guard that does not know the call, or none: the mapping is made, and whoever watches the limit finds it. */
-	if (failed(tell(fd, CGPU_RESERVE_MANAGED, &call)))
-		return !(*charged = 0);
-	return call.status == RM_STATUS_OK;
+	/*
+	 * A guard that does not know the call, or none: the mapping is made, and whoever watches the limit finds it. Its end is
+	 * told all the same; of a range that he does not know the guard gives nothing back.
+	 */
+	return failed(tell(fd, CGPU_RESERVE_MANAGED, &call)) || call.status == RM_STATUS_OK;
 }
 
 /* The kernel's pages may be larger on arm64, but CUDA maps in multiples of 64 KiB at least. */
@@ -102,21 +102,18 @@ static uint64_t end_of(uint64_t base, size_t len)
 long managed_mmap(const struct cgpu_header *page, void *addr, size_t len, int prot, int flags, int fd, long off)
 {
 	uint64_t base = (uint64_t)addr, end = end_of(base, len);
-	int charged;
 
-	if (!is_uvm(page, fd))
+	if ((LOAD(&refusals) && forget(base, base + len)) || !is_uvm(page, fd))
 		return managed_replace(addr, len, prot, flags, fd, off);
-	if (page->flags & CGPU_FLAG_MANAGED_DENY)
-		return -ENOMEM;
 	/* What is there goes first: the guard knows ranges by their addresses, and an end told late would be the new one's. */
 	if (flags & MAP_FIXED)
 		settle(mark(base, end), 1);
-	if (!reserve(page, base, end, fd, &charged))
-		return -ENOMEM;
+	if (page->flags & CGPU_FLAG_MANAGED_DENY || !reserve(page, base, end, fd))
+		return refuse(base, base + len, flags);
 	long ret = sys_mmap(addr, len, prot, flags, fd, off);
-	if (ret == (long)addr && charged)
+	if (ret == (long)addr)
 		remember(base, end, fd);
-	else if (charged)
+	else
 		release(page, base, end, fd);
 	return ret;
 }

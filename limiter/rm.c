@@ -15,8 +15,6 @@
 #define CONTROL_FB_INFO_V2 0x20801303u
 #define CONTROL_TIMESLICE 0xa06c0103u /* NVA06C_CTRL_CMD_SET_TIMESLICE */
 
-#define CALL(nr, size) (3u << 30 | (size) << 16 | 'F' << 8 | (nr))
-
 #define ENGINE_GR_LAST 8 /* NV2080_ENGINE_TYPE_GR7; 0 leaves it to the channels */
 #define PAGE_SMALL (64ull << 10)
 #define PAGE_HUGE (2 * MIB)
@@ -77,15 +75,7 @@ static int control(int fd, uint32_t client, uint32_t object, uint32_t cmd, void 
 	uint32_t o[] = {client, object, cmd, 0, (uint32_t)(uint64_t)params, (uint32_t)((uint64_t)params >> 32), size, 0};
 
 	_Static_assert(sizeof o == RM_CONTROL_SIZE && RM_CONTROL_PARAMS == 16 && RM_CONTROL_PARAMS_SIZE == 24, "NVOS54");
-	return !failed(sys_ioctl(fd, CALL(RM_NR_CONTROL, RM_CONTROL_SIZE), o)) && o[RM_CONTROL_STATUS / 4] == RM_STATUS_OK;
-}
-
-static int free_object(int fd, uint32_t client, uint32_t handle)
-{
-	uint32_t o[] = {client, 0, handle, 0};
-
-	_Static_assert(sizeof o == RM_FREE_SIZE && RM_FREE_OBJECT == 8, "NVOS00");
-	return !failed(sys_ioctl(fd, CALL(RM_NR_FREE, RM_FREE_SIZE), o)) && o[RM_FREE_STATUS / 4] == RM_STATUS_OK;
+	return !failed(sys_ioctl(fd, 3u << 30 | RM_CONTROL_SIZE << 16 | 'F' << 8 | RM_NR_CONTROL, o)) && o[RM_CONTROL_STATUS / 4] == RM_STATUS_OK;
 }
 
 /* gpu_of finds the vGPU of an object. */
@@ -146,46 +136,35 @@ static uint64_t granted(uint64_t size, uint32_t attr)
 	return round_up(size, huge ? PAGE_HUGE : PAGE_SMALL);
 }
 
-/* Where a call says what memory it wants, and later what it got: in its structure, or behind a pointer of it. */
-struct wish {
-	uint64_t size;              /* to reserve */
-	uint64_t size_at, attr_at;  /* addresses; 0: it takes what was reserved */
-	size_t handle;              /* offset in the structure */
-	uint32_t client, parent;
-	uint8_t kind;
-};
-
-/* allocate makes what takes device memory: reserve, execute, settle to what it took. */
-static long allocate(struct call *c, struct wish w)
+/*
+ * allocate makes what takes device memory: reserve, execute, settle to what it took. params is where the driver tells that;
+ * 0: what was reserved.
+ */
+static long allocate(struct call *c, uint8_t kind, uint64_t reserved, uint64_t params)
 {
-	int gpu = gpu_of(c->page, w.client, w.parent), done;
-	uint64_t took = w.size, size;
-	uint32_t attr;
+	uint32_t client = u32(c->o, RM_ALLOC_ROOT), parent = u32(c->o, RM_ALLOC_PARENT), attr;
+	int gpu = gpu_of(c->page, client, parent), done;
+	uint64_t took = reserved, size;
 
-	if (gpu == NO_GPU || !slots_reserve(c->page, (unsigned int)gpu, w.size))
+	if (gpu == NO_GPU || !slots_reserve(c->page, (unsigned int)gpu, reserved))
 		return answer(c, RM_STATUS_NO_MEMORY);
 	long ret = execute(c, &done);
 	if (!done) {
-		slots_release(c->page, (unsigned int)gpu, w.size);
+		slots_release(c->page, (unsigned int)gpu, reserved);
 		return ret;
 	}
-	uint32_t handle = u32(c->o, w.handle);
-	if (w.size_at && copy_in(&size, w.size_at, sizeof size) && copy_in(&attr, w.attr_at, sizeof attr))
+	uint32_t handle = u32(c->o, RM_ALLOC_OBJECT);
+	if (params && copy_in(&size, params + RM_MEMORY_SIZE, sizeof size) && copy_in(&attr, params + RM_MEMORY_ATTR, sizeof attr))
 		took = granted(size, attr);
-	/* More than was reserved: the caller asked for pages of 512 MiB. */
-	if (took > w.size && !slots_reserve(c->page, (unsigned int)gpu, took - w.size)) {
-		if (free_object(c->fd, w.client, handle)) {
-			slots_release(c->page, (unsigned int)gpu, w.size);
-			return answer(c, RM_STATUS_NO_MEMORY);
-		}
-		took = w.size;
-	}
-	if (took < w.size)
-		slots_release(c->page, (unsigned int)gpu, w.size - took);
-	entry_add(w.client, handle, (struct entry){.size = took, .memory = ADD(&memories, 1), .parent = w.parent, .fd = c->fd,
-						   .kind = w.kind, .gpu = (uint8_t)gpu});
-	if (w.kind == KIND_GROUP)
-		set_timeslice(c->page, (unsigned int)gpu, c->fd, (uint64_t)w.client << 32 | handle);
+	/* More than was reserved, because the caller asked for pages of 512 MiB: a program honest enough for this mode does not. */
+	if (took > reserved && !slots_reserve(c->page, (unsigned int)gpu, took - reserved))
+		took = reserved;
+	if (took < reserved)
+		slots_release(c->page, (unsigned int)gpu, reserved - took);
+	entry_add(client, handle, (struct entry){.size = took, .memory = ADD(&memories, 1), .parent = parent, .fd = c->fd,
+						 .kind = kind, .gpu = (uint8_t)gpu});
+	if (kind == KIND_GROUP)
+		set_timeslice(c->page, (unsigned int)gpu, c->fd, (uint64_t)client << 32 | handle);
 	return ret;
 }
 
@@ -209,38 +188,31 @@ static void drop_below(const struct cgpu_header *page, uint32_t client, uint32_t
 static long on_alloc(struct call *c)
 {
 	size_t size = c->request >> 16 & 0x3fff, status = size == 48 ? 40 : size == 40 ? 36 : 28;
-	struct wish w = {.handle = RM_ALLOC_OBJECT};
-	uint64_t params;
 	uint32_t engine = 0;
+	uint8_t kind = KIND_NONE;
 	int gpu = NO_GPU, done;
+	uint64_t memory;
 
 	if ((size != 48 && size != 40 && size != 32) || !load(c, size, status))
 		return pass(c);
-	w.client = u32(c->o, RM_ALLOC_ROOT);
-	w.parent = u32(c->o, RM_ALLOC_PARENT);
-	params = u64(c->o, RM_ALLOC_PARAMS);
+	uint32_t client = u32(c->o, RM_ALLOC_ROOT), parent = u32(c->o, RM_ALLOC_PARENT);
+	uint64_t params = u64(c->o, RM_ALLOC_PARAMS);
 	switch (u32(c->o, RM_ALLOC_CLASS)) {
 	case CLASS_MEMORY:
-		w.size_at = params + RM_MEMORY_SIZE;
-		w.attr_at = params + RM_MEMORY_ATTR;
-		w.kind = KIND_MEMORY;
-		if (!params || !copy_in(&w.size, w.size_at, sizeof w.size))
+		if (!params || !copy_in(&memory, params + RM_MEMORY_SIZE, sizeof memory))
 			return pass(c); /* to be refused */
-		w.size = round_up(w.size, PAGE_HUGE);
-		return allocate(c, w);
+		return allocate(c, KIND_MEMORY, round_up(memory, PAGE_HUGE), params);
 	case CLASS_GROUP:
 		if ((params && !copy_in(&engine, params + RM_TSG_ENGINE_TYPE, sizeof engine)) || engine > ENGINE_GR_LAST)
 			return pass(c);
-		w.size = CGPU_CONTEXT_OVERHEAD;
-		w.kind = KIND_GROUP;
-		return allocate(c, w);
+		return allocate(c, KIND_GROUP, CGPU_CONTEXT_OVERHEAD, 0);
 	case CLASS_DEVICE:
-		w.kind = KIND_DEVICE;
+		kind = KIND_DEVICE;
 		gpu = device_gpu(c);
 		break;
 	case CLASS_SUBDEVICE:
-		w.kind = KIND_SUBDEVICE;
-		gpu = gpu_of(c->page, w.client, w.parent);
+		kind = KIND_SUBDEVICE;
+		gpu = gpu_of(c->page, client, parent);
 		break;
 	case 0: case 1: case CLASS_CLIENT:
 		break;
@@ -248,18 +220,20 @@ static long on_alloc(struct call *c)
 		return pass(c);
 	}
 	long ret = execute(c, &done);
-	if (!done)
-		return ret;
-	if (w.kind && gpu != NO_GPU)
-		entry_add(w.client, u32(c->o, w.handle), (struct entry){.parent = w.parent, .kind = w.kind, .gpu = (uint8_t)gpu});
-	else if (!w.kind) /* a new client: one of the same number is gone, its file closed */
-		drop_below(c->page, u32(c->o, w.handle), u32(c->o, w.handle));
+	uint32_t handle = u32(c->o, RM_ALLOC_OBJECT);
+	if (done && kind && gpu != NO_GPU)
+		entry_add(client, handle, (struct entry){.parent = parent, .kind = kind, .gpu = (uint8_t)gpu});
+	else if (done && !kind) /* a new client: one of the same number is gone, its file closed */
+		drop_below(c->page, handle, handle);
 	return ret;
 }
 
-/* drop frees an object by any call. It leaves the table first: the handle may be another thread's as soon as it is free. */
-static long drop(struct call *c, uint32_t client, uint32_t handle)
+/* on_free frees an object. It leaves the table first: the handle may be another thread's as soon as it is free. */
+static long on_free(struct call *c)
 {
+	if (!load(c, RM_FREE_SIZE, RM_FREE_STATUS))
+		return pass(c);
+	uint32_t client = u32(c->o, RM_FREE_ROOT), handle = u32(c->o, RM_FREE_OBJECT);
 	struct entry *e = handle == client ? NULL : entry_find(client, handle);
 	int taken = e && entry_take(e), done;
 	long ret = execute(c, &done);
@@ -295,50 +269,6 @@ static long on_dup(struct call *c)
 	return ret;
 }
 
-/* on_heap is the old way to allocate, still used by graphics libraries. */
-static long on_heap(struct call *c)
-{
-	struct wish w = {.handle = RM_HEAP_ALLOC_MEMORY, .kind = KIND_MEMORY};
-	size_t size_at = RM_HEAP_ALLOC_SIZE, attr_at = RM_HEAP_ALLOC_ATTR;
-	int gpu, done;
-	long ret;
-
-	if (!load(c, RM_HEAP_SIZE, RM_HEAP_STATUS))
-		return pass(c);
-	w.client = u32(c->o, RM_HEAP_ROOT);
-	w.parent = u32(c->o, RM_HEAP_PARENT);
-	switch (u32(c->o, RM_HEAP_FUNCTION)) {
-	case RM_HEAP_FN_ALLOC_SIZE:
-		break;
-	case RM_HEAP_FN_ALLOC_SIZE_RANGE:
-		size_at = RM_HEAP_ALLOC_RANGE_SIZE;
-		break;
-	case RM_HEAP_FN_ALLOC_TILED:
-		attr_at = RM_HEAP_TILED_ATTR;
-		break;
-	case RM_HEAP_FN_FREE:
-		return drop(c, w.client, u32(c->o, RM_HEAP_FREE_MEMORY));
-	case RM_HEAP_FN_INFO:
-		ret = execute(c, &done);
-		gpu = gpu_of(c->page, w.client, w.parent);
-		if (done && gpu != NO_GPU)
-			present_heap(c->page, (unsigned int)gpu, c->arg);
-		return ret;
-	default:
-		return pass(c);
-	}
-	if (u32(c->o, RM_HEAP_ALLOC_FLAGS) & RM_MEMORY_FLAG_VIRTUAL ||
-	    (u32(c->o, attr_at) >> RM_MEMORY_ATTR_LOCATION_SHIFT & RM_MEMORY_ATTR_LOCATION_MASK))
-		return pass(c); /* addresses, or host memory */
-	w.size = u64(c->o, size_at);
-	if (attr_at == RM_HEAP_TILED_ATTR) /* the driver computes the size */
-		w.size = (uint64_t)u32(c->o, RM_HEAP_TILED_HEIGHT) * u32(c->o, RM_HEAP_TILED_PITCH);
-	w.size = round_up(w.size, PAGE_HUGE);
-	w.size_at = c->arg + size_at;
-	w.attr_at = c->arg + attr_at;
-	return allocate(c, w);
-}
-
 static long on_control(struct call *c)
 {
 	struct { uint32_t count, reserved; uint64_t list; } info;
@@ -358,10 +288,8 @@ static long on_control(struct call *c)
 	}
 	long ret = execute(c, &done);
 	/* The driver has just read and written the parameters, so the count is one that it took. */
-	if (done && cmd == CONTROL_FB_INFO && copy_in(&info, params, sizeof info))
-		present_fb_info(c->page, (unsigned int)gpu, info.list, info.count);
-	else if (done && cmd == CONTROL_FB_INFO_V2 && copy_in(&info, params, sizeof info))
-		present_fb_info(c->page, (unsigned int)gpu, params + RM_FB_INFO_LIST, info.count);
+	if (done && cmd != CONTROL_TIMESLICE && copy_in(&info, params, sizeof info))
+		present_fb_info(c->page, (unsigned int)gpu, cmd == CONTROL_FB_INFO ? info.list : params + RM_FB_INFO_LIST, info.count);
 	return ret;
 }
 
@@ -375,11 +303,11 @@ long preload_call(const struct cgpu_header *page, int fd, unsigned int request, 
 	case RM_NR_ALLOC:
 		return on_alloc(&c);
 	case RM_NR_FREE:
-		return load(&c, RM_FREE_SIZE, RM_FREE_STATUS) ? drop(&c, u32(c.o, RM_FREE_ROOT), u32(c.o, RM_FREE_OBJECT)) : pass(&c);
+		return on_free(&c);
 	case RM_NR_DUP:
 		return on_dup(&c);
-	case RM_NR_HEAP:
-		return on_heap(&c);
+	case RM_NR_HEAP: /* the old way to allocate, which nothing of CUDA's takes: not accounted for, so not allowed */
+		return load(&c, RM_HEAP_SIZE, RM_HEAP_STATUS) ? answer(&c, RM_STATUS_NOT_SUPPORTED) : pass(&c);
 	}
 	return on_control(&c);
 }

@@ -8,8 +8,6 @@
 #define SWEEPING (1ull << 63)  /* in Slot.Owner: the rest names who clears the slot */
 #define START_MASK 0x7fffffffull
 #define CLAIMING 0xffffffffull /* in mine: a thread is looking for a slot */
-#define ATTEMPTS 3
-#define PATIENCE 10000
 
 static uint64_t mine; /* number of the process << 32 | its slot's index + 1; wrong after a fork, and seen to be */
 
@@ -122,7 +120,7 @@ static struct cgpu_slot *own(const struct cgpu_header *page)
 	unsigned int n;
 	struct cgpu_slot *slots = vgpu_slots(page, &n);
 
-	for (int i = 0; n && i < PATIENCE; i++) {
+	for (int i = 0; n && i < 10000; i++) {
 		uint64_t known = LOAD(&mine), index = (uint32_t)known;
 		if (known >> 32 == pid && index == CLAIMING) {
 			sys_yield();
@@ -182,7 +180,7 @@ int slots_reserve(const struct cgpu_header *page, unsigned int gpu, uint64_t siz
 	unsigned int n;
 	struct cgpu_slot *slot = own(page), *slots = vgpu_slots(page, &n);
 
-	for (int attempt = 0; slot && attempt < ATTEMPTS; attempt++) {
+	for (int attempt = 0; slot && attempt < 3; attempt++) {
 		if (take(page, slot, gpu, size))
 			return 1;
 		/* Two that asked at the same time may both have been refused, though there is room for one. */

@@ -1,5 +1,5 @@
 /* Access to the caller's memory, and errno. */
-#include "sys.h"
+#include "cgpu.h"
 
 /* Weak: the C library has it, glibc of any age and musl alike; a program without one has no errno to set. */
 extern int *__errno_location(void) __attribute__((weak));

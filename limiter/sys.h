@@ -11,8 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#pragma GCC visibility push(hidden)
-
 #define S_TYPE 0170000 /* in st_mode; linux/stat.h and asm/stat.h do not go together everywhere */
 #define S_CHAR 0020000
 #define S_REGULAR 0100000
@@ -56,6 +54,7 @@ static inline long sys_close(int fd) { return sys6(__NR_close, fd, 0, 0, 0, 0, 0
 static inline long sys_fstat(int fd, struct stat *st) { return sys6(__NR_fstat, fd, (long)st, 0, 0, 0, 0); }
 static inline long sys_kill(int pid, int signal) { return sys6(__NR_kill, pid, signal, 0, 0, 0, 0); }
 static inline uint32_t sys_getpid(void) { return (uint32_t)sys6(__NR_getpid, 0, 0, 0, 0, 0, 0); }
+static inline uint32_t sys_gettid(void) { return (uint32_t)sys6(__NR_gettid, 0, 0, 0, 0, 0, 0); }
 static inline void sys_yield(void) { sys6(__NR_sched_yield, 0, 0, 0, 0, 0, 0); }
 
 /* copy_in and copy_out reach the caller's memory, and say no where the kernel would say EFAULT. See sys.c. */
@@ -64,7 +63,5 @@ int copy_out(uint64_t user, const void *from, size_t len);
 
 /* result turns a kernel's answer into what the C library's function would return, with errno. */
 long result(long ret);
-
-#pragma GCC visibility pop
 
 #endif

@@ -122,6 +122,13 @@ func (r *rig) put(t testing.TB, h page.Header, processes uint32, vgpus ...page.V
 	}
 }
 
+// flags makes a page with flags, and returns them.
+func (r *rig) flags(t testing.TB, flags uint32, vgpus ...page.VGPU) uint32 {
+	t.Helper()
+	r.put(t, page.Header{Flags: flags}, 0, vgpus...)
+	return flags
+}
+
 // patch overwrites a word of the page.
 func (r *rig) patch(t testing.TB, off int, v uint32) {
 	t.Helper()
@@ -145,21 +152,20 @@ func TestPassThrough(t *testing.T) {
 		library, program := r.library(t, false), r.build(t, "pass")
 		for _, c := range []struct {
 			name string
-			page func()
+			page func() uint32 // its flags
 		}{
-			{"no page", func() {}},
-			{"empty", func() { r.write(t, nil) }},
-			{"garbage", func() { r.write(t, bytes.Repeat([]byte("garbage "), 1<<14)) }},
-			{"a directory", func() { r.mkdir(t) }},
-			{"guard", func() { r.put(t, page.Header{Flags: page.FlagGuard | managed}, 0, page.VGPU{Limit: mib}) }},
-			{"guard denies", func() { r.put(t, page.Header{Flags: page.FlagGuard | page.FlagManagedDeny}, 0, page.VGPU{Limit: mib}) }},
-			{"preload", func() { r.put(t, page.Header{Flags: page.FlagPreload | managed}, 0, page.VGPU{Limit: mib}) }},
-			{"preload, no GPU", func() { r.put(t, page.Header{Flags: page.FlagPreload | managed}, 0) }},
+			{"no page", func() uint32 { return 0 }},
+			{"empty", func() uint32 { r.write(t, nil); return 0 }},
+			{"garbage", func() uint32 { r.write(t, bytes.Repeat([]byte("garbage "), 1<<14)); return 0 }},
+			{"a directory", func() uint32 { r.mkdir(t); return 0 }},
+			{"guard", func() uint32 { return r.flags(t, page.FlagGuard|managed, page.VGPU{Limit: mib}) }},
+			{"guard denies", func() uint32 { return r.flags(t, page.FlagGuard|page.FlagManagedDeny, page.VGPU{Limit: mib}) }},
+			{"preload", func() uint32 { return r.flags(t, page.FlagPreload|managed, page.VGPU{Limit: mib}) }},
+			{"preload, no GPU", func() uint32 { return r.flags(t, page.FlagPreload|managed) }},
 		} {
 			t.Run(c.name, func(t *testing.T) {
 				_ = os.RemoveAll(r.page)
-				c.page()
-				r.start(t, library, program)
+				r.start(t, library, program, fmt.Sprint(c.page()))
 			})
 		}
 	})

@@ -1,12 +1,16 @@
-/* What is not the limiter's passes through: results, errno, any number of arguments, pointers that are none. */
+/*
+ * What is not the limiter's passes through: results, errno, any number of arguments, pointers that are none.
+ * usage: pass [FLAGS]: of the page
+ */
 #include "check.h"
 
 #include <sys/syscall.h>
 
 #define NO_DRIVER (errno == ENOTTY || errno == ENOSYS) /* qemu knows no number that it has not heard of */
 
-int main(void)
+int main(int argc, char **argv)
 {
+	unsigned flags = argc > 1 ? strtoul(argv[1], NULL, 0) : 0;
 	int p[2], n = 0;
 	char c = 'x', *at;
 	FILE *f = tmpfile();
@@ -29,11 +33,16 @@ int main(void)
 	int checked = syscall(SYS_process_vm_readv, getpid(), NULL, 0, NULL, 0, 0) == 0;
 	for (unsigned i = 0; i < sizeof nrs / sizeof *nrs; i++)
 		for (unsigned k = 0; k < sizeof sizes / sizeof *sizes; k++) {
-			CHECK(ioctl(p[0], CALL(nrs[i], sizes[k]), o) == -1 && NO_DRIVER);
+			/* Heap control is refused in preload mode, whatever the file is. */
+			if (nrs[i] == RM_NR_HEAP && sizes[k] == RM_HEAP_SIZE && flags & CGPU_FLAG_PRELOAD)
+				CHECK(ioctl(p[0], CALL(nrs[i], sizes[k]), o) == 0 && get32(o, RM_HEAP_STATUS) == RM_STATUS_NOT_SUPPORTED);
+			else
+				CHECK(ioctl(p[0], CALL(nrs[i], sizes[k]), o) == -1 && NO_DRIVER);
 			CHECK(!checked || (ioctl(p[0], CALL(nrs[i], sizes[k]), (void *)8) == -1 && NO_DRIVER));
 			CHECK(!checked || (ioctl(p[0], CALL(nrs[i], sizes[k]), NULL) == -1 && NO_DRIVER));
 		}
-	CHECK(ioctl(p[0], RM_UVM_INITIALIZE, &uvm) == -1 && NO_DRIVER && uvm.flags == 0);
+	CHECK(ioctl(p[0], RM_UVM_INITIALIZE, &uvm) == -1 && NO_DRIVER);
+	CHECK(uvm.flags == (flags & CGPU_FLAG_NO_HMM ? RM_UVM_INIT_DISABLE_HMM : 0));
 	CHECK(!checked || (ioctl(p[0], RM_UVM_INITIALIZE, NULL) == -1 && NO_DRIVER));
 
 	errno = 77;
