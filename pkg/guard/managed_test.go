@@ -291,9 +291,9 @@ func TestScanFindsRoom(t *testing.T) {
 	c.do("map", somewhere, int(testLimit))
 	g.look()
 	managedUse(t, g, testLimit)
-	if c.do("unmap", somewhere, int(testLimit)); !g.reserveManaged(c.pid(), somewhere<<1, somewhere<<1+1<<20) {
+	if c.do("unmap", somewhere, int(testLimit)); !g.reserveManaged(c.pid(), elsewhere, elsewhere+1<<20) {
 		// The look before was a moment ago.
-		eventually(t, "the mapping is seen to be gone", func() bool { return g.reserveManaged(c.pid(), somewhere<<1, somewhere<<1+1<<20) })
+		eventually(t, "the mapping is seen to be gone", func() bool { return g.reserveManaged(c.pid(), elsewhere, elsewhere+1<<20) })
 	}
 	managedUse(t, g, quota.MiB)
 }
@@ -388,7 +388,7 @@ func TestPools(t *testing.T) {
 	for i := range uintptr(4) {
 		c.do("map", somewhere+i<<30, int(poolSize))
 	}
-	c.do("map", somewhere<<1, int(poolSize)+4096)
+	c.do("map", elsewhere, int(poolSize)+4096)
 	g.look()
 	managedUse(t, g, 5*poolSize+4096)
 	g.releaseManaged(c.pid(), 0, lastAddress)
@@ -421,7 +421,7 @@ func TestTooManyRanges(t *testing.T) {
 	if g.managed.over {
 		t.Error("paused within the limit")
 	}
-	b.do("map", somewhere<<1, int(testLimit))
+	b.do("map", elsewhere, int(testLimit))
 	g.look()
 	g.look()
 	if !b.ended(10 * time.Second) {

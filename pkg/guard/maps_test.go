@@ -19,8 +19,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// somewhere is an address that nothing else is at.
-const somewhere = 0x100000000000
+// somewhere and elsewhere are addresses that nothing else is at, nor the race detector's memory.
+const (
+	somewhere = 0x100000000000
+	elsewhere = somewhere + 1<<42
+)
 
 // mapAt maps shared memory at an address that is its offset, as UVM's mappings are.
 func mapAt(base uintptr, length int) error { return mapMany(base, length, 1) }
@@ -415,14 +418,18 @@ func nobody(uid uint32, trace bool) func(*exec.Cmd) {
 	}
 }
 
+// ended waits for a child's end, which closes its output.
 func (c *child) ended(within time.Duration) bool {
-	done := make(chan error, 1)
-	go func() { done <- c.cmd.Wait() }()
-	select {
-	case <-done:
-		return true
-	case <-time.After(within):
-		return false
+	late := time.After(within)
+	for {
+		select {
+		case _, more := <-c.out:
+			if !more {
+				return true
+			}
+		case <-late:
+			return false
+		}
 	}
 }
 
@@ -501,6 +508,19 @@ func TestKillProcess(t *testing.T) {
 		d := answering(0, nil)
 		g := withClient(newFakeGuard(t, d))
 		g.managed.list = func() []int { return []int{os.Getpid()} }
+		file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		f, err := g.followFile(int(file.Fd()), node{nodeControl, 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.tasks.get(os.Getpid()); err != nil {
+			t.Fatal(err)
+		}
+		g.account.addClient(fakeClient, os.Getpid(), f)
 		g.killProcess(c.pid())
 		c.do("pid")
 		if len(d.calls) > 0 {
