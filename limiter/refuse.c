@@ -117,7 +117,7 @@ int refuses_reservation(size_t len)
 	for EACH(n) {
 		uint64_t size = n->end - n->base;
 		if (LOAD(&n->state) == RETURNED && n->thread == thread && change(n, RETURNED, FREE))
-			refused |= len >= size && len - size <= ALIGNMENT;
+			refused |= len - size <= ALIGNMENT; /* unsigned: a smaller one is none, either */
 	}
 	return refused;
 }

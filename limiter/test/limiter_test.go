@@ -80,7 +80,7 @@ func (r *rig) library(t testing.TB, fake bool) string {
 func (r *rig) build(t testing.TB, name string) string {
 	t.Helper()
 	out := filepath.Join(r.dir, name)
-	command(t, "sh", "-c", fmt.Sprintf("%s -std=gnu11 -O1 -Wall -Werror -rdynamic %s -o %s testdata/%s.c", r.program, r.define(false), out, name))
+	command(t, "sh", "-c", fmt.Sprintf("%s -std=gnu11 -O1 -Wall -Werror -pthread -rdynamic %s -o %s testdata/%s.c", r.program, r.define(false), out, name))
 	return out
 }
 
@@ -258,6 +258,13 @@ func TestManagedWithGuard(t *testing.T) {
 	each(t, func(t *testing.T, r *rig) {
 		r.put(t, page.Header{Flags: page.FlagGuard | managed}, 0, page.VGPU{Limit: mib})
 		r.start(t, r.library(t, true), r.build(t, "guarded"))
+	})
+}
+
+func TestRefused(t *testing.T) {
+	each(t, func(t *testing.T, r *rig) {
+		r.put(t, page.Header{Flags: page.FlagGuard | managed}, 0, page.VGPU{Limit: mib})
+		r.start(t, r.library(t, true), r.build(t, "refused"))
 	})
 }
 

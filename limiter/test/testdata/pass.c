@@ -43,6 +43,11 @@ int main(int argc, char **argv)
 		}
 	CHECK(ioctl(p[0], RM_UVM_INITIALIZE, &uvm) == -1 && NO_DRIVER);
 	CHECK(uvm.flags == (flags & CGPU_FLAG_NO_HMM ? RM_UVM_INIT_DISABLE_HMM : 0));
+	unsigned uvm_calls[] = {45, 68, 72}; /* those that a refusal of managed memory has to do with */
+	for (int i = 0; i < 3; i++) {
+		CHECK(ioctl(p[0], uvm_calls[i], o) == -1 && NO_DRIVER);
+		CHECK(!checked || (ioctl(p[0], uvm_calls[i], (void *)8) == -1 && NO_DRIVER));
+	}
 	CHECK(!checked || (ioctl(p[0], RM_UVM_INITIALIZE, NULL) == -1 && NO_DRIVER));
 
 	errno = 77;
