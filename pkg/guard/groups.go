@@ -145,7 +145,7 @@ func (g *Guard) fileOf(c *client) (Target, bool) {
 			tgids = append(tgids, p.tgid)
 		}
 	}
-	tgids = append(tgids, containerProcesses(g.firstPID())...)
+	tgids = append(tgids, g.containerCgroups().processes()...)
 	for _, tgid := range tgids {
 		if fd, number := findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
 			g.account.mu.Lock()

@@ -58,6 +58,7 @@ type Guard struct {
 	instances  map[uint32]int // RM device instance → index in gpus
 	logged     map[string]bool
 	initPID    int
+	cgroups    cgroups
 	devDevice  uint64 // st_dev of the container's /dev; 0 before it is known
 	listeners  int
 	sweeping   bool // a sweep is scheduled

@@ -193,7 +193,7 @@ func (g *Guard) lookAtMaps() {
 		begin := time.Now()
 		m.mu.Lock()
 		// A container that has not run since the last look cannot have mapped anything.
-		if used, ok := cpuTime(g.firstPID()); !ok || used != m.cpu || m.over {
+		if used, ok := cpuUsage(g.containerCgroups().cpu); !ok || used != m.cpu || m.over {
 			m.cpu = used
 			g.scan()
 			g.judge()
@@ -290,7 +290,7 @@ func (g *Guard) mappers() []int {
 	if g.managed.list != nil {
 		return g.managed.list()
 	}
-	list := containerProcesses(g.firstPID())
+	list := g.containerCgroups().processes()
 	known := make(map[int]bool, len(list))
 	for _, tgid := range list {
 		known[tgid] = true

@@ -114,22 +114,7 @@ func compareVM(a, b int) (order int, e unix.Errno) {
 	return int(r), e
 }
 
-// cpuTime is what the container has used of the CPUs, by its cgroup. False: that cannot be read.
-func cpuTime(initPID int) (time.Duration, bool) {
-	if initPID == 0 {
-		return 0, false
-	}
-	for _, controller := range []string{"cpuacct", ""} {
-		if dir, ok := cgroupOf(initPID, controller); ok {
-			if used, ok := cpuUsage(dir); ok {
-				return used, true
-			}
-		}
-	}
-	return 0, false
-}
-
-// cpuUsage reads it from a cgroup's folder: with v1 from cpuacct.usage (ns), with v2 from cpu.stat.
+// cpuUsage reads from a cgroup's folder what it has used of the CPUs: with v1 from cpuacct.usage (ns), with v2 from cpu.stat.
 func cpuUsage(dir string) (time.Duration, bool) {
 	if b, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil {
 		n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)

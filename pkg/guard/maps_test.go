@@ -348,11 +348,8 @@ func TestCPUUsage(t *testing.T) {
 			}
 		})
 	}
-	if _, ok := cpuTime(0); ok {
-		t.Error("of no process")
-	}
-	if _, ok := cpuTime(1 << 30); ok {
-		t.Error("of a process that is not there")
+	if c := cgroupsOf(1 << 30); c != (cgroups{}) || len(c.processes()) > 0 {
+		t.Errorf("of a process that is not there: %+v", c)
 	}
 }
 
@@ -392,14 +389,15 @@ func TestCgroup(t *testing.T) {
 	}
 	inCgroup(t, "cpuacct", pids[0])
 	inCgroup(t, "devices", pids[0])
-	used, ok := cpuTime(pids[0])
+	c := cgroupsOf(pids[0])
+	used, ok := cpuUsage(c.cpu)
 	if !ok || used < 0 {
 		t.Errorf("CPU time %v %v", used, ok)
 	}
-	if again, _ := cpuTime(pids[0]); again != used {
+	if again, _ := cpuUsage(c.cpu); again != used {
 		t.Errorf("a process that sleeps has used %v, then %v", used, again)
 	}
-	if got := containerProcesses(pids[0]); !slices.Equal(got, pids[:1]) {
+	if got := c.processes(); !slices.Equal(got, pids[:1]) {
 		t.Errorf("processes %v, want %v", got, pids[:1])
 	}
 	for _, cmd := range cmds {

@@ -15,20 +15,39 @@ import (
 // a UVM range before it forgets it.
 const maxScan = 4096
 
-// containerProcesses lists the processes in the container's cgroup and below.
-func containerProcesses(initPID int) []int {
-	if initPID == 0 {
-		return nil
+// cgroups are the folders of the container's cgroup. They are looked up once, when its first process has just begun: later that may
+// have moved itself further down (systemd in a container does), and others would be missed.
+type cgroups struct {
+	procs string // where its processes are listed; empty: not known
+	cpu   string // where the CPU time that they have used is told
+}
+
+// cgroupsOf finds the cgroup that the engine has put a process into.
+func cgroupsOf(pid int) (c cgroups) {
+	for _, controller := range []string{"devices", ""} {
+		if dir, ok := cgroupOf(pid, controller); ok {
+			c.procs = dir
+			break
+		}
 	}
-	dir, ok := cgroupOf(initPID, "devices")
-	if !ok {
-		dir, ok = cgroupOf(initPID, "")
+	for _, controller := range []string{"cpuacct", ""} {
+		if dir, ok := cgroupOf(pid, controller); ok {
+			if _, ok := cpuUsage(dir); ok {
+				c.cpu = dir
+				break
+			}
+		}
 	}
-	if !ok {
+	return c
+}
+
+// processes lists those in the container's cgroup and below.
+func (c cgroups) processes() []int {
+	if c.procs == "" {
 		return nil
 	}
 	var pids []int
-	_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+	_ = filepath.WalkDir(c.procs, func(path string, d os.DirEntry, err error) error {
 		if err != nil || len(pids) >= maxScan {
 			return filepath.SkipDir
 		}

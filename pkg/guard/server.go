@@ -235,6 +235,7 @@ func (g *Guard) serveFilter(fd int, state processState) error {
 		if g.initPID == 0 {
 			g.initPID = state.PID
 		}
+		g.cgroups = cgroupsOf(g.initPID)
 	}
 	g.listeners++
 	g.mu.Unlock()

@@ -140,7 +140,7 @@ func (g *Guard) heldByContainer(f *file) bool {
 			return true
 		}
 	}
-	for _, tgid := range containerProcesses(g.firstPID()) {
+	for _, tgid := range g.containerCgroups().processes() {
 		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
 			f.mu.Lock()
 			f.owners[tgid] = true
@@ -155,4 +155,10 @@ func (g *Guard) firstPID() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.initPID
+}
+
+func (g *Guard) containerCgroups() cgroups {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.cgroups
 }
