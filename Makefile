@@ -53,8 +53,8 @@ demo: setup build ## two containers share one GPU (the real one, else the simula
 
 test: setup build lint unit integration ## everything that must pass, under 15 minutes on 2 cores
 
-unit: ## tests of the packages, with the race detector
-	go test -race -timeout 8m ./cmd/... ./pkg/...
+unit: ## tests of the packages and of the limiter, with the race detector
+	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/...
 	@hack/parity.sh
 
 integration: build ## conformance suite: real docker, containerd, runc and crun in private folders (root)
