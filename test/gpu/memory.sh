@@ -163,9 +163,11 @@ preload_walk_around() { # a static program goes past it, and the documentation s
 	docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe cgpu-probe alloc 2GiB
 }
 preload_weights() {
-	local one three status=1 start=$(($(date +%s) + 8))
-	vgpu 6GiB -d --name light -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$built/share" --seconds 6 --start-at "$start" &&
-		vgpu 6GiB -d --name heavy -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$built/share" --seconds 6 --start-at "$start" && {
+	local one three status=1 rate start
+	rate=$(vgpu 6GiB --rm -- "$built/share" --calibrate | jq .iters_per_us)
+	start=$(($(date +%s) + 6))
+	vgpu 6GiB -d --name light -e ALIYUN_COM_GPU_SCHD_WEIGHT=1 -- "$built/share" --seconds 6 --start-at "$start" --iters-per-us "$rate" &&
+		vgpu 6GiB -d --name heavy -e ALIYUN_COM_GPU_SCHD_WEIGHT=3 -- "$built/share" --seconds 6 --start-at "$start" --iters-per-us "$rate" && {
 		docker wait light heavy
 		one=$(docker logs light | tail -n 1 | jq .work_us)
 		three=$(docker logs heavy | tail -n 1 | jq .work_us)
