@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// ours are the programs that find each other beside one another; cgpu-sim is one with the simulated driver.
+var ours = []string{"cgpu", "cgpu-runtime", "cgpu-guard", "cgpu-hook", "cgpu-refresh"}
+
+var programChecks = []Check{
+	{Name: "programs", Means: "All programs of cgpu lie in one folder, only root can write them, and they are of one build.",
+		Remedy: "install them anew, all of one version: make install", Run: checkPrograms},
+}
+
+func checkPrograms(h *Host) Result {
+	names := ours
+	if h.simulated() {
+		names = append(slices.Clone(ours), "cgpu-sim")
+	}
+	var missing, loose []string
+	builds := map[string][]string{}
+	for _, name := range names {
+		path := filepath.Join(h.Bin, name)
+		info, err := os.Stat(path)
+		if err != nil || info.Mode()&0o111 == 0 {
+			missing = append(missing, name)
+			continue
+		}
+		if st, isStat := info.Sys().(*syscall.Stat_t); isStat && (int(st.Uid) != 0 && int(st.Uid) != h.UID || info.Mode().Perm()&0o002 != 0) {
+			loose = append(loose, name)
+		}
+		if b, err := buildinfo.ReadFile(path); err == nil {
+			key := buildOf(b)
+			builds[key] = append(builds[key], name)
+		}
+	}
+	return judgePrograms(h.Bin, missing, loose, builds)
+}
+
+// buildOf says of which source a program was built.
+func buildOf(b *buildinfo.BuildInfo) string {
+	revision, dirty := "", ""
+	for _, s := range b.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			revision = s.Value[:min(len(s.Value), 12)]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			dirty = " with changes"
+		}
+	}
+	if revision == "" {
+		return b.Main.Version
+	}
+	return revision + dirty
+}
+
+// judgePrograms judges what lies in a folder: builds is by source, which programs are of it.
+func judgePrograms(bin string, missing, loose []string, builds map[string][]string) Result {
+	switch {
+	case len(missing) > 0:
+		return fail("%s lacks %s", bin, strings.Join(missing, ", "))
+	case len(loose) > 0:
+		return fail("others than root may write %s in %s, which root executes", strings.Join(loose, ", "), bin).but("chown root and chmod o-w them")
+	case len(builds) > 1:
+		var list []string
+		for build, names := range builds {
+			list = append(list, fmt.Sprintf("%s of %s", strings.Join(names, ", "), build))
+		}
+		slices.Sort(list)
+		return warn("they are of several builds: %s", strings.Join(list, "; "))
+	}
+	for build := range builds {
+		return ok("in %s, of %s", bin, build)
+	}
+	return ok("in %s", bin)
+}

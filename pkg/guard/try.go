@@ -1,0 +1,157 @@
+package guard
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Trial is what came of one thing that a guard will want of the driver, for cgpu doctor.
+type Trial struct {
+	GPU  int    `json:"gpu"`  // its index
+	What string `json:"what"` // one of the names below
+	// Refused says why not; empty: the driver did it.
+	Refused string `json:"refused,omitempty"`
+}
+
+// What is tried.
+const (
+	TryClient    = "client"    // an RM client with a device and a subdevice
+	TryGroup     = "group"     // a channel group
+	TryTimeslice = "timeslice" // its timeslice, set and read back
+	TryPause     = "pause"     // the control that pauses channels
+	TrySwitches  = "switches"  // records of context switches
+)
+
+// tryTimeslice is none that a driver sets by itself.
+const tryTimeslice = 7 * time.Millisecond
+
+// TryDriver asks the driver for all that a guard needs to schedule, on a client and channel groups of its own that have no
+// work; nobody else's are touched. What needs root's powers comes first, then drop is called, as cgpu-guard does.
+func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
+	abi, err := rm.ForDriver(cfg.DriverVersion, cfg.Settings.AllowUnknownDriver)
+	if err != nil {
+		return nil, err
+	}
+	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: driver, abi: abi}
+	for _, x := range cfg.GPUs {
+		id, err := identify(x.BusID, x.Minor)
+		if err != nil {
+			return nil, fmt.Errorf("GPU %d: %w", x.Index, err)
+		}
+		g.gpus = append(g.gpus, id)
+	}
+	defer func() {
+		for _, fd := range g.kept {
+			_ = unix.Close(fd)
+		}
+	}()
+	if err := g.openNodes(); err != nil {
+		return nil, err
+	}
+	var trials []Trial
+	say := func(gpu int, what string, err error) bool {
+		t := Trial{GPU: cfg.GPUs[gpu].Index, What: what}
+		if err != nil {
+			t.Refused = err.Error()
+		}
+		trials = append(trials, t)
+		return err == nil
+	}
+	own, err := g.ownClient()
+	for i := range cfg.GPUs {
+		say(i, TryClient, err)
+	}
+	if err != nil {
+		return trials, nil
+	}
+	for i := range cfg.GPUs {
+		if !cfg.Settings.NoSwitchRecords {
+			say(i, TrySwitches, g.trySwitches(own, i))
+		}
+	}
+	if err := drop(); err != nil {
+		return trials, err
+	}
+	for i := range cfg.GPUs {
+		group, err := own.tryGroup(i)
+		if say(i, TryGroup, err) {
+			say(i, TryTimeslice, own.tryTimeslice(group))
+		}
+		say(i, TryPause, own.tryPause(i))
+	}
+	return trials, nil
+}
+
+// trySwitches binds the records; they go with the client.
+func (g *Guard) trySwitches(own *ownClient, gpu int) error {
+	if sim, ok := g.driver.(SimSwitches); ok {
+		_, _, _, err := sim.Switches(g.cfg.GPUs[gpu].Minor, 0)
+		return err
+	}
+	_, err := bindFecs(own, gpu)
+	return err
+}
+
+func (a *ownClient) tryGroup(gpu int) (uint32, error) {
+	p := make([]byte, 20) // NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS
+	rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeGR)
+	return a.alloc(a.devices[gpu], a.handle(), classChannelGroup, p)
+}
+
+func (a *ownClient) tryTimeslice(group uint32) error {
+	var p [8]byte
+	rm.PutU64(p[:], 0, uint64(tryTimeslice.Microseconds()))
+	if s, e := a.g.control(a.target, a.client, group, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+		return fmt.Errorf("set a timeslice: %s, errno %d", rm.StatusName(s), e)
+	}
+	p = [8]byte{}
+	if s, e := a.g.control(a.target, a.client, group, controlGetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+		return fmt.Errorf("read a timeslice: %s, errno %d", rm.StatusName(s), e)
+	}
+	if got := time.Duration(rm.U64(p[:], 0)) * time.Microsecond; got != tryTimeslice {
+		return fmt.Errorf("timeslice of %v was set, %v is read back", tryTimeslice, got)
+	}
+	return nil
+}
+
+// tryPause asks to stop a channel that is none. A driver that offers the control to us says that it does not know that
+// channel; one that does not says so before it looks.
+func (a *ownClient) tryPause(gpu int) error {
+	s, e := a.disable(gpu, []chanRef{{client: a.client, handle: a.handle()}}, true)
+	if e == 0 && (s == rm.StatusOK || gone(s)) {
+		return nil
+	}
+	return fmt.Errorf("pause a channel: %s, errno %d", rm.StatusName(s), e)
+}
+
+// nodesOf picks nvidiactl and nvidia-uvm out of a table.
+func nodesOf(t *device.Table) (control, uvm device.Node) {
+	for _, n := range t.Nodes {
+		switch n.Path {
+		case "/dev/nvidiactl":
+			control = n
+		case "/dev/nvidia-uvm":
+			uvm = n
+		}
+	}
+	return control, uvm
+}
+
+// TryConfig is the configuration of a guard for all of a node's GPUs, for TryDriver.
+func TryConfig(t *device.Table, runDir string) Config {
+	c := Config{ID: "doctor", RunDir: runDir, Driver: t.Driver, DriverVersion: t.DriverVersion, Settings: t.Config}
+	for _, g := range t.GPUs {
+		c.GPUs = append(c.GPUs, GPU{GPU: g})
+	}
+	if t.Driver == device.DriverSim {
+		c.SimSocket = device.SimSocket(runDir)
+	}
+	c.ControlNode, c.UVMNode = nodesOf(t)
+	return c
+}
