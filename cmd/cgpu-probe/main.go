@@ -20,7 +20,7 @@ type command struct {
 
 func commands() []command {
 	return []command{
-		{"self", "[--limit SIZE]", "what this process sees: GPUs, memory, seccomp, libraries", cmdSelf},
+		{"self", "[--limit SIZE]", "what this process sees, and whether anything holds it to its limit: seccomp, guard, page, libraries, memory", cmdSelf},
 		{"meminfo", "[--json]", "total and free memory by every query", cmdMeminfo},
 		{"gpus", "", "GPUs by every query, and nodes", cmdGPUs},
 		{"pids", "", "processes on the GPU", cmdPids},

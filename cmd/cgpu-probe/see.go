@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -9,7 +10,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
+	"unsafe"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -19,10 +25,12 @@ func cmdSelf(args []string) error {
 	want := fs.String("limit", "", "fail unless the memory seen has this size")
 	_ = fs.Parse(args)
 	status, _ := os.ReadFile("/proc/self/status")
+	var e evidence
 	for line := range strings.Lines(string(status)) {
 		for _, key := range []string{"Seccomp", "Seccomp_filters", "CapEff", "NoNewPrivs"} {
 			if v, ok := strings.CutPrefix(line, key+":"); ok {
 				print("%s=%s", strings.ToLower(key), strings.TrimSpace(v))
+				e.filtered = e.filtered || key == "Seccomp" && strings.TrimSpace(v) == "2"
 			}
 		}
 	}
@@ -30,7 +38,12 @@ func cmdSelf(args []string) error {
 	if err != nil {
 		return err
 	}
-	print("limiter=%s\nlibraries=%s", yesNo(slices.Contains(libs, "libcgpu.so")), strings.Join(libs, ","))
+	e.limiter = slices.Contains(libs, "libcgpu.so")
+	print("limiter=%s\nlibraries=%s", yesNo(e.limiter), strings.Join(libs, ","))
+	e.readPage()
+	var how string
+	e.listener, how = listens()
+	print("listener=%s", how)
 	c, err := openGPU(patient)
 	if err != nil {
 		return err
@@ -40,10 +53,20 @@ func cmdSelf(args []string) error {
 	if err != nil {
 		return err
 	}
+	e.total = total
 	print("client=%#x", c.handle)
 	print("gpus=%d", len(c.gpus))
 	print("total_mib=%d", total/quota.MiB)
 	print("free_mib=%d", free/quota.MiB)
+	// FIFO_DISABLE_CHANNELS of no channel: a driver accepts that of everybody, a guard of nobody.
+	err = c.control(c.subdevice, 0x2080110b, make([]byte, 536))
+	e.denied = err != nil
+	print("denied_control=%s", describe(err))
+	verdict, err := e.judge()
+	print("enforcement=%s", verdict)
+	if err != nil {
+		return err
+	}
 	if *want != "" {
 		limit, err := parseSize(*want)
 		if err != nil {
@@ -54,6 +77,80 @@ func cmdSelf(args []string) error {
 		}
 	}
 	return nil
+}
+
+// evidence is what a process can find out about who holds it.
+type evidence struct {
+	filtered bool // by seccomp
+	listener bool // some filter has one
+	limiter  bool // libcgpu.so is loaded
+	denied   bool // a control was refused that only a guard refuses
+	page     bool // there is a vGPU page
+	flags    uint32
+	native   bool        // the first GPU is whole
+	limit    quota.Bytes // of the first GPU, spill included
+	total    quota.Bytes // memory that the driver says the first GPU has
+}
+
+// readPage reads what the host has said.
+func (e *evidence) readPage() {
+	p, err := page.Read(page.Path)
+	if err != nil {
+		print("page=%v", err)
+		return
+	}
+	e.page, e.flags = true, p.Header().Flags
+	if p.Header().VGPUs > 0 {
+		v := p.VGPU(0)
+		e.native, e.limit = v.Flags&page.VGPUNative != 0, quota.Bytes(v.Limit+v.Spill)
+	}
+	print("page=ok\npage_limit_mib=%d", e.limit/quota.MiB)
+}
+
+// judge says what holds this process to its limit, and why that does not.
+func (e *evidence) judge() (verdict string, err error) {
+	sees := func() error {
+		if e.page && !e.native && e.total != e.limit {
+			return fmt.Errorf("sees %v of memory, but its limit is %v", e.total, e.limit)
+		}
+		return nil
+	}
+	switch {
+	case e.page && e.flags&page.FlagPreload != 0:
+		if !e.limiter {
+			return "none", errors.New("preload mode, and this program has not loaded libcgpu.so: nothing holds it to its limit")
+		}
+		return "preload, which a program can walk around", sees()
+	case !e.filtered:
+		return "none", errors.New("no seccomp filter: this process is in no container of cgpu")
+	case !e.listener:
+		return "none", errors.New("no seccomp listener: no guard sees the driver calls of this process")
+	case !e.denied:
+		return "none", errors.New("a control that a guard refuses was carried out")
+	}
+	return "guard", sees()
+}
+
+// listens says whether a filter of this thread has a listener. The kernel allows one, and refuses to make another (EBUSY).
+// Should it make one after all, that is closed at once, and what the filter does is nothing.
+func listens() (yes bool, how string) {
+	runtime.LockOSThread() // the filter stays on this thread, which goes on to serve as any
+	defer runtime.UnlockOSThread()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return false, "not known: " + err.Error()
+	}
+	allow := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: 0x7fff0000}}
+	prog := unix.SockFprog{Len: 1, Filter: &allow[0]}
+	const setModeFilter, newListener = 1, 1 << 3
+	fd, _, errno := syscall.Syscall(unix.SYS_SECCOMP, setModeFilter, newListener, uintptr(unsafe.Pointer(&prog)))
+	switch errno {
+	case 0:
+		_ = syscall.Close(int(fd))
+		return false, "no"
+	case syscall.EBUSY:
+		return true, "yes"
+	}
+	return true, "not known: " + errno.Error() // the container's own filter forbids to ask; the other signs decide
 }
 
 // meminfo is what each way of asking says, in bytes.

@@ -23,6 +23,7 @@ type Host struct {
 	ConfigFile string
 	Bin        string // folder of our programs
 	Limiter    string // libcgpu.so; empty: not found
+	Version    string // of this program
 	UID        int
 	Path       string // PATH
 	// Engines are configuration files to look at instead of the usual ones, by engine.

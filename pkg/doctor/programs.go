@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"bytes"
 	"debug/buildinfo"
 	"fmt"
 	"os"
@@ -23,7 +24,7 @@ func checkPrograms(h *Host) Result {
 	if h.simulated() {
 		names = append(slices.Clone(ours), "cgpu-sim")
 	}
-	var missing, loose []string
+	var missing, loose, other []string
 	builds := map[string][]string{}
 	for _, name := range names {
 		path := filepath.Join(h.Bin, name)
@@ -39,8 +40,27 @@ func checkPrograms(h *Host) Result {
 			key := buildOf(b)
 			builds[key] = append(builds[key], name)
 		}
+		if slices.Contains(versioned, name) && !contains(path, h.Version) {
+			other = append(other, name)
+		}
 	}
-	return judgePrograms(h.Bin, missing, loose, builds)
+	if len(missing)+len(loose) == 0 && len(other) > 0 {
+		return warn("cgpu is of version %s, but not %s", h.Version, strings.Join(other, " and "))
+	}
+	return judgePrograms(h.Bin, h.Version, missing, loose, builds)
+}
+
+// versioned are the programs that have the build's version in them, as cgpu has. The build information of the others may not tell
+// it (-trimpath leaves the linker's flags out, and a package may be built without git at hand).
+var versioned = []string{"cgpu-runtime", "cgpu-refresh"}
+
+// contains looks for a version in a program; a version that is too short to be one is in everything.
+func contains(path, version string) bool {
+	if len(version) < 5 || version == "unknown" {
+		return true
+	}
+	b, err := os.ReadFile(path)
+	return err != nil || bytes.Contains(b, []byte(version))
 }
 
 // buildOf says of which source a program was built.
@@ -61,7 +81,7 @@ func buildOf(b *buildinfo.BuildInfo) string {
 }
 
 // judgePrograms judges what lies in a folder: builds is by source, which programs are of it.
-func judgePrograms(bin string, missing, loose []string, builds map[string][]string) Result {
+func judgePrograms(bin, version string, missing, loose []string, builds map[string][]string) Result {
 	switch {
 	case len(missing) > 0:
 		return fail("%s lacks %s", bin, strings.Join(missing, ", "))
@@ -75,8 +95,5 @@ func judgePrograms(bin string, missing, loose []string, builds map[string][]stri
 		slices.Sort(list)
 		return warn("they are of several builds: %s", strings.Join(list, "; "))
 	}
-	for build := range builds {
-		return ok("in %s, of %s", bin, build)
-	}
-	return ok("in %s", bin)
+	return ok("in %s, version %s", bin, version)
 }

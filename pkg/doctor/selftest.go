@@ -135,7 +135,7 @@ func makeRoot(root, program string) error {
 func (h *Host) inContainer(dir string, args ...string) error {
 	var nonce [4]byte
 	_, _ = rand.Read(nonce[:])
-	id := "cgpu-doctor-" + hex.EncodeToString(nonce[:])
+	id := "doctor-" + hex.EncodeToString(nonce[:])
 	bundle := filepath.Join(dir, id)
 	if err := os.Mkdir(bundle, 0o711); err != nil {
 		return err
@@ -168,6 +168,11 @@ func (h *Host) inContainer(dir string, args ...string) error {
 	case runErr != nil:
 		text, _ := readSome(said.Name())
 		return fmt.Errorf("%w: %s", runErr, lastLine(string(text)))
+	}
+	// The guard's log is full of what the attacks were refused; it stays only where it must explain a failure.
+	logs, _ := filepath.Glob(filepath.Join(h.RunDir, "log", id[:12]+"-*.log"))
+	for _, log := range logs {
+		_ = os.Remove(log)
 	}
 	return nil
 }
