@@ -11,14 +11,12 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // marker holds our process id across execve, to notice that the runtime which we became started us again.
 const marker = "CGPU_RUNTIME_ACTIVE"
-
-// usual are folders that an engine's PATH may lack; runc is in /usr/sbin on Debian.
-var usual = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
 // notAgain refuses to be the low-level runtime of ourselves.
 func notAgain() error {
@@ -77,7 +75,7 @@ func findRuntime(names []string, creator string) (path string, err error) {
 		candidates := []string{name}
 		if !strings.Contains(name, "/") {
 			candidates = nil
-			for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), usual...) {
+			for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), launch.Folders...) {
 				if filepath.IsAbs(dir) {
 					candidates = append(candidates, filepath.Join(dir, name))
 				}

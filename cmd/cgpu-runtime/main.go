@@ -6,17 +6,12 @@
 package main
 
 import (
-	"encoding/hex"
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
@@ -74,25 +69,25 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// The guard starts while we find out which GPUs, and how much of each.
-	var guard *watch
-	undo = func() { guard.stop() }
+	var guard *launch.Guard
+	undo = func() { guard.Stop() }
 	if !preloads(runDir) {
-		if guard, err = startGuard(runDir); err != nil {
+		if guard, err = launch.Start(runDir); err != nil {
 			return undo, err
 		}
 	}
-	table, err := loadTable(runDir)
+	table, err := launch.LoadTable(runDir)
 	if err != nil {
 		return undo, err
 	}
 	// The table that was there may have been stale.
 	switch guarded := guarded(table); {
 	case guarded && guard == nil:
-		if guard, err = startGuard(runDir); err != nil {
+		if guard, err = launch.Start(runDir); err != nil {
 			return undo, err
 		}
 	case !guarded && guard != nil:
-		guard.stop()
+		guard.Stop()
 		guard = nil
 	}
 
@@ -114,7 +109,7 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, ask.Refused(err)
 	}
 	undo = func() {
-		guard.stop()
+		guard.Stop()
 		for _, err := range []error{book.Release(record.ID, record.Nonce), page.Remove(runDir, record.Nonce)} {
 			if err != nil {
 				c.report(err)
@@ -123,11 +118,11 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// Tell the guard, and edit while it makes itself ready.
-	if err := makePage(record, table, runDir); err != nil {
+	if err := launch.MakePage(record, table, runDir); err != nil {
 		return undo, err
 	}
 	if guard != nil {
-		if err := guard.tell(guardConfig(record, table, runDir)); err != nil {
+		if err := guard.Tell(launch.GuardConfig(record, table, runDir)); err != nil {
 			return undo, err
 		}
 	}
@@ -152,7 +147,7 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	if guard != nil {
-		if err := guard.wait(table.Config.GuardStartTimeout); err != nil {
+		if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
 			staged.discard()
 			return undo, err
 		}
@@ -167,8 +162,8 @@ func guarded(table *device.Table) bool {
 }
 
 // identify says in a record which container this is, and who makes it.
-func identify(c call, guard *watch) (ledger.Record, error) {
-	nonce, err := newNonce()
+func identify(c call, guard *launch.Guard) (ledger.Record, error) {
+	nonce, err := launch.Nonce()
 	if err != nil {
 		return ledger.Record{}, err
 	}
@@ -178,56 +173,8 @@ func identify(c call, guard *watch) (ledger.Record, error) {
 	}
 	r := ledger.Record{ID: c.id, Nonce: nonce, Bundle: c.bundle, LauncherPID: os.Getpid(), LauncherStart: start}
 	if guard != nil {
-		r.GuardPID = guard.pid
-		r.GuardStart, err = ledger.ProcStart(guard.pid)
+		r.GuardPID = guard.PID
+		r.GuardStart, err = ledger.ProcStart(guard.PID)
 	}
 	return r, err
-}
-
-// newNonce tells one create of a container from the next one of the same name. Not crypto/rand: it would make the
-// program a third larger, and every runtime call pay for its self-tests.
-func newNonce() (string, error) {
-	var b [8]byte
-	if n, err := unix.Getrandom(b[:], 0); err != nil || n != len(b) {
-		return "", fmt.Errorf("cgpu-runtime: getrandom: %d bytes, %v", n, err)
-	}
-	return hex.EncodeToString(b[:]), nil
-}
-
-// guardConfig tells the guard what it needs to know. In preload mode (simulated driver) it carries calls out and enforces
-// nothing: every GPU is whole to it, and the page belongs to the limiter.
-func guardConfig(record ledger.Record, table *device.Table, runDir string) guardcfg.Config {
-	c := guardcfg.Config{
-		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
-		Log:    filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log"),
-		Driver: table.Driver, DriverVersion: table.DriverVersion,
-		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: os.Getpid(), Settings: table.Config,
-	}
-	for _, g := range spec.NewPlan(record, table).GPUs {
-		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit, Spill: g.Spill})
-	}
-	if record.Preload {
-		c.Page = ""
-		for i := range c.GPUs {
-			c.GPUs[i].Native, c.GPUs[i].Limit, c.GPUs[i].Spill = true, 0, 0
-		}
-	}
-	if table.Driver == device.DriverSim {
-		c.SimSocket = device.SimSocket(runDir)
-	}
-	c.ControlNode, c.UVMNode = commonNodes(table)
-	return c
-}
-
-// loadTable reads the node table, and has it made when it is missing or stale: that happens once per boot, driver or
-// configuration change.
-func loadTable(runDir string) (*device.Table, error) {
-	table, err := device.Load(runDir)
-	if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
-		if err := refresh(); err != nil {
-			return nil, err
-		}
-		table, err = device.Load(runDir)
-	}
-	return table, err
 }

@@ -1,4 +1,4 @@
-package main
+package launch
 
 import (
 	"fmt"
@@ -13,8 +13,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
-// makePage makes the file of the container's vGPU page, if the reservation names one.
-func makePage(record ledger.Record, table *device.Table, runDir string) error {
+// MakePage makes the file of the container's vGPU page, if the reservation names one.
+func MakePage(record ledger.Record, table *device.Table, runDir string) error {
 	if record.Page == "" {
 		return nil
 	}
@@ -59,7 +59,7 @@ func vgpuPage(record ledger.Record, table *device.Table, cards map[string]sched.
 	for _, g := range spec.NewPlan(record, table).GPUs {
 		id, err := gpuID(g.BusID)
 		if err != nil {
-			return h, nil, fmt.Errorf("cgpu-runtime: GPU %d: %w", g.Index, err)
+			return h, nil, fmt.Errorf("launch: GPU %d: %w", g.Index, err)
 		}
 		v := page.VGPU{Minor: uint32(g.Minor), GPUID: id, Weight: uint32(g.Weight), Limit: uint64(g.Limit), Spill: uint64(g.Spill)}
 		if g.Native {

@@ -1,4 +1,4 @@
-package main
+package launch
 
 import (
 	"encoding/json"
@@ -15,96 +15,109 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 )
 
-// watch is a guard that was started for the container.
-type watch struct {
-	pid   int
+// Guard is a guard that was started for a container.
+type Guard struct {
+	PID   int
 	stdin int // write end of its standard input
 	ready int // read end of its readiness pipe
 	log   string
 }
 
-// startGuard starts cgpu-guard, which then waits for its configuration: its start takes longer than our reading of the
+// Start starts cgpu-guard, which then waits for its configuration: its start takes longer than our reading of the
 // node table and of the ledger, so it begins first. The guard outlives us: when runc's create ends it becomes a child
 // of the engine's shim. When we end before we have told it anything, so does it.
-func startGuard(runDir string) (*watch, error) {
+func Start(runDir string) (*Guard, error) {
 	path, err := device.Program("cgpu-guard")
 	if err != nil {
 		return nil, err
 	}
+	return start(func(files []int) (int, error) {
+		pid, err := spawn(path, []string{"cgpu-guard"}, guardEnv(runDir), files)
+		if err != nil {
+			return 0, fmt.Errorf("launch: start %s: %w", path, err)
+		}
+		return pid, nil
+	})
+}
+
+func guardEnv(runDir string) []string {
+	return []string{"CGPU_RUN_DIR=" + runDir, "PATH=" + strings.Join(Folders, ":")}
+}
+
+// start makes the pipes to a guard and has it started, with its descriptors 0 to 3 in files.
+func start(spawn func(files []int) (int, error)) (*Guard, error) {
 	var stdin, ready [2]int
 	if err := unix.Pipe2(stdin[:], unix.O_CLOEXEC); err != nil {
-		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
+		return nil, fmt.Errorf("launch: pipe: %w", err)
 	}
 	defer unix.Close(stdin[0])
 	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
 		unix.Close(stdin[1])
-		return nil, fmt.Errorf("cgpu-runtime: pipe: %w", err)
+		return nil, fmt.Errorf("launch: pipe: %w", err)
 	}
 	defer unix.Close(ready[1])
-	w := &watch{stdin: stdin[1], ready: ready[0]}
+	g := &Guard{stdin: stdin[1], ready: ready[0]}
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		w.close()
-		return nil, fmt.Errorf("cgpu-runtime: /dev/null: %w", err)
+		g.close()
+		return nil, fmt.Errorf("launch: /dev/null: %w", err)
 	}
 	defer unix.Close(null)
-	env := []string{"CGPU_RUN_DIR=" + runDir, "PATH=" + strings.Join(usual, ":")}
-	w.pid, err = spawn(path, []string{"cgpu-guard"}, env, []int{stdin[0], null, null, ready[1]})
-	if err != nil {
-		w.close()
-		return nil, fmt.Errorf("cgpu-runtime: start %s: %w", path, err)
+	if g.PID, err = spawn([]int{stdin[0], null, null, ready[1]}); err != nil {
+		g.close()
+		return nil, err
 	}
-	return w, nil
+	return g, nil
 }
 
 // close closes our ends of the pipes. They are close-on-exec: runc never has them.
-func (w *watch) close() {
-	unix.Close(w.stdin)
-	unix.Close(w.ready)
+func (g *Guard) close() {
+	unix.Close(g.stdin)
+	unix.Close(g.ready)
 }
 
-// tell gives the guard its configuration.
-func (w *watch) tell(c guardcfg.Config) error {
-	w.log = c.Log
+// Tell gives the guard its configuration.
+func (g *Guard) Tell(c guardcfg.Config) error {
+	g.log = c.Log
 	config, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
 	// It fits into the pipe (64 KiB) many times over; if it ever does not, the guard is there to read.
 	for len(config) > 0 {
-		n, err := unix.Write(w.stdin, config)
+		n, err := unix.Write(g.stdin, config)
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case errors.Is(err, unix.EPIPE):
-			config = nil // the guard died: wait tells
+			config = nil // the guard died: Wait tells
 		case err != nil:
-			return fmt.Errorf("cgpu-runtime: tell cgpu-guard: %w", err)
+			return fmt.Errorf("launch: tell cgpu-guard: %w", err)
 		default:
 			config = config[n:]
 		}
 	}
-	unix.Close(w.stdin)
-	w.stdin = -1
+	unix.Close(g.stdin)
+	g.stdin = -1
 	return nil
 }
 
-// wait returns when the guard's socket listens. runc connects to it while the container starts.
-func (w *watch) wait(timeout time.Duration) error {
+// Wait returns when the guard's socket listens. runc connects to it while the container starts.
+func (g *Guard) Wait(timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	var said []byte
 	for {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return fmt.Errorf("cgpu-runtime: cgpu-guard was not ready after %v: see %s, or raise guard_start_timeout in cgpu.toml", timeout, w.log)
+			return fmt.Errorf("launch: cgpu-guard was not ready after %v: see %s, or raise guard_start_timeout in cgpu.toml", timeout, g.log)
 		}
-		_, err := unix.Poll([]unix.PollFd{{Fd: int32(w.ready), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(g.ready), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("cgpu-runtime: wait for cgpu-guard: %w", err)
+			return fmt.Errorf("launch: wait for cgpu-guard: %w", err)
 		}
 		if err != nil {
 			continue
 		}
-		n, err := w.read(&said)
+		n, err := g.read(&said)
 		line, _, whole := strings.Cut(string(said), "\n")
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -113,42 +126,42 @@ func (w *watch) wait(timeout time.Duration) error {
 		case whole, err == nil && n == 0 && line != "":
 			return errors.New(line)
 		case err == nil && n == 0:
-			return fmt.Errorf("cgpu-runtime: cgpu-guard ended before it was ready: see %s", w.log)
+			return fmt.Errorf("launch: cgpu-guard ended before it was ready: see %s", g.log)
 		case err != nil && !errors.Is(err, unix.EINTR):
-			return fmt.Errorf("cgpu-runtime: wait for cgpu-guard: %w", err)
+			return fmt.Errorf("launch: wait for cgpu-guard: %w", err)
 		}
 	}
 }
 
 // read adds to said what the guard has said. Poll may have returned for nothing, so it must not block.
-func (w *watch) read(said *[]byte) (int, error) {
-	if err := unix.SetNonblock(w.ready, true); err != nil {
+func (g *Guard) read(said *[]byte) (int, error) {
+	if err := unix.SetNonblock(g.ready, true); err != nil {
 		return 0, err
 	}
 	var b [4096]byte
-	n, err := unix.Read(w.ready, b[:])
+	n, err := unix.Read(g.ready, b[:])
 	if n > 0 {
 		*said = append(*said, b[:n]...)
 	}
 	return n, err
 }
 
-// stop ends a guard whose container will not be. It is our child, so the number is surely its own.
-func (w *watch) stop() {
-	if w == nil {
+// Stop ends a guard whose container will not be. It is our child, so the number is surely its own.
+func (g *Guard) Stop() {
+	if g == nil {
 		return
 	}
-	syscall.Kill(w.pid, syscall.SIGKILL)
+	syscall.Kill(g.PID, syscall.SIGKILL)
 	var status syscall.WaitStatus
 	for {
-		if _, err := syscall.Wait4(w.pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
+		if _, err := syscall.Wait4(g.PID, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
 			return
 		}
 	}
 }
 
-// refresh runs cgpu-refresh, which writes the node table. It locks: of containers that start together one refreshes.
-func refresh() error {
+// Refresh runs cgpu-refresh, which writes the node table. It locks: of containers that start together one refreshes.
+func Refresh() error {
 	path, err := device.Program("cgpu-refresh")
 	if err != nil {
 		return err
@@ -156,18 +169,18 @@ func refresh() error {
 	// A file, not a pipe: the simulated driver's server, which cgpu-refresh may start, must not hold us up.
 	fd, err := unix.MemfdCreate("cgpu-refresh", unix.MFD_CLOEXEC)
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: memfd: %w", err)
+		return fmt.Errorf("launch: memfd: %w", err)
 	}
 	output := os.NewFile(uintptr(fd), "output")
 	defer output.Close()
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: /dev/null: %w", err)
+		return fmt.Errorf("launch: /dev/null: %w", err)
 	}
 	defer unix.Close(null)
 	pid, err := spawn(path, []string{"cgpu-refresh"}, os.Environ(), []int{null, null, fd})
 	if err != nil {
-		return fmt.Errorf("cgpu-runtime: start %s: %w", path, err)
+		return fmt.Errorf("launch: start %s: %w", path, err)
 	}
 	var status syscall.WaitStatus
 	for {
@@ -177,13 +190,13 @@ func refresh() error {
 	}
 	switch {
 	case err != nil:
-		return fmt.Errorf("cgpu-runtime: wait for cgpu-refresh: %w", err)
+		return fmt.Errorf("launch: wait for cgpu-refresh: %w", err)
 	case status.Exited() && status.ExitStatus() == 0:
 		return nil
 	}
 	text := make([]byte, 2048)
 	n, _ := output.ReadAt(text, 0)
-	return fmt.Errorf("cgpu-runtime: the node's GPUs could not be read: %s", oneLine(string(text[:n])))
+	return fmt.Errorf("launch: the node's GPUs could not be read: %s", oneLine(string(text[:n])))
 }
 
 // oneLine joins the lines of s: engines show one line of the log.
