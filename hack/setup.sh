@@ -27,7 +27,10 @@ need jq jq
 need gcc gcc libc6-dev
 need make make
 need git git
-if [[ ${CI:-} ]]; then need shellcheck shellcheck; fi
+if [[ ${CI:-} ]]; then
+	need shellcheck shellcheck
+	need musl-gcc musl-tools # else the tests of the preload library with musl are skipped
+fi
 [[ ${#missing[@]} -eq 0 ]] && exit 0
 
 [[ $(id -u) -eq 0 ]] || { echo "setup: ${missing[*]} missing: run as root, or install ${packages[*]}" >&2; exit 1; }
