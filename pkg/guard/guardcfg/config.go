@@ -3,8 +3,11 @@
 package guardcfg
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -32,9 +35,12 @@ type Config struct {
 	// Page is the file of the container's vGPU page; empty: it has none.
 	Page string `json:"page,omitempty"`
 	// HostMemory is the machine's.
-	HostMemory  quota.Bytes   `json:"hostMemory,omitempty"`
-	LauncherPID int           `json:"launcherPid"`
-	Settings    device.Config `json:"settings"`
+	HostMemory  quota.Bytes `json:"hostMemory,omitempty"`
+	LauncherPID int         `json:"launcherPid"`
+	// Cgroups are folders below /sys/fs/cgroup that were made for this container alone, to be removed when it is over. An
+	// engine removes its own; cgpu run has nobody left to do it.
+	Cgroups  []string      `json:"cgroups,omitempty"`
+	Settings device.Config `json:"settings"`
 }
 
 // GPU is one GPU of the container.
@@ -45,11 +51,21 @@ type GPU struct {
 	Spill  quota.Bytes `json:"spill,omitempty"` // host memory beyond Limit
 }
 
-// CleanUp removes the sockets.
+// CleanUp removes the sockets and the cgroups.
 func (cfg Config) CleanUp() {
 	for _, p := range []string{cfg.Socket, cfg.Control} {
 		if filepath.IsAbs(p) {
 			_ = os.Remove(p)
 		}
 	}
+	// The filter is gone a moment before the last process is, and that keeps its cgroup.
+	deadline := time.Now().Add(cgroupTime)
+	for _, dir := range cfg.Cgroups {
+		for errors.Is(syscall.Rmdir(dir), syscall.EBUSY) && time.Now().Before(deadline) {
+			time.Sleep(2 * time.Millisecond)
+		}
+	}
 }
+
+// cgroupTime is how long CleanUp waits for processes to leave their cgroups; one that stays is removed by the next cgpu run.
+const cgroupTime = 2 * time.Second
