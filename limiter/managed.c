@@ -43,9 +43,8 @@ int is_uvm(const struct cgpu_header *page, int fd)
 static long tell(int fd, unsigned int request, struct cgpu_managed_call *call)
 {
 	long ret;
-	do
-		ret = sys_ioctl(fd, request, call);
-	while (ret == -EINTR);
+	while ((ret = sys_ioctl(fd, request, call)) == -EINTR)
+		;
 	return ret;
 }
 

@@ -16,7 +16,8 @@
  */
 #include "cgpu.h"
 
-#define ALIGNMENT (32 * MIB) /* libcuda reserves so much more than it needs, and gives the ends back */
+/* libcuda reserves whole units of this, and one more, of which it gives the ends back. It maps only what it needs. */
+#define ALIGNMENT (32 * MIB)
 
 /* POOL is no refusal: a range that is about to be mapped, but not as managed memory. */
 enum state { FREE, BUSY, POOL, REFUSED, RETURNED };
@@ -65,6 +66,11 @@ int forget(uint64_t base, uint64_t end)
 	return pool;
 }
 
+static long block(uint64_t base, uint64_t end)
+{
+	return managed_replace((void *)base, end - base, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 /*
  * refuse answers a mapping of managed memory that may not be. What it would have replaced goes all the same, as with any
  * MAP_FIXED: if it was managed memory, it is charged no more. Without MAP_FIXED there is no place to leave a reservation.
@@ -73,7 +79,7 @@ long refuse(uint64_t base, uint64_t end, int flags)
 {
 	if (!(flags & MAP_FIXED))
 		return -ENOMEM;
-	long at = sys_mmap((void *)base, end - base, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+	long at = block(base, end);
 	return failed(at) || add(base, end, REFUSED) ? at : -ENOMEM;
 }
 
@@ -95,12 +101,18 @@ long managed_call(int fd, unsigned int number, void *arg)
 	return sys_ioctl(fd, number, arg);
 }
 
-/* keeps says that a range must stay reserved although it is unmapped: a refused one, in one piece. */
+/*
+ * keeps says that a range stays reserved although it is unmapped: a refused one, with what is left of its last unit. Whatever
+ * else is in there goes, as the caller wants it.
+ */
 int keeps(uint64_t base, uint64_t end)
 {
-	for EACH(n)
-		if (LOAD(&n->state) == REFUSED && n->base == base && n->end == end && change(n, REFUSED, RETURNED))
-			return 1;
+	for EACH(n) {
+		if (LOAD(&n->state) != REFUSED || n->base != base || end - n->end >= ALIGNMENT || failed(block(base, end)))
+			continue;
+		n->end = end;
+		return change(n, REFUSED, RETURNED);
+	}
 	forget(base, end);
 	return 0;
 }

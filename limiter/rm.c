@@ -128,14 +128,6 @@ static void follow(const struct cgpu_header *page)
 
 static uint64_t round_up(uint64_t n, uint64_t page) { return n > UINT64_MAX - page ? UINT64_MAX : (n + page - 1) / page * page; }
 
-/* granted is what memory really takes, from what the driver wrote back. */
-static uint64_t granted(uint64_t size, uint32_t attr)
-{
-	int huge = (attr >> RM_MEMORY_ATTR_PAGE_SHIFT & RM_MEMORY_ATTR_PAGE_MASK) == ATTR_PAGE_HUGE;
-
-	return round_up(size, huge ? PAGE_HUGE : PAGE_SMALL);
-}
-
 /*
  * allocate makes what takes device memory: reserve, execute, settle to what it took. params is where the driver tells that;
  * 0: what was reserved.
@@ -155,7 +147,7 @@ static long allocate(struct call *c, uint8_t kind, uint64_t reserved, uint64_t p
 	}
 	uint32_t handle = u32(c->o, RM_ALLOC_OBJECT);
 	if (params && copy_in(&size, params + RM_MEMORY_SIZE, sizeof size) && copy_in(&attr, params + RM_MEMORY_ATTR, sizeof attr))
-		took = granted(size, attr);
+		took = round_up(size, (attr >> RM_MEMORY_ATTR_PAGE_SHIFT & RM_MEMORY_ATTR_PAGE_MASK) == ATTR_PAGE_HUGE ? PAGE_HUGE : PAGE_SMALL);
 	/* More than was reserved, because the caller asked for pages of 512 MiB: a program honest enough for this mode does not. */
 	if (took > reserved && !slots_reserve(c->page, (unsigned int)gpu, took - reserved))
 		took = reserved;

@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #define NOTES 64
+#define UNIT (32 * MIB)
 #define PLAIN (MAP_PRIVATE | MAP_ANONYMOUS)
 #define DISABLE_READ_DUPLICATION 45
 #define ALLOC_SEMAPHORE_POOL 68
@@ -52,14 +53,19 @@ static uint32_t ask(unsigned number, char *at, size_t len)
 	return r.status;
 }
 
+/* Whole units are reserved, whatever is mapped of them. */
+static size_t units(size_t n) { return (n + UNIT - 1) & ~(UNIT - 1); }
+
 /* place reserves and gives the ends back. */
 static char *place(size_t n)
 {
-	size_t len = n + 32 * MIB - 4096;
+	size_t len = units(n) + UNIT - 4096;
 	char *got = reserve(len), *at;
 
+	n = units(n);
+
 	CHECK(got != MAP_FAILED);
-	at = (char *)(((uint64_t)got + 32 * MIB - 4096) & ~(32 * MIB - 1));
+	at = (char *)units((uint64_t)got);
 	CHECK(at == got || munmap(got, at - got) == 0);
 	CHECK(at + n == got + len || munmap(at + n, got + len - at - n) == 0);
 	return at;
@@ -78,8 +84,8 @@ static char *attempt(size_t n)
 	return at;
 }
 
-static void give_back(char *at, size_t n) { CHECK(munmap(at, n) == 0 && mapped(at, n)); }
-static int refused_once(size_t n) { return reserve(n + 32 * MIB - 4096) == MAP_FAILED && errno == ENOMEM; }
+static void give_back(char *at, size_t n) { CHECK(munmap(at, units(n)) == 0 && mapped(at, units(n))); }
+static int refused_once(size_t n) { return reserve(units(n) + UNIT - 4096) == MAP_FAILED && errno == ENOMEM; }
 
 /* comes_back: a later allocation is made, at other addresses, and nothing of the refusal is left. */
 static void comes_back(char *was, size_t n)
@@ -91,15 +97,15 @@ static void comes_back(char *was, size_t n)
 	limit = held + n;
 	executed = 0;
 	CHECK(managed(at, n) == at && held == limit && readable(at) && ask(VALIDATE_VA_RANGE, at, n) == 7 && executed == 1);
-	CHECK(munmap(at, n) == 0 && !mapped(at, n) && held == limit - n);
+	CHECK(munmap(at, units(n)) == 0 && !mapped(at, units(n)) && held == limit - n);
 	limit = before;
 }
 
 static void sequence(void)
 {
-	size_t sizes[] = {4096, 2 * MIB, 64 * MIB + 4096};
+	size_t sizes[] = {4096, 2 * MIB, UNIT - 4096, UNIT, 64 * MIB + 4096};
 
-	for (int i = 0; i < 3; i++) {
+	for (int i = 0; i < 5; i++) {
 		executed = asked = 0;
 		char *at = attempt(sizes[i]);
 		CHECK(executed == 0 && asked == 1 && held == 0 && !readable(at));
@@ -107,10 +113,10 @@ static void sequence(void)
 		CHECK(refused_once(sizes[i]));
 		comes_back(at, sizes[i]);
 	}
-	/* Whatever the alignment: as much as was refused, and 32 MiB more, but not beyond. */
+	/* Whatever the alignment: as much as was given back, and a unit more, but not beyond. */
 	for (int more = 0; more < 2; more++) {
 		give_back(attempt(MIB), MIB);
-		CHECK(reserve(MIB + more * 32 * MIB) == MAP_FAILED && errno == ENOMEM);
+		CHECK(reserve(UNIT + more * UNIT) == MAP_FAILED && errno == ENOMEM);
 	}
 	/* Only what reserves: none of these is libcuda's. Then one of another size: libcuda did not come back. */
 	char *at = attempt(MIB), *hint = place(MIB);
@@ -119,7 +125,7 @@ static void sequence(void)
 	CHECK(mmap(hint, MIB, PROT_NONE, PLAIN | MAP_FIXED, -1, 0) == hint && refused_once(MIB));
 	for (int k = 0; k < 2; k++) {
 		give_back(attempt(MIB), MIB);
-		CHECK(reserve(k ? MIB - 4096 : 33 * MIB + 4096) != MAP_FAILED && reserve(2 * MIB) != MAP_FAILED);
+		CHECK(reserve(k ? UNIT - 4096 : 2 * UNIT + 4096) != MAP_FAILED && reserve(UNIT) != MAP_FAILED);
 	}
 	/* Without a reservation there is nothing to leave. */
 	at = place(MIB);
@@ -148,6 +154,16 @@ static void stale(void)
 		CHECK(part ? munmap(at + MIB, MIB) == 0 && !mapped(at + MIB, MIB) : munmap(at, 4 * MIB) == 0 && !mapped(at + MIB, 2 * MIB));
 		CHECK(ask(VALIDATE_VA_RANGE, at + MIB, 2 * MIB) == 7 && reserve(2 * MIB) != MAP_FAILED);
 	}
+	at = place(2 * UNIT);
+	CHECK(managed(at, MIB) == at && munmap(at, MIB + UNIT) == 0 && !mapped(at, MIB) && reserve(MIB) != MAP_FAILED);
+	/* In the rest of its unit there may be anything; it goes. */
+	limit = MIB;
+	at = place(MIB);
+	CHECK(managed(at + 4 * MIB, MIB) == at + 4 * MIB && held == MIB && managed(at, MIB) == at && held == MIB);
+	CHECK(mmap(at + 2 * MIB, MIB, PROT_READ, PLAIN | MAP_FIXED, -1, 0) == at + 2 * MIB && readable(at + 2 * MIB));
+	limit = 0;
+	give_back(at, MIB);
+	CHECK(!readable(at + 2 * MIB) && held == 0 && refused_once(MIB));
 	/* Something else mapped there. */
 	at = attempt(MIB);
 	CHECK(mmap(at, 4096, PROT_READ, PLAIN | MAP_FIXED, -1, 0) == at && readable(at) && ask(VALIDATE_VA_RANGE, at, MIB) == 7);
@@ -189,7 +205,7 @@ static void pools(void)
 	CHECK(ask(ALLOC_SEMAPHORE_POOL, at, MIB) == 7 && managed(at, MIB) == at && managed(at, MIB) == at && asked == 1);
 	CHECK(ask(ALLOC_SEMAPHORE_POOL, at, MIB) == 7 && managed(at, 2 * MIB) == at && asked == 2);
 	give_back(at, 2 * MIB);
-	CHECK(reserve(2 * MIB) == MAP_FAILED);
+	CHECK(refused_once(2 * MIB));
 	/* Made, but never mapped, again and again. */
 	for (int i = 0; i < 2 * NOTES; i++)
 		CHECK(ask(ALLOC_SEMAPHORE_POOL, at, MIB) == 7);
@@ -207,8 +223,8 @@ static void *bystander(void *arg)
 	(void)arg;
 	for (int i = 0; i < 2; i++) {
 		pthread_barrier_wait(&barrier);
-		char *at = reserve(33 * MIB - 4096);
-		CHECK(at != MAP_FAILED && munmap(at, 33 * MIB - 4096) == 0);
+		char *at = reserve(2 * UNIT - 4096);
+		CHECK(at != MAP_FAILED && munmap(at, 2 * UNIT - 4096) == 0);
 		pthread_barrier_wait(&barrier);
 	}
 	return NULL;
