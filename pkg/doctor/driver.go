@@ -32,7 +32,7 @@ var driverChecks = []Check{
 	{Name: "gsp", Means: "The GPUs run GSP firmware, as they do under the open kernel modules; cgpu is tested with these.",
 		Remedy: "use the open kernel modules on Turing and newer GPUs", Run: checkGSP},
 	{Name: "scheduling", Means: "The driver takes what shares out the GPU's time: an RM client, a channel group of our own without work, its timeslice, the control that pauses, records of context switches.",
-		Remedy: "see the driver's version in docs/measurements.md; memory limits hold without", Run: checkScheduling},
+		Remedy: "use a driver version that docs/measurements.md names as tested; memory limits hold without", Run: checkScheduling},
 	{Name: "hmm", Means: "The driver cannot move ordinary host memory of programs to the GPU, which counts against no limit (module parameter uvm_disable_hmm).",
 		Remedy: "write `options nvidia-uvm uvm_disable_hmm=1` to /etc/modprobe.d/cgpu.conf and load nvidia-uvm again; or set hmm = true in cgpu.toml to accept it", Run: checkHMM},
 	{Name: "mig", Means: "No GPU is in MIG mode: its parts are not sliced further.",

@@ -316,7 +316,7 @@ var kernelChecks = []Check{
 		Remedy: "use Linux 5.6 or newer; a sandbox may forbid it",
 		Run:    kernelCheck("openat2", Fail, "", func(r KernelReport) string { return r.Openat2 })},
 	{Name: "wait-killable", Means: "The kernel knows SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (5.19): signals do not cut off calls that a guard carries out.",
-		Remedy: "nothing must be done; Linux 5.19 with runc 1.2 or newer spares guards the undoing",
+		Remedy: "nothing must be done; Linux 5.19, with a runtime that uses the flag, spares guards the undoing",
 		Run:    kernelCheck("WAIT_KILLABLE_RECV", Warn, "; the guard undoes what a signal cut off", func(r KernelReport) string { return r.WaitKillable })},
 	{Name: "sync-wake-up", Means: "A listener can wake its guard on the caller's core (6.6), which makes trapped calls quicker.",
 		Remedy: "nothing must be done; Linux 6.6 makes allocations quicker",

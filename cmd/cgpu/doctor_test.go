@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/doctor"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// The whole command is tested in test/integration: it starts itself again, which a test's program must not.
+
+func TestDoctorUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"doctor -o yaml":                               `doctor: -o "yaml": want table or json`,
+		"doctor now":                                   `doctor: "now": want no arguments`,
+		"doctor --engine moby=/x":                      `"moby" is no engine: want NAME=FILE with one of docker, containerd, crio, podman`,
+		"doctor --engine docker":                       `--engine "docker": want docker=FILE with an absolute path`,
+		"doctor --engine docker=daemon.json":           `want docker=FILE with an absolute path`,
+		"doctor --engine docker=/a,docker=/b --bad":    `flag provided but not defined: -bad`,
+		"doctor --try harder":                          `doctor: --try "harder": this is for doctor's own children`,
+		"doctor --engine docker=/a --engine docker=/b": "docker is given twice",
+	} {
+		if out := cgpu(args); !strings.Contains(out, "error: ") || !strings.Contains(out, want) {
+			t.Errorf("cgpu %s: printed %s, want %s", args, out, want)
+		}
+	}
+	if out := cgpu("doctor --help"); !strings.Contains(out, "Examples:") || strings.Contains(out, "--try") {
+		t.Error(out)
+	}
+	files, err := engineFiles([]string{"docker=/a,b", "crio=/c=d"})
+	if want := map[string]string{"docker": "/a,b", "crio": "/c=d"}; err != nil || !maps.Equal(files, want) {
+		t.Errorf("%v, %v", files, err)
+	}
+}
+
+func TestPrintReport(t *testing.T) {
+	var out bytes.Buffer
+	err := printReport(&out, doctor.Report{Status: doctor.Fail, Checks: []doctor.Result{
+		{Name: "kernel", Status: doctor.OK, Found: "Linux 6.8"},
+		{Name: "a-long-name", Status: doctor.Fail, Found: "bro\x1bken", Remedy: "mend it"},
+		{Name: "hmm", Status: doctor.Skip, Found: "no"},
+		{Name: "mig", Status: doctor.Warn, Found: "on", Remedy: "off"},
+		{Name: "gsp", Status: doctor.Warn, Found: "on", Remedy: "off"},
+	}})
+	want := `ok    kernel       Linux 6.8
+fail  a-long-name  bro?ken → mend it
+skip  hmm          no
+warn  mig          on → off
+warn  gsp          on → off
+doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
+`
+	if err != nil || out.String() != want {
+		t.Errorf("%v\n%s\nwant\n%s", err, &out, want)
+	}
+}
+
+// TestFare: doctor takes the states as smi shows them.
+func TestFare(t *testing.T) {
+	n := newNode(t)
+	table, err := device.Load(n.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vgpu := []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}
+	start, err := ledger.ProcStart(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := fare(table, []ledger.Record{
+		{ID: "gone", VGPUs: vgpu, LauncherPID: 1 << 29},
+		{ID: "starting", VGPUs: vgpu, LauncherPID: os.Getpid(), LauncherStart: start},
+		{ID: "orphan", Name: "web", VGPUs: vgpu, GuardPID: 1 << 29, InitPID: os.Getpid(), InitStart: start},
+	})
+	want := []doctor.Container{{Name: "gone", State: stateGone, Dead: true}, {Name: "starting", State: stateStarting}, {Name: "orphan (web)", State: stateGuardDead, Bad: true}}
+	for i := range want {
+		if list[i] != want[i] {
+			t.Errorf("got %+v, want %+v", list[i], want[i])
+		}
+	}
+}
