@@ -18,18 +18,18 @@ managed_fits() {
 	echo "$out"
 	[[ $(grep -c 'right 1' <<<"$out") -eq 3 ]] && (($(number used_MiB <<<"$out") > 5120)) && near "$(number total_MiB <<<"$out")" 6144 0
 }
-managed_refused() {
+managed_refused() { # managed_refused GIB OPTIONS…
 	local out
-	out=$(run 6GiB "$@" -- "$built/managed" 7 3) || { echo "$out"; return 1; }
+	out=$(run 6GiB "${@:2}" -- "$built/managed" "$1" 3) || { echo "$out"; return 1; }
 	echo "$out"
 	[[ $(grep -c 'managed cudaErrorMemoryAllocation' <<<"$out") -eq 3 && $(grep -c 'ordinary cudaSuccess' <<<"$out") -eq 3 ]]
 }
-# What is refused must not spoil what comes after.
+# What is refused must not spoil what comes after, in the same process.
 managed_after_refusal() {
 	local out
-	out=$(run 6GiB -- sh -c "'$built/managed' 7 2 && '$built/managed' 4 2") || { echo "$out"; return 1; }
+	out=$(run 6GiB -- "$built/managed" 7.1,4,6.3,0.7,9,4.3 2) || { echo "$out"; return 1; }
 	echo "$out"
-	[[ $(grep -c 'right 1' <<<"$out") -eq 2 ]]
+	[[ $(grep -c 'right 1' <<<"$out") -eq 6 && $(grep -c 'managed cudaErrorMemoryAllocation' <<<"$out") -eq 6 ]]
 }
 # Without the limiter nobody asks, and the guard finds it in the maps.
 managed_bypass() { # managed_bypass OPTIONS…
@@ -183,7 +183,8 @@ make_host_image || exit 1
 cgpu refresh >/dev/null
 
 check 'managed memory within the limit' managed_fits
-check 'managed memory over the limit: cudaErrorMemoryAllocation' managed_refused
+check 'managed memory over the limit: cudaErrorMemoryAllocation' managed_refused 7
+check 'managed memory over the limit, an odd size' managed_refused 7.1
 check 'managed memory works after a refusal' managed_after_refusal
 check 'managed memory past the limiter is found' managed_bypass
 check 'managed memory past the limiter is found, another user' managed_bypass -u 1000:1000
@@ -203,7 +204,8 @@ check 'preload: env -u LD_PRELOAD' preload_oom -e LD_PRELOAD=
 check 'preload: cudaMalloc' preload_fill malloc
 check 'preload: cudaMallocAsync' preload_fill async
 check 'preload: VMM' preload_fill vmm
-check 'preload: managed memory over the limit' managed_refused
+check 'preload: managed memory over the limit' managed_refused 7.1
+check 'preload: managed memory after a refusal' managed_after_refusal
 check 'preload: killed, its memory is free again' preload_killed
 check 'preload: weights 1:3' preload_weights
 check 'preload: a static program walks around it' preload_walk_around
