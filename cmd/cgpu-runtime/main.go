@@ -60,10 +60,14 @@ func create(c call, runDir string) (undo func(), err error) {
 	// Is it ours?
 	file := bundleFile{path: filepath.Join(c.bundle, "config.json")}
 	raw, err := readFile(file.path)
-	if err != nil || !spec.MayAsk(raw) {
+	if err != nil {
 		return undo, nil
 	}
-	ask, err := admit.Read(raw)
+	may := spec.MaySpeak(raw)
+	if len(may) == 0 && !spec.MayAsk(raw) {
+		return undo, nil
+	}
+	ask, err := admit.Read(raw, dialects(runDir, may)...)
 	if err != nil || ask.Quota == nil {
 		return undo, err
 	}

@@ -112,14 +112,20 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	if raw, err = setEnv(raw, env); err != nil {
 		return nil, "", err
 	}
-	ask, err := admit.Read(raw)
+	may := spec.MaySpeak(raw)
+	enabled, err := d.dialects(may)
+	if err != nil {
+		return nil, "", err
+	}
+	ask, err := admit.Read(raw, enabled...)
 	switch {
 	case err != nil:
 		return nil, "", err
 	case ask.Sandbox:
 		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
 	case ask.Quota == nil:
-		return raw, "passed through unchanged: no vGPU asked for (ALIYUN_COM_GPU_MEM_CONTAINER is not set, or CGPU_DISABLE is)\n", nil
+		return raw, "passed through unchanged: no vGPU asked for (ALIYUN_COM_GPU_MEM_CONTAINER is not set, or CGPU_DISABLE is)\n" +
+			unheard(raw, may, enabled), nil
 	}
 	t, err := d.load()
 	if err != nil {
@@ -138,6 +144,32 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 		return nil, "", err
 	}
 	return ask.Doc.Encode(), explain(ask.Quota, record, plan), nil
+}
+
+// dialects are those that count on the node, if the container may use any.
+func (d dryRun) dialects(may []quota.Dialect) ([]quota.Dialect, error) {
+	if len(may) == 0 {
+		return nil, nil
+	}
+	t, err := d.load()
+	if err != nil {
+		return nil, err
+	}
+	return t.Config.Dialects, nil
+}
+
+// unheard tells which dialects a container asks in that the node does not have enabled.
+func unheard(raw []byte, may, enabled []quota.Dialect) string {
+	var b strings.Builder
+	for _, d := range may {
+		if slices.Contains(enabled, d) {
+			continue
+		}
+		if ask, err := admit.Read(raw, d); err != nil || ask.Quota != nil {
+			fmt.Fprintf(&b, "it asks for one in dialect %s, which cgpu.toml does not enable: dialects = [\"%s\"]\n", d, d)
+		}
+	}
+	return b.String()
 }
 
 // load reads the table to judge by.
@@ -200,6 +232,12 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(asked.Asked)) {
 		fmt.Fprintf(&b, "asked    %s=%s\n", name, printable(asked.Asked[name]))
+	}
+	for _, d := range asked.Dialects {
+		fmt.Fprintf(&b, "dialect  %s\n", d)
+	}
+	for _, name := range asked.Unmapped {
+		fmt.Fprintf(&b, "ignored  %s, which has no meaning in cgpu\n", name)
 	}
 	if asked.NeedsPlacement() {
 		fmt.Fprintf(&b, "placed   on this GPU, because none was named\n")

@@ -28,8 +28,8 @@ type Ask struct {
 	name    string
 }
 
-// Read finds out what a config.json asks for.
-func Read(raw []byte) (*Ask, error) {
+// Read finds out what a config.json asks for, in cgpu's own words or in those of the dialects that the node has enabled.
+func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	doc, err := spec.Decode(raw)
 	if err != nil {
 		return nil, err
@@ -44,7 +44,7 @@ func Read(raw []byte) (*Ask, error) {
 	}
 	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), name: spec.Name(annotations)}
 	if !a.Sandbox {
-		a.Quota, err = quota.FromSpec(env, annotations)
+		a.Quota, err = quota.FromSpec(env, annotations, dialects...)
 	}
 	return a, err
 }
@@ -84,7 +84,11 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	}
 	slice := ledger.VGPU{Spill: a.Quota.Spill, Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
 	if a.Quota.NeedsPlacement() {
-		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: a.Quota.Memory, Slice: slice}
+		memory, err := a.Quota.Placed()
+		if err != nil {
+			return ledger.Request{}, err
+		}
+		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: memory, Slice: slice}
 	}
 	for _, index := range native {
 		r.Native = append(r.Native, uuids[index])
@@ -124,7 +128,7 @@ func (a *Ask) Plan(record ledger.Record, table *device.Table) (spec.Plan, error)
 	p := spec.NewPlan(record, table)
 	drm, err := a.Doc.DRM()
 	for _, n := range drm {
-		if isNVIDIA(n) {
+		if IsNVIDIA(n) {
 			p.Hidden = append(p.Hidden, n)
 		}
 	}
@@ -134,9 +138,9 @@ func (a *Ask) Plan(record ledger.Record, table *device.Table) (spec.Plan, error)
 	return p, a.limiter(&p)
 }
 
-// isNVIDIA asks the kernel whether a node below /dev/dri is an NVIDIA card's: with it one can allocate memory of the
+// IsNVIDIA asks the kernel whether a node below /dev/dri is an NVIDIA card's: with it one can allocate memory of the
 // card past the guard.
-func isNVIDIA(n device.Node) bool {
+func IsNVIDIA(n device.Node) bool {
 	driver, err := os.Readlink(fmt.Sprintf("/sys/dev/char/%d:%d/device/driver", n.Major, n.Minor))
 	return err == nil && filepath.Base(driver) == "nvidia"
 }

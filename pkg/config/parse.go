@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,6 +46,7 @@ type file struct {
 	HMM                *bool     `toml:"hmm"`
 	MaxSpill           *string   `toml:"max_spill"`
 	SpillReserve       *string   `toml:"spill_reserve"`
+	Dialects           *[]string `toml:"dialects"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -90,6 +92,7 @@ func Parse(name string, text []byte) (Config, error) {
 		choice("managed", f.Managed, &s.Managed, device.ManagedLimit, device.ManagedDeny, device.ManagedAllow),
 		part("max_spill", f.MaxSpill, &s.MaxSpill),
 		part("spill_reserve", f.SpillReserve, &s.SpillReserve),
+		dialects(f.Dialects, &s.Dialects),
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
@@ -265,6 +268,24 @@ func runtimes(in, out *[]string) error {
 		}
 	}
 	*out = *in
+	return nil
+}
+
+func dialects(in *[]string, out *[]quota.Dialect) error {
+	if in == nil {
+		return nil
+	}
+	*out = nil
+	for _, name := range *in {
+		d, err := quota.ParseDialect(name)
+		if err != nil {
+			return fault("dialects", name, err.Error())
+		}
+		if slices.Contains(*out, d) {
+			return fault("dialects", name, "want each dialect once")
+		}
+		*out = append(*out, d)
+	}
 	return nil
 }
 

@@ -110,6 +110,8 @@ type Config struct {
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`
+	// Dialects are the other systems' variables and annotations that containers of this node may ask with.
+	Dialects []quota.Dialect `json:"dialects,omitempty"`
 	// NoSwitchRecords does without the driver's records of context switches.
 	NoSwitchRecords bool `json:"noSwitchRecords,omitempty"`
 }

@@ -1,23 +1,41 @@
 package quota
 
+import "slices"
+
 // FromSpec reads a container's request from the variables (process.env) and annotations of its OCI spec.
 //
 // It returns nil, nil when the container did not ask for a vGPU: ALIYUN_COM_GPU_MEM_CONTAINER is neither a variable nor
-// an annotation, or CGPU_DISABLE is true. Nothing else is looked at then, so a container that is not ours is never
-// refused. Everything that was asked for must be well-formed; the error is an *Error.
-func FromSpec(env []string, annotations map[string]string) (*Quota, error) {
+// an annotation nor is its like in one of the dialects, or CGPU_DISABLE is true. Nothing else is looked at then, so a
+// container that is not ours is never refused. Everything that was asked for must be well-formed; the error is an *Error.
+func FromSpec(env []string, annotations map[string]string, dialects ...Dialect) (*Quota, error) {
 	s := gather(env, annotations)
-	if !s.annotated() && !s.variables[memContainer].set {
+	said := s.listen(env, annotations, dialects)
+	own := s.annotations[memContainer].set || s.variables[memContainer].set && !s.foreign
+	if !own && !slices.ContainsFunc(said, func(sp speech) bool { return sp.asks }) {
 		return nil, nil
 	}
 	if off, err := disabled(s); off || err != nil {
 		return nil, err
 	}
 	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}}
-	for _, read := range []func(*Quota, *settings) error{readMemory, readPod, readSpill, readGPUs, readCompute, readLimiter} {
+	readers := []func(*Quota, *settings) error{readSpill, readGPUs, readCompute, readLimiter}
+	if own {
+		readers = slices.Insert(readers, 0, readMemory, readPod)
+	}
+	for _, read := range readers {
 		if err := read(q, s); err != nil {
 			return nil, err
 		}
+	}
+	if len(said) == 0 && !s.gpushare {
+		return q, nil
+	}
+	wish, err := s.understand(said)
+	if err == nil {
+		err = q.adopt(s, wish)
+	}
+	if err != nil {
+		return nil, err
 	}
 	return q, nil
 }
@@ -49,6 +67,9 @@ func (q *Quota) take(s *settings, k key) (setting, error) {
 // source finds the setting that q got from one of keys, the first that was used, for messages after FromSpec.
 func (q *Quota) source(keys ...key) (name, value string) {
 	for _, k := range keys {
+		if word, ok := q.from[k]; ok {
+			return word.name, word.value
+		}
 		for _, name := range []string{names[k].annotation, names[k].variable} {
 			if value, ok := q.Asked[name]; ok {
 				return name, value

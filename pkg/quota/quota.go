@@ -1,5 +1,7 @@
 // Package quota turns what a container asked for (ALIYUN_COM_GPU_* variables and cgpu.io/ annotations) into a Quota.
 //
+// Where cgpu.toml enables them it also reads what other systems call the same (dialect.go).
+//
 // It is pure: it opens no file and knows no GPU of this node. cgpu-runtime calls FromSpec for every container that is
 // created, then Resolve with the node's GPUs; cgpu spec calls both for its dry run.
 package quota
@@ -8,8 +10,11 @@ import "strconv"
 
 // Quota is what one container asked for. A nil *Quota means that the container did not ask for a vGPU: leave it alone.
 type Quota struct {
-	// Memory is the limit asked for on each sliced GPU.
+	// Memory is the limit asked for on each sliced GPU that PerGPU says nothing of; zero where only PerGPU says something.
 	Memory Memory
+	// PerGPU are limits of single sliced GPUs, by their position in the container: ascending by index. 0: Memory. Only
+	// dialects make any.
+	PerGPU []Bytes
 	// Visible names the GPUs to slice; the zero Selector means that none was named and the node places the container.
 	Visible Selector
 	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
@@ -26,6 +31,12 @@ type Quota struct {
 	Priority Priority
 	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
 	Asked map[string]string
+	// Dialects are the other systems' ways in which the container asked; Unmapped are those of Asked that have no meaning
+	// in cgpu.
+	Dialects []Dialect
+	Unmapped []string
+	// from is the word of a dialect that a key was read from, for messages.
+	from map[key]setting
 }
 
 // Memory is a limit not yet bound to a card: either Fixed bytes, or the fraction Num/Den of the card.

@@ -13,6 +13,11 @@ func (q *Quota) NeedsPlacement() bool { return q.Visible.IsZero() }
 // Resolve binds q to the GPUs of a node: the sliced ones with their limits, and the indices of those given whole, both
 // ascending by index. When q needs placement, grants is empty and the caller chooses.
 func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
+	if q.NeedsPlacement() {
+		if _, err := q.Placed(); err != nil {
+			return nil, nil, err
+		}
+	}
 	visible, err := q.pick(q.Visible, gpus, visibleDevices, memIdx, nvidiaVisible)
 	if err != nil {
 		return nil, nil, err
@@ -28,13 +33,26 @@ func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
 		}
 		native = append(native, g.Index)
 	}
-	for _, g := range visible {
-		limit, err := q.Memory.Limit(g.Memory)
+	if len(visible) > 0 {
+		if err := q.fits(len(visible), len(whole)); err != nil {
+			return nil, nil, err
+		}
+	}
+	for n, g := range visible {
+		memory, err := q.limitOf(n)
+		if err != nil {
+			return nil, nil, err
+		}
+		limit, err := memory.Limit(g.Memory)
 		if err != nil {
 			var refused *Error
 			if errors.As(err, &refused) {
 				name, value := q.source(memContainer)
-				return nil, nil, &Error{name, value, "on " + describe(g) + " the limit " + refused.Value + " " + refused.Reason, refused.Remedy}
+				remedy := refused.Remedy
+				if _, foreign := q.from[memContainer]; foreign {
+					remedy = "" // it is in cgpu's words, which would disagree with the dialect's
+				}
+				return nil, nil, &Error{name, value, "on " + describe(g) + " the limit " + refused.Value + " " + refused.Reason, remedy}
 			}
 			return nil, nil, err
 		}

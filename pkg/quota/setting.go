@@ -60,6 +60,8 @@ func (s setting) bad(reason, remedy string) error {
 // settings holds both sources apart, because they are trusted differently.
 type settings struct {
 	variables, annotations [numKeys]setting
+	foreign                bool // a dialect's annotation asks for a vGPU
+	gpushare               bool // some of annotations are gpushare's
 }
 
 // gather sorts the environment and the annotations by key.
@@ -106,7 +108,7 @@ func (s *setting) add(k key, value string) {
 // annotated reports that the request came by annotation, that is from a device plugin: a pod cannot forge those, while
 // every variable can be overridden by the pod's author. Such a request is read from annotations alone: a variable must
 // not lift the limit (CGPU_DISABLE, _MEM_DEV), nor add GPUs to it (both _VISIBLE_DEVICES).
-func (s *settings) annotated() bool { return s.annotations[memContainer].set }
+func (s *settings) annotated() bool { return s.annotations[memContainer].set || s.foreign }
 
 // get returns the setting of k that counts.
 func (s *settings) get(k key) (setting, error) {

@@ -20,6 +20,17 @@ func MayAsk(raw []byte) bool {
 	return slices.ContainsFunc(marks, func(mark []byte) bool { return bytes.Contains(raw, mark) })
 }
 
+// MaySpeak lists the dialects in which config.json may ask for something, found as MayAsk finds cgpu's own words. Which of
+// them count is the node's to say; a container that speaks none costs no look at the node.
+func MaySpeak(raw []byte) (may []quota.Dialect) {
+	for _, d := range quota.Dialects() {
+		if slices.ContainsFunc(d.Marks(), func(mark string) bool { return bytes.Contains(raw, []byte(mark)) }) {
+			may = append(may, d)
+		}
+	}
+	return may
+}
+
 // Env is the container's environment, process.env.
 func (d *Document) Env() ([]string, error) {
 	process, err := d.within("process")
