@@ -10,7 +10,7 @@ import (
 // would take them for arguments.
 func run(a *cli.App, args []string) error {
 	if len(args) > 1 {
-		if c := a.Command(args[1]); c != nil {
+		if c := a.Command(args[1]); c != nil && c.Name != runName { // a command's flags are its own
 			args = append(args[:2:2], flagsFirst(c.Flags, args[2:])...)
 		}
 	}

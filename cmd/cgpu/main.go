@@ -5,6 +5,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,6 +31,9 @@ func main() {
 		if _, usage := err.(usageError); usage {
 			os.Exit(2)
 		}
+		if e, ok := errors.AsType[cli.ExitCoder](err); ok {
+			os.Exit(e.ExitCode())
+		}
 		os.Exit(1)
 	}
 }
@@ -51,7 +55,7 @@ func app() *cli.App {
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
-		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(),
+		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
 			specCommand(), doctorCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

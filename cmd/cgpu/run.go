@@ -1,0 +1,321 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/admit"
+	"github.com/opencgpu/cgpu/pkg/bare"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/launch"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+const (
+	runName      = "run"
+	runGuardName = "run-guard"
+)
+
+func runCommand() *cli.Command {
+	return &cli.Command{
+		Name:      runName,
+		Usage:     "run a command on a slice of a GPU, without a container",
+		ArgsUsage: "[--] COMMAND [ARGUMENT…]",
+		Description: "The command sees one GPU of the size asked for (with --gpu 0,1 two, each of that size), and neither it nor its\n" +
+			"children get more, as in a container. In all else it is a process of this machine: same files, same network, same\n" +
+			"terminal. cgpu run becomes the command, so its exit status and signals are the command's. Memory is given back\n" +
+			"when its last process ends. It takes root to set up; the command runs as the user who called sudo.\n\n" +
+			"Exit status: the command's; 127 if it was not found, 126 if it could not be started, 125 if there was no GPU for\n" +
+			"it, 2 for a command line that cannot be understood.\n\n" +
+			"Examples:\n   sudo cgpu run --memory 6GiB -- python3 train.py\n   sudo cgpu run --memory 6GiB --spill 4GiB --weight 2 --name web -- ./serve --port 8000\n" +
+			"   sudo cgpu run --memory 20GiB --gpu 1 --percent 40 -- bash -l",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 6GiB; on each GPU"},
+			&cli.StringFlag{Name: "spill", Usage: "`SIZE` of host memory beyond the limit, such as 4GiB"},
+			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "1"},
+			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time"},
+			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high", DefaultText: "default"},
+			&cli.StringFlag{Name: "gpu", Usage: "`GPU`: index, UUID, several with commas between them, or all", DefaultText: "the node chooses"},
+			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
+			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
+			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},
+		},
+		Action: func(c *cli.Context) error {
+			if !c.Args().Present() {
+				return usageError{errors.New("run: want a COMMAND; see cgpu run --help")}
+			}
+			q, err := runQuota(c)
+			if err != nil {
+				return usageError{fmt.Errorf("run: %w", err)}
+			}
+			err = runOn(c, q)
+			if _, ok := errors.AsType[cli.ExitCoder](err); ok {
+				return err
+			}
+			return cli.Exit(err, exitNoGPU)
+		},
+	}
+}
+
+// exitNoGPU is the exit status when the command was not even tried, as with env, nohup and docker run.
+const exitNoGPU = 125
+
+// runGuardCommand is what cgpu run starts itself as, to start the guard (launch.StartApart).
+func runGuardCommand() *cli.Command {
+	return &cli.Command{
+		Name:   runGuardName,
+		Hidden: true,
+		Before: noArguments,
+		Action: func(*cli.Context) error { return launch.Apart(bare.Leave) },
+	}
+}
+
+// Variables under which pkg/quota and pkg/admit know what the flags ask for.
+var runFlags = []struct{ flag, variable, remedy string }{
+	{"memory", "ALIYUN_COM_GPU_MEM_CONTAINER", "ask for less"},
+	{"gpu", "ALIYUN_COM_GPU_VISIBLE_DEVICES", "cgpu smi lists the GPUs of this machine"},
+	{"weight", "ALIYUN_COM_GPU_SCHD_WEIGHT", ""},
+	{"percent", "ALIYUN_COM_GPU_CORE_PERCENTAGE", ""},
+	{"spill", "CGPU_MEM_SPILL", ""},
+}
+
+// runQuota reads the flags.
+func runQuota(c *cli.Context) (*quota.Quota, error) {
+	if !c.IsSet("memory") {
+		return nil, errors.New("want --memory SIZE, such as --memory 6GiB")
+	}
+	req, err := changeOf(c)
+	if err != nil {
+		return nil, err
+	}
+	q := &quota.Quota{Memory: quota.Memory{Fixed: *req.Limit}, Priority: quota.PriorityDefault, NoLimiter: c.Bool("no-limiter"), Asked: map[string]string{}}
+	if req.Spill != nil {
+		q.Spill = *req.Spill
+	}
+	if req.Weight != nil {
+		q.Weight = *req.Weight
+	}
+	if req.Percent != nil {
+		q.Percent = *req.Percent
+	}
+	if req.Priority != nil {
+		q.Priority = *req.Priority
+	}
+	switch gpu := c.String("gpu"); {
+	case gpu == "all":
+		q.Visible.All = true
+	case c.IsSet("gpu"):
+		for _, id := range strings.Split(gpu, ",") {
+			if id = strings.TrimSpace(id); id == "" {
+				return nil, fmt.Errorf("--gpu %q: want indices or UUIDs with commas between them, or all", gpu)
+			}
+			q.Visible.IDs = append(q.Visible.IDs, id)
+		}
+	}
+	for _, f := range runFlags {
+		if c.IsSet(f.flag) {
+			q.Asked[f.variable] = fmt.Sprint(c.Value(f.flag))
+		}
+	}
+	return q, nil
+}
+
+// runRefused names flags where a refusal is about variables, which nobody has set here.
+func runRefused(c *cli.Context, err error) error {
+	if r, ok := errors.AsType[*ledger.Refusal](err); ok && !r.Time && !r.Spill {
+		where := ""
+		if r.GPU.UUID != "" {
+			where = r.GPU.String() + ": "
+		}
+		return fmt.Errorf("run: --memory %q: %s%s; %s", c.String("memory"), where, r.Reason, r.Remedy)
+	}
+	e, ok := errors.AsType[*quota.Error](err)
+	if !ok {
+		return err
+	}
+	for _, f := range runFlags {
+		if f.variable != e.Variable {
+			continue
+		}
+		text := fmt.Sprintf("run: --%s %q: %s", f.flag, fmt.Sprint(c.Value(f.flag)), e.Reason)
+		if f.remedy != "" {
+			return fmt.Errorf("%s; %s", text, f.remedy)
+		}
+		if e.Remedy != "" {
+			return fmt.Errorf("%s; %s", text, e.Remedy)
+		}
+		return errors.New(text)
+	}
+	return err
+}
+
+// runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
+// of runc, package bare.
+func runOn(c *cli.Context, q *quota.Quota) error {
+	user, err := runUser(c)
+	if err != nil {
+		return fmt.Errorf("run: %w", err)
+	}
+	runDir := device.RunDir()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	guard, err := launch.StartApart(runDir, []string{self, runGuardName})
+	if err != nil {
+		return err
+	}
+	undo := guard.Stop
+	defer func() { undo() }()
+	table, err := loadNode(runDir)
+	if err != nil {
+		return err
+	}
+	if table.Config.Enforcement == device.EnforcePreload {
+		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; set enforcement = "guard"`)
+	}
+
+	// Reserve.
+	doc, err := spec.Decode([]byte("{}"))
+	if err != nil {
+		return err
+	}
+	ask := &admit.Ask{Doc: doc, Quota: q}
+	request, err := runRequest(c, ask, table, runDir, guard.PID)
+	if err != nil {
+		return runRefused(c, err)
+	}
+	book := ledger.Open(runDir)
+	record, err := reserve(book, request, time.Now().Add(reservePatience))
+	if err != nil {
+		return runRefused(c, ask.Refused(err))
+	}
+	cgroups, err := bare.Cgroups(record.Nonce)
+	undo = func() {
+		guard.Stop()
+		_ = book.Release(record.ID, record.Nonce)
+		_ = page.Remove(runDir, record.Nonce)
+		bare.RemoveCgroups(cgroups)
+	}
+	if err != nil {
+		return err
+	}
+	sweepRuns(book, cgroups)
+
+	// Tell the guard.
+	if err := launch.MakePage(record, table, runDir); err != nil {
+		return err
+	}
+	config := launch.GuardConfig(record, table, runDir)
+	config.Cgroups = cgroups
+	if err := guard.Tell(config); err != nil {
+		return err
+	}
+	plan, err := ask.Plan(record, table)
+	if err != nil {
+		return err
+	}
+	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
+		return err
+	}
+	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: os.Environ()})
+	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
+	undo = func() {}
+	return err
+}
+
+// runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.
+func runUser(c *cli.Context) (bare.User, error) {
+	if os.Geteuid() != 0 {
+		return bare.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
+	}
+	caller := bare.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
+	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {
+		if value := os.Getenv(name); value != "" && caller.ThroughSudo() {
+			return bare.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
+		}
+	}
+	return bare.Whom(c.String("user"), caller, bare.Lookup)
+}
+
+// runRequest puts what is asked into the ledger's terms.
+func runRequest(c *cli.Context, ask *admit.Ask, table *device.Table, runDir string, guardPID int) (ledger.Request, error) {
+	nonce, err := launch.Nonce()
+	if err != nil {
+		return ledger.Request{}, err
+	}
+	mine := ledger.Record{ID: "run-" + nonce, Nonce: nonce, Bundle: "/", LauncherPID: os.Getpid(), GuardPID: guardPID}
+	if mine.LauncherStart, err = ledger.ProcStart(mine.LauncherPID); err != nil {
+		return ledger.Request{}, err
+	}
+	if mine.GuardStart, err = ledger.ProcStart(guardPID); err != nil {
+		return ledger.Request{}, err
+	}
+	request, err := ask.Reservation(mine, table, runDir)
+	if err != nil {
+		return request, err
+	}
+	request.Record.Name = c.String("name")
+	if request.Record.Name == "" {
+		request.Record.Name = bare.Name(c.Args().Slice())
+	}
+	if len(request.Record.Name) > maxName {
+		return request, fmt.Errorf("run: --name: has %d bytes: want at most %d", len(request.Record.Name), maxName)
+	}
+	return request, admit.GivePage(&request, runDir)
+}
+
+// reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.
+const reservePatience = 2 * time.Second
+
+// reserve is ledger.Reserve for one who may come right after another run: "cgpu run … a; cgpu run … b" must not fail because
+// the first one's guard takes some milliseconds to give its slice back.
+func reserve(book *ledger.Ledger, request ledger.Request, deadline time.Time) (ledger.Record, error) {
+	for {
+		record, err := book.Reserve(request)
+		_, refused := errors.AsType[*ledger.Refusal](err)
+		if !refused || time.Now().After(deadline) {
+			return record, err
+		}
+		records, listErr := book.List()
+		if listErr != nil || !anyEnding(records) {
+			return record, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// anyEnding reports a container or run whose first process is gone and whose guard is not yet.
+func anyEnding(records []ledger.Record) bool {
+	for _, r := range records {
+		start, err := ledger.ProcStart(r.InitPID)
+		if r.InitPID != 0 && (err != nil || start != r.InitStart) && r.GuardLives() {
+			return true
+		}
+	}
+	return false
+}
+
+// sweepRuns removes the cgroups of runs whose guard was killed.
+func sweepRuns(book *ledger.Ledger, cgroups []string) {
+	records, err := book.List()
+	if err != nil {
+		return
+	}
+	bare.SweepCgroups(cgroups, func(nonce string) bool {
+		for _, r := range records {
+			if r.Nonce == nonce {
+				return true
+			}
+		}
+		return false
+	})
+}

@@ -1,0 +1,167 @@
+package bare
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+// cgroupRoot is where the hierarchies are; the guard looks there too (pkg/guard, cgroupOf).
+const cgroupRoot = "/sys/fs/cgroup"
+
+// cgroupPrefix begins the name of every run's cgroup; its nonce follows.
+const cgroupPrefix = "cgpu-run-"
+
+// hierarchy is a cgroup of a process in one of the trees of cgroups.
+type hierarchy struct {
+	root, path string // path begins with a slash; alone that is the root's
+}
+
+func (h hierarchy) dir() string { return filepath.Join(h.root, h.path) }
+
+// hierarchies lists the cgroups that the process of text (/proc/PID/cgroup) is in, of the given controllers; "" is cgroup v2. A
+// hierarchy that several controllers share comes once.
+func hierarchies(text string, controllers []string) []hierarchy {
+	var list []hierarchy
+	for line := range strings.Lines(text) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
+			continue
+		}
+		for _, c := range strings.Split(parts[1], ",") {
+			if slices.Contains(controllers, c) {
+				list = append(list, hierarchy{filepath.Join(cgroupRoot, strings.TrimPrefix(c, "name=")), parts[2]})
+				break
+			}
+		}
+	}
+	return list
+}
+
+// mine reads the cgroups of this process, of the given controllers of v1 and of v2, where that is at its usual place.
+func mine(controllers ...string) ([]hierarchy, error) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := os.Stat(cgroupRoot + "/cgroup.controllers"); err == nil {
+		controllers = append(controllers, "")
+	}
+	return hierarchies(string(text), controllers), nil
+}
+
+// Cgroups are the folders that a run gets, below those of the caller, so that whatever limits his session or his batch job
+// limits the run as well: in the hierarchies in which the guard looks for a container's processes and for their CPU time.
+func Cgroups(nonce string) ([]string, error) {
+	list, err := mine("devices", "cpuacct")
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
+	}
+	return runFolders(list, nonce), nil
+}
+
+// runFolders are the folders of a run whose caller is in the cgroups of list. Below the root of a hierarchy there is one more,
+// which stays: nobody may write in a root without a capability, and the guard, which removes the run's folder, has given up
+// all such.
+func runFolders(list []hierarchy, nonce string) []string {
+	var dirs []string
+	for _, h := range list {
+		parent := h.dir()
+		if h.path == "/" {
+			parent = filepath.Join(parent, "cgpu")
+		}
+		dirs = append(dirs, filepath.Join(parent, cgroupPrefix+nonce))
+	}
+	return dirs
+}
+
+// makeCgroups makes the folders and moves this process into them.
+func makeCgroups(dirs []string, hidden []device.Node) error {
+	for _, dir := range dirs {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return fmt.Errorf("make the cgroup: %w", err)
+		}
+		if err := denyDevices(dir, hidden); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+			return fmt.Errorf("enter the cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+// RemoveCgroups removes the folders, if nobody is in them.
+func RemoveCgroups(dirs []string) {
+	for _, dir := range dirs {
+		_ = syscall.Rmdir(dir)
+	}
+}
+
+// SweepCgroups removes what killed guards have left beside the folders of a new run: those that belong to no reservation. The
+// kernel keeps one that has processes.
+func SweepCgroups(dirs []string, alive func(nonce string) bool) {
+	for _, dir := range dirs {
+		found, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), cgroupPrefix+"*"))
+		for _, old := range found {
+			if !alive(strings.TrimPrefix(filepath.Base(old), cgroupPrefix)) {
+				_ = syscall.Rmdir(old)
+			}
+		}
+	}
+}
+
+// denyDevices forbids the nodes of other GPUs, for a command of root's, which could make them. Only cgroup v1 has a file for
+// that; elsewhere the guard stands alone, which refuses all calls on a GPU that it was not given.
+func denyDevices(dir string, hidden []device.Node) error {
+	deny := filepath.Join(dir, "devices.deny")
+	if _, err := os.Stat(deny); err != nil {
+		return nil
+	}
+	for _, n := range hidden {
+		if n.Bind { // a simulated one has the numbers of /dev/null
+			continue
+		}
+		if err := os.WriteFile(deny, fmt.Appendf(nil, "c %d:%d rwm", n.Major, n.Minor), 0); err != nil {
+			return fmt.Errorf("forbid the run the GPU at %s: %w", n.Path, err)
+		}
+	}
+	return nil
+}
+
+// forbidden are the nodes of NVIDIA's driver that the run must not have: other GPUs, and ways around the guard.
+func forbidden(p spec.Plan) []device.Node {
+	list := slices.Clone(p.Hidden)
+	for _, n := range p.Common {
+		switch {
+		case n.Bind:
+		case n.Path == "/dev/nvidia-uvm": // NV_UVM_TOOLS_MINOR
+			list = append(list, device.Node{Path: "/dev/nvidia-uvm-tools", Major: n.Major, Minor: 1})
+		case n.Path == "/dev/nvidiactl": // NV_MINOR_DEVICE_NUMBER_MODESET_DEVICE
+			list = append(list, device.Node{Path: "/dev/nvidia-modeset", Major: n.Major, Minor: 254})
+		}
+	}
+	return list
+}
+
+// Leave takes this process out of the cgroups by which a session or a batch job is ended: the guard, which it will be, has to
+// outlive the last process of the run by a moment, to give the reservation back. Where that is not allowed cgpu gc does it.
+func Leave() {
+	list, err := mine("freezer", "name=systemd")
+	if err != nil {
+		return
+	}
+	for _, h := range list {
+		_ = os.WriteFile(filepath.Join(h.root, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+	}
+}
