@@ -1,0 +1,247 @@
+package event
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func read(t *testing.T, dir string) []Event {
+	t.Helper()
+	list, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func TestAppendRead(t *testing.T) {
+	dir := t.TempDir()
+	if list := read(t, dir); len(list) != 0 {
+		t.Errorf("of a node without events: %v", list)
+	}
+	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	want := []Event{
+		{Time: at, Kind: Start, Container: "a", Nonce: "n", Name: "web\x1b[31m", Text: "two\nlines"},
+		{Time: at, Kind: Denied, Container: "a", GPU: &GPU{Index: 0, UUID: "GPU-0"}, Count: 7, Text: "memory"},
+	}
+	for _, e := range want {
+		if err := Append(dir, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(want, read(t, dir)); diff != "" {
+		t.Error(diff)
+	}
+	info, err := os.Stat(File(dir))
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("%v, %v: want a file for root alone", info, err)
+	}
+	// Half a line costs that line, not the next one's successor.
+	f, _ := os.OpenFile(File(dir), os.O_WRONLY|os.O_APPEND, 0)
+	f.WriteString(`{"kind":"end"` + "\n{}\n" + strings.Repeat("x", 1<<20) + "\n")
+	f.Close()
+	if err := Append(dir, Event{Kind: End}); err != nil {
+		t.Fatal(err)
+	}
+	if list := read(t, dir); len(list) != 3 || list[2].Kind != End || time.Since(list[2].Time) > time.Minute {
+		t.Errorf("%v", list)
+	}
+}
+
+func TestAppendRefuses(t *testing.T) {
+	if err := Append(filepath.Join(t.TempDir(), "none"), Event{Kind: Start}); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a run directory: %v", err)
+	}
+	dir, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "precious")
+	if err := os.Symlink(elsewhere, File(dir)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Append(dir, Event{Kind: Start}); err == nil {
+		t.Error("it followed a link")
+	}
+}
+
+// One line is one write, whatever a tenant has put into it.
+func TestLongTexts(t *testing.T) {
+	for what, text := range map[string]string{
+		"long": strings.Repeat("x", 1<<20), "escapes": strings.Repeat("\x1b", 4096), "runes": strings.Repeat("ñ", 4096), "invalid": strings.Repeat("\xff", 4096),
+	} {
+		b, err := encode(Event{Kind: Refused, Container: text, Name: text, Text: text})
+		if err != nil || len(b) > maxLine || b[len(b)-1] != '\n' || strings.Count(string(b), "\n") != 1 {
+			t.Errorf("%s: %d bytes, %v", what, len(b), err)
+		}
+	}
+	if s := cut("añb", 2); s != "a" {
+		t.Errorf("cut within a rune: %q", s)
+	}
+}
+
+// Many write at once; two files stay, and no line of the last two is lost or torn.
+func TestRotate(t *testing.T) {
+	dir := t.TempDir()
+	const writers, lines = 8, 900 // 9 MiB in all
+	pad := strings.Repeat("x", maxText)
+	var wg sync.WaitGroup
+	for w := range writers {
+		wg.Go(func() {
+			for n := range lines {
+				if err := Append(dir, Event{Kind: Set, Container: fmt.Sprint(w), PID: n, Text: pad}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	size := int64(0)
+	for _, e := range entries {
+		info, _ := e.Info()
+		size += info.Size()
+		names = append(names, e.Name())
+	}
+	if diff := cmp.Diff([]string{fileName, oldName, lockName}, names); diff != "" || size > 2*MaxSize+64*maxLine {
+		t.Errorf("%d bytes in %v", size, names)
+	}
+	// Of each writer the last lines are there, without a gap.
+	last := map[string]int{}
+	list := read(t, dir)
+	for _, e := range list {
+		if before, ok := last[e.Container]; ok && e.PID != before+1 {
+			t.Errorf("writer %s: %d follows %d", e.Container, e.PID, before)
+		}
+		last[e.Container] = e.PID
+	}
+	for w, n := range last {
+		if n != lines-1 {
+			t.Errorf("writer %s: the last is %d", w, n)
+		}
+	}
+	if len(last) != writers || len(list) < MaxSize/(maxText+200) {
+		t.Errorf("%d events of %d writers", len(list), len(last))
+	}
+}
+
+func TestFollow(t *testing.T) {
+	dir := t.TempDir()
+	if err := Append(dir, Event{Kind: Start, Text: "before"}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	got := make(chan []Event, 1000)
+	ended := make(chan error)
+	go func() { ended <- Follow(ctx, dir, func(list []Event) error { got <- list; return nil }) }()
+	next := func() []Event {
+		t.Helper()
+		select {
+		case list := <-got:
+			return list
+		case <-time.After(10 * time.Second):
+			t.Fatal("nothing comes")
+		}
+		return nil
+	}
+	if list := next(); len(list) != 1 || list[0].Text != "before" {
+		t.Errorf("history: %v", list)
+	}
+	want := func(text string) {
+		t.Helper()
+		if err := Append(dir, Event{Kind: End, Text: text}); err != nil {
+			t.Fatal(err)
+		}
+		if list := next(); len(list) != 1 || list[0].Text != text {
+			t.Errorf("%v, want %s", list, text)
+		}
+	}
+	want("one")
+	// Who has the file open while it is put aside still gets through.
+	late, err := os.OpenFile(File(dir), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	if err := os.Rename(File(dir), filepath.Join(dir, oldName)); err != nil {
+		t.Fatal(err)
+	}
+	want("two")
+	line, _ := encode(Event{Kind: End, Text: "late"})
+	if _, err := late.Write(line); err != nil {
+		t.Fatal(err)
+	}
+	if list := next(); len(list) != 1 || list[0].Text != "late" {
+		t.Errorf("%v, want the late one", list)
+	}
+	want("three")
+	stop()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it goes on")
+	}
+	fault := errors.New("fault")
+	if err := Follow(context.Background(), dir, func([]Event) error { return fault }); err != fault {
+		t.Error(err)
+	}
+	if err := Follow(context.Background(), filepath.Join(dir, "none"), func([]Event) error { return nil }); err == nil {
+		t.Error("it follows a folder that is not there")
+	}
+}
+
+// A tenant that has a million allocations refused fills nothing.
+func TestNote(t *testing.T) {
+	dir := t.TempDir()
+	w := NewWriter(dir, "c", "n")
+	w.Name("web")
+	w.every = 200 * time.Millisecond
+	begin := time.Now()
+	for n := range 100000 {
+		w.Note(Event{Kind: Denied, Text: fmt.Sprint(n)})
+		if n == 0 {
+			w.Note(Event{Kind: Killed, Text: "another kind does not wait"})
+		}
+	}
+	took := time.Since(begin)
+	time.Sleep(300 * time.Millisecond)
+	w.Note(Event{Kind: Denied, Text: "more"})
+	w.Note(Event{Kind: Denied, Text: "last"})
+	w.Close()
+	w.Note(Event{Kind: Denied, Text: "too late"})
+	w.Close()
+	sum := 0
+	list := read(t, dir)
+	for _, e := range list {
+		if e.Container != "c" || e.Nonce != "n" || e.Name != "web" {
+			t.Errorf("%+v", e)
+		}
+		if e.Kind == Denied {
+			sum += max(e.Count, 1)
+		}
+	}
+	if last := list[len(list)-1]; sum != 100002 || last.Text != "last" {
+		t.Errorf("they stand for %d, want 100002; the last is %+v", sum, last)
+	}
+	if most := 5 + int(took/w.every); len(list) > most {
+		t.Errorf("%d lines, want %d at most", len(list), most)
+	}
+	time.Sleep(300 * time.Millisecond) // timers of a closed one do nothing
+	if n := len(read(t, dir)); n != len(list) {
+		t.Errorf("%d events after Close, want %d", n, len(list))
+	}
+}
