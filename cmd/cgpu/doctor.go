@@ -106,7 +106,7 @@ func thisHost(engines map[string]string) (*doctor.Host, error) {
 	}
 	return &doctor.Host{
 		Root: "/", RunDir: device.RunDir(), ConfigFile: device.ConfigFile(), Bin: filepath.Dir(self), Limiter: device.Limiter(),
-		Version: version, UID: os.Geteuid(), Path: os.Getenv("PATH"), Engines: engines,
+		Version: version, UID: os.Geteuid(), Path: os.Getenv("PATH"), Engines: engines, DockerHost: os.Getenv("DOCKER_HOST"),
 		Try: func(ctx context.Context, what string) (*exec.Cmd, error) {
 			return exec.CommandContext(ctx, self, "doctor", "--try", what), nil
 		},

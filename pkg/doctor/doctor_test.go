@@ -333,6 +333,8 @@ func TestState(t *testing.T) {
 	expect(t, "misspelt", checkConfig(h), Fail, "max_isnt")
 	expect(t, "damaged table", checkTable(h), Warn, "stale")
 	expect(t, "damaged ledger", checkLedger(h), Fail, "damaged")
+	expect(t, "leftovers beside a damaged ledger", checkLeftovers(h), Skip, "could not be read")
+	expect(t, "guards beside a damaged ledger", checkGuards(h), Skip, "could not be read")
 	h = files(t, nil)
 	expect(t, "no file", checkConfig(h), OK, "defaults")
 	h.UID = 1000

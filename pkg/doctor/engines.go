@@ -229,11 +229,33 @@ func (h *Host) checkEngine(e engine) Result {
 			return warn("runtime %s is %s, which is not the one beside this cgpu (%s)", name, r.paths[name], h.Bin).but("remove one of the two installations")
 		}
 	}
+	if e.name == "docker" && h.dockerLacks(names) {
+		return warn("%s is in its configuration, but the dockerd that runs does not know it", strings.Join(names, ", ")).but("%s", e.reload)
+	}
 	by := "not the default: " + strings.Join(names, ", ") + " must be asked for"
 	if slices.Contains(names, r.byName) {
 		by = "the default"
 	}
 	return ok("runtime %s, %s", strings.Join(names, ", "), by)
+}
+
+// dockerLacks asks the dockerd that runs which runtimes it knows. One that does not answer is no fault here.
+func (h *Host) dockerLacks(names []string) bool {
+	docker := h.program("docker")
+	if docker == "" || len(h.Engines) > 0 && h.DockerHost == "" { // the dockerd that answers may be another than the one whose file was named
+		return false
+	}
+	text, err := output(askTime, docker, "info", "--format", "{{json .Runtimes}}")
+	return err == nil && lacks(text, names)
+}
+
+// lacks says that an answer lists runtimes, and none of those named.
+func lacks(text string, names []string) bool {
+	var known map[string]any
+	if json.Unmarshal([]byte(text), &known) != nil || len(known) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(names, func(n string) bool { _, found := known[n]; return found })
 }
 
 func checkEngines(h *Host) Result {

@@ -75,6 +75,9 @@ func TestEngines(t *testing.T) {
 		{"invalid", "docker", with(map[string]string{"etc/docker/daemon.json": "{"}), Fail, "does not start", Warn},
 		{"no program", "docker", map[string]string{"etc/docker/daemon.json": docker, "usr/bin/dockerd": program}, Fail, "where no program is", OK},
 		{"another installation", "docker", with(map[string]string{"opt/cgpu-runtime": "#!/bin/true\n", "etc/docker/daemon.json": strings.Replace(docker, runtimePath, "/opt/cgpu-runtime", 1)}), Warn, "two installations", OK},
+		{"read", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho '{\"cgpu\":{},\"runc\":{}}'\n"}), OK, "runtime cgpu", OK},
+		{"not read yet", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho '{\"runc\":{}}'\n"}), Warn, "systemctl reload docker", OK},
+		{"not running", "docker", with(map[string]string{"etc/docker/daemon.json": docker, "usr/bin/docker": "#!/bin/sh\necho null; exit 1\n"}), OK, "runtime cgpu", OK},
 		{"drop-in", "containerd", with(map[string]string{"etc/containerd/config.toml": "version = 2\n", "etc/containerd/conf.d/50-cgpu.toml": containerd("cgpu")}), OK, "runtime cgpu", OK},
 		{"imports", "containerd", with(map[string]string{"etc/containerd/config.toml": "imports = [\"/srv/*.toml\", \"more/a.toml\"]\n", "srv/b.toml": containerd("vgpu"), "etc/containerd/more/a.toml": "imports = [\"/etc/containerd/config.toml\"]\n" + containerd("cgpu")}), OK, "runtime cgpu, vgpu", OK},
 	} {

@@ -27,7 +27,8 @@ type Host struct {
 	UID        int
 	Path       string // PATH
 	// Engines are configuration files to look at instead of the usual ones, by engine.
-	Engines map[string]string
+	Engines    map[string]string
+	DockerHost string // DOCKER_HOST
 	// Try starts this program again as a child that tries something: TryKernel or TryDriver.
 	Try func(ctx context.Context, what string) (*exec.Cmd, error)
 	// Containers says how the containers of records fare: asking guards is the business of package main.
@@ -38,6 +39,7 @@ type Host struct {
 	loaded   bool
 	config   config.Config
 	records  []ledger.Record
+	counted  bool // records are those of the ledger
 	kernel   *KernelReport
 	low      []lowLevel // low-level runtimes found
 }

@@ -70,6 +70,7 @@ func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
 	if err != nil {
 		return trials, nil
 	}
+	defer own.target.done()
 	for i := range cfg.GPUs {
 		if !cfg.Settings.NoSwitchRecords {
 			say(i, TrySwitches, g.trySwitches(own, i))

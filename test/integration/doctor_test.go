@@ -136,7 +136,9 @@ func TestDoctorBroken(t *testing.T) {
 			results, _ := examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", text))
 			want(t, results, "docker", status, "", "")
 		}
-		results, _ := examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", "{}"))
+		results, _ := examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", `{"runtimes":{"new":{"path":"`+filepath.Join(lab.Bin, "cgpu-runtime")+`"}}}`))
+		want(t, results, "docker", doctor.Warn, "does not know it", "reload") // the dockerd that runs has another file
+		results, _ = examine(t, cgpu, nil, "--engine", "docker="+write("daemon.json", "{}"))
 		want(t, results, "engines", doctor.Warn, "none", "cgpu install")
 	})
 	t.Run("programs", func(t *testing.T) {

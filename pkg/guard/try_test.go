@@ -1,0 +1,115 @@
+package guard
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// TestTryDriver: what a driver refuses is told, the rest is tried all the same, and pauses name no channel that there is.
+func TestTryDriver(t *testing.T) {
+	fault := func(cmd uint32, status uint32) func(*fakeGPU) {
+		return func(d *fakeGPU) {
+			answer := d.answer
+			d.answer = func(t Target, call *rm.Call) syscall.Errno {
+				e := answer(t, call)
+				if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == cmd {
+					rm.PutU32(call.Outer, rm.ControlStatus, status)
+				}
+				return e
+			}
+		}
+	}
+	allocFault := func(class uint32) func(*fakeGPU) {
+		return func(d *fakeGPU) {
+			answer := d.answer
+			d.answer = func(t Target, call *rm.Call) syscall.Errno {
+				if call.NR() == rm.EscAlloc && rm.U32(call.Outer, rm.AllocClass) == class {
+					return syscall.EPERM
+				}
+				return answer(t, call)
+			}
+		}
+	}
+	all := []string{TryClient, TryGroup, TryTimeslice, TryPause}
+	for _, tt := range []struct {
+		name    string
+		fault   func(*fakeGPU)
+		records bool
+		tried   []string
+		refused string // name and reason
+	}{
+		{name: "good", tried: all},
+		{name: "no such channel", fault: fault(controlDisableChannels, statusInvalidChannel), tried: all},
+		{name: "no client", fault: allocFault(classRootClient), tried: []string{TryClient}, refused: "client: make an RM client"},
+		{name: "no group", fault: allocFault(classChannelGroup), tried: []string{TryClient, TryGroup, TryPause}, refused: "group: allocate"},
+		{name: "no timeslice", fault: fault(controlSetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: set a timeslice: NV_ERR_NOT_SUPPORTED"},
+		{name: "not read", fault: fault(controlGetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: read a timeslice"},
+		{name: "not kept", fault: func(d *fakeGPU) {
+			d.at = func(cmd uint32) {
+				if cmd == controlGetTimeslice {
+					d.mu.Lock()
+					clear(d.slices)
+					d.mu.Unlock()
+				}
+			}
+		}, tried: all, refused: "timeslice: timeslice of 7ms was set, 0s is read back"},
+		{name: "no pause", fault: fault(controlDisableChannels, rm.StatusInsufficientPermissions), tried: all, refused: "pause: pause a channel: NV_ERR_INSUFFICIENT_PERMISSIONS"},
+		{name: "no records", records: true, fault: fault(controlBindFecs, rm.StatusNotSupported), tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
+	} {
+		cfg := testConfig("/dev")
+		cfg.Driver, cfg.ControlNode.HostPath, cfg.UVMNode.HostPath, cfg.GPUs[0].Node.HostPath = device.DriverNVIDIA, fakeControl, fakeUVM, "/dev/zero"
+		cfg.Settings.NoSwitchRecords = !tt.records
+		d := newFakeGPU()
+		if tt.fault != nil {
+			tt.fault(d)
+		}
+		dropped := 0
+		trials, err := TryDriver(cfg, d, func() error { dropped++; return nil })
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		var tried, refused []string
+		for _, x := range trials {
+			tried = append(tried, x.What)
+			if x.Refused != "" {
+				refused = append(refused, x.What+": "+x.Refused)
+			}
+		}
+		if strings.Join(tried, " ") != strings.Join(tt.tried, " ") || !strings.HasPrefix(strings.Join(refused, ", "), tt.refused) || (tt.refused == "") != (len(refused) == 0) {
+			t.Errorf("%s: tried %v, want %v; refused %q, want %q", tt.name, tried, tt.tried, refused, tt.refused)
+		}
+		if want := len(tt.tried) > 1; (dropped == 1) != want {
+			t.Errorf("%s: privileges dropped %d times", tt.name, dropped)
+		}
+		for _, l := range d.take() {
+			if !l.off || len(l.channels) != 1 || l.channels[0].handle < firstOwnHandle {
+				t.Errorf("%s: %+v", tt.name, l)
+			}
+		}
+	}
+	cfg := testConfig("/dev")
+	cfg.Driver, cfg.ControlNode.HostPath, cfg.UVMNode.HostPath, cfg.GPUs[0].Node.HostPath = device.DriverNVIDIA, fakeControl, fakeUVM, "/dev/zero"
+	cfg.Settings.NoSwitchRecords = true
+	if _, err := TryDriver(cfg, newFakeGPU(), func() error { return errors.New("kept") }); err == nil {
+		t.Error("calls were made with privileges that a guard has not")
+	}
+	cfg.DriverVersion = "999.1"
+	if _, err := TryDriver(cfg, newFakeGPU(), nil); err == nil {
+		t.Error("an unknown driver")
+	}
+}
+
+// TestTryConfig: a table's GPUs and nodes are those that are tried.
+func TestTryConfig(t *testing.T) {
+	table := &device.Table{Driver: device.DriverSim, DriverVersion: testVersion, GPUs: []device.GPU{{Minor: 1}, {Minor: 3}},
+		Nodes: []device.Node{{Path: "/dev/nvidia-uvm", HostPath: "u"}, {Path: "/dev/nvidiactl", HostPath: "c"}}}
+	c := TryConfig(table, "/run/x")
+	if c.ControlNode.HostPath != "c" || c.UVMNode.HostPath != "u" || len(c.GPUs) != 2 || c.GPUs[1].Minor != 3 || c.SimSocket != "/run/x/sim.sock" {
+		t.Errorf("%+v", c)
+	}
+}
