@@ -32,7 +32,8 @@ func hierarchies(text string, controllers []string) []hierarchy {
 	var list []hierarchy
 	for line := range strings.Lines(text) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") {
+		// "/../x" is what a process sees that is outside of its own cgroup namespace.
+		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") || strings.Contains(parts[2], "/..") {
 			continue
 		}
 		for _, c := range strings.Split(parts[1], ",") {

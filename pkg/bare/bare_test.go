@@ -1,0 +1,213 @@
+package bare
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+func TestRunFolders(t *testing.T) {
+	const v1 = "12:freezer:/slurm/uid_1000/job_3/step_0\n11:devices:/slurm/uid_1000/job_3/step_0\n4:cpu,cpuacct:/\n1:name=systemd:/user.slice/session-3.scope\n0::/x\n"
+	for _, test := range []struct {
+		name, text string
+		unified    bool
+		want       []string
+		leave      []string
+	}{
+		{
+			"v1", v1, false,
+			[]string{"/sys/fs/cgroup/devices/slurm/uid_1000/job_3/step_0/cgpu-run-n", "/sys/fs/cgroup/cpuacct/cgpu/cgpu-run-n"},
+			[]string{"/sys/fs/cgroup/freezer", "/sys/fs/cgroup/systemd"},
+		},
+		{"v2", "0::/user.slice/user-1000.slice/session-3.scope\n", true, []string{"/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"v2, one below the root", "0::/x\n", true, []string{"/sys/fs/cgroup/x/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"v2, root", "0::/\n", true, []string{"/sys/fs/cgroup/cgpu/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"devices with others", "3:devices,cpuacct:/a\n", false, []string{"/sys/fs/cgroup/devices/a/cgpu-run-n"}, nil},
+		{"outside of the namespace", "0::/../x", true, nil, nil},
+		{"none", "broken\n", true, nil, nil},
+	} {
+		controllers, ends := []string{"devices", "cpuacct"}, []string{"freezer", "name=systemd"}
+		if test.unified {
+			controllers, ends = append(controllers, ""), append(ends, "")
+		}
+		if got := runFolders(hierarchies(test.text, controllers), "n"); !slices.Equal(got, test.want) {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+		var leave []string
+		for _, h := range hierarchies(test.text, ends) {
+			leave = append(leave, h.root)
+		}
+		if !slices.Equal(leave, test.leave) {
+			t.Errorf("%s: the guard leaves %q, want %q", test.name, leave, test.leave)
+		}
+	}
+}
+
+func TestForbidden(t *testing.T) {
+	p := spec.Plan{
+		Common: []device.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 510}},
+		Hidden: []device.Node{{Path: "/dev/nvidia1", Major: 195, Minor: 1}},
+	}
+	want := "195:1 195:254 510:1"
+	var got []string
+	for _, n := range forbidden(p) {
+		got = append(got, fmt.Sprintf("%d:%d", n.Major, n.Minor))
+	}
+	if strings.Join(got, " ") != want {
+		t.Errorf("%v, want %s", got, want)
+	}
+	p.Common[0].Bind, p.Common[1].Bind = true, true // of the simulated driver: they carry the numbers of /dev/null
+	if got := forbidden(p); len(got) != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestWayOf(t *testing.T) {
+	const char = fs.ModeDevice | fs.ModeCharDevice
+	own := []string{"cgpu-sim"}
+	for _, test := range []struct {
+		name string
+		mode fs.FileMode
+		want way
+	}{
+		{"nvidia0", char, leaveOut}, {"nvidiactl", char, leaveOut}, {"nvidia-uvm-tools", char, leaveOut}, {"nvidia-modeset", char, leaveOut},
+		{"nvidia-caps", fs.ModeDir, leaveOut}, {"nvidia1", fs.ModeSymlink, leaveOut}, {"cgpu-sim", fs.ModeDir, leaveOut},
+		{"null", char, bindFile}, {"sda", fs.ModeDevice, bindFile}, {"log", fs.ModeSocket, bindFile}, {"initctl", fs.ModeNamedPipe, bindFile},
+		{"stdin", fs.ModeSymlink, copyLink}, {"ptmx", fs.ModeSymlink, copyLink}, {"ptmx", char, makeNode},
+		{"pts", fs.ModeDir, bindTree}, {"infiniband", fs.ModeDir, bindTree}, {"dri", fs.ModeDir, graphics},
+	} {
+		if got := wayOf(test.name, test.mode, own); got != test.want {
+			t.Errorf("%s (%v): %v, want %v", test.name, test.mode, got, test.want)
+		}
+	}
+	p := spec.Plan{
+		Common: []device.Node{{HostPath: "/dev/cgpu-sim/nvidiactl", Bind: true}, {HostPath: "/dev/nvidia-uvm"}},
+		Hidden: []device.Node{{HostPath: "/tmp/x/nvidia1", Bind: true}},
+	}
+	if got := ownFolders(p); !slices.Equal(got, own) {
+		t.Errorf("own folders %q, want %q", got, own)
+	}
+}
+
+// users is a data base of two.
+func users(name string) (User, error) {
+	switch name {
+	case "1000", "ann":
+		return User{UID: 1000, GID: 100, Groups: []int{100, 44}, Name: "ann", Home: "/home/ann", Shell: "/bin/zsh"}, nil
+	case "0", "root":
+		return User{Name: "root", Home: "/root"}, nil
+	}
+	return User{}, errors.New("no such user")
+}
+
+func TestWhom(t *testing.T) {
+	ann, _ := users("ann")
+	for _, test := range []struct {
+		flag   string
+		caller Caller
+		want   User
+		err    string
+	}{
+		{"", Caller{}, User{Keep: true}, ""},
+		{"ann", Caller{}, ann, ""},
+		{"1000", Caller{}, ann, ""},
+		{"ann:7", Caller{}, User{UID: 1000, GID: 7, Groups: []int{7}, Name: "ann", Home: "/home/ann", Shell: "/bin/zsh"}, ""},
+		{"4000:7", Caller{}, User{UID: 4000, GID: 7, Groups: []int{7}}, ""},
+		{"4000", Caller{}, User{}, "no such user"},
+		{"bob:7", Caller{}, User{}, "no such user"},
+		{"ann:x", Caller{}, User{}, "UID:GID"},
+		{"-1:-1", Caller{}, User{}, "UID:GID"},
+		{"4294967295:1", Caller{}, User{}, "no such user"}, // setuid would take it for "leave it"
+		{"", Caller{SudoUID: "0", SudoGID: "0"}, User{Keep: true}, ""},
+		{"ann", Caller{SudoUID: "0", SudoGID: "0"}, ann, ""},
+		{"", Caller{SudoUID: "1000", SudoGID: "100"}, ann, ""},
+		{"ann", Caller{SudoUID: "1000", SudoGID: "100"}, ann, ""},
+		{"1000", Caller{SudoUID: "1000", SudoGID: "100"}, ann, ""},
+		{"", Caller{SudoUID: "4000", SudoGID: "7"}, User{UID: 4000, GID: 7, Groups: []int{7}}, ""},
+		// A user whom sudoers allows cgpu run with any arguments must not become root by it.
+		{"root", Caller{SudoUID: "1000", SudoGID: "100"}, User{}, "SUDO_UID"},
+		{"0", Caller{SudoUID: "1000", SudoGID: "100"}, User{}, "SUDO_UID"},
+		{"0:0", Caller{SudoUID: "1000", SudoGID: "100"}, User{}, "SUDO_UID"},
+		{"1000:0", Caller{SudoUID: "1000", SudoGID: "100"}, User{}, "SUDO_UID"},
+		{"", Caller{SudoUID: "00", SudoGID: "0"}, User{}, "numbers that sudo sets"},
+		{"", Caller{SudoUID: "x", SudoGID: "0"}, User{}, "numbers that sudo sets"},
+		{"", Caller{SudoUID: "-1", SudoGID: "0"}, User{}, "numbers that sudo sets"},
+	} {
+		got, err := Whom(test.flag, test.caller, users)
+		if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("--user %q, %+v: error %v, want %q", test.flag, test.caller, err, test.err)
+		}
+		if err == nil && !reflect.DeepEqual(got, test.want) {
+			t.Errorf("--user %q, %+v: %+v, want %+v", test.flag, test.caller, got, test.want)
+		}
+	}
+}
+
+func TestLookup(t *testing.T) {
+	u, err := Lookup("root")
+	if err != nil || u.UID != 0 || u.GID != 0 || u.Home == "" || !slices.Contains(u.Groups, 0) {
+		t.Errorf("root: %+v, %v", u, err)
+	}
+	// The same without getent and id.
+	t.Setenv("PATH", "")
+	if u, err := Lookup("root"); err != nil || u.UID != 0 || !slices.Contains(u.Groups, 0) {
+		t.Errorf("root, from the files: %+v, %v", u, err)
+	}
+	for _, name := range []string{"", "-h", "no such user"} {
+		if u, err := Lookup(name); err == nil {
+			t.Errorf("%q: %+v", name, u)
+		}
+	}
+	if _, err := parsePasswd("ann:x:1000"); err == nil {
+		t.Error("a line of three parts")
+	}
+	if u, err := parsePasswd("ann:x:1000:100:Ann, phone 1:/home/ann:/bin/zsh"); err != nil || u.UID != 1000 || u.GID != 100 || u.Shell != "/bin/zsh" {
+		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	ann, _ := users("ann")
+	for _, test := range []struct {
+		env     string
+		user    User
+		limiter bool
+		want    string
+	}{
+		{"A=1 HOME=/root USER=root", User{Keep: true}, false, "A=1 HOME=/root USER=root"},
+		{"HOME=/root A=1 USER=root", ann, false, "A=1 USER=ann LOGNAME=ann HOME=/home/ann SHELL=/bin/zsh"},
+		{"HOME=/root A=1", User{UID: 4000}, false, "HOME=/root A=1"},
+		{"A=1", User{Keep: true}, true, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so"},
+		{"LD_PRELOAD=/a.so:/run/cgpu/libcgpu.so:/b.so A=1", User{Keep: true}, true, "A=1 LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so:/b.so"},
+		{"LD_PRELOAD=/a.so", User{Keep: true}, false, "LD_PRELOAD=/a.so"},
+		{"CUDA_VISIBLE_DEVICES=1 CUDA_VISIBLE=1 NVIDIA_VISIBLE_DEVICES=all", User{Keep: true}, false, "CUDA_VISIBLE=1"},
+	} {
+		if got := strings.Join(environment(strings.Fields(test.env), test.user, test.limiter), " "); got != test.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", test.env, got, test.want)
+		}
+	}
+}
+
+func TestCommandError(t *testing.T) {
+	for err, want := range map[error]int{
+		exec.ErrNotFound: 127, fmt.Errorf("x: %w", os.ErrNotExist): 127, os.ErrPermission: 126, errors.New("exec format error"): 126,
+	} {
+		if got := (&CommandError{"x", err}).ExitCode(); got != want {
+			t.Errorf("%v: %d, want %d", err, got, want)
+		}
+	}
+	for _, name := range []string{"", "/nonexistent/x", "no-such-program"} {
+		if _, err := find(name); err == nil {
+			t.Errorf("found %q", name)
+		}
+	}
+}
