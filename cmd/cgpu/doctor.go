@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -147,7 +148,11 @@ func tryDriver(runDir string) ([]guard.Trial, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := guard.TryConfig(t, runDir)
+	all := ledger.Record{ID: "doctor"} // in no ledger: what a guard of a container with every GPU would be told
+	for _, g := range t.GPUs {
+		all.Native = append(all.Native, g.UUID)
+	}
+	cfg := launch.GuardConfig(all, t, runDir)
 	d, err := driver.Open(cfg)
 	if err != nil {
 		return nil, err

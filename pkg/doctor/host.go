@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -113,15 +114,12 @@ func (h *Host) there(path string) bool {
 	return err == nil
 }
 
-// usual are folders that PATH may lack, as cgpu-runtime looks in them (cmd/cgpu-runtime, findRuntime).
-var usual = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-
-// program finds an executable by name or absolute path; empty when there is none.
+// program finds an executable by name or absolute path, as cgpu-runtime does (findRuntime); empty when there is none.
 func (h *Host) program(name string) string {
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
 		candidates = nil
-		for _, dir := range append(filepath.SplitList(h.Path), usual...) {
+		for _, dir := range append(filepath.SplitList(h.Path), launch.Folders...) {
 			if filepath.IsAbs(dir) {
 				candidates = append(candidates, filepath.Join(dir, name))
 			}

@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -129,30 +128,4 @@ func (a *ownClient) tryPause(gpu int) error {
 		return nil
 	}
 	return fmt.Errorf("pause a channel: %s, errno %d", rm.StatusName(s), e)
-}
-
-// nodesOf picks nvidiactl and nvidia-uvm out of a table.
-func nodesOf(t *device.Table) (control, uvm device.Node) {
-	for _, n := range t.Nodes {
-		switch n.Path {
-		case "/dev/nvidiactl":
-			control = n
-		case "/dev/nvidia-uvm":
-			uvm = n
-		}
-	}
-	return control, uvm
-}
-
-// TryConfig is the configuration of a guard for all of a node's GPUs, for TryDriver.
-func TryConfig(t *device.Table, runDir string) Config {
-	c := Config{ID: "doctor", RunDir: runDir, Driver: t.Driver, DriverVersion: t.DriverVersion, Settings: t.Config}
-	for _, g := range t.GPUs {
-		c.GPUs = append(c.GPUs, GPU{GPU: g})
-	}
-	if t.Driver == device.DriverSim {
-		c.SimSocket = device.SimSocket(runDir)
-	}
-	c.ControlNode, c.UVMNode = nodesOf(t)
-	return c
 }

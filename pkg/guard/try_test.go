@@ -103,13 +103,3 @@ func TestTryDriver(t *testing.T) {
 		t.Error("an unknown driver")
 	}
 }
-
-// TestTryConfig: a table's GPUs and nodes are those that are tried.
-func TestTryConfig(t *testing.T) {
-	table := &device.Table{Driver: device.DriverSim, DriverVersion: testVersion, GPUs: []device.GPU{{Minor: 1}, {Minor: 3}},
-		Nodes: []device.Node{{Path: "/dev/nvidia-uvm", HostPath: "u"}, {Path: "/dev/nvidiactl", HostPath: "c"}}}
-	c := TryConfig(table, "/run/x")
-	if c.ControlNode.HostPath != "c" || c.UVMNode.HostPath != "u" || len(c.GPUs) != 2 || c.GPUs[1].Minor != 3 || c.SimSocket != "/run/x/sim.sock" {
-		t.Errorf("%+v", c)
-	}
-}
