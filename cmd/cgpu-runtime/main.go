@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -36,7 +37,9 @@ func run(c call) error {
 	var err error
 	switch c.command {
 	case "create", "run":
-		undo, err = create(c, runDir)
+		if undo, err = create(c, runDir); err != nil {
+			_ = event.Append(runDir, event.Event{Kind: event.Refused, Container: c.id, Text: err.Error()})
+		}
 	case "exec":
 		join(c, runDir)
 	}

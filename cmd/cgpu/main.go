@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -56,7 +57,7 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
-			specCommand(), doctorCommand(), gcCommand(), refreshCommand(), versionCommand()},
+			specCommand(), doctorCommand(), kmCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}
@@ -91,6 +92,7 @@ func gcCommand() *cli.Command {
 			book := ledger.Open(device.RunDir())
 			removed, err := book.GC()
 			for _, r := range removed {
+				_ = event.Append(device.RunDir(), event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: shares(r)})
 				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(named(r)), shares(r))
 			}
 			if err != nil {

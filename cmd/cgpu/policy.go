@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -51,7 +52,7 @@ func policyCommand() *cli.Command {
 				return printCards(c.App.Writer, t, gpus, book)
 			}
 			for _, g := range gpus {
-				if err := setCard(c.App.Writer, book, g, t.Config.Card(), change); err != nil {
+				if err := setCard(c.App.Writer, runDir, g, t.Config.Card(), change); err != nil {
 					return err
 				}
 				if err := updatePages(t, book, g.UUID); err != nil {
@@ -104,10 +105,10 @@ func cardOf(c *cli.Context) (func(*sched.Card), error) {
 	}, nil
 }
 
-// setCard changes one GPU and says what is different.
-func setCard(w io.Writer, book *ledger.Ledger, g device.GPU, def sched.Card, change func(*sched.Card)) error {
+// setCard changes one GPU and says what is different, here and to the node's events: a GPU has no guard that would.
+func setCard(w io.Writer, runDir string, g device.GPU, def sched.Card, change func(*sched.Card)) error {
 	var was sched.Card
-	now, err := book.SetCard(ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory}, def, func(card *sched.Card) error {
+	now, err := ledger.Open(runDir).SetCard(ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory}, def, func(card *sched.Card) error {
 		was = *card
 		change(card)
 		return nil
@@ -129,6 +130,8 @@ func setCard(w io.Writer, book *ledger.Ledger, g device.GPU, def sched.Card, cha
 	diff("prio-ratio", was.PrioRatio, now.PrioRatio)
 	if len(diffs) == 0 {
 		diffs = []string{"nothing to change"}
+	} else {
+		_ = event.Append(runDir, event.Event{Kind: event.Policy, GPU: &event.GPU{Index: g.Index, UUID: g.UUID}, Text: strings.Join(diffs, ", ")})
 	}
 	_, err = fmt.Fprintf(w, "GPU %d (%s): %s\n", g.Index, shortUUID(g.UUID), strings.Join(diffs, ", "))
 	return err

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -74,6 +75,7 @@ func setCommand() *cli.Command {
 			}
 			changed.Name = old.Name
 			if changed.Preload {
+				tellChanges(runDir, t, old, changed)
 				cards, err := book.Cards()
 				if err == nil {
 					err = updatePage(t, changed, cards)
@@ -84,6 +86,18 @@ func setCommand() *cli.Command {
 			}
 			return printChange(c.App.Writer, t, old, changed, req.GPU)
 		},
+	}
+}
+
+// tellChanges tells the node's events what the guard would tell, for a container without one.
+func tellChanges(runDir string, t *device.Table, old, changed ledger.Record) {
+	for _, e := range event.Changes(old, changed) {
+		for _, g := range t.GPUs {
+			if e.GPU != nil && e.GPU.UUID == g.UUID {
+				e.GPU.Index = g.Index
+			}
+		}
+		_ = event.Append(runDir, e)
 	}
 }
 

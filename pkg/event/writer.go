@@ -9,7 +9,7 @@ import (
 const Every = 10 * time.Second
 
 // Writer writes the events of one container. It never waits for the file where a tenant's call waits for it, and never fails: an
-// event is news, and no more.
+// event is news, and no more. A nil one writes nothing.
 type Writer struct {
 	runDir string
 	every  time.Duration
@@ -34,6 +34,9 @@ func NewWriter(runDir, container, nonce string) *Writer {
 
 // Name says what people call the container, from now on.
 func (w *Writer) Name(name string) {
+	if w == nil {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.about.Name = name
@@ -41,15 +44,32 @@ func (w *Writer) Name(name string) {
 
 // Write writes an event at once. It is for what a tenant cannot cause.
 func (w *Writer) Write(e Event) {
+	if w == nil {
+		return
+	}
 	w.mu.Lock()
 	e = w.filled(e)
 	w.mu.Unlock()
 	_ = Append(w.runDir, e)
 }
 
+// Soon has an event written by a goroutine. Close waits for it.
+func (w *Writer) Soon(e Event) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	e = w.filled(e)
+	w.busy.Go(func() { _ = Append(w.runDir, e) })
+}
+
 // Note has an event written soon, and not more than one of its kind every ten seconds: the latest, with a count of those that it
 // stands for. It may be called with locks held.
 func (w *Writer) Note(e Event) {
+	if w == nil {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.closed {
@@ -72,11 +92,7 @@ func (w *Writer) Note(e Event) {
 func (w *Writer) put(l *limit) {
 	e := l.next
 	l.next, l.waiting = Event{}, true
-	w.busy.Add(1)
-	go func() {
-		defer w.busy.Done()
-		_ = Append(w.runDir, e)
-	}()
+	w.busy.Go(func() { _ = Append(w.runDir, e) })
 	time.AfterFunc(w.every, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -88,6 +104,9 @@ func (w *Writer) put(l *limit) {
 
 // Close writes what is still counted. Notes that come later are lost.
 func (w *Writer) Close() {
+	if w == nil {
+		return
+	}
 	w.mu.Lock()
 	w.closed = true
 	var rest []Event

@@ -25,6 +25,8 @@ type account struct {
 	tsgs     int
 	channels int
 	zombies  int // charges that no handle refers to any more, only UVM mappings or exported files
+	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
+	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
 }
 
 type gpuAccount struct {
@@ -134,7 +136,7 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 	// Subtract on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
 	if !g.native && (g.used > g.limit || size > g.limit-g.used) {
 		if count {
-			g.denied++
+			a.deny(gpu, size, false)
 		}
 		return false
 	}
@@ -143,6 +145,14 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 	}
 	g.use(size)
 	return true
+}
+
+// deny counts a denial and tells of it. The caller holds mu.
+func (a *account) deny(gpu int, size quota.Bytes, spill bool) {
+	a.gpus[gpu].denied++
+	if a.onDenied != nil {
+		a.onDenied(gpu, size, spill, a.gpus[gpu])
+	}
 }
 
 func (g *gpuAccount) use(size quota.Bytes) {

@@ -3,6 +3,7 @@ package guard
 import (
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -97,6 +98,7 @@ func (g *Guard) audit() {
 		time.Sleep(5 * time.Millisecond)
 	}
 	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
+	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
 	g.killClients(func(*client) bool { return true })
 }
 

@@ -32,8 +32,9 @@ type compute struct {
 	running  sync.Mutex
 	turned   chan struct{} // closed, and made anew, when channels were stopped or let run
 	dutyKick chan struct{}
-	closed   bool    // with running held: the container is over
-	rescue   *rescue // the process that resumes when this one is killed; nil before the first pause
+	told     *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
+	closed   bool           // with running held: the container is over
+	rescue   *rescue        // the process that resumes when this one is killed; nil before the first pause
 }
 
 // card is the container's part of one GPU.

@@ -5,6 +5,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -108,6 +109,7 @@ func (c *compute) turn(x *card, off bool) bool {
 	if off {
 		// First who would resume, should this process be killed in the middle.
 		if err := c.insure(); err != nil {
+			c.g.events.Note(event.Event{Kind: event.Warning, Text: "nothing is paused, since there is nobody to resume it if the guard is killed: " + err.Error()})
 			c.g.logOnce("rescue", "nothing is paused, since there is nobody to resume it if this process is killed", "err", err)
 			return !suspended
 		}
@@ -178,10 +180,18 @@ func (c *compute) disable(x *card, channels []chanRef, off bool) (done int) {
 				}
 				continue
 			}
+			c.g.events.Note(event.Event{Kind: event.Warning, Text: "the driver refuses to " + pauseOrResume(off) + " a channel: " + rm.StatusName(s)})
 			c.g.logOnce(fmt.Sprint("disable", off, s), "the driver refuses to pause or resume a channel", "off", off, "status", rm.StatusName(s), "errno", e)
 		}
 	}
 	return done
+}
+
+func pauseOrResume(off bool) string {
+	if off {
+		return "pause"
+	}
+	return "resume"
 }
 
 // gone reports a status that says that a channel is not there any more.

@@ -77,4 +77,5 @@ func (c *compute) reread() {
 		return
 	}
 	c.plans(records, cards)
+	c.tell(records)
 }

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -52,6 +53,8 @@ type Guard struct {
 	compute      *compute
 	managed      managed
 	page         *page.Page // nil: the container has none
+	events       *event.Writer
+	began        atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 
 	mu         sync.Mutex
@@ -92,6 +95,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
 		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
+		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
 	}
 	for _, x := range cfg.GPUs {
@@ -101,6 +105,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
+	g.account.onDenied = g.tellDenied
 	g.compute = newCompute(g)
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {

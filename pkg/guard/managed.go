@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -348,15 +350,18 @@ func (g *Guard) judge() {
 		m.over = false
 		g.compute.hold(false)
 		g.log.Info("managed memory is within the limit again")
+		g.events.Note(event.Event{Kind: event.Let, Text: "managed memory is within the limit again"})
 	case guilty && !m.over: // it may be about to unmap
 		m.over, m.killed = true, 0
 		g.compute.hold(true)
 		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
+		g.events.Note(event.Event{Kind: event.Held, PID: worst, Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
 	case guilty:
 		if m.killed != worst { // else it takes its time to end
 			m.killed = worst
 			g.log.Warn("killing a process for managed memory beyond the container's limit", "pid", worst, "size", most)
 			g.stats.processesKilled.Add(1)
+			g.events.Note(event.Event{Kind: event.Killed, PID: worst, Text: fmt.Sprintf("%v of managed memory mapped beyond the limit", most)})
 		}
 		g.killProcess(worst)
 	}
@@ -438,7 +443,7 @@ func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
 	for i := range a.gpus {
 		if g := &a.gpus[i]; !g.native && (g.used > g.limit || size > g.limit-g.used) {
 			if count {
-				g.denied++
+				a.deny(i, size, false)
 			}
 			return false
 		}

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -446,6 +447,7 @@ func TestJudge(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			good, bad := startPlain(t), startPlain(t)
 			g := managedGuard(t, c.policy, good.pid(), bad.pid())
+			told := news(t, g)
 			if c.policy == device.ManagedLimit {
 				good.do("map", somewhere, 512<<20)
 				g.look()
@@ -471,6 +473,12 @@ func TestJudge(t *testing.T) {
 				t.Error("still paused")
 			}
 			good.do("pid")
+			events := told()
+			for _, want := range []string{"held ×1: GPU work paused", "killed ×1: ", "let ×1: "} {
+				if !strings.Contains(events, want) {
+					t.Errorf("told\n%s\nwant %s", events, want)
+				}
+			}
 		})
 	}
 	t.Run("it unmaps in time", func(t *testing.T) {

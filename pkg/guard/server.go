@@ -68,6 +68,7 @@ func (g *Guard) Run(s Sockets) error {
 	g.awaitMemory()
 	g.compute.end()
 	_ = s.Control.Close()
+	g.tellEnd()
 	if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
 		g.log.Warn("cannot remove the vGPU page", "err", err)
 	}
@@ -255,10 +256,16 @@ func (g *Guard) recordInit() error {
 	if err != nil {
 		return err
 	}
-	return ledger.Open(g.cfg.RunDir).Update(g.cfg.ID, g.cfg.Nonce, func(r *ledger.Record) error {
+	var record ledger.Record
+	err = ledger.Open(g.cfg.RunDir).Update(g.cfg.ID, g.cfg.Nonce, func(r *ledger.Record) error {
 		r.InitPID, r.InitStart = pid, start
+		record = *r
 		return nil
 	})
+	if err == nil {
+		g.tellStart(record)
+	}
+	return err
 }
 
 // lastBreath is how long the guard stays after its last filter: runc may be about to load one for an exec.

@@ -2,9 +2,11 @@ package guard
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"strconv"
 
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -90,6 +92,7 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 	}
 	reserve := g.cfg.Settings.SpillReserve.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
+		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("spill of %v: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
 		g.logOnce("hostroom", "refused to spill: the host would have less memory left than spill_reserve", "size", size, "available", available, "reserve", reserve)
 		return false
 	}
@@ -117,7 +120,7 @@ func (a *account) reserveSpill(gpu int, size quota.Bytes) bool {
 	defer a.mu.Unlock()
 	g := &a.gpus[gpu]
 	if g.spilled > g.spill || size > g.spill-g.spilled {
-		g.denied++
+		a.deny(gpu, size, true)
 		return false
 	}
 	g.take(size, true)
