@@ -1,0 +1,297 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/km"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+func kmCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "km",
+		Usage:     "show the tree of /proc/cgpu_km, for scripts written for Alibaba's cGPU",
+		ArgsUsage: "[MOUNTPOINT]",
+		Description: "It is mounted on MOUNTPOINT, the folder km of the run dir (" + device.DefaultRunDir + "/km) without one, as long as\n" +
+			"this command runs: SIGTERM or Ctrl-C takes it away. The files are made when they are read. Who writes to one changes\n" +
+			"the ledger, as with cgpu set and cgpu policy; what does not fit fails with \"invalid argument\" in the script, and the\n" +
+			"reason comes out here. docs/km.md says what is mapped and what is not. Only root gets in, as files have cGPU's\n" +
+			"modes, by which everybody may write.\n\n" +
+			"Examples:\n   sudo cgpu km\n   sudo cgpu km /srv/cgpu_km --allow-other\n   cgpu km --once | grep /weight:",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "once", Usage: "mount nothing; print every line of every file behind the file's path"},
+			&cli.BoolFlag{Name: "allow-other", Usage: "let everybody read, and only root write"},
+		},
+		Action: func(c *cli.Context) error {
+			if c.NArg() > 1 {
+				return usageError{fmt.Errorf("km: %q: want one MOUNTPOINT; see cgpu km --help", c.Args().Get(1))}
+			}
+			source := &kmSource{runDir: device.RunDir(), log: c.App.ErrWriter}
+			if c.Bool("once") {
+				if c.NArg() > 0 || c.Bool("allow-other") {
+					return usageError{errors.New("km: --once mounts nothing: want no MOUNTPOINT and no --allow-other")}
+				}
+				return source.print(c.App.Writer)
+			}
+			dir := c.Args().First()
+			if dir == "" {
+				dir = filepath.Join(device.RunDir(), "km")
+			}
+			if !filepath.IsAbs(dir) {
+				return usageError{fmt.Errorf("km: %q: want an absolute path as MOUNTPOINT", dir)}
+			}
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			return kmServe(ctx, c.App.Writer, source, filepath.Clean(dir), c.Bool("allow-other"))
+		},
+	}
+}
+
+// kmServe mounts the tree and waits until ctx ends or somebody unmounts it.
+func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, others bool) error {
+	if _, err := loadNode(source.runDir); err != nil { // which makes a missing table: reading does not
+		return err
+	}
+	made, err := kmPlace(dir)
+	if err != nil {
+		return fmt.Errorf("km: %w", err)
+	}
+	if made {
+		defer func() { _ = os.Remove(dir) }() // its parents may be somebody's by then
+	}
+	server, err := kmMount(source, dir, others)
+	switch {
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.ENXIO):
+		return fmt.Errorf("km: %s: /dev/fuse: %w: load the kernel's module fuse", dir, err)
+	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("km: %s: mount: %w: run as root", dir, err)
+	case err != nil:
+		return fmt.Errorf("km: %s: mount: %w", dir, err)
+	}
+	fmt.Fprintf(w, "cgpu: km: mounted on %s\n", dir)
+	gone := make(chan struct{})
+	go func() {
+		server.Wait()
+		close(gone)
+	}()
+	select {
+	case <-gone:
+		return nil
+	case <-ctx.Done():
+	}
+	// A shell that stands in the folder must not keep the mount: it goes out of sight now, and our end closes it.
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("km: %s: unmount: %w: umount it by hand", dir, err)
+	}
+	return nil
+}
+
+// kmPlace makes the mount point, unless it is there, and takes away what a killed cgpu km has left mounted on it.
+func kmPlace(dir string) (made bool, err error) {
+	info, err := os.Lstat(dir)
+	switch {
+	case errors.Is(err, syscall.ENOTCONN): // FUSE without a server
+		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+			return false, fmt.Errorf("%s: is a mount whose server has ended, and cannot be unmounted: %w", dir, err)
+		}
+		return kmPlace(dir)
+	case errors.Is(err, os.ErrNotExist):
+		if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+			return false, err
+		}
+		return true, os.Mkdir(dir, 0o755)
+	case err != nil:
+		return false, err
+	case !info.IsDir():
+		return false, fmt.Errorf("%s: is no folder: name another, or remove it", dir)
+	}
+	names, err := os.ReadDir(dir)
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("%s: is not empty (%s): cgpu km runs already, or name another folder", dir, printable(names[0].Name()))
+	}
+	return false, err
+}
+
+// kmSource is where the files come from: the run dir's table and ledger, and the guards.
+type kmSource struct {
+	runDir string
+	mu     sync.Mutex // of what follows
+	slots  km.Slots
+	log    io.Writer
+}
+
+// look reads the present state. A stale table is good enough to be shown, as in cgpu smi.
+func (s *kmSource) look() (km.Node, error) {
+	t, err := device.Load(s.runDir)
+	if err != nil && (t == nil || !errors.Is(err, device.ErrStale)) {
+		return km.Node{}, err
+	}
+	// Under the lock also this, so that an older state does not overwrite a newer one's numbers.
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	records, cards, err := ledger.Open(s.runDir).State()
+	if err != nil {
+		return km.Node{}, err
+	}
+	s.slots = s.slots.Next(records)
+	return km.Node{Version: version, Table: t, Records: records, Cards: cards, Slots: s.slots}, nil
+}
+
+// text is what a file says now.
+func (s *kmSource) text(f km.File) (string, error) {
+	n, err := s.look()
+	if err != nil {
+		return "", err
+	}
+	return n.Text(f, kmUse(n.Table))
+}
+
+// kmUse asks a container's guard, or reads its page where it has none.
+func kmUse(t *device.Table) func(ledger.Record, string) (km.Use, error) {
+	return func(r ledger.Record, uuid string) (u km.Use, err error) {
+		s, err := statusOf(t, r)
+		if err != nil {
+			return u, fmt.Errorf("what container %s uses is not known: %w", shortID(r.ID), err)
+		}
+		for i, v := range s.VGPUs {
+			if v.UUID != uuid {
+				continue
+			}
+			u.Used = v.Used
+			for _, p := range s.Processes {
+				if i < len(p.Used) {
+					u.Processes = append(u.Processes, km.Process{PID: p.PID, Used: p.Used[i]})
+				}
+			}
+		}
+		return u, nil
+	}
+}
+
+// write carries out what was written to a file. A refusal is said here, in one line, because the writer learns no more of it
+// than an error number.
+func (s *kmSource) write(f km.File, text []byte) error {
+	err := s.change(f, text)
+	if err != nil {
+		s.say(f, err)
+	}
+	return err
+}
+
+// say is for the administrator.
+func (s *kmSource) say(f km.File, err error) {
+	line := printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " "))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fmt.Fprintf(s.log, "cgpu: km: %s: %s\n", f.Path, line)
+}
+
+func (s *kmSource) change(f km.File, text []byte) error {
+	change, err := f.Change(text)
+	if err != nil {
+		return err
+	}
+	t, err := loadNode(s.runDir)
+	if err != nil {
+		return err
+	}
+	book := ledger.Open(s.runDir)
+	if change.Card != nil {
+		return kmSetCard(t, book, change)
+	}
+	old, err := book.Get(change.Slice.Container)
+	if errors.Is(err, ledger.ErrNotFound) || err == nil && old.Nonce != change.Slice.Nonce {
+		return km.ErrGone
+	}
+	if err != nil {
+		return err
+	}
+	if err := kmShrinks(t, old, change); err != nil {
+		return err
+	}
+	req := change.Request()
+	req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
+	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
+	changed, err := book.Change(old.ID, req)
+	if err != nil || !changed.Preload {
+		return err
+	}
+	cards, err := book.Cards()
+	if err != nil {
+		return err
+	}
+	return updatePage(t, changed, cards)
+}
+
+// kmSetCard is cgpu policy.
+func kmSetCard(t *device.Table, book *ledger.Ledger, change km.Change) error {
+	for _, g := range gpusOf(t) {
+		if g.UUID != change.Slice.GPU {
+			continue
+		}
+		_, err := book.SetCard(g, t.Config.Card(), func(card *sched.Card) error {
+			change.Card(card)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		return updatePages(t, book, g.UUID)
+	}
+	return km.ErrGone
+}
+
+// kmShrinks refuses a limit below what is in use, as cgpu set does without --force.
+func kmShrinks(t *device.Table, r ledger.Record, change km.Change) error {
+	for _, v := range r.VGPUs {
+		if v.UUID != change.Slice.GPU || change.Limit == nil || *change.Limit >= v.Limit {
+			continue
+		}
+		u, err := kmUse(t)(r, v.UUID)
+		if err != nil {
+			return fmt.Errorf("it has more, and %w: see cgpu smi; cgpu set --force sets it anyway", err)
+		}
+		if u.Used > *change.Limit {
+			return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*change.Limit), shortID(r.ID), mib(u.Used))
+		}
+	}
+	return nil
+}
+
+// print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
+func (s *kmSource) print(w io.Writer) error {
+	if _, err := loadNode(s.runDir); err != nil {
+		return err
+	}
+	n, err := s.look()
+	if err != nil {
+		return err
+	}
+	for _, f := range n.Files() {
+		text, err := n.Text(f, kmUse(n.Table))
+		if err != nil {
+			s.say(f, err)
+			continue
+		}
+		for line := range strings.Lines(text) {
+			if _, err := fmt.Fprintf(w, "%s:%s", f.Path, line); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
