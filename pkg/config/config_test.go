@@ -149,6 +149,7 @@ managed = "deny"
 hmm = true
 max_spill = "64GiB"
 spill_reserve = "0"
+dialects = ["mps", "hami"]
 [sim]
 driver_version = "535.54"
 [[sim.gpus]]
@@ -184,6 +185,7 @@ bus_id = "0001:0a:00.0"
 	want.Settings.HMM = true
 	want.Settings.MaxSpill = device.Part{Bytes: 64 * quota.GiB}
 	want.Settings.SpillReserve = device.Part{}
+	want.Settings.Dialects = []quota.Dialect{quota.DialectMPS, quota.DialectHAMi}
 	want.Sim = Sim{DriverVersion: "535.54", GPUs: []SimGPU{
 		{Name: "Tesla T4", Memory: 1536 * quota.MiB},
 		{Name: "H200", Memory: 15109 * quota.MiB, UUID: "GPU-00000000-0000-0000-0000-00000000000a", BusID: "0001:0a:00.0"},
@@ -230,6 +232,9 @@ func TestParseRefuses(t *testing.T) {
 		`cap_cycle = "1s"`:                `cap_cycle = "1s": want`,
 		`enforcement = "none"`:            `enforcement = "none": want "guard" or "preload"`,
 		`managed = ""`:                    `managed = "": want "limit" or "deny" or "allow"`,
+		`dialects = ["HAMi"]`:             `dialects = "HAMi": want "hami", "nvidia", "mps", "pai", "tkestack" or "gpushare"`,
+		`dialects = ["mps", "mps"]`:       `dialects = "mps": want each dialect once`,
+		`dialects = "mps"`:                `config: f:1: dialects`,
 		`hmm = "no"`:                      `config: f:1: hmm`,
 		`max_spill = "101%"`:              `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
 		`max_spill = "-1%"`:               `max_spill = "-1%": want`,

@@ -22,6 +22,43 @@ func TestMayAsk(t *testing.T) {
 	}
 }
 
+// TestMaySpeak: nobody who asks for nothing is looked at further, and an escaped slash hides nothing.
+func TestMaySpeak(t *testing.T) {
+	for _, input := range []string{"docker20-plain", "docker20-gpus-all", "docker20-cgpu-env", "docker29-gpus-dev0-cgpu", "cri16-default", "cri16-default-sandbox"} {
+		if may := MaySpeak(recorded(t, input)); may != nil {
+			t.Errorf("%s: %v", input, may)
+		}
+	}
+	for text, want := range map[string][]quota.Dialect{
+		`{"env":["CUDA_DEVICE_MEMORY_LIMIT_0=6g"]}`:                                      {quota.DialectHAMi},
+		`{"env":["NVIDIA_GPU_MEMORY_LIMITS=6","CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6G"]}`: {quota.DialectNVIDIA, quota.DialectMPS},
+		`{"env":["GPU_MEM_PER_DEVICE=1"]}`:                                               {quota.DialectPAI},
+		`{"annotations":{"tencent.com\/vcuda-memory":"24"}}`:                             {quota.DialectTKEStack},
+		`{"annotations":{"ALIYUN_COM_GPU_MEM_POD":"6"}}`:                                 {quota.DialectGPUShare},
+		`{"env":["ALIYUN_COM_GPU_MEM_POD=6","ALIYUN_COM_GPU_MEM_IDX=0"]}`:                nil, // cgpu's own variables
+	} {
+		if got := MaySpeak([]byte(text)); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// BenchmarkMarks is what a container of other people costs: the search for marks, of cgpu's own words and of dialects.
+func BenchmarkMarks(b *testing.B) {
+	raw := recorded(b, "docker20-plain")
+	b.SetBytes(int64(len(raw)))
+	b.Run("own", func(b *testing.B) {
+		for b.Loop() {
+			MayAsk(raw)
+		}
+	})
+	b.Run("dialects", func(b *testing.B) {
+		for b.Loop() {
+			MaySpeak(raw)
+		}
+	})
+}
+
 func TestIsSandbox(t *testing.T) {
 	for input, want := range map[string]bool{"cri16-default-sandbox": true, "cri16-default": false, "docker20-plain": false} {
 		a, err := decode(t, recorded(t, input)).Annotations()
