@@ -1,0 +1,521 @@
+//go:build integration
+
+package integration
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/node"
+)
+
+// TestRun: cgpu run, a slice of a GPU without a container.
+func TestRun(t *testing.T) {
+	if _, err := os.Stat("/run/cgpu"); os.IsNotExist(err) {
+		// Where runs have their page mounted; on a node with cgpu it is the run dir.
+		t.Cleanup(func() { _ = os.Remove("/run/cgpu") })
+	}
+	for _, test := range []struct {
+		name string
+		do   func(*testing.T)
+	}{
+		{"limit", runLimit},
+		{"sees", runSees},
+		{"other user", runUser},
+		{"refused", runRefused},
+		{"exit status", runExit},
+		{"signals", runSignals},
+		{"input and output", runPipes},
+		{"terminal", runTerminal},
+		{"two on a GPU", runTwo},
+		{"one after the other", runSequence},
+		{"live changes", runSet},
+		{"killed", runKilled},
+		{"background", runBackground},
+		{"guard killed", runGuardKilled},
+		{"preload mode", runPreload},
+		{"hostile", runHostile},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			noTrace(t)
+			test.do(t)
+		})
+	}
+}
+
+// runArgs is the command line of a run of size on the first GPU. more are flags, "--" and the command.
+func runArgs(size string, more ...string) []string {
+	return append([]string{"run", "--memory", size, "--gpu", "0"}, more...)
+}
+
+// tryRun is a run in the foreground.
+func tryRun(size string, more ...string) node.Result { return tryCgpu(runArgs(size, more...)...) }
+
+// wantRun is one that must succeed; it returns what was printed.
+func wantRun(t *testing.T, size string, more ...string) string {
+	t.Helper()
+	r := tryRun(size, more...)
+	if r.Code != 0 {
+		t.Fatal(r)
+	}
+	return r.Stdout
+}
+
+// started is a run in the background, in a process group of its own.
+type started struct {
+	cmd  *exec.Cmd
+	out  *bytes.Buffer
+	done chan error
+}
+
+// startRun starts a run, and kills it when the test ends.
+func startRun(t *testing.T, size string, more ...string) *started {
+	t.Helper()
+	s := &started{cmd: exec.Command(filepath.Join(lab.Bin, "cgpu"), runArgs(size, more...)...), out: new(bytes.Buffer), done: make(chan error, 1)}
+	s.cmd.Stdout, s.cmd.Stderr = s.out, s.out
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { s.done <- s.cmd.Wait() }()
+	t.Cleanup(func() { _ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL) })
+	return s
+}
+
+// record waits until the run is in the ledger with its first process, which is cgpu run itself.
+func (s *started) record(t *testing.T) (found ledger.Record) {
+	t.Helper()
+	eventually(t, 5*time.Second, func() string {
+		for _, r := range records(t) {
+			if r.InitPID == s.cmd.Process.Pid {
+				found = r
+				return ""
+			}
+		}
+		return fmt.Sprintf("no run of process %d in the ledger: %+v", s.cmd.Process.Pid, records(t))
+	})
+	return found
+}
+
+// holdsSize waits until the run uses so much.
+func (s *started) holdsSize(t *testing.T, size quota.Bytes) ledger.Record {
+	t.Helper()
+	r := s.record(t)
+	eventually(t, 10*time.Second, func() string {
+		if got := smiUsed(t, r.ID); got < size {
+			return fmt.Sprintf("%s uses %v, want %v", r.ID, got, size)
+		}
+		return ""
+	})
+	return r
+}
+
+// end waits for the run's end.
+func (s *started) end(t *testing.T) syscall.WaitStatus {
+	t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the run does not end")
+	}
+	return s.cmd.ProcessState.Sys().(syscall.WaitStatus)
+}
+
+func probe() string { return filepath.Join(lab.Bin, "cgpu-probe") }
+
+// runLimit: the card is as large as asked for, and an allocation beyond fails; with the preload library and without.
+func runLimit(t *testing.T) {
+	for _, m := range []struct {
+		probe string
+		flags []string
+	}{{"cgpu-probe-libc", nil}, {"cgpu-probe", nil}, {"cgpu-probe-libc", []string{"--no-limiter"}}} {
+		command := func(args ...string) []string {
+			return append(append(append([]string{}, m.flags...), "--", filepath.Join(lab.Bin, m.probe)), args...)
+		}
+		out := wantRun(t, "1GiB", command("meminfo")...)
+		if total := number(t, out, "total_mib"); total != 1024 {
+			t.Errorf("%s %v: total %v MiB", m.probe, m.flags, total)
+		}
+		wantRun(t, "1GiB", command("alloc", "1000MiB")...)
+		wantRefused(t, tryRun("1GiB", command("alloc", "1100MiB")...), noMemory)
+	}
+	wantRun(t, "512MiB", "--spill", "1GiB", "--", probe(), "alloc", "900MiB")
+}
+
+// runSees: of NVIDIA's nodes the run's own and no others; the rest of /dev, and all else, is the host's.
+func runSees(t *testing.T) {
+	nodes := strings.Fields(wantRun(t, "1GiB", "--", "sh", "-c", "ls -d /dev/nvidia* /dev/cgpu-sim 2>/dev/null; true"))
+	if got := strings.Join(nodes, " "); got != "/dev/nvidia-uvm /dev/nvidia0 /dev/nvidiactl" {
+		t.Errorf("nodes %s", got)
+	}
+	if got := strings.TrimSpace(wantRun(t, "1GiB", "--gpu", "1", "--", "sh", "-c", "ls -d /dev/nvidia[0-9]*")); got != "/dev/nvidia1" {
+		t.Errorf("nodes of GPU 1: %s", got)
+	}
+	const names = "ls /dev | grep -v -e nvidia -e cgpu-sim; echo hello >/dev/null; head -c1 /dev/zero | wc -c; ls /dev/pts /dev/shm"
+	host, err := exec.Command("sh", "-c", names).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := wantRun(t, "1GiB", "--", "sh", "-c", names); got != string(host) {
+		t.Errorf("/dev:\n%s\nthe host's:\n%s", got, host)
+	}
+	if got := strings.TrimSpace(wantRun(t, "1GiB", "--", "ls", "/run/cgpu")); got != "libcgpu.so\nvgpu" {
+		t.Errorf("/run/cgpu: %s", got)
+	}
+	env := wantRun(t, "1GiB", "--", "env", "-u", "SUDO_UID", "env")
+	if !strings.Contains(env, "\nLD_PRELOAD=/run/cgpu/libcgpu.so\n") {
+		t.Errorf("environment: %s", env)
+	}
+	// Nothing of it is seen outside.
+	s := startRun(t, "1GiB", "--", "sleep", "60")
+	s.record(t)
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || strings.Contains(string(mounts), "cgpu-dev") || strings.Contains(string(mounts), " /run/cgpu ") {
+		t.Errorf("mounts of the run show outside: %v\n%s", err, mounts)
+	}
+}
+
+// userProgram copies a program to where any user can run it.
+func userProgram(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "cgpu-run")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	text, err := os.ReadFile(filepath.Join(lab.Bin, name))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, name), text, 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+// runUser: the command runs as somebody else, with nothing of root's, and is held as well.
+func runUser(t *testing.T) {
+	p := userProgram(t, "cgpu-probe")
+	out := wantRun(t, "1GiB", "--user", "1234:1235", "--", "sh", "-c", "cd /; id -u; id -G; grep -E '^(CapEff|CapPrm|NoNewPrivs)' /proc/self/status; "+p+" meminfo")
+	for _, want := range []string{"1234\n1235\n", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "\ntotal_mib=1024\n"} {
+		if !strings.Contains("\n"+out, want) {
+			t.Errorf("want %q in\n%s", want, out)
+		}
+	}
+	wantRefused(t, tryRun("1GiB", "--user", "1234:1235", "--", p, "alloc", "1100MiB"), noMemory)
+	nobody := wantRun(t, "1GiB", "--user", "nobody", "--", "sh", "-c", "id -un; echo $USER $LOGNAME; ls /proc/1/root/ >/dev/null 2>&1 || echo closed")
+	if nobody != "nobody\nnobody nobody\nclosed\n" {
+		t.Errorf("as nobody: %s", nobody)
+	}
+	// Who comes through sudo chooses neither another user nor the files that root trusts.
+	sudo := []string{"SUDO_UID=1234", "SUDO_GID=1235"}
+	r := lab.Run(sudo, append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--", "id")...)...)
+	wantRefused(t, r, "CGPU_RUN_DIR=.*sudo")
+	r = lab.Run(append(sudo, "CGPU_RUN_DIR=", "CGPU_CONFIG="), append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--user", "root", "--", "id")...)...)
+	wantRefused(t, r, `--user "root": sudo was called by user 1234`)
+	// And root is needed.
+	cgpu := userProgram(t, "cgpu")
+	cmd := exec.Command(cgpu, runArgs("1GiB", "--", "true")...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1235}}
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sudo cgpu run") {
+		t.Errorf("as a user: %v %s", err, out)
+	}
+}
+
+// runRefused: what cannot be had is refused in the words of the command line.
+func runRefused(t *testing.T) {
+	total := gpus(t)[0].Memory
+	over := fmt.Sprintf("%dMiB", total/quota.MiB+1)
+	for _, test := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--", "true"}, 2, "want --memory SIZE"},
+		{[]string{"--memory", "1GiB"}, 2, "want a COMMAND"},
+		{[]string{"--memory", "7", "--", "true"}, 2, `--memory "7": has no unit`},
+		{[]string{"--memory", "1GiB", "--weight", "65", "--", "true"}, 2, "--weight 65"},
+		{[]string{"--memory", "1GiB", "--gpu", "0,", "--", "true"}, 2, `--gpu "0,"`},
+		{[]string{"--memory", "1GiB", "--nonsense", "--", "true"}, 2, "nonsense"},
+		{[]string{"--memory", over, "--gpu", "0", "--", "true"}, 125, `run: --memory "` + over + `": .*is more than the GPU`},
+		{[]string{"--memory", "1GiB", "--gpu", "77", "--", "true"}, 125, `run: --gpu "77": there is no GPU`},
+		{[]string{"--memory", "1GiB", "--gpu", "0,0", "--", "true"}, 125, `run: --gpu "0,0": .*twice`},
+		{[]string{"--memory", "1GiB", "--spill", "100000GiB", "--gpu", "0", "--", "true"}, 125, `run: --spill "100000GiB"`},
+		{[]string{"--memory", "1GiB", "--user", "no-such-user", "--", "true"}, 125, `--user "no-such-user": no such user`},
+		{[]string{"--memory", "1GiB", "--", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "1MiB", "--", "true"}, 125, "seccomp listener already"},
+	} {
+		r := tryCgpu(append([]string{"run"}, test.args...)...)
+		wantRefused(t, r, test.want)
+		if r.Code != test.code || strings.Contains(r.Stderr, "ALIYUN") || strings.Count(r.Stderr, "\n") != 1 {
+			t.Errorf("want exit status %d and one line without variables: %s", test.code, r)
+		}
+	}
+	s := startRun(t, "600MiB", "--percent", "80", "--", "sleep", "60")
+	s.record(t)
+	wantRefused(t, tryRun("600MiB", "--percent", "30", "--", "true"), `run: --percent "30"`)
+	wantRefused(t, tryRun(fmt.Sprintf("%dMiB", total/quota.MiB-500), "--", "true"), `run: --memory ".*MiB": GPU 0`)
+}
+
+// runExit: the exit status is the command's.
+func runExit(t *testing.T) {
+	for want, command := range map[int][]string{
+		0: {"true"}, 7: {"sh", "-c", "exit 7"}, 255: {"sh", "-c", "exit 255"}, 127: {"no-such-program"}, 126: {"/etc/passwd"},
+	} {
+		if r := tryRun("1GiB", append([]string{"--"}, command...)...); r.Code != want {
+			t.Errorf("want exit status %d: %s", want, r)
+		}
+	}
+	// Flags behind the command are the command's, also without "--".
+	if r := tryRun("1GiB", "sh", "-c", "echo $0 $@", "--memory", "-x"); r.Stdout != "--memory -x\n" {
+		t.Error(r)
+	}
+	status := startRun(t, "1GiB", "--", "sh", "-c", "kill -USR1 $$").end(t)
+	if !status.Signaled() || status.Signal() != syscall.SIGUSR1 {
+		t.Errorf("a command that dies by a signal: %#x", status)
+	}
+}
+
+// runSignals: what is sent to cgpu run, or to its process group, reaches the command, once.
+func runSignals(t *testing.T) {
+	const script = `n=0; trap 'n=$((n+1)); echo TERM $n' TERM; trap 'echo INT; exit 9' INT; trap 'echo HUP' HUP; echo ready; while :; do sleep 0.05; done`
+	s := startRun(t, "1GiB", "--", "sh", "-c", script)
+	s.record(t)
+	pid := s.cmd.Process.Pid
+	time.Sleep(200 * time.Millisecond) // until the traps are set
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGINT} {
+		if err := syscall.Kill(pid, signal); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	if status := s.end(t); status.ExitStatus() != 9 || s.out.String() != "ready\nTERM 1\nHUP\nTERM 2\nINT\n" {
+		t.Errorf("status %#x, output %s", status, s.out)
+	}
+	// A whole process group, as a terminal's ^C does.
+	s = startRun(t, "1GiB", "--", "sh", "-c", "sleep 60; true")
+	s.record(t)
+	time.Sleep(200 * time.Millisecond)
+	if err := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if status := s.end(t); !status.Signaled() || status.Signal() != syscall.SIGINT {
+		t.Errorf("^C: %#x", status)
+	}
+}
+
+// runPipes: standard input, output and error, and further descriptors, are the caller's.
+func runPipes(t *testing.T) {
+	cmd := exec.Command(filepath.Join(lab.Bin, "cgpu"), runArgs("1GiB", "--", "sh", "-c", "cat; echo err >&2; echo three >&3; ls -l /proc/self/fd | grep -c -e socket -e seccomp")...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(strings.Repeat("x", 1<<20)+"\n"), &stdout, &stderr
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	cmd.ExtraFiles = []*os.File{w}
+	err = cmd.Run()
+	w.Close()
+	three := make([]byte, 16)
+	n, _ := r.Read(three)
+	// grep counts no line, and says so by its exit status.
+	if cmd.ProcessState.ExitCode() != 1 || stdout.Len() != 1<<20+1+2 || !strings.HasSuffix(stdout.String(), "x\n0\n") || stderr.String() != "err\n" || string(three[:n]) != "three\n" {
+		t.Errorf("%v: %d bytes of output, %q, %q", err, stdout.Len(), stderr.String(), three[:n])
+	}
+}
+
+// runTerminal: the command has the caller's terminal, and can make others.
+func runTerminal(t *testing.T) {
+	if _, err := exec.LookPath("script"); err != nil {
+		t.Skip(err)
+	}
+	line := func(command string) string {
+		return fmt.Sprintf("%s run --memory 1GiB --gpu 0 -- sh -c '%s'", filepath.Join(lab.Bin, "cgpu"), command)
+	}
+	r := lab.Run(nil, "script", "-qec", line("tty; stty size >/dev/null && echo sized; test -t 0 && test -t 1 && echo both"), "/dev/null")
+	if r.Code != 0 || !strings.Contains(r.Stdout, "/dev/pts/") || !strings.Contains(r.Stdout, "sized") || !strings.Contains(r.Stdout, "both") {
+		t.Error(r)
+	}
+	if r := lab.Run(nil, "script", "-qec", line("exit 5"), "/dev/null"); r.Code != 5 {
+		t.Error(r)
+	}
+	if out := wantRun(t, "1GiB", "--", "script", "-qec", "tty", "/dev/null"); !strings.Contains(out, "/dev/pts/") {
+		t.Errorf("a terminal of the run's own: %s", out)
+	}
+}
+
+// runTwo: two runs and a container share a GPU, each within its limit.
+func runTwo(t *testing.T) {
+	a := startRun(t, "1GiB", "--name", "first", "--weight", "2", "--", probe(), "hold", "900MiB")
+	b := startRun(t, "512MiB", "--", probe(), "hold", "400MiB")
+	c := holding(t, container{env: sizeOf("512MiB")}, "300MiB")
+	first, second := a.holdsSize(t, 900*quota.MiB), b.holdsSize(t, 400*quota.MiB)
+	if first.Name != "first" || first.VGPUs[0].Weight != 2 || second.Name != "cgpu-probe" {
+		t.Errorf("records %+v, %+v", first, second)
+	}
+	if got := execIn(c, "cgpu-probe", "alloc", "100MiB"); got.Code != 0 {
+		t.Error(got)
+	}
+	wantRefused(t, execIn(c, "cgpu-probe", "alloc", "300MiB"), noMemory)
+	if out := cgpu(t, "smi"); !strings.Contains(out, "first") || !strings.Contains(out, first.ID[:12]) {
+		t.Errorf("cgpu smi: %s", out)
+	}
+}
+
+// runSequence: a run right after another one finds the room that the first one has had.
+func runSequence(t *testing.T) {
+	all := fmt.Sprintf("%dMiB", gpus(t)[0].Memory/quota.MiB-100)
+	for range 5 {
+		wantRun(t, all, "--", probe(), "alloc", "100MiB")
+	}
+}
+
+// runSet: cgpu set, pause and resume reach a run.
+func runSet(t *testing.T) {
+	dir := t.TempDir()
+	// A named pipe each way would do; files show more when it fails.
+	script := fmt.Sprintf(`while [ ! -e %[1]s/go ]; do sleep 0.02; done; %[2]s alloc 900MiB`, dir, probe())
+	s := startRun(t, "512MiB", "--name", "grows", "--", "sh", "-c", script)
+	r := s.record(t)
+	if out := cgpu(t, "set", "grows", "--memory", "1GiB", "--weight", "3"); !strings.Contains(out, "512MiB → 1024MiB") {
+		t.Errorf("cgpu set: %s", out)
+	}
+	cgpu(t, "pause", r.ID)
+	cgpu(t, "resume", r.ID[:10])
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if status := s.end(t); status.ExitStatus() != 0 {
+		t.Errorf("after cgpu set: %#x %s", status, s.out)
+	}
+}
+
+// cgroupsOfRun are the folders of a run.
+func cgroupsOfRun(r ledger.Record) []string {
+	var found []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == "cgpu-run-"+r.Nonce {
+			found = append(found, path)
+		}
+		return nil
+	})
+	return found
+}
+
+// runKilled: kill -9 of cgpu run gives everything back.
+func runKilled(t *testing.T) {
+	s := startRun(t, "1GiB", "--", probe(), "hold", "900MiB")
+	r := s.holdsSize(t, 900*quota.MiB)
+	if len(cgroupsOfRun(r)) == 0 {
+		t.Error("it has no cgroup")
+	}
+	if err := s.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	s.end(t)
+	eventually(t, time.Second, func() string {
+		if used := driverUsed(t); used > 0 && lab.Driver == device.DriverSim {
+			return fmt.Sprintf("the driver still holds %v", used)
+		}
+		if left := records(t); len(left) > 0 {
+			return fmt.Sprintf("ledger still has %+v", left)
+		}
+		if left := cgroupsOfRun(r); len(left) > 0 {
+			return fmt.Sprintf("cgroups are left: %v", left)
+		}
+		return ""
+	})
+}
+
+// runBackground: what the command leaves running keeps the slice, and its limit, until it ends.
+func runBackground(t *testing.T) {
+	out := wantRun(t, "1GiB", "--", "sh", "-c", "setsid "+probe()+" hold 700MiB >/dev/null 2>&1 & echo $!")
+	pid, err := strconv.Atoi(strings.TrimSpace(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Kill(pid, syscall.SIGKILL)
+	list := records(t)
+	if len(list) != 1 {
+		t.Fatalf("%d records, want that of the run", len(list))
+	}
+	eventually(t, 5*time.Second, func() string {
+		if got := smiUsed(t, list[0].ID); got < 700*quota.MiB {
+			return fmt.Sprintf("uses %v", got)
+		}
+		return ""
+	})
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// runGuardKilled: without its guard a run has no GPU. What is left of it the next run and cgpu gc take away.
+func runGuardKilled(t *testing.T) {
+	dir := t.TempDir()
+	script := fmt.Sprintf(`while [ ! -e %[1]s/go ]; do sleep 0.02; done; %[2]s alloc 1MiB`, dir, probe())
+	s := startRun(t, "1GiB", "--", "sh", "-c", script)
+	r := s.record(t)
+	if err := syscall.Kill(r.GuardPID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if status := s.end(t); status.ExitStatus() == 0 {
+		t.Errorf("it got memory without a guard: %s", s.out)
+	}
+	if out := cgpu(t, "gc"); !strings.Contains(out, r.ID[:12]) {
+		t.Errorf("cgpu gc: %s", out)
+	}
+	wantRun(t, "1GiB", "--", "true")
+	if left := cgroupsOfRun(r); len(left) > 0 {
+		t.Errorf("cgroups are left: %v", left)
+	}
+	_ = os.Remove(r.Page) // gc spares what is younger than half a minute
+}
+
+// runPreload: where a library alone enforces, a process that need not load it is refused.
+func runPreload(t *testing.T) {
+	withConfig(t, `enforcement = "preload"`)
+	r := tryRun("1GiB", "--", "true")
+	wantRefused(t, r, `enforcement = "guard"`)
+	if r.Code != 125 {
+		t.Error(r)
+	}
+}
+
+// runHostile: everything cgpu-probe knows to try, beside a neighbour, as a user and as root.
+func runHostile(t *testing.T) {
+	p := userProgram(t, "cgpu-probe")
+	neighbour := startRun(t, "512MiB", "--", probe(), "hold", "200MiB")
+	neighbour.holdsSize(t, 200*quota.MiB)
+	before := driverUsed(t)
+	for _, user := range []string{"1234:1235", "root"} {
+		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "5000")...)
+		if r := lab.RunFor(5*time.Minute, nil, args...); r.Code != 0 {
+			t.Error(r)
+		}
+		eventually(t, 2*time.Second, func() string {
+			if after := driverUsed(t); after != before {
+				return fmt.Sprintf("the driver holds %v, before the attacks as %s %v", after, user, before)
+			}
+			return ""
+		})
+	}
+}
