@@ -57,8 +57,8 @@ unit: ## tests of the packages and of the limiter, with the race detector
 	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/...
 	@hack/parity.sh
 
-integration: build ## conformance suite: real docker, containerd, runc and crun in private folders (root)
-	hack/with-node.sh -- go test -tags integration -count 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
+integration: build ## conformance suite and the commands in the docs: real docker, containerd, runc and crun in private folders (root)
+	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/ ./test/docs/
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
