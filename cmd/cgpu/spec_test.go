@@ -60,6 +60,57 @@ func TestSpec(t *testing.T) {
 	}
 }
 
+// TestSpecDialects keeps what is said of containers that ask in other systems' words.
+func TestSpecDialects(t *testing.T) {
+	all := quota.Dialects()
+	for _, tt := range []struct {
+		name    string
+		enabled []quota.Dialect
+		env     []string
+		notes   map[string]string // annotations
+	}{
+		{"hami", all, []string{"NVIDIA_VISIBLE_DEVICES=1", "CUDA_DEVICE_MEMORY_LIMIT_0=6144m", "CUDA_DEVICE_SM_LIMIT=30", "CUDA_TASK_PRIORITY=0", "CUDA_OVERSUBSCRIBE=true"}, nil},
+		{"hami-two", all, []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g", "CUDA_DEVICE_MEMORY_LIMIT_1=40g"}, nil},
+		{"nvidia", all, []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_REQUEST=6144", "NVIDIA_GPU_MEMORY_LIMIT=6144", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"}, nil},
+		{"mps", all, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"}, nil},
+		{"pai", all, []string{"AMP_VGPU_ENABLE=1", "GPU_MEM_PER_DEVICE=6442450944", "GPU_UTIL_PER_DEVICE=50", "NVIDIA_VISIBLE_DEVICES=0"}, nil},
+		{"tkestack", all, nil, map[string]string{"tencent.com/vcuda-memory": "24", "tencent.com/vcuda-core": "30"}},
+		{"gpushare", all, six("ALIYUN_COM_GPU_MEM_IDX=0"), map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "6", "ALIYUN_COM_GPU_MEM_DEV": "15"}},
+		{"off", nil, []string{"CUDA_DEVICE_MEMORY_LIMIT=6g"}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			raw, err := os.ReadFile("testdata/docker20-plain.json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var root map[string]any
+			if err := json.Unmarshal(raw, &root); err != nil {
+				t.Fatal(err)
+			}
+			root["annotations"] = tt.notes
+			if raw, err = json.Marshal(root); err != nil {
+				t.Fatal(err)
+			}
+			table := nodeTable(t)
+			table.Config.Dialects = tt.enabled
+			text, err := json.Marshal(table)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(t.TempDir(), "node.json")
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
+			_, reasons, err := d.edit(raw, tt.env)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, "spec-dialect-"+tt.name+".txt", []byte(reasons))
+		})
+	}
+}
+
 func TestSpecRefuses(t *testing.T) {
 	raw, err := os.ReadFile("testdata/docker20-plain.json")
 	if err != nil {

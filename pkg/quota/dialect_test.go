@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -351,6 +352,44 @@ func TestMarksFindWords(t *testing.T) {
 			escaped := strings.ReplaceAll(word, "/", `\/`)
 			if !slices.ContainsFunc(d.marks, func(m string) bool { return strings.Contains(escaped, m) }) {
 				t.Errorf("%s: no mark finds %s", d.name, word)
+			}
+		}
+	}
+}
+
+// TestDocumented: docs/dialects.md has a section for each dialect with every word in it, and configs/cgpu.toml names them all.
+func TestDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/dialects.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sections := map[string]string{}
+	for section := range strings.SplitSeq(string(text), "\n## ") {
+		name, _, _ := strings.Cut(section, ":")
+		sections[name] = section
+	}
+	for _, d := range dialects {
+		section, words := sections[string(d.name)], append(slices.Clone(d.memory), d.other...)
+		if d.name == DialectGPUShare {
+			words = []string{names[memIdx].variable, names[memPod].variable, names[memDev].variable}
+		}
+		for _, word := range words {
+			if !strings.Contains(section, "`"+word+"`") {
+				t.Errorf("docs/dialects.md does not have %s in section %s", word, d.name)
+			}
+			if d.numbered && (word == hamiMemory || word == hamiSM) && !strings.Contains(section, "`"+word+"_N`") {
+				t.Errorf("docs/dialects.md does not have %s_N", word)
+			}
+		}
+	}
+	for _, file := range []string{"../../configs/cgpu.toml", "../../docs/variables.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range Dialects() {
+			if !strings.Contains(string(text), `"`+string(d)+`"`) {
+				t.Errorf("%s does not name %s", file, d)
 			}
 		}
 	}
