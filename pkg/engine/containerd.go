@@ -1,0 +1,510 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ContainerdConfig is where containerd reads its configuration.
+const ContainerdConfig = "/etc/containerd/config.toml"
+
+// The CRI plugin, which starts the containers of Kubernetes, by version of the configuration.
+var criPlugin = map[int64]string{2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+
+// ContainerdMajor reads the output of `containerd --version`; 0 is unknown.
+func ContainerdMajor(version string) int {
+	m := regexp.MustCompile(`\bv?(\d+)\.\d+\.\d+`).FindStringSubmatch(version)
+	if m == nil {
+		return 0
+	}
+	n, err := strconv.Atoi(m[1])
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// containerd is its configuration: all files in the order in which they are read, later ones winning.
+type containerd struct {
+	major   int // of the program; 0 is unknown
+	files   []document
+	missing bool // the main file is not there
+	silent  bool // no file says anything
+	version int64
+	plugin  string // CRI's
+	tree    map[string]any
+}
+
+// loadContainerd reads the main file and what it imports. Files are looked up in fsys, whose root is the machine's.
+func loadContainerd(fsys fs.FS, main string, major int) (c containerd, err error) {
+	c.major = major
+	pending := []string{main}
+	for len(pending) > 0 {
+		file := pending[0]
+		pending = pending[1:]
+		if slices.ContainsFunc(c.files, func(d document) bool { return d.path == file }) {
+			continue // imports may go round
+		}
+		text, err := fs.ReadFile(fsys, strings.TrimPrefix(file, "/"))
+		if file == main && errors.Is(err, fs.ErrNotExist) {
+			c.missing = true
+		} else if err != nil {
+			return c, fmt.Errorf("%s: %w", file, bare(err))
+		}
+		d, err := parseTOML(file, text)
+		if err != nil {
+			return c, err
+		}
+		c.files = append(c.files, d)
+		imports, _ := d.tree["imports"].([]any)
+		for _, i := range imports {
+			pattern, _ := i.(string)
+			pending = append(pending, expand(fsys, file, pattern)...)
+		}
+	}
+	return c, c.read()
+}
+
+// bare is an error of the file system without its operation and path, which the caller names.
+func bare(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
+}
+
+// expand finds the files that an import names: relative to the file that names them; only * is a pattern.
+func expand(fsys fs.FS, file, pattern string) []string {
+	pattern = path.Clean(pattern)
+	if !path.IsAbs(pattern) {
+		pattern = path.Join(path.Dir(file), pattern)
+	}
+	if !strings.Contains(pattern, "*") {
+		return []string{pattern}
+	}
+	matches, err := fs.Glob(fsys, strings.TrimPrefix(pattern, "/"))
+	if err != nil {
+		return nil
+	}
+	for i := range matches {
+		matches[i] = "/" + matches[i]
+	}
+	return matches
+}
+
+// read finds out what the files say together.
+func (c *containerd) read() error {
+	c.silent, c.version = true, 0
+	for _, d := range c.files {
+		if v, ok := d.tree["version"].(int64); ok && v != 0 {
+			c.version = v
+		}
+		c.silent = c.silent && len(d.tree) == 0
+	}
+	main := c.files[0].path
+	if c.silent {
+		c.version = 2 // which all read
+		if c.major >= 2 {
+			c.version = 3
+		}
+	}
+	c.plugin = criPlugin[c.version]
+	switch {
+	case c.version < 2:
+		return fmt.Errorf("%s: this is configuration version 1, which containerd 2.x no longer has: convert it first (containerd 2.x: containerd config migrate; "+
+			"by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
+	case c.plugin == "":
+		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 and 3; add the runtime by hand, as in docs/install.md", main, c.version)
+	case c.version == 3 && c.major == 1:
+		return fmt.Errorf("%s: version = 3, but the containerd in PATH is 1.x, which does not start with it: repair it first", main)
+	}
+	c.tree = map[string]any{}
+	for _, d := range c.files {
+		if c.replaces() {
+			// A later file's section replaces that of an earlier one as a whole.
+			if section, has := getTable(d.tree, "plugins")[c.plugin]; has {
+				c.tree = mergeTOML(c.tree, map[string]any{"plugins": map[string]any{c.plugin: nil}})
+				c.tree = mergeTOML(c.tree, map[string]any{"plugins": map[string]any{c.plugin: section}})
+			}
+			continue
+		}
+		c.tree = mergeTOML(c.tree, d.tree)
+	}
+	return nil
+}
+
+// replaces: containerd before 2.0 takes the CRI section from the last file that has one, and forgets its built-in runc where
+// that section names any runtime. Unknown versions are treated so too, because it does no harm with later ones.
+func (c *containerd) replaces() bool { return c.major < 2 && c.version == 2 }
+
+func (c *containerd) key(more ...string) []string {
+	return append([]string{"plugins", c.plugin, "containerd"}, more...)
+}
+
+func (c *containerd) byName() string { return getString(c.tree, c.key("default_runtime_name")...) }
+
+// owner is the file to edit: the last that says what counts, else the main one. That is the whole CRI section where later ones
+// replace it, else the default's name, if that is to change.
+func (c *containerd) owner(setDefault bool) int {
+	for i := len(c.files) - 1; i > 0; i-- {
+		tree := c.files[i].tree
+		if c.replaces() && getTable(tree, "plugins")[c.plugin] != nil ||
+			!c.replaces() && setDefault && get(tree, c.key("default_runtime_name")...) != nil {
+			return i
+		}
+	}
+	return 0
+}
+
+// dropIn is where a small file of ours is read, for a containerd that merges; "" where nothing is imported by pattern.
+func (c *containerd) dropIn(fsys fs.FS, name string) string {
+	if c.replaces() || c.major < 2 {
+		return ""
+	}
+	main := c.files[0]
+	imports, _ := main.tree["imports"].([]any)
+	for _, i := range imports {
+		pattern, _ := i.(string)
+		if !path.IsAbs(pattern) {
+			pattern = path.Join(path.Dir(main.path), pattern)
+		}
+		dir := path.Dir(pattern)
+		if info, err := fs.Stat(fsys, strings.TrimPrefix(dir, "/")); path.Base(pattern) == "*.toml" && !strings.Contains(dir, "*") && err == nil && info.IsDir() {
+			return path.Join(dir, "99-"+name+".toml")
+		}
+	}
+	return ""
+}
+
+// handler is the runtime whose options ours takes over: the default one, or runc, or crun.
+func (c *containerd) handler(except string) map[string]any {
+	for _, name := range []string{c.byName(), "runc", "crun"} {
+		h := getTable(c.tree, c.key("runtimes", name)...)
+		if name != "" && name != except && h != nil && cmp.Or(getString(h, "runtime_type"), runcShim) == runcShim {
+			return h
+		}
+	}
+	return nil
+}
+
+const (
+	runcShim    = "io.containerd.runc.v2"
+	annotations = "cgpu.io/*" // a pod's annotations reach the runtime only if they are listed
+)
+
+// block is what our part of the file says. withDefault: the table that names the default stands in no file.
+func (c *containerd) block(r Request, withDefault, withVersion bool) string {
+	var b strings.Builder
+	if withVersion {
+		fmt.Fprintf(&b, "version = %d\n\n", c.version)
+	}
+	line := func(indent, key string, v any) {
+		if text, ok := valueTOML(v); ok {
+			fmt.Fprintf(&b, "%s%s = %s\n", indent, keyTOML(key), text)
+		}
+	}
+	if withDefault {
+		fmt.Fprintf(&b, "[%s]\n", keyTOML(c.key()...))
+		line("  ", "default_runtime_name", r.Name)
+		b.WriteString("\n")
+	}
+	if c.replaces() && len(getTable(c.tree, c.key("runtimes")...)) == 0 {
+		fmt.Fprintf(&b, "# containerd 1.x forgets its own runc when another runtime is named.\n[%s]\n", keyTOML(c.key("runtimes", "runc")...))
+		line("  ", "runtime_type", runcShim)
+		b.WriteString("\n")
+	}
+	model := c.handler(r.Name)
+	table := map[string]any{}
+	for k, v := range model {
+		// What names another program or shim is not for ours.
+		if !slices.Contains([]string{"options", "runtime_path", "runtime_engine", "runtime_root"}, k) {
+			table[k] = v
+		}
+	}
+	table["runtime_type"] = runcShim
+	for _, k := range []string{"pod_annotations", "container_annotations"} {
+		list, _ := table[k].([]any)
+		if !slices.Contains(list, any(annotations)) {
+			table[k] = append(slices.Clip(list), annotations)
+		}
+	}
+	options := map[string]any{}
+	maps.Copy(options, getTable(model, "options"))
+	options["BinaryName"] = r.Path
+	fmt.Fprintf(&b, "[%s]\n", keyTOML(c.key("runtimes", r.Name)...))
+	for _, k := range slices.Sorted(maps.Keys(table)) {
+		line("  ", k, table[k])
+	}
+	fmt.Fprintf(&b, "\n  [%s]\n", keyTOML(c.key("runtimes", r.Name, "options")...))
+	for _, k := range slices.Sorted(maps.Keys(options)) {
+		line("    ", k, options[k])
+	}
+	return b.String()
+}
+
+// InstallContainerd plans the edit of containerd's configuration. fsys is the machine's root; major is the program's.
+func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, err error) {
+	c, err := loadContainerd(fsys, main, major)
+	if err != nil {
+		return p, err
+	}
+	if disabled, _ := c.disabled(); disabled {
+		p.hint("the CRI plugin is disabled in this configuration (disabled_plugins): Kubernetes does not reach the runtime; Docker and ctr do not need it there")
+	}
+	mine := slices.IndexFunc(c.files, func(d document) bool { _, _, found := block(d.text, r.Name); return found })
+	has := getString(c.tree, c.key("runtimes", r.Name, "options", "BinaryName")...)
+	there := getTable(c.tree, c.key("runtimes", r.Name)...) != nil
+	if there && mine < 0 && has != r.Path {
+		return p, otherPath(c.where(r.Name), r.Name, has, r.Path)
+	}
+	setDefault := r.Default && c.byName() != r.Name
+	if there && has == r.Path && !setDefault {
+		return p, nil
+	}
+
+	at := mine
+	if mine < 0 || !there { // or in a file that another one has since replaced
+		at = c.owner(setDefault)
+	}
+	target := c.files[at]
+	before := target.text
+	if c.missing && at == 0 {
+		before = nil
+	}
+	addBlock := !there || has != r.Path
+	if drop := c.dropIn(fsys, r.Name); drop != "" && mine < 0 && addBlock {
+		if _, err := fs.Stat(fsys, strings.TrimPrefix(drop, "/")); err == nil {
+			return p, fmt.Errorf("%s: it is there, but cgpu install has not written it; move it away", drop)
+		}
+		target, before = document{path: drop}, nil
+	}
+	text := target.text
+	withVersion := c.silent && before != nil // a file without a word, perhaps with comments
+	if before == nil {
+		text = fmt.Appendf(nil, "%s\nversion = %d\n", created, c.version)
+	}
+	inBlock := false
+	if setDefault {
+		d, err := parseTOML(target.path, text)
+		if err != nil {
+			return p, err
+		}
+		var said bool
+		if text, said = d.setString(r.Name, c.key("default_runtime_name")...); !said {
+			inBlock = true
+		}
+		p.done("default runtime: %s → %s", orOwn(c.byName()), r.Name)
+	}
+	if addBlock || inBlock {
+		body := ""
+		switch {
+		case addBlock && there:
+			p.done("runtime %s: %s → %s", r.Name, has, r.Path)
+		case addBlock:
+			p.done("runtime %s: %s", r.Name, r.Path)
+		}
+		// Made by hand: only the default is to say.
+		if !addBlock && mine < 0 {
+			body = fmt.Sprintf("[%s]\n  default_runtime_name = %s\n", keyTOML(c.key()...), quoteTOML(r.Name))
+		} else {
+			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name))
+		}
+		text = appendBlock(text, r.Name, body)
+	}
+	p.add(Edit{Path: target.path, Before: before, After: text})
+	return p, c.verify(fsys, p, func(after *containerd) error {
+		if getString(after.tree, after.key("runtimes", r.Name, "options", "BinaryName")...) != r.Path || r.Default && after.byName() != r.Name {
+			return fmt.Errorf("%s: another file of the configuration overrides it (%s): take it out there", target.path, c.where(r.Name))
+		}
+		return nil
+	}, r.Name)
+}
+
+// blockHasDefault: our part in a file names the default.
+func (c *containerd) blockHasDefault(file int, name string) bool {
+	return c.blockHas(file, name, "  default_runtime_name = "+quoteTOML(name))
+}
+
+// blockHasVersion: our part says the configuration's version, because the file said nothing.
+func (c *containerd) blockHasVersion(file int, name string) bool {
+	return c.blockHas(file, name, fmt.Sprintf("version = %d", c.version))
+}
+
+func (c *containerd) blockHas(file int, name, line string) bool {
+	if file < 0 {
+		return false
+	}
+	from, to, found := block(c.files[file].text, name)
+	return found && slices.Contains(strings.Split(strings.ReplaceAll(string(c.files[file].text[from:to]), "\r", ""), "\n"), line)
+}
+
+// where names the files that speak of a runtime, or of the default.
+func (c *containerd) where(name string) string {
+	var list []string
+	for _, d := range c.files {
+		if get(d.tree, c.key("runtimes", name)...) != nil || get(d.tree, c.key("default_runtime_name")...) != nil {
+			list = append(list, d.path)
+		}
+	}
+	if len(list) == 0 {
+		return c.files[0].path
+	}
+	return strings.Join(list, ", ")
+}
+
+func (c *containerd) disabled() (bool, string) {
+	for _, d := range c.files {
+		list, _ := d.tree["disabled_plugins"].([]any)
+		for _, p := range list {
+			if slices.Contains([]any{"cri", criPlugin[2], criPlugin[3]}, p) {
+				return true, d.path
+			}
+		}
+	}
+	return false, ""
+}
+
+// verify reads the configuration as it will be: only what is ours may differ.
+func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, name string) error {
+	after, err := loadContainerd(overlay{fsys, p.Edits}, c.files[0].path, c.major)
+	if err != nil {
+		return fmt.Errorf("%w (after the edit: the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in docs/install.md)", err)
+	}
+	if c.version != after.version && !after.silent {
+		return fmt.Errorf("%s: the edit would change its version from %d to %d; add the runtime by hand, as in docs/install.md", c.files[0].path, c.version, after.version)
+	}
+	if foreign := Foreign(c.tree, after.tree, name); foreign != "" {
+		return fmt.Errorf("%s: the edit would change %s as well; change the runtime by hand, as in docs/install.md", p.Edits[0].Path, foreign)
+	}
+	return check(&after)
+}
+
+// Foreign names the first difference between two configurations of containerd that is none of a runtime of ours: neither its
+// table, nor the default's name, nor the list of files; "" if there is none. It is for files and for what `containerd config
+// dump` prints.
+func Foreign(before, after map[string]any, name string) string {
+	for _, key := range differences(before, after) {
+		switch {
+		case len(key) == 1 && (key[0] == "imports" || key[0] == "version"):
+		case len(key) >= 4 && key[0] == "plugins" && key[2] == "containerd" && key[3] == "default_runtime_name":
+		case len(key) >= 5 && key[0] == "plugins" && key[2] == "containerd" && key[3] == "runtimes" && key[4] == name:
+		// Ours as well: containerd 1.x has to be told of its own runc, and says the same when it is not.
+		case len(key) == 6 && key[0] == "plugins" && key[3] == "runtimes" && key[4] == "runc" && key[5] == "runtime_type" && len(getTable(before, key[:4]...))*len(getTable(after, key[:4]...)) == 0:
+		default:
+			return keyTOML(key...)
+		}
+	}
+	return ""
+}
+
+// Named reports the program of a runtime, and the default, in a configuration of containerd.
+func Named(tree map[string]any, name string) (program, byName string) {
+	for _, plugin := range []string{criPlugin[2], criPlugin[3]} {
+		section := getTable(tree, "plugins", plugin, "containerd")
+		program = cmp.Or(program, getString(section, "runtimes", name, "options", "BinaryName"))
+		byName = cmp.Or(byName, getString(section, "default_runtime_name"))
+	}
+	return program, byName
+}
+
+// UninstallContainerd plans to take our part out of every file that has it.
+func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Plan, err error) {
+	c, err := loadContainerd(fsys, main, major)
+	if err != nil {
+		return p, err
+	}
+	there := getTable(c.tree, c.key("runtimes", name)...) != nil
+	for _, d := range c.files {
+		text := d.text
+		defaultWas, hadDefault := "", c.blockHasDefault(slices.IndexFunc(c.files, func(f document) bool { return f.path == d.path }), name)
+		from, to, found := block(text, name)
+		if found {
+			text = splice(text, from, to, "")
+		}
+		keep := func(was string) bool {
+			known := slices.Contains(taken, was) || getTable(c.tree, c.key("runtimes", was)...) != nil
+			if !known {
+				p.hint("the default runtime was %q, which is no longer in the configuration: containerd's own is the default now", was)
+			}
+			return known
+		}
+		text, was, set := unsetString(text, "default_runtime_name", name, keep)
+		if set {
+			defaultWas, hadDefault = was, true
+		}
+		if !found && !set {
+			continue
+		}
+		if hadDefault {
+			p.done("default runtime: %s → %s", name, orOwn(defaultWas))
+		}
+		if found && there {
+			p.done("runtime %s taken out", name)
+		}
+		e := Edit{Path: d.path, Before: d.text, After: text}
+		if onlyVersion(text) {
+			e.After = nil
+		}
+		p.add(e)
+	}
+	if len(p.Edits) == 0 {
+		if there {
+			return p, fmt.Errorf("%s: runtime %q was not written by cgpu install; take its tables out by hand", c.where(name), name)
+		}
+		return p, nil
+	}
+	return p, c.verify(fsys, p, func(after *containerd) error {
+		if after.byName() == name && getTable(after.tree, after.key("runtimes", name)...) == nil {
+			return fmt.Errorf("%s: default_runtime_name is %q by hand: containerd would not start; name another there first", c.where(name), name)
+		}
+		return nil
+	}, name)
+}
+
+// onlyVersion reports a file of ours in which nothing else is.
+func onlyVersion(text []byte) bool {
+	return regexp.MustCompile(`^` + regexp.QuoteMeta(created) + `\r?\nversion = \d+\r?\n\s*$`).Match(text)
+}
+
+// overlay is a file system with planned edits.
+type overlay struct {
+	fs.FS
+	edits []Edit
+}
+
+func (o overlay) ReadFile(name string) ([]byte, error) {
+	for _, e := range o.edits {
+		if e.Path == "/"+name {
+			if e.After == nil {
+				return nil, fs.ErrNotExist
+			}
+			return e.After, nil
+		}
+	}
+	return fs.ReadFile(o.FS, name)
+}
+
+func (o overlay) Glob(pattern string) ([]string, error) {
+	matches, err := fs.Glob(o.FS, pattern)
+	for _, e := range o.edits {
+		name := strings.TrimPrefix(e.Path, "/")
+		if ok, _ := filepath.Match(pattern, name); !ok {
+			continue
+		}
+		matches = slices.DeleteFunc(matches, func(m string) bool { return m == name })
+		if e.After != nil {
+			matches = append(matches, name)
+		}
+	}
+	slices.Sort(matches)
+	return matches, err
+}
