@@ -23,6 +23,7 @@ const (
 	stateNoAnswer  = "no answer"  // the guard is there and did not answer in time
 	stateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
 	stateNoPage    = "no page"    // preload mode: the vGPU page cannot be read
+	statePaused    = "paused"     // it answers, and does no GPU work until cgpu resume; shown only
 	stateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
 )
 

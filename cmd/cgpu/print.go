@@ -120,23 +120,7 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 	t.row(append(head, "NAME")...)
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
-			used, limit, util, known := mib(x.Used), mib(x.Limit), "-", true
-			if x.Compute != nil && x.Compute.Exact {
-				util = percent(x.Compute.Utilization)
-			}
-			if x.State != stateRunning && x.State != stateStarting {
-				used, util, known = "?", "?", false // nobody knows
-			}
-			state := x.State
-			if x.Paused && !x.Native && state == stateRunning {
-				state = "paused"
-			}
-			if x.Native {
-				limit = "whole GPU"
-			}
-			if unguarded(x) {
-				state += preloadMark
-			}
+			used, limit, util, state, known := usageCells(x)
 			cells := []any{shortID(x.ID), g.Index, used, limit}
 			cells = append(append(cells, extra.cells(x, known)...), util, orDash(x.Weight), orDash(x.Percent), priority(x), state)
 			if wide {
@@ -153,12 +137,42 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 	if err := t.Flush(); err != nil || !extra.unguarded {
 		return err
 	}
-	_, err := fmt.Fprintf(w, "%s enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", preloadMark)
+	_, err := fmt.Fprintln(w, preloadNote)
 	return err
+}
+
+// usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
+func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
+	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
+	if x.Compute != nil && x.Compute.Exact {
+		util = percent(x.Compute.Utilization)
+	}
+	if x.State != stateRunning && x.State != stateStarting {
+		used, util, known = "?", "?", false
+	}
+	state = shownState(x)
+	if x.Native {
+		limit = "whole GPU"
+	}
+	if unguarded(x) {
+		state += preloadMark
+	}
+	return used, limit, util, state, known
+}
+
+// shownState is the state in a word, of which cgpu pause makes one more.
+func shownState(x vgpuView) string {
+	if x.Paused && !x.Native && x.State == stateRunning {
+		return statePaused
+	}
+	return x.State
 }
 
 // preloadMark is behind the state of a container that no guard watches.
 const preloadMark = "*"
+
+// preloadNote is below a table that has such a container.
+const preloadNote = preloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
 
 // unguarded: there is a limit, and only the preload library to enforce it.
 func unguarded(x vgpuView) bool { return !x.Native && x.Enforcement == device.EnforcePreload }

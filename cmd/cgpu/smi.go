@@ -25,13 +25,15 @@ func smiCommand() *cli.Command {
 			"of such containers use is not in it; nvidia-smi shows that. SPILL, where a container has any, is host memory\n" +
 			"used in place of the GPU's, of what it may use; it is not in USED. UTIL is the part of the GPU's time in the last\n" +
 			"second, where the driver tells it.\n\n" +
-			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
+			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
+			filterHelp + "\n\n" +
+			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi --gpu 0 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
 		ArgsUsage: " ",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, wide or json", Value: "table"},
+		Flags: append(filterFlags(),
+			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, plain, wide or json", Value: "table"},
 			&cli.BoolFlag{Name: "json", Usage: "the same as -o json"},
 			&cli.GenericFlag{Name: "watch", Usage: "show it again every `[SECONDS]`, every second when none are given, until Ctrl-C", Value: new(seconds), DefaultText: "once"},
-		},
+		),
 		Action: func(c *cli.Context) error {
 			every, err := interval(c)
 			if err != nil {
@@ -44,16 +46,22 @@ func smiCommand() *cli.Command {
 				}
 				format = "json"
 			}
+			sel, err := selectionOf(c)
+			if err != nil {
+				return usageError{fmt.Errorf("smi: %w", err)}
+			}
 			var print func(io.Writer, view) error
 			switch format {
 			case "table":
+				print = tableFor(c.App.Writer)
+			case "plain":
 				print = printTable
 			case "wide":
 				print = printWide
 			case "json":
 				print = printJSON
 			default:
-				return usageError{fmt.Errorf("smi: -o %q: want table, wide or json", format)}
+				return usageError{fmt.Errorf("smi: -o %q: want table, plain, wide or json", format)}
 			}
 			show := func(w, warnings io.Writer) error {
 				v, err := look(device.RunDir())
@@ -62,6 +70,9 @@ func smiCommand() *cli.Command {
 				}
 				if v.Stale != "" {
 					fmt.Fprintf(warnings, "cgpu: warning: %s; the next container refreshes it, or cgpu refresh\n", v.Stale)
+				}
+				if v, err = sel.apply(v); err != nil {
+					return fmt.Errorf("smi: %w", err)
 				}
 				return print(w, v)
 			}

@@ -1,0 +1,230 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// tableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
+// asked each time, since it may have become another size.
+func tableFor(out io.Writer) func(io.Writer, view) error {
+	f, _ := out.(*os.File)
+	return func(w io.Writer, v view) error {
+		_, columns, terminal := size(f)
+		if terminal && columns == 0 {
+			columns = tableWidth // it does not know
+		}
+		for _, both := range []bool{true, false} {
+			if text, ok := boxed(v, columns, both); terminal && ok {
+				_, err := io.WriteString(w, text)
+				return err
+			}
+		}
+		return printTable(w, v)
+	}
+}
+
+// column is one of a grid. Numbers are to the right; a column that gives is cut where the grid is too wide.
+type column struct {
+	head         string
+	right, gives bool
+}
+
+type grid struct {
+	columns []column
+	rows    [][]string
+	widths  []int
+}
+
+// leastGiven is what a column keeps that gives: a short ID.
+const leastGiven = 12
+
+// boxed draws the view as nvidia-smi draws its own; with both ID and name of a container, or only what people call it. False: it
+// does not fit.
+func boxed(v view, columns int, both bool) (string, bool) {
+	gpus, vgpus, processes := gpuGrid(v), vgpuGrid(v, both), processGrid(v, both)
+	grids := []*grid{gpus}
+	for _, g := range []*grid{vgpus, processes} {
+		if len(g.rows) > 0 {
+			grids = append(grids, g)
+		}
+	}
+	widest := 0
+	for _, g := range grids {
+		g.measure()
+		if !g.shrink(columns) {
+			return "", false
+		}
+		widest = max(widest, g.width())
+	}
+	driver := "NVIDIA driver " + v.DriverVersion
+	if v.Driver == device.DriverSim {
+		driver = "simulated driver " + v.DriverVersion
+	}
+	count := fmt.Sprintf("%s, %s", plural(len(v.GPUs), "GPU"), plural(len(vgpus.rows), "vGPU"))
+	inside := max(widest-4, utf8.RuneCountInString(driver)+2+len(count))
+	if inside+4 > columns {
+		return "", false
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "+%s+\n", strings.Repeat("-", inside+2))
+	fmt.Fprintf(&b, "| %s%s |\n", driver, pad(count, inside-utf8.RuneCountInString(driver), true))
+	for i, g := range grids {
+		g.widths[len(g.widths)-1] += inside + 4 - g.width()
+		if i > 0 {
+			b.WriteByte('\n')
+			g.line(&b, '-')
+		} else {
+			g.line(&b, '-')
+		}
+		g.row(&b, g.heads())
+		g.line(&b, '=')
+		for _, row := range g.rows {
+			g.row(&b, row)
+		}
+		g.line(&b, '-')
+		if g == vgpus && extrasOf(v, false).unguarded {
+			fmt.Fprintln(&b, preloadNote)
+		}
+	}
+	return b.String(), true
+}
+
+func gpuGrid(v view) *grid {
+	g := &grid{columns: []column{{"GPU", true, false}, {"Name", false, true}, {"Used / Reserved / Total MiB", true, false}, {"Util", true, false}, {"Policy", false, false}}}
+	for _, x := range v.GPUs {
+		util := "-"
+		if x.Utilization != nil {
+			util = percent(*x.Utilization)
+		}
+		g.rows = append(g.rows, []string{fmt.Sprint(x.Index), short(x.Name), amounts(mib(x.Used), mib(x.Reserved), mib(x.Total)), util, x.Policy})
+	}
+	return g
+}
+
+// amounts puts amounts of memory into one column, below each other.
+func amounts(list ...string) string {
+	for i, a := range list {
+		list[i] = pad(strings.TrimSuffix(a, "MiB"), 6, true)
+	}
+	return strings.Join(list, " / ")
+}
+
+func vgpuGrid(v view, both bool) *grid {
+	extra := extrasOf(v, false)
+	g := &grid{columns: []column{{"GPU", true, false}, {"Container", false, !both}}}
+	if both {
+		g.columns = append(g.columns, column{"Name", false, true})
+	}
+	g.columns = append(g.columns, column{"Used / Lim. MiB", true, false})
+	if extra.spill {
+		g.columns = append(g.columns, column{"Spill", true, false})
+	}
+	g.columns = append(g.columns, column{"Util", true, false}, column{"Wt", true, false}, column{"Pct", true, false}, column{"Prio", false, false}, column{"State", false, false})
+	for _, gpu := range v.GPUs {
+		for _, x := range gpu.VGPUs {
+			used, limit, util, state, known := usageCells(x)
+			if x.Native {
+				limit = "whole"
+			}
+			row := append([]string{fmt.Sprint(gpu.Index)}, called(x, both)...)
+			row = append(row, amounts(used, limit))
+			if extra.spill {
+				row = append(row, strings.ReplaceAll(fmt.Sprint(extra.cells(x, known)...), "MiB", ""))
+			}
+			g.rows = append(g.rows, append(row, util, orDash(x.Weight), orDash(x.Percent), priority(x), state))
+		}
+	}
+	return g
+}
+
+// called are the columns that say which container it is.
+func called(x vgpuView, both bool) []string {
+	switch {
+	case x.Name == "" && both:
+		return []string{shortID(x.ID), "-"}
+	case both:
+		return []string{shortID(x.ID), printable(x.Name)}
+	case x.Name == "":
+		return []string{shortID(x.ID)}
+	}
+	return []string{printable(x.Name)}
+}
+
+func processGrid(v view, both bool) *grid {
+	g := &grid{columns: []column{{"GPU", true, false}, {"Container", false, !both}, {"PID", true, false}, {"Used MiB", true, false}, {"Process", false, true}}}
+	for _, gpu := range v.GPUs {
+		for _, x := range gpu.VGPUs {
+			for _, p := range x.Processes {
+				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(mib(p.Used), "MiB"), printable(p.Name)})
+			}
+		}
+	}
+	return g
+}
+
+func (g *grid) heads() []string {
+	var list []string
+	for _, c := range g.columns {
+		list = append(list, c.head)
+	}
+	return list
+}
+
+// measure makes each column as wide as what is in it.
+func (g *grid) measure() {
+	g.widths = make([]int, len(g.columns))
+	for _, row := range append([][]string{g.heads()}, g.rows...) {
+		for i, cell := range row {
+			g.widths[i] = max(g.widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+}
+
+// width is that of the whole grid, lines included.
+func (g *grid) width() int {
+	n := 1
+	for _, w := range g.widths {
+		n += w + 3
+	}
+	return n
+}
+
+// shrink makes the grid as narrow as it must be. False: it cannot.
+func (g *grid) shrink(columns int) bool {
+	for i, c := range g.columns {
+		if over := g.width() - columns; over > 0 && c.gives {
+			g.widths[i] = max(g.widths[i]-over, min(g.widths[i], leastGiven))
+		}
+	}
+	return g.width() <= columns
+}
+
+func (g *grid) line(b *bytes.Buffer, with byte) {
+	for _, w := range g.widths {
+		b.WriteString("+" + strings.Repeat(string(with), w+2))
+	}
+	b.WriteString("+\n")
+}
+
+func (g *grid) row(b *bytes.Buffer, cells []string) {
+	for i, cell := range cells {
+		b.WriteString("| " + pad(cut(cell, g.widths[i]), g.widths[i], g.columns[i].right) + " ")
+	}
+	b.WriteString("|\n")
+}
+
+// pad makes s so many columns wide.
+func pad(s string, width int, right bool) string {
+	space := strings.Repeat(" ", max(0, width-utf8.RuneCountInString(s)))
+	if right {
+		return space + s
+	}
+	return s + space
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestBox(t *testing.T) {
+	v := busyNode(t)
+	for name, columns := range map[string]int{"smi-box.txt": 120, "smi-box-narrow.txt": 90} {
+		text, ok := boxed(v, columns, columns > 100)
+		if !ok {
+			t.Errorf("%d columns: does not fit", columns)
+		}
+		golden(t, name, []byte(text))
+	}
+	// Every table is as wide as the others and fits, or there is none.
+	drawn := 0
+	for columns := range 280 {
+		text, ok := boxed(v, columns/2, columns%2 == 0)
+		if !ok {
+			continue
+		}
+		drawn++
+		widths := map[int]bool{}
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSuffix(line, "\n"); line != "" {
+				widths[utf8.RuneCountInString(line)] = true
+			}
+		}
+		for w := range widths {
+			if len(widths) != 1 || w > columns/2 {
+				t.Fatalf("%d columns: widths %v\n%s", columns, widths, text)
+			}
+		}
+	}
+	if _, ok := boxed(v, 80, false); ok || drawn < 60 {
+		t.Errorf("drawn %d times; with 80 columns %v", drawn, ok)
+	}
+	v.GPUs[0].VGPUs = v.GPUs[0].VGPUs[:2] // an ordinary node fits
+	if text, ok := boxed(v, 80, false); !ok {
+		t.Errorf("not in 80 columns:\n%s", text)
+	}
+	empty, ok := boxed(arrange(nodeTable(t), nil, nil, nil), 80, true)
+	if !ok {
+		t.Error("an empty node does not fit in 80 columns")
+	}
+	golden(t, "smi-box-empty.txt", []byte(empty))
+}
+
+// Lines are for terminals that are wide enough; what is piped has columns that do not change.
+func TestTableFor(t *testing.T) {
+	v := busyNode(t)
+	_, terminal := openTerminal(t)
+	for columns, lines := range map[uint16]bool{120: true, 60: false, 0: true} {
+		if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		if err := tableFor(terminal)(&b, v); err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasPrefix(b.String(), "+--") != lines {
+			t.Errorf("%d columns:\n%s", columns, b.String())
+		}
+	}
+	var plain, piped bytes.Buffer
+	if err := printTable(&plain, v); err != nil {
+		t.Fatal(err)
+	}
+	if err := tableFor(&piped)(&piped, v); err != nil || piped.String() != plain.String() {
+		t.Errorf("%v: piped\n%s", err, piped.String())
+	}
+}
