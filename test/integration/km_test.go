@@ -1,0 +1,188 @@
+//go:build integration
+
+package integration
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// kmMounted runs cgpu km until the test ends and returns its mount point.
+func kmMounted(t *testing.T) (dir string, cmd *exec.Cmd, said func() string) {
+	t.Helper()
+	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
+		t.Skipf("no FUSE here: %v", err)
+	} else {
+		f.Close()
+	}
+	dir = filepath.Join(lab.RunDir, "km")
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.Command(filepath.Join(lab.Bin, "cgpu"), "km")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said = func() string {
+		text, err := os.ReadFile(log.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		log.Close()
+		_ = syscall.Unmount(dir, 0)
+	})
+	eventually(t, 10*time.Second, func() string {
+		if strings.Contains(said(), "mounted on "+dir) {
+			return ""
+		}
+		return said()
+	})
+	return dir, cmd, said
+}
+
+// kmRead reads a file, which must be there.
+func kmRead(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestKM: scripts of cGPU's users, in words of a shell: read the tree, change a container and a GPU, see it live.
+func TestKM(t *testing.T) {
+	noTrace(t)
+	dir, cmd, said := kmMounted(t)
+	id := holding(t, container{env: sizeOf("2GiB")}, "512MiB")
+	box := filepath.Join(dir, "0", id[:12])
+
+	if got := kmRead(t, filepath.Join(box, "memsize")); got != fmt.Sprintln(uint64(2*quota.GiB)) {
+		t.Errorf("memsize %q", got)
+	}
+	lines := strings.Split(kmRead(t, filepath.Join(box, "meminfo")), "\n")
+	var free, mem uint64
+	var pid int
+	if _, err := fmt.Sscanf(lines[0], "Free: %d", &free); err != nil || quota.Bytes(free) != 2*quota.GiB-smiUsed(t, id) {
+		t.Errorf("meminfo %q: %v; cgpu smi says %v is used", lines, err, smiUsed(t, id))
+	}
+	if _, err := fmt.Sscanf(lines[1], "PID: %d Mem: %d", &pid, &mem); err != nil || pid != initOf(t, id) || quota.Bytes(mem) < 512*quota.MiB {
+		t.Errorf("meminfo %q: %v; want process %d", lines, err, initOf(t, id))
+	}
+
+	// By a shell, because it opens with O_TRUNC and O_APPEND, and as cGPU's scripts do it.
+	write := func(ok bool, file, text string) {
+		t.Helper()
+		for _, redirect := range []string{">", ">>"} {
+			r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file)
+			if (r.Code == 0) != ok {
+				t.Errorf("%s: want ok = %v", r, ok)
+			}
+		}
+	}
+	write(true, filepath.Join(box, "weight"), "3")
+	if r, _ := recordOf(t, id); r.VGPUs[0].Weight != 3 || kmRead(t, filepath.Join(box, "weight")) != "3\n" {
+		t.Errorf("weight: the ledger has %+v", r.VGPUs)
+	}
+	if got := kmRead(t, filepath.Join(dir, "0", "policy")); got != "2\n" {
+		t.Errorf("policy %q beside a weight of 3", got)
+	}
+	write(true, filepath.Join(box, "memsize"), strconv.Itoa(int(quota.GiB)))
+	if out := execIn(id, "cgpu-probe", "meminfo"); total(t, out.Stdout) != quota.GiB {
+		t.Errorf("memsize: the container still sees %s", out)
+	}
+	write(false, filepath.Join(box, "memsize"), strconv.Itoa(int(256*quota.MiB))) // 512 MiB are in use
+	write(false, filepath.Join(box, "weight"), "65")
+	if want := fmt.Sprintf(`cgpu: km: 0/%s/weight: "65": want a number from 1 to 64`, id[:12]); !strings.Contains(said(), want) {
+		t.Errorf("said %q, not %q", said(), want)
+	}
+	var e *os.PathError
+	if err := os.WriteFile(filepath.Join(box, "weight"), []byte("0"), 0); !errors.As(err, &e) || e.Err != syscall.EINVAL {
+		t.Errorf("weight 0: %v, want %v", err, syscall.EINVAL)
+	}
+	if err := os.WriteFile(filepath.Join(box, "id"), []byte("0"), 0); err == nil {
+		t.Error("id can be written to")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "new"), nil, 0o600); err == nil {
+		t.Error("a file can be made")
+	}
+	r := lab.Run(nil, "setpriv", "--reuid", "65534", "--clear-groups", "cat", filepath.Join(box, "weight"))
+	if r.Code == 0 {
+		t.Errorf("a user gets in, and files can be written to by everybody: %s", r)
+	}
+
+	// The GPU's card, and back, for the tests beside.
+	t.Cleanup(func() { run(t, filepath.Join(lab.Bin, "cgpu"), "policy", "1", "preempt", "--max-inst", "20") })
+	write(true, filepath.Join(dir, "1", "policy"), strconv.Itoa(int(sched.PolicySoft)))
+	write(true, filepath.Join(dir, "1", "max_inst"), "8")
+	if out := run(t, filepath.Join(lab.Bin, "cgpu"), "policy", "1"); !strings.Contains(out, "soft") || !strings.Contains(out, "  8 ") {
+		t.Errorf("cgpu policy says %s", out)
+	}
+
+	// A file that is open when its container ends is nobody's.
+	weight, err := os.OpenFile(filepath.Join(box, "weight"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weight.Close()
+	docker(t, "rm", "-f", id)
+	eventually(t, 10*time.Second, func() string {
+		if _, err := os.Stat(box); errors.Is(err, os.ErrNotExist) {
+			return ""
+		}
+		return box + " is still there"
+	})
+	if _, err := weight.Write([]byte("1")); !errors.Is(err, syscall.ENOENT) {
+		t.Errorf("write to a container that has ended: %v, want %v", err, syscall.ENOENT)
+	}
+
+	// It goes when asked to, though somebody has a file of it open.
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v: %s", err, said())
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("%s is left: %v", dir, err)
+	}
+}
+
+// TestKMKilled: what a killed one leaves behind, the next one takes away.
+func TestKMKilled(t *testing.T) {
+	dir, cmd, _ := kmMounted(t)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if _, err := os.Stat(dir); !errors.Is(err, syscall.ENOTCONN) {
+		t.Fatalf("%s: %v, want %v", dir, err, syscall.ENOTCONN)
+	}
+	dir, _, _ = kmMounted(t)
+	if got := kmRead(t, filepath.Join(dir, "version")); strings.Count(got, ".") != 2 {
+		t.Errorf("version %q", got)
+	}
+	// And a second one leaves the first alone.
+	r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "km")
+	if r.Code != 1 || !strings.Contains(r.Stderr, "is not empty") {
+		t.Error(r)
+	}
+}
