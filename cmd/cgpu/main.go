@@ -57,7 +57,7 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
-			specCommand(), doctorCommand(), kmCommand(), gcCommand(), refreshCommand(), versionCommand()},
+			specCommand(), doctorCommand(), kmCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/engine"
+)
+
+// backupMark stands between a file's name and the time at which its backup was made.
+const backupMark = ".cgpu-backup-"
+
+// applied is what was done, for undoing it.
+type applied struct {
+	edits   []engine.Edit // with the paths that were written, links resolved
+	backups []string      // that were made now
+	said    []string
+}
+
+// apply makes edits: backup, new file beside the old, rename. If one fails, those before are undone.
+func apply(edits []engine.Edit) (applied, error) {
+	var done applied
+	fail := func(err error) (applied, error) {
+		if undo := done.undo(); undo != nil {
+			err = fmt.Errorf("%w; and putting the files back: %w", err, undo)
+		}
+		return applied{}, err
+	}
+	for _, e := range edits {
+		// A link (to a file of a configuration management, say) stays one.
+		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
+			e.Path = real
+		}
+		if e.Before != nil && !e.Note && e.After != nil {
+			made, err := backup(e)
+			if err != nil {
+				return fail(writeError(e.Path, err))
+			}
+			if made != "" {
+				done.backups = append(done.backups, made)
+				done.said = append(done.said, "backup: "+made)
+			}
+		}
+		if err := write(e.Path, e.After); err != nil {
+			return fail(writeError(e.Path, err))
+		}
+		done.edits = append(done.edits, e)
+	}
+	return done, nil
+}
+
+// undo puts the files back.
+func (a applied) undo() error {
+	var errs []error
+	for _, e := range slices.Backward(a.edits) {
+		if err := write(e.Path, e.Before); err != nil {
+			errs = append(errs, writeError(e.Path, err))
+		}
+	}
+	for _, b := range a.backups {
+		errs = append(errs, os.Remove(b))
+	}
+	return errors.Join(errs...)
+}
+
+// writeError says what to do.
+func writeError(path string, err error) error {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
+		err = pe.Err
+	}
+	if le, ok := errors.AsType[*os.LinkError](err); ok {
+		err = le.Err
+	}
+	remedy := ""
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		remedy = ": run as root"
+	case errors.Is(err, syscall.EROFS):
+		remedy = ": make it writable, or make the change where the file comes from (an image, a configuration management); --dry-run shows it"
+	case errors.Is(err, syscall.EBUSY):
+		remedy = ": it is a mount of its own, which cannot be replaced; make the change where it comes from; --dry-run shows it"
+	}
+	return fmt.Errorf("%s: %w%s", path, err, remedy)
+}
+
+// backup keeps a file as it is, unless one of before the first install is there already.
+func backup(e engine.Edit) (made string, err error) {
+	if len(backupsOf(e.Path)) > 0 {
+		return "", nil
+	}
+	path := e.Path + backupMark + time.Now().UTC().Format("20060102T150405Z")
+	if err := writeLike(path, e.Path, e.Before); err != nil {
+		return "", err
+	}
+	return path, nil
+}
+
+// backupsOf are the backups of a file, the oldest first.
+func backupsOf(path string) []string {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	if err != nil {
+		return nil
+	}
+	var list []string
+	prefix := filepath.Base(path) + backupMark
+	for _, e := range entries {
+		if name := e.Name(); len(name) > len(prefix) && name[:len(prefix)] == prefix {
+			list = append(list, filepath.Join(filepath.Dir(path), name))
+		}
+	}
+	return list
+}
+
+// restore makes uninstall's edits give back the backup's text, where the two say the same.
+func restore(plan *engine.Plan, json bool) {
+	for i, e := range plan.Edits {
+		if text, _ := original(e, json); text != nil {
+			plan.Edits[i].After = text
+		}
+	}
+}
+
+// original finds the backup that says the same as an edit's new text.
+func original(e engine.Edit, json bool) (text []byte, path string) {
+	if e.Note || e.After == nil {
+		return nil, ""
+	}
+	real, err := filepath.EvalSymlinks(e.Path)
+	if err != nil {
+		return nil, ""
+	}
+	for _, b := range backupsOf(real) {
+		text, err := os.ReadFile(b)
+		if err == nil && engine.Restorable(text, e.After, json) {
+			if text == nil {
+				text = []byte{}
+			}
+			return text, b
+		}
+	}
+	return nil, ""
+}
+
+// dropBackups removes the backups that are no longer of use, and names those that stay.
+func (a applied) dropBackups(edits []engine.Edit, json bool) (said []string) {
+	for _, e := range edits {
+		_, same := original(e, json)
+		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
+			e.Path = real
+		}
+		for _, b := range backupsOf(e.Path) {
+			if b == same && os.Remove(b) == nil {
+				continue
+			}
+			said = append(said, fmt.Sprintf("kept: %s: the file as it was before cgpu install; others have changed it since", b))
+		}
+	}
+	return said
+}
+
+// write replaces a file as a whole, or removes it if text is nil. Nobody ever sees half of it.
+func write(path string, text []byte) error {
+	if text == nil {
+		err := os.Remove(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return writeLike(path, path, text)
+}
+
+// writeLike writes a file with the mode, owner and security label of another one, if that is there.
+func writeLike(path, like string, text []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".cgpu-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name()) //nolint:errcheck // the first error counts
+		}
+	}()
+	mode := fs.FileMode(0o644)
+	if info, err := os.Stat(like); err == nil {
+		mode = info.Mode().Perm()
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			if err := f.Chown(int(s.Uid), int(s.Gid)); err != nil {
+				return err
+			}
+		}
+		const label = "security.selinux"
+		value := make([]byte, 1024)
+		if n, err := unix.Getxattr(like, label, value); err == nil {
+			if err := unix.Fsetxattr(int(f.Fd()), label, value[:n], 0); err != nil {
+				return fmt.Errorf("%s: %w", label, err)
+			}
+		}
+	}
+	if err := f.Chmod(mode); err != nil {
+		return err
+	}
+	if _, err := f.Write(text); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
