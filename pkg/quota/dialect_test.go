@@ -178,7 +178,7 @@ func TestDialectsNotAsked(t *testing.T) {
 		{"no limit", everything, "CUDA_DEVICE_MEMORY_LIMIT=0 CUDA_DEVICE_MEMORY_LIMIT_0=0m CUDA_DEVICE_MEMORY_LIMIT_1= NVIDIA_GPU_MEMORY_LIMIT=0 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT= tencent.com/vcuda-memory=0"},
 		{"pai without its switch", "pai", "GPU_MEM_PER_DEVICE=x GPU_UTIL_PER_DEVICE=x"},
 		{"pai switched off", "pai", "AMP_VGPU_ENABLE=0 GPU_MEM_PER_DEVICE=6442450944"},
-		{"longer names", everything, "CUDA_DEVICE_MEMORY_LIMITS=6g CUDA_DEVICE_MEMORY_LIMIT_=6g CUDA_DEVICE_MEMORY_LIMIT_00=6g NVIDIA_GPU_MEMORY_LIMIT_0=6"},
+		{"longer names", everything, "CUDA_DEVICE_MEMORY_LIMITS=6g CUDA_DEVICE_MEMORY_LIMIT_=6g CUDA_DEVICE_MEMORY_LIMIT_00=6g CUDA_DEVICE_MEMORY_LIMIT_64=6g NVIDIA_GPU_MEMORY_LIMIT_0=6"},
 		{"words of the other kind", everything, "tencent.com_vcuda-memory=24 @CUDA_DEVICE_MEMORY_LIMIT=6g @NVIDIA_GPU_MEMORY_LIMIT=6144"},
 		{"gpushare's annotations ask nothing", "gpushare", "@ALIYUN_COM_GPU_MEM_IDX=-1 @ALIYUN_COM_GPU_MEM_POD=6 @ALIYUN_COM_GPU_MEM_DEV=15"},
 		{"off", everything, "CUDA_DEVICE_MEMORY_LIMIT=x CGPU_DISABLE=true"},
