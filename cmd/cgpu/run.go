@@ -160,6 +160,8 @@ func runRefused(c *cli.Context, err error) error {
 // runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
 // of runc, package bare.
 func runOn(c *cli.Context, q *quota.Quota) error {
+	env := os.Environ()
+	cleanEnvironment()
 	user, err := runUser(c)
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
@@ -226,10 +228,25 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
 		return err
 	}
-	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: os.Environ()})
+	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env})
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
 	undo = func() {}
 	return err
+}
+
+// cleanEnvironment leaves nothing of the caller's for the programs that are started as root before his command is: sudo may
+// let a user set PATH or LD_LIBRARY_PATH.
+func cleanEnvironment() {
+	kept := map[string]string{"PATH": strings.Join(launch.Folders, ":")}
+	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "SUDO_UID", "SUDO_GID"} {
+		kept[name] = os.Getenv(name)
+	}
+	os.Clearenv()
+	for name, value := range kept {
+		if value != "" {
+			_ = os.Setenv(name, value)
+		}
+	}
 }
 
 // runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.

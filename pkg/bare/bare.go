@@ -79,7 +79,7 @@ func Exec(r Run) error {
 		{"driver parameters", func() error { return keepDeviceNodes(r.RunDir) }},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
 		{"user", func() error { return become(r.User) }},
-		{"command", func() (err error) { path, err = find(r.Args[0]); return err }},
+		{"command", func() (err error) { path, err = find(r.Args[0], r.Env); return err }},
 		{"seccomp filter", func() error { return guarded(conn, r.Plan.ID, r.Plan.Nonce) }},
 	} {
 		err := step.do()
@@ -94,8 +94,15 @@ func Exec(r Run) error {
 	return &CommandError{path, err}
 }
 
-// find looks for the command as the user does, after all else that might hide it or forbid it.
-func find(name string) (string, error) {
+// find looks for the command as the user does, in the PATH of env, after all else that might hide it or forbid it.
+func find(name string, env []string) (string, error) {
+	for _, e := range env {
+		if path, ok := strings.CutPrefix(e, "PATH="); ok {
+			if err := os.Setenv("PATH", path); err != nil {
+				return "", err
+			}
+		}
+	}
 	path, err := exec.LookPath(name)
 	if e, ok := errors.AsType[*exec.Error](err); ok {
 		err = e.Err

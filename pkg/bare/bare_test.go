@@ -158,7 +158,7 @@ func TestLookup(t *testing.T) {
 		t.Errorf("root: %+v, %v", u, err)
 	}
 	// The same without getent and id.
-	t.Setenv("PATH", "")
+	t.Setenv("PATH", "/nonexistent")
 	if u, err := Lookup("root"); err != nil || u.UID != 0 || !slices.Contains(u.Groups, 0) {
 		t.Errorf("root, from the files: %+v, %v", u, err)
 	}
@@ -206,8 +206,12 @@ func TestCommandError(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"", "/nonexistent/x", "no-such-program"} {
-		if _, err := find(name); err == nil {
+		if _, err := find(name, os.Environ()); err == nil {
 			t.Errorf("found %q", name)
 		}
+	}
+	t.Setenv("PATH", "/nonexistent")
+	if path, err := find("sh", []string{"A=1", "PATH=/nonexistent:/bin"}); path != "/bin/sh" || err != nil {
+		t.Errorf("%q, %v", path, err)
 	}
 }

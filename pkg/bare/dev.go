@@ -134,6 +134,9 @@ func bringGraphics(from, to string) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
 	}
+	if err := os.Chmod(to, 0o755); err != nil { // whatever the umask
+		return err
+	}
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return err

@@ -162,7 +162,7 @@ func runSees(t *testing.T) {
 	if got := strings.TrimSpace(wantRun(t, "1GiB", "--gpu", "1", "--", "sh", "-c", "ls -d /dev/nvidia[0-9]*")); got != "/dev/nvidia1" {
 		t.Errorf("nodes of GPU 1: %s", got)
 	}
-	const names = "ls /dev | grep -v -e nvidia -e cgpu-sim; echo hello >/dev/null; head -c1 /dev/zero | wc -c; ls /dev/pts /dev/shm"
+	const names = "ls /dev | grep -v -e nvidia -e cgpu-sim; echo hello >/dev/null; head -c1 /dev/zero | wc -c"
 	host, err := exec.Command("sh", "-c", names).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -507,7 +507,7 @@ func runHostile(t *testing.T) {
 	neighbour.holdsSize(t, 200*quota.MiB)
 	before := driverUsed(t)
 	for _, user := range []string{"1234:1235", "root"} {
-		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "5000")...)
+		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "1000")...)
 		if r := lab.RunFor(5*time.Minute, nil, args...); r.Code != 0 {
 			t.Error(r)
 		}
