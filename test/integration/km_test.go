@@ -53,7 +53,7 @@ func kmMounted(t *testing.T) (dir string, cmd *exec.Cmd, said func() string) {
 		if strings.Contains(said(), "mounted on "+dir) {
 			return ""
 		}
-		return said()
+		return "not mounted: " + said()
 	})
 	return dir, cmd, said
 }
