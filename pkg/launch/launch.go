@@ -37,7 +37,7 @@ func Nonce() (string, error) {
 func GuardConfig(record ledger.Record, table *device.Table, runDir string) guardcfg.Config {
 	c := guardcfg.Config{
 		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
-		Log:    filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log"),
+		Log:    LogFile(runDir, record),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
 		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: os.Getpid(), Settings: table.Config,
 	}
@@ -55,6 +55,11 @@ func GuardConfig(record ledger.Record, table *device.Table, runDir string) guard
 	}
 	c.ControlNode, c.UVMNode = commonNodes(table)
 	return c
+}
+
+// LogFile is where the guard of a reservation writes its log, once it has something to tell.
+func LogFile(runDir string, record ledger.Record) string {
+	return filepath.Join(runDir, "log", record.ID[:min(len(record.ID), 12)]+"-"+record.Nonce+".log")
 }
 
 // LoadTable reads the node table, and has it made when it is missing or stale: that happens once per boot, driver or
