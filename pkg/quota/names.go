@@ -1,0 +1,35 @@
+package quota
+
+// Name is how a container says one of cgpu's own settings. Variable is empty where only an annotation can say it.
+type Name struct{ Variable, Annotation string }
+
+// Names are all of cgpu's own settings, for the documentation.
+func Names() []Name {
+	var all []Name
+	for _, n := range names {
+		all = append(all, Name{n.variable, n.annotation})
+	}
+	return all
+}
+
+// Word is a name that counts in a dialect.
+type Word struct {
+	Dialect    Dialect
+	Name       string
+	Annotation bool // else it is a variable
+	Numbered   bool // NAME_0, NAME_1 and so on count, too
+}
+
+// Words are all names that dialects bring, for the documentation. Gpushare brings none of its own: its annotations have
+// the names of cgpu's variables.
+func Words() []Word {
+	var all []Word
+	for _, d := range dialects {
+		for _, list := range [][]string{d.memory, d.other} {
+			for _, name := range list {
+				all = append(all, Word{d.name, name, d.annotated, d.numbered})
+			}
+		}
+	}
+	return all
+}
