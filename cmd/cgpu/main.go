@@ -56,7 +56,7 @@ func app() *cli.App {
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
-		Commands: []*cli.Command{smiCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
+		Commands: []*cli.Command{smiCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
 			specCommand(), doctorCommand(), kmCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

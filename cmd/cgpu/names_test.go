@@ -81,12 +81,12 @@ func TestDockerName(t *testing.T) {
 		"a bundle without mounts": {dockered{name: "/web", bundle: `{"mounts":null}`}, ""},
 		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", maxContainerFile) + "}"}, ""},
 	} {
-		if got := dockerName(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
+		if got := bundleName(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
 			t.Errorf("%s: %q, want %q", what, got, tt.want)
 		}
 	}
 	for _, bundle := range []string{"", "relative", "/does/not/exist"} {
-		if got := dockerName(ledger.Record{ID: "abcdef", Bundle: bundle}); got != "" {
+		if got := bundleName(ledger.Record{ID: "abcdef", Bundle: bundle}); got != "" {
 			t.Errorf("bundle %q: %q", bundle, got)
 		}
 	}
@@ -105,8 +105,22 @@ func TestDockerName(t *testing.T) {
 		if err := errors.Join(os.Remove(record), make()); err != nil {
 			t.Fatal(err)
 		}
-		if got := dockerName(r); got != "" {
+		if got := bundleName(r); got != "" {
 			t.Errorf("%s: %q", what, got)
+		}
+	}
+}
+
+func TestAnnotatedName(t *testing.T) {
+	for bundle, want := range map[string]string{
+		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
+		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                                                          "", // the pod's own
+		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default"}}`:                                                          "web",
+		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `"}}`:                                                     "",
+		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
+	} {
+		if got := bundleName(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {
+			t.Errorf("%s: %q, want %q", bundle, got, want)
 		}
 	}
 }

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// followTail is how many events of the past --follow shows first.
+const followTail = 10
+
+func eventsCommand() *cli.Command {
+	var kinds []string
+	for _, k := range event.Kinds() {
+		kinds = append(kinds, string(k))
+	}
+	return &cli.Command{
+		Name:  "events",
+		Usage: "show what happened: starts, denials, kills, changes",
+		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
+			"killed, freed, held, let, warning) is written at most once in 10 s for each kind and container; the line then says how\n" +
+			"often it happened. KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
+			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events --container web -o json | jq .text",
+		ArgsUsage: " ",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens, until Ctrl-C"},
+			&cli.IntFlag{Name: "tail", Usage: "only the last `N` of the past", DefaultText: fmt.Sprintf("all; %d with --follow", followTail)},
+			&cli.StringFlag{Name: "since", Usage: "only since `WHEN`: a time such as 2026-11-21T10:00:00Z, or as long ago as 90s, 10m or 24h"},
+			&cli.StringSliceFlag{Name: "container", Usage: "only of this `CONTAINER` (ID, beginning of one, or name); may be repeated"},
+			&cli.StringSliceFlag{Name: "kind", Usage: "only of this `KIND`; may be repeated"},
+			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, or json (a line for each)", Value: "table"},
+		},
+		Before: noArguments,
+		Action: func(c *cli.Context) error {
+			q, err := eventQuery(c, time.Now())
+			if err != nil {
+				return usageError{fmt.Errorf("events: %w", err)}
+			}
+			runDir := device.RunDir()
+			q.name = namesOf(ledger.Open(runDir))
+			print := printEvent
+			if q.json {
+				print = func(w io.Writer, e event.Event, _ string) error { return json.NewEncoder(w).Encode(e) }
+			}
+			show := func(list []event.Event) error {
+				for _, e := range list {
+					e.Time = e.Time.Local()
+					if err := print(c.App.Writer, e, q.name(e)); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			if !c.Bool("follow") {
+				list, err := event.Read(runDir)
+				if err == nil {
+					err = show(q.last(q.pick(list)))
+				}
+				return unlessPipeClosed(err)
+			}
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			past := true
+			return unlessPipeClosed(event.Follow(ctx, runDir, func(list []event.Event) error {
+				if list = q.pick(list); past {
+					past, list = false, q.last(list)
+				}
+				return show(list)
+			}))
+		},
+	}
+}
+
+// unlessPipeClosed: who stops reading (cgpu events | head) has seen enough.
+func unlessPipeClosed(err error) error {
+	if errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return err
+}
+
+// eventsQuery is which events are shown.
+type eventsQuery struct {
+	since      time.Time
+	tail       int // -1: all
+	containers []string
+	kinds      []string
+	json       bool
+	name       func(event.Event) string // of the container, for people
+}
+
+func eventQuery(c *cli.Context, now time.Time) (eventsQuery, error) {
+	q := eventsQuery{tail: -1, containers: c.StringSlice("container"), kinds: c.StringSlice("kind")}
+	if text := c.String("since"); text != "" {
+		if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+			q.since = now.Add(-ago)
+		} else if q.since, err = time.Parse(time.RFC3339, text); err != nil {
+			return q, fmt.Errorf("--since %q: want a time such as 2026-11-21T10:00:00Z, or a duration such as 10m", text)
+		}
+	}
+	if c.Bool("follow") && !c.IsSet("since") {
+		q.tail = followTail
+	}
+	if c.IsSet("tail") {
+		if q.tail = c.Int("tail"); q.tail < 0 {
+			return q, fmt.Errorf("--tail %d: want 0 or more", q.tail)
+		}
+	}
+	for _, k := range q.kinds {
+		if !slices.Contains(event.Kinds(), event.Kind(k)) {
+			return q, fmt.Errorf("--kind %q: no such kind; cgpu events --help lists them", k)
+		}
+	}
+	for _, name := range q.containers {
+		if name == "" {
+			return q, fmt.Errorf(`--container "": want an ID or a name`)
+		}
+	}
+	switch format := c.String("o"); format {
+	case "table":
+	case "json":
+		q.json = true
+	default:
+		return q, fmt.Errorf("-o %q: want table or json", format)
+	}
+	return q, nil
+}
+
+// pick leaves the events that are asked for.
+func (q eventsQuery) pick(list []event.Event) []event.Event {
+	return slices.DeleteFunc(list, func(e event.Event) bool {
+		return e.Time.Before(q.since) || len(q.kinds) > 0 && !slices.Contains(q.kinds, string(e.Kind)) ||
+			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return isContainer(typed, e.Container, q.name(e)) })
+	})
+}
+
+// last leaves the last ones.
+func (q eventsQuery) last(list []event.Event) []event.Event {
+	if q.tail < 0 || len(list) <= q.tail {
+		return list
+	}
+	return list[len(list)-q.tail:]
+}
+
+// namesOf names the containers of events: as the event says, else as a container that still runs is called. The ledger is looked at
+// again when there is an ID that it did not have.
+func namesOf(book *ledger.Ledger) func(event.Event) string {
+	known := map[string]string{}
+	return func(e event.Event) string {
+		if e.Name != "" || e.Container == "" {
+			return e.Name
+		}
+		if _, ok := known[e.Container]; !ok {
+			known[e.Container] = ""
+			records, _ := book.List()
+			for _, r := range records {
+				known[r.ID] = named(r).Name
+			}
+		}
+		return known[e.Container]
+	}
+}
+
+// printEvent prints a line. Columns have widths of their own, since what follows is not known yet.
+func printEvent(w io.Writer, e event.Event, name string) error {
+	container, about := "-", ""
+	if e.Container != "" {
+		container = shortID(e.Container)
+	}
+	if name != "" {
+		about = printable(name) + ": "
+	}
+	if e.GPU != nil {
+		about += fmt.Sprintf("GPU %d: ", e.GPU.Index)
+	}
+	if e.PID != 0 {
+		about += fmt.Sprintf("pid %d: ", e.PID)
+	}
+	about += printable(e.Text)
+	if e.Count > 1 {
+		about += fmt.Sprintf(" (%d times)", e.Count)
+	}
+	_, err := fmt.Fprintf(w, "%s  %-8s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), printable(string(e.Kind)), container, about)
+	return err
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+func psCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "ps",
+		Usage: "list the processes that use GPU memory, and whose they are",
+		Description: "A line for each process and GPU. PID is the process on the host, INSIDE its number in the container. USED is what\n" +
+			"cgpu charges it: memory that processes share counts for each of them. In preload mode nobody knows the processes.\n\n" +
+			filterHelp + "\n\n" +
+			"Examples:\n   cgpu ps\n   cgpu ps --gpu 0\n   cgpu ps --container web -o json | jq '.[].pid'",
+		ArgsUsage: " ",
+		Flags:     append(filterFlags(), &cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}),
+		Before:    noArguments,
+		Action: func(c *cli.Context) error {
+			sel, err := selectionOf(c)
+			if err != nil {
+				return usageError{fmt.Errorf("ps: %w", err)}
+			}
+			format := c.String("o")
+			if format != "table" && format != "json" {
+				return usageError{fmt.Errorf("ps: -o %q: want table or json", format)}
+			}
+			v, err := look(device.RunDir())
+			if err != nil {
+				return err
+			}
+			if v, err = sel.apply(v); err != nil {
+				return fmt.Errorf("ps: %w", err)
+			}
+			list := processesOf(v)
+			if format == "json" {
+				out := json.NewEncoder(c.App.Writer)
+				out.SetIndent("", "  ")
+				return out.Encode(list)
+			}
+			return printPS(c.App.Writer, list)
+		},
+	}
+}
+
+// gpuProcess is a process on one GPU. Its JSON form is an interface: fields may be added, none renamed.
+type gpuProcess struct {
+	Container string      `json:"container"`
+	Name      string      `json:"name,omitempty"` // of the container
+	GPU       int         `json:"gpu"`
+	UUID      string      `json:"uuid"`
+	PID       int         `json:"pid"`   // on the host
+	NSPID     int         `json:"nspid"` // in the container
+	Used      quota.Bytes `json:"used"`
+	Process   string      `json:"process"`
+}
+
+// processesOf lists what a view has, GPU by GPU.
+func processesOf(v view) []gpuProcess {
+	list := []gpuProcess{}
+	for _, g := range v.GPUs {
+		for _, x := range g.VGPUs {
+			for _, p := range x.Processes {
+				list = append(list, gpuProcess{x.ID, x.Name, g.Index, g.UUID, p.PID, p.NSPID, p.Used, p.Name})
+			}
+		}
+	}
+	return list
+}
+
+func printPS(w io.Writer, list []gpuProcess) error {
+	t := newTable(w)
+	t.row("CONTAINER", "GPU", "PID", "INSIDE", "USED", "PROCESS", "NAME")
+	for _, p := range list {
+		name := "-"
+		if p.Name != "" {
+			name = printable(p.Name)
+		}
+		t.row(shortID(p.Container), p.GPU, p.PID, orDash(p.NSPID), mib(p.Used), printable(p.Process), name)
+	}
+	return t.Flush()
+}
