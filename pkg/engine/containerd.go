@@ -120,8 +120,8 @@ func (c *containerd) read() error {
 	c.plugin = criPlugin[c.version]
 	switch {
 	case c.version < 2:
-		return fmt.Errorf("%s: this is configuration version 1, which containerd 2.x no longer has: convert it first (containerd 2.x: containerd config migrate; "+
-			"by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
+		return fmt.Errorf("%s: this is configuration version 1 (it does not say version = 2), in which plugins have other names: convert it first "+
+			"(containerd 2.x: containerd config migrate; by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
 	case c.plugin == "":
 		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 and 3; add the runtime by hand, as in docs/install.md", main, c.version)
 	case c.version == 3 && c.major == 1:
@@ -376,8 +376,11 @@ func (c *containerd) disabled() (bool, string) {
 // verify reads the configuration as it will be: only what is ours may differ.
 func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, name string) error {
 	after, err := loadContainerd(overlay{fsys, p.Edits}, c.files[0].path, c.major)
+	if bad, ok := errors.AsType[*badTOML](err); ok {
+		return fmt.Errorf("the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in docs/install.md (edited, it would be wrong: %s)", bad.what)
+	}
 	if err != nil {
-		return fmt.Errorf("%w (after the edit: the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in docs/install.md)", err)
+		return err
 	}
 	if c.version != after.version && !after.silent {
 		return fmt.Errorf("%s: the edit would change its version from %d to %d; add the runtime by hand, as in docs/install.md", c.files[0].path, c.version, after.version)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // DockerConfig is where dockerd reads its configuration.
@@ -228,7 +229,7 @@ func UninstallDocker(config string, text, note []byte, name string) (p Plan, err
 	delete(known.Runtimes, name)
 	if d.byName == name && (has || isMine) {
 		was := mine.Was
-		if _, there := d.program(was); was != "" && !there && !slices.Contains(taken, was) {
+		if _, there := d.program(was); was != "" && !there && !slices.Contains(taken, was) && !strings.Contains(was, "io.containerd.") && !strings.HasPrefix(was, "/") { // shims need not be in the file
 			p.hint("the default runtime was %q, which is no longer in the file: dockerd's own is the default now", was)
 			was = ""
 		}

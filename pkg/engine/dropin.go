@@ -129,10 +129,8 @@ func (e dropInEngine) read(fsys fs.FS, file, name string) (f found, err error) {
 	for _, m := range matches {
 		files = append(files, "/"+m)
 	}
-	after := false
 	for _, p := range files {
 		if p == file {
-			after = true
 			continue
 		}
 		if info, err := fs.Stat(fsys, strings.TrimPrefix(p, "/")); err == nil && info.IsDir() {
@@ -152,7 +150,7 @@ func (e dropInEngine) read(fsys fs.FS, file, name string) (f found, err error) {
 		if get(d.tree, e.programKey(name)...) != nil {
 			f.byHand = p
 		}
-		if getString(d.tree, e.defaultKey...) != "" && after {
+		if getString(d.tree, e.defaultKey...) != "" && path.Dir(p) == dir && p > file {
 			f.last = p
 		}
 		f.others = mergeTOML(f.others, d.tree)

@@ -117,7 +117,7 @@ func withLineEnds(lines, nl string) string {
 	return strings.ReplaceAll(lines, "\n", nl)
 }
 
-// splice replaces text[from:to].
+// splice replaces text[from:to]. What comes out is never nil, which would be no file.
 func splice(text []byte, from, to int, with string) []byte {
-	return slices.Concat(text[:from], []byte(with), text[to:])
+	return append(append(append(make([]byte, 0, len(text)+len(with)), text[:from]...), with...), text[to:]...)
 }

@@ -36,14 +36,21 @@ type tomlValue struct {
 	from, to int
 }
 
+// badTOML is a text that is not TOML.
+type badTOML struct{ what string }
+
+func (e *badTOML) Error() string {
+	return e.what + ": the engine does not start with it; repair it first"
+}
+
 func parseTOML(path string, text []byte) (d document, err error) {
 	d = document{path: path, text: text, tree: map[string]any{}}
 	if err := toml.Unmarshal(text, &d.tree); err != nil {
 		if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
 			row, column := bad.Position()
-			return d, fmt.Errorf("%s: line %d, column %d: %s: the engine does not start with it; repair it first", path, row, column, strings.TrimPrefix(bad.Error(), "toml: "))
+			return d, &badTOML{fmt.Sprintf("%s: line %d, column %d: %s", path, row, column, strings.TrimPrefix(bad.Error(), "toml: "))}
 		}
-		return d, fmt.Errorf("%s: %s: the engine does not start with it; repair it first", path, strings.TrimPrefix(err.Error(), "toml: "))
+		return d, &badTOML{fmt.Sprintf("%s: %s", path, strings.TrimPrefix(err.Error(), "toml: "))}
 	}
 	var p unstable.Parser
 	p.Reset(text)

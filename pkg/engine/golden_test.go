@@ -1,0 +1,285 @@
+package engine
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+var update = flag.Bool("update", false, "write what comes out into testdata")
+
+const (
+	oursPath = "/usr/local/bin/cgpu-runtime"
+	wantLine = "== want\n"
+)
+
+// scenario is a file of testdata: a command line, files, and what is to come out of it.
+type scenario struct {
+	verb, engine  string
+	name, path    string
+	major         int
+	asDefault     bool
+	crlf, foreign bool // foreign: what is not ours was changed since, so that uninstall does not give back the first text
+	files         map[string][]byte
+	want          string
+}
+
+func readScenario(t *testing.T, file string) (s scenario, head string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, s.want, _ = strings.Cut(string(text), wantLine)
+	s.name, s.path, s.files = "cgpu", oursPath, map[string][]byte{}
+	lines := strings.SplitAfter(head, "\n")
+	words := strings.Fields(lines[0])
+	s.verb, s.engine = words[0], words[1]
+	for _, w := range words[2:] {
+		key, value, _ := strings.Cut(w, "=")
+		switch key {
+		case "default":
+			s.asDefault = true
+		case "crlf":
+			s.crlf = true
+		case "foreign":
+			s.foreign = true
+		case "name":
+			s.name = value
+		case "path":
+			s.path = value
+		case "major":
+			s.major = int(value[0] - '0')
+		default:
+			t.Fatalf("%s: %q", file, w)
+		}
+	}
+	path := ""
+	for _, l := range lines[1:] {
+		if p, ok := strings.CutPrefix(l, "-- "); ok {
+			path = strings.TrimSuffix(p, " --\n")
+			s.files[path] = []byte{}
+			continue
+		}
+		if path == "" {
+			continue // a remark
+		}
+		if s.crlf {
+			l = strings.ReplaceAll(l, "\n", "\r\n")
+		}
+		s.files[path] = append(s.files[path], strings.ReplaceAll(l, "␄\n", "")...) // ␄: no line end here
+	}
+	return s, head
+}
+
+func root(files map[string][]byte) fs.FS {
+	m := fstest.MapFS{}
+	for path, text := range files {
+		if dir, ok := strings.CutSuffix(path, "/"); ok {
+			m[strings.TrimPrefix(dir, "/")] = &fstest.MapFile{Mode: fs.ModeDir | 0o755}
+			continue
+		}
+		m[strings.TrimPrefix(path, "/")] = &fstest.MapFile{Data: text}
+	}
+	return m
+}
+
+func (s scenario) plan(verb string, files map[string][]byte) (Plan, error) {
+	fsys := root(files)
+	r := Request{Name: s.name, Path: s.path, Default: s.asDefault}
+	read := func(path string) []byte { text := files[path]; return text }
+	switch verb + " " + s.engine {
+	case "install docker":
+		return InstallDocker(DockerConfig, read(DockerConfig), read(DockerNote(DockerConfig)), r)
+	case "uninstall docker":
+		return UninstallDocker(DockerConfig, read(DockerConfig), read(DockerNote(DockerConfig)), s.name)
+	case "install containerd":
+		return InstallContainerd(fsys, ContainerdConfig, s.major, r)
+	case "uninstall containerd":
+		return UninstallContainerd(fsys, ContainerdConfig, s.major, s.name)
+	case "install crio":
+		return InstallCRIO(fsys, CRIOConfig(s.name), r)
+	case "uninstall crio":
+		return UninstallCRIO(fsys, CRIOConfig(s.name), s.name)
+	case "install podman":
+		return InstallPodman(fsys, PodmanConfig(s.name), r)
+	case "uninstall podman":
+		return UninstallPodman(fsys, PodmanConfig(s.name), s.name)
+	}
+	return Plan{}, fmt.Errorf("no such scenario: %s %s", verb, s.engine)
+}
+
+func applyTo(files map[string][]byte, p Plan) map[string][]byte {
+	after := maps.Clone(files)
+	for _, e := range p.Edits {
+		if e.After == nil {
+			delete(after, e.Path)
+		} else {
+			after[e.Path] = e.After
+		}
+	}
+	return after
+}
+
+func describe(p Plan, err error) string {
+	if err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	var b strings.Builder
+	for _, d := range p.Done {
+		fmt.Fprintf(&b, "done: %s\n", d)
+	}
+	for _, h := range p.Hints {
+		fmt.Fprintf(&b, "hint: %s\n", h)
+	}
+	for _, e := range p.Edits {
+		b.WriteString(Diff(e))
+	}
+	if len(p.Edits) == 0 {
+		b.WriteString("nothing to change\n")
+	}
+	return strings.ReplaceAll(b.String(), "\r", "␍")
+}
+
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no testdata", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			s, head := readScenario(t, file)
+			p, err := s.plan(s.verb, s.files)
+			got := describe(p, err)
+			if *update {
+				if err := os.WriteFile(file, []byte(head+wantLine+got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != s.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, s.want)
+			}
+			if err != nil {
+				return
+			}
+			for _, e := range p.Edits {
+				if !e.Note && s.crlf && bytes.Contains(bytes.ReplaceAll(e.After, []byte("\r\n"), nil), []byte("\n")) {
+					t.Errorf("%s: line ends are mixed", e.Path)
+				}
+			}
+			after := applyTo(s.files, p)
+			again, err := s.plan(s.verb, after)
+			if err != nil || len(again.Edits) > 0 {
+				t.Errorf("a second %s: %s", s.verb, describe(again, err))
+			}
+			if s.verb != "install" || len(p.Edits) == 0 || s.foreign {
+				return
+			}
+			back, err := s.plan("uninstall", after)
+			if err != nil {
+				t.Fatalf("uninstall: %v", err)
+			}
+			left := applyTo(after, back)
+			if a, b := slices.Sorted(maps.Keys(s.files)), slices.Sorted(maps.Keys(left)); !slices.Equal(a, b) {
+				t.Errorf("files after uninstall: %q, before install: %q", b, a)
+			}
+			for path, text := range s.files {
+				if !Restorable(text, left[path], strings.HasSuffix(path, ".json")) {
+					t.Errorf("%s after uninstall:\n%q\nbefore install:\n%q", path, left[path], text)
+				}
+			}
+		})
+	}
+}
+
+// TestDiff: what Diff prints is what patch takes.
+func TestDiff(t *testing.T) {
+	numbers := func(n int, but map[int]string) string {
+		var b strings.Builder
+		for i := range n {
+			if text, has := but[i]; has {
+				b.WriteString(text)
+				continue
+			}
+			fmt.Fprintf(&b, "%d\n", i)
+		}
+		return b.String()
+	}
+	for _, tt := range []struct {
+		name, before, after, want string
+	}{
+		{"one hunk", "a\nb\nc\n", "a\nx\nc\n", "@@ -1,3 +1,3 @@\n a\n-b\n+x\n c\n"},
+		{"no line end", "a", "a\nb", "@@ -1 +1,2 @@\n-a\n\\ No newline at end of file\n+a\n+b\n\\ No newline at end of file\n"},
+		{"empty", "", "a\n", "@@ -0,0 +1 @@\n+a\n"},
+		{"far apart", numbers(20, nil), numbers(20, map[int]string{2: "x\n", 15: ""}),
+			"@@ -1,6 +1,6 @@\n 0\n 1\n-2\n+x\n 3\n 4\n 5\n@@ -13,7 +13,6 @@\n 12\n 13\n 14\n-15\n 16\n 17\n 18\n"},
+		{"near", numbers(12, nil), numbers(12, map[int]string{2: "x\n", 9: "y\n"}),
+			"@@ -1,12 +1,12 @@\n 0\n 1\n-2\n+x\n 3\n 4\n 5\n 6\n 7\n 8\n-9\n+y\n 10\n 11\n"},
+	} {
+		got := Diff(Edit{Path: "/f", Before: []byte(tt.before), After: []byte(tt.after)})
+		if want := "--- /f\n+++ /f\n" + tt.want; got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, got, want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for name, good := range map[string]bool{"cgpu": true, "cgpu-2.x_y": true, "": false, "runc": false, "-x": false, "a b": false, "a\"": false} {
+		if err := CheckName(name); (err == nil) != good {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for path, good := range map[string]bool{"/a b/\"c": true, "cgpu-runtime": false, "/a\nb": false, "/\xff": false} {
+		if err := CheckPath(path); (err == nil) != good {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+	for text, want := range map[string]int{
+		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": 1,
+		"containerd github.com/containerd/containerd/v2 v2.1.4 abc":                   2,
+		"containerd github.com/containerd/containerd/v2 2.1.4+unknown ":               2,
+		"nonsense": 0,
+	} {
+		if got := ContainerdMajor(text); got != want {
+			t.Errorf("%q: %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestDockerFlags(t *testing.T) {
+	args := []string{"dockerd", "--add-runtime=x=/y", "--default-runtime", "x", "--add-runtimes"}
+	if got := DockerFlags(args); !slices.Equal(got, []string{"--add-runtime", "--default-runtime"}) {
+		t.Errorf("got %q", got)
+	}
+	if got := DockerFlags([]string{"dockerd", "-H", "fd://", "--containerd=/run/c"}); got != nil {
+		t.Errorf("got %q", got)
+	}
+}
+
+func FuzzDocker(f *testing.F) {
+	f.Add([]byte(`{"runtimes": {"a": {"path": "b\\\""}}, "x": [1, {"}": "]"}], "default-runtime": "a"}`))
+	f.Add([]byte("{\n\t\"a\": 1\r\n}"))
+	f.Add([]byte("{}"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r := Request{Name: "cgpu", Path: oursPath, Default: true}
+		p, err := InstallDocker(DockerConfig, text, nil, r)
+		if d, _ := parseDaemon(DockerConfig, text); err != nil || d.top.find("default-runtime") >= 0 && d.byName != "runc" {
+			return // what is no runtime of the file does not come back
+		}
+		files := applyTo(map[string][]byte{DockerConfig: text}, p)
+		back, err := UninstallDocker(DockerConfig, files[DockerConfig], files[DockerNote(DockerConfig)], "cgpu")
+		if err != nil {
+			t.Fatalf("%q → %q: %v", text, files[DockerConfig], err)
+		}
+		if got := applyTo(files, back)[DockerConfig]; len(p.Edits) == 2 && !Restorable(text, got, true) && !bytes.Contains(text, []byte("cgpu")) {
+			t.Errorf("%q → %q → %q", text, files[DockerConfig], got)
+		}
+	})
+}
