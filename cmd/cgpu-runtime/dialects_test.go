@@ -5,9 +5,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -16,55 +19,54 @@ const askHAMi = "CUDA_DEVICE_MEMORY_LIMIT=6g"
 // TestDialect starts containers that ask in HAMi's words, on nodes that have that enabled and on others.
 func TestDialect(t *testing.T) {
 	n := newNode(t, "runc")
-	run := func(enabled []quota.Dialect, env ...string) (edited bool, r result) {
-		t.Helper()
-		n.table.Config.Dialects = enabled
-		n.saveTable()
-		bundle := n.bundle(env, "", "true")
-		before, err := os.ReadFile(filepath.Join(bundle, "config.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r = n.run("create", "--bundle", bundle, "cgpu-test-dialect")
-		after, err := os.ReadFile(filepath.Join(bundle, "config.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return !bytes.Equal(before, after), r
+	gpu := func(i int) string { return n.table.GPUs[i].UUID }
+	slice := func(i int, limit quota.Bytes, percent int) ledger.VGPU {
+		return ledger.VGPU{UUID: gpu(i), Limit: limit, Weight: 1, Percent: percent, Priority: quota.PriorityDefault}
 	}
-	remove := func() { n.run("delete", "--force", "cgpu-test-dialect") }
-	hami := []quota.Dialect{quota.DialectHAMi}
-
-	edited, r := run(hami, askHAMi, "CUDA_DEVICE_SM_LIMIT=30", "NVIDIA_VISIBLE_DEVICES=1")
-	if r.err != nil || !edited {
-		t.Fatalf("enabled: edited %v, %v\n%s", edited, r.err, r.stderr)
+	hami, nvidia := quota.DialectHAMi, quota.DialectNVIDIA
+	for i, c := range []struct {
+		name    string
+		enabled []quota.Dialect
+		env     []string
+		want    []ledger.VGPU // none: handed to runc as it is
+		refused string
+	}{
+		{"enabled", []quota.Dialect{hami}, []string{askHAMi, "CUDA_DEVICE_SM_LIMIT=30", "NVIDIA_VISIBLE_DEVICES=1"}, []ledger.VGPU{slice(1, 6*quota.GiB, 30)}, ""},
+		{"two GPUs", []quota.Dialect{hami}, []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g", "CUDA_DEVICE_MEMORY_LIMIT_1=4g"},
+			[]ledger.VGPU{slice(0, 6*quota.GiB, 0), slice(1, 4*quota.GiB, 0)}, ""},
+		{"none enabled", nil, []string{askHAMi}, nil, ""},
+		{"another enabled", []quota.Dialect{nvidia}, []string{askHAMi}, nil, ""},
+		{"disagreement", []quota.Dialect{hami, nvidia}, []string{askHAMi, "NVIDIA_GPU_MEMORY_LIMIT=4096"}, nil, "disagrees"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.table.Config.Dialects = c.enabled
+			n.saveTable()
+			bundle := n.bundle(c.env, "", "true")
+			before, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			id := "cgpu-test-dialect-" + strconv.Itoa(i)
+			r := n.run("create", "--bundle", bundle, id)
+			defer n.run("delete", "--force", id)
+			if (r.err != nil) != (c.refused != "") || !strings.Contains(r.log, c.refused) {
+				t.Fatalf("%v\n%s", r.err, r.log)
+			}
+			after, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []ledger.VGPU
+			for _, record := range n.records() { // those of containers before may not have gone yet
+				if record.ID == id {
+					got = record.VGPUs
+				}
+			}
+			if edited := !bytes.Equal(before, after); edited != (c.want != nil) || !slices.Equal(got, c.want) {
+				t.Errorf("edited: %v, reserved %+v, want %+v", edited, got, c.want)
+			}
+		})
 	}
-	records := n.records()
-	if len(records) != 1 || len(records[0].VGPUs) != 1 || records[0].VGPUs[0].Limit != 6*quota.GiB || records[0].VGPUs[0].Percent != 30 ||
-		records[0].VGPUs[0].UUID != n.table.GPUs[1].UUID {
-		t.Errorf("enabled: %+v", records)
-	}
-	remove()
-
-	edited, r = run(hami, "NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g", "CUDA_DEVICE_MEMORY_LIMIT_1=4g")
-	if r.err != nil || !edited {
-		t.Fatalf("two GPUs: edited %v, %v\n%s", edited, r.err, r.stderr)
-	}
-	if records := n.records(); len(records) != 1 || len(records[0].VGPUs) != 2 || records[0].VGPUs[0].Limit != 6*quota.GiB || records[0].VGPUs[1].Limit != 4*quota.GiB {
-		t.Errorf("two GPUs: %+v", records)
-	}
-	remove()
-
-	for name, enabled := range map[string][]quota.Dialect{"none enabled": nil, "another enabled": {quota.DialectNVIDIA}} {
-		if edited, r := run(enabled, askHAMi); r.err != nil || edited || len(n.records()) != 0 {
-			t.Errorf("%s: edited %v, %v\n%s", name, edited, r.err, r.stderr)
-		}
-		remove()
-	}
-	if _, r := run([]quota.Dialect{quota.DialectHAMi, quota.DialectNVIDIA}, askHAMi, "NVIDIA_GPU_MEMORY_LIMIT=4096"); r.err == nil || !strings.Contains(r.log, "disagrees") {
-		t.Errorf("dialects that disagree: %v\n%s", r.err, r.log)
-	}
-	remove()
 }
 
 // TestDialectBrokenNode: with no node table to be had, cgpu.toml says whether a container in a dialect is ours, so that it
