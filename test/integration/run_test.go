@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -44,6 +45,7 @@ func TestRun(t *testing.T) {
 		{"killed", runKilled},
 		{"background", runBackground},
 		{"guard killed", runGuardKilled},
+		{"cgroup v2", runUnified},
 		{"preload mode", runPreload},
 		{"hostile", runHostile},
 	} {
@@ -156,11 +158,15 @@ func runLimit(t *testing.T) {
 // runSees: of NVIDIA's nodes the run's own and no others; the rest of /dev, and all else, is the host's.
 func runSees(t *testing.T) {
 	nodes := strings.Fields(wantRun(t, "1GiB", "--", "sh", "-c", "ls -d /dev/nvidia* /dev/cgpu-sim 2>/dev/null; true"))
-	if got := strings.Join(nodes, " "); got != "/dev/nvidia-uvm /dev/nvidia0 /dev/nvidiactl" {
-		t.Errorf("nodes %s", got)
+	cards := gpus(t)
+	want := []string{"/dev/nvidia-uvm", cards[0].Node.Path, "/dev/nvidiactl"}
+	if !slices.Equal(nodes, want) {
+		t.Errorf("nodes %s, want %s", nodes, want)
 	}
-	if got := strings.TrimSpace(wantRun(t, "1GiB", "--gpu", "1", "--", "sh", "-c", "ls -d /dev/nvidia[0-9]*")); got != "/dev/nvidia1" {
-		t.Errorf("nodes of GPU 1: %s", got)
+	if len(cards) > 1 {
+		if got := strings.TrimSpace(wantRun(t, "1GiB", "--gpu", "1", "--", "sh", "-c", "ls -d /dev/nvidia[0-9]*")); got != cards[1].Node.Path {
+			t.Errorf("nodes of GPU 1: %s", got)
+		}
 	}
 	const names = "ls /dev | grep -v -e nvidia -e cgpu-sim; echo hello >/dev/null; head -c1 /dev/zero | wc -c"
 	host, err := exec.Command("sh", "-c", names).Output()
@@ -488,6 +494,23 @@ func runGuardKilled(t *testing.T) {
 		t.Errorf("cgroups are left: %v", left)
 	}
 	_ = os.Remove(r.Page) // gc spares what is younger than half a minute
+}
+
+// runUnified: on a machine with cgroup v2 alone, or where it looks so, a run has a cgroup too and leaves none behind.
+func runUnified(t *testing.T) {
+	const mount = `umount -l /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && test -e /sys/fs/cgroup/cgroup.controllers || exit 99
+"$@"; status=$?
+for i in 1 2 3 4 5 6 7 8 9 10; do [ "$(find /sys/fs/cgroup -name 'cgpu-run-*')" ] || exit $status; sleep 0.2; done
+find /sys/fs/cgroup -name 'cgpu-run-*'; exit 98`
+	args := append([]string{"unshare", "-m", "sh", "-c", mount, "sh", filepath.Join(lab.Bin, "cgpu")},
+		runArgs("1GiB", "--", "sh", "-c", "grep '^0::.*/cgpu-run-' /proc/self/cgroup && exec "+probe()+" alloc 900MiB")...)
+	r := lab.Run(nil, args...)
+	if r.Code == 99 {
+		t.Skip(r)
+	}
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "0::/") {
+		t.Error(r)
+	}
 }
 
 // runPreload: where a library alone enforces, a process that need not load it is refused.
