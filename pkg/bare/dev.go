@@ -67,7 +67,7 @@ func mountDev(p spec.Plan, runDir string) error {
 	if err := os.MkdirAll(stage, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("cgpu-dev", stage, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=755,size=1m"); err != nil {
+	if err := unix.Mount("cgpu-dev", stage, "tmpfs", unix.MS_NOSUID|unix.MS_STRICTATIME, "mode=755,size=1m"); err != nil {
 		return fmt.Errorf("mount a tmpfs: %w", err)
 	}
 	entries, err := os.ReadDir("/dev")

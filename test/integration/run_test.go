@@ -34,6 +34,7 @@ func TestRun(t *testing.T) {
 		{"limit", runLimit},
 		{"sees", runSees},
 		{"other user", runUser},
+		{"sudo", runSudo},
 		{"refused", runRefused},
 		{"exit status", runExit},
 		{"signals", runSignals},
@@ -239,6 +240,21 @@ func runUser(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1235}}
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "sudo cgpu run") {
 		t.Errorf("as a user: %v %s", err, out)
+	}
+}
+
+// runSudo: with the run dir and the configuration where they are by default, a user who comes through sudo runs his command as
+// himself. The places are this machine's in a mount namespace of the test's own.
+func runSudo(t *testing.T) {
+	const places = `set -e
+mount -t tmpfs none /run; mkdir /run/cgpu; mount --bind "$CGPU_RUN_DIR" /run/cgpu
+mount -t tmpfs none /mnt; cp /etc/passwd /etc/group /mnt; mkdir /mnt/cgpu; cp "$CGPU_CONFIG" /mnt/cgpu/cgpu.toml; mount --move /mnt /etc
+exec env -u CGPU_RUN_DIR -u CGPU_CONFIG SUDO_UID=65534 SUDO_GID=65534 LD_LIBRARY_PATH=/nonexistent "$@"`
+	command := "id -u; id -G; echo $HOME; ls /run/cgpu; grep NoNewPrivs /proc/self/status; " + userProgram(t, "cgpu-probe") + " meminfo"
+	args := append([]string{"unshare", "-m", "sh", "-c", places, "sh", filepath.Join(lab.Bin, "cgpu")}, runArgs("1GiB", "--", "sh", "-c", command)...)
+	r := lab.Run(nil, args...)
+	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "65534\n65534\n/nonexistent\nlibcgpu.so\nvgpu\nNoNewPrivs:\t1\ntotal_mib=1024\n") {
+		t.Error(r)
 	}
 }
 
