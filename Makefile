@@ -8,6 +8,7 @@ FUZZTIME ?= 10s
 PREFIX   ?= /usr/local
 # Pinned: a linter that changes by itself makes yesterday's green commit red.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
 # Every command is static, but cgpu-refresh: it asks NVML, which go-nvml loads through cgo.
 CGO_COMMANDS    := cgpu-refresh
@@ -74,5 +75,12 @@ install: build ## binaries into PREFIX/bin (/usr/local); docs/install.md tells t
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-probe,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 
+.PHONY: package package-test
+package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells what is in them
+	@packaging/build.sh $(NFPM) dist "$(VERSION)"
+
+package-test: package ## the packages are reproducible, install, run and leave nothing behind (root)
+	@test/package.sh $(NFPM) dist "$(VERSION)"
+
 clean: ## remove what build and the tests made
-	rm -rf $(BIN) .cache
+	rm -rf $(BIN) .cache dist

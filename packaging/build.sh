@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Builds the packages (deb and rpm, amd64 and arm64) into a folder. The same source makes the same bytes: paths, times, the
+# builder's name and whether git is there do not get in.
+# usage: build.sh NFPM OUT VERSION     (NFPM is module/path@version; make package calls it)
+# SOURCE_DATE_EPOCH: the time of all files; that of the commit by default. ARCHES: amd64 and arm64 by default.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nfpm=$1 out=$2 version=$3
+[[ $out == /* ]] || out=$PWD/$out
+export LC_ALL=C TZ=UTC
+umask 022
+
+die() { echo "package: $*" >&2; exit 1; }
+
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || true)}
+[[ $SOURCE_DATE_EPOCH =~ ^[0-9]+$ ]] ||
+	die "SOURCE_DATE_EPOCH=\"$SOURCE_DATE_EPOCH\": want seconds since 1970: this is no git checkout, so set it"
+
+# What git describe says, in a form that deb and rpm both sort rightly: a candidate before its release, work after a release
+# behind it, and before the first release by the commit's time.
+package_version() {
+	local v=${1#v} suffix=
+	[[ $v == *-dirty ]] && v=${v%-dirty} suffix=dirty
+	if [[ $v =~ ^([0-9]+\.[0-9]+\.[0-9]+)(-([A-Za-z][A-Za-z0-9.]*))?(-([0-9]+)-(g[0-9a-f]+))?$ ]]; then
+		local release=${BASH_REMATCH[1]} candidate=${BASH_REMATCH[3]} after=${BASH_REMATCH[5]} commit=${BASH_REMATCH[6]}
+		v=$release${candidate:+"~$candidate"}${after:+"+$after.$commit"}
+		[[ $suffix ]] && v+=$([[ $after ]] && echo .dirty || echo +dirty)
+	elif [[ $v =~ ^[A-Za-z0-9.]+$ ]]; then
+		v=0.0.0~$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d.%H%M%S).$v${suffix:+.dirty}
+	else
+		die "version \"$1\": want what git describe says, such as v1.2.3 or v1.2.3-4-gabcdef0"
+	fi
+	echo "$v"
+}
+
+# The C compiler for an architecture, where there is one that can link: cgpu-refresh and libcgpu.so need it.
+compiler() {
+	local arch=$1 cc
+	case $arch in
+	"$(go env GOHOSTARCH)") cc=${CC:-cc} ;;
+	amd64) cc=x86_64-linux-gnu-gcc ;;
+	arm64) cc=aarch64-linux-gnu-gcc ;;
+	*) die "ARCHES: \"$arch\": want amd64 or arm64" ;;
+	esac
+	echo 'int main(void) { return 0; }' | "$cc" -x c -o /dev/null - 2>/dev/null && echo "$cc"
+}
+
+# Files as they lie on the target.
+stage() {
+	local arch=$1 cc=$2 stage=$3 all=$3/all command file
+	mkdir -p "$all"/usr/{bin,lib/cgpu,share/doc/cgpu/docs} "$stage"/{deb,rpm}
+	export GOOS=linux GOARCH=$arch
+	for command in cmd/*; do
+		command=${command#cmd/}
+		local cgo=0
+		[[ $command == cgpu-refresh ]] && cgo=1
+		CC=$cc CGO_ENABLED=$cgo CGO_CFLAGS="-O2 -Wno-deprecated-declarations" \
+			go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$all/usr/bin/$command" "./cmd/$command"
+	done
+	make -s -C limiter CC="$cc" OUT="$stage/limiter" >/dev/null
+	install -m 0644 "$stage/limiter/libcgpu.so" "$all/usr/lib/cgpu/"
+	install -m 0644 configs/cgpu.toml "$stage/"
+
+	# systemd's, where configs/ has them. They may name the folder of `make install`.
+	unit() {
+		[[ -e configs/$1 ]] || return 0
+		mkdir -p "$all/$2"
+		sed 's|/usr/local/bin/|/usr/bin/|g' "configs/$1" >"$all/$2/$1"
+	}
+	for file in configs/*.service; do
+		[[ -e $file ]] && unit "${file#configs/}" usr/lib/systemd/system
+	done
+	unit 71-cgpu.rules usr/lib/udev/rules.d
+	unit cgpu.conf usr/lib/tmpfiles.d
+
+	# Man pages and completion tell of the commands, not of the machine: the builder's own cgpu writes them.
+	if "$tool" man "$stage/man" >/dev/null 2>&1; then
+		mkdir -p "$all/usr/share/man/man1"
+		gzip -9n "$stage"/man/*.1
+		mv "$stage"/man/*.1.gz "$all/usr/share/man/man1/"
+	fi
+	if "$tool" completion bash >/dev/null 2>&1; then
+		mkdir -p "$all"/usr/share/{bash-completion/completions,fish/vendor_completions.d} \
+			"$stage"/{deb/usr/share/zsh/vendor-completions,rpm/usr/share/zsh/site-functions}
+		"$tool" completion bash >"$all/usr/share/bash-completion/completions/cgpu"
+		"$tool" completion fish >"$all/usr/share/fish/vendor_completions.d/cgpu.fish"
+		"$tool" completion zsh >"$stage/deb/usr/share/zsh/vendor-completions/_cgpu"
+		"$tool" completion zsh >"$stage/rpm/usr/share/zsh/site-functions/_cgpu"
+	fi
+
+	local doc=$all/usr/share/doc/cgpu
+	cp README*.md CHANGELOG.md SECURITY.md "$doc/"
+	find docs -type f \( -name '*.md' -o -name '*.svg' \) -print0 | tar -c --null -T - | tar -x --no-same-owner -C "$doc"
+	mkdir -p "$doc/configs"
+	install -m 0644 configs/* "$doc/configs/"
+	install -D -m 0644 LICENSE "$stage/deb/usr/share/doc/cgpu/copyright"
+	install -D -m 0644 LICENSE "$stage/rpm/usr/share/licenses/cgpu/LICENSE"
+	(cd "$all/usr/bin" && go version -m -- *) >"$doc/sbom.txt"
+	licences >"$doc/third-party-licences.txt"
+
+	# What is in a package has the commit's time and modes that do not depend on the checkout's.
+	find "$stage" -type d -exec chmod 755 {} +
+	find "$stage" -type f -not -path '*/usr/bin/*' -exec chmod 644 {} +
+	find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+}
+
+# The licences of the modules that are linked into the programs: most ask to be passed on with them.
+licences() {
+	local module dir file
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/... | sort -u |
+		while read -r module dir; do
+			for file in "$dir"/{LICEN[CS]E,COPYING,NOTICE,License}*; do
+				[[ -f $file ]] || continue
+				printf '==== %s: %s ====\n\n' "$module" "${file##*/}"
+				cat "$file"
+				echo
+			done
+		done
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+PACKAGE_VERSION=$(package_version "$version")
+export PACKAGE_VERSION
+tool=$work/cgpu
+CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-X main.version=$version" -o "$tool" ./cmd/cgpu
+mkdir -p "$out"
+rm -f "$out"/*.deb "$out"/*.rpm
+# nfpm is built for this machine, whatever it packs.
+GOBIN=$work go install "$nfpm"
+made=()
+for arch in ${ARCHES:-amd64 arm64}; do
+	if ! cc=$(compiler "$arch"); then
+		echo "package: $arch: left out: no C compiler for it, which cgpu-refresh and libcgpu.so need (Debian: apt-get install crossbuild-essential-$arch)" >&2
+		continue
+	fi
+	(stage "$arch" "$cc" "$work/$arch")
+	GLIBC=$(readelf -V "$work/$arch/all/usr/bin/cgpu-refresh" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
+	export ARCH=$arch STAGE=$work/$arch GLIBC=${GLIBC#GLIBC_}
+	for kind in deb rpm; do
+		"$work/nfpm" package -f packaging/nfpm.yaml -p "$kind" -t "$out/" >/dev/null
+	done
+	made+=("$arch")
+done
+[[ ${#made[@]} -gt 0 ]] || die "nothing was built"
+export STAGE=$work/flag
+install -D -m 0755 packaging/nvidia-container-runtime-hook -t "$STAGE/usr/bin"
+install -D -m 0644 LICENSE "$STAGE/usr/share/doc/cgpu-gpus-flag/copyright"
+find "$STAGE" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
+for kind in deb rpm; do
+	"$work/nfpm" package -f packaging/nfpm-gpus-flag.yaml -p "$kind" -t "$out/" >/dev/null
+done
+(cd "$out" && sha256sum -- *.deb *.rpm)
