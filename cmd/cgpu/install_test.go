@@ -1,0 +1,270 @@
+package main
+
+import (
+	"errors"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/engine"
+)
+
+// engines is a folder with programs that play engines, first in PATH, and a cgpu-runtime.
+type engines struct {
+	*testing.T
+	dir, config string
+}
+
+func newEngines(t *testing.T) engines {
+	t.Helper()
+	dir := t.TempDir()
+	e := engines{t, dir, filepath.Join(dir, "etc")}
+	if err := os.MkdirAll(e.config, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e.program("cgpu-runtime", "exit 1")
+	e.program("dockerd", "exit 0")
+	e.program("containerd", `case "$*" in --version) echo "containerd x 1.6.20" ;; *default) cat <<< "" ;; *) cat "$2" ;; esac`)
+	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	return e
+}
+
+func (e engines) program(name, body string) {
+	e.Helper()
+	path := filepath.Join(e.dir, "bin", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		e.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("#!/bin/bash\n"+body+"\n"), 0o755); err != nil {
+		e.Fatal(err)
+	}
+}
+
+// cgpu runs install or uninstall on a file of the folder.
+func (e engines) cgpu(args string) string {
+	verb, rest, _ := strings.Cut(args, " ")
+	if verb == "install" {
+		rest += " --runtime-path " + filepath.Join(e.dir, "bin", "cgpu-runtime")
+	}
+	return cgpu(verb + " " + strings.ReplaceAll(rest, "--config ", "--config "+e.config+"/"))
+}
+
+func (e engines) write(name, text string, mode fs.FileMode) {
+	e.Helper()
+	path := filepath.Join(e.config, name)
+	if err := os.WriteFile(path, []byte(text), mode); err != nil {
+		e.Fatal(err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		e.Fatal(err)
+	}
+}
+
+// files are the folder's, with their contents.
+func (e engines) files() map[string]string {
+	e.Helper()
+	all := map[string]string{}
+	entries, err := os.ReadDir(e.config)
+	if err != nil {
+		e.Fatal(err)
+	}
+	for _, entry := range entries {
+		text, err := os.ReadFile(filepath.Join(e.config, entry.Name()))
+		if err != nil {
+			e.Fatal(err)
+		}
+		all[entry.Name()] = string(text)
+	}
+	return all
+}
+
+func (e engines) want(what, got string, parts ...string) {
+	e.Helper()
+	for _, p := range parts {
+		if !strings.Contains(got, p) {
+			e.Errorf("%s: printed\n%s\nwant %q in it", what, got, p)
+		}
+	}
+}
+
+const (
+	daemonJSON = "{\n  \"runtimes\": {\"nvidia\": {\"path\": \"n\"}},\n\n  \"default-runtime\": \"nvidia\"\n}\n\n"
+	criTOML    = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n\n\n"
+)
+
+// TestInstall: there and back leaves no trace, and the file stays what it was: link, mode, bytes.
+func TestInstall(t *testing.T) {
+	for _, tt := range []struct{ engine, text string }{{"docker", daemonJSON}, {"containerd", criTOML}} {
+		t.Run(tt.engine, func(t *testing.T) {
+			e := newEngines(t)
+			e.write("real", tt.text, 0o640)
+			if err := os.Symlink("real", filepath.Join(e.config, "file")); err != nil {
+				t.Fatal(err)
+			}
+			before := e.files()
+			dry := e.cgpu("install " + tt.engine + " --default --dry-run --config file")
+			e.want("dry run", dry, "--- "+e.config+"/file\n", "\n+")
+			if got := e.files(); !maps.Equal(got, before) {
+				t.Fatalf("a dry run left %q", got)
+			}
+			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), "file: runtime cgpu: ", "file: default runtime: ", " → cgpu\n", "backup: "+e.config+"/real"+backupMark, "next: ")
+			after := e.files()
+			if target, err := os.Readlink(filepath.Join(e.config, "file")); err != nil || target != "real" {
+				t.Errorf("the link is gone: %q, %v", target, err)
+			}
+			if info, err := os.Stat(filepath.Join(e.config, "real")); err != nil || info.Mode() != 0o640 {
+				t.Errorf("mode %v, %v", info.Mode(), err)
+			}
+			if !strings.Contains(after["file"], "cgpu-runtime") {
+				t.Errorf("file: %s", after["file"])
+			}
+			for name, text := range after {
+				if strings.HasPrefix(name, "real"+backupMark) && text != tt.text {
+					t.Errorf("%s: %q", name, text)
+				}
+			}
+			e.want("again", e.cgpu("install "+tt.engine+" --default --config file"), "file: nothing to change\n")
+			if got := e.files(); !maps.Equal(got, after) {
+				t.Errorf("a second install left %q", slices.Sorted(maps.Keys(got)))
+			}
+			e.want("uninstall", e.cgpu("uninstall "+tt.engine+" --config file"), "runtime cgpu taken out")
+			if got := e.files(); !maps.Equal(got, before) {
+				t.Errorf("left behind: %q", got)
+			}
+			e.want("uninstall again", e.cgpu("uninstall "+tt.engine+" --config file"), "nothing to change")
+		})
+	}
+}
+
+// TestUninstallKeepsBackup: the file was changed since, so the backup may still be of use.
+func TestUninstallKeepsBackup(t *testing.T) {
+	e := newEngines(t)
+	e.write("d.json", daemonJSON, 0o644)
+	e.cgpu("install docker --config d.json")
+	e.write("d.json", strings.Replace(e.files()["d.json"], "{", `{"dns": [],`, 1), 0o644)
+	e.want("uninstall", e.cgpu("uninstall docker --config d.json"), "kept: "+e.config+"/d.json"+backupMark)
+	got := e.files()
+	if want := strings.Replace(daemonJSON, "{", `{"dns": [],`, 1); got["d.json"] != want || len(got) != 2 {
+		t.Errorf("left: %q", got)
+	}
+}
+
+// TestInstallRollsBack: an engine that refuses the edit finds everything as it was.
+func TestInstallRollsBack(t *testing.T) {
+	for _, tt := range []struct{ name, engine, program, body, text, want string }{
+		{"docker refuses", "docker", "dockerd", `grep -q cgpu "$3" || exit 0; echo "noise" >&2; echo "unable to configure: no cgpu here" >&2; exit 1`, daemonJSON,
+			"error: install: dockerd refuses the edited configuration: unable to configure: no cgpu here; the files are as they were"},
+		{"docker refuses a new file", "docker", "dockerd", `echo "no" >&2; exit 1`, "", "refuses the edited configuration: no; the files are as they were"},
+		{"containerd refuses", "containerd", "containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" && exit 3; cat "$2" ;; esac`, criTOML,
+			"error: install: containerd refuses the edited configuration: exit status 3; the files are as they were"},
+		{"containerd sees more", "containerd", "containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) grep -q cgpu "$2" || echo 'root = "/r"'; cat "$2" ;; esac`, criTOML,
+			"error: install: with the edit containerd would also see a change of root: edit"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e := newEngines(t)
+			e.program(tt.program, tt.body)
+			if tt.text != "" {
+				e.write("file", tt.text, 0o600)
+			}
+			before := e.files()
+			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), tt.want)
+			if got := e.files(); !maps.Equal(got, before) {
+				t.Errorf("left: %q", got)
+			}
+		})
+	}
+}
+
+// TestInstallUnchecked: what an engine cannot check, or refused before, is said and not held against the edit.
+func TestInstallUnchecked(t *testing.T) {
+	for body, want := range map[string]string{
+		`echo "Status: unknown flag: --validate" >&2; echo "See help" >&2; exit 125`: "note: this dockerd cannot check its configuration",
+		`echo "bip: no such network" >&2; exit 1`:                                    "note: dockerd refuses its configuration: bip: no such network\n",
+	} {
+		e := newEngines(t)
+		e.program("dockerd", body)
+		e.write("d.json", daemonJSON, 0o644)
+		e.want(body, e.cgpu("install docker --config d.json"), want, "runtime cgpu: ")
+		if !strings.Contains(e.files()["d.json"], "cgpu-runtime") {
+			t.Errorf("%s: nothing was installed", body)
+		}
+	}
+}
+
+func TestInstallRefuses(t *testing.T) {
+	e := newEngines(t)
+	e.write("bad.json", "{,}", 0o644)
+	e.write("d.json", daemonJSON, 0o644)
+	before := e.files()
+	for args, want := range map[string]string{
+		"install":                     "error: install: want one of docker, containerd, crio, podman",
+		"install lxc":                 `error: install: "lxc": want docker, containerd, crio, podman; see`,
+		"install docker --name runc":  `error: install: --name "runc": engines use this name`,
+		"uninstall docker --name a/b": `error: uninstall: --name "a/b": want letters`,
+		"install docker --runtime-path cgpu-runtime":          `--runtime-path "cgpu-runtime": want an absolute path`,
+		"install docker --runtime-path /no/where":             `--runtime-path "/no/where": no such file or directory: run make install first`,
+		"install docker --runtime-path /":                     `--runtime-path "/": want a program`,
+		"install docker --runtime-path /bin/true --x":         "error: flag provided but not defined: -x",
+		"uninstall docker --config " + e.config + "/bad.json": e.config + "/bad.json: line 1, column 2: invalid character ','",
+	} {
+		e.want(args, cgpu(args), want)
+	}
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Errorf("left: %q", got)
+	}
+}
+
+// TestApplyUndoes: when the second of two files cannot be written, the first is as it was, and no backup is left.
+func TestApplyUndoes(t *testing.T) {
+	e := newEngines(t)
+	e.write("a", "one", 0o644)
+	if err := os.MkdirAll(filepath.Join(e.config, "b", "c"), 0o755); err != nil { // cannot be replaced by a file
+		t.Fatal(err)
+	}
+	_, err := apply([]engine.Edit{
+		{Path: filepath.Join(e.config, "a"), Before: []byte("one"), After: []byte("two")},
+		{Path: filepath.Join(e.config, "b"), After: []byte("new")},
+	})
+	if err == nil {
+		t.Error("a folder was replaced")
+	}
+	if err := os.RemoveAll(filepath.Join(e.config, "b")); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.files(); !maps.Equal(got, map[string]string{"a": "one"}) {
+		t.Errorf("left: %q", got)
+	}
+}
+
+func TestWriteError(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want string
+	}{
+		{&fs.PathError{Op: "open", Path: "/x/.tmp", Err: syscall.EROFS}, "/x/f: read-only file system: make it writable, or make the change where the file comes from"},
+		{&fs.PathError{Op: "open", Path: "/x/.tmp", Err: syscall.EACCES}, "/x/f: permission denied: run as root"},
+		{&os.LinkError{Op: "rename", Old: "/x/.tmp", New: "/x/f", Err: syscall.EBUSY}, "/x/f: device or resource busy: it is a mount of its own"},
+		{errors.New("odd"), "/x/f: odd"},
+	} {
+		if got := writeError("/x/f", tt.err).Error(); !strings.HasPrefix(got, tt.want) {
+			t.Errorf("got %q, want %q", got, tt.want)
+		}
+	}
+}
+
+func TestConfigOf(t *testing.T) {
+	for args, want := range map[string]string{
+		"dockerd":                     "/etc/docker/daemon.json",
+		"dockerd --config-file /a -D": "/a",
+		"/usr/bin/dockerd -H fd:// --config-file=/b/c": "/b/c",
+	} {
+		if got := configOf(strings.Fields(args)); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+}
