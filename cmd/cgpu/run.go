@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/urfave/cli/v2"
 
@@ -162,6 +165,7 @@ func runRefused(c *cli.Context, err error) error {
 func runOn(c *cli.Context, q *quota.Quota) error {
 	env := os.Environ()
 	cleanEnvironment()
+	goOn()
 	user, err := runUser(c)
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
@@ -232,6 +236,25 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
 	undo = func() {}
 	return err
+}
+
+// goOn lets no ^Z stop this process, which takes the ledger's lock: every other start on the node would wait for it. The command
+// has these signals as they were: what is caught becomes the default again by execve, and what is ignored is left alone.
+func goOn() {
+	swallow := make(chan os.Signal, 1)
+	for _, s := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU} {
+		if !ignored(s) {
+			signal.Notify(swallow, s)
+		}
+	}
+}
+
+// ignored asks the kernel; signal.Ignored does not know what was ignored when the program began, but for SIGHUP and SIGINT.
+func ignored(s syscall.Signal) bool {
+	const sigIgn = 1
+	var action [4]uint64 // struct sigaction of the kernel; the handler comes first
+	_, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), 0, uintptr(unsafe.Pointer(&action)), 8, 0, 0)
+	return e == 0 && action[0] == sigIgn
 }
 
 // cleanEnvironment leaves nothing of the caller's for the programs that are started as root before his command is: sudo may

@@ -327,6 +327,18 @@ func runSignals(t *testing.T) {
 	if status := s.end(t); status.ExitStatus() != 9 || s.out.String() != "ready\nTERM 1\nHUP\nTERM 2\nINT\n" {
 		t.Errorf("status %#x, output %s", status, s.out)
 	}
+	// What was ignored stays so, and nothing else is: bit n-1 is signal n.
+	for _, shell := range []string{"", "trap '' TSTP HUP; "} {
+		const show = "exec grep -E '^Sig(Ign|Blk|Cgt)' /proc/self/status"
+		want, err := exec.Command("sh", "-c", shell+show).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := lab.Run(nil, "sh", "-c", shell+"exec \"$@\"", "sh", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "1GiB", "--", "sh", "-c", show)
+		if got.Stdout != string(want) {
+			t.Errorf("%q: signals of the command:\n%swant\n%s", shell, got, want)
+		}
+	}
 	// A whole process group, as a terminal's ^C does.
 	s = startRun(t, "1GiB", "--", "sh", "-c", "sleep 60; true")
 	s.record(t)
