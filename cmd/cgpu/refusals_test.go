@@ -90,7 +90,7 @@ func refusals(t *testing.T) (all []refusal) {
 			}
 			add := func(e ast.Expr, start string) {
 				text := flat(e)
-				if words.MatchString(text) && strings.HasPrefix(text, start) {
+				if twoWords.MatchString(text) && strings.HasPrefix(text, start) {
 					p := set.Position(e.Pos())
 					all = append(all, refusal{filepath.Base(filepath.Dir(p.Filename)) + "/" + filepath.Base(p.Filename) + ":" + strconv.Itoa(p.Line), text})
 				}
@@ -147,8 +147,8 @@ func refusals(t *testing.T) (all []refusal) {
 
 var (
 	// A message without two words in a row only names what it wraps.
-	words = regexp.MustCompile(`[a-zA-Z]{2,},? [a-zA-Z]{2,}`)
-	verbs = regexp.MustCompile(`%[a-z]`)
+	twoWords   = regexp.MustCompile(`[a-zA-Z]{2,},? [a-zA-Z]{2,}`)
+	formatVerb = regexp.MustCompile(`%[a-z]`)
 )
 
 func functionName(c *ast.CallExpr) string {
@@ -171,7 +171,7 @@ func flat(e ast.Expr) string {
 	case *ast.BasicLit:
 		if e.Kind == token.STRING {
 			if s, err := strconv.Unquote(e.Value); err == nil {
-				return strings.ReplaceAll(verbs.ReplaceAllString(s, "…"), "%%", "%")
+				return strings.ReplaceAll(formatVerb.ReplaceAllString(s, "…"), "%%", "%")
 			}
 		}
 	case *ast.BinaryExpr:
