@@ -16,23 +16,6 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/n
 [[ $SOURCE_DATE_EPOCH =~ ^[0-9]+$ ]] ||
 	die "SOURCE_DATE_EPOCH=\"$SOURCE_DATE_EPOCH\": want seconds since 1970: this is no git checkout, so set it"
 
-# What git describe says, in a form that deb and rpm both sort rightly: a candidate before its release, work after a release
-# behind it, and before the first release by the commit's time.
-package_version() {
-	local v=${1#v} suffix=
-	[[ $v == *-dirty ]] && v=${v%-dirty} suffix=dirty
-	if [[ $v =~ ^([0-9]+\.[0-9]+\.[0-9]+)(-([A-Za-z][A-Za-z0-9.]*))?(-([0-9]+)-(g[0-9a-f]+))?$ ]]; then
-		local release=${BASH_REMATCH[1]} candidate=${BASH_REMATCH[3]} after=${BASH_REMATCH[5]} commit=${BASH_REMATCH[6]}
-		v=$release${candidate:+"~$candidate"}${after:+"+$after.$commit"}
-		[[ $suffix ]] && v+=$([[ $after ]] && echo .dirty || echo +dirty)
-	elif [[ $v =~ ^[A-Za-z0-9.]+$ ]]; then
-		v=0.0.0~$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d.%H%M%S).$v${suffix:+.dirty}
-	else
-		die "version \"$1\": want what git describe says, such as v1.2.3 or v1.2.3-4-gabcdef0"
-	fi
-	echo "$v"
-}
-
 # The C compiler for an architecture, where there is one that can link: cgpu-refresh and libcgpu.so need it.
 compiler() {
 	local arch=$1 cc
@@ -93,6 +76,7 @@ stage() {
 	find docs -type f \( -name '*.md' -o -name '*.svg' \) -print0 | tar -c --null -T - | tar -x --no-same-owner -C "$doc"
 	mkdir -p "$doc/configs"
 	install -m 0644 configs/* "$doc/configs/"
+	sed -i 's|/usr/local/bin/|/usr/bin/|g' "$doc"/configs/*
 	install -D -m 0644 LICENSE "$stage/deb/usr/share/doc/cgpu/copyright"
 	install -D -m 0644 LICENSE "$stage/rpm/usr/share/licenses/cgpu/LICENSE"
 	(cd "$all/usr/bin" && go version -m -- *) >"$doc/sbom.txt"
@@ -120,7 +104,7 @@ licences() {
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-PACKAGE_VERSION=$(package_version "$version")
+PACKAGE_VERSION=$(packaging/version.sh "$version")
 export PACKAGE_VERSION
 tool=$work/cgpu
 CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags "-X main.version=$version" -o "$tool" ./cmd/cgpu

@@ -1,0 +1,157 @@
+#!/usr/bin/env bash
+# Tests the packages that `make package` has put into OUT: built again elsewhere they are the same bytes; the deb installs,
+# upgrades, runs and leaves nothing behind; arm64's programs are arm64's.
+#
+# The deb is installed in a chroot: one that debootstrap makes, where that is installed and reaches its mirror, else a folder
+# with nothing but busybox. Nothing is installed on this machine.
+# usage: package.sh NFPM OUT VERSION     (make package-test calls it; root)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nfpm=$1 out=$2 version=$3
+[[ $out == /* ]] || out=$PWD/$out
+[[ $(id -u) -eq 0 ]] || { echo "package-test: chroot needs root: run as root" >&2; exit 1; }
+
+work=$(mktemp -d)
+finish() {
+	# debootstrap, when it is interrupted, leaves /proc mounted.
+	awk -v d="$work/" 'index($5, d) == 1 {print $5}' /proc/self/mountinfo | sort -r | xargs -r -n 1 umount
+	rm -rf --one-file-system "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+passed=0
+ok() { passed=$((passed + 1)); echo "  ok    $*"; }
+fail() { echo "package-test: $*" >&2; exit 1; }
+skip() { echo "  skip  $*"; }
+one() { [[ $# -eq 1 && -e $1 ]] || fail "want one such file: $*"; echo "$1"; }
+
+# Versions, by pairs that must be in this order for dpkg.
+SOURCE_DATE_EPOCH=1700000000
+export SOURCE_DATE_EPOCH
+sorted=(1a2b3c4 v0.9.0-rc1 v0.9.0-rc1-3-gabcdef0 v0.9.0 v0.9.0-dirty v0.9.0-4-gabcdef0 v0.9.0-4-gabcdef0-dirty v0.9.0-12-gabcdef0 v0.10.0 v1.2.3)
+before=
+for described in "${sorted[@]}"; do
+	now=$(packaging/version.sh "$described")
+	[[ $now =~ ^[0-9][A-Za-z0-9.+~]*$ ]] || fail "$described: \"$now\" is no version for both deb and rpm"
+	[[ -z $before ]] || dpkg --compare-versions "$before" lt "$now" || fail "$described: $now does not come after $before"
+	before=$now
+done
+! packaging/version.sh 'v1 2' 2>/dev/null || fail "version.sh takes \"v1 2\""
+unset SOURCE_DATE_EPOCH
+ok "${#sorted[@]} versions in order"
+
+# Again, from a copy at another path that git knows nothing of.
+if epoch=$(git log -1 --format=%ct 2>/dev/null); then
+	mkdir "$work/elsewhere"
+	git ls-files -z --cached --others --exclude-standard | xargs -0 -r stat --printf '%n\0' 2>/dev/null |
+		tar -c --null -T - | tar -x -C "$work/elsewhere"
+	SOURCE_DATE_EPOCH=$epoch "$work/elsewhere/packaging/build.sh" "$nfpm" "$work/again" "$version" >/dev/null
+	for file in "$out"/*.deb "$out"/*.rpm; do
+		cmp "$file" "$work/again/${file##*/}" || fail "${file##*/}: not the same when it is built again"
+	done
+	[[ $(cd "$out" && ls -- *.deb *.rpm) == $(cd "$work/again" && ls) ]] || fail "not the same packages when they are built again"
+	ok "the same bytes when they are built elsewhere"
+	rm -rf "$work/elsewhere" "$work/again"
+else
+	skip "no git checkout: not built again"
+fi
+
+deb=$(one "$out"/cgpu_*_"$(dpkg --print-architecture)".deb)
+flag=$(one "$out"/cgpu-gpus-flag_*_all.deb)
+
+# A root to install in.
+root=$work/root
+mkdir "$root"
+if command -v debootstrap >/dev/null && debootstrap --variant=minbase "${SUITE:-stable}" "$root" ${MIRROR:+"$MIRROR"} >"$work/log" 2>&1; then
+	cp "$deb" "$flag" "$root/tmp/"
+	in_root() { chroot "$root" /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root "$@"; }
+	dpkg_() { in_root dpkg "$@"; }
+	deb=/tmp/${deb##*/} flag=/tmp/${flag##*/} how="a Debian chroot"
+	full=1
+else
+	[[ ! -s $work/log ]] || { echo "debootstrap:" && tail -n 3 "$work/log"; } >&2
+	skip "debootstrap is not installed or does not get through: a folder with busybox instead of a Debian"
+	rm -rf --one-file-system "$root"
+	mkdir -p "$root"/{bin,usr/bin,usr/lib,usr/share/doc,etc,tmp,var/lib/dpkg/{updates,info}}
+	touch "$root/var/lib/dpkg/status"
+	cp "$(command -v busybox)" "$root/bin/busybox"
+	for applet in sh cat env; do ln -s busybox "$root/bin/$applet"; done
+	in_root() { chroot "$root" /bin/env -i PATH=/usr/bin:/bin HOME=/ "$@"; }
+	# Its dependencies are nobody's there. The scripts of a package run inside.
+	dpkg_() { dpkg --root="$root" --force-depends "$@" 2>>"$work/log"; }
+	how="a folder with busybox"
+	full=
+fi
+
+files() { (cd "$root" && find . -xdev \( -path ./var/lib/dpkg -o -path ./var/log -o -path ./var/cache -o -path ./tmp \) -prune -o -print | sort); }
+files >"$work/before"
+
+dpkg_ -i "$deb" >"$work/said" || fail "dpkg -i: $(cat "$work/said" "$work/log")"
+grep -q 'cgpu install --help' "$work/said" || fail "after installing it does not say what to do next: $(cat "$work/said")"
+in_root cgpu version | grep -F "cgpu $version (" >/dev/null || fail "cgpu version: $(in_root cgpu version), want $version"
+for command in spec km; do
+	in_root cgpu "$command" --help | grep -q '^NAME' || fail "cgpu $command --help"
+done
+for program in cgpu cgpu-guard cgpu-hook cgpu-probe cgpu-refresh cgpu-runtime cgpu-sim; do
+	[[ -x $root/usr/bin/$program ]] || fail "/usr/bin/$program is not there"
+	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep -q INTERP || fail "$program is not static"
+	grep -q "^$program: go" "$root/usr/share/doc/cgpu/sbom.txt" || fail "$program is not in sbom.txt"
+done
+[[ -f $root/usr/lib/cgpu/libcgpu.so ]] || fail "/usr/lib/cgpu/libcgpu.so is not there"
+grep -q 'MIT License\|Permission is hereby granted' "$root/usr/share/doc/cgpu/third-party-licences.txt" || fail "third-party-licences.txt has no licences"
+if grep -rqF /usr/local/bin "$root/usr/lib" "$root/usr/share/doc/cgpu/configs"; then fail "a unit or an example names /usr/local/bin"; fi
+if [[ $full ]]; then
+	# Linked against this machine's C library; it must not want a newer one than the package says.
+	status=0
+	in_root cgpu-refresh -h >"$work/said" 2>&1 || status=$?
+	grep -q -- -force "$work/said" || fail "cgpu-refresh -h: exit $status: $(cat "$work/said")"
+fi
+ok "installs and runs in $how"
+
+echo '# mine' >>"$root/etc/cgpu/cgpu.toml"
+dpkg_ -i "$deb" >"$work/said" || fail "dpkg -i again: $(cat "$work/said" "$work/log")"
+grep -q '^# mine' "$root/etc/cgpu/cgpu.toml" || fail "an upgrade has overwritten cgpu.toml"
+! grep -q 'cgpu install' "$work/said" || fail "an upgrade tells what a first installation does"
+dpkg_ -i "$flag" >"$work/said" || fail "dpkg -i ${flag##*/}: $(cat "$work/said" "$work/log")"
+in_root nvidia-container-runtime-hook prestart || fail "nvidia-container-runtime-hook prestart: exit $?"
+! in_root nvidia-container-runtime-hook 2>/dev/null || fail "nvidia-container-runtime-hook without arguments says nothing"
+ok "upgrades, keeps cgpu.toml; cgpu-gpus-flag beside it"
+
+dpkg_ -r cgpu-gpus-flag cgpu >"$work/said" || fail "dpkg -r: $(cat "$work/said" "$work/log")"
+grep -q 'cgpu uninstall' "$work/said" || fail "removing it does not warn of engines: $(cat "$work/said")"
+[[ -f $root/etc/cgpu/cgpu.toml ]] || fail "dpkg -r has taken cgpu.toml away"
+dpkg_ -P cgpu >/dev/null || fail "dpkg -P: $(cat "$work/log")"
+files >"$work/after"
+diff "$work/before" "$work/after" || fail "it leaves files behind"
+ok "removed and purged, nothing is left"
+
+# The other architecture, as far as it goes without such a machine.
+if [[ -e $(echo "$out"/cgpu_*_arm64.deb) ]]; then
+	dpkg-deb -x "$out"/cgpu_*_arm64.deb "$work/arm64"
+	for file in "$work"/arm64/usr/bin/* "$work/arm64/usr/lib/cgpu/libcgpu.so"; do
+		readelf -h "$file" | grep -q AArch64 || fail "arm64: ${file##*/} is another architecture's"
+	done
+	if command -v qemu-aarch64-static >/dev/null; then
+		qemu-aarch64-static "$work/arm64/usr/bin/cgpu" version | grep -q 'linux/arm64' || fail "arm64: cgpu version"
+		ok "arm64: programs are arm64's, and cgpu runs (qemu)"
+	else
+		ok "arm64: programs are arm64's"
+	fi
+else
+	skip "arm64: no package"
+fi
+
+if command -v rpm >/dev/null; then
+	for file in "$out"/cgpu-[0-9]*.rpm; do
+		list=$(rpm --dbpath "$work/rpmdb" -qpl "$file")
+		for want in /etc/cgpu/cgpu.toml /usr/bin/cgpu-runtime /usr/lib/cgpu/libcgpu.so /usr/share/licenses/cgpu/LICENSE; do
+			grep -qxF "$want" <<<"$list" || fail "${file##*/}: without $want"
+		done
+		[[ $(rpm --dbpath "$work/rpmdb" -qpc "$file") == /etc/cgpu/cgpu.toml ]] || fail "${file##*/}: cgpu.toml is no configuration file"
+	done
+	ok "rpm reads the rpm packages"
+else
+	skip "rpm is not installed: the rpm packages are not read"
+fi
+echo "package-test: $passed checks passed"
