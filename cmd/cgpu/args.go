@@ -1,6 +1,9 @@
 package main
 
 import (
+	"cmp"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -9,6 +12,9 @@ import (
 // run runs a command line. Flags may stand behind arguments, as in docker's (cgpu set web --weight 3); package flag
 // would take them for arguments.
 func run(a *cli.App, args []string) error {
+	if len(args) > 1 && args[1] == completeName {
+		return printCandidates(cmp.Or[io.Writer](a.Writer, os.Stdout), a, args[2:])
+	}
 	if len(args) > 1 {
 		if c := a.Command(args[1]); c != nil && c.Name != runName { // a command's flags are its own
 			args = append(args[:2:2], flagsFirst(c.Flags, args[2:])...)

@@ -57,7 +57,7 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
-			specCommand(), doctorCommand(), kmCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), versionCommand()},
+			specCommand(), doctorCommand(), kmCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}
@@ -151,9 +151,10 @@ func refreshCommand() *cli.Command {
 
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:   "version",
-		Usage:  "print the version",
-		Before: noArguments,
+		Name:        "version",
+		Usage:       "print the version",
+		Description: "Bug reports want it, and the driver's, which cgpu smi prints first.\n\nExample:\n   cgpu version",
+		Before:      noArguments,
 		Action: func(c *cli.Context) error {
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
