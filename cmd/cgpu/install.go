@@ -163,7 +163,7 @@ func nameFlag() cli.Flag {
 }
 
 func restartFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "restart", Usage: "have the engine read it: Docker reloads, containerd and CRI-O restart if systemd runs them; containers live on"}
+	return &cli.BoolFlag{Name: "restart", Usage: "have the engine read it: Docker reloads; containerd and CRI-O restart, if systemd runs them, and containers live on"}
 }
 
 // installArguments reads what install and uninstall have in common.
@@ -255,7 +255,7 @@ func carryOut(c *cli.Context, t target, config, name string, plan engine.Plan) e
 			fmt.Fprintln(w, line)
 		}
 	}
-	return reread(w, t, config, c.Bool("restart"))
+	return reread(w, t, config, c.Bool("restart"), plan.Restart)
 }
 
 // judge has the engine check what is there now. What failed before already is not held against the edit.

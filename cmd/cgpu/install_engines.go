@@ -212,8 +212,8 @@ func systemd() bool {
 	return err == nil && info.IsDir()
 }
 
-// reread has the engine read its configuration, or says what to do.
-func reread(w io.Writer, t target, config string, restart bool) error {
+// reread has the engine read its configuration, or says what to do. anew: a reload does not do.
+func reread(w io.Writer, t target, config string, restart, anew bool) error {
 	if t.daemon == "" {
 		_, err := fmt.Fprintf(w, "%s reads it at its next start of a container\n", t.name)
 		return err
@@ -222,6 +222,10 @@ func reread(w io.Writer, t target, config string, restart bool) error {
 	say := fmt.Sprintf("next: restart %s; running containers live on", t.daemon)
 	if usual && systemd() {
 		say = fmt.Sprintf("next: systemctl %s %s", t.reload, t.unit)
+	}
+	if anew {
+		_, err := fmt.Fprintf(w, "next: restart %s, and do not reload it: it would keep the default runtime that is gone, and 20.10 crashes; without live-restore its containers stop\n", t.daemon)
+		return err
 	}
 	if t.name == "docker" {
 		if pid := dockerPid(config); pid != 0 && !(usual && systemd()) {

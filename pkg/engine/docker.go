@@ -234,6 +234,9 @@ func UninstallDocker(config string, text, note []byte, name string) (p Plan, err
 			was = ""
 		}
 		p.done("default runtime: %s → %s", name, orOwn(was))
+		// A dockerd that reloads keeps a default that the file no longer names: later ones then refuse to reload, and 20.10
+		// crashes (a nil pointer in fillPlatformInfo, seen with 20.10.24).
+		p.Restart = was == ""
 		if d, err = d.setDefault(was); err != nil {
 			return p, fmt.Errorf("%s: %w", config, err)
 		}

@@ -40,6 +40,8 @@ type Plan struct {
 	Edits []Edit
 	Done  []string // what is different after it, for people
 	Hints []string // what the user should know
+	// Restart: a reload does not do.
+	Restart bool
 }
 
 // add puts an edit into the plan, if it is one.

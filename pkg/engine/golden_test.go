@@ -140,6 +140,9 @@ func describe(p Plan, err error) string {
 	for _, h := range p.Hints {
 		fmt.Fprintf(&b, "hint: %s\n", h)
 	}
+	if p.Restart {
+		b.WriteString("restart, not reload\n")
+	}
 	for _, e := range p.Edits {
 		b.WriteString(Diff(e))
 	}

@@ -67,13 +67,9 @@ func folder(t *testing.T) string {
 }
 
 // install runs cgpu install or uninstall; it must succeed.
-func install(t *testing.T, env []string, args ...string) string {
+func install(t *testing.T, args ...string) string {
 	t.Helper()
-	r := lab.Run(env, append([]string{filepath.Join(lab.Bin, "cgpu")}, args...)...)
-	if r.Code != 0 {
-		t.Fatal(r)
-	}
-	return r.Stdout
+	return run(t, append([]string{filepath.Join(lab.Bin, "cgpu")}, args...)...)
 }
 
 // sameFiles asserts that a folder holds a file as it was, and nothing beside it.
@@ -97,7 +93,7 @@ func TestInstallDocker(t *testing.T) {
   "data-root": "%[1]s/data", "exec-root": "%[1]s/exec", "pidfile": "%[1]s/pid",
   "hosts": ["unix://%[1]s/sock"],
   "storage-driver": "vfs",	"iptables": false,  "bridge": "none",
-  "runtimes": {"other": {"path": "%[2]s"}}
+  "runtimes": {"other": {"path": "%[2]s"}}, "default-runtime": "other"
 }
 `, dir, filepath.Join(lab.Dir, "lab", "runc"))
 	if err := os.Mkdir(filepath.Dir(config), 0o755); err != nil {
@@ -106,7 +102,7 @@ func TestInstallDocker(t *testing.T) {
 	if err := os.WriteFile(config, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	install(t, nil, "install", "docker", "--config", config)
+	install(t, "install", "docker", "--config", config)
 	daemonOf(t, filepath.Join(dir, "log"), "dockerd", "--config-file", config)
 	env := []string{"DOCKER_HOST=unix://" + dir + "/sock"}
 	info := func() string {
@@ -139,7 +135,7 @@ func TestInstallDocker(t *testing.T) {
 	}
 	meminfo("--runtime=cgpu")
 
-	if out := install(t, nil, "install", "docker", "--default", "--restart", "--config", config); !strings.Contains(out, "reads it now") {
+	if out := install(t, "install", "docker", "--default", "--restart", "--config", config); !strings.Contains(out, "reads it now") {
 		t.Errorf("--restart: %s", out)
 	}
 	eventually(t, 10*time.Second, func() string {
@@ -150,9 +146,9 @@ func TestInstallDocker(t *testing.T) {
 	})
 	meminfo()
 
-	install(t, nil, "uninstall", "docker", "--restart", "--config", config)
+	install(t, "uninstall", "docker", "--restart", "--config", config)
 	eventually(t, 10*time.Second, func() string {
-		if got := info(); !strings.HasPrefix(got, "runc ") || strings.Contains(got, "cgpu=") {
+		if got := info(); !strings.HasPrefix(got, "other ") || strings.Contains(got, "cgpu=") {
 			return "docker info: " + got
 		}
 		return ""
@@ -204,8 +200,10 @@ func containerds() []string {
 // what containerd itself says they are.
 func TestInstallContainerd(t *testing.T) {
 	for _, bin := range containerds() {
-		path := []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
-		version := lab.Run(path, "containerd", "--version").Stdout
+		if bin != "" {
+			t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+		}
+		version := run(t, "containerd", "--version")
 		two := strings.Contains(version, "/v2 ")
 		for name, config := range map[string]string{
 			"plain": "",
@@ -242,14 +240,14 @@ func TestInstallContainerd(t *testing.T) {
 				}
 				dump := func() string {
 					t.Helper()
-					r := lab.Run(path, "containerd", "--config", main, "config", "dump")
+					r := lab.Run(nil, "containerd", "--config", main, "config", "dump")
 					if r.Code != 0 {
 						t.Fatal(r)
 					}
 					return r.Stdout
 				}
 				was := dump()
-				install(t, path, "install", "containerd", "--default", "--config", main)
+				install(t, "install", "containerd", "--default", "--config", main)
 				for _, want := range []string{"runtimes.cgpu]", "runtimes.runc]", filepath.Join(lab.Bin, "cgpu-runtime")} {
 					if got := dump(); !strings.Contains(got, want) {
 						t.Errorf("no %s in:\n%s", want, got)
@@ -262,10 +260,10 @@ func TestInstallContainerd(t *testing.T) {
 					}
 				}
 
-				daemonOf(t, filepath.Join(dir, "log"), filepath.Join(bin, "containerd"), "--config", main)
+				daemonOf(t, filepath.Join(dir, "log"), "containerd", "--config", main)
 				ctr := func(args ...string) []string { return append([]string{"ctr", "--address", dir + "/sock"}, args...) }
 				eventually(t, 30*time.Second, func() string {
-					r := lab.Run(path, ctr("plugins", "ls")...)
+					r := lab.Run(nil, ctr("plugins", "ls")...)
 					for _, line := range strings.Split(r.Stdout, "\n") {
 						f := strings.Fields(line)
 						if len(f) > 2 && (f[1] == "cri" || f[1] == "runtime" && two && strings.Contains(f[0], "cri.v1")) && f[len(f)-1] == "ok" {
@@ -276,10 +274,14 @@ func TestInstallContainerd(t *testing.T) {
 				})
 				tar := filepath.Join(dir, "image.tar")
 				run(t, "docker", "save", "-o", tar, image)
-				for _, args := range [][]string{ctr("images", "import", "--snapshotter", "native", tar), ctr("run", "--rm", "--snapshotter", "native",
+				load := []string{"images", "import", "--snapshotter", "native"}
+				if two {
+					load = append(load, "--local") // its own way of loading knows only the default snapshotter
+				}
+				for _, args := range [][]string{ctr(append(load, tar)...), ctr("run", "--rm", "--snapshotter", "native",
 					"--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--env", "ALIYUN_COM_GPU_MEM_CONTAINER=6", "--env", "ALIYUN_COM_GPU_MEM_DEV=15",
 					"--env", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "docker.io/library/"+image+":latest", fmt.Sprintf("inst%d", os.Getpid()), "/bin/cgpu-probe", "meminfo")} {
-					r := lab.Run(path, args...)
+					r := lab.Run(nil, args...)
 					if r.Code != 0 {
 						t.Fatal(r)
 					}
@@ -288,7 +290,7 @@ func TestInstallContainerd(t *testing.T) {
 					}
 				}
 
-				install(t, path, "uninstall", "containerd", "--config", main)
+				install(t, "uninstall", "containerd", "--config", main)
 				sameFiles(t, main, before)
 				if left, _ := filepath.Glob(filepath.Join(dir, "conf.d", "*")); len(left) > 0 {
 					t.Errorf("left behind: %v", left)
