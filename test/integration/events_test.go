@@ -1,0 +1,171 @@
+//go:build integration
+
+package integration
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// eventsOf are the events that cgpu events shows of a container, as "kind text".
+func eventsOf(t *testing.T, args ...string) (list []event.Event) {
+	t.Helper()
+	out := run(t, append([]string{"cgpu", "events", "-o", "json"}, args...)...)
+	for line := range strings.Lines(out) {
+		var e event.Event
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatalf("%v: %s", err, line)
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+func kindsOf(list []event.Event) string {
+	var kinds []string
+	for _, e := range list {
+		kinds = append(kinds, string(e.Kind))
+	}
+	return strings.Join(kinds, " ")
+}
+
+// output is what a program has written so far.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// TestEvents: a container's life can be read afterwards, and followed.
+func TestEvents(t *testing.T) {
+	noTrace(t)
+	gpus(t)
+	var followed output
+	follow := exec.Command(filepath.Join(lab.Bin, "cgpu"), "events", "--follow", "--tail", "0")
+	follow.Env = append(os.Environ(), "CGPU_RUN_DIR="+lab.RunDir)
+	follow.Stdout, follow.Stderr = &followed, &followed
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = follow.Process.Signal(syscall.SIGINT)
+		if err := follow.Wait(); err != nil {
+			t.Errorf("cgpu events --follow: %v: %s", err, followed.String())
+		}
+	}()
+
+	id := container{name: "lively", env: sizeOf("128MiB"), cmd: []string{"cgpu-probe", "hold", "64MiB"}}.ready(t)
+	for range 20 { // each refused one is counted, one line tells
+		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
+	}
+	run(t, "cgpu", "set", "lively", "--weight", "3", "--memory", "256MiB")
+	run(t, "cgpu", "pause", "lively")
+	run(t, "cgpu", "resume", "lively")
+	eventually(t, 5*time.Second, func() string {
+		if got := kindsOf(eventsOf(t, "--container", "lively")); got != "start denied set paused resumed" {
+			return "events: " + got
+		}
+		return ""
+	})
+
+	// While it lives, everything about it is in one place, and its process in a list.
+	var seen struct {
+		Name, State string
+		Guard       struct{ InitPID int }
+		Page        struct {
+			VGPUs []struct{ Limit, Used quota.Bytes }
+		}
+		Log    struct{ Path string }
+		Events []event.Event
+	}
+	if err := json.Unmarshal([]byte(run(t, "cgpu", "inspect", "lively")), &seen); err != nil {
+		t.Fatal(err)
+	}
+	if seen.Name != "lively" || seen.State != "running" || seen.Guard.InitPID == 0 || len(seen.Page.VGPUs) != 1 || seen.Page.VGPUs[0].Limit != 256*quota.MiB ||
+		seen.Page.VGPUs[0].Used < 64*quota.MiB || kindsOf(seen.Events) != "start denied set paused resumed" || !strings.HasPrefix(seen.Log.Path, lab.RunDir) {
+		t.Errorf("cgpu inspect: %+v", seen)
+	}
+	var processes []struct {
+		Container, Name, Process string
+		PID, NSPID, GPU          int
+		Used                     quota.Bytes
+	}
+	if err := json.Unmarshal([]byte(run(t, "cgpu", "ps", "-o", "json", "--container", "lively")), &processes); err != nil {
+		t.Fatal(err)
+	}
+	if len(processes) != 1 || processes[0].Container != id || processes[0].Name != "lively" || processes[0].NSPID != 1 ||
+		processes[0].PID != seen.Guard.InitPID || processes[0].Used < 64*quota.MiB || processes[0].Process != "cgpu-probe" {
+		t.Errorf("cgpu ps: %+v", processes)
+	}
+	for args, want := range map[string]bool{"--filter state=running": true, "--filter state=paused": false, "--container lively": true, "--gpu 0": true} {
+		out := run(t, append([]string{"cgpu", "smi"}, strings.Fields(args)...)...)
+		if strings.Contains(out, id[:12]) != want {
+			t.Errorf("cgpu smi %s: %s", args, out)
+		}
+	}
+
+	docker(t, "rm", "-f", id)
+	wantRefused(t, container{env: quotaOf("7x", "", "0"), cmd: []string{"true"}}.try(t), "7x")
+	var list []event.Event
+	eventually(t, 10*time.Second, func() string {
+		list = eventsOf(t, "--container", id)
+		// What was counted of the denials is told by the end.
+		if got := kindsOf(list); got != "start denied set paused resumed denied end" && got != "start denied set paused resumed denied denied end" {
+			return "events: " + got
+		}
+		return ""
+	})
+	denied := 0
+	for _, e := range list {
+		if e.Kind == event.Denied {
+			denied += max(e.Count, 1)
+			if e.GPU == nil || e.GPU.Index != 0 || !strings.Contains(e.Text, "asked for") {
+				t.Errorf("%+v", e)
+			}
+		}
+		if e.Container != id {
+			t.Errorf("%+v", e)
+		}
+	}
+	if end := list[len(list)-1].Text; denied != 20 || !strings.Contains(end, "20 denied") {
+		t.Errorf("%d denials told, the end: %s", denied, end)
+	}
+	if set := list[2]; set.Text != "memory 128MiB → 256MiB, weight 1 → 3" {
+		t.Errorf("%+v", set)
+	}
+	refused := eventsOf(t, "--kind", "refused", "--tail", "1")
+	if len(refused) != 1 || !strings.Contains(refused[0].Text, `ALIYUN_COM_GPU_MEM_CONTAINER="7x"`) {
+		t.Errorf("%+v", refused)
+	}
+	eventually(t, 5*time.Second, func() string {
+		out := followed.String()
+		for _, want := range []string{"  start     " + id[:12], "  denied    ", "  paused    ", "  end       ", "  refused   "} {
+			if !strings.Contains(out, want) {
+				return "followed: " + out
+			}
+		}
+		return ""
+	})
+}
