@@ -75,6 +75,8 @@ else
 	rm -rf --one-file-system "$root"
 	mkdir -p "$root"/{bin,usr/bin,usr/lib,usr/share/doc,etc,tmp,var/lib/dpkg/{updates,info}}
 	touch "$root/var/lib/dpkg/status"
+	# dpkg takes away every folder that has become empty; a Debian's are not.
+	touch "$root"/{etc,usr/bin,usr/lib,usr/share,usr/share/doc}/others
 	cp "$(command -v busybox)" "$root/bin/busybox"
 	for applet in sh cat env; do ln -s busybox "$root/bin/$applet"; done
 	in_root() { chroot "$root" /bin/env -i PATH=/usr/bin:/bin HOME=/ "$@"; }
@@ -91,11 +93,11 @@ dpkg_ -i "$deb" >"$work/said" || fail "dpkg -i: $(cat "$work/said" "$work/log")"
 grep -q 'cgpu install --help' "$work/said" || fail "after installing it does not say what to do next: $(cat "$work/said")"
 in_root cgpu version | grep -F "cgpu $version (" >/dev/null || fail "cgpu version: $(in_root cgpu version), want $version"
 for command in spec km; do
-	in_root cgpu "$command" --help | grep -q '^NAME' || fail "cgpu $command --help"
+	in_root cgpu "$command" --help | grep '^NAME' >/dev/null || fail "cgpu $command --help"
 done
 for program in cgpu cgpu-guard cgpu-hook cgpu-probe cgpu-refresh cgpu-runtime cgpu-sim; do
 	[[ -x $root/usr/bin/$program ]] || fail "/usr/bin/$program is not there"
-	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep -q INTERP || fail "$program is not static"
+	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep INTERP >/dev/null || fail "$program is not static"
 	grep -q "^$program: go" "$root/usr/share/doc/cgpu/sbom.txt" || fail "$program is not in sbom.txt"
 done
 [[ -f $root/usr/lib/cgpu/libcgpu.so ]] || fail "/usr/lib/cgpu/libcgpu.so is not there"
@@ -130,10 +132,10 @@ ok "removed and purged, nothing is left"
 if [[ -e $(echo "$out"/cgpu_*_arm64.deb) ]]; then
 	dpkg-deb -x "$out"/cgpu_*_arm64.deb "$work/arm64"
 	for file in "$work"/arm64/usr/bin/* "$work/arm64/usr/lib/cgpu/libcgpu.so"; do
-		readelf -h "$file" | grep -q AArch64 || fail "arm64: ${file##*/} is another architecture's"
+		readelf -h "$file" | grep AArch64 >/dev/null || fail "arm64: ${file##*/} is another architecture's"
 	done
 	if command -v qemu-aarch64-static >/dev/null; then
-		qemu-aarch64-static "$work/arm64/usr/bin/cgpu" version | grep -q 'linux/arm64' || fail "arm64: cgpu version"
+		qemu-aarch64-static "$work/arm64/usr/bin/cgpu" version | grep 'linux/arm64' >/dev/null || fail "arm64: cgpu version"
 		ok "arm64: programs are arm64's, and cgpu runs (qemu)"
 	else
 		ok "arm64: programs are arm64's"
