@@ -70,10 +70,20 @@ lint: ## gofmt, go vet, staticcheck, shellcheck
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)
 
-install: build ## binaries into PREFIX/bin (/usr/local); docs/install.md tells the rest
+install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-probe,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
+	@# systemd and udev read below /usr/local as well; on machines without them these files would only puzzle.
+	@if [ -n "$(DESTDIR)" ] || [ -d /run/systemd/system ] || [ -d /usr/lib/systemd/system ]; then \
+		lib=$(DESTDIR)$(PREFIX)/lib && install -d $$lib/systemd/system $$lib/udev/rules.d $$lib/tmpfiles.d && \
+		for unit in configs/*.service; do \
+			sed 's|/usr/bin/|$(PREFIX)/bin/|g' $$unit >$$lib/systemd/system/$${unit##*/} || exit 1; \
+		done && \
+		chmod 0644 $$lib/systemd/system/cgpu-*.service && \
+		install -m 0644 configs/71-cgpu.rules $$lib/udev/rules.d/ && \
+		install -m 0644 configs/cgpu.conf $$lib/tmpfiles.d/; \
+	fi
 
 .PHONY: package package-test
 package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells what is in them
