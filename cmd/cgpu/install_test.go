@@ -154,6 +154,16 @@ func TestUninstallKeepsBackup(t *testing.T) {
 	}
 }
 
+// TestUninstallDefault: a dockerd that reloads a file without a default keeps the old one, which is gone.
+func TestUninstallDefault(t *testing.T) {
+	for text, want := range map[string]string{"{}": "next: restart dockerd, and do not reload it", daemonJSON: "SIGHUP"} {
+		e := newEngines(t)
+		e.write("d.json", text, 0o644)
+		e.cgpu("install docker --default --config d.json")
+		e.want(text, e.cgpu("uninstall docker --restart --config d.json"), want)
+	}
+}
+
 // TestInstallRollsBack: an engine that refuses the edit finds everything as it was.
 func TestInstallRollsBack(t *testing.T) {
 	for _, tt := range []struct{ name, engine, program, body, text, want string }{
