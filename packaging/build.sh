@@ -44,32 +44,26 @@ stage() {
 	install -m 0644 "$stage/limiter/libcgpu.so" "$all/usr/lib/cgpu/"
 	install -m 0644 configs/cgpu.toml "$stage/"
 
-	# systemd's, where configs/ has them. They may name the folder of `make install`.
+	# systemd's, with the packages' path where they name that of `make install`.
 	unit() {
-		[[ -e configs/$1 ]] || return 0
 		mkdir -p "$all/$2"
 		sed 's|/usr/local/bin/|/usr/bin/|g' "configs/$1" >"$all/$2/$1"
 	}
 	for file in configs/*.service; do
-		[[ -e $file ]] && unit "${file#configs/}" usr/lib/systemd/system
+		unit "${file#configs/}" usr/lib/systemd/system
 	done
 	unit 71-cgpu.rules usr/lib/udev/rules.d
 	unit cgpu.conf usr/lib/tmpfiles.d
 
 	# Man pages and completion tell of the commands, not of the machine: the builder's own cgpu writes them.
-	if "$tool" man "$stage/man" >/dev/null 2>&1; then
-		mkdir -p "$all/usr/share/man/man1"
-		gzip -9n "$stage"/man/*.1
-		mv "$stage"/man/*.1.gz "$all/usr/share/man/man1/"
-	fi
-	if "$tool" completion bash >/dev/null 2>&1; then
-		mkdir -p "$all"/usr/share/{bash-completion/completions,fish/vendor_completions.d} \
-			"$stage"/{deb/usr/share/zsh/vendor-completions,rpm/usr/share/zsh/site-functions}
-		"$tool" completion bash >"$all/usr/share/bash-completion/completions/cgpu"
-		"$tool" completion fish >"$all/usr/share/fish/vendor_completions.d/cgpu.fish"
-		"$tool" completion zsh >"$stage/deb/usr/share/zsh/vendor-completions/_cgpu"
-		"$tool" completion zsh >"$stage/rpm/usr/share/zsh/site-functions/_cgpu"
-	fi
+	mkdir -p "$all"/usr/share/{man/man1,bash-completion/completions,fish/vendor_completions.d} \
+		"$stage"/{deb/usr/share/zsh/vendor-completions,rpm/usr/share/zsh/site-functions}
+	"$tool" man "$all/usr/share/man/man1"
+	gzip -9n "$all"/usr/share/man/man1/*.1
+	"$tool" completion bash >"$all/usr/share/bash-completion/completions/cgpu"
+	"$tool" completion fish >"$all/usr/share/fish/vendor_completions.d/cgpu.fish"
+	"$tool" completion zsh >"$stage/deb/usr/share/zsh/vendor-completions/_cgpu"
+	"$tool" completion zsh >"$stage/rpm/usr/share/zsh/site-functions/_cgpu"
 
 	local doc=$all/usr/share/doc/cgpu
 	cp README*.md CHANGELOG.md SECURITY.md "$doc/"

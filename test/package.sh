@@ -100,9 +100,12 @@ for program in cgpu cgpu-guard cgpu-hook cgpu-probe cgpu-refresh cgpu-runtime cg
 	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep INTERP >/dev/null || fail "$program is not static"
 	grep -q "^$program: go" "$root/usr/share/doc/cgpu/sbom.txt" || fail "$program is not in sbom.txt"
 done
-[[ -f $root/usr/lib/cgpu/libcgpu.so ]] || fail "/usr/lib/cgpu/libcgpu.so is not there"
+for file in lib/cgpu/libcgpu.so lib/systemd/system/cgpu-{refresh,km}.service lib/udev/rules.d/71-cgpu.rules lib/tmpfiles.d/cgpu.conf \
+	share/bash-completion/completions/cgpu share/fish/vendor_completions.d/cgpu.fish share/zsh/vendor-completions/_cgpu; do
+	[[ -s $root/usr/$file ]] || fail "/usr/$file is not there"
+done
 grep -q 'MIT License\|Permission is hereby granted' "$root/usr/share/doc/cgpu/third-party-licences.txt" || fail "third-party-licences.txt has no licences"
-if grep -rqF /usr/local/bin "$root/usr/lib" "$root/usr/share/doc/cgpu/configs"; then fail "a unit or an example names /usr/local/bin"; fi
+if grep -rqF /usr/local/bin "$root"/usr/lib/systemd/system/cgpu-* "$root/usr/share/doc/cgpu/configs"; then fail "a unit or an example names /usr/local/bin"; fi
 if [[ $full ]]; then
 	# Linked against this machine's C library; it must not want a newer one than the package says.
 	status=0
