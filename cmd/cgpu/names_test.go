@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -59,6 +60,9 @@ func encode(t *testing.T, v any) string {
 	return string(text)
 }
 
+// nameOf is what a record's engine calls it.
+func nameOf(r ledger.Record) string { return name.Of(r.Bundle, r.ID) }
+
 func TestDockerName(t *testing.T) {
 	mount := func(destination, source string) []map[string]string {
 		return []map[string]string{{"destination": destination, "source": source}}
@@ -79,14 +83,14 @@ func TestDockerName(t *testing.T) {
 		"a relative path":         {dockered{name: "/web", mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
 		"a damaged bundle":        {dockered{name: "/web", bundle: "{"}, ""},
 		"a bundle without mounts": {dockered{name: "/web", bundle: `{"mounts":null}`}, ""},
-		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", maxContainerFile) + "}"}, ""},
+		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", name.MaxFile) + "}"}, ""},
 	} {
-		if got := bundleName(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
+		if got := nameOf(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
 			t.Errorf("%s: %q, want %q", what, got, tt.want)
 		}
 	}
 	for _, bundle := range []string{"", "relative", "/does/not/exist"} {
-		if got := bundleName(ledger.Record{ID: "abcdef", Bundle: bundle}); got != "" {
+		if got := nameOf(ledger.Record{ID: "abcdef", Bundle: bundle}); got != "" {
 			t.Errorf("bundle %q: %q", bundle, got)
 		}
 	}
@@ -105,7 +109,7 @@ func TestDockerName(t *testing.T) {
 		if err := errors.Join(os.Remove(record), make()); err != nil {
 			t.Fatal(err)
 		}
-		if got := bundleName(r); got != "" {
+		if got := nameOf(r); got != "" {
 			t.Errorf("%s: %q", what, got)
 		}
 	}
@@ -119,7 +123,7 @@ func TestAnnotatedName(t *testing.T) {
 		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `"}}`:                                                     "",
 		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
 	} {
-		if got := bundleName(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {
+		if got := nameOf(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {
 			t.Errorf("%s: %q, want %q", bundle, got, want)
 		}
 	}

@@ -218,7 +218,7 @@ func TestCommandLine(t *testing.T) {
 		{args: "spec --help", out: "Examples"},
 		{args: "smi", err: "cgpu refresh makes it"},
 		{args: "frobnicate", err: "no such command", usage: true},
-		{args: "smi -o xml", err: "want table, wide or json", usage: true},
+		{args: "smi -o xml", err: "want table, plain, wide or json", usage: true},
 		{args: "smi --frob", err: "frob", usage: true},
 		{args: "smi now", err: "want no arguments", usage: true},
 		{args: "smi 2 --watch 3", err: "want no arguments", usage: true},

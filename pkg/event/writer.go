@@ -32,16 +32,6 @@ func NewWriter(runDir, container, nonce string) *Writer {
 	return &Writer{runDir: runDir, every: Every, about: Event{Container: container, Nonce: nonce}, limits: map[Kind]*limit{}}
 }
 
-// Name says what people call the container, from now on.
-func (w *Writer) Name(name string) {
-	if w == nil {
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.about.Name = name
-}
-
 // Write writes an event at once. It is for what a tenant cannot cause.
 func (w *Writer) Write(e Event) {
 	if w == nil {
@@ -53,15 +43,23 @@ func (w *Writer) Write(e Event) {
 	_ = Append(w.runDir, e)
 }
 
-// Soon has an event written by a goroutine. Close waits for it.
-func (w *Writer) Soon(e Event) {
+// Begin has a first event written by a goroutine, which finds out what people call the container, for all that come later. Close
+// waits for it.
+func (w *Writer) Begin(e Event, name func() string) {
 	if w == nil {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	e = w.filled(e)
-	w.busy.Go(func() { _ = Append(w.runDir, e) })
+	e.Time = time.Now().UTC()
+	w.busy.Go(func() {
+		called := name()
+		w.mu.Lock()
+		w.about.Name = called
+		at := e.Time
+		e = w.filled(e)
+		e.Time = at
+		w.mu.Unlock()
+		_ = Append(w.runDir, e)
+	})
 }
 
 // Note has an event written soon, and not more than one of its kind every ten seconds: the latest, with a count of those that it

@@ -1,12 +1,14 @@
 package guard
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -15,7 +17,6 @@ import (
 
 // tellStart tells that the container runs, and what it has.
 func (g *Guard) tellStart(r ledger.Record) {
-	g.events.Name(r.Name)
 	var has []string
 	for _, x := range g.cfg.GPUs {
 		what := "all of GPU " + fmt.Sprint(x.Index)
@@ -26,7 +27,9 @@ func (g *Guard) tellStart(r ledger.Record) {
 	}
 	g.began.Store(time.Now().UnixNano())
 	// Not in the way of the container's first call.
-	g.events.Soon(event.Event{Kind: event.Start, PID: r.InitPID, Text: strings.Join(has, ", ")})
+	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Text: strings.Join(has, ", ")}, func() string {
+		return cmp.Or(r.Name, name.Of(r.Bundle, r.ID))
+	})
 }
 
 // tellEnd is the last word.

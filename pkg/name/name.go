@@ -1,0 +1,94 @@
+// Package name finds out what people call a container: what its engine does.
+//
+// containerd's CRI puts a container's name into its annotations, and so the ledger has it. CRI-O and nerdctl use annotations of
+// their own, which are looked up here. Docker tells a runtime no name. But it mounts /etc/hostname and its like from the folder
+// where it keeps the container's own record, config.v2.json (moby, daemon/container: hostname path, ConfigV2 file), which has the
+// name, also after docker rename.
+package name
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxFile bounds what is read of config.json and config.v2.json.
+const MaxFile = 4 << 20
+
+// MaxLength bounds a name.
+const MaxLength = 256
+
+// bundle is what is read of a config.json.
+type bundle struct {
+	Annotations map[string]string `json:"annotations"`
+	Mounts      []mount           `json:"mounts"`
+}
+
+type mount struct {
+	Destination string `json:"destination"`
+	Source      string `json:"source"`
+}
+
+// Of is what the engine calls the container with this bundle and ID; "" where nothing tells.
+func Of(folder, id string) string {
+	var b bundle
+	if !filepath.IsAbs(folder) || !readJSON(filepath.Join(folder, "config.json"), &b) {
+		return ""
+	}
+	if name := annotated(b.Annotations); name != "" {
+		return name
+	}
+	return docker(id, b.Mounts)
+}
+
+// annotated is a name by annotations: namespace/pod/container of Kubernetes (CRI-O), or nerdctl's.
+func annotated(a map[string]string) string {
+	name := ""
+	if pod, container := a["io.kubernetes.pod.name"], a["io.kubernetes.container.name"]; pod != "" && container != "" {
+		name = a["io.kubernetes.pod.namespace"] + "/" + pod + "/" + container
+	} else {
+		name = a["nerdctl/name"]
+	}
+	if len(name) > MaxLength {
+		return ""
+	}
+	return name
+}
+
+// docker is what Docker calls a container with these mounts.
+func docker(id string, mounts []mount) string {
+	for _, m := range mounts {
+		dir, file := filepath.Split(m.Source)
+		if !slices.Contains([]string{"hostname", "hosts", "resolv.conf"}, file) || m.Destination != "/etc/"+file ||
+			!filepath.IsAbs(dir) || filepath.Base(dir) != id {
+			continue
+		}
+		var record struct{ ID, Name string }
+		if !readJSON(filepath.Join(dir, "config.v2.json"), &record) || record.ID != id {
+			continue
+		}
+		if name := strings.TrimPrefix(record.Name, "/"); name != "" && len(name) <= MaxLength {
+			return name
+		}
+	}
+	return ""
+}
+
+// readJSON reads a file into v. A container's author may have named the path, so it is a plain file or none.
+func readJSON(path string, v any) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	return err == nil && len(text) <= MaxFile && json.Unmarshal(text, v) == nil
+}
