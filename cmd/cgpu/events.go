@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os/signal"
 	"slices"
 	"strings"
@@ -31,7 +32,8 @@ func eventsCommand() *cli.Command {
 		Usage: "show what happened: starts, denials, kills, changes",
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
 			"killed, freed, held, let, warning) is written at most once in 10 s for each kind and container; the line then says how\n" +
-			"often it happened. KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
+			"often it happened. In preload mode nobody is there to tell of starts, ends and denials.\n" +
+			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
 			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events --container web -o json | jq .text",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
@@ -68,12 +70,12 @@ func eventsCommand() *cli.Command {
 				if err == nil {
 					err = show(q.last(q.pick(list)))
 				}
-				return unlessPipeClosed(err)
+				return eventsError(err)
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			past := true
-			return unlessPipeClosed(event.Follow(ctx, runDir, func(list []event.Event) error {
+			return eventsError(event.Follow(ctx, runDir, func(list []event.Event) error {
 				if list = q.pick(list); past {
 					past, list = false, q.last(list)
 				}
@@ -83,10 +85,15 @@ func eventsCommand() *cli.Command {
 	}
 }
 
-// unlessPipeClosed: who stops reading (cgpu events | head) has seen enough.
-func unlessPipeClosed(err error) error {
-	if errors.Is(err, syscall.EPIPE) {
+// eventsError says what to do about an error. Who stops reading (cgpu events | head) has seen enough: that is none.
+func eventsError(err error) error {
+	switch {
+	case errors.Is(err, syscall.EPIPE):
 		return nil
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("events: %w: only root may read them", err)
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("events: %w: cgpu refresh makes the run directory", err)
 	}
 	return err
 }

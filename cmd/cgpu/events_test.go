@@ -72,6 +72,12 @@ T  later     abcdef012345  web: of a newer cgpu
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
 		}
 	}
+	// Follow needs a folder to watch.
+	t.Setenv("CGPU_RUN_DIR", n.dir+"/none")
+	if out := cgpu("events --follow"); !strings.Contains(out, "no such file or directory: cgpu refresh makes the run directory") {
+		t.Error(out)
+	}
+	t.Setenv("CGPU_RUN_DIR", n.dir)
 	var e event.Event
 	if err := json.Unmarshal([]byte(cgpu("events -o json --tail 2 --kind denied")), &e); err != nil || e.Count != 1000 {
 		t.Errorf("%+v, %v", e, err)
