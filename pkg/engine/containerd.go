@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -199,10 +200,11 @@ func (c *containerd) handler(except string) map[string]any {
 const (
 	runcShim    = "io.containerd.runc.v2"
 	annotations = "cgpu.io/*" // a pod's annotations reach the runtime only if they are listed
+	runcNote    = "# containerd 1.x forgets its own runc when another runtime is named."
 )
 
 // block is what our part of the file says. withDefault: the table that names the default stands in no file.
-func (c *containerd) block(r Request, withDefault, withVersion bool) string {
+func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) string {
 	var b strings.Builder
 	if withVersion {
 		fmt.Fprintf(&b, "version = %d\n\n", c.version)
@@ -217,8 +219,8 @@ func (c *containerd) block(r Request, withDefault, withVersion bool) string {
 		line("  ", "default_runtime_name", r.Name)
 		b.WriteString("\n")
 	}
-	if c.replaces() && len(getTable(c.tree, c.key("runtimes")...)) == 0 {
-		fmt.Fprintf(&b, "# containerd 1.x forgets its own runc when another runtime is named.\n[%s]\n", keyTOML(c.key("runtimes", "runc")...))
+	if withRunc || c.replaces() && len(getTable(c.tree, c.key("runtimes")...)) == 0 {
+		fmt.Fprintf(&b, "%s\n[%s]\n", runcNote, keyTOML(c.key("runtimes", "runc")...))
 		line("  ", "runtime_type", runcShim)
 		b.WriteString("\n")
 	}
@@ -316,7 +318,7 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 		if !addBlock && mine < 0 {
 			body = fmt.Sprintf("[%s]\n  default_runtime_name = %s\n", keyTOML(c.key()...), quoteTOML(r.Name))
 		} else {
-			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name))
+			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name), c.blockHas(mine, r.Name, runcNote))
 		}
 		text = appendBlock(text, r.Name, body)
 	}
@@ -431,7 +433,7 @@ func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Pla
 		defaultWas, hadDefault := "", c.blockHasDefault(slices.IndexFunc(c.files, func(f document) bool { return f.path == d.path }), name)
 		from, to, found := block(text, name)
 		if found {
-			text = splice(text, from, to, "")
+			text = splice(text, from, to, c.stays(text[from:to], name))
 		}
 		keep := func(was string) bool {
 			known := slices.Contains(taken, was) || getTable(c.tree, c.key("runtimes", was)...) != nil
@@ -471,6 +473,20 @@ func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Pla
 		}
 		return nil
 	}, name)
+}
+
+// stays is what of our part has to stay: the table for runc, where others have since added runtimes.
+func (c *containerd) stays(part []byte, name string) string {
+	from := bytes.Index(part, []byte(runcNote))
+	runtimes := maps.Clone(getTable(c.tree, c.key("runtimes")...))
+	delete(runtimes, name)
+	delete(runtimes, "runc")
+	if from < 0 || len(runtimes) == 0 {
+		return ""
+	}
+	nl := lineEnd(part)
+	table, _, _ := strings.Cut(string(part[from:]), nl+nl)
+	return nl + table + nl
 }
 
 // onlyVersion reports a file of ours in which nothing else is.

@@ -276,7 +276,7 @@ func (d document) setString(to string, key ...string) (text []byte, ok bool) {
 
 func mark0(was string) string { return " " + mark + "was " + was + "." }
 
-// unsetString undoes setString for the value that is name. was is what it is again, "" for nothing; known: it was the text's own.
+// unsetString undoes setString for the value that is name. was is what it is again, "" for nothing, as when keep refuses it.
 func unsetString(text []byte, key, name string, keep func(was string) bool) (after []byte, was string, found bool) {
 	form := regexp.MustCompile(`(?m)^[ \t]*(?:[^#\n]*\.)?` + regexp.QuoteMeta(key) + `[ \t]*=[ \t]*(` + regexp.QuoteMeta(quoteTOML(name)) + wasForm + `)[^\n]*(\n|$)`)
 	m := form.FindSubmatchIndex(text)
@@ -284,11 +284,9 @@ func unsetString(text []byte, key, name string, keep func(was string) bool) (aft
 		return text, "", false
 	}
 	literal := string(text[m[4]:m[5]])
-	if literal != "unset" {
-		var v struct{ V string }
-		if toml.Unmarshal([]byte("V = "+literal), &v) == nil && keep(v.V) {
-			return splice(text, m[2], m[3], literal), v.V, true
-		}
+	var v struct{ V string }
+	if toml.Unmarshal([]byte("V = "+literal), &v) == nil && keep(v.V) { // "unset" is no value
+		return splice(text, m[2], m[3], literal), v.V, true
 	}
 	return splice(text, m[0], m[1], ""), "", true
 }
