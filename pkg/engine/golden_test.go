@@ -286,3 +286,29 @@ func FuzzDocker(f *testing.F) {
 		}
 	})
 }
+
+func FuzzContainerd(f *testing.F) {
+	f.Add([]byte("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  default_runtime_name = 'runc' # x\n"), 1)
+	f.Add([]byte("version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\ncontainerd.default_runtime_name = \"runc\"\r\n"), 2)
+	f.Add([]byte("version = 2\nplugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options = {SystemdCgroup = true}\nx = \"\"\"\n[a]\"\"\""), 1)
+	f.Add([]byte("# nothing"), 0)
+	f.Fuzz(func(t *testing.T, text []byte, major int) {
+		s := scenario{engine: "containerd", name: "cgpu", path: oursPath, major: major, asDefault: true}
+		before := map[string][]byte{ContainerdConfig: text}
+		p, err := s.plan("install", before)
+		if err != nil || bytes.Contains(text, []byte("cgpu")) {
+			return
+		}
+		after := applyTo(before, p)
+		if again, err := s.plan("install", after); err != nil || len(again.Edits) > 0 {
+			t.Fatalf("%q → %q: again: %s", text, after[ContainerdConfig], describe(again, err))
+		}
+		back, err := s.plan("uninstall", after)
+		if err != nil {
+			t.Fatalf("%q → %q: %v", text, after[ContainerdConfig], err)
+		}
+		if got := applyTo(after, back)[ContainerdConfig]; !Restorable(text, got, false) && len(back.Hints) == 0 {
+			t.Errorf("%q → %q → %q", text, after[ContainerdConfig], got)
+		}
+	})
+}
