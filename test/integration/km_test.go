@@ -18,8 +18,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// kmMounted runs cgpu km until the test ends and returns its mount point.
-func kmMounted(t *testing.T) (dir string, cmd *exec.Cmd, said func() string) {
+// kmMounted runs cgpu km until the test ends and returns its mount point: args' last, else the run dir's.
+func kmMounted(t *testing.T, args ...string) (dir string, cmd *exec.Cmd, said func() string) {
 	t.Helper()
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
 		t.Skipf("no FUSE here: %v", err)
@@ -27,11 +27,14 @@ func kmMounted(t *testing.T) (dir string, cmd *exec.Cmd, said func() string) {
 		f.Close()
 	}
 	dir = filepath.Join(lab.RunDir, "km")
+	if len(args) > 0 {
+		dir = args[len(args)-1]
+	}
 	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd = exec.Command(filepath.Join(lab.Bin, "cgpu"), "km")
+	cmd = exec.Command(filepath.Join(lab.Bin, "cgpu"), append([]string{"km"}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -124,11 +127,6 @@ func TestKM(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "new"), nil, 0o600); err == nil {
 		t.Error("a file can be made")
 	}
-	r := lab.Run(nil, "setpriv", "--reuid", "65534", "--clear-groups", "cat", filepath.Join(box, "weight"))
-	if r.Code == 0 {
-		t.Errorf("a user gets in, and files can be written to by everybody: %s", r)
-	}
-
 	// The GPU's card, and back, for the tests beside.
 	t.Cleanup(func() { run(t, filepath.Join(lab.Bin, "cgpu"), "policy", "1", "preempt", "--max-inst", "20") })
 	write(true, filepath.Join(dir, "1", "policy"), strconv.Itoa(int(sched.PolicySoft)))
@@ -163,6 +161,50 @@ func TestKM(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left: %v", dir, err)
+	}
+}
+
+// TestKMUsers: who is not root does not get in, or with --allow-other gets in and writes nothing.
+func TestKMUsers(t *testing.T) {
+	// The node's own folder lets no user through.
+	open, err := os.MkdirTemp("", "km")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(open) })
+	if err := os.Chmod(open, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	user := func(words string) int {
+		return lab.Run(nil, "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", words).Code
+	}
+	for _, tt := range []struct {
+		name string
+		args []string
+		mode os.FileMode // of a file that can be written to
+		read bool
+	}{
+		{"root", nil, 0o666, false},
+		{"others", []string{"--allow-other"}, 0o644, true},
+	} {
+		dir, cmd, _ := kmMounted(t, append(tt.args, filepath.Join(open, tt.name))...)
+		ratio := filepath.Join(dir, "1", "prio_ratio")
+		info, err := os.Stat(ratio)
+		if err != nil || info.Mode() != tt.mode {
+			t.Errorf("%s: %v, %v; want %v", tt.name, info, err, tt.mode)
+		}
+		if code := user("cat " + ratio); (code == 0) != tt.read {
+			t.Errorf("%s: a user's cat ends with %d, want it to read: %v", tt.name, code, tt.read)
+		}
+		if code := user("echo 50 > " + ratio); code == 0 || kmRead(t, ratio) == "50\n" {
+			t.Errorf("%s: a user could write: exit %d, %s", tt.name, code, kmRead(t, ratio))
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
