@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -429,6 +430,13 @@ func TestRefuses(t *testing.T) {
 			}
 			if after, _ := os.ReadFile(filepath.Join(bundle, "config.json")); !bytes.Equal(before, after) {
 				t.Error("config.json was changed")
+			}
+			events, err := event.Read(n.runDir)
+			if err != nil || len(events) == 0 {
+				t.Fatalf("events: %v, %v", events, err)
+			}
+			if e := events[len(events)-1]; e.Kind != event.Refused || e.Container != "cgpu-test-refused" || !strings.Contains(e.Text, test.want) {
+				t.Errorf("event: %+v", e)
 			}
 		})
 	}
