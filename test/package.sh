@@ -5,6 +5,7 @@
 # The deb is installed in a chroot: one that debootstrap makes, where that is installed and reaches its mirror, else a folder
 # with nothing but busybox. Nothing is installed on this machine.
 # usage: package.sh NFPM OUT VERSION     (make package-test calls it; root)
+# DEMO=1: run the checks of make demo with the package's programs, too. SUITE, MIRROR: debootstrap's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nfpm=$1 out=$2 version=$3
@@ -130,6 +131,13 @@ dpkg_ -P cgpu >/dev/null || fail "dpkg -P: $(cat "$work/log")"
 files >"$work/after"
 diff "$work/before" "$work/after" || fail "it leaves files behind"
 ok "removed and purged, nothing is left"
+
+# The demo's containers with the package's programs, by a private dockerd on the simulated driver.
+if [[ ${DEMO:-} ]]; then
+	dpkg-deb -x "$out"/cgpu_*_"$(dpkg --print-architecture)".deb "$work/demo"
+	CGPU_TEST_DRIVER=sim CGPU_BIN=$work/demo/usr/bin hack/demo.sh >"$work/said" 2>&1 || fail "demo: $(tail -n 20 "$work/said")"
+	ok "the package's programs: $(tail -n 1 "$work/said")"
+fi
 
 # The other architecture, as far as it goes without such a machine.
 if [[ -e $(echo "$out"/cgpu_*_arm64.deb) ]]; then

@@ -190,8 +190,11 @@ func TestKMUsers(t *testing.T) {
 		dir, cmd, _ := kmMounted(t, append(tt.args, filepath.Join(open, tt.name))...)
 		ratio := filepath.Join(dir, "1", "prio_ratio")
 		info, err := os.Stat(ratio)
-		if err != nil || info.Mode() != tt.mode {
-			t.Errorf("%s: %v, %v; want %v", tt.name, info, err, tt.mode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != tt.mode {
+			t.Errorf("%s: %v, want %v", tt.name, info.Mode(), tt.mode)
 		}
 		if code := user("cat " + ratio); (code == 0) != tt.read {
 			t.Errorf("%s: a user's cat ends with %d, want it to read: %v", tt.name, code, tt.read)
