@@ -224,7 +224,7 @@ func reread(w io.Writer, t target, config string, restart, anew bool) error {
 		say = fmt.Sprintf("next: systemctl %s %s", t.reload, t.unit)
 	}
 	if anew {
-		_, err := fmt.Fprintf(w, "next: restart %s, and do not reload it: it would keep the default runtime that is gone, and 20.10 crashes; without live-restore its containers stop\n", t.daemon)
+		_, err := fmt.Fprintf(w, "next: restart %s, and do not reload it: it would keep the default runtime that is gone, or crash (20.10); without live-restore its containers stop\n", t.daemon)
 		return err
 	}
 	if t.name == "docker" {

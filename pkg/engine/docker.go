@@ -234,8 +234,8 @@ func UninstallDocker(config string, text, note []byte, name string) (p Plan, err
 			was = ""
 		}
 		p.done("default runtime: %s → %s", name, orOwn(was))
-		// A dockerd that reloads keeps a default that the file no longer names: later ones then refuse to reload, and 20.10
-		// crashes (a nil pointer in fillPlatformInfo, seen with 20.10.24).
+		// A dockerd that reloads keeps a default that the file no longer names. 29 keeps the runtime with it; 20.10.24 crashes
+		// where the file names other runtimes (a nil pointer in fillPlatformInfo).
 		p.Restart = was == ""
 		if d, err = d.setDefault(was); err != nil {
 			return p, fmt.Errorf("%s: %w", config, err)
