@@ -147,12 +147,11 @@ type speech struct {
 }
 
 // listen gathers what the container says in the enabled dialects. It refuses nothing: the container may be none of ours.
+// Gpushare's turn is after the others', because what counts of it depends on how they ask.
 func (s *settings) listen(env []string, annotations map[string]string, enabled []Dialect) (all []speech) {
 	for i, d := range dialects {
 		switch {
-		case !slices.Contains(enabled, d.name):
-		case d.name == DialectGPUShare:
-			s.gpushare = s.hearGPUShare(annotations)
+		case !slices.Contains(enabled, d.name), d.name == DialectGPUShare:
 		default:
 			w, asks := gatherWords(env, annotations, d.memory, d.other, d.annotated, d.numbered)
 			if on := w[paiEnable]; d.name == DialectPAI && on.value != "1" && on.other != "1" {
@@ -164,12 +163,20 @@ func (s *settings) listen(env []string, annotations map[string]string, enabled [
 			s.foreign = s.foreign || asks && d.annotated
 		}
 	}
+	s.gpushare = slices.Contains(enabled, DialectGPUShare) && s.hearGPUShare(annotations)
 	return all
 }
 
 // hearGPUShare lets the annotations that gpushare's scheduler wrote beat the variables of the same names. They say nothing of
-// the container itself, so they make none ask; but a pod cannot forge more than its own total beside them.
+// the container itself, so they make none ask.
+//
+// They are the pod's, and a pod's author can write them, too. Beside a request by annotation, which no author can touch, they
+// are therefore nothing: a _MEM_DEV would make a whole card of the trusted number, and a _MEM_IDX would name a GPU to slice,
+// so that the one the device plugin gave is taken for a whole one.
 func (s *settings) hearGPUShare(annotations map[string]string) (heard bool) {
+	if s.annotated() {
+		return false
+	}
 	for _, k := range []key{memDev, memIdx, memPod} {
 		name := names[k].variable
 		if value, ok := annotations[name]; ok && !s.annotations[k].set {

@@ -115,6 +115,8 @@ func TestDialects(t *testing.T) {
 
 		{"gpushare: the scheduler's annotations", "gpushare", "C=6 A_MEM_DEV=6 A_MEM_IDX=2 @ALIYUN_COM_GPU_MEM_IDX=1 @ALIYUN_COM_GPU_MEM_DEV=15 @ALIYUN_COM_GPU_MEM_POD=6",
 			Quota{Memory: Memory{Num: 6, Den: 15}, Visible: ids("1")}},
+		{"gpushare: nothing beside cgpu's annotation", "gpushare", "cgpu.io/gpu-mem-container=6 @ALIYUN_COM_GPU_MEM_DEV=6 @ALIYUN_COM_GPU_MEM_IDX=1 @ALIYUN_COM_GPU_MEM_POD=5", Quota{Memory: six}},
+		{"gpushare: nothing beside tkestack's", everything, "tencent.com/vcuda-memory=24 @ALIYUN_COM_GPU_MEM_DEV=6 @ALIYUN_COM_GPU_MEM_IDX=1 @ALIYUN_COM_GPU_MEM_POD=5", Quota{Memory: six}},
 		{"gpushare: off", "", "C=6 A_MEM_DEV=6 @ALIYUN_COM_GPU_MEM_DEV=15", Quota{Memory: Memory{Num: 6, Den: 6}}},
 
 		{"hami and nvidia agree", "hami,nvidia", "CUDA_DEVICE_MEMORY_LIMIT=6g NVIDIA_GPU_MEMORY_LIMIT=6144", Quota{Memory: six}},
@@ -164,6 +166,9 @@ func TestDialectsNoted(t *testing.T) {
 	}
 	if q, err := speak("C=6 @ALIYUN_COM_GPU_MEM_POD=6", everything); err != nil || !slices.Equal(q.Dialects, []Dialect{DialectGPUShare}) {
 		t.Errorf("gpushare: %+v, %v", q, err)
+	}
+	if q, err := speak("cgpu.io/gpu-mem-container=6 @ALIYUN_COM_GPU_MEM_IDX=1", everything); err != nil || q.Dialects != nil || len(q.Asked) != 1 {
+		t.Errorf("gpushare beside an annotation: %+v, %v", q, err)
 	}
 	if q, err := speak("C=6 CUDA_DEVICE_MEMORY_SHARED_CACHE=/x", everything); err != nil || q.Dialects != nil {
 		t.Errorf("none: %+v, %v", q, err)
