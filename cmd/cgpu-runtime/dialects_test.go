@@ -96,6 +96,55 @@ func TestDialectBrokenNode(t *testing.T) {
 	}
 }
 
+// TestDialectOff: a container that has words of a dialect which the node has not enabled does not wait for a cgpu-refresh, and
+// is not decoded. Only the text of its config.json is looked at.
+func TestDialectOff(t *testing.T) {
+	n := newNode(t, "runc")
+	low, refreshed := filepath.Join(t.TempDir(), "runc"), filepath.Join(t.TempDir(), "refreshed")
+	copyFile(t, "/bin/true", low)
+	n.table.Config.Runtimes = []string{low}
+	script := "#!/bin/sh\n: >" + refreshed + "\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(n.dir, "cgpu-refresh"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	config := filepath.Join(n.dir, "cgpu.toml")
+	for _, c := range []struct {
+		name, config       string
+		table              bool // good as it is
+		enabled            []quota.Dialect
+		starts, hasRefresh bool
+	}{
+		{"good table", "", true, nil, true, false},
+		{"good table, enabled", "", true, []quota.Dialect{quota.DialectHAMi}, false, false},
+		{"stale table", "dialects = []\n", false, nil, true, false},
+		{"stale table, another enabled", "dialects = [\"mps\"]\n", false, nil, true, false},
+		{"stale table says otherwise", "dialects = []\n", false, []quota.Dialect{quota.DialectHAMi}, true, false},
+		{"stale table, enabled", "dialects = [\"hami\"]\n", false, nil, false, true},
+	} {
+		os.Remove(refreshed)
+		os.Remove(config)
+		n.table.Config.Dialects = c.enabled
+		n.saveTable()
+		if !c.table {
+			if err := os.WriteFile(config, []byte(c.config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		bundle := t.TempDir()
+		raw := `{"process": {"env": ["` + askHAMi + `", 5]}}` // no list of texts: what we decode we refuse
+		if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(raw), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		r := n.run("create", "--bundle", bundle, "cgpu-test-dialect-off")
+		if (r.err == nil) != c.starts {
+			t.Errorf("%s: %v, want a start: %v\n%s%s", c.name, r.err, c.starts, r.stderr, r.log)
+		}
+		if _, err := os.Stat(refreshed); (err == nil) != c.hasRefresh {
+			t.Errorf("%s: refreshed: %v, want %v", c.name, err == nil, c.hasRefresh)
+		}
+	}
+}
+
 func TestEnables(t *testing.T) {
 	for text, want := range map[string]bool{
 		`dialects = ["hami"]`:                               true,

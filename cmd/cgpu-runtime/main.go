@@ -66,11 +66,11 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, nil
 	}
-	may := spec.MaySpeak(raw)
-	if len(may) == 0 && !spec.MayAsk(raw) {
+	spoken := dialects(runDir, spec.MaySpeak(raw))
+	if len(spoken) == 0 && !spec.MayAsk(raw) {
 		return undo, nil
 	}
-	ask, err := admit.Read(raw, dialects(runDir, may)...)
+	ask, err := admit.Read(raw, spoken...)
 	if err != nil || ask.Quota == nil {
 		return undo, err
 	}
