@@ -1,8 +1,11 @@
 package main
 
 import (
+	"errors"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/launch"
@@ -27,31 +30,53 @@ func dialects(runDir string, may []quota.Dialect) []quota.Dialect {
 	if err == nil {
 		return among(table)
 	}
-	text, err := readFile(device.ConfigFile())
-	if err != nil {
-		return nil
-	}
-	named := slices.DeleteFunc(slices.Clone(may), func(d quota.Dialect) bool { return !enables(string(text), d) })
-	if len(named) == 0 {
+	perhaps := named(may)
+	if len(perhaps) == 0 {
 		return nil
 	}
 	if table, err = launch.LoadTable(runDir); err == nil {
 		return among(table)
 	}
-	return named
+	return perhaps
 }
 
-// enables says whether a cgpu.toml, which may be broken, has d in its list of dialects.
+// named are those of may that cgpu.toml may enable. A file that is there and cannot be read may enable all.
+func named(may []quota.Dialect) []quota.Dialect {
+	text, err := readFile(device.ConfigFile())
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case err != nil:
+		return may
+	}
+	return slices.DeleteFunc(slices.Clone(may), func(d quota.Dialect) bool { return !enables(string(text), d) })
+}
+
+// enables says whether a cgpu.toml, which may be broken, can have d in its list of dialects. We link no TOML parser, and half
+// of one would be wrong where it costs a limit. So any mention counts, of the list and of d in quotation marks, in whatever
+// order: a wrong yes costs a refusal on a node that is broken anyhow. Only what is surely no mention is left out: lines
+// of comment, and the driver, which has a dialect's name.
 func enables(text string, d quota.Dialect) bool {
+	list, name := false, false
 	for line := range strings.Lines(text) {
-		list, ok := strings.CutPrefix(strings.TrimSpace(line), "dialects")
-		if !ok {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "#") || isDriver(line) {
 			continue
 		}
-		// The list may go on over lines, up to its bracket; without one it is broken, and all of the file counts.
-		_, rest, _ := strings.Cut(text, line)
-		list, _, _ = strings.Cut(list+rest, "]")
-		return strings.Contains(list, `"`+string(d)+`"`) || strings.Contains(list, "'"+string(d)+"'")
+		// Written with escapes, a key or a name looks like none.
+		if strings.Contains(line, `\u`) || strings.Contains(line, `\U`) || strings.Contains(line, `\x`) {
+			return true
+		}
+		list = list || strings.Contains(strings.ToLower(line), "dialects")
+		name = name || strings.Contains(line, `"`+string(d)+`"`) || strings.Contains(line, "'"+string(d)+"'")
 	}
-	return false
+	return list && name
+}
+
+// isDriver reports a line that sets the driver to nvidia, and nothing else.
+func isDriver(line string) bool {
+	key, value, _ := strings.Cut(line, "=")
+	value, _, _ = strings.Cut(value, "#")
+	value = strings.TrimSpace(value)
+	return strings.TrimSpace(key) == "driver" && (value == `"nvidia"` || value == "'nvidia'")
 }

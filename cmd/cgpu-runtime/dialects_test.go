@@ -147,18 +147,58 @@ func TestDialectOff(t *testing.T) {
 
 func TestEnables(t *testing.T) {
 	for text, want := range map[string]bool{
-		`dialects = ["hami"]`:                               true,
-		`dialects=['nvidia','hami']`:                        true,
-		"x = 1\n  dialects = [\n  \"nvidia\",\n  \"hami\"]": true,
-		"dialects = [\n\"hami\"\n":                          true, // not closed
-		`dialects = []`:                                     false,
-		`dialects = ["nvidia"]` + "\nx = [\"hami\"]":        false,
-		`#dialects = ["hami"]`:                              false,
-		`driver = "hami"`:                                   false,
-		"":                                                  false,
+		`dialects = ["hami"]`:                                      true,
+		`dialects=['nvidia','hami']`:                               true,
+		"x = 1\n  dialects = [\n  \"nvidia\",\n  \"hami\"]":        true,
+		"dialects = [\n\"hami\"\n":                                 true, // not closed
+		"#dialects = [\n#  \"nvidia\",\n#]\ndialects = [\"hami\"]": true,
+		"dialects = [ # [these]\n  \"hami\",\n]":                   true,
+		`"dialects" = ["hami"]`:                                    true,
+		"dialects = []\n[x]\ndialects = [\"hami\"]":                true,
+		`Dialects = ["hami"]`:                                      true,
+		`dialects = ["h\u0061mi"]`:                                 true,
+		`"d\u0069alects" = ["hami"]`:                               true,
+		`driver = "nvidia" dialects = ["hami"]`:                    true, // broken
+		`dialects = []`:                                            false,
+		`dialects = ["nvidia"]` + "\nx = [\"hami\"]":               true, // a wrong yes
+		`#dialects = ["hami"]`:                                     false,
+		"dialects = []\n  # such as [\"hami\"]":                    false,
+		`driver = "hami"`:                                          false,
+		"":                                                         false,
 	} {
 		if got := enables(text, quota.DialectHAMi); got != want {
 			t.Errorf("%q: %v, want %v", text, got, want)
+		}
+	}
+	for text, want := range map[string]bool{
+		"driver = \"nvidia\" # the default\ndialects = [\"hami\"]": false,
+		"driver = \"nvidia\"\ndialects = [\n\"nvidia\"]":           true,
+		"driver = 'nvidia'\n": false,
+		"driver = \"nvidia\", \"nvidia\"\ndialects = [\"hami\"]": true, // broken
+	} {
+		if got := enables(text, quota.DialectNVIDIA); got != want {
+			t.Errorf("nvidia: %q: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// TestNamed: only a file that is not there enables nothing.
+func TestNamed(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "cgpu.toml")
+	if err := os.WriteFile(file, []byte(`dialects = ["mps", "hami"]`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	may := []quota.Dialect{quota.DialectHAMi, quota.DialectPAI}
+	for path, want := range map[string][]quota.Dialect{
+		file:                          {quota.DialectHAMi},
+		filepath.Join(dir, "missing"): nil,
+		dir:                           may, // EISDIR
+		filepath.Join(file, "x"):      may, // ENOTDIR
+	} {
+		t.Setenv("CGPU_CONFIG", path)
+		if got := named(may); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", path, got, want)
 		}
 	}
 }
