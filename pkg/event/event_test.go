@@ -209,7 +209,7 @@ func TestNote(t *testing.T) {
 	dir := t.TempDir()
 	w := NewWriter(dir, "c", "n")
 	w.every = 200 * time.Millisecond
-	w.Begin(Event{Kind: Start}, func() string { return "web" })
+	w.Begin(Event{Kind: Start, Name: "web"})
 	w.busy.Wait()
 	begin := time.Now()
 	for n := range 100000 {
@@ -244,5 +244,24 @@ func TestNote(t *testing.T) {
 	time.Sleep(300 * time.Millisecond) // timers of a closed one do nothing
 	if n := len(read(t, dir)); n != len(list) {
 		t.Errorf("%d events after Close, want %d", n, len(list))
+	}
+}
+
+// A line that never gets written does not keep a guard from ending.
+func TestCloseEnds(t *testing.T) {
+	dir := t.TempDir()
+	w := NewWriter(dir, "c", "n")
+	hang := make(chan struct{})
+	defer close(hang)
+	w.busy.Go(func() { <-hang })
+	closed := make(chan struct{})
+	go func() {
+		w.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Fatal("Close waits for ever")
 	}
 }

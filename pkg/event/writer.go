@@ -43,23 +43,17 @@ func (w *Writer) Write(e Event) {
 	_ = Append(w.runDir, e)
 }
 
-// Begin has a first event written by a goroutine, which finds out what people call the container, for all that come later. Close
-// waits for it.
-func (w *Writer) Begin(e Event, name func() string) {
+// Begin has a first event written by a goroutine, for which Close waits. The event's name is that of all that come later: it is what
+// the ledger knows. No file is looked into for it, since a tenant may have named that (a FUSE mount that answers nothing).
+func (w *Writer) Begin(e Event) {
 	if w == nil {
 		return
 	}
-	e.Time = time.Now().UTC()
-	w.busy.Go(func() {
-		called := name()
-		w.mu.Lock()
-		w.about.Name = called
-		at := e.Time
-		e = w.filled(e)
-		e.Time = at
-		w.mu.Unlock()
-		_ = Append(w.runDir, e)
-	})
+	w.mu.Lock()
+	w.about.Name = e.Name
+	e = w.filled(e)
+	w.mu.Unlock()
+	w.busy.Go(func() { _ = Append(w.runDir, e) })
 }
 
 // Note has an event written soon, and not more than one of its kind every ten seconds: the latest, with a count of those that it
@@ -100,7 +94,11 @@ func (w *Writer) put(l *limit) {
 	})
 }
 
-// Close writes what is still counted. Notes that come later are lost.
+// closeWait bounds how long Close waits for lines under way.
+const closeWait = time.Second
+
+// Close writes what is still counted. Notes that come later are lost. Lines under way it awaits for a second: a guard that ends has
+// more to do than tell.
 func (w *Writer) Close() {
 	if w == nil {
 		return
@@ -115,9 +113,22 @@ func (w *Writer) Close() {
 		}
 	}
 	w.mu.Unlock()
-	w.busy.Wait()
+	w.await(closeWait)
 	for _, e := range rest {
 		_ = Append(w.runDir, e)
+	}
+}
+
+// await waits for the lines under way, but not longer than most.
+func (w *Writer) await(most time.Duration) {
+	written := make(chan struct{})
+	go func() {
+		w.busy.Wait()
+		close(written)
+	}()
+	select {
+	case <-written:
+	case <-time.After(most):
 	}
 }
 

@@ -1,14 +1,12 @@
 package guard
 
 import (
-	"cmp"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -27,12 +25,10 @@ func (g *Guard) tellStart(r ledger.Record) {
 	}
 	g.began.Store(time.Now().UnixNano())
 	// Not in the way of the container's first call.
-	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Text: strings.Join(has, ", ")}, func() string {
-		return cmp.Or(r.Name, name.Of(r.Bundle, r.ID))
-	})
+	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Name: r.Name, Text: strings.Join(has, ", ")})
 }
 
-// tellEnd is the last word.
+// tellEnd is the last word, after everything is given back: news may come late, room for the next container may not.
 func (g *Guard) tellEnd() {
 	g.events.Close()
 	began := g.began.Load()

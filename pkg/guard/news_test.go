@@ -2,13 +2,18 @@ package guard
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // news makes a guard tell its events into a folder of the test's, and returns how to read them as text.
@@ -106,5 +111,61 @@ paused ×1: all GPU work stops
 resumed ×1: GPU work goes on`
 	if got := read(); got != want {
 		t.Errorf("told\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What a container held is given back before anything is told of its end, which may hang.
+func TestGivenBackBeforeTheEnd(t *testing.T) {
+	g := newFakeGuard(t, answering(0, nil))
+	news(t, g)
+	dir := g.cfg.RunDir
+	g.cfg.LauncherPID = os.Getpid()
+	g.cfg.Socket, g.cfg.Control = filepath.Join(dir, "s"), filepath.Join(dir, "c")
+	book, x := ledger.Open(dir), g.cfg.GPUs[0]
+	if _, err := book.Reserve(ledger.Request{
+		Record: ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}},
+		GPUs:   []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
+		Card:   sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	sockets, err := Listen(g.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(event.File(dir), 0o600); err != nil { // nobody reads: who opens it waits
+		t.Fatal(err)
+	}
+	g.tellStart(ledger.Record{InitPID: 7})
+	ended := make(chan error, 1)
+	go func() { ended <- g.Run(sockets) }()
+	g.finish()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		records, err := book.List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(records) == 0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the reservation waits for the news")
+		}
+	}
+	for { // let the writers go
+		f, err := os.OpenFile(event.File(dir), os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-ended:
+			f.Close()
+			if err != nil {
+				t.Error(err)
+			}
+			return
+		case <-time.After(10 * time.Millisecond):
+			f.Close()
+		}
 	}
 }

@@ -68,7 +68,12 @@ func (g *Guard) Run(s Sockets) error {
 	g.awaitMemory()
 	g.compute.end()
 	_ = s.Control.Close()
-	g.tellEnd()
+	defer g.tellEnd()
+	return g.giveBack()
+}
+
+// giveBack removes what the container had in the run directory.
+func (g *Guard) giveBack() error {
 	if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
 		g.log.Warn("cannot remove the vGPU page", "err", err)
 	}
