@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -13,7 +12,6 @@ import (
 	"syscall"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km"
@@ -66,13 +64,12 @@ func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, oth
 	if _, err := loadNode(source.runDir); err != nil { // which makes a missing table: reading does not
 		return err
 	}
-	made, err := kmPlace(dir)
+	place, err := newKMPlace(dir)
 	if err != nil {
 		return fmt.Errorf("km: %w", err)
 	}
-	if made {
-		defer func() { _ = os.Remove(dir) }() // its parents may be somebody's by then
-	}
+	defer place.close()
+	defer place.remove()
 	server, err := kmMount(source, dir, others)
 	switch {
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.ENXIO):
@@ -81,6 +78,11 @@ func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, oth
 		return fmt.Errorf("km: %s: mount: %w: run as root", dir, err)
 	case err != nil:
 		return fmt.Errorf("km: %s: mount: %w", dir, err)
+	}
+	ours, err := place.mount()
+	if err != nil {
+		_ = server.Unmount()
+		return fmt.Errorf("km: %s: %w", dir, err)
 	}
 	fmt.Fprintf(w, "cgpu: km: mounted on %s\n", dir)
 	gone := make(chan struct{})
@@ -94,36 +96,10 @@ func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, oth
 	case <-ctx.Done():
 	}
 	// A shell that stands in the folder must not keep the mount: it goes out of sight now, and our end closes it.
-	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, syscall.EINVAL) {
+	if err := place.unmount(ours); err != nil && !errors.Is(err, syscall.EINVAL) {
 		return fmt.Errorf("km: %s: unmount: %w: umount it by hand", dir, err)
 	}
 	return nil
-}
-
-// kmPlace makes the mount point, unless it is there, and takes away what a killed cgpu km has left mounted on it.
-func kmPlace(dir string) (made bool, err error) {
-	info, err := os.Lstat(dir)
-	switch {
-	case errors.Is(err, syscall.ENOTCONN): // FUSE without a server
-		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
-			return false, fmt.Errorf("%s: is a mount whose server has ended, and cannot be unmounted: %w", dir, err)
-		}
-		return kmPlace(dir)
-	case errors.Is(err, os.ErrNotExist):
-		if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-			return false, err
-		}
-		return true, os.Mkdir(dir, 0o755)
-	case err != nil:
-		return false, err
-	case !info.IsDir():
-		return false, fmt.Errorf("%s: is no folder: name another, or remove it", dir)
-	}
-	names, err := os.ReadDir(dir)
-	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("%s: is not empty (%s): cgpu km runs already, or name another folder", dir, printable(names[0].Name()))
-	}
-	return false, err
 }
 
 // kmSource is where the files come from: the run dir's table and ledger, and the guards.

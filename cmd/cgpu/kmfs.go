@@ -17,11 +17,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
+// kmName is what mountinfo has behind "fuse.".
+const kmName = "cgpu_km"
+
 // kmMount mounts the tree. Nothing is cached by the kernel: containers come and go without telling us.
 func kmMount(source *kmSource, dir string, others bool) (*fuse.Server, error) {
 	var never time.Duration
 	o := &fs.Options{EntryTimeout: &never, AttrTimeout: &never, NegativeTimeout: &never}
-	o.FsName, o.Name = "cgpu", "cgpu_km"
+	o.FsName, o.Name = "cgpu", kmName
 	o.DirectMountStrict = true // no fusermount: it is not on every host, and we are root
 	o.DirectMountFlags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
 	o.DisableXAttrs = true
