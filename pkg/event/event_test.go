@@ -204,6 +204,94 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// aside puts the present file aside, however short.
+func aside(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Rename(File(dir), filepath.Join(dir, oldName)); err != nil {
+		t.Error(err)
+	}
+}
+
+func add(t *testing.T, dir, text string) {
+	t.Helper()
+	if err := Append(dir, Event{Kind: End, Text: text}); err != nil {
+		t.Error(err)
+	}
+}
+
+func texts(list []Event) string {
+	var all []string
+	for _, e := range list {
+		all = append(all, e.Text)
+	}
+	return strings.Join(all, " ")
+}
+
+// A file is put aside while the two are opened: none is lost, none comes twice.
+func TestReadWhileRotating(t *testing.T) {
+	for _, at := range []int{0, 1, 2} {
+		dir := t.TempDir()
+		add(t, dir, "one")
+		aside(t, dir)
+		add(t, dir, "two")
+		n := 0
+		old, now, err := pair(dir, func(path string) (*reader, error) {
+			r, err := open(path)
+			if n == at {
+				aside(t, dir)
+				add(t, dir, "three")
+			}
+			n++
+			return r, err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := follower{old: old, now: now}
+		defer f.close()
+		var list []Event
+		if err := f.drain(func(e Event) { list = append(list, e) }); err != nil {
+			t.Fatal(err)
+		}
+		if got := texts(list); got != "two three" && (got != "one two" || at < 2) {
+			t.Errorf("put aside after %d opened: %q", at+1, got)
+		}
+	}
+}
+
+// Files are put aside while the one who follows is busy.
+func TestFollowWhileRotating(t *testing.T) {
+	for n, want := range []string{"zero one", "zero one two", "zero one WARNING two three", "zero one WARNING three four"} {
+		dir := t.TempDir()
+		add(t, dir, "zero")
+		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		var got []string
+		err := Follow(ctx, dir, func(list []Event) error {
+			for _, e := range list {
+				if e.Kind == Warning {
+					e.Text = "WARNING"
+				}
+				got = append(got, e.Text)
+			}
+			if len(got) == 1 {
+				add(t, dir, "one")
+				for i := range n {
+					aside(t, dir)
+					add(t, dir, []string{"two", "three", "four"}[i])
+				}
+			}
+			if len(got) >= len(strings.Fields(want)) {
+				stop()
+			}
+			return nil
+		})
+		stop()
+		if text := strings.Join(got, " "); err != nil || text != want {
+			t.Errorf("put aside %d times: %q, %v; want %q", n, text, err, want)
+		}
+	}
+}
+
 // A tenant that has a million allocations refused fills nothing.
 func TestNote(t *testing.T) {
 	dir := t.TempDir()

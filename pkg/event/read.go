@@ -19,23 +19,53 @@ import (
 // Read returns all events that are kept, in the order in which they were written. What is no event is left out: a full disk or a
 // kill can leave half a line. A node on which nothing happened has no file.
 func Read(runDir string) ([]Event, error) {
+	old, now, err := pair(runDir, open)
+	if err != nil {
+		return nil, fmt.Errorf("event: %w", err)
+	}
+	f := follower{runDir: runDir, old: old, now: now}
+	defer f.close()
 	var list []Event
-	keep := func(e Event) { list = append(list, e) }
-	for _, name := range []string{oldName, fileName} {
-		r, err := open(filepath.Join(runDir, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("event: %w", err)
-		}
-		err = r.take(keep)
-		r.f.Close()
-		if err != nil {
-			return nil, fmt.Errorf("event: %w", err)
-		}
+	if err := f.drain(func(e Event) { list = append(list, e) }); err != nil {
+		return nil, fmt.Errorf("event: %w", err)
 	}
 	return list, nil
+}
+
+// pair opens the file that was put aside and the present one, as they were at one moment: a rotation between the two would hide a
+// whole file. nil is one that is not there.
+func pair(runDir string, open func(path string) (*reader, error)) (old, now *reader, err error) {
+	optional := func(name string) (*reader, error) {
+		r, err := open(filepath.Join(runDir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return r, err
+	}
+	const most = 100 // between two rotations somebody writes MaxSize
+	for range most {
+		if old, err = optional(oldName); err != nil {
+			return nil, nil, err
+		}
+		if now, err = optional(fileName); err != nil {
+			old.close()
+			return nil, nil, err
+		}
+		again, err := optional(oldName)
+		if err != nil {
+			old.close()
+			now.close()
+			return nil, nil, err
+		}
+		same := old.same(again)
+		again.close()
+		if same {
+			return old, now, nil
+		}
+		old.close()
+		now.close()
+	}
+	return nil, nil, fmt.Errorf("%s is put aside again and again", File(runDir))
 }
 
 // reader reads the lines of one file as they are written.
@@ -81,20 +111,38 @@ func (r *reader) take(each func(Event)) error {
 	}
 }
 
-// follower reads the present file, and for a while the one before.
-type follower struct {
-	runDir   string
-	now, old *reader // nil: not there
+// same says whether two readers read the same file. No file is the same as no file.
+func (r *reader) same(other *reader) bool {
+	if r == nil || other == nil {
+		return r == other
+	}
+	a, err := r.f.Stat()
+	if err != nil {
+		return false
+	}
+	b, err := other.f.Stat()
+	return err == nil && os.SameFile(a, b)
 }
 
-// begin opens what is there.
-func (f *follower) begin() (err error) {
-	for _, x := range []struct {
-		name string
-		to   **reader
-	}{{oldName, &f.old}, {fileName, &f.now}} {
-		if *x.to, err = open(filepath.Join(f.runDir, x.name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+func (r *reader) close() {
+	if r != nil {
+		r.f.Close()
+	}
+}
+
+// follower reads the present file, and the one before.
+type follower struct {
+	runDir   string
+	old, now *reader // nil: not there
+}
+
+// drain hands over what is new in the files that are open.
+func (f *follower) drain(each func(Event)) error {
+	for _, r := range []*reader{f.old, f.now} {
+		if r != nil {
+			if err := r.take(each); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -103,39 +151,49 @@ func (f *follower) begin() (err error) {
 // take hands over what is new. A file that was put aside is read on until the next one is: who was about to write to it may
 // still do so.
 func (f *follower) take(each func(Event)) error {
+	old, now, err := pair(f.runDir, open)
+	if err != nil {
+		return err
+	}
+	// Only now: what was written before a file was put aside comes before what is in the next.
+	if err := f.drain(each); err != nil {
+		old.close()
+		now.close()
+		return err
+	}
+	held := follower{old: f.old, now: f.now}
+	known := func(r *reader) *reader { // with what was read of it
+		for _, h := range []*reader{held.old, held.now} {
+			if r != nil && h.same(r) {
+				r.close()
+				return h
+			}
+		}
+		return r
+	}
+	f.old, f.now = known(old), known(now)
+	if held.now != nil && f.old != held.now && f.now != held.now {
+		// Put aside twice since. Of a third time nothing would be left to see.
+		each(Event{Time: time.Now().UTC(), Kind: Warning, Text: "too many events at once: some may be missing before the next ones"})
+	}
+	for _, h := range []*reader{held.old, held.now} {
+		if h != f.old && h != f.now {
+			h.close()
+		}
+	}
 	for _, r := range []*reader{f.old, f.now} {
-		if r != nil {
+		if r != nil && r != held.old && r != held.now {
 			if err := r.take(each); err != nil {
 				return err
 			}
 		}
 	}
-	named, err := os.Stat(File(f.runDir))
-	if err != nil {
-		return nil // there is none at the moment
-	}
-	if f.now != nil {
-		if held, err := f.now.f.Stat(); err == nil && os.SameFile(held, named) {
-			return nil
-		}
-	}
-	next, err := open(File(f.runDir))
-	if err != nil {
-		return nil
-	}
-	if f.old != nil {
-		f.old.f.Close()
-	}
-	f.old, f.now = f.now, next
-	return next.take(each)
+	return nil
 }
 
 func (f *follower) close() {
-	for _, r := range []*reader{f.old, f.now} {
-		if r != nil {
-			r.f.Close()
-		}
-	}
+	f.old.close()
+	f.now.close()
 }
 
 // Follow hands over the events that are kept, in one list, and then what is written, as it comes, until ctx ends or each fails.
@@ -153,9 +211,6 @@ func Follow(ctx context.Context, runDir string, each func([]Event) error) error 
 	defer stop()
 	f := follower{runDir: runDir}
 	defer f.close()
-	if err := f.begin(); err != nil {
-		return fmt.Errorf("event: %w", err)
-	}
 	buf := make([]byte, 4096)
 	for first := true; ; first = false {
 		var list []Event
