@@ -28,18 +28,17 @@ var dialects = [...]struct {
 	marks []string
 	// annotated: its words are annotations. The others' are variables.
 	annotated bool
-	// memory and other are its words: those that ask for a vGPU, and those that say more of it. Each counts alone and,
-	// where numbered, also with _N behind it for GPU N of the container.
-	memory, other []string
-	numbered      bool
-	read          func(words) (wish, error)
+	// memory and other are its words: those that ask for a vGPU, and those that say more of it. Each counts alone; those in
+	// numbered also with _N behind them, for GPU N of the container.
+	memory, other, numbered []string
+	read                    func(words) (wish, error)
 }{
 	{
 		name:     DialectHAMi,
 		marks:    []string{hamiMemory, hamiSM, hamiPriority},
 		memory:   []string{hamiMemory},
 		other:    []string{hamiSM, hamiPriority, hamiPolicy, hamiOversubscribe, hamiDisable},
-		numbered: true,
+		numbered: []string{hamiMemory, hamiSM},
 		read:     readHAMi,
 	},
 	{
@@ -151,10 +150,10 @@ func isWord(name, word string, numbered bool) bool {
 
 // gatherWords sorts what the container says in one dialect. asks reports that a word of memory is among it, and is not
 // one that says there is no limit.
-func gatherWords(env []string, annotations map[string]string, memory, other []string, annotated, numbered bool) (w words, asks bool) {
+func gatherWords(env []string, annotations map[string]string, memory, other, numbered []string, annotated bool) (w words, asks bool) {
 	w = words{}
 	add := func(name, value string) {
-		is := func(word string) bool { return isWord(name, word, numbered) }
+		is := func(word string) bool { return isWord(name, word, slices.Contains(numbered, word)) }
 		ofMemory := slices.ContainsFunc(memory, is)
 		if !ofMemory && !slices.ContainsFunc(other, is) {
 			return

@@ -153,7 +153,7 @@ func (s *settings) listen(env []string, annotations map[string]string, enabled [
 		switch {
 		case !slices.Contains(enabled, d.name), d.name == DialectGPUShare:
 		default:
-			w, asks := gatherWords(env, annotations, d.memory, d.other, d.annotated, d.numbered)
+			w, asks := gatherWords(env, annotations, d.memory, d.other, d.numbered, d.annotated)
 			if on := w[paiEnable]; d.name == DialectPAI && on.value != "1" && on.other != "1" {
 				asks = false
 			}

@@ -362,6 +362,27 @@ func TestMarksFindWords(t *testing.T) {
 	}
 }
 
+// TestNumbered: only words that are read with a number are words with one.
+func TestNumbered(t *testing.T) {
+	var numbered []string
+	for _, w := range Words() {
+		if w.Numbered {
+			numbered = append(numbered, w.Name)
+		}
+	}
+	if want := []string{hamiMemory, hamiSM}; !slices.Equal(numbered, want) {
+		t.Errorf("numbered are %v, want %v", numbered, want)
+	}
+	env, annotations := spoken("CUDA_TASK_PRIORITY_0=0 GPU_CORE_UTILIZATION_POLICY_0=disable CUDA_OVERSUBSCRIBE_0=1 CUDA_DISABLE_CONTROL_0=1")
+	if said := new(settings).listen(env, annotations, Dialects()); said != nil {
+		t.Errorf("heard %+v", said)
+	}
+	env, annotations = spoken("CUDA_DEVICE_SM_LIMIT_0=30 CUDA_DEVICE_MEMORY_LIMIT_1=6g")
+	if said := new(settings).listen(env, annotations, Dialects()); len(said) != 1 || len(said[0].words) != 2 || !said[0].asks {
+		t.Errorf("heard %+v", said)
+	}
+}
+
 // TestDocumented: docs/dialects.md has a section for each dialect with every word in it, and configs/cgpu.toml names them all.
 func TestDocumented(t *testing.T) {
 	text, err := os.ReadFile("../../docs/dialects.md")
@@ -382,7 +403,7 @@ func TestDocumented(t *testing.T) {
 			if !strings.Contains(section, "`"+word+"`") {
 				t.Errorf("docs/dialects.md does not have %s in section %s", word, d.name)
 			}
-			if d.numbered && (word == hamiMemory || word == hamiSM) && !strings.Contains(section, "`"+word+"_N`") {
+			if slices.Contains(d.numbered, word) && !strings.Contains(section, "`"+word+"_N`") {
 				t.Errorf("docs/dialects.md does not have %s_N", word)
 			}
 		}

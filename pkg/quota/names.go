@@ -1,5 +1,7 @@
 package quota
 
+import "slices"
+
 // Name is how a container says one of cgpu's own settings. Variable is empty where only an annotation can say it.
 type Name struct{ Variable, Annotation string }
 
@@ -27,7 +29,7 @@ func Words() []Word {
 	for _, d := range dialects {
 		for _, list := range [][]string{d.memory, d.other} {
 			for _, name := range list {
-				all = append(all, Word{d.name, name, d.annotated, d.numbered})
+				all = append(all, Word{d.name, name, d.annotated, slices.Contains(d.numbered, name)})
 			}
 		}
 	}
