@@ -154,7 +154,8 @@ func (s *settings) listen(env []string, annotations map[string]string, enabled [
 		case !slices.Contains(enabled, d.name), d.name == DialectGPUShare:
 		default:
 			w, asks := gatherWords(env, annotations, d.memory, d.other, d.numbered, d.annotated)
-			if on := w[paiEnable]; d.name == DialectPAI && on.value != "1" && on.other != "1" {
+			// Two values of the switch are kept. With a third it may be on, so that it is refused, as any word set twice.
+			if on := w[paiEnable]; d.name == DialectPAI && on.value != "1" && !on.conflict {
 				asks = false
 			}
 			if len(w) > 0 {

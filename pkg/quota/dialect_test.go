@@ -232,6 +232,7 @@ func TestDialectsRefused(t *testing.T) {
 		{"pai", "AMP_VGPU_ENABLE=1 GPU_MEM_PER_DEVICE=6442450944 GPU_UTIL_PER_DEVICE=0", "GPU_UTIL_PER_DEVICE", "zero"},
 		{"pai", "AMP_VGPU_ENABLE=1 GPU_MEM_PER_DEVICE=6442450944 GPU_UTIL_PER_DEVICE=101", "GPU_UTIL_PER_DEVICE", "from 1 to 100"},
 		{"pai", "AMP_VGPU_ENABLE=0 AMP_VGPU_ENABLE=1 GPU_MEM_PER_DEVICE=6442450944", "AMP_VGPU_ENABLE", "second time"},
+		{"pai", "AMP_VGPU_ENABLE=0 AMP_VGPU_ENABLE=2 AMP_VGPU_ENABLE=1 GPU_MEM_PER_DEVICE=6442450944", "AMP_VGPU_ENABLE", "second time"},
 		{"tkestack", "tencent.com/vcuda-memory=6GiB", "tencent.com/vcuda-memory", "blocks of 256MiB"},
 		{"tkestack", "tencent.com/vcuda-memory=24 tencent.com/vcuda-core=150", "tencent.com/vcuda-core", "whole cards in hundreds"},
 		{"tkestack", "tencent.com/vcuda-memory=24 tencent.com/vcuda-core=30% ", "tencent.com/vcuda-core", "hundredths"},
