@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -25,7 +26,7 @@ func kmCommand() *cli.Command {
 		Usage:     "show the tree of /proc/cgpu_km, for scripts written for Alibaba's cGPU",
 		ArgsUsage: "[MOUNTPOINT]",
 		Description: "It is mounted on MOUNTPOINT, the folder km of the run dir (" + device.DefaultRunDir + "/km) without one, as long as\n" +
-			"this command runs: SIGTERM or Ctrl-C takes it away. The files are made when they are read. Who writes to one changes\n" +
+			"this command runs: SIGTERM, SIGHUP or Ctrl-C takes it away. The files are made when they are read. Who writes to one changes\n" +
 			"the ledger, as with cgpu set and cgpu policy; what does not fit fails with \"invalid argument\" in the script, and the\n" +
 			"reason comes out here. docs/km.md says what is mapped and what is not. Only root gets in, as files have cGPU's\n" +
 			"modes, by which everybody may write.\n\n" +
@@ -52,11 +53,21 @@ func kmCommand() *cli.Command {
 			if !filepath.IsAbs(dir) {
 				return usageError{fmt.Errorf("km: %q: want an absolute path as MOUNTPOINT", dir)}
 			}
-			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			ctx, stop := kmUntil(c.Context)
 			defer stop()
 			return kmServe(ctx, c.App.Writer, source, filepath.Clean(dir), c.Bool("allow-other"))
 		},
 	}
+}
+
+// kmUntil ends with the signals that end cgpu km. A terminal that is closed sends SIGHUP, which would leave a dead mount behind;
+// under nohup it is ignored, and stays so.
+func kmUntil(ctx context.Context) (context.Context, context.CancelFunc) {
+	signals := []os.Signal{syscall.SIGINT, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) {
+		signals = append(signals, syscall.SIGHUP)
+	}
+	return signal.NotifyContext(ctx, signals...)
 }
 
 // kmServe mounts the tree and waits until ctx ends or somebody unmounts it.

@@ -4,9 +4,12 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/km"
@@ -177,6 +180,39 @@ func TestKMPreload(t *testing.T) {
 	}
 	if text, err := source.text(n.kmFile(source, "0/friend/meminfo")); err != nil || text != "Free: 2147483648\n" {
 		t.Errorf("meminfo %q, %v", text, err)
+	}
+}
+
+// TestKMUntil: a terminal that is closed ends it, unless it was started to stay.
+func TestKMUntil(t *testing.T) {
+	for sig, ignored := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGTERM: false, syscall.SIGWINCH: true} {
+		ctx, stop := kmUntil(t.Context())
+		// Caught here too, so that what is not caught there does not end the test.
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, sig)
+		if err := syscall.Kill(os.Getpid(), sig); err != nil {
+			t.Fatal(err)
+		}
+		<-caught
+		select {
+		case <-ctx.Done():
+			if ignored {
+				t.Errorf("%v ends it", sig)
+			}
+		case <-time.After(200 * time.Millisecond):
+			if !ignored {
+				t.Errorf("%v does not end it", sig)
+			}
+		}
+		signal.Stop(caught)
+		stop()
+	}
+	signal.Ignore(syscall.SIGHUP)
+	defer signal.Reset(syscall.SIGHUP)
+	_, stop := kmUntil(t.Context())
+	defer stop()
+	if !signal.Ignored(syscall.SIGHUP) {
+		t.Error("SIGHUP is not ignored any more under nohup")
 	}
 }
 
