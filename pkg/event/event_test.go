@@ -204,6 +204,28 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// Half a line without an end costs itself, not the event after it, however long it is and wherever a read ends.
+func TestHalfLine(t *testing.T) {
+	whole, err := encode(Event{Time: time.Now(), Kind: Set, Container: "half", Text: strings.Repeat("\x1b", 600)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := 1; n < len(whole); n += 97 {
+		for _, half := range []string{string(whole[:n]), strings.Repeat(string(whole[:n]), 30), strings.Repeat("x", 64<<10-4) + string(whole[:n])} {
+			dir := t.TempDir()
+			if err := os.WriteFile(File(dir), []byte(half), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := Append(dir, Event{Kind: End, Text: `next {"time":`}); err != nil {
+				t.Fatal(err)
+			}
+			if list := read(t, dir); len(list) != 1 || list[0].Kind != End || list[0].Container != "" || list[0].Text != `next {"time":` {
+				t.Fatalf("after %d bytes, of %d: %v", n, len(half), list)
+			}
+		}
+	}
+}
+
 // aside puts the present file aside, however short.
 func aside(t *testing.T, dir string) {
 	t.Helper()

@@ -17,7 +17,7 @@ import (
 )
 
 // Read returns all events that are kept, in the order in which they were written. What is no event is left out: a full disk or a
-// kill can leave half a line. A node on which nothing happened has no file.
+// kill can leave half a line, of which the next event is told apart. A node on which nothing happened has no file.
 func Read(runDir string) ([]Event, error) {
 	old, now, err := pair(runDir, open)
 	if err != nil {
@@ -93,14 +93,18 @@ func (r *reader) take(each func(Event)) error {
 			if !whole {
 				break
 			}
-			var e Event
-			if json.Unmarshal(line, &e) == nil && e.Kind != "" {
+			if e, ok := decode(line); ok {
 				each(e)
 			}
 			r.rest = rest
 		}
-		if len(r.rest) > maxLine { // no line of ours
-			r.rest = r.rest[:0]
+		if len(r.rest) > maxLine { // no line of ours, but one may have begun
+			if at := bytes.LastIndex(r.rest, lineStart); at > 0 {
+				r.rest = r.rest[at:]
+			}
+			if len(r.rest) > maxLine {
+				r.rest = r.rest[len(r.rest)-len(lineStart):] // of which half may be here
+			}
 		}
 		if err == io.EOF {
 			return nil
@@ -109,6 +113,23 @@ func (r *reader) take(each func(Event)) error {
 			return err
 		}
 	}
+}
+
+// lineStart is how each line begins, and what is nowhere else in one: within a string its quotes are escaped.
+var lineStart = []byte(`{"time":`)
+
+// decode makes an event of a line. Who was killed while it wrote leaves half a line, which the next event is in.
+func decode(line []byte) (Event, bool) {
+	var e Event
+	if json.Unmarshal(line, &e) == nil {
+		return e, e.Kind != ""
+	}
+	if at := bytes.LastIndex(line, lineStart); at > 0 {
+		e = Event{}
+		ok := json.Unmarshal(line[at:], &e) == nil && e.Kind != ""
+		return e, ok
+	}
+	return Event{}, false
 }
 
 // same says whether two readers read the same file. No file is the same as no file.
