@@ -31,7 +31,7 @@ func eventsCommand() *cli.Command {
 		Name:  "events",
 		Usage: "show what happened: starts, denials, kills, changes",
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
-			"killed, freed, held, let, warning) is written at most once in 10 s for each kind and container; the line then says how\n" +
+			"killed, freed, held, let, warning) is written at most once in 10 s for each kind, GPU and container; the line then says how\n" +
 			"often it happened. In preload mode nobody is there to tell of starts, ends and denials. A container outside of Kubernetes\n" +
 			"has a name here only while it runs; its ID finds it later too.\n" +
 			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +

@@ -375,3 +375,22 @@ func TestCloseEnds(t *testing.T) {
 		t.Fatal("Close waits for ever")
 	}
 }
+
+// What is denied on one GPU does not hide what is on another, or on none.
+func TestNoteByGPU(t *testing.T) {
+	dir := t.TempDir()
+	w := NewWriter(dir, "c", "n")
+	for range 2 {
+		w.Note(Event{Kind: Denied, GPU: &GPU{Index: 0, UUID: "GPU-a"}, Text: "a"})
+		w.Note(Event{Kind: Denied, GPU: &GPU{Index: 1, UUID: "GPU-b"}, Text: "b"})
+		w.Note(Event{Kind: Denied, Text: "none"})
+		w.busy.Wait()
+	}
+	if got := strings.Fields(texts(read(t, dir))); len(got) != 3 {
+		t.Errorf("told %v, want one of each GPU and of none", got)
+	}
+	w.Close()
+	if got := strings.Fields(texts(read(t, dir))); len(got) != 6 || strings.Join(got[3:], " ") != "a b none" {
+		t.Errorf("told %v, want the others in their order", got)
+	}
+}

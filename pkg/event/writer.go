@@ -1,11 +1,12 @@
 package event
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
-// Every is how often a kind of event that a tenant can cause is written for a container. What comes in between is counted.
+// Every is how often a kind of event that a tenant can cause is written for a container and a GPU. What comes in between is counted.
 const Every = 10 * time.Second
 
 // Writer writes the events of one container. It never waits for the file where a tenant's call waits for it, and never fails: an
@@ -16,12 +17,26 @@ type Writer struct {
 
 	mu     sync.Mutex
 	about  Event // ID, nonce and name, which all have in common
-	limits map[Kind]*limit
+	limits map[subject]*limit
 	closed bool
 	busy   sync.WaitGroup // lines under way
 }
 
-// limit is what is known of a kind that is written now and then.
+// subject is what has lines of its own: a GPU's news do not hide another's.
+type subject struct {
+	kind Kind
+	gpu  string // UUID; empty for what is about no GPU
+}
+
+func subjectOf(e Event) subject {
+	s := subject{kind: e.Kind}
+	if e.GPU != nil {
+		s.gpu = e.GPU.UUID
+	}
+	return s
+}
+
+// limit is what is known of a subject that is written now and then.
 type limit struct {
 	next    Event // the latest that was not written, if its Count is not 0
 	waiting bool  // a line was written less than Every ago
@@ -29,7 +44,7 @@ type limit struct {
 
 // NewWriter makes the writer of a container.
 func NewWriter(runDir, container, nonce string) *Writer {
-	return &Writer{runDir: runDir, every: Every, about: Event{Container: container, Nonce: nonce}, limits: map[Kind]*limit{}}
+	return &Writer{runDir: runDir, every: Every, about: Event{Container: container, Nonce: nonce}, limits: map[subject]*limit{}}
 }
 
 // Write writes an event at once. It is for what a tenant cannot cause.
@@ -56,7 +71,7 @@ func (w *Writer) Begin(e Event) {
 	w.busy.Go(func() { _ = Append(w.runDir, e) })
 }
 
-// Note has an event written soon, and not more than one of its kind every ten seconds: the latest, with a count of those that it
+// Note has an event written soon, and not more than one of its kind and GPU every ten seconds: the latest, with a count of those that it
 // stands for. It may be called with locks held.
 func (w *Writer) Note(e Event) {
 	if w == nil {
@@ -67,10 +82,11 @@ func (w *Writer) Note(e Event) {
 	if w.closed {
 		return
 	}
-	l := w.limits[e.Kind]
+	about := subjectOf(e)
+	l := w.limits[about]
 	if l == nil {
 		l = &limit{}
-		w.limits[e.Kind] = l
+		w.limits[about] = l
 	}
 	count := l.next.Count + 1
 	l.next = w.filled(e)
@@ -106,12 +122,13 @@ func (w *Writer) Close() {
 	w.mu.Lock()
 	w.closed = true
 	var rest []Event
-	for _, kind := range Kinds() {
-		if l := w.limits[kind]; l != nil && l.next.Count > 0 {
+	for _, l := range w.limits {
+		if l.next.Count > 0 {
 			rest = append(rest, l.next)
 			l.next = Event{}
 		}
 	}
+	slices.SortFunc(rest, func(a, b Event) int { return a.Time.Compare(b.Time) })
 	w.mu.Unlock()
 	w.await(closeWait)
 	for _, e := range rest {
