@@ -17,7 +17,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 func kmCommand() *cli.Command {
@@ -196,67 +195,31 @@ func (s *kmSource) change(f km.File, text []byte) error {
 	if err != nil {
 		return err
 	}
-	book := ledger.Open(s.runDir)
 	if change.Card != nil {
-		return kmSetCard(t, book, change)
+		for _, g := range t.GPUs {
+			if g.UUID == change.Slice.GPU {
+				_, err := changeCard(s.runDir, t, g, change.Card)
+				return err
+			}
+		}
+		return km.ErrGone
 	}
-	old, err := book.Get(change.Slice.Container)
+	old, err := ledger.Open(s.runDir).Get(change.Slice.Container)
 	if errors.Is(err, ledger.ErrNotFound) || err == nil && old.Nonce != change.Slice.Nonce {
 		return km.ErrGone
 	}
 	if err != nil {
 		return err
 	}
-	if err := kmShrinks(t, old, change); err != nil {
-		return err
-	}
 	req := change.Request()
-	req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
-	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
-	changed, err := book.Change(old.ID, req)
-	if err != nil || !changed.Preload {
-		return err
+	if short := shortageOf(t, old, req); short != nil {
+		if short.unknown != nil {
+			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", shortID(old.ID), short.unknown)
+		}
+		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), shortID(old.ID), mib(short.use.Used))
 	}
-	cards, err := book.Cards()
-	if err != nil {
-		return err
-	}
-	return updatePage(t, changed, cards)
-}
-
-// kmSetCard is cgpu policy.
-func kmSetCard(t *device.Table, book *ledger.Ledger, change km.Change) error {
-	for _, g := range gpusOf(t) {
-		if g.UUID != change.Slice.GPU {
-			continue
-		}
-		_, err := book.SetCard(g, t.Config.Card(), func(card *sched.Card) error {
-			change.Card(card)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		return updatePages(t, book, g.UUID)
-	}
-	return km.ErrGone
-}
-
-// kmShrinks refuses a limit below what is in use, as cgpu set does without --force.
-func kmShrinks(t *device.Table, r ledger.Record, change km.Change) error {
-	for _, v := range r.VGPUs {
-		if v.UUID != change.Slice.GPU || change.Limit == nil || *change.Limit >= v.Limit {
-			continue
-		}
-		u, err := kmUse(t)(r, v.UUID)
-		if err != nil {
-			return fmt.Errorf("it has more, and %w: see cgpu smi; cgpu set --force sets it anyway", err)
-		}
-		if u.Used > *change.Limit {
-			return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*change.Limit), shortID(r.ID), mib(u.Used))
-		}
-	}
-	return nil
+	_, err = changeContainer(s.runDir, t, old, req)
+	return err
 }
 
 // print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.

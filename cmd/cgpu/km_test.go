@@ -183,6 +183,27 @@ func TestKMPreload(t *testing.T) {
 	}
 }
 
+// TestKMTells: what is written leaves the events that cgpu set and cgpu policy leave.
+func TestKMTells(t *testing.T) {
+	n := newNode(t)
+	n.reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n.reserve(dockered{name: "/web"}.make(t, ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.GiB}}}))
+	source := &kmSource{runDir: n.dir, log: os.Stderr}
+	for _, w := range [][2]string{{"1/policy", "2"}, {"1/policy", "2"}, {"1/max_inst", "8"}, {"0/guarded/weight", "2"}, {"1/preload/weight", "2"}, {"1/preload/memsize", "2147483648"}} {
+		if err := source.write(n.kmFile(source, w[0]), []byte(w[1])); err != nil {
+			t.Errorf("%s: %v", w, err)
+		}
+	}
+	want := `T  policy    -             GPU 1: policy preempt → weight-preempt
+T  policy    -             GPU 1: max-inst 20 → 8
+T  set       preload       web: GPU 1: weight 1 → 2
+T  set       preload       web: GPU 1: memory 1024MiB → 2048MiB
+`
+	if out := timed.ReplaceAllString(cgpu("events"), "T"); out != want {
+		t.Errorf("printed\n%s\nwant\n%s", out, want)
+	}
+}
+
 // TestKMUntil: a terminal that is closed ends it, unless it was started to stay.
 func TestKMUntil(t *testing.T) {
 	for sig, ignored := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGTERM: false, syscall.SIGWINCH: true} {

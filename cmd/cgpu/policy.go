@@ -9,7 +9,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -47,16 +46,12 @@ func policyCommand() *cli.Command {
 				}
 				gpus = []device.GPU{g}
 			}
-			book := ledger.Open(runDir)
 			if change == nil {
-				return printCards(c.App.Writer, t, gpus, book)
+				return printCards(c.App.Writer, t, gpus, ledger.Open(runDir))
 			}
 			for _, g := range gpus {
-				if err := setCard(c.App.Writer, runDir, g, t.Config.Card(), change); err != nil {
+				if err := setCard(c.App.Writer, runDir, t, g, change); err != nil {
 					return err
-				}
-				if err := updatePages(t, book, g.UUID); err != nil {
-					return fmt.Errorf("policy: containers in preload mode keep their timeslices: %w", err)
 				}
 			}
 			return nil
@@ -105,33 +100,17 @@ func cardOf(c *cli.Context) (func(*sched.Card), error) {
 	}, nil
 }
 
-// setCard changes one GPU and says what is different, here and to the node's events: a GPU has no guard that would.
-func setCard(w io.Writer, runDir string, g device.GPU, def sched.Card, change func(*sched.Card)) error {
-	var was sched.Card
-	now, err := ledger.Open(runDir).SetCard(ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory}, def, func(card *sched.Card) error {
-		was = *card
-		change(card)
-		return nil
-	})
+// setCard changes one GPU and says what is different.
+func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change func(*sched.Card)) error {
+	diffs, err := changeCard(runDir, t, g, change)
 	if r, ok := errors.AsType[*ledger.Refusal](err); ok {
 		return fmt.Errorf("policy: %s: %s; %s", r.GPU, r.Reason, r.Remedy)
 	}
 	if err != nil {
 		return err
 	}
-	var diffs []string
-	diff := func(what string, before, after any) {
-		if before != after {
-			diffs = append(diffs, fmt.Sprintf("%s %v → %v", what, before, after))
-		}
-	}
-	diff("policy", was.Policy, now.Policy)
-	diff("max-inst", was.MaxInst, now.MaxInst)
-	diff("prio-ratio", was.PrioRatio, now.PrioRatio)
 	if len(diffs) == 0 {
 		diffs = []string{"nothing to change"}
-	} else {
-		_ = event.Append(runDir, event.Event{Kind: event.Policy, GPU: &event.GPU{Index: g.Index, UUID: g.UUID}, Text: strings.Join(diffs, ", ")})
 	}
 	_, err = fmt.Fprintf(w, "GPU %d (%s): %s\n", g.Index, shortUUID(g.UUID), strings.Join(diffs, ", "))
 	return err

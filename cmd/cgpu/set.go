@@ -10,7 +10,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -47,8 +46,6 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
-			req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 			if name := c.String("gpu"); name != "" {
 				g, err := findGPU(t, name)
 				if err != nil {
@@ -56,8 +53,7 @@ func setCommand() *cli.Command {
 				}
 				req.GPU = g.UUID
 			}
-			book := ledger.Open(runDir)
-			old, err := findContainer(book, c.Args().First())
+			old, err := findContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}
@@ -69,35 +65,12 @@ func setCommand() *cli.Command {
 					return err
 				}
 			}
-			changed, err := book.Change(old.ID, req)
+			changed, err := changeContainer(runDir, t, old, req)
 			if err != nil {
 				return refusedFlag(c, err)
 			}
-			changed.Name = old.Name
-			if changed.Preload {
-				tellChanges(runDir, t, old, changed)
-				cards, err := book.Cards()
-				if err == nil {
-					err = updatePage(t, changed, cards)
-				}
-				if err != nil {
-					return fmt.Errorf("set: container %s: it is in the ledger, but its programs do not know: %w; start it anew", shortID(old.ID), err)
-				}
-			}
 			return printChange(c.App.Writer, t, old, changed, req.GPU)
 		},
-	}
-}
-
-// tellChanges tells the node's events what the guard would tell, for a container without one.
-func tellChanges(runDir string, t *device.Table, old, changed ledger.Record) {
-	for _, e := range event.Changes(old, changed) {
-		for _, g := range t.GPUs {
-			if e.GPU != nil && e.GPU.UUID == g.UUID {
-				e.GPU.Index = g.Index
-			}
-		}
-		_ = event.Append(runDir, e)
 	}
 }
 
@@ -163,43 +136,23 @@ func enforceable(c *cli.Context, r ledger.Record, req ledger.ChangeRequest) erro
 
 // roomToShrink refuses a limit or spill below what the container uses, or below what it has when nobody knows its use.
 func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
-	flag := ""
-	for _, v := range r.VGPUs {
-		switch {
-		case req.GPU != "" && req.GPU != v.UUID:
-		case req.Limit != nil && *req.Limit < v.Limit:
-			flag = "memory"
-		case req.Spill != nil && *req.Spill < v.Spill && flag == "":
-			flag = "spill"
-		}
-	}
-	if flag == "" {
+	s := shortageOf(t, r, req)
+	if s == nil {
 		return nil
 	}
+	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", mib(s.use.Used), mib(s.use.Limit))
+	if s.spill {
+		flag, uses = "spill", "has spilled "+mib(s.use.Spilled)
+	}
 	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), shortID(r.ID))
-	s, err := statusOf(t, r)
-	if err != nil {
+	if s.unknown != nil {
 		who := "guard does not answer"
 		if r.Preload {
 			who = "vGPU page cannot be read"
 		}
-		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, err)
+		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.unknown)
 	}
-	for _, v := range s.VGPUs {
-		if v.Native || req.GPU != "" && req.GPU != v.UUID {
-			continue
-		}
-		const remedy = "free some first; --force sets it anyway, and new allocations fail until it fits"
-		if req.Limit != nil && v.Used > *req.Limit {
-			return fmt.Errorf("set: --memory %q: container %s uses %s of its %s on GPU %d: %s",
-				c.String("memory"), shortID(r.ID), mib(v.Used), mib(v.Limit), v.Index, remedy)
-		}
-		if req.Spill != nil && v.Spilled > *req.Spill {
-			return fmt.Errorf("set: --spill %q: container %s has spilled %s on GPU %d: %s",
-				c.String("spill"), shortID(r.ID), mib(v.Spilled), v.Index, remedy)
-		}
-	}
-	return nil
+	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.use.Index)
 }
 
 // statusOf asks a container's guard, or reads its page where it has none.
