@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -392,5 +393,22 @@ func TestNoteByGPU(t *testing.T) {
 	w.Close()
 	if got := strings.Fields(texts(read(t, dir))); len(got) != 6 || strings.Join(got[3:], " ") != "a b none" {
 		t.Errorf("told %v, want the others in their order", got)
+	}
+}
+
+// Texts are made for what is written, not for what is counted.
+func TestNoteLater(t *testing.T) {
+	dir := t.TempDir()
+	w := NewWriter(dir, "c", "n")
+	var made atomic.Int64
+	for n := range 1000 {
+		w.NoteLater(Event{Kind: Denied}, func() string {
+			made.Add(1)
+			return fmt.Sprint(n)
+		})
+	}
+	w.Close()
+	if got := texts(read(t, dir)); got != "0 999" || made.Load() != 2 {
+		t.Errorf("told %q, %d texts made; want the first and the last", got, made.Load())
 	}
 }

@@ -38,8 +38,22 @@ func subjectOf(e Event) subject {
 
 // limit is what is known of a subject that is written now and then.
 type limit struct {
-	next    Event // the latest that was not written, if its Count is not 0
-	waiting bool  // a line was written less than Every ago
+	next    news // the latest that was not written, if its Count is not 0
+	waiting bool // a line was written less than Every ago
+}
+
+// news is an event whose text is made when it is written.
+type news struct {
+	Event
+	text func() string // nil: it has its text
+}
+
+// write appends the event to the file.
+func (n news) write(runDir string) {
+	if n.text != nil {
+		n.Text = n.text()
+	}
+	_ = Append(runDir, n.Event)
 }
 
 // NewWriter makes the writer of a container.
@@ -73,7 +87,11 @@ func (w *Writer) Begin(e Event) {
 
 // Note has an event written soon, and not more than one of its kind and GPU every ten seconds: the latest, with a count of those that it
 // stands for. It may be called with locks held.
-func (w *Writer) Note(e Event) {
+func (w *Writer) Note(e Event) { w.NoteLater(e, nil) }
+
+// NoteLater is Note of an event whose text is made only if it is written: of a million, few are. text is called by another
+// goroutine, and must not need what may change meanwhile.
+func (w *Writer) NoteLater(e Event, text func() string) {
 	if w == nil {
 		return
 	}
@@ -89,7 +107,7 @@ func (w *Writer) Note(e Event) {
 		w.limits[about] = l
 	}
 	count := l.next.Count + 1
-	l.next = w.filled(e)
+	l.next = news{w.filled(e), text}
 	l.next.Count = count
 	if !l.waiting {
 		w.put(l)
@@ -98,9 +116,9 @@ func (w *Writer) Note(e Event) {
 
 // put has what a limit holds written by a goroutine, and looks again when the next line may be. The caller holds mu.
 func (w *Writer) put(l *limit) {
-	e := l.next
-	l.next, l.waiting = Event{}, true
-	w.busy.Go(func() { _ = Append(w.runDir, e) })
+	n := l.next
+	l.next, l.waiting = news{}, true
+	w.busy.Go(func() { n.write(w.runDir) })
 	time.AfterFunc(w.every, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -121,18 +139,18 @@ func (w *Writer) Close() {
 	}
 	w.mu.Lock()
 	w.closed = true
-	var rest []Event
+	var rest []news
 	for _, l := range w.limits {
 		if l.next.Count > 0 {
 			rest = append(rest, l.next)
-			l.next = Event{}
+			l.next = news{}
 		}
 	}
-	slices.SortFunc(rest, func(a, b Event) int { return a.Time.Compare(b.Time) })
+	slices.SortFunc(rest, func(a, b news) int { return a.Time.Compare(b.Time) })
 	w.mu.Unlock()
 	w.await(closeWait)
-	for _, e := range rest {
-		_ = Append(w.runDir, e)
+	for _, n := range rest {
+		n.write(w.runDir)
 	}
 }
 

@@ -49,14 +49,16 @@ func (g *Guard) tellEnd() {
 	g.events.Write(event.Event{Kind: event.End, Text: text})
 }
 
-// tellDenied tells of memory that did not fit. The caller holds the account.
+// tellDenied tells of memory that did not fit. The caller holds the account, so nothing is formatted here.
 func (g *Guard) tellDenied(gpu int, size quota.Bytes, spill bool, u gpuAccount) {
-	text := fmt.Sprintf("%s asked for, %s of %s in use", inMiB(size), inMiB(u.used), inMiB(u.limit))
-	if spill {
-		text += fmt.Sprintf(", %s of %s spilled", inMiB(u.spilled), inMiB(u.spill))
-	}
 	x := g.cfg.GPUs[gpu]
-	g.events.Note(event.Event{Kind: event.Denied, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}, Text: text})
+	g.events.NoteLater(event.Event{Kind: event.Denied, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}}, func() string {
+		text := fmt.Sprintf("%s asked for, %s of %s in use", inMiB(size), inMiB(u.used), inMiB(u.limit))
+		if spill {
+			text += fmt.Sprintf(", %s of %s spilled", inMiB(u.spilled), inMiB(u.spill))
+		}
+		return text
+	})
 }
 
 // inMiB rounds up: what shows as 0 is nothing.

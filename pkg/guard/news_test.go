@@ -169,3 +169,16 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 		}
 	}
 }
+
+// Who asks for too much in a loop does not have the account's holder format a line each time.
+func TestDeniedCostsLittle(t *testing.T) {
+	g := newFakeGuard(t, answering(0, nil))
+	read := news(t, g)
+	deny := func() { g.tellDenied(0, quota.GiB, true, gpuAccount{}) }
+	deny() // what is written at once
+	// The GPU, the text's closure, and what they hold.
+	if n := testing.AllocsPerRun(1000, deny); n > 4 {
+		t.Errorf("%v allocations for a denial that is only counted", n)
+	}
+	read()
+}
