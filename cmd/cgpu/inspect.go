@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -52,9 +51,7 @@ func inspectCommand() *cli.Command {
 			if t == nil {
 				return err
 			}
-			out := json.NewEncoder(c.App.Writer)
-			out.SetIndent("", "  ")
-			return out.Encode(inspect(t, runDir, r, lines))
+			return encodeJSON(c.App.Writer, inspect(t, runDir, r, lines), "  ")
 		},
 	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strconv"
@@ -16,11 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-func printJSON(w io.Writer, v view) error {
-	out := json.NewEncoder(w)
-	out.SetIndent("", "  ")
-	return out.Encode(v)
-}
+func printJSON(w io.Writer, v view) error { return encodeJSON(w, v, "  ") }
 
 // tableWidth is what a table fits in; names, which stand last, are cut.
 const tableWidth = 100

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -40,9 +39,7 @@ func psCommand() *cli.Command {
 			}
 			list := processesOf(v)
 			if format == "json" {
-				out := json.NewEncoder(c.App.Writer)
-				out.SetIndent("", "  ")
-				return out.Encode(list)
+				return encodeJSON(c.App.Writer, list, "  ")
 			}
 			return printPS(c.App.Writer, list)
 		},
