@@ -168,10 +168,11 @@ func shortID(id string) string { return printable(id[:min(len(id), 12)]) }
 // shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
 func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }
 
-// printable replaces what a terminal would act on: names of processes and containers are chosen by tenants.
+// printable replaces what a terminal would act on or show nothing of: names of processes and containers are chosen by tenants.
+// Replaced and not left out, so that a name does not look like another's.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e' {
+		if acts(r) {
 			return '?'
 		}
 		return r
