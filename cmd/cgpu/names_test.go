@@ -116,11 +116,12 @@ func TestDockerName(t *testing.T) {
 }
 
 func TestAnnotatedName(t *testing.T) {
+	const nerdctl = `"nerdctl/namespace":"default","nerdctl/state-dir":"/var/lib/nerdctl/1935db59/containers/default/abcdef"`
 	for bundle, want := range map[string]string{
 		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
 		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                                                          "", // the pod's own
-		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default"}}`:                                                          "web",
-		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `"}}`:                                                     "",
+		`{"annotations":{"nerdctl/name":"web",` + nerdctl + `}}`:                                                                        "web",
+		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `",` + nerdctl + `}}`:                                     "",
 		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
 	} {
 		if got := nameOf(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {

@@ -3,7 +3,7 @@
 // containerd's CRI puts a container's name into its annotations, and so the ledger has it. CRI-O and nerdctl use annotations of
 // their own, which are looked up here. Docker tells a runtime no name. But it mounts /etc/hostname and its like from the folder
 // where it keeps the container's own record, config.v2.json (moby, daemon/container: hostname path, ConfigV2 file), which has the
-// name, also after docker rename.
+// name, also after docker rename. That record goes first: whoever starts a container of Docker may choose its annotations.
 package name
 
 import (
@@ -40,24 +40,31 @@ func Of(folder, id string) string {
 	if !filepath.IsAbs(folder) || !readJSON(filepath.Join(folder, "config.json"), &b) {
 		return ""
 	}
-	if name := annotated(b.Annotations); name != "" {
+	if name := docker(id, b.Mounts); name != "" { // its annotations are what docker run --annotation says
 		return name
 	}
-	return docker(id, b.Mounts)
+	return annotated(id, b.Annotations)
 }
 
 // annotated is a name by annotations: namespace/pod/container of Kubernetes (CRI-O), or nerdctl's.
-func annotated(a map[string]string) string {
+func annotated(id string, a map[string]string) string {
 	name := ""
 	if pod, container := a["io.kubernetes.pod.name"], a["io.kubernetes.container.name"]; pod != "" && container != "" {
 		name = a["io.kubernetes.pod.namespace"] + "/" + pod + "/" + container
-	} else {
+	} else if nerdctl(id, a) {
 		name = a["nerdctl/name"]
 	}
 	if len(name) > MaxLength {
 		return ""
 	}
 	return name
+}
+
+// nerdctl tells whether nerdctl made these annotations: it adds the namespace and the container's folder, which ends with namespace
+// and ID (nerdctl, pkg/labels: Namespace, StateDir). Who writes annotations of a container does not know the ID that it will get.
+func nerdctl(id string, a map[string]string) bool {
+	namespace, folder := a["nerdctl/namespace"], a["nerdctl/state-dir"]
+	return id != "" && namespace != "" && filepath.IsAbs(folder) && strings.HasSuffix(folder, "/containers/"+namespace+"/"+id)
 }
 
 // docker is what Docker calls a container with these mounts.

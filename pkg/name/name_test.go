@@ -6,14 +6,40 @@ import (
 	"testing"
 )
 
+// TestDockerFirst: annotations of a container of Docker are its author's.
+func TestDockerFirst(t *testing.T) {
+	dir := t.TempDir()
+	own := filepath.Join(dir, "abcdef")
+	if err := os.Mkdir(own, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{
+		filepath.Join(own, "config.v2.json"): `{"ID":"abcdef","Name":"/mine"}`,
+		filepath.Join(dir, "config.json"): `{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main"},
+			"mounts":[{"destination":"/etc/hostname","source":"` + own + `/hostname"}]}`,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := Of(dir, "abcdef"); got != "mine" {
+		t.Errorf("%q, want %q", got, "mine")
+	}
+}
+
 // Docker's names, and what must not be read, are tested in cmd/cgpu (TestDockerName).
 func TestAnnotated(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
-		`{"annotations":{"io.kubernetes.container.name":"main"}}`:                                                                       "",
-		`{"annotations":{"nerdctl/name":"web"}}`:                                                                                        "web",
-		`{}`:                                                                                                                            "",
-		`{"`:                                                                                                                            "",
+		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`:                  "ml/train-0/main",
+		`{"annotations":{"io.kubernetes.container.name":"main"}}`:                                                                                        "",
+		`{"annotations":{"nerdctl/name":"web"}}`:                                                                                                         "",
+		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default"}}`:                                                                           "",
+		`{"annotations":{"nerdctl/name":"web","nerdctl/state-dir":"/var/lib/nerdctl/1935db59/containers/default/abcdef"}}`:                               "",
+		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default","nerdctl/state-dir":"/var/lib/nerdctl/1935db59/containers/default/abcdef"}}`: "web",
+		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default","nerdctl/state-dir":"/var/lib/nerdctl/1935db59/containers/default/fedcba"}}`: "",
+		`{"annotations":{"nerdctl/name":"web","nerdctl/namespace":"default","nerdctl/state-dir":"containers/default/abcdef"}}`:                           "",
+		`{}`: "",
+		`{"`: "",
 	} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(text), 0o600); err != nil {
