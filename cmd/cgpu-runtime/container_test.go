@@ -413,6 +413,10 @@ func TestRefuses(t *testing.T) {
 			n.saveTable()
 			bundle := n.bundle(test.env, "", "true")
 			before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+			before = bytes.Replace(before, []byte("{"), []byte(`{"annotations":{"io.kubernetes.cri.sandbox-namespace":"ml","io.kubernetes.cri.sandbox-name":"train","io.kubernetes.cri.container-name":"main"},`), 1)
+			if err := os.WriteFile(filepath.Join(bundle, "config.json"), before, 0o640); err != nil {
+				t.Fatal(err)
+			}
 			r := n.run("run", "--bundle", bundle, "cgpu-test-refused")
 			var exit *exec.ExitError
 			if !errors.As(r.err, &exit) || exit.ExitCode() != 1 {
@@ -435,7 +439,7 @@ func TestRefuses(t *testing.T) {
 			if err != nil || len(events) == 0 {
 				t.Fatalf("events: %v, %v", events, err)
 			}
-			if e := events[len(events)-1]; e.Kind != event.Refused || e.Container != "cgpu-test-refused" || !strings.Contains(e.Text, test.want) {
+			if e := events[len(events)-1]; e.Kind != event.Refused || e.Container != "cgpu-test-refused" || e.Name != "ml/train/main" || !strings.Contains(e.Text, test.want) {
 				t.Errorf("event: %+v", e)
 			}
 		})

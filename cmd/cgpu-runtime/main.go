@@ -37,9 +37,7 @@ func run(c call) error {
 	var err error
 	switch c.command {
 	case "create", "run":
-		if undo, err = create(c, runDir); err != nil {
-			_ = event.Append(runDir, event.Event{Kind: event.Refused, Container: c.id, Text: err.Error()})
-		}
+		undo, err = create(c, runDir)
 	case "exec":
 		join(c, runDir)
 	}
@@ -71,6 +69,11 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, nil
 	}
 	ask, err := admit.Read(raw, spoken...)
+	defer func() {
+		if err != nil {
+			_ = event.Refuse(runDir, event.Event{Container: c.id, Name: ask.Name(), Text: err.Error()})
+		}
+	}()
 	if err != nil || ask.Quota == nil {
 		return undo, err
 	}

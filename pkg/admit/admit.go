@@ -49,6 +49,14 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	return a, err
 }
 
+// Name is what people call the container, where the engine told; "" of one that could not be read.
+func (a *Ask) Name() string {
+	if a == nil {
+		return ""
+	}
+	return a.name
+}
+
 // Reservation puts what is asked into the terms of the ledger. The caller has identified the container and itself in
 // r: ID, Nonce, Bundle, launcher, guard, runtime.
 func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (ledger.Request, error) {

@@ -1,0 +1,60 @@
+package event
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Refusals beyond ten a minute are counted, and the count is told with the next minute's first.
+func TestRefuse(t *testing.T) {
+	dir := t.TempDir()
+	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	tell := func(n int, at time.Time) {
+		t.Helper()
+		if err := refuse(dir, Event{Container: "c", Name: "ml/train/main", Text: fmt.Sprint(n)}, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := range 35 {
+		tell(n, at.Add(time.Duration(n)*time.Second))
+	}
+	if list := read(t, dir); len(list) != RefusedAMinute || list[9].Text != "9" || list[9].Name != "ml/train/main" || list[9].Kind != Refused {
+		t.Fatalf("%+v", list)
+	}
+	tell(35, at.Add(time.Minute))
+	tell(36, at.Add(time.Minute))
+	list := read(t, dir)[RefusedAMinute:]
+	if len(list) != 3 || list[0].Count != 25 || list[0].Container != "" || list[0].Kind != Refused || list[1].Text != "35" || list[2].Text != "36" {
+		t.Errorf("%+v", list)
+	}
+	// A clock that was set back, and a file that is none, do not silence the node.
+	tell(37, at.Add(-time.Hour))
+	if err := os.WriteFile(filepath.Join(dir, refusedName), []byte(`{"told":99,"since":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tell(38, at)
+	if list := read(t, dir); list[len(list)-1].Text != "38" || list[len(list)-2].Text != "37" {
+		t.Errorf("%+v", list)
+	}
+}
+
+// Many processes at once share one count.
+func TestRefuseAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Now().UTC()
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() { _ = refuse(dir, Event{Container: "c"}, now) })
+	}
+	wg.Wait()
+	if n := len(read(t, dir)); n != RefusedAMinute {
+		t.Errorf("%d told, want %d", n, RefusedAMinute)
+	}
+	if err := refuse(filepath.Join(dir, "none"), Event{}, now); err == nil {
+		t.Error("without a run directory")
+	}
+}
