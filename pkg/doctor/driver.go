@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -168,7 +169,12 @@ func checkScheduling(h *Host) Result {
 	case len(t.GPUs) == 0:
 		return skip("there is no GPU")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*tryTime)
+	return tryDriver(h, 2*tryTime)
+}
+
+// tryDriver has a child try it, and gives up at the limit.
+func tryDriver(h *Host, limit time.Duration) Result {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd, err := h.Try(ctx, TryDriver)
 	if err != nil {
@@ -176,9 +182,16 @@ func checkScheduling(h *Host) Result {
 	}
 	var out, said bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &said
-	err = cmd.Run()
-	if ctx.Err() != nil {
-		return fail("the driver did not answer within %v", 2*tryTime).but("look at dmesg for Xid and NVRM lines")
+	// A child that hangs in the driver does not die, and Wait would wait for it: it is left behind.
+	if err := cmd.Start(); err != nil {
+		return fail("cannot try it: %v", err).but("run cgpu doctor again; if it stays, report it")
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err = <-ended:
+	case <-ctx.Done():
+		return fail("the driver did not answer within %v; process %d is left waiting for it", limit, cmd.Process.Pid).but("look at dmesg for Xid and NVRM lines")
 	}
 	var report TrialReport
 	if err != nil || json.Unmarshal(out.Bytes(), &report) != nil {
