@@ -89,8 +89,8 @@ func installCommand() *cli.Command {
 		Name:      "install",
 		Usage:     "add the runtime cgpu to a container engine's configuration",
 		ArgsUsage: "docker|containerd|crio|podman",
-		Description: "Only what is ours is added; the rest of the file stays as it is, byte for byte. The file as it was is kept beside\n" +
-			"it (FILE.cgpu-backup-TIME). Where the engine can check its configuration it does, and the file is put back if it\n" +
+		Description: "Only what is ours is added; the rest of the file stays as it is, byte for byte. The file as it was is kept\n" +
+			"in DIR.cgpu-backup beside its folder DIR. Where the engine can check its configuration it does, and the file is put back if it\n" +
 			"refuses. A second install changes nothing. docs/install.md tells which files are edited.\n\n" +
 			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install podman --name cgpu",
 		Flags: []cli.Flag{
@@ -120,7 +120,7 @@ func installCommand() *cli.Command {
 			if err != nil {
 				return fmt.Errorf("install: %w", err)
 			}
-			return carryOut(c, t, config, r.Name, plan)
+			return carryOut(c, t, config, r, plan)
 		},
 	}
 }
@@ -149,7 +149,7 @@ func uninstallCommand() *cli.Command {
 				return fmt.Errorf("uninstall: %w", err)
 			}
 			restore(&plan, t.json)
-			return carryOut(c, t, config, r.Name, plan)
+			return carryOut(c, t, config, r, plan)
 		},
 	}
 }
@@ -213,7 +213,7 @@ func runtimePath(flag string) (string, error) {
 }
 
 // carryOut makes a plan's edits, has the engine check them, and says what is to do.
-func carryOut(c *cli.Context, t target, config, name string, plan engine.Plan) error {
+func carryOut(c *cli.Context, t target, config string, r engine.Request, plan engine.Plan) error {
 	w := c.App.Writer
 	for _, hint := range plan.Hints {
 		fmt.Fprintf(w, "note: %s\n", hint)
@@ -238,7 +238,7 @@ func carryOut(c *cli.Context, t target, config, name string, plan engine.Plan) e
 	if err != nil {
 		return fmt.Errorf("%s: %w", c.Command.Name, err)
 	}
-	if err := t.judge(config, name, before); err != nil {
+	if err := t.judge(config, r, before); err != nil {
 		if undo := done.undo(); undo != nil {
 			return fmt.Errorf("%s: %w; and putting the files back: %w", c.Command.Name, err, undo)
 		}
@@ -259,7 +259,7 @@ func carryOut(c *cli.Context, t target, config, name string, plan engine.Plan) e
 }
 
 // judge has the engine check what is there now. What failed before already is not held against the edit.
-func (t target) judge(config, name string, before checked) error {
+func (t target) judge(config string, r engine.Request, before checked) error {
 	if !before.ran || before.err != nil {
 		return nil
 	}
@@ -268,9 +268,24 @@ func (t target) judge(config, name string, before checked) error {
 		return fmt.Errorf("%s refuses the edited configuration: %w", t.daemon, after.err)
 	}
 	if before.tree != nil && after.tree != nil {
-		if foreign := engine.Foreign(before.tree, after.tree, name); foreign != "" {
+		if foreign := engine.Foreign(before.tree, after.tree, r.Name); foreign != "" {
 			return fmt.Errorf("with the edit %s would also see a change of %s: edit the configuration by hand, as in docs/install.md", t.daemon, foreign)
 		}
+	}
+	return t.effective(config, r, after)
+}
+
+// effective requires that an installed runtime is in what the engine takes its configuration to be, where it says so.
+func (t target) effective(config string, r engine.Request, now checked) error {
+	if r.Path == "" || now.tree == nil || engine.CRIDisabled(now.tree) {
+		return nil
+	}
+	program, byName := engine.Named(now.tree, r.Name)
+	switch {
+	case program != r.Path:
+		return fmt.Errorf("%s does not see runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, program)
+	case r.Default && byName != r.Name:
+		return fmt.Errorf("%s does not see the default runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, byName)
 	}
 	return nil
 }

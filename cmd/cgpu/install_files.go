@@ -66,7 +66,7 @@ func (a applied) undo() error {
 		}
 	}
 	for _, b := range a.backups {
-		errs = append(errs, os.Remove(b))
+		errs = append(errs, dropBackup(b))
 	}
 	return errors.Join(errs...)
 }
@@ -96,27 +96,59 @@ func backup(e engine.Edit) (made string, err error) {
 	if len(backupsOf(e.Path)) > 0 {
 		return "", nil
 	}
-	path := e.Path + backupMark + time.Now().UTC().Format("20060102T150405Z")
+	dir := backupDir(e.Path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, filepath.Base(e.Path)+backupMark+time.Now().UTC().Format("20060102T150405Z"))
 	if err := writeLike(path, e.Path, e.Before); err != nil {
 		return "", err
 	}
 	return path, nil
 }
 
-// backupsOf are the backups of a file, the oldest first.
-func backupsOf(path string) []string {
-	entries, err := os.ReadDir(filepath.Dir(path))
-	if err != nil {
-		return nil
+// backupDir is the folder for a file's backups: beside the one that the file lies in, where no import of DIR/* finds them. A
+// folder that is a mount of its own keeps them itself: what is beside it may be gone with the container that we run in.
+func backupDir(path string) string {
+	dir := filepath.Dir(path)
+	if !sameFileSystem(dir, filepath.Dir(dir)) {
+		return dir
 	}
+	return filepath.Clean(dir) + ".cgpu-backup"
+}
+
+func sameFileSystem(a, b string) bool {
+	var sa, sb unix.Stat_t
+	return a != b && unix.Stat(a, &sa) == nil && unix.Stat(b, &sb) == nil && sa.Dev == sb.Dev
+}
+
+// backupsOf are the backups of a file, the oldest first. Older versions of cgpu left them beside the file.
+func backupsOf(path string) []string {
 	var list []string
 	prefix := filepath.Base(path) + backupMark
-	for _, e := range entries {
-		if name := e.Name(); len(name) > len(prefix) && name[:len(prefix)] == prefix {
-			list = append(list, filepath.Join(filepath.Dir(path), name))
+	for _, dir := range slices.Compact([]string{filepath.Dir(path), backupDir(path)}) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			if name := e.Name(); len(name) > len(prefix) && name[:len(prefix)] == prefix {
+				list = append(list, filepath.Join(dir, name))
+			}
 		}
 	}
 	return list
+}
+
+// dropBackup removes a backup, and the folder of backups with the last one.
+func dropBackup(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	if dir := filepath.Dir(path); filepath.Ext(dir) == ".cgpu-backup" {
+		os.Remove(dir) //nolint:errcheck // it stays while others are in it
+	}
+	return nil
 }
 
 // restore makes uninstall's edits give back the backup's text, where the two say the same.
@@ -157,7 +189,7 @@ func (a applied) dropBackups(edits []engine.Edit, json bool) (said []string) {
 			e.Path = real
 		}
 		for _, b := range backupsOf(e.Path) {
-			if b == same && os.Remove(b) == nil {
+			if b == same && dropBackup(b) == nil {
 				continue
 			}
 			said = append(said, fmt.Sprintf("kept: %s: the file as it was before cgpu install; others have changed it since", b))

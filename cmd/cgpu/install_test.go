@@ -80,6 +80,17 @@ func (e engines) files() map[string]string {
 		}
 		all[entry.Name()] = string(text)
 	}
+	backups, err := filepath.Glob(e.config + ".cgpu-backup/*")
+	if err != nil {
+		e.Fatal(err)
+	}
+	for _, path := range backups {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			e.Fatal(err)
+		}
+		all[filepath.Base(path)] = string(text)
+	}
 	return all
 }
 
@@ -112,7 +123,7 @@ func TestInstall(t *testing.T) {
 			if got := e.files(); !maps.Equal(got, before) {
 				t.Fatalf("a dry run left %q", got)
 			}
-			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), "file: runtime cgpu: ", "file: default runtime: ", " → cgpu\n", "backup: "+e.config+"/real"+backupMark, "next: ")
+			e.want("install", e.cgpu("install "+tt.engine+" --default --config file"), "file: runtime cgpu: ", "file: default runtime: ", " → cgpu\n", "backup: "+e.config+".cgpu-backup/real"+backupMark, "next: ")
 			after := e.files()
 			if target, err := os.Readlink(filepath.Join(e.config, "file")); err != nil || target != "real" {
 				t.Errorf("the link is gone: %q, %v", target, err)
@@ -147,7 +158,7 @@ func TestUninstallKeepsBackup(t *testing.T) {
 	e.write("d.json", daemonJSON, 0o644)
 	e.cgpu("install docker --config d.json")
 	e.write("d.json", strings.Replace(e.files()["d.json"], "{", `{"dns": [],`, 1), 0o644)
-	e.want("uninstall", e.cgpu("uninstall docker --config d.json"), "kept: "+e.config+"/d.json"+backupMark)
+	e.want("uninstall", e.cgpu("uninstall docker --config d.json"), "kept: "+e.config+".cgpu-backup/d.json"+backupMark)
 	got := e.files()
 	if want := strings.Replace(daemonJSON, "{", `{"dns": [],`, 1); got["d.json"] != want || len(got) != 2 {
 		t.Errorf("left: %q", got)
@@ -276,5 +287,27 @@ func TestConfigOf(t *testing.T) {
 		if got := configOf(strings.Fields(args)); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
 		}
+	}
+}
+
+// TestInstallImportedFolder: an import of all files of a folder does not find the backup, and a runtime that containerd does
+// not see is not installed.
+func TestInstallImportedFolder(t *testing.T) {
+	e := newEngines(t)
+	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) cat "$2" ;; esac`)
+	e.write("a.toml", criTOML, 0o644)
+	e.want("install", e.cgpu("install containerd --config a.toml"), "runtime cgpu: ", "backup: ")
+	if got, err := filepath.Glob(e.config + "/*"); err != nil || len(got) != 1 {
+		t.Errorf("beside it: %q, %v", got, err)
+	}
+	e.cgpu("uninstall containerd --config a.toml")
+	if exists(e.config + ".cgpu-backup") {
+		t.Error("the folder of backups stays")
+	}
+	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) sed s,cgpu-runtime,other, "$2" ;; esac`)
+	before := e.files()
+	e.want("overridden", e.cgpu("install containerd --config a.toml"), "error: install: containerd does not see runtime", "the files are as they were")
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Errorf("left: %q", got)
 	}
 }

@@ -421,6 +421,13 @@ func Named(tree map[string]any, name string) (program, byName string) {
 	return program, byName
 }
 
+// CRIDisabled reports that a configuration of containerd does without the CRI plugin, whose section says nothing then.
+func CRIDisabled(tree map[string]any) bool {
+	c := containerd{files: []document{{tree: tree}}}
+	disabled, _ := c.disabled()
+	return disabled
+}
+
 // UninstallContainerd plans to take our part out of every file that has it.
 func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Plan, err error) {
 	c, err := loadContainerd(fsys, main, major)
