@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -213,5 +214,20 @@ func TestCommandError(t *testing.T) {
 	t.Setenv("PATH", "/nonexistent")
 	if path, err := find("sh", []string{"A=1", "PATH=/nonexistent:/bin"}); path != "/bin/sh" || err != nil {
 		t.Errorf("%q, %v", path, err)
+	}
+}
+
+// TestSweepCgroups has a parent as systemd names it.
+func TestSweepCgroups(t *testing.T) {
+	parent := filepath.Join(t.TempDir(), `app-a\x2db[1].scope`)
+	for _, name := range []string{"cgpu-run-dead", "cgpu-run-alive", "other"} {
+		if err := os.MkdirAll(filepath.Join(parent, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	SweepCgroups([]string{filepath.Join(parent, "cgpu-run-new")}, func(nonce string) bool { return nonce == "alive" })
+	left, err := os.ReadDir(parent)
+	if err != nil || len(left) != 2 || left[0].Name() != "cgpu-run-alive" || left[1].Name() != "other" {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

@@ -113,10 +113,11 @@ func RemoveCgroups(dirs []string) {
 // kernel keeps one that has processes.
 func SweepCgroups(dirs []string, alive func(nonce string) bool) {
 	for _, dir := range dirs {
-		found, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), cgroupPrefix+"*"))
-		for _, old := range found {
-			if !alive(strings.TrimPrefix(filepath.Base(old), cgroupPrefix)) {
-				_ = syscall.Rmdir(old)
+		// Not Glob: systemd's names have backslashes.
+		beside, _ := os.ReadDir(filepath.Dir(dir))
+		for _, e := range beside {
+			if nonce, ok := strings.CutPrefix(e.Name(), cgroupPrefix); ok && !alive(nonce) {
+				_ = syscall.Rmdir(filepath.Join(filepath.Dir(dir), e.Name()))
 			}
 		}
 	}
