@@ -91,16 +91,16 @@ func writeError(path string, err error) error {
 	return fmt.Errorf("%s: %w%s", path, err, remedy)
 }
 
-// backup keeps a file as it is, unless one of before the first install is there already.
+// backup keeps a file as it is, unless something of ours is in it: then the backup of before the install is there already.
 func backup(e engine.Edit) (made string, err error) {
-	if len(backupsOf(e.Path)) > 0 {
+	if e.Ours && len(backupsOf(e.Path)) > 0 {
 		return "", nil
 	}
 	dir := backupDir(e.Path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, filepath.Base(e.Path)+backupMark+time.Now().UTC().Format("20060102T150405Z"))
+	path := filepath.Join(dir, filepath.Base(e.Path)+backupMark+time.Now().UTC().Format("20060102T150405.000000Z"))
 	if err := writeLike(path, e.Path, e.Before); err != nil {
 		return "", err
 	}

@@ -311,3 +311,28 @@ func TestInstallImportedFolder(t *testing.T) {
 		t.Errorf("left: %q", got)
 	}
 }
+
+// TestReinstallBacksUp: a backup of an earlier install does not stand for the file of today.
+func TestReinstallBacksUp(t *testing.T) {
+	for _, tt := range []struct{ engine, first, second string }{
+		{"docker", daemonJSON, "{\n  \"dns\": []\n}\n"},
+		{"containerd", criTOML, "# another\n" + criTOML},
+	} {
+		e := newEngines(t)
+		e.write("file", tt.first, 0o644)
+		e.cgpu("install " + tt.engine + " --config file")
+		e.write("file", tt.second, 0o644)
+		e.want("another file", e.cgpu("install "+tt.engine+" --config file"), "backup: ")
+		e.cgpu("install " + tt.engine + " --default --config file")
+		var got []string
+		for name, text := range e.files() {
+			if strings.HasPrefix(name, "file"+backupMark) {
+				got = append(got, text)
+			}
+		}
+		slices.Sort(got)
+		if want := slices.Sorted(slices.Values([]string{tt.first, tt.second})); !slices.Equal(got, want) {
+			t.Errorf("%s: backups %q, want %q", tt.engine, got, want)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -163,6 +164,7 @@ func InstallDocker(config string, text, note []byte, r Request) (p Plan, err err
 		return p, err
 	}
 	mine, isMine := known.Runtimes[r.Name]
+	ours := slices.ContainsFunc(slices.Collect(maps.Keys(known.Runtimes)), func(name string) bool { _, has := d.program(name); return has })
 	changed := false
 	switch path, has := d.program(r.Name); {
 	case has && path == r.Path:
@@ -199,7 +201,7 @@ func InstallDocker(config string, text, note []byte, r Request) (p Plan, err err
 	}
 	// The note first: if the second write fails, an entry that is not there does no harm.
 	p.add(known.edit(DockerNote(config), note))
-	p.add(Edit{Path: config, Before: text, After: d.text})
+	p.add(Edit{Path: config, Before: text, After: d.text, Ours: ours})
 	return p, nil
 }
 
@@ -252,7 +254,7 @@ func UninstallDocker(config string, text, note []byte, name string) (p Plan, err
 		}
 	}
 	if len(p.Done) > 0 {
-		e := Edit{Path: config, Before: text, After: d.text}
+		e := Edit{Path: config, Before: text, After: d.text, Ours: isMine}
 		if known.Created && len(d.top.members) == 0 {
 			e.After = nil
 		}

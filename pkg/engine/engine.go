@@ -33,6 +33,8 @@ type Edit struct {
 	After  []byte // nil: the file is to be removed
 	// Note: the file is ours, a note for uninstall that no engine reads. It needs no backup.
 	Note bool
+	// Ours: a part of ours is in the file before, so that it is not the one of before the install.
+	Ours bool
 }
 
 // Plan is what to change. No edits: all is as asked for.
@@ -46,6 +48,7 @@ type Plan struct {
 
 // add puts an edit into the plan, if it is one.
 func (p *Plan) add(e Edit) {
+	e.Ours = e.Ours || bytes.Contains(e.Before, []byte(mark))
 	if !bytes.Equal(e.Before, e.After) || (e.Before == nil) != (e.After == nil) {
 		p.Edits = append(p.Edits, e)
 	}
