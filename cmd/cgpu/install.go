@@ -219,8 +219,7 @@ func carryOut(c *cli.Context, t target, config string, r engine.Request, plan en
 		fmt.Fprintf(w, "note: %s\n", hint)
 	}
 	if len(plan.Edits) == 0 {
-		_, err := fmt.Fprintf(w, "%s: nothing to change\n", config)
-		return err
+		return unchanged(c, t, config, r)
 	}
 	if c.Bool("dry-run") {
 		for _, e := range plan.Edits {
@@ -256,6 +255,27 @@ func carryOut(c *cli.Context, t target, config string, r engine.Request, plan en
 		}
 	}
 	return reread(w, t, config, c.Bool("restart"), plan.Restart)
+}
+
+// unchanged is for a file that says all already: it may still be one that the engine refuses, or has not read.
+func unchanged(c *cli.Context, t target, config string, r engine.Request) error {
+	w := c.App.Writer
+	if c.Command.Name == "install" {
+		now := t.check(config, !exists(config))
+		if now.err != nil {
+			return fmt.Errorf("install: %s: nothing to change, but %s", config, now.note)
+		}
+		if err := t.effective(config, r, now); err != nil {
+			return fmt.Errorf("install: %s: nothing to change, but %w", config, err)
+		}
+		if now.note != "" {
+			fmt.Fprintf(w, "note: %s\n", now.note)
+		}
+	}
+	if _, err := fmt.Fprintf(w, "%s: nothing to change\n", config); err != nil || !c.Bool("restart") || c.Bool("dry-run") {
+		return err
+	}
+	return reread(w, t, config, true, false)
 }
 
 // judge has the engine check what is there now. What failed before already is not held against the edit.

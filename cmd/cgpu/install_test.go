@@ -336,3 +336,17 @@ func TestReinstallBacksUp(t *testing.T) {
 		}
 	}
 }
+
+// TestInstallAgainChecks: a file without anything to change is still checked, and read by the engine if that is asked for.
+func TestInstallAgainChecks(t *testing.T) {
+	e := newEngines(t)
+	e.write("d.json", daemonJSON, 0o644)
+	e.cgpu("install docker --config d.json")
+	e.want("restart", e.cgpu("install docker --restart --config d.json"), "d.json: nothing to change\n", "next: start dockerd")
+	e.program("dockerd", `echo "no" >&2; exit 1`)
+	e.want("refused", e.cgpu("install docker --config d.json"), "error: install: ", "d.json: nothing to change, but dockerd refuses its configuration: no")
+	e.write("c.toml", criTOML, 0o644)
+	e.cgpu("install containerd --config c.toml")
+	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) sed s,cgpu-runtime,other, "$2" ;; esac`)
+	e.want("overridden", e.cgpu("install containerd --config c.toml"), "nothing to change, but containerd does not see runtime")
+}
