@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/bare"
@@ -77,7 +78,10 @@ func runGuardCommand() *cli.Command {
 		Name:   runGuardName,
 		Hidden: true,
 		Before: noArguments,
-		Action: func(*cli.Context) error { return launch.Apart(bare.Leave) },
+		Action: func(*cli.Context) error {
+			unix.Umask(umask)
+			return launch.Apart(bare.Leave)
+		},
 	}
 }
 
@@ -160,9 +164,13 @@ func runRefused(c *cli.Context, err error) error {
 	return err
 }
 
+// umask is for root's files. The caller's, which sudo keeps, could make a ledger that nobody may read.
+const umask = 0o022
+
 // runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
 // of runc, package bare.
 func runOn(c *cli.Context, q *quota.Quota) error {
+	callers := unix.Umask(umask)
 	env := os.Environ()
 	cleanEnvironment()
 	goOn()
@@ -232,7 +240,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
 		return err
 	}
-	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env})
+	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Umask: callers})
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
 	undo = func() {}
 	return err

@@ -31,6 +31,7 @@ type Run struct {
 	User    User
 	Args    []string
 	Env     []string // the caller's
+	Umask   int      // the caller's, for the command
 }
 
 // CommandError says that everything was ready but the command.
@@ -90,6 +91,7 @@ func Exec(r Run) error {
 			return fmt.Errorf("bare: %s: %w", step.name, err)
 		}
 	}
+	unix.Umask(r.Umask)
 	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan.Limiter != ""))
 	return &CommandError{path, err}
 }

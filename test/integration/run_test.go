@@ -35,6 +35,7 @@ func TestRun(t *testing.T) {
 		{"sees", runSees},
 		{"other user", runUser},
 		{"sudo", runSudo},
+		{"umask", runUmask},
 		{"refused", runRefused},
 		{"exit status", runExit},
 		{"signals", runSignals},
@@ -569,4 +570,51 @@ func runHostile(t *testing.T) {
 			return ""
 		})
 	}
+}
+
+// runUmask: the caller's umask is the command's, and not that of the files that root makes for it.
+func runUmask(t *testing.T) {
+	line := "umask 0777; exec " + filepath.Join(lab.Bin, "cgpu") + " " + strings.Join(runArgs("1GiB", "--", "sh", "-c", "'umask; read x'"), " ")
+	cmd := exec.Command("sh", "-c", line)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 16)
+	n, _ := out.Read(said)
+	if string(said[:n]) != "0777\n" {
+		t.Errorf("umask of the command: %q", said[:n])
+	}
+	folders := []string{device.RunDir()}
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid)); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if parts := strings.SplitN(strings.TrimSpace(line), ":", 3); len(parts) == 3 && strings.Contains(parts[2], "cgpu-run-") {
+				folders = append(folders, filepath.Join("/sys/fs/cgroup", parts[1], parts[2]))
+			}
+		}
+	}
+	if len(folders) == 1 {
+		t.Error("the run has no cgroup")
+	}
+	for _, folder := range folders {
+		_ = filepath.WalkDir(folder, func(path string, e os.DirEntry, err error) error {
+			if err != nil {
+				return nil // gone meanwhile
+			}
+			if info, err := e.Info(); err == nil && info.Mode().Perm()&0o400 == 0 && !strings.HasPrefix(path, "/sys/fs/cgroup/") || err == nil && path == folder && info.Mode().Perm()&0o055 == 0 && strings.HasPrefix(path, "/sys/") {
+				t.Errorf("%s: mode %v", path, info.Mode())
+			}
+			return nil
+		})
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
 }
