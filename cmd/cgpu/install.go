@@ -106,6 +106,11 @@ func installCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			if !c.Bool("dry-run") {
+				if err := dropLeftovers(config); err != nil {
+					return fmt.Errorf("%s: %w", c.Command.Name, err)
+				}
+			}
 			r.Default = c.Bool("default")
 			r.Path, err = runtimePath(c.String("runtime-path"))
 			if err != nil {
@@ -143,6 +148,11 @@ func uninstallCommand() *cli.Command {
 			t, r, config, err := installArguments(c)
 			if err != nil {
 				return err
+			}
+			if !c.Bool("dry-run") {
+				if err := dropLeftovers(config); err != nil {
+					return fmt.Errorf("%s: %w", c.Command.Name, err)
+				}
 			}
 			plan, err := t.uninstall(os.DirFS("/"), config, r.Name)
 			if err != nil {

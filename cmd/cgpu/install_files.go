@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -111,15 +112,44 @@ func backup(e engine.Edit) (made string, err error) {
 // folder that is a mount of its own keeps them itself: what is beside it may be gone with the container that we run in.
 func backupDir(path string) string {
 	dir := filepath.Dir(path)
-	if !sameFileSystem(dir, filepath.Dir(dir)) {
+	if outside(dir) == dir {
 		return dir
 	}
 	return filepath.Clean(dir) + ".cgpu-backup"
 }
 
-func sameFileSystem(a, b string) bool {
-	var sa, sb unix.Stat_t
-	return a != b && unix.Stat(a, &sa) == nil && unix.Stat(b, &sb) == nil && sa.Dev == sb.Dev
+// outside is the folder above one that an engine may read whole; that one itself, if the one above cannot be written or is of
+// another file system.
+func outside(dir string) string {
+	var inner, outer unix.Stat_t
+	up := filepath.Dir(dir)
+	if unix.Stat(dir, &inner) == nil && unix.Stat(up, &outer) == nil && inner.Dev == outer.Dev && unix.Access(up, unix.W_OK) == nil {
+		return up
+	}
+	return dir
+}
+
+// dropLeftovers removes what a killed install left of a new file, which an engine may read where it lies.
+func dropLeftovers(path string) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	dir := filepath.Dir(path)
+	for _, d := range slices.Compact([]string{dir, outside(dir)}) {
+		entries, err := os.ReadDir(d)
+		if err != nil {
+			continue // the folder comes with the file
+		}
+		for _, e := range entries {
+			if !e.Type().IsRegular() || !engine.Leftover(e.Name()) || !strings.HasPrefix(e.Name(), "."+filepath.Base(path)+".cgpu-") {
+				continue
+			}
+			if err := os.Remove(filepath.Join(d, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return writeError(filepath.Join(d, e.Name()), err)
+			}
+		}
+	}
+	return nil
 }
 
 // backupsOf are the backups of a file, the oldest first. Older versions of cgpu left them beside the file.
@@ -213,9 +243,20 @@ func write(path string, text []byte) error {
 	return writeLike(path, path, text)
 }
 
-// writeLike writes a file with the mode, owner and security label of another one, if that is there.
-func writeLike(path, like string, text []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".cgpu-*")
+// writeLike writes a file with the mode, owner and security label of another one, if that is there. Until it is whole it lies
+// outside of the folder, which an engine may read at any time.
+func writeLike(path, like string, text []byte) error {
+	dir := filepath.Dir(path)
+	err := writeFrom(outside(dir), path, like, text)
+	if errors.Is(err, unix.EXDEV) { // a mount of the same file system
+		return writeFrom(dir, path, like, text)
+	}
+	return err
+}
+
+// writeFrom is writeLike with the folder in which the new file is made.
+func writeFrom(dir, path, like string, text []byte) (err error) {
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".cgpu-*")
 	if err != nil {
 		return err
 	}

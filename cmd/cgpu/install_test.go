@@ -350,3 +350,24 @@ func TestInstallAgainChecks(t *testing.T) {
 	e.program("containerd", `case "$*" in --version) echo "x 1.6.20" ;; *) sed s,cgpu-runtime,other, "$2" ;; esac`)
 	e.want("overridden", e.cgpu("install containerd --config c.toml"), "nothing to change, but containerd does not see runtime")
 }
+
+// TestInstallLeftover: what a killed install left of its file is not read, and goes at the next start; a new file is not made
+// in the folder that the engine reads.
+func TestInstallLeftover(t *testing.T) {
+	e := newEngines(t)
+	e.program("crio", "exit 0")
+	half := "# half\n[crio.runtime.runtimes.cgpu]\nruntime_path = \"/half\"\n"
+	e.write(".99-cgpu.conf.cgpu-123", half, 0o644)
+	e.write(".other.cgpu-123", "", 0o644)
+	e.want("dry run", e.cgpu("install crio --dry-run --config 99-cgpu.conf"), "+++ "+e.config+"/99-cgpu.conf")
+	if len(e.files()) != 2 {
+		t.Errorf("a dry run left %q", e.files())
+	}
+	e.want("install", e.cgpu("install crio --config 99-cgpu.conf"), "runtime cgpu: ")
+	if got := slices.Sorted(maps.Keys(e.files())); !slices.Equal(got, []string{".other.cgpu-123", "99-cgpu.conf"}) {
+		t.Errorf("left: %q", got)
+	}
+	if got := outside(e.config); got != e.dir {
+		t.Errorf("new files are made in %s, want %s", got, e.dir)
+	}
+}

@@ -130,7 +130,7 @@ func (e dropInEngine) read(fsys fs.FS, file, name string) (f found, err error) {
 		files = append(files, "/"+m)
 	}
 	for _, p := range files {
-		if p == file {
+		if p == file || Leftover(path.Base(p)) {
 			continue
 		}
 		if info, err := fs.Stat(fsys, strings.TrimPrefix(p, "/")); err == nil && info.IsDir() {

@@ -65,6 +65,8 @@ func (p *Plan) hint(format string, args ...any) {
 const program = "cgpu-runtime"
 
 var (
+	leftoverForm = regexp.MustCompile(`^\..+\.cgpu-[0-9]+$`)
+
 	nameForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 	// taken are names that engines give a meaning of their own.
 	taken = []string{"runc", "crun", "kata", "runsc", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux"}
@@ -105,6 +107,9 @@ func Restorable(backup, text []byte, json bool) bool {
 	}
 	return bytes.Equal(bytes.TrimSpace(backup), bytes.TrimSpace(text))
 }
+
+// Leftover reports the name of a file that a killed cgpu install was writing: .NAME.cgpu-NUMBER.
+func Leftover(name string) bool { return leftoverForm.MatchString(name) }
 
 // lineEnd is how the lines of a text end.
 func lineEnd(text []byte) string {
