@@ -303,10 +303,24 @@ func TestPrograms(t *testing.T) {
 	expect(t, "another version", checkPrograms(h), Warn, "v1.2.4, but not cgpu-runtime and cgpu-refresh")
 	h.Version = "unknown"
 	expect(t, "no version", checkPrograms(h), OK, "")
-	if err := os.Chmod(filepath.Join(h.Bin, "cgpu-guard"), 0o777); err != nil {
+	for _, mode := range []os.FileMode{0o757, 0o775} {
+		if err := os.Chmod(filepath.Join(h.Bin, "cgpu-guard"), mode); err != nil {
+			t.Fatal(err)
+		}
+		expect(t, "writable", checkPrograms(h), Fail, "write cgpu-guard")
+	}
+	if err := os.Chmod(filepath.Join(h.Bin, "cgpu-guard"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "writable", checkPrograms(h), Fail, "write cgpu-guard")
+	for mode, want := range map[os.FileMode]Status{0o757: Fail, 0o757 | os.ModeSticky: OK} {
+		if err := os.Chmod(h.Root, mode); err != nil { // the folder above
+			t.Fatal(err)
+		}
+		expect(t, mode.String(), checkPrograms(&Host{Root: h.Root, RunDir: h.RunDir, Bin: h.Bin, loaded: true, tableErr: h.tableErr, UID: h.UID, config: h.config, Version: "unknown"}), want, "")
+	}
+	if err := os.Chmod(h.Root, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.Remove(filepath.Join(h.Bin, "cgpu-guard")); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"debug/buildinfo"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +16,7 @@ import (
 var ours = []string{"cgpu", "cgpu-runtime", "cgpu-guard", "cgpu-hook", "cgpu-refresh"}
 
 var programChecks = []Check{
-	{Name: "programs", Means: "All programs of cgpu lie in one folder, only root can write them, and they are of one build.",
+	{Name: "programs", Means: "All programs of cgpu lie in one folder, only root can write them or replace them, and they are of one build.",
 		Remedy: "install them anew, all of one version: make install", Run: checkPrograms},
 }
 
@@ -33,7 +34,7 @@ func checkPrograms(h *Host) Result {
 			missing = append(missing, name)
 			continue
 		}
-		if st, isStat := info.Sys().(*syscall.Stat_t); isStat && (int(st.Uid) != 0 && int(st.Uid) != h.UID || info.Mode().Perm()&0o002 != 0) {
+		if !h.owns(info) || info.Mode().Perm()&0o022 != 0 {
 			loose = append(loose, name)
 		}
 		if b, err := buildinfo.ReadFile(path); err == nil {
@@ -44,10 +45,42 @@ func checkPrograms(h *Host) Result {
 			other = append(other, name)
 		}
 	}
+	if dir := h.openFolder(h.Bin); dir != "" && len(missing)+len(loose) == 0 {
+		return fail("others than root may replace what is in %s, where root's programs lie", dir).but("chown root and chmod o-w it")
+	}
 	if len(missing)+len(loose) == 0 && len(other) > 0 {
 		return warn("cgpu is of version %s, but not %s", h.Version, strings.Join(other, " and "))
 	}
 	return judgePrograms(h.Bin, h.Version, missing, loose, builds)
+}
+
+// owns reports that a file is root's, or of the user who looks.
+func (h *Host) owns(info fs.FileInfo) bool {
+	st, isStat := info.Sys().(*syscall.Stat_t)
+	return !isStat || int(st.Uid) == 0 || int(st.Uid) == h.UID
+}
+
+// openFolder is the first folder, from one up to the root, in which others may put another file in the place of one; "" if there
+// is none. In a sticky folder they may not. Where links lead is looked at as well as where they lie.
+func (h *Host) openFolder(dir string) string {
+	paths := []string{dir}
+	if real, err := filepath.EvalSymlinks(dir); err == nil && real != dir {
+		paths = append(paths, real)
+	}
+	for _, path := range paths {
+		for {
+			info, err := os.Stat(path)
+			if err == nil && (!h.owns(info) || info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0) {
+				return path
+			}
+			up := filepath.Dir(path)
+			if up == path {
+				break
+			}
+			path = up
+		}
+	}
+	return ""
 }
 
 // versioned are the programs that have the build's version in them, as cgpu has. The build information of the others may not tell
@@ -86,7 +119,7 @@ func judgePrograms(bin, version string, missing, loose []string, builds map[stri
 	case len(missing) > 0:
 		return fail("%s lacks %s", bin, strings.Join(missing, ", "))
 	case len(loose) > 0:
-		return fail("others than root may write %s in %s, which root executes", strings.Join(loose, ", "), bin).but("chown root and chmod o-w them")
+		return fail("others than root may write %s in %s, which root executes", strings.Join(loose, ", "), bin).but("chown root and chmod go-w them")
 	case len(builds) > 1:
 		var list []string
 		for build, names := range builds {
