@@ -224,15 +224,26 @@ func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) s
 		line("  ", "runtime_type", runcShim)
 		b.WriteString("\n")
 	}
-	model := c.handler(r.Name)
+	// What others have since written into our table stays.
+	own := getTable(c.tree, c.key("runtimes", r.Name)...)
+	model := own
+	if own == nil {
+		model = c.handler(r.Name)
+	}
 	table := map[string]any{}
 	for k, v := range model {
+		if own != nil && k != "options" {
+			table[k] = v
+			continue
+		}
 		// What names another program or shim is not for ours.
 		if !slices.Contains([]string{"options", "runtime_path", "runtime_engine", "runtime_root"}, k) {
 			table[k] = v
 		}
 	}
-	table["runtime_type"] = runcShim
+	if own == nil {
+		table["runtime_type"] = runcShim
+	}
 	for _, k := range []string{"pod_annotations", "container_annotations"} {
 		list, _ := table[k].([]any)
 		if !slices.Contains(list, any(annotations)) {
@@ -271,6 +282,16 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 	setDefault := r.Default && c.byName() != r.Name
 	if there && has == r.Path && !setDefault {
 		return p, nil
+	}
+
+	if there && mine >= 0 {
+		for _, key := range [][]string{c.key("runtimes", r.Name), c.key("runtimes", r.Name, "options")} {
+			for k, v := range getTable(c.tree, key...) {
+				if _, ok := valueTOML(v); !ok && k != "options" {
+					return p, fmt.Errorf("%s: %s was added to what cgpu install wrote, and would be lost; change the runtime by hand, as in docs/install.md", c.files[mine].path, keyTOML(append(key, k)...))
+				}
+			}
+		}
 	}
 
 	at := mine
