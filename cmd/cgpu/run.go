@@ -197,6 +197,10 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; set enforcement = "guard"`)
 	}
 
+	if err := bare.CheckFiles(table.Nodes); err != nil {
+		return err
+	}
+
 	// Reserve.
 	doc, err := spec.Decode([]byte("{}"))
 	if err != nil {

@@ -69,6 +69,7 @@ func Exec(r Run) error {
 	if err != nil {
 		return fmt.Errorf("bare: connect to the guard: %w", err)
 	}
+	dir := workingFolder()
 	var path string
 	for _, step := range []struct {
 		name string
@@ -80,6 +81,7 @@ func Exec(r Run) error {
 		{"driver parameters", func() error { return keepDeviceNodes(r.RunDir) }},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
 		{"user", func() error { return become(r.User) }},
+		{"working folder", func() error { return returnTo(dir) }},
 		{"command", func() (err error) { path, err = find(r.Args[0], r.Env); return err }},
 		{"seccomp filter", func() error { return guarded(conn, r.Plan.ID, r.Plan.Nonce) }},
 	} {

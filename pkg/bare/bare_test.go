@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -229,5 +231,20 @@ func TestSweepCgroups(t *testing.T) {
 	left, err := os.ReadDir(parent)
 	if err != nil || len(left) != 2 || left[0].Name() != "cgpu-run-alive" || left[1].Name() != "other" {
 		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestLeadsPast(t *testing.T) {
+	nodes := []device.Node{{Major: 195}, {Major: 510, Minor: 1}, {Major: 1, Minor: 3, Bind: true}}
+	for _, test := range []struct {
+		mode, major uint32
+		want        bool
+	}{
+		{unix.S_IFCHR | 0o666, 195, true}, {unix.S_IFCHR, 510, true}, {unix.S_IFCHR, 226, true}, {unix.S_IFDIR | 0o755, 0, true},
+		{unix.S_IFCHR, 1, false}, {unix.S_IFCHR, 136, false}, {unix.S_IFBLK, 195, false}, {unix.S_IFREG, 195, false}, {unix.S_IFIFO, 0, false},
+	} {
+		if got := leadsPast(test.mode, test.major, nodes); got != test.want {
+			t.Errorf("mode %o, major %d: %v", test.mode, test.major, got)
+		}
 	}
 }

@@ -258,3 +258,50 @@ func keepDeviceNodes(runDir string) error {
 	}
 	return nil
 }
+
+// workingFolder is where this thread is: the path, or empty where there is none.
+func workingFolder() string {
+	b := make([]byte, unix.PathMax)
+	n, err := unix.Getcwd(b)
+	if err != nil || n < 2 || b[0] != '/' { // "(unreachable)…", or a folder that was removed
+		return ""
+	}
+	return string(b[:n-1])
+}
+
+// returnTo enters a working folder below /dev again: until then it is one of the /dev before. The user does it himself, since
+// he may have put something else there meanwhile. One without a path may have been below /dev.
+func returnTo(dir string) error {
+	if dir != "" && dir != "/dev" && !strings.HasPrefix(dir, "/dev/") {
+		return nil
+	}
+	if dir != "" && unix.Chdir(dir) == nil {
+		return nil
+	}
+	return unix.Chdir("/")
+}
+
+// drmMajor is the kernel's number of the nodes in /dev/dri.
+const drmMajor = 226
+
+// CheckFiles refuses a standard input, output or error that leads past the run's own /dev. nodes are those of the driver.
+func CheckFiles(nodes []device.Node) error {
+	for fd, name := range []string{"standard input", "standard output", "standard error"} {
+		var st unix.Stat_t
+		if unix.Fstat(fd, &st) == nil && leadsPast(st.Mode, unix.Major(st.Rdev), nodes) {
+			return fmt.Errorf("run: %s: is a folder or the node of a graphics card, which a run does not take along: redirect it elsewhere", name)
+		}
+	}
+	return nil
+}
+
+// leadsPast judges an open file. A folder counts, since its /dev, or the one below it, is the host's.
+func leadsPast(mode, major uint32, nodes []device.Node) bool {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		return true
+	case unix.S_IFCHR:
+		return major == drmMajor || slices.ContainsFunc(nodes, func(n device.Node) bool { return !n.Bind && n.Major == major })
+	}
+	return false
+}

@@ -36,6 +36,7 @@ func TestRun(t *testing.T) {
 		{"other user", runUser},
 		{"sudo", runSudo},
 		{"umask", runUmask},
+		{"folder", runFolder},
 		{"refused", runRefused},
 		{"exit status", runExit},
 		{"signals", runSignals},
@@ -617,4 +618,29 @@ func runUmask(t *testing.T) {
 	}
 	_ = in.Close()
 	_ = cmd.Wait()
+}
+
+// runFolder: a working folder or an input that lead to the host's /dev are not taken along.
+func runFolder(t *testing.T) {
+	shm, err := os.MkdirTemp("/dev/shm", "cgpu-run-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(shm)
+	of := func(dir, redirect string, command string) node.Result {
+		line := "cd " + dir + " && exec " + filepath.Join(lab.Bin, "cgpu") + " " + strings.Join(runArgs("1GiB", "--", "sh", "-c", "'"+command+"'"), " ") + redirect
+		return lab.Run(nil, "sh", "-c", line)
+	}
+	// The run's /dev is a tmpfs of 1 MiB, and its number is that of no other.
+	const same = `test "$(stat -c %d .)" = "$(stat -c %d /dev)" && pwd`
+	if r := of("/dev", "", same); r.Code != 0 || r.Stdout != "/dev\n" {
+		t.Errorf("in /dev: %v", r)
+	}
+	if r := of(shm, "", `test "$(stat -c %d ..)" = "$(stat -c %d /dev/shm)" && test "$(stat -c %d ../..)" = "$(stat -c %d /dev)" && pwd`); r.Code != 0 || r.Stdout != shm+"\n" {
+		t.Errorf("in /dev/shm: %v", r)
+	}
+	if r := of("/tmp", "", "pwd"); r.Stdout != "/tmp\n" {
+		t.Errorf("in /tmp: %v", r)
+	}
+	wantRefused(t, of("/", " </dev", "true"), "standard input: is a folder")
 }
