@@ -206,7 +206,8 @@ T  set       preload       web: GPU 1: memory 1024MiB → 2048MiB
 
 // TestKMUntil: a terminal that is closed ends it, unless it was started to stay.
 func TestKMUntil(t *testing.T) {
-	for sig, ignored := range map[syscall.Signal]bool{syscall.SIGHUP: false, syscall.SIGTERM: false, syscall.SIGWINCH: true} {
+	hangup := signal.Ignored(syscall.SIGHUP) // as under nohup, where it means nothing
+	for sig, ignored := range map[syscall.Signal]bool{syscall.SIGHUP: hangup, syscall.SIGTERM: false, syscall.SIGWINCH: true} {
 		ctx, stop := kmUntil(t.Context())
 		// Caught here too, so that what is not caught there does not end the test.
 		caught := make(chan os.Signal, 1)
