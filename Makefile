@@ -59,7 +59,8 @@ unit: ## tests of the packages and of the limiter, with the race detector
 	@hack/parity.sh
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, runc and crun in private folders (root)
-	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/ ./test/docs/
+	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
+	hack/with-node.sh -- go test -tags integration -count 1 -timeout 5m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
