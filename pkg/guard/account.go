@@ -133,8 +133,7 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	g := &a.gpus[gpu]
-	// Subtract on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
-	if !g.native && (g.used > g.limit || size > g.limit-g.used) {
+	if !g.native && !g.fits(size) {
 		if count {
 			a.deny(gpu, size, false)
 		}
@@ -146,6 +145,9 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 	g.use(size)
 	return true
 }
+
+// fits subtracts on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
+func (g *gpuAccount) fits(size quota.Bytes) bool { return g.used <= g.limit && size <= g.limit-g.used }
 
 // deny counts a denial and tells of it. The caller holds mu.
 func (a *account) deny(gpu int, size quota.Bytes, spill bool) {

@@ -441,7 +441,7 @@ func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native && (g.used > g.limit || size > g.limit-g.used) {
+		if g := &a.gpus[i]; !g.native && !g.fits(size) {
 			if count {
 				a.deny(i, size, false)
 			}

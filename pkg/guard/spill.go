@@ -28,14 +28,14 @@ const (
 )
 
 // spills decides where new device memory goes: true for the host's. That is when it does not fit into the limit any more, and
-// so what was allocated first stays on the GPU; docs/policies.md has what was measured.
+// so what was allocated first stays on the GPU (docs/measurements.md, "What to spill").
 func (g *Guard) spills(gpu int, want quota.Bytes) bool {
-	if u := g.account.usage(gpu); u.native || u.spill == 0 || u.used+want <= u.limit {
+	if u := g.account.usage(gpu); u.native || u.spill == 0 || u.fits(want) {
 		return false
 	}
 	g.sweep() // something may have been closed unnoticed
 	u := g.account.usage(gpu)
-	return u.used+want > u.limit
+	return !u.fits(want)
 }
 
 // allocSpilled makes host memory in place of device memory.
