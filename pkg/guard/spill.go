@@ -90,7 +90,12 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 		g.logOnce("meminfo", "cannot tell how much memory the host has left; nothing is spilled", "err", err)
 		return false
 	}
-	reserve := g.cfg.Settings.SpillReserve.Of(g.cfg.HostMemory)
+	part := g.cfg.Settings.SpillReserve
+	if part.Percent > 0 && g.cfg.HostMemory == 0 { // a percentage of nothing would keep nothing
+		g.logOnce("hostmemory", "the host's memory is not known, of which spill_reserve is a part; nothing is spilled: give spill_reserve in cgpu.toml as a size", "percent", part.Percent)
+		return false
+	}
+	reserve := part.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
 		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("spill of %v: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
 		g.logOnce("hostroom", "refused to spill: the host would have less memory left than spill_reserve", "size", size, "available", available, "reserve", reserve)

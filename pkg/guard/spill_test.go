@@ -327,6 +327,7 @@ func TestSpillReserve(t *testing.T) {
 		{"everything", device.Part{Bytes: ^quota.Bytes(0)}, 0, false},
 		{"a part", device.Part{Percent: 1}, available, true},
 		{"the whole", device.Part{Percent: 100}, 2 * available, false},
+		{"a part of what nobody knows", device.Part{Percent: 1}, 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d := answering(0, nil)
