@@ -412,3 +412,33 @@ func TestNoteLater(t *testing.T) {
 		t.Errorf("told %q, %d texts made; want the first and the last", got, made.Load())
 	}
 }
+
+// Who follows only the new is not handed what was there, also where that fills both files.
+func TestFollowNew(t *testing.T) {
+	dir := t.TempDir()
+	add(t, dir, "older")
+	aside(t, dir)
+	add(t, dir, "old")
+	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	defer stop()
+	go func() { // it is not told when it has begun
+		for ctx.Err() == nil {
+			_ = Append(dir, Event{Kind: End, Text: "new"})
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	seen := false
+	err := FollowNew(ctx, dir, func(list []Event) error {
+		for _, e := range list {
+			if e.Text != "new" {
+				t.Errorf("%q was there before", e.Text)
+			}
+			seen = true
+		}
+		stop()
+		return nil
+	})
+	if err != nil || !seen {
+		t.Errorf("%v, seen %v", err, seen)
+	}
+}

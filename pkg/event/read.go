@@ -219,6 +219,15 @@ func (f *follower) close() {
 
 // Follow hands over the events that are kept, in one list, and then what is written, as it comes, until ctx ends or each fails.
 func Follow(ctx context.Context, runDir string, each func([]Event) error) error {
+	return followFrom(ctx, runDir, false, each)
+}
+
+// FollowNew hands over what is written from now on, as Follow does. What is kept is not read.
+func FollowNew(ctx context.Context, runDir string, each func([]Event) error) error {
+	return followFrom(ctx, runDir, true, each)
+}
+
+func followFrom(ctx context.Context, runDir string, onlyNew bool, each func([]Event) error) error {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("event: inotify: %w", err)
@@ -232,8 +241,13 @@ func Follow(ctx context.Context, runDir string, each func([]Event) error) error 
 	defer stop()
 	f := follower{runDir: runDir}
 	defer f.close()
+	if onlyNew {
+		if err := f.skip(); err != nil {
+			return fmt.Errorf("event: %w", err)
+		}
+	}
 	buf := make([]byte, 4096)
-	for first := true; ; first = false {
+	for first := !onlyNew; ; first = false {
 		var list []Event
 		if err := f.take(func(e Event) { list = append(list, e) }); err != nil {
 			return fmt.Errorf("event: %w", err)
@@ -250,4 +264,19 @@ func Follow(ctx context.Context, runDir string, each func([]Event) error) error 
 			return fmt.Errorf("event: wait for changes in %s: %w", runDir, err)
 		}
 	}
+}
+
+// skip passes over what is kept. A line that is just being written may be passed over as well.
+func (f *follower) skip() (err error) {
+	if f.old, f.now, err = pair(f.runDir, open); err != nil {
+		return err
+	}
+	for _, r := range []*reader{f.old, f.now} {
+		if r != nil {
+			if _, err := r.f.Seek(0, io.SeekEnd); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
