@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -158,45 +157,6 @@ func (g *Guard) Stop() {
 			return
 		}
 	}
-}
-
-// Refresh runs cgpu-refresh, which writes the node table. It locks: of containers that start together one refreshes.
-func Refresh() error {
-	path, err := device.Program("cgpu-refresh")
-	if err != nil {
-		return err
-	}
-	// A file, not a pipe: the simulated driver's server, which cgpu-refresh may start, must not hold us up.
-	fd, err := unix.MemfdCreate("cgpu-refresh", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("launch: memfd: %w", err)
-	}
-	output := os.NewFile(uintptr(fd), "output")
-	defer output.Close()
-	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("launch: /dev/null: %w", err)
-	}
-	defer unix.Close(null)
-	pid, err := spawn(path, []string{"cgpu-refresh"}, os.Environ(), []int{null, null, fd})
-	if err != nil {
-		return fmt.Errorf("launch: start %s: %w", path, err)
-	}
-	var status syscall.WaitStatus
-	for {
-		if _, err = syscall.Wait4(pid, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
-			break
-		}
-	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("launch: wait for cgpu-refresh: %w", err)
-	case status.Exited() && status.ExitStatus() == 0:
-		return nil
-	}
-	text := make([]byte, 2048)
-	n, _ := output.ReadAt(text, 0)
-	return fmt.Errorf("launch: the node's GPUs could not be read: %s", oneLine(string(text[:n])))
 }
 
 // oneLine joins the lines of s: engines show one line of the log.
