@@ -7,6 +7,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestBox(t *testing.T) {
@@ -45,7 +47,7 @@ func TestBox(t *testing.T) {
 	if text, ok := boxed(v, 80, false); !ok {
 		t.Errorf("not in 80 columns:\n%s", text)
 	}
-	empty, ok := boxed(arrange(nodeTable(t), nil, nil, nil), 80, true)
+	empty, ok := boxed(snapshot.Arrange(nodeTable(t), nil, nil, nil), 80, true)
 	if !ok {
 		t.Error("an empty node does not fit in 80 columns")
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // What cgpu set, cgpu policy and cgpu km change is changed here: in the ledger, in what programs in preload mode look at, and with
@@ -27,7 +28,7 @@ func changeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	if !changed.Preload {
 		return changed, nil // its guard looks at the ledger, and tells
 	}
-	changed.Name = named(old).Name
+	changed.Name = snapshot.Named(old).Name
 	tellChanges(runDir, t, old, changed)
 	cards, err := book.Cards()
 	if err == nil {

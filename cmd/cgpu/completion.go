@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // The shells' scripts ask this program what a word could become, so they need not know the commands.
@@ -216,7 +217,7 @@ func containerCandidates(runDir string) []candidate {
 	}
 	var list []candidate
 	for _, r := range records {
-		r = named(r)
+		r = snapshot.Named(r)
 		if plainName.MatchString(r.Name) {
 			list = append(list, candidate{r.Name, shortID(r.ID)})
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func doctorCommand() *cli.Command {
@@ -118,10 +119,10 @@ func thisHost(engines map[string]string) (*doctor.Host, error) {
 // fare asks the guards how their containers are.
 func fare(t *device.Table, records []ledger.Record) []doctor.Container {
 	var list []doctor.Container
-	for i, a := range askAll(t, records) {
+	for i, a := range snapshot.AskAll(t, records) {
 		r := records[i]
-		s := state(r, a)
-		list = append(list, doctor.Container{Name: shortID(r.ID) + label(named(r)), State: s, Dead: s == stateGone,
+		s := snapshot.StateOf(r, a)
+		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == stateGone,
 			Bad: s == stateGuardDead || s == stateNoAnswer || s == stateNoPage})
 	}
 	return list

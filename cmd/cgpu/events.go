@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // followTail is how many events of the past --follow shows first.
@@ -174,7 +175,7 @@ func namesOf(book *ledger.Ledger) func(event.Event) string {
 			known[e.Container] = ""
 			records, _ := book.List()
 			for _, r := range records {
-				known[r.ID] = named(r).Name
+				known[r.ID] = snapshot.Named(r).Name
 			}
 		}
 		return known[e.Container]

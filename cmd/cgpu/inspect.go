@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // logTail is how many lines of a guard's log inspect shows.
@@ -102,14 +103,14 @@ type logView struct {
 // inspect gathers what can be had. What cannot be read is told in its place.
 func inspect(t *device.Table, runDir string, r ledger.Record, lines int) dossier {
 	d := dossier{ID: r.ID, Name: r.Name, Record: r, Events: []event.Event{}}
-	a := askAll(t, []ledger.Record{r})[0]
-	if d.State = state(r, a); d.State == stateRunning && r.Paused && len(r.VGPUs) > 0 {
+	a := snapshot.AskAll(t, []ledger.Record{r})[0]
+	if d.State = snapshot.StateOf(r, a); d.State == stateRunning && r.Paused && len(r.VGPUs) > 0 {
 		d.State = statePaused
 	}
-	if a.err == nil {
-		d.Guard = &a.status
+	if a.Err == nil {
+		d.Guard = &a.Status
 	} else {
-		d.GuardError = a.err.Error()
+		d.GuardError = a.Err.Error()
 	}
 	if r.Page != "" {
 		p, err := viewPage(r.Page)

@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // A guard that is killed leaves its container's channels as they are, possibly paused. Its rescuer lets them run again. What
@@ -53,7 +54,7 @@ func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (boo
 		r, known := owner[file]
 		what := "a container that is gone"
 		if known {
-			what = shortID(r.ID) + label(named(r))
+			what = shortID(r.ID) + label(snapshot.Named(r))
 		}
 		n, err := resumeLeftovers(file)
 		switch {
@@ -76,7 +77,7 @@ func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (boo
 
 // listens reports that somebody has a socket open; doubt counts as yes.
 func listens(socket string) bool {
-	conn, err := net.DialTimeout("unix", socket, askTimeout)
+	conn, err := net.DialTimeout("unix", socket, snapshot.AskTimeout)
 	if err == nil {
 		conn.Close()
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 var version = "unknown" // set by the linker
@@ -93,7 +94,7 @@ func gcCommand() *cli.Command {
 			removed, err := book.GC()
 			for _, r := range removed {
 				_ = event.Append(device.RunDir(), event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: shares(r)})
-				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(named(r)), shares(r))
+				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(snapshot.Named(r)), shares(r))
 			}
 			if err != nil {
 				return err

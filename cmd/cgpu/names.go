@@ -6,25 +6,18 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // maxName bounds a name.
 const maxName = name.MaxLength
-
-// named is a record with the name for people: the ledger's, else the bundle's or Docker's.
-func named(r ledger.Record) ledger.Record {
-	if r.Name == "" {
-		r.Name = name.Of(r.Bundle, r.ID)
-	}
-	return r
-}
 
 // findContainer finds a container as ledger.Find does, and by the engine's name. A name that is also the beginning of another
 // container's ID means neither: whoever chooses a name must not get a command that was meant for another.
 func findContainer(book *ledger.Ledger, container string) (ledger.Record, error) {
 	found, err := book.Find(container)
 	if err != nil && !errors.Is(err, ledger.ErrNotFound) || err == nil && found.ID == container {
-		return named(found), err
+		return snapshot.Named(found), err
 	}
 	records, lerr := book.List()
 	if lerr != nil {
@@ -32,11 +25,11 @@ func findContainer(book *ledger.Ledger, container string) (ledger.Record, error)
 	}
 	fits := []ledger.Record{}
 	if err == nil {
-		fits = append(fits, named(found))
+		fits = append(fits, snapshot.Named(found))
 	}
 	for _, r := range records {
 		if (err != nil || r.ID != found.ID) && r.Name == "" && name.Of(r.Bundle, r.ID) == container {
-			fits = append(fits, named(r))
+			fits = append(fits, snapshot.Named(r))
 		}
 	}
 	switch len(fits) {

@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func pauseCommand() *cli.Command {
@@ -99,8 +100,8 @@ const (
 // waitPaused asks the container's guard until it has carried out what the ledger says.
 func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
 	for {
-		s, err := ask(r)
-		switch state(r, answer{status: s, err: err, gone: err != nil && ended(r)}) {
+		s, err := snapshot.Ask(r)
+		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
 		case stateStarting:
 			return notStarted, nil
 		case stateGuardDead, stateGone:

@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func policyCommand() *cli.Command {
@@ -116,35 +117,6 @@ func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change f
 	return err
 }
 
-// sharing is how a GPU is shared at present.
-type sharing struct {
-	card       sched.Card
-	set        bool // with cgpu policy
-	effect     sched.Policy
-	containers int
-	promised   sched.Permille
-}
-
-// sharingOf looks at the ledger's state from a GPU.
-func sharingOf(uuid string, def sched.Card, records []ledger.Record, cards map[string]sched.Card) sharing {
-	s := sharing{card: def}
-	if c, ok := cards[uuid]; ok {
-		s.card, s.set = c, true
-	}
-	var shares []sched.Share
-	for _, r := range records {
-		for _, v := range r.VGPUs {
-			if v.UUID == uuid {
-				shares = append(shares, v.Share())
-				promised, _ := s.card.Cap(v.Share())
-				s.promised += promised
-			}
-		}
-	}
-	s.containers, s.effect = len(shares), s.card.Effective(shares)
-	return s
-}
-
 func printCards(w io.Writer, node *device.Table, gpus []device.GPU, book *ledger.Ledger) error {
 	records, cards, err := book.State()
 	if err != nil {
@@ -153,12 +125,12 @@ func printCards(w io.Writer, node *device.Table, gpus []device.GPU, book *ledger
 	t := newTable(w)
 	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
 	for _, g := range gpus {
-		s := sharingOf(g.UUID, node.Config.Card(), records, cards)
+		s := snapshot.SharingOf(g.UUID, node.Config.Card(), records, cards)
 		by := "cgpu.toml"
-		if s.set {
+		if s.Set {
 			by = "cgpu policy"
 		}
-		t.row(g.Index, short(g.Name), shortUUID(g.UUID), s.effect, by, s.card.MaxInst, fmt.Sprintf("%d%%", s.card.PrioRatio), s.containers, percent(s.promised))
+		t.row(g.Index, short(g.Name), shortUUID(g.UUID), s.Effect, by, s.Card.MaxInst, fmt.Sprintf("%d%%", s.Card.PrioRatio), s.Containers, percent(s.Promised))
 	}
 	return t.Flush()
 }

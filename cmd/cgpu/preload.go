@@ -6,11 +6,10 @@ import (
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
-	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's
@@ -19,45 +18,13 @@ import (
 // preloadOnly is why a command does less for such a container.
 const preloadOnly = `only the preload library enforces its limits (enforcement in cgpu.toml)`
 
-// pageStatus tells from its page what a guard would say of a container in preload mode.
-func pageStatus(t *device.Table, r ledger.Record) (guard.Status, error) {
-	s := guard.Status{ID: r.ID, Nonce: r.Nonce, InitPID: r.InitPID}
-	p, err := page.Read(r.Page)
-	if err != nil {
-		return s, err
-	}
-	for _, g := range t.GPUs {
-		slice := slices.IndexFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
-		i := onPage(p, g)
-		if i < 0 || slice < 0 {
-			continue
-		}
-		used, managed, _ := p.SlotUse(i)
-		// The tenant can write any number; more than the card has would only break sums and columns.
-		v := guard.VGPUStatus{Index: g.Index, UUID: g.UUID, Limit: r.VGPUs[slice].Limit, Used: min(quota.Bytes(used), g.Memory)}
-		v.Managed = min(quota.Bytes(managed), v.Used)
-		s.VGPUs = append(s.VGPUs, v)
-	}
-	return s, nil
-}
-
-// onPage is the place of a GPU on a page; -1 where it is not on it.
-func onPage(p *page.Page, g device.GPU) int {
-	for i := range int(p.Header().VGPUs) {
-		if p.VGPU(i).Minor == uint32(g.Minor) {
-			return i
-		}
-	}
-	return -1
-}
-
 // updatePage writes a changed record into the page of its container, where its processes look.
 func updatePage(t *device.Table, r ledger.Record, cards map[string]sched.Card) error {
 	var missing error
 	err := page.Update(r.Page, func(p *page.Page) {
 		for _, g := range t.GPUs {
 			slice := slices.IndexFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
-			i := onPage(p, g)
+			i := snapshot.OnPage(p, g)
 			if slice < 0 {
 				continue
 			}

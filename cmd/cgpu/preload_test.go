@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestSetPreload(t *testing.T) {
@@ -171,7 +172,7 @@ func TestForeignPage(t *testing.T) {
 	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
 		t.Fatal(err)
 	}
-	if s, err := pageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
+	if s, err := snapshot.PageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 	if err := updatePage(table, r, nil); err == nil || !strings.Contains(err.Error(), "GPU 0") {

@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func setCommand() *cli.Command {
@@ -158,9 +159,9 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 // statusOf asks a container's guard, or reads its page where it has none.
 func statusOf(t *device.Table, r ledger.Record) (guard.Status, error) {
 	if r.Preload {
-		return pageStatus(t, r)
+		return snapshot.PageStatus(t, r)
 	}
-	return ask(r)
+	return snapshot.Ask(r)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.

@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -86,7 +87,7 @@ func fakeGuardFunc(t *testing.T, path string, answer func() string) {
 				}
 				line := answer()
 				if line == "" {
-					time.Sleep(2 * askTimeout)
+					time.Sleep(2 * snapshot.AskTimeout)
 				}
 				conn.Write([]byte(line + "\n"))
 			}()
@@ -155,12 +156,12 @@ func busyNode(t *testing.T) view {
 	fakeGuard(t, records[5].Control, statusLine(t, guard.Status{ID: both.ID, Nonce: both.Nonce, InitPID: 1}))
 	gone := record("0", slice(t4, quota.MiB))
 	records = append(records, gone)
-	answers := askAll(nodeTable(t), records)
+	answers := snapshot.AskAll(nodeTable(t), records)
 	for i := range answers { // the process ids are made up
-		answers[i].gone = records[i].ID == gone.ID
+		answers[i].Gone = records[i].ID == gone.ID
 	}
 	cards := map[string]sched.Card{h200: {Policy: sched.PolicyPreempt, MaxInst: 8, PrioRatio: 80}}
-	return arrange(nodeTable(t), records, cards, answers)
+	return snapshot.Arrange(nodeTable(t), records, cards, answers)
 }
 
 func TestSMI(t *testing.T) {
@@ -208,7 +209,7 @@ func TestSMIWidth(t *testing.T) {
 
 func TestSMIEmpty(t *testing.T) {
 	var b bytes.Buffer
-	if err := printTable(&b, arrange(nodeTable(t), nil, nil, nil)); err != nil {
+	if err := printTable(&b, snapshot.Arrange(nodeTable(t), nil, nil, nil)); err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "smi-empty.txt", b.Bytes())
@@ -217,7 +218,7 @@ func TestSMIEmpty(t *testing.T) {
 func TestSMITimeout(t *testing.T) {
 	start := time.Now()
 	busyNode(t)
-	if took := time.Since(start); took > 4*askTimeout {
+	if took := time.Since(start); took > 4*snapshot.AskTimeout {
 		t.Errorf("one guard that hangs held smi up for %v", took)
 	}
 }
@@ -241,7 +242,7 @@ func TestEnded(t *testing.T) {
 		"launcher lives":               {ledger.Record{LauncherPID: self, LauncherStart: start}, false},
 		"launcher ended":               {ledger.Record{LauncherPID: none}, true},
 	} {
-		if got := ended(tt.r); got != tt.want {
+		if got := snapshot.Ended(tt.r); got != tt.want {
 			t.Errorf("%s: ended %v, want %v", name, got, tt.want)
 		}
 	}

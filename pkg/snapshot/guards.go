@@ -1,0 +1,125 @@
+package snapshot
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// States of a container.
+const (
+	StateStarting  = "starting"   // reserved; its first process does not run yet
+	StateRunning   = "running"    // the guard answers
+	StateNoAnswer  = "no answer"  // the guard is there and did not answer in time
+	StateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
+	StateNoPage    = "no page"    // preload mode: the vGPU page cannot be read
+	StatePaused    = "paused"     // it answers, and does no GPU work until cgpu resume; shown only
+	StateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
+)
+
+// Answer is what a guard said (in preload mode: the page), or why it said nothing.
+type Answer struct {
+	Status guard.Status
+	Err    error
+	Gone   bool // with Err: neither guard nor container runs
+}
+
+// AskTimeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
+const AskTimeout = 300 * time.Millisecond
+
+// AskAll asks the guards of all records at once.
+func AskAll(t *device.Table, records []ledger.Record) []Answer {
+	answers := make([]Answer, len(records))
+	slots := make(chan struct{}, 64) // open sockets at a time
+	var wg sync.WaitGroup
+	for i, r := range records {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			if r.Preload {
+				answers[i] = readPage(t, r)
+				return
+			}
+			answers[i].Status, answers[i].Err = Ask(r)
+			answers[i].Gone = answers[i].Err != nil && Ended(r)
+		})
+	}
+	wg.Wait()
+	return answers
+}
+
+// readPage is AskAll for a container in preload mode. Its page stays when it ends, so that is looked at first.
+func readPage(t *device.Table, r ledger.Record) (a Answer) {
+	if Ended(r) {
+		return Answer{Err: errors.New("it has ended"), Gone: true}
+	}
+	a.Status, a.Err = PageStatus(t, r)
+	return a
+}
+
+// Ask asks the guard of one record.
+func Ask(r ledger.Record) (s guard.Status, err error) {
+	deadline := time.Now().Add(AskTimeout)
+	conn, err := net.DialTimeout("unix", r.Control, AskTimeout)
+	if err != nil {
+		return s, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return s, err
+	}
+	if err := json.NewEncoder(conn).Encode(guard.Request{Op: "status"}); err != nil {
+		return s, err
+	}
+	// Many processes make a long line; a line without an end is none of a guard's.
+	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(line, &s); err != nil {
+		return s, err
+	}
+	if s.ID != r.ID || s.Nonce != r.Nonce {
+		return s, errors.New("another container's guard answered")
+	}
+	return s, nil
+}
+
+// Ended reports that the record's keeper (the guard; before there is one, the launcher) and the container's first process
+// are gone.
+func Ended(r ledger.Record) bool {
+	gone := func(pid int, start uint64) bool {
+		now, err := ledger.ProcStart(pid)
+		return errors.Is(err, fs.ErrNotExist) || err == nil && start != 0 && now != start
+	}
+	keeper, start := r.Keeper()
+	return gone(keeper, start) && (r.InitPID == 0 || gone(r.InitPID, r.InitStart))
+}
+
+// StateOf says in a word how a container fares.
+func StateOf(r ledger.Record, a Answer) string {
+	var timeout net.Error
+	switch {
+	case a.Gone:
+		return StateGone
+	case a.Err == nil && a.Status.InitPID == 0, a.Err != nil && r.GuardPID == 0 && r.InitPID == 0:
+		return StateStarting
+	case a.Err == nil:
+		return StateRunning
+	case r.Preload:
+		return StateNoPage
+	case errors.As(a.Err, &timeout) && timeout.Timeout(), errors.Is(a.Err, syscall.EACCES):
+		return StateNoAnswer
+	}
+	return StateGuardDead
+}

@@ -1,0 +1,175 @@
+// Package snapshot is a node's GPUs at this moment: who shares them, what each container may use and uses. It reads the run
+// directory's table and ledger and asks the guards; it changes nothing. `cgpu smi` prints it, and cgpu-agent serves it.
+package snapshot
+
+import (
+	"errors"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// View is a node as cgpu smi shows it. Its JSON form is an interface: fields may be added, none renamed. Amounts are bytes.
+type View struct {
+	Driver        string `json:"driver"` // "nvidia" or "sim"
+	DriverVersion string `json:"driverVersion"`
+	Stale         string `json:"stale,omitempty"` // why node.json describes the past
+	GPUs          []GPU  `json:"gpus"`
+}
+
+type GPU struct {
+	Index    int         `json:"index"`
+	UUID     string      `json:"uuid"`
+	BusID    string      `json:"busId"`
+	Name     string      `json:"name"`
+	Total    quota.Bytes `json:"total"`
+	Reserved quota.Bytes `json:"reserved"` // sum of the limits
+	Used     quota.Bytes `json:"used"`     // sum of what vGPUs use
+	Policy   string      `json:"policy"`   // in effect
+	MaxInst  int         `json:"maxInst"`
+	// PrioRatio is the most that high-priority containers get while others want the GPU, in percent.
+	PrioRatio int            `json:"prioRatio"`
+	Promised  sched.Permille `json:"promised"` // sum of the hard caps
+	// Utilization is the sum of what vGPUs used of the last second; absent where no guard can tell.
+	Utilization *sched.Permille `json:"utilization,omitempty"`
+	VGPUs       []VGPU          `json:"vgpus"` // in the order of their creation
+}
+
+// VGPU is one container's share of one GPU.
+type VGPU struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name,omitempty"`
+	Created time.Time `json:"created"`
+	State   string    `json:"state"`
+	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
+	// Enforcement is who keeps the container to its limits: device.EnforceGuard or device.EnforcePreload.
+	Enforcement string         `json:"enforcement"`
+	Limit       quota.Bytes    `json:"limit"`
+	Used        quota.Bytes    `json:"used"`
+	Managed     quota.Bytes    `json:"managed"` // the part of Used that is managed memory
+	Spill       quota.Bytes    `json:"spill"`   // host memory allowed beyond Limit
+	Spilled     quota.Bytes    `json:"spilled"` // used of it; not in Used
+	Peak        quota.Bytes    `json:"peak"`
+	Denied      uint64         `json:"denied"` // allocations refused because of the limit
+	Weight      int            `json:"weight,omitempty"`
+	Percent     int            `json:"percent,omitempty"`
+	Priority    quota.Priority `json:"priority"`
+	Paused      bool           `json:"paused,omitempty"` // by cgpu pause
+	GuardPID    int            `json:"guardPid,omitempty"`
+	InitPID     int            `json:"initPid,omitempty"`
+	Processes   []Process      `json:"processes"`
+	// Compute is what the guard says of the GPU's time; absent where it says nothing.
+	Compute *guard.ComputeStatus `json:"compute,omitempty"`
+	// Calls are of the whole container; they are repeated for each of its GPUs.
+	Calls guard.CallCounters `json:"calls"`
+}
+
+type Process struct {
+	PID   int         `json:"pid"`   // on the host
+	NSPID int         `json:"nspid"` // in the container
+	Name  string      `json:"name"`
+	Used  quota.Bytes `json:"used"`
+}
+
+// Look gathers the view of a run directory. load is called where the table is missing, and may make one; nil: that is an error.
+func Look(runDir string, load func(runDir string) (*device.Table, error)) (View, error) {
+	t, err := device.Load(runDir)
+	var stale string
+	if t != nil && errors.Is(err, device.ErrStale) {
+		stale = err.Error()
+	} else if errors.Is(err, device.ErrMissing) && load != nil {
+		if t, err = load(runDir); err != nil {
+			return View{}, err
+		}
+	} else if err != nil {
+		return View{}, err
+	}
+	records, cards, err := ledger.Open(runDir).State()
+	if err != nil {
+		return View{}, err
+	}
+	for i := range records {
+		records[i] = Named(records[i])
+	}
+	v := Arrange(t, records, cards, AskAll(t, records))
+	v.Stale = stale
+	return v, nil
+}
+
+// Named is a record with the name for people: the ledger's, else the bundle's or Docker's.
+func Named(r ledger.Record) ledger.Record {
+	if r.Name == "" {
+		r.Name = name.Of(r.Bundle, r.ID)
+	}
+	return r
+}
+
+// Arrange puts records and answers (of the same order) under the GPUs they are about.
+func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Card, answers []Answer) View {
+	v := View{Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
+	for _, g := range t.GPUs {
+		gv := GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, VGPUs: []VGPU{}}
+		s := SharingOf(g.UUID, t.Config.Card(), records, cards)
+		gv.Policy, gv.MaxInst, gv.PrioRatio, gv.Promised = s.Effect.String(), s.Card.MaxInst, s.Card.PrioRatio, s.Promised
+		for i, r := range records {
+			for _, share := range r.VGPUs {
+				if share.UUID == g.UUID {
+					x := vgpu(r, answers[i], g.UUID)
+					x.Limit, x.Spill, x.Weight, x.Percent, x.Priority = share.Limit, share.Spill, share.Weight, share.Percent, share.Priority
+					gv.VGPUs = append(gv.VGPUs, x)
+				}
+			}
+			for _, uuid := range r.Native {
+				if uuid == g.UUID {
+					x := vgpu(r, answers[i], g.UUID)
+					x.Native = true
+					gv.VGPUs = append(gv.VGPUs, x)
+				}
+			}
+		}
+		for _, x := range gv.VGPUs {
+			gv.Reserved += x.Limit
+			gv.Used += x.Used
+			if x.Compute != nil && x.Compute.Exact {
+				sum := x.Compute.Utilization
+				if gv.Utilization != nil {
+					sum += *gv.Utilization
+				}
+				gv.Utilization = &sum
+			}
+		}
+		v.GPUs = append(v.GPUs, gv)
+	}
+	return v
+}
+
+// vgpu is what a guard says of its container on one GPU.
+func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
+	enforcement := device.EnforceGuard
+	if r.Preload {
+		enforcement = device.EnforcePreload
+	}
+	x := VGPU{Enforcement: enforcement, ID: r.ID, Name: r.Name, Created: r.Created, State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
+	if a.Err != nil {
+		return x
+	}
+	x.GuardPID, x.InitPID, x.Calls = a.Status.GuardPID, a.Status.InitPID, a.Status.Calls
+	for i, g := range a.Status.VGPUs {
+		if g.UUID != uuid {
+			continue
+		}
+		x.Used, x.Managed, x.Spilled, x.Peak, x.Denied, x.Compute = g.Used, g.Managed, g.Spilled, g.Peak, g.Denied, g.Compute
+		for _, p := range a.Status.Processes {
+			// A process that opened the driver and holds nothing on this GPU is not shown, like in nvidia-smi.
+			if i < len(p.Used) && p.Used[i] > 0 {
+				x.Processes = append(x.Processes, Process{PID: p.PID, NSPID: p.NSPID, Name: p.Name, Used: p.Used[i]})
+			}
+		}
+	}
+	return x
+}
