@@ -78,7 +78,7 @@ func Exec(r Run) error {
 		{"cgroup", func() error { return makeCgroups(r.Cgroups, forbidden(r.Plan)) }},
 		{"mount namespace", newNamespace},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
-		{"driver parameters", func() error { return keepDeviceNodes(r.RunDir) }},
+		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
 		{"user", func() error { return become(r.User) }},
 		{"working folder", func() error { return returnTo(dir) }},

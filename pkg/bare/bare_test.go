@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -246,5 +247,47 @@ func TestLeadsPast(t *testing.T) {
 		if got := leadsPast(test.mode, test.major, nodes); got != test.want {
 			t.Errorf("mode %o, major %d: %v", test.mode, test.major, got)
 		}
+	}
+}
+
+// TestKeepDeviceNodes: the copy of the driver's parameters is where it is said to be made, and its name is gone at once.
+func TestKeepDeviceNodes(t *testing.T) {
+	if err := keepDeviceNodes(t.TempDir(), filepath.Join(t.TempDir(), "none")); err != nil {
+		t.Errorf("without a driver: %v", err)
+	}
+	dir, params := t.TempDir(), filepath.Join(t.TempDir(), "params")
+	if err := os.WriteFile(params, []byte("ModifyDeviceFiles: 1\nDeviceFileMode: 438\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := keepDeviceNodes(filepath.Join(dir, "none"), params); err == nil {
+		t.Error("the copy was made elsewhere")
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and no unlock: the thread ends with its mounts
+		done <- func() error {
+			if err := newNamespace(); err != nil {
+				return err
+			}
+			if err := keepDeviceNodes(dir, params); err != nil {
+				return err
+			}
+			text, err := os.ReadFile(params)
+			if err == nil && string(text) != "ModifyDeviceFiles: 0\nDeviceFileMode: 438\n" {
+				err = fmt.Errorf("the run sees %q", text)
+			}
+			return err
+		}()
+	}()
+	if err := <-done; errors.Is(err, unix.EPERM) {
+		t.Skip("takes root")
+	} else if err != nil {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	if text, _ := os.ReadFile(params); !strings.Contains(string(text), "ModifyDeviceFiles: 1") {
+		t.Errorf("the host sees %q", text)
 	}
 }

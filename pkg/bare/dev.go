@@ -228,9 +228,8 @@ func mountLimiter(p spec.Plan) error {
 }
 
 // keepDeviceNodes tells the driver's libraries not to make nodes, as cgpu-hook does in a container: as root they would make
-// those of all GPUs.
-func keepDeviceNodes(runDir string) error {
-	const params = "/proc/driver/nvidia/params"
+// those of all GPUs. The copy is made in dir, which is the run's own: whoever is killed here leaves nothing on the host.
+func keepDeviceNodes(dir, params string) error {
 	text, err := os.ReadFile(params)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -238,7 +237,7 @@ func keepDeviceNodes(runDir string) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(runDir, ".params-*")
+	f, err := os.CreateTemp(dir, ".params-*")
 	if err != nil {
 		return err
 	}
