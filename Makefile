@@ -74,7 +74,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
-	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-probe,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 	@# systemd and udev read below /usr/local as well; on machines without them these files would only puzzle.
 	@if [ -n "$(DESTDIR)" ] || [ -d /run/systemd/system ] || [ -d /usr/lib/systemd/system ]; then \
 		lib=$(DESTDIR)$(PREFIX)/lib && install -d $$lib/systemd/system $$lib/udev/rules.d $$lib/tmpfiles.d && \

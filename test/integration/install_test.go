@@ -302,3 +302,37 @@ func TestInstallContainerd(t *testing.T) {
 		}
 	}
 }
+
+// TestMakeInstall: make install brings every program that another one looks for beside itself, and nothing else. The node's
+// programs are installed as they are: building them anew would change them under the feet of the other tests.
+func TestMakeInstall(t *testing.T) {
+	dir := folder(t)
+	top := filepath.Dir(filepath.Dir(lab.Script))
+	run(t, "sh", "-c", fmt.Sprintf("umask 077; make -C %s -o build install BIN=%s DESTDIR=%s", top, lab.Bin, dir))
+	want := []string{"lib/cgpu/libcgpu.so", "lib/systemd/system/cgpu-km.service", "lib/systemd/system/cgpu-refresh.service", "lib/tmpfiles.d/cgpu.conf",
+		"lib/udev/rules.d/71-cgpu.rules"}
+	for _, name := range []string{"cgpu", "cgpu-guard", "cgpu-hook", "cgpu-probe", "cgpu-refresh", "cgpu-runtime"} {
+		want = append(want, "bin/"+name)
+	}
+	for _, name := range want {
+		path := filepath.Join(dir, "usr/local", name)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		mode := os.FileMode(0o644)
+		if strings.HasPrefix(name, "bin/") {
+			mode = 0o755
+		}
+		if info.Mode().Perm() != mode {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode(), mode)
+		}
+		if above, err := os.Stat(filepath.Dir(path)); err != nil || above.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v: others cannot enter it", filepath.Dir(path), above.Mode(), err)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "usr/local/bin/cgpu-sim")); err == nil {
+		t.Error("the simulated driver is installed")
+	}
+}
