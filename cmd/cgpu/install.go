@@ -27,6 +27,8 @@ type target struct {
 	install   func(root fs.FS, config string, r engine.Request) (engine.Plan, error)
 	uninstall func(root fs.FS, config, name string) (engine.Plan, error)
 	check     func(config string, missing bool) checked
+	// kubelet: it starts the containers of Kubernetes.
+	kubelet bool
 }
 
 func targets() []target {
@@ -50,16 +52,16 @@ func targets() []target {
 			},
 		},
 		{
-			name: "containerd", config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd,
+			name: "containerd", config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd, kubelet: true,
 			install: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
-				return engine.InstallContainerd(root, config, containerdMajor(), r)
+				return engine.InstallContainerd(root, config, containerdVersion(), r)
 			},
 			uninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
-				return engine.UninstallContainerd(root, config, containerdMajor(), name)
+				return engine.UninstallContainerd(root, config, containerdVersion(), name)
 			},
 		},
 		{
-			name: "crio", config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO,
+			name: "crio", config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, kubelet: true,
 			install: engine.InstallCRIO, uninstall: engine.UninstallCRIO,
 		},
 		{
@@ -92,13 +94,17 @@ func installCommand() *cli.Command {
 		Description: "Only what is ours is added; the rest of the file stays as it is, byte for byte. The file as it was is kept\n" +
 			"in DIR.cgpu-backup beside its folder DIR. Where the engine can check its configuration it does, and the file is put back if it\n" +
 			"refuses. A second install changes nothing. docs/install.md tells which files are edited.\n\n" +
-			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install podman --name cgpu",
+			"With --kubernetes the containers of pods get what cgpu-agent allocates and nothing else: lists of annotations, CDI,\n" +
+			"and pods = \"allocated\" in cgpu.toml. docs/kubernetes.md tells more.\n\n" +
+			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install containerd --kubernetes\n   cgpu install podman --name cgpu",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "default", Usage: "make it the engine's default runtime; containers without a quota are not touched by it"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
 			configFlag(),
 			&cli.StringFlag{Name: "runtime-path", Usage: "`PATH` of cgpu-runtime", DefaultText: "the one beside this program"},
+			&cli.BoolFlag{Name: "kubernetes", Usage: "for a node of Kubernetes: pods get what cgpu-agent allocates; containerd and crio only"},
 			nameFlag(),
+			&cli.StringFlag{Name: "pods", Usage: "with --kubernetes, `WHO` allocates: \"allocated\" is cgpu-agent, \"gpushare\" also gpushare's own device plugin", DefaultText: "allocated"},
 			restartFlag(),
 		},
 		Action: func(c *cli.Context) error {
@@ -106,8 +112,13 @@ func installCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			r.Kubernetes = c.Bool("kubernetes")
+			pods, err := podsFlag(c, t)
+			if err != nil {
+				return err
+			}
 			if !c.Bool("dry-run") {
-				if err := dropLeftovers(config); err != nil {
+				if err := dropAllLeftovers(config, t); err != nil {
 					return fmt.Errorf("%s: %w", c.Command.Name, err)
 				}
 			}
@@ -125,6 +136,11 @@ func installCommand() *cli.Command {
 			if err != nil {
 				return fmt.Errorf("install: %w", err)
 			}
+			if r.Kubernetes {
+				if err := joinPods(&plan, t, pods, c.IsSet("pods")); err != nil {
+					return fmt.Errorf("install: %w", err)
+				}
+			}
 			return carryOut(c, t, config, r, plan)
 		},
 	}
@@ -135,8 +151,8 @@ func uninstallCommand() *cli.Command {
 		Name:      "uninstall",
 		Usage:     "take the runtime out of a container engine's configuration",
 		ArgsUsage: "docker|containerd|crio|podman",
-		Description: "What install added is taken out, the default runtime is again what it was, and what others have changed since\n" +
-			"stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
+		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
+			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
 			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
@@ -150,13 +166,20 @@ func uninstallCommand() *cli.Command {
 				return err
 			}
 			if !c.Bool("dry-run") {
-				if err := dropLeftovers(config); err != nil {
+				if err := dropAllLeftovers(config, t); err != nil {
 					return fmt.Errorf("%s: %w", c.Command.Name, err)
 				}
 			}
 			plan, err := t.uninstall(os.DirFS("/"), config, r.Name)
 			if err != nil {
 				return fmt.Errorf("uninstall: %w", err)
+			}
+			if t.kubelet {
+				pods, err := withConfigFile(engine.UninstallPods)
+				if err != nil {
+					return fmt.Errorf("uninstall: %w", err)
+				}
+				plan.Join(pods)
 			}
 			restore(&plan, t.json)
 			return carryOut(c, t, config, r, plan)
@@ -255,6 +278,9 @@ func carryOut(c *cli.Context, t target, config string, r engine.Request, plan en
 	}
 	for _, line := range plan.Done {
 		fmt.Fprintf(w, "%s: %s\n", config, line)
+	}
+	for _, line := range plan.Elsewhere {
+		fmt.Fprintln(w, line)
 	}
 	for _, line := range done.said {
 		fmt.Fprintln(w, line)

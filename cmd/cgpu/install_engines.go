@@ -116,17 +116,17 @@ func checkContainerd(config string, missing bool) checked {
 	return r
 }
 
-// containerdMajor is the first number of containerd's version; 0 if nobody can say.
-func containerdMajor() int {
+// containerdVersion is the one of the program that is found; zero if nobody can say.
+func containerdVersion() engine.Version {
 	program := programPath("containerd")
 	if program == "" {
-		return 0
+		return engine.Version{}
 	}
 	out, err := askEngine(program, "--version")
 	if err != nil {
-		return 0
+		return engine.Version{}
 	}
-	return engine.ContainerdMajor(string(out))
+	return engine.ContainerdVersion(string(out))
 }
 
 func checkCRIO(config string, _ bool) checked {

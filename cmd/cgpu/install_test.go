@@ -371,3 +371,49 @@ func TestInstallLeftover(t *testing.T) {
 		t.Errorf("new files are made in %s, want %s", got, e.dir)
 	}
 }
+
+// TestInstallKubernetes: both files change together, go back together, and a refusal leaves both as they were.
+func TestInstallKubernetes(t *testing.T) {
+	e := newEngines(t)
+	e.program("containerd", `case "$*" in --version) echo "x 1.7.27" ;; *) cat "$2" ;; esac`)
+	own := filepath.Join(e.config, "cgpu.toml")
+	t.Setenv("CGPU_CONFIG", own)
+	e.write("c.toml", criTOML, 0o644)
+	e.write("cgpu.toml", "# mine\nmax_inst = 4\n", 0o600)
+	before := e.files()
+	e.want("dry run", e.cgpu("install containerd --kubernetes --dry-run --config c.toml"), "--- "+e.config+"/c.toml\n", "--- "+own+"\n", `+pods = "allocated" #`, "+  enable_cdi = true")
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Fatalf("a dry run left %q", got)
+	}
+	e.want("install", e.cgpu("install containerd --kubernetes --config c.toml"), "c.toml: runtime cgpu: ", "c.toml: CDI: on", own+`: pods: (none set) → "allocated"`)
+	after := e.files()
+	if want := "# mine\nmax_inst = 4\npods = \"allocated\" # cgpu install: was unset.\n"; after["cgpu.toml"] != want {
+		t.Errorf("cgpu.toml: %q, want %q", after["cgpu.toml"], want)
+	}
+	if info, err := os.Stat(own); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	e.want("again", e.cgpu("install containerd --kubernetes --config c.toml"), "c.toml: nothing to change\n")
+	if got := e.files(); !maps.Equal(got, after) {
+		t.Errorf("a second install left %q", slices.Sorted(maps.Keys(got)))
+	}
+	e.want("gpushare", e.cgpu("install containerd --kubernetes --pods gpushare --config c.toml"), `pods: "allocated" → "gpushare"`)
+	e.want("kept", e.cgpu("install containerd --kubernetes --config c.toml"), "nothing to change")
+	e.want("uninstall", e.cgpu("uninstall containerd --config c.toml"), "runtime cgpu taken out", `pods: "gpushare" → (none set)`)
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Errorf("left behind: %q", got)
+	}
+
+	e.program("containerd", `case "$*" in --version) echo "x 1.7.27" ;; *) grep -q cgpu "$2" && exit 3; cat "$2" ;; esac`)
+	e.want("refused", e.cgpu("install containerd --kubernetes --config c.toml"), "the files are as they were")
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Errorf("left after a refusal: %q", got)
+	}
+	for args, want := range map[string]string{
+		"install docker --kubernetes --config c.toml":                "error: install: --kubernetes: docker does not start the containers of pods",
+		"install containerd --pods allocated --config c.toml":        `error: install: --pods "allocated": only with --kubernetes`,
+		"install containerd --kubernetes --pods any --config c.toml": `error: install: --pods "any": want "allocated" or "gpushare"`,
+	} {
+		e.want(args, e.cgpu(args), want)
+	}
+}

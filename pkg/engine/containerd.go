@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/alloc"
 )
 
 // ContainerdConfig is where containerd reads its configuration.
@@ -21,22 +23,28 @@ const ContainerdConfig = "/etc/containerd/config.toml"
 // The CRI plugin, which starts the containers of Kubernetes, by version of the configuration.
 var criPlugin = map[int64]string{2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
 
-// ContainerdMajor reads the output of `containerd --version`; 0 is unknown.
-func ContainerdMajor(version string) int {
-	m := regexp.MustCompile(`\bv?(\d+)\.\d+\.\d+`).FindStringSubmatch(version)
+// Version is an engine's; the zero value is unknown.
+type Version struct{ Major, Minor int }
+
+// before reports a version that is known and older.
+func (v Version) before(major, minor int) bool {
+	return v.Major > 0 && (v.Major < major || v.Major == major && v.Minor < minor)
+}
+
+// ContainerdVersion reads the output of `containerd --version`.
+func ContainerdVersion(text string) Version {
+	m := regexp.MustCompile(`\bv?(\d{1,4})\.(\d{1,4})\.\d+`).FindStringSubmatch(text)
 	if m == nil {
-		return 0
+		return Version{}
 	}
-	n, err := strconv.Atoi(m[1])
-	if err != nil {
-		return 0
-	}
-	return n
+	major, _ := strconv.Atoi(m[1]) // the pattern has only digits
+	minor, _ := strconv.Atoi(m[2])
+	return Version{major, minor}
 }
 
 // containerd is its configuration: all files in the order in which they are read, later ones winning.
 type containerd struct {
-	major   int // of the program; 0 is unknown
+	program Version
 	files   []document
 	missing bool // the main file is not there
 	silent  bool // no file says anything
@@ -46,8 +54,8 @@ type containerd struct {
 }
 
 // loadContainerd reads the main file and what it imports. Files are looked up in fsys, whose root is the machine's.
-func loadContainerd(fsys fs.FS, main string, major int) (c containerd, err error) {
-	c.major = major
+func loadContainerd(fsys fs.FS, main string, program Version) (c containerd, err error) {
+	c.program = program
 	pending := []string{main}
 	for len(pending) > 0 {
 		file := pending[0]
@@ -114,7 +122,7 @@ func (c *containerd) read() error {
 	main := c.files[0].path
 	if c.silent {
 		c.version = 2 // which all read
-		if c.major >= 2 {
+		if c.program.Major >= 2 {
 			c.version = 3
 		}
 	}
@@ -125,7 +133,7 @@ func (c *containerd) read() error {
 			"(containerd 2.x: containerd config migrate; by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
 	case c.plugin == "":
 		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 and 3; add the runtime by hand, as in docs/install.md", main, c.version)
-	case c.version == 3 && c.major == 1:
+	case c.version == 3 && c.program.Major == 1:
 		return fmt.Errorf("%s: version = 3, but the containerd in PATH is 1.x, which does not start with it: repair it first", main)
 	}
 	c.tree = map[string]any{}
@@ -145,7 +153,7 @@ func (c *containerd) read() error {
 
 // replaces: containerd before 2.0 takes the CRI section from the last file that has one, and forgets its built-in runc where
 // that section names any runtime. Unknown versions are treated so too, because it does no harm with later ones.
-func (c *containerd) replaces() bool { return c.major < 2 && c.version == 2 }
+func (c *containerd) replaces() bool { return c.program.Major < 2 && c.version == 2 }
 
 func (c *containerd) key(more ...string) []string {
 	return append([]string{"plugins", c.plugin, "containerd"}, more...)
@@ -168,7 +176,7 @@ func (c *containerd) owner(setDefault bool) int {
 
 // dropIn is where a small file of ours is read, for a containerd that merges; "" where nothing is imported by pattern.
 func (c *containerd) dropIn(fsys fs.FS, name string) string {
-	if c.replaces() || c.major < 2 {
+	if c.replaces() || c.program.Major < 2 {
 		return ""
 	}
 	main := c.files[0]
@@ -200,11 +208,12 @@ func (c *containerd) handler(except string) map[string]any {
 const (
 	runcShim    = "io.containerd.runc.v2"
 	annotations = "cgpu.io/*" // a pod's annotations reach the runtime only if they are listed
+	allocations = alloc.Prefix + "*"
 	runcNote    = "# containerd 1.x forgets its own runc when another runtime is named."
 )
 
 // block is what our part of the file says. withDefault: the table that names the default stands in no file.
-func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) string {
+func (c *containerd) block(r Request, withDefault, withVersion, withRunc, withCDI bool) string {
 	var b strings.Builder
 	if withVersion {
 		fmt.Fprintf(&b, "version = %d\n\n", c.version)
@@ -213,6 +222,9 @@ func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) s
 		if text, ok := valueTOML(v); ok {
 			fmt.Fprintf(&b, "%s%s = %s\n", indent, keyTOML(key), text)
 		}
+	}
+	if withCDI {
+		fmt.Fprintf(&b, "[%s]\n%s\n\n", keyTOML("plugins", c.plugin), cdiLine)
 	}
 	if withDefault {
 		fmt.Fprintf(&b, "[%s]\n", keyTOML(c.key()...))
@@ -243,12 +255,19 @@ func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) s
 	}
 	if own == nil {
 		table["runtime_type"] = runcShim
-	}
-	for _, k := range []string{"pod_annotations", "container_annotations"} {
-		list, _ := table[k].([]any)
-		if !slices.Contains(list, any(annotations)) {
-			table[k] = append(slices.Clip(list), annotations)
+		if list, _ := table["pod_annotations"].([]any); len(list) > 0 {
+			table["pod_annotations"] = slices.DeleteFunc(slices.Clone(list), forges)
 		}
+	}
+	add := func(key, pattern string) {
+		if list, _ := table[key].([]any); !slices.Contains(list, any(pattern)) {
+			table[key] = append(slices.Clip(list), pattern)
+		}
+	}
+	add("pod_annotations", annotations)
+	add("container_annotations", annotations)
+	if r.Kubernetes {
+		add("container_annotations", allocations)
 	}
 	options := map[string]any{}
 	maps.Copy(options, getTable(model, "options"))
@@ -264,9 +283,9 @@ func (c *containerd) block(r Request, withDefault, withVersion, withRunc bool) s
 	return b.String()
 }
 
-// InstallContainerd plans the edit of containerd's configuration. fsys is the machine's root; major is the program's.
-func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, err error) {
-	c, err := loadContainerd(fsys, main, major)
+// InstallContainerd plans the edit of containerd's configuration. fsys is the machine's root; program is containerd's version.
+func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p Plan, err error) {
+	c, err := loadContainerd(fsys, main, program)
 	if err != nil {
 		return p, err
 	}
@@ -280,7 +299,15 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 		return p, otherPath(c.where(r.Name), r.Name, has, r.Path)
 	}
 	setDefault := r.Default && c.byName() != r.Name
-	if there && has == r.Path && !setDefault {
+	var lists, setCDI bool
+	if r.Kubernetes {
+		if lists, err = c.lacksLists(r.Name, mine >= 0); err != nil {
+			return p, err
+		}
+		setCDI = c.lacksCDI()
+		c.hintKubernetes(&p, r.Name)
+	}
+	if there && has == r.Path && !setDefault && !lists && !setCDI {
 		return p, nil
 	}
 
@@ -303,7 +330,7 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 	if c.missing && at == 0 {
 		before = nil
 	}
-	addBlock := !there || has != r.Path
+	addBlock := !there || has != r.Path || lists
 	if drop := c.dropIn(fsys, r.Name); drop != "" && mine < 0 && addBlock {
 		if _, err := fs.Stat(fsys, strings.TrimPrefix(drop, "/")); err == nil {
 			return p, fmt.Errorf("%s: it is there, but cgpu install has not written it; move it away", drop)
@@ -315,7 +342,7 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 	if before == nil {
 		text = fmt.Appendf(nil, "%s\nversion = %d\n", created, c.version)
 	}
-	inBlock := false
+	inBlock, cdiInBlock := false, false
 	if setDefault {
 		d, err := parseTOML(target.path, text)
 		if err != nil {
@@ -327,19 +354,38 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 		}
 		p.done("default runtime: %s → %s", orOwn(c.byName()), r.Name)
 	}
-	if addBlock || inBlock {
+	if setCDI {
+		d, err := parseTOML(target.path, text)
+		if err != nil {
+			return p, err
+		}
+		var said bool
+		if text, said = d.set("true", "plugins", c.plugin, "enable_cdi"); !said {
+			cdiInBlock = true
+		}
+		p.done("CDI: on (enable_cdi), by which claims reach containers")
+	}
+	if addBlock || inBlock || cdiInBlock {
 		body := ""
 		switch {
-		case addBlock && there:
+		case addBlock && there && has != r.Path:
 			p.done("runtime %s: %s → %s", r.Name, has, r.Path)
+		case addBlock && there:
+			p.done("runtime %s: lists of annotations for Kubernetes", r.Name)
 		case addBlock:
 			p.done("runtime %s: %s", r.Name, r.Path)
 		}
-		// Made by hand: only the default is to say.
+		// Made by hand: only the default and CDI are to say.
 		if !addBlock && mine < 0 {
-			body = fmt.Sprintf("[%s]\n  default_runtime_name = %s\n", keyTOML(c.key()...), quoteTOML(r.Name))
+			if cdiInBlock {
+				body = fmt.Sprintf("[%s]\n%s\n", keyTOML("plugins", c.plugin), cdiLine)
+			}
+			if inBlock {
+				body += fmt.Sprintf("[%s]\n  default_runtime_name = %s\n", keyTOML(c.key()...), quoteTOML(r.Name))
+			}
 		} else {
-			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name), c.blockHas(mine, r.Name, runcNote))
+			body = c.block(r, inBlock || c.blockHasDefault(mine, r.Name), withVersion || c.blockHasVersion(mine, r.Name), c.blockHas(mine, r.Name, runcNote),
+				cdiInBlock || c.blockHas(mine, r.Name, cdiLine))
 		}
 		text = appendBlock(text, r.Name, body)
 	}
@@ -347,6 +393,9 @@ func InstallContainerd(fsys fs.FS, main string, major int, r Request) (p Plan, e
 	return p, c.verify(fsys, p, func(after *containerd) error {
 		if getString(after.tree, after.key("runtimes", r.Name, "options", "BinaryName")...) != r.Path || r.Default && after.byName() != r.Name {
 			return fmt.Errorf("%s: another file of the configuration overrides it (%s): take it out there", target.path, c.where(r.Name))
+		}
+		if setCDI && after.lacksCDI() {
+			return fmt.Errorf("%s: another file of the configuration says enable_cdi = false: take it out there", target.path)
 		}
 		return nil
 	}, r.Name)
@@ -398,7 +447,7 @@ func (c *containerd) disabled() (bool, string) {
 
 // verify reads the configuration as it will be: only what is ours may differ.
 func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, name string) error {
-	after, err := loadContainerd(overlay{fsys, p.Edits}, c.files[0].path, c.major)
+	after, err := loadContainerd(overlay{fsys, p.Edits}, c.files[0].path, c.program)
 	if bad, ok := errors.AsType[*badTOML](err); ok {
 		return fmt.Errorf("the file has a form that cgpu install does not extend, such as an inline table; add the runtime by hand, as in docs/install.md (edited, it would be wrong: %s)", bad.what)
 	}
@@ -415,13 +464,14 @@ func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, n
 }
 
 // Foreign names the first difference between two configurations of containerd that is none of a runtime of ours: neither its
-// table, nor the default's name, nor the list of files; "" if there is none. It is for files and for what `containerd config
+// table, nor the default's name, nor CDI's switch, nor the list of files; "" if there is none. It is for files and for what `containerd config
 // dump` prints.
 func Foreign(before, after map[string]any, name string) string {
 	for _, key := range differences(before, after) {
 		switch {
 		case len(key) == 1 && (key[0] == "imports" || key[0] == "version"):
 		case len(key) >= 4 && key[0] == "plugins" && key[2] == "containerd" && key[3] == "default_runtime_name":
+		case len(key) == 3 && key[0] == "plugins" && key[2] == "enable_cdi":
 		case len(key) >= 5 && key[0] == "plugins" && key[2] == "containerd" && key[3] == "runtimes" && key[4] == name:
 		// Ours as well: containerd 1.x has to be told of its own runc, and says the same when it is not.
 		case len(key) == 6 && key[0] == "plugins" && key[3] == "runtimes" && key[4] == "runc" && key[5] == "runtime_type" && len(getTable(before, key[:4]...))*len(getTable(after, key[:4]...)) == 0:
@@ -450,8 +500,8 @@ func CRIDisabled(tree map[string]any) bool {
 }
 
 // UninstallContainerd plans to take our part out of every file that has it.
-func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Plan, err error) {
-	c, err := loadContainerd(fsys, main, major)
+func UninstallContainerd(fsys fs.FS, main string, program Version, name string) (p Plan, err error) {
+	c, err := loadContainerd(fsys, main, program)
 	if err != nil {
 		return p, err
 	}
@@ -474,8 +524,12 @@ func UninstallContainerd(fsys fs.FS, main string, major int, name string) (p Pla
 		if set {
 			defaultWas, hadDefault = was, true
 		}
-		if !found && !set {
+		text, _, noCDI := unset(text, "enable_cdi", "true", func(any) bool { return true })
+		if !found && !set && !noCDI {
 			continue
+		}
+		if noCDI {
+			p.done("CDI: as it was before")
 		}
 		if hadDefault {
 			p.done("default runtime: %s → %s", name, orOwn(defaultWas))

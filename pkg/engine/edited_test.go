@@ -10,7 +10,7 @@ import (
 func TestContainerdKeepsEdits(t *testing.T) {
 	const main = "/etc/containerd/config.toml"
 	install := func(text, path string) (string, error) {
-		p, err := InstallContainerd(fstest.MapFS{main[1:]: {Data: []byte(text)}}, main, 1, Request{Name: "cgpu", Path: path})
+		p, err := InstallContainerd(fstest.MapFS{main[1:]: {Data: []byte(text)}}, main, Version{Major: 1}, Request{Name: "cgpu", Path: path})
 		if err != nil || len(p.Edits) == 0 {
 			return "", err
 		}

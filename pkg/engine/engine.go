@@ -24,6 +24,8 @@ type Request struct {
 	Name    string // of the runtime, for docker run --runtime=NAME
 	Path    string // of cgpu-runtime
 	Default bool   // containers that name no runtime get it
+	// Kubernetes: what cgpu-agent allocates reaches the runtime, and nothing else of that name does.
+	Kubernetes bool
 }
 
 // Edit is a change of one file.
@@ -42,6 +44,8 @@ type Plan struct {
 	Edits []Edit
 	Done  []string // what is different after it, for people
 	Hints []string // what the user should know
+	// Elsewhere are differences in files that are not the engine's, with their names.
+	Elsewhere []string
 	// Restart: a reload does not do.
 	Restart bool
 }

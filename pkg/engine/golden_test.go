@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bytes"
+	"cmp"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -18,6 +20,7 @@ var update = flag.Bool("update", false, "write what comes out into testdata")
 
 const (
 	oursPath = "/usr/local/bin/cgpu-runtime"
+	cgpuToml = "/etc/cgpu/cgpu.toml"
 	wantLine = "== want\n"
 )
 
@@ -25,9 +28,11 @@ const (
 type scenario struct {
 	verb, engine  string
 	name, path    string
-	major         int
+	program       Version
 	asDefault     bool
-	crlf, foreign bool // foreign: what is not ours was changed since, so that uninstall does not give back the first text
+	kubernetes    bool
+	pods          string // the value of pods in cgpu.toml; "" is for --kubernetes alone
+	crlf, foreign bool   // foreign: what is not ours was changed since, so that uninstall does not give back the first text
 	files         map[string][]byte
 	want          string
 }
@@ -56,8 +61,17 @@ func readScenario(t *testing.T, file string) (s scenario, head string) {
 			s.name = value
 		case "path":
 			s.path = value
+		case "kubernetes":
+			s.kubernetes = true
+		case "pods":
+			s.pods = value
 		case "major":
-			s.major = int(value[0] - '0')
+			s.program = Version{Major: int(value[0] - '0')}
+			if _, minor, ok := strings.Cut(value, "."); ok {
+				if s.program.Minor, err = strconv.Atoi(minor); err != nil {
+					t.Fatal(err)
+				}
+			}
 		default:
 			t.Fatalf("%s: %q", file, w)
 		}
@@ -94,7 +108,7 @@ func root(files map[string][]byte) fs.FS {
 
 func (s scenario) plan(verb string, files map[string][]byte) (Plan, error) {
 	fsys := root(files)
-	r := Request{Name: s.name, Path: s.path, Default: s.asDefault}
+	r := Request{Name: s.name, Path: s.path, Default: s.asDefault, Kubernetes: s.kubernetes}
 	read := func(path string) []byte { text := files[path]; return text }
 	switch verb + " " + s.engine {
 	case "install docker":
@@ -102,9 +116,13 @@ func (s scenario) plan(verb string, files map[string][]byte) (Plan, error) {
 	case "uninstall docker":
 		return UninstallDocker(DockerConfig, read(DockerConfig), read(DockerNote(DockerConfig)), s.name)
 	case "install containerd":
-		return InstallContainerd(fsys, ContainerdConfig, s.major, r)
+		return InstallContainerd(fsys, ContainerdConfig, s.program, r)
 	case "uninstall containerd":
-		return UninstallContainerd(fsys, ContainerdConfig, s.major, s.name)
+		return UninstallContainerd(fsys, ContainerdConfig, s.program, s.name)
+	case "install pods":
+		return InstallPods(cgpuToml, read(cgpuToml), cmp.Or(s.pods, PodsAllocated), s.pods != "")
+	case "uninstall pods":
+		return UninstallPods(cgpuToml, read(cgpuToml))
 	case "install crio":
 		return InstallCRIO(fsys, CRIOConfig(s.name), r)
 	case "uninstall crio":
@@ -136,6 +154,9 @@ func describe(p Plan, err error) string {
 	var b strings.Builder
 	for _, d := range p.Done {
 		fmt.Fprintf(&b, "done: %s\n", d)
+	}
+	for _, e := range p.Elsewhere {
+		fmt.Fprintf(&b, "elsewhere: %s\n", e)
 	}
 	for _, h := range p.Hints {
 		fmt.Fprintf(&b, "hint: %s\n", h)
@@ -244,14 +265,14 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q: %v", path, err)
 		}
 	}
-	for text, want := range map[string]int{
-		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": 1,
-		"containerd github.com/containerd/containerd/v2 v2.1.4 abc":                   2,
-		"containerd github.com/containerd/containerd/v2 2.1.4+unknown ":               2,
-		"nonsense": 0,
+	for text, want := range map[string]Version{
+		"containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3": {1, 6},
+		"containerd github.com/containerd/containerd/v2 v2.1.4 abc":                   {2, 1},
+		"containerd github.com/containerd/containerd/v2 2.1.4+unknown ":               {2, 1},
+		"nonsense": {},
 	} {
-		if got := ContainerdMajor(text); got != want {
-			t.Errorf("%q: %d, want %d", text, got, want)
+		if got := ContainerdVersion(text); got != want {
+			t.Errorf("%q: %v, want %v", text, got, want)
 		}
 	}
 }
@@ -293,7 +314,7 @@ func FuzzContainerd(f *testing.F) {
 	f.Add([]byte("version = 2\nplugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options = {SystemdCgroup = true}\nx = \"\"\"\n[a]\"\"\""), 1)
 	f.Add([]byte("# nothing"), 0)
 	f.Fuzz(func(t *testing.T, text []byte, major int) {
-		s := scenario{engine: "containerd", name: "cgpu", path: oursPath, major: major, asDefault: true}
+		s := scenario{engine: "containerd", name: "cgpu", path: oursPath, program: Version{Major: major}, asDefault: true, kubernetes: true}
 		before := map[string][]byte{ContainerdConfig: text}
 		p, err := s.plan("install", before)
 		if err != nil || bytes.Contains(text, []byte("cgpu")) {
@@ -309,6 +330,39 @@ func FuzzContainerd(f *testing.F) {
 		}
 		if got := applyTo(after, back)[ContainerdConfig]; !Restorable(text, got, false) && len(back.Hints) == 0 {
 			t.Errorf("%q → %q → %q", text, after[ContainerdConfig], got)
+		}
+	})
+}
+
+// TestForges: the patterns of containerd's sources, matched as they match there.
+func TestForges(t *testing.T) {
+	for pattern, want := range map[string]bool{
+		"cgpu.io/*": false, "*": false, "*.io": false, "ALIYUN_COM_GPU_*": false, "nvidia.com/*": false, "cgpu.io/[": false, "": false,
+		"*/*": true, "*.io/*": true, "*cgpu.io/*": true, "alloc.cgpu.io/*": true, "alloc.cgpu.io/shares": true, "?????.cgpu.io/*": true, "alloc.cgpu.io/new": true,
+		"alloc.cgpu.io[!-~]shares": true,
+	} {
+		if got := forges(pattern); got != want {
+			t.Errorf("%q: %v, want %v", pattern, got, want)
+		}
+	}
+}
+
+func FuzzPods(f *testing.F) {
+	f.Add([]byte("max_inst = 3 # x\n[sim]\ngpus = [1]\n"))
+	f.Add([]byte("pods = 'any'\r\n"))
+	f.Add([]byte("# only\n\n# of the table\n[[sim.gpus]]\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		p, err := InstallPods(cgpuToml, text, PodsAllocated, true)
+		if err != nil || len(p.Edits) == 0 || bytes.Contains(text, []byte("cgpu install")) {
+			return
+		}
+		after := p.Edits[0].After
+		if again, err := InstallPods(cgpuToml, after, PodsAllocated, true); err != nil || len(again.Edits) > 0 {
+			t.Fatalf("%q → %q: again: %s", text, after, describe(again, err))
+		}
+		back, err := UninstallPods(cgpuToml, after)
+		if err != nil || len(back.Edits) != 1 || !Restorable(text, back.Edits[0].After, false) {
+			t.Errorf("%q → %q → %s", text, after, describe(back, err))
 		}
 	})
 }

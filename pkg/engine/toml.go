@@ -240,11 +240,16 @@ func appendBlock(text []byte, name, body string) []byte {
 }
 
 // wasForm is what stands behind a value that install has replaced, or added ("unset").
-const wasForm = ` # cgpu install: was ("(?:[^"\\]|\\.)*"|'[^']*'|unset)\.`
+const wasForm = ` # cgpu install: was ("(?:[^"\\]|\\.)*"|'[^']*'|true|false|unset)\.`
 
-// setString makes a string value of a table another one and notes beside it what it was. It reports whether the table, or the
-// value, stands in the text; if not, the caller's block has to say it.
+// setString is set with a string.
 func (d document) setString(to string, key ...string) (text []byte, ok bool) {
+	return d.set(quoteTOML(to), key...)
+}
+
+// set makes a value of a table another one, a literal, and notes beside it what it was. It reports whether the table, or the
+// value, stands in the text; if not, the caller's block has to say it.
+func (d document) set(literal string, key ...string) (text []byte, ok bool) {
 	for _, v := range d.values {
 		if !slices.Equal(v.key, key) || v.to <= v.from {
 			continue
@@ -258,13 +263,13 @@ func (d document) setString(to string, key ...string) (text []byte, ok bool) {
 		if m := regexp.MustCompile(`^` + wasForm).FindSubmatchIndex(line); m != nil { // what it was before us counts
 			was, end = string(line[m[2]:m[3]]), v.to+m[1]
 		}
-		return splice(d.text, v.from, end, quoteTOML(to)+mark0(was)), true
+		return splice(d.text, v.from, end, literal+mark0(was)), true
 	}
 	table, last := key[:len(key)-1], key[len(key)-1]
 	for _, t := range d.tables {
 		if slices.Equal(t.key, table) {
 			indent := d.text[t.from : t.from+len(d.text[t.from:])-len(bytes.TrimLeft(d.text[t.from:], " \t"))]
-			line := string(indent) + "  " + keyTOML(last) + " = " + quoteTOML(to) + mark0("unset") + lineEnd(d.text)
+			line := string(indent) + "  " + keyTOML(last) + " = " + literal + mark0("unset") + lineEnd(d.text)
 			if !bytes.HasSuffix(d.text[:t.to], []byte("\n")) {
 				line = lineEnd(d.text) + line
 			}
@@ -278,15 +283,25 @@ func mark0(was string) string { return " " + mark + "was " + was + "." }
 
 // unsetString undoes setString for the value that is name. was is what it is again, "" for nothing, as when keep refuses it.
 func unsetString(text []byte, key, name string, keep func(was string) bool) (after []byte, was string, found bool) {
-	form := regexp.MustCompile(`(?m)^[ \t]*(?:[^#\n]*\.)?` + regexp.QuoteMeta(key) + `[ \t]*=[ \t]*(` + regexp.QuoteMeta(quoteTOML(name)) + wasForm + `)[^\n]*(\n|$)`)
+	after, v, found := unset(text, key, quoteTOML(name), func(v any) bool {
+		s, ok := v.(string)
+		return ok && keep(s)
+	})
+	was, _ = v.(string)
+	return after, was, found
+}
+
+// unset undoes set for the value that is a literal; was is nil where nothing was, or where keep refuses it.
+func unset(text []byte, key, literal string, keep func(was any) bool) (after []byte, was any, found bool) {
+	form := regexp.MustCompile(`(?m)^[ \t]*(?:[^#\n]*\.)?` + regexp.QuoteMeta(key) + `[ \t]*=[ \t]*(` + regexp.QuoteMeta(literal) + wasForm + `)[^\n]*(\n|$)`)
 	m := form.FindSubmatchIndex(text)
 	if m == nil {
-		return text, "", false
+		return text, nil, false
 	}
-	literal := string(text[m[4]:m[5]])
-	var v struct{ V string }
-	if toml.Unmarshal([]byte("V = "+literal), &v) == nil && keep(v.V) { // "unset" is no value
-		return splice(text, m[2], m[3], literal), v.V, true
+	old := string(text[m[4]:m[5]])
+	var v struct{ V any }
+	if toml.Unmarshal([]byte("V = "+old), &v) == nil && keep(v.V) { // "unset" is no value
+		return splice(text, m[2], m[3], old), v.V, true
 	}
-	return splice(text, m[0], m[1], ""), "", true
+	return splice(text, m[0], m[1], ""), nil, true
 }
