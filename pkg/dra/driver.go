@@ -1,19 +1,37 @@
 // Package dra is the driver gpu.cgpu.io of Kubernetes' Dynamic Resource Allocation: it publishes the node's GPUs as devices
 // that several claims share, and turns an allocated claim into the CDI spec from which cgpu-runtime takes its quota.
+//
+// What a claim gets is decided in pure functions (Resources, node.shares, cdiSpec, engine.check); the effects are the files
+// in the CDI folder (cdi.go) and the calls of the library kubeletplugin.
 package dra
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
 
+	"google.golang.org/grpc"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
 // DriverName is the name of the driver in slices, claims and classes.
 const DriverName = "gpu.cgpu.io"
+
+// callTimeout bounds a call of the API server or of the container runtime.
+const callTimeout = 10 * time.Second
 
 // Options say where the driver runs. All folders must be absolute.
 type Options struct {
@@ -31,23 +49,159 @@ type Options struct {
 	PodUID string
 	GPUs   func(device.GPU) bool // which GPUs are this front end's; nil: all
 	Table  *device.Table
-	Log    *slog.Logger
+	Log    *slog.Logger  // nil: none
+	Sys    fs.ReadLinkFS // sysfs; nil: /sys
+}
+
+func (o *Options) complete() error {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Sys == nil {
+		o.Sys = os.DirFS("/sys").(fs.ReadLinkFS)
+	}
+	switch {
+	case o.Node == "":
+		return errors.New("dra: Node is empty: want the name of the Node object")
+	case o.Client == nil:
+		return errors.New("dra: Client is nil: want a client of the API server")
+	case o.Table == nil:
+		return errors.New("dra: Table is nil: want the node's table (cgpu refresh)")
+	}
+	for name, path := range map[string]string{"CDIDir": o.CDIDir, "PluginDir": o.PluginDir, "RegistryDir": o.RegistryDir, "Hook": o.Hook} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("dra: %s %q: want an absolute path", name, path)
+		}
+	}
+	return nil
 }
 
 // Driver is the running driver.
-type Driver struct{}
+type Driver struct {
+	o      Options
+	cdi    cdiFolder
+	helper *kubeletplugin.Helper
+	cancel context.CancelFunc
+	sweeps sync.WaitGroup
+
+	mu    sync.Mutex
+	table *device.Table
+	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
+	// not take the slices.
+	failed, refused, invalid error
+}
 
 // Start registers the driver with the kubelet and publishes the GPUs. It fails where the node's container runtime would
 // ignore CDI devices.
 func Start(ctx context.Context, o Options) (*Driver, error) {
-	return nil, errors.New("dra: is not built yet")
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	e, err := askEngine(ctx, o.Client, o.Node, o.CRISocket)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.check(o.CDIDir); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(o.PluginDir, DriverName)
+	if err := os.MkdirAll(dir, 0o750); err != nil {
+		return nil, fmt.Errorf("dra: %w", err)
+	}
+	if err := os.MkdirAll(o.CDIDir, 0o755); err != nil {
+		return nil, fmt.Errorf("dra: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table}
+	d.helper, err = kubeletplugin.Start(ctx, plugin{d},
+		kubeletplugin.DriverName(DriverName),
+		kubeletplugin.NodeName(o.Node),
+		kubeletplugin.KubeClient(o.Client),
+		kubeletplugin.PluginDataDirectoryPath(dir),
+		kubeletplugin.RegistrarDirectoryPath(o.RegistryDir),
+		kubeletplugin.RollingUpdate(types.UID(o.PodUID)),
+		kubeletplugin.GRPCInterceptor(d.registered),
+		kubeletplugin.GRPCVerbosity(-1), // prepare logs what matters
+	)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("dra: %w", err)
+	}
+	if err := d.Update(ctx, o.Table); err != nil {
+		d.Stop()
+		return nil, err
+	}
+	d.sweeps.Go(func() { d.sweep(ctx) })
+	o.Log.Info("driver runs", "driver", DriverName, "node", o.Node, "runtime", e.name+" "+e.version)
+	return d, nil
 }
 
-// Update publishes the GPUs of another table.
-func (d *Driver) Update(ctx context.Context, table *device.Table) error { return nil }
+// Update publishes the GPUs of another table. A GPU that vanished from it goes from the slice, and claims that have it are
+// refused from now on.
+func (d *Driver) Update(ctx context.Context, table *device.Table) error {
+	if table == nil {
+		return errors.New("dra: table is nil")
+	}
+	d.mu.Lock()
+	d.table, d.invalid = table, nil
+	d.mu.Unlock()
+	if err := d.helper.PublishResources(ctx, Resources(table, d.o.Node, d.o.GPUs, Places(d.o.Sys, table))); err != nil {
+		return fmt.Errorf("dra: %w", err)
+	}
+	return nil
+}
+
+func (d *Driver) node() node {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return node{d.o.Node, d.table, d.o.GPUs}
+}
 
 // Healthy is nil as long as the driver serves claims; else it says why it does not.
-func (d *Driver) Healthy() error { return nil }
+func (d *Driver) Healthy() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.failed, d.refused, d.invalid)
+}
 
 // Stop ends the driver. Its slices stay, so that a restart of the agent changes nothing for the scheduler.
-func (d *Driver) Stop() {}
+func (d *Driver) Stop() {
+	d.cancel()
+	d.helper.Stop()
+	d.sweeps.Wait()
+}
+
+// registered looks at what the kubelet says of the registration; the library keeps it where reading it would be a race.
+func (d *Driver) registered(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if s, ok := req.(*registration.RegistrationStatus); ok {
+		d.mu.Lock()
+		if d.refused = nil; !s.PluginRegistered {
+			d.refused = fmt.Errorf("dra: the kubelet does not register the driver: %s", s.Error)
+		}
+		d.mu.Unlock()
+		d.o.Log.Info("registration", "registered", s.PluginRegistered, "error", s.Error)
+	}
+	return handler(ctx, req)
+}
+
+// HandleError is called for faults in the background.
+func (p plugin) HandleError(_ context.Context, err error, msg string) {
+	d := p.d
+	var dropped *resourceslice.DroppedFieldsError
+	switch {
+	case errors.As(err, &dropped):
+		// Not unhealthy: without shares each claim has a GPU alone.
+		d.o.Log.Error("the API server drops fields of the slices: GPUs are given out whole only, until the feature gate "+
+			"DRAConsumableCapacity is on (as it is by default since Kubernetes 1.36)", "features", dropped.DisabledFeatures(), "error", err)
+		return
+	case !errors.Is(err, kubeletplugin.ErrRecoverable):
+		d.mu.Lock()
+		d.failed = fmt.Errorf("dra: %s: %w", msg, err)
+		d.mu.Unlock()
+	case apierrors.IsInvalid(err) || apierrors.IsForbidden(err):
+		d.mu.Lock()
+		d.invalid = fmt.Errorf("dra: %s: %w", msg, err)
+		d.mu.Unlock()
+	}
+	d.o.Log.Error(msg, "error", err)
+}

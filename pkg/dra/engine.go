@@ -1,0 +1,170 @@
+package dra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// defaultCRISocket is containerd's.
+const defaultCRISocket = "/run/containerd/containerd.sock"
+
+// engine is a node's container runtime. An engine without CDI starts a container without what its claim was promised and
+// says nothing, so one that is not known to have CDI is refused.
+type engine struct {
+	name, version string // such as "containerd" and "v2.4.2"
+	// cdi and cdiDirs are what containerd's configuration says; nil: not known.
+	cdi     *bool
+	cdiDirs []string
+}
+
+// check is nil if the engine takes CDI devices from dir.
+func (e engine) check(dir string) error {
+	refuse := func(format string, args ...any) error {
+		return fmt.Errorf("dra: container runtime %s %s: %s", e.name, e.version, fmt.Sprintf(format, args...))
+	}
+	major, minor, ok := parseVersion(e.version)
+	switch e.name {
+	case "containerd":
+		switch {
+		case !ok:
+			return refuse("want a version such as 1.7.27")
+		case major < 1 || major == 1 && minor < 7:
+			// containerd 1.6 knows no CDIDevices in CRI.
+			return refuse("ignores CDI devices, so a pod would start without its share: upgrade to 1.7 or newer, or use the device plugin")
+		case e.cdi != nil && !*e.cdi:
+			return refuse(`enable_cdi is false, so a pod would start without its share: set enable_cdi = true in the configuration of containerd's CRI plugin and restart containerd`)
+		case e.cdi == nil && major == 1:
+			// Off by default in 1.7 (pkg/cri/config/config_unix.go), on since 2.0, and without a switch since 2.4.
+			return refuse("enable_cdi is off by default, and its socket was not there to ask: give the agent %s", defaultCRISocket)
+		}
+	case "cri-o":
+		if !ok || major < 1 || major == 1 && minor < 23 {
+			return refuse("ignores CDI devices, so a pod would start without its share: upgrade to 1.23 or newer, or use the device plugin")
+		}
+	default:
+		return refuse("is not known to take CDI devices: use containerd, CRI-O or the device plugin")
+	}
+	if len(e.cdiDirs) > 0 && !slices.ContainsFunc(e.cdiDirs, func(d string) bool { return samePlace(d, dir) }) {
+		return refuse("reads CDI specs in %s, not in %s: add it to cdi_spec_dirs and restart the runtime", strings.Join(e.cdiDirs, " and "), dir)
+	}
+	return nil
+}
+
+// samePlace compares two folders of the host. /var/run is a link to /run.
+func samePlace(a, b string) bool {
+	run := func(p string) string {
+		p = filepath.Clean(p)
+		if rest, ok := strings.CutPrefix(p, "/var/run/"); ok {
+			return "/run/" + rest
+		}
+		return p
+	}
+	return run(a) == run(b)
+}
+
+// parseVersion reads the first two numbers of "v1.7.27", "2.1.0-rc.1" or "1.6.20~ds1".
+func parseVersion(version string) (major, minor int, ok bool) {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(parts) < 2 {
+		return 0, 0, false
+	}
+	major, err := strconv.Atoi(parts[0])
+	if err != nil {
+		return 0, 0, false
+	}
+	digits := strings.IndexFunc(parts[1], func(r rune) bool { return r < '0' || r > '9' })
+	if digits < 0 {
+		digits = len(parts[1])
+	}
+	minor, err = strconv.Atoi(parts[1][:digits])
+	return major, minor, err == nil
+}
+
+// askEngine asks the runtime itself, and where its socket is not there the Node object.
+func askEngine(ctx context.Context, client kubernetes.Interface, node, socket string) (engine, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	path := socket
+	if path == "" {
+		path = defaultCRISocket
+	}
+	_, statErr := os.Stat(path)
+	if statErr == nil {
+		return askCRI(ctx, path)
+	}
+	if socket != "" {
+		return engine{}, fmt.Errorf("dra: container runtime's socket: %w", statErr)
+	}
+	n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return engine{}, fmt.Errorf("dra: node %s: %w", node, err)
+	}
+	return fromNode(n.Status.NodeInfo.ContainerRuntimeVersion)
+}
+
+// fromNode reads what the kubelet says of its runtime, such as "containerd://2.4.2".
+func fromNode(s string) (engine, error) {
+	name, version, ok := strings.Cut(s, "://")
+	if !ok {
+		return engine{}, fmt.Errorf("dra: nodeInfo.containerRuntimeVersion %q: want such as containerd://2.1.4: does a kubelet run on the node?", s)
+	}
+	return engine{name: name, version: version}, nil
+}
+
+func askCRI(ctx context.Context, socket string) (engine, error) {
+	fault := func(err error) (engine, error) {
+		return engine{}, fmt.Errorf("dra: container runtime at %s: %w", socket, err)
+	}
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fault(err)
+	}
+	defer conn.Close()
+	client := cri.NewRuntimeServiceClient(conn)
+	v, err := client.Version(ctx, &cri.VersionRequest{})
+	if err != nil {
+		return fault(err)
+	}
+	e := engine{name: v.RuntimeName, version: v.RuntimeVersion}
+	if e.name != "containerd" {
+		return e, nil
+	}
+	// containerd shows its CRI plugin's whole configuration to who asks for a verbose status.
+	s, err := client.Status(ctx, &cri.StatusRequest{Verbose: true})
+	if err != nil {
+		return fault(err)
+	}
+	if err := e.configured(s.Info["config"]); err != nil {
+		return fault(err)
+	}
+	return e, nil
+}
+
+// configured reads the two settings that matter.
+func (e *engine) configured(config string) error {
+	if config == "" {
+		return nil
+	}
+	var c struct {
+		EnableCDI   *bool    `json:"enableCDI"`
+		CDISpecDirs []string `json:"cdiSpecDirs"`
+	}
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return errors.Join(errors.New("its configuration"), err)
+	}
+	e.cdi, e.cdiDirs = c.EnableCDI, c.CDISpecDirs
+	return nil
+}

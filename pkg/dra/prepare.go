@@ -1,0 +1,124 @@
+package dra
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+)
+
+// plugin is what the kubelet calls. It keeps nothing between two calls but the files: while a DaemonSet is updated, one agent
+// may prepare a claim and another unprepare it.
+type plugin struct{ d *Driver }
+
+// PrepareResourceClaims writes the CDI spec of each claim. Preparing a claim again writes the same.
+func (p plugin) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
+	n := p.d.node()
+	for _, c := range claims {
+		start := time.Now()
+		devices, err := p.d.prepare(n, c)
+		if err != nil {
+			err = fmt.Errorf("dra: claim %s/%s: %w", c.Namespace, c.Name, err)
+			p.d.o.Log.Error("claim is not prepared", "claim", c.Namespace+"/"+c.Name, "uid", c.UID, "error", err)
+		} else {
+			p.d.o.Log.Info("claim is prepared", "claim", c.Namespace+"/"+c.Name, "uid", c.UID, "shares", len(devices), "took", time.Since(start))
+		}
+		results[c.UID] = kubeletplugin.PrepareResult{Err: err, Devices: devices}
+	}
+	return results, nil
+}
+
+func (d *Driver) prepare(n node, c *resourceapi.ResourceClaim) ([]kubeletplugin.Device, error) {
+	list, err := n.shares(c)
+	if err != nil {
+		return nil, err
+	}
+	if len(list) == 0 {
+		// A claim may have devices of several drivers, and the kubelet asks all of them.
+		return nil, nil
+	}
+	if err := d.cdi.write(c.UID, cdiSpec(c.Namespace, c.Name, d.o.Hook, list)); err != nil {
+		return nil, err
+	}
+	var devices []kubeletplugin.Device
+	for _, a := range list {
+		devices = append(devices, kubeletplugin.Device{
+			Requests:     []string{a.request},
+			PoolName:     n.name,
+			DeviceName:   a.device,
+			ShareID:      a.shareID,
+			CDIDeviceIDs: []string{cdiKind + "=" + cdiDevice(a.share)},
+		})
+	}
+	return devices, nil
+}
+
+// UnprepareResourceClaims removes the CDI specs.
+func (p plugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := make(map[types.UID]error, len(claims))
+	for _, c := range claims {
+		err := isUID(c.UID)
+		if err == nil {
+			err = p.d.cdi.remove(c.UID)
+		}
+		if err != nil {
+			err = fmt.Errorf("dra: claim %s/%s: %w", c.Namespace, c.Name, err)
+			p.d.o.Log.Error("claim is not unprepared", "claim", c.Namespace+"/"+c.Name, "uid", c.UID, "error", err)
+		} else {
+			p.d.o.Log.Info("claim is unprepared", "claim", c.Namespace+"/"+c.Name, "uid", c.UID)
+		}
+		results[c.UID] = err
+	}
+	return results, nil
+}
+
+// sweep removes the specs of claims that are gone: an agent that was killed, or a kubelet that lost its state, leaves them.
+// One goes only if the API server has said that there is no such claim, or that it has no device of this node.
+func (d *Driver) sweep(ctx context.Context) {
+	list, err := d.cdi.list()
+	if err != nil {
+		d.o.Log.Warn("some CDI specs are left alone", "dir", d.cdi.dir, "error", err)
+	}
+	for _, p := range list {
+		gone, err := d.gone(ctx, p)
+		if err == nil && gone {
+			err = d.cdi.remove(p.uid)
+		}
+		switch claim := p.namespace + "/" + p.name; {
+		case err != nil:
+			d.o.Log.Warn("whether a claim is still there is not known: its CDI spec stays", "claim", claim, "uid", p.uid, "error", err)
+		case gone:
+			d.o.Log.Info("CDI spec of a claim that is gone: removed", "claim", claim, "uid", p.uid)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// gone asks for single claims: a node has few, the cluster may have many thousands.
+func (d *Driver) gone(ctx context.Context, p prepared) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	claim, err := d.o.Client.ResourceV1().ResourceClaims(p.namespace).Get(ctx, p.name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, err
+	case claim.UID != p.uid || claim.Status.Allocation == nil:
+		return true, nil
+	}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver == DriverName && r.Pool == d.o.Node {
+			return false, nil
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,144 @@
+package dra
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// The capacities of a device, of which each claim consumes a part.
+const (
+	capacityMemory     = "memory"
+	capacityCores      = "cores"      // percent of the GPU's time
+	capacityContainers = "containers" // how many may hold a vGPU at the same time
+)
+
+// Place is where a GPU is in the machine; what is not known is empty.
+type Place struct {
+	NUMANode *int64
+	PCIeRoot string // such as "pci0000:00"
+}
+
+// Resources are the GPUs as devices: one pool that has the node's name. Places are by PCI address.
+func Resources(t *device.Table, node string, ours func(device.GPU) bool, places map[string]Place) resourceslice.DriverResources {
+	var devices []resourceapi.Device
+	for _, g := range t.GPUs {
+		if ours == nil || ours(g) {
+			devices = append(devices, deviceOf(t, g, places[g.BusID]))
+		}
+	}
+	pool := resourceslice.Pool{}
+	for chunk := range slices.Chunk(devices, resourceapi.ResourceSliceMaxDevices) {
+		pool.Slices = append(pool.Slices, resourceslice.Slice{Devices: chunk})
+	}
+	if pool.Slices == nil {
+		// A pool without a slice is one that nobody publishes: the claims of a node without GPUs must find none.
+		pool.Slices = []resourceslice.Slice{{}}
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
+}
+
+// deviceName is the same for the same GPU on every boot and in every order: a claim keeps its GPU where another is lost.
+func deviceName(g device.GPU) string { return strings.ToLower(g.UUID) }
+
+func deviceOf(t *device.Table, g device.GPU, p Place) resourceapi.Device {
+	shared := true
+	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+		"uuid":        text(g.UUID),
+		"productName": text(g.Name),
+		"index":       number(int64(g.Index)),
+		"minor":       number(int64(g.Minor)),
+		// cgpu-refresh leaves a GPU in MIG mode out of the table.
+		"mig": {BoolValue: new(bool)},
+		deviceattribute.StandardDeviceAttributePCIBusID: text(g.BusID),
+	}
+	if v := semver(t.DriverVersion); v != "" {
+		attributes["driverVersion"] = resourceapi.DeviceAttribute{VersionValue: &v}
+	}
+	if p.NUMANode != nil {
+		attributes["numaNode"] = number(*p.NUMANode)
+	}
+	if p.PCIeRoot != "" {
+		attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = text(p.PCIeRoot)
+	}
+	return resourceapi.Device{
+		Name:                     deviceName(g),
+		AllowMultipleAllocations: &shared,
+		Attributes:               attributes,
+		Capacity:                 capacities(t.Config, g),
+	}
+}
+
+// capacities say what can be promised of a GPU. Each has a range with a minimum and a maximum: without one the scheduler
+// takes a negative request as it is, and the claim would give capacity to the next.
+func capacities(c device.Config, g device.GPU) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+	memory := int64(promised(c, g))
+	instances := int64(max(c.MaxInst, 1))
+	policy := func(value, least, preset int64, format resource.Format, step bool) resourceapi.DeviceCapacity {
+		r := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(least, format), Max: resource.NewQuantity(value, format)}
+		// A step that leads beyond the value is refused by the API server.
+		if step && least < value {
+			r.Step = resource.NewQuantity(1, format)
+		}
+		return resourceapi.DeviceCapacity{
+			Value:         *resource.NewQuantity(value, format),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{Default: resource.NewQuantity(preset, format), ValidRange: r},
+		}
+	}
+	return map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		// Who does not say how much gets the whole GPU, and nobody else a part of it. There is no step: the scheduler of
+		// Kubernetes 1.36 rounds a request near 2^63 up to a negative amount (roundUpRange in the allocator's
+		// consumable_capacity.go), which fits everywhere and makes room for others. cgpu rounds down to MiB on the node.
+		capacityMemory: policy(memory, int64(quota.MiB), memory, resource.BinarySI, false),
+		// Who does not ask for time competes by weight, which takes nothing from those who reserved some.
+		capacityCores:      policy(quota.MaxPercent, 0, 0, resource.DecimalSI, true),
+		capacityContainers: policy(instances, 1, 1, resource.DecimalSI, true),
+	}
+}
+
+// promised is how much of a GPU's memory all shares together may have, in whole MiB.
+func promised(c device.Config, g device.GPU) quota.Bytes {
+	if c.Overcommit == 0 || c.Overcommit == 1 {
+		return g.Memory.FloorMiB()
+	}
+	return quota.Bytes(min(float64(g.Memory)*c.Overcommit, 1<<62)).FloorMiB()
+}
+
+func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
+
+func text(s string) resourceapi.DeviceAttribute {
+	if len(s) > resourceapi.DeviceAttributeMaxValueLength {
+		s = strings.ToValidUTF8(s[:resourceapi.DeviceAttributeMaxValueLength], "")
+	}
+	return resourceapi.DeviceAttribute{StringValue: &s}
+}
+
+// semver writes a driver's version as CEL compares versions: three numbers without leading zeros ("580.159.04" is
+// 580.159.4). It is empty where the version is none.
+func semver(version string) string {
+	parts := strings.Split(version, ".")
+	if len(parts) > 3 {
+		return ""
+	}
+	numbers := make([]any, 3)
+	for i := range numbers {
+		n := uint64(0)
+		if i < len(parts) {
+			var err error
+			if n, err = strconv.ParseUint(parts[i], 10, 32); err != nil {
+				return ""
+			}
+		}
+		numbers[i] = n
+	}
+	return fmt.Sprintf("%d.%d.%d", numbers...)
+}
