@@ -70,7 +70,7 @@ func readDocker(text []byte, into *runtimes) error {
 	return nil
 }
 
-// readContainerd reads a config.toml of format 1, 2 or 3: the runtimes are in the CRI plugin, which has had several names.
+// readContainerd reads a config.toml of format 1 to 4: the runtimes are in the CRI plugin, which has had several names.
 func readContainerd(text []byte, into *runtimes) error {
 	var f struct {
 		Imports []string       `toml:"imports"`

@@ -20,8 +20,9 @@ import (
 // ContainerdConfig is where containerd reads its configuration.
 const ContainerdConfig = "/etc/containerd/config.toml"
 
-// The CRI plugin, which starts the containers of Kubernetes, by version of the configuration.
-var criPlugin = map[int64]string{2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+// The CRI plugin, which starts the containers of Kubernetes, by version of the configuration. Version 4,
+// which containerd 2.4 writes, has moved other sections than this one.
+var criPlugin = map[int64]string{2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.runtime"}
 
 // Version is an engine's; the zero value is unknown.
 type Version struct{ Major, Minor int }
@@ -132,9 +133,9 @@ func (c *containerd) read() error {
 		return fmt.Errorf("%s: this is configuration version 1 (it does not say version = 2), in which plugins have other names: convert it first "+
 			"(containerd 2.x: containerd config migrate; by hand: version = 2, and plugins and disabled plugins by their full names, such as %s)", main, criPlugin[2])
 	case c.plugin == "":
-		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 and 3; add the runtime by hand, as in docs/install.md", main, c.version)
-	case c.version == 3 && c.program.Major == 1:
-		return fmt.Errorf("%s: version = 3, but the containerd in PATH is 1.x, which does not start with it: repair it first", main)
+		return fmt.Errorf("%s: version = %d: cgpu knows configurations 2 to 4; add the runtime by hand, as in docs/install.md", main, c.version)
+	case c.version > 2 && c.program.Major == 1:
+		return fmt.Errorf("%s: version = %d, but the containerd in PATH is 1.x, which does not start with it: repair it first", main, c.version)
 	}
 	c.tree = map[string]any{}
 	for _, d := range c.files {

@@ -63,7 +63,7 @@ func (c *containerd) lacksCDI() bool {
 		return false
 	case c.program.Major >= 2:
 		return set && !on && c.program.before(2, 4)
-	case c.version == 3:
+	case c.version > 2:
 		return set && !on
 	}
 	return !on
