@@ -86,23 +86,39 @@ func sameFiles(t *testing.T, path, want string) {
 // TestInstallDocker: install into a configuration of its own, start dockerd with it, run a container, make cgpu the default while
 // dockerd runs, and take it out again.
 func TestInstallDocker(t *testing.T) {
+	for _, bin := range engines() {
+		if bin != "" {
+			t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+		}
+		version := strings.Trim(strings.Fields(run(t, "dockerd", "--version"))[2], ",")
+		t.Run(version, func(t *testing.T) { testInstallDocker(t, `"storage-driver": "vfs"`) })
+		if bin != "" { // where images are containerd's, as Docker has it on new machines since version 29
+			t.Run(version+"/containerd's images", func(t *testing.T) {
+				testInstallDocker(t, `"storage-driver": "native", "features": {"containerd-snapshotter": true}`)
+			})
+		}
+	}
+}
+
+func testInstallDocker(t *testing.T, storage string) {
 	noTrace(t)
 	dir := folder(t)
+	runtime := runtimeFor(t, dir)
 	config := filepath.Join(dir, "etc", "daemon.json")
 	before := fmt.Sprintf(`{
   "data-root": "%[1]s/data", "exec-root": "%[1]s/exec", "pidfile": "%[1]s/pid",
   "hosts": ["unix://%[1]s/sock"],
-  "storage-driver": "vfs",	"iptables": false,  "bridge": "none",
+  %[3]s,	"iptables": false,  "bridge": "none",
   "runtimes": {"other": {"path": "%[2]s"}}, "default-runtime": "other"
 }
-`, dir, filepath.Join(lab.Dir, "lab", "runc"))
+`, dir, filepath.Join(lab.Dir, "lab", "runc"), storage)
 	if err := os.Mkdir(filepath.Dir(config), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(config, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	install(t, "install", "docker", "--config", config)
+	install(t, "install", "docker", "--config", config, "--runtime-path", runtime)
 	daemonOf(t, filepath.Join(dir, "log"), "dockerd", "--config-file", config)
 	env := []string{"DOCKER_HOST=unix://" + dir + "/sock"}
 	info := func() string {
@@ -135,11 +151,11 @@ func TestInstallDocker(t *testing.T) {
 	}
 	meminfo("--runtime=cgpu")
 
-	if out := install(t, "install", "docker", "--default", "--restart", "--config", config); !strings.Contains(out, "reads it now") {
+	if out := install(t, "install", "docker", "--default", "--restart", "--config", config, "--runtime-path", runtime); !strings.Contains(out, "reads it now") {
 		t.Errorf("--restart: %s", out)
 	}
 	eventually(t, 10*time.Second, func() string {
-		if got := info(); !strings.HasPrefix(got, "cgpu ") || !strings.Contains(got, " cgpu="+lab.Bin+"/cgpu-runtime") || !strings.Contains(got, " other=") {
+		if got := info(); !strings.HasPrefix(got, "cgpu ") || !strings.Contains(got, " cgpu="+runtime) || !strings.Contains(got, " other=") {
 			return "docker info: " + got
 		}
 		return ""
@@ -154,6 +170,30 @@ func TestInstallDocker(t *testing.T) {
 		return ""
 	})
 	sameFiles(t, config, before)
+}
+
+// runtimeFor is cgpu-runtime. Docker 29 gives each container a namespace for time, which runc before 1.2 refuses, with cgpu or
+// without: where the machine has such a one, a script takes that out first.
+func runtimeFor(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(lab.Bin, "cgpu-runtime")
+	if strings.Contains(run(t, "runc", "features"), `"time"`) {
+		return path
+	}
+	script := fmt.Sprintf(`#!/bin/bash
+for ((i = 1; i < $#; i++)); do
+	case ${!i} in --bundle) j=$((i + 1)) && config=${!j}/config.json ;; esac
+done
+if [[ $config ]]; then
+	jq -c 'del(.linux.namespaces[] | select(.type == "time"))' "$config" >"$config.new" && mv "$config.new" "$config"
+fi
+exec %s "$@"
+`, path)
+	path = filepath.Join(dir, "cgpu-runtime")
+	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // TestInstallDockerFlags: dockerd does not start where its options and its file both name runtimes.
@@ -191,15 +231,15 @@ func TestInstallReadOnly(t *testing.T) {
 	sameFiles(t, config, "{}")
 }
 
-// containerds are the folders of containerd programs to try: the machine's, and those that CGPU_TEST_CONTAINERDS lists.
-func containerds() []string {
-	return append([]string{""}, filepath.SplitList(os.Getenv("CGPU_TEST_CONTAINERDS"))...)
+// engines are the folders of the engines to try: the machine's ("") and those that CGPU_TEST_ENGINES lists (hack/engines.sh).
+func engines() []string {
+	return append([]string{""}, filepath.SplitList(os.Getenv("CGPU_TEST_ENGINES"))...)
 }
 
 // TestInstallContainerd: the same with containerd, whose CRI plugin must still load. The tables that hold before and after are
 // what containerd itself says they are.
 func TestInstallContainerd(t *testing.T) {
-	for _, bin := range containerds() {
+	for _, bin := range engines() {
 		if bin != "" {
 			t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 		}
@@ -215,6 +255,7 @@ func TestInstallContainerd(t *testing.T) {
     SystemdCgroup = false
 `,
 			"imports": `imports = ["/DIR/conf.d/*.toml"]`,
+			"default": "", // the file that containerd itself writes, as most nodes of Kubernetes have it
 		} {
 			t.Run(strings.Fields(version)[2]+"/"+name, func(t *testing.T) {
 				noTrace(t)
@@ -235,6 +276,10 @@ func TestInstallContainerd(t *testing.T) {
 					imports, tables = config+"\n", ""
 				}
 				before := strings.NewReplacer("/DIR", dir, "CRI", cri).Replace(head + imports + fmt.Sprintf("[grpc]\n  address = \"%s/sock\"\n", dir) + tables)
+				if name == "default" {
+					before = strings.NewReplacer("/run/containerd/containerd.sock", dir+"/sock", "/run/containerd", dir+"/state", "/var/lib/containerd", dir+"/root",
+						"/etc/containerd", dir, "/opt/containerd", dir+"/opt").Replace(run(t, "containerd", "config", "default"))
+				}
 				if err := os.WriteFile(main, []byte(before), 0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -253,7 +298,7 @@ func TestInstallContainerd(t *testing.T) {
 						t.Errorf("no %s in:\n%s", want, got)
 					}
 				}
-				if dropIn := filepath.Join(dir, "conf.d", "99-cgpu.toml"); two && imports != "" {
+				if dropIn := filepath.Join(dir, "conf.d", "99-cgpu.toml"); strings.Contains(before, "conf.d/*.toml") && two {
 					sameFiles(t, main, before)
 					if _, err := os.Stat(dropIn); err != nil {
 						t.Error(err)
