@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -27,6 +28,26 @@ func TestStaysQuiet(t *testing.T) {
 	} {
 		if err := run(args, strings.NewReader(""), &bytes.Buffer{}); err != nil {
 			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
+// A share of a GPU that arrives here arrives at the wrong runtime.
+func TestAllocatedRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"id=c/1,uuid=GPU-a,memory=6442450944": "was allocated 6144MiB of GPU GPU-a, but does not have the cgpu runtime: set runtimeClassName: cgpu",
+		"id=c/1,uuid=GPU-a,memory=all":        "was allocated GPU GPU-a, but does not",
+		"id=c/1,memory=1048576":               "was allocated 1MiB of a GPU, but does not",
+		"garbage\n":                           "was allocated a share of a GPU, but does not",
+	} {
+		err := run([]string{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, text}, strings.NewReader("{}"), &bytes.Buffer{})
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	for _, args := range [][]string{{"cgpu-hook", "allocated"}, {"cgpu-hook", "allocated", "x"}} {
+		if run(args, strings.NewReader(""), &bytes.Buffer{}) == nil {
+			t.Errorf("%v lets the container start", args)
 		}
 	}
 }

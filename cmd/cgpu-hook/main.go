@@ -4,6 +4,9 @@
 //	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
 //	release  (poststop)        gives the reservation back
 //
+// A hook "allocated" is how an allocation of Kubernetes travels to cgpu-runtime (package alloc), which takes it out. It runs
+// only under another runtime, and refuses the start.
+//
 // Under the name nvidia-container-runtime-hook, or with the argument prestart, it does nothing: Docker accepts --gpus
 // only when a program of that name is in its PATH, and cgpu-runtime has done the work by then.
 package main
@@ -17,6 +20,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -40,10 +44,29 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 		return setup(args[2:], stdin, stderr)
 	case "release":
 		return release(args[2:])
+	case alloc.HookCommand:
+		return allocated(args)
 	}
 	// A newer cgpu-runtime's hook; a container must not fail to start for it.
 	fmt.Fprintf(stderr, "cgpu-hook: unknown command %q: ignored\n", args[1])
 	return nil
+}
+
+// allocated refuses a container that was allocated a share of a GPU and whose runtime is another than cgpu's: it would start
+// without the GPU, and its program would fail with an error that tells nothing.
+func allocated(args []string) error {
+	what := "a share of a GPU"
+	if s, ours, err := alloc.FromHookArgs(args); ours && err == nil {
+		switch {
+		case s.Whole:
+			what = "GPU " + s.UUID
+		case s.UUID == "":
+			what = fmt.Sprintf("%v of a GPU", s.Memory)
+		default:
+			what = fmt.Sprintf("%v of GPU %s", s.Memory, s.UUID)
+		}
+	}
+	return fmt.Errorf("the container was allocated %s, but does not have the cgpu runtime: set runtimeClassName: cgpu in the pod's spec", what)
 }
 
 // whose are the arguments that say which reservation a hook is about.

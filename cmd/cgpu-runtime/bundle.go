@@ -12,6 +12,15 @@ type bundleFile struct{ path string }
 // stagedFile is what will take a file's place.
 type stagedFile struct{ temp, path string }
 
+// replace puts content in the place of the file.
+func (b bundleFile) replace(content []byte) error {
+	staged, err := b.stage(content)
+	if err != nil {
+		return err
+	}
+	return staged.commit()
+}
+
 // stage writes content beside the file, with the same owner and mode, for commit to put into its place. There is no
 // fsync: bundles live on a tmpfs and do not outlive a crash of the machine.
 func (b bundleFile) stage(content []byte) (stagedFile, error) {

@@ -74,6 +74,9 @@ func create(c call, runDir string) (undo func(), err error) {
 			_ = event.Refuse(runDir, event.Event{Container: c.id, Name: ask.Name(), Text: err.Error()})
 		}
 	}()
+	if err == nil && ask.Quota == nil && ask.Edited {
+		err = file.replace(ask.Doc.Encode()) // a pause container that was given hooks of ours
+	}
 	if err != nil || ask.Quota == nil {
 		return undo, err
 	}
@@ -88,6 +91,9 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 	table, err := launch.LoadTable(runDir)
 	if err != nil {
+		return undo, err
+	}
+	if err := ask.RefuseUnallocated(table); err != nil {
 		return undo, err
 	}
 	// The table that was there may have been stale.

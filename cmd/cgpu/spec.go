@@ -121,6 +121,8 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	switch {
 	case err != nil:
 		return nil, "", err
+	case ask.Sandbox && ask.Edited:
+		return ask.Doc.Encode(), "passed through without the shares of GPUs: a pod's pause container never gets one\n", nil
 	case ask.Sandbox:
 		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
 	case ask.Quota == nil:
@@ -129,6 +131,9 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	}
 	t, err := d.load()
 	if err != nil {
+		return nil, "", err
+	}
+	if err := ask.RefuseUnallocated(t); err != nil {
 		return nil, "", err
 	}
 	record, err := d.reserve(ask, t)
@@ -143,7 +148,7 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return nil, "", err
 	}
-	return ask.Doc.Encode(), explain(ask.Quota, record, plan), nil
+	return ask.Doc.Encode(), explain(ask, record, plan), nil
 }
 
 // dialects are those that count on the node, if the container may use any.
@@ -228,8 +233,12 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 }
 
 // explain tells in lines what was asked, granted and edited.
-func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
+func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	var b strings.Builder
+	asked := ask.Quota
+	for _, s := range ask.Shares {
+		fmt.Fprintf(&b, "share    %s\n", s)
+	}
 	for _, name := range slices.Sorted(maps.Keys(asked.Asked)) {
 		fmt.Fprintf(&b, "asked    %s=%s\n", name, printable(asked.Asked[name]))
 	}
@@ -239,7 +248,10 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 	for _, name := range asked.Unmapped {
 		fmt.Fprintf(&b, "ignored  %s, which has no meaning in cgpu\n", name)
 	}
-	if asked.NeedsPlacement() {
+	if len(ask.Shares) > 0 && len(asked.Asked) > 0 {
+		fmt.Fprintf(&b, "beside   the shares the pod's own words can only lower, but for pod_settings in cgpu.toml\n")
+	}
+	if len(ask.Shares) == 0 && asked.NeedsPlacement() {
 		fmt.Fprintf(&b, "placed   on this GPU, because none was named\n")
 	}
 	for _, g := range p.GPUs {
@@ -249,11 +261,17 @@ func explain(asked *quota.Quota, r ledger.Record, p spec.Plan) string {
 			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, printable(g.Name), shortUUID(g.UUID), g.Limit, g.Memory)
 		}
 	}
-	for _, v := range r.VGPUs[:min(1, len(r.VGPUs))] {
-		if v.Spill > 0 {
-			fmt.Fprintf(&b, "spill    %v of host memory beyond the limit, on each sliced GPU\n", v.Spill)
+	for i, v := range r.VGPUs {
+		each, on := ", on each sliced GPU", ""
+		if len(ask.Shares) > 0 {
+			each, on = ", on "+shortUUID(v.UUID), " on "+shortUUID(v.UUID)
+		} else if i > 0 {
+			break // all slices of a container that asks itself are alike
 		}
-		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s\n", v.Weight, orNone(v.Percent), v.Priority)
+		if v.Spill > 0 {
+			fmt.Fprintf(&b, "spill    %v of host memory beyond the limit%s\n", v.Spill, each)
+		}
+		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s%s\n", v.Weight, orNone(v.Percent), v.Priority, on)
 	}
 	fmt.Fprintf(&b, "nodes    %s\n", paths(p.Nodes()))
 	if len(p.Hidden) > 0 {

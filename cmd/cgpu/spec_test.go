@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/admit"
+	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -111,6 +114,72 @@ func TestSpecDialects(t *testing.T) {
 	}
 }
 
+// TestSpecAllocated keeps what is said of pods, and holds the dry run to the rules for them.
+func TestSpecAllocated(t *testing.T) {
+	table := nodeTable(t)
+	table.Config.Pods = device.PodsAllocated
+	text, err := json.Marshal(table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "node.json")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	share := func(n int) alloc.Share {
+		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30, Priority: quota.PriorityDefault}
+	}
+	whole := alloc.Share{ID: "0b5e/s2", UUID: table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	for _, tt := range []struct {
+		name, kind  string
+		env         []string
+		annotations map[string]string
+		shares      []alloc.Share
+		refused     string
+	}{
+		{name: "claims", kind: "container", shares: []alloc.Share{share(0), whole}},
+		{name: "plugin-liar", kind: "container", env: six("ALIYUN_COM_GPU_CORE_PERCENTAGE=20", "ALIYUN_COM_GPU_HIGH_PRIO=1"),
+			annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/gpu-mem-container": "15"}},
+		{name: "sandbox", kind: "sandbox", shares: []alloc.Share{share(0)}},
+		{name: "unallocated", kind: "container", env: six(), refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
+	} {
+		raw, err := os.ReadFile("testdata/docker20-plain.json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var root map[string]any
+		if err := json.Unmarshal(raw, &root); err != nil {
+			t.Fatal(err)
+		}
+		annotations := map[string]string{"io.kubernetes.cri.container-type": tt.kind}
+		maps.Copy(annotations, tt.annotations)
+		root["annotations"] = annotations
+		var hooks []any
+		for _, s := range tt.shares {
+			hooks = append(hooks, map[string]any{"path": "/usr/local/bin/cgpu-hook", "args": alloc.HookArgs(s)})
+		}
+		root["hooks"] = map[string]any{"createRuntime": hooks}
+		if raw, err = json.Marshal(root); err != nil {
+			t.Fatal(err)
+		}
+		d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
+		edited, reasons, err := d.edit(raw, tt.env)
+		if tt.refused != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.refused) {
+				t.Errorf("%s: %v, want %q", tt.name, err, tt.refused)
+			}
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		golden(t, "spec-pod-"+tt.name+".txt", []byte(reasons))
+		if !json.Valid(edited) || bytes.Contains(edited, []byte(`"`+alloc.HookCommand+`"`)) {
+			t.Errorf("%s: the hook is still there", tt.name)
+		}
+	}
+}
+
 func TestSpecRefuses(t *testing.T) {
 	raw, err := os.ReadFile("testdata/docker20-plain.json")
 	if err != nil {
@@ -176,7 +245,7 @@ func TestSpecEnforcement(t *testing.T) {
 		{"", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
 		{"/run/cgpu/g/n.sock", "guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
 	} {
-		got := explain(&quota.Quota{}, ledger.Record{Preload: true}, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
+		got := explain(&admit.Ask{Quota: &quota.Quota{}}, ledger.Record{Preload: true}, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
 		if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) || !strings.Contains(got, "limiter  /usr/lib/cgpu/libcgpu.so\n") {
 			t.Errorf("%q: got\n%s\nwant %q", tt.socket, got, tt.want)
 		}

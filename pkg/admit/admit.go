@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -21,11 +22,17 @@ import (
 // Ask is a container's config.json and what it asks for.
 type Ask struct {
 	Doc *spec.Document
-	// Quota is nil for a container that is none of our business.
+	// Quota is nil for a container that is none of our business. Where there are Shares it is what the container says beside.
 	Quota *quota.Quota
+	// Shares are what Kubernetes allocated to the container. They decide alone which GPUs it gets and how much of each.
+	Shares []Share
 	// Sandbox: a pod's pause container. It has the pod's annotations and never gets a GPU.
 	Sandbox bool
-	name    string
+	// Pod: a container of a pod, but not its pause container.
+	Pod bool
+	// Edited: hooks of ours were taken out of Doc, so that config.json is to be written anew even if nothing else is.
+	Edited bool
+	name   string
 }
 
 // Read finds out what a config.json asks for, in cgpu's own words or in those of the dialects that the node has enabled.
@@ -42,8 +49,25 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), name: spec.Name(annotations)}
-	if !a.Sandbox {
+	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations)}
+	claims, taken, err := doc.TakeShares()
+	a.Edited = taken > 0
+	if a.Sandbox {
+		return a, nil
+	}
+	if err != nil {
+		return a, err
+	}
+	plugin, err := alloc.FromAnnotations(annotations)
+	if err != nil {
+		return a, err
+	}
+	if a.Shares, err = allocated(claims, plugin); err != nil {
+		return a, err
+	}
+	if len(a.Shares) > 0 {
+		a.Quota, err = quota.Beside(env, annotations)
+	} else {
 		a.Quota, err = quota.FromSpec(env, annotations, dialects...)
 	}
 	return a, err
@@ -63,38 +87,54 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	if r.ID == "" || strings.ContainsAny(r.ID, "/\x00") || r.ID == "." || r.ID == ".." {
 		return ledger.Request{}, fmt.Errorf("admit: container id %q: want letters, digits and the signs . _ + -", r.ID)
 	}
-	if err := spec.UseInjected(a.Doc, a.Quota, table.GPUs); err != nil {
-		return ledger.Request{}, err
-	}
 	r.Name = a.name
-	if table.Config.Enforcement == device.EnforcePreload {
-		if err := a.Quota.RefusePreload(); err != nil {
-			return ledger.Request{}, err
-		}
-		r.Preload = true
-	}
+	r.Preload = table.Config.Enforcement == device.EnforcePreload
 	// The simulated driver needs a guard in preload mode too: it plays the kernel, and enforces nothing then.
 	if !r.Preload || table.Driver == device.DriverSim {
 		r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")
 		r.Control = filepath.Join(runDir, "g", r.Nonce+".ctl")
 	}
 	request := ledger.Request{Overcommit: table.Config.Overcommit, Card: table.Config.Card(), MaxSpill: table.Config.MaxSpill.Of(table.HostMemory)}
+	for _, g := range table.GPUs {
+		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
+	}
+	request.Record = r
+	fill := a.ask
+	if len(a.Shares) > 0 {
+		fill = a.allot
+	}
+	if err := fill(&request, table); err != nil {
+		return ledger.Request{}, err
+	}
+	return request, nil
+}
+
+// ask puts what the container asks for itself into a reservation.
+func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
+	if err := spec.UseInjected(a.Doc, a.Quota, table.GPUs); err != nil {
+		return err
+	}
+	r := &request.Record
+	if r.Preload {
+		if err := a.Quota.RefusePreload(); err != nil {
+			return err
+		}
+	}
 	var known []quota.GPU
 	uuids := map[int]string{}
 	for _, g := range table.GPUs {
 		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
-		request.GPUs = append(request.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		uuids[g.Index] = g.UUID
 	}
 	grants, native, err := a.Quota.Resolve(known)
 	if err != nil {
-		return ledger.Request{}, err
+		return err
 	}
 	slice := ledger.VGPU{Spill: a.Quota.Spill, Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
 	if a.Quota.NeedsPlacement() {
 		memory, err := a.Quota.Placed()
 		if err != nil {
-			return ledger.Request{}, err
+			return err
 		}
 		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: memory, Slice: slice}
 	}
@@ -105,15 +145,14 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 		slice.UUID, slice.Limit = uuids[grant.Index], grant.Limit
 		r.VGPUs = append(r.VGPUs, slice)
 	}
-	request.Record = r
-	return request, nil
+	return nil
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
 // share of a GPU's time or the spill that does not fit.
 func (a *Ask) Refused(err error) error {
 	r, ok := errors.AsType[*ledger.Refusal](err)
-	if !ok || !r.Time && !r.Spill {
+	if !ok || !r.Time && !r.Spill || len(a.Shares) > 0 {
 		return err
 	}
 	reason := r.Reason

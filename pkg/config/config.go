@@ -65,6 +65,8 @@ func Default() Config {
 			Managed:           device.ManagedLimit,
 			MaxSpill:          device.Part{Percent: 50},
 			SpillReserve:      device.Part{Percent: 10},
+			Pods:              device.PodsAny,
+			PodResources:      "/var/lib/kubelet/pod-resources/kubelet.sock",
 		},
 		Sim: Sim{
 			DriverVersion: "580.159.04",

@@ -47,6 +47,9 @@ type file struct {
 	MaxSpill           *string   `toml:"max_spill"`
 	SpillReserve       *string   `toml:"spill_reserve"`
 	Dialects           *[]string `toml:"dialects"`
+	Pods               *string   `toml:"pods"`
+	PodSettings        *[]string `toml:"pod_settings"`
+	PodResources       *string   `toml:"pod_resources"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -93,6 +96,9 @@ func Parse(name string, text []byte) (Config, error) {
 		part("max_spill", f.MaxSpill, &s.MaxSpill),
 		part("spill_reserve", f.SpillReserve, &s.SpillReserve),
 		dialects(f.Dialects, &s.Dialects),
+		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
+		podSettings(f.PodSettings, &s.PodSettings),
+		socket("pod_resources", f.PodResources, &s.PodResources),
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
@@ -286,6 +292,36 @@ func dialects(in *[]string, out *[]quota.Dialect) error {
 		}
 		*out = append(*out, d)
 	}
+	return nil
+}
+
+func podSettings(in *[]string, out *[]quota.Choice) error {
+	if in == nil {
+		return nil
+	}
+	*out = nil
+	for _, name := range *in {
+		c := quota.Choice(name)
+		switch {
+		case !slices.Contains(quota.Choices(), c):
+			return fault("pod_settings", name, `want "weight", "priority", "spill" or "percent"`)
+		case slices.Contains(*out, c):
+			return fault("pod_settings", name, "want each setting once")
+		}
+		*out = append(*out, c)
+	}
+	return nil
+}
+
+// socket reads the path of a UNIX socket, which the kernel takes up to 107 bytes of.
+func socket(key string, in, out *string) error {
+	if in == nil {
+		return nil
+	}
+	if !filepath.IsAbs(*in) || filepath.Clean(*in) != *in || len(*in) > 107 {
+		return fault(key, *in, "want the absolute path of a socket, at most 107 bytes")
+	}
+	*out = *in
 	return nil
 }
 

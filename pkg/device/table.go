@@ -112,6 +112,12 @@ type Config struct {
 	SpillReserve Part `json:"spillReserve"`
 	// Dialects are the other systems' variables and annotations that containers of this node may ask with.
 	Dialects []quota.Dialect `json:"dialects,omitempty"`
+	// Pods is PodsAny, PodsAllocated or PodsGPUShare; empty: PodsAny.
+	Pods string `json:"pods,omitempty"`
+	// PodSettings are what a pod's author may choose himself beside a device plugin's allocation.
+	PodSettings []quota.Choice `json:"podSettings,omitempty"`
+	// PodResources is the socket of the kubelet's API of that name, for PodsGPUShare.
+	PodResources string `json:"podResources,omitempty"`
 	// NoSwitchRecords does without the driver's records of context switches.
 	NoSwitchRecords bool `json:"noSwitchRecords,omitempty"`
 }
@@ -120,6 +126,13 @@ type Config struct {
 const (
 	EnforceGuard   = "guard"
 	EnforcePreload = "preload"
+)
+
+// How containers of pods get GPUs. Others, such as Docker's, are as ever.
+const (
+	PodsAny       = "any"       // as they ask for themselves, or as was allocated
+	PodsAllocated = "allocated" // as was allocated (package alloc), and in no other way
+	PodsGPUShare  = "gpushare"  // as was allocated, also by a device plugin that sets nothing but gpushare's variables
 )
 
 // What managed memory is to a quota.

@@ -114,6 +114,11 @@ func (req *Request) validate() error {
 			return err
 		}
 	}
+	for _, a := range r.Allocated {
+		if placed := req.Place != nil && a.UUID == ""; a.ID == "" || !placed && !seen[a.UUID] {
+			return fmt.Errorf("ledger: allocation %q of GPU %q: the reservation has no such GPU", a.ID, a.UUID)
+		}
+	}
 	return nil
 }
 
@@ -131,8 +136,12 @@ func indexGPU(gpus []GPU, uuid string) int {
 // admit decides on req beside the records of f and returns its slices. It changes nothing.
 //
 // A whole (native) GPU and slices of it exclude each other, because the whole one has no limit and would break the
-// others' promise. Several containers may have the same GPU whole, as they would without cgpu.
+// others' promise. Several containers may have the same GPU whole, as they would without cgpu, but not beside one to which
+// Kubernetes allocated it.
 func admit(f *file, req Request) ([]VGPU, error) {
+	if refusal := refuseHeld(f.Records, req); refusal != nil {
+		return nil, refusal
+	}
 	vgpus, err := admitGPUs(f, req)
 	if err != nil {
 		return nil, err
@@ -147,9 +156,14 @@ func admit(f *file, req Request) ([]VGPU, error) {
 func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	for _, uuid := range req.Record.Native {
 		g := req.GPUs[req.gpu(uuid)]
-		if l := loadOf(f, g, req.Overcommit, req.Card); len(l.shares) > 0 {
+		l := loadOf(f, g, req.Overcommit, req.Card)
+		if len(l.shares) > 0 {
 			return nil, &Refusal{GPU: g, Asked: g.Memory, Free: l.free, Reason: fmt.Sprintf("asked for whole, but %d containers have slices of it, such as %s", len(l.shares), l.holder),
 				Remedy: "ask for a slice, or stop those containers"}
+		}
+		if l.exclusive || l.whole > 0 && req.Record.exclusive(uuid) {
+			return nil, &Refusal{GPU: g, Asked: g.Memory, Reason: fmt.Sprintf("asked for whole, but container %s has it, and Kubernetes allocates a whole GPU to one alone", l.holder),
+				Remedy: "name another GPU, or stop that container"}
 		}
 	}
 	if req.Place != nil {
@@ -172,6 +186,8 @@ type load struct {
 	shares []sched.Share // of those with a slice
 	whole  int           // containers that have all of it
 	holder string        // one of them, for messages
+	// exclusive: one of them has it by an allocation, which is for it alone.
+	exclusive bool
 }
 
 func loadOf(f *file, g GPU, overcommit float64, def sched.Card) load {
@@ -192,6 +208,7 @@ func loadOf(f *file, g GPU, overcommit float64, def sched.Card) load {
 		if slices.Contains(r.Native, g.UUID) {
 			l.whole++
 			l.holder = r.label()
+			l.exclusive = l.exclusive || r.exclusive(g.UUID)
 		}
 	}
 	return l

@@ -28,13 +28,15 @@ type Ledger struct {
 	dir string
 	// lockTimeout bounds the wait for the lock: a create that hangs for ever is worse than one that says why.
 	lockTimeout time.Duration
+	// dyingTime bounds the wait for a container to be gone that held the same allocation.
+	dyingTime time.Duration
 	// status looks at a process; tests replace it.
 	status func(pid int, start uint64) liveness
 }
 
 // Open returns the ledger of a run directory. It does no I/O; the directory is made by the first Reserve.
 func Open(runDir string) *Ledger {
-	return &Ledger{dir: runDir, lockTimeout: 10 * time.Second, status: processStatus}
+	return &Ledger{dir: runDir, lockTimeout: 10 * time.Second, dyingTime: dyingTime, status: processStatus}
 }
 
 func (l *Ledger) path(name string) string { return filepath.Join(l.dir, name) }
@@ -46,7 +48,8 @@ func File(runDir string) string { return filepath.Join(runDir, fileName) }
 // that placement chose.
 //
 // A record with the same ID is replaced (restart), unless its container still runs. When there is no room, records of
-// containers that are provably dead are dropped and admission is tried once more, all under one lock.
+// containers that are provably dead are dropped and admission is tried once more, all under one lock. For one that holds
+// the same allocation and is about to be gone, Reserve waits, without the lock.
 func (l *Ledger) Reserve(req Request) (Record, error) {
 	if err := req.validate(); err != nil {
 		return Record{}, err
@@ -54,6 +57,11 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 	if err := l.makeDir(); err != nil {
 		return Record{}, err
 	}
+	return l.reserveOnceFree(req, func() (Record, error) { return l.reserve(req) })
+}
+
+// reserve is one try of Reserve.
+func (l *Ledger) reserve(req Request) (Record, error) {
 	var reserved Record
 	err := l.change(func(f *file) error {
 		if i := indexOf(f.Records, req.Record.ID, ""); i >= 0 {
@@ -75,6 +83,12 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 		reserved.VGPUs = slices.Clone(vgpus)
 		for i := range reserved.VGPUs {
 			reserved.VGPUs[i].Weight = max(reserved.VGPUs[i].Weight, 1)
+		}
+		reserved.Allocated = slices.Clone(reserved.Allocated)
+		for i := range reserved.Allocated {
+			if a := &reserved.Allocated[i]; a.UUID == "" { // the ledger has chosen
+				a.UUID, a.Given.UUID = vgpus[0].UUID, vgpus[0].UUID
+			}
 		}
 		if reserved.Created.IsZero() {
 			reserved.Created = time.Now().UTC()

@@ -24,6 +24,11 @@ type Record struct {
 	Created time.Time `json:"created"`
 	VGPUs   []VGPU    `json:"vgpus"`
 	Native  []string  `json:"native,omitempty"` // UUIDs of whole GPUs in the same container
+	// Allocated says by which allocations of Kubernetes the container has those GPUs; none where it asked for itself.
+	Allocated []Allocation `json:"allocated,omitempty"`
+	// ByPod are the annotations of the pod that were applied to the container while it ran (cgpu-agent). What is in here and
+	// on the pod no more is set back.
+	ByPod map[string]string `json:"byPod,omitempty"`
 	// Socket receives the seccomp listener from runc; Control answers cgpu smi.
 	Socket  string `json:"socket"`
 	Control string `json:"control"`
@@ -55,6 +60,19 @@ type VGPU struct {
 	Weight   int            `json:"weight"`          // ≥ 1
 	Percent  int            `json:"percent,omitempty"`
 	Priority quota.Priority `json:"priority"`
+}
+
+// Allocation is one share of a GPU that was allocated to the container (package alloc).
+type Allocation struct {
+	ID   string `json:"id"`   // of the share
+	UUID string `json:"uuid"` // of the GPU, which is among the record's VGPUs or its native ones
+	// Containers may hold the share at the same time; 0 means 1.
+	Containers int `json:"containers,omitempty"`
+	// Given is the slice as it was allocated, which the container's may be less than, or not, later: no pod's author gets
+	// beyond it (cgpu-agent applies annotations of running pods). Zero for a whole GPU.
+	Given VGPU `json:"given,omitzero"`
+	// Plugin: a device plugin allocated it, beside which the node may leave some choices to the pod's author.
+	Plugin bool `json:"plugin,omitempty"`
 }
 
 // Share is what the slice asks of the GPU's time.

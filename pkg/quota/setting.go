@@ -50,6 +50,8 @@ type setting struct {
 	// other is a second, different value of the same variable.
 	other    string
 	conflict bool
+	// last is the value of its last occurrence, which is the one that the container's processes see.
+	last string
 }
 
 // bad makes the error for a refused setting.
@@ -62,6 +64,7 @@ type settings struct {
 	variables, annotations [numKeys]setting
 	foreign                bool // a dialect's annotation asks for a vGPU
 	gpushare               bool // some of annotations are gpushare's
+	beside                 bool // an allocation says which GPUs, and how much of each
 }
 
 // gather sorts the environment and the annotations by key.
@@ -90,7 +93,7 @@ func gather(env []string, annotations map[string]string) *settings {
 
 // add takes one more occurrence of a variable.
 func (s *setting) add(k key, value string) {
-	s.name = names[k].variable
+	s.name, s.last = names[k].variable, value
 	switch {
 	case !s.set:
 		s.value, s.set = value, true
@@ -112,10 +115,15 @@ func (s *settings) annotated() bool { return s.annotations[memContainer].set || 
 
 // get returns the setting of k that counts.
 func (s *settings) get(k key) (setting, error) {
-	if a := s.annotations[k]; a.set || s.annotated() {
+	if a := s.annotations[k]; a.set || s.annotated() && !s.beside {
 		return a, nil
 	}
 	v := s.variables[k]
+	if s.beside {
+		// A device plugin's and the pod author's behind it, who may lower what he was given.
+		v.value = v.last
+		return v, nil
+	}
 	if v.conflict {
 		// In Kubernetes the first may be the device plugin's and the last the pod author's; neither is surely right.
 		return v, v.bad("is set a second time, to "+show(v.other), "set it once")

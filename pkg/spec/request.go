@@ -85,6 +85,13 @@ func IsSandbox(annotations map[string]string) bool {
 		annotations["io.kubernetes.cri-o.ContainerType"] == "sandbox"
 }
 
+// IsPod says whether annotations are those of a pod's container, as CRI engines write them behind all others. (Docker below
+// cri-dockerd writes none: to us its pods are containers like any.)
+func IsPod(annotations map[string]string) bool {
+	return annotations["io.kubernetes.cri.container-type"] == "container" || // containerd
+		annotations["io.kubernetes.cri-o.ContainerType"] == "container"
+}
+
 // Name is a name for people where the engine tells one, as namespace/pod/container.
 func Name(annotations map[string]string) string {
 	pod, container := annotations["io.kubernetes.cri.sandbox-name"], annotations["io.kubernetes.cri.container-name"]

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/alloc"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// podBundle makes a bundle as containerd does for a pod's container, with hooks of cgpu-hook that have such arguments.
+func (n *node) podBundle(kind string, env []string, annotations map[string]string, hooks ...[]string) string {
+	n.t.Helper()
+	dir := n.bundle(env, "", "true")
+	file := filepath.Join(dir, "config.json")
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var config map[string]any
+	if err := json.Unmarshal(raw, &config); err != nil {
+		n.t.Fatal(err)
+	}
+	all := map[string]string{"io.kubernetes.cri.container-type": kind, "io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": "train",
+		"io.kubernetes.cri.container-name": "main", "io.kubernetes.cri.sandbox-uid": "uid-1"}
+	for name, value := range annotations {
+		all[name] = value
+	}
+	config["annotations"] = all
+	var list []map[string]any
+	for _, args := range hooks {
+		list = append(list, map[string]any{"path": filepath.Join(n.dir, "cgpu-hook"), "args": args})
+	}
+	if list != nil {
+		config["hooks"] = map[string]any{"createRuntime": list}
+	}
+	if raw, err = json.Marshal(config); err == nil {
+		err = os.WriteFile(file, raw, 0o640)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return dir
+}
+
+// TestAllocated starts containers of pods by what was allocated to them.
+func TestAllocated(t *testing.T) {
+	n := newNode(t, "runc")
+	share := func(i int) alloc.Share {
+		return alloc.Share{ID: fmt.Sprint("claim/", i), UUID: n.table.GPUs[i].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	}
+	slice := func(i int) ledger.VGPU {
+		return ledger.VGPU{UUID: n.table.GPUs[i].UUID, Limit: 3 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}
+	}
+	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	strange := share(0)
+	strange.UUID = "GPU-ffffffff-0000-0000-0000-000000000000"
+	lies := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=15", "CGPU_DISABLE=true", "NVIDIA_VISIBLE_DEVICES=all"}
+	forged := map[string]string{"cgpu.io/gpu-mem-container": "15", "cgpu.io/gpu-mem-dev": "15", "cgpu.io/disable": "true"}
+	for i, c := range []struct {
+		name, pods  string
+		env         []string
+		annotations map[string]string
+		hooks       [][]string
+		sandbox     bool
+		want        []ledger.VGPU
+		native      []string
+		refused     string // "": it starts
+	}{
+		{name: "claim", hooks: [][]string{alloc.HookArgs(share(0))}, want: []ledger.VGPU{slice(0)}},
+		{name: "lying pod with a claim", pods: device.PodsAllocated, env: lies, annotations: forged, hooks: [][]string{alloc.HookArgs(share(1))}, want: []ledger.VGPU{slice(1)}},
+		{name: "lying pod with a limit", pods: device.PodsAllocated, env: lies, annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
+		{name: "share and whole", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(whole)}, want: []ledger.VGPU{slice(0)}, native: []string{n.table.GPUs[1].UUID}},
+		{name: "twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(share(0))}, refused: "twice"},
+		{name: "another node's GPU", hooks: [][]string{alloc.HookArgs(strange)}, refused: "is not among the 2 of this node"},
+		{name: "garbage", hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}, refused: "is cgpu-agent newer"},
+		{name: "pause container", sandbox: true, env: lies, hooks: [][]string{alloc.HookArgs(share(0))}},
+		{name: "pause container of garbage", sandbox: true, hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}},
+		{name: "names itself a GPU", pods: device.PodsAllocated, env: []string{ask}, refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
+		{name: "names itself a GPU by annotation", pods: device.PodsAllocated, annotations: map[string]string{"cgpu.io/gpu-mem-container": "6"}, refused: "in a pod of this node"},
+		{name: "names itself a GPU where that counts", pods: device.PodsAny, env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}, want: []ledger.VGPU{{UUID: n.table.GPUs[0].UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+		{name: "asks for nothing", pods: device.PodsAllocated, env: []string{"A=b"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.t = t
+			n.table.Config.Pods = c.pods
+			n.saveTable()
+			kind := "container"
+			if c.sandbox {
+				kind = "sandbox"
+			}
+			bundle := n.podBundle(kind, c.env, c.annotations, c.hooks...)
+			before, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+			id := fmt.Sprintf("cgpu-test-allocated-%d-%d", os.Getpid(), i)
+			r := n.run("create", "--bundle", bundle, id)
+			defer n.run("delete", "--force", id)
+			if (r.err == nil) != (c.refused == "") || !strings.Contains(r.log, c.refused) && !strings.Contains(r.log, strings.ReplaceAll(c.refused, `"`, `\"`)) {
+				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
+			}
+			after, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+			if c.refused != "" {
+				if !bytes.Equal(before, after) || len(n.records()) != 0 {
+					t.Errorf("left %+v", n.records())
+				}
+				return
+			}
+			if bytes.Contains(after, []byte(`"`+alloc.HookCommand+`"`)) {
+				t.Error("the hook is still there")
+			}
+			records := n.records()
+			if c.want == nil && c.native == nil {
+				if len(records) != 0 {
+					t.Errorf("%+v", records)
+				}
+				return
+			}
+			if len(records) != 1 || !slices.Equal(records[0].VGPUs, c.want) || !slices.Equal(records[0].Native, c.native) || records[0].Name != "ml/train/main" {
+				t.Errorf("%+v", records)
+			}
+		})
+		n.t = t
+	}
+}
+
+// TestAllocatedNotOurs: where runc itself gets the container, its hook refuses the start and says why.
+func TestAllocatedNotOurs(t *testing.T) {
+	n := newNode(t, "runc")
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	bundle := n.podBundle("container", nil, nil, alloc.HookArgs(share))
+	if err := os.Rename(filepath.Join(n.dir, "cgpu-runtime"), filepath.Join(n.dir, "kept")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(n.low, filepath.Join(n.dir, "cgpu-runtime")); err != nil {
+		t.Fatal(err)
+	}
+	r := n.run("run", "--bundle", bundle, fmt.Sprint("cgpu-test-not-ours-", os.Getpid()))
+	if r.err == nil || !strings.Contains(r.stderr+r.log, "set runtimeClassName: cgpu") {
+		t.Errorf("%v\n%s\n%s", r.err, r.stderr, r.log)
+	}
+}
