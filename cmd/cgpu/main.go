@@ -168,14 +168,3 @@ func shortID(id string) string { return printable(id[:min(len(id), 12)]) }
 
 // shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
 func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }
-
-// printable replaces what a terminal would act on or show nothing of: names of processes and containers are chosen by tenants.
-// Replaced and not left out, so that a name does not look like another's.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if acts(r) {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
-}

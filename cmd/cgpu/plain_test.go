@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func TestEncodeJSON(t *testing.T) {
@@ -50,7 +51,7 @@ func TestJSONPlain(t *testing.T) {
 	n.happen(event.Event{Kind: event.Denied, Container: r.ID, Name: evil, Text: evil})
 	for _, args := range []string{"smi --json", "ps -o json", "events -o json", "inspect abcdef"} {
 		out := cgpu(args)
-		if !strings.Contains(out, `web\u009b2J\u202e\u2066\u200b`) || strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && acts(r) }) {
+		if !strings.Contains(out, `web\u009b2J\u202e\u2066\u200b`) || strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && terminal.Acts(r) }) {
 			t.Errorf("%s: printed %q", args, out)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // seconds is the value of --watch, which may stand alone: package flag then sets it to "true".
@@ -117,10 +119,4 @@ func frame(text string, rows, columns int) []byte {
 }
 
 // cut shortens s to n runes, and shows that it did.
-func cut(s string, n int) string {
-	r := []rune(s)
-	if len(r) <= n {
-		return s
-	}
-	return strings.TrimRight(string(r[:n-1]), " ") + "…"
-}
+func cut(s string, n int) string { return terminal.Cut(s, n) }

@@ -1,0 +1,68 @@
+// Package terminal writes what others chose, such as names of containers, so that a terminal shows it and does not obey it.
+package terminal
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+)
+
+// Acts: a terminal acts on the character, or shows nothing of it: control characters, what changes the direction of text, and what
+// has no width. Names of processes and containers are chosen by tenants.
+func Acts(r rune) bool {
+	return unicode.Is(unicode.Cc, r) || unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029'
+}
+
+// EncodeJSON prints what goes to programs, and often to a terminal: JSON, in which characters that a terminal acts on are escaped.
+// encoding/json does that for those below U+0020 only. A program reads the same.
+func EncodeJSON(w io.Writer, v any, indent string) error {
+	var text bytes.Buffer
+	e := json.NewEncoder(&text)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, EscapeJSON(text.String()))
+	return err
+}
+
+// EscapeJSON escapes in JSON what Acts: such characters stand in its strings only, but for the line ends between them.
+func EscapeJSON(text string) string {
+	var b strings.Builder
+	for _, r := range strings.ToValidUTF8(text, "\ufffd") {
+		switch {
+		case r == '\n' || !Acts(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
+}
+
+// Printable replaces what a terminal would act on or show nothing of: names of processes and containers are chosen by tenants.
+// Replaced and not left out, so that a name does not look like another's.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if Acts(r) {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+}
+
+// Cut shortens s to n runes, and shows that it did.
+func Cut(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	return strings.TrimRight(string(r[:n-1]), " ") + "…"
+}
