@@ -1,11 +1,28 @@
 // Package deviceplugin serves aliyun.com/gpu-mem and aliyun.com/gpu-core.percentage to the kubelet, for clusters without
 // DRA and for pods written for gpushare or for ACK.
+//
+// The device ids are the booking. Each id is one unit of one GPU, and Allocate answers a share of that GPU alone whose ids
+// the kubelet has taken; ids of several GPUs are refused unless the container asked for several. So what is free on a GPU is
+// what the kubelet says, over restarts of the kubelet and of the plugin, and the plugin keeps no books that could differ.
+// GetPreferredAllocation, which the kubelet follows, does the placing. The API server is asked only for what a device id
+// cannot say: which GPU gpushare's extender chose, how many GPUs, what else the container wants.
+//
+// card.go: ids of a table's GPUs · place.go: which GPU · pods.go: which container · answer.go: what the container gets ·
+// serve.go: the kubelet's calls · kubelet.go: sockets and registration · annotate.go: gpushare's annotations.
 package deviceplugin
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 
@@ -17,13 +34,14 @@ import (
 type Options struct {
 	// Node is the name of this node in the cluster.
 	Node string
-	// Client reaches the API server; nil: the plugin goes by device ids alone and writes no annotations of gpushare.
+	// Client reaches the API server; nil: the plugin goes by device ids alone, writes no annotations of gpushare and no
+	// aliyun.com/gpu-count. It needs: list and patch pods, get nodes, patch nodes/status.
 	Client kubernetes.Interface
-	// RunDir holds the plugin's own record of what it allocated.
+	// RunDir keeps deviceplugin.json: unit and order of GPUs, which must not change below running pods.
 	RunDir string
-	// KubeletDir is the folder of kubelet.sock.
+	// KubeletDir is the folder of kubelet.sock. The kubelet's PodResources socket is expected in ../pod-resources.
 	KubeletDir string
-	// Unit of aliyun.com/gpu-mem; GiB where zero.
+	// Unit of aliyun.com/gpu-mem: whole MiB; GiB where zero.
 	Unit quota.Bytes
 	// GPUs says which GPUs of the table are the plugin's; nil: all.
 	GPUs  func(device.GPU) bool
@@ -32,20 +50,244 @@ type Options struct {
 }
 
 // Plugin is a running device plugin.
-type Plugin struct{}
+type Plugin struct {
+	o       Options
+	sys     string // /sys
+	log     *slog.Logger
+	api     *api
+	servers []*server
+	cancel  context.CancelFunc
+	ended   sync.WaitGroup
+	// poke wakes the annotator: something was allocated, or the table is another.
+	poke chan struct{}
+
+	// calls has one place, which a call of the kubelet holds from its beginning to its end: what one call chose, the next has
+	// to know.
+	calls chan struct{}
+	books books
+
+	mu sync.Mutex // of what follows
+	// cards are replaced, never changed.
+	cards     []card
+	placement string
+	changed   chan struct{} // closed when cards are others
+	shared    bool          // the node's label wants GPUs without isolation
+	faults    map[string]error
+}
 
 // Start serves the plugin until ctx ends or Stop is called. The kubelet need not be there yet.
 func Start(ctx context.Context, o Options) (*Plugin, error) {
-	return nil, errors.New("deviceplugin: not yet")
+	return start(ctx, o, "/sys")
+}
+
+func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
+	if o.Unit == 0 {
+		o.Unit = quota.GiB
+	}
+	switch {
+	case o.Unit%quota.MiB != 0:
+		return nil, fmt.Errorf("deviceplugin: unit %v: want whole MiB", o.Unit)
+	case o.Node == "" && o.Client != nil:
+		return nil, errors.New("deviceplugin: node: is empty: name the node, to find its pods")
+	case !filepath.IsAbs(o.KubeletDir):
+		return nil, fmt.Errorf("deviceplugin: kubelet folder %q: want an absolute path, such as /var/lib/kubelet/device-plugins", o.KubeletDir)
+	case o.Table == nil:
+		return nil, errors.New("deviceplugin: no node table")
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	p := &Plugin{
+		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
+		faults: map[string]error{}, calls: make(chan struct{}, 1), books: newBooks(),
+	}
+	if o.Client != nil {
+		p.api = &api{client: o.Client, node: o.Node}
+	}
+	if err := p.use(ctx, o.Table); err != nil {
+		return nil, err
+	}
+	ctx, p.cancel = context.WithCancel(ctx)
+	for _, resource := range []string{ResourceMemory, ResourcePercent} {
+		s := &server{p: p, resource: resource}
+		p.servers = append(p.servers, s)
+		p.fault(resource, errors.New("the kubelet was not seen yet"))
+		p.ended.Go(func() { s.keep(ctx) })
+	}
+	p.ended.Go(func() { p.annotate(ctx) })
+	return p, nil
 }
 
 // Update tells the kubelet of another table: a GPU that is gone becomes unhealthy.
 func (p *Plugin) Update(ctx context.Context, table *device.Table) error {
-	return errors.New("deviceplugin: not yet")
+	return p.use(ctx, table)
+}
+
+// use makes a table the one that is served.
+func (p *Plugin) use(ctx context.Context, table *device.Table) error {
+	if table == nil {
+		return errors.New("deviceplugin: no node table")
+	}
+	kept, err := readKept(p.o.RunDir)
+	if err != nil {
+		return err
+	}
+	if kept.Unit != 0 && kept.Unit != p.o.Unit {
+		if n := p.holders(ctx); n > 0 {
+			return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep the unit",
+				p.o.Unit, kept.Unit, n)
+		}
+	}
+	cards, err := makeCards(table, p.o.GPUs, p.o.Unit, p.stays(kept, table))
+	if err != nil {
+		return err
+	}
+	for i, c := range cards {
+		if !c.gone {
+			cards[i].place = readPlace(p.sys, c.BusID)
+		}
+	}
+	if err := fits(devices(ResourceMemory, cards, nil), cards, p.o.Unit); err != nil {
+		return err
+	}
+	now := kept
+	now.Unit, now.GPUs = p.o.Unit, nil
+	for _, c := range cards {
+		now.GPUs = append(now.GPUs, c.UUID)
+	}
+	if now.Unit != kept.Unit || !slices.Equal(now.GPUs, kept.GPUs) {
+		if err := now.write(p.o.RunDir); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	p.cards, p.placement = cards, table.Config.Placement
+	close(p.changed)
+	p.changed = make(chan struct{})
+	p.mu.Unlock()
+	p.wake()
+	return nil
+}
+
+// stays are the GPUs whose positions stay. A GPU that is in the table, but the plugin's no more, was given to the other
+// front end on purpose: it leaves.
+func (p *Plugin) stays(k kept, table *device.Table) (uuids []string) {
+	for _, uuid := range k.GPUs {
+		i := slices.IndexFunc(table.GPUs, func(g device.GPU) bool { return g.UUID == uuid })
+		if i < 0 || p.o.GPUs == nil || p.o.GPUs(table.GPUs[i]) {
+			uuids = append(uuids, uuid)
+		}
+	}
+	return uuids
 }
 
 // Healthy is nil while the kubelet knows the plugin.
-func (p *Plugin) Healthy() error { return errors.New("deviceplugin: not yet") }
+func (p *Plugin) Healthy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shared {
+		return errShared
+	}
+	for _, resource := range []string{ResourceMemory, ResourcePercent} {
+		if err := p.faults[resource]; err != nil {
+			return fmt.Errorf("deviceplugin: %s: %w", resource, err)
+		}
+	}
+	return nil
+}
 
-// Stop ends the plugin; what it allocated stays.
-func (p *Plugin) Stop() {}
+// Stop ends the plugin. What it allocated stays, and the kubelet keeps it booked.
+func (p *Plugin) Stop() {
+	p.cancel()
+	p.ended.Wait()
+}
+
+// errShared answers gpushare's label for nodes without isolation. There the limit is a mere number: pods share the whole
+// GPU. A share of cgpu is a limit, so it is either the pod's own or no promise at all; and giving out limits where a node
+// says that there are none would break pods that rely on the label.
+var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
+
+// fault notes why the kubelet does not know a resource; nil: it does.
+func (p *Plugin) fault(resource string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil && fmt.Sprint(p.faults[resource]) != err.Error() {
+		p.log.Warn("not served", "resource", resource, "err", err)
+	}
+	p.faults[resource] = err
+}
+
+// state is what one call goes by.
+func (p *Plugin) state() (cards []card, placement string, shared bool, changed chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cards, p.placement, p.shared, p.changed
+}
+
+func (p *Plugin) setShared(shared bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.shared == shared {
+		return
+	}
+	p.shared = shared
+	if shared {
+		p.log.Error("no GPU is offered", "err", errShared)
+	}
+	close(p.changed)
+	p.changed = make(chan struct{})
+}
+
+func (p *Plugin) wake() {
+	select {
+	case p.poke <- struct{}{}:
+	default:
+	}
+}
+
+// kept is deviceplugin.json in the run dir. It goes with the boot, as the run dir does.
+type kept struct {
+	Unit quota.Bytes `json:"unit"`
+	GPUs []string    `json:"gpus"` // UUIDs by position
+}
+
+func keptFile(runDir string) string { return filepath.Join(runDir, "deviceplugin.json") }
+
+func readKept(runDir string) (k kept, err error) {
+	text, err := os.ReadFile(keptFile(runDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return kept{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &k)
+	}
+	if err != nil {
+		return kept{}, fmt.Errorf("deviceplugin: %s: %w", keptFile(runDir), err)
+	}
+	return k, nil
+}
+
+func (k kept) write(runDir string) error {
+	text, err := json.Marshal(k)
+	if err != nil {
+		return fmt.Errorf("deviceplugin: %w", err)
+	}
+	if err := device.MakeRunDir(runDir); err != nil {
+		return err
+	}
+	next := keptFile(runDir) + ".next"
+	if err := os.WriteFile(next, text, 0o600); err != nil {
+		return fmt.Errorf("deviceplugin: %w", err)
+	}
+	if err := os.Rename(next, keptFile(runDir)); err != nil {
+		return fmt.Errorf("deviceplugin: %w", err)
+	}
+	return nil
+}
+
+// How long things may take. The kubelet admits one pod at a time, and waits for each call without a limit of its own.
+const (
+	apiTimeout  = 3 * time.Second
+	apiPause    = 15 * time.Second // after a failure, in which no call waits for the API server
+	callTimeout = 8 * time.Second
+)

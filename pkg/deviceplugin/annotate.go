@@ -1,0 +1,237 @@
+package deviceplugin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// labelShared is gpushare's label for nodes without isolation.
+const labelShared = "cgpu.disable.isolation"
+
+// api is the API server, as seen by the kubelet's calls: it fails fast after it failed.
+type api struct {
+	client kubernetes.Interface
+	node   string
+
+	mu     sync.Mutex
+	failed time.Time
+	err    error
+}
+
+// pods lists the node's pods.
+func (a *api) pods(ctx context.Context) ([]corev1.Pod, error) {
+	a.mu.Lock()
+	failed, err := a.failed, a.err
+	a.mu.Unlock()
+	if err != nil && time.Since(failed) < apiPause {
+		return nil, fmt.Errorf("not asked again for %v: %w", apiPause, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	// No resource version: the pod that the kubelet asks for is in etcd, and may not yet be in a watch cache.
+	list, err := a.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.node})
+	a.mu.Lock()
+	a.failed, a.err = time.Now(), err
+	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+const (
+	// annotateEvery catches what a poke did not: pods that the kubelet booked after the plugin looked, a node object made
+	// anew, another label.
+	annotateEvery = 30 * time.Second
+	// settle is how long the kubelet may take from Allocate's answer to its own books, and gathers pods that start together.
+	settle = 300 * time.Millisecond
+)
+
+// annotate writes gpushare's annotations and the node's count of GPUs, until ctx ends. It goes by what the kubelet says it
+// booked for whom (PodResources), not by whom Allocate took it to be for; so it can be wrong about no pod, and what a
+// plugin that died left undone the next one does.
+func (p *Plugin) annotate(ctx context.Context) {
+	if p.api == nil {
+		return
+	}
+	for {
+		if err := p.tellNode(ctx); err != nil && ctx.Err() == nil {
+			p.log.Warn("node status", "err", err)
+		}
+		if err := p.tellPods(ctx); err != nil && ctx.Err() == nil {
+			p.log.Warn("gpushare's annotations", "err", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(annotateEvery):
+		case <-p.poke:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settle):
+			}
+		}
+	}
+}
+
+// tellNode reads the node's label, and patches the number of GPUs into its status.
+func (p *Plugin) tellNode(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	node, err := p.api.client.CoreV1().Nodes().Get(ctx, p.o.Node, metav1.GetOptions{ResourceVersion: "0"})
+	if err != nil {
+		return err
+	}
+	p.setShared(node.Labels[labelShared] == "true")
+	cards, _, _, _ := p.state()
+	patch := countPatch(node, len(cards))
+	if patch == nil {
+		return nil
+	}
+	_, err = p.api.client.CoreV1().Nodes().Patch(ctx, p.o.Node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// countPatch is nil where the node already has n GPUs. The extender takes the node's units divided by this number for
+// what one GPU has, so those that are gone count: their units do.
+func countPatch(node *corev1.Node, n int) []byte {
+	have := func(list corev1.ResourceList) bool {
+		q, ok := list[ResourceCount]
+		return ok && q.Value() == int64(n)
+	}
+	if have(node.Status.Capacity) && have(node.Status.Allocatable) {
+		return nil
+	}
+	number := map[string]string{ResourceCount: strconv.Itoa(n)}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": number, "allocatable": number}})
+	if err != nil {
+		panic(err) // strings and maps
+	}
+	return patch
+}
+
+// tellPods annotates each pod whose containers have all they asked for.
+func (p *Plugin) tellPods(ctx context.Context) error {
+	booked, err := p.booked(ctx)
+	if err != nil {
+		return err
+	}
+	if len(booked) == 0 {
+		return nil
+	}
+	pods, err := p.api.pods(ctx)
+	if err != nil {
+		return err
+	}
+	cards, _, _, _ := p.state()
+	for i := range pods {
+		pod := &pods[i]
+		patch := podPatch(pod, booked[pod.Namespace+"/"+pod.Name], cards, time.Now())
+		if patch == nil {
+			continue
+		}
+		one, cancel := context.WithTimeout(ctx, apiTimeout)
+		_, err := p.api.client.CoreV1().Pods(pod.Namespace).Patch(one, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+		cancel()
+		if err != nil {
+			return fmt.Errorf("%s/%s: %w", pod.Namespace, pod.Name, err)
+		}
+	}
+	return nil
+}
+
+// booked are the device ids of aliyun.com/gpu-mem by "namespace/name" and container.
+func (p *Plugin) booked(ctx context.Context) (map[string]map[string][]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	conn, err := dial(filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("the kubelet's PodResources: %w", err)
+	}
+	all := map[string]map[string][]string{}
+	for _, pod := range list.GetPodResources() {
+		name := pod.GetNamespace() + "/" + pod.GetName()
+		for _, c := range pod.GetContainers() {
+			for _, d := range c.GetDevices() {
+				if d.GetResourceName() != ResourceMemory {
+					continue
+				}
+				if all[name] == nil {
+					all[name] = map[string][]string{}
+				}
+				all[name][c.GetName()] = append(all[name][c.GetName()], d.GetDeviceIds()...)
+			}
+		}
+	}
+	return all, nil
+}
+
+// holders counts the containers that have units; 0 where the kubelet does not say.
+func (p *Plugin) holders(ctx context.Context) (n int) {
+	booked, err := p.booked(ctx)
+	if err != nil {
+		return 0
+	}
+	for _, containers := range booked {
+		n += len(containers)
+	}
+	return n
+}
+
+// podPatch is what the annotations of a pod lack; nil for nothing.
+//
+// A pod that the extender placed gets ASSIGNED=true; its index is never changed, since the extender books a pod where it
+// first saw it, and frees where its annotation then points. A pod that nobody placed gets all of gpushare's annotations, if
+// all its units are of one GPU: they hold one index.
+func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now time.Time) []byte {
+	if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.Annotations[annotationAssigned] == "true" {
+		return nil
+	}
+	var ids []string
+	for _, c := range pod.Spec.Containers {
+		n := limit(c, ResourceMemory)
+		if len(booked[c.Name]) != n {
+			return nil // the kubelet is not done with it
+		}
+		ids = append(ids, booked[c.Name]...)
+	}
+	_, used, err := count(cards, ResourceMemory, ids)
+	if err != nil || len(used) == 0 {
+		return nil
+	}
+	stamp := strconv.FormatInt(now.UnixNano(), 10)
+	set := map[string]string{annotationAssigned: "true", annotationAssignTime: stamp}
+	if podIndex(pod) == noIndex {
+		if len(used) != 1 {
+			return nil
+		}
+		set[annotationIndex] = strconv.Itoa(used[0].position)
+		set[annotationPod] = strconv.Itoa(len(ids))
+		set[annotationDev] = strconv.Itoa(used[0].units)
+		set[annotationAssumeTime] = stamp
+	}
+	// The UID: a pod of this name may be another by now.
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": set}})
+	if err != nil {
+		panic(err) // strings and maps
+	}
+	return patch
+}

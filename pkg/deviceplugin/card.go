@@ -1,0 +1,130 @@
+package deviceplugin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// The resources. The count is no device plugin's resource: gpushare's extender wants it in the node's status, and whole
+// GPUs by their number would be a second booking beside that of the memory.
+const (
+	ResourceMemory  = "aliyun.com/gpu-mem"
+	ResourcePercent = "aliyun.com/gpu-core.percentage"
+	ResourceCount   = "aliyun.com/gpu-count"
+)
+
+// card is one GPU as the plugin promises it.
+type card struct {
+	device.GPU
+	// position is what gpushare calls the index: 0, 1, … in the order of minor numbers among the plugin's GPUs. It is kept
+	// as long as RunDir is, so that a GPU that falls off the bus does not rename its neighbours.
+	position int
+	// units are for sale, most is what one container may have: overcommitment sells a GPU twice, but no container gets more
+	// memory than the GPU has.
+	units, most int
+	gone        bool // from the table
+	place       place
+}
+
+// amount is how many units of a resource the card has.
+func (c card) amount(resource string) int {
+	if resource == ResourcePercent {
+		return quota.MaxPercent
+	}
+	return c.units
+}
+
+// makeCards lists the GPUs of a table that are the plugin's, by position. known are the UUIDs of an earlier list, by
+// position: they stay, and those that the table has no more are gone.
+func makeCards(table *device.Table, ours func(device.GPU) bool, unit quota.Bytes, known []string) ([]card, error) {
+	byUUID := map[string]device.GPU{}
+	var fresh []device.GPU
+	for _, g := range table.GPUs {
+		if ours != nil && !ours(g) {
+			continue
+		}
+		byUUID[g.UUID] = g
+		if !slices.Contains(known, g.UUID) {
+			fresh = append(fresh, g)
+		}
+	}
+	slices.SortFunc(fresh, func(a, b device.GPU) int { return cmp.Compare(a.Minor, b.Minor) })
+	uuids := slices.Clone(known)
+	for _, g := range fresh {
+		uuids = append(uuids, g.UUID)
+	}
+	overcommit := max(table.Config.Overcommit, 1)
+	var cards []card
+	for i, uuid := range uuids {
+		g, here := byUUID[uuid]
+		if !here {
+			cards = append(cards, card{GPU: device.GPU{UUID: uuid, Index: -1}, position: i, gone: true})
+			continue
+		}
+		c := card{GPU: g, position: i, units: int(float64(g.Memory) * overcommit / float64(unit)), most: int(g.Memory / unit)}
+		if c.most == 0 {
+			return nil, fmt.Errorf("deviceplugin: unit %v: GPU %d has only %v: choose a smaller unit of %s", unit, g.Index, g.Memory, ResourceMemory)
+		}
+		cards = append(cards, c)
+	}
+	return cards, nil
+}
+
+// separator stands between the UUID and the number, as in gpushare's ids.
+const separator = "-_-"
+
+// deviceID is the id of one unit. Which units of a GPU a container has means nothing; how many of which GPU is its share.
+func deviceID(uuid string, n int) string { return uuid + separator + strconv.Itoa(n) }
+
+// parseID is the inverse of deviceID.
+func parseID(id string) (uuid string, n int, ok bool) {
+	uuid, number, ok := strings.Cut(id, separator)
+	n, err := strconv.Atoi(number)
+	return uuid, n, ok && err == nil && deviceID(uuid, n) == id
+}
+
+// devices are the ids of a resource for the kubelet. Those of a GPU that is gone stay, unhealthy, as many as were told
+// before (last): a container may have them.
+//
+// They say nothing of NUMA nodes. The kubelet's topology manager would align single units by them, before it asks which
+// ones the plugin prefers, and so would cut a container's units in two; the plugin looks at NUMA itself.
+func devices(resource string, cards []card, last map[string]int) []*pluginapi.Device {
+	var all []*pluginapi.Device
+	for _, c := range cards {
+		n, health := c.amount(resource), pluginapi.Healthy
+		if c.gone {
+			n, health = last[c.UUID], pluginapi.Unhealthy
+		}
+		for i := range n {
+			all = append(all, &pluginapi.Device{ID: deviceID(c.UUID, i), Health: health})
+		}
+	}
+	return all
+}
+
+// maxList bounds the list of devices. The kubelet receives messages of 4 MiB, gRPC's default, which it does not change;
+// what is longer ends the stream, and the node has no GPU memory at all.
+const maxList = 4<<20 - 64<<10
+
+// fits refuses a list that the kubelet would not take.
+func fits(list []*pluginapi.Device, cards []card, unit quota.Bytes) error {
+	size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: list})
+	if size <= maxList {
+		return nil
+	}
+	least := unit
+	for float64(size)*float64(unit)/float64(least) > maxList {
+		least *= 2
+	}
+	return fmt.Errorf("deviceplugin: unit %v: the %d GPUs have %d units of %s, a list of %d bytes, and the kubelet takes no message above %d: choose a unit of at least %v",
+		unit, len(cards), len(list), ResourceMemory, size, 4<<20, least)
+}

@@ -1,0 +1,201 @@
+package deviceplugin
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// place is where a GPU sits in the machine. The node table has no NVLink; GPUs of one PCIe switch or NUMA node are those
+// that NVLink joins too, where it does not join all.
+type place struct {
+	numa int      // -1: unknown
+	bus  []string // root and bridges above the GPU, such as "pci0000:40", "0000:40:01.1", "0000:41:00.0"; empty: unknown
+}
+
+// readPlace asks sysfs. What it does not tell is unknown.
+func readPlace(sys, busID string) place {
+	p := place{numa: -1}
+	folder := filepath.Join(sys, "bus/pci/devices", strings.ToLower(busID))
+	if text, err := os.ReadFile(filepath.Join(folder, "numa_node")); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+			p.numa = n
+		}
+	}
+	if target, err := filepath.EvalSymlinks(folder); err == nil {
+		if _, below, ok := strings.Cut(filepath.Dir(target), "/pci"); ok {
+			p.bus = strings.Split(below, "/")
+		}
+	}
+	return p
+}
+
+// distance of two GPUs: 0 below one port or switch, 1 below one root, 2 in one NUMA node, 3 apart or unknown.
+func (p place) distance(q place) int {
+	common := 0
+	for common < min(len(p.bus), len(q.bus)) && p.bus[common] == q.bus[common] {
+		common++
+	}
+	switch {
+	case common > 1:
+		return 0
+	case common == 1:
+		return 1
+	case p.numa >= 0 && p.numa == q.numa:
+		return 2
+	}
+	return 3
+}
+
+// request is what the kubelet wants to place: each of gpus GPUs is to have need units.
+type request struct {
+	resource  string
+	need      int
+	gpus      int
+	free      map[string]int // units of this resource that each GPU (UUID) has
+	must      []string       // GPUs that have to be among the chosen ones
+	like      func(card) int // the lower the better, before all else; nil: all alike
+	placement string         // "binpack" or "spread"
+}
+
+// choose picks the GPUs. A container gets its units from as many GPUs as it asks for, never from one more because no single
+// one has room: its limit would be a sum that no program can use.
+func choose(cards []card, r request) ([]card, error) {
+	var able []card
+	for _, c := range cards {
+		if !c.gone && r.free[c.UUID] >= r.need && (r.resource != ResourceMemory || r.need <= c.most) {
+			able = append(able, c)
+		}
+	}
+	for _, uuid := range r.must {
+		if !slices.ContainsFunc(able, func(c card) bool { return c.UUID == uuid }) {
+			able = nil
+		}
+	}
+	if len(able) < r.gpus || len(r.must) > r.gpus {
+		return nil, r.noRoom(cards)
+	}
+	var best []card
+	var bestRank []int
+	eachSet(able, r.gpus, func(set []card) {
+		for _, uuid := range r.must {
+			if !slices.ContainsFunc(set, func(c card) bool { return c.UUID == uuid }) {
+				return
+			}
+		}
+		if rank := r.rank(set); best == nil || slices.Compare(rank, bestRank) < 0 {
+			best, bestRank = slices.Clone(set), rank
+		}
+	})
+	return best, nil
+}
+
+// rank orders sets of GPUs, the lowest first: what is liked, then near each other, then the placement.
+func (r request) rank(set []card) []int {
+	like, apart, free := 0, 0, 0
+	for i, c := range set {
+		if r.like != nil {
+			like += r.like(c)
+		}
+		for _, d := range set[:i] {
+			apart += c.place.distance(d.place)
+		}
+		free += r.free[c.UUID]
+	}
+	if r.placement == "spread" {
+		free = -free
+	}
+	return []int{like, apart, free}
+}
+
+// eachSet calls f with each set of n cards, those of low positions first. A machine with 16 GPUs has 12870 sets of 8.
+func eachSet(cards []card, n int, f func([]card)) {
+	set := make([]card, 0, n)
+	var add func(from int)
+	add = func(from int) {
+		if len(set) == n {
+			f(set)
+			return
+		}
+		for i := from; i <= len(cards)-(n-len(set)); i++ {
+			set = append(set, cards[i])
+			add(i + 1)
+			set = set[:len(set)-1]
+		}
+	}
+	add(0)
+}
+
+// noRoom says what is free where.
+func (r request) noRoom(cards []card) error {
+	var each []string
+	for _, c := range cards {
+		state := fmt.Sprintf("GPU %d: %d of %d", c.position, r.free[c.UUID], c.amount(r.resource))
+		if c.gone {
+			state = fmt.Sprintf("GPU %d: gone", c.position)
+		}
+		each = append(each, state)
+	}
+	what := "no GPU of this node has"
+	switch {
+	case len(r.must) > 0:
+		what = "the GPU that this container is bound to has not"
+	case r.gpus > 1:
+		what = fmt.Sprintf("no %d GPUs of this node have each", r.gpus)
+	}
+	return fmt.Errorf("deviceplugin: %s=%d: %s %d units free (%s): the node has room only in sum; ask for less, or let gpushare's scheduler extender or DRA place such pods",
+		r.resource, r.need*r.gpus, what, r.need, strings.Join(each, ", "))
+}
+
+// pick takes ids: all of must, then the lowest numbers that are available, need on each of the chosen GPUs.
+func pick(chosen []card, need int, available, must []string) []string {
+	taken := map[string]int{}
+	ids := slices.Clone(must)
+	for _, id := range must {
+		uuid, _, _ := parseID(id)
+		taken[uuid]++
+	}
+	numbers := map[string][]int{}
+	for _, id := range available {
+		if uuid, n, ok := parseID(id); ok && !slices.Contains(must, id) {
+			numbers[uuid] = append(numbers[uuid], n)
+		}
+	}
+	for _, c := range chosen {
+		slices.Sort(numbers[c.UUID])
+		for _, n := range numbers[c.UUID][:max(0, min(need-taken[c.UUID], len(numbers[c.UUID])))] {
+			ids = append(ids, deviceID(c.UUID, n))
+		}
+	}
+	return ids
+}
+
+// count sorts ids by GPU: how many of each, and the GPUs in order of position. It refuses ids that are nobody's.
+func count(cards []card, resource string, ids []string) (per map[string]int, used []card, err error) {
+	per = map[string]int{}
+	seen := make(map[string]bool, len(ids))
+	byUUID := map[string]card{}
+	for _, c := range cards {
+		byUUID[c.UUID] = c
+	}
+	for _, id := range ids {
+		uuid, n, ok := parseID(id)
+		c, known := byUUID[uuid]
+		switch {
+		case !ok || !known || seen[id] || n < 0 || !c.gone && n >= c.amount(resource):
+			return nil, nil, fmt.Errorf("deviceplugin: %s: the kubelet names %.80q, which is no device of this node: was the unit or the table changed?", resource, id)
+		case c.gone:
+			return nil, nil, fmt.Errorf("deviceplugin: %s: GPU %s is gone from the node: the pod has to be placed anew", resource, uuid)
+		}
+		seen[id] = true
+		if per[uuid]++; per[uuid] == 1 {
+			used = append(used, c)
+		}
+	}
+	slices.SortFunc(used, func(a, b card) int { return cmp.Compare(a.position, b.position) })
+	return per, used, nil
+}
