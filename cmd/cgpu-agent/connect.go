@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// connect makes the client of the API server. It does not talk to it yet: that may be away for minutes.
+func connect(kubeconfig string) (kubernetes.Interface, error) {
+	var c *rest.Config
+	var err error
+	if kubeconfig != "" {
+		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+			return nil, fmt.Errorf("--kubeconfig %q: %w", kubeconfig, err)
+		}
+	} else if c, err = rest.InClusterConfig(); err != nil {
+		return nil, fmt.Errorf("--kubeconfig: is not set, and this is no pod with a service account (%w): name a file", err)
+	}
+	// Half the memory and time of JSON, for the API server too.
+	c.ContentType = "application/vnd.kubernetes.protobuf"
+	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	c.UserAgent = "cgpu-agent/" + version
+	c.QPS, c.Burst = 10, 20
+	client, err := kubernetes.NewForConfig(c)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig %q: %w", kubeconfig, err)
+	}
+	return client, nil
+}
+
+// memory is what the garbage collector tries to stay below. The agent lives on as little as a quarter of it; the rest is for
+// the moment in which all pods of the node are read.
+const memory = 24 << 20
+
+// boundMemory has the collector run early rather than let the heap double, unless the environment says otherwise.
+func boundMemory() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memory)
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50)
+	}
+}

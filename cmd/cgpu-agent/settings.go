@@ -1,0 +1,124 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/agent"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// The front ends.
+const (
+	frontDRA    = agent.FrontDRA
+	frontPlugin = "deviceplugin"
+)
+
+// settings are the flags, checked.
+type settings struct {
+	node                string
+	frontEnds           []string
+	draGPUs, pluginGPUs *agent.Selection // nil: all
+	unit                quota.Bytes
+	kubeconfig          string
+	cdiDir, kubeletDir  string
+	hook, health        string
+	logFormat, podUID   string
+}
+
+// settingsOf reads the flags, without looking at the node.
+func settingsOf(c *cli.Context) (s settings, err error) {
+	if s.node = c.String("node-name"); s.node == "" {
+		if s.node, err = hostName(); err != nil {
+			return s, err
+		}
+	}
+	if s.frontEnds, err = frontEndsOf(c.String("frontends")); err != nil {
+		return s, err
+	}
+	if err := s.divide(c.String("dra-gpus"), c.String("deviceplugin-gpus")); err != nil {
+		return s, err
+	}
+	switch text := c.String("memory-unit"); text {
+	case "GiB":
+		s.unit = quota.GiB
+	case "MiB":
+		s.unit = quota.MiB
+	default:
+		return s, fmt.Errorf("--memory-unit %q: want GiB or MiB", text)
+	}
+	for _, f := range []struct {
+		flag string
+		to   *string
+	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}} {
+		if *f.to, err = absolute(f.flag, c.String(f.flag)); err != nil {
+			return s, err
+		}
+	}
+	if s.health = c.String("health-address"); s.health == "none" {
+		s.health = ""
+	}
+	if s.logFormat = c.String("log-format"); s.logFormat != "text" && s.logFormat != "json" {
+		return s, fmt.Errorf("--log-format %q: want text or json", s.logFormat)
+	}
+	s.kubeconfig, s.podUID = c.String("kubeconfig"), c.String("pod-uid")
+	return s, nil
+}
+
+func frontEndsOf(text string) (list []string, err error) {
+	for _, name := range fields(text) {
+		if name != frontDRA && name != frontPlugin {
+			return nil, fmt.Errorf("--frontends %q: %q is none: want dra, deviceplugin or dra,deviceplugin", text, name)
+		}
+		if slices.Contains(list, name) {
+			return nil, fmt.Errorf("--frontends %q: has %s twice", text, name)
+		}
+		list = append(list, name)
+	}
+	if len(list) == 0 {
+		return nil, fmt.Errorf("--frontends %q: want dra, deviceplugin or dra,deviceplugin", text)
+	}
+	return list, nil
+}
+
+// divide reads which GPUs are whose. Two front ends know nothing of each other's pods: a GPU that both advertise is promised
+// twice, so with both each must be given its own.
+func (s *settings) divide(dra, plugin string) error {
+	for _, f := range []struct {
+		flag, front, text string
+		to                **agent.Selection
+	}{{"dra-gpus", frontDRA, dra, &s.draGPUs}, {"deviceplugin-gpus", frontPlugin, plugin, &s.pluginGPUs}} {
+		on := slices.Contains(s.frontEnds, f.front)
+		switch {
+		case f.text == "" && on && len(s.frontEnds) > 1:
+			return fmt.Errorf("--%s: is missing: with two front ends each must be told its GPUs, or both would promise the same", f.flag)
+		case f.text == "":
+			continue
+		case !on:
+			return fmt.Errorf("--%s %q: --frontends has no %s", f.flag, f.text, f.front)
+		}
+		list, err := agent.ParseSelection(fields(f.text))
+		if err != nil {
+			return fmt.Errorf("--%s: %w", f.flag, err)
+		}
+		*f.to = &list
+	}
+	if s.draGPUs != nil && s.pluginGPUs != nil {
+		if both := s.draGPUs.Meets(*s.pluginGPUs); len(both) > 0 {
+			return fmt.Errorf("--dra-gpus and --deviceplugin-gpus: both have %s: name each GPU in one", strings.Join(both, ", "))
+		}
+	}
+	if s.draGPUs != nil && len(fields(dra)) == 0 || s.pluginGPUs != nil && len(fields(plugin)) == 0 {
+		return errors.New("--dra-gpus, --deviceplugin-gpus: an empty list: leave the front end out of --frontends")
+	}
+	return nil
+}
+
+// fields are the parts of a list with commas.
+func fields(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' })
+}

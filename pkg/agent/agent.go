@@ -1,0 +1,172 @@
+// Package agent is the node's part of cgpu in a Kubernetes cluster: it runs the front ends through which pods are allocated
+// shares of GPUs, tells the API server how the node is, and applies what annotations of running pods ask for.
+//
+// It is in nobody's way: guards and containers live without it. What it knows is in the API server, the ledger and the CDI
+// files of the front ends, so it can be killed and started at any moment.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// Options of Run.
+type Options struct {
+	Node   string // name of the Node object
+	Client kubernetes.Interface
+	RunDir string
+	// FrontEnds are started once there is a table of the node.
+	FrontEnds []FrontEnd
+	// Health is where /healthz, /readyz and /metrics answer, such as ":9470"; empty: nowhere.
+	Health  string
+	Version string
+	Log     *slog.Logger
+	// Metrics are the figures of /metrics; nil: the agent's own alone. A part that has figures registers a source.
+	Metrics *Metrics
+}
+
+// lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads
+// of kernel files; a driver that goes away sends no message.
+const lookEvery = 5 * time.Second
+
+// Run is the agent, until ctx ends. What fails is tried again: an agent that exits because a table or an API server is not
+// there yet would only be started again.
+func Run(ctx context.Context, o Options) error {
+	metrics := o.Metrics
+	if metrics == nil {
+		metrics = NewMetrics()
+	}
+	a := &agent{Options: o, metrics: metrics, started: time.Now()}
+	a.looked.Store(time.Now())
+
+	var parts sync.WaitGroup
+	defer parts.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // before the wait
+
+	if o.Health != "" {
+		stop, err := serveHealth(o.Health, a)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
+	pods := newPods(o.Client, o.Node, o.Log)
+	news := newNews(ctx, o.Client, o.Node, pods, metrics, o.Log)
+	resizer := newResizer(o.RunDir, pods, news, metrics, o.Log)
+	conditions := newReporter(o.Client, o.Node, news, metrics, o.Log)
+	a.reporter, a.resizer = conditions, resizer
+
+	parts.Go(func() { pods.run(ctx) })
+	parts.Go(func() { news.follow(ctx, o.RunDir) })
+	parts.Go(func() { resizer.run(ctx) })
+	parts.Go(func() { conditions.run(ctx) })
+
+	a.keep(ctx)
+	// The front ends end last: what they serve outlives them, but a kubelet that asks is answered as long as can be.
+	for _, f := range a.running {
+		f.stop(a.Log)
+	}
+	return nil
+}
+
+// agent is what Run keeps between two looks.
+type agent struct {
+	Options
+	metrics  *Metrics
+	reporter *reporter
+	resizer  *resizer
+	started  time.Time
+	looked   clock // when keep last looked
+	running  []*front
+	table    *watcher
+
+	mu    sync.Mutex
+	state State // of the last look
+}
+
+// keep follows the node until ctx ends.
+func (a *agent) keep(ctx context.Context) {
+	a.table = newWatcher(a.RunDir)
+	for _, f := range a.FrontEnds {
+		a.running = append(a.running, &front{FrontEnd: f})
+	}
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		a.look(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// look takes one look: at the table, then at what hangs on it.
+func (a *agent) look(ctx context.Context) {
+	table, changed, err := a.table.look()
+	s := State{Table: table, TableErr: err}
+	if changed {
+		a.tell(table, err)
+		a.resizer.use(table)
+	}
+	for _, f := range a.running {
+		f.follow(ctx, table, changed, a.Log)
+		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Shared: f.shared(table)})
+	}
+	a.mu.Lock()
+	a.state = s
+	a.mu.Unlock()
+	a.looked.Store(time.Now())
+	a.reporter.report(s)
+}
+
+// tell logs another table, or that there is none.
+func (a *agent) tell(table *device.Table, err error) {
+	if err != nil {
+		a.Log.Warn("no usable node table", "err", err, "remedy", refreshRemedy)
+		return
+	}
+	a.Log.Info("node table", "driver", table.DriverVersion, "gpus", len(table.GPUs))
+	if podsOpen(table) {
+		a.Log.Warn(openText)
+	}
+}
+
+// ready is nil when every front end serves.
+func (a *agent) ready() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state.TableErr != nil {
+		return a.state.TableErr
+	}
+	if a.state.Table == nil {
+		return errors.New("agent: the node was not looked at yet")
+	}
+	for _, f := range a.state.Fronts {
+		if f.Err != nil {
+			return fmt.Errorf("agent: front end %s: %w", f.Name, f.Err)
+		}
+	}
+	return nil
+}
+
+// stuck is how long a look may take before the agent counts as hung. A front end's start waits for the API server.
+const stuck = 5 * time.Minute
+
+// alive is nil as long as the agent looks after its node.
+func (a *agent) alive() error {
+	if age := time.Since(a.looked.Load()); age > stuck {
+		return fmt.Errorf("agent: has not looked at the node for %v", age.Round(time.Second))
+	}
+	return nil
+}

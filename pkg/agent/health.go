@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// serveHealth answers /healthz, /readyz and /metrics until stop. It has no profiles and takes nothing in; requests are
+// answered one at a time and few wait, so that who may reach the port can cost the agent little.
+func serveHealth(address string, a *agent) (stop func(), err error) {
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("agent: --health-address %q: %w: want a free address such as :9470 or 127.0.0.1:9470", address, err)
+	}
+	s := &http.Server{Handler: healthHandler(a), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 20 * time.Second,
+		IdleTimeout: 30 * time.Second, MaxHeaderBytes: 8 << 10}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(bounded(l, 32))
+	}()
+	return func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = s.Shutdown(ctx)
+		_ = s.Close()
+		<-done
+	}, nil
+}
+
+func healthHandler(a *agent) http.Handler {
+	mux := http.NewServeMux()
+	verdict := func(path string, ask func() error) {
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			if err := ask(); err != nil {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				fmt.Fprintln(w, tidy(err.Error(), 1024))
+				return
+			}
+			fmt.Fprintln(w, "ok")
+		})
+	}
+	verdict("/healthz", a.alive)
+	verdict("/readyz", a.ready)
+	var one sync.Mutex
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		one.Lock()
+		defer one.Unlock()
+		var text bytes.Buffer
+		if err := a.metrics.write(&text); err != nil {
+			a.Log.Warn("metrics", "err", err)
+		}
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		_, _ = w.Write(text.Bytes())
+	})
+	return mux
+}
+
+// bounded is a listener with at most n connections; more wait in the kernel's queue.
+func bounded(l net.Listener, n int) net.Listener {
+	return &boundedListener{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
+}
+
+type boundedListener struct {
+	net.Listener
+	slots  chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (b *boundedListener) Accept() (net.Conn, error) {
+	select {
+	case b.slots <- struct{}{}:
+	case <-b.closed:
+		return nil, net.ErrClosed
+	}
+	c, err := b.Listener.Accept()
+	if err != nil {
+		<-b.slots
+		return nil, err
+	}
+	return &boundedConn{Conn: c, free: sync.OnceFunc(func() { <-b.slots })}, nil
+}
+
+func (b *boundedListener) Close() error {
+	b.once.Do(func() { close(b.closed) })
+	return b.Listener.Close()
+}
+
+type boundedConn struct {
+	net.Conn
+	free func()
+}
+
+func (c *boundedConn) Close() error {
+	defer c.free()
+	return c.Conn.Close()
+}

@@ -1,0 +1,195 @@
+package agent
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// The annotations that change running containers. All but the first count at the start of a container too, where
+// cgpu-runtime reads them.
+const (
+	annotationLimit    = ours + "gpu-mem-limit"
+	annotationWeight   = ours + "gpu-schd-weight"
+	annotationPercent  = ours + "gpu-core-percentage"
+	annotationPriority = ours + "priority"
+	annotationHighPrio = ours + "gpu-high-prio"
+	annotationSpill    = ours + "gpu-mem-spill"
+)
+
+var annotations = []string{annotationLimit, annotationWeight, annotationPercent, annotationPriority, annotationHighPrio, annotationSpill}
+
+// asks: the pod has one of these annotations.
+func asks(all map[string]string) bool {
+	for _, name := range annotations {
+		if _, ok := all[name]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// asked are those that the pod has; nil where it has none.
+func asked(all map[string]string) (some map[string]string) {
+	for _, name := range annotations {
+		if value, ok := all[name]; ok {
+			if some == nil {
+				some = map[string]string{}
+			}
+			some[name] = value
+		}
+	}
+	return some
+}
+
+// wish is what annotations make of a container, a request for each of its slices. What an annotation says that was not
+// there before, or was and is no more, is changed; the latter back to what was allocated. All else stays: it is the start's,
+// or an administrator's. It is all or nothing: one annotation that goes beyond the allocation refuses the others too.
+func wish(record ledger.Record, now map[string]string, free []quota.Choice) (list []ledger.ChangeRequest, err error) {
+	for name, value := range now {
+		if len(value) > maxAnnotation {
+			return nil, fmt.Errorf("agent: annotation %s: has more than %d bytes", name, maxAnnotation)
+		}
+	}
+	q, err := quota.Beside(nil, now)
+	if err != nil {
+		return nil, fmt.Errorf("agent: %w", err)
+	}
+	changed := func(names ...string) bool {
+		for _, name := range names {
+			value, is := now[name]
+			old, was := record.ByPod[name]
+			if is != was || value != old {
+				return true
+			}
+		}
+		return false
+	}
+	for _, v := range record.VGPUs {
+		a, ok := allocation(record, v.UUID)
+		if !ok {
+			return nil, fmt.Errorf("agent: annotations change only containers whose share of a GPU Kubernetes allocated; this one asked for %v itself", v.Limit)
+		}
+		given := quota.Slice{Weight: a.Given.Weight, Percent: a.Given.Percent, Priority: a.Given.Priority, Spill: a.Given.Spill}
+		choices := free
+		if !a.Plugin {
+			choices = nil // a claim says itself what holds of it
+		}
+		is := q.Within(given, choices)
+		req := ledger.ChangeRequest{GPU: v.UUID}
+		if changed(annotationLimit) {
+			limit, err := limitOf(now, a.Given.Limit)
+			if err != nil {
+				return nil, err
+			}
+			req.Limit = &limit
+		}
+		// part makes a wish of one setting, and refuses what Within did not grant.
+		part := func(choice quota.Choice, granted bool, given any, names ...string) (bool, error) {
+			if !changed(names...) {
+				return false, nil
+			}
+			for _, name := range names {
+				if value, ok := now[name]; ok && !granted {
+					return false, fmt.Errorf("agent: annotation %s=%q: %v was allocated, and this would be more%s", name, value, given, remedy(a, choice))
+				}
+			}
+			return true, nil
+		}
+		if ok, err = part(quota.ChooseWeight, is.Weight == q.Weight, given.Weight, annotationWeight); ok {
+			req.Weight = &is.Weight
+		}
+		if err != nil {
+			return nil, err
+		}
+		// A percentage that was allocated is the scheduler's, which counts it: no choice of the node's goes beyond it.
+		beyond := given.Percent > 0 && q.Percent > given.Percent
+		if ok, err = part(quota.ChoosePercent, is.Percent == q.Percent && !beyond, percentText(given.Percent), annotationPercent); ok {
+			req.Percent = &is.Percent
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok, err = part(quota.ChoosePriority, is.Priority == q.Priority, given.Priority, annotationPriority, annotationHighPrio); ok {
+			req.Priority = &is.Priority
+		}
+		if err != nil {
+			return nil, err
+		}
+		if ok, err = part(quota.ChooseSpill, is.Spill == q.Spill, given.Spill, annotationSpill); ok {
+			req.Spill = &is.Spill
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, req)
+	}
+	return list, nil
+}
+
+// remedy is what can be done about a wish that goes beyond the allocation.
+func remedy(a ledger.Allocation, choice quota.Choice) string {
+	if a.Plugin {
+		return fmt.Sprintf(": ask for less, or have %q in pod_settings of the node's cgpu.toml", choice)
+	}
+	return ": ask for less; a claim's own configuration says how much it is"
+}
+
+func percentText(n int) string {
+	if n == 0 {
+		return "no percentage"
+	}
+	return fmt.Sprintf("%d percent", n)
+}
+
+// allocation is that by which the container has a slice of a GPU.
+func allocation(record ledger.Record, uuid string) (ledger.Allocation, bool) {
+	for _, a := range record.Allocated {
+		if a.UUID == uuid && a.Given.Limit > 0 {
+			return a, true
+		}
+	}
+	return ledger.Allocation{}, false
+}
+
+// limitOf is the limit that annotations ask for: without one, what was allocated.
+func limitOf(now map[string]string, given quota.Bytes) (quota.Bytes, error) {
+	text, ok := now[annotationLimit]
+	if !ok {
+		return given, nil
+	}
+	limit, err := sizeOf(text)
+	switch {
+	case err != nil:
+		return 0, err
+	case limit < quota.MiB:
+		return 0, fmt.Errorf("agent: annotation %s=%q: want at least 1Mi", annotationLimit, text)
+	case limit > given:
+		return 0, fmt.Errorf("agent: annotation %s=%q: %v was allocated, and this would be more", annotationLimit, text, given)
+	}
+	return limit, nil
+}
+
+// sizeOf reads a size as cgpu has it (6GiB), or as Kubernetes has it (6Gi). Without a unit it is refused: it would be bytes to
+// one and GiB to the other.
+func sizeOf(text string) (quota.Bytes, error) {
+	if size, err := quota.ParseSize(text); err == nil {
+		return size, nil
+	}
+	bad := fmt.Errorf("agent: annotation %s=%q: want a size such as 6Gi or 6144Mi", annotationLimit, text)
+	if text == "" || len(text) > 32 || text[len(text)-1] >= '0' && text[len(text)-1] <= '9' {
+		return 0, bad
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Sign() <= 0 {
+		return 0, bad
+	}
+	n, exact := q.AsInt64()
+	if !exact {
+		return 0, bad
+	}
+	return quota.Bytes(n) / quota.MiB * quota.MiB, nil
+}
