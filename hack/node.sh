@@ -76,36 +76,7 @@ write_files() {
 		[grpc]
 		  address = "$dir/containerd/sock"
 	END
-	# A lab may lack a capability (CAP_SYS_RESOURCE, say) that --privileged asks for; runc then refuses every privileged
-	# container, with cgpu or without. This runc drops what the lab lacks, and is runc where nothing is lacking.
-	local have missing=()
-	have=$((16#$(awk '/^CapBnd/ {print $2}' /proc/self/status)))
-	local names=(CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
-		NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE
-		SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE
-		AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF
-		CHECKPOINT_RESTORE)
-	local i
-	for i in "${!names[@]}"; do
-		((have >> i & 1)) || missing+=("CAP_${names[i]}")
-	done
-	if [[ ${#missing[@]} -eq 0 ]]; then
-		ln -sfn "$(command -v runc)" "$dir/lab/runc"
-	else
-		cat >"$dir/lab/runc" <<-END
-			#!/bin/bash
-			bundle=.
-			for ((i = 1; i < \$#; i++)); do
-			  case \${!i} in --bundle|-b) j=\$((i + 1)); bundle=\${!j} ;; --bundle=*) bundle=\${!i#*=} ;; esac
-			done
-			if [[ " \$* " == *" create "* || " \$* " == *" run "* ]] && grep -qE '"$(IFS='|'; echo "${missing[*]}")"' "\$bundle/config.json" 2>/dev/null; then
-			  jq -c --args '(.process.capabilities[]? |= . - \$ARGS.positional)' ${missing[*]} <"\$bundle/config.json" >"\$bundle/lab.json" &&
-			    mv "\$bundle/lab.json" "\$bundle/config.json"
-			fi
-			exec $(command -v runc) "\$@"
-		END
-		chmod 755 "$dir/lab/runc"
-	fi
+	"$top/hack/lab-runc.sh" "$dir/lab/runc"
 	# crun refuses cgroup v1 with controllers in a v2 mount beside it, as some labs have it; this crun does not see the latter.
 	local unified=/sys/fs/cgroup/unified
 	if [[ -n $(cat "$unified/cgroup.controllers" 2>/dev/null) ]]; then
