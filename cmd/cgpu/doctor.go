@@ -66,10 +66,7 @@ func doctorCommand() *cli.Command {
 			}
 			report := doctor.Examine(h, checks)
 			if format == "json" {
-				e := json.NewEncoder(c.App.Writer)
-				e.SetIndent("", "  ")
-				e.SetEscapeHTML(false)
-				err = e.Encode(report)
+				err = encodeJSON(c.App.Writer, report, "  ")
 			} else {
 				err = printReport(c.App.Writer, report)
 			}

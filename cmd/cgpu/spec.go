@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func specCommand() *cli.Command {
@@ -70,7 +71,7 @@ func specCommand() *cli.Command {
 				return err
 			}
 			fmt.Fprint(c.App.ErrWriter, reasons)
-			_, err = c.App.Writer.Write(edited)
+			_, err = io.WriteString(c.App.Writer, terminal.EscapeJSON(string(edited)))
 			return err
 		},
 	}

@@ -23,6 +23,7 @@ func EncodeJSON(w io.Writer, v any, indent string) error {
 	var text bytes.Buffer
 	e := json.NewEncoder(&text)
 	e.SetIndent("", indent)
+	e.SetEscapeHTML(false) // no browser reads it
 	if err := e.Encode(v); err != nil {
 		return err
 	}
@@ -30,13 +31,16 @@ func EncodeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// EscapeJSON escapes in JSON what Acts: such characters stand in its strings only, but for the line ends between them.
+// EscapeJSON escapes in JSON what Acts: such characters stand in its strings only, but for the white
+// space between them, of which a carriage return becomes a blank.
 func EscapeJSON(text string) string {
 	var b strings.Builder
 	for _, r := range strings.ToValidUTF8(text, "\ufffd") {
 		switch {
-		case r == '\n' || !Acts(r):
+		case r == '\n' || r == '\t' || !Acts(r):
 			b.WriteRune(r)
+		case r == '\r':
+			b.WriteByte(' ')
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)
 			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
