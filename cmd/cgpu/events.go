@@ -33,8 +33,8 @@ func eventsCommand() *cli.Command {
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
 			"killed, freed, held, let, warning) is written at most once in 10 s for each kind, GPU and container; the line then says how\n" +
 			"often it happened. Of refusals the node tells 10 a minute, and then how many there were beyond. In preload mode nobody is there\n" +
-			"to tell of starts, ends and denials. A container outside of Kubernetes has a name here only while it runs; its ID finds it\n" +
-			"later too.\n" +
+			"to tell of starts, ends and denials. A container that is not in a pod of Kubernetes has a name here only while it runs; its\n" +
+			"ID finds it later too.\n" +
 			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
 			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events --container web -o json | jq .text",
 		ArgsUsage: " ",
@@ -67,6 +67,7 @@ func eventsCommand() *cli.Command {
 				}
 				return nil
 			}
+			_ = event.TellRefused(runDir) // root may; others cannot read either
 			if !c.Bool("follow") {
 				list, err := event.Read(runDir)
 				if err == nil {
@@ -76,6 +77,11 @@ func eventsCommand() *cli.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
+			go func() {
+				for range time.Tick(time.Minute) {
+					_ = event.TellRefused(runDir)
+				}
+			}()
 			past := true
 			return eventsError(event.Follow(ctx, runDir, func(list []event.Event) error {
 				if list = q.pick(list); past {

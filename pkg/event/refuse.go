@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -41,17 +42,31 @@ func (r refusals) admit(now time.Time) (next refusals, tell bool, untold int) {
 	return r, false, 0
 }
 
+// due is how many refusals are to be told of although none comes after them: those of a minute that is over.
+func (r refusals) due(now time.Time) (next refusals, untold int) {
+	if age := now.Sub(r.Since); r.Untold <= 0 || age >= 0 && age < time.Minute {
+		return r, 0
+	}
+	untold, r.Untold = r.Untold, 0
+	return r, untold
+}
+
 // Refuse tells that a container was refused. Of more than RefusedAMinute in a minute the rest is counted only, and told in one line
-// with the first refusal after it.
+// with the first refusal after it, or by TellRefused.
 func Refuse(runDir string, e Event) error { return refuse(runDir, e, time.Now().UTC()) }
 
 func refuse(runDir string, e Event, now time.Time) error {
-	tell, untold, err := countRefusal(runDir, now)
+	var tell bool
+	var untold int
+	err := countRefusals(runDir, os.O_CREATE, func(r refusals) (next refusals) {
+		next, tell, untold = r.admit(now)
+		return next
+	})
 	if err != nil {
 		return fmt.Errorf("event: %w", err)
 	}
 	if untold > 0 {
-		_ = Append(runDir, Event{Time: now, Kind: Refused, Count: untold, Text: fmt.Sprintf("beyond %d in a minute, not told one by one", RefusedAMinute)})
+		_ = tellUntold(runDir, untold, now)
 	}
 	if !tell {
 		return nil
@@ -60,11 +75,36 @@ func refuse(runDir string, e Event, now time.Time) error {
 	return Append(runDir, e)
 }
 
-// countRefusal counts a refusal in the file that all share. What is not its JSON counts as nothing.
-func countRefusal(runDir string, now time.Time) (tell bool, untold int, err error) {
-	f, err := os.OpenFile(filepath.Join(runDir, refusedName), os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+// TellRefused tells of refusals that were counted in a minute that is over. Whoever shows events calls it, now and then: perhaps
+// nobody is refused after them, who would tell.
+func TellRefused(runDir string) error { return tellRefused(runDir, time.Now().UTC()) }
+
+func tellRefused(runDir string, now time.Time) error {
+	var untold int
+	err := countRefusals(runDir, 0, func(r refusals) (next refusals) {
+		next, untold = r.due(now)
+		return next
+	})
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // nobody was refused
+		return nil
+	case err != nil:
+		return fmt.Errorf("event: %w", err)
+	case untold == 0:
+		return nil
+	}
+	return tellUntold(runDir, untold, now)
+}
+
+func tellUntold(runDir string, untold int, now time.Time) error {
+	return Append(runDir, Event{Time: now, Kind: Refused, Count: untold, Text: fmt.Sprintf("beyond %d in a minute, not told one by one", RefusedAMinute)})
+}
+
+// countRefusals changes the counts in the file that all share. What is not its JSON counts as nothing.
+func countRefusals(runDir string, create int, change func(refusals) refusals) error {
+	f, err := os.OpenFile(filepath.Join(runDir, refusedName), os.O_RDWR|create|syscall.O_NOFOLLOW, 0o600)
 	if err != nil {
-		return false, 0, err
+		return err
 	}
 	defer f.Close() // and with it the lock
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(time.Millisecond) {
@@ -73,25 +113,27 @@ func countRefusal(runDir string, now time.Time) (tell bool, untold int, err erro
 			break
 		}
 		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) || time.Now().After(deadline) {
-			return false, 0, fmt.Errorf("lock %s: %w", f.Name(), err)
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxLine))
 	if err != nil {
-		return false, 0, err
+		return err
 	}
 	var was refusals
 	if json.Unmarshal(text, &was) != nil {
 		was = refusals{}
 	}
-	next, tell, untold := was.admit(now)
-	text, err = json.Marshal(next)
-	if err != nil {
-		return false, 0, err
+	next := change(was)
+	if next == was {
+		return nil
+	}
+	if text, err = json.Marshal(next); err != nil {
+		return err
 	}
 	if err := f.Truncate(0); err != nil {
-		return false, 0, err
+		return err
 	}
 	_, err = f.WriteAt(text, 0)
-	return tell, untold, err
+	return err
 }

@@ -31,6 +31,27 @@ func TestRefuse(t *testing.T) {
 	if len(list) != 3 || list[0].Count != 25 || list[0].Container != "" || list[0].Kind != Refused || list[1].Text != "35" || list[2].Text != "36" {
 		t.Errorf("%+v", list)
 	}
+	// A burst after which nobody is refused is told by who looks, once, when its minute is over.
+	later := at.Add(time.Hour)
+	for n := range 12 {
+		tell(n, later)
+	}
+	before := len(read(t, dir))
+	for _, test := range []struct {
+		after time.Duration
+		lines int
+	}{{30 * time.Second, 0}, {time.Minute, 1}, {2 * time.Minute, 1}} {
+		if err := tellRefused(dir, later.Add(test.after)); err != nil {
+			t.Fatal(err)
+		}
+		list := read(t, dir)[before:]
+		if len(list) != test.lines || test.lines > 0 && (list[0].Count != 2 || list[0].Kind != Refused) {
+			t.Errorf("after %v: %+v", test.after, list)
+		}
+	}
+	if err := tellRefused(t.TempDir(), at); err != nil {
+		t.Errorf("where nobody was refused: %v", err)
+	}
 	// A clock that was set back, and a file that is none, do not silence the node.
 	tell(37, at.Add(-time.Hour))
 	if err := os.WriteFile(filepath.Join(dir, refusedName), []byte(`{"told":99,"since":`), 0o600); err != nil {
