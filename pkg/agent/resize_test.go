@@ -1,0 +1,268 @@
+package agent
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/fake"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+func given() ledger.VGPU {
+	return ledger.VGPU{UUID: "GPU-0", Limit: 6 * quota.GiB, Weight: 3, Percent: 30, Priority: quota.PriorityDefault, Spill: quota.GiB}
+}
+
+func recordOf(plugin bool) ledger.Record {
+	return ledger.Record{ID: "c1", Nonce: "0123456789abcdef", Name: "ns/web/main", VGPUs: []ledger.VGPU{given()},
+		Allocated: []ledger.Allocation{{ID: "claim/1", UUID: "GPU-0", Given: given(), Plugin: plugin}}, LauncherPID: os.Getpid()}
+}
+
+func TestWish(t *testing.T) {
+	all := quota.Choices()
+	for what, tt := range map[string]struct {
+		now, before map[string]string
+		claim       bool
+		free        []quota.Choice
+		want        string // settings of the request, or what the error has
+		refused     bool
+	}{
+		"nothing":              {want: ""},
+		"lower memory":         {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
+		"our units":            {now: map[string]string{annotationLimit: "4GiB"}, want: "limit 4096MiB"},
+		"all of it":            {now: map[string]string{annotationLimit: "6144Mi"}, want: "limit 6144MiB"},
+		"more memory":          {now: map[string]string{annotationLimit: "6145Mi"}, free: all, refused: true, want: "6144MiB was allocated"},
+		"no unit":              {now: map[string]string{annotationLimit: "6"}, refused: true, want: "want a size"},
+		"huge":                 {now: map[string]string{annotationLimit: "99999999999999999999Ei"}, refused: true, want: "annotation"},
+		"negative":             {now: map[string]string{annotationLimit: "-1Gi"}, refused: true, want: "want a size"},
+		"tiny":                 {now: map[string]string{annotationLimit: "1Ki"}, refused: true, want: "1Mi"},
+		"exponents":            {now: map[string]string{annotationLimit: "1e3"}, refused: true, want: "want a size"},
+		"garbage":              {now: map[string]string{annotationLimit: "\x00\x1b"}, refused: true, want: "want a size"},
+		"long":                 {now: map[string]string{annotationLimit: strings.Repeat("1", 10000)}, refused: true, want: "256 bytes"},
+		"weight garbage":       {now: map[string]string{annotationWeight: "x"}, refused: true, want: "gpu-schd-weight"},
+		"lower weight":         {now: map[string]string{annotationWeight: "2"}, want: "weight 2"},
+		"same weight":          {now: map[string]string{annotationWeight: "3"}, want: "weight 3"},
+		"more weight":          {now: map[string]string{annotationWeight: "5"}, refused: true, want: "pod_settings"},
+		"more weight, may":     {now: map[string]string{annotationWeight: "5"}, free: all, want: "weight 5"},
+		"more weight of claim": {now: map[string]string{annotationWeight: "5"}, free: all, claim: true, refused: true, want: "claim"},
+		"lower percent":        {now: map[string]string{annotationPercent: "10"}, want: "percent 10"},
+		"percent beyond":       {now: map[string]string{annotationPercent: "40"}, free: all, refused: true, want: "30 percent was allocated"},
+		"lower priority":       {now: map[string]string{annotationPriority: "best-effort"}, want: "priority best-effort"},
+		"high priority":        {now: map[string]string{annotationPriority: "high"}, refused: true, want: "pod_settings"},
+		"high priority, may":   {now: map[string]string{annotationPriority: "high"}, free: []quota.Choice{quota.ChoosePriority}, want: "priority high"},
+		"more spill":           {now: map[string]string{annotationSpill: "2GiB"}, refused: true, want: "pod_settings"},
+		"less spill":           {now: map[string]string{annotationSpill: "512MiB"}, want: "spill 512MiB"},
+		"all or nothing":       {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "9"}, refused: true, want: "gpu-schd-weight"},
+		"forged GPU":           {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
+		"only what changed":    {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "2"}, before: map[string]string{annotationLimit: "4Gi"}, want: "weight 2"},
+		"taken away":           {before: map[string]string{annotationLimit: "4Gi", annotationWeight: "2", annotationPriority: "high"}, want: "limit 6144MiB weight 3 priority default"},
+	} {
+		r := recordOf(!tt.claim)
+		r.ByPod = tt.before
+		list, err := wish(r, tt.now, tt.free)
+		if tt.refused {
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: %v, want an error with %q", what, err, tt.want)
+			}
+			continue
+		}
+		if err != nil || len(list) != 1 {
+			t.Errorf("%s: %v, %v", what, list, err)
+			continue
+		}
+		var parts []string
+		q := list[0]
+		if q.Limit != nil {
+			parts = append(parts, "limit "+q.Limit.String())
+		}
+		if q.Weight != nil {
+			parts = append(parts, "weight "+string(rune('0'+*q.Weight)))
+		}
+		if q.Percent != nil {
+			parts = append(parts, "percent "+map[int]string{10: "10"}[*q.Percent])
+		}
+		if q.Priority != nil {
+			parts = append(parts, "priority "+q.Priority.String())
+		}
+		if q.Spill != nil {
+			parts = append(parts, "spill "+q.Spill.String())
+		}
+		if got := strings.Join(parts, " "); got != tt.want || q.GPU != "GPU-0" {
+			t.Errorf("%s: %q, want %q", what, got, tt.want)
+		}
+	}
+	r := recordOf(true)
+	r.Allocated = nil // Docker's, or a pod's where pods = "any"
+	if _, err := wish(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
+		t.Error("a container without an allocation is changed")
+	}
+}
+
+// bench is an agent's resizer over a ledger with one container, without its loop.
+type bench struct {
+	*resizer
+	t    *testing.T
+	used quota.Bytes
+	pod  *v1.Pod
+}
+
+func newBench(t *testing.T, dir string) *bench {
+	t.Helper()
+	p := newPods(fake.NewClientset(), "n", silent)
+	m := NewMetrics()
+	b := &bench{resizer: newResizer(dir, p, newNews(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
+	b.status = func(r ledger.Record) (guard.Status, error) {
+		if b.used == 0 {
+			return guard.Status{}, errors.New("no answer")
+		}
+		return guard.Status{VGPUs: []guard.VGPUStatus{{UUID: "GPU-0", Used: b.used}}}, nil
+	}
+	table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0", Memory: 16 * quota.GiB})
+	table.Config.Policy, table.Config.PrioRatio, table.Config.CapCycle = sched.PolicyPreempt, sched.DefaultPrioRatio, 100*time.Millisecond
+	table.Config.MaxSpill, table.HostMemory = device.Part{Percent: 50}, 64*quota.GiB
+	b.use(table)
+	b.pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "main"}}},
+		Status: v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "main", ContainerID: "containerd://c1"}}}}
+	b.put(nil)
+	return b
+}
+
+// put gives the pod annotations.
+func (b *bench) put(annotations map[string]string) {
+	b.t.Helper()
+	pod := b.pod.DeepCopy()
+	pod.Annotations = annotations
+	if err := b.pods.informer.GetStore().Update(slim(pod)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func reserved(t *testing.T, book *ledger.Ledger, r ledger.Record) {
+	t.Helper()
+	_, err := book.Reserve(ledger.Request{Record: r, GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1,
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}, MaxSpill: 8 * quota.GiB})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *bench) slice() ledger.VGPU {
+	b.t.Helper()
+	r, err := b.book.Get("c1")
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return r.VGPUs[0]
+}
+
+func TestApply(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	b := newBench(t, dir)
+	if err := b.apply("ns/web"); err != nil {
+		t.Errorf("no ledger yet: %v", err)
+	}
+	reserved(t, b.book, recordOf(true))
+	write := func() time.Time {
+		info, err := os.Stat(ledger.File(dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+
+	b.put(map[string]string{annotationLimit: "4Gi", annotationWeight: "1"})
+	if err := b.apply("ns/web"); err == nil || b.slice() != given() {
+		t.Errorf("what it uses is not known: %v, %+v", err, b.slice())
+	}
+	b.used = 5 * quota.GiB
+	if err := b.apply("ns/web"); err == nil || !strings.Contains(err.Error(), "free some first") || b.slice() != given() {
+		t.Errorf("it uses more: %v, %+v", err, b.slice())
+	}
+	b.used = quota.GiB
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 4*quota.GiB || b.slice().Weight != 1 || b.slice().Percent != 30 {
+		t.Errorf("lower: %v, %+v", err, b.slice())
+	}
+	at := write()
+	for range 10 {
+		if err := b.apply("ns/web"); err != nil {
+			t.Error(err)
+		}
+	}
+	if write() != at {
+		t.Error("nothing changed, and the ledger was written")
+	}
+
+	// An administrator's change stands until the pod's author changes something.
+	limit := 2 * quota.GiB
+	if _, err := b.book.Change("c1", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+		t.Fatal(err)
+	}
+	b = newBench(t, dir) // an agent that starts again
+	b.used = quota.GiB
+	b.put(map[string]string{annotationLimit: "4Gi", annotationWeight: "1"})
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 2*quota.GiB {
+		t.Errorf("a new agent undid cgpu set: %v, %+v", err, b.slice())
+	}
+	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 5*quota.GiB {
+		t.Errorf("raised within the allocation: %v, %+v", err, b.slice())
+	}
+	// What was taken away while no agent ran is set back by the next.
+	b = newBench(t, dir)
+	if err := b.apply("ns/web"); err != nil || b.slice() != given() {
+		t.Errorf("taken away: %v, %+v", err, b.slice())
+	}
+	if r, _ := b.book.Get("c1"); len(r.ByPod) != 0 {
+		t.Errorf("by pod: %v", r.ByPod)
+	}
+	if !b.done("u") {
+		t.Error("a pod that asks for nothing is looked up again at each of its changes")
+	}
+
+	b.put(map[string]string{annotationLimit: "8Gi"})
+	for range 3 {
+		if err := b.apply("ns/web"); err != nil {
+			t.Errorf("no time mends it, so it is not tried again: %v", err)
+		}
+	}
+	if n := b.metrics.Get("resizes_refused_total"); n != 1 || b.slice() != given() {
+		t.Errorf("told %d times, want once; %+v", n, b.slice())
+	}
+}
+
+// Whom the ID does not belong to, whatever his name is, is not changed.
+func TestApplyForgedName(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "run"))
+	b.used = quota.MiB
+	r := recordOf(true)
+	r.ID = "docker1" // which a user of Docker named like the pod's container
+	reserved(t, b.book, r)
+	b.put(map[string]string{annotationLimit: "1Gi"})
+	if err := b.apply("ns/web"); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := b.book.Get("docker1"); got.VGPUs[0] != given() {
+		t.Errorf("%+v", got.VGPUs)
+	}
+}
+
+func TestAsked(t *testing.T) {
+	if asked(map[string]string{"cgpu.io/gpu-mem-container": "15", "x": "y"}) != nil || asks(map[string]string{"cgpu.io/gpu-visible-devices": "all"}) {
+		t.Error("annotations that change nothing are taken for some that do")
+	}
+	in := map[string]string{annotationLimit: "1Gi", annotationHighPrio: "1", "x": "y"}
+	if got := asked(in); !maps.Equal(got, map[string]string{annotationLimit: "1Gi", annotationHighPrio: "1"}) {
+		t.Error(got)
+	}
+}
