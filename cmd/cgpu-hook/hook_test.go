@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -278,6 +279,39 @@ func TestRelease(t *testing.T) {
 	for _, bad := range []string{"", "../ledger.json", "/x"} {
 		if err := call(bad); err == nil {
 			t.Errorf("released with nonce %q", bad)
+		}
+	}
+}
+
+// Of a guard that was killed, who finds its reservation tells; of one that has ended by itself, nobody needs to.
+func TestReleaseOfALostGuard(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	for _, guard := range []int{0, 1 << 29} {
+		if _, err := ledger.Open(dir).Reserve(ledger.Request{
+			Record: ledger.Record{ID: "c", Nonce: "n", Name: "web", GuardPID: guard, GuardStart: 1, Native: []string{"GPU-a"}},
+			GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+			Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", "n"}, strings.NewReader("{}"), os.Stderr); err != nil {
+				t.Fatal(err)
+			}
+		}
+		list, err := event.Read(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if guard == 0 {
+			if len(list) != 0 {
+				t.Errorf("without a guard: %+v", list)
+			}
+			continue
+		}
+		if len(list) != 2 || list[0].Kind != event.Warning || list[0].PID != guard || list[1].Kind != event.End || list[1].Container != "c" || list[1].Name != "web" || list[1].Nonce != "n" {
+			t.Errorf("%+v", list)
 		}
 	}
 }

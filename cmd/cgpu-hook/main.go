@@ -22,6 +22,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
@@ -117,7 +118,11 @@ func release(args []string) error {
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
 	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
 		r, err := l.Get(id)
-		if err != nil || r.Nonce != nonce || !r.GuardLives() {
+		if err != nil || r.Nonce != nonce {
+			break
+		}
+		if !r.GuardLives() {
+			tellLost(r)
 			break
 		}
 		if time.Now().After(deadline) {
@@ -128,6 +133,20 @@ func release(args []string) error {
 		return err
 	}
 	return page.Remove(device.RunDir(), nonce)
+}
+
+// tellLost tells of a guard that has ended and left its reservation: it was killed, or it crashed, and could tell nothing itself.
+func tellLost(r ledger.Record) {
+	if r.GuardPID == 0 { // preload mode
+		return
+	}
+	for _, e := range []event.Event{
+		{Kind: event.Warning, PID: r.GuardPID, Text: "the guard ended before the container: killed, or crashed"},
+		{Kind: event.End, Text: "given back by cgpu-hook, since the guard was gone"},
+	} {
+		e.Container, e.Nonce, e.Name = r.ID, r.Nonce, r.Name
+		_ = event.Append(device.RunDir(), e)
+	}
 }
 
 // guardTime is how long release waits for the guard.

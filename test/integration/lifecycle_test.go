@@ -161,6 +161,12 @@ func TestKilledGuard(t *testing.T) {
 		t.Errorf("the neighbour suffers: %s", r)
 	}
 	docker(t, "rm", "-f", id)
+	eventually(t, 5*time.Second, func() string {
+		if kinds := kindsOf(eventsOf(t, "--container", id)); !strings.HasSuffix(kinds, "start warning end") {
+			return "nobody tells of the guard's end: " + kinds
+		}
+		return ""
+	})
 	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
 	if _, ok := recordOf(t, id); ok {
 		t.Error("still in the ledger after removal and cgpu gc")
