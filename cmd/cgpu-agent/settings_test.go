@@ -1,0 +1,93 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// parse runs the flags through the program's own, without starting anything.
+func parse(t *testing.T, args ...string) (s settings, err error) {
+	t.Helper()
+	a := app()
+	a.Action = func(c *cli.Context) error {
+		var err error
+		s, err = settingsOf(c)
+		return err
+	}
+	return s, a.Run(append([]string{"cgpu-agent"}, args...))
+}
+
+func TestSettings(t *testing.T) {
+	t.Setenv("CGPU_AGENT_MEMORY_UNIT", "MiB")
+	t.Setenv("NODE_NAME", "from-env")
+	s, err := parse(t, "--frontends", "dra,deviceplugin", "--dra-gpus", "0, 1", "--deviceplugin-gpus", "GPU-2", "--health-address", "none", "--cdi-dir", "/etc/cdi/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.node != "from-env" || s.unit != quota.MiB || s.health != "" || s.cdiDir != "/etc/cdi" || len(s.frontEnds) != 2 {
+		t.Errorf("%+v", s)
+	}
+	list := frontEnds(s, nil, logger("json", os.Stderr))
+	has := func(i int, g device.GPU) bool { return list[i].Mine(g) && !list[i].Others(g) }
+	for g, want := range map[device.GPU][2]bool{{Index: 0, UUID: "GPU-0"}: {true, false}, {Index: 1, UUID: "GPU-2"}: {false, false}, {Index: 3, UUID: "GPU-2"}: {false, true}, {Index: 5, UUID: "GPU-5"}: {false, false}} {
+		if has(0, g) != want[0] || has(1, g) != want[1] {
+			t.Errorf("%v: dra %v, plugin %v, want %v", g, has(0, g), has(1, g), want)
+		}
+	}
+	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" {
+		t.Errorf("defaults: %+v, %v", s, err)
+	}
+	if f := frontEnds(s, nil, logger("text", os.Stderr)); len(f) != 1 || f[0].Mine != nil || f[0].Others != nil {
+		t.Errorf("all GPUs: %+v", f)
+	}
+}
+
+func TestSettingsRefused(t *testing.T) {
+	for args, want := range map[string]string{
+		"--frontends vgpu":                          `"vgpu" is none`,
+		"--frontends ,":                             "want dra",
+		"--frontends dra,dra":                       "twice",
+		"--deviceplugin-gpus 1":                     "--frontends has no deviceplugin",
+		"--frontends dra,deviceplugin":              "--dra-gpus: is missing",
+		"--frontends dra,deviceplugin --dra-gpus 0": "--deviceplugin-gpus: is missing",
+		"--frontends dra,deviceplugin --dra-gpus 0,1 --deviceplugin-gpus 1": "both have 1",
+		"--dra-gpus first":    "whole UUIDs",
+		"--dra-gpus ,":        "empty list",
+		"--memory-unit GB":    "want GiB or MiB",
+		"--cdi-dir cdi":       "absolute",
+		"--kubelet-dir ./x":   "absolute",
+		"--hook cgpu-hook":    "absolute",
+		"--log-format logfmt": "want text or json",
+		"--nonsense":          "nonsense",
+	} {
+		if _, err := parse(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", args, err, want)
+		}
+	}
+}
+
+// Nobody is reached, so that an API server that is away does not keep the agent from starting.
+func TestConnect(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"k","cluster":{"server":"https://127.0.0.1:1"}}],"users":[{"name":"u","user":{"token":"t"}}],"contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if client, err := connect(file); err != nil || client == nil {
+		t.Error(err)
+	}
+	if _, err := connect(file + ".none"); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+		t.Error(err)
+	}
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	if _, err := connect(""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+		t.Error(err)
+	}
+}
