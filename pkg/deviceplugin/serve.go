@@ -16,20 +16,25 @@ import (
 type books struct {
 	// served are the containers that were answered, also those that were refused: the kubelet asks for none twice.
 	served map[key]time.Time
-	// half is the container that has one of the two resources, and may ask for the other next: the kubelet asks for all
-	// resources of a container before it turns to another, in an order by chance.
-	half *half
+	// last is the last answer that gave something. The kubelet asks for all resources of a container before it turns to
+	// another, in an order by chance; so what comes next may be the other half of this. Nil after a refusal: the kubelet then
+	// turns to another pod.
+	last *step
 	// free is what was free of each resource when it was last told; of the one that is not being asked for now.
 	free map[string]map[string]int
 	// proposed are GPUs of the last preference for several of them.
 	proposed map[string][]string
 }
 
-type half struct {
+// step is one resource given.
+type step struct {
 	resource string
+	n        int
 	gpus     []string
 	want     *want // nil: not known whose it is
 	at       time.Time
+	// tied: it was given where the step before it was; whole: and that was surely the same container, which has all now.
+	tied, whole bool
 }
 
 func newBooks() books {
@@ -37,7 +42,7 @@ func newBooks() books {
 }
 
 const (
-	halfLife   = 30 * time.Second // from the one resource of a container to the other it is milliseconds
+	stepLife   = 30 * time.Second // from the one resource of a container to the other it is milliseconds
 	servedLife = 10 * time.Minute // the kubelet reports an admitted pod within seconds
 )
 
@@ -55,21 +60,6 @@ func (b *books) serve(w *want, resource string) {
 	if w != nil {
 		b.served[key{w.pod, w.container, resource}] = now
 	}
-}
-
-// coupled is where the container that is asked for now has its other resource. sure: it is known to be the same container.
-func (b *books) coupled(resource string, n int) (gpus []string, w *want, sure bool) {
-	h := b.half
-	if h == nil || h.resource == resource || time.Since(h.at) > halfLife {
-		return nil, nil, false
-	}
-	if h.want == nil {
-		return h.gpus, nil, false
-	}
-	if h.want.limits[resource] != n {
-		return nil, nil, false
-	}
-	return h.gpus, h.want, true
 }
 
 // call is one call of the kubelet, with all it goes by.
@@ -98,22 +88,57 @@ func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	return c, nil
 }
 
-// whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen.
-func (c *call) whose(n, position int) (w *want, gpus []string, sure bool, err error) {
-	gpus, w, sure = c.p.books.coupled(c.resource, n)
-	if sure {
-		return w, gpus, sure, nil
+// tie is where the container that is asked for now may have its other resource, from the step before. must: it has to be
+// there, since a container that wants just these two amounts is waiting. Of a container whose percentage is booked on one
+// GPU and whose memory lies on another, the percentage would be promised twice. Where the API server was not asked, nothing
+// is known of who is waiting, and the GPU is only preferred.
+func (c *call) tie(n int) (last *step, w *want, must bool) {
+	last = c.p.books.last
+	if last == nil || last.resource == c.resource || last.whole || time.Since(last.at) > stepLife {
+		return nil, nil, false
 	}
-	w, strangers := match(c.all, c.p.books.served, c.resource, n, position)
+	if len(c.all) == 0 {
+		return last, nil, false
+	}
+	for i := range c.all {
+		x := &c.all[i]
+		if x.limits[c.resource] != n || x.limits[last.resource] != last.n {
+			continue
+		}
+		_, done := c.p.books.served[key{x.pod, x.container, c.resource}]
+		if last.want != nil && x.pod == last.want.pod && x.container == last.want.container && !done {
+			return last, x, true
+		}
+		if w == nil || !done {
+			w = x
+		}
+	}
+	if w == nil {
+		return nil, nil, false
+	}
+	return last, w, true
+}
+
+// alone reports that a container waits, or waited a moment ago, which wants n units of a resource and nothing else.
+func (c *call) alone(resource string, n int) bool {
+	return slices.ContainsFunc(c.all, func(w want) bool { return w.limits[resource] == n && w.limits[other(resource)] == 0 })
+}
+
+// whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen.
+func (c *call) whose(n, position int) (w *want, last *step, must bool, err error) {
+	last, w, must = c.tie(n)
+	strangers := false
+	if !must {
+		w, strangers = match(c.all, c.p.books.served, c.resource, n, position)
+	}
 	switch {
 	case w == nil:
-		return nil, gpus, false, nil
 	case w.index == badIndex:
 		err = fmt.Errorf("deviceplugin: %s: the pod's annotation %s names no GPU: %s", w.name, annotationIndex, checkPlacing)
 	case strangers:
 		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other units, or the GPU has too few left", w.name, w.index, position)
 	}
-	return w, gpus, false, err
+	return w, last, must, err
 }
 
 const checkPlacing = "check that gpushare's scheduler extender placed the pod"
@@ -129,7 +154,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, gpus, sure, err := c.whose(size, -1)
+	w, last, tied, err := c.whose(size, -1)
 	if err != nil {
 		c.p.books.serve(w, c.resource)
 		return nil, err
@@ -140,8 +165,8 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	}
 	if w != nil {
 		r.gpus = w.gpus
-	} else if len(gpus) > 0 && size%len(gpus) == 0 {
-		r.gpus = len(gpus)
+	} else if last != nil && size%len(last.gpus) == 0 {
+		r.gpus = len(last.gpus)
 	}
 	if size%r.gpus != 0 {
 		c.p.books.serve(w, c.resource)
@@ -154,8 +179,8 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		}
 	}
 	switch {
-	case sure:
-		r.must = union(r.must, gpus)
+	case tied:
+		r.must = union(r.must, last.gpus)
 	case w != nil && w.index >= 0 && r.gpus == 1:
 		if w.index >= len(c.cards) {
 			c.p.books.serve(w, c.resource)
@@ -163,7 +188,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		}
 		r.must = union(r.must, []string{c.cards[w.index].UUID})
 	default:
-		r.like = c.liking(w, gpus, r)
+		r.like = c.liking(w, last, r)
 	}
 	chosen, err := choose(c.cards, r)
 	if err != nil {
@@ -177,16 +202,22 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	return pick(chosen, r.need, available, must), nil
 }
 
-// liking ranks GPUs for a container that is bound to none: those that have its other resource, then those where all of it
-// fits, and then those where its whole pod does.
-func (c *call) liking(w *want, gpus []string, r request) func(card) int {
+// liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of
+// it fits, and then those where its whole pod does. Of containers that want as many units now, the most demanding counts.
+func (c *call) liking(w *want, last *step, r request) func(card) int {
 	otherFree, told := c.p.books.free[other(c.resource)]
+	most := 0
+	for _, x := range c.all {
+		if _, done := c.p.books.served[key{x.pod, x.container, c.resource}]; !done && x.limits[c.resource] == r.need*r.gpus {
+			most = max(most, x.limits[other(c.resource)]/x.gpus)
+		}
+	}
 	return func(k card) int {
 		bad := 0
-		if len(gpus) > 0 && !slices.Contains(gpus, k.UUID) {
+		if last != nil && !slices.Contains(last.gpus, k.UUID) {
 			bad += 4
 		}
-		if w != nil && told && otherFree[k.UUID]*w.gpus < w.limits[other(c.resource)] {
+		if told && otherFree[k.UUID] < most {
 			bad += 2
 		}
 		if w != nil && c.resource == ResourceMemory && r.gpus == 1 && r.free[k.UUID] < w.podMemory {
@@ -209,14 +240,13 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 	if len(used) == 1 {
 		position = used[0].position
 	}
-	w, gpus, sure, err := c.whose(len(ids), position)
+	w, last, tied, err := c.whose(len(ids), position)
 	c.p.books.serve(w, c.resource)
 	if err != nil {
 		return nil, err
 	}
-	if sure && !same(gpus, uuids(used)) {
-		c.p.books.half = nil
-		return nil, fmt.Errorf("deviceplugin: %s: container %s has %s on GPU %s, and %s only on another one", w.name, w.container, other(c.resource), strings.Join(gpus, ", "), c.resource)
+	if tied && !same(last.gpus, uuids(used)) {
+		return nil, fmt.Errorf("deviceplugin: %s: container %s has %s on GPU %s, and %s only on another one", w.name, w.container, other(c.resource), strings.Join(last.gpus, ", "), c.resource)
 	}
 	if err := c.even(w, per, used); err != nil {
 		return nil, err
@@ -230,7 +260,12 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 			free[uuid] -= n
 		}
 	}
-	c.pair(w, used, sure)
+	now := &step{resource: c.resource, n: len(ids), gpus: uuids(used), want: w, at: time.Now()}
+	if last != nil && same(last.gpus, now.gpus) {
+		now.tied = true
+		now.whole = !last.tied && !c.alone(last.resource, last.n)
+	}
+	c.p.books.last = now
 	if c.resource == ResourcePercent {
 		return answerPercent(n), nil
 	}
@@ -253,19 +288,6 @@ func (c *call) even(w *want, per map[string]int, used []card) error {
 	}
 	return fmt.Errorf("deviceplugin: %s: the kubelet took units of %d GPUs for one container, which would be a share on neither: no GPU has enough left, or an init container of the pod holds units of another one",
 		c.resource, len(used))
-}
-
-// pair notes what the next call may be the other half of.
-func (c *call) pair(w *want, used []card, sure bool) {
-	b := &c.p.books
-	switch {
-	case b.half != nil && b.half.resource == other(c.resource) && (sure || w == nil && b.half.want == nil && same(b.half.gpus, uuids(used))):
-		b.half = nil
-	case w == nil || w.limits[other(c.resource)] > 0:
-		b.half = &half{resource: c.resource, gpus: uuids(used), want: w, at: time.Now()}
-	default:
-		b.half = nil
-	}
 }
 
 func uuids(cards []card) (all []string) {
@@ -380,6 +402,7 @@ func (s *server) serialise(ctx context.Context, f func(*call) error) error {
 		err = f(c)
 	}
 	if err != nil {
+		s.p.books.last = nil
 		s.p.log.Warn("refused", "resource", s.resource, "err", err)
 	}
 	return err
