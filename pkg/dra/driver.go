@@ -121,7 +121,6 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		kubeletplugin.RegistrarDirectoryPath(o.RegistryDir),
 		kubeletplugin.RollingUpdate(types.UID(o.PodUID)),
 		kubeletplugin.GRPCInterceptor(d.registered),
-		kubeletplugin.GRPCVerbosity(-1), // prepare logs what matters
 	)
 	if err != nil {
 		cancel()

@@ -1,0 +1,231 @@
+package dra
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/opencgpu/cgpu/pkg/alloc"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+const (
+	claimUID = "4a3d8f1e-0000-4000-8000-00000000c1a1"
+	shareA   = "11111111-0000-4000-8000-000000000000"
+	shareB   = "22222222-0000-4000-8000-000000000000"
+)
+
+func ptr[T any](v T) *T { return &v }
+
+type result = resourceapi.DeviceRequestAllocationResult
+
+// used is consumedCapacity as "memory cores containers".
+func used(s string) map[resourceapi.QualifiedName]resource.Quantity {
+	c := map[resourceapi.QualifiedName]resource.Quantity{}
+	for i, v := range strings.Fields(s) {
+		c[[]resourceapi.QualifiedName{"memory", "cores", "containers"}[i]] = resource.MustParse(v)
+	}
+	return c
+}
+
+// resultOf is what the scheduler writes for a share of GPU 0.
+func resultOf(capacity string) result {
+	return result{Request: "gpu", Driver: DriverName, Pool: "node1", Device: strings.ToLower(uuid(0)),
+		ShareID: ptr(types.UID(shareA)), ConsumedCapacity: used(capacity)}
+}
+
+func configFor(source resourceapi.AllocationConfigSource, fields string, requests ...string) resourceapi.DeviceAllocationConfiguration {
+	return resourceapi.DeviceAllocationConfiguration{Source: source, Requests: requests, DeviceConfiguration: resourceapi.DeviceConfiguration{
+		Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: DriverName, Parameters: runtime.RawExtension{
+			Raw: []byte(`{"apiVersion":"cgpu.io/v1alpha1","kind":"VGPUConfig"` + fields + `}`)}}}}
+}
+
+func claimWith(results []result, configs ...resourceapi.DeviceAllocationConfiguration) *resourceapi.ResourceClaim {
+	return &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "claim", UID: claimUID},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: results, Config: configs}}},
+	}
+}
+
+const (
+	byClass = resourceapi.AllocationConfigSourceClass
+	byClaim = resourceapi.AllocationConfigSourceClaim
+)
+
+func share(text string) string {
+	return fmt.Sprintf("id=%s/%s,uuid=%s,%s", claimUID, shareA, uuid(0), text)
+}
+
+func TestShares(t *testing.T) {
+	const sixGi, all = "memory=6442450944", "15109Mi"
+	type configs = []resourceapi.DeviceAllocationConfiguration
+	for name, c := range map[string]struct {
+		capacity   string
+		configs    configs
+		overcommit float64
+		want       string
+	}{
+		"memory":                    {"6Gi 0 1", nil, 1, share(sixGi + ",weight=1")},
+		"memory and cores":          {"6Gi 30 1", nil, 1, share(sixGi + ",percent=30,weight=1")},
+		"all cores":                 {"6Gi 100 1", nil, 1, share(sixGi + ",percent=100,weight=1")},
+		"decimal":                   {"6442450944 0 1", nil, 1, share(sixGi + ",weight=1")},
+		"not whole MiB":             {"6442450945 0 1", nil, 1, share(sixGi + ",weight=1")},
+		"a part of a byte":          {"6442450943500m 1500m 1", nil, 1, share("memory=6441402368,percent=1,weight=1")},
+		"exact as a decimal":        {"6442450944000m 0 1", nil, 1, share(sixGi + ",weight=1")},
+		"with the domain":           {"6Gi 0 1", nil, 1, share(sixGi + ",weight=1")},
+		"whole":                     {all + " 0 1", nil, 1, share("memory=all")},
+		"whole, cores do not count": {all + " 30 1", nil, 1, share("memory=all")},
+		"whole, weight does not":    {all + " 0 1", configs{configFor(byClass, `,"weight":5,"priority":"high"`)}, 1, share("memory=all")},
+		"whole but capped":          {all + " 50 1", configs{configFor(byClaim, `,"percent":40`)}, 1, share("memory=15842934784,percent=40,weight=1")},
+		"whole and spill":           {all + " 0 1", configs{configFor(byClaim, `,"spill":"1Gi"`)}, 1, share("memory=15842934784,weight=1,spill=1073741824")},
+		"whole in two":              {all + " 0 2", nil, 1, share("memory=7920943104,containers=2,weight=1")},
+		"the card, more promised":   {all + " 0 1", nil, 2, share("memory=15842934784,weight=1")},
+		"all that is promised":      {"30218Mi 0 1", nil, 2, share("memory=all")},
+		"all promised, capped":      {"30218Mi 10 1", configs{configFor(byClaim, `,"percent":10`)}, 2, share("memory=15842934784,percent=10,weight=1")},
+		"all promised, in two":      {"30218Mi 0 2", nil, 2, share("memory=15842934784,containers=2,weight=1")},
+		"containers by capacity":    {"6Gi 30 3", nil, 1, share("memory=2147483648,containers=3,percent=10,weight=1")},
+		"containers lowered":        {"6Gi 30 3", configs{configFor(byClaim, `,"containers":2`)}, 1, share("memory=3221225472,containers=2,percent=15,weight=1")},
+		"odd containers":            {"7Mi 0 2", nil, 1, share("memory=3145728,containers=2,weight=1")},
+		"everything": {"6Gi 30 1", configs{configFor(byClaim, `,"weight":64,"priority":"best-effort","percent":20,"spill":"2Gi","containers":1`)}, 1,
+			share(sixGi + ",percent=20,weight=64,priority=best-effort,spill=2147483648")},
+		"claim over class, in any order": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`), configFor(byClass, `,"weight":2,"priority":"high"`)}, 1,
+			share(sixGi + ",weight=3,priority=high")},
+		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`), configFor(byClaim, `,"weight":4,"spill":0`)}, 1, share(sixGi + ",weight=4")},
+		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")}, 1, share(sixGi + ",weight=4")},
+		"of another driver": {"6Gi 0 1", configs{{Source: byClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.example.com", Parameters: runtime.RawExtension{Raw: []byte(`{"x":1}`)}}}}}, 1, share(sixGi + ",weight=1")},
+	} {
+		tab := tableOf(2)
+		tab.Config.Overcommit = c.overcommit
+		tab.GPUs[0].Memory = 15109 * quota.MiB
+		r := resultOf(c.capacity)
+		if name == "with the domain" {
+			r.ConsumedCapacity[DriverName+"/memory"] = r.ConsumedCapacity["memory"]
+			delete(r.ConsumedCapacity, "memory")
+		}
+		list, err := node{"node1", tab, nil}.shares(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...))
+		if err != nil || len(list) != 1 || list[0].share.String() != c.want {
+			t.Errorf("%s: %v\n got %+v\nwant %s", name, err, list, c.want)
+		}
+	}
+}
+
+func TestSharesWithoutCapacities(t *testing.T) {
+	r := resultOf("")
+	r.ShareID, r.ConsumedCapacity = nil, nil
+	list, err := node{"node1", tableOf(1), nil}.shares(claimWith([]result{r}))
+	want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, alloc.Share{ID: claimUID + "/" + strings.ToLower(uuid(0)), UUID: uuid(0), Whole: true, Containers: 1, Priority: quota.PriorityDefault}}}
+	if err != nil || !cmp.Equal(list, want, cmp.AllowUnexported(allocated{})) {
+		t.Errorf("%v %s", err, cmp.Diff(want, list, cmp.AllowUnexported(allocated{})))
+	}
+}
+
+func TestSubrequests(t *testing.T) {
+	for _, c := range []struct {
+		requests []string
+		want     bool
+	}{{nil, true}, {[]string{"gpu"}, true}, {[]string{"gpu/big"}, true}, {[]string{"gpu/small"}, false}, {[]string{"gp"}, false}} {
+		if got := applies(c.requests, "gpu/big"); got != c.want {
+			t.Errorf("%v: %v", c.requests, got)
+		}
+	}
+}
+
+func TestSharesRefuse(t *testing.T) {
+	edit := func(f func(*result)) []result {
+		r := resultOf("6Gi 30 1")
+		f(&r)
+		return []result{r}
+	}
+	capacity := func(s string) []result { return edit(func(r *result) { r.ConsumedCapacity = used(s) }) }
+	many := make([]result, alloc.MaxShares+1)
+	for want, claim := range map[string]*resourceapi.ResourceClaim{
+		"is not allocated":                                {ObjectMeta: metav1.ObjectMeta{UID: claimUID}},
+		`uid: "../../x"`:                                  {ObjectMeta: metav1.ObjectMeta{UID: "../../x"}},
+		"uid: has 0 bytes":                                {},
+		"has 33 devices":                                  claimWith(many),
+		"not of node node1":                               claimWith(edit(func(r *result) { r.Pool = "node2" })),
+		"adminAccess":                                     claimWith(edit(func(r *result) { r.AdminAccess = ptr(true) })),
+		"no such GPU any more":                            claimWith(edit(func(r *result) { r.Device = "gpu-7" })),
+		"GPU any more: delete the pod":                    claimWith(edit(func(r *result) { r.Device = strings.ToLower(uuid(1)) })), // another front end's
+		"shareID: ":                                       claimWith(edit(func(r *result) { r.ShareID = ptr(types.UID("a,uuid=x")) })),
+		"but no shareID":                                  claimWith(edit(func(r *result) { r.ShareID = nil })),
+		"occurs twice":                                    claimWith(append(capacity("1Gi 0 1"), capacity("1Gi 0 1")...)),
+		"memory is missing":                               claimWith(capacity("")),
+		"cores is missing":                                claimWith(capacity("6Gi")),
+		"containers is missing":                           claimWith(capacity("6Gi 0")),
+		"memory: 0 is not within":                         claimWith(capacity("0 0 1")),
+		"memory: -9223372036854775808 is not":             claimWith(edit(func(r *result) { r.ConsumedCapacity["memory"] = *resource.NewQuantity(-1<<63, resource.BinarySI) })),
+		"memory: 1Ki is not":                              claimWith(capacity("1Ki 0 1")),
+		"memory: 7Ei is not":                              claimWith(capacity("7Ei 0 1")),
+		"cores: 101 is not":                               claimWith(capacity("6Gi 101 1")),
+		"cores: -1 is not":                                claimWith(capacity("6Gi -1 1")),
+		"containers: 0 is not":                            claimWith(capacity("6Gi 0 0")),
+		"less than 1MiB for each":                         claimWith(capacity("1Mi 0 2")),
+		"less than 1 for each":                            claimWith(capacity("6Gi 1 2")),
+		"containers: 2: the claim has 1":                  claimWith(capacity("6Gi 0 1"), configFor(byClaim, `,"containers":2`)),
+		"percent: 31: the claim has 30":                   claimWith(capacity("6Gi 30 1"), configFor(byClaim, `,"percent":31`)),
+		`config 1 (FromClaim): VGPUConfig: unknown field`: claimWith(capacity("6Gi 30 1"), configFor(byClass, ""), configFor(byClaim, `,"shiny":31`)),
+		`config 0 (FromClass): VGPUConfig: weight`:        claimWith(capacity("6Gi 30 1"), configFor(byClass, `,"weight":65`)),
+	} {
+		list, err := node{"node1", tableOf(2), func(g device.GPU) bool { return g.Index == 0 }}.shares(claim)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v, %v, want %q", list, err, want)
+		}
+	}
+	// More than the card: overcommit is for many containers.
+	tab := tableOf(1)
+	tab.Config.Overcommit = 2
+	if _, err := (node{"node1", tab, nil}).shares(claimWith(capacity("20Gi 0 1"))); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
+		t.Error(err)
+	}
+}
+
+// FuzzShares: whatever a claim says, no container of it gets more than was consumed, nor more than the card.
+func FuzzShares(f *testing.F) {
+	f.Add("6Gi", "30", "1", `,"weight":2`)
+	f.Add("15109Mi", "0", "2", `,"percent":1,"spill":"1Gi","containers":2`)
+	f.Add("9223372036854775807", "100m", "64", ``)
+	f.Fuzz(func(t *testing.T, memory, cores, containers, config string) {
+		r := resultOf("")
+		for name, v := range map[resourceapi.QualifiedName]string{"memory": memory, "cores": cores, "containers": containers} {
+			q, err := resource.ParseQuantity(v)
+			if err != nil {
+				return
+			}
+			r.ConsumedCapacity[name] = q
+		}
+		tab := tableOf(1)
+		list, err := node{"node1", tab, nil}.shares(claimWith([]result{r}, configFor(byClaim, config)))
+		if err != nil {
+			return
+		}
+		s := list[0].share
+		if got, err := alloc.Parse(s.String()); err != nil || !cmp.Equal(got, s) {
+			t.Errorf("%v: %v %s", s, err, cmp.Diff(s, got))
+		}
+		m, p, n := r.ConsumedCapacity["memory"], r.ConsumedCapacity["cores"], r.ConsumedCapacity["containers"]
+		if s.Whole {
+			if m.Cmp(*resource.NewQuantity(int64(tab.GPUs[0].Memory.FloorMiB()), resource.BinarySI)) < 0 {
+				t.Errorf("%s of memory became a whole GPU", memory)
+			}
+			return
+		}
+		over := func(v uint64, q resource.Quantity) bool {
+			return resource.NewQuantity(int64(v), resource.DecimalSI).Cmp(q) > 0
+		}
+		if over(uint64(s.Memory)*uint64(s.Containers), m) || over(uint64(s.Percent*s.Containers), p) || over(uint64(s.Containers), n) ||
+			s.Memory > tab.GPUs[0].Memory || s.Memory == 0 || s.Containers < 1 {
+			t.Errorf("%s %s %s %s: %v", memory, cores, containers, config, s)
+		}
+	})
+}
