@@ -12,7 +12,7 @@ images=${CGPU_K8S_DIR:-${TMPDIR:-/tmp}/cgpu-k8s}/images
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-mkdir -p "$tmp/pause" "$tmp/agent/usr/bin" "$tmp/agent/tmp" "$tmp"/probe/{bin,tmp,etc,root,var/tmp,usr/bin}
+mkdir -p "$tmp/pause" "$tmp/agent" "$tmp"/probe/{bin,tmp,etc,root,var/tmp,usr/bin}
 (cd "$top" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$tmp/pause/pause" ./test/kubernetes/pause)
 "$here/mkimage.sh" localhost/pause:cgpu "$tmp/pause" "$images/pause.tar" /pause
 
@@ -32,6 +32,6 @@ CGPU_MEM_LIMIT=15GiB
 CGPU_DISABLE=true' "$here/mkimage.sh" localhost/liar:cgpu "$tmp/probe" "$images/liar.tar"
 
 if [[ -x $bin/cgpu-agent ]]; then
-	cp "$bin"/cgpu-agent "$tmp/agent/usr/bin/"
-	"$here/mkimage.sh" localhost/cgpu-agent:cgpu "$tmp/agent" "$images/agent.tar" /usr/bin/cgpu-agent
+	cp "$bin/cgpu-agent" "$tmp/agent/"
+	"$here/mkimage.sh" localhost/cgpu-agent:cgpu "$tmp/agent" "$images/agent.tar" /cgpu-agent
 fi
