@@ -58,7 +58,7 @@ demo: setup build ## two containers share one GPU (the real one, else the simula
 test: setup build lint unit integration ## everything that must pass, under 15 minutes on 2 cores
 
 unit: ## tests of the packages and of the limiter, with the race detector
-	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/... ./hack/...
+	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/...
 	@hack/parity.sh
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, runc and crun in private folders (root)

@@ -1,0 +1,363 @@
+package deploy
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	admission "k8s.io/api/admissionregistration/v1"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	node "k8s.io/api/node/v1"
+	rbac "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/labels"
+)
+
+var update = flag.Bool("update", false, "copy the chart's files from base")
+
+// overlays by the settings of the chart that mean the same.
+var overlays = map[string][]string{
+	"overlays/dra":           nil,
+	"overlays/device-plugin": {"frontends={deviceplugin}"},
+	"overlays/both":          {"frontends={dra,deviceplugin}", "devicePluginGPUs=0", `draGPUs=1\,2\,3\,4\,5\,6\,7`},
+	"overlays/gpushare":      {"frontends={deviceplugin}", "nodeSelector.cgpu\\.io/node=null", "string:nodeSelector.gpushare=true"},
+}
+
+// TestOverlays: what holds for every way to install.
+func TestOverlays(t *testing.T) {
+	for dir := range overlays {
+		t.Run(filepath.Base(dir), func(t *testing.T) { invariants(t, build(t, dir)) })
+	}
+	if a, b := build(t, "."), build(t, "overlays/dra"); len(a) != len(b) {
+		t.Errorf("deploy/ has %d objects, overlays/dra %d", len(a), len(b))
+	}
+}
+
+// paths of the host that the agent may have; docs/internals/agent.md says why.
+var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins"}
+
+func invariants(t *testing.T, list []object) {
+	t.Helper()
+	sets := of[*apps.DaemonSet](list)
+	if len(sets) != 1 {
+		t.Fatalf("%d DaemonSets, want 1", len(sets))
+	}
+	pod := sets[0].Spec.Template
+	checkPod(t, pod.Spec)
+	if s := sets[0].Spec.Selector.MatchLabels; !labels.SelectorFromSet(s).Matches(labels.Set(pod.Labels)) {
+		t.Errorf("the DaemonSet selects %v, its pods have %v", s, pod.Labels)
+	}
+	for _, arg := range pod.Spec.Containers[0].Args {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
+		if !slices.Contains(agentFlags(t), name) {
+			t.Errorf("argument %s: cgpu-agent has no flag --%s", arg, name)
+		}
+	}
+	for _, class := range of[*node.RuntimeClass](list) {
+		if class.Name != "cgpu" || class.Handler != "cgpu" || !maps.Equal(class.Scheduling.NodeSelector, pod.Spec.NodeSelector) {
+			t.Errorf("RuntimeClass %s: handler %s, on nodes %v; the agent is on %v", class.Name, class.Handler, class.Scheduling.NodeSelector, pod.Spec.NodeSelector)
+		}
+	}
+	for _, p := range of[*networking.NetworkPolicy](list) {
+		if !labels.SelectorFromSet(p.Spec.PodSelector.MatchLabels).Matches(labels.Set(pod.Labels)) {
+			t.Errorf("NetworkPolicy %s does not select the agent", p.Name)
+		}
+		if len(p.Spec.Ingress) != 1 || len(p.Spec.Ingress[0].Ports) != 1 || p.Spec.Ingress[0].Ports[0].Port.IntVal != pod.Spec.Containers[0].Ports[0].ContainerPort {
+			t.Errorf("NetworkPolicy %s: ingress is not the health port alone", p.Name)
+		}
+	}
+	checkRBAC(t, list, sets[0].Namespace)
+	checkPolicies(t, list, "system:serviceaccount:"+sets[0].Namespace+":"+pod.Spec.ServiceAccountName)
+	for _, o := range list {
+		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "NetworkPolicy"}, strings.Fields(o.name)[0])
+		if strings.Contains(o.name, " /") == namespaced {
+			t.Errorf("%s: is of a namespace: want %v", o.name, namespaced)
+		}
+	}
+	dra := strings.Contains(strings.Join(pod.Spec.Containers[0].Args, " "), "dra")
+	if n := len(of[*resourceapi.DeviceClass](list)); (n == 2) != dra {
+		t.Errorf("%d DeviceClasses, front end dra: %v", n, dra)
+	}
+	if !dra {
+		for _, o := range list {
+			if strings.Contains(fmt.Sprint(o.tree["apiVersion"]), "resource.k8s.io") {
+				t.Errorf("%s: without dra nothing of a cluster before 1.34 is known", o.name)
+			}
+		}
+	}
+}
+
+func checkPod(t *testing.T, s core.PodSpec) {
+	t.Helper()
+	if s.HostNetwork || s.HostIPC || !s.HostPID || s.ShareProcessNamespace != nil {
+		t.Errorf("hostNetwork %v, hostIPC %v, hostPID %v: want hostPID alone", s.HostNetwork, s.HostIPC, s.HostPID)
+	}
+	if s.PriorityClassName != "system-node-critical" || len(s.NodeSelector) == 0 {
+		t.Errorf("priority class %q, node selector %v", s.PriorityClassName, s.NodeSelector)
+	}
+	if s.SecurityContext.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("seccomp %v", s.SecurityContext.SeccompProfile.Type)
+	}
+	if len(s.InitContainers) > 0 || len(s.Containers) != 1 {
+		t.Fatalf("%d containers, %d init containers: want the agent alone", len(s.Containers), len(s.InitContainers))
+	}
+	c := s.Containers[0]
+	if name, _, _ := strings.Cut(c.Image, ":"); name != "cgpu-agent" {
+		t.Errorf("image %q: want cgpu-agent, without a host", c.Image)
+	}
+	sc := c.SecurityContext
+	if *sc.Privileged || *sc.AllowPrivilegeEscalation || !*sc.ReadOnlyRootFilesystem || len(sc.Capabilities.Add) > 0 ||
+		!slices.Equal(sc.Capabilities.Drop, []core.Capability{"ALL"}) || sc.SeccompProfile != nil {
+		t.Errorf("security context %+v", sc)
+	}
+	if c.LivenessProbe == nil || c.ReadinessProbe == nil || c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
+		t.Error("want both probes, requests, and a limit of memory")
+	}
+	mounted := map[string]string{}
+	for _, m := range c.VolumeMounts {
+		mounted[m.Name] = m.MountPath
+	}
+	for _, v := range s.Volumes {
+		switch {
+		case v.HostPath == nil || !slices.Contains(paths, v.HostPath.Path):
+			t.Errorf("volume %s: want a path of %q", v.Name, paths)
+		case mounted[v.Name] != v.HostPath.Path:
+			t.Errorf("volume %s: %s is mounted at %q: want the same path", v.Name, v.HostPath.Path, mounted[v.Name])
+		}
+		delete(mounted, v.Name)
+	}
+	if len(mounted) > 0 {
+		t.Errorf("mounts without volumes: %v", mounted)
+	}
+}
+
+// checkRBAC: no wildcards, nothing that docs/internals/agent.md does not state, every role is bound to the agent alone.
+func checkRBAC(t *testing.T, list []object, namespace string) {
+	t.Helper()
+	stated := statedRights(t)
+	bound := map[string]bool{}
+	for _, b := range of[*rbac.ClusterRoleBinding](list) {
+		bound[b.RoleRef.Name] = true
+		if len(b.Subjects) != 1 || b.Subjects[0].Kind != "ServiceAccount" || b.Subjects[0].Name != "cgpu-agent" || b.Subjects[0].Namespace != namespace {
+			t.Errorf("%s is bound to %v", b.Name, b.Subjects)
+		}
+	}
+	for _, r := range of[*rbac.ClusterRole](list) {
+		if !bound[r.Name] {
+			t.Errorf("ClusterRole %s is bound to nobody", r.Name)
+		}
+		delete(bound, r.Name)
+		for _, rule := range r.Rules {
+			for _, resource := range rule.Resources {
+				for _, verb := range rule.Verbs {
+					if !stated[resource+" "+verb] {
+						t.Errorf("ClusterRole %s: %s of %s: docs/internals/agent.md does not state it", r.Name, verb, resource)
+					}
+				}
+			}
+			if len(rule.NonResourceURLs) > 0 || slices.Contains(rule.APIGroups, "*") {
+				t.Errorf("ClusterRole %s: %v", r.Name, rule)
+			}
+		}
+	}
+	if len(bound) > 0 {
+		t.Errorf("bound roles that are not there: %v", bound)
+	}
+}
+
+// statedRights are "resource verb" from the table in docs/internals/agent.md.
+func statedRights(t *testing.T) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile("../docs/internals/agent.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	stated := map[string]bool{}
+	for _, row := range regexp.MustCompile(`(?m)^\| ([a-z/]+)(?: \([a-z0-9.]+\))? \| ([a-z, ]+) \|`).FindAllStringSubmatch(string(text), -1) {
+		for verb := range strings.SplitSeq(row[2], ",") {
+			stated[row[1]+" "+strings.TrimSpace(verb)] = true
+		}
+	}
+	if len(stated) < 8 {
+		t.Fatalf("docs/internals/agent.md states %v: has its table another form?", stated)
+	}
+	return stated
+}
+
+// agentFlags are those of cgpu-agent, from its source: the program links half of Kubernetes.
+func agentFlags(t *testing.T) (names []string) {
+	t.Helper()
+	text, err := os.ReadFile("../cmd/cgpu-agent/main.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`Flag\{Name: "([a-z-]+)"`).FindAllStringSubmatch(string(text), -1) {
+		names = append(names, m[1])
+	}
+	return names
+}
+
+// checkPolicies: each has a binding that does something, and the one of the agent names the agent.
+func checkPolicies(t *testing.T, list []object, agent string) {
+	t.Helper()
+	bound := map[string]bool{}
+	for _, b := range of[*admission.ValidatingAdmissionPolicyBinding](list) {
+		bound[b.Spec.PolicyName] = len(b.Spec.ValidationActions) > 0
+	}
+	names := map[string]bool{}
+	for _, p := range of[*admission.ValidatingAdmissionPolicy](list) {
+		names[p.Name] = true
+		if !bound[p.Name] {
+			t.Errorf("policy %s is not bound", p.Name)
+		}
+		delete(bound, p.Name)
+		if p.Name == "agent.cgpu.io" && !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+agent+`"`) {
+			t.Errorf("policy %s: %s is not %s", p.Name, p.Spec.MatchConditions[0].Expression, agent)
+		}
+	}
+	if len(bound) > 0 || !names["agent.cgpu.io"] || !names["pods.cgpu.io"] {
+		t.Errorf("policies %v; bound ones that are not there: %v", names, bound)
+	}
+}
+
+// TestChart: kustomize and helm make the same objects, up to labels and the namespace, which helm makes itself.
+func TestChart(t *testing.T) {
+	for dir, settings := range overlays {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			chart := render(t, settings...)
+			invariants(t, chart)
+			want, got := comparable(build(t, dir)), comparable(chart)
+			delete(want, "Namespace /cgpu-system")
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
+			}
+		})
+	}
+}
+
+// comparable are objects by name, without labels, and with lists of named things in the order of their names.
+func comparable(list []object) map[string]any {
+	all := map[string]any{}
+	for _, o := range list {
+		if meta, ok := o.tree["metadata"].(map[string]any); ok {
+			delete(meta, "labels")
+		}
+		all[o.name] = sorted(o.tree)
+	}
+	return all
+}
+
+func sorted(v any) any {
+	switch v := v.(type) {
+	case map[string]any:
+		for k := range v {
+			v[k] = sorted(v[k])
+		}
+	case []any:
+		for i := range v {
+			v[i] = sorted(v[i])
+		}
+		key := func(e any) string { m, _ := e.(map[string]any); s, _ := m["name"].(string); return s }
+		if len(v) > 0 && key(v[0]) != "" {
+			slices.SortFunc(v, func(a, b any) int { return strings.Compare(key(a), key(b)) })
+		}
+	}
+	return v
+}
+
+// TestChartValues: each value reaches what it is for, and what contradicts itself is refused with the value's name.
+func TestChartValues(t *testing.T) {
+	if out, err := helm.run(t, "lint", "--strict", "helm/cgpu"); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	list := render(t, "frontends={deviceplugin}", "memoryUnit=MiB", "image.repository=registry.example/cgpu-agent", "image.tag=v1", "runtimeClass.name=gpu",
+		"admission.runtimeClass=Deny", "networkPolicy.apiServerPorts={8443}", "hook=/usr/bin/cgpu-hook", "nodeSelector.gpu=yes", "resources.limits.memory=1Gi")
+	c := of[*apps.DaemonSet](list)[0].Spec.Template.Spec.Containers[0]
+	if want := []string{"--frontends=deviceplugin", "--memory-unit=MiB", "--hook=/usr/bin/cgpu-hook"}; !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-agent:v1" {
+		t.Errorf("image %q, arguments %q, want %q", c.Image, c.Args, want)
+	}
+	if class := of[*node.RuntimeClass](list)[0]; class.Name != "gpu" || class.Scheduling.NodeSelector["gpu"] != "yes" {
+		t.Errorf("RuntimeClass %+v", class)
+	}
+	if p := of[*networking.NetworkPolicy](list)[0]; len(p.Spec.Egress[0].Ports) != 1 || p.Spec.Egress[0].Ports[0].Port.IntVal != 8443 {
+		t.Errorf("egress %+v", p.Spec.Egress)
+	}
+	for _, b := range of[*admission.ValidatingAdmissionPolicyBinding](list) {
+		if b.Spec.ValidationActions[0] != admission.Deny {
+			t.Errorf("%s: %v", b.Name, b.Spec.ValidationActions)
+		}
+	}
+	list = render(t, "admission.enabled=false", "networkPolicy.enabled=false", "runtimeClass.create=false")
+	if n := len(of[*admission.ValidatingAdmissionPolicy](list)) + len(of[*networking.NetworkPolicy](list)) + len(of[*node.RuntimeClass](list)); n != 0 {
+		t.Errorf("%d objects that are switched off", n)
+	}
+	list = render(t, "admission.privileges=true")
+	if !slices.ContainsFunc(list, func(o object) bool { return o.name == "ValidatingAdmissionPolicyBinding /vgpu-privileges.cgpu.io" }) {
+		t.Error("admission.privileges=true has no effect")
+	}
+	for set, want := range map[string]string{
+		"frontends={dra,deviceplugin}": "set draGPUs and devicePluginGPUs",
+		"draGPUs=0":                    "there is one front end",
+		"frontends={dra,deviceplugin},draGPUs=0,devicePluginGPUs=0": "0 is in both",
+		"frontends={mps}":              "frontends",
+		"frontends=null":               "frontends",
+		"memoryUnit=GB":                "memoryUnit",
+		"image.registry=x":             "registry",
+		"admission.runtimeClass=Audit": "runtimeClass",
+		"frontend={dra}":               "frontend",
+	} {
+		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)
+		}
+	}
+}
+
+// TestChartFiles: the chart's copies of cluster-wide objects are those of base; -update copies them.
+func TestChartFiles(t *testing.T) {
+	for name, source := range map[string]string{
+		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
+		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "components/vgpu-privileges/admission.yaml",
+		"admission-device-plugin": "components/device-plugin/admission.yaml",
+	} {
+		want, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := "helm/cgpu/files/" + name + ".yaml"
+		if *update {
+			if err := os.WriteFile(file, want, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(file); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s is not %s (%v): go test ./deploy -run ChartFiles -update", file, source, err)
+		}
+	}
+}
+
+// TestImage: nothing is in the image but one program of ours.
+func TestImage(t *testing.T) {
+	text, err := os.ReadFile("image/Containerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	if want := []string{"FROM scratch", "COPY cgpu-agent /cgpu-agent", "USER 0:0", `ENTRYPOINT ["/cgpu-agent"]`}; !slices.Equal(lines, want) {
+		t.Errorf("got %q, want %q", lines, want)
+	}
+}

@@ -1,0 +1,115 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	batch "k8s.io/api/batch/v1"
+	core "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/opencgpu/cgpu/pkg/api/v1alpha1"
+)
+
+// TestExamples: what users copy is whole, runs through cgpu, and names what is there.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("examples/*.yaml")
+	if err != nil || len(files) < 8 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		if filepath.Base(file) == "kustomization.yaml" {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(string(text), "# ") {
+			t.Errorf("%s: says not what it is for", file)
+		}
+		checkExample(t, file, decode(t, file, string(text)))
+	}
+}
+
+func checkExample(t *testing.T, file string, list []object) {
+	t.Helper()
+	pods := map[string]core.PodSpec{}
+	claims := map[string]resourceapi.ResourceClaimSpec{}
+	for _, o := range list {
+		switch v := o.typed.(type) {
+		case *core.Pod:
+			pods[o.name] = v.Spec
+		case *apps.Deployment:
+			pods[o.name] = v.Spec.Template.Spec
+		case *apps.StatefulSet:
+			pods[o.name] = v.Spec.Template.Spec
+		case *batch.Job:
+			pods[o.name] = v.Spec.Template.Spec
+		case *resourceapi.ResourceClaim:
+			claims["claim "+v.Name] = v.Spec
+		case *resourceapi.ResourceClaimTemplate:
+			claims["template "+v.Name] = v.Spec.Spec
+		}
+	}
+	if len(pods) == 0 {
+		t.Errorf("%s: has no pod", file)
+	}
+	used := map[string]bool{}
+	for name, s := range pods {
+		if s.RuntimeClassName == nil || *s.RuntimeClassName != "cgpu" {
+			t.Errorf("%s: %s: want runtimeClassName: cgpu", file, name)
+		}
+		has := map[string]bool{}
+		for _, c := range s.ResourceClaims {
+			has[c.Name] = true
+			switch {
+			case c.ResourceClaimName != nil:
+				used["claim "+*c.ResourceClaimName] = true
+			case c.ResourceClaimTemplateName != nil:
+				used["template "+*c.ResourceClaimTemplateName] = true
+			}
+		}
+		gpus := 0
+		for _, c := range s.Containers {
+			if q, ok := c.Resources.Limits["aliyun.com/gpu-mem"]; ok && !q.IsZero() {
+				gpus++
+			}
+			for _, r := range c.Resources.Claims {
+				gpus++
+				if !has[r.Name] {
+					t.Errorf("%s: %s: container %s: the pod has no claim %s", file, name, c.Name, r.Name)
+				}
+			}
+			if strings.Contains(c.Image, ".") && strings.Contains(c.Image, "/") {
+				t.Errorf("%s: %s: image %s names a host", file, name, c.Image)
+			}
+		}
+		if gpus == 0 {
+			t.Errorf("%s: %s: no container asks for a GPU", file, name)
+		}
+	}
+	for name, spec := range claims {
+		if !used[name] {
+			t.Errorf("%s: %s: no pod uses it", file, name)
+		}
+		for _, r := range spec.Devices.Requests {
+			if class := r.Exactly.DeviceClassName; class != "vgpu.cgpu.io" && class != "gpu.cgpu.io" {
+				t.Errorf("%s: %s: class %s", file, name, class)
+			}
+		}
+		for _, c := range spec.Devices.Config {
+			if _, err := v1alpha1.Decode(c.Opaque.Parameters.Raw); err != nil || c.Opaque.Driver != "gpu.cgpu.io" {
+				t.Errorf("%s: %s: driver %s: %v", file, name, c.Opaque.Driver, err)
+			}
+		}
+	}
+	for name := range used {
+		if _, ok := claims[name]; !ok {
+			t.Errorf("%s: %s is not in the file", file, name)
+		}
+	}
+}

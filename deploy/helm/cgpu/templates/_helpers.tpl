@@ -1,0 +1,32 @@
+{{- define "cgpu.labels" -}}
+app.kubernetes.io/name: cgpu
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "cgpu.selector" -}}
+app.kubernetes.io/name: cgpu
+app.kubernetes.io/component: agent
+{{- end }}
+
+{{/* A file of deploy/base, with the names of this release; TestChartFiles holds the copies to their sources. */}}
+{{- define "cgpu.file" -}}
+{{ .root.Files.Get (printf "files/%s.yaml" .name) | replace "system:serviceaccount:cgpu-system:" (printf "system:serviceaccount:%s:" .root.Release.Namespace) | replace "runtimeClassName: cgpu" (printf "runtimeClassName: %s" .root.Values.runtimeClass.name) | replace "validationActions: [Warn]" (printf "validationActions: [%s]" .root.Values.admission.runtimeClass) }}
+{{- end }}
+
+{{- define "cgpu.checks" -}}
+{{- $dra := toString .Values.draGPUs -}}
+{{- $plugin := toString .Values.devicePluginGPUs -}}
+{{- $both := and (has "dra" .Values.frontends) (has "deviceplugin" .Values.frontends) -}}
+{{- if and $both (not (and $dra $plugin)) -}}
+{{- fail "frontends: dra and deviceplugin on one node: set draGPUs and devicePluginGPUs, for no GPU is offered by both" -}}
+{{- end -}}
+{{- if and (not $both) (or $dra $plugin) -}}
+{{- fail "draGPUs, devicePluginGPUs: there is one front end, which has all GPUs: leave them empty" -}}
+{{- end -}}
+{{- range (splitList "," $dra) -}}
+{{- if and . (has . (splitList "," $plugin)) -}}
+{{- fail (printf "draGPUs, devicePluginGPUs: %s is in both" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
