@@ -35,11 +35,11 @@ func apply(edits []engine.Edit) (applied, error) {
 		}
 		return applied{}, err
 	}
+	// Others read the folders that are made: the engine's own users, containerd's imports.
+	defer unix.Umask(unix.Umask(umask))
 	for _, e := range edits {
 		// A link (to a file of a configuration management, say) stays one.
-		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
-			e.Path = real
-		}
+		e.Path = linked(e.Path)
 		if e.Before != nil && !e.Note && e.After != nil {
 			made, err := backup(e)
 			if err != nil {
@@ -56,6 +56,28 @@ func apply(edits []engine.Edit) (applied, error) {
 		done.edits = append(done.edits, e)
 	}
 	return done, nil
+}
+
+// linked is the file that a path leads to by links, though it may not be there yet.
+func linked(path string) string {
+	for range 40 { // as many as the kernel follows
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
+		target, err := os.Readlink(path)
+		if err != nil {
+			break
+		}
+		if !filepath.IsAbs(target) {
+			dir, err := filepath.EvalSymlinks(filepath.Dir(path))
+			if err != nil {
+				break
+			}
+			target = filepath.Join(dir, target)
+		}
+		path = target
+	}
+	return path
 }
 
 // undo puts the files back.
@@ -131,9 +153,7 @@ func outside(dir string) string {
 
 // dropLeftovers removes what a killed install left of a new file, which an engine may read where it lies.
 func dropLeftovers(path string) error {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
+	path = linked(path)
 	dir := filepath.Dir(path)
 	for _, d := range slices.Compact([]string{dir, outside(dir)}) {
 		entries, err := os.ReadDir(d)
@@ -215,9 +235,7 @@ func original(e engine.Edit, json bool) (text []byte, path string) {
 func (a applied) dropBackups(edits []engine.Edit, json bool) (said []string) {
 	for _, e := range edits {
 		_, same := original(e, json)
-		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
-			e.Path = real
-		}
+		e.Path = linked(e.Path)
 		for _, b := range backupsOf(e.Path) {
 			if b == same && dropBackup(b) == nil {
 				continue

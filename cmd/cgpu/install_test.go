@@ -417,3 +417,56 @@ func TestInstallKubernetes(t *testing.T) {
 		e.want(args, e.cgpu(args), want)
 	}
 }
+
+// TestInstallLinks: a link stays a link, also one to a file that is not there yet; uninstall takes the file, and leaves the link.
+func TestInstallLinks(t *testing.T) {
+	e := newEngines(t)
+	for _, target := range []string{"../managed/daemon.json", filepath.Join(e.dir, "managed", "daemon.json"), "again.json"} {
+		link := filepath.Join(e.config, "daemon.json")
+		for from, to := range map[string]string{link: target, filepath.Join(e.config, "again.json"): "../managed/daemon.json"} {
+			if err := os.Symlink(to, from); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if out := e.cgpu("install docker --config daemon.json"); strings.Contains(out, "error: ") {
+			t.Fatal(out)
+		}
+		if to, err := os.Readlink(link); err != nil || to != target {
+			t.Errorf("%s: the link leads to %q, %v", target, to, err)
+		}
+		if text, err := os.ReadFile(filepath.Join(e.dir, "managed", "daemon.json")); err != nil || !strings.Contains(string(text), "cgpu-runtime") {
+			t.Errorf("%s: %q, %v", target, text, err)
+		}
+		if out := e.cgpu("uninstall docker --config daemon.json"); strings.Contains(out, "error: ") {
+			t.Fatal(out)
+		}
+		if to, err := os.Readlink(link); err != nil || to != target {
+			t.Errorf("%s: after uninstall the link leads to %q, %v", target, to, err)
+		}
+		if err := errors.Join(os.RemoveAll(filepath.Join(e.dir, "managed")), os.Remove(link), os.Remove(filepath.Join(e.config, "again.json"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestInstallUmask: what an administrator with a tight umask installs, others can still read.
+func TestInstallUmask(t *testing.T) {
+	e := newEngines(t)
+	defer syscall.Umask(syscall.Umask(0o077))
+	e.write("daemon.json", "{}", 0o644)
+	for _, config := range []string{"daemon.json", "new/folder/daemon.json"} {
+		if out := e.cgpu("install docker --config " + config); strings.Contains(out, "error: ") {
+			t.Fatal(out)
+		}
+	}
+	modes := map[string]fs.FileMode{"etc.cgpu-backup": 0o755, "etc/new": 0o755, "etc/new/folder": 0o755, "etc/new/folder/daemon.json": 0o644}
+	for name, want := range modes {
+		info, err := os.Stat(filepath.Join(e.dir, name))
+		if err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want %v", name, info.Mode(), err, want)
+		}
+	}
+	if now := syscall.Umask(0o077); now != 0o077 {
+		t.Errorf("the umask is %o after it", now)
+	}
+}
