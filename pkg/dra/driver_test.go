@@ -1,0 +1,290 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	k8sruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	k8stesting "k8s.io/client-go/testing"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// shortDir is a folder for sockets, whose paths must be short.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "dra")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func options(t *testing.T, client *fake.Clientset) Options {
+	dir := shortDir(t)
+	o := Options{Node: "node1", Client: client, CDIDir: filepath.Join(dir, "cdi"), PluginDir: filepath.Join(dir, "p"), RegistryDir: filepath.Join(dir, "r"),
+		Hook: hook, Table: tableOf(2), CRISocket: criServer{name: "containerd", version: "v2.4.2"}.serve(t)}
+	for _, d := range []string{o.CDIDir, o.RegistryDir} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return o
+}
+
+func TestStartRefuses(t *testing.T) {
+	for want, edit := range map[string]func(*Options){
+		"Node is empty":       func(o *Options) { o.Node = "" },
+		"Client is nil":       func(o *Options) { o.Client = nil },
+		"Table is nil":        func(o *Options) { o.Table = nil },
+		`Hook "cgpu-hook"`:    func(o *Options) { o.Hook = "cgpu-hook" },
+		`CDIDir ""`:           func(o *Options) { o.CDIDir = "" },
+		"ignores CDI devices": func(o *Options) { o.CRISocket = criServer{name: "containerd", version: "1.6.38"}.serve(t) },
+	} {
+		o := options(t, fake.NewClientset())
+		edit(&o)
+		if d, err := Start(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+			if d != nil {
+				d.Stop()
+			}
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestRegistration is what the kubelet does with the registration socket, and what becomes of Healthy.
+func TestRegistration(t *testing.T) {
+	o := options(t, fake.NewClientset())
+	o.PodUID = "5ec0ad00-0000-4000-8000-000000000000"
+	d, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	sockets, _ := filepath.Glob(o.RegistryDir + "/*")
+	if len(sockets) != 1 || !strings.Contains(sockets[0], o.PodUID) {
+		t.Fatalf("%v: two agents at a time need sockets of their own", sockets)
+	}
+	conn, err := grpc.NewClient("unix:"+sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	kubelet := registration.NewRegistrationClient(conn)
+	info, err := kubelet.GetInfo(t.Context(), &registration.InfoRequest{})
+	if err != nil || info.Name != DriverName || info.Type != registration.DRAPlugin {
+		t.Errorf("%v, %v", info, err)
+	}
+	if err := d.Healthy(); err != nil {
+		t.Errorf("before the kubelet has answered: %v", err)
+	}
+	for _, c := range []struct {
+		status *registration.RegistrationStatus
+		want   string
+	}{{&registration.RegistrationStatus{Error: "version mismatch"}, "version mismatch"}, {&registration.RegistrationStatus{PluginRegistered: true}, ""}} {
+		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), c.status); (err == nil) != c.status.PluginRegistered {
+			t.Errorf("%+v: %v", c.status, err)
+		}
+		err := d.Healthy()
+		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+}
+
+func TestHealth(t *testing.T) {
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "s", nil)
+	for _, c := range []struct {
+		err     error
+		healthy bool
+	}{
+		{errors.Join(kubeletplugin.ErrRecoverable, errors.New("no route to host")), true},
+		{errors.Join(kubeletplugin.ErrRecoverable, invalid), false},
+		{errors.New("the socket is gone"), false},
+	} {
+		o := options(t, fake.NewClientset())
+		d, err := Start(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plugin{d}.HandleError(t.Context(), c.err, "in the background")
+		if err := d.Healthy(); (err == nil) != c.healthy {
+			t.Errorf("%v: %v", c.err, err)
+		}
+		d.Stop()
+	}
+}
+
+// TestPrepare: preparing twice is as once, a claim that is refused keeps no other from being prepared, and both ends with
+// nothing left.
+func TestPrepare(t *testing.T) {
+	o := options(t, fake.NewClientset())
+	d, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	p := plugin{d}
+	good, bad := claimWith([]result{resultOf("6Gi 30 1")}), claimWith([]result{resultOf("6Gi 300 1")})
+	bad.UID = "bad"
+	other := claimWith([]result{{Request: "nic", Driver: "nic.example.com"}})
+	other.UID = "other"
+	var before []byte
+	for range 2 {
+		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good, other})
+		if err != nil || len(results) != 3 {
+			t.Fatalf("%v, %v", results, err)
+		}
+		g := results[good.UID]
+		if g.Err != nil || len(g.Devices) != 1 || g.Devices[0].CDIDeviceIDs[0] != "gpu.cgpu.io/share="+claimUID+"."+shareA ||
+			*g.Devices[0].ShareID != shareA || g.Devices[0].Requests[0] != "gpu" || g.Devices[0].PoolName != "node1" {
+			t.Errorf("%+v", g)
+		}
+		if err := results["bad"].Err; err == nil || !strings.HasPrefix(err.Error(), "dra: claim team/claim: request gpu: consumedCapacity: cores: 300") {
+			t.Error(err)
+		}
+		if r := results["other"]; r.Err != nil || len(r.Devices) != 0 {
+			t.Errorf("%+v", r)
+		}
+		text, err := os.ReadFile(d.cdi.path(claimUID))
+		if err != nil || before != nil && string(text) != string(before) {
+			t.Errorf("%v: %s, before %s", err, text, before)
+		}
+		before = text
+		if n := names(t, o.CDIDir); len(n) != 1 {
+			t.Errorf("%v", n)
+		}
+	}
+	for range 2 {
+		results, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: claimUID}, {UID: "../../etc/passwd"}})
+		if err != nil || len(results) != 2 || results[claimUID] != nil || results["../../etc/passwd"] == nil {
+			t.Errorf("%v, %v", results, err)
+		}
+		if n := names(t, o.CDIDir); len(n) != 0 {
+			t.Errorf("%v", n)
+		}
+	}
+}
+
+// TestSweep: at the start the specs of claims that are gone go, and those that the API server does not answer for stay.
+func TestSweep(t *testing.T) {
+	mine := func(name, uid string, edit func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
+		c := claimWith([]result{resultOf("6Gi 0 1")})
+		c.Name, c.UID = name, types.UID(uid)
+		edit(c)
+		return c
+	}
+	nothing := func(*resourceapi.ResourceClaim) {}
+	client := fake.NewClientset(
+		mine("used", "used", nothing),
+		mine("replaced", "another", nothing),
+		mine("released", "released", func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil }),
+		mine("moved", "moved", func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Pool = "node2" }),
+	)
+	client.PrependReactor("get", "resourceclaims", func(a k8stesting.Action) (bool, k8sruntime.Object, error) {
+		if a.(k8stesting.GetAction).GetName() == "unknown" {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "resourceclaims"}, "unknown", nil)
+		}
+		return false, nil, nil
+	})
+	o := options(t, client)
+	f := cdiFolder{dir: o.CDIDir}
+	for _, name := range []string{"used", "replaced", "released", "moved", "unknown", "deleted"} {
+		if err := f.write(types.UID(name), cdiSpec("team", name, hook, twoShares())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	foreign := filepath.Join(o.CDIDir, "nvidia.json")
+	if err := os.WriteFile(foreign, []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	d.sweeps.Wait()
+	want := fmt.Sprint([]string{"gpu.cgpu.io-share_unknown.json", "gpu.cgpu.io-share_used.json", "nvidia.json"})
+	if got := fmt.Sprint(names(t, o.CDIDir)); got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestUpdate: a GPU that vanished goes from the slice, and its claims are refused.
+func TestUpdate(t *testing.T) {
+	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "node1"}}) // the slices' owner
+	// The fake knows no generateName; the apiserver does.
+	n := 0
+	client.PrependReactor("create", "resourceslices", func(a k8stesting.Action) (bool, k8sruntime.Object, error) {
+		s := a.(k8stesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		if s.Name == "" {
+			n++
+			s.Name = fmt.Sprint(s.GenerateName, n)
+		}
+		return false, nil, nil
+	})
+	d, err := Start(t.Context(), options(t, client))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	publishes := func(gpus int) {
+		t.Helper()
+		deadline := time.Now().Add(20 * time.Second)
+		for {
+			l, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+			if err == nil && len(l.Items) == 1 && len(l.Items[0].Spec.Devices) == gpus {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%d GPUs are not published: %+v, %v", gpus, l, err)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	publishes(2)
+	less := tableOf(2)
+	less.GPUs = less.GPUs[1:]
+	if err := d.Update(t.Context(), less); err != nil {
+		t.Fatal(err)
+	}
+	publishes(1)
+	claim := claimWith([]result{resultOf("6Gi 30 1")})
+	results, err := plugin{d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	if err != nil || results[claim.UID].Err == nil {
+		t.Errorf("%v, %v", results, err)
+	}
+	if err := d.Update(t.Context(), nil); err == nil {
+		t.Error("a table that is not there is taken")
+	}
+}
+
+// BenchmarkPrepare is one claim, without the API server's part.
+func BenchmarkPrepare(b *testing.B) {
+	o := Options{Node: "node1", Hook: hook, Log: slog.New(slog.DiscardHandler)}
+	d := &Driver{o: o, cdi: cdiFolder{dir: b.TempDir()}, table: tableOf(8)}
+	claims := []*resourceapi.ResourceClaim{claimWith([]result{resultOf("6Gi 30 1")}, configFor(byClaim, `,"weight":2`))}
+	for b.Loop() {
+		results, err := plugin{d}.PrepareResourceClaims(context.Background(), claims)
+		if err != nil || results[claimUID].Err != nil {
+			b.Fatal(err, results)
+		}
+	}
+}
