@@ -146,3 +146,97 @@ func TestAllocatedNotOurs(t *testing.T) {
 		t.Errorf("%v\n%s\n%s", r.err, r.stderr, r.log)
 	}
 }
+
+// TestGPUShare starts containers that have gpushare's variables, on a node that asks the kubelet how much that is.
+func TestGPUShare(t *testing.T) {
+	n := newNode(t, "runc")
+	n.table.Config.Pods, n.table.Config.PodResources = device.PodsGPUShare, "/kubelet.sock"
+	n.saveTable()
+	lies := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_MEM_IDX=1",
+		"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=3", "NVIDIA_VISIBLE_DEVICES=all"}
+	var units string
+	for _, g := range n.table.GPUs {
+		units += "gpu " + g.UUID + " 15\\n"
+	}
+	third := ledger.VGPU{UUID: n.table.GPUs[1].UUID, Limit: (15109 * quota.MiB / 5).FloorMiB(), Weight: 1, Percent: 30, Priority: quota.PriorityDefault}
+	for i, c := range []struct {
+		name, helper string
+		kind         string
+		env          []string
+		want         []ledger.VGPU
+		refused      string
+	}{
+		{name: "lying pod", helper: `[ "$1 $3 $4 $5" = "/kubelet.sock ml train main" ] && printf 'memory 3\npercent 30\n` + units + `end\n'`, env: lies, want: []ledger.VGPU{third}},
+		{name: "nothing allocated", helper: `printf 'memory 0\npercent 0\nend\n'`, env: []string{ask}, refused: "in a pod of this node only what was allocated counts"},
+		{name: "nothing allocated, and lies", helper: `printf 'memory 0\npercent 0\nend\n'`, env: lies, refused: "is set a second time"},
+		{name: "not placed", helper: `printf 'memory 3\npercent 0\n` + units + `end\n'`, env: []string{ask, "ALIYUN_COM_GPU_MEM_IDX=-1"}, refused: "means that the device plugin found no GPU"},
+		{name: "no answer", helper: `echo "/kubelet.sock: nobody answers"; exit 1`, env: []string{ask}, refused: "the kubelet did not tell what is allocated: /kubelet.sock: nobody answers"},
+		{name: "asks for nothing", helper: "exit 1", env: []string{"A=b"}},
+		{name: "no pod", kind: "none", helper: "exit 1", env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, want: []ledger.VGPU{{UUID: third.UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.t = t
+			if err := os.WriteFile(filepath.Join(n.dir, "cgpu-podresources"), []byte("#!/bin/sh\n"+c.helper+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if c.kind == "" {
+				c.kind = "container"
+			}
+			id := fmt.Sprintf("cgpu-test-gpushare-%d-%d", os.Getpid(), i)
+			r := n.run("create", "--bundle", n.podBundle(c.kind, c.env, nil), id)
+			defer n.run("delete", "--force", id)
+			if (r.err == nil) != (c.refused == "") || !strings.Contains(r.log, c.refused) {
+				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
+			}
+			records := n.records()
+			if len(records) != min(len(c.want), 1) || len(records) == 1 && !slices.Equal(records[0].VGPUs, c.want) {
+				t.Fatalf("%+v", records)
+			}
+			if len(records) == 1 && c.kind == "container" && (len(records[0].Allocated) != 1 || records[0].Allocated[0].ID != "gpushare/uid-1/main") {
+				t.Errorf("%+v", records[0].Allocated)
+			}
+		})
+		n.t = t
+	}
+}
+
+// BenchmarkCreateAllocated is what a create costs with a vGPU that was asked for by variables, and with one that was
+// allocated, up to the low-level runtime.
+func BenchmarkCreateAllocated(b *testing.B) {
+	n := newNode(b, "runc")
+	low := filepath.Join(b.TempDir(), "runc")
+	copyFile(b, "/bin/true", low)
+	n.table.Config.Runtimes = []string{low}
+	n.saveTable()
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	for _, way := range []struct {
+		name        string
+		env         []string
+		annotations map[string]string
+		hooks       [][]string
+	}{
+		{name: "variables", env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}},
+		{name: "annotations", annotations: map[string]string{alloc.AnnotationShares: share.String()}},
+		{name: "hooks", hooks: [][]string{alloc.HookArgs(share)}},
+	} {
+		bundle := n.podBundle("container", way.env, way.annotations, way.hooks...)
+		config := filepath.Join(bundle, "config.json")
+		raw, err := os.ReadFile(config)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				os.Remove(ledger.File(n.runDir))
+				if err := os.WriteFile(config, raw, 0o640); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				if r := n.run("create", "--bundle", bundle, "x"); r.err != nil {
+					b.Fatal(r.err, r.log)
+				}
+			}
+		})
+	}
+}

@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -93,7 +94,8 @@ func create(c call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, err
 	}
-	if err := ask.RefuseUnallocated(table); err != nil {
+	units := func(c spec.PodContainer) (quota.Units, error) { return launch.AskKubelet(table.Config.PodResources, c) }
+	if err := ask.Settle(table, units); err != nil {
 		return undo, err
 	}
 	// The table that was there may have been stale.

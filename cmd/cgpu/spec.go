@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
@@ -134,7 +135,13 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	if err != nil {
 		return nil, "", err
 	}
-	if err := ask.RefuseUnallocated(t); err != nil {
+	units := func(c spec.PodContainer) (quota.Units, error) {
+		if d.table != "" {
+			return quota.Units{}, errors.New("spec: --table: only the kubelet of the node itself can tell what gpushare's device plugin allocated")
+		}
+		return launch.AskKubelet(t.Config.PodResources, c)
+	}
+	if err := ask.Settle(t, units); err != nil {
 		return nil, "", err
 	}
 	record, err := d.reserve(ask, t)

@@ -33,6 +33,10 @@ type Ask struct {
 	// Edited: hooks of ours were taken out of Doc, so that config.json is to be written anew even if nothing else is.
 	Edited bool
 	name   string
+	// fault is why the request of a pod's own words cannot be read. They may not count (Settle).
+	fault       error
+	env         []string
+	annotations map[string]string
 }
 
 // Read finds out what a config.json asks for, in cgpu's own words or in those of the dialects that the node has enabled.
@@ -49,7 +53,7 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations)}
+	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations), env: env, annotations: annotations}
 	claims, taken, err := doc.TakeShares()
 	a.Edited = taken > 0
 	if a.Sandbox {
@@ -59,6 +63,9 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 		return a, err
 	}
 	plugin, err := alloc.FromAnnotations(annotations)
+	if err == nil && plugin != nil && spec.IsCRIO(annotations) {
+		err = fmt.Errorf("admit: annotation %s: below CRI-O a pod's author can write it, so it counts for nothing: ask with a ResourceClaim", alloc.AnnotationShares)
+	}
 	if err != nil {
 		return a, err
 	}
@@ -67,8 +74,11 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	}
 	if len(a.Shares) > 0 {
 		a.Quota, err = quota.Beside(env, annotations)
-	} else {
-		a.Quota, err = quota.FromSpec(env, annotations, dialects...)
+		return a, err
+	}
+	a.Quota, err = quota.FromSpec(env, annotations, dialects...)
+	if a.Pod && err != nil {
+		a.Quota, a.fault, err = &quota.Quota{}, err, nil
 	}
 	return a, err
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // Share is a share of a GPU that Kubernetes allocated to the container.
@@ -35,23 +36,56 @@ func allocated(claims, plugin []alloc.Share) ([]Share, error) {
 	return all, nil
 }
 
-// RefuseUnallocated refuses a container of a pod that names itself a GPU, on nodes where allocations alone count. It is nil
-// for every other container.
-func (a *Ask) RefuseUnallocated(table *device.Table) error {
-	if !a.Unallocated(table) {
-		return nil
+// Settle decides, once the node is known, what the own words of a pod's container count for, where nothing in its config.json
+// was allocated to it. units asks the kubelet what a device plugin allocated to a container. An error refuses the container.
+func (a *Ask) Settle(table *device.Table, units func(spec.PodContainer) (quota.Units, error)) error {
+	pods := table.Config.Pods
+	if !a.Pod || a.Quota == nil || len(a.Shares) > 0 || pods != device.PodsAllocated && pods != device.PodsGPUShare {
+		return a.fault
+	}
+	if pods == device.PodsGPUShare {
+		container := spec.ContainerOf(a.annotations)
+		if spec.IsCRIO(a.annotations) || container == (spec.PodContainer{}) {
+			return errors.New(`admit: pods = "gpushare" in cgpu.toml works below containerd, whose annotations tell which pod it is: set "allocated", and ask with a ResourceClaim`)
+		}
+		u, err := units(container)
+		if err != nil {
+			return err
+		}
+		if u.Memory > 0 {
+			return a.counted(container, u, table)
+		}
+	}
+	if a.fault != nil {
+		return a.fault
 	}
 	return a.Quota.RefuseUnallocated()
 }
 
-// Unallocated says whether the container is a pod's, asks for a GPU, was allocated none that config.json tells of, and lies on
-// a node on which that counts for nothing.
-func (a *Ask) Unallocated(table *device.Table) bool {
-	switch table.Config.Pods {
-	case device.PodsAllocated, device.PodsGPUShare:
-		return a.Pod && a.Quota != nil && len(a.Shares) == 0
+// counted makes a share of what a device plugin allocated by counting.
+func (a *Ask) counted(container spec.PodContainer, u quota.Units, table *device.Table) error {
+	var known []quota.GPU
+	for _, g := range table.GPUs {
+		known = append(known, quota.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory})
 	}
-	return false
+	q, err := quota.FromUnits(a.env, a.annotations, u, known)
+	if err != nil {
+		return err
+	}
+	grants, _, err := q.Resolve(known)
+	if err != nil {
+		return err
+	}
+	s := alloc.Share{ID: "gpushare/" + container.UID + "/" + container.Container, Memory: grants[0].Limit, Containers: 1, Percent: u.Percent, Priority: quota.PriorityDefault}
+	for _, g := range table.GPUs {
+		if g.Index == grants[0].Index {
+			s.UUID = g.UUID
+		}
+	}
+	// What was read of the container's own words before may be refused, or nonsense.
+	a.Shares, a.fault = []Share{{s, true}}, nil
+	a.Quota, err = quota.Beside(a.env, a.annotations)
+	return err
 }
 
 // allot puts the shares into a reservation.

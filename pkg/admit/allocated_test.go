@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // pod is a config.json as containerd's CRI plugin writes it, with what an allocator and the pod's author add.
@@ -155,7 +156,7 @@ func TestAllocated(t *testing.T) {
 			tab := table()
 			tab.Config.Pods, tab.Config.PodSettings = pods, tt.settings
 			tab.HostMemory = 1 << 40
-			if err := a.RefuseUnallocated(tab); err != nil {
+			if err := a.Settle(tab, nil); err != nil {
 				t.Errorf("%s: %v", tt.name, err)
 			}
 			got, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
@@ -257,7 +258,7 @@ func TestAllocatedSandbox(t *testing.T) {
 	}
 }
 
-func TestRefuseUnallocated(t *testing.T) {
+func TestSettle(t *testing.T) {
 	six := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=6"}
 	for name, tt := range map[string]struct {
 		config  func(*testing.T) []byte
@@ -279,13 +280,99 @@ func TestRefuseUnallocated(t *testing.T) {
 			t.Fatal(err)
 		}
 		tab := table()
-		if err := a.RefuseUnallocated(tab); err != nil {
+		if err := a.Settle(tab, nil); err != nil {
 			t.Errorf("%s: by default: %v", name, err)
 		}
 		tab.Config.Pods = device.PodsAllocated
-		err = a.RefuseUnallocated(tab)
+		err = a.Settle(tab, nil)
 		if (err != nil) != (tt.refused != "") || err != nil && (!strings.Contains(err.Error(), tt.refused) || !strings.Contains(err.Error(), "aliyun.com/gpu-mem")) {
 			t.Errorf("%s: %v, want %q", name, err, tt.refused)
+		}
+	}
+}
+
+// With pods = "gpushare" the kubelet's word counts, and fails closed.
+func TestSettleGPUShare(t *testing.T) {
+	units := quota.Units{Memory: 3, Percent: 30, PerGPU: map[string]int{"GPU-0": 15, "GPU-1": 15}}
+	uid := map[string]string{"io.kubernetes.cri.sandbox-uid": "u-1"}
+	with := func(extra map[string]string) map[string]string {
+		all := map[string]string{}
+		for _, m := range []map[string]string{uid, liar.annotations, extra} {
+			for name, value := range m {
+				all[name] = value
+			}
+		}
+		return all
+	}
+	for name, tt := range map[string]struct {
+		pod   pod
+		units quota.Units
+		fails error
+		want  []ledger.VGPU
+		err   string
+	}{
+		"a lying pod": {pod: pod{env: append([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_IDX=1"}, "ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_SCHD_WEIGHT=9", "ALIYUN_COM_GPU_CORE_PERCENTAGE=20"),
+			annotations: with(map[string]string{"cgpu.io/disable": "false", "cgpu.io/gpu-core-percentage": "20"})}, units: units,
+			want: []ledger.VGPU{{UUID: "GPU-1", Limit: 3 * quota.GiB, Weight: 1, Percent: 20, Priority: quota.PriorityDefault}}},
+		"an own claim is not asked about": {pod: pod{env: liar.env, annotations: with(nil), hooks: hooks(share(0, 3))}, fails: fmt.Errorf("no"),
+			want: []ledger.VGPU{{UUID: "GPU-0", Limit: 3 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+		"nothing allocated":   {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, err: "only what was allocated counts"},
+		"the kubelet is mute": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, fails: fmt.Errorf("mute"), err: "mute"},
+		"no UID":              {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": ""}}, units: units, err: "works below containerd"},
+		"CRI-O":               {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri-o.ContainerType": "container"}}, units: units, err: "works below containerd"},
+	} {
+		a, err := Read(tt.pod.config(t))
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		tab := table()
+		tab.Config.Pods = device.PodsGPUShare
+		err = a.Settle(tab, func(c spec.PodContainer) (quota.Units, error) {
+			if c.UID != "u-1" || c.Namespace != "default" || c.Pod == "" || c.Container == "" {
+				t.Errorf("%s: %+v", name, c)
+			}
+			return tt.units, tt.fails
+		})
+		if tt.err != "" {
+			if err == nil || !strings.Contains(err.Error(), tt.err) {
+				t.Errorf("%s: %v, want %q", name, err, tt.err)
+			}
+			continue
+		}
+		var got ledger.Request
+		if err == nil {
+			got, err = a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
+		}
+		if err != nil || !reflect.DeepEqual(got.Record.VGPUs, tt.want) {
+			t.Errorf("%s: %+v, %v", name, got.Record.VGPUs, err)
+		}
+	}
+}
+
+// Below CRI-O a pod's author can write any annotation. A claim's hooks are the engine's there, too.
+func TestAllocatedCRIO(t *testing.T) {
+	crio := map[string]string{"io.kubernetes.cri-o.ContainerType": "container", alloc.AnnotationShares: share(0, 15).String()}
+	if _, err := Read(pod{annotations: crio}.config(t)); err == nil || !strings.Contains(err.Error(), "below CRI-O a pod's author can write it") {
+		t.Error(err)
+	}
+	delete(crio, alloc.AnnotationShares)
+	if a, err := Read(pod{annotations: crio, hooks: hooks(share(0, 3))}.config(t)); err != nil || len(a.Shares) != 1 || !a.Pod {
+		t.Errorf("%+v, %v", a, err)
+	}
+}
+
+// A pod's own words that cannot be read refuse it as ever, unless they do not count.
+func TestFaultOfAPod(t *testing.T) {
+	for _, pods := range []string{"", device.PodsAny, device.PodsAllocated, device.PodsGPUShare} {
+		a, err := Read(pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=7x"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": "u"}}.config(t))
+		if err != nil || a.Quota == nil {
+			t.Fatal(err)
+		}
+		tab := table()
+		tab.Config.Pods = pods
+		err = a.Settle(tab, func(spec.PodContainer) (quota.Units, error) { return quota.Units{}, nil })
+		if err == nil || !strings.Contains(err.Error(), `"7x"`) {
+			t.Errorf("%s: %v", pods, err)
 		}
 	}
 }

@@ -92,6 +92,25 @@ func IsPod(annotations map[string]string) bool {
 		annotations["io.kubernetes.cri-o.ContainerType"] == "container"
 }
 
+// IsCRIO says whether CRI-O made the container. It copies a pod's annotations to its containers, whatever their names are, so
+// there an annotation can be the author's that elsewhere is the device plugin's.
+func IsCRIO(annotations map[string]string) bool {
+	return annotations["io.kubernetes.cri-o.ContainerType"] != ""
+}
+
+// PodContainer is what the kubelet calls a container of a pod.
+type PodContainer struct{ Namespace, Pod, UID, Container string }
+
+// ContainerOf reads it from containerd's annotations; empty where it is not whole.
+func ContainerOf(annotations map[string]string) PodContainer {
+	const prefix = "io.kubernetes.cri."
+	c := PodContainer{annotations[prefix+"sandbox-namespace"], annotations[prefix+"sandbox-name"], annotations[prefix+"sandbox-uid"], annotations[prefix+"container-name"]}
+	if c.Namespace == "" || c.Pod == "" || c.UID == "" || c.Container == "" {
+		return PodContainer{}
+	}
+	return c
+}
+
 // Name is a name for people where the engine tells one, as namespace/pod/container.
 func Name(annotations map[string]string) string {
 	pod, container := annotations["io.kubernetes.cri.sandbox-name"], annotations["io.kubernetes.cri.container-name"]
