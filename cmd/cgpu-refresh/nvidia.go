@@ -107,6 +107,7 @@ func listGPUs(lib nvml.Interface, has func(symbol string) error, warn func(strin
 	if len(list) == 0 {
 		return nil, fmt.Errorf("NVML: none of %d GPUs can be shared", count)
 	}
+	nvlinks(lib, list, has)
 	return list, nil
 }
 
@@ -144,6 +145,7 @@ func gpu(lib nvml.Interface, index int, has func(symbol string) error) (device.G
 		return fault("memory", ret)
 	}
 	g.Memory = quota.Bytes(memory.Total)
+	g.Architecture, g.ComputeCapability = traits(d, has)
 	return g, nil
 }
 

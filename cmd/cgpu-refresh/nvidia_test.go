@@ -30,6 +30,10 @@ func dgx() *server.Server {
 		deviceOf(s, i).GetPciInfoFunc = func() (nvml.PciInfo, nvml.Return) {
 			return nvml.PciInfo{Domain: 0x1, Bus: uint32(0x3a + i)}, nvml.SUCCESS
 		}
+		deviceOf(s, i).GetNvLinkStateFunc = func(int) (nvml.EnableState, nvml.Return) { return nvml.FEATURE_ENABLED, nvml.SUCCESS }
+		deviceOf(s, i).GetNvLinkRemoteDeviceTypeFunc = func(int) (nvml.IntNvLinkDeviceType, nvml.Return) {
+			return nvml.NVLINK_DEVICE_TYPE_SWITCH, nvml.SUCCESS
+		}
 	}
 	return s
 }

@@ -48,6 +48,11 @@ type GPU struct {
 	Name   string      `json:"name"`
 	Memory quota.Bytes `json:"memory"` // total, as NVML reports it
 	Node   Node        `json:"node"`
+	// What schedulers select by; empty where the driver does not tell.
+	Architecture      string `json:"architecture,omitempty"`      // "Hopper"
+	ComputeCapability string `json:"computeCapability,omitempty"` // "9.0"
+	// NVLink is the same for GPUs of the node that reach each other by NVLink, and empty for a GPU that reaches no other.
+	NVLink string `json:"nvlink,omitempty"`
 }
 
 // Node is a character device in the container.

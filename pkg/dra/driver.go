@@ -87,9 +87,14 @@ type Driver struct {
 	mu    sync.Mutex
 	table *device.Table
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
-	// not take the slices.
+	// not take the slices when it was last asked.
 	failed, refused, invalid error
+	invalidAt                time.Time
 }
+
+// invalidFor is how long slices count as refused that are not refused again: the library tries again within 17 minutes
+// (client-go's rate limit for a work item), and does not tell of a success.
+const invalidFor = 20 * time.Minute
 
 // Start registers the driver with the kubelet and publishes the GPUs. It fails where the node's container runtime would
 // ignore CDI devices.
@@ -160,6 +165,9 @@ func (d *Driver) node() node {
 func (d *Driver) Healthy() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if time.Since(d.invalidAt) > invalidFor {
+		d.invalid = nil
+	}
 	return errors.Join(d.failed, d.refused, d.invalid)
 }
 
@@ -199,7 +207,7 @@ func (p plugin) HandleError(_ context.Context, err error, msg string) {
 		d.mu.Unlock()
 	case apierrors.IsInvalid(err) || apierrors.IsForbidden(err):
 		d.mu.Lock()
-		d.invalid = fmt.Errorf("dra: %s: %w", msg, err)
+		d.invalid, d.invalidAt = fmt.Errorf("dra: %s: %w", msg, err), time.Now()
 		d.mu.Unlock()
 	}
 	d.o.Log.Error(msg, "error", err)

@@ -64,6 +64,16 @@ func deviceOf(t *device.Table, g device.GPU, p Place) resourceapi.Device {
 	if v := semver(t.DriverVersion); v != "" {
 		attributes["driverVersion"] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
+	if g.Architecture != "" {
+		attributes["architecture"] = text(g.Architecture)
+	}
+	if v := semver(g.ComputeCapability); v != "" {
+		attributes["cudaComputeCapability"] = resourceapi.DeviceAttribute{VersionValue: &v}
+	}
+	if g.NVLink != "" {
+		// Without the node's name: the devices of a claim are of one node.
+		attributes["nvlinkDomain"] = text(g.NVLink)
+	}
 	if p.NUMANode != nil {
 		attributes["numaNode"] = number(*p.NUMANode)
 	}

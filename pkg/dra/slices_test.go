@@ -11,7 +11,6 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
-	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -49,7 +48,11 @@ func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d"
 func tableOf(gpus int) *device.Table {
 	t := &device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, DriverVersion: "580.159.04", Config: config.Default().Settings}
 	for i := range gpus {
-		t.GPUs = append(t.GPUs, device.GPU{Index: i, UUID: uuid(i), Minor: i, BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4", Memory: 15109*quota.MiB + 4711})
+		t.GPUs = append(t.GPUs, device.GPU{Index: i, UUID: uuid(i), Minor: i, BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4", Memory: 15109*quota.MiB + 4711,
+			Architecture: "Turing", ComputeCapability: "7.5"})
+		if i > 1 {
+			t.GPUs[i].NVLink = "nvlink2"
+		}
 	}
 	return t
 }
@@ -130,7 +133,6 @@ func TestAPIBounds(t *testing.T) {
 			t.Error("memory has a step, and the scheduler's rounding overflows")
 		}
 	}
-	var _ resourceapi.QualifiedName = capacityMemory
 }
 
 func TestSemver(t *testing.T) {
