@@ -44,7 +44,7 @@ func TestOverlays(t *testing.T) {
 }
 
 // paths of the host that the agent may have; docs/internals/agent.md says why.
-var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins"}
+var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 
 func invariants(t *testing.T, list []object) {
 	t.Helper()

@@ -41,9 +41,9 @@ func joinPods(plan *engine.Plan, t target, value string, asked bool) error {
 	}
 	plan.Join(pods)
 	if t.name == "crio" {
-		// CRI-O copies every annotation of the pod into those of its containers (internal/factory/container).
-		plan.Hints = append(plan.Hints, "CRI-O hands all annotations of a pod to the runtime, also those that only a device plugin may set: "+
-			"use the front end dra, or the device plugin with the admission policy of deploy/ (docs/kubernetes.md)")
+		// CRI-O copies every annotation of the pod into those of its containers (internal/factory/container), so that
+		// cgpu-runtime cannot tell a device plugin's from the author's there.
+		plan.Hints = append(plan.Hints, "below CRI-O only claims (the front end dra) work: it hands all annotations of a pod to the runtime, so those by which a device plugin allocates are refused")
 	}
 	return nil
 }
