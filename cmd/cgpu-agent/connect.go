@@ -2,8 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"runtime/debug"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -31,18 +29,4 @@ func connect(kubeconfig string) (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig %q: %w", kubeconfig, err)
 	}
 	return client, nil
-}
-
-// memory is what the garbage collector tries to stay below. The agent lives on as little as a quarter of it; the rest is for
-// the moment in which all pods of the node are read.
-const memory = 24 << 20
-
-// boundMemory has the collector run early rather than let the heap double, unless the environment says otherwise.
-func boundMemory() {
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memory)
-	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50)
-	}
 }

@@ -1,0 +1,305 @@
+//go:build kubernetes
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/opencgpu/cgpu/pkg/agent"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// The agent as a process at a real API server (test/kubernetes/k8s.sh up control-plane; KUBECONFIG is its administrator's),
+// with no rights but those that docs/internals/agent.md lists: a node with a hundred pods, an event, a change, its memory.
+//
+//	go test -tags kubernetes -run TestAgainstAPIServer ./cmd/cgpu-agent
+func TestAgainstAPIServer(t *testing.T) {
+	admin := os.Getenv("KUBECONFIG")
+	if admin == "" {
+		t.Skip("KUBECONFIG is not set")
+	}
+	client, err := connect(admin)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	const node, namespace = "agent-test", metav1.NamespaceDefault
+	clean := func() {
+		now := metav1.DeleteOptions{GracePeriodSeconds: new(int64)}
+		ctx := context.Background()
+		_ = client.CoreV1().Pods(namespace).DeleteCollection(ctx, now, metav1.ListOptions{LabelSelector: "test=agent"})
+		_ = client.CoreV1().Nodes().Delete(ctx, node, now)
+	}
+	clean()
+	t.Cleanup(clean)
+	rights(ctx, t, client)
+	// Without a controller-manager nobody makes the default namespace before it is needed.
+	_, err = client.CoreV1().Namespaces().Create(ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+	_, err = client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, metav1.CreateOptions{})
+	must(t, err)
+
+	work := t.TempDir()
+	runDir := filepath.Join(work, "run")
+	must(t, os.MkdirAll(runDir, 0o700))
+	p := start(ctx, t, work, runDir, restricted(t, admin, work), node)
+
+	// Without a table it waits, and says so.
+	condition := func(reason string) {
+		t.Helper()
+		eventually(t, "condition "+reason, func() error {
+			n, err := client.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			for _, c := range n.Status.Conditions {
+				if c.Type == agent.Condition && c.Reason == reason {
+					return nil
+				}
+			}
+			return fmt.Errorf("conditions %+v", n.Status.Conditions)
+		})
+	}
+	condition(agent.ReasonNoTable)
+	if code := get(p.health + "/readyz"); code != 503 {
+		t.Errorf("ready without a table: %d", code)
+	}
+	time.Sleep(2 * time.Second)
+	t.Logf("without pods: %d KiB resident, of which %d KiB are its own", p.rss("VmRSS"), p.rss("RssAnon"))
+
+	// Without a kubelet no front end is ready, but the node is known.
+	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
+	gpu := ledger.GPU{UUID: uuid, Memory: 16 * quota.GiB}
+	card := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}
+	key, err := device.ReadKey(device.DriverSim, "", "", "")
+	must(t, err)
+	table := &device.Table{Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key, HostMemory: 64 * quota.GiB,
+		GPUs:   []device.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: gpu.Memory, Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null", Major: 1, Minor: 3}}},
+		Config: device.Config{Overcommit: 1, MaxInst: 20, Policy: card.Policy, PrioRatio: card.PrioRatio, CapCycle: 100 * time.Millisecond, Pods: device.PodsAllocated}}
+	must(t, table.Save(runDir))
+	condition(agent.ReasonFrontEnd)
+
+	for i := range 100 {
+		pod := bigPod(namespace, fmt.Sprintf("agent-test-%d", i), node)
+		made, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+		must(t, err)
+		made.Status = v1.PodStatus{Phase: v1.PodRunning, ContainerStatuses: []v1.ContainerStatus{{Name: "main", ContainerID: fmt.Sprintf("containerd://id%d", i), State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}}
+		_, err = client.CoreV1().Pods(namespace).UpdateStatus(ctx, made, metav1.UpdateOptions{})
+		must(t, err)
+	}
+
+	news := func(pod, reason, text string) {
+		t.Helper()
+		eventually(t, reason+" of "+pod, func() error {
+			list, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			for _, e := range list.Items {
+				if e.InvolvedObject.Name == pod && e.Reason == reason && strings.Contains(e.Message, text) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%d Events, not that one", len(list.Items))
+		})
+	}
+	must(t, event.Append(runDir, event.Event{Kind: event.Killed, Container: "id7", Name: "other/forged/name", Text: "process 7 \x1b[2J: managed memory beyond the limit"}))
+	news("agent-test-7", "GPUProcessKilled", "process 7 ?[2J")
+
+	given := ledger.VGPU{UUID: uuid, Limit: 6 * quota.GiB, Weight: 2, Priority: quota.PriorityDefault}
+	book := ledger.Open(runDir)
+	_, err = book.Reserve(ledger.Request{GPUs: []ledger.GPU{gpu}, Overcommit: 1, Card: card, Record: ledger.Record{ID: "id3", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),
+		VGPUs: []ledger.VGPU{given}, Allocated: []ledger.Allocation{{ID: "claim/1", UUID: uuid, Given: given, Plugin: true}}}})
+	must(t, err)
+	annotate := func(name, value string) {
+		t.Helper()
+		patch, _ := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{name: value}}})
+		_, err := client.CoreV1().Pods(namespace).Patch(ctx, "agent-test-3", types.MergePatchType, patch, metav1.PatchOptions{})
+		must(t, err)
+	}
+	annotate("cgpu.io/gpu-schd-weight", "1")
+	eventually(t, "weight 1", func() error {
+		if r, err := book.Get("id3"); err != nil || r.VGPUs[0].Weight != 1 {
+			return fmt.Errorf("%+v, %v", r.VGPUs, err)
+		}
+		return nil
+	})
+	annotate("cgpu.io/gpu-mem-limit", "100Gi")
+	news("agent-test-3", "GPUChangeRefused", "6144MiB was allocated")
+
+	time.Sleep(startup)
+	t.Logf("with 100 pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"), p.rss("VmHWM"))
+	if kib := p.rss("VmRSS"); kib > 40<<10 {
+		t.Errorf("%d KiB resident, want 40 MiB at most", kib)
+	}
+	before := p.cpu()
+	time.Sleep(10 * time.Second)
+	t.Logf("idle: %v of processor time in 10 s", p.cpu()-before)
+	if code := get(p.health + "/healthz"); code != 200 {
+		t.Errorf("healthz: %d", code)
+	}
+	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	if err := p.cmd.Wait(); err != nil {
+		t.Errorf("ended with %v", err)
+	}
+	if text, _ := os.ReadFile(p.log); strings.Contains(string(text), "forbidden") {
+		t.Errorf("a right is missing:\n%s", text)
+	}
+}
+
+// rights makes the role of docs/internals/agent.md and binds it to the agent's service account.
+func rights(ctx context.Context, t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	role := &rbac.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"}, Rules: []rbac.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "watch"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
+		{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}}}
+	binding := &rbac.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "agent-test"},
+		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "cgpu-system", Name: "agent-test"}}}
+	_, err := client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) {
+		_, err = client.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{})
+	}
+	must(t, err)
+	if _, err = client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		t.Fatal(err)
+	}
+}
+
+// restricted is a kubeconfig by which the administrator acts as the agent's service account, and can do what that can.
+func restricted(t *testing.T, admin, dir string) string {
+	t.Helper()
+	c, err := clientcmd.LoadFromFile(admin)
+	must(t, err)
+	for _, u := range c.AuthInfos {
+		u.Impersonate = "system:serviceaccount:cgpu-system:agent-test"
+	}
+	file := filepath.Join(dir, "kubeconfig")
+	must(t, clientcmd.WriteToFile(*c, file))
+	return file
+}
+
+// bigPod is one as they are in real clusters, with all that the agent does not keep.
+func bigPod(namespace, name, node string) *v1.Pod {
+	var env []v1.EnvVar
+	for i := range 50 {
+		env = append(env, v1.EnvVar{Name: fmt.Sprintf("SETTING_%d", i), Value: strings.Repeat("v", 60)})
+	}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"test": "agent"}, Annotations: map[string]string{"large": strings.Repeat("x", 4096)}},
+		Spec: v1.PodSpec{NodeName: node, AutomountServiceAccountToken: new(bool), Containers: []v1.Container{{Name: "main", Image: "localhost/none", Env: env}}}}
+}
+
+// process is an agent that runs.
+type process struct {
+	t           *testing.T
+	cmd         *exec.Cmd
+	log, health string
+}
+
+func start(ctx context.Context, t *testing.T, work, runDir, kubeconfig, node string) process {
+	t.Helper()
+	program := filepath.Join(work, "cgpu-agent")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	kubelet := filepath.Join(work, "kubelet")
+	must(t, os.MkdirAll(filepath.Join(kubelet, "device-plugins"), 0o700))
+	address := "127.0.0.1:17290"
+	p := process{t: t, log: filepath.Join(work, "log"), health: "http://" + address}
+	p.cmd = exec.Command(program, "--node-name", node, "--frontends", "deviceplugin", "--kubeconfig", kubeconfig, "--kubelet-dir", kubelet, "--cdi-dir", filepath.Join(work, "cdi"), "--health-address", address)
+	p.cmd.Env = append(os.Environ(), "CGPU_RUN_DIR="+runDir)
+	log, err := os.Create(p.log)
+	must(t, err)
+	p.cmd.Stderr = log
+	must(t, p.cmd.Start())
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		if text, err := os.ReadFile(p.log); err == nil && t.Failed() {
+			t.Logf("its log:\n%s", text)
+		}
+	})
+	return p
+}
+
+// rss reads a size of /proc/PID/status, in KiB.
+func (p process) rss(field string) int {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	must(p.t, err)
+	for line := range strings.SplitSeq(string(text), "\n") {
+		if rest, ok := strings.CutPrefix(line, field+":"); ok {
+			n, err := strconv.Atoi(strings.Fields(rest)[0])
+			must(p.t, err)
+			return n
+		}
+	}
+	p.t.Fatalf("no %s", field)
+	return 0
+}
+
+// cpu is the processor time that it has used.
+func (p process) cpu() time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	must(p.t, err)
+	_, rest, _ := strings.Cut(string(text), ") ")
+	f := strings.Fields(rest)
+	user, err1 := strconv.Atoi(f[11])
+	system, err2 := strconv.Atoi(f[12])
+	must(p.t, errors.Join(err1, err2))
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+func get(url string) int {
+	r, err := http.Get(url)
+	if err != nil {
+		return 0
+	}
+	r.Body.Close()
+	return r.StatusCode
+}
+
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	var err error
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		if err = f(); err == nil {
+			return
+		}
+	}
+	t.Fatalf("%s: %v", what, err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
