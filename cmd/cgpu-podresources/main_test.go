@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -192,4 +194,31 @@ func FuzzCount(f *testing.F) {
 			t.Fatalf("%+v", u)
 		}
 	})
+}
+
+// BenchmarkAsk is the whole program, from its start to its end, with a kubelet of 8 GPUs in GiB.
+func BenchmarkAsk(b *testing.B) {
+	program := filepath.Join(b.TempDir(), "cgpu-podresources")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", program, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		b.Fatalf("%v\n%s", err, out)
+	}
+	k := node()
+	for n := range 8 {
+		k.all = append(k.all, devices(memoryResource, fmt.Sprintf("GPU-%d0000000-0000-0000-0000-000000000000", n), 0, 140)...)
+	}
+	socket := serve(b, k)
+	for _, way := range []struct {
+		name string
+		args []string
+	}{{"start", nil}, {"ask", []string{socket, "2s", "ml", "train", "main"}}} {
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				if err := exec.Command(program, way.args...).Run(); err != nil && way.args != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/alloc"
@@ -130,6 +133,7 @@ func TestSpecAllocated(t *testing.T) {
 		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30, Priority: quota.PriorityDefault}
 	}
 	whole := alloc.Share{ID: "0b5e/s2", UUID: table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	// The recorded pod asks for 2 GiB itself.
 	for _, tt := range []struct {
 		name, kind  string
 		env         []string
@@ -143,7 +147,7 @@ func TestSpecAllocated(t *testing.T) {
 		{name: "sandbox", kind: "sandbox", shares: []alloc.Share{share(0)}},
 		{name: "unallocated", kind: "container", env: six(), refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
 	} {
-		raw, err := os.ReadFile("testdata/docker20-plain.json")
+		raw, err := os.ReadFile("testdata/cri16-default.json")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,9 +155,11 @@ func TestSpecAllocated(t *testing.T) {
 		if err := json.Unmarshal(raw, &root); err != nil {
 			t.Fatal(err)
 		}
-		annotations := map[string]string{"io.kubernetes.cri.container-type": tt.kind}
-		maps.Copy(annotations, tt.annotations)
-		root["annotations"] = annotations
+		annotations := root["annotations"].(map[string]any)
+		annotations["io.kubernetes.cri.container-type"] = tt.kind
+		for name, value := range tt.annotations {
+			annotations[name] = value
+		}
 		var hooks []any
 		for _, s := range tt.shares {
 			hooks = append(hooks, map[string]any{"path": "/usr/local/bin/cgpu-hook", "args": alloc.HookArgs(s)})
@@ -176,6 +182,59 @@ func TestSpecAllocated(t *testing.T) {
 		golden(t, "spec-pod-"+tt.name+".txt", []byte(reasons))
 		if !json.Valid(edited) || bytes.Contains(edited, []byte(`"`+alloc.HookCommand+`"`)) {
 			t.Errorf("%s: the hook is still there", tt.name)
+		}
+	}
+}
+
+// TestSpecAllocatedIsAlike: what was allocated is edited into config.json as what a container asks for itself is.
+func TestSpecAllocatedIsAlike(t *testing.T) {
+	table := nodeTable(t)
+	raw, err := os.ReadFile("testdata/cri16-default.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/h", id: "c1"}
+	asked, _, err := d.edit(raw, []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	share := alloc.Share{ID: "claim/1", UUID: table.GPUs[1].UUID, Memory: 2 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	// The variable that asked stays in the environment of both.
+	raw, err = setEnv(raw, []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var root map[string]any
+	if err := json.Unmarshal(raw, &root); err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range []string{"hooks", "annotations"} {
+		given := maps.Clone(root)
+		notes := maps.Clone(root["annotations"].(map[string]any))
+		if way == "hooks" {
+			given["hooks"] = map[string]any{"createRuntime": []any{map[string]any{"path": "/b/cgpu-hook", "args": alloc.HookArgs(share)}}}
+		} else {
+			notes[alloc.AnnotationShares] = share.String()
+		}
+		given["annotations"] = notes
+		raw, err := json.Marshal(given)
+		if err != nil {
+			t.Fatal(err)
+		}
+		edited, _, err := d.edit(raw, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got, want map[string]any
+		if err := errors.Join(json.Unmarshal(edited, &got), json.Unmarshal(asked, &want)); err != nil {
+			t.Fatal(err)
+		}
+		delete(got["annotations"].(map[string]any), alloc.AnnotationShares)
+		if hooks := got["hooks"].(map[string]any); way == "hooks" && len(hooks["createRuntime"].([]any)) == 0 {
+			delete(hooks, "createRuntime")
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-asked +allocated):\n%s", way, diff)
 		}
 	}
 }

@@ -376,3 +376,43 @@ func TestFaultOfAPod(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkAsk is what a create does with config.json, without what the node and the guard take: a container that asks for
+// itself, and the same with a share.
+func BenchmarkAsk(b *testing.B) {
+	s := share(0, 3)
+	for _, way := range []struct {
+		name string
+		pod  pod
+	}{
+		{"variables", pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}}},
+		{"annotations", pod{annotations: map[string]string{alloc.AnnotationShares: s.String()}}},
+		{"hooks", pod{hooks: hooks(s)}},
+	} {
+		raw := way.pod.config(b)
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				a, err := Read(raw)
+				if err != nil {
+					b.Fatal(err)
+				}
+				tab := table()
+				if err := a.Settle(tab, nil); err != nil {
+					b.Fatal(err)
+				}
+				r, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
+				if err != nil {
+					b.Fatal(err)
+				}
+				plan, err := a.Plan(r.Record, tab)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := spec.Apply(a.Doc, plan); err != nil {
+					b.Fatal(err)
+				}
+				a.Doc.Encode()
+			}
+		})
+	}
+}

@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 // maxSpill is less than what the processes of a test ask for together.
 const maxSpill = 6 * gib
 
+// mostHolders may hold an allocation of churn at the same time.
+const mostHolders = 2
+
 // churn reserves, changes and releases rounds times (for ever when 0).
 func churn(l *Ledger, rounds int) error {
 	start, err := ProcStart(os.Getpid())
@@ -41,6 +44,9 @@ func churn(l *Ledger, rounds int) error {
 		req := request(fmt.Sprintf("%d-%d", os.Getpid(), i%5), strconv.Itoa(i), quota.Bytes(1+rand.IntN(8))*gib)
 		req.Record.LauncherPID, req.Record.LauncherStart = os.Getpid(), start
 		req.Record.VGPUs[0].Spill, req.MaxSpill = quota.Bytes(rand.IntN(5))*gib, maxSpill
+		if i%2 == 0 {
+			req.Record.Allocated = []Allocation{{ID: fmt.Sprint("claim/", i%3), UUID: "GPU-a", Containers: mostHolders}}
+		}
 		_, err := l.Reserve(req)
 		var refusal *Refusal
 		if err != nil && !errors.As(err, &refusal) {
@@ -97,9 +103,15 @@ func checkSums(t *testing.T, l *Ledger) int {
 		t.Fatalf("cards %v", cards)
 	}
 	sum, spill, part, seen := quota.Bytes(0), quota.Bytes(0), 0, map[string]bool{}
+	holders := map[string]int{}
 	for _, r := range records {
 		if seen[r.ID] {
 			t.Fatalf("%s twice", r.ID)
+		}
+		for _, a := range r.Allocated {
+			if holders[a.ID]++; holders[a.ID] > mostHolders {
+				t.Fatalf("%d hold %s", holders[a.ID], a.ID)
+			}
 		}
 		seen[r.ID] = true
 		sum += r.VGPUs[0].Limit
