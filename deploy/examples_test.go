@@ -1,8 +1,10 @@
 package deploy
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -32,6 +34,30 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: says not what it is for", file)
 		}
 		checkExample(t, file, decode(t, file, string(text)))
+	}
+}
+
+// TestDocumented: the manifests that docs/kubernetes.md shows are as good as the examples, and what it names is there.
+func TestDocumented(t *testing.T) {
+	text, err := os.ReadFile("../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := 0
+	for i, part := range strings.Split(string(text), "```yaml\n")[1:] {
+		if part, _, _ = strings.Cut(part, "```"); strings.HasPrefix(part, "apiVersion") {
+			where := fmt.Sprintf("docs/kubernetes.md, YAML %d", i+1)
+			checkExample(t, where, decode(t, where, part))
+			shown++
+		}
+	}
+	if shown != 2 {
+		t.Errorf("%d manifests, want 2", shown)
+	}
+	for _, path := range regexp.MustCompile("deploy/[a-z/.-]+[a-z]").FindAllString(string(text), -1) {
+		if _, err := os.Stat(filepath.Join("..", path)); err != nil {
+			t.Errorf("docs/kubernetes.md: %v", err)
+		}
 	}
 }
 

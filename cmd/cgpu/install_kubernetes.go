@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/engine"
 )
@@ -38,6 +39,11 @@ func joinPods(plan *engine.Plan, t target, value string, asked bool) error {
 	})
 	if err != nil {
 		return err
+	}
+	for _, e := range pods.Edits { // what is wrong in the file already would keep every container from starting
+		if _, err := config.Parse(e.Path, e.After); err != nil {
+			return err
+		}
 	}
 	plan.Join(pods)
 	if t.name == "crio" {

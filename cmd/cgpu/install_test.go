@@ -404,6 +404,9 @@ func TestInstallKubernetes(t *testing.T) {
 		t.Errorf("left behind: %q", got)
 	}
 
+	e.write("cgpu.toml", "max_isnt = 4\n", 0o600)
+	e.want("a bad cgpu.toml", e.cgpu("install containerd --kubernetes --config c.toml"), "error: install: config: ", "unknown key max_isnt")
+	e.write("cgpu.toml", before["cgpu.toml"], 0o600)
 	e.program("containerd", `case "$*" in --version) echo "x 1.7.27" ;; *) grep -q cgpu "$2" && exit 3; cat "$2" ;; esac`)
 	e.want("refused", e.cgpu("install containerd --kubernetes --config c.toml"), "the files are as they were")
 	if got := e.files(); !maps.Equal(got, before) {
