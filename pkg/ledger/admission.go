@@ -289,16 +289,24 @@ func place(f *file, req Request) ([]VGPU, error) {
 	if len(fit) < count {
 		return nil, notPlaced(count, len(fit), refusals, tooSmall)
 	}
-	slices.SortFunc(fit, func(a, b candidate) int {
+	// The best of what is left, as often as needed: a general sort would be much code for a few GPUs.
+	better := func(a, b candidate) int {
 		free := cmp.Compare(a.free, b.free)
 		if req.Place.Policy == PolicySpread {
 			free = -free
 		}
 		return cmp.Or(free, cmp.Compare(a.index, b.index))
-	})
+	}
 	vgpus := make([]VGPU, 0, count)
-	for _, c := range fit[:count] {
-		vgpus = append(vgpus, c.slice)
+	for range count {
+		best := 0
+		for i := range fit {
+			if better(fit[i], fit[best]) < 0 {
+				best = i
+			}
+		}
+		vgpus = append(vgpus, fit[best].slice)
+		fit = slices.Delete(fit, best, best+1)
 	}
 	return vgpus, nil
 }
