@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -37,15 +38,23 @@ func forges(pattern any) bool {
 // author could allocate to himself, because they are somebody's on purpose: nothing of others is taken out. ours: cgpu
 // install has written the runtime's table.
 func (c *containerd) lacksLists(name string, ours bool) (bool, error) {
-	own := getTable(c.tree, c.key("runtimes", name)...)
+	runtimes := getTable(c.tree, c.key("runtimes")...)
+	for _, other := range slices.Sorted(maps.Keys(runtimes)) {
+		// Another handler with our program is as good a way to it.
+		if other != name && path.Base(getString(runtimes, other, "options", "BinaryName")) != program {
+			continue
+		}
+		pods, _ := get(runtimes, other, "pod_annotations").([]any)
+		if i := slices.IndexFunc(pods, forges); i >= 0 {
+			return false, fmt.Errorf("%s: runtime %q: pod_annotations has %q, by which the author of a pod could write %s annotations and give himself any share: take it out; %q is enough",
+				c.where(other), other, pods[i], alloc.Prefix, annotations)
+		}
+	}
+	own := getTable(runtimes, name)
 	if own == nil {
 		return true, nil
 	}
 	pods, _ := own["pod_annotations"].([]any)
-	if i := slices.IndexFunc(pods, forges); i >= 0 {
-		return false, fmt.Errorf("%s: runtime %q: pod_annotations has %q, by which the author of a pod could write %s annotations and give himself any share: take it out; %q is enough",
-			c.where(name), name, pods[i], alloc.Prefix, annotations)
-	}
 	containers, _ := own["container_annotations"].([]any)
 	lacks := !slices.Contains(pods, any(annotations)) || !slices.ContainsFunc(containers, forges)
 	if lacks && !ours {
