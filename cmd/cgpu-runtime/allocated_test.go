@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
@@ -127,6 +128,42 @@ func TestAllocated(t *testing.T) {
 			}
 		})
 		n.t = t
+	}
+}
+
+// TestAllocatedShared: ten containers that name one claim at once, which is for three. A fourth starts when one has ended.
+func TestAllocatedShared(t *testing.T) {
+	n := newNode(t, "runc")
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: quota.GiB, Containers: 3, Priority: quota.PriorityDefault}
+	id := func(i int) string { return fmt.Sprintf("cgpu-test-shared-%d-%d", os.Getpid(), i) }
+	var bundles []string
+	for range 11 {
+		bundles = append(bundles, n.podBundle("container", nil, nil, alloc.HookArgs(share)))
+	}
+	results := make([]result, 10)
+	var wg sync.WaitGroup
+	for i := range results {
+		wg.Go(func() { results[i] = n.run("create", "--bundle", bundles[i], id(i)) })
+	}
+	wg.Wait()
+	started := -1
+	for i, r := range results {
+		defer n.run("delete", "--force", id(i))
+		if r.err == nil {
+			started = i
+		} else if !strings.Contains(r.log, "allocation claim/1 is held by 3 containers") {
+			t.Errorf("%s\n%s", r.stderr, r.log)
+		}
+	}
+	if records := n.records(); len(records) != 3 || started < 0 {
+		t.Fatalf("%d containers have a claim for 3", len(records))
+	}
+	if r := n.run("delete", "--force", id(started)); r.err != nil {
+		t.Fatal(r.stderr)
+	}
+	defer n.run("delete", "--force", id(10))
+	if r := n.run("create", "--bundle", bundles[10], id(10)); r.err != nil {
+		t.Errorf("%v\n%s", r.err, r.log)
 	}
 }
 
