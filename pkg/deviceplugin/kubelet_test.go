@@ -273,10 +273,11 @@ func (k *kubelet) admitContainer(b *booking, c corev1.Container, reusable map[st
 		k.mu.Unlock()
 
 		var taken []string
+		have := map[string]bool{}
 		take := func(ids []string) {
 			for _, id := range ids {
-				if len(taken) < needed && !slices.Contains(taken, id) {
-					taken = append(taken, id)
+				if len(taken) < needed && !have[id] {
+					taken, have[id] = append(taken, id), true
 				}
 			}
 		}
@@ -292,11 +293,11 @@ func (k *kubelet) admitContainer(b *booking, c corev1.Container, reusable map[st
 				if err != nil {
 					return err
 				}
-				for _, id := range p.ContainerResponses[0].DeviceIDs {
-					if slices.Contains(available, id) {
-						take([]string{id})
-					}
+				free := map[string]bool{}
+				for _, id := range available {
+					free[id] = true
 				}
+				take(slices.DeleteFunc(p.ContainerResponses[0].DeviceIDs, func(id string) bool { return !free[id] }))
 			}
 			take(shuffled(available))
 		}

@@ -153,15 +153,16 @@ func (r request) noRoom(cards []card) error {
 
 // pick takes ids: all of must, then the lowest numbers that are available, need on each of the chosen GPUs.
 func pick(chosen []card, need int, available, must []string) []string {
-	taken := map[string]int{}
+	taken, in := map[string]int{}, make(map[string]bool, len(must))
 	ids := slices.Clone(must)
 	for _, id := range must {
 		uuid, _, _ := parseID(id)
 		taken[uuid]++
+		in[id] = true
 	}
 	numbers := map[string][]int{}
 	for _, id := range available {
-		if uuid, n, ok := parseID(id); ok && !slices.Contains(must, id) {
+		if uuid, n, ok := parseID(id); ok && !in[id] {
 			numbers[uuid] = append(numbers[uuid], n)
 		}
 	}
