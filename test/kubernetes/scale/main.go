@@ -29,6 +29,7 @@ type options struct {
 	dir                       string
 	port                      int
 	nodes, gpus, pods         int
+	capacities                int
 	kind                      kind
 	attributes, policy        bool
 	window, clients           int
@@ -49,6 +50,7 @@ func main() {
 	flag.StringVar(&k, "kind", "shared", "what a pod asks for: shared, whole, classic, gpu-mem or none")
 	flag.BoolVar(&o.attributes, "attributes", true, "devices have all attributes, else their UUID only")
 	flag.BoolVar(&o.policy, "policy", true, "capacities have a requestPolicy")
+	flag.IntVar(&o.capacities, "capacities", 3, "of a device: 1 memory, 2 and cores, 3 and containers")
 	flag.IntVar(&o.window, "window", 100, "pods that wait for the scheduler at a time")
 	flag.IntVar(&o.clients, "clients", 8, "requests of this program at a time")
 	flag.IntVar(&o.qps, "qps", 5000, "requests a second that the scheduler allows itself")
@@ -76,6 +78,8 @@ func (o *options) check() error {
 		return fmt.Errorf(`-dir "": want the folder of a control plane: test/kubernetes/scale/run.sh makes one`)
 	case !slices.Contains(kinds, o.kind):
 		return fmt.Errorf("-kind %q: want one of %v", o.kind, kinds)
+	case o.capacities < 1 || o.capacities > 3:
+		return fmt.Errorf("-capacities %d: want 1 to 3", o.capacities)
 	case o.nodes < 1 || o.gpus < 1 || o.window < 1 || o.clients < 1:
 		return fmt.Errorf("-nodes, -gpus, -window, -clients: want positive numbers")
 	}
@@ -102,7 +106,7 @@ func run(ctx context.Context, o options, w io.Writer) error {
 		return err
 	}
 	r := result{Kind: o.kind, Nodes: o.nodes, GPUs: o.gpus, Pods: o.pods, Window: o.window, Percent: o.percent, Attributes: o.attributes,
-		Policy: o.policy, Started: time.Now()}
+		Policy: o.policy, Capacities: o.capacities, Started: time.Now()}
 	if err := populate(ctx, client, o, &r); err != nil {
 		return err
 	}
@@ -185,10 +189,10 @@ func populate(ctx context.Context, client kubernetes.Interface, o options, r *re
 			return err
 		}
 	}
-	s := shape{shared: o.kind != kindClassic, attributes: o.attributes, policy: o.policy}
+	s := shape{shared: o.kind != kindClassic, attributes: o.attributes, policy: o.policy, capacities: o.capacities}
 	start := time.Now()
 	err := each(o.nodes, o.clients, func(i int) error {
-		n := node(i, o.gpus)
+		n := node(i, o.gpus, o.kind)
 		made, err := client.CoreV1().Nodes().Create(ctx, n, metav1.CreateOptions{})
 		if err != nil {
 			return err
@@ -206,7 +210,7 @@ func populate(ctx context.Context, client kubernetes.Interface, o options, r *re
 	}
 	start = time.Now()
 	err = each(o.pods, o.clients, func(i int) error {
-		_, err := client.ResourceV1().ResourceClaims(namespace).Create(ctx, claim(i, o.kind), metav1.CreateOptions{})
+		_, err := client.ResourceV1().ResourceClaims(namespace).Create(ctx, claim(i, o.kind, o.capacities), metav1.CreateOptions{})
 		return err
 	})
 	r.ClaimsTook = time.Since(start)

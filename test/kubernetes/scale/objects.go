@@ -20,6 +20,7 @@ const (
 	gpuMemory     = "80Gi"
 	gpuMemUnits   = 80 // of aliyun.com/gpu-mem, GiB
 	extendedName  = corev1.ResourceName("aliyun.com/gpu-mem")
+	countName     = corev1.ResourceName("aliyun.com/gpu-count")
 	claimMemory   = "6Gi"
 	claimMemUnits = 6
 	claimCores    = "30"
@@ -42,12 +43,15 @@ func (k kind) claims() bool { return k == kindShared || k == kindWhole || k == k
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
-func node(i, gpus int) *corev1.Node {
+func node(i, gpus int, k kind) *corev1.Node {
 	list := corev1.ResourceList{
 		corev1.ResourceCPU:    resource.MustParse("128"),
 		corev1.ResourceMemory: resource.MustParse("1Ti"),
 		corev1.ResourcePods:   resource.MustParse("250"),
-		extendedName:          *resource.NewQuantity(int64(gpus*gpuMemUnits), resource.DecimalSI),
+	}
+	if k == kindGPUMem {
+		list[extendedName] = *resource.NewQuantity(int64(gpus*gpuMemUnits), resource.DecimalSI)
+		list[countName] = *resource.NewQuantity(int64(gpus), resource.DecimalSI)
 	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i), Labels: map[string]string{"kubernetes.io/hostname": nodeName(i), "kubernetes.io/os": "linux"}},
@@ -61,6 +65,7 @@ type shape struct {
 	shared     bool // devices may be allocated to several claims
 	attributes bool // all of them, else the UUID only
 	policy     bool // the capacities have a requestPolicy
+	capacities int  // 1: memory; 2: and cores; 3: and containers, as pkg/dra has
 }
 
 func slice(i, gpus int, s shape) *resourceapi.ResourceSlice {
@@ -93,23 +98,22 @@ func gpu(i, g int, s shape) resourceapi.Device {
 			d.Attributes[name] = a
 		}
 	}
-	memory := resourceapi.DeviceCapacity{Value: resource.MustParse(gpuMemory)}
-	cores := resourceapi.DeviceCapacity{Value: resource.MustParse("100")}
 	if s.shared {
 		d.AllowMultipleAllocations = ptr.To(true)
-		if s.policy {
-			memory.RequestPolicy = policy(gpuMemory, "1Mi")
-			cores.RequestPolicy = policy("100", "1")
-		}
 	}
-	d.Capacity["memory"], d.Capacity["cores"] = memory, cores
+	for _, c := range []struct {
+		name             resourceapi.QualifiedName
+		all, least, none string // none: what who does not name it consumes
+	}{{"memory", gpuMemory, "1Mi", gpuMemory}, {"cores", "100", "0", "0"}, {"containers", "20", "1", "1"}}[:s.capacities] {
+		capacity := resourceapi.DeviceCapacity{Value: resource.MustParse(c.all)}
+		if s.shared && s.policy {
+			q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
+			capacity.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: q(c.none),
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: q(c.least), Max: q(c.all)}}
+		}
+		d.Capacity[c.name] = capacity
+	}
 	return d
-}
-
-// policy lets a claim have any number of steps; one that names no amount has all.
-func policy(all, step string) *resourceapi.CapacityRequestPolicy {
-	q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
-	return &resourceapi.CapacityRequestPolicy{Default: q(all), ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: q(step), Step: q(step)}}
 }
 
 func classes() []*resourceapi.DeviceClass {
@@ -125,12 +129,15 @@ func classes() []*resourceapi.DeviceClass {
 
 func claimName(i int) string { return fmt.Sprintf("claim-%05d", i) }
 
-func claim(i int, k kind) *resourceapi.ResourceClaim {
+func claim(i int, k kind, capacities int) *resourceapi.ResourceClaim {
 	exact := &resourceapi.ExactDeviceRequest{DeviceClassName: wholeClass}
 	if k == kindShared {
 		exact.DeviceClassName = sharedClass
 		exact.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-			"memory": resource.MustParse(claimMemory), "cores": resource.MustParse(claimCores)}}
+			"memory": resource.MustParse(claimMemory)}}
+		if capacities > 1 {
+			exact.Capacity.Requests["cores"] = resource.MustParse(claimCores)
+		}
 	}
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: claimName(i)},

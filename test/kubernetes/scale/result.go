@@ -22,6 +22,7 @@ type result struct {
 	Stopped            bool // by -limit, before all were bound
 	Window, Percent    int
 	Attributes, Policy bool
+	Capacities         int
 	Started            time.Time
 	NodesTook          time.Duration // to make nodes and slices
 	ClaimsTook         time.Duration
@@ -124,6 +125,9 @@ func (r *result) scheduler(m map[string]float64) {
 
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s: %d nodes × %d GPUs, %d of %d pods, %d waiting at a time\n", r.Kind, r.Nodes, r.GPUs, r.Bound, r.Pods, r.Window)
+	if r.Kind.claims() {
+		fmt.Fprintf(w, "slices: %d capacities, request policies %v, all attributes %v\n", r.Capacities, r.Policy, r.Attributes)
+	}
 	fmt.Fprintf(w, "nodes and slices made in %v, claims in %v\n", r.NodesTook.Round(time.Millisecond), r.ClaimsTook.Round(time.Millisecond))
 	if r.Slice.JSON > 0 {
 		fmt.Fprintf(w, "a slice: %d bytes in etcd, %d as JSON; a claim: %d, %d\n", r.Slice.Protobuf, r.Slice.JSON, r.Claim.Protobuf, r.Claim.JSON)

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
+)
+
+func ask(h http.HandlerFunc) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h(w, httptest.NewRequest(http.MethodGet, "/v1/smi", nil))
+	return w
+}
+
+func TestSMIWithoutTable(t *testing.T) {
+	if w := ask(smi(t.TempDir())); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "node.json") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// The answer has what a guard says, but no process; a second request within a second asks no guard.
+func TestSMI(t *testing.T) {
+	dir, err := os.MkdirTemp("", "smi") // short: a socket's path has 107 bytes at most
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	table := &device.Table{}
+	text, err := os.ReadFile("../../cmd/cgpu/testdata/node.json")
+	if err == nil {
+		err = json.Unmarshal(text, table)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	gpu := table.GPUs[0]
+	if err := table.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	record := ledger.Record{ID: "c1", Nonce: "n1", Name: "web/serve-1/main", Control: filepath.Join(dir, "c.ctl"), GuardPID: os.Getpid(), InitPID: os.Getpid(), LauncherPID: os.Getpid()}
+	l, err := net.Listen("unix", record.Control)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	asked := make(chan bool, 10)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			asked <- true
+			_ = json.NewEncoder(c).Encode(guard.Status{ID: "c1", Nonce: "n1", InitPID: 7, VGPUs: []guard.VGPUStatus{{UUID: gpu.UUID, Used: quota.GiB}},
+				Processes: []guard.ProcessStatus{{PID: 7, Name: "secret-model", Used: []quota.Bytes{quota.GiB}}}})
+			c.Close()
+		}
+	}()
+	record.VGPUs = []ledger.VGPU{{UUID: gpu.UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}
+	if _, err := ledger.Open(dir).Reserve(ledger.Request{Record: record, GPUs: []ledger.GPU{{UUID: gpu.UUID, Memory: gpu.Memory}},
+		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}}); err != nil {
+		t.Fatal(err)
+	}
+	h := smi(dir)
+	w := ask(h)
+	var v snapshot.View
+	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK || len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 {
+		t.Fatalf("%v: %d %s", err, w.Code, w.Body)
+	}
+	if x := v.GPUs[0].VGPUs[0]; x.Used != quota.GiB || x.Name != "web/serve-1/main" || x.Limit != 6*quota.GiB {
+		t.Errorf("%+v", x)
+	}
+	if strings.Contains(w.Body.String(), "secret-model") {
+		t.Errorf("names a process: %s", w.Body)
+	}
+	if ask(h); len(asked) != 1 {
+		t.Errorf("the guard was asked %d times for two requests within a second", len(asked))
+	}
+}
