@@ -237,6 +237,9 @@ func printWide(w io.Writer, c cluster.Cluster) error {
 	return t.Flush()
 }
 
+// mostWaiting lines are listed: a batch of a thousand pods would push the table off the screen.
+const mostWaiting = 20
+
 // printPending lists who waits, with why.
 func printPending(w io.Writer, c cluster.Cluster) error {
 	if len(c.Pending) == 0 {
@@ -245,10 +248,14 @@ func printPending(w io.Writer, c cluster.Cluster) error {
 	fmt.Fprintf(w, "\nWaiting:\n")
 	t := newTable(w)
 	t.row("NAMESPACE", "KIND", "NAME", "NODE", "WANTS", "WHY")
-	for _, p := range c.Pending {
+	for _, p := range c.Pending[:min(len(c.Pending), mostWaiting)] {
 		t.row(p.Namespace, p.Kind, p.Name, p.Node, p.Wants, terminal.Cut(p.Why, 200))
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil || len(c.Pending) <= mostWaiting {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "… and %d more: -o json lists all, -n those of a namespace\n", len(c.Pending)-mostWaiting)
+	return err
 }
 
 // memory is a GPU's cell.

@@ -13,6 +13,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/opencgpu/cgpu/pkg/cluster"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -160,6 +162,16 @@ func TestUnit(t *testing.T) {
 	out, _, err := kubectl(t, api(t), "inspect gpu-mib --unit 256MiB")
 	if err != nil || !strings.Contains(out, "384/20480") { // 1536 of 81920
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestManyWaiting(t *testing.T) {
+	var b bytes.Buffer
+	if err := printPending(&b, cluster.Cluster{Pending: make([]cluster.Waiting, mostWaiting+7)}); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(b.String(), "\n"); n != mostWaiting+4 || !strings.Contains(b.String(), "and 7 more") {
+		t.Errorf("%d lines:\n%s", n, b.String())
 	}
 }
 
