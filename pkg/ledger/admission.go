@@ -54,6 +54,7 @@ type Refusal struct {
 	GPU         GPU         // the GPU that has no room; zero when none of several had
 	Asked, Free quota.Bytes // on that GPU
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
+	Held        bool        // an allocation of Kubernetes is in use by as many containers as it is for
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string

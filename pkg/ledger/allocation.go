@@ -35,6 +35,7 @@ func refuseHeld(records []Record, req Request) *Refusal {
 			continue
 		}
 		refusal := &Refusal{
+			Held:   true,
 			Reason: fmt.Sprintf("allocation %s is held by %d containers, the most that it is for, such as %s", a.ID, held, holder),
 			Remedy: "stop that container, give each a claim of its own, or let the claim be for more (containers in its VGPUConfig)",
 		}
@@ -46,28 +47,40 @@ func refuseHeld(records []Record, req Request) *Refusal {
 	return nil
 }
 
-// dyingTime bounds how long Reserve waits for a container that held the same allocation to be gone. The kubelet starts a
-// container again as soon as the one before it has ended, and its guard may still be giving back; were the new one refused,
-// the kubelet would try again only after ten seconds, and then twenty.
+// dyingTime bounds how long Reserve waits for containers that are about to be gone; were the new one refused, the kubelet
+// would try again only after ten seconds, and then twenty, and with restartPolicy Never not at all. There are two kinds.
+//
+// The kubelet starts a container again as soon as the one before it has ended, and its guard may still be giving back.
+//
+// And a scheduler gives a GPU's memory away anew as soon as a pod is gone from the API, which a pod that is deleted by force
+// is while its containers still live. It counts what it allocates, so what other allocations have too much will be gone soon.
 const dyingTime = 5 * time.Second
 
-// reserveOnceFree is Reserve, tried again while the request is refused and an allocation of it is held by a container that
-// is about to be gone: what that one has on the GPU is in the way too.
+// reserveOnceFree is Reserve, tried again while the request is refused and such a container is in its way.
 func (l *Ledger) reserveOnceFree(req Request, try func() (Record, error)) (Record, error) {
 	for deadline := time.Now().Add(l.dyingTime); ; time.Sleep(10 * time.Millisecond) {
 		reserved, err := try()
-		if _, refused := errors.AsType[*Refusal](err); !refused || len(req.Record.Allocated) == 0 || time.Now().After(deadline) {
+		refusal, refused := errors.AsType[*Refusal](err)
+		if !refused || len(req.Record.Allocated) == 0 || time.Now().After(deadline) {
 			return reserved, err
 		}
 		records, listErr := l.List()
-		dying := func(r Record) bool {
-			return slices.ContainsFunc(req.Record.Allocated, func(a Allocation) bool { return r.Holds(a.ID) }) && l.dying(r)
+		passes := func(r Record) bool {
+			if slices.ContainsFunc(req.Record.Allocated, func(a Allocation) bool { return r.Holds(a.ID) }) {
+				return l.dying(r)
+			}
+			return !refusal.Held && len(r.Allocated) > 0 && r.has(refusal.GPU.UUID)
 		}
-		if listErr == nil && !slices.ContainsFunc(records, dying) {
+		if listErr == nil && !slices.ContainsFunc(records, passes) {
 			// It may have gone between the two looks.
 			return try()
 		}
 	}
+}
+
+// has says whether the container has the GPU or a slice of it.
+func (r Record) has(uuid string) bool {
+	return slices.Contains(r.Native, uuid) || slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return v.UUID == uuid })
 }
 
 // dying: the container's first process has ended, or its create has without making any, and only its guard is left.

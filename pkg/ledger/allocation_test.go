@@ -101,12 +101,18 @@ func TestReserveWaitsForTheDying(t *testing.T) {
 		"create failed":      {launcher: 101, limit: gib, share: "claim/1", waits: true},
 		"lives":              {init: 50, launcher: 101, limit: gib, share: "claim/1"},
 		"is being created":   {launcher: 50, limit: gib, share: "claim/1"},
-		"a stranger":         {init: 100, launcher: 101, limit: 15 * gib, share: "claim/9"},
+		// Its pod was deleted by force.
+		"another allocation":       {init: 50, launcher: 101, limit: 15 * gib, share: "claim/9", waits: true},
+		"another allocation, dead": {init: 100, launcher: 101, limit: 15 * gib, share: "claim/9", waits: true},
+		"none of Kubernetes":       {init: 100, launcher: 101, limit: 15 * gib},
 	} {
 		l := open(t)
 		l.dyingTime = 20 * time.Second
 		old := claimed("old", tt.share, 1)
 		old.Record.VGPUs[0].Limit = tt.limit
+		if tt.share == "" {
+			old.Record.Allocated = nil
+		}
 		old.Record.GuardPID, old.Record.InitPID, old.Record.LauncherPID = 40, tt.init, tt.launcher
 		reserve(t, l, old)
 		released := make(chan struct{})
@@ -148,6 +154,7 @@ func TestWholeAllocation(t *testing.T) {
 		return req
 	}
 	l := open(t)
+	l.dyingTime = 0
 	reserve(t, l, whole("claimed", "claim/1"))
 	_, err := l.Reserve(whole("docker", ""))
 	refused(t, err, "Kubernetes allocates a whole GPU to one alone")
