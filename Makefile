@@ -78,17 +78,25 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
-	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-agent,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 	@# systemd and udev read below /usr/local as well; on machines without them these files would only puzzle.
 	@if [ -n "$(DESTDIR)" ] || [ -d /run/systemd/system ] || [ -d /usr/lib/systemd/system ]; then \
 		lib=$(DESTDIR)$(PREFIX)/lib && install -d $$lib/systemd/system $$lib/udev/rules.d $$lib/tmpfiles.d && \
-		for unit in configs/*.service; do \
+		for unit in $(filter-out configs/cgpu-agent.service,$(wildcard configs/*.service)); do \
 			sed 's|/usr/bin/|$(PREFIX)/bin/|g' $$unit >$$lib/systemd/system/$${unit##*/} || exit 1; \
 		done && \
 		chmod 0644 $$lib/systemd/system/cgpu-*.service && \
 		install -m 0644 configs/71-cgpu.rules $$lib/udev/rules.d/ && \
 		install -m 0644 configs/cgpu.conf $$lib/tmpfiles.d/; \
 	fi
+
+# Not a part of install: only nodes of Kubernetes that do without the DaemonSet in deploy/ want it, and it is large.
+.PHONY: install-agent
+install-agent: $(BIN)/cgpu-agent # cgpu-agent and its systemd unit into PREFIX
+	install -D -m 0755 $(BIN)/cgpu-agent -t $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
+	sed 's|/usr/bin/|$(PREFIX)/bin/|g' configs/cgpu-agent.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-agent.service
+	chmod 0644 $(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-agent.service
 
 .PHONY: package package-test
 package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells what is in them

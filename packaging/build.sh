@@ -31,14 +31,16 @@ compiler() {
 # Files as they lie on the target.
 stage() {
 	local arch=$1 cc=$2 stage=$3 all=$3/all command file
-	mkdir -p "$all"/usr/{bin,lib/cgpu,share/doc/cgpu/docs} "$stage"/{deb,rpm}
+	mkdir -p "$all"/usr/{bin,lib/cgpu,share/doc/cgpu/docs} "$stage"/{deb,rpm,agent/usr/bin}
 	export GOOS=linux GOARCH=$arch
 	for command in cmd/*; do
 		command=${command#cmd/}
-		local cgo=0
+		local cgo=0 bin=$all/usr/bin
 		[[ $command == cgpu-refresh ]] && cgo=1
+		# It links Kubernetes' libraries, which make it larger than all others together: a package of its own.
+		[[ $command == cgpu-agent ]] && bin=$stage/agent/usr/bin
 		CC=$cc CGO_ENABLED=$cgo CGO_CFLAGS="-O2 -Wno-deprecated-declarations" \
-			go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$all/usr/bin/$command" "./cmd/$command"
+			go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$bin/$command" "./cmd/$command"
 	done
 	make -s -C limiter CC="$cc" OUT="$stage/limiter" >/dev/null
 	install -m 0644 "$stage/limiter/libcgpu.so" "$all/usr/lib/cgpu/"
@@ -46,8 +48,10 @@ stage() {
 
 	# systemd's, with the packages' path where they name that of `make install`.
 	unit() {
-		mkdir -p "$all/$2"
-		sed 's|/usr/local/bin/|/usr/bin/|g' "configs/$1" >"$all/$2/$1"
+		local to=$all/$2
+		[[ $1 == cgpu-agent.service ]] && to=$stage/agent/$2
+		mkdir -p "$to"
+		sed 's|/usr/local/bin/|/usr/bin/|g' "configs/$1" >"$to/$1"
 	}
 	for file in configs/*.service; do
 		unit "${file#configs/}" usr/lib/systemd/system
@@ -74,7 +78,12 @@ stage() {
 	install -D -m 0644 LICENSE "$stage/deb/usr/share/doc/cgpu/copyright"
 	install -D -m 0644 LICENSE "$stage/rpm/usr/share/licenses/cgpu/LICENSE"
 	(cd "$all/usr/bin" && go version -m -- *) >"$doc/sbom.txt"
-	licences >"$doc/third-party-licences.txt"
+	licences ./cmd/... >"$doc/third-party-licences.txt"
+	local agent=$stage/agent/usr/share/doc/cgpu-agent
+	mkdir -p "$agent"
+	install -m 0644 LICENSE "$agent/copyright"
+	(cd "$stage/agent/usr/bin" && go version -m -- *) >"$agent/sbom.txt"
+	licences ./cmd/cgpu-agent >"$agent/third-party-licences.txt"
 
 	# What is in a package has the commit's time and modes that do not depend on the checkout's.
 	find "$stage" -type d -exec chmod 755 {} +
@@ -82,10 +91,10 @@ stage() {
 	find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 }
 
-# The licences of the modules that are linked into the programs: most ask to be passed on with them.
+# licences PACKAGES: of the modules that are linked into programs; most ask to be passed on with them.
 licences() {
 	local module dir file
-	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/... | sort -u |
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' "$1" | sort -u |
 		while read -r module dir; do
 			for file in "$dir"/{LICEN[CS]E,COPYING,NOTICE,License}*; do
 				[[ -f $file ]] || continue
@@ -117,6 +126,7 @@ for arch in ${ARCHES:-amd64 arm64}; do
 	export ARCH=$arch STAGE=$work/$arch GLIBC=${GLIBC#GLIBC_}
 	for kind in deb rpm; do
 		"$work/nfpm" package -f packaging/nfpm.yaml -p "$kind" -t "$out/" >/dev/null
+		"$work/nfpm" package -f packaging/nfpm-agent.yaml -p "$kind" -t "$out/" >/dev/null
 	done
 	made+=("$arch")
 done

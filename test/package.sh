@@ -115,6 +115,18 @@ if [[ $full ]]; then
 fi
 ok "installs and runs in $how"
 
+# Kubernetes' libraries are in the agent's package, and in no other.
+[[ ! -e $root/usr/bin/cgpu-agent ]] || fail "cgpu has cgpu-agent, which has a package of its own"
+for file in "$out"/cgpu-agent_*.deb; do
+	mkdir "$work/agent" && dpkg-deb -x "$file" "$work/agent"
+	[[ -x $work/agent/usr/bin/cgpu-agent && -s $work/agent/usr/lib/systemd/system/cgpu-agent.service ]] || fail "${file##*/}: lacks the program or its unit"
+	! readelf -l "$work/agent/usr/bin/cgpu-agent" | grep INTERP >/dev/null || fail "${file##*/}: is not static"
+	grep -q 'k8s.io/client-go' "$work/agent/usr/share/doc/cgpu-agent/sbom.txt" || fail "${file##*/}: sbom.txt has no Kubernetes"
+	grep -q '==== k8s.io/client-go' "$work/agent/usr/share/doc/cgpu-agent/third-party-licences.txt" || fail "${file##*/}: lacks licences"
+	rm -rf "$work/agent"
+done
+ok "cgpu-agent has a package of its own"
+
 echo '# mine' >>"$root/etc/cgpu/cgpu.toml"
 dpkg_ -i "$deb" >"$work/said" || fail "dpkg -i again: $(cat "$work/said" "$work/log")"
 grep -q '^# mine' "$root/etc/cgpu/cgpu.toml" || fail "an upgrade has overwritten cgpu.toml"
