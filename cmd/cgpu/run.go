@@ -178,6 +178,10 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
 	}
+	home, err := bare.StepOut()
+	if err != nil {
+		return err
+	}
 	runDir := device.RunDir()
 	self, err := os.Executable()
 	if err != nil {
@@ -216,15 +220,12 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return runRefused(c, ask.Refused(err))
 	}
-	cgroups, err := bare.Cgroups(record.Nonce)
+	cgroups := home.Cgroups(record.Nonce)
 	undo = func() {
 		guard.Stop()
 		_ = book.Release(record.ID, record.Nonce)
 		_ = page.Remove(runDir, record.Nonce)
 		bare.RemoveCgroups(cgroups)
-	}
-	if err != nil {
-		return err
 	}
 	sweepRuns(book, cgroups)
 
@@ -242,6 +243,10 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		return err
 	}
 	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
+		return err
+	}
+	// From here on no lock of the node's is taken.
+	if err := home.Return(); err != nil {
 		return err
 	}
 	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Umask: callers})

@@ -1,7 +1,9 @@
 package bare
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,18 +60,52 @@ func mine(controllers ...string) ([]hierarchy, error) {
 	return hierarchies(string(text), controllers), nil
 }
 
+// Home is where the caller has started us.
+type Home struct {
+	look []hierarchy // in which the guard looks for a run's processes
+	left []hierarchy // which this process has left and has to enter again; not those of look
+}
+
+// StepOut takes this process out of the cgroups in which the caller can freeze it, if they are his: it takes the node's locks,
+// and others would wait for them. What is not allowed, in a container say, is left out.
+func StepOut() (Home, error) {
+	look, err := mine("devices", "cpuacct")
+	if err != nil {
+		return Home{}, err
+	}
+	if len(look) == 0 {
+		return Home{}, fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
+	}
+	ends, err := mine("freezer", "name=systemd")
+	if err != nil {
+		return Home{}, err
+	}
+	home := Home{look: look}
+	for _, h := range ends {
+		if h.path != "/" && enter(h.root) == nil && !slices.Contains(look, h) {
+			home.left = append(home.left, h)
+		}
+	}
+	return home, nil
+}
+
+// Return enters again what StepOut has left, but for the hierarchies in which the run gets folders of its own.
+func (home Home) Return() error {
+	for _, h := range home.left {
+		if err := enter(h.dir()); err != nil {
+			return fmt.Errorf("bare: return to the caller's cgroup: %w", err)
+		}
+	}
+	return nil
+}
+
+func enter(dir string) error {
+	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+}
+
 // Cgroups are the folders that a run gets, below those of the caller, so that whatever limits his session or his batch job
 // limits the run as well: in the hierarchies in which the guard looks for a container's processes and for their CPU time.
-func Cgroups(nonce string) ([]string, error) {
-	list, err := mine("devices", "cpuacct")
-	if err != nil {
-		return nil, err
-	}
-	if len(list) == 0 {
-		return nil, fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
-	}
-	return runFolders(list, nonce), nil
-}
+func (home Home) Cgroups(nonce string) []string { return runFolders(home.look, nonce) }
 
 // runFolders are the folders of a run whose caller is in the cgroups of list. Below the root of a hierarchy there is one more,
 // which stays: nobody may write in a root without a capability, and the guard, which removes the run's folder, has given up
@@ -89,13 +125,19 @@ func runFolders(list []hierarchy, nonce string) []string {
 // makeCgroups makes the folders and moves this process into them.
 func makeCgroups(dirs []string, hidden []device.Node) error {
 	for _, dir := range dirs {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
+		err := os.Mkdir(dir, 0o755)
+		// Above it only our own folder is made, as runFolders has it. The caller's, if it is gone, went with his session.
+		if parent := filepath.Dir(dir); errors.Is(err, fs.ErrNotExist) && filepath.Base(parent) == "cgpu" {
+			_ = os.Mkdir(parent, 0o755)
+			err = os.Mkdir(dir, 0o755)
+		}
+		if err != nil {
 			return fmt.Errorf("make the cgroup: %w", err)
 		}
 		if err := denyDevices(dir, hidden); err != nil {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
+		if err := enter(dir); err != nil {
 			return fmt.Errorf("enter the cgroup: %w", err)
 		}
 	}
@@ -158,12 +200,4 @@ func forbidden(p spec.Plan) []device.Node {
 
 // Leave takes this process out of the cgroups by which a session or a batch job is ended: the guard, which it will be, has to
 // outlive the last process of the run by a moment, to give the reservation back. Where that is not allowed cgpu gc does it.
-func Leave() {
-	list, err := mine("freezer", "name=systemd")
-	if err != nil {
-		return
-	}
-	for _, h := range list {
-		_ = os.WriteFile(filepath.Join(h.root, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
-	}
-}
+func Leave() { _, _ = StepOut() }

@@ -644,3 +644,60 @@ func runFolder(t *testing.T) {
 	}
 	wantRefused(t, of("/", " </dev", "true"), "standard input: is a folder")
 }
+
+// TestRunFrozen: who can freeze his cgroup cannot freeze cgpu run in it while that takes the node's locks; the command is in it again.
+func TestRunFrozen(t *testing.T) {
+	noTrace(t)
+	root := "/sys/fs/cgroup/freezer"
+	if exists("/sys/fs/cgroup/cgroup.controllers") {
+		root = "/sys/fs/cgroup"
+	}
+	home := filepath.Join(root, fmt.Sprintf("cgpu-test-%d", os.Getpid()))
+	if err := os.Mkdir(home, 0o755); err != nil {
+		t.Skipf("no cgroup to freeze: %v", err)
+	}
+	t.Cleanup(func() {
+		eventually(t, 10*time.Second, func() string {
+			if err := os.Remove(home); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+	})
+	lock, err := os.OpenFile(filepath.Join(lab.RunDir, "ledger.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	var out output
+	cmd := exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, home, filepath.Join(lab.Bin, "cgpu")},
+		runArgs("512MiB", "--", "cat", "/proc/self/cgroup")...)...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "CGPU_RUN_DIR="+lab.RunDir), &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill() //nolint:errcheck // it has ended, usually
+	// It waits for the lock, with the ledger's file open.
+	eventually(t, 8*time.Second, func() string {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", cmd.Process.Pid))
+		for _, f := range files {
+			if to, _ := os.Readlink(f); to == lock.Name() {
+				return ""
+			}
+		}
+		return "cgpu run does not wait for the ledger: " + out.String()
+	})
+	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid))
+	if err != nil || strings.Contains(string(in), filepath.Base(home)) {
+		t.Errorf("it waits for a lock in its caller's cgroup: %s, %v", in, err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil || !strings.Contains(out.String(), "/"+filepath.Base(home)) {
+		t.Errorf("the command is not in its caller's cgroup: %v: %s", err, out.String())
+	}
+}
