@@ -5,7 +5,7 @@
 # Two to three minutes on two cores with nothing cached. They lie below the user's cache folder, under their versions.
 set -euo pipefail
 containerd=v2.4.2
-moby=v2.0.0-beta.24 # Docker 29; its releases have such numbers as a Go module
+moby=v2.0.0-beta.24 # the number that Docker after 28 has as a Go module
 
 cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
 bin=${cache:-${TMPDIR:-/tmp}}/cgpu-engines/containerd-$containerd-moby-$moby-$(go env GOARCH)

@@ -92,7 +92,7 @@ func TestInstallDocker(t *testing.T) {
 		}
 		version := strings.Trim(strings.Fields(run(t, "dockerd", "--version"))[2], ",")
 		t.Run(version, func(t *testing.T) { testInstallDocker(t, `"storage-driver": "vfs"`) })
-		if bin != "" { // where images are containerd's, as Docker has it on new machines since version 29
+		if bin != "" { // where images are containerd's, as Docker has it on new machines today
 			t.Run(version+"/containerd's images", func(t *testing.T) {
 				testInstallDocker(t, `"storage-driver": "native", "features": {"containerd-snapshotter": true}`)
 			})
@@ -172,7 +172,7 @@ func testInstallDocker(t *testing.T, storage string) {
 	sameFiles(t, config, before)
 }
 
-// runtimeFor is cgpu-runtime. Docker 29 gives each container a namespace for time, which runc before 1.2 refuses, with cgpu or
+// runtimeFor is cgpu-runtime. Docker of today gives each container a namespace for time, which runc before 1.2 refuses, with cgpu or
 // without: where the machine has such a one, a script takes that out first.
 func runtimeFor(t *testing.T, dir string) string {
 	t.Helper()
