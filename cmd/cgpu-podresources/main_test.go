@@ -33,6 +33,7 @@ type kubelet struct {
 func (k *kubelet) limited(ctx context.Context) error {
 	if k.hangs {
 		<-ctx.Done()
+		return ctx.Err()
 	}
 	if k.busy.Add(-1) >= 0 {
 		return status.Error(codes.ResourceExhausted, "rejected by rate limit")

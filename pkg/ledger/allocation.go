@@ -58,7 +58,9 @@ const dyingTime = 5 * time.Second
 
 // reserveOnceFree is Reserve, tried again while the request is refused and such a container is in its way.
 func (l *Ledger) reserveOnceFree(req Request, try func() (Record, error)) (Record, error) {
-	for deadline := time.Now().Add(l.dyingTime); ; time.Sleep(10 * time.Millisecond) {
+	pause := 10 * time.Millisecond
+	// Longer and longer pauses: when a node is full, many may wait here, and each try holds the lock.
+	for deadline := time.Now().Add(l.dyingTime); ; pause = min(2*pause, 200*time.Millisecond) {
 		reserved, err := try()
 		refusal, refused := errors.AsType[*Refusal](err)
 		if !refused || len(req.Record.Allocated) == 0 || time.Now().After(deadline) {
@@ -75,6 +77,7 @@ func (l *Ledger) reserveOnceFree(req Request, try func() (Record, error)) (Recor
 			// It may have gone between the two looks.
 			return try()
 		}
+		time.Sleep(pause)
 	}
 }
 
