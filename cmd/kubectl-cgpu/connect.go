@@ -15,7 +15,6 @@ import (
 type connection struct {
 	file      string
 	overrides clientcmd.ConfigOverrides
-	qps       float32
 }
 
 // flags adds kubectl's flags of the connection to a command's: --kubeconfig, --context, --namespace, --token and the like.
