@@ -8,16 +8,19 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/dra"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// The objects of the simulation. A slice has what pkg/dra publishes of a node: the same attributes, capacities and policies.
+// The objects of the simulation.
 
 const (
-	driver        = "gpu.cgpu.io"
+	driver        = dra.DriverName
 	namespace     = "default"
 	sharedClass   = "vgpu.cgpu.io"
 	wholeClass    = "gpu.cgpu.io"
-	gpuMemory     = "80Gi"
 	gpuMemUnits   = 80 // of aliyun.com/gpu-mem, GiB
 	extendedName  = corev1.ResourceName("aliyun.com/gpu-mem")
 	countName     = corev1.ResourceName("aliyun.com/gpu-count")
@@ -68,52 +71,53 @@ type shape struct {
 	capacities int  // 1: memory; 2: and cores; 3: and containers, as pkg/dra has
 }
 
-func slice(i, gpus int, s shape) *resourceapi.ResourceSlice {
+func slice(i, n int, s shape) *resourceapi.ResourceSlice {
 	out := &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: nodeName(i) + "-" + driver},
 		Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: ptr.To(nodeName(i)),
-			Pool: resourceapi.ResourcePool{Name: nodeName(i), Generation: 1, ResourceSliceCount: 1}},
-	}
-	for g := range gpus {
-		out.Spec.Devices = append(out.Spec.Devices, gpu(i, g, s))
+			Pool: resourceapi.ResourcePool{Name: nodeName(i), Generation: 1, ResourceSliceCount: 1}, Devices: gpus(i, n, s)},
 	}
 	return out
 }
 
-func gpu(i, g int, s shape) resourceapi.Device {
-	text := func(v string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &v} }
-	number := func(v int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &v} }
-	version := func(v string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{VersionValue: &v} }
-	d := resourceapi.Device{
-		Name:       fmt.Sprintf("gpu-%d", g),
-		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"uuid": text(fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, g))},
-		Capacity:   map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{},
+// gpus are a node's as pkg/dra publishes them, less what the shape leaves out.
+func gpus(i, n int, s shape) []resourceapi.Device {
+	table := &device.Table{DriverVersion: "580.159.04", Config: device.Config{MaxInst: 20}}
+	places := map[string]dra.Place{}
+	for g := range n {
+		bus := fmt.Sprintf("0000:%02x:00.0", g)
+		table.GPUs = append(table.GPUs, device.GPU{Index: g, Minor: g, BusID: bus, Name: "NVIDIA H100 80GB HBM3", Memory: gpuMemUnits * quota.GiB,
+			UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, g)})
+		places[bus] = dra.Place{NUMANode: ptr.To(int64(g / 4)), PCIeRoot: fmt.Sprintf("pci0000:%02x", g/2)}
 	}
-	if s.attributes {
-		for name, a := range map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"index": number(int64(g)), "productName": text("NVIDIA H100 80GB HBM3"), "architecture": text("Hopper"),
-			"driverVersion": version("580.159.4"), "numaNode": number(int64(g / 4)), "nvlinkDomain": number(0),
-			"resource.kubernetes.io/pcieRoot": text(fmt.Sprintf("pci0000:%02x", g/2)), "mig": {BoolValue: ptr.To(false)},
-		} {
-			d.Attributes[name] = a
+	var devices []resourceapi.Device
+	for _, pool := range dra.Resources(table, nodeName(i), nil, places).Pools {
+		for _, published := range pool.Slices {
+			devices = append(devices, published.Devices...)
 		}
 	}
-	if s.shared {
-		d.AllowMultipleAllocations = ptr.To(true)
-	}
-	for _, c := range []struct {
-		name             resourceapi.QualifiedName
-		all, least, none string // none: what who does not name it consumes
-	}{{"memory", gpuMemory, "1Mi", gpuMemory}, {"cores", "100", "0", "0"}, {"containers", "20", "1", "1"}}[:s.capacities] {
-		capacity := resourceapi.DeviceCapacity{Value: resource.MustParse(c.all)}
-		if s.shared && s.policy {
-			q := func(s string) *resource.Quantity { v := resource.MustParse(s); return &v }
-			capacity.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: q(c.none),
-				ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: q(c.least), Max: q(c.all)}}
+	for g := range devices {
+		d := &devices[g]
+		if !s.shared {
+			d.AllowMultipleAllocations = nil
 		}
-		d.Capacity[c.name] = capacity
+		for name := range d.Attributes {
+			if !s.attributes && name != "uuid" {
+				delete(d.Attributes, name)
+			}
+		}
+		for n, name := range []resourceapi.QualifiedName{"memory", "cores", "containers"} {
+			c, ok := d.Capacity[name]
+			switch {
+			case !ok || n >= s.capacities:
+				delete(d.Capacity, name)
+			case !s.shared || !s.policy:
+				c.RequestPolicy = nil
+				d.Capacity[name] = c
+			}
+		}
 	}
-	return d
+	return devices
 }
 
 func classes() []*resourceapi.DeviceClass {
