@@ -68,18 +68,18 @@ func app() *cli.App {
 func flags() []cli.Flag {
 	env := func(name string) []string { return []string{"CGPU_AGENT_" + name} }
 	return []cli.Flag{
-		&cli.StringFlag{Name: "node-name", EnvVars: []string{"CGPU_AGENT_NODE_NAME", "NODE_NAME"}, Usage: "`NAME` of this node in the cluster (default: the host's name)"},
+		&cli.StringFlag{Name: "node-name", EnvVars: append(env("NODE_NAME"), "NODE_NAME"), Usage: "`NAME` of this node in the cluster (default: the host's name)"},
 		&cli.StringFlag{Name: "frontends", EnvVars: env("FRONTENDS"), Value: frontDRA, Usage: "`LIST` of dra, deviceplugin"},
 		&cli.StringFlag{Name: "dra-gpus", EnvVars: env("DRA_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 		&cli.StringFlag{Name: "deviceplugin-gpus", EnvVars: env("DEVICEPLUGIN_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the device plugin (default: all)"},
 		&cli.StringFlag{Name: "memory-unit", EnvVars: env("MEMORY_UNIT"), Value: "GiB", Usage: "`UNIT` of aliyun.com/gpu-mem: GiB or MiB"},
-		&cli.StringFlag{Name: "kubeconfig", EnvVars: []string{"CGPU_AGENT_KUBECONFIG", "KUBECONFIG"}, Usage: "`FILE` that tells how to reach the API server (default: as pods do)"},
+		&cli.StringFlag{Name: "kubeconfig", EnvVars: append(env("KUBECONFIG"), "KUBECONFIG"), Usage: "`FILE` that tells how to reach the API server (default: as pods do)"},
 		&cli.StringFlag{Name: "cdi-dir", EnvVars: env("CDI_DIR"), Value: "/var/run/cdi", Usage: "`FOLDER` from which the container runtime reads CDI specs"},
 		&cli.StringFlag{Name: "kubelet-dir", EnvVars: env("KUBELET_DIR"), Value: "/var/lib/kubelet", Usage: "`FOLDER` of the kubelet"},
-		&cli.StringFlag{Name: "hook", EnvVars: env("HOOK"), Value: "/usr/local/bin/cgpu-hook", Usage: "`PATH` of cgpu-hook on the host"},
+		&cli.StringFlag{Name: "hook", EnvVars: env("HOOK"), Usage: "`PATH` of cgpu-hook on the host (default: as the node table tells)"},
 		&cli.StringFlag{Name: "health-address", EnvVars: env("HEALTH_ADDRESS"), Value: ":9470", Usage: "`ADDRESS` of /healthz, /readyz and /metrics; none: nowhere"},
 		&cli.StringFlag{Name: "log-format", EnvVars: env("LOG_FORMAT"), Value: "text", Usage: "`FORMAT` of the lines on standard error: text or json"},
-		&cli.StringFlag{Name: "pod-uid", EnvVars: []string{"CGPU_AGENT_POD_UID", "POD_UID"}, Usage: "`UID` of the agent's pod: two agents may then run side by side while a DaemonSet is updated"},
+		&cli.StringFlag{Name: "pod-uid", EnvVars: append(env("POD_UID"), "POD_UID"), Usage: "`UID` of the agent's pod: two agents may then run side by side while a DaemonSet is updated"},
 	}
 }
 
@@ -118,6 +118,9 @@ func hostName() (string, error) {
 
 // absolute refuses a path that would depend on where the agent was started.
 func absolute(flag, path string) (string, error) {
+	if path == "" && flag == "hook" {
+		return "", nil
+	}
 	if !filepath.IsAbs(path) {
 		return "", fmt.Errorf("--%s %q: want an absolute path", flag, path)
 	}

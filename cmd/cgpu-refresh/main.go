@@ -86,6 +86,9 @@ func (r refresh) run(force bool) error {
 		return err
 	}
 	t := &device.Table{Version: device.TableVersion, Driver: c.Driver, Config: c.Settings}
+	if t.Hook, err = device.Program("cgpu-hook"); err != nil {
+		return err
+	}
 	// Without it a max_spill in percent is nothing, and whoever asks for spill is told; others need not suffer.
 	if t.HostMemory, err = hostMemory(memInfo); err != nil {
 		r.warn("the machine's memory is not known: %v", err)

@@ -89,5 +89,4 @@ type (
 	view        = snapshot.View
 	gpuView     = snapshot.GPU
 	vgpuView    = snapshot.VGPU
-	processView = snapshot.Process
 )

@@ -35,8 +35,10 @@ type Table struct {
 	Env     []string `json:"env,omitempty"`
 	// HostMemory is the machine's (MemTotal of /proc/meminfo).
 	HostMemory quota.Bytes `json:"hostMemory,omitempty"`
-	Config     Config      `json:"config"`
-	Key        Key         `json:"key"`
+	// Hook is where cgpu-hook is on this machine: the CDI specs of claims name it, which cgpu-agent writes in a container.
+	Hook   string `json:"hook,omitempty"`
+	Config Config `json:"config"`
+	Key    Key    `json:"key"`
 }
 
 // GPU is one physical GPU.

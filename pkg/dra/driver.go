@@ -6,6 +6,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ type Options struct {
 	CDIDir      string               // a folder that the container runtime reads CDI specs from: /var/run/cdi
 	PluginDir   string               // the kubelet's folder of plugins: /var/lib/kubelet/plugins
 	RegistryDir string               // the kubelet's folder of registrations: /var/lib/kubelet/plugins_registry
-	Hook        string               // path of cgpu-hook on the host
+	Hook        string               // path of cgpu-hook on the host; empty: as the table tells
 	// CRISocket is where the node's container runtime answers; empty: /run/containerd/containerd.sock where there is one,
 	// else what the Node object says of the runtime.
 	CRISocket string
@@ -68,13 +69,19 @@ func (o *Options) complete() error {
 	case o.Table == nil:
 		return errors.New("dra: Table is nil: want the node's table (cgpu refresh)")
 	}
-	for name, path := range map[string]string{"CDIDir": o.CDIDir, "PluginDir": o.PluginDir, "RegistryDir": o.RegistryDir, "Hook": o.Hook} {
+	if o.Hook == "" && o.Table.Hook == "" {
+		return errors.New("dra: Hook is empty, and the node table does not tell where cgpu-hook is: run cgpu refresh on the node, or set it")
+	}
+	for name, path := range map[string]string{"CDIDir": o.CDIDir, "PluginDir": o.PluginDir, "RegistryDir": o.RegistryDir, "Hook": o.hook(o.Table)} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("dra: %s %q: want an absolute path", name, path)
 		}
 	}
 	return nil
 }
+
+// hook is the path of cgpu-hook on the host: the table's, which an upgrade may have changed since, unless it was set.
+func (o *Options) hook(table *device.Table) string { return cmp.Or(o.Hook, table.Hook) }
 
 // Driver is the running driver.
 type Driver struct {

@@ -55,6 +55,7 @@ func TestStartRefuses(t *testing.T) {
 		"Client is nil":       func(o *Options) { o.Client = nil },
 		"Table is nil":        func(o *Options) { o.Table = nil },
 		`Hook "cgpu-hook"`:    func(o *Options) { o.Hook = "cgpu-hook" },
+		"Hook is empty":       func(o *Options) { o.Hook = "" },
 		`CDIDir ""`:           func(o *Options) { o.CDIDir = "" },
 		"ignores CDI devices": func(o *Options) { o.CRISocket = criServer{name: "containerd", version: "1.6.38"}.serve(t) },
 	} {
@@ -66,6 +67,20 @@ func TestStartRefuses(t *testing.T) {
 			}
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// TestHook: the node's table tells where cgpu-hook is, and is listened to again when it has changed.
+func TestHook(t *testing.T) {
+	o, table := Options{}, tableOf(1)
+	for _, want := range []string{"/usr/bin/cgpu-hook", "/usr/local/bin/cgpu-hook"} {
+		table.Hook = want
+		if got := o.hook(table); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+	if o.Hook = "/opt/cgpu-hook"; o.hook(table) != o.Hook {
+		t.Error("what was set does not win")
 	}
 }
 

@@ -43,7 +43,7 @@ func (d *Driver) prepare(n node, c *resourceapi.ResourceClaim) ([]kubeletplugin.
 		// A claim may have devices of several drivers, and the kubelet asks all of them.
 		return nil, nil
 	}
-	if err := d.cdi.write(c.UID, cdiSpec(c.Namespace, c.Name, d.o.Hook, list)); err != nil {
+	if err := d.cdi.write(c.UID, cdiSpec(c.Namespace, c.Name, d.o.hook(n.table), list)); err != nil {
 		return nil, err
 	}
 	var devices []kubeletplugin.Device
