@@ -3,24 +3,23 @@
 #
 #   build.sh control-plane   etcd, kube-apiserver, kube-scheduler, kube-controller-manager, kubelet, kubectl (bins/)
 #   build.sh node            these, and containerd, its shim, ctr and the CNI plugins ptp, host-local, loopback
-#   build.sh extender        gpushare's scheduler extender, unmodified
+#   build.sh extender FOLDER gpushare's scheduler extender from a checkout of its own repository, as it is there
 #
-# Six minutes on two cores with nothing cached; nothing at all while bins/ and this file stay as they are: the programs
-# lie below the user's cache folder under a name made from those. $CGPU_K8S_DIR/bin (default /tmp/cgpu-k8s) leads there.
+# Six minutes on two cores with nothing cached; nothing at all while bins/ and the versions below stay as they are: the
+# programs lie below the user's cache folder under a name made from those. $CGPU_K8S_DIR/bin (default /tmp/cgpu-k8s) leads there.
 #
 # To move to another Kubernetes, in bins/: replace its version and the staging modules' (v1.X.Y → v0.X.Y) in go.mod, take
 # etcd's version from Kubernetes' go.mod, delete go.sum, run go mod tidy.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 containerd=v2.4.2 cni=v1.9.1
-extender=v0.0.0-20230206062827-c0b6141c2ce8
 case ${1:-} in control-plane | node | extender) ;; *) sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 
 dir=${CGPU_K8S_DIR:-${TMPDIR:-/tmp}/cgpu-k8s}
 # Without a home there is no cache but the work folder.
 cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
 cache=${cache:-$dir/cache}/cgpu-k8s
-key=$(cd "$here" && cat build.sh bins/* | sha256sum | cut -c1-16)-$(go env GOARCH)
+key=$( (cd "$here" && cat bins/* && echo "$containerd $cni") | sha256sum | cut -c1-16)-$(go env GOARCH)
 bin=$cache/$key
 mkdir -p "$bin/cni" "$dir"
 # The lock is for two who build at once.
@@ -58,6 +57,6 @@ node)
 	have cni/ptp cni/loopback cni/host-local || install "$bin/cni" github.com/containernetworking/plugins/plugins/{main/ptp,main/loopback,ipam/host-local}@"$cni"
 	;;
 extender)
-	have gpushare-sche-extender || install "$bin" github.com/AliyunContainerService/gpushare-scheduler-extender/cmd/...@"$extender"
+	(cd "${2:?build.sh extender FOLDER}" && go build -trimpath -ldflags '-s -w' -o "$bin/gpushare-extender" ./cmd)
 	;;
 esac

@@ -244,9 +244,15 @@ func (s session) kubectl(args ...string) string {
 // apply is kubectl apply of manifests.
 func (s session) apply(manifests ...string) {
 	s.Helper()
-	if _, err := lab.kubectl(strings.Join(manifests, "\n---\n"), "-n", s.ns, "apply", "-f", "-"); err != nil {
+	if err := s.tryApply(manifests...); err != nil {
 		s.Fatal(err)
 	}
+}
+
+// tryApply is apply that may be refused.
+func (s session) tryApply(manifests ...string) error {
+	_, err := lab.kubectl(strings.Join(manifests, "\n---\n"), "-n", s.ns, "apply", "-f", "-")
+	return err
 }
 
 // get is the pod as the API server has it.
@@ -259,16 +265,31 @@ func (s session) get(pod string) *corev1.Pod {
 	return p
 }
 
+// waitLimit is long enough for a busy machine.
+const waitLimit = 90 * time.Second
+
+// settled is nil once the pod runs, has ended or was refused.
+func (s session) settled(pod string) error {
+	p := s.get(pod)
+	if p.Status.Phase != corev1.PodPending || waiting(p) != "" && !strings.HasPrefix(waiting(p), "ContainerCreating") {
+		return nil
+	}
+	return fmt.Errorf("is %s: %s %s", p.Status.Phase, conditions(p), waiting(p))
+}
+
 // reaches waits until the pod is in that phase.
 func (s session) reaches(pod string, phase corev1.PodPhase) {
 	s.Helper()
-	until(s.T, 90*time.Second, "pod "+pod+" "+string(phase), func() error {
+	until(s.T, waitLimit, "pod "+pod+" "+string(phase), func() error {
 		p, err := lab.client.CoreV1().Pods(s.ns).Get(context.Background(), pod, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if p.Status.Phase == phase {
 			return nil
+		}
+		if p.Status.Phase == corev1.PodFailed {
+			s.Fatalf("pod %s failed: %s", pod, waiting(p))
 		}
 		return fmt.Errorf("is %s: %s %s", p.Status.Phase, conditions(p), waiting(p))
 	})
@@ -301,7 +322,7 @@ func waiting(p *corev1.Pod) string {
 // output waits for the pod's good end and is what it printed.
 func (s session) output(pod string) string {
 	s.Helper()
-	until(s.T, 90*time.Second, "pod "+pod+" ends", func() error {
+	until(s.T, waitLimit, "pod "+pod+" ends", func() error {
 		p := s.get(pod)
 		switch p.Status.Phase {
 		case corev1.PodSucceeded:

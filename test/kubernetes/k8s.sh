@@ -135,6 +135,8 @@ kubelet_configuration() {
 		clusterDNS: [10.214.0.10]      # where nobody answers
 		enforceNodeAllocatable: [pods]
 		maxPods: 150
+		# What the apiserver's node authorizer does not know yet on a busy machine is forbidden, and tried again only then.
+		syncFrequency: 5s
 		serializeImagePulls: false
 		imageGCHighThresholdPercent: 100
 		imageGCLowThresholdPercent: 99

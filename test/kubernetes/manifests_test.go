@@ -24,7 +24,7 @@ metadata:
 %s
 spec:
   restartPolicy: Never
-  terminationGracePeriodSeconds: 0
+  terminationGracePeriodSeconds: 1
   automountServiceAccountToken: false
 %s`, name, indent(metadata), indent(spec))
 }
