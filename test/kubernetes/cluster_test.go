@@ -414,3 +414,11 @@ func (s session) holds(pod string) map[string]ledger.Record {
 	}
 	return held
 }
+
+// errorOf is err, or where that is nil what was seen instead; nil without either.
+func errorOf(err error, format string, a ...any) error {
+	if err != nil || format == "" {
+		return err
+	}
+	return fmt.Errorf(format, a...)
+}

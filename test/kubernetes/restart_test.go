@@ -99,19 +99,74 @@ func (s session) bothStillHold() {
 	}
 }
 
-// The node's power fails: nothing of /run is left, and each pod is started again with its share.
+// replicas are n pods with units that a Deployment makes anew where one fails. Bare ones may: the kubelet fails a pod for good
+// whose device plugin is away while it is admitted, as each is after a reboot.
+func (s session) replicas(n int) {
+	s.Helper()
+	s.apply(fmt.Sprintf(`apiVersion: apps/v1
+kind: Deployment
+metadata: {name: units}
+spec:
+  replicas: %d
+  selector: {matchLabels: {app: units}}
+  template:
+    metadata: {labels: {app: units}}
+    spec:
+      runtimeClassName: cgpu
+      terminationGracePeriodSeconds: 1
+      automountServiceAccountToken: false
+%s`, n, indent(indent(indent(withMemory(3, "sleep 1000"))))))
+}
+
+// replicasHave their shares, each its own.
+func (s session) replicasHave(n int) {
+	s.Helper()
+	until(s.T, 2*waitLimit, "the replicas have their shares", func() error {
+		out, err := lab.kubectl("", "-n", s.ns, "get", "pods", "-l", "app=units", "--field-selector=status.phase=Running", "-o", "name")
+		if err != nil {
+			return err
+		}
+		pods := strings.Fields(out)
+		if len(pods) != n {
+			return fmt.Errorf("%d pods run, want %d", len(pods), n)
+		}
+		for _, pod := range pods {
+			out, err := lab.kubectl("", "-n", s.ns, "exec", pod, "--", "cgpu-probe", "meminfo")
+			if err != nil {
+				return err
+			}
+			if got := totals(s.T, out); got[0] != 3*quota.GiB {
+				return fmt.Errorf("%s sees %v", pod, got)
+			}
+		}
+		return nil
+	})
+}
+
+// The node's power fails: nothing of /run is left. Pods with claims are started again with their shares, others are replaced.
 func TestNodeReboots(t *testing.T) {
 	s := login(t)
-	s.both(true)
+	s.apply(claim("claim", "6Gi", ""), strings.Replace(pod("claim", withClaim("claim", "sleep 10000")), "restartPolicy: Never", "restartPolicy: Always", 1))
+	s.replicas(2)
+	s.reaches("claim", corev1.PodRunning)
+	s.replicasHave(2)
 	lab.must(t, "reboot")
 	if err := lab.agentIsReady(); err != nil {
 		t.Fatal(err)
 	}
-	s.bothHave()
-	s.newcomers()
-	if records, err := lab.ledger(); err != nil || len(records) != 2 {
-		t.Errorf("the ledger holds %s %v, want two containers", describe(records), err)
+	s.replicasHave(2)
+	until(t, waitLimit, "the claim's container", func() error {
+		out, err := lab.kubectl("", "-n", s.ns, "exec", "claim", "--", "cgpu-probe", "meminfo")
+		if err == nil && totals(t, out)[0] != 6*quota.GiB {
+			err = fmt.Errorf("it sees %s", out)
+		}
+		return err
+	})
+	if records, err := lab.ledger(); err != nil || len(records) != 3 || overbooked(records) != "" {
+		t.Errorf("the ledger holds %s %v, want three containers", describe(records), err)
 	}
+	s.kubectl("delete", "deployment", "units")
+	s.newcomers()
 }
 
 // killAgent kills cgpu-agent at this moment, and has a new pod of it made at once: the kubelet would wait longer each time.
@@ -125,27 +180,41 @@ func killAgent(t *testing.T) {
 	}
 }
 
-// The agent is killed over and over while pods come and go: each ends well, and nothing is given twice or left.
+// The agent is killed over and over while pods come and go: each gets its share, and nothing is given twice or left.
 func TestAgentKilled(t *testing.T) {
 	s := login(t)
 	w := watchLedger()
-	s.pods(30, "cgpu-probe alloc 2900MiB; sleep 1")
+	var manifests []string
+	for i := range 16 {
+		name := fmt.Sprintf("p%d", i)
+		manifests = append(manifests, claim(name, "3Gi", ""), pod(name, withClaim(name, "cgpu-probe alloc 2900MiB")))
+	}
+	s.apply(manifests...)
+	s.replicas(4)
 	kills := 0
-	for deadline := time.Now().Add(4 * time.Minute); s.phases()[corev1.PodSucceeded] < 30 && time.Now().Before(deadline); kills++ {
-		// At another step each time: 0.2 to 2.6 seconds after the last.
-		time.Sleep(200*time.Millisecond + time.Duration(kills*700%2400)*time.Millisecond)
+	for deadline := time.Now().Add(time.Minute); kills < 12 && time.Now().Before(deadline); {
+		// At another step each time.
+		time.Sleep(time.Duration(kills*700%1900) * time.Millisecond)
 		if len(lab.agentPIDs()) == 0 {
-			kills--
+			time.Sleep(50 * time.Millisecond)
 			continue
 		}
 		killAgent(t)
-		if kills >= 12 {
-			break
+		kills++
+		if kills%3 == 0 {
+			s.kubectl("delete", "pods", "-l", "app=units", "--wait=false")
 		}
 	}
-	s.reach(30, corev1.PodSucceeded, 3*time.Minute)
-	w.end(t)
 	t.Logf("killed %d times", kills)
+	until(t, 3*time.Minute, "16 pods with claims end", func() error {
+		out := s.kubectl("get", "pods", "--field-selector=status.phase=Succeeded", "-o", "name")
+		if n := len(strings.Fields(out)); n != 16 {
+			return fmt.Errorf("%d have", n)
+		}
+		return nil
+	})
+	s.replicasHave(4)
+	w.end(t)
 	if err := lab.agentIsReady(); err != nil {
 		t.Fatal(err)
 	}

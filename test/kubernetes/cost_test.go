@@ -1,0 +1,122 @@
+//go:build kubernetes
+
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// startTimes are how long containerd took to create and start each container, from its log.
+func startTimes(t *testing.T) map[string]time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(lab.path("log/containerd.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	begun, took := map[string]time.Time{}, map[string]time.Duration{}
+	for _, m := range regexp.MustCompile(`(?m)^time="([^"]+)" level=info msg="StartContainer for \\"([0-9a-f]+)\\"( returns successfully)?"`).FindAllStringSubmatch(string(text), -1) {
+		at, err := time.Parse(time.RFC3339Nano, m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m[3] == "" {
+			begun[m[2]] = at
+		} else {
+			took[m[2]] = at.Sub(begun[m[2]])
+		}
+	}
+	return took
+}
+
+// What it costs: one pod after the other, of four kinds by turns. Figures are printed, not judged, but for gross ones: time
+// on a shared machine proves little.
+func TestCost(t *testing.T) {
+	const rounds = 21
+	s := login(t)
+	kinds := []struct {
+		name     string
+		manifest func(name string) string
+	}{
+		{"runc", func(name string) string {
+			return podOf(name, "", `containers: [{name: c, image: "localhost/probe:cgpu", command: [sleep, "1000"]}]`)
+		}},
+		{"cgpu, no GPU", func(name string) string {
+			return pod(name, `containers: [{name: c, image: "localhost/probe:cgpu", command: [sleep, "1000"]}]`)
+		}},
+		{"cgpu, claim", func(name string) string {
+			return claim(name, "1Gi", "") + "\n---\n" + pod(name, withClaim(name, "sleep 1000"))
+		}},
+		{"cgpu, gpu-mem", func(name string) string { return pod(name, withMemory(1, "sleep 1000")) }},
+	}
+	ids := map[string][]string{}
+	for i := range rounds {
+		for k, kind := range kinds {
+			name := fmt.Sprintf("p%d-%d", i, k)
+			s.apply(kind.manifest(name))
+			s.reaches(name, corev1.PodRunning)
+			id := strings.TrimPrefix(s.get(name).Status.ContainerStatuses[0].ContainerID, "containerd://")
+			ids[kind.name] = append(ids[kind.name], id)
+			s.kubectl("delete", "pod", name, "--force", "--wait=false")
+		}
+	}
+	took := startTimes(t)
+	medians := map[string]time.Duration{}
+	for _, kind := range kinds {
+		var all []time.Duration
+		for _, id := range ids[kind.name] {
+			all = append(all, took[id])
+		}
+		slices.Sort(all)
+		medians[kind.name] = all[len(all)/2]
+		t.Logf("StartContainer, %-14s median %v, least %v, of %d", kind.name+":", all[len(all)/2].Round(100*time.Microsecond), all[0].Round(100*time.Microsecond), len(all))
+	}
+	if medians["cgpu, claim"] > medians["runc"]+time.Second {
+		t.Errorf("a share costs %v", medians["cgpu, claim"]-medians["runc"])
+	}
+	for _, line := range prepareTimes(t) {
+		t.Log(line)
+	}
+	t.Logf("memory of cgpu-agent: %s", agentMemory(t))
+}
+
+// prepareTimes are what the kubelet measured of its calls to the driver.
+func prepareTimes(t *testing.T) []string {
+	t.Helper()
+	metrics, err := lab.kubectl("", "get", "--raw", "/api/v1/nodes/"+nodeName+"/proxy/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	value := func(name, method string) float64 {
+		m := regexp.MustCompile(`(?m)^dra_grpc_operations_duration_seconds_` + name + `\{[^}]*` + method + `"[^}]*\} (\S+)$`).FindStringSubmatch(metrics)
+		if m == nil {
+			return 0
+		}
+		v, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	var lines []string
+	for _, method := range []string{"NodePrepareResources", "NodeUnprepareResources"} {
+		sum, count := value("sum", method), value("count", method)
+		if count == 0 {
+			t.Errorf("the kubelet has no time of %s", method)
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s: %.1f ms on average of %.0f calls", method, 1000*sum/count, count))
+		for _, m := range regexp.MustCompile(`(?m)^dra_grpc_operations_duration_seconds_bucket\{[^}]*`+method+`"[^}]*le="([^"]+)"\} (\S+)$`).FindAllStringSubmatch(metrics, -1) {
+			lines = append(lines, fmt.Sprintf("  within %s s: %s", m[1], m[2]))
+		}
+	}
+	return lines
+}
