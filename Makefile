@@ -29,7 +29,7 @@ ENGINES := engines=$$(hack/engines.sh) || [ -z "$$CI" ] || exit 1; CGPU_TEST_ENG
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build limiter demo test unit integration bench lint fuzz install clean
+.PHONY: help setup build limiter demo test unit integration kubernetes bench lint fuzz install clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,11 @@ integration: build ## conformance suite and the commands in the docs: real docke
 	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
 	hack/with-node.sh -- go test -tags integration -count 1 -timeout 5m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/
 
+kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
+	@test/kubernetes/build.sh node
+	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
+	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes
+
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
 
@@ -78,7 +83,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
-	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-agent,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-agent kubectl-cgpu,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 	@# systemd and udev read below /usr/local as well; on machines without them these files would only puzzle.
 	@if [ -n "$(DESTDIR)" ] || [ -d /run/systemd/system ] || [ -d /usr/lib/systemd/system ]; then \
 		lib=$(DESTDIR)$(PREFIX)/lib && install -d $$lib/systemd/system $$lib/udev/rules.d $$lib/tmpfiles.d && \
@@ -97,6 +102,11 @@ install-agent: $(BIN)/cgpu-agent # cgpu-agent and its systemd unit into PREFIX
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
 	sed 's|/usr/bin/|$(PREFIX)/bin/|g' configs/cgpu-agent.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-agent.service
 	chmod 0644 $(DESTDIR)$(PREFIX)/lib/systemd/system/cgpu-agent.service
+
+# Not a part of install either: it is for the machines of people, with kubectl.
+.PHONY: install-kubectl
+install-kubectl: $(BIN)/kubectl-cgpu # the plugin of kubectl and its completion into PREFIX
+	install -D -m 0755 $(BIN)/kubectl-cgpu packaging/kubectl_complete-cgpu -t $(DESTDIR)$(PREFIX)/bin
 
 .PHONY: package package-test
 package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells what is in them

@@ -30,15 +30,19 @@ compiler() {
 
 # Files as they lie on the target.
 stage() {
-	local arch=$1 cc=$2 stage=$3 all=$3/all command file
-	mkdir -p "$all"/usr/{bin,lib/cgpu,share/doc/cgpu/docs} "$stage"/{deb,rpm,agent/usr/bin}
+	local arch=$1 cc=$2 stage=$3 all=$3/all command file name doc node=()
+	mkdir -p "$all"/usr/{bin,lib/cgpu,share/doc/cgpu/docs} "$stage"/{deb,rpm,{agent,kubectl}/usr/bin}
 	export GOOS=linux GOARCH=$arch
 	for command in cmd/*; do
 		command=${command#cmd/}
 		local cgo=0 bin=$all/usr/bin
-		[[ $command == cgpu-refresh ]] && cgo=1
-		# It links Kubernetes' libraries, which make it larger than all others together: a package of its own.
-		[[ $command == cgpu-agent ]] && bin=$stage/agent/usr/bin
+		# These two link client-go, which makes each larger than all others together: packages of their own.
+		case $command in
+		cgpu-refresh) cgo=1 ;;
+		cgpu-agent) bin=$stage/agent/usr/bin ;;
+		kubectl-cgpu) bin=$stage/kubectl/usr/bin ;;
+		esac
+		[[ $bin != "$all"/* ]] || node+=("./cmd/$command")
 		CC=$cc CGO_ENABLED=$cgo CGO_CFLAGS="-O2 -Wno-deprecated-declarations" \
 			go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$bin/$command" "./cmd/$command"
 	done
@@ -69,7 +73,7 @@ stage() {
 	"$tool" completion zsh >"$stage/deb/usr/share/zsh/vendor-completions/_cgpu"
 	"$tool" completion zsh >"$stage/rpm/usr/share/zsh/site-functions/_cgpu"
 
-	local doc=$all/usr/share/doc/cgpu
+	doc=$all/usr/share/doc/cgpu
 	cp README*.md CHANGELOG.md SECURITY.md "$doc/"
 	find docs -type f \( -name '*.md' -o -name '*.svg' \) -print0 | tar -c --null -T - | tar -x --no-same-owner -C "$doc"
 	mkdir -p "$doc/configs"
@@ -78,12 +82,18 @@ stage() {
 	install -D -m 0644 LICENSE "$stage/deb/usr/share/doc/cgpu/copyright"
 	install -D -m 0644 LICENSE "$stage/rpm/usr/share/licenses/cgpu/LICENSE"
 	(cd "$all/usr/bin" && go version -m -- *) >"$doc/sbom.txt"
-	licences ./cmd/... >"$doc/third-party-licences.txt"
-	local agent=$stage/agent/usr/share/doc/cgpu-agent
-	mkdir -p "$agent"
-	install -m 0644 LICENSE "$agent/copyright"
-	(cd "$stage/agent/usr/bin" && go version -m -- *) >"$agent/sbom.txt"
-	licences ./cmd/cgpu-agent >"$agent/third-party-licences.txt"
+	licences "${node[@]}" >"$doc/third-party-licences.txt"
+	for name in agent:cgpu-agent kubectl:kubectl-cgpu; do
+		doc=$stage/${name%:*}/usr/share/doc/${name#*:}
+		mkdir -p "$doc"
+		install -m 0644 LICENSE "$doc/copyright"
+		(cd "$stage/${name%:*}/usr/bin" && go version -m -- "${name#*:}") >"$doc/sbom.txt"
+		licences "./cmd/${name#*:}" >"$doc/third-party-licences.txt"
+	done
+	install -m 0755 packaging/kubectl_complete-cgpu -t "$stage/kubectl/usr/bin"
+	mkdir -p "$stage/kubectl/usr/share/man/man1"
+	gzip -9nc packaging/kubectl-cgpu.1 >"$stage/kubectl/usr/share/man/man1/kubectl-cgpu.1.gz"
+	install -m 0644 docs/kubectl.md -t "$stage/kubectl/usr/share/doc/kubectl-cgpu"
 
 	# What is in a package has the commit's time and modes that do not depend on the checkout's.
 	find "$stage" -type d -exec chmod 755 {} +
@@ -94,7 +104,7 @@ stage() {
 # licences PACKAGES: of the modules that are linked into programs; most ask to be passed on with them.
 licences() {
 	local module dir file
-	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' "$1" | sort -u |
+	go list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}} {{.Dir}}{{end}}{{end}}' "$@" | sort -u |
 		while read -r module dir; do
 			for file in "$dir"/{LICEN[CS]E,COPYING,NOTICE,License}*; do
 				[[ -f $file ]] || continue
@@ -125,8 +135,9 @@ for arch in ${ARCHES:-amd64 arm64}; do
 	GLIBC=$(readelf -V "$work/$arch/all/usr/bin/cgpu-refresh" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
 	export ARCH=$arch STAGE=$work/$arch GLIBC=${GLIBC#GLIBC_}
 	for kind in deb rpm; do
-		"$work/nfpm" package -f packaging/nfpm.yaml -p "$kind" -t "$out/" >/dev/null
-		"$work/nfpm" package -f packaging/nfpm-agent.yaml -p "$kind" -t "$out/" >/dev/null
+		for name in nfpm nfpm-agent nfpm-kubectl; do
+			"$work/nfpm" package -f "packaging/$name.yaml" -p "$kind" -t "$out/" >/dev/null
+		done
 	done
 	made+=("$arch")
 done

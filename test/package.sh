@@ -96,7 +96,7 @@ in_root cgpu version | grep -F "cgpu $version (" >/dev/null || fail "cgpu versio
 for command in spec km; do
 	in_root cgpu "$command" --help | grep '^NAME' >/dev/null || fail "cgpu $command --help"
 done
-for program in cgpu cgpu-guard cgpu-hook cgpu-probe cgpu-refresh cgpu-runtime cgpu-sim; do
+for program in cgpu cgpu-guard cgpu-hook cgpu-podresources cgpu-probe cgpu-refresh cgpu-runtime cgpu-sim; do
 	[[ -x $root/usr/bin/$program ]] || fail "/usr/bin/$program is not there"
 	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep INTERP >/dev/null || fail "$program is not static"
 	grep -q "^$program: go" "$root/usr/share/doc/cgpu/sbom.txt" || fail "$program is not in sbom.txt"
@@ -115,17 +115,34 @@ if [[ $full ]]; then
 fi
 ok "installs and runs in $how"
 
-# Kubernetes' libraries are in the agent's package, and in no other.
-[[ ! -e $root/usr/bin/cgpu-agent ]] || fail "cgpu has cgpu-agent, which has a package of its own"
-for file in "$out"/cgpu-agent_*.deb; do
-	mkdir "$work/agent" && dpkg-deb -x "$file" "$work/agent"
-	[[ -x $work/agent/usr/bin/cgpu-agent && -s $work/agent/usr/lib/systemd/system/cgpu-agent.service ]] || fail "${file##*/}: lacks the program or its unit"
-	! readelf -l "$work/agent/usr/bin/cgpu-agent" | grep INTERP >/dev/null || fail "${file##*/}: is not static"
-	grep -q 'k8s.io/client-go' "$work/agent/usr/share/doc/cgpu-agent/sbom.txt" || fail "${file##*/}: sbom.txt has no Kubernetes"
-	grep -q '==== k8s.io/client-go' "$work/agent/usr/share/doc/cgpu-agent/third-party-licences.txt" || fail "${file##*/}: lacks licences"
-	rm -rf "$work/agent"
+# What links Kubernetes' client has packages of its own.
+for program in cgpu-agent kubectl-cgpu; do
+	[[ ! -e $root/usr/bin/$program ]] || fail "cgpu has $program, which has a package of its own"
+	one "$out/${program}"_*_"$(dpkg --print-architecture)".deb >/dev/null
+	for file in "$out/${program}"_*.deb; do
+		mkdir "$work/own" && dpkg-deb -x "$file" "$work/own"
+		[[ -x $work/own/usr/bin/$program ]] || fail "${file##*/}: lacks the program"
+		! readelf -l "$work/own/usr/bin/$program" | grep INTERP >/dev/null || fail "${file##*/}: is not static"
+		grep -q 'k8s.io/client-go' "$work/own/usr/share/doc/$program/sbom.txt" || fail "${file##*/}: sbom.txt has no Kubernetes"
+		grep -q '==== k8s.io/client-go' "$work/own/usr/share/doc/$program/third-party-licences.txt" || fail "${file##*/}: lacks licences"
+		case $program in
+		cgpu-agent) want=(/usr/lib/systemd/system/cgpu-agent.service) ;;
+		kubectl-cgpu) want=(/usr/bin/kubectl_complete-cgpu /usr/share/man/man1/kubectl-cgpu.1.gz) ;;
+		esac
+		for name in "${want[@]}"; do
+			[[ -s $work/own$name ]] || fail "${file##*/}: without $name"
+		done
+		[[ $program != kubectl-cgpu || $(dpkg-deb -f "$file" Depends) == "" ]] || fail "${file##*/}: depends on $(dpkg-deb -f "$file" Depends), which a person's machine lacks"
+		if [[ $program == kubectl-cgpu && $file == *_"$(dpkg --print-architecture)".deb ]]; then
+			words=$(PATH=$work/own/usr/bin:/usr/bin:/bin "$work/own/usr/bin/kubectl_complete-cgpu" '')
+			grep -qx inspect <<<"$words" || fail "kubectl_complete-cgpu: $words"
+			"$work/own/usr/bin/kubectl-cgpu" version | grep -qxF "kubectl-cgpu $version" || fail "kubectl-cgpu version: $("$work/own/usr/bin/kubectl-cgpu" version)"
+		fi
+		rm -rf "$work/own"
+	done
 done
-ok "cgpu-agent has a package of its own"
+! grep -q 'k8s.io/client-go' "$root"/usr/share/doc/cgpu/{sbom,third-party-licences}.txt || fail "a program of cgpu links Kubernetes' client"
+ok "cgpu-agent and kubectl-cgpu have packages of their own"
 
 echo '# mine' >>"$root/etc/cgpu/cgpu.toml"
 dpkg_ -i "$deb" >"$work/said" || fail "dpkg -i again: $(cat "$work/said" "$work/log")"
