@@ -27,6 +27,11 @@ need jq jq
 need gcc gcc libc6-dev
 need make make
 need git git
+need curl curl
+need openssl openssl
+need xz xz-utils
+need ip iproute2
+need pgrep procps
 if [[ ${CI:-} ]]; then
 	need shellcheck shellcheck
 	need musl-gcc musl-tools # else the tests of the preload library with musl are skipped

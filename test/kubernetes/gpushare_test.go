@@ -138,6 +138,13 @@ func TestGPUShareExtender(t *testing.T) {
 		name := fmt.Sprintf("p%d", i)
 		s.apply(pod(name, withMemory(units, "sleep 1000")))
 		s.reaches(name, corev1.PodRunning)
+		// The plugin writes after the kubelet has said whose the units are.
+		until(t, waitLimit, "the plugin's annotation", func() error {
+			if a := s.get(name).Annotations; a["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "true" {
+				return fmt.Errorf("%v", a)
+			}
+			return nil
+		})
 		p := s.get(name)
 		index, err := strconv.Atoi(p.Annotations["ALIYUN_COM_GPU_MEM_IDX"])
 		if err != nil || p.Annotations["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "true" || p.Annotations["ALIYUN_COM_GPU_MEM_ASSUME_TIME"] == "" {
