@@ -86,7 +86,7 @@ func look(runDir string) (view, error) { return snapshot.Look(runDir, loadNode) 
 
 // What pkg/snapshot gathers, in this command's words.
 type (
-	view        = snapshot.View
-	gpuView     = snapshot.GPU
-	vgpuView    = snapshot.VGPU
+	view     = snapshot.View
+	gpuView  = snapshot.GPU
+	vgpuView = snapshot.VGPU
 )

@@ -150,5 +150,5 @@ func semver(version string) string {
 		}
 		numbers[i] = n
 	}
-	return fmt.Sprintf("%d.%d.%d", numbers...)
+	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
 }
