@@ -139,7 +139,7 @@ func semver(version string) string {
 	if len(parts) > 3 {
 		return ""
 	}
-	numbers := make([]any, 3)
+	var numbers [3]uint64
 	for i := range numbers {
 		n := uint64(0)
 		if i < len(parts) {
