@@ -4,7 +4,7 @@ import "slices"
 
 // Checks are all checks, in the order in which they are run. What comes first is what the rest relies on.
 func Checks() []Check {
-	return slices.Concat(firstChecks, kernelChecks, runtimeChecks, driverChecks, programChecks, stateChecks, engineChecks)
+	return slices.Concat(firstChecks, kernelChecks, runtimeChecks, driverChecks, programChecks, stateChecks, engineChecks, kubernetesChecks)
 }
 
 // SelfTest is run after them when asked for: it starts containers.

@@ -44,11 +44,15 @@ type Report struct {
 	Checks []Result `json:"checks"`
 }
 
-// Examine runs checks, one after the other: each may use what one before it has found out.
+// Examine runs checks, one after the other: each may use what one before it has found out. A result without a status is not
+// reported: an earlier check has said why there is nothing to say.
 func Examine(h *Host, checks []Check) Report {
 	r := Report{Status: OK}
 	for _, c := range checks {
 		res := c.Run(h)
+		if res.Status == "" {
+			continue
+		}
 		res.Name = c.Name
 		switch {
 		case res.Status == OK || res.Status == Skip:

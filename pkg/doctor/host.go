@@ -43,6 +43,7 @@ type Host struct {
 	counted  bool // records are those of the ledger
 	kernel   *KernelReport
 	low      []lowLevel // low-level runtimes found
+	kube     *kubernetes
 }
 
 // lowLevel is a low-level runtime that is installed; version is what it says to --version.

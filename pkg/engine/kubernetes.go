@@ -78,14 +78,18 @@ func (c *containerd) lacksCDI() bool {
 	return !on
 }
 
+// readsAgent: the folder into which cgpu-agent writes is among containerd's cdi_spec_dirs.
+func readsAgent(dirs []any) bool {
+	return slices.Contains(dirs, any("/var/run/cdi")) || slices.Contains(dirs, any("/run/cdi"))
+}
+
 // hintKubernetes says what install cannot do.
 func (c *containerd) hintKubernetes(p *Plan, name string) {
 	if c.program.before(1, 7) {
 		p.hint("containerd %d.%d has no CDI and ignores it without a word: claims (DRA) need 1.7 or later, and cgpu-agent refuses to offer them on this node; the device plugin works",
 			c.program.Major, c.program.Minor)
 	}
-	if dirs, set := getTable(c.tree, "plugins", c.plugin)["cdi_spec_dirs"].([]any); set &&
-		!slices.Contains(dirs, any("/var/run/cdi")) && !slices.Contains(dirs, any("/run/cdi")) {
+	if dirs, set := getTable(c.tree, "plugins", c.plugin)["cdi_spec_dirs"].([]any); set && !readsAgent(dirs) {
 		p.hint("cdi_spec_dirs is %s: cgpu-agent writes its files to /var/run/cdi: add that, or claims do not reach containers", listTOML(dirs))
 	}
 	if getTable(c.tree, c.key("runtimes", name)...) != nil {

@@ -1,0 +1,55 @@
+package engine
+
+import (
+	"reflect"
+	"testing"
+	"testing/fstest"
+)
+
+func TestContainerdPods(t *testing.T) {
+	const (
+		v2    = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\n"
+		v3    = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\"]\n"
+		in2   = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes."
+		in3   = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes."
+		lists = "  pod_annotations = [\"cgpu.io/*\"]\n  container_annotations = [\"cgpu.io/*\", \"alloc.cgpu.io/*\"]\n"
+	)
+	ours := func(in, name, lines string) string {
+		return in + name + "]\n" + lines + in + name + ".options]\n  BinaryName = \"/usr/bin/cgpu-runtime\"\n"
+	}
+	good := []Handler{{Name: "cgpu", Annotations: true, Allocations: true}}
+	for name, tt := range map[string]struct {
+		text    string
+		version Version
+		want    Pods
+	}{
+		"as installed, 2.1":       {v3 + ours(in3, "cgpu", lists), Version{2, 1}, Pods{Handlers: good, CDI: true}},
+		"as installed, 1.7":       {v2 + "enable_cdi = true\n" + ours(in2, "cgpu", lists), Version{1, 7}, Pods{Handlers: good, CDI: true}},
+		"1.7 without the switch":  {v2 + ours(in2, "cgpu", lists), Version{1, 7}, Pods{Handlers: good}},
+		"1.6":                     {v2 + "enable_cdi = true\n" + ours(in2, "cgpu", lists), Version{1, 6}, Pods{Handlers: good, OldCDI: true}},
+		"unknown version, format": {v3 + ours(in3, "cgpu", lists), Version{}, Pods{Handlers: good, CDI: true}},
+		"switched off":            {v3 + "enable_cdi = false\n", Version{2, 1}, Pods{}},
+		"2.4 has no switch":       {v3 + "enable_cdi = false\n", Version{2, 4}, Pods{CDI: true}},
+		"another folder":          {v3 + "cdi_spec_dirs = [\"/etc/cdi\"]\n", Version{2, 1}, Pods{}},
+		"its folder":              {v3 + "cdi_spec_dirs = [\"/etc/cdi\", \"/run/cdi\"]\n", Version{2, 1}, Pods{CDI: true}},
+		"no kubelet":              {"version = 3\ndisabled_plugins = [\"cri\"]\n", Version{2, 1}, Pods{CDI: true, Disabled: true}},
+		"without --kubernetes": {v3 + ours(in3, "cgpu", "  pod_annotations = [\"cgpu.io/*\"]\n  container_annotations = [\"cgpu.io/*\"]\n"), Version{2, 1},
+			Pods{Handlers: []Handler{{Name: "cgpu", Annotations: true}}, CDI: true}},
+		"no lists": {v3 + ours(in3, "vgpu", ""), Version{2, 1}, Pods{Handlers: []Handler{{Name: "vgpu"}}, CDI: true}},
+		"forged": {v3 + ours(in3, "cgpu", lists) + ours(in3, "b", "  pod_annotations = [\"x\", \"*/*\"]\n"), Version{2, 1},
+			Pods{Handlers: []Handler{{Name: "b", Forges: "*/*"}, good[0]}, CDI: true}},
+		"others' handlers": {v3 + in3 + "runc]\n  pod_annotations = [\"*/*\"]\n", Version{2, 1}, Pods{CDI: true}},
+	} {
+		fsys := fstest.MapFS{"etc/containerd/config.toml": {Data: []byte(tt.text)}}
+		got, err := ContainerdPods(fsys, ContainerdConfig, tt.version)
+		if err != nil || !reflect.DeepEqual(got, tt.want) {
+			t.Errorf("%s: %+v, %v\nwant %+v", name, got, err, tt.want)
+		}
+	}
+	if got, err := ContainerdPods(fstest.MapFS{}, ContainerdConfig, Version{2, 1}); err != nil || !got.CDI || got.Handlers != nil {
+		t.Errorf("without a file: %+v, %v", got, err)
+	}
+	if _, err := ContainerdPods(fstest.MapFS{"etc/containerd/config.toml": {Data: []byte("version = 1\n")}}, ContainerdConfig, Version{}); err == nil {
+		t.Error("format 1 is taken")
+	}
+}
