@@ -75,6 +75,11 @@ func invariants(t *testing.T, list []object) {
 		if len(p.Spec.Ingress) != 1 || len(p.Spec.Ingress[0].Ports) != 1 || p.Spec.Ingress[0].Ports[0].Port.IntVal != pod.Spec.Containers[0].Ports[0].ContainerPort {
 			t.Errorf("NetworkPolicy %s: ingress is not the health port alone", p.Name)
 		}
+		// The port asks nobody who he is: an empty list of peers would be everybody.
+		if from := p.Spec.Ingress[0].From; len(from) != 2 || from[0].NamespaceSelector.MatchLabels["cgpu.io/metrics"] != "true" ||
+			from[1].PodSelector.MatchLabels["k8s-app"] != "konnectivity-agent" || from[1].NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"] != "kube-system" {
+			t.Errorf("NetworkPolicy %s: admits %+v", p.Name, from)
+		}
 	}
 	checkRBAC(t, list, sets[0].Namespace)
 	checkPolicies(t, list, "system:serviceaccount:"+sets[0].Namespace+":"+pod.Spec.ServiceAccountName)
@@ -281,9 +286,9 @@ func TestChartValues(t *testing.T) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	list := render(t, "frontends={deviceplugin}", "memoryUnit=MiB", "image.repository=registry.example/cgpu-agent", "image.tag=v1", "runtimeClass.name=gpu",
-		"admission.runtimeClass=Deny", "networkPolicy.apiServerPorts={8443}", "hook=/usr/bin/cgpu-hook", "nodeSelector.gpu=yes", "resources.limits.memory=1Gi")
+		"admission.runtimeClass=Deny", "networkPolicy.apiServerPorts={8443}", "networkPolicy.apiServerCIDRs={10.0.0.10/32}", "smi=off", "hook=/usr/bin/cgpu-hook", "nodeSelector.gpu=yes", "resources.limits.memory=1Gi")
 	c := of[*apps.DaemonSet](list)[0].Spec.Template.Spec.Containers[0]
-	if want := []string{"--frontends=deviceplugin", "--memory-unit=MiB", "--hook=/usr/bin/cgpu-hook"}; !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-agent:v1" {
+	if want := []string{"--frontends=deviceplugin", "--memory-unit=MiB", "--hook=/usr/bin/cgpu-hook", "--smi=off"}; !slices.Equal(c.Args, want) || c.Image != "registry.example/cgpu-agent:v1" {
 		t.Errorf("image %q, arguments %q, want %q", c.Image, c.Args, want)
 	}
 	if class := of[*node.RuntimeClass](list)[0]; class.Name != "gpu" || class.Scheduling.NodeSelector["gpu"] != "yes" {
@@ -291,6 +296,8 @@ func TestChartValues(t *testing.T) {
 	}
 	if p := of[*networking.NetworkPolicy](list)[0]; len(p.Spec.Egress[0].Ports) != 1 || p.Spec.Egress[0].Ports[0].Port.IntVal != 8443 {
 		t.Errorf("egress %+v", p.Spec.Egress)
+	} else if from := p.Spec.Ingress[0].From; len(from) != 3 || from[2].IPBlock.CIDR != "10.0.0.10/32" {
+		t.Errorf("ingress %+v", from)
 	}
 	for _, b := range of[*admission.ValidatingAdmissionPolicyBinding](list) {
 		if b.Spec.ValidationActions[0] != admission.Deny {
@@ -309,12 +316,14 @@ func TestChartValues(t *testing.T) {
 		"frontends={dra,deviceplugin}": "set draGPUs and devicePluginGPUs",
 		"draGPUs=0":                    "there is one front end",
 		"frontends={dra,deviceplugin},draGPUs=0,devicePluginGPUs=0": "0 is in both",
-		"frontends={mps}":              "frontends",
-		"frontends=null":               "frontends",
-		"memoryUnit=GB":                "memoryUnit",
-		"image.registry=x":             "registry",
-		"admission.runtimeClass=Audit": "runtimeClass",
-		"frontend={dra}":               "frontend",
+		"frontends={mps}":  "frontends",
+		"frontends=null":   "frontends",
+		"memoryUnit=GB":    "memoryUnit",
+		"image.registry=x": "registry",
+		"smi=yes":          "smi",
+		"networkPolicy.apiServerCIDRs={10.0.0.10}": "apiServerCIDRs",
+		"admission.runtimeClass=Audit":             "runtimeClass",
+		"frontend={dra}":                           "frontend",
 	} {
 		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)

@@ -78,6 +78,7 @@ func flags() []cli.Flag {
 		&cli.StringFlag{Name: "kubelet-dir", EnvVars: env("KUBELET_DIR"), Value: "/var/lib/kubelet", Usage: "`FOLDER` of the kubelet"},
 		&cli.StringFlag{Name: "hook", EnvVars: env("HOOK"), Usage: "`PATH` of cgpu-hook on the host (default: as the node table tells)"},
 		&cli.StringFlag{Name: "health-address", EnvVars: env("HEALTH_ADDRESS"), Value: ":9470", Usage: "`ADDRESS` of /healthz, /readyz and /metrics; none: nowhere"},
+		&cli.StringFlag{Name: "smi", EnvVars: env("SMI"), Value: "on", Usage: "on or off: whether /v1/smi answers there, for kubectl cgpu top; it tells names of containers, limits and use"},
 		&cli.StringFlag{Name: "log-format", EnvVars: env("LOG_FORMAT"), Value: "text", Usage: "`FORMAT` of the lines on standard error: text or json"},
 		&cli.StringFlag{Name: "pod-uid", EnvVars: append(env("POD_UID"), "POD_UID"), Usage: "`UID` of the agent's pod: two agents may then run side by side while a DaemonSet is updated"},
 	}
@@ -93,7 +94,7 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	log.Info("starts", "version", version, "node", s.node, "frontends", strings.Join(s.frontEnds, ","))
-	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, log), Health: s.health, Version: version, Log: log})
+	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, log), Health: s.health, SMI: s.smi, Version: version, Log: log})
 	if err == nil {
 		log.Info("ends; containers that run are not touched")
 	}

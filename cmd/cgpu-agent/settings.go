@@ -27,6 +27,7 @@ type settings struct {
 	kubeconfig          string
 	cdiDir, kubeletDir  string
 	hook, health        string
+	smi                 bool
 	logFormat, podUID   string
 }
 
@@ -61,6 +62,12 @@ func settingsOf(c *cli.Context) (s settings, err error) {
 	}
 	if s.health = c.String("health-address"); s.health == "none" {
 		s.health = ""
+	}
+	switch text := c.String("smi"); text {
+	case "on", "off":
+		s.smi = text == "on"
+	default:
+		return s, fmt.Errorf("--smi %q: want on or off", text)
 	}
 	if s.logFormat = c.String("log-format"); s.logFormat != "text" && s.logFormat != "json" {
 		return s, fmt.Errorf("--log-format %q: want text or json", s.logFormat)

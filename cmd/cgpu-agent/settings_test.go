@@ -27,11 +27,11 @@ func parse(t *testing.T, args ...string) (s settings, err error) {
 func TestSettings(t *testing.T) {
 	t.Setenv("CGPU_AGENT_MEMORY_UNIT", "MiB")
 	t.Setenv("NODE_NAME", "from-env")
-	s, err := parse(t, "--frontends", "dra,deviceplugin", "--dra-gpus", "0, 1", "--deviceplugin-gpus", "GPU-2", "--health-address", "none", "--cdi-dir", "/etc/cdi/")
+	s, err := parse(t, "--frontends", "dra,deviceplugin", "--dra-gpus", "0, 1", "--deviceplugin-gpus", "GPU-2", "--health-address", "none", "--smi", "off", "--cdi-dir", "/etc/cdi/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.node != "from-env" || s.unit != quota.MiB || s.health != "" || s.cdiDir != "/etc/cdi" || len(s.frontEnds) != 2 {
+	if s.node != "from-env" || s.unit != quota.MiB || s.health != "" || s.smi || s.cdiDir != "/etc/cdi" || len(s.frontEnds) != 2 {
 		t.Errorf("%+v", s)
 	}
 	list := frontEnds(s, nil, logger("json", os.Stderr))
@@ -41,7 +41,7 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%v: dra %v, plugin %v, want %v", g, has(0, g), has(1, g), want)
 		}
 	}
-	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" {
+	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" || !s.smi {
 		t.Errorf("defaults: %+v, %v", s, err)
 	}
 	if f := frontEnds(s, nil, logger("text", os.Stderr)); len(f) != 1 || f[0].Mine != nil || f[0].Others != nil {
@@ -65,6 +65,7 @@ func TestSettingsRefused(t *testing.T) {
 		"--kubelet-dir ./x":   "absolute",
 		"--hook cgpu-hook":    "absolute",
 		"--log-format logfmt": "want text or json",
+		"--smi no":            "want on or off",
 		"--nonsense":          "nonsense",
 	} {
 		if _, err := parse(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {

@@ -125,7 +125,7 @@ func TestForbidden(t *testing.T) {
 		"pods, a namespace":   {"inspect -n default", []string{"/api/v1/pods"}, "that of namespace default only", ""},
 		"claims":              {"inspect", []string{"/apis/resource.k8s.io/v1/resourceclaims"}, "", "list resourceclaims"},
 		"claims, a namespace": {"inspect -n default", []string{"/apis/resource.k8s.io/v1/resourceclaims"}, "that of namespace default only", ""},
-		"an agent":            {"top", nil, "node gpu-b: ", ""},
+		"an agent":            {"top", nil, "node gpu-b: its cgpu-agent has no /v1/smi: it was started with --smi off", ""},
 		"proxy":               {"top gpu-a", []string{"/api/v1/namespaces/cgpu-system/pods/http:cgpu-agent-a:9470/proxy/v1/smi"}, "you need get on pods/proxy in namespace cgpu-system", "no cgpu-agent answered"},
 	} {
 		_, warnings, err := kubectl(t, api(t, tt.forbidden...), tt.line)

@@ -167,6 +167,9 @@ func (a agents) one(ctx context.Context, client kubernetes.Interface, p corev1.P
 		if apierrors.IsForbidden(err) {
 			return u, fmt.Errorf("%w: you need get on pods/proxy in namespace %s", err, p.Namespace)
 		}
+		if apierrors.IsNotFound(err) {
+			return u, errors.New("its cgpu-agent has no /v1/smi: it was started with --smi off, or is older")
+		}
 		return u, err
 	}
 	defer body.Close()

@@ -26,7 +26,9 @@ type Options struct {
 	// FrontEnds are started once there is a table of the node.
 	FrontEnds []FrontEnd
 	// Health is where /healthz, /readyz and /metrics answer, such as ":9470"; empty: nowhere.
-	Health  string
+	Health string
+	// SMI: who reaches Health may ask /v1/smi too, which tells names of containers, limits and use.
+	SMI     bool
 	Version string
 	Log     *slog.Logger
 	// Metrics are the figures of /metrics; nil: the agent's own alone. A part that has figures registers a source.

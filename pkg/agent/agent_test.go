@@ -87,6 +87,10 @@ func TestHealth(t *testing.T) {
 		ask("GET", "/metrics", 200, has)
 	}
 	ask("GET", "/debug/pprof/", 404, "")
+	ask("GET", "/v1/smi", 404, "") // off
+	a.SMI, a.RunDir = true, t.TempDir()
+	h = healthHandler(a)
+	ask("GET", "/v1/smi", 503, "node.json")
 	ask("POST", "/metrics", http.StatusMethodNotAllowed, "")
 	if _, err := serveHealth("nonsense:::", a); err == nil || !strings.Contains(err.Error(), "--health-address") {
 		t.Error(err)

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// serveHealth answers /healthz, /readyz, /metrics and /v1/smi until stop. It has no profiles and takes nothing in; requests are
+// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing in; requests are
 // answered one at a time and few wait, so that who may reach the port can cost the agent little.
 func serveHealth(address string, a *agent) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
@@ -48,7 +48,9 @@ func healthHandler(a *agent) http.Handler {
 	}
 	verdict("/healthz", a.alive)
 	verdict("/readyz", a.ready)
-	mux.HandleFunc("GET /v1/smi", smi(a.RunDir))
+	if a.SMI {
+		mux.HandleFunc("GET /v1/smi", smi(a.RunDir))
+	}
 	var one sync.Mutex
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		one.Lock()
