@@ -69,11 +69,6 @@ integration: build ## conformance suite and the commands in the docs: real docke
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
-	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes
-
-kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
-	@test/kubernetes/build.sh node
-	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
 	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) -p 1 ./test/kubernetes ./test/kubernetes/dra
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
