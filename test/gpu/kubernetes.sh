@@ -201,6 +201,25 @@ whole() {
 	echo "whole: $out of $card MiB"
 	[[ $out == "$card" ]]
 }
+# One claim of two GPUs, whole and in shares, and NCCL between them. Only where there are two.
+nccl() { # nccl CLASS CAPACITY TOTAL_MIB
+	kubectl apply -f - >/dev/null <<-END || return 1
+		apiVersion: resource.k8s.io/v1
+		kind: ResourceClaim
+		metadata: {name: two}
+		spec:
+		  devices:
+		    requests:
+		    - {name: one, exactly: {deviceClassName: $1$2}}
+		    - {name: other, exactly: {deviceClassName: $1$2}}
+		    constraints: [{requests: [one, other], distinctAttribute: gpu.cgpu.io/uuid}]
+	END
+	VARIABLES='{name: NCCL_SHM_DISABLE, value: "1"}' CLAIM=two pod two '{claims: [{name: gpu}]}' "$python" "$built/nccl.py" || return 1
+	local out
+	out=$(ends two) || { echo "$out"; return 1; }
+	forget
+	echo "$out" | grep "gpus 2 total_MiB $3 sum_ok True"
+}
 liar() {
 	VARIABLES='{name: ALIYUN_COM_GPU_MEM_CONTAINER, value: "60"}, {name: NVIDIA_VISIBLE_DEVICES, value: all}, {name: CGPU_DISABLE, value: "true"}' \
 	ANNOTATIONS='cgpu.io/gpu-mem-container: "60"' \
@@ -255,6 +274,42 @@ core_percentage() {
 	near "$a" 30 3
 }
 
+# What a share adds to the start of a container in a pod: StartContainer of containerd, which has create and start of the runtime.
+cost() {
+	local i kind
+	for ((i = 0; i < 15; i++)); do
+		for kind in runc none claim; do
+			case $kind in
+			runc) CLASS='' pod "$kind-$i" '{}' sleep 1000 ;;
+			none) pod "$kind-$i" '{}' sleep 1000 ;;
+			claim) claimed "$kind-$i" 'memory: 1Gi' '' sleep 1000 ;;
+			esac
+			kubectl wait --for=jsonpath='{.status.phase}'=Running "pod/$kind-$i" --timeout=60s >/dev/null || return 1
+			kubectl get pod "$kind-$i" -o jsonpath="{.status.containerStatuses[0].containerID} $kind{\"\n\"}" | sed 's,containerd://,,' >>"$OUT/cost.ids"
+			kubectl delete pod "$kind-$i" --force --wait=false >/dev/null 2>&1
+		done
+	done
+	forget
+	"$python" - "$CGPU_K8S_DIR/log/containerd.log" "$OUT/cost.ids" <<-'END'
+		import datetime, re, statistics, sys
+		begun, took = {}, {}
+		for at, id, done in re.findall(r'time="([^"]+)" level=info msg="StartContainer for \\"([0-9a-f]+)\\"( returns successfully)?', open(sys.argv[1]).read()):
+		    at = datetime.datetime.fromisoformat(at[:26])
+		    if done: took[id] = (at - begun[id]).total_seconds() * 1000
+		    else: begun[id] = at
+		kinds = {}
+		for line in open(sys.argv[2]):
+		    id, kind = line.split()
+		    kinds.setdefault(kind, []).append(took[id])
+		print("StartContainer, ms, median (least):", ", ".join(f"{k} {statistics.median(v):.1f} ({min(v):.1f})" for k, v in kinds.items()))
+	END
+}
+agent_memory() {
+	local pid
+	pid=$(pgrep -x cgpu-agent | head -n 1)
+	awk '/^Vm(HWM|RSS)|^RssAnon/ {printf "%s %d MiB ", $1, $2 / 1024}' "/proc/$pid/status"
+}
+
 trap 'k8s down' EXIT
 compile || exit 1
 host_image || exit 1
@@ -268,8 +323,14 @@ calibrate || exit 1
 check 'weights 1 and 3 by VGPUConfig' weights
 check 'cores: 30' cores
 check 'a whole GPU' whole
+if [[ $(nvidia-smi -L | wc -l) -ge 2 ]]; then
+	check 'NCCL on two whole GPUs' nccl gpu.cgpu.io '' 14....
+	check 'NCCL on shares of two GPUs' nccl vgpu.cgpu.io ', capacity: {requests: {memory: 20Gi}}' 20480
+fi
 check 'a lying pod' liar
 check 'a pod that names itself a GPU' unallocated
+check 'the cost of a start' cost
+check 'memory of cgpu-agent' agent_memory
 check 'the agent, by the device plugin' plugin
 check 'two pods of PyTorch by gpu-mem' by_gpu_mem
 check 'gpu-core.percentage: 30' core_percentage
