@@ -178,6 +178,14 @@ func (d *Driver) Healthy() error {
 	return errors.Join(d.failed, d.refused, d.invalid)
 }
 
+// Failed is not nil once a server of the driver has ended for good: only stopping it and starting another mends that. What else
+// Healthy says, a restart does not mend.
+func (d *Driver) Failed() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
 // Stop ends the driver. Its slices stay, so that a restart of the agent changes nothing for the scheduler.
 func (d *Driver) Stop() {
 	d.cancel()

@@ -127,12 +127,12 @@ func TestRegistration(t *testing.T) {
 func TestHealth(t *testing.T) {
 	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "s", nil)
 	for _, c := range []struct {
-		err     error
-		healthy bool
+		err             error
+		healthy, failed bool
 	}{
-		{errors.Join(kubeletplugin.ErrRecoverable, errors.New("no route to host")), true},
-		{errors.Join(kubeletplugin.ErrRecoverable, invalid), false},
-		{errors.New("the socket is gone"), false},
+		{errors.Join(kubeletplugin.ErrRecoverable, errors.New("no route to host")), true, false},
+		{errors.Join(kubeletplugin.ErrRecoverable, invalid), false, false},
+		{errors.New("the socket is gone"), false, true},
 	} {
 		o := options(t, fake.NewClientset())
 		d, err := Start(t.Context(), o)
@@ -142,6 +142,9 @@ func TestHealth(t *testing.T) {
 		plugin{d}.HandleError(t.Context(), c.err, "in the background")
 		if err := d.Healthy(); (err == nil) != c.healthy {
 			t.Errorf("%v: %v", c.err, err)
+		}
+		if err := d.Failed(); (err != nil) != c.failed {
+			t.Errorf("%v: failed: %v", c.err, err)
 		}
 		d.Stop()
 	}
