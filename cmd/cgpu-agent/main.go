@@ -52,6 +52,7 @@ func app() *cli.App {
 		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return usageError{err} },
 		ExitErrHandler: func(*cli.Context, error) {}, // main prints and exits
 		Flags:          flags(),
+		Commands:       []*cli.Command{healthyCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: want no arguments; see cgpu-agent --help", c.Args().First())}
@@ -94,7 +95,7 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	log.Info("starts", "version", version, "node", s.node, "frontends", strings.Join(s.frontEnds, ","))
-	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, log), Health: s.health, SMI: s.smi, Version: version, Log: log})
+	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, log), Health: s.health, Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
 	if err == nil {
 		log.Info("ends; containers that run are not touched")
 	}

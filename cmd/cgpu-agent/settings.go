@@ -33,10 +33,8 @@ type settings struct {
 
 // settingsOf reads the flags, without looking at the node.
 func settingsOf(c *cli.Context) (s settings, err error) {
-	if s.node = c.String("node-name"); s.node == "" {
-		if s.node, err = hostName(); err != nil {
-			return s, err
-		}
+	if s.node, err = nodeName(c); err != nil {
+		return s, err
 	}
 	if s.frontEnds, err = frontEndsOf(c.String("frontends")); err != nil {
 		return s, err

@@ -27,6 +27,8 @@ type Options struct {
 	FrontEnds []FrontEnd
 	// Health is where /healthz, /readyz and /metrics answer, such as ":9470"; empty: nowhere.
 	Health string
+	// Probe is the socket at which AskProbe asks; empty: none.
+	Probe string
 	// SMI: who reaches Health may ask /v1/smi too, which tells names of containers, limits and use.
 	SMI     bool
 	Version string
@@ -60,6 +62,9 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 		defer stop()
+	}
+	if o.Probe != "" {
+		parts.Go(func() { serveProbe(ctx, o.Probe, a) })
 	}
 	pods := newPods(o.Client, o.Node, o.Log)
 	news := newNews(ctx, o.Client, o.Node, pods, metrics, o.Log)
