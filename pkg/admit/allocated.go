@@ -21,14 +21,22 @@ type Share struct {
 }
 
 // allocated unites the shares of claims and of a device plugin.
+//
+// A share may come several times: a kubelet that prepares a claim again, after a reboot or a prepare that failed by half, notes
+// the claim's CDI devices a second time, and not every engine leaves out the doubles. It is one allocation then. What is in no
+// such way the same is refused.
 func allocated(claims, plugin []alloc.Share) ([]Share, error) {
 	var all []Share
 	for i, s := range slices.Concat(claims, plugin) {
+		one := Share{s, i >= len(claims)}
+		if slices.Contains(all, one) {
+			continue
+		}
 		clash := slices.ContainsFunc(all, func(o Share) bool { return o.UUID == s.UUID })
 		if clash && s.UUID != "" {
 			return nil, fmt.Errorf("admit: share %s: GPU %s was allocated to this container twice: ask for it in one claim or one limit", s.ID, s.UUID)
 		}
-		all = append(all, Share{s, i >= len(claims)})
+		all = append(all, one)
 	}
 	if n := len(all); n > alloc.MaxShares {
 		return nil, fmt.Errorf("admit: %d shares of GPUs were allocated to this container: it can have %d", n, alloc.MaxShares)

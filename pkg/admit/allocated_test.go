@@ -120,6 +120,8 @@ func TestAllocated(t *testing.T) {
 		want     ledger.Record
 	}{
 		{name: "a claim", pod: pod{hooks: hooks(share(0, 3))}, want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
+		{name: "a claim that was prepared twice", pod: pod{hooks: hooks(share(0, 3), whole, share(0, 3), whole)},
+			want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Native: []string{"GPU-1"}, Allocated: []ledger.Allocation{held(0), held(1)}}},
 		{name: "a lying pod with a claim", pod: lies(pod{hooks: hooks(share(0, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
 		{name: "a lying pod with a limit", pod: lies(pod{annotations: annotated(share(1, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(1, 3)}, Allocated: []ledger.Allocation{held(1)}}},
 		{name: "settings are of no use beside a claim", settings: quota.Choices(), pod: lies(pod{hooks: hooks(share(0, 3))}), want: ledger.Record{VGPUs: []ledger.VGPU{slice(0, 3)}, Allocated: []ledger.Allocation{held(0)}}},
@@ -203,6 +205,8 @@ func TestAllocatedRefuses(t *testing.T) {
 	anywhere.UUID = ""
 	elsewhere := anywhere
 	elsewhere.ID = "claim/9"
+	other := share(0, 3)
+	other.ID = "claim/other"
 	var many []alloc.Share
 	for n := range 40 {
 		many = append(many, share(n, 1))
@@ -214,7 +218,9 @@ func TestAllocatedRefuses(t *testing.T) {
 		preload bool
 		want    string
 	}{
-		"two hooks for one GPU":          {pod{hooks: hooks(share(0, 3), share(0, 3))}, false, "GPU GPU-0 was allocated to this container twice"},
+		"two hooks for one GPU":          {pod{hooks: hooks(share(0, 3), other)}, false, "GPU GPU-0 was allocated to this container twice"},
+		"one share of two sizes":         {pod{hooks: hooks(share(0, 3), share(0, 4))}, false, "GPU GPU-0 was allocated to this container twice"},
+		"a plugin's as a claim's":        {pod{hooks: hooks(share(0, 3)), annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String()}}, false, "twice"},
 		"claim and limit for one GPU":    {pod{hooks: hooks(share(0, 3)), annotations: map[string]string{alloc.AnnotationShares: share(0, 1).String()}}, false, "twice"},
 		"40 shares":                      {pod{hooks: hooks(many...)}, false, "40 shares of GPUs were allocated to this container: it can have 32"},
 		"a GPU of another node":          {pod{hooks: hooks(share(7, 3))}, false, "share claim/7: GPU GPU-7 is not among the 2 of this node"},
