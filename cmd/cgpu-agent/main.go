@@ -73,7 +73,7 @@ func flags() []cli.Flag {
 		&cli.StringFlag{Name: "frontends", EnvVars: env("FRONTENDS"), Value: frontDRA, Usage: "`LIST` of dra, deviceplugin"},
 		&cli.StringFlag{Name: "dra-gpus", EnvVars: env("DRA_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 		&cli.StringFlag{Name: "deviceplugin-gpus", EnvVars: env("DEVICEPLUGIN_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the device plugin (default: all)"},
-		&cli.StringFlag{Name: "memory-unit", EnvVars: env("MEMORY_UNIT"), Value: "GiB", Usage: "`UNIT` of aliyun.com/gpu-mem: GiB or MiB"},
+		&cli.StringFlag{Name: "memory-unit", EnvVars: env("MEMORY_UNIT"), Value: "GiB", Usage: "`UNIT` of aliyun.com/gpu-mem: GiB, MiB or a size such as 256MiB"},
 		&cli.StringFlag{Name: "kubeconfig", EnvVars: append(env("KUBECONFIG"), "KUBECONFIG"), Usage: "`FILE` that tells how to reach the API server (default: as pods do)"},
 		&cli.StringFlag{Name: "cdi-dir", EnvVars: env("CDI_DIR"), Value: "/var/run/cdi", Usage: "`FOLDER` from which the container runtime reads CDI specs"},
 		&cli.StringFlag{Name: "kubelet-dir", EnvVars: env("KUBELET_DIR"), Value: "/var/lib/kubelet", Usage: "`FOLDER` of the kubelet"},

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -42,13 +43,8 @@ func settingsOf(c *cli.Context) (s settings, err error) {
 	if err := s.divide(c.String("dra-gpus"), c.String("deviceplugin-gpus")); err != nil {
 		return s, err
 	}
-	switch text := c.String("memory-unit"); text {
-	case "GiB":
-		s.unit = quota.GiB
-	case "MiB":
-		s.unit = quota.MiB
-	default:
-		return s, fmt.Errorf("--memory-unit %q: want GiB or MiB", text)
+	if s.unit, err = unitOf(c.String("memory-unit")); err != nil {
+		return s, err
 	}
 	for _, f := range []struct {
 		flag string
@@ -72,6 +68,24 @@ func settingsOf(c *cli.Context) (s settings, err error) {
 	}
 	s.kubeconfig, s.podUID = c.String("kubeconfig"), c.String("pod-uid")
 	return s, nil
+}
+
+// unitOf reads a unit: GiB, MiB, or so many of one. Small ones are too many for the kubelet on large GPUs; pkg/deviceplugin knows
+// how many there are.
+func unitOf(text string) (quota.Bytes, error) {
+	for suffix, size := range map[string]quota.Bytes{"GiB": quota.GiB, "MiB": quota.MiB} {
+		number, found := strings.CutSuffix(text, suffix)
+		if !found {
+			continue
+		}
+		if number == "" {
+			return size, nil
+		}
+		if n, err := strconv.ParseUint(number, 10, 20); err == nil && n > 0 {
+			return quota.Bytes(n) * size, nil
+		}
+	}
+	return 0, fmt.Errorf("--memory-unit %q: want GiB, MiB or a size such as 256MiB", text)
 }
 
 func frontEndsOf(text string) (list []string, err error) {

@@ -60,7 +60,9 @@ func TestSettingsRefused(t *testing.T) {
 		"--frontends dra,deviceplugin --dra-gpus 0,1 --deviceplugin-gpus 1": "both have 1",
 		"--dra-gpus first":    "whole UUIDs",
 		"--dra-gpus ,":        "empty list",
-		"--memory-unit GB":    "want GiB or MiB",
+		"--memory-unit GB":    "want GiB, MiB",
+		"--memory-unit 0MiB":  "want GiB, MiB",
+		"--memory-unit -1GiB": "want GiB, MiB",
 		"--cdi-dir cdi":       "absolute",
 		"--kubelet-dir ./x":   "absolute",
 		"--hook cgpu-hook":    "absolute",
@@ -90,5 +92,13 @@ func TestConnect(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
 	if _, err := connect(""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Error(err)
+	}
+}
+
+func TestUnit(t *testing.T) {
+	for text, want := range map[string]quota.Bytes{"GiB": quota.GiB, "MiB": quota.MiB, "256MiB": 256 * quota.MiB, "2GiB": 2 * quota.GiB} {
+		if s, err := parse(t, "--memory-unit", text); err != nil || s.unit != want {
+			t.Errorf("%s: %v, %v", text, s.unit, err)
+		}
 	}
 }
