@@ -49,7 +49,7 @@ func (n node) shares(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 		if r.Driver != DriverName {
 			continue
 		}
-		s, err := n.share(claim.UID, r, devices.Config)
+		s, err := n.share(claim.UID, r, askedOf(r.Request, claim.Spec.Devices.Requests), devices.Config)
 		if err != nil {
 			return nil, fmt.Errorf("request %s: %w", r.Request, err)
 		}
@@ -61,7 +61,43 @@ func (n node) shares(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 	return list, nil
 }
 
-func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResult, configs []resourceapi.DeviceAllocationConfiguration) (alloc.Share, error) {
+// asked is what a claim's own request says. It is its author's word, but can never change, so it tells what the scheduler went by
+// whatever the node's settings have become since.
+type asked struct {
+	whole  bool // a whole GPU, which nobody else has
+	memory bool // so much memory; without it the scheduler counted all that there was
+}
+
+// askedOf finds the request of a result, which is "request" or "request/subrequest".
+func askedOf(request string, requests []resourceapi.DeviceRequest) asked {
+	of := func(class string, capacity *resourceapi.CapacityRequirements) asked {
+		memory := false
+		if capacity != nil {
+			for _, name := range []resourceapi.QualifiedName{capacityMemory, DriverName + "/" + capacityMemory} {
+				_, ok := capacity.Requests[name]
+				memory = memory || ok
+			}
+		}
+		return asked{whole: class == WholeClass && !memory, memory: memory}
+	}
+	main, sub, _ := strings.Cut(request, "/")
+	for _, r := range requests {
+		if r.Name != main {
+			continue
+		}
+		if r.Exactly != nil && sub == "" {
+			return of(r.Exactly.DeviceClassName, r.Exactly.Capacity)
+		}
+		for _, s := range r.FirstAvailable {
+			if s.Name == sub {
+				return of(s.DeviceClassName, s.Capacity)
+			}
+		}
+	}
+	return asked{memory: true}
+}
+
+func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResult, asked asked, configs []resourceapi.DeviceAllocationConfiguration) (alloc.Share, error) {
 	fault := func(err error) (alloc.Share, error) { return alloc.Share{}, err }
 	if r.Pool != n.name {
 		return fault(fmt.Errorf("pool %s is not of node %s", r.Pool, n.name))
@@ -79,23 +115,30 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 		return fault(err)
 	}
 	s := alloc.Share{ID: string(claim) + "/" + r.Device, UUID: g.UUID, Containers: 1, Priority: quota.PriorityDefault}
+	var used consumption
 	if r.ShareID == nil {
 		// A device that several claims may share has a share ID in each. Without one the API server or the scheduler does
 		// not know shares (DRAConsumableCapacity is off), and this claim has the device alone.
 		if len(r.ConsumedCapacity) != 0 {
 			return fault(errors.New("consumedCapacity is there, but no shareID"))
 		}
-		return whole(s), nil
+		used = consumption{memory: g.Memory, containers: 1}
+		if config.Percent != nil {
+			used.cores = *config.Percent
+		}
+		if config.Containers != nil {
+			used.containers = *config.Containers
+		}
+	} else {
+		if err := isUID(*r.ShareID); err != nil {
+			return fault(fmt.Errorf("shareID: %w", err))
+		}
+		s.ID = string(claim) + "/" + string(*r.ShareID)
+		if used, err = consumed(r.ConsumedCapacity); err != nil {
+			return fault(err)
+		}
 	}
-	if err := isUID(*r.ShareID); err != nil {
-		return fault(fmt.Errorf("shareID: %w", err))
-	}
-	s.ID = string(claim) + "/" + string(*r.ShareID)
-	used, err := consumed(r.ConsumedCapacity)
-	if err != nil {
-		return fault(err)
-	}
-	if err := divide(&s, used, config, promised(n.table.Config, g), g.Memory.FloorMiB()); err != nil {
+	if err := divide(&s, used, asked, config, g.Memory.FloorMiB()); err != nil {
 		return fault(err)
 	}
 	// What cgpu-runtime could not read would be found out only when the container starts.
@@ -151,7 +194,11 @@ func consumed(c map[resourceapi.QualifiedName]resource.Quantity) (consumption, e
 }
 
 // divide sets in s what one container gets of what the claim consumes.
-func divide(s *alloc.Share, used consumption, config *v1alpha1.VGPUConfig, promised, card quota.Bytes) error {
+//
+// That a claim has consumed all memory does not make it a whole GPU: what "all" was when the scheduler counted is not known any
+// more once overcommit or the card's memory is another, and a GPU without limits must not come of an error in that. So only
+// who asked for a whole GPU gets one.
+func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPUConfig, card quota.Bytes) error {
 	containers := min(used.containers, v1alpha1.MaxContainers)
 	if config.Containers != nil {
 		if *config.Containers > used.containers {
@@ -169,13 +216,13 @@ func divide(s *alloc.Share, used consumption, config *v1alpha1.VGPUConfig, promi
 		percent = *config.Percent
 	}
 	spill := quota.Bytes(config.Spill.Value()).FloorMiB()
+	if asked.whole && containers == 1 && config.Percent == nil && spill == 0 {
+		*s = whole(*s)
+		return nil
+	}
 	memory := used.memory
-	if memory >= promised {
-		if containers == 1 && config.Percent == nil && spill == 0 {
-			*s = whole(*s)
-			return nil
-		}
-		// All of the GPU, but with a limit: what overcommit promises beyond the card is not there for one container.
+	if !asked.memory {
+		// All that is promised of the GPU was counted; one container can have no more of it than there is.
 		memory = min(memory, card*quota.Bytes(containers))
 	}
 	s.Containers = int(containers)

@@ -56,7 +56,19 @@ func claimWith(results []result, configs ...resourceapi.DeviceAllocationConfigur
 	}
 }
 
+// asking lets a claim's request be of a class, and name so much memory or none.
+func asking(claim *resourceapi.ResourceClaim, class, memory string) *resourceapi.ResourceClaim {
+	r := &resourceapi.ExactDeviceRequest{DeviceClassName: class}
+	if memory != "" {
+		r.Capacity = &resourceapi.CapacityRequirements{Requests: used(memory)}
+	}
+	claim.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", Exactly: r}}
+	return claim
+}
+
 const (
+	vgpuClass = "vgpu.cgpu.io"
+
 	byClass = resourceapi.AllocationConfigSourceClass
 	byClaim = resourceapi.AllocationConfigSourceClaim
 )
@@ -72,37 +84,45 @@ func TestShares(t *testing.T) {
 		capacity   string
 		configs    configs
 		overcommit float64
+		class      string
 		want       string
 	}{
-		"memory":                    {"6Gi 0 1", nil, 1, share(sixGi + ",weight=1")},
-		"memory and cores":          {"6Gi 30 1", nil, 1, share(sixGi + ",percent=30,weight=1")},
-		"all cores":                 {"6Gi 100 1", nil, 1, share(sixGi + ",percent=100,weight=1")},
-		"decimal":                   {"6442450944 0 1", nil, 1, share(sixGi + ",weight=1")},
-		"not whole MiB":             {"6442450945 0 1", nil, 1, share(sixGi + ",weight=1")},
-		"a part of a byte":          {"6442450943500m 1500m 1", nil, 1, share("memory=6441402368,percent=1,weight=1")},
-		"exact as a decimal":        {"6442450944000m 0 1", nil, 1, share(sixGi + ",weight=1")},
-		"with the domain":           {"6Gi 0 1", nil, 1, share(sixGi + ",weight=1")},
-		"whole":                     {all + " 0 1", nil, 1, share("memory=all")},
-		"whole, cores do not count": {all + " 30 1", nil, 1, share("memory=all")},
-		"whole, weight does not":    {all + " 0 1", configs{configFor(byClass, `,"weight":5,"priority":"high"`)}, 1, share("memory=all")},
-		"whole but capped":          {all + " 50 1", configs{configFor(byClaim, `,"percent":40`)}, 1, share("memory=15842934784,percent=40,weight=1")},
-		"whole and spill":           {all + " 0 1", configs{configFor(byClaim, `,"spill":"1Gi"`)}, 1, share("memory=15842934784,weight=1,spill=1073741824")},
-		"whole in two":              {all + " 0 2", nil, 1, share("memory=7920943104,containers=2,weight=1")},
-		"the card, more promised":   {all + " 0 1", nil, 2, share("memory=15842934784,weight=1")},
-		"all that is promised":      {"30218Mi 0 1", nil, 2, share("memory=all")},
-		"all promised, capped":      {"30218Mi 10 1", configs{configFor(byClaim, `,"percent":10`)}, 2, share("memory=15842934784,percent=10,weight=1")},
-		"all promised, in two":      {"30218Mi 0 2", nil, 2, share("memory=15842934784,containers=2,weight=1")},
-		"containers by capacity":    {"6Gi 30 3", nil, 1, share("memory=2147483648,containers=3,percent=10,weight=1")},
-		"containers lowered":        {"6Gi 30 3", configs{configFor(byClaim, `,"containers":2`)}, 1, share("memory=3221225472,containers=2,percent=15,weight=1")},
-		"odd containers":            {"7Mi 0 2", nil, 1, share("memory=3145728,containers=2,weight=1")},
-		"everything": {"6Gi 30 1", configs{configFor(byClaim, `,"weight":64,"priority":"best-effort","percent":20,"spill":"2Gi","containers":1`)}, 1,
+		"memory":                           {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"memory and cores":                 {"6Gi 30 1", nil, 1, vgpuClass, share(sixGi + ",percent=30,weight=1")},
+		"all cores":                        {"6Gi 100 1", nil, 1, vgpuClass, share(sixGi + ",percent=100,weight=1")},
+		"decimal":                          {"6442450944 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"not whole MiB":                    {"6442450945 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"a part of a byte":                 {"6442450943500m 1500m 1", nil, 1, vgpuClass, share("memory=6441402368,percent=1,weight=1")},
+		"exact as a decimal":               {"6442450944000m 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"with the domain":                  {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"whole":                            {all + " 0 1", nil, 1, WholeClass, share("memory=all")},
+		"whole, cores do not count":        {all + " 30 1", nil, 1, WholeClass, share("memory=all")},
+		"whole, weight does not":           {all + " 0 1", configs{configFor(byClass, `,"weight":5,"priority":"high"`)}, 1, WholeClass, share("memory=all")},
+		"whole but capped":                 {all + " 50 1", configs{configFor(byClaim, `,"percent":40`)}, 1, WholeClass, share("memory=15842934784,percent=40,weight=1")},
+		"whole and spill":                  {all + " 0 1", configs{configFor(byClaim, `,"spill":"1Gi"`)}, 1, WholeClass, share("memory=15842934784,weight=1,spill=1073741824")},
+		"whole in two":                     {all + " 0 2", nil, 1, vgpuClass, share("memory=7920943104,containers=2,weight=1")},
+		"all of a share":                   {all + " 0 1", nil, 1, vgpuClass, share("memory=15842934784,weight=1")},
+		"all of a class of others":         {all + " 0 1", nil, 1, "whole.example.com", share("memory=15842934784,weight=1")},
+		"whole, since less is promised":    {"30218Mi 0 1", nil, 1, WholeClass, share("memory=all")},
+		"whole, since more is promised":    {all + " 0 1", nil, 2, WholeClass, share("memory=all")},
+		"whole, since the card has more":   {"15000Mi 0 1", nil, 1, WholeClass, share("memory=all")},
+		"a share, since less is promised":  {"30218Mi 0 1", nil, 1, vgpuClass, share("memory=15842934784,weight=1")},
+		"a share, since the card has less": {"16000Mi 0 1", nil, 1, vgpuClass, share("memory=15842934784,weight=1")},
+		"the card, more promised":          {all + " 0 1", nil, 2, vgpuClass, share("memory=15842934784,weight=1")},
+		"all that is promised":             {"30218Mi 0 1", nil, 2, WholeClass, share("memory=all")},
+		"all promised, capped":             {"30218Mi 10 1", configs{configFor(byClaim, `,"percent":10`)}, 2, vgpuClass, share("memory=15842934784,percent=10,weight=1")},
+		"all promised, in two":             {"30218Mi 0 2", nil, 2, vgpuClass, share("memory=15842934784,containers=2,weight=1")},
+		"containers by capacity":           {"6Gi 30 3", nil, 1, vgpuClass, share("memory=2147483648,containers=3,percent=10,weight=1")},
+		"containers lowered":               {"6Gi 30 3", configs{configFor(byClaim, `,"containers":2`)}, 1, vgpuClass, share("memory=3221225472,containers=2,percent=15,weight=1")},
+		"odd containers":                   {"7Mi 0 2", nil, 1, vgpuClass, share("memory=3145728,containers=2,weight=1")},
+		"everything": {"6Gi 30 1", configs{configFor(byClaim, `,"weight":64,"priority":"best-effort","percent":20,"spill":"2Gi","containers":1`)}, 1, vgpuClass,
 			share(sixGi + ",percent=20,weight=64,priority=best-effort,spill=2147483648")},
-		"claim over class, in any order": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`), configFor(byClass, `,"weight":2,"priority":"high"`)}, 1,
+		"claim over class, in any order": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`), configFor(byClass, `,"weight":2,"priority":"high"`)}, 1, vgpuClass,
 			share(sixGi + ",weight=3,priority=high")},
-		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`), configFor(byClaim, `,"weight":4,"spill":0`)}, 1, share(sixGi + ",weight=4")},
-		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")}, 1, share(sixGi + ",weight=4")},
+		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`), configFor(byClaim, `,"weight":4,"spill":0`)}, 1, vgpuClass, share(sixGi + ",weight=4")},
+		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")}, 1, vgpuClass, share(sixGi + ",weight=4")},
 		"of another driver": {"6Gi 0 1", configs{{Source: byClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.example.com", Parameters: runtime.RawExtension{Raw: []byte(`{"x":1}`)}}}}}, 1, share(sixGi + ",weight=1")},
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.example.com", Parameters: runtime.RawExtension{Raw: []byte(`{"x":1}`)}}}}}, 1, vgpuClass, share(sixGi + ",weight=1")},
 	} {
 		tab := tableOf(2)
 		tab.Config.Overcommit = c.overcommit
@@ -112,9 +132,48 @@ func TestShares(t *testing.T) {
 			r.ConsumedCapacity[DriverName+"/memory"] = r.ConsumedCapacity["memory"]
 			delete(r.ConsumedCapacity, "memory")
 		}
-		list, err := node{"node1", tab, nil}.shares(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...))
+		list, err := node{"node1", tab, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...), c.class, ""))
 		if err != nil || len(list) != 1 || list[0].share.String() != c.want {
 			t.Errorf("%s: %v\n got %+v\nwant %s", name, err, list, c.want)
+		}
+	}
+}
+
+// A memory that the claim names is no whole GPU, whatever class it is of, and neither is what no request says.
+func TestWholeIsAsked(t *testing.T) {
+	all := func(request string) *resourceapi.ResourceClaim {
+		r := resultOf("15109Mi 0 1")
+		r.Request = request
+		return claimWith([]result{r})
+	}
+	alternatives := all("gpu/two")
+	alternatives.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{
+		{Name: "one", DeviceClassName: vgpuClass}, {Name: "two", DeviceClassName: WholeClass}}}}
+	other := all("gpu/one")
+	other.Spec = alternatives.Spec
+	domain := asking(all("gpu"), WholeClass, "15109Mi")
+	requests := domain.Spec.Devices.Requests[0].Exactly.Capacity.Requests
+	requests[DriverName+"/memory"] = requests["memory"]
+	delete(requests, "memory")
+	cores := asking(all("gpu"), WholeClass, "15109Mi")
+	cores.Spec.Devices.Requests[0].Exactly.Capacity.Requests = map[resourceapi.QualifiedName]resource.Quantity{"cores": resource.MustParse("30")}
+	for name, c := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		whole bool
+	}{
+		"class":              {asking(all("gpu"), WholeClass, ""), true},
+		"class and cores":    {cores, true},
+		"class and memory":   {asking(all("gpu"), WholeClass, "15109Mi"), false},
+		"class and a domain": {domain, false},
+		"another class":      {asking(all("gpu"), vgpuClass, ""), false},
+		"the second choice":  {alternatives, true},
+		"the first choice":   {other, false},
+		"no such request":    {asking(all("gpu2"), WholeClass, ""), false},
+		"no requests":        {all("gpu"), false},
+	} {
+		list, err := node{"node1", tableOf(1), nil}.shares(c.claim)
+		if err != nil || len(list) != 1 || list[0].share.Whole != c.whole || !c.whole && list[0].share.Memory != 15109*quota.MiB {
+			t.Errorf("%s: %+v, %v", name, list, err)
 		}
 	}
 }
@@ -122,10 +181,20 @@ func TestShares(t *testing.T) {
 func TestSharesWithoutCapacities(t *testing.T) {
 	r := resultOf("")
 	r.ShareID, r.ConsumedCapacity = nil, nil
-	list, err := node{"node1", tableOf(1), nil}.shares(claimWith([]result{r}))
-	want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, alloc.Share{ID: claimUID + "/" + strings.ToLower(uuid(0)), UUID: uuid(0), Whole: true, Containers: 1, Priority: quota.PriorityDefault}}}
-	if err != nil || !cmp.Equal(list, want, cmp.AllowUnexported(allocated{})) {
-		t.Errorf("%v %s", err, cmp.Diff(want, list, cmp.AllowUnexported(allocated{})))
+	id := claimUID + "/" + strings.ToLower(uuid(0))
+	for _, c := range []struct {
+		class, fields string
+		want          alloc.Share
+	}{
+		{WholeClass, "", alloc.Share{ID: id, UUID: uuid(0), Whole: true, Containers: 1, Priority: quota.PriorityDefault}},
+		{vgpuClass, "", alloc.Share{ID: id, UUID: uuid(0), Memory: 15109 * quota.MiB, Containers: 1, Weight: 1, Priority: quota.PriorityDefault}},
+		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Memory: 7554 * quota.MiB, Containers: 2, Percent: 15, Weight: 1, Priority: quota.PriorityDefault}},
+	} {
+		list, err := node{"node1", tableOf(1), nil}.shares(asking(claimWith([]result{r}, configFor(byClaim, c.fields)), c.class, ""))
+		want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, c.want}}
+		if err != nil || !cmp.Equal(list, want, cmp.AllowUnexported(allocated{})) {
+			t.Errorf("%+v: %v %s", c, err, cmp.Diff(want, list, cmp.AllowUnexported(allocated{})))
+		}
 	}
 }
 
@@ -185,7 +254,7 @@ func TestSharesRefuse(t *testing.T) {
 	// More than the card: overcommit is for many containers.
 	tab := tableOf(1)
 	tab.Config.Overcommit = 2
-	if _, err := (node{"node1", tab, nil}).shares(claimWith(capacity("20Gi 0 1"))); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
+	if _, err := (node{"node1", tab, nil}).shares(asking(claimWith(capacity("20Gi 0 1")), vgpuClass, "20Gi")); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
 		t.Error(err)
 	}
 }
@@ -215,10 +284,7 @@ func FuzzShares(f *testing.F) {
 		}
 		m, p, n := r.ConsumedCapacity["memory"], r.ConsumedCapacity["cores"], r.ConsumedCapacity["containers"]
 		if s.Whole {
-			if m.Cmp(*resource.NewQuantity(int64(tab.GPUs[0].Memory.FloorMiB()), resource.BinarySI)) < 0 {
-				t.Errorf("%s of memory became a whole GPU", memory)
-			}
-			return
+			t.Fatalf("%s of memory became a whole GPU", memory)
 		}
 		over := func(v uint64, q resource.Quantity) bool {
 			return resource.NewQuantity(int64(v), resource.DecimalSI).Cmp(q) > 0

@@ -22,6 +22,9 @@ const (
 	capacityContainers = "containers" // how many may hold a vGPU at the same time
 )
 
+// WholeClass is the class of whole GPUs. A claim of any other class has a limit, even that of all memory.
+const WholeClass = "gpu.cgpu.io"
+
 // Place is where a GPU is in the machine; what is not known is empty.
 type Place struct {
 	NUMANode *int64
