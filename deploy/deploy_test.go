@@ -226,11 +226,11 @@ func checkPolicies(t *testing.T, list []object, agent string) {
 			t.Errorf("policy %s is not bound", p.Name)
 		}
 		delete(bound, p.Name)
-		if p.Name == "agent.cgpu.io" && !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+agent+`"`) {
+		if strings.HasPrefix(p.Name, "agent") && !strings.Contains(p.Spec.MatchConditions[0].Expression, `"`+agent+`"`) {
 			t.Errorf("policy %s: %s is not %s", p.Name, p.Spec.MatchConditions[0].Expression, agent)
 		}
 	}
-	if len(bound) > 0 || !names["agent.cgpu.io"] || !names["pods.cgpu.io"] {
+	if len(bound) > 0 || !names["agent.cgpu.io"] || !names["agent-events.cgpu.io"] || !names["pods.cgpu.io"] {
 		t.Errorf("policies %v; bound ones that are not there: %v", names, bound)
 	}
 }

@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"context"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"slices"
@@ -11,8 +10,10 @@ import (
 	"time"
 
 	core "k8s.io/api/core/v1"
+	events "k8s.io/api/events/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -79,6 +80,7 @@ func TestServer(t *testing.T) {
 	c.apply(kustomize.must(t, "build", "examples"), "--dry-run=server")
 	t.Run("pods", c.pods)
 	t.Run("agent", c.agent)
+	t.Run("events", c.events)
 }
 
 func pod(name string, change func(*core.Pod)) *core.Pod {
@@ -131,7 +133,11 @@ func (c cluster) remove(name string) {
 // agent: one node's agent does what it needs, with the rights of base alone, and nothing to another node.
 func (c cluster) agent(t *testing.T) {
 	for _, name := range []string{"here", "there"} {
-		n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name}}
+		// As a kubelet has it: what the agent's patches leave alone is there to be compared.
+		n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a"}, Annotations: map[string]string{"a": "b"}},
+			Status: core.NodeStatus{Capacity: core.ResourceList{"cpu": resource.MustParse("4")}, Allocatable: core.ResourceList{"cpu": resource.MustParse("3500m")},
+				Conditions: []core.NodeCondition{{Type: core.NodeReady, Status: core.ConditionTrue}, {Type: "PIDPressure", Status: core.ConditionFalse}},
+				Images:     []core.ContainerImage{{Names: []string{"i"}}}, NodeInfo: core.NodeSystemInfo{KernelVersion: "6.1"}}}
 		if _, err := c.admin.CoreV1().Nodes().Create(t.Context(), n, meta.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
@@ -140,7 +146,7 @@ func (c cluster) agent(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		p := pod("on-"+name, func(p *core.Pod) { p.Spec.NodeName = name })
+		p := pod("on-"+name, func(p *core.Pod) { p.Spec.NodeName, p.Annotations = name, map[string]string{"kept": "yes"} })
 		if _, err := c.admin.CoreV1().Pods("default").Create(t.Context(), p, meta.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -150,17 +156,15 @@ func (c cluster) agent(t *testing.T) {
 	agent := c.as(user, map[string][]string{"authentication.kubernetes.io/node-name": {"here"}})
 	nobody := c.as(user, nil)
 	dry := meta.CreateOptions{DryRun: []string{meta.DryRunAll}}
-	condition := func(api kubernetes.Interface, node string) error {
-		patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{map[string]any{"type": "CGPUReady", "status": "True"}}}})
-		if err != nil {
-			return err
-		}
-		_, err = api.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch, meta.PatchOptions{}, "status")
+	status := func(api kubernetes.Interface, node, patch string) error {
+		_, err := api.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch), meta.PatchOptions{}, "status")
 		return err
 	}
-	slice := func(api kubernetes.Interface, node, driver string) error {
+	const ready = `{"status": {"conditions": [{"type": "CGPUReady", "status": "True"}]}}`
+	condition := func(api kubernetes.Interface, node string) error { return status(api, node, ready) }
+	slice := func(api kubernetes.Interface, node, driver, pool string) error {
 		s := &resourceapi.ResourceSlice{ObjectMeta: meta.ObjectMeta{Name: "s-" + node},
-			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1}}}
+			Spec: resourceapi.ResourceSliceSpec{Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, ResourceSliceCount: 1}}}
 		_, err := api.ResourceV1().ResourceSlices().Create(t.Context(), s, dry)
 		return err
 	}
@@ -168,26 +172,50 @@ func (c cluster) agent(t *testing.T) {
 		_, err := api.CoreV1().Pods("default").Patch(t.Context(), name, types.MergePatchType, []byte(patch), meta.PatchOptions{})
 		return err
 	}
+	const count = `{"status": {"capacity": {"aliyun.com/gpu-count": "4"}, "allocatable": {"aliyun.com/gpu-count": "4"}}}`
 	const assigned = `{"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_ASSIGNED": "true"}}}`
 	eventually(t, "the agent's own node", func() string {
-		for _, err := range []error{condition(agent, "here"), slice(agent, "here", "gpu.cgpu.io"), annotate(agent, "on-here", assigned)} {
+		if err := condition(nobody, "here"); !refused(err, "names no node") {
+			return text(err)
+		}
+		for _, err := range []error{condition(agent, "here"), status(agent, "here", count), condition(agent, "here"), slice(agent, "here", "gpu.cgpu.io", "here"), annotate(agent, "on-here", assigned)} {
 			if err != nil {
 				return err.Error()
 			}
 		}
 		return ""
 	})
+	const onlyOurs = "the condition CGPUReady and the number aliyun.com/gpu-count of a node only"
 	for what, tt := range map[string]struct {
 		err  error
 		want string
 	}{
 		"another node's condition": {condition(agent, "there"), "may not change what is of node there"},
-		"another node's slice":     {slice(agent, "there", "gpu.cgpu.io"), "may not change what is of node there"},
-		"another driver's slice":   {slice(agent, "here", "gpu.nvidia.com"), "slices of the driver gpu.cgpu.io only"},
+		"another node's slice":     {slice(agent, "there", "gpu.cgpu.io", "there"), "may not change what is of node there"},
+		"another driver's slice":   {slice(agent, "here", "gpu.nvidia.com", "here"), "slices of the driver gpu.cgpu.io on its node only"},
+		"another node's pool":      {slice(agent, "here", "gpu.cgpu.io", "there"), "the pool of its node only"},
 		"another node's pod":       {annotate(agent, "on-there", assigned), "may not change what is of node there"},
+		"a pod's finalizers":       {annotate(agent, "on-here", `{"metadata": {"finalizers": ["a/b"]}}`), "annotations of pods only"},
+		"a pod's owner":            {annotate(agent, "on-here", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "annotations of pods only"},
+		"a pod's other annotation": {annotate(agent, "on-here", `{"metadata": {"annotations": {"cgpu.io/gpu-mem-limit": "1Gi"}}}`), "begin with ALIYUN_COM_GPU_MEM_"},
+		"an annotation taken away": {annotate(agent, "on-here", `{"metadata": {"annotations": {"kept": null}}}`), "begin with ALIYUN_COM_GPU_MEM_"},
+		"the node's labels":        {status(agent, "here", `{"metadata": {"labels": {"zone": "b"}}}`), "of a node only its status"},
+		"a label taken away":       {status(agent, "here", `{"metadata": {"labels": null}}`), "of a node only its status"},
+		"the node's annotations":   {status(agent, "here", `{"metadata": {"annotations": {"x": "y"}}}`), "of a node only its status"},
+		"the node's finalizers":    {status(agent, "here", `{"metadata": {"finalizers": ["a/b"]}}`), "of a node only its status"},
+		"the node's owner":         {status(agent, "here", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}]}}`), "of a node only its status"},
+		"the node's readiness":     {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "status": "False"}]}}`), onlyOurs},
+		"a condition taken away":   {status(agent, "here", `{"status": {"conditions": [{"type": "Ready", "$patch": "delete"}]}}`), onlyOurs},
+		"a condition of others":    {status(agent, "here", `{"status": {"conditions": [{"type": "Other", "status": "True"}]}}`), onlyOurs},
+		"the node's processors":    {status(agent, "here", `{"status": {"capacity": {"cpu": "400"}}}`), onlyOurs},
+		"units of GPU memory":      {status(agent, "here", `{"status": {"allocatable": {"aliyun.com/gpu-mem": "400"}}}`), onlyOurs},
+		"a capacity taken away":    {status(agent, "here", `{"status": {"capacity": {"cpu": null}}}`), onlyOurs},
+		"the node's addresses":     {status(agent, "here", `{"status": {"addresses": [{"type": "InternalIP", "address": "10.0.0.66"}]}}`), onlyOurs},
+		"the node's images":        {status(agent, "here", `{"status": {"images": null}}`), onlyOurs},
+		"the kubelet's port":       {status(agent, "here", `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`), onlyOurs},
 		"a pod's labels":           {annotate(agent, "on-here", `{"metadata": {"labels": {"a": "b"}}}`), "annotations of pods only"},
 		"a pod's image":            {annotate(agent, "on-here", `{"spec": {"containers": [{"name": "c", "image": "other"}]}}`), "annotations of pods only"},
-		"forged, by the agent":     {annotate(agent, "on-here", `{"metadata": {"annotations": {"alloc.cgpu.io/shares": "x"}}}`), "device plugins alone"},
+		"forged, by the agent":     {annotate(agent, "on-here", `{"metadata": {"annotations": {"alloc.cgpu.io/shares": "x"}}}`), "begin with ALIYUN_COM_GPU_MEM_"},
 		"without a node":           {condition(nobody, "here"), "names no node"},
 	} {
 		if !refused(tt.err, tt.want) {
@@ -201,6 +229,107 @@ func (c cluster) agent(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// events: an agent tells under its own name, of its own node, what an agent tells; also through the group events.k8s.io, if somebody gave it
+// the right.
+func (c cluster) events(t *testing.T) {
+	agent := c.as("system:serviceaccount:cgpu-system:cgpu-agent", map[string][]string{"authentication.kubernetes.io/node-name": {"here"}})
+	other := c.as("system:serviceaccount:cgpu-system:cgpu-agent", map[string][]string{"authentication.kubernetes.io/node-name": {"there"}})
+	// As client-go's recorder makes them.
+	event := func(change func(*core.Event)) *core.Event {
+		now := meta.Now()
+		e := &core.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, Type: core.EventTypeWarning, Reason: "GPURefused", Message: "m", Count: 1,
+			FirstTimestamp: now, LastTimestamp: now, Source: core.EventSource{Component: "cgpu-agent", Host: "here"}, ReportingController: "cgpu-agent", ReportingInstance: "here",
+			InvolvedObject: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p", UID: "u", FieldPath: "spec.containers{c}"}}
+		change(e)
+		return e
+	}
+	create := func(api kubernetes.Interface, change func(*core.Event)) (*core.Event, error) {
+		return api.CoreV1().Events("default").Create(t.Context(), event(change), meta.CreateOptions{})
+	}
+	ofNode := func(e *core.Event) {
+		e.InvolvedObject, e.Reason = core.ObjectReference{Kind: "Node", APIVersion: "v1", Name: "here", UID: "n"}, "CGPUReady"
+	}
+	const whose, where, what = "of the component cgpu-agent only", "from that host only", "with a reason GPU"
+	eventually(t, "the policy", func() string {
+		if _, err := create(agent, func(e *core.Event) { e.Source.Component = "kubelet" }); !refused(err, whose) {
+			return text(err)
+		}
+		return ""
+	})
+	ours, err := create(agent, func(*core.Event) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := create(agent, ofNode); err != nil {
+		t.Error(err)
+	}
+	foreign, err := create(c.admin, func(e *core.Event) { e.Source.Component, e.ReportingController = "kubelet", "kubelet" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	patch := func(api kubernetes.Interface, name, text string) error {
+		_, err := api.CoreV1().Events("default").Patch(t.Context(), name, types.StrategicMergePatchType, []byte(text), meta.PatchOptions{})
+		return err
+	}
+	if err := patch(agent, ours.Name, `{"count": 2, "message": "again"}`); err != nil {
+		t.Error(err)
+	}
+	for name, tt := range map[string]struct {
+		change func(*core.Event)
+		want   string
+	}{
+		"the kubelet's":         {func(e *core.Event) { e.Source.Component = "kubelet" }, whose},
+		"reported by another":   {func(e *core.Event) { e.ReportingController = "kubelet" }, whose},
+		"of nobody":             {func(e *core.Event) { e.Source = core.EventSource{} }, whose},
+		"from another host":     {func(e *core.Event) { e.Source.Host = "there" }, where},
+		"of another instance":   {func(e *core.Event) { e.ReportingInstance = "there" }, where},
+		"of another node":       {func(e *core.Event) { ofNode(e); e.InvolvedObject.Name = "there" }, what},
+		"of a Deployment":       {func(e *core.Event) { e.InvolvedObject.Kind, e.InvolvedObject.APIVersion = "Deployment", "apps/v1" }, what},
+		"of another API's Pod":  {func(e *core.Event) { e.InvolvedObject.APIVersion = "example.com/v1" }, what},
+		"another reason":        {func(e *core.Event) { e.Reason = "FailedScheduling" }, what},
+		"a node's other reason": {func(e *core.Event) { ofNode(e); e.Reason = "NodeNotReady" }, what},
+		"related to something":  {func(e *core.Event) { e.Related = &core.ObjectReference{Kind: "Secret", Name: "s"} }, what},
+	} {
+		if _, err := create(agent, tt.change); !refused(err, tt.want) {
+			t.Errorf("an Event %s: %v, want %q", name, err, tt.want)
+		}
+	}
+	if err := patch(agent, ours.Name, `{"source": {"component": "kubelet"}}`); !refused(err, whose) {
+		t.Errorf("its own Event made the kubelet's: %v", err)
+	}
+	for _, text := range []string{`{"message": "m2"}`, `{"source": {"component": "cgpu-agent"}, "reportingComponent": "cgpu-agent"}`} {
+		if err := patch(agent, foreign.Name, text); !refused(err, whose) {
+			t.Errorf("the kubelet's Event, %s: %v", text, err)
+		}
+	}
+	if err := patch(other, ours.Name, `{"message": "m2"}`); !refused(err, where) {
+		t.Errorf("another agent's Event: %v", err)
+	}
+	c.apply(manyEvents)
+	eventually(t, "events.k8s.io", func() string {
+		now := meta.NowMicro()
+		e := &events.Event{ObjectMeta: meta.ObjectMeta{GenerateName: "e-", Namespace: "default"}, EventTime: now, ReportingController: "kubelet", ReportingInstance: "here", Action: "a",
+			Reason: "FailedScheduling", Type: core.EventTypeWarning, Regarding: core.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "p"}}
+		if _, err := agent.EventsV1().Events("default").Create(t.Context(), e, meta.CreateOptions{}); !refused(err, whose) {
+			return text(err)
+		}
+		return ""
+	})
+}
+
+// manyEvents gives the agent a right that base does not.
+const manyEvents = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-events}
+rules: [{apiGroups: [events.k8s.io], resources: [events], verbs: [create]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: test-events}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: test-events}
+subjects: [{kind: ServiceAccount, name: cgpu-agent, namespace: cgpu-system}]
+`
 
 func refused(err error, want string) bool {
 	return err != nil && slices.ContainsFunc([]func(error) bool{apierrors.IsForbidden, apierrors.IsInvalid}, func(is func(error) bool) bool { return is(err) }) && strings.Contains(err.Error(), want)
