@@ -197,7 +197,7 @@ whole() {
 	local out card
 	out=$(ends whole)
 	forget
-	card=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits)
+	card=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -n 1)
 	echo "whole: $out of $card MiB"
 	[[ $out == "$card" ]]
 }
@@ -214,10 +214,12 @@ nccl() { # nccl CLASS CAPACITY TOTAL_MIB
 		    - {name: other, exactly: {deviceClassName: $1$2}}
 		    constraints: [{requests: [one, other], distinctAttribute: gpu.cgpu.io/uuid}]
 	END
-	VARIABLES='{name: NCCL_SHM_DISABLE, value: "1"}' CLAIM=two pod two '{claims: [{name: gpu}]}' "$python" "$built/nccl.py" || return 1
+	# Without multicast (NVLS), which virtual machines may lack, and without /dev/shm, which is small in a pod.
+	VARIABLES='{name: NCCL_NVLS_ENABLE, value: "0"}, {name: NCCL_SHM_DISABLE, value: "1"}' CLAIM=two pod two '{claims: [{name: gpu}]}' "$python" "$built/nccl.py" || return 1
 	local out
-	out=$(ends two) || { echo "$out"; return 1; }
+	out=$(ends two)
 	forget
+	echo "$out"
 	echo "$out" | grep "gpus 2 total_MiB $3 sum_ok True"
 }
 liar() {
@@ -286,7 +288,6 @@ cost() {
 			esac
 			kubectl wait --for=jsonpath='{.status.phase}'=Running "pod/$kind-$i" --timeout=60s >/dev/null || return 1
 			kubectl get pod "$kind-$i" -o jsonpath="{.status.containerStatuses[0].containerID} $kind{\"\n\"}" | sed 's,containerd://,,' >>"$OUT/cost.ids"
-			kubectl delete pod "$kind-$i" --force --wait=false >/dev/null 2>&1
 		done
 	done
 	forget
