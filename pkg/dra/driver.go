@@ -91,6 +91,8 @@ type Driver struct {
 	cancel context.CancelFunc
 	sweeps sync.WaitGroup
 
+	files sync.Mutex // for a change of the specs: the sweep looks, and removes what it saw
+
 	mu    sync.Mutex
 	table *device.Table
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did

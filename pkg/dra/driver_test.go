@@ -245,6 +245,47 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestSweepBesidePrepare: a claim that is prepared while the sweep asks for it keeps its spec, whatever the answer was.
+func TestSweepBesidePrepare(t *testing.T) {
+	claim := claimWith([]result{resultOf("6Gi 0 1")})
+	client := fake.NewClientset()
+	o := options(t, client)
+	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, table: o.Table}
+	d.o.Log = slog.New(slog.DiscardHandler)
+	prepare := func() {
+		results, err := plugin{d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+		if err != nil || results[claim.UID].Err != nil {
+			t.Error(err, results)
+		}
+	}
+	for _, between := range []func(){
+		prepare,
+		func() {
+			_, _ = plugin{d}.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: claimUID}})
+			prepare()
+		},
+	} {
+		prepare()
+		asked := false
+		client.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, k8sruntime.Object, error) {
+			if !asked {
+				asked = true
+				between()
+			}
+			return false, nil, nil
+		})
+		d.sweep(t.Context())
+		if got := names(t, o.CDIDir); len(got) != 1 || !asked {
+			t.Errorf("%v", got)
+		}
+		// The next sweep finds it as it was.
+		d.sweep(t.Context())
+		if got := names(t, o.CDIDir); len(got) != 0 {
+			t.Errorf("%v", got)
+		}
+	}
+}
+
 // TestUpdate: a GPU that vanished goes from the slice, and its claims are refused.
 func TestUpdate(t *testing.T) {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "node1"}}) // the slices' owner

@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"fmt"
+	"os"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // plugin is what the kubelet calls. It keeps nothing between two calls but the files: while a DaemonSet is updated, one agent
@@ -43,7 +45,7 @@ func (d *Driver) prepare(n node, c *resourceapi.ResourceClaim) ([]kubeletplugin.
 		// A claim may have devices of several drivers, and the kubelet asks all of them.
 		return nil, nil
 	}
-	if err := d.cdi.write(c.UID, cdiSpec(c.Namespace, c.Name, d.o.hook(n.table), list)); err != nil {
+	if err := d.write(c.UID, cdiSpec(c.Namespace, c.Name, d.o.hook(n.table), list)); err != nil {
 		return nil, err
 	}
 	var devices []kubeletplugin.Device
@@ -59,13 +61,25 @@ func (d *Driver) prepare(n node, c *resourceapi.ResourceClaim) ([]kubeletplugin.
 	return devices, nil
 }
 
+func (d *Driver) write(uid types.UID, spec *specs.Spec) error {
+	d.files.Lock()
+	defer d.files.Unlock()
+	return d.cdi.write(uid, spec)
+}
+
+func (d *Driver) remove(uid types.UID) error {
+	d.files.Lock()
+	defer d.files.Unlock()
+	return d.cdi.remove(uid)
+}
+
 // UnprepareResourceClaims removes the CDI specs.
 func (p plugin) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, c := range claims {
 		err := isUID(c.UID)
 		if err == nil {
-			err = p.d.cdi.remove(c.UID)
+			err = p.d.remove(c.UID)
 		}
 		if err != nil {
 			err = fmt.Errorf("dra: claim %s/%s: %w", c.Namespace, c.Name, err)
@@ -86,9 +100,10 @@ func (d *Driver) sweep(ctx context.Context) {
 		d.o.Log.Warn("some CDI specs are left alone", "dir", d.cdi.dir, "error", err)
 	}
 	for _, p := range list {
+		seen := d.cdi.seen(p.uid)
 		gone, err := d.gone(ctx, p)
 		if err == nil && gone {
-			err = d.cdi.remove(p.uid)
+			gone, err = d.removeSeen(p.uid, seen)
 		}
 		switch claim := p.namespace + "/" + p.name; {
 		case err != nil:
@@ -100,6 +115,17 @@ func (d *Driver) sweep(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// removeSeen removes a claim's spec unless it was prepared again while the API server was asked: what that said is of a claim
+// that was not allocated yet, or anew.
+func (d *Driver) removeSeen(uid types.UID, seen os.FileInfo) (removed bool, err error) {
+	d.files.Lock()
+	defer d.files.Unlock()
+	if now := d.cdi.seen(uid); seen == nil || now == nil || !os.SameFile(seen, now) || !seen.ModTime().Equal(now.ModTime()) {
+		return false, nil
+	}
+	return true, d.cdi.remove(uid)
 }
 
 // gone asks for single claims: a node has few, the cluster may have many thousands.
