@@ -135,6 +135,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		kubeletplugin.RegistrarDirectoryPath(o.RegistryDir),
 		kubeletplugin.RollingUpdate(types.UID(o.PodUID)),
 		kubeletplugin.GRPCInterceptor(d.registered),
+		kubeletplugin.GRPCInterceptor(patient),
 	)
 	if err != nil {
 		cancel()

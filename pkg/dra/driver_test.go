@@ -23,7 +23,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/opencgpu/cgpu/pkg/device"
 )
 
 // shortDir is a folder for sockets, whose paths must be short.
@@ -198,6 +201,54 @@ func TestPrepare(t *testing.T) {
 		if n := names(t, o.CDIDir); len(n) != 0 {
 			t.Errorf("%v", n)
 		}
+	}
+}
+
+// TestPrepareIsPatient: a prepare waits for what may pass, since the kubelet comes again only after a minute.
+func TestPrepareIsPatient(t *testing.T) {
+	claim := claimWith([]result{resultOf("6Gi 0 1")})
+	client := fake.NewClientset(claim)
+	answers := []error{apierrors.NewServiceUnavailable("restarts"), errors.New("connection refused")}
+	client.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, k8sruntime.Object, error) {
+		if len(answers) == 0 {
+			return false, nil, nil
+		}
+		err := answers[0]
+		answers = answers[1:]
+		return true, nil, err
+	})
+	o := options(t, client)
+	d, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, DriverName, "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	kubelet := drapb.NewDRAPluginClient(conn)
+	prepare := func(name string) error {
+		r, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "team", Name: name, Uid: claimUID}}})
+		if err == nil && r.Claims[claimUID].Error != "" {
+			err = errors.New(r.Claims[claimUID].Error)
+		}
+		return err
+	}
+	if err := prepare("claim"); err != nil {
+		t.Errorf("the API server was away: %v", err)
+	}
+	if err := d.Update(t.Context(), &device.Table{}); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(time.Second, func() { _ = d.Update(context.Background(), tableOf(2)) })
+	if err := prepare("claim"); err != nil {
+		t.Errorf("there was no table: %v", err)
+	}
+	begin := time.Now()
+	if err := prepare("other"); err == nil || time.Since(begin) > apiPatience {
+		t.Errorf("a claim that is not there: %v after %v", err, time.Since(begin))
 	}
 }
 

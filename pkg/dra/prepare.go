@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path"
 	"time"
 
+	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,10 +20,52 @@ import (
 // may prepare a claim and another unprepare it.
 type plugin struct{ d *Driver }
 
+// The kubelet tries a prepare that failed again only after a minute or more, so what may pass is waited for.
+const (
+	apiPatience = 2 * time.Second // for an answer of the API server
+	// tablePatience is for a node table with GPUs: while the driver is loaded anew there is none, and the agent looks for one
+	// every five seconds.
+	tablePatience = 6 * time.Second
+	patiencePause = 200 * time.Millisecond
+)
+
+// patient makes the call of a prepare again while it fails as a whole: then the library could not have the claims.
+func patient(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if path.Base(info.FullMethod) != "NodePrepareResources" {
+		return handler(ctx, req)
+	}
+	for deadline := time.Now().Add(apiPatience); ; {
+		answer, err := handler(ctx, req)
+		if err == nil || apierrors.IsNotFound(err) || time.Now().After(deadline) || !pause(ctx) {
+			return answer, err
+		}
+	}
+}
+
+// withGPUs is the node as soon as it has GPUs, or as it is at last.
+func (d *Driver) withGPUs(ctx context.Context) node {
+	for deadline := time.Now().Add(tablePatience); ; {
+		n := d.node()
+		if len(n.table.GPUs) > 0 || time.Now().After(deadline) || !pause(ctx) {
+			return n
+		}
+	}
+}
+
+// pause is false where ctx has ended.
+func pause(ctx context.Context) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(patiencePause):
+		return true
+	}
+}
+
 // PrepareResourceClaims writes the CDI spec of each claim. Preparing a claim again writes the same.
-func (p plugin) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
-	n := p.d.node()
+	n := p.d.withGPUs(ctx)
 	for _, c := range claims {
 		start := time.Now()
 		devices, err := p.d.prepare(n, c)
