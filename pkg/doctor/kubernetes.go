@@ -24,7 +24,7 @@ var kubernetesChecks = []Check{
 	{Name: "container-annotations", Means: "What a device plugin allocates reaches cgpu-runtime. Claims need no annotations.",
 		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkContainerAnnotations},
 	{Name: "cdi", Means: "containerd hands on what claims allocate: CDI is on and reads the folder of cgpu-agent. containerd 1.7 has it off by default, 1.6 ignores it without a word.",
-		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkCDI},
+		Remedy: "cgpu install containerd --kubernetes --restart; where cdi_spec_dirs is set, add /var/run/cdi to it", Run: checkCDI},
 	{Name: "agent", Means: "cgpu-agent's sockets are in the kubelet's folders: what it offers on this node.",
 		Remedy: "kubectl -n cgpu-system get pods -o wide; its log, and the node's condition CGPUReady", Run: checkAgent},
 }

@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 )
@@ -51,5 +54,34 @@ func TestContainerdPods(t *testing.T) {
 	}
 	if _, err := ContainerdPods(fstest.MapFS{"etc/containerd/config.toml": {Data: []byte("version = 1\n")}}, ContainerdConfig, Version{}); err == nil {
 		t.Error("format 1 is taken")
+	}
+}
+
+// TestPodsAsInstalled: doctor finds nothing to say of what install has written, in every case of testdata that install takes.
+func TestPodsAsInstalled(t *testing.T) {
+	files, err := filepath.Glob("testdata/k8s-*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, file := range files {
+		s, _ := readScenario(t, file)
+		if s.verb != "install" || s.engine != "containerd" || !s.kubernetes {
+			continue
+		}
+		plan, err := s.plan("install", s.files)
+		if err != nil {
+			continue // refused, which TestGolden compares
+		}
+		tried++
+		got, err := ContainerdPods(root(applyTo(s.files, plan)), ContainerdConfig, s.program)
+		otherDirs := strings.Contains(s.want, "cdi_spec_dirs is") // install does not change these, and says so
+		ours := slices.IndexFunc(got.Handlers, func(h Handler) bool { return h == Handler{Name: s.name, Annotations: true, Allocations: true} })
+		if err != nil || ours < 0 || got.CDI == (got.OldCDI || otherDirs) || slices.ContainsFunc(got.Handlers, func(h Handler) bool { return h.Forges != "" }) {
+			t.Errorf("%s: %+v, %v", file, got, err)
+		}
+	}
+	if tried < 8 {
+		t.Errorf("only %d cases were tried", tried)
 	}
 }
