@@ -66,7 +66,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.Probe != "" {
 		parts.Go(func() { serveProbe(ctx, o.Probe, a) })
 	}
-	pods := newPods(o.Client, o.Node, o.Log)
+	pods := newPods(apiServer(o.Client, o.Node), o.Log)
 	news := newNews(ctx, o.Client, o.Node, pods, metrics, o.Log)
 	resizer := newResizer(o.RunDir, pods, news, metrics, o.Log)
 	conditions := newReporter(o.Client, o.Node, news, metrics, o.Log)

@@ -83,7 +83,7 @@ func TestReporter(t *testing.T) {
 		patches++
 		return false, nil, nil
 	})
-	p := newPods(client, "n", silent)
+	p := newPods(answer(t), silent)
 	m := NewMetrics()
 	r := newReporter(client, "n", newNews(ctx, client, "n", p, m, silent), m, silent)
 	get := func() (c v1.NodeCondition, others int) {

@@ -49,8 +49,6 @@ const (
 	podEvery  = 30 * time.Second
 	nodeBurst = 50
 	nodeRate  = 2
-	// maxPods bounds what is remembered of pods; a node has some hundreds at most.
-	maxPods = 2048
 	// maxMessage bounds an Event's text in bytes; the API server takes 1024.
 	maxMessage = 768
 )
@@ -134,7 +132,7 @@ func message(e event.Event) string {
 }
 
 // send tells about a container of a pod, unless the pod, or all of the node, has told too much.
-func (n *news) send(pod *v1.Pod, container, kind, reason, text string) {
+func (n *news) send(pod *pod, container, kind, reason, text string) {
 	if !n.may(pod.UID) {
 		n.metrics.Add("events_dropped_total", 1)
 		return
@@ -144,7 +142,7 @@ func (n *news) send(pod *v1.Pod, container, kind, reason, text string) {
 }
 
 // reference names a container of a pod, as the kubelet does.
-func reference(pod *v1.Pod, container string) runtime.Object {
+func reference(pod *pod, container string) runtime.Object {
 	r := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
 	if container != "" {
 		r.FieldPath = "spec.containers{" + container + "}"
@@ -171,14 +169,14 @@ func (n *news) may(uid types.UID) bool {
 func (n *news) prune() {
 	here := map[types.UID]bool{}
 	for _, o := range n.pods.informer.GetStore().List() {
-		if pod, ok := o.(*v1.Pod); ok {
-			here[pod.UID] = true
+		if p, ok := o.(*pod); ok {
+			here[p.UID] = true
 		}
 	}
 	maps.DeleteFunc(n.limit, func(uid types.UID, _ flowcontrol.PassiveRateLimiter) bool { return !here[uid] })
 }
 
-func (n *news) forget(pod *v1.Pod) {
+func (n *news) forget(pod *pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.limit, pod.UID)

@@ -23,9 +23,9 @@ func podOf(namespace, name string, container string, id string) *v1.Pod {
 }
 
 func TestOwner(t *testing.T) {
-	p := newPods(fake.NewClientset(), "n", silent)
+	p := newPods(answer(t), silent)
 	for _, pod := range []*v1.Pod{podOf("a", "web", "main", "id1"), podOf("b", "db", "main", "id2")} {
-		if err := p.informer.GetIndexer().Add(slim(pod)); err != nil {
+		if err := p.informer.GetIndexer().Add(read(t, pod)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -50,26 +50,13 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-func TestSlim(t *testing.T) {
-	pod := podOf("a", "web", "main", "id1")
-	pod.Annotations["cgpu.io/gpu-mem-limit"] = strings.Repeat("9", 200000)
-	pod.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "x"}}
-	got := slim(pod)
-	if b, err := got.Marshal(); err != nil || len(b) > 600 {
-		t.Errorf("%d bytes are kept of a pod, %v", len(b), err)
-	}
-	if got.Annotations["cgpu.io/priority"] != "high" || got.Status.ContainerStatuses[0].ContainerID != "id1" {
-		t.Errorf("%+v", got)
-	}
-}
-
 // From the file to the API server: bounded, without control signs, about pods that are here.
 func TestFollowEvents(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	dir := t.TempDir()
-	client := fake.NewClientset(podOf("a", "web", "main", "id1"))
-	p, m := newPods(client, "n", silent), NewMetrics()
+	client := fake.NewClientset()
+	p, m := newPods(answer(t, podOf("a", "web", "main", "id1")), silent), NewMetrics()
 	n := newNews(ctx, client, "n", p, m, silent)
 	go p.run(ctx)
 	if !p.synced(ctx, 10*time.Second) {
@@ -142,7 +129,7 @@ func TestFollowEvents(t *testing.T) {
 // One pod that has a million allocations refused leaves room for the others, and all together are bounded.
 func TestMay(t *testing.T) {
 	client := fake.NewClientset()
-	p := newPods(client, "n", silent)
+	p := newPods(answer(t), silent)
 	n := newNews(t.Context(), client, "n", p, NewMetrics(), silent)
 	count := 0
 	for range 100000 {

@@ -50,14 +50,14 @@ func newResizer(runDir string, p *pods, n *news, metrics *Metrics, log *slog.Log
 	r := &resizer{book: ledger.Open(runDir), pods: p, news: n, metrics: metrics, log: log, status: snapshot.Ask,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](30*time.Second, 10*time.Minute)),
 		looked: map[types.UID]bool{}, refused: map[types.UID]string{}}
-	p.changed = append(p.changed, func(pod *v1.Pod) {
+	p.changed = append(p.changed, func(pod *pod) {
 		if asks(pod.Annotations) || !r.done(pod.UID) {
 			key := keyOf(pod)
 			r.queue.Forget(key) // its tries begin anew
 			r.queue.Add(key)
 		}
 	})
-	p.gone = append(p.gone, func(pod *v1.Pod) {
+	p.gone = append(p.gone, func(pod *pod) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.looked, pod.UID)
@@ -66,7 +66,7 @@ func newResizer(runDir string, p *pods, n *news, metrics *Metrics, log *slog.Log
 	return r
 }
 
-func keyOf(pod *v1.Pod) string { return pod.Namespace + "/" + pod.Name }
+func keyOf(pod *pod) string { return pod.Namespace + "/" + pod.Name }
 
 // done: nothing of the pod is to be looked up.
 func (r *resizer) done(uid types.UID) bool {
@@ -79,8 +79,8 @@ func (r *resizer) done(uid types.UID) bool {
 func (r *resizer) use(t *device.Table) {
 	r.table.Store(t)
 	for _, o := range r.pods.informer.GetStore().List() {
-		if pod, ok := o.(*v1.Pod); ok && (asks(pod.Annotations) || !r.done(pod.UID)) {
-			r.queue.Add(keyOf(pod))
+		if p, ok := o.(*pod); ok && (asks(p.Annotations) || !r.done(p.UID)) {
+			r.queue.Add(keyOf(p))
 		}
 	}
 }
@@ -119,8 +119,8 @@ func (r *resizer) apply(key string) error {
 	}
 	var again error
 	byPod := false
-	for _, s := range pod.Status.ContainerStatuses {
-		i := slices.IndexFunc(records, func(rec ledger.Record) bool { return rec.ID == s.ContainerID })
+	for _, c := range pod.running {
+		i := slices.IndexFunc(records, func(rec ledger.Record) bool { return rec.ID == c.id })
 		if i < 0 {
 			continue
 		}
@@ -128,7 +128,7 @@ func (r *resizer) apply(key string) error {
 		byPod = byPod || len(record.ByPod) > 0
 		if err := r.change(t, record, pod.Annotations); err != nil {
 			again = err
-			r.refuse(pod, s.Name, err)
+			r.refuse(pod, c.name, err)
 		}
 	}
 	r.mu.Lock()
@@ -146,7 +146,7 @@ func (r *resizer) apply(key string) error {
 }
 
 // refuse tells the pod what was refused, once.
-func (r *resizer) refuse(pod *v1.Pod, container string, err error) {
+func (r *resizer) refuse(pod *pod, container string, err error) {
 	text := strings.TrimPrefix(err.Error(), "agent: ")
 	r.mu.Lock()
 	told := r.refused[pod.UID] == container+text

@@ -119,7 +119,7 @@ type bench struct {
 
 func newBench(t *testing.T, dir string) *bench {
 	t.Helper()
-	p := newPods(fake.NewClientset(), "n", silent)
+	p := newPods(answer(t), silent)
 	m := NewMetrics()
 	b := &bench{resizer: newResizer(dir, p, newNews(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
 	b.status = func(r ledger.Record) (guard.Status, error) {
@@ -143,7 +143,7 @@ func (b *bench) put(annotations map[string]string) {
 	b.t.Helper()
 	pod := b.pod.DeepCopy()
 	pod.Annotations = annotations
-	if err := b.pods.informer.GetStore().Update(slim(pod)); err != nil {
+	if err := b.pods.informer.GetStore().Update(read(b.t, pod)); err != nil {
 		b.t.Fatal(err)
 	}
 }

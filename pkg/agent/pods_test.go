@@ -1,0 +1,315 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+)
+
+// encoded is an object as the API server sends it.
+func encoded(t testing.TB, o apiruntime.Object) []byte {
+	t.Helper()
+	info, ok := apiruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), apiruntime.ContentTypeProtobuf)
+	if !ok {
+		t.Fatal("no protocol buffers")
+	}
+	b, err := apiruntime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, v1.SchemeGroupVersion), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// framed is an event of a watch, as the API server sends it.
+func framed(t testing.TB, kind watch.EventType, o apiruntime.Object) []byte {
+	t.Helper()
+	b := encoded(t, &metav1.WatchEvent{Type: string(kind), Object: apiruntime.RawExtension{Raw: encoded(t, o)}})
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
+}
+
+// read is what is kept of a pod.
+func read(t testing.TB, p *v1.Pod) *pod {
+	t.Helper()
+	f, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, p))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.pod
+}
+
+// answer is a source with these pods, to which nothing happens.
+func answer(t testing.TB, list ...*v1.Pod) source {
+	return func(ctx context.Context, o metav1.ListOptions) (io.ReadCloser, error) {
+		if o.Watch && o.SendInitialEvents != nil {
+			return nil, apierrors.NewBadRequest("an old API server")
+		}
+		if o.Watch {
+			r, w := io.Pipe()
+			context.AfterFunc(ctx, func() { w.Close() })
+			return r, nil
+		}
+		all := &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "7"}}
+		for _, p := range list {
+			all.Items = append(all.Items, *p)
+		}
+		return io.NopCloser(bytes.NewReader(encoded(t, all))), nil
+	}
+}
+
+// hostilePod has a little more than a megabyte, in as many pieces as there can be.
+func hostilePod(name string) *v1.Pod {
+	p := podOf("ns", name, "main", "id-"+name)
+	p.Annotations = map[string]string{annotationLimit: "4Gi", annotationWeight: strings.Repeat("9", 200000)}
+	for i := range 20000 {
+		p.Annotations[fmt.Sprintf("cgpu.io/%d", i)] = "x"
+		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: fmt.Sprintf("c%d", i)})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: fmt.Sprintf("c%d", i), ContainerID: fmt.Sprint("containerd://", name, i)})
+	}
+	return p
+}
+
+// What the reader finds is what Kubernetes' own types hold.
+func TestReadPod(t *testing.T) {
+	full := &v1.Pod{}
+	fill(reflect.ValueOf(full).Elem(), 0)
+	full.Annotations = map[string]string{"a": "b", annotationSpill: "1GiB", annotationPriority: "", "cgpu.io/unknown": "x"}
+	full.Spec.InitContainers, full.Spec.Containers = []v1.Container{{Name: "first", Image: "i"}}, []v1.Container{{Name: "main"}, {Name: "side", Args: []string{"name"}}}
+	full.Status.InitContainerStatuses = []v1.ContainerStatus{{Name: "first", ContainerID: "containerd://id0", Image: "i", RestartCount: 3}}
+	full.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "main"}, {Name: "side", ContainerID: "cri-o://id2", Ready: true}}
+	got := read(t, full)
+	if got.Name != full.Name || got.Namespace != full.Namespace || got.UID != full.UID || got.ResourceVersion != full.ResourceVersion || got.Name == "" {
+		t.Errorf("%+v", got.ObjectMeta)
+	}
+	if want := map[string]string{annotationSpill: "1GiB", annotationPriority: ""}; !reflect.DeepEqual(got.Annotations, want) {
+		t.Errorf("annotations %v, want %v", got.Annotations, want)
+	}
+	if want := []string{"main", "side", "first"}; !reflect.DeepEqual(got.names, want) {
+		t.Errorf("names %v, want %v", got.names, want)
+	}
+	if want := []running{{"side", "id2"}, {"first", "id0"}}; !reflect.DeepEqual(got.running, want) {
+		t.Errorf("running %v, want %v", got.running, want)
+	}
+	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}, Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2)
+	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 || !reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
+		t.Errorf("%+v, %v", list, err)
+	}
+	big := read(t, hostilePod("big"))
+	if len(big.Annotations) != 2 || len(big.Annotations[annotationWeight]) != maxAnnotation+1 || len(big.names) != maxContainers || len(big.running) != maxContainers || big.running[0].id != "id-big" {
+		t.Errorf("%d annotations, %d names, %d IDs are kept", len(big.Annotations), len(big.names), len(big.running))
+	}
+}
+
+// fill gives each field of a type a value, so that one that is taken for another is seen.
+func fill(v reflect.Value, depth int) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(fmt.Sprint(v.Type().Name(), "-", depth, v.Addr().Pointer()%997))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(300)
+	case reflect.Pointer:
+		if depth < 8 {
+			v.Set(reflect.New(v.Type().Elem()))
+			fill(v.Elem(), depth+1)
+		}
+	case reflect.Slice:
+		if depth < 8 && v.Type().Elem().Kind() != reflect.Uint8 {
+			v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+			fill(v.Index(0), depth+1)
+			fill(v.Index(1), depth+1)
+		}
+	case reflect.Struct:
+		switch v.Type() {
+		case reflect.TypeOf(metav1.Time{}), reflect.TypeOf(metav1.MicroTime{}):
+			return
+		}
+		for i := range v.NumField() {
+			if v.Field(i).CanSet() && v.Type().Field(i).Name != "Quantity" {
+				fill(v.Field(i), depth+1)
+			}
+		}
+	}
+}
+
+// What is cut off or is none of it is an error, and no more.
+func TestReadBroken(t *testing.T) {
+	whole := framed(t, watch.Added, podOf("a", "web", "main", "id1"))
+	for n := range whole {
+		if _, err := readFrame(bufio.NewReader(bytes.NewReader(whole[:n]))); err == nil {
+			t.Fatalf("%d of %d bytes are taken", n, len(whole))
+		}
+	}
+	if _, err := readList(bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9); !errors.Is(err, errWire) {
+		t.Errorf("a list of something else: %v", err)
+	}
+	if _, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, errWire) {
+		t.Errorf("something else: %v", err)
+	}
+	if _, err := readList(strings.NewReader(`{"kind":"PodList"}`), 9); !errors.Is(err, errWire) {
+		t.Errorf("JSON: %v", err)
+	}
+}
+
+func FuzzReadPod(f *testing.F) {
+	f.Add(framed(f, watch.Added, podOf("a", "web", "main", "id1")))
+	f.Add(framed(f, watch.Error, &metav1.Status{Code: 410}))
+	f.Add(encoded(f, &v1.PodList{Items: []v1.Pod{*podOf("a", "web", "main", "id1")}}))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil && (len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(annotations)+1) {
+			t.Error("too much is kept")
+		}
+		_, _ = readList(bytes.NewReader(text), 3)
+	})
+}
+
+// An API server with pods of a megabyte, as their author can make any number of: neither a list nor a watch of them needs memory,
+// and those that have ended are not asked for.
+func TestBigPods(t *testing.T) {
+	const count = 40
+	one := hostilePod("p")
+	events := make(chan []byte, 16)
+	for _, streams := range []bool{true, false} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			q := r.URL.Query()
+			if s := q.Get("fieldSelector"); !strings.Contains(s, "spec.nodeName=n") || !strings.Contains(s, "status.phase!=Failed") || !strings.Contains(s, "status.phase!=Succeeded") {
+				t.Errorf("selector %q", s)
+			}
+			if !strings.HasPrefix(r.Header.Get("Accept"), apiruntime.ContentTypeProtobuf) {
+				t.Errorf("accepts %q", r.Header.Get("Accept"))
+			}
+			if q.Get("watch") == "" {
+				w.Header().Set("Content-Type", apiruntime.ContentTypeProtobuf)
+				list := &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "5"}}
+				for i := range count {
+					p := one.DeepCopy()
+					p.Name, p.UID = fmt.Sprint("p", i), types.UID(fmt.Sprint("u", i))
+					list.Items = append(list.Items, *p)
+				}
+				_, _ = w.Write(encoded(t, list))
+				return
+			}
+			if q.Get("sendInitialEvents") != "" && !streams {
+				b := encoded(t, &apierrors.NewBadRequest("sendInitialEvents").ErrStatus)
+				w.Header().Set("Content-Type", apiruntime.ContentTypeProtobuf)
+				w.WriteHeader(http.StatusBadRequest)
+				_, _ = w.Write(b)
+				return
+			}
+			w.Header().Set("Content-Type", apiruntime.ContentTypeProtobuf+";stream=watch")
+			if q.Get("sendInitialEvents") != "" {
+				for i := range count {
+					p := one.DeepCopy()
+					p.Name, p.UID, p.ResourceVersion = fmt.Sprint("p", i), types.UID(fmt.Sprint("u", i)), "5"
+					_, _ = w.Write(framed(t, watch.Added, p))
+				}
+				_, _ = w.Write(framed(t, watch.Bookmark, &v1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "5", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}))
+			}
+			w.(http.Flusher).Flush()
+			for {
+				select {
+				case <-r.Context().Done():
+					return
+				case b := <-events:
+					_, _ = w.Write(b)
+					w.(http.Flusher).Flush()
+				}
+			}
+		}))
+		client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newPods(apiServer(client, "n"), silent)
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); p.run(ctx) }()
+		if !p.synced(ctx, 30*time.Second) {
+			t.Fatal("pods are not known")
+		}
+		wait := func(what string, f func() bool) {
+			t.Helper()
+			for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatalf("streams %v: %s", streams, what)
+				}
+			}
+		}
+		if n := len(p.informer.GetStore().ListKeys()); n != count || p.get("ns/p7") == nil || p.get("ns/p7").Annotations[annotationLimit] != "4Gi" {
+			t.Errorf("streams %v: %d pods", streams, n)
+		}
+		events <- framed(t, watch.Modified, podOf("ns", "p7", "main", "new"))
+		wait("not changed", func() bool { o, _ := p.owner("new", ""); return o != nil })
+		events <- framed(t, watch.Deleted, podOf("ns", "p7", "main", "new"))
+		wait("not gone", func() bool { return p.get("ns/p7") == nil })
+		if o, name := p.owner("new", ""); o == nil || o.Name != "p7" || name != "main" {
+			t.Errorf("the last that happened to a pod is not told: %v", o)
+		}
+		stop()
+		<-done
+		server.Close()
+	}
+}
+
+// Reading a big pod takes a fraction of its size, and that only for a moment. As an object of Go it is 93 MiB.
+func TestReadAllocates(t *testing.T) {
+	text := framed(t, watch.Added, hostilePod("big"))
+	r := bufio.NewReaderSize(nil, 32<<10)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	r.Reset(bytes.NewReader(text))
+	if _, err := readFrame(r); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 512<<10 {
+		t.Errorf("%d bytes allocated for a pod of %d", n, len(text))
+	}
+}
+
+// Of more pods than a node can have, the agent knows some.
+func TestTooManyPods(t *testing.T) {
+	p := newPods(answer(t), silent)
+	d := &decoder{p: p}
+	var stream bytes.Buffer
+	for i := range maxPods + 100 {
+		stream.Write(framed(t, watch.Added, podOf("a", fmt.Sprint(i), "main", "")))
+	}
+	stream.Write(framed(t, watch.Bookmark, &v1.Pod{}))
+	d.r = bufio.NewReader(&stream)
+	n := 0
+	for {
+		kind, _, err := d.Decode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kind == watch.Bookmark {
+			break
+		}
+		n++
+	}
+	if n != maxPods {
+		t.Errorf("%d pods of a watch are taken, want %d", n, maxPods)
+	}
+}
