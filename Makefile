@@ -55,7 +55,7 @@ limiter: # libcgpu.so; nothing to do before limiter/ exists
 demo: setup build ## two containers share one GPU (the real one, else the simulated); ends with "demo: N checks passed"
 	@hack/demo.sh
 
-test: setup build lint unit integration ## everything that must pass, under 15 minutes on 2 cores
+test: setup build lint unit integration kubernetes ## everything that must pass: 20 minutes on 2 cores, once Kubernetes is built
 
 unit: ## tests of the packages and of the limiter, with the race detector
 	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/...
@@ -69,6 +69,7 @@ integration: build ## conformance suite and the commands in the docs: real docke
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
+	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 10m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
 	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) -p 1 ./test/kubernetes ./test/kubernetes/dra
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
