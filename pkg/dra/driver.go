@@ -125,6 +125,9 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 	if err := os.MkdirAll(o.CDIDir, 0o755); err != nil {
 		return nil, fmt.Errorf("dra: %w", err)
 	}
+	if err := removeDead(o.RegistryDir, dir, o.Log); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table}
 	d.helper, err = kubeletplugin.Start(ctx, plugin{d},
