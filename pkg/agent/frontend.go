@@ -43,6 +43,8 @@ type front struct {
 	tries   int       // starts and updates that failed since the last that did not
 	next    time.Time // when it may be tried again
 	behind  bool      // it was not told of the present table
+	began   time.Time // when it was started
+	deaths  int       // how often it ended for good, each soon after its start
 }
 
 // retry is how long after the n-th failure the next try is made.
@@ -50,9 +52,36 @@ func retry(n int) time.Duration {
 	return min(time.Second<<min(n, 10), time.Minute)
 }
 
+// mortal is a Server that tells when it has ended for good, as one whose socket is lost. Nothing but another start mends that.
+type mortal interface{ Failed() error }
+
+// lived is after what time an end counts as the first.
+const lived = 10 * time.Minute
+
+// bury stops a front end that has ended for good, so that it is started again.
+func (f *front) bury(log *slog.Logger) {
+	m, ok := f.server.(mortal)
+	if !ok {
+		return
+	}
+	err := m.Failed()
+	if err == nil {
+		return
+	}
+	log.Error("front end ended; it is started again", "frontend", f.Name, "err", err)
+	f.stop(log)
+	if time.Since(f.began) >= lived {
+		f.deaths = 0
+	}
+	f.server, f.behind, f.failing, f.err = nil, true, true, err
+	f.next = time.Now().Add(retry(f.deaths))
+	f.deaths++
+}
+
 // follow brings the front end to the table: starts it, updates it, asks how it is. Without a table one that runs has no GPUs
 // to offer, and is told so: pods would be sent here otherwise, and fail.
 func (f *front) follow(ctx context.Context, table *device.Table, changed bool, log *slog.Logger) {
+	f.bury(log)
 	f.behind = f.behind || changed
 	if f.server == nil && table == nil {
 		f.err = errors.New("waits for the node table")
@@ -71,7 +100,7 @@ func (f *front) bring(ctx context.Context, table *device.Table, log *slog.Logger
 	if f.server == nil {
 		var s Server
 		if s, err = f.Start(ctx, table, f.has); err == nil {
-			f.server = s
+			f.server, f.began = s, time.Now()
 			log.Info("front end started", "frontend", f.Name)
 		}
 	} else {

@@ -80,6 +80,53 @@ func TestFront(t *testing.T) {
 	}
 }
 
+// mortalFront is a front end that can end for good.
+type mortalFront struct {
+	fakeFront
+	dead error
+}
+
+func (f *mortalFront) Failed() error { return f.dead }
+
+// One that has ended for good is stopped and another started, less and less often if that ends too.
+func TestFrontFailed(t *testing.T) {
+	one := &mortalFront{}
+	f := &front{FrontEnd: FrontEnd{Name: "fake", Start: func(context.Context, *device.Table, func(device.GPU) bool) (Server, error) {
+		one.starts++
+		one.dead = nil
+		return one, nil
+	}}}
+	table := tableOf("", device.GPU{UUID: "GPU-0"})
+	f.follow(t.Context(), table, true, silent)
+	for n := 1; n <= 3; n++ {
+		one.dead, one.sick = errors.New("socket lost"), errors.New("socket lost")
+		f.follow(t.Context(), table, false, silent)
+		if wait := time.Until(f.next); f.err == nil || one.stops != n || one.starts != n || wait > retry(n-1) || wait < retry(n-1)/2 {
+			t.Errorf("ended: %v, %d stops, %d starts, %v to wait", f.err, one.stops, one.starts, wait)
+		}
+		f.follow(t.Context(), table, false, silent) // too early
+		one.sick, f.next = nil, time.Now()
+		f.follow(t.Context(), table, false, silent)
+		if f.err != nil || one.starts != n+1 {
+			t.Errorf("started again: %v, %d starts", f.err, one.starts)
+		}
+	}
+	f.began = time.Now().Add(-lived)
+	one.dead = errors.New("socket lost")
+	if f.follow(t.Context(), table, false, silent); time.Until(f.next) > retry(0) {
+		t.Errorf("after a long life %v to wait", time.Until(f.next))
+	}
+	// Without a table it is not started again, and not forgotten.
+	f.next = time.Now()
+	f.follow(t.Context(), nil, true, silent)
+	if f.err == nil || one.starts != 4 {
+		t.Errorf("without a table: %v, %d starts", f.err, one.starts)
+	}
+	if f.follow(t.Context(), table, true, silent); f.err != nil || one.starts != 5 {
+		t.Errorf("table back: %v, %d starts", f.err, one.starts)
+	}
+}
+
 func TestRetry(t *testing.T) {
 	for n, want := range map[int]time.Duration{0: time.Second, 3: 8 * time.Second, 6: time.Minute, 1000000: time.Minute} {
 		if got := retry(n); got != want {
