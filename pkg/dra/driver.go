@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -26,6 +27,8 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // DriverName is the name of the driver in slices, claims and classes.
@@ -38,7 +41,7 @@ const callTimeout = 10 * time.Second
 type Options struct {
 	Node        string               // name of the Node object
 	Client      kubernetes.Interface // with the rights that docs/internals/dra.md lists
-	RunDir      string               // /run/cgpu
+	RunDir      string               // /run/cgpu, whose ledger tells how each GPU is shared
 	CDIDir      string               // a folder that the container runtime reads CDI specs from: /var/run/cdi
 	PluginDir   string               // the kubelet's folder of plugins: /var/lib/kubelet/plugins
 	RegistryDir string               // the kubelet's folder of registrations: /var/lib/kubelet/plugins_registry
@@ -89,12 +92,17 @@ type Driver struct {
 	cdi    cdiFolder
 	helper *kubeletplugin.Helper
 	cancel context.CancelFunc
-	sweeps sync.WaitGroup
+	sweeps sync.WaitGroup // the sweep at the start
+	parts  sync.WaitGroup // what else runs in the background
 
 	files sync.Mutex // for a change of the specs: the sweep looks, and removes what it saw
 
+	publishing sync.Mutex  // keeps what is published in the order in which it was learned
+	ledger     os.FileInfo // as it was when cards was read; lookAtCards alone has it
+
 	mu    sync.Mutex
 	table *device.Table
+	cards map[string]sched.Card // settings of GPUs, by UUID
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
 	// not take the slices when it was last asked.
 	failed, refused, invalid error
@@ -130,6 +138,10 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table}
+	if _, err := d.lookAtCards(); err != nil {
+		// Prepared with the node's defaults, a claim may be refused by the ledger, which is no reason to serve none.
+		o.Log.Error("settings of the GPUs are not known", "error", err)
+	}
 	d.helper, err = kubeletplugin.Start(ctx, plugin{d},
 		kubeletplugin.DriverName(DriverName),
 		kubeletplugin.NodeName(o.Node),
@@ -149,6 +161,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	d.sweeps.Go(func() { d.sweep(ctx) })
+	d.parts.Go(func() { d.follow(ctx) })
 	o.Log.Info("driver runs", "driver", DriverName, "node", o.Node, "runtime", e.name+" "+e.version)
 	return d, nil
 }
@@ -162,16 +175,69 @@ func (d *Driver) Update(ctx context.Context, table *device.Table) error {
 	d.mu.Lock()
 	d.table, d.invalid = table, nil
 	d.mu.Unlock()
-	if err := d.helper.PublishResources(ctx, Resources(table, d.o.Node, d.o.GPUs, Places(d.o.Sys, table))); err != nil {
+	return d.publish(ctx)
+}
+
+func (d *Driver) publish(ctx context.Context) error {
+	d.publishing.Lock()
+	defer d.publishing.Unlock()
+	n := d.node()
+	if err := d.helper.PublishResources(ctx, Resources(n.table, n.name, n.ours, Places(d.o.Sys, n.table), n.cards)); err != nil {
 		return fmt.Errorf("dra: %w", err)
 	}
 	return nil
 }
 
+// cardsEvery is how often the driver looks whether a GPU is shared in another way. cgpu policy tells nobody.
+const cardsEvery = 5 * time.Second
+
+// follow publishes the GPUs anew when cgpu policy has changed one.
+func (d *Driver) follow(ctx context.Context) {
+	tick := time.NewTicker(cardsEvery)
+	defer tick.Stop()
+	var told error
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		changed, err := d.lookAtCards()
+		if changed {
+			err = d.publish(ctx)
+		}
+		if err != nil && (told == nil || told.Error() != err.Error()) { // once for each thing that is wrong
+			d.o.Log.Error("settings of the GPUs are not followed", "error", err)
+		}
+		told = err
+	}
+}
+
+// lookAtCards reads the settings of the GPUs if the ledger is another than when they were read.
+func (d *Driver) lookAtCards() (changed bool, err error) {
+	now, err := os.Stat(ledger.File(d.o.RunDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("dra: %w", err)
+	}
+	if was := d.ledger; err != nil && was == nil || err == nil && was != nil && os.SameFile(was, now) && was.ModTime().Equal(now.ModTime()) {
+		return false, nil
+	}
+	cards, err := ledger.Open(d.o.RunDir).Cards()
+	if err != nil {
+		return false, fmt.Errorf("dra: %w", err)
+	}
+	d.ledger = now
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	changed = !maps.Equal(d.cards, cards)
+	d.cards = cards
+	return changed, nil
+}
+
 func (d *Driver) node() node {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return node{d.o.Node, d.table, d.o.GPUs}
+	return node{d.o.Node, d.table, d.o.GPUs, d.cards}
 }
 
 // Healthy is nil as long as the driver serves claims; else it says why it does not.
@@ -197,6 +263,7 @@ func (d *Driver) Stop() {
 	d.cancel()
 	d.helper.Stop()
 	d.sweeps.Wait()
+	d.parts.Wait()
 }
 
 // registered looks at what the kubelet says of the registration; the library keeps it where reading it would be a race.

@@ -27,6 +27,9 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // shortDir is a folder for sockets, whose paths must be short.
@@ -384,6 +387,60 @@ func TestUpdate(t *testing.T) {
 	if err := d.Update(t.Context(), nil); err == nil {
 		t.Error("a table that is not there is taken")
 	}
+}
+
+// TestFollow: cgpu policy is noticed, and other changes of the ledger are none.
+func TestFollow(t *testing.T) {
+	dir := t.TempDir()
+	book := ledger.Open(dir)
+	tab := tableOf(2)
+	gpu := ledger.GPU{UUID: uuid(1), Index: 1, Memory: tab.GPUs[1].Memory}
+	d := &Driver{o: Options{Node: "node1", RunDir: dir}, table: tab}
+	look := func(want bool) {
+		t.Helper()
+		if changed, err := d.lookAtCards(); err != nil || changed != want {
+			t.Errorf("%v, %v", changed, err)
+		}
+	}
+	look(false) // there is no ledger
+	set := func(policy sched.Policy) {
+		t.Helper()
+		if _, err := book.SetCard(gpu, tab.Config.Card(), func(c *sched.Card) error { c.Policy = policy; return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(sched.PolicyNative)
+	look(true)
+	look(false)
+	if c := d.node().cards[uuid(1)]; c.Policy != sched.PolicyNative {
+		t.Errorf("%+v", c)
+	}
+	request := ledger.Request{Record: ledger.Record{ID: "c", Nonce: "n", VGPUs: []ledger.VGPU{{UUID: uuid(1), Limit: quota.GiB, Weight: 1}}}, GPUs: []ledger.GPU{gpu}, Card: tab.Config.Card()}
+	if _, err := book.Reserve(request); err != nil {
+		t.Fatal(err)
+	}
+	look(false) // a container
+	set(sched.PolicyFixed)
+	look(true)
+	// A damaged ledger changes nothing, and is read again when it is whole.
+	whole, err := os.ReadFile(ledger.File(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(ledger.File(dir), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if changed, err := d.lookAtCards(); changed || err == nil || d.node().cards[uuid(1)].Policy != sched.PolicyFixed {
+		t.Errorf("%v, %v", changed, err)
+	}
+	if err := os.WriteFile(ledger.File(dir), whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	look(false)
+	if err := os.Remove(ledger.File(dir)); err != nil {
+		t.Fatal(err)
+	}
+	look(true)
 }
 
 // BenchmarkPrepare is one claim, without the API server's part.

@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/api/v1alpha1"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // allocated is one result of a claim's allocation with the share that comes of it.
@@ -28,6 +29,7 @@ type node struct {
 	name  string
 	table *device.Table
 	ours  func(device.GPU) bool
+	cards map[string]sched.Card // settings of GPUs, by UUID
 }
 
 // shares are those of an allocated claim that this node's driver has to prepare. Nothing in the API object is
@@ -141,6 +143,10 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 	if err := divide(&s, used, asked, config, g.Memory.FloorMiB()); err != nil {
 		return fault(err)
 	}
+	if card := cardOf(n.table.Config, g, n.cards); card.Policy == sched.PolicyFixed && s.Percent == 0 && s.Weight > 1 && s.Priority != quota.PriorityHigh {
+		return fault(fmt.Errorf("%s weight: under policy fixed, which GPU %d has, a weight is a hard cap, and the claim has none of \"cores\": "+
+			"request some, and leave weight out", v1alpha1.Kind, g.Index))
+	}
 	// What cgpu-runtime could not read would be found out only when the container starts.
 	if _, err := alloc.Parse(s.String()); err != nil {
 		return fault(err)
@@ -232,12 +238,15 @@ func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPU
 		return fmt.Errorf("memory %v for one container is more than the GPU has, %v: request less", s.Memory, card)
 	case s.Memory < quota.MiB:
 		return fmt.Errorf("memory %v among %d containers is less than 1MiB for each: request more", used.memory, containers)
+	case spill > 0 && spill/quota.Bytes(containers) < quota.MiB:
+		return fmt.Errorf("%s spill: %v among %d containers is less than 1MiB for each", v1alpha1.Kind, spill, containers)
 	case percent > 0 && percent < containers:
 		return fmt.Errorf("%d of \"cores\" among %d containers is less than 1 for each: request more, or none", percent, containers)
 	}
 	s.Percent = int(percent / containers)
-	s.Weight = int(*config.Weight)
-	s.Spill = spill
+	// One container in place of several must get no more than they do together.
+	s.Weight = int(max(*config.Weight/containers, 1))
+	s.Spill = (spill / quota.Bytes(containers)).FloorMiB()
 	var err error
 	s.Priority, err = quota.ParsePriority(*config.Priority)
 	return err

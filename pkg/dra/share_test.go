@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 const (
@@ -132,7 +133,7 @@ func TestShares(t *testing.T) {
 			r.ConsumedCapacity[DriverName+"/memory"] = r.ConsumedCapacity["memory"]
 			delete(r.ConsumedCapacity, "memory")
 		}
-		list, err := node{"node1", tab, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...), c.class, ""))
+		list, err := node{"node1", tab, nil, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...), c.class, ""))
 		if err != nil || len(list) != 1 || list[0].share.String() != c.want {
 			t.Errorf("%s: %v\n got %+v\nwant %s", name, err, list, c.want)
 		}
@@ -171,7 +172,7 @@ func TestWholeIsAsked(t *testing.T) {
 		"no such request":    {asking(all("gpu2"), WholeClass, ""), false},
 		"no requests":        {all("gpu"), false},
 	} {
-		list, err := node{"node1", tableOf(1), nil}.shares(c.claim)
+		list, err := node{"node1", tableOf(1), nil, nil}.shares(c.claim)
 		if err != nil || len(list) != 1 || list[0].share.Whole != c.whole || !c.whole && list[0].share.Memory != 15109*quota.MiB {
 			t.Errorf("%s: %+v, %v", name, list, err)
 		}
@@ -190,10 +191,46 @@ func TestSharesWithoutCapacities(t *testing.T) {
 		{vgpuClass, "", alloc.Share{ID: id, UUID: uuid(0), Memory: 15109 * quota.MiB, Containers: 1, Weight: 1, Priority: quota.PriorityDefault}},
 		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Memory: 7554 * quota.MiB, Containers: 2, Percent: 15, Weight: 1, Priority: quota.PriorityDefault}},
 	} {
-		list, err := node{"node1", tableOf(1), nil}.shares(asking(claimWith([]result{r}, configFor(byClaim, c.fields)), c.class, ""))
+		list, err := node{"node1", tableOf(1), nil, nil}.shares(asking(claimWith([]result{r}, configFor(byClaim, c.fields)), c.class, ""))
 		want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, c.want}}
 		if err != nil || !cmp.Equal(list, want, cmp.AllowUnexported(allocated{})) {
 			t.Errorf("%+v: %v %s", c, err, cmp.Diff(want, list, cmp.AllowUnexported(allocated{})))
+		}
+	}
+}
+
+// Containers of one claim get no more together than one would.
+func TestDivided(t *testing.T) {
+	for _, c := range []struct{ containers, fields, want string }{
+		{"1", `,"weight":64,"spill":"10Gi"`, "memory=6442450944,weight=64,spill=10737418240"},
+		{"20", `,"weight":64,"spill":"10Gi"`, "memory=321912832,containers=20,weight=3,spill=536870912"},
+		{"20", `,"weight":64,"containers":4`, "memory=1610612736,containers=4,weight=16"},
+		{"2", `,"weight":1`, "memory=3221225472,containers=2,weight=1"},
+	} {
+		claim := asking(claimWith([]result{resultOf("6Gi 0 " + c.containers)}, configFor(byClaim, c.fields)), vgpuClass, "6Gi")
+		list, err := node{"node1", tableOf(1), nil, nil}.shares(claim)
+		if err != nil || list[0].share.String() != share(c.want) {
+			t.Errorf("%+v: %v, %v", c, list, err)
+		}
+	}
+}
+
+// Under policy fixed the cap is what the scheduler counted; a weight would be one that it did not.
+func TestFixed(t *testing.T) {
+	cards := map[string]sched.Card{uuid(0): {Policy: sched.PolicyFixed, MaxInst: 20}}
+	for _, c := range []struct {
+		used, fields, want string
+		refused            bool
+	}{
+		{"6Gi 5 1", `,"weight":64`, "percent=5,weight=64", false},
+		{"6Gi 0 1", "", "memory=6442450944,weight=1", false},
+		{"6Gi 0 1", `,"weight":2`, "request some, and leave weight out", true},
+		{"6Gi 0 1", `,"weight":2,"priority":"high"`, "priority=high", false},
+		{"6Gi 0 2", `,"weight":2`, "weight=1", false},
+	} {
+		list, err := node{"node1", tableOf(1), nil, cards}.shares(asking(claimWith([]result{resultOf(c.used)}, configFor(byClaim, c.fields)), vgpuClass, "6Gi"))
+		if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), c.want) || !c.refused && !strings.Contains(list[0].share.String(), c.want) {
+			t.Errorf("%+v: %+v, %v", c, list, err)
 		}
 	}
 }
@@ -240,13 +277,14 @@ func TestSharesRefuse(t *testing.T) {
 		"cores: -1 is not":                                claimWith(capacity("6Gi -1 1")),
 		"containers: 0 is not":                            claimWith(capacity("6Gi 0 0")),
 		"less than 1MiB for each":                         claimWith(capacity("1Mi 0 2")),
+		"spill: 1MiB among 2 containers":                  claimWith(capacity("6Gi 0 2"), configFor(byClaim, `,"spill":"1Mi"`)),
 		"less than 1 for each":                            claimWith(capacity("6Gi 1 2")),
 		"containers: 2: the claim has 1":                  claimWith(capacity("6Gi 0 1"), configFor(byClaim, `,"containers":2`)),
 		"percent: 31: the claim has 30":                   claimWith(capacity("6Gi 30 1"), configFor(byClaim, `,"percent":31`)),
 		`config 1 (FromClaim): VGPUConfig: unknown field`: claimWith(capacity("6Gi 30 1"), configFor(byClass, ""), configFor(byClaim, `,"shiny":31`)),
 		`config 0 (FromClass): VGPUConfig: weight`:        claimWith(capacity("6Gi 30 1"), configFor(byClass, `,"weight":65`)),
 	} {
-		list, err := node{"node1", tableOf(2), func(g device.GPU) bool { return g.Index == 0 }}.shares(claim)
+		list, err := node{"node1", tableOf(2), func(g device.GPU) bool { return g.Index == 0 }, nil}.shares(claim)
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v, %v, want %q", list, err, want)
 		}
@@ -254,7 +292,7 @@ func TestSharesRefuse(t *testing.T) {
 	// More than the card: overcommit is for many containers.
 	tab := tableOf(1)
 	tab.Config.Overcommit = 2
-	if _, err := (node{"node1", tab, nil}).shares(asking(claimWith(capacity("20Gi 0 1")), vgpuClass, "20Gi")); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
+	if _, err := (node{"node1", tab, nil, nil}).shares(asking(claimWith(capacity("20Gi 0 1")), vgpuClass, "20Gi")); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
 		t.Error(err)
 	}
 }
@@ -274,7 +312,7 @@ func FuzzShares(f *testing.F) {
 			r.ConsumedCapacity[name] = q
 		}
 		tab := tableOf(1)
-		list, err := node{"node1", tab, nil}.shares(claimWith([]result{r}, configFor(byClaim, config)))
+		list, err := node{"node1", tab, nil, nil}.shares(claimWith([]result{r}, configFor(byClaim, config)))
 		if err != nil {
 			return
 		}

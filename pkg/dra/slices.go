@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // The capacities of a device, of which each claim consumes a part.
@@ -31,12 +32,13 @@ type Place struct {
 	PCIeRoot string // such as "pci0000:00"
 }
 
-// Resources are the GPUs as devices: one pool that has the node's name. Places are by PCI address.
-func Resources(t *device.Table, node string, ours func(device.GPU) bool, places map[string]Place) resourceslice.DriverResources {
+// Resources are the GPUs as devices: one pool that has the node's name. Places are by PCI address, and cards, the settings of GPUs
+// that have some of their own, by UUID.
+func Resources(t *device.Table, node string, ours func(device.GPU) bool, places map[string]Place, cards map[string]sched.Card) resourceslice.DriverResources {
 	var devices []resourceapi.Device
 	for _, g := range t.GPUs {
 		if ours == nil || ours(g) {
-			devices = append(devices, deviceOf(t, g, places[g.BusID]))
+			devices = append(devices, deviceOf(t, g, places[g.BusID], cardOf(t.Config, g, cards)))
 		}
 	}
 	pool := resourceslice.Pool{}
@@ -53,7 +55,15 @@ func Resources(t *device.Table, node string, ours func(device.GPU) bool, places 
 // deviceName is the same for the same GPU on every boot and in every order: a claim keeps its GPU where another is lost.
 func deviceName(g device.GPU) string { return strings.ToLower(g.UUID) }
 
-func deviceOf(t *device.Table, g device.GPU, p Place) resourceapi.Device {
+// cardOf is how a GPU is shared.
+func cardOf(c device.Config, g device.GPU, cards map[string]sched.Card) sched.Card {
+	if card, ok := cards[g.UUID]; ok {
+		return card
+	}
+	return c.Card()
+}
+
+func deviceOf(t *device.Table, g device.GPU, p Place, card sched.Card) resourceapi.Device {
 	shared := true
 	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 		"uuid":        text(g.UUID),
@@ -87,19 +97,20 @@ func deviceOf(t *device.Table, g device.GPU, p Place) resourceapi.Device {
 		Name:                     deviceName(g),
 		AllowMultipleAllocations: &shared,
 		Attributes:               attributes,
-		Capacity:                 capacities(t.Config, g),
+		Capacity:                 capacities(t.Config, g, card),
 	}
 }
 
 // capacities say what can be promised of a GPU. Each has a range with a minimum and a maximum: without one the scheduler
 // takes a negative request as it is, and the claim would give capacity to the next.
-func capacities(c device.Config, g device.GPU) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
+func capacities(c device.Config, g device.GPU, card sched.Card) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
 	memory := int64(promised(c, g))
-	instances := int64(max(c.MaxInst, 1))
-	policy := func(value, least, preset int64, format resource.Format, step bool) resourceapi.DeviceCapacity {
-		r := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(least, format), Max: resource.NewQuantity(value, format)}
+	instances := int64(max(card.MaxInst, 1))
+	cores := coresOf(card, c.Enforcement == device.EnforcePreload)
+	policy := func(value, least, preset, most int64, format resource.Format, step bool) resourceapi.DeviceCapacity {
+		r := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(least, format), Max: resource.NewQuantity(most, format)}
 		// A step that leads beyond the value is refused by the API server.
-		if step && least < value {
+		if step && least < most {
 			r.Step = resource.NewQuantity(1, format)
 		}
 		return resourceapi.DeviceCapacity{
@@ -111,11 +122,29 @@ func capacities(c device.Config, g device.GPU) map[resourceapi.QualifiedName]res
 		// Who does not say how much gets the whole GPU, and nobody else a part of it. There is no step: the scheduler of
 		// Kubernetes 1.36 rounds a request near 2^63 up to a negative amount (roundUpRange in the allocator's
 		// consumable_capacity.go), which fits everywhere and makes room for others. cgpu rounds down to MiB on the node.
-		capacityMemory: policy(memory, int64(quota.MiB), memory, resource.BinarySI, false),
-		// Who does not ask for time competes by weight, which takes nothing from those who reserved some.
-		capacityCores:      policy(quota.MaxPercent, 0, 0, resource.DecimalSI, true),
-		capacityContainers: policy(instances, 1, 1, resource.DecimalSI, true),
+		capacityMemory:     policy(memory, int64(quota.MiB), memory, memory, resource.BinarySI, false),
+		capacityCores:      policy(quota.MaxPercent, cores.least, cores.preset, cores.most, resource.DecimalSI, true),
+		capacityContainers: policy(instances, 1, 1, instances, resource.DecimalSI, true),
 	}
+}
+
+// coreRange is what a claim can have of a GPU's time, in percent. preset is for one that does not say.
+type coreRange struct{ least, preset, most int64 }
+
+// coresOf says what the ledger will grant, so that the scheduler counts what the node promises and nothing else.
+func coresOf(card sched.Card, preload bool) coreRange {
+	place := int64(max(quota.MaxPercent/max(card.MaxInst, 1), 1))
+	switch {
+	case preload, card.Policy == sched.PolicyNative:
+		return coreRange{} // nobody enforces a percentage
+	case card.Policy == sched.PolicyFair:
+		return coreRange{most: place}
+	case card.Policy == sched.PolicyFixed:
+		// Everybody has a hard cap, which the others cannot have: a claim that asks for none has a place.
+		return coreRange{least: 1, preset: place, most: quota.MaxPercent}
+	}
+	// Who does not ask for time competes by weight, which takes nothing from those who reserved some.
+	return coreRange{most: quota.MaxPercent}
 }
 
 // promised is how much of a GPU's memory all shares together may have, in whole MiB.

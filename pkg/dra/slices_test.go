@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -80,11 +81,11 @@ func TestResources(t *testing.T) {
 	if p := places["0000:03:00.0"]; p != (Place{}) {
 		t.Errorf("not in sysfs: %+v", p)
 	}
-	golden(t, "slices.json", Resources(tab, "node1", func(g device.GPU) bool { return g.Index != 0 }, places))
+	golden(t, "slices.json", Resources(tab, "node1", func(g device.GPU) bool { return g.Index != 0 }, places, nil))
 }
 
 func TestResourcesOfMany(t *testing.T) {
-	r := Resources(tableOf(300), "node1", nil, nil)
+	r := Resources(tableOf(300), "node1", nil, nil, nil)
 	var sizes []int
 	names := map[string]bool{}
 	for _, s := range r.Pools["node1"].Slices {
@@ -96,7 +97,7 @@ func TestResourcesOfMany(t *testing.T) {
 	if !cmp.Equal(sizes, []int{128, 128, 44}) || len(names) != 300 {
 		t.Errorf("slices of %v devices, %d names", sizes, len(names))
 	}
-	if r := Resources(tableOf(1), "node1", func(device.GPU) bool { return false }, nil); len(r.Pools["node1"].Slices) != 1 {
+	if r := Resources(tableOf(1), "node1", func(device.GPU) bool { return false }, nil, nil); len(r.Pools["node1"].Slices) != 1 {
 		t.Errorf("no GPU: %+v", r)
 	}
 }
@@ -111,7 +112,7 @@ func TestAPIBounds(t *testing.T) {
 		memory     quota.Bytes
 	}{{20, 1, quota.GiB}, {1, 1, quota.MiB}, {0, 0, quota.GiB}, {1000, 100, 1 << 62}} {
 		tab.Config.MaxInst, tab.Config.Overcommit, tab.GPUs[0].Memory = c.inst, c.overcommit, c.memory
-		d := Resources(tab, "n", nil, nil).Pools["n"].Slices[0].Devices[0]
+		d := Resources(tab, "n", nil, nil, nil).Pools["n"].Slices[0].Devices[0]
 		if len(d.Name) > 63 || len(*d.Attributes["productName"].StringValue) > 64 {
 			t.Errorf("%+v", d)
 		}
@@ -132,6 +133,61 @@ func TestAPIBounds(t *testing.T) {
 		if d.Capacity["memory"].RequestPolicy.ValidRange.Step != nil {
 			t.Error("memory has a step, and the scheduler's rounding overflows")
 		}
+	}
+}
+
+// TestCores: the scheduler counts of a GPU's time what the ledger will grant under its policy, and of places what the GPU has.
+func TestCores(t *testing.T) {
+	for _, c := range []struct {
+		policy  sched.Policy
+		inst    int
+		preload bool
+		want    string // least, default, most; containers
+	}{
+		{sched.PolicyPreempt, 20, false, "0 0 100; 20"},
+		{sched.PolicyWeight, 4, false, "0 0 100; 4"},
+		{sched.PolicySoft, 20, false, "0 0 100; 20"},
+		{sched.PolicyFair, 20, false, "0 0 5; 20"},
+		{sched.PolicyFair, 3, false, "0 0 33; 3"},
+		{sched.PolicyFair, 64, false, "0 0 1; 64"},
+		{sched.PolicyFixed, 20, false, "1 5 100; 20"},
+		{sched.PolicyFixed, 1, false, "1 100 100; 1"},
+		{sched.PolicyFixed, 64, false, "1 1 100; 64"},
+		{sched.PolicyNative, 20, false, "0 0 0; 20"},
+		{sched.PolicyPreempt, 20, true, "0 0 0; 20"},
+	} {
+		tab := tableOf(2)
+		if c.preload {
+			tab.Config.Enforcement = device.EnforcePreload
+		}
+		card := sched.Card{Policy: c.policy, MaxInst: c.inst, PrioRatio: sched.DefaultPrioRatio}
+		devices := Resources(tab, "n", nil, nil, map[string]sched.Card{uuid(0): card}).Pools["n"].Slices[0].Devices
+		cores, containers := devices[0].Capacity["cores"], devices[0].Capacity["containers"]
+		r := cores.RequestPolicy.ValidRange
+		if got := fmt.Sprint(r.Min, cores.RequestPolicy.Default, r.Max); got+"; "+containers.Value.String() != c.want || containers.RequestPolicy.ValidRange.Max.Cmp(containers.Value) != 0 {
+			t.Errorf("%+v: %s; %s", c, got, &containers.Value)
+		}
+		// What it may ask for is what the ledger admits on an empty card, and what is more the ledger refuses.
+		for percent := range 101 {
+			within := percent >= int(r.Min.Value()) && percent <= int(r.Max.Value())
+			if refused := card.Admit(nil, sched.Share{Weight: 1, Percent: percent}); !c.preload && percent > 0 && within != (refused == nil) {
+				t.Errorf("%+v: %d: within %v, %v", c, percent, within, refused)
+			}
+		}
+		// The other GPU has the node's.
+		if other := devices[1].Capacity["containers"]; other.Value.Value() != int64(tab.Config.MaxInst) {
+			t.Errorf("%+v: %+v", c, other)
+		}
+	}
+	// As many claims as there are places fit, each with what it has without asking.
+	card := sched.Card{Policy: sched.PolicyFixed, MaxInst: 20}
+	var others []sched.Share
+	for range 20 {
+		s := sched.Share{Weight: 1, Percent: int(coresOf(card, false).preset)}
+		if err := card.Admit(others, s); err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, s)
 	}
 }
 

@@ -37,14 +37,14 @@ var (
 type VGPUConfig struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Weight of each container among those that wait for the GPU, 1 to 64.
+	// Weight of the share among those that wait for the GPU, 1 to 64. Each container has an equal part of it, at least 1.
 	Weight *int64 `json:"weight,omitempty"`
 	// Priority is best-effort, default or high.
 	Priority *string `json:"priority,omitempty"`
 	// Percent of the GPU's time that all containers of the share get at most. It can only lower the claim's capacity
 	// "cores", which the scheduler counts.
 	Percent *int64 `json:"percent,omitempty"`
-	// Spill is host memory of each container that serves as device memory beyond the share: 0, or 1Mi and more.
+	// Spill is host memory that serves as device memory beyond the share: 0, or 1Mi and more. Each container has an equal part.
 	Spill *resource.Quantity `json:"spill,omitempty"`
 	// Containers may use the share at the same time, and each gets an equal part of its memory and cores. It can only lower
 	// the claim's capacity "containers", which the scheduler counts.

@@ -24,7 +24,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/dra"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // runtime is a container runtime that takes CDI devices.
@@ -68,7 +70,7 @@ func start(t *testing.T) (*dra.Driver, dra.Options) {
 	go server.Serve(listener) //nolint:errcheck // ends with the test
 	t.Cleanup(server.Stop)
 	o := dra.Options{Node: nodeName, Client: client, CDIDir: filepath.Join(dir, "cdi"), PluginDir: filepath.Join(dir, "p"),
-		RegistryDir: filepath.Join(dir, "r"), Hook: "/usr/local/bin/cgpu-hook", CRISocket: socket, Table: table()}
+		RegistryDir: filepath.Join(dir, "r"), RunDir: filepath.Join(dir, "run"), Hook: "/usr/local/bin/cgpu-hook", CRISocket: socket, Table: table()}
 	if err := os.Mkdir(o.RegistryDir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -213,6 +215,58 @@ func TestContainersPerGPU(t *testing.T) {
 	}
 	ask(t, "n20", "vgpu.cgpu.io", `memory: 100Mi`, 2)
 	waits(t, "n20")
+}
+
+// The scheduler counts by the policy that a GPU has just now.
+func TestPolicyOfGPU(t *testing.T) {
+	apply(t, "base/deviceclasses.yaml")
+	_, o := start(t)
+	set := func(index int, policy sched.Policy) {
+		t.Helper()
+		g := table().GPUs[index]
+		if _, err := ledger.Open(o.RunDir).SetCard(ledger.GPU{UUID: g.UUID, Index: index, Memory: g.Memory}, table().Config.Card(), func(c *sched.Card) error {
+			c.Policy, c.MaxInst = policy, 4
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		until(t, 20*time.Second, "the slice follows", func() error {
+			l, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+			if err != nil || len(l.Items) != 1 {
+				return fmt.Errorf("%v, %+v", err, l)
+			}
+			for _, d := range l.Items[0].Spec.Devices {
+				if n := d.Capacity["containers"]; d.Name == deviceName(index) && n.Value.Value() == 4 {
+					return nil
+				}
+			}
+			return fmt.Errorf("%+v", l.Items[0].Spec.Devices)
+		})
+	}
+	set(0, sched.PolicyNative)
+	set(1, sched.PolicyFair)
+	set(2, sched.PolicyFixed)
+	for name, c := range map[string]struct {
+		capacity string
+		index    int
+		cores    int64 // -1: it does not fit
+	}{
+		"native-none": {"memory: 1Gi", 0, 0}, "native": {"memory: 1Gi, cores: 1", 0, -1},
+		"fair-none": {"memory: 1Gi", 1, 0}, "fair": {"memory: 1Gi, cores: 25", 1, 25}, "fair-more": {"memory: 1Gi, cores: 26", 1, -1},
+		"fixed-none": {"memory: 1Gi", 2, 25}, "fixed": {"memory: 1Gi, cores: 70", 2, 70}, "preempt": {"memory: 1Gi, cores: 100", 3, 100},
+	} {
+		ask(t, name, "vgpu.cgpu.io", c.capacity, c.index)
+		if c.cores < 0 {
+			waits(t, name)
+			continue
+		}
+		r := allocated(t, name)
+		if n := r.ConsumedCapacity["cores"]; n.Value() != c.cores {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	ask(t, "fixed-more", "vgpu.cgpu.io", "memory: 1Gi", 2)
+	waits(t, "fixed-more")
 }
 
 // Requests that are too large, negative or overflow an int64 when they are rounded neither fit nor make room for others.

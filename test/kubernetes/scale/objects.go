@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/dra"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // The objects of the simulation.
@@ -82,7 +83,7 @@ func slice(i, n int, s shape) *resourceapi.ResourceSlice {
 
 // gpus are a node's as pkg/dra publishes them, less what the shape leaves out.
 func gpus(i, n int, s shape) []resourceapi.Device {
-	table := &device.Table{DriverVersion: "580.159.04", Config: device.Config{MaxInst: 20}}
+	table := &device.Table{DriverVersion: "580.159.04", Config: device.Config{MaxInst: 20, Policy: sched.PolicyPreempt}}
 	places := map[string]dra.Place{}
 	for g := range n {
 		bus := fmt.Sprintf("0000:%02x:00.0", g)
@@ -91,7 +92,7 @@ func gpus(i, n int, s shape) []resourceapi.Device {
 		places[bus] = dra.Place{NUMANode: ptr.To(int64(g / 4)), PCIeRoot: fmt.Sprintf("pci0000:%02x", g/2)}
 	}
 	var devices []resourceapi.Device
-	for _, pool := range dra.Resources(table, nodeName(i), nil, places).Pools {
+	for _, pool := range dra.Resources(table, nodeName(i), nil, places, nil).Pools {
 		for _, published := range pool.Slices {
 			devices = append(devices, published.Devices...)
 		}
