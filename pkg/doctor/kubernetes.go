@@ -193,7 +193,7 @@ func (k kubernetes) judgePodAnnotations() Result {
 		if deaf := k.named(func(h setup.Handler) bool { return !h.Annotations }); deaf != "" {
 			return warn("handler %s: pod_annotations lacks cgpu.io/*: pods cannot lower what they have", deaf)
 		}
-		return ok("handler %s: cgpu.io/* alone", k.named(func(setup.Handler) bool { return true }))
+		return ok("handler %s: cgpu.io/* gets through, alloc.cgpu.io/* does not", k.named(func(setup.Handler) bool { return true }))
 	})
 }
 

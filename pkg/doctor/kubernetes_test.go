@@ -45,7 +45,7 @@ func TestJudgeKubernetes(t *testing.T) {
 		{"for a kubelet to come", node(func(k *kubernetes) { k.kubelet = false }), kubernetes.judgePods, OK, "no kubelet runs"},
 		{"by its lists alone", kubernetes{pods: device.PodsAny, looked: true, found: good}, kubernetes.judgePods, OK, "no kubelet runs"},
 
-		{"good", node(nil), kubernetes.judgePodAnnotations, OK, "handler cgpu"},
+		{"good", node(nil), kubernetes.judgePodAnnotations, OK, "does not"},
 		{"forged", node(handler(setup.Handler{Name: "x", Forges: "*/*", Annotations: true, Allocations: true})), kubernetes.judgePodAnnotations, Fail, `handler x: pod_annotations has "*/*"`},
 		{"deaf to pods", node(handler(setup.Handler{Name: "x", Allocations: true})), kubernetes.judgePodAnnotations, Warn, "handler x: pod_annotations lacks"},
 		{"no handler", node(func(k *kubernetes) { k.found.Handlers = nil }), kubernetes.judgePodAnnotations, Warn, "no handler"},
