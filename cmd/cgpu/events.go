@@ -32,7 +32,7 @@ func eventsCommand() *cli.Command {
 		Usage: "show what happened: starts, denials, kills, changes",
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
 			"killed, freed, held, let, warning) is written at most once in 10 s for each kind, GPU and container; the line then says how\n" +
-			"often it happened. Of refusals the node tells 10 a minute, and then how many there were beyond. In preload mode nobody is there\n" +
+			"often it happened. Of refusals the node tells 40 a minute, 10 of one namespace, and then how many there were beyond. In preload mode nobody is there\n" +
 			"to tell of starts, ends and denials. A container that is not in a pod of Kubernetes has a name here only while it runs; its\n" +
 			"ID finds it later too.\n" +
 			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -15,7 +16,10 @@ import (
 const (
 	// RefusedAMinute is how many refusals a node tells one by one in a minute. Whoever may create containers can cause any number,
 	// each by a process of its own, and would otherwise push all else out of the file.
-	RefusedAMinute = 10
+	RefusedAMinute = 40
+	// RefusedOfOne is how many of them are of one namespace, or of one name of an engine without namespaces: whose containers
+	// crash in a loop does not silence the others.
+	RefusedOfOne = 10
 
 	refusedName = "events.refused"
 	// lockWait bounds how long a refusal waits for others that are being told.
@@ -25,21 +29,38 @@ const (
 // refusals is what the node's processes know of refusals in common, in the file refusedName.
 type refusals struct {
 	Since  time.Time `json:"since"`  // when the minute began
-	Told   int       `json:"told"`   // in it
+	Told   []uint32  `json:"of"`     // whose were told in it, one number for each
 	Untold int       `json:"untold"` // since the last line that tells of such
 }
 
 // admit counts a refusal and says whether it is told, and how many are before it that were not.
-func (r refusals) admit(now time.Time) (next refusals, tell bool, untold int) {
+func (r refusals) admit(now time.Time, whose uint32) (next refusals, tell bool, untold int) {
 	if age := now.Sub(r.Since); age < 0 || age >= time.Minute { // also where the clock was set back
-		return refusals{Since: now, Told: 1}, true, max(r.Untold, 0)
+		return refusals{Since: now, Told: []uint32{whose}}, true, max(r.Untold, 0)
 	}
-	if r.Told < RefusedAMinute {
-		r.Told++
+	his := 0
+	for _, one := range r.Told {
+		if one == whose {
+			his++
+		}
+	}
+	if his < RefusedOfOne && len(r.Told) < RefusedAMinute {
+		r.Told = append(r.Told, whose)
 		return r, true, 0
 	}
 	r.Untold++
 	return r, false, 0
+}
+
+// whose is a number for whoever a refused container's name belongs to: that of Kubernetes' begins with the namespace. It is FNV-1a, and
+// two of the same number share a bound.
+func whose(name string) uint32 {
+	owner, _, _ := strings.Cut(name, "/")
+	n := uint32(2166136261)
+	for i := range len(owner) {
+		n = (n ^ uint32(owner[i])) * 16777619
+	}
+	return n
 }
 
 // due is how many refusals are to be told of although none comes after them: those of a minute that is over.
@@ -51,7 +72,7 @@ func (r refusals) due(now time.Time) (next refusals, untold int) {
 	return r, untold
 }
 
-// Refuse tells that a container was refused. Of more than RefusedAMinute in a minute the rest is counted only, and told in one line
+// Refuse tells that a container was refused. Of more than RefusedAMinute, or RefusedOfOne, in a minute the rest is counted only, and told in one line
 // with the first refusal after it, or by TellRefused.
 func Refuse(runDir string, e Event) error { return refuse(runDir, e, time.Now().UTC()) }
 
@@ -59,7 +80,7 @@ func refuse(runDir string, e Event, now time.Time) error {
 	var tell bool
 	var untold int
 	err := countRefusals(runDir, os.O_CREATE, func(r refusals) (next refusals) {
-		next, tell, untold = r.admit(now)
+		next, tell, untold = r.admit(now, whose(e.Name))
 		return next
 	})
 	if err != nil {
@@ -97,7 +118,7 @@ func tellRefused(runDir string, now time.Time) error {
 }
 
 func tellUntold(runDir string, untold int, now time.Time) error {
-	return Append(runDir, Event{Time: now, Kind: Refused, Count: untold, Text: fmt.Sprintf("beyond %d in a minute, not told one by one", RefusedAMinute)})
+	return Append(runDir, Event{Time: now, Kind: Refused, Count: untold, Text: fmt.Sprintf("beyond %d of one namespace or %d of all in a minute, not told one by one", RefusedOfOne, RefusedAMinute)})
 }
 
 // countRefusals changes the counts in the file that all share. What is not its JSON counts as nothing.
@@ -125,7 +146,7 @@ func countRefusals(runDir string, create int, change func(refusals) refusals) er
 		was = refusals{}
 	}
 	next := change(was)
-	if next == was {
+	if next.Since.Equal(was.Since) && len(next.Told) == len(was.Told) && next.Untold == was.Untold {
 		return nil
 	}
 	if text, err = json.Marshal(next); err != nil {

@@ -22,12 +22,12 @@ func TestRefuse(t *testing.T) {
 	for n := range 35 {
 		tell(n, at.Add(time.Duration(n)*time.Second))
 	}
-	if list := read(t, dir); len(list) != RefusedAMinute || list[9].Text != "9" || list[9].Name != "ml/train/main" || list[9].Kind != Refused {
+	if list := read(t, dir); len(list) != RefusedOfOne || list[9].Text != "9" || list[9].Name != "ml/train/main" || list[9].Kind != Refused {
 		t.Fatalf("%+v", list)
 	}
 	tell(35, at.Add(time.Minute))
 	tell(36, at.Add(time.Minute))
-	list := read(t, dir)[RefusedAMinute:]
+	list := read(t, dir)[RefusedOfOne:]
 	if len(list) != 3 || list[0].Count != 25 || list[0].Container != "" || list[0].Kind != Refused || list[1].Text != "35" || list[2].Text != "36" {
 		t.Errorf("%+v", list)
 	}
@@ -54,7 +54,7 @@ func TestRefuse(t *testing.T) {
 	}
 	// A clock that was set back, and a file that is none, do not silence the node.
 	tell(37, at.Add(-time.Hour))
-	if err := os.WriteFile(filepath.Join(dir, refusedName), []byte(`{"told":99,"since":`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, refusedName), []byte(`{"of":[7,7,7],"since":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	tell(38, at)
@@ -72,10 +72,45 @@ func TestRefuseAtOnce(t *testing.T) {
 		wg.Go(func() { _ = refuse(dir, Event{Container: "c"}, now) })
 	}
 	wg.Wait()
-	if n := len(read(t, dir)); n != RefusedAMinute {
-		t.Errorf("%d told, want %d", n, RefusedAMinute)
+	if n := len(read(t, dir)); n != RefusedOfOne {
+		t.Errorf("%d told, want %d", n, RefusedOfOne)
 	}
 	if err := refuse(filepath.Join(dir, "none"), Event{}, now); err == nil {
 		t.Error("without a run directory")
+	}
+}
+
+// One whose containers crash in a loop leaves others theirs, and all together are bounded.
+func TestRefuseOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	now := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
+	told := func(names ...string) (n int) {
+		t.Helper()
+		before := len(read(t, dir))
+		for _, name := range names {
+			if err := refuse(dir, Event{Container: "c", Name: name}, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return len(read(t, dir)) - before
+	}
+	var loop []string
+	for n := range 1000 {
+		loop = append(loop, fmt.Sprintf("noisy/pod-%d/main", n))
+	}
+	if n := told(loop...); n != RefusedOfOne {
+		t.Errorf("%d of one namespace are told, want %d", n, RefusedOfOne)
+	}
+	if n := told("quiet/web/main", "", "docker-name"); n != 3 {
+		t.Errorf("%d of three others are told", n)
+	}
+	for n := range 100 {
+		loop[n] = fmt.Sprintf("tenant-%d/web/main", n)
+	}
+	if n := told(loop[:100]...); n != RefusedAMinute-RefusedOfOne-3 {
+		t.Errorf("%d of a hundred namespaces are told", n)
+	}
+	if text, err := os.ReadFile(filepath.Join(dir, refusedName)); err != nil || len(text) > 1024 {
+		t.Errorf("the file has %d bytes, %v", len(text), err)
 	}
 }
