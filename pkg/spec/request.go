@@ -78,24 +78,30 @@ func (d *Document) Root() (string, error) {
 	return path, nil
 }
 
+// Engines write these behind all other annotations, each its own and not the other's. CRI-O copies a pod's annotations, so there
+// containerd's can be the author's: what one says counts for less than what both do.
+const (
+	containerdType = "io.kubernetes.cri.container-type"
+	crioType       = "io.kubernetes.cri-o.ContainerType"
+)
+
 // IsSandbox says whether annotations are those of a pod's pause container, which gets the pod's annotations and never
 // a GPU.
 func IsSandbox(annotations map[string]string) bool {
-	return annotations["io.kubernetes.cri.container-type"] == "sandbox" || // containerd
-		annotations["io.kubernetes.cri-o.ContainerType"] == "sandbox"
+	return !IsPod(annotations) && (annotations[containerdType] == "sandbox" || annotations[crioType] == "sandbox")
 }
 
-// IsPod says whether annotations are those of a pod's container, as CRI engines write them behind all others. (Docker below
-// cri-dockerd writes none: to us its pods are containers like any.)
+// IsPod says whether annotations are those of a pod's container, as CRI engines write them. A pause container whose pod's author
+// writes that it is none is one to us; that does nothing for him. (Docker below cri-dockerd writes none: to us its pods are
+// containers like any.)
 func IsPod(annotations map[string]string) bool {
-	return annotations["io.kubernetes.cri.container-type"] == "container" || // containerd
-		annotations["io.kubernetes.cri-o.ContainerType"] == "container"
+	return annotations[containerdType] == "container" || annotations[crioType] == "container"
 }
 
 // IsCRIO says whether CRI-O made the container. It copies a pod's annotations to its containers, whatever their names are, so
 // there an annotation can be the author's that elsewhere is the device plugin's.
 func IsCRIO(annotations map[string]string) bool {
-	return annotations["io.kubernetes.cri-o.ContainerType"] != ""
+	return annotations[crioType] != ""
 }
 
 // PodContainer is what the kubelet calls a container of a pod.
@@ -113,11 +119,15 @@ func ContainerOf(annotations map[string]string) PodContainer {
 
 // Name is a name for people where the engine tells one, as namespace/pod/container.
 func Name(annotations map[string]string) string {
-	pod, container := annotations["io.kubernetes.cri.sandbox-name"], annotations["io.kubernetes.cri.container-name"]
-	if pod == "" || container == "" {
+	namespace, pod, container := "io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"
+	if IsCRIO(annotations) {
+		// The kubelet's labels of the container, which CRI-O makes annotations of behind the pod's.
+		namespace, pod, container = "io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"
+	}
+	if annotations[pod] == "" || annotations[container] == "" {
 		return ""
 	}
-	return annotations["io.kubernetes.cri.sandbox-namespace"] + "/" + pod + "/" + container
+	return annotations[namespace] + "/" + annotations[pod] + "/" + annotations[container]
 }
 
 // UseInjected corrects q by the GPUs that an earlier injector (Docker 29 and CRI with CDI, a device plugin) already put

@@ -71,6 +71,40 @@ func TestIsSandbox(t *testing.T) {
 	}
 }
 
+// TestCRIO: CRI-O copies what a pod's author writes, so containerd's keys there say nothing of what or whose a container is.
+func TestCRIO(t *testing.T) {
+	crio := func(kind string) map[string]string {
+		return map[string]string{
+			"io.kubernetes.cri-o.ContainerType": kind, "io.container.manager": "cri-o",
+			"io.kubernetes.pod.namespace": "team", "io.kubernetes.pod.name": "train", "io.kubernetes.pod.uid": "u", "io.kubernetes.container.name": "main",
+		}
+	}
+	forged := func(kind, says string) map[string]string {
+		a := crio(kind)
+		a["io.kubernetes.cri.container-type"] = says
+		a["io.kubernetes.cri.sandbox-namespace"], a["io.kubernetes.cri.sandbox-name"], a["io.kubernetes.cri.container-name"] = "other", "pod", "c"
+		return a
+	}
+	for name, c := range map[string]struct {
+		annotations  map[string]string
+		sandbox, pod bool
+		called       string
+	}{
+		"container":                 {crio("container"), false, true, "team/train/main"},
+		"says it is a pause one":    {forged("container", "sandbox"), false, true, "team/train/main"},
+		"forged name":               {forged("container", "container"), false, true, "team/train/main"},
+		"pause":                     {crio("sandbox"), true, false, "team/train/main"},
+		"pause that says it is not": {forged("sandbox", "container"), false, true, "team/train/main"},
+		"containerd, all passed on": {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri-o.ContainerType": "sandbox"}, false, true, ""},
+		"containerd": {map[string]string{"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-namespace": "team", "io.kubernetes.cri.sandbox-name": "train",
+			"io.kubernetes.cri.container-name": "main", "io.kubernetes.pod.name": "other", "io.kubernetes.container.name": "c"}, false, true, "team/train/main"},
+	} {
+		if s, p, n := IsSandbox(c.annotations), IsPod(c.annotations), Name(c.annotations); s != c.sandbox || p != c.pod || n != c.called {
+			t.Errorf("%s: sandbox %v, pod %v, %q", name, s, p, n)
+		}
+	}
+}
+
 // TestUseInjected reads requests in the three shapes that --gpus has when the runtime sees it.
 func TestUseInjected(t *testing.T) {
 	gpus := []device.GPU{gpu(0), gpu(1), gpu(2), gpu(3)}
