@@ -96,7 +96,7 @@ func (p *Plugin) tellNode(ctx context.Context) error {
 		return err
 	}
 	p.setShared(node.Labels[labelShared] == "true")
-	cards, _, _, _ := p.state()
+	cards, _, _, _, _ := p.state()
 	patch := countPatch(node, len(cards))
 	if patch == nil {
 		return nil
@@ -136,7 +136,7 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cards, _, _, _ := p.state()
+	cards, _, _, _, _ := p.state()
 	for i := range pods {
 		pod := &pods[i]
 		patch := podPatch(pod, booked[pod.Namespace+"/"+pod.Name], cards, time.Now())

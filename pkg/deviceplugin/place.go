@@ -56,10 +56,11 @@ type request struct {
 	resource  string
 	need      int
 	gpus      int
-	free      map[string]int // units of this resource that each GPU (UUID) has
-	must      []string       // GPUs that have to be among the chosen ones
-	like      func(card) int // the lower the better, before all else; nil: all alike
-	placement string         // "binpack" or "spread"
+	free      map[string]int    // units of this resource that each GPU (UUID) has
+	must      []string          // GPUs that have to be among the chosen ones
+	like      func(card) int    // the lower the better, before all else; nil: all alike
+	placement string            // "binpack" or "spread"
+	barred    map[string]string // GPUs (UUID) that are not for it, and why
 }
 
 // choose picks the GPUs. A container gets its units from as many GPUs as it asks for, never from one more because no single
@@ -67,7 +68,7 @@ type request struct {
 func choose(cards []card, r request) ([]card, error) {
 	var able []card
 	for _, c := range cards {
-		if !c.gone && r.free[c.UUID] >= r.need && (r.resource != ResourceMemory || r.need <= c.most) {
+		if !c.gone && r.barred[c.UUID] == "" && r.free[c.UUID] >= r.need && (r.resource != ResourceMemory || r.need <= c.most) {
 			able = append(able, c)
 		}
 	}
@@ -133,10 +134,14 @@ func eachSet(cards []card, n int, f func([]card)) {
 // noRoom says what is free where.
 func (r request) noRoom(cards []card) error {
 	var each []string
+	barred := 0
 	for _, c := range cards {
 		state := fmt.Sprintf("GPU %d: %d of %d", c.position, r.free[c.UUID], c.amount(r.resource))
 		if c.gone {
 			state = fmt.Sprintf("GPU %d: gone", c.position)
+		} else if why := r.barred[c.UUID]; why != "" {
+			state += ", " + why
+			barred++
 		}
 		each = append(each, state)
 	}
@@ -147,8 +152,11 @@ func (r request) noRoom(cards []card) error {
 	case r.gpus > 1:
 		what = fmt.Sprintf("no %d GPUs of this node have each", r.gpus)
 	}
-	return fmt.Errorf("deviceplugin: %s=%d: %s %d units free (%s): the node has room only in sum; ask for less, or let gpushare's scheduler extender or DRA place such pods",
-		r.resource, r.need*r.gpus, what, r.need, strings.Join(each, ", "))
+	remedy := "the node has room only in sum; ask for less, or let gpushare's scheduler extender or DRA place such pods"
+	if barred > 0 {
+		remedy = "stop a container, or ask for what the GPUs' settings allow (cgpu policy shows and changes them)"
+	}
+	return fmt.Errorf("deviceplugin: %s=%d: %s %d units free (%s): %s", r.resource, r.need*r.gpus, what, r.need, strings.Join(each, ", "), remedy)
 }
 
 // pick takes ids: all of must, then the lowest numbers that are available, need on each of the chosen GPUs.

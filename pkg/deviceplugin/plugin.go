@@ -8,6 +8,7 @@
 // cannot say: which GPU gpushare's extender chose, how many GPUs, what else the container wants.
 //
 // card.go: ids of a table's GPUs · place.go: which GPU · pods.go: which container · answer.go: what the container gets ·
+// share.go: how many containers, which percentages ·
 // serve.go: the kubelet's calls · kubelet.go: sockets and registration · annotate.go: gpushare's annotations.
 package deviceplugin
 
@@ -28,6 +29,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Options of Start.
@@ -70,6 +72,7 @@ type Plugin struct {
 	// cards are replaced, never changed.
 	cards     []card
 	placement string
+	card      sched.Card    // how GPUs are shared that have no settings of their own
 	changed   chan struct{} // closed when cards are others
 	shared    bool          // the node's label wants GPUs without isolation
 	faults    map[string]error
@@ -161,7 +164,7 @@ func (p *Plugin) use(ctx context.Context, table *device.Table) error {
 		}
 	}
 	p.mu.Lock()
-	p.cards, p.placement = cards, table.Config.Placement
+	p.cards, p.placement, p.card = cards, table.Config.Placement, table.Config.Card()
 	close(p.changed)
 	p.changed = make(chan struct{})
 	p.mu.Unlock()
@@ -218,10 +221,10 @@ func (p *Plugin) fault(resource string, err error) {
 }
 
 // state is what one call goes by.
-func (p *Plugin) state() (cards []card, placement string, shared bool, changed chan struct{}) {
+func (p *Plugin) state() (cards []card, placement string, def sched.Card, shared bool, changed chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cards, p.placement, p.shared, p.changed
+	return p.cards, p.placement, p.card, p.shared, p.changed
 }
 
 func (p *Plugin) setShared(shared bool) {
@@ -287,7 +290,8 @@ func (k kept) write(runDir string) error {
 
 // How long things may take. The kubelet admits one pod at a time, and waits for each call without a limit of its own.
 const (
-	apiTimeout  = 3 * time.Second
-	apiPause    = 15 * time.Second // after a failure, in which no call waits for the API server
-	callTimeout = 8 * time.Second
+	apiTimeout   = 3 * time.Second
+	adoptTimeout = time.Second      // before a registration: while it waits, the kubelet refuses pods
+	apiPause     = 15 * time.Second // after a failure, in which no call waits for the API server
+	callTimeout  = 8 * time.Second
 )

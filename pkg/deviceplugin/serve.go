@@ -10,6 +10,8 @@ import (
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // books are what the plugin remembers between calls. They are hints: all of it may be lost.
@@ -24,6 +26,9 @@ type books struct {
 	free map[string]map[string]int
 	// proposed are GPUs of the last preference for several of them.
 	proposed map[string][]string
+	// holders are the containers with memory; adopted: also those that an earlier plugin served.
+	holders holders
+	adopted bool
 }
 
 // step is one resource given.
@@ -38,7 +43,7 @@ type step struct {
 }
 
 func newBooks() books {
-	return books{served: map[key]time.Time{}, free: map[string]map[string]int{}, proposed: map[string][]string{}}
+	return books{served: map[key]time.Time{}, free: map[string]map[string]int{}, proposed: map[string][]string{}, holders: holders{}}
 }
 
 const (
@@ -68,13 +73,14 @@ type call struct {
 	resource  string
 	cards     []card
 	placement string
+	card      sched.Card // of a GPU that has no settings of its own
 	all       []want
 }
 
 func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	c := &call{p: p, resource: resource}
 	var shared bool
-	if c.cards, c.placement, shared, _ = p.state(); shared {
+	if c.cards, c.placement, c.card, shared, _ = p.state(); shared {
 		return nil, errShared
 	}
 	if p.api != nil {
@@ -150,6 +156,9 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		return nil, err
 	}
 	c.p.books.free[c.resource] = free
+	if c.resource == ResourceMemory {
+		c.p.books.holders.free(available, must)
+	}
 	bound, mustCards, err := count(c.cards, c.resource, must)
 	if err != nil {
 		return nil, err
@@ -178,6 +187,8 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 			return nil, fmt.Errorf("deviceplugin: %s=%d: the kubelet wants %d units of one GPU in it, more than %d: an init container had other GPUs", c.resource, size, n, r.need)
 		}
 	}
+	sharing := c.sharing(must)
+	r.barred = sharing.barred(c.cards, c.resource, r.need, besides(last))
 	switch {
 	case tied:
 		r.must = union(r.must, last.gpus)
@@ -188,7 +199,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		}
 		r.must = union(r.must, []string{c.cards[w.index].UUID})
 	default:
-		r.like = c.liking(w, last, r)
+		r.like = c.liking(w, last, r, sharing)
 	}
 	chosen, err := choose(c.cards, r)
 	if err != nil {
@@ -204,7 +215,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 
 // liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of
 // it fits, and then those where its whole pod does. Of containers that want as many units now, the most demanding counts.
-func (c *call) liking(w *want, last *step, r request) func(card) int {
+func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int {
 	otherFree, told := c.p.books.free[other(c.resource)]
 	most := 0
 	for _, x := range c.all {
@@ -217,7 +228,7 @@ func (c *call) liking(w *want, last *step, r request) func(card) int {
 		if last != nil && !slices.Contains(last.gpus, k.UUID) {
 			bad += 4
 		}
-		if told && otherFree[k.UUID] < most {
+		if told && otherFree[k.UUID] < most || c.resource == ResourceMemory && s.percent(k.UUID, most) != "" {
 			bad += 2
 		}
 		if w != nil && c.resource == ResourceMemory && r.gpus == 1 && r.free[k.UUID] < w.podMemory {
@@ -255,6 +266,16 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 	if c.resource == ResourceMemory && n > used[0].most {
 		return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d has %d units: overcommitment sells a GPU twice, but not to one container", c.resource, n, used[0].position, used[0].most)
 	}
+	mine := ids
+	if c.resource != ResourceMemory {
+		mine = nil
+	}
+	barred := c.sharing(mine).barred(used, c.resource, n, besides(last))
+	for _, k := range used {
+		if why := barred[k.UUID]; why != "" {
+			return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d: %s", c.resource, len(ids), k.position, why)
+		}
+	}
 	for uuid, n := range per {
 		if free := c.p.books.free[c.resource]; free != nil {
 			free[uuid] -= n
@@ -269,7 +290,16 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 	if c.resource == ResourcePercent {
 		return answerPercent(n), nil
 	}
+	c.p.books.holders.take(ids)
 	return answerMemory(used, n, c.p.o.Unit, w)
+}
+
+// besides are the GPUs of a step; none where there was none.
+func besides(last *step) []string {
+	if last == nil {
+		return nil
+	}
+	return last.gpus
 }
 
 // even checks that the units are of one GPU, or the same number of each of as many as were asked for.
@@ -325,7 +355,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 	s.p.fault(s.resource, nil)
 	last := map[string]int{}
 	for {
-		cards, _, shared, changed := s.p.state()
+		cards, _, _, shared, changed := s.p.state()
 		list := devices(s.resource, cards, last)
 		for _, c := range cards {
 			if !c.gone {
