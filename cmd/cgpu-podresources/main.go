@@ -113,7 +113,8 @@ func patiently[T any](ctx context.Context, call func() (T, error)) (T, error) {
 	}
 }
 
-// containerOf finds the container in what the kubelet has allocated. Kubelets before 1.34 may know no Get; they have List.
+// containerOf finds the container in what the kubelet has allocated. Kubelets before 1.34 may know no Get; they have List. Get
+// answers for the pod that came last of those with the name, whose containers are the ones that are started.
 func containerOf(ctx context.Context, kubelet podresources.PodResourcesListerClient, namespace, pod, container string) (*podresources.ContainerResources, error) {
 	got, err := patiently(ctx, func() (*podresources.GetPodResourcesResponse, error) {
 		return kubelet.Get(ctx, &podresources.GetPodResourcesRequest{PodNamespace: namespace, PodName: pod})
@@ -129,10 +130,13 @@ func containerOf(ctx context.Context, kubelet podresources.PodResourcesListerCli
 	if err != nil {
 		return nil, err
 	}
+	// The API has no UIDs. A pod that was deleted by force may still end here while another has its name, and which of them
+	// asks cannot be told.
+	pods = slices.DeleteFunc(pods, func(p *podresources.PodResources) bool { return p.GetNamespace() != namespace || p.GetName() != pod })
+	if len(pods) > 1 {
+		return nil, fmt.Errorf("%d pods of this node are called %s/%s: one of them was deleted by force and has not ended yet", len(pods), namespace, pod)
+	}
 	for _, p := range pods {
-		if p.GetNamespace() != namespace || p.GetName() != pod {
-			continue
-		}
 		for _, c := range p.GetContainers() {
 			if c.GetName() == container {
 				return c, nil

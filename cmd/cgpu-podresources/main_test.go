@@ -121,6 +121,9 @@ func TestRun(t *testing.T) {
 	disabled.noGet = errors.New("PodResources API Get method disabled")
 	old := node()
 	old.noGet = status.Error(codes.Unimplemented, "unknown method Get")
+	twice := node()
+	twice.noGet = old.noGet
+	twice.pods = append(twice.pods, &podresources.PodResources{Namespace: "ml", Name: "train"})
 	busy := node()
 	busy.busy.Store(5)
 	for name, tt := range map[string]struct {
@@ -136,6 +139,7 @@ func TestRun(t *testing.T) {
 		"too often":             {busy, "main", want, ""},
 		"Get is disabled":       {disabled, "main", want, ""},
 		"Get is not known":      {old, "main", want, ""},
+		"two pods of the name":  {twice, "main", "", "2 pods of this node are called ml/train"},
 		"another device plugin": {foreign, "main", "", `calls a unit "7", which is not <GPU UUID>-_-<number>`},
 		"many units":            {large, "none", "memory 0\npercent 0\nend\n", ""},
 	} {
