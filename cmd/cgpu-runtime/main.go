@@ -67,7 +67,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 	spoken := dialects(runDir, spec.MaySpeak(raw))
 	if len(spoken) == 0 && !spec.MayAsk(raw) {
-		return undo, nil
+		return undo, withhold(file, raw, runDir)
 	}
 	ask, err := admit.Read(raw, spoken...)
 	defer func() {
@@ -75,8 +75,16 @@ func create(c call, runDir string) (undo func(), err error) {
 			_ = event.Refuse(runDir, event.Event{Container: c.id, Name: ask.Name(), Text: err.Error()})
 		}
 	}()
-	if err == nil && ask.Quota == nil && ask.Edited {
-		err = file.replace(ask.Doc.Encode()) // a pause container that was given hooks of ours
+	if err == nil && ask.Quota == nil {
+		edited := ask.Edited // a pause container that was given hooks of ours
+		if ask.Pod && withholds(runDir) {
+			withheld, err := spec.Withhold(ask.Doc)
+			tellUnheld(runDir, err)
+			edited = edited || withheld
+		}
+		if edited {
+			err = file.replace(ask.Doc.Encode())
+		}
 	}
 	if err != nil || ask.Quota == nil {
 		return undo, err

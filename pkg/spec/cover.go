@@ -1,21 +1,21 @@
 package spec
 
-// cube is the set of bytes x with x & mask == value.
-type cube struct{ mask, value uint8 }
+// cube is the set of ioctl numbers x with x & mask == value.
+type cube struct{ mask, value uint32 }
 
 // has says whether x is in c.
-func (c cube) has(x uint8) bool { return x&c.mask == c.value }
+func (c cube) has(x uint32) bool { return x&c.mask == c.value }
 
-// covers splits the 256 low bytes of an ioctl number in two: those that the guard gets and those that pass. Both lists
+// covers splits the ioctl numbers in two: those that do not just pass (the guard gets them, or they are refused) and those that do. Both lists
 // cover their half exactly and touch nothing of the other, because seccomp rules that overlap with different actions
 // have no defined winner.
-type covers struct{ notify, allow []cube }
+type covers struct{ stop, allow []cube }
 
 // trapped are the smallest covers for rm.TrappedNRs. Every cube is one seccomp rule and a few BPF instructions on each
 // ioctl of the container. TestTrapped computes them anew and compares; it prints the list to paste when
 // rm.TrappedNRs has changed.
 var trapped = covers{
-	notify: []cube{
+	stop: []cube{
 		{0xef, 0x29},
 		{0xef, 0xc9},
 		{0xf7, 0x21},

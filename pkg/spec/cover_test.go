@@ -17,8 +17,8 @@ func coversOf(set []uint8) covers {
 		in[nr] = true
 	}
 	return covers{
-		notify: smallestCover(func(x uint8) bool { return in[x] }),
-		allow:  smallestCover(func(x uint8) bool { return !in[x] }),
+		stop:  smallestCover(func(x uint8) bool { return in[x] }),
+		allow: smallestCover(func(x uint8) bool { return !in[x] }),
 	}
 }
 
@@ -28,13 +28,13 @@ func smallestCover(in func(uint8) bool) []cube {
 	var cubes []cube // every cube inside the set
 	for mask := range 256 {
 		for value := range 256 {
-			c := cube{uint8(mask), uint8(value)}
+			c := cube{uint32(mask), uint32(value)}
 			if c.value&^c.mask != 0 {
 				continue
 			}
 			inside := true
 			for x := range 256 {
-				if c.has(uint8(x)) && !in(uint8(x)) {
+				if c.has(uint32(x)) && !in(uint8(x)) {
 					inside = false
 					break
 				}
@@ -53,7 +53,7 @@ func smallestCover(in func(uint8) bool) []cube {
 		}
 		return false
 	})
-	slices.SortStableFunc(prime, func(a, b cube) int { return bits.OnesCount8(a.mask) - bits.OnesCount8(b.mask) })
+	slices.SortStableFunc(prime, func(a, b cube) int { return bits.OnesCount32(a.mask) - bits.OnesCount32(b.mask) })
 	var left set256
 	for x := range 256 {
 		if in(uint8(x)) {
@@ -64,7 +64,7 @@ func smallestCover(in func(uint8) bool) []cube {
 	for _, c := range prime {
 		var m set256
 		for x := range 256 {
-			if c.has(uint8(x)) {
+			if c.has(uint32(x)) {
 				m.add(uint8(x))
 			}
 		}
@@ -186,9 +186,9 @@ func (s *search) descend(left set256, chosen []int) {
 func checkExact(t *testing.T, c covers, set []uint8) {
 	t.Helper()
 	for x := range 256 {
-		has := func(c cube) bool { return c.has(uint8(x)) }
+		has := func(c cube) bool { return c.has(uint32(x)) }
 		want := slices.Contains(set, uint8(x))
-		if got := slices.ContainsFunc(c.notify, has); got != want {
+		if got := slices.ContainsFunc(c.stop, has); got != want {
 			t.Errorf("%#02x: notify %v, want %v", x, got, want)
 		}
 		if got := slices.ContainsFunc(c.allow, has); got == want {
@@ -201,8 +201,8 @@ func TestTrapped(t *testing.T) {
 	checkExact(t, trapped, rm.TrappedNRs[:])
 	want := coversOf(rm.TrappedNRs[:])
 	checkExact(t, want, rm.TrappedNRs[:])
-	if len(trapped.notify) != len(want.notify) || len(trapped.allow) != len(want.allow) {
-		t.Errorf("have %d + %d cubes, smallest are %d + %d:\n%s", len(trapped.notify), len(trapped.allow), len(want.notify), len(want.allow), want)
+	if len(trapped.stop) != len(want.stop) || len(trapped.allow) != len(want.allow) {
+		t.Errorf("have %d + %d cubes, smallest are %d + %d:\n%s", len(trapped.stop), len(trapped.allow), len(want.stop), len(want.allow), want)
 	}
 }
 
@@ -212,7 +212,7 @@ func (c covers) String() string {
 	for _, list := range []struct {
 		name  string
 		cubes []cube
-	}{{"notify", c.notify}, {"allow", c.allow}} {
+	}{{"stop", c.stop}, {"allow", c.allow}} {
 		fmt.Fprintf(&b, "\t%s: []cube{\n", list.name)
 		for _, c := range list.cubes {
 			fmt.Fprintf(&b, "\t\t{%#02x, %#02x},\n", c.mask, c.value)

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ const (
 	actLog    = "SCMP_ACT_LOG"
 	actTrace  = "SCMP_ACT_TRACE"
 	actNotify = "SCMP_ACT_NOTIFY"
+	actErrno  = "SCMP_ACT_ERRNO"
 
 	cmpEqual       = "SCMP_CMP_EQ"
 	cmpMaskedEqual = "SCMP_CMP_MASKED_EQ"
@@ -64,7 +66,7 @@ type listenerMetadata struct {
 	Nonce string `json:"nonce"`
 }
 
-// notify rewrites linux.seccomp so that an ioctl whose number's low byte is in c.notify goes to the listener at socket
+// notify rewrites linux.seccomp so that an ioctl whose number's low byte is in c.stop goes to the listener at socket
 // and every other call is treated as before.
 //
 // The filter compares arg1 & 0xff only: the driver ignores the type byte and the direction of an ioctl number, and the
@@ -74,52 +76,81 @@ type listenerMetadata struct {
 //
 // An unconditional permission must go, not stay beside the notification: libseccomp would drop the latter silently.
 func notify(doc *Document, c covers, socket, metadata string) error {
-	profile, err := doc.within("linux", "seccomp")
+	profile, err := doc.profile()
 	if err != nil {
 		return err
 	}
-	if profile == nil { // privileged or unconfined
-		if profile, err = doc.must("linux", "seccomp"); err != nil {
-			return err
-		}
-		profile.set("defaultAction", quote(actAllow))
-		architectures, err := json.Marshal(nativeArchitectures(runtime.GOARCH))
-		if err != nil {
-			return err
-		}
-		profile.set("architectures", architectures)
+	stopped, err := profile.split(c, syscallRule{Action: actNotify})
+	if err != nil {
+		return err
 	}
+	if !stopped {
+		return errors.New("the seccomp profile forbids ioctl, without which no GPU works: use a profile that allows it")
+	}
+	profile.set("listenerPath", quote(socket))
+	profile.set("listenerMetadata", quote(metadata))
+	return nil
+}
+
+// profile is the container's seccomp profile; a privileged or unconfined container gets one that permits everything.
+func (d *Document) profile() (seccomp, error) {
+	profile, err := d.within("linux", "seccomp")
+	if profile != nil || err != nil {
+		return seccomp{profile}, err
+	}
+	if profile, err = d.must("linux", "seccomp"); err != nil {
+		return seccomp{}, err
+	}
+	profile.set("defaultAction", quote(actAllow))
+	architectures, err := json.Marshal(nativeArchitectures(runtime.GOARCH))
+	if err != nil {
+		return seccomp{}, err
+	}
+	profile.set("architectures", architectures)
+	return seccomp{profile}, nil
+}
+
+// seccomp is linux.seccomp.
+type seccomp struct{ *object }
+
+// split puts the action of stop in the place of every permission of an ioctl whose number is in c.stop. False: there was none, and
+// the profile is as it was. After an error it is too.
+func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err error) {
 	var defaultAction string
 	if raw := profile.get("defaultAction"); raw != nil {
 		if err := json.Unmarshal(raw, &defaultAction); err != nil {
-			return fmt.Errorf("defaultAction: %w", err)
+			return false, fmt.Errorf("defaultAction: %w", err)
 		}
 	}
 	raw, err := elements(profile.get("syscalls"))
 	if err != nil {
-		return fmt.Errorf("syscalls: %w", err)
+		return false, fmt.Errorf("syscalls: %w", err)
 	}
 	if raw := profile.get("listenerPath"); (raw != nil && string(raw) != `""`) || defaultAction == actNotify {
-		return errOwnListener
+		return false, errOwnListener
 	}
 	var kept [][]byte
 	var split []syscallRule
 	for i := range raw {
 		var r syscallRule
+		if !speaksOf(raw[i], "ioctl") && !speaksOf(raw[i], actNotify) {
+			kept = append(kept, raw[i]) // decoding all would take the most of the time
+			continue
+		}
 		if err := json.Unmarshal(raw[i], &r); err != nil {
-			return fmt.Errorf("syscalls[%d]: %w", i, err)
+			return false, fmt.Errorf("syscalls[%d]: %w", i, err)
 		}
 		if r.Action == actNotify {
-			return errOwnListener
+			return false, errOwnListener
 		}
 		if !slices.Contains(r.Names, "ioctl") || !permits(r.Action) {
-			// A rule that forbids ioctl stays. Where it meets a notification, either wins, and either is safe.
+			// A rule that forbids ioctl stays. Where it meets one of ours, either wins, and either is safe.
 			kept = append(kept, raw[i])
 			continue
 		}
 		rest, err := withoutIoctl(raw[i])
 		if err != nil {
-			return fmt.Errorf("syscalls[%d]: %w", i, err)
+			return false, fmt.Errorf("syscalls[%d]: %w", i, err)
 		}
 		if rest != nil {
 			kept = append(kept, rest)
@@ -127,23 +158,26 @@ func notify(doc *Document, c covers, socket, metadata string) error {
 		if r.Action == defaultAction {
 			continue // says nothing; runtimes skip it
 		}
-		parts, err := r.split(c, permits(defaultAction))
+		parts, err := r.split(c, stop, permits(defaultAction))
 		if err != nil {
-			return fmt.Errorf("syscalls[%d]: %w", i, err)
+			return false, fmt.Errorf("syscalls[%d]: %w", i, err)
 		}
 		split = append(split, parts...)
 	}
 	if permits(defaultAction) {
-		split = append(split, notifications(nil, c)...)
+		split = append(split, stops(nil, c, stop)...)
 	}
-	if !slices.ContainsFunc(split, func(r syscallRule) bool { return r.Action == actNotify }) {
-		return errors.New("the seccomp profile forbids ioctl, without which no GPU works: use a profile that allows it")
+	if !slices.ContainsFunc(split, func(r syscallRule) bool { return r.Action == stop.Action }) {
+		return false, nil
 	}
 	seen := map[string]bool{}
 	for _, r := range split {
+		if r.Action == actErrno && defaultAction == actErrno {
+			continue // says nothing, as above
+		}
 		b, err := json.Marshal(r)
 		if err != nil {
-			return err
+			return false, err
 		}
 		if !seen[string(b)] { // two permissions may have given the same part
 			seen[string(b)] = true
@@ -151,9 +185,12 @@ func notify(doc *Document, c covers, socket, metadata string) error {
 		}
 	}
 	profile.set("syscalls", array(kept))
-	profile.set("listenerPath", quote(socket))
-	profile.set("listenerMetadata", quote(metadata))
-	return nil
+	return true, nil
+}
+
+// speaksOf says whether valid JSON can have a text in it, which may be written with escapes.
+func speaksOf(raw []byte, text string) bool {
+	return bytes.Contains(raw, []byte(text)) || bytes.IndexByte(raw, '\\') >= 0
 }
 
 var errOwnListener = errors.New("the seccomp profile notifies a listener of its own, and the kernel allows one for a process: use a profile without SCMP_ACT_NOTIFY and listenerPath")
@@ -200,9 +237,9 @@ func withoutIoctl(raw []byte) ([]byte, error) {
 	return r.append(nil), nil
 }
 
-// split makes the rules that take the place of r, a permission of ioctl. With silent set the notifications are left
+// split makes the rules that take the place of r, a permission of ioctl. With silent set those that stop are left
 // out, because the default action needs them for every ioctl anyway.
-func (r syscallRule) split(c covers, silent bool) ([]syscallRule, error) {
+func (r syscallRule) split(c covers, stop syscallRule, silent bool) ([]syscallRule, error) {
 	var parts []syscallRule
 	for _, conds := range r.alternatives() {
 		for _, cube := range c.allow {
@@ -215,7 +252,7 @@ func (r syscallRule) split(c covers, silent bool) ([]syscallRule, error) {
 			}
 		}
 		if !silent {
-			parts = append(parts, notifications(conds, c)...)
+			parts = append(parts, stops(conds, c, stop)...)
 		}
 	}
 	return parts, nil
@@ -238,18 +275,18 @@ func (r syscallRule) alternatives() []conditions {
 	return []conditions{r.Args}
 }
 
-// notifications are the rules that notify where conds hold and the number is in c.notify.
-func notifications(conds conditions, c covers) []syscallRule {
+// stops are the rules with the action of stop where conds hold and the number is in c.stop.
+func stops(conds conditions, c covers, stop syscallRule) []syscallRule {
 	var rules []syscallRule
-	for _, cube := range c.notify {
+	for _, cube := range c.stop {
 		if met, ok, err := conds.meet(cube); ok && err == nil {
-			rules = append(rules, syscallRule{Names: []string{"ioctl"}, Action: actNotify, Args: met})
+			rules = append(rules, syscallRule{Names: []string{"ioctl"}, Action: stop.Action, ErrnoRet: stop.ErrnoRet, Args: met})
 		}
 	}
 	return rules
 }
 
-// meet adds to conds that the number's low byte is in c; false when nothing is left.
+// meet adds to conds that the number is in c; false when nothing is left.
 func (conds conditions) meet(c cube) (conditions, bool, error) {
 	mask, value := uint64(c.mask), uint64(c.value)
 	i := slices.IndexFunc(conds, func(c condition) bool { return c.Index == request })
@@ -260,7 +297,7 @@ func (conds conditions) meet(c cube) (conditions, bool, error) {
 	}
 	switch own := conds[i]; own.Op {
 	case cmpEqual:
-		return conds, c.has(uint8(own.Value)), nil
+		return conds, c.has(uint32(own.Value)), nil
 	case cmpMaskedEqual:
 		wanted := own.ValueTwo & own.Value
 		if (wanted^value)&own.Value&mask != 0 {

@@ -143,7 +143,7 @@ func TestNotify(t *testing.T) {
 			}
 			sweep(func(args [6]uint64) {
 				want := before.actions(args)
-				isTrapped := slices.ContainsFunc(trapped.notify, func(c cube) bool { return c.has(uint8(args[1])) })
+				isTrapped := slices.ContainsFunc(trapped.stop, func(c cube) bool { return c.has(uint32(args[1])) })
 				if len(want) == 1 && permits(want[0]) && isTrapped {
 					want = []string{actNotify}
 				}

@@ -1,0 +1,149 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// A descriptor of a GPU's node can be sent to another container, and the device cgroup checks only who opens. So on a node where pods
+// have what was allocated to them and nothing else, the containers of pods that have no GPU get a filter too: without notification,
+// guard or record, it refuses NVIDIA's calls.
+
+// sizeBit and typeBit are bits of an ioctl number (include/uapi/asm-generic/ioctl.h).
+const (
+	sizeBit = 1 << 16
+	typeBit = 1 << 8
+)
+
+// withheld are the calls that make something of a driver's file, and the other half of all numbers: without RM_ALLOC and RM_CONTROL
+// nobody has an RM client, without the others one cannot use the client of who sent the file, nor keep his memory alive.
+//
+// Ordinary programs make calls with the same low byte (FIONBIO has 0x21, TCGETS2 0x2a, TUNGETSNDBUF 0xd3, webcams have 0x4a), so the filter
+// looks at one or two bits of the size as well, which RM compares as a whole, and of the type: UVM's numbers have none. What the
+// driver ignores is ignored. TestWithheld holds the list to the driver's calls, to those of ordinary programs, and the halves to each other.
+var withheld = covers{
+	stop: []cube{
+		{0xff | (32+4)*sizeBit, 0x27 | 32*sizeBit},     // RM_ALLOC_MEMORY, 56 bytes
+		{0xff | 16*sizeBit, 0x28 | 16*sizeBit},         // RM_ALLOC_OBJECT, 20
+		{0xff | 16*sizeBit, 0x29 | 16*sizeBit},         // RM_FREE, 16
+		{0xff | (32+4)*sizeBit, 0x2a | 32*sizeBit},     // RM_CONTROL, 32
+		{0xff | (32+4)*sizeBit, 0x2b | 32*sizeBit},     // RM_ALLOC, 32, 40 or 48
+		{0xff | 16*sizeBit, 0x34 | 16*sizeBit},         // RM_DUP_OBJECT, 28
+		{0xff | 16*sizeBit, 0x35 | 16*sizeBit},         // RM_SHARE, 24
+		{0xff | (32+4)*sizeBit, 0x39 | 32*sizeBit},     // RM_I2C_ACCESS, 32
+		{0xff | 128*sizeBit, 0x4a | 128*sizeBit},       // RM_VID_HEAP_CONTROL, 184
+		{0xff | 64*sizeBit, 0x4d | 64*sizeBit},         // RM_ACCESS_REGISTRY, 72
+		{0xff | 16*sizeBit, 0xd3 | 16*sizeBit},         // IOCTL_XFER_CMD, 16: any other one
+		{0xff | 2048*sizeBit, 0xd9 | 2048*sizeBit},     // EXPORT_TO_DMABUF_FD, 2600 or 2608
+		{0xff | 0x2000*sizeBit, 0x01 | 0x2000*sizeBit}, // UVM_INITIALIZE, 0x30000001
+		{0xff | 0xc0*typeBit, 0x21},                    // UVM_MAP_EXTERNAL_ALLOCATION, 33
+		{0xff | 0xc0*typeBit, 0x22},                    // UVM_FREE, 34
+		{0xff | 0xc0*typeBit, 0x42},                    // UVM_UNMAP_EXTERNAL, 66
+		{0xff | 0xc0*typeBit, 0x4e},                    // UVM_ALLOC_DEVICE_P2P, 78
+	},
+	allow: []cube{
+		{0x0000000f, 0x00000000},
+		{0x00000015, 0x00000010},
+		{0x0000001c, 0x0000001c},
+		{0x0000001e, 0x00000010},
+		{0x00000023, 0x00000000},
+		{0x0000002b, 0x0000000b},
+		{0x0000002c, 0x00000004},
+		{0x0000002f, 0x00000023},
+		{0x00000035, 0x00000024},
+		{0x00000036, 0x00000024},
+		{0x0000004c, 0x0000000c},
+		{0x00000052, 0x00000012},
+		{0x00000060, 0x00000060},
+		{0x00000062, 0x00000002},
+		{0x00000068, 0x00000008},
+		{0x00000090, 0x00000080},
+		{0x000000c0, 0x00000080},
+		{0x000000c5, 0x00000041},
+		{0x00004026, 0x00004006},
+		{0x0000402c, 0x00004020},
+		{0x000040c8, 0x00004040},
+		{0x00008019, 0x00008000},
+		{0x0000802c, 0x00008020},
+		{0x00008045, 0x00008044},
+		{0x00040013, 0x00040003},
+		{0x0004002a, 0x0004002a},
+		{0x00040054, 0x00040010},
+		{0x00100018, 0x00000010},
+		{0x0010001e, 0x00000008},
+		{0x0020004a, 0x0000000a},
+		{0x00200083, 0x00000003},
+		{0x00200094, 0x00000010},
+		{0x00400052, 0x00000040},
+		{0x0080002d, 0x00000008},
+		{0x08000046, 0x00000040},
+		{0x20000060, 0x00000000},
+	},
+}
+
+// podMarks are texts of which one is in the config.json of every container that a CRI engine makes for a pod.
+var podMarks = [][]byte{[]byte("io.kubernetes.cri.container-type"), []byte("io.kubernetes.cri-o.ContainerType")}
+
+// MayBePod says whether config.json can belong to a container of a pod; a search for bytes, as MayAsk.
+func MayBePod(raw []byte) bool {
+	return slices.ContainsFunc(podMarks, func(mark []byte) bool { return bytes.Contains(raw, mark) })
+}
+
+// Withhold edits the config.json of a pod's container that has no GPU, so that what others send it of theirs is of no use. False: the
+// document is as it was, because the container is not such a one, or needs no edit.
+//
+// Not touched are: the pause container, which runs the node's own program; privileged ones and those with CAP_SYS_ADMIN, which can
+// open the nodes themselves; and those with a GPU by other ways (a CDI file or device plugin that is not ours).
+func Withhold(doc *Document) (edited bool, err error) {
+	annotations, err := doc.Annotations()
+	if err != nil || !IsPod(annotations) {
+		return false, err
+	}
+	admin, err := doc.admin()
+	if err != nil || admin {
+		return false, err
+	}
+	nodes, _, err := readNodes(doc)
+	if err != nil {
+		return false, fmt.Errorf("spec: %w", err)
+	}
+	if slices.ContainsFunc(nodes, func(n node) bool { return strings.HasPrefix(n.Path, "/dev/nvidia") }) {
+		return false, nil
+	}
+	profile, err := doc.profile()
+	if err == nil {
+		refused := uint(1) // EPERM
+		edited, err = profile.split(withheld, syscallRule{Action: actErrno, ErrnoRet: &refused})
+	}
+	if err != nil {
+		return false, fmt.Errorf("spec: seccomp: %w", err)
+	}
+	return edited, nil
+}
+
+// admin says whether a process of the container can have CAP_SYS_ADMIN.
+func (d *Document) admin() (bool, error) {
+	capabilities, err := d.within("process", "capabilities")
+	if capabilities == nil || err != nil {
+		return false, err
+	}
+	raw := capabilities.get("bounding")
+	if raw == nil {
+		return false, nil
+	}
+	var bounding []string
+	if err := json.Unmarshal(raw, &bounding); err != nil {
+		return false, fmt.Errorf("spec: process.capabilities.bounding: %w", err)
+	}
+	return slices.Contains(bounding, "CAP_SYS_ADMIN"), nil
+}
+
+// WithholdsFrom says whether a node whose cgpu.toml has this value of pods keeps the driver's calls from pods without a GPU.
+func WithholdsFrom(pods string) bool {
+	return pods == device.PodsAllocated || pods == device.PodsGPUShare
+}
