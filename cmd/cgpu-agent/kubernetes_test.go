@@ -152,10 +152,25 @@ func TestAgainstAPIServer(t *testing.T) {
 	annotate("cgpu.io/gpu-mem-limit", "100Gi")
 	news("agent-test-3", "GPUChangeRefused", "6144MiB was allocated")
 
+	// Pods of a megabyte, as any author can make them, cost it nothing; one that has ended is as if it were not there.
+	for i := range 20 {
+		pod := bigPod(namespace, fmt.Sprintf("agent-test-big-%d", i), node)
+		for n := range 4000 {
+			pod.Spec.Containers = append(pod.Spec.Containers, v1.Container{Name: fmt.Sprintf("container-%d", n), Image: "localhost/none"})
+		}
+		for n := range 3000 {
+			pod.Annotations[fmt.Sprintf("cgpu.io/annotation-%d", n)] = strings.Repeat("x", 60)
+		}
+		_, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+		must(t, err)
+	}
 	time.Sleep(startup)
 	t.Logf("with 100 pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"), p.rss("VmHWM"))
 	if kib := p.rss("VmRSS"); kib > 40<<10 {
 		t.Errorf("%d KiB resident, want 40 MiB at most", kib)
+	}
+	if kib := p.rss("VmHWM"); kib > 64<<10 {
+		t.Errorf("%d KiB at the most, want 64 MiB", kib)
 	}
 	before := p.cpu()
 	time.Sleep(10 * time.Second)
