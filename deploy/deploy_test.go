@@ -44,7 +44,7 @@ func TestOverlays(t *testing.T) {
 }
 
 // paths of the host that the agent may have; docs/internals/agent.md says why.
-var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
+var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 
 func invariants(t *testing.T, list []object) {
 	t.Helper()
@@ -54,6 +54,7 @@ func invariants(t *testing.T, list []object) {
 	}
 	pod := sets[0].Spec.Template
 	checkPod(t, pod.Spec)
+	checkUpdate(t, sets[0])
 	if s := sets[0].Spec.Selector.MatchLabels; !labels.SelectorFromSet(s).Matches(labels.Set(pod.Labels)) {
 		t.Errorf("the DaemonSet selects %v, its pods have %v", s, pod.Labels)
 	}
@@ -102,6 +103,23 @@ func invariants(t *testing.T, list []object) {
 	}
 }
 
+// checkUpdate: two agents of a node stand side by side only where their sockets do.
+func checkUpdate(t *testing.T, set *apps.DaemonSet) {
+	t.Helper()
+	c := set.Spec.Template.Spec.Containers[0]
+	plugin := strings.Contains(strings.Join(c.Args, " "), "deviceplugin")
+	update := set.Spec.UpdateStrategy.RollingUpdate
+	if surge := update.MaxSurge.IntValue(); (surge > 0) == plugin || (update.MaxUnavailable.IntValue() > 0) != plugin || set.Spec.MinReadySeconds < 2 {
+		t.Errorf("maxSurge %d, maxUnavailable %v, minReadySeconds %d, device plugin: %v", surge, update.MaxUnavailable, set.Spec.MinReadySeconds, plugin)
+	}
+	uid := slices.ContainsFunc(c.Env, func(e core.EnvVar) bool {
+		return e.Name == "POD_UID" && e.ValueFrom.FieldRef.FieldPath == "metadata.uid"
+	})
+	if hostPort := slices.ContainsFunc(c.Ports, func(p core.ContainerPort) bool { return p.HostPort != 0 }); !uid || hostPort {
+		t.Errorf("two agents at a time need POD_UID (%v) and no port of the host (%v)", uid, hostPort)
+	}
+}
+
 func checkPod(t *testing.T, s core.PodSpec) {
 	t.Helper()
 	if s.HostNetwork || s.HostIPC || !s.HostPID || s.ShareProcessNamespace != nil {
@@ -125,8 +143,17 @@ func checkPod(t *testing.T, s core.PodSpec) {
 		!slices.Equal(sc.Capabilities.Drop, []core.Capability{"ALL"}) || sc.SeccompProfile != nil {
 		t.Errorf("security context %+v", sc)
 	}
-	if c.LivenessProbe == nil || c.ReadinessProbe == nil || c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
-		t.Error("want both probes, requests, and a limit of memory")
+	// The port is open to others, who could fill it: the probes ask past it.
+	for what, p := range map[string]struct {
+		*core.Probe
+		want []string
+	}{"liveness": {c.LivenessProbe, []string{"/cgpu-agent", "healthy"}}, "readiness": {c.ReadinessProbe, []string{"/cgpu-agent", "healthy", "--ready"}}} {
+		if p.Probe == nil || p.Exec == nil || !slices.Equal(p.Exec.Command, p.want) || p.HTTPGet != nil || p.TimeoutSeconds < 5 {
+			t.Errorf("%s probe: %+v, want %q", what, p.Probe, p.want)
+		}
+	}
+	if c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
+		t.Error("want requests, and a limit of memory")
 	}
 	mounted := map[string]string{}
 	for _, m := range c.VolumeMounts {
@@ -308,9 +335,9 @@ func TestChartValues(t *testing.T) {
 	if n := len(of[*admission.ValidatingAdmissionPolicy](list)) + len(of[*networking.NetworkPolicy](list)) + len(of[*node.RuntimeClass](list)); n != 0 {
 		t.Errorf("%d objects that are switched off", n)
 	}
-	list = render(t, "admission.privileges=true")
-	if !slices.ContainsFunc(list, func(o object) bool { return o.name == "ValidatingAdmissionPolicyBinding /vgpu-privileges.cgpu.io" }) {
-		t.Error("admission.privileges=true has no effect")
+	list = render(t, "admission.privileges=false")
+	if hasPolicy(list, privileges) || !hasPolicy(list, "agent.cgpu.io") {
+		t.Error("admission.privileges=false: want the other policies alone")
 	}
 	for set, want := range map[string]string{
 		"frontends={dra,deviceplugin}": "set draGPUs and devicePluginGPUs",
@@ -331,11 +358,38 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
+// privileges is the policy of high priority, spill and weight.
+const privileges = "vgpu-privileges.cgpu.io"
+
+// hasPolicy: a policy is there, and bound.
+func hasPolicy(list []object, name string) bool {
+	return slices.ContainsFunc(list, func(o object) bool { return o.name == "ValidatingAdmissionPolicy /"+name }) &&
+		slices.ContainsFunc(list, func(o object) bool { return o.name == "ValidatingAdmissionPolicyBinding /"+name })
+}
+
+// TestNoPrivileges: the component takes out one policy with its binding, and nothing else.
+func TestNoPrivileges(t *testing.T) {
+	// Kustomize wants a folder for a kustomization, and one that is below this for the paths in it.
+	dir, err := os.MkdirTemp("overlays", "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.WriteFile(dir+"/kustomization.yaml", []byte("resources: [../dra]\ncomponents: [../../components/no-privileges]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := build(t, dir)
+	invariants(t, list)
+	if base := build(t, "overlays/dra"); len(list) != len(base)-2 || hasPolicy(list, privileges) || !hasPolicy(base, privileges) {
+		t.Errorf("%d objects, without the component %d: want two less", len(list), len(base))
+	}
+}
+
 // TestChartFiles: the chart's copies of cluster-wide objects are those of base; -update copies them.
 func TestChartFiles(t *testing.T) {
 	for name, source := range map[string]string{
 		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
-		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "components/vgpu-privileges/admission.yaml",
+		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml",
 		"admission-device-plugin": "components/device-plugin/admission.yaml",
 	} {
 		want, err := os.ReadFile(source)

@@ -1,7 +1,10 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -15,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -77,7 +81,10 @@ func TestServer(t *testing.T) {
 	}
 	c.apply(kustomize.must(t, "build", "overlays/both"))
 	c.apply(helm.must(t, "template", "cgpu", "helm/cgpu", "--namespace", "cgpu-system", "--kube-version", kubeVersion), "--dry-run=server")
+	// The labels are set before the examples, which need them; claims looks at a namespace without.
+	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {cgpu.io/allow-high-priority: \"true\", cgpu.io/allow-spill: \"true\"}}\n")
 	c.apply(kustomize.must(t, "build", "examples"), "--dry-run=server")
+	t.Run("claims", c.claims)
 	t.Run("pods", c.pods)
 	t.Run("agent", c.agent)
 	t.Run("events", c.events)
@@ -227,6 +234,48 @@ func (c cluster) agent(t *testing.T) {
 	}
 	if _, err := agent.CoreV1().Pods("").List(t.Context(), meta.ListOptions{FieldSelector: "spec.nodeName=here"}); err != nil {
 		t.Error(err)
+	}
+}
+
+// claims: what costs others is for namespaces with a label, each for itself.
+func (c cluster) claims(t *testing.T) {
+	dry := meta.CreateOptions{DryRun: []string{meta.DryRunAll}}
+	// A claim and a template of one configuration.
+	configured := func(namespace, parameters string) []error {
+		spec := resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vgpu.cgpu.io"}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.cgpu.io",
+				Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion": "cgpu.io/v1alpha1", "kind": "VGPUConfig", ` + parameters + `}`)}}}}}}}
+		named := meta.ObjectMeta{GenerateName: "c-", Namespace: namespace}
+		_, claim := c.admin.ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{ObjectMeta: named, Spec: spec}, dry)
+		_, template := c.admin.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(),
+			&resourceapi.ResourceClaimTemplate{ObjectMeta: named, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: spec}}, dry)
+		return []error{claim, template}
+	}
+	const priority, spill, weight = "cgpu.io/allow-high-priority", "cgpu.io/allow-spill", "cgpu.io/allow-weight"
+	plain := []string{`"weight": 10, "priority": "default", "spill": 0`, `"priority": "best-effort", "percent": 30, "spill": "0"`}
+	costly := map[string]string{`"priority": "high"`: priority, `"spill": "1Gi"`: spill, `"spill": 1048576`: spill, `"weight": 11`: weight, `"weight": 64`: weight}
+	for _, label := range []string{"", priority, spill, weight} {
+		name := "plain"
+		if label != "" {
+			name = strings.TrimPrefix(label, "cgpu.io/")
+		}
+		c.apply(fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {%q: \"true\"}}\n", name, cmp.Or(label, "other")))
+		for parameters, needs := range costly {
+			eventually(t, name+": "+parameters, func() string {
+				for _, err := range configured(name, parameters) {
+					if needs == label && err != nil || needs != label && !refused(err, needs) {
+						return text(err)
+					}
+				}
+				return ""
+			})
+		}
+		for _, parameters := range plain {
+			if err := errors.Join(configured(name, parameters)...); err != nil {
+				t.Errorf("%s: %s: %v", name, parameters, err)
+			}
+		}
 	}
 }
 

@@ -67,7 +67,15 @@ func TestClaimIsALimit(t *testing.T) {
 // What the claim's configuration says of the GPU's time is what the node has.
 func TestClaimConfiguration(t *testing.T) {
 	s := login(t)
-	s.apply(claim("a", "2Gi", configured("weight: 3, priority: high")), pod("a", withClaim("a", "sleep 1000")))
+	favoured := claim("a", "2Gi", configured("weight: 3, priority: high"))
+	if err := s.tryApply(favoured); err == nil || !strings.Contains(err.Error(), "cgpu.io/allow-high-priority=true") {
+		t.Errorf("high priority in a namespace without the label: %v", err)
+	}
+	if _, err := lab.kubectl("", "label", "namespace", s.ns, "cgpu.io/allow-high-priority=true", "cgpu.io/allow-weight=true"); err != nil {
+		t.Fatal(err)
+	}
+	until(t, 20*time.Second, "the namespace's labels count", func() error { return s.tryApply(favoured) })
+	s.apply(pod("a", withClaim("a", "sleep 1000")))
 	s.reaches("a", corev1.PodRunning)
 	v := s.holds("a")["c"].VGPUs
 	if len(v) != 1 || v[0].Weight != 3 || v[0].Priority != quota.PriorityHigh {
