@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/client-go/kubernetes"
 
@@ -13,19 +14,33 @@ import (
 	"github.com/opencgpu/cgpu/pkg/dra"
 )
 
+// divisionOf divides the GPUs, where flags have lists of them; nil: the one front end has all.
+//
+// What it finds is kept beside the DRA driver's sockets, where that is: claims outlive a boot, and the run directory does not. Shares of
+// a device plugin alone are given away anew after one.
+func divisionOf(s settings) *agent.Division {
+	lists := map[string]agent.Selection{}
+	for name, list := range map[string]*agent.Selection{frontDRA: s.draGPUs, frontPlugin: s.pluginGPUs} {
+		if list != nil {
+			lists[name] = *list
+		}
+	}
+	if len(lists) == 0 {
+		return nil
+	}
+	file := filepath.Join(device.RunDir(), "gpus.json")
+	if slices.Contains(s.frontEnds, frontDRA) {
+		file = filepath.Join(s.kubeletDir, "plugins", dra.DriverName, "gpus.json")
+	}
+	return agent.NewDivision(file, device.RunDir(), lists)
+}
+
 // frontEnds are those that the settings name, not started yet.
-func frontEnds(s settings, client kubernetes.Interface, log *slog.Logger) (list []agent.FrontEnd) {
+func frontEnds(s settings, client kubernetes.Interface, division *agent.Division, log *slog.Logger) (list []agent.FrontEnd) {
 	for _, name := range s.frontEnds {
 		f := agent.FrontEnd{Name: name}
-		mine, others := s.draGPUs, s.pluginGPUs
-		if name == frontPlugin {
-			mine, others = others, mine
-		}
-		if mine != nil {
-			f.Mine = mine.Has
-		}
-		if others != nil {
-			f.Others = others.Has
+		if division != nil {
+			f.Mine, f.Others = division.Of(name)
 		}
 		log := log.With("frontend", name)
 		if name == frontPlugin {

@@ -95,7 +95,8 @@ func run(ctx context.Context, s settings) error {
 		return err
 	}
 	log.Info("starts", "version", version, "node", s.node, "frontends", strings.Join(s.frontEnds, ","))
-	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, log), Health: s.health, Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
+	division := divisionOf(s)
+	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), FrontEnds: frontEnds(s, client, division, log), Division: division, Health: s.health, Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
 	if err == nil {
 		log.Info("ends; containers that run are not touched")
 	}

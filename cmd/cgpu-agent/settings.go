@@ -16,7 +16,7 @@ import (
 // The front ends.
 const (
 	frontDRA    = agent.FrontDRA
-	frontPlugin = "deviceplugin"
+	frontPlugin = agent.FrontPlugin
 )
 
 // settings are the flags, checked.

@@ -25,6 +25,8 @@ type Options struct {
 	RunDir string
 	// FrontEnds are started once there is a table of the node.
 	FrontEnds []FrontEnd
+	// Division says which has which GPU; nil: the front ends know.
+	Division *Division
 	// Health is where /healthz, /readyz and /metrics answer, such as ":9470"; empty: nowhere.
 	Health string
 	// Probe is the socket at which AskProbe asks; empty: none.
@@ -95,6 +97,7 @@ type agent struct {
 	looked   clock // when keep last looked
 	running  []*front
 	table    *watcher
+	apart    bool // the table's GPUs are divided among the front ends
 
 	mu    sync.Mutex
 	state State // of the last look
@@ -126,8 +129,9 @@ func (a *agent) look(ctx context.Context) {
 		a.tell(table, err)
 		a.resizer.use(table)
 	}
+	undivided := a.divide(table, changed)
 	for _, f := range a.running {
-		f.follow(ctx, table, changed, a.Log)
+		f.follow(ctx, table, changed, undivided, a.Log)
 		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Shared: f.shared(table)})
 	}
 	a.mu.Lock()
@@ -135,6 +139,19 @@ func (a *agent) look(ctx context.Context) {
 	a.mu.Unlock()
 	a.looked.Store(time.Now())
 	a.reporter.report(s)
+}
+
+// divide has it looked up whose the GPUs of a table are, until that has gone well once.
+func (a *agent) divide(table *device.Table, changed bool) error {
+	a.apart = a.apart && !changed
+	if a.Division == nil || table == nil || a.apart {
+		return nil
+	}
+	if err := a.Division.Resolve(table.GPUs); err != nil {
+		return err
+	}
+	a.apart = true
+	return nil
 }
 
 // tell logs another table, or that there is none.

@@ -52,8 +52,11 @@ type FrontState struct {
 	Shared []int // indices of GPUs that another front end was given too
 }
 
-// FrontDRA is the front end that needs CDI of the container runtime.
-const FrontDRA = "dra"
+// The front ends. That of DRA needs CDI of the container runtime.
+const (
+	FrontDRA    = "dra"
+	FrontPlugin = "deviceplugin"
+)
 
 // podsOpen: a pod's author may take GPUs without an allocation.
 func podsOpen(t *device.Table) bool {

@@ -79,12 +79,17 @@ func (f *front) bury(log *slog.Logger) {
 }
 
 // follow brings the front end to the table: starts it, updates it, asks how it is. Without a table one that runs has no GPUs
-// to offer, and is told so: pods would be sent here otherwise, and fail.
-func (f *front) follow(ctx context.Context, table *device.Table, changed bool, log *slog.Logger) {
+// to offer, and is told so: pods would be sent here otherwise, and fail. While it is not known whose the table's GPUs are, which
+// undivided says, it is left as it is.
+func (f *front) follow(ctx context.Context, table *device.Table, changed bool, undivided error, log *slog.Logger) {
 	f.bury(log)
 	f.behind = f.behind || changed
 	if f.server == nil && table == nil {
 		f.err = errors.New("waits for the node table")
+		return
+	}
+	if undivided != nil {
+		f.next, f.err = time.Time{}, undivided
 		return
 	}
 	if f.behind && (changed || !time.Now().Before(f.next)) {

@@ -41,7 +41,7 @@ func TestFront(t *testing.T) {
 	table := tableOf("", device.GPU{UUID: "GPU-0"})
 	step := func(table *device.Table, changed bool, wantErr string) {
 		t.Helper()
-		f.follow(ctx, table, changed, silent)
+		f.follow(ctx, table, changed, nil, silent)
 		if wantErr == "" && f.err != nil || wantErr != "" && (f.err == nil || !strings.Contains(f.err.Error(), wantErr)) {
 			t.Errorf("error %v, want %q", f.err, wantErr)
 		}
@@ -97,32 +97,32 @@ func TestFrontFailed(t *testing.T) {
 		return one, nil
 	}}}
 	table := tableOf("", device.GPU{UUID: "GPU-0"})
-	f.follow(t.Context(), table, true, silent)
+	f.follow(t.Context(), table, true, nil, silent)
 	for n := 1; n <= 3; n++ {
 		one.dead, one.sick = errors.New("socket lost"), errors.New("socket lost")
-		f.follow(t.Context(), table, false, silent)
+		f.follow(t.Context(), table, false, nil, silent)
 		if wait := time.Until(f.next); f.err == nil || one.stops != n || one.starts != n || wait > retry(n-1) || wait < retry(n-1)/2 {
 			t.Errorf("ended: %v, %d stops, %d starts, %v to wait", f.err, one.stops, one.starts, wait)
 		}
-		f.follow(t.Context(), table, false, silent) // too early
+		f.follow(t.Context(), table, false, nil, silent) // too early
 		one.sick, f.next = nil, time.Now()
-		f.follow(t.Context(), table, false, silent)
+		f.follow(t.Context(), table, false, nil, silent)
 		if f.err != nil || one.starts != n+1 {
 			t.Errorf("started again: %v, %d starts", f.err, one.starts)
 		}
 	}
 	f.began = time.Now().Add(-lived)
 	one.dead = errors.New("socket lost")
-	if f.follow(t.Context(), table, false, silent); time.Until(f.next) > retry(0) {
+	if f.follow(t.Context(), table, false, nil, silent); time.Until(f.next) > retry(0) {
 		t.Errorf("after a long life %v to wait", time.Until(f.next))
 	}
 	// Without a table it is not started again, and not forgotten.
 	f.next = time.Now()
-	f.follow(t.Context(), nil, true, silent)
+	f.follow(t.Context(), nil, true, nil, silent)
 	if f.err == nil || one.starts != 4 {
 		t.Errorf("without a table: %v, %d starts", f.err, one.starts)
 	}
-	if f.follow(t.Context(), table, true, silent); f.err != nil || one.starts != 5 {
+	if f.follow(t.Context(), table, true, nil, silent); f.err != nil || one.starts != 5 {
 		t.Errorf("table back: %v, %d starts", f.err, one.starts)
 	}
 }
