@@ -126,6 +126,10 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 	if err := e.check(o.CDIDir); err != nil {
 		return nil, err
 	}
+	if e.believed {
+		o.Log.Warn("the container runtime was not asked whether it takes CDI devices, and is taken to be as it is by default",
+			"runtime", e.name+" "+e.version, "remedy", "mount its socket: deploy/components/cri-socket")
+	}
 	dir := filepath.Join(o.PluginDir, DriverName)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, fmt.Errorf("dra: %w", err)

@@ -12,7 +12,9 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -28,6 +30,8 @@ type engine struct {
 	// cdi and cdiDirs are what containerd's configuration says; nil: not known.
 	cdi     *bool
 	cdiDirs []string
+	// believed: the engine itself was not asked, so that it is taken to be as it is by default.
+	believed bool
 }
 
 // check is nil if the engine takes CDI devices from dir.
@@ -48,7 +52,8 @@ func (e engine) check(dir string) error {
 			return refuse(`enable_cdi is false, so a pod would start without its share: set enable_cdi = true in the configuration of containerd's CRI plugin and restart containerd`)
 		case e.cdi == nil && major == 1:
 			// Off by default in 1.7 (pkg/cri/config/config_unix.go), on since 2.0, and without a switch since 2.4.
-			return refuse("enable_cdi is off by default, and its socket was not there to ask: give the agent %s", defaultCRISocket)
+			return refuse("enable_cdi is off by default, and its socket was not there to ask: mount %s into the agent's pod (deploy/components/cri-socket), or upgrade to 2.0 or newer",
+				defaultCRISocket)
 		}
 	case "cri-o":
 		if !ok || major < 1 || major == 1 && minor < 23 {
@@ -121,7 +126,7 @@ func fromNode(s string) (engine, error) {
 	if !ok {
 		return engine{}, fmt.Errorf("dra: nodeInfo.containerRuntimeVersion %q: want such as containerd://2.1.4: does a kubelet run on the node?", s)
 	}
-	return engine{name: name, version: version}, nil
+	return engine{name: name, version: version, believed: true}, nil
 }
 
 func askCRI(ctx context.Context, socket string) (engine, error) {
@@ -135,6 +140,10 @@ func askCRI(ctx context.Context, socket string) (engine, error) {
 	defer conn.Close()
 	client := cri.NewRuntimeServiceClient(conn)
 	v, err := client.Version(ctx, &cri.VersionRequest{})
+	if status.Code(err) == codes.Unavailable {
+		// A socket that is mounted into a pod by itself is that of the runtime of then, and nobody listens at it after a restart.
+		err = fmt.Errorf("%w: was it restarted since this pod began? Delete the agent's pod then", err)
+	}
 	if err != nil {
 		return fault(err)
 	}

@@ -21,21 +21,21 @@ func TestEngines(t *testing.T) {
 		engine
 		dir, want string
 	}{
-		{engine{"containerd", "v2.4.2", nil, both}, "/var/run/cdi", ""},
-		{engine{"containerd", "v2.4.2", nil, both}, "/run/cdi", ""},
-		{engine{"containerd", "2.0.0-rc.1", nil, nil}, "/var/run/cdi", ""},
-		{engine{"containerd", "v2.1.4", on, both}, "/etc/cdi", ""},
-		{engine{"containerd", "v2.1.4", off, both}, "/var/run/cdi", "set enable_cdi = true"},
-		{engine{"containerd", "v2.1.4", on, both}, "/srv/cdi", "reads CDI specs in /etc/cdi and /var/run/cdi, not in /srv/cdi"},
-		{engine{"containerd", "1.7.27", on, both}, "/var/run/cdi", ""},
-		{engine{"containerd", "1.7.27", off, both}, "/var/run/cdi", "containerd 1.7.27: enable_cdi is false"},
-		{engine{"containerd", "1.7.27", nil, nil}, "/var/run/cdi", "off by default"},
-		{engine{"containerd", "1.6.20~ds1", nil, nil}, "/var/run/cdi", "containerd 1.6.20~ds1: ignores CDI devices"},
-		{engine{"containerd", "v1.6.38", on, both}, "/var/run/cdi", "ignores CDI devices"},
-		{engine{"containerd", "unknown", on, both}, "/var/run/cdi", "want a version"},
-		{engine{"cri-o", "1.34.1", nil, nil}, "/var/run/cdi", ""},
-		{engine{"cri-o", "1.22.0", nil, nil}, "/var/run/cdi", "ignores CDI devices"},
-		{engine{"docker", "28.0.1", nil, nil}, "/var/run/cdi", "is not known to take CDI devices"},
+		{engine{"containerd", "v2.4.2", nil, both, false}, "/var/run/cdi", ""},
+		{engine{"containerd", "v2.4.2", nil, both, false}, "/run/cdi", ""},
+		{engine{"containerd", "2.0.0-rc.1", nil, nil, false}, "/var/run/cdi", ""},
+		{engine{"containerd", "v2.1.4", on, both, false}, "/etc/cdi", ""},
+		{engine{"containerd", "v2.1.4", off, both, false}, "/var/run/cdi", "set enable_cdi = true"},
+		{engine{"containerd", "v2.1.4", on, both, false}, "/srv/cdi", "reads CDI specs in /etc/cdi and /var/run/cdi, not in /srv/cdi"},
+		{engine{"containerd", "1.7.27", on, both, false}, "/var/run/cdi", ""},
+		{engine{"containerd", "1.7.27", off, both, false}, "/var/run/cdi", "containerd 1.7.27: enable_cdi is false"},
+		{engine{"containerd", "1.7.27", nil, nil, false}, "/var/run/cdi", "deploy/components/cri-socket"},
+		{engine{"containerd", "1.6.20~ds1", nil, nil, false}, "/var/run/cdi", "containerd 1.6.20~ds1: ignores CDI devices"},
+		{engine{"containerd", "v1.6.38", on, both, false}, "/var/run/cdi", "ignores CDI devices"},
+		{engine{"containerd", "unknown", on, both, false}, "/var/run/cdi", "want a version"},
+		{engine{"cri-o", "1.34.1", nil, nil, false}, "/var/run/cdi", ""},
+		{engine{"cri-o", "1.22.0", nil, nil, false}, "/var/run/cdi", "ignores CDI devices"},
+		{engine{"docker", "28.0.1", nil, nil, false}, "/var/run/cdi", "is not known to take CDI devices"},
 		{engine{}, "/var/run/cdi", "is not known"},
 	} {
 		err := c.check(c.dir)
@@ -101,6 +101,26 @@ func TestAskEngine(t *testing.T) {
 	}
 	if _, err := askEngine(t.Context(), nodes, "node1", "/nowhere/cri.sock"); err == nil || !strings.Contains(err.Error(), "/nowhere/cri.sock") {
 		t.Error(err)
+	}
+	// One that was restarted since its socket was mounted, and one whose socket is not there.
+	stale := criServer{name: "containerd", version: "1.7.27"}.serve(t)
+	dead, err := net.Listen("unix", stale+"2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.(*net.UnixListener).SetUnlinkOnClose(false)
+	_ = dead.Close()
+	if _, err := askEngine(t.Context(), nodes, "node1", stale+"2"); err == nil || !strings.Contains(err.Error(), "Delete the agent's pod") {
+		t.Error(err)
+	}
+	for version, want := range map[string]string{"containerd://1.7.27": "deploy/components/cri-socket", "containerd://2.0.5": "", "cri-o://1.34.1": ""} {
+		e, err := fromNode(version)
+		if err == nil {
+			err = e.check("/run/cdi")
+		}
+		if !e.believed || (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %+v, %v", version, e, err)
+		}
 	}
 	if e, err := fromNode("containerd://1.6.20"); err != nil || e.check("/run/cdi") == nil {
 		t.Errorf("%+v, %v", e, err)
