@@ -101,11 +101,11 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestPrivileges: the component denies high priority and spill where the namespace has no label.
+// TestPrivileges: the policy denies high priority, spill and great weights where the namespace has no label.
 func TestPrivileges(t *testing.T) {
-	apply(t, "base/deviceclasses.yaml", "components/vgpu-privileges/admission.yaml")
+	apply(t, "base/deviceclasses.yaml", "base/admission-privileges.yaml")
 	t.Cleanup(func() {
-		if out, err := kubectl("", "delete", "-f", "../../../deploy/components/vgpu-privileges/admission.yaml"); err != nil {
+		if out, err := kubectl("", "delete", "-f", "../../../deploy/base/admission-privileges.yaml"); err != nil {
 			t.Errorf("%v: %s", err, out)
 		}
 	})
@@ -129,7 +129,10 @@ func TestPrivileges(t *testing.T) {
 	if err := of("plain", ", spill: 1Gi"); err == nil || !strings.Contains(err.Error(), "cgpu.io/allow-spill=true") {
 		t.Error(err)
 	}
-	for _, fields := range []string{", priority: default, spill: 0", ", weight: 3"} {
+	if err := of("plain", ", weight: 11"); err == nil || !strings.Contains(err.Error(), "cgpu.io/allow-weight=true") {
+		t.Error(err)
+	}
+	for _, fields := range []string{", priority: default, spill: 0", ", weight: 10"} {
 		if err := of("plain", fields); err != nil {
 			t.Errorf("%s: %v", fields, err)
 		}
