@@ -52,6 +52,7 @@ type Guard struct {
 
 	compute      *compute
 	managed      managed
+	outside      outside
 	page         *page.Page // nil: the container has none
 	events       *event.Writer
 	began        atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet

@@ -100,6 +100,11 @@ func eachFile(tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
 		return false
 	}
 	defer unix.Close(pidfd)
+	return eachFileOf(pidfd, tgid, nodes, f)
+}
+
+// eachFileOf is eachFile of a thread, whose descriptor table may be one of its own.
+func eachFileOf(pidfd, tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
 	for number := range min(tableSize(tgid), maxScanFDs) {
 		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
 		if e == unix.ESRCH || e == unix.EPERM {

@@ -63,6 +63,7 @@ func (g *Guard) Run(s Sockets) error {
 	go g.accept(s.Seccomp)
 	g.watchLauncher()
 	g.compute.begin()
+	go g.watchOutside()
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
@@ -97,7 +98,10 @@ func (g *Guard) awaitMemory() {
 			return
 		}
 		if wait >= 640*time.Millisecond { // processes take a moment to end
-			g.logOnce("await", "memory of the container is still held by a process outside of it; its reservation stays")
+			// Who it was sent to has no use of it that the ledger knows of, and must not keep the room from others.
+			if g.endHolders() == 0 {
+				g.logOnce("await", "memory of the container is still held by a process of the host; its reservation stays")
+			}
 		}
 		time.Sleep(wait)
 	}

@@ -1,0 +1,445 @@
+package guard
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// A descriptor of a driver's file can be sent out of the container, by a socket, to a process that no filter and no guard holds:
+// the device cgroup checks only who opens. There it is the whole GPU. So the guard looks for such holders and ends them.
+//
+// Once a second it asks the driver which processes have the GPU (NV2080_CTRL_CMD_GPU_GET_PIDS). One that is new, and not of the
+// container, has its descriptors looked at. The driver does not name a process that made a client and has ended, nor who has only the
+// file; so now and then all processes of the node are looked at.
+//
+// What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
+// bind mounts of the host's. Processes in the guard's mount namespace are the host's, and are let be, as is whoever has
+// come into the container's namespaces, and whoever another guard holds.
+
+const (
+	outsideLook = time.Second
+	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes. They are left out while
+	// the container sleeps.
+	everywhereLook  = 30 * time.Second
+	everywhereShare = 500
+	// suspectShare is the same where something calls for a look at once: whoever can must not keep a CPU busy by it.
+	suspectShare = 20
+	// maxThreads bounds the threads of a process whose descriptor tables are looked at.
+	maxThreads = 4096
+	// maxPassed bounds the files of one holder that are compared with those in the container.
+	maxPassed = 64
+
+	controlGetPids = 0x2080018d
+	pidsSize       = 3812
+)
+
+// outside is what the guard knows of processes beyond its container.
+type outside struct {
+	mu         sync.Mutex
+	clean      map[outsider]bool // have the GPU by files of their own
+	everywhere time.Time         // when all processes are looked at next
+	rested     time.Time         // when they may be, on suspicion
+	cpu        time.Duration     // that the container had used at the last such look
+	awake      bool              // it had used some
+	member     func(tgid int) bool
+	pids       func() []int // tests: who has the GPU
+}
+
+// outsider is a process, whose number may be another's later.
+type outsider struct {
+	pid   int
+	start uint64
+}
+
+// belongings are the mount namespaces of the container's processes, and the mounts in them.
+type belongings struct {
+	own        uint64 // the guard's namespace
+	namespaces map[uint64]bool
+	guarded    map[uint64]bool // of containers that other guards hold
+	mounts     map[int]bool
+}
+
+// watchOutside looks for outsiders until the container is over.
+func (g *Guard) watchOutside() {
+	for {
+		select {
+		case <-g.done:
+			return
+		case <-time.After(outsideLook):
+		}
+		if g.canTellOutside() {
+			g.lookOutside()
+		}
+	}
+}
+
+// canTellOutside: without a cgroup of the container it is not known who is of it.
+func (g *Guard) canTellOutside() bool {
+	return g.outside.member != nil || g.containerCgroups().procs != ""
+}
+
+// lookOutside looks once.
+func (g *Guard) lookOutside() {
+	o := &g.outside
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clean := map[outsider]bool{}
+	var b *belongings // nobody new, no work
+	all := false
+	for _, pid := range g.gpuPids() {
+		if pid == os.Getpid() || g.tasks.byHostPid(pid) != nil {
+			continue
+		}
+		start, err := ledger.ProcStart(pid)
+		if err != nil {
+			continue // gone
+		}
+		who := outsider{pid, start}
+		if o.clean[who] {
+			clean[who] = true
+			continue
+		}
+		if b == nil {
+			b = g.belongings(true)
+		}
+		switch g.tryOutsider(who, b) {
+		case outsiderClean:
+			clean[who] = true
+		case outsiderUnclear: // it has given its file away
+			clean[who], all = true, true
+		case outsiderGuilty:
+			all = true // there may be others with the same file
+		}
+	}
+	o.clean = clean
+	switch now := time.Now(); {
+	case all && now.Before(o.rested):
+		o.everywhere, o.awake = o.rested, true
+		return
+	case all:
+	case now.Before(o.everywhere):
+		return
+	default:
+		used, ok := cpuUsage(g.containerCgroups().cpu)
+		was := o.awake
+		o.awake, o.cpu = !ok || used != o.cpu, used
+		if !o.awake && !was { // what was sent at the last moment may have been received since: hence once more
+			o.everywhere = now.Add(everywhereLook)
+			return
+		}
+	}
+	begin := time.Now()
+	if b == nil {
+		b = g.belongings(true)
+	}
+	wait := everywhereLook
+	if g.lookEverywhere(b) > 0 {
+		wait = outsideLook
+	}
+	took := time.Since(begin)
+	o.rested = time.Now().Add(suspectShare * took)
+	if o.everywhere = time.Now().Add(max(wait, everywhereShare*took)); wait == outsideLook { // once more for who had it from who is ended
+		o.everywhere, o.awake = o.rested, true
+	}
+}
+
+// endHolders ends whoever outside still holds the files of a container that is over.
+func (g *Guard) endHolders() int {
+	if !g.canTellOutside() {
+		return 0
+	}
+	g.outside.mu.Lock()
+	defer g.outside.mu.Unlock()
+	return g.lookEverywhere(g.belongings(false))
+}
+
+// lookEverywhere looks at all processes of the node, and returns how many were guilty.
+func (g *Guard) lookEverywhere(b *belongings) (guilty int) {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return 0
+	}
+	defer proc.Close()
+	names, _ := proc.Readdirnames(-1)
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil || pid == os.Getpid() || g.tasks.byHostPid(pid) != nil {
+			continue
+		}
+		start, err := ledger.ProcStart(pid)
+		if err == nil && g.tryOutsider(outsider{pid, start}, b) == outsiderGuilty {
+			guilty++
+		}
+	}
+	return guilty
+}
+
+// gpuPids asks the driver who has a GPU of the container.
+func (g *Guard) gpuPids() (pids []int) {
+	if g.outside.pids != nil {
+		return g.outside.pids()
+	}
+	if !g.driver.Native() {
+		return nil // without a guard nobody can make a client
+	}
+	a, err := g.ownClient()
+	if err != nil {
+		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)
+		return nil
+	}
+	for _, sub := range a.subs {
+		params := make([]byte, pidsSize)
+		rm.PutU32(params, rm.PidsID, classSubdevice)
+		if s, e := g.control(a.target, a.client, sub, controlGetPids, params); e != 0 || s != rm.StatusOK {
+			g.logOnce("outside", "the driver does not say which processes have the GPU", "status", rm.StatusName(s), "errno", e)
+			continue
+		}
+		for i := range int(min(rm.U32(params, rm.PidsCount), rm.PidsMax)) {
+			pids = append(pids, int(rm.U32(params, rm.PidsTable+4*i)))
+		}
+	}
+	return pids
+}
+
+type verdict int
+
+const (
+	outsiderClean   verdict = iota // the host's, the container's own, or with files of its own
+	outsiderUnclear                // it has no file of the driver at all
+	outsiderGuilty
+)
+
+// tryOutsider looks at a process, and ends it if it has a file of the container.
+func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
+	namespace, ok := mountNamespace(who.pid)
+	if !ok || namespace == b.own || b.namespaces[namespace] || b.guarded[namespace] || g.isMember(who.pid) {
+		return outsiderClean
+	}
+	var passed []int
+	defer func() {
+		for _, fd := range passed {
+			_ = unix.Close(fd)
+		}
+	}()
+	own := false
+	eachTable(who.pid, &g.nodes, func(fd int) bool {
+		n, _, err := g.nodes.classify(fd)
+		switch {
+		case err != nil:
+		case b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil:
+			passed = append(passed, fd)
+			return len(passed) < maxPassed
+		default:
+			own = own || n.kind == nodeControl
+		}
+		_ = unix.Close(fd)
+		return true
+	})
+	switch {
+	case len(passed) > 0:
+		g.endOutsider(who, passed)
+		return outsiderGuilty
+	case own:
+		return outsiderClean
+	}
+	return outsiderUnclear
+}
+
+// endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was
+// allocated on a file lives until the last of its descriptors is closed, wherever that is.
+func (g *Guard) endOutsider(who outsider, passed []int) {
+	if start, err := ledger.ProcStart(who.pid); err != nil || start != who.start {
+		return // gone
+	}
+	g.log.Warn("ending a process outside of the container that has the container's driver files", "pid", who.pid, "files", len(passed))
+	g.stats.processesKilled.Add(1)
+	g.events.Note(event.Event{Kind: event.Killed, PID: who.pid, Text: "a process outside of the container that was sent its GPU's files"})
+	if err := killOne(who.pid); err != nil {
+		// Whoever traces it is its companion, or the host's.
+		tracer := tracerOf(who.pid)
+		if namespace, ok := mountNamespace(tracer); tracer != 0 && ok && !isOwnNamespace(namespace) && cgroupText(tracer) == cgroupText(who.pid) {
+			err = killOne(tracer)
+		}
+		if err != nil {
+			g.logOnce("outsider", "cannot end a process outside of the container that has its driver files", "pid", who.pid, "err", err)
+		}
+	}
+	for _, tgid := range g.mappers() {
+		for _, fd := range passed {
+			if processHolds(g.files.self, tgid, fd, &g.nodes) {
+				g.log.Warn("ending the process that shares driver files with one outside of the container", "pid", tgid)
+				g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "it shares its GPU's files with a process outside of the container"})
+				g.killProcess(tgid)
+				break
+			}
+		}
+	}
+}
+
+// isMember says whether a process is of the container, by its cgroup: in the container's, or below it.
+func (g *Guard) isMember(tgid int) bool {
+	if g.outside.member != nil {
+		return g.outside.member(tgid)
+	}
+	folder := g.containerCgroups().procs
+	for _, controller := range []string{"devices", ""} {
+		if dir, ok := cgroupOf(tgid, controller); ok && (dir == folder || strings.HasPrefix(dir, folder+"/")) {
+			return true
+		}
+	}
+	return false
+}
+
+// belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. living: the
+// container is not over, and others' containers are left to their guards.
+func (g *Guard) belongings(living bool) *belongings {
+	b := &belongings{namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, mounts: map[int]bool{}}
+	b.own, _ = mountNamespace(os.Getpid())
+	for _, tgid := range g.mappers() {
+		namespace, ok := mountNamespace(tgid)
+		if !ok || namespace == b.own || b.namespaces[namespace] {
+			continue
+		}
+		mounts := mountsOf(tgid)
+		if again, ok := mountNamespace(tgid); !ok || again != namespace || !g.isMember(tgid) {
+			continue // gone, and another's by now
+		}
+		b.namespaces[namespace] = true
+		for _, id := range mounts {
+			b.mounts[id] = true
+		}
+	}
+	if !living {
+		return b
+	}
+	records, err := ledger.Open(g.cfg.RunDir).List()
+	if err != nil {
+		g.logOnce("outside-ledger", "cannot tell which containers have guards", "err", err)
+	}
+	for _, r := range records {
+		if start, err := ledger.ProcStart(r.InitPID); r.Nonce != g.cfg.Nonce && r.Socket != "" && err == nil && start == r.InitStart {
+			if namespace, ok := mountNamespace(r.InitPID); ok {
+				b.guarded[namespace] = true
+			}
+		}
+	}
+	return b
+}
+
+// eachTable calls f with copies of all descriptors of a process that are NVIDIA's, until f returns false. The copies are f's. Threads
+// can have descriptor tables of their own.
+func eachTable(tgid int, nodes *nodeTable, f func(fd int) bool) {
+	more := true
+	dup := func(fd, _ int) bool { // eachFile closes its own
+		if copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3); err == nil {
+			more = f(copied)
+		}
+		if !more {
+			_ = unix.Close(fd)
+		}
+		return !more
+	}
+	if eachFile(tgid, nodes, dup); !more {
+		return
+	}
+	dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/task")
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	threads, _ := dir.Readdirnames(maxThreads)
+	for _, name := range threads {
+		tid, err := strconv.Atoi(name)
+		if err != nil || tid == tgid {
+			continue
+		}
+		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tid), uintptr(tgid), kcmpFiles, 0, 0, 0); e == 0 && r == 0 {
+			continue
+		}
+		pidfd, err := unix.PidfdOpen(tid, pidfdThread)
+		if err != nil {
+			continue // gone, or before Linux 6.9
+		}
+		eachFileOf(pidfd, tid, nodes, dup)
+		_ = unix.Close(pidfd)
+		if !more {
+			return
+		}
+	}
+}
+
+// mountNamespace is the number of a process' mount namespace.
+func mountNamespace(pid int) (uint64, bool) {
+	var st unix.Stat_t
+	err := unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/mnt", &st)
+	return st.Ino, err == nil
+}
+
+func isOwnNamespace(namespace uint64) bool {
+	own, ok := mountNamespace(os.Getpid())
+	return !ok || own == namespace
+}
+
+// maxMounts bounds what is read of a table of mounts; the kernel's bound is 100000 mounts of a namespace.
+const maxMounts = 64 << 20
+
+// mountsOf lists the numbers of the mounts that a process sees.
+func mountsOf(pid int) (ids []int) {
+	b, err := readBounded("/proc/"+strconv.Itoa(pid)+"/mountinfo", maxMounts)
+	if err != nil {
+		return nil
+	}
+	for line := range bytes.Lines(b) {
+		first, _, _ := bytes.Cut(line, []byte(" "))
+		if id, err := strconv.Atoi(string(first)); err == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// mountOf is the number of the mount through which a file of the guard was opened; -1 if it cannot be told.
+func mountOf(fd int) int {
+	b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
+	if err != nil {
+		return -1
+	}
+	for line := range bytes.Lines(b) {
+		if value, ok := bytes.CutPrefix(line, []byte("mnt_id:")); ok {
+			if id, err := strconv.Atoi(string(bytes.TrimSpace(value))); err == nil {
+				return id
+			}
+		}
+	}
+	return -1
+}
+
+// cgroupText is what tells a process' cgroups; empty if it is gone.
+func cgroupText(pid int) string {
+	b, err := readBounded("/proc/"+strconv.Itoa(pid)+"/cgroup", 1<<16)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// readBounded is os.ReadFile of the beginning of what a container can make long.
+func readBounded(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, most))
+}

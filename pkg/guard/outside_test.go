@@ -1,0 +1,260 @@
+package guard
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// stranger is a process with a mount namespace of its own, as a container's has, or without, as the host's.
+type stranger struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+// newStranger starts one that opens a node, if any, as descriptor 5, and has files from 3 on.
+func newStranger(t *testing.T, apart bool, opens string, files ...*os.File) *stranger {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root for mount namespaces")
+	}
+	script := "echo ready; exec sleep 100"
+	if opens != "" {
+		script = "exec 5<>" + opens + "; " + script
+	}
+	s := &stranger{t: t, cmd: exec.Command("sh", "-c", script), gone: make(chan struct{})}
+	s.cmd.ExtraFiles = files
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	if apart {
+		s.cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS
+	}
+	out, err := s.cmd.StdoutPipe()
+	if err == nil {
+		err = s.cmd.Start()
+	}
+	if err != nil {
+		t.Skip("cannot start a process with a mount namespace of its own: ", err)
+	}
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = s.cmd.Wait()
+		close(s.gone)
+	}()
+	t.Cleanup(func() {
+		_ = s.cmd.Process.Kill()
+		<-s.gone
+	})
+	return s
+}
+
+func (s *stranger) pid() int { return s.cmd.Process.Pid }
+
+func (s *stranger) ended() bool {
+	select {
+	case <-s.gone:
+		return true
+	case <-time.After(10 * time.Second):
+		return false
+	}
+}
+
+func (s *stranger) lives() bool {
+	select {
+	case <-s.gone:
+		return false
+	case <-time.After(200 * time.Millisecond):
+		return true
+	}
+}
+
+// file copies descriptor 5, as a process does that was sent it.
+func (s *stranger) file() *os.File {
+	s.t.Helper()
+	pidfd, err := unix.PidfdOpen(s.pid(), 0)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, 5, 0)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "passed")
+	s.t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// outsideGuard is a guard whose container has one process, and a driver that names pids.
+func outsideGuard(t *testing.T, container *stranger, pids ...int) *Guard {
+	t.Helper()
+	g := newFakeGuard(t, answering(0, nil))
+	g.cfg.RunDir = t.TempDir()
+	g.outside.member = func(tgid int) bool { return tgid == container.pid() }
+	g.managed.list = func() []int { return []int{container.pid()} }
+	g.outside.pids = func() []int { return pids }
+	g.outside.everywhere = time.Now().Add(time.Hour)
+	return g
+}
+
+// TestOutside: who was sent the container's files is ended, as soon as the driver names him; all others are let be.
+func TestOutside(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	gpuOnly := newStranger(t, true, "/dev/zero") // the container's too, with another node
+	passed := container.file()
+	thief := newStranger(t, true, "", passed)
+	thief2 := newStranger(t, true, fakeControl, gpuOnly.file()) // with a nvidiactl of its own
+	own := newStranger(t, true, fakeControl)
+	host := newStranger(t, false, fakeControl, passed)
+	none := newStranger(t, true, "")
+	g := outsideGuard(t, container, container.pid(), thief.pid(), thief2.pid(), own.pid(), host.pid(), none.pid(), 1<<30)
+	g.outside.member = func(tgid int) bool { return tgid == container.pid() || tgid == gpuOnly.pid() }
+	g.managed.list = func() []int { return []int{container.pid(), gpuOnly.pid()} }
+	g.lookOutside()
+	if !thief.ended() || !thief2.ended() {
+		t.Error("a process with the container's files lives")
+	}
+	if !own.lives() || !host.lives() || !none.lives() {
+		t.Error("a process without the container's files, or of the host, was ended")
+	}
+	if !container.ended() {
+		t.Error("what the thief has made lives on in the container's file")
+	}
+	if n := g.stats.processesKilled.Load(); n < 2 {
+		t.Errorf("counted %d", n)
+	}
+}
+
+// TestOutsideSilent: a holder that the driver does not name is found by a look at all processes, now and then.
+func TestOutsideSilent(t *testing.T) {
+	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
+	thief := newStranger(t, true, "", container.file())
+	g := outsideGuard(t, container, neighbour.pid())
+	g.lookOutside()
+	if !thief.lives() {
+		t.Fatal("the test does not test")
+	}
+	g.outside.everywhere, g.outside.awake = time.Time{}, true
+	g.lookOutside()
+	if !thief.ended() || !neighbour.lives() {
+		t.Error("the wrong one lives")
+	}
+}
+
+// TestOutsideGivenAway: who has the GPU and no file has given it away.
+func TestOutsideGivenAway(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	middle, thief := newStranger(t, true, ""), newStranger(t, true, "", container.file())
+	g := outsideGuard(t, container, middle.pid())
+	g.lookOutside()
+	if !thief.ended() || !middle.lives() {
+		t.Error("the wrong one lives")
+	}
+}
+
+// TestOutsideGuarded: who is in a container with a guard of its own is that guard's, until ours is over.
+func TestOutsideGuarded(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	other := newStranger(t, true, fakeControl, container.file())
+	g := outsideGuard(t, container, other.pid())
+	start, err := ledger.ProcStart(other.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := g.cfg.GPUs[0]
+	_, err = ledger.Open(g.cfg.RunDir).Reserve(ledger.Request{
+		Record: ledger.Record{ID: "other", Nonce: "other", Socket: "s", InitPID: other.pid(), InitStart: start, VGPUs: []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}},
+		GPUs:   []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
+		Card:   sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.lookOutside()
+	if !other.lives() {
+		t.Error("another guard's container was touched")
+	}
+}
+
+// TestOutsideAfter: the container is gone, and its file is held.
+func TestOutsideAfter(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	passed := container.file()
+	thief, own := newStranger(t, true, "", passed), newStranger(t, true, fakeControl)
+	g := outsideGuard(t, container)
+	if _, err := g.followFile(int(passed.Fd()), node{nodeControl, 0}); err != nil {
+		t.Fatal(err)
+	}
+	g.outside.member = func(int) bool { return false }
+	g.managed.list = func() []int { return nil }
+	_ = container.cmd.Process.Kill()
+	container.ended()
+	if n := g.endHolders(); n != 1 || !thief.ended() || !own.lives() {
+		t.Errorf("%d ended", n)
+	}
+	passed.Close()
+	g.sweep()
+	if n := g.files.count(); n != 0 {
+		t.Errorf("%d files are still held", n)
+	}
+}
+
+// TestOutsideKnown: who was found to be clean is not looked at again, but another process with its number is.
+func TestOutsideKnown(t *testing.T) {
+	container, own := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
+	g := outsideGuard(t, container, own.pid())
+	g.lookOutside()
+	start, _ := ledger.ProcStart(own.pid())
+	if who := (outsider{own.pid(), start}); len(g.outside.clean) != 1 || !g.outside.clean[who] {
+		t.Errorf("clean: %v", g.outside.clean)
+	}
+	thief := newStranger(t, true, "", container.file())
+	g.outside.pids = func() []int { return []int{thief.pid()} }
+	g.outside.clean = map[outsider]bool{{thief.pid(), 1}: true}
+	g.lookOutside()
+	if !thief.ended() {
+		t.Error("it passes for a process that is gone")
+	}
+}
+
+// TestMountOf: a mount is of one namespace.
+func TestMountOf(t *testing.T) {
+	container, other := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
+	mounts := map[int]bool{}
+	for _, id := range mountsOf(container.pid()) {
+		mounts[id] = true
+	}
+	if len(mounts) == 0 || !mounts[mountOf(int(container.file().Fd()))] || mounts[mountOf(int(other.file().Fd()))] {
+		t.Errorf("%v", mounts)
+	}
+	if got := mountOf(1 << 20); got != -1 {
+		t.Errorf("of no file: %s", strconv.Itoa(got))
+	}
+}
+
+// BenchmarkEverywhere looks at all processes of this machine.
+func BenchmarkEverywhere(b *testing.B) {
+	g := newFakeGuard(b, answering(0, nil))
+	g.cfg.RunDir = b.TempDir()
+	g.outside.member = func(int) bool { return false }
+	g.managed.list = func() []int { return nil }
+	belongings := g.belongings(true)
+	belongings.own = 0 // or they are the host's, and cost less
+	for b.Loop() {
+		g.lookEverywhere(belongings)
+	}
+	names, _ := os.ReadDir("/proc")
+	b.ReportMetric(float64(len(names)), "entries")
+}
