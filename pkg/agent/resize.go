@@ -177,7 +177,7 @@ func (r *resizer) change(t *device.Table, record ledger.Record, annotations map[
 		return err
 	}
 	for _, w := range wishes {
-		w.Overcommit, w.Card, w.MaxSpill = t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
+		w.ByPod, w.Overcommit, w.Card, w.MaxSpill = true, t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
 		for _, g := range t.GPUs {
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}

@@ -109,6 +109,32 @@ func TestWish(t *testing.T) {
 	}
 }
 
+// What an administrator has lowered is the most that an author gets, also of what the node leaves to authors.
+func TestWishBelowAdministrator(t *testing.T) {
+	weight, none, percent, spill, high, best := 2, 0, 10, quota.Bytes(0), quota.PriorityHigh, quota.PriorityBestEffort
+	for what, tt := range map[string]struct {
+		set     ledger.Settings
+		now     map[string]string
+		refused bool
+	}{
+		"weight beyond":           {ledger.Settings{Weight: &weight}, map[string]string{annotationWeight: "3"}, true},
+		"weight":                  {ledger.Settings{Weight: &weight}, map[string]string{annotationWeight: "2"}, false},
+		"another setting is free": {ledger.Settings{Weight: &weight}, map[string]string{annotationPriority: "high"}, false},
+		"percent beyond":          {ledger.Settings{Percent: &percent}, map[string]string{annotationPercent: "20"}, true},
+		"percent":                 {ledger.Settings{Percent: &percent}, map[string]string{annotationPercent: "10"}, false},
+		"no percentage set":       {ledger.Settings{Percent: &none}, map[string]string{annotationPercent: "20"}, false},
+		"spill":                   {ledger.Settings{Spill: &spill}, map[string]string{annotationSpill: "512MiB"}, true},
+		"priority":                {ledger.Settings{Priority: &best}, map[string]string{annotationPriority: "default"}, true},
+		"no lower":                {ledger.Settings{Priority: &high}, map[string]string{annotationPriority: "high"}, false},
+	} {
+		r := recordOf(true)
+		r.Allocated[0].Set = tt.set
+		if _, err := wish(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil && !strings.Contains(err.Error(), "administrator") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 // bench is an agent's resizer over a ledger with one container, without its loop.
 type bench struct {
 	*resizer
@@ -213,6 +239,22 @@ func TestApply(t *testing.T) {
 	b.put(map[string]string{annotationLimit: "4Gi", annotationWeight: "1"})
 	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 2*quota.GiB {
 		t.Errorf("a new agent undid cgpu set: %v, %+v", err, b.slice())
+	}
+	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 2*quota.GiB || b.metrics.Get("resizes_refused_total") != 1 {
+		t.Errorf("raised beyond what an administrator left: %v, %+v", err, b.slice())
+	}
+	b.put(map[string]string{annotationLimit: "1Gi", annotationWeight: "1"})
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != quota.GiB {
+		t.Errorf("lowered further: %v, %+v", err, b.slice())
+	}
+	b.put(map[string]string{annotationWeight: "1"})
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 2*quota.GiB {
+		t.Errorf("taken away: %v, %+v, want what the administrator left", err, b.slice())
+	}
+	limit = 6 * quota.GiB // who gives it back
+	if _, err := b.book.Change("c1", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+		t.Fatal(err)
 	}
 	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})
 	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 5*quota.GiB {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -46,7 +47,7 @@ func asked(all map[string]string) (some map[string]string) {
 }
 
 // wish is what annotations make of a container, a request for each of its slices. What an annotation says that was not
-// there before, or was and is no more, is changed; the latter back to what was allocated. All else stays: it is the start's,
+// there before, or was and is no more, is changed; the latter back to the most that it can be. All else stays: it is the start's,
 // or an administrator's. It is all or nothing: one annotation that goes beyond the allocation refuses the others too.
 func wish(record ledger.Record, now map[string]string, free []quota.Choice) (list []ledger.ChangeRequest, err error) {
 	for name, value := range now {
@@ -73,15 +74,15 @@ func wish(record ledger.Record, now map[string]string, free []quota.Choice) (lis
 		if !ok {
 			return nil, fmt.Errorf("agent: annotations change only containers whose share of a GPU Kubernetes allocated; this one asked for %v itself", v.Limit)
 		}
-		given := quota.Slice{Weight: a.Given.Weight, Percent: a.Given.Percent, Priority: a.Given.Priority, Spill: a.Given.Spill}
-		choices := free
+		given, set := most(a)
+		choices := slices.DeleteFunc(slices.Clone(free), func(c quota.Choice) bool { return set[c] })
 		if !a.Plugin {
 			choices = nil // a claim says itself what holds of it
 		}
 		is := q.Within(given, choices)
 		req := ledger.ChangeRequest{GPU: v.UUID}
 		if changed(annotationLimit) {
-			limit, err := limitOf(now, a.Given.Limit)
+			limit, err := limitOf(now, a)
 			if err != nil {
 				return nil, err
 			}
@@ -94,7 +95,7 @@ func wish(record ledger.Record, now map[string]string, free []quota.Choice) (lis
 			}
 			for _, name := range names {
 				if value, ok := now[name]; ok && !granted {
-					return false, fmt.Errorf("agent: annotation %s=%q: %v was allocated, and this would be more%s", name, value, given, remedy(a, choice))
+					return false, fmt.Errorf("agent: annotation %s=%q: %v %s, and this would be more%s", name, value, given, whose(set[choice]), remedy(a, choice, set[choice]))
 				}
 			}
 			return true, nil
@@ -130,8 +131,39 @@ func wish(record ledger.Record, now map[string]string, free []quota.Choice) (lis
 	return list, nil
 }
 
-// remedy is what can be done about a wish that goes beyond the allocation.
-func remedy(a ledger.Allocation, choice quota.Choice) string {
+// most is the most that a pod's author can have but for what the node leaves him to choose: what was allocated, or the less that an
+// administrator has set since. What one has lowered is in set, and no more the author's choice.
+func most(a ledger.Allocation) (given quota.Slice, set map[quota.Choice]bool) {
+	given = quota.Slice{Weight: a.Given.Weight, Percent: a.Given.Percent, Priority: a.Given.Priority, Spill: a.Given.Spill}
+	set = map[quota.Choice]bool{}
+	if n := a.Set.Weight; n != nil && *n < given.Weight {
+		given.Weight, set[quota.ChooseWeight] = *n, true
+	}
+	if n := a.Set.Percent; n != nil && *n > 0 && (given.Percent == 0 || *n < given.Percent) { // none is the most
+		given.Percent, set[quota.ChoosePercent] = *n, true
+	}
+	if n := a.Set.Priority; n != nil && *n < given.Priority {
+		given.Priority, set[quota.ChoosePriority] = *n, true
+	}
+	if n := a.Set.Spill; n != nil && *n < given.Spill {
+		given.Spill, set[quota.ChooseSpill] = *n, true
+	}
+	return given, set
+}
+
+// whose says where the most comes from.
+func whose(set bool) string {
+	if set {
+		return "is what an administrator of the node left of it"
+	}
+	return "was allocated"
+}
+
+// remedy is what can be done about a wish that goes beyond that.
+func remedy(a ledger.Allocation, choice quota.Choice, set bool) string {
+	if set {
+		return ": ask for less"
+	}
 	if a.Plugin {
 		return fmt.Sprintf(": ask for less, or have %q in pod_settings of the node's cgpu.toml", choice)
 	}
@@ -155,8 +187,12 @@ func allocation(record ledger.Record, uuid string) (ledger.Allocation, bool) {
 	return ledger.Allocation{}, false
 }
 
-// limitOf is the limit that annotations ask for: without one, what was allocated.
-func limitOf(now map[string]string, given quota.Bytes) (quota.Bytes, error) {
+// limitOf is the limit that annotations ask for: without one, the most that it can be.
+func limitOf(now map[string]string, a ledger.Allocation) (quota.Bytes, error) {
+	given, set := a.Given.Limit, false
+	if n := a.Set.Limit; n != nil {
+		given, set = min(given, *n), *n < given
+	}
 	text, ok := now[annotationLimit]
 	if !ok {
 		return given, nil
@@ -168,7 +204,7 @@ func limitOf(now map[string]string, given quota.Bytes) (quota.Bytes, error) {
 	case limit < quota.MiB:
 		return 0, fmt.Errorf("agent: annotation %s=%q: want at least 1Mi", annotationLimit, text)
 	case limit > given:
-		return 0, fmt.Errorf("agent: annotation %s=%q: %v was allocated, and this would be more", annotationLimit, text, given)
+		return 0, fmt.Errorf("agent: annotation %s=%q: %v %s, and this would be more", annotationLimit, text, given, whose(set))
 	}
 	return limit, nil
 }

@@ -24,6 +24,8 @@ type ChangeRequest struct {
 	Priority *quota.Priority
 	// Paused is of the whole container, whatever GPU says.
 	Paused *bool
+	// ByPod: the pod's author asks. Any other change is an administrator's, and noted as the most that the author can have.
+	ByPod bool
 }
 
 // Change changes a container, found as with Find, and returns its record as it is then. It admits as Reserve does, and
@@ -97,6 +99,9 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 			return Record{}, err
 		}
 		r.VGPUs[i] = v
+		if !req.ByPod {
+			r.Allocated = req.note(r.Allocated, old.UUID)
+		}
 	}
 	if !matched && req.GPU != "" {
 		return Record{}, fmt.Errorf("ledger: container %s has no slice of GPU %s: cgpu smi shows what it has", r.label(), req.GPU)
@@ -110,6 +115,28 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 		}
 	}
 	return r, nil
+}
+
+// note returns allocations with what is set now of that of a GPU.
+func (req *ChangeRequest) note(list []Allocation, uuid string) []Allocation {
+	list = slices.Clone(list)
+	for i := range list {
+		if s := &list[i].Set; list[i].UUID == uuid {
+			last(&s.Limit, req.Limit)
+			last(&s.Spill, req.Spill)
+			last(&s.Weight, req.Weight)
+			last(&s.Percent, req.Percent)
+			last(&s.Priority, req.Priority)
+		}
+	}
+	return list
+}
+
+func last[T any](to **T, set *T) {
+	if set != nil {
+		value := *set
+		*to = &value
+	}
 }
 
 // slice returns one slice with the changes.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"reflect"
@@ -281,5 +282,48 @@ func TestLedgerWithoutCards(t *testing.T) {
 	must(t, l.Update("a", "n", func(*Record) error { return nil }))
 	if got, err := os.ReadFile(l.path(fileName)); err != nil || string(got) != old {
 		t.Errorf("rewritten as %s, %v", got, err)
+	}
+}
+
+// What administrators set is noted with the allocation, for the slice that it is about; what a pod's author sets is not.
+func TestChangeNotes(t *testing.T) {
+	l := open(t)
+	req := request("abc", "n1", 4*gib)
+	req.Record.VGPUs = append(req.Record.VGPUs, slice("GPU-b", gib)...)
+	req.Record.Allocated = []Allocation{{ID: "1", UUID: "GPU-a", Given: req.Record.VGPUs[0]}, {ID: "2", UUID: "GPU-b", Given: req.Record.VGPUs[1]}}
+	reserve(t, l, req)
+	change := func(r ChangeRequest) []Allocation {
+		t.Helper()
+		r.GPUs, r.Overcommit, r.Card = req.GPUs, 1, card(sched.PolicyPreempt, 20)
+		if _, err := l.Change("abc", r); err != nil {
+			t.Fatal(err)
+		}
+		got, err := l.Get("abc") // as it is in the file
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Allocated
+	}
+	text := func(s Settings) string {
+		b, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	for i, step := range []struct {
+		req  ChangeRequest
+		a, b string
+	}{
+		{ChangeRequest{ByPod: true, Weight: new(2), Limit: new(2 * gib)}, `{}`, `{}`},
+		{ChangeRequest{Paused: new(true)}, `{}`, `{}`},
+		{ChangeRequest{GPU: "GPU-b", Limit: new(gib / 2)}, `{}`, `{"limit":536870912}`},
+		{ChangeRequest{Weight: new(2), Percent: new(0)}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
+		{ChangeRequest{ByPod: true, Weight: new(1)}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
+	} {
+		got := change(step.req)
+		if len(got) != 2 || text(got[0].Set) != step.a || text(got[1].Set) != step.b {
+			t.Errorf("step %d: %s and %s, want %s and %s", i, text(got[0].Set), text(got[1].Set), step.a, step.b)
+		}
 	}
 }

@@ -71,8 +71,19 @@ type Allocation struct {
 	// Given is the slice as it was allocated, which the container's may be less than, or not, later: no pod's author gets
 	// beyond it (cgpu-agent applies annotations of running pods). Zero for a whole GPU.
 	Given VGPU `json:"given,omitzero"`
+	// Set is what administrators have set of the slice since (Change), and no pod's author gets beyond that either.
+	Set Settings `json:"set,omitzero"`
 	// Plugin: a device plugin allocated it, beside which the node may leave some choices to the pod's author.
 	Plugin bool `json:"plugin,omitempty"`
+}
+
+// Settings are those of a slice that were set; nil is one that was not.
+type Settings struct {
+	Limit    *quota.Bytes    `json:"limit,omitempty"`
+	Spill    *quota.Bytes    `json:"spill,omitempty"`
+	Weight   *int            `json:"weight,omitempty"`
+	Percent  *int            `json:"percent,omitempty"` // 0: none
+	Priority *quota.Priority `json:"priority,omitempty"`
 }
 
 // Share is what the slice asks of the GPU's time.
