@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -125,7 +126,7 @@ func countPatch(node *corev1.Node, n int) []byte {
 
 // tellPods annotates each pod whose containers have all they asked for.
 func (p *Plugin) tellPods(ctx context.Context) error {
-	booked, err := p.booked(ctx)
+	booked, err := p.booked(ctx, ResourceMemory)
 	if err != nil {
 		return err
 	}
@@ -153,8 +154,8 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 	return nil
 }
 
-// booked are the device ids of aliyun.com/gpu-mem by "namespace/name" and container.
-func (p *Plugin) booked(ctx context.Context) (map[string]map[string][]string, error) {
+// booked are the device ids of a resource by "namespace/name" and container.
+func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[string][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	conn, err := dial(filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
@@ -171,7 +172,7 @@ func (p *Plugin) booked(ctx context.Context) (map[string]map[string][]string, er
 		name := pod.GetNamespace() + "/" + pod.GetName()
 		for _, c := range pod.GetContainers() {
 			for _, d := range c.GetDevices() {
-				if d.GetResourceName() != ResourceMemory {
+				if d.GetResourceName() != resource {
 					continue
 				}
 				if all[name] == nil {
@@ -184,9 +185,29 @@ func (p *Plugin) booked(ctx context.Context) (map[string]map[string][]string, er
 	return all, nil
 }
 
+// holder is the container that a step was for, as the kubelet says; empty where it does not. The kubelet is in the middle of
+// an admission, but holds no lock for that which it needs to answer; should it be otherwise one day, this is not waited for.
+func (p *Plugin) holder(ctx context.Context, s *step) (name, container string) {
+	ctx, cancel := context.WithTimeout(ctx, holderTimeout)
+	defer cancel()
+	booked, err := p.booked(ctx, s.resource)
+	if err != nil {
+		p.log.Warn("whose units these are", "resource", s.resource, "err", err)
+		return "", ""
+	}
+	for name, containers := range booked {
+		for container, ids := range containers {
+			if slices.Contains(ids, s.id) {
+				return name, container
+			}
+		}
+	}
+	return "", ""
+}
+
 // holders counts the containers that have units; 0 where the kubelet does not say.
 func (p *Plugin) holders(ctx context.Context) (n int) {
-	booked, err := p.booked(ctx)
+	booked, err := p.booked(ctx, ResourceMemory)
 	if err != nil {
 		return 0
 	}

@@ -290,8 +290,9 @@ func (k kept) write(runDir string) error {
 
 // How long things may take. The kubelet admits one pod at a time, and waits for each call without a limit of its own.
 const (
-	apiTimeout   = 3 * time.Second
-	adoptTimeout = time.Second      // before a registration: while it waits, the kubelet refuses pods
-	apiPause     = 15 * time.Second // after a failure, in which no call waits for the API server
-	callTimeout  = 8 * time.Second
+	apiTimeout    = 3 * time.Second
+	holderTimeout = 500 * time.Millisecond
+	adoptTimeout  = time.Second      // before a registration: while it waits, the kubelet refuses pods
+	apiPause      = 15 * time.Second // after a failure, in which no call waits for the API server
+	callTimeout   = 8 * time.Second
 )

@@ -28,15 +28,14 @@ type want struct {
 	limits          map[string]int
 	podMemory       int // units of the whole pod, without init containers, as gpushare counts
 	gpus            int // as many GPUs as ACK's label on the pod says; else 1
-	index           int // position of the GPU that the extender chose; noIndex, badIndex
+	index           int // position of the GPU that the extender chose; noIndex
 	since           time.Time
+	// Set by match. sure: it is a container of this pod; exact: it is this one, or one with the same limits.
+	sure, exact bool
 }
 
-// Values of want.index that are no index.
-const (
-	noIndex  = -1 // the extender did not place the pod
-	badIndex = -2 // it did, but on no GPU
-)
+// noIndex is want.index of a pod that the extender did not place.
+const noIndex = -1
 
 // key names the container and the resource that it was served.
 type key struct{ pod, container, resource string }
@@ -98,15 +97,16 @@ func podGPUs(p *corev1.Pod) int {
 	return n
 }
 
-// podIndex reads what the extender wrote. A pod's author can write it too: it steers where the pod's own share lies, and
-// nothing else.
+// podIndex reads what the extender wrote. A pod's author can write it too, so what the extender would not have written is
+// nobody's choice.
 func podIndex(p *corev1.Pod) int {
-	if p.Annotations[annotationAssumeTime] == "" || p.Annotations[annotationAssigned] != "false" {
+	assumed, err := strconv.ParseInt(p.Annotations[annotationAssumeTime], 10, 64)
+	if err != nil || assumed <= 0 || p.Annotations[annotationAssigned] != "false" || p.Annotations[annotationPod] != strconv.Itoa(podMemory(p)) {
 		return noIndex
 	}
 	n, err := strconv.Atoi(p.Annotations[annotationIndex])
 	if err != nil || n < 0 {
-		return badIndex
+		return noIndex
 	}
 	return n
 }
@@ -131,42 +131,69 @@ func bound(p *corev1.Pod) time.Time {
 	return created
 }
 
-// match finds the container that the kubelet asks n units of a resource for: the first that has this limit and was not
-// served. In Allocate, which comes when the GPU is known, those go first whose GPU it is: two pods of one size that the
-// extender placed on two GPUs are not exchanged.
-//
-// strangers reports that there are candidates, but the extender placed all of them elsewhere.
-func match(all []want, served map[key]time.Time, resource string, n, position int) (found *want, strangers bool) {
-	var placed, free, other *want
-	for i := range all {
-		w := &all[i]
-		if _, done := served[key{w.pod, w.container, resource}]; done || w.limits[resource] != n {
-			continue
-		}
-		switch {
-		case w.index == noIndex && free == nil:
-			free = w
-		case position >= 0 && w.index == position && placed == nil:
-			placed = w
-		case w.index != noIndex && other == nil:
-			other = w
-		}
-	}
-	switch {
-	case position < 0:
-		return first(free, other), false
-	case placed != nil:
-		return placed, false
-	case free != nil:
-		return free, false
-	}
-	return other, other != nil
+// mark says that a container was served a resource; sure: it was known to be this one.
+type mark struct {
+	at   time.Time
+	sure bool
 }
 
-// first is the one that was bound first.
-func first(a, b *want) *want {
-	if a == nil || b != nil && b.since.Before(a.since) {
-		return b
+// match finds the container that the kubelet asks n units of a resource for: one that has this limit and was not surely
+// served.
+//
+// Where these are of one pod, it is that pod, since the one that is asked for is among them: sure is set. Else it is a guess,
+// and anybody may have made a pod of this size, with labels and annotations as he likes, so that it is taken for another's.
+// What the pods then do not agree on is left out. The GPU that an extender chose stays, as a wish: that of the first, or of
+// the one whose GPU it is (position, which Allocate knows): pods of one size that the extender placed on several GPUs come
+// to be where it thinks, as long as there is room.
+func match(all []want, served map[key]mark, resource string, n, position int) *want {
+	var open []*want
+	var found *want
+	best := 0
+	guessed, equal := false, true
+	for i := range all {
+		w := &all[i]
+		m, done := served[key{w.pod, w.container, resource}]
+		if m.sure || w.limits[resource] != n {
+			continue
+		}
+		open = append(open, w)
+		guessed = guessed || done
+		equal = equal && w.limits[other(resource)] == open[0].limits[other(resource)]
+		rank := 0
+		if !done {
+			rank += 3
+		}
+		switch {
+		case position < 0: // the first
+		case w.index == position:
+			rank += 2
+		case w.index < 0:
+			rank++
+		}
+		if found == nil || rank > best {
+			found, best = w, rank
+		}
 	}
-	return a
+	if found == nil {
+		return nil
+	}
+	w := *found
+	w.sure = true
+	for _, x := range open {
+		w.sure = w.sure && x.pod == w.pod
+	}
+	w.exact = w.sure && (equal || !guessed)
+	if w.sure {
+		return &w
+	}
+	w.name = "a pod" // its status says why it was refused, and is not to name another's
+	for _, x := range open {
+		if x.gpus != w.gpus {
+			w.gpus = 1
+		}
+		if x.podMemory != w.podMemory {
+			w.podMemory = 0
+		}
+	}
+	return &w
 }

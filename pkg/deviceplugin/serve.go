@@ -17,7 +17,7 @@ import (
 // books are what the plugin remembers between calls. They are hints: all of it may be lost.
 type books struct {
 	// served are the containers that were answered, also those that were refused: the kubelet asks for none twice.
-	served map[key]time.Time
+	served map[key]mark
 	// last is the last answer that gave something. The kubelet asks for all resources of a container before it turns to
 	// another, in an order by chance; so what comes next may be the other half of this. Nil after a refusal: the kubelet then
 	// turns to another pod.
@@ -36,14 +36,15 @@ type step struct {
 	resource string
 	n        int
 	gpus     []string
-	want     *want // nil: not known whose it is
+	id       string // one of the ids
+	want     *want  // nil: not known whose it is
 	at       time.Time
 	// tied: it was given where the step before it was; whole: and that was surely the same container, which has all now.
 	tied, whole bool
 }
 
 func newBooks() books {
-	return books{served: map[key]time.Time{}, free: map[string]map[string]int{}, proposed: map[string][]string{}, holders: holders{}}
+	return books{served: map[key]mark{}, free: map[string]map[string]int{}, proposed: map[string][]string{}, holders: holders{}}
 }
 
 const (
@@ -61,9 +62,9 @@ func other(resource string) string {
 
 func (b *books) serve(w *want, resource string) {
 	now := time.Now()
-	maps.DeleteFunc(b.served, func(_ key, at time.Time) bool { return now.Sub(at) > servedLife })
+	maps.DeleteFunc(b.served, func(_ key, m mark) bool { return now.Sub(m.at) > servedLife })
 	if w != nil {
-		b.served[key{w.pod, w.container, resource}] = now
+		b.served[key{w.pod, w.container, resource}] = mark{now, w.exact}
 	}
 }
 
@@ -95,10 +96,14 @@ func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 }
 
 // tie is where the container that is asked for now may have its other resource, from the step before. must: it has to be
-// there, since a container that wants just these two amounts is waiting. Of a container whose percentage is booked on one
-// GPU and whose memory lies on another, the percentage would be promised twice. Where the API server was not asked, nothing
-// is known of who is waiting, and the GPU is only preferred.
-func (c *call) tie(n int) (last *step, w *want, must bool) {
+// there; known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage would be
+// promised twice.
+//
+// What the kubelet has allocated it tells by container, so that the step's container is known even where it was one of many
+// when it was served. The kubelet does not list init containers. Of these it must where all that the step can have been for
+// want this too, or all that could be asked for now want what the step gave; else a stranger's pod could bind this one to a
+// full GPU, and the GPU is only preferred. So it is where the API server was not asked, and nothing is known of who waits.
+func (c *call) tie(ctx context.Context, n int) (last *step, known *want, must bool) {
 	last = c.p.books.last
 	if last == nil || last.resource == c.resource || last.whole || time.Since(last.at) > stepLife {
 		return nil, nil, false
@@ -106,23 +111,39 @@ func (c *call) tie(n int) (last *step, w *want, must bool) {
 	if len(c.all) == 0 {
 		return last, nil, false
 	}
+	wants := func(x *want) bool {
+		return x.limits[c.resource] == n && !c.p.books.served[key{x.pod, x.container, c.resource}].sure
+	}
+	fits, others, strangers := 0, 0, 0
 	for i := range c.all {
-		x := &c.all[i]
-		if x.limits[c.resource] != n || x.limits[last.resource] != last.n {
-			continue
-		}
-		_, done := c.p.books.served[key{x.pod, x.container, c.resource}]
-		if last.want != nil && x.pod == last.want.pod && x.container == last.want.container && !done {
-			return last, x, true
-		}
-		if w == nil || !done {
-			w = x
+		x, now := &c.all[i], wants(&c.all[i])
+		then := x.limits[last.resource] == last.n && !c.p.books.served[key{x.pod, x.container, last.resource}].sure
+		switch {
+		case last.want != nil && last.want.exact:
+			if now && x.pod == last.want.pod && x.container == last.want.container {
+				return last, x, true
+			}
+		case then && now:
+			fits++
+		case then:
+			others++
+		case now:
+			strangers++
 		}
 	}
-	if w == nil {
+	if fits == 0 {
 		return nil, nil, false
 	}
-	return last, w, true
+	if others+strangers > 0 {
+		if name, container := c.p.holder(ctx, last); name != "" {
+			i := slices.IndexFunc(c.all, func(x want) bool { return x.name == name && x.container == container })
+			if i < 0 || !wants(&c.all[i]) {
+				return nil, nil, false
+			}
+			return last, &c.all[i], true
+		}
+	}
+	return last, nil, !last.tied && (others == 0 || strangers == 0)
 }
 
 // alone reports that a container waits, or waited a moment ago, which wants n units of a resource and nothing else.
@@ -130,27 +151,28 @@ func (c *call) alone(resource string, n int) bool {
 	return slices.ContainsFunc(c.all, func(w want) bool { return w.limits[resource] == n && w.limits[other(resource)] == 0 })
 }
 
-// whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen.
-func (c *call) whose(n, position int) (w *want, last *step, must bool, err error) {
-	last, w, must = c.tie(n)
-	strangers := false
-	if !must {
-		w, strangers = match(c.all, c.p.books.served, c.resource, n, position)
+// whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen. An
+// index that is no GPU's is nobody's choice.
+func (c *call) whose(ctx context.Context, n, position int) (w *want, last *step, must bool, err error) {
+	last, known, must := c.tie(ctx, n)
+	if known != nil {
+		of := *known
+		of.sure, of.exact = true, true
+		return &of, last, true, nil
 	}
-	switch {
-	case w == nil:
-	case w.index == badIndex:
-		err = fmt.Errorf("deviceplugin: %s: the pod's annotation %s names no GPU: %s", w.name, annotationIndex, checkPlacing)
-	case strangers:
+	w = match(c.all, c.p.books.served, c.resource, n, position)
+	if w != nil && w.index >= len(c.cards) {
+		c.p.log.Warn("a GPU that is not there", "pod", w.name, annotationIndex, w.index)
+		w.index = noIndex
+	}
+	if w != nil && w.sure && !must && w.index >= 0 && position >= 0 && w.index != position {
 		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other units, or the GPU has too few left", w.name, w.index, position)
 	}
 	return w, last, must, err
 }
 
-const checkPlacing = "check that gpushare's scheduler extender placed the pod"
-
 // prefer answers GetPreferredAllocation: the kubelet takes what it is told from the units that are free.
-func (c *call) prefer(available, must []string, size int) ([]string, error) {
+func (c *call) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
 	free, _, err := count(c.cards, c.resource, available)
 	if err != nil {
 		return nil, err
@@ -163,7 +185,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, last, tied, err := c.whose(size, -1)
+	w, last, tied, err := c.whose(ctx, size, -1)
 	if err != nil {
 		c.p.books.serve(w, c.resource)
 		return nil, err
@@ -172,7 +194,9 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	for _, m := range mustCards {
 		r.must = append(r.must, m.UUID)
 	}
-	if w != nil {
+	if tied {
+		r.gpus = len(last.gpus)
+	} else if w != nil {
 		r.gpus = w.gpus
 	} else if last != nil && size%len(last.gpus) == 0 {
 		r.gpus = len(last.gpus)
@@ -192,11 +216,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	switch {
 	case tied:
 		r.must = union(r.must, last.gpus)
-	case w != nil && w.index >= 0 && r.gpus == 1:
-		if w.index >= len(c.cards) {
-			c.p.books.serve(w, c.resource)
-			return nil, fmt.Errorf("deviceplugin: %s: annotation %s=%d: the node has %d GPUs: %s", w.name, annotationIndex, w.index, len(c.cards), checkPlacing)
-		}
+	case w != nil && w.sure && w.index >= 0 && r.gpus == 1:
 		r.must = union(r.must, []string{c.cards[w.index].UUID})
 	default:
 		r.like = c.liking(w, last, r, sharing)
@@ -214,21 +234,24 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 }
 
 // liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of
-// it fits, and then those where its whole pod does. Of containers that want as many units now, the most demanding counts.
+// it fits, then the one that the extender seems to have chosen, and then those where its whole pod fits. Of containers that want as many units now, the most demanding counts.
 func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int {
 	otherFree, told := c.p.books.free[other(c.resource)]
 	most := 0
 	for _, x := range c.all {
-		if _, done := c.p.books.served[key{x.pod, x.container, c.resource}]; !done && x.limits[c.resource] == r.need*r.gpus {
+		if !c.p.books.served[key{x.pod, x.container, c.resource}].sure && x.limits[c.resource] == r.need*r.gpus {
 			most = max(most, x.limits[other(c.resource)]/x.gpus)
 		}
 	}
 	return func(k card) int {
 		bad := 0
 		if last != nil && !slices.Contains(last.gpus, k.UUID) {
-			bad += 4
+			bad += 8
 		}
 		if told && otherFree[k.UUID] < most || c.resource == ResourceMemory && s.percent(k.UUID, most) != "" {
+			bad += 4
+		}
+		if w != nil && w.index >= 0 && w.index != k.position && r.gpus == 1 {
 			bad += 2
 		}
 		if w != nil && c.resource == ResourceMemory && r.gpus == 1 && r.free[k.UUID] < w.podMemory {
@@ -239,7 +262,7 @@ func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int 
 }
 
 // allocate answers Allocate for one container.
-func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+func (c *call) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	per, used, err := count(c.cards, c.resource, ids)
 	if err != nil {
 		return nil, err
@@ -251,15 +274,15 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 	if len(used) == 1 {
 		position = used[0].position
 	}
-	w, last, tied, err := c.whose(len(ids), position)
+	w, last, tied, err := c.whose(ctx, len(ids), position)
 	c.p.books.serve(w, c.resource)
 	if err != nil {
 		return nil, err
 	}
 	if tied && !same(last.gpus, uuids(used)) {
-		return nil, fmt.Errorf("deviceplugin: %s: container %s has %s on GPU %s, and %s only on another one", w.name, w.container, other(c.resource), strings.Join(last.gpus, ", "), c.resource)
+		return nil, fmt.Errorf("deviceplugin: %s: the container has %s on GPU %s, and the kubelet took units of another one", c.resource, other(c.resource), strings.Join(last.gpus, ", "))
 	}
-	if err := c.even(w, per, used); err != nil {
+	if err := c.even(w, tied, per, used); err != nil {
 		return nil, err
 	}
 	n := len(ids) / len(used)
@@ -281,10 +304,10 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 			free[uuid] -= n
 		}
 	}
-	now := &step{resource: c.resource, n: len(ids), gpus: uuids(used), want: w, at: time.Now()}
+	now := &step{resource: c.resource, n: len(ids), gpus: uuids(used), id: ids[0], want: w, at: time.Now()}
 	if last != nil && same(last.gpus, now.gpus) {
 		now.tied = true
-		now.whole = !last.tied && !c.alone(last.resource, last.n)
+		now.whole = tied && w.exact || !last.tied && !c.alone(last.resource, last.n)
 	}
 	c.p.books.last = now
 	if c.resource == ResourcePercent {
@@ -303,8 +326,9 @@ func besides(last *step) []string {
 }
 
 // even checks that the units are of one GPU, or the same number of each of as many as were asked for.
-func (c *call) even(w *want, per map[string]int, used []card) error {
-	if w != nil && w.gpus == len(used) || w == nil && (len(used) == 1 || same(c.p.books.proposed[c.resource], uuids(used))) {
+func (c *call) even(w *want, tied bool, per map[string]int, used []card) error {
+	unknown := w == nil || !w.sure
+	if tied || w != nil && w.gpus == len(used) || unknown && (len(used) == 1 || same(c.p.books.proposed[c.resource], uuids(used))) {
 		for _, k := range used {
 			if per[k.UUID] != per[used[0].UUID] {
 				return fmt.Errorf("deviceplugin: %s: the kubelet took %d units of GPU %d and %d of GPU %d, want as many of each", c.resource,
@@ -382,9 +406,9 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 // GetPreferredAllocation places containers.
 func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
-	err := s.serialise(ctx, func(c *call) error {
+	err := s.serialise(ctx, func(ctx context.Context, c *call) error {
 		for _, one := range r.GetContainerRequests() {
-			ids, err := c.prefer(one.GetAvailableDeviceIDs(), one.GetMustIncludeDeviceIDs(), int(one.GetAllocationSize()))
+			ids, err := c.prefer(ctx, one.GetAvailableDeviceIDs(), one.GetMustIncludeDeviceIDs(), int(one.GetAllocationSize()))
 			if err != nil {
 				return err
 			}
@@ -398,9 +422,9 @@ func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.Prefer
 // Allocate gives the shares. The kubelet rejects the pod where it fails.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	answer := &pluginapi.AllocateResponse{}
-	err := s.serialise(ctx, func(c *call) error {
+	err := s.serialise(ctx, func(ctx context.Context, c *call) error {
 		for _, one := range r.GetContainerRequests() {
-			container, err := c.allocate(one.GetDevicesIds())
+			container, err := c.allocate(ctx, one.GetDevicesIds())
 			if err != nil {
 				return err
 			}
@@ -418,7 +442,7 @@ func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainer
 }
 
 // serialise runs one call alone, and ends it in time.
-func (s *server) serialise(ctx context.Context, f func(*call) error) error {
+func (s *server) serialise(ctx context.Context, f func(context.Context, *call) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	select {
@@ -429,7 +453,7 @@ func (s *server) serialise(ctx context.Context, f func(*call) error) error {
 	}
 	c, err := s.p.begin(ctx, s.resource)
 	if err == nil {
-		err = f(c)
+		err = f(ctx, c)
 	}
 	if err != nil {
 		s.p.books.last = nil

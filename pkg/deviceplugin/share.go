@@ -175,7 +175,7 @@ func (p *Plugin) adopt(ctx context.Context) {
 	if p.books.adopted {
 		return
 	}
-	booked, err := p.booked(ctx)
+	booked, err := p.booked(ctx, ResourceMemory)
 	if err != nil {
 		p.log.Warn("containers of an earlier time are not known", "err", err)
 		return
