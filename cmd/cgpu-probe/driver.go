@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -89,6 +90,11 @@ func openGPU(call caller) (*client, error) {
 }
 
 func (c *client) attach() error {
+	return c.attachBy(func(path string) (int, error) { return syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0) })
+}
+
+// attachBy is attach with another way to have GPUs' nodes open; those that answer ENXIO are left out.
+func (c *client) attachBy(open func(path string) (int, error)) error {
 	var err error
 	if c.gpus, err = c.cardInfo(); err != nil {
 		return err
@@ -96,9 +102,15 @@ func (c *client) attach() error {
 	if len(c.gpus) == 0 {
 		return fmt.Errorf("CARD_INFO shows no GPU: does the container have one?")
 	}
-	for _, g := range c.gpus {
+	all := c.gpus
+	c.gpus = nil
+	for _, g := range all {
 		path := fmt.Sprintf("/dev/nvidia%d", g.minor)
-		fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+		fd, err := open(path)
+		if errors.Is(err, syscall.ENXIO) {
+			continue
+		}
+		c.gpus = append(c.gpus, g)
 		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
@@ -108,6 +120,9 @@ func (c *client) attach() error {
 		if errno := c.call.escape(fd, rm.EscRegisterFD, ctl); errno != 0 {
 			return &rmError{what: "REGISTER_FD on " + path, errno: errno}
 		}
+	}
+	if len(c.gpus) == 0 {
+		return errors.New("no node of a GPU is open")
 	}
 	ids := make([]byte, rm.GPUIDFailedID+4)
 	for i := range rm.GPUIDListLen {

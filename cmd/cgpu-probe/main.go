@@ -41,6 +41,8 @@ func commands() []command {
 		{"page", "", "the vGPU page, and whether it can be written", cmdPage},
 		{"bench", "N", "time per trapped call", cmdBench},
 		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
+		{"send-fds", "SOCKET [SIZE]", "open the driver's nodes and send the descriptors to whoever connects, for recv-fds in another container; with SIZE: those of a client that has so much", cmdSendFDs},
+		{"recv-fds", "SOCKET [SECONDS]", "allocate all that can be had by descriptors from SOCKET, and hold it; exit status 0 if that is refused; with SECONDS: hold the descriptors only", cmdRecvFDs},
 		{"hostile", "CASE|all|list [--tries N] [--keep] [--paused]", "try to get around the limit", cmdHostile},
 	}
 }
