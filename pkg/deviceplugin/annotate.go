@@ -3,16 +3,20 @@ package deviceplugin
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -31,25 +35,69 @@ type api struct {
 	err    error
 }
 
-// pods lists the node's pods.
-func (a *api) pods(ctx context.Context) ([]corev1.Pod, error) {
+// Bounds of what is read at once. Who may make a pod may make it of more than a megabyte, and bind any number of such to a
+// node; those that the kubelet refused stay in the API server. So only such pods are asked for as can be meant, few at a
+// time, and little is kept of each.
+const (
+	podsPage = 8
+	podsMost = 512
+)
+
+// pending are the containers of the node's pods that wait.
+func (a *api) pending(ctx context.Context) ([]want, error) {
+	var all []want
+	selector := fields.Set{"spec.nodeName": a.node, "status.phase": string(corev1.PodPending)}
+	// No resource version: the pod that the kubelet asks for is in etcd, and may not yet be in a watch cache.
+	err := a.list(ctx, metav1.NamespaceAll, metav1.ListOptions{FieldSelector: selector.String(), Limit: podsPage}, func(pods []corev1.Pod) {
+		all = append(all, candidates(pods, a.node)...)
+	})
+	inOrder(all)
+	return all, err
+}
+
+// pod calls f with the pod of this name, where there is one.
+func (a *api) pod(ctx context.Context, namespace, name string, f func(*corev1.Pod)) error {
+	selector := fields.Set{"metadata.name": name, "spec.nodeName": a.node}
+	return a.list(ctx, namespace, metav1.ListOptions{FieldSelector: selector.String(), Limit: 1}, func(pods []corev1.Pod) {
+		for i := range pods {
+			if pods[i].Name == name {
+				f(&pods[i])
+			}
+		}
+	})
+}
+
+// list reads pods page by page; f must keep nothing of them.
+func (a *api) list(ctx context.Context, namespace string, o metav1.ListOptions, f func([]corev1.Pod)) error {
 	a.mu.Lock()
 	failed, err := a.failed, a.err
 	a.mu.Unlock()
 	if err != nil && time.Since(failed) < apiPause {
-		return nil, fmt.Errorf("not asked again for %v: %w", apiPause, err)
+		return fmt.Errorf("not asked again for %v: %w", apiPause, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	// No resource version: the pod that the kubelet asks for is in etcd, and may not yet be in a watch cache.
-	list, err := a.client.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + a.node})
+	err = a.pages(ctx, namespace, o, f)
 	a.mu.Lock()
 	a.failed, a.err = time.Now(), err
 	a.mu.Unlock()
-	if err != nil {
-		return nil, err
+	return err
+}
+
+func (a *api) pages(ctx context.Context, namespace string, o metav1.ListOptions, f func([]corev1.Pod)) error {
+	for n := 0; n < podsMost; {
+		list, err := a.client.CoreV1().Pods(namespace).List(ctx, o)
+		if err != nil {
+			return err
+		}
+		f(list.Items)
+		if list.Continue == "" {
+			return nil
+		}
+		n += max(len(list.Items), 1)
+		o.Continue = list.Continue
 	}
-	return list.Items, nil
+	return fmt.Errorf("more than %d pods wait on this node", podsMost)
 }
 
 const (
@@ -124,34 +172,100 @@ func countPatch(node *corev1.Node, n int) []byte {
 	return patch
 }
 
-// tellPods annotates each pod whose containers have all they asked for.
+// tellPods annotates each pod whose containers have all they asked for. Pods that need no more are not looked at again until
+// one of their units is allocated anew.
 func (p *Plugin) tellPods(ctx context.Context) error {
+	since := p.settled.now()
 	booked, err := p.booked(ctx, ResourceMemory)
 	if err != nil {
 		return err
 	}
-	if len(booked) == 0 {
-		return nil
-	}
-	pods, err := p.api.pods(ctx)
-	if err != nil {
-		return err
-	}
+	p.settled.keep(booked)
+	var faults []error
 	cards, _, _, _, _ := p.state()
-	for i := range pods {
-		pod := &pods[i]
-		patch := podPatch(pod, booked[pod.Namespace+"/"+pod.Name], cards, time.Now())
-		if patch == nil {
+	for name, containers := range booked {
+		if p.settled.has(name, containers) {
 			continue
 		}
-		one, cancel := context.WithTimeout(ctx, apiTimeout)
-		_, err := p.api.client.CoreV1().Pods(pod.Namespace).Patch(one, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-		cancel()
+		namespace, podName, _ := strings.Cut(name, "/")
+		var patch []byte
+		done := false
+		err := p.api.pod(ctx, namespace, podName, func(pod *corev1.Pod) {
+			patch, done = podPatch(pod, containers, cards, time.Now())
+		})
 		if err != nil {
-			return fmt.Errorf("%s/%s: %w", pod.Namespace, pod.Name, err)
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		if patch != nil {
+			one, cancel := context.WithTimeout(ctx, apiTimeout)
+			_, err = p.api.client.CoreV1().Pods(namespace).Patch(one, podName, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+			cancel()
+		}
+		if err != nil { // of one pod, which may be its author's doing
+			faults = append(faults, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		if done {
+			p.settled.add(name, containers, since)
 		}
 	}
-	return nil
+	return errors.Join(faults...)
+}
+
+// settled are pods whose annotations are as they should be, by the least id of each of their containers.
+type settled struct {
+	mu  sync.Mutex
+	ids map[string]string // "namespace/name" of the pod
+	// drops counts calls of drop: what was seen before one may be of pods that are gone.
+	drops int
+}
+
+func (s *settled) now() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.drops
+}
+
+func (s *settled) has(name string, containers map[string][]string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, ids := range containers {
+		if s.ids[slices.Min(ids)] != name {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *settled) add(name string, containers map[string][]string, since int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.drops != since {
+		return
+	}
+	if s.ids == nil {
+		s.ids = map[string]string{}
+	}
+	for _, ids := range containers {
+		s.ids[slices.Min(ids)] = name
+	}
+}
+
+// drop forgets pods that had these ids, since another has them now, perhaps of the same name.
+func (s *settled) drop(ids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drops++
+	for _, id := range ids {
+		delete(s.ids, id)
+	}
+}
+
+// keep forgets all but the pods that have units.
+func (s *settled) keep(booked map[string]map[string][]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.ids, func(_, name string) bool { return booked[name] == nil })
 }
 
 // booked are the device ids of a resource by "namespace/name" and container.
@@ -172,7 +286,7 @@ func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[st
 		name := pod.GetNamespace() + "/" + pod.GetName()
 		for _, c := range pod.GetContainers() {
 			for _, d := range c.GetDevices() {
-				if d.GetResourceName() != resource {
+				if d.GetResourceName() != resource || len(d.GetDeviceIds()) == 0 {
 					continue
 				}
 				if all[name] == nil {
@@ -217,32 +331,32 @@ func (p *Plugin) holders(ctx context.Context) (n int) {
 	return n
 }
 
-// podPatch is what the annotations of a pod lack; nil for nothing.
+// podPatch is what the annotations of a pod lack; nil for nothing. settled: that will not change.
 //
 // A pod that the extender placed gets ASSIGNED=true; its index is never changed, since the extender books a pod where it
 // first saw it, and frees where its annotation then points. A pod that nobody placed gets all of gpushare's annotations, if
 // all its units are of one GPU: they hold one index.
-func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now time.Time) []byte {
+func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now time.Time) (patch []byte, settled bool) {
 	if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.Annotations[annotationAssigned] == "true" {
-		return nil
+		return nil, true
 	}
 	var ids []string
 	for _, c := range pod.Spec.Containers {
 		n := limit(c, ResourceMemory)
 		if len(booked[c.Name]) != n {
-			return nil // the kubelet is not done with it
+			return nil, false // the kubelet is not done with it
 		}
 		ids = append(ids, booked[c.Name]...)
 	}
 	_, used, err := count(cards, ResourceMemory, ids)
 	if err != nil || len(used) == 0 {
-		return nil
+		return nil, false
 	}
 	stamp := strconv.FormatInt(now.UnixNano(), 10)
 	set := map[string]string{annotationAssigned: "true", annotationAssignTime: stamp}
 	if podIndex(pod) == noIndex {
 		if len(used) != 1 {
-			return nil
+			return nil, true
 		}
 		set[annotationIndex] = strconv.Itoa(used[0].position)
 		set[annotationPod] = strconv.Itoa(len(ids))
@@ -250,9 +364,9 @@ func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now tim
 		set[annotationAssumeTime] = stamp
 	}
 	// The UID: a pod of this name may be another by now.
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": set}})
+	patch, err = json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID, "annotations": set}})
 	if err != nil {
 		panic(err) // strings and maps
 	}
-	return patch
+	return patch, true
 }

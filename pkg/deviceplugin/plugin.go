@@ -61,7 +61,8 @@ type Plugin struct {
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
 	// poke wakes the annotator: something was allocated, or the table is another.
-	poke chan struct{}
+	poke    chan struct{}
+	settled settled
 
 	// calls has one place, which a call of the kubelet holds from its beginning to its end: what one call chose, the next has
 	// to know.

@@ -40,9 +40,7 @@ const noIndex = -1
 // key names the container and the resource that it was served.
 type key struct{ pod, container, resource string }
 
-// candidates are the containers of a node that the kubelet has not admitted yet, in the order in which it probably will:
-// that in which they were bound. gpushare's extender binds one pod of a node after the other, and its ASSUME_TIME has
-// nanoseconds; Kubernetes' own times have seconds.
+// candidates are the containers of a node that the kubelet has not admitted yet.
 //
 // The kubelet reports a start time with the first status of a pod that it has admitted or refused.
 func candidates(pods []corev1.Pod, node string) []want {
@@ -52,6 +50,7 @@ func candidates(pods []corev1.Pod, node string) []want {
 		if p.Spec.NodeName != node || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || p.Status.StartTime != nil || p.DeletionTimestamp != nil {
 			continue
 		}
+		before := len(all)
 		base := want{
 			pod: string(p.UID), name: p.Namespace + "/" + p.Name, podMemory: podMemory(p), gpus: podGPUs(p), index: podIndex(p), since: bound(p),
 		}
@@ -60,16 +59,24 @@ func candidates(pods []corev1.Pod, node string) []want {
 				w := base
 				w.container = c.Name
 				w.limits = map[string]int{ResourceMemory: limit(c, ResourceMemory), ResourcePercent: limit(c, ResourcePercent)}
-				if w.limits[ResourceMemory]+w.limits[ResourcePercent] > 0 {
+				if w.limits[ResourceMemory]+w.limits[ResourcePercent] > 0 && len(all)-before < containersMost {
 					all = append(all, w)
 				}
 			}
 		}
 	}
+	return all
+}
+
+// containersMost bounds what is kept of one pod, which may have thousands of containers.
+const containersMost = 64
+
+// inOrder sorts as the kubelet will probably admit: as pods were bound. gpushare's extender binds one pod of a node after the
+// other, and its ASSUME_TIME has nanoseconds; Kubernetes' own times have seconds.
+func inOrder(all []want) {
 	slices.SortStableFunc(all, func(a, b want) int {
 		return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.name, b.name))
 	})
-	return all
 }
 
 // limit is how many units a container asks for; 0 for none, and for what is no number of units.

@@ -85,11 +85,11 @@ func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 		return nil, errShared
 	}
 	if p.api != nil {
-		pods, err := p.api.pods(ctx)
+		all, err := p.api.pending(ctx)
 		if err != nil {
 			p.log.Warn("allocating by device ids alone", "resource", resource, "err", err)
 		} else {
-			c.all = candidates(pods, p.o.Node)
+			c.all = all
 		}
 	}
 	return c, nil
@@ -314,6 +314,7 @@ func (c *call) allocate(ctx context.Context, ids []string) (*pluginapi.Container
 		return answerPercent(n), nil
 	}
 	c.p.books.holders.take(ids)
+	c.p.settled.drop(ids)
 	return answerMemory(used, n, c.p.o.Unit, w)
 }
 
