@@ -137,6 +137,41 @@ vulkan() {
 	grep -E 'deviceName|size += ' <<<"$out" | head -n 6
 	grep -q 'deviceName *= NVIDIA' <<<"$out"
 }
+# A container that is not cgpu's gets the files of one that is, and takes with them what it can. It must be ended within two seconds of
+# its first allocation, and what it took must be free again; a neighbour of cgpu's, and one with the whole card, go on.
+passed_descriptors() {
+	local status=1 volume used i before
+	volume=$(mktemp -d)
+	chmod 777 "$volume"
+	vgpu 6GiB -d --name neighbour -- "$built/fill" malloc 64 1024 300 && bare -d --name whole -- "$built/fill" malloc 64 1024 300 &&
+		wait_log neighbour 'kept canary 1' && wait_log whole 'kept canary 1' &&
+		docker run -d --name sender --runtime cgpu --network none -v "$volume:/vol" -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe \
+			cgpu-probe send-fds /vol/socket && wait_log sender 'ready=1' && {
+		before=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
+		docker run -d --name thief --runtime runc --network none -v "$volume:/vol" probe cgpu-probe recv-fds /vol/socket
+		i=$(timeout 30 docker wait thief)
+		docker logs thief
+		docker logs sender
+		sleep 1
+		used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1)
+		echo "exit status $i, $before MiB in use before, $used MiB after; the thief lived $(docker logs thief 2>&1 | grep -oE 'alive_ms=[0-9]+' | tail -n 1)"
+		cgpu events 2>/dev/null | grep 'outside of the container'
+		# 137: killed. 0: refused.
+		if [[ $i != 0 && $i != 137 ]] || (($(docker logs thief 2>&1 | grep -oE 'alive_ms=[0-9]+' | tail -n 1 | cut -d= -f2 || true) + 0 > 2500)); then
+			echo "the thief was not ended in time"
+		elif ((used > before + 300)); then
+			echo "what it took is not free"
+		elif ! docker exec neighbour "$built/fill" malloc 64 1024 0 || ! docker exec whole "$built/fill" malloc 64 1024 0; then
+			echo "a neighbour suffers"
+		else
+			[[ $(docker inspect -f '{{.State.Running}}' neighbour whole | sort -u) == true ]]
+			status=$?
+		fi
+	}
+	remove neighbour whole sender thief
+	rm -rf "$volume"
+	return "$status"
+}
 probe() { docker run --rm --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=1 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe cgpu-probe "$@"; }
 
 compile || exit 1
@@ -173,6 +208,7 @@ if command -v vulkaninfo >/dev/null; then check 'Vulkan' vulkan; fi
 check 'another user than root' another_user
 check 'killed program: memory back within a second' killed_program
 check 'killed guard' killed_guard
+check 'passed descriptors' passed_descriptors
 
 echo "gpu: $passed passed, $failed failed"
 [[ $failed -eq 0 ]]
