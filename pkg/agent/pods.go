@@ -66,7 +66,7 @@ type pods struct {
 const (
 	// maxPods bounds how many pods are kept, and what else is remembered of pods. A kubelet runs some hundreds at most; who makes
 	// more objects that name the node is one whom it refuses.
-	maxPods = 2048
+	maxPods = 1024
 	// maxLate bounds how many pods are known a little longer than they are here: what happened last in a container is told
 	// when it has ended, which may have ended its pod.
 	maxLate = 64

@@ -18,6 +18,8 @@ import (
 // Bounds of what is kept of a pod. Nobody needs as much.
 const (
 	maxName       = 253 // as Kubernetes bounds names
+	maxContainer  = 63  // of a container's name
+	maxID         = 128 // of a container's ID with the runtime's name
 	maxContainers = 64  // of a pod; what is beyond has no Events, and annotations do not change it
 	maxAnnotation = 256 // bytes of a value
 )
@@ -175,7 +177,7 @@ func (m *wire) pod() (*pod, error) {
 					if number != 1 {
 						return nil
 					}
-					name, err := v.text(maxName)
+					name, err := v.text(maxContainer)
 					p.names = append(p.names, name)
 					return err
 				})
@@ -267,10 +269,10 @@ func (m *wire) status() (c running, err error) {
 	err = m.fields(func(number int, v *wire) (err error) {
 		switch number {
 		case 1:
-			c.name, err = v.text(maxName)
+			c.name, err = v.text(maxContainer)
 		case 8:
 			var id string
-			id, err = v.text(maxName)
+			id, err = v.text(maxID)
 			_, c.id, _ = strings.Cut(id, "://") // the kubelet writes "containerd://…"
 		}
 		return err
