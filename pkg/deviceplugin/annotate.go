@@ -319,18 +319,6 @@ func (p *Plugin) holder(ctx context.Context, s *step) (name, container string) {
 	return "", ""
 }
 
-// holders counts the containers that have units; 0 where the kubelet does not say.
-func (p *Plugin) holders(ctx context.Context) (n int) {
-	booked, err := p.booked(ctx, ResourceMemory)
-	if err != nil {
-		return 0
-	}
-	for _, containers := range booked {
-		n += len(containers)
-	}
-	return n
-}
-
 // podPatch is what the annotations of a pod lack; nil for nothing. settled: that will not change.
 //
 // A pod that the extender placed gets ASSIGNED=true; its index is never changed, since the extender books a pod where it

@@ -31,6 +31,7 @@ type card struct {
 	// units are for sale, most is what one container may have: overcommitment sells a GPU twice, but no container gets more
 	// memory than the GPU has.
 	units, most int
+	unit        quota.Bytes
 	gone        bool // from the table
 	place       place
 }
@@ -67,10 +68,10 @@ func makeCards(table *device.Table, ours func(device.GPU) bool, unit quota.Bytes
 	for i, uuid := range uuids {
 		g, here := byUUID[uuid]
 		if !here {
-			cards = append(cards, card{GPU: device.GPU{UUID: uuid, Index: -1}, position: i, gone: true})
+			cards = append(cards, card{GPU: device.GPU{UUID: uuid, Index: -1}, position: i, unit: unit, gone: true})
 			continue
 		}
-		c := card{GPU: g, position: i, units: int(float64(g.Memory) * overcommit / float64(unit)), most: int(g.Memory / unit)}
+		c := card{GPU: g, position: i, unit: unit, units: int(float64(g.Memory) * overcommit / float64(unit)), most: int(g.Memory / unit)}
 		if c.most == 0 {
 			return nil, fmt.Errorf("deviceplugin: unit %v: GPU %d has only %v: choose a smaller unit of %s", unit, g.Index, g.Memory, ResourceMemory)
 		}
@@ -82,14 +83,33 @@ func makeCards(table *device.Table, ours func(device.GPU) bool, unit quota.Bytes
 // separator stands between the UUID and the number, as in gpushare's ids.
 const separator = "-_-"
 
-// deviceID is the id of one unit. Which units of a GPU a container has means nothing; how many of which GPU is its share.
-func deviceID(uuid string, n int) string { return uuid + separator + strconv.Itoa(n) }
+// id names one unit of a resource. Which units of a GPU a container has means nothing; how many of which GPU is its share.
+//
+// Units of memory tell how large they are, where they are no GiB: the kubelet keeps ids over its restarts and the machine's,
+// and would count six old ones for six of another size.
+func (c card) id(resource string, n int) string {
+	if resource == ResourceMemory && c.unit != quota.GiB {
+		return c.UUID + separator + strconv.FormatUint(uint64(c.unit/quota.MiB), 10) + unitSign + strconv.Itoa(n)
+	}
+	return c.UUID + separator + strconv.Itoa(n)
+}
 
-// parseID is the inverse of deviceID.
-func parseID(id string) (uuid string, n int, ok bool) {
+// unitSign stands between the size of a unit in MiB and the number.
+const unitSign = "m"
+
+// parseID is the inverse of card.id; unit is that of memory.
+func parseID(id string) (uuid string, unit quota.Bytes, n int, ok bool) {
 	uuid, number, ok := strings.Cut(id, separator)
+	unit = quota.GiB
+	if size, rest, other := strings.Cut(number, unitSign); other {
+		mib, err := strconv.ParseUint(size, 10, 40)
+		if err != nil {
+			return uuid, 0, 0, false
+		}
+		unit, number = quota.Bytes(mib)*quota.MiB, rest
+	}
 	n, err := strconv.Atoi(number)
-	return uuid, n, ok && err == nil && deviceID(uuid, n) == id
+	return uuid, unit, n, ok && err == nil
 }
 
 // devices are the ids of a resource for the kubelet. Those of a GPU that is gone stay, unhealthy, as many as were told
@@ -105,7 +125,7 @@ func devices(resource string, cards []card, last map[string]int) []*pluginapi.De
 			n, health = last[c.UUID], pluginapi.Unhealthy
 		}
 		for i := range n {
-			all = append(all, &pluginapi.Device{ID: deviceID(c.UUID, i), Health: health})
+			all = append(all, &pluginapi.Device{ID: c.id(resource, i), Health: health})
 		}
 	}
 	return all

@@ -78,7 +78,9 @@ func (s *server) round(ctx context.Context) error {
 	ended.Go(func() { _ = g.Serve(listener) }) // ends by Stop; the socket goes with the listener
 	defer ended.Wait()
 	defer g.Stop()
-	s.p.adopt(ctx)
+	if err := s.p.meet(ctx); err != nil {
+		return err
+	}
 	if err := s.register(ctx, filepath.Join(folder, kubeletSocket)); err != nil {
 		return fmt.Errorf("the kubelet does not take the registration: %w", err)
 	}

@@ -253,7 +253,11 @@ func (k *kubelet) admitContainer(b *booking, c corev1.Container, reusable map[st
 			continue
 		}
 		if b.devices[c.Name][resource] != nil {
+			gone := slices.ContainsFunc(b.devices[c.Name][resource], func(id string) bool { return !k.healthy[resource][id] })
 			k.mu.Unlock()
+			if gone {
+				return fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
+			}
 			continue // booked before a restart
 		}
 		used := map[string]bool{}

@@ -160,24 +160,24 @@ func (r request) noRoom(cards []card) error {
 }
 
 // pick takes ids: all of must, then the lowest numbers that are available, need on each of the chosen GPUs.
-func pick(chosen []card, need int, available, must []string) []string {
+func pick(chosen []card, resource string, need int, available, must []string) []string {
 	taken, in := map[string]int{}, make(map[string]bool, len(must))
 	ids := slices.Clone(must)
 	for _, id := range must {
-		uuid, _, _ := parseID(id)
+		uuid, _, _, _ := parseID(id)
 		taken[uuid]++
 		in[id] = true
 	}
 	numbers := map[string][]int{}
 	for _, id := range available {
-		if uuid, n, ok := parseID(id); ok && !in[id] {
+		if uuid, _, n, ok := parseID(id); ok && !in[id] {
 			numbers[uuid] = append(numbers[uuid], n)
 		}
 	}
 	for _, c := range chosen {
 		slices.Sort(numbers[c.UUID])
 		for _, n := range numbers[c.UUID][:max(0, min(need-taken[c.UUID], len(numbers[c.UUID])))] {
-			ids = append(ids, deviceID(c.UUID, n))
+			ids = append(ids, c.id(resource, n))
 		}
 	}
 	return ids
@@ -192,10 +192,10 @@ func count(cards []card, resource string, ids []string) (per map[string]int, use
 		byUUID[c.UUID] = c
 	}
 	for _, id := range ids {
-		uuid, n, ok := parseID(id)
+		uuid, _, n, ok := parseID(id)
 		c, known := byUUID[uuid]
 		switch {
-		case !ok || !known || seen[id] || n < 0 || !c.gone && n >= c.amount(resource):
+		case !ok || !known || id != c.id(resource, n) || seen[id] || n < 0 || !c.gone && n >= c.amount(resource):
 			return nil, nil, fmt.Errorf("deviceplugin: %s: the kubelet names %.80q, which is no device of this node: was the unit or the table changed?", resource, id)
 		case c.gone:
 			return nil, nil, fmt.Errorf("deviceplugin: %s: GPU %s is gone from the node: the pod has to be placed anew", resource, uuid)

@@ -137,9 +137,12 @@ func (p *Plugin) use(ctx context.Context, table *device.Table) error {
 		return err
 	}
 	if kept.Unit != 0 && kept.Unit != p.o.Unit {
-		if n := p.holders(ctx); n > 0 {
-			return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep the unit",
-				p.o.Unit, kept.Unit, n)
+		booked, err := p.booked(ctx, ResourceMemory)
+		if err != nil {
+			return fmt.Errorf("deviceplugin: unit %v: was %v, and it is not known whether containers of this node hold units of that: %w", p.o.Unit, kept.Unit, err)
+		}
+		if err := p.sameUnit(booked); err != nil {
+			return err
 		}
 	}
 	cards, err := makeCards(table, p.o.GPUs, p.o.Unit, p.stays(kept, table))
@@ -293,7 +296,7 @@ func (k kept) write(runDir string) error {
 const (
 	apiTimeout    = 3 * time.Second
 	holderTimeout = 500 * time.Millisecond
-	adoptTimeout  = time.Second      // before a registration: while it waits, the kubelet refuses pods
+	meetTimeout   = time.Second      // before a registration: while it waits, the kubelet refuses pods
 	apiPause      = 15 * time.Second // after a failure, in which no call waits for the API server
 	callTimeout   = 8 * time.Second
 )

@@ -230,7 +230,7 @@ func (c *call) prefer(ctx context.Context, available, must []string, size int) (
 	if len(chosen) > 1 {
 		c.p.books.proposed[c.resource] = uuids(chosen)
 	}
-	return pick(chosen, r.need, available, must), nil
+	return pick(chosen, c.resource, r.need, available, must), nil
 }
 
 // liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of

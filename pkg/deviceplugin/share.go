@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -71,7 +72,7 @@ func (h holders) count(except []string) map[string]int {
 	seen := map[pair]bool{}
 	number := map[string]int{}
 	for id, one := range h {
-		uuid, _, _ := parseID(id)
+		uuid, _, _, _ := parseID(id)
 		if p := (pair{uuid, one}); !one.replaced && !going[one] && !seen[p] {
 			seen[p] = true
 			number[uuid]++
@@ -162,23 +163,30 @@ func (s sharing) barred(cards []card, resource string, need int, beside []string
 	return all
 }
 
-// adopt learns from the kubelet which containers have units, until it has said so once.
-func (p *Plugin) adopt(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, adoptTimeout)
+// meet asks the kubelet, before a registration, which containers have units. Those of another size are refused: the kubelet
+// would count the present ones beside them, all of each GPU. What containers have is learnt once.
+//
+// A kubelet that does not answer is not waited for. Should its containers have units of another size, it admits none of them
+// again, since it finds their ids in the list no more.
+func (p *Plugin) meet(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, meetTimeout)
 	defer cancel()
+	booked, err := p.booked(ctx, ResourceMemory)
+	if err != nil {
+		p.log.Warn("containers of an earlier time are not known", "err", err)
+		return nil
+	}
+	if err := p.sameUnit(booked); err != nil {
+		return err
+	}
 	select {
 	case p.calls <- struct{}{}:
 		defer func() { <-p.calls }()
 	case <-ctx.Done():
-		return
+		return nil
 	}
 	if p.books.adopted {
-		return
-	}
-	booked, err := p.booked(ctx, ResourceMemory)
-	if err != nil {
-		p.log.Warn("containers of an earlier time are not known", "err", err)
-		return
+		return nil
 	}
 	for _, containers := range booked {
 		for _, ids := range containers {
@@ -186,4 +194,21 @@ func (p *Plugin) adopt(ctx context.Context) {
 		}
 	}
 	p.books.adopted = true
+	return nil
+}
+
+// sameUnit refuses to serve beside containers that have units of another size.
+func (p *Plugin) sameUnit(booked map[string]map[string][]string) error {
+	n, was := 0, quota.Bytes(0)
+	for _, containers := range booked {
+		for _, ids := range containers {
+			if _, unit, _, ok := parseID(ids[0]); ok && unit != p.o.Unit {
+				n, was = n+1, unit
+			}
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep the unit", p.o.Unit, was, n)
 }

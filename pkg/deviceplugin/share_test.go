@@ -152,11 +152,11 @@ func TestPercentChoosesPolicy(t *testing.T) {
 
 func TestHolders(t *testing.T) {
 	h := holders{}
-	id := func(i int) string { return deviceID(uuid(0), i) }
+	id := func(i int) string { return card{GPU: device.GPU{UUID: uuid(0)}}.id(ResourcePercent, i) }
 	h.take([]string{id(0), id(1)})
 	h.take([]string{id(2)})
 	h.adopt([]string{id(2)})
-	h.adopt([]string{id(3), deviceID(uuid(1), 0)})
+	h.adopt([]string{id(3), card{GPU: device.GPU{UUID: uuid(1)}}.id(ResourcePercent, 0)})
 	if n := h.count(nil); n[uuid(0)] != 3 || n[uuid(1)] != 1 {
 		t.Errorf("%v", n)
 	}
