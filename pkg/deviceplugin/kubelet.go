@@ -22,7 +22,11 @@ const (
 	// that registered last, with the ids of the other still booked.
 	oldSocket = "aliyungpushare.sock"
 
-	lookEvery = time.Second // at the sockets: a stat or two
+	// lookEvery is how often the sockets are looked at: a stat or two. Pods that come to a kubelet before the plugin does are
+	// refused, and stay so.
+	lookEvery = 200 * time.Millisecond
+	// failedPause is before the next registration after one that the kubelet did not take, or may not be made.
+	failedPause = time.Second
 	// register is answered when the kubelet has dialled us; then it opens the stream.
 	registerTimeout = 10 * time.Second
 	streamTimeout   = 10 * time.Second
@@ -35,18 +39,25 @@ func socket(resource string) string { return "cgpu-" + filepath.Base(resource) +
 
 // keep serves the resource until ctx ends. The kubelet, when it starts, removes all sockets of its folder and makes its own
 // anew; so both are looked at, and each round listens and registers again. That is polled: a watch of a folder that may be
-// removed with all in it has more cases than a stat each second.
+// removed with all in it has more cases than a stat five times a second.
 func (s *server) keep(ctx context.Context) {
 	for ctx.Err() == nil {
-		if err := s.round(ctx); err != nil && ctx.Err() == nil {
+		err := s.round(ctx)
+		if err != nil && ctx.Err() == nil {
 			s.p.fault(s.resource, err)
+		}
+		pause := failedPause
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, errRestarted) {
+			pause = lookEvery
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(lookEvery):
+		case <-time.After(pause):
 		}
 	}
 }
+
+var errRestarted = errors.New("the kubelet was restarted")
 
 // round serves until the kubelet is another, or the stream to it ended.
 func (s *server) round(ctx context.Context) error {
@@ -93,7 +104,7 @@ func (s *server) round(ctx context.Context) error {
 		case <-time.After(lookEvery):
 		}
 		if now, err := identify(filepath.Join(folder, kubeletSocket)); err != nil || now != kubelet {
-			return errors.New("the kubelet was restarted")
+			return errRestarted
 		}
 		if now, err := identify(path); err != nil || now != ours {
 			return fmt.Errorf("%s was removed", path)
