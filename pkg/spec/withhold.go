@@ -2,7 +2,6 @@ package spec
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -100,20 +99,38 @@ func MayBePod(raw []byte) bool {
 // Not touched are: the pause container, which runs the node's own program; privileged ones and those with CAP_SYS_ADMIN, which can
 // open the nodes themselves; and those with a GPU by other ways (a CDI file or device plugin that is not ours).
 func Withhold(doc *Document) (edited bool, err error) {
-	annotations, err := doc.Annotations()
-	if err != nil || !IsPod(annotations) {
+	// Without the decoder of package encoding/json where that can be: its first use of a type takes long, and this is a new process.
+	annotations, err := doc.within("annotations")
+	if annotations == nil || err != nil {
 		return false, err
+	}
+	kinds := map[string]string{}
+	for _, mark := range podMarks {
+		if raw := annotations.get(string(mark)); raw != nil {
+			if kinds[string(mark)], err = unquote(raw); err != nil {
+				return false, fmt.Errorf("spec: annotations: %w", err)
+			}
+		}
+	}
+	if !IsPod(kinds) {
+		return false, nil
 	}
 	admin, err := doc.admin()
 	if err != nil || admin {
 		return false, err
 	}
-	nodes, _, err := readNodes(doc)
+	devices, err := doc.list("devices", "linux")
 	if err != nil {
 		return false, fmt.Errorf("spec: %w", err)
 	}
-	if slices.ContainsFunc(nodes, func(n node) bool { return strings.HasPrefix(n.Path, "/dev/nvidia") }) {
-		return false, nil
+	if slices.ContainsFunc(devices, func(raw []byte) bool { return speaksOf(raw, "nvidia") }) {
+		nodes, _, err := readNodes(doc)
+		if err != nil {
+			return false, fmt.Errorf("spec: %w", err)
+		}
+		if slices.ContainsFunc(nodes, func(n node) bool { return strings.HasPrefix(n.Path, "/dev/nvidia") }) {
+			return false, nil
+		}
 	}
 	profile, err := doc.profile()
 	if err == nil {
@@ -132,15 +149,16 @@ func (d *Document) admin() (bool, error) {
 	if capabilities == nil || err != nil {
 		return false, err
 	}
-	raw := capabilities.get("bounding")
-	if raw == nil {
-		return false, nil
-	}
-	var bounding []string
-	if err := json.Unmarshal(raw, &bounding); err != nil {
+	bounding, err := elements(capabilities.get("bounding"))
+	if err != nil {
 		return false, fmt.Errorf("spec: process.capabilities.bounding: %w", err)
 	}
-	return slices.Contains(bounding, "CAP_SYS_ADMIN"), nil
+	for _, raw := range bounding {
+		if name, err := unquote(raw); err != nil || name == "CAP_SYS_ADMIN" {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // WithholdsFrom says whether a node whose cgpu.toml has this value of pods keeps the driver's calls from pods without a GPU.
