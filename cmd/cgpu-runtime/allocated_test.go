@@ -62,6 +62,8 @@ func TestAllocated(t *testing.T) {
 		return ledger.VGPU{UUID: n.table.GPUs[i].UUID, Limit: 3 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}
 	}
 	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	other := share(0)
+	other.ID = "claim/other"
 	strange := share(0)
 	strange.UUID = "GPU-ffffffff-0000-0000-0000-000000000000"
 	lies := []string{"ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_MEM_DEV=15", "CGPU_DISABLE=true", "NVIDIA_VISIBLE_DEVICES=all"}
@@ -80,7 +82,8 @@ func TestAllocated(t *testing.T) {
 		{name: "lying pod with a claim", pods: device.PodsAllocated, env: lies, annotations: forged, hooks: [][]string{alloc.HookArgs(share(1))}, want: []ledger.VGPU{slice(1)}},
 		{name: "lying pod with a limit", pods: device.PodsAllocated, env: lies, annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/disable": "true"}, want: []ledger.VGPU{slice(1)}},
 		{name: "share and whole", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(whole)}, want: []ledger.VGPU{slice(0)}, native: []string{n.table.GPUs[1].UUID}},
-		{name: "twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(share(0))}, refused: "twice"},
+		{name: "handed on twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(share(0))}, want: []ledger.VGPU{slice(0)}},
+		{name: "twice", hooks: [][]string{alloc.HookArgs(share(0)), alloc.HookArgs(other)}, refused: "twice"},
 		{name: "another node's GPU", hooks: [][]string{alloc.HookArgs(strange)}, refused: "is not among the 2 of this node"},
 		{name: "garbage", hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}, refused: "is cgpu-agent newer"},
 		{name: "pause container", sandbox: true, env: lies, hooks: [][]string{alloc.HookArgs(share(0))}},
