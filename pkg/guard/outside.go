@@ -40,8 +40,8 @@ const (
 	// maxPassed bounds the files of one holder that are compared with those in the container.
 	maxPassed = 64
 
-	controlGetPids = 0x2080018d
-	pidsSize       = 3812
+	controlGetPids = 0x2080018d // NV2080_CTRL_CMD_GPU_GET_PIDS (ctrl2080gpu.h)
+	pidsSize       = rm.PidsTable + 4*rm.PidsMax
 )
 
 // outside is what the guard knows of processes beyond its container.

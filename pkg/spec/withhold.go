@@ -24,7 +24,7 @@ const (
 //
 // Ordinary programs make calls with the same low byte (FIONBIO has 0x21, TCGETS2 0x2a, TUNGETSNDBUF 0xd3, webcams have 0x4a), so the filter
 // looks at one or two bits of the size as well, which RM compares as a whole, and of the type: UVM's numbers have none. What the
-// driver ignores is ignored. TestWithheld holds the list to the driver's calls, to those of ordinary programs, and the halves to each other.
+// driver ignores is ignored. Numbers and sizes are those of nv_escape.h, nv-ioctl-numbers.h and uvm_ioctl.h. TestWithheld holds the list to the driver's calls, to those of ordinary programs, and the halves to each other.
 var withheld = covers{
 	stop: []cube{
 		{0xff | (32+4)*sizeBit, 0x27 | 32*sizeBit},     // RM_ALLOC_MEMORY, 56 bytes
