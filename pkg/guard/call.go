@@ -37,6 +37,8 @@ type trappedCall struct {
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
+	// repeated marks a call that got the answer of the thread's last one, see answered.
+	repeated bool
 }
 
 // reply is the answer to a notification.
@@ -201,8 +203,10 @@ type savedCall struct {
 	rep    reply
 	undo   func()
 	lost   bool
-	blocks int // 1 if out[1] is the first block
-	fd     int // kept for undo
+	// repeated is the call's own. What the thread's last call was is then noted already.
+	repeated bool
+	blocks   int // 1 if out[1] is the first block
+	fd       int // kept for undo
 	// onRelease is called when the result is no longer kept.
 	onRelease func()
 }
@@ -226,6 +230,9 @@ type answered struct {
 
 // note remembers an answered call. Its buffers are used again and again.
 func (a *answered) note(c *trappedCall) {
+	if c.repeated {
+		return // what it repeats stays noted: this answer may get lost as well
+	}
 	a.valid = c.undo != nil || c.lost
 	if !a.valid {
 		return
@@ -251,6 +258,7 @@ func (a *answered) repeats(c *trappedCall) bool {
 
 // restore puts the first answer's results into a call.
 func (a *answered) restore(c *trappedCall) {
+	c.repeated = true
 	copy(c.call.Outer, c.before[0])
 	for i, b := range c.call.Blocks {
 		copy(b.Data, c.before[i+1])
@@ -268,7 +276,7 @@ func (c *trappedCall) size() int {
 
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, fd: -1}
+	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, repeated: c.repeated, fd: -1}
 	if s.undo != nil { // else the copy would keep the file, and with it the container's memory, from being closed for good
 		s.fd, c.fd = c.fd, -1
 	}
@@ -319,6 +327,9 @@ func (s *savedCall) parts() []memoryPart {
 
 // noteSaved remembers a saved call as answered: that answer may get lost like the first.
 func (a *answered) noteSaved(s *savedCall) {
+	if s.repeated {
+		return
+	}
 	a.valid = s.undo != nil || s.lost
 	a.args = s.args
 	a.outer, a.block = append(a.outer[:0], s.out[0].data...), a.block[:0]

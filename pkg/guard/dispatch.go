@@ -219,9 +219,7 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
 		if w.l.answer(c.n.ID, rep) {
-			if !c.k.last.valid { // a repeated call keeps what was noted
-				c.k.last.note(c)
-			}
+			c.k.last.note(c)
 			return
 		}
 	}

@@ -1,0 +1,62 @@
+package guard
+
+import (
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// TestLostAnswers: signals take the answer to a call away in every order there is, and the call is made once all the same.
+// "answered" is an answer that was sent and got lost, "away" a caller who was gone before it could be sent, and whom the next
+// notification finds the saved result for.
+func TestLostAnswers(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		steps []string
+	}{
+		{"answered", []string{"answered"}},
+		{"answered twice", []string{"answered", "answered"}},
+		{"away", []string{"away"}},
+		{"away, answered", []string{"away", "answered"}},
+		{"answered, away", []string{"answered", "away"}},
+		{"answered, away, answered, away", []string{"answered", "away", "answered", "away"}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			const ok, duplicate = 0, 0x19
+			var last answered
+			memory := []byte{1, 0, 0, 0} // the structure in the caller's memory: here a status word only
+			made := 0
+			call := func() *trappedCall {
+				outer := append([]byte(nil), memory...)
+				c := &trappedCall{n: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1}
+				if made++; made == 1 {
+					c.undo = func() {}
+					rm.PutU32(outer, 0, ok)
+				} else {
+					rm.PutU32(outer, 0, duplicate)
+				}
+				if last.repeats(c) { // as in serveTask
+					last.restore(c)
+				} else {
+					last.valid = false
+				}
+				return c
+			}
+			for i, step := range append(x.steps, "answered") {
+				c := call()
+				if got := rm.U32(c.call.Outer, 0); got != ok {
+					t.Fatalf("step %d: the driver's answer to a second call, %#x, reaches the caller", i, got)
+				}
+				switch step {
+				case "answered":
+					memory = append(memory[:0], c.call.Outer...)
+					last.note(c)
+				case "away":
+					s := c.save(replyDone)
+					memory = append(memory[:0], s.out[0].data...)
+					last.noteSaved(s)
+				}
+			}
+		})
+	}
+}
