@@ -5,10 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -18,6 +23,33 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
+
+// asHook makes the test binary cgpu-hook: where a hook ends as ldconfig it cannot run within a test.
+const asHook = "CGPU_HOOK_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	switch os.Getenv(asHook) {
+	case "":
+		os.Exit(m.Run())
+	case "become":
+		err := become(os.Args[1], os.Args[2], time.Second)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	default:
+		main()
+	}
+}
+
+// hook runs a command of cgpu-hook as a program.
+func hook(as, stdin string, args ...string) (stderr string, err error) {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), asHook+"="+as)
+	cmd.Stdin = strings.NewReader(stdin)
+	var text strings.Builder
+	cmd.Stderr = &text
+	err = cmd.Run()
+	return text.String(), err
+}
 
 func TestStaysQuiet(t *testing.T) {
 	for _, args := range [][]string{
@@ -150,10 +182,10 @@ func TestSetup(t *testing.T) {
 	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
 	for range 2 {
-		state := strings.NewReader(`{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`)
-		err := run([]string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv"}, state, os.Stderr)
+		state := `{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`
+		stderr, err := hook("main", state, "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv")
 		if err != nil && os.Geteuid() == 0 {
-			t.Fatal(err)
+			t.Fatal(err, stderr)
 		}
 	}
 	entries, _ := os.ReadDir(filepath.Join(bundle, "rootfs/etc/ld.so.conf.d"))
@@ -167,6 +199,47 @@ func TestSetup(t *testing.T) {
 	}
 	if target, _ := os.Readlink(filepath.Join(bundle, "rootfs/drv/liba.so")); target != "liba.so.1" {
 		t.Errorf("link to %q", target)
+	}
+}
+
+// TestLdconfigFails: what ldconfig says reaches the engine with the hook's name, and it cannot hang.
+func TestLdconfigFails(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for ldconfig -r")
+	}
+	r, dir := inRoot(t)
+	if stderr, err := hook("become", "", "/sbin/ldconfig", filepath.Join(dir, "missing")); err == nil || !strings.HasPrefix(stderr, "cgpu-hook: /sbin/ldconfig: ") {
+		t.Errorf("%v, stderr %q", err, stderr)
+	}
+	if _, err := r.folder("/etc"); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(filepath.Join(dir, "etc/ld.so.conf"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := hook("become", "", "/sbin/ldconfig", dir)
+	if exit, ok := errors.AsType[*exec.ExitError](err); !ok || exit.Sys().(syscall.WaitStatus).Signal() != unix.SIGALRM {
+		t.Errorf("with a pipe for ld.so.conf: %v", err)
+	}
+}
+
+// TestUnsynced: what an ldconfig that waits for the disk would take cannot be seen here, so a program asks for a descriptor that
+// does not exist.
+func TestUnsynced(t *testing.T) {
+	done := make(chan [3]error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine, and its filter with it
+		before := unix.Fsync(-1)
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			t.Error(err)
+		}
+		if err := leaveUnsynced(0); err != nil {
+			t.Error(err)
+		}
+		done <- [3]error{before, unix.Fsync(-1), unix.Fdatasync(-1)}
+	}()
+	if got := <-done; !errors.Is(got[0], unix.EBADF) || got[1] != nil || got[2] != nil {
+		t.Errorf("fsync before, fsync and fdatasync after: %v", got)
 	}
 }
 
