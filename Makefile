@@ -58,19 +58,19 @@ demo: setup build ## two containers share one GPU (the real one, else the simula
 test: setup build lint unit integration kubernetes ## everything that must pass: 20 minutes on 2 cores, once Kubernetes is built
 
 unit: ## tests of the packages and of the limiter, with the race detector
-	go test -race -timeout 8m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/...
+	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/...
 	@hack/parity.sh
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, runc and crun in private folders (root)
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
-	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 12m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
-	hack/with-node.sh -- go test -tags integration -count 1 -timeout 5m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/
+	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
+	hack/with-node.sh -- go test -tags integration -count 1 -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/
 
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
-	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 10m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
-	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) -p 1 ./test/kubernetes ./test/kubernetes/dra
+	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
+	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 40m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) -p 1 ./test/kubernetes ./test/kubernetes/dra
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
