@@ -3,8 +3,6 @@
 package docs
 
 import (
-	"flag"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,15 +14,7 @@ import (
 
 var lab *node.Node
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	var err error
-	if lab, err = node.FromEnv(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { node.Main(m, &lab) }
 
 // TestDocs runs the commands of every page. Pages share the node, one after the other, so each begins without containers
 // and with the policies of cgpu.toml.

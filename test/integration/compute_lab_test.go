@@ -14,9 +14,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sim"
 	"github.com/opencgpu/cgpu/test/node"
 )
@@ -265,41 +263,4 @@ func differs(got, want []float64) string {
 		}
 	}
 	return ""
-}
-
-// vgpu is what cgpu smi shows of a container's slice.
-type vgpu struct {
-	ID       string              `json:"id"`
-	Name     string              `json:"name"`
-	State    string              `json:"state"`
-	Limit    quota.Bytes         `json:"limit"`
-	Used     quota.Bytes         `json:"used"`
-	Weight   int                 `json:"weight"`
-	Percent  int                 `json:"percent"`
-	Priority quota.Priority      `json:"priority"`
-	Paused   bool                `json:"paused"`
-	Compute  guard.ComputeStatus `json:"compute"`
-}
-
-// smiOf is a container's slice of its first GPU in cgpu smi.
-func smiOf(t *testing.T, id string) vgpu {
-	t.Helper()
-	var smi struct {
-		GPUs []struct {
-			VGPUs []vgpu `json:"vgpus"`
-		} `json:"gpus"`
-	}
-	out := cgpu(t, "smi", "--json")
-	if err := json.Unmarshal([]byte(out), &smi); err != nil {
-		t.Fatal(err)
-	}
-	for _, g := range smi.GPUs {
-		for _, v := range g.VGPUs {
-			if v.ID == id {
-				return v
-			}
-		}
-	}
-	t.Fatalf("cgpu smi does not know %s: %s", id, out)
-	return vgpu{}
 }

@@ -453,7 +453,7 @@ func TestSetMemory(t *testing.T) {
 		return ""
 	})
 	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "1MiB"), noMemory)
-	if got := smiUsed(t, id); got < 600*quota.MiB {
+	if got := smiOf(t, id).Used; got < 600*quota.MiB {
 		t.Errorf("%v in use, 600MiB before", got)
 	}
 	if err := syscall.Kill(initOf(t, id), 0); err != nil {

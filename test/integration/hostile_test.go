@@ -70,7 +70,7 @@ func TestBooksAgree(t *testing.T) {
 	agree := func() string {
 		var sum quota.Bytes
 		for _, id := range ids {
-			sum += smiUsed(t, id)
+			sum += smiOf(t, id).Used
 		}
 		driver, slack := driverUsed(t), quota.Bytes(0)
 		if lab.Driver != device.DriverSim {

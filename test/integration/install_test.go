@@ -66,12 +66,6 @@ func folder(t *testing.T) string {
 	return dir
 }
 
-// install runs cgpu install or uninstall; it must succeed.
-func install(t *testing.T, args ...string) string {
-	t.Helper()
-	return run(t, append([]string{filepath.Join(lab.Bin, "cgpu")}, args...)...)
-}
-
 // sameFiles asserts that a folder holds a file as it was, and nothing beside it.
 func sameFiles(t *testing.T, path, want string) {
 	t.Helper()
@@ -118,7 +112,7 @@ func testInstallDocker(t *testing.T, storage string) {
 	if err := os.WriteFile(config, []byte(before), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	install(t, "install", "docker", "--config", config, "--runtime-path", runtime)
+	cgpu(t, "install", "docker", "--config", config, "--runtime-path", runtime)
 	daemonOf(t, filepath.Join(dir, "log"), "dockerd", "--config-file", config)
 	env := []string{"DOCKER_HOST=unix://" + dir + "/sock"}
 	info := func() string {
@@ -151,7 +145,7 @@ func testInstallDocker(t *testing.T, storage string) {
 	}
 	meminfo("--runtime=cgpu")
 
-	if out := install(t, "install", "docker", "--default", "--restart", "--config", config, "--runtime-path", runtime); !strings.Contains(out, "reads it now") {
+	if out := cgpu(t, "install", "docker", "--default", "--restart", "--config", config, "--runtime-path", runtime); !strings.Contains(out, "reads it now") {
 		t.Errorf("--restart: %s", out)
 	}
 	eventually(t, 10*time.Second, func() string {
@@ -162,7 +156,7 @@ func testInstallDocker(t *testing.T, storage string) {
 	})
 	meminfo()
 
-	install(t, "uninstall", "docker", "--restart", "--config", config)
+	cgpu(t, "uninstall", "docker", "--restart", "--config", config)
 	eventually(t, 10*time.Second, func() string {
 		if got := info(); !strings.HasPrefix(got, "other ") || strings.Contains(got, "cgpu=") {
 			return "docker info: " + got
@@ -214,7 +208,7 @@ func TestInstallDockerFlags(t *testing.T) {
 		}
 		return ""
 	})
-	r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "install", "docker", "--config", config)
+	r := tryCgpu("install", "docker", "--config", config)
 	wantRefused(t, r, `was started with --add-runtime, and does not start when the file says the same`)
 	sameFiles(t, config, before)
 }
@@ -292,7 +286,7 @@ func TestInstallContainerd(t *testing.T) {
 					return r.Stdout
 				}
 				was := dump()
-				install(t, "install", "containerd", "--default", "--config", main)
+				cgpu(t, "install", "containerd", "--default", "--config", main)
 				for _, want := range []string{"runtimes.cgpu]", "runtimes.runc]", filepath.Join(lab.Bin, "cgpu-runtime")} {
 					if got := dump(); !strings.Contains(got, want) {
 						t.Errorf("no %s in:\n%s", want, got)
@@ -335,7 +329,7 @@ func TestInstallContainerd(t *testing.T) {
 					}
 				}
 
-				install(t, "uninstall", "containerd", "--config", main)
+				cgpu(t, "uninstall", "containerd", "--config", main)
 				sameFiles(t, main, before)
 				if left, _ := filepath.Glob(filepath.Join(dir, "conf.d", "*")); len(left) > 0 {
 					t.Errorf("left behind: %v", left)

@@ -84,8 +84,8 @@ func TestKM(t *testing.T) {
 	lines := strings.Split(kmRead(t, filepath.Join(box, "meminfo")), "\n")
 	var free, mem uint64
 	var pid int
-	if _, err := fmt.Sscanf(lines[0], "Free: %d", &free); err != nil || quota.Bytes(free) != 2*quota.GiB-smiUsed(t, id) {
-		t.Errorf("meminfo %q: %v; cgpu smi says %v is used", lines, err, smiUsed(t, id))
+	if _, err := fmt.Sscanf(lines[0], "Free: %d", &free); err != nil || quota.Bytes(free) != 2*quota.GiB-smiOf(t, id).Used {
+		t.Errorf("meminfo %q: %v; cgpu smi says %v is used", lines, err, smiOf(t, id).Used)
 	}
 	if _, err := fmt.Sscanf(lines[1], "PID: %d Mem: %d", &pid, &mem); err != nil || pid != initOf(t, id) || quota.Bytes(mem) < 512*quota.MiB {
 		t.Errorf("meminfo %q: %v; want process %d", lines, err, initOf(t, id))
@@ -128,10 +128,10 @@ func TestKM(t *testing.T) {
 		t.Error("a file can be made")
 	}
 	// The GPU's card, and back, for the tests beside.
-	t.Cleanup(func() { run(t, filepath.Join(lab.Bin, "cgpu"), "policy", "1", "preempt", "--max-inst", "20") })
+	t.Cleanup(func() { cgpu(t, "policy", "1", "preempt", "--max-inst", "20") })
 	write(true, filepath.Join(dir, "1", "policy"), strconv.Itoa(int(sched.PolicySoft)))
 	write(true, filepath.Join(dir, "1", "max_inst"), "8")
-	if out := run(t, filepath.Join(lab.Bin, "cgpu"), "policy", "1"); !strings.Contains(out, "soft") || !strings.Contains(out, "  8 ") {
+	if out := cgpu(t, "policy", "1"); !strings.Contains(out, "soft") || !strings.Contains(out, "  8 ") {
 		t.Errorf("cgpu policy says %s", out)
 	}
 
@@ -226,7 +226,7 @@ func TestKMKilled(t *testing.T) {
 		t.Errorf("version %q", got)
 	}
 	// And a second one leaves the first alone.
-	r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "km")
+	r := tryCgpu("km")
 	if r.Code != 1 || !strings.Contains(r.Stderr, "is not empty") {
 		t.Error(r)
 	}

@@ -99,7 +99,7 @@ func TestKilledProgram(t *testing.T) {
 		// In preload mode the processes of the container notice it, when they need the room.
 		if !m.preload {
 			eventually(t, time.Second, func() string {
-				if u := smiUsed(t, id); u > 0 {
+				if u := smiOf(t, id).Used; u > 0 {
 					return fmt.Sprintf("cgpu smi says %v in use", u)
 				}
 				return ""
@@ -167,7 +167,7 @@ func TestKilledGuard(t *testing.T) {
 		}
 		return ""
 	})
-	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
+	cgpu(t, "gc")
 	if _, ok := recordOf(t, id); ok {
 		t.Error("still in the ledger after removal and cgpu gc")
 	}
@@ -198,7 +198,7 @@ func TestKilledGuardInside(t *testing.T) {
 		return ""
 	})
 	docker(t, "rm", "-f", id)
-	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
+	cgpu(t, "gc")
 }
 
 // TestKilledRuntime: runc killed at a random moment of create leaves nothing behind that gc does not take.
@@ -233,7 +233,7 @@ func killedRuntime(t *testing.T) {
 		orphans(t, root, id)
 	}
 	eventually(t, 10*time.Second, func() string {
-		lab.Run(nil, filepath.Join(lab.Bin, "cgpu"), "gc")
+		tryCgpu("gc")
 		if left := records(t); len(left) > 0 {
 			return fmt.Sprintf("%+v", left)
 		}
@@ -247,7 +247,7 @@ func killedRuntime(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run(t, filepath.Join(lab.Bin, "cgpu"), "gc")
+	cgpu(t, "gc")
 	container{env: quotaOf("15", "15", "0"), cmd: []string{"true"}}.run(t)
 }
 

@@ -8,9 +8,6 @@
 package integration
 
 import (
-	"flag"
-	"fmt"
-	"os"
 	"testing"
 
 	"github.com/opencgpu/cgpu/test/node"
@@ -18,12 +15,4 @@ import (
 
 var lab *node.Node
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	var err error
-	if lab, err = node.FromEnv(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { node.Main(m, &lab) }

@@ -40,7 +40,7 @@ func managedCounts(t *testing.T, user string) {
 	noTrace(t)
 	c := guardOnly.of(container{env: sizeOf("1GiB"), opts: []string{"--user", user}, cmd: strings.Fields("cgpu-probe managed 300MiB 200MiB --hold 0 --free")})
 	id := c.ready(t)
-	wantMemory(t, seen, id, func(m memoryOf) bool { return m.Managed == 500*quota.MiB && m.Used == 500*quota.MiB })
+	wantMemory(t, seen, id, func(m vgpu) bool { return m.Managed == 500*quota.MiB && m.Used == 500*quota.MiB })
 	if got := used(t, meminfoIn(t, id)); got != 500*quota.MiB {
 		t.Errorf("used = %v, want the 500MiB that are mapped", got)
 	}
@@ -49,7 +49,7 @@ func managedCounts(t *testing.T, user string) {
 		t.Errorf("there is room for it: %s", r)
 	}
 	docker(t, "kill", "-s", "TERM", id)
-	wantMemory(t, seen, id, func(m memoryOf) bool { return m.Managed == 0 && m.Used == 0 })
+	wantMemory(t, seen, id, func(m vgpu) bool { return m.Managed == 0 && m.Used == 0 })
 	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {
 		t.Errorf("after the end of the mapping: %s", r)
 	}
@@ -70,7 +70,7 @@ func managedBeyond(t *testing.T, user string) {
 		t.Errorf("it lived for %v", took)
 	}
 	t.Logf("killed after %v, docker exec included", took.Round(time.Millisecond))
-	wantMemory(t, seen, id, func(m memoryOf) bool {
+	wantMemory(t, seen, id, func(m vgpu) bool {
 		return m.Managed == 0 && m.Used == 100*quota.MiB && m.Calls.ProcessesKilled == 1
 	})
 	if r := execIn(id, "cgpu-probe", "alloc", "900MiB"); r.Code != 0 {
@@ -85,7 +85,7 @@ func managedBeyond(t *testing.T, user string) {
 func managedAnnounced(t *testing.T) {
 	noTrace(t)
 	id := container{env: sizeOf("1GiB"), cmd: playsLimiter("600MiB", "--hold", "0", "--free")}.ready(t)
-	if m := smiMemory(t, id); m.Managed != 600*quota.MiB {
+	if m := smiOf(t, id); m.Managed != 600*quota.MiB {
 		t.Errorf("at once: %+v", m)
 	}
 	r := execIn(id, playsLimiter("500MiB")...)
@@ -97,8 +97,8 @@ func managedAnnounced(t *testing.T) {
 		t.Errorf("there is room for it: %s", r)
 	}
 	docker(t, "kill", "-s", "TERM", id)
-	wantMemory(t, 500*time.Millisecond, id, func(m memoryOf) bool { return m.Managed == 0 })
-	if m := smiMemory(t, id); m.Calls.ProcessesKilled != 0 {
+	wantMemory(t, 500*time.Millisecond, id, func(m vgpu) bool { return m.Managed == 0 })
+	if m := smiOf(t, id); m.Calls.ProcessesKilled != 0 {
 		t.Errorf("processes were killed: %+v", m)
 	}
 }
@@ -109,7 +109,7 @@ func managedRace(t *testing.T) {
 	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
 	for range 3 {
 		oneWins(t, id, playsLimiter("600MiB", "--hold", "2"))
-		wantMemory(t, seen, id, func(m memoryOf) bool { return m.Managed == 0 })
+		wantMemory(t, seen, id, func(m vgpu) bool { return m.Managed == 0 })
 	}
 }
 
@@ -166,7 +166,7 @@ func managedAllow(t *testing.T) {
 	if r.Code != 0 {
 		t.Error(r)
 	}
-	if m := smiMemory(t, id); m.Managed != 0 || m.Used != 0 {
+	if m := smiOf(t, id); m.Managed != 0 || m.Used != 0 {
 		t.Errorf("it is counted: %+v", m)
 	}
 	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {

@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/sim"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -133,39 +133,52 @@ func driverUsed(t *testing.T) quota.Bytes {
 	if _, err := os.Stat(filepath.Join(lab.RunDir, "sim.sock")); os.IsNotExist(err) {
 		return 0 // no container has asked for a GPU yet
 	}
-	var s sim.Snapshot
-	if err := json.Unmarshal([]byte(run(t, filepath.Join(lab.Bin, "cgpu-sim"), "snapshot")), &s); err != nil {
-		t.Fatal(err)
-	}
 	var sum quota.Bytes
-	for _, gpu := range s.GPUs {
+	for _, gpu := range drivers(t).GPUs {
 		sum += gpu.Used
 	}
 	return sum
 }
 
-// smiUsed is a container's use as cgpu smi reports it.
-func smiUsed(t *testing.T, id string) quota.Bytes {
+// vgpu is what cgpu smi shows of a container's slice.
+type vgpu struct {
+	ID       string         `json:"id"`
+	Name     string         `json:"name"`
+	Limit    quota.Bytes    `json:"limit"`
+	Used     quota.Bytes    `json:"used"`
+	Managed  quota.Bytes    `json:"managed"`
+	Spill    quota.Bytes    `json:"spill"`
+	Spilled  quota.Bytes    `json:"spilled"`
+	Weight   int            `json:"weight"`
+	Percent  int            `json:"percent"`
+	Priority quota.Priority `json:"priority"`
+	Paused   bool           `json:"paused"`
+	Calls    struct {
+		ProcessesKilled uint64 `json:"processesKilled"`
+	} `json:"calls"`
+	Enforcement string              `json:"enforcement"`
+	Compute     guard.ComputeStatus `json:"compute"`
+}
+
+// smiOf is a container's slice of its first GPU in cgpu smi.
+func smiOf(t *testing.T, id string) vgpu {
 	t.Helper()
 	var smi struct {
 		GPUs []struct {
-			VGPUs []struct {
-				ID   string
-				Used quota.Bytes
-			} `json:"vgpus"`
+			VGPUs []vgpu `json:"vgpus"`
 		} `json:"gpus"`
 	}
-	out := run(t, filepath.Join(lab.Bin, "cgpu"), "smi", "-o", "json")
+	out := cgpu(t, "smi", "--json")
 	if err := json.Unmarshal([]byte(out), &smi); err != nil {
 		t.Fatal(err)
 	}
 	for _, gpu := range smi.GPUs {
 		for _, v := range gpu.VGPUs {
-			if strings.HasPrefix(id, v.ID) || strings.HasPrefix(v.ID, id) {
-				return v.Used
+			if v.ID == id {
+				return v
 			}
 		}
 	}
 	t.Fatalf("cgpu smi does not know %s: %s", id, out)
-	return 0
+	return vgpu{}
 }

@@ -41,7 +41,7 @@ func TestPreload(t *testing.T) {
 func preloadShown(t *testing.T) {
 	noTrace(t)
 	id := preloaded.holding(t, container{env: sizeOf("1GiB")}, "300MiB")
-	wantMemory(t, time.Second, id, func(m memoryOf) bool {
+	wantMemory(t, time.Second, id, func(m vgpu) bool {
 		return m.Enforcement == "preload" && m.Limit == quota.GiB && m.Used == 300*quota.MiB
 	})
 	if out := cgpu(t, "smi"); !strings.Contains(out, "preload") {
@@ -112,11 +112,11 @@ func preloadProcesses(t *testing.T) {
 func preloadManaged(t *testing.T) {
 	noTrace(t)
 	id := preloaded.of(container{env: sizeOf("1GiB"), cmd: strings.Fields("cgpu-probe managed 300MiB 200MiB --hold 0 --free")}).ready(t)
-	wantMemory(t, time.Second, id, func(m memoryOf) bool { return m.Managed == 500*quota.MiB && m.Used == 500*quota.MiB })
+	wantMemory(t, time.Second, id, func(m vgpu) bool { return m.Managed == 500*quota.MiB && m.Used == 500*quota.MiB })
 	wantRefused(t, preloaded.exec(id, "cgpu-probe", "managed", "600MiB"), "refused=")
 	wantRefused(t, preloaded.exec(id, "cgpu-probe", "alloc", "600MiB"), noMemory)
 	docker(t, "kill", "-s", "TERM", id)
-	wantMemory(t, time.Second, id, func(m memoryOf) bool { return m.Managed == 0 && m.Used == 0 })
+	wantMemory(t, time.Second, id, func(m vgpu) bool { return m.Managed == 0 && m.Used == 0 })
 	for range 3 {
 		// Two that come at the same time may both be told that there is no room; never do both have it.
 		var wg sync.WaitGroup

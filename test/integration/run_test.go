@@ -118,7 +118,7 @@ func (s *started) holdsSize(t *testing.T, size quota.Bytes) ledger.Record {
 	t.Helper()
 	r := s.record(t)
 	eventually(t, 10*time.Second, func() string {
-		if got := smiUsed(t, r.ID); got < size {
+		if got := smiOf(t, r.ID).Used; got < size {
 			return fmt.Sprintf("%s uses %v, want %v", r.ID, got, size)
 		}
 		return ""
@@ -490,7 +490,7 @@ func runBackground(t *testing.T) {
 		t.Fatalf("%d records, want that of the run", len(list))
 	}
 	eventually(t, 5*time.Second, func() string {
-		if got := smiUsed(t, list[0].ID); got < 700*quota.MiB {
+		if got := smiOf(t, list[0].ID).Used; got < 700*quota.MiB {
 			return fmt.Sprintf("uses %v", got)
 		}
 		return ""

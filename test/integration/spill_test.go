@@ -3,7 +3,6 @@
 package integration
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
 	"sync"
@@ -15,47 +14,11 @@ import (
 	"github.com/opencgpu/cgpu/test/node"
 )
 
-// memoryOf is what cgpu smi shows of a container's memory on its first GPU.
-type memoryOf struct {
-	ID          string      `json:"id"`
-	Enforcement string      `json:"enforcement"`
-	Limit       quota.Bytes `json:"limit"`
-	Used        quota.Bytes `json:"used"`
-	Managed     quota.Bytes `json:"managed"`
-	Spill       quota.Bytes `json:"spill"`
-	Spilled     quota.Bytes `json:"spilled"`
-	Calls       struct {
-		ProcessesKilled uint64 `json:"processesKilled"`
-	} `json:"calls"`
-}
-
-func smiMemory(t *testing.T, id string) memoryOf {
-	t.Helper()
-	var smi struct {
-		GPUs []struct {
-			VGPUs []memoryOf `json:"vgpus"`
-		} `json:"gpus"`
-	}
-	out := cgpu(t, "smi", "--json")
-	if err := json.Unmarshal([]byte(out), &smi); err != nil {
-		t.Fatal(err)
-	}
-	for _, g := range smi.GPUs {
-		for _, v := range g.VGPUs {
-			if v.ID == id {
-				return v
-			}
-		}
-	}
-	t.Fatalf("cgpu smi does not know %s: %s", id, out)
-	return memoryOf{}
-}
-
 // wantMemory waits until cgpu smi shows what a container should have.
-func wantMemory(t *testing.T, limit time.Duration, id string, right func(memoryOf) bool) {
+func wantMemory(t *testing.T, limit time.Duration, id string, right func(vgpu) bool) {
 	t.Helper()
 	eventually(t, limit, func() string {
-		if m := smiMemory(t, id); !right(m) {
+		if m := smiOf(t, id); !right(m) {
 			return fmt.Sprintf("cgpu smi says %+v", m)
 		}
 		return ""
@@ -138,7 +101,7 @@ func spilledApart(t *testing.T) {
 	noTrace(t)
 	id := holding(t, container{env: withSpill("1GiB", "1")}, "1GiB")
 	docker(t, "exec", "-d", id, "cgpu-probe", "hold", "500MiB")
-	wantMemory(t, 5*time.Second, id, func(m memoryOf) bool {
+	wantMemory(t, 5*time.Second, id, func(m vgpu) bool {
 		return m.Used == quota.GiB && m.Spilled == 500*quota.MiB && m.Spill == quota.GiB && m.Limit == quota.GiB
 	})
 	if got, want := free(t, meminfoIn(t, id)), 524*quota.MiB; got != want {
@@ -150,7 +113,7 @@ func spilledApart(t *testing.T) {
 	// One allocation goes to one place.
 	wantRefused(t, execIn(id, "cgpu-probe", "alloc", "600MiB"), noMemory)
 	killIn(t, id, "hold 500MiB")
-	wantMemory(t, freed, id, func(m memoryOf) bool { return m.Used == quota.GiB && m.Spilled == 0 })
+	wantMemory(t, freed, id, func(m vgpu) bool { return m.Used == quota.GiB && m.Spilled == 0 })
 	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {
 		t.Errorf("what the killed process held: %s", r)
 	}
@@ -167,7 +130,7 @@ func setSpill(t *testing.T) {
 		return ""
 	})
 	docker(t, "exec", "-d", id, "cgpu-probe", "hold", "1500MiB")
-	wantMemory(t, 5*time.Second, id, func(m memoryOf) bool { return m.Spilled == 1500*quota.MiB })
+	wantMemory(t, 5*time.Second, id, func(m vgpu) bool { return m.Spilled == 1500*quota.MiB })
 	for _, spill := range []string{"none", "1GiB"} {
 		r := tryCgpu("set", id, "--spill", spill)
 		wantRefused(t, r, "--spill", spill, "1500MiB")
@@ -177,7 +140,7 @@ func setSpill(t *testing.T) {
 	}
 	killIn(t, id, "hold 1500MiB")
 	begin := time.Now()
-	wantMemory(t, freed, id, func(m memoryOf) bool { return m.Spilled == 0 })
+	wantMemory(t, freed, id, func(m vgpu) bool { return m.Spilled == 0 })
 	t.Logf("1500MiB of spilled memory were back %v after the kill", time.Since(begin).Round(time.Millisecond))
 	cgpu(t, "set", id, "--spill", "none")
 	eventually(t, 2*time.Second, func() string {
@@ -216,7 +179,7 @@ func spillOnFullCard(t *testing.T) {
 		}
 	}
 	for _, id := range ids {
-		wantMemory(t, time.Second, id, func(m memoryOf) bool { return m.Used == half && m.Spilled == 0 })
+		wantMemory(t, time.Second, id, func(m vgpu) bool { return m.Used == half && m.Spilled == 0 })
 	}
 }
 
@@ -246,5 +209,5 @@ func spillReserve(t *testing.T) {
 	if r := execIn(id, "cgpu-probe", "alloc", "56MiB"); r.Code != 0 {
 		t.Errorf("within the limit: %s", r)
 	}
-	wantMemory(t, time.Second, id, func(m memoryOf) bool { return m.Used == 200*quota.MiB && m.Spilled == 0 })
+	wantMemory(t, time.Second, id, func(m vgpu) bool { return m.Used == 200*quota.MiB && m.Spilled == 0 })
 }

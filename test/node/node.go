@@ -1,5 +1,6 @@
 // Package node drives the private node that hack/node.sh makes: a dockerd, a containerd, runc and crun with cgpu's
-// configuration and run dir in one folder. The conformance suite (test/integration) and the benchmark (test/bench) use it.
+// configuration and run dir in one folder. The conformance suite (test/integration),
+// the commands of the pages (test/docs) and the benchmark (test/bench) use it.
 package node
 
 import (
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"testing"
 	"time"
 )
 
@@ -45,6 +47,17 @@ func FromEnv() (*Node, error) {
 		}
 	}
 	return nil, errors.New("node: hack/node.sh not found above the working folder")
+}
+
+// Main runs a package's tests on the node of FromEnv, which it puts into lab.
+func Main(m *testing.M, lab **Node) {
+	n, err := FromEnv()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	*lab = n
+	os.Exit(m.Run())
 }
 
 func isFile(path string) bool {
