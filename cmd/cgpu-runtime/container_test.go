@@ -201,6 +201,20 @@ func (n *node) records() []ledger.Record {
 	return records
 }
 
+// deletes deletes a container, which may take a moment to die, and sees that it holds nothing any more.
+func (n *node) deletes(id string) {
+	n.t.Helper()
+	for range 100 {
+		if r := n.run("delete", id); r.err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if records := n.records(); len(records) != 0 {
+		n.t.Errorf("after delete: %+v", records)
+	}
+}
+
 // lowRuntimes runs f with each low-level runtime that is installed.
 func lowRuntimes(t *testing.T, f func(t *testing.T, n *node)) {
 	for _, low := range []string{"runc", "crun"} {
@@ -344,15 +358,7 @@ func TestLifeOfContainer(t *testing.T) {
 		if err := unix.Kill(s.PID, unix.SIGKILL); err != nil && err != unix.ESRCH {
 			t.Error(err)
 		}
-		for range 100 {
-			if r := n.run("delete", id); r.err == nil {
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if records := n.records(); len(records) != 0 {
-			t.Errorf("after delete: %+v", records)
-		}
+		n.deletes(id)
 		info, err := os.Stat(filepath.Join(bundle, "config.json"))
 		if err != nil || info.Mode().Perm() != 0o640 {
 			t.Errorf("config.json: %v, %v", info.Mode(), err)

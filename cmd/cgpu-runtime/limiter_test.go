@@ -214,15 +214,7 @@ func TestPreloadMode(t *testing.T) {
 		if r := n.run("start", id); r.err != nil {
 			t.Fatalf("%v\n%s", r.err, r.stderr)
 		}
-		for range 100 {
-			if r := n.run("delete", id); r.err == nil {
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
-		if records := n.records(); len(records) != 0 {
-			t.Errorf("after delete: %+v", records)
-		}
+		n.deletes(id)
 		n.noPages()
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -66,6 +65,16 @@ func TestSpec(t *testing.T) {
 	}
 }
 
+// dryRunOf is one on a node with this table.
+func dryRunOf(t *testing.T, table *device.Table) dryRun {
+	t.Helper()
+	dir := t.TempDir()
+	if err := table.Save(dir); err != nil {
+		t.Fatal(err)
+	}
+	return dryRun{runDir: "/run/cgpu", table: device.TableFile(dir), hook: "/h", id: "c1"}
+}
+
 // TestSpecDialects keeps what is said of containers that ask in other systems' words.
 func TestSpecDialects(t *testing.T) {
 	all := quota.Dialects()
@@ -99,15 +108,7 @@ func TestSpecDialects(t *testing.T) {
 			}
 			table := nodeTable(t)
 			table.Config.Dialects = tt.enabled
-			text, err := json.Marshal(table)
-			if err != nil {
-				t.Fatal(err)
-			}
-			path := filepath.Join(t.TempDir(), "node.json")
-			if err := os.WriteFile(path, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
+			d := dryRunOf(t, table)
 			_, reasons, err := d.edit(raw, tt.env)
 			if err != nil {
 				t.Fatal(err)
@@ -121,14 +122,7 @@ func TestSpecDialects(t *testing.T) {
 func TestSpecAllocated(t *testing.T) {
 	table := nodeTable(t)
 	table.Config.Pods = device.PodsAllocated
-	text, err := json.Marshal(table)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "node.json")
-	if err := os.WriteFile(path, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	d := dryRunOf(t, table)
 	share := func(n int) alloc.Share {
 		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30, Priority: quota.PriorityDefault}
 	}
@@ -168,7 +162,6 @@ func TestSpecAllocated(t *testing.T) {
 		if raw, err = json.Marshal(root); err != nil {
 			t.Fatal(err)
 		}
-		d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
 		edited, reasons, err := d.edit(raw, tt.env)
 		if tt.refused != "" {
 			if err == nil || !strings.Contains(err.Error(), tt.refused) {
@@ -277,15 +270,7 @@ func TestSpecEnforcement(t *testing.T) {
 		table := nodeTable(t)
 		table.Driver, table.Config.Enforcement = tt.driver, tt.enforcement
 		table.HostMemory, table.Config.MaxSpill = 2*maxSpill, device.Part{Bytes: maxSpill}
-		text, err := json.Marshal(table)
-		if err != nil {
-			t.Fatal(err)
-		}
-		path := filepath.Join(t.TempDir(), "node.json")
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		d := dryRun{runDir: "/run/cgpu", table: path, hook: "/h", id: "c1"}
+		d := dryRunOf(t, table)
 		_, reasons, err := d.edit(raw, tt.env)
 		if err != nil {
 			reasons = err.Error()

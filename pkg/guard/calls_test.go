@@ -315,13 +315,7 @@ func TestUVM(t *testing.T) {
 		}
 		return 0
 	}
-	ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(ctl)
-	c := newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
+	c, ctl := newFakeUVMCall(t, g)
 
 	refuse = true
 	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
@@ -372,13 +366,7 @@ func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
 		}
 		return 0
 	}
-	ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(ctl)
-	c := newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
+	c, ctl := newFakeUVMCall(t, g)
 	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
 	rm.PutU32(o, form.Memory, unseen)
 	c.do(rm.UVMMapExternal, o)
@@ -430,12 +418,9 @@ func TestUVMReplace(t *testing.T) {
 func TestUVMRefusals(t *testing.T) {
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
-	ctl, _ := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	c, ctl := newFakeUVMCall(t, g)
 	null, _ := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	defer unix.Close(ctl)
 	defer unix.Close(null)
-	c := newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
 	for _, x := range []struct {
 		name   string
 		cmd    uint32
@@ -478,9 +463,7 @@ func TestEndUVM(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctl, _ := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	defer unix.Close(ctl)
-	c := newFakeCall(t, g, fakeUVM)
+	c, ctl := newFakeUVMCall(t, g)
 	c.file = f
 	o, _ := uvmCall(g, rm.UVMMapExternal, 1<<33, 8<<20, ctl)
 	c.do(rm.UVMMapExternal, o)

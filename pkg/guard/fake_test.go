@@ -108,6 +108,19 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	return c
 }
 
+// newFakeUVMCall is one on a followed UVM file; ctl is a descriptor of nvidiactl, as calls that map memory name.
+func newFakeUVMCall(t testing.TB, g *Guard) (c *fakeCall, ctl int) {
+	t.Helper()
+	ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(ctl) })
+	c = newFakeCall(t, g, fakeUVM)
+	c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
+	return c, ctl
+}
+
 // escape handles an escape whose outer structure is o, and writes the results back into it and its blocks.
 func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 	return c.do(uint32(testCmd(nr, len(o))), o, keep...)

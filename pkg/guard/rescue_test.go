@@ -45,16 +45,23 @@ func noted(t *testing.T, path string) (list [][]fakeName) {
 	return list
 }
 
+// notes is a file of what is off, as the container's guard makes it.
+func (c *fakeContainer) notes() *rescue {
+	c.Helper()
+	r, err := newRescue(c.cfg)
+	if err != nil {
+		c.Fatal(err)
+	}
+	c.Cleanup(r.close)
+	return r
+}
+
 func (d *fakeGPU) open(Config) (Driver, error) { return d, nil }
 
 // TestRescueFile: what is noted is what is resumed, on the GPU where it is.
 func TestRescueFile(t *testing.T) {
 	c := newFakeContainer(t, 3)
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	if st, err := os.Stat(r.path); err != nil || st.Mode() != 0o600 {
 		t.Errorf("%v, %v", st.Mode(), err)
 	}
@@ -84,11 +91,7 @@ func TestRescueFile(t *testing.T) {
 // TestRescueForget: what runs again is not resumed, and other GPUs are not forgotten.
 func TestRescueForget(t *testing.T) {
 	c := newFakeContainer(t, 2)
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	second := c.channels(fakeClient, workGroup+1, 0x200, 2)
 	for gpu := range 2 {
@@ -109,11 +112,7 @@ func TestRescueForget(t *testing.T) {
 // the new one is.
 func TestRescueNoteAnyMoment(t *testing.T) {
 	c := newFakeContainer(t, 1)
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	work := c.channels(fakeClient, workGroup, 0x100, 8)
 	r.note(c.Guard, 0, c.account.channelsOn(0, false))
 	before := r.count(0).Load()
@@ -135,11 +134,7 @@ func TestRescueNoteAnyMoment(t *testing.T) {
 func TestRescueFull(t *testing.T) {
 	c := newFakeContainer(t, 2)
 	c.cfg.Settings.MaxChannels = 64
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 100)
 	r.note(c.Guard, 0, c.account.channelsOn(0, false))
 	if l := noted(t, r.path); len(l) != 1 || len(l[0]) != 64 {
@@ -150,11 +145,7 @@ func TestRescueFull(t *testing.T) {
 // TestRescueDamaged: a file that is not whole is refused, without a panic and without a call.
 func TestRescueDamaged(t *testing.T) {
 	c := newFakeContainer(t, 2)
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	r.note(c.Guard, 0, c.account.channelsOn(0, false))
 	whole := bytes.Clone(r.mem)
@@ -206,11 +197,7 @@ func TestRescueDamaged(t *testing.T) {
 // TestRescueRefused: what the driver does not resume stays noted, for the next try.
 func TestRescueRefused(t *testing.T) {
 	c := newFakeContainer(t, 2)
-	r, err := newRescue(c.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.close()
+	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	c.channels(fakeClient, workGroup+1, 0x200, 3)
 	for gpu := range 2 {

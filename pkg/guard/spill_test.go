@@ -226,13 +226,7 @@ func TestSpillOff(t *testing.T) {
 func TestSpillGoesBack(t *testing.T) {
 	const second = fakeClient + 1
 	mapping := func(t *testing.T, g *Guard) (*fakeCall, func(cmd uint32)) {
-		ctl, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { unix.Close(ctl) })
-		c := newFakeCall(t, g, fakeUVM)
-		c.file = &file{kind: nodeUVM, epfd: -1, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{}}
+		c, ctl := newFakeUVMCall(t, g)
 		return c, func(cmd uint32) {
 			t.Helper()
 			o, form := uvmCall(g, cmd, 1<<32, 8<<20, ctl)

@@ -54,17 +54,6 @@ func FuzzDialects(f *testing.F) {
 				t.Fatalf("placed: %v, %v", m, err)
 			}
 		}
-		seen := map[int]bool{}
-		for _, g := range grants {
-			if g.Limit == 0 || g.Limit%MiB != 0 || g.Limit > node[g.Index].Memory || seen[g.Index] {
-				t.Fatalf("grants %v", grants)
-			}
-			seen[g.Index] = true
-		}
-		for _, i := range native {
-			if seen[i] {
-				t.Fatalf("GPU %d sliced and whole", i)
-			}
-		}
+		checkGrants(t, grants, native)
 	})
 }

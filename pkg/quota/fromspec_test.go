@@ -310,40 +310,28 @@ func TestPriorityNames(t *testing.T) {
 	}
 }
 
-func TestRefuseTime(t *testing.T) {
-	for _, c := range []struct{ env, annotations, want string }{
-		{"C=6 A_CORE_PERCENTAGE=60 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="60": no; why not`},
-		{"C=6 A_SCHD_WEIGHT=3", "gpu-core-percentage=60", `quota: cgpu.io/gpu-core-percentage="60": no; why not`},
-		{"C=6 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_SCHD_WEIGHT="3": no; why not`},
-		{"C=6 A_HIGH_PRIO=1", "", ""},
+func TestRefuse(t *testing.T) {
+	time := func(q *Quota) error { return q.RefuseTime("no", "why not") }
+	spill := func(q *Quota) error { return q.RefuseSpill("no", "why not") }
+	for _, c := range []struct {
+		refuse                 func(*Quota) error
+		env, annotations, want string
+	}{
+		{time, "C=6 A_CORE_PERCENTAGE=60 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="60": no; why not`},
+		{time, "C=6 A_SCHD_WEIGHT=3", "gpu-core-percentage=60", `quota: cgpu.io/gpu-core-percentage="60": no; why not`},
+		{time, "C=6 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_SCHD_WEIGHT="3": no; why not`},
+		{time, "C=6 A_HIGH_PRIO=1", "", ""},
+		{spill, "C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": no; why not`},
+		{spill, "C=6 CGPU_MEM_SPILL=4", "gpu-mem-spill=3GiB", `quota: cgpu.io/gpu-mem-spill="3GiB": no; why not`},
+		{spill, "C=6 CGPU_MEM_SPILL=0", "", ""},
+		{spill, "C=6", "", ""},
 	} {
 		q, err := FromSpec(expand(c.env), annotate(c.annotations))
 		if err != nil {
 			t.Fatal(err)
 		}
 		got := ""
-		if err := q.RefuseTime("no", "why not"); err != nil {
-			got = err.Error()
-		}
-		if got != c.want {
-			t.Errorf("%s %s: got %q, want %q", c.env, c.annotations, got, c.want)
-		}
-	}
-}
-
-func TestRefuseSpill(t *testing.T) {
-	for _, c := range []struct{ env, annotations, want string }{
-		{"C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": no; why not`},
-		{"C=6 CGPU_MEM_SPILL=4", "gpu-mem-spill=3GiB", `quota: cgpu.io/gpu-mem-spill="3GiB": no; why not`},
-		{"C=6 CGPU_MEM_SPILL=0", "", ""},
-		{"C=6", "", ""},
-	} {
-		q, err := FromSpec(expand(c.env), annotate(c.annotations))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		if err := q.RefuseSpill("no", "why not"); err != nil {
+		if err := c.refuse(q); err != nil {
 			got = err.Error()
 		}
 		if got != c.want {

@@ -55,20 +55,26 @@ func FuzzFromSpec(f *testing.F) {
 		if q.NeedsPlacement() != (len(grants) == 0) {
 			t.Fatalf("placement: %v, grants %v", q.NeedsPlacement(), grants)
 		}
-		seen := map[int]bool{}
-		for _, g := range grants {
-			if g.Limit == 0 || g.Limit%MiB != 0 || g.Limit > node[g.Index].Memory || seen[g.Index] {
-				t.Fatalf("grants %v", grants)
-			}
-			seen[g.Index] = true
-		}
-		for _, i := range native {
-			if seen[i] {
-				t.Fatalf("GPU %d sliced and whole", i)
-			}
-			seen[i] = true
-		}
+		checkGrants(t, grants, native)
 	})
+}
+
+// checkGrants: each GPU has a limit that it can hold, once, or is whole.
+func checkGrants(t *testing.T, grants []Grant, native []int) {
+	t.Helper()
+	seen := map[int]bool{}
+	for _, g := range grants {
+		if g.Limit == 0 || g.Limit%MiB != 0 || g.Limit > node[g.Index].Memory || seen[g.Index] {
+			t.Fatalf("grants %v", grants)
+		}
+		seen[g.Index] = true
+	}
+	for _, i := range native {
+		if seen[i] {
+			t.Fatalf("GPU %d sliced and whole", i)
+		}
+		seen[i] = true
+	}
 }
 
 func FuzzLimit(f *testing.F) {

@@ -20,9 +20,10 @@ type csvRow struct {
 	action       string
 }
 
-func readCSV(t *testing.T) []csvRow {
+// readRecords reads a table without its first line, which names the columns.
+func readRecords(t *testing.T, path string) [][]string {
 	t.Helper()
-	f, err := os.Open("testdata/rm-abi.csv")
+	f, err := os.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +32,13 @@ func readCSV(t *testing.T) []csvRow {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return records[1:]
+}
+
+func readCSV(t *testing.T) []csvRow {
+	t.Helper()
 	var rows []csvRow
-	for _, r := range records[1:] {
+	for _, r := range readRecords(t, "testdata/rm-abi.csv") {
 		row := csvRow{kind: r[0], name: r[1], since: r[6], until: r[7], action: r[9], fields: map[string]int{}}
 		if r[2] != "" {
 			n, err := strconv.ParseUint(r[2], 0, 32)

@@ -1,9 +1,7 @@
 package rm
 
 import (
-	"encoding/csv"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,17 +25,8 @@ func (m measured) String() string {
 
 func readHeaders(t *testing.T) (tags []string, controls, classes map[uint32]map[string]measured) {
 	t.Helper()
-	f, err := os.Open("testdata/params.csv")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	records, err := csv.NewReader(f).ReadAll()
-	if err != nil {
-		t.Fatal(err)
-	}
 	controls, classes = map[uint32]map[string]measured{}, map[uint32]map[string]measured{}
-	for _, r := range records[1:] {
+	for _, r := range readRecords(t, "testdata/params.csv") {
 		id, err := strconv.ParseUint(r[1], 0, 32)
 		if err != nil {
 			t.Fatal(err)

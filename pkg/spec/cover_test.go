@@ -116,46 +116,11 @@ func (s *search) greedy(left set256) []int {
 	return chosen
 }
 
-// descend branches on the byte that the fewest cubes cover.
-func (s *search) descend(left set256, chosen []int) {
-	s.steps++
-	if left.len() == 0 {
-		if len(chosen) < len(s.best) {
-			s.best = slices.Clone(chosen)
-		}
-		return
-	}
-	// A lower bound: bytes of which no two are in one cube need a cube each.
-	rest, bound := left, 0
-	for rest.len() > 0 && len(chosen)+bound < len(s.best) {
-		hardest, fewest := -1, 1<<30
-		for x := range 256 {
-			if !rest.has(uint8(x)) {
-				continue
-			}
-			n := 0
-			for _, m := range s.members {
-				if m.has(uint8(x)) {
-					n++
-				}
-			}
-			if n < fewest {
-				hardest, fewest = x, n
-			}
-		}
-		for _, m := range s.members {
-			if m.has(uint8(hardest)) {
-				rest = rest.minus(m)
-			}
-		}
-		bound++
-	}
-	if len(chosen)+bound >= len(s.best) {
-		return
-	}
-	hardest, fewest := -1, 1<<30
+// hardest is the byte of a set that the fewest cubes cover.
+func (s *search) hardest(of set256) uint8 {
+	hardest, fewest := 0, 1<<30
 	for x := range 256 {
-		if !left.has(uint8(x)) {
+		if !of.has(uint8(x)) {
 			continue
 		}
 		n := 0
@@ -168,9 +133,36 @@ func (s *search) descend(left set256, chosen []int) {
 			hardest, fewest = x, n
 		}
 	}
+	return uint8(hardest)
+}
+
+// descend branches on the byte that the fewest cubes cover.
+func (s *search) descend(left set256, chosen []int) {
+	s.steps++
+	if left.len() == 0 {
+		if len(chosen) < len(s.best) {
+			s.best = slices.Clone(chosen)
+		}
+		return
+	}
+	// A lower bound: bytes of which no two are in one cube need a cube each.
+	rest, bound := left, 0
+	for rest.len() > 0 && len(chosen)+bound < len(s.best) {
+		hardest := s.hardest(rest)
+		for _, m := range s.members {
+			if m.has(hardest) {
+				rest = rest.minus(m)
+			}
+		}
+		bound++
+	}
+	if len(chosen)+bound >= len(s.best) {
+		return
+	}
+	hardest := s.hardest(left)
 	var options []int
 	for i, m := range s.members {
-		if m.has(uint8(hardest)) {
+		if m.has(hardest) {
 			options = append(options, i)
 		}
 	}
