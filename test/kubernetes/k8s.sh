@@ -252,7 +252,7 @@ spawn() {
 	setsid "${enter[@]}" bash -c 'echo $$ >"$1.new" && mv "$1.new" "$1" && shift && exec "$@"' spawn "$run/pid/$name" "$@" \
 		>>"$log/$name.log" 2>&1 </dev/null &
 	disown
-	wait_for 10 "$name" test -s "$run/pid/$name"
+	wait_for 60 "$name" test -s "$run/pid/$name"
 }
 node_component() { [[ $1 == containerd || $1 == kubelet ]]; }
 
@@ -268,7 +268,7 @@ stop() {
 	if alive "$name"; then
 		pid=$(<"$run/pid/$name")
 		if node_component "$name"; then in_node kill -s "$signal" "$pid"; else kill -s "$signal" "$pid"; fi
-		wait_for 30 "end of $name" not alive "$name"
+		wait_for 180 "end of $name" not alive "$name"
 	fi
 	rm -f "$run/pid/$name"
 }
@@ -296,7 +296,7 @@ start() {
 			--service-account-signing-key-file="$pki/sa.key" --allow-privileged=true \
 			--kubelet-client-certificate="$pki/kubelet-client.crt" --kubelet-client-key="$pki/kubelet-client.key" \
 			--kubelet-preferred-address-types=InternalIP ${RUNTIME_CONFIG:+"--runtime-config=$RUNTIME_CONFIG"} ${gates:+"$gates"}
-		wait_for 60 kube-apiserver kubectl get --raw /readyz
+		wait_for 180 kube-apiserver kubectl get --raw /readyz
 		;;
 	kube-scheduler)
 		scheduler_configuration >"$run/scheduler.yaml"
@@ -313,7 +313,7 @@ start() {
 		# Its shim must be the one of its version, and shims are found through PATH.
 		spawn containerd in_node env PATH="$(dirname "$(containerd_bin)"):$PATH" "$(containerd_bin)" --config "$run/containerd/config.toml" \
 			--root "$(containerd_root)"
-		wait_for 30 containerd ctr version
+		wait_for 180 containerd ctr version
 		;;
 	kubelet)
 		spawn kubelet in_node kubelet --config="$run/kubelet.yaml" --kubeconfig="$run/kubelet.kubeconfig" \
@@ -377,7 +377,7 @@ power_on() {
 	setsid unshare --pid --fork --kill-child --mount --mount-proc --propagation private -- "$self" _init >>"$log/init.log" 2>&1 </dev/null &
 	echo $! >"$run/unshare.pid"
 	disown
-	wait_for 10 "the node's namespaces" test -s "$run/init.ready"
+	wait_for 60 "the node's namespaces" test -s "$run/init.ready"
 	pgrep -P "$(<"$run/unshare.pid")" | head -n 1 >"$run/init.pid"
 }
 power_off() {
@@ -385,7 +385,7 @@ power_off() {
 	# With its first process a pid namespace loses all others, and its mount namespace goes with the last.
 	if tr '\0' '\n' 2>/dev/null <"/proc/$(<"$run/init.pid")/environ" | grep -qxF "CGPU_K8S_RUN=$run"; then
 		kill -KILL "$(<"$run/init.pid")" 2>/dev/null || true
-		wait_for 30 'the end of the node' gone "$(<"$run/unshare.pid")"
+		wait_for 180 'the end of the node' gone "$(<"$run/unshare.pid")"
 	fi
 	rm -f "$run/pid/containerd" "$run/pid/kubelet"
 	local place
@@ -402,13 +402,13 @@ node_up() {
 		touch "$(containerd_root)/.images"
 	fi
 	start kubelet
-	wait_for 60 "node $node" kubectl get node "$node"
+	wait_for 180 "node $node" kubectl get node "$node"
 	kubelet_is_ready
 }
 # A condition that the last kubelet wrote says nothing, so its health is asked first.
 kubelet_is_ready() {
-	wait_for 60 kubelet curl -fs "http://127.0.0.1:$healthz_port/healthz"
-	kubectl wait --for=condition=Ready "node/$node" --timeout=90s >/dev/null
+	wait_for 180 kubelet curl -fs "http://127.0.0.1:$healthz_port/healthz"
+	kubectl wait --for=condition=Ready "node/$node" --timeout=180s >/dev/null
 }
 
 # -------------------------------------------------------------------------------------------------------------- verbs
@@ -434,11 +434,11 @@ up() {
 	start kube-apiserver
 	start kube-scheduler
 	[[ $mode != node ]] || start kube-controller-manager
-	wait_for 30 'the default namespace' kubectl get namespace default
-	wait_for 30 kube-scheduler curl -fsk "https://127.0.0.1:$scheduler_port/readyz"
+	wait_for 180 'the default namespace' kubectl get namespace default
+	wait_for 180 kube-scheduler curl -fsk "https://127.0.0.1:$scheduler_port/readyz"
 	[[ $mode == node ]] || return 0
 	node_up
-	wait_for 60 'the default ServiceAccount' kubectl get serviceaccount default
+	wait_for 180 'the default ServiceAccount' kubectl get serviceaccount default
 }
 
 down() {

@@ -10,7 +10,7 @@ dir=$(mktemp -d /tmp/k8s.XXXX)
 ln -s "$bin" "$dir/bin"
 export CGPU_K8S_DIR=$dir PORT_BASE=${PORT_BASE:-16800}
 trap '"$here/k8s.sh" down; rm -rf "$dir"' EXIT
-"$here/k8s.sh" up control-plane
+"$here/k8s.sh" up control-plane || { tail -n 4 "$dir"/log/*.log >&2; exit 1; }
 eval "$("$here/k8s.sh" env)"
 export CGPU_TEST_KUBECONFIG=$KUBECONFIG
 "$@"
