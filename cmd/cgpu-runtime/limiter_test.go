@@ -308,7 +308,7 @@ func TestModeChanges(t *testing.T) {
 		preloads    bool
 	}{{device.EnforceGuard, false}, {"", false}, {device.EnforcePreload, true}} {
 		table := device.Table{Driver: device.DriverNVIDIA, Config: device.Config{Enforcement: test.enforcement}}
-		if guarded(&table) == test.preloads {
+		if table.Guarded() == test.preloads {
 			t.Errorf("%q: guarded %v", test.enforcement, !test.preloads)
 		}
 		dir := t.TempDir()

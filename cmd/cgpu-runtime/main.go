@@ -107,7 +107,7 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	// The table that was there may have been stale.
-	switch guarded := guarded(table); {
+	switch guarded := table.Guarded(); {
 	case guarded && guard == nil:
 		if guard, err = launch.Start(runDir); err != nil {
 			return undo, err
@@ -179,12 +179,6 @@ func create(c call, runDir string) (undo func(), err error) {
 		}
 	}
 	return undo, staged.commit()
-}
-
-// guarded says whether containers of the node have a guard. In preload mode they have none, but with the simulated driver:
-// there somebody must play the kernel.
-func guarded(table *device.Table) bool {
-	return table.Config.Enforcement != device.EnforcePreload || table.Driver == device.DriverSim
 }
 
 // identify says in a record which container this is, and who makes it.

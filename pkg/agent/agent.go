@@ -130,8 +130,9 @@ func (a *agent) look(ctx context.Context) {
 		a.resizer.use(table)
 	}
 	undivided := a.divide(table, changed)
+	offered := offered(table)
 	for _, f := range a.running {
-		f.follow(ctx, table, changed, undivided, a.Log)
+		f.follow(ctx, offered, changed, undivided, a.Log)
 		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Shared: f.shared(table)})
 	}
 	a.mu.Lock()
@@ -163,6 +164,9 @@ func (a *agent) tell(table *device.Table, err error) {
 	a.Log.Info("node table", "driver", table.DriverVersion, "gpus", len(table.GPUs))
 	if podsOpen(table) {
 		a.Log.Warn(openText)
+	}
+	if err := unknownDriver(table); err != nil {
+		a.Log.Warn("no GPU is offered", "err", err)
 	}
 }
 

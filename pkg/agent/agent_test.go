@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // The agent waits for a table, says so on the node, and ends without one.
@@ -52,6 +54,36 @@ func TestRunWithoutTable(t *testing.T) {
 	}
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("made the run directory, which is the host's")
+	}
+}
+
+// A driver that the guard does not know: the front ends run, because claims are given back through them, and offer nothing.
+func TestUnknownDriver(t *testing.T) {
+	dir := t.TempDir()
+	key, err := device.ReadKey(device.DriverSim, "", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fake := &fakeFront{}
+	metrics := NewMetrics()
+	a := &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir), running: []*front{{FrontEnd: fake.frontEnd()}},
+		reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, metrics, silent)}
+	for i, step := range []struct {
+		version string
+		gpus    int
+		reason  string
+	}{{"999.1.2", 0, ReasonUnknownDriver}, {"580.159.04", 1, ReasonReady}, {"470.1.2", 0, ReasonUnknownDriver}} {
+		table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0", Memory: quota.GiB,
+			Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null"}})
+		table.Key, table.DriverVersion, table.Config.PrioRatio = key, step.version, sched.DefaultPrioRatio
+		if err := table.Save(dir); err != nil {
+			t.Fatal(err)
+		}
+		a.look(t.Context())
+		c := judge(a.state)
+		if fake.starts != 1 || fake.updates != i || fake.gpus != step.gpus || c.Reason != step.reason || a.ready() != nil {
+			t.Errorf("%s: %+v, %s %q, ready: %v", step.version, fake, c.Reason, c.Message, a.ready())
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // Condition is the type of the node's condition.
@@ -28,6 +29,7 @@ const (
 	ReasonNoTable       = "NoNodeTable"
 	ReasonStaleTable    = "NodeTableStale"
 	ReasonNoDriver      = "DriverUnusable" // also a table that nobody can trust
+	ReasonUnknownDriver = "DriverVersionUnknown"
 	ReasonNoGPUs        = "NoGPUs"
 	ReasonOldRuntime    = "ContainerRuntimeTooOld"
 	ReasonSharedGPUs    = "GPUsOfTwoFrontEnds"
@@ -77,6 +79,8 @@ func judge(s State) v1.NodeCondition {
 		return bad(ReasonNoDriver, "%v", s.TableErr)
 	case s.Table == nil:
 		return bad(ReasonNoTable, "the node was not looked at yet")
+	case unknownDriver(s.Table) != nil:
+		return bad(ReasonUnknownDriver, "%v: a guard would refuse every container, so no GPU is offered", unknownDriver(s.Table))
 	case len(s.Table.GPUs) == 0:
 		return bad(ReasonNoGPUs, "the node table has no GPU: does nvidia-smi show any? cgpu doctor tells more")
 	}
@@ -99,6 +103,26 @@ func judge(s State) v1.NodeCondition {
 		c.Reason, c.Message = ReasonPodsOpen, openText
 	}
 	return c
+}
+
+// unknownDriver is why a guard of cgpu's refuses each container of the node, also with a whole GPU: it has no tables for the
+// driver. The simulated driver is asked for the version that it imitates, as the guard does.
+func unknownDriver(t *device.Table) error {
+	if !t.Guarded() {
+		return nil
+	}
+	_, err := rm.ForDriver(t.DriverVersion, t.Config.AllowUnknownDriver)
+	return err
+}
+
+// offered is what of a table the front ends may offer: the GPUs, if containers that have them would start.
+func offered(t *device.Table) *device.Table {
+	if t == nil || unknownDriver(t) == nil {
+		return t
+	}
+	none := *t
+	none.GPUs = nil
+	return &none
 }
 
 // ignoresCDI: the container runtime starts a container without the CDI devices that it was given, and does not say so.

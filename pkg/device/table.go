@@ -169,6 +169,12 @@ func (c Config) Card() sched.Card {
 	return sched.Card{Policy: c.Policy, MaxInst: c.MaxInst, PrioRatio: c.PrioRatio}
 }
 
+// Guarded says whether containers of the node have a guard. In preload mode they have none, but with the simulated driver:
+// there somebody must play the kernel.
+func (t *Table) Guarded() bool {
+	return t.Config.Enforcement != EnforcePreload || t.Driver == DriverSim
+}
+
 // Key says what the table was made from; the table is stale when any of it differs from the node's present state.
 type Key struct {
 	BootID        string    `json:"bootId"`
