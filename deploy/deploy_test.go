@@ -229,11 +229,11 @@ func statedRights(t *testing.T) map[string]bool {
 // agentFlags are those of cgpu-agent, from its source: the program links half of Kubernetes.
 func agentFlags(t *testing.T) (names []string) {
 	t.Helper()
-	text, err := os.ReadFile("../cmd/cgpu-agent/main.go")
+	text, err := os.ReadFile("../cmd/cgpu-agent/flags.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range regexp.MustCompile(`Flag\{Name: "([a-z-]+)"`).FindAllStringSubmatch(string(text), -1) {
+	for _, m := range regexp.MustCompile(`\{name: "([a-z-]+)"`).FindAllStringSubmatch(string(text), -1) {
 		names = append(names, m[1])
 	}
 	return names

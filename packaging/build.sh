@@ -44,7 +44,7 @@ stage() {
 		esac
 		[[ $bin != "$all"/* ]] || node+=("./cmd/$command")
 		CC=$cc CGO_ENABLED=$cgo CGO_CFLAGS="-O2 -Wno-deprecated-declarations" \
-			go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$bin/$command" "./cmd/$command"
+			go build -tags grpcnotrace -trimpath -buildvcs=false -ldflags "-s -w -X main.version=$version" -o "$bin/$command" "./cmd/$command"
 	done
 	make -s -C limiter CC="$cc" OUT="$stage/limiter" >/dev/null
 	install -m 0644 "$stage/limiter/libcgpu.so" "$all/usr/lib/cgpu/"

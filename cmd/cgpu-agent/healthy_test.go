@@ -22,7 +22,7 @@ func TestHealthy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask := func(args ...string) error { return app().Run(append([]string{"cgpu-agent"}, args...)) }
+	ask := func(args ...string) error { return command(t.Context(), args) }
 	if err := ask("healthy"); err == nil || !strings.Contains(err.Error(), "does it run") {
 		t.Errorf("without an agent: %v", err)
 	}

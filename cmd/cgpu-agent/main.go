@@ -8,6 +8,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
@@ -16,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/urfave/cli/v2"
 	"k8s.io/klog/v2"
 
 	"github.com/opencgpu/cgpu/pkg/agent"
@@ -28,7 +28,7 @@ var version = "unknown" // set by the linker
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := app().RunContext(ctx, os.Args); err != nil {
+	if err := command(ctx, os.Args[1:]); err != nil {
 		text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
 		fmt.Fprintln(os.Stderr, "cgpu-agent:", strings.TrimPrefix(text, "cgpu-agent: "))
 		if _, usage := errors.AsType[usageError](err); usage {
@@ -41,48 +41,28 @@ func main() {
 // usageError is a command line that cannot be understood; exit status 2.
 type usageError struct{ error }
 
-func app() *cli.App {
-	return &cli.App{
-		Name:            "cgpu-agent",
-		Usage:           "offers a node's GPUs to pods of Kubernetes, in shares",
-		Version:         version,
-		HideHelpCommand: true,
-		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder). Containers that run\n" +
-			"do not need the agent: it can be stopped and replaced at any time.",
-		OnUsageError:   func(_ *cli.Context, err error, _ bool) error { return usageError{err} },
-		ExitErrHandler: func(*cli.Context, error) {}, // main prints and exits
-		Flags:          flags(),
-		Commands:       []*cli.Command{healthyCommand()},
-		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return usageError{fmt.Errorf("%q: want no arguments; see cgpu-agent --help", c.Args().First())}
-			}
-			s, err := settingsOf(c)
-			if err != nil {
-				return usageError{err}
-			}
-			return run(c.Context, s)
-		},
+// command does what the arguments say.
+func command(ctx context.Context, args []string) error {
+	f, rest, err := readFlags(args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		printHelp(os.Stdout)
+		return nil
+	case err != nil:
+		return usageError{err}
+	case f.version:
+		fmt.Println("cgpu-agent version", version)
+		return nil
+	case len(rest) > 0 && rest[0] == healthyName:
+		return healthy(f, rest[1:])
+	case len(rest) > 0:
+		return usageError{fmt.Errorf("%q: want no arguments; see cgpu-agent --help", rest[0])}
 	}
-}
-
-func flags() []cli.Flag {
-	env := func(name string) []string { return []string{"CGPU_AGENT_" + name} }
-	return []cli.Flag{
-		&cli.StringFlag{Name: "node-name", EnvVars: append(env("NODE_NAME"), "NODE_NAME"), Usage: "`NAME` of this node in the cluster (default: the host's name)"},
-		&cli.StringFlag{Name: "frontends", EnvVars: env("FRONTENDS"), Value: frontDRA, Usage: "`LIST` of dra, deviceplugin"},
-		&cli.StringFlag{Name: "dra-gpus", EnvVars: env("DRA_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the DRA driver (default: all)"},
-		&cli.StringFlag{Name: "deviceplugin-gpus", EnvVars: env("DEVICEPLUGIN_GPUS"), Usage: "`LIST` of indices or UUIDs of GPUs for the device plugin (default: all)"},
-		&cli.StringFlag{Name: "memory-unit", EnvVars: env("MEMORY_UNIT"), Value: "GiB", Usage: "`UNIT` of aliyun.com/gpu-mem: GiB, MiB or a size such as 256MiB"},
-		&cli.StringFlag{Name: "kubeconfig", EnvVars: append(env("KUBECONFIG"), "KUBECONFIG"), Usage: "`FILE` that tells how to reach the API server (default: as pods do)"},
-		&cli.StringFlag{Name: "cdi-dir", EnvVars: env("CDI_DIR"), Value: "/var/run/cdi", Usage: "`FOLDER` from which the container runtime reads CDI specs"},
-		&cli.StringFlag{Name: "kubelet-dir", EnvVars: env("KUBELET_DIR"), Value: "/var/lib/kubelet", Usage: "`FOLDER` of the kubelet"},
-		&cli.StringFlag{Name: "hook", EnvVars: env("HOOK"), Usage: "`PATH` of cgpu-hook on the host (default: as the node table tells)"},
-		&cli.StringFlag{Name: "health-address", EnvVars: env("HEALTH_ADDRESS"), Value: ":9470", Usage: "`ADDRESS` of /healthz, /readyz and /metrics; none: nowhere"},
-		&cli.StringFlag{Name: "smi", EnvVars: env("SMI"), Value: "on", Usage: "on or off: whether /v1/smi answers there, for kubectl cgpu top; it tells names of containers, limits and use"},
-		&cli.StringFlag{Name: "log-format", EnvVars: env("LOG_FORMAT"), Value: "text", Usage: "`FORMAT` of the lines on standard error: text or json"},
-		&cli.StringFlag{Name: "pod-uid", EnvVars: append(env("POD_UID"), "POD_UID"), Usage: "`UID` of the agent's pod: two agents may then run side by side while a DaemonSet is updated"},
+	s, err := settingsOf(f)
+	if err != nil {
+		return usageError{err}
 	}
+	return run(ctx, s)
 }
 
 // run connects the parts and is the agent until ctx ends.

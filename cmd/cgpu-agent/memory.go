@@ -23,18 +23,20 @@ func boundMemory() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(50)
 	}
-	time.AfterFunc(startup, func() {
-		debug.FreeOSMemory()
-		shed()
-	})
+	go func() {
+		for {
+			time.Sleep(shedEvery)
+			shed()
+		}
+	}()
 }
 
-// startup is how long the agent takes to have started.
-const startup = 15 * time.Second
+// shedEvery is how often pages are given back. To fetch those again that are needed takes a millisecond.
+const shedEvery = 15 * time.Second
 
-// shed gives back the pages of the program that only its start needed: Kubernetes' libraries register some thousand types
-// then, and go through 35 MiB of the program's file for it, of which a tenth is used afterwards. The pages are the file's, so
-// what is needed again comes back from there. Without /proc it does nothing.
+// shed gives back the pages of the program: Kubernetes' libraries register some thousand types at its start, for which they go
+// through most of its file, and later whatever is done touches a little of it everywhere, and the kernel maps sixteen pages for
+// each one. The pages are the file's, so what is needed again comes back from there. Without /proc it does nothing.
 func shed() {
 	self, err := os.Executable()
 	if err != nil {

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/urfave/cli/v2"
-
 	"github.com/opencgpu/cgpu/pkg/agent"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -33,40 +31,40 @@ type settings struct {
 }
 
 // settingsOf reads the flags, without looking at the node.
-func settingsOf(c *cli.Context) (s settings, err error) {
-	if s.node, err = nodeName(c); err != nil {
+func settingsOf(f flags) (s settings, err error) {
+	if s.node, err = f.node(); err != nil {
 		return s, err
 	}
-	if s.frontEnds, err = frontEndsOf(c.String("frontends")); err != nil {
+	if s.frontEnds, err = frontEndsOf(f.values["frontends"]); err != nil {
 		return s, err
 	}
-	if err := s.divide(c.String("dra-gpus"), c.String("deviceplugin-gpus")); err != nil {
+	if err := s.divide(f.values["dra-gpus"], f.values["deviceplugin-gpus"]); err != nil {
 		return s, err
 	}
-	if s.unit, err = unitOf(c.String("memory-unit")); err != nil {
+	if s.unit, err = unitOf(f.values["memory-unit"]); err != nil {
 		return s, err
 	}
-	for _, f := range []struct {
+	for _, p := range []struct {
 		flag string
 		to   *string
 	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}} {
-		if *f.to, err = absolute(f.flag, c.String(f.flag)); err != nil {
+		if *p.to, err = absolute(p.flag, f.values[p.flag]); err != nil {
 			return s, err
 		}
 	}
-	if s.health = c.String("health-address"); s.health == "none" {
+	if s.health = f.values["health-address"]; s.health == "none" {
 		s.health = ""
 	}
-	switch text := c.String("smi"); text {
+	switch text := f.values["smi"]; text {
 	case "on", "off":
 		s.smi = text == "on"
 	default:
 		return s, fmt.Errorf("--smi %q: want on or off", text)
 	}
-	if s.logFormat = c.String("log-format"); s.logFormat != "text" && s.logFormat != "json" {
+	if s.logFormat = f.values["log-format"]; s.logFormat != "text" && s.logFormat != "json" {
 		return s, fmt.Errorf("--log-format %q: want text or json", s.logFormat)
 	}
-	s.kubeconfig, s.podUID = c.String("kubeconfig"), c.String("pod-uid")
+	s.kubeconfig, s.podUID = f.values["kubeconfig"], f.values["pod-uid"]
 	return s, nil
 }
 

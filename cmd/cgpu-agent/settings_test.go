@@ -1,27 +1,24 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/urfave/cli/v2"
-
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// parse runs the flags through the program's own, without starting anything.
-func parse(t *testing.T, args ...string) (s settings, err error) {
+// parse reads a command line, without starting anything.
+func parse(t *testing.T, args ...string) (settings, error) {
 	t.Helper()
-	a := app()
-	a.Action = func(c *cli.Context) error {
-		var err error
-		s, err = settingsOf(c)
-		return err
+	f, rest, err := readFlags(args)
+	if err != nil || len(rest) > 0 {
+		return settings{}, fmt.Errorf("%v %w", rest, err)
 	}
-	return s, a.Run(append([]string{"cgpu-agent"}, args...))
+	return settingsOf(f)
 }
 
 func TestSettings(t *testing.T) {
