@@ -516,6 +516,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"kill":     childKill,
 	"trace":    childTrace,
 	"endfirst": childEndFirst,
+	"high":     childHigh,
 	"signals":  childSignals,
 	"race":     childRace,
 }

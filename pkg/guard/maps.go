@@ -19,7 +19,7 @@ import (
 // UVM requires of its mappings (uvm_mmap) and nothing else does by chance. Neither name nor inode of the file would do: a
 // container can make other nodes of the device.
 func uvmSpans(tgid int) []span {
-	f, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/maps")
+	f, err := os.Open("/proc/" + strconv.Itoa(living(tgid)) + "/maps")
 	if err != nil {
 		return nil
 	}
@@ -90,9 +90,9 @@ func sharesMaps(tgid int, spaces *[]int) int {
 	for from < to {
 		i := (from + to) / 2
 		switch order, e := compareVM(list[i], tgid); {
-		case e == 0 && order == 0:
+		case e == 0 && order == 0 && sameSpace(list[i], tgid):
 			return list[i]
-		case e == 0 && order == 1: // less
+		case e == 0 && order <= 1: // less; or both have none, as their first threads have ended
 			from = i + 1
 		case e == 0:
 			to = i
@@ -107,6 +107,12 @@ func sharesMaps(tgid int, spaces *[]int) int {
 	}
 	*spaces = slices.Insert(list, from, tgid)
 	return 0
+}
+
+// sameSpace says whether two processes that compare as equal have the same address space.
+func sameSpace(a, b int) bool {
+	order, e := compareVM(living(a), living(b))
+	return e == 0 && order == 0
 }
 
 func compareVM(a, b int) (order int, e unix.Errno) {
@@ -166,6 +172,11 @@ func killOne(tgid int) error {
 		return nil // gone
 	}
 	defer unix.Close(pidfd)
+	return killHeld(pidfd, tgid)
+}
+
+// killHeld is killOne of a process that is held by a pidfd.
+func killHeld(pidfd, tgid int) error {
 	if unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) == nil {
 		return nil
 	}

@@ -83,6 +83,32 @@ func childEndFirst(*childState, []int) (string, error) {
 	return "", nil
 }
 
+// childHigh moves a descriptor to a number as high as it may.
+func childHigh(_ *childState, a []int) (string, error) {
+	number := uint64(1<<16 + 10)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: number + 1, Max: number + 1}); err != nil {
+		var limit unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+			return "", err
+		}
+		number = min(number, limit.Cur-1)
+	}
+	if err := unix.Dup3(a[0], int(number), 0); err != nil {
+		return "", err
+	}
+	return "", unix.Close(a[0])
+}
+
+// headless ends the first thread of a child; others go on.
+func (c *child) headless() {
+	c.t.Helper()
+	c.do("endfirst")
+	eventually(c.t, "the first thread is a zombie", func() bool {
+		b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.pid()))
+		return strings.Contains(string(b), ") Z ")
+	})
+}
+
 // startPlain runs a child without a filter.
 func startPlain(t testing.TB, options ...func(*exec.Cmd)) *child {
 	t.Helper()
@@ -189,6 +215,17 @@ func TestSpansOfProcess(t *testing.T) {
 		{base: somewhere + 16<<20, end: somewhere + 20<<20}}
 	if got := uvmSpans(c.pid()); !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
+	}
+	// The kernel shows no maps by the number of a process whose first thread has ended.
+	c.headless()
+	if got := uvmSpans(c.pid()); !slices.Equal(got, want) {
+		t.Errorf("without its first thread: %+v, want %+v", got, want)
+	}
+	other := startPlain(t)
+	other.headless()
+	var spaces []int
+	if sharesMaps(c.pid(), &spaces) != 0 || sharesMaps(other.pid(), &spaces) != 0 {
+		t.Error("two processes without their first threads count as one")
 	}
 	c.kill()
 	if got := uvmSpans(c.pid()); got != nil {
@@ -461,11 +498,7 @@ func TestKillProcess(t *testing.T) {
 	})
 	t.Run("its first thread has ended", func(t *testing.T) {
 		c := target(t)
-		c.do("endfirst")
-		eventually(t, "the first thread is a zombie", func() bool {
-			b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", c.pid()))
-			return strings.Contains(string(b), ") Z ")
-		})
+		c.headless()
 		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
 			t.Fatal("it lives")
 		}
@@ -487,6 +520,7 @@ func TestKillProcess(t *testing.T) {
 		if k.do("kill", c.pid(), tracer.pid()); !tracer.ended(10 * time.Second) {
 			t.Fatal("the tracer lives")
 		}
+		tracer.kill() // its output is closed before it lets go
 		if k.do("kill", c.pid(), tracer.pid()); !c.ended(10 * time.Second) {
 			t.Fatal("it lives")
 		}

@@ -24,19 +24,19 @@ import (
 // file; so now and then all processes of the node are looked at.
 //
 // What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
-// bind mounts of the host's. Processes in the guard's mount namespace are the host's, and are let be, as is whoever has
-// come into the container's namespaces, and whoever another guard holds.
+// bind mounts of the host's. Processes in the mount namespace of the guard or of the node's first process are the host's, and are let
+// be, as is whoever has come into the container's namespaces, another guard, and whoever one holds.
 
 const (
 	outsideLook = time.Second
-	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes. They are left out while
-	// the container sleeps.
+	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes.
 	everywhereLook  = 30 * time.Second
 	everywhereShare = 500
+	// longestLook bounds that, as tenants can make a look take long; and while the container sleeps looks are so seldom: what it sent
+	// may wait in a socket until then.
+	longestLook = 10 * time.Minute
 	// suspectShare is the same where something calls for a look at once: whoever can must not keep a CPU busy by it.
 	suspectShare = 20
-	// maxThreads bounds the threads of a process whose descriptor tables are looked at.
-	maxThreads = 4096
 	// maxPassed bounds the files of one holder that are compared with those in the container.
 	maxPassed = 64
 
@@ -52,6 +52,7 @@ type outside struct {
 	rested     time.Time         // when they may be, on suspicion
 	cpu        time.Duration     // that the container had used at the last such look
 	awake      bool              // it had used some
+	asleep     time.Time         // when all processes are looked at if it sleeps
 	member     func(tgid int) bool
 	pids       func() []int // tests: who has the GPU
 }
@@ -64,9 +65,10 @@ type outsider struct {
 
 // belongings are the mount namespaces of the container's processes, and the mounts in them.
 type belongings struct {
-	own        uint64 // the guard's namespace
+	host       map[uint64]bool // the guard's namespace, and that of the node's first process
 	namespaces map[uint64]bool
-	guarded    map[uint64]bool // of containers that other guards hold
+	guarded    map[uint64]bool   // of containers that other guards hold
+	guards     map[outsider]bool // those, which copy what their containers were sent
 	mounts     map[int]bool
 }
 
@@ -111,7 +113,7 @@ func (g *Guard) lookOutside() {
 			continue
 		}
 		if b == nil {
-			b = g.belongings(true)
+			b = g.belongings(false)
 		}
 		switch g.tryOutsider(who, b) {
 		case outsiderClean:
@@ -134,24 +136,29 @@ func (g *Guard) lookOutside() {
 		used, ok := cpuUsage(g.containerCgroups().cpu)
 		was := o.awake
 		o.awake, o.cpu = !ok || used != o.cpu, used
-		if !o.awake && !was { // what was sent at the last moment may have been received since: hence once more
+		if !o.awake && !was && now.Before(o.asleep) { // what was sent at the last moment may have been received since: hence once more
 			o.everywhere = now.Add(everywhereLook)
 			return
 		}
 	}
 	begin := time.Now()
 	if b == nil {
-		b = g.belongings(true)
+		b = g.belongings(false)
 	}
 	wait := everywhereLook
 	if g.lookEverywhere(b) > 0 {
 		wait = outsideLook
 	}
-	took := time.Since(begin)
-	o.rested = time.Now().Add(suspectShare * took)
-	if o.everywhere = time.Now().Add(max(wait, everywhereShare*took)); wait == outsideLook { // once more for who had it from who is ended
+	took, now := time.Since(begin), time.Now()
+	o.rested, o.asleep = now.Add(suspectShare*took), now.Add(max(longestLook, suspectShare*took))
+	if o.everywhere = now.Add(rest(wait, took)); wait == outsideLook { // once more for who had it from who is ended
 		o.everywhere, o.awake = o.rested, true
 	}
+}
+
+// rest is the time from a look at all processes to the next.
+func rest(wait, took time.Duration) time.Duration {
+	return max(wait, min(everywhereShare*took, longestLook), suspectShare*took)
 }
 
 // endHolders ends whoever outside still holds the files of a container that is over.
@@ -161,7 +168,7 @@ func (g *Guard) endHolders() int {
 	}
 	g.outside.mu.Lock()
 	defer g.outside.mu.Unlock()
-	return g.lookEverywhere(g.belongings(false))
+	return g.lookEverywhere(g.belongings(true))
 }
 
 // lookEverywhere looks at all processes of the node, and returns how many were guilty.
@@ -223,7 +230,7 @@ const (
 // tryOutsider looks at a process, and ends it if it has a file of the container.
 func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 	namespace, ok := mountNamespace(who.pid)
-	if !ok || namespace == b.own || b.namespaces[namespace] || b.guarded[namespace] || g.isMember(who.pid) {
+	if !ok || b.host[namespace] || b.namespaces[namespace] || b.guarded[namespace] || b.guards[who] || g.isMember(who.pid) {
 		return outsiderClean
 	}
 	var passed []int
@@ -248,7 +255,7 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 	})
 	switch {
 	case len(passed) > 0:
-		g.endOutsider(who, passed)
+		g.endOutsider(who, b, passed)
 		return outsiderGuilty
 	case own:
 		return outsiderClean
@@ -258,17 +265,22 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 
 // endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was
 // allocated on a file lives until the last of its descriptors is closed, wherever that is.
-func (g *Guard) endOutsider(who outsider, passed []int) {
+func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
+	pidfd, err := unix.PidfdOpen(who.pid, 0) // first, or the number may be another's after the comparison
+	if err != nil {
+		return // gone
+	}
+	defer unix.Close(pidfd)
 	if start, err := ledger.ProcStart(who.pid); err != nil || start != who.start {
 		return // gone
 	}
 	g.log.Warn("ending a process outside of the container that has the container's driver files", "pid", who.pid, "files", len(passed))
 	g.stats.processesKilled.Add(1)
 	g.events.Note(event.Event{Kind: event.Killed, PID: who.pid, Text: "a process outside of the container that was sent its GPU's files"})
-	if err := killOne(who.pid); err != nil {
+	if err := killHeld(pidfd, who.pid); err != nil {
 		// Whoever traces it is its companion, or the host's.
 		tracer := tracerOf(who.pid)
-		if namespace, ok := mountNamespace(tracer); tracer != 0 && ok && !isOwnNamespace(namespace) && cgroupText(tracer) == cgroupText(who.pid) {
+		if namespace, ok := mountNamespace(tracer); tracer != 0 && ok && !b.host[namespace] && cgroupText(tracer) == cgroupText(who.pid) {
 			err = killOne(tracer)
 		}
 		if err != nil {
@@ -301,14 +313,18 @@ func (g *Guard) isMember(tgid int) bool {
 	return false
 }
 
-// belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. living: the
-// container is not over, and others' containers are left to their guards.
-func (g *Guard) belongings(living bool) *belongings {
-	b := &belongings{namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, mounts: map[int]bool{}}
-	b.own, _ = mountNamespace(os.Getpid())
+// belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
+// are left to their guards, until the container is over.
+func (g *Guard) belongings(over bool) *belongings {
+	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{}, mounts: map[int]bool{}}
+	for _, pid := range []int{os.Getpid(), 1} {
+		if namespace, ok := mountNamespace(pid); ok {
+			b.host[namespace] = true
+		}
+	}
 	for _, tgid := range g.mappers() {
 		namespace, ok := mountNamespace(tgid)
-		if !ok || namespace == b.own || b.namespaces[namespace] {
+		if !ok || b.host[namespace] || b.namespaces[namespace] {
 			continue
 		}
 		mounts := mountsOf(tgid)
@@ -320,15 +336,15 @@ func (g *Guard) belongings(living bool) *belongings {
 			b.mounts[id] = true
 		}
 	}
-	if !living {
-		return b
-	}
 	records, err := ledger.Open(g.cfg.RunDir).List()
 	if err != nil {
 		g.logOnce("outside-ledger", "cannot tell which containers have guards", "err", err)
 	}
 	for _, r := range records {
-		if start, err := ledger.ProcStart(r.InitPID); r.Nonce != g.cfg.Nonce && r.Socket != "" && err == nil && start == r.InitStart {
+		if r.GuardPID != 0 {
+			b.guards[outsider{r.GuardPID, r.GuardStart}] = true
+		}
+		if start, err := ledger.ProcStart(r.InitPID); !over && r.Nonce != g.cfg.Nonce && r.Socket != "" && err == nil && start == r.InitStart {
 			if namespace, ok := mountNamespace(r.InitPID); ok {
 				b.guarded[namespace] = true
 			}
@@ -353,21 +369,22 @@ func eachTable(tgid int, nodes *nodeTable, f func(fd int) bool) {
 	if eachFile(tgid, nodes, dup); !more {
 		return
 	}
+	first := living(tgid)
 	dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/task")
 	if err != nil {
 		return
 	}
 	defer dir.Close()
-	threads, _ := dir.Readdirnames(maxThreads)
+	threads, _ := dir.Readdirnames(-1)
 	for _, name := range threads {
 		tid, err := strconv.Atoi(name)
-		if err != nil || tid == tgid {
+		if err != nil || tid == first {
 			continue
 		}
-		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tid), uintptr(tgid), kcmpFiles, 0, 0, 0); e == 0 && r == 0 {
+		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tid), uintptr(first), kcmpFiles, 0, 0, 0); e == 0 && r == 0 {
 			continue
 		}
-		pidfd, err := unix.PidfdOpen(tid, pidfdThread)
+		pidfd, err := openThread(tid, tgid)
 		if err != nil {
 			continue // gone, or before Linux 6.9
 		}
@@ -382,13 +399,8 @@ func eachTable(tgid int, nodes *nodeTable, f func(fd int) bool) {
 // mountNamespace is the number of a process' mount namespace.
 func mountNamespace(pid int) (uint64, bool) {
 	var st unix.Stat_t
-	err := unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/mnt", &st)
+	err := unix.Stat("/proc/"+strconv.Itoa(living(pid))+"/ns/mnt", &st)
 	return st.Ino, err == nil
-}
-
-func isOwnNamespace(namespace uint64) bool {
-	own, ok := mountNamespace(os.Getpid())
-	return !ok || own == namespace
 }
 
 // maxMounts bounds what is read of a table of mounts; the kernel's bound is 100000 mounts of a namespace.
@@ -396,7 +408,7 @@ const maxMounts = 64 << 20
 
 // mountsOf lists the numbers of the mounts that a process sees.
 func mountsOf(pid int) (ids []int) {
-	b, err := readBounded("/proc/"+strconv.Itoa(pid)+"/mountinfo", maxMounts)
+	b, err := readBounded("/proc/"+strconv.Itoa(living(pid))+"/mountinfo", maxMounts)
 	if err != nil {
 		return nil
 	}

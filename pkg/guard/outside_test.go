@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"testing"
@@ -173,15 +174,7 @@ func TestOutsideGuarded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := g.cfg.GPUs[0]
-	_, err = ledger.Open(g.cfg.RunDir).Reserve(ledger.Request{
-		Record: ledger.Record{ID: "other", Nonce: "other", Socket: "s", InitPID: other.pid(), InitStart: start, VGPUs: []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}},
-		GPUs:   []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
-		Card:   sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	reserveOther(t, g, ledger.Record{Socket: "s", InitPID: other.pid(), InitStart: start})
 	g.lookOutside()
 	if !other.lives() {
 		t.Error("another guard's container was touched")
@@ -229,6 +222,122 @@ func TestOutsideKnown(t *testing.T) {
 	}
 }
 
+// hider is a process with a mount namespace of its own and the container's file as descriptor 3.
+func hider(t *testing.T, passed *os.File) *child {
+	return startPlain(t, func(c *exec.Cmd) {
+		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
+		c.ExtraFiles = []*os.File{passed}
+	})
+}
+
+// TestOutsideHidden: where a holder has the file, and which of its threads live, does not hide it.
+func TestOutsideHidden(t *testing.T) {
+	for name, hide := range map[string]func(c *child){
+		"at a high number":           func(c *child) { c.do("high", 3) },
+		"its first thread has ended": (*child).headless,
+	} {
+		t.Run(name, func(t *testing.T) {
+			container := newStranger(t, true, fakeControl)
+			passed := container.file()
+			thief := hider(t, passed)
+			hide(thief)
+			g := outsideGuard(t, container, thief.pid())
+			if !processHolds(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
+				t.Error("it would not be found in the container")
+			}
+			if g.lookOutside(); !thief.ended(10 * time.Second) {
+				t.Error("it lives")
+			}
+		})
+	}
+	t.Run("the container's first thread has ended", func(t *testing.T) {
+		first := newStranger(t, true, fakeControl)
+		container := hider(t, first.file())
+		container.headless()
+		g := outsideGuard(t, first)
+		g.managed.list = func() []int { return []int{container.pid()} }
+		g.outside.member = func(tgid int) bool { return tgid == container.pid() }
+		if b := g.belongings(false); len(b.namespaces) != 1 || len(b.mounts) == 0 {
+			t.Errorf("its mounts are not known: %+v", b)
+		}
+	})
+}
+
+// TestOutsideAsleep: what a container sent before it went to sleep can be received long after.
+func TestOutsideAsleep(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	thief := newStranger(t, true, "", container.file())
+	g := outsideGuard(t, container)
+	g.cgroups.cpu = t.TempDir()
+	if err := os.WriteFile(filepath.Join(g.cgroups.cpu, "cpu.stat"), []byte("usage_usec 0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.outside.asleep = time.Now().Add(time.Hour)
+	if g.outside.everywhere = (time.Time{}); !g.outside.awake {
+		g.lookOutside()
+	}
+	if !thief.lives() {
+		t.Fatal("the test does not test")
+	}
+	g.outside.everywhere, g.outside.asleep = time.Time{}, time.Time{}
+	g.lookOutside()
+	if !thief.ended() {
+		t.Error("it lives")
+	}
+	if d := time.Until(g.outside.asleep); d <= 0 || d > time.Hour {
+		t.Errorf("the next look is in %v", d)
+	}
+}
+
+// TestRest: tenants can make a look take long. That must not keep the next one off for hours, nor a CPU busy.
+func TestRest(t *testing.T) {
+	for _, c := range []struct{ took, want time.Duration }{
+		{0, everywhereLook},
+		{60 * time.Millisecond, everywhereLook},
+		{200 * time.Millisecond, 100 * time.Second},
+		{5 * time.Second, longestLook},
+		{time.Minute, 20 * time.Minute},
+	} {
+		if got := rest(everywhereLook, c.took); got != c.want {
+			t.Errorf("after %v: %v, want %v", c.took, got, c.want)
+		}
+	}
+}
+
+// TestOutsideGuards: another guard copies what its container was sent. It is not ended, nor are processes of the node.
+func TestOutsideGuards(t *testing.T) {
+	container := newStranger(t, true, fakeControl)
+	guard := newStranger(t, true, "", container.file()) // of an engine with a mount namespace of its own
+	g := outsideGuard(t, container, guard.pid())
+	start, err := ledger.ProcStart(guard.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserveOther(t, g, ledger.Record{GuardPID: guard.pid(), GuardStart: start})
+	g.lookOutside()
+	g.endHolders()
+	if !guard.lives() {
+		t.Error("another guard was ended")
+	}
+	if namespace, ok := mountNamespace(1); ok && !g.belongings(false).host[namespace] {
+		t.Error("the node's first process is not the host's")
+	}
+}
+
+// reserveOther puts another container into the ledger.
+func reserveOther(t *testing.T, g *Guard, r ledger.Record) {
+	t.Helper()
+	x := g.cfg.GPUs[0]
+	r.ID, r.Nonce, r.VGPUs = "other", "other", []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}
+	_, err := ledger.Open(g.cfg.RunDir).Reserve(ledger.Request{
+		Record: r, GPUs: []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
+		Card: sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestMountOf: a mount is of one namespace.
 func TestMountOf(t *testing.T) {
 	container, other := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
@@ -250,8 +359,8 @@ func BenchmarkEverywhere(b *testing.B) {
 	g.cfg.RunDir = b.TempDir()
 	g.outside.member = func(int) bool { return false }
 	g.managed.list = func() []int { return nil }
-	belongings := g.belongings(true)
-	belongings.own = 0 // or they are the host's, and cost less
+	belongings := g.belongings(false)
+	belongings.host = nil // or they are the host's, and cost less
 	for b.Loop() {
 		g.lookEverywhere(belongings)
 	}

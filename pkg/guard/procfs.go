@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -88,24 +89,49 @@ func cgroupOf(pid int, controller string) (string, bool) {
 	return "", false
 }
 
-// maxScanFDs bounds the descriptors of a process that are looked at.
-const maxScanFDs = 1 << 16
+// living is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
+// nothing of the process by its own number: no memory maps, no mounts, no descriptors.
+func living(tgid int) int {
+	if hasNamespace(tgid) {
+		return tgid
+	}
+	threads, _ := os.ReadDir("/proc/" + strconv.Itoa(tgid) + "/task")
+	for _, thread := range threads {
+		if tid, err := strconv.Atoi(thread.Name()); err == nil && tid != tgid && hasNamespace(tid) {
+			return tid
+		}
+	}
+	return tgid // gone
+}
+
+func hasNamespace(tid int) bool {
+	var st unix.Stat_t
+	return unix.Stat("/proc/"+strconv.Itoa(tid)+"/ns/mnt", &st) == nil
+}
+
+// openThread opens a thread; other than the first of its process before Linux 6.9 it cannot.
+func openThread(tid, tgid int) (pidfd int, err error) {
+	if tid == tgid {
+		return unix.PidfdOpen(tid, 0)
+	}
+	return unix.PidfdOpen(tid, pidfdThread)
+}
 
 // eachFile calls f with a copy of every descriptor of a process that is one of NVIDIA's nodes, until f returns true and
-// keeps that one. It tries the numbers one by one, since the guard may copy a descriptor of any process
-// (CAP_SYS_PTRACE) but not list /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH).
+// keeps that one.
 func eachFile(tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
-	pidfd, err := unix.PidfdOpen(tgid, 0)
+	tid := living(tgid)
+	pidfd, err := openThread(tid, tgid)
 	if err != nil {
 		return false
 	}
 	defer unix.Close(pidfd)
-	return eachFileOf(pidfd, tgid, nodes, f)
+	return eachFileOf(pidfd, tid, nodes, f)
 }
 
 // eachFileOf is eachFile of a thread, whose descriptor table may be one of its own.
-func eachFileOf(pidfd, tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
-	for number := range min(tableSize(tgid), maxScanFDs) {
+func eachFileOf(pidfd, tid int, nodes *nodeTable, f func(fd, number int) bool) bool {
+	for number := range numbers(tid) {
 		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
 		if e == unix.ESRCH || e == unix.EPERM {
 			return false
@@ -124,6 +150,39 @@ func eachFileOf(pidfd, tgid int, nodes *nodeTable, f func(fd, number int) bool) 
 		_ = unix.Close(int(fd))
 	}
 	return false
+}
+
+// smallTable is how many descriptors are tried one by one: up to here that costs less than to have them listed.
+const smallTable = 1 << 10
+
+// numbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not list
+// /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room for
+// more than can be tried: whoever copies a file to a high number makes it so large.
+func numbers(tid int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		size := tableSize(tid)
+		if size > smallTable {
+			if dir, err := os.Open("/proc/" + strconv.Itoa(tid) + "/fdinfo"); err == nil {
+				defer dir.Close()
+				for {
+					names, err := dir.Readdirnames(1024)
+					for _, name := range names {
+						if number, err := strconv.Atoi(name); err == nil && !yield(number) {
+							return
+						}
+					}
+					if err != nil {
+						return
+					}
+				}
+			}
+		}
+		for number := range size {
+			if !yield(number) {
+				return
+			}
+		}
+	}
 }
 
 // tableSize is how large a process' descriptor table is (FDSize of /proc/PID/status).
@@ -152,13 +211,13 @@ func (t *nodeTable) knows(st *unix.Stat_t) bool {
 
 // processHolds reports that a process has the same file open as the guard's descriptor.
 func processHolds(self, tgid, held int, nodes *nodeTable) bool {
-	return eachFile(tgid, nodes, func(fd, _ int) bool {
-		if kcmpSame(self, fd, held) {
-			_ = unix.Close(fd)
-			return true
-		}
-		return false
+	found := false
+	eachTable(tgid, nodes, func(fd int) bool {
+		found = kcmpSame(self, fd, held)
+		_ = unix.Close(fd)
+		return !found
 	})
+	return found
 }
 
 // findFile copies a followed file back from a process that has it, and tells its number there; -1 if it does not.
