@@ -72,7 +72,8 @@ kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespac
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
 	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
-	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 40m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) -p 1 ./test/kubernetes ./test/kubernetes/dra
+	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 40m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes
+	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes/dra
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json

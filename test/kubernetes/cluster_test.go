@@ -8,7 +8,6 @@
 package kubernetes
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -23,9 +22,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // cluster is the one that k8s.sh made.
@@ -65,12 +64,8 @@ func run(m *testing.M) (int, error) {
 	if out, err := lab.script("up", "node"); err != nil {
 		return 0, fmt.Errorf("%w\n%s", err, out)
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", lab.path("run/admin.kubeconfig"))
-	if err != nil {
-		return 0, err
-	}
-	config.QPS, config.Burst = 200, 400
-	if lab.client, err = kubernetes.NewForConfig(config); err != nil {
+	var err error
+	if lab.client, err = kube.Client(lab.dir); err != nil {
 		return 0, err
 	}
 	if err := lab.deploy(); err != nil {
@@ -116,15 +111,7 @@ func (c *cluster) must(t *testing.T, args ...string) string {
 
 // kubectl gives input to kubectl.
 func (c *cluster) kubectl(input string, args ...string) (string, error) {
-	cmd := exec.Command(c.path("bin/kubectl"), args...)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.path("run/admin.kubeconfig"))
-	cmd.Stdin = strings.NewReader(input)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, stderr.String())
-	}
-	return stdout.String(), nil
+	return kube.Kubectl(c.dir, input, args...)
 }
 
 // ledger is what the node has given away. It is read without the lock: every change lands by rename.
@@ -134,22 +121,6 @@ func (c *cluster) ledger() ([]ledger.Record, error) { return ledger.Open(c.node(
 func (c *cluster) claimFiles() []string {
 	files, _ := filepath.Glob(c.node("run/cdi/*")) //nolint:errcheck // the pattern is right
 	return files
-}
-
-// until asks again and again, and fails the test with what was last said.
-func until(t *testing.T, limit time.Duration, what string, ask func() error) {
-	t.Helper()
-	deadline := time.Now().Add(limit)
-	for {
-		err := ask()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %v: %v", what, limit, err)
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
 }
 
 // session is a user's: a namespace of the test's own.
@@ -174,7 +145,7 @@ func login(t *testing.T) session {
 		noTrace(t)
 		lab.client.CoreV1().Namespaces().Delete(ctx, s.ns, metav1.DeleteOptions{}) //nolint:errcheck // the namespace is empty
 	})
-	until(t, 30*time.Second, "the default ServiceAccount", func() error {
+	kube.Until(t, 30*time.Second, "the default ServiceAccount", func() error {
 		_, err := lab.client.CoreV1().ServiceAccounts(s.ns).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -193,7 +164,7 @@ func (s session) deleteAll() {
 // noTrace fails the test unless the node holds nothing any more: no reservation, no guard, no claim.
 func noTrace(t *testing.T) {
 	t.Helper()
-	until(t, 20*time.Second, "the node gives everything back", func() error {
+	kube.Until(t, 20*time.Second, "the node gives everything back", func() error {
 		records, err := lab.ledger()
 		if err != nil {
 			return err
@@ -280,7 +251,7 @@ func (s session) settled(pod string) error {
 // reaches waits until the pod is in that phase.
 func (s session) reaches(pod string, phase corev1.PodPhase) {
 	s.Helper()
-	until(s.T, waitLimit, "pod "+pod+" "+string(phase), func() error {
+	kube.Until(s.T, waitLimit, "pod "+pod+" "+string(phase), func() error {
 		p, err := lab.client.CoreV1().Pods(s.ns).Get(context.Background(), pod, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -322,7 +293,7 @@ func waiting(p *corev1.Pod) string {
 // output waits for the pod's good end and is what it printed.
 func (s session) output(pod string) string {
 	s.Helper()
-	until(s.T, waitLimit, "pod "+pod+" ends", func() error {
+	kube.Until(s.T, waitLimit, "pod "+pod+" ends", func() error {
 		p := s.get(pod)
 		switch p.Status.Phase {
 		case corev1.PodSucceeded:
@@ -347,7 +318,7 @@ func (s session) refused(pod string, words ...string) {
 // hears waits for an event of the pod, or a reason why it waits, with all of these words.
 func (s session) hears(pod string, words ...string) {
 	s.Helper()
-	until(s.T, 60*time.Second, fmt.Sprintf("pod %s is told %q", pod, words), func() error {
+	kube.Until(s.T, 60*time.Second, fmt.Sprintf("pod %s is told %q", pod, words), func() error {
 		events, err := lab.client.CoreV1().Events(s.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return err
@@ -378,7 +349,7 @@ func containsAll(text string, words []string) bool {
 // pending waits until the scheduler has said that the pod finds no place, for this reason.
 func (s session) pending(pod string, words ...string) {
 	s.Helper()
-	until(s.T, 30*time.Second, "pod "+pod+" pending", func() error {
+	kube.Until(s.T, 30*time.Second, "pod "+pod+" pending", func() error {
 		p := s.get(pod)
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && containsAll(c.Message, words) {

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // deploy installs cgpu from deploy/ and waits until the node's agent is ready.
@@ -27,7 +29,7 @@ func (c *cluster) applyOverlay(folder string) error {
 	if err != nil {
 		return err
 	}
-	settings, err := os.ReadFile(c.path("run/admin.kubeconfig"))
+	settings, err := os.ReadFile(kube.Config(c.dir))
 	if err != nil {
 		return err
 	}

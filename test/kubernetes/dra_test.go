@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // claimOn is a claim of a share on the GPU with that index.
@@ -74,7 +75,7 @@ func TestClaimConfiguration(t *testing.T) {
 	if _, err := lab.kubectl("", "label", "namespace", s.ns, "cgpu.io/allow-high-priority=true", "cgpu.io/allow-weight=true"); err != nil {
 		t.Fatal(err)
 	}
-	until(t, 20*time.Second, "the namespace's labels count", func() error { return s.tryApply(favoured) })
+	kube.Until(t, 20*time.Second, "the namespace's labels count", func() error { return s.tryApply(favoured) })
 	s.apply(pod("a", withClaim("a", "sleep 1000")))
 	s.reaches("a", corev1.PodRunning)
 	v := s.holds("a")["c"].VGPUs

@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // gpushare is the address of its scheduler extender, as its own manifests have it.
@@ -39,7 +41,7 @@ func startExtender(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(program)
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+lab.path("run/admin.kubeconfig"), "PORT=39999", "THREADNESS=4")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+kube.Config(lab.dir), "PORT=39999", "THREADNESS=4")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +57,7 @@ func startExtender(t *testing.T) {
 		cmd.Process.Kill() //nolint:errcheck // it may have ended
 		cmd.Wait()         //nolint:errcheck // it was killed
 	})
-	until(t, waitLimit, "the extender", func() error { _, err := inspect(); return err })
+	kube.Until(t, waitLimit, "the extender", func() error { _, err := inspect(); return err })
 	scheduler(extra)
 }
 
@@ -112,7 +114,7 @@ func TestGPUShareExtender(t *testing.T) {
 	if err := lab.agentIsReady(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, waitLimit, "all four GPUs are the device plugin's", func() error {
+	kube.Until(t, waitLimit, "all four GPUs are the device plugin's", func() error {
 		out, err := lab.kubectl("", "get", "node", nodeName, "-o", `jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.aliyun\.com/gpu-count}`)
 		if err != nil || out != "60 4" {
 			return errorOf(err, "gpu-mem and gpu-count are %s", out)
@@ -129,7 +131,7 @@ func TestGPUShareExtender(t *testing.T) {
 		s.apply(pod(name, withMemory(units, "sleep 1000")))
 		s.reaches(name, corev1.PodRunning)
 		// The plugin writes after the kubelet has said whose the units are.
-		until(t, waitLimit, "the plugin's annotation", func() error {
+		kube.Until(t, waitLimit, "the plugin's annotation", func() error {
 			if a := s.get(name).Annotations; a["ALIYUN_COM_GPU_MEM_ASSIGNED"] != "true" {
 				return fmt.Errorf("%v", a)
 			}

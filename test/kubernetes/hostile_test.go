@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // Everything that a pod's author can write claims 15 GiB, and that nothing be done.
@@ -56,7 +57,7 @@ func withoutPolicy(t *testing.T, s session) {
 			t.Error(err)
 		}
 	})
-	until(t, waitLimit, "the policy is gone", func() error {
+	kube.Until(t, waitLimit, "the policy is gone", func() error {
 		_, err := lab.kubectl(lie, "-n", s.ns, "apply", "--dry-run=server", "-f", "-")
 		return err
 	})
@@ -86,7 +87,7 @@ func TestLyingPodWithoutAllocation(t *testing.T) {
 containers: [{name: c, image: "localhost/probe:cgpu", command: [sleep, "1000"], env: [{name: ALIYUN_COM_GPU_MEM_CONTAINER, value: "3"}, {name: NVIDIA_VISIBLE_DEVICES, value: "0"}]}]`))
 	s.refused("variables", "allocated")
 	// CGPU_DISABLE hands the container to runc: it may start, with no GPU.
-	until(t, waitLimit, "an answer to the pod", func() error { return s.settled("nothing") })
+	kube.Until(t, waitLimit, "an answer to the pod", func() error { return s.settled("nothing") })
 	if s.get("nothing").Status.Phase == corev1.PodRunning {
 		if dev := s.exec("nothing", "ls", "/dev"); containsAll(dev, []string{"nvidia"}) {
 			t.Errorf("the pod that was allocated nothing has\n%s", dev)

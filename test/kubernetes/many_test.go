@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // watch looks at the ledger all the time, until stop, and keeps what is wrong with it: more of a GPU than there is, or a
@@ -121,7 +122,7 @@ func (s session) phases() map[corev1.PodPhase]int {
 
 func (s session) reach(n int, phase corev1.PodPhase, limit time.Duration) {
 	s.Helper()
-	until(s.T, limit, fmt.Sprintf("%d pods %s", n, phase), func() error {
+	kube.Until(s.T, limit, fmt.Sprintf("%d pods %s", n, phase), func() error {
 		if p := s.phases(); p[phase] != n {
 			if s.Failed() {
 				s.FailNow()

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // oldContainerd is a containerd 1.6 of the machine's, or the test is skipped.
@@ -41,7 +42,7 @@ func TestContainerdWithoutCDI(t *testing.T) {
 	if out, err := lab.scriptWith([]string{"CONTAINERD_BIN=" + old}, "reboot"); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	until(t, waitLimit, "the node says that it cannot have claims", func() error {
+	kube.Until(t, waitLimit, "the node says that it cannot have claims", func() error {
 		out, err := lab.kubectl("", "get", "node", nodeName, "-o", `jsonpath={.status.conditions[?(@.type=="CGPUReady")]}`)
 		if err != nil || !containsAll(out, []string{`"False"`, "CDI"}) {
 			return errorOf(err, "condition CGPUReady: %s", out)

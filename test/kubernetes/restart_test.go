@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // both are two pods that live on, one with a claim and one with units; always says that they are started again.
@@ -35,7 +36,7 @@ func (s session) both(always bool) {
 func (s session) bothHave() {
 	s.Helper()
 	for _, name := range []string{"claim", "units"} {
-		until(s.T, waitLimit, "pod "+name+" has its share", func() error {
+		kube.Until(s.T, waitLimit, "pod "+name+" has its share", func() error {
 			out, err := lab.kubectl("", "-n", s.ns, "exec", name, "--", "cgpu-probe", "meminfo")
 			if err != nil {
 				return err
@@ -64,31 +65,21 @@ func (s session) restarts() string {
 	return s.kubectl("get", "pods", "claim", "units", "-o", "jsonpath={.items[*].status.containerStatuses[0].restartCount}")
 }
 
-// The kubelet restarts below running pods: they do not notice, and new ones come.
-func TestKubeletRestarts(t *testing.T) {
-	s := login(t)
-	s.both(true)
-	lab.must(t, "stop", "kubelet")
-	s.bothStillHold()
-	lab.must(t, "start", "kubelet")
-	s.newcomers()
-	s.bothHave()
-	if n := s.restarts(); n != "0 0" {
-		t.Errorf("containers were started again: %s", n)
-	}
-}
-
-// So does containerd.
-func TestContainerdRestarts(t *testing.T) {
-	s := login(t)
-	s.both(true)
-	lab.must(t, "stop", "containerd")
-	s.bothStillHold()
-	lab.must(t, "start", "containerd")
-	s.newcomers()
-	s.bothHave()
-	if n := s.restarts(); n != "0 0" {
-		t.Errorf("containers were started again: %s", n)
+// The kubelet or containerd restarts below running pods: they do not notice, and new ones come.
+func TestRestarts(t *testing.T) {
+	for _, component := range []string{"kubelet", "containerd"} {
+		t.Run(component, func(t *testing.T) {
+			s := login(t)
+			s.both(true)
+			lab.must(t, "stop", component)
+			s.bothStillHold()
+			lab.must(t, "start", component)
+			s.newcomers()
+			s.bothHave()
+			if n := s.restarts(); n != "0 0" {
+				t.Errorf("containers were started again: %s", n)
+			}
+		})
 	}
 }
 
@@ -121,7 +112,7 @@ spec:
 // replicasHave their shares, each its own.
 func (s session) replicasHave(n int) {
 	s.Helper()
-	until(s.T, 2*waitLimit, "the replicas have their shares", func() error {
+	kube.Until(s.T, 2*waitLimit, "the replicas have their shares", func() error {
 		out, err := lab.kubectl("", "-n", s.ns, "get", "pods", "-l", "app=units", "--field-selector=status.phase=Running", "-o", "name")
 		if err != nil {
 			return err
@@ -155,7 +146,7 @@ func TestNodeReboots(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.replicasHave(2)
-	until(t, waitLimit, "the claim's container", func() error {
+	kube.Until(t, waitLimit, "the claim's container", func() error {
 		out, err := lab.kubectl("", "-n", s.ns, "exec", "claim", "--", "cgpu-probe", "meminfo")
 		if err == nil && totals(t, out)[0] != 6*quota.GiB {
 			err = fmt.Errorf("it sees %s", out)
@@ -206,7 +197,7 @@ func TestAgentKilled(t *testing.T) {
 		}
 	}
 	t.Logf("killed %d times", kills)
-	until(t, 3*time.Minute, "16 pods with claims end", func() error {
+	kube.Until(t, 3*time.Minute, "16 pods with claims end", func() error {
 		out := s.kubectl("get", "pods", "--field-selector=status.phase=Succeeded", "-o", "name")
 		if n := len(strings.Fields(out)); n != 16 {
 			return fmt.Errorf("%d have", n)
@@ -225,7 +216,7 @@ func TestClaimGoesWhileAgentIsAway(t *testing.T) {
 	s := login(t)
 	s.both(false)
 	s.kubectl("-n", "cgpu-system", "patch", "daemonset", "cgpu-agent", "-p", `{"spec":{"template":{"spec":{"nodeSelector":{"away":"yes"}}}}}`)
-	until(t, waitLimit, "the agent is away", func() error {
+	kube.Until(t, waitLimit, "the agent is away", func() error {
 		if pids := lab.agentPIDs(); len(pids) > 0 {
 			return fmt.Errorf("it runs: %v", pids)
 		}
@@ -236,7 +227,7 @@ func TestClaimGoesWhileAgentIsAway(t *testing.T) {
 		seesOnly(t, s.exec(name, "cgpu-probe", "meminfo"), 6*quota.GiB)
 	}
 	s.kubectl("delete", "pods", "--all", "--wait=false")
-	until(t, waitLimit, "the ledger is empty", func() error {
+	kube.Until(t, waitLimit, "the ledger is empty", func() error {
 		records, err := lab.ledger()
 		if err == nil && len(records) > 0 {
 			err = fmt.Errorf("it holds %s", describe(records))

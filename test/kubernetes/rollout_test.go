@@ -11,6 +11,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // sockets are the DRA driver's, those by which it registers and those by which it is called.
@@ -29,7 +31,7 @@ func TestRollout(t *testing.T) {
 	time.Sleep(6 * time.Second) // a socket that was made just now stays
 	left := sockets()
 	killAgent(t)
-	until(t, waitLimit, "another agent", func() error {
+	kube.Until(t, waitLimit, "another agent", func() error {
 		now := sockets()
 		if len(now) != 2 || slices.ContainsFunc(now, func(path string) bool { return slices.Contains(left, path) }) {
 			return fmt.Errorf("sockets %v, were %v", now, left)

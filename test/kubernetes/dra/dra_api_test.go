@@ -27,6 +27,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // runtime is a container runtime that takes CDI devices.
@@ -85,7 +86,7 @@ func start(t *testing.T) (*dra.Driver, dra.Options) {
 
 func published(t *testing.T, gpus int) {
 	t.Helper()
-	until(t, 20*time.Second, "the slice is published", func() error {
+	kube.Until(t, 20*time.Second, "the slice is published", func() error {
 		l, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(l.Items) != 1 || len(l.Items[0].Spec.Devices) != gpus {
 			return fmt.Errorf("%v, %+v", err, l)
@@ -114,8 +115,8 @@ func ask(t *testing.T, name, class, capacity string, index int) {
 ---
 {apiVersion: v1, kind: Pod, metadata: {name: %[1]s}, spec: {terminationGracePeriodSeconds: 0, automountServiceAccountToken: false, containers: [{name: c, image: none, resources: {claims: [{name: g}]}}], resourceClaims: [{name: g, resourceClaimName: %[1]s}]}}
 `, name, class, selectors, capacity)
-	if out, err := kubectl(manifest, "apply", "-f", "-"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	if _, err := kube.Kubectl(dir, manifest, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { forget(t, name) })
 }
@@ -142,7 +143,7 @@ func forget(t *testing.T, name string) {
 func allocated(t *testing.T, name string) resourceapi.DeviceRequestAllocationResult {
 	t.Helper()
 	var r resourceapi.DeviceRequestAllocationResult
-	until(t, 20*time.Second, name+" is allocated", func() error {
+	kube.Until(t, 20*time.Second, name+" is allocated", func() error {
 		c, err := client.ResourceV1().ResourceClaims("default").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -158,7 +159,7 @@ func allocated(t *testing.T, name string) resourceapi.DeviceRequestAllocationRes
 
 func waits(t *testing.T, name string) {
 	t.Helper()
-	until(t, 20*time.Second, name+" waits", func() error {
+	kube.Until(t, 20*time.Second, name+" waits", func() error {
 		p, err := client.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -230,7 +231,7 @@ func TestPolicyOfGPU(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, 20*time.Second, "the slice follows", func() error {
+		kube.Until(t, 20*time.Second, "the slice follows", func() error {
 			l, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 			if err != nil || len(l.Items) != 1 {
 				return fmt.Errorf("%v, %+v", err, l)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 const vgpu = `{apiVersion: cgpu.io/v1alpha1, kind: VGPUConfig%s}`
@@ -32,17 +34,14 @@ func classOf(parameters string) string {
 
 // create asks the apiserver without writing.
 func create(manifest string) error {
-	out, err := kubectl(manifest, "create", "--dry-run=server", "-f", "-")
-	if err != nil {
-		return errors.New(out)
-	}
-	return nil
+	_, err := kube.Kubectl(dir, manifest, "create", "--dry-run=server", "-f", "-")
+	return err
 }
 
 func TestPolicy(t *testing.T) {
 	apply(t, "base/deviceclasses.yaml", "base/admission.yaml")
 	wrong := claimOf("default", devices(fmt.Sprintf(vgpu, ", weight: 65"), anyGPU))
-	until(t, 30*time.Second, "the policy is in force", func() error {
+	kube.Until(t, 30*time.Second, "the policy is in force", func() error {
 		if create(wrong) == nil {
 			return errors.New("weight 65 is taken")
 		}
@@ -105,22 +104,22 @@ func TestPolicy(t *testing.T) {
 func TestPrivileges(t *testing.T) {
 	apply(t, "base/deviceclasses.yaml", "base/admission-privileges.yaml")
 	t.Cleanup(func() {
-		if out, err := kubectl("", "delete", "-f", "../../../deploy/base/admission-privileges.yaml"); err != nil {
-			t.Errorf("%v: %s", err, out)
+		if _, err := kube.Kubectl(dir, "", "delete", "-f", "../../../deploy/base/admission-privileges.yaml"); err != nil {
+			t.Error(err)
 		}
 	})
 	for _, ns := range []string{"plain", "trusted"} {
-		if out, err := kubectl("", "create", "namespace", ns); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		if _, err := kube.Kubectl(dir, "", "create", "namespace", ns); err != nil {
+			t.Fatal(err)
 		}
 	}
-	if out, err := kubectl("", "label", "namespace", "trusted", "cgpu.io/allow-high-priority=true", "cgpu.io/allow-spill=true"); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	if _, err := kube.Kubectl(dir, "", "label", "namespace", "trusted", "cgpu.io/allow-high-priority=true", "cgpu.io/allow-spill=true"); err != nil {
+		t.Fatal(err)
 	}
 	of := func(namespace, fields string) error {
 		return create(claimOf(namespace, devices(fmt.Sprintf(vgpu, fields), anyGPU)))
 	}
-	until(t, 30*time.Second, "the policy is in force", func() error {
+	kube.Until(t, 30*time.Second, "the policy is in force", func() error {
 		if of("plain", ", priority: high") == nil {
 			return errors.New("high priority is taken")
 		}
