@@ -77,15 +77,11 @@ func cmdOOM(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	sum, n, last := c.fill(size)
 	_, after, err := c.usage()
 	if err != nil {
@@ -168,15 +164,11 @@ func (c *client) group(engine uint32) (uint32, error) {
 }
 
 func cmdContext(args []string) error {
-	c, err := openGPU(patient)
+	c, _, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	_, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	for _, engine := range []uint32{1, 11, 12, 13} { // as a context of CUDA 13 on an H200
 		h, err := c.group(engine)
 		if err != nil {
@@ -209,15 +201,11 @@ func cmdThreads(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	var (
 		wg                 sync.WaitGroup
 		allocated, refused atomic.Int64
@@ -278,15 +266,11 @@ func cmdFork(args []string) error {
 	if _, err := parseSize(size); err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	var (
 		wg   sync.WaitGroup
 		mu   sync.Mutex

@@ -89,6 +89,17 @@ func openGPU(call caller) (*client, error) {
 	return c, nil
 }
 
+// openCounted is openGPU, with what the GPU has before anything else: in all, and free.
+func openCounted(call caller) (c *client, total, free quota.Bytes, err error) {
+	if c, err = openGPU(call); err != nil {
+		return nil, 0, 0, err
+	}
+	if total, free, err = c.usage(); err != nil {
+		c.close()
+	}
+	return c, total, free, err
+}
+
 func (c *client) attach() error {
 	return c.attachBy(func(path string) (int, error) { return syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0) })
 }

@@ -155,15 +155,11 @@ func cmdHostile(args []string) error {
 
 // idleMemory is what is free before the first case; 0 where nothing can tell.
 func idleMemory() quota.Bytes {
-	c, err := openGPU(patient)
+	c, _, free, err := openCounted(patient)
 	if err != nil {
 		return 0
 	}
 	defer c.close()
-	_, free, err := c.usage()
-	if err != nil {
-		return 0
-	}
 	return free
 }
 

@@ -88,15 +88,11 @@ func hostileBombObjects(o hostileOptions) error {
 }
 
 func hostileSizes(hostileOptions) error {
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	t := uint64(total)
 	for _, size := range []uint64{0, 1 << 63, 1<<63 - 1, 1<<63 + 1, math.MaxUint64, math.MaxUint64 - 1, math.MaxUint64 - 65535,
 		math.MaxUint64 - 2<<20, math.MaxUint64 - 2<<20 + 1, 1 << 40, 1<<32 + 1<<62, t + 1, t + 65536, t + 2<<20, 2 * t} {
@@ -126,15 +122,11 @@ func hostileSizes(hostileOptions) error {
 }
 
 func hostileSizesThreads(hostileOptions) error {
-	c, err := openGPU(patient)
+	c, _, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	_, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	size := before/2 + 2*quota.MiB // two of them are too much
 	for range 50 {
 		var (

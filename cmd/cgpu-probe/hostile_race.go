@@ -88,16 +88,12 @@ func (c *client) race(o hostileOptions, out, params []byte, fill func(i int, han
 
 // hostileTOCTOUOuter turns a root allocation, which may run natively, into device memory between check and use.
 func hostileTOCTOUOuter(o hostileOptions) error {
-	c, err := openGPU(patient)
+	c, total, _, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
 	mem, err := pages(8192)
-	if err != nil {
-		return err
-	}
-	total, _, err := c.usage()
 	if err != nil {
 		return err
 	}
@@ -195,15 +191,11 @@ func hostileTOCTOUControl(o hostileOptions) error {
 // hostileTOCTOUFD swaps the file behind the descriptor between check and use: an ioctl that looks like one on /dev/null
 // must not reach nvidiactl unchecked.
 func hostileTOCTOUFD(o hostileOptions) error {
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return err

@@ -46,15 +46,11 @@ func hostileTOCTOURoot(o hostileOptions) error {
 
 // stealByRoot tries with one client, until it got memory that was not charged and lost the client for it.
 func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got bool, err error) {
-	c, err := openGPU(patient)
+	c, _, before, err := openCounted(patient)
 	if err != nil {
 		return 0, false, err
 	}
 	defer c.close()
-	_, before, err := c.usage()
-	if err != nil {
-		return 0, false, err
-	}
 	const slot = 200
 	var fresh atomic.Int64
 	fresh.Store(-1)

@@ -44,15 +44,11 @@ func cmdSelf(args []string) error {
 	var how string
 	e.listener, how = listens()
 	print("listener=%s", how)
-	c, err := openGPU(patient)
+	c, total, free, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, free, err := c.usage()
-	if err != nil {
-		return err
-	}
 	e.total = total
 	print("client=%#x", c.handle)
 	print("gpus=%d", len(c.gpus))

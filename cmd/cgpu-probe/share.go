@@ -209,15 +209,11 @@ func cmdExport(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
+	c, total, before, err := openCounted(patient)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	total, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 	var (
 		held quota.Bytes
 		fds  []int

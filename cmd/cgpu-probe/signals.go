@@ -34,15 +34,11 @@ func cmdSignals(args []string) error {
 			interrupted.Add(1)
 		}
 	}
-	c, err := openGPU(counting)
+	c, _, before, err := openCounted(counting)
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	_, before, err := c.usage()
-	if err != nil {
-		return err
-	}
 
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
