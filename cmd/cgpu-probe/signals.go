@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"github.com/opencgpu/cgpu/test/interrupt"
 )
 
 // cmdSignals allocates and frees on one thread while a timer interrupts that thread, half of the time with SA_RESTART and
@@ -50,14 +52,14 @@ func cmdSignals(args []string) error {
 			signals.Add(1)
 		}
 	}()
-	stop, err := threadTimer(*every)
+	stop, err := interrupt.Thread(*every)
 	if err != nil {
 		return err
 	}
 	var calls int64
 	phase := time.Duration(*seconds * float64(time.Second) / 2)
 	for _, restart := range []bool{true, false} {
-		if err := setRestart(restart); err != nil {
+		if err := interrupt.Restart(syscall.SIGALRM, restart); err != nil {
 			return err
 		}
 		for end := time.Now().Add(phase); time.Now().Before(end); calls += 2 {
@@ -85,51 +87,6 @@ func cmdSignals(args []string) error {
 	}
 	if signals.Load() == 0 {
 		return fmt.Errorf("no signal came")
-	}
-	return nil
-}
-
-// threadTimer sends SIGALRM to the calling thread (setitimer would let the kernel choose one).
-func threadTimer(every time.Duration) (stop func(), err error) {
-	type sigevent struct {
-		value  uint64
-		signo  int32
-		notify int32
-		tid    int32
-		_      [44]byte
-	}
-	const sigevThreadID = 4
-	ev := sigevent{signo: int32(syscall.SIGALRM), notify: sigevThreadID, tid: int32(syscall.Gettid())}
-	var id int32
-	if _, _, e := syscall.Syscall(syscall.SYS_TIMER_CREATE, 1 /* CLOCK_MONOTONIC */, uintptr(unsafe.Pointer(&ev)), uintptr(unsafe.Pointer(&id))); e != 0 {
-		return nil, fmt.Errorf("timer_create: %w", e)
-	}
-	ts := syscall.NsecToTimespec(every.Nanoseconds())
-	spec := [2]syscall.Timespec{ts, ts}
-	if _, _, e := syscall.Syscall6(syscall.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); e != 0 {
-		return nil, fmt.Errorf("timer_settime: %w", e)
-	}
-	return func() { syscall.Syscall(syscall.SYS_TIMER_DELETE, uintptr(id), 0, 0) }, nil
-}
-
-// setRestart sets or clears SA_RESTART of Go's own handler of SIGALRM.
-func setRestart(on bool) error {
-	const saRestart = 0x10000000
-	var act struct {
-		handler  uintptr
-		flags    uint64
-		restorer uintptr
-		mask     uint64
-	}
-	if _, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGALRM), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0); e != 0 {
-		return fmt.Errorf("rt_sigaction: %w", e)
-	}
-	act.flags &^= saRestart
-	if on {
-		act.flags |= saRestart
-	}
-	if _, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(syscall.SIGALRM), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0); e != 0 {
-		return fmt.Errorf("rt_sigaction: %w", e)
 	}
 	return nil
 }

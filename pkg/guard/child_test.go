@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/test/interrupt"
 )
 
 // The tests run their own binary again as a container's process: it puts a seccomp filter on itself as a container runtime
@@ -495,7 +496,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"longjmp": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]
 		signal.Notify(make(chan os.Signal, 16), syscall.SIGUSR1)
-		if err := setRestart(syscall.SIGUSR1, false); err != nil {
+		if err := interrupt.Restart(syscall.SIGUSR1, false); err != nil {
 			return "", err
 		}
 		tid := unix.Gettid()
@@ -530,14 +531,14 @@ func childSignals(s *childState, a []int) (string, error) {
 		for range seen {
 		}
 	}()
-	stop, err := threadTimer(time.Duration(a[1]) * time.Microsecond)
+	stop, err := interrupt.Thread(time.Duration(a[1]) * time.Microsecond)
 	if err != nil {
 		return "", err
 	}
 	defer stop()
 	calls := 0
 	for _, restart := range []bool{true, false} {
-		if err := setRestart(syscall.SIGALRM, restart); err != nil {
+		if err := interrupt.Restart(syscall.SIGALRM, restart); err != nil {
 			return "", err
 		}
 		for end := time.Now().Add(time.Duration(a[2]) * time.Millisecond / 2); time.Now().Before(end); calls += 2 {
@@ -555,51 +556,6 @@ func childSignals(s *childState, a []int) (string, error) {
 		}
 	}
 	return fmt.Sprint(calls, " ", interrupted.Load()), nil
-}
-
-// threadTimer sends SIGALRM to the calling thread (setitimer would let the kernel choose one).
-func threadTimer(every time.Duration) (stop func(), err error) {
-	type sigevent struct {
-		value  uint64
-		signo  int32
-		notify int32
-		tid    int32
-		_      [44]byte
-	}
-	const sigevThreadID = 4
-	ev := sigevent{signo: int32(syscall.SIGALRM), notify: sigevThreadID, tid: int32(unix.Gettid())}
-	var id int32
-	if _, _, e := unix.Syscall(unix.SYS_TIMER_CREATE, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ev)), uintptr(unsafe.Pointer(&id))); e != 0 {
-		return nil, fmt.Errorf("timer_create: %w", e)
-	}
-	ts := unix.NsecToTimespec(every.Nanoseconds())
-	spec := [2]unix.Timespec{ts, ts}
-	if _, _, e := unix.Syscall6(unix.SYS_TIMER_SETTIME, uintptr(id), 0, uintptr(unsafe.Pointer(&spec)), 0, 0, 0); e != 0 {
-		return nil, fmt.Errorf("timer_settime: %w", e)
-	}
-	return func() { _, _, _ = unix.Syscall(unix.SYS_TIMER_DELETE, uintptr(id), 0, 0) }, nil
-}
-
-// setRestart sets or clears SA_RESTART of Go's own handler of a signal.
-func setRestart(sig syscall.Signal, on bool) error {
-	const saRestart = 0x10000000
-	var act struct {
-		handler  uintptr
-		flags    uint64
-		restorer uintptr
-		mask     uint64
-	}
-	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&act)), 8, 0, 0); e != 0 {
-		return fmt.Errorf("rt_sigaction: %w", e)
-	}
-	act.flags &^= saRestart
-	if on {
-		act.flags |= saRestart
-	}
-	if _, _, e := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&act)), 0, 8, 0, 0); e != 0 {
-		return fmt.Errorf("rt_sigaction: %w", e)
-	}
-	return nil
 }
 
 // childRace CLIENT MS: threads make, copy and free the same few handles at the same time, each without a look at the others.
