@@ -291,7 +291,9 @@ cost() {
 		done
 	done
 	forget
-	"$python" - "$CGPU_K8S_DIR/log/containerd.log" "$OUT/cost.ids" <<-'END'
+	k8s exec env PATH="$PATH" "$top/test/kubernetes/beside.sh" "$CGPU_K8S_DIR/images/host.tar" "$CGPU_K8S_DIR/run/runc" /opt/cgpu/bin/cgpu-runtime 15 \
+		--mount type=bind,src=/usr,dst=/usr,options=rbind --mount type=bind,src=/opt,dst=/opt,options=rbind >"$OUT/cost.beside" || return 1
+	"$python" - "$CGPU_K8S_DIR/log/containerd.log" "$OUT/cost.ids" "$OUT/cost.beside" <<-'END'
 		import datetime, re, statistics, sys
 		begun, took = {}, {}
 		for at, id, done in re.findall(r'time="([^"]+)" level=info msg="StartContainer for \\"([0-9a-f]+)\\"( returns successfully)?', open(sys.argv[1]).read()):
@@ -302,6 +304,9 @@ cost() {
 		for line in open(sys.argv[2]):
 		    id, kind = line.split()
 		    kinds.setdefault(kind, []).append(took[id])
+		for line in open(sys.argv[3]):
+		    kind, ms = line.split()
+		    kinds.setdefault("without a pod, " + kind, []).append(float(ms))
 		print("StartContainer, ms, median (least):", ", ".join(f"{k} {statistics.median(v):.1f} ({min(v):.1f})" for k, v in kinds.items()))
 	END
 }

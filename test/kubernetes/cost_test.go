@@ -5,6 +5,7 @@ package kubernetes
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -70,14 +71,25 @@ func TestCost(t *testing.T) {
 	}
 	took := startTimes(t)
 	medians := map[string]time.Duration{}
+	tell := func(what string, all []time.Duration) {
+		slices.Sort(all)
+		medians[what] = all[len(all)/2]
+		t.Logf("%-28s median %v, least %v, of %d", what+":", all[len(all)/2].Round(100*time.Microsecond), all[0].Round(100*time.Microsecond), len(all))
+	}
 	for _, kind := range kinds {
 		var all []time.Duration
 		for _, id := range ids[kind.name] {
 			all = append(all, took[id])
 		}
-		slices.Sort(all)
-		medians[kind.name] = all[len(all)/2]
-		t.Logf("StartContainer, %-14s median %v, least %v, of %d", kind.name+":", all[len(all)/2].Round(100*time.Microsecond), all[0].Round(100*time.Microsecond), len(all))
+		tell(kind.name, all)
+	}
+	for kind, all := range startsBeside(t, rounds) {
+		tell("without a pod, "+kind, all)
+	}
+	for _, kind := range []string{"runc", "none", "share"} {
+		if medians["without a pod, "+kind] == 0 {
+			t.Errorf("no start without a pod: %s", kind)
+		}
 	}
 	if medians["cgpu, claim"] > medians["runc"]+time.Second {
 		t.Errorf("a share costs %v", medians["cgpu, claim"]-medians["runc"])
@@ -86,6 +98,27 @@ func TestCost(t *testing.T) {
 		t.Log(line)
 	}
 	t.Logf("memory of cgpu-agent: %s", agentMemory(t))
+}
+
+// startsBeside are how long starts of containers took around which no pod is, by kind.
+func startsBeside(t *testing.T, rounds int) map[string][]time.Duration {
+	t.Helper()
+	script, err := filepath.Abs("beside.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := lab.must(t, "exec", "env", "PATH="+lab.path("bin")+":"+os.Getenv("PATH"),
+		script, lab.path("images/probe.tar"), lab.path("run/runc"), "/opt/cgpu/bin/cgpu-runtime", strconv.Itoa(rounds))
+	starts := map[string][]time.Duration{}
+	for line := range strings.Lines(out) {
+		kind, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		took, err := time.ParseDuration(text + "ms")
+		if err != nil {
+			t.Fatalf("%q: %v\n%s", line, err, out)
+		}
+		starts[kind] = append(starts[kind], took)
+	}
+	return starts
 }
 
 // prepareTimes are what the kubelet measured of its calls to the driver.
