@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -12,165 +13,222 @@ import (
 
 // coversOf computes smallest exact covers for the set of trapped numbers.
 func coversOf(set []uint8) covers {
-	var in [256]bool
+	var stopped []cube
 	for _, nr := range set {
-		in[nr] = true
+		stopped = append(stopped, cube{0xff, uint32(nr)})
 	}
-	return covers{
-		stop:  smallestCover(func(x uint8) bool { return in[x] }),
-		allow: smallestCover(func(x uint8) bool { return !in[x] }),
-	}
+	allow := others(stopped)
+	return covers{stop: smallestCover(others(allow)), allow: smallestCover(allow)}
 }
 
-// smallestCover finds the fewest cubes whose union is exactly the set: the two-level minimisation of Quine and
-// McCluskey, the choice among the prime implicants by branch and bound.
-func smallestCover(in func(uint8) bool) []cube {
-	var cubes []cube // every cube inside the set
-	for mask := range 256 {
-		for value := range 256 {
-			c := cube{uint32(mask), uint32(value)}
-			if c.value&^c.mask != 0 {
+// others are the largest cubes that have nothing of cubes: from all numbers one cube after the other is taken away, and what is left
+// of each that it touches are the halves on the other side of its bits.
+func others(cubes []cube) []cube {
+	prime := []cube{{}}
+	for _, c := range cubes {
+		var left []cube
+		for _, p := range prime {
+			if (p.value^c.value)&p.mask&c.mask != 0 {
+				left = append(left, p)
 				continue
 			}
-			inside := true
-			for x := range 256 {
-				if c.has(uint32(x)) && !in(uint8(x)) {
-					inside = false
-					break
-				}
+			for b := c.mask &^ p.mask; b != 0; b &= b - 1 {
+				bit := b & -b
+				left = append(left, cube{p.mask | bit, p.value | ^c.value&bit})
 			}
-			if inside {
-				cubes = append(cubes, c)
+		}
+		slices.SortFunc(left, func(a, b cube) int {
+			return cmp.Or(bits.OnesCount32(a.mask)-bits.OnesCount32(b.mask), cmp.Compare(a.mask, b.mask), cmp.Compare(a.value, b.value))
+		})
+		prime = nil
+		for _, c := range left {
+			if !slices.ContainsFunc(prime, func(p cube) bool { return c.mask&p.mask == p.mask && p.has(c.value) }) {
+				prime = append(prime, c)
 			}
 		}
 	}
-	prime := slices.DeleteFunc(slices.Clone(cubes), func(c cube) bool {
-		for b := c.mask; b != 0; b &= b - 1 {
-			bit := b & -b
-			if slices.Contains(cubes, cube{c.mask &^ bit, c.value &^ bit}) {
-				return true
-			}
-		}
-		return false
-	})
-	slices.SortStableFunc(prime, func(a, b cube) int { return bits.OnesCount32(a.mask) - bits.OnesCount32(b.mask) })
-	var left set256
-	for x := range 256 {
-		if in(uint8(x)) {
-			left.add(uint8(x))
-		}
-	}
-	s := search{prime: prime}
-	for _, c := range prime {
-		var m set256
-		for x := range 256 {
-			if c.has(uint32(x)) {
-				m.add(uint8(x))
-			}
-		}
-		s.members = append(s.members, m)
-	}
-	s.best = s.greedy(left)
-	s.descend(left, nil)
-	best := make([]cube, 0, len(s.best))
+	return prime
+}
+
+// smallestCover chooses the fewest of prime that have every number that one of them has: the two-level minimisation of Quine and McCluskey.
+// A branch and bound of so many steps may not find the least, but always finds the same.
+func smallestCover(prime []cube) []cube {
+	s := search{columns: len(prime), steps: 2000}
+	s.descend(rowsOf(prime), nil)
+	var best []cube
 	for _, i := range s.best {
 		best = append(best, prime[i])
 	}
-	slices.SortFunc(best, func(a, b cube) int { return int(a.mask)<<8 + int(a.value) - int(b.mask)<<8 - int(b.value) })
+	slices.SortFunc(best, func(a, b cube) int { return cmp.Or(cmp.Compare(a.mask, b.mask), cmp.Compare(a.value, b.value)) })
 	return best
 }
 
-type set256 [4]uint64
+// rowsOf says for every number which cubes have it, once for all numbers for which that is the same.
+func rowsOf(prime []cube) (rows []set) {
+	seen := map[string]bool{}
+	var walk func(bit uint32, live []int)
+	walk = func(bit uint32, live []int) {
+		if len(live) == 0 {
+			return
+		}
+		for bit != 0 && !slices.ContainsFunc(live, func(i int) bool { return prime[i].mask&bit != 0 }) {
+			bit <<= 1
+		}
+		if bit == 0 {
+			if key := fmt.Sprint(live); !seen[key] {
+				seen[key] = true
+				row := newSet(len(prime))
+				for _, i := range live {
+					row.add(i)
+				}
+				rows = append(rows, row)
+			}
+			return
+		}
+		for _, value := range []uint32{0, bit} {
+			var l []int
+			for _, i := range live {
+				if prime[i].mask&bit == 0 || prime[i].value&bit == value {
+					l = append(l, i)
+				}
+			}
+			walk(bit<<1, l)
+		}
+	}
+	all := make([]int, len(prime))
+	for i := range all {
+		all[i] = i
+	}
+	walk(1, all)
+	return leastOf(rows)
+}
 
-func (s *set256) add(x uint8)     { s[x>>6] |= 1 << (x & 63) }
-func (s set256) has(x uint8) bool { return s[x>>6]>>(x&63)&1 == 1 }
-func (s set256) minus(o set256) set256 {
-	return set256{s[0] &^ o[0], s[1] &^ o[1], s[2] &^ o[2], s[3] &^ o[3]}
+// set is one of small numbers.
+type set []uint64
+
+func newSet(size int) set    { return make(set, (size+63)/64) }
+func (s set) add(i int)      { s[i>>6] |= 1 << (i & 63) }
+func (s set) remove(i int)   { s[i>>6] &^= 1 << (i & 63) }
+func (s set) has(i int) bool { return s[i>>6]>>(i&63)&1 == 1 }
+func (s set) inside(o set) bool {
+	for i := range s {
+		if s[i]&^o[i] != 0 {
+			return false
+		}
+	}
+	return true
 }
-func (s set256) and(o set256) set256 {
-	return set256{s[0] & o[0], s[1] & o[1], s[2] & o[2], s[3] & o[3]}
+func (s set) meets(o set) bool {
+	for i := range s {
+		if s[i]&o[i] != 0 {
+			return true
+		}
+	}
+	return false
 }
-func (s set256) len() int {
-	return bits.OnesCount64(s[0]) + bits.OnesCount64(s[1]) + bits.OnesCount64(s[2]) + bits.OnesCount64(s[3])
+func (s set) list() (l []int) {
+	for i, word := range s {
+		for ; word != 0; word &= word - 1 {
+			l = append(l, i<<6+bits.TrailingZeros64(word))
+		}
+	}
+	return l
+}
+func (s set) len() (n int) {
+	for _, word := range s {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
+
+// leastOf leaves out rows that are covered whenever another one is; the shortest come first.
+func leastOf(rows []set) (least []set) {
+	slices.SortStableFunc(rows, func(a, b set) int { return a.len() - b.len() })
+	for _, r := range rows {
+		if !slices.ContainsFunc(least, func(l set) bool { return l.inside(r) }) {
+			least = append(least, r)
+		}
+	}
+	return least
 }
 
 type search struct {
-	prime   []cube
-	members []set256
-	best    []int
-	steps   int
+	columns, steps int
+	best           []int
 }
 
-func (s *search) greedy(left set256) []int {
-	var chosen []int
-	for left.len() > 0 {
-		pick, most := 0, -1
-		for i, m := range s.members {
-			if n := m.and(left).len(); n > most {
-				pick, most = i, n
+// descend covers rows, of which leastOf has left nothing out.
+func (s *search) descend(rows []set, chosen []int) {
+	// A column whose rows all are another one's is of no use.
+	for changed := true; changed; {
+		changed = false
+		with := make([]set, s.columns)
+		used := newSet(s.columns)
+		for k, r := range rows {
+			for _, i := range r.list() {
+				if with[i] == nil {
+					with[i] = newSet(len(rows))
+				}
+				with[i].add(k)
+				used.add(i)
 			}
 		}
-		chosen = append(chosen, pick)
-		left = left.minus(s.members[pick])
-	}
-	return chosen
-}
-
-// hardest is the byte of a set that the fewest cubes cover.
-func (s *search) hardest(of set256) uint8 {
-	hardest, fewest := 0, 1<<30
-	for x := range 256 {
-		if !of.has(uint8(x)) {
-			continue
-		}
-		n := 0
-		for _, m := range s.members {
-			if m.has(uint8(x)) {
-				n++
+		list := used.list()
+		for _, i := range list {
+			for _, j := range list {
+				if i != j && used.has(j) && with[i].inside(with[j]) {
+					used.remove(i)
+					changed = true
+					break
+				}
 			}
 		}
-		if n < fewest {
-			hardest, fewest = x, n
+		if changed {
+			left := make([]set, len(rows))
+			for k, r := range rows {
+				left[k] = newSet(s.columns)
+				for _, i := range r.list() {
+					if used.has(i) {
+						left[k].add(i)
+					}
+				}
+			}
+			rows = leastOf(left)
 		}
 	}
-	return uint8(hardest)
-}
-
-// descend branches on the byte that the fewest cubes cover.
-func (s *search) descend(left set256, chosen []int) {
-	s.steps++
-	if left.len() == 0 {
-		if len(chosen) < len(s.best) {
+	if len(rows) == 0 {
+		if s.best == nil || len(chosen) < len(s.best) {
 			s.best = slices.Clone(chosen)
 		}
 		return
 	}
-	// A lower bound: bytes of which no two are in one cube need a cube each.
-	rest, bound := left, 0
-	for rest.len() > 0 && len(chosen)+bound < len(s.best) {
-		hardest := s.hardest(rest)
-		for _, m := range s.members {
-			if m.has(hardest) {
-				rest = rest.minus(m)
-			}
+	// Rows of which no two have a column in common need one each.
+	var apart []set
+	for _, r := range rows {
+		if !slices.ContainsFunc(apart, r.meets) {
+			apart = append(apart, r)
 		}
-		bound++
 	}
-	if len(chosen)+bound >= len(s.best) {
+	if s.best != nil && (len(chosen)+len(apart) >= len(s.best) || s.steps <= 0) {
 		return
 	}
-	hardest := s.hardest(left)
-	var options []int
-	for i, m := range s.members {
-		if m.has(hardest) {
-			options = append(options, i)
+	s.steps--
+	count := make([]int, s.columns)
+	for _, r := range rows {
+		for _, i := range r.list() {
+			count[i]++
 		}
 	}
-	slices.SortFunc(options, func(a, b int) int {
-		return s.members[b].and(left).len() - s.members[a].and(left).len()
-	})
+	options := rows[0].list()
+	slices.SortStableFunc(options, func(a, b int) int { return count[b] - count[a] })
 	for _, i := range options {
-		s.descend(left.minus(s.members[i]), append(chosen, i))
+		var left []set
+		for _, r := range rows {
+			if !r.has(i) {
+				left = append(left, r)
+			}
+		}
+		s.descend(left, append(chosen, i))
 	}
 }
 
