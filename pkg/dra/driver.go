@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -99,6 +100,7 @@ type Driver struct {
 
 	publishing sync.Mutex  // keeps what is published in the order in which it was learned
 	ledger     os.FileInfo // as it was when cards was read; lookAtCards alone has it
+	wiped      atomic.Bool // the kubelet may have deleted what is published
 
 	mu    sync.Mutex
 	table *device.Table
@@ -195,7 +197,16 @@ func (d *Driver) publish(ctx context.Context) error {
 // cardsEvery is how often the driver looks whether a GPU is shared in another way. cgpu policy tells nobody.
 const cardsEvery = 5 * time.Second
 
-// follow publishes the GPUs anew when cgpu policy has changed one.
+// due says whether the GPUs have to be published anew: cgpu policy has changed one, or the kubelet has just registered the driver.
+// One that starts deletes the node's slices first (wipeResourceSlices in its dra_plugin_manager.go), and by itself the library
+// looks after them no sooner than 30 seconds later (DefaultSyncDelay). Of slices that it made in the minute before it does not
+// see that they are gone (DefaultMutationCacheTTL).
+func (d *Driver) due() (bool, error) {
+	changed, err := d.lookAtCards()
+	return d.wiped.Swap(false) || changed, err
+}
+
+// follow publishes the GPUs anew when that is due.
 func (d *Driver) follow(ctx context.Context) {
 	tick := time.NewTicker(cardsEvery)
 	defer tick.Stop()
@@ -206,9 +217,9 @@ func (d *Driver) follow(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		changed, err := d.lookAtCards()
-		if changed {
-			err = d.publish(ctx)
+		due, err := d.due()
+		if due {
+			err = errors.Join(err, d.publish(ctx))
 		}
 		if err != nil && (told == nil || told.Error() != err.Error()) { // once for each thing that is wrong
 			d.o.Log.Error("settings of the GPUs are not followed", "error", err)
@@ -274,7 +285,9 @@ func (d *Driver) Stop() {
 func (d *Driver) registered(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if s, ok := req.(*registration.RegistrationStatus); ok {
 		d.mu.Lock()
-		if d.refused = nil; !s.PluginRegistered {
+		if d.refused = nil; s.PluginRegistered {
+			d.wiped.Store(true)
+		} else {
 			d.refused = fmt.Errorf("dra: the kubelet does not register the driver: %s", s.Error)
 		}
 		d.mu.Unlock()

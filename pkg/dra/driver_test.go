@@ -395,14 +395,19 @@ func TestFollow(t *testing.T) {
 	book := ledger.Open(dir)
 	tab := tableOf(2)
 	gpu := ledger.GPU{UUID: uuid(1), Index: 1, Memory: tab.GPUs[1].Memory}
-	d := &Driver{o: Options{Node: "node1", RunDir: dir}, table: tab}
+	d := &Driver{o: Options{Node: "node1", RunDir: dir, Log: slog.New(slog.DiscardHandler)}, table: tab}
 	look := func(want bool) {
 		t.Helper()
-		if changed, err := d.lookAtCards(); err != nil || changed != want {
-			t.Errorf("%v, %v", changed, err)
+		if due, err := d.due(); err != nil || due != want {
+			t.Errorf("%v, %v", due, err)
 		}
 	}
 	look(false) // there is no ledger
+	for _, registered := range []bool{false, true} {
+		_, _ = d.registered(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered}, nil, func(context.Context, any) (any, error) { return nil, nil })
+		look(registered)
+		look(false)
+	}
 	set := func(policy sched.Policy) {
 		t.Helper()
 		if _, err := book.SetCard(gpu, tab.Config.Card(), func(c *sched.Card) error { c.Policy = policy; return nil }); err != nil {
