@@ -14,6 +14,9 @@ import (
 // Pods are read from the API server's answers here, and not by Kubernetes' own types: those hold a pod whole before anything can
 // be taken off it, and a pod may have a megabyte, which is ten as objects of Go. A reader that walks over the
 // protocol buffers keeps the few fields that count, and never has more than one of them in memory.
+//
+// client-go's informers of metadata do not spare it: PartialObjectMetadata has neither the status, where the IDs of containers are that
+// no tenant writes, nor the containers' names. And it is decoded whole too, while labels, owners and finalizers alone can be a megabyte.
 
 // Bounds of what is kept of a pod. Nobody needs as much.
 const (

@@ -65,7 +65,9 @@ func (s session) restarts() string {
 	return s.kubectl("get", "pods", "claim", "units", "-o", "jsonpath={.items[*].status.containerStatuses[0].restartCount}")
 }
 
-// The kubelet or containerd restarts below running pods: they do not notice, and new ones come.
+// The kubelet or containerd restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's start
+// is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
+// driver publishes them again within 5 seconds, but in the minute after it last did (DefaultMutationCacheTTL of its library).
 func TestRestarts(t *testing.T) {
 	for _, component := range []string{"kubelet", "containerd"} {
 		t.Run(component, func(t *testing.T) {
@@ -240,7 +242,7 @@ func TestClaimGoesWhileAgentIsAway(t *testing.T) {
 	}
 }
 
-// agentMemory is the resident memory of the agent.
+// agentMemory is the resident memory of the agent, now and at the most since its start.
 func agentMemory(t *testing.T) string {
 	t.Helper()
 	for _, pid := range lab.agentPIDs() {
@@ -248,11 +250,15 @@ func agentMemory(t *testing.T) string {
 		if err != nil {
 			continue
 		}
+		now, most := "", ""
 		for line := range strings.Lines(string(status)) {
 			if value, ok := strings.CutPrefix(line, "VmRSS:"); ok {
-				return strings.TrimSpace(value)
+				now = strings.TrimSpace(value)
+			} else if value, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+				most = strings.TrimSpace(value)
 			}
 		}
+		return now + ", at the most " + most
 	}
 	return "unknown"
 }
