@@ -6,8 +6,11 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -87,6 +90,9 @@ func create(c call, runDir string) (undo func(), err error) {
 		}
 	}
 	if err != nil || ask.Quota == nil {
+		return undo, err
+	}
+	if err := mayShare(runDir); err != nil {
 		return undo, err
 	}
 
@@ -179,6 +185,21 @@ func create(c call, runDir string) (undo func(), err error) {
 		}
 	}
 	return undo, staged.commit()
+}
+
+// mayShare refuses to share GPUs for somebody other than the node's root. Rootless engines start this program as root of a user
+// namespace of their own, where run dir and driver belong to nobody: what fails there later on would not say so.
+func mayShare(runDir string) error {
+	dir := runDir
+	err := unix.Access(dir, unix.W_OK)
+	if err == unix.ENOENT {
+		dir = filepath.Dir(runDir)
+		err = unix.Access(dir, unix.W_OK)
+	}
+	if err == unix.EACCES {
+		return fmt.Errorf("cgpu-runtime: %s cannot be written: a share of a GPU needs the machine's root: start the container as root, not with a rootless engine", dir)
+	}
+	return nil
 }
 
 // identify says in a record which container this is, and who makes it.

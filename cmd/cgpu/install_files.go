@@ -114,9 +114,10 @@ func writeError(path string, err error) error {
 	return fmt.Errorf("%s: %w%s", path, err, remedy)
 }
 
-// backup keeps a file as it is, unless something of ours is in it: then the backup of before the install is there already.
+// backup keeps a file as it is, unless something of ours is in it: then the backup of before the install is there already, or
+// there was no file.
 func backup(e engine.Edit) (made string, err error) {
-	if e.Ours && len(backupsOf(e.Path)) > 0 {
+	if e.Ours {
 		return "", nil
 	}
 	dir := backupDir(e.Path)

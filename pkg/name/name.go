@@ -3,7 +3,9 @@
 // containerd's CRI puts a container's name into its annotations, and so the ledger has it. CRI-O and nerdctl use annotations of
 // their own, which are looked up here. Docker tells a runtime no name. But it mounts /etc/hostname and its like from the folder
 // where it keeps the container's own record, config.v2.json (moby, daemon/container: hostname path, ConfigV2 file), which has the
-// name, also after docker rename. That record goes first: whoever starts a container of Docker may choose its annotations.
+// name, also after docker rename. Podman keeps such a record, too: its bundles lie in DIR/ID/userdata, and DIR/containers.json lists
+// its containers with their names (containers/storage, container store). These records go first: whoever starts a container of Docker
+// or podman may choose its annotations.
 package name
 
 import (
@@ -17,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFile bounds what is read of config.json and config.v2.json.
+// MaxFile bounds what is read of config.json, config.v2.json and containers.json.
 const MaxFile = 4 << 20
 
 // MaxLength bounds a name.
@@ -43,7 +45,34 @@ func Of(folder, id string) string {
 	if name := docker(id, b.Mounts); name != "" { // its annotations are what docker run --annotation says
 		return name
 	}
+	if name := podman(folder, id); name != "" {
+		return name
+	}
 	return annotated(id, b.Annotations)
+}
+
+// podman is what podman calls the container with this bundle. CRI-O has the same store, but its bundles lie elsewhere.
+func podman(folder, id string) string {
+	own := filepath.Dir(folder)
+	if filepath.Base(folder) != "userdata" || filepath.Base(own) != id {
+		return ""
+	}
+	// Those that podman run --rm has made are in the second, since podman 4.5.
+	for _, file := range []string{"containers.json", "volatile-containers.json"} {
+		var list []struct {
+			ID    string
+			Names []string
+		}
+		if !readJSON(filepath.Join(filepath.Dir(own), file), &list) {
+			continue
+		}
+		for _, c := range list {
+			if c.ID == id && len(c.Names) > 0 && len(c.Names[0]) <= MaxLength {
+				return c.Names[0]
+			}
+		}
+	}
+	return ""
 }
 
 // annotated is a name by annotations: namespace/pod/container of Kubernetes (CRI-O), or nerdctl's.

@@ -27,6 +27,36 @@ func TestDockerFirst(t *testing.T) {
 	}
 }
 
+// TestPodman: the name is found by the place of the bundle, and before annotations, which are the author's.
+func TestPodman(t *testing.T) {
+	const list = `[{"id":"other","names":["not-me"]},{"id":"abcdef","names":["web"]}]`
+	for _, c := range []struct{ bundle, file, text, want string }{
+		{"abcdef/userdata", "containers.json", list, "web"},
+		{"abcdef/userdata", "volatile-containers.json", list, "web"},
+		{"abcdef/userdata", "containers.json", `[{"id":"abcdef"}]`, "a/b/c"},
+		{"abcdef/userdata", "containers.json", `{`, "a/b/c"},
+		{"fedcba/userdata", "containers.json", list, "a/b/c"},
+		{"abcdef/data", "containers.json", list, "a/b/c"},
+	} {
+		dir := t.TempDir()
+		bundle := filepath.Join(dir, c.bundle)
+		if err := os.MkdirAll(bundle, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for path, text := range map[string]string{
+			filepath.Join(dir, c.file):           c.text,
+			filepath.Join(bundle, "config.json"): `{"annotations":{"io.kubernetes.pod.namespace":"a","io.kubernetes.pod.name":"b","io.kubernetes.container.name":"c"}}`,
+		} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := Of(bundle, "abcdef"); got != c.want {
+			t.Errorf("%s, %s: %s: %q, want %q", c.bundle, c.file, c.text, got, c.want)
+		}
+	}
+}
+
 // Docker's names, and what must not be read, are tested in cmd/cgpu (TestDockerName).
 func TestAnnotated(t *testing.T) {
 	for text, want := range map[string]string{
