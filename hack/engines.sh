@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Builds today's container engines from the Go module proxy alone, once, and prints their folder: containerd, its shim and ctr,
-# and dockerd. Distributions have those of years ago, which the tests use as well.
+# dockerd, and CRI-O with its pinns. Distributions have those of years ago, which the tests use as well, or none.
 #
-# Two to three minutes on two cores with nothing cached. They lie below the user's cache folder, under their versions.
+# TIME on two cores with nothing cached. They lie below the user's cache folder, under their versions.
 set -euo pipefail
 containerd=v2.4.2
 moby=v2.0.0-beta.24 # the number that Docker after 28 has as a Go module
+crio=v1.34.0
 
 cache=${XDG_CACHE_HOME:-${HOME:+$HOME/.cache}}
-bin=${cache:-${TMPDIR:-/tmp}}/cgpu-engines/containerd-$containerd-moby-$moby-$(go env GOARCH)
+bin=${cache:-${TMPDIR:-/tmp}}/cgpu-engines/containerd-$containerd-moby-$moby-crio-$crio-$(go env GOARCH)
 mkdir -p "$bin"
 # The lock is for two who build at once.
 exec 9>"$bin/.lock"
@@ -22,4 +23,12 @@ for program in containerd containerd-shim-runc-v2 ctr; do
 done
 [[ -x $bin/dockerd ]] || go install -trimpath -ldflags "-s -w -X github.com/moby/moby/v2/dockerversion.Version=${moby#v}" \
 	"github.com/moby/moby/v2/cmd/dockerd@$moby" >&2
+# In its own folder, as go install wants the list of a module's versions, which not every proxy has. Without C it has no seccomp.
+if [[ ! -x $bin/crio || ! -x $bin/pinns ]]; then
+	source=$(go mod download -json "github.com/cri-o/cri-o@$crio" | jq -r .Dir)
+	(cd "$source" && go build -trimpath -ldflags "-s -w" -tags "containers_image_openpgp exclude_graphdriver_btrfs" -o "$bin/crio.new" ./cmd/crio) >&2
+	gcc -std=c99 -Os -static -o "$bin/pinns.new" "$source"/pinns/src/*.c >&2
+	mv "$bin/pinns.new" "$bin/pinns"
+	mv "$bin/crio.new" "$bin/crio"
+fi
 echo "$bin"
