@@ -63,7 +63,7 @@ unit: ## tests of the packages and of the limiter, with the race detector
 	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/...
 	@hack/parity.sh
 
-integration: build ## conformance suite and the commands in the docs: real docker, containerd, runc and crun in private folders (root)
+integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc and crun in private folders (root)
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
 	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
 	hack/with-node.sh -- go test -tags integration -count 1 -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/

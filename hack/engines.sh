@@ -2,7 +2,7 @@
 # Builds today's container engines from the Go module proxy alone, once, and prints their folder: containerd, its shim and ctr,
 # dockerd, and CRI-O with its pinns. Distributions have those of years ago, which the tests use as well, or none.
 #
-# TIME on two cores with nothing cached. They lie below the user's cache folder, under their versions.
+# Two to three minutes on two cores with nothing cached, and two more for CRI-O. They lie below the user's cache folder, under their versions.
 set -euo pipefail
 containerd=v2.4.2
 moby=v2.0.0-beta.24 # the number that Docker after 28 has as a Go module

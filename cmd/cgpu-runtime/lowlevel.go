@@ -75,7 +75,7 @@ func findRuntime(names []string, creator string) (path string, err error) {
 		candidates := []string{name}
 		if !strings.Contains(name, "/") {
 			candidates = nil
-			for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), launch.Folders...) {
+			for _, dir := range append(filepath.SplitList(os.Getenv("PATH")), launch.RuntimeFolders...) {
 				if filepath.IsAbs(dir) {
 					candidates = append(candidates, filepath.Join(dir, name))
 				}

@@ -152,6 +152,19 @@ func TestInstall(t *testing.T) {
 	}
 }
 
+// TestInstallOwnFile: a file that install has made needs no backup, when a second install changes it, and none is left.
+func TestInstallOwnFile(t *testing.T) {
+	for _, name := range []string{"docker", "containerd", "crio", "podman"} {
+		e := newEngines(t)
+		e.program("crio", "exit 0")
+		all := e.cgpu("install "+name+" --config new") + e.cgpu("install "+name+" --default --config new")
+		e.want(name, all, "runtime cgpu: ", "default runtime: ")
+		if all += e.cgpu("uninstall " + name + " --config new"); strings.Contains(all, "backup") || len(e.files()) > 0 {
+			t.Errorf("%s: left %v; printed\n%s", name, e.files(), all)
+		}
+	}
+}
+
 // TestUninstallKeepsBackup: the file was changed since, so the backup may still be of use.
 func TestUninstallKeepsBackup(t *testing.T) {
 	e := newEngines(t)

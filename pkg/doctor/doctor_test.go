@@ -398,3 +398,20 @@ func TestRoomy(t *testing.T) {
 		}
 	}
 }
+
+// TestProgram: what CRI-O's packages bring is found where cgpu-runtime finds it, behind all that is in PATH.
+func TestProgram(t *testing.T) {
+	h := &Host{Root: t.TempDir(), Path: "/opt/bin"}
+	for _, dir := range []string{"usr/libexec/crio", "usr/sbin", "opt/bin"} {
+		path := filepath.Join(h.Root, dir, "crun")
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.program("crun"); got != path {
+			t.Errorf("%q, want %q", got, path)
+		}
+	}
+}

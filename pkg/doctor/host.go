@@ -120,7 +120,7 @@ func (h *Host) program(name string) string {
 	candidates := []string{name}
 	if !strings.Contains(name, "/") {
 		candidates = nil
-		for _, dir := range append(filepath.SplitList(h.Path), launch.Folders...) {
+		for _, dir := range append(filepath.SplitList(h.Path), launch.RuntimeFolders...) {
 			if filepath.IsAbs(dir) {
 				candidates = append(candidates, filepath.Join(dir, name))
 			}

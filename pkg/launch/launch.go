@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +22,10 @@ import (
 
 // Folders are those that an engine's PATH may lack; runc is in /usr/sbin on Debian.
 var Folders = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+
+// RuntimeFolders are those where else a low-level runtime may be: CRI-O's own packages keep runc and crun in folders that are in
+// nobody's PATH (cri-o/packaging, cri-o.spec).
+var RuntimeFolders = append(slices.Clip(Folders), "/usr/libexec/crio", "/usr/local/libexec/crio")
 
 // Nonce tells one create of a container from the next one of the same name. Not crypto/rand: it would make the
 // program a third larger, and every runtime call pay for its self-tests.

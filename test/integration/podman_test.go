@@ -206,6 +206,9 @@ func TestInstallPodman(t *testing.T) {
 	a.run(t, "podman", "pod", "create", "--name", "pod", "--infra-image", probe, "--infra-command", "/bin/sleep 1000")
 	a.run(t, podmanRun("--runtime", "cgpu", "-d", "--pod", "pod", "--name", "member", probe, "cgpu-probe", "hold", "1GiB")...)
 	meminfo("podman", "exec", "member", "cgpu-probe", "meminfo")
+	if out := a.run(t, cgpu, "inspect", "member"); !strings.Contains(out, `"member"`) {
+		t.Error(out)
+	}
 	a.run(t, "podman", "pod", "rm", "--force", "--time", "0", "pod")
 
 	a.run(t, cgpu, "install", "podman", "--default")
