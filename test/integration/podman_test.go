@@ -57,6 +57,8 @@ mount --bind "$1/etc" /etc/containers
 [ ! -d /etc/cni ] || mount --bind "$1/cni" /etc/cni
 mount --bind "$1/lib" /var/lib
 mount -t tmpfs tmpfs /run
+mkdir /run/cgpu # podman starts a runtime with no environment, where conmon does not
+mount --bind "$CGPU_RUN_DIR" /run/cgpu
 mount -t tmpfs tmpfs /dev/shm
 echo ready
 read end`, "sh", dir)
@@ -217,6 +219,17 @@ func TestInstallPodman(t *testing.T) {
 	}
 	meminfo(podmanRun("--rm", probe, "cgpu-probe", "meminfo")...)
 	a.run(t, "podman", "run", "--rm", probe, "true")
+
+	// crun, which is podman's own choice.
+	withCrun := strings.TrimPrefix(withRuntimes(t, filepath.Join(lab.Dir, "lab", "crun"))[0], "CGPU_CONFIG=")
+	a.write(t, "containers.conf", strings.ReplaceAll(before["containers.conf"], os.Getenv("CGPU_CONFIG"), withCrun))
+	a.run(t, podmanRun("-d", "--name", "crun", probe, "cgpu-probe", "hold", "1GiB")...)
+	a.run(t, "sh", "-c", "ls /run/crun/*/status") // its own state, not runc's
+	meminfo("podman", "exec", "crun", "cgpu-probe", "meminfo")
+	a.run(t, "podman", "pause", "crun")
+	a.run(t, "podman", "unpause", "crun")
+	a.run(t, "podman", "rm", "--force", "--time", "0", "crun")
+	a.write(t, "containers.conf", before["containers.conf"])
 
 	a.run(t, cgpu, "uninstall", "podman")
 	if after := treeOf(t, a.containers); fmt.Sprint(after) != fmt.Sprint(before) {
