@@ -49,7 +49,7 @@ func (c *crio) start(t *testing.T, handler string, annotations map[string]string
 		Metadata:     &cri.PodSandboxMetadata{Name: "train", Namespace: "ml", Uid: fmt.Sprint("uid", c.made)},
 		LogDirectory: filepath.Join(c.dir, "logs"),
 		Annotations:  annotations,
-		Linux: &cri.LinuxPodSandboxConfig{SecurityContext: &cri.LinuxSandboxSecurityContext{
+		Linux: &cri.LinuxPodSandboxConfig{CgroupParent: filepath.Join("/", filepath.Base(c.dir)), SecurityContext: &cri.LinuxSandboxSecurityContext{
 			NamespaceOptions: &cri.NamespaceOption{Network: host, Pid: cri.NamespaceMode_CONTAINER}}},
 	}
 	r, err := c.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: c.sandbox, RuntimeHandler: handler})
@@ -59,7 +59,7 @@ func (c *crio) start(t *testing.T, handler string, annotations map[string]string
 	c.pod = r.PodSandboxId
 }
 
-// end removes the pod and its containers.
+// end removes the pod, its containers, and its cgroups, which are the kubelet's.
 func (c *crio) end(t *testing.T) {
 	t.Helper()
 	if _, err := c.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: c.pod}); err != nil {
@@ -68,6 +68,15 @@ func (c *crio) end(t *testing.T) {
 	if _, err := c.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: c.pod}); err != nil {
 		t.Error(err)
 	}
+	name := filepath.Base(c.dir)
+	eventually(t, 10*time.Second, func() string { // conmon's is empty when that has ended
+		lab.Run(nil, "sh", "-c", fmt.Sprintf("find /sys/fs/cgroup/%s /sys/fs/cgroup/*/%[1]s -depth -type d -exec rmdir {} +", name))
+		left, _ := filepath.Glob("/sys/fs/cgroup/*/" + name)
+		if exists(filepath.Join("/sys/fs/cgroup", name)) || len(left) > 0 {
+			return fmt.Sprintf("cgroup %s is still there: %v", name, left)
+		}
+		return ""
+	})
 }
 
 // create makes a container of the pod and starts it; the kubelet's labels and annotations are what it gives.
@@ -140,6 +149,8 @@ func TestInstallCRIO(t *testing.T) {
 	dir := folder(t)
 	a := newApart(t, dir)
 	a.load(t, dir)
+	// The simulated driver lives on in the cgroup of the container for which it was started, which must not be the pod's.
+	container{env: sixOfFifteen, cmd: []string{"true"}}.run(t)
 	etc := filepath.Join(dir, "crio")
 	dropIns := filepath.Join(etc, "crio.conf.d")
 	if err := os.MkdirAll(dropIns, 0o755); err != nil {
