@@ -34,7 +34,7 @@ managed_after_refusal() {
 # Without the limiter nobody asks, and the guard finds it in the maps.
 managed_bypass() { # managed_bypass OPTIONS…
 	local begin status
-	vgpu 6GiB -d --name bypass -e CGPU_LIMITER=off "$@" -- "$built/managed" 20 1 30 || return 1
+	vgpu 6GiB -d --name bypass -e CGPU_LIMITER=off "$@" -- "$built/managed" 20 1 30 ${HOW:+"$HOW"} || return 1
 	begin=$(date +%s%N)
 	status=$(timeout 20 docker wait bypass)
 	echo "exit $status $((($(date +%s%N) - begin) / 1000000)) ms after the container's start"
@@ -42,6 +42,7 @@ managed_bypass() { # managed_bypass OPTIONS…
 	remove bypass
 	[[ $status -eq 137 ]] && (($(date +%s%N) - begin < 4000000000))
 }
+managed_leaderless() { HOW=leaderless managed_bypass "$@"; }
 managed_probe() {
 	local begin status
 	docker run -d --name bypass --runtime cgpu --network none -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0 probe \
@@ -188,6 +189,7 @@ check 'managed memory over the limit, an odd size' managed_refused 7.1
 check 'managed memory works after a refusal' managed_after_refusal
 check 'managed memory past the limiter is found' managed_bypass
 check 'managed memory past the limiter is found, another user' managed_bypass -u 1000:1000
+check 'managed memory past the limiter is found, without a first thread' managed_leaderless
 check 'raw mapping of 20 GiB is found' managed_probe
 check 'what looking at maps costs' looking
 check 'spill: PyTorch reaches limit + spill' spill_oom

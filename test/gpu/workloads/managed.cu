@@ -1,8 +1,10 @@
 // Managed memory against a limit: allocates GIB of it (several sizes with commas, several times where asked), fills it on the GPU,
 // reads it on the CPU. Prints the CUDA error's name where it is refused, and whether ordinary memory can be had after that.
-// usage: managed GIB[,GIB…] [ROUNDS [HOLD_SECONDS]]
+// With "leaderless" a second thread does it, after the first has ended: /proc then shows no maps of the process by its own number.
+// usage: managed GIB[,GIB…] [ROUNDS [HOLD_SECONDS [leaderless]]]
 #include "check.h"
 #include <cstring>
+#include <pthread.h>
 #include <unistd.h>
 
 __global__ void fill(unsigned char* p, size_t n) {
@@ -33,7 +35,13 @@ static void try_once(size_t bytes, int hold) {
   fflush(stdout);
 }
 
-int main(int argc, char** argv) {
+struct Arguments {
+  int count;
+  char** values;
+};
+
+static void* run(void* arguments) {
+  auto [argc, argv] = *(Arguments*)arguments;
   int rounds = argc > 2 ? atoi(argv[2]) : 1, hold = argc > 3 ? atoi(argv[3]) : 0;
   CHECK(cudaFree(0));
   for (int round = 0; round < rounds; round++) {
@@ -44,4 +52,17 @@ int main(int argc, char** argv) {
       size = *end == ',' ? end + 1 : end + strlen(end);
     }
   }
+  return nullptr;
+}
+
+int main(int argc, char** argv) {
+  static Arguments arguments;
+  arguments = {argc, argv};
+  if (argc <= 4) {
+    run(&arguments);
+    return 0;
+  }
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, run, &arguments) != 0) return 1;
+  pthread_exit(nullptr);
 }
