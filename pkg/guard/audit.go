@@ -81,7 +81,9 @@ func (g *Guard) audit() {
 		return
 	}
 	// A client outlives its process where a child has the file. The driver does not tell of processes that are gone.
-	g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil })
+	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
+		g.auditLonger()
+	}
 	// Calls in flight make both numbers wrong for a moment: only what stays wrong counts.
 	for range 3 {
 		held, seen := a.held(g.tasks.processes()), g.account.lengths()
@@ -99,11 +101,20 @@ func (g *Guard) audit() {
 	}
 	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
 	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
-	g.killClients(func(*client) bool { return true })
+	if g.killClients(func(*client) bool { return true }) > 0 {
+		g.auditLonger()
+	}
 }
 
-// killClients frees RM clients of the container, with all they hold.
-func (g *Guard) killClients(which func(*client) bool) {
+// auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.
+func (g *Guard) auditLonger() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.auditUntil = time.Now().Add(auditTime)
+}
+
+// killClients frees RM clients of the container, with all they hold, and returns how many it could not, as their files were not found.
+func (g *Guard) killClients(which func(*client) bool) (left int) {
 	g.account.mu.Lock()
 	var victims []*client
 	for _, c := range g.account.clients {
@@ -112,13 +123,11 @@ func (g *Guard) killClients(which func(*client) bool) {
 		}
 	}
 	g.account.mu.Unlock()
-	if len(victims) == 0 {
-		return
-	}
 	for _, c := range victims {
 		t, ok := g.fileOf(c)
 		if !ok {
-			g.log.Error("cannot find the file of an RM client", "pid", c.tgid)
+			g.logOnce("nofile", "cannot find the file of an RM client", "pid", c.tgid)
+			left++
 			continue
 		}
 		if s, e := g.free(t, c.handle, c.handle); e == 0 && s == rm.StatusOK {
@@ -127,4 +136,5 @@ func (g *Guard) killClients(which func(*client) bool) {
 		}
 		t.done()
 	}
+	return left
 }

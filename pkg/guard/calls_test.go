@@ -2,6 +2,7 @@ package guard
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -660,6 +662,73 @@ func TestAudit(t *testing.T) {
 				t.Errorf("%d killed", n)
 			}
 		})
+	}
+}
+
+// TestOpenedHere: the container's /dev is known also when the first process has no first thread any more, and when it has ended.
+func TestOpenedHere(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root for chroot")
+	}
+	root := t.TempDir()
+	node := filepath.Join(root, "dev", "nvidiactl")
+	if err := os.Mkdir(filepath.Dir(node), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Create(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	inRoot := func() *child {
+		c := startPlain(t, func(c *exec.Cmd) { c.Env = append(c.Env, "CGPU_TEST_ROOT="+root) })
+		c.do("chroot")
+		return c
+	}
+	c := inRoot()
+	start, err := ledger.ProcStart(c.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newFakeGuard(t, answering(0, nil))
+	g.initPID, g.initStart, g.devFirst = c.pid(), start, deviceOfDev(c.pid())
+	for _, end := range []func(){c.headless, c.kill} {
+		end()
+		g.devDevice = 0
+		if !g.openedHere(int(file.Fd())) {
+			t.Errorf("its file counts as another's (%d, first %d)", g.devDevice, g.devFirst)
+		}
+	}
+	g.initPID, g.initStart, g.devFirst, g.devDevice = inRoot().pid(), 1, 0, 0 // another process has its number
+	if g.openedHere(int(file.Fd())) || g.devDevice != 0 {
+		t.Error("the /dev of a process that is not the container's counts")
+	}
+}
+
+// TestAuditHidden: the guard waits for a client that it has to free and whose file is only in a socket.
+func TestAuditHidden(t *testing.T) {
+	g := newFakeGuard(t, answering(0, nil))
+	fd, err := unix.Open(fakeControl, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := g.followFile(fd, node{nodeControl, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.account.addClient(fakeClient, 1<<30, f) // whose process is gone
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pair[0])
+	defer unix.Close(pair[1])
+	if err := unix.Sendmsg(pair[0], []byte{0}, unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	_ = unix.Close(fd)
+	if g.audit(); !g.account.ownsClient(fakeClient) || time.Until(g.auditUntil) < auditTime/2 {
+		t.Errorf("the audit ends in %v", time.Until(g.auditUntil))
 	}
 }
 

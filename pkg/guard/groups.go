@@ -117,9 +117,6 @@ func (a *account) owners() map[int]bool {
 	return pids
 }
 
-// place is a descriptor of a process.
-type place struct{ tgid, fd int }
-
 // fileOf copies the file that a client lives on back from the container, to make a call in the client's name. The guard
 // keeps none: it would hold the client's memory when the container has closed it. Close the target's descriptor.
 func (g *Guard) fileOf(c *client) (Target, bool) {
@@ -147,9 +144,9 @@ func (g *Guard) fileOf(c *client) (Target, bool) {
 	}
 	tgids = append(tgids, g.containerCgroups().processes()...)
 	for _, tgid := range tgids {
-		if fd, number := findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
+		if fd, at := findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
 			g.account.mu.Lock()
-			c.seen = place{tgid, number}
+			c.seen = at
 			g.account.mu.Unlock()
 			t.FD = fd
 			return t, true
@@ -160,7 +157,7 @@ func (g *Guard) fileOf(c *client) (Target, bool) {
 
 // fileAt copies a descriptor if it is the file.
 func (g *Guard) fileAt(p place, f *file) int {
-	pidfd, err := unix.PidfdOpen(p.tgid, 0)
+	pidfd, err := openThread(p.tid, p.tgid)
 	if err != nil {
 		return -1
 	}

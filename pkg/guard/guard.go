@@ -62,8 +62,10 @@ type Guard struct {
 	instances  map[uint32]int // RM device instance → index in gpus
 	logged     map[string]bool
 	initPID    int
+	initStart  uint64
 	cgroups    cgroups
 	devDevice  uint64 // st_dev of the container's /dev; 0 before it is known
+	devFirst   uint64 // the same when the first process had just begun: that of a `cgpu run` can end before others make clients
 	listeners  int
 	sweeping   bool // a sweep is scheduled
 	auditing   bool // the guard compares with the driver's account, until auditUntil, with auditWait between

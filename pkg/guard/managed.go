@@ -222,7 +222,12 @@ func (g *Guard) scan() {
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans
 	for _, tgid := range g.mappers() {
-		list := uvmSpans(tgid)
+		list, seen := uvmSpans(tgid)
+		if !seen {
+			g.endElusive(tgid)
+			found[tgid] = slices.Clone(m.procs[tgid]) // it has that until it has ended
+			continue
+		}
 		if len(list) == 0 {
 			continue
 		}
@@ -284,6 +289,15 @@ func (g *Guard) scan() {
 			m.set(tgid, nil)
 		}
 	}
+}
+
+// endElusive kills a process whose first thread has ended, and whose others end faster than they can be looked at: no program has
+// reason to.
+func (g *Guard) endElusive(tgid int) {
+	g.logOnce("elusive", "killing a process whose memory maps cannot be read, as its threads keep ending", "pid", tgid)
+	g.stats.processesKilled.Add(1)
+	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "its threads keep ending, so that nobody can tell what managed memory it has mapped"})
+	g.killProcess(tgid)
 }
 
 // mappers lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,

@@ -17,24 +17,52 @@ import (
 
 // uvmSpans lists the mappings of managed memory of a process: shared, and with their own address as the offset in the file, as
 // UVM requires of its mappings (uvm_mmap) and nothing else does by chance. Neither name nor inode of the file would do: a
-// container can make other nodes of the device.
-func uvmSpans(tgid int) []span {
-	f, err := os.Open("/proc/" + strconv.Itoa(living(tgid)) + "/maps")
-	if err != nil {
-		return nil
+// container can make other nodes of the device. False: the process goes on, but its threads end, and leave the work to new ones, before
+// its maps can be read, which the kernel shows by a living thread's number only.
+func uvmSpans(tgid int) ([]span, bool) {
+	if list, ok := spansOf(tgid); ok {
+		return list, true
 	}
-	defer f.Close()
-	return parseMaps(f)
+	known := map[int]bool{}
+	for fresh, old := 0, 0; fresh < livingTries; {
+		before := len(known)
+		for tid := range threadsOf(tgid) {
+			known[tid] = true
+			if list, ok := spansOf(tid); ok {
+				return list, true
+			}
+		}
+		if len(known) > before {
+			fresh++
+		} else if old++; old > 3 { // none is new, and the kernel does not skip them each time: they only end
+			return nil, true
+		}
+	}
+	return nil, false
 }
 
-func parseMaps(f io.Reader) []span {
+// spansOf is uvmSpans by the number of a thread. False: it has ended, or is about to.
+func spansOf(tid int) ([]span, bool) {
+	f, err := os.Open("/proc/" + strconv.Itoa(tid) + "/maps")
+	if err != nil {
+		return nil, false
+	}
+	defer f.Close()
+	list, err := parseMaps(f)
+	return list, err == nil
+}
+
+// parseMaps fails where there are no maps at all, as of a thread that is about to end.
+func parseMaps(f io.Reader) ([]span, error) {
 	var list []span
 	var more uint64 // of ranges that are not in the list
+	some := false
 	lines := bufio.NewReaderSize(f, 64<<10)
 	for {
 		// The beginning of a line is enough. Its end is a path, which a container can make longer than any buffer: folders nest
 		// without a bound, and what they are named does not count here.
 		line, err := lines.ReadSlice('\n')
+		some = some || len(line) > 0
 		if base, end, ok := parseUVMMap(line); ok && len(list) < maxSpans {
 			list = append(list, span{base: base, end: end})
 		} else if ok { // an administrator may have raised vm.max_map_count
@@ -50,7 +78,10 @@ func parseMaps(f io.Reader) []span {
 			list = coarse(list)
 			list[0].end += more
 		}
-		return list
+		if errors.Is(err, io.EOF) && some {
+			err = nil
+		}
+		return list, err
 	}
 }
 
@@ -143,8 +174,8 @@ func cpuUsage(dir string) (time.Duration, bool) {
 // but it may trace them, and the kernel kills what a tracer that asked for it leaves behind (PTRACE_O_EXITKILL, kernel/ptrace.c,
 // exit_ptrace). A tracer is a thread, so one ends.
 //
-// One thread of the process is enough, and it need not be the first, which may have ended. Where all of them have a tracer in the
-// container already, that one is killed instead, and the process at the next look.
+// The first thread need not be among those that are traced: it may have ended. Where all of them have a tracer in the container
+// already, that one is killed instead, and the process at the next look.
 func (g *Guard) killProcess(tgid int) {
 	err := error(unix.EPERM)
 	for i := range maxTracers {
@@ -180,22 +211,49 @@ func killHeld(pidfd, tgid int) error {
 	if unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0) == nil {
 		return nil
 	}
-	return onOwnThread(func() error {
-		threads, err := os.ReadDir("/proc/" + strconv.Itoa(tgid) + "/task")
-		if err != nil {
-			return nil // gone
+	err, killed := error(unix.ESRCH), 0
+	for tries := 0; (err == nil || err == unix.ESRCH) && killed < livingTries && tries < seizeTries; tries++ {
+		wait := time.Duration(0)
+		if err = onOwnThread(func() error { return seize(tgid) }); err == nil {
+			killed, wait = killed+1, killPause
 		}
-		err = unix.ESRCH
-		for _, t := range threads {
-			tid, _ := strconv.Atoi(t.Name())
-			_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tid), 0, ptraceExitKill, 0, 0)
-			if e == 0 {
-				return nil
-			}
-			err = e
+		if awaitEnd(pidfd, wait) {
+			return nil
 		}
-		return err
-	})
+	}
+	if killed > 0 {
+		return nil // it takes its time to end
+	}
+	return err
+}
+
+// seizeTries bounds how often a process' threads are looked for that end before they are traced.
+const seizeTries = 256
+
+// killPause is how long a process that is killed has to end before its threads are looked at anew: one may have been made, or have
+// ended, meanwhile.
+const killPause = 5 * time.Millisecond
+
+// seize traces all threads of a process, or as many as it can. What is sent to one that is about to end does not reach the others: hence
+// all, and each stops before it ends.
+func seize(tgid int) error {
+	err, some := unix.ESRCH, false
+	for tid := range threadsOf(tgid) {
+		_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tid), 0, ptraceExitKill|ptraceTraceExit, 0, 0)
+		if some = some || e == 0; e != 0 && e != unix.ESRCH && hasNamespace(tid) {
+			err = e // of one that has ended it says nothing
+		}
+	}
+	if some {
+		return nil
+	}
+	return err
+}
+
+// awaitEnd waits for the end of a process.
+func awaitEnd(pidfd int, within time.Duration) bool {
+	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, int(within.Milliseconds()))
+	return n > 0
 }
 
 // onOwnThread calls f on a thread that ends with it.
@@ -215,23 +273,28 @@ func onOwnThread(f func() error) error {
 	return <-result
 }
 
-// tracerOf is the process that traces another one; 0: none.
+// tracerOf is a process that traces another one; 0: none.
 func tracerOf(tgid int) int {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tgid) + "/status")
-	if err != nil {
-		return 0
-	}
-	for line := range bytes.Lines(b) {
-		if value, ok := bytes.CutPrefix(line, []byte("TracerPid:")); ok {
-			n, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
-			return n
+	for tid := range threadsOf(tgid) {
+		b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+		if err != nil {
+			continue
+		}
+		for line := range bytes.Lines(b) {
+			if value, ok := bytes.CutPrefix(line, []byte("TracerPid:")); ok {
+				tracer, _ := strconv.Atoi(string(bytes.TrimSpace(value))) // a thread
+				if process, _, _, err := readStatus(tracer); err == nil {
+					return process
+				}
+			}
 		}
 	}
 	return 0
 }
 
 const (
-	kcmpVM         = 1       // KCMP_VM
-	ptraceSeize    = 0x4206  // PTRACE_SEIZE
-	ptraceExitKill = 1 << 20 // PTRACE_O_EXITKILL
+	kcmpVM          = 1       // KCMP_VM
+	ptraceSeize     = 0x4206  // PTRACE_SEIZE
+	ptraceTraceExit = 1 << 6  // PTRACE_O_TRACEEXIT
+	ptraceExitKill  = 1 << 20 // PTRACE_O_EXITKILL
 )

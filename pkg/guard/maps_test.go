@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,12 +70,42 @@ func childKill(_ *childState, a []int) (string, error) {
 	return "", nil
 }
 
-// childTrace PID: be its tracer for as long as both live
+// childTrace PID: be its tracer for as long as both live, by a thread that is not the first
 func childTrace(_ *childState, a []int) (string, error) {
-	if _, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(a[0]), 0, 0, 0, 0); e != 0 {
-		return "", e
+	return "", onThread(func() error {
+		if _, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(a[0]), 0, 0, 0, 0); e != 0 {
+			return e
+		}
+		return nil
+	})
+}
+
+// childPrivate: others of its user cannot look at it
+func childPrivate(*childState, []int) (string, error) {
+	return "", unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+}
+
+// childApart FD: one thread alone has the descriptor, in a table of its own
+func childApart(_ *childState, a []int) (string, error) {
+	if err := onThread(func() error { return unix.Unshare(unix.CLONE_FILES) }); err != nil {
+		return "", err
 	}
-	return "", nil
+	return "", unix.Close(a[0])
+}
+
+// onThread calls f on a thread that is not the first, and stays.
+func onThread(f func() error) error {
+	result := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() {
+			result <- onThread(f)
+		} else {
+			result <- f()
+		}
+		select {}
+	}()
+	return <-result
 }
 
 // childEndFirst: the first thread ends, the others stay
@@ -179,17 +211,17 @@ func TestParseMaps(t *testing.T) {
 	const one = "200000000-200200000 rw-s 200000000 00:06 144 /dev/nvidia-uvm\n"
 	other := "100000000-100001000 r--p 00000000 08:01 7 /"
 	for _, n := range []int{0, 4096, 64<<10 - len(other) - 1, 64<<10 - len(other), 64 << 10, 128<<10 - len(other), 1 << 20} {
-		list := parseMaps(strings.NewReader(other + strings.Repeat("x", n) + "\n" + one))
+		list, _ := parseMaps(strings.NewReader(other + strings.Repeat("x", n) + "\n" + one))
 		if len(list) != 1 || list[0].base != 0x200000000 {
 			t.Errorf("behind a path of %d bytes: %+v", n, list)
 		}
 	}
 	// A path may look like a line, where the buffer ends.
 	trick := other + strings.Repeat("y", 64<<10-len(other)) + strings.TrimSuffix(one, "\n") + "\n"
-	if list := parseMaps(strings.NewReader(trick)); len(list) != 0 {
+	if list, _ := parseMaps(strings.NewReader(trick)); len(list) != 0 {
 		t.Errorf("a path counts: %+v", list)
 	}
-	if list := parseMaps(strings.NewReader(strings.TrimSuffix(one, "\n"))); len(list) != 1 {
+	if list, _ := parseMaps(strings.NewReader(strings.TrimSuffix(one, "\n"))); len(list) != 1 {
 		t.Errorf("without a last newline: %+v", list)
 	}
 	var b strings.Builder
@@ -197,7 +229,7 @@ func TestParseMaps(t *testing.T) {
 		base := uint64(i+1) << 20
 		fmt.Fprintf(&b, "%08x-%08x rw-s %08x 00:06 144\n", base, base+4096, base)
 	}
-	list := parseMaps(strings.NewReader(b.String()))
+	list, _ := parseMaps(strings.NewReader(b.String()))
 	if len(list) != 1 || total(list) != (maxSpans+10)*4*quota.KiB {
 		t.Errorf("%d ranges of %v", len(list), total(list))
 	}
@@ -206,19 +238,20 @@ func TestParseMaps(t *testing.T) {
 // TestSpansOfProcess reads the maps of a real one.
 func TestSpansOfProcess(t *testing.T) {
 	c := startPlain(t)
-	if c.do("map", somewhere, 8<<20); len(uvmSpans(c.pid())) != 1 {
-		t.Fatalf("%+v", uvmSpans(c.pid()))
+	c.do("map", somewhere, 8<<20)
+	if list, _ := uvmSpans(c.pid()); len(list) != 1 {
+		t.Fatalf("%+v", list)
 	}
 	c.do("map", somewhere+16<<20, 4<<20)
 	c.do("unmap", somewhere+2<<20, 1<<20) // a hole makes two of one
 	want := []span{{base: somewhere, end: somewhere + 2<<20}, {base: somewhere + 3<<20, end: somewhere + 8<<20},
 		{base: somewhere + 16<<20, end: somewhere + 20<<20}}
-	if got := uvmSpans(c.pid()); !slices.Equal(got, want) {
+	if got, _ := uvmSpans(c.pid()); !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	// The kernel shows no maps by the number of a process whose first thread has ended.
 	c.headless()
-	if got := uvmSpans(c.pid()); !slices.Equal(got, want) {
+	if got, _ := uvmSpans(c.pid()); !slices.Equal(got, want) {
 		t.Errorf("without its first thread: %+v, want %+v", got, want)
 	}
 	other := startPlain(t)
@@ -228,7 +261,7 @@ func TestSpansOfProcess(t *testing.T) {
 		t.Error("two processes without their first threads count as one")
 	}
 	c.kill()
-	if got := uvmSpans(c.pid()); got != nil {
+	if got, _ := uvmSpans(c.pid()); got != nil {
 		t.Errorf("of a process that is gone: %+v", got)
 	}
 }
@@ -265,7 +298,7 @@ func TestLongPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unmap(somewhere, 4<<20)
-	if got := uvmSpans(os.Getpid()); len(got) != 1 || got[0].base != somewhere {
+	if got, _ := uvmSpans(os.Getpid()); len(got) != 1 || got[0].base != somewhere {
 		t.Errorf("%+v", got)
 	}
 }
@@ -390,6 +423,34 @@ func TestCPUUsage(t *testing.T) {
 	}
 }
 
+// TestManyProcesses: a container cannot hide a process behind others.
+func TestManyProcesses(t *testing.T) {
+	dir := t.TempDir()
+	var text []byte
+	for pid := range 5000 {
+		text = fmt.Appendln(text, pid+1)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if list := (cgroups{procs: dir}).processes(); len(list) != 5000 {
+		t.Errorf("%d of 5000 processes", len(list))
+	}
+}
+
+// TestHeadlessMember: cgroup v1 shows a process whose first thread has ended in the root.
+func TestHeadlessMember(t *testing.T) {
+	c := startPlain(t)
+	c.do("pid")
+	inCgroup(t, "devices", c.pid())
+	g := &Guard{cgroups: cgroupsOf(c.pid())}
+	c.headless()
+	if !g.isMember(c.pid()) || len(g.cgroups.processes()) != 1 {
+		t.Error("it is not the container's any more")
+	}
+	c.kill() // or its cgroup stays
+}
+
 // inCgroup puts a process into a cgroup of its own in a v1 hierarchy.
 func inCgroup(t *testing.T, controller string, pid int) {
 	t.Helper()
@@ -503,15 +564,28 @@ func TestKillProcess(t *testing.T) {
 			t.Fatal("it lives")
 		}
 	})
+	t.Run("the first of its namespaces", func(t *testing.T) {
+		root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
+		c := startPlain(t, func(c *exec.Cmd) {
+			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID, UidMappings: root, GidMappings: root}
+		})
+		c.do("private")
+		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
+			t.Fatal("it lives")
+		}
+	})
 	t.Run("it has a tracer", func(t *testing.T) {
 		c := target(t)
+		c.headless()
 		tracer := startPlain(t, nobody(65532, true))
 		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.pid()))
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, x := range threads {
-			tracer.do("trace", x.Name())
+			if x.Name() != strconv.Itoa(c.pid()) {
+				tracer.do("trace", x.Name())
+			}
 		}
 		if got := tracerOf(c.pid()); got != tracer.pid() {
 			t.Fatalf("tracer %d, want %d", got, tracer.pid())

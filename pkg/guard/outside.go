@@ -240,7 +240,7 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 		}
 	}()
 	own := false
-	eachTable(who.pid, &g.nodes, func(fd int) bool {
+	eachTable(who.pid, &g.nodes, func(fd int, _ place) bool {
 		n, _, err := g.nodes.classify(fd)
 		switch {
 		case err != nil:
@@ -351,49 +351,6 @@ func (g *Guard) belongings(over bool) *belongings {
 		}
 	}
 	return b
-}
-
-// eachTable calls f with copies of all descriptors of a process that are NVIDIA's, until f returns false. The copies are f's. Threads
-// can have descriptor tables of their own.
-func eachTable(tgid int, nodes *nodeTable, f func(fd int) bool) {
-	more := true
-	dup := func(fd, _ int) bool { // eachFile closes its own
-		if copied, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3); err == nil {
-			more = f(copied)
-		}
-		if !more {
-			_ = unix.Close(fd)
-		}
-		return !more
-	}
-	if eachFile(tgid, nodes, dup); !more {
-		return
-	}
-	first := living(tgid)
-	dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/task")
-	if err != nil {
-		return
-	}
-	defer dir.Close()
-	threads, _ := dir.Readdirnames(-1)
-	for _, name := range threads {
-		tid, err := strconv.Atoi(name)
-		if err != nil || tid == first {
-			continue
-		}
-		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tid), uintptr(first), kcmpFiles, 0, 0, 0); e == 0 && r == 0 {
-			continue
-		}
-		pidfd, err := openThread(tid, tgid)
-		if err != nil {
-			continue // gone, or before Linux 6.9
-		}
-		eachFileOf(pidfd, tid, nodes, dup)
-		_ = unix.Close(pidfd)
-		if !more {
-			return
-		}
-	}
 }
 
 // mountNamespace is the number of a process' mount namespace.

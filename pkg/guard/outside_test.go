@@ -263,6 +263,38 @@ func TestOutsideHidden(t *testing.T) {
 	})
 }
 
+// TestFindApart: a client's file is found where only one thread has it, also when the first thread of that process has ended.
+func TestFindApart(t *testing.T) {
+	if fd, err := unix.PidfdOpen(unix.Gettid(), pidfdThread); err != nil {
+		t.Skip("before Linux 6.9: ", err)
+	} else {
+		_ = unix.Close(fd)
+	}
+	g := newFakeGuard(t, answering(0, nil))
+	passed, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer passed.Close()
+	f, err := g.followFile(int(passed.Fd()), node{nodeControl, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := startPlain(t, func(c *exec.Cmd) { c.ExtraFiles = []*os.File{passed} })
+	for _, change := range []func(){func() {}, func() { c.do("apart", 3) }, c.headless} {
+		change()
+		fd, at := findFile(g.files.self, c.pid(), f, &g.nodes)
+		if fd < 0 {
+			t.Fatal("not found")
+		}
+		_ = unix.Close(fd)
+		if fd = g.fileAt(at, f); fd < 0 {
+			t.Fatalf("%+v is not where it was found", at)
+		}
+		_ = unix.Close(fd)
+	}
+}
+
 // TestOutsideAsleep: what a container sent before it went to sleep can be received long after.
 func TestOutsideAsleep(t *testing.T) {
 	container := newStranger(t, true, fakeControl)

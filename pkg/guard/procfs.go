@@ -12,10 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxScan bounds the processes looked at for a file; a container that has more hides it from itself only: the guard frees
-// a UVM range before it forgets it.
-const maxScan = 4096
-
 // cgroups are the folders of the container's cgroup. They are looked up once, when its first process has just begun: later that may
 // have moved itself further down (systemd in a container does), and others would be missed.
 type cgroups struct {
@@ -42,14 +38,14 @@ func cgroupsOf(pid int) (c cgroups) {
 	return c
 }
 
-// processes lists those in the container's cgroup and below.
+// processes lists those in the container's cgroup and below. All of them: any bound would be a place to hide behind.
 func (c cgroups) processes() []int {
 	if c.procs == "" {
 		return nil
 	}
 	var pids []int
 	_ = filepath.WalkDir(c.procs, func(path string, d os.DirEntry, err error) error {
-		if err != nil || len(pids) >= maxScan {
+		if err != nil {
 			return filepath.SkipDir
 		}
 		if d.Name() == "cgroup.procs" {
@@ -66,9 +62,9 @@ func (c cgroups) processes() []int {
 }
 
 // cgroupOf is the folder of a process' cgroup: with cgroup v1 in the hierarchy of a controller, with v2 ("") in the only one.
-// False: it is in none that an engine made for it.
+// False: it is in none that an engine made for it. With v1 a thread that has ended is in the root's.
 func cgroupOf(pid int, controller string) (string, bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(living(pid)) + "/cgroup")
 	if err != nil {
 		return "", false
 	}
@@ -92,16 +88,42 @@ func cgroupOf(pid int, controller string) (string, bool) {
 // living is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
 // nothing of the process by its own number: no memory maps, no mounts, no descriptors.
 func living(tgid int) int {
-	if hasNamespace(tgid) {
-		return tgid
-	}
-	threads, _ := os.ReadDir("/proc/" + strconv.Itoa(tgid) + "/task")
-	for _, thread := range threads {
-		if tid, err := strconv.Atoi(thread.Name()); err == nil && tid != tgid && hasNamespace(tid) {
-			return tid
+	for range livingTries {
+		if hasNamespace(tgid) {
+			return tgid
+		}
+		others := false
+		for tid := range threadsOf(tgid) {
+			if tid != tgid && hasNamespace(tid) {
+				return tid
+			}
+			others = others || tid != tgid
+		}
+		if !others {
+			break
 		}
 	}
 	return tgid // gone
+}
+
+// livingTries bounds how often a process is looked at whose threads end, and leave the work to new ones, before they can be looked at.
+const livingTries = 16
+
+// threadsOf lists the threads of a process, the first one too when it has ended before others.
+func threadsOf(tgid int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/task")
+		if err != nil {
+			return
+		}
+		defer dir.Close()
+		names, _ := dir.Readdirnames(-1)
+		for _, name := range names {
+			if tid, err := strconv.Atoi(name); err == nil && !yield(tid) {
+				return
+			}
+		}
+	}
 }
 
 func hasNamespace(tid int) bool {
@@ -117,24 +139,49 @@ func openThread(tid, tgid int) (pidfd int, err error) {
 	return unix.PidfdOpen(tid, pidfdThread)
 }
 
-// eachFile calls f with a copy of every descriptor of a process that is one of NVIDIA's nodes, until f returns true and
-// keeps that one.
-func eachFile(tgid int, nodes *nodeTable, f func(fd, number int) bool) bool {
-	tid := living(tgid)
-	pidfd, err := openThread(tid, tgid)
-	if err != nil {
-		return false
+// place is a descriptor of a thread, whose descriptor table may be one of its own.
+type place struct{ tgid, tid, fd int }
+
+// eachTable calls f with copies of all descriptors of a process that are NVIDIA's, until f returns false. The copies are f's. Threads
+// can have descriptor tables of their own.
+func eachTable(tgid int, nodes *nodeTable, f func(fd int, at place) bool) {
+	first := living(tgid)
+	if !eachFile(tgid, first, living, nodes, f) {
+		return
 	}
-	defer unix.Close(pidfd)
-	return eachFileOf(pidfd, tid, nodes, f)
+	for tid := range threadsOf(tgid) {
+		if tid == first {
+			continue
+		}
+		if r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(tid), uintptr(first), kcmpFiles, 0, 0, 0); e == 0 && r == 0 {
+			continue
+		}
+		if !eachFile(tgid, tid, nil, nodes, f) {
+			return
+		}
+	}
 }
 
-// eachFileOf is eachFile of a thread, whose descriptor table may be one of its own.
-func eachFileOf(pidfd, tid int, nodes *nodeTable, f func(fd, number int) bool) bool {
+// eachFile is eachTable of a thread. When that ends before its descriptors are all copied, next may name another that has the same.
+func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(fd int, at place) bool) bool {
+	pidfd, err := openThread(tid, tgid)
+	if err != nil {
+		return true // gone, or before Linux 6.9
+	}
+	defer func() { _ = unix.Close(pidfd) }()
 	for number := range numbers(tid) {
 		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
+		for i := 0; e == unix.ESRCH && next != nil && i < livingTries; i++ {
+			if other := next(tgid); other != tid {
+				if another, err := openThread(other, tgid); err == nil {
+					_ = unix.Close(pidfd)
+					pidfd, tid = another, other
+				}
+			}
+			fd, _, e = unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
+		}
 		if e == unix.ESRCH || e == unix.EPERM {
-			return false
+			return true
 		}
 		if e != 0 {
 			continue
@@ -144,12 +191,11 @@ func eachFileOf(pidfd, tid int, nodes *nodeTable, f func(fd, number int) bool) b
 			_ = unix.Close(int(fd))
 			continue
 		}
-		if f(int(fd), number) {
-			return true
+		if !f(int(fd), place{tgid, tid, number}) {
+			return false
 		}
-		_ = unix.Close(int(fd))
 	}
-	return false
+	return true
 }
 
 // smallTable is how many descriptors are tried one by one: up to here that costs less than to have them listed.
@@ -212,7 +258,7 @@ func (t *nodeTable) knows(st *unix.Stat_t) bool {
 // processHolds reports that a process has the same file open as the guard's descriptor.
 func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 	found := false
-	eachTable(tgid, nodes, func(fd int) bool {
+	eachTable(tgid, nodes, func(fd int, _ place) bool {
 		found = kcmpSame(self, fd, held)
 		_ = unix.Close(fd)
 		return !found
@@ -220,14 +266,16 @@ func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 	return found
 }
 
-// findFile copies a followed file back from a process that has it, and tells its number there; -1 if it does not.
-func findFile(self, tgid int, f *file, nodes *nodeTable) (fd, number int) {
+// findFile copies a followed file back from a process that has it, and tells where it is; -1 if it does not.
+func findFile(self, tgid int, f *file, nodes *nodeTable) (fd int, where place) {
 	fd = -1
-	eachFile(tgid, nodes, func(copied, at int) bool {
+	eachTable(tgid, nodes, func(copied int, at place) bool {
 		if same, _ := kcmpWeak(self, copied, f.epfd, f.tfd); same {
-			fd, number = copied, at
+			fd, where = copied, at
+			return false
 		}
-		return fd >= 0
+		_ = unix.Close(copied)
+		return true
 	})
-	return fd, number
+	return fd, where
 }

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -102,16 +103,27 @@ func (g *Guard) cancelRoot(f *file, id uint64) {
 func (g *Guard) openedHere(fd int) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	var st unix.Stat_t
 	if g.devDevice == 0 {
-		// Each container has a file system of its own for /dev.
-		if err := unix.Stat("/proc/"+strconv.Itoa(g.initPID)+"/root/dev/nvidiactl", &st); err != nil {
-			g.log.Warn("cannot look at the container's nvidiactl", "err", err)
+		g.devDevice = g.devFirst
+		if start, err := ledger.ProcStart(g.initPID); err == nil && start == g.initStart {
+			g.devDevice = deviceOfDev(g.initPID)
+		}
+		if g.devDevice == 0 {
+			g.log.Warn("cannot look at the container's nvidiactl", "pid", g.initPID)
 			return false
 		}
-		g.devDevice = st.Dev
 	}
+	var st unix.Stat_t
 	return unix.Fstat(fd, &st) == nil && st.Dev == g.devDevice
+}
+
+// deviceOfDev tells the file system of a process' /dev, which each container has one of its own for; 0: it has no nvidiactl.
+func deviceOfDev(pid int) uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/"+strconv.Itoa(living(pid))+"/root/dev/nvidiactl", &st) != nil {
+		return 0
+	}
+	return st.Dev
 }
 
 // rootPatience is when the guard looks by itself what became of a root alloc.

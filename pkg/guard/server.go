@@ -246,6 +246,8 @@ func (g *Guard) serveFilter(fd int, state processState) error {
 			g.initPID = state.PID
 		}
 		g.cgroups = cgroupsOf(g.initPID)
+		g.initStart, _ = ledger.ProcStart(g.initPID)
+		g.devFirst = deviceOfDev(g.initPID)
 	}
 	g.listeners++
 	g.mu.Unlock()
