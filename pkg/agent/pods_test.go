@@ -27,14 +27,20 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// encoded is an object as the API server sends it.
-func encoded(t testing.TB, o apiruntime.Object) []byte {
+// protocolBuffers are how the API server writes them.
+func protocolBuffers(t testing.TB) apiruntime.SerializerInfo {
 	t.Helper()
 	info, ok := apiruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), apiruntime.ContentTypeProtobuf)
 	if !ok {
 		t.Fatal("no protocol buffers")
 	}
-	b, err := apiruntime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, v1.SchemeGroupVersion), o)
+	return info
+}
+
+// encoded is an object as the API server sends it.
+func encoded(t testing.TB, o apiruntime.Object) []byte {
+	t.Helper()
+	b, err := apiruntime.Encode(scheme.Codecs.EncoderForVersion(protocolBuffers(t).Serializer, v1.SchemeGroupVersion), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +50,10 @@ func encoded(t testing.TB, o apiruntime.Object) []byte {
 // framed is an event of a watch, as the API server sends it.
 func framed(t testing.TB, kind watch.EventType, o apiruntime.Object) []byte {
 	t.Helper()
-	b := encoded(t, &metav1.WatchEvent{Type: string(kind), Object: apiruntime.RawExtension{Raw: encoded(t, o)}})
+	b, err := apiruntime.Encode(protocolBuffers(t).StreamSerializer, &metav1.WatchEvent{Type: string(kind), Object: apiruntime.RawExtension{Raw: encoded(t, o)}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 

@@ -335,33 +335,29 @@ type frame struct {
 	status []byte
 }
 
-// readFrame reads the next event of a watch: its length, and a WatchEvent.
+// readFrame reads the next event of a watch: its length, and a WatchEvent. That has no wirePrefix, unlike lists and the object in it
+// (apimachinery, serializer/codec_factory.go: streams have the raw serializer).
 func readFrame(r *bufio.Reader) (f frame, err error) {
 	var size [4]byte
 	if _, err := io.ReadFull(r, size[:]); err != nil {
 		return f, err // io.EOF is the end of the watch
 	}
 	m := wire{r, uint64(binary.BigEndian.Uint32(size[:]))}
-	err = m.object(func(_ string, body *wire) error {
-		return body.fields(func(number int, v *wire) error {
-			switch number {
-			case 1: // type, which comes first
-				f.kind, err = v.text(32)
-				return err
-			case 2: // object: a RawExtension
-				return v.fields(func(number int, v *wire) error {
-					if number != 1 {
-						return nil
-					}
-					return v.carried(&f)
-				})
-			}
-			return nil
-		})
+	err = m.fields(func(number int, v *wire) (err error) {
+		switch number {
+		case 1: // type, which comes first
+			f.kind, err = v.text(32)
+			return err
+		case 2: // object: a RawExtension
+			return v.fields(func(number int, v *wire) error {
+				if number != 1 {
+					return nil
+				}
+				return v.carried(&f)
+			})
+		}
+		return nil
 	})
-	if err == nil {
-		err = m.skip()
-	}
 	if err == nil && f.pod == nil && f.status == nil {
 		err = errWire
 	}
