@@ -8,7 +8,7 @@ import (
 
 // TestLostAnswers: signals take the answer to a call away in every order there is, and the call is made once all the same.
 // "answered" is an answer that was sent and got lost, "away" a caller who was gone before it could be sent, and whom the next
-// notification finds the saved result for.
+// notification finds the saved result for; "stale" is a notification whose caller is gone before anything is done.
 func TestLostAnswers(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -20,30 +20,38 @@ func TestLostAnswers(t *testing.T) {
 		{"away, answered", []string{"away", "answered"}},
 		{"answered, away", []string{"answered", "away"}},
 		{"answered, away, answered, away", []string{"answered", "away", "answered", "away"}},
+		{"answered, stale", []string{"answered", "stale"}},
+		{"stale, answered, stale, away, stale", []string{"stale", "answered", "stale", "away", "stale"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			const ok, duplicate = 0, 0x19
 			var last answered
 			memory := []byte{1, 0, 0, 0} // the structure in the caller's memory: here a status word only
 			made := 0
-			call := func() *trappedCall {
+			call := func(stale bool) *trappedCall {
 				outer := append([]byte(nil), memory...)
-				c := &trappedCall{n: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1}
-				if made++; made == 1 {
+				c := &trappedCall{n: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1, executed: !stale}
+				failed := false
+				if !stale {
+					made++
+				}
+				switch {
+				case stale:
+				case made == 1:
 					c.undo = func() {}
 					rm.PutU32(outer, 0, ok)
-				} else {
+				default:
 					rm.PutU32(outer, 0, duplicate)
+					failed = true
 				}
-				if last.repeats(c) { // as in serveTask
-					last.restore(c)
-				} else {
-					last.valid = false
-				}
+				last.settle(c, func() bool { return failed }, func() bool { return !stale })
 				return c
 			}
 			for i, step := range append(x.steps, "answered") {
-				c := call()
+				c := call(step == "stale")
+				if step == "stale" {
+					continue
+				}
 				if got := rm.U32(c.call.Outer, 0); got != ok {
 					t.Fatalf("step %d: the driver's answer to a second call, %#x, reaches the caller", i, got)
 				}

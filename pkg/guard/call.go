@@ -256,6 +256,19 @@ func (a *answered) repeats(c *trappedCall) bool {
 	return len(a.block) == 0
 }
 
+// settle is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise that
+// is forgotten; but not for a notification whose caller is away already, and which changed nothing: the call comes again.
+func (a *answered) settle(c *trappedCall, failed, waits func() bool) bool {
+	if a.repeats(c) && failed() {
+		a.restore(c)
+		return true
+	}
+	if c.executed || waits() {
+		a.valid = false
+	}
+	return false
+}
+
 // restore puts the first answer's results into a call.
 func (a *answered) restore(c *trappedCall) {
 	c.repeated = true

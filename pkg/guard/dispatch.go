@@ -93,12 +93,9 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	c := &w.call
 	*c = trappedCall{g: g, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
-	if k.last.repeats(c) && c.failed(rep) {
-		k.last.restore(c)
+	if k.last.settle(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(n.ID) }) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
-	} else {
-		k.last.valid = false
 	}
 	w.finish(c, rep)
 	if c.fd >= 0 {
