@@ -43,7 +43,7 @@ func updateCache(r root, path string, dirs []string) error {
 // become executes ldconfig in the hook's place, which saves a process and the wait for it. A pipe in the place of a file could
 // hold it for ever, so a timer ends it.
 func become(ldconfig, path string, limit time.Duration) error {
-	// Without it ldconfig waits for the disk, mostly some milliseconds and on a busy one a tenth of a second.
+	// Without it ldconfig waits for the disk, for milliseconds at least. Where it cannot be had that is all that is lost.
 	_ = leaveUnsynced(unix.SECCOMP_FILTER_FLAG_TSYNC)
 	if _, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Value: unix.NsecToTimeval(limit.Nanoseconds())}); err != nil {
 		return fmt.Errorf("setitimer: %w", err)
