@@ -104,6 +104,8 @@ type object struct {
 	scheduled             bool        // a channel that was let run (GPFIFO_SCHEDULE)
 	graphics              bool        // a channel group on the graphics engine
 	userd                 userd       // of a channel
+	engine                uint32      // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
+	resets                int         // of a channel: how often the driver was asked to reset it
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.

@@ -193,6 +193,7 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 	handle := rm.U32(c.call.Outer, rm.AllocObject)
 	o := object{handle: handle, parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
 	o.graphics = class.Kind == rm.ClassTSG
+	o.engine = engineType(class, c.call.Blocks[0].Data)
 	if class.Kind == rm.ClassVidmem {
 		o.length = quota.Bytes(rm.U64(c.call.Blocks[0].Data, rm.MemorySize))
 	}
@@ -236,6 +237,17 @@ func (c *trappedCall) takeBack() {
 // fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
 // alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
 func fixedAddress(flags uint32) bool { return flags&0x10 != 0 } // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
+
+// engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
+func engineType(class rm.Class, params []byte) uint32 {
+	switch class.Kind {
+	case rm.ClassTSG:
+		return rm.U32(params, rm.TSGEngineType)
+	case rm.ClassChannel:
+		return rm.U32(params, rm.ChannelEngineType)
+	}
+	return 0
+}
 
 // usesGraphics reports that an object of a class makes the driver give its channel's group a context on the graphics
 // engine, which takes device memory.
@@ -303,7 +315,7 @@ func (g *Guard) gpuFor(c *trappedCall, client, parent uint32) (gpu int, rep repl
 
 // allocObject makes an object that takes no device memory worth counting.
 func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
-	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
+	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU, engine: engineType(class, params)}
 	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
 		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle

@@ -442,40 +442,59 @@ func TestUVMRefusals(t *testing.T) {
 	}
 }
 
-// TestEndUVM frees what is mapped in an address space that no process has any more, and only that.
+// TestEndUVM frees what is mapped in an address space that no process has any more, and only that. On each GPU the channels are stopped
+// before anything is unmapped, which UVM_UNREGISTER_GPU_VASPACE does; only where that fails is each mapping taken away.
 func TestEndUVM(t *testing.T) {
-	var freed []uint64
-	d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
-		if call.Cmd == rm.UVMUnmapExternal {
-			freed = append(freed, rm.U64(call.Outer, 0))
-		}
-		return 0
-	}}
-	g := withClient(newFakeGuard(t, d))
-	path := filepath.Join(t.TempDir(), "uvm")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
+	for _, x := range []struct {
+		name    string
+		refuses bool
+		want    []uint32
+	}{
+		{"stopped and unmapped by UVM", false, []uint32{rm.UVMUnregisterVASpace, rm.UVMUnregisterVASpace}},
+		{"no longer registered", true, []uint32{rm.UVMUnregisterVASpace, rm.UVMUnmapExternal, rm.UVMUnmapExternal, rm.UVMUnregisterVASpace, rm.UVMUnmapExternal}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+				if call.Cmd == rm.UVMUnregisterVASpace && x.refuses {
+					rm.PutU32(call.Outer, rm.UVMUnregisterStatus, rm.StatusInvalidDevice)
+				}
+				return 0
+			}}
+			g := withClient(newFakeGuard(t, d))
+			c, ctl := newFakeUVMCall(t, g)
+			c.file = followedUVM(t, g)
+			for i, gpu := range []byte{1, 1, 2} {
+				o, _ := uvmCall(g, rm.UVMMapExternal, uint64(i+1)<<33, 8<<20, ctl)
+				o[uvmMapAttributes] = gpu
+				c.do(rm.UVMMapExternal, o)
+			}
+			g.account.freeObject(fakeClient, fakeMemory)
+			wantUsage(t, g.account, 0, 8*quota.MiB)
+			d.calls = nil
+			g.endUVM(c.file)
+			wantUsage(t, g.account, 0, 0)
+			slices.Sort(d.calls) // the order of the mappings is not given
+			slices.Sort(x.want)
+			if !slices.Equal(d.calls, x.want) || g.files.count() != 0 || g.account.hasZombies() {
+				t.Errorf("calls %d, want %d; %d files", d.calls, x.want, g.files.count())
+			}
+		})
 	}
-	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+}
+
+// followedUVM is a file that stands for nvidia-uvm, which only the guard has open.
+func followedUVM(t *testing.T, g *Guard) *file {
+	t.Helper()
+	fd, err := unix.Open(filepath.Join(t.TempDir(), "uvm"), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer unix.Close(fd)
 	f, err := g.files.follow(fd, nodeUVM, 0, true)
-	unix.Close(fd)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, ctl := newFakeUVMCall(t, g)
-	c.file = f
-	o, _ := uvmCall(g, rm.UVMMapExternal, 1<<33, 8<<20, ctl)
-	c.do(rm.UVMMapExternal, o)
-	g.account.freeObject(fakeClient, fakeMemory)
-	wantUsage(t, g.account, 0, 8*quota.MiB)
-	g.endUVM(f)
-	wantUsage(t, g.account, 0, 0)
-	if !slices.Equal(freed, []uint64{1 << 33}) || g.files.count() != 0 || g.account.hasZombies() {
-		t.Errorf("freed %#x, %d files", freed, g.files.count())
-	}
+	return f
 }
 
 // rootGuard is a guard with a root alloc under way in this process, whose answer is at o.

@@ -71,8 +71,11 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	if ctl.FDOff >= 0 {
 		return g.onControlWithFile(l, c, ctl, params)
 	}
-	if ctl.Kind == rm.ControlSchedule {
+	switch ctl.Kind {
+	case rm.ControlSchedule:
 		return g.onSchedule(l, c, client, params)
+	case rm.ControlResetChannel:
+		return g.onReset(l, c, client, params)
 	}
 	if !c.valid(l) {
 		return replyDone

@@ -27,6 +27,7 @@ const (
 	ControlImportFDs                  // 0x3d0c
 	ControlFD                         // other controls with a file descriptor of the caller
 	ControlSchedule                   // enables a channel or a group: may undo a pause
+	ControlResetChannel               // 0x906f0102: ends a channel whose kernel failed
 	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
 )
 

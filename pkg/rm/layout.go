@@ -293,6 +293,12 @@ const (
 	ChannelEngineTypeGR    = 1      // NV2080_ENGINE_TYPE_GRAPHICS
 	ChannelEngineTypeCopy0 = 9      // NV2080_ENGINE_TYPE_COPY0
 
+	// NV906F_CTRL_CMD_RESET_CHANNEL_PARAMS (ctrl906f.h). The reasons are DEFAULT, VERIF and MMU_FLT.
+	ResetEngine     = 0
+	ResetSubdevice  = 4
+	ResetReason     = 8
+	ResetReasonLast = 2
+
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
 	EventSrcResource  = 4
@@ -401,6 +407,7 @@ const (
 	UVMInitialize         = 0x30000001
 	UVMDeinitialize       = 0x30000002
 	UVMRegisterGPUVASpace = 25
+	UVMUnregisterVASpace  = 26
 	UVMRegisterChannel    = 27
 	UVMUnregisterChannel  = 28
 	UVMMapExternal        = 33
@@ -416,6 +423,11 @@ const (
 	UVMCreateExternal     = 73
 	UVMMMInitialize       = 75
 	UVMAllocDeviceP2P     = 78
+
+	// UVM_UNREGISTER_GPU_VASPACE_PARAMS.
+	UVMUnregisterSize   = 20
+	UVMUnregisterGPU    = 0 // its UUID
+	UVMUnregisterStatus = 16
 
 	// UVM_INITIALIZE_PARAMS.
 	UVMInitializeSize     = 16

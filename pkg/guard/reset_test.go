@@ -1,0 +1,68 @@
+package guard
+
+import (
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// TestResetChannel: a program ends its own channel after a hardware exception, and no other engine than that channel's.
+func TestResetChannel(t *testing.T) {
+	const group, channel, compute, copyGroup, copyChannel, lone = 0x200, 0x201, 0x202, 0x210, 0x211, 0x220
+	d := answering(0, nil)
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels = 8, 8
+	f := newFakeCall(t, g, fakeControl)
+	for _, x := range []struct{ parent, handle, class, groupEngine, channelEngine uint32 }{
+		{fakeDevice, group, classChannelGroup, 1, 0}, {group, channel, 0xc86f, 0, 0}, {channel, compute, 0xcbc0, 0, 0},
+		{fakeDevice, copyGroup, classChannelGroup, 9, 0}, {copyGroup, copyChannel, 0xc86f, 0, 0},
+		{fakeDevice, lone, 0xc86f, 0, 10},
+	} {
+		p := make([]byte, 368)
+		if x.class == classChannelGroup {
+			rm.PutU32(p, rm.TSGEngineType, x.groupEngine)
+		} else {
+			rm.PutU32(p, rm.ChannelEngineType, x.channelEngine)
+		}
+		o := fakeAlloc(x.parent, x.handle, x.class, p)
+		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
+			t.Fatalf("%#x: %s", x.handle, rm.StatusName(rm.U32(o, 40)))
+		}
+	}
+	reset := func(handle uint32, size int, words ...uint32) (uint32, int) {
+		p := make([]byte, size)
+		for i, w := range words {
+			rm.PutU32(p, 4*i, w)
+		}
+		o := fakeControlCall(handle, 0x906f0102, p)
+		before := len(d.calls)
+		f.escape(rm.EscControl, o, p)
+		return rm.U32(o, rm.ControlStatus), len(d.calls) - before
+	}
+	for _, x := range []struct {
+		name         string
+		handle       uint32
+		size         int
+		words        []uint32
+		status       uint32
+		reachesCalls int
+	}{
+		{"as libcuda does", channel, 16, []uint32{1}, rm.StatusOK, 1},
+		{"once more", channel, 16, []uint32{1, 0, 2}, rm.StatusOK, 1},
+		{"a dead channel again", channel, 16, []uint32{1}, rm.StatusOK, 0},
+		{"the engine that neighbours compute on", copyChannel, 16, []uint32{1}, rm.StatusInvalidArgument, 0},
+		{"no engine", copyChannel, 16, []uint32{0}, rm.StatusInvalidArgument, 0},
+		{"another GPU of an SLI group", copyChannel, 16, []uint32{9, 1}, rm.StatusInvalidArgument, 0},
+		{"a reason that only the driver gives", copyChannel, 16, []uint32{9, 0, 4}, rm.StatusInvalidArgument, 0},
+		{"a copy channel", copyChannel, 16, []uint32{9}, rm.StatusOK, 1},
+		{"a channel without a group", lone, 16, []uint32{10}, rm.StatusOK, 1},
+		{"a group", group, 16, []uint32{1}, rm.StatusInvalidObject, 0},
+		{"what is no channel", fakeDevice, 16, []uint32{1}, rm.StatusInvalidObject, 0},
+		{"nothing", 0x999, 16, []uint32{1}, rm.StatusInvalidObject, 0},
+		{"the structure of branches before 550", channel, 12, []uint32{1}, rm.StatusInvalidParamStruct, 0},
+	} {
+		if status, calls := reset(x.handle, x.size, x.words...); status != x.status || calls != x.reachesCalls {
+			t.Errorf("%s: %s, %d driver calls; want %s, %d", x.name, rm.StatusName(status), calls, rm.StatusName(x.status), x.reachesCalls)
+		}
+	}
+}

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Programs that fail, on the real driver: what they see must be what they see without cgpu, and neighbours must notice nothing. Run by
+# run.sh on a private node. Every check runs, whatever failed before; the last line is "gpu: N passed, M failed".
+#   ONLY=REGEX   the checks whose names match
+#   ENDS=N       how many programs end in the middle of their work, by exit and by SIGKILL each (default 20)
+set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=test/gpu/host.sh
+source "$here/host.sh"
+log=${OUT:?set OUT to a folder for the logs}/faults.log
+: >"$log"
+cubin=$built/nothing.cubin
+
+# A kernel whose first instruction is none. nvcc cannot make one, so its code is overwritten.
+make_cubin() {
+	echo 'extern "C" __global__ void nothing() {}' >"$built/nothing.cu"
+	nvcc -arch=sm_90 -cubin -o "$cubin" "$built/nothing.cu" || return 1
+	python3 - "$cubin" <<'PYTHON'
+import struct, sys
+data = bytearray(open(sys.argv[1], 'rb').read())
+at, = struct.unpack_from('<Q', data, 40)
+size, count, names = struct.unpack_from('<HHH', data, 58)
+sections = [struct.unpack_from('<IIQQQ', data, at + i * size) for i in range(count)]
+name = lambda s: bytes(data[sections[names][4] + s[0]:]).split(b'\0')[0]
+offset, = [s[4] for s in sections if name(s) == b'.text.nothing']
+data[offset:offset + 16] = b'\xff' * 16
+open(sys.argv[1], 'wb').write(data)
+PYTHON
+}
+
+same() { # same COMMAND…: the vGPU says what the bare GPU says, and ends as it does
+	local want got
+	want=$(bare --rm -e HOME=/tmp -v "$built:$built:ro" -- timeout 60 "$@" 2>/dev/null; echo "exit $?")
+	got=$(vgpu 6GiB --rm -e HOME=/tmp -v "$built:$built:ro" -- timeout 60 "$@" 2>/dev/null; echo "exit $?")
+	printf 'bare: %s\nvgpu: %s\n' "$want" "$got"
+	[[ $want == "$got" && $want != *'exit 124'* ]]
+}
+tool() { # tool REGEX COMMAND…: the tool finds on the vGPU what it finds on the bare GPU
+	local regex=$1 way out status=0
+	shift
+	for way in bare 'vgpu 6GiB'; do
+		# shellcheck disable=SC2086 # two words on purpose
+		out=$($way --rm -e HOME=/tmp -v "$built:$built:ro" -- timeout 60 "$@" 2>&1)
+		printf '%s: %s\n' "$way" "$(grep -E "$regex" <<<"$out" || tail -n 5 <<<"$out")"
+		grep -qE "$regex" <<<"$out" || status=1
+	done
+	return "$status"
+}
+
+# kernel_log LINES: what the kernel has logged of the driver since it had that many lines, but for what a first client of a container logs
+# (docs/troubleshooting.md).
+kernel_log() { dmesg | tail -n +$(($1 + 1)) | grep NVRM | grep -v 'device\.c:' || true; }
+
+# A program that waits for each of its kernels runs beside one that ends, again and again, with work in flight. Prints the first one's
+# turnaround; fails if an end leaves something in the kernel log.
+ends() { # ends WAY…
+	local lines count=${ENDS:-20} i end
+	lines=$(dmesg | wc -l)
+	"$@" -d --name waits -v "$built:$built:ro" -- sleep 600 && "$@" -d --name ends -v "$built:$built:ro" -- sleep 600 || return 1
+	docker exec waits "$built/latency" --seconds $((count * 3)) --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$built/turnaround" 2>&1 &
+	sleep 3
+	end=$((SECONDS + count * 3 - 5))
+	for ((i = 0; i < 2 * count && SECONDS < end; i++)); do
+		if ((i % 2)); then
+			docker exec ends "$built/share" --seconds 0.2 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
+		else
+			docker exec ends timeout -s KILL 0.9 "$built/share" --seconds 60 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
+		fi
+	done
+	wait $!
+	remove waits ends
+	echo "$i ends; turnaround of 1 ms of work beside them: $(tail -n 1 "$built/turnaround" | jq -c '{count, p50, p99, max}')"
+	kernel_log "$lines"
+	[[ -z $(kernel_log "$lines") ]]
+}
+
+compile || exit 1
+make_host_image || exit 1
+make_cubin || exit 1
+rate=$(bare --rm -v "$built:$built:ro" -- "$built/share" --calibrate | jq .iters_per_us) || exit 1
+for kind in trap breakpoint misaligned address stack shared local assert instruction; do
+	check "exception: $kind" same "$built/exceptions" "$kind" "$cubin"
+done
+check 'cuda-gdb stops at the exception' tool 'trap_\(\)<<<' cuda-gdb -batch -ex run -ex bt --args "$built/exceptions" trap
+check 'compute-sanitizer finds the access' tool 'is misaligned' compute-sanitizer "$built/exceptions" misaligned
+check 'ends with work in flight, bare' ends bare
+check 'ends with work in flight, vGPU' ends vgpu 6GiB
+
+echo "gpu: $passed passed, $failed failed"
+[[ $failed -eq 0 ]]
