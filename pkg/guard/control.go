@@ -76,6 +76,8 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		return g.onSchedule(l, c, client, params)
 	case rm.ControlResetChannel:
 		return g.onReset(l, c, client, params)
+	case rm.ControlRegOps:
+		return g.onRegOps(l, c, params)
 	}
 	if !c.valid(l) {
 		return replyDone

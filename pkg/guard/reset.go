@@ -4,9 +4,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// maxResets is how often the driver resets one channel. libcuda asks once (measured: trap, breakpoint, stack overflow on 580.159.04);
-// each reset takes 4 ms under the driver's locks, and resets the engine that neighbours run on as well.
-const maxResets = 2
+// faultCalls counts the calls by which libcuda deals with a kernel that has stopped at a hardware exception. They are slow and hold the
+// driver's locks meanwhile, so a channel has as many as libcuda needs (one of each, measured on 580.159.04), and one more.
+type faultCalls struct{ resets, regOps int }
+
+const (
+	maxResets = 2 // 4 ms each
+	maxRegOps = 2 // 0.25 s each
+)
 
 // onReset carries out RESET_CHANNEL, by which libcuda ends a channel whose kernel has stopped at a hardware exception: while its debugger
 // object takes exceptions, the driver leaves that to it (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), and a program
@@ -27,8 +32,33 @@ func (g *Guard) onReset(l *listener, c *trappedCall, client uint32, params []byt
 	if !c.valid(l) {
 		return replyDone
 	}
-	if !g.account.countReset(client, handle) {
+	if !g.account.countFault(client, handle, func(n *faultCalls) *int { return &n.resets }, maxResets) {
 		return c.status(rm.StatusOK) // it is dead already
+	}
+	return fail(c.exec())
+}
+
+// onRegOps carries out EXEC_REG_OPS on registers of a channel's own context, which libcuda writes to be able to dump a core
+// (CUDA_ENABLE_COREDUMP_ON_EXCEPTION). Operations of any other type reach registers that all contexts share.
+func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
+	client, channel := rm.U32(params, rm.RegOpsClient), rm.U32(params, rm.RegOpsChannel)
+	own := false
+	if _, ok := g.account.engineOf(client, channel); ok && len(c.call.Blocks) > 1 {
+		own = len(c.call.Blocks[1].Data) > 0
+		for ops := c.call.Blocks[1].Data; len(ops) > 0; ops = ops[rm.RegOpSize:] {
+			own = own && ops[rm.RegOpType] == rm.RegOpTypeGRCtx
+		}
+	}
+	if !own {
+		g.logOnce("regops", "denied access to registers of the GPU that are not of the container's own context")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusNotSupported)
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	if !g.account.countFault(client, channel, func(n *faultCalls) *int { return &n.regOps }, maxRegOps) {
+		return c.status(rm.StatusInsufficientResources)
 	}
 	return fail(c.exec())
 }
@@ -52,14 +82,18 @@ func (a *account) engineOf(client, handle uint32) (engine uint32, ok bool) {
 	return group.engine, true
 }
 
-// countReset counts a reset of a channel; false if it has had its share.
-func (a *account) countReset(client, handle uint32) bool {
+// countFault counts a call on a channel; false if the channel has had its share.
+func (a *account) countFault(client, handle uint32, counter func(*faultCalls) *int, most int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil || c.channels[handle] == nil || c.channels[handle].resets >= maxResets {
+	if c == nil || c.channels[handle] == nil {
 		return false
 	}
-	c.channels[handle].resets++
+	n := counter(&c.channels[handle].faulted)
+	if *n >= most {
+		return false
+	}
+	*n++
 	return true
 }

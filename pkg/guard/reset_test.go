@@ -66,3 +66,53 @@ func TestResetChannel(t *testing.T) {
 		}
 	}
 }
+
+// TestRegOps: registers of the container's own context may be written, and no others.
+func TestRegOps(t *testing.T) {
+	const group, channel = 0x200, 0x201
+	d := answering(0, nil)
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels = 8, 8
+	f := newFakeCall(t, g, fakeControl)
+	for _, x := range [][3]uint32{{fakeDevice, group, classChannelGroup}, {group, channel, 0xc86f}} {
+		p := make([]byte, 368)
+		rm.PutU32(p, rm.TSGEngineType, 1)
+		f.escape(rm.EscAlloc, fakeAlloc(x[0], x[1], x[2], p), p)
+	}
+	for _, x := range []struct {
+		name            string
+		client, channel uint32
+		types           []byte
+		status          uint32
+		calls           int
+	}{
+		{"no channel: the whole GPU", fakeClient, 0, []byte{rm.RegOpTypeGRCtx}, rm.StatusNotSupported, 0},
+		{"no client", 0, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusNotSupported, 0},
+		{"another container's client", 0xc1d00099, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusInvalidClient, 0},
+		{"a register of the GPU", fakeClient, channel, []byte{0}, rm.StatusNotSupported, 0},
+		{"one of the memory's", fakeClient, channel, []byte{0x20}, rm.StatusNotSupported, 0},
+		{"one of the GPU among others", fakeClient, channel, []byte{rm.RegOpTypeGRCtx, 0}, rm.StatusNotSupported, 0},
+		{"none", fakeClient, channel, nil, rm.StatusNotSupported, 0},
+		{"too many", fakeClient, channel, []byte{1, 1, 1, 1, 1}, rm.StatusInvalidArgument, 0},
+		{"as libcuda does", fakeClient, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusOK, 1},
+		{"once more", fakeClient, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusOK, 1},
+		{"often", fakeClient, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusInsufficientResources, 0},
+	} {
+		ops := make([]byte, rm.RegOpSize*len(x.types))
+		for i, kind := range x.types {
+			ops[i*rm.RegOpSize+rm.RegOpType] = kind
+		}
+		p := make([]byte, 48)
+		putWords(p, rm.RegOpsClient, x.client, x.channel)
+		rm.PutU32(p, 20, uint32(len(x.types)))
+		if len(ops) > 0 {
+			putPointer(p, 24, ops)
+		}
+		o := fakeControlCall(fakeDevice, 0x20800122, p)
+		before := len(d.calls)
+		f.escape(rm.EscControl, o, p, ops)
+		if status, calls := rm.U32(o, rm.ControlStatus), len(d.calls)-before; status != x.status || calls != x.calls {
+			t.Errorf("%s: %s, %d driver calls; want %s, %d", x.name, rm.StatusName(status), calls, rm.StatusName(x.status), x.calls)
+		}
+	}
+}

@@ -28,6 +28,7 @@ const (
 	ControlFD                         // other controls with a file descriptor of the caller
 	ControlSchedule                   // enables a channel or a group: may undo a pause
 	ControlResetChannel               // 0x906f0102: ends a channel whose kernel failed
+	ControlRegOps                     // 0x20800122: registers of a channel's own context
 	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
 )
 

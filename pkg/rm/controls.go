@@ -111,7 +111,7 @@ var controls = []controlRow{
 	{id: 0x20800110, name: "NV2080_CTRL_CMD_GPU_GET_NAME_STRING", kind: ControlFlat, sizes: []since{{0, 132}, {595_000_00, 68}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800111, name: "NV2080_CTRL_CMD_GPU_GET_SHORT_NAME_STRING", kind: ControlFlat, sizes: []since{{0, 64}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800119, name: "NV2080_CTRL_CMD_GPU_GET_SIMULATION_INFO", kind: ControlFlat, source: "ctrl2080gpu.h"},
-	{id: 0x20800122, name: "NV2080_CTRL_CMD_GPU_EXEC_REG_OPS", kind: ControlDeny, source: "ctrl2080gpu.h"},
+	{id: 0x20800122, name: "NV2080_CTRL_CMD_GPU_EXEC_REG_OPS", kind: ControlRegOps, sizes: []since{{0, 48}}, clients: []int{0}, pointers: []Pointer{{Off: 24, CountOff: 20, ElemSize: RegOpSize, MaxBytes: 4 * RegOpSize}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800123, name: "NV2080_CTRL_CMD_GPU_GET_ENGINES", kind: ControlFlat, sizes: []since{{0, 16}}, pointers: []Pointer{{Off: 8, CountOff: 0, ElemSize: 4, MaxBytes: maxList}}, source: "ctrl2080gpu.h"},
 	{id: 0x2080012f, name: "NV2080_CTRL_CMD_GPU_QUERY_ECC_STATUS", kind: ControlFlat, source: "ctrl2080gpu.h"},
 	{id: 0x20800131, name: "NV2080_CTRL_CMD_GPU_QUERY_COMPUTE_MODE_RULES", kind: ControlFlat, source: "ctrl2080gpu.h"},

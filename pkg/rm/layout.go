@@ -299,6 +299,13 @@ const (
 	ResetReason     = 8
 	ResetReasonLast = 2
 
+	// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS and NV2080_CTRL_GPU_REG_OP (ctrl2080gpu.h).
+	RegOpsClient   = 0
+	RegOpsChannel  = 4
+	RegOpSize      = 32
+	RegOpType      = 1 // a byte
+	RegOpTypeGRCtx = 1 // NV2080_CTRL_GPU_REG_OP_TYPE_GR_CTX
+
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
 	EventSrcResource  = 4
