@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -40,6 +42,16 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	}
 	for _, off := range ctl.Clear {
 		rm.PutU64(params, off, 0)
+	}
+	if ctl.Slow {
+		if !g.awaitSlow(l, c) {
+			return replyDone
+		}
+		begin := time.Now()
+		defer func() { g.slow.spend(time.Now(), time.Since(begin).Seconds()) }()
+	}
+	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
+		return g.onDebugMemory(l, c, ctl, client)
 	}
 	for _, p := range ctl.Pointers {
 		n, ok := p.Bytes(params)

@@ -40,6 +40,7 @@ type Guard struct {
 	nodes   nodeTable
 	gpus    []gpuIdentity
 	bucket  bucket
+	slow    bucket // of seconds
 	stats   stats
 
 	pendingRoots atomic.Int64
@@ -99,6 +100,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
 		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
+		slow:   slowCalls(),
 		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
 	}
 	for _, x := range cfg.GPUs {
@@ -257,7 +259,10 @@ type bucket struct {
 }
 
 // take spends a token and says how long to wait for it; 0 for an unlimited bucket.
-func (b *bucket) take(now time.Time) time.Duration {
+func (b *bucket) take(now time.Time) time.Duration { return b.spend(now, 1) }
+
+// spend takes n tokens.
+func (b *bucket) spend(now time.Time, n float64) time.Duration {
 	if b.perSecond <= 0 {
 		return 0
 	}
@@ -269,7 +274,7 @@ func (b *bucket) take(now time.Time) time.Duration {
 		b.tokens = min(b.burst, b.tokens+now.Sub(b.last).Seconds()*b.perSecond)
 	}
 	b.last = now
-	b.tokens--
+	b.tokens -= n
 	if b.tokens >= 0 {
 		return 0
 	}

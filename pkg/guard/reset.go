@@ -1,17 +1,34 @@
 package guard
 
 import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// faultCalls counts the calls by which libcuda deals with a kernel that has stopped at a hardware exception. They are slow and hold the
-// driver's locks meanwhile, so a channel has as many as libcuda needs (one of each, measured on 580.159.04), and one more.
-type faultCalls struct{ resets, regOps int }
+// slowCalls bounds the calls by which libcuda and its debugger deal with a kernel that has failed (rm.Control.Slow). They hold the driver's
+// locks, under which all containers' calls wait, for 4 ms (RESET_CHANNEL), 34 ms (CLEAR_ALL_SM_ERROR_STATES) or 250 ms (EXEC_REG_OPS;
+// all on an H200). A failed kernel takes 0.4 s of them, so eight processes can fail at once; after that they take a tenth of the time.
+func slowCalls() bucket { return bucket{perSecond: 0.1, burst: 3} }
 
-const (
-	maxResets = 2 // 4 ms each
-	maxRegOps = 2 // 0.25 s each
-)
+// maxWait is how long a call that waits for something goes without a look whether its caller is still there.
+const maxWait = 100 * time.Millisecond
+
+// awaitSlow waits until the container may make another slow call. False: the caller is gone.
+func (g *Guard) awaitSlow(l *listener, c *trappedCall) bool {
+	for {
+		wait := g.slow.spend(time.Now(), 0)
+		if wait == 0 {
+			return true
+		}
+		time.Sleep(min(wait, maxWait))
+		if !c.valid(l) {
+			return false
+		}
+	}
+}
 
 // onReset carries out RESET_CHANNEL, by which libcuda ends a channel whose kernel has stopped at a hardware exception: while its debugger
 // object takes exceptions, the driver leaves that to it (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), and a program
@@ -32,22 +49,18 @@ func (g *Guard) onReset(l *listener, c *trappedCall, client uint32, params []byt
 	if !c.valid(l) {
 		return replyDone
 	}
-	if !g.account.countFault(client, handle, func(n *faultCalls) *int { return &n.resets }, maxResets) {
-		return c.status(rm.StatusOK) // it is dead already
-	}
 	return fail(c.exec())
 }
 
 // onRegOps carries out EXEC_REG_OPS on registers of a channel's own context, which libcuda writes to be able to dump a core
-// (CUDA_ENABLE_COREDUMP_ON_EXCEPTION). Operations of any other type reach registers that all contexts share.
+// (CUDA_ENABLE_COREDUMP_ON_EXCEPTION). Operations of any other type reach registers that all contexts share, and a route a MIG partition.
 func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
 	client, channel := rm.U32(params, rm.RegOpsClient), rm.U32(params, rm.RegOpsChannel)
-	own := false
-	if _, ok := g.account.engineOf(client, channel); ok && len(c.call.Blocks) > 1 {
-		own = len(c.call.Blocks[1].Data) > 0
-		for ops := c.call.Blocks[1].Data; len(ops) > 0; ops = ops[rm.RegOpSize:] {
-			own = own && ops[rm.RegOpType] == rm.RegOpTypeGRCtx
-		}
+	ops := c.call.Blocks[1].Data
+	_, own := g.account.engineOf(client, channel)
+	own = own && len(ops) > 0 && rm.U64(params, rm.RegOpsRoute) == 0 && rm.U64(params, rm.RegOpsRoute+8) == 0
+	for ; own && len(ops) > 0; ops = ops[rm.RegOpSize:] {
+		own = ops[rm.RegOpType] == rm.RegOpTypeGRCtx
 	}
 	if !own {
 		g.logOnce("regops", "denied access to registers of the GPU that are not of the container's own context")
@@ -56,9 +69,6 @@ func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
 	}
 	if !c.valid(l) {
 		return replyDone
-	}
-	if !g.account.countFault(client, channel, func(n *faultCalls) *int { return &n.regOps }, maxRegOps) {
-		return c.status(rm.StatusInsufficientResources)
 	}
 	return fail(c.exec())
 }
@@ -82,18 +92,45 @@ func (a *account) engineOf(client, handle uint32) (engine uint32, ok bool) {
 	return group.engine, true
 }
 
-// countFault counts a call on a channel; false if the channel has had its share.
-func (a *account) countFault(client, handle uint32, counter func(*faultCalls) *int, most int) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.clients[client]
-	if c == nil || c.channels[handle] == nil {
-		return false
+// chunk is how much of a debugger's read or write the guard carries out at a time: cuda-gdb asks for 16 MiB at once.
+const chunk = 256 << 10
+
+// onDebugMemory carries out DEBUG_READ_MEMORY and DEBUG_WRITE_MEMORY on memory of the debugger object's own client, in pieces. The driver
+// takes any object that has an address (_nv83deCtrlCmdDebugAccessMemory); registers and address spaces are not memory here.
+func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, client uint32) reply {
+	write := ctl.Kind == rm.ControlDebugWrite
+	params := c.call.Blocks[0].Data
+	if o, ok := g.account.lookup(client, rm.U32(params, rm.DebugMemoryHandle)); ok && o.kind != rm.ClassVidmem && o.class != classSystem &&
+		o.class != classOSDescriptor {
+		return c.status(rm.StatusInvalidObject)
 	}
-	n := counter(&c.channels[handle].faulted)
-	if *n >= most {
-		return false
+	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
+	if length == 0 || int(length) > ctl.Pointers[0].MaxBytes || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
+		return c.status(rm.StatusInvalidArgument)
 	}
-	*n++
-	return true
+	b := c.mem.take(min(chunk, int(length)))
+	defer func() { // the driver changes nothing in the parameters
+		copy(params, c.before[1])
+		c.call.Blocks = c.call.Blocks[:1]
+	}()
+	for done := uint32(0); done < length; {
+		piece := b[:min(len(b), int(length-done))]
+		if write && !readMemory(c.k.tid, addr+uint64(done), piece) {
+			return fail(unix.EFAULT)
+		}
+		rm.PutU32(params, rm.DebugMemoryLength, uint32(len(piece)))
+		rm.PutU64(params, rm.DebugMemoryOffset, offset+uint64(done))
+		c.call.Blocks = append(c.call.Blocks[:1], rm.Block{In: 0, Off: rm.DebugMemoryBuffer, Addr: addr + uint64(done), Data: piece})
+		if !c.valid(l) {
+			return replyDone
+		}
+		if status, e := c.execStatus(); e != 0 || status != rm.StatusOK {
+			return fail(e)
+		}
+		if !write && !writeMemory(c.k.tid, []memoryPart{{addr + uint64(done), piece}}) {
+			return fail(unix.EFAULT)
+		}
+		done += uint32(len(piece))
+	}
+	return replyDone
 }

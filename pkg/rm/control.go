@@ -28,6 +28,8 @@ const (
 	ControlFD                         // other controls with a file descriptor of the caller
 	ControlSchedule                   // enables a channel or a group: may undo a pause
 	ControlResetChannel               // 0x906f0102: ends a channel whose kernel failed
+	ControlDebugRead                  // 0x83de0315: memory, through a debugger object
+	ControlDebugWrite                 // 0x83de0316
 	ControlRegOps                     // 0x20800122: registers of a channel's own context
 	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
 )
@@ -42,6 +44,7 @@ type Control struct {
 	ClientHandles []int     // offsets of client handles in the parameters; each must be 0 or the container's own
 	Clear         []int     // offsets of pointers that mean nothing to the driver; zeroed before it sees them
 	FDOff         int       // offset of a file descriptor of the caller, -1: none
+	Slow          bool      // holds the driver's locks for milliseconds and more
 	Source        string
 }
 
@@ -99,7 +102,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 			continue
 		}
 		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
-			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Source: r.source}
+			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Slow: r.slow, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
 			c.FDOff = r.fd
@@ -120,6 +123,7 @@ type controlRow struct {
 	clients  []int
 	clear    []int
 	fd       int // only with kinds that have one
+	slow     bool
 	source   string
 }
 

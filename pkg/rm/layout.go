@@ -299,9 +299,16 @@ const (
 	ResetReason     = 8
 	ResetReasonLast = 2
 
+	// NV83DE_CTRL_DEBUG_READ_MEMORY_PARAMS and …WRITE_MEMORY_PARAMS (ctrl83dedebug.h).
+	DebugMemoryHandle = 0
+	DebugMemoryLength = 4
+	DebugMemoryOffset = 8
+	DebugMemoryBuffer = 16
+
 	// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS and NV2080_CTRL_GPU_REG_OP (ctrl2080gpu.h).
 	RegOpsClient   = 0
 	RegOpsChannel  = 4
+	RegOpsRoute    = 32 // NV2080_CTRL_GR_ROUTE_INFO, 16 bytes
 	RegOpSize      = 32
 	RegOpType      = 1 // a byte
 	RegOpTypeGRCtx = 1 // NV2080_CTRL_GPU_REG_OP_TYPE_GR_CTX
