@@ -30,7 +30,7 @@ var overlays = map[string][]string{
 	"overlays/dra":           nil,
 	"overlays/device-plugin": {"frontends={deviceplugin}"},
 	"overlays/both":          {"frontends={dra,deviceplugin}", "devicePluginGPUs=0", `draGPUs=1\,2\,3\,4\,5\,6\,7`},
-	"overlays/gpushare":      {"frontends={deviceplugin}", "nodeSelector.cgpu\\.io/node=null", "string:nodeSelector.gpushare=true"},
+	"overlays/gpushare":      {"frontends={deviceplugin}", "nodeSelector.node-restriction\\.kubernetes\\.io/cgpu=null", "string:nodeSelector.gpushare=true"},
 }
 
 // TestOverlays: what holds for every way to install.
@@ -339,23 +339,45 @@ func TestChartValues(t *testing.T) {
 	if hasPolicy(list, privileges) || !hasPolicy(list, "agent.cgpu.io") {
 		t.Error("admission.privileges=false: want the other policies alone")
 	}
+	list = render(t, "admission.limits.min-memory=7Gi", "admission.limits.max-cores=30", "admission.denyRuntimeClasses={nvidia,gold}")
+	for name, want := range map[string]string{"vgpu-limits.cgpu.io": `{"max-cores":"30","min-memory":"7Gi"}`, "runtimeclasses.cgpu.io": `["nvidia","gold"]`} {
+		if got := firstVariable(list, name); got != want || !hasPolicy(list, name) {
+			t.Errorf("%s: %s, want %s", name, got, want)
+		}
+	}
+	// Without a value the chart says what base says.
+	if list = render(t); firstVariable(list, "vgpu-limits.cgpu.io") != `{"min-memory":"512Mi"}` || hasPolicy(list, "runtimeclasses.cgpu.io") {
+		t.Errorf("limits %s, runtime classes denied: %v", firstVariable(list, "vgpu-limits.cgpu.io"), hasPolicy(list, "runtimeclasses.cgpu.io"))
+	}
 	for set, want := range map[string]string{
-		"frontends={dra,deviceplugin}": "set draGPUs and devicePluginGPUs",
-		"draGPUs=0":                    "there is one front end",
+		"admission.limits.max-mem=8Gi":                              "limits",
+		"admission.limits.max-memory=lots":                          "limits",
+		"frontends={dra,deviceplugin}":                              "set draGPUs and devicePluginGPUs",
+		"draGPUs=0":                                                 "there is one front end",
 		"frontends={dra,deviceplugin},draGPUs=0,devicePluginGPUs=0": "0 is in both",
-		"frontends={mps}":  "frontends",
-		"frontends=null":   "frontends",
-		"memoryUnit=GB":    "memoryUnit",
-		"image.registry=x": "registry",
-		"smi=yes":          "smi",
-		"networkPolicy.apiServerCIDRs={10.0.0.10}": "apiServerCIDRs",
-		"admission.runtimeClass=Audit":             "runtimeClass",
-		"frontend={dra}":                           "frontend",
+		"frontends={mps}":                                           "frontends",
+		"frontends=null":                                            "frontends",
+		"memoryUnit=GB":                                             "memoryUnit",
+		"image.registry=x":                                          "registry",
+		"smi=yes":                                                   "smi",
+		"networkPolicy.apiServerCIDRs={10.0.0.10}":                  "apiServerCIDRs",
+		"admission.runtimeClass=Audit":                              "runtimeClass",
+		"frontend={dra}":                                            "frontend",
 	} {
 		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)
 		}
 	}
+}
+
+// firstVariable is what the first variable of a policy says.
+func firstVariable(list []object, policy string) string {
+	for _, p := range of[*admission.ValidatingAdmissionPolicy](list) {
+		if p.Name == policy {
+			return p.Spec.Variables[0].Expression
+		}
+	}
+	return ""
 }
 
 // privileges is the policy of high priority, spill and weight.
@@ -389,8 +411,9 @@ func TestNoPrivileges(t *testing.T) {
 func TestChartFiles(t *testing.T) {
 	for name, source := range map[string]string{
 		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
-		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml",
-		"admission-device-plugin": "components/device-plugin/admission.yaml",
+		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml", "admission-limits": "base/admission-limits.yaml",
+		"admission-device-plugin": "components/device-plugin/admission.yaml", "admission-gpushare": "components/device-plugin/admission-gpushare.yaml",
+		"admission-runtimeclasses": "components/deny-runtimeclasses/admission.yaml",
 	} {
 		want, err := os.ReadFile(source)
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 
 	core "k8s.io/api/core/v1"
 	events "k8s.io/api/events/v1"
+	node "k8s.io/api/node/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -55,9 +56,9 @@ func client(t *testing.T, config *rest.Config) kubernetes.Interface {
 }
 
 // as is the API server for somebody else.
-func (c cluster) as(user string, extra map[string][]string) kubernetes.Interface {
+func (c cluster) as(user string, extra map[string][]string, groups ...string) kubernetes.Interface {
 	config := rest.CopyConfig(c.config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: user, Extra: extra, Groups: []string{"system:authenticated"}}
+	config.Impersonate = rest.ImpersonationConfig{UserName: user, Extra: extra, Groups: append([]string{"system:authenticated"}, groups...)}
 	return client(c.T, config)
 }
 
@@ -85,7 +86,12 @@ func TestServer(t *testing.T) {
 	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {cgpu.io/allow-high-priority: \"true\", cgpu.io/allow-spill: \"true\"}}\n")
 	c.apply(kustomize.must(t, "build", "examples"), "--dry-run=server")
 	t.Run("claims", c.claims)
+	t.Run("limits", c.limits)
+	t.Run("extended", c.extended)
 	t.Run("pods", c.pods)
+	t.Run("gpushare", c.gpushare)
+	t.Run("runtime classes", c.runtimeClasses)
+	t.Run("node label", c.nodeLabel)
 	t.Run("agent", c.agent)
 	t.Run("events", c.events)
 }
@@ -100,8 +106,13 @@ func pod(name string, change func(*core.Pod)) *core.Pod {
 // eventually waits for policies, which the API server reads a moment after they are written.
 func eventually(t *testing.T, what string, try func() string) {
 	t.Helper()
+	within(t, 20*time.Second, what, try)
+}
+
+func within(t *testing.T, limit time.Duration, what string, try func() string) {
+	t.Helper()
 	last := ""
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		if last = try(); last == "" {
 			return
 		}
@@ -128,12 +139,164 @@ func (c cluster) pods(t *testing.T) {
 	if _, err := c.admin.CoreV1().Pods("default").Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}); !refused(err, "are for device plugins alone") {
 		t.Errorf("forged later: %v", err)
 	}
+	if _, err := c.admin.CoreV1().Pods("default").Patch(t.Context(), "plain", types.MergePatchType, patch, meta.PatchOptions{}, "status"); !refused(err, "are for device plugins alone") {
+		t.Errorf("forged with the status: %v", err)
+	}
+}
+
+// gpushare: its annotations are written by who binds pods and by cgpu-agent, not by who makes them, in whatever way he may write them.
+func (c cluster) gpushare(t *testing.T) {
+	const want = "is for gpushare's scheduler"
+	c.apply(`apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-status}
+rules: [{apiGroups: [""], resources: [pods/status], verbs: [patch]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: test-extender}
+rules: [{apiGroups: [""], resources: [pods], verbs: [get, create, update, patch]}, {apiGroups: [""], resources: [pods/binding], verbs: [create]}]
+---
+` + bound("author-edits", "system:aggregate-to-edit", "author") + bound("author-status", "test-status", "author") + bound("owner-edits", "system:aggregate-to-edit", "owner") + bound("owner-admin", "system:aggregate-to-admin", "owner") + bound("extender", "test-extender", "extender"))
+	// The controller that makes the roles edit and admin of these does not run here.
+	author, owner, extender := c.as("author", nil), c.as("owner", nil), c.as("extender", nil)
+	annotated := func(name, key string) *core.Pod {
+		return pod(name, func(p *core.Pod) { p.Annotations = map[string]string{key: "0"} })
+	}
+	create := func(api kubernetes.Interface, p *core.Pod) error {
+		_, err := api.CoreV1().Pods("default").Create(t.Context(), p, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+		return err
+	}
+	eventually(t, "the policy", func() string {
+		if err := create(author, annotated("p", "ALIYUN_COM_GPU_MEM_IDX")); !refused(err, want) {
+			return text(err)
+		}
+		return ""
+	})
+	for _, key := range []string{"ALIYUN_COM_GPU_MEM_ASSIGNED", "ALIYUN_COM_GPU_MEM_POD", "ALIYUN_COM_GPU_MEM_ASSUME_TIME", "scheduler.framework.gpushare.allocation"} {
+		if err := create(owner, annotated("p", key)); !refused(err, want) {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+	if err := create(author, annotated("p", "cgpu.io/weight")); err != nil {
+		t.Error(err)
+	}
+	if _, err := author.CoreV1().Pods("default").Create(t.Context(), annotated("shared", "mine"), meta.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.remove("shared") })
+	patch := func(api kubernetes.Interface, annotations string, subresource ...string) error {
+		_, err := api.CoreV1().Pods("default").Patch(t.Context(), "shared", types.MergePatchType, []byte(`{"metadata": {"annotations": `+annotations+`}}`), meta.PatchOptions{}, subresource...)
+		return err
+	}
+	if err := patch(extender, `{"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}`); err != nil {
+		t.Errorf("the extender: %v", err)
+	}
+	for annotations, want := range map[string]string{
+		`{"mine": "1"}`:                           "",
+		`{"ALIYUN_COM_GPU_MEM_IDX": "1"}`:         "", // as it is
+		`{"ALIYUN_COM_GPU_MEM_IDX": "0"}`:         want,
+		`{"ALIYUN_COM_GPU_MEM_IDX": null}`:        want,
+		`{"ALIYUN_COM_GPU_MEM_ASSIGN_TIME": "5"}`: want,
+		`null`: want,
+	} {
+		for _, subresource := range [][]string{nil, {"status"}} {
+			if err := patch(author, annotations, subresource...); want == "" && err != nil || want != "" && !refused(err, want) {
+				t.Errorf("%s%v: %v, want %q", annotations, subresource, err, want)
+			}
+		}
+	}
+}
+
+// bound is a ClusterRoleBinding to a user.
+func bound(name, role, user string) string {
+	return fmt.Sprintf(`apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: test-%s}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %s}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: %s}]
+---
+`, name, role, user)
+}
+
+// runtimeClasses: with the component, a class that gives GPUs past cgpu is for namespaces with a label.
+func (c cluster) runtimeClasses(t *testing.T) {
+	text, err := os.ReadFile("components/deny-runtimeclasses/admission.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply(`{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}
+---
+{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: other}, handler: other}
+---
+{apiVersion: v1, kind: Namespace, metadata: {name: gpu-operator, labels: {cgpu.io/allow-runtimeclasses: "true"}}}
+`)
+	create := func(namespace, class string) error {
+		p := pod("p", func(p *core.Pod) { p.Namespace, p.Spec.RuntimeClassName = namespace, &class })
+		if class == "" {
+			p.Spec.RuntimeClassName = nil
+		}
+		_, err := c.admin.CoreV1().Pods(namespace).Create(t.Context(), p, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+		return err
+	}
+	if err := create("default", "nvidia"); err != nil {
+		t.Errorf("without the component: %v", err)
+	}
+	c.apply(string(text))
+	t.Cleanup(func() { c.mustDelete("-f", "components/deny-runtimeclasses/admission.yaml") })
+	for _, tt := range []struct{ namespace, class, want string }{
+		{"default", "nvidia", "runtimeClassName: nvidia: gives GPUs that nobody allocated"},
+		{"default", "cgpu", ""}, {"default", "other", ""}, {"default", "", ""}, {"gpu-operator", "nvidia", ""},
+	} {
+		eventually(t, fmt.Sprintf("%s: class %q: want %q", tt.namespace, tt.class, tt.want), func() string {
+			if err := create(tt.namespace, tt.class); tt.want == "" && err != nil || tt.want != "" && !refused(err, tt.want) {
+				return fmt.Sprint(err)
+			}
+			return ""
+		})
+	}
+}
+
+// nodeLabel: a kubelet's own credential cannot bring the agent and its pods to its node.
+func (c cluster) nodeLabel(t *testing.T) {
+	label := ""
+	for _, class := range of[*node.RuntimeClass](build(t, "base")) {
+		for label = range class.Scheduling.NodeSelector {
+		}
+	}
+	n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: "kubelets"}}
+	if _, err := c.admin.CoreV1().Nodes().Create(t.Context(), n, meta.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.mustDelete("node", "kubelets") })
+	kubelet := c.as("system:node:kubelets", nil, "system:nodes")
+	patch := func(api kubernetes.Interface, name string) error {
+		_, err := api.CoreV1().Nodes().Patch(t.Context(), "kubelets", types.MergePatchType, []byte(`{"metadata": {"labels": {"`+name+`": "true"}}}`), meta.PatchOptions{})
+		return err
+	}
+	if err := patch(kubelet, label); !refused(err, "is not allowed to modify labels") {
+		t.Errorf("%s, by the kubelet: %v", label, err)
+	}
+	// That it is the label which is refused, and not the kubelet.
+	if err := patch(kubelet, "cgpu.io/node"); err != nil {
+		t.Error(err)
+	}
+	if err := patch(c.admin, label); err != nil {
+		t.Error(err)
+	}
 }
 
 func (c cluster) remove(name string) {
 	now := int64(0)
 	if err := c.admin.CoreV1().Pods("default").Delete(context.Background(), name, meta.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		c.Error(err)
+	}
+}
+
+func (c cluster) mustDelete(args ...string) {
+	args = append([]string{"--kubeconfig", os.Getenv("CGPU_TEST_KUBECONFIG"), "delete"}, args...)
+	if out, err := exec.Command("kubectl", args...).CombinedOutput(); err != nil {
+		c.Errorf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 

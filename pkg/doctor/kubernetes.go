@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,8 +18,10 @@ import (
 )
 
 var kubernetesChecks = []Check{
-	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the four checks below are left out.",
+	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the five checks below are left out.",
 		Remedy: "cgpu install containerd --kubernetes, or crio", Run: checkPods},
+	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime: it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
+		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
 	{Name: "pod-annotations", Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by which he lowers it get through.",
 		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkPodAnnotations},
 	{Name: "container-annotations", Means: "What a device plugin allocates reaches cgpu-runtime. Claims need no annotations.",
@@ -38,7 +41,8 @@ type kubernetes struct {
 	looked bool
 	found  setup.Pods
 	err    error
-	crio   bool // CRI-O has cgpu-runtime
+	crio   bool     // CRI-O has cgpu-runtime
+	nvidia []string // handlers of either whose program is NVIDIA's runtime
 	agent  offers
 }
 
@@ -90,9 +94,15 @@ func (h *Host) kubernetes() kubernetes {
 			}
 			k.looked = true
 			k.found, k.err = setup.ContainerdPods(os.DirFS(h.Root), file, setup.ContainerdVersion(text))
+			k.nvidia = append(k.nvidia, k.found.NVIDIA...)
 		case "crio":
 			r, _, err := h.readEngine(e)
 			k.crio = err == nil && len(r.cgpu()) > 0
+			for _, name := range slices.Sorted(maps.Keys(r.paths)) {
+				if setup.IsNVIDIA(r.paths[name]) {
+					k.nvidia = append(k.nvidia, name)
+				}
+			}
 		}
 	}
 	h.kube = &k
@@ -178,6 +188,23 @@ func (k kubernetes) named(what func(setup.Handler) bool) string {
 		}
 	}
 	return strings.Join(names, ", ")
+}
+
+func checkOtherRuntimes(h *Host) Result { return h.kubernetes().judgeOtherRuntimes() }
+
+func (k kubernetes) judgeOtherRuntimes() Result {
+	names := strings.Join(k.nvidia, ", ")
+	switch {
+	case !k.node():
+		return Result{}
+	case names == "" && k.err != nil:
+		return skip("containerd's configuration cannot be read")
+	case names == "":
+		return ok("no handler is NVIDIA's runtime")
+	case k.pods == device.PodsAny:
+		return warn("handler %s is NVIDIA's runtime: a pod with its RuntimeClass takes whole GPUs past the scheduler", names)
+	}
+	return fail(`handler %s is NVIDIA's runtime: a pod with its RuntimeClass takes whole GPUs past the scheduler and the ledger, although pods = %q`, names, k.pods)
 }
 
 func checkPodAnnotations(h *Host) Result { return h.kubernetes().judgePodAnnotations() }

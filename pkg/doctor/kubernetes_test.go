@@ -35,6 +35,12 @@ func TestJudgeKubernetes(t *testing.T) {
 	}{
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgePods, Skip, "no kubelet"},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgePodAnnotations, "", ""},
+		{"no node", kubernetes{pods: device.PodsAny, nvidia: []string{"nvidia"}}, kubernetes.judgeOtherRuntimes, "", ""},
+		{"good", node(nil), kubernetes.judgeOtherRuntimes, OK, "no handler"},
+		{"NVIDIA's", node(func(k *kubernetes) { k.nvidia = []string{"nvidia", "gold"} }), kubernetes.judgeOtherRuntimes, Fail, "handler nvidia, gold is NVIDIA's"},
+		{"NVIDIA's beside gpushare", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsGPUShare }), kubernetes.judgeOtherRuntimes, Fail, `"gpushare"`},
+		{"NVIDIA's, any", node(func(k *kubernetes) { k.nvidia, k.pods = []string{"nvidia"}, device.PodsAny }), kubernetes.judgeOtherRuntimes, Warn, "past the scheduler"},
+		{"unreadable", node(func(k *kubernetes) { k.err = errors.New("line 3") }), kubernetes.judgeOtherRuntimes, Skip, "cannot be read"},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeContainerAnnotations, "", ""},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeCDI, "", ""},
 		{"no node", kubernetes{pods: device.PodsAny}, kubernetes.judgeAgent, "", ""},
@@ -93,15 +99,21 @@ func TestKubernetesHost(t *testing.T) {
 	check(files(t, nil), "kubernetes skip")
 	check(files(t, map[string]string{"proc/1/comm": "systemd\n", "proc/7/comm": "kubelet-x\n"}), "kubernetes skip")
 	check(files(t, map[string]string{"proc/1/comm": "systemd\n", "proc/7/comm": "kubelet\n"}),
-		"kubernetes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
 	check(files(t, map[string]string{"var/lib/kubelet/pod-resources/kubelet.sock": ""}),
-		"kubernetes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
 
 	const section = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\npod_annotations = [\"cgpu.io/*\"]\ncontainer_annotations = [\"alloc.cgpu.io/*\"]\n" +
 		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu.options]\nBinaryName = \"/usr/bin/cgpu-runtime\"\n"
 	node := map[string]string{"etc/containerd/config.toml": section, "usr/bin/containerd": "#!/bin/sh\necho containerd github.com/containerd/containerd v1.7.30 x\n"}
 	h := files(t, node)
-	check(h, "kubernetes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	nvidia := "\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n"
+	h = files(t, map[string]string{"etc/containerd/config.toml": section + nvidia})
+	check(h, "kubernetes ok, other-runtimes warn, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	h = files(t, map[string]string{"proc/7/comm": "kubelet\n", "usr/bin/crio": "#!/bin/sh\n",
+		"etc/crio/crio.conf.d/9-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n"})
+	check(h, "kubernetes warn, other-runtimes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
 	h = files(t, node)
 	h.Engines = map[string]string{"docker": "/etc/docker/daemon.json"}
 	check(h, "kubernetes skip")
@@ -120,9 +132,9 @@ func TestKubernetesHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(h, "kubernetes ok, pod-annotations ok, container-annotations ok, cdi fail, agent ok")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi fail, agent ok")
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	h.kube = nil
-	check(h, "kubernetes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
 }

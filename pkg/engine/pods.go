@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 )
 
 // Pods is what a containerd's configuration says of the way from a pod to cgpu-runtime.
@@ -13,6 +14,7 @@ type Pods struct {
 	Handlers []Handler // whose program is cgpu-runtime, by name
 	Disabled bool      // the CRI plugin is off: no kubelet reaches this containerd
 	OldCDI   bool      // too old for CDI, which it ignores without a word
+	NVIDIA   []string  // runtimes that give a pod the GPUs which its variables name
 	CDI      bool      // devices of CDI are added, out of the folder of cgpu-agent too
 }
 
@@ -23,6 +25,11 @@ type Handler struct {
 	Forges      string
 	Annotations bool // what a pod's author says of his share (cgpu.io/*) reaches cgpu-runtime
 	Allocations bool // what a device plugin allocates reaches cgpu-runtime
+}
+
+// IsNVIDIA tells NVIDIA's runtime, of which there is one for each of its modes (.cdi, .legacy), by its program.
+func IsNVIDIA(program string) bool {
+	return strings.HasPrefix(path.Base(program), "nvidia-container-runtime")
 }
 
 // ContainerdPods reads it. version is containerd's; files are looked up in fsys, whose root is the machine's.
@@ -37,7 +44,11 @@ func ContainerdPods(fsys fs.FS, main string, version Version) (p Pods, err error
 	p.CDI = !p.OldCDI && !c.lacksCDI() && (!set || readsAgent(dirs))
 	runtimes := getTable(c.tree, c.key("runtimes")...)
 	for _, name := range slices.Sorted(maps.Keys(runtimes)) {
-		if path.Base(getString(runtimes, name, "options", "BinaryName")) != program {
+		base := path.Base(getString(runtimes, name, "options", "BinaryName"))
+		if IsNVIDIA(base) {
+			p.NVIDIA = append(p.NVIDIA, name)
+		}
+		if base != program {
 			continue
 		}
 		h := Handler{Name: name}

@@ -41,6 +41,8 @@ func TestContainerdPods(t *testing.T) {
 		"no lists": {v3 + ours(in3, "vgpu", ""), Version{2, 1}, Pods{Handlers: []Handler{{Name: "vgpu"}}, CDI: true}},
 		"forged": {v3 + ours(in3, "cgpu", lists) + ours(in3, "b", "  pod_annotations = [\"x\", \"*/*\"]\n"), Version{2, 1},
 			Pods{Handlers: []Handler{{Name: "b", Forges: "*/*"}, good[0]}, CDI: true}},
+		"NVIDIA's": {v3 + ours(in3, "cgpu", lists) + in3 + "nvidia.options]\n  BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"\n" +
+			in3 + "gold.options]\n  BinaryName = \"nvidia-container-runtime.cdi\"\n", Version{2, 1}, Pods{Handlers: good, NVIDIA: []string{"gold", "nvidia"}, CDI: true}},
 		"others' handlers": {v3 + in3 + "runc]\n  pod_annotations = [\"*/*\"]\n", Version{2, 1}, Pods{CDI: true}},
 	} {
 		fsys := fstest.MapFS{"etc/containerd/config.toml": {Data: []byte(tt.text)}}

@@ -124,7 +124,7 @@ deploy() {
 # ------------------------------------------------------------------------------------------------------------- checks
 up() {
 	k8s up node || return 1
-	kubectl label node node1 cgpu.io/node=true gpushare=true >/dev/null
+	kubectl label node node1 node-restriction.kubernetes.io/cgpu=true gpushare=true >/dev/null
 	kubectl get node node1 -o wide
 }
 slices() {

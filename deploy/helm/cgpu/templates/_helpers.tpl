@@ -14,6 +14,13 @@ app.kubernetes.io/component: agent
 {{ .root.Files.Get (printf "files/%s.yaml" .name) | replace "system:serviceaccount:cgpu-system:" (printf "system:serviceaccount:%s:" .root.Release.Namespace) | replace "runtimeClassName: cgpu" (printf "runtimeClassName: %s" .root.Values.runtimeClass.name) | replace "validationActions: [Warn]" (printf "validationActions: [%s]" .root.Values.admission.runtimeClass) }}
 {{- end }}
 
+{{/* admission.limits as CEL has maps: all values are text. */}}
+{{- define "cgpu.limits" -}}
+{{- $limits := dict -}}
+{{- range $name, $value := .Values.admission.limits }}{{ $_ := set $limits $name (toString $value) }}{{ end -}}
+{{- toJson $limits -}}
+{{- end }}
+
 {{- define "cgpu.checks" -}}
 {{- $dra := toString .Values.draGPUs -}}
 {{- $plugin := toString .Values.devicePluginGPUs -}}
