@@ -88,6 +88,7 @@ func TestServer(t *testing.T) {
 	t.Run("claims", c.claims)
 	t.Run("limits", c.limits)
 	t.Run("extended", c.extended)
+	t.Run("quota", c.quota)
 	t.Run("pods", c.pods)
 	t.Run("gpushare", c.gpushare)
 	t.Run("runtime classes", c.runtimeClasses)

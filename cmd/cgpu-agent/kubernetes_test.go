@@ -207,7 +207,7 @@ func rights(ctx context.Context, t *testing.T, client kubernetes.Interface) {
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"}}}}
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}}}}
 	binding := &rbac.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "agent-test"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "cgpu-system", Name: "agent-test"}}}
 	_, err := client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
