@@ -1,7 +1,11 @@
 package deploy
 
 import (
+	"bytes"
+	"encoding/json"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
 	core "k8s.io/api/core/v1"
@@ -9,6 +13,41 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// kueueModule has the CRDs that examples/kueue.yaml is for.
+const kueueModule = "sigs.k8s.io/kueue@v0.19.0"
+
+// kueue: an API server with Kueue's CRDs takes the example. Kueue's own controller does not run here.
+func (c cluster) kueue(t *testing.T) {
+	cmd := exec.Command("go", "mod", "download", "-json", kueueModule)
+	cmd.Env = append(os.Environ(), "GOFLAGS=")
+	cmd.Dir = t.TempDir()
+	out, err := cmd.Output()
+	var module struct{ Dir string }
+	if err != nil || json.Unmarshal(out, &module) != nil {
+		t.Fatalf("%s cannot be had: %v: %s", kueueModule, err, out)
+	}
+	for _, kind := range []string{"clusterqueues", "localqueues", "resourceflavors"} {
+		text, err := os.ReadFile(filepath.Join(module.Dir, "config/components/crd/bases/kueue.x-k8s.io_"+kind+".yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.apply(string(text))
+	}
+	c.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: team-a, labels: {team: a, cgpu.io/max-memory: 16Gi}}\n")
+	text, err := os.ReadFile("examples/kueue.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "examples/kueue.yaml", func() string {
+		cmd := exec.Command("kubectl", "--kubeconfig", os.Getenv("CGPU_TEST_KUBECONFIG"), "create", "--dry-run=server", "--validate=strict", "-f", "-")
+		cmd.Stdin = bytes.NewReader(text)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return string(out)
+		}
+		return ""
+	})
+}
 
 // quota: a team has as many bytes as its ResourceQuota and its namespace's labels say together, by claims and by the device plugin.
 func (c cluster) quota(t *testing.T) {
