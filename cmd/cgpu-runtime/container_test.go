@@ -478,3 +478,27 @@ func TestPassThrough(t *testing.T) {
 		t.Error("a container with a quota started on a broken node")
 	}
 }
+
+// TestLongStrings: what a tenant writes into annotations is cut before it gets into the ledger, and an ID that is too long is refused.
+func TestLongStrings(t *testing.T) {
+	n := newNode(t, "runc")
+	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<20)})
+	id := fmt.Sprintf("cgpu-test-long-%d", os.Getpid())
+	defer n.remove(id)
+	if r := n.run("create", "--bundle", bundle, id); r.err != nil {
+		t.Fatal(r.err, r.log)
+	}
+	list := n.records()
+	if len(list) != 1 || list[0].Name != ledger.DisplayName("ml/train/"+strings.Repeat("\x01", 300)) {
+		t.Errorf("%d records: %.300v", len(list), list)
+	}
+	if info, err := os.Stat(ledger.File(n.runDir)); err != nil || info.Size() > 4096 {
+		t.Errorf("the ledger has %d bytes, %v", info.Size(), err)
+	}
+	if r := n.run("create", "--bundle", n.bundle([]string{ask}, ""), strings.Repeat("x", ledger.MaxText+1)); r.err == nil || !strings.Contains(r.log, "ledger: the container's ID") {
+		t.Error(r.err, r.log)
+	}
+	if list := n.records(); len(list) != 1 {
+		t.Errorf("%d records", len(list))
+	}
+}

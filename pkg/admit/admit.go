@@ -98,6 +98,10 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 		return ledger.Request{}, fmt.Errorf("admit: container id %q: want letters, digits and the signs . _ + -", r.ID)
 	}
 	r.Name = a.name
+	var err error
+	if r.Cgroup, err = a.Doc.Cgroup(); err != nil {
+		return ledger.Request{}, err
+	}
 	r.Preload = table.Config.Enforcement == device.EnforcePreload
 	// The simulated driver needs a guard in preload mode too: it plays the kernel, and enforces nothing then.
 	if !r.Preload || table.Driver == device.DriverSim {

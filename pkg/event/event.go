@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 	"unicode/utf8"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
 // Kind is what kind of thing happened.
@@ -116,7 +118,7 @@ func encode(e Event) ([]byte, error) {
 	if e.Count == 1 {
 		e.Count = 0
 	}
-	e.Text, e.Name, e.Container = cut(e.Text, maxText), cut(e.Name, maxText/4), cut(e.Container, maxText/4)
+	e.Text, e.Name, e.Container = cut(e.Text, maxText), ledger.DisplayName(e.Name), cut(e.Container, ledger.MaxText)
 	for {
 		b, err := json.Marshal(e)
 		switch {

@@ -31,7 +31,7 @@ func TestAppendRead(t *testing.T) {
 	}
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 	want := []Event{
-		{Time: at, Kind: Start, Container: "a", Nonce: "n", Name: "web\x1b[31m", Text: "two\nlines"},
+		{Time: at, Kind: Start, Container: "a", Nonce: "n", Name: "web?[31m", Text: "two\nlines"},
 		{Time: at, Kind: Denied, Container: "a", GPU: &GPU{Index: 0, UUID: "GPU-0"}, Count: 7, Text: "memory"},
 	}
 	for _, e := range want {

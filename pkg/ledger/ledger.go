@@ -51,6 +51,9 @@ func File(runDir string) string { return filepath.Join(runDir, fileName) }
 // containers that are provably dead are dropped and admission is tried once more, all under one lock. For one that holds
 // the same allocation and is about to be gone, Reserve waits, without the lock.
 func (l *Ledger) Reserve(req Request) (Record, error) {
+	if err := req.Record.bound(); err != nil {
+		return Record{}, err
+	}
 	if err := req.validate(); err != nil {
 		return Record{}, err
 	}
@@ -73,6 +76,9 @@ func (l *Ledger) reserve(req Request) (Record, error) {
 		}
 		var vgpus []VGPU
 		err := l.roomy(f, func() (err error) {
+			if err := l.refuseNested(f.Records, req.Record); err != nil {
+				return err
+			}
 			vgpus, err = admit(f, req)
 			return err
 		})
@@ -118,6 +124,23 @@ func (l *Ledger) replaceable(old, next Record) error {
 	return nil
 }
 
+// refuseNested refuses a container whose cgroup is that of another, or above or below it (docker run --cgroup-parent=/docker/ID):
+// which processes are whose is also told by their cgroup. One that is about to be gone is in nobody's way.
+func (l *Ledger) refuseNested(records []Record, next Record) error {
+	for _, r := range records {
+		if (below(next.Cgroup, r.Cgroup) || below(r.Cgroup, next.Cgroup)) && !l.dying(r) {
+			return &Refusal{Remedy: "give it one of its own (docker run --cgroup-parent)",
+				Reason: fmt.Sprintf("cgroupsPath %.200q: container %s has %.200q, and a vGPU's cgroup is neither above nor below another's", next.Cgroup, r.label(), r.Cgroup)}
+		}
+	}
+	return nil
+}
+
+// below says whether a cgroup is another one or below it. None is below nothing.
+func below(cgroup, other string) bool {
+	return other != "" && (cgroup == other || strings.HasPrefix(cgroup, other+"/"))
+}
+
 // Update changes one record under the lock. An empty nonce matches any; the record's ID and nonce stay what they are.
 // An error of f leaves the ledger as it was. f must not touch limits and shares: admission is Reserve's and Change's.
 func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
@@ -132,7 +155,7 @@ func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
 			return err
 		}
 		r.ID, r.Nonce = id, nonce
-		return nil
+		return r.bound()
 	})
 }
 

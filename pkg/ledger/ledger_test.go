@@ -421,3 +421,45 @@ func TestParseStat(t *testing.T) {
 		}
 	}
 }
+
+// A container's cgroup is neither that of another one that lives, nor above or below it.
+func TestReserveNested(t *testing.T) {
+	for _, c := range []struct {
+		name, has, asks string
+		dead            bool
+		refused         bool
+	}{
+		{"beside", "/docker/a", "/docker/b", false, false},
+		{"beside, with the same beginning", "/docker/a", "/docker/ab", false, false},
+		{"below", "/docker/a", "/docker/a/b", false, true},
+		{"far below", "/docker/a", "/docker/a/b/c", false, true},
+		{"above", "/docker/a/b", "/docker/a", false, true},
+		{"the same", "/docker/a", "/docker/a", false, true},
+		{"below one that has ended", "/docker/a", "/docker/a/b", true, false},
+		{"none", "/docker/a", "", false, false},
+		{"beside none", "", "/docker/a", false, false},
+		{"none at all", "", "", false, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := open(t)
+			old := request("a", "n", quota.GiB)
+			old.Record.Cgroup, old.Record.InitPID, old.Record.GuardPID = c.has, 2, 3
+			if c.dead {
+				old.Record.InitPID = 1000 // its guard lives
+			}
+			reserve(t, l, old)
+			next := request("b", "n", quota.GiB)
+			next.Record.Cgroup = c.asks
+			_, err := l.Reserve(next)
+			if (err != nil) != c.refused || c.refused && !strings.HasPrefix(err.Error(), `ledger: cgroupsPath "`+c.asks+`": container a has "`+c.has+`"`) {
+				t.Error(err)
+			}
+		})
+	}
+	l := open(t)
+	again := request("a", "n", quota.GiB)
+	again.Record.Cgroup = "/docker/a"
+	reserve(t, l, again)
+	again.Record.Nonce = "again" // a restart
+	reserve(t, l, again)
+}

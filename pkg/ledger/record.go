@@ -19,6 +19,8 @@ type Record struct {
 	ID     string `json:"id"`
 	Nonce  string `json:"nonce"` // 16 hex digits, new for every create of the same ID
 	Bundle string `json:"bundle"`
+	// Cgroup is the container's, from the root of the hierarchies, where config.json names one. No other record's is above or below it.
+	Cgroup string `json:"cgroup,omitempty"`
 	// Name is a human name where the spec tells one (CRI annotations), else empty.
 	Name    string    `json:"name,omitempty"`
 	Created time.Time `json:"created"`

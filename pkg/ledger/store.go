@@ -30,6 +30,9 @@ func (f *file) card(uuid string, def sched.Card) sched.Card {
 	return def
 }
 
+// errTooLarge is of a ledger beyond maxFile, which is far from what the containers of a node need.
+var errTooLarge = errors.New("it is larger than 16 MiB")
+
 // errUnchanged lets a change end without writing.
 var errUnchanged = errors.New("unchanged")
 
@@ -75,6 +78,9 @@ func (l *Ledger) read() (file, error) {
 	damaged := func(err error) (file, error) {
 		return file{}, fmt.Errorf("ledger: %s is damaged: %w: stop the GPU containers of this machine, then remove the file", l.path(fileName), err)
 	}
+	if len(data) > maxFile {
+		return damaged(errTooLarge)
+	}
 	if err := json.Unmarshal(data, &f); err != nil {
 		return damaged(err)
 	}
@@ -102,6 +108,9 @@ func (l *Ledger) write(f file) error {
 	data, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("ledger: %w", err)
+	}
+	if len(data) >= maxFile {
+		return fmt.Errorf("ledger: a record more, and %w: cgpu gc drops those of containers that are gone", errTooLarge)
 	}
 	if err := os.WriteFile(l.path(tempName), append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("ledger: %w", err)

@@ -5,6 +5,8 @@ package integration
 import (
 	"path/filepath"
 	"testing"
+
+	"github.com/opencgpu/cgpu/test/node"
 )
 
 // TestRefusals: whoever types docker run reads why it was refused, and nothing of the container is left.
@@ -58,6 +60,35 @@ func TestAdmission(t *testing.T) {
 	container{env: quotaOf("5", "15", "0"), cmd: []string{"true"}}.run(t)
 	docker(t, "rm", "-f", first)
 	second.run(t)
+}
+
+// TestNestedCgroup: no vGPU's cgroup is below another's, whatever the engine was told; beside it is fine.
+func TestNestedCgroup(t *testing.T) {
+	noTrace(t)
+	first := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	cgroup := cgroupOf(t, first)
+	for path, reasons := range map[string][]string{
+		cgroup + "/below":                     {`cgroupsPath`, cgroup, `--cgroup-parent`},
+		filepath.Dir(cgroup) + "/cgpu-beside": nil,
+	} {
+		bundle := t.TempDir()
+		err := lab.Bundle(bundle, func(spec map[string]any) {
+			node.SetProcess(spec, sizeOf("1GiB"), "true")
+			spec["linux"].(map[string]any)["cgroupsPath"] = path
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := lab.Run(nil, filepath.Join(lab.Bin, "cgpu-runtime"), "--root", t.TempDir(), "run", "--bundle", bundle, "nested-cgroup")
+		if reasons != nil {
+			wantRefused(t, r, reasons...)
+		} else if r.Code != 0 {
+			t.Error(r)
+		}
+	}
+	if more := belowCgroup(t, first); more != nil {
+		wantRefused(t, container{env: sizeOf("1GiB"), opts: more, cmd: []string{"true"}}.try(t), `cgroupsPath`)
+	}
 }
 
 // TestOnlyMemoryMakesItOurs: visible devices without a size ask for nothing, and the container stays native.
