@@ -8,21 +8,25 @@ import (
 // call is what we need to know of the command line. The command line itself goes to the runtime as it came.
 type call struct {
 	command string // create, run, state, …; empty when there is none
-	// bundle (absolute) and id are read for create and run.
+	// bundle (absolute) and id are read for create, run and restore.
 	bundle    string
 	id        string
 	log       string
 	logFormat string
 	// root is the folder of the runtime's state, empty where the engine leaves it to the runtime.
 	root string
-	// rest is what follows a command other than create and run: the container's id is in it, somewhere among options.
+	// rest is what follows any other command: the container's id is in it, somewhere among options.
 	rest []string
 }
 
 // Options of runc and crun that take the next argument as their value. Every other option is a switch.
 var (
 	globalValues = []string{"root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"}
-	createValues = []string{"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds", "config", "f"}
+	createValues = []string{
+		"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds", "config", "f",
+		// restore
+		"image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context", "network-lock",
+	}
 )
 
 // parse finds the command at the first argument that is no global option, so that a container called "create" is not
@@ -43,7 +47,9 @@ func parse(args []string) call {
 		return c
 	}
 	c.command = rest[0]
-	if c.command != "create" && c.command != "run" {
+	switch c.command {
+	case "create", "run", "restore":
+	default:
 		c.rest = rest[1:]
 		return c
 	}

@@ -36,6 +36,7 @@ func TestParse(t *testing.T) {
 			call{command: "create", bundle: "/b", id: "c1", root: "/run/docker/runtime-runc/moby", log: "/l.json", logFormat: "json"},
 		},
 		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
+		{"restore --image-path create --work-path /w --detach --bundle /b c1", call{command: "restore", bundle: "/b", id: "c1"}},
 		{"exec --process /p create", call{command: "exec", rest: []string{"--process", "/p", "create"}}},
 	} {
 		if got := parse(strings.Fields(test.args)); !reflect.DeepEqual(got, test.want) {

@@ -42,6 +42,8 @@ func run(c call) error {
 	switch c.command {
 	case "create", "run":
 		undo, err = create(c, runDir)
+	case "restore":
+		err = refuseRestore(c, runDir)
 	case "exec":
 		join(c, runDir)
 	}
@@ -61,6 +63,12 @@ func run(c call) error {
 // the bundle.
 func create(c call, runDir string) (undo func(), err error) {
 	undo = func() {}
+	var ask *admit.Ask
+	defer func() {
+		if err != nil {
+			_ = event.Refuse(runDir, event.Event{Container: c.id, Name: ask.Name(), Text: err.Error()})
+		}
+	}()
 
 	// Is it ours?
 	file := bundleFile{path: filepath.Join(c.bundle, "config.json")}
@@ -72,12 +80,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	if len(spoken) == 0 && !spec.MayAsk(raw) {
 		return undo, withhold(file, raw, runDir)
 	}
-	ask, err := admit.Read(raw, spoken...)
-	defer func() {
-		if err != nil {
-			_ = event.Refuse(runDir, event.Event{Container: c.id, Name: ask.Name(), Text: err.Error()})
-		}
-	}()
+	ask, err = admit.Read(raw, spoken...)
 	if err == nil && ask.Quota == nil {
 		edited := ask.Edited // a pause container that was given hooks of ours
 		if ask.Pod && withholds(runDir) {

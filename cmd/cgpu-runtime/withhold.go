@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,14 +18,15 @@ import (
 //
 // A container that cannot be given the filter starts without: it asked for nothing, and the guard of whoever sends it files looks for
 // their holders. (Its profile permits ioctl by a comparison that cannot be combined, or has a listener of its own. Such profiles are
-// files of the node's administrator.) But when config.json cannot be written it does not start, as without us.
+// files of the node's administrator.) But when config.json cannot be written it does not start, as without us; nor where it cannot be
+// read, as what is too large for us is not for runc.
 func withhold(file bundleFile, raw []byte, runDir string) error {
 	if !spec.MayBePod(raw) || !withholds(runDir) {
 		return nil
 	}
 	doc, err := spec.Decode(raw)
 	if err != nil {
-		return nil // runc will complain
+		return fmt.Errorf("cgpu-runtime: a pod's container on a node with pods = \"allocated\" or \"gpushare\" in cgpu.toml wants a filter in its config.json: %w", err)
 	}
 	edited, err := spec.Withhold(doc)
 	tellUnheld(runDir, err)
@@ -31,6 +34,18 @@ func withhold(file bundleFile, raw []byte, runDir string) error {
 		return nil
 	}
 	return file.replace(doc.Encode())
+}
+
+// refuseRestore refuses to bring back from a checkpoint what would then have no filter: its processes come with those that they had, and
+// their image may be anybody's (containerd 2.1 and CRI-O make containers of checkpoints that a pod names as its image).
+func refuseRestore(c call, runDir string) error {
+	raw, err := readFile(filepath.Join(c.bundle, "config.json"))
+	if err != nil || !spec.MayBePod(raw) || !withholds(runDir) {
+		return nil
+	}
+	err = errors.New("cgpu-runtime: a pod's container is not restored from a checkpoint on a node with pods = \"allocated\" or \"gpushare\" in cgpu.toml: it would be without the filter that keeps others' GPU files from it: start it from an image")
+	_ = event.Refuse(runDir, event.Event{Container: c.id, Text: err.Error()})
+	return err
 }
 
 // tellUnheld tells the administrator of a container that has not got the filter.

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // refusedNumbers are those of sweep's numbers that a pod's container without a GPU may not call.
@@ -123,6 +125,65 @@ func TestWithhold(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestWithholdUnread: a config.json that is too large for us is not for runc. A pod's container with one is refused where it would go
+// without the filter, and no other is. Nor is a pod's container brought back from a checkpoint there.
+func TestWithholdUnread(t *testing.T) {
+	n := newNode(t, "runc")
+	large := map[string]string{"large": strings.Repeat("x", spec.MaxSize)}
+	for i, c := range []struct {
+		name, command, pods string
+		outside             bool
+		annotations         map[string]string
+		refused             string // "": it is runc's to say
+	}{
+		{name: "large", command: "create", pods: device.PodsAllocated, annotations: large, refused: "want at most 16777216: shorten"},
+		{name: "large, gpushare", command: "create", pods: device.PodsGPUShare, annotations: large, refused: "want at most 16777216: shorten"},
+		{name: "large, any", command: "create", pods: device.PodsAny, annotations: large},
+		{name: "large, outside of pods", command: "create", pods: device.PodsAllocated, outside: true, annotations: large},
+		{name: "names that differ in case", command: "create", pods: device.PodsAllocated, annotations: map[string]string{"example.org/x": "1", "example.org/X": "2"}},
+		{name: "checkpoint", command: "restore", pods: device.PodsAllocated, refused: "is not restored from a checkpoint"},
+		{name: "checkpoint, any", command: "restore", pods: device.PodsAny},
+		{name: "checkpoint, outside of pods", command: "restore", pods: device.PodsAllocated, outside: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n.t = t
+			n.table.Config.Pods = c.pods
+			n.saveTable()
+			bundle := n.podBundle("container", nil, c.annotations)
+			file := filepath.Join(bundle, "config.json")
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.outside {
+				raw = bytes.ReplaceAll(raw, []byte("io.kubernetes.cri.container-type"), []byte("io.kubernetes.cri.other"))
+				if err := os.WriteFile(file, raw, 0o640); err != nil {
+					t.Fatal(err)
+				}
+			}
+			id := fmt.Sprintf("cgpu-test-unread-%d-%d", os.Getpid(), i)
+			before, _ := os.ReadFile(event.File(n.runDir))
+			args := []string{c.command, "--bundle", bundle, id}
+			if c.command == "restore" {
+				args = []string{c.command, "--image-path", t.TempDir(), "--work-path", t.TempDir(), "--bundle", bundle, id}
+			}
+			r := n.run(args...)
+			defer n.run("delete", "--force", id)
+			ours := strings.Contains(r.log, "cgpu-runtime: a pod's container")
+			if ours != (c.refused != "") || !strings.Contains(r.log, c.refused) || c.command == "create" && (r.err == nil) == ours {
+				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
+			}
+			after, _ := os.ReadFile(event.File(n.runDir))
+			if told := strings.TrimPrefix(string(after), string(before)); strings.Contains(told, id) != ours || strings.Contains(told, "starts without") {
+				t.Errorf("events: %s", told)
+			}
+			if now, _ := os.ReadFile(file); bytes.Equal(now, raw) == strings.HasPrefix(c.name, "names") {
+				t.Errorf("config.json is the same: %v", bytes.Equal(now, raw))
+			}
+		})
+	}
 }
 
 // TestWithholds: without a node table cgpu.toml decides, as text.

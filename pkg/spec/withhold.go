@@ -103,7 +103,8 @@ func MayBePod(raw []byte) bool {
 // user namespace, which can open the nodes themselves; and those with a GPU by other ways (a CDI file or device plugin that is not ours).
 func Withhold(doc *Document) (edited bool, err error) {
 	// Without the decoder of package encoding/json where that can be: its first use of a type takes long, and this is a new process.
-	annotations, err := doc.within("annotations")
+	// Names of annotations that differ in case only are two, and a pod's author may choose them.
+	annotations, err := doc.root.sub("annotations", false)
 	if annotations == nil || err != nil {
 		return false, err
 	}
