@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,7 +24,14 @@ import (
 //
 // What tells is the mount through which a file was opened: the container's namespace has mounts of its own, also of nodes that are
 // bind mounts of the host's. Processes in the mount namespace of the guard or of the node's first process are the host's, and are let
-// be, as is whoever has come into the container's namespaces, another guard, and whoever one holds.
+// be, as are another guard, whoever one holds, and the container's own. Of the container is who
+//
+//   - has its filter, which a trapped call has shown;
+//   - is in a mount namespace of its first process, or of one that has its filter or its cgroup: nobody comes into another's without root;
+//   - is in the cgroup that the engine has made for it, and not below that: docker run --cgroup-parent=/docker/ID makes a container
+//     below another's, and --pid=container:ID lets orphans become children of that one's first process.
+//
+// So one that has gone into both a cgroup and a mount namespace of its own is the container's from its first trapped call on.
 
 const (
 	outsideLook = time.Second
@@ -299,18 +305,33 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 	}
 }
 
-// isMember says whether a process is of the container, by its cgroup: in the container's, or below it.
+// isMember says whether a process is in the container's cgroup, and not below it.
 func (g *Guard) isMember(tgid int) bool {
 	if g.outside.member != nil {
 		return g.outside.member(tgid)
 	}
 	folder := g.containerCgroups().procs
 	for _, controller := range []string{"devices", ""} {
-		if dir, ok := cgroupOf(tgid, controller); ok && (dir == folder || strings.HasPrefix(dir, folder+"/")) {
+		if dir, ok := cgroupOf(tgid, controller); ok && dir == folder {
 			return true
 		}
 	}
 	return false
+}
+
+// isOurs says whether a process is surely of the container, so that its mount namespace is the container's.
+func (g *Guard) isOurs(tgid int) bool {
+	return g.isMember(tgid) || g.tasks.lives(tgid) || tgid == g.livingFirst()
+}
+
+// livingFirst is the container's first process; 0: it has ended.
+func (g *Guard) livingFirst() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if start, err := ledger.ProcStart(g.initPID); err != nil || start != g.initStart {
+		return 0
+	}
+	return g.initPID
 }
 
 // belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
@@ -322,14 +343,14 @@ func (g *Guard) belongings(over bool) *belongings {
 			b.host[namespace] = true
 		}
 	}
-	for _, tgid := range g.mappers() {
+	for _, tgid := range append(g.mappers(), g.livingFirst()) { // which is elsewhere if root has moved it
 		namespace, ok := mountNamespace(tgid)
 		if !ok || b.host[namespace] || b.namespaces[namespace] {
 			continue
 		}
 		mounts := mountsOf(tgid)
-		if again, ok := mountNamespace(tgid); !ok || again != namespace || !g.isMember(tgid) {
-			continue // gone, and another's by now
+		if again, ok := mountNamespace(tgid); !ok || again != namespace || !g.isOurs(tgid) {
+			continue // gone, and another's by now; or below the container's cgroup
 		}
 		b.namespaces[namespace] = true
 		for _, id := range mounts {

@@ -167,6 +167,14 @@ func (t *taskTable) byHostPid(pid int) *process {
 	return t.procs[pid]
 }
 
+// lives says whether the process that has made a trapped call under this number still has it.
+func (t *taskTable) lives(tgid int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.procs[tgid]
+	return p != nil && !errors.Is(unix.PidfdSendSignal(p.pidfd, 0, nil, 0), unix.ESRCH)
+}
+
 func (t *taskTable) byNSPid(pid int) *process {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -71,6 +71,34 @@ func notSaid(id, text string) string {
 // TestPassedOutside: a container that is not ours holds a file on which a container of ours has allocated. When that ends, the holder
 // is ended too, and the reservation and the memory are free again; a neighbour that holds nothing lives.
 func TestPassedOutside(t *testing.T) {
+	for name, more := range map[string]func(sender string) []string{
+		"elsewhere":                 func(string) []string { return nil },
+		"below the sender's cgroup": func(sender string) []string { return belowCgroup(t, sender) },
+	} {
+		t.Run(name, func(t *testing.T) { passedOutside(t, more) })
+	}
+}
+
+// belowCgroup are options of docker run that put a container's cgroup below another's. Where systemd makes the cgroups it refuses that.
+func belowCgroup(t *testing.T, id string) []string {
+	t.Helper()
+	if strings.TrimSpace(docker(t, "info", "-f", "{{.CgroupDriver}}")) != "cgroupfs" {
+		return nil
+	}
+	return []string{"--cgroup-parent", cgroupOf(t, id)}
+}
+
+// cgroupOf is a container's cgroup, as the ledger has it.
+func cgroupOf(t *testing.T, id string) string {
+	t.Helper()
+	r, err := ledger.Open(lab.RunDir).Get(id)
+	if err != nil || !strings.Contains(r.Cgroup, id) {
+		t.Fatalf("cgroup %q, %v", r.Cgroup, err)
+	}
+	return r.Cgroup
+}
+
+func passedOutside(t *testing.T, more func(sender string) []string) {
 	noTrace(t)
 	volume := t.TempDir()
 	neighbour := container{opts: []string{"--runtime", "runc"}, cmd: []string{"sleep", "100"}}.start(t)
@@ -78,7 +106,7 @@ func TestPassedOutside(t *testing.T) {
 	before := driverUsed(t)
 	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"}, cmd: []string{"cgpu-probe", "send-fds", "/vol/s", "100MiB"}}.start(t)
 	eventually(t, 10*time.Second, func() string { return notSaid(sender, "ready=1") })
-	holder := container{opts: []string{"--runtime", "runc", "-v", volume + ":/vol"}, cmd: []string{"cgpu-probe", "recv-fds", "/vol/s", "100"}}.start(t)
+	holder := container{opts: append([]string{"--runtime", "runc", "-v", volume + ":/vol"}, more(sender)...), cmd: []string{"cgpu-probe", "recv-fds", "/vol/s", "100"}}.start(t)
 	eventually(t, 10*time.Second, func() string { return notSaid(holder, "ready=1") })
 	docker(t, "rm", "-f", sender)
 	eventually(t, 10*time.Second, func() string {
