@@ -452,7 +452,9 @@ func (a *account) adopt(clientHandle, parent, handle uint32, ch *charge) {
 		return
 	}
 	o := &object{handle: handle, parent: parent, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: ch}
-	if ch != nil {
+	if ch == nil { // it is no device memory; what it is the driver does not say
+		o.class, o.kind = 0, rm.ClassPlain
+	} else {
 		if ch.handles == 0 {
 			a.zombies--
 		}

@@ -473,6 +473,9 @@ func TestEndUVM(t *testing.T) {
 			d.calls = nil
 			g.endUVM(c.file)
 			wantUsage(t, g.account, 0, 0)
+			if stop, unmap := slices.Index(d.calls, rm.UVMUnregisterVASpace), slices.Index(d.calls, rm.UVMUnmapExternal); unmap >= 0 && unmap < stop {
+				t.Error("unmapped before the channels were stopped")
+			}
 			slices.Sort(d.calls) // the order of the mappings is not given
 			slices.Sort(x.want)
 			if !slices.Equal(d.calls, x.want) || g.files.count() != 0 || g.account.hasZombies() {

@@ -1,8 +1,6 @@
 package guard
 
 import (
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -43,13 +41,6 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	for _, off := range ctl.Clear {
 		rm.PutU64(params, off, 0)
 	}
-	if ctl.Slow {
-		if !g.awaitSlow(l, c) {
-			return replyDone
-		}
-		begin := time.Now()
-		defer func() { g.slow.spend(time.Now(), time.Since(begin).Seconds()) }()
-	}
 	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
 		return g.onDebugMemory(l, c, ctl, client)
 	}
@@ -86,10 +77,10 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	switch ctl.Kind {
 	case rm.ControlSchedule:
 		return g.onSchedule(l, c, client, params)
-	case rm.ControlResetChannel:
-		return g.onReset(l, c, client, params)
+	case rm.ControlOwnChannel, rm.ControlResetChannel:
+		return g.onFailed(l, c, ctl, client, params)
 	case rm.ControlRegOps:
-		return g.onRegOps(l, c, params)
+		return g.onRegOps(l, c, ctl, params)
 	}
 	if !c.valid(l) {
 		return replyDone

@@ -47,7 +47,13 @@ func (w *worker) serve(n *seccompNotif) {
 // number is in use again: then nothing was done and the caller tries anew.
 func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	g := w.g
-	k.mu.Lock() // a second notification of a thread waits here for the first, whose caller is away by then
+	if !k.mu.TryLock() { // a second notification of a thread waits for the first, whose caller is away by then
+		k.mu.Lock()
+		if !w.l.valid(n.ID) {
+			k.mu.Unlock()
+			return false
+		}
+	}
 	defer k.mu.Unlock()
 
 	if s := k.saved; s != nil {

@@ -146,8 +146,9 @@ func (g *Guard) onAllocMemory(l *listener, c *trappedCall) reply {
 }
 
 const (
-	classSystem       = 0x3e // NV01_MEMORY_SYSTEM
-	classOSDescriptor = 0x71 // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
+	classSystem       = 0x3e   // NV01_MEMORY_SYSTEM
+	classVirtual      = 0x50a0 // NV50_MEMORY_VIRTUAL
+	classOSDescriptor = 0x71   // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
 )
 
 // native lets the task make a call itself; with a simulated driver, which has no kernel behind the node, the guard does.

@@ -40,7 +40,8 @@ type Guard struct {
 	nodes   nodeTable
 	gpus    []gpuIdentity
 	bucket  bucket
-	slow    bucket // of seconds
+	slow    bucket       // of seconds, for calls that hold the driver's locks for long
+	waiters atomic.Int32 // calls that wait for it
 	stats   stats
 
 	pendingRoots atomic.Int64
@@ -259,24 +260,41 @@ type bucket struct {
 }
 
 // take spends a token and says how long to wait for it; 0 for an unlimited bucket.
-func (b *bucket) take(now time.Time) time.Duration { return b.spend(now, 1) }
-
-// spend takes n tokens.
-func (b *bucket) spend(now time.Time, n float64) time.Duration {
+func (b *bucket) take(now time.Time) time.Duration {
 	if b.perSecond <= 0 {
 		return 0
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.fill(now)
+	b.tokens--
+	if b.tokens >= 0 {
+		return 0
+	}
+	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
+}
+
+// pay takes n tokens if the bucket is not in debt; else it says when it will not be.
+func (b *bucket) pay(now time.Time, n float64) time.Duration {
+	if b.perSecond <= 0 {
+		return 0
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fill(now)
+	if b.tokens < 0 {
+		return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
+	}
+	b.tokens -= n
+	return 0
+}
+
+// fill adds what has come since the last time.
+func (b *bucket) fill(now time.Time) {
 	if b.last.IsZero() {
 		b.tokens = b.burst
 	} else {
 		b.tokens = min(b.burst, b.tokens+now.Sub(b.last).Seconds()*b.perSecond)
 	}
 	b.last = now
-	b.tokens -= n
-	if b.tokens >= 0 {
-		return 0
-	}
-	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
 }

@@ -81,6 +81,9 @@ func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint6
 		}
 	} else {
 		rec.class, rec.kind = classSystem, rm.ClassPlain
+		if virtual {
+			rec.class = classVirtual
+		}
 	}
 	cancel := func() {
 		if gpu != noGPU {

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"bytes"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -8,40 +9,57 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// slowCalls bounds the calls by which libcuda and its debugger deal with a kernel that has failed (rm.Control.Slow). They hold the driver's
-// locks, under which all containers' calls wait, for 4 ms (RESET_CHANNEL), 34 ms (CLEAR_ALL_SM_ERROR_STATES) or 250 ms (EXEC_REG_OPS;
-// all on an H200). A failed kernel takes 0.4 s of them, so eight processes can fail at once; after that they take a tenth of the time.
+// A kernel that executes trap or a breakpoint, or overflows its stack, stops at a hardware exception. libcuda's debugger object takes those,
+// and then the driver leaves all to libcuda (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), which reads what happened and ends
+// the channel. These are the calls that it makes for that, and those of CUDA's core dumps and of cuda-gdb.
+
+// slowCalls bounds calls that hold the driver's locks, under which all containers' calls wait, for milliseconds (rm.Control.HoldsLocks,
+// measured on an H200). A failed kernel takes 0.3 s of them, so eight programs can fail at once; after that they take a tenth of the time.
 func slowCalls() bucket { return bucket{perSecond: 0.1, burst: 3} }
 
-// maxWait is how long a call that waits for something goes without a look whether its caller is still there.
-const maxWait = 100 * time.Millisecond
+// maxWaiters bounds the calls of a container that wait for a slow call: each has one of its filter's workers.
+const maxWaiters = 16
 
-// awaitSlow waits until the container may make another slow call. False: the caller is gone.
-func (g *Guard) awaitSlow(l *listener, c *trappedCall) bool {
-	for {
-		wait := g.slow.spend(time.Now(), 0)
-		if wait == 0 {
-			return true
-		}
-		time.Sleep(min(wait, maxWait))
-		if !c.valid(l) {
-			return false
-		}
+// payFor waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
+// has to come again.
+func (g *Guard) payFor(l *listener, c *trappedCall, locks time.Duration) bool {
+	wait := g.slow.pay(time.Now(), locks.Seconds())
+	if wait == 0 {
+		return true
 	}
+	defer g.waiters.Add(-1)
+	if g.waiters.Add(1) > maxWaiters {
+		return false
+	}
+	for wait > 0 && c.valid(l) {
+		time.Sleep(min(wait, 10*time.Millisecond))
+		wait = g.slow.pay(time.Now(), locks.Seconds())
+	}
+	return wait == 0
 }
 
-// onReset carries out RESET_CHANNEL, by which libcuda ends a channel whose kernel has stopped at a hardware exception: while its debugger
-// object takes exceptions, the driver leaves that to it (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), and a program
-// whose channel is not reset waits for ever. The driver does not check the engine that the call names
-// (kernel_channel.c, kchannelCtrlCmdResetChannel_IMPL), and its firmware resets it; so it must be the channel's own.
-func (g *Guard) onReset(l *listener, c *trappedCall, client uint32, params []byte) reply {
-	handle := rm.U32(c.call.Outer, rm.ControlObject)
+// onFailed carries out a call on the container's own channel: CLEAR_ALL_SM_ERROR_STATES, and RESET_CHANNEL, which ends it. The driver does
+// not check the engine that the latter names (kernel_channel.c, kchannelCtrlCmdResetChannel_IMPL), and its firmware resets that; so it
+// must be the channel's own.
+func (g *Guard) onFailed(l *listener, c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
+	handle := rm.U32(params, 0)
+	if ctl.Kind == rm.ControlResetChannel {
+		handle = rm.U32(c.call.Outer, rm.ControlObject)
+	}
+	if !g.payFor(l, c, ctl.HoldsLocks) {
+		return fail(unix.EINTR)
+	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
 	engine, ok := g.account.engineOf(client, handle)
 	if !ok {
 		return c.status(rm.StatusInvalidObject)
 	}
-	if engine == 0 || rm.U32(params, rm.ResetEngine) != engine || rm.U32(params, rm.ResetSubdevice) != 0 ||
-		rm.U32(params, rm.ResetReason) > rm.ResetReasonLast {
+	if ctl.Kind == rm.ControlResetChannel && (engine == 0 || rm.U32(params, rm.ResetEngine) != engine ||
+		rm.U32(params, rm.ResetSubdevice) != 0 || rm.U32(params, rm.ResetReason) > rm.ResetReasonLast) {
 		g.logOnce("reset", "denied the reset of an engine that is not the channel's own", "engine", rm.U32(params, rm.ResetEngine), "own", engine)
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInvalidArgument)
@@ -52,25 +70,105 @@ func (g *Guard) onReset(l *listener, c *trappedCall, client uint32, params []byt
 	return fail(c.exec())
 }
 
-// onRegOps carries out EXEC_REG_OPS on registers of a channel's own context, which libcuda writes to be able to dump a core
-// (CUDA_ENABLE_COREDUMP_ON_EXCEPTION). Operations of any other type reach registers that all contexts share, and a route a MIG partition.
-func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
-	client, channel := rm.U32(params, rm.RegOpsClient), rm.U32(params, rm.RegOpsChannel)
-	ops := c.call.Blocks[1].Data
-	_, own := g.account.engineOf(client, channel)
-	own = own && len(ops) > 0 && rm.U64(params, rm.RegOpsRoute) == 0 && rm.U64(params, rm.RegOpsRoute+8) == 0
-	for ; own && len(ops) > 0; ops = ops[rm.RegOpSize:] {
-		own = ops[rm.RegOpType] == rm.RegOpTypeGRCtx
-	}
-	if !own {
-		g.logOnce("regops", "denied access to registers of the GPU that are not of the container's own context")
+// dumpOp is the one register that CUDA's core dumps write (CUDA_ENABLE_COREDUMP_ON_EXCEPTION): a bit of the channel's own context, as an
+// NV2080_CTRL_GPU_REG_OP. Seen on an H200 with 580.159.04. Others stop the SMs, which neighbours need, or are of the GPU as a whole.
+func dumpOp() []byte {
+	b := make([]byte, rm.RegOpSize)
+	b[0], b[1] = 1, 1          // WRITE_32, of type GR_CTX
+	rm.PutU32(b, 12, 0x4208b0) // register
+	rm.PutU32(b, 20, 1<<16)    // value
+	rm.PutU32(b, 28, 1<<16)    // of these bits
+	return b
+}
+
+// onRegOps carries out EXEC_REG_OPS of a core dump, on a channel of the container's, and nothing else.
+func (g *Guard) onRegOps(l *listener, c *trappedCall, ctl rm.Control, params []byte) reply {
+	client := rm.U32(params, rm.RegOpsClient)
+	if !bytes.Equal(c.call.Blocks[1].Data, dumpOp()) || rm.U64(params, rm.RegOpsRoute) != 0 || rm.U64(params, rm.RegOpsRoute+8) != 0 {
+		g.logOnce("regops", "denied access to the GPU's registers")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
+	}
+	if !g.payFor(l, c, ctl.HoldsLocks) {
+		return fail(unix.EINTR)
+	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
+	if _, ok := g.account.engineOf(client, rm.U32(params, rm.RegOpsChannel)); !ok {
+		return c.status(rm.StatusInvalidObject)
 	}
 	if !c.valid(l) {
 		return replyDone
 	}
 	return fail(c.exec())
+}
+
+// chunk is how much of a debugger's read or write the guard carries out at a time: cuda-gdb asks for 16 MiB at once.
+const chunk = 256 << 10
+
+// onDebugMemory carries out DEBUG_READ_MEMORY and DEBUG_WRITE_MEMORY on memory of the debugger object's own client, in pieces.
+func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, client uint32) reply {
+	params := c.call.Blocks[0].Data
+	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
+	if length == 0 || int(length) > ctl.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	b := c.mem.take(min(chunk, int(length)))
+	defer func() { // the driver changes nothing in the parameters
+		copy(params, c.before[1])
+		c.call.Blocks = c.call.Blocks[:1]
+	}()
+	for done := uint32(0); done < length; {
+		piece := b[:min(len(b), int(length-done))]
+		rm.PutU32(params, rm.DebugMemoryLength, uint32(len(piece)))
+		rm.PutU64(params, rm.DebugMemoryOffset, offset+uint64(done))
+		c.call.Blocks = append(c.call.Blocks[:1], rm.Block{In: 0, Off: rm.DebugMemoryBuffer, Addr: addr + uint64(done), Data: piece})
+		if rep, ok := g.debugPiece(l, c, ctl, client, memoryPart{addr + uint64(done), piece}); !ok {
+			return rep
+		}
+		done += uint32(len(piece))
+	}
+	return replyDone
+}
+
+// debugPiece carries out one piece. False: it is the last, and the reply the call's.
+func (g *Guard) debugPiece(l *listener, c *trappedCall, ctl rm.Control, client uint32, piece memoryPart) (reply, bool) {
+	write := ctl.Kind == rm.ControlDebugWrite
+	if write && !readMemory(c.k.tid, piece.addr, piece.data) {
+		return fail(unix.EFAULT), false
+	}
+	if !g.payFor(l, c, ctl.HoldsLocks) {
+		return fail(unix.EINTR), false
+	}
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient), false
+	}
+	defer lock.unlock()
+	// The driver takes any object that has an address (_nv83deCtrlCmdDebugAccessMemory): of a range of virtual addresses it would read the
+	// host's memory at the numbers that the container chose. So only what is known to be memory passes.
+	if o, ok := g.account.lookup(client, rm.U32(c.call.Blocks[0].Data, rm.DebugMemoryHandle)); !ok || o.class != classSystem &&
+		(o.kind != rm.ClassVidmem || o.charge == nil) {
+		return c.status(rm.StatusInvalidObject), false
+	}
+	if c.valid(l) {
+		status, e := c.execStatus()
+		if e != 0 || status != rm.StatusOK {
+			return fail(e), false
+		}
+	}
+	// A caller that is away gets no part of an answer: the call comes again, and then begins anew. And its number may be another's.
+	if !c.valid(l) {
+		c.executed = false
+		return replyDone, false
+	}
+	if !write && !writeMemory(c.k.tid, []memoryPart{piece}) {
+		return fail(unix.EFAULT), false
+	}
+	return replyDone, true
 }
 
 // engineOf is the engine of a channel: its group's or, where that does not say, its own; 0 if neither does. False: it is no channel.
@@ -90,47 +188,4 @@ func (a *account) engineOf(client, handle uint32) (engine uint32, ok bool) {
 		return engineGR, true
 	}
 	return group.engine, true
-}
-
-// chunk is how much of a debugger's read or write the guard carries out at a time: cuda-gdb asks for 16 MiB at once.
-const chunk = 256 << 10
-
-// onDebugMemory carries out DEBUG_READ_MEMORY and DEBUG_WRITE_MEMORY on memory of the debugger object's own client, in pieces. The driver
-// takes any object that has an address (_nv83deCtrlCmdDebugAccessMemory); registers and address spaces are not memory here.
-func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, client uint32) reply {
-	write := ctl.Kind == rm.ControlDebugWrite
-	params := c.call.Blocks[0].Data
-	if o, ok := g.account.lookup(client, rm.U32(params, rm.DebugMemoryHandle)); ok && o.kind != rm.ClassVidmem && o.class != classSystem &&
-		o.class != classOSDescriptor {
-		return c.status(rm.StatusInvalidObject)
-	}
-	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
-	if length == 0 || int(length) > ctl.Pointers[0].MaxBytes || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
-		return c.status(rm.StatusInvalidArgument)
-	}
-	b := c.mem.take(min(chunk, int(length)))
-	defer func() { // the driver changes nothing in the parameters
-		copy(params, c.before[1])
-		c.call.Blocks = c.call.Blocks[:1]
-	}()
-	for done := uint32(0); done < length; {
-		piece := b[:min(len(b), int(length-done))]
-		if write && !readMemory(c.k.tid, addr+uint64(done), piece) {
-			return fail(unix.EFAULT)
-		}
-		rm.PutU32(params, rm.DebugMemoryLength, uint32(len(piece)))
-		rm.PutU64(params, rm.DebugMemoryOffset, offset+uint64(done))
-		c.call.Blocks = append(c.call.Blocks[:1], rm.Block{In: 0, Off: rm.DebugMemoryBuffer, Addr: addr + uint64(done), Data: piece})
-		if !c.valid(l) {
-			return replyDone
-		}
-		if status, e := c.execStatus(); e != 0 || status != rm.StatusOK {
-			return fail(e)
-		}
-		if !write && !writeMemory(c.k.tid, []memoryPart{{addr + uint64(done), piece}}) {
-			return fail(unix.EFAULT)
-		}
-		done += uint32(len(piece))
-	}
-	return replyDone
 }

@@ -1,9 +1,15 @@
 package guard
 
 import (
+	"bytes"
+	"os"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -68,7 +74,7 @@ func TestResetChannel(t *testing.T) {
 	}
 }
 
-// TestRegOps: registers of the container's own context may be written, and no others.
+// TestRegOps: what a core dump writes into an own context passes, and nothing else.
 func TestRegOps(t *testing.T) {
 	const group, channel = 0x200, 0x201
 	d := answering(0, nil)
@@ -80,36 +86,42 @@ func TestRegOps(t *testing.T) {
 		rm.PutU32(p, rm.TSGEngineType, 1)
 		f.escape(rm.EscAlloc, fakeAlloc(x[0], x[1], x[2], p), p)
 	}
+	changed := func(at int, v byte) []byte {
+		b := dumpOp()
+		b[at] = v
+		return b
+	}
 	for _, x := range []struct {
 		name            string
 		client, channel uint32
-		types           []byte
+		route           uint32
+		ops             []byte
 		status          uint32
 		calls           int
 	}{
-		{"no channel: the whole GPU", fakeClient, 0, []byte{rm.RegOpTypeGRCtx}, rm.StatusNotSupported, 0},
-		{"no client", 0, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusNotSupported, 0},
-		{"another container's client", 0xc1d00099, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusInvalidClient, 0},
-		{"a register of the GPU", fakeClient, channel, []byte{0}, rm.StatusNotSupported, 0},
-		{"one of the memory's", fakeClient, channel, []byte{0x20}, rm.StatusNotSupported, 0},
-		{"one of the GPU among others", fakeClient, channel, []byte{rm.RegOpTypeGRCtx, 0}, rm.StatusNotSupported, 0},
-		{"none", fakeClient, channel, nil, rm.StatusNotSupported, 0},
-		{"too many", fakeClient, channel, []byte{1, 1, 1, 1, 1}, rm.StatusInvalidArgument, 0},
-		{"as libcuda does", fakeClient, channel, []byte{rm.RegOpTypeGRCtx}, rm.StatusOK, 1},
+		{"no channel: the whole GPU", fakeClient, 0, 0, dumpOp(), rm.StatusInvalidObject, 0},
+		{"no client", 0, channel, 0, dumpOp(), rm.StatusInvalidClient, 0},
+		{"another container's client", 0xc1d00099, channel, 0, dumpOp(), rm.StatusInvalidClient, 0},
+		{"a partition", fakeClient, channel, 1, dumpOp(), rm.StatusNotSupported, 0},
+		{"a register of the GPU", fakeClient, channel, 0, changed(1, 0), rm.StatusNotSupported, 0},
+		{"one of the memory's", fakeClient, channel, 0, changed(1, 0x20), rm.StatusNotSupported, 0},
+		{"another register of the context", fakeClient, channel, 0, changed(12, 0xb4), rm.StatusNotSupported, 0},
+		{"another bit", fakeClient, channel, 0, changed(20, 1), rm.StatusNotSupported, 0},
+		{"two", fakeClient, channel, 0, append(dumpOp(), dumpOp()...), rm.StatusNotSupported, 0},
+		{"none", fakeClient, channel, 0, nil, rm.StatusNotSupported, 0},
+		{"too many", fakeClient, channel, 0, make([]byte, 5*rm.RegOpSize), rm.StatusInvalidArgument, 0},
+		{"as libcuda does", fakeClient, channel, 0, dumpOp(), rm.StatusOK, 1},
 	} {
-		ops := make([]byte, rm.RegOpSize*len(x.types))
-		for i, kind := range x.types {
-			ops[i*rm.RegOpSize+rm.RegOpType] = kind
-		}
 		p := make([]byte, 48)
 		putWords(p, rm.RegOpsClient, x.client, x.channel)
-		rm.PutU32(p, 20, uint32(len(x.types)))
-		if len(ops) > 0 {
-			putPointer(p, 24, ops)
+		rm.PutU32(p, 20, uint32(len(x.ops)/rm.RegOpSize))
+		rm.PutU32(p, rm.RegOpsRoute, x.route)
+		if len(x.ops) > 0 {
+			putPointer(p, 24, x.ops)
 		}
 		o := fakeControlCall(fakeDevice, 0x20800122, p)
 		before := len(d.calls)
-		f.escape(rm.EscControl, o, p, ops)
+		f.escape(rm.EscControl, o, p, x.ops)
 		if status, calls := rm.U32(o, rm.ControlStatus), len(d.calls)-before; status != x.status || calls != x.calls {
 			t.Errorf("%s: %s, %d driver calls; want %s, %d", x.name, rm.StatusName(status), calls, rm.StatusName(x.status), x.calls)
 		}
@@ -175,23 +187,171 @@ func TestDebugMemory(t *testing.T) {
 	}
 }
 
-// TestSlowCalls: calls that hold the driver's locks for long are paid for in time.
+// debugCall makes a debugger's read or write of some memory from its start.
+func debugCall(f *fakeCall, cmd, handle uint32, buffer []byte) (status uint32) {
+	p := make([]byte, 24)
+	putWords(p, rm.DebugMemoryHandle, handle, uint32(len(buffer)))
+	putPointer(p, rm.DebugMemoryBuffer, buffer)
+	o := fakeControlCall(fakeDevice, cmd, p)
+	f.escape(rm.EscControl, o, p, buffer)
+	return rm.U32(o, rm.ControlStatus)
+}
+
+// TestDebugOnlyMemory: the driver would read the host's memory through a range of addresses, and write what all read through a page of its
+// own. So what the guard has not seen made as memory is refused: virtual memory of the old way to allocate, imports, unknown handles.
+func TestDebugOnlyMemory(t *testing.T) {
+	const virtual, imported, readOnly = 0x301, 0x302, 0x303
+	d := answering(0, func(call *rm.Call) {
+		if call.NR() == rm.EscVidHeapControl {
+			rm.PutU32(call.Outer, rm.HeapAllocMemory, virtual)
+		}
+	})
+	g := withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	heap := make([]byte, rm.HeapSize)
+	rm.PutU32(heap, rm.HeapRoot, fakeClient)
+	rm.PutU32(heap, rm.HeapParent, fakeDevice)
+	rm.PutU32(heap, rm.HeapFunction, rm.HeapFnAllocSize)
+	rm.PutU32(heap, rm.HeapAllocFlags, rm.MemoryFlagVirtual)
+	if f.escape(rm.EscVidHeapControl, heap); rm.U32(heap, rm.HeapStatus) != rm.StatusOK {
+		t.Fatal(rm.StatusName(rm.U32(heap, rm.HeapStatus)))
+	}
+	g.account.adopt(fakeClient, fakeDevice, imported, nil)
+	g.account.addObject(fakeClient, object{handle: readOnly, parent: fakeDevice, class: 0xde, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
+	before := len(d.calls)
+	buffer := make([]byte, 16)
+	for _, handle := range []uint32{virtual, imported, readOnly, 0x999, 0} {
+		for _, cmd := range []uint32{0x83de0315, 0x83de0316} {
+			if status := debugCall(f, cmd, handle, buffer); status != rm.StatusInvalidObject || len(d.calls) != before {
+				t.Errorf("%#x of %#x: %s, %d driver calls", cmd, handle, rm.StatusName(status), len(d.calls)-before)
+			}
+		}
+	}
+}
+
+// TestSlowCalls: calls that hold the driver's locks for long are paid for before they are made, however many threads make them.
 func TestSlowCalls(t *testing.T) {
 	b, now := slowCalls(), time.Now()
-	if wait := b.spend(now, 0); wait != 0 {
-		t.Errorf("the first waits %v", wait)
+	passed := 0
+	for range 64 {
+		if b.pay(now, 0.25) == 0 {
+			passed++
+		}
 	}
-	b.spend(now, 3.5)
-	if wait := b.spend(now, 0); wait != 5*time.Second {
-		t.Errorf("half a second too much waits %v", wait)
+	if passed != 13 { // of 3 seconds, and the one that makes the debt
+		t.Errorf("%d of 64 at once", passed)
 	}
-	if wait := b.spend(now.Add(5*time.Second), 0); wait != 0 {
-		t.Errorf("after that it waits %v", wait)
+	if wait := b.pay(now, 0.25); wait != 2500*time.Millisecond {
+		t.Errorf("then a wait of %v", wait)
 	}
-	for _, id := range []uint32{0x906f0102, 0x20800122, 0x83de030c, 0x83de0310, 0x83de0315, 0x83de0316} {
-		abi, _ := rm.ForDriver(testVersion, false)
-		if c, ok := abi.Control(id); !ok || !c.Slow {
+	if wait := b.pay(now.Add(2500*time.Millisecond), 0.25); wait != 0 {
+		t.Errorf("after that %v more", wait)
+	}
+	abi, err := rm.ForDriver(testVersion, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []uint32{0x906f0102, 0x20800122, 0x83de0310, 0x83de0315, 0x83de0316} {
+		if c, ok := abi.Control(id); !ok || c.HoldsLocks == 0 {
 			t.Errorf("%#x is not among them", id)
 		}
 	}
+	d := answering(0, nil)
+	g := withClient(newFakeGuard(t, d))
+	g.slow = bucket{perSecond: 1e-3, burst: -1} // in debt for long
+	g.waiters.Store(maxWaiters)
+	p := make([]byte, 8)
+	if rep := newFakeCall(t, g, fakeControl).escape(rm.EscControl, fakeControlCall(fakeDevice, 0x83de0310, p), p); rep.errno != unix.EINTR || len(d.calls) != 0 {
+		t.Errorf("one more than may wait: %+v", rep)
+	}
+}
+
+// TestDebugSwapped: another thread puts something else in the place of the memory between two pieces.
+func TestDebugSwapped(t *testing.T) {
+	var g *Guard
+	writes := 0
+	d := answering(0, func(call *rm.Call) {
+		if rm.U32(call.Outer, rm.ControlCmd) == 0x83de0316 {
+			if writes++; writes == 1 { // what RM_FREE and RM_ALLOC of another thread do to the account
+				g.account.freeObject(fakeClient, fakeMemory)
+				g.account.addObject(fakeClient, object{handle: fakeMemory, parent: fakeDevice, class: 0x50a0, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
+			}
+		}
+	})
+	g = withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	if debugCall(f, 0x83de0316, fakeMemory, make([]byte, 2*chunk)); writes != 1 {
+		t.Errorf("%d writes, the second to an address space", writes)
+	}
+}
+
+// notified is a thread that waits in a notification, which end answers.
+func notified(t *testing.T) (l *listener, id uint64, end func()) {
+	t.Helper()
+	fds := make(chan int)
+	go func() {
+		runtime.LockOSThread()
+		prog := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
+			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: unix.SYS_GETPPID},
+			{Code: unix.BPF_RET, K: 0x7fff0000}, {Code: unix.BPF_RET, K: 0x7fc00000}}
+		fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
+		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, 1, 1<<3, uintptr(unsafe.Pointer(&fprog)))
+		if e != 0 {
+			fds <- -1
+			return
+		}
+		fds <- int(fd)
+		unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+		runtime.Goexit() // the thread ends
+	}()
+	fd := <-fds
+	if fd < 0 {
+		t.Fatal("no filter")
+	}
+	l = &listener{fd: fd}
+	var n seccompNotif
+	if e := ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)); e != 0 {
+		t.Fatal(e)
+	}
+	return l, n.ID, func() { l.answer(n.ID, replyDone) }
+}
+
+// A signal, or an exec by another thread, takes the caller away while the driver reads.
+func TestDebugInterrupted(t *testing.T) {
+	l, id, end := notified(t)
+	reads := 0
+	d := answering(0, func(call *rm.Call) {
+		if rm.U32(call.Outer, rm.ControlCmd) == 0x83de0315 {
+			if reads++; reads == 1 {
+				for i := range call.Blocks[1].Data {
+					call.Blocks[1].Data[i] = 0xee
+				}
+				end()
+			}
+		}
+	})
+	g := withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	buffer, p := make([]byte, 3*chunk), make([]byte, 24)
+	putWords(p, rm.DebugMemoryHandle, fakeMemory, uint32(len(buffer)))
+	putPointer(p, rm.DebugMemoryBuffer, buffer)
+	o := fakeControlCall(fakeDevice, 0x83de0315, p)
+	rm.PutU32(o, rm.ControlStatus, 0x1234)
+	c := &f.trappedCall
+	c.mem.reset()
+	addr := uint64(uintptr(unsafe.Pointer(&o[0])))
+	c.n = &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
+	if !c.load(uint32(c.n.Args[1]), addr, len(o)) {
+		t.Fatal("load")
+	}
+	rep := g.onEscape(l, c)
+	if bytes.IndexByte(buffer, 0xee) >= 0 {
+		t.Error("memory was written by thread number after the thread had left the call")
+	}
+	w := &worker{g: g, l: l}
+	w.finish(c, rep)
+	if s := c.k.saved; s != nil && s.matches(c.n, os.Getpid()) {
+		t.Errorf("one piece of three is read, and the call is answered %+v with %d parts when it comes again", s.rep, len(s.parts()))
+	}
+	runtime.KeepAlive(o)
 }

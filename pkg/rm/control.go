@@ -1,5 +1,7 @@
 package rm
 
+import "time"
+
 // ControlKind is what a control means to the guard. The zero value denies.
 type ControlKind uint8
 
@@ -27,6 +29,7 @@ const (
 	ControlImportFDs                  // 0x3d0c
 	ControlFD                         // other controls with a file descriptor of the caller
 	ControlSchedule                   // enables a channel or a group: may undo a pause
+	ControlOwnChannel                 // names a channel of the caller's client at 0
 	ControlResetChannel               // 0x906f0102: ends a channel whose kernel failed
 	ControlDebugRead                  // 0x83de0315: memory, through a debugger object
 	ControlDebugWrite                 // 0x83de0316
@@ -39,12 +42,12 @@ type Control struct {
 	ID            uint32
 	Name          string
 	Kind          ControlKind
-	Size          int       // size of the parameters; 0: any up to MaxControlParams
-	Pointers      []Pointer // user pointers in the parameters
-	ClientHandles []int     // offsets of client handles in the parameters; each must be 0 or the container's own
-	Clear         []int     // offsets of pointers that mean nothing to the driver; zeroed before it sees them
-	FDOff         int       // offset of a file descriptor of the caller, -1: none
-	Slow          bool      // holds the driver's locks for milliseconds and more
+	Size          int           // size of the parameters; 0: any up to MaxControlParams
+	Pointers      []Pointer     // user pointers in the parameters
+	ClientHandles []int         // offsets of client handles in the parameters; each must be 0 or the container's own
+	Clear         []int         // offsets of pointers that mean nothing to the driver; zeroed before it sees them
+	FDOff         int           // offset of a file descriptor of the caller, -1: none
+	HoldsLocks    time.Duration // for how long it holds the driver's locks, where that is much more than a call's usual time
 	Source        string
 }
 
@@ -102,7 +105,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 			continue
 		}
 		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
-			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Slow: r.slow, Source: r.source}
+			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
 			c.FDOff = r.fd
@@ -123,7 +126,7 @@ type controlRow struct {
 	clients  []int
 	clear    []int
 	fd       int // only with kinds that have one
-	slow     bool
+	locks    time.Duration
 	source   string
 }
 

@@ -1,5 +1,7 @@
 package rm
 
+import "time"
+
 // maxList bounds the memory behind a pointer of an information call; maxCopy is the driver's own bound for any other
 // (RMAPI_PARAM_COPY_MAX_PARAMS_SIZE in src/nvidia/inc/kernel/rmapi/param_copy.h).
 const (
@@ -113,7 +115,7 @@ var controls = []controlRow{
 	{id: 0x20800110, name: "NV2080_CTRL_CMD_GPU_GET_NAME_STRING", kind: ControlFlat, sizes: []since{{0, 132}, {595_000_00, 68}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800111, name: "NV2080_CTRL_CMD_GPU_GET_SHORT_NAME_STRING", kind: ControlFlat, sizes: []since{{0, 64}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800119, name: "NV2080_CTRL_CMD_GPU_GET_SIMULATION_INFO", kind: ControlFlat, source: "ctrl2080gpu.h"},
-	{id: 0x20800122, name: "NV2080_CTRL_CMD_GPU_EXEC_REG_OPS", kind: ControlRegOps, slow: true, sizes: []since{{0, 48}}, clients: []int{0}, pointers: []Pointer{{Off: 24, CountOff: 20, ElemSize: RegOpSize, MaxBytes: 4 * RegOpSize}}, source: "ctrl2080gpu.h"},
+	{id: 0x20800122, name: "NV2080_CTRL_CMD_GPU_EXEC_REG_OPS", kind: ControlRegOps, locks: 250 * time.Millisecond, sizes: []since{{0, 48}}, clients: []int{0}, pointers: []Pointer{{Off: 24, CountOff: 20, ElemSize: RegOpSize, MaxBytes: 4 * RegOpSize}}, source: "ctrl2080gpu.h"},
 	{id: 0x20800123, name: "NV2080_CTRL_CMD_GPU_GET_ENGINES", kind: ControlFlat, sizes: []since{{0, 16}}, pointers: []Pointer{{Off: 8, CountOff: 0, ElemSize: 4, MaxBytes: maxList}}, source: "ctrl2080gpu.h"},
 	{id: 0x2080012f, name: "NV2080_CTRL_CMD_GPU_QUERY_ECC_STATUS", kind: ControlFlat, source: "ctrl2080gpu.h"},
 	{id: 0x20800131, name: "NV2080_CTRL_CMD_GPU_QUERY_COMPUTE_MODE_RULES", kind: ControlFlat, source: "ctrl2080gpu.h"},
@@ -230,15 +232,15 @@ var controls = []controlRow{
 	{id: 0x50800103, name: "NV5080_CTRL_CMD_DEFERRED_API_V2", kind: ControlDeny, source: "ctrl5080.h"},
 	{id: 0x83de0307, name: "NV83DE_CTRL_CMD_DEBUG_SET_MODE_MMU_DEBUG", kind: ControlFlat, source: "ctrl83dedebug.h"},
 	{id: 0x83de0309, name: "NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK", kind: ControlFlat, source: "ctrl83dedebug.h"},
-	{id: 0x83de030c, name: "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES", kind: ControlFlat, slow: true, source: "ctrl83dedebug.h"},
-	{id: 0x83de0310, name: "NV83DE_CTRL_CMD_DEBUG_CLEAR_ALL_SM_ERROR_STATES", kind: ControlFlat, slow: true, source: "ctrl83dedebug.h"},
-	{id: 0x83de0315, name: "NV83DE_CTRL_CMD_DEBUG_READ_MEMORY", kind: ControlDebugRead, slow: true, sizes: []since{{0, 24}}, pointers: []Pointer{{Off: 16, CountOff: 4, ElemSize: 1, MaxBytes: maxDebugMemory}}, source: "ctrl83dedebug.h"},
-	{id: 0x83de0316, name: "NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY", kind: ControlDebugWrite, slow: true, sizes: []since{{0, 24}}, pointers: []Pointer{{Off: 16, CountOff: 4, ElemSize: 1, MaxBytes: maxDebugMemory}}, source: "ctrl83dedebug.h"},
+	{id: 0x83de030c, name: "NV83DE_CTRL_CMD_DEBUG_READ_ALL_SM_ERROR_STATES", kind: ControlFlat, source: "ctrl83dedebug.h"},
+	{id: 0x83de0310, name: "NV83DE_CTRL_CMD_DEBUG_CLEAR_ALL_SM_ERROR_STATES", kind: ControlOwnChannel, locks: 34 * time.Millisecond, sizes: []since{{0, 8}}, source: "ctrl83dedebug.h"},
+	{id: 0x83de0315, name: "NV83DE_CTRL_CMD_DEBUG_READ_MEMORY", kind: ControlDebugRead, locks: 200 * time.Microsecond, sizes: []since{{0, 24}}, pointers: []Pointer{{Off: 16, CountOff: 4, ElemSize: 1, MaxBytes: maxDebugMemory}}, source: "ctrl83dedebug.h"},
+	{id: 0x83de0316, name: "NV83DE_CTRL_CMD_DEBUG_WRITE_MEMORY", kind: ControlDebugWrite, locks: 200 * time.Microsecond, sizes: []since{{0, 24}}, pointers: []Pointer{{Off: 16, CountOff: 4, ElemSize: 1, MaxBytes: maxDebugMemory}}, source: "ctrl83dedebug.h"},
 	{id: 0x83de0317, name: "NV83DE_CTRL_CMD_DEBUG_SUSPEND_CONTEXT", kind: ControlFlat, source: "ctrl83dedebug.h"},
 	{id: 0x83de0318, name: "NV83DE_CTRL_CMD_DEBUG_RESUME_CONTEXT", kind: ControlFlat, source: "ctrl83dedebug.h"},
 	{id: 0x83de031f, name: "NV83DE_CTRL_CMD_DEBUG_SET_MODE_ERRBAR_DEBUG", kind: ControlFlat, source: "ctrl83dedebug.h"},
 	{id: 0x906f0101, name: "NV906F_CTRL_GET_CLASS_ENGINEID", kind: ControlFlat, source: "ctrl906f.h"},
-	{id: 0x906f0102, name: "NV906F_CTRL_CMD_RESET_CHANNEL", kind: ControlResetChannel, slow: true, sizes: []since{{0, 12}, {550_000_00, 16}}, source: "ctrl906f.h"},
+	{id: 0x906f0102, name: "NV906F_CTRL_CMD_RESET_CHANNEL", kind: ControlResetChannel, locks: 4 * time.Millisecond, sizes: []since{{0, 12}, {550_000_00, 16}}, source: "ctrl906f.h"},
 	{id: 0x90960101, name: "NV9096_CTRL_CMD_SET_ZBC_COLOR_CLEAR", kind: ControlFlat, source: "ctrl9096.h"},
 	{id: 0x90960106, name: "NV9096_CTRL_CMD_GET_ZBC_CLEAR_TABLE_SIZE", kind: ControlFlat, source: "ctrl9096.h"},
 	{id: 0x90960107, name: "NV9096_CTRL_CMD_GET_ZBC_CLEAR_TABLE_ENTRY", kind: ControlFlat, source: "ctrl9096.h"},

@@ -306,12 +306,10 @@ const (
 	DebugMemoryBuffer = 16
 
 	// NV2080_CTRL_GPU_EXEC_REG_OPS_PARAMS and NV2080_CTRL_GPU_REG_OP (ctrl2080gpu.h).
-	RegOpsClient   = 0
-	RegOpsChannel  = 4
-	RegOpsRoute    = 32 // NV2080_CTRL_GR_ROUTE_INFO, 16 bytes
-	RegOpSize      = 32
-	RegOpType      = 1 // a byte
-	RegOpTypeGRCtx = 1 // NV2080_CTRL_GPU_REG_OP_TYPE_GR_CTX
+	RegOpsClient  = 0
+	RegOpsChannel = 4
+	RegOpsRoute   = 32 // NV2080_CTRL_GR_ROUTE_INFO, 16 bytes
+	RegOpSize     = 32
 
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
