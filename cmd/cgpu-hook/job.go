@@ -5,15 +5,18 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"strconv"
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ldcache"
 )
 
 // job is what setup has to do, as spec.Apply wrote it into the hook's arguments.
 type job struct {
-	links   []device.Link
-	libDirs []string
+	links     []device.Link
+	libDirs   []string
+	libraries []ldcache.Entry
 }
 
 func parseJob(args []string) (job, error) {
@@ -28,7 +31,17 @@ func parseJob(args []string) (job, error) {
 		j.links = append(j.links, device.Link{Target: target, Path: path.Clean(to)})
 		return nil
 	})
-	flags.Func("lib-dir", "folder for the ld cache", func(v string) error {
+	flags.Func("lib", "FLAGS::NAME::PATH of a library for the ld cache", func(v string) error {
+		kind, rest, _ := strings.Cut(v, "::")
+		name, file, _ := strings.Cut(rest, "::")
+		number, err := strconv.ParseInt(kind, 0, 32)
+		if err != nil || name == "" || path.Base(name) != name || !path.IsAbs(file) {
+			return fmt.Errorf("%q: want FLAGS::NAME::/PATH", v)
+		}
+		j.libraries = append(j.libraries, ldcache.Entry{Name: name, Path: path.Clean(file), Flags: int32(number)})
+		return nil
+	})
+	flags.Func("lib-dir", "folder for ld.so.conf.d", func(v string) error {
 		if !path.IsAbs(v) || strings.ContainsAny(v, "\n\r#") {
 			return fmt.Errorf("%q: want an absolute path", v)
 		}

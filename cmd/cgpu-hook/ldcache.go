@@ -1,65 +1,67 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ldcache"
 )
 
-// confFile lists our folders for ldconfig. The name is fixed, so that a restarted container has one and not many; it
-// sorts first, so that the driver's libraries win over stubs in the image.
-const confFile = "/etc/ld.so.conf.d/00-cgpu.conf"
+const (
+	cacheFile = "/etc/ld.so.cache"
+	// confFile keeps our libraries found where somebody calls ldconfig in the container. The name is fixed, so that a restarted
+	// container has one and not many; it sorts first, so that the driver's libraries win over stubs in the image.
+	confFile = "/etc/ld.so.conf.d/00-cgpu.conf"
+)
 
-// ldconfigs are the host's, the binary before Ubuntu's shell wrapper.
-var ldconfigs = []string{"/sbin/ldconfig.real", "/usr/sbin/ldconfig.real", "/sbin/ldconfig", "/usr/sbin/ldconfig"}
-
-// updateCache makes the container's dynamic linker find libraries in dirs: it becomes ldconfig, and comes back only with an
-// error, or if there are no dirs. Images with musl ignore what it writes.
+// updateCache makes the container's dynamic linker find the driver's libraries: they are put before what the image's cache has.
+// Images with musl ignore what it writes.
 //
-// The program is the host's, and it changes its root folder to the container's before it reads anything there, so that
-// files of the image are data to it and links lead nowhere else.
-func updateCache(r root, path string, dirs []string) error {
-	if len(dirs) == 0 {
+// No program does it, and the host's ldconfig least: the image is as its author made it, and in the root's /proc, or by "..", he
+// would find the host, which is in sight until the runtime changes the root.
+func updateCache(r root, j job, stderr io.Writer) error {
+	if len(j.libDirs) == 0 {
 		return nil
 	}
-	if err := r.write(confFile, strings.Join(dirs, "\n")+"\n"); err != nil {
+	if err := r.write(confFile, []byte(strings.Join(j.libDirs, "\n")+"\n")); err != nil {
 		return err
 	}
 	if err := includeConf(r); err != nil {
 		return err
 	}
-	for _, ldconfig := range ldconfigs {
-		if _, err := os.Stat(ldconfig); err != nil {
-			continue
-		}
-		return become(ldconfig, path, 20*time.Second)
+	if len(j.libraries) == 0 {
+		return nil
 	}
-	return fmt.Errorf("no ldconfig on the host, looked for %s", strings.Join(ldconfigs, ", "))
+	old, err := r.read(cacheFile, ldcache.MostSize)
+	var cache ldcache.Cache
+	if err == nil {
+		cache, err = ldcache.Parse(old)
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		fmt.Fprintf(stderr, "cgpu-hook: the image's libraries are left out of %s: %v\n", cacheFile, err)
+	}
+	text := cache.With(j.libraries).Encode()
+	if bytes.Equal(text, old) { // a restart
+		return nil
+	}
+	return r.write(cacheFile, text)
 }
 
-// become executes ldconfig in the hook's place, which saves a process and the wait for it. A pipe in the place of a file could
-// hold it for ever, so a timer ends it.
-func become(ldconfig, path string, limit time.Duration) error {
-	// Without it ldconfig waits for the disk, for milliseconds at least. Where it cannot be had that is all that is lost.
-	_ = leaveUnsynced(unix.SECCOMP_FILTER_FLAG_TSYNC)
-	if _, err := unix.Setitimer(unix.ITIMER_REAL, unix.Itimerval{Value: unix.NsecToTimeval(limit.Nanoseconds())}); err != nil {
-		return fmt.Errorf("setitimer: %w", err)
-	}
-	// It begins what it complains about with its name; so the engine's message tells whose it is.
-	return fmt.Errorf("%s: %w", ldconfig, unix.Exec(ldconfig, []string{"cgpu-hook: " + ldconfig, "-r", path}, nil))
-}
-
-// includeConf gives an image without /etc/ld.so.conf one that reads ours: ldconfig knows of the folder only through it.
+// includeConf gives an image without /etc/ld.so.conf one that reads ours.
 func includeConf(r root) error {
-	fd, err := r.open("/etc/ld.so.conf", unix.O_PATH, 0)
+	const file = "/etc/ld.so.conf"
+	fd, err := r.open(file, unix.O_PATH, 0)
 	if err == nil {
 		return unix.Close(fd)
 	}
-	if !os.IsNotExist(err) {
+	if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return r.write("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
+	return r.write(file, []byte("include /etc/ld.so.conf.d/*.conf\n"))
 }

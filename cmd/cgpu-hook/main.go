@@ -177,7 +177,7 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	if err := keepDeviceNodes(root, device.RunDir(), "/proc/driver/nvidia/params"); err != nil {
 		return err
 	}
-	err = updateCache(root, path, job.libDirs)
+	err = updateCache(root, job, stderr)
 	if isReadOnly(err) {
 		fmt.Fprintln(stderr, "cgpu-hook: no ld cache in a read-only root:", err)
 		return nil

@@ -3,8 +3,10 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -32,17 +34,27 @@ func (r root) open(name string, flags uint64, mode uint32) (int, error) {
 		Flags: flags | unix.O_CLOEXEC, Mode: uint64(mode),
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	for {
-		fd, err := unix.Openat2(r.fd, name, &how)
-		// EAGAIN: something was renamed meanwhile, and the kernel could not be sure of "..".
-		if errors.Is(err, unix.EINTR) || errors.Is(err, unix.EAGAIN) {
-			continue
-		}
-		if err != nil {
-			return -1, &os.PathError{Op: "open", Path: name, Err: err}
-		}
-		return fd, nil
+	fd := -1
+	err := retry(func() (err error) {
+		fd, err = unix.Openat2(r.fd, name, &how)
+		return err
+	})
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: name, Err: err}
 	}
+	return fd, nil
+}
+
+// retry repeats a call that was interrupted, or during which something was renamed so that the kernel could not be sure of
+// ".." (EAGAIN); not for ever, since a tenant can rename as long as he likes.
+func retry(call func() error) (err error) {
+	const tries = 100
+	for range tries {
+		if err = call(); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+			return err
+		}
+	}
+	return fmt.Errorf("given up after %d tries, during each of which a folder was renamed: %w", tries, err)
 }
 
 // folder opens a folder inside the root and makes what is missing of it.
@@ -103,8 +115,32 @@ func (r root) link(target, name string) error {
 	return nil
 }
 
+// read reads a regular file of at most so many bytes. Anything else is not even opened: a pipe would wait, a device act.
+func (r root) read(name string, most int64) ([]byte, error) {
+	fd, err := r.open(name, unix.O_PATH, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	switch err := unix.Fstat(fd, &st); {
+	case err != nil:
+		return nil, &os.PathError{Op: "stat", Path: name, Err: err}
+	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > most:
+		return nil, fmt.Errorf("%s: no regular file of at most %d bytes", name, most)
+	}
+	// Who has a lease of the file (F_SETLEASE) would make an open wait for 45 seconds.
+	file, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(file), name)
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, st.Size)) // no more, should it grow meanwhile
+}
+
 // write writes a file, whole or not at all; what was there, also a link, is replaced.
-func (r root) write(name, content string) error {
+func (r root) write(name string, content []byte) error {
 	dir, err := r.folder(path.Dir(name))
 	if err != nil {
 		return err
@@ -121,7 +157,7 @@ func (r root) write(name, content string) error {
 		return &os.PathError{Op: "create", Path: name, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), name)
-	_, err = f.WriteString(content)
+	_, err = f.Write(content)
 	if err == nil {
 		err = f.Chmod(0o644)
 	}

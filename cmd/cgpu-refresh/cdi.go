@@ -12,10 +12,11 @@ import (
 
 // driverFiles is what a container needs of the driver beside device nodes.
 type driverFiles struct {
-	mounts  []device.Mount
-	links   []device.Link
-	libDirs []string
-	env     []string
+	mounts    []device.Mount
+	links     []device.Link
+	libDirs   []string
+	libraries []device.Library
+	env       []string
 }
 
 // translate takes the driver files out of CDI edits.

@@ -57,7 +57,8 @@ func (r refresh) nvidia(t *device.Table, before device.Key) error {
 		r.warn("no driver files for containers: %v; containers must bring the libraries of driver %s themselves "+
 			"(put the folder of libcuda.so.%[2]s into the ld cache, then cgpu refresh --force)", err, t.DriverVersion)
 	}
-	t.Mounts, t.Links, t.LibDirs, t.Env = files.mounts, files.links, files.libDirs, files.env
+	files.addLibraries(readELF, r.warn)
+	t.Mounts, t.Links, t.LibDirs, t.Libraries, t.Env = files.mounts, files.links, files.libDirs, files.libraries, files.env
 	// Before the shutdown: while NVML holds the driver open it cannot be exchanged, so the key is that of what was read.
 	return r.save(t, before, files.libcuda(t.DriverVersion))
 }

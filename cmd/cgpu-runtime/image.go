@@ -91,7 +91,8 @@ func readInside(root int, name string) ([]byte, error) {
 	}
 	var file int
 	err = retry(func() (err error) {
-		file, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		// O_NONBLOCK: a lease on the file (F_SETLEASE) would make us wait for 45 seconds.
+		file, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {

@@ -33,12 +33,13 @@ func gpu(index int) GPU {
 func table() *Table {
 	return &Table{
 		Version: TableVersion, Driver: DriverNVIDIA, DriverVersion: "580.159.04",
-		GPUs:    []GPU{gpu(0), gpu(1)},
-		Nodes:   []Node{null},
-		Mounts:  []Mount{{Host: "/usr/lib/libcuda.so.1", Container: "/usr/lib/libcuda.so.1", Options: []string{"ro", "rbind"}}},
-		Links:   []Link{{Target: "libcuda.so.1", Path: "/usr/lib/libcuda.so"}},
-		LibDirs: []string{"/usr/lib"},
-		Env:     []string{"NVIDIA_CTK_LIBCUDA_DIR=/usr/lib"},
+		GPUs:      []GPU{gpu(0), gpu(1)},
+		Nodes:     []Node{null},
+		Mounts:    []Mount{{Host: "/usr/lib/libcuda.so.1", Container: "/usr/lib/libcuda.so.1", Options: []string{"ro", "rbind"}}},
+		Links:     []Link{{Target: "libcuda.so.1", Path: "/usr/lib/libcuda.so"}},
+		LibDirs:   []string{"/usr/lib"},
+		Libraries: []Library{{Name: "libcuda.so.1", Path: "/usr/lib/libcuda.so.1", Flags: 0x303}},
+		Env:       []string{"NVIDIA_CTK_LIBCUDA_DIR=/usr/lib"},
 		Config: Config{Runtimes: []string{"runc"}, Overcommit: 1, MaxInst: 20, Placement: "binpack",
 			ContextOverhead: 13 * quota.MiB, GuardStartTimeout: 10 * time.Second, Policy: sched.PolicyPreempt, PrioRatio: 99},
 	}
@@ -72,6 +73,9 @@ func TestValidate(t *testing.T) {
 		{"relative link", func(t *Table) { t.Links[0].Path = "libcuda.so" }, "absolute"},
 		{"link to nothing", func(t *Table) { t.Links[0].Target = "" }, "target"},
 		{"two lines in one folder", func(t *Table) { t.LibDirs[0] = "/a\n/b" }, "library folder"},
+		{"library without a name", func(t *Table) { t.Libraries[0].Name = "" }, "a file name"},
+		{"library's name with a folder", func(t *Table) { t.Libraries[0].Name = "../libcuda.so.1" }, "a file name"},
+		{"relative library", func(t *Table) { t.Libraries[0].Path = "libcuda.so.1" }, "absolute"},
 		{"nameless variable", func(t *Table) { t.Env[0] = "=x" }, "NAME=value"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

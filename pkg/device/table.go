@@ -30,9 +30,11 @@ type Table struct {
 	Nodes  []Node  `json:"nodes"`
 	Mounts []Mount `json:"mounts,omitempty"` // driver libraries and binaries (nvcdi); none for the simulated driver
 	Links  []Link  `json:"links,omitempty"`  // symbolic links to make in the container
-	// LibDirs are folders in the container that must be in its ld cache.
+	// LibDirs are folders of driver libraries in the container.
 	LibDirs []string `json:"libDirs,omitempty"`
-	Env     []string `json:"env,omitempty"`
+	// Libraries are what the container's ld cache must have.
+	Libraries []Library `json:"libraries,omitempty"`
+	Env       []string  `json:"env,omitempty"`
 	// HostMemory is the machine's (MemTotal of /proc/meminfo).
 	HostMemory quota.Bytes `json:"hostMemory,omitempty"`
 	// Hook is where cgpu-hook is on this machine: the CDI specs of claims name it, which cgpu-agent writes in a container.
@@ -79,6 +81,13 @@ type Mount struct {
 type Link struct {
 	Target string `json:"target"`
 	Path   string `json:"path"`
+}
+
+// Library is a name under which the container's dynamic linker finds a driver library.
+type Library struct {
+	Name  string `json:"name"`
+	Path  string `json:"path"`  // of the mount
+	Flags int32  `json:"flags"` // as in an ld cache: ldcache.X8664 and so on
 }
 
 // Config is the part of cgpu.toml that the runtime and the guard need, with defaults filled in.

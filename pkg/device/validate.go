@@ -65,6 +65,11 @@ func (t *Table) Validate() error {
 			return fault("library folder %q: want an absolute path", dir)
 		}
 	}
+	for _, l := range t.Libraries {
+		if !clean(l.Path) || l.Name == "" || filepath.Base(l.Name) != l.Name {
+			return fault("library %q at %q: want a file name and an absolute path", l.Name, l.Path)
+		}
+	}
 	for _, e := range t.Env {
 		if name, _, ok := strings.Cut(e, "="); !ok || name == "" {
 			return fault("environment %q: want NAME=value", e)

@@ -91,8 +91,12 @@ func plan(limits map[int]quota.Bytes) Plan {
 		}},
 		Links:   []device.Link{{Target: "libcuda.so.1", Path: "/lib/x86_64-linux-gnu/libcuda.so"}},
 		LibDirs: []string{"/lib/x86_64-linux-gnu"},
-		Env:     []string{"NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu", "NVIDIA_VISIBLE_DEVICES=all"},
-		Socket:  "/run/cgpu/g/0123456789abcdef.sock", Hook: "/usr/bin/cgpu-hook", RunDir: "/run/cgpu", Version: "test",
+		Libraries: []device.Library{
+			{Name: "libcuda.so.1", Path: "/lib/x86_64-linux-gnu/libcuda.so.580.159.04", Flags: 0x303},
+			{Name: "libcuda.so", Path: "/lib/x86_64-linux-gnu/libcuda.so.580.159.04", Flags: 0x303},
+		},
+		Env:    []string{"NVIDIA_CTK_LIBCUDA_DIR=/lib/x86_64-linux-gnu", "NVIDIA_VISIBLE_DEVICES=all"},
+		Socket: "/run/cgpu/g/0123456789abcdef.sock", Hook: "/usr/bin/cgpu-hook", RunDir: "/run/cgpu", Version: "test",
 	}
 	for i := range 4 {
 		if limit, ok := limits[i]; ok {
@@ -106,7 +110,7 @@ func plan(limits map[int]quota.Bytes) Plan {
 
 // simulated is p on the simulated driver, which has no files and whose nodes are bind mounted.
 func simulated(p Plan) Plan {
-	p.Mounts, p.Links, p.LibDirs, p.Env = nil, nil, nil, nil
+	p.Mounts, p.Links, p.LibDirs, p.Libraries, p.Env = nil, nil, nil, nil, nil
 	sim := func(d device.Node) device.Node {
 		return device.Node{Path: d.Path, HostPath: strings.Replace(d.Path, "/dev/", "/dev/cgpu-sim/", 1), Major: 1, Minor: 3, Bind: true}
 	}

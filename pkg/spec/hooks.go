@@ -31,7 +31,9 @@ func editHooks(doc *Document, p Plan) error {
 	// Hooks inherit nothing: what they need is in Args and Env, and paths are absolute.
 	env := []string{"CGPU_RUN_DIR=" + p.RunDir, "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	if args := setupArgs(p); args != nil {
-		if err := addHook(doc, "createContainer", hook{Path: p.Hook, Args: args, Env: env}); err != nil {
+		// It reads what the image's author made, who might make it slow.
+		timeout := 20
+		if err := addHook(doc, "createContainer", hook{Path: p.Hook, Args: args, Env: env, Timeout: &timeout}); err != nil {
 			return err
 		}
 	}
@@ -58,6 +60,9 @@ func setupArgs(p Plan) []string {
 	}
 	for _, dir := range p.LibDirs {
 		args = append(args, "--lib-dir", dir)
+	}
+	for _, l := range p.Libraries {
+		args = append(args, "--lib", fmt.Sprintf("%#x::%s::%s", l.Flags, l.Name, l.Path))
 	}
 	return args
 }

@@ -27,8 +27,10 @@ type Plan struct {
 	Hidden  []device.Node
 	Mounts  []device.Mount // driver files
 	Links   []device.Link  // made by the createContainer hook
-	LibDirs []string       // put into the container's ld cache by the createContainer hook
-	Env     []string       // added where the container does not set the variable itself
+	LibDirs []string       // named by the createContainer hook in the container's /etc/ld.so.conf.d
+	// Libraries are put into the container's ld cache by the createContainer hook.
+	Libraries []device.Library
+	Env       []string // added where the container does not set the variable itself
 	// Limiter is libcgpu.so on the host; empty: the container gets none. The container sees it as LimiterPath.
 	Limiter string
 	// Page is the container's vGPU page on the host; empty: none. PageWritable is for preload mode.
@@ -60,7 +62,7 @@ type GPU struct {
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
 		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload,
-		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Env: table.Env,
+		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })
