@@ -136,7 +136,12 @@ func (r root) read(name string, most int64) ([]byte, error) {
 	}
 	f := os.NewFile(uintptr(file), name)
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, st.Size)) // no more, should it grow meanwhile
+	text := make([]byte, st.Size) // no more, should it grow meanwhile
+	n, err := io.ReadFull(f, text)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, &os.PathError{Op: "read", Path: name, Err: err}
+	}
+	return text[:n], nil
 }
 
 // write writes a file, whole or not at all; what was there, also a link, is replaced.

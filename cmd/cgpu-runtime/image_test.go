@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -97,6 +98,32 @@ func TestLook(t *testing.T) {
 	}
 	if got, err := look("/nonexistent"); !got.glibc || err != nil {
 		t.Errorf("no root: %+v, %v", got, err)
+	}
+}
+
+// A lease would make whoever opens the file wait for 45 seconds, for each container of the image.
+func TestLookAtALeasedFile(t *testing.T) {
+	root := plant(t, map[string]string{strings.TrimPrefix(loaders[runtime.GOARCH], "/"): "ELF", "etc/ld.so.preload": "/a.so"})
+	f, err := os.Open(filepath.Join(root, "etc/ld.so.preload"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	looked := make(chan error, 1)
+	go func() {
+		_, err := look(root)
+		looked <- err
+	}()
+	select {
+	case err := <-looked:
+		if !errors.Is(err, errUnread) {
+			t.Errorf("%v, want %v", err, errUnread)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("waits for the lease")
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 var refusing = []string{
 	"../../pkg/quota/*.go", "../../pkg/admit/*.go", "../../pkg/ledger/*.go",
 	"../../pkg/spec/*.go", "../../pkg/launch/*.go", "../../pkg/sched/policy.go", "../../pkg/sched/share.go", "../../pkg/rm/abi.go", "../../pkg/rm/version.go",
-	"../../pkg/device/load.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go", 
+	"../../pkg/device/load.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
 	"../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go", "../cgpu-hook/ldcache.go",
 }
 
