@@ -28,6 +28,7 @@ func withLibrary(t *testing.T) {
 	t.Helper()
 	host := filepath.Join(t.TempDir(), "libwhose.so.5")
 	fromC(t, host, `const char *whose(void) { return "driver"; }`, "-shared", "-nostdlib", "-Wl,-soname,libwhose.so.1")
+	run(t, "cgpu", "refresh")
 	before, err := device.Load(lab.RunDir)
 	if err != nil {
 		t.Fatal(err)
