@@ -301,7 +301,7 @@ func TestRelease(t *testing.T) {
 		if err := page.Create(page.File(dir, nonce), page.Header{}, nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(page.PreloadFile(dir, nonce), nil, 0o444); err != nil {
+		if err := os.WriteFile(page.PreloadFile(page.File(dir, nonce)), nil, 0o444); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +314,7 @@ func TestRelease(t *testing.T) {
 	if err := call("n1"); err != nil { // the guard of an earlier start
 		t.Error(err)
 	}
-	pages(2)
+	pages(1)
 	if _, err := book.Get("c"); err != nil {
 		t.Error("released by another nonce:", err)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -30,10 +31,11 @@ func keepDeviceNodes(r root, runDir, params string) error {
 		return err
 	}
 	defer unix.Close(target)
-	copied := filepath.Join(runDir, "nvidia-params")
-	if err := replaceFile(copied, strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")); err != nil {
+	copied, err := unnamed(filepath.Join(runDir, "page"), strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
+	if err != nil {
 		return err
 	}
+	defer os.Remove(copied) // the mount keeps the file
 	to := "/proc/self/fd/" + strconv.Itoa(target)
 	if err := unix.Mount(copied, to, "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("mount over %s: %w", params, err)
@@ -51,25 +53,28 @@ func keepDeviceNodes(r root, runDir, params string) error {
 	return nil
 }
 
-// replaceFile writes a file below the run directory unless it has that content already.
-func replaceFile(path, content string) error {
-	if have, err := os.ReadFile(path); err == nil && string(have) == content {
-		return nil
+// unnamed writes a file that is to lose its name at once. No file is shared by containers: a tenant may hold a lease on what he sees
+// (F_SETLEASE), and the next hook that opened it would wait for 45 seconds. The name is a nonce's of no reservation, so that cgpu gc
+// removes what a killed hook leaves.
+func unnamed(dir, content string) (string, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".params-*")
+	path := filepath.Join(dir, fmt.Sprintf("%016x", rand.Uint64()))
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
-		return err
+		return "", err
 	}
-	defer os.Remove(f.Name()) // fails after the rename
 	_, err = f.WriteString(content)
 	if err == nil {
-		err = f.Chmod(0o444)
+		err = f.Chmod(0o444) // whatever the umask
 	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
+	if err != nil {
+		_ = os.Remove(path)
+		return "", err
 	}
-	return err
+	return path, nil
 }

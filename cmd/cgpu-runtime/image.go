@@ -112,11 +112,12 @@ func readInside(root int, name string) ([]byte, error) {
 }
 
 // preloadFile chooses what becomes the container's /etc/ld.so.preload, and makes it: LD_PRELOAD alone is not in the
-// environment of programs that clear it, and set-uid programs take no path from it. Empty: the container keeps its own file.
+// environment of programs that clear it, and set-uid programs take no path from it. Empty: the container keeps its own file. It is a
+// file of this container's alone, since a tenant can stall whoever opens one that he sees (launch.MakePage).
 //
 // One that the user mounts there himself stays, since it is his and not the image's; the guard holds without the limiter. In
 // preload mode, where it does not, such a container is refused.
-func preloadFile(doc *spec.Document, bundle, runDir string, record ledger.Record) (string, error) {
+func preloadFile(doc *spec.Document, bundle string, record ledger.Record) (string, error) {
 	refuse := func(err error) (string, error) {
 		if record.Preload {
 			return "", fmt.Errorf("%w: in preload mode it has to name the limiter: name your libraries in LD_PRELOAD, "+
@@ -144,47 +145,26 @@ func preloadFile(doc *spec.Document, bundle, runDir string, record ledger.Record
 		return refuse(fmt.Errorf("cgpu-runtime: the image's /etc/ld.so.preload %w", err))
 	case !found.glibc && own.Loader == "":
 		return "", nil
-	case len(found.preload) == 0:
-		return sharedPreload(runDir)
 	}
-	path := page.PreloadFile(runDir, record.Nonce)
-	content := append([]byte(preloadLine), found.preload...)
-	return path, replaceFile(path, path+".tmp", append(content, '\n'))
+	content := []byte(preloadLine)
+	if len(found.preload) > 0 {
+		content = append(append(content, found.preload...), '\n')
+	}
+	path := page.PreloadFile(record.Page)
+	return path, writeFile(path, content)
 }
 
 // preloadLine names the limiter in an ld.so.preload.
 const preloadLine = spec.LimiterPath + "\n"
 
-// sharedPreload is the file for all images that have none. It is made once.
-func sharedPreload(runDir string) (string, error) {
-	path := filepath.Join(runDir, "ld.so.preload")
-	if have, err := readFile(path); err == nil && string(have) == preloadLine {
-		return path, nil
+// writeFile writes a file that the container may read. Nobody looks at it before we are done: its folder is that of our nonce.
+func writeFile(path string, content []byte) error {
+	err := os.WriteFile(path, content, 0o444)
+	if err == nil {
+		err = os.Chmod(path, 0o444) // whatever the umask
 	}
-	// Two runtimes may make it at once.
-	return path, replaceFile(path, path+".tmp-"+strconv.Itoa(os.Getpid()), []byte(preloadLine))
-}
-
-// replaceFile writes a file of the run directory that every container may read, whole or not at all.
-func replaceFile(path, temp string, content []byte) error {
-	_ = os.Remove(temp) // a killed process may have left it
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
 		return fmt.Errorf("cgpu-runtime: %w", err)
-	}
-	_, err = f.Write(content)
-	if err == nil {
-		err = f.Chmod(0o444) // whatever the umask
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = unix.Rename(temp, path)
-	}
-	if err != nil {
-		_ = os.Remove(temp)
-		return fmt.Errorf("cgpu-runtime: write %s: %w", path, err)
 	}
 	return nil
 }

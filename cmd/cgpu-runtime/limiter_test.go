@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 // installLimiter puts a file where the runtime looks for the preload library; the containers' program is static and never
@@ -194,7 +195,9 @@ func TestPreloadMode(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(n.runDir, "guard.json")); !errors.Is(err, fs.ErrNotExist) {
 			t.Error("a guard was started")
 		}
-		p, err := page.Read(r.Page)
+		// Through the container, as crun's tests run in a mount namespace of their own.
+		file := fmt.Sprintf("/proc/%d/root%s", r.InitPID, page.Path)
+		p, err := page.Read(file)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -204,8 +207,18 @@ func TestPreloadMode(t *testing.T) {
 			h.ControlDevice != unix.Mkdev(1, 3) || h.UVMDevice != unix.Mkdev(1, 3) || *p.VGPU(0) != want {
 			t.Errorf("page %+v, %+v", *h, *p.VGPU(0))
 		}
-		if info, err := os.Stat(r.Page); err != nil || info.Mode().Perm() != 0o666 {
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o666 {
 			t.Errorf("page: %v, %v", info, err)
+		}
+		var fs unix.Statfs_t
+		if err := unix.Statfs(file, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC || fs.Blocks*uint64(fs.Bsize) > 1<<20 || fs.Flags&unix.ST_NOSUID == 0 {
+			t.Errorf("page: on a file system %+v, %v", fs, err)
+		}
+		for _, name := range []string{spec.LimiterPath, "/etc/ld.so.preload"} {
+			var of unix.Statfs_t
+			if err := unix.Statfs(fmt.Sprintf("/proc/%d/root%s", r.InitPID, name), &of); err != nil || of.Fsid != fs.Fsid {
+				t.Errorf("%s is shared with other containers: %+v, %v", name, of, err)
+			}
 		}
 		config, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
 		if strings.Contains(string(config), "listenerPath") {

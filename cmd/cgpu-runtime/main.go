@@ -167,7 +167,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 	plan.RunDir, plan.Version = runDir, version
 	if plan.Limiter != "" {
-		if plan.Preload, err = preloadFile(ask.Doc, c.bundle, runDir, record); err != nil {
+		if plan.Preload, err = preloadFile(ask.Doc, c.bundle, record); err != nil {
 			return undo, err
 		}
 	}

@@ -59,5 +59,9 @@ func (a *Ask) limiter(p *spec.Plan) error {
 	if err != nil {
 		return err
 	}
-	return giveLimiter(p, a.Quota, own, device.Limiter())
+	library := device.Limiter()
+	if p.PageWritable && library != "" {
+		library = page.LimiterFile(p.Page) // a copy: launch.MakePage
+	}
+	return giveLimiter(p, a.Quota, own, library)
 }

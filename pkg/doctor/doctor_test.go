@@ -283,7 +283,7 @@ func TestLeftovers(t *testing.T) {
 	used := map[string]bool{"0123456789abcdef": true}
 	for name, want := range map[string]bool{
 		"0123456789abcdef.sock": false, "fedcba9876543210.sock": true, "fedcba9876543210": true, "fedcba9876543210.pause": true,
-		"fedcba9876543210.preload.tmp": true, "fedcba9876543210.txt": false, "fedcba98.sock": false, "README": false, "FEDCBA9876543210.ctl": false,
+		"fedcba9876543210.txt": false, "fedcba98.sock": false, "README": false, "FEDCBA9876543210.ctl": false,
 	} {
 		if leftover(name, used) != want {
 			t.Errorf("%s: want %v", name, want)

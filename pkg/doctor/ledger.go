@@ -120,7 +120,7 @@ func leftover(name string, used map[string]bool) bool {
 		return true
 	}
 	switch "." + suffix {
-	case ".sock", ".ctl", guard.LeftoversSuffix, ".tmp", ".preload", ".preload.tmp":
+	case ".sock", ".ctl", guard.LeftoversSuffix:
 		return true
 	}
 	return false

@@ -48,6 +48,7 @@ type Guard struct {
 	sweepMu      sync.Mutex
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
+	held         []int        // files that no tenant shall have a lease on
 
 	ownMu sync.Mutex
 	own   *ownClient // nil until somebody needs it
@@ -111,6 +112,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
+	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
 	g.compute = newCompute(g)
 	if cfg.Page != "" {

@@ -153,11 +153,11 @@ func compareVM(a, b int) (order int, e unix.Errno) {
 
 // cpuUsage reads from a cgroup's folder what it has used of the CPUs: with v1 from cpuacct.usage (ns), with v2 from cpu.stat.
 func cpuUsage(dir string) (time.Duration, bool) {
-	if b, err := os.ReadFile(filepath.Join(dir, "cpuacct.usage")); err == nil {
+	if b, err := os.ReadFile(filepath.Join(dir, cpuFileV1)); err == nil {
 		n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
 		return time.Duration(n), err == nil
 	}
-	b, err := os.ReadFile(filepath.Join(dir, "cpu.stat"))
+	b, err := os.ReadFile(filepath.Join(dir, cpuFileV2))
 	if err != nil {
 		return 0, false
 	}

@@ -38,6 +38,23 @@ func cgroupsOf(pid int) (c cgroups) {
 	return c
 }
 
+// files are those that are read again and again. The container sees them too, and they belong to who is root in it.
+func (c cgroups) files() (paths []string) {
+	if c.procs != "" {
+		paths = append(paths, filepath.Join(c.procs, procsFile))
+	}
+	if c.cpu != "" {
+		paths = append(paths, filepath.Join(c.cpu, cpuFileV1), filepath.Join(c.cpu, cpuFileV2))
+	}
+	return paths
+}
+
+const (
+	procsFile = "cgroup.procs"
+	cpuFileV1 = "cpuacct.usage"
+	cpuFileV2 = "cpu.stat"
+)
+
 // processes lists those in the container's cgroup and below. All of them: any bound would be a place to hide behind.
 func (c cgroups) processes() []int {
 	if c.procs == "" {
@@ -48,7 +65,7 @@ func (c cgroups) processes() []int {
 		if err != nil {
 			return filepath.SkipDir
 		}
-		if d.Name() == "cgroup.procs" {
+		if d.Name() == procsFile {
 			list, _ := os.ReadFile(path)
 			for f := range bytes.FieldsSeq(list) {
 				if pid, err := strconv.Atoi(string(f)); err == nil && pid > 0 {

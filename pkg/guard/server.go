@@ -75,8 +75,10 @@ func (g *Guard) Run(s Sockets) error {
 
 // giveBack removes what the container had in the run directory.
 func (g *Guard) giveBack() error {
-	if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
-		g.log.Warn("cannot remove the vGPU page", "err", err)
+	if g.page != nil { // in preload mode (simulated driver) it is not ours
+		if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
+			g.log.Warn("cannot remove the vGPU page", "err", err)
+		}
 	}
 	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.ID, g.cfg.Nonce); err != nil {
 		return fmt.Errorf("release the reservation of %s: %w; `cgpu gc` will do it", g.cfg.ID, err)
@@ -246,6 +248,7 @@ func (g *Guard) serveFilter(fd int, state processState) error {
 			g.initPID = state.PID
 		}
 		g.cgroups = cgroupsOf(g.initPID)
+		g.held = append(g.held, hold(g.cgroups.files(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
 		g.devFirst = deviceOfDev(g.initPID)
 	}

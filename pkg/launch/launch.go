@@ -59,6 +59,12 @@ func GuardConfig(record ledger.Record, table *device.Table, runDir string) guard
 		c.SimSocket = device.SimSocket(runDir)
 	}
 	c.ControlNode, c.UVMNode = commonNodes(table)
+	for _, m := range table.Mounts {
+		c.Hold = append(c.Hold, m.Host)
+	}
+	if library := device.Limiter(); library != "" {
+		c.Hold = append(c.Hold, library)
+	}
 	return c
 }
 

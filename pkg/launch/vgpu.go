@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -14,6 +15,10 @@ import (
 )
 
 // MakePage makes the file of the container's vGPU page, if the reservation names one.
+//
+// In preload mode it has a file system of its own, with a copy of the limiter: a tenant may hold a lease on any file of root's that he
+// sees (F_SETLEASE), and then every program of the node that opens it waits for 45 seconds. Where there is a guard it prevents that
+// (guardcfg.Config.Hold).
 func MakePage(record ledger.Record, table *device.Table, runDir string) error {
 	if record.Page == "" {
 		return nil
@@ -24,12 +29,36 @@ func MakePage(record ledger.Record, table *device.Table, runDir string) error {
 		if cards, err = ledger.Open(runDir).Cards(); err != nil {
 			return err
 		}
+		if err := page.Confine(record.Page); err != nil {
+			return err
+		}
+		if err := copyLimiter(device.Limiter(), page.LimiterFile(record.Page)); err != nil {
+			return err
+		}
 	}
 	h, vgpus, err := vgpuPage(record, table, cards)
 	if err != nil {
 		return err
 	}
 	return page.Create(record.Page, h, vgpus)
+}
+
+// copyLimiter copies the installed limiter, if there is one.
+func copyLimiter(from, to string) error {
+	if from == "" {
+		return nil // admit refuses
+	}
+	library, err := os.ReadFile(from)
+	if err == nil {
+		err = os.WriteFile(to, library, 0o444)
+	}
+	if err == nil {
+		err = os.Chmod(to, 0o444) // whatever the umask
+	}
+	if err != nil {
+		return fmt.Errorf("launch: copy the limiter: %w", err)
+	}
+	return nil
 }
 
 // vgpuPage is what the page tells the limiter. The vGPUs are in the order of the guard's configuration.

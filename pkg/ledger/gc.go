@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // leftoverAge is how old a socket or page without a record must be before GC removes it. They are made after the
@@ -22,8 +24,10 @@ func (l *Ledger) GC() (removed []Record, err error) {
 	err = l.change(func(f *file) error {
 		f.Records, removed = l.sift(f.Records)
 		before := time.Now().Add(-leftoverAge)
-		leftovers = errors.Join(l.removeLeftovers(f.Records, socketsName, before, ".sock", ".ctl"),
-			l.removeLeftovers(f.Records, pagesName, before, "", ".tmp", ".preload", ".preload.tmp"))
+		socket := func(name string) error { return os.Remove(filepath.Join(l.path(socketsName), name)) }
+		folder := func(nonce string) error { return page.Remove(l.dir, nonce) }
+		leftovers = errors.Join(l.removeLeftovers(f.Records, socketsName, before, socket, ".sock", ".ctl"),
+			l.removeLeftovers(f.Records, pagesName, before, folder, ""))
 		if len(removed) == 0 {
 			return errUnchanged
 		}
@@ -87,7 +91,7 @@ func (r Record) Keeper() (pid int, start uint64) {
 
 // removeLeftovers removes files of a folder that are older than before and belong to no record: those whose names are a nonce
 // and one of the suffixes.
-func (l *Ledger) removeLeftovers(records []Record, folder string, before time.Time, suffixes ...string) error {
+func (l *Ledger) removeLeftovers(records []Record, folder string, before time.Time, remove func(name string) error, suffixes ...string) error {
 	entries, err := os.ReadDir(l.path(folder))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("ledger: leftovers: %w", err)
@@ -105,7 +109,7 @@ func (l *Ledger) removeLeftovers(records []Record, folder string, before time.Ti
 		if !ours || err != nil || info.ModTime().After(before) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(l.path(folder), e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := remove(e.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("ledger: leftovers: %w", err)
 		}
 	}

@@ -17,7 +17,7 @@ const (
 	lockName    = "ledger.lock"
 	tempName    = "ledger.json.tmp"
 	socketsName = "g"    // <nonce>.sock and <nonce>.ctl of the guards
-	pagesName   = "page" // <nonce> and <nonce>.preload: the vGPU pages (package page)
+	pagesName   = "page" // <nonce>: the folder of a vGPU page (package page)
 )
 
 // ErrNotFound says that no such record exists.

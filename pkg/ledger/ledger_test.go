@@ -275,8 +275,8 @@ func TestGCLeftovers(t *testing.T) {
 	}{
 		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true, "notes.ctl": true},
 			a + ".ctl " + a + ".sock " + b + " " + c + ".sock notes.ctl"},
-		{pagesName, map[string]bool{a: true, a + ".tmp": true, b: true, b + ".tmp": true, b + ".preload": true, a + ".preload": true, c: false, c + ".tmp": false, b + ".sock": true, "notes": true, "0000": true},
-			"0000 " + a + " " + a + ".preload " + a + ".tmp " + b + ".sock " + c + " " + c + ".tmp notes"},
+		{pagesName, map[string]bool{a: true, b: true, c: false, b + ".sock": true, "notes": true, "0000": true},
+			"0000 " + a + " " + b + ".sock " + c + " notes"},
 	} {
 		dir := filepath.Join(l.dir, folder.name)
 		must(t, os.Mkdir(dir, 0o711))

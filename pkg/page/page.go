@@ -21,8 +21,34 @@ const (
 // Page is a page, mapped (Open) or copied (Read).
 type Page struct{ b []byte }
 
-// File is where the page of a reservation is kept below the run directory.
-func File(runDir, nonce string) string { return filepath.Join(runDir, "page", nonce) }
+// File is where the page of a reservation is kept below the run directory: in a folder with all that is its container's alone.
+func File(runDir, nonce string) string { return filepath.Join(folder(runDir, nonce), "vgpu") }
+
+func folder(runDir, nonce string) string { return filepath.Join(runDir, "page", nonce) }
+
+// PreloadFile is where the container's /etc/ld.so.preload is kept, beside its page.
+func PreloadFile(page string) string { return filepath.Join(filepath.Dir(page), "ld.so.preload") }
+
+// LimiterFile is where the container's own copy of the limiter is kept in preload mode, beside its page.
+func LimiterFile(page string) string { return filepath.Join(filepath.Dir(page), "libcgpu.so") }
+
+// tmpfsOptions bound what Confine mounts: page, limiter and ld.so.preload (spec: 64 KiB at most) take less than half of it. Others than
+// root pass, because a container with root of another user may have to.
+const tmpfsOptions = "mode=711,size=512k,nr_inodes=16"
+
+// Confine gives the folder of a page in preload mode a file system of its own: a tenant who may write his page may also grow it and make it
+// set-uid, and on the host's /run the one would take memory of the node and the other could count. Not noexec: the limiter lies there too.
+// What a killed process leaves is undone by Remove.
+func Confine(page string) error {
+	dir := filepath.Dir(page)
+	if err := os.MkdirAll(dir, 0o711); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	if err := unix.Mount("cgpu", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, tmpfsOptions); err != nil {
+		return fmt.Errorf("page: mount a tmpfs on %s: %w", dir, err)
+	}
+	return nil
+}
 
 // Create makes the file of a page: complete, under a temporary name, then in its place. Device numbers, flags and the vGPUs
 // are the caller's; the rest is filled in here. mode is 0444, or 0666 in preload mode, where every user of the container
@@ -43,7 +69,7 @@ func Create(path string, h Header, vgpus []VGPU) error {
 	for i, v := range vgpus {
 		*p.VGPU(i) = v
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
 	temp := path + ".tmp"
@@ -86,10 +112,14 @@ func Open(path string) (*Page, error) {
 	return p, nil
 }
 
+// noWait opens a page that a tenant may hold a lease on (F_SETLEASE): an open without it waits until he gives way, for 45 seconds
+// (/proc/sys/fs/lease-break-time); with it, it fails at once with EAGAIN.
+const noWait = unix.O_NONBLOCK
+
 // Read copies a page. That of a container in preload mode is in the tenant's hands: no number in it is to be believed beyond
 // being shown.
 func Read(path string) (*Page, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|noWait, 0)
 	if err != nil {
 		return nil, fmt.Errorf("page: %w", err)
 	}
@@ -114,7 +144,7 @@ func Update(path string, change func(*Page)) error {
 	}
 	change(p)
 	p.Header().Change++
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	f, err := os.OpenFile(path, os.O_WRONLY|noWait, 0)
 	if err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
@@ -178,16 +208,16 @@ func (p *Page) SlotUse(vgpu int) (used, managed uint64, processes int) {
 	return used, managed, processes
 }
 
-// PreloadFile is where a reservation's own /etc/ld.so.preload is kept, beside its page, for an image that has one already.
-func PreloadFile(runDir, nonce string) string { return File(runDir, nonce) + ".preload" }
-
-// Remove deletes the page of a reservation and its PreloadFile; one that is not there is no error.
+// Remove deletes the page of a reservation and what lies beside it; none is no error. It takes root for a page of Confine.
 func Remove(runDir, nonce string) error {
-	var errs []error
-	for _, path := range []string{File(runDir, nonce), PreloadFile(runDir, nonce)} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("page: %w", err))
-		}
+	dir := folder(runDir, nonce)
+	// EINVAL: nothing is mounted there, or in another mount namespace: then it goes with the folder (rmdir(2) detaches it since Linux 3.18).
+	err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("page: unmount %s: %w", dir, err)
 	}
-	return errors.Join(errs...)
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("page: %w", err)
+	}
+	return nil
 }

@@ -42,10 +42,10 @@ func TestCreate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := t.TempDir()
-			if err := os.Mkdir(filepath.Join(dir, "page"), 0o755); err != nil {
+			path := File(dir, "nonce")
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			path := File(dir, "nonce")
 			old := unix.Umask(c.umask)
 			err := Create(path, Header{Flags: c.flags, UVMDevice: 7}, []VGPU{{Minor: 3, Limit: 1 << 30}, {Flags: VGPUNative}})
 			unix.Umask(old)
@@ -77,7 +77,7 @@ func TestCreate(t *testing.T) {
 			if p, err := Read(path); err != nil || p.Header().VGPUs != 0 {
 				t.Errorf("the second page: %v", err)
 			}
-			if left, _ := filepath.Glob(filepath.Join(dir, "page", "*")); !slices.Equal(left, []string{path}) {
+			if left, _ := filepath.Glob(filepath.Join(dir, "page", "*", "*")); !slices.Equal(left, []string{path}) {
 				t.Errorf("left in the folder: %v", left)
 			}
 		})
@@ -254,7 +254,7 @@ func TestRemove(t *testing.T) {
 	if err := Create(File(dir, "b"), Header{}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(PreloadFile(dir, "a"), nil, 0o444); err != nil {
+	if err := os.WriteFile(PreloadFile(File(dir, "a")), nil, 0o444); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time there is nothing to remove
@@ -263,14 +263,76 @@ func TestRemove(t *testing.T) {
 		}
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "page", "*"))
-	if !slices.Equal(left, []string{File(dir, "b")}) {
+	if !slices.Equal(left, []string{filepath.Dir(File(dir, "b"))}) {
 		t.Errorf("left: %v", left)
 	}
-	if err := os.MkdirAll(filepath.Join(File(dir, "c"), "x"), 0o755); err != nil {
+}
+
+// TestConfine is a tenant at work on his page: what he does to it stays below a bound, and does not count on the host.
+func TestConfine(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount")
+	}
+	dir := t.TempDir()
+	path := File(dir, "n")
+	if err := Confine(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := Remove(dir, "c"); err == nil {
-		t.Error("a folder in the page's place is no error")
+	t.Cleanup(func() { _ = Remove(dir, "n") })
+	if err := Create(path, Header{Flags: FlagPreload}, make([]VGPU, MaxVGPUs)); err != nil {
+		t.Fatal(err)
+	}
+	// As large as they can be.
+	for _, beside := range []string{PreloadFile(path), LimiterFile(path)} {
+		if err := os.WriteFile(beside, make([]byte, 128<<10), 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written, err := f.Write(make([]byte, 1<<20))
+	if f.Close(); written > 512<<10 || !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("the page grew by %d bytes, %v", written, err)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(path, &fs); err != nil || fs.Flags&unix.ST_NOSUID == 0 || fs.Flags&unix.ST_NODEV == 0 {
+		t.Errorf("flags %#x, %v", fs.Flags, err)
+	}
+	for range 2 {
+		if err := Remove(dir, "n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _ := os.ReadDir(filepath.Join(dir, "page")); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	// A runtime that was killed before it could mount.
+	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if err := Remove(dir, "n"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLeased: a tenant who holds a lease on his page makes nobody wait for him.
+func TestLeased(t *testing.T) {
+	path := newPage(t, FlagPreload)
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(path); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("read: %v", err)
+	}
+	if err := Update(path, func(*Page) {}); !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("update: %v", err)
 	}
 }
 
