@@ -7,3 +7,6 @@
 //go:debug decoratemappings=0
 
 package main
+
+// Nobody looks into this process.
+import _ "github.com/opencgpu/cgpu/pkg/nodump"

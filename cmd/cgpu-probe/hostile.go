@@ -88,6 +88,7 @@ func attacks() []attack {
 		{name: "bad-pointers", run: hostileBadPointers},
 		{name: "spill", run: hostileSpill},
 		{name: "page", run: hostilePage},
+		{name: "lease", run: hostileLease},
 		{name: "announce", run: hostileAnnounce},
 		{name: "announce-race", run: hostileAnnounceRace},
 		{name: "managed", run: hostileManaged, killed: true},

@@ -39,6 +39,7 @@ func commands() []command {
 		{"managed", "SIZE… [--hold SECONDS] [--free] [--announce] [--hostile]",
 			"map managed memory; --hold 0: until a signal; --free: unmap after that and wait on; --announce: tell the guard, as the limiter does", cmdManaged},
 		{"page", "", "the vGPU page, and whether it can be written", cmdPage},
+		{"lease", "", "hold leases on the files that were put into this container, and tell of each that somebody opens", cmdLease},
 		{"bench", "N", "time per trapped call", cmdBench},
 		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
 		{"send-fds", "SOCKET [SIZE]", "open the driver's nodes and send the descriptors to whoever connects, for recv-fds in another container; with SIZE: those of a client that has so much", cmdSendFDs},

@@ -31,6 +31,7 @@ func TestPreload(t *testing.T) {
 		{"managed", preloadManaged},
 		{"walked around", preloadWalkedAround},
 		{"refused", preloadRefused},
+		{"confined", preloadConfined},
 		{"removed", preloadRemoved},
 	} {
 		t.Run(test.name, test.run)

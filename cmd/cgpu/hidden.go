@@ -1,0 +1,4 @@
+package main
+
+// Nobody looks into this process.
+import _ "github.com/opencgpu/cgpu/pkg/nodump"
