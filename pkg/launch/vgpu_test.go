@@ -48,3 +48,15 @@ func TestVGPUPage(t *testing.T) {
 		t.Error("a GPU without an address")
 	}
 }
+
+// TestGuardHolds: the guard is told all files that its container has in common with others.
+func TestGuardHolds(t *testing.T) {
+	table := &device.Table{Driver: device.DriverSim, Mounts: []device.Mount{{Host: "/lib/libcuda.so.1", Container: "/x"}, {Host: "/bin/nvidia-smi", Container: "/y"}}}
+	want := []string{"/lib/libcuda.so.1", "/bin/nvidia-smi"}
+	if library := device.Limiter(); library != "" {
+		want = append(want, library)
+	}
+	if got := GuardConfig(ledger.Record{ID: "a", Nonce: "n"}, table, "/r").Hold; !reflect.DeepEqual(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
