@@ -19,7 +19,8 @@ import (
 // Who holds a write lease on a file makes everybody wait who opens it, for 45 seconds (fcntl(2), F_SETLEASE). Root in a container may take
 // one on each file of root's that it sees, and a mount that is read-only does not stand in the way.
 
-// givenFiles are those that somebody outside has put into this container: files that are mounted, and those of its cgroup.
+// givenFiles are those that somebody outside has put into this container: files that are mounted, and those of its cgroup by which a
+// guard finds its processes and their CPU time. (The other hierarchies of cgroup v1 are the engine's business.)
 func givenFiles() ([]string, error) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -38,7 +39,7 @@ func givenFiles() ([]string, error) {
 			continue
 		}
 		add(fields[4])
-		if strings.HasPrefix(after, "cgroup") {
+		if strings.HasPrefix(after, "cgroup2 ") || strings.HasPrefix(after, "cgroup ") && (strings.Contains(after, "devices") || strings.Contains(after, "cpuacct")) {
 			for _, name := range []string{"cgroup.procs", "cpuacct.usage", "cpu.stat"} {
 				add(filepath.Join(fields[4], name))
 			}
@@ -100,12 +101,18 @@ func cmdLease(args []string) error {
 	}
 }
 
+// hostPIDs is the first PID namespace (PROC_PID_INIT_INO, include/linux/proc_ns.h).
+const hostPIDs = "pid:[4026531836]"
+
 // hostileLease takes leases on what other containers have too, and on what is read outside while this one runs. What is this container's
 // alone it may have: where it is opened it is opened by this container.
 func hostileLease(hostileOptions) error {
 	p, err := page.Read(page.Path)
 	if err == nil && p.Header().Flags&page.FlagPreload != 0 {
 		return skip("in preload mode there is nobody to hold files; each container has its own")
+	}
+	if ns, _ := os.Readlink("/proc/self/ns/pid"); ns == hostPIDs {
+		return skip("in a cgpu run root is the machine's")
 	}
 	paths, err := givenFiles()
 	if err != nil {

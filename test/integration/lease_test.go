@@ -37,6 +37,9 @@ func TestLeases(t *testing.T) {
 					t.Error(r)
 				}
 			}
+			if r := execIn(other, "cgpu-probe", "hostile", "lease"); r.Code != 0 {
+				t.Error(r)
+			}
 			cgpu(t, "smi")
 			cgpu(t, "inspect", hostile)
 			time.Sleep(1500 * time.Millisecond) // of the guard's looks at its cgroup
@@ -58,10 +61,10 @@ func preloadConfined(t *testing.T) {
 	if !ok {
 		t.Fatal("no record")
 	}
-	if r := execIn(id, "dd", "if=/dev/zero", "of=/run/cgpu/vgpu", "bs=1M", "count=16"); r.Code == 0 {
+	if r := execIn(id, "busybox", "dd", "if=/dev/zero", "of=/run/cgpu/vgpu", "bs=1M", "count=16"); r.Code == 0 {
 		t.Errorf("16 MiB went into the page: %s", r)
 	}
-	if r := execIn(id, "chmod", "4755", "/run/cgpu/vgpu"); r.Code != 0 {
+	if r := execIn(id, "busybox", "chmod", "4755", "/run/cgpu/vgpu"); r.Code != 0 {
 		t.Fatal(r)
 	}
 	var size int64

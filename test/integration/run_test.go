@@ -523,7 +523,7 @@ func runGuardKilled(t *testing.T) {
 	if left := cgroupsOfRun(r); len(left) > 0 {
 		t.Errorf("cgroups are left: %v", left)
 	}
-	_ = os.Remove(r.Page) // gc spares what is younger than half a minute
+	_ = os.RemoveAll(filepath.Dir(r.Page)) // gc spares what is younger than half a minute
 }
 
 // runUnified: on a machine with cgroup v2 alone, or where it looks so, a run has a cgroup too and leaves none behind.
