@@ -39,10 +39,13 @@ func givenFiles() ([]string, error) {
 			continue
 		}
 		add(fields[4])
-		if strings.HasPrefix(after, "cgroup2 ") || strings.HasPrefix(after, "cgroup ") && (strings.Contains(after, "devices") || strings.Contains(after, "cpuacct")) {
-			for _, name := range []string{"cgroup.procs", "cpuacct.usage", "cpu.stat"} {
-				add(filepath.Join(fields[4], name))
-			}
+		v2, v1 := strings.HasPrefix(after, "cgroup2 "), strings.HasPrefix(after, "cgroup ")
+		if v2 || v1 && strings.Contains(after, "devices") {
+			add(filepath.Join(fields[4], "cgroup.procs"))
+		}
+		if v2 || v1 && strings.Contains(after, "cpuacct") {
+			add(filepath.Join(fields[4], "cpuacct.usage"))
+			add(filepath.Join(fields[4], "cpu.stat"))
 		}
 	}
 	return paths, nil
