@@ -15,6 +15,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -24,7 +25,11 @@ import (
 var version = "unknown" // set by the linker
 
 func main() {
-	if err := run(app(), os.Args); err != nil {
+	a := app()
+	if os.Geteuid() == 0 { // it may take the node's locks
+		a.Metadata = map[string]any{inheritedKey: bare.Settle()}
+	}
+	if err := run(a, os.Args); err != nil {
 		text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
 		if !strings.HasPrefix(text, "cgpu: ") {
 			text = "cgpu: " + text

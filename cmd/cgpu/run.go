@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/bare"
@@ -78,10 +77,7 @@ func runGuardCommand() *cli.Command {
 		Name:   runGuardName,
 		Hidden: true,
 		Before: noArguments,
-		Action: func(*cli.Context) error {
-			unix.Umask(umask)
-			return launch.Apart(bare.Leave)
-		},
+		Action: func(*cli.Context) error { return launch.Apart(bare.Leave) },
 	}
 }
 
@@ -164,13 +160,9 @@ func runRefused(c *cli.Context, err error) error {
 	return err
 }
 
-// umask is for root's files. The caller's, which sudo keeps, could make a ledger that nobody may read.
-const umask = 0o022
-
 // runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
 // of runc, package bare.
 func runOn(c *cli.Context, q *quota.Quota) error {
-	callers := unix.Umask(umask)
 	env := os.Environ()
 	cleanEnvironment()
 	goOn()
@@ -249,10 +241,18 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err := home.Return(); err != nil {
 		return err
 	}
-	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Umask: callers})
+	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)})
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
 	undo = func() {}
 	return err
+}
+
+// inheritedKey is where main keeps in the App what it has settled of this process, for the command to have it again.
+const inheritedKey = "inherited"
+
+func inherited(a *cli.App) bare.Inherited {
+	in, _ := a.Metadata[inheritedKey].(bare.Inherited) // none, unless main made the App
+	return in
 }
 
 // goOn lets no ^Z stop this process, which takes the ledger's lock: every other start on the node would wait for it. The command

@@ -31,7 +31,7 @@ type Run struct {
 	User    User
 	Args    []string
 	Env     []string // the caller's
-	Umask   int      // the caller's, for the command
+	Caller  Inherited
 }
 
 // CommandError says that everything was ready but the command.
@@ -80,6 +80,7 @@ func Exec(r Run) error {
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
+		{"caller", r.Caller.GiveBack}, // what was raised only root may raise again
 		{"user", func() error { return become(r.User) }},
 		{"working folder", func() error { return returnTo(dir) }},
 		{"command", func() (err error) { path, err = find(r.Args[0], r.Env); return err }},
@@ -93,7 +94,6 @@ func Exec(r Run) error {
 			return fmt.Errorf("bare: %s: %w", step.name, err)
 		}
 	}
-	unix.Umask(r.Umask)
 	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan.Limiter != ""))
 	return &CommandError{path, err}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 	"syscall"
 
@@ -69,8 +68,11 @@ func Apart(leave func()) error {
 		return err
 	}
 	leave()
-	runtime.LockOSThread() // whose nice value and policy the guard has
-	settle()
+	// Go gives a child the soft limit of descriptors that this process began with, unless it was set by this call.
+	var files syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) == nil {
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &files)
+	}
 	pid, err := spawn(path, []string{"cgpu-guard"}, os.Environ(), []int{0, 1, 2, 3})
 	if err != nil {
 		fmt.Fprintf(answer, "start %s: %v", path, err)
@@ -78,33 +80,4 @@ func Apart(leave func()) error {
 	}
 	_, err = fmt.Fprint(answer, pid)
 	return err
-}
-
-// guardLimits are those of a run's guard. The caller's are his own, and could be so low that the guard ends or opens nothing.
-var guardLimits = []struct {
-	resource int
-	limit    uint64
-}{
-	{unix.RLIMIT_NOFILE, 1 << 19}, // as systemd's
-	{unix.RLIMIT_FSIZE, unix.RLIM_INFINITY},
-	{unix.RLIMIT_CPU, unix.RLIM_INFINITY},
-	{unix.RLIMIT_AS, unix.RLIM_INFINITY},
-	{unix.RLIMIT_DATA, unix.RLIM_INFINITY},
-	{unix.RLIMIT_CORE, 0},
-}
-
-// settle gives this thread and what it starts the limits and the priority of a daemon. What is not allowed (in a container,
-// root may not raise a hard limit) is left out: the soft one then goes as high as the hard one.
-func settle() {
-	for _, l := range guardLimits {
-		if syscall.Setrlimit(l.resource, &syscall.Rlimit{Cur: l.limit, Max: l.limit}) == nil {
-			continue
-		}
-		var have syscall.Rlimit
-		if syscall.Getrlimit(l.resource, &have) == nil {
-			have.Cur = min(l.limit, have.Max)
-			_ = syscall.Setrlimit(l.resource, &have)
-		}
-	}
-	_ = unix.SchedSetAttr(0, &unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_NORMAL}, 0) // nice 0
 }
