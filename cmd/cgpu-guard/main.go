@@ -7,19 +7,21 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
 // readyFD is where cgpu-runtime waits for the verdict.
@@ -49,22 +51,34 @@ func main() {
 	// The container is being created meanwhile; it waits for its first call until Run.
 	g.Arm()
 	if err = dropPrivileges(); err == nil {
+		time.AfterFunc(leisure, func() { _ = sweep(cfg) })
 		err = g.Run(sockets)
 	}
 	cfg.CleanUp()
-	if err != nil {
+	if err = errors.Join(err, sweep(cfg)); err != nil {
 		log.Error("end", "err", err)
+		log.close()
 		os.Exit(1)
 	}
 	log.Info("the container is over")
+	log.close()
+}
+
+// leisure is when no container's start waits for this process any more.
+const leisure = 10 * time.Second
+
+// sweep removes what others that were killed have left.
+func sweep(cfg guard.Config) error {
+	_, err := ledger.Open(cfg.RunDir).Sweep()
+	return err
 }
 
 // start gets ready to serve. The order matters: everything that needs root's powers comes before dropPrivileges (in main),
 // every byte of a container after.
-func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
+func start() (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 	var cfg guard.Config
 	var sockets guard.Sockets
-	bad := func(err error) (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
+	bad := func(err error) (*guard.Guard, guard.Sockets, guard.Config, *guardLog, error) {
 		return nil, sockets, cfg, nil, err
 	}
 	b, err := io.ReadAll(io.LimitReader(os.Stdin, maxConfig))
@@ -78,7 +92,7 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 	if err := detach(); err != nil {
 		return bad(err)
 	}
-	log := newLog(cfg)
+	log := newLog(cfg.Log)
 	if err := os.MkdirAll(filepath.Dir(cfg.Socket), 0o700); err != nil {
 		return bad(fmt.Errorf("make the socket folder: %w", err))
 	}
@@ -90,7 +104,7 @@ func start() (*guard.Guard, guard.Sockets, guard.Config, *slog.Logger, error) {
 		cfg.CleanUp()
 		return bad(err)
 	}
-	g, err := guard.New(cfg, d, log)
+	g, err := guard.New(cfg, d, log.Logger)
 	if err != nil {
 		cfg.CleanUp()
 		return bad(err)
@@ -120,36 +134,4 @@ func detach() error {
 	}
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(-998)), 0)
 	return os.Chdir("/")
-}
-
-// maxLog is where the log ends; it tells of refusals once each, so a container cannot fill it.
-const maxLog = 1 << 20
-
-// logFile is a log that is made when there is something to tell, since a container's start waits for us, and that stops
-// to grow at a size. slog calls it from one goroutine at a time.
-type logFile struct {
-	path string
-	f    *os.File
-	left int
-}
-
-func (l *logFile) Write(p []byte) (int, error) {
-	if l.f == nil {
-		err := os.MkdirAll(filepath.Dir(l.path), 0o700)
-		if err != nil {
-			return 0, fmt.Errorf("make the log folder: %w", err)
-		}
-		if l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); err != nil {
-			return 0, fmt.Errorf("open the log: %w", err)
-		}
-	}
-	if len(p) <= l.left {
-		l.left -= len(p)
-		_, _ = l.f.Write(p)
-	}
-	return len(p), nil
-}
-
-func newLog(cfg guard.Config) *slog.Logger {
-	return slog.New(slog.NewTextHandler(&logFile{path: cfg.Log, left: maxLog}, nil))
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 
@@ -21,7 +22,7 @@ func rescueMain() {
 		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)
 	}
 	if err == nil {
-		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, newLog)
+		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, func(cfg guard.Config) *slog.Logger { return newLog(cfg.Log).Logger })
 	}
 	if err != nil {
 		fmt.Println(guard.RescueName+":", err)

@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
@@ -177,5 +179,32 @@ func TestGCLeftovers(t *testing.T) {
 	}
 	if out := cgpu("gc"); out != "nothing to remove\n" {
 		t.Errorf("printed %s", out)
+	}
+}
+
+// TestGCFiles: what killed guards and refused containers have left is counted by kind.
+func TestGCFiles(t *testing.T) {
+	n := newNode(t)
+	n.reserve(ledger.Record{ID: "lives", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
+	past := time.Now().Add(-time.Hour)
+	for i := range 70 {
+		for _, name := range []string{"g/%016x.sock", "g/%016x.ctl", "page/%016x", "log/pod-%016x.log"} {
+			path := filepath.Join(n.dir, fmt.Sprintf(name, i))
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chtimes(path, past, past.Add(time.Duration(i)*time.Second)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if out := cgpu("gc"); out != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
+		t.Errorf("printed %s", out)
+	}
+	if out := cgpu("gc"); out != "nothing to remove\n" {
+		t.Errorf("again: printed %s", out)
 	}
 }

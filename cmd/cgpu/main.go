@@ -91,7 +91,8 @@ func gcCommand() *cli.Command {
 		Usage: "give back what dead containers still hold in the ledger",
 		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
 			"the case that both were killed. It also lets run what such a guard has left paused of a container that\n" +
-			"lives. Containers that live, or may live, are not touched otherwise.\n\n" +
+			"lives, and removes sockets, pages and all but the newest 64 logs of containers that are gone. Containers that\n" +
+			"live, or may live, are not touched otherwise.\n\n" +
 			"Example:\n   cgpu gc",
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
@@ -109,12 +110,29 @@ func gcCommand() *cli.Command {
 				return err
 			}
 			resumed, err := collectLeftovers(c.App.Writer, records, filepath.Join(device.RunDir(), "g")) // the guards' sockets (pkg/admit)
-			if err == nil && len(removed) == 0 && !resumed {
+			swept, sweepErr := book.Sweep()
+			if swept != (ledger.Swept{}) {
+				fmt.Fprintf(c.App.Writer, "removed of containers that are gone: %s\n", files(swept))
+			} else if err == nil && sweepErr == nil && len(removed) == 0 && !resumed {
 				fmt.Fprintln(c.App.Writer, "nothing to remove")
 			}
-			return err
+			return errors.Join(err, sweepErr)
 		},
 	}
+}
+
+// files lists what was removed, by kind.
+func files(s ledger.Swept) string {
+	var list []string
+	for _, kind := range []struct {
+		n    int
+		name string
+	}{{s.Sockets, "socket"}, {s.Pages, "page"}, {s.Logs, "log"}} {
+		if kind.n > 0 {
+			list = append(list, plural(kind.n, kind.name))
+		}
+	}
+	return strings.Join(list, ", ")
 }
 
 // label is a container's name for people, where it has one.

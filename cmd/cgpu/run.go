@@ -217,7 +217,6 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		guard.Stop()
 		_ = book.Release(record.ID, record.Nonce)
 		_ = page.Remove(runDir, record.Nonce)
-		bare.RemoveCgroups(cgroups)
 	}
 	sweepRuns(book, cgroups)
 

@@ -144,13 +144,6 @@ func makeCgroups(dirs []string, hidden []device.Node) error {
 	return nil
 }
 
-// RemoveCgroups removes the folders, if nobody is in them.
-func RemoveCgroups(dirs []string) {
-	for _, dir := range dirs {
-		_ = syscall.Rmdir(dir)
-	}
-}
-
 // SweepCgroups removes what killed guards have left beside the folders of a new run: those that belong to no reservation. The
 // kernel keeps one that has processes.
 func SweepCgroups(dirs []string, alive func(nonce string) bool) {

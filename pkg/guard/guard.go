@@ -62,8 +62,8 @@ type Guard struct {
 	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 
 	mu         sync.Mutex
-	instances  map[uint32]int // RM device instance → index in gpus
-	logged     map[string]bool
+	instances  map[uint32]int             // RM device instance → index in gpus
+	logged     map[string]map[string]bool // by message: the keys of logOnce
 	initPID    int
 	initStart  uint64
 	cgroups    cgroups
@@ -99,7 +99,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
-		instances: map[uint32]int{}, logged: map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
+		instances: map[uint32]int{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
 		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slow:   slowCalls(),
@@ -240,12 +240,22 @@ func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
 	return false
 }
 
-// logOnce writes a line the first time that something happens: a container must not be able to fill the log.
+// maxLogged bounds how many keys of one message are remembered. What comes beyond is counted by the log (cmd/cgpu-guard), which writes
+// a message so many times and no more.
+const maxLogged = 64
+
+// logOnce writes a line the first time that something happens. A container that makes a thousand different things happen must
+// neither fill the log nor keep other lines out.
 func (g *Guard) logOnce(key, msg string, args ...any) {
 	g.mu.Lock()
-	seen := g.logged[key] || len(g.logged) >= 1000
-	if !seen {
-		g.logged[key] = true
+	keys := g.logged[msg]
+	if keys == nil {
+		keys = map[string]bool{}
+		g.logged[msg] = keys
+	}
+	seen := keys[key]
+	if len(keys) < maxLogged {
+		keys[key] = true
 	}
 	g.mu.Unlock()
 	if !seen {

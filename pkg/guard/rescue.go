@@ -255,7 +255,7 @@ func newResumer(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, logged: map[string]bool{}}
+	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, logged: map[string]map[string]bool{}}
 	for _, x := range cfg.GPUs {
 		id, err := identify(x.BusID, x.Minor)
 		if err != nil {

@@ -322,7 +322,7 @@ func victim(c *childState, args []int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: d, abi: abi, account: newAccount(cfg.GPUs), logged: map[string]bool{}, gpus: make([]gpuIdentity, 2)}
+	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: d, abi: abi, account: newAccount(cfg.GPUs), logged: map[string]map[string]bool{}, gpus: make([]gpuIdentity, 2)}
 	g.compute = newCompute(g)
 	g.account.addClient(fakeClient, os.Getpid(), nil)
 	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -16,10 +17,11 @@ import (
 
 // Guard is a guard that was started for a container.
 type Guard struct {
-	PID   int
-	stdin int // write end of its standard input
-	ready int // read end of its readiness pipe
-	log   string
+	PID    int
+	stdin  int             // write end of its standard input
+	ready  int             // read end of its readiness pipe
+	config guardcfg.Config // as it was told
+	odd    bool            // it did not answer, and its log may say why
 }
 
 // Start starts cgpu-guard, which then waits for its configuration: its start takes longer than our reading of the
@@ -77,7 +79,7 @@ func (g *Guard) close() {
 
 // Tell gives the guard its configuration.
 func (g *Guard) Tell(c guardcfg.Config) error {
-	g.log = c.Log
+	g.config = c
 	config, err := json.Marshal(c)
 	if err != nil {
 		return err
@@ -107,7 +109,8 @@ func (g *Guard) Wait(timeout time.Duration) error {
 	for {
 		left := time.Until(deadline)
 		if left <= 0 {
-			return fmt.Errorf("launch: cgpu-guard was not ready after %v: see %s, or raise guard_start_timeout in cgpu.toml", timeout, g.log)
+			g.odd = true
+			return fmt.Errorf("launch: cgpu-guard was not ready after %v: see %s, or raise guard_start_timeout in cgpu.toml", timeout, g.config.Log)
 		}
 		_, err := unix.Poll([]unix.PollFd{{Fd: int32(g.ready), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
@@ -125,7 +128,8 @@ func (g *Guard) Wait(timeout time.Duration) error {
 		case whole, err == nil && n == 0 && line != "":
 			return errors.New(line)
 		case err == nil && n == 0:
-			return fmt.Errorf("launch: cgpu-guard ended before it was ready: see %s", g.log)
+			g.odd = true
+			return fmt.Errorf("launch: cgpu-guard ended before it was ready: see %s", g.config.Log)
 		case err != nil && !errors.Is(err, unix.EINTR):
 			return fmt.Errorf("launch: wait for cgpu-guard: %w", err)
 		}
@@ -145,7 +149,8 @@ func (g *Guard) read(said *[]byte) (int, error) {
 	return n, err
 }
 
-// Stop ends a guard whose container will not be. It is our child, so the number is surely its own.
+// Stop ends a guard whose container will not be, and removes what it has made: a pod that is refused is tried again for ever. It is our
+// child, so the number is surely its own.
 func (g *Guard) Stop() {
 	if g == nil {
 		return
@@ -154,8 +159,12 @@ func (g *Guard) Stop() {
 	var status syscall.WaitStatus
 	for {
 		if _, err := syscall.Wait4(g.PID, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
-			return
+			break
 		}
+	}
+	g.config.CleanUp()
+	if g.config.Log != "" && !g.odd {
+		_ = os.Remove(g.config.Log)
 	}
 }
 

@@ -18,6 +18,7 @@ const (
 	tempName    = "ledger.json.tmp"
 	socketsName = "g"    // <nonce>.sock and <nonce>.ctl of the guards
 	pagesName   = "page" // <nonce>: the folder of a vGPU page (package page)
+	logsName    = "log"  // <beginning of the ID>-<nonce>.log of the guards (package launch)
 )
 
 // ErrNotFound says that no such record exists.

@@ -123,6 +123,9 @@ func TestNothingIsMadeByReaders(t *testing.T) {
 	if _, err := l.GC(); err != nil {
 		t.Error(err)
 	}
+	if done, err := l.Sweep(); err != nil || done != (Swept{}) {
+		t.Error(done, err)
+	}
 	if err := l.Update("a", "", func(*Record) error { return nil }); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
@@ -263,44 +266,6 @@ func TestGC(t *testing.T) {
 	}
 }
 
-func TestGCLeftovers(t *testing.T) {
-	l := open(t)
-	const a, b, c = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbb0", "cccccccccccccccc"
-	reserve(t, l, request("a", a, gib))
-	past := time.Now().Add(-time.Hour)
-	for _, folder := range []struct {
-		name string
-		old  map[string]bool
-		left string
-	}{
-		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true, "notes.ctl": true},
-			a + ".ctl " + a + ".sock " + b + " " + c + ".sock notes.ctl"},
-		{pagesName, map[string]bool{a: true, b: true, c: false, b + ".sock": true, "notes": true, "0000": true},
-			"0000 " + a + " " + b + ".sock " + c + " notes"},
-	} {
-		dir := filepath.Join(l.dir, folder.name)
-		must(t, os.Mkdir(dir, 0o711))
-		for name, old := range folder.old {
-			path := filepath.Join(dir, name)
-			must(t, os.WriteFile(path, nil, 0o600))
-			if old {
-				must(t, os.Chtimes(path, past, past))
-			}
-		}
-		if _, err := l.GC(); err != nil {
-			t.Fatal(err)
-		}
-		entries, _ := os.ReadDir(dir)
-		var left []string
-		for _, e := range entries {
-			left = append(left, e.Name())
-		}
-		if got := strings.Join(left, " "); got != folder.left {
-			t.Errorf("%s: left %s, want %s", folder.name, got, folder.left)
-		}
-	}
-}
-
 func TestDamaged(t *testing.T) {
 	for name, content := range map[string]string{"empty": "", "cut": `{"version":1,"rec`, "foreign": "hello", "newer": `{"version":2,"records":[]}`, "older": `{}`,
 		"a card": `{"version":1,"records":[],"cards":{"GPU-a":{"policy":1,"maxInst":0,"prioRatio":99}}}`} {
@@ -315,6 +280,9 @@ func TestDamaged(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "then remove the file") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: %v", name, err)
 			}
+		}
+		if _, err := l.Sweep(); err == nil { // what is nobody's cannot be told
+			t.Errorf("%s: swept", name)
 		}
 		if data, _ := os.ReadFile(path); string(data) != content {
 			t.Errorf("%s: the file was changed to %q", name, data)
@@ -420,46 +388,4 @@ func TestParseStat(t *testing.T) {
 			t.Errorf("%q was read", line)
 		}
 	}
-}
-
-// A container's cgroup is neither that of another one that lives, nor above or below it.
-func TestReserveNested(t *testing.T) {
-	for _, c := range []struct {
-		name, has, asks string
-		dead            bool
-		refused         bool
-	}{
-		{"beside", "/docker/a", "/docker/b", false, false},
-		{"beside, with the same beginning", "/docker/a", "/docker/ab", false, false},
-		{"below", "/docker/a", "/docker/a/b", false, true},
-		{"far below", "/docker/a", "/docker/a/b/c", false, true},
-		{"above", "/docker/a/b", "/docker/a", false, true},
-		{"the same", "/docker/a", "/docker/a", false, true},
-		{"below one that has ended", "/docker/a", "/docker/a/b", true, false},
-		{"none", "/docker/a", "", false, false},
-		{"beside none", "", "/docker/a", false, false},
-		{"none at all", "", "", false, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			l := open(t)
-			old := request("a", "n", quota.GiB)
-			old.Record.Cgroup, old.Record.InitPID, old.Record.GuardPID = c.has, 2, 3
-			if c.dead {
-				old.Record.InitPID = 1000 // its guard lives
-			}
-			reserve(t, l, old)
-			next := request("b", "n", quota.GiB)
-			next.Record.Cgroup = c.asks
-			_, err := l.Reserve(next)
-			if (err != nil) != c.refused || c.refused && !strings.HasPrefix(err.Error(), `ledger: cgroupsPath "`+c.asks+`": container a has "`+c.has+`"`) {
-				t.Error(err)
-			}
-		})
-	}
-	l := open(t)
-	again := request("a", "n", quota.GiB)
-	again.Record.Cgroup = "/docker/a"
-	reserve(t, l, again)
-	again.Record.Nonce = "again" // a restart
-	reserve(t, l, again)
 }

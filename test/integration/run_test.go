@@ -8,12 +8,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -645,6 +649,125 @@ func runFolder(t *testing.T) {
 	wantRefused(t, of("/", " </dev", "true"), "standard input: is a folder")
 }
 
+// holdLedger takes the ledger's lock, for the test to let go of it; it does so at its end anyway.
+func holdLedger(t *testing.T) *os.File {
+	t.Helper()
+	lock, err := os.OpenFile(filepath.Join(lab.RunDir, "ledger.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { lock.Close() })
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	return lock
+}
+
+// awaitsLedger waits until a process has the lock's file open, which somebody else has locked.
+func awaitsLedger(t *testing.T, pid int, out *output) {
+	t.Helper()
+	eventually(t, 8*time.Second, func() string {
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, f := range files {
+			if to, _ := os.Readlink(f); to == filepath.Join(lab.RunDir, "ledger.lock") {
+				return ""
+			}
+		}
+		return "it does not wait for the ledger: " + out.String()
+	})
+}
+
+// hardship starts a command as nobody would who wants it to end soon. Hard limits stay, since root in a container cannot raise them.
+var hardship = []string{"prlimit", "--fsize=100:", "--nofile=40:", "--cpu=50:", "--core=1000:", "chrt", "-b", "0", "taskset", "-c", "0", "nice", "-n", "7"}
+
+// TestRunSettled: while cgpu run takes the node's locks it has nothing of its caller's that could slow it or cut its writes off, on none
+// of its threads, and neither has the guard. The command has all of it.
+func TestRunSettled(t *testing.T) {
+	noTrace(t)
+	const footing = `cat /proc/self/limits /proc/self/timerslack_ns; grep ^Cpus_allowed: /proc/self/status; sed "s/.*) //" /proc/self/stat | cut -d" " -f16,17,39`
+	runtime.LockOSThread() // whose timer slack the commands get
+	defer runtime.UnlockOSThread()
+	const slack = 3_000_000
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, slack, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Prctl(unix.PR_SET_TIMERSLACK, 0, 0, 0, 0) //nolint:errcheck // the default
+	want, err := exec.Command(hardship[0], append(hardship[1:len(hardship):len(hardship)], "sh", "-c", footing)...).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	lock := holdLedger(t)
+	var out output
+	cmd := exec.Command(hardship[0], slices.Concat(hardship[1:], []string{filepath.Join(lab.Bin, "cgpu")}, runArgs("512MiB", "--", "sh", "-c", footing+"; read x"))...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "CGPU_RUN_DIR="+lab.RunDir), &out, &out
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill() //nolint:errcheck // it has ended, usually
+	awaitsLedger(t, cmd.Process.Pid, &out)
+	wantSettled(t, "cgpu run", cmd.Process.Pid)
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 10*time.Second, func() string {
+		if !strings.HasSuffix(out.String(), string(want[len(want)-6:])) {
+			return "the command did not tell what it has: " + out.String()
+		}
+		return ""
+	})
+	if out.String() != string(want) || !strings.Contains(string(want), strconv.Itoa(slack)) {
+		t.Errorf("the command has\n%s\nand without cgpu run\n%s", out.String(), want)
+	}
+	for _, r := range records(t) {
+		if r.InitPID == cmd.Process.Pid {
+			wantSettled(t, "its guard", r.GuardPID)
+		}
+	}
+	_ = in.Close()
+	_ = cmd.Wait()
+}
+
+// wantSettled looks at every thread of a process for what hardship did to its parent.
+func wantSettled(t *testing.T, who string, pid int) {
+	t.Helper()
+	read := func(path string) string {
+		text, err := os.ReadFile(path)
+		if err != nil && !os.IsNotExist(err) { // a thread may have ended
+			t.Error(err)
+		}
+		return string(text)
+	}
+	limits := regexp.MustCompile(`  +`).ReplaceAllString(read(fmt.Sprintf("/proc/%d/limits", pid)), " ")
+	for _, line := range []string{"Max file size unlimited", "Max cpu time unlimited", "Max core file size 0"} {
+		if !strings.Contains(limits, line) {
+			t.Errorf("%s: want %q in %s", who, line, limits)
+		}
+	}
+	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatal(err)
+	}
+	for _, thread := range threads {
+		stat := read(fmt.Sprintf("/proc/%d/task/%s/stat", pid, thread.Name()))
+		if fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]); len(fields) > 38 && (fields[16] != "0" || fields[38] != "0") {
+			t.Errorf("%s, thread %s: nice value %s, policy %s", who, thread.Name(), fields[16], fields[38])
+		}
+		if slack := strings.TrimSpace(read("/proc/" + thread.Name() + "/timerslack_ns")); slack != "" && slack != "50000" {
+			t.Errorf("%s, thread %s: timer slack %s", who, thread.Name(), slack)
+		}
+		all := read("/proc/self/status") // this process may run everywhere
+		cpus := regexp.MustCompile(`(?m)^Cpus_allowed:.*$`)
+		if mask := cpus.FindString(read(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name()))); mask != "" && mask != cpus.FindString(all) {
+			t.Errorf("%s, thread %s: %s", who, thread.Name(), mask)
+		}
+	}
+}
+
 // TestRunFrozen: who can freeze his cgroup cannot freeze cgpu run in it while that takes the node's locks; the command is in it again.
 func TestRunFrozen(t *testing.T) {
 	noTrace(t)
@@ -664,14 +787,7 @@ func TestRunFrozen(t *testing.T) {
 			return ""
 		})
 	})
-	lock, err := os.OpenFile(filepath.Join(lab.RunDir, "ledger.lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer lock.Close()
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
+	lock := holdLedger(t)
 	var out output
 	cmd := exec.Command("sh", append([]string{"-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, home, filepath.Join(lab.Bin, "cgpu")},
 		runArgs("512MiB", "--", "cat", "/proc/self/cgroup")...)...)
@@ -680,16 +796,7 @@ func TestRunFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Process.Kill() //nolint:errcheck // it has ended, usually
-	// It waits for the lock, with the ledger's file open.
-	eventually(t, 8*time.Second, func() string {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", cmd.Process.Pid))
-		for _, f := range files {
-			if to, _ := os.Readlink(f); to == lock.Name() {
-				return ""
-			}
-		}
-		return "cgpu run does not wait for the ledger: " + out.String()
-	})
+	awaitsLedger(t, cmd.Process.Pid, &out)
 	in, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid))
 	if err != nil || strings.Contains(string(in), filepath.Base(home)) {
 		t.Errorf("it waits for a lock in its caller's cgroup: %s, %v", in, err)

@@ -1,0 +1,134 @@
+package ledger
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/page"
+)
+
+const (
+	// leftoverAge is how old a socket or page without a record must be before it is removed. They are made after the
+	// reservation, so there is no such thing as a socket of a record to come; the age is for the machine's clock.
+	leftoverAge = 30 * time.Second
+	// keptLogs is how many logs of containers that are gone stay on the node, the newest: with a guard's bound of 64 KiB that is
+	// 4 MiB of /run, however often a pod is tried again.
+	keptLogs = 64
+)
+
+// Swept counts the files that Sweep removed.
+type Swept struct{ Sockets, Pages, Logs int }
+
+// Sweep removes the sockets and vGPU pages of containers that are gone, and all but the newest of their guards' logs. A guard
+// removes its own sockets and page; this is for those that were killed, and for the logs. Each guard calls it, when its container has
+// run for a while and when it ends, so that what is left on the node is bounded without a daemon.
+func (l *Ledger) Sweep() (done Swept, err error) {
+	sockets, err1 := l.files(socketsName, suffixed(".sock", ".ctl"))
+	pages, err2 := l.files(pagesName, suffixed(""))
+	logs, err3 := l.files(logsName, logNonce)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return done, err
+	}
+	// After the files: whoever makes one has a record before. So no lock is taken.
+	records, err := l.List()
+	if err != nil {
+		return done, err
+	}
+	before := time.Now().Add(-leftoverAge)
+	file := func(f runFile) error { return os.Remove(f.path) }
+	folder := func(f runFile) error { return page.Remove(l.dir, f.nonce) }
+	done.Sockets, err1 = remove(olderThan(before, ofNobody(sockets, records)), file)
+	done.Pages, err2 = remove(olderThan(before, ofNobody(pages, records)), folder)
+	done.Logs, err3 = remove(allButNewest(keptLogs, ofNobody(logs, records)), file)
+	return done, errors.Join(err1, err2, err3)
+}
+
+// runFile is a file of one reservation, whose nonce is in its name.
+type runFile struct {
+	path, nonce string
+	changed     time.Time
+}
+
+// files lists those in a folder that nonceOf knows.
+func (l *Ledger) files(folder string, nonceOf func(name string) string) ([]runFile, error) {
+	entries, err := os.ReadDir(l.path(folder))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("ledger: leftovers: %w", err)
+	}
+	var list []runFile
+	for _, e := range entries {
+		nonce := nonceOf(e.Name())
+		if info, err := e.Info(); err == nil && isNonce(nonce) {
+			list = append(list, runFile{filepath.Join(l.path(folder), e.Name()), nonce, info.ModTime()})
+		}
+	}
+	return list, nil
+}
+
+// suffixed knows names that are a nonce and one of the suffixes.
+func suffixed(suffixes ...string) func(string) string {
+	return func(name string) string {
+		nonce, suffix := name[:min(len(name), nonceLength)], name[min(len(name), nonceLength):]
+		if !slices.Contains(suffixes, suffix) {
+			return ""
+		}
+		return nonce
+	}
+}
+
+// logNonce knows the names that package launch gives to logs: the beginning of an ID, "-", a nonce and ".log".
+func logNonce(name string) string {
+	base, isLog := strings.CutSuffix(name, ".log")
+	if dash := strings.LastIndexByte(base, '-'); isLog && dash >= 0 {
+		return base[dash+1:]
+	}
+	return ""
+}
+
+// ofNobody leaves the files that belong to no record.
+func ofNobody(files []runFile, records []Record) []runFile {
+	used := make(map[string]bool, len(records))
+	for _, r := range records {
+		used[r.Nonce] = true
+	}
+	return slices.DeleteFunc(files, func(f runFile) bool { return used[f.nonce] })
+}
+
+func olderThan(before time.Time, files []runFile) []runFile {
+	return slices.DeleteFunc(files, func(f runFile) bool { return f.changed.After(before) })
+}
+
+func allButNewest(n int, files []runFile) []runFile {
+	slices.SortFunc(files, func(a, b runFile) int { return cmp.Or(b.changed.Compare(a.changed), cmp.Compare(a.path, b.path)) })
+	return files[min(n, len(files)):]
+}
+
+// remove returns how many files it removed. Another may sweep at the same time. A tmpfs is busy to a guard, which may not unmount
+// it: cgpu gc does.
+func remove(files []runFile, one func(runFile) error) (n int, err error) {
+	for _, f := range files {
+		switch err := one(f); {
+		case err == nil:
+			n++
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY):
+			return n, fmt.Errorf("ledger: leftovers: %w", err)
+		}
+	}
+	return n, nil
+}
+
+const nonceLength = 16
+
+// isNonce reports 16 hexadecimal digits.
+func isNonce(s string) bool {
+	return len(s) == nonceLength && strings.Trim(s, "0123456789abcdef") == ""
+}

@@ -1,0 +1,94 @@
+package ledger
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// left lists a folder of the run directory.
+func left(t *testing.T, l *Ledger, folder string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(l.path(folder))
+	must(t, err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestSweep(t *testing.T) {
+	l := open(t)
+	const a, b, c = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbb0", "cccccccccccccccc"
+	reserve(t, l, request("a", a, gib))
+	past := time.Now().Add(-time.Hour)
+	for _, folder := range []struct {
+		name string
+		old  map[string]bool
+		left string
+		done Swept
+	}{
+		{socketsName, map[string]bool{a + ".sock": true, a + ".ctl": true, b + ".sock": true, b + ".ctl": true, c + ".sock": false, b: true, "notes.ctl": true, b + ".pause": true},
+			a + ".ctl " + a + ".sock " + b + " " + b + ".pause " + c + ".sock notes.ctl", Swept{Sockets: 2}},
+		{pagesName, map[string]bool{a: true, b: true, c: false, b + ".sock": true, "notes": true, "0000": true},
+			"0000 " + a + " " + b + ".sock " + c + " notes", Swept{Pages: 1}},
+	} {
+		dir := l.path(folder.name)
+		must(t, os.Mkdir(dir, 0o711))
+		for name, old := range folder.old {
+			path := filepath.Join(dir, name)
+			must(t, os.WriteFile(path, nil, 0o600))
+			if old {
+				must(t, os.Chtimes(path, past, past))
+			}
+		}
+		if done, err := l.Sweep(); err != nil || done != folder.done {
+			t.Errorf("%s: %+v, %v", folder.name, done, err)
+		}
+		if got := strings.Join(left(t, l, folder.name), " "); got != folder.left {
+			t.Errorf("%s: left %s, want %s", folder.name, got, folder.left)
+		}
+	}
+}
+
+// TestSweepLogs: a pod that is tried again for ever leaves so many logs and no more; those of living containers stay, however old, and
+// what is no guard's log is not touched.
+func TestSweepLogs(t *testing.T) {
+	l := open(t)
+	const living = "aaaaaaaaaaaaaaaa"
+	reserve(t, l, request("a", living, gib))
+	must(t, os.Mkdir(l.path(logsName), 0o700))
+	begin := time.Now().Add(-time.Hour)
+	write := func(name string, after int) {
+		path := filepath.Join(l.path(logsName), name)
+		must(t, os.WriteFile(path, []byte("x"), 0o600))
+		must(t, os.Chtimes(path, begin, begin.Add(time.Duration(after)*time.Second)))
+	}
+	want := []string{"a-" + living + ".log", "doctor-self.log", "sim.log"}
+	for _, name := range want {
+		write(name, 0)
+	}
+	const more = 200
+	for i := range keptLogs + more {
+		name := fmt.Sprintf("pod-%d-%016x.log", i%7, i)
+		write(name, 1+i)
+		if i >= more {
+			want = append(want, name)
+		}
+	}
+	if done, err := l.Sweep(); err != nil || done != (Swept{Logs: more}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+	slices.Sort(want)
+	if got := left(t, l, logsName); !slices.Equal(got, want) {
+		t.Errorf("left %v, want %v", got, want)
+	}
+	if done, err := l.Sweep(); err != nil || done != (Swept{}) {
+		t.Errorf("again: %+v, %v", done, err)
+	}
+}
