@@ -117,6 +117,7 @@ type kmSource struct {
 	runDir string
 	mu     sync.Mutex // of what follows
 	slots  km.Slots
+	said   map[string]string // by a file's path: why it could not be read
 	log    io.Writer
 }
 
@@ -176,6 +177,23 @@ func (s *kmSource) write(f km.File, text []byte) error {
 		s.say(f, err)
 	}
 	return err
+}
+
+// maxSaid bounds the files whose last failure is remembered; containers come and go.
+const maxSaid = 1024
+
+// unread says why a file cannot be read, unless that is what was said last: with --allow-other everybody reads, as often as he likes.
+func (s *kmSource) unread(f km.File, err error) {
+	s.mu.Lock()
+	again := s.said[f.Path] == err.Error()
+	if s.said == nil || len(s.said) >= maxSaid {
+		s.said = map[string]string{}
+	}
+	s.said[f.Path] = err.Error()
+	s.mu.Unlock()
+	if !again {
+		s.say(f, err)
+	}
 }
 
 // say is for the administrator.

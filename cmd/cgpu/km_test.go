@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -51,6 +52,28 @@ func TestKMOnce(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("printed\n%s\nwithout %q", out, want)
 		}
+	}
+}
+
+// TestKMUnread: whoever reads a file a thousand times that cannot be read does not fill the administrator's journal.
+func TestKMUnread(t *testing.T) {
+	var out strings.Builder
+	s := &kmSource{log: &out}
+	for i := range 3000 {
+		s.unread(km.File{Path: "0/a/meminfo"}, errors.New("its guard is gone"))
+		s.unread(km.File{Path: "0/b/meminfo"}, errors.New("its guard is gone"))
+		if i == 1000 {
+			s.unread(km.File{Path: "0/a/meminfo"}, errors.New("something else"))
+		}
+	}
+	if n := strings.Count(out.String(), "\n"); n != 4 {
+		t.Errorf("%d lines: %.500s", n, out.String())
+	}
+	for i := range 10 * maxSaid {
+		s.unread(km.File{Path: fmt.Sprint(i)}, errors.New("gone"))
+	}
+	if len(s.said) > maxSaid {
+		t.Errorf("%d files are remembered", len(s.said))
 	}
 }
 

@@ -209,7 +209,7 @@ func (h *kmHandle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadRes
 		text, err := h.file.tree.source.text(h.file.file)
 		if err != nil {
 			if !errors.Is(err, km.ErrGone) {
-				h.file.tree.source.say(h.file.file, err)
+				h.file.tree.source.unread(h.file.file, err)
 			}
 			return nil, h.file.tree.errno(err)
 		}

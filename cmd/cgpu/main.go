@@ -26,6 +26,10 @@ var version = "unknown" // set by the linker
 
 func main() {
 	a := app()
+	if os.Getuid() != os.Geteuid() {
+		fmt.Fprintln(os.Stderr, "cgpu: has the set-user-ID bit, with which any user would be root: take it away (chmod u-s), and use sudo")
+		os.Exit(1)
+	}
 	if os.Geteuid() == 0 { // it may take the node's locks
 		a.Metadata = map[string]any{inheritedKey: bare.Settle()}
 	}

@@ -3,12 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -18,33 +17,10 @@ func loadNode(runDir string) (*device.Table, error) {
 	if !errors.Is(err, device.ErrMissing) && !errors.Is(err, device.ErrStale) {
 		return t, err
 	}
-	if failed := refreshNode(); failed != nil {
+	if failed := launch.Refresh(); failed != nil {
 		return nil, fmt.Errorf("%w; cgpu refresh makes it anew (tried: %v)", err, failed)
 	}
 	return device.Load(runDir)
-}
-
-// refreshNode runs cgpu-refresh. Its output goes to a file: a pipe would be kept open by the simulated driver's server, which it
-// may start.
-func refreshNode() error {
-	helper, err := device.Program("cgpu-refresh")
-	if err != nil {
-		return err
-	}
-	out, err := os.CreateTemp("", "cgpu-refresh")
-	if err != nil {
-		return err
-	}
-	defer out.Close()
-	_ = os.Remove(out.Name())
-	cmd := exec.Command(helper)
-	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Run(); err != nil {
-		said := make([]byte, 1024)
-		n, _ := out.ReadAt(said, 0)
-		return fmt.Errorf("%s: %w: %s", helper, err, strings.TrimSpace(string(said[:n])))
-	}
-	return nil
 }
 
 // gpusOf puts GPUs in the ledger's terms.

@@ -158,6 +158,8 @@ func TestSaveThenLoad(t *testing.T) {
 	h := newHost(t)
 	want := table()
 	h.save(t, want)
+	write(t, TableFile(h.runDir)+".tmp", "what a killed one has left")
+	h.save(t, want)
 	got, err := h.load(h.runDir, h.config)
 	if err != nil {
 		t.Fatal(err)

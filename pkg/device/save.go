@@ -10,7 +10,7 @@ import (
 // runDirMode lets everybody reach a known name below the run directory and only root list it.
 const runDirMode = 0o711
 
-// Save writes the table into a run directory: whole or not at all, and readable by everybody.
+// Save writes the table into a run directory: whole or not at all, and readable by everybody. The caller holds LockFile.
 func (t *Table) Save(runDir string) error {
 	if err := t.Validate(); err != nil {
 		return err
@@ -22,11 +22,14 @@ func (t *Table) Save(runDir string) error {
 	if err := MakeRunDir(runDir); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(runDir, ".node-*.json")
+	// One name, as only the holder of LockFile writes: what a killed one has left is replaced, and never piles up.
+	temp := TableFile(runDir) + ".tmp"
+	_ = os.Remove(temp)
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("device: %w", err)
 	}
-	defer os.Remove(f.Name()) // fails after the rename, and then has nothing to do
+	defer os.Remove(temp) // fails after the rename, and then has nothing to do
 	_, err = f.Write(append(text, '\n'))
 	if err == nil {
 		err = f.Chmod(0o644)
@@ -36,7 +39,7 @@ func (t *Table) Save(runDir string) error {
 		err = closeErr
 	}
 	if err == nil {
-		err = os.Rename(f.Name(), TableFile(runDir))
+		err = os.Rename(temp, TableFile(runDir))
 	}
 	if err != nil {
 		return fmt.Errorf("device: %w", err)

@@ -101,13 +101,21 @@ func Append(runDir string, e Event) error {
 		return fmt.Errorf("event: %w", err)
 	}
 	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("event: %w", err)
+	}
+	if info.Size() >= 2*MaxSize { // whoever puts the file aside has been stopped at it; perhaps he has ended since
+		_ = rotate(runDir)
+		return fmt.Errorf("event: %s: has %d bytes, and nobody puts it aside: find who holds %s with lslocks", f.Name(), info.Size(), lockName)
+	}
 	if n, err := f.Write(line); err != nil {
 		if n > 0 { // so that the next one is not lost too
 			_, _ = f.Write([]byte{'\n'})
 		}
 		return fmt.Errorf("event: %w", err)
 	}
-	if info, err := f.Stat(); err == nil && info.Size() >= MaxSize {
+	if info.Size()+int64(len(line)) >= MaxSize {
 		return rotate(runDir)
 	}
 	return nil

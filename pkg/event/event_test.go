@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -133,6 +134,40 @@ func TestRotate(t *testing.T) {
 	}
 	if len(last) != writers || len(list) < MaxSize/(maxText+200) {
 		t.Errorf("%d events of %d writers", len(list), len(last))
+	}
+}
+
+// TestBoundWithoutRotation: whoever is stopped while he puts the file aside does not make it grow without a bound.
+func TestBoundWithoutRotation(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(File(dir), []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(File(dir), 2*MaxSize-1); err != nil {
+		t.Fatal(err)
+	}
+	if err := Append(dir, Event{Kind: Set, Text: "the last"}); err != nil {
+		t.Error(err)
+	}
+	if err := Append(dir, Event{Kind: Set, Text: "one more"}); err == nil || !strings.Contains(err.Error(), lockName) {
+		t.Errorf("one more: %v", err)
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_UN); err != nil {
+		t.Fatal(err)
+	}
+	if err := Append(dir, Event{Kind: Set, Text: "after"}); err == nil {
+		t.Error("written beyond the bound")
+	}
+	if err := Append(dir, Event{Kind: Set, Text: "after"}); err != nil {
+		t.Errorf("it was not put aside: %v", err)
 	}
 }
 

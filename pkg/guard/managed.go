@@ -291,12 +291,12 @@ func (g *Guard) scan() {
 	}
 }
 
-// endElusive kills a process whose first thread has ended, and whose others end faster than they can be looked at: no program has
-// reason to.
+// endElusive kills a process whose first thread has ended, and whose others end faster than they can be looked at, or that maps and
+// unmaps memory as fast as it is looked at: no program has reason to.
 func (g *Guard) endElusive(tgid int) {
-	g.logOnce("elusive", "killing a process whose memory maps cannot be read, as its threads keep ending", "pid", tgid)
+	g.logOnce("elusive", "killing a process whose memory maps cannot be read to the end, as its threads keep ending or its mappings changing", "pid", tgid)
 	g.stats.processesKilled.Add(1)
-	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "its threads keep ending, so that nobody can tell what managed memory it has mapped"})
+	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "its threads keep ending, or its mappings changing, so that nobody can tell what managed memory it has mapped"})
 	g.killProcess(tgid)
 }
 

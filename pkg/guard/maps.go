@@ -18,18 +18,19 @@ import (
 // uvmSpans lists the mappings of managed memory of a process: shared, and with their own address as the offset in the file, as
 // UVM requires of its mappings (uvm_mmap) and nothing else does by chance. Neither name nor inode of the file would do: a
 // container can make other nodes of the device. False: the process goes on, but its threads end, and leave the work to new ones, before
-// its maps can be read, which the kernel shows by a living thread's number only.
+// its maps can be read, which the kernel shows by a living thread's number only; or its maps have no end.
 func uvmSpans(tgid int) ([]span, bool) {
-	if list, ok := spansOf(tgid); ok {
-		return list, true
+	list, err := spansOf(tgid)
+	if err == nil || errors.Is(err, errEndless) {
+		return list, err == nil
 	}
 	known := map[int]bool{}
 	for fresh, old := 0, 0; fresh < livingTries; {
 		before := len(known)
 		for tid := range threadsOf(tgid) {
 			known[tid] = true
-			if list, ok := spansOf(tid); ok {
-				return list, true
+			if list, err := spansOf(tid); err == nil || errors.Is(err, errEndless) {
+				return list, err == nil
 			}
 		}
 		if len(known) > before {
@@ -41,16 +42,22 @@ func uvmSpans(tgid int) ([]span, bool) {
 	return nil, false
 }
 
-// spansOf is uvmSpans by the number of a thread. False: it has ended, or is about to.
-func spansOf(tid int) ([]span, bool) {
+// spansOf is uvmSpans by the number of a thread. It fails where that has ended, or is about to.
+func spansOf(tid int) ([]span, error) {
 	f, err := os.Open("/proc/" + strconv.Itoa(tid) + "/maps")
 	if err != nil {
-		return nil, false
+		return nil, err
 	}
 	defer f.Close()
-	list, err := parseMaps(f)
-	return list, err == nil
+	return parseMaps(f)
 }
+
+// maxMapLines bounds what is read of a process' maps: the kernel goes on from the address where it was, so who maps and unmaps ahead
+// of the reader could keep him for as long as there are addresses. At once a process has as many mappings as vm.max_map_count says: 65530,
+// and 1048576 on some systems.
+const maxMapLines = 2 << 20
+
+var errEndless = errors.New("more mappings than a process can have")
 
 // parseMaps fails where there are no maps at all, as of a thread that is about to end.
 func parseMaps(f io.Reader) ([]span, error) {
@@ -58,7 +65,7 @@ func parseMaps(f io.Reader) ([]span, error) {
 	var more uint64 // of ranges that are not in the list
 	some := false
 	lines := bufio.NewReaderSize(f, 64<<10)
-	for {
+	for range maxMapLines {
 		// The beginning of a line is enough. Its end is a path, which a container can make longer than any buffer: folders nest
 		// without a bound, and what they are named does not count here.
 		line, err := lines.ReadSlice('\n')
@@ -83,6 +90,7 @@ func parseMaps(f io.Reader) ([]span, error) {
 		}
 		return list, err
 	}
+	return nil, errEndless
 }
 
 // parseUVMMap reads a line of /proc/PID/maps: "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144 /dev/nvidia-uvm".

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -655,5 +656,26 @@ func TestOwnThread(t *testing.T) {
 		}
 		seen[tid] = true
 		eventually(t, "the thread ends", func() bool { return unix.Tgkill(os.Getpid(), tid, 0) == unix.ESRCH })
+	}
+}
+
+// endless is a process that maps memory as fast as its maps are read.
+type endless struct{ lines int }
+
+func (e *endless) Read(b []byte) (n int, err error) {
+	if e.lines > 2*maxMapLines { // so that a reader without a bound ends too
+		return 0, io.EOF
+	}
+	const line = "7fa2e6000000-7fa2e6001000 rw-p 00000000 00:00 0\n"
+	for ; len(b)-n >= len(line); e.lines++ {
+		n += copy(b[n:], line)
+	}
+	return n, nil
+}
+
+func TestEndlessMaps(t *testing.T) {
+	e := new(endless)
+	if list, err := parseMaps(e); !errors.Is(err, errEndless) || e.lines > maxMapLines+64<<10 {
+		t.Errorf("%d ranges, %v, after %d lines", len(list), err, e.lines)
 	}
 }

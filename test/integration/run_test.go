@@ -39,6 +39,7 @@ func TestRun(t *testing.T) {
 		{"sees", runSees},
 		{"other user", runUser},
 		{"sudo", runSudo},
+		{"set-user-ID", runSetUID},
 		{"umask", runUmask},
 		{"folder", runFolder},
 		{"refused", runRefused},
@@ -574,6 +575,35 @@ func runHostile(t *testing.T) {
 			}
 			return ""
 		})
+	}
+}
+
+// runSetUID: with the bit on it cgpu would make any user root; it does nothing then.
+func runSetUID(t *testing.T) {
+	program := filepath.Join(lab.Dir, "cgpu-with-bit")
+	t.Cleanup(func() { os.Remove(program) })
+	text, err := os.ReadFile(filepath.Join(lab.Bin, "cgpu"))
+	if err == nil {
+		err = os.WriteFile(program, text, 0o755)
+	}
+	if err == nil {
+		err = os.Chmod(program, 0o755|os.ModeSetuid)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(program) // nobody may not pass through the lab's folder
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for _, args := range [][]string{{"run", "--memory", "1GiB", "--", "id", "-u"}, {"gc"}} {
+		cmd := exec.Command("/proc/self/fd/3", args...)
+		cmd.ExtraFiles = []*os.File{f}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "set-user-ID bit") {
+			t.Errorf("%v: %v: %s", args, err, out)
+		}
 	}
 }
 
