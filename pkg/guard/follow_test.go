@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -53,6 +54,34 @@ func TestMoved(t *testing.T) {
 		if got := moved(c.events, "ledger.json"); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
+	}
+}
+
+// Single changes are followed at once; one after the other without an end, they are followed four times a second.
+func TestPace(t *testing.T) {
+	start := time.Unix(1e9, 0)
+	run := func(p *pace, from time.Time, every, length time.Duration) (reads, atOnce int, end time.Time) {
+		now := from
+		for now.Before(from.Add(length)) {
+			wait := p.next(now)
+			if reads++; wait == paceLeast {
+				atOnce++
+			}
+			if wait > paceEvery {
+				t.Fatalf("waits %v", wait)
+			}
+			now = now.Add(max(wait, every))
+		}
+		return reads, atOnce, now
+	}
+	var p pace
+	reads, _, now := run(&p, start, 5*time.Millisecond, 60*time.Second)
+	if most := paceBurst + int(60*time.Second/paceEvery) + 1; reads > most || reads < most-3 {
+		t.Errorf("the ledger is read %d times in a minute of changes, want %d", reads, most)
+	}
+	reads, atOnce, _ := run(&p, now.Add(paceBurst*paceEvery), 3*time.Second, 60*time.Second)
+	if reads != atOnce || reads != 20 {
+		t.Errorf("%d of %d single changes are followed at once", atOnce, reads)
 	}
 }
 
@@ -109,4 +138,59 @@ func TestFollow(t *testing.T) {
 			return false
 		}
 	})
+}
+
+// TestFollowIsPaced: however often the ledger is written, a guard opens it no more often than that.
+func TestFollowIsPaced(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Limit: 2 * quota.GiB, Weight: 2})
+	text, err := os.ReadFile(ledger.File(c.cfg.RunDir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if _, err := unix.InotifyAddWatch(fd, c.cfg.RunDir, unix.IN_OPEN); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		c.compute.follow()
+		close(ended)
+	}()
+	begin := time.Now()
+	for range 200 {
+		next := filepath.Join(c.cfg.RunDir, "next")
+		if err := os.WriteFile(next, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, ledger.File(c.cfg.RunDir)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(3 * time.Millisecond)
+	}
+	most := 1 + paceBurst + int(time.Since(begin)/paceEvery) + 1
+	c.compute.end()
+	<-ended
+	opened := 0
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := unix.Read(fd, buf)
+		if err != nil || n <= 0 {
+			break
+		}
+		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
+			size := unix.SizeofInotifyEvent + int((*unix.InotifyEvent)(unsafe.Pointer(&b[0])).Len)
+			if moved(b[:size], filepath.Base(ledger.File(c.cfg.RunDir))) {
+				opened++
+			}
+			b = b[size:]
+		}
+	}
+	if opened == 0 || opened > most {
+		t.Errorf("the ledger is read %d times for 200 changes, want %d at most", opened, most)
+	}
 }
