@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -54,6 +55,60 @@ func (l *Ledger) Change(container string, req ChangeRequest) (Record, error) {
 		return Record{}, err
 	}
 	return changed, nil
+}
+
+// PodChange is what the annotations of its pod make of a container: all of the requests, or none.
+type PodChange struct {
+	ID, Nonce string // of the container's record
+	Requests  []ChangeRequest
+	ByPod     map[string]string // the annotations, which the record then has
+}
+
+// ChangeByPods changes containers as Change does, and all of them at once: each guard of the node reads the ledger after each time that it
+// is written. A change that does not fit, or has no record, is an error at its place in the list, and no other's.
+func (l *Ledger) ChangeByPods(list []PodChange) []error {
+	errs := make([]error, len(list))
+	for i, p := range list {
+		for _, req := range p.Requests {
+			errs[i] = errors.Join(errs[i], req.validate())
+		}
+	}
+	err := l.change(func(f *file) error {
+		unchanged := errUnchanged
+		for i, p := range list {
+			if errs[i] == nil {
+				errs[i] = l.roomy(f, func() error { return p.apply(f) })
+			}
+			if errs[i] == nil {
+				unchanged = nil
+			}
+		}
+		return unchanged
+	})
+	for i := range errs {
+		if errs[i] == nil {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+func (p *PodChange) apply(f *file) error {
+	i := indexOf(f.Records, p.ID, p.Nonce)
+	if i < 0 {
+		return fmt.Errorf("ledger: container %q, nonce %q: %w", p.ID, p.Nonce, ErrNotFound)
+	}
+	others := &file{Cards: f.Cards, Records: slices.Concat(f.Records[:i], f.Records[i+1:])}
+	r := f.Records[i]
+	for _, req := range p.Requests {
+		var err error
+		if r, err = req.apply(others, r); err != nil {
+			return err
+		}
+	}
+	r.ByPod = p.ByPod
+	f.Records[i] = r
+	return nil
 }
 
 func (req *ChangeRequest) validate() error {

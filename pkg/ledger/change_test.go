@@ -27,6 +27,44 @@ func two(t *testing.T) *Ledger {
 	return l
 }
 
+// Changes of several containers are one of the ledger; one that does not fit, or is of a container that is gone, changes nothing.
+func TestChangeByPods(t *testing.T) {
+	l := two(t)
+	req := func(gpu string, limit quota.Bytes, weight int) ChangeRequest {
+		return ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), GPU: gpu, Limit: &limit, Weight: &weight, ByPod: true}
+	}
+	by := map[string]string{"cgpu.io/gpu-schd-weight": "2"}
+	errs := l.ChangeByPods([]PodChange{
+		{ID: "abc", Nonce: "n1", Requests: []ChangeRequest{req("GPU-a", 2*gib, 2), req("GPU-b", gib, 3)}, ByPod: by},
+		{ID: "abd", Nonce: "other", Requests: []ChangeRequest{req("GPU-a", gib, 1)}, ByPod: by},
+		{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 14*gib, 7), req("GPU-a", 15*gib, 1)}, ByPod: by},
+		{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", gib, 0)}, ByPod: by},
+	})
+	if errs[0] != nil || !errors.Is(errs[1], ErrNotFound) || errs[2] == nil || errs[3] == nil {
+		t.Fatal(errs)
+	}
+	records, err := l.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []VGPU{{"GPU-a", 2 * gib, 0, 2, 40, 0}, {"GPU-b", gib, 0, 3, 0, 0}}; !reflect.DeepEqual(records[0].VGPUs, want) || !reflect.DeepEqual(records[0].ByPod, by) {
+		t.Errorf("%+v", records[0])
+	}
+	if want := []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}; !reflect.DeepEqual(records[1].VGPUs, want) || records[1].ByPod != nil {
+		t.Errorf("one of two requests did not fit: %+v", records[1])
+	}
+	before, err := os.Stat(File(l.dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if errs := l.ChangeByPods([]PodChange{{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 15*gib, 1)}}}); errs[0] == nil {
+		t.Error("more than there is")
+	}
+	if after, err := os.Stat(File(l.dir)); err != nil || !os.SameFile(before, after) {
+		t.Errorf("nothing is changed, and the ledger is written: %v", err)
+	}
+}
+
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
 		name      string
