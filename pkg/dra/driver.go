@@ -96,6 +96,8 @@ type Driver struct {
 	sweeps sync.WaitGroup // the sweep at the start
 	parts  sync.WaitGroup // what else runs in the background
 
+	preparing chan struct{} // has one place, for the claim that is read
+
 	files sync.Mutex // for a change of the specs: the sweep looks, and removes what it saw
 
 	publishing sync.Mutex  // keeps what is published in the order in which it was learned
@@ -121,6 +123,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
+	o.Client = slim(o.Client)
 	e, err := askEngine(ctx, o.Client, o.Node, o.CRISocket)
 	if err != nil {
 		return nil, err
@@ -143,7 +146,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table}
+	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, preparing: make(chan struct{}, 1)}
 	if _, err := d.lookAtCards(); err != nil {
 		// Prepared with the node's defaults, a claim may be refused by the ledger, which is no reason to serve none.
 		o.Log.Error("settings of the GPUs are not known", "error", err)
@@ -156,7 +159,8 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		kubeletplugin.RegistrarDirectoryPath(o.RegistryDir),
 		kubeletplugin.RollingUpdate(types.UID(o.PodUID)),
 		kubeletplugin.GRPCInterceptor(d.registered),
-		kubeletplugin.GRPCInterceptor(patient),
+		kubeletplugin.GRPCInterceptor(d.oneByOne),
+		kubeletplugin.NodeV1beta1(false), // kubelets that speak it alone are older than what the driver needs
 	)
 	if err != nil {
 		cancel()

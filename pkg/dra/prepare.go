@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path"
 	"time"
 
-	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,19 +26,6 @@ const (
 	tablePatience = 6 * time.Second
 	patiencePause = 200 * time.Millisecond
 )
-
-// patient makes the call of a prepare again while it fails as a whole: then the library could not have the claims.
-func patient(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	if path.Base(info.FullMethod) != "NodePrepareResources" {
-		return handler(ctx, req)
-	}
-	for deadline := time.Now().Add(apiPatience); ; {
-		answer, err := handler(ctx, req)
-		if err == nil || apierrors.IsNotFound(err) || time.Now().After(deadline) || !pause(ctx) {
-			return answer, err
-		}
-	}
-}
 
 // withGPUs is the node as soon as it has GPUs, or as it is at last.
 func (d *Driver) withGPUs(ctx context.Context) node {

@@ -58,6 +58,12 @@ func (n node) shares(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 		if slices.ContainsFunc(list, func(a allocated) bool { return a.share.ID == s.ID }) {
 			return nil, fmt.Errorf("request %s: share %s occurs twice", r.Request, s.ID)
 		}
+		// A container has one share of a GPU. The runtime would refuse one that names the whole claim, again and again; which containers
+		// name which requests the kubelet does not say.
+		if i := slices.IndexFunc(list, func(a allocated) bool { return a.share.UUID == s.UUID }); i >= 0 {
+			return nil, fmt.Errorf("requests %s and %s have shares of the same GPU, %s: ask for one share of their sum, for two GPUs "+
+				"(constraint distinctAttribute: %s/uuid), or, where each is another container's, by two claims", list[i].request, r.Request, r.Device, DriverName)
+		}
 		list = append(list, allocated{r.Request, r.Device, r.ShareID, s})
 	}
 	return list, nil

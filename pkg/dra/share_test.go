@@ -255,17 +255,18 @@ func TestSharesRefuse(t *testing.T) {
 	capacity := func(s string) []result { return edit(func(r *result) { r.ConsumedCapacity = used(s) }) }
 	many := make([]result, alloc.MaxShares+1)
 	for want, claim := range map[string]*resourceapi.ResourceClaim{
-		"is not allocated":                                {ObjectMeta: metav1.ObjectMeta{UID: claimUID}},
-		`uid: "../../x"`:                                  {ObjectMeta: metav1.ObjectMeta{UID: "../../x"}},
-		"uid: has 0 bytes":                                {},
-		"has 33 devices":                                  claimWith(many),
-		"not of node node1":                               claimWith(edit(func(r *result) { r.Pool = "node2" })),
-		"adminAccess":                                     claimWith(edit(func(r *result) { r.AdminAccess = ptr(true) })),
-		"no such GPU any more":                            claimWith(edit(func(r *result) { r.Device = "gpu-7" })),
-		"GPU any more: delete the pod":                    claimWith(edit(func(r *result) { r.Device = strings.ToLower(uuid(1)) })), // another front end's
-		"shareID: ":                                       claimWith(edit(func(r *result) { r.ShareID = ptr(types.UID("a,uuid=x")) })),
-		"but no shareID":                                  claimWith(edit(func(r *result) { r.ShareID = nil })),
-		"occurs twice":                                    claimWith(append(capacity("1Gi 0 1"), capacity("1Gi 0 1")...)),
+		"is not allocated":             {ObjectMeta: metav1.ObjectMeta{UID: claimUID}},
+		`uid: "../../x"`:               {ObjectMeta: metav1.ObjectMeta{UID: "../../x"}},
+		"uid: has 0 bytes":             {},
+		"has 33 devices":               claimWith(many),
+		"not of node node1":            claimWith(edit(func(r *result) { r.Pool = "node2" })),
+		"adminAccess":                  claimWith(edit(func(r *result) { r.AdminAccess = ptr(true) })),
+		"no such GPU any more":         claimWith(edit(func(r *result) { r.Device = "gpu-7" })),
+		"GPU any more: delete the pod": claimWith(edit(func(r *result) { r.Device = strings.ToLower(uuid(1)) })), // another front end's
+		"shareID: ":                    claimWith(edit(func(r *result) { r.ShareID = ptr(types.UID("a,uuid=x")) })),
+		"but no shareID":               claimWith(edit(func(r *result) { r.ShareID = nil })),
+		"occurs twice":                 claimWith(append(capacity("1Gi 0 1"), capacity("1Gi 0 1")...)),
+		"requests gpu and more have shares of the same":   claimWith(append(capacity("1Gi 0 1"), edit(func(r *result) { r.Request, r.ShareID = "more", ptr(types.UID(shareB)) })...)),
 		"memory is missing":                               claimWith(capacity("")),
 		"cores is missing":                                claimWith(capacity("6Gi")),
 		"containers is missing":                           claimWith(capacity("6Gi 0")),
