@@ -36,7 +36,7 @@ func divisionOf(s settings) *agent.Division {
 }
 
 // frontEnds are those that the settings name, not started yet.
-func frontEnds(s settings, client kubernetes.Interface, division *agent.Division, log *slog.Logger) (list []agent.FrontEnd) {
+func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, division *agent.Division, log *slog.Logger) (list []agent.FrontEnd) {
 	for _, name := range s.frontEnds {
 		f := agent.FrontEnd{Name: name}
 		if division != nil {
@@ -45,7 +45,7 @@ func frontEnds(s settings, client kubernetes.Interface, division *agent.Division
 		log := log.With("frontend", name)
 		if name == frontPlugin {
 			f.Start = func(ctx context.Context, t *device.Table, gpus func(device.GPU) bool) (agent.Server, error) {
-				return server(deviceplugin.Start(ctx, deviceplugin.Options{Node: s.node, Client: client, RunDir: device.RunDir(),
+				return server(deviceplugin.Start(ctx, deviceplugin.Options{Node: s.node, Client: client, Pods: pods.GPU, RunDir: device.RunDir(),
 					KubeletDir: filepath.Join(s.kubeletDir, "device-plugins"), Unit: s.unit, GPUs: gpus, Table: t, Log: log}))
 			}
 		} else {

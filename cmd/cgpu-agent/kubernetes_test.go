@@ -14,20 +14,27 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"github.com/opencgpu/cgpu/pkg/agent"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/dra"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -175,6 +182,18 @@ func TestAgainstAPIServer(t *testing.T) {
 		_, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 		must(t, err)
 	}
+	// Nor do pods whose megabyte is 300,000 empty pieces, each of which an object of Go, nor claims of as much, all at once.
+	for i := range 8 {
+		pod := bigPod(namespace, fmt.Sprintf("agent-test-pieces-%d", i), node)
+		sources := make([]v1.VolumeProjection, 300000)
+		for n := range sources {
+			sources[n].DownwardAPI = &v1.DownwardAPIProjection{}
+		}
+		pod.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: sources}}}}
+		_, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+		must(t, err)
+	}
+	prepareBigClaims(ctx, t, client, filepath.Join(work, "kubelet", "plugins", dra.DriverName, "dra.sock"), node, strings.ToLower(table.GPUs[1].UUID))
 	time.Sleep(shedEvery)
 	t.Logf("with 100 pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"), p.rss("VmHWM"))
 	if kib := p.rss("VmHWM"); kib > 40<<10 {
@@ -199,6 +218,54 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 }
 
+// prepareBigClaims has claims of more than a megabyte prepared, as the kubelet does for two pods at once that have ten each.
+func prepareBigClaims(ctx context.Context, t *testing.T, client kubernetes.Interface, socket, node, gpu string) {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	must(t, err)
+	defer conn.Close()
+	claims := client.ResourceV1().ResourceClaims(metav1.NamespaceDefault)
+	var ask [2][]*drapb.Claim
+	for i := range 20 {
+		labels := map[string]string{}
+		for n := range 50000 {
+			labels[fmt.Sprintf("%05x", n)] = ""
+		}
+		name := fmt.Sprintf("agent-test-%d", i)
+		_ = claims.Delete(ctx, name, metav1.DeleteOptions{})
+		made, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vgpu.cgpu.io"}}}}}}, metav1.CreateOptions{})
+		must(t, err)
+		t.Cleanup(func() { _ = claims.Delete(context.Background(), name, metav1.DeleteOptions{}) })
+		share := types.UID(fmt.Sprintf("4a3d8f1e-0000-4000-8000-0000000000%02d", i))
+		made.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+			Request: "gpu", Driver: dra.DriverName, Pool: node, Device: gpu, ShareID: &share, ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse("20Mi"), "cores": resource.MustParse("0"), "containers": resource.MustParse("1")}}}}}
+		made, err = claims.UpdateStatus(ctx, made, metav1.UpdateOptions{})
+		must(t, err)
+		if i == 0 {
+			t.Logf("a claim has %d bytes", made.Size())
+		}
+		ask[i%2] = append(ask[i%2], &drapb.Claim{Namespace: made.Namespace, Name: name, Uid: string(made.UID)})
+	}
+	var pods sync.WaitGroup
+	for _, list := range ask {
+		pods.Go(func() {
+			answer, err := drapb.NewDRAPluginClient(conn).NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: list})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, c := range list {
+				if one := answer.Claims[c.Uid]; one == nil || one.Error != "" || len(one.Devices) != 1 {
+					t.Errorf("claim %s: %v", c.Name, one)
+				}
+			}
+		})
+	}
+	pods.Wait()
+}
+
 // rights makes the role of docs/internals/agent.md and binds it to the agent's service account.
 func rights(ctx context.Context, t *testing.T, client kubernetes.Interface) {
 	t.Helper()
@@ -207,7 +274,8 @@ func rights(ctx context.Context, t *testing.T, client kubernetes.Interface) {
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}}}}
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}}}}
 	binding := &rbac.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "agent-test"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "cgpu-system", Name: "agent-test"}}}
 	_, err := client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})

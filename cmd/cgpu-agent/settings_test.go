@@ -36,7 +36,7 @@ func TestSettings(t *testing.T) {
 	division := divisionOf(s)
 	gpus := []device.GPU{{Index: 0, UUID: "GPU-0"}, {Index: 1, UUID: "GPU-1"}, {Index: 3, UUID: "GPU-2"}, {Index: 5, UUID: "GPU-5"}}
 	must(t, division.Resolve(gpus))
-	list := frontEnds(s, nil, division, logger("json", os.Stderr))
+	list := frontEnds(s, nil, nil, division, logger("json", os.Stderr))
 	has := func(i int, g device.GPU) bool { return list[i].Mine(g) && !list[i].Others(g) }
 	for g, want := range map[device.GPU][2]bool{gpus[0]: {true, false}, gpus[1]: {true, false}, gpus[2]: {false, true}, gpus[3]: {false, false}} {
 		if has(0, g) != want[0] || has(1, g) != want[1] {
@@ -46,7 +46,7 @@ func TestSettings(t *testing.T) {
 	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" || !s.smi {
 		t.Errorf("defaults: %+v, %v", s, err)
 	}
-	if f := frontEnds(s, nil, divisionOf(s), logger("text", os.Stderr)); len(f) != 1 || f[0].Mine != nil || f[0].Others != nil {
+	if f := frontEnds(s, nil, nil, divisionOf(s), logger("text", os.Stderr)); len(f) != 1 || f[0].Mine != nil || f[0].Others != nil {
 		t.Errorf("all GPUs: %+v", f)
 	}
 }

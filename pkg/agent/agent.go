@@ -23,6 +23,8 @@ type Options struct {
 	Node   string // name of the Node object
 	Client kubernetes.Interface
 	RunDir string
+	// Pods are the node's, if a front end is given them too; nil: the agent makes the watch of them.
+	Pods *Pods
 	// FrontEnds are started once there is a table of the node.
 	FrontEnds []FrontEnd
 	// Division says which has which GPU; nil: the front ends know.
@@ -68,7 +70,10 @@ func Run(ctx context.Context, o Options) error {
 	if o.Probe != "" {
 		parts.Go(func() { serveProbe(ctx, o.Probe, a) })
 	}
-	pods := newPods(apiServer(o.Client, o.Node), o.Log)
+	pods := o.Pods
+	if pods == nil {
+		pods = NewPods(o.Client, o.Node, o.Log)
+	}
 	news := newNews(ctx, o.Client, o.Node, pods, metrics, o.Log)
 	resizer := newResizer(o.RunDir, pods, news, metrics, o.Log)
 	conditions := newReporter(o.Client, o.Node, news, metrics, o.Log)

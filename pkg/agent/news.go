@@ -43,37 +43,41 @@ const (
 )
 
 const (
-	// A pod may have podBurst Events at once and then one each podEvery, all pods of the node nodeBurst and then nodeRate a
-	// second. Whoever has a million allocations refused fills neither etcd nor his neighbours' part.
-	podBurst  = 10
-	podEvery  = 30 * time.Second
-	nodeBurst = 50
-	nodeRate  = 2
+	// A pod may have podBurst Events at once and then one each podEvery, all pods of a namespace spaceBurst and then one each
+	// spaceEvery, all of the node nodeBurst and then nodeRate a second. Whoever has a million allocations refused, in however many
+	// pods, fills neither etcd nor his neighbours' part.
+	podBurst   = 10
+	podEvery   = 30 * time.Second
+	spaceBurst = 20
+	spaceEvery = 4 * time.Second
+	nodeBurst  = 50
+	nodeRate   = 2
 	// maxMessage bounds an Event's text in bytes; the API server takes 1024.
 	maxMessage = 768
 )
 
 // news tells the API server's users what happened to their pods.
 type news struct {
-	pods     *pods
+	known    *Pods
 	metrics  *Metrics
 	log      *slog.Logger
 	recorder record.EventRecorder
 	nodeName string
 
-	mu    sync.Mutex
-	all   flowcontrol.PassiveRateLimiter
-	limit map[types.UID]flowcontrol.PassiveRateLimiter
+	mu     sync.Mutex
+	all    flowcontrol.PassiveRateLimiter
+	pod    map[types.UID]flowcontrol.PassiveRateLimiter
+	spaces map[string]flowcontrol.PassiveRateLimiter // by namespace
 }
 
 // newNews makes the sender, which ends with ctx. client-go's recorder counts what repeats, tries again while the API server
 // does not answer, and drops what is more than a thousand behind.
-func newNews(ctx context.Context, client kubernetes.Interface, node string, p *pods, metrics *Metrics, log *slog.Logger) *news {
+func newNews(ctx context.Context, client kubernetes.Interface, node string, p *Pods, metrics *Metrics, log *slog.Logger) *news {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: 512}))
 	broadcaster.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	context.AfterFunc(ctx, broadcaster.Shutdown)
-	n := &news{pods: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: component, Host: node}),
-		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), limit: map[types.UID]flowcontrol.PassiveRateLimiter{}}
+	n := &news{known: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: component, Host: node}),
+		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), pod: map[types.UID]flowcontrol.PassiveRateLimiter{}, spaces: map[string]flowcontrol.PassiveRateLimiter{}}
 	p.gone = append(p.gone, n.forget)
 	return n
 }
@@ -108,11 +112,11 @@ func (n *news) take(ctx context.Context, e event.Event) {
 	if !ok {
 		return
 	}
-	if !n.pods.synced(ctx, time.Minute) {
+	if !n.known.synced(ctx, time.Minute) {
 		n.metrics.Add("events_dropped_total", 1)
 		return
 	}
-	pod, container := n.pods.owner(e.Container, e.Name)
+	pod, container := n.known.owner(e.Container, e.Name)
 	if pod == nil {
 		return // Docker's, or a pod's that is gone
 	}
@@ -133,7 +137,7 @@ func message(e event.Event) string {
 
 // send tells about a container of a pod, unless the pod, or all of the node, has told too much.
 func (n *news) send(pod *pod, container, kind, reason, text string) {
-	if !n.may(pod.UID) {
+	if !n.may(pod.Namespace, pod.UID) {
 		n.metrics.Add("events_dropped_total", 1)
 		return
 	}
@@ -150,36 +154,45 @@ func reference(pod *pod, container string) runtime.Object {
 	return r
 }
 
-// may counts an Event of a pod against both bounds, the pod's first: who is over his own takes nothing of the others'.
-func (n *news) may(uid types.UID) bool {
+// may counts an Event of a pod against all bounds, the narrowest first: who is over his own takes nothing of the others'.
+func (n *news) may(namespace string, uid types.UID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.limit[uid]
-	if l == nil {
-		if len(n.limit) >= maxPods {
-			n.prune()
-		}
-		l = flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/podEvery.Seconds()), podBurst)
-		n.limit[uid] = l
-	}
-	return l.TryAccept() && n.all.TryAccept()
+	n.prune()
+	return limiter(n.pod, uid, podEvery, podBurst).TryAccept() && limiter(n.spaces, namespace, spaceEvery, spaceBurst).TryAccept() && n.all.TryAccept()
 }
 
-// prune forgets pods that are not here. An Event that was under way when its pod was deleted leaves such a one.
+func limiter[K comparable](all map[K]flowcontrol.PassiveRateLimiter, of K, every time.Duration, burst int) flowcontrol.PassiveRateLimiter {
+	if all[of] == nil {
+		all[of] = flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/every.Seconds()), burst)
+	}
+	return all[of]
+}
+
+// prune forgets pods that are not here once they are many, and so of namespaces. An Event that was under way when its pod was deleted
+// leaves such a one.
 func (n *news) prune() {
-	here := map[types.UID]bool{}
-	for _, o := range n.pods.informer.GetStore().List() {
+	if len(n.pod) < maxPods && len(n.spaces) < maxPods {
+		return
+	}
+	pods, spaces := map[types.UID]bool{}, map[string]bool{}
+	for _, o := range n.known.informer.GetStore().List() {
 		if p, ok := o.(*pod); ok {
-			here[p.UID] = true
+			pods[p.UID], spaces[p.Namespace] = true, true
 		}
 	}
-	maps.DeleteFunc(n.limit, func(uid types.UID, _ flowcontrol.PassiveRateLimiter) bool { return !here[uid] })
+	if len(n.pod) >= maxPods {
+		maps.DeleteFunc(n.pod, func(uid types.UID, _ flowcontrol.PassiveRateLimiter) bool { return !pods[uid] })
+	}
+	if len(n.spaces) >= maxPods {
+		maps.DeleteFunc(n.spaces, func(name string, _ flowcontrol.PassiveRateLimiter) bool { return !spaces[name] })
+	}
 }
 
 func (n *news) forget(pod *pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.limit, pod.UID)
+	delete(n.pod, pod.UID)
 }
 
 // node tells that the node's condition changed.

@@ -133,26 +133,38 @@ func TestMay(t *testing.T) {
 	n := newNews(t.Context(), client, "n", p, NewMetrics(), silent)
 	count := 0
 	for range 100000 {
-		if n.may("noisy") {
+		if n.may("a", "noisy") {
 			count++
 		}
 	}
 	if count < podBurst || count > podBurst+2 {
 		t.Errorf("%d Events of one pod at once, want %d", count, podBurst)
 	}
-	if !n.may("quiet") {
+	if !n.may("a", "quiet") {
 		t.Error("another pod has none left")
 	}
 	count = 0
+	for i := range 100000 { // pods are cheap to make
+		if n.may("a", types.UID(fmt.Sprint("a", i))) {
+			count++
+		}
+	}
+	if count > spaceBurst {
+		t.Errorf("%d Events of one namespace at once, want %d", count, spaceBurst)
+	}
+	if !n.may("b", "quiet") {
+		t.Error("another namespace has none left")
+	}
+	count = 0
 	for i := range 100000 {
-		if n.may(types.UID(fmt.Sprint(i))) {
+		if n.may(fmt.Sprint("ns", i), types.UID(fmt.Sprint(i))) {
 			count++
 		}
 	}
 	if count > nodeBurst+10 {
 		t.Errorf("%d Events of all pods at once, want %d", count, nodeBurst)
 	}
-	if len(n.limit) > maxPods {
-		t.Errorf("remembers %d pods", len(n.limit))
+	if len(n.pod) > maxPods || len(n.spaces) > maxPods {
+		t.Errorf("remembers %d pods, %d namespaces", len(n.pod), len(n.spaces))
 	}
 }

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -21,20 +23,79 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
+	"github.com/opencgpu/cgpu/pkg/wire"
 )
 
-// pod is what is kept of a pod: who it is, our annotations, its containers' names and IDs.
+// pod is what is kept of a pod: who it is, the annotations that are ours or gpushare's, its containers' names and IDs, and what
+// the device plugin goes by.
 type pod struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
 	names   []string  // of its containers
 	running []running // those that have an ID
+	cut     bool      // there were more of these, and of our annotations, than can be kept
+
+	gpu             []deviceplugin.Container // those that ask for units
+	more            bool                     // there are more of these
+	units           int                      // of memory, of all containers but init ones
+	seen            int                      // containers
+	phase           string
+	started, ending bool
+	scheduled       time.Time
 }
 
+// DeepCopyObject shares what nobody changes.
 func (p *pod) DeepCopyObject() runtime.Object {
-	c := &pod{TypeMeta: p.TypeMeta, names: slices.Clone(p.names), running: slices.Clone(p.running)}
+	c := *p
 	p.ObjectMeta.DeepCopyInto(&c.ObjectMeta)
-	return c
+	return &c
+}
+
+// see takes a container of the spec.
+func (p *pod) see(c deviceplugin.Container) {
+	if len(p.names) < maxContainers {
+		p.names = append(p.names, c.Name)
+	}
+	if !c.Init {
+		p.units += c.Memory
+	}
+	switch {
+	case c.Memory+c.Percent == 0:
+	case len(p.gpu) < deviceplugin.MaxContainers:
+		p.gpu = append(p.gpu, c)
+	default:
+		p.more = true
+	}
+}
+
+// size is about how many bytes the pod takes.
+func (p *pod) size() int {
+	n := 600 + len(p.Name) + len(p.Namespace) + len(p.UID)
+	for name, value := range p.Annotations {
+		n += 32 + len(name) + len(value)
+	}
+	for _, name := range p.names {
+		n += 16 + len(name)
+	}
+	for _, c := range p.running {
+		n += 32 + len(c.name) + maxID
+	}
+	return n + len(p.gpu)*(48+maxContainer)
+}
+
+// shorten leaves what tells whose it is, and what the device plugin goes by.
+func (p *pod) shorten() {
+	p.cut, p.names, p.running = true, nil, nil
+	maps.DeleteFunc(p.Annotations, func(name, _ string) bool { return strings.HasPrefix(name, ours) })
+}
+
+// forPlugin is what the device plugin goes by.
+func (p *pod) forPlugin() deviceplugin.Pod {
+	return deviceplugin.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Scheduled: p.scheduled,
+		Waiting: p.phase == string(v1.PodPending) || p.phase == "", Started: p.started, Ending: p.ending,
+		Annotations: p.Annotations, Count: p.Labels[deviceplugin.ResourceCount], Memory: p.units, Containers: p.gpu, More: p.more}
 }
 
 type podList struct {
@@ -51,8 +112,8 @@ func (l *podList) DeepCopyObject() runtime.Object {
 	return c
 }
 
-// pods knows the pods of this node that have not ended: one watch, of which little is kept.
-type pods struct {
+// Pods knows the pods of this node that have not ended: one watch, of which little is kept.
+type Pods struct {
 	source   source
 	log      *slog.Logger
 	informer cache.SharedIndexInformer
@@ -60,7 +121,10 @@ type pods struct {
 	gone     []func(*pod)
 
 	mu   sync.Mutex
-	late []*pod // those that are gone since not long ago, the last one last
+	late []*pod         // those that are gone since not long ago, the last one last
+	left []string       // keys of those that are gone, also longer ago
+	size map[string]int // of the pods that are here, by key
+	all  int            // their sum
 }
 
 const (
@@ -70,6 +134,9 @@ const (
 	// maxLate bounds how many pods are known a little longer than they are here: what happened last in a container is told
 	// when it has ended, which may have ended its pod.
 	maxLate = 64
+	// maxPod bounds how much is kept of a pod, and maxAll of all; once there is that much, of a pod that is more than maxThen no more
+	// than what tells whose it is and what the device plugin goes by. So nobody's pods push out those that are of usual size.
+	maxPod, maxAll, maxThen = 16 << 10, 4 << 20, 2 << 10
 )
 
 // Indices of the informer.
@@ -104,8 +171,13 @@ func apiServer(client kubernetes.Interface, node string) source {
 	}
 }
 
-func newPods(from source, log *slog.Logger) *pods {
-	p := &pods{source: from, log: log}
+// NewPods makes the watch of a node's pods, which runs as long as an agent does that is given it.
+func NewPods(client kubernetes.Interface, node string, log *slog.Logger) *Pods {
+	return newPods(apiServer(client, node), log)
+}
+
+func newPods(from source, log *slog.Logger) *Pods {
+	p := &Pods{source: from, log: log}
 	list := &cache.ListWatch{ListWithContextFunc: p.list, WatchFuncWithContext: p.watch}
 	p.informer = cache.NewSharedIndexInformerWithOptions(list, &pod{}, cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byContainer: containersOf}})
 	// It fails only for an informer that runs.
@@ -118,13 +190,14 @@ func newPods(from source, log *slog.Logger) *pods {
 	return p
 }
 
-func (p *pods) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+func (p *Pods) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	r, err := p.source(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	defer r.Close()
-	list, err := readList(r, maxPods)
+	p.forgetAll()
+	list, err := readList(r, maxPods, p.bound)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +207,7 @@ func (p *pods) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, 
 	return list, nil
 }
 
-func (p *pods) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+func (p *Pods) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	ctx, cancel := context.WithCancel(ctx)
 	r, err := p.source(ctx, o)
@@ -142,17 +215,55 @@ func (p *pods) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface
 		cancel()
 		return nil, err
 	}
-	d := &decoder{p: p, body: r, r: bufio.NewReaderSize(r, 32<<10), cancel: cancel}
+	if o.SendInitialEvents != nil && *o.SendInitialEvents {
+		p.forgetAll()
+	}
+	d := &decoder{p: p, body: r, r: wire.NewReader(r), cancel: cancel}
 	return watch.NewStreamWatcher(d, statusReporter{}), nil
 }
 
-func (p *pods) tooMany() {
+func (p *Pods) tooMany() {
 	p.log.Warn("the node has more pods than the agent knows", "most", maxPods, "effect", "what happens to the others is not told as Events, and their annotations change nothing")
+}
+
+// bound keeps a pod that was read within what may be kept.
+func (p *Pods) bound(one *pod) {
+	key, n := keyOf(one), one.size()
+	p.mu.Lock()
+	p.all -= p.size[key]
+	if n > maxPod || n > maxThen && p.all+n > maxAll {
+		one.shorten()
+		n = one.size()
+	}
+	if p.size == nil {
+		p.size = map[string]int{}
+	}
+	p.size[key] = n
+	p.all += n
+	p.mu.Unlock()
+	if was := p.get(key); one.cut && (was == nil || !was.cut) {
+		p.log.Warn("a pod is larger than what is kept of one", "pod", tidy(key, 2*maxName),
+			"effect", "what happens to it is not told as Events, and its annotations change nothing")
+	}
+}
+
+func (p *Pods) forget(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all -= p.size[key]
+	delete(p.size, key)
+}
+
+// forgetAll: all that is here comes anew.
+func (p *Pods) forgetAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.size, p.all = nil, 0
 }
 
 // decoder reads a watch.
 type decoder struct {
-	p      *pods
+	p      *Pods
 	body   io.Closer
 	r      *bufio.Reader
 	cancel context.CancelFunc
@@ -180,6 +291,12 @@ func (d *decoder) Decode() (watch.EventType, runtime.Object, error) {
 			d.first = -1 // what the watch began with is over
 		case (kind == watch.Added || kind == watch.Modified) && d.tooMany(f.pod):
 			continue
+		}
+		if kind != watch.Bookmark {
+			d.p.bound(f.pod)
+		}
+		if kind == watch.Deleted {
+			d.p.forget(keyOf(f.pod))
 		}
 		return kind, f.pod, nil
 	}
@@ -218,7 +335,7 @@ func (statusReporter) AsObject(err error) runtime.Object {
 }
 
 // run watches until ctx ends. What is in changed and gone must be there before.
-func (p *pods) run(ctx context.Context) {
+func (p *Pods) run(ctx context.Context) {
 	all := func(list []func(*pod), o any) {
 		if last, ok := o.(cache.DeletedFinalStateUnknown); ok {
 			o = last.Obj
@@ -237,25 +354,49 @@ func (p *pods) run(ctx context.Context) {
 	p.informer.RunWithContext(ctx)
 }
 
+// GPU are the pods as the device plugin sees them; false as long as they are not known.
+func (p *Pods) GPU() ([]deviceplugin.Pod, bool) {
+	if !p.informer.HasSynced() {
+		return nil, false
+	}
+	var all []deviceplugin.Pod
+	for _, o := range p.informer.GetStore().List() {
+		if one, ok := o.(*pod); ok {
+			all = append(all, one.forPlugin())
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, key := range p.left {
+		namespace, name, _ := strings.Cut(key, "/")
+		all = append(all, deviceplugin.Pod{Namespace: namespace, Name: name, Ended: true})
+	}
+	return all, true
+}
+
 // synced waits until the pods are known, but not longer than most.
-func (p *pods) synced(ctx context.Context, most time.Duration) bool {
+func (p *Pods) synced(ctx context.Context, most time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	return cache.WaitForCacheSync(ctx.Done(), p.informer.HasSynced)
 }
 
 // keepLate remembers a pod that is gone.
-func (p *pods) keepLate(gone *pod) {
+func (p *Pods) keepLate(gone *pod) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.late) == maxLate {
 		p.late = slices.Delete(p.late, 0, 1)
 	}
 	p.late = append(p.late, gone)
+	if len(p.left) == maxPods {
+		p.left = slices.Delete(p.left, 0, 1)
+	}
+	p.left = append(p.left, keyOf(gone))
 }
 
 // lately returns one that is gone by a container's ID.
-func (p *pods) lately(id string) (*pod, string) {
+func (p *Pods) lately(id string) (*pod, string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, o := range slices.Backward(p.late) {
@@ -286,7 +427,7 @@ func containersOf(o any) (ids []string, err error) {
 }
 
 // get returns a pod of this node; nil where there is none.
-func (p *pods) get(key string) *pod {
+func (p *Pods) get(key string) *pod {
 	o, ok, err := p.informer.GetStore().GetByKey(key)
 	if err != nil || !ok {
 		return nil
@@ -300,7 +441,7 @@ func (p *pods) get(key string) *pod {
 // The kubelet writes IDs of containers into the pod, and no tenant does. Before it has done so, or where the container was
 // refused, there is only the name that the ledger and events have from the CRI, which counts if such a pod is here and has
 // such a container.
-func (p *pods) owner(id, name string) (owner *pod, container string) {
+func (p *Pods) owner(id, name string) (owner *pod, container string) {
 	if id == "" {
 		return nil, ""
 	}

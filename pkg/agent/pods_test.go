@@ -18,6 +18,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,6 +26,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
+	"github.com/opencgpu/cgpu/pkg/wire"
 )
 
 // protocolBuffers are how the API server writes them.
@@ -119,7 +123,28 @@ func TestReadPod(t *testing.T) {
 	if want := []running{{"side", "id2"}, {"first", "id0"}}; !reflect.DeepEqual(got.running, want) {
 		t.Errorf("running %v, want %v", got.running, want)
 	}
-	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}, Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2)
+	created, scheduled, now := metav1.Unix(1700000000, 0), metav1.Unix(1700000005, 0), metav1.Now()
+	limit := func(memory, percent string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{deviceplugin.ResourceMemory: resource.MustParse("99")}, Limits: v1.ResourceList{"cpu": resource.MustParse("2"),
+			deviceplugin.ResourceMemory: resource.MustParse(memory), deviceplugin.ResourcePercent: resource.MustParse(percent)}}
+	}
+	full.CreationTimestamp, full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = created, nil, nil, v1.PodPending
+	full.Labels = map[string]string{"a": "b", deviceplugin.ResourceCount: "2"}
+	full.Annotations["ALIYUN_COM_GPU_MEM_IDX"], full.Annotations["ALIYUN_COM_GPU_MEM_DEV"] = "1", "14"
+	full.Spec.InitContainers[0].Resources, full.Spec.Containers[0].Resources, full.Spec.Containers[1].Resources = limit("3", "0"), limit("2k", "40"), limit("1", "-5")
+	full.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now}, {Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: scheduled}}
+	want := deviceplugin.Pod{Namespace: full.Namespace, Name: full.Name, UID: string(full.UID), Created: created.Time, Scheduled: scheduled.Time, Waiting: true,
+		Annotations: map[string]string{annotationSpill: "1GiB", annotationPriority: "", "ALIYUN_COM_GPU_MEM_IDX": "1"}, Count: "2", Memory: 2001,
+		Containers: []deviceplugin.Container{{Name: "main", Memory: 2000, Percent: 40}, {Name: "side", Memory: 1}, {Name: "first", Init: true, Memory: 3}}}
+	if got = read(t, full); !reflect.DeepEqual(got.forPlugin(), want) {
+		t.Errorf("%+v, want\n%+v", got.forPlugin(), want)
+	}
+	full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = &now, &now, v1.PodRunning
+	if p := read(t, full).forPlugin(); p.Waiting || !p.Started || !p.Ending {
+		t.Errorf("%+v", p)
+	}
+	full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = nil, nil, v1.PodPending
+	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}, Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
 	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 || !reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
 		t.Errorf("%+v, %v", list, err)
 	}
@@ -170,13 +195,13 @@ func TestReadBroken(t *testing.T) {
 			t.Fatalf("%d of %d bytes are taken", n, len(whole))
 		}
 	}
-	if _, err := readList(bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9); !errors.Is(err, errWire) {
+	if _, err := readList(bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("a list of something else: %v", err)
 	}
-	if _, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, errWire) {
+	if _, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("something else: %v", err)
 	}
-	if _, err := readList(strings.NewReader(`{"kind":"PodList"}`), 9); !errors.Is(err, errWire) {
+	if _, err := readList(strings.NewReader(`{"kind":"PodList"}`), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("JSON: %v", err)
 	}
 }
@@ -186,10 +211,10 @@ func FuzzReadPod(f *testing.F) {
 	f.Add(framed(f, watch.Error, &metav1.Status{Code: 410}))
 	f.Add(encoded(f, &v1.PodList{Items: []v1.Pod{*podOf("a", "web", "main", "id1")}}))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil && (len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(annotations)+1) {
+		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil && (len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(keptAnnotations)) {
 			t.Error("too much is kept")
 		}
-		_, _ = readList(bytes.NewReader(text), 3)
+		_, _ = readList(bytes.NewReader(text), 3, func(*pod) {})
 	})
 }
 
@@ -292,6 +317,70 @@ func TestReadAllocates(t *testing.T) {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+		t.Errorf("%d bytes allocated for a pod of %d", n, len(text))
+	}
+}
+
+// However large pods are, and in whatever they are, what is kept of each is bounded, and of all together; one of usual size is kept
+// whole whatever others there are, and the device plugin knows of each what it asks for.
+func TestKeptIsBounded(t *testing.T) {
+	hostile := func(i int) *pod {
+		p := &pod{ObjectMeta: metav1.ObjectMeta{Namespace: "evil", Name: fmt.Sprint(i), Annotations: map[string]string{}}}
+		for _, name := range keptAnnotations {
+			p.Annotations[name] = strings.Repeat("x", maxAnnotation+1)
+		}
+		for n := range 1000 {
+			p.see(deviceplugin.Container{Name: strings.Repeat("c", maxContainer), Memory: 1})
+			if n < maxContainers {
+				p.running = append(p.running, running{strings.Repeat("c", maxContainer), strings.Repeat("f", maxID)})
+			}
+		}
+		return p
+	}
+	p := newPods(answer(t), silent)
+	for i := range maxPods {
+		one := hostile(i)
+		p.bound(one)
+		if n := one.size(); n > maxPod || len(one.gpu) != deviceplugin.MaxContainers || !one.more || one.units != 1000 {
+			t.Fatalf("%d bytes are kept of a pod, %d containers for the device plugin", n, len(one.gpu))
+		}
+	}
+	if p.all > 3*maxAll {
+		t.Errorf("%d bytes are kept", p.all)
+	}
+	usual := read(t, podOf("a", "web", "main", "id1"))
+	if p.bound(usual); usual.cut || len(usual.running) != 1 || usual.Annotations[annotationPriority] == "" {
+		t.Errorf("a pod of usual size is cut: %+v", usual)
+	}
+	for range 3 { // the same pod changes, and goes
+		p.bound(hostile(7))
+	}
+	was := p.all
+	p.forget("evil/7")
+	if n := was - p.all; n <= 0 || n > maxPod {
+		t.Errorf("%d bytes of one pod were counted", n)
+	}
+	if p.forgetAll(); p.all != 0 {
+		t.Error("something is counted")
+	}
+}
+
+// A pod of 300,000 empty sources of a volume, which is 1.2 MB and thirty times that in objects of Go, is read like any other.
+func TestReadEmptySources(t *testing.T) {
+	one := podOf("ns", "p", "main", "id1")
+	one.Spec.Volumes = []v1.Volume{{VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: make([]v1.VolumeProjection, 300000)}}}}
+	for i := range one.Spec.Volumes[0].Projected.Sources {
+		one.Spec.Volumes[0].Projected.Sources[i].DownwardAPI = &v1.DownwardAPIProjection{}
+	}
+	text := framed(t, watch.Added, one)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f, err := readFrame(wire.NewReader(bytes.NewReader(text)))
+	runtime.ReadMemStats(&after)
+	if err != nil || len(f.pod.names) != 1 || f.pod.running[0].id != "id1" {
+		t.Errorf("%+v, %v", f.pod, err)
+	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 512<<10 {
 		t.Errorf("%d bytes allocated for a pod of %d", n, len(text))
 	}

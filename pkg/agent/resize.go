@@ -29,7 +29,7 @@ import (
 // leaves to change. They are the pod author's, so they move a container only within what it was allocated.
 type resizer struct {
 	book    *ledger.Ledger
-	pods    *pods
+	pods    *Pods
 	news    *news
 	metrics *Metrics
 	log     *slog.Logger
@@ -46,7 +46,7 @@ type resizer struct {
 // time, up to ten minutes: memory may be freed. After that it waits for the pod to change.
 const retries = 12
 
-func newResizer(runDir string, p *pods, n *news, metrics *Metrics, log *slog.Logger) *resizer {
+func newResizer(runDir string, p *Pods, n *news, metrics *Metrics, log *slog.Logger) *resizer {
 	r := &resizer{book: ledger.Open(runDir), pods: p, news: n, metrics: metrics, log: log, status: snapshot.Ask,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](30*time.Second, 10*time.Minute)),
 		looked: map[types.UID]bool{}, refused: map[types.UID]string{}}
@@ -85,6 +85,10 @@ func (r *resizer) use(t *device.Table) {
 	}
 }
 
+// changeEvery is how often the ledger is changed, by all pods together: each change has all guards of the node read it. So no pod is
+// changed more often either, however fast its annotations change.
+const changeEvery = time.Second
+
 // run applies until ctx ends. It does nothing while no pod changes.
 func (r *resizer) run(ctx context.Context) {
 	stop := context.AfterFunc(ctx, r.queue.ShutDown)
@@ -93,12 +97,37 @@ func (r *resizer) run(ctx context.Context) {
 		return
 	}
 	for {
-		key, down := r.queue.Get()
-		if down {
+		keys := r.due()
+		if keys == nil {
 			return
 		}
-		switch err := r.apply(key); {
-		case err == nil:
+		r.round(keys)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(changeEvery):
+		}
+	}
+}
+
+// due waits for pods that are to be looked at; nil: there come no more.
+func (r *resizer) due() (keys []string) {
+	for len(keys) == 0 || r.queue.Len() > 0 && len(keys) < maxPods {
+		key, down := r.queue.Get()
+		if down {
+			return nil
+		}
+		keys = append(keys, key)
+	}
+	return keys
+}
+
+// round applies what is due.
+func (r *resizer) round(keys []string) {
+	faults := r.apply(keys)
+	for _, key := range keys {
+		switch {
+		case faults[key] == nil:
 			r.queue.Forget(key)
 		case r.queue.NumRequeues(key) < retries:
 			r.queue.AddRateLimited(key)
@@ -107,46 +136,116 @@ func (r *resizer) run(ctx context.Context) {
 	}
 }
 
-// apply brings the containers of a pod to its annotations. An error is one that time may mend.
-func (r *resizer) apply(key string) error {
-	pod, t := r.pods.get(key), r.table.Load()
-	if pod == nil || t == nil {
-		return nil // gone; or use comes
+// attempt is to bring the containers of a pod to its annotations.
+type attempt struct {
+	pod   *pod
+	byPod bool // annotations have changed a container of it
+	err   error
+}
+
+// batch is what several attempts change of the ledger.
+type batch struct {
+	changes []ledger.PodChange
+	of      []target // of each change
+}
+
+// target is a container that is to be changed; record is its name in the ledger.
+type target struct {
+	a                 *attempt
+	container, record string
+}
+
+// apply brings the containers of pods to their annotations, in one change of the ledger. An error of a pod's is one that time may mend.
+func (r *resizer) apply(keys []string) map[string]error {
+	t := r.table.Load()
+	if t == nil {
+		return nil // use comes
 	}
+	faults := map[string]error{}
 	records, err := r.book.List()
 	if err != nil {
-		return err
+		for _, key := range keys {
+			faults[key] = err
+		}
+		return faults
 	}
-	var again error
-	byPod := false
-	for _, c := range pod.running {
-		i := slices.IndexFunc(records, func(rec ledger.Record) bool { return rec.ID == c.id })
-		if i < 0 {
+	byID := make(map[string]ledger.Record, len(records))
+	for _, record := range records {
+		byID[record.ID] = record
+	}
+	var all []*attempt
+	var b batch
+	for _, key := range keys {
+		if pod := r.pods.get(key); pod != nil { // else it is gone
+			a := &attempt{pod: pod}
+			all = append(all, a)
+			r.gather(&b, a, t, byID)
+		}
+	}
+	r.change(b)
+	for _, a := range all {
+		if err := r.end(a); err != nil {
+			faults[keyOf(a.pod)] = err
+		}
+	}
+	return faults
+}
+
+// gather plans for the containers of one pod.
+func (r *resizer) gather(b *batch, a *attempt, t *device.Table, records map[string]ledger.Record) {
+	for _, c := range a.pod.running {
+		record, ok := records[c.id]
+		if !ok {
 			continue
 		}
-		record := records[i]
-		byPod = byPod || len(record.ByPod) > 0
-		if err := r.change(t, record, pod.Annotations); err != nil {
-			again = err
-			r.refuse(pod, c.name, err)
+		a.byPod = a.byPod || len(record.ByPod) > 0
+		change, err := r.plan(t, record, a.pod.Annotations)
+		if err != nil {
+			r.refuse(a, c.name, err)
+		} else if change != nil {
+			b.changes, b.of = append(b.changes, *change), append(b.of, target{a, c.name, record.Name})
 		}
 	}
+}
+
+// change makes what was planned.
+func (r *resizer) change(b batch) {
+	if len(b.changes) == 0 {
+		return
+	}
+	for i, err := range r.book.ChangeByPods(b.changes) {
+		of := b.of[i]
+		switch {
+		case errors.Is(err, ledger.ErrNotFound): // it has ended
+		case err != nil:
+			r.refuse(of.a, of.container, fmt.Errorf("agent: %w", err))
+		default:
+			r.metrics.Add("resizes_total", 1)
+			r.log.Info("container changed by its pod's annotations", "name", tidy(of.record, 256), "id", b.changes[i].ID)
+		}
+	}
+}
+
+// end notes what became of an attempt, and returns the error that time may mend.
+func (r *resizer) end(a *attempt) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// One that asks now may ask no more at its next change, which is to be looked at then.
-	r.looked[pod.UID] = !asks(pod.Annotations) && !(byPod && again != nil)
-	if again == nil {
-		delete(r.refused, pod.UID)
+	r.looked[a.pod.UID] = !asks(a.pod.Annotations) && !(a.byPod && a.err != nil)
+	if a.err == nil {
+		delete(r.refused, a.pod.UID)
 	}
 	var lasting *wrong
-	if errors.As(again, &lasting) {
+	if errors.As(a.err, &lasting) {
 		return nil // no time mends it
 	}
-	return again
+	return a.err
 }
 
 // refuse tells the pod what was refused, once.
-func (r *resizer) refuse(pod *pod, container string, err error) {
+func (r *resizer) refuse(a *attempt, container string, err error) {
+	a.err = err
+	pod := a.pod
 	text := strings.TrimPrefix(err.Error(), "agent: ")
 	r.mu.Lock()
 	told := r.refused[pod.UID] == container+text
@@ -160,46 +259,30 @@ func (r *resizer) refuse(pod *pod, container string, err error) {
 	r.news.send(pod, container, v1.EventTypeWarning, reasonChangeRefused, text)
 }
 
-// change brings one container to the annotations.
-func (r *resizer) change(t *device.Table, record ledger.Record, annotations map[string]string) error {
+// plan is how one container comes to the annotations; nil where it is there.
+func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[string]string) (*ledger.PodChange, error) {
 	now := asked(annotations)
 	if maps.Equal(now, record.ByPod) {
-		return nil
+		return nil, nil
 	}
 	if record.Preload {
-		return &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: use cgpu set on the node`)}
+		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: use cgpu set on the node`)}
 	}
 	wishes, err := wish(record, now, t.Config.PodSettings)
 	if err != nil {
-		return &wrong{err}
+		return nil, &wrong{err}
 	}
 	if err := r.room(record, wishes); err != nil {
-		return err
+		return nil, err
 	}
-	for _, w := range wishes {
+	for i := range wishes {
+		w := &wishes[i]
 		w.ByPod, w.Overcommit, w.Card, w.MaxSpill = true, t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
 		for _, g := range t.GPUs {
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}
-		// The nonce is checked below: between List and here the ID may have become another create's, whose slices have the
-		// same bounds, for they are the same allocation's.
-		if _, err := r.book.Change(record.ID, w); err != nil {
-			return fmt.Errorf("agent: %w", err)
-		}
 	}
-	err = r.book.Update(record.ID, record.Nonce, func(rec *ledger.Record) error {
-		rec.ByPod = now
-		return nil
-	})
-	switch {
-	case errors.Is(err, ledger.ErrNotFound): // it has ended
-	case err != nil:
-		return fmt.Errorf("agent: %w", err)
-	default:
-		r.metrics.Add("resizes_total", 1)
-		r.log.Info("container changed by its pod's annotations", "name", tidy(record.Name, 256), "id", record.ID)
-	}
-	return nil
+	return &ledger.PodChange{ID: record.ID, Nonce: record.Nonce, Requests: wishes, ByPod: now}, nil
 }
 
 // room refuses a limit below what the container uses: its next allocations would fail until it has freed the rest.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
@@ -164,6 +166,9 @@ func newBench(t *testing.T, dir string) *bench {
 	return b
 }
 
+// apply is one round for a pod.
+func (b *bench) apply(key string) error { return b.resizer.apply([]string{key})[key] }
+
 // put gives the pod annotations.
 func (b *bench) put(annotations map[string]string) {
 	b.t.Helper()
@@ -280,6 +285,78 @@ func TestApply(t *testing.T) {
 	}
 	if n := b.metrics.Get("resizes_refused_total"); n != 1 || b.slice() != given() {
 		t.Errorf("told %d times, want once; %+v", n, b.slice())
+	}
+}
+
+// Annotations that change as fast as can be, of as many pods as there are, change the ledger once each time that it is their turn, to
+// what they are then; a pod whose change does not fit is none of the others' concern.
+func TestFlapping(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	b := newBench(t, dir)
+	b.used = quota.MiB
+	for i := range 8 {
+		r := recordOf(true)
+		r.ID, r.Name, r.Allocated[0].ID = fmt.Sprint("c", i), "", fmt.Sprint("claim/", i)
+		r.VGPUs[0].Limit, r.Allocated[0].Given.Limit = quota.GiB, quota.GiB
+		r.VGPUs[0].Spill, r.Allocated[0].Given.Spill = 0, 0
+		r.VGPUs[0].Percent, r.Allocated[0].Given.Percent = 10, 10
+		reserved(t, b.book, r)
+	}
+	writes := writesOf(t, dir)
+	pod := func(i, weight int) *pod {
+		p := podOf("ns", fmt.Sprint("p", i), "main", fmt.Sprint("c", i))
+		p.Annotations = map[string]string{annotationWeight: fmt.Sprint(weight)}
+		return read(t, p)
+	}
+	for round := range 3 {
+		for flap := range 50 {
+			for i := range 8 {
+				p := pod(i, 1+(flap+round)%2)
+				if i == 5 {
+					p.Annotations[annotationWeight] = "9" // more than was allocated
+				}
+				if err := b.pods.informer.GetStore().Update(p); err != nil {
+					t.Fatal(err)
+				}
+				for _, f := range b.pods.changed {
+					f(p)
+				}
+			}
+		}
+		b.round(b.due())
+		if n := writes(); n != 1 {
+			t.Fatalf("400 patches of annotations are %d changes of the ledger, want 1", n)
+		}
+		for i := range 8 {
+			want := 1 + (49+round)%2
+			if i == 5 {
+				want = 3
+			}
+			if r, err := b.book.Get(fmt.Sprint("c", i)); err != nil || r.VGPUs[0].Weight != want {
+				t.Errorf("round %d: container %d: %+v, %v, want weight %d", round, i, r.VGPUs, err, want)
+			}
+		}
+	}
+	if n := b.queue.Len(); n != 0 {
+		t.Errorf("%d pods are still due", n)
+	}
+}
+
+// writesOf counts how often the ledger was written since it was last asked.
+func writesOf(t *testing.T, dir string) func() int {
+	t.Helper()
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_MOVED_TO); err != nil {
+		t.Fatal(err)
+	}
+	return func() (count int) {
+		buf := make([]byte, 64<<10)
+		n, _ := unix.Read(fd, buf)
+		return strings.Count(string(buf[:max(n, 0)]), filepath.Base(ledger.File(dir))+"\x00")
 	}
 }
 

@@ -2,18 +2,22 @@ package agent
 
 import (
 	"bufio"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
+	"math"
+	"slices"
+	"strconv"
 	"strings"
+	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
+	"github.com/opencgpu/cgpu/pkg/wire"
 )
 
-// Pods are read from the API server's answers here, and not by Kubernetes' own types: those hold a pod whole before anything can
-// be taken off it, and a pod may have a megabyte, which is ten as objects of Go. A reader that walks over the
-// protocol buffers keeps the few fields that count, and never has more than one of them in memory.
+// Pods are read from the API server's answers here, and not by Kubernetes' own types, which would hold a pod whole (package wire).
 //
 // client-go's informers of metadata do not spare it: PartialObjectMetadata has neither the status, where the IDs of containers are that
 // no tenant writes, nor the containers' names. And it is decoded whole too, while labels, owners and finalizers alone can be a megabyte.
@@ -24,258 +28,244 @@ const (
 	maxContainer  = 63  // of a container's name
 	maxID         = 128 // of a container's ID with the runtime's name
 	maxContainers = 64  // of a pod; what is beyond has no Events, and annotations do not change it
+	maxSeen       = 128 // containers are looked at
 	maxAnnotation = 256 // bytes of a value
+	maxNumber     = 32  // bytes of an amount
 )
 
-// errWire is an answer that is no protocol buffer as Kubernetes sends it.
-var errWire = errors.New("agent: the API server's answer is not what was asked for")
-
-// wire is a message that is being read; left is what is still there of it.
-type wire struct {
-	r    *bufio.Reader
-	left uint64
-}
-
+// Numbers of the fields that are read, of k8s.io/api/core/v1/generated.proto and k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto.
+// TestReadPod compares with the types.
 const (
-	wireVarint  = 0
-	wireFixed64 = 1
-	wireBytes   = 2
-	wireFixed32 = 5
+	podMeta, podSpec, podStatus = 1, 2, 3
+
+	metaName, metaNamespace, metaUID, metaVersion          = 1, 3, 5, 6
+	metaCreated, metaDeleted, metaLabels, metaAnnotations  = 8, 9, 11, 12
+	specContainers, specInitContainers                     = 2, 20
+	containerName, containerResources, resourcesLimits     = 1, 8, 1
+	statusPhase, statusConditions, statusStarted           = 1, 2, 7
+	statusContainers, statusInitContainers                 = 8, 10
+	conditionType, conditionStatus, conditionSince         = 1, 2, 4
+	containerStatusName, containerStatusID                 = 1, 8
+	timeSeconds, timeNanos                                 = 1, 2
+	mapKey, mapValue                                       = 1, 2
+	quantityText                                           = 1
+	listMeta, listItems, listMetaVersion, listMetaContinue = 1, 2, 2, 3
+	watchType, watchObject, extensionRaw                   = 1, 2, 1
 )
 
-func (m *wire) varint() (n uint64, err error) {
-	for shift := 0; shift < 64; shift += 7 {
-		if m.left == 0 {
-			return 0, errWire
-		}
-		b, err := m.r.ReadByte()
-		if err != nil {
-			return 0, noEOF(err)
-		}
-		m.left--
-		n |= uint64(b&0x7f) << shift
-		if b < 0x80 {
-			return n, nil
-		}
-	}
-	return 0, errWire
-}
-
-// noEOF: an answer that ends in the middle of something was cut off.
-func noEOF(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
-}
-
-// fields hands over those that are bytes, in their order. What f leaves of one is skipped.
-func (m *wire) fields(f func(number int, v *wire) error) error {
-	var v wire // one for all: a pod has many
-	for m.left > 0 {
-		key, err := m.varint()
-		if err != nil {
-			return err
-		}
-		size := uint64(0)
-		switch key & 7 {
-		case wireVarint:
-			if _, err := m.varint(); err != nil {
-				return err
-			}
-			continue
-		case wireFixed64:
-			size = 8
-		case wireFixed32:
-			size = 4
-		case wireBytes:
-			if size, err = m.varint(); err != nil {
-				return err
-			}
-		default:
-			return errWire
-		}
-		if size > m.left {
-			return errWire
-		}
-		m.left -= size
-		v = wire{m.r, size}
-		if key&7 == wireBytes {
-			if err := f(int(min(key>>3, 1<<29)), &v); err != nil {
-				return err
-			}
-		}
-		if err := v.skip(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// skip passes over the rest.
-func (m *wire) skip() error {
-	for m.left > 0 {
-		n, err := m.r.Discard(int(min(m.left, 1<<20)))
-		m.left -= uint64(n)
-		if err != nil {
-			return noEOF(err)
-		}
-	}
-	return nil
-}
-
-// text is the beginning of what is left, most bytes at most.
-func (m *wire) text(most int) (string, error) {
-	b := make([]byte, min(m.left, uint64(most)))
-	n, err := io.ReadFull(m.r, b)
-	m.left -= uint64(n)
-	if err != nil {
-		return "", noEOF(err)
-	}
-	return string(b), nil
-}
-
-// Answers begin so, before a runtime.Unknown: what it is, and then itself.
-const wirePrefix = "k8s\x00"
-
-// object reads such a one, up to its body, which it hands over with its kind.
-func (m *wire) object(f func(kind string, body *wire) error) error {
-	prefix, err := m.text(len(wirePrefix))
-	if err != nil {
-		return err
-	}
-	if prefix != wirePrefix {
-		return errWire
-	}
-	kind := ""
-	return m.fields(func(number int, v *wire) error {
-		switch number {
-		case 1: // typeMeta, which comes first
-			return v.fields(func(number int, v *wire) (err error) {
-				if number == 2 {
-					kind, err = v.text(64)
-				}
-				return err
-			})
-		case 2: // raw
-			return f(kind, v)
-		}
-		return nil
-	})
-}
-
-// pod reads a v1.Pod.
-func (m *wire) pod() (*pod, error) {
+// readPod reads a v1.Pod.
+func readPod(m *wire.Message) (*pod, error) {
 	p := &pod{}
-	err := m.fields(func(number int, v *wire) error {
-		switch number {
-		case 1:
-			return v.meta(p)
-		case 2: // spec: containers, initContainers
-			return v.fields(func(number int, v *wire) error {
-				if number != 2 && number != 20 || len(p.names) >= maxContainers {
+	err := m.Fields(func(field int, v *wire.Message) error {
+		switch field {
+		case podMeta:
+			return readMeta(v, p)
+		case podSpec:
+			return v.Fields(func(field int, v *wire.Message) error {
+				if field != specContainers && field != specInitContainers {
 					return nil
 				}
-				return v.fields(func(number int, v *wire) error {
-					if number != 1 {
-						return nil
-					}
-					name, err := v.text(maxContainer)
-					p.names = append(p.names, name)
-					return err
-				})
-			})
-		case 3: // status: containerStatuses, initContainerStatuses
-			return v.fields(func(number int, v *wire) error {
-				if number != 8 && number != 10 || len(p.running) >= maxContainers {
+				if p.seen++; p.seen > maxSeen {
+					p.more = true
 					return nil
 				}
-				c, err := v.status()
-				if c.id != "" {
-					p.running = append(p.running, c)
-				}
-				return err
+				return readContainer(v, p, field == specInitContainers)
 			})
+		case podStatus:
+			return readStatus(v, p)
 		}
 		return nil
 	})
 	return p, err
 }
 
-// meta reads an ObjectMeta.
-func (m *wire) meta(p *pod) error {
-	return m.fields(func(number int, v *wire) error {
+// readMeta reads an ObjectMeta.
+func readMeta(m *wire.Message, p *pod) error {
+	return m.Fields(func(field int, v *wire.Message) (err error) {
 		var to *string
-		switch number {
-		case 1:
+		switch field {
+		case metaName:
 			to = &p.Name
-		case 3:
+		case metaNamespace:
 			to = &p.Namespace
-		case 5:
+		case metaUID:
 			to = (*string)(&p.UID)
-		case 6:
+		case metaVersion:
 			to = &p.ResourceVersion
-		case 12:
-			return v.annotation(p)
+		case metaCreated:
+			p.CreationTimestamp.Time, err = readTime(v)
+			return err
+		case metaDeleted:
+			p.ending = true
+			return nil
+		case metaLabels:
+			return readEntry(v, keptLabels, maxNumber, &p.Labels)
+		case metaAnnotations:
+			return readEntry(v, keptAnnotations, maxAnnotation, &p.Annotations)
 		default:
 			return nil
 		}
-		text, err := v.text(maxName)
-		*to = text
+		*to, err = v.Text(maxName)
 		return err
 	})
 }
 
-// annotation keeps one that is ours, or the watch's own mark. A pod may have some ten thousand others.
-func (m *wire) annotation(p *pod) error {
+// keptLabels and keptAnnotations are those that somebody goes by; the last one is the watch's own mark.
+var (
+	keptLabels      = []string{deviceplugin.ResourceCount}
+	keptAnnotations = slices.Concat(annotations, deviceplugin.Annotations(), []string{metav1.InitialEventsAnnotationKey})
+)
+
+// readEntry reads an entry of a map, if it is one of those that are kept. A pod may have some ten thousand others.
+func readEntry(m *wire.Message, kept []string, most int, to *map[string]string) error {
 	key := ""
-	return m.fields(func(number int, v *wire) (err error) {
-		switch number {
-		case 1: // the key comes first
-			key, err = v.oneOf(kept)
-		case 2:
+	return m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case mapKey: // which comes first
+			key, err = v.OneOf(kept)
+		case mapValue:
 			if key == "" {
 				return nil
 			}
-			if p.Annotations == nil {
-				p.Annotations = map[string]string{}
+			if *to == nil {
+				*to = map[string]string{}
 			}
 			// One byte more tells a value that is too long from one that is not.
-			p.Annotations[key], err = v.text(maxAnnotation + 1)
+			(*to)[key], err = v.Text(most + 1)
 		}
 		return err
 	})
 }
 
-// kept are the annotations that are kept.
-var kept = append([]string{metav1.InitialEventsAnnotationKey}, annotations...)
-
-// oneOf is what is left, if it is one of a list; "" otherwise.
-func (m *wire) oneOf(list []string) (string, error) {
-	if m.left > maxName { // less than the reader's buffer
-		return "", nil
-	}
-	text, err := m.r.Peek(int(m.left))
-	if err != nil {
-		return "", noEOF(err)
-	}
-	for _, one := range list {
-		if string(text) == one {
-			return one, nil
+func readTime(m *wire.Message) (time.Time, error) {
+	var seconds, nanos int64
+	err := m.Fields(func(field int, v *wire.Message) error {
+		switch field {
+		case timeSeconds:
+			seconds = int64(v.Value)
+		case timeNanos:
+			nanos = int64(v.Value)
 		}
+		return nil
+	})
+	if seconds == 0 && nanos == 0 {
+		return time.Time{}, err
 	}
-	return "", nil
+	return time.Unix(seconds, nanos), err
 }
 
-// status reads a ContainerStatus.
-func (m *wire) status() (c running, err error) {
-	err = m.fields(func(number int, v *wire) (err error) {
-		switch number {
-		case 1:
-			c.name, err = v.text(maxContainer)
-		case 8:
+// readContainer reads a container: its name, and how many units of a device plugin's it asks for.
+func readContainer(m *wire.Message, p *pod, first bool) error {
+	c := deviceplugin.Container{Init: first}
+	err := m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case containerName:
+			c.Name, err = v.Text(maxContainer)
+		case containerResources:
+			err = v.Fields(func(field int, v *wire.Message) error {
+				if field != resourcesLimits {
+					return nil
+				}
+				return readLimit(v, &c)
+			})
+		}
+		return err
+	})
+	p.see(c)
+	return err
+}
+
+func readLimit(m *wire.Message, c *deviceplugin.Container) error {
+	name := ""
+	return m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case mapKey:
+			name, err = v.OneOf(keptLimits)
+		case mapValue:
+			if name == "" {
+				return nil
+			}
+			return v.Fields(func(field int, v *wire.Message) error {
+				if field != quantityText {
+					return nil
+				}
+				text, err := v.Text(maxNumber)
+				c.Set(name, units(text))
+				return err
+			})
+		}
+		return err
+	})
+}
+
+var keptLimits = []string{deviceplugin.ResourceMemory, deviceplugin.ResourcePercent}
+
+// units are how many a quantity is; 0 for what is no number of units.
+func units(text string) int {
+	if n, err := strconv.Atoi(text); err == nil {
+		return n
+	}
+	q, err := resource.ParseQuantity(text)
+	if err != nil || q.Value() > math.MaxInt32 {
+		return 0
+	}
+	return int(q.Value())
+}
+
+// readStatus reads a PodStatus.
+func readStatus(m *wire.Message, p *pod) error {
+	return m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case statusPhase:
+			p.phase, err = v.Text(maxNumber)
+		case statusStarted:
+			p.started = true
+		case statusConditions:
+			return readCondition(v, p)
+		case statusContainers, statusInitContainers:
+			if len(p.running) >= maxContainers {
+				return nil
+			}
+			c, err := readContainerStatus(v)
+			if c.id != "" {
+				p.running = append(p.running, c)
+			}
+			return err
+		}
+		return err
+	})
+}
+
+// readCondition reads when a pod was scheduled.
+func readCondition(m *wire.Message, p *pod) error {
+	kind, status := "", ""
+	var since time.Time
+	err := m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case conditionType:
+			kind, err = v.Text(maxNumber)
+		case conditionStatus:
+			status, err = v.Text(maxNumber)
+		case conditionSince:
+			since, err = readTime(v)
+		}
+		return err
+	})
+	if kind == "PodScheduled" && status == "True" {
+		p.scheduled = since
+	}
+	return err
+}
+
+// readContainerStatus reads a ContainerStatus.
+func readContainerStatus(m *wire.Message) (c running, err error) {
+	err = m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case containerStatusName:
+			c.name, err = v.Text(maxContainer)
+		case containerStatusID:
 			var id string
-			id, err = v.text(maxID)
+			id, err = v.Text(maxID)
 			_, c.id, _ = strings.Cut(id, "://") // the kubelet writes "containerd://…"
 		}
 		return err
@@ -283,46 +273,40 @@ func (m *wire) status() (c running, err error) {
 	return c, err
 }
 
-// readList reads a PodList. Of more than most pods it keeps the first.
-func readList(r io.Reader, most int) (*podList, error) {
+// readList reads a PodList. Of more than most pods it keeps the first. f is called with each before the next is read.
+func readList(r io.Reader, most int, f func(*pod)) (*podList, error) {
 	list := &podList{}
-	m := wire{bufio.NewReaderSize(r, 32<<10), 1 << 62} // its end is the answer's
-	err := m.object(func(kind string, body *wire) error {
-		if kind != "PodList" {
-			return fmt.Errorf("%w: %.64q", errWire, kind)
-		}
-		err := body.fields(func(number int, v *wire) error {
+	err := wire.Body(wire.NewReader(r)).Object("PodList", func(body *wire.Message) error {
+		err := body.Fields(func(field int, v *wire.Message) error {
 			switch {
-			case number == 1:
-				return v.listMeta(list)
-			case number != 2 || len(list.Items) >= most:
+			case field == listMeta:
+				return readListMeta(v, list)
+			case field != listItems || len(list.Items) >= most:
 				return nil
 			}
-			p, err := v.pod()
+			p, err := readPod(v)
+			f(p)
 			list.Items = append(list.Items, p)
 			return err
 		})
 		if err == nil {
-			err = errDone
+			err = wire.ErrDone
 		}
 		return err
 	})
-	if err != errDone {
+	if !errors.Is(err, wire.ErrDone) {
 		return nil, err
 	}
 	return list, nil
 }
 
-// errDone: what was looked for was read.
-var errDone = errors.New("done")
-
-func (m *wire) listMeta(list *podList) error {
-	return m.fields(func(number int, v *wire) (err error) {
-		switch number {
-		case 2:
-			list.ResourceVersion, err = v.text(maxName)
-		case 3:
-			list.Continue, err = v.text(64 << 10)
+func readListMeta(m *wire.Message, list *podList) error {
+	return m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case listMetaVersion:
+			list.ResourceVersion, err = v.Text(maxName)
+		case listMetaContinue:
+			list.Continue, err = v.Text(64 << 10)
 		}
 		return err
 	})
@@ -335,47 +319,43 @@ type frame struct {
 	status []byte
 }
 
-// readFrame reads the next event of a watch: its length, and a WatchEvent. That has no wirePrefix, unlike lists and the object in it
+// readFrame reads the next event of a watch: a WatchEvent. That has no prefix, unlike lists and the object in it
 // (apimachinery, serializer/codec_factory.go: streams have the raw serializer).
 func readFrame(r *bufio.Reader) (f frame, err error) {
-	var size [4]byte
-	if _, err := io.ReadFull(r, size[:]); err != nil {
+	m, err := wire.Frame(r)
+	if err != nil {
 		return f, err // io.EOF is the end of the watch
 	}
-	m := wire{r, uint64(binary.BigEndian.Uint32(size[:]))}
-	err = m.fields(func(number int, v *wire) (err error) {
-		switch number {
-		case 1: // type, which comes first
-			f.kind, err = v.text(32)
+	err = m.Fields(func(field int, v *wire.Message) (err error) {
+		switch field {
+		case watchType: // which comes first
+			f.kind, err = v.Text(32)
 			return err
-		case 2: // object: a RawExtension
-			return v.fields(func(number int, v *wire) error {
-				if number != 1 {
+		case watchObject: // a RawExtension
+			return v.Fields(func(field int, v *wire.Message) error {
+				if field != extensionRaw {
 					return nil
 				}
-				return v.carried(&f)
+				return f.read(v)
 			})
 		}
 		return nil
 	})
 	if err == nil && f.pod == nil && f.status == nil {
-		err = errWire
+		err = wire.ErrFormat
 	}
 	return f, err
 }
 
-// carried reads what a watch's event is about.
-func (m *wire) carried(f *frame) error {
+// read reads what a watch's event is about.
+func (f *frame) read(m *wire.Message) error {
 	if f.kind == "ERROR" {
-		text, err := m.text(64 << 10)
+		text, err := m.Text(64 << 10)
 		f.status = []byte(text)
 		return err
 	}
-	return m.object(func(kind string, body *wire) (err error) {
-		if kind != "Pod" {
-			return fmt.Errorf("%w: %.64q", errWire, kind)
-		}
-		f.pod, err = body.pod()
+	return m.Object("Pod", func(body *wire.Message) (err error) {
+		f.pod, err = readPod(body)
 		return err
 	})
 }

@@ -9,96 +9,19 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // labelShared is gpushare's label for nodes without isolation.
 const labelShared = "cgpu.disable.isolation"
-
-// api is the API server, as seen by the kubelet's calls: it fails fast after it failed.
-type api struct {
-	client kubernetes.Interface
-	node   string
-
-	mu     sync.Mutex
-	failed time.Time
-	err    error
-}
-
-// Bounds of what is read at once. Who may make a pod may make it of more than a megabyte, and bind any number of such to a
-// node; those that the kubelet refused stay in the API server. So only such pods are asked for as can be meant, few at a
-// time, and little is kept of each.
-const (
-	podsPage = 8
-	podsMost = 512
-)
-
-// pending are the containers of the node's pods that wait.
-func (a *api) pending(ctx context.Context) ([]want, error) {
-	var all []want
-	selector := fields.Set{"spec.nodeName": a.node, "status.phase": string(corev1.PodPending)}
-	// No resource version: the pod that the kubelet asks for is in etcd, and may not yet be in a watch cache.
-	err := a.list(ctx, metav1.NamespaceAll, metav1.ListOptions{FieldSelector: selector.String(), Limit: podsPage}, func(pods []corev1.Pod) {
-		all = append(all, candidates(pods, a.node)...)
-	})
-	inOrder(all)
-	return all, err
-}
-
-// pod calls f with the pod of this name, where there is one.
-func (a *api) pod(ctx context.Context, namespace, name string, f func(*corev1.Pod)) error {
-	selector := fields.Set{"metadata.name": name, "spec.nodeName": a.node}
-	return a.list(ctx, namespace, metav1.ListOptions{FieldSelector: selector.String(), Limit: 1}, func(pods []corev1.Pod) {
-		for i := range pods {
-			if pods[i].Name == name {
-				f(&pods[i])
-			}
-		}
-	})
-}
-
-// list reads pods page by page; f must keep nothing of them.
-func (a *api) list(ctx context.Context, namespace string, o metav1.ListOptions, f func([]corev1.Pod)) error {
-	a.mu.Lock()
-	failed, err := a.failed, a.err
-	a.mu.Unlock()
-	if err != nil && time.Since(failed) < apiPause {
-		return fmt.Errorf("not asked again for %v: %w", apiPause, err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
-	err = a.pages(ctx, namespace, o, f)
-	a.mu.Lock()
-	a.failed, a.err = time.Now(), err
-	a.mu.Unlock()
-	return err
-}
-
-func (a *api) pages(ctx context.Context, namespace string, o metav1.ListOptions, f func([]corev1.Pod)) error {
-	for n := 0; n < podsMost; {
-		list, err := a.client.CoreV1().Pods(namespace).List(ctx, o)
-		if err != nil {
-			return err
-		}
-		f(list.Items)
-		if list.Continue == "" {
-			return nil
-		}
-		n += max(len(list.Items), 1)
-		o.Continue = list.Continue
-	}
-	return fmt.Errorf("more than %d pods wait on this node", podsMost)
-}
 
 const (
 	// annotateEvery catches what a poke did not: pods that the kubelet booked after the plugin looked, a node object made
@@ -112,7 +35,7 @@ const (
 // booked for whom (PodResources), not by whom Allocate took it to be for; so it can be wrong about no pod, and what a
 // plugin that died left undone the next one does.
 func (p *Plugin) annotate(ctx context.Context) {
-	if p.api == nil {
+	if p.o.Client == nil {
 		return
 	}
 	for {
@@ -140,7 +63,7 @@ func (p *Plugin) annotate(ctx context.Context) {
 func (p *Plugin) tellNode(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	node, err := p.api.client.CoreV1().Nodes().Get(ctx, p.o.Node, metav1.GetOptions{ResourceVersion: "0"})
+	node, err := p.o.Client.CoreV1().Nodes().Get(ctx, p.o.Node, metav1.GetOptions{ResourceVersion: "0"})
 	if err != nil {
 		return err
 	}
@@ -150,7 +73,7 @@ func (p *Plugin) tellNode(ctx context.Context) error {
 	if patch == nil {
 		return nil
 	}
-	_, err = p.api.client.CoreV1().Nodes().Patch(ctx, p.o.Node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err = p.o.Client.CoreV1().Nodes().Patch(ctx, p.o.Node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
 }
 
@@ -181,25 +104,28 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 		return err
 	}
 	p.settled.keep(booked)
+	here := map[string]*Pod{}
+	if p.o.Pods != nil {
+		pods, _ := p.o.Pods()
+		for i := range pods {
+			if !pods[i].Ended {
+				here[pods[i].name()] = &pods[i]
+			}
+		}
+	}
 	var faults []error
 	cards, _, _, _, _ := p.state()
 	for name, containers := range booked {
 		if p.settled.has(name, containers) {
 			continue
 		}
-		namespace, podName, _ := strings.Cut(name, "/")
-		var patch []byte
-		done := false
-		err := p.api.pod(ctx, namespace, podName, func(pod *corev1.Pod) {
-			patch, done = podPatch(pod, containers, cards, time.Now())
-		})
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
+		pod := here[name]
+		if pod == nil {
+			continue // it has ended, or the watch has not told of it yet
 		}
+		patch, done := podPatch(pod, containers, cards, time.Now())
 		if patch != nil {
-			one, cancel := context.WithTimeout(ctx, apiTimeout)
-			_, err = p.api.client.CoreV1().Pods(namespace).Patch(one, podName, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
-			cancel()
+			err = p.patchPod(ctx, pod, patch)
 		}
 		if err != nil { // of one pod, which may be its author's doing
 			faults = append(faults, fmt.Errorf("%s: %w", name, err))
@@ -210,6 +136,19 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// patchPod leaves the answer alone, which is the pod: that may be of more than a megabyte, and as an object of Go thirty times that. A
+// client without an API server, of a test, has no such pods.
+func (p *Plugin) patchPod(ctx context.Context, pod *Pod, patch []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
+	defer cancel()
+	core := p.o.Client.CoreV1()
+	if c, ok := core.RESTClient().(*rest.RESTClient); ok && c != nil {
+		return c.Patch(types.StrategicMergePatchType).Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Body(patch).Do(ctx).Error()
+	}
+	_, err := core.Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{})
+	return err
 }
 
 // settled are pods whose annotations are as they should be, by the least id of each of their containers.
@@ -268,10 +207,12 @@ func (s *settled) keep(booked map[string]map[string][]string) {
 	maps.DeleteFunc(s.ids, func(_, name string) bool { return booked[name] == nil })
 }
 
-// booked are the device ids of a resource by "namespace/name" and container.
-func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[string][]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
-	defer cancel()
+// listing is what the kubelet says that the containers of its pods have: ids by "namespace/name" of the pod, container and resource.
+// It has each pod of the kubelet, from before its admission on, and does not tell of init containers.
+type listing map[string]map[string]map[string][]string
+
+// list asks the kubelet (PodResources). In the middle of an admission it holds no lock for that which it needs to answer.
+func (p *Plugin) list(ctx context.Context) (listing, error) {
 	conn, err := dial(filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
 		return nil, err
@@ -281,37 +222,50 @@ func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[st
 	if err != nil {
 		return nil, fmt.Errorf("the kubelet's PodResources: %w", err)
 	}
-	all := map[string]map[string][]string{}
+	all := listing{}
 	for _, pod := range list.GetPodResources() {
-		name := pod.GetNamespace() + "/" + pod.GetName()
+		containers := map[string]map[string][]string{}
 		for _, c := range pod.GetContainers() {
 			for _, d := range c.GetDevices() {
-				if d.GetResourceName() != resource || len(d.GetDeviceIds()) == 0 {
+				resource := d.GetResourceName()
+				if resource != ResourceMemory && resource != ResourcePercent || len(d.GetDeviceIds()) == 0 {
 					continue
 				}
-				if all[name] == nil {
-					all[name] = map[string][]string{}
+				if containers[c.GetName()] == nil {
+					containers[c.GetName()] = map[string][]string{}
 				}
-				all[name][c.GetName()] = append(all[name][c.GetName()], d.GetDeviceIds()...)
+				containers[c.GetName()][resource] = append(containers[c.GetName()][resource], d.GetDeviceIds()...)
 			}
 		}
+		all[pod.GetNamespace()+"/"+pod.GetName()] = containers
 	}
 	return all, nil
 }
 
-// holder is the container that a step was for, as the kubelet says; empty where it does not. The kubelet is in the middle of
-// an admission, but holds no lock for that which it needs to answer; should it be otherwise one day, this is not waited for.
-func (p *Plugin) holder(ctx context.Context, s *step) (name, container string) {
-	ctx, cancel := context.WithTimeout(ctx, holderTimeout)
+// booked are the device ids of a resource by "namespace/name" and container.
+func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[string][]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	booked, err := p.booked(ctx, s.resource)
-	if err != nil {
-		p.log.Warn("whose units these are", "resource", s.resource, "err", err)
-		return "", ""
+	list, err := p.list(ctx)
+	all := map[string]map[string][]string{}
+	for name, containers := range list {
+		for container, has := range containers {
+			if ids := has[resource]; len(ids) > 0 {
+				if all[name] == nil {
+					all[name] = map[string][]string{}
+				}
+				all[name][container] = ids
+			}
+		}
 	}
-	for name, containers := range booked {
-		for container, ids := range containers {
-			if slices.Contains(ids, s.id) {
+	return all, err
+}
+
+// holder is the container that a step was for; empty where the kubelet does not say.
+func (l listing) holder(s *step) (name, container string) {
+	for name, containers := range l {
+		for container, has := range containers {
+			if slices.Contains(has[s.resource], s.id) {
 				return name, container
 			}
 		}
@@ -324,17 +278,16 @@ func (p *Plugin) holder(ctx context.Context, s *step) (name, container string) {
 // A pod that the extender placed gets ASSIGNED=true; its index is never changed, since the extender books a pod where it
 // first saw it, and frees where its annotation then points. A pod that nobody placed gets all of gpushare's annotations, if
 // all its units are of one GPU: they hold one index.
-func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now time.Time) (patch []byte, settled bool) {
-	if pod.DeletionTimestamp != nil || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed || pod.Annotations[annotationAssigned] == "true" {
+func podPatch(pod *Pod, booked map[string][]string, cards []card, now time.Time) (patch []byte, settled bool) {
+	if pod.Ending || pod.Annotations[annotationAssigned] == "true" {
 		return nil, true
 	}
 	var ids []string
-	for _, c := range pod.Spec.Containers {
-		n := limit(c, ResourceMemory)
-		if len(booked[c.Name]) != n {
-			return nil, false // the kubelet is not done with it
-		}
-		ids = append(ids, booked[c.Name]...)
+	for _, of := range booked {
+		ids = append(ids, of...)
+	}
+	if len(ids) != pod.Memory {
+		return nil, false // the kubelet is not done with it
 	}
 	_, used, err := count(cards, ResourceMemory, ids)
 	if err != nil || len(used) == 0 {
@@ -342,7 +295,7 @@ func podPatch(pod *corev1.Pod, booked map[string][]string, cards []card, now tim
 	}
 	stamp := strconv.FormatInt(now.UnixNano(), 10)
 	set := map[string]string{annotationAssigned: "true", annotationAssignTime: stamp}
-	if podIndex(pod) == noIndex {
+	if pod.index() == noIndex {
 		if len(used) != 1 {
 			return nil, true
 		}

@@ -2,12 +2,14 @@ package deviceplugin
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -87,5 +89,126 @@ func TestExtenderIsFollowed(t *testing.T) {
 	bind(t, client, c, 2)
 	if err := k.admit(c); err == nil {
 		t.Error("is elsewhere than its annotation says")
+	}
+}
+
+// unbook has the kubelet lose its checkpoint of a pod, and the pod, which is there and was started, be admitted anew.
+func (k *kubelet) unbook(p *corev1.Pod) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	b := k.pods[p.UID]
+	b.devices, b.answers = map[string]map[string][]string{}, map[string][]*pluginapi.ContainerAllocateResponse{}
+}
+
+// The only pod of its size that waits is not taken for the one that is asked for where the kubelet's own list has another: a pod that
+// runs and whose units it has lost, or one that is not in the API server, such as a static pod. So what its author wrote on the one that
+// waits decides nothing for these.
+func TestKubeletAsksForAnother(t *testing.T) {
+	for name, other := range map[string]func(k *kubelet, client *fake.Clientset, p *corev1.Pod){
+		"lost checkpoint": func(k *kubelet, client *fake.Clientset, p *corev1.Pod) {
+			bind(t, client, p, noIndex)
+			k.mustAdmit(p)
+			started(t, client, p, corev1.PodRunning)
+			k.unbook(p)
+		},
+		"lost checkpoint, init container": func(k *kubelet, client *fake.Clientset, p *corev1.Pod) {
+			p.Spec.InitContainers, p.Spec.Containers[0] = []corev1.Container{container("first", 4, 0)}, container("c0", 3, 0)
+			bind(t, client, p, noIndex)
+			k.mustAdmit(p)
+			started(t, client, p, corev1.PodRunning)
+			k.unbook(p)
+		},
+		"static pod": func(*kubelet, *fake.Clientset, *corev1.Pod) {},
+		"ending": func(k *kubelet, client *fake.Clientset, p *corev1.Pod) {
+			now := metav1.Now()
+			p.DeletionTimestamp, p.Finalizers = &now, []string{"a/b"}
+			bind(t, client, p, noIndex)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := newKubelet(t)
+			k.start()
+			tab := table("binpack", t4, t4)
+			client := fake.NewClientset(node())
+			k.begin(Options{Table: tab, Client: client})
+			k.until(ResourceMemory, 28, 0)
+			full := podOf("full", [2]int{12, 0})
+			bind(t, client, full, 0)
+			k.mustAdmit(full)
+			started(t, client, full, corev1.PodRunning)
+			p := podOf("other", [2]int{4, 0})
+			other(k, client, p)
+			evil := podOf("evil", [2]int{4, 0})
+			bind(t, client, evil, 0)
+			k.mustAdmit(p)
+			if got := k.gpuOf(p, "c0"); got != uuid(1) {
+				t.Errorf("it is on %s", got)
+			}
+			k.check(limits(tab))
+		})
+	}
+}
+
+// Where it is not known whose units these are, a label that wants several GPUs is not guessed by; and what ended, or was there before the
+// plugin, makes nothing unknown.
+func TestUnknownPods(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	client := fake.NewClientset(node())
+	done := podOf("done", [2]int{1, 0}) // as a kubelet before 1.34 lists it
+	k.pods[done.UID] = &booking{pod: done}
+	gone := []Pod{}
+	k.begin(Options{Table: table("binpack", t4, t4), Client: client, Pods: func() ([]Pod, bool) { return append(podsOf(t, client), gone...), true }})
+	k.until(ResourceMemory, 28, 0)
+	two := func(name string) *corev1.Pod {
+		p := podOf(name, [2]int{4, 0})
+		p.Labels[ResourceCount] = "2"
+		bind(t, client, p, noIndex)
+		return p
+	}
+	admit := func(p *corev1.Pod, want string) {
+		t.Helper()
+		err := k.admit(p)
+		if want == "" && (err != nil || len(k.shares(p, "c0")) != 2) || want != "" && !strings.Contains(errorText(err), want) {
+			t.Errorf("%s: %v, %+v, want %q", p.Name, err, k.shares(p, "c0"), want)
+		}
+		phase := corev1.PodRunning
+		if err != nil {
+			phase = corev1.PodFailed
+		}
+		started(t, client, p, phase)
+	}
+	admit(two("a"), "")
+	late := podOf("late", [2]int{1, 0})
+	k.mu.Lock()
+	k.pods[late.UID] = &booking{pod: late}
+	k.mu.Unlock()
+	admit(two("b"), "for d/late, of which the API server has not told")
+	gone = []Pod{{Namespace: "d", Name: "late", Ended: true}}
+	admit(two("c"), "")
+}
+
+// A pod with more containers than are kept of one is refused, and is the concern of no other.
+func TestManyContainers(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	client := fake.NewClientset(node())
+	k.begin(Options{Table: table("binpack", t4, t4, t4, t4), Client: client})
+	k.until(ResourceMemory, 56, 0)
+	evil := podOf("evil")
+	for i := range MaxContainers {
+		evil.Spec.Containers = append(evil.Spec.Containers, container(fmt.Sprint("c", i), 1, 0))
+	}
+	evil.Spec.Containers = append(evil.Spec.Containers, container("last", 2, 0))
+	bind(t, client, evil, noIndex)
+	if err := k.admit(evil); !strings.Contains(errorText(err), "more than 32 containers that ask for units of GPUs is not served (d/evil)") {
+		t.Errorf("%v", err)
+	}
+	two := podOf("two", [2]int{4, 0})
+	two.Labels[ResourceCount] = "2"
+	bind(t, client, two, noIndex)
+	k.mustAdmit(two)
+	if s := k.shares(two, "c0"); len(s) != 2 {
+		t.Errorf("another pod has %+v", s)
 	}
 }

@@ -397,12 +397,64 @@ func (k *kubelet) begin(o Options) *Plugin {
 	if o.RunDir == "" {
 		o.RunDir = filepath.Join(k.dir, "..", "run")
 	}
+	if c, ok := o.Client.(*fake.Clientset); ok && o.Pods == nil {
+		o.Pods = func() ([]Pod, bool) { return podsOf(k.t, c), true }
+	}
 	p, err := start(context.Background(), o, filepath.Join(k.dir, "..", "sys"))
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	k.t.Cleanup(p.Stop)
 	return p
+}
+
+// podsOf are the pods of an API server as the agent's watch has them (pkg/agent, TestReadPod).
+func podsOf(t *testing.T, c *fake.Clientset) (all []Pod) {
+	objects, err := c.Tracker().List(corev1.SchemeGroupVersion.WithResource("pods"), corev1.SchemeGroupVersion.WithKind("Pod"), "")
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	for _, p := range objects.(*corev1.PodList).Items {
+		if p.Spec.NodeName == "n" && p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
+			all = append(all, podFrom(&p))
+		}
+	}
+	return all
+}
+
+func podFrom(p *corev1.Pod) Pod {
+	one := Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Waiting: p.Status.Phase == corev1.PodPending,
+		Started: p.Status.StartTime != nil, Ending: p.DeletionTimestamp != nil, Annotations: p.Annotations, Count: p.Labels[ResourceCount], Memory: podMemory(p)}
+	for _, init := range []bool{true, false} {
+		list := p.Spec.Containers
+		if init {
+			list = p.Spec.InitContainers
+		}
+		for _, c := range list {
+			w := Container{Name: c.Name, Init: init}
+			for _, resource := range []string{ResourceMemory, ResourcePercent} {
+				q := c.Resources.Limits[corev1.ResourceName(resource)]
+				w.Set(resource, int(q.Value()))
+			}
+			if w.Memory+w.Percent > 0 {
+				one.Containers = append(one.Containers, w)
+			}
+		}
+	}
+	if len(one.Containers) > MaxContainers {
+		one.Containers, one.More = one.Containers[:MaxContainers], true
+	}
+	return one
+}
+
+// podMemory is what gpushare counts of a pod.
+func podMemory(p *corev1.Pod) (sum int) {
+	for _, c := range p.Spec.Containers {
+		q := c.Resources.Limits[ResourceMemory]
+		sum += int(q.Value())
+	}
+	return sum
 }
 
 // podOf makes a pod with a container for each pair of memory and percent.

@@ -37,8 +37,10 @@ type Options struct {
 	// Node is the name of this node in the cluster.
 	Node string
 	// Client reaches the API server; nil: the plugin goes by device ids alone, writes no annotations of gpushare and no
-	// aliyun.com/gpu-count. It needs: list and patch pods, get nodes, patch nodes/status.
+	// aliyun.com/gpu-count. It needs: patch pods, get nodes, patch nodes/status.
 	Client kubernetes.Interface
+	// Pods are the node's; false as long as they are not known. Nil: as without a Client.
+	Pods func() ([]Pod, bool)
 	// RunDir keeps deviceplugin.json: unit and order of GPUs, which must not change below running pods.
 	RunDir string
 	// KubeletDir is the folder of kubelet.sock. The kubelet's PodResources socket is expected in ../pod-resources.
@@ -56,7 +58,6 @@ type Plugin struct {
 	o       Options
 	sys     string // /sys
 	log     *slog.Logger
-	api     *api
 	servers []*server
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
@@ -104,9 +105,6 @@ func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
 	p := &Plugin{
 		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
 		faults: map[string]error{}, calls: make(chan struct{}, 1), books: newBooks(),
-	}
-	if o.Client != nil {
-		p.api = &api{client: o.Client, node: o.Node}
 	}
 	if err := p.use(ctx, o.Table); err != nil {
 		return nil, err
@@ -296,7 +294,6 @@ func (k kept) write(runDir string) error {
 const (
 	apiTimeout    = 3 * time.Second
 	holderTimeout = 500 * time.Millisecond
-	meetTimeout   = time.Second      // before a registration: while it waits, the kubelet refuses pods
-	apiPause      = 15 * time.Second // after a failure, in which no call waits for the API server
+	meetTimeout   = time.Second // before a registration: while it waits, the kubelet refuses pods
 	callTimeout   = 8 * time.Second
 )

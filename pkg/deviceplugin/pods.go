@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // gpushare's annotations of a pod, and the variables of the same names.
@@ -26,9 +24,10 @@ type want struct {
 	pod             string // UID
 	name, container string // "namespace/name"
 	limits          map[string]int
-	podMemory       int // units of the whole pod, without init containers, as gpushare counts
-	gpus            int // as many GPUs as ACK's label on the pod says; else 1
-	index           int // position of the GPU that the extender chose; noIndex
+	held            []string // resources that it has, as the kubelet says
+	podMemory       int      // units of the whole pod, without init containers, as gpushare counts
+	gpus            int      // as many GPUs as ACK's label on the pod says; else 1
+	index           int      // position of the GPU that the extender chose; noIndex
 	since           time.Time
 	// Set by match. sure: it is a container of this pod; exact: it is this one, or one with the same limits.
 	sure, exact bool
@@ -40,26 +39,86 @@ const noIndex = -1
 // key names the container and the resource that it was served.
 type key struct{ pod, container, resource string }
 
-// candidates are the containers of a node that the kubelet has not admitted yet.
-//
-// The kubelet reports a start time with the first status of a pod that it has admitted or refused.
-func candidates(pods []corev1.Pod, node string) []want {
+// Pod is what counts of a pod of the node. Cgpu-agent's watch reads no more of one, since who makes a pod may
+// make it of more than a megabyte.
+type Pod struct {
+	Namespace, Name, UID string
+	Ended                bool      // not long ago; there is no more than its name
+	Created, Scheduled   time.Time // the latter where a scheduler has placed it
+	Waiting              bool      // its phase is Pending
+	Started              bool      // has a start time, which the kubelet reports with the first status of a pod that it has admitted or refused
+	Ending               bool      // has a deletion time
+	Annotations          map[string]string
+	Count                string      // its label ResourceCount
+	Memory               int         // units of all its containers but init ones, as gpushare counts
+	Containers           []Container // those that ask for units, MaxContainers at most
+	More                 bool        // there are more of these
+}
+
+// Container is one of a Pod.
+type Container struct {
+	Name            string
+	Init            bool
+	Memory, Percent int
+}
+
+// MaxContainers bounds what is kept of a pod, which may have thousands of containers.
+const MaxContainers = 32
+
+// Annotations are the names of those that Pod is to have.
+func Annotations() []string {
+	return []string{annotationIndex, annotationPod, annotationAssigned, annotationAssumeTime}
+}
+
+// Set sets how many units of a resource the container asks for; 0 for what is no number of units.
+func (c *Container) Set(resource string, n int) {
+	if n < 0 || n > 1<<30 {
+		n = 0
+	}
+	switch resource {
+	case ResourceMemory:
+		c.Memory = n
+	case ResourcePercent:
+		c.Percent = n
+	}
+}
+
+func (p *Pod) name() string { return p.Namespace + "/" + p.Name }
+
+// candidates are the containers for which the kubelet may be asking: those of pods that it has not admitted yet, and those that it
+// has admitted, and has no units for: it has lost its checkpoint, or the pod is ending. Of what it has it does not ask for more.
+func candidates(pods []Pod, has listing) []want {
 	var all []want
 	for i := range pods {
 		p := &pods[i]
-		if p.Spec.NodeName != node || p.Status.Phase != corev1.PodPending && p.Status.Phase != "" || p.Status.StartTime != nil || p.DeletionTimestamp != nil {
+		if p.Ended {
 			continue
 		}
-		before := len(all)
-		base := want{
-			pod: string(p.UID), name: p.Namespace + "/" + p.Name, podMemory: podMemory(p), gpus: podGPUs(p), index: podIndex(p), since: bound(p),
+		held := has[p.name()]
+		lacks := func(c Container) bool {
+			return c.Memory > 0 && len(held[c.Name][ResourceMemory]) == 0 || c.Percent > 0 && len(held[c.Name][ResourcePercent]) == 0
 		}
-		for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
-			for _, c := range list {
+		main := func(c Container) bool { return !c.Init }
+		admitted := p.Started || !p.Waiting || p.Ending
+		if admitted {
+			// The kubelet does not tell what init containers have.
+			someLack := slices.ContainsFunc(p.Containers, func(c Container) bool { return main(c) && lacks(c) })
+			if held == nil || !someLack && slices.ContainsFunc(p.Containers, main) {
+				continue
+			}
+		}
+		base := want{pod: p.UID, name: p.name(), podMemory: p.Memory, gpus: p.gpus(), index: p.index(), since: p.bound()}
+		for _, init := range []bool{true, false} {
+			for _, c := range p.Containers {
 				w := base
 				w.container = c.Name
-				w.limits = map[string]int{ResourceMemory: limit(c, ResourceMemory), ResourcePercent: limit(c, ResourcePercent)}
-				if w.limits[ResourceMemory]+w.limits[ResourcePercent] > 0 && len(all)-before < containersMost {
+				w.limits = map[string]int{ResourceMemory: c.Memory, ResourcePercent: c.Percent}
+				for resource, ids := range held[c.Name] {
+					if len(ids) > 0 {
+						w.held = append(w.held, resource)
+					}
+				}
+				if c.Init == init && (!admitted || c.Init || lacks(c)) {
 					all = append(all, w)
 				}
 			}
@@ -67,9 +126,6 @@ func candidates(pods []corev1.Pod, node string) []want {
 	}
 	return all
 }
-
-// containersMost bounds what is kept of one pod, which may have thousands of containers.
-const containersMost = 64
 
 // inOrder sorts as the kubelet will probably admit: as pods were bound. gpushare's extender binds one pod of a node after the
 // other, and its ASSUME_TIME has nanoseconds; Kubernetes' own times have seconds.
@@ -79,36 +135,20 @@ func inOrder(all []want) {
 	})
 }
 
-// limit is how many units a container asks for; 0 for none, and for what is no number of units.
-func limit(c corev1.Container, resource string) int {
-	q, ok := c.Resources.Limits[corev1.ResourceName(resource)]
-	if !ok || q.Value() < 0 || q.Value() > 1<<30 {
-		return 0
-	}
-	return int(q.Value())
-}
-
-func podMemory(p *corev1.Pod) (sum int) {
-	for _, c := range p.Spec.Containers {
-		sum += limit(c, ResourceMemory)
-	}
-	return sum
-}
-
-// podGPUs reads ACK's label for a share on several GPUs.
-func podGPUs(p *corev1.Pod) int {
-	n, err := strconv.Atoi(p.Labels[ResourceCount])
+// gpus reads ACK's label for a share on several GPUs.
+func (p *Pod) gpus() int {
+	n, err := strconv.Atoi(p.Count)
 	if err != nil || n < 1 || n > 64 {
 		return 1
 	}
 	return n
 }
 
-// podIndex reads what the extender wrote. A pod's author can write it too, so what the extender would not have written is
+// index reads what the extender wrote. A pod's author can write it too, so what the extender would not have written is
 // nobody's choice.
-func podIndex(p *corev1.Pod) int {
+func (p *Pod) index() int {
 	assumed, err := strconv.ParseInt(p.Annotations[annotationAssumeTime], 10, 64)
-	if err != nil || assumed <= 0 || p.Annotations[annotationAssigned] != "false" || p.Annotations[annotationPod] != strconv.Itoa(podMemory(p)) {
+	if err != nil || assumed <= 0 || p.Annotations[annotationAssigned] != "false" || p.Annotations[annotationPod] != strconv.Itoa(p.Memory) {
 		return noIndex
 	}
 	n, err := strconv.Atoi(p.Annotations[annotationIndex])
@@ -120,22 +160,19 @@ func podIndex(p *corev1.Pod) int {
 
 // bound is when a pod was bound, as well as it can be known. An assume time from before the pod's creation is made up, and
 // would let its pod go before all others.
-func bound(p *corev1.Pod) time.Time {
-	created := p.CreationTimestamp.Time
-	if podIndex(p) != noIndex {
+func (p *Pod) bound() time.Time {
+	if p.index() != noIndex {
 		if n, err := strconv.ParseInt(p.Annotations[annotationAssumeTime], 10, 64); err == nil && n > 0 {
-			if t := time.Unix(0, n); !t.Before(created) {
+			if t := time.Unix(0, n); !t.Before(p.Created) {
 				return t
 			}
 		}
-		return created
+		return p.Created
 	}
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionTrue && !c.LastTransitionTime.Time.Before(created) {
-			return c.LastTransitionTime.Time
-		}
+	if p.Scheduled.Before(p.Created) {
+		return p.Created
 	}
-	return created
+	return p.Scheduled
 }
 
 // mark says that a container was served a resource; sure: it was known to be this one.
@@ -160,7 +197,7 @@ func match(all []want, served map[key]mark, resource string, n, position int) *w
 	for i := range all {
 		w := &all[i]
 		m, done := served[key{w.pod, w.container, resource}]
-		if m.sure || w.limits[resource] != n {
+		if m.sure || w.limits[resource] != n || slices.Contains(w.held, resource) {
 			continue
 		}
 		open = append(open, w)

@@ -29,6 +29,9 @@ type books struct {
 	// holders are the containers with memory; adopted: also those that an earlier plugin served.
 	holders holders
 	adopted bool
+	// vain are pods of the kubelet's of which the watch was waited to tell, and did not. Of those in old it did not at the first call: a
+	// kubelet before 1.34 lists pods that have ended too, of which the watch knows no more.
+	vain, old map[string]bool
 }
 
 // step is one resource given.
@@ -50,6 +53,9 @@ func newBooks() books {
 const (
 	stepLife   = 30 * time.Second // from the one resource of a container to the other it is milliseconds
 	servedLife = 10 * time.Minute // the kubelet reports an admitted pod within seconds
+	// watchPatience is for the watch to tell of a pod that the kubelet has: both learn of it from the API server at once.
+	watchPatience = 500 * time.Millisecond
+	watchPause    = 10 * time.Millisecond
 )
 
 // other is the resource that a container may have beside one.
@@ -76,6 +82,9 @@ type call struct {
 	placement string
 	card      sched.Card // of a GPU that has no settings of its own
 	all       []want
+	has       listing  // nil: the kubelet does not tell
+	unknown   []string // pods of the kubelet's of which the watch has not told
+	more      []string // those of them that wait and have more containers than are kept
 }
 
 func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
@@ -84,26 +93,92 @@ func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	if c.cards, c.placement, c.card, shared, _ = p.state(); shared {
 		return nil, errShared
 	}
-	if p.api != nil {
-		all, err := p.api.pending(ctx)
-		if err != nil {
-			p.log.Warn("allocating by device ids alone", "resource", resource, "err", err)
-		} else {
-			c.all = all
-		}
+	if p.o.Pods != nil {
+		c.look(ctx)
 	}
 	return c, nil
+}
+
+// look learns from the kubelet which pods it has, and from the watch what they want. The one that is asked for is among the kubelet's,
+// which takes a pod in before it admits it; the watch may tell of it a moment later.
+func (c *call) look(ctx context.Context) {
+	asked, cancel := context.WithTimeout(ctx, holderTimeout)
+	has, err := c.p.list(asked)
+	cancel()
+	if err != nil {
+		c.p.log.Warn("whose units these are", "resource", c.resource, "err", err)
+	}
+	pods, ok := c.p.o.Pods()
+	c.has = has
+	b := &c.p.books
+	missing := missingOf(has, pods, ok)
+	isNew := func(name string) bool { return !b.vain[name] && !b.old[name] }
+	for deadline := time.Now().Add(watchPatience); slices.ContainsFunc(missing, isNew) && time.Now().Before(deadline); {
+		time.Sleep(watchPause)
+		pods, ok = c.p.o.Pods()
+		missing = missingOf(has, pods, ok)
+	}
+	b.vain = setOf(missing)
+	maps.DeleteFunc(b.old, func(name string, _ bool) bool { return has != nil && has[name] == nil })
+	if b.old == nil && ok {
+		b.old = setOf(missing)
+	}
+	c.unknown = slices.DeleteFunc(missing, func(name string) bool { return b.old[name] })
+	if !ok {
+		c.p.log.Warn("allocating by device ids alone", "resource", c.resource, "err", "the API server has not told of the node's pods yet")
+		return
+	}
+	c.all = candidates(pods, has)
+	inOrder(c.all)
+	for _, p := range pods {
+		if p.More && !p.Started {
+			c.more = append(c.more, p.name())
+		}
+	}
+}
+
+// missingOf are the pods of the kubelet's of which the watch has not told; if it has told of nothing yet, one without a name.
+func missingOf(has listing, pods []Pod, ok bool) (names []string) {
+	if !ok {
+		return []string{""}
+	}
+	here := map[string]bool{}
+	for i := range pods {
+		here[pods[i].name()] = true
+	}
+	for name := range has {
+		if !here[name] {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func setOf(names []string) map[string]bool {
+	set := make(map[string]bool, len(names))
+	for _, name := range names {
+		set[name] = true
+	}
+	return set
+}
+
+// agreed reports that the kubelet's own list bears out that it asks for a container of this pod, the only one that is known to wait for
+// so much: it has the pod, and none of which it is not known what it wants. A static pod, whose object comes after it, would be one.
+func (c *call) agreed(w *want) bool {
+	stranger := func(name string) bool { return name != w.name }
+	return c.has[w.name] != nil && len(c.unknown) == 0 && !slices.ContainsFunc(c.more, stranger)
 }
 
 // tie is where the container that is asked for now may have its other resource, from the step before. must: it has to be
 // there; known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage would be
 // promised twice.
 //
-// What the kubelet has allocated it tells by container, so that the step's container is known even where it was one of many
+// What the kubelet has allocated it tells by container (listing), so that the step's container is known even where it was one of many
 // when it was served. The kubelet does not list init containers. Of these it must where all that the step can have been for
 // want this too, or all that could be asked for now want what the step gave; else a stranger's pod could bind this one to a
 // full GPU, and the GPU is only preferred. So it is where the API server was not asked, and nothing is known of who waits.
-func (c *call) tie(ctx context.Context, n int) (last *step, known *want, must bool) {
+func (c *call) tie(n int) (last *step, known *want, must bool) {
 	last = c.p.books.last
 	if last == nil || last.resource == c.resource || last.whole || time.Since(last.at) > stepLife {
 		return nil, nil, false
@@ -111,9 +186,7 @@ func (c *call) tie(ctx context.Context, n int) (last *step, known *want, must bo
 	if len(c.all) == 0 {
 		return last, nil, false
 	}
-	wants := func(x *want) bool {
-		return x.limits[c.resource] == n && !c.p.books.served[key{x.pod, x.container, c.resource}].sure
-	}
+	wants := func(x *want) bool { return x.limits[c.resource] == n && c.open(x) }
 	fits, others, strangers := 0, 0, 0
 	for i := range c.all {
 		x, now := &c.all[i], wants(&c.all[i])
@@ -135,7 +208,7 @@ func (c *call) tie(ctx context.Context, n int) (last *step, known *want, must bo
 		return nil, nil, false
 	}
 	if others+strangers > 0 {
-		if name, container := c.p.holder(ctx, last); name != "" {
+		if name, container := c.has.holder(last); name != "" {
 			i := slices.IndexFunc(c.all, func(x want) bool { return x.name == name && x.container == container })
 			if i < 0 || !wants(&c.all[i]) {
 				return nil, nil, false
@@ -146,6 +219,11 @@ func (c *call) tie(ctx context.Context, n int) (last *step, known *want, must bo
 	return last, nil, !last.tied && (others == 0 || strangers == 0)
 }
 
+// open: the container may be asked for; it was not surely served.
+func (c *call) open(x *want) bool {
+	return !c.p.books.served[key{x.pod, x.container, c.resource}].sure && !slices.Contains(x.held, c.resource)
+}
+
 // alone reports that a container waits, or waited a moment ago, which wants n units of a resource and nothing else.
 func (c *call) alone(resource string, n int) bool {
 	return slices.ContainsFunc(c.all, func(w want) bool { return w.limits[resource] == n && w.limits[other(resource)] == 0 })
@@ -153,14 +231,29 @@ func (c *call) alone(resource string, n int) bool {
 
 // whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen. An
 // index that is no GPU's is nobody's choice.
-func (c *call) whose(ctx context.Context, n, position int) (w *want, last *step, must bool, err error) {
-	last, known, must := c.tie(ctx, n)
+func (c *call) whose(n, position int) (w *want, last *step, must bool, err error) {
+	last, known, must := c.tie(n)
 	if known != nil {
 		of := *known
 		of.sure, of.exact = true, true
 		return &of, last, true, nil
 	}
 	w = match(c.all, c.p.books.served, c.resource, n, position)
+	switch {
+	case w == nil && len(c.more) > 0 && len(c.unknown) == 0:
+		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs is not served (%.253s): give it fewer",
+			c.resource, n, MaxContainers, c.more[0])
+	case w != nil && w.sure && !c.agreed(w):
+		if w.gpus > 1 && c.has != nil && len(c.unknown) > 0 {
+			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for this pod or for %.253s, "+
+				"of which the API server has not told: make the pod again", w.name, ResourceCount, w.gpus, c.unknown[0])
+			break
+		}
+		w.sure, w.exact, w.name = false, false, "a pod"
+	}
+	if err != nil {
+		return w, nil, false, err
+	}
 	if w != nil && w.index >= len(c.cards) {
 		c.p.log.Warn("a GPU that is not there", "pod", w.name, annotationIndex, w.index)
 		w.index = noIndex
@@ -172,7 +265,7 @@ func (c *call) whose(ctx context.Context, n, position int) (w *want, last *step,
 }
 
 // prefer answers GetPreferredAllocation: the kubelet takes what it is told from the units that are free.
-func (c *call) prefer(ctx context.Context, available, must []string, size int) ([]string, error) {
+func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	free, _, err := count(c.cards, c.resource, available)
 	if err != nil {
 		return nil, err
@@ -185,7 +278,7 @@ func (c *call) prefer(ctx context.Context, available, must []string, size int) (
 	if err != nil {
 		return nil, err
 	}
-	w, last, tied, err := c.whose(ctx, size, -1)
+	w, last, tied, err := c.whose(size, -1)
 	if err != nil {
 		c.p.books.serve(w, c.resource)
 		return nil, err
@@ -239,7 +332,7 @@ func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int 
 	otherFree, told := c.p.books.free[other(c.resource)]
 	most := 0
 	for _, x := range c.all {
-		if !c.p.books.served[key{x.pod, x.container, c.resource}].sure && x.limits[c.resource] == r.need*r.gpus {
+		if c.open(&x) && x.limits[c.resource] == r.need*r.gpus {
 			most = max(most, x.limits[other(c.resource)]/x.gpus)
 		}
 	}
@@ -262,7 +355,7 @@ func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int 
 }
 
 // allocate answers Allocate for one container.
-func (c *call) allocate(ctx context.Context, ids []string) (*pluginapi.ContainerAllocateResponse, error) {
+func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, error) {
 	per, used, err := count(c.cards, c.resource, ids)
 	if err != nil {
 		return nil, err
@@ -274,7 +367,7 @@ func (c *call) allocate(ctx context.Context, ids []string) (*pluginapi.Container
 	if len(used) == 1 {
 		position = used[0].position
 	}
-	w, last, tied, err := c.whose(ctx, len(ids), position)
+	w, last, tied, err := c.whose(len(ids), position)
 	c.p.books.serve(w, c.resource)
 	if err != nil {
 		return nil, err
@@ -407,9 +500,9 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 // GetPreferredAllocation places containers.
 func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
-	err := s.serialise(ctx, func(ctx context.Context, c *call) error {
+	err := s.serialise(ctx, func(c *call) error {
 		for _, one := range r.GetContainerRequests() {
-			ids, err := c.prefer(ctx, one.GetAvailableDeviceIDs(), one.GetMustIncludeDeviceIDs(), int(one.GetAllocationSize()))
+			ids, err := c.prefer(one.GetAvailableDeviceIDs(), one.GetMustIncludeDeviceIDs(), int(one.GetAllocationSize()))
 			if err != nil {
 				return err
 			}
@@ -423,9 +516,9 @@ func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.Prefer
 // Allocate gives the shares. The kubelet rejects the pod where it fails.
 func (s *server) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	answer := &pluginapi.AllocateResponse{}
-	err := s.serialise(ctx, func(ctx context.Context, c *call) error {
+	err := s.serialise(ctx, func(c *call) error {
 		for _, one := range r.GetContainerRequests() {
-			container, err := c.allocate(ctx, one.GetDevicesIds())
+			container, err := c.allocate(one.GetDevicesIds())
 			if err != nil {
 				return err
 			}
@@ -443,7 +536,7 @@ func (s *server) PreStartContainer(context.Context, *pluginapi.PreStartContainer
 }
 
 // serialise runs one call alone, and ends it in time.
-func (s *server) serialise(ctx context.Context, f func(context.Context, *call) error) error {
+func (s *server) serialise(ctx context.Context, f func(*call) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	select {
@@ -454,7 +547,7 @@ func (s *server) serialise(ctx context.Context, f func(context.Context, *call) e
 	}
 	c, err := s.p.begin(ctx, s.resource)
 	if err == nil {
-		err = f(ctx, c)
+		err = f(c)
 	}
 	if err != nil {
 		s.p.books.last = nil
