@@ -3,6 +3,7 @@ package deviceplugin
 import (
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -157,8 +158,14 @@ func TestUnknownPods(t *testing.T) {
 	client := fake.NewClientset(node())
 	done := podOf("done", [2]int{1, 0}) // as a kubelet before 1.34 lists it
 	k.pods[done.UID] = &booking{pod: done}
-	gone := []Pod{}
-	k.begin(Options{Table: table("binpack", t4, t4), Client: client, Pods: func() ([]Pod, bool) { return append(podsOf(t, client), gone...), true }})
+	var gone atomic.Pointer[Pod]
+	k.begin(Options{Table: table("binpack", t4, t4), Client: client, Pods: func() ([]Pod, bool) {
+		all := podsOf(t, client)
+		if p := gone.Load(); p != nil {
+			all = append(all, *p)
+		}
+		return all, true
+	}})
 	k.until(ResourceMemory, 28, 0)
 	two := func(name string) *corev1.Pod {
 		p := podOf(name, [2]int{4, 0})
@@ -184,7 +191,7 @@ func TestUnknownPods(t *testing.T) {
 	k.pods[late.UID] = &booking{pod: late}
 	k.mu.Unlock()
 	admit(two("b"), "for d/late, of which the API server has not told")
-	gone = []Pod{{Namespace: "d", Name: "late", Ended: true}}
+	gone.Store(&Pod{Namespace: "d", Name: "late", Ended: true})
 	admit(two("c"), "")
 }
 
