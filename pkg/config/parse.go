@@ -44,6 +44,7 @@ type file struct {
 	Enforcement        *string   `toml:"enforcement"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
+	Profiling          *bool     `toml:"profiling"`
 	MaxSpill           *string   `toml:"max_spill"`
 	SpillReserve       *string   `toml:"spill_reserve"`
 	Dialects           *[]string `toml:"dialects"`
@@ -114,6 +115,9 @@ func Parse(name string, text []byte) (Config, error) {
 	}
 	if f.HMM != nil {
 		s.HMM = *f.HMM
+	}
+	if f.Profiling != nil {
+		s.Profiling = *f.Profiling
 	}
 	if f.AllowUnknownDriver != nil {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver

@@ -123,6 +123,8 @@ type Config struct {
 	Managed string `json:"managed"`
 	// HMM leaves heterogeneous memory management on: ordinary host memory may then move to the GPU, uncounted.
 	HMM bool `json:"hmm,omitempty"`
+	// Profiling lets containers read the GPU's hardware counters, which count what neighbours do, too.
+	Profiling bool `json:"profiling,omitempty"`
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`

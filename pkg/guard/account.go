@@ -105,6 +105,7 @@ type object struct {
 	graphics              bool        // a channel group on the graphics engine
 	userd                 userd       // of a channel
 	engine                uint32      // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
+	streams               *streams    // of a profiler
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.

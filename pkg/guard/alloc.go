@@ -56,6 +56,9 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
 	}
+	if g.deniesProfiler(class.Profiling, class.Name) {
+		return c.status(rm.StatusInsufficientPermissions)
+	}
 	// Bit 0 says that the parameters are serialised: a size hidden that way would pass the checks below.
 	if form.FlagsOff >= 0 && rm.U32(o, form.FlagsOff) != 0 {
 		return c.status(rm.StatusInvalidArgument)
@@ -319,6 +322,9 @@ func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm
 	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
 		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
+	}
+	if class.Kind == rm.ClassProfiler {
+		o.streams = &streams{}
 	}
 	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
 		o.of = rm.U32(params, g.abi.FabricVidmemOff())

@@ -19,6 +19,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
 	}
+	if g.deniesProfiler(ctl.Profiling, ctl.Name) {
+		return c.status(rm.StatusInsufficientPermissions)
+	}
 	// Bit 2 says that the parameters are serialised, bits 0 and 1 ask for raised IRQL and lock bypass.
 	if rm.U32(o, rm.ControlFlags) != 0 {
 		return c.status(rm.StatusInvalidArgument)
@@ -43,6 +46,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	}
 	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
 		return g.onDebugMemory(l, c, ctl, client)
+	}
+	if ctl.HoldsLocks > 0 && !g.payFor(l, c, ctl.HoldsLocks) {
+		return fail(unix.EINTR)
 	}
 	for _, p := range ctl.Pointers {
 		n, ok := p.Bytes(params)
@@ -80,7 +86,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 	case rm.ControlOwnChannel, rm.ControlResetChannel:
 		return g.onFailed(l, c, ctl, client, params)
 	case rm.ControlRegOps:
-		return g.onRegOps(l, c, ctl, params)
+		return g.onRegOps(l, c, params)
+	case rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind:
+		return g.onStream(l, c, ctl, client, params)
 	}
 	if !c.valid(l) {
 		return replyDone
@@ -121,6 +129,11 @@ func (g *Guard) checkControl(c *trappedCall, ctl rm.Control, params []byte) (rep
 		if rm.U32(params, rm.PreemptFlags)&1 != 0 && rm.U32(params, rm.PreemptCILP) != rm.PreemptModeCILP {
 			g.logOnce("cilp", "denied a compute preemption mode other than CILP")
 			return c.status(rm.StatusNotSupported), false
+		}
+	case rm.ControlCacheFlush:
+		// Lines that a neighbour has written go to memory; they are never just dropped.
+		if flags := rm.U32(params, rm.CacheFlushFlags); flags&rm.CacheFlushInvalidate != 0 {
+			rm.PutU32(params, rm.CacheFlushFlags, flags|rm.CacheFlushWriteBack)
 		}
 	case rm.ControlPidInfo:
 		if !g.translatePidInfo(params) {

@@ -46,9 +46,6 @@ func (g *Guard) onFailed(l *listener, c *trappedCall, ctl rm.Control, client uin
 	if ctl.Kind == rm.ControlResetChannel {
 		handle = rm.U32(c.call.Outer, rm.ControlObject)
 	}
-	if !g.payFor(l, c, ctl.HoldsLocks) {
-		return fail(unix.EINTR)
-	}
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {
 		return c.status(rm.StatusInvalidClient)
@@ -82,15 +79,12 @@ func dumpOp() []byte {
 }
 
 // onRegOps carries out EXEC_REG_OPS of a core dump, on a channel of the container's, and nothing else.
-func (g *Guard) onRegOps(l *listener, c *trappedCall, ctl rm.Control, params []byte) reply {
+func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
 	client := rm.U32(params, rm.RegOpsClient)
 	if !bytes.Equal(c.call.Blocks[1].Data, dumpOp()) || rm.U64(params, rm.RegOpsRoute) != 0 || rm.U64(params, rm.RegOpsRoute+8) != 0 {
 		g.logOnce("regops", "denied access to the GPU's registers")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
-	}
-	if !g.payFor(l, c, ctl.HoldsLocks) {
-		return fail(unix.EINTR)
 	}
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {

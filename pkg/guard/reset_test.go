@@ -5,6 +5,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -289,19 +290,22 @@ func TestDebugSwapped(t *testing.T) {
 func notified(t *testing.T) (l *listener, id uint64, end func()) {
 	t.Helper()
 	fds := make(chan int)
+	var over atomic.Bool
 	go func() {
 		runtime.LockOSThread()
 		prog := []unix.SockFilter{{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
 			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: unix.SYS_GETPPID},
-			{Code: unix.BPF_RET, K: 0x7fff0000}, {Code: unix.BPF_RET, K: 0x7fc00000}}
+			{Code: unix.BPF_RET, K: unix.SECCOMP_RET_ALLOW}, {Code: unix.BPF_RET, K: unix.SECCOMP_RET_USER_NOTIF}}
 		fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
-		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, 1, 1<<3, uintptr(unsafe.Pointer(&fprog)))
+		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&fprog)))
 		if e != 0 {
 			fds <- -1
 			return
 		}
 		fds <- int(fd)
-		unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+		for !over.Load() { // the runtime's own signals interrupt it
+			unix.RawSyscall(unix.SYS_GETPPID, 0, 0, 0)
+		}
 		runtime.Goexit() // the thread ends
 	}()
 	fd := <-fds
@@ -310,13 +314,23 @@ func notified(t *testing.T) (l *listener, id uint64, end func()) {
 	}
 	l = &listener{fd: fd}
 	var n seccompNotif
-	if e := ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)); e != 0 {
-		t.Fatal(e)
+	for e := ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)); e != 0; e = ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)) {
+		if n = (seccompNotif{}); e != unix.ENOENT && e != unix.EINTR {
+			t.Fatal(e)
+		}
 	}
-	return l, n.ID, func() { l.answer(n.ID, replyDone) }
+	end = func() {
+		over.Store(true)
+		l.answer(n.ID, replyDone)
+	}
+	t.Cleanup(func() { // whoever waits again is told that there is no such call
+		end()
+		_ = unix.Close(fd)
+	})
+	return l, n.ID, end
 }
 
-// A signal, or an exec by another thread, takes the caller away while the driver reads.
+// TestDebugInterrupted: a signal, or an exec by another thread, takes the caller away while the driver reads.
 func TestDebugInterrupted(t *testing.T) {
 	l, id, end := notified(t)
 	reads := 0

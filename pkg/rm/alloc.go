@@ -47,6 +47,7 @@ const (
 	ClassInTask              // 0x71: pins pages of whoever makes the call
 	ClassFabric              // 0xf8: holds a reference on other memory
 	ClassMulticast           // 0xfd: fabric multicast; holds a file descriptor
+	ClassProfiler            // 0xb2cc: hardware counters; the parameters name a client
 	ClassFD                  // others with a file descriptor of the caller (MIG partitions)
 )
 
@@ -55,6 +56,7 @@ type Class struct {
 	ID             uint32
 	Name           string
 	Kind           ClassKind
+	Profiling      bool  // of a profiler: only where the node's settings allow those
 	ParamsSize     int   // size of the block behind pAllocParms, 0: the class takes none; callers may pass 0 for it
 	ParamsOptional bool  // the driver accepts a null pointer
 	ClientHandles  []int // offsets of client handles in the block; each must be 0 or the container's own
@@ -69,7 +71,7 @@ func (a *ABI) Class(id uint32) (Class, bool) {
 	if r == nil {
 		return Class{}, false
 	}
-	c := Class{ID: r.id, Name: r.name, Kind: r.kind, ParamsSize: at(r.sizes, a.layout()),
+	c := Class{ID: r.id, Name: r.name, Kind: r.kind, Profiling: r.profiling, ParamsSize: at(r.sizes, a.layout()),
 		ParamsOptional: r.optional, ClientHandles: r.clients, Clear: r.clear, FDOff: -1, Source: r.source}
 	if r.fd != nil {
 		c.FDOff = at(r.fd, a.layout())
@@ -79,15 +81,16 @@ func (a *ABI) Class(id uint32) (Class, bool) {
 
 // classRow is a line of the class table.
 type classRow struct {
-	id       uint32
-	name     string
-	kind     ClassKind
-	optional bool
-	sizes    []since
-	clients  []int
-	clear    []int
-	fd       []since
-	source   string
+	id        uint32
+	name      string
+	kind      ClassKind
+	profiling bool
+	optional  bool
+	sizes     []since
+	clients   []int
+	clear     []int
+	fd        []since
+	source    string
 }
 
 // FabricVidmemOff is the offset of map.hVidMem, the memory that a fabric object (class 0xf8) holds a reference on.

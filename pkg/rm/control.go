@@ -35,6 +35,10 @@ const (
 	ControlDebugWrite                 // 0x83de0316
 	ControlRegOps                     // 0x20800122: registers of a channel's own context
 	ControlPeerMemory                 // 0x503c0104, 0x503c0105: device memory for other devices' access, or no longer
+	ControlCacheFlush                 // 0x2080130e: empties caches of the whole GPU
+	ControlStreamAlloc                // 0xb0cc0105: a stream of a profiler's samples into memory
+	ControlStreamFree                 // 0xb0cc0106
+	ControlStreamBind                 // 0xb0cc0107
 )
 
 // Control is a control call that a container may make.
@@ -42,6 +46,7 @@ type Control struct {
 	ID            uint32
 	Name          string
 	Kind          ControlKind
+	Profiling     bool          // of a profiler: only where the node's settings allow those
 	Size          int           // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer     // user pointers in the parameters
 	ClientHandles []int         // offsets of client handles in the parameters; each must be 0 or the container's own
@@ -104,7 +109,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 		if a.branch < r.from || r.to != 0 && a.branch > r.to {
 			continue
 		}
-		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Profiling: r.profiling, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
 			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
@@ -117,17 +122,18 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 
 // controlRow is a line of the control table. A control whose layout matters has one line per layout.
 type controlRow struct {
-	id       uint32
-	name     string
-	kind     ControlKind
-	from, to int // branches whose headers have the control; 0: from the first, up to the last
-	sizes    []since
-	pointers []Pointer
-	clients  []int
-	clear    []int
-	fd       int // only with kinds that have one
-	locks    time.Duration
-	source   string
+	id        uint32
+	name      string
+	kind      ControlKind
+	profiling bool
+	from, to  int // branches whose headers have the control; 0: from the first, up to the last
+	sizes     []since
+	pointers  []Pointer
+	clients   []int
+	clear     []int
+	fd        int // only with kinds that have one
+	locks     time.Duration
+	source    string
 }
 
 // findControl is the first line of a control.

@@ -1,5 +1,7 @@
 package rm
 
+import "slices"
+
 // gssBit marks the controls that the kernel driver hands to the GPU's firmware without a table of its own ("GSS legacy",
 // src/nvidia/interface/deprecated/rmapi_gss_legacy_control.c). It copies the parameters as they are, so a pointer in them
 // is never followed on the CPU; but their meaning is not published, hence an explicit list.
@@ -40,11 +42,17 @@ var gssAllowed = []uint32{
 	0x2080a63c,
 }
 
+// gssProfiling are the ones that Nsight Compute uses beyond those: RATED_TDP_GET_STATUS, which reads who limits the clocks
+// (ctrl2080perf.h), and one of the same group that no header has.
+var gssProfiling = []uint32{
+	0x2080a06d,
+	0x2080a0c8,
+}
+
 func gssControl(id uint32) (Control, bool) {
-	for _, a := range gssAllowed {
-		if a == id {
-			return Control{ID: id, Name: ControlName(id), Kind: ControlFlat, FDOff: -1, Source: "trace"}, true
-		}
+	profiling := slices.Contains(gssProfiling, id)
+	if !profiling && !slices.Contains(gssAllowed, id) {
+		return Control{}, false
 	}
-	return Control{}, false
+	return Control{ID: id, Name: ControlName(id), Kind: ControlFlat, Profiling: profiling, FDOff: -1, Source: "trace"}, true
 }

@@ -132,6 +132,8 @@ func unmeasured(a *ABI, c Control) bool {
 	switch c.ID {
 	case 0x20800145, 0x20800146, 0x20800157, 0x2080220c, 0x20802210, 0x83de0318:
 		return true // no parameters: RM refuses any other size than 0
+	case 0xb0cc0102, 0xb0cc0104, 0xb0cc0107, 0xb0cc0108, 0xb0cc010b, 0xb0cc010c:
+		return true // same
 	case 0x80028b:
 		return c.Size == 1
 	case 0x20800802:

@@ -311,6 +311,15 @@ const (
 	RegOpsRoute   = 32 // NV2080_CTRL_GR_ROUTE_INFO, 16 bytes
 	RegOpSize     = 32
 
+	// NV2080_CTRL_FB_FLUSH_GPU_CACHE_PARAMS (ctrl2080fb.h).
+	CacheFlushFlags      = 4016
+	CacheFlushWriteBack  = 1 << 2
+	CacheFlushInvalidate = 1 << 3
+
+	// NVB0CC_CTRL_ALLOC_PMA_STREAM_PARAMS, NVB0CC_CTRL_FREE_PMA_STREAM_PARAMS (ctrlb0ccprofiler.h).
+	StreamAllocIndex = 44 // written by the driver
+	StreamFreeIndex  = 0
+
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
 	EventSrcResource  = 4

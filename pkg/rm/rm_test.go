@@ -190,7 +190,7 @@ func TestTables(t *testing.T) {
 			}
 		}
 		switch r.kind {
-		case ClassEvent, ClassDebugger:
+		case ClassEvent, ClassDebugger, ClassProfiler:
 			if len(r.clients) == 0 {
 				t.Errorf("%s names no client", r.name)
 			}
@@ -247,9 +247,11 @@ func TestTables(t *testing.T) {
 			t.Errorf("%s is out of order", statusNames[i].name)
 		}
 	}
-	for i, id := range gssAllowed {
-		if id&gssBit == 0 || i > 0 && id <= gssAllowed[i-1] {
-			t.Errorf("gssAllowed: %#x", id)
+	for _, list := range [][]uint32{gssAllowed, gssProfiling} {
+		for i, id := range list {
+			if id&gssBit == 0 || i > 0 && id <= list[i-1] {
+				t.Errorf("gss.go: %#x", id)
+			}
 		}
 	}
 }
@@ -271,13 +273,45 @@ func TestNeverAllowed(t *testing.T) {
 		if c, _ := a.Control(0x20800122); c.Kind != ControlRegOps { // flat, it would reach registers that all contexts share
 			t.Errorf("%s: EXEC_REG_OPS is not checked", b)
 		}
-		for _, id := range []uint32{0xc2, 0x81, 0x82, 0x83, 0x90cd, 0x90ce, 0x5080, 0xe0, 0xf9, 0xfb, 0x2082, 0xb2cc, 0xc574, 0x7e, 0x78, 0xdeadbeef} {
+		for _, id := range []uint32{0xc2, 0x81, 0x82, 0x83, 0x90cd, 0x90ce, 0x5080, 0xe0, 0xf9, 0xfb, 0x2082, 0xcbca, 0xc574, 0x7e, 0x78, 0xdeadbeef} {
 			if c, ok := a.Class(id); ok && c.Kind != ClassDeny {
 				t.Errorf("%s: class %#x is allowed", b, id)
 			}
 		}
 		if c, ok := a.Control(0xa06c0103); !ok || c.Kind != ControlSwallow {
 			t.Errorf("%s: SET_TIMESLICE is %v", b, c.Kind)
+		}
+	}
+}
+
+// What a profiler needs and others do not is the node's choice, in every branch: hardware counters count what neighbours do.
+func TestProfiling(t *testing.T) {
+	for _, b := range KnownBranches() {
+		a, err := ForDriver(b+".500.0", false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id := uint32(0x90cc0000); id < 0x90cd0000; id++ {
+			for _, id := range []uint32{id, id&0xffff | 0xb0cc0000} {
+				if c, ok := a.Control(id); ok && c.Kind != ControlDeny && !c.Profiling {
+					t.Errorf("%s: %s is allowed to all", b, c.Name)
+				}
+			}
+		}
+		for _, id := range []uint32{0x2080130e, 0x2080a06d, 0x2080a0c8, 0xb0cc0101, 0xb0cc0105, 0xb0cc010a} {
+			if c, ok := a.Control(id); !ok || c.Kind == ControlDeny || !c.Profiling {
+				t.Errorf("%s: control %#x: %+v", b, id, c)
+			}
+		}
+		for _, id := range []uint32{0x90cc, 0xb2cc} {
+			if c, ok := a.Class(id); !ok || c.Kind == ClassDeny || !c.Profiling {
+				t.Errorf("%s: class %#x: %+v", b, id, c)
+			}
+		}
+		for _, id := range []uint32{0xb0cc0201, 0xb0cc0203, 0xb0cc0204} { // the driver's own
+			if c, ok := a.Control(id); ok {
+				t.Errorf("%s: %s is allowed", b, c.Name)
+			}
 		}
 	}
 }

@@ -1,0 +1,72 @@
+package guard
+
+import (
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// deniesProfiler reports that a call is a profiler's (pkg/rm says which are) and the node's settings do not allow those. The driver
+// answers a user who may not read counters with the same status, which Nsight Compute shows as ERR_NVGPUCTRPERM.
+func (g *Guard) deniesProfiler(profiling bool, name string) bool {
+	if !profiling || g.cfg.Settings.Profiling {
+		return false
+	}
+	g.logOnce("profiler", "denied a profiler call: counters show what neighbours do; profiling = true in cgpu.toml allows them", "call", name)
+	g.stats.denied.Add(1)
+	return true
+}
+
+// streams are those of one profiler object: samples that the GPU writes into memory of the profiler's own client. Held with the
+// client's calls.
+type streams struct {
+	asked bool   // one was asked for
+	given uint64 // the indices that the driver gave, a bit each, for good: what is freed is cleared. A GB100 has 20
+}
+
+// onStream carries out the calls on a profiler's streams. The driver keeps them in arrays that it makes when the first is asked for,
+// does not clear, and reads at the index that the caller names, or at 0 where none was made (kern_profiler_v2_ctrl.c,
+// profilerBaseCtrlCmdAllocPmaStream_IMPL, …FreePmaStream_IMPL and …BindPmResources_IMPL, at least in 535 to 595). What it finds there it
+// follows as a pointer; so only what it has itself put there may be named.
+func (g *Guard) onStream(l *listener, c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return c.status(rm.StatusInvalidClient)
+	}
+	defer lock.unlock()
+	s := g.account.streamsOf(client, rm.U32(c.call.Outer, rm.ControlObject))
+	if s == nil {
+		return c.status(rm.StatusInvalidObject)
+	}
+	switch ctl.Kind {
+	case rm.ControlStreamFree:
+		if i := rm.U32(params, rm.StreamFreeIndex); i >= 64 || s.given&(1<<i) == 0 {
+			return c.status(rm.StatusInvalidArgument)
+		}
+	case rm.ControlStreamBind:
+		if s.asked && s.given == 0 {
+			return c.status(rm.StatusInvalidState)
+		}
+	}
+	if !c.valid(l) {
+		return replyDone
+	}
+	if ctl.Kind != rm.ControlStreamAlloc {
+		return fail(c.exec())
+	}
+	s.asked = true
+	status, e := c.execStatus()
+	if e != 0 || status != rm.StatusOK {
+		return fail(e)
+	}
+	s.given |= 1 << rm.U32(params, rm.StreamAllocIndex) // nothing from 64 on
+	return replyDone
+}
+
+// streamsOf are those of a profiler object; nil: it is none.
+func (a *account) streamsOf(client, handle uint32) *streams {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
+		return c.objects[handle].streams
+	}
+	return nil
+}
