@@ -168,6 +168,8 @@ func TestKernelFiles(t *testing.T) {
 		{"hmm off", map[string]string{"sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "Y\n"}, checkHMM, OK, "off"},
 		{"hmm on", map[string]string{"sys/module/nvidia_uvm/parameters/uvm_disable_hmm": "N\n"}, checkHMM, Warn, "uncounted"},
 		{"no uvm", nil, checkHMM, Skip, "not loaded"},
+		{"counters off", map[string]string{"proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}, checkCounters, OK, "off"},
+		{"counters off", map[string]string{"proc/driver/nvidia/params": "RmProfilingAdminOnly: 1\n"}, checkCounters, OK, "off"},
 		{"no driver", nil, checkDriver, Fail, "no NVIDIA driver"},
 		{"known driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12.2.0\n"}, checkDriver, OK, "580.159.04, open modules"},
 		{"closed driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.86.05  Fri Jul 14\n"}, checkDriver, OK, "proprietary"},
@@ -186,6 +188,24 @@ func TestKernelFiles(t *testing.T) {
 		h := files(t, tt.files)
 		h.loaded, h.tableErr = true, device.ErrMissing
 		expect(t, tt.name, tt.run(h), tt.status, tt.says)
+	}
+}
+
+// Counters that cgpu.toml allows are of no use where the driver keeps them from guards.
+func TestCounters(t *testing.T) {
+	for _, tt := range []struct {
+		params string
+		status Status
+		says   string
+	}{
+		{"RmProfilingAdminOnly: 1\nRmMsg: \"\"\n", Warn, "CAP_SYS_ADMIN"},
+		{"RmProfilingAdminOnly: 0\n", OK, "on"},
+		{"", OK, "on"},
+	} {
+		h := files(t, map[string]string{"proc/driver/nvidia/params": tt.params})
+		h.loaded, h.tableErr = true, device.ErrMissing
+		h.config.Settings.Profiling = true
+		expect(t, tt.params, checkCounters(h), tt.status, tt.says)
 	}
 }
 

@@ -36,6 +36,8 @@ var driverChecks = []Check{
 		Remedy: "use a driver version that docs/measurements.md names as tested; memory limits hold without", Run: checkScheduling},
 	{Name: "hmm", Means: "The driver cannot move ordinary host memory of programs to the GPU, which counts against no limit (module parameter uvm_disable_hmm).",
 		Remedy: "write `options nvidia-uvm uvm_disable_hmm=1` to /etc/modprobe.d/cgpu.conf and load nvidia-uvm again; or set hmm = true in cgpu.toml to accept it", Run: checkHMM},
+	{Name: "counters", Means: "Hardware counters are off for containers (`profiling` in cgpu.toml), or the driver lets users read them, as a guard is one (NVreg_RestrictProfilingToAdminUsers).",
+		Remedy: "write `options nvidia NVreg_RestrictProfilingToAdminUsers=0` to /etc/modprobe.d/cgpu.conf and load nvidia again, or set profiling = false in cgpu.toml", Run: checkCounters},
 	{Name: "mig", Means: "No GPU is in MIG mode: its parts are not sliced further.",
 		Remedy: "nvidia-smi -i N -mig 0, if the GPU shall be shared by cgpu", Run: checkMIG},
 	{Name: "persistence", Means: "The driver stays loaded without users (persistence mode); otherwise the first call after a pause takes seconds.",
@@ -259,6 +261,16 @@ func checkHMM(h *Host) Result {
 		return ok("on, as hmm = true in cgpu.toml allows")
 	}
 	return warn("on for programs that do not load libcgpu.so: their host memory can move to the GPU, uncounted")
+}
+
+func checkCounters(h *Host) Result {
+	if !h.settings().Profiling {
+		return ok("off for containers")
+	}
+	if params, _ := h.text("/proc/driver/nvidia/params"); strings.Contains(params, "RmProfilingAdminOnly: 1") {
+		return warn("profiling = true in cgpu.toml, but the driver keeps them from users without CAP_SYS_ADMIN")
+	}
+	return ok("on, as profiling = true in cgpu.toml allows")
 }
 
 func checkMIG(h *Host) Result {

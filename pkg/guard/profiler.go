@@ -38,7 +38,7 @@ func (g *Guard) onStream(l *listener, c *trappedCall, ctl rm.Control, client uin
 	}
 	switch ctl.Kind {
 	case rm.ControlStreamFree:
-		if i := rm.U32(params, rm.StreamFreeIndex); i >= 64 || s.given&(1<<i) == 0 {
+		if i := rm.U32(params, rm.StreamFreeIndex); s.given&(1<<i) == 0 {
 			return c.status(rm.StatusInvalidArgument)
 		}
 	case rm.ControlStreamBind:
