@@ -54,8 +54,9 @@ func mine(controllers ...string) ([]hierarchy, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Then those of v1, which /proc tells of all the same where the kernel has them, are not to be seen here.
 	if _, err := os.Stat(cgroupRoot + "/cgroup.controllers"); err == nil {
-		controllers = append(controllers, "")
+		controllers = []string{""}
 	}
 	return hierarchies(string(text), controllers), nil
 }
