@@ -214,20 +214,21 @@ func (m *Message) Cut(keep Keep, most int) ([]byte, error) {
 		if !ok {
 			return nil
 		}
-		if v.isNumber {
-			out = binary.AppendUvarint(binary.AppendUvarint(out, uint64(field)<<3|number), v.Value)
-			return nil
-		}
 		var inner []byte
-		if of != nil {
+		switch {
+		case v.isNumber:
+			out = binary.AppendUvarint(binary.AppendUvarint(out, uint64(field)<<3|number), v.Value)
+		case of != nil:
 			inner, err = v.Cut(of, most-len(out))
-		} else if v.left > uint64(most) {
+		case v.left > uint64(most):
 			err = ErrLarge
-		} else {
+		default:
 			inner, err = v.read(most)
 		}
-		out = binary.AppendUvarint(binary.AppendUvarint(out, uint64(field)<<3|length), uint64(len(inner)))
-		out = append(out, inner...)
+		if !v.isNumber {
+			out = binary.AppendUvarint(binary.AppendUvarint(out, uint64(field)<<3|length), uint64(len(inner)))
+			out = append(out, inner...)
+		}
 		if err == nil && len(out) > most {
 			err = ErrLarge
 		}

@@ -58,6 +58,7 @@ func TestCut(t *testing.T) {
 
 func FuzzCut(f *testing.F) {
 	f.Add([]byte{0x0a, 2, 0x0a, 0})
+	f.Add(bytes.Repeat([]byte{0x10, 1}, 100)) // numbers count, too
 	f.Fuzz(func(t *testing.T, text []byte) {
 		got, err := whole(text).Cut(Keep{1: {1: nil, 2: nil}, 2: nil}, 64)
 		if err == nil && len(got) > 64 {
