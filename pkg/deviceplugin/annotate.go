@@ -6,18 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // labelShared is gpushare's label for nodes without isolation.
@@ -207,41 +204,6 @@ func (s *settled) keep(booked map[string]map[string][]string) {
 	maps.DeleteFunc(s.ids, func(_, name string) bool { return booked[name] == nil })
 }
 
-// listing is what the kubelet says that the containers of its pods have: ids by "namespace/name" of the pod, container and resource.
-// It has each pod of the kubelet, from before its admission on, and does not tell of init containers.
-type listing map[string]map[string]map[string][]string
-
-// list asks the kubelet (PodResources). In the middle of an admission it holds no lock for that which it needs to answer.
-func (p *Plugin) list(ctx context.Context) (listing, error) {
-	conn, err := dial(filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
-	if err != nil {
-		return nil, fmt.Errorf("the kubelet's PodResources: %w", err)
-	}
-	all := listing{}
-	for _, pod := range list.GetPodResources() {
-		containers := map[string]map[string][]string{}
-		for _, c := range pod.GetContainers() {
-			for _, d := range c.GetDevices() {
-				resource := d.GetResourceName()
-				if resource != ResourceMemory && resource != ResourcePercent || len(d.GetDeviceIds()) == 0 {
-					continue
-				}
-				if containers[c.GetName()] == nil {
-					containers[c.GetName()] = map[string][]string{}
-				}
-				containers[c.GetName()][resource] = append(containers[c.GetName()][resource], d.GetDeviceIds()...)
-			}
-		}
-		all[pod.GetNamespace()+"/"+pod.GetName()] = containers
-	}
-	return all, nil
-}
-
 // booked are the device ids of a resource by "namespace/name" and container.
 func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[string][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
@@ -259,18 +221,6 @@ func (p *Plugin) booked(ctx context.Context, resource string) (map[string]map[st
 		}
 	}
 	return all, err
-}
-
-// holder is the container that a step was for; empty where the kubelet does not say.
-func (l listing) holder(s *step) (name, container string) {
-	for name, containers := range l {
-		for container, has := range containers {
-			if slices.Contains(has[s.resource], s.id) {
-				return name, container
-			}
-		}
-	}
-	return "", ""
 }
 
 // podPatch is what the annotations of a pod lack; nil for nothing. settled: that will not change.

@@ -35,6 +35,9 @@ type Message struct {
 // Body is the whole of an answer, whose end is the answer's.
 func Body(r *bufio.Reader) *Message { return &Message{r: r, left: 1 << 62} }
 
+// Of is a message that has size bytes.
+func Of(r *bufio.Reader, size int) *Message { return &Message{r: r, left: uint64(size)} }
+
 // Frame is the next of a stream of messages, each of which its length goes before. io.EOF: there is none.
 func Frame(r *bufio.Reader) (*Message, error) {
 	var size [4]byte

@@ -14,7 +14,7 @@ import (
 
 // whole is a message that is all of b.
 func whole(b []byte) *Message {
-	return &Message{r: NewReader(bytes.NewReader(b)), left: uint64(len(b))}
+	return Of(NewReader(bytes.NewReader(b)), len(b))
 }
 
 // What is cut out of an object is what Kubernetes' own types hold of it, and the rest is as if it were not there.
