@@ -154,6 +154,25 @@ func TestReadPod(t *testing.T) {
 	}
 }
 
+// An amount is what the kubelet takes it for, however it is written, or the pod is one that is not served.
+func TestReadAmounts(t *testing.T) {
+	zeros := strings.Repeat("0", 40)
+	for text, more := range map[string]bool{"4": false, "+4": false, "0004": false, "4.0": false, "4000m": false, "4e3": false, "4k": false, "4Ki": false, "0": false,
+		zeros + "4": true, "+" + zeros + "4": true, zeros + "4Ki": true, "4e" + zeros + "3": true, strings.Repeat(zeros, 10000) + "4": true} {
+		p := podOf("b", "db", "main", "id")
+		amount := resource.MustParse(text)
+		p.Spec.Containers[0].Resources.Limits = v1.ResourceList{deviceplugin.ResourceMemory: amount}
+		got := read(t, p).forPlugin()
+		if more {
+			if !got.More {
+				t.Errorf("%.50s: %+v", text, got)
+			}
+		} else if got.More || got.Memory != int(amount.Value()) {
+			t.Errorf("%s: %+v, want %d", text, got, amount.Value())
+		}
+	}
+}
+
 // fill gives each field of a type a value, so that one that is taken for another is seen.
 func fill(v reflect.Value, depth int) {
 	switch v.Kind() {

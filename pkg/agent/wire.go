@@ -166,7 +166,7 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 				if field != resourcesLimits {
 					return nil
 				}
-				return readLimit(v, &c)
+				return readLimit(v, p, &c)
 			})
 		}
 		return err
@@ -175,7 +175,9 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 	return err
 }
 
-func readLimit(m *wire.Message, c *deviceplugin.Container) error {
+// readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand zeros, which is
+// four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
+func readLimit(m *wire.Message, p *pod, c *deviceplugin.Container) error {
 	name := ""
 	return m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
@@ -189,7 +191,11 @@ func readLimit(m *wire.Message, c *deviceplugin.Container) error {
 				if field != quantityText {
 					return nil
 				}
-				text, err := v.Text(maxNumber)
+				text, err := v.Text(maxNumber + 1)
+				if len(text) > maxNumber {
+					p.more = true
+					return nil
+				}
 				c.Set(name, units(text))
 				return err
 			})

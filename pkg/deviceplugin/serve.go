@@ -241,8 +241,8 @@ func (c *call) whose(n, position int) (w *want, last *step, must bool, err error
 	w = match(c.all, c.p.books.served, c.resource, n, position)
 	switch {
 	case w == nil && len(c.more) > 0 && len(c.unknown) == 0:
-		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs is not served (%.253s): give it fewer",
-			c.resource, n, MaxContainers, c.more[0])
+		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs, or a longer number of them than anybody needs, is not served (%.253s): "+
+			"give it fewer containers, and write the number without zeros before it", c.resource, n, MaxContainers, c.more[0])
 	case w != nil && w.sure && !c.agreed(w):
 		if w.gpus > 1 && c.has != nil && len(c.unknown) > 0 {
 			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for this pod or for %.253s, "+
