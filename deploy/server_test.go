@@ -183,6 +183,14 @@ rules: [{apiGroups: [""], resources: [pods], verbs: [get, create, update, patch]
 	if err := create(author, annotated("p", "cgpu.io/weight")); err != nil {
 		t.Error(err)
 	}
+	// It makes pods of anybody's templates, and may bind.
+	daemons := c.as("system:serviceaccount:kube-system:daemon-set-controller", nil)
+	if err := create(daemons, annotated("p", "ALIYUN_COM_GPU_MEM_IDX")); !refused(err, want) {
+		t.Errorf("of a DaemonSet's template: %v", err)
+	}
+	if err := create(daemons, annotated("p", "mine")); err != nil {
+		t.Error(err)
+	}
 	if _, err := author.CoreV1().Pods("default").Create(t.Context(), annotated("shared", "mine"), meta.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
