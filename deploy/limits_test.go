@@ -120,7 +120,12 @@ var limitCases = []struct{ labels, requests, want string }{
 
 	{"max-cores=30", exactly("n", "memory: 1Gi, cores: 30", ""), ""},
 	{"max-cores=30", exactly("n", "memory: 1Gi, cores: 31", ""), tooLong},
-	{"max-cores=30", exactly("n", "memory: 1Gi", ""), tooLong}, // no cap is all of the time
+	{"max-cores=30", exactly("n", "memory: 1Gi", ""), tooLong},            // no cap is all of the time
+	{"max-cores=30", exactly("n", "memory: 1Gi, cores: 0", ""), tooLong},  // and nor is this one
+	{"max-cores=30", exactly("n", "memory: 1Gi, cores: -1", ""), tooLong}, // which the scheduler takes for 0
+	{"max-cores=30", exactly("n", "memory: 1Gi, gpu.cgpu.io/cores: 0", ""), tooLong},
+	{"max-cores=30", first(share, `deviceClassName: vgpu.cgpu.io, capacity: {requests: {memory: 4Gi, cores: 0}}`), tooLong},
+	{"max-cores=100", exactly("n", "memory: 1Gi, cores: 0", ""), ""},
 	{"max-cores=100", exactly("n", "memory: 1Gi", ""), ""},
 	{"max-cores=30", exactly("n", "memory: 1Gi, cores: 16", ", count: 2"), tooLong},
 	{"max-cores=30", exactly("a", "memory: 1Gi, cores: 99", "") + ", " + exactly("b", "memory: 1Gi, cores: -99", ""), tooLong},
@@ -137,6 +142,8 @@ var limitCases = []struct{ labels, requests, want string }{
 
 	// A label that is no quantity refuses all, not none.
 	{"max-memory=lots", exactly("n", "memory: 1Gi", ""), "label cgpu.io/max-memory: want a quantity"},
+	{"max-memory=", exactly("n", "memory: 1Gi", ""), "label cgpu.io/max-memory: want a quantity"},
+	{"min-memory=", exactly("n", "memory: 20Mi", ""), "label cgpu.io/min-memory: want a quantity"},
 	{"max-gpus=true", exactly("n", "memory: 1Gi", ""), "label cgpu.io/max-gpus: want a quantity"},
 
 	// As much as a claim can say: the policy must not be too expensive to be asked.
