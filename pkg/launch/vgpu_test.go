@@ -60,3 +60,15 @@ func TestGuardHolds(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+func TestGPUID(t *testing.T) {
+	for address, want := range map[string]uint32{
+		"0000:01:00.0": 0x100, "00000000:17:00.0": 0x1700, "0001:a0:1f.3": 1<<16 | 0xa01f, "0:0:0": 0,
+		"": 0, "x": 0, "0000:01": 0, "0000:01:00:00.0": 0, "0000::00.0": 0, "0000:01:-1.0": 0, "100000000:01:00.0": 0, "0000:0x1:00.0": 0,
+	} {
+		good := want != 0 || address == "0:0:0"
+		if got, err := gpuID(address); got != want || (err == nil) != good {
+			t.Errorf("%q: %#x, %v, want %#x", address, got, err, want)
+		}
+	}
+}
