@@ -40,10 +40,17 @@ func cgroupAt(text string) string {
 	return text
 }
 
-// sliceAt is the path of a slice, in whose name are those above it: b-c.slice is in b.slice.
+// maxUnit is the longest name of a unit (systemd, src/basic/unit-def.h: UNIT_NAME_MAX, with the 0 at its end).
+const maxUnit = 255
+
+// sliceAt is the path of a slice, in whose name are those above it: b-c.slice is in b.slice. What systemd refuses as too long stays as it
+// is: the path of 1 MiB of dashes would have half a terabyte.
 func sliceAt(name string) string {
 	if name == "" {
 		name = "system.slice"
+	}
+	if len(name) > maxUnit {
+		return "/" + name
 	}
 	name = strings.TrimSuffix(name, ".slice")
 	at := ""

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +29,11 @@ func TestCgroup(t *testing.T) {
 		if got, err := doc.Cgroup(); got != want || err != nil {
 			t.Errorf("%q: %q, %v, want %q", text, got, err, want)
 		}
+	}
+	// Whoever starts a container may choose its slice (docker run --cgroup-parent), and its path grows with the square of the name.
+	long := strings.Repeat("a-", 8<<10) + "b.slice"
+	if got := cgroupAt(long + ":docker:1"); got != "/"+long+"/docker-1.scope" {
+		t.Errorf("a name of %d bytes gives a path of %d", len(long), len(got))
 	}
 	for _, raw := range []string{"{}", `{"linux":null}`, `{"linux":{}}`, `{"linux":{"cgroupsPath":null}}`} {
 		if doc, err := Decode([]byte(raw)); err != nil {
