@@ -63,6 +63,10 @@ func TestBound(t *testing.T) {
 			if what != "the container's ID" { // which Update does not change
 				refused(l.Update("d", "n", func(r *Record) error { change(r); return nil }))
 			}
+			if by := (&Record{}); strings.Contains(what, "annotation") {
+				change(by)
+				refused(l.ChangeByPods([]PodChange{{ID: "d", Nonce: "n", ByPod: by.ByPod}})[0])
+			}
 			if got := ids(t, l); got != "d/n" {
 				t.Errorf("ledger: %s", got)
 			}

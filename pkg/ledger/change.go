@@ -107,6 +107,9 @@ func (p *PodChange) apply(f *file) error {
 		}
 	}
 	r.ByPod = p.ByPod
+	if err := r.bound(); err != nil {
+		return err
+	}
 	f.Records[i] = r
 	return nil
 }
