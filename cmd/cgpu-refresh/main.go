@@ -19,6 +19,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 )
@@ -26,6 +27,11 @@ import (
 var version = "unknown" // set by the linker
 
 func main() {
+	if os.Geteuid() == 0 {
+		// It serves the node, and may have been started by cgpu run: a program in Go gives a child the limit of descriptors that it began
+		// with itself, whatever it has set since (syscall, forkAndExecInChild1).
+		bare.Settle()
+	}
 	flags := flag.NewFlagSet("cgpu-refresh", flag.ExitOnError) // exits with 2
 	verbose := flags.Bool("v", false, "print what was found")
 	force := flags.Bool("force", false, "make the table anew even when it is fresh")
