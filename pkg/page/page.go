@@ -217,8 +217,8 @@ func Remove(runDir, nonce string) error {
 		return fmt.Errorf("page: unmount %s: %w", dir, err)
 	}
 	file := File(runDir, nonce)
-	// ENOTDIR: a page of an older version, which had no folder. Not os.RemoveAll: cgpu-runtime would be 8 KB larger.
-	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir} {
+	// ENOTDIR: a page of an older version, which had no folder, but a file beside it. Not os.RemoveAll: cgpu-runtime would be 8 KB larger.
+	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", dir} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("page: %w", err)
 		}

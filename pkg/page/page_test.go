@@ -257,6 +257,15 @@ func TestRemove(t *testing.T) {
 	if err := os.WriteFile(PreloadFile(File(dir, "a")), nil, 0o444); err != nil {
 		t.Fatal(err)
 	}
+	// Of a container that the version before started.
+	for _, name := range []string{"old", "old.preload"} {
+		if err := os.WriteFile(filepath.Join(dir, "page", name), nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Remove(dir, "old"); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 { // the second time there is nothing to remove
 		if err := Remove(dir, "a"); err != nil {
 			t.Fatal(err)
