@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -76,6 +77,7 @@ type belongings struct {
 	guarded    map[uint64]bool   // of containers that other guards hold
 	guards     map[outsider]bool // those, which copy what their containers were sent
 	mounts     map[int]bool
+	over       bool // the container is
 }
 
 // watchOutside looks for outsiders until the container is over.
@@ -229,7 +231,7 @@ type verdict int
 
 const (
 	outsiderClean   verdict = iota // the host's, the container's own, or with files of its own
-	outsiderUnclear                // it has no file of the driver at all
+	outsiderUnclear                // it has no file of the driver at all, or none any more that is the container's
 	outsiderGuilty
 )
 
@@ -250,7 +252,7 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 		n, _, err := g.nodes.classify(fd)
 		switch {
 		case err != nil:
-		case b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil:
+		case g.isPassed(fd, n, b):
 			passed = append(passed, fd)
 			return len(passed) < maxPassed
 		default:
@@ -261,12 +263,30 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 	})
 	switch {
 	case len(passed) > 0:
+		// A look at all processes takes a while, in which the number of a mount that is gone can become another's, and the container
+		// can get a mount namespace more. The mounts of passed stay: we have them open.
+		b = g.belongings(b.over)
+		still := func(fd int) bool {
+			n, _, err := g.nodes.classify(fd)
+			return err == nil && g.isPassed(fd, n, b)
+		}
+		if b.namespaces[namespace] || b.guarded[namespace] {
+			return outsiderClean
+		}
+		if !slices.ContainsFunc(passed, still) {
+			return outsiderUnclear
+		}
 		g.endOutsider(who, b, passed)
 		return outsiderGuilty
 	case own:
 		return outsiderClean
 	}
 	return outsiderUnclear
+}
+
+// isPassed says whether a file, of that node, is the container's.
+func (g *Guard) isPassed(fd int, n node, b *belongings) bool {
+	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil
 }
 
 // endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was
@@ -337,7 +357,7 @@ func (g *Guard) livingFirst() int {
 // belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
 // are left to their guards, until the container is over.
 func (g *Guard) belongings(over bool) *belongings {
-	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{}, mounts: map[int]bool{}}
+	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{}, mounts: map[int]bool{}, over: over}
 	for _, pid := range []int{os.Getpid(), 1} {
 		if namespace, ok := mountNamespace(pid); ok {
 			b.host[namespace] = true

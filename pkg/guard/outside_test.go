@@ -154,6 +154,39 @@ func TestOutside(t *testing.T) {
 	}
 }
 
+// TestOutsideStale: what a look goes by may be old when it comes to a process. A mount of the container is gone, and its number has become
+// that of another container's; or the container has made a mount namespace since.
+func TestOutsideStale(t *testing.T) {
+	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
+	child := newStranger(t, true, "", container.file())
+	g := outsideGuard(t, container)
+	stale := g.belongings(false)
+	stale.mounts[mountOf(int(neighbour.file().Fd()))] = true
+	start, err := ledger.ProcStart(neighbour.pid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := g.tryOutsider(outsider{neighbour.pid(), start}, stale); v != outsiderUnclear || !neighbour.lives() {
+		t.Errorf("a neighbour with a number that was the container's: %v", v)
+	}
+	first := newStranger(t, true, "")
+	other := joining(t, first, container.file())
+	g.outside.member = func(tgid int) bool { return tgid == container.pid() || tgid == first.pid() }
+	g.managed.list = func() []int { return []int{container.pid(), first.pid()} }
+	if start, err = ledger.ProcStart(other.pid()); err != nil {
+		t.Fatal(err)
+	}
+	if v := g.tryOutsider(outsider{other.pid(), start}, stale); v != outsiderClean || !other.lives() {
+		t.Errorf("a process of the container in a new mount namespace: %v", v)
+	}
+	if start, err = ledger.ProcStart(child.pid()); err != nil {
+		t.Fatal(err)
+	}
+	if v := g.tryOutsider(outsider{child.pid(), start}, stale); v != outsiderGuilty || !child.ended() {
+		t.Errorf("who has a file of the container: %v", v)
+	}
+}
+
 // TestOutsideSilent: a holder that the driver does not name is found by a look at all processes, now and then.
 func TestOutsideSilent(t *testing.T) {
 	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
