@@ -113,17 +113,17 @@ func allButNewest(n int, files []runFile) []runFile {
 }
 
 // remove returns how many files it removed. Another may sweep at the same time. A tmpfs is busy to a guard, which may not unmount
-// it: cgpu gc does.
-func remove(files []runFile, one func(runFile) error) (n int, err error) {
+// it: cgpu gc does. One that cannot be removed does not keep the others.
+func remove(files []runFile, one func(runFile) error) (n int, first error) {
 	for _, f := range files {
 		switch err := one(f); {
 		case err == nil:
 			n++
-		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY):
-			return n, fmt.Errorf("ledger: leftovers: %w", err)
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.EBUSY) && first == nil:
+			first = fmt.Errorf("ledger: leftovers: %w", err)
 		}
 	}
-	return n, nil
+	return n, first
 }
 
 const nonceLength = 16

@@ -56,6 +56,23 @@ func TestSweep(t *testing.T) {
 	}
 }
 
+// TestSweepStubborn: what cannot be removed is told, and does not keep the others.
+func TestSweepStubborn(t *testing.T) {
+	l := open(t)
+	past := time.Now().Add(-time.Hour)
+	for _, nonce := range []string{"0000000000000000", "1111111111111111"} {
+		dir := filepath.Join(l.path(pagesName), nonce)
+		must(t, os.MkdirAll(dir, 0o711))
+		if nonce[0] == '0' {
+			must(t, os.WriteFile(filepath.Join(dir, "notes"), nil, 0o600))
+		}
+		must(t, os.Chtimes(dir, past, past))
+	}
+	if done, err := l.Sweep(); err == nil || done != (Swept{Pages: 1}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
+
 // TestSweepLogs: a pod that is tried again for ever leaves so many logs and no more; those of living containers stay, however old, and
 // what is no guard's log is not touched.
 func TestSweepLogs(t *testing.T) {
