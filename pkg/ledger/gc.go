@@ -24,7 +24,7 @@ func (l *Ledger) roomy(f *file, decide func() error) error {
 	err := decide()
 	if _, refused := errors.AsType[*Refusal](err); refused {
 		if keep, gone := l.sift(f.Records); len(gone) > 0 {
-			f.Records = keep
+			f.Records, f.gone = keep, append(f.gone, gone...)
 			err = decide()
 		}
 	}

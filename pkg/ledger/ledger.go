@@ -73,6 +73,7 @@ func (l *Ledger) reserve(req Request) (Record, error) {
 				return err
 			}
 			// Replaced, its amounts do not count.
+			f.gone = append(f.gone, f.Records[i])
 			f.Records = slices.Delete(f.Records, i, i+1)
 		}
 		var vgpus []VGPU

@@ -2,9 +2,13 @@ package ledger
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -59,4 +63,39 @@ func TestSetCardBesidePreload(t *testing.T) {
 		}
 		must(t, set(twoGPUs[1]))
 	}
+}
+
+// TestPreloadPages: creates that fail without a hook, and those of one name, leave no more pages than there are records.
+func TestPreloadPages(t *testing.T) {
+	l := open(t)
+	create := func(id string, n int) {
+		t.Helper()
+		req := request(id, fmt.Sprintf("%016x", n), 6*gib)
+		req.Record.Preload, req.Record.LauncherPID = true, 100 // which has ended
+		must(t, page.Create(page.File(l.dir, reserve(t, l, req).Nonce), page.Header{Flags: page.FlagPreload}, nil))
+	}
+	for n := range 20 {
+		create(fmt.Sprint("pod-", n), n)
+		create("web", 100+n)
+	}
+	var want []string
+	records, err := l.List()
+	must(t, err)
+	for _, r := range records {
+		want = append(want, r.Nonce)
+	}
+	slices.Sort(want)
+	if got := left(t, l, pagesName); !slices.Equal(got, want) || len(want) > 4 {
+		t.Errorf("pages %v, records %v", got, want)
+	}
+	// A change that is refused drops none.
+	req := request("large", "eeeeeeeeeeeeeeee", 1000*gib)
+	if _, err := l.Reserve(req); err == nil {
+		t.Fatal("the test does not test")
+	}
+	if got := left(t, l, pagesName); !slices.Equal(got, want) {
+		t.Errorf("pages %v, records %v", got, want)
+	}
+	_, err = os.Stat(page.File(l.dir, want[0]))
+	must(t, err)
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -20,6 +21,8 @@ type file struct {
 	// Cards are the settings of GPUs by UUID; a GPU that is not in it has the node's defaults. The key came later than
 	// the format: a file without it is as good.
 	Cards map[string]sched.Card `json:"cards,omitempty"`
+	// gone are records that a change drops because something else wants their place.
+	gone []Record
 }
 
 // card is how a GPU is shared.
@@ -36,32 +39,46 @@ var errTooLarge = errors.New("it is larger than 16 MiB")
 // errUnchanged lets a change end without writing.
 var errUnchanged = errors.New("unchanged")
 
-// change reads the ledger under the lock and stores what f makes of it, unless f returns an error.
+// change reads the ledger under the lock and stores what f makes of it, unless f returns an error. Then it removes the pages of what is
+// gone: in preload mode no guard sweeps, and low-level runtimes call no hook for a create that fails early, so each would leave a tmpfs.
 func (l *Ledger) change(f func(*file) error) error {
+	gone, err := l.changeLocked(f)
+	for _, r := range gone {
+		if isNonce(r.Nonce) {
+			_ = page.Remove(l.dir, r.Nonce) // what stays is Sweep's
+		}
+	}
+	return err
+}
+
+func (l *Ledger) changeLocked(f func(*file) error) (gone []Record, err error) {
 	lock, err := l.lock()
 	if errors.Is(err, fs.ErrNotExist) {
 		// No run directory: nothing is reserved, so there is nothing to release or to update either.
 		if ferr := f(&file{}); errors.Is(ferr, errUnchanged) {
-			return nil
+			return nil, nil
 		} else if ferr != nil {
-			return ferr
+			return nil, ferr
 		}
-		return err
+		return nil, err
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer lock.release()
 	state, err := l.read()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := f(&state); errors.Is(err, errUnchanged) {
-		return nil
+		return nil, nil
 	} else if err != nil {
-		return err
+		return nil, err
 	}
-	return l.write(state)
+	if err := l.write(state); err != nil {
+		return nil, err
+	}
+	return state.gone, nil
 }
 
 // read returns what the ledger holds; no file means no records. Anything unreadable is an error, never an empty ledger:
