@@ -47,6 +47,28 @@ tool() { # tool REGEX COMMAND…: the tool finds on the vGPU what it finds on th
 	return "$status"
 }
 
+core_dump() { # a core dump of some size on both
+	local way out status=0
+	for way in bare 'vgpu 6GiB'; do
+		# shellcheck disable=SC2086,SC2016 # two words on purpose; the container's shell expands
+		out=$($way --rm -e CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1 -e CUDA_COREDUMP_FILE=/tmp/core -v "$built:$built:ro" -- \
+			sh -c 'timeout 60 "$0" misaligned >/dev/null 2>&1; stat -c %s /tmp/core' "$built/exceptions" 2>&1)
+		echo "$way: $out bytes"
+		[[ $out -gt 1000000 ]] || status=1
+	done
+	return "$status"
+}
+# Hardware counters are the node's choice: denied, and with profiling = true in cgpu.toml there.
+counters() { # counters WANT
+	local out
+	out=$(vgpu 6GiB --rm -e HOME=/tmp -v "$built:$built:ro" -- timeout 60 ncu --clock-control none "$built/exceptions" assert 2>&1)
+	grep -E 'ERR|==ERROR|Total SM Elapsed' <<<"$out" | head -n 3
+	if [[ $1 == allowed ]]; then grep -q 'Total SM Elapsed' <<<"$out"; else ! grep -q 'Total SM Elapsed' <<<"$out"; fi
+}
+profiling() { # profiling true|false
+	sed -i '/^profiling/d' "$CGPU_CONFIG" && sed -i "1i profiling = $1" "$CGPU_CONFIG" && cgpu refresh
+}
+
 # kernel_log LINES: what the kernel has logged of the driver since it had that many lines, but for what a first client of a container logs
 # (docs/troubleshooting.md).
 kernel_log() { dmesg | tail -n +$(($1 + 1)) | grep NVRM | grep -v 'device\.c:' || true; }
@@ -83,6 +105,11 @@ for kind in trap breakpoint misaligned address stack shared local assert instruc
 done
 check 'cuda-gdb stops at the exception' tool 'trap_\(\)<<<' cuda-gdb -batch -ex run -ex bt --args "$built/exceptions" trap
 check 'compute-sanitizer finds the access' tool 'is misaligned' compute-sanitizer "$built/exceptions" misaligned
+check 'core dump' core_dump
+check 'counters are denied' counters denied
+profiling true
+check 'counters where the node allows them' counters allowed
+profiling false
 check 'ends with work in flight, bare' ends bare
 check 'ends with work in flight, vGPU' ends vgpu 6GiB
 
