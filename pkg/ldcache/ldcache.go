@@ -14,7 +14,10 @@ import (
 
 // MostSize bounds a cache, also when every entry has strings of its own: many may name one. With 600 libraries, as a large image
 // has, it is 40 KiB.
-const MostSize = 4 << 20
+const MostSize = 1 << 20
+
+// mostHWCaps bounds the folders of glibc-hwcaps, of which an architecture has three or four.
+const mostHWCaps = 64
 
 // What kind of library an entry is (glibc: sysdeps/generic/ldconfig.h, FLAG_ELF_LIBC6 with the architecture's bits).
 const (
@@ -31,6 +34,9 @@ type Entry struct {
 	OSVersion uint32
 	HWCap     uint64 // what the processor must have; 0: nothing
 }
+
+// inHWCaps is set in Entry.HWCap of a library in a folder of glibc-hwcaps (glibc: dl_cache_hwcap_extension).
+const inHWCaps = 1 << 62
 
 // Cache is what a file says.
 type Cache struct {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -27,7 +28,8 @@ const (
 // ErrFormat: the file is no cache that today's linker would read.
 var ErrFormat = errors.New("no cache in glibc's format")
 
-// Parse reads a cache. What the linker would not read is an error, and so is what no ldconfig writes.
+// Parse reads a cache. What the linker would not read is an error, and so is what no ldconfig writes; of extensions of that kind, only
+// the entries that need them are lost.
 //
 // Of the extensions only the folders of glibc-hwcaps are read: the others are who wrote the file and, of late,
 // settings for malloc and the like, which a cache may be without.
@@ -64,8 +66,9 @@ func Parse(file []byte) (Cache, error) {
 		}
 	}
 	c.HWCaps = r.hwcaps(binary.LittleEndian.Uint32(header[extensionsAt:]))
-	if r.err != nil {
-		return Cache{}, fmt.Errorf("extensions: %w", r.err)
+	if r.err != nil { // the linker goes on without these folders
+		c.HWCaps = nil
+		c.Entries = slices.DeleteFunc(c.Entries, func(e Entry) bool { return e.HWCap&inHWCaps != 0 })
 	}
 	return c, nil
 }
@@ -146,6 +149,9 @@ func (r *reader) hwcaps(offset uint32) (names []string) {
 			continue
 		}
 		names = nil // the last section counts
+		if len(data)/4 > mostHWCaps {
+			r.fail("%d folders of glibc-hwcaps, want at most %d", len(data)/4, mostHWCaps)
+		}
 		// The linker counts from the beginning of the file. ldconfig -c compat of glibc 2.36 counts from the header, so that
 		// the names are wrong and the linker takes none of these folders: with us it stays so.
 		for ; len(data) > 0 && r.err == nil; data = data[4:] {
