@@ -7,10 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/inside"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
@@ -46,7 +46,7 @@ func look(root string) (image, error) {
 		return image{glibc: true}, nil // runc will tell, or may do what we may not
 	}
 	defer unix.Close(fd)
-	switch found, err := openInside(fd, loaders[runtime.GOARCH]); {
+	switch found, err := open(fd, loaders[runtime.GOARCH]); {
 	case err == nil:
 		unix.Close(found)
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
@@ -61,54 +61,26 @@ func look(root string) (image, error) {
 	return image{glibc: true, preload: bytes.TrimSpace(text)}, err
 }
 
-// openInside opens the name of a file below root, without opening the file.
-func openInside(root int, name string) (fd int, err error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
-	for range 100 {
-		fd, err = unix.Openat2(root, name, &how)
-		// EAGAIN: something was renamed meanwhile, and the kernel could not be sure of "..".
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			break
-		}
-	}
-	return fd, err
+// open opens the name of a file below root, without opening the file.
+func open(root int, name string) (int, error) {
+	return inside.Open(root, name, unix.O_PATH, inside.AnyMount)
 }
 
 // readInside reads a small regular file below root.
 func readInside(root int, name string) ([]byte, error) {
-	fd, err := openInside(root, name)
+	fd, err := open(root, name)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
+		return nil, err
+	}
 	if err != nil {
-		if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-			return nil, err
-		}
 		return nil, errUnread
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	// A device or a pipe must not even be opened.
-	if err := unix.Fstat(fd, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > mostPreload {
-		return nil, errUnread
-	}
-	var file int
-	err = retry(func() (err error) {
-		// O_NONBLOCK: a lease on the file (F_SETLEASE) would make us wait for 45 seconds.
-		file, err = unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-		return err
-	})
+	text, err := inside.Read(fd, mostPreload)
 	if err != nil {
 		return nil, errUnread
 	}
-	defer unix.Close(file)
-	text := make([]byte, st.Size) // no more, should it grow meanwhile
-	n := 0
-	err = retry(func() (err error) {
-		n, err = unix.Read(file, text)
-		return err
-	})
-	if err != nil {
-		return nil, errUnread
-	}
-	return text[:n], nil
+	return text, nil
 }
 
 // preloadFile chooses what becomes the container's /etc/ld.so.preload, and makes it: LD_PRELOAD alone is not in the
