@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -23,14 +25,24 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// asHook makes the test binary cgpu-hook.
-const asHook = "CGPU_HOOK_TEST_MAIN"
+// asHook makes the test binary cgpu-hook, or with the value asKeeper one function of it.
+const (
+	asHook   = "CGPU_HOOK_TEST_MAIN"
+	asKeeper = "keeper"
+)
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asHook) == "" {
+	switch os.Getenv(asHook) {
+	case "":
 		os.Exit(m.Run())
+	case asKeeper:
+		if err := keeper(os.Args[1], os.Args[2]); err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+	default:
+		main()
 	}
-	main()
 }
 
 func TestStaysQuiet(t *testing.T) {
@@ -114,7 +126,12 @@ func TestStaysInside(t *testing.T) {
 		if err := r.link("target", name); err != nil {
 			t.Logf("%s: %v", name, err)
 		}
-		if err := r.write(name+".txt", []byte("text")); err != nil {
+		dir, err := r.folder(path.Dir(name))
+		if err == nil {
+			err = dir.write("l.txt", []byte("text"))
+			dir.close()
+		}
+		if err != nil {
 			t.Logf("%s: %v", name, err)
 		}
 	}
@@ -152,8 +169,12 @@ func TestWriteReplacesLink(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	os.WriteFile(victim, []byte("safe"), 0o644)
 	os.Symlink(victim, filepath.Join(dir, "f"))
-	os.Symlink(victim, filepath.Join(dir, ".f.cgpu"))
-	if err := r.write("/f", []byte("new")); err != nil {
+	f, err := r.folder("/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	if err := f.write("f", []byte("new")); err != nil {
 		t.Fatal(err)
 	}
 	if text, _ := os.ReadFile(victim); string(text) != "safe" {
@@ -164,12 +185,49 @@ func TestWriteReplacesLink(t *testing.T) {
 	}
 }
 
+// Hooks of several containers are at work in one folder: none fails, and there is a whole file at any time.
+func TestWriteAtOnce(t *testing.T) {
+	r, dir := inRoot(t)
+	const size, hooks, rounds = 8192, 4, 300
+	write := func(hook, round int) error {
+		f, err := r.folder("/etc")
+		if err != nil {
+			return err
+		}
+		defer f.close()
+		return f.write("f", bytes.Repeat([]byte{byte(hook), byte(round)}, size/2))
+	}
+	if err := write(0, 0); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for hook := range hooks {
+		all.Go(func() {
+			for round := range rounds {
+				if err := write(hook, round); err != nil {
+					t.Error(err)
+					return
+				}
+				if text, err := os.ReadFile(filepath.Join(dir, "etc/f")); err != nil || len(text) != size {
+					t.Errorf("%d bytes, %v", len(text), err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	if left, _ := os.ReadDir(filepath.Join(dir, "etc")); len(left) != 1 {
+		t.Errorf("left: %v", left)
+	}
+}
+
 // TestSetup runs the whole command, twice, on a root without libraries.
 func TestSetup(t *testing.T) {
 	bundle := t.TempDir()
 	os.MkdirAll(filepath.Join(bundle, "rootfs/drv"), 0o755)
 	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
 	t.Setenv("CGPU_RUN_DIR", t.TempDir())
+	defer unix.Umask(unix.Umask(0o077)) // an engine may have it
 	for range 2 {
 		state := `{"ociVersion":"1.0.2","id":"x","bundle":"` + bundle + `"}`
 		args := []string{"cgpu-hook", "setup", "--link", "liba.so.1::/drv/liba.so", "--lib-dir", "/drv", "--lib", "0x303::liba.so::/drv/liba.so.1"}
@@ -180,6 +238,11 @@ func TestSetup(t *testing.T) {
 	entries, _ := os.ReadDir(filepath.Join(bundle, "rootfs/etc/ld.so.conf.d"))
 	if len(entries) != 1 || entries[0].Name() != "00-cgpu.conf" {
 		t.Errorf("ld.so.conf.d has %v", entries)
+	}
+	for _, name := range []string{"etc", "etc/ld.so.conf.d"} {
+		if info, err := os.Stat(filepath.Join(bundle, "rootfs", name)); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s is %v, %v", name, info.Mode(), err)
+		}
 	}
 	text, err := os.ReadFile(filepath.Join(bundle, "rootfs/etc/ld.so.cache"))
 	if err != nil {
@@ -194,30 +257,21 @@ func TestSetup(t *testing.T) {
 	}
 }
 
-// Somebody who renames folders all the time ends no start, and does not hold it for ever.
-func TestRetry(t *testing.T) {
-	for _, tt := range []struct {
-		fail  error
-		times int // how often it fails
-		calls int
-		err   bool
-	}{
-		{unix.EAGAIN, 0, 1, false},
-		{unix.EAGAIN, 5, 6, false},
-		{unix.EINTR, 5, 6, false},
-		{unix.EAGAIN, 1 << 30, 100, true},
-		{unix.ENOENT, 1 << 30, 1, true},
-	} {
-		calls := 0
-		err := retry(func() error {
-			if calls++; calls > tt.times {
-				return nil
-			}
-			return tt.fail
-		})
-		if calls != tt.calls || (err != nil) != tt.err || err != nil && !errors.Is(err, tt.fail) {
-			t.Errorf("%v %d times: %v after %d calls", tt.fail, tt.times, err, calls)
-		}
+// Folders without names of libraries are of a table that an older cgpu-refresh made: that is told.
+func TestSetupWithoutNames(t *testing.T) {
+	bundle := t.TempDir()
+	os.MkdirAll(filepath.Join(bundle, "rootfs/etc"), 0o755)
+	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"rootfs"}}`), 0o644)
+	defer unix.Umask(unix.Umask(0o022))
+	var stderr bytes.Buffer
+	if err := run([]string{"cgpu-hook", "setup", "--lib-dir", "/drv"}, strings.NewReader(`{"bundle":"`+bundle+`"}`), &stderr); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(stderr.String(), "\n") != 1 || !strings.Contains(stderr.String(), "run cgpu refresh") {
+		t.Errorf("stderr: %s", &stderr)
+	}
+	if text, err := os.ReadFile(filepath.Join(bundle, "rootfs/etc/ld.so.conf.d/00-cgpu.conf")); err != nil || string(text) != "/drv\n" {
+		t.Errorf("%q, %v", text, err)
 	}
 }
 
@@ -239,7 +293,7 @@ func TestReadOnlyRoot(t *testing.T) {
 	if err := run([]string{"cgpu-hook", "setup", "--link", "a::/lib/a.so", "--lib-dir", "/lib", "--lib", "3::a.so::/lib/a.so"}, state, &stderr); err != nil {
 		t.Error(err)
 	}
-	if strings.Count(stderr.String(), "cgpu-hook: no ") != 2 {
+	if strings.Count(stderr.String(), "cgpu-hook: the container starts without: ") != 2 {
 		t.Errorf("stderr: %s", &stderr)
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -13,13 +12,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ldcache"
 )
 
-const (
-	cacheFile = "/etc/ld.so.cache"
-	// confFile keeps our libraries found where somebody calls ldconfig in the container. The name is fixed, so that a restarted
-	// container has one and not many; it sorts first, so that the driver's libraries win over stubs in the image.
-	confFile = "/etc/ld.so.conf.d/00-cgpu.conf"
-)
-
 // updateCache makes the container's dynamic linker find the driver's libraries: they are put before what the image's cache has.
 // Images with musl ignore what it writes.
 //
@@ -29,39 +21,67 @@ func updateCache(r root, j job, stderr io.Writer) error {
 	if len(j.libDirs) == 0 {
 		return nil
 	}
-	if err := r.write(confFile, []byte(strings.Join(j.libDirs, "\n")+"\n")); err != nil {
+	etc, err := r.folder("/etc")
+	if err != nil {
 		return err
 	}
-	if err := includeConf(r); err != nil {
-		return err
+	defer etc.close()
+	// Each by itself, and first what counts most.
+	for _, write := range []func() error{
+		func() error { return writeCache(etc, j.libraries, stderr) },
+		func() error { return writeConf(r, j.libDirs) },
+		func() error { return includeConf(etc) },
+	} {
+		if err := forgive(stderr, write()); err != nil {
+			return err
+		}
 	}
-	if len(j.libraries) == 0 {
+	return nil
+}
+
+// writeCache puts libraries into the image's cache.
+func writeCache(etc folder, libraries []ldcache.Entry, stderr io.Writer) error {
+	const file = "ld.so.cache"
+	if len(libraries) == 0 {
+		fmt.Fprintln(stderr, "cgpu-hook: no ld cache: the node's table has no names of libraries: run cgpu refresh")
 		return nil
 	}
-	old, err := r.read(cacheFile, ldcache.MostSize)
+	old, err := etc.read(file, ldcache.MostSize)
 	var cache ldcache.Cache
-	if err == nil {
+	switch {
+	case err == nil:
 		cache, err = ldcache.Parse(old)
+	case errors.Is(err, unix.EXDEV): // the user mounted one
+		return err
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		fmt.Fprintf(stderr, "cgpu-hook: the image's libraries are left out of %s: %v\n", cacheFile, err)
+		fmt.Fprintf(stderr, "cgpu-hook: the image's libraries are left out of /etc/ld.so.cache: %v\n", err)
 	}
-	text := cache.With(j.libraries).Encode()
-	if bytes.Equal(text, old) { // a restart
-		return nil
+	return etc.write(file, cache.With(libraries).Encode())
+}
+
+// writeConf keeps our libraries found where somebody calls ldconfig in the container. The name is fixed, so that a restarted container
+// has one and not many; it sorts first, so that the driver's libraries win over stubs in the image.
+func writeConf(r root, libDirs []string) error {
+	folder, err := r.folder("/etc/ld.so.conf.d")
+	if err != nil {
+		return err
 	}
-	return r.write(cacheFile, text)
+	defer folder.close()
+	return folder.write("00-cgpu.conf", []byte(strings.Join(libDirs, "\n")+"\n"))
 }
 
 // includeConf gives an image without /etc/ld.so.conf one that reads ours.
-func includeConf(r root) error {
-	const file = "/etc/ld.so.conf"
-	fd, err := r.open(file, unix.O_PATH, 0)
-	if err == nil {
+func includeConf(etc folder) error {
+	const file = "ld.so.conf"
+	fd, err := etc.open(file)
+	switch {
+	case err == nil:
 		return unix.Close(fd)
+	case errors.Is(err, os.ErrNotExist):
+		return etc.write(file, []byte("include /etc/ld.so.conf.d/*.conf\n"))
+	case errors.Is(err, unix.EXDEV): // the user mounted one
+		return nil
 	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return r.write(file, []byte("include /etc/ld.so.conf.d/*.conf\n"))
+	return err
 }

@@ -99,6 +99,31 @@ func (im image) ldconfig(args ...string) {
 	}
 }
 
+// volume mounts a folder of the host, with what the image has there.
+func (im image) volume(name string) (host string) {
+	im.t.Helper()
+	host = im.t.TempDir()
+	im.must(os.MkdirAll(im.path(name), 0o755))
+	im.must(os.CopyFS(host, os.DirFS(im.path(name))))
+	im.mount(host, name, "", unix.MS_BIND, "")
+	return host
+}
+
+func (im image) mount(source, name, kind string, flags uintptr, data string) {
+	im.t.Helper()
+	im.must(unix.Mount(source, im.path(name), kind, flags, data))
+	im.t.Cleanup(func() { unix.Unmount(im.path(name), unix.MNT_DETACH) })
+}
+
+// silent mounts a file system that does not answer.
+func (im image) silent(name string) {
+	im.t.Helper()
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	im.must(err)
+	im.t.Cleanup(func() { unix.Close(fd) })
+	im.mount("silent", name, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd))
+}
+
 // setup runs the program as the runtime does.
 func (im image) setup(libs ...ldcache.Entry) (stderr string, err error) {
 	args := []string{"setup", "--link", "libcuda.so.1::/drv/libcuda.so", "--lib-dir", "/drv"}
@@ -150,6 +175,10 @@ func TestLinkerFinds(t *testing.T) {
 		"a link to it": {func(im image) {
 			im.ldconfig("-C", "/usr/cache")
 			im.link("../usr/cache", "/etc/ld.so.cache")
+		}, "no"},
+		"a library folder that is a volume": {func(im image) {
+			im.ldconfig()
+			im.volume("/drv") // below it are the driver's files
 		}, "before"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -221,6 +250,7 @@ func TestHostileImage(t *testing.T) {
 			im.t.Errorf("the cache is %v, %v", info.Mode(), err)
 		}
 	}
+	const leftAlone = "is in a volume, or leads to one" // and the container starts
 	for name, tt := range map[string]struct {
 		plant func(image)
 		want  string // of the refusal; empty: the container starts, with the driver's libraries alone in the cache
@@ -232,21 +262,19 @@ func TestHostileImage(t *testing.T) {
 		"SONAME of two lines": {func(im image) {
 			im.library("/usr/lib/libcron.so.1", "\n* * * * * root touch /tmp/x\n", "")
 		}, ""},
-		"/etc leads out by /proc":             {func(im image) { im.link(im.asProc, "/etc") }, "too many levels of symbolic links"},
-		"/etc leads out by an absolute link":  {func(im image) { im.link(im.outside, "/etc") }, "no such file"},
-		"/etc leads out by ..":                {func(im image) { im.link("../../../../../../.."+im.outside, "/etc") }, "no such file"},
-		"ld.so.conf.d leads out by /proc":     {func(im image) { im.link(im.asProc, "/etc/ld.so.conf.d") }, "too many levels of symbolic links"},
-		"ld.so.conf leads out by /proc":       {func(im image) { im.link(im.asProc+"/conf", "/etc/ld.so.conf") }, "too many levels of symbolic links"},
-		"ld.so.conf leads out":                {func(im image) { im.link(im.outside+"/conf", "/etc/ld.so.conf") }, ""},
-		"the folder of libraries leads out":   {func(im image) { im.link(im.asProc, "/drv") }, "too many levels of symbolic links"},
-		"the cache leads out by /proc":        {func(im image) { im.link(im.asProc+"/victim", "/etc/ld.so.cache") }, ""},
-		"the cache leads out":                 {func(im image) { im.link(im.outside+"/victim", "/etc/ld.so.cache") }, ""},
-		"the cache leads out by ..":           {func(im image) { im.link("../../../../../../.."+im.outside+"/victim", "/etc/ld.so.cache") }, ""},
-		"what is to become the cache does":    {func(im image) { im.link(im.asProc+"/victim", "/etc/.ld.so.cache.cgpu") }, ""},
-		"what is to become the cache: folder": {func(im image) { im.file("/etc/.ld.so.cache.cgpu/x", "") }, "is a directory"},
-		"the cache is a folder":               {func(im image) { im.file("/etc/ld.so.cache/x", "") }, "is a directory"},
-		"the cache is a pipe":                 {func(im image) { im.must(unix.Mkfifo(im.path("/etc/ld.so.cache"), 0o666)) }, ""},
-		"ld.so.conf is a pipe":                {func(im image) { im.must(unix.Mkfifo(im.path("/etc/ld.so.conf"), 0o666)) }, ""},
+		"/etc leads out by /proc":            {func(im image) { im.link(im.asProc, "/etc") }, leftAlone},
+		"/etc leads out by an absolute link": {func(im image) { im.link(im.outside, "/etc") }, "no such file"},
+		"/etc leads out by ..":               {func(im image) { im.link("../../../../../../.."+im.outside, "/etc") }, "no such file"},
+		"ld.so.conf.d leads out by /proc":    {func(im image) { im.link(im.asProc, "/etc/ld.so.conf.d") }, leftAlone},
+		"ld.so.conf leads out by /proc":      {func(im image) { im.link(im.asProc+"/conf", "/etc/ld.so.conf") }, ""},
+		"ld.so.conf leads out":               {func(im image) { im.link(im.outside+"/conf", "/etc/ld.so.conf") }, ""},
+		"the folder of libraries leads out":  {func(im image) { im.link(im.asProc, "/drv") }, leftAlone},
+		"the cache leads out by /proc":       {func(im image) { im.link(im.asProc+"/victim", "/etc/ld.so.cache") }, ""},
+		"the cache leads out":                {func(im image) { im.link(im.outside+"/victim", "/etc/ld.so.cache") }, ""},
+		"the cache leads out by ..":          {func(im image) { im.link("../../../../../../.."+im.outside+"/victim", "/etc/ld.so.cache") }, ""},
+		"the cache is a folder":              {func(im image) { im.file("/etc/ld.so.cache/x", "") }, "is a directory"},
+		"the cache is a pipe":                {func(im image) { im.must(unix.Mkfifo(im.path("/etc/ld.so.cache"), 0o666)) }, ""},
+		"ld.so.conf is a pipe":               {func(im image) { im.must(unix.Mkfifo(im.path("/etc/ld.so.conf"), 0o666)) }, ""},
 		"the cache is a device": {func(im image) {
 			im.must(unix.Mknod(im.path("/etc/ld.so.cache"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 5)))) // zeroes without end
 		}, ""},
@@ -273,7 +301,7 @@ func TestHostileImage(t *testing.T) {
 			tt.plant(im)
 			stderr, err := im.setup(driver()...)
 			switch {
-			case tt.want == "" && err != nil, tt.want != "" && err == nil, !strings.Contains(stderr, tt.want):
+			case (tt.want == "" || tt.want == leftAlone) != (err == nil), !strings.Contains(stderr, tt.want):
 				t.Errorf("%v, stderr %q, want %q", err, stderr, tt.want)
 			case tt.want == "":
 				replaced(im)
@@ -284,6 +312,169 @@ func TestHostileImage(t *testing.T) {
 			im.must(err)
 			if len(entries) != 1 || string(victim) != "safe" {
 				t.Errorf("outside of the root: %v, victim %q", entries, victim)
+			}
+		})
+	}
+}
+
+// TestVolumes: what is mounted in a container is another's than the image, whose author may lead there.
+func TestVolumes(t *testing.T) {
+	lines := func(stderr string) int { return strings.Count(stderr, "\n") }
+	for name, tt := range map[string]struct {
+		plant  func(image) (host string) // of the volume
+		cache  bool                      // it is written
+		stderr []string                  // a line each
+	}{
+		"/etc is a volume": {func(im image) string { return im.volume("/etc") }, false, []string{"/etc is in a volume, or leads to one"}},
+		"/etc leads to one": {func(im image) string {
+			host := im.volume("/data")
+			im.link("/data/etc", "/etc")
+			return host
+		}, false, []string{"/etc is in a volume, or leads to one"}},
+		"/etc leads to one that has it": {func(im image) string {
+			host := im.volume("/data")
+			im.must(os.Mkdir(filepath.Join(host, "etc"), 0o755))
+			im.link("../data/etc", "/etc")
+			return host
+		}, false, []string{"/etc is in a volume, or leads to one"}},
+		"ld.so.conf.d is a volume": {func(im image) string { return im.volume("/etc/ld.so.conf.d") }, true, []string{"/etc/ld.so.conf.d is in a volume"}},
+		"ld.so.conf.d leads to one": {func(im image) string {
+			host := im.volume("/data")
+			im.link("/data", "/etc/ld.so.conf.d")
+			return host
+		}, true, []string{"/etc/ld.so.conf.d is in a volume"}},
+		"the libraries' folder is a volume": {func(im image) string { return im.volume("/drv") }, true, []string{"/drv is in a volume"}},
+		"the libraries' folder leads to one": {func(im image) string {
+			host := im.volume("/data")
+			im.link("/data/drv", "/drv")
+			return host
+		}, true, []string{"/drv is in a volume"}},
+		"the cache leads to the kernel's files": {func(im image) string {
+			im.must(os.MkdirAll(im.path("/sys"), 0o755))
+			im.mount("/sys", "/sys", "", unix.MS_BIND, "")
+			im.link("/sys/kernel/uevent_seqnum", "/etc/ld.so.cache")
+			return ""
+		}, true, []string{"no regular file"}},
+		"the cache is the user's": {func(im image) string {
+			file := filepath.Join(t.TempDir(), "cache")
+			im.must(os.WriteFile(file, []byte("user's"), 0o644))
+			im.file("/etc/ld.so.cache", "")
+			im.mount(file, "/etc/ld.so.cache", "", unix.MS_BIND, "")
+			return ""
+		}, false, []string{"without: /etc: open ld.so.cache: invalid cross-device link"}},
+		"ld.so.conf is the user's": {func(im image) string {
+			im.file("/etc/ld.so.conf", "")
+			im.mount("/dev/null", "/etc/ld.so.conf", "", unix.MS_BIND, "")
+			return ""
+		}, true, nil},
+		"a driver's link is the user's": {func(im image) string {
+			im.file("/drv/libcuda.so", "")
+			im.mount("/dev/null", "/drv/libcuda.so", "", unix.MS_BIND, "")
+			return ""
+		}, true, nil},
+		"/etc does not answer": {func(im image) string {
+			im.silent("/etc")
+			return ""
+		}, false, []string{"/etc is in a volume"}},
+		"the libraries' folder does not answer": {func(im image) string {
+			im.silent("/drv")
+			return ""
+		}, true, []string{"/drv is in a volume"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			im := newImage(t)
+			host := tt.plant(im)
+			stderr, err := im.setup(driver()...)
+			if err != nil || lines(stderr) != len(tt.stderr) {
+				t.Errorf("%v, stderr %q, want %q", err, stderr, tt.stderr)
+			}
+			for _, want := range tt.stderr {
+				if !strings.Contains(stderr, want) {
+					t.Errorf("stderr %q, want %q", stderr, want)
+				}
+			}
+			if tt.cache {
+				text, err := os.ReadFile(im.path("/etc/ld.so.cache"))
+				im.must(err)
+				if c, err := ldcache.Parse(text); err != nil || len(c.Entries) != 2 {
+					t.Errorf("the cache has %+v, %v", c, err)
+				}
+			}
+			if host == "" {
+				return
+			}
+			im.must(filepath.WalkDir(host, func(path string, d os.DirEntry, err error) error {
+				if err == nil && !d.IsDir() {
+					t.Errorf("in the volume: %s", path)
+				}
+				return err
+			}))
+		})
+	}
+}
+
+// TestUnwritable: what cannot be written in an image costs this alone, and a restart writes nothing that is there already.
+func TestUnwritable(t *testing.T) {
+	fill := func(im image) {
+		f, err := os.Create(im.path("/fill"))
+		im.must(err)
+		defer f.Close()
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+	}
+	immutable := func(im image, name string) {
+		f, err := os.Open(im.path(name))
+		im.must(err)
+		flags, err := unix.IoctlGetInt(int(f.Fd()), unix.FS_IOC_GETFLAGS)
+		im.must(err)
+		im.must(unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags|unix.STATX_ATTR_IMMUTABLE))
+		im.t.Cleanup(func() {
+			unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags)
+			f.Close()
+		})
+	}
+	for name, tt := range map[string]struct {
+		plant  func(image)
+		stderr []string // of each line
+		cache  bool     // it is there
+	}{
+		"no room": {fill, []string{"/etc/ld.so.cache: no space left", "00-cgpu.conf: no space left", "ld.so.conf: no space left"}, false},
+		"no room at a restart": {func(im image) {
+			if stderr, err := im.setup(driver()...); err != nil || stderr != "" {
+				im.t.Fatal(err, stderr)
+			}
+			fill(im)
+		}, nil, true},
+		"an immutable cache": {func(im image) {
+			im.file("/etc/ld.so.cache", "")
+			immutable(im, "/etc/ld.so.cache")
+		}, []string{"left out of /etc/ld.so.cache", "/etc/ld.so.cache: operation not permitted"}, false},
+		"an immutable configuration": {func(im image) {
+			im.file("/etc/ld.so.conf.d/a.conf", "")
+			immutable(im, "/etc/ld.so.conf.d")
+		}, []string{"00-cgpu.conf: operation not permitted"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			im := newImage(t)
+			im.mount("small", "/", "tmpfs", 0, "size=256k")
+			for _, dir := range []string{"etc/ld.so.conf.d", "drv"} {
+				im.must(os.MkdirAll(im.path(dir), 0o755))
+			}
+			tt.plant(im)
+			stderr, err := im.setup(driver()...)
+			got := strings.Split(strings.TrimSuffix(stderr, "\n"), "\n")
+			if err != nil || len(tt.stderr) == 0 && stderr != "" {
+				t.Fatal(err, stderr)
+			}
+			for i, want := range tt.stderr {
+				if len(got) != len(tt.stderr) || !strings.Contains(got[i], want) {
+					t.Errorf("stderr %q, want %q", got, tt.stderr)
+				}
+			}
+			info, err := os.Stat(im.path("/etc/ld.so.cache"))
+			if there := err == nil && info.Size() > 0; there != tt.cache {
+				t.Errorf("cache: %v, %v", there, err)
 			}
 		})
 	}

@@ -20,6 +20,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
@@ -167,22 +169,16 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 		return err
 	}
 	defer root.close()
+	unix.Umask(0o022) // other users of the container must find what is made here
 	for _, l := range job.links {
-		if err := root.link(l.Target, l.Path); isReadOnly(err) {
-			fmt.Fprintln(stderr, "cgpu-hook: no link in a read-only root:", err)
-		} else if err != nil {
+		if err := forgive(stderr, root.link(l.Target, l.Path)); err != nil {
 			return err
 		}
 	}
-	if err := keepDeviceNodes(root, device.RunDir(), "/proc/driver/nvidia/params"); err != nil {
+	if err := keepDeviceNodes(root, "/proc/driver/nvidia/params"); err != nil {
 		return err
 	}
-	err = updateCache(root, job, stderr)
-	if isReadOnly(err) {
-		fmt.Fprintln(stderr, "cgpu-hook: no ld cache in a read-only root:", err)
-		return nil
-	}
-	return err
+	return forgive(stderr, updateCache(root, job, stderr))
 }
 
 // state is what the runtime writes to a hook's standard input.

@@ -3,19 +3,24 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
-	"path/filepath"
+	"path"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/inside"
 )
 
 // keepDeviceNodes stops the driver's libraries in the container from making nodes for GPUs that it was not given:
 // libnvidia-ml and nvidia-modprobe do so when the driver's parameters, which params is, say "ModifyDeviceFiles: 1".
 // The container sees a copy that says 0. Without an NVIDIA driver there is nothing to do.
-func keepDeviceNodes(r root, runDir, params string) error {
+//
+// The copy is the container's alone: a tenant may hold a lease on what he sees (F_SETLEASE), and the next hook that opened it would wait
+// for 45 seconds. It lies in a tmpfs that is there for a moment: a hook that is root of a user namespace may write nowhere on the host,
+// and one that is killed leaves nothing.
+func keepDeviceNodes(r root, params string) error {
 	text, err := os.ReadFile(params)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -23,7 +28,7 @@ func keepDeviceNodes(r root, runDir, params string) error {
 	if err != nil {
 		return err
 	}
-	target, err := r.open(params, unix.O_PATH, 0)
+	target, err := mounted(r, params)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // a container without /proc
 	}
@@ -31,50 +36,53 @@ func keepDeviceNodes(r root, runDir, params string) error {
 		return err
 	}
 	defer unix.Close(target)
-	copied, err := unnamed(filepath.Join(runDir, "page"), strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
-	if err != nil {
-		return err
-	}
-	defer os.Remove(copied) // the mount keeps the file
-	to := "/proc/self/fd/" + strconv.Itoa(target)
-	if err := unix.Mount(copied, to, "", unix.MS_BIND, ""); err != nil {
+	if err := bindCopy(r, params, target, strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")); err != nil {
 		return fmt.Errorf("mount over %s: %w", params, err)
 	}
 	// The descriptor still is the file below the mount: look it up again.
-	mounted, err := r.open(params, unix.O_PATH, 0)
+	copied, err := mounted(r, params)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(mounted)
-	to = "/proc/self/fd/" + strconv.Itoa(mounted)
-	if err := unix.Mount("", to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+	defer unix.Close(copied)
+	if err := unix.Mount("", fdPath(copied), "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|inert, ""); err != nil {
 		return fmt.Errorf("make %s read-only: %w", params, err)
 	}
 	return nil
 }
 
-// unnamed writes a file that is to lose its name at once. No file is shared by containers: a tenant may hold a lease on what he sees
-// (F_SETLEASE), and the next hook that opened it would wait for 45 seconds. The name is a nonce's of no reservation, so that cgpu gc
-// removes what a killed hook leaves.
-func unnamed(dir, content string) (string, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, fmt.Sprintf("%016x", rand.Uint64()))
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+// inert are the flags of a mount whose files are only read.
+const inert = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+
+// bindCopy mounts a file with the content over target, which is params. Its tmpfs covers the folder of params meanwhile.
+func bindCopy(r root, params string, target int, content string) error {
+	below, err := mounted(r, path.Dir(params))
 	if err != nil {
-		return "", err
+		return err
 	}
-	_, err = f.WriteString(content)
-	if err == nil {
-		err = f.Chmod(0o444) // whatever the umask
+	defer unix.Close(below)
+	if err := unix.Mount("cgpu", fdPath(below), "tmpfs", inert, "mode=755,size=64k,nr_inodes=4"); err != nil {
+		return err
 	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
+	tmpfs, err := mounted(r, path.Dir(params))
 	if err != nil {
-		_ = os.Remove(path)
-		return "", err
+		return err
 	}
-	return path, nil
+	defer unix.Close(tmpfs)
+	file := path.Join(fdPath(tmpfs), path.Base(params))
+	if err = os.WriteFile(file, []byte(content), 0o444); err == nil {
+		err = unix.Mount(file, fdPath(target), "", unix.MS_BIND, "")
+	}
+	if unmountErr := unix.Unmount(fdPath(tmpfs), unix.MNT_DETACH); err == nil {
+		err = unmountErr
+	}
+	return err
 }
+
+// mounted opens what is mounted in the root: /proc, where no link is on the way.
+func mounted(r root, name string) (int, error) {
+	return inside.Open(r.fd, name, unix.O_PATH, unix.RESOLVE_IN_ROOT|unix.RESOLVE_NO_SYMLINKS)
+}
+
+// fdPath is the path of an open file.
+func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -1,21 +1,22 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path"
-	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/inside"
 )
 
-// root is a container's root folder. What is in it belongs to the image, perhaps to an attacker: every path is resolved
-// by the kernel as if the folder were "/", so that no symbolic link leads out of it. (os.Root would refuse absolute
-// links, such as /lib -> /usr/lib, which images have.)
+// root is a container's root folder. What is in it belongs to the image, perhaps to an attacker (package inside), who must not lead us
+// into the volumes that are mounted in it: they are another's.
 type root struct{ fd int }
 
 func openRoot(path string) (root, error) {
@@ -28,56 +29,54 @@ func openRoot(path string) (root, error) {
 
 func (r root) close() { unix.Close(r.fd) }
 
-// open opens name inside the root.
-func (r root) open(name string, flags uint64, mode uint32) (int, error) {
-	how := unix.OpenHow{
-		Flags: flags | unix.O_CLOEXEC, Mode: uint64(mode),
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+// folder is a folder inside the root. What is done in it, also when the tenant of another container renames it meanwhile, is done in one.
+type folder struct {
+	fd   int
+	name string
+}
+
+func (f folder) close() { unix.Close(f.fd) }
+
+// folder opens a folder and makes what is missing of it.
+func (r root) folder(name string) (folder, error) {
+	const flags = unix.O_PATH | unix.O_DIRECTORY
+	open := func(name string) (int, error) { return inside.Open(r.fd, name, flags, inside.SameMount) }
+	fd, err := open(name)
+	made := ""
+	for part := range strings.SplitSeq(strings.Trim(path.Clean(name), "/"), "/") {
+		if !errors.Is(err, unix.ENOENT) {
+			break
+		}
+		parent, openErr := open("/" + made)
+		if openErr != nil {
+			return folder{}, openErr
+		}
+		mkdirErr := unix.Mkdirat(parent, part, 0o755)
+		unix.Close(parent)
+		made += "/" + part
+		if mkdirErr != nil && !errors.Is(mkdirErr, unix.EEXIST) {
+			return folder{}, &os.PathError{Op: "mkdir", Path: made, Err: mkdirErr}
+		}
+		fd, err = open(name)
 	}
-	fd := -1
-	err := retry(func() (err error) {
-		fd, err = unix.Openat2(r.fd, name, &how)
-		return err
-	})
+	if errors.Is(err, unix.EXDEV) {
+		return folder{}, fmt.Errorf("%s is in a volume, or leads to one: %w", name, unix.EXDEV)
+	}
+	return folder{fd, name}, err
+}
+
+// open opens a file of the folder, but not what is mounted there, and no link's target.
+func (f folder) open(base string) (int, error) {
+	fd, err := inside.Open(f.fd, base, unix.O_PATH|unix.O_NOFOLLOW, inside.SameMount)
 	if err != nil {
-		return -1, &os.PathError{Op: "open", Path: name, Err: err}
+		return -1, fmt.Errorf("%s: %w", f.name, err)
 	}
 	return fd, nil
 }
 
-// retry repeats a call that was interrupted, or during which something was renamed so that the kernel could not be sure of
-// ".." (EAGAIN); not for ever, since a tenant can rename as long as he likes.
-func retry(call func() error) (err error) {
-	const tries = 100
-	for range tries {
-		if err = call(); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-			return err
-		}
-	}
-	return fmt.Errorf("given up after %d tries, during each of which a folder was renamed: %w", tries, err)
-}
-
-// folder opens a folder inside the root and makes what is missing of it.
-func (r root) folder(name string) (int, error) {
-	const flags = unix.O_PATH | unix.O_DIRECTORY
-	fd, err := r.open(name, flags, 0)
-	if !errors.Is(err, unix.ENOENT) {
-		return fd, err
-	}
-	made := ""
-	for part := range strings.SplitSeq(strings.Trim(path.Clean(name), "/"), "/") {
-		parent, err := r.open("/"+made, flags, 0)
-		if err != nil {
-			return -1, err
-		}
-		err = unix.Mkdirat(parent, part, 0o755)
-		unix.Close(parent)
-		made += "/" + part
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return -1, &os.PathError{Op: "mkdir", Path: made, Err: err}
-		}
-	}
-	return r.open(name, flags, 0)
+// fail is an error of an operation on a file of the folder.
+func (f folder) fail(op, base string, err error) error {
+	return &os.PathError{Op: op, Path: path.Join(f.name, base), Err: err}
 }
 
 // link makes the symbolic link name to target. Another link and an empty file, as a committed image keeps of a mount,
@@ -87,100 +86,101 @@ func (r root) link(target, name string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(dir)
+	defer dir.close()
 	base := path.Base(name)
 	for range 3 { // a second process may be at work in the same root
-		err = unix.Symlinkat(target, dir, base)
+		err = unix.Symlinkat(target, dir.fd, base)
 		if !errors.Is(err, unix.EEXIST) {
 			break
 		}
-		var have [4096]byte
-		if n, readErr := unix.Readlinkat(dir, base, have[:]); readErr == nil {
-			if string(have[:n]) == target {
-				return nil
-			}
-		} else {
-			var st unix.Stat_t
-			if err := unix.Fstatat(dir, base, &st, unix.AT_SYMLINK_NOFOLLOW); err == nil && (st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > 0) {
-				return nil
-			}
+		if dir.keeps(base, target) {
+			return nil
 		}
-		if err := unix.Unlinkat(dir, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			return &os.PathError{Op: "remove", Path: name, Err: err}
+		if err := unix.Unlinkat(dir.fd, base, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			return dir.fail("remove", base, err)
 		}
 	}
 	if err != nil {
-		return &os.PathError{Op: "link", Path: name, Err: err}
+		return dir.fail("link", base, err)
 	}
 	return nil
 }
 
-// read reads a regular file of at most so many bytes. Anything else is not even opened: a pipe would wait, a device act.
-func (r root) read(name string, most int64) ([]byte, error) {
-	fd, err := r.open(name, unix.O_PATH, 0)
+// keeps says whether what is in the place of a link to target stays.
+func (f folder) keeps(base, target string) bool {
+	fd, err := f.open(base)
+	if err != nil {
+		return errors.Is(err, unix.EXDEV)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return false
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFLNK:
+		var have [4096]byte
+		n, err := unix.Readlinkat(fd, "", have[:])
+		return err == nil && string(have[:n]) == target
+	case unix.S_IFREG:
+		return st.Size > 0
+	}
+	return true
+}
+
+// read reads a regular file of at most so many bytes.
+func (f folder) read(base string, most int64) ([]byte, error) {
+	fd, err := f.open(base)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	var st unix.Stat_t
-	switch err := unix.Fstat(fd, &st); {
-	case err != nil:
-		return nil, &os.PathError{Op: "stat", Path: name, Err: err}
-	case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > most:
-		return nil, fmt.Errorf("%s: no regular file of at most %d bytes", name, most)
-	}
-	// Who has a lease of the file (F_SETLEASE) would make an open wait for 45 seconds.
-	file, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	text, err := inside.Read(fd, most)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		return nil, f.fail("read", base, err)
 	}
-	f := os.NewFile(uintptr(file), name)
-	defer f.Close()
-	text := make([]byte, st.Size) // no more, should it grow meanwhile
-	n, err := io.ReadFull(f, text)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil, &os.PathError{Op: "read", Path: name, Err: err}
-	}
-	return text[:n], nil
+	return text, nil
 }
 
-// write writes a file, whole or not at all; what was there, also a link, is replaced.
-func (r root) write(name string, content []byte) error {
-	dir, err := r.folder(path.Dir(name))
+// write writes a file, whole or not at all; what was there, also a link, is replaced. What it has already is not written again: a
+// container starts anew also where no room is left.
+func (f folder) write(base string, content []byte) error {
+	if have, err := f.read(base, int64(len(content))); err == nil && bytes.Equal(have, content) {
+		return nil
+	}
+	// Of no other hook in the same folder, and of none that a tenant there could guess.
+	temp := fmt.Sprintf(".%s.%016x", base, rand.Uint64())
+	fd, err := unix.Openat(f.fd, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {
-		return err
+		return f.fail("create", base, err)
 	}
-	defer unix.Close(dir)
-	base := path.Base(name)
-	temp := "." + base + ".cgpu"
-	// A leftover of a killed hook, or something that the image put there.
-	if err := unix.Unlinkat(dir, temp, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return &os.PathError{Op: "remove", Path: temp, Err: err}
-	}
-	fd, err := unix.Openat(dir, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
-	if err != nil {
-		return &os.PathError{Op: "create", Path: name, Err: err}
-	}
-	f := os.NewFile(uintptr(fd), name)
-	_, err = f.Write(content)
+	file := os.NewFile(uintptr(fd), path.Join(f.name, base))
+	_, err = file.Write(content)
 	if err == nil {
-		err = f.Chmod(0o644)
+		err = file.Chmod(0o644)
 	}
-	if closeErr := f.Close(); err == nil {
+	if closeErr := file.Close(); err == nil {
 		err = closeErr
 	}
 	if err == nil {
-		err = unix.Renameat(dir, temp, dir, base)
+		if err = unix.Renameat(f.fd, temp, f.fd, base); err != nil {
+			err = f.fail("replace", base, err)
+		}
 	}
 	if err != nil {
-		unix.Unlinkat(dir, temp, 0)
-		return &os.PathError{Op: "write", Path: name, Err: err}
+		unix.Unlinkat(f.fd, temp, 0)
 	}
-	return nil
+	return err
 }
 
-// isReadOnly says whether err is that the root cannot be written to. Such a container starts all the same: its image
-// may have what is needed.
-func isReadOnly(err error) bool {
-	return errors.Is(err, syscall.EROFS)
+// forgive tells of what a container starts without, since its root, or one file of it, cannot be written to: its image may have what is
+// needed, and what a link is missing for, the ld cache mostly has.
+func forgive(stderr io.Writer, err error) error {
+	for _, mild := range []error{unix.EROFS, unix.EXDEV, unix.EBUSY, unix.EPERM, unix.EACCES, unix.ENOSPC, unix.EDQUOT} {
+		if errors.Is(err, mild) {
+			fmt.Fprintln(stderr, "cgpu-hook: the container starts without:", err)
+			return nil
+		}
+	}
+	return err
 }
