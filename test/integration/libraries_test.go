@@ -3,6 +3,7 @@
 package integration
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -65,6 +66,15 @@ func TestDriverLibraries(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := container{env: sizeOf("256MiB"), opts: []string{"-v", dir + ":/t:ro"}, cmd: []string{"sleep", "60"}}
+	// In a folder of libraries that is a volume no link is made, and none is needed.
+	volume, inVolume := t.TempDir(), c
+	inVolume.opts, inVolume.cmd = append(slices.Clone(c.opts), "-v", volume+":/drv"), []string{"/t/whose"}
+	if out := inVolume.run(t); out != "driver\n" {
+		t.Errorf("with a volume at the library folder: %q", out)
+	}
+	if entries, err := os.ReadDir(volume); err != nil || len(entries) != 1 || entries[0].Name() != "libwhose.so.5" {
+		t.Errorf("in the volume: %v, %v", entries, err) // the runtime's mount point
+	}
 	id := c.start(t)
 	for range 2 {
 		if r := execIn(id, "/t/whose"); r.Stdout != "driver\n" {
@@ -73,6 +83,15 @@ func TestDriverLibraries(t *testing.T) {
 		docker(t, "restart", "-t", "0", id)
 	}
 	docker(t, "rm", "-f", id)
+	// A volume at /etc is the user's alone.
+	volume = t.TempDir()
+	inVolume.opts, inVolume.cmd = append(slices.Clone(c.opts), "-v", volume+":/etc"), []string{"cat", "/drv/libwhose.so.5"}
+	inVolume.run(t)
+	for _, name := range []string{"ld.so.cache", "ld.so.conf", "ld.so.conf.d"} {
+		if _, err := os.Lstat(filepath.Join(volume, name)); err == nil {
+			t.Errorf("in the volume: %s", name)
+		}
+	}
 	// Its cache cannot be written: it starts all the same.
 	c.opts, c.cmd = append(c.opts, "--read-only"), []string{"cat", "/drv/libwhose.so.5"}
 	c.run(t)
@@ -90,7 +109,7 @@ func TestImageOutside(t *testing.T) {
 	}
 	run(t, "sh", "-c", `cp "$(command -v busybox)" "$0/bin/busybox"`, root)
 	out := "/proc/1/root" + host
-	for name, target := range map[string]string{"var/cache/ldconfig": out, "etc/ld.so.cache": out + "/cache", "etc/.ld.so.cache.cgpu": out + "/temp"} {
+	for name, target := range map[string]string{"var/cache/ldconfig": out, "etc/ld.so.cache": out + "/cache"} {
 		if err := os.Symlink(target, filepath.Join(root, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -104,5 +123,50 @@ func TestImageOutside(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(host); err != nil || len(entries) > 0 {
 		t.Errorf("on the host: %v, %v", entries, err)
+	}
+}
+
+// TestHookOfAnother: with a user namespace the runtime starts cgpu-hook as that namespace's root, who may write nowhere on the host. The
+// node of this test has the file that a real driver has.
+func TestHookOfAnother(t *testing.T) {
+	dir := t.TempDir()
+	for parent := dir; parent != os.TempDir(); parent = filepath.Dir(parent) {
+		if err := os.Chmod(parent, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, "sh", "-c", `cd "$0" && runc spec && mkdir -p rootfs/bin rootfs/proc rootfs/sys rootfs/dev rootfs/etc && cp "$(command -v busybox)" rootfs/bin &&
+		cp "$(command -v cgpu-hook)" . && chown -R 100000:100000 rootfs && mkdir -m 711 run`, dir)
+	type object = map[string]any
+	file := filepath.Join(dir, "config.json")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config object
+	if err := json.Unmarshal(text, &config); err != nil {
+		t.Fatal(err)
+	}
+	delete(config, "hostname")
+	config["root"] = object{"path": "rootfs"}
+	process := config["process"].(object)
+	process["terminal"], process["args"] = false, []string{"/bin/busybox", "sh", "-c", "busybox cat /proc/driver/nvidia/params && busybox ls /etc"}
+	ids := []object{{"containerID": 0, "hostID": 100000, "size": 65536}}
+	config["linux"] = object{"uidMappings": ids, "gidMappings": ids, "namespaces": []object{{"type": "pid"}, {"type": "mount"}, {"type": "user"}}}
+	config["mounts"] = []object{{"destination": "/proc", "type": "bind", "source": "/proc", "options": []string{"rbind"}}}
+	config["hooks"] = object{"createContainer": []object{{
+		"path": filepath.Join(dir, "cgpu-hook"), "env": []string{"CGPU_RUN_DIR=" + filepath.Join(dir, "run")},
+		"args": []string{"cgpu-hook", "setup", "--link", "x.so.1::/drv/x.so", "--lib-dir", "/drv", "--lib", "0x303::x.so::/drv/x.so.1"},
+	}}}
+	if text, err = json.Marshal(config); err == nil {
+		err = os.WriteFile(file, text, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := run(t, "unshare", "--mount", "--propagation", "private", "sh", "-c", `mount -t tmpfs node /proc/driver && mkdir /proc/driver/nvidia &&
+		echo "ModifyDeviceFiles: 1" >/proc/driver/nvidia/params && exec runc --root "$0/state" run --bundle "$0" cgpu-another`, dir)
+	if want := "ModifyDeviceFiles: 0\nld.so.cache\nld.so.conf\nld.so.conf.d\n"; out != want {
+		t.Errorf("%q, want %q", out, want)
 	}
 }
