@@ -43,7 +43,7 @@ func updateCache(r root, j job, stderr io.Writer) error {
 func writeCache(etc folder, libraries []ldcache.Entry, stderr io.Writer) error {
 	const file = "ld.so.cache"
 	if len(libraries) == 0 {
-		fmt.Fprintln(stderr, "cgpu-hook: no ld cache: the node's table has no names of libraries: run cgpu refresh")
+		fmt.Fprintln(stderr, "cgpu-hook: no ld cache: the node's table has no names of libraries: run cgpu refresh --force")
 		return nil
 	}
 	old, err := etc.read(file, ldcache.MostSize)
