@@ -47,9 +47,6 @@ func (s sources) load(runDir, configFile string) (*Table, error) {
 			return stale(why)
 		}
 	}
-	if len(t.LibDirs) > 0 && len(t.Mounts) > 0 && len(t.Libraries) == 0 {
-		return stale("it has the driver's files without the names of libraries, as of an older cgpu-refresh")
-	}
 	if t.Driver == DriverSim {
 		if err := dial(SimSocket(runDir)); err != nil {
 			return stale(fmt.Sprintf("the simulated driver does not answer on %s: %v", SimSocket(runDir), err))
