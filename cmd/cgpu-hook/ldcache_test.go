@@ -136,7 +136,7 @@ func (im image) setup(libs ...ldcache.Entry) (stderr string, err error) {
 	state, _ := json.Marshal(state{PID: os.Getpid(), Bundle: im.bundle})
 	var text bytes.Buffer
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(state), &text
-	cmd.Env = []string{asHook + "=1", "CGPU_RUN_DIR=" + im.bundle}
+	cmd.Env = []string{asHook + "=1", "CGPU_RUN_DIR=" + im.bundle, "GORACE=atexit_sleep_ms=0"} // else a second each
 	err = cmd.Run()
 	if ctx.Err() != nil {
 		im.t.Error("setup hangs")
