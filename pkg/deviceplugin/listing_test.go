@@ -53,7 +53,8 @@ func TestListing(t *testing.T) {
 		}
 		list.PodResources = append(list.PodResources, p)
 	}
-	if got, allocated := read(t, list); len(got) != 52 || allocated > 16<<20 {
+	// Decoded by the types it would be 48 MiB. The race detector adds some to the 14.
+	if got, allocated := read(t, list); len(got) != 52 || allocated > 24<<20 {
 		t.Errorf("of 300,000 containers %d pods are kept, for %d KiB", len(got), allocated>>10)
 	}
 }
