@@ -390,6 +390,7 @@ const (
 	shareTypeCode      = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
 	shareTypeAll       = 1 // RS_SHARE_TYPE_ALL
 	shareActionRevoke  = 1 // RS_SHARE_ACTION_FLAG_REVOKE
+	shareActionCompose = 4 // RS_SHARE_ACTION_FLAG_COMPOSE
 	accessDup          = 1 // RS_ACCESS_DUP_OBJECT as a mask
 )
 

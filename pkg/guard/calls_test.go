@@ -313,7 +313,10 @@ func TestUVM(t *testing.T) {
 				rm.PutU32(call.Outer, form.Status, rm.StatusInvalidAddress)
 			}
 		} else if call.NR() == rm.EscShare {
-			open = call.Outer[rm.SharePolicy+rm.SharePolicyAction]&shareActionRevoke == 0
+			action := call.Outer[rm.SharePolicy+rm.SharePolicyAction]
+			if open = action&shareActionRevoke == 0; action&shareActionCompose == 0 {
+				t.Error("what the program itself has shared is forgotten")
+			}
 		}
 		return 0
 	}
@@ -612,6 +615,22 @@ func TestRootAlloc(t *testing.T) {
 				t.Errorf("%+v %s", rep, rm.StatusName(rm.U32(o, 40)))
 			}
 			f.pending = nil
+		}
+	})
+	t.Run("a second one, where profilers are allowed", func(t *testing.T) {
+		g := newFakeGuard(t, confirm)
+		g.cfg.Settings.Profiling = true
+		c := newFakeCall(t, g, fakeControl)
+		f, err := g.followFile(c.fd, c.node)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.clients, f.rooted = 1, true
+		if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
+			t.Fatalf("%+v", rep)
+		}
+		if g.cancelRoot(f, f.pending.id); !f.rooted {
+			t.Error("the first client is forgotten")
 		}
 	})
 	t.Run("in an XFER, or on a GPU's node", func(t *testing.T) {

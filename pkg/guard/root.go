@@ -20,7 +20,8 @@ import (
 // the kernel's hands. Two rules keep that from being a way around the limit (rm-abi 4.3, docs/adr/0004-fd-table-race.md):
 //
 //   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
-//     allocation it then finds no client to make it under.
+//     allocation it then finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
+//     profilers, the second rule has to do.
 //   - Afterwards the guard asks RM whether the file has the client that the task says it got. If not, the call went
 //     elsewhere: the guard compares the driver's own account of the container with its own and, if memory is held that
 //     was never charged, frees all the container's clients (audit.go).
@@ -58,7 +59,7 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.rooted || f.registered || f.pending != nil {
+	if f.rooted && !g.cfg.Settings.Profiling || f.registered || f.pending != nil {
 		g.logOnce("root", "denied a second RM client on one file")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
@@ -92,7 +93,7 @@ func (g *Guard) cancelRoot(f *file, id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if p := f.pending; p != nil && p.id == id {
-		f.pending, f.rooted = nil, false
+		f.pending, f.rooted = nil, f.clients > 0 || f.unknown != 0
 		g.pendingRoots.Add(-1)
 		_ = unix.Close(p.fd)
 	}

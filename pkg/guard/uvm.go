@@ -235,7 +235,9 @@ func (g *Guard) whileShared(t Target, client uint32, obj object, f func()) (uint
 	return rm.StatusOK, 0
 }
 
-// share opens an object to every client, or closes it again.
+// share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
+// flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
+// objects to a debugger.
 func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, unix.Errno) {
 	outer := make([]byte, rm.ShareSize)
 	rm.PutU32(outer, rm.ShareClient, client)
@@ -243,7 +245,7 @@ func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, uni
 	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, client)
 	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyAccess, accessDup)
 	outer[rm.SharePolicy+rm.SharePolicyType] = shareTypeAll
-	outer[rm.SharePolicy+rm.SharePolicyAction] = action
+	outer[rm.SharePolicy+rm.SharePolicyAction] = shareActionCompose | action
 	e := g.driver.Exec(t, &rm.Call{Cmd: shareTypeCode, Outer: outer})
 	return rm.U32(outer, rm.ShareStatus), e
 }
