@@ -60,7 +60,7 @@ func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.rooted && !g.cfg.Settings.Profiling || f.registered || f.pending != nil {
-		g.logOnce("root", "denied a second RM client on one file")
+		g.logOnce("root", "denied a second RM client on one file; Nsight Compute needs that, and profiling = true in cgpu.toml allows it")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
