@@ -32,6 +32,10 @@ type Swept struct{ Sockets, Pages, Logs int }
 // removes its own sockets and page; this is for those that were killed, and for the logs. Each guard calls it, when its container has
 // run for a while and when it ends, so that what is left on the node is bounded without a daemon.
 func (l *Ledger) Sweep() (done Swept, err error) {
+	// Without a ledger nobody knows whose files these are: it was removed while containers run, or there never was one.
+	if _, err := os.Stat(l.path(fileName)); errors.Is(err, fs.ErrNotExist) {
+		return done, nil
+	}
 	sockets, err1 := l.files(socketsName, suffixed(".sock", ".ctl"))
 	pages, err2 := l.files(pagesName, suffixed(""))
 	logs, err3 := l.files(logsName, logNonce)

@@ -109,3 +109,18 @@ func TestSweepLogs(t *testing.T) {
 		t.Errorf("again: %+v, %v", done, err)
 	}
 }
+
+// TestSweepWithoutLedger: whoever removes the ledger does not take the sockets of running containers with it.
+func TestSweepWithoutLedger(t *testing.T) {
+	l := open(t)
+	reserve(t, l, request("a", "aaaaaaaaaaaaaaaa", gib))
+	must(t, os.Mkdir(l.path(socketsName), 0o711))
+	path := filepath.Join(l.path(socketsName), "aaaaaaaaaaaaaaaa.sock")
+	must(t, os.WriteFile(path, nil, 0o600))
+	past := time.Now().Add(-time.Hour)
+	must(t, os.Chtimes(path, past, past))
+	must(t, os.Remove(l.path(fileName)))
+	if done, err := l.Sweep(); err != nil || done != (Swept{}) {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
