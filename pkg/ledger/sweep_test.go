@@ -59,6 +59,7 @@ func TestSweep(t *testing.T) {
 // TestSweepStubborn: what cannot be removed is told, and does not keep the others.
 func TestSweepStubborn(t *testing.T) {
 	l := open(t)
+	reserve(t, l, request("a", "aaaaaaaaaaaaaaaa", gib))
 	past := time.Now().Add(-time.Hour)
 	for _, nonce := range []string{"0000000000000000", "1111111111111111"} {
 		dir := filepath.Join(l.path(pagesName), nonce)
