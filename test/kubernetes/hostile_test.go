@@ -3,6 +3,7 @@
 package kubernetes
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -48,15 +49,19 @@ containers:
 func withoutPolicy(t *testing.T, s session) {
 	t.Helper()
 	lie := lying("policy", "{}", "")
-	if err := s.tryApply(lie); err == nil || !strings.Contains(err.Error(), "annotations with alloc.cgpu.io/ are for device plugins alone") {
-		t.Errorf("the policy says of a pod with alloc.cgpu.io/ annotations: %v", err)
-	}
-	s.kubectl("delete", "validatingadmissionpolicybinding", "pods.cgpu.io")
+	s.kubectl("delete", "validatingadmissionpolicybinding", "gpushare-annotations.cgpu.io") // which refuses the lie as well
 	t.Cleanup(func() {
 		if err := lab.applyOverlay("deploy"); err != nil {
 			t.Error(err)
 		}
 	})
+	kube.Until(t, waitLimit, "the policy refuses a pod with alloc.cgpu.io/ annotations", func() error {
+		if err := s.tryApply(lie); err == nil || !strings.Contains(err.Error(), "annotations with alloc.cgpu.io/ are for device plugins alone") {
+			return fmt.Errorf("it says %v", err)
+		}
+		return nil
+	})
+	s.kubectl("delete", "validatingadmissionpolicybinding", "pods.cgpu.io")
 	kube.Until(t, waitLimit, "the policy is gone", func() error {
 		_, err := lab.kubectl(lie, "-n", s.ns, "apply", "--dry-run=server", "-f", "-")
 		return err
