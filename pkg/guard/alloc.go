@@ -43,7 +43,7 @@ func grantedSize(size uint64, attr uint32) quota.Bytes {
 }
 
 // onAlloc makes an object.
-func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
+func (g *Guard) onAlloc(c *trappedCall) reply {
 	o := c.call.Outer
 	form, ok := g.abi.AllocForm(len(o))
 	if !ok {
@@ -64,7 +64,7 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	if class.Kind == rm.ClassRoot {
-		return g.onRootAlloc(l, c)
+		return g.onRootAlloc(c)
 	}
 	// Real libraries send paramsSize 0; any other value must be the size we know, since that is what we copy.
 	if form.ParamsSizeOff >= 0 {
@@ -107,10 +107,10 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 	}
 	switch class.Kind {
 	case rm.ClassVidmem:
-		return g.allocMemory(l, c, client, class, params)
+		return g.allocMemory(c, client, class, params)
 	case rm.ClassTSG:
 		if rm.U32(params, rm.TSGEngineType) <= engineGRLast {
-			return g.allocCharged(l, c, client, class, g.cfg.Settings.ContextOverhead, func() quota.Bytes {
+			return g.allocCharged(c, client, class, g.cfg.Settings.ContextOverhead, func() quota.Bytes {
 				return g.cfg.Settings.ContextOverhead
 			})
 		}
@@ -125,13 +125,13 @@ func (g *Guard) onAlloc(l *listener, c *trappedCall) reply {
 		}
 	case rm.ClassCompute, rm.ClassPlain:
 		if usesGraphics(class) {
-			return g.allocContext(l, c, client, class, params)
+			return g.allocContext(c, client, class, params)
 		}
 	case rm.ClassInTask:
 		g.logOnce("intask", "denied an object class that pins the caller's pages", "class", class.Name)
 		return c.status(rm.StatusNotSupported)
 	}
-	return g.allocObject(l, c, client, class, params)
+	return g.allocObject(c, client, class, params)
 }
 
 // deniedKind lists kinds of classes that hold what the guard does not follow: descriptors, and references to memory that
@@ -145,7 +145,7 @@ func deniedKind(k rm.ClassKind) bool {
 }
 
 // allocMemory makes device memory, within the limit.
-func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
+func (g *Guard) allocMemory(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	if len(params) == 0 || fixedAddress(rm.U32(params, rm.MemoryFlags)) {
 		return c.status(rm.StatusInvalidArgument)
 	}
@@ -158,9 +158,9 @@ func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm
 		return rep
 	}
 	if g.spills(gpu, want) {
-		return g.allocSpilled(l, c, client, gpu, want, params)
+		return g.allocSpilled(c, client, gpu, want, params)
 	}
-	rep = g.allocCharged(l, c, client, class, want, func() quota.Bytes {
+	rep = g.allocCharged(c, client, class, want, func() quota.Bytes {
 		return grantedSize(rm.U64(params, rm.MemorySize), rm.U32(params, rm.MemoryAttr))
 	})
 	if rep.errno == 0 && c.failedWith(rm.StatusNoMemory) && g.account.usage(gpu).spill > 0 && (c.executed || g.spills(gpu, want)) {
@@ -170,13 +170,13 @@ func (g *Guard) allocMemory(l *listener, c *trappedCall, client uint32, class rm
 		for _, off := range class.Clear { // which was taken back too
 			rm.PutU64(params, off, 0)
 		}
-		return g.allocSpilled(l, c, client, gpu, want, params)
+		return g.allocSpilled(c, client, gpu, want, params)
 	}
 	return rep
 }
 
 // allocCharged makes an object that takes device memory: reserve, execute, settle to what it took.
-func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class rm.Class, want quota.Bytes, took func() quota.Bytes) reply {
+func (g *Guard) allocCharged(c *trappedCall, client uint32, class rm.Class, want quota.Bytes, took func() quota.Bytes) reply {
 	gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent))
 	if !ok {
 		return rep
@@ -184,7 +184,7 @@ func (g *Guard) allocCharged(l *listener, c *trappedCall, client uint32, class r
 	if !g.reserve(gpu, want) {
 		return c.status(rm.StatusNoMemory)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		g.account.unreserve(gpu, want)
 		return replyDone
 	}
@@ -267,7 +267,7 @@ func usesGraphics(class rm.Class) bool {
 
 // allocContext makes an object on the graphics engine. Where its channel is in a group that has not been charged for that (one
 // that named another engine), it is now.
-func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
+func (g *Guard) allocContext(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	parent := rm.U32(c.call.Outer, rm.AllocParent)
 	owner, charged := g.account.contextOwner(client, parent)
 	if !g.account.isGroup(client, owner) {
@@ -282,7 +282,7 @@ func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class r
 		}
 	}()
 	if charged || cost == 0 {
-		return g.allocObject(l, c, client, class, params)
+		return g.allocObject(c, client, class, params)
 	}
 	gpu, rep, ok := g.gpuFor(c, client, parent)
 	if !ok {
@@ -291,7 +291,7 @@ func (g *Guard) allocContext(l *listener, c *trappedCall, client uint32, class r
 	if !g.reserve(gpu, cost) {
 		return c.status(rm.StatusNoMemory)
 	}
-	rep = g.allocObject(l, c, client, class, params)
+	rep = g.allocObject(c, client, class, params)
 	if c.undo == nil || !g.account.chargeContext(client, owner, gpu, cost) {
 		g.account.unreserve(gpu, cost)
 	}
@@ -317,7 +317,7 @@ func (g *Guard) gpuFor(c *trappedCall, client, parent uint32) (gpu int, rep repl
 }
 
 // allocObject makes an object that takes no device memory worth counting.
-func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm.Class, params []byte) reply {
+func (g *Guard) allocObject(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
 	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU, engine: engineType(class, params)}
 	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
@@ -339,7 +339,7 @@ func (g *Guard) allocObject(l *listener, c *trappedCall, client uint32, class rm
 		}
 		o.gpu = gpu
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()

@@ -12,6 +12,7 @@ import (
 // trappedCall is one notification while it is served: who called, on which file, with what.
 type trappedCall struct {
 	g    *Guard
+	l    *listener // nil in tests: a task that always waits
 	n    *seccompNotif
 	k    *task
 	mem  *arena
@@ -130,7 +131,7 @@ func (c *trappedCall) target() Target {
 
 // valid reports that the task is still waiting in this very call. Everything read before is the task's own only if it is
 // true afterwards. A nil listener, in tests, stands for a task that always waits.
-func (c *trappedCall) valid(l *listener) bool { return l == nil || l.valid(c.n.ID) }
+func (c *trappedCall) valid() bool { return c.l == nil || c.l.valid(c.n.ID) }
 
 // changed lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
 // so that constant memory may stand behind an input pointer.

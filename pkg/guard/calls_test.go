@@ -643,7 +643,7 @@ func TestRootAlloc(t *testing.T) {
 		c = newFakeCall(t, g, fakeControl)
 		c.load(uint32(testCmd(rm.EscAlloc, 48)), 0, 0)
 		c.call.Outer, c.wrapped = rootOuter(), true
-		if rep := g.onRootAlloc(nil, &c.trappedCall); rep.resume {
+		if rep := g.onRootAlloc(&c.trappedCall); rep.resume {
 			t.Error("let through inside an XFER, whose content may change")
 		}
 	})

@@ -7,7 +7,7 @@ import (
 )
 
 // onControl handles RM_CONTROL: known controls pass on a private copy, unknown ones are answered "not supported".
-func (g *Guard) onControl(l *listener, c *trappedCall) reply {
+func (g *Guard) onControl(c *trappedCall) reply {
 	o := c.call.Outer
 	cmd := rm.U32(o, rm.ControlCmd)
 	ctl, ok := g.abi.Control(cmd)
@@ -45,9 +45,9 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		rm.PutU64(params, off, 0)
 	}
 	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
-		return g.onDebugMemory(l, c, ctl, client)
+		return g.onDebugMemory(c, ctl, client)
 	}
-	if ctl.HoldsLocks > 0 && !g.payFor(l, c, ctl.HoldsLocks) {
+	if ctl.HoldsLocks > 0 && !g.payFor(c, ctl.HoldsLocks) {
 		return fail(unix.EINTR)
 	}
 	for _, p := range ctl.Pointers {
@@ -78,19 +78,19 @@ func (g *Guard) onControl(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusOK)
 	}
 	if ctl.FDOff >= 0 {
-		return g.onControlWithFile(l, c, ctl, params)
+		return g.onControlWithFile(c, ctl, params)
 	}
 	switch ctl.Kind {
 	case rm.ControlSchedule:
-		return g.onSchedule(l, c, client, params)
+		return g.onSchedule(c, client, params)
 	case rm.ControlOwnChannel, rm.ControlResetChannel:
-		return g.onFailed(l, c, ctl, client, params)
+		return g.onFailed(c, ctl, client, params)
 	case rm.ControlRegOps:
-		return g.onRegOps(l, c, params)
+		return g.onRegOps(c, params)
 	case rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind:
-		return g.onStream(l, c, ctl, client, params)
+		return g.onStream(c, ctl, client, params)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()
@@ -174,7 +174,7 @@ func (g *Guard) filterIDs(params []byte, off int) {
 
 // onControlWithFile handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
 // imports of objects move references to memory, the others do not.
-func (g *Guard) onControlWithFile(l *listener, c *trappedCall, ctl rm.Control, params []byte) reply {
+func (g *Guard) onControlWithFile(c *trappedCall, ctl rm.Control, params []byte) reply {
 	number := rm.U32(params, ctl.FDOff)
 	fd, err := c.k.getFile(int(int32(number)))
 	if err != nil {
@@ -195,14 +195,14 @@ func (g *Guard) onControlWithFile(l *listener, c *trappedCall, ctl rm.Control, p
 	} else {
 		rm.PutU32(params, ctl.FDOff, uint32(f.sim))
 	}
-	rep := g.execExport(l, c, ctl, params, f)
+	rep := g.execExport(c, ctl, params, f)
 	rm.PutU32(params, ctl.FDOff, number)
 	return rep
 }
 
 // execExport carries out a control with a file and keeps the charges right. An exported object stays alive with the file
 // (RmExportObject makes a dup that the file owns), an imported one gets one more handle.
-func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params []byte, f *file) reply {
+func (g *Guard) execExport(c *trappedCall, ctl rm.Control, params []byte, f *file) reply {
 	client := rm.U32(c.call.Outer, rm.ControlClient)
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {
@@ -245,7 +245,7 @@ func (g *Guard) execExport(l *listener, c *trappedCall, ctl rm.Control, params [
 	}
 	f.uvm.Lock() // or two exports to one position could be noted in another order than the driver saw them
 	defer f.uvm.Unlock()
-	if !c.valid(l) {
+	if !c.valid() {
 		release()
 		return replyDone
 	}

@@ -97,7 +97,7 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{g: g, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	*c = trappedCall{g: g, l: w.l, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
 	if k.last.settle(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(n.ID) }) {
 		rep = replyDone
@@ -140,14 +140,14 @@ func (w *worker) handle(c *trappedCall) reply {
 		if c.node.kind != nodeUVM {
 			return fail(unix.ENOTTY)
 		}
-		return g.onManaged(w.l, c, cmd)
+		return g.onManaged(c, cmd)
 	}
 	if c.node.kind == nodeUVM {
 		if !rm.UVMShaped(cmd) {
 			// What uvm.c would say. Natively another thread could put a nvidiactl file in the descriptor's place meanwhile.
 			return fail(unix.EINVAL)
 		}
-		return g.onUVM(w.l, c, cmd)
+		return g.onUVM(c, cmd)
 	}
 	if rm.UVMShaped(cmd) {
 		return fail(unix.EINVAL) // a bare small number on an RM node: nv.c refuses it, and so do we
@@ -165,7 +165,7 @@ func (w *worker) handle(c *trappedCall) reply {
 			return rep
 		}
 	}
-	return g.onEscape(w.l, c)
+	return g.onEscape(c)
 }
 
 // fromLimiter reports that a number is none of the driver's but what the limiter says to the guard.

@@ -7,30 +7,30 @@ import (
 )
 
 // onEscape handles a call on nvidiactl or on a GPU's node.
-func (g *Guard) onEscape(l *listener, c *trappedCall) reply {
+func (g *Guard) onEscape(c *trappedCall) reply {
 	switch c.call.NR() {
 	case rm.EscAlloc:
-		return g.onAlloc(l, c)
+		return g.onAlloc(c)
 	case rm.EscControl:
-		return g.onControl(l, c)
+		return g.onControl(c)
 	case rm.EscFree:
-		return g.onFree(l, c)
+		return g.onFree(c)
 	case rm.EscDupObject:
-		return g.onDup(l, c)
+		return g.onDup(c)
 	case rm.EscShare:
-		return g.onShare(l, c)
+		return g.onShare(c)
 	case rm.EscVidHeapControl:
-		return g.onHeap(l, c)
+		return g.onHeap(c)
 	case rm.EscAllocMemory:
-		return g.onAllocMemory(l, c)
+		return g.onAllocMemory(c)
 	case rm.EscRegisterFD:
-		return g.onRegisterFD(l, c)
+		return g.onRegisterFD(c)
 	case rm.EscCardInfo:
-		return g.onCardInfo(l, c)
+		return g.onCardInfo(c)
 	case rm.EscStatusCode:
-		return g.onStatusCode(l, c)
+		return g.onStatusCode(c)
 	case rm.EscAttachGPUs:
-		return g.onAttachGPUs(l, c)
+		return g.onAttachGPUs(c)
 	}
 	// Denied whatever they hold: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, interrupt
 	// query, dma-buf export (keeps memory alive outside any client).
@@ -40,7 +40,7 @@ func (g *Guard) onEscape(l *listener, c *trappedCall) reply {
 }
 
 // onFree frees an object, its descendants, or a client.
-func (g *Guard) onFree(l *listener, c *trappedCall) reply {
+func (g *Guard) onFree(c *trappedCall) reply {
 	root, handle := rm.U32(c.call.Outer, rm.FreeRoot), rm.U32(c.call.Outer, rm.FreeObject)
 	if !g.owns(c, root) {
 		return c.status(rm.StatusInvalidClient)
@@ -50,7 +50,7 @@ func (g *Guard) onFree(l *listener, c *trappedCall) reply {
 		return c.status(rm.StatusInvalidClient)
 	}
 	defer lock.unlock()
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()
@@ -74,7 +74,7 @@ func (g *Guard) freed(c *client, handle uint32) {
 
 // onDup gives a client a second handle on an object of a client of the same container. RM's own check is by process or
 // by what the owner opened; CUDA opens what it exports to everyone, so the container is checked here.
-func (g *Guard) onDup(l *listener, c *trappedCall) reply {
+func (g *Guard) onDup(c *trappedCall) reply {
 	o := c.call.Outer
 	dst, src, object := rm.U32(o, rm.DupClient), rm.U32(o, rm.DupClientSrc), rm.U32(o, rm.DupObjectSrc)
 	if !g.owns(c, dst) || !g.account.ownsClient(src) {
@@ -96,7 +96,7 @@ func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return c.status(rm.StatusInsufficientResources)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()
@@ -109,7 +109,7 @@ func (g *Guard) onDup(l *listener, c *trappedCall) reply {
 }
 
 // onShare opens an object to other clients. It is harmless as long as every dup and every UVM mapping passes a guard.
-func (g *Guard) onShare(l *listener, c *trappedCall) reply {
+func (g *Guard) onShare(c *trappedCall) reply {
 	o := c.call.Outer
 	client, object := rm.U32(o, rm.ShareClient), rm.U32(o, rm.ShareObject)
 	if !g.owns(c, client) {
@@ -123,7 +123,7 @@ func (g *Guard) onShare(l *listener, c *trappedCall) reply {
 	if g.account.isSpilled(client, object) {
 		return g.refuseSpilled(c, "share")
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()
@@ -135,14 +135,14 @@ func (g *Guard) onShare(l *listener, c *trappedCall) reply {
 
 // onAllocMemory is the old memory call: host memory only. It pins the caller's pages, so it runs in the task; without
 // CAP_SYS_ADMIN no content of it yields device memory (rm-abi 1.3), whatever a racing thread makes of it.
-func (g *Guard) onAllocMemory(l *listener, c *trappedCall) reply {
+func (g *Guard) onAllocMemory(c *trappedCall) reply {
 	class := rm.U32(c.call.Outer, rm.AllocMemoryClass)
 	if class != classSystem && class != classOSDescriptor {
 		g.logOnce("0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class)
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusNotSupported)
 	}
-	return g.native(l, c)
+	return g.native(c)
 }
 
 const (
@@ -152,14 +152,14 @@ const (
 )
 
 // native lets the task make a call itself; with a simulated driver, which has no kernel behind the node, the guard does.
-func (g *Guard) native(l *listener, c *trappedCall) reply {
+func (g *Guard) native(c *trappedCall) reply {
 	if g.driver.Native() {
 		if c.wrapped {
 			return fail(unix.EINVAL) // nobody wraps these; and natively the wrapper could hold anything
 		}
 		return replyResume
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	return fail(c.exec())
@@ -168,7 +168,7 @@ func (g *Guard) native(l *listener, c *trappedCall) reply {
 // onRegisterFD lends the identity of a nvidiactl file to another file. RM looks at the two files only (NV_ESC_REGISTER_FD in
 // escape.c), so the guard makes the call, on the files that it has looked at: a nvidiactl file that has borrowed an identity
 // must not do a root alloc (see root.go), and one that did so unseen would break that rule.
-func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
+func (g *Guard) onRegisterFD(c *trappedCall) reply {
 	if c.node.kind == nodeControl {
 		f, err := g.followFile(c.fd, c.node)
 		if err != nil {
@@ -196,7 +196,7 @@ func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
 		}
 		as = uint32(f.sim)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	rm.PutU32(c.call.Outer, rm.RegisterFDFD, as)
@@ -206,8 +206,8 @@ func (g *Guard) onRegisterFD(l *listener, c *trappedCall) reply {
 }
 
 // onCardInfo lists the machine's GPUs: others than the container's own are blanked.
-func (g *Guard) onCardInfo(l *listener, c *trappedCall) reply {
-	if !c.valid(l) {
+func (g *Guard) onCardInfo(c *trappedCall) reply {
+	if !c.valid() {
 		return replyDone
 	}
 	e := c.exec()
@@ -229,25 +229,25 @@ func (g *Guard) onCardInfo(l *listener, c *trappedCall) reply {
 }
 
 // onStatusCode asks for the state of a GPU by bus address.
-func (g *Guard) onStatusCode(l *listener, c *trappedCall) reply {
+func (g *Guard) onStatusCode(c *trappedCall) reply {
 	o := c.call.Outer
 	if !g.ownsBus(rm.U32(o, rm.StatusCodeDomain), uint32(o[rm.StatusCodeBus]), uint32(o[rm.StatusCodeSlot])) {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	return fail(c.exec())
 }
 
 // onAttachGPUs takes a reference on GPUs for a file, by id.
-func (g *Guard) onAttachGPUs(l *listener, c *trappedCall) reply {
+func (g *Guard) onAttachGPUs(c *trappedCall) reply {
 	for off := 0; off+4 <= len(c.call.Outer); off += 4 {
 		if id := rm.U32(c.call.Outer, off); id != 0 && !g.ownsGPUID(id) {
 			return fail(unix.EINVAL)
 		}
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	return fail(c.exec())

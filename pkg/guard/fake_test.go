@@ -136,14 +136,14 @@ func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	var rep reply
 	switch {
 	case fromLimiter(cmd):
-		rep = c.g.onManaged(nil, &c.trappedCall, cmd)
+		rep = c.g.onManaged(&c.trappedCall, cmd)
 	case rm.UVMShaped(cmd):
-		rep = c.g.onUVM(nil, &c.trappedCall, cmd)
+		rep = c.g.onUVM(&c.trappedCall, cmd)
 	default:
 		if !c.load(cmd, addr, len(o)) {
 			return fail(unix.EFAULT)
 		}
-		rep = c.g.onEscape(nil, &c.trappedCall)
+		rep = c.g.onEscape(&c.trappedCall)
 	}
 	if !rep.resume && rep.errno == 0 {
 		for _, part := range c.changed(nil) {

@@ -224,7 +224,7 @@ func BenchmarkHandle(b *testing.B) {
 				if !c.load(cmd, addr, len(x.o)) {
 					b.Fatal("load")
 				}
-				rep := g.onEscape(nil, &c.trappedCall)
+				rep := g.onEscape(&c.trappedCall)
 				if rep.errno != 0 || c.failed(rep) {
 					b.Fatal(rep, c.call.Outer)
 				}

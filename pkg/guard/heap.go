@@ -7,7 +7,7 @@ import (
 
 // onHeap handles RM_VID_HEAP_CONTROL, the old way to allocate, still used by graphics libraries. RM turns functions 2, 6
 // and 14 into RM_ALLOC of class 0x40, 0x3e or 0x50a0 by their flags and attributes (_rmVidHeapControlAllocCommon).
-func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
+func (g *Guard) onHeap(c *trappedCall) reply {
 	o := c.call.Outer
 	client := rm.U32(o, rm.HeapRoot)
 	if !g.owns(c, client) {
@@ -20,16 +20,16 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 	defer lock.unlock()
 	switch rm.U32(o, rm.HeapFunction) {
 	case rm.HeapFnAllocSize:
-		return g.heapAlloc(l, c, client, rm.U64(o, rm.HeapAllocSize), rm.HeapAllocSize, rm.HeapAllocAttr)
+		return g.heapAlloc(c, client, rm.U64(o, rm.HeapAllocSize), rm.HeapAllocSize, rm.HeapAllocAttr)
 	case rm.HeapFnAllocSizeRange:
-		return g.heapAlloc(l, c, client, rm.U64(o, rm.HeapAllocRangeSize), rm.HeapAllocRangeSize, rm.HeapAllocAttr)
+		return g.heapAlloc(c, client, rm.U64(o, rm.HeapAllocRangeSize), rm.HeapAllocRangeSize, rm.HeapAllocAttr)
 	case rm.HeapFnAllocTiled:
 		// RM recomputes the size from both, 32 bits each.
 		size := uint64(rm.U32(o, rm.HeapTiledHeight)) * uint64(rm.U32(o, rm.HeapTiledPitch))
-		return g.heapAlloc(l, c, client, size, rm.HeapAllocSize, rm.HeapTiledAttr)
+		return g.heapAlloc(c, client, size, rm.HeapAllocSize, rm.HeapTiledAttr)
 	case rm.HeapFnFree:
 		handle := rm.U32(o, rm.HeapFreeMemory)
-		if !c.valid(l) {
+		if !c.valid() {
 			return replyDone
 		}
 		status, e := c.execStatus()
@@ -38,7 +38,7 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 		}
 		return fail(e)
 	case rm.HeapFnInfo:
-		if !c.valid(l) {
+		if !c.valid() {
 			return replyDone
 		}
 		status, e := c.execStatus()
@@ -47,7 +47,7 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 		}
 		return fail(e)
 	case rm.HeapFnReacquireCompr, rm.HeapFnReleaseCompr, rm.HeapFnGetMemAlignment:
-		if !c.valid(l) {
+		if !c.valid() {
 			return replyDone
 		}
 		return fail(c.exec())
@@ -57,7 +57,7 @@ func (g *Guard) onHeap(l *listener, c *trappedCall) reply {
 	return c.status(rm.StatusNotSupported)
 }
 
-func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint64, sizeOff, attrOff int) reply {
+func (g *Guard) heapAlloc(c *trappedCall, client uint32, size uint64, sizeOff, attrOff int) reply {
 	o := c.call.Outer
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return c.status(rm.StatusInsufficientResources)
@@ -90,7 +90,7 @@ func (g *Guard) heapAlloc(l *listener, c *trappedCall, client uint32, size uint6
 			g.account.unreserve(gpu, want)
 		}
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		cancel()
 		return replyDone
 	}

@@ -70,7 +70,7 @@ type managed struct {
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
-func (g *Guard) onManaged(l *listener, c *trappedCall, cmd uint32) reply {
+func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
 	if !c.load(cmd, c.n.Args[2], managedCallSize) {
 		return fail(unix.EFAULT)
 	}
@@ -81,7 +81,7 @@ func (g *Guard) onManaged(l *listener, c *trappedCall, cmd uint32) reply {
 	case length == 0 || base >= lastAddress || length > lastAddress-base:
 		status = rm.StatusInvalidArgument
 	case !g.countsManaged():
-	case !c.valid(l):
+	case !c.valid():
 		return replyDone
 	case cmd == page.ReleaseManaged:
 		g.releaseManaged(c.k.proc.tgid, base, base+length)

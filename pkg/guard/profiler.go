@@ -26,7 +26,7 @@ type streams struct {
 // does not clear, and reads at the index that the caller names, or at 0 where none was made (kern_profiler_v2_ctrl.c,
 // profilerBaseCtrlCmdAllocPmaStream_IMPL, …FreePmaStream_IMPL and …BindPmResources_IMPL, at least in 535 to 595). What it finds there it
 // follows as a pointer; so only what it has itself put there may be named.
-func (g *Guard) onStream(l *listener, c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
+func (g *Guard) onStream(c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {
 		return c.status(rm.StatusInvalidClient)
@@ -46,7 +46,7 @@ func (g *Guard) onStream(l *listener, c *trappedCall, ctl rm.Control, client uin
 			return c.status(rm.StatusInvalidState)
 		}
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	if ctl.Kind != rm.ControlStreamAlloc {

@@ -22,7 +22,7 @@ const maxWaiters = 16
 
 // payFor waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
 // has to come again.
-func (g *Guard) payFor(l *listener, c *trappedCall, locks time.Duration) bool {
+func (g *Guard) payFor(c *trappedCall, locks time.Duration) bool {
 	wait := g.slow.pay(time.Now(), locks.Seconds())
 	if wait == 0 {
 		return true
@@ -31,7 +31,7 @@ func (g *Guard) payFor(l *listener, c *trappedCall, locks time.Duration) bool {
 	if g.waiters.Add(1) > maxWaiters {
 		return false
 	}
-	for wait > 0 && c.valid(l) {
+	for wait > 0 && c.valid() {
 		time.Sleep(min(wait, 10*time.Millisecond))
 		wait = g.slow.pay(time.Now(), locks.Seconds())
 	}
@@ -41,7 +41,7 @@ func (g *Guard) payFor(l *listener, c *trappedCall, locks time.Duration) bool {
 // onFailed carries out a call on the container's own channel: CLEAR_ALL_SM_ERROR_STATES, and RESET_CHANNEL, which ends it. The driver does
 // not check the engine that the latter names (kernel_channel.c, kchannelCtrlCmdResetChannel_IMPL), and its firmware resets that; so it
 // must be the channel's own.
-func (g *Guard) onFailed(l *listener, c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
+func (g *Guard) onFailed(c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
 	handle := rm.U32(params, 0)
 	if ctl.Kind == rm.ControlResetChannel {
 		handle = rm.U32(c.call.Outer, rm.ControlObject)
@@ -61,7 +61,7 @@ func (g *Guard) onFailed(l *listener, c *trappedCall, ctl rm.Control, client uin
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInvalidArgument)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	return fail(c.exec())
@@ -79,7 +79,7 @@ func dumpOp() []byte {
 }
 
 // onRegOps carries out EXEC_REG_OPS of a core dump, on a channel of the container's, and nothing else.
-func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
+func (g *Guard) onRegOps(c *trappedCall, params []byte) reply {
 	client := rm.U32(params, rm.RegOpsClient)
 	if !bytes.Equal(c.call.Blocks[1].Data, dumpOp()) || rm.U64(params, rm.RegOpsRoute) != 0 || rm.U64(params, rm.RegOpsRoute+8) != 0 {
 		g.logOnce("regops", "denied access to the GPU's registers")
@@ -94,7 +94,7 @@ func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
 	if _, ok := g.account.engineOf(client, rm.U32(params, rm.RegOpsChannel)); !ok {
 		return c.status(rm.StatusInvalidObject)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	return fail(c.exec())
@@ -104,7 +104,7 @@ func (g *Guard) onRegOps(l *listener, c *trappedCall, params []byte) reply {
 const chunk = 256 << 10
 
 // onDebugMemory carries out DEBUG_READ_MEMORY and DEBUG_WRITE_MEMORY on memory of the debugger object's own client, in pieces.
-func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, client uint32) reply {
+func (g *Guard) onDebugMemory(c *trappedCall, ctl rm.Control, client uint32) reply {
 	params := c.call.Blocks[0].Data
 	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
 	if length == 0 || int(length) > ctl.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
@@ -120,7 +120,7 @@ func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, clien
 		rm.PutU32(params, rm.DebugMemoryLength, uint32(len(piece)))
 		rm.PutU64(params, rm.DebugMemoryOffset, offset+uint64(done))
 		c.call.Blocks = append(c.call.Blocks[:1], rm.Block{In: 0, Off: rm.DebugMemoryBuffer, Addr: addr + uint64(done), Data: piece})
-		if rep, ok := g.debugPiece(l, c, ctl, client, memoryPart{addr + uint64(done), piece}); !ok {
+		if rep, ok := g.debugPiece(c, ctl, client, memoryPart{addr + uint64(done), piece}); !ok {
 			return rep
 		}
 		done += uint32(len(piece))
@@ -129,12 +129,12 @@ func (g *Guard) onDebugMemory(l *listener, c *trappedCall, ctl rm.Control, clien
 }
 
 // debugPiece carries out one piece. False: it is the last, and the reply the call's.
-func (g *Guard) debugPiece(l *listener, c *trappedCall, ctl rm.Control, client uint32, piece memoryPart) (reply, bool) {
+func (g *Guard) debugPiece(c *trappedCall, ctl rm.Control, client uint32, piece memoryPart) (reply, bool) {
 	write := ctl.Kind == rm.ControlDebugWrite
 	if write && !readMemory(c.k.tid, piece.addr, piece.data) {
 		return fail(unix.EFAULT), false
 	}
-	if !g.payFor(l, c, ctl.HoldsLocks) {
+	if !g.payFor(c, ctl.HoldsLocks) {
 		return fail(unix.EINTR), false
 	}
 	lock, ok := g.account.lockCalls(client, client)
@@ -148,14 +148,14 @@ func (g *Guard) debugPiece(l *listener, c *trappedCall, ctl rm.Control, client u
 		(o.kind != rm.ClassVidmem || o.charge == nil) {
 		return c.status(rm.StatusInvalidObject), false
 	}
-	if c.valid(l) {
+	if c.valid() {
 		status, e := c.execStatus()
 		if e != 0 || status != rm.StatusOK {
 			return fail(e), false
 		}
 	}
 	// A caller that is away gets no part of an answer: the call comes again, and then begins anew. And its number may be another's.
-	if !c.valid(l) {
+	if !c.valid() {
 		c.executed = false
 		return replyDone, false
 	}

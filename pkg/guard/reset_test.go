@@ -354,11 +354,11 @@ func TestDebugInterrupted(t *testing.T) {
 	c := &f.trappedCall
 	c.mem.reset()
 	addr := uint64(uintptr(unsafe.Pointer(&o[0])))
-	c.n = &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
+	c.l, c.n = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
 	if !c.load(uint32(c.n.Args[1]), addr, len(o)) {
 		t.Fatal("load")
 	}
-	rep := g.onEscape(l, c)
+	rep := g.onEscape(c)
 	if bytes.IndexByte(buffer, 0xee) >= 0 {
 		t.Error("memory was written by thread number after the thread had left the call")
 	}

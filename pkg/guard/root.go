@@ -37,9 +37,9 @@ type pendingRoot struct {
 }
 
 // onRootAlloc lets the task make a client.
-func (g *Guard) onRootAlloc(l *listener, c *trappedCall) reply {
+func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	if !g.driver.Native() {
-		return g.rootAllocHere(l, c)
+		return g.rootAllocHere(c)
 	}
 	if c.wrapped || c.node.kind != nodeControl {
 		return c.status(rm.StatusInvalidArgument)
@@ -131,7 +131,7 @@ func deviceOfDev(pid int) uint64 {
 const rootPatience = 2 * time.Millisecond
 
 // rootAllocHere makes a client on the simulated driver, which is told for which process.
-func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
+func (g *Guard) rootAllocHere(c *trappedCall) reply {
 	if c.node.kind != nodeControl {
 		return c.status(rm.StatusInvalidArgument)
 	}
@@ -147,7 +147,7 @@ func (g *Guard) rootAllocHere(l *listener, c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()

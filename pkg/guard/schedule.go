@@ -9,7 +9,7 @@ import (
 // onSchedule carries out GPFIFO_SCHEDULE, which lets channels run for the first time, and would let paused ones run again. While
 // the container is off, what runs already needs no permission, and what is new waits until the container is on: to let it run and
 // pause it then would give away a millisecond each time.
-func (g *Guard) onSchedule(l *listener, c *trappedCall, client uint32, params []byte) reply {
+func (g *Guard) onSchedule(c *trappedCall, client uint32, params []byte) reply {
 	handle := rm.U32(c.call.Outer, rm.ControlObject)
 	enable := len(params) == 0 || params[0] != 0
 	g.compute.running.Lock()
@@ -23,13 +23,13 @@ func (g *Guard) onSchedule(l *listener, c *trappedCall, client uint32, params []
 		case <-turned:
 		case <-time.After(100 * time.Millisecond): // is the caller still there?
 		}
-		if !c.valid(l) {
+		if !c.valid() {
 			return replyDone
 		}
 		g.compute.running.Lock()
 	}
 	defer g.compute.running.Unlock()
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	status, e := c.execStatus()

@@ -149,7 +149,8 @@ func TestScheduleOfTheGone(t *testing.T) {
 	o := fakeControlCall(workGroup, scheduleGroup, p)
 	f.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, len(o))), Outer: o}
 	done := make(chan reply, 1)
-	go func() { done <- c.onSchedule(&listener{fd: -1}, &f.trappedCall, fakeClient, p) }()
+	f.l = &listener{fd: -1}
+	go func() { done <- c.onSchedule(&f.trappedCall, fakeClient, p) }()
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):

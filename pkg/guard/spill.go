@@ -39,7 +39,7 @@ func (g *Guard) spills(gpu int, want quota.Bytes) bool {
 }
 
 // allocSpilled makes host memory in place of device memory.
-func (g *Guard) allocSpilled(l *listener, c *trappedCall, client uint32, gpu int, want quota.Bytes, params []byte) reply {
+func (g *Guard) allocSpilled(c *trappedCall, client uint32, gpu int, want quota.Bytes, params []byte) reply {
 	o := c.call.Outer
 	if !g.account.reserveSpill(gpu, want) {
 		return c.status(rm.StatusNoMemory)
@@ -49,7 +49,7 @@ func (g *Guard) allocSpilled(l *listener, c *trappedCall, client uint32, gpu int
 		cancel()
 		return c.status(rm.StatusNoMemory)
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		cancel()
 		return replyDone
 	}

@@ -32,7 +32,7 @@ const uvmUnmapGPU = 16
 const maxUVMMaps = 1 << 18
 
 // onUVM carries out a UVM call that makes or drops a reference to device memory.
-func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
+func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	form, ok := g.abi.UVM(cmd)
 	if !ok {
 		return fail(unix.EINVAL)
@@ -41,7 +41,7 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 		if !c.loadMap(cmd, form) {
 			return fail(unix.EFAULT)
 		}
-		return g.uvmMap(l, c, form)
+		return g.uvmMap(c, form)
 	}
 	if !c.load(cmd, c.n.Args[2], form.Size) {
 		return fail(unix.EFAULT)
@@ -64,7 +64,7 @@ func (g *Guard) onUVM(l *listener, c *trappedCall, cmd uint32) reply {
 		f.uvm.Lock()
 		defer f.uvm.Unlock()
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	e := c.exec()
@@ -113,7 +113,7 @@ func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
 }
 
 // uvmMap maps an object of one of the container's clients.
-func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
+func (g *Guard) uvmMap(c *trappedCall, form rm.UVMForm) reply {
 	o := c.call.Outer
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Memory)
 	lock, ok := g.account.lockCalls(client, client)
@@ -158,7 +158,7 @@ func (g *Guard) uvmMap(l *listener, c *trappedCall, form rm.UVMForm) reply {
 		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
 		return replyDone
 	}
-	if !c.valid(l) {
+	if !c.valid() {
 		return replyDone
 	}
 	ctl := Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}
