@@ -52,9 +52,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 	id := rm.U32(o, rm.AllocClass)
 	class, ok := g.abi.Class(id)
 	if !ok || deniedKind(class.Kind) {
-		g.logOnce("class"+rm.ClassName(id), "denied an object class", "class", rm.ClassName(id))
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusNotSupported)
+		return c.deny(rm.StatusNotSupported, "class"+rm.ClassName(id), "denied an object class", "class", rm.ClassName(id))
 	}
 	if g.deniesProfiler(class.Profiling, class.Name) {
 		return c.status(rm.StatusInsufficientPermissions)
@@ -63,6 +61,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 	if form.FlagsOff >= 0 && rm.U32(o, form.FlagsOff) != 0 {
 		return c.status(rm.StatusInvalidArgument)
 	}
+	c.class = class
 	if class.Kind == rm.ClassRoot {
 		return g.onRootAlloc(c)
 	}
@@ -72,12 +71,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 			return c.status(rm.StatusInvalidArgument)
 		}
 	}
-	client := rm.U32(o, rm.AllocRoot)
-	if !g.owns(c, client) {
-		return c.status(rm.StatusInvalidClient)
-	}
-	params, ok := c.loadBlock(-1, rm.AllocParams, class.ParamsSize)
-	if !ok {
+	if c.params, ok = c.loadBlock(-1, rm.AllocParams, class.ParamsSize); !ok {
 		return fail(unix.EFAULT)
 	}
 	if form.RightsOff >= 0 {
@@ -86,134 +80,77 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 		}
 	}
 	for _, off := range class.Clear {
-		rm.PutU64(params, off, 0)
+		rm.PutU64(c.params, off, 0)
 	}
-	for _, off := range class.ClientHandles {
-		if h := rm.U32(params, off); h != 0 && len(params) > 0 && !g.account.ownsClient(h) {
-			g.logOnce("clienthandle", "denied an object that names another container's client", "class", class.Name)
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusInvalidClient)
-		}
-	}
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		return c.status(rm.StatusInvalidClient)
-	}
-	defer lock.unlock()
-	if !g.account.room(class.Kind, g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels) {
-		g.logOnce("room"+class.Name, "denied an object: the container has too many", "class", class.Name)
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusInsufficientResources)
-	}
-	switch class.Kind {
-	case rm.ClassVidmem:
-		return g.allocMemory(c, client, class, params)
-	case rm.ClassTSG:
-		if rm.U32(params, rm.TSGEngineType) <= engineGRLast {
-			return g.allocCharged(c, client, class, g.cfg.Settings.ContextOverhead, func() quota.Bytes {
-				return g.cfg.Settings.ContextOverhead
-			})
-		}
-	case rm.ClassChannel:
-		// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
-		rm.PutU32(params, rm.ChannelFlags, rm.U32(params, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
-		if rm.U32(params, rm.ChannelEngineType) <= engineGRLast && !g.account.isGroup(client, rm.U32(o, rm.AllocParent)) {
-			// The driver makes a group for it that has no handle, and so no timeslice that could be set.
-			g.logOnce("lonechannel", "denied a channel on the graphics engine that is in no channel group")
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusNotSupported)
-		}
-	case rm.ClassCompute, rm.ClassPlain:
-		if usesGraphics(class) {
-			return g.allocContext(c, client, class, params)
-		}
-	case rm.ClassInTask:
-		g.logOnce("intask", "denied an object class that pins the caller's pages", "class", class.Name)
-		return c.status(rm.StatusNotSupported)
-	}
-	return g.allocObject(c, client, class, params)
+	return g.serveBy(rule{clients: outerClient(rm.AllocRoot), locks: true, check: (*Guard).checkAlloc}, c)
 }
 
-// deniedKind lists kinds of classes that hold what the guard does not follow: descriptors, and references to memory that
-// live outside a client (NVLink multicast, MIG).
-func deniedKind(k rm.ClassKind) bool {
-	switch k {
-	case rm.ClassDeny, rm.ClassMulticast, rm.ClassFD:
-		return true
-	}
-	return false
+// allocs are the checks of the kinds of classes that take more than an object.
+var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
+	rm.ClassVidmem:   (*Guard).checkVidmem,
+	rm.ClassTSG:      (*Guard).checkTSG,
+	rm.ClassChannel:  (*Guard).checkChannel,
+	rm.ClassCompute:  (*Guard).checkEngineObject,
+	rm.ClassPlain:    (*Guard).checkEngineObject,
+	rm.ClassProfiler: (*Guard).checkProfiler,
+	rm.ClassFabric:   (*Guard).checkFabric,
+	rm.ClassDevice:   (*Guard).checkDevice,
+	rm.ClassInTask:   (*Guard).checkInTask,
 }
 
-// allocMemory makes device memory, within the limit.
-func (g *Guard) allocMemory(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
-	if len(params) == 0 || fixedAddress(rm.U32(params, rm.MemoryFlags)) {
-		return c.status(rm.StatusInvalidArgument)
-	}
-	want, ok := roundUp(rm.U64(params, rm.MemorySize), pageHuge)
-	if !ok {
-		return c.status(rm.StatusNoMemory)
-	}
-	gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent))
-	if !ok {
-		return rep
-	}
-	if g.spills(gpu, want) {
-		return g.allocSpilled(c, client, gpu, want, params)
-	}
-	rep = g.allocCharged(c, client, class, want, func() quota.Bytes {
-		return grantedSize(rm.U64(params, rm.MemorySize), rm.U32(params, rm.MemoryAttr))
-	})
-	if rep.errno == 0 && c.failedWith(rm.StatusNoMemory) && g.account.usage(gpu).spill > 0 && (c.executed || g.spills(gpu, want)) {
-		// A card has a little less than its size to give: within the limit, and yet there is nothing left. Or the driver was not
-		// asked, because another thread has taken the room since.
-		c.takeBack()
-		for _, off := range class.Clear { // which was taken back too
-			rm.PutU64(params, off, 0)
+// checkAlloc is for all classes.
+func (g *Guard) checkAlloc(c *trappedCall) plan {
+	for _, off := range c.class.ClientHandles {
+		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
+			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
 		}
-		return g.allocSpilled(c, client, gpu, want, params)
 	}
-	return rep
+	if !g.account.room(c.class.Kind, g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels) {
+		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
+	}
+	if check := allocs[c.class.Kind]; check != nil {
+		return check(g, c)
+	}
+	return g.makeObject(c, c.newObject())
 }
 
-// allocCharged makes an object that takes device memory: reserve, execute, settle to what it took.
-func (g *Guard) allocCharged(c *trappedCall, client uint32, class rm.Class, want quota.Bytes, took func() quota.Bytes) reply {
-	gpu, rep, ok := g.gpuFor(c, client, rm.U32(c.call.Outer, rm.AllocParent))
-	if !ok {
-		return rep
-	}
+// newObject is the record of the object that a RM_ALLOC would make.
+func (c *trappedCall) newObject() object {
+	return object{parent: c.allocParent(), class: c.class.ID, kind: c.class.Kind, gpu: noGPU, engine: engineType(c.class, c.params)}
+}
+
+func (c *trappedCall) allocClient() uint32 { return rm.U32(c.call.Outer, rm.AllocRoot) }
+func (c *trappedCall) allocParent() uint32 { return rm.U32(c.call.Outer, rm.AllocParent) }
+
+// makeObject is the plan of an object that takes no device memory worth counting.
+func (g *Guard) makeObject(c *trappedCall, o object) plan {
+	return plan{ask: true, settle: func() {
+		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
+		g.account.addObject(c.allocClient(), o, noGPU, 0, 0)
+		c.undo = g.undoObject(c.target(), c.allocClient(), o.handle)
+	}}
+}
+
+// makeCharged is the plan of an object that takes device memory: reserve, ask, settle to what it took. made tells of the object and of the
+// size, once the driver has answered.
+func (g *Guard) makeCharged(c *trappedCall, client uint32, gpu int, want quota.Bytes, made func() (object, quota.Bytes)) plan {
 	if !g.reserve(gpu, want) {
-		return c.status(rm.StatusNoMemory)
+		return answer(c.status(rm.StatusNoMemory))
 	}
-	if !c.valid() {
-		g.account.unreserve(gpu, want)
-		return replyDone
-	}
-	status, e := c.execStatus()
-	if e != 0 || status != rm.StatusOK {
-		g.account.unreserve(gpu, want)
-		return fail(e)
-	}
-	handle := rm.U32(c.call.Outer, rm.AllocObject)
-	o := object{handle: handle, parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU}
-	o.graphics = class.Kind == rm.ClassTSG
-	o.engine = engineType(class, c.call.Blocks[0].Data)
-	if class.Kind == rm.ClassVidmem {
-		o.length = quota.Bytes(rm.U64(c.call.Blocks[0].Data, rm.MemorySize))
-	}
-	size := took()
-	if !g.settleUp(gpu, &want, size) {
-		if s, e := g.free(c.target(), client, handle); e == 0 && s == rm.StatusOK {
-			g.account.unreserve(gpu, want)
-			c.takeBack()
-			return c.status(rm.StatusNoMemory)
+	cancel := func() { g.account.unreserve(gpu, want) }
+	return plan{ask: true, cancel: cancel, settle: func() {
+		o, took := made()
+		if !g.settleUp(gpu, &want, took) {
+			if s, e := g.free(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
+				cancel()
+				c.takeBack()
+				c.status(rm.StatusNoMemory)
+				return
+			}
 		}
-	}
-	g.account.addObject(client, o, gpu, want, size)
-	if o.graphics {
-		g.compute.made(gpu)
-	}
-	c.undo = g.undoObject(c.target(), client, handle)
-	return replyDone
+		g.account.addObject(client, o, gpu, want, took)
+		c.undo = g.undoObject(c.target(), client, o.handle)
+	}}
 }
 
 // settleUp reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
@@ -229,11 +166,136 @@ func (g *Guard) settleUp(gpu int, want *quota.Bytes, size quota.Bytes) bool {
 	return true
 }
 
+// checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
+func (g *Guard) checkTSG(c *trappedCall) plan {
+	o := c.newObject()
+	o.graphics = true
+	if o.engine > engineGRLast {
+		o.graphics = false
+		return g.makeObject(c, o)
+	}
+	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidObjectParent))
+	}
+	p := g.makeCharged(c, c.allocClient(), gpu, g.cfg.Settings.ContextOverhead, func() (object, quota.Bytes) {
+		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
+		return o, g.cfg.Settings.ContextOverhead
+	})
+	settle := p.settle
+	p.settle = func() {
+		settle()
+		g.compute.made(gpu)
+	}
+	return p
+}
+
+func (g *Guard) checkChannel(c *trappedCall) plan {
+	p, o := c.params, c.newObject()
+	// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
+	rm.PutU32(p, rm.ChannelFlags, rm.U32(p, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
+	if o.engine <= engineGRLast && !g.account.isGroup(c.allocClient(), o.parent) {
+		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
+		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
+	}
+	if len(p) > rm.ChannelUserdOffset+8 {
+		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
+		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
+	}
+	return g.makeObject(c, o)
+}
+
+func (g *Guard) checkProfiler(c *trappedCall) plan {
+	o := c.newObject()
+	o.streams = &streams{}
+	return g.makeObject(c, o)
+}
+
+// checkFabric: an NVLink address of memory of this client (peer access between the container's GPUs).
+func (g *Guard) checkFabric(c *trappedCall) plan {
+	o := c.newObject()
+	o.of = rm.U32(c.params, g.abi.FabricVidmemOff())
+	if g.account.isSpilled(c.allocClient(), o.of) {
+		return answer(g.refuseSpilled(c, "fabric"))
+	}
+	return g.makeObject(c, o)
+}
+
+func (g *Guard) checkDevice(c *trappedCall) plan {
+	gpu, ok := g.deviceGPU(c, c.allocClient(), c.params)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidDevice))
+	}
+	o := c.newObject()
+	o.gpu = gpu
+	return g.makeObject(c, o)
+}
+
+func (g *Guard) checkInTask(c *trappedCall) plan {
+	g.logOnce("intask", "denied an object class that pins the caller's pages", "class", c.class.Name)
+	return answer(c.status(rm.StatusNotSupported))
+}
+
+// deniedKind lists kinds of classes that hold what the guard does not follow: descriptors, and references to memory that
+// live outside a client (NVLink multicast, MIG).
+func deniedKind(k rm.ClassKind) bool {
+	switch k {
+	case rm.ClassDeny, rm.ClassMulticast, rm.ClassFD:
+		return true
+	}
+	return false
+}
+
+// checkVidmem: device memory, within the limit.
+func (g *Guard) checkVidmem(c *trappedCall) plan {
+	if len(c.params) == 0 || fixedAddress(rm.U32(c.params, rm.MemoryFlags)) {
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
+	want, ok := roundUp(rm.U64(c.params, rm.MemorySize), pageHuge)
+	if !ok {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	gpu, ok := g.gpuFor(c.allocClient(), c.allocParent())
+	if !ok {
+		return answer(c.status(rm.StatusInvalidObjectParent))
+	}
+	if g.spills(gpu, want) {
+		return g.makeSpilled(c, gpu, want)
+	}
+	o := c.newObject()
+	p := g.makeCharged(c, c.allocClient(), gpu, want, func() (object, quota.Bytes) {
+		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
+		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
+		return o, grantedSize(rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr))
+	})
+	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
+		c.takeBackParams()
+		return g.makeSpilled(c, gpu, want)
+	}
+	p.retry = func(status uint32) (plan, bool) {
+		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
+		if status != rm.StatusNoMemory || g.account.usage(gpu).spill == 0 {
+			return plan{}, false
+		}
+		c.takeBackParams()
+		return g.makeSpilled(c, gpu, want), true
+	}
+	return p
+}
+
 // takeBack makes the call's structures what the task passed.
 func (c *trappedCall) takeBack() {
 	copy(c.call.Outer, c.before[0])
 	for i, b := range c.call.Blocks {
 		copy(b.Data, c.before[i+1])
+	}
+}
+
+// takeBackParams is takeBack for a RM_ALLOC that is made again.
+func (c *trappedCall) takeBackParams() {
+	c.takeBack()
+	for _, off := range c.class.Clear { // which was taken back too
+		rm.PutU64(c.params, off, 0)
 	}
 }
 
@@ -265,37 +327,40 @@ func usesGraphics(class rm.Class) bool {
 	return false
 }
 
-// allocContext makes an object on the graphics engine. Where its channel is in a group that has not been charged for that (one
+// checkEngineObject: where an object is on the graphics engine, and its channel in a group that has not been charged for that (one
 // that named another engine), it is now.
-func (g *Guard) allocContext(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
-	parent := rm.U32(c.call.Outer, rm.AllocParent)
-	owner, charged := g.account.contextOwner(client, parent)
-	if !g.account.isGroup(client, owner) {
-		g.logOnce("loneobject", "denied an object of the graphics engine on a channel that is in no channel group")
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusNotSupported)
+func (g *Guard) checkEngineObject(c *trappedCall) plan {
+	p := g.makeObject(c, c.newObject())
+	if !usesGraphics(c.class) {
+		return p
 	}
-	cost := g.cfg.Settings.ContextOverhead
-	defer func() {
-		if c.undo != nil && g.account.markGraphics(client, owner) {
+	client := c.allocClient()
+	owner, charged := g.account.contextOwner(client, c.allocParent())
+	if !g.account.isGroup(client, owner) {
+		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
+	}
+	cost, gpu := g.cfg.Settings.ContextOverhead, noGPU
+	if !charged && cost > 0 {
+		var ok bool
+		if gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
+			return answer(c.status(rm.StatusInvalidObjectParent))
+		}
+		if !g.reserve(gpu, cost) {
+			return answer(c.status(rm.StatusNoMemory))
+		}
+		p.cancel = func() { g.account.unreserve(gpu, cost) }
+	}
+	settle := p.settle
+	p.settle = func() {
+		settle()
+		if gpu != noGPU && !g.account.chargeContext(client, owner, gpu, cost) {
+			g.account.unreserve(gpu, cost)
+		}
+		if g.account.markGraphics(client, owner) {
 			g.compute.made(g.account.gpuOf(client, owner))
 		}
-	}()
-	if charged || cost == 0 {
-		return g.allocObject(c, client, class, params)
 	}
-	gpu, rep, ok := g.gpuFor(c, client, parent)
-	if !ok {
-		return rep
-	}
-	if !g.reserve(gpu, cost) {
-		return c.status(rm.StatusNoMemory)
-	}
-	rep = g.allocObject(c, client, class, params)
-	if c.undo == nil || !g.account.chargeContext(client, owner, gpu, cost) {
-		g.account.unreserve(gpu, cost)
-	}
-	return rep
+	return p
 }
 
 // reserve takes memory from a GPU's limit. Before it refuses it looks whether something was closed unnoticed.
@@ -307,49 +372,11 @@ func (g *Guard) reserve(gpu int, size quota.Bytes) bool {
 	return g.account.reserve(gpu, size, true)
 }
 
-// gpuFor finds the GPU that memory below a parent handle is charged to.
-func (g *Guard) gpuFor(c *trappedCall, client, parent uint32) (gpu int, rep reply, ok bool) {
-	if gpu = g.account.gpuOf(client, parent); gpu != noGPU {
-		return gpu, replyDone, true
-	}
-	// Not below a device that the guard has seen: RM would refuse it, so the guard does.
-	return noGPU, c.status(rm.StatusInvalidObjectParent), false
-}
-
-// allocObject makes an object that takes no device memory worth counting.
-func (g *Guard) allocObject(c *trappedCall, client uint32, class rm.Class, params []byte) reply {
-	o := object{parent: rm.U32(c.call.Outer, rm.AllocParent), class: class.ID, kind: class.Kind, gpu: noGPU, engine: engineType(class, params)}
-	if class.Kind == rm.ClassChannel && len(params) > rm.ChannelUserdOffset+8 {
-		o.userd = userd{rm.U32(params, rm.ChannelUserdMemory), rm.U64(params, rm.ChannelUserdOffset)}
-		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
-	}
-	if class.Kind == rm.ClassProfiler {
-		o.streams = &streams{}
-	}
-	if class.Kind == rm.ClassFabric { // an NVLink address of memory of this client (peer access between the container's GPUs)
-		o.of = rm.U32(params, g.abi.FabricVidmemOff())
-		if g.account.isSpilled(client, o.of) {
-			return g.refuseSpilled(c, "fabric")
-		}
-	}
-	if class.Kind == rm.ClassDevice {
-		gpu, ok := g.deviceGPU(c, client, params)
-		if !ok {
-			return c.status(rm.StatusInvalidDevice)
-		}
-		o.gpu = gpu
-	}
-	if !c.valid() {
-		return replyDone
-	}
-	status, e := c.execStatus()
-	if e != 0 || status != rm.StatusOK {
-		return fail(e)
-	}
-	o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-	g.account.addObject(client, o, noGPU, 0, 0)
-	c.undo = g.undoObject(c.target(), client, o.handle)
-	return replyDone
+// gpuFor finds the GPU that memory below a parent handle is charged to. False: it is not below a device that the guard has seen. RM would
+// refuse that, so the guard does.
+func (g *Guard) gpuFor(client, parent uint32) (gpu int, ok bool) {
+	gpu = g.account.gpuOf(client, parent)
+	return gpu, gpu != noGPU
 }
 
 // deviceGPU tells which of the container's GPUs a device object would be on. The parameters name it by RM's device

@@ -38,6 +38,12 @@ type trappedCall struct {
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
+	// locked are the clients whose calls wait for this one.
+	locked callLock
+	// What the call is, where the escape alone does not tell.
+	control rm.Control
+	class   rm.Class
+	params  []byte // of RM_CONTROL and RM_ALLOC
 	// repeated marks a call that got the answer of the thread's last one, see answered.
 	repeated bool
 }
@@ -158,40 +164,6 @@ func appendChanged(parts []memoryPart, addr uint64, before, now []byte) []memory
 		last--
 	}
 	return append(parts, memoryPart{addr + uint64(first), now[first:last]})
-}
-
-// status answers with an RM status and no effect.
-func (c *trappedCall) status(s uint32) reply {
-	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
-	if !ok {
-		return fail(unix.EINVAL)
-	}
-	rm.PutU32(c.call.Outer, off, s)
-	return replyDone
-}
-
-// execStatus makes the call and reads the RM status that came back.
-func (c *trappedCall) execStatus() (uint32, syscall.Errno) {
-	if e := c.exec(); e != 0 {
-		return rm.StatusGeneric, e
-	}
-	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
-	if !ok {
-		return rm.StatusOK, 0
-	}
-	return rm.U32(c.call.Outer, off), 0
-}
-
-// failedWith reports that the driver has answered with a status.
-func (c *trappedCall) failedWith(status uint32) bool {
-	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
-	return ok && rm.U32(c.call.Outer, off) == status
-}
-
-// exec makes the call for the task.
-func (c *trappedCall) exec() syscall.Errno {
-	c.executed = true
-	return c.g.driver.Exec(c.target(), &c.call)
 }
 
 // savedCall is a call that was carried out but whose caller was interrupted by a signal before the answer. The kernel

@@ -49,7 +49,7 @@ type card struct {
 	idle   atomic.Bool // without work at the last step
 
 	mu       sync.Mutex
-	plan     plan
+	plan     entitlement
 	paused   bool // by cgpu pause
 	held     bool // by the guard itself, see hold
 	tracker  *sched.Tracker
@@ -84,8 +84,8 @@ type card struct {
 	patience  time.Duration  // between looks while nothing is switched
 }
 
-// plan is what the ledger says of the container on a GPU.
-type plan struct {
+// entitlement is what the ledger says of the container on a GPU.
+type entitlement struct {
 	card      sched.Card
 	effective sched.Policy
 	share     sched.Share
@@ -111,7 +111,7 @@ func newCompute(g *Guard) *compute {
 	for i, x := range g.cfg.GPUs {
 		if !x.Native {
 			c.cards = append(c.cards, &card{c: c, gpu: i, kick: make(chan struct{}, 1), tracker: sched.NewTracker(),
-				set: map[groupRef]time.Duration{}, missing: map[*client]*absence{}, slice: c.timing.Base, plan: plan{card: s.Card(), share: sched.Share{Weight: 1}}})
+				set: map[groupRef]time.Duration{}, missing: map[*client]*absence{}, slice: c.timing.Base, plan: entitlement{card: s.Card(), share: sched.Share{Weight: 1}}})
 		}
 	}
 	return c
@@ -659,7 +659,7 @@ func (x *card) status() *ComputeStatus {
 }
 
 // adopt makes a plan out of what the ledger says.
-func (x *card) adopt(p plan) {
+func (x *card) adopt(p entitlement) {
 	x.mu.Lock()
 	x.paused = p.suspended
 	p.suspended = p.suspended || x.held
@@ -686,7 +686,7 @@ func (c *compute) hold(on bool) {
 }
 
 // change puts a plan in force and tells whether it is another one. The caller holds x.mu.
-func (x *card) change(p plan) bool {
+func (x *card) change(p entitlement) bool {
 	changed := x.plan != p
 	x.plan = p
 	if changed {
@@ -730,7 +730,7 @@ func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
 				continue
 			}
 			card := cardOf(gpu.UUID)
-			p := plan{card: card, effective: card.Effective(shares[gpu.UUID]), share: v.Share(), suspended: records[own].Paused}
+			p := entitlement{card: card, effective: card.Effective(shares[gpu.UUID]), share: v.Share(), suspended: records[own].Paused}
 			if capped, ok := card.Cap(p.share); ok {
 				p.cap, p.slot = capped, slots[gpu.UUID]
 			}

@@ -176,7 +176,7 @@ func TestSlicesBeside(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []*fakeContainer{a, b} {
 		c.card().board = newBoard(t, dir)
-		c.set(func(p *plan) {
+		c.set(func(p *entitlement) {
 			p.card = sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
 			p.share.Weight = 9
 		})

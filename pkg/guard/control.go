@@ -6,6 +6,31 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
+// controls are the rules of the kinds of RM_CONTROL that need more than the checks of onControl. ControlDeny and ControlDebugRead and …Write
+// never come here (onControl).
+var controls = map[rm.ControlKind]rule{
+	rm.ControlSwallow:        {check: swallow},
+	rm.ControlGPUQuery:       {check: (*Guard).checkGPUQuery},
+	rm.ControlAttach:         {check: (*Guard).checkAttach},
+	rm.ControlPreemptionMode: {check: (*Guard).checkPreemptionMode},
+	rm.ControlCacheFlush:     {check: (*Guard).checkCacheFlush},
+	rm.ControlPidInfo:        {check: (*Guard).checkPidInfo},
+	rm.ControlPeerMemory:     {check: (*Guard).checkPeerMemory},
+	rm.ControlFD:             {locks: true, check: (*Guard).checkFile},
+	rm.ControlCreateExportFD: {locks: true, check: (*Guard).checkFile},
+	rm.ControlExportFD:       {locks: true, check: (*Guard).checkFile},
+	rm.ControlExportFDs:      {locks: true, check: (*Guard).checkFile},
+	rm.ControlImportFD:       {locks: true, check: (*Guard).checkFile},
+	rm.ControlImportFDs:      {locks: true, check: (*Guard).checkFile},
+	rm.ControlSchedule:       {check: (*Guard).checkSchedule},
+	rm.ControlOwnChannel:     {locks: true, check: (*Guard).checkOwnChannel},
+	rm.ControlResetChannel:   {locks: true, check: (*Guard).checkReset},
+	rm.ControlRegOps:         {clients: regOpsClients, locks: true, check: (*Guard).checkRegOps},
+	rm.ControlStreamAlloc:    {locks: true, check: (*Guard).checkStream},
+	rm.ControlStreamFree:     {locks: true, check: (*Guard).checkStream},
+	rm.ControlStreamBind:     {locks: true, check: (*Guard).checkStream},
+}
+
 // onControl handles RM_CONTROL: known controls pass on a private copy, unknown ones are answered "not supported".
 func (g *Guard) onControl(c *trappedCall) reply {
 	o := c.call.Outer
@@ -15,9 +40,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 		ctl, ok = simControl(cmd)
 	}
 	if !ok || ctl.Kind == rm.ControlDeny {
-		g.logOnce("control"+rm.ControlName(cmd), "denied a control", "control", rm.ControlName(cmd))
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusNotSupported)
+		return c.deny(rm.StatusNotSupported, "control"+rm.ControlName(cmd), "denied a control", "control", rm.ControlName(cmd))
 	}
 	if g.deniesProfiler(ctl.Profiling, ctl.Name) {
 		return c.status(rm.StatusInsufficientPermissions)
@@ -26,32 +49,31 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if rm.U32(o, rm.ControlFlags) != 0 {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	client := rm.U32(o, rm.ControlClient)
-	if !g.owns(c, client) {
+	if !g.owns(c, c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
 	}
+	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)
 	if size > rm.MaxControlParams || ctl.Size != 0 && int(size) != ctl.Size {
 		return c.status(rm.StatusInvalidParamStruct)
 	}
-	params, ok := c.loadBlock(-1, rm.ControlParams, int(size))
-	if !ok {
+	if c.params, ok = c.loadBlock(-1, rm.ControlParams, int(size)); !ok {
 		return fail(unix.EFAULT)
 	}
-	if len(params) == 0 && (ctl.Size != 0 || len(ctl.Pointers) > 0) {
+	if len(c.params) == 0 && (ctl.Size != 0 || len(ctl.Pointers) > 0) {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	for _, off := range ctl.Clear {
-		rm.PutU64(params, off, 0)
+		rm.PutU64(c.params, off, 0)
 	}
 	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
-		return g.onDebugMemory(c, ctl, client)
+		return g.onDebugMemory(c)
 	}
 	if ctl.HoldsLocks > 0 && !g.payFor(c, ctl.HoldsLocks) {
 		return fail(unix.EINTR)
 	}
 	for _, p := range ctl.Pointers {
-		n, ok := p.Bytes(params)
+		n, ok := p.Bytes(c.params)
 		if !ok {
 			return c.status(rm.StatusInvalidArgument)
 		}
@@ -60,47 +82,22 @@ func (g *Guard) onControl(c *trappedCall) reply {
 		}
 	}
 	for _, off := range ctl.ClientHandles {
-		if h := rm.U32(params, off); h != 0 && !g.account.ownsClient(h) {
-			g.logOnce("ctlclient"+ctl.Name, "denied a control that names another container's client", "control", ctl.Name)
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusInvalidClient)
+		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
+			return c.deny(rm.StatusInvalidClient, "ctlclient"+ctl.Name, "denied a control that names another container's client", "control", ctl.Name)
 		}
 	}
-	if rep, ok := g.checkControl(c, ctl, params); !ok {
-		return rep
+	r := controls[ctl.Kind]
+	if r.check == nil {
+		r.check = (*Guard).checkFlat
 	}
-	if ctl.Kind == rm.ControlSwallow {
-		return c.status(rm.StatusOK)
+	if r.clients == nil {
+		r.clients = outerClient(rm.ControlClient)
 	}
-	if ctl.Kind == rm.ControlPeerMemory && g.account.isSpilled(client, rm.U32(params, rm.PeerMemoryHandle)) {
-		// libcuda registers every allocation for other devices' direct access. That takes device memory; nobody can use what is
-		// not registered, and so nothing is lost but that.
-		return c.status(rm.StatusOK)
-	}
-	if ctl.FDOff >= 0 {
-		return g.onControlWithFile(c, ctl, params)
-	}
-	switch ctl.Kind {
-	case rm.ControlSchedule:
-		return g.onSchedule(c, client, params)
-	case rm.ControlOwnChannel, rm.ControlResetChannel:
-		return g.onFailed(c, ctl, client, params)
-	case rm.ControlRegOps:
-		return g.onRegOps(c, params)
-	case rm.ControlStreamAlloc, rm.ControlStreamFree, rm.ControlStreamBind:
-		return g.onStream(c, ctl, client, params)
-	}
-	if !c.valid() {
-		return replyDone
-	}
-	status, e := c.execStatus()
-	if e == 0 && status == rm.StatusOK {
-		g.present(c, ctl, params)
-	} else if ctl.Kind == rm.ControlPidInfo {
-		copy(params, c.before[1]) // the host's process numbers stay here
-	}
-	return fail(e)
+	return g.serveBy(r, c)
 }
+
+func (c *trappedCall) controlClient() uint32 { return rm.U32(c.call.Outer, rm.ControlClient) }
+func (c *trappedCall) controlObject() uint32 { return rm.U32(c.call.Outer, rm.ControlObject) }
 
 // simControl knows the controls that only the simulated driver has (sim.CtrlSubmit, sim.CtrlWork), by which a test puts work on a
 // channel group. A real GPU gets its work through memory. The numbers stand here again because a guard does not import its driver.
@@ -114,33 +111,58 @@ func simControl(cmd uint32) (rm.Control, bool) {
 	return rm.Control{}, false
 }
 
-// checkControl refuses what a control must not ask, and translates what it asks into the host's terms. False: answer with
-// the reply.
-func (g *Guard) checkControl(c *trappedCall, ctl rm.Control, params []byte) (reply, bool) {
-	switch ctl.Kind {
-	case rm.ControlGPUQuery:
-		if !g.ownsGPUID(rm.U32(params, 0)) {
-			return c.status(rm.StatusInvalidArgument), false
-		}
-	case rm.ControlAttach:
-		g.rewriteAttach(params)
-	case rm.ControlPreemptionMode:
-		// Without compute preemption (CILP) a long kernel cannot be stopped at the end of its timeslice.
-		if rm.U32(params, rm.PreemptFlags)&1 != 0 && rm.U32(params, rm.PreemptCILP) != rm.PreemptModeCILP {
-			g.logOnce("cilp", "denied a compute preemption mode other than CILP")
-			return c.status(rm.StatusNotSupported), false
-		}
-	case rm.ControlCacheFlush:
-		// Lines that a neighbour has written go to memory; they are never just dropped.
-		if flags := rm.U32(params, rm.CacheFlushFlags); flags&rm.CacheFlushInvalidate != 0 {
-			rm.PutU32(params, rm.CacheFlushFlags, flags|rm.CacheFlushWriteBack)
-		}
-	case rm.ControlPidInfo:
-		if !g.translatePidInfo(params) {
-			return c.status(rm.StatusInvalidArgument), false
-		}
+// checkFlat: the driver's answer is rewritten to what the container may see.
+func (g *Guard) checkFlat(c *trappedCall) plan {
+	return plan{ask: true, settle: func() { g.present(c, c.control, c.params) }}
+}
+
+func swallow(_ *Guard, c *trappedCall) plan { return answer(c.status(rm.StatusOK)) }
+
+func (g *Guard) checkGPUQuery(c *trappedCall) plan {
+	if !g.ownsGPUID(rm.U32(c.params, 0)) {
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
-	return replyDone, true
+	return pass()
+}
+
+func (g *Guard) checkAttach(c *trappedCall) plan {
+	g.rewriteAttach(c.params)
+	return pass()
+}
+
+// checkPreemptionMode: without compute preemption (CILP) a long kernel cannot be stopped at the end of its timeslice.
+func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
+	if rm.U32(c.params, rm.PreemptFlags)&1 != 0 && rm.U32(c.params, rm.PreemptCILP) != rm.PreemptModeCILP {
+		g.logOnce("cilp", "denied a compute preemption mode other than CILP")
+		return answer(c.status(rm.StatusNotSupported))
+	}
+	return pass()
+}
+
+// checkCacheFlush: lines that a neighbour has written go to memory; they are never just dropped.
+func (g *Guard) checkCacheFlush(c *trappedCall) plan {
+	if flags := rm.U32(c.params, rm.CacheFlushFlags); flags&rm.CacheFlushInvalidate != 0 {
+		rm.PutU32(c.params, rm.CacheFlushFlags, flags|rm.CacheFlushWriteBack)
+	}
+	return pass()
+}
+
+func (g *Guard) checkPidInfo(c *trappedCall) plan {
+	if !g.translatePidInfo(c.params) {
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
+	p := g.checkFlat(c)
+	p.cancel = func() { copy(c.params, c.before[1]) } // the host's process numbers stay here
+	return p
+}
+
+// checkPeerMemory: libcuda registers every allocation for other devices' direct access. That takes device memory; nobody can use what is
+// not registered, and so nothing is lost but that.
+func (g *Guard) checkPeerMemory(c *trappedCall) plan {
+	if g.account.isSpilled(c.controlClient(), rm.U32(c.params, rm.PeerMemoryHandle)) {
+		return answer(c.status(rm.StatusOK))
+	}
+	return pass()
 }
 
 // rewriteAttach turns "all GPUs" into the container's own, and drops others from a list (NV0000_CTRL_CMD_GPU_ATTACH_IDS).
@@ -172,92 +194,93 @@ func (g *Guard) filterIDs(params []byte, off int) {
 	}
 }
 
-// onControlWithFile handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
+// checkFile handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
 // imports of objects move references to memory, the others do not.
-func (g *Guard) onControlWithFile(c *trappedCall, ctl rm.Control, params []byte) reply {
-	number := rm.U32(params, ctl.FDOff)
-	fd, err := c.k.getFile(int(int32(number)))
+func (g *Guard) checkFile(c *trappedCall) plan {
+	number := rm.U32(c.params, c.control.FDOff)
+	fd, as, err := c.controlFile(number)
 	if err != nil {
-		return c.status(rm.StatusInvalidArgument)
+		g.logOnce("ctlfd"+c.control.Name, "denied a control that names a file other than nvidiactl", "control", c.control.Name)
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
-	defer unix.Close(fd)
-	n, _, err := g.nodes.classify(fd)
-	if err != nil || n.kind != nodeControl {
-		g.logOnce("ctlfd"+ctl.Name, "denied a control that names a file other than nvidiactl", "control", ctl.Name)
-		return c.status(rm.StatusInvalidArgument)
-	}
-	f, err := g.followFile(fd, n)
+	f, err := g.followFile(fd, node{kind: nodeControl})
 	if err != nil {
-		return c.status(rm.StatusInsufficientResources)
+		_ = unix.Close(fd)
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	if g.driver.Native() {
-		rm.PutU32(params, ctl.FDOff, uint32(fd))
-	} else {
-		rm.PutU32(params, ctl.FDOff, uint32(f.sim))
+	f.uvm.Lock() // or two exports to one position could be noted in another order than the driver saw them
+	rm.PutU32(c.params, c.control.FDOff, as)
+	p := g.checkExport(c, f)
+	p.done = func() {
+		rm.PutU32(c.params, c.control.FDOff, number)
+		f.uvm.Unlock()
+		_ = unix.Close(fd)
 	}
-	rep := g.execExport(c, ctl, params, f)
-	rm.PutU32(params, ctl.FDOff, number)
-	return rep
+	return p
 }
 
-// execExport carries out a control with a file and keeps the charges right. An exported object stays alive with the file
-// (RmExportObject makes a dup that the file owns), an imported one gets one more handle.
-func (g *Guard) execExport(c *trappedCall, ctl rm.Control, params []byte, f *file) reply {
-	client := rm.U32(c.call.Outer, rm.ControlClient)
-	lock, ok := g.account.lockCalls(client, client)
+// checkExport keeps the charges right. An exported object stays alive with the file (RmExportObject makes a dup that the file owns), an
+// imported one gets one more handle.
+func (g *Guard) checkExport(c *trappedCall, f *file) plan {
+	client := c.controlClient()
+	objects, first, ok := exported(c)
 	if !ok {
-		return c.status(rm.StatusInvalidClient)
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
-	defer lock.unlock()
-	// What the file will hold, from position first on; nil for what takes no device memory.
-	var held []*charge
-	first := 0
-	release := func() {
-		for _, ch := range held {
-			g.account.unhold(ch)
+	for _, h := range objects {
+		if g.account.isSpilled(client, h) {
+			return answer(g.refuseSpilled(c, "export"))
 		}
 	}
-	if g.exportsSpilled(client, ctl, params) {
-		return g.refuseSpilled(c, "export")
-	}
-	switch ctl.Kind {
-	case rm.ControlExportFD:
-		held = append(held, g.account.hold(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle)))
-	case rm.ControlExportFDs:
-		count := int(rm.U16(params, exportObjectsCount))
-		first = int(rm.U16(params, exportObjectsIndex))
-		if count > exportObjectsMax || first+count > maxExports {
-			return c.status(rm.StatusInvalidArgument)
-		}
-		for i := range count {
-			held = append(held, g.account.hold(client, rm.U32(params, exportObjectsList+4*i)))
-		}
+	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
 		if !g.account.room(rm.ClassPlain, 0, 0) {
-			return c.status(rm.StatusInsufficientResources)
+			return answer(c.status(rm.StatusInsufficientResources))
 		}
 		if g.driver.Native() && !g.exportedHere(f) {
 			// What an exporter in another container put there is charged to nobody here.
-			g.logOnce("import", "denied the import of memory that was not exported in this container")
-			g.stats.denied.Add(1)
-			return c.status(rm.StatusInsufficientPermissions)
+			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
 	}
-	f.uvm.Lock() // or two exports to one position could be noted in another order than the driver saw them
-	defer f.uvm.Unlock()
-	if !c.valid() {
-		release()
-		return replyDone
+	// What the file will hold, from position first on; nil for what takes no device memory.
+	var held []*charge
+	for _, h := range objects {
+		held = append(held, g.account.hold(client, h))
 	}
-	status, e := c.execStatus()
-	if e != 0 || status != rm.StatusOK {
-		release()
-		return fail(e)
+	return plan{ask: true, cancel: func() {
+		for _, ch := range held {
+			g.account.unhold(ch)
+		}
+	}, settle: func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.exports = g.setExports(f.exports, first, held)
+		g.settleExport(c, f)
+	}}
+}
+
+// exported lists the objects that a control puts into a file, and the position of the first.
+func exported(c *trappedCall) (objects []uint32, first int, ok bool) {
+	switch c.control.Kind {
+	case rm.ControlExportFD:
+		return []uint32{rm.U32(c.params, rm.ExportFDObject+rm.ExportObjectHandle)}, 0, true
+	case rm.ControlExportFDs:
+		count := int(rm.U16(c.params, exportObjectsCount))
+		first = int(rm.U16(c.params, exportObjectsIndex))
+		if count > exportObjectsMax || first+count > maxExports {
+			return nil, 0, false
+		}
+		for i := range count {
+			objects = append(objects, rm.U32(c.params, exportObjectsList+4*i))
+		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.exports = g.setExports(f.exports, first, held)
-	switch ctl.Kind {
+	return objects, first, true
+}
+
+// settleExport records what the driver did with a file, which is locked.
+func (g *Guard) settleExport(c *trappedCall, f *file) {
+	client, params := c.controlClient(), c.params
+	switch c.control.Kind {
 	case rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs:
 		f.exporter = true
 		f.rooted = true // it is an export file now, no client may be made on it
@@ -274,22 +297,6 @@ func (g *Guard) execExport(c *trappedCall, ctl rm.Control, params []byte, f *fil
 			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), chargeAt(f.exports, index+i))
 		}
 	}
-	return replyDone
-}
-
-// exportsSpilled reports that an export names memory that was spilled.
-func (g *Guard) exportsSpilled(client uint32, ctl rm.Control, params []byte) bool {
-	switch ctl.Kind {
-	case rm.ControlExportFD:
-		return g.account.isSpilled(client, rm.U32(params, rm.ExportFDObject+rm.ExportObjectHandle))
-	case rm.ControlExportFDs:
-		for i := range min(int(rm.U16(params, exportObjectsCount)), exportObjectsMax) {
-			if g.account.isSpilled(client, rm.U32(params, exportObjectsList+4*i)) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // setExports notes what a file holds from a position on. What was there before the driver has let go

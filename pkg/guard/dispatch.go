@@ -237,12 +237,7 @@ func (c *trappedCall) failed(rep reply) bool {
 	if rep.errno != 0 {
 		return true
 	}
-	if rm.UVMShaped(c.call.Cmd) {
-		form, ok := c.g.abi.UVM(c.call.Cmd)
-		return ok && rm.U32(c.call.Outer, form.Status) != rm.StatusOK
-	}
-	off, ok := c.g.abi.StatusOff(c.call.NR(), c.call.Size())
-	return ok && rm.U32(c.call.Outer, off) != rm.StatusOK
+	return c.statusWord() != rm.StatusOK
 }
 
 // maxSaved bounds the bytes of all saved results of a container.

@@ -133,7 +133,7 @@ func TestEngines(t *testing.T) {
 	c := newFakeContainer(t, 2)
 	work, copies := c.channels(fakeClient, workGroup, 0x100, 3), c.channels(fakeClient, copyGroup, 0x200, 2)
 	c.channels(fakeClient, workGroup+1, 0x300, 3) // on the other GPU
-	suspend := func(on bool) { c.set(func(p *plan) { p.suspended = on }) }
+	suspend := func(on bool) { c.set(func(p *entitlement) { p.suspended = on }) }
 
 	c.compute.turn(c.card(), true)
 	c.isOff(work)
@@ -168,7 +168,7 @@ func TestTurnWithoutChannels(t *testing.T) {
 	if c.compute.turn(c.card(), true); c.card().off {
 		t.Error("a container without channels is off because of a cap")
 	}
-	c.set(func(p *plan) { p.suspended = true })
+	c.set(func(p *entitlement) { p.suspended = true })
 	if c.compute.turn(c.card(), true); !c.card().off || !c.card().offAll {
 		t.Error("a paused container without channels would let new ones run")
 	}
@@ -180,7 +180,7 @@ func TestTurnWithoutChannels(t *testing.T) {
 func TestWanted(t *testing.T) {
 	const ms = time.Millisecond
 	slot := sched.Slot{Start: 20 * ms, On: 30 * ms, Cycle: 100 * ms}
-	capped := plan{cap: 300, slot: slot}
+	capped := entitlement{cap: 300, slot: slot}
 	base := 1000 * time.Second // a cycle begins
 	for _, c := range []struct {
 		name  string
@@ -192,7 +192,7 @@ func TestWanted(t *testing.T) {
 		{"no cap", func(x *card) { x.busy = 1 }, base, false, 0},
 		{"not begun", func(x *card) { x.active.Store(false); x.plan.suspended = true }, base, true, 0},
 		{"not begun, capped", func(x *card) { x.active.Store(false); x.plan = capped }, base, false, 0},
-		{"suspended", func(x *card) { x.plan = plan{suspended: true} }, base, true, 0},
+		{"suspended", func(x *card) { x.plan = entitlement{suspended: true} }, base, true, 0},
 		{"suspended, in its slot", func(x *card) { x.plan = capped; x.plan.suspended = true; x.busy = 1 }, base + 30*ms, true, 0},
 		{"before its slot", func(x *card) { x.plan = capped; x.busy = 1 }, base + 10*ms, true, base + 20*ms},
 		{"its slot begins", func(x *card) { x.plan = capped; x.busy = 1 }, base + 20*ms, false, base + 50*ms},
@@ -227,7 +227,9 @@ func TestDuty(t *testing.T) {
 	names := c.channels(fakeClient, workGroup, 0x100, 2)
 	c.card().active.Store(true)
 	go c.compute.duty()
-	c.set(func(p *plan) { p.cap, p.slot = 500, sched.Slot{On: 2 * time.Millisecond, Cycle: 4 * time.Millisecond} })
+	c.set(func(p *entitlement) {
+		p.cap, p.slot = 500, sched.Slot{On: 2 * time.Millisecond, Cycle: 4 * time.Millisecond}
+	})
 	turns := 0
 	eventually(t, "three cycles", func() bool {
 		for _, l := range c.d.take() {
@@ -237,14 +239,14 @@ func TestDuty(t *testing.T) {
 		}
 		return turns >= 6
 	})
-	c.set(func(p *plan) { *p = plan{suspended: true} })
+	c.set(func(p *entitlement) { *p = entitlement{suspended: true} })
 	eventually(t, "suspended", func() bool {
 		c.compute.running.Lock()
 		defer c.compute.running.Unlock()
 		return c.card().offAll
 	})
 	c.isOff(names)
-	c.set(func(p *plan) { *p = plan{} })
+	c.set(func(p *entitlement) { *p = entitlement{} })
 	eventually(t, "resumed", func() bool { return c.d.offNow() == 0 })
 }
 
@@ -290,12 +292,12 @@ func TestResumeIsRepeated(t *testing.T) {
 	c.compute.turn(x, false)
 
 	x.active.Store(true)
-	c.set(func(p *plan) { p.suspended = true })
+	c.set(func(p *entitlement) { p.suspended = true })
 	go c.compute.duty()
 	eventually(t, "paused", func() bool { return c.d.offNow() == 2 })
 	refuse(busy)
 	c.d.take()
-	c.set(func(p *plan) { p.suspended = false })
+	c.set(func(p *entitlement) { p.suspended = false })
 	eventually(t, "a try", func() bool { return len(c.d.take()) > 0 })
 	refuse(nil)
 	eventually(t, "resumed", func() bool { return c.d.offNow() == 0 })

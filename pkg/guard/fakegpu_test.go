@@ -244,7 +244,7 @@ func (c *fakeContainer) channels(client, group, first uint32, n int) (names []fa
 func (c *fakeContainer) card() *card { return c.compute.cards[0] }
 
 // set changes what the ledger says of the first GPU.
-func (c *fakeContainer) set(f func(p *plan)) {
+func (c *fakeContainer) set(f func(p *entitlement)) {
 	c.card().mu.Lock()
 	p := c.card().plan
 	c.card().mu.Unlock()

@@ -104,7 +104,7 @@ func TestFollow(t *testing.T) {
 		c.compute.follow()
 		close(ended)
 	}()
-	plan := func() plan {
+	plan := func() entitlement {
 		c.card().mu.Lock()
 		defer c.card().mu.Unlock()
 		return c.card().plan

@@ -22,43 +22,29 @@ type streams struct {
 	given uint64 // the indices that the driver gave, a bit each, for good: what is freed is cleared. A GB100 has 20
 }
 
-// onStream carries out the calls on a profiler's streams. The driver keeps them in arrays that it makes when the first is asked for,
+// checkStream: the calls on a profiler's streams. The driver keeps them in arrays that it makes when the first is asked for,
 // does not clear, and reads at the index that the caller names, or at 0 where none was made (kern_profiler_v2_ctrl.c,
 // profilerBaseCtrlCmdAllocPmaStream_IMPL, …FreePmaStream_IMPL and …BindPmResources_IMPL, at least in 535 to 595). What it finds there it
 // follows as a pointer; so only what it has itself put there may be named.
-func (g *Guard) onStream(c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		return c.status(rm.StatusInvalidClient)
-	}
-	defer lock.unlock()
-	s := g.account.streamsOf(client, rm.U32(c.call.Outer, rm.ControlObject))
+func (g *Guard) checkStream(c *trappedCall) plan {
+	s := g.account.streamsOf(c.controlClient(), c.controlObject())
 	if s == nil {
-		return c.status(rm.StatusInvalidObject)
+		return answer(c.status(rm.StatusInvalidObject))
 	}
-	switch ctl.Kind {
+	switch c.control.Kind {
 	case rm.ControlStreamFree:
-		if i := rm.U32(params, rm.StreamFreeIndex); s.given&(1<<i) == 0 {
-			return c.status(rm.StatusInvalidArgument)
+		if i := rm.U32(c.params, rm.StreamFreeIndex); s.given&(1<<i) == 0 {
+			return answer(c.status(rm.StatusInvalidArgument))
 		}
 	case rm.ControlStreamBind:
 		if s.asked && s.given == 0 {
-			return c.status(rm.StatusInvalidState)
+			return answer(c.status(rm.StatusInvalidState))
 		}
+	case rm.ControlStreamAlloc:
+		s.asked = true
+		return plan{ask: true, settle: func() { s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) }} // nothing from 64 on
 	}
-	if !c.valid() {
-		return replyDone
-	}
-	if ctl.Kind != rm.ControlStreamAlloc {
-		return fail(c.exec())
-	}
-	s.asked = true
-	status, e := c.execStatus()
-	if e != 0 || status != rm.StatusOK {
-		return fail(e)
-	}
-	s.given |= 1 << rm.U32(params, rm.StreamAllocIndex) // nothing from 64 on
-	return replyDone
+	return pass()
 }
 
 // streamsOf are those of a profiler object; nil: it is none.

@@ -38,33 +38,26 @@ func (g *Guard) payFor(c *trappedCall, locks time.Duration) bool {
 	return wait == 0
 }
 
-// onFailed carries out a call on the container's own channel: CLEAR_ALL_SM_ERROR_STATES, and RESET_CHANNEL, which ends it. The driver does
-// not check the engine that the latter names (kernel_channel.c, kchannelCtrlCmdResetChannel_IMPL), and its firmware resets that; so it
-// must be the channel's own.
-func (g *Guard) onFailed(c *trappedCall, ctl rm.Control, client uint32, params []byte) reply {
-	handle := rm.U32(params, 0)
-	if ctl.Kind == rm.ControlResetChannel {
-		handle = rm.U32(c.call.Outer, rm.ControlObject)
+// checkOwnChannel: a call on the container's own channel (CLEAR_ALL_SM_ERROR_STATES).
+func (g *Guard) checkOwnChannel(c *trappedCall) plan {
+	if _, ok := g.account.engineOf(c.controlClient(), rm.U32(c.params, 0)); !ok {
+		return answer(c.status(rm.StatusInvalidObject))
 	}
-	lock, ok := g.account.lockCalls(client, client)
+	return pass()
+}
+
+// checkReset: RESET_CHANNEL ends a channel. The driver does not check the engine that it names (kernel_channel.c,
+// kchannelCtrlCmdResetChannel_IMPL), and its firmware resets that; so it must be the channel's own.
+func (g *Guard) checkReset(c *trappedCall) plan {
+	own, ok := g.account.engineOf(c.controlClient(), c.controlObject())
 	if !ok {
-		return c.status(rm.StatusInvalidClient)
+		return answer(c.status(rm.StatusInvalidObject))
 	}
-	defer lock.unlock()
-	engine, ok := g.account.engineOf(client, handle)
-	if !ok {
-		return c.status(rm.StatusInvalidObject)
+	engine := rm.U32(c.params, rm.ResetEngine)
+	if own == 0 || engine != own || rm.U32(c.params, rm.ResetSubdevice) != 0 || rm.U32(c.params, rm.ResetReason) > rm.ResetReasonLast {
+		return answer(c.deny(rm.StatusInvalidArgument, "reset", "denied the reset of an engine that is not the channel's own", "engine", engine, "own", own))
 	}
-	if ctl.Kind == rm.ControlResetChannel && (engine == 0 || rm.U32(params, rm.ResetEngine) != engine ||
-		rm.U32(params, rm.ResetSubdevice) != 0 || rm.U32(params, rm.ResetReason) > rm.ResetReasonLast) {
-		g.logOnce("reset", "denied the reset of an engine that is not the channel's own", "engine", rm.U32(params, rm.ResetEngine), "own", engine)
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusInvalidArgument)
-	}
-	if !c.valid() {
-		return replyDone
-	}
-	return fail(c.exec())
+	return pass()
 }
 
 // dumpOp is the one register that CUDA's core dumps write (CUDA_ENABLE_COREDUMP_ON_EXCEPTION): a bit of the channel's own context, as an
@@ -78,36 +71,30 @@ func dumpOp() []byte {
 	return b
 }
 
-// onRegOps carries out EXEC_REG_OPS of a core dump, on a channel of the container's, and nothing else.
-func (g *Guard) onRegOps(c *trappedCall, params []byte) reply {
-	client := rm.U32(params, rm.RegOpsClient)
-	if !bytes.Equal(c.call.Blocks[1].Data, dumpOp()) || rm.U64(params, rm.RegOpsRoute) != 0 || rm.U64(params, rm.RegOpsRoute+8) != 0 {
-		g.logOnce("regops", "denied access to the GPU's registers")
-		g.stats.denied.Add(1)
-		return c.status(rm.StatusNotSupported)
+// checkRegOps: EXEC_REG_OPS of a core dump, on a channel of the container's, and nothing else.
+func (g *Guard) checkRegOps(c *trappedCall) plan {
+	if !bytes.Equal(c.call.Blocks[1].Data, dumpOp()) || rm.U64(c.params, rm.RegOpsRoute) != 0 || rm.U64(c.params, rm.RegOpsRoute+8) != 0 {
+		return answer(c.deny(rm.StatusNotSupported, "regops", "denied access to the GPU's registers"))
 	}
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		return c.status(rm.StatusInvalidClient)
+	_, client := regOpsClients(c)
+	if _, ok := g.account.engineOf(client, rm.U32(c.params, rm.RegOpsChannel)); !ok {
+		return answer(c.status(rm.StatusInvalidObject))
 	}
-	defer lock.unlock()
-	if _, ok := g.account.engineOf(client, rm.U32(params, rm.RegOpsChannel)); !ok {
-		return c.status(rm.StatusInvalidObject)
-	}
-	if !c.valid() {
-		return replyDone
-	}
-	return fail(c.exec())
+	return pass()
+}
+
+func regOpsClients(c *trappedCall) (dst, src uint32) {
+	return c.controlClient(), rm.U32(c.params, rm.RegOpsClient)
 }
 
 // chunk is how much of a debugger's read or write the guard carries out at a time: cuda-gdb asks for 16 MiB at once.
 const chunk = 256 << 10
 
 // onDebugMemory carries out DEBUG_READ_MEMORY and DEBUG_WRITE_MEMORY on memory of the debugger object's own client, in pieces.
-func (g *Guard) onDebugMemory(c *trappedCall, ctl rm.Control, client uint32) reply {
-	params := c.call.Blocks[0].Data
+func (g *Guard) onDebugMemory(c *trappedCall) reply {
+	params := c.params
 	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
-	if length == 0 || int(length) > ctl.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
+	if length == 0 || int(length) > c.control.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	b := c.mem.take(min(chunk, int(length)))
@@ -120,7 +107,7 @@ func (g *Guard) onDebugMemory(c *trappedCall, ctl rm.Control, client uint32) rep
 		rm.PutU32(params, rm.DebugMemoryLength, uint32(len(piece)))
 		rm.PutU64(params, rm.DebugMemoryOffset, offset+uint64(done))
 		c.call.Blocks = append(c.call.Blocks[:1], rm.Block{In: 0, Off: rm.DebugMemoryBuffer, Addr: addr + uint64(done), Data: piece})
-		if rep, ok := g.debugPiece(c, ctl, client, memoryPart{addr + uint64(done), piece}); !ok {
+		if rep, ok := g.debugPiece(c, memoryPart{addr + uint64(done), piece}); !ok {
 			return rep
 		}
 		done += uint32(len(piece))
@@ -129,30 +116,17 @@ func (g *Guard) onDebugMemory(c *trappedCall, ctl rm.Control, client uint32) rep
 }
 
 // debugPiece carries out one piece. False: it is the last, and the reply the call's.
-func (g *Guard) debugPiece(c *trappedCall, ctl rm.Control, client uint32, piece memoryPart) (reply, bool) {
-	write := ctl.Kind == rm.ControlDebugWrite
+func (g *Guard) debugPiece(c *trappedCall, piece memoryPart) (reply, bool) {
+	write := c.control.Kind == rm.ControlDebugWrite
 	if write && !readMemory(c.k.tid, piece.addr, piece.data) {
 		return fail(unix.EFAULT), false
 	}
-	if !g.payFor(c, ctl.HoldsLocks) {
+	if !g.payFor(c, c.control.HoldsLocks) {
 		return fail(unix.EINTR), false
 	}
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		return c.status(rm.StatusInvalidClient), false
-	}
-	defer lock.unlock()
-	// The driver takes any object that has an address (_nv83deCtrlCmdDebugAccessMemory): of a range of virtual addresses it would read the
-	// host's memory at the numbers that the container chose. So only what is known to be memory passes.
-	if o, ok := g.account.lookup(client, rm.U32(c.call.Blocks[0].Data, rm.DebugMemoryHandle)); !ok || o.class != classSystem &&
-		(o.kind != rm.ClassVidmem || o.charge == nil) {
-		return c.status(rm.StatusInvalidObject), false
-	}
-	if c.valid() {
-		status, e := c.execStatus()
-		if e != 0 || status != rm.StatusOK {
-			return fail(e), false
-		}
+	rep := g.serveBy(rule{clients: outerClient(rm.ControlClient), locks: true, check: (*Guard).checkDebugPiece}, c)
+	if rep.errno != 0 || c.failed(rep) {
+		return rep, false
 	}
 	// A caller that is away gets no part of an answer: the call comes again, and then begins anew. And its number may be another's.
 	if !c.valid() {
@@ -163,6 +137,16 @@ func (g *Guard) debugPiece(c *trappedCall, ctl rm.Control, client uint32, piece 
 		return fail(unix.EFAULT), false
 	}
 	return replyDone, true
+}
+
+// checkDebugPiece: the driver takes any object that has an address (_nv83deCtrlCmdDebugAccessMemory): of a range of virtual addresses it
+// would read the host's memory at the numbers that the container chose. So only what is known to be memory passes.
+func (g *Guard) checkDebugPiece(c *trappedCall) plan {
+	o, ok := g.account.lookup(c.controlClient(), rm.U32(c.params, rm.DebugMemoryHandle))
+	if !ok || o.class != classSystem && (o.kind != rm.ClassVidmem || o.charge == nil) {
+		return answer(c.status(rm.StatusInvalidObject))
+	}
+	return pass()
 }
 
 // engineOf is the engine of a channel: its group's or, where that does not say, its own; 0 if neither does. False: it is no channel.

@@ -141,31 +141,26 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 	if _, ok := c.loadBlock(-1, rm.AllocParams, 4); !ok { // an optional handle
 		return fail(unix.EFAULT)
 	}
-	c.file.mu.Lock()
-	defer c.file.mu.Unlock()
-	if c.file.rooted || c.file.registered {
+	f := c.file
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rooted || f.registered {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	if !c.valid() {
-		return replyDone
-	}
-	status, e := c.execStatus()
-	if e != 0 || status != rm.StatusOK {
-		return fail(e)
-	}
-	handle := rm.U32(c.call.Outer, rm.AllocObject)
-	c.file.rooted = true
-	c.file.clients++
-	made := g.account.addClient(handle, c.k.proc.tgid, c.file)
-	g.clientMade()
-	t := c.target() // now: c serves other calls by the time of an undo
-	c.undo = func() {
-		if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
-			g.clientGone(made)
+	return c.execute(plan{ask: true, settle: func() {
+		handle := rm.U32(c.call.Outer, rm.AllocObject)
+		f.rooted = true
+		f.clients++
+		made := g.account.addClient(handle, c.k.proc.tgid, f)
+		g.clientMade()
+		t := c.target() // now: c serves other calls by the time of an undo
+		c.undo = func() {
+			if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
+				g.clientGone(made)
+			}
 		}
-	}
-	return replyDone
+	}})
 }
 
 // holdBack settles root allocs that may still be under way before another call is served. It returns false, with the

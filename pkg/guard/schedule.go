@@ -6,40 +6,34 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// onSchedule carries out GPFIFO_SCHEDULE, which lets channels run for the first time, and would let paused ones run again. While
+// checkSchedule: GPFIFO_SCHEDULE lets channels run for the first time, and would let paused ones run again. While
 // the container is off, what runs already needs no permission, and what is new waits until the container is on: to let it run and
 // pause it then would give away a millisecond each time.
-func (g *Guard) onSchedule(c *trappedCall, client uint32, params []byte) reply {
-	handle := rm.U32(c.call.Outer, rm.ControlObject)
-	enable := len(params) == 0 || params[0] != 0
+func (g *Guard) checkSchedule(c *trappedCall) plan {
+	client, handle := c.controlClient(), c.controlObject()
+	enable := len(c.params) == 0 || c.params[0] != 0
 	g.compute.running.Lock()
 	for enable && g.compute.holds(client, handle) {
 		known, turned := g.account.scheduled(client, handle), g.compute.turned
 		g.compute.running.Unlock()
 		if known {
-			return c.status(rm.StatusOK)
+			return answer(c.status(rm.StatusOK))
 		}
 		select {
 		case <-turned:
 		case <-time.After(100 * time.Millisecond): // is the caller still there?
 		}
 		if !c.valid() {
-			return replyDone
+			return answer(replyDone)
 		}
 		g.compute.running.Lock()
 	}
-	defer g.compute.running.Unlock()
-	if !c.valid() {
-		return replyDone
-	}
-	status, e := c.execStatus()
-	if e == 0 && status == rm.StatusOK {
+	return plan{ask: true, done: g.compute.running.Unlock, settle: func() {
 		g.account.setScheduled(client, handle, enable)
 		if enable {
 			g.compute.started(c.target(), client, handle)
 		}
-	}
-	return fail(e)
+	}}
 }
 
 // holds reports, with running held, that channels which a handle names must not begin to run now.

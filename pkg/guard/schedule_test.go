@@ -88,7 +88,7 @@ func TestScheduleWhileOff(t *testing.T) {
 			f := newFakeCall(t, c.Guard, fakeControl)
 			c.schedule(f, workGroup, scheduleGroup, true)
 			c.channels(fakeClient, copyGroup, 0x200, 1)
-			c.set(func(p *plan) { p.suspended = x.paused })
+			c.set(func(p *entitlement) { p.suspended = x.paused })
 			c.compute.turn(c.card(), true)
 			if x.waits && !x.paused {
 				c.channels(fakeClient, workGroup, 0x102, 1)
@@ -105,7 +105,7 @@ func TestScheduleWhileOff(t *testing.T) {
 				if got := c.d.schedules(); len(got) > 0 {
 					t.Fatalf("it waits, but the driver saw %+v", got)
 				}
-				c.set(func(p *plan) { p.suspended = false })
+				c.set(func(p *entitlement) { p.suspended = false })
 				c.compute.turn(c.card(), false)
 			}
 			select {
@@ -150,7 +150,8 @@ func TestScheduleOfTheGone(t *testing.T) {
 	f.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, len(o))), Outer: o}
 	done := make(chan reply, 1)
 	f.l = &listener{fd: -1}
-	go func() { done <- c.onSchedule(&f.trappedCall, fakeClient, p) }()
+	f.params = p
+	go func() { done <- f.execute(c.checkSchedule(&f.trappedCall)) }()
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):

@@ -38,21 +38,16 @@ func (g *Guard) spills(gpu int, want quota.Bytes) bool {
 	return !u.fits(want)
 }
 
-// allocSpilled makes host memory in place of device memory.
-func (g *Guard) allocSpilled(c *trappedCall, client uint32, gpu int, want quota.Bytes, params []byte) reply {
-	o := c.call.Outer
+// makeSpilled is the plan of host memory in place of device memory.
+func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 	if !g.account.reserveSpill(gpu, want) {
-		return c.status(rm.StatusNoMemory)
+		return answer(c.status(rm.StatusNoMemory))
 	}
-	cancel := func() { g.account.unreserveSpill(gpu, want) }
 	if !g.hostHasRoom(want) {
-		cancel()
-		return c.status(rm.StatusNoMemory)
+		g.account.unreserveSpill(gpu, want)
+		return answer(c.status(rm.StatusNoMemory))
 	}
-	if !c.valid() {
-		cancel()
-		return replyDone
-	}
+	o, params, client := c.call.Outer, c.params, c.allocClient()
 	before := [3]uint32{rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2)}
 	rm.PutU32(o, rm.AllocClass, classSystem)
 	rm.PutU32(params, rm.MemoryFlags, spillFlags)
@@ -60,27 +55,26 @@ func (g *Guard) allocSpilled(c *trappedCall, client uint32, gpu int, want quota.
 	rm.PutU32(params, rm.MemoryAttr2, spillAttr2)
 	rm.PutU64(params, rm.MemoryAlignment, 0) // of a physical address, which this memory has none of
 	rm.PutU64(params, rm.MemorySize, uint64(want))
-	status, e := c.execStatus()
-	granted := quota.Bytes(rm.U64(params, rm.MemorySize))
-	if e != 0 || status != rm.StatusOK {
-		cancel()
+	return plan{ask: true, cancel: func() {
+		g.account.unreserveSpill(gpu, want)
+		status := c.statusWord()
 		c.takeBack()
-		if e != 0 {
-			return fail(e)
+		if c.executed {
+			c.status(status)
 		}
-		return c.status(status)
-	}
-	rm.PutU32(o, rm.AllocClass, classVidmem)
-	rm.PutU32(params, rm.MemoryFlags, before[0])
-	rm.PutU32(params, rm.MemoryAttr, before[1])
-	rm.PutU32(params, rm.MemoryAttr2, before[2])
-	copy(params[rm.MemoryAlignment:rm.MemoryAlignment+8], c.before[1][rm.MemoryAlignment:])
-	handle := rm.U32(o, rm.AllocObject)
-	g.account.addObject(client, object{handle: handle, parent: rm.U32(o, rm.AllocParent), class: classVidmem, kind: rm.ClassVidmem,
-		gpu: noGPU, spilled: true}, gpu, want, max(want, granted))
-	c.undo = g.undoObject(c.target(), client, handle)
-	g.stats.spills.Add(1)
-	return replyDone
+	}, settle: func() {
+		granted := quota.Bytes(rm.U64(params, rm.MemorySize))
+		rm.PutU32(o, rm.AllocClass, classVidmem)
+		rm.PutU32(params, rm.MemoryFlags, before[0])
+		rm.PutU32(params, rm.MemoryAttr, before[1])
+		rm.PutU32(params, rm.MemoryAttr2, before[2])
+		copy(params[rm.MemoryAlignment:rm.MemoryAlignment+8], c.before[1][rm.MemoryAlignment:])
+		handle := rm.U32(o, rm.AllocObject)
+		g.account.addObject(client, object{handle: handle, parent: c.allocParent(), class: classVidmem, kind: rm.ClassVidmem,
+			gpu: noGPU, spilled: true}, gpu, want, max(want, granted))
+		c.undo = g.undoObject(c.target(), client, handle)
+		g.stats.spills.Add(1)
+	}}
 }
 
 // hostHasRoom reports that the host can give size and keep its reserve.

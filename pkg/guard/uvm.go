@@ -31,56 +31,66 @@ const uvmUnmapGPU = 16
 // maxUVMMaps bounds the mappings remembered for one address space.
 const maxUVMMaps = 1 << 18
 
-// onUVM carries out a UVM call that makes or drops a reference to device memory.
+// uvmCalls are the rules of calls on nvidia-uvm.
+var uvmCalls = map[uint32]rule{
+	rm.UVMMapExternal:    {clients: mapClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMFree:           {check: (*Guard).checkUnmap},
+	rm.UVMUnmapExternal:  {check: (*Guard).checkUnmap},
+	rm.UVMAllocDeviceP2P: {check: denyDeviceP2P},
+}
+
+// onUVM handles a UVM call that makes or drops a reference to device memory.
 func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
+	r, known := uvmCalls[cmd]
 	form, ok := g.abi.UVM(cmd)
-	if !ok {
+	if !ok || !known {
 		return fail(unix.EINVAL)
 	}
 	if cmd == rm.UVMMapExternal {
-		if !c.loadMap(cmd, form) {
-			return fail(unix.EFAULT)
-		}
-		return g.uvmMap(c, form)
+		ok = c.loadMap(cmd, form)
+	} else {
+		ok = c.load(cmd, c.n.Args[2], form.Size)
 	}
-	if !c.load(cmd, c.n.Args[2], form.Size) {
+	if !ok {
 		return fail(unix.EFAULT)
 	}
-	o := c.call.Outer
-	switch cmd {
-	case rm.UVMAllocDeviceP2P:
-		// A BAR1 window that holds memory too. Nothing that a container needs.
-		g.logOnce("uvmp2p", "denied UVM_ALLOC_DEVICE_P2P")
-		g.stats.denied.Add(1)
-		rm.PutU32(o, form.Status, rm.StatusNotSupported)
-		return replyDone
-	}
+	return g.serveBy(r, c)
+}
+
+// form is the layout of a UVM call.
+func (c *trappedCall) form() rm.UVMForm {
+	f, _ := c.g.abi.UVM(c.call.Cmd)
+	return f
+}
+
+// denyDeviceP2P: a BAR1 window that holds memory too. Nothing that a container needs.
+func denyDeviceP2P(_ *Guard, c *trappedCall) plan {
+	return answer(c.deny(rm.StatusNotSupported, "uvmp2p", "denied UVM_ALLOC_DEVICE_P2P"))
+}
+
+// checkUnmap: UVM_UNMAP_EXTERNAL, and UVM_FREE, which takes the range that starts there as a whole: libcuda maps from the start of a range,
+// and a mapping from the middle of one stays charged until its address space ends.
+func (g *Guard) checkUnmap(c *trappedCall) plan {
 	// An address space without mappings of the guard's is not followed: then the call drops nothing that is charged.
 	f := c.file
 	if f == nil {
 		f = g.files.find(c.fd, nodeUVM)
 	}
-	if f != nil {
-		f.uvm.Lock()
-		defer f.uvm.Unlock()
+	if f == nil {
+		return plan{ask: true, settle: func() { c.lost = true }}
 	}
-	if !c.valid() {
-		return replyDone
-	}
-	e := c.exec()
-	if f != nil && e == 0 && rm.U32(o, form.Status) == rm.StatusOK {
-		// UVM_FREE takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from
-		// the middle of one stays charged until its address space ends.
+	f.uvm.Lock()
+	return plan{ask: true, done: f.uvm.Unlock, settle: func() {
+		c.lost = true
+		o, form := c.call.Outer, c.form()
 		var length uint64
 		var gpu gpuUUID
-		if cmd == rm.UVMUnmapExternal {
+		if c.call.Cmd == rm.UVMUnmapExternal {
 			length = rm.U64(o, form.Length)
 			copy(gpu[:], o[uvmUnmapGPU:])
 		}
 		g.uvmUnmapped(f, rm.U64(o, form.Base), length, gpu)
-	}
-	c.lost = e == 0
-	return fail(e)
+	}}
 }
 
 // Of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS: base, length and offset are followed by room for the attributes of 256 GPUs, of
@@ -112,83 +122,63 @@ func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
 	return true
 }
 
-// uvmMap maps an object of one of the container's clients.
-func (g *Guard) uvmMap(c *trappedCall, form rm.UVMForm) reply {
-	o := c.call.Outer
+func mapClient(c *trappedCall) (dst, src uint32) {
+	h := rm.U32(c.call.Outer, c.form().Client)
+	return h, h
+}
+
+// checkMap: an object of one of the container's clients is mapped.
+func (g *Guard) checkMap(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Memory)
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		g.logOnce("uvmmap", "denied a UVM mapping of an object of another container's client", "client", client)
-		g.stats.denied.Add(1)
-		rm.PutU32(o, form.Status, rm.StatusInvalidObject)
-		return replyDone
-	}
-	defer lock.unlock()
 	obj, ok := g.account.lookup(client, memory)
 	if !ok {
 		obj.handle = memory // host memory of RM_ALLOC_MEMORY, which runs in the task: the guard has not seen it made
 	}
-	number := rm.U32(o, form.FD)
-	fd, err := c.k.getFile(int(int32(number)))
-	if err != nil {
-		rm.PutU32(o, form.Status, rm.StatusInvalidArgument)
-		return replyDone
-	}
-	defer unix.Close(fd)
-	if n, _, err := g.nodes.classify(fd); err != nil || n.kind != nodeControl {
-		rm.PutU32(o, form.Status, rm.StatusInvalidArgument)
-		return replyDone
-	}
 	if c.file == nil {
-		err = c.followFile()
+		if err := c.followFile(); err != nil {
+			g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
+			return answer(c.status(rm.StatusInsufficientResources))
+		}
 	}
+	f, gpus := c.file, rm.U64(o, form.FD-uvmMapCount)
+	number := rm.U32(o, form.FD)
+	fd, as, err := c.controlFile(number)
 	if err != nil {
-		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
-		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
-		return replyDone
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
-	f := c.file
 	f.uvm.Lock()
-	defer f.uvm.Unlock()
+	rm.PutU32(o, form.FD, as)
+	p := plan{done: func() {
+		rm.PutU32(o, form.FD, number)
+		f.uvm.Unlock()
+		_ = unix.Close(fd)
+	}}
 	f.mu.Lock()
 	full := f.mapped >= maxUVMMaps
 	f.mu.Unlock()
-	gpus := rm.U64(o, form.FD-uvmMapCount)
 	if full || gpus > uvmMapMaxGPUs {
-		rm.PutU32(o, form.Status, rm.StatusInsufficientResources)
-		return replyDone
+		p.answer = c.status(rm.StatusInsufficientResources)
+		return p
 	}
-	if !c.valid() {
-		return replyDone
-	}
-	ctl := Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}
-	var ch *charge
-	var e unix.Errno
+	ch := g.account.hold(client, memory)
+	p.ask = true
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	if s, refused := g.whileShared(ctl, client, obj, func() {
-		ch = g.account.hold(client, memory)
-		rm.PutU32(o, form.FD, uint32(fd))
-		e = c.exec()
-		rm.PutU32(o, form.FD, number)
-	}); refused != 0 || s != rm.StatusOK {
-		rm.PutU32(o, form.Status, rm.StatusInvalidClient)
-		return replyDone
-	}
+	p.opened = &opening{Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
 	if ch == nil {
-		return fail(e)
+		return p
 	}
-	if e != 0 || rm.U32(o, form.Status) != rm.StatusOK {
-		g.account.unhold(ch)
-		return fail(e)
+	p.cancel = func() { g.account.unhold(ch) }
+	p.settle = func() {
+		for i := range max(1, int(gpus)) {
+			var gpu gpuUUID
+			copy(gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
+			g.account.hold(client, memory)
+			g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpu, length: rm.U64(o, form.Length), charge: ch})
+		}
+		g.account.unhold(ch) // each mapping holds it now
 	}
-	for i := range max(1, int(gpus)) {
-		var gpu gpuUUID
-		copy(gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
-		g.account.hold(client, memory)
-		g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpu, length: rm.U64(o, form.Length), charge: ch})
-	}
-	g.account.unhold(ch) // each mapping holds it now
-	return replyDone
+	return p
 }
 
 // uvmMapped records a mapping. It replaces what that GPU had there (uvm_map_external_allocation_on_gpu); of a longer one

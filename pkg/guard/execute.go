@@ -1,0 +1,157 @@
+package guard
+
+import (
+	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// rule is how a call is served. Each call that is let through has one: rules of escapes are in escapes.go, of controls in control.go, of
+// UVM calls in uvm.go, of object classes in alloc.go. What the calls take, and of whom, is in pkg/rm/testdata/effects.csv.
+type rule struct {
+	// clients reads whose objects the call names; they must be the container's. Nil: it names none.
+	clients func(c *trappedCall) (dst, src uint32)
+	// locks keeps other calls of those clients away, from before the check until the account knows what came of the call.
+	locks bool
+	// inTask: the task makes the call itself. All others the guard makes.
+	inTask bool
+	// check decides on the guard's copy. It asks the driver nothing about this call.
+	check func(g *Guard, c *trappedCall) plan
+}
+
+// plan is what a check decides: an answer, or that the driver is asked, and what the account makes of that.
+type plan struct {
+	ask    bool
+	answer reply    // where the driver is not asked
+	opened *opening // an object that the guard must be able to refer to
+	cancel func()   // the call was not made, or refused: gives back what was taken for it
+	settle func()   // the driver has said OK. It may still refuse (c.status), if it undoes the call
+	// retry is asked when the driver refuses: the call may be made in another way.
+	retry func(status uint32) (plan, bool)
+	done  func() // at the end in any case
+}
+
+// opening is an object that is open to every client for the moment of a call (whileShared).
+type opening struct {
+	target Target
+	client uint32
+	object object
+}
+
+// answer is a plan that asks the driver nothing.
+func answer(rep reply) plan { return plan{answer: rep} }
+
+// pass is the plan of a call that takes nothing.
+func pass() plan { return plan{ask: true} }
+
+// serveBy serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
+func (g *Guard) serveBy(r rule, c *trappedCall) reply {
+	if r.clients != nil {
+		dst, src := r.clients(c)
+		if !g.owns(c, dst) {
+			return c.status(rm.StatusInvalidClient)
+		}
+		if src != dst && !g.account.ownsClient(src) {
+			return c.deny(rm.StatusInvalidClient, "src", "denied a call on an object of another container's client", "client", src)
+		}
+		if r.locks {
+			lock, ok := g.account.lockCalls(dst, src)
+			if !ok {
+				return c.status(rm.StatusInvalidClient)
+			}
+			defer lock.unlock()
+			c.locked = lock
+		}
+	}
+	p := r.check(g, c)
+	if r.inTask && p.ask && g.driver.Native() {
+		if c.wrapped {
+			return fail(syscall.EINVAL) // nobody wraps these; and natively the wrapper could hold anything
+		}
+		return replyResume
+	}
+	return c.execute(p)
+}
+
+// execute carries a plan out. It is the one place where the driver is asked for a task.
+func (c *trappedCall) execute(p plan) reply {
+	if p.done != nil {
+		defer p.done()
+	}
+	if !p.ask {
+		return p.answer
+	}
+	if !c.valid() {
+		if p.cancel != nil {
+			p.cancel()
+		}
+		return replyDone
+	}
+	status, e := c.askDriver(p.opened)
+	if e == 0 && status == rm.StatusOK {
+		if p.settle != nil {
+			p.settle()
+		}
+		if status = c.statusWord(); status == rm.StatusOK {
+			return replyDone
+		}
+	} else if p.cancel != nil {
+		p.cancel()
+	}
+	if e == 0 && p.retry != nil {
+		if again, ok := p.retry(status); ok {
+			return c.execute(again)
+		}
+	}
+	return fail(e)
+}
+
+// askDriver makes the call and reads the status that came back.
+func (c *trappedCall) askDriver(o *opening) (status uint32, e syscall.Errno) {
+	exec := func() {
+		c.executed = true
+		e = c.g.driver.Exec(c.target(), &c.call)
+		status = c.statusWord()
+	}
+	if o == nil {
+		exec()
+	} else if s, refused := c.g.whileShared(o.target, o.client, o.object, exec); refused != 0 || s != rm.StatusOK {
+		c.status(rm.StatusInvalidClient)
+		return rm.StatusInvalidClient, 0
+	}
+	return status, e
+}
+
+// statusOff is where a call's status word is; false: it has none.
+func (c *trappedCall) statusOff() (int, bool) {
+	if rm.UVMShaped(c.call.Cmd) {
+		form, ok := c.g.abi.UVM(c.call.Cmd)
+		return form.Status, ok
+	}
+	return c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+}
+
+// statusWord is what the call's structure says of its outcome; OK where it says nothing.
+func (c *trappedCall) statusWord() uint32 {
+	if off, ok := c.statusOff(); ok {
+		return rm.U32(c.call.Outer, off)
+	}
+	return rm.StatusOK
+}
+
+// status answers with a status and no effect.
+func (c *trappedCall) status(s uint32) reply {
+	off, ok := c.statusOff()
+	if !ok {
+		return fail(syscall.EINVAL)
+	}
+	rm.PutU32(c.call.Outer, off, s)
+	return replyDone
+}
+
+// deny answers with a status, counts that, and says so once for each kind.
+func (c *trappedCall) deny(status uint32, kind, msg string, args ...any) reply {
+	c.g.logOnce(kind, msg, args...)
+	c.g.stats.denied.Add(1)
+	return c.status(status)
+}
