@@ -50,6 +50,7 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	seen             place // where its file was found last
+	ending           bool  // its channels are off for good, see Guard.stop
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in

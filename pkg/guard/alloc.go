@@ -365,11 +365,11 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 
 // reserve takes memory from a GPU's limit. Before it refuses it looks whether something was closed unnoticed.
 func (g *Guard) reserve(gpu int, size quota.Bytes) bool {
-	if g.account.reserve(gpu, size, false) {
-		return true
+	got := g.account.reserve(gpu, size, false)
+	if !got {
+		g.sweepUntil(func() bool { got = g.account.reserve(gpu, size, false); return got })
 	}
-	g.sweep()
-	return g.account.reserve(gpu, size, true)
+	return got || g.account.reserve(gpu, size, true)
 }
 
 // gpuFor finds the GPU that memory below a parent handle is charged to. False: it is not below a device that the guard has seen. RM would

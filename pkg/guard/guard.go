@@ -46,6 +46,7 @@ type Guard struct {
 
 	pendingRoots atomic.Int64
 	sweepMu      sync.Mutex
+	tearMu       sync.Mutex   // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 	held         []int        // files that no tenant shall have a lease on

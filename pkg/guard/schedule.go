@@ -39,6 +39,9 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 // holds reports, with running held, that channels which a handle names must not begin to run now.
 func (c *compute) holds(client, handle uint32) bool {
 	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
+	if c.g.account.isEnding(client) {
+		return len(channels) > 0
+	}
 	x := c.onGPU(gpu)
 	return len(channels) > 0 && x != nil && x.off && (graphics || x.offAll)
 }
