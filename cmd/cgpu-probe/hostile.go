@@ -59,6 +59,7 @@ func attacks() []attack {
 		{name: "type", run: hostileType},
 		{name: "upper", run: hostileUpper},
 		{name: "xfer", run: hostileXfer},
+		{name: "version", run: hostileVersion},
 		{name: "toctou-outer", run: hostileTOCTOUOuter},
 		{name: "toctou-inner", run: hostileTOCTOUInner},
 		{name: "toctou-control", run: hostileTOCTOUControl},

@@ -39,7 +39,7 @@ const (
 var TrappedNRs = [...]uint8{
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
-	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscXferCmd, EscAttachGPUs,
+	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs,
 	EscQueryIntr, EscExportDMABuf,
 }
 

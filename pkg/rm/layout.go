@@ -213,6 +213,10 @@ const (
 	CheckVersionReply  = 4
 	CheckVersionString = 8 // 64 bytes
 
+	// Of CheckVersionCmd; everything else compares the strings to their ends.
+	CheckVersionRelaxed = '1' // only up to the first dot
+	CheckVersionQuery   = '2' // compare nothing; before 530 it was NV_RM_API_VERSION_CMD_OVERRIDE, which does not tell the version either
+
 	// nv_ioctl_export_to_dma_buf_fd_t: the head. The handles follow at ABI.DMABufHandles.
 	DMABufFD           = 0
 	DMABufClient       = 4

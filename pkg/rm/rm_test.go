@@ -98,6 +98,8 @@ func TestRMShaped(t *testing.T) {
 		{66, false, "UVM_UNMAP_EXTERNAL"},
 		{78, false, "UVM_ALLOC_DEVICE_P2P"},
 		{0xC038464E, false, "RM_MAP_MEMORY runs natively"},
+		{0xC04846D2, true, "CHECK_VERSION_STR"},
+		{0xC04946D2, false, "CHECK_VERSION_STR of another size"},
 		{0xC01046D3, true, "XFER"},
 		{0xC01146D3, false, "XFER of another size"},
 		{72<<16 | 0xC8, true, "one card"},

@@ -57,7 +57,6 @@ var escapes = map[uint32]escape{
 	rm.EscCardInfo:       {raw: (*request).cardInfo},
 	rm.EscRegisterFD:     {raw: (*request).registerFD},
 	rm.EscStatusCode:     {raw: (*request).statusCode},
-	rm.EscCheckVersion:   {raw: (*request).checkVersion},
 	rm.EscAttachGPUs:     {raw: (*request).attachGPUs},
 }
 
