@@ -2,7 +2,6 @@
 # Programs that fail, on the real driver: what they see must be what they see without cgpu, and neighbours must notice nothing. Run by
 # run.sh on a private node. Every check runs, whatever failed before; the last line is "gpu: N passed, M failed".
 #   ONLY=REGEX   the checks whose names match
-#   ENDS=N       how many programs end in the middle of their work, by exit and by SIGKILL each (default 20)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=test/gpu/host.sh
@@ -69,37 +68,9 @@ profiling() { # profiling true|false
 	sed -i '/^profiling/d' "$CGPU_CONFIG" && sed -i "1i profiling = $1" "$CGPU_CONFIG" && cgpu refresh
 }
 
-# kernel_log LINES: what the kernel has logged of the driver since it had that many lines, but for what a first client of a container logs
-# (docs/troubleshooting.md).
-kernel_log() { dmesg | tail -n +$(($1 + 1)) | grep NVRM | grep -v 'device\.c:' || true; }
-
-# A program that waits for each of its kernels runs beside one that ends, again and again, with work in flight. Prints the first one's
-# turnaround; fails if an end leaves something in the kernel log.
-ends() { # ends WAY…
-	local lines count=${ENDS:-20} i end
-	lines=$(dmesg | wc -l)
-	"$@" -d --name waits -v "$built:$built:ro" -- sleep 600 && "$@" -d --name ends -v "$built:$built:ro" -- sleep 600 || return 1
-	docker exec waits "$built/latency" --seconds $((count * 3)) --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$built/turnaround" 2>&1 &
-	sleep 3
-	end=$((SECONDS + count * 3 - 5))
-	for ((i = 0; i < 2 * count && SECONDS < end; i++)); do
-		if ((i % 2)); then
-			docker exec ends "$built/share" --seconds 0.2 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
-		else
-			docker exec ends timeout -s KILL 0.9 "$built/share" --seconds 60 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
-		fi
-	done
-	wait $!
-	remove waits ends
-	echo "$i ends; turnaround of 1 ms of work beside them: $(tail -n 1 "$built/turnaround" | jq -c '{count, p50, p99, max}')"
-	kernel_log "$lines"
-	[[ -z $(kernel_log "$lines") ]]
-}
-
 compile || exit 1
 make_host_image || exit 1
 make_cubin || exit 1
-rate=$(bare --rm -v "$built:$built:ro" -- "$built/share" --calibrate | jq .iters_per_us) || exit 1
 for kind in trap breakpoint misaligned address stack shared local assert instruction; do
 	check "exception: $kind" same "$built/exceptions" "$kind" "$cubin"
 done
@@ -110,8 +81,6 @@ check 'counters are denied' counters denied
 profiling true
 check 'counters where the node allows them' counters allowed
 profiling false
-check 'ends with work in flight, bare' ends bare
-check 'ends with work in flight, vGPU' ends vgpu 6GiB
 
 echo "gpu: $passed passed, $failed failed"
 [[ $failed -eq 0 ]]
