@@ -163,7 +163,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	ch := g.account.hold(client, memory)
 	p.ask = true
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	p.opened = &opening{Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
+	p.opened = &opening{Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
 	if ch == nil {
 		return p
 	}

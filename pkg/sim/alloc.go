@@ -20,6 +20,7 @@ const (
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
 	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
+	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
 )
 
@@ -102,9 +103,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		if o.memory != nil {
 			r.d.unref(o.memory)
 		}
-		if o.group != nil {
-			parent.gpu.used -= o.group.cost
-			parent.gpu.hidden -= o.group.cost
+		if o.group != nil && o.group.context != nil {
+			r.d.unref(o.group.context)
 		}
 		return st
 	}
@@ -190,7 +190,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 				return rm.StatusNoMemory
 			}
 			parent.gpu.hidden += r.d.contextCost
-			o.group.cost = r.d.contextCost
+			o.group.context = &memory{gpu: parent.gpu, size: r.d.contextCost, refs: 1, hidden: true}
 		}
 	case isChannel(o.class):
 		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}

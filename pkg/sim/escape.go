@@ -63,7 +63,7 @@ var escapes = map[uint32]escape{
 // dispatch looks at the number and the size of a call only, as nvidia_ioctl does.
 func (d *Driver) dispatch(r *request) syscall.Errno {
 	if r.f.kind == UVM {
-		return syscall.ENOTTY // nvidia-uvm compares whole numbers and knows none of these
+		return r.uvm()
 	}
 	e, ok := escapes[r.call.NR()]
 	if !ok || len(r.call.Outer) != r.call.Size() {

@@ -41,20 +41,22 @@ type object struct {
 	shares   policies
 }
 
-// memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports.
+// memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
+// spaces hold.
 type memory struct {
-	gpu  *gpu
-	size quota.Bytes // as taken from the card
-	refs int
-	pid  int32 // who allocated it
-	attr uint32
+	gpu    *gpu
+	size   quota.Bytes // as taken from the card
+	refs   int
+	pid    int32 // who allocated it
+	attr   uint32
+	hidden bool // a context's
 }
 
 // group is a channel group (TSG).
 type group struct {
 	engineType  uint32
 	timesliceUs uint64
-	cost        quota.Bytes // hidden memory
+	context     *memory // hidden memory; nil: it has none
 	preempts    uint64
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
@@ -117,9 +119,8 @@ func (d *Driver) freeObject(o *object) {
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
-	if o.group != nil && o.gpu != nil {
-		o.gpu.used -= o.group.cost
-		o.gpu.hidden -= o.group.cost
+	if o.group != nil && o.group.context != nil {
+		d.unref(o.group.context)
 	}
 	if o.parent != nil {
 		delete(o.parent.children, o.handle)
@@ -142,7 +143,11 @@ func (d *Driver) unref(m *memory) {
 		return
 	}
 	m.gpu.used -= m.size
-	m.gpu.allocated -= m.size
+	if m.hidden {
+		m.gpu.hidden -= m.size
+	} else {
+		m.gpu.allocated -= m.size
+	}
 }
 
 // free is RM_FREE: of an object with all below it, or of the client when the object is the client itself. An object that
