@@ -63,6 +63,7 @@ func (c *controlCall) submitToken() uint32 {
 const (
 	disableFlag     = 0 // u8
 	disableCount    = 4
+	disableRewind   = 9  // u8: of channels that are stopped, what is queued is dropped
 	disableEvent    = 16 // pointer, kernel callers only
 	disableClients  = 24
 	disableChannels = 280
@@ -93,9 +94,13 @@ func (c *controlCall) disableChannels() uint32 {
 	}
 	for _, ch := range list {
 		ch.disabled = c.p[disableFlag] != 0
-		if ch.group != nil {
-			repause(ch.group)
+		if ch.group == nil {
+			continue
 		}
+		if t := ch.group.group.tsg; t != nil && ch.disabled && c.p[disableRewind] != 0 {
+			t.Stop()
+		}
+		repause(ch.group)
 	}
 	return rm.StatusOK
 }

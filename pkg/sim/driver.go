@@ -94,6 +94,7 @@ type Driver struct {
 	// nextClient is the next client handle; RM hands them out consecutively.
 	nextClient uint32
 	objects    int
+	faults     int
 	sessions   uint64
 }
 

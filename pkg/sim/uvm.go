@@ -193,6 +193,7 @@ func (d *Driver) unmap(s *space, g *gpu, base, end uint64) int {
 			continue
 		}
 		touched++
+		d.pull(m.memory)
 		for _, rest := range []mapping{{g, m.base, min(m.end, base), m.memory}, {g, max(m.base, end), m.end, m.memory}} {
 			if rest.base < rest.end {
 				if m.memory != nil {
@@ -207,6 +208,31 @@ func (d *Driver) unmap(s *space, g *gpu, base, end uint64) int {
 	}
 	s.maps = left
 	return touched
+}
+
+// pull is told that memory loses a mapping. Every kernel of the process that allocated it uses all that it has: if one runs, that is an MMU
+// fault, which ends its group's work.
+func (d *Driver) pull(m *memory) {
+	if m == nil {
+		return
+	}
+	for t := range m.gpu.engine.groups {
+		if t.PID() == int(m.pid) && t.Pending() && !t.Paused() {
+			d.faults++
+			t.Stop()
+		}
+	}
+}
+
+// stopSpace stops the channels of those whose memory is mapped, as UVM does before it ends an address space.
+func (d *Driver) stopSpace(s *space, g *gpu) {
+	for _, m := range s.maps {
+		for t := range g.engine.groups {
+			if m.gpu == g && m.memory != nil && t.PID() == int(m.memory.pid) {
+				t.Stop()
+			}
+		}
+	}
 }
 
 func (r *request) registerVASpace(form rm.UVMForm) uint32 {
@@ -226,6 +252,7 @@ func (r *request) unregisterVASpace() uint32 {
 	if g == nil {
 		return rm.StatusInvalidDevice
 	}
+	r.d.stopSpace(&r.f.space, g)
 	r.d.unmap(&r.f.space, g, 0, ^uint64(0))
 	r.d.releaseChannels(&r.f.space, g)
 	return rm.StatusOK
@@ -291,6 +318,7 @@ func (d *Driver) releaseChannels(s *space, g *gpu) {
 // endSpace is the last close of the file.
 func (d *Driver) endSpace(s *space) {
 	for _, g := range d.gpus {
+		d.stopSpace(s, g)
 		d.unmap(s, g, 0, ^uint64(0))
 	}
 	d.releaseChannels(s, nil)
