@@ -14,7 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// victim is a process that does nothing, of a container.
+// idleProcess does nothing.
 type idleProcess struct{ *exec.Cmd }
 
 func startIdle(t *testing.T) idleProcess {
