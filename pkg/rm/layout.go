@@ -402,6 +402,13 @@ const (
 	PreemptModeCTA  = 1
 	PreemptModeCILP = 2
 
+	// NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS (0x20800513).
+	ThermalCount  = 20
+	ThermalList   = 24
+	ThermalEntry  = 44
+	ThermalMax    = 32
+	ThermalOpcode = 8 // in an entry
+
 	// NV0000_CTRL_OS_UNIX_EXPORT_OBJECT (in 0x3d05 and 0x3d06): type, then the object's handles.
 	ExportObjectType   = 0
 	ExportObjectDevice = 4
