@@ -101,8 +101,10 @@ type object struct {
 	children              int         // handles whose parent this is
 	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
-	scheduled             bool        // a channel that was let run (GPFIFO_SCHEDULE)
+	scheduled             bool        // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool        // a channel group on the graphics engine
+	context               bool        // a channel group that has a context there: an object of the engine was made below it
+	preempts              bool        // and a context that is switched in the middle of a kernel; see preemption.go
 	userd                 userd       // of a channel
 	engine                uint32      // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
 	streams               *streams    // of a profiler
@@ -396,6 +398,9 @@ func (a *account) dropObject(c *client, o *object) {
 		a.tsgs--
 	case rm.ClassChannel:
 		a.channels--
+	}
+	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
+		c.engineObjectGone(o)
 	}
 	if ch := o.charge; ch != nil {
 		ch.handles--
