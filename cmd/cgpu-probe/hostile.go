@@ -74,6 +74,7 @@ func attacks() []attack {
 		{name: "timeslice", run: hostileTimeslice},
 		{name: "pause", run: hostilePause},
 		{name: "preempt", run: hostilePreempt},
+		{name: "long-kernel", run: hostileLongKernel},
 		{name: "lone", run: hostileLone},
 		{name: "sim-controls", run: hostileSimControls},
 		{name: "paused", run: hostilePaused},

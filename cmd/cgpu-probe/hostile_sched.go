@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -78,6 +80,49 @@ func hostileLone(hostileOptions) error {
 		}
 		return nil
 	})
+}
+
+// hostileLongKernel has kernels of a second in a context that never asks for compute preemption, and short ones in another.
+func hostileLongKernel(hostileOptions) error {
+	for _, order := range []string{"object first", "scheduled first"} {
+		if err := withGPU(func(c *client) error {
+			hog, err := newUnscheduled(c, 1, time.Second, 0)
+			if errors.Is(err, errNoSim) {
+				return skip("test/gpu/run.sh faults has this for a real driver")
+			} else if err != nil {
+				return err
+			}
+			makeObject := func() error {
+				_, err := c.alloc(hog.channels[0], c.newHandle(), 0xcbc0, make([]byte, 16))
+				return err
+			}
+			steps := []func() error{makeObject, func() error { return c.schedule(hog.groups[0], false) }}
+			if order == "scheduled first" {
+				slices.Reverse(steps)
+			}
+			if err := errors.Join(steps[0](), steps[1]()); err != nil {
+				return fmt.Errorf("%s: %w", order, err)
+			}
+			victim, err := newContexts(c, 1, time.Millisecond, 0)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(hog.start(), victim.start()); err != nil {
+				return err
+			}
+			time.Sleep(3 * time.Second)
+			h, herr := hog.read()
+			v, verr := victim.read()
+			print("%s: long_kernels_ms=%d short_kernels_ms=%d", order, h.GPUTime.Milliseconds(), v.GPUTime.Milliseconds())
+			if v.GPUTime < h.GPUTime/2 {
+				return fmt.Errorf("%s: long kernels had %v of the GPU and short ones beside them %v", order, h.GPUTime, v.GPUTime)
+			}
+			return errors.Join(herr, verr)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // hostileSimControls uses the simulated driver's own controls where there is none, and beyond what they are for.

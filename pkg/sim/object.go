@@ -56,6 +56,7 @@ type group struct {
 	timesliceUs uint64
 	cost        quota.Bytes // hidden memory
 	preempts    uint64
+	context     bool         // an engine object below it has made one, without compute preemption
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
