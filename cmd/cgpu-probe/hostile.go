@@ -76,6 +76,7 @@ func attacks() []attack {
 		{name: "preempt", run: hostilePreempt},
 		{name: "long-kernel", run: hostileLongKernel},
 		{name: "lone", run: hostileLone},
+		{name: "shared-state", run: hostileSharedState},
 		{name: "sim-controls", run: hostileSimControls},
 		{name: "paused", run: hostilePaused},
 		{name: "finn", run: hostileFINN},

@@ -125,6 +125,40 @@ func hostileLongKernel(hostileOptions) error {
 	return nil
 }
 
+// hostileSharedState makes calls that change, for all, what they share on the GPU: clocks, the compute mode, the watchdog, MMU debug mode,
+// clear colours. They are made on the client itself, which has none of these controls: an answer other than the driver's says that it
+// was not asked, and nothing is changed where it is.
+func hostileSharedState(hostileOptions) error {
+	return withGPU(func(c *client) error {
+		for _, call := range []struct {
+			cmd    uint32
+			size   int
+			status uint32
+		}{
+			{0x801909, 1, rm.StatusOK},
+			{0x20800407, 1, rm.StatusOK},
+			{0x20801702, 4, rm.StatusOK},
+			{0x2080200a, 8, rm.StatusOK},
+			{0x2080220c, 0, rm.StatusOK},
+			{0x20802210, 0, rm.StatusOK},
+			{0x2080a06f, 12, rm.StatusOK},
+			{0x83de0307, 4, rm.StatusOK},
+			{0x90960101, 40, rm.StatusInsufficientResources},
+			{0x90960107, 56, rm.StatusNotSupported},
+			{0x208f1105, 8, rm.StatusNotSupported},
+		} {
+			err := c.control(c.handle, call.cmd, make([]byte, call.size))
+			print("%#x=%s", call.cmd, describe(err))
+			switch got := statusOf(err); {
+			case call.cmd == 0x801909 && got == rm.StatusNotSupported: // before 550
+			case got != call.status:
+				return fmt.Errorf("%#x: %s, want %s: the driver was asked", call.cmd, describe(err), rm.StatusName(call.status))
+			}
+		}
+		return nil
+	})
+}
+
 // hostileSimControls uses the simulated driver's own controls where there is none, and beyond what they are for.
 func hostileSimControls(hostileOptions) error {
 	return withGPU(func(c *client) error {

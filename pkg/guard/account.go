@@ -49,6 +49,7 @@ type client struct {
 	objects map[uint32]*object
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
+	subdevices       map[uint32]*object
 	seen             place // where its file was found last
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
@@ -227,7 +228,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
 	a.clients[handle] = c
 	return c
 }
@@ -317,6 +318,8 @@ func (a *account) put(c *client, o *object) {
 	case rm.ClassChannel:
 		a.channels++
 		c.channels[o.handle] = o
+	case rm.ClassSubdevice:
+		c.subdevices[o.handle] = o
 	}
 	if o.graphics {
 		c.groups[o.handle] = o
@@ -389,6 +392,7 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
+	delete(c.subdevices, o.handle)
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
 	}

@@ -46,8 +46,8 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	for _, ch := range c.channels {
 		p.runs = p.runs || ch.parent == o.handle && ch.scheduled
 	}
-	for h, x := range c.objects {
-		if x.kind == rm.ClassSubdevice && c.gpuOf(x) == gpu {
+	for h, x := range c.subdevices {
+		if c.gpuOf(x) == gpu {
 			p.subdevice = h
 			break
 		}
