@@ -82,11 +82,11 @@ func hostileLone(hostileOptions) error {
 	})
 }
 
-// hostileLongKernel has kernels of a second in a context that never asks for compute preemption, and short ones in another.
+// hostileLongKernel has kernels of half a second in a context that never asks for compute preemption, and short ones in another.
 func hostileLongKernel(hostileOptions) error {
 	for _, order := range []string{"object first", "scheduled first"} {
 		if err := withGPU(func(c *client) error {
-			hog, err := newUnscheduled(c, 1, time.Second, 0)
+			hog, err := newUnscheduled(c, 1, 500*time.Millisecond, 0)
 			if errors.Is(err, errNoSim) {
 				return skip("test/gpu/run.sh faults has this for a real driver")
 			} else if err != nil {
@@ -110,7 +110,7 @@ func hostileLongKernel(hostileOptions) error {
 			if err := errors.Join(hog.start(), victim.start()); err != nil {
 				return err
 			}
-			time.Sleep(3 * time.Second)
+			time.Sleep(1500 * time.Millisecond)
 			h, herr := hog.read()
 			v, verr := victim.read()
 			print("%s: long_kernels_ms=%d short_kernels_ms=%d", order, h.GPUTime.Milliseconds(), v.GPUTime.Milliseconds())
