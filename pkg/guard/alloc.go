@@ -87,15 +87,16 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 
 // allocs are the checks of the kinds of classes that take more than an object.
 var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
-	rm.ClassVidmem:   (*Guard).checkVidmem,
-	rm.ClassTSG:      (*Guard).checkTSG,
-	rm.ClassChannel:  (*Guard).checkChannel,
-	rm.ClassCompute:  (*Guard).checkEngineObject,
-	rm.ClassPlain:    (*Guard).checkEngineObject,
-	rm.ClassProfiler: (*Guard).checkProfiler,
-	rm.ClassFabric:   (*Guard).checkFabric,
-	rm.ClassDevice:   (*Guard).checkDevice,
-	rm.ClassInTask:   (*Guard).checkInTask,
+	rm.ClassVidmem:     (*Guard).checkVidmem,
+	rm.ClassUserShared: (*Guard).checkUserShared,
+	rm.ClassTSG:        (*Guard).checkTSG,
+	rm.ClassChannel:    (*Guard).checkChannel,
+	rm.ClassCompute:    (*Guard).checkEngineObject,
+	rm.ClassPlain:      (*Guard).checkEngineObject,
+	rm.ClassProfiler:   (*Guard).checkProfiler,
+	rm.ClassFabric:     (*Guard).checkFabric,
+	rm.ClassDevice:     (*Guard).checkDevice,
+	rm.ClassInTask:     (*Guard).checkInTask,
 }
 
 // checkAlloc is for all classes.
@@ -360,6 +361,15 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 			g.compute.made(g.account.gpuOf(client, owner))
 		}
 	}
+	return g.withPreemption(c, client, owner, p)
+}
+
+// checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
+// change. It is asked for by 0xde0001, which is paid for.
+func (g *Guard) checkUserShared(c *trappedCall) plan {
+	clear(c.params)
+	p := g.makeObject(c, c.newObject())
+	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
 

@@ -249,7 +249,7 @@ func TestTables(t *testing.T) {
 			t.Errorf("%s is out of order", statusNames[i].name)
 		}
 	}
-	for _, list := range [][]uint32{gssAllowed, gssProfiling} {
+	for _, list := range [][]uint32{gssAllowed, gssSwallowed, gssProfiling} {
 		for i, id := range list {
 			if id&gssBit == 0 || i > 0 && id <= list[i-1] {
 				t.Errorf("gss.go: %#x", id)

@@ -113,6 +113,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
 	case o.channel != nil && parent.group != nil:
 		repause(parent)
+	case isCompute(o.class) && parent.channel.group != nil:
+		makeContext(parent.channel.group.group)
 	}
 	rm.PutU32(r.call.Outer, handleOff, o.handle)
 	return st

@@ -29,6 +29,29 @@ func (c *controlCall) preempt() uint32 {
 	return rm.StatusOK
 }
 
+// makeContext is what the first object of the graphics engine does to a group: a context in which kernels run to their end.
+func makeContext(g *group) {
+	if !g.context && g.tsg != nil {
+		g.context = true
+		g.tsg.SetPreemptible(false)
+	}
+}
+
+// setPreemption is GR_SET_CTXSW_PREEMPTION_MODE, of a group or a channel of the calling client.
+func (c *controlCall) setPreemption() uint32 {
+	o := c.client.objects[rm.U32(c.p, rm.PreemptChannel)]
+	if o != nil && o.channel != nil {
+		o = o.channel.group
+	}
+	if o == nil || o.group == nil || !o.group.context {
+		return rm.StatusNotSupported
+	}
+	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 {
+		o.group.tsg.SetPreemptible(rm.U32(c.p, rm.PreemptCILP) == rm.PreemptModeCILP)
+	}
+	return rm.StatusOK
+}
+
 // schedule is GPFIFO_SCHEDULE; it enables the channels and undoes a pause.
 func (c *controlCall) schedule() uint32 {
 	enable := c.p[0] != 0

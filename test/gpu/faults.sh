@@ -57,6 +57,8 @@ core_dump() { # a core dump of some size on both
 	done
 	return "$status"
 }
+not() { ! "$@"; }
+
 # Hardware counters are the node's choice: denied, and with profiling = true in cgpu.toml there.
 counters() { # counters WANT
 	local out
@@ -68,9 +70,28 @@ profiling() { # profiling true|false
 	sed -i '/^profiling/d' "$CGPU_CONFIG" && sed -i "1i profiling = $1" "$CGPU_CONFIG" && cgpu refresh
 }
 
+# What a program that waits for each of its kernels sees beside one with kernels of two seconds that never asks for compute preemption,
+# or against it (workloads/nopreempt.c). Prints the worst turnaround of 1 ms of work, and fails if it is above BOUND_US.
+long_kernels() { # long_kernels BOUND_US NOPREEMPT WAY…
+	local bound=$1 mode=$2 worst
+	shift 2
+	"$@" -d --name waits -v "$built:$built:ro" -- sleep 600 &&
+		"$@" -d --name long -v "$built:$built:ro" -e LD_PRELOAD="$built/nopreempt.so" -e NOPREEMPT="$mode" -- \
+			"$built/share" --seconds 20 --kernel-us 2000000 --iters-per-us "$rate" || return 1
+	sleep 5
+	docker exec waits "$built/latency" --seconds 12 --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$built/turnaround" 2>&1
+	docker logs long 2>&1 | grep nopreempt | sort | uniq -c
+	remove waits long
+	tail -n 1 "$built/turnaround" | jq -c '{count, p50, p99, max}'
+	worst=$(tail -n 1 "$built/turnaround" | jq .max)
+	((${worst:-999999999} <= bound))
+}
+
 compile || exit 1
+gcc -shared -fPIC -o "$built/nopreempt.so" "$workloads/nopreempt.c" || exit 1
 make_host_image || exit 1
 make_cubin || exit 1
+rate=$(bare --rm -v "$built:$built:ro" -- "$built/share" --calibrate | jq .iters_per_us) || exit 1
 for kind in trap breakpoint misaligned address stack shared local assert instruction; do
 	check "exception: $kind" same "$built/exceptions" "$kind" "$cubin"
 done
@@ -81,6 +102,11 @@ check 'counters are denied' counters denied
 profiling true
 check 'counters where the node allows them' counters allowed
 profiling false
+# Bare nobody forbids it: this shows that the next two could fail.
+check 'kernels of 2 s that are not preempted, bare: neighbours wait' not long_kernels 200000 wfi bare
+check 'kernels of 2 s, the mode never asked for, bare (the driver'"'"'s default; never fails)' long_kernels 99999999 drop bare
+check 'kernels of 2 s, the mode never asked for, vGPU' long_kernels 100000 drop vgpu 6GiB
+check 'kernels of 2 s, another mode asked for, vGPU' long_kernels 100000 wfi vgpu 6GiB
 
 echo "gpu: $passed passed, $failed failed"
 [[ $failed -eq 0 ]]
