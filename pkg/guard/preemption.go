@@ -144,10 +144,10 @@ func (c *compute) still(client, group uint32) func() {
 	if x == nil || len(channels) == 0 {
 		return func() {}
 	}
-	c.disable(x, channels, true)
+	c.disable(x.gpu, channels, chanPaused)
 	return func() {
 		if !x.off { // else they are resumed with all others
-			c.disable(x, x.shown(channels), false)
+			c.disable(x.gpu, c.mayRun(x.shown(channels)), chanRuns)
 		}
 	}
 }

@@ -31,8 +31,8 @@ func (c *controlCall) preempt() uint32 {
 
 // makeContext is what the first object of the graphics engine does to a group: a context in which kernels run to their end.
 func makeContext(g *group) {
-	if !g.context && g.tsg != nil {
-		g.context = true
+	if !g.objects && g.tsg != nil {
+		g.objects = true
 		g.tsg.SetPreemptible(false)
 	}
 }
@@ -43,7 +43,7 @@ func (c *controlCall) setPreemption() uint32 {
 	if o != nil && o.channel != nil {
 		o = o.channel.group
 	}
-	if o == nil || o.group == nil || !o.group.context {
+	if o == nil || o.group == nil || !o.group.objects {
 		return rm.StatusNotSupported
 	}
 	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 {

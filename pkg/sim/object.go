@@ -58,7 +58,7 @@ type group struct {
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
 	preempts    uint64
-	context     bool         // an engine object below it has made one, without compute preemption
+	objects     bool         // an engine object below it has made one, without compute preemption
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
