@@ -45,6 +45,8 @@ type Guard struct {
 	stats   stats
 
 	pendingRoots atomic.Int64
+	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
+	ended        atomic.Int64 // when everything of the container's was ended for that
 	sweepMu      sync.Mutex
 	tearMu       sync.Mutex   // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
