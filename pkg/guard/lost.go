@@ -242,6 +242,37 @@ func cpuTimeOf(tid int) (t cpuTime, ok bool) {
 	return t, err == nil
 }
 
+// unseen reports an object that a root alloc which went elsewhere may have made. Host memory is made by the task itself (escape 0x27).
+func (g *Guard) unseen(c *trappedCall, client, handle uint32) bool {
+	if handle == 0 || handle == client || g.astray.Load() == 0 && g.pendingRoots.Load() == 0 {
+		return false
+	}
+	if _, ok := g.account.lookup(client, handle); ok {
+		return false
+	}
+	var p [handleInfoSize]byte
+	rm.PutU32(p[:], 0, handle)
+	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
+	if s, e := g.control(c.target(), client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
+		return true
+	}
+	class := rm.U32(p[:], handleInfoResult)
+	return class != classSystem && class != classOSDescriptor
+}
+
+// denyUnseen refuses a call on such an object.
+func (c *trappedCall) denyUnseen() reply {
+	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made")
+}
+
+const (
+	controlHandleInfo = 0xd02 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
+	handleInfoSize    = 16
+	handleInfoIndex   = 4
+	handleInfoClass   = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	handleInfoResult  = 8
+)
+
 // endPending forgets a root alloc. The file is locked.
 func (g *Guard) endPending(f *file) {
 	_ = unix.Close(f.pending.fd)

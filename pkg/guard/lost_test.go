@@ -262,6 +262,70 @@ func TestRootMemory(t *testing.T) {
 	}
 }
 
+// TestUnseen: what a root alloc may have made elsewhere is good for nothing. Host memory of the task's own is not such a thing.
+func TestUnseen(t *testing.T) {
+	const stolen, host, gone = 0x5c0000f0, 0x5c0000f1, 0x5c0000f2
+	d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if call.NR() != rm.EscControl || rm.U32(call.Outer, rm.ControlCmd) != controlHandleInfo {
+			return 0
+		}
+		p := call.Blocks[0].Data
+		switch rm.U32(p, 0) {
+		case stolen:
+			rm.PutU32(p, handleInfoResult, classDevice)
+		case host:
+			rm.PutU32(p, handleInfoResult, classOSDescriptor)
+		default:
+			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusObjectNotFound)
+		}
+		return 0
+	}}
+	g := withClient(newFakeGuard(t, d))
+	c := newFakeCall(t, g, fakeControl)
+	ways := map[string]func(handle uint32) uint32{
+		"control": func(h uint32) uint32 {
+			p := make([]byte, 4)
+			o := fakeControlCall(h, controlNumSubdevices, p)
+			c.escape(rm.EscControl, o, p)
+			return rm.U32(o, rm.ControlStatus)
+		},
+		"alloc": func(h uint32) uint32 {
+			p := make([]byte, 4)
+			o := fakeAlloc(h, 0x5c0000e0, classSubdevice, p)
+			c.escape(rm.EscAlloc, o, p)
+			return rm.U32(o, 40)
+		},
+		"heap": func(h uint32) uint32 {
+			o := make([]byte, rm.HeapSize)
+			rm.PutU32(o, rm.HeapRoot, fakeClient)
+			rm.PutU32(o, rm.HeapParent, h)
+			rm.PutU32(o, rm.HeapFunction, rm.HeapFnAllocSize)
+			rm.PutU32(o, rm.HeapAllocFlags, rm.MemoryFlagVirtual)
+			c.escape(rm.EscVidHeapControl, o)
+			return rm.U32(o, rm.HeapStatus)
+		},
+	}
+	for name, way := range ways {
+		for _, x := range []struct {
+			handle uint32
+			astray int64
+			root   int64
+			want   uint32
+		}{
+			{stolen, 0, 0, rm.StatusOK}, {stolen, 1, 0, rm.StatusInvalidObjectHandle}, {stolen, 0, 1, rm.StatusInvalidObjectHandle},
+			{gone, 1, 0, rm.StatusInvalidObjectHandle}, {host, 1, 0, rm.StatusOK}, {fakeDevice, 1, 1, rm.StatusOK}, {fakeClient, 1, 1, rm.StatusOK},
+		} {
+			g.astray.Store(x.astray)
+			g.pendingRoots.Store(x.root)
+			if got := way(x.handle); got != x.want {
+				t.Errorf("%s of %#x, %+v: %s", name, x.handle, x, rm.StatusName(got))
+			}
+		}
+	}
+}
+
+const controlNumSubdevices = 0x800280
+
 func TestRootPending(t *testing.T) {
 	_, g := newFakeRM(t)
 	g.pendingRoots.Store(maxPendingRoots)

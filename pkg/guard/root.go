@@ -244,9 +244,6 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 	return replyDone, true
 }
 
-// owns reports that a client that a call is made for is the container's.
-func (g *Guard) owns(_ *trappedCall, handle uint32) bool { return g.account.ownsClient(handle) }
-
 // clientFound records the client of a root alloc that RM has confirmed. The file is locked.
 func (g *Guard) clientFound(f *file, handle uint32) {
 	tgid := f.pending.k.proc.tgid
