@@ -252,6 +252,14 @@ func (a *account) ownsClient(handle uint32) bool {
 	return a.clients[handle] != nil
 }
 
+// hasOn reports that a client is known to be on a file.
+func (a *account) hasOn(f *file, handle uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[handle]
+	return c != nil && c.file == f
+}
+
 func (a *account) clientCount() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()

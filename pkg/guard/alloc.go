@@ -101,6 +101,9 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
+	if g.unseen(c, c.allocClient(), c.allocParent()) {
+		return answer(c.denyUnseen())
+	}
 	for _, off := range c.class.ClientHandles {
 		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
 			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))

@@ -52,8 +52,11 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if rm.U32(o, rm.ControlFlags) != 0 {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	if !g.owns(c, c.controlClient()) {
+	if !g.account.ownsClient(c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
+	}
+	if g.unseen(c, c.controlClient(), c.controlObject()) {
+		return c.denyUnseen()
 	}
 	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)

@@ -40,7 +40,6 @@ type file struct {
 	registered bool                // has issued REGISTER_FD: must not do a root alloc
 	rooted     bool                // has, or may have, a live client
 	clients    int                 // verified live clients
-	unknown    int                 // process that made a client whose handle is not known yet; 0: none
 	exports    []*charge           // memory exported into this file
 	maps       map[uint64][]uvmMap // external mappings of this UVM address space, by base
 	mapped     int                 // how many

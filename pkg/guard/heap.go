@@ -36,6 +36,9 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, sizeOff, attrOff int
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	client := rm.U32(o, rm.HeapRoot)
+	if g.unseen(c, client, rm.U32(o, rm.HeapParent)) {
+		return answer(c.denyUnseen())
+	}
 	rec := object{parent: rm.U32(o, rm.HeapParent), class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU}
 	virtual := rm.U32(o, rm.HeapAllocFlags)&rm.MemoryFlagVirtual != 0
 	location := rm.U32(o, attrOff) >> rm.MemoryAttrLocationShift & rm.MemoryAttrLocationMask
