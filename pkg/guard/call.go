@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,6 +39,7 @@ type trappedCall struct {
 	wrapped bool
 	// executed is set once the driver has been asked; such a call must not be asked again.
 	executed bool
+	inDriver time.Duration // that it took
 	// repeated marks a call that got the answer of the thread's last one, see answered.
 	repeated bool
 }
@@ -191,7 +193,10 @@ func (c *trappedCall) failedWith(status uint32) bool {
 // exec makes the call for the task.
 func (c *trappedCall) exec() syscall.Errno {
 	c.executed = true
-	return c.g.driver.Exec(c.target(), &c.call)
+	begin := time.Now()
+	e := c.g.driver.Exec(c.target(), &c.call)
+	c.inDriver += time.Since(begin)
+	return e
 }
 
 // savedCall is a call that was carried out but whose caller was interrupted by a signal before the answer. The kernel

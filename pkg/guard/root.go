@@ -70,7 +70,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	c.root = f
 	g.pendingRoots.Add(1)
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(rootPatience, func() { g.settleRoot(f, 0, true) })
+	time.AfterFunc(rootPatience, func() { g.settleLater(f) })
 	return replyResume
 }
 
@@ -220,6 +220,8 @@ func (g *Guard) leftCall(p *pendingRoot) bool {
 	return !bytes.HasPrefix(b, fmt.Appendf(nil, "%d ", unix.SYS_IOCTL)) || !bytes.Contains(b, fmt.Appendf(nil, " %#x ", p.addr))
 }
 
+func (g *Guard) settleLater(f *file) { g.onBill(func() { g.settleRoot(f, 0, true) }) }
+
 // settleRoot finds out what became of a root alloc. candidate is a client handle that a later call named, 0 if there was
 // none. later: called from a timer, so the thread may still be inside.
 func (g *Guard) settleRoot(f *file, candidate uint32, later bool) {
@@ -230,7 +232,7 @@ func (g *Guard) settleRoot(f *file, candidate uint32, later bool) {
 		return
 	}
 	if later && !g.leftCall(p) && time.Since(p.since) < time.Minute {
-		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleRoot(f, 0, true) })
+		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleLater(f) })
 		return
 	}
 	f.pending = nil

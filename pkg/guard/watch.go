@@ -3,6 +3,8 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,7 +60,7 @@ func (w *watcher) run() {
 // watchProcess is told of each new process of the container.
 func (g *Guard) watchProcess(p *process) {
 	// A pidfd becomes readable when the process has exited; its files are closed by then.
-	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
+	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.onBill(func() { g.processGone(p) }) }); err != nil {
 		g.log.Error("cannot watch a process", "pid", p.tgid, "err", err)
 	}
 }
@@ -67,7 +69,22 @@ func (g *Guard) watchProcess(p *process) {
 func (g *Guard) processGone(p *process) {
 	g.tasks.dropProcess(p)
 	g.managedGone(p.tgid)
-	g.sweep()
+	g.sweepNext()
+}
+
+// sweepNext sweeps at once or, where sweeps have just taken long, when the guard has rested from them. However many ask for it meanwhile,
+// it is done once.
+func (g *Guard) sweepNext() {
+	if g.sweepAsked.CompareAndSwap(false, true) {
+		go func() {
+			g.turnMu.Lock()
+			defer g.turnMu.Unlock()
+			time.Sleep(time.Until(g.rested))
+			g.sweepAsked.Store(false) // who asks from now on may have closed something that this one does not see
+			took := g.onBill(g.sweep)
+			g.rested = time.Now().Add(backgroundShare * took)
+		}()
+	}
 }
 
 // sweep looks which followed files are closed for good, and takes what was on them out of the account.
@@ -95,10 +112,8 @@ func (g *Guard) sweep() {
 			g.driver.CloseFile(uint32(sim))
 		}
 	}
-	for _, f := range g.files.snapshot() {
-		if f.strong >= 0 && !g.heldByContainer(f) {
-			g.endUVM(f)
-		}
+	for _, f := range g.orphans() {
+		g.endUVM(f)
 	}
 }
 
@@ -116,7 +131,7 @@ func (g *Guard) sweepSoon() {
 
 func (g *Guard) sweepAfter(d time.Duration) {
 	time.AfterFunc(d, func() {
-		g.sweep()
+		g.sweepNext()
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if d < 2*time.Second && g.account.hasZombies() {
@@ -127,28 +142,52 @@ func (g *Guard) sweepAfter(d time.Duration) {
 	})
 }
 
-// heldByContainer reports that some process of the container has a file open, other than the guard.
-func (g *Guard) heldByContainer(f *file) bool {
+// orphans are the UVM address spaces that no process of the container has open. Each process is looked at once, however many address
+// spaces there are, and only until all are found: first those that used them, then the others.
+func (g *Guard) orphans() []*file {
+	left := map[*file]bool{}
+	for _, f := range g.files.snapshot() {
+		if f.strong >= 0 {
+			left[f] = true
+		}
+	}
+	seen := map[int]bool{}
+	look := func(tgid int) {
+		if seen[tgid] || len(left) == 0 {
+			return
+		}
+		seen[tgid] = true
+		eachTable(tgid, &g.nodes, func(fd int, _ place) bool {
+			if f := g.files.find(fd, nodeUVM); f != nil {
+				f.mu.Lock()
+				f.owners[tgid] = true
+				f.mu.Unlock()
+				delete(left, f)
+			}
+			_ = unix.Close(fd)
+			return len(left) > 0
+		})
+	}
+	for _, f := range slices.Collect(maps.Keys(left)) {
+		for _, tgid := range f.users() {
+			if left[f] {
+				look(tgid)
+			}
+		}
+	}
+	if len(left) > 0 {
+		for _, tgid := range g.containerCgroups().processes() {
+			look(tgid)
+		}
+	}
+	return slices.Collect(maps.Keys(left))
+}
+
+// users are the processes that have used an address space.
+func (f *file) users() []int {
 	f.mu.Lock()
-	owners := make([]int, 0, len(f.owners))
-	for tgid := range f.owners {
-		owners = append(owners, tgid)
-	}
-	f.mu.Unlock()
-	for _, tgid := range owners {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			return true
-		}
-	}
-	for _, tgid := range g.containerCgroups().processes() {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			f.mu.Lock()
-			f.owners[tgid] = true
-			f.mu.Unlock()
-			return true
-		}
-	}
-	return false
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.owners))
 }
 
 func (g *Guard) firstPID() int {
