@@ -95,8 +95,8 @@ func busyRefused() (func() error, error) {
 	return func() error {
 		var refused *rmError
 		for _, object := range []uint32{c.subdevice, 0x77777777} {
-			for _, ctl := range []uint32{0x2080ffff, ctrlSetTimeslice} {
-				if err := c.control(object, ctl, make([]byte, 8)); !errors.As(err, &refused) {
+			for _, ctl := range []uint32{0x2080ffff, 0x20801238} {
+				if err := c.control(object, ctl, make([]byte, 256)); !errors.As(err, &refused) {
 					return fmt.Errorf("control %#x of object %#x: %w", ctl, object, err)
 				}
 			}

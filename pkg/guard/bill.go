@@ -11,14 +11,14 @@ import (
 
 // What a guard does it does for its container, so its CPU time is the container's to pay. Calls that the driver carried out with success
 // are paid for by themselves: of them as many are allowed as calls_per_second says. Everything else that a worker's thread spends, on
-// calls that are refused, waved through, interrupted or looked at for long, is free up to a twentieth of a core. Who has used that up
+// calls that are refused, waved through, interrupted or looked at for long, is free up to freeShare of a core. Who has used that up
 // waits, and nobody works meanwhile: the worker of each filter sleeps before it takes the next notification up.
 
 const (
-	// freeShare of a core may go into what is not paid for, freeBurst of CPU time at once: a CUDA program's start takes some 2000 calls
-	// of 10 µs, most of which succeed.
-	freeShare = 0.05
-	freeBurst = 2 * time.Second
+	// freeShare of a core may go into what is not paid for: a twentieth, with what Go's runtime needs beside it, which nobody's clock shows.
+	// freeBurst of CPU time may at once: a CUDA program's start takes some 2000 calls of 10 µs, most of which succeed.
+	freeShare = 0.04
+	freeBurst = time.Second
 	// callCost is forgiven of a call that succeeded, beside the driver's part, and receiveCost for taking it up. A call takes 5 to 7 µs
 	// on a fast machine.
 	callCost    = 50 * time.Microsecond

@@ -79,19 +79,19 @@ func TestBill(t *testing.T) {
 		quota       float64
 		least, most float64
 	}{
-		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.045, 0.051},
-		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.04, 0.051},
-		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.045, 0.051},
+		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.036, 0.041},
+		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.033, 0.041},
+		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.036, 0.041},
 		{"succeed", func(c *caller) { c.call(true, 20*us, 10*us) }, 0, 0.99, 1},
 		{"succeed, faster than calls_per_second", func(c *caller) { c.call(true, us, 4*us) }, 0, 0.24, 0.26},
-		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.045, 0.052},
+		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.036, 0.042},
 		{"slow in the driver", func(c *caller) { c.call(true, 300*time.Millisecond, 10*us) }, 0, 0.99, 1},
 		{"one that succeeds for 64 refused", func(c *caller) {
 			c.call(true, 5*us, 10*us)
 			for range 64 {
 				c.call(false, 0, 10*us)
 			}
-		}, 0, 0.045, 0.056},
+		}, 0, 0.036, 0.046},
 		{"succeed, a quota of a tenth of a CPU", func(c *caller) { c.call(true, 20*us, 10*us) }, 0.1, 0.09, 0.102},
 		{"waved through, a quota of a hundredth", func(c *caller) { c.call(false, 0, 3*us) }, 0.01, 0.009, 0.0102},
 	}

@@ -5,6 +5,7 @@ package integration
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,13 +31,13 @@ func TestBusyGuard(t *testing.T) {
 // TestBusyQuota: calls that succeed are paid for, but a container with a CPU quota makes its guard use no more than that.
 func TestBusyQuota(t *testing.T) {
 	noTrace(t)
-	c := container{env: sizeOf("256MiB"), opts: []string{"--cpus", "0.1"}, cmd: []string{"cgpu-probe", "bench", "1000000"}}
+	c := container{env: sizeOf("256MiB"), opts: []string{"--cpus", "0.1"}, cmd: []string{"sh", "-c", "while cgpu-probe bench 10000; do :; done"}}
 	if share := guardShare(t, c); share > 0.15 {
 		t.Errorf("the guard of a container with a tenth of a CPU uses %.3f of a core", share)
 	}
 }
 
-// guardShare starts a container and tells what part of a core its guard uses over some seconds, when its burst is used up.
+// guardShare starts a container and tells what part of a core its guard uses over some seconds, once the burst is used up.
 func guardShare(t *testing.T, c container) float64 {
 	t.Helper()
 	id := c.start(t)
@@ -45,11 +46,9 @@ func guardShare(t *testing.T, c container) float64 {
 		t.Fatalf("guards: %v", list)
 	}
 	pid := list[0]
-	const burst = 2200 * time.Millisecond
-	for begin := time.Now(); cpuTime(t, pid) < burst && time.Since(begin) < 12*time.Second; {
+	for begin := time.Now(); !strings.Contains(guardLog(t, id), "calls wait") && time.Since(begin) < 30*time.Second; {
 		time.Sleep(50 * time.Millisecond)
 	}
-	time.Sleep(time.Second)
 	before, begin := cpuTime(t, pid), time.Now()
 	time.Sleep(4 * time.Second)
 	share := (cpuTime(t, pid) - before).Seconds() / time.Since(begin).Seconds()
@@ -57,6 +56,23 @@ func guardShare(t *testing.T, c container) float64 {
 		t.Fatalf("the container is over: %s", lab.Run(nil, "docker", "logs", id))
 	}
 	return share
+}
+
+// guardLog is the log of a container's guard.
+func guardLog(t *testing.T, id string) string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(lab.RunDir, "log", id[:12]+"-*.log"))
+	if err != nil || len(paths) > 1 {
+		t.Fatal(paths, err)
+	}
+	if len(paths) == 0 {
+		return "" // nothing to tell yet
+	}
+	text, err := os.ReadFile(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 // cpuTime is what a process has used of the CPUs.
