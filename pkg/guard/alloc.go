@@ -421,10 +421,8 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 
 const (
 	controlGetIDInfoV2 = 0x205 // NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2
-	controlGetAttached = 0x201 // NV0000_CTRL_CMD_GPU_GET_ATTACHED_IDS
 	idInfoSize         = 32
 	idInfoInstance     = 8
-	attachedSize       = 128
 	controlTypeCode    = 3<<30 | rm.ControlSize<<16 | 'F'<<8 | rm.EscControl
 	freeTypeCode       = 3<<30 | rm.FreeSize<<16 | 'F'<<8 | rm.EscFree
 	shareTypeCode      = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare

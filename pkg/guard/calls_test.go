@@ -529,8 +529,8 @@ func TestRootAlloc(t *testing.T) {
 	var live atomic.Uint32 // the client that RM says the file has
 	confirm := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
 		const own = fakeClient + 2
-		if c := rm.U32(call.Outer, 0); call.NR() == rm.EscControl && c != live.Load() && c != own {
-			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusInvalidClient)
+		if c := rm.U32(call.Outer, 0); call.NR() == rm.EscFree && c != live.Load() && c != own {
+			rm.PutU32(call.Outer, rm.FreeStatus, rm.StatusInvalidClient)
 		}
 		if call.NR() == rm.EscAlloc {
 			rm.PutU32(call.Outer, rm.AllocObject, own)

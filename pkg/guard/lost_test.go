@@ -45,6 +45,10 @@ func (d *fakeRM) driver() *fakeDriver {
 				rm.PutU32(o, rm.ControlStatus, rm.StatusInvalidClient)
 			}
 		case rm.EscFree:
+			if fd, ok := d.clients[rm.U32(o, rm.FreeRoot)]; !ok || !kcmpSame(os.Getpid(), fd, t.FD) {
+				rm.PutU32(o, rm.FreeStatus, rm.StatusInvalidClient)
+				break
+			}
 			d.freed = append(d.freed, rm.U32(o, rm.FreeObject))
 			delete(d.clients, rm.U32(o, rm.FreeObject))
 		}

@@ -253,11 +253,12 @@ func (g *Guard) clientFound(f *file, handle uint32) {
 	g.clientMade()
 }
 
-// clientLives asks RM whether a file owns a client: RM refuses any other (rmclientValidate_IMPL).
+// clientLives asks RM whether a file owns a client, by freeing an object that is none: RM refuses any other file (clientValidate in
+// serverFreeResourceTreeLockAndFindResource). A control would ask the same, but leaves a line in the kernel log where there is no such client
+// (RmDeprecatedGetControlHandler).
 func (g *Guard) clientLives(t Target, client uint32) bool {
-	var ids [attachedSize]byte
-	s, e := g.control(t, client, client, controlGetAttached, ids[:])
-	return e == 0 && s == rm.StatusOK
+	s, e := g.free(t, client, 0)
+	return e == 0 && (s == rm.StatusOK || s == rm.StatusObjectNotFound)
 }
 
 // clientGone takes a freed client out of the account; its file may have another one then.
