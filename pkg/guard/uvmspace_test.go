@@ -157,7 +157,7 @@ func (r *rig) beside() *rig {
 	r.t.Helper()
 	other := &rig{t: r.t, sim: r.sim, nodes: makeNodes(r.t)}
 	var err error
-	if other.guard, err = New(testConfig(other.nodes), inProcess{r.sim.Session([]int{0}), &other.jitter}, testLog(r.t)); err != nil {
+	if other.guard, err = New(testConfig(other.nodes), inProcess{r.sim.Session([]int{0}), &other.jitter, &other.seen}, testLog(r.t)); err != nil {
 		r.t.Fatal(err)
 	}
 	return other
