@@ -10,8 +10,8 @@ import (
 
 // Share policies: what a program lets other RM clients do with its objects (RM_SHARE, and two controls that are the same). They know no
 // containers: RS_SHARE_TYPE_ALL is everybody on the node, RS_SHARE_TYPE_OS_SECURITY_TOKEN whoever has the same user number, which all
-// containers that run as root have (osValidateClientTokens). libcuda sets both, for CUDA IPC and for debuggers. So the driver is told of the
-// owner's process instead (RS_SHARE_TYPE_PID, which it lets anyhow), the account remembers what the program said, and where another
+// containers that run as root have (osValidateClientTokens). libcuda sets both, for CUDA IPC and for debuggers. So the driver is told of
+// the owner's process instead (RS_SHARE_TYPE_PID, which it lets anyhow), the account remembers what the program said, and where another
 // client of the container wants to make use of it the guard opens the object for the moment of that call.
 
 // Share policies, src/common/sdk/nvidia/inc/rs_access.h.
@@ -58,8 +58,8 @@ func (g *Guard) setPolicy(client, object uint32, p []byte) plan {
 	return plan{ask: true, done: func() { copy(p, own[:]) }, settle: func() { g.account.setPolicy(client, object, own[:]) }}
 }
 
-// inContainer is the type of the policy that the driver is told of. ours says that the client that it names is the container's: the driver's
-// answer about another one would tell whether there is one.
+// inContainer is the type of the policy that the driver is told of. ours says that the client that it names is the container's: the
+// driver's answer about another one would tell whether there is one.
 func inContainer(p []byte, ours bool) byte {
 	kind, action := rm.U16(p, rm.SharePolicyType), p[rm.SharePolicyAction]
 	foreign := kind == shareTypeClient && !ours
@@ -150,8 +150,8 @@ func (a *account) setUser(c *client, euid int) {
 	c.euid = euid
 }
 
-// asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that takes
-// a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
+// asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
+// takes a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
 func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
 	if !g.account.lets(from, object, to, right) {
 		return nil, nil
@@ -172,9 +172,9 @@ type openRights struct {
 	calls map[openRight]int
 }
 
-// whileShared calls f while everybody has a right on an object, as the guard or another client of the container must have for the call that f
-// makes. What is open for another call stays so until that ends. A status other than OK, or an errno, says that the object could not be opened;
-// f was not called then.
+// whileShared calls f while everybody has a right on an object, as the guard or another client of the container must have for the call that
+// f makes. What is open for another call stays so until that ends. A status other than OK, or an errno, says that the object could not be
+// opened; f was not called then.
 func (g *Guard) whileShared(t Target, client uint32, what openRight, f func()) (uint32, unix.Errno) {
 	c := g.account.client(client)
 	if c == nil {

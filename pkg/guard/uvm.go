@@ -165,8 +165,8 @@ func (c *trappedCall) uvmCall() (*file, plan) {
 	}}
 }
 
-// checkMap: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in the
-// task.
+// checkMap: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
+// the task.
 func (g *Guard) checkMap(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	f, p := c.uvmCall()
@@ -197,8 +197,8 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	return p
 }
 
-// lockUVM follows the call's address space and keeps it from being changed or ended meanwhile. One that has been torn down, since no process
-// had it (it was in a socket), is followed anew.
+// lockUVM follows the call's address space and keeps it from being changed or ended meanwhile. One that has been torn down, since no
+// process had it (it was in a socket), is followed anew.
 func (c *trappedCall) lockUVM() (*file, error) {
 	for {
 		if c.file == nil {

@@ -215,8 +215,8 @@ func (d *Driver) stopSpace(s *space, g *gpu) {
 	}
 }
 
-// registerVASpace takes an RM address space for a GPU. UVM looks for neither the control file nor the process that names it: handles that do
-// not exist are told from those that are not open to it (nvGpuOpsDupAddressSpace).
+// registerVASpace takes an RM address space for a GPU. UVM looks for neither the control file nor the process that names it: handles that
+// do not exist are told from those that are not open to it (nvGpuOpsDupAddressSpace).
 func (r *request) registerVASpace(form rm.UVMForm) uint32 {
 	g := r.uvmGPU(rm.UVMGPU)
 	if g == nil || r.f.vaspaces[g] != nil {
