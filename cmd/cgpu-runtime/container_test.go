@@ -256,7 +256,7 @@ func dockerProfile(t *testing.T, ioctl string) string {
 
 // TestNotifiedSet starts containers with rewritten profiles and holds every call of sweep to what the profile says.
 func TestNotifiedSet(t *testing.T) {
-	trapped := func(number uint64) bool { return slices.Contains(rm.TrappedNRs[:], uint8(number)) }
+	trapped := func(number uint64) bool { return rm.Trapped(uint32(number)) }
 	all := func(fd, number uint64) bool { return true }
 	profiles := []struct {
 		name, seccomp string

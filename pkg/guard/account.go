@@ -24,6 +24,7 @@ type account struct {
 	objects  int
 	tsgs     int
 	channels int
+	kept     int // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
 	zombies  int // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
@@ -50,8 +51,11 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
-	seen             place // where its file was found last
-	ending           bool  // its channels are off for good, see Guard.stop
+	seen             place              // where its file was found last
+	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
+	letting          map[uint32]letting // by object that has policies of its own, see share.go
+	open             openRights
+	ending           bool // its channels are off for good, see Guard.stop
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in
@@ -85,6 +89,14 @@ func (a *account) lockCalls(x, y uint32) (callLock, bool) {
 	return l, true
 }
 
+// of is the one of the two with a handle.
+func (l callLock) of(handle uint32) *client {
+	if l[0].handle == handle {
+		return l[0]
+	}
+	return l[1]
+}
+
 func (l callLock) unlock() {
 	if l[1] != l[0] {
 		l[1].calls.Unlock()
@@ -102,7 +114,7 @@ type object struct {
 	spilled               bool        // host memory that the container takes for device memory
 	children              int         // handles whose parent this is
 	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
-	sharedWithAll         bool        // the task itself opened it by RM_SHARE (CUDA IPC)
+	retained              *retained   // of a channel that a UVM address space keeps
 	scheduled             bool        // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool        // a channel group on the graphics engine
 	context               bool        // a channel group that has a context there: an object of the engine was made below it
@@ -229,7 +241,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
 	a.clients[handle] = c
 	return c
 }
@@ -245,11 +257,11 @@ func (a *account) removeClient(c *client) bool {
 	return true
 }
 
-// ownsClient reports that a client is the container's.
-func (a *account) ownsClient(handle uint32) bool {
+// client finds a client; nil if it is not the container's.
+func (a *account) client(handle uint32) *client {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.clients[handle] != nil
+	return a.clients[handle]
 }
 
 // hasOn reports that a client is known to be on a file.
@@ -259,6 +271,9 @@ func (a *account) hasOn(f *file, handle uint32) bool {
 	c := a.clients[handle]
 	return c != nil && c.file == f
 }
+
+// ownsClient reports that a client is the container's.
+func (a *account) ownsClient(handle uint32) bool { return a.client(handle) != nil }
 
 func (a *account) clientCount() int {
 	a.mu.Lock()
@@ -402,6 +417,7 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
+	delete(c.letting, o.handle)
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
 	}
@@ -411,6 +427,10 @@ func (a *account) dropObject(c *client, o *object) {
 		a.tsgs--
 	case rm.ClassChannel:
 		a.channels--
+		if o.retained != nil {
+			o.retained.channel = nil
+			a.kept++
+		}
 	}
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
 		c.engineObjectGone(o)
@@ -535,17 +555,6 @@ func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
 	return *o, true
 }
 
-// setShared notes that the task opened an object to others by itself, or closed it again.
-func (a *account) setShared(clientHandle, handle uint32, all bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.clients[clientHandle]; c != nil {
-		if o := c.objects[handle]; o != nil {
-			o.sharedWithAll = all
-		}
-	}
-}
-
 // room reports whether one more object of a kind may be made.
 func (a *account) room(kind rm.ClassKind, maxTSGs, maxChannels int) bool {
 	a.mu.Lock()
@@ -553,7 +562,7 @@ func (a *account) room(kind rm.ClassKind, maxTSGs, maxChannels int) bool {
 	switch {
 	case a.objects >= maxObjects,
 		kind == rm.ClassTSG && a.tsgs >= maxTSGs,
-		kind == rm.ClassChannel && a.channels >= maxChannels:
+		kind == rm.ClassChannel && a.channels+a.kept >= maxChannels:
 		return false
 	}
 	return true

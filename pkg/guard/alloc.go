@@ -82,7 +82,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 	for _, off := range class.Clear {
 		rm.PutU64(c.params, off, 0)
 	}
-	return g.serveBy(rule{clients: outerClient(rm.AllocRoot), locks: true, check: (*Guard).checkAlloc}, c)
+	return g.serveBy(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
 }
 
 // allocs are the checks of the kinds of classes that take more than an object.
@@ -96,6 +96,7 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassProfiler:   (*Guard).checkProfiler,
 	rm.ClassFabric:     (*Guard).checkFabric,
 	rm.ClassDevice:     (*Guard).checkDevice,
+	rm.ClassDebugger:   (*Guard).checkDebugger,
 	rm.ClassInTask:     (*Guard).checkInTask,
 }
 
@@ -116,6 +117,15 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 		return check(g, c)
 	}
 	return g.makeObject(c, c.newObject())
+}
+
+// allocClients: a debugger object is made for an object of another client, too.
+func allocClients(c *trappedCall) (dst, src uint32) {
+	dst, src = c.allocClient(), c.allocClient()
+	if h := rm.U32(c.params, rm.DebuggerAppClient); c.class.Kind == rm.ClassDebugger && h != 0 {
+		src = h
+	}
+	return dst, src
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.
@@ -233,6 +243,15 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 	o := c.newObject()
 	o.gpu = gpu
 	return g.makeObject(c, o)
+}
+
+// checkDebugger: the driver asks whether the client that is debugged has given the right (ksmdbgssnConstruct_IMPL), and says so in the
+// kernel log where it has not.
+func (g *Guard) checkDebugger(c *trappedCall) plan {
+	dst, src := allocClients(c)
+	p := g.makeObject(c, c.newObject())
+	p.opened, p.done = g.asPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
+	return p
 }
 
 func (g *Guard) checkInTask(c *trappedCall) plan {
@@ -426,10 +445,6 @@ const (
 	controlTypeCode    = 3<<30 | rm.ControlSize<<16 | 'F'<<8 | rm.EscControl
 	freeTypeCode       = 3<<30 | rm.FreeSize<<16 | 'F'<<8 | rm.EscFree
 	shareTypeCode      = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
-	shareTypeAll       = 1 // RS_SHARE_TYPE_ALL
-	shareActionRevoke  = 1 // RS_SHARE_ACTION_FLAG_REVOKE
-	shareActionCompose = 4 // RS_SHARE_ACTION_FLAG_COMPOSE
-	accessDup          = 1 // RS_ACCESS_DUP_OBJECT as a mask
 )
 
 // control makes a flat control of the guard's own on a file of the task.

@@ -285,10 +285,10 @@ func uvmCall(g *Guard, cmd uint32, base, length uint64, ctl int) ([]byte, rm.UVM
 	if form.Length >= 0 {
 		rm.PutU64(o, form.Length, length)
 	}
-	if form.Memory >= 0 {
+	if form.Object >= 0 {
 		rm.PutU32(o, form.FD, uint32(ctl))
 		rm.PutU32(o, form.Client, fakeClient)
-		rm.PutU32(o, form.Memory, fakeMemory)
+		rm.PutU32(o, form.Object, fakeMemory)
 	}
 	if cmd == rm.UVMMapExternal { // one GPU
 		rm.PutU64(o, form.FD-8, 1)
@@ -373,7 +373,7 @@ func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
 	}
 	c, ctl := newFakeUVMCall(t, g)
 	o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
-	rm.PutU32(o, form.Memory, unseen)
+	rm.PutU32(o, form.Object, unseen)
 	c.do(rm.UVMMapExternal, o)
 	if !mapped || !slices.Equal(shared, []uint32{unseen, unseen}) || rm.U32(o, form.Status) != rm.StatusOK {
 		t.Errorf("mapped %v, shared %#x, status %#x; want the handle that was named opened and closed", mapped, shared, rm.U32(o, form.Status))

@@ -25,6 +25,7 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlExportFDs:      {locks: true, check: (*Guard).checkFile},
 	rm.ControlImportFD:       {locks: true, check: (*Guard).checkFile},
 	rm.ControlImportFDs:      {locks: true, check: (*Guard).checkFile},
+	rm.ControlSharePolicy:    {locks: true, check: (*Guard).checkSharePolicy},
 	rm.ControlSchedule:       {check: (*Guard).checkSchedule},
 	rm.ControlOwnChannel:     {locks: true, check: (*Guard).checkOwnChannel},
 	rm.ControlResetChannel:   {locks: true, check: (*Guard).checkReset},

@@ -220,10 +220,14 @@ func (g *Guard) endUVM(f *file) {
 	defer f.uvm.Unlock()
 	f.ended = true
 	f.mu.Lock()
-	maps := f.maps
-	f.maps, f.mapped = map[uint64][]uvmMap{}, 0
+	maps, spaces := f.maps, f.spaces
+	f.maps, f.mapped, f.spaces = map[uint64][]uvmMap{}, 0, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
+	for gpu := range spaces {
+		ended[gpu] = g.endVASpace(f, gpu)
+		g.uvmLeft(f, gpu)
+	}
 	for base, list := range maps {
 		for _, m := range list {
 			done, tried := ended[m.gpu]
@@ -249,7 +253,7 @@ func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)
 // endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
 func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
 	outer := make([]byte, rm.UVMUnregisterSize)
-	copy(outer[rm.UVMUnregisterGPU:], gpu[:])
+	copy(outer[rm.UVMGPU:], gpu[:])
 	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})
 	return e == 0 && rm.U32(outer, rm.UVMUnregisterStatus) == rm.StatusOK
 }

@@ -67,8 +67,8 @@ func dupClients(c *trappedCall) (dst, src uint32) {
 	return rm.U32(c.call.Outer, rm.DupClient), rm.U32(c.call.Outer, rm.DupClientSrc)
 }
 
-// checkDup: a second handle on an object of a client of the same container. RM's own check is by process or by what the owner opened;
-// CUDA opens what it exports to everyone, so the container is checked here.
+// checkDup: a second handle on an object of a client of the same container. RM's own check is by process, and by what the owner has opened
+// to others, of which it was not told all (share.go).
 func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
@@ -80,25 +80,13 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, settle: func() {
+	p := plan{ask: true, settle: func() {
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, src, object)
 		c.undo = g.undoObject(c.target(), dst, h)
 	}}
-}
-
-// checkShare: an object is opened to other clients. It is harmless as long as every dup and every UVM mapping passes a guard.
-func (g *Guard) checkShare(c *trappedCall) plan {
-	o := c.call.Outer
-	client, object := rm.U32(o, rm.ShareClient), rm.U32(o, rm.ShareObject)
-	if g.account.isSpilled(client, object) {
-		return answer(g.refuseSpilled(c, "share"))
-	}
-	return plan{ask: true, settle: func() {
-		if rm.U16(o, rm.SharePolicy+rm.SharePolicyType) == shareTypeAll {
-			g.account.setShared(client, object, o[rm.SharePolicy+rm.SharePolicyAction]&shareActionRevoke == 0)
-		}
-	}}
+	p.opened, p.done = g.asPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)
+	return p
 }
 
 // checkAllocMemory: the old memory call, of host memory only. It pins the caller's pages, so it runs in the task; without

@@ -32,11 +32,11 @@ type plan struct {
 	done  func() // at the end in any case
 }
 
-// opening is an object that is open to every client for the moment of a call (whileShared).
+// opening is what everybody may do with an object for the moment of a call (whileShared).
 type opening struct {
 	target Target
 	client uint32
-	object object
+	right  openRight
 }
 
 // answer is a plan that asks the driver nothing.
@@ -118,7 +118,7 @@ func (c *trappedCall) askDriver(o *opening) (status uint32, e syscall.Errno) {
 	}
 	if o == nil {
 		exec()
-	} else if s, refused := c.g.whileShared(o.target, o.client, o.object, exec); refused != 0 || s != rm.StatusOK {
+	} else if s, refused := c.g.whileShared(o.target, o.client, o.right, exec); refused != 0 || s != rm.StatusOK {
 		c.status(rm.StatusInvalidClient)
 		return rm.StatusInvalidClient, 0
 	}

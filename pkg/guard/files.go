@@ -36,19 +36,21 @@ type file struct {
 	strong    int // descriptor held by the guard, -1 if none
 
 	mu         sync.Mutex
-	pending    *pendingRoot        // a root alloc that runs in the task
-	registered bool                // has issued REGISTER_FD: must not do a root alloc
-	rooted     bool                // has, or may have, a live client
-	clients    int                 // verified live clients
-	exports    []*charge           // memory exported into this file
-	maps       map[uint64][]uvmMap // external mappings of this UVM address space, by base
-	mapped     int                 // how many
-	uvm        sync.Mutex          // held over a call that changes them, so that they are recorded in UVM's order
-	ended      bool                // with uvm held: it was torn down
-	torn       chan struct{}       // with Guard.sweepMu held: closed when that is done; nil: it is not under way
-	exporter   bool                // objects were exported into it here
-	owners     map[int]bool        // processes that used this UVM address space
-	sim        simFile             // with the simulated driver
+	pending    *pendingRoot               // a root alloc that runs in the task
+	registered bool                       // has issued REGISTER_FD: must not do a root alloc
+	rooted     bool                       // has, or may have, a live client
+	clients    int                        // verified live clients
+	exports    []*charge                  // memory exported into this file
+	maps       map[uint64][]uvmMap        // external mappings of this UVM address space, by base
+	mapped     int                        // how many
+	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
+	channels   map[channelName]uvmChannel // that are registered in it
+	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order
+	ended      bool                       // with uvm held: it was torn down
+	torn       chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way
+	exporter   bool                       // objects were exported into it here
+	owners     map[int]bool               // processes that used this UVM address space
+	sim        simFile                    // with the simulated driver
 }
 
 // fileTable is the set of files that the guard follows.
@@ -124,6 +126,7 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 			return nil, fmt.Errorf("keep a file: %w", err)
 		}
 		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64][]uvmMap{}
+		f.spaces, f.channels = map[gpuUUID]bool{}, map[channelName]uvmChannel{}
 	} else {
 		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 		if err != nil {

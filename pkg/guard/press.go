@@ -249,9 +249,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	if !ok {
 		return nil, errNoUserd
 	}
-	g.account.mu.Lock()
-	c := g.account.clients[ch.client]
-	g.account.mu.Unlock()
+	c := g.account.client(ch.client)
 	if c == nil {
 		return nil, errNoUserd
 	}
@@ -262,7 +260,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	defer t.done()
 	var handle, s uint32
 	var e unix.Errno
-	if status, errno := g.whileShared(t, ch.client, obj, func() {
+	if status, errno := g.whileShared(t, ch.client, openRight{memory, accessDup}, func() {
 		handle, s, e = own.dup(own.devices[p.x.gpu], ch.client, memory)
 	}); errno != 0 || status != rm.StatusOK {
 		return nil, refused("open a channel's page", status, errno)

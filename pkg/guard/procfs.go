@@ -300,19 +300,27 @@ func numbers(tid int) iter.Seq[int] {
 	}
 }
 
-// tableSize is how large a process' descriptor table is (FDSize of /proc/PID/status).
-func tableSize(tgid int) int {
+// tableSize is how large a process' descriptor table is; 0 if it is gone.
+func tableSize(tgid int) int { return max(0, statusNumber(tgid, "FDSize:", 0)) }
+
+// euidOf is the effective user number of a process, as the host has it; -1 if it is gone.
+func euidOf(tgid int) int { return statusNumber(tgid, "Uid:", 1) }
+
+// statusNumber is a number in a line of /proc/PID/status; -1 if the process is gone.
+func statusNumber(tgid int, key string, field int) int {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(tgid) + "/status")
 	if err != nil {
-		return 0
+		return -1
 	}
 	for line := range bytes.Lines(b) {
-		if value, ok := bytes.CutPrefix(line, []byte("FDSize:")); ok {
-			n, _ := strconv.Atoi(string(bytes.TrimSpace(value)))
-			return n
+		value, ok := bytes.CutPrefix(line, []byte(key))
+		if fields := bytes.Fields(value); ok && len(fields) > field {
+			if n, err := strconv.Atoi(string(fields[field])); err == nil {
+				return n
+			}
 		}
 	}
-	return 0
+	return -1
 }
 
 func (t *nodeTable) knows(st *unix.Stat_t) bool {

@@ -200,6 +200,7 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 		f.rooted = true
 		f.clients++
 		made := g.account.addClient(handle, c.k.proc.tgid, f)
+		g.account.setUser(made, euidOf(c.k.proc.tgid))
 		g.clientMade()
 		t := c.target() // now: c serves other calls by the time of an undo
 		c.undo = func() {
@@ -249,7 +250,7 @@ func (g *Guard) clientFound(f *file, handle uint32) {
 	tgid := f.pending.k.proc.tgid
 	g.endPending(f)
 	f.clients++
-	g.account.addClient(handle, tgid, f)
+	g.account.setUser(g.account.addClient(handle, tgid, f), euidOf(tgid))
 	g.clientMade()
 }
 

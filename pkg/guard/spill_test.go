@@ -230,8 +230,8 @@ func TestSpillGoesBack(t *testing.T) {
 		return c, func(cmd uint32) {
 			t.Helper()
 			o, form := uvmCall(g, cmd, 1<<32, 8<<20, ctl)
-			if form.Memory >= 0 {
-				rm.PutU32(o, form.Memory, fakeSpilled)
+			if form.Object >= 0 {
+				rm.PutU32(o, form.Object, fakeSpilled)
 			}
 			if rep := c.do(cmd, o); rep != replyDone || rm.U32(o, form.Status) != 0 {
 				t.Fatalf("%+v %s", rep, rm.StatusName(rm.U32(o, form.Status)))

@@ -14,7 +14,7 @@ import (
 // guard makes these calls itself: UVM takes the address space from the file, not from the caller (uvm.c, uvm_ioctl).
 //
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
-// which is not the guard; so the object is opened for the moment of the call.
+// which is not the guard; so the object is opened for the moment of the call (share.go).
 
 // uvmMap is an external mapping on one GPU that holds device memory. GPUs have their own at one address.
 type uvmMap struct {
@@ -33,13 +33,18 @@ const maxUVMMaps = 1 << 18
 
 // uvmCalls are the rules of calls on nvidia-uvm.
 var uvmCalls = map[uint32]rule{
-	rm.UVMMapExternal:    {clients: mapClient, locks: true, check: (*Guard).checkMap},
-	rm.UVMFree:           {check: (*Guard).checkUnmap},
-	rm.UVMUnmapExternal:  {check: (*Guard).checkUnmap},
-	rm.UVMAllocDeviceP2P: {check: denyDeviceP2P},
+	rm.UVMRegisterGPUVASpace: {clients: uvmClient, locks: true, check: (*Guard).checkRegisterSpace},
+	rm.UVMUnregisterVASpace:  {check: (*Guard).checkDrop},
+	rm.UVMRegisterChannel:    {clients: uvmClient, locks: true, check: (*Guard).checkRegisterChannel},
+	rm.UVMUnregisterChannel:  {check: (*Guard).checkDrop},
+	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
+	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMFree:               {check: (*Guard).checkDrop},
+	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
+	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
 }
 
-// onUVM handles a UVM call that makes or drops a reference to device memory.
+// onUVM handles a UVM call that makes or drops a reference to what an RM client has.
 func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	r, known := uvmCalls[cmd]
 	form, ok := g.abi.UVM(cmd)
@@ -68,10 +73,9 @@ func denyDeviceP2P(_ *Guard, c *trappedCall) plan {
 	return answer(c.deny(rm.StatusNotSupported, "uvmp2p", "denied UVM_ALLOC_DEVICE_P2P"))
 }
 
-// checkUnmap: UVM_UNMAP_EXTERNAL, and UVM_FREE, which takes the range that starts there as a whole: libcuda maps from the start of a range,
-// and a mapping from the middle of one stays charged until its address space ends.
-func (g *Guard) checkUnmap(c *trappedCall) plan {
-	// An address space without mappings of the guard's is not followed: then the call drops nothing that is charged.
+// checkDrop: a call that drops what an address space holds.
+func (g *Guard) checkDrop(c *trappedCall) plan {
+	// An address space in which nothing was registered or mapped is not followed: then the call drops nothing that is charged.
 	f := c.file
 	if f == nil {
 		f = g.files.find(c.fd, nodeUVM)
@@ -82,15 +86,24 @@ func (g *Guard) checkUnmap(c *trappedCall) plan {
 	f.uvm.Lock()
 	return plan{ask: true, done: f.uvm.Unlock, settle: func() {
 		c.lost = true
-		o, form := c.call.Outer, c.form()
-		var length uint64
-		var gpu gpuUUID
-		if c.call.Cmd == rm.UVMUnmapExternal {
-			length = rm.U64(o, form.Length)
-			copy(gpu[:], o[uvmUnmapGPU:])
-		}
-		g.uvmUnmapped(f, rm.U64(o, form.Base), length, gpu)
+		g.dropped(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
+}
+
+// dropped takes out of the account what a call has dropped.
+func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
+	switch cmd {
+	case rm.UVMUnregisterChannel:
+		g.uvmForget(f, channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)})
+	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
+		g.uvmLeft(f, gpuUUID(o[rm.UVMGPU:]))
+	case rm.UVMUnmapExternal:
+		g.uvmUnmapped(f, rm.U64(o, form.Base), rm.U64(o, form.Length), gpuUUID(o[uvmUnmapGPU:]))
+	case rm.UVMFree:
+		// It takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from the middle of one
+		// stays charged until its address space ends.
+		g.uvmUnmapped(f, rm.U64(o, form.Base), 0, gpuUUID{})
+	}
 }
 
 // Of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS: base, length and offset are followed by room for the attributes of 256 GPUs, of
@@ -122,66 +135,70 @@ func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
 	return true
 }
 
-func mapClient(c *trappedCall) (dst, src uint32) {
+func uvmClient(c *trappedCall) (dst, src uint32) {
 	h := rm.U32(c.call.Outer, c.form().Client)
 	return h, h
 }
 
-// checkMap: an object of one of the container's clients is mapped.
-func (g *Guard) checkMap(c *trappedCall) plan {
+// uvmCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
+// meanwhile, and UVM sees the guard's copy of the file. Nil: the plan is an answer.
+func (c *trappedCall) uvmCall() (*file, plan) {
 	o, form := c.call.Outer, c.form()
-	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Memory)
-	obj, ok := g.account.lookup(client, memory)
-	if !ok {
-		obj.handle = memory // host memory of RM_ALLOC_MEMORY, which runs in the task: the guard has not seen it made
-	}
-	gpus := rm.U64(o, form.FD-uvmMapCount)
 	number := rm.U32(o, form.FD)
 	fd, as, err := c.controlFile(number)
 	if err != nil {
-		return answer(c.status(rm.StatusInvalidArgument))
+		return nil, answer(c.status(rm.StatusInvalidArgument))
 	}
 	f, err := c.lockUVM()
 	if err != nil {
 		_ = unix.Close(fd)
-		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
-		return answer(c.status(rm.StatusInsufficientResources))
+		c.g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
+		return nil, answer(c.status(rm.StatusInsufficientResources))
 	}
 	rm.PutU32(o, form.FD, as)
-	p := plan{done: func() {
+	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
+	ctl := Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}
+	return f, plan{ask: true, opened: &opening{ctl, rm.U32(o, form.Client), openRight{rm.U32(o, form.Object), accessDup}}, done: func() {
 		rm.PutU32(o, form.FD, number)
 		f.uvm.Unlock()
 		_ = unix.Close(fd)
 	}}
+}
+
+// checkMap: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
+// the task.
+func (g *Guard) checkMap(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	f, p := c.uvmCall()
+	if f == nil {
+		return p
+	}
 	f.mu.Lock()
 	full := f.mapped >= maxUVMMaps
 	f.mu.Unlock()
+	gpus := rm.U64(o, form.FD-uvmMapCount)
 	if full || gpus > uvmMapMaxGPUs {
-		p.answer = c.status(rm.StatusInsufficientResources)
+		p.ask, p.answer = false, c.status(rm.StatusInsufficientResources)
 		return p
 	}
+	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
 	ch := g.account.hold(client, memory)
-	p.ask = true
-	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	p.opened = &opening{Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
 	if ch == nil {
 		return p
 	}
 	p.cancel = func() { g.account.unhold(ch) }
 	p.settle = func() {
 		for i := range max(1, int(gpus)) {
-			var gpu gpuUUID
-			copy(gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
 			g.account.hold(client, memory)
-			g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpu, length: rm.U64(o, form.Length), charge: ch})
+			g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length), charge: ch})
 		}
 		g.account.unhold(ch) // each mapping holds it now
 	}
 	return p
 }
 
-// lockUVM follows the call's address space and keeps it from being changed or ended meanwhile. One that has been torn down, since no process
-// had it (it was in a socket), is followed anew.
+// lockUVM follows the call's address space and keeps it from being changed or ended meanwhile. One that has been torn down, since no
+// process had it (it was in a socket), is followed anew.
 func (c *trappedCall) lockUVM() (*file, error) {
 	for {
 		if c.file == nil {
@@ -225,56 +242,29 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	}
 }
 
-// whileShared calls f while an object is open to every client, as it must be for the guard to refer to it. A status other than OK,
-// or an errno, says that it could not be opened; f was not called then.
-func (g *Guard) whileShared(t Target, client uint32, obj object, f func()) (uint32, unix.Errno) {
-	if obj.sharedWithAll {
-		f()
-		return rm.StatusOK, 0
-	}
-	if s, e := g.share(t, client, obj.handle, 0); e != 0 || s != rm.StatusOK {
-		return s, e
-	}
-	f()
-	if s, e := g.share(t, client, obj.handle, shareActionRevoke); e != 0 || s != rm.StatusOK {
-		g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
-	}
-	return rm.StatusOK, 0
-}
-
-// share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
-// flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
-// objects to a debugger.
-func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, unix.Errno) {
-	outer := make([]byte, rm.ShareSize)
-	rm.PutU32(outer, rm.ShareClient, client)
-	rm.PutU32(outer, rm.ShareObject, object)
-	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, client)
-	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyAccess, accessDup)
-	outer[rm.SharePolicy+rm.SharePolicyType] = shareTypeAll
-	outer[rm.SharePolicy+rm.SharePolicyAction] = shareActionCompose | action
-	e := g.driver.Exec(t, &rm.Call{Cmd: shareTypeCode, Outer: outer})
-	return rm.U32(outer, rm.ShareStatus), e
-}
-
 // uvmUnmapped drops the mappings at base. With a length, only that of a GPU and only if it was covered whole: of a split
 // mapping a part still holds the memory.
 func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	f.mu.Lock()
-	var gone []*charge
+	gone := f.unmap(base, func(m uvmMap) bool { return length == 0 || m.gpu == gpu && m.length <= length })
+	f.mu.Unlock()
+	for _, ch := range gone {
+		g.account.unhold(ch)
+	}
+}
+
+// unmap drops mappings at base, and returns what they held. The file is locked.
+func (f *file) unmap(base uint64, drop func(uvmMap) bool) (gone []*charge) {
 	left := slices.DeleteFunc(f.maps[base], func(m uvmMap) bool {
-		drop := length == 0 || m.gpu == gpu && m.length <= length
-		if drop {
-			gone = append(gone, m.charge)
+		if !drop(m) {
+			return false
 		}
-		return drop
+		gone = append(gone, m.charge)
+		return true
 	})
 	if f.maps[base] = left; len(left) == 0 {
 		delete(f.maps, base)
 	}
 	f.mapped -= len(gone)
-	f.mu.Unlock()
-	for _, ch := range gone {
-		g.account.unhold(ch)
-	}
+	return gone
 }

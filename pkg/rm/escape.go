@@ -32,11 +32,12 @@ const (
 
 // TrappedNRs are the low bytes of the ioctl numbers that the container's seccomp filter hands to the guard. The filter
 // compares the low byte only, because the driver ignores the type and direction bits of an ioctl number
-// (kernel-open/nvidia/nv.c, nvidia_ioctl).
+// (kernel-open/nvidia/nv.c, nvidia_ioctl); of UVM's it compares one bit more, see TrapMask.
 //
-// The first four are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), so
-// the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
+// The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), or name objects of
+// an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
 var TrappedNRs = [...]uint8{
+	UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs,
@@ -47,8 +48,18 @@ var TrappedNRs = [...]uint8{
 // (kernel-open/nvidia-uvm/uvm.c) switches on all 32 bits.
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
-	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+	case UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
+		UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
 		return true
 	}
 	return false
+}
+
+// TrapMask are the bits of an ioctl number that the filter compares with one of TrappedNRs. Of UVM calls bit 14 is one, which the
+// numbers of terminals and sockets have (0x54..): FIONBIO and FIONREAD, which some programs use all the time, share the low byte of one.
+func TrapMask(nr uint8) uint32 {
+	if UVMShaped(uint32(nr)) {
+		return 0x40ff
+	}
+	return 0xff
 }

@@ -324,6 +324,10 @@ const (
 	StreamAllocIndex = 44 // written by the driver
 	StreamFreeIndex  = 0
 
+	// NV83DE_ALLOC_PARAMETERS: class 0x83de.
+	DebuggerAppClient = 4
+	DebuggerObject    = 8
+
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
 	EventSrcResource  = 4
@@ -449,6 +453,7 @@ const (
 	UVMMapExternal        = 33
 	UVMFree               = 34
 	UVMRegisterGPU        = 37
+	UVMUnregisterGPU      = 38
 	UVMPageableMemAccess  = 39
 	UVMDisableReadDup     = 45
 	UVMToolsReadMemory    = 62
@@ -462,7 +467,7 @@ const (
 
 	// UVM_UNREGISTER_GPU_VASPACE_PARAMS.
 	UVMUnregisterSize   = 20
-	UVMUnregisterGPU    = 0 // its UUID
+	UVMGPU              = 0 // its UUID; it is first in the calls 25 to 27 and 38 too
 	UVMUnregisterStatus = 16
 
 	// UVM_INITIALIZE_PARAMS.

@@ -61,17 +61,13 @@ func (a *ABI) RMShaped(cmd uint32) bool {
 	if cmd>>16&0x3fff == 0 || !Trapped(cmd) {
 		return false
 	}
-	switch cmd & 0xff {
-	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
-		return false // trapped for the sake of UVM; no escape of interest has these numbers
-	}
-	return true
+	return !UVMShaped(cmd & 0xff) // trapped for the sake of UVM; no escape of interest has these numbers
 }
 
 // Trapped reports whether the container's seccomp filter hands this ioctl number to the guard.
 func Trapped(cmd uint32) bool {
 	for _, nr := range TrappedNRs {
-		if uint32(nr) == cmd&0xff {
+		if uint32(nr) == cmd&TrapMask(nr) {
 			return true
 		}
 	}

@@ -8,7 +8,7 @@ type UVMForm struct {
 	Length int // u64
 	FD     int // i32, the caller's nvidiactl file
 	Client int // u32
-	Memory int // u32, the handle that the call takes a reference on
+	Object int // u32, the handle that the call takes a reference on, or drops it
 	Status int // u32
 }
 
@@ -32,9 +32,16 @@ func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	case UVMRegisterGPU:
 		return UVMForm{40, -1, -1, 24, 28, -1, 36}, true
 	case UVMRegisterGPUVASpace:
-		return UVMForm{32, -1, -1, 16, 20, -1, 28}, true
+		return UVMForm{32, -1, -1, 16, 20, 24, 28}, true
+	case UVMUnregisterVASpace, UVMUnregisterGPU:
+		return UVMForm{20, -1, -1, -1, -1, -1, 16}, true
 	case UVMRegisterChannel:
-		return UVMForm{56, 32, 40, 16, 20, -1, 48}, true
+		return UVMForm{56, 32, 40, 16, 20, 24, 48}, true
+	case UVMUnregisterChannel:
+		if a.branch < 590 {
+			return UVMForm{28, -1, -1, -1, 16, 20, 24}, true
+		}
+		return UVMForm{12, -1, -1, -1, 0, 4, 8}, true
 	case UVMValidateVARange:
 		return UVMForm{24, 0, 8, -1, -1, -1, 16}, true
 	}

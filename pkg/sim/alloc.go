@@ -22,6 +22,7 @@ const (
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
 	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
+	classDebugger      = 0x83de // GT200_DEBUGGER
 )
 
 // isChannel reports a *_CHANNEL_GPFIFO class: 0xa06f of Kepler up to 0xca6f of Blackwell.
@@ -134,6 +135,8 @@ func parentFits(class uint32, parent *object) bool {
 		return parent.class == classDevice || parent.class == classSubdevice
 	case class == classGroup:
 		return parent.class == classDevice
+	case class == classVASpace:
+		return parent.class == classDevice
 	case isChannel(class):
 		return parent.class == classGroup || parent.class == classDevice
 	case class == classContextShare:
@@ -186,7 +189,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
-		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs}
+		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}
 		if engine == rm.ChannelEngineTypeGR {
 			if !parent.gpu.take(r.d.contextCost) {
 				return rm.StatusNoMemory
@@ -194,11 +197,48 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 			parent.gpu.hidden += r.d.contextCost
 			o.group.context = &memory{gpu: parent.gpu, size: r.d.contextCost, refs: 1, hidden: true}
 		}
+	case o.class == classVASpace:
+		o.vaspace = &vaspace{}
+	case o.class == classDebugger:
+		return r.debugger(parent.client, params)
 	case isChannel(o.class):
 		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}
+		o.channel.vaspace = parent.client.vaspace(rm.U32(params, rm.ChannelVASpace))
+		if parent.group != nil && o.channel.vaspace == nil {
+			o.channel.vaspace = parent.group.vaspace
+		}
 		if parent.group != nil {
 			o.channel.engineType, o.channel.group = parent.group.engineType, parent
 		}
+	}
+	return rm.StatusOK
+}
+
+// groupVASpace is where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS names an address space.
+const groupVASpace = 8
+
+// vaspace finds an address space of a client; nil if there is none.
+func (c *client) vaspace(handle uint32) *vaspace {
+	if o := c.objects[handle]; o != nil {
+		return o.vaspace
+	}
+	return nil
+}
+
+// debugger is the check of a debugger object (ksmdbgssnConstruct_IMPL): another client must have given the right.
+func (r *request) debugger(c *client, params []byte) uint32 {
+	app := c
+	if h := rm.U32(params, rm.DebuggerAppClient); h != 0 {
+		if app = r.d.clients[h]; app == nil {
+			return rm.StatusInvalidClient
+		}
+	}
+	o := app.objects[rm.U32(params, rm.DebuggerObject)]
+	if o == nil {
+		return rm.StatusInvalidObjectParent
+	}
+	if app != c && o.rights(c)&accessDebug == 0 {
+		return rm.StatusInsufficientPermissions
 	}
 	return rm.StatusOK
 }

@@ -96,9 +96,7 @@ func (d *Driver) closeExport(k exportKey) {
 }
 
 func (c *controlCall) setSharePolicy() uint32 {
-	p, st := c.client.shares.apply(c.p)
-	c.client.shares = p
-	return st
+	return c.client.root.share(c.p)
 }
 
 func (c *controlCall) shareObject() uint32 {

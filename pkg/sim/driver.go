@@ -106,6 +106,7 @@ type gpu struct {
 	used              quota.Bytes // allocated + hidden
 	allocated         quota.Bytes // class 0x40
 	hidden            quota.Bytes // context costs
+	kept              int         // channels that UVM retains
 	engine            *engine
 }
 

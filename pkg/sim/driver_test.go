@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -278,28 +279,50 @@ func TestDupAndShare(t *testing.T) {
 	wantUsed(t, d, 0)
 }
 
+// TestSharePolicies: what each kind of policy opens to another process, to the owner's, and to UVM's client, which is a guard's there.
 func TestSharePolicies(t *testing.T) {
-	from, to := &client{handle: 1, pid: 1}, &client{handle: 2, pid: 2}
-	policyBytes := func(kind uint16, target uint32, action byte) []byte {
+	owner, other, same := &client{handle: 1, pid: 1}, &client{handle: 2, pid: 2}, &client{handle: 3, pid: 1}
+	owner.root = &object{client: owner, handle: 1}
+	policyBytes := func(kind uint16, target, rights uint32, action byte) []byte {
 		b := make([]byte, rm.SharePolicySize)
 		rm.PutU32(b, rm.SharePolicyTarget, target)
+		rm.PutU32(b, rm.SharePolicyAccess, rights)
 		b[rm.SharePolicyType], b[rm.SharePolicyAction] = byte(kind), action
 		return b
 	}
 	for _, c := range []struct {
-		kind   uint16
-		target uint32
-		want   bool
-	}{{0, 0, false}, {1, 0, true}, {2, 0, true}, {3, 2, true}, {3, 1, false}, {4, 2, true}, {4, 9, false}, {5, 0, false}} {
-		p, st := policies(nil).apply(policyBytes(c.kind, c.target, 0))
-		if st != 0 || p.allows(from, to) != c.want {
-			t.Errorf("type %d target %d: status %#x, allows %v, want %v", c.kind, c.target, st, !c.want, c.want)
+		kind             uint16
+		target           uint32
+		other, same, uvm bool
+	}{{0, 0, false, false, false}, {1, 0, true, true, true}, {2, 0, true, true, false}, {3, 2, true, false, false},
+		{3, 9, false, false, false}, {4, 2, false, true, false}, {5, 0, false, false, false}} {
+		o := &object{client: owner, parent: owner.root}
+		for range 2 { // of the object itself, and of its client
+			in := o
+			if in.shared {
+				o, in = &object{client: owner, parent: owner.root}, owner.root
+			}
+			st := in.share(policyBytes(c.kind, c.target, accessDup, 0))
+			got := []bool{o.rights(other)&accessDup != 0, o.rights(same)&accessDup != 0, o.rights(nil)&accessDup != 0}
+			if want := []bool{c.other, c.same, c.uvm}; st != 0 || !slices.Equal(got, want) {
+				t.Errorf("type %d target %d: status %#x, allows %v, want %v", c.kind, c.target, st, got, want)
+			}
 		}
-		if p, _ = p.apply(policyBytes(c.kind, c.target, actionRevoke)); len(p) != 0 {
-			t.Errorf("type %d: not revoked", c.kind)
+		o.share(policyBytes(c.kind, c.target, accessDebug, actionCompose))
+		o.share(policyBytes(c.kind, c.target, accessDup, actionCompose|actionRevoke))
+		if got := o.rights(other); got&accessDup != 0 || c.other != (got == accessDebug) {
+			t.Errorf("type %d: rights %d after one of two was revoked", c.kind, got)
 		}
+		owner.root.shared, owner.root.shares = false, nil
 	}
-	if _, st := policies(nil).apply(policyBytes(8, 0, 0)); st == 0 {
+	o := &object{client: owner, parent: owner.root}
+	if o.share(policyBytes(shareAll, 0, accessDup, actionCompose)); o.rights(same)&accessDup == 0 || o.rights(other)&accessDup == 0 {
+		t.Error("a policy that was added has taken the place of the default")
+	}
+	if o.share(policyBytes(shareClient, 9, accessDup, actionCompose|actionRequire)); o.rights(same)|o.rights(other) != 0 {
+		t.Error("a requirement that fails is ignored")
+	}
+	if o.share(policyBytes(8, 0, 0, 0)) == 0 {
 		t.Error("type 8 was accepted")
 	}
 }

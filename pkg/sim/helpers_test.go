@@ -152,7 +152,7 @@ func (u *user) dup(srcClient, srcObject uint32) (uint32, uint32) {
 
 func (u *user) shareWithUser() {
 	p := make([]byte, rm.SharePolicySize)
-	p[rm.SharePolicyType] = shareToken
+	p[rm.SharePolicyType], p[rm.SharePolicyAccess] = shareToken, accessDup
 	if st := u.control(u.client, 0xd04, p); st != 0 {
 		u.t.Fatalf("share policy: status %#x", st)
 	}

@@ -23,8 +23,7 @@ type client struct {
 	pid     int32 // ProcID: the process that everything below is accounted to
 	objects map[uint32]*object
 	root    *object
-	shares  policies // inherited by objects without their own
-	next    uint32   // next handle for an object without a name
+	next    uint32 // next handle for an object without a name
 }
 
 // object is one RM object. Which of the pointers are set depends on the class.
@@ -38,7 +37,9 @@ type object struct {
 	memory   *memory            // device memory (class 0x40)
 	group    *group             // channel group (class 0xa06c)
 	channel  *channel           // *_CHANNEL_GPFIFO
-	shares   policies
+	vaspace  *vaspace           // class 0x90f1
+	shared   bool               // it has policies of its own
+	shares   []policy
 }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
@@ -59,6 +60,7 @@ type group struct {
 	context     *memory // hidden memory; nil: it has none
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
+	vaspace     *vaspace     // of its channels that name none
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
@@ -68,7 +70,11 @@ type channel struct {
 	engineType uint32
 	enabled    bool // by GPFIFO_SCHEDULE; a new one is not
 	disabled   bool // FIFO_DISABLE_CHANNELS
+	vaspace    *vaspace
 }
+
+// vaspace is an address space of RM; it can be one UVM file's.
+type vaspace struct{ taken bool }
 
 // client finds a client that the calling file may use: RM's strict client validation (rmclientValidate_IMPL) compares
 // the file, so that a guessed handle is worth nothing.

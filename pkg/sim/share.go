@@ -14,50 +14,90 @@ const (
 	sharePID    = 4
 )
 
-// actionRevoke is RS_SHARE_ACTION_FLAG_REVOKE.
-const actionRevoke = 1
+// RS_SHARE_ACTION_FLAG_* and RS_ACCESS_* as masks, ibidem.
+const (
+	actionRevoke  = 1
+	actionRequire = 2
+	actionCompose = 4
+
+	accessDup   = 1
+	accessDebug = 4
+)
 
 // policy is one RS_SHARE_POLICY.
 type policy struct {
-	kind   uint16
-	target uint32
+	kind    uint16
+	require bool
+	target  uint32 // of shareClient
+	rights  uint32
 }
 
-// policies say who may duplicate an object, beside its own process.
-type policies []policy
-
-// apply adds or revokes the RS_SHARE_POLICY in b.
-func (p policies) apply(b []byte) (policies, uint32) {
-	if len(b) < rm.SharePolicySize {
-		return p, rm.StatusInvalidParamStruct
-	}
-	n := policy{kind: rm.U16(b, rm.SharePolicyType), target: rm.U32(b, rm.SharePolicyTarget)}
-	if n.kind > 7 {
-		return p, rm.StatusInvalidArgument
-	}
-	p = slices.DeleteFunc(slices.Clone(p), func(o policy) bool { return o == n })
-	if b[rm.SharePolicyAction]&actionRevoke == 0 {
-		p = append(p, n)
-	}
-	return p, rm.StatusOK
-}
-
-// allows reports whether to may duplicate an object of from.
-func (p policies) allows(from, to *client) bool {
-	if from.pid == to.pid {
-		return true // serverInitGlobalSharePolicies: same ProcID
-	}
-	return slices.ContainsFunc(p, func(q policy) bool {
-		switch q.kind {
-		case shareAll, shareToken: // every container of the simulation runs as the same user
-			return true
-		case shareClient:
-			return q.target == to.handle
-		case sharePID:
-			return q.target == uint32(to.pid)
+// policies are those in force for an object: its own, or those of the first of its ancestors that has some
+// (rsAccessGetActiveShareList).
+func (o *object) policies() []policy {
+	for ; o != nil; o = o.parent {
+		if o.shared {
+			return o.shares
 		}
-		return false
-	})
+	}
+	return []policy{{kind: sharePID, rights: accessDup}} // serverInitGlobalSharePolicies
+}
+
+// share changes an object's policies by the RS_SHARE_POLICY in b (clientShareResource_IMPL).
+func (o *object) share(b []byte) uint32 {
+	if len(b) < rm.SharePolicySize {
+		return rm.StatusInvalidParamStruct
+	}
+	action := b[rm.SharePolicyAction]
+	n := policy{kind: rm.U16(b, rm.SharePolicyType), require: action&actionRequire != 0, rights: rm.U32(b, rm.SharePolicyAccess)}
+	if n.kind > 7 {
+		return rm.StatusInvalidArgument
+	}
+	if n.kind == shareClient {
+		n.target = rm.U32(b, rm.SharePolicyTarget)
+	}
+	var list []policy
+	if action&actionCompose != 0 {
+		list = slices.Clone(o.policies())
+	}
+	same := func(p policy) bool { return p.kind == n.kind && p.require == n.require && p.target == n.target }
+	if i := slices.IndexFunc(list, same); i >= 0 {
+		if action&actionRevoke != 0 {
+			list[i].rights &^= n.rights
+		} else {
+			list[i].rights |= n.rights
+		}
+	} else if action&actionRevoke == 0 {
+		list = append(list, n)
+	}
+	o.shared, o.shares = true, slices.DeleteFunc(list, func(p policy) bool { return p.rights == 0 })
+	return rm.StatusOK
+}
+
+// rights are what a client may do with an object of another one's (_rsAccessGetSharedRights). Nil is UVM's own client: whoever asks it is
+// a guard, which is neither the owner's process nor of its user.
+func (o *object) rights(to *client) uint32 {
+	var granted, denied uint32
+	for _, p := range o.policies() {
+		passes := false
+		switch p.kind {
+		case shareAll:
+			passes = true
+		case shareToken: // every container of the simulation runs as the same user
+			passes = to != nil
+		case shareClient:
+			passes = to != nil && p.target == to.handle
+		case sharePID:
+			passes = to != nil && to.pid == o.client.pid
+		}
+		switch {
+		case passes && !p.require:
+			granted |= p.rights
+		case !passes && p.require:
+			denied |= p.rights
+		}
+	}
+	return granted &^ denied
 }
 
 // share is RM_SHARE: a policy for one object.
@@ -75,9 +115,7 @@ func shareObject(c *client, handle uint32, b []byte) uint32 {
 	if o == nil {
 		return rm.StatusObjectNotFound
 	}
-	p, st := o.shares.apply(b)
-	o.shares = p
-	return st
+	return o.share(b)
 }
 
 // dup is RM_DUP_OBJECT: another handle for the same thing. Only the destination client is checked against the file; the
@@ -100,18 +138,14 @@ func (r *request) dup() uint32 {
 	if from == nil {
 		return rm.StatusObjectNotFound
 	}
-	p := from.shares
-	if len(p) == 0 {
-		p = src.shares
-	}
-	if !p.allows(src, c) {
+	if src != c && from.rights(c)&accessDup == 0 {
 		return rm.StatusInsufficientPermissions
 	}
 	switch from.class {
 	case classRootClient, classDevice, classSubdevice, classGroup:
 		return rm.StatusInvalidArgument // cannot be copied (their class has no CanCopy)
 	}
-	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel}
+	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, vaspace: from.vaspace}
 	if o.memory != nil {
 		o.memory.refs++
 	}

@@ -28,6 +28,7 @@ type GPUSnapshot struct {
 	Used      quota.Bytes    `json:"used"`      // Allocated + Hidden
 	Allocated quota.Bytes    `json:"allocated"` // class 0x40, every piece once
 	Hidden    quota.Bytes    `json:"hidden"`    // contexts
+	Kept      int            `json:"kept"`      // channels that UVM address spaces retain
 	Engine    runlist.Totals `json:"engine"`    // of graphics, since the driver's start
 	Processes []Process      `json:"processes"` // ascending by pid
 	TSGs      []TSGSnapshot  `json:"tsgs"`      // by client and handle
@@ -69,7 +70,7 @@ func (d *Driver) Snapshot() Snapshot {
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,
-			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, Engine: g.engine.Totals(),
+			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, Kept: g.kept, Engine: g.engine.Totals(),
 			Processes: d.processes(g), TSGs: d.groups(g),
 		})
 	}

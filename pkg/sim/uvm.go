@@ -11,6 +11,7 @@ import (
 // with it, hold device memory past RM_FREE of every handle (uvm_map_external_allocation, nvGpuOpsRetainChannel).
 type space struct {
 	maps     []mapping
+	vaspaces map[*gpu]*vaspace // that are registered
 	channels map[channelName]retained
 }
 
@@ -39,41 +40,24 @@ const (
 	uvmPage           = 4096
 )
 
-// UVM_UNREGISTER_CHANNEL_PARAMS (uvm_ioctl.h before 595).
-const (
-	uvmChannelSize   = 28 // UVM_UNREGISTER_CHANNEL_PARAMS
-	uvmChannelClient = 16
-	uvmChannelHandle = 20
-	uvmChannelStatus = 24
-)
-
 // uvm carries out a call on nvidia-uvm; uvm_unlocked_ioctl compares whole numbers, and knows sizes by them.
 func (r *request) uvm() syscall.Errno {
-	if r.call.Cmd == rm.UVMUnregisterVASpace {
-		return r.uvmStatus(rm.UVMUnregisterSize, rm.UVMUnregisterStatus, r.unregisterVASpace)
-	}
-	if r.call.Cmd == rm.UVMUnregisterChannel {
-		return r.uvmStatus(uvmChannelSize, uvmChannelStatus, r.unregisterChannel)
-	}
 	form, ok := r.d.abi.UVM(r.call.Cmd)
 	if !ok {
 		return syscall.ENOTTY
 	}
 	run := map[uint32]func(rm.UVMForm) uint32{
 		rm.UVMMapExternal: r.mapExternal, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
-		rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMRegisterChannel: r.registerChannel,
+		rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
+		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
 	if run == nil {
 		return syscall.ENOTTY
 	}
-	return r.uvmStatus(form.Size, form.Status, func() uint32 { return run(form) })
-}
-
-func (r *request) uvmStatus(size, status int, run func() uint32) syscall.Errno {
-	if len(r.call.Outer) != size {
+	if len(r.call.Outer) != form.Size {
 		return syscall.EFAULT
 	}
-	rm.PutU32(r.call.Outer, status, run())
+	rm.PutU32(r.call.Outer, form.Status, run(form))
 	return 0
 }
 
@@ -87,8 +71,8 @@ func (r *request) uvmGPU(off int) *gpu {
 	return nil
 }
 
-// uvmObject finds the object that a call refers to. UVM's own client dups it: for the process that owns it, or if that has opened it
-// to everybody (cliresShareCallback_IMPL). The executor is a guard, so the first is never so.
+// uvmObject finds the object that a call refers to. UVM's own client dups it, if the object's policies let it
+// (NV04_DUP_HANDLE_FLAGS_REJECT_KERNEL_DUP_PRIVILEGE).
 func (r *request) uvmObject(client, handle uint32) (*object, uint32) {
 	c := r.d.clients[client]
 	if c == nil {
@@ -98,11 +82,7 @@ func (r *request) uvmObject(client, handle uint32) (*object, uint32) {
 	if o == nil {
 		return nil, rm.StatusObjectNotFound
 	}
-	p := o.shares
-	if len(p) == 0 {
-		p = c.shares
-	}
-	if !slices.ContainsFunc(p, func(q policy) bool { return q.kind == shareAll || q.kind == shareToken }) {
+	if o.rights(nil)&accessDup == 0 {
 		return nil, rm.StatusInsufficientPermissions
 	}
 	return o, rm.StatusOK
@@ -119,7 +99,7 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 	if ctl == nil || ctl.kind != Control || ctl.session != r.s.id || client == nil || client.file != ctl.owner() {
 		return rm.StatusInvalidClient
 	}
-	o, st := r.uvmObject(client.handle, rm.U32(out, form.Memory))
+	o, st := r.uvmObject(client.handle, rm.U32(out, form.Object))
 	if st != rm.StatusOK {
 		return st
 	}
@@ -235,91 +215,129 @@ func (d *Driver) stopSpace(s *space, g *gpu) {
 	}
 }
 
+// registerVASpace takes an RM address space for a GPU. UVM looks for neither the control file nor the process that names it: handles that
+// do not exist are told from those that are not open to it (nvGpuOpsDupAddressSpace).
 func (r *request) registerVASpace(form rm.UVMForm) uint32 {
-	if r.uvmGPU(0) == nil {
+	g := r.uvmGPU(rm.UVMGPU)
+	if g == nil || r.f.vaspaces[g] != nil {
 		return rm.StatusInvalidDevice
 	}
-	o, st := r.uvmObject(rm.U32(r.call.Outer, form.Client), rm.U32(r.call.Outer, form.Client+4))
-	if st == rm.StatusOK && o.class != classVASpace {
-		st = rm.StatusInvalidArgument
+	o, st := r.uvmObject(rm.U32(r.call.Outer, form.Client), rm.U32(r.call.Outer, form.Object))
+	switch {
+	case st != rm.StatusOK:
+		return st
+	case o.class != classVASpace:
+		return rm.StatusInvalidObject
+	case o.gpu != g:
+		return statusOtherDevice
+	case o.vaspace.taken:
+		return rm.StatusNotSupported // nvGpuOpsSetPageDirectory
 	}
-	return st
-}
-
-// unregisterVASpace ends an address space on a GPU: its channels, then all that is mapped there.
-func (r *request) unregisterVASpace() uint32 {
-	g := r.uvmGPU(rm.UVMUnregisterGPU)
-	if g == nil {
-		return rm.StatusInvalidDevice
+	o.vaspace.taken = true
+	if r.f.vaspaces == nil {
+		r.f.vaspaces = map[*gpu]*vaspace{}
 	}
-	r.d.stopSpace(&r.f.space, g)
-	r.d.unmap(&r.f.space, g, 0, ^uint64(0))
-	r.d.releaseChannels(&r.f.space, g)
+	r.f.vaspaces[g] = o.vaspace
 	return rm.StatusOK
 }
 
-// registerChannel retains a channel. The driver does not look whose it is (nvGpuOpsRetainChannel).
+// unregisterVASpace ends an address space on a GPU: its channels, then all that is mapped there. That a mapping needs a registered address
+// space is not modelled.
+func (r *request) unregisterVASpace(rm.UVMForm) uint32 {
+	g := r.uvmGPU(rm.UVMGPU)
+	if g == nil || r.f.vaspaces[g] == nil && !slices.ContainsFunc(r.f.maps, func(m mapping) bool { return m.gpu == g }) {
+		return rm.StatusInvalidDevice
+	}
+	r.d.endVASpace(&r.f.space, g)
+	return rm.StatusOK
+}
+
+// unregisterGPU does that too, where there is one. That GPUs are registered is not modelled.
+func (r *request) unregisterGPU(rm.UVMForm) uint32 {
+	g := r.uvmGPU(rm.UVMGPU)
+	if g == nil {
+		return rm.StatusInvalidDevice
+	}
+	r.d.endVASpace(&r.f.space, g)
+	return rm.StatusOK
+}
+
+func (d *Driver) endVASpace(s *space, g *gpu) {
+	d.stopSpace(s, g)
+	d.unmap(s, g, 0, ^uint64(0))
+	d.releaseChannels(s, g)
+	if v := s.vaspaces[g]; v != nil {
+		v.taken = false
+		delete(s.vaspaces, g)
+	}
+}
+
+// registerChannel retains a channel of the address space. The driver does not look whose it is (nvGpuOpsRetainChannel).
 func (r *request) registerChannel(form rm.UVMForm) uint32 {
-	name := channelName{rm.U32(r.call.Outer, form.Client), rm.U32(r.call.Outer, form.Client+4)}
-	g, c := r.uvmGPU(0), r.d.clients[name.client]
+	name := channelName{rm.U32(r.call.Outer, form.Client), rm.U32(r.call.Outer, form.Object)}
+	g, c := r.uvmGPU(rm.UVMGPU), r.d.clients[name.client]
 	switch {
-	case g == nil:
+	case g == nil || r.f.vaspaces[g] == nil:
 		return rm.StatusInvalidDevice
 	case c == nil:
 		return rm.StatusInvalidClient
 	}
 	o := c.objects[name.channel]
-	if o == nil || o.channel == nil || o.gpu != g {
-		return rm.StatusObjectNotFound
+	if o == nil || o.channel == nil {
+		return rm.StatusInvalidObjectHandle
 	}
-	if _, ok := r.f.channels[name]; ok {
-		return rm.StatusInvalidArgument
+	if _, ok := r.f.channels[name]; ok || o.channel.vaspace != r.f.vaspaces[g] {
+		return statusInvalidChannel
 	}
-	var context *memory
+	kept := retained{gpu: g}
 	if o.channel.group != nil {
-		context = o.channel.group.group.context
+		kept.context = o.channel.group.group.context
 	}
-	if context != nil {
-		context.refs++
+	if kept.context != nil {
+		kept.context.refs++
 	}
+	g.kept++
 	if r.f.channels == nil {
 		r.f.channels = map[channelName]retained{}
 	}
-	r.f.channels[name] = retained{g, context}
+	r.f.channels[name] = kept
 	return rm.StatusOK
 }
 
-func (r *request) unregisterChannel() uint32 {
-	name := channelName{rm.U32(r.call.Outer, uvmChannelClient), rm.U32(r.call.Outer, uvmChannelHandle)}
-	ch, ok := r.f.channels[name]
+func (r *request) unregisterChannel(form rm.UVMForm) uint32 {
+	name := channelName{rm.U32(r.call.Outer, form.Client), rm.U32(r.call.Outer, form.Object)}
+	kept, ok := r.f.channels[name]
 	if !ok {
-		return rm.StatusObjectNotFound
+		return statusInvalidChannel
 	}
 	delete(r.f.channels, name)
-	if ch.context != nil {
-		r.d.unref(ch.context)
-	}
+	r.d.release(kept)
 	return rm.StatusOK
 }
 
-// releaseChannels lets go of the channels that are registered on a GPU; on all if it is nil.
+func (d *Driver) release(kept retained) {
+	kept.gpu.kept--
+	if kept.context != nil {
+		d.unref(kept.context)
+	}
+}
+
+// releaseChannels lets go of the channels that are registered on a GPU.
 func (d *Driver) releaseChannels(s *space, g *gpu) {
-	for name, ch := range s.channels {
-		if g != nil && ch.gpu != g {
-			continue
+	for name, kept := range s.channels {
+		if kept.gpu == g {
+			delete(s.channels, name)
+			d.release(kept)
 		}
-		if ch.context != nil {
-			d.unref(ch.context)
-		}
-		delete(s.channels, name)
 	}
 }
 
 // endSpace is the last close of the file.
 func (d *Driver) endSpace(s *space) {
 	for _, g := range d.gpus {
-		d.stopSpace(s, g)
-		d.unmap(s, g, 0, ^uint64(0))
+		d.endVASpace(s, g)
 	}
-	d.releaseChannels(s, nil)
 }
+
+// statusOtherDevice is NV_ERR_OTHER_DEVICE_FOUND.
+const statusOtherDevice = 0x5a

@@ -66,13 +66,13 @@ type listenerMetadata struct {
 	Nonce string `json:"nonce"`
 }
 
-// notify rewrites linux.seccomp so that an ioctl whose number's low byte is in c.stop goes to the listener at socket
+// notify rewrites linux.seccomp so that an ioctl whose number is in c.stop goes to the listener at socket
 // and every other call is treated as before.
 //
-// The filter compares arg1 & 0xff only: the driver ignores the type byte and the direction of an ioctl number, and the
-// kernel ignores the upper half of the argument, so any stricter comparison could be walked around. Where the profile
-// permits ioctl, the permission is split into disjoint parts, one that passes and one that notifies. What the profile
-// forbids stays forbidden: it is not handed to the guard either, which would permit it for files that are not NVIDIA's.
+// Of RM's calls the filter compares arg1 & 0xff only: the driver ignores the type byte and the direction of an ioctl number, and the kernel
+// ignores the upper half of the argument, so any stricter comparison could be walked around. UVM compares all of a number. Where the
+// profile permits ioctl, the permission is split into disjoint parts, one that passes and one that notifies. What the profile forbids stays
+// forbidden: it is not handed to the guard either, which would permit it for files that are not NVIDIA's.
 //
 // An unconditional permission must go, not stay beside the notification: libseccomp would drop the latter silently.
 func notify(doc *Document, c covers, socket, metadata string) error {

@@ -1,0 +1,231 @@
+package guard
+
+import (
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Share policies: what a program lets other RM clients do with its objects (RM_SHARE, and two controls that are the same). They know no
+// containers: RS_SHARE_TYPE_ALL is everybody on the node, RS_SHARE_TYPE_OS_SECURITY_TOKEN whoever has the same user number, which all
+// containers that run as root have (osValidateClientTokens). libcuda sets both, for CUDA IPC and for debuggers. So the driver is told of
+// the owner's process instead (RS_SHARE_TYPE_PID, which it lets anyhow), the account remembers what the program said, and where another
+// client of the container wants to make use of it the guard opens the object for the moment of that call.
+
+// Share policies, src/common/sdk/nvidia/inc/rs_access.h.
+const (
+	shareTypeAll    = 1 // RS_SHARE_TYPE_*
+	shareTypeToken  = 2
+	shareTypeClient = 3
+	shareTypePID    = 4
+	shareTypeSMC    = 5
+	shareTypeGPU    = 6
+	shareTypeFM     = 7
+
+	shareActionRevoke  = 1 // RS_SHARE_ACTION_FLAG_*
+	shareActionRequire = 2
+	shareActionCompose = 4
+
+	accessDup   = 1 // RS_ACCESS_* as masks
+	accessDebug = 4
+)
+
+// checkShare: RM_SHARE.
+func (g *Guard) checkShare(c *trappedCall) plan {
+	o := c.call.Outer
+	object := rm.U32(o, rm.ShareObject)
+	if g.account.isSpilled(rm.U32(o, rm.ShareClient), object) {
+		return answer(g.refuseSpilled(c, "share"))
+	}
+	return g.setPolicy(rm.U32(o, rm.ShareClient), object, o[rm.SharePolicy:rm.SharePolicy+rm.SharePolicySize])
+}
+
+// checkSharePolicy: CLIENT_SET_INHERITED_SHARE_POLICY, of the client as a whole, and CLIENT_SHARE_OBJECT.
+func (g *Guard) checkSharePolicy(c *trappedCall) plan {
+	object, before := c.controlClient(), len(c.params)-rm.SharePolicySize
+	if before > 0 {
+		object = rm.U32(c.params, 0)
+	}
+	return g.setPolicy(c.controlClient(), object, c.params[before:])
+}
+
+// setPolicy is the plan of a change of an object's policies; p is the RS_SHARE_POLICY.
+func (g *Guard) setPolicy(client, object uint32, p []byte) plan {
+	own := [rm.SharePolicySize]byte(p)
+	p[rm.SharePolicyType] = inContainer(own[:], g.account.ownsClient(rm.U32(p, rm.SharePolicyTarget)))
+	return plan{ask: true, done: func() { copy(p, own[:]) }, settle: func() { g.account.setPolicy(client, object, own[:]) }}
+}
+
+// inContainer is the type of the policy that the driver is told of. ours says that the client that it names is the container's: the
+// driver's answer about another one would tell whether there is one.
+func inContainer(p []byte, ours bool) byte {
+	kind, action := rm.U16(p, rm.SharePolicyType), p[rm.SharePolicyAction]
+	foreign := kind == shareTypeClient && !ours
+	switch {
+	case foreign && action&shareActionRevoke != 0:
+		return shareTypeAll // which no object has
+	case foreign:
+		return shareTypePID
+	case action&(shareActionRevoke|shareActionRequire) != 0:
+		break // takes rights away only
+	case kind == shareTypeAll, kind == shareTypeToken, kind == shareTypeSMC, kind == shareTypeGPU, kind == shareTypeFM:
+		return shareTypePID
+	}
+	return p[rm.SharePolicyType]
+}
+
+// letting are the rights that the policies of an object, or of a client as a whole, give to others, where the driver was told less.
+type letting struct {
+	all  uint32 // to everybody
+	user uint32 // to the same user
+}
+
+// setPolicy remembers a change of policies that the driver has taken. They are kept as the driver would (clientShareResource_IMPL).
+func (a *account) setPolicy(client, object uint32, p []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if c == nil || object != client && c.objects[object] == nil {
+		return
+	}
+	var l letting
+	action, rights := p[rm.SharePolicyAction], rm.U32(p, rm.SharePolicyAccess)
+	if action&shareActionCompose != 0 {
+		l = c.lets(object)
+	}
+	var of *uint32
+	switch rm.U16(p, rm.SharePolicyType) {
+	case shareTypeAll:
+		of = &l.all
+	case shareTypeToken:
+		of = &l.user
+	}
+	switch {
+	case of == nil || action&shareActionRequire != 0:
+	case action&shareActionRevoke != 0:
+		*of &^= rights
+	default:
+		*of |= rights
+	}
+	if c.letting == nil {
+		c.letting = map[uint32]letting{}
+	}
+	c.letting[object] = l
+}
+
+// lets finds the policies in force for an object: its own, or those of the first of its ancestors that has some
+// (rsAccessGetActiveShareList). The caller holds the account's mu.
+func (c *client) lets(object uint32) letting {
+	for range 64 { // as gpuOf
+		if l, ok := c.letting[object]; ok {
+			return l
+		}
+		o := c.objects[object]
+		if o == nil {
+			break
+		}
+		object = o.parent
+	}
+	return c.letting[c.handle]
+}
+
+// lets reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same
+// process it was.
+func (a *account) lets(from *client, object uint32, to *client, right uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if from.tgid == to.tgid || from.objects[object] == nil {
+		return false
+	}
+	l := from.lets(object)
+	return l.all&right != 0 || l.user&right != 0 && from.euid >= 0 && from.euid == to.euid
+}
+
+// setUser notes the user number that a client was made under; the driver compares that of then.
+func (a *account) setUser(c *client, euid int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c.euid = euid
+}
+
+// asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
+// takes a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
+func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
+	if !g.account.lets(from, object, to, right) {
+		return nil, nil
+	}
+	t, ok := g.fileOf(from)
+	if !ok {
+		return nil, nil
+	}
+	return &opening{t, from.handle, openRight{object, right}}, t.done
+}
+
+// openRight is a right that everybody has on an object for the moment of a call.
+type openRight struct{ object, right uint32 }
+
+// openRights counts the calls for which objects of a client are open.
+type openRights struct {
+	mu    sync.Mutex // held while one is opened or closed
+	calls map[openRight]int
+}
+
+// whileShared calls f while everybody has a right on an object, as the guard or another client of the container must have for the call that
+// f makes. What is open for another call stays so until that ends. A status other than OK, or an errno, says that the object could not be
+// opened; f was not called then.
+func (g *Guard) whileShared(t Target, client uint32, what openRight, f func()) (uint32, unix.Errno) {
+	c := g.account.client(client)
+	if c == nil {
+		return rm.StatusInvalidClient, 0
+	}
+	if s, e := g.open(t, c, what); e != 0 || s != rm.StatusOK {
+		return s, e
+	}
+	f()
+	if s, e := g.close(t, c, what); e != 0 || s != rm.StatusOK {
+		g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
+	}
+	return rm.StatusOK, 0
+}
+
+func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errno) {
+	c.open.mu.Lock()
+	defer c.open.mu.Unlock()
+	if c.open.calls[what] == 0 {
+		if s, e = g.share(t, c.handle, what, 0); e != 0 || s != rm.StatusOK {
+			return s, e
+		}
+	}
+	if c.open.calls == nil {
+		c.open.calls = map[openRight]int{}
+	}
+	c.open.calls[what]++
+	return rm.StatusOK, 0
+}
+
+func (g *Guard) close(t Target, c *client, what openRight) (uint32, unix.Errno) {
+	c.open.mu.Lock()
+	defer c.open.mu.Unlock()
+	if c.open.calls[what]--; c.open.calls[what] > 0 {
+		return rm.StatusOK, 0
+	}
+	delete(c.open.calls, what)
+	return g.share(t, c.handle, what, shareActionRevoke)
+}
+
+// share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
+// flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
+// objects to its own process.
+func (g *Guard) share(t Target, client uint32, what openRight, action byte) (uint32, unix.Errno) {
+	outer := make([]byte, rm.ShareSize)
+	rm.PutU32(outer, rm.ShareClient, client)
+	rm.PutU32(outer, rm.ShareObject, what.object)
+	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, client)
+	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyAccess, what.right)
+	outer[rm.SharePolicy+rm.SharePolicyType] = shareTypeAll
+	outer[rm.SharePolicy+rm.SharePolicyAction] = shareActionCompose | action
+	e := g.driver.Exec(t, &rm.Call{Cmd: shareTypeCode, Outer: outer})
+	return rm.U32(outer, rm.ShareStatus), e
+}

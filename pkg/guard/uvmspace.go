@@ -1,0 +1,147 @@
+package guard
+
+import "github.com/opencgpu/cgpu/pkg/rm"
+
+// What a UVM address space takes of RM clients beside memory: RM's address spaces (UVM_REGISTER_GPU_VASPACE) and channels
+// (UVM_REGISTER_CHANNEL). UVM ignores the control file that should vouch for the client: it takes whatever address space RM lets it dup,
+// which is what the owner has opened to whoever asks (nvGpuOpsDupAddressSpace), and of a channel it asks only whether it is in such an
+// address space (nvGpuOpsVerifyChannel). So the guard looks whose they are. Of a handle that is not the container's the answer is the same
+// whether there is one or not.
+//
+// In a UVM address space of more than one process (UVM_INIT_FLAGS_MULTI_PROCESS_SHARING_MODE) UVM takes the caller's memory for the
+// process', which is the guard's here. It needs it for nothing: such an address space has no HMM, and one that uses ATS (Grace) is
+// refused (create_gpu_va_space, uvm_va_space_pageable_mem_access_enabled). Of any other it takes the memory of the process that made it.
+//
+// A registered channel keeps its number on the runlist and its group's context when both are freed, until it is unregistered
+// (nvGpuOpsRetainChannel).
+
+// channelName is how UVM knows a channel: by handles, also when they are another object's by now.
+type channelName struct{ client, handle uint32 }
+
+// uvmChannel is a registered channel.
+type uvmChannel struct {
+	gpu  gpuUUID
+	kept *retained
+}
+
+// retained is what UVM keeps of a channel.
+type retained struct {
+	calls   int     // that registered it
+	context *charge // of its group; nil: it has none
+	channel *object // nil: freed
+}
+
+// retain takes note that UVM is to keep a channel. Nil: there is no such channel.
+func (a *account) retain(name channelName) *retained {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[name.client]
+	if c == nil || c.channels[name.handle] == nil {
+		return nil
+	}
+	o := c.channels[name.handle]
+	if o.retained == nil {
+		o.retained = &retained{channel: o}
+	}
+	r := o.retained
+	r.calls++
+	if group := c.objects[o.parent]; r.context == nil && group != nil && group.kind == rm.ClassTSG && group.charge != nil {
+		r.context = group.charge
+		r.context.others++
+	}
+	return r
+}
+
+// release undoes retain.
+func (a *account) release(r *retained) {
+	a.mu.Lock()
+	r.calls--
+	last := r.calls == 0
+	if last && r.channel == nil {
+		a.kept--
+	} else if last {
+		r.channel.retained = nil
+	}
+	a.mu.Unlock()
+	if last {
+		a.unhold(r.context)
+	}
+}
+
+// checkRegisterSpace: an RM address space of the container's becomes that of a GPU in UVM's.
+func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	if obj, ok := g.account.lookup(rm.U32(o, form.Client), rm.U32(o, form.Object)); !ok || obj.kind != rm.ClassVASpace {
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "uvmspace", "denied UVM an address space that the container has not made"))
+	}
+	f, p := c.uvmCall()
+	if f == nil {
+		return p
+	}
+	p.settle = func() {
+		f.mu.Lock()
+		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
+		f.mu.Unlock()
+		c.lost = true // made again it would fail
+	}
+	return p
+}
+
+// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM does not dup it.
+func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
+	f, p := c.uvmCall()
+	if f == nil {
+		return p
+	}
+	p.opened = nil
+	kept := g.account.retain(name)
+	if kept == nil {
+		p.ask, p.answer = false, c.deny(rm.StatusInvalidObjectHandle, "uvmchannel", "denied UVM a channel that the container has not made")
+		return p
+	}
+	p.cancel = func() { g.account.release(kept) }
+	p.settle = func() {
+		g.uvmForget(f, name) // UVM has let go of one with this name unseen, or it would have refused
+		f.mu.Lock()
+		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}
+		f.mu.Unlock()
+		c.lost = true
+	}
+	return p
+}
+
+// uvmForget drops a registered channel.
+func (g *Guard) uvmForget(f *file, name channelName) {
+	f.mu.Lock()
+	ch, ok := f.channels[name]
+	delete(f.channels, name)
+	f.mu.Unlock()
+	if ok {
+		g.account.release(ch.kept)
+	}
+}
+
+// uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
+func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
+	f.mu.Lock()
+	var gone []*charge
+	for base := range f.maps {
+		gone = append(gone, f.unmap(base, func(m uvmMap) bool { return m.gpu == gpu })...)
+	}
+	var channels []channelName
+	for name, ch := range f.channels {
+		if ch.gpu == gpu {
+			channels = append(channels, name)
+		}
+	}
+	delete(f.spaces, gpu)
+	f.mu.Unlock()
+	for _, ch := range gone {
+		g.account.unhold(ch)
+	}
+	for _, name := range channels {
+		g.uvmForget(f, name)
+	}
+}
