@@ -400,7 +400,7 @@ func TestUVMReplace(t *testing.T) {
 			g := withClient(newFakeGuard(t, &fakeDriver{}))
 			g.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
 			f := &file{maps: map[uint64][]uvmMap{}}
-			first := uvmMap{one, length, g.account.hold(fakeClient, fakeMemory)}
+			first := uvmMap{gpu: one, length: length, charge: g.account.hold(fakeClient, fakeMemory)}
 			c.second.charge = g.account.hold(fakeClient, fakeMemory+1)
 			g.account.freeObject(fakeClient, fakeDevice)
 			g.uvmMapped(f, base, first)

@@ -71,7 +71,7 @@ func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 		copy(params[rm.MemoryAlignment:rm.MemoryAlignment+8], c.before[1][rm.MemoryAlignment:])
 		handle := rm.U32(o, rm.AllocObject)
 		g.account.addObject(client, object{handle: handle, parent: c.allocParent(), class: classVidmem, kind: rm.ClassVidmem,
-			gpu: noGPU, spilled: true}, gpu, want, max(want, granted))
+			gpu: noGPU, spilled: true, size: max(want, granted)}, gpu, want, max(want, granted))
 		c.undo = g.undoObject(c.target(), client, handle)
 		g.stats.spills.Add(1)
 	}}

@@ -16,11 +16,12 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call.
 
-// uvmMap is an external mapping on one GPU that holds device memory. GPUs have their own at one address.
+// uvmMap is an external mapping on one GPU that holds memory, or is sparse. GPUs have their own at one address.
 type uvmMap struct {
 	gpu    gpuUUID
 	length uint64
-	charge *charge
+	charge *charge // of what is mapped; nil: nothing that is charged
+	tables *charge // of the page tables; nil: not charged
 }
 
 type gpuUUID [16]byte
@@ -34,6 +35,7 @@ const maxUVMMaps = 1 << 18
 // uvmCalls are the rules of calls on nvidia-uvm.
 var uvmCalls = map[uint32]rule{
 	rm.UVMMapExternal:    {clients: mapClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMMapSparse:      {check: (*Guard).checkSparse},
 	rm.UVMFree:           {check: (*Guard).checkUnmap},
 	rm.UVMUnmapExternal:  {check: (*Guard).checkUnmap},
 	rm.UVMAllocDeviceP2P: {check: denyDeviceP2P},
@@ -135,13 +137,10 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	if !ok {
 		obj.handle = memory // host memory of RM_ALLOC_MEMORY, which runs in the task: the guard has not seen it made
 	}
-	if c.file == nil {
-		if err := c.followFile(); err != nil {
-			g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
-			return answer(c.status(rm.StatusInsufficientResources))
-		}
+	f, gpus := c.uvmSpace(), rm.U64(o, form.FD-uvmMapCount)
+	if f == nil || gpus > uvmMapMaxGPUs {
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	f, gpus := c.file, rm.U64(o, form.FD-uvmMapCount)
 	number := rm.U32(o, form.FD)
 	fd, as, err := c.controlFile(number)
 	if err != nil {
@@ -154,27 +153,28 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		f.uvm.Unlock()
 		_ = unix.Close(fd)
 	}}
-	f.mu.Lock()
-	full := f.mapped >= maxUVMMaps
-	f.mu.Unlock()
-	if full || gpus > uvmMapMaxGPUs {
-		p.answer = c.status(rm.StatusInsufficientResources)
+	maps := make([]uvmMap, max(1, int(gpus)))
+	for i := range maps {
+		maps[i].length = rm.U64(o, form.Length)
+		copy(maps[i].gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
+	}
+	if !g.chargeTables(maps, g.account.mapPage(client, memory)) {
+		p.answer = c.status(rm.StatusNoMemory)
 		return p
 	}
 	ch := g.account.hold(client, memory)
 	p.ask = true
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
 	p.opened = &opening{Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
-	if ch == nil {
-		return p
+	p.cancel = func() {
+		g.account.unhold(ch)
+		g.dropTables(maps)
 	}
-	p.cancel = func() { g.account.unhold(ch) }
 	p.settle = func() {
-		for i := range max(1, int(gpus)) {
-			var gpu gpuUUID
-			copy(gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
-			g.account.hold(client, memory)
-			g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpu, length: rm.U64(o, form.Length), charge: ch})
+		for _, m := range maps {
+			if m.charge = g.account.hold(client, memory); m.charge != nil || m.tables != nil {
+				g.uvmMapped(f, rm.U64(o, form.Base), m)
+			}
 		}
 		g.account.unhold(ch) // each mapping holds it now
 	}
@@ -185,7 +185,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 // the rest stays.
 func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	f.mu.Lock()
-	var gone *charge
+	var gone uvmMap
 	list := f.maps[base]
 	for i, old := range list {
 		if old.gpu != m.gpu {
@@ -193,9 +193,10 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 		}
 		list = slices.Delete(list, i, i+1)
 		if rest := base + m.length; old.length > m.length {
-			f.maps[rest] = append(f.maps[rest], uvmMap{old.gpu, old.length - m.length, old.charge})
+			old.length -= m.length
+			f.maps[rest] = append(f.maps[rest], old)
 		} else {
-			gone = old.charge
+			gone = old
 			f.mapped--
 		}
 		break
@@ -203,9 +204,13 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	f.maps[base] = append(list, m)
 	f.mapped++
 	f.mu.Unlock()
-	if gone != nil {
-		g.account.unhold(gone)
-	}
+	g.unmapped(gone)
+}
+
+// unmapped lets go of what a mapping held.
+func (g *Guard) unmapped(m uvmMap) {
+	g.account.unhold(m.charge)
+	g.account.unhold(m.tables)
 }
 
 // whileShared calls f while an object is open to every client, as it must be for the guard to refer to it. A status other than OK,
@@ -244,11 +249,11 @@ func (g *Guard) share(t Target, client, object uint32, action byte) (uint32, uni
 // mapping a part still holds the memory.
 func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	f.mu.Lock()
-	var gone []*charge
+	var gone []uvmMap
 	left := slices.DeleteFunc(f.maps[base], func(m uvmMap) bool {
 		drop := length == 0 || m.gpu == gpu && m.length <= length
 		if drop {
-			gone = append(gone, m.charge)
+			gone = append(gone, m)
 		}
 		return drop
 	})
@@ -257,8 +262,8 @@ func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	}
 	f.mapped -= len(gone)
 	f.mu.Unlock()
-	for _, ch := range gone {
-		g.account.unhold(ch)
+	for _, m := range gone {
+		g.unmapped(m)
 	}
 }
 
@@ -284,7 +289,7 @@ func (g *Guard) endUVM(f *file) {
 			if !done {
 				g.unmapExternal(f, base, m)
 			}
-			g.account.unhold(m.charge)
+			g.unmapped(m)
 		}
 	}
 	g.files.remove(f)

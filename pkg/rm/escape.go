@@ -19,9 +19,14 @@ const (
 	EscVidHeapControl = 0x4a // NV_ESC_RM_VID_HEAP_CONTROL
 	EscAccessRegistry = 0x4d // NV_ESC_RM_ACCESS_REGISTRY
 	EscMapMemory      = 0x4e // NV_ESC_RM_MAP_MEMORY
+	EscContextDMA     = 0x54 // NV_ESC_RM_ALLOC_CONTEXT_DMA2
+	EscMapDMA         = 0x57 // NV_ESC_RM_MAP_MEMORY_DMA
+	EscUnmapDMA       = 0x58 // NV_ESC_RM_UNMAP_MEMORY_DMA
+	EscBindContextDMA = 0x59 // NV_ESC_RM_BIND_CONTEXT_DMA
 	EscCardInfo       = 0xc8 // NV_ESC_CARD_INFO
 	EscRegisterFD     = 0xc9 // NV_ESC_REGISTER_FD
 	EscAllocOSEvent   = 0xce // NV_ESC_ALLOC_OS_EVENT
+	EscFreeOSEvent    = 0xcf // NV_ESC_FREE_OS_EVENT
 	EscStatusCode     = 0xd1 // NV_ESC_STATUS_CODE
 	EscCheckVersion   = 0xd2 // NV_ESC_CHECK_VERSION_STR
 	EscXferCmd        = 0xd3 // NV_ESC_IOCTL_XFER_CMD
@@ -35,19 +40,20 @@ const (
 // (kernel-open/nvidia/nv.c, nvidia_ioctl).
 //
 // The first four are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), so
-// the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
+// the guard must execute them itself. UVM compares whole numbers, see UVMShaped. UVM_MAP_EXTERNAL_SPARSE has the low byte of
+// EscVidHeapControl.
 var TrappedNRs = [...]uint8{
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
-	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscXferCmd, EscAttachGPUs,
-	EscQueryIntr, EscExportDMABuf,
+	EscVidHeapControl, EscAccessRegistry, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA, EscCardInfo, EscRegisterFD,
+	EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
 }
 
 // UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl
 // (kernel-open/nvidia-uvm/uvm.c) switches on all 32 bits.
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
-	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+	case UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMMapSparse:
 		return true
 	}
 	return false

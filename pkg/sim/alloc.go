@@ -19,6 +19,7 @@ const (
 	classDevice        = 0x80   // NV01_DEVICE_0
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
 	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
+	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
 	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
 )
@@ -103,8 +104,10 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 			r.d.unref(o.memory)
 		}
 		if o.group != nil {
-			parent.gpu.used -= o.group.cost
-			parent.gpu.hidden -= o.group.cost
+			parent.gpu.give(o.group.cost)
+		}
+		if o.tables > 0 {
+			parent.gpu.give(o.tables)
 		}
 		return st
 	}
@@ -127,6 +130,8 @@ func parentFits(class uint32, parent *object) bool {
 	case class == classDevice:
 		return parent.class == classRootClient
 	case class == classSubdevice:
+		return parent.class == classDevice
+	case class == classVASpace:
 		return parent.class == classDevice
 	case class == classMemoryLocal, class == classMemorySystem, class == classMemoryVirtual:
 		return parent.class == classDevice || parent.class == classSubdevice
@@ -173,7 +178,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if st != rm.StatusOK {
 			return st
 		}
-		o.memory = m
+		o.memory, o.size = m, m.size
 		rm.PutU64(params, rm.MemorySize, uint64(m.size))
 		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
 		rm.PutU32(params, rm.MemoryAttr, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
@@ -182,14 +187,20 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 			return rm.StatusInvalidArgument
 		}
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
+		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
+	case o.class == classMemoryVirtual:
+		return o.makeRange(parent, rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
+	case o.class == classVASpace:
+		if o.tables = vaSpaceTables; !parent.gpu.hide(o.tables) {
+			return rm.StatusNoMemory
+		}
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
 		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs}
 		if engine == rm.ChannelEngineTypeGR {
-			if !parent.gpu.take(r.d.contextCost) {
+			if !parent.gpu.hide(r.d.contextCost) {
 				return rm.StatusNoMemory
 			}
-			parent.gpu.hidden += r.d.contextCost
 			o.group.cost = r.d.contextCost
 		}
 	case isChannel(o.class):

@@ -39,6 +39,10 @@ type object struct {
 	group    *group             // channel group (class 0xa06c)
 	channel  *channel           // *_CHANNEL_GPFIFO
 	shares   policies
+	tables   quota.Bytes         // page tables taken when it was made (classes 0x50a0 and 0x90f1)
+	size     quota.Bytes         // of memory, or of a range of addresses
+	maps     map[uint64]*mapping // of a range of addresses: what is mapped there
+	mapped   map[*mapping]bool   // of memory: where it is mapped
 }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports.
@@ -114,12 +118,20 @@ func (d *Driver) freeObject(o *object) {
 	for _, child := range o.children {
 		d.freeObject(child)
 	}
+	for _, m := range o.maps {
+		m.drop()
+	}
+	for m := range o.mapped {
+		m.drop()
+	}
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
 	if o.group != nil && o.gpu != nil {
-		o.gpu.used -= o.group.cost
-		o.gpu.hidden -= o.group.cost
+		o.gpu.give(o.group.cost)
+	}
+	if o.tables > 0 {
+		o.gpu.give(o.tables)
 	}
 	if o.parent != nil {
 		delete(o.parent.children, o.handle)
@@ -132,6 +144,7 @@ func (d *Driver) freeObject(o *object) {
 }
 
 func (d *Driver) freeClient(c *client) {
+	d.events = slices.DeleteFunc(d.events, func(e osEvent) bool { return e.client == c.handle })
 	d.freeObject(c.root)
 	delete(d.clients, c.handle)
 	c.file.clients = slices.DeleteFunc(c.file.clients, func(o *client) bool { return o == c })
