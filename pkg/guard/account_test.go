@@ -131,7 +131,7 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 	f := &file{}
 	a.addClient(testClient, 1, f)
 	a.addClient(testClient+1, 2, nil)
-	a.reserve(cost{gpu: 0, size: 4*quota.MiB}, true)
+	a.reserve(cost{gpu: 0, size: 4 * quota.MiB}, true)
 	a.addObject(testClient, memoryObject(5, 1), 0, 4*quota.MiB, 2*quota.MiB)
 	wantUsage(t, a, 0, 2*quota.MiB)
 	ch := a.hold(testClient, 5)

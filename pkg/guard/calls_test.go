@@ -211,10 +211,10 @@ func TestHeap(t *testing.T) {
 		{"wraps around", rm.HeapFnAllocSize, func(o []byte) { rm.PutU64(o, rm.HeapAllocSize, ^uint64(0)) }, 0, rm.StatusNoMemory},
 		{"address space", rm.HeapFnAllocSize, func(o []byte) {
 			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
-			rm.PutU32(o, rm.HeapAllocFlags, virtual)
+			rm.PutU32(o, rm.HeapAllocFlags, virtual|rm.MemoryFlagLazy)
 		}, 0, 0},
 		{"host memory", rm.HeapFnAllocSize, func(o []byte) {
-			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
+			rm.PutU64(o, rm.HeapAllocSize, 1<<20)
 			rm.PutU32(o, rm.HeapAllocAttr, host)
 		}, 0, 0},
 		{"device memory that calls itself host memory where function 6 has its height", rm.HeapFnAllocTiled, func(o []byte) {

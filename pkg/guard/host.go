@@ -50,8 +50,9 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	if _, taken := g.account.lookup(client, handle); taken {
 		return answer(c.status(rm.StatusInsertDuplicateName))
 	}
-	size, ok := roundUp(rm.U64(o, rm.AllocMemoryLimit), pageHost) // the limit is the size less 1
-	if !ok || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(size) {
+	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
+	size, ok := roundUp(limit+1, pageHost)
+	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(size) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	g.account.addObject(client, object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem,

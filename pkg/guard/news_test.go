@@ -47,7 +47,7 @@ func news(t *testing.T, g *Guard) func() string {
 func TestDeniedIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	if !g.reserve(cost{size: 512*quota.MiB}) || g.reserve(cost{size: 600*quota.MiB}) || g.reserve(cost{size: 600*quota.MiB}) || g.reserve(cost{size: ^quota.Bytes(0)}) {
+	if !g.reserve(cost{size: 512 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: ^quota.Bytes(0)}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
 	if g.account.reserve(cost{size: quota.GiB}, false) { // a look before the real one
@@ -72,7 +72,7 @@ func TestLifeIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
 	g.tellStart(ledger.Record{InitPID: 7, Name: "default/pod/main"})
-	if g.reserve(cost{size: 2*quota.GiB}) || !g.reserve(cost{size: 3*quota.MiB}) {
+	if g.reserve(cost{size: 2 * quota.GiB}) || !g.reserve(cost{size: 3 * quota.MiB}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
 	g.began.Store(time.Now().Add(-time.Hour).UnixNano())

@@ -84,7 +84,8 @@ func testConfig(nodes string) Config {
 func testSettings() device.Config {
 	timing := sched.DefaultTiming()
 	return device.Config{ContextOverhead: sim.DefaultContextCost, MaxClients: 256, MaxTSGs: 64, MaxChannels: 512, MaxInst: 20,
-		Policy: sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio, BaseTimeslice: timing.Base, MinTimeslice: timing.Min,
+		MaxHostMemory: device.Part{Bytes: quota.GiB},
+		Policy:        sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio, BaseTimeslice: timing.Base, MinTimeslice: timing.Min,
 		MaxRound: timing.MaxRound, HighPrioTimeslice: timing.HighPrio, CapCycle: timing.Cycle}
 }
 
