@@ -112,6 +112,7 @@ type object struct {
 	charge                *charge                // nil for what takes no device memory
 	length                quota.Bytes            // of device memory, as the driver counts it: before rounding, without hidden costs
 	size                  quota.Bytes            // of memory, wherever it is; 0: not known
+	page                  quota.Bytes            // of device memory
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
 	children              int                    // handles whose parent this is
@@ -139,6 +140,7 @@ type charge struct {
 	spilled bool        // it is host memory, out of the spill
 	host    bool        // it is host memory, of which the driver makes so much for a container
 	tables  bool        // it is page tables of UVM's, which never have a handle
+	page    quota.Bytes // that device memory is mapped in; 0: not known
 }
 
 func newAccount(gpus []GPU) *account {
@@ -314,7 +316,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled, host: o.host}
+		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled, host: o.host, page: o.page}
 		if o.host {
 			a.host += size
 		} else {

@@ -34,12 +34,15 @@ func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
 
 // grantedSize is what an allocation really takes, from what the driver wrote back.
 func grantedSize(size uint64, attr uint32) quota.Bytes {
-	page := pageSmall
-	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		page = pageHuge
-	}
-	n, _ := roundUp(size, page)
+	n, _ := roundUp(size, grantedPage(attr))
 	return n
+}
+
+func grantedPage(attr uint32) quota.Bytes {
+	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
+		return pageHuge
+	}
+	return pageSmall
 }
 
 // onAlloc makes an object.
@@ -279,7 +282,7 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
-		o.size = o.length
+		o.size, o.page = o.length, grantedPage(rm.U32(c.params, rm.MemoryAttr))
 		return o, grantedSize(rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr))
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since

@@ -56,6 +56,51 @@ func TestMemory(t *testing.T) {
 	r.empty()
 }
 
+// TestPageTables: what the simulated driver takes for page tables is what the guard charges, to the byte, whatever ends it.
+func TestPageTables(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	a := c.do("open")[0]
+	const lazy, gib = rm.MemoryFlagLazy, 1 << 30
+	pool, vas := quota.Bytes(rm.PagePool(gib, false)), quota.Bytes(vaSpaceSize)
+	tables := quota.Bytes(rm.PageTables(uint64(4*mib), false))
+	c.do("vaspace", a)
+	full := c.do("virtual", a, gib, 0)[0]
+	r.agree(vas + pool)
+	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, 0)
+	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, rm.MemoryFlagSparse|lazy)
+	space := c.do("virtual", a, 1024*gib, lazy)[0]
+	r.agree(vas + pool)
+	m := c.do("alloc", a, 8*mib)[0]
+	base := vas + pool + 8*quota.MiB
+	c.do("mapdma", a, full, m, 4*mib)
+	r.agree(base)
+	first := c.do("mapdma", a, space, m, 4*mib)[0]
+	c.do("mapdma", a, space, m, 4*mib)
+	r.agree(base + 2*tables)
+	for range 3 { // the driver would keep the tables of each
+		c.refused("NV_ERR_INVALID_LIMIT", "mapdma", a, space, m, 512*gib)
+		c.refused("NV_ERR_INVALID_LIMIT", "mapdma", a, space, m, 8*mib+1)
+	}
+	r.agree(base + 2*tables)
+	c.do("unmapdma", a, space, first)
+	r.agree(base + tables)
+	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unmapdma", a, space, first)
+	c.do("free", a, m)
+	r.agree(vas + pool)
+	for i := range 8 {
+		c.do("event", a, i)
+	}
+	c.refused("NV_ERR_INSUFFICIENT_RESOURCES", "event", a, 3)
+	c.do("close", a)
+	r.agree(0)
+	if n := r.sim.Snapshot().Events; n != 0 {
+		t.Errorf("%d OS events are left", n)
+	}
+	c.kill()
+	r.empty()
+}
+
 // TestExportedMemory lives until the descriptor and all handles are gone.
 func TestExportedMemory(t *testing.T) {
 	r := newRig(t)

@@ -81,7 +81,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	}
 	return g.makeCharged(c, client, cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		rec.length = made(&rec)
-		rec.size = rec.length
+		rec.size, rec.page = rec.length, grantedPage(rm.U32(o, form.attr))
 		return rec, grantedSize(uint64(rec.length), rm.U32(o, form.attr))
 	})
 }

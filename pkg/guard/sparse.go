@@ -67,11 +67,13 @@ func (a *account) mapPage(client, handle uint32) quota.Bytes {
 	}
 	switch {
 	case o == nil || o.kind != rm.ClassVidmem:
-		return 4 * quota.KiB
+		return pageHost
 	case o.charge != nil && o.charge.others == 0:
 		return 0
 	case o.spilled:
-		return 4 * quota.KiB
+		return pageHost
+	case o.charge != nil && o.charge.page > 0:
+		return o.charge.page
 	}
 	return pageSmall
 }
