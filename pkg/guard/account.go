@@ -115,7 +115,8 @@ type object struct {
 	page                  quota.Bytes            // of device memory
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
-	children              int                    // handles whose parent this is
+	children              int                    // handles whose parent or address space this is
+	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool                   // the task itself opened it by RM_SHARE (CUDA IPC)
 	scheduled             bool                   // a channel that was let run (GPFIFO_SCHEDULE)
@@ -340,6 +341,9 @@ func (a *account) put(c *client, o *object) {
 	if p := c.objects[o.parent]; p != nil && p != o {
 		p.children++
 	}
+	if s := c.objects[o.space]; s != nil && s != o {
+		s.children++
+	}
 	a.objects++
 	if o.kind.InFirmware() {
 		a.firmware++
@@ -403,7 +407,7 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	for grew := o.children > 0; grew; {
 		grew = false
 		for h, x := range c.objects {
-			if !gone[h] && gone[x.parent] {
+			if !gone[h] && (gone[x.parent] || gone[x.space]) {
 				gone[h], grew = true, true
 			}
 		}
@@ -430,6 +434,9 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.channels, o.handle)
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
+	}
+	if s := c.objects[o.space]; s != nil {
+		s.children--
 	}
 	a.objects--
 	if o.kind.InFirmware() {

@@ -289,13 +289,16 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		h, err := c.alloc(c.dev, 0, 0x90f1, make([]byte, 56))
 		return fmt.Sprint(h), err
 	},
-	// virtual CLIENT SIZE FLAGS: a range of addresses → handle
+	// virtual CLIENT SIZE FLAGS [VASPACE]: a range of addresses → handle
 	"virtual": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]
 		p := make([]byte, 128)
 		rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|uint32(a[2]))
 		rm.PutU32(p, rm.MemoryAttr, 1<<rm.MemoryAttrPageShift)
 		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
+		if len(a) > 3 {
+			rm.PutU32(p, rm.MemoryVASpace, uint32(a[3]))
+		}
 		h, err := c.alloc(c.dev, 0, classVirtual, p)
 		return fmt.Sprint(h), err
 	},

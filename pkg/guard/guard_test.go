@@ -64,12 +64,21 @@ func TestPageTables(t *testing.T) {
 	const lazy, gib = rm.MemoryFlagLazy, 1 << 30
 	pool, vas := quota.Bytes(rm.PagePool(gib, false)), quota.Bytes(vaSpaceSize)
 	tables := quota.Bytes(rm.PageTables(uint64(4*mib), false))
+	space := c.do("vaspace", a)[0]
+	c.do("virtual", a, gib, 0, space)
+	lazily := c.do("virtual", a, gib, lazy, space)[0]
+	x := c.do("alloc", a, 8*mib)[0]
+	c.do("mapdma", a, lazily, x, 4*mib)
+	r.agree(vas + pool + 8*quota.MiB + tables)
+	c.do("free", a, space) // with which its ranges end, and what is mapped there
+	r.agree(8 * quota.MiB)
+	c.do("free", a, x)
 	c.do("vaspace", a)
 	full := c.do("virtual", a, gib, 0)[0]
 	r.agree(vas + pool)
 	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, 0)
 	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, rm.MemoryFlagSparse|lazy)
-	space := c.do("virtual", a, 1024*gib, lazy)[0]
+	space = c.do("virtual", a, 1024*gib, lazy)[0]
 	r.agree(vas + pool)
 	m := c.do("alloc", a, 8*mib)[0]
 	base := vas + pool + 8*quota.MiB

@@ -62,6 +62,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	}
 	switch rec.kind {
 	case rm.ClassVirtual:
+		rec.space = rm.U32(o, rm.HeapVASpace)
 		return g.makeVirtual(c, client, gpu, flags, func() (object, uint64, uint32, uint32) {
 			rec.handle = rm.U32(o, rm.HeapAllocMemory)
 			if c.executed {

@@ -42,6 +42,7 @@ func (g *Guard) checkVirtual(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
 	o := c.newObject()
+	o.space = rm.U32(c.params, rm.MemoryVASpace)
 	return g.makeVirtual(c, c.allocClient(), gpu, rm.U32(c.params, rm.MemoryFlags), func() (object, uint64, uint32, uint32) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)

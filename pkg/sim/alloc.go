@@ -111,6 +111,12 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		}
 		return st
 	}
+	if s := o.space; s != nil {
+		if s.ranges == nil {
+			s.ranges = map[*object]bool{}
+		}
+		s.ranges[o] = true
+	}
 	switch {
 	case o.group != nil && onGraphics(o.group.engineType):
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
@@ -189,7 +195,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
 	case o.class == classMemoryVirtual:
-		return o.makeRange(parent, rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
+		return o.makeRange(parent, rm.U32(params, rm.MemoryVASpace), rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
 	case o.class == classVASpace:
 		if o.tables = vaSpaceTables; !parent.gpu.hide(o.tables) {
 			return rm.StatusNoMemory

@@ -72,7 +72,7 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 		if sizeOff == rm.HeapAllocRangeSize {
 			attr2 = rm.U32(out, rm.HeapAllocRangeAttr2)
 		}
-		if st := o.makeRange(parent, flags, attr, attr2, size); st != rm.StatusOK {
+		if st := o.makeRange(parent, rm.U32(out, rm.HeapVASpace), flags, attr, attr2, size); st != rm.StatusOK {
 			return st
 		}
 	case attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem:

@@ -43,6 +43,8 @@ type object struct {
 	size     quota.Bytes         // of memory, or of a range of addresses
 	maps     map[uint64]*mapping // of a range of addresses: what is mapped there
 	mapped   map[*mapping]bool   // of memory: where it is mapped
+	ranges   map[*object]bool    // of an address space: ranges of addresses, which end with it
+	space    *object             // of a range of addresses: its address space
 }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports.
@@ -117,6 +119,12 @@ func (d *Driver) freeObject(o *object) {
 	}
 	for _, child := range o.children {
 		d.freeObject(child)
+	}
+	for x := range o.ranges {
+		d.freeObject(x)
+	}
+	if o.space != nil {
+		delete(o.space.ranges, o)
 	}
 	for _, m := range o.maps {
 		m.drop()

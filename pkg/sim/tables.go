@@ -28,12 +28,15 @@ func (m *mapping) drop() {
 }
 
 // makeRange gives a range of addresses its tables (virtmemConstruct_IMPL).
-func (o *object) makeRange(parent *object, flags, attr, attr2 uint32, size uint64) uint32 {
+func (o *object) makeRange(parent *object, space, flags, attr, attr2 uint32, size uint64) uint32 {
 	granted, any, ok := rm.VirtualSize(size, attr, attr2)
 	if size == 0 || !ok {
 		return rm.StatusInvalidArgument
 	}
-	o.size = quota.Bytes(granted)
+	o.size, o.space = quota.Bytes(granted), parent.client.objects[space]
+	if o.space == nil && space != 0 {
+		return rm.StatusObjectNotFound
+	}
 	if flags&rm.MemoryFlagSparse == 0 && flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) != 0 {
 		return rm.StatusOK
 	}
