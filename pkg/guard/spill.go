@@ -91,8 +91,8 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 	}
 	reserve := part.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
-		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("spill of %v: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
-		g.logOnce("hostroom", "refused to spill: the host would have less memory left than spill_reserve", "size", size, "available", available, "reserve", reserve)
+		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
+		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve", "size", size, "available", available, "reserve", reserve)
 		return false
 	}
 	return true

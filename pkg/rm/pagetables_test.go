@@ -15,7 +15,7 @@ func TestPageTables(t *testing.T) {
 	}{
 		{tib, false, 2056.04},
 		{4 * tib, false, 8224.04},
-		{8 * tib, false, 16448.04},
+		{8 * tib, false, 16448.15},
 		{64 * gib, false, 128.5},
 		{gib, false, 2.03},
 		{tib, true, 2184.04},
