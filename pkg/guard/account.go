@@ -31,6 +31,7 @@ type account struct {
 	firmware int // of objects, those in the GPU's firmware
 	tsgs     int
 	channels int
+	runlists map[runlist]int // channels by engine
 	vaSpaces int
 	dmaMaps  int
 	host     quota.Bytes // memory that the driver made for the container on the host
@@ -40,6 +41,8 @@ type account struct {
 	zombies    int // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
+	// onChannels, if not nil, is told how many channels the container has on the engine of a GPU where it has most, with mu held.
+	onChannels func(gpu, n int)
 }
 
 type gpuAccount struct {
@@ -122,6 +125,7 @@ type object struct {
 	scheduled             bool                   // a channel that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
 	userd                 userd                  // of a channel
+	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
 	streams               *streams               // of a profiler
 	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
@@ -145,7 +149,7 @@ type charge struct {
 }
 
 func newAccount(gpus []GPU) *account {
-	a := &account{clients: map[uint32]*client{}}
+	a := &account{clients: map[uint32]*client{}, runlists: map[runlist]int{}}
 	for _, g := range gpus {
 		a.gpus = append(a.gpus, gpuAccount{limit: g.Limit, native: g.Native, spill: g.Spill})
 	}
@@ -355,6 +359,7 @@ func (a *account) put(c *client, o *object) {
 		a.vaSpaces++
 	case rm.ClassChannel:
 		a.channels++
+		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
 	}
 	if o.graphics {
@@ -449,6 +454,7 @@ func (a *account) dropObject(c *client, o *object) {
 		a.vaSpaces--
 	case rm.ClassChannel:
 		a.channels--
+		a.countChannel(o.runlist, -1)
 	}
 	if ch := o.charge; ch != nil {
 		ch.handles--

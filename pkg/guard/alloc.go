@@ -214,6 +214,10 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
+	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
+	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
+		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
+	}
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
 		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
