@@ -7,7 +7,7 @@ import (
 )
 
 // The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the containers
-// that a GPU may have: so many each can make whatever others do, which is two CUDA contexts on the graphics engine with 20 containers. Beyond
+// that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels each on the graphics engine). Beyond
 // that it takes what the other half has left. The guards tell each other on the board how many they have.
 const commonChannels = 1024
 
