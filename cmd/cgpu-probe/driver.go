@@ -63,8 +63,9 @@ func open(call caller) (*client, error) {
 	c := &client{call: call, fd: fd}
 	c.next.Store(firstProbeHandle)
 	c.fbInfo.Store(1028)
-	// The answer does not matter: on the simulated driver's nodes nobody is there to give one.
+	// As NVIDIA's libraries begin. The answer does not matter.
 	version := make([]byte, rm.CheckVersionSize)
+	rm.PutU32(version, rm.CheckVersionCmd, rm.CheckVersionQuery)
 	_ = call.escape(fd, rm.EscCheckVersion, version)
 	out := make([]byte, allocSize)
 	rm.PutU32(out, rm.AllocClass, classRootClient)

@@ -73,6 +73,35 @@ func hostileXfer(hostileOptions) error {
 	})
 }
 
+// hostileVersion says again and again that it is of a version that the driver is not: the driver would write five lines to the kernel log for
+// each. It is told the driver's version, as by the driver.
+func hostileVersion(hostileOptions) error {
+	return withGPU(func(c *client) error {
+		ask := func(call caller, cmd uint32, said string) (string, syscall.Errno) {
+			p := make([]byte, rm.CheckVersionSize)
+			rm.PutU32(p, rm.CheckVersionCmd, cmd)
+			copy(p[rm.CheckVersionString:], said)
+			errno := call.escape(c.fd, rm.EscCheckVersion, p)
+			told, _, _ := strings.Cut(string(p[rm.CheckVersionString:]), "\x00")
+			return told, errno
+		}
+		own, errno := ask(patient, rm.CheckVersionQuery, "")
+		if errno != 0 {
+			return fmt.Errorf("ask for the version: %w", errno)
+		}
+		print("driver=%s", own)
+		if told, errno := ask(patient, 0, own); errno != 0 || told != own {
+			return fmt.Errorf("the driver's own version: %q, %v", told, errno)
+		}
+		for i := range 1000 {
+			if told, errno := ask(patient, uint32(i%3)*rm.CheckVersionRelaxed, strings.Repeat("x", i%65)); errno != syscall.EINVAL || told != own {
+				return fmt.Errorf("a wrong version: %q, %v; want %q and EINVAL", told, errno, own)
+			}
+		}
+		return nil
+	})
+}
+
 // hostileMknod makes device nodes of its own and opens them.
 func hostileMknod(hostileOptions) error {
 	visible := nodes()

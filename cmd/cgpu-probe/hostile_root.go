@@ -16,7 +16,8 @@ const stolen = 64 * quota.MiB
 
 // hostileTOCTOURoot attacks the one allocation that runs natively, the root alloc on a file without a client. While it is
 // under way one thread turns its class into device memory, and another puts a file that has a client in the descriptor's
-// place. Some attempts succeed for a moment; the guard must find each out and free the clients of the process.
+// place. Some attempts succeed for a moment; the guard must find each out and free the clients of the process. The second that goes
+// elsewhere, whatever became of it there, ends the process.
 func hostileTOCTOURoot(o hostileOptions) error {
 	mem, err := pages(8192)
 	if err != nil {
@@ -51,39 +52,13 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 		return 0, false, err
 	}
 	defer c.close()
-	const slot = 200
-	var fresh atomic.Int64
-	fresh.Store(-1)
-	var end atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		runtime.LockOSThread()
-		defer close(done)
-		for !end.Load() {
-			if f := int(fresh.Load()); f >= 0 {
-				_ = syscall.Dup3(f, slot, syscall.O_CLOEXEC)
-				_ = syscall.Dup3(c.fd, slot, syscall.O_CLOEXEC)
-			}
-		}
-	}()
-	stopFlip := flip(word(out, rm.AllocClass), classRootClient, classMemory)
-	defer func() {
-		end.Store(true)
-		<-done
-		stopFlip()
-		_ = syscall.Close(slot)
-	}()
+	swap := c.swapRoots(out, classMemory)
+	defer swap.end()
 	for ; n < tries && time.Now().Before(deadline); n++ {
-		f, err := syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+		h, f, err := swap.try(func(h uint32) { c.fillMemoryAlloc(out, params, h, uint64(stolen)) })
 		if err != nil {
 			return n, false, err
 		}
-		h := c.newHandle()
-		c.fillMemoryAlloc(out, params, h, uint64(stolen))
-		fresh.Store(int64(f))
-		_ = syscall.Dup3(f, slot, syscall.O_CLOEXEC)
-		_ = patientEscape(slot, out)
-		fresh.Store(-1)
 		lost, uncharged := c.outcome(h, before)
 		syscall.Close(f)
 		if lost {
@@ -104,6 +79,109 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 		_ = c.free(h)
 	}
 	return n, false, nil
+}
+
+// hostileTOCTOURootGroup attacks the same call with a channel group, which no account of device memory shows. Of those that the guard
+// has not seen made one may live, where the call looks like one that a signal has kept from being made. None may run.
+func hostileTOCTOURootGroup(o hostileOptions) error {
+	mem, err := pages(8192)
+	if err != nil {
+		return err
+	}
+	out, params := mem[:allocSize], mem[4096:4096+20]
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	swap := c.swapRoots(out, classGroup)
+	defer swap.end()
+	tries, won := 0, 0
+	for range o.attempts() {
+		tries++
+		h, f, err := swap.try(func(h uint32) {
+			clear(out)
+			clear(params)
+			rm.PutU32(params, rm.TSGEngineType, rm.ChannelEngineTypeGR)
+			rm.PutU32(out, rm.AllocRoot, c.handle)
+			rm.PutU32(out, rm.AllocParent, c.device)
+			rm.PutU32(out, rm.AllocObject, h)
+			putPtr(out, rm.AllocParams, params)
+		})
+		if err != nil {
+			return err
+		}
+		syscall.Close(f)
+		if c.control(h, controlGroupInfo, make([]byte, 4)) != nil {
+			_ = c.free(h) // there is no such group, or nobody says what it is
+			continue
+		}
+		if err := c.schedule(h, false); statusOf(err) == rm.StatusInvalidObjectHandle {
+			// The driver has it, and the guard has not seen it made.
+			if won++; won > 1 {
+				return fmt.Errorf("%d channel groups were had that the guard does not know, after %d tries", won, tries)
+			}
+			continue
+		}
+		_ = c.free(h)
+	}
+	print("tries=%d\nunknown=%d", tries, won)
+	return nil
+}
+
+// controlGroupInfo is NVA06C_CTRL_CMD_GET_INFO.
+const controlGroupInfo = 0xa06c0106
+
+// rootSwap makes root allocs on new files, while a thread turns their class into another and one puts a client's file in the place of
+// the new one's.
+type rootSwap struct {
+	c     *client
+	out   []byte
+	fresh atomic.Int64 // the new file, -1: none
+	stop  atomic.Bool
+	done  chan struct{}
+	flip  func()
+}
+
+// swapSlot is the descriptor that the files change places at.
+const swapSlot = 200
+
+func (c *client) swapRoots(out []byte, class uint32) *rootSwap {
+	s := &rootSwap{c: c, out: out, done: make(chan struct{})}
+	s.fresh.Store(-1)
+	go func() {
+		runtime.LockOSThread()
+		defer close(s.done)
+		for !s.stop.Load() {
+			if f := int(s.fresh.Load()); f >= 0 {
+				_ = syscall.Dup3(f, swapSlot, syscall.O_CLOEXEC)
+				_ = syscall.Dup3(c.fd, swapSlot, syscall.O_CLOEXEC)
+			}
+		}
+	}()
+	s.flip = flip(word(out, rm.AllocClass), classRootClient, class)
+	return s
+}
+
+// try makes one, and returns the handle that it had for what it may have become, and the new file.
+func (s *rootSwap) try(fill func(h uint32)) (h uint32, f int, err error) {
+	if f, err = syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0); err != nil {
+		return 0, -1, err
+	}
+	h = s.c.newHandle()
+	fill(h)
+	s.fresh.Store(int64(f))
+	_ = syscall.Dup3(f, swapSlot, syscall.O_CLOEXEC)
+	_ = patientEscape(swapSlot, s.out)
+	s.fresh.Store(-1)
+	return h, f, nil
+}
+
+func (s *rootSwap) end() {
+	s.stop.Store(true)
+	<-s.done
+	s.flip()
+	_ = syscall.Close(swapSlot)
 }
 
 func patientEscape(fd int, out []byte) syscall.Errno {

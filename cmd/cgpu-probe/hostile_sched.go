@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -74,6 +76,83 @@ func hostileLone(hostileOptions) error {
 			_, err := c.alloc(lone, c.newHandle(), class, make([]byte, 16))
 			if err := mustRefuse(fmt.Sprintf("lone_%#x", class), err); err != nil {
 				return err
+			}
+		}
+		return nil
+	})
+}
+
+// hostileLongKernel has kernels of half a second in a context that never asks for compute preemption, and short ones in another.
+func hostileLongKernel(hostileOptions) error {
+	for _, order := range []string{"object first", "scheduled first"} {
+		if err := withGPU(func(c *client) error {
+			hog, err := newUnscheduled(c, 1, 500*time.Millisecond, 0)
+			if errors.Is(err, errNoSim) {
+				return skip("test/gpu/run.sh faults has this for a real driver")
+			} else if err != nil {
+				return err
+			}
+			makeObject := func() error {
+				_, err := c.alloc(hog.channels[0], c.newHandle(), 0xcbc0, make([]byte, 16))
+				return err
+			}
+			steps := []func() error{makeObject, func() error { return c.schedule(hog.groups[0], false) }}
+			if order == "scheduled first" {
+				slices.Reverse(steps)
+			}
+			if err := errors.Join(steps[0](), steps[1]()); err != nil {
+				return fmt.Errorf("%s: %w", order, err)
+			}
+			victim, err := newContexts(c, 1, time.Millisecond, 0)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(hog.start(), victim.start()); err != nil {
+				return err
+			}
+			time.Sleep(1500 * time.Millisecond)
+			h, herr := hog.read()
+			v, verr := victim.read()
+			print("%s: long_kernels_ms=%d short_kernels_ms=%d", order, h.GPUTime.Milliseconds(), v.GPUTime.Milliseconds())
+			if v.GPUTime < h.GPUTime/2 {
+				return fmt.Errorf("%s: long kernels had %v of the GPU and short ones beside them %v", order, h.GPUTime, v.GPUTime)
+			}
+			return errors.Join(herr, verr)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hostileSharedState makes calls that change, for all, what they share on the GPU: clocks, the compute mode, the watchdog, MMU debug mode,
+// clear colours. They are made on the client itself, which has none of these controls: an answer other than the driver's says that it
+// was not asked, and nothing is changed where it is.
+func hostileSharedState(hostileOptions) error {
+	return withGPU(func(c *client) error {
+		for _, call := range []struct {
+			cmd    uint32
+			size   int
+			status uint32
+		}{
+			{0x801909, 1, rm.StatusOK},
+			{0x20800407, 1, rm.StatusOK},
+			{0x20801702, 4, rm.StatusOK},
+			{0x2080200a, 8, rm.StatusOK},
+			{0x2080220c, 0, rm.StatusOK},
+			{0x20802210, 0, rm.StatusOK},
+			{0x2080a06f, 12, rm.StatusOK},
+			{0x83de0307, 4, rm.StatusOK},
+			{0x90960101, 40, rm.StatusInsufficientResources},
+			{0x90960107, 56, rm.StatusNotSupported},
+			{0x208f1105, 8, rm.StatusNotSupported},
+		} {
+			err := c.control(c.handle, call.cmd, make([]byte, call.size))
+			print("%#x=%s", call.cmd, describe(err))
+			switch got := statusOf(err); {
+			case call.cmd == 0x801909 && got == rm.StatusNotSupported: // before 550
+			case got != call.status:
+				return fmt.Errorf("%#x: %s, want %s: the driver was asked", call.cmd, describe(err), rm.StatusName(call.status))
 			}
 		}
 		return nil

@@ -65,7 +65,9 @@ type client struct {
 	objects map[uint32]*object
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
+	subdevices       map[uint32]*object
 	seen             place                // where its file was found last
+	ending           bool                 // its channels are off for good, see Guard.stop
 	events           map[uint32]openEvent // by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
@@ -122,8 +124,10 @@ type object struct {
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	sharedWithAll         bool                   // the task itself opened it by RM_SHARE (CUDA IPC)
-	scheduled             bool                   // a channel that was let run (GPFIFO_SCHEDULE)
+	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
+	context               bool                   // a channel group that has a context there: an object of the engine was made below it
+	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
@@ -258,7 +262,7 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
 	a.clients[handle] = c
 	return c
 }
@@ -279,6 +283,14 @@ func (a *account) ownsClient(handle uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.clients[handle] != nil
+}
+
+// hasOn reports that a client is known to be on a file.
+func (a *account) hasOn(f *file, handle uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[handle]
+	return c != nil && c.file == f
 }
 
 func (a *account) clientCount() int {
@@ -361,6 +373,8 @@ func (a *account) put(c *client, o *object) {
 		a.channels++
 		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
+	case rm.ClassSubdevice:
+		c.subdevices[o.handle] = o
 	}
 	if o.graphics {
 		c.groups[o.handle] = o
@@ -437,6 +451,7 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
+	delete(c.subdevices, o.handle)
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
 	}
@@ -455,6 +470,9 @@ func (a *account) dropObject(c *client, o *object) {
 	case rm.ClassChannel:
 		a.channels--
 		a.countChannel(o.runlist, -1)
+	}
+	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
+		c.engineObjectGone(o)
 	}
 	if ch := o.charge; ch != nil {
 		ch.handles--

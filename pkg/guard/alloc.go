@@ -90,22 +90,26 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 
 // allocs are the checks of the kinds of classes that take more than an object.
 var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
-	rm.ClassVidmem:   (*Guard).checkVidmem,
-	rm.ClassSysmem:   (*Guard).checkHost,
-	rm.ClassVirtual:  (*Guard).checkVirtual,
-	rm.ClassVASpace:  (*Guard).checkVASpace,
-	rm.ClassTSG:      (*Guard).checkTSG,
-	rm.ClassChannel:  (*Guard).checkChannel,
-	rm.ClassCompute:  (*Guard).checkEngineObject,
-	rm.ClassPlain:    (*Guard).checkEngineObject,
-	rm.ClassProfiler: (*Guard).checkProfiler,
-	rm.ClassFabric:   (*Guard).checkFabric,
-	rm.ClassDevice:   (*Guard).checkDevice,
-	rm.ClassInTask:   (*Guard).checkInTask,
+	rm.ClassVidmem:     (*Guard).checkVidmem,
+	rm.ClassSysmem:     (*Guard).checkHost,
+	rm.ClassVirtual:    (*Guard).checkVirtual,
+	rm.ClassVASpace:    (*Guard).checkVASpace,
+	rm.ClassUserShared: (*Guard).checkUserShared,
+	rm.ClassTSG:        (*Guard).checkTSG,
+	rm.ClassChannel:    (*Guard).checkChannel,
+	rm.ClassCompute:    (*Guard).checkEngineObject,
+	rm.ClassPlain:      (*Guard).checkEngineObject,
+	rm.ClassProfiler:   (*Guard).checkProfiler,
+	rm.ClassFabric:     (*Guard).checkFabric,
+	rm.ClassDevice:     (*Guard).checkDevice,
+	rm.ClassInTask:     (*Guard).checkInTask,
 }
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
+	if g.unseen(c, c.allocClient(), c.allocParent()) {
+		return answer(c.denyUnseen())
+	}
 	for _, off := range c.class.ClientHandles {
 		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
 			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
@@ -381,6 +385,15 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 			g.compute.made(g.account.gpuOf(client, owner))
 		}
 	}
+	return g.withPreemption(c, client, owner, p)
+}
+
+// checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
+// change. It is asked for by 0xde0001, which is paid for.
+func (g *Guard) checkUserShared(c *trappedCall) plan {
+	clear(c.params)
+	p := g.makeObject(c, c.newObject())
+	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
 
@@ -389,11 +402,11 @@ func (g *Guard) reserve(want cost) bool {
 	if want.host {
 		return g.reserveHost(want.size)
 	}
-	if want.size == 0 || g.account.reserve(want, false) {
-		return true
+	got := want.size == 0 || g.account.reserve(want, false)
+	if !got {
+		g.sweepUntil(func() bool { got = g.account.reserve(want, false); return got })
 	}
-	g.sweep()
-	return g.account.reserve(want, true)
+	return got || g.account.reserve(want, true)
 }
 
 // gpuFor finds the GPU that memory below a parent handle is charged to. False: it is not below a device that the guard has seen. RM would

@@ -115,6 +115,7 @@ func (g *Guard) auditLonger() {
 
 // killClients frees RM clients of the container, with all they hold, and returns how many it could not, as their files were not found.
 func (g *Guard) killClients(which func(*client) bool) (left int) {
+	g.stop(which)
 	g.account.mu.Lock()
 	var victims []*client
 	for _, c := range g.account.clients {

@@ -528,8 +528,12 @@ func rootOuter() []byte {
 func TestRootAlloc(t *testing.T) {
 	var live atomic.Uint32 // the client that RM says the file has
 	confirm := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
-		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlClient) != live.Load() {
+		const own = fakeClient + 2
+		if c := rm.U32(call.Outer, 0); call.NR() == rm.EscControl && c != live.Load() && c != own {
 			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusInvalidClient)
+		}
+		if call.NR() == rm.EscAlloc {
+			rm.PutU32(call.Outer, rm.AllocObject, own)
 		}
 		return 0
 	}}
@@ -538,7 +542,7 @@ func TestRootAlloc(t *testing.T) {
 		g, f := rootGuard(t, confirm, o)
 		live.Store(fakeClient)
 		rm.PutU32(o, rm.AllocObject, fakeClient) // as the kernel answers
-		g.settleRoot(f, 0, false)
+		g.settleRoot(f, f.pending, 0, true)
 		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
 			t.Fatal("the client is not recorded")
 		}
@@ -564,9 +568,9 @@ func TestRootAlloc(t *testing.T) {
 		g, f := rootGuard(t, confirm, o)
 		live.Store(0)
 		rm.PutU32(o, rm.AllocObject, 0xc1d00077) // forged
-		g.settleRoot(f, 0, false)
-		if g.account.ownsClient(0xc1d00077) || !f.rooted {
-			t.Error("a client that RM does not confirm is trusted, or its file is free for another root alloc")
+		g.settleRoot(f, f.pending, 0, true)
+		if g.account.ownsClient(0xc1d00077) || g.astray.Load() == 0 {
+			t.Error("a client that RM does not confirm is trusted")
 		}
 	})
 	t.Run("overwritten answer", func(t *testing.T) {
@@ -574,9 +578,9 @@ func TestRootAlloc(t *testing.T) {
 		g, f := rootGuard(t, confirm, o)
 		live.Store(fakeClient)
 		clear(o)
-		g.settleRoot(f, 0, false)
-		if g.account.ownsClient(fakeClient) || f.unknown == 0 {
-			t.Error("the file is not known to have a client of unknown name")
+		g.settleRoot(f, f.pending, 0, true)
+		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.astray.Load() != 0 {
+			t.Error("not found")
 		}
 	})
 	t.Run("named by the next call", func(t *testing.T) {
@@ -584,18 +588,19 @@ func TestRootAlloc(t *testing.T) {
 		g, f := rootGuard(t, confirm, o)
 		live.Store(fakeClient)
 		clear(o)
-		g.settleRoot(f, fakeClient, false)
+		g.settleRoot(f, f.pending, fakeClient, false)
 		if !g.account.ownsClient(fakeClient) {
 			t.Error("not found")
 		}
 	})
 	t.Run("the caller was gone", func(t *testing.T) {
 		g, f := rootGuard(t, confirm, rootOuter())
-		g.cancelRoot(f, f.pending.id)
+		p := f.pending
+		g.cancelRoot(f, p.id)
 		if f.rooted || f.pending != nil || g.pendingRoots.Load() != 0 {
 			t.Error("a root alloc that did not run bars its file")
 		}
-		g.settleRoot(f, 0, true) // the timer that is still set
+		g.settleRoot(f, p, 0, true) // the timer that is still set
 		if g.pendingRoots.Load() != 0 {
 			t.Error("settled twice")
 		}

@@ -573,6 +573,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"high":     childHigh,
 	"signals":  childSignals,
 	"race":     childRace,
+	"compute":  childCompute,
 }
 
 // childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.

@@ -174,8 +174,10 @@ func (c *compute) end() {
 	defer c.running.Unlock()
 	c.closed = true
 	for _, x := range c.cards {
-		if x.off { // whoever gets these handles next must not find them off
-			c.disable(x, c.g.account.channelsOn(x.gpu, true), false)
+		if x.off { // who still has them must not find them off, nor run what a process that has ended left in them
+			channels := c.g.account.channelsOn(x.gpu, true)
+			c.disable(x.gpu, channels, chanStopped)
+			c.disable(x.gpu, c.mayRun(channels), chanRuns)
 		}
 	}
 	if c.rescue != nil {

@@ -12,7 +12,10 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlSwallow:        {check: swallow},
 	rm.ControlGPUQuery:       {check: (*Guard).checkGPUQuery},
 	rm.ControlAttach:         {check: (*Guard).checkAttach},
-	rm.ControlPreemptionMode: {check: (*Guard).checkPreemptionMode},
+	rm.ControlHide:           {check: hide},
+	rm.ControlPreemptionMode: {locks: true, check: (*Guard).checkPreemptionMode},
+	rm.ControlStopChannel:    {check: (*Guard).checkStopChannel},
+	rm.ControlThermal:        {check: (*Guard).checkThermal},
 	rm.ControlCacheFlush:     {check: (*Guard).checkCacheFlush},
 	rm.ControlPidInfo:        {check: (*Guard).checkPidInfo},
 	rm.ControlPeerMemory:     {check: (*Guard).checkPeerMemory},
@@ -49,8 +52,11 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if rm.U32(o, rm.ControlFlags) != 0 {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	if !g.owns(c, c.controlClient()) {
+	if !g.account.ownsClient(c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
+	}
+	if g.unseen(c, c.controlClient(), c.controlObject()) {
+		return c.denyUnseen()
 	}
 	c.control = ctl
 	size := rm.U32(o, rm.ControlParamsSize)
@@ -116,7 +122,12 @@ func (g *Guard) checkFlat(c *trappedCall) plan {
 	return plan{ask: true, settle: func() { g.present(c, c.control, c.params) }}
 }
 
-func swallow(_ *Guard, c *trappedCall) plan { return answer(c.status(rm.StatusOK)) }
+func swallow(_ *Guard, c *trappedCall) plan { return answer(c.status(c.control.Answer)) }
+
+func hide(_ *Guard, c *trappedCall) plan {
+	clear(c.params)
+	return answer(c.status(rm.StatusOK))
+}
 
 func (g *Guard) checkGPUQuery(c *trappedCall) plan {
 	if !g.ownsGPUID(rm.U32(c.params, 0)) {
@@ -130,11 +141,25 @@ func (g *Guard) checkAttach(c *trappedCall) plan {
 	return pass()
 }
 
-// checkPreemptionMode: without compute preemption (CILP) a long kernel cannot be stopped at the end of its timeslice.
-func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
-	if rm.U32(c.params, rm.PreemptFlags)&1 != 0 && rm.U32(c.params, rm.PreemptCILP) != rm.PreemptModeCILP {
-		g.logOnce("cilp", "denied a compute preemption mode other than CILP")
-		return answer(c.status(rm.StatusNotSupported))
+// checkStopChannel: else the driver waits with its locks held until the channel is idle, for seconds (ctrla06fgpfifo.h).
+func (g *Guard) checkStopChannel(c *trappedCall) plan {
+	c.params[rm.StopImmediate] = 1
+	return plan{ask: true, done: func() { copy(c.params, c.before[1]) }}
+}
+
+// checkThermal lets instructions pass that ctrl2080thermal.h has: they ask for sensors and what those read.
+func (g *Guard) checkThermal(c *trappedCall) plan {
+	n := int(rm.U32(c.params, rm.ThermalCount))
+	known := n <= rm.ThermalMax && rm.U32(c.params, rm.ThermalSizeOf) == rm.ThermalEntry
+	for i := 0; known && i < n; i++ {
+		switch rm.U32(c.params, rm.ThermalList+i*rm.ThermalEntry+rm.ThermalOpcode) {
+		case 0x100, 0x101, 0x301, 0x500, 0x510, 0x520, 0x540, 0x1500:
+		default:
+			known = false
+		}
+	}
+	if !known {
+		return answer(c.deny(rm.StatusNotSupported, "thermal", "denied a thermal instruction that no header has"))
 	}
 	return pass()
 }

@@ -130,7 +130,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", n.Arch, "nr", n.NR)
 		return fail(unix.ENOSYS)
 	}
-	if !g.driver.Native() && c.node.kind != nodeUVM {
+	if !g.driver.Native() && !fromLimiter(cmd) {
 		if err := c.followFile(); err != nil {
 			g.log.Error("cannot follow a file", "err", err)
 			return fail(unix.ENOMEM)

@@ -44,6 +44,9 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !ok || gpu == noGPU {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
+	if g.unseen(c, client, memory) {
+		return answer(c.denyUnseen())
+	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
 		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
 	}

@@ -16,9 +16,19 @@ const (
 	disableSize            = 536
 	disableFlag            = 0
 	disableCount           = 4
+	disableRewind          = 9
 	disableClients         = 24
 	disableChannels        = 280
 	disableMax             = 64
+)
+
+// chanState is what FIFO_DISABLE_CHANNELS makes of a channel.
+type chanState uint8
+
+const (
+	chanRuns    chanState = iota
+	chanPaused            // off until it is let run
+	chanStopped           // off, and what is queued is dropped (bRewindGpPut)
 )
 
 // duty pauses and resumes the container's channels: in every cycle for a hard cap, until further notice for cgpu pause.
@@ -102,6 +112,9 @@ func (c *compute) turn(x *card, off bool) bool {
 	// A hard cap is of the graphics engine: copies may go on, their queues end by themselves. cgpu pause stops everything; what
 	// is resumed may have been paused by it.
 	channels := x.shown(c.g.account.channelsOn(x.gpu, !off || suspended))
+	if !off {
+		channels = c.mayRun(channels)
+	}
 	if off && len(channels) == 0 && !suspended {
 		return true
 	}
@@ -114,13 +127,13 @@ func (c *compute) turn(x *card, off bool) bool {
 			return !suspended
 		}
 		c.rescue.note(c.g, x.gpu, channels)
-		if c.disable(x, channels, true) == 0 && len(channels) > 0 {
-			c.disable(x, channels, false)
+		if c.disable(x.gpu, channels, chanPaused) == 0 && len(channels) > 0 {
+			c.disable(x.gpu, c.mayRun(channels), chanRuns)
 			c.noteHidden(x)
 			return !suspended
 		}
 		x.refused = 0
-	} else if c.disable(x, channels, false) < len(channels) {
+	} else if c.disable(x.gpu, channels, chanRuns) < len(channels) {
 		x.refused = maxRefused // the list of what is off stays until they run
 	} else {
 		c.noteHidden(x)
@@ -143,8 +156,8 @@ func (c *compute) turn(x *card, off bool) bool {
 
 // resumeRest tries again to resume what the driver would not.
 func (c *compute) resumeRest(x *card) bool {
-	channels := x.shown(c.g.account.channelsOn(x.gpu, true))
-	if x.refused--; c.disable(x, channels, false) == len(channels) || x.refused == 0 {
+	channels := c.mayRun(x.shown(c.g.account.channelsOn(x.gpu, true)))
+	if x.refused--; c.disable(x.gpu, channels, chanRuns) == len(channels) || x.refused == 0 {
 		x.refused = 0
 		c.noteHidden(x)
 	}
@@ -157,9 +170,12 @@ func (x *card) suspended() bool {
 	return x.plan.suspended
 }
 
-// disable stops channels or lets them run, 64 at a time, and counts those that the driver did so with. One that is gone
+// disable stops channels of a GPU or lets them run, 64 at a time, and counts those that the driver did so with. One that is gone
 // meanwhile makes it refuse the whole list: then they are taken one by one. What is gone counts too.
-func (c *compute) disable(x *card, channels []chanRef, off bool) (done int) {
+func (c *compute) disable(gpu int, channels []chanRef, to chanState) (done int) {
+	if len(channels) == 0 {
+		return 0
+	}
 	own, err := c.g.ownClient()
 	if err != nil {
 		c.g.logOnce("own", "cannot pause or resume", "err", err)
@@ -168,30 +184,33 @@ func (c *compute) disable(x *card, channels []chanRef, off bool) (done int) {
 	for len(channels) > 0 {
 		list := channels[:min(len(channels), disableMax)]
 		channels = channels[len(list):]
-		if s, e := own.disable(x.gpu, list, off); e == 0 && s == rm.StatusOK {
+		if s, e := own.disable(gpu, list, to); e == 0 && s == rm.StatusOK {
 			done += len(list)
 			continue
 		}
 		for i := range list {
-			s, e := own.disable(x.gpu, list[i:i+1], off)
+			s, e := own.disable(gpu, list[i:i+1], to)
 			if e == 0 && (s == rm.StatusOK || gone(s)) {
 				if done++; s != rm.StatusOK && c.g.account != nil {
 					c.g.account.freeObject(list[i].client, list[i].handle) // the driver freed it with something else
 				}
 				continue
 			}
-			c.g.events.Note(event.Event{Kind: event.Warning, Text: "the driver refuses to " + pauseOrResume(off) + " a channel: " + rm.StatusName(s)})
-			c.g.logOnce(fmt.Sprint("disable", off, s), "the driver refuses to pause or resume a channel", "off", off, "status", rm.StatusName(s), "errno", e)
+			c.g.events.Note(event.Event{Kind: event.Warning, Text: "the driver refuses to " + to.verb() + " a channel: " + rm.StatusName(s)})
+			c.g.logOnce(fmt.Sprint("disable", to, s), "the driver refuses to pause or resume a channel", "off", to != chanRuns, "status", rm.StatusName(s), "errno", e)
 		}
 	}
 	return done
 }
 
-func pauseOrResume(off bool) string {
-	if off {
+func (s chanState) verb() string {
+	switch s {
+	case chanRuns:
+		return "resume"
+	case chanPaused:
 		return "pause"
 	}
-	return "resume"
+	return "stop"
 }
 
 // gone reports a status that says that a channel is not there any more.
@@ -205,10 +224,13 @@ func gone(status uint32) bool {
 
 const statusInvalidChannel = 0x21 // NV_ERR_INVALID_CHANNEL
 
-func (a *ownClient) disable(gpu int, channels []chanRef, off bool) (uint32, syscall.Errno) {
+func (a *ownClient) disable(gpu int, channels []chanRef, to chanState) (uint32, syscall.Errno) {
 	p := make([]byte, disableSize)
-	if off {
+	if to != chanRuns {
 		p[disableFlag] = 1
+	}
+	if to == chanStopped {
+		p[disableRewind] = 1
 	}
 	rm.PutU32(p, disableCount, uint32(len(channels)))
 	for i, ch := range channels {

@@ -22,6 +22,7 @@ var escapes = map[uint32]rule{
 	rm.EscRegisterFD:     {check: (*Guard).checkRegisterFD},
 	rm.EscCardInfo:       {check: (*Guard).checkCardInfo},
 	rm.EscStatusCode:     {check: (*Guard).checkStatusCode},
+	rm.EscCheckVersion:   {check: (*Guard).checkVersion},
 	rm.EscAttachGPUs:     {check: (*Guard).checkAttachGPUs},
 }
 

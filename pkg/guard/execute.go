@@ -48,7 +48,7 @@ func pass() plan { return plan{ask: true} }
 func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 	if r.clients != nil {
 		dst, src := r.clients(c)
-		if !g.owns(c, dst) {
+		if !g.account.ownsClient(dst) {
 			return c.status(rm.StatusInvalidClient)
 		}
 		if src != dst && !g.account.ownsClient(src) {

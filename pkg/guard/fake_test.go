@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -64,6 +65,8 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
 	}
+	g.rootPatience = time.Hour                   // the test says when the guard looks
+	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
 	g.compute = newCompute(g)
 	if g.watch, err = newWatcher(); err != nil {
 		t.Fatal(err)

@@ -44,6 +44,7 @@ type fakeName struct{ client, handle uint32 }
 type fakeList struct {
 	sub      uint32
 	off      bool
+	rewind   bool
 	channels []fakeName
 }
 
@@ -79,7 +80,7 @@ func (d *fakeGPU) control(t Target, cmd uint32, on fakeName, p []byte) uint32 {
 	defer d.mu.Unlock()
 	switch cmd {
 	case controlDisableChannels:
-		l := fakeList{sub: on.handle, off: p[disableFlag] == 1}
+		l := fakeList{sub: on.handle, off: p[disableFlag] == 1, rewind: p[disableRewind] == 1}
 		n := int(rm.U32(p, disableCount))
 		if len(p) != disableSize || n > disableMax {
 			return rm.StatusInvalidParamStruct

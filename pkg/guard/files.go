@@ -40,11 +40,12 @@ type file struct {
 	registered bool                // has issued REGISTER_FD: must not do a root alloc
 	rooted     bool                // has, or may have, a live client
 	clients    int                 // verified live clients
-	unknown    int                 // process that made a client whose handle is not known yet; 0: none
 	exports    []*charge           // memory exported into this file
 	maps       map[uint64][]uvmMap // external mappings of this UVM address space, by base
 	mapped     int                 // how many
 	uvm        sync.Mutex          // held over a call that changes them, so that they are recorded in UVM's order
+	ended      bool                // with uvm held: it was torn down
+	torn       chan struct{}       // with Guard.sweepMu held: closed when that is done; nil: it is not under way
 	exporter   bool                // objects were exported into it here
 	owners     map[int]bool        // processes that used this UVM address space
 	sim        simFile             // with the simulated driver

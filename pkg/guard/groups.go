@@ -83,6 +83,12 @@ func (a *account) markGraphics(client, handle uint32) bool {
 	return true
 }
 
+// isChannel reports a handle of a channel.
+func (a *account) isChannel(client, handle uint32) bool {
+	o, ok := a.lookup(client, handle)
+	return ok && o.kind == rm.ClassChannel
+}
+
 // isGroup reports a handle of a channel group, on whatever engine.
 func (a *account) isGroup(client, handle uint32) bool {
 	o, ok := a.lookup(client, handle)

@@ -45,7 +45,11 @@ type Guard struct {
 	stats   stats
 
 	pendingRoots atomic.Int64
+	rootPatience time.Duration
+	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
+	ended        atomic.Int64 // when everything of the container's was ended for that
 	sweepMu      sync.Mutex
+	tearMu       sync.Mutex   // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 	held         []int        // files that no tenant shall have a lease on
@@ -102,7 +106,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		instances: map[uint32]int{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
 		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
-		slow:   slowCalls(),
+		slow:   slowCalls(), rootPatience: rootPatience,
 		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
 	}
 	for _, x := range cfg.GPUs {

@@ -50,18 +50,23 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	client, flags := rm.U32(o, rm.HeapRoot), rm.U32(o, rm.HeapAllocFlags)
+	if g.unseen(c, client, rm.U32(o, rm.HeapParent)) {
+		return answer(c.denyUnseen())
+	}
 	rec := object{parent: rm.U32(o, rm.HeapParent), gpu: noGPU}
 	rec.class, rec.kind = heapClass(flags, rm.U32(o, form.attr))
-	gpu, ok := g.gpuFor(client, rec.parent)
-	if !ok {
-		return answer(c.status(rm.StatusInvalidObjectParent))
-	}
 	made := func(rec *object) quota.Bytes {
 		rec.handle = rm.U32(o, rm.HeapAllocMemory)
 		return quota.Bytes(rm.U64(o, form.size))
 	}
-	switch rec.kind {
-	case rm.ClassVirtual:
+	if rec.kind == rm.ClassSysmem {
+		return g.makeHost(c, client, size, rec, made)
+	}
+	gpu, ok := g.gpuFor(client, rec.parent)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidObjectParent))
+	}
+	if rec.kind == rm.ClassVirtual {
 		rec.space = rm.U32(o, rm.HeapVASpace)
 		return g.makeVirtual(c, client, gpu, flags, func() (object, uint64, uint32, uint32) {
 			rec.handle = rm.U32(o, rm.HeapAllocMemory)
@@ -70,8 +75,6 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 			}
 			return rec, size, rm.U32(o, form.attr), rm.U32(o, form.attr2)
 		})
-	case rm.ClassSysmem:
-		return g.makeHost(c, client, size, rec, made)
 	}
 	if fixedAddress(flags) {
 		return answer(c.status(rm.StatusInvalidArgument))

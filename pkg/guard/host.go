@@ -39,9 +39,6 @@ func (g *Guard) makeHost(c *trappedCall, client uint32, size uint64, o object, g
 func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	client, handle := rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryObject)
-	if !g.owns(c, client) {
-		return answer(c.status(rm.StatusInvalidClient))
-	}
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))

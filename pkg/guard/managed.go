@@ -124,7 +124,7 @@ func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
 	more := claim.size() - overlap(list, base, end)
 	if more > 0 && !g.account.reserveManaged(more, false) {
 		// Something may be gone unnoticed. To look for it costs the guard more than the caller, so not for every call.
-		g.sweep()
+		g.sweepUntil(func() bool { return g.account.fitsManaged(more) })
 		if claim.announced.After(m.rested) {
 			g.scan()
 		}
@@ -454,16 +454,26 @@ func replace(list []span, base, end uint64, by ...span) []span {
 func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native && !g.fits(size) {
-			if count {
-				a.deny(i, size, false)
-			}
-			return false
+	if i := a.tooSmall(size); i != noGPU {
+		if count {
+			a.deny(i, size, false)
 		}
+		return false
 	}
 	a.addManaged(size)
 	return true
+}
+
+// fitsManaged reports that reserveManaged would succeed.
+func (a *account) fitsManaged(size quota.Bytes) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.tooSmall(size) == noGPU
+}
+
+// tooSmall is a sliced GPU that size does not fit into; noGPU: it fits into each.
+func (a *account) tooSmall(size quota.Bytes) int {
+	return slices.IndexFunc(a.gpus, func(g gpuAccount) bool { return !g.native && !g.fits(size) })
 }
 
 // forceManaged charges what is mapped already, whether it fits or not.

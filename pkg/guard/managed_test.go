@@ -552,6 +552,7 @@ func TestClientMade(t *testing.T) {
 // TestMappers: a process that has made driver calls is looked at wherever it is.
 func TestMappers(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
+	g.managed.list = nil
 	if got := g.mappers(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}

@@ -193,6 +193,7 @@ func (g *Guard) killProcess(tgid int) {
 			}
 			break
 		}
+		g.stop(func(c *client) bool { return c.tgid == tgid })
 		if err = killOne(tgid); err == nil {
 			return
 		}

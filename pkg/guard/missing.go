@@ -68,7 +68,7 @@ func (x *card) found(c *client, ok bool) {
 	case k.closed || len(channels) == 0:
 	case ok:
 		if !x.off {
-			k.disable(x, channels, false)
+			k.disable(x.gpu, k.mayRun(channels), chanRuns)
 			k.noteHidden(x)
 		}
 	case k.insure() == nil:
@@ -76,7 +76,7 @@ func (x *card) found(c *client, ok bool) {
 		if !x.off {
 			k.noteHidden(x)
 		}
-		k.disable(x, channels, true)
+		k.disable(x.gpu, channels, chanPaused)
 	}
 }
 

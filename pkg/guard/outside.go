@@ -303,6 +303,13 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 	g.log.Warn("ending a process outside of the container that has the container's driver files", "pid", who.pid, "files", len(passed))
 	g.stats.processesKilled.Add(1)
 	g.events.Note(event.Event{Kind: event.Killed, PID: who.pid, Text: "a process outside of the container that was sent its GPU's files"})
+	files := map[*file]bool{}
+	for _, fd := range passed {
+		if f := g.files.find(fd, nodeControl); f != nil {
+			files[f] = true
+		}
+	}
+	g.stop(func(c *client) bool { return files[c.file] })
 	if err := killHeld(pidfd, who.pid); err != nil {
 		// Whoever traces it is its companion, or the host's.
 		tracer := tracerOf(who.pid)

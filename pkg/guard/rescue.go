@@ -291,7 +291,7 @@ func (g *Guard) resume(path string) (int, error) {
 			continue
 		}
 		g.log.Warn("the guard is gone while its container was paused; its channels run again", "channels", len(channels))
-		done := c.disable(&card{c: c, gpu: gpu}, channels, false)
+		done := c.disable(gpu, channels, chanRuns)
 		if done < len(channels) {
 			err = fmt.Errorf("the driver refuses to resume %d of %d channels on GPU %d", len(channels)-done, len(channels), g.cfg.GPUs[gpu].Index)
 		}

@@ -252,7 +252,7 @@ func TestSlowCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []uint32{0x906f0102, 0x20800122, 0x83de0310, 0x83de0315, 0x83de0316} {
+	for _, id := range []uint32{0x906f0102, 0x20800122, 0x83de0310, 0x83de0315, 0x83de0316, 0x83de0317, 0x83de0318, 0xde0001} {
 		if c, ok := abi.Control(id); !ok || c.HoldsLocks == 0 {
 			t.Errorf("%#x is not among them", id)
 		}

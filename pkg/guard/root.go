@@ -2,10 +2,6 @@ package guard
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"strconv"
 	"time"
 
@@ -17,14 +13,16 @@ import (
 
 // The root alloc makes an RM client. RM keeps the caller's process in the client and later compares it (mmap, dup), so
 // this is the one allocation that must run in the task, with memory and a descriptor that other threads can swap under
-// the kernel's hands. Two rules keep that from being a way around the limit (rm-abi 4.3, docs/adr/0004-fd-table-race.md):
+// the kernel's hands: it then is any RM_ALLOC, on any file that the task has open. Three rules keep that from being of use
+// (docs/adr/0004-fd-table-race.md):
 //
 //   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
-//     allocation it then finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
-//     profilers, the second rule has to do.
-//   - Afterwards the guard asks RM whether the file has the client that the task says it got. If not, the call went
-//     elsewhere: the guard compares the driver's own account of the container with its own and, if memory is held that
-//     was never charged, frees all the container's clients (audit.go).
+//     allocation there it finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
+//     profilers, the other rules have to do.
+//   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (judgeRoot). If it has, this call made
+//     it, and nothing else. If the call is over and the file has none, it went elsewhere, unless the driver refuses the guard the same.
+//   - What it did elsewhere nobody can list: RM tells the first child of a class, and how many objects all clients of the machine
+//     have, but not what one client holds. So everything ends that could hold it (endAll, lost.go).
 
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
@@ -32,8 +30,11 @@ type pendingRoot struct {
 	id    uint64 // of the notification
 	fd    int    // the guard's copy of the file
 	addr  uint64
-	size  int
+	args  [3]uint64 // the registers
+	call  rm.Call   // what the guard has seen
+	after uint32    // the new client's handle is one of the next after this; 0: it may be any
 	since time.Time
+	began *cpuTime // when it was first looked at
 }
 
 // onRootAlloc lets the task make a client.
@@ -49,13 +50,22 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientPermissions)
 	}
-	if !g.roomForClient() {
+	if !g.roomForClient() || g.pendingRoots.Load() >= maxPendingRoots {
 		return c.status(rm.StatusInsufficientResources)
+	}
+	if !c.loadRoot() {
+		return fail(unix.EFAULT)
 	}
 	f, err := g.followFile(c.fd, c.node)
 	if err != nil {
 		g.log.Error("cannot follow a file", "err", err)
 		return c.status(rm.StatusInsufficientResources)
+	}
+	p := &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call), since: time.Now()}
+	if !g.cleanFile(p) {
+		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientPermissions)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -64,14 +74,52 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	f.pending = &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, size: len(c.call.Outer), since: time.Now()}
+	f.pending = p
 	f.rooted = true
 	c.fd = -1 // kept until the outcome is known
 	c.root = f
 	g.pendingRoots.Add(1)
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(rootPatience, func() { g.settleRoot(f, 0, true) })
+	time.AfterFunc(g.rootPatience, func() { g.watchRoot(f, p) })
 	return replyResume
+}
+
+// maxPendingRoots bounds the root allocs under way at once: each other call of the container looks at them.
+const maxPendingRoots = 64
+
+// loadRoot copies what the structure of a root alloc points at, and makes sure that the driver will be able to write there: a call
+// that it could not answer would look like one that went elsewhere.
+func (c *trappedCall) loadRoot() bool {
+	form, ok := c.g.abi.AllocForm(len(c.call.Outer))
+	if !ok {
+		return false
+	}
+	if _, ok := c.loadBlock(-1, rm.AllocParams, rootParamsSize); !ok {
+		return false
+	}
+	if form.RightsOff >= 0 {
+		if _, ok := c.loadBlock(-1, form.RightsOff, rm.RightsSize); !ok {
+			return false
+		}
+	}
+	parts := []memoryPart{{c.outerAddr, c.call.Outer}}
+	if b := c.call.Blocks[0]; len(b.Data) > 0 {
+		parts = append(parts, memoryPart{b.Addr, b.Data})
+	}
+	return c.valid() && writeMemory(c.k.tid, parts)
+}
+
+// rootParamsSize: RM writes the handle there (rmclientConstruct_IMPL).
+const rootParamsSize = 4
+
+// cloneCall copies a call out of a worker's scratch memory.
+func cloneCall(c *rm.Call) rm.Call {
+	clone := rm.Call{Cmd: c.Cmd, Outer: bytes.Clone(c.Outer)}
+	for _, b := range c.Blocks {
+		b.Data = bytes.Clone(b.Data)
+		clone.Blocks = append(clone.Blocks, b)
+	}
+	return clone
 }
 
 // roomForClient reports that the container may have another client. Some may be gone unnoticed.
@@ -93,9 +141,8 @@ func (g *Guard) cancelRoot(f *file, id uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if p := f.pending; p != nil && p.id == id {
-		f.pending, f.rooted = nil, f.clients > 0 || f.unknown != 0
-		g.pendingRoots.Add(-1)
-		_ = unix.Close(p.fd)
+		g.endPending(f)
+		f.rooted = f.clients > 0
 	}
 }
 
@@ -181,104 +228,29 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 			candidate = rm.U32(c.call.Outer, 0)
 		}
 		// A thread that makes another call has left the earlier one.
-		if p.k == c.k || g.leftCall(p) {
-			g.settleRoot(f, candidate, false)
+		over := p.k == c.k
+		if !same {
+			if over || p.place() == threadOutside {
+				g.settleRoot(f, p, 0, over)
+			}
 			continue
 		}
-		if same {
-			for deadline := time.Now().Add(time.Second); !g.leftCall(p); time.Sleep(50 * time.Microsecond) {
-				if time.Now().After(deadline) {
-					return fail(unix.EBUSY), false
-				}
+		for deadline := time.Now().Add(time.Second); !g.settleRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
+			if time.Now().After(deadline) {
+				return fail(unix.EBUSY), false
 			}
-			g.settleRoot(f, candidate, false)
 		}
 	}
 	return replyDone, true
 }
 
-// leftCall reports that a thread is no longer inside the ioctl that it was allowed to make.
-func (g *Guard) leftCall(p *pendingRoot) bool {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.k.tid) + "/syscall")
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		// Another user's thread: the file is its owner's alone. An RM call of this kind takes some microseconds.
-		return time.Since(p.since) > 20*time.Millisecond
-	case err != nil:
-		return true // the thread is gone
-	}
-	// "running", or the number and the arguments: "16 0x3 0xc030462b 0x7ffd…".
-	if bytes.HasPrefix(b, []byte("running")) {
-		// It may be on its way in or out. A thread that waits for RM's locks sleeps, so one that runs for this long is out.
-		return time.Since(p.since) > 20*time.Millisecond
-	}
-	return !bytes.HasPrefix(b, fmt.Appendf(nil, "%d ", unix.SYS_IOCTL)) || !bytes.Contains(b, fmt.Appendf(nil, " %#x ", p.addr))
-}
-
-// settleRoot finds out what became of a root alloc. candidate is a client handle that a later call named, 0 if there was
-// none. later: called from a timer, so the thread may still be inside.
-func (g *Guard) settleRoot(f *file, candidate uint32, later bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	p := f.pending
-	if p == nil {
-		return
-	}
-	if later && !g.leftCall(p) && time.Since(p.since) < time.Minute {
-		time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.settleRoot(f, 0, true) })
-		return
-	}
-	f.pending = nil
-	g.pendingRoots.Add(-1)
-	defer unix.Close(p.fd)
-
-	t := Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}
-	if candidate != 0 && g.clientLives(t, candidate) {
-		g.clientFound(f, candidate, p.k.proc.tgid)
-		return
-	}
-	// The answer is still in the task's memory, unless the program has used that piece of its stack again.
-	outer := make([]byte, p.size)
-	if form, ok := g.abi.AllocForm(p.size); ok && readMemory(p.k.tid, p.addr, outer) && rm.U32(outer, form.StatusOff) == rm.StatusOK {
-		if h := rm.U32(outer, rm.AllocObject); h != 0 && h != candidate && g.clientLives(t, h) {
-			g.clientFound(f, h, p.k.proc.tgid)
-			return
-		}
-	}
-	// No client that we can see: its first use will show it, or the call failed, or it went elsewhere. The last is what the
-	// audit is for. The file stays barred from another root alloc.
-	f.unknown = p.k.proc.tgid
-	g.suspect()
-}
-
-// clientFound records a client that RM has confirmed. The file is locked.
-func (g *Guard) clientFound(f *file, handle uint32, tgid int) {
+// clientFound records the client of a root alloc that RM has confirmed. The file is locked.
+func (g *Guard) clientFound(f *file, handle uint32) {
+	tgid := f.pending.k.proc.tgid
+	g.endPending(f)
 	f.clients++
-	f.unknown = 0
 	g.account.addClient(handle, tgid, f)
 	g.clientMade()
-}
-
-// owns reports that a client that a call is made for is the container's. One that is seen for the first time is confirmed
-// with RM, if its file may have a client that the guard does not know.
-func (g *Guard) owns(c *trappedCall, handle uint32) bool {
-	if g.account.ownsClient(handle) {
-		return true
-	}
-	if !g.driver.Native() || handle == 0 {
-		return false
-	}
-	f := g.files.find(c.fd, c.node.kind)
-	if f == nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.unknown == 0 || !g.clientLives(c.target(), handle) {
-		return false
-	}
-	g.clientFound(f, handle, f.unknown)
-	return true
 }
 
 // clientLives asks RM whether a file owns a client: RM refuses any other (rmclientValidate_IMPL).

@@ -11,11 +11,27 @@ import (
 // pause it then would give away a millisecond each time.
 func (g *Guard) checkSchedule(c *trappedCall) plan {
 	client, handle := c.controlClient(), c.controlObject()
+	if !g.account.isChannel(client, handle) && !g.account.isGroup(client, handle) {
+		// One that was made unseen (root.go) has no timeslice of the guard's, and is not paused.
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "unseenchannel", "denied GPFIFO_SCHEDULE of a channel or a group that the guard has not seen made"))
+	}
 	enable := len(c.params) == 0 || c.params[0] != 0
-	g.compute.running.Lock()
-	for enable && g.compute.holds(client, handle) {
+	for {
+		// Until the driver has answered, the handle is the same group's, and nothing is stopped or let run.
+		lock, ok := g.account.lockCalls(client, client)
+		if !ok {
+			return answer(c.status(rm.StatusInvalidClient))
+		}
+		g.compute.running.Lock()
+		unlock := func() {
+			g.compute.running.Unlock()
+			lock.unlock()
+		}
+		if !enable || !g.compute.holds(client, handle) {
+			return g.schedule(c, client, handle, enable, unlock)
+		}
 		known, turned := g.account.scheduled(client, handle), g.compute.turned
-		g.compute.running.Unlock()
+		unlock()
 		if known {
 			return answer(c.status(rm.StatusOK))
 		}
@@ -26,9 +42,15 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 		if !c.valid() {
 			return answer(replyDone)
 		}
-		g.compute.running.Lock()
 	}
-	return plan{ask: true, done: g.compute.running.Unlock, settle: func() {
+}
+
+// schedule is the plan of a GPFIFO_SCHEDULE that need not wait.
+func (g *Guard) schedule(c *trappedCall, client, handle uint32, enable bool, done func()) plan {
+	if enable && !g.preemptible(c.target(), client, g.account.preemptionOf(client, handle)) {
+		return plan{answer: c.status(rm.StatusNotSupported), done: done}
+	}
+	return plan{ask: true, done: done, settle: func() {
 		g.account.setScheduled(client, handle, enable)
 		if enable {
 			g.compute.started(c.target(), client, handle)
@@ -39,6 +61,9 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 // holds reports, with running held, that channels which a handle names must not begin to run now.
 func (c *compute) holds(client, handle uint32) bool {
 	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
+	if c.g.account.isEnding(client) {
+		return len(channels) > 0
+	}
 	x := c.onGPU(gpu)
 	return len(channels) > 0 && x != nil && x.off && (graphics || x.offAll)
 }
@@ -62,5 +87,8 @@ func (a *account) setScheduled(client, handle uint32, on bool) {
 	defer a.mu.Unlock()
 	for _, ch := range list {
 		ch.object.scheduled = on
+	}
+	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
+		c.objects[handle].scheduled = on
 	}
 }

@@ -66,6 +66,23 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// TestScheduleUnseen: what the guard has not seen made does not run, neither does what is no channel.
+func TestScheduleUnseen(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 1)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	for _, handle := range []uint32{0x999, fakeDevice, fakeMemory} {
+		for _, cmd := range []uint32{scheduleGroup, scheduleChannel} {
+			if s := c.schedule(f, handle, cmd, true); s != rm.StatusInvalidObjectHandle {
+				t.Errorf("%#x by %#x: %s", handle, cmd, rm.StatusName(s))
+			}
+		}
+	}
+	if got := c.d.schedules(); len(got) > 0 {
+		t.Errorf("the driver saw %+v", got)
+	}
+}
+
 // TestScheduleWhileOff: what runs already needs no permission, what is new waits, and what stops may.
 func TestScheduleWhileOff(t *testing.T) {
 	for _, x := range []struct {
@@ -80,7 +97,6 @@ func TestScheduleWhileOff(t *testing.T) {
 		{"to stop", workGroup, scheduleGroup, false, false, false, true},
 		{"copies beside a hard cap", copyGroup, scheduleGroup, true, false, false, true},
 		{"copies while paused", copyGroup, scheduleGroup, true, true, true, true},
-		{"nothing", 0x999, scheduleGroup, true, true, false, true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			c := newFakeContainer(t, 1)

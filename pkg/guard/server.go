@@ -296,7 +296,7 @@ func (g *Guard) filterGone(l *listener) {
 			l.close()
 		}
 	}()
-	g.sweep()
+	g.collect()
 	g.mu.Lock()
 	g.listeners--
 	last := g.listeners == 0

@@ -23,15 +23,11 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 	if m.length > maxSparse {
 		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large", "length", quota.Bytes(m.length), "max", quota.Bytes(maxSparse)))
 	}
-	f := c.uvmSpace()
-	if f == nil {
-		return answer(c.status(rm.StatusInsufficientResources))
-	}
 	maps := []uvmMap{m}
-	if !g.chargeTables(maps, pageSmall) {
-		return answer(c.status(rm.StatusNoMemory))
+	f, status := g.lockToMap(c, maps, pageSmall)
+	if f == nil {
+		return answer(c.status(status))
 	}
-	f.uvm.Lock()
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, settle: func() {
 		g.uvmMapped(f, rm.U64(o, form.Base), maps[0])
 		c.lost = true // the range is taken now: another call would fail
@@ -41,20 +37,27 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 // uvmSparseGPU is the offset of the GPU in UVM_MAP_EXTERNAL_SPARSE_PARAMS (uvm_ioctl.h).
 const uvmSparseGPU = 16
 
-// uvmSpace follows the UVM address space that a call is for. Nil: it cannot, or there are too many mappings.
-func (c *trappedCall) uvmSpace() *file {
-	if c.file == nil {
-		if err := c.followFile(); err != nil {
-			c.g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
-			return nil
-		}
+// lockToMap is lockUVM for a call that maps something, whose page tables it charges before: that may wait for another address space's end. Nil:
+// they do not fit, it cannot be followed, or there are too many mappings; then the status says so.
+func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*file, uint32) {
+	if !g.chargeTables(maps, page) {
+		return nil, rm.StatusNoMemory
 	}
-	c.file.mu.Lock()
-	defer c.file.mu.Unlock()
-	if c.file.mapped >= maxUVMMaps {
-		return nil
+	f, err := c.lockUVM()
+	if err != nil {
+		g.dropTables(maps)
+		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
+		return nil, rm.StatusInsufficientResources
 	}
-	return c.file
+	f.mu.Lock()
+	full := f.mapped >= maxUVMMaps
+	f.mu.Unlock()
+	if full {
+		f.uvm.Unlock()
+		g.dropTables(maps)
+		return nil, rm.StatusInsufficientResources
+	}
+	return f, rm.StatusOK
 }
 
 // mapPage is the size of the pages that a mapping of memory has tables for; 0 where they are not charged.

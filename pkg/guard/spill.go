@@ -33,9 +33,9 @@ func (g *Guard) spills(gpu int, want quota.Bytes) bool {
 	if u := g.account.usage(gpu); u.native || u.spill == 0 || u.fits(want) {
 		return false
 	}
-	g.sweep() // something may have been closed unnoticed
-	u := g.account.usage(gpu)
-	return !u.fits(want)
+	fits := func() bool { u := g.account.usage(gpu); return u.fits(want) }
+	g.sweepUntil(fits) // something may have been closed unnoticed
+	return !fits()
 }
 
 // makeSpilled is the plan of host memory in place of device memory.

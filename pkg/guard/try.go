@@ -123,7 +123,7 @@ func (a *ownClient) tryTimeslice(group uint32) error {
 // tryPause asks to stop a channel that is none. A driver that offers the control to us says that it does not know that
 // channel; one that does not says so before it looks.
 func (a *ownClient) tryPause(gpu int) error {
-	s, e := a.disable(gpu, []chanRef{{client: a.client, handle: a.handle()}}, true)
+	s, e := a.disable(gpu, []chanRef{{client: a.client, handle: a.handle()}}, chanPaused)
 	if e == 0 && (s == rm.StatusOK || gone(s)) {
 		return nil
 	}

@@ -137,8 +137,8 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	if !ok {
 		obj.handle = memory // host memory of RM_ALLOC_MEMORY, which runs in the task: the guard has not seen it made
 	}
-	f, gpus := c.uvmSpace(), rm.U64(o, form.FD-uvmMapCount)
-	if f == nil || gpus > uvmMapMaxGPUs {
+	gpus := rm.U64(o, form.FD-uvmMapCount)
+	if gpus > uvmMapMaxGPUs {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	number := rm.U32(o, form.FD)
@@ -146,26 +146,25 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	if err != nil {
 		return answer(c.status(rm.StatusInvalidArgument))
 	}
-	f.uvm.Lock()
-	rm.PutU32(o, form.FD, as)
-	p := plan{done: func() {
-		rm.PutU32(o, form.FD, number)
-		f.uvm.Unlock()
-		_ = unix.Close(fd)
-	}}
 	maps := make([]uvmMap, max(1, int(gpus)))
 	for i := range maps {
 		maps[i].length = rm.U64(o, form.Length)
 		copy(maps[i].gpu[:], o[uvmMapAttributes+i*uvmMapAttributesSize:])
 	}
-	if !g.chargeTables(maps, g.account.mapPage(client, memory)) {
-		p.answer = c.status(rm.StatusNoMemory)
-		return p
+	f, status := g.lockToMap(c, maps, g.account.mapPage(client, memory))
+	if f == nil {
+		_ = unix.Close(fd)
+		return answer(c.status(status))
 	}
+	rm.PutU32(o, form.FD, as)
+	p := plan{ask: true, done: func() {
+		rm.PutU32(o, form.FD, number)
+		f.uvm.Unlock()
+		_ = unix.Close(fd)
+	}}
 	ch := g.account.hold(client, memory)
-	p.ask = true
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	p.opened = &opening{Target{FD: fd, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
+	p.opened = &opening{Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}, client, obj}
 	p.cancel = func() {
 		g.account.unhold(ch)
 		g.dropTables(maps)
@@ -179,6 +178,24 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		g.account.unhold(ch) // each mapping holds it now
 	}
 	return p
+}
+
+// lockUVM follows the call's address space and keeps it from being changed or ended meanwhile. One that has been torn down, since no process
+// had it (it was in a socket), is followed anew.
+func (c *trappedCall) lockUVM() (*file, error) {
+	for {
+		if c.file == nil {
+			if err := c.followFile(); err != nil {
+				return nil, err
+			}
+		}
+		c.file.uvm.Lock()
+		if !c.file.ended {
+			return c.file, nil
+		}
+		c.file.uvm.Unlock()
+		c.file = nil
+	}
 }
 
 // uvmMapped records a mapping. It replaces what that GPU had there (uvm_map_external_allocation_on_gpu); of a longer one
@@ -264,55 +281,5 @@ func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	f.mu.Unlock()
 	for _, m := range gone {
 		g.unmapped(m)
-	}
-}
-
-// endUVM tears an address space down that no process has any more: the guard's own descriptor is the last one, unless one
-// is in flight in a socket, so its mappings are freed before it is let go.
-//
-// Its channels may still run: the process has no descriptor of UVM's any more, but its RM client is not closed yet. UVM_UNMAP_EXTERNAL
-// would take the memory from under them, and the fault that follows resets the engine (Xid 31, 150 to 180 ms for every neighbour,
-// measured). UVM_UNREGISTER_GPU_VASPACE stops a GPU's channels first (uvm_va_space_unregister_gpu_va_space), as the release of the file does.
-func (g *Guard) endUVM(f *file) {
-	f.mu.Lock()
-	maps := f.maps
-	f.maps, f.mapped = map[uint64][]uvmMap{}, 0
-	f.mu.Unlock()
-	ended := map[gpuUUID]bool{}
-	for base, list := range maps {
-		for _, m := range list {
-			done, tried := ended[m.gpu]
-			if !tried {
-				done = g.endVASpace(f, m.gpu)
-				ended[m.gpu] = done
-			}
-			if !done {
-				g.unmapExternal(f, base, m)
-			}
-			g.unmapped(m)
-		}
-	}
-	g.files.remove(f)
-}
-
-// endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
-func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
-	outer := make([]byte, rm.UVMUnregisterSize)
-	copy(outer[rm.UVMUnregisterGPU:], gpu[:])
-	e := g.driver.Exec(Target{FD: f.strong}, &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})
-	return e == 0 && rm.U32(outer, rm.UVMUnregisterStatus) == rm.StatusOK
-}
-
-// unmapExternal frees one mapping where the address space as a whole could not be ended: the program has unregistered it before, and
-// then has no channels there, or the driver refuses.
-func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) {
-	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
-	outer := make([]byte, form.Size)
-	rm.PutU64(outer, form.Base, base)
-	rm.PutU64(outer, form.Length, m.length)
-	copy(outer[uvmUnmapGPU:], m.gpu[:])
-	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
-	if e := g.driver.Exec(Target{FD: f.strong}, &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer}); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
-		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
 	}
 }

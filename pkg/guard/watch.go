@@ -67,39 +67,7 @@ func (g *Guard) watchProcess(p *process) {
 func (g *Guard) processGone(p *process) {
 	g.tasks.dropProcess(p)
 	g.managedGone(p.tgid)
-	g.sweep()
-}
-
-// sweep looks which followed files are closed for good, and takes what was on them out of the account.
-func (g *Guard) sweep() {
-	g.sweepMu.Lock() // two at once would end the same address space
-	defer g.sweepMu.Unlock()
-	for _, f := range g.files.reap() {
-		g.account.dropFile(f)
-		f.mu.Lock()
-		exports, sim, exporter := f.exports, f.sim, f.exporter
-		if f.pending != nil {
-			g.pendingRoots.Add(-1)
-			_ = unix.Close(f.pending.fd)
-			f.pending = nil
-		}
-		f.exports = nil
-		f.mu.Unlock()
-		for _, ch := range exports {
-			g.account.unhold(ch)
-		}
-		if sim != 0 {
-			if exporter {
-				g.driver.CloseExport(uint32(sim))
-			}
-			g.driver.CloseFile(uint32(sim))
-		}
-	}
-	for _, f := range g.files.snapshot() {
-		if f.strong >= 0 && !g.heldByContainer(f) {
-			g.endUVM(f)
-		}
-	}
+	g.collect()
 }
 
 // sweepSoon sweeps a few times in the near future: memory whose last handle was freed is still held by a UVM mapping, and
@@ -125,30 +93,6 @@ func (g *Guard) sweepAfter(d time.Duration) {
 		}
 		g.sweeping = false
 	})
-}
-
-// heldByContainer reports that some process of the container has a file open, other than the guard.
-func (g *Guard) heldByContainer(f *file) bool {
-	f.mu.Lock()
-	owners := make([]int, 0, len(f.owners))
-	for tgid := range f.owners {
-		owners = append(owners, tgid)
-	}
-	f.mu.Unlock()
-	for _, tgid := range owners {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			return true
-		}
-	}
-	for _, tgid := range g.containerCgroups().processes() {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			f.mu.Lock()
-			f.owners[tgid] = true
-			f.mu.Unlock()
-			return true
-		}
-	}
-	return false
 }
 
 func (g *Guard) firstPID() int {

@@ -31,26 +31,27 @@ func (a *ABI) AllocForm(size int) (AllocForm, bool) {
 type ClassKind uint8
 
 const (
-	ClassDeny      ClassKind = iota
-	ClassRoot                // 0x0, 0x1, 0x41: a client; runs in the task under the root-alloc rule
-	ClassPlain               // allowed; flat parameters, nothing special
-	ClassVidmem              // 0x40: device memory, charged
-	ClassDevice              // 0x80: the executor must hold the GPU's node open
-	ClassSubdevice           // 0x2080
-	ClassVASpace             // 0x90f1
-	ClassTSG                 // 0xa06c: channel group, counted
-	ClassChannel             // *_CHANNEL_GPFIFO: never with CAP_SYS_ADMIN
-	ClassCompute             // *_COMPUTE: marks a compute channel
-	ClassEvent               // 0x5, 0x79: the parameters name a client
-	ClassDebugger            // 0x83de: the parameters name a client
-	ClassSysmem              // 0x3e: host memory
-	ClassVirtual             // 0x50a0: a range of GPU addresses, with page tables
-	ClassInTask              // 0x71: pins pages of whoever makes the call
-	ClassFabric              // 0xf8: holds a reference on other memory
-	ClassMulticast           // 0xfd: fabric multicast; holds a file descriptor
-	ClassProfiler            // 0xb2cc: hardware counters; the parameters name a client
-	ClassFirmware            // nothing special but that the GPU's firmware has an object for it
-	ClassFD                  // others with a file descriptor of the caller (MIG partitions)
+	ClassDeny       ClassKind = iota
+	ClassRoot                 // 0x0, 0x1, 0x41: a client; runs in the task under the root-alloc rule
+	ClassPlain                // allowed; flat parameters, nothing special
+	ClassVidmem               // 0x40: device memory, charged
+	ClassDevice               // 0x80: the executor must hold the GPU's node open
+	ClassSubdevice            // 0x2080
+	ClassVASpace              // 0x90f1
+	ClassTSG                  // 0xa06c: channel group, counted
+	ClassChannel              // *_CHANNEL_GPFIFO: never with CAP_SYS_ADMIN
+	ClassCompute              // *_COMPUTE: marks a compute channel
+	ClassEvent                // 0x5, 0x79: the parameters name a client
+	ClassDebugger             // 0x83de: the parameters name a client
+	ClassSysmem               // 0x3e: host memory
+	ClassVirtual              // 0x50a0: a range of GPU addresses, with page tables
+	ClassInTask               // 0x71: pins pages of whoever makes the call
+	ClassFabric               // 0xf8: holds a reference on other memory
+	ClassMulticast            // 0xfd: fabric multicast; holds a file descriptor
+	ClassUserShared           // 0xde: a page of the driver's with what firmware measures
+	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
+	ClassFirmware             // nothing special but that the GPU's firmware has an object for it
+	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
 
 // InFirmware reports that the driver makes an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the GPU.

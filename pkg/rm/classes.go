@@ -28,7 +28,7 @@ var classes = []classRow{
 	{id: 0xc3, name: "NV01_MEMORY_SYNCPOINT", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xda, name: "NV_SEMAPHORE_SURFACE", kind: ClassPlain, sizes: []since{{0, 16}}, source: "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS"},
 	{id: 0xdb, name: "NV40_DEBUG_BUFFER", kind: ClassDeny, source: "rm-abi"},
-	{id: 0xde, name: "RM_USER_SHARED_DATA", kind: ClassPlain, sizes: []since{{0, 4}, {545_000_00, 8}}, source: "NV00DE_ALLOC_PARAMETERS"},
+	{id: 0xde, name: "RM_USER_SHARED_DATA", kind: ClassUserShared, sizes: []since{{0, 4}, {545_000_00, 8}}, source: "NV00DE_ALLOC_PARAMETERS"},
 	{id: 0xe0, name: "NV_MEMORY_EXPORT", kind: ClassDeny, source: "NV00E0_ALLOCATION_PARAMETERS"},
 	{id: 0xf1, name: "NV_IMEX_SESSION", kind: ClassDeny, source: "NV00F1_ALLOCATION_PARAMETERS"},
 	{id: 0xf3, name: "NV01_MEMORY_FLA", kind: ClassDeny, source: "rm-abi"},

@@ -8,7 +8,7 @@ type ControlKind uint8
 const (
 	ControlDeny           ControlKind = iota
 	ControlFlat                       // allowed; no special treatment beyond Pointers and ClientHandles
-	ControlSwallow                    // answered OK, not executed: 0xa06c0103 SET_TIMESLICE
+	ControlSwallow                    // answered without being executed: what sets something that containers share
 	ControlFBInfo                     // 0x20801301: memory sizes behind a pointer, rewritten
 	ControlFBInfoV2                   // 0x20801303: memory sizes, rewritten
 	ControlPids                       // 0x2080018d: filtered
@@ -39,6 +39,9 @@ const (
 	ControlStreamAlloc                // 0xb0cc0105: a stream of a profiler's samples into memory
 	ControlStreamFree                 // 0xb0cc0106
 	ControlStreamBind                 // 0xb0cc0107
+	ControlStopChannel                // 0xa06f0112: at once, or when the channel is idle
+	ControlThermal                    // 0x20800513: a list of instructions
+	ControlHide                       // reads what everybody does; answered with zeros
 )
 
 // Control is a control call that a container may make.
@@ -46,6 +49,7 @@ type Control struct {
 	ID            uint32
 	Name          string
 	Kind          ControlKind
+	Answer        uint32        // the status of a swallowed one
 	Profiling     bool          // of a profiler: only where the node's settings allow those
 	Size          int           // size of the parameters; 0: any up to MaxControlParams
 	Pointers      []Pointer     // user pointers in the parameters
@@ -109,7 +113,7 @@ func (a *ABI) Control(id uint32) (Control, bool) {
 		if a.branch < r.from || r.to != 0 && a.branch > r.to {
 			continue
 		}
-		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Profiling: r.profiling, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
+		c := Control{ID: r.id, Name: r.name, Kind: r.kind, Answer: r.answer, Profiling: r.profiling, Size: at(r.sizes, a.layout()), Pointers: r.pointers,
 			ClientHandles: r.clients, Clear: r.clear, FDOff: -1, HoldsLocks: r.locks, Source: r.source}
 		switch r.kind {
 		case ControlExportFD, ControlImportFD, ControlCreateExportFD, ControlExportFDs, ControlImportFDs, ControlFD:
@@ -125,6 +129,7 @@ type controlRow struct {
 	id        uint32
 	name      string
 	kind      ControlKind
+	answer    uint32 // of a swallowed one, where that is not OK
 	profiling bool
 	from, to  int // branches whose headers have the control; 0: from the first, up to the last
 	sizes     []since

@@ -46,7 +46,7 @@ var TrappedNRs = [...]uint8{
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA, EscCardInfo, EscRegisterFD,
-	EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
+	EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
 }
 
 // UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl

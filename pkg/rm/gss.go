@@ -29,7 +29,6 @@ var gssAllowed = []uint32{
 	0x2080a026,
 	0x2080a060,
 	0x2080a06e,
-	0x2080a06f,
 	0x2080a080,
 	0x2080a084,
 	0x2080a0a4,
@@ -42,6 +41,13 @@ var gssAllowed = []uint32{
 	0x2080a63c,
 }
 
+// gssSwallowed are answered OK and not executed: 0x2080a06f is PERF_RATED_TDP_SET_CONTROL (0x2080206f in ctrl2080perf.h: the interface of
+// PERF with NVxxxx_CTRL_LEGACY_NON_PRIVILEGED is 0xa0, ctrl2080base.h), which can lock the GPU's clocks at their base for everybody.
+// 0x2080a06e next to it reads that.
+var gssSwallowed = []uint32{
+	0x2080a06f,
+}
+
 // gssProfiling are the ones that Nsight Compute uses beyond those: RATED_TDP_GET_STATUS, which reads who limits the clocks
 // (ctrl2080perf.h), and one of the same group that no header has.
 var gssProfiling = []uint32{
@@ -50,9 +56,15 @@ var gssProfiling = []uint32{
 }
 
 func gssControl(id uint32) (Control, bool) {
-	profiling := slices.Contains(gssProfiling, id)
-	if !profiling && !slices.Contains(gssAllowed, id) {
+	c := Control{ID: id, Name: ControlName(id), Kind: ControlFlat, FDOff: -1, Source: "trace"}
+	switch {
+	case slices.Contains(gssAllowed, id):
+	case slices.Contains(gssSwallowed, id):
+		c.Kind = ControlSwallow
+	case slices.Contains(gssProfiling, id):
+		c.Profiling = true
+	default:
 		return Control{}, false
 	}
-	return Control{ID: id, Name: ControlName(id), Kind: ControlFlat, Profiling: profiling, FDOff: -1, Source: "trace"}, true
+	return c, true
 }

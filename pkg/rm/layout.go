@@ -223,6 +223,10 @@ const (
 	CheckVersionReply  = 4
 	CheckVersionString = 8 // 64 bytes
 
+	// Of CheckVersionCmd; everything else compares the strings to their ends.
+	CheckVersionRelaxed = '1' // only up to the first dot
+	CheckVersionQuery   = '2' // compare nothing; before 530 it was NV_RM_API_VERSION_CMD_OVERRIDE, which does not tell the version either
+
 	// nv_ioctl_export_to_dma_buf_fd_t: the head. The handles follow at ABI.DMABufHandles.
 	DMABufFD           = 0
 	DMABufClient       = 4
@@ -411,6 +415,7 @@ const (
 	UUIDQueryGPUID = 260
 
 	// NV2080_CTRL_GR_SET_CTXSW_PREEMPTION_MODE_PARAMS (0x20801210).
+	PreemptSize     = 32
 	PreemptFlags    = 0 // bit 0: cilpPreemptMode counts, bit 1: gfxpPreemptMode counts
 	PreemptChannel  = 4
 	PreemptGFXP     = 8
@@ -418,6 +423,16 @@ const (
 	PreemptModeWFI  = 0
 	PreemptModeCTA  = 1
 	PreemptModeCILP = 2
+
+	StopImmediate = 0 // 0xa06f0112: NVA06F_CTRL_STOP_CHANNEL_PARAMS.bImmediate
+
+	// NV2080_CTRL_THERMAL_SYSTEM_EXECUTE_V2_PARAMS (0x20800513).
+	ThermalSizeOf = 8 // of an entry, as the caller has it
+	ThermalCount  = 20
+	ThermalList   = 24
+	ThermalEntry  = 44
+	ThermalMax    = 32
+	ThermalOpcode = 8 // in an entry
 
 	// NV0000_CTRL_OS_UNIX_EXPORT_OBJECT (in 0x3d05 and 0x3d06): type, then the object's handles.
 	ExportObjectType   = 0

@@ -98,6 +98,8 @@ func TestRMShaped(t *testing.T) {
 		{66, false, "UVM_UNMAP_EXTERNAL"},
 		{78, false, "UVM_ALLOC_DEVICE_P2P"},
 		{0xC038464E, false, "RM_MAP_MEMORY runs natively"},
+		{0xC04846D2, true, "CHECK_VERSION_STR"},
+		{0xC04946D2, false, "CHECK_VERSION_STR of another size"},
 		{0xC01046D3, true, "XFER"},
 		{0xC01146D3, false, "XFER of another size"},
 		{72<<16 | 0xC8, true, "one card"},
@@ -247,7 +249,7 @@ func TestTables(t *testing.T) {
 			t.Errorf("%s is out of order", statusNames[i].name)
 		}
 	}
-	for _, list := range [][]uint32{gssAllowed, gssProfiling} {
+	for _, list := range [][]uint32{gssAllowed, gssSwallowed, gssProfiling} {
 		for i, id := range list {
 			if id&gssBit == 0 || i > 0 && id <= list[i-1] {
 				t.Errorf("gss.go: %#x", id)

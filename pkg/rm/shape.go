@@ -47,6 +47,8 @@ func RMShaped(cmd uint32) bool {
 		return size == 4
 	case EscStatusCode:
 		return size == 12
+	case EscCheckVersion:
+		return size == CheckVersionSize
 	case EscXferCmd:
 		return size == XferSize
 	case EscAttachGPUs:

@@ -19,8 +19,8 @@ const (
 	classDevice        = 0x80   // NV01_DEVICE_0
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
 	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
-	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
+	classVASpace       = 0x90f1 // FERMI_VASPACE_A
 	classGroup         = 0xa06c // KEPLER_CHANNEL_GROUP_A
 )
 
@@ -103,8 +103,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		if o.memory != nil {
 			r.d.unref(o.memory)
 		}
-		if o.group != nil {
-			parent.gpu.give(o.group.cost)
+		if o.group != nil && o.group.context != nil {
+			r.d.unref(o.group.context)
 		}
 		if o.tables > 0 {
 			parent.gpu.give(o.tables)
@@ -122,6 +122,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
 	case o.channel != nil && parent.group != nil:
 		repause(parent)
+	case isCompute(o.class) && parent.channel.group != nil:
+		makeContext(parent.channel.group.group)
 	}
 	rm.PutU32(r.call.Outer, handleOff, o.handle)
 	return st
@@ -207,7 +209,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 			if !parent.gpu.hide(r.d.contextCost) {
 				return rm.StatusNoMemory
 			}
-			o.group.cost = r.d.contextCost
+			o.group.context = &memory{gpu: parent.gpu, size: r.d.contextCost, refs: 1, hidden: true}
 		}
 	case isChannel(o.class):
 		o.channel = &channel{engineType: rm.U32(params, rm.ChannelEngineType)}

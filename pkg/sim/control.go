@@ -19,8 +19,6 @@ type controlRow struct {
 	run  func(*controlCall) uint32
 }
 
-func ok(*controlCall) uint32 { return rm.StatusOK }
-
 // controls that do something. Others of pkg/rm's allow table succeed without effect; unknown ones are not supported.
 // Names are NVIDIA's, from src/common/sdk/nvidia/inc/ctrl.
 var controls = map[uint32]controlRow{
@@ -43,7 +41,7 @@ var controls = map[uint32]controlRow{
 	0x2080018d: {rm.PidsTable, (*controlCall).pids},               // GPU_GET_PIDS
 	0x2080018e: {rm.PidInfoList, (*controlCall).pidInfo},          // GPU_GET_PID_INFO
 	0x2080110b: {536, (*controlCall).disableChannels},             // FIFO_DISABLE_CHANNELS
-	0x20801210: {32, ok},                                          // GR_SET_CTXSW_PREEMPTION_MODE
+	0x20801210: {32, (*controlCall).setPreemption},                // GR_SET_CTXSW_PREEMPTION_MODE
 	0x20801301: {16, (*controlCall).fbInfo},                       // FB_GET_INFO
 	0x20801303: {rm.FBInfoList, (*controlCall).fbInfoV2},          // FB_GET_INFO_V2
 	0x20802096: {rm.GPUMonSamples, (*controlCall).gpuMon},         // PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2

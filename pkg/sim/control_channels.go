@@ -29,6 +29,29 @@ func (c *controlCall) preempt() uint32 {
 	return rm.StatusOK
 }
 
+// makeContext is what the first object of the graphics engine does to a group: a context in which kernels run to their end.
+func makeContext(g *group) {
+	if !g.objects && g.tsg != nil {
+		g.objects = true
+		g.tsg.SetPreemptible(false)
+	}
+}
+
+// setPreemption is GR_SET_CTXSW_PREEMPTION_MODE, of a group or a channel of the calling client.
+func (c *controlCall) setPreemption() uint32 {
+	o := c.client.objects[rm.U32(c.p, rm.PreemptChannel)]
+	if o != nil && o.channel != nil {
+		o = o.channel.group
+	}
+	if o == nil || o.group == nil || !o.group.objects {
+		return rm.StatusNotSupported
+	}
+	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 {
+		o.group.tsg.SetPreemptible(rm.U32(c.p, rm.PreemptCILP) == rm.PreemptModeCILP)
+	}
+	return rm.StatusOK
+}
+
 // schedule is GPFIFO_SCHEDULE; it enables the channels and undoes a pause.
 func (c *controlCall) schedule() uint32 {
 	enable := c.p[0] != 0
@@ -63,6 +86,7 @@ func (c *controlCall) submitToken() uint32 {
 const (
 	disableFlag     = 0 // u8
 	disableCount    = 4
+	disableRewind   = 9  // u8: of channels that are stopped, what is queued is dropped
 	disableEvent    = 16 // pointer, kernel callers only
 	disableClients  = 24
 	disableChannels = 280
@@ -93,9 +117,13 @@ func (c *controlCall) disableChannels() uint32 {
 	}
 	for _, ch := range list {
 		ch.disabled = c.p[disableFlag] != 0
-		if ch.group != nil {
-			repause(ch.group)
+		if ch.group == nil {
+			continue
 		}
+		if t := ch.group.group.tsg; t != nil && ch.disabled && c.p[disableRewind] != 0 {
+			t.Stop()
+		}
+		repause(ch.group)
 	}
 	return rm.StatusOK
 }

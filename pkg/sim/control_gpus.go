@@ -227,14 +227,3 @@ func (r *request) statusCode() syscall.Errno {
 	}
 	return syscall.EINVAL
 }
-
-// checkVersion accepts every version: the programs that come here bring none of NVIDIA's libraries.
-func (r *request) checkVersion() syscall.Errno {
-	out := r.call.Outer
-	if len(out) != rm.CheckVersionSize || r.f.kind != Control {
-		return syscall.EINVAL
-	}
-	rm.PutU32(out, rm.CheckVersionReply, 1) // NV_RM_API_VERSION_REPLY_RECOGNIZED
-	putString(out[rm.CheckVersionString:], r.d.version)
-	return 0
-}

@@ -214,3 +214,34 @@ func TestContextNeedsMemory(t *testing.T) {
 		t.Errorf("context on a full card: %#x", st)
 	}
 }
+
+// TestPreemptionMode: a context comes with an object of the graphics engine, and its kernels are preempted once that is asked for.
+func TestPreemptionMode(t *testing.T) {
+	d := newDriver(t)
+	u, other := newGPUUser(t, d.Session([]int{0}), 1), newGPUUser(t, d.Session([]int{0}), 2)
+	p := make([]byte, 20)
+	rm.PutU32(p, rm.TSGEngineType, 1)
+	group := u.must(u.alloc(u.dev, 0, classGroup, p))
+	channel := u.must(u.alloc(group, 0, 0xc86f, make([]byte, 368)))
+	mode := func(u *user, handle, mode uint32) uint32 {
+		p := make([]byte, rm.PreemptSize)
+		rm.PutU32(p, rm.PreemptFlags, 1)
+		rm.PutU32(p, rm.PreemptChannel, handle)
+		rm.PutU32(p, rm.PreemptCILP, mode)
+		return u.control(u.subd, 0x20801210, p)
+	}
+	if st := mode(u, group, rm.PreemptModeCILP); st != rm.StatusNotSupported {
+		t.Errorf("without a context: %#x", st)
+	}
+	u.must(u.alloc(channel, 0, 0xcbc0, make([]byte, 16)))
+	for _, c := range []struct {
+		u      *user
+		handle uint32
+		mode   uint32
+		status uint32
+	}{{u, group, rm.PreemptModeCILP, 0}, {u, channel, rm.PreemptModeWFI, 0}, {u, u.dev, rm.PreemptModeCILP, rm.StatusNotSupported}, {other, group, rm.PreemptModeCILP, rm.StatusNotSupported}} {
+		if st := mode(c.u, c.handle, c.mode); st != c.status {
+			t.Errorf("%#x: %#x, want %#x", c.handle, st, c.status)
+		}
+	}
+}

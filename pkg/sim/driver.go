@@ -97,6 +97,7 @@ type Driver struct {
 	// nextAddress is where the next mapping goes.
 	nextAddress uint64
 	objects     int
+	faults      int
 	sessions    uint64
 }
 
@@ -145,6 +146,7 @@ type file struct {
 	attached bool      // ATTACH_GPUS_TO_FD was done
 	identity *file     // REGISTER_FD: whose clients this file may use (ctl_nvfp)
 	clients  []*client // made on this file
+	space              // of nvidia-uvm
 }
 
 // owner is the file whose clients f may use.
@@ -262,6 +264,7 @@ func (s *Session) CloseFile(id FileID) error {
 }
 
 func (d *Driver) closeFile(f *file) {
+	d.endSpace(&f.space)
 	for _, c := range slices.Clone(f.clients) {
 		d.freeClient(c)
 	}

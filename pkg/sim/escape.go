@@ -61,14 +61,13 @@ var escapes = map[uint32]escape{
 	rm.EscCardInfo:       {raw: (*request).cardInfo},
 	rm.EscRegisterFD:     {raw: (*request).registerFD},
 	rm.EscStatusCode:     {raw: (*request).statusCode},
-	rm.EscCheckVersion:   {raw: (*request).checkVersion},
 	rm.EscAttachGPUs:     {raw: (*request).attachGPUs},
 }
 
 // dispatch looks at the number and the size of a call only, as nvidia_ioctl does.
 func (d *Driver) dispatch(r *request) syscall.Errno {
 	if r.f.kind == UVM {
-		return syscall.ENOTTY // nvidia-uvm compares whole numbers and knows none of these
+		return r.uvm()
 	}
 	e, ok := escapes[r.call.NR()]
 	if !ok || len(r.call.Outer) != r.call.Size() {

@@ -39,29 +39,33 @@ type object struct {
 	group    *group             // channel group (class 0xa06c)
 	channel  *channel           // *_CHANNEL_GPFIFO
 	shares   policies
-	tables   quota.Bytes         // page tables taken when it was made (classes 0x50a0 and 0x90f1)
-	size     quota.Bytes         // of memory, or of a range of addresses
-	maps     map[uint64]*mapping // of a range of addresses: what is mapped there
-	mapped   map[*mapping]bool   // of memory: where it is mapped
-	ranges   map[*object]bool    // of an address space: ranges of addresses, which end with it
-	space    *object             // of a range of addresses: its address space
+	tables   quota.Bytes            // page tables taken when it was made (classes 0x50a0 and 0x90f1)
+	size     quota.Bytes            // of memory, or of a range of addresses
+	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
+	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
+	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
+	space    *object                // of a range of addresses: its address space
 }
 
-// memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports.
+// memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
+// spaces hold.
 type memory struct {
-	gpu  *gpu
-	size quota.Bytes // as taken from the card
-	refs int
-	pid  int32 // who allocated it
-	attr uint32
+	gpu    *gpu
+	size   quota.Bytes // as taken from the card
+	refs   int
+	pid    int32 // who allocated it
+	attr   uint32
+	hidden bool // a context's, or page tables of UVM's
+	mapped int  // UVM mappings
 }
 
 // group is a channel group (TSG).
 type group struct {
 	engineType  uint32
 	timesliceUs uint64
-	cost        quota.Bytes // hidden memory
+	context     *memory // hidden memory; nil: it has none
 	preempts    uint64
+	objects     bool         // an engine object below it has made one, without compute preemption
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
@@ -135,8 +139,8 @@ func (d *Driver) freeObject(o *object) {
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
-	if o.group != nil && o.gpu != nil {
-		o.gpu.give(o.group.cost)
+	if o.group != nil && o.group.context != nil {
+		d.unref(o.group.context)
 	}
 	if o.tables > 0 {
 		o.gpu.give(o.tables)
@@ -163,7 +167,11 @@ func (d *Driver) unref(m *memory) {
 		return
 	}
 	m.gpu.used -= m.size
-	m.gpu.allocated -= m.size
+	if m.hidden {
+		m.gpu.hidden -= m.size
+	} else {
+		m.gpu.allocated -= m.size
+	}
 }
 
 // free is RM_FREE: of an object with all below it, or of the client when the object is the client itself. An object that

@@ -16,6 +16,7 @@ type Snapshot struct {
 	Objects int           `json:"objects"` // clients included
 	Exports int           `json:"exports"` // descriptors that hold memory
 	Events  int           `json:"events"`  // OS events, of all files
+	Faults  int           `json:"faults"`  // how often a GPU computed with memory that was taken from it, since the driver's start
 	GPUs    []GPUSnapshot `json:"gpus"`
 }
 
@@ -65,7 +66,7 @@ func (d *Driver) Snapshot() Snapshot {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.tick()
-	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events)}
+	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events), Faults: d.faults}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,

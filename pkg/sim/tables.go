@@ -13,14 +13,14 @@ import (
 // vaSpaceTables is what an address space takes.
 const vaSpaceTables = 16 * quota.KiB
 
-// mapping is memory in a range of addresses (RM_MAP_MEMORY_DMA).
-type mapping struct {
+// dmaMapping is memory in a range of addresses (RM_MAP_MEMORY_DMA).
+type dmaMapping struct {
 	mapper, memory *object
 	address        uint64
 	tables         quota.Bytes
 }
 
-func (m *mapping) drop() {
+func (m *dmaMapping) drop() {
 	delete(m.mapper.maps, m.address)
 	delete(m.memory.mapped, m)
 	m.mapper.gpu.give(m.tables + m.mapper.gpu.pool) // freed tables let the pool go too (rmMemPoolTrim)
@@ -70,7 +70,7 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 	if mapper == nil || memory == nil || device == nil || device.gpu == nil {
 		return 0, rm.StatusObjectNotFound
 	}
-	m := &mapping{mapper: mapper, memory: memory, address: r.d.nextAddress}
+	m := &dmaMapping{mapper: mapper, memory: memory, address: r.d.nextAddress}
 	if mapper.tables == 0 {
 		m.tables = quota.Bytes(rm.PageTables(length, false))
 	}
@@ -84,10 +84,10 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 	}
 	r.d.nextAddress += (length + 1<<21) &^ (1<<21 - 1)
 	if mapper.maps == nil {
-		mapper.maps = map[uint64]*mapping{}
+		mapper.maps = map[uint64]*dmaMapping{}
 	}
 	if memory.mapped == nil {
-		memory.mapped = map[*mapping]bool{}
+		memory.mapped = map[*dmaMapping]bool{}
 	}
 	mapper.maps[m.address], memory.mapped[m] = m, true
 	return m.address, rm.StatusOK

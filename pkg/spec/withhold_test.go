@@ -45,7 +45,7 @@ func TestWithheld(t *testing.T) {
 			for size := range uint32(1 << 14) {
 				if cmd := sized(nr, size) | kind<<8; rm.RMShaped(cmd) && !stopped(cmd) {
 					switch nr {
-					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscAttachGPUs, rm.EscQueryIntr, rm.EscUnmapDMA,
+					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscCheckVersion, rm.EscAttachGPUs, rm.EscQueryIntr, rm.EscUnmapDMA,
 						rm.EscBindContextDMA, rm.EscFreeOSEvent:
 					default:
 						t.Errorf("%s with %d bytes and type %#x passes", rm.EscapeName(nr), size, kind)

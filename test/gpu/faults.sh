@@ -2,7 +2,6 @@
 # Programs that fail, on the real driver: what they see must be what they see without cgpu, and neighbours must notice nothing. Run by
 # run.sh on a private node. Every check runs, whatever failed before; the last line is "gpu: N passed, M failed".
 #   ONLY=REGEX   the checks whose names match
-#   ENDS=N       how many programs end in the middle of their work, by exit and by SIGKILL each (default 20)
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=test/gpu/host.sh
@@ -58,6 +57,8 @@ core_dump() { # a core dump of some size on both
 	done
 	return "$status"
 }
+not() { ! "$@"; }
+
 # Hardware counters are the node's choice: denied, and with profiling = true in cgpu.toml there.
 counters() { # counters WANT
 	local out
@@ -69,34 +70,25 @@ profiling() { # profiling true|false
 	sed -i '/^profiling/d' "$CGPU_CONFIG" && sed -i "1i profiling = $1" "$CGPU_CONFIG" && cgpu refresh
 }
 
-# kernel_log LINES: what the kernel has logged of the driver since it had that many lines, but for what a first client of a container logs
-# (docs/troubleshooting.md).
-kernel_log() { dmesg | tail -n +$(($1 + 1)) | grep NVRM | grep -v 'device\.c:' || true; }
-
-# A program that waits for each of its kernels runs beside one that ends, again and again, with work in flight. Prints the first one's
-# turnaround; fails if an end leaves something in the kernel log.
-ends() { # ends WAY…
-	local lines count=${ENDS:-20} i end
-	lines=$(dmesg | wc -l)
-	"$@" -d --name waits -v "$built:$built:ro" -- sleep 600 && "$@" -d --name ends -v "$built:$built:ro" -- sleep 600 || return 1
-	docker exec waits "$built/latency" --seconds $((count * 3)) --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$built/turnaround" 2>&1 &
-	sleep 3
-	end=$((SECONDS + count * 3 - 5))
-	for ((i = 0; i < 2 * count && SECONDS < end; i++)); do
-		if ((i % 2)); then
-			docker exec ends "$built/share" --seconds 0.2 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
-		else
-			docker exec ends timeout -s KILL 0.9 "$built/share" --seconds 60 --ramp-ms 10 --kernel-us 1200 --iters-per-us "$rate" >/dev/null
-		fi
-	done
-	wait $!
-	remove waits ends
-	echo "$i ends; turnaround of 1 ms of work beside them: $(tail -n 1 "$built/turnaround" | jq -c '{count, p50, p99, max}')"
-	kernel_log "$lines"
-	[[ -z $(kernel_log "$lines") ]]
+# What a program that waits for each of its kernels sees beside one with kernels of two seconds that never asks for compute preemption,
+# or against it (workloads/nopreempt.c). Prints the worst turnaround of 1 ms of work, and fails if it is above BOUND_US.
+long_kernels() { # long_kernels BOUND_US NOPREEMPT WAY…
+	local bound=$1 mode=$2 worst
+	shift 2
+	"$@" -d --name waits -v "$built:$built:ro" -- sleep 600 &&
+		"$@" -d --name long -v "$built:$built:ro" -e LD_PRELOAD="$built/nopreempt.so" -e NOPREEMPT="$mode" -- \
+			"$built/share" --seconds 20 --kernel-us 2000000 --iters-per-us "$rate" || return 1
+	sleep 5
+	docker exec waits "$built/latency" --seconds 12 --think-ms 0 --work-us 1000 --iters-per-us "$rate" >"$built/turnaround" 2>&1
+	docker logs long 2>&1 | grep nopreempt | sort | uniq -c
+	remove waits long
+	tail -n 1 "$built/turnaround" | jq -c '{count, p50, p99, max}'
+	worst=$(tail -n 1 "$built/turnaround" | jq .max)
+	((${worst:-999999999} <= bound))
 }
 
 compile || exit 1
+gcc -shared -fPIC -o "$built/nopreempt.so" "$workloads/nopreempt.c" || exit 1
 make_host_image || exit 1
 make_cubin || exit 1
 rate=$(bare --rm -v "$built:$built:ro" -- "$built/share" --calibrate | jq .iters_per_us) || exit 1
@@ -110,8 +102,11 @@ check 'counters are denied' counters denied
 profiling true
 check 'counters where the node allows them' counters allowed
 profiling false
-check 'ends with work in flight, bare' ends bare
-check 'ends with work in flight, vGPU' ends vgpu 6GiB
+# Bare nobody forbids it: this shows that the next two could fail.
+check 'kernels of 2 s that are not preempted, bare: neighbours wait' not long_kernels 200000 wfi bare
+check 'kernels of 2 s, the mode never asked for, bare (the driver'"'"'s default; never fails)' long_kernels 99999999 drop bare
+check 'kernels of 2 s, the mode never asked for, vGPU' long_kernels 100000 drop vgpu 6GiB
+check 'kernels of 2 s, another mode asked for, vGPU' long_kernels 100000 wfi vgpu 6GiB
 
 echo "gpu: $passed passed, $failed failed"
 [[ $failed -eq 0 ]]

@@ -60,6 +60,11 @@ func TestEvents(t *testing.T) {
 			a.Submit(Work{Length: 1500 * us, Count: 1})
 			b.Submit(Work{Length: 700 * us, Count: 3})
 		}, "100+1 1100-1 1200+2 2200-2 2300+1 2800-1 2900+2"},
+		{"kernels that are not preempted", func(r *Runlist, a, b *TSG) {
+			a.SetPreemptible(false)
+			a.Submit(Work{Length: 1500 * us, Count: 3})
+			b.Submit(Work{Length: 700 * us, Count: 3})
+		}, "100+1 1600-1 1700+2 2700-2 2800+1 4300-1 4400+2 5400-2 5500+1 7000-1 7100+2"},
 		{"an idle resident goes when somebody comes", func(r *Runlist, a, b *TSG) {
 			a.Submit(Work{Length: 10 * us, Count: 1})
 			r.Advance(3 * ms)

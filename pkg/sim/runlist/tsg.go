@@ -39,6 +39,7 @@ type TSG struct {
 	timeslice time.Duration
 	paused    bool
 	removed   bool
+	whole     bool // kernels are not preempted
 
 	queue []batch
 	// gapEnd is when the first of the queue goes on, 0 if it is not in a gap.
@@ -110,6 +111,12 @@ func (t *TSG) SetTimeslice(d time.Duration) {
 		t.r.roll() // slices that passed had the old length
 	}
 	t.timeslice = min(max(d, MinTimeslice), MaxTimeslice)
+}
+
+// SetPreemptible says whether the group's kernels are preempted at the end of a timeslice, as they are at first.
+func (t *TSG) SetPreemptible(on bool) {
+	t.whole = !on
+	t.changed()
 }
 
 // Submit adds work behind what is queued. A loop without end is over when other work is submitted behind it: its kernel

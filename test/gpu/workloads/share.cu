@@ -1,9 +1,10 @@
 // Saturates the GPU and says how much work it gets done. Work is counted in microseconds of the whole GPU.
 //   share --seconds S [--start-at EPOCH] [--kernel-us N] [--mode launch|graph|persistent|cooperative] [--window-ms 100]
-//         [--ramp-ms 400] [--iters-per-us X] [--processes N] [--stdin] | --calibrate
+//         [--ramp-ms 400] [--iters-per-us X] [--managed-mib N] [--processes N] [--stdin] | --calibrate
 //     --kernel-us     work of one kernel; graph launches graphs of 20 of them
 //     --start-at      when to begin counting, so that several begin at once; the load begins --ramp-ms before
 //     --iters-per-us  what --calibrate printed when the GPU was idle; without it every process measures for itself
+//     --managed-mib   maps so much managed memory while the load runs
 //     --processes     so many processes that each do the same
 //     --stdin         one run for each line of standard input, with the options there
 // A line {"pid","t","done","total"} for each window: work since the line before, and since the load began. At the end of a run
@@ -14,7 +15,7 @@
 #include <unistd.h>
 #include "spin.h"
 
-static const char known[] = "seconds start-at kernel-us mode window-ms ramp-ms iters-per-us processes stdin calibrate";
+static const char known[] = "seconds start-at kernel-us mode window-ms ramp-ms iters-per-us managed-mib processes stdin calibrate";
 
 static void run(Gpu& gpu, const Options& o, double rate) {
   const std::string mode = o.text("mode", "launch");
@@ -64,11 +65,17 @@ static void run(Gpu& gpu, const Options& o, double rate) {
     }
   });
   unsigned long long launched = 0;
+  size_t managed = (size_t)o.number("managed-mib", 0) * MIB;
   while (epoch() < end + tail) {
     while (launched - gpu.board->done < depth) {
       if (graph) CHECK(cudaGraphLaunch(exec, gpu.stream));
       else launch();
       launched += unit;
+    }
+    if (managed && epoch() > start) {
+      void* mapped;
+      CHECK(cudaMallocManaged(&mapped, managed));
+      managed = 0;
     }
     usleep(300);
   }

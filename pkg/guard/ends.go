@@ -1,0 +1,288 @@
+package guard
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// How what the container had on a GPU ends. What is unmapped or freed below a channel that runs is an MMU fault: the engine is reset, and
+// every neighbour waits for 150 to 180 ms (Xid 31, H200). So channels end first, then mappings, then memory.
+
+// stop takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return none is on
+// the hardware, and what was queued is dropped, so that neither UVM nor anybody else who lets them run again has work run.
+func (g *Guard) stop(which func(*client) bool) {
+	c := g.compute
+	c.running.Lock()
+	defer c.running.Unlock()
+	if !g.account.markEnding(which) {
+		return
+	}
+	for gpu := range g.cfg.GPUs {
+		c.disable(gpu, g.account.endingOn(gpu), chanStopped)
+	}
+}
+
+// markEnding notes that some clients end, so that none of their channels is let run again. False: there are none.
+func (a *account) markEnding(which func(*client) bool) (some bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		if which(c) {
+			c.ending, some = true, true
+		}
+	}
+	return some
+}
+
+func (a *account) isEnding(client uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	return c != nil && c.ending
+}
+
+// endingOn lists the channels of clients that end.
+func (a *account) endingOn(gpu int) []chanRef {
+	ending := a.makers(true)
+	var list []chanRef
+	for _, ch := range a.channelsOn(gpu, true) {
+		if _, ok := ending[ch.client]; ok {
+			list = append(list, ch)
+		}
+	}
+	return list
+}
+
+// makers says who made the clients that end, or those that do not.
+func (a *account) makers(ending bool) map[uint32]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	tgids := map[uint32]int{}
+	for handle, c := range a.clients {
+		if c.ending == ending {
+			tgids[handle] = c.tgid
+		}
+	}
+	return tgids
+}
+
+// mayRun leaves out the channels of clients that end, and of processes that do or have. When a process ends UVM takes its contexts off
+// their channels (nvGpuOpsStopChannel clears bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at: to let such a channel run is a
+// fault.
+func (c *compute) mayRun(channels []chanRef) (list []chanRef) {
+	makers, over := c.g.account.makers(false), map[int]bool{}
+	for _, ch := range channels {
+		tgid, ok := makers[ch.client]
+		if !ok {
+			continue
+		}
+		ended, known := over[tgid]
+		if !known {
+			ended = exiting(tgid)
+			over[tgid] = ended
+		}
+		if !ended {
+			list = append(list, ch)
+		}
+	}
+	return list
+}
+
+// exiting reports that a process has ended, or that all its threads are about to, so that it has lost its descriptors or soon will.
+func exiting(tgid int) bool {
+	if !leaving(tgid) {
+		return false
+	}
+	for tid := range threadsOf(tgid) { // the first thread can end long before others
+		if tid != tgid && !leaving(tid) {
+			return false
+		}
+	}
+	return true
+}
+
+// leaving is exiting of a thread: PF_EXITING in the ninth field of /proc/TID/stat. The second one is a name, in which there may be anything.
+func leaving(tid int) bool {
+	const pfExiting = 4
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
+	if err != nil {
+		return true // gone
+	}
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 7 {
+		return false
+	}
+	flags, err := strconv.ParseUint(string(fields[6]), 10, 32)
+	return err == nil && flags&pfExiting != 0
+}
+
+// sweep looks which followed files are closed for good, takes what was on them out of the account, and waits until it is freed.
+func (g *Guard) sweep() { g.sweepUntil(func() bool { return false }) }
+
+// sweepUntil is sweep for who needs something that it may free: it returns when there is enough.
+func (g *Guard) sweepUntil(enough func() bool) {
+	for _, torn := range g.collect() {
+		if enough() {
+			return
+		}
+		<-torn
+	}
+}
+
+// collect is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can take
+// as long for one as its kernels run, so nothing is locked meanwhile that others need.
+func (g *Guard) collect() (underWay []chan struct{}) {
+	g.sweepMu.Lock() // two at once would end the same address space
+	defer g.sweepMu.Unlock()
+	for _, f := range g.files.reap() {
+		g.closed(f)
+	}
+	for _, f := range g.files.snapshot() {
+		if f.strong < 0 {
+			continue
+		}
+		if f.torn == nil && !g.heldByContainer(f) && !g.awaited(f) {
+			f.torn = make(chan struct{})
+			go func() {
+				defer close(f.torn)
+				g.endUVM(f)
+			}()
+		}
+		if f.torn != nil {
+			underWay = append(underWay, f.torn)
+		}
+	}
+	return underWay
+}
+
+// closed takes what was on a file out of the account.
+func (g *Guard) closed(f *file) {
+	g.account.dropFile(f)
+	f.mu.Lock()
+	exports, sim, exporter := f.exports, f.sim, f.exporter
+	if f.pending != nil {
+		g.pendingRoots.Add(-1)
+		_ = unix.Close(f.pending.fd)
+		f.pending = nil
+	}
+	f.exports = nil
+	f.mu.Unlock()
+	for _, ch := range exports {
+		g.account.unhold(ch)
+	}
+	if sim != 0 {
+		if exporter {
+			g.driver.CloseExport(uint32(sim))
+		}
+		g.driver.CloseFile(uint32(sim))
+	}
+}
+
+// heldByContainer reports that some process of the container has a file open, other than the guard.
+func (g *Guard) heldByContainer(f *file) bool {
+	for _, tgid := range f.users() {
+		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
+			return true
+		}
+	}
+	for _, tgid := range g.containerCgroups().processes() {
+		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
+			f.mu.Lock()
+			f.owners[tgid] = true
+			f.mu.Unlock()
+			return true
+		}
+	}
+	return false
+}
+
+// users are the processes that used an address space.
+func (f *file) users() []int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Keys(f.owners))
+}
+
+// awaited reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
+// run. When they are gone its pidfd tells.
+func (g *Guard) awaited(f *file) bool {
+	for _, tgid := range f.users() {
+		if g.tasks.byHostPid(tgid) != nil && exiting(tgid) {
+			return true
+		}
+	}
+	return false
+}
+
+// endUVM tears an address space down that no process has any more: the guard's own descriptor is the last one, unless one
+// is in flight in a socket, so its mappings are freed before it is let go.
+//
+// Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE stops a
+// GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
+// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued.
+func (g *Guard) endUVM(f *file) {
+	g.tearMu.Lock()
+	defer g.tearMu.Unlock()
+	over := map[int]bool{}
+	for _, tgid := range f.users() {
+		over[tgid] = exiting(tgid)
+	}
+	g.stop(func(c *client) bool { return over[c.tgid] })
+	f.uvm.Lock()
+	defer f.uvm.Unlock()
+	f.ended = true
+	f.mu.Lock()
+	maps := f.maps
+	f.maps, f.mapped = map[uint64][]uvmMap{}, 0
+	f.mu.Unlock()
+	ended := map[gpuUUID]bool{}
+	for base, list := range maps {
+		for _, m := range list {
+			done, tried := ended[m.gpu]
+			if !tried {
+				done = g.endVASpace(f, m.gpu)
+				ended[m.gpu] = done
+			}
+			if !done {
+				g.unmapExternal(f, base, m)
+			}
+			g.unmapped(m)
+		}
+	}
+	if f.sim != 0 {
+		g.driver.CloseFile(uint32(f.sim))
+	}
+	g.files.remove(f)
+}
+
+// target is a file that the guard holds.
+func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)} }
+
+// endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
+func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
+	outer := make([]byte, rm.UVMUnregisterSize)
+	copy(outer[rm.UVMUnregisterGPU:], gpu[:])
+	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})
+	return e == 0 && rm.U32(outer, rm.UVMUnregisterStatus) == rm.StatusOK
+}
+
+// unmapExternal frees one mapping where the address space as a whole could not be ended: the program has unregistered it before, and
+// then has no channels there, or the driver refuses.
+func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) {
+	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
+	outer := make([]byte, form.Size)
+	rm.PutU64(outer, form.Base, base)
+	rm.PutU64(outer, form.Length, m.length)
+	copy(outer[uvmUnmapGPU:], m.gpu[:])
+	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
+	if e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer}); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
+		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
+	}
+}

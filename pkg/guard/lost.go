@@ -1,0 +1,320 @@
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// watchRoot looks now and then what became of a root alloc, until that is known.
+func (g *Guard) watchRoot(f *file, p *pendingRoot) {
+	if g.settleRoot(f, p, 0, false) {
+		return
+	}
+	if time.Since(p.since) > time.Second {
+		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
+	}
+	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.watchRoot(f, p) })
+}
+
+// settleRoot finds out what became of a root alloc, and ends what could hold the result of one that went elsewhere. candidate is a client
+// that a later call on the file names, or 0; over says that the thread has left the call. False: it may still be under way.
+func (g *Guard) settleRoot(f *file, p *pendingRoot, candidate uint32, over bool) bool {
+	fate := g.judgeRoot(f, p, candidate, over)
+	if fate == rootLost {
+		g.rootWentAstray(p)
+	}
+	return fate != rootOpen
+}
+
+// rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that comes
+// in the same moment as the guard's answer keeps the call from being made (see answered), and the thread then makes it again. For this
+// one the guard looks at device memory; the second one ends all.
+func (g *Guard) rootWentAstray(p *pendingRoot) {
+	now := time.Now()
+	before := g.astray.Swap(now.UnixNano())
+	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
+		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.k.proc.tgid)
+		g.suspect()
+		return
+	}
+	g.endAll(p)
+}
+
+// forgiveness is for how long a root alloc that went elsewhere counts.
+const forgiveness = time.Hour
+
+// fate is what became of a root alloc.
+type fate int
+
+const (
+	rootOpen    fate = iota // it may still be under way
+	rootSettled             // the file has the client, or the driver makes none
+	rootLost                // it went elsewhere
+)
+
+func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) fate {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.pending != p {
+		return rootSettled
+	}
+	at := threadOutside
+	if !over {
+		at = p.place() // before it is asked what the file has: the call may end in between
+	}
+	for _, h := range []uint32{candidate, rm.U32(p.call.Outer, rm.AllocRoot), p.answer(g.abi)} {
+		if g.madeBy(f, p, h) {
+			g.clientFound(f, h)
+			return rootSettled
+		}
+	}
+	if at != threadOutside && candidate != 0 { // soon again
+		return rootOpen
+	}
+	// The answer is not where it was, or is none. The driver counts the handles of clients up, so what it calls the guard's is behind
+	// the one that is looked for.
+	last, refused, err := g.tryRoot(p)
+	if err != nil {
+		g.logOnce("tryroot", "cannot ask the driver for a client", "err", err)
+		return rootOpen
+	}
+	for i := uint32(1); !refused && i <= handlesBack; i++ {
+		if h := handleAfter(last, -i); g.madeBy(f, p, h) {
+			g.clientFound(f, h)
+			return rootSettled
+		}
+	}
+	// A thread that sleeps in its call for so long, while the driver makes clients for others, waits for memory of its own
+	// (userfaultfd), not for the driver.
+	held := at == threadInside && time.Since(p.since) > stallTime && p.place() == threadInside
+	if at != threadOutside && (!held || refused) {
+		return rootOpen
+	}
+	g.endPending(f)
+	f.rooted = f.clients > 0
+	if refused {
+		return rootSettled
+	}
+	return rootLost
+}
+
+const (
+	// handlesBack is how many clients may have been made since, by anybody, where the answer is not found in the task's memory. The first
+	// look is after 2 ms; to make a client takes RM's exclusive lock, and some 20 µs.
+	handlesBack = 4096
+	// handlesAhead is the same where the guard has asked before.
+	handlesAhead = 1024
+	// stallTime is far beyond what the driver's locks are held for at a time.
+	stallTime = 10 * time.Second
+	// clientHandles is how many handles there are for clients (RS_CLIENT_HANDLE_MAX, resserv.h).
+	clientHandles = 1 << 20
+)
+
+// handleAfter counts a client's handle up, or down, as the driver does (_serverCreateEntryAndLockForNewClient).
+func handleAfter(h, n uint32) uint32 { return h&^(clientHandles-1) | (h+n)&(clientHandles-1) }
+
+// madeBy reports that a file has a client that the guard has not seen, and that a root alloc on it can have made.
+func (g *Guard) madeBy(f *file, p *pendingRoot, h uint32) bool {
+	if h == 0 || p.after != 0 && (h-p.after)&(clientHandles-1)-1 >= handlesAhead {
+		return false
+	}
+	return !g.account.hasOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}, h)
+}
+
+// cleanFile reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
+// if a root alloc went elsewhere before, and made it there; so it is looked at from then on.
+func (g *Guard) cleanFile(p *pendingRoot) bool {
+	if g.astray.Load() == 0 {
+		return true
+	}
+	if at := g.ended.Load(); at != 0 { // who provokes that must not keep the guard busy
+		time.Sleep(time.Until(time.Unix(0, at).Add(endPause)))
+	}
+	last, refused, err := g.tryRoot(p)
+	if refused || err != nil || rm.U32(p.call.Outer, rm.AllocRoot) != 0 {
+		return false
+	}
+	p.after = last
+	for i := range uint32(handlesAhead) {
+		if g.clientLives(Target{FD: p.fd}, handleAfter(last, i+1)) {
+			return false
+		}
+	}
+	return true
+}
+
+// endPause is how long no RM client is made after all were ended.
+const endPause = time.Second
+
+// tryRoot makes the very client that a task has asked for, on the guard's own file, and frees it at once. It returns the handle; refused
+// says that the driver does not make such a client.
+func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error) {
+	own, err := g.ownClient()
+	if err != nil {
+		return 0, false, err
+	}
+	call := cloneCall(&p.call)
+	if e := g.driver.Exec(own.target, &call); e != 0 {
+		return 0, true, nil
+	}
+	if off, ok := g.abi.StatusOff(call.NR(), call.Size()); !ok || rm.U32(call.Outer, off) != rm.StatusOK {
+		return 0, true, nil
+	}
+	handle = rm.U32(call.Outer, rm.AllocObject)
+	if s, e := g.free(own.target, handle, handle); e != 0 || s != rm.StatusOK {
+		g.logOnce("freeroot", "cannot free a client of the guard's own", "status", rm.StatusName(s), "errno", e)
+	}
+	return handle, false, nil
+}
+
+// answer is the handle that the driver has written into the task's memory, unless the program has used that piece of its stack again.
+func (p *pendingRoot) answer(abi *rm.ABI) uint32 {
+	outer := make([]byte, len(p.call.Outer))
+	form, ok := abi.AllocForm(len(outer))
+	if !ok || !readMemory(p.k.tid, p.addr, outer) || rm.U32(outer, form.StatusOff) != rm.StatusOK {
+		return 0
+	}
+	return rm.U32(outer, rm.AllocObject)
+}
+
+// whereabouts say where a thread is.
+type whereabouts int
+
+const (
+	threadUnseen  whereabouts = iota // it runs, or waits for a processor
+	threadInside                     // it sleeps in the call that it was let make
+	threadOutside                    // it has left it, or has ended
+)
+
+// place tells whether a thread is inside the call that it was allowed to make.
+func (p *pendingRoot) place() whereabouts {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.k.tid) + "/syscall")
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
+		return threadOutside
+	case err != nil, bytes.HasPrefix(b, []byte("running")):
+		// On its way in or out, or far away. Only what it computes tells.
+		now, ok := cpuTimeOf(p.k.tid)
+		switch {
+		case !ok:
+		case p.began == nil:
+			p.began = &now
+		case now.user-p.began.user >= userTicks && now.user-p.began.user > now.system-p.began.system:
+			return threadOutside
+		}
+		return threadUnseen
+	case bytes.HasPrefix(b, fmt.Appendf(nil, "%d %#x %#x %#x ", unix.SYS_IOCTL, p.args[0], p.args[1], p.args[2])):
+		return threadInside
+	}
+	return threadOutside
+}
+
+// userTicks is how much user time a thread must have used to be known to have left: the kernel splits its exact sum by samples.
+const userTicks = 10
+
+// cpuTime is what a thread has used, in ticks of 10 ms.
+type cpuTime struct{ user, system uint64 }
+
+func cpuTimeOf(tid int) (t cpuTime, ok bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
+	if err != nil {
+		return t, false
+	}
+	// The name, in parentheses, can have anything in it. utime and stime are fields 14 and 15, the state behind the name is 3.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 13 {
+		return t, false
+	}
+	t.user, err = strconv.ParseUint(string(fields[11]), 10, 64)
+	if err == nil {
+		t.system, err = strconv.ParseUint(string(fields[12]), 10, 64)
+	}
+	return t, err == nil
+}
+
+// unseen reports an object that a root alloc which went elsewhere may have made. Host memory is made by the task itself (escape 0x27).
+func (g *Guard) unseen(c *trappedCall, client, handle uint32) bool {
+	if handle == 0 || handle == client || g.astray.Load() == 0 && g.pendingRoots.Load() == 0 {
+		return false
+	}
+	if _, ok := g.account.lookup(client, handle); ok {
+		return false
+	}
+	var p [handleInfoSize]byte
+	rm.PutU32(p[:], 0, handle)
+	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
+	if s, e := g.control(c.target(), client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
+		return true
+	}
+	class := rm.U32(p[:], handleInfoResult)
+	return class != classSystem && class != classOSDescriptor
+}
+
+// denyUnseen refuses a call on such an object.
+func (c *trappedCall) denyUnseen() reply {
+	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made")
+}
+
+const (
+	controlHandleInfo = 0xd02 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
+	handleInfoSize    = 16
+	handleInfoIndex   = 4
+	handleInfoClass   = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
+	handleInfoResult  = 8
+)
+
+// endPending forgets a root alloc. The file is locked.
+func (g *Guard) endPending(f *file) {
+	_ = unix.Close(f.pending.fd)
+	f.pending = nil
+	g.pendingRoots.Add(-1)
+}
+
+// endAll is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file; which,
+// the driver does not tell. So all clients are freed, and the processes killed that have files on which there may be clients nobody knows.
+func (g *Guard) endAll(p *pendingRoot) {
+	g.ended.Store(time.Now().UnixNano())
+	g.log.Error("threads of the container make something else of calls that ask for an RM client; all its RM clients are freed, and its processes that use the GPU killed",
+		"pid", p.k.proc.tgid)
+	g.events.Note(event.Event{Kind: event.Freed, PID: p.k.proc.tgid, Text: "all RM clients, and processes that use the GPU killed: " +
+		"threads made something else of calls that ask for an RM client"})
+	g.killClients(func(*client) bool { return true })
+	killed := map[int]bool{}
+	for range livingTries { // one may have given its file to another meanwhile
+		if g.killHolders(killed) == 0 {
+			break
+		}
+		time.Sleep(killPause)
+	}
+	g.stats.processesKilled.Add(uint64(len(killed)))
+	g.suspect()
+}
+
+// killHolders kills the processes that have nvidiactl open from the container's /dev, and returns how many there were.
+func (g *Guard) killHolders(killed map[int]bool) (n int) {
+	for _, tgid := range g.mappers() {
+		holds := false
+		eachTable(tgid, &g.nodes, func(fd int, _ place) bool {
+			n, _, err := g.nodes.classify(fd)
+			holds = err == nil && n.kind == nodeControl && g.openedHere(fd)
+			_ = unix.Close(fd)
+			return !holds
+		})
+		if holds {
+			g.killProcess(tgid)
+			killed[tgid] = true
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,171 @@
+package guard
+
+import (
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// A kernel is stopped at the end of its timeslice only in a context with compute preemption in the middle of instructions (CILP).
+// Otherwise the GPU waits for its end, or for that of its blocks, and so does everybody else. A program that never asks for a mode has the
+// driver's default, so the guard sets the mode of every context before its first work: before GPFIFO_SCHEDULE, if there is a context by then,
+// else when there is one. Before it the driver has nothing to set it in, and the GPU nothing to compute with: the context is made with the
+// first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched then.
+//
+// Firmware looks the group up in the client that makes the call, so it is made in the name of the task's.
+
+const controlPreemptionMode = 0x20801210 // NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE
+
+// preemption is what the account knows of a channel group and its context.
+type preemption struct {
+	group     *object // nil: it is none on a GPU that containers share
+	subdevice uint32  // of the same client, on the same GPU; 0: none
+	context   bool
+	preempts  bool
+	runs      bool // work could begin: the group, or a channel of it, was let run
+}
+
+// preemptionOf finds the group that a handle of it or of a channel stands for.
+func (a *account) preemptionOf(client, handle uint32) (p preemption) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if c == nil {
+		return preemption{}
+	}
+	o := c.objects[handle]
+	if o != nil && o.kind == rm.ClassChannel {
+		o = c.objects[o.parent]
+	}
+	if o == nil || o.kind != rm.ClassTSG && o.class != classChannelGroup {
+		return preemption{}
+	}
+	gpu := c.gpuOf(o)
+	if gpu == noGPU || a.gpus[gpu].native {
+		return preemption{}
+	}
+	p = preemption{group: o, context: o.context, preempts: o.preempts, runs: o.scheduled}
+	for _, ch := range c.channels {
+		p.runs = p.runs || ch.parent == o.handle && ch.scheduled
+	}
+	for h, x := range c.subdevices {
+		if c.gpuOf(x) == gpu {
+			p.subdevice = h
+			break
+		}
+	}
+	return p
+}
+
+// hasContext notes that a group has a context, and preempts that it is switched in the middle of kernels.
+func (a *account) hasContext(o *object) { a.mark(&o.context) }
+func (a *account) preempts(o *object)   { a.mark(&o.preempts) }
+
+func (a *account) mark(flag *bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	*flag = true
+}
+
+// engineObjectGone forgets the mode: the context may have gone with the object, and the next object would make another. The account is
+// locked.
+func (c *client) engineObjectGone(o *object) {
+	if channel := c.objects[o.parent]; channel != nil && c.objects[channel.parent] != nil {
+		c.objects[channel.parent].preempts = false
+	}
+}
+
+// preemptible makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of the
+// client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
+func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
+	if p.group == nil || !p.context || p.preempts {
+		return true
+	}
+	if p.subdevice == 0 {
+		g.logOnce("nosubdevice", "denied a context: its client has no subdevice, by which compute preemption could be set")
+		g.stats.denied.Add(1)
+		return false
+	}
+	var params [rm.PreemptSize]byte
+	rm.PutU32(params[:], rm.PreemptFlags, 1)
+	rm.PutU32(params[:], rm.PreemptChannel, p.group.handle)
+	rm.PutU32(params[:], rm.PreemptCILP, rm.PreemptModeCILP)
+	if s, e := g.control(t, client, p.subdevice, controlPreemptionMode, params[:]); e != 0 || s != rm.StatusOK {
+		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it", "status", rm.StatusName(s), "errno", e)
+		g.stats.denied.Add(1)
+		return false
+	}
+	g.account.preempts(p.group)
+	return true
+}
+
+// withPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
+// run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
+func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) plan {
+	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
+		return p
+	}
+	g.compute.running.Lock() // GPFIFO_SCHEDULE waits
+	x, resume := g.account.preemptionOf(client, group), func() {}
+	if x.runs {
+		resume = g.compute.still(client, group)
+	}
+	settle := p.settle
+	p.settle = func() {
+		settle()
+		g.account.hasContext(x.group)
+		x.context = true
+		if x.runs && !g.preemptible(c.target(), client, x) {
+			g.refuseContext(c, client, group)
+		}
+	}
+	p.done = func() {
+		resume()
+		g.compute.running.Unlock()
+	}
+	return p
+}
+
+// refuseContext takes an object back with which a context came that must not run. The context stays charged to its group.
+func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
+	for _, handle := range []uint32{rm.U32(c.call.Outer, rm.AllocObject), group, client} { // one of them must go
+		if s, e := g.free(c.target(), client, handle); e == 0 && s == rm.StatusOK {
+			g.account.freeObject(client, handle)
+			break
+		}
+	}
+	c.undo = nil
+	c.takeBack()
+	c.status(rm.StatusNotSupported)
+}
+
+// still disables the channels of a group, with running held, until the returned function is called.
+func (c *compute) still(client, group uint32) func() {
+	channels, gpu, _ := c.g.account.channelsOf(client, group)
+	x := c.onGPU(gpu)
+	if x == nil || len(channels) == 0 {
+		return func() {}
+	}
+	c.disable(x.gpu, channels, chanPaused)
+	return func() {
+		if !x.off { // else they are resumed with all others
+			c.disable(x.gpu, c.mayRun(x.shown(channels)), chanRuns)
+		}
+	}
+}
+
+// checkPreemptionMode: a program's own SET_CTXSW_PREEMPTION_MODE. That of a context which has the mode already, as libcuda asks for it, is
+// answered at once.
+func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
+	flags := rm.U32(c.params, rm.PreemptFlags)
+	if flags&1 != 0 && rm.U32(c.params, rm.PreemptCILP) != rm.PreemptModeCILP {
+		return answer(c.deny(rm.StatusNotSupported, "cilp", "denied a compute preemption mode other than CILP"))
+	}
+	x := g.account.preemptionOf(c.controlClient(), rm.U32(c.params, rm.PreemptChannel))
+	if flags == 1 && x.preempts {
+		return answer(c.status(rm.StatusOK))
+	}
+	return plan{ask: true, settle: func() {
+		if flags&1 != 0 && x.context {
+			g.account.preempts(x.group)
+		}
+	}}
+}

@@ -1,0 +1,203 @@
+package guard
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// modeContainer is a container whose driver logs what has to do with the mode of contexts.
+type modeContainer struct {
+	*fakeContainer
+	f      *fakeCall
+	log    []string
+	refuse uint32          // the status of SET_CTXSW_PREEMPTION_MODE
+	stuck  map[uint32]bool // handles that cannot be freed
+}
+
+const (
+	modeGroup     = 0x100
+	modeSubdevice = 0x5d000000
+)
+
+func newModeContainer(t *testing.T) *modeContainer {
+	c := &modeContainer{fakeContainer: newFakeContainer(t, 1), stuck: map[uint32]bool{}}
+	c.cfg.Settings.ContextOverhead, c.cfg.Settings.MaxTSGs, c.cfg.Settings.MaxChannels = 13*quota.MiB, 8, 16
+	c.account.addObject(fakeClient, object{handle: modeSubdevice, parent: fakeDevice, class: 0x2080, kind: rm.ClassSubdevice, gpu: noGPU}, noGPU, 0, 0)
+	c.d.answer = func(t Target, call *rm.Call) syscall.Errno {
+		e := c.d.call(t, call)
+		o := call.Outer
+		switch call.NR() {
+		case rm.EscAlloc:
+			c.log = append(c.log, fmt.Sprintf("alloc %x", rm.U32(o, rm.AllocClass)))
+		case rm.EscFree:
+			c.log = append(c.log, fmt.Sprintf("free %x", rm.U32(o, rm.FreeObject)))
+			if c.stuck[rm.U32(o, rm.FreeObject)] {
+				rm.PutU32(o, rm.FreeStatus, rm.StatusInUse)
+			}
+		case rm.EscControl:
+			p := call.Blocks[0].Data
+			switch rm.U32(o, rm.ControlCmd) {
+			case controlPreemptionMode:
+				if rm.U32(o, rm.ControlClient) != fakeClient || rm.U32(o, rm.ControlObject) != modeSubdevice {
+					c.Errorf("the mode is set by client %#x, object %#x", rm.U32(o, rm.ControlClient), rm.U32(o, rm.ControlObject))
+				}
+				c.log = append(c.log, fmt.Sprintf("mode %x %d %d", rm.U32(p, rm.PreemptChannel), rm.U32(p, rm.PreemptFlags), rm.U32(p, rm.PreemptCILP)))
+				rm.PutU32(o, rm.ControlStatus, c.refuse)
+			case controlDisableChannels:
+				c.log = append(c.log, map[byte]string{1: "off", 0: "on"}[p[disableFlag]])
+			case scheduleGroup, scheduleChannel:
+				c.log = append(c.log, fmt.Sprintf("schedule %x %d", rm.U32(o, rm.ControlObject), p[0]))
+			}
+		}
+		return e
+	}
+	if _, err := c.ownClient(); err != nil { // or its objects would be in the log
+		t.Fatal(err)
+	}
+	c.log = nil
+	c.f = newFakeCall(t, c.Guard, c.d.file)
+	return c
+}
+
+func (c *modeContainer) alloc(parent, handle, class uint32) uint32 {
+	p := make([]byte, 368)
+	if class == classChannelGroup {
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+	}
+	o := fakeAlloc(parent, handle, class, p)
+	c.f.escape(rm.EscAlloc, o, p)
+	return rm.U32(o, 40)
+}
+
+func (c *modeContainer) free(handle uint32) uint32 {
+	o := fakeFree(handle)
+	c.f.escape(rm.EscFree, o)
+	return rm.U32(o, rm.FreeStatus)
+}
+
+func (c *modeContainer) mode(channel, flags, gfxp, cilp uint32) uint32 {
+	p := make([]byte, rm.PreemptSize)
+	putWords(p, 0, flags, channel, gfxp, cilp)
+	o := fakeControlCall(modeSubdevice, controlPreemptionMode, p)
+	c.f.escape(rm.EscControl, o, p)
+	return rm.U32(o, rm.ControlStatus)
+}
+
+// TestPreemption: whatever the order, no work can begin in a context before it is switched in the middle of kernels, and that is set once.
+func TestPreemption(t *testing.T) {
+	const channel, engine = modeGroup + 1, modeGroup + 2
+	group := func(c *modeContainer) uint32 {
+		return max(c.alloc(fakeDevice, modeGroup, classChannelGroup), c.alloc(modeGroup, channel, 0xc86f))
+	}
+	object := func(class uint32) func(*modeContainer) uint32 {
+		return func(c *modeContainer) uint32 { return c.alloc(channel, engine, class) }
+	}
+	schedule := func(handle uint32) func(*modeContainer) uint32 {
+		cmd := uint32(scheduleGroup)
+		if handle == channel {
+			cmd = scheduleChannel
+		}
+		return func(c *modeContainer) uint32 { return c.schedule(c.f, handle, cmd, true) }
+	}
+	free := func(handle uint32) func(*modeContainer) uint32 {
+		return func(c *modeContainer) uint32 { return c.free(handle) }
+	}
+	mode := func(flags, gfxp, cilp uint32) func(*modeContainer) uint32 {
+		return func(c *modeContainer) uint32 { return c.mode(channel, flags, gfxp, cilp) }
+	}
+	refuses := func(c *modeContainer) uint32 { c.refuse = rm.StatusNotSupported; return 0 }
+	noSubdevice := func(c *modeContainer) uint32 { c.account.freeObject(fakeClient, modeSubdevice); return 0 }
+	native := func(c *modeContainer) uint32 {
+		c.account.gpus[0].native = true
+		c.compute.cards = nil
+		return 0
+	}
+	stuck := func(handles ...uint32) func(*modeContainer) uint32 {
+		return func(c *modeContainer) uint32 {
+			for _, h := range handles {
+				c.stuck[h] = true
+			}
+			return 0
+		}
+	}
+	type steps []func(*modeContainer) uint32
+	for _, x := range []struct {
+		name   string
+		steps  steps
+		status uint32 // of the last
+		want   []string
+	}{
+		{"as CUDA does", steps{group, object(0xcbc0), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
+		{"by a channel", steps{group, object(0xcbc0), schedule(channel), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 101 1", "schedule 100 1"}},
+		{"a 3D object, on whose channel kernels can be launched too", steps{group, object(0xcb97), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "mode 100 1 2", "schedule 100 1"}},
+		{"the object comes later", steps{group, schedule(modeGroup), object(0xcbc0)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "on"}},
+		{"a group that is scheduled before it has channels", steps{
+			func(c *modeContainer) uint32 { return c.alloc(fakeDevice, modeGroup, classChannelGroup) }, schedule(modeGroup),
+			func(c *modeContainer) uint32 { return c.alloc(modeGroup, channel, 0xc86f) }, object(0xcbc0)}, 0,
+			[]string{"alloc a06c", "schedule 100 1", "alloc c86f", "off", "alloc cbc0", "mode 100 1 2", "on"}},
+		{"the program asks too", steps{group, object(0xcbc0), schedule(modeGroup), mode(1, 0, 2)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
+		{"the program asks before", steps{group, object(0xcbc0), mode(1, 0, 2), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 101 1 2", "schedule 100 1"}},
+		{"the program asks for graphics", steps{group, object(0xcb97), schedule(modeGroup), mode(2, 1, 0)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cb97", "mode 100 1 2", "schedule 100 1", "mode 101 2 0"}},
+		{"the program asks before there is a context", steps{group, mode(1, 0, 2), object(0xcbc0), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "mode 101 1 2", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
+		{"another mode", steps{group, object(0xcbc0), schedule(modeGroup), mode(1, 0, 1)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
+		{"a second context under the same handles", steps{group, object(0xcbc0), schedule(modeGroup), free(modeGroup), group, object(0xcbc0), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1", "free 100",
+				"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
+		{"another object instead of the first", steps{group, object(0xcbc0), schedule(modeGroup), free(engine), object(0xcbc0)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1", "free 102", "off", "alloc cbc0", "mode 100 1 2", "on"}},
+		{"copies", steps{group, object(0xc8b5), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc c8b5", "schedule 100 1"}},
+		{"a whole GPU", steps{native, group, object(0xcbc0), schedule(modeGroup)}, 0,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "schedule 100 1"}},
+		{"the driver refuses", steps{refuses, group, object(0xcbc0), schedule(modeGroup)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2"}},
+		{"the driver refuses in a group that runs", steps{refuses, group, schedule(modeGroup), object(0xcbc0)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "free 102", "on"}},
+		{"and the object does not go", steps{refuses, stuck(engine, modeGroup), group, schedule(modeGroup), object(0xcbc0)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "free 102", "free 100", "free c1d00005"}},
+		{"no subdevice", steps{noSubdevice, group, object(0xcbc0), schedule(modeGroup)}, rm.StatusNotSupported,
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0"}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c := newModeContainer(t)
+			var status uint32
+			for i, step := range x.steps {
+				if status = step(c); status != rm.StatusOK && i < len(x.steps)-1 {
+					t.Fatalf("step %d: %s", i, rm.StatusName(status))
+				}
+			}
+			if status != x.status || !slices.Equal(c.log, x.want) {
+				t.Errorf("status %s\n got %q\nwant %q", rm.StatusName(status), c.log, x.want)
+			}
+		})
+	}
+}
+
+// TestPreemptionOfTheHeld: what is off when its context is made stays off, and is resumed with the others.
+func TestPreemptionOfTheHeld(t *testing.T) {
+	c := newModeContainer(t)
+	c.alloc(fakeDevice, modeGroup, classChannelGroup)
+	c.alloc(modeGroup, modeGroup+1, 0xc86f)
+	c.schedule(c.f, modeGroup, scheduleGroup, true)
+	c.compute.turn(c.card(), true)
+	if s := c.alloc(modeGroup+1, modeGroup+2, 0xcbc0); s != rm.StatusOK {
+		t.Fatal(rm.StatusName(s))
+	}
+	c.isOff([]fakeName{{fakeClient, modeGroup + 1}})
+	c.compute.turn(c.card(), false)
+	c.isOff()
+}
