@@ -323,6 +323,22 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return "", statusError("unmap", rm.U32(o, 40))
 	},
+	// openuvm → descriptor of an address space of UVM's
+	"openuvm": func(s *childState, _ []int) (string, error) {
+		fd, err := s.open("nvidia-uvm", unix.O_CLOEXEC)
+		return fmt.Sprint(fd), err
+	},
+	// sparse UVM BASE LENGTH
+	"sparse": func(_ *childState, a []int) (string, error) {
+		o := make([]byte, 40)
+		rm.PutU64(o, 0, uint64(a[1]))
+		rm.PutU64(o, 8, uint64(a[2]))
+		o[uvmSparseGPU+15] = 1 // the first GPU of testGPUs
+		if e := rawIoctl(a[0], rm.UVMMapSparse, o); e != 0 {
+			return "", e
+		}
+		return "", statusError("sparse", rm.U32(o, 32))
+	},
 	// event CLIENT NUMBER: an OS event on the client's file
 	"event": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]

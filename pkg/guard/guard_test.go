@@ -110,6 +110,25 @@ func TestPageTables(t *testing.T) {
 	r.empty()
 }
 
+// TestSparseTables: as TestPageTables, for sparse mappings of UVM's.
+func TestSparseTables(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	const gib = 1 << 30
+	u := c.do("openuvm")[0]
+	tables := quota.Bytes(rm.UVMTables(64*gib, 64<<10))
+	c.do("sparse", u, 1<<40, 64*gib)
+	c.do("sparse", u, 2<<40, 64*gib)
+	r.agree(2 * tables)
+	c.refused("NV_ERR_INVALID_ARGUMENT", "sparse", u, 2<<40, 64*gib)
+	c.refused("NV_ERR_INVALID_LIMIT", "sparse", u, 8<<40, 2<<40)
+	r.agree(2 * tables)
+	c.do("closefd", u)
+	r.agree(0)
+	c.kill()
+	r.empty()
+}
+
 // TestExportedMemory lives until the descriptor and all handles are gone.
 func TestExportedMemory(t *testing.T) {
 	r := newRig(t)
