@@ -30,6 +30,7 @@ type hostileOptions struct {
 	keep  bool // keep objects and wait at the end, so that a test can compare ledger and driver
 	// paused: somebody pauses the container once a case says that it is ready.
 	paused bool
+	busy   time.Duration // for how long a case keeps the guard at work, for somebody who measures it
 }
 
 // raceTime bounds a race. On a machine that is busy with other things it makes fewer attempts than asked for; each race
@@ -105,6 +106,13 @@ func attacks() []attack {
 		{name: "managed-pieces", run: hostileSwarm, killed: true},
 		{name: "other-file", run: hostileOtherFile},
 		{name: "device-other", run: hostileOtherDevice},
+		{name: "busy-strangers", run: busy(busyStrangers)},
+		{name: "busy-others", run: busy(busyOthers)},
+		{name: "busy-refused", run: busy(busyRefused)},
+		{name: "busy-roots", run: busy(busyRoots)},
+		{name: "busy-files", run: busy(busyFiles)},
+		{name: "busy-threads", run: busy(busyThread)},
+		{name: "busy-processes", run: busy(busyProcesses)},
 	}
 }
 
@@ -116,6 +124,7 @@ func cmdHostile(args []string) error {
 	tries := fs.Int("tries", 100000, "attempts of each race")
 	keep := fs.Bool("keep", false, "keep what was got and wait for a signal")
 	paused := fs.Bool("paused", false, "somebody pauses this container once case paused prints ready=1")
+	busy := fs.Duration("busy", 0, "for how long the cases that keep the guard at work do so; 0: not at all")
 	timeout := fs.Duration("timeout", caseTime, "a case that takes longer counts as hung")
 	inside := fs.Bool("inside", false, "run the case in this process")
 	name := arg(args, 0)
@@ -139,10 +148,10 @@ func cmdHostile(args []string) error {
 		}
 		found = true
 		if *inside {
-			return a.run(hostileOptions{*tries, *keep, *paused})
+			return a.run(hostileOptions{*tries, *keep, *paused, *busy})
 		}
 		// A process of its own: a case may be killed or hang.
-		err := a.start(hostileOptions{*tries, *keep, *paused}, *timeout)
+		err := a.start(hostileOptions{*tries, *keep, *paused, *busy}, *timeout)
 		if err == nil {
 			err = settle(free)
 		}
@@ -197,7 +206,7 @@ func (a attack) start(o hostileOptions, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", "hostile", a.name, "--inside", "--tries", strconv.Itoa(o.tries),
-		"--keep="+strconv.FormatBool(o.keep), "--paused="+strconv.FormatBool(o.paused))
+		"--keep="+strconv.FormatBool(o.keep), "--paused="+strconv.FormatBool(o.paused), "--busy="+o.busy.String())
 	cmd.WaitDelay = 5 * time.Second
 	if a.name == "env" {
 		cmd.Env = []string{}

@@ -663,24 +663,33 @@ func (a *account) lengths() []quota.Bytes {
 	return sum
 }
 
-// chargedTo sums, per GPU, the memory whose handles belong to clients of a process, each charge once.
-func (a *account) chargedTo(tgid int) []quota.Bytes {
+// processUse is what the clients of a process hold, per GPU, each charge once.
+type processUse struct {
+	clients int
+	used    []quota.Bytes
+	seen    map[*charge]bool
+}
+
+// byProcess sums what processes with clients hold.
+func (a *account) byProcess() map[int]*processUse {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	sum := make([]quota.Bytes, len(a.gpus))
-	seen := map[*charge]bool{}
+	uses := map[int]*processUse{}
 	for _, c := range a.clients {
-		if c.tgid != tgid {
-			continue
+		u := uses[c.tgid]
+		if u == nil {
+			u = &processUse{used: make([]quota.Bytes, len(a.gpus)), seen: map[*charge]bool{}}
+			uses[c.tgid] = u
 		}
+		u.clients++
 		for _, o := range c.objects {
-			if o.charge != nil && !o.charge.spilled && !o.charge.host && !seen[o.charge] {
-				seen[o.charge] = true
-				sum[o.charge.gpu] += o.charge.size
+			if o.charge != nil && !o.charge.spilled && !o.charge.host && !u.seen[o.charge] {
+				u.seen[o.charge] = true
+				u.used[o.charge.gpu] += o.charge.size
 			}
 		}
 	}
-	return sum
+	return uses
 }
 
 func (a *account) hasZombies() bool {

@@ -499,7 +499,7 @@ func TestAccountConcurrently(t *testing.T) {
 				t.Errorf("used %v", u.used)
 				return
 			}
-			a.chargedTo(1)
+			a.byProcess()
 			a.hasZombies()
 		}
 	}()
@@ -573,8 +573,8 @@ func TestChargedTo(t *testing.T) {
 	for _, c := range []struct {
 		tgid int
 		want []quota.Bytes
-	}{{7, []quota.Bytes{3 * quota.MiB, quota.MiB}}, {8, []quota.Bytes{3 * quota.MiB, 0}}, {9, []quota.Bytes{0, 0}}} {
-		if got := a.chargedTo(c.tgid); !slices.Equal(got, c.want) {
+	}{{7, []quota.Bytes{3 * quota.MiB, quota.MiB}}, {8, []quota.Bytes{3 * quota.MiB, 0}}} {
+		if got := a.byProcess()[c.tgid].used; !slices.Equal(got, c.want) {
 			t.Errorf("process %d: %v, want %v", c.tgid, got, c.want)
 		}
 	}

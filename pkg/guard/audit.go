@@ -57,7 +57,7 @@ func (g *Guard) suspect() {
 
 func (g *Guard) auditLoop() {
 	for {
-		g.audit()
+		took := g.onBill(g.audit)
 		g.mu.Lock()
 		if time.Now().After(g.auditUntil) {
 			g.auditing = false
@@ -67,7 +67,7 @@ func (g *Guard) auditLoop() {
 		wait := g.auditWait
 		g.auditWait = min(2*wait, 3*time.Second)
 		g.mu.Unlock()
-		time.Sleep(wait)
+		time.Sleep(max(wait, backgroundShare*took))
 	}
 }
 

@@ -3,6 +3,7 @@ package guard
 import (
 	"bytes"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -41,9 +42,10 @@ type trappedCall struct {
 	// locked are the clients whose calls wait for this one.
 	locked callLock
 	// What the call is, where the escape alone does not tell.
-	control rm.Control
-	class   rm.Class
-	params  []byte // of RM_CONTROL and RM_ALLOC
+	control  rm.Control
+	class    rm.Class
+	params   []byte        // of RM_CONTROL and RM_ALLOC
+	inDriver time.Duration // that it took
 	// repeated marks a call that got the answer of the thread's last one, see answered.
 	repeated bool
 }

@@ -778,30 +778,6 @@ func TestAuditHidden(t *testing.T) {
 	}
 }
 
-// TestBucket: a burst is free, then calls come at the rate, and waiting does not add up to more.
-func TestBucket(t *testing.T) {
-	start := time.Unix(1000, 0)
-	b := bucket{perSecond: 10, burst: 3}
-	for i := range 3 {
-		if d := b.take(start); d != 0 {
-			t.Errorf("call %d of the burst waits %v", i, d)
-		}
-	}
-	if d := b.take(start); d != 100*time.Millisecond {
-		t.Errorf("the next waits %v", d)
-	}
-	if d := b.take(start.Add(time.Second)); d != 0 {
-		t.Errorf("a second later: %v", d)
-	}
-	b.take(start.Add(time.Hour))
-	if b.tokens > 3 {
-		t.Errorf("%v tokens after an hour", b.tokens)
-	}
-	if d := (&bucket{}).take(start); d != 0 {
-		t.Errorf("unlimited: %v", d)
-	}
-}
-
 func TestIdentify(t *testing.T) {
 	for _, c := range []struct {
 		bus  string

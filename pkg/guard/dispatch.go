@@ -23,10 +23,6 @@ func (w *worker) serve(n *seccompNotif) {
 		return
 	}
 	g.stats.calls.Add(1)
-	if wait := g.bucket.take(time.Now()); wait > 0 {
-		g.stats.throttled.Add(1)
-		time.Sleep(wait)
-	}
 	for range 2 {
 		k, err := g.tasks.get(int(n.PID))
 		if err != nil {
@@ -36,7 +32,9 @@ func (w *worker) serve(n *seccompNotif) {
 			}
 			return
 		}
-		if again := w.serveTask(n, k); !again {
+		again := w.serveTask(n, k)
+		k.release()
+		if !again {
 			return
 		}
 	}
@@ -103,6 +101,7 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
 	}
+	w.succeeded, w.inDriver = c.executed && !c.failed(rep), c.inDriver
 	w.finish(c, rep)
 	if c.fd >= 0 {
 		_ = unix.Close(c.fd)
@@ -268,7 +267,7 @@ func (g *Guard) remember(c *trappedCall, rep reply) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if k.saved == s {
-			s.discard()
+			g.onBill(s.discard)
 			k.saved = nil
 			g.stats.undone.Add(1)
 			g.sweepSoon()

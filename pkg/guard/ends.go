@@ -144,17 +144,16 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 	for _, f := range g.files.reap() {
 		g.closed(f)
 	}
-	for _, f := range g.files.snapshot() {
-		if f.strong < 0 {
-			continue
-		}
-		if f.torn == nil && !g.heldByContainer(f) && !g.awaited(f) {
+	for _, f := range g.orphans() {
+		if !g.awaited(f) {
 			f.torn = make(chan struct{})
 			go func() {
 				defer close(f.torn)
 				g.endUVM(f)
 			}()
 		}
+	}
+	for _, f := range g.files.snapshot() {
 		if f.torn != nil {
 			underWay = append(underWay, f.torn)
 		}
@@ -183,24 +182,6 @@ func (g *Guard) closed(f *file) {
 		}
 		g.driver.CloseFile(uint32(sim))
 	}
-}
-
-// heldByContainer reports that some process of the container has a file open, other than the guard.
-func (g *Guard) heldByContainer(f *file) bool {
-	for _, tgid := range f.users() {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			return true
-		}
-	}
-	for _, tgid := range g.containerCgroups().processes() {
-		if processHolds(g.files.self, tgid, f.strong, &g.nodes) {
-			f.mu.Lock()
-			f.owners[tgid] = true
-			f.mu.Unlock()
-			return true
-		}
-	}
-	return false
 }
 
 // users are the processes that used an address space.

@@ -35,8 +35,8 @@ func newOpenEvent(fd int) (openEvent, error) {
 
 // alive reports that the file is still open somewhere.
 func (e openEvent) alive(self int) bool {
-	_, alive := kcmpWeak(self, 0, e.epfd, e.tfd)
-	return alive
+	_, errno := kcmpWeak(self, 0, e.epfd, e.tfd)
+	return errno != unix.ENOENT
 }
 
 func (e openEvent) close() { _ = unix.Close(e.epfd) }

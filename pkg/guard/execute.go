@@ -2,6 +2,7 @@ package guard
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -110,7 +111,9 @@ func (c *trappedCall) execute(p plan) reply {
 func (c *trappedCall) askDriver(o *opening) (status uint32, e syscall.Errno) {
 	exec := func() {
 		c.executed = true
+		begin := time.Now()
 		e = c.g.driver.Exec(c.target(), &c.call)
+		c.inDriver += time.Since(begin)
 		status = c.statusWord()
 	}
 	if o == nil {

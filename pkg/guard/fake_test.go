@@ -60,7 +60,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	cfg := testConfig("/dev")
 	cfg.ControlNode.HostPath = fakeControl
 	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{},
-		logged: map[string]map[string]bool{}, done: make(chan struct{}), files: &fileTable{self: os.Getpid()},
+		logged: map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
 		gpus: []gpuIdentity{{id: 0x100, minor: 0, bus: 1}},
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
@@ -71,7 +71,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	if g.watch, err = newWatcher(); err != nil {
 		t.Fatal(err)
 	}
-	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: func(*process) {}}
+	g.tasks = newTaskTable(func(*process) {})
 	var st unix.Stat_t
 	if err := unix.Stat(fakeControl, &st); err != nil {
 		t.Fatal(err)

@@ -55,11 +55,12 @@ type file struct {
 type fileTable struct {
 	self int // pid of the guard
 	mu   sync.Mutex
-	list []*file
+	list []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
+	// closed are those that were seen to be closed for good, and wait for reap: they have no place in that order any more.
+	closed []*file
 }
 
-// maxFiles bounds the files of each kind that are followed for one container: every one costs a descriptor, and finding one
-// among them costs a kcmp each.
+// maxFiles bounds the files of each kind that are followed for one container: every one costs a descriptor.
 const maxFiles = 1024
 
 var errTooManyFiles = errors.New("the container has too many NVIDIA files open")
@@ -68,42 +69,55 @@ var errTooManyFiles = errors.New("the container has too many NVIDIA files open")
 func (t *fileTable) find(fd int, kind nodeKind) *file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.findLocked(fd, kind)
-}
-
-func (t *fileTable) findLocked(fd int, kind nodeKind) *file {
-	for _, f := range t.list {
-		if f.kind != kind {
-			continue
-		}
-		if f.strong >= 0 {
-			if kcmpSame(t.self, fd, f.strong) {
-				return f
-			}
-		} else if same, _ := kcmpWeak(t.self, fd, f.epfd, f.tfd); same {
-			return f
-		}
+	if _, f := t.search(fd); f != nil && f.kind == kind {
+		return f
 	}
 	return nil
+}
+
+// search finds an open file, or where it would stand.
+func (t *fileTable) search(fd int) (at int, f *file) {
+	from, to := 0, len(t.list)
+	for from < to {
+		i := (from + to) / 2
+		switch order, e := t.order(fd, t.list[i]); {
+		case e == unix.ENOENT: // closed for good: another file may be in its place in memory, so it would lead astray
+			t.closed = append(t.closed, t.list[i])
+			t.list = slices.Delete(t.list, i, i+1)
+			from, to = 0, len(t.list)
+		case e != 0:
+			return from, nil
+		case order == kcmpEqual:
+			return i, t.list[i]
+		case order == kcmpLess:
+			to = i
+		default:
+			from = i + 1
+		}
+	}
+	return from, nil
+}
+
+// order compares an open file with a followed one.
+func (t *fileTable) order(fd int, f *file) (int, unix.Errno) {
+	if f.strong >= 0 {
+		return kcmpStrong(t.self, fd, f.strong)
+	}
+	return kcmpWeak(t.self, fd, f.epfd, f.tfd)
 }
 
 // follow returns the record of an open file, made if there is none. hold keeps a descriptor (nvidia-uvm).
 func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if f := t.findLocked(fd, kind); f != nil {
+	at, f := t.search(fd)
+	if f != nil {
 		return f, nil
 	}
-	n := 0
-	for _, f := range t.list {
-		if f.kind == kind {
-			n++
-		}
-	}
-	if n >= maxFiles {
+	if t.countLocked(kind) >= maxFiles {
 		return nil, errTooManyFiles
 	}
-	f := &file{kind: kind, minor: minor, epfd: -1, strong: -1}
+	f = &file{kind: kind, minor: minor, epfd: -1, strong: -1}
 	if hold {
 		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
@@ -121,30 +135,40 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 		}
 		f.epfd, f.tfd = ep, fd
 	}
-	t.list = append(t.list, f)
+	t.list = slices.Insert(t.list, at, f)
 	return f, nil
+}
+
+func (t *fileTable) countLocked(kind nodeKind) (n int) {
+	for _, list := range [][]*file{t.list, t.closed} {
+		for _, f := range list {
+			if f.kind == kind {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // reap removes and returns the files that are closed for good.
 func (t *fileTable) reap() []*file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var dead []*file
-	live := t.list[:0]
-	for _, f := range t.list {
-		alive := true
-		if f.epfd >= 0 {
-			_, alive = kcmpWeak(t.self, 0, f.epfd, f.tfd)
+	dead := t.closed
+	t.closed = nil
+	t.list = slices.DeleteFunc(t.list, func(f *file) bool {
+		if f.epfd < 0 {
+			return false
 		}
-		if alive {
-			live = append(live, f)
-			continue
+		_, e := kcmpWeak(t.self, 0, f.epfd, f.tfd)
+		if e == unix.ENOENT {
+			dead = append(dead, f)
 		}
+		return e == unix.ENOENT
+	})
+	for _, f := range dead {
 		_ = unix.Close(f.epfd)
-		dead = append(dead, f)
 	}
-	clear(t.list[len(live):])
-	t.list = live
 	return dead
 }
 
@@ -169,14 +193,14 @@ func (t *fileTable) remove(f *file) {
 func (t *fileTable) snapshot() []*file {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]*file(nil), t.list...)
+	return slices.Concat(t.list, t.closed)
 }
 
 // count is the number of followed files.
 func (t *fileTable) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.list)
+	return len(t.list) + len(t.closed)
 }
 
 // nodeTable recognises the device nodes by what fstat says of an open file.

@@ -39,7 +39,7 @@ type Guard struct {
 	files   *fileTable
 	nodes   nodeTable
 	gpus    []gpuIdentity
-	bucket  bucket
+	bill    *bill
 	slow    bucket       // of seconds, for calls that hold the driver's locks for long
 	waiters atomic.Int32 // calls that wait for it
 	stats   stats
@@ -49,7 +49,10 @@ type Guard struct {
 	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
 	ended        atomic.Int64 // when everything of the container's was ended for that
 	sweepMu      sync.Mutex
-	tearMu       sync.Mutex   // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
+	tearMu       sync.Mutex // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
+	sweepAsked   atomic.Bool
+	turnMu       sync.Mutex
+	rested       time.Time    // when the next sweep that was asked for may be; of who holds turnMu
 	saved        atomic.Int64 // bytes of results kept for interrupted callers
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 	held         []int        // files that no tenant shall have a lease on
@@ -107,7 +110,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		files:  &fileTable{self: os.Getpid()},
 		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slow:   slowCalls(), rootPatience: rootPatience,
-		bucket: bucket{perSecond: float64(cfg.Settings.CallsPerSecond), burst: float64(cfg.Settings.CallsBurst)},
+		bill: newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
 	}
 	for _, x := range cfg.GPUs {
 		id, err := identify(x.BusID, x.Minor)
@@ -129,7 +132,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	if g.watch, err = newWatcher(); err != nil {
 		return nil, err
 	}
-	g.tasks = &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: g.watchProcess}
+	g.tasks = newTaskTable(g.watchProcess)
 	begin := time.Now()
 	if err := g.openNodes(); err != nil {
 		return nil, err
@@ -266,52 +269,4 @@ func (g *Guard) logOnce(key, msg string, args ...any) {
 	if !seen {
 		g.log.Warn(msg, args...)
 	}
-}
-
-// bucket limits the rate of trapped calls: RM has one lock for all tenants, and every call takes it (rm-abi 4.6).
-type bucket struct {
-	mu               sync.Mutex
-	perSecond, burst float64
-	tokens           float64
-	last             time.Time
-}
-
-// take spends a token and says how long to wait for it; 0 for an unlimited bucket.
-func (b *bucket) take(now time.Time) time.Duration {
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fill(now)
-	b.tokens--
-	if b.tokens >= 0 {
-		return 0
-	}
-	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
-}
-
-// pay takes n tokens if the bucket is not in debt; else it says when it will not be.
-func (b *bucket) pay(now time.Time, n float64) time.Duration {
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.fill(now)
-	if b.tokens < 0 {
-		return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
-	}
-	b.tokens -= n
-	return 0
-}
-
-// fill adds what has come since the last time.
-func (b *bucket) fill(now time.Time) {
-	if b.last.IsZero() {
-		b.tokens = b.burst
-	} else {
-		b.tokens = min(b.burst, b.tokens+now.Sub(b.last).Seconds()*b.perSecond)
-	}
-	b.last = now
 }

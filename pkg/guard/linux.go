@@ -59,18 +59,30 @@ func ioctlQuick(fd int, cmd uintptr, p unsafe.Pointer) syscall.Errno {
 // epollSlot is struct kcmp_epoll_slot.
 type epollSlot struct{ efd, tfd, toff uint32 }
 
-// kcmpSame compares two files of the guard.
-func kcmpSame(self, a, b int) bool {
+// What kcmp(2) returns: an order of what it compares, which is the same for as long as that exists.
+const (
+	kcmpEqual = 0
+	kcmpLess  = 1
+)
+
+// kcmpStrong compares two files of the guard.
+func kcmpStrong(self, a, b int) (order int, e syscall.Errno) {
 	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpFile, uintptr(a), uintptr(b), 0)
-	return e == 0 && r == 0
+	return int(r), e
 }
 
-// kcmpWeak compares a file of the guard with one that is registered in an epoll instance. The second result is false when
-// the registered file is closed for good.
-func kcmpWeak(self, fd, epfd, tfd int) (same, alive bool) {
+// kcmpSame says whether two files of the guard are the same.
+func kcmpSame(self, a, b int) bool {
+	order, e := kcmpStrong(self, a, b)
+	return e == 0 && order == kcmpEqual
+}
+
+// kcmpWeak compares a file of the guard with one that is registered in an epoll instance, in the same order (kernel/kcmp.c,
+// kcmp_epoll_target compares as KCMP_FILE). ENOENT: the registered file is closed for good.
+func kcmpWeak(self, fd, epfd, tfd int) (order int, e syscall.Errno) {
 	s := epollSlot{uint32(epfd), uint32(tfd), 0}
 	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(self), uintptr(self), kcmpEpollTFD, uintptr(fd), uintptr(unsafe.Pointer(&s)), 0)
-	return e == 0 && r == 0, e != unix.ENOENT
+	return int(r), e
 }
 
 // readMemory copies from a task's memory. It fails unless every byte could be read.

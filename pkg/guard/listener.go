@@ -2,6 +2,7 @@ package guard
 
 import (
 	"errors"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -58,6 +59,11 @@ type worker struct {
 	notif seccompNotif
 	call  trappedCall
 	parts [maxParts]memoryPart
+
+	// Of the last call: the driver was asked and said OK, and how long it took.
+	succeeded bool
+	inDriver  time.Duration
+	meter     meter
 }
 
 // work receives and serves, for as long as this worker is the one that waits.
@@ -70,15 +76,25 @@ func (l *listener) work() {
 		return
 	}
 	defer l.rest(w)
+	runtime.LockOSThread() // its clock is read
+	defer runtime.UnlockOSThread()
+	w.meter.start()
 	for l.receive(&w.notif) {
+		begin := time.Now()
 		l.taken.Add(1)
 		l.waiting.Store(false)
 		l.g.monitor.wake(l)
+		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
+		w.meter.count(w.succeeded, w.inDriver, time.Since(begin)-w.inDriver)
 		if !l.waiting.CompareAndSwap(false, true) {
-			return
+			break
 		}
+		w.pay() // as the one that waits: nobody is started in its place
 	}
+	now := time.Now()
+	u, _ := w.meter.read(now, true)
+	w.g.bill.charge(now, u)
 }
 
 func (l *listener) rested() (*worker, error) {
@@ -149,7 +165,7 @@ type monitor struct {
 
 const (
 	monitorTick = 500 * time.Microsecond
-	monitorCalm = 100 // ticks without a call before it goes to sleep
+	monitorCalm = 20 // ticks without a call before it goes to sleep
 )
 
 func newMonitor() *monitor {
@@ -189,7 +205,8 @@ func (m *monitor) tick(calm map[*listener]int) bool {
 	for l, before := range m.on {
 		now := l.taken.Load()
 		m.on[l] = now
-		waiting := l.waiting.Load()
+		// With all workers at slow calls nobody can be started; the first to finish its call waits for the next one.
+		waiting := l.waiting.Load() || l.total.Load() >= maxWorkers
 		if now == before && !waiting && !l.dead.Load() {
 			l.spawn()
 		}

@@ -23,7 +23,7 @@ func (g *Guard) watchRoot(f *file, p *pendingRoot) {
 	if time.Since(p.since) > time.Second {
 		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
 	}
-	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.watchRoot(f, p) })
+	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.onBill(func() { g.watchRoot(f, p) }) })
 }
 
 // settleRoot finds out what became of a root alloc, and ends what could hold the result of one that went elsewhere. candidate is a client

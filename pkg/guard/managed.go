@@ -28,10 +28,6 @@ const (
 	// managedLook is how often maps are looked at while the container has RM clients, overLook while it is over its limit.
 	managedLook = time.Second
 	overLook    = 500 * time.Millisecond
-	// managedShare bounds the part of a CPU that looking takes: after a look the guard waits so many times as long. But a
-	// container that makes a look long, with many mappings, must not win hours by it: it never waits longer than longestWait.
-	managedShare = 50
-	longestWait  = 10 * time.Second
 	// claimTime is how long what the limiter announced may take to appear in the maps.
 	claimTime = 2 * time.Second
 	// poolSize is what CUDA maps of nvidia-uvm for each context: a semaphore pool, which is host memory (UVM_ALLOC_SEMAPHORE_POOL;
@@ -184,7 +180,6 @@ func (g *Guard) clientMade() {
 }
 
 func (g *Guard) lookAtMaps() {
-	m := &g.managed
 	wait := managedLook
 	for {
 		select {
@@ -192,32 +187,40 @@ func (g *Guard) lookAtMaps() {
 			return
 		case <-time.After(wait):
 		}
-		begin := time.Now()
-		m.mu.Lock()
-		// A container that has not run since the last look cannot have mapped anything.
-		if used, ok := cpuUsage(g.containerCgroups().cpu); !ok || used != m.cpu || m.over {
-			m.cpu = used
-			g.scan()
-			g.judge()
-		}
-		if m.watching = m.over || len(m.procs) > 0 || g.account.clientCount() > 0; !m.watching {
-			m.mu.Unlock()
+		took := g.onBill(func() { wait = g.lookOnce() })
+		if wait == 0 {
 			return
 		}
-		wait = managedLook
-		if m.over {
-			wait = overLook
-		}
-		m.mu.Unlock()
-		wait = min(max(wait, managedShare*time.Since(begin)), longestWait)
+		wait = max(wait, backgroundShare*took)
 	}
+}
+
+// lookOnce tells after what time to look again; 0: there is no need to.
+func (g *Guard) lookOnce() time.Duration {
+	m := &g.managed
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	// A container that has not run since the last look cannot have mapped anything.
+	if used, ok := cpuUsage(g.containerCgroups().cpu); !ok || used != m.cpu || m.over {
+		m.cpu = used
+		g.scan()
+		g.judge()
+	}
+	m.watching = m.over || len(m.procs) > 0 || g.account.clientCount() > 0
+	switch {
+	case !m.watching:
+		return 0
+	case m.over:
+		return overLook
+	}
+	return managedLook
 }
 
 // scan brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
 func (g *Guard) scan() {
 	m := &g.managed
 	now := time.Now()
-	defer func() { m.rested = time.Now().Add(min(managedShare*time.Since(now), longestWait)) }()
+	defer func() { m.rested = time.Now().Add(backgroundShare * time.Since(now)) }()
 	found := map[int][]span{}
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans

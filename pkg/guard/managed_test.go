@@ -253,7 +253,7 @@ func TestRefusalsAreCheap(t *testing.T) {
 			t.Fatal("granted")
 		}
 	}
-	if most := 2 + int(time.Since(begin)/(managedShare*time.Millisecond)); looks == 0 || looks > most {
+	if most := 2 + int(time.Since(begin)/(backgroundShare*time.Millisecond)); looks == 0 || looks > most {
 		t.Errorf("%d looks in %v, want at most %d", looks, time.Since(begin), most)
 	}
 	if u := g.account.usage(0); u.denied != 200 {

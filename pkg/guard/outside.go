@@ -82,14 +82,15 @@ type belongings struct {
 
 // watchOutside looks for outsiders until the container is over.
 func (g *Guard) watchOutside() {
+	wait := outsideLook
 	for {
 		select {
 		case <-g.done:
 			return
-		case <-time.After(outsideLook):
+		case <-time.After(wait):
 		}
 		if g.canTellOutside() {
-			g.lookOutside()
+			wait = max(outsideLook, backgroundShare*g.onBill(g.lookOutside))
 		}
 	}
 }

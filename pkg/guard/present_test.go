@@ -109,7 +109,8 @@ func withProcess(t *testing.T, g *Guard) {
 	if _, err := g.tasks.get(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}
-	g.tasks.procs[5000] = &process{tgid: 5000, nspid: 5, pidfd: -1}
+	p := &process{tgid: 5000, nspid: 5, pidfd: -1}
+	g.tasks.procs[5000], g.tasks.byNS[5] = p, p
 }
 
 // TestPids: processes are the container's own, in its numbers, in both directions.

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"fmt"
 	"iter"
 	"os"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 type cgroups struct {
 	procs string // where its processes are listed; empty: not known
 	cpu   string // where the CPU time that they have used is told
+	quota string // where its quota of CPU time stands, if it has one; one above it (a pod's) binds it too
 }
 
 // cgroupsOf finds the cgroup that the engine has put a process into.
@@ -35,7 +37,46 @@ func cgroupsOf(pid int) (c cgroups) {
 			}
 		}
 	}
+	for _, controller := range []string{"cpu", ""} {
+		if dir, ok := cgroupOf(pid, controller); ok {
+			c.quota = dir
+			break
+		}
+	}
 	return c
+}
+
+// cpuQuota is how many CPUs the container may use; 0: there is no bound.
+func (c cgroups) cpuQuota() (cpus float64) {
+	for dir := range upward(c.quota) {
+		if q := quotaOf(dir); q > 0 && (cpus == 0 || q < cpus) {
+			cpus = q
+		}
+	}
+	return cpus
+}
+
+// upward are a cgroup's folder and those above it.
+func upward(dir string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for ; len(dir) > len(cgroupRoot) && yield(dir); dir = filepath.Dir(dir) {
+		}
+	}
+}
+
+// quotaOf reads a cgroup's quota: with v2 "max 100000" or "20000 100000" in cpu.max, µs of each period; with v1 two files, -1 for none.
+func quotaOf(dir string) float64 {
+	text, err := os.ReadFile(filepath.Join(dir, quotaFileV2))
+	if err != nil {
+		quota, _ := os.ReadFile(filepath.Join(dir, quotaFileV1))
+		period, _ := os.ReadFile(filepath.Join(dir, periodFileV1))
+		text = slices.Concat(quota, []byte(" "), period)
+	}
+	var quota, period float64
+	if n, _ := fmt.Sscan(string(text), &quota, &period); n != 2 || quota <= 0 || period <= 0 {
+		return 0
+	}
+	return quota / period
 }
 
 // files are those that are read again and again. The container sees them too, and they belong to who is root in it.
@@ -46,6 +87,11 @@ func (c cgroups) files() (paths []string) {
 	if c.cpu != "" {
 		paths = append(paths, filepath.Join(c.cpu, cpuFileV1), filepath.Join(c.cpu, cpuFileV2))
 	}
+	for dir := range upward(c.quota) {
+		for _, name := range []string{quotaFileV1, periodFileV1, quotaFileV2} {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
 	return paths
 }
 
@@ -53,6 +99,12 @@ const (
 	procsFile = "cgroup.procs"
 	cpuFileV1 = "cpuacct.usage"
 	cpuFileV2 = "cpu.stat"
+
+	quotaFileV1  = "cpu.cfs_quota_us"
+	periodFileV1 = "cpu.cfs_period_us"
+	quotaFileV2  = "cpu.max"
+
+	cgroupRoot = "/sys/fs/cgroup"
 )
 
 // processes lists those in the container's cgroup and below. All of them: any bound would be a place to hide behind.
@@ -91,7 +143,7 @@ func cgroupOf(pid int, controller string) (string, bool) {
 		if len(parts) != 3 || parts[2] == "/" || !slices.Contains(strings.Split(parts[1], ","), controller) {
 			continue
 		}
-		root := "/sys/fs/cgroup"
+		root := cgroupRoot
 		if controller != "" {
 			root += "/" + controller // a link where controllers share a hierarchy
 		} else if _, err := os.Stat(root + "/cgroup.controllers"); err != nil {
@@ -287,7 +339,7 @@ func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 func findFile(self, tgid int, f *file, nodes *nodeTable) (fd int, where place) {
 	fd = -1
 	eachTable(tgid, nodes, func(copied int, at place) bool {
-		if same, _ := kcmpWeak(self, copied, f.epfd, f.tfd); same {
+		if order, e := kcmpWeak(self, copied, f.epfd, f.tfd); e == 0 && order == kcmpEqual {
 			fd, where = copied, at
 			return false
 		}

@@ -80,7 +80,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	c.root = f
 	g.pendingRoots.Add(1)
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(g.rootPatience, func() { g.watchRoot(f, p) })
+	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
 	return replyResume
 }
 

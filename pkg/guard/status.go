@@ -106,15 +106,12 @@ func (g *Guard) Status() Status {
 		}
 		s.VGPUs = append(s.VGPUs, v)
 	}
+	uses := g.account.byProcess()
 	for _, p := range g.tasks.processes() {
-		ps := ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: g.account.chargedTo(p.tgid)}
-		g.account.mu.Lock()
-		for _, c := range g.account.clients {
-			if c.tgid == p.tgid {
-				ps.Clients++
-			}
+		ps := ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: make([]quota.Bytes, len(g.cfg.GPUs))}
+		if u, ok := uses[p.tgid]; ok {
+			ps.Clients, ps.Used = u.clients, u.used
 		}
-		g.account.mu.Unlock()
 		s.Processes = append(s.Processes, ps)
 	}
 	slices.SortFunc(s.Processes, func(a, b ProcessStatus) int { return a.PID - b.PID })

@@ -551,7 +551,7 @@ func TestHostMemory(t *testing.T) {
 			t.Errorf("%s up to the bound: %s", name, rm.StatusName(s))
 		}
 		wantUsage(t, g.account, 0, 8*quota.MiB) // no device memory
-		if sum := g.account.chargedTo(os.Getpid()); sum[0] != 8*quota.MiB {
+		if sum := g.account.byProcess()[os.Getpid()].used; sum[0] != 8*quota.MiB {
 			t.Errorf("%s: the process is shown %v", name, sum[0])
 		}
 		f.escape(rm.EscFree, fakeFree(0x81))

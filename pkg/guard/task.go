@@ -2,11 +2,13 @@ package guard
 
 import (
 	"bytes"
+	"container/list"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,6 +19,7 @@ type process struct {
 	nspid int // in the container's own
 	name  string
 	pidfd int // polled for exit
+	tasks map[*task]bool
 }
 
 // task is a thread of the container that has made a trapped call. A thread is in one system call at a time, so its calls
@@ -26,6 +29,12 @@ type task struct {
 	proc  *process
 	pidfd int  // of the thread where the kernel knows PIDFD_THREAD, else of its process
 	exact bool // pidfd is the thread's own
+	at    *list.Element
+	// users are those who have it from get and have not released it. The descriptor of one that is forgotten stays open for them: its
+	// number would be another's.
+	users     atomic.Int32
+	forgotten atomic.Bool
+	closed    atomic.Bool
 
 	mu    sync.Mutex
 	saved *savedCall
@@ -36,28 +45,40 @@ type task struct {
 type taskTable struct {
 	mu     sync.Mutex
 	tasks  map[int]*task
+	used   *list.List // of tasks, those that were used last in front
 	procs  map[int]*process
+	byNS   map[int]*process
 	onProc func(*process) // a process is seen for the first time
 	// noThreadPidfd is set once the kernel has refused PIDFD_THREAD (before Linux 6.9).
 	noThreadPidfd bool
 }
 
-// maxTasks is the number of threads remembered before dead ones are swept out.
-const maxTasks = 4096
+func newTaskTable(onProc func(*process)) *taskTable {
+	return &taskTable{tasks: map[int]*task{}, used: list.New(), procs: map[int]*process{}, byNS: map[int]*process{}, onProc: onProc}
+}
 
-// get returns the task of a thread that is waiting in a notification. The caller must check NOTIF_ID_VALID afterwards,
-// before it relies on anything: until then the thread may be gone and its number be someone else's.
+const (
+	// maxTasks is the number of threads remembered: a descriptor each. Then the one whose last call is the longest ago is forgotten, dead
+	// or not; nothing is searched for.
+	maxTasks = 4096
+	// maxProcesses bounds the living processes that have made calls, for the same reason.
+	maxProcesses = 16384
+)
+
+var errTooManyProcesses = errors.New("too many processes of the container have made driver calls and live")
+
+// get returns the task of a thread that is waiting in a notification; the caller must release it. He must check NOTIF_ID_VALID
+// before he relies on anything: until then the thread may be gone and its number be someone else's.
 func (t *taskTable) get(tid int) (*task, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if k := t.tasks[tid]; k != nil {
 		if k.exact || t.stillOf(k) {
+			t.used.MoveToFront(k.at)
+			k.users.Add(1)
 			return k, nil
 		}
 		t.forget(k)
-	}
-	if len(t.tasks) >= maxTasks {
-		t.sweep()
 	}
 	tgid, nspid, name, err := readStatus(tid)
 	if err != nil {
@@ -73,23 +94,70 @@ func (t *taskTable) get(tid int) (*task, error) {
 			return nil, os.NewSyscallError("pidfd_open", err)
 		}
 	}
-	if k.proc = t.procs[tgid]; k.proc == nil {
-		fd, err := unix.PidfdOpen(tgid, 0)
-		if err != nil {
-			if k.exact {
-				_ = unix.Close(k.pidfd)
-			}
-			return nil, os.NewSyscallError("pidfd_open", err)
-		}
-		k.proc = &process{tgid: tgid, nspid: nspid, name: name, pidfd: fd}
-		t.procs[tgid] = k.proc
-		t.onProc(k.proc)
+	if k.proc, err = t.process(tgid, nspid, name); err != nil {
+		k.close()
+		return nil, err
 	}
 	if !k.exact {
 		k.pidfd = k.proc.pidfd
 	}
-	t.tasks[tid] = k
+	for range 1 + len(t.tasks) - maxTasks {
+		t.evict()
+	}
+	t.tasks[tid], k.at = k, t.used.PushFront(k)
+	k.proc.tasks[k] = true
+	k.users.Add(1)
 	return k, nil
+}
+
+// process finds or makes the record of a process.
+func (t *taskTable) process(tgid, nspid int, name string) (*process, error) {
+	if p := t.procs[tgid]; p != nil {
+		return p, nil
+	}
+	if len(t.procs) >= maxProcesses {
+		return nil, errTooManyProcesses
+	}
+	fd, err := unix.PidfdOpen(tgid, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	p := &process{tgid: tgid, nspid: nspid, name: name, pidfd: fd, tasks: map[*task]bool{}}
+	t.procs[tgid], t.byNS[nspid] = p, p
+	t.onProc(p)
+	return p, nil
+}
+
+// evict forgets the task that was used the longest ago, unless somebody is at it or a result waits for it: then it is the next one's turn.
+func (t *taskTable) evict() {
+	for range evictTries {
+		k := t.used.Back().Value.(*task)
+		if k.users.Load() == 0 && k.mu.TryLock() {
+			waits := k.saved != nil
+			k.mu.Unlock()
+			if !waits {
+				t.forget(k)
+				return
+			}
+		}
+		t.used.MoveToFront(k.at)
+	}
+}
+
+// evictTries bounds how many are passed over. The table grows then, by as many as there are calls under way.
+const evictTries = 8
+
+// release is for who has a task from get.
+func (k *task) release() {
+	if k.users.Add(-1) == 0 && k.forgotten.Load() {
+		k.close()
+	}
+}
+
+func (k *task) close() {
+	if k.exact && k.closed.CompareAndSwap(false, true) {
+		_ = unix.Close(k.pidfd)
+	}
 }
 
 // stillOf checks that a thread number still belongs to the process it was seen in. Only without PIDFD_THREAD: a pidfd of
@@ -110,27 +178,14 @@ func (t *taskTable) drop(k *task) {
 
 func (t *taskTable) forget(k *task) {
 	delete(t.tasks, k.tid)
+	delete(k.proc.tasks, k)
+	t.used.Remove(k.at)
 	if k.mu.TryLock() { // else a worker is at it, and the last one to look will find the thread gone
 		k.dropSaved()
 		k.mu.Unlock()
 	}
-	if k.exact {
-		_ = unix.Close(k.pidfd)
-	}
-}
-
-func (t *taskTable) sweep() {
-	for _, k := range t.tasks {
-		dead := false
-		if k.exact {
-			dead = errors.Is(unix.PidfdSendSignal(k.pidfd, 0, nil, 0), unix.ESRCH)
-		} else {
-			dead = !t.stillOf(k)
-		}
-		if dead && k.mu.TryLock() {
-			k.mu.Unlock()
-			t.forget(k)
-		}
+	if k.forgotten.Store(true); k.users.Load() == 0 {
+		k.close()
 	}
 }
 
@@ -138,14 +193,15 @@ func (t *taskTable) sweep() {
 func (t *taskTable) dropProcess(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, k := range t.tasks {
-		if k.proc == p {
-			t.forget(k)
-		}
+	for k := range p.tasks {
+		t.forget(k)
 	}
 	if t.procs[p.tgid] == p {
 		delete(t.procs, p.tgid)
 		_ = unix.Close(p.pidfd)
+	}
+	if t.byNS[p.nspid] == p {
+		delete(t.byNS, p.nspid)
 	}
 }
 
@@ -178,12 +234,7 @@ func (t *taskTable) lives(tgid int) bool {
 func (t *taskTable) byNSPid(pid int) *process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, p := range t.procs {
-		if p.nspid == pid {
-			return p
-		}
-	}
-	return nil
+	return t.byNS[pid]
 }
 
 // dropSaved lets go of a result that nobody will come for. One that can be taken back has a timer of its own.

@@ -14,7 +14,7 @@ import (
 
 func testTasks() (*taskTable, *int) {
 	seen := new(int)
-	return &taskTable{tasks: map[int]*task{}, procs: map[int]*process{}, onProc: func(*process) { *seen++ }}, seen
+	return newTaskTable(func(*process) { *seen++ }), seen
 }
 
 func sleeper(t *testing.T, flags uintptr) *exec.Cmd {
@@ -139,20 +139,58 @@ func TestProcessNumbers(t *testing.T) {
 	table.dropProcess(p) // twice must not close a descriptor that is someone else's by now
 }
 
-// TestTaskSweep forgets dead threads only.
-func TestTaskSweep(t *testing.T) {
+// TestEvict: of more threads than are remembered, the one whose last call is the longest ago is forgotten, without a look at the others;
+// but none that somebody is at, and none for which a result is kept.
+func TestEvict(t *testing.T) {
 	table, _ := testTasks()
-	dead, live := sleeper(t, 0), sleeper(t, 0)
-	for _, cmd := range []*exec.Cmd{dead, live} {
-		if _, err := table.get(cmd.Process.Pid); err != nil {
-			t.Fatal(err)
+	proc := &process{tgid: 1, pidfd: -1, tasks: map[*task]bool{}}
+	add := func(tid int) *task {
+		k := &task{tid: tid, proc: proc, pidfd: -1}
+		table.tasks[tid], k.at = k, table.used.PushFront(k)
+		proc.tasks[k] = true
+		return k
+	}
+	for tid := range maxTasks {
+		add(-1 - tid)
+	}
+	table.tasks[-1].users.Add(1)
+	table.tasks[-2].saved = &savedCall{fd: -1}
+	table.tasks[-3].mu.Lock()
+	table.used.MoveToFront(table.tasks[-4].at) // it has called again
+	k, err := table.get(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(table.tasks) != maxTasks || table.used.Len() != maxTasks || len(proc.tasks) != maxTasks-1 || table.tasks[-5] != nil {
+		t.Errorf("%d threads, %d in order, %d of the process; -5: %v", len(table.tasks), table.used.Len(), len(proc.tasks), table.tasks[-5])
+	}
+	for _, tid := range []int{-1, -2, -3, -4, -6} {
+		if table.tasks[tid] == nil {
+			t.Errorf("%d is forgotten", tid)
 		}
 	}
-	_ = dead.Process.Kill()
-	_ = dead.Wait()
-	table.sweep()
-	if table.tasks[dead.Process.Pid] != nil || table.tasks[live.Process.Pid] == nil {
-		t.Errorf("%v", table.tasks)
+	// One that is forgotten while somebody is at it keeps its descriptor until then.
+	table.drop(k)
+	fd, err := k.getFile(0)
+	if err != nil {
+		t.Errorf("forgotten while in use: %v", err)
+	}
+	unix.Close(fd)
+	pidfd := k.pidfd
+	k.release()
+	if _, err := unix.FcntlInt(uintptr(pidfd), unix.F_GETFD, 0); k.exact && err != unix.EBADF {
+		t.Errorf("the descriptor of a forgotten thread: %v", err)
+	}
+}
+
+// TestProcessBound: those that live and have made calls are bounded.
+func TestProcessBound(t *testing.T) {
+	table, _ := testTasks()
+	for i := range maxProcesses {
+		table.procs[-1-i] = &process{}
+	}
+	if _, err := table.get(os.Getpid()); !errors.Is(err, errTooManyProcesses) || len(table.tasks) != 0 {
+		t.Errorf("%v, %d threads", err, len(table.tasks))
 	}
 }
 

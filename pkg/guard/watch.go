@@ -3,6 +3,8 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,7 +60,7 @@ func (w *watcher) run() {
 // watchProcess is told of each new process of the container.
 func (g *Guard) watchProcess(p *process) {
 	// A pidfd becomes readable when the process has exited; its files are closed by then.
-	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
+	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.onBill(func() { g.processGone(p) }) }); err != nil {
 		g.log.Error("cannot watch a process", "pid", p.tgid, "err", err)
 	}
 }
@@ -67,7 +69,22 @@ func (g *Guard) watchProcess(p *process) {
 func (g *Guard) processGone(p *process) {
 	g.tasks.dropProcess(p)
 	g.managedGone(p.tgid)
-	g.collect()
+	g.sweepNext()
+}
+
+// sweepNext sweeps at once or, where sweeps have just taken long, when the guard has rested from them. However many ask for it meanwhile,
+// it is done once.
+func (g *Guard) sweepNext() {
+	if g.sweepAsked.CompareAndSwap(false, true) {
+		go func() {
+			g.turnMu.Lock()
+			defer g.turnMu.Unlock()
+			time.Sleep(time.Until(g.rested))
+			g.sweepAsked.Store(false) // who asks from now on may have closed something that this one does not see
+			took := g.onBill(func() { g.collect() })
+			g.rested = time.Now().Add(backgroundShare * took)
+		}()
+	}
 }
 
 // sweepSoon sweeps a few times in the near future: memory whose last handle was freed is still held by a UVM mapping, and
@@ -84,7 +101,7 @@ func (g *Guard) sweepSoon() {
 
 func (g *Guard) sweepAfter(d time.Duration) {
 	time.AfterFunc(d, func() {
-		g.sweep()
+		g.sweepNext()
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		if d < 2*time.Second && g.account.hasZombies() {
@@ -93,6 +110,47 @@ func (g *Guard) sweepAfter(d time.Duration) {
 		}
 		g.sweeping = false
 	})
+}
+
+// orphans are the UVM address spaces that no process of the container has open. Each process is looked at once, however many address
+// spaces there are, and only until all are found: first those that used them, then the others.
+func (g *Guard) orphans() []*file {
+	left := map[*file]bool{}
+	for _, f := range g.files.snapshot() {
+		if f.strong >= 0 && f.torn == nil {
+			left[f] = true
+		}
+	}
+	seen := map[int]bool{}
+	look := func(tgid int) {
+		if seen[tgid] || len(left) == 0 {
+			return
+		}
+		seen[tgid] = true
+		eachTable(tgid, &g.nodes, func(fd int, _ place) bool {
+			if f := g.files.find(fd, nodeUVM); f != nil {
+				f.mu.Lock()
+				f.owners[tgid] = true
+				f.mu.Unlock()
+				delete(left, f)
+			}
+			_ = unix.Close(fd)
+			return len(left) > 0
+		})
+	}
+	for _, f := range slices.Collect(maps.Keys(left)) {
+		for _, tgid := range f.users() {
+			if left[f] {
+				look(tgid)
+			}
+		}
+	}
+	if len(left) > 0 {
+		for _, tgid := range g.containerCgroups().processes() {
+			look(tgid)
+		}
+	}
+	return slices.Collect(maps.Keys(left))
 }
 
 func (g *Guard) firstPID() int {

@@ -1,0 +1,95 @@
+//go:build integration
+
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestBusyGuard: whatever a container does that is no successful driver call, its guard uses a twentieth of a core for it, once the burst is
+// used up. The bound here is twice that.
+func TestBusyGuard(t *testing.T) {
+	const most = 0.10
+	for _, way := range []string{"strangers", "others", "refused", "roots", "files", "threads", "processes"} {
+		t.Run(way, func(t *testing.T) {
+			noTrace(t)
+			share := guardShare(t, container{env: sizeOf("256MiB"), cmd: []string{"cgpu-probe", "hostile", "busy-" + way, "--busy", "1m"}})
+			t.Logf("%.3f of a core", share)
+			if share > most {
+				t.Errorf("the guard uses %.3f of a core", share)
+			}
+		})
+	}
+}
+
+// TestBusyQuota: calls that succeed are paid for, but a container with a CPU quota makes its guard use no more than that.
+func TestBusyQuota(t *testing.T) {
+	noTrace(t)
+	c := container{env: sizeOf("256MiB"), opts: []string{"--cpus", "0.1"}, cmd: []string{"sh", "-c", "while cgpu-probe bench 10000; do :; done"}}
+	if share := guardShare(t, c); share > 0.15 {
+		t.Errorf("the guard of a container with a tenth of a CPU uses %.3f of a core", share)
+	}
+}
+
+// guardShare starts a container and tells what part of a core its guard uses over some seconds, once the burst is used up.
+func guardShare(t *testing.T, c container) float64 {
+	t.Helper()
+	id := c.start(t)
+	list := guards(t)
+	if len(list) != 1 {
+		t.Fatalf("guards: %v", list)
+	}
+	pid := list[0]
+	for begin := time.Now(); !strings.Contains(guardLog(t, id), "calls wait") && time.Since(begin) < 30*time.Second; {
+		time.Sleep(50 * time.Millisecond)
+	}
+	before, begin := cpuTime(t, pid), time.Now()
+	time.Sleep(4 * time.Second)
+	share := (cpuTime(t, pid) - before).Seconds() / time.Since(begin).Seconds()
+	if docker(t, "inspect", "-f", "{{.State.Running}}", id) != "true\n" {
+		t.Fatalf("the container is over: %s", lab.Run(nil, "docker", "logs", id))
+	}
+	return share
+}
+
+// guardLog is the log of a container's guard.
+func guardLog(t *testing.T, id string) string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(lab.RunDir, "log", id[:12]+"-*.log"))
+	if err != nil || len(paths) > 1 {
+		t.Fatal(paths, err)
+	}
+	if len(paths) == 0 {
+		return "" // nothing to tell yet
+	}
+	text, err := os.ReadFile(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// cpuTime is what a process has used of the CPUs.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(b[strings.LastIndexByte(string(b), ')')+1:]))
+	var ticks int
+	for _, f := range fields[11:13] { // utime, stime
+		n, err := strconv.Atoi(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
