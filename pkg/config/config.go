@@ -65,6 +65,7 @@ func Default() Config {
 			Managed:           device.ManagedLimit,
 			MaxSpill:          device.Part{Percent: 50},
 			SpillReserve:      device.Part{Percent: 10},
+			MaxHostMemory:     device.Part{Percent: 50},
 			Pods:              device.PodsAny,
 			PodResources:      "/var/lib/kubelet/pod-resources/kubelet.sock",
 		},

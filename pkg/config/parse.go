@@ -47,6 +47,7 @@ type file struct {
 	Profiling          *bool     `toml:"profiling"`
 	MaxSpill           *string   `toml:"max_spill"`
 	SpillReserve       *string   `toml:"spill_reserve"`
+	MaxHostMemory      *string   `toml:"max_host_memory"`
 	Dialects           *[]string `toml:"dialects"`
 	Pods               *string   `toml:"pods"`
 	PodSettings        *[]string `toml:"pod_settings"`
@@ -96,6 +97,7 @@ func Parse(name string, text []byte) (Config, error) {
 		choice("managed", f.Managed, &s.Managed, device.ManagedLimit, device.ManagedDeny, device.ManagedAllow),
 		part("max_spill", f.MaxSpill, &s.MaxSpill),
 		part("spill_reserve", f.SpillReserve, &s.SpillReserve),
+		part("max_host_memory", f.MaxHostMemory, &s.MaxHostMemory),
 		dialects(f.Dialects, &s.Dialects),
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),

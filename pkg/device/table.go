@@ -128,6 +128,8 @@ type Config struct {
 	// MaxSpill bounds the sum of all containers' spill, SpillReserve is host memory that spilling leaves free.
 	MaxSpill     Part `json:"maxSpill"`
 	SpillReserve Part `json:"spillReserve"`
+	// MaxHostMemory bounds the host memory that the driver makes for one container, beside its spill.
+	MaxHostMemory Part `json:"maxHostMemory"`
 	// Dialects are the other systems' variables and annotations that containers of this node may ask with.
 	Dialects []quota.Dialect `json:"dialects,omitempty"`
 	// Pods is PodsAny, PodsAllocated or PodsGPUShare; empty: PodsAny.

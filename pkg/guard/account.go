@@ -3,14 +3,20 @@ package guard
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// maxObjects bounds the RM objects of one container, and with them the guard's own memory. A CUDA context has about 300.
-const maxObjects = 1 << 18
+// maxObjects bounds the RM objects of one container, and with them the guard's own memory and the driver's: 1 to 20 KiB of the host's
+// kernel memory each. A CUDA context has about 300.
+const maxObjects = 1 << 16
+
+// maxFirmware bounds those that the GPU's firmware has too (rm.ClassKind.InFirmware): its memory is one piece for all containers, and when
+// that is full nobody's calls succeed. A CUDA context has about 50.
+const maxFirmware = 4096
 
 // account is what a container holds: RM clients, their objects, and the device memory charged for them.
 //
@@ -22,12 +28,22 @@ type account struct {
 	gpus     []gpuAccount // in the order of Config.GPUs
 	clients  map[uint32]*client
 	objects  int
+	firmware int // of objects, those in the GPU's firmware
 	tsgs     int
 	channels int
-	kept     int // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
-	zombies  int // charges that no handle refers to any more, only UVM mappings or exported files
+	kept     int             // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
+	runlists map[runlist]int // channels by engine
+	vaSpaces int
+	dmaMaps  int
+	host     quota.Bytes // memory that the driver made for the container on the host
+	events   int
+	// eventsSeen is when closed files of events were looked for last.
+	eventsSeen time.Time
+	zombies    int // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
+	// onChannels, if not nil, is told how many channels the container has on the engine of a GPU where it has most, with mu held.
+	onChannels func(gpu, n int)
 }
 
 type gpuAccount struct {
@@ -55,7 +71,8 @@ type client struct {
 	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
 	letting          map[uint32]letting // by object that has policies of its own, see share.go
 	open             openRights
-	ending           bool // its channels are off for good, see Guard.stop
+	ending           bool                 // its channels are off for good, see Guard.stop
+	events           map[uint32]openEvent // by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in
@@ -108,20 +125,27 @@ func (l callLock) unlock() {
 type object struct {
 	handle, parent, class uint32
 	kind                  rm.ClassKind
-	gpu                   int         // of a device object; noGPU for all others, which inherit from their parent
-	charge                *charge     // nil for what takes no device memory
-	length                quota.Bytes // of device memory, as the driver counts it: before rounding, without hidden costs
-	spilled               bool        // host memory that the container takes for device memory
-	children              int         // handles whose parent this is
-	of                    uint32      // handle of the memory that this object is another name of and keeps alive; 0: none
-	retained              *retained   // of a channel that a UVM address space keeps
-	scheduled             bool        // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
-	graphics              bool        // a channel group on the graphics engine
-	context               bool        // a channel group that has a context there: an object of the engine was made below it
-	preempts              bool        // and a context that is switched in the middle of a kernel; see preemption.go
-	userd                 userd       // of a channel
-	engine                uint32      // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
-	streams               *streams    // of a profiler
+	gpu                   int                    // of a device object; noGPU for all others, which inherit from their parent
+	charge                *charge                // nil for what takes no device memory
+	length                quota.Bytes            // of device memory, as the driver counts it: before rounding, without hidden costs
+	size                  quota.Bytes            // of memory, wherever it is; 0: not known
+	page                  quota.Bytes            // of device memory
+	spilled               bool                   // host memory that the container takes for device memory
+	host                  bool                   // host memory that the driver made for the container
+	children              int                    // handles whose parent or address space this is
+	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
+	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
+	retained              *retained              // of a channel that a UVM address space keeps
+	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
+	graphics              bool                   // a channel group on the graphics engine
+	context               bool                   // a channel group that has a context there: an object of the engine was made below it
+	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
+	userd                 userd                  // of a channel
+	runlist               runlist                // of a channel
+	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
+	streams               *streams               // of a profiler
+	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
+	mapped                map[*dmaMap]bool       // of memory: where it is mapped
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -135,23 +159,27 @@ type charge struct {
 	others  int         // UVM mappings and exported files
 	length  quota.Bytes // as the driver counts it, for the audit
 	spilled bool        // it is host memory, out of the spill
+	host    bool        // it is host memory, of which the driver makes so much for a container
+	tables  bool        // it is page tables of UVM's, which never have a handle
+	page    quota.Bytes // that device memory is mapped in; 0: not known
 }
 
 func newAccount(gpus []GPU) *account {
-	a := &account{clients: map[uint32]*client{}}
+	a := &account{clients: map[uint32]*client{}, runlists: map[runlist]int{}}
 	for _, g := range gpus {
 		a.gpus = append(a.gpus, gpuAccount{limit: g.Limit, native: g.Native, spill: g.Spill})
 	}
 	return a
 }
 
-// reserve takes size from the limit of a GPU before the driver is asked. False: it does not fit, and the denial is counted
+// reserve takes memory from the limit of a GPU before the driver is asked. False: it does not fit, and the denial is counted
 // if count is set.
-func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
+func (a *account) reserve(want cost, count bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	gpu, size := want.gpu, want.size
 	g := &a.gpus[gpu]
-	if !g.native && !g.fits(size) {
+	if !g.native && !g.fitsWithin(size, want.slack) {
 		if count {
 			a.deny(gpu, size, false)
 		}
@@ -165,7 +193,12 @@ func (a *account) reserve(gpu int, size quota.Bytes, count bool) bool {
 }
 
 // fits subtracts on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
-func (g *gpuAccount) fits(size quota.Bytes) bool { return g.used <= g.limit && size <= g.limit-g.used }
+func (g *gpuAccount) fits(size quota.Bytes) bool { return g.fitsWithin(size, 0) }
+
+func (g *gpuAccount) fitsWithin(size, slack quota.Bytes) bool {
+	most := g.limit + slack
+	return g.used <= most && size <= most-g.used
+}
 
 // deny counts a denial and tells of it. The caller holds mu.
 func (a *account) deny(gpu int, size quota.Bytes, spill bool) {
@@ -192,10 +225,10 @@ func (g *gpuAccount) publish() {
 }
 
 // unreserve gives back what reserve took.
-func (a *account) unreserve(gpu int, size quota.Bytes) {
+func (a *account) unreserve(what cost) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.gpus[gpu].release(size)
+	a.giveBack(&charge{gpu: what.gpu, size: what.size, host: what.host})
 }
 
 func (g *gpuAccount) release(size quota.Bytes) {
@@ -308,15 +341,19 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if gpu != noGPU && reserved > 0 {
-		a.gpus[gpu].giveBack(reserved, o.spilled)
+		a.giveBack(&charge{gpu: gpu, size: reserved, spilled: o.spilled, host: o.host})
 	}
 	c := a.clients[clientHandle]
 	if c == nil {
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled}
-		a.gpus[gpu].take(size, o.spilled)
+		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled, host: o.host, page: o.page}
+		if o.host {
+			a.host += size
+		} else {
+			a.gpus[gpu].take(size, o.spilled)
+		}
 	}
 	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
 		o.charge = m.charge
@@ -335,12 +372,21 @@ func (a *account) put(c *client, o *object) {
 	if p := c.objects[o.parent]; p != nil && p != o {
 		p.children++
 	}
+	if s := c.objects[o.space]; s != nil && s != o {
+		s.children++
+	}
 	a.objects++
+	if o.kind.InFirmware() {
+		a.firmware++
+	}
 	switch o.kind {
 	case rm.ClassTSG:
 		a.tsgs++
+	case rm.ClassVASpace:
+		a.vaSpaces++
 	case rm.ClassChannel:
 		a.channels++
+		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
@@ -361,8 +407,8 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu, o.spilled = s.class, s.charge, s.gpu, s.spilled
-			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel {
+			o.class, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.charge, s.gpu, s.spilled, s.host, s.size
+			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel || s.kind == rm.ClassVASpace {
 				o.kind = rm.ClassPlain // counted once
 			}
 		}
@@ -395,7 +441,7 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	for grew := o.children > 0; grew; {
 		grew = false
 		for h, x := range c.objects {
-			if !gone[h] && gone[x.parent] {
+			if !gone[h] && (gone[x.parent] || gone[x.space]) {
 				gone[h], grew = true, true
 			}
 		}
@@ -409,10 +455,14 @@ func (a *account) dropClient(c *client) {
 	for _, o := range c.objects {
 		a.dropObject(c, o)
 	}
+	for number := range c.events {
+		a.dropEvent(c, number)
+	}
 	delete(a.clients, c.handle)
 }
 
 func (a *account) dropObject(c *client, o *object) {
+	a.dropMaps(o)
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
@@ -421,15 +471,25 @@ func (a *account) dropObject(c *client, o *object) {
 	if p := c.objects[o.parent]; p != nil {
 		p.children--
 	}
+	if s := c.objects[o.space]; s != nil {
+		s.children--
+	}
 	a.objects--
+	if o.kind.InFirmware() {
+		a.firmware--
+	}
 	switch o.kind {
 	case rm.ClassTSG:
 		a.tsgs--
+	case rm.ClassVASpace:
+		a.vaSpaces--
 	case rm.ClassChannel:
 		a.channels--
-		if o.retained != nil {
-			o.retained.channel = nil
+		if o.retained != nil { // it keeps its number, see release
+			o.retained.channel, o.retained.runlist = nil, o.runlist
 			a.kept++
+		} else {
+			a.countChannel(o.runlist, -1)
 		}
 	}
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
@@ -447,6 +507,14 @@ func (a *account) dropObject(c *client, o *object) {
 // settle gives a charge's bytes back once nothing refers to it.
 func (a *account) settle(ch *charge) {
 	if ch.handles == 0 && ch.others == 0 {
+		a.giveBack(ch)
+	}
+}
+
+func (a *account) giveBack(ch *charge) {
+	if ch.host {
+		a.host -= min(ch.size, a.host)
+	} else {
 		a.gpus[ch.gpu].giveBack(ch.size, ch.spilled)
 	}
 }
@@ -476,7 +544,7 @@ func (a *account) unhold(ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ch.others--
-	if ch.handles == 0 && ch.others == 0 {
+	if ch.handles == 0 && ch.others == 0 && !ch.tables {
 		a.zombies--
 	}
 	a.settle(ch)
@@ -561,6 +629,8 @@ func (a *account) room(kind rm.ClassKind, maxTSGs, maxChannels int) bool {
 	defer a.mu.Unlock()
 	switch {
 	case a.objects >= maxObjects,
+		kind.InFirmware() && a.firmware >= maxFirmware,
+		kind == rm.ClassVASpace && a.vaSpaces >= vaSpacesPerTSG*maxTSGs,
 		kind == rm.ClassTSG && a.tsgs >= maxTSGs,
 		kind == rm.ClassChannel && a.channels+a.kept >= maxChannels:
 		return false
@@ -623,7 +693,7 @@ func (a *account) byProcess() map[int]*processUse {
 		}
 		u.clients++
 		for _, o := range c.objects {
-			if o.charge != nil && !o.charge.spilled && !u.seen[o.charge] {
+			if o.charge != nil && !o.charge.spilled && !o.charge.host && !u.seen[o.charge] {
 				u.seen[o.charge] = true
 				u.used[o.charge.gpu] += o.charge.size
 			}

@@ -50,10 +50,10 @@ func TestReserve(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			a := testAccount(c.limit)
-			if !a.reserve(c.gpu, c.have, false) {
+			if !a.reserve(cost{gpu: c.gpu, size: c.have}, false) {
 				t.Fatal("the start does not fit")
 			}
-			if got := a.reserve(c.gpu, c.size, true); got != c.want {
+			if got := a.reserve(cost{gpu: c.gpu, size: c.size}, true); got != c.want {
 				t.Errorf("reserve: %v", got)
 			}
 			want := c.have
@@ -131,7 +131,7 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 	f := &file{}
 	a.addClient(testClient, 1, f)
 	a.addClient(testClient+1, 2, nil)
-	a.reserve(0, 4*quota.MiB, true)
+	a.reserve(cost{gpu: 0, size: 4 * quota.MiB}, true)
 	a.addObject(testClient, memoryObject(5, 1), 0, 4*quota.MiB, 2*quota.MiB)
 	wantUsage(t, a, 0, 2*quota.MiB)
 	ch := a.hold(testClient, 5)
@@ -258,7 +258,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 		if p.spilled {
 			a.unreserveSpill(0, p.size)
 		} else {
-			a.unreserve(0, p.size)
+			a.unreserve(cost{gpu: 0, size: p.size})
 		}
 	}
 	client := func() uint32 { return testClient + r.Uint32N(3) }
@@ -302,7 +302,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 			if p.spilled {
 				ok, want = a.reserveSpill(0, size), before.spilled+size <= spill
 			} else {
-				ok, want = a.reserve(0, size, true), before.used+size <= limit
+				ok, want = a.reserve(cost{gpu: 0, size: size}, true), before.used+size <= limit
 			}
 			if ok != want {
 				t.Fatalf("step %d: reserve of %+v at %+v: %v", step, p, before, ok)
@@ -513,7 +513,7 @@ func TestAccountConcurrently(t *testing.T) {
 				var held []*charge
 				for i := range uint32(60) {
 					size := quota.Bytes(1+r.Uint64N(30)) * quota.MiB
-					if a.reserve(0, size, true) {
+					if a.reserve(cost{gpu: 0, size: size}, true) {
 						a.addObject(c, memoryObject(i+1, c), 0, size, size)
 					}
 					if ch := a.hold(c, r.Uint32N(i+1)); ch != nil {

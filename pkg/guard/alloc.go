@@ -34,12 +34,15 @@ func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
 
 // grantedSize is what an allocation really takes, from what the driver wrote back.
 func grantedSize(size uint64, attr uint32) quota.Bytes {
-	page := pageSmall
-	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		page = pageHuge
-	}
-	n, _ := roundUp(size, page)
+	n, _ := roundUp(size, grantedPage(attr))
 	return n
+}
+
+func grantedPage(attr uint32) quota.Bytes {
+	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
+		return pageHuge
+	}
+	return pageSmall
 }
 
 // onAlloc makes an object.
@@ -88,6 +91,9 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 // allocs are the checks of the kinds of classes that take more than an object.
 var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassVidmem:     (*Guard).checkVidmem,
+	rm.ClassSysmem:     (*Guard).checkHost,
+	rm.ClassVirtual:    (*Guard).checkVirtual,
+	rm.ClassVASpace:    (*Guard).checkVASpace,
 	rm.ClassUserShared: (*Guard).checkUserShared,
 	rm.ClassTSG:        (*Guard).checkTSG,
 	rm.ClassChannel:    (*Guard).checkChannel,
@@ -145,16 +151,24 @@ func (g *Guard) makeObject(c *trappedCall, o object) plan {
 	}}
 }
 
-// makeCharged is the plan of an object that takes device memory: reserve, ask, settle to what it took. made tells of the object and of the
+// cost is what an object takes before the driver is asked for it: memory of a GPU, or of the host.
+type cost struct {
+	gpu   int
+	size  quota.Bytes
+	slack quota.Bytes // by which it may pass the limit
+	host  bool
+}
+
+// makeCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
 // size, once the driver has answered.
-func (g *Guard) makeCharged(c *trappedCall, client uint32, gpu int, want quota.Bytes, made func() (object, quota.Bytes)) plan {
-	if !g.reserve(gpu, want) {
+func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
+	if !g.reserve(want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	cancel := func() { g.account.unreserve(gpu, want) }
+	cancel := func() { g.account.unreserve(want) }
 	return plan{ask: true, cancel: cancel, settle: func() {
 		o, took := made()
-		if !g.settleUp(gpu, &want, took) {
+		if !g.settleUp(&want, took) {
 			if s, e := g.free(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
 				cancel()
 				c.takeBack()
@@ -162,21 +176,23 @@ func (g *Guard) makeCharged(c *trappedCall, client uint32, gpu int, want quota.B
 				return
 			}
 		}
-		g.account.addObject(client, o, gpu, want, took)
+		g.account.addObject(client, o, want.gpu, want.size, took)
 		c.undo = g.undoObject(c.target(), client, o.handle)
 	}}
 }
 
 // settleUp reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
 // them (memmgrAllocDetermineAlignment_GM107). False: the limit does not allow that.
-func (g *Guard) settleUp(gpu int, want *quota.Bytes, size quota.Bytes) bool {
-	if size <= *want {
+func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
+	if size <= want.size {
 		return true
 	}
-	if !g.account.reserve(gpu, size-*want, true) {
+	more := *want
+	more.size = size - want.size
+	if !g.reserve(more) {
 		return false
 	}
-	*want = size
+	want.size = size
 	return true
 }
 
@@ -192,7 +208,7 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
-	p := g.makeCharged(c, c.allocClient(), gpu, g.cfg.Settings.ContextOverhead, func() (object, quota.Bytes) {
+	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: g.cfg.Settings.ContextOverhead}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, g.cfg.Settings.ContextOverhead
 	})
@@ -211,6 +227,10 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	if o.engine <= engineGRLast && !g.account.isGroup(c.allocClient(), o.parent) {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
+	}
+	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
+	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
+		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
 	}
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
@@ -286,9 +306,10 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 		return g.makeSpilled(c, gpu, want)
 	}
 	o := c.newObject()
-	p := g.makeCharged(c, c.allocClient(), gpu, want, func() (object, quota.Bytes) {
+	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
+		o.size, o.page = o.length, grantedPage(rm.U32(c.params, rm.MemoryAttr))
 		return o, grantedSize(rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr))
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
@@ -362,22 +383,22 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	if !g.account.isGroup(client, owner) {
 		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
 	}
-	cost, gpu := g.cfg.Settings.ContextOverhead, noGPU
-	if !charged && cost > 0 {
+	context := cost{gpu: noGPU, size: g.cfg.Settings.ContextOverhead}
+	if !charged && context.size > 0 {
 		var ok bool
-		if gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
+		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
 			return answer(c.status(rm.StatusInvalidObjectParent))
 		}
-		if !g.reserve(gpu, cost) {
+		if !g.reserve(context) {
 			return answer(c.status(rm.StatusNoMemory))
 		}
-		p.cancel = func() { g.account.unreserve(gpu, cost) }
+		p.cancel = func() { g.account.unreserve(context) }
 	}
 	settle := p.settle
 	p.settle = func() {
 		settle()
-		if gpu != noGPU && !g.account.chargeContext(client, owner, gpu, cost) {
-			g.account.unreserve(gpu, cost)
+		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
+			g.account.unreserve(context)
 		}
 		if g.account.markGraphics(client, owner) {
 			g.compute.made(g.account.gpuOf(client, owner))
@@ -395,13 +416,16 @@ func (g *Guard) checkUserShared(c *trappedCall) plan {
 	return p
 }
 
-// reserve takes memory from a GPU's limit. Before it refuses it looks whether something was closed unnoticed.
-func (g *Guard) reserve(gpu int, size quota.Bytes) bool {
-	got := g.account.reserve(gpu, size, false)
-	if !got {
-		g.sweepUntil(func() bool { got = g.account.reserve(gpu, size, false); return got })
+// reserve takes what an object needs out of the container's limits. Before it refuses it looks whether something was closed unnoticed.
+func (g *Guard) reserve(want cost) bool {
+	if want.host {
+		return g.reserveHost(want.size)
 	}
-	return got || g.account.reserve(gpu, size, true)
+	got := want.size == 0 || g.account.reserve(want, false)
+	if !got {
+		g.sweepUntil(func() bool { got = g.account.reserve(want, false); return got })
+	}
+	return got || g.account.reserve(want, true)
 }
 
 // gpuFor finds the GPU that memory below a parent handle is charged to. False: it is not below a device that the guard has seen. RM would

@@ -75,6 +75,7 @@ const (
 	boardPriority = 16
 	boardPressing = 20 // pressing… bits
 	boardStart    = 24 // u64: start time of the guard (/proc/PID/stat)
+	boardChannels = 32 // channels on the engine where the container has most
 )
 
 const (

@@ -211,10 +211,10 @@ func TestHeap(t *testing.T) {
 		{"wraps around", rm.HeapFnAllocSize, func(o []byte) { rm.PutU64(o, rm.HeapAllocSize, ^uint64(0)) }, 0, rm.StatusNoMemory},
 		{"address space", rm.HeapFnAllocSize, func(o []byte) {
 			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
-			rm.PutU32(o, rm.HeapAllocFlags, virtual)
+			rm.PutU32(o, rm.HeapAllocFlags, virtual|rm.MemoryFlagLazy)
 		}, 0, 0},
 		{"host memory", rm.HeapFnAllocSize, func(o []byte) {
-			rm.PutU64(o, rm.HeapAllocSize, 1<<40)
+			rm.PutU64(o, rm.HeapAllocSize, 1<<20)
 			rm.PutU32(o, rm.HeapAllocAttr, host)
 		}, 0, 0},
 		{"device memory that calls itself host memory where function 6 has its height", rm.HeapFnAllocTiled, func(o []byte) {
@@ -400,7 +400,7 @@ func TestUVMReplace(t *testing.T) {
 			g := withClient(newFakeGuard(t, &fakeDriver{}))
 			g.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
 			f := &file{maps: map[uint64][]uvmMap{}}
-			first := uvmMap{one, length, g.account.hold(fakeClient, fakeMemory)}
+			first := uvmMap{gpu: one, length: length, charge: g.account.hold(fakeClient, fakeMemory)}
 			c.second.charge = g.account.hold(fakeClient, fakeMemory+1)
 			g.account.freeObject(fakeClient, fakeDevice)
 			g.uvmMapped(f, base, first)
@@ -472,7 +472,7 @@ func TestEndUVM(t *testing.T) {
 				c.do(rm.UVMMapExternal, o)
 			}
 			g.account.freeObject(fakeClient, fakeMemory)
-			wantUsage(t, g.account, 0, 8*quota.MiB)
+			wantUsage(t, g.account, 0, 8*quota.MiB+2*quota.Bytes(rm.UVMTables(8<<20, 64<<10))) // page tables, from the second mapping on
 			d.calls = nil
 			g.endUVM(c.file)
 			wantUsage(t, g.account, 0, 0)

@@ -283,6 +283,71 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		h, err := s.clients[a[0]].memory(0, uint64(a[1]))
 		return fmt.Sprint(h), err
 	},
+	// vaspace CLIENT → handle
+	"vaspace": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		h, err := c.alloc(c.dev, 0, 0x90f1, make([]byte, 56))
+		return fmt.Sprint(h), err
+	},
+	// virtual CLIENT SIZE FLAGS [VASPACE]: a range of addresses → handle
+	"virtual": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|uint32(a[2]))
+		rm.PutU32(p, rm.MemoryAttr, 1<<rm.MemoryAttrPageShift)
+		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
+		if len(a) > 3 {
+			rm.PutU32(p, rm.MemoryVASpace, uint32(a[3]))
+		}
+		h, err := c.alloc(c.dev, 0, classVirtual, p)
+		return fmt.Sprint(h), err
+	},
+	// mapdma CLIENT RANGE MEMORY LENGTH → address
+	"mapdma": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		o := mapDMA(c.client, uint32(a[1]), uint32(a[2]), 0, uint64(a[3]))
+		rm.PutU32(o, rm.DMADevice, c.dev)
+		if err := c.ioctl(rm.EscMapDMA, o); err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rm.U64(o, 48)), statusError("map", rm.U32(o, 56))
+	},
+	// unmapdma CLIENT RANGE ADDRESS
+	"unmapdma": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		o := unmapDMA(uint32(a[1]), uint64(a[2]), 0)
+		rm.PutU32(o, rm.DMAClient, c.client)
+		rm.PutU32(o, rm.DMADevice, c.dev)
+		if err := c.ioctl(rm.EscUnmapDMA, o); err != nil {
+			return "", err
+		}
+		return "", statusError("unmap", rm.U32(o, 40))
+	},
+	// openuvm → descriptor of an address space of UVM's
+	"openuvm": func(s *childState, _ []int) (string, error) {
+		fd, err := s.open("nvidia-uvm", unix.O_CLOEXEC)
+		return fmt.Sprint(fd), err
+	},
+	// sparse UVM BASE LENGTH
+	"sparse": func(_ *childState, a []int) (string, error) {
+		o := make([]byte, 40)
+		rm.PutU64(o, 0, uint64(a[1]))
+		rm.PutU64(o, 8, uint64(a[2]))
+		o[uvmSparseGPU+15] = 1 // the first GPU of testGPUs
+		if e := rawIoctl(a[0], rm.UVMMapSparse, o); e != 0 {
+			return "", e
+		}
+		return "", statusError("sparse", rm.U32(o, 32))
+	},
+	// event CLIENT NUMBER: an OS event on the client's file
+	"event": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		o := osEvent(c.client, uint32(a[1]))
+		if err := c.ioctl(rm.EscAllocOSEvent, o); err != nil {
+			return "", err
+		}
+		return "", statusError("event", rm.U32(o, rm.OSEventStatus))
+	},
 	"free": func(s *childState, a []int) (string, error) { return "", s.clients[a[0]].free(uint32(a[1])) },
 	// freeclient CLIENT
 	"freeclient": func(s *childState, a []int) (string, error) { c := s.clients[a[0]]; return "", c.free(c.client) },

@@ -44,6 +44,7 @@ type card struct {
 	kick   chan struct{}
 	source switchSource // nil: the driver does not tell of context switches
 	board  *board
+	shared atomic.Pointer[board] // the board, for whoever does not hold mu
 	press  pressure
 	active atomic.Bool // the container has channel groups
 	idle   atomic.Bool // without work at the last step
@@ -165,6 +166,7 @@ func (c *compute) end() {
 		if x.board != nil {
 			x.board.leave()
 			x.board = nil
+			x.shared.Store(nil)
 		}
 		x.mu.Unlock()
 	}
@@ -221,6 +223,7 @@ func (x *card) run() {
 		x.mu.Lock()
 		x.board = b
 		x.mu.Unlock()
+		x.shareBoard(b)
 		go x.watchBoard(b)
 	}
 	if x.source != nil {

@@ -238,7 +238,7 @@ func (g *Guard) endUVM(f *file) {
 			if !done {
 				g.unmapExternal(f, base, m)
 			}
-			g.account.unhold(m.charge)
+			g.unmapped(m)
 		}
 	}
 	if f.sim != 0 {

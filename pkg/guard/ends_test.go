@@ -258,12 +258,12 @@ func TestTearingDown(t *testing.T) {
 		c.collect()
 	}
 	wantUsage(t, c.account, 0, 8*quota.MiB)
-	if !c.reserve(0, limit-8*quota.MiB) {
+	if !c.reserve(cost{size: limit - 8*quota.MiB}) {
 		t.Error("what there is room for does not fit")
 	}
-	c.account.unreserve(0, limit-8*quota.MiB)
+	c.account.unreserve(cost{size: limit - 8*quota.MiB})
 	got := make(chan bool)
-	go func() { got <- c.reserve(0, limit) }()
+	go func() { got <- c.reserve(cost{size: limit}) }()
 	select {
 	case fits := <-got:
 		t.Fatalf("an allocation does not wait for the memory that is about to be freed: %v", fits)

@@ -7,13 +7,17 @@ import (
 )
 
 // escapes are the rules of calls on nvidiactl or a GPU's node, but for those of RM_ALLOC (by class) and of RM_CONTROL (by control). What
-// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, interrupt query,
-// dma-buf export (keeps memory alive outside any client).
+// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA (objects that
+// the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside any client).
 var escapes = map[uint32]rule{
 	rm.EscFree:           {clients: outerClient(rm.FreeRoot), locks: true, check: (*Guard).checkFree},
 	rm.EscDupObject:      {clients: dupClients, locks: true, check: (*Guard).checkDup},
 	rm.EscShare:          {clients: outerClient(rm.ShareClient), locks: true, check: (*Guard).checkShare},
 	rm.EscVidHeapControl: {clients: outerClient(rm.HeapRoot), locks: true, check: (*Guard).checkHeap},
+	rm.EscMapDMA:         {clients: outerClient(rm.DMAClient), locks: true, check: (*Guard).checkMapDMA},
+	rm.EscUnmapDMA:       {clients: outerClient(rm.DMAClient), locks: true, check: (*Guard).checkUnmapDMA},
+	rm.EscAllocOSEvent:   {clients: outerClient(rm.OSEventClient), locks: true, check: (*Guard).checkAllocEvent},
+	rm.EscFreeOSEvent:    {clients: outerClient(rm.OSEventClient), locks: true, check: (*Guard).checkFreeEvent},
 	rm.EscAllocMemory:    {inTask: true, check: (*Guard).checkAllocMemory},
 	rm.EscRegisterFD:     {check: (*Guard).checkRegisterFD},
 	rm.EscCardInfo:       {check: (*Guard).checkCardInfo},
@@ -92,10 +96,14 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 // checkAllocMemory: the old memory call, of host memory only. It pins the caller's pages, so it runs in the task; without
 // CAP_SYS_ADMIN no content of it yields device memory (rm-abi 1.3), whatever a racing thread makes of it.
 func (g *Guard) checkAllocMemory(c *trappedCall) plan {
-	if class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class != classSystem && class != classOSDescriptor {
+	switch class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class {
+	case classSystem:
+		return g.noteHostMemory(c)
+	case classOSDescriptor:
+		return pass()
+	default:
 		return answer(c.deny(rm.StatusNotSupported, "0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class))
 	}
-	return pass()
 }
 
 const (

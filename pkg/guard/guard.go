@@ -122,6 +122,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
 	g.compute = newCompute(g)
+	g.account.onChannels = g.compute.tellChannels
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {
 			return nil, err

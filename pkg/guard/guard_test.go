@@ -56,6 +56,79 @@ func TestMemory(t *testing.T) {
 	r.empty()
 }
 
+// TestPageTables: what the simulated driver takes for page tables is what the guard charges, to the byte, whatever ends it.
+func TestPageTables(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	a := c.do("open")[0]
+	const lazy, gib = rm.MemoryFlagLazy, 1 << 30
+	pool, vas := quota.Bytes(rm.PagePool(gib, false)), quota.Bytes(vaSpaceSize)
+	tables := quota.Bytes(rm.PageTables(uint64(4*mib), false))
+	space := c.do("vaspace", a)[0]
+	c.do("virtual", a, gib, 0, space)
+	lazily := c.do("virtual", a, gib, lazy, space)[0]
+	x := c.do("alloc", a, 8*mib)[0]
+	c.do("mapdma", a, lazily, x, 4*mib)
+	r.agree(vas + pool + 8*quota.MiB + tables)
+	c.do("free", a, space) // with which its ranges end, and what is mapped there
+	r.agree(8 * quota.MiB)
+	c.do("free", a, x)
+	c.do("vaspace", a)
+	full := c.do("virtual", a, gib, 0)[0]
+	r.agree(vas + pool)
+	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, 0)
+	c.refused("NV_ERR_NO_MEMORY", "virtual", a, 65*gib, rm.MemoryFlagSparse|lazy)
+	space = c.do("virtual", a, 1024*gib, lazy)[0]
+	r.agree(vas + pool)
+	m := c.do("alloc", a, 8*mib)[0]
+	base := vas + pool + 8*quota.MiB
+	c.do("mapdma", a, full, m, 4*mib)
+	r.agree(base)
+	first := c.do("mapdma", a, space, m, 4*mib)[0]
+	c.do("mapdma", a, space, m, 4*mib)
+	r.agree(base + 2*tables)
+	for range 3 { // the driver would keep the tables of each
+		c.refused("NV_ERR_INVALID_LIMIT", "mapdma", a, space, m, 512*gib)
+		c.refused("NV_ERR_INVALID_LIMIT", "mapdma", a, space, m, 8*mib+1)
+	}
+	r.agree(base + 2*tables)
+	c.do("unmapdma", a, space, first)
+	r.agree(base + tables)
+	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unmapdma", a, space, first)
+	c.do("free", a, m)
+	r.agree(vas + pool)
+	for i := range 8 {
+		c.do("event", a, i)
+	}
+	c.refused("NV_ERR_INSUFFICIENT_RESOURCES", "event", a, 3)
+	c.do("close", a)
+	r.agree(0)
+	if n := r.sim.Snapshot().Events; n != 0 {
+		t.Errorf("%d OS events are left", n)
+	}
+	c.kill()
+	r.empty()
+}
+
+// TestSparseTables: as TestPageTables, for sparse mappings of UVM's.
+func TestSparseTables(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	const gib = 1 << 30
+	u := c.do("openuvm")[0]
+	tables := quota.Bytes(rm.UVMTables(64*gib, 64<<10))
+	c.do("sparse", u, 1<<40, 64*gib)
+	c.do("sparse", u, 2<<40, 64*gib)
+	r.agree(2 * tables)
+	c.refused("NV_ERR_INVALID_ARGUMENT", "sparse", u, 2<<40, 64*gib)
+	c.refused("NV_ERR_INVALID_LIMIT", "sparse", u, 8<<40, 2<<40)
+	r.agree(2 * tables)
+	c.do("closefd", u)
+	r.agree(0)
+	c.kill()
+	r.empty()
+}
+
 // TestExportedMemory lives until the descriptor and all handles are gone.
 func TestExportedMemory(t *testing.T) {
 	r := newRig(t)

@@ -11,13 +11,13 @@ func (g *Guard) checkHeap(c *trappedCall) plan {
 	o := c.call.Outer
 	switch fn := rm.U32(o, rm.HeapFunction); fn {
 	case rm.HeapFnAllocSize:
-		return g.checkHeapAlloc(c, rm.U64(o, rm.HeapAllocSize), rm.HeapAllocSize, rm.HeapAllocAttr)
+		return g.checkHeapAlloc(c, rm.U64(o, rm.HeapAllocSize), heapForm{rm.HeapAllocSize, rm.HeapAllocAttr, rm.HeapAllocAttr2})
 	case rm.HeapFnAllocSizeRange:
-		return g.checkHeapAlloc(c, rm.U64(o, rm.HeapAllocRangeSize), rm.HeapAllocRangeSize, rm.HeapAllocAttr)
+		return g.checkHeapAlloc(c, rm.U64(o, rm.HeapAllocRangeSize), heapForm{rm.HeapAllocRangeSize, rm.HeapAllocAttr, rm.HeapAllocRangeAttr2})
 	case rm.HeapFnAllocTiled:
 		// RM recomputes the size from both, 32 bits each.
 		size := uint64(rm.U32(o, rm.HeapTiledHeight)) * uint64(rm.U32(o, rm.HeapTiledPitch))
-		return g.checkHeapAlloc(c, size, rm.HeapAllocSize, rm.HeapTiledAttr)
+		return g.checkHeapAlloc(c, size, heapForm{rm.HeapAllocSize, rm.HeapTiledAttr, rm.HeapAllocAttr2})
 	case rm.HeapFnFree:
 		handle := rm.U32(o, rm.HeapFreeMemory)
 		return plan{ask: true, settle: func() { g.freed(c.locked[0], handle) }}
@@ -30,44 +30,63 @@ func (g *Guard) checkHeap(c *trappedCall) plan {
 	}
 }
 
-func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, sizeOff, attrOff int) plan {
+// heapForm is where an allocating function has what it asks for.
+type heapForm struct{ size, attr, attr2 int }
+
+// heapClass is what RM makes of an allocation, and what the guard takes that for.
+func heapClass(flags, attr uint32) (class uint32, kind rm.ClassKind) {
+	switch {
+	case flags&rm.MemoryFlagVirtual != 0:
+		return classVirtual, rm.ClassVirtual
+	case attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem:
+		return classVidmem, rm.ClassVidmem
+	}
+	return classSystem, rm.ClassSysmem
+}
+
+func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan {
 	o := c.call.Outer
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	client := rm.U32(o, rm.HeapRoot)
+	client, flags := rm.U32(o, rm.HeapRoot), rm.U32(o, rm.HeapAllocFlags)
 	if g.unseen(c, client, rm.U32(o, rm.HeapParent)) {
 		return answer(c.denyUnseen())
 	}
-	rec := object{parent: rm.U32(o, rm.HeapParent), class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU}
-	virtual := rm.U32(o, rm.HeapAllocFlags)&rm.MemoryFlagVirtual != 0
-	location := rm.U32(o, attrOff) >> rm.MemoryAttrLocationShift & rm.MemoryAttrLocationMask
-	if virtual || location != rm.MemoryLocationVidmem {
-		rec.class, rec.kind = classSystem, rm.ClassPlain
-		if virtual {
-			rec.class = classVirtual
-		}
-		return plan{ask: true, settle: func() {
-			rec.handle = rm.U32(o, rm.HeapAllocMemory)
-			g.account.addObject(client, rec, noGPU, 0, 0)
-			c.undo = g.undoObject(c.target(), client, rec.handle)
-		}}
+	rec := object{parent: rm.U32(o, rm.HeapParent), gpu: noGPU}
+	rec.class, rec.kind = heapClass(flags, rm.U32(o, form.attr))
+	made := func(rec *object) quota.Bytes {
+		rec.handle = rm.U32(o, rm.HeapAllocMemory)
+		return quota.Bytes(rm.U64(o, form.size))
 	}
-	if fixedAddress(rm.U32(o, rm.HeapAllocFlags)) {
-		return answer(c.status(rm.StatusInvalidArgument))
+	if rec.kind == rm.ClassSysmem {
+		return g.makeHost(c, client, size, rec, made)
 	}
 	gpu, ok := g.gpuFor(client, rec.parent)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
+	if rec.kind == rm.ClassVirtual {
+		rec.space = rm.U32(o, rm.HeapVASpace)
+		return g.makeVirtual(c, client, gpu, flags, func() (object, uint64, uint32, uint32) {
+			rec.handle = rm.U32(o, rm.HeapAllocMemory)
+			if c.executed {
+				size = rm.U64(o, form.size)
+			}
+			return rec, size, rm.U32(o, form.attr), rm.U32(o, form.attr2)
+		})
+	}
+	if fixedAddress(flags) {
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
 	want, ok := roundUp(size, pageHuge)
 	if !ok {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	return g.makeCharged(c, client, gpu, want, func() (object, quota.Bytes) {
-		rec.handle = rm.U32(o, rm.HeapAllocMemory)
-		rec.length = quota.Bytes(rm.U64(o, sizeOff))
-		return rec, grantedSize(rm.U64(o, sizeOff), rm.U32(o, attrOff))
+	return g.makeCharged(c, client, cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
+		rec.length = made(&rec)
+		rec.size, rec.page = rec.length, grantedPage(rm.U32(o, form.attr))
+		return rec, grantedSize(uint64(rec.length), rm.U32(o, form.attr))
 	})
 }
 

@@ -305,7 +305,7 @@ func TestUnseen(t *testing.T) {
 			rm.PutU32(o, rm.HeapRoot, fakeClient)
 			rm.PutU32(o, rm.HeapParent, h)
 			rm.PutU32(o, rm.HeapFunction, rm.HeapFnAllocSize)
-			rm.PutU32(o, rm.HeapAllocFlags, rm.MemoryFlagVirtual)
+			rm.PutU32(o, rm.HeapAllocAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift)
 			c.escape(rm.EscVidHeapControl, o)
 			return rm.U32(o, rm.HeapStatus)
 		},

@@ -207,7 +207,7 @@ func TestReserveManagedBesideMemory(t *testing.T) {
 	wantUsage(t, g.account, 0, 24*quota.MiB)
 	wantUsage(t, g.account, 1, 16*quota.MiB)
 	wantUsage(t, g.account, 2, 0)
-	if g.account.reserve(1, 1, true) {
+	if g.account.reserve(cost{gpu: 1, size: 1}, true) {
 		t.Error("device memory in place of managed memory")
 	}
 	g.releaseManaged(1, somewhere, somewhere+16<<20)

@@ -47,10 +47,10 @@ func news(t *testing.T, g *Guard) func() string {
 func TestDeniedIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	if !g.reserve(0, 512*quota.MiB) || g.reserve(0, 600*quota.MiB) || g.reserve(0, 600*quota.MiB) || g.reserve(0, ^quota.Bytes(0)) {
+	if !g.reserve(cost{size: 512 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: ^quota.Bytes(0)}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
-	if g.account.reserve(0, quota.GiB, false) { // a look before the real one
+	if g.account.reserve(cost{size: quota.GiB}, false) { // a look before the real one
 		t.Fatal("fits")
 	}
 	g.account.setLimits(0, testLimit, quota.MiB)
@@ -72,7 +72,7 @@ func TestLifeIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
 	g.tellStart(ledger.Record{InitPID: 7, Name: "default/pod/main"})
-	if g.reserve(0, 2*quota.GiB) || !g.reserve(0, 3*quota.MiB) {
+	if g.reserve(cost{size: 2 * quota.GiB}) || !g.reserve(cost{size: 3 * quota.MiB}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
 	g.began.Store(time.Now().Add(-time.Hour).UnixNano())

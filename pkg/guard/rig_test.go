@@ -90,7 +90,8 @@ func testConfig(nodes string) Config {
 func testSettings() device.Config {
 	timing := sched.DefaultTiming()
 	return device.Config{ContextOverhead: sim.DefaultContextCost, MaxClients: 256, MaxTSGs: 64, MaxChannels: 512, MaxInst: 20,
-		Policy: sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio, BaseTimeslice: timing.Base, MinTimeslice: timing.Min,
+		MaxHostMemory: device.Part{Bytes: quota.GiB},
+		Policy:        sched.PolicyPreempt, PrioRatio: sched.DefaultPrioRatio, BaseTimeslice: timing.Base, MinTimeslice: timing.Min,
 		MaxRound: timing.MaxRound, HighPrioTimeslice: timing.HighPrio, CapCycle: timing.Cycle}
 }
 
@@ -290,7 +291,7 @@ func (r *rig) empty() {
 	a := r.guard.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.tsgs != 0 || a.channels != 0 {
+	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.tsgs != 0 || a.channels != 0 || a.firmware != 0 || a.vaSpaces != 0 || a.dmaMaps != 0 || a.events != 0 || a.host != 0 {
 		r.t.Errorf("the account still has %d clients, %d objects, %d zombies", len(a.clients), a.objects, a.zombies)
 	}
 	if n := r.guard.files.count(); n != 0 {

@@ -71,7 +71,7 @@ func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 		copy(params[rm.MemoryAlignment:rm.MemoryAlignment+8], c.before[1][rm.MemoryAlignment:])
 		handle := rm.U32(o, rm.AllocObject)
 		g.account.addObject(client, object{handle: handle, parent: c.allocParent(), class: classVidmem, kind: rm.ClassVidmem,
-			gpu: noGPU, spilled: true}, gpu, want, max(want, granted))
+			gpu: noGPU, spilled: true, size: max(want, granted)}, gpu, want, max(want, granted))
 		c.undo = g.undoObject(c.target(), client, handle)
 		g.stats.spills.Add(1)
 	}}
@@ -91,8 +91,8 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 	}
 	reserve := part.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
-		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("spill of %v: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
-		g.logOnce("hostroom", "refused to spill: the host would have less memory left than spill_reserve", "size", size, "available", available, "reserve", reserve)
+		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
+		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve", "size", size, "available", available, "reserve", reserve)
 		return false
 	}
 	return true

@@ -27,7 +27,7 @@ func spillGuard(t testing.TB, d Driver, left quota.Bytes) *Guard {
 	t.Helper()
 	g := withClient(newFakeGuard(t, d))
 	g.account.setLimits(0, testLimit, testSpill)
-	if !g.account.reserve(0, testLimit-8*quota.MiB-left, false) {
+	if !g.account.reserve(cost{gpu: 0, size: testLimit - 8*quota.MiB - left}, false) {
 		t.Fatal("no room")
 	}
 	return g

@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -16,11 +17,12 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call (share.go).
 
-// uvmMap is an external mapping on one GPU that holds device memory. GPUs have their own at one address.
+// uvmMap is an external mapping on one GPU that holds memory, or is sparse. GPUs have their own at one address.
 type uvmMap struct {
 	gpu    gpuUUID
 	length uint64
-	charge *charge
+	charge *charge // of what is mapped; nil: nothing that is charged
+	tables *charge // of the page tables; nil: not charged
 }
 
 type gpuUUID [16]byte
@@ -39,6 +41,7 @@ var uvmCalls = map[uint32]rule{
 	rm.UVMUnregisterChannel:  {check: (*Guard).checkDrop},
 	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
 	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMMapSparse:          {check: (*Guard).checkSparse},
 	rm.UVMFree:               {check: (*Guard).checkDrop},
 	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
 	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
@@ -141,19 +144,18 @@ func uvmClient(c *trappedCall) (dst, src uint32) {
 }
 
 // uvmCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
-// meanwhile, and UVM sees the guard's copy of the file. Nil: the plan is an answer.
-func (c *trappedCall) uvmCall() (*file, plan) {
+// meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an answer.
+func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	o, form := c.call.Outer, c.form()
 	number := rm.U32(o, form.FD)
 	fd, as, err := c.controlFile(number)
 	if err != nil {
 		return nil, answer(c.status(rm.StatusInvalidArgument))
 	}
-	f, err := c.lockUVM()
-	if err != nil {
+	f, status := c.g.lockToMap(c, maps, page)
+	if f == nil {
 		_ = unix.Close(fd)
-		c.g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
-		return nil, answer(c.status(rm.StatusInsufficientResources))
+		return nil, answer(c.status(status))
 	}
 	rm.PutU32(o, form.FD, as)
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
@@ -169,28 +171,29 @@ func (c *trappedCall) uvmCall() (*file, plan) {
 // the task.
 func (g *Guard) checkMap(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
-	f, p := c.uvmCall()
+	gpus := rm.U64(o, form.FD-uvmMapCount)
+	if gpus > uvmMapMaxGPUs {
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
+	maps := make([]uvmMap, max(1, int(gpus)))
+	for i := range maps {
+		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length)}
+	}
+	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
+	f, p := c.uvmCall(maps, g.account.mapPage(client, memory))
 	if f == nil {
 		return p
 	}
-	f.mu.Lock()
-	full := f.mapped >= maxUVMMaps
-	f.mu.Unlock()
-	gpus := rm.U64(o, form.FD-uvmMapCount)
-	if full || gpus > uvmMapMaxGPUs {
-		p.ask, p.answer = false, c.status(rm.StatusInsufficientResources)
-		return p
-	}
-	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
 	ch := g.account.hold(client, memory)
-	if ch == nil {
-		return p
+	p.cancel = func() {
+		g.account.unhold(ch)
+		g.dropTables(maps)
 	}
-	p.cancel = func() { g.account.unhold(ch) }
 	p.settle = func() {
-		for i := range max(1, int(gpus)) {
-			g.account.hold(client, memory)
-			g.uvmMapped(f, rm.U64(o, form.Base), uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length), charge: ch})
+		for _, m := range maps {
+			if m.charge = g.account.hold(client, memory); m.charge != nil || m.tables != nil {
+				g.uvmMapped(f, rm.U64(o, form.Base), m)
+			}
 		}
 		g.account.unhold(ch) // each mapping holds it now
 	}
@@ -219,7 +222,7 @@ func (c *trappedCall) lockUVM() (*file, error) {
 // the rest stays.
 func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	f.mu.Lock()
-	var gone *charge
+	var gone uvmMap
 	list := f.maps[base]
 	for i, old := range list {
 		if old.gpu != m.gpu {
@@ -227,9 +230,10 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 		}
 		list = slices.Delete(list, i, i+1)
 		if rest := base + m.length; old.length > m.length {
-			f.maps[rest] = append(f.maps[rest], uvmMap{old.gpu, old.length - m.length, old.charge})
+			old.length -= m.length
+			f.maps[rest] = append(f.maps[rest], old)
 		} else {
-			gone = old.charge
+			gone = old
 			f.mapped--
 		}
 		break
@@ -237,9 +241,13 @@ func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
 	f.maps[base] = append(list, m)
 	f.mapped++
 	f.mu.Unlock()
-	if gone != nil {
-		g.account.unhold(gone)
-	}
+	g.unmapped(gone)
+}
+
+// unmapped lets go of what a mapping held.
+func (g *Guard) unmapped(m uvmMap) {
+	g.account.unhold(m.charge)
+	g.account.unhold(m.tables)
 }
 
 // uvmUnmapped drops the mappings at base. With a length, only that of a GPU and only if it was covered whole: of a split
@@ -248,18 +256,18 @@ func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
 	f.mu.Lock()
 	gone := f.unmap(base, func(m uvmMap) bool { return length == 0 || m.gpu == gpu && m.length <= length })
 	f.mu.Unlock()
-	for _, ch := range gone {
-		g.account.unhold(ch)
+	for _, m := range gone {
+		g.unmapped(m)
 	}
 }
 
 // unmap drops mappings at base, and returns what they held. The file is locked.
-func (f *file) unmap(base uint64, drop func(uvmMap) bool) (gone []*charge) {
+func (f *file) unmap(base uint64, drop func(uvmMap) bool) (gone []uvmMap) {
 	left := slices.DeleteFunc(f.maps[base], func(m uvmMap) bool {
 		if !drop(m) {
 			return false
 		}
-		gone = append(gone, m.charge)
+		gone = append(gone, m)
 		return true
 	})
 	if f.maps[base] = left; len(left) == 0 {

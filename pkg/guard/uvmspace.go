@@ -29,6 +29,7 @@ type retained struct {
 	calls   int     // that registered it
 	context *charge // of its group; nil: it has none
 	channel *object // nil: freed
+	runlist runlist // of a freed one
 }
 
 // retain takes note that UVM is to keep a channel. Nil: there is no such channel.
@@ -59,6 +60,7 @@ func (a *account) release(r *retained) {
 	last := r.calls == 0
 	if last && r.channel == nil {
 		a.kept--
+		a.countChannel(r.runlist, -1)
 	} else if last {
 		r.channel.retained = nil
 	}
@@ -74,7 +76,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	if obj, ok := g.account.lookup(rm.U32(o, form.Client), rm.U32(o, form.Object)); !ok || obj.kind != rm.ClassVASpace {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "uvmspace", "denied UVM an address space that the container has not made"))
 	}
-	f, p := c.uvmCall()
+	f, p := c.uvmCall(nil, 0)
 	if f == nil {
 		return p
 	}
@@ -91,7 +93,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
-	f, p := c.uvmCall()
+	f, p := c.uvmCall(nil, 0)
 	if f == nil {
 		return p
 	}
@@ -126,7 +128,7 @@ func (g *Guard) uvmForget(f *file, name channelName) {
 // uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
 func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	f.mu.Lock()
-	var gone []*charge
+	var gone []uvmMap
 	for base := range f.maps {
 		gone = append(gone, f.unmap(base, func(m uvmMap) bool { return m.gpu == gpu })...)
 	}
@@ -138,8 +140,8 @@ func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	}
 	delete(f.spaces, gpu)
 	f.mu.Unlock()
-	for _, ch := range gone {
-		g.account.unhold(ch)
+	for _, m := range gone {
+		g.unmapped(m)
 	}
 	for _, name := range channels {
 		g.uvmForget(f, name)

@@ -339,7 +339,7 @@ func TestRetain(t *testing.T) {
 			memory := c.do("alloc", a, 8*mib)[0]
 			c.do("mapuvm", uvm, a, memory, 1<<32, 8*mib)
 			c.do("free", a, memory)
-			r.agree(8 * quota.MiB)
+			r.agree(8*quota.MiB + vaSpaceSize)
 			var channels []int
 			for i := range 5 {
 				x := c.do("contextin", a, space, engineGR)
@@ -349,16 +349,19 @@ func TestRetain(t *testing.T) {
 				}
 				channels = append(channels, x[1])
 				c.do("free", a, x[0])
-				r.agree(8*quota.MiB + quota.Bytes(i+1)*context)
+				r.agree(8*quota.MiB + vaSpaceSize + quota.Bytes(i+1)*context)
 			}
 			if n, k := r.kept(); n != 5 || k != 5 {
 				t.Errorf("the guard counts %d channels that are kept, the driver %d: want 5", n, k)
 			}
 			test.letGo(c, uvm, a, client, channels)
-			if test.name == "each channel" {
-				r.agree(8 * quota.MiB)
-			} else {
+			switch {
+			case test.name == "each channel":
+				r.agree(8*quota.MiB + vaSpaceSize)
+			case test.killed:
 				r.agree(0)
+			default:
+				r.agree(vaSpaceSize)
 			}
 			if n, k := r.kept(); n != 0 || k != 0 {
 				t.Errorf("the guard counts %d channels that are kept, the driver %d: want none", n, k)
@@ -428,7 +431,7 @@ func TestTwoRegistrations(t *testing.T) {
 	a.addObject(testClient, object{handle: 2, parent: 1, kind: rm.ClassChannel, gpu: noGPU}, noGPU, 0, 0)
 	name := channelName{testClient, 2}
 	first := a.retain(name)
-	a.reserve(0, quota.MiB, false)
+	a.reserve(cost{size: quota.MiB}, false)
 	a.chargeContext(testClient, 1, 0, quota.MiB)
 	a.release(a.retain(name)) // the driver said no
 	a.freeObject(testClient, 1)

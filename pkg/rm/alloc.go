@@ -44,13 +44,24 @@ const (
 	ClassEvent                // 0x5, 0x79: the parameters name a client
 	ClassDebugger             // 0x83de: the parameters name a client
 	ClassSysmem               // 0x3e: host memory
+	ClassVirtual              // 0x50a0: a range of GPU addresses, with page tables
 	ClassInTask               // 0x71: pins pages of whoever makes the call
 	ClassFabric               // 0xf8: holds a reference on other memory
 	ClassMulticast            // 0xfd: fabric multicast; holds a file descriptor
 	ClassUserShared           // 0xde: a page of the driver's with what firmware measures
 	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
+	ClassFirmware             // nothing special but that the GPU's firmware has an object for it
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
+
+// InFirmware reports that the driver makes an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the GPU.
+func (k ClassKind) InFirmware() bool {
+	switch k {
+	case ClassDevice, ClassSubdevice, ClassVASpace, ClassTSG, ClassChannel, ClassDebugger, ClassFirmware:
+		return true
+	}
+	return false
+}
 
 // Class is an object class that RM_ALLOC may make.
 type Class struct {

@@ -99,6 +99,9 @@ func TestCSVEscapes(t *testing.T) {
 		}
 		for _, a := range r.abis(t) {
 			off, ok := r.fields["status"]
+			if !ok {
+				off, ok = r.fields["Status"]
+			}
 			got, gotOK := a.StatusOff(r.number, r.size)
 			if r.number == EscAllocMemory {
 				off, ok = 40, true // in the structure at 0

@@ -19,9 +19,14 @@ const (
 	EscVidHeapControl = 0x4a // NV_ESC_RM_VID_HEAP_CONTROL
 	EscAccessRegistry = 0x4d // NV_ESC_RM_ACCESS_REGISTRY
 	EscMapMemory      = 0x4e // NV_ESC_RM_MAP_MEMORY
+	EscContextDMA     = 0x54 // NV_ESC_RM_ALLOC_CONTEXT_DMA2
+	EscMapDMA         = 0x57 // NV_ESC_RM_MAP_MEMORY_DMA
+	EscUnmapDMA       = 0x58 // NV_ESC_RM_UNMAP_MEMORY_DMA
+	EscBindContextDMA = 0x59 // NV_ESC_RM_BIND_CONTEXT_DMA
 	EscCardInfo       = 0xc8 // NV_ESC_CARD_INFO
 	EscRegisterFD     = 0xc9 // NV_ESC_REGISTER_FD
 	EscAllocOSEvent   = 0xce // NV_ESC_ALLOC_OS_EVENT
+	EscFreeOSEvent    = 0xcf // NV_ESC_FREE_OS_EVENT
 	EscStatusCode     = 0xd1 // NV_ESC_STATUS_CODE
 	EscCheckVersion   = 0xd2 // NV_ESC_CHECK_VERSION_STR
 	EscXferCmd        = 0xd3 // NV_ESC_IOCTL_XFER_CMD
@@ -36,12 +41,13 @@ const (
 //
 // The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), or name objects of
 // an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
+// UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl.
 var TrappedNRs = [...]uint8{
 	UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
-	EscVidHeapControl, EscAccessRegistry, EscCardInfo, EscRegisterFD, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs,
-	EscQueryIntr, EscExportDMABuf,
+	EscVidHeapControl, EscAccessRegistry, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA, EscCardInfo, EscRegisterFD,
+	EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
 }
 
 // UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl
@@ -49,7 +55,7 @@ var TrappedNRs = [...]uint8{
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
 	case UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
-		UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
 		return true
 	}
 	return false
@@ -58,8 +64,11 @@ func UVMShaped(cmd uint32) bool {
 // TrapMask are the bits of an ioctl number that the filter compares with one of TrappedNRs. Of UVM calls bit 14 is one, which the
 // numbers of terminals and sockets have (0x54..): FIONBIO and FIONREAD, which some programs use all the time, share the low byte of one.
 func TrapMask(nr uint8) uint32 {
-	if UVMShaped(uint32(nr)) {
+	if uvmAlone(uint32(nr)) {
 		return 0x40ff
 	}
 	return 0xff
 }
+
+// uvmAlone reports that a number is trapped for the sake of UVM alone: no escape of interest has it.
+func uvmAlone(nr uint32) bool { return UVMShaped(nr) && nr != EscVidHeapControl }

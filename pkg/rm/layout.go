@@ -135,14 +135,16 @@ const (
 	HeapFnAllocOSDescriptor = 27
 
 	// Functions 2, 6 and 14.
-	HeapAllocMemory    = 44
-	HeapAllocFlags     = 52
-	HeapAllocAttr      = 56 // functions 2 and 14
-	HeapAllocSize      = 88 // functions 2 and 6
-	HeapTiledHeight    = 56 // function 6: the driver takes height × pitch for the size
-	HeapTiledPitch     = 60
-	HeapTiledAttr      = 64
-	HeapAllocRangeSize = 80 // function 14
+	HeapAllocMemory     = 44
+	HeapAllocFlags      = 52
+	HeapAllocAttr       = 56 // functions 2 and 14
+	HeapAllocSize       = 88 // functions 2 and 6
+	HeapTiledHeight     = 56 // function 6: the driver takes height × pitch for the size
+	HeapTiledPitch      = 60
+	HeapTiledAttr       = 64
+	HeapAllocAttr2      = 144 // functions 2 and 6
+	HeapAllocRangeSize  = 80  // function 14
+	HeapAllocRangeAttr2 = 136 // function 14
 	// Function 3.
 	HeapFreeMemory = 44
 	HeapFreeFlags  = 48
@@ -166,6 +168,14 @@ const (
 	// NVOS34_PARAMETERS, RM_UNMAP_MEMORY.
 	UnmapMemorySize   = 32
 	UnmapMemoryStatus = 24
+
+	// NVOS46_PARAMETERS, RM_MAP_MEMORY_DMA, and NVOS47_PARAMETERS, RM_UNMAP_MEMORY_DMA: the heads. For the rest see ABI.MapDMA and ABI.UnmapDMA.
+	DMAClient    = 0
+	DMADevice    = 4
+	DMAMapper    = 8 // hDma: a range of virtual addresses
+	DMAMemory    = 12
+	DMAMapOffset = 16 // in the memory
+	DMAMapLength = 24
 
 	// nv_ioctl_xfer_t; kernel-open/common/inc/nv-ioctl.h for this and the following.
 	XferSize   = 16
@@ -256,7 +266,10 @@ const (
 	MemoryTag           = 116
 	MemoryNUMANode      = 120 // since 545
 
+	MemoryFlagLazy          = 1 << 10 // NVOS32_ALLOC_FLAGS_LAZY
 	MemoryFlagVirtual       = 1 << 19 // NVOS32_ALLOC_FLAGS_VIRTUAL
+	MemoryFlagExternal      = 1 << 22 // NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED
+	MemoryFlagSparse        = 1 << 26 // NVOS32_ALLOC_FLAGS_SPARSE
 	MemoryAttrLocationShift = 25      // two bits, NVOS32_ATTR_LOCATION
 	MemoryAttrLocationMask  = 3
 	MemoryLocationVidmem    = 0
@@ -279,6 +292,10 @@ const (
 	DeviceTargetDevice = 12
 	DeviceFlags        = 16
 	DeviceVAMode       = 48
+
+	// NV_VASPACE_ALLOCATION_PARAMETERS: class 0x90f1.
+	VASpaceFlags         = 4
+	VASpaceFlagRetryHost = 1 << 1 // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
 
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0
@@ -462,6 +479,7 @@ const (
 	UVMAllocSemaphorePool = 68
 	UVMValidateVARange    = 72
 	UVMCreateExternal     = 73
+	UVMMapSparse          = 74
 	UVMMMInitialize       = 75
 	UVMAllocDeviceP2P     = 78
 

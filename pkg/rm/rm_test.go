@@ -450,3 +450,26 @@ func FuzzLookups(f *testing.F) {
 		}
 	})
 }
+
+// TestTrappedWhole: what the driver would dispatch is trapped, whatever the bits are that it does not look at.
+func TestTrappedWhole(t *testing.T) {
+	guessed, err := ForDriver("999.1", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for nr := range uint32(256) {
+		for size := range uint32(1 << 14) {
+			for _, kind := range []uint32{0, 'F', 0x40, 0xbf, 0xff} {
+				cmd := size<<16 | kind<<8 | nr
+				if RMShaped(cmd) && (!Trapped(cmd) || !guessed.RMShaped(cmd)) {
+					t.Fatalf("%s (%#x) passes", EscapeName(nr), cmd)
+				}
+			}
+		}
+	}
+	for _, nr := range TrappedNRs {
+		if UVMShaped(uint32(nr)) && !Trapped(uint32(nr)) {
+			t.Errorf("UVM call %d passes", nr)
+		}
+	}
+}

@@ -5,8 +5,9 @@ package rm
 // so the answer cannot change under the guard. False means that the driver refuses the call whatever the memory
 // holds, so it may run natively; when in doubt the answer is true.
 //
-// Sources, every branch from 515 to 595: nvidia_ioctl in kernel-open/nvidia/nv.c (0xc8, 0xd3, 0xd4, 0xd5, 0xd9) and
-// RmIoctl in src/nvidia/arch/nvalloc/unix/src/escape.c (the others, each of which compares the size exactly).
+// Sources, every branch from 515 to 595: nvidia_ioctl in kernel-open/nvidia/nv.c (0xc8, 0xd3, 0xd4, 0xd5, 0xd9),
+// rm_ioctl in src/nvidia/arch/nvalloc/unix/src/osapi.c (0xce, 0xcf) and RmIoctl in …/escape.c (the others, each of which compares the size
+// exactly).
 func RMShaped(cmd uint32) bool {
 	size := int(cmd>>16) & 0x3fff
 	switch cmd & 0xff {
@@ -32,6 +33,14 @@ func RMShaped(cmd uint32) bool {
 		return size == 184
 	case EscAccessRegistry:
 		return size == 72
+	case EscContextDMA:
+		return size == 56
+	case EscMapDMA:
+		return size == 56 || size == 64
+	case EscUnmapDMA:
+		return size == 40 || size == 48
+	case EscBindContextDMA, EscAllocOSEvent, EscFreeOSEvent:
+		return size == 16
 	case EscCardInfo:
 		return size >= CardInfoSize // before 595 also sizes that are no multiple of it
 	case EscRegisterFD:
@@ -61,7 +70,7 @@ func (a *ABI) RMShaped(cmd uint32) bool {
 	if cmd>>16&0x3fff == 0 || !Trapped(cmd) {
 		return false
 	}
-	return !UVMShaped(cmd & 0xff) // trapped for the sake of UVM; no escape of interest has these numbers
+	return !uvmAlone(cmd & 0xff)
 }
 
 // Trapped reports whether the container's seccomp filter hands this ioctl number to the guard.
@@ -112,6 +121,14 @@ var statusOffs = [...]struct {
 	{EscIdleChannels, 56, 48},
 	{EscVidHeapControl, 184, 20},
 	{EscAccessRegistry, 72, 64},
+	{EscContextDMA, 56, 48},
+	{EscMapDMA, 56, 48},
+	{EscMapDMA, 64, 56},
+	{EscUnmapDMA, 40, 32},
+	{EscUnmapDMA, 48, 40},
+	{EscBindContextDMA, 16, 12},
+	{EscAllocOSEvent, 16, 12},
+	{EscFreeOSEvent, 16, 12},
 	{EscStatusCode, 12, 8},
 	{EscQueryIntr, 8, 4},
 }

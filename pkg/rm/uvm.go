@@ -27,6 +27,8 @@ func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 		return UVMForm{16, 0, -1, -1, -1, -1, 8}, true
 	case UVMUnmapExternal:
 		return UVMForm{40, 0, 8, -1, -1, -1, 32}, true
+	case UVMMapSparse:
+		return UVMForm{40, 0, 8, -1, -1, -1, 32}, true
 	case UVMAllocDeviceP2P:
 		return UVMForm{56, 0, 8, 40, 44, 48, 52}, a.branch >= 565
 	case UVMRegisterGPU:

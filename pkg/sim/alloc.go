@@ -107,7 +107,16 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		if o.group != nil && o.group.context != nil {
 			r.d.unref(o.group.context)
 		}
+		if o.tables > 0 {
+			parent.gpu.give(o.tables)
+		}
 		return st
+	}
+	if s := o.space; s != nil {
+		if s.ranges == nil {
+			s.ranges = map[*object]bool{}
+		}
+		s.ranges[o] = true
 	}
 	switch {
 	case o.group != nil && onGraphics(o.group.engineType):
@@ -130,6 +139,8 @@ func parentFits(class uint32, parent *object) bool {
 	case class == classDevice:
 		return parent.class == classRootClient
 	case class == classSubdevice:
+		return parent.class == classDevice
+	case class == classVASpace:
 		return parent.class == classDevice
 	case class == classMemoryLocal, class == classMemorySystem, class == classMemoryVirtual:
 		return parent.class == classDevice || parent.class == classSubdevice
@@ -178,7 +189,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if st != rm.StatusOK {
 			return st
 		}
-		o.memory = m
+		o.memory, o.size = m, m.size
 		rm.PutU64(params, rm.MemorySize, uint64(m.size))
 		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
 		rm.PutU32(params, rm.MemoryAttr, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
@@ -187,18 +198,24 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 			return rm.StatusInvalidArgument
 		}
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
+		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
+	case o.class == classMemoryVirtual:
+		return o.makeRange(parent, rm.U32(params, rm.MemoryVASpace), rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
+	case o.class == classVASpace:
+		o.vaspace = &vaspace{}
+		if o.tables = vaSpaceTables; !parent.gpu.hide(o.tables) {
+			o.tables = 0
+			return rm.StatusNoMemory
+		}
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
 		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}
 		if engine == rm.ChannelEngineTypeGR {
-			if !parent.gpu.take(r.d.contextCost) {
+			if !parent.gpu.hide(r.d.contextCost) {
 				return rm.StatusNoMemory
 			}
-			parent.gpu.hidden += r.d.contextCost
 			o.group.context = &memory{gpu: parent.gpu, size: r.d.contextCost, refs: 1, hidden: true}
 		}
-	case o.class == classVASpace:
-		o.vaspace = &vaspace{}
 	case o.class == classDebugger:
 		return r.debugger(parent.client, params)
 	case isChannel(o.class):

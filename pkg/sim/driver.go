@@ -90,12 +90,15 @@ type Driver struct {
 	files    map[FileID]*file
 	clients  map[uint32]*client
 	exports  map[exportKey][]*memory
+	events   []osEvent
 	nextFile FileID
 	// nextClient is the next client handle; RM hands them out consecutively.
 	nextClient uint32
-	objects    int
-	faults     int
-	sessions   uint64
+	// nextAddress is where the next mapping goes.
+	nextAddress uint64
+	objects     int
+	faults      int
+	sessions    uint64
 }
 
 // gpu is a card and what is allocated on it.
@@ -105,7 +108,8 @@ type gpu struct {
 	domain, bus, slot uint32
 	used              quota.Bytes // allocated + hidden
 	allocated         quota.Bytes // class 0x40
-	hidden            quota.Bytes // context costs
+	hidden            quota.Bytes // context costs and page tables
+	pool              quota.Bytes // of hidden: page tables that a call took and did not use
 	kept              int         // channels that UVM retains
 	engine            *engine
 }
@@ -117,6 +121,21 @@ func (g *gpu) take(n quota.Bytes) bool {
 	}
 	g.used += n
 	return true
+}
+
+// hide takes what no allocation shows.
+func (g *gpu) hide(n quota.Bytes) bool {
+	if !g.take(n) {
+		return false
+	}
+	g.hidden += n
+	return true
+}
+
+// give gives it back.
+func (g *gpu) give(n quota.Bytes) {
+	g.used -= n
+	g.hidden -= n
 }
 
 // file is an open file description.
@@ -149,7 +168,7 @@ func New(cfg Config) (*Driver, error) {
 	d := &Driver{
 		version: cfg.DriverVersion, abi: abi, contextCost: cfg.ContextCost, delay: cfg.Delay,
 		files: map[FileID]*file{}, clients: map[uint32]*client{}, exports: map[exportKey][]*memory{},
-		nextFile: 1, nextClient: firstClient,
+		nextFile: 1, nextClient: firstClient, nextAddress: 1 << 32,
 	}
 	if d.clock = cfg.Clock; d.clock == nil {
 		start := time.Now()
@@ -250,6 +269,7 @@ func (d *Driver) closeFile(f *file) {
 	for _, c := range slices.Clone(f.clients) {
 		d.freeClient(c)
 	}
+	d.events = slices.DeleteFunc(d.events, func(e osEvent) bool { return e.file == f })
 	for _, other := range d.files {
 		if other.identity == f {
 			other.identity = nil

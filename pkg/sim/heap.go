@@ -3,6 +3,7 @@ package sim
 import (
 	"math/bits"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -67,14 +68,21 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 	switch {
 	case flags&rm.MemoryFlagVirtual != 0:
 		o.class = classMemoryVirtual
+		attr2 := rm.U32(out, rm.HeapAllocAttr2)
+		if sizeOff == rm.HeapAllocRangeSize {
+			attr2 = rm.U32(out, rm.HeapAllocRangeAttr2)
+		}
+		if st := o.makeRange(parent, rm.U32(out, rm.HeapVASpace), flags, attr, attr2, size); st != rm.StatusOK {
+			return st
+		}
 	case attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem:
-		o.class = classMemorySystem
+		o.class, o.size = classMemorySystem, quota.Bytes(size)
 	default:
 		m, st := take(parent, size)
 		if st != rm.StatusOK {
 			return st
 		}
-		o.memory = m
+		o.memory, o.size = m, m.size
 		rm.PutU64(out, sizeOff, uint64(m.size))
 		rm.PutU32(out, attrOff, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
 	}

@@ -40,6 +40,12 @@ type object struct {
 	vaspace  *vaspace           // class 0x90f1
 	shared   bool               // it has policies of its own
 	shares   []policy
+	tables   quota.Bytes            // page tables taken when it was made (classes 0x50a0 and 0x90f1)
+	size     quota.Bytes            // of memory, or of a range of addresses
+	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
+	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
+	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
+	space    *object                // of a range of addresses: its address space
 }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
@@ -50,7 +56,8 @@ type memory struct {
 	refs   int
 	pid    int32 // who allocated it
 	attr   uint32
-	hidden bool // a context's
+	hidden bool // a context's, or page tables of UVM's
+	mapped int  // UVM mappings
 }
 
 // group is a channel group (TSG).
@@ -123,11 +130,26 @@ func (d *Driver) freeObject(o *object) {
 	for _, child := range o.children {
 		d.freeObject(child)
 	}
+	for x := range o.ranges {
+		d.freeObject(x)
+	}
+	if o.space != nil {
+		delete(o.space.ranges, o)
+	}
+	for _, m := range o.maps {
+		m.drop()
+	}
+	for m := range o.mapped {
+		m.drop()
+	}
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
 	if o.group != nil && o.group.context != nil {
 		d.unref(o.group.context)
+	}
+	if o.tables > 0 {
+		o.gpu.give(o.tables)
 	}
 	if o.parent != nil {
 		delete(o.parent.children, o.handle)
@@ -140,6 +162,7 @@ func (d *Driver) freeObject(o *object) {
 }
 
 func (d *Driver) freeClient(c *client) {
+	d.events = slices.DeleteFunc(d.events, func(e osEvent) bool { return e.client == c.handle })
 	d.freeObject(c.root)
 	delete(d.clients, c.handle)
 	c.file.clients = slices.DeleteFunc(c.file.clients, func(o *client) bool { return o == c })

@@ -15,6 +15,7 @@ type Snapshot struct {
 	Clients int           `json:"clients"`
 	Objects int           `json:"objects"` // clients included
 	Exports int           `json:"exports"` // descriptors that hold memory
+	Events  int           `json:"events"`  // OS events, of all files
 	Faults  int           `json:"faults"`  // how often a GPU computed with memory that was taken from it, since the driver's start
 	GPUs    []GPUSnapshot `json:"gpus"`
 }
@@ -27,7 +28,7 @@ type GPUSnapshot struct {
 	Memory    quota.Bytes    `json:"memory"`
 	Used      quota.Bytes    `json:"used"`      // Allocated + Hidden
 	Allocated quota.Bytes    `json:"allocated"` // class 0x40, every piece once
-	Hidden    quota.Bytes    `json:"hidden"`    // contexts
+	Hidden    quota.Bytes    `json:"hidden"`    // contexts and page tables
 	Kept      int            `json:"kept"`      // channels that UVM address spaces retain
 	Engine    runlist.Totals `json:"engine"`    // of graphics, since the driver's start
 	Processes []Process      `json:"processes"` // ascending by pid
@@ -66,7 +67,7 @@ func (d *Driver) Snapshot() Snapshot {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.tick()
-	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Faults: d.faults}
+	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events), Faults: d.faults}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -27,6 +28,7 @@ type mapping struct {
 	base   uint64
 	end    uint64
 	memory *memory // nil: host memory, or sparse
+	tables *memory // page tables; nil: out of what the driver has put aside
 }
 
 type channelName struct{ client, channel uint32 }
@@ -47,7 +49,7 @@ func (r *request) uvm() syscall.Errno {
 		return syscall.ENOTTY
 	}
 	run := map[uint32]func(rm.UVMForm) uint32{
-		rm.UVMMapExternal: r.mapExternal, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
+		rm.UVMMapExternal: r.mapExternal, rm.UVMMapSparse: r.mapSparse, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
 		rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
 		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
@@ -122,13 +124,82 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 		}
 		gpus = append(gpus, g)
 	}
+	page := o.mapPage()
 	for _, g := range gpus {
-		if o.memory != nil {
-			o.memory.refs++ // before what was there goes: it may be the same
+		tables, ok := g.uvmTables(length, page)
+		if !ok {
+			return rm.StatusNoMemory
 		}
+		m := mapping{g, base, base + length, o.memory, tables}
+		m.hold() // before what was there goes: it may be the same
 		r.d.unmap(&r.f.space, g, base, base+length)
-		r.f.maps = append(r.f.maps, mapping{g, base, base + length, o.memory})
+		r.f.maps = append(r.f.maps, m)
 	}
+	return rm.StatusOK
+}
+
+// mapPage is the size of the pages that a mapping needs tables for; 0 for the first of device memory, whose tables come out of what the driver
+// has put aside.
+func (o *object) mapPage() uint64 {
+	switch m := o.memory; {
+	case m == nil:
+		return uvmPage
+	case m.mapped == 0:
+		return 0
+	case m.attr == attrPageHuge:
+		return bigPage
+	}
+	return smallPage
+}
+
+// uvmTables takes the page tables of a mapping from a card.
+func (g *gpu) uvmTables(length, page uint64) (*memory, bool) {
+	if page == 0 {
+		return nil, true
+	}
+	t := &memory{gpu: g, size: quota.Bytes(rm.UVMTables(length, page)), hidden: true}
+	return t, g.hide(t.size)
+}
+
+// hold and drop count a mapping as a reference on what it has.
+func (m mapping) hold() {
+	if m.memory != nil {
+		m.memory.refs++
+		m.memory.mapped++
+	}
+	if m.tables != nil {
+		m.tables.refs++
+	}
+}
+
+func (d *Driver) drop(m mapping) {
+	if m.memory != nil {
+		m.memory.mapped--
+		d.unref(m.memory)
+	}
+	if m.tables != nil {
+		d.unref(m.tables)
+	}
+}
+
+// mapSparse is UVM_MAP_EXTERNAL_SPARSE: page tables in pages of 64 KiB, and nothing behind them.
+func (r *request) mapSparse(form rm.UVMForm) uint32 {
+	base, length := rm.U64(r.call.Outer, form.Base), rm.U64(r.call.Outer, form.Length)
+	g := r.uvmGPU(uvmOffset)
+	switch {
+	case g == nil:
+		return rm.StatusInvalidDevice
+	case length == 0 || base%smallPage != 0 || length%smallPage != 0 || base+length < base,
+		slices.ContainsFunc(r.f.maps, func(m mapping) bool { return m.gpu == g && m.base < base+length && base < m.end }):
+		return rm.StatusInvalidArgument
+	}
+	tables, ok := g.uvmTables(length, smallPage)
+	if !ok {
+		return rm.StatusNoMemory
+	}
+	m := mapping{g, base, base + length, nil, tables}
+	m.hold()
+	r.f.maps = append(r.f.maps, m)
 	return rm.StatusOK
 }
 
@@ -174,17 +245,13 @@ func (d *Driver) unmap(s *space, g *gpu, base, end uint64) int {
 		}
 		touched++
 		d.pull(m.memory)
-		for _, rest := range []mapping{{g, m.base, min(m.end, base), m.memory}, {g, max(m.base, end), m.end, m.memory}} {
+		for _, rest := range []mapping{{g, m.base, min(m.end, base), m.memory, m.tables}, {g, max(m.base, end), m.end, m.memory, m.tables}} {
 			if rest.base < rest.end {
-				if m.memory != nil {
-					m.memory.refs++
-				}
+				rest.hold()
 				left = append(left, rest)
 			}
 		}
-		if m.memory != nil {
-			d.unref(m.memory)
-		}
+		d.drop(m)
 	}
 	s.maps = left
 	return touched

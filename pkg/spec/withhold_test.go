@@ -39,13 +39,14 @@ func TestWithheld(t *testing.T) {
 			t.Errorf("UVM's %#x passes", cmd)
 		}
 	}
-	// All that RM dispatches, with sizes of every driver, but for what only tells or ties files together.
+	// All that RM dispatches, with sizes of every driver, but for what only tells, ties files together, or undoes.
 	for _, kind := range []uint32{0, 'F', 0xff} { // UVM's calls have none, and RM ignores it
 		for nr := range uint32(256) {
 			for size := range uint32(1 << 14) {
 				if cmd := sized(nr, size) | kind<<8; rm.RMShaped(cmd) && !stopped(cmd) {
 					switch nr {
-					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscCheckVersion, rm.EscAttachGPUs, rm.EscQueryIntr:
+					case rm.EscIdleChannels, rm.EscCardInfo, rm.EscRegisterFD, rm.EscStatusCode, rm.EscCheckVersion, rm.EscAttachGPUs, rm.EscQueryIntr, rm.EscUnmapDMA,
+						rm.EscBindContextDMA, rm.EscFreeOSEvent:
 					default:
 						t.Errorf("%s with %d bytes and type %#x passes", rm.EscapeName(nr), size, kind)
 					}

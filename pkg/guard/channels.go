@@ -1,0 +1,112 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the containers
+// that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels each on the graphics engine). Beyond
+// that it takes what the other half has left. The guards tell each other on the board how many they have.
+const commonChannels = 1024
+
+// runlist is an engine of one of the container's GPUs.
+type runlist struct {
+	gpu    int
+	engine uint32
+}
+
+// roomForChannel reports that the GPU has a channel id for the container.
+func (g *Guard) roomForChannel(r runlist) bool {
+	n := g.account.channelsIn(r) + 1
+	if n <= commonChannels/max(1, g.cfg.Settings.MaxInst) {
+		return true
+	}
+	b := g.compute.boardOf(r.gpu)
+	return b == nil || n+b.otherChannels() <= commonChannels // without a board max_channels has to do
+}
+
+// boardOf is the board of a GPU; nil: there is none, or not yet.
+func (c *compute) boardOf(gpu int) *board {
+	for _, x := range c.cards {
+		if x.gpu == gpu {
+			return x.shared.Load()
+		}
+	}
+	return nil
+}
+
+// runlistOf is where a channel goes: to the engine of its group, or to its own. Channels of a GPU that is not known count nowhere.
+func (a *account) runlistOf(client, parent, engine uint32) runlist {
+	r := runlist{a.gpuOf(client, parent), engine}
+	if group, ok := a.lookup(client, parent); ok && group.kind == rm.ClassTSG {
+		if group.engine != 0 || engine == 0 {
+			r.engine = group.engine
+		}
+	}
+	r.engine = max(r.engine, engineGR) // 0 on cards before Ampere
+	return r
+}
+
+func (a *account) channelsIn(r runlist) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.runlists[r]
+}
+
+// countChannel counts a channel, or one less. The account is locked.
+func (a *account) countChannel(r runlist, n int) {
+	if r.gpu == noGPU {
+		return
+	}
+	if a.runlists[r] += n; a.runlists[r] <= 0 {
+		delete(a.runlists, r)
+	}
+	a.tellChannels(r.gpu)
+}
+
+// tellChannels passes on how many channels there are on a GPU. The account is locked.
+func (a *account) tellChannels(gpu int) {
+	if a.onChannels == nil {
+		return
+	}
+	most := 0
+	for x, n := range a.runlists {
+		if x.gpu == gpu {
+			most = max(most, n)
+		}
+	}
+	a.onChannels(gpu, most)
+}
+
+// shareBoard lets the channels of a GPU be told on a board, beginning with those that there are already.
+func (x *card) shareBoard(b *board) {
+	x.shared.Store(b)
+	a := x.c.g.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.tellChannels(x.gpu)
+}
+
+// tellChannels tells other guards how many channels the container has on the engine of a GPU where it has most.
+func (c *compute) tellChannels(gpu, n int) {
+	if b := c.boardOf(gpu); b != nil {
+		b.u32(b.own + boardChannels).Store(uint32(n))
+	}
+}
+
+// otherChannels is how many channels the other containers have, at most. A guard's number may be another process' by now: then its
+// channels count until its entry is used again.
+func (b *board) otherChannels() int {
+	sum := 0
+	for i := 1; i <= boardEntries; i++ {
+		e := i * boardEntry
+		if n := b.u32(e + boardChannels).Load(); n > 0 && e != b.own {
+			if pid := int(b.u32(e + boardOwner).Load()); pid != 0 && unix.Kill(pid, 0) != unix.ESRCH {
+				sum += int(n)
+			}
+		}
+	}
+	return sum
+}

@@ -1,0 +1,238 @@
+package guard
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// RM_MAP_MEMORY_DMA maps memory of a client into a range of GPU addresses. The driver takes page tables for the length that the caller names
+// before it compares that with the memory (serverInterMap_Prologue), and what it took for a call that fails stays in the GPU's pool. So the
+// guard compares first, and charges the tables to whoever maps.
+
+// maxDMAMaps bounds the mappings of one container: each takes some of the host's kernel memory. A CUDA context has about 25.
+const maxDMAMaps = 1 << 16
+
+// dmaMap is memory mapped into a range of GPU addresses by RM_MAP_MEMORY_DMA. It is gone with either object.
+type dmaMap struct {
+	mapper, memory *object
+	at             dmaPlace
+	length         uint64
+	gpu            int
+	tables         quota.Bytes // charged; 0 in a range whose tables were charged when it was made
+}
+
+// dmaPlace is where a mapping is: the driver tells mappings apart by the device that was named, too.
+type dmaPlace struct {
+	device  uint32
+	address uint64
+}
+
+// checkMapDMA: memory is mapped into a range of GPU addresses.
+func (g *Guard) checkMapDMA(c *trappedCall) plan {
+	o := c.call.Outer
+	form, ok := g.abi.MapDMA(len(o))
+	if !ok {
+		return answer(fail(unix.EINVAL))
+	}
+	client, device, memory, length := rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMADevice), rm.U32(o, rm.DMAMemory), rm.U64(o, form.Length)
+	mapper, ok := g.account.lookup(client, rm.U32(o, rm.DMAMapper))
+	gpu := g.account.gpuOf(client, device)
+	if !ok || gpu == noGPU {
+		return answer(c.status(rm.StatusInvalidObjectHandle))
+	}
+	if g.unseen(c, client, memory) {
+		return answer(c.denyUnseen())
+	}
+	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
+		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
+	}
+	if !g.account.roomForDMA() {
+		return answer(c.deny(rm.StatusInsufficientResources, "dmacount", "denied a mapping: the container has too many", "max", maxDMAMaps))
+	}
+	if !g.payForTables(c, length) {
+		return answer(fail(unix.EINTR))
+	}
+	want := cost{gpu: gpu, slack: tableSlack}
+	if mapper.charge == nil { // else the range was charged as a whole
+		want.size = quota.Bytes(rm.PageTables(length, false))
+	}
+	if !g.reserve(want) {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	return plan{ask: true, cancel: func() { g.account.unreserve(want) }, settle: func() {
+		at := dmaPlace{device, rm.U64(o, form.Address)}
+		g.account.addDMA(client, mapper.handle, memory, dmaMap{at: at, length: length, gpu: gpu, tables: want.size})
+		t := c.target() // now: c serves other calls by the time of an undo
+		c.undo = func() { g.unmapDMA(t, client, mapper.handle, at) }
+	}}
+}
+
+// checkUnmapDMA: a mapping is taken away, or a part of it.
+func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
+	o := c.call.Outer
+	form, ok := g.abi.UnmapDMA(len(o))
+	if !ok {
+		return answer(fail(unix.EINVAL))
+	}
+	return plan{ask: true, settle: func() {
+		at := dmaPlace{rm.U32(o, rm.DMADevice), rm.U64(o, form.Address)}
+		g.account.removeDMA(rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMAMapper), at, rm.U64(o, form.Length))
+		c.lost = true
+	}}
+}
+
+// unmapDMA takes a mapping away for the guard's own reasons.
+func (g *Guard) unmapDMA(t Target, client, mapper uint32, at dmaPlace) {
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return
+	}
+	defer lock.unlock()
+	outer := make([]byte, 48)
+	form, ok := g.abi.UnmapDMA(len(outer))
+	if !ok {
+		outer = outer[:40]
+		form, _ = g.abi.UnmapDMA(len(outer))
+	}
+	rm.PutU32(outer, rm.DMAClient, client)
+	rm.PutU32(outer, rm.DMADevice, at.device)
+	rm.PutU32(outer, rm.DMAMapper, mapper)
+	rm.PutU64(outer, form.Address, at.address)
+	call := rm.Call{Cmd: 3<<30 | uint32(len(outer))<<16 | 'F'<<8 | rm.EscUnmapDMA, Outer: outer}
+	if e := g.driver.Exec(t, &call); e == 0 && rm.U32(outer, form.Status) == rm.StatusOK {
+		g.account.removeDMA(client, mapper, at, 0)
+	}
+}
+
+// mapFits reports that a mapping stays within its memory. Host memory of RM_ALLOC_MEMORY, which runs in the task, has no size that the guard
+// knows: it gets no more than a bound.
+func (g *Guard) mapFits(client, memory uint32, offset, length uint64) bool {
+	size := uint64(rm.MaxVirtual)
+	if o, ok := g.account.lookup(client, memory); ok && o.size > 0 {
+		rounded, ok := roundUp(uint64(o.size), pageHuge) // the driver may have rounded up itself
+		if !ok {
+			return false
+		}
+		size = uint64(rounded)
+	} else if length <= size {
+		return true
+	}
+	return offset <= size && length <= size-offset
+}
+
+func (a *account) roomForDMA() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.dmaMaps < maxDMAMaps
+}
+
+// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or of
+// the device, ends the mapping.
+func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil || c.objects[mapper] == nil {
+		a.gpus[m.gpu].release(m.tables)
+		return
+	}
+	if c.objects[memory] == nil {
+		a.put(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
+	}
+	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
+	a.linkDMA(&m)
+}
+
+func (a *account) linkDMA(m *dmaMap) {
+	if m.mapper.maps == nil {
+		m.mapper.maps = map[dmaPlace][]*dmaMap{}
+	}
+	if m.memory.mapped == nil {
+		m.memory.mapped = map[*dmaMap]bool{}
+	}
+	m.mapper.maps[m.at] = append(m.mapper.maps[m.at], m)
+	m.memory.mapped[m] = true
+	a.dmaMaps++
+}
+
+// unlinkDMA forgets a mapping, without what was charged for it.
+func (a *account) unlinkDMA(m *dmaMap) {
+	list := m.mapper.maps[m.at]
+	if i := slices.Index(list, m); i >= 0 {
+		list = slices.Delete(list, i, i+1)
+	}
+	if m.mapper.maps[m.at] = list; len(list) == 0 {
+		delete(m.mapper.maps, m.at)
+	}
+	delete(m.memory.mapped, m)
+	a.dmaMaps--
+}
+
+// dropDMA ends a mapping.
+func (a *account) dropDMA(m *dmaMap) {
+	a.unlinkDMA(m)
+	a.gpus[m.gpu].release(m.tables)
+}
+
+// dropMaps ends the mappings in a range of addresses, or of memory.
+func (a *account) dropMaps(o *object) {
+	for _, list := range o.maps {
+		for _, m := range slices.Clone(list) {
+			a.dropDMA(m)
+		}
+	}
+	for m := range o.mapped {
+		a.dropDMA(m)
+	}
+}
+
+// removeDMA takes mappings away as RM_UNMAP_MEMORY_DMA does (serverInterUnmapInternal): the one that begins at an address or, with a length,
+// what lies in that piece of the addresses.
+func (a *account) removeDMA(clientHandle, mapper uint32, at dmaPlace, length uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil || c.objects[mapper] == nil {
+		return
+	}
+	o := c.objects[mapper]
+	if length == 0 {
+		if list := o.maps[at]; len(list) > 0 {
+			a.dropDMA(list[0])
+		}
+		return
+	}
+	var hit []*dmaMap
+	for place, list := range o.maps {
+		for _, m := range list {
+			if place.device == at.device && place.address < at.address+length && at.address < place.address+m.length {
+				hit = append(hit, m)
+			}
+		}
+	}
+	for _, m := range hit {
+		a.cutDMA(m, at.address, at.address+length)
+	}
+}
+
+// cutDMA takes the addresses from start to end out of a mapping. What is left of it keeps what its tables need of the charge.
+func (a *account) cutDMA(m *dmaMap, start, end uint64) {
+	first, last := m.at.address, m.at.address+m.length
+	a.unlinkDMA(m)
+	charged := m.tables
+	for _, part := range [2][2]uint64{{first, start}, {end, last}} {
+		if part[0] < first || part[1] > last || part[0] >= part[1] {
+			continue
+		}
+		rest := *m
+		rest.at.address, rest.length = part[0], part[1]-part[0]
+		rest.tables = min(charged, quota.Bytes(rm.PageTables(rest.length, false)))
+		charged -= rest.tables
+		a.linkDMA(&rest)
+	}
+	a.gpus[m.gpu].release(charged)
+}

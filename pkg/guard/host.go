@@ -1,0 +1,101 @@
+package guard
+
+import (
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Host memory that the driver makes for a container (class 0x3e: cudaMallocHost, and a context's own buffers) is counted for no cgroup: the
+// driver asks the kernel for it without __GFP_ACCOUNT (NV_GFP_KERNEL in nv-linux.h). So the guard counts it, and bounds it by max_host_memory.
+// Memory of the caller's own that the driver pins (class 0x71) is in the caller's cgroup already.
+
+// hostFree is what a container gets without a look at what the host has left: a CUDA context needs some of it.
+const hostFree = 256 * quota.MiB
+
+const pageHost = 4 * quota.KiB
+
+func (g *Guard) checkHost(c *trappedCall) plan {
+	return g.makeHost(c, c.allocClient(), rm.U64(c.params, rm.MemorySize), c.newObject(), func(o *object) quota.Bytes {
+		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
+		return quota.Bytes(rm.U64(c.params, rm.MemorySize))
+	})
+}
+
+// makeHost is the plan of host memory. granted reads the handle into o and the size, once the driver has answered.
+func (g *Guard) makeHost(c *trappedCall, client uint32, size uint64, o object, granted func(*object) quota.Bytes) plan {
+	want, ok := roundUp(size, pageHost)
+	if !ok {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	o.host = true
+	return g.makeCharged(c, client, cost{host: true, size: want}, func() (object, quota.Bytes) {
+		o.size = max(want, granted(&o))
+		return o, o.size
+	})
+}
+
+// noteHostMemory is the plan of host memory by RM_ALLOC_MEMORY. That may be mapped at once, and so runs in the task (rm_create_mmap_context
+// compares the process). It counts as if the call succeeded, until its handle is freed.
+func (g *Guard) noteHostMemory(c *trappedCall) plan {
+	o := c.call.Outer
+	client, handle := rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryObject)
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
+	defer lock.unlock()
+	if handle == 0 { // the driver would choose one that the guard does not learn
+		return answer(c.status(rm.StatusInvalidObjectNew))
+	}
+	if _, taken := g.account.lookup(client, handle); taken {
+		return answer(c.status(rm.StatusInsertDuplicateName))
+	}
+	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
+	size, ok := roundUp(limit+1, pageHost)
+	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(size) {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	g.account.addObject(client, object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem,
+		gpu: noGPU, host: true, size: size}, 0, size, size)
+	return pass()
+}
+
+// reserveHost takes host memory from what the container may have of it.
+func (g *Guard) reserveHost(size quota.Bytes) bool {
+	most := g.hostLimit()
+	used, ok := g.account.reserveHost(size, most)
+	if !ok {
+		g.sweep()
+		if used, ok = g.account.reserveHost(size, most); !ok {
+			g.logOnce("hostmemory", "denied host memory: the driver has made all for the container that it may; max_host_memory in cgpu.toml is the bound",
+				"size", size, "max", most)
+			g.stats.denied.Add(1)
+			return false
+		}
+	}
+	if used > hostFree && !g.hostHasRoom(size) {
+		g.account.unreserve(cost{host: true, size: size})
+		return false
+	}
+	return true
+}
+
+// hostLimit is how much host memory the driver may make for the container.
+func (g *Guard) hostLimit() quota.Bytes {
+	part := g.cfg.Settings.MaxHostMemory
+	if part.Percent > 0 && g.cfg.HostMemory == 0 {
+		return hostFree // a part of what is not known: what a context needs
+	}
+	return part.Of(g.cfg.HostMemory)
+}
+
+// reserveHost tells what is used then.
+func (a *account) reserveHost(size, most quota.Bytes) (used quota.Bytes, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.host > most || size > most-a.host {
+		return a.host, false
+	}
+	a.host += size
+	return a.host, true
+}

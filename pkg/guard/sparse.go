@@ -1,0 +1,120 @@
+package guard
+
+import (
+	"encoding/hex"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// UVM takes page tables for what it maps out of the GPU's memory, by itself, and no allocation of the program's shows them. A mapping of device
+// memory costs at most 1/8192 of it and is counted from the second one of the same memory on; one of host memory, in pages of 4 KiB, 1/512, and
+// a sparse one 1/8192 of nothing at all.
+
+// maxSparse bounds one sparse mapping: UVM writes an entry for each 64 KiB of it while others wait for its address space.
+const maxSparse = 1 << 40
+
+// checkSparse: a mapping of nothing (UVM_MAP_EXTERNAL_SPARSE), where reads give zeros.
+func (g *Guard) checkSparse(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	m := uvmMap{length: rm.U64(o, form.Length)}
+	copy(m.gpu[:], o[uvmSparseGPU:])
+	if m.length > maxSparse {
+		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large", "length", quota.Bytes(m.length), "max", quota.Bytes(maxSparse)))
+	}
+	maps := []uvmMap{m}
+	f, status := g.lockToMap(c, maps, pageSmall)
+	if f == nil {
+		return answer(c.status(status))
+	}
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, settle: func() {
+		g.uvmMapped(f, rm.U64(o, form.Base), maps[0])
+		c.lost = true // the range is taken now: another call would fail
+	}}
+}
+
+// uvmSparseGPU is the offset of the GPU in UVM_MAP_EXTERNAL_SPARSE_PARAMS (uvm_ioctl.h).
+const uvmSparseGPU = 16
+
+// lockToMap is lockUVM for a call that maps something, whose page tables it charges before: that may wait for another address space's end. Nil:
+// they do not fit, it cannot be followed, or there are too many mappings; then the status says so.
+func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*file, uint32) {
+	if !g.chargeTables(maps, page) {
+		return nil, rm.StatusNoMemory
+	}
+	f, err := c.lockUVM()
+	if err != nil {
+		g.dropTables(maps)
+		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
+		return nil, rm.StatusInsufficientResources
+	}
+	f.mu.Lock()
+	full := f.mapped >= maxUVMMaps
+	f.mu.Unlock()
+	if full {
+		f.uvm.Unlock()
+		g.dropTables(maps)
+		return nil, rm.StatusInsufficientResources
+	}
+	return f, rm.StatusOK
+}
+
+// mapPage is the size of the pages that a mapping of memory has tables for; 0 where they are not charged.
+func (a *account) mapPage(client, handle uint32) quota.Bytes {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var o *object
+	if c := a.clients[client]; c != nil {
+		o = c.objects[handle]
+	}
+	switch {
+	case o == nil || o.kind != rm.ClassVidmem:
+		return pageHost
+	case o.charge != nil && o.charge.others == 0:
+		return 0
+	case o.spilled:
+		return pageHost
+	case o.charge != nil && o.charge.page > 0:
+		return o.charge.page
+	}
+	return pageSmall
+}
+
+// chargeTables charges each mapping's page tables to its GPU. False: they do not fit, and nothing is charged.
+func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
+	if page == 0 {
+		return true
+	}
+	for i := range maps {
+		m := &maps[i]
+		size, gpu := quota.Bytes(rm.UVMTables(m.length, uint64(page))), g.gpuByUUID(m.gpu)
+		if !g.reserve(cost{gpu: gpu, size: size, slack: tableSlack}) {
+			g.dropTables(maps)
+			return false
+		}
+		if size > 0 {
+			m.tables = &charge{gpu: gpu, size: size, others: 1, tables: true}
+		}
+	}
+	return true
+}
+
+// dropTables gives back what chargeTables took.
+func (g *Guard) dropTables(maps []uvmMap) {
+	for i := range maps {
+		g.account.unhold(maps[i].tables)
+		maps[i].tables = nil
+	}
+}
+
+// gpuByUUID finds a GPU of the container. UVM refuses others, so it does not matter what they are charged to.
+func (g *Guard) gpuByUUID(uuid gpuUUID) int {
+	for i, x := range g.cfg.GPUs {
+		b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(x.UUID, "GPU-"), "-", ""))
+		if err == nil && len(b) == len(uuid) && gpuUUID(b) == uuid {
+			return i
+		}
+	}
+	return 0
+}
