@@ -95,6 +95,12 @@ func attacks() []attack {
 		{name: "managed-pieces", run: hostileSwarm, killed: true},
 		{name: "other-file", run: hostileOtherFile},
 		{name: "device-other", run: hostileOtherDevice},
+		{name: "spaces", run: hostileSpaces},
+		{name: "bar1", run: hostileBAR1},
+		{name: "debugger", run: hostileDebugger},
+		{name: "wfi", run: hostileWFI},
+		{name: "retain", run: hostileRetain},
+		{name: "steal", run: hostileSteal},
 	}
 }
 
