@@ -52,6 +52,9 @@ source "$here/host.sh"
 PYTHON=${PYTHON:-$python}
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c ^GPU || true)
 export GPUS=$((gpus > 0 ? gpus : 1))
+export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0} # virtual machines may lack multicast
+settings=()
+for name in DIR PYTHON LIMIT GPUS "${!NCCL_@}" "${!NVSHMEM_@}" "${!TORCH_@}"; do settings+=(-e "$name"); done
 declare -A took=([bare]=0 [vgpu]=0)
 
 # pass WAY SUITE FOLDER [TESTS]
@@ -60,7 +63,7 @@ pass() {
 	[[ $way == bare ]] || start=(vgpu "${SIZE:-16GiB}" -e "ALIYUN_COM_GPU_VISIBLE_DEVICES=$(seq -s, 0 $((GPUS - 1)))")
 	rm -rf "$3"
 	mkdir -p "$3"
-	"${start[@]}" --rm --shm-size 1g -e HOME=/tmp -e DIR -e PYTHON -e LIMIT -e GPUS -v "$DIR:$DIR" -v "$out:$out" -v "$here:$here:ro" -- \
+	"${start[@]}" --rm --shm-size 1g -e HOME=/tmp "${settings[@]}" -v "$DIR:$DIR" -v "$out:$out" -v "$here:$here:ro" -- \
 		bash "$here/foreign.sh" --inside "${@:2}" >"$3/container.log" 2>&1
 	took[$way]=$(awk -v t="${took[$way]}" -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.1f", t + b - a}')
 }
@@ -73,6 +76,7 @@ both() {
 		END {for (name in names) if (of(1, name) != of(2, name)) print name "\t" of(1, name) "\t" of(2, name)}' \
 		<(echo; cat "$2/bare/results" 2>/dev/null) <(echo; cat "$2/vgpu/results" 2>/dev/null) | sort >"$2/differences"
 }
+result() { awk -F '\t' -v name="$1" '$1 == name {found = $2} END {print found ? found : "no result"}' "$2/results" 2>/dev/null || echo 'no result'; }
 known() { # known SUITE NAME: prints the reason
 	local suite pattern reason
 	while read -r suite pattern reason; do
@@ -91,7 +95,7 @@ build() { # build SUITE
 
 tests=0 suites=0 expected=0 differences=0 empty=0
 compare() { # compare SUITE
-	local name bare vgpu reason ran again folder=$out/$1
+	local name bare vgpu bare_again vgpu_again reason ran folder=$out/$1
 	both "$1" "$folder"
 	ran=$(cat "$folder"/{bare,vgpu}/results 2>/dev/null | cut -f 1 | sort -u | wc -l)
 	suites=$((suites + 1)) tests=$((tests + ran))
@@ -105,15 +109,15 @@ compare() { # compare SUITE
 	cut -f 1 "$folder/differences" >"$folder/again.txt"
 	both "$1" "$folder/again" "$folder/again.txt"
 	while IFS=$'\t' read -r name bare vgpu; do
-		again=$(awk -F '\t' -v name="$name" '$1 == name {print $2 ", vGPU " $3}' "$folder/again/differences")
-		if [[ -z $again ]]; then
+		bare_again=$(result "$name" "$folder/again/bare") vgpu_again=$(result "$name" "$folder/again/vgpu")
+		if [[ $bare_again == "$vgpu_again" && $bare_again != 'no result' ]]; then
 			echo "once  $1 $name: bare $bare, vGPU $vgpu; the same when run again"
 		elif reason=$(known "$1" "$name"); then
 			expected=$((expected + 1))
 			echo "known $1 $name: bare $bare, vGPU $vgpu ($reason)"
 		else
 			differences=$((differences + 1))
-			echo "DIFF  $1 $name: bare $bare, vGPU $vgpu; again: bare $again"
+			echo "DIFF  $1 $name: bare $bare, vGPU $vgpu; again: bare $bare_again, vGPU $vgpu_again"
 		fi
 	done <"$folder/differences"
 }

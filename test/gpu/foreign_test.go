@@ -16,7 +16,7 @@ import (
 const docker = `#!/bin/bash
 [[ $1 == run ]] || exec cat >/dev/null
 while [[ $1 != host ]]; do
-	[[ $1 != -e ]] || export "${2?}"
+	[[ $1 != -e || $2 != *=* ]] || export "${2?}"
 	[[ $1 != --runtime || $2 != cgpu ]] || export VGPU=1
 	shift
 done
@@ -31,6 +31,7 @@ tests=("${@: -1}")
 grep -v ^- "${tests#@}" | while read -r name; do
 	case $name in
 	*::differs) printf '%s\t%s\n' "$name" "${VGPU:+not }passed" ;;
+	*::once) [[ $tests == *again* ]] || printf '%s\t%s\n' "$name" "${VGPU:+failed}" | sed 's/\t$/\tpassed/' ;;
 	*::absent) [[ ${VGPU-} ]] || printf '%s\tpassed\n' "$name" ;;
 	*) printf '%s\tskipped\n' "$name" ;;
 	esac
@@ -70,9 +71,11 @@ func TestForeign(t *testing.T) {
 			"cuda-samples/build/a/a": "#!/bin/sh\nexec cat data.txt", "cuda-samples/build/a/data.txt": "x", "cuda-samples/run.sh": "exit 1", "cuda-samples/build/CMakeFiles/b": "exit 1"},
 			want: []string{`: 1 tests of 1 suites: 0 `}},
 		{name: "nccl-tests", files: map[string]string{"nccl-tests/build/sum_perf": `#!/bin/sh
-[ "$*" = "-b 1K -e 64M -f 8 -g 1" ] && exit "${VGPU:-0}"`, "nccl-tests/build/other": "exit 1"}, exit: 1, want: []string{`DIFF  nccl-tests build/sum_perf: bare exit 0, vGPU exit 1;`}},
+[ "$* $NCCL_NVLS_ENABLE" = "-b 1K -e 64M -f 8 -g 1 0" ] && exit "${VGPU:-0}"`, "nccl-tests/build/other": "exit 1"}, exit: 1, want: []string{`DIFF  nccl-tests build/sum_perf: bare exit 0, vGPU exit 1;`}},
 		{name: "pytest", files: map[string]string{"cupy/pytest.args": "-q\nt.py::same\nt.py::differs\nt.py::absent\n"}, exit: 1, want: []string{
 			`^DIFF  cupy t.py::absent: bare passed, vGPU no result; again: bare passed, vGPU no result$`, `^DIFF  cupy t.py::differs: bare passed, vGPU not passed; `, `: 3 tests of 1 suites: 2 differences`}},
+		{name: "pytest, and what cannot be run again by its name", files: map[string]string{"cupy/pytest.args": "t.py::once\n"}, exit: 1, want: []string{
+			`^DIFF  cupy t.py::once: bare passed, vGPU failed; again: bare no result, vGPU no result$`}},
 		{name: "by name", env: "ONLY=nccl", files: programs(map[string]string{"hidden": `exit "${VGPU:-0}"`}), exit: 2, want: []string{`: 0 tests of 0 suites: `}},
 		{name: "nothing there", exit: 2, want: []string{`no cuda-samples in `, `: 0 tests of 0 suites: `}},
 		{name: "a suite without a program", files: map[string]string{"cuda-samples/build/README.md": ""}, exit: 1, want: []string{`^FAIL  cuda-samples: no results`}},
