@@ -98,7 +98,6 @@ func attacks() []attack {
 		{name: "spaces", run: hostileSpaces},
 		{name: "bar1", run: hostileBAR1},
 		{name: "debugger", run: hostileDebugger},
-		{name: "wfi", run: hostileWFI},
 		{name: "retain", run: hostileRetain},
 		{name: "steal", run: hostileSteal},
 	}
