@@ -64,6 +64,7 @@ func attacks() []attack {
 		{name: "toctou-control", run: hostileTOCTOUControl},
 		{name: "toctou-fd", run: hostileTOCTOUFD},
 		{name: "toctou-root", run: hostileTOCTOURoot},
+		{name: "toctou-root-group", run: hostileTOCTOUGroup},
 		{name: "bomb-clients", run: hostileBombClients},
 		{name: "bomb-tsgs", run: hostileBombGroups},
 		{name: "bomb-objects", run: hostileBombObjects},

