@@ -17,6 +17,7 @@ const docker = `#!/bin/bash
 [[ $1 == run ]] || exec cat >/dev/null
 while [[ $1 != host ]]; do
 	[[ $1 != -e || $2 != *=* ]] || export "${2?}"
+	[[ ${2-} != ALIYUN_COM_GPU_MEM_CONTAINER=refused ]] || exec echo too much
 	[[ $1 != --runtime || $2 != cgpu ]] || export VGPU=1
 	shift
 done
@@ -76,9 +77,11 @@ func TestForeign(t *testing.T) {
 			`^DIFF  cupy t.py::absent: bare passed, vGPU no result; again: bare passed, vGPU no result$`, `^DIFF  cupy t.py::differs: bare passed, vGPU not passed; `, `: 3 tests of 1 suites: 2 differences`}},
 		{name: "pytest, and what cannot be run again by its name", files: map[string]string{"cupy/pytest.args": "t.py::once\n"}, exit: 1, want: []string{
 			`^DIFF  cupy t.py::once: bare passed, vGPU failed; again: bare no result, vGPU no result$`}},
+		{name: "a vGPU that is not to be had", env: "SIZE=refused", files: programs(map[string]string{"good": "exit 0"}), exit: 1, want: []string{
+			`^FAIL  cuda-samples: vgpu gives no result:\n.*too much`}},
 		{name: "by name", env: "ONLY=nccl", files: programs(map[string]string{"hidden": `exit "${VGPU:-0}"`}), exit: 2, want: []string{`: 0 tests of 0 suites: `}},
 		{name: "nothing there", exit: 2, want: []string{`no cuda-samples in `, `: 0 tests of 0 suites: `}},
-		{name: "a suite without a program", files: map[string]string{"cuda-samples/build/README.md": ""}, exit: 1, want: []string{`^FAIL  cuda-samples: no results`}},
+		{name: "a suite without a program", files: map[string]string{"cuda-samples/build/README.md": ""}, exit: 1, want: []string{`^FAIL  cuda-samples: bare gives no result`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
