@@ -113,6 +113,10 @@ func attacks() []attack {
 		{name: "busy-files", run: busy(busyFiles)},
 		{name: "busy-threads", run: busy(busyThread)},
 		{name: "busy-processes", run: busy(busyProcesses)},
+		{name: "bar1", run: hostileBAR1},
+		{name: "debugger", run: hostileDebugger},
+		{name: "retain", run: hostileRetain},
+		{name: "steal", run: hostileSteal},
 	}
 }
 

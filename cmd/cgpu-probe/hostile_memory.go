@@ -26,20 +26,7 @@ func spillOf() (spill, limit quota.Bytes) {
 }
 
 // share opens an object to every client (RS_SHARE_TYPE_ALL, RS_ACCESS_DUP_OBJECT), by the escape.
-func (c *client) share(object uint32) error {
-	b := make([]byte, rm.ShareSize)
-	rm.PutU32(b, rm.ShareClient, c.handle)
-	rm.PutU32(b, rm.ShareObject, object)
-	rm.PutU32(b, rm.SharePolicy+rm.SharePolicyTarget, c.handle)
-	rm.PutU32(b, rm.SharePolicy+rm.SharePolicyAccess, 1)
-	b[rm.SharePolicy+rm.SharePolicyType] = 1
-	rm.PutU32(b, rm.ShareStatus, 0xbad)
-	errno := c.call.escape(c.fd, rm.EscShare, b)
-	if st := rm.U32(b, rm.ShareStatus); errno != 0 || st != rm.StatusOK {
-		return &rmError{what: fmt.Sprintf("RM_SHARE of %#x", object), errno: errno, status: st}
-	}
-	return nil
-}
+func (c *client) share(object uint32) error { return c.policy(object, 1) }
 
 // mustAnswer fails unless an attempt was refused with a status.
 func mustAnswer(what string, err error, status uint32) error {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
-# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, bare.sh, the conformance suite, the benchmark, the measurements of micro.sh and shares.sh.
-# Logs go to $OUT.
-#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [bare] [conformance] [bench] [micro] [shares]     (default: checks)
+# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, bare.sh, the conformance suite, the benchmark, the measurements of
+# micro.sh and shares.sh, and foreign.sh on the suites in DIR/foreign.tar.xz, which the caller has put there. Logs go to $OUT.
+#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [bare] [conformance] [bench] [micro] [shares] [foreign]     (default: checks)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dir=.gpu
@@ -32,6 +32,11 @@ for part in "$@"; do
 	checks | memory | faults | ends | micro | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
 	conformance) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m >"$OUT/conformance.log" 2>&1 ;;
 	bare) test/gpu/bare.sh ;;
+	foreign)
+		mkdir -p /opt/foreign
+		[[ ! -f $dir/foreign.tar.xz ]] || tar -xJf "$dir/foreign.tar.xz" -C /opt/foreign
+		OUT=/tmp/cgpu-foreign hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/foreign.sh /opt/foreign
+		;;
 	bench) hack/with-node.sh -- "$cgpu/bench" -o "$OUT/bench.json" | tee "$OUT/bench.log" ;;
 	*)
 		echo "run: unknown part $part" >&2
@@ -40,5 +45,6 @@ for part in "$@"; do
 	esac || { status=1; echo "run: $part failed"; }
 	[[ $part != conformance ]] || grep -E '^ *--- (FAIL|SKIP)|^(ok|FAIL|PASS)' "$OUT/conformance.log" || true
 done
+[[ ! -d /tmp/cgpu-foreign ]] || tar -C /tmp/cgpu-foreign -czf "$OUT/foreign-logs.tar.gz" . || true
 [[ ! -d /tmp/cgpu-logs ]] || tar -C /tmp/cgpu-logs -czf "$OUT/node-logs.tar.gz" . || true
 exit "$status"

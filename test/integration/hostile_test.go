@@ -4,6 +4,8 @@ package integration
 
 import (
 	"fmt"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -42,6 +44,24 @@ func TestHostile(t *testing.T) {
 				}
 				return ""
 			})
+		})
+	}
+}
+
+// TestStolenSpace: UVM of one container is not given the address spaces and channels of another one, whatever that one shares, and the
+// answer does not tell whether they exist. (The driver itself gives what is shared to all, or to the same user.)
+func TestStolenSpace(t *testing.T) {
+	noTrace(t)
+	for _, share := range [][]string{nil, {"--share", "1"}, {"--share", "2"}, {"--share", "1", "--client"}, {"--share", "2", "--client"}} {
+		t.Run(strings.Join(share, " "), func(t *testing.T) {
+			victim := container{env: sizeOf("256MiB"), cmd: append([]string{"cgpu-probe", "vas-hold"}, share...)}.ready(t)
+			thief := container{env: sizeOf("256MiB"), cmd: []string{"cgpu-probe", "steal"}}
+			for _, handle := range regexp.MustCompile("(?m)^(client|vaspace|channel)=(.*)$").FindAllStringSubmatch(docker(t, "logs", victim), -1) {
+				thief.cmd = append(thief.cmd, handle[2]) // in the order in which steal wants them
+			}
+			if r := thief.try(t); r.Code != 0 {
+				t.Error(r)
+			}
 		})
 	}
 }
