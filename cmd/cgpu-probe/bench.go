@@ -39,9 +39,16 @@ func cmdBench(args []string) error {
 	}
 	opened := time.Since(open)
 	defer c.close()
-	var info, alloc, free []time.Duration
+	other, err := busyStrangers()
+	if err != nil {
+		return err
+	}
+	var passed, info, alloc, free []time.Duration
 	for range n {
+		begin := time.Now()
+		_ = other()
 		t0 := time.Now()
+		passed = append(passed, t0.Sub(begin))
 		if _, err := c.fb(rm.FBIndexTotalRAMSize, rm.FBIndexHeapFree); err != nil {
 			return err
 		}
@@ -59,8 +66,9 @@ func cmdBench(args []string) error {
 	return json.NewEncoder(os.Stdout).Encode(struct {
 		Calls  int     `json:"calls"`
 		OpenUs float64 `json:"openUs"`
+		Passed timing  `json:"passed"`
 		FBInfo timing  `json:"fbInfo"`
 		Alloc  timing  `json:"alloc2MiB"`
 		Free   timing  `json:"free2MiB"`
-	}{n, float64(opened.Nanoseconds()) / 1000, timingOf(info), timingOf(alloc), timingOf(free)})
+	}{n, float64(opened.Nanoseconds()) / 1000, timingOf(passed), timingOf(info), timingOf(alloc), timingOf(free)})
 }

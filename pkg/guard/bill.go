@@ -29,7 +29,7 @@ const (
 	readCalls = 64
 	readAfter = 2 * time.Millisecond
 	// leastWait is the shortest that who owes sleeps beyond what he owes: to sleep and wake costs time too.
-	leastWait = 50 * time.Millisecond
+	leastWait = 100 * time.Millisecond
 	// quotaLook is how often the container's quota is read, while it makes calls.
 	quotaLook = time.Second
 	// backgroundShare bounds each kind of look that the guard takes by itself: sweeps, looks at maps and at outsiders, audits, searches for

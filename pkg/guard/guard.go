@@ -129,7 +129,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.account.publishTo(g.page)
 	}
-	if g.watch, err = newWatcher(); err != nil {
+	if g.watch, err = newWatcher(func(f func()) { g.onBill(f) }); err != nil {
 		return nil, err
 	}
 	g.tasks = newTaskTable(g.watchProcess)

@@ -165,7 +165,7 @@ type monitor struct {
 
 const (
 	monitorTick = 500 * time.Microsecond
-	monitorCalm = 20 // ticks without a call before it goes to sleep
+	monitorCalm = 10 // ticks without a call before it goes to sleep
 )
 
 func newMonitor() *monitor {

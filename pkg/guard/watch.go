@@ -14,17 +14,18 @@ import (
 // watcher waits for descriptors to hang up: processes that exit and filters whose last task is gone. It costs nothing
 // while nothing happens.
 type watcher struct {
-	epfd int
-	mu   sync.Mutex
-	on   map[int32]func()
+	epfd   int
+	mu     sync.Mutex
+	on     map[int32]func()
+	around func(func()) // is given all that is to be done
 }
 
-func newWatcher() (*watcher, error) {
+func newWatcher(around func(func())) (*watcher, error) {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("epoll: %w", err)
 	}
-	w := &watcher{epfd: fd, on: map[int32]func(){}}
+	w := &watcher{epfd: fd, on: map[int32]func(){}, around: around}
 	go w.run()
 	return w, nil
 }
@@ -44,23 +45,29 @@ func (w *watcher) run() {
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return
 		}
-		for _, e := range events[:max(n, 0)] {
-			_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(e.Fd), nil)
-			w.mu.Lock()
-			f := w.on[e.Fd]
-			delete(w.on, e.Fd)
-			w.mu.Unlock()
-			if f != nil {
-				f()
+		w.around(func() {
+			for _, e := range events[:max(n, 0)] {
+				w.happened(e.Fd)
 			}
-		}
+		})
+	}
+}
+
+func (w *watcher) happened(fd int32) {
+	_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
+	w.mu.Lock()
+	f := w.on[fd]
+	delete(w.on, fd)
+	w.mu.Unlock()
+	if f != nil {
+		f()
 	}
 }
 
 // watchProcess is told of each new process of the container.
 func (g *Guard) watchProcess(p *process) {
 	// A pidfd becomes readable when the process has exited; its files are closed by then.
-	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.onBill(func() { g.processGone(p) }) }); err != nil {
+	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
 		g.log.Error("cannot watch a process", "pid", p.tgid, "err", err)
 	}
 }
