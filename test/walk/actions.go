@@ -155,7 +155,7 @@ func newChannel(g *generator, p *gproc) bool {
 	case n < 7:
 		g.add(p, "alloc", c, g.object(c, group, classShare, 0), group, "0x9067")
 	default:
-		g.add(p, "schedule", c, group)
+		g.add(p, []string{"schedule", "timeslice"}[g.r.IntN(2)], c, group)
 	}
 	return true
 }
@@ -326,7 +326,11 @@ func mapSomething(g *generator, p *gproc) bool {
 	g.add(p, "uvmrange", f, at, size)
 	g.nextStep()
 	g.uses(p, c, f)
-	g.add(p, "uvmmap", f, at, size, c, o, offset)
+	if g.r.IntN(8) == 0 { // nothing is behind it but page tables
+		g.add(p, "uvmsparse", f, at, size)
+	} else {
+		g.add(p, "uvmmap", f, at, size, c, o, offset)
+	}
 	f.maps = append(f.maps, gmap{at, size, g.step})
 	return true
 }
