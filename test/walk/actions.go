@@ -120,8 +120,8 @@ func newOther(g *generator, p *gproc) bool {
 		if gpu == nil || g.Real {
 			return false
 		}
-		o := g.object(c, c.device, classSystem, 1<<16)
-		g.add(p, "pin", c, o, c.device, gpu, 1<<16)
+		o := g.object(c, c.device, classSystem, 1<<12)
+		g.add(p, "pin", c, o, c.device, gpu, 1<<12)
 	}
 	return true
 }

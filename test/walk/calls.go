@@ -182,7 +182,7 @@ var calls = map[string]func(*refer) call{
 		rm.PutU64(out, rm.AllocMemoryLimit, size-1)
 		rm.PutU32(out, rm.AllocMemoryFD, ^uint32(0))
 		return call{fd: r.file(3), cmd: escape(rm.EscAllocMemory, rm.AllocMemorySize), outer: out,
-			blocks: []block{{Off: rm.AllocMemoryPointer, Data: make([]byte, min(size, 1<<16))}}, status: rm.AllocMemoryStatus, done: r.made(0, 1)}
+			blocks: []block{{Off: rm.AllocMemoryPointer, Data: make([]byte, min(size, 1<<12))}}, status: rm.AllocMemoryStatus, done: r.made(0, 1)}
 	},
 	// dup CLIENT OBJECT PARENT FROM-CLIENT FROM-OBJECT
 	"dup": func(r *refer) call {

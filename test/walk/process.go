@@ -154,7 +154,7 @@ func (r *request) carryOut(sent int) (res response, give int) {
 	case "exec":
 		err = r.exec()
 	case "exit":
-		os.Exit(0)
+		_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 0, 0, 0) // os.Exit waits for a second under the race detector
 	case "give":
 		give = r.FD
 	case "take":
