@@ -44,6 +44,7 @@ func commands() []command {
 		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
 		{"send-fds", "SOCKET [SIZE]", "open the driver's nodes and send the descriptors to whoever connects, for recv-fds in another container; with SIZE: those of a client that has so much", cmdSendFDs},
 		{"recv-fds", "SOCKET [SECONDS]", "allocate all that can be had by descriptors from SOCKET, and hold it; exit status 0 if that is refused; with SECONDS: hold the descriptors only", cmdRecvFDs},
+		{"gspheap", "", "memory of the GPU's firmware; on the host only", cmdGSPHeap},
 		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] [--trace]", "driver calls at random, in several processes", cmdWalk},
 		{"walk-process", "", "what walk starts", cmdWalkProcess},
 		{"hostile", "CASE|all|list [--tries N] [--keep] [--paused]", "try to get around the limit", cmdHostile},

@@ -8,7 +8,7 @@ var actions = []struct {
 }{
 	{weight: 10, do: newClient},
 	{weight: 40, do: newMemory},
-	{weight: 10, do: newOther},
+	{weight: 14, do: newOther},
 	{weight: 10, do: newChannel},
 	{weight: 30, do: freeSomething},
 	{weight: 16, do: dupSomething},
@@ -20,7 +20,7 @@ var actions = []struct {
 	{weight: 12, do: unmapSomething},
 	{weight: 6, do: registerChannel},
 	{weight: 4, do: ask},
-	{weight: 8, do: mapByRM},
+	{weight: 14, do: mapByRM},
 	{weight: 10, do: passSomething},
 	{weight: 4, do: forkOne},
 	{weight: 3, do: execOne},
@@ -50,6 +50,8 @@ func newClient(g *generator, p *gproc) bool {
 		g.add(p, "register", gpu, f)
 		g.nextStep()
 		g.add(p, "attach", c)
+		g.nextStep()
+		g.add(p, "instance", c)
 	}
 	g.nextStep()
 	c.device = g.object(c, nil, classDevice, 0)
@@ -109,11 +111,13 @@ func newOther(g *generator, p *gproc) bool {
 	case 2: // addresses
 		vas := pick(g, c.objs, of(classVASpace), func(o *gobj) bool { return !o.external })
 		if vas == nil {
-			return false
+			vas = g.object(c, c.device, classVASpace, 0)
+			g.add(p, "alloc", c, vas, c.device, "0x90f1", uint64(0))
+			g.nextStep()
+			g.uses(p, c)
 		}
 		size := uint64(1+g.r.IntN(64)) << 21
 		o := g.object(c, c.device, classVirtual, size)
-		o.on = vas
 		g.add(p, "alloc", c, o, c.device, "0x50a0", size, vas)
 	case 3:
 		gpu := pick(g, g.files, held(p, "gpu"))
@@ -309,6 +313,9 @@ func mapSomething(g *generator, p *gproc) bool {
 	g.uses(p, c, f)
 	const most = 32 << 20
 	size := min((o.size+0xffff)&^0xffff, most)
+	if o.class == classSystem {
+		size = min(o.size, most)
+	}
 	offset := uint64(0)
 	if g.Malformed && g.r.IntN(3) == 0 {
 		size = max(size/uint64(1+g.r.IntN(4))&^0xffff, 1<<16)
@@ -410,12 +417,12 @@ func mapByRM(g *generator, p *gproc) bool {
 	if c == nil {
 		return false
 	}
-	m, v := pick(g, c.objs, of(classVidmem, classSystem)), pick(g, c.objs, of(classVirtual))
+	m, v := pick(g, c.objs, of(classVidmem)), pick(g, c.objs, of(classVirtual))
 	if m == nil || m.size == 0 {
 		return false
 	}
 	g.uses(p, c)
-	if v == nil || g.r.IntN(3) == 0 {
+	if v == nil || g.r.IntN(5) == 0 {
 		f := g.open(p, "gpu")
 		g.nextStep()
 		g.uses(p, c)
@@ -427,10 +434,13 @@ func mapByRM(g *generator, p *gproc) bool {
 		g.add(p, "bar", c, m, c.device, f, min(m.size, 1<<16))
 		return true
 	}
-	if g.r.IntN(3) == 0 {
-		g.add(p, "unmapdma", c, m, c.device, v)
+	// Addresses hold one thing at a time.
+	if v.on != nil && (!g.Malformed || g.r.IntN(3) == 0) {
+		g.add(p, "unmapdma", c, v.on, c.device, v)
+		v.on = nil
 		return true
 	}
+	v.on = m
 	g.add(p, "mapdma", c, m, c.device, v, min(m.size, v.size))
 	return true
 }

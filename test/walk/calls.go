@@ -268,6 +268,10 @@ var calls = map[string]func(*refer) call{
 		rm.PutU32(ids, 0, r.w.gpuID)
 		return r.control(0, -1, 0x215, ids, nil)
 	},
+	// instance CLIENT: the number by which the GPU's device is made
+	"instance": func(r *refer) call {
+		return r.control(0, -1, 0x205, words(32, 0, r.w.gpuID), func(_ []byte, blocks [][]byte) { r.w.instance = rm.U32(blocks[0], 8) })
+	},
 	// bar CLIENT OBJECT PARENT GPUFILE SIZE: a window for the processor
 	"bar": func(r *refer) call {
 		client, fd := r.client(0)

@@ -21,16 +21,15 @@ type Kind struct {
 // generator knows what there would be if every operation succeeded.
 type generator struct {
 	Kind
-	r        *rand.Rand
-	ops      []Op
-	step     int
-	names    int // of all things
-	procs    []*gproc
-	files    []*gfile
-	clients  []*gclient
-	busy     map[any]bool // things that the step uses already
-	uuid     bool         // the GPU's is known
-	finished bool
+	r       *rand.Rand
+	ops     []Op
+	step    int
+	names   int // of all things
+	procs   []*gproc
+	files   []*gfile
+	clients []*gclient
+	busy    map[any]bool // things that the step uses already
+	uuid    bool         // the GPU's is known
 }
 
 type gproc struct {
@@ -73,8 +72,8 @@ type gobj struct {
 	parent   *gobj
 	size     uint64
 	engine   uint64
-	external bool // an address space for UVM
-	on       *gobj
+	external bool  // an address space for UVM
+	on       *gobj // of addresses: what is mapped there
 }
 
 // Generate makes up a list. The same seed gives the same.
@@ -84,7 +83,7 @@ func Generate(seed uint64, k Kind) []Op {
 		g.start()
 	}
 	for g.step < k.Steps {
-		if !g.Malformed || g.r.IntN(3) > 0 {
+		if g.r.IntN(3) > 0 { // else it happens at the same time as the last one
 			g.nextStep()
 		}
 		g.one()
@@ -99,7 +98,7 @@ func (g *generator) nextStep() {
 
 func (g *generator) name() int { g.names++; return g.names }
 
-// add appends an operation; args are names as %c%d pairs already.
+// add appends an operation.
 func (g *generator) add(p *gproc, do string, args ...any) {
 	o := Op{Step: g.step, Proc: p.id, Do: do}
 	for _, a := range args {
@@ -124,7 +123,7 @@ func (g *generator) add(p *gproc, do string, args ...any) {
 	g.ops = append(g.ops, o)
 }
 
-// sometimes adds an operation again: what comes twice must not count twice.
+// wrong makes up how a call is made wrong.
 func (g *generator) wrong() []string {
 	values := []string{"0", "1", "2", "3", "8", "0x40", "0x7fffffff", "0x80000000", "0xffffffff", "0x10000", "0x200000", "0xc1d00000", "0xcaf00000"}
 	value := func() string {

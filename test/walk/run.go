@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -305,9 +306,13 @@ var processOps = map[string]func(*walk, *process, Op) (func() (string, error), e
 	},
 	// open FILE KIND
 	"open": func(w *walk, p *process, op Op) (func() (string, error), error) {
-		name := map[string]string{"ctl": "nvidiactl", "gpu": "nvidia0", "uvm": "nvidia-uvm"}[op.arg(1)]
+		path := filepath.Join(w.o.Nodes, map[string]string{"ctl": "nvidiactl", "uvm": "nvidia-uvm"}[op.arg(1)])
+		if op.arg(1) == "gpu" { // the first there is
+			gpus, _ := filepath.Glob(path + "/nvidia[0-9]*")
+			path = slices.Concat(gpus, []string{path})[0]
+		}
 		w.kinds[op.n(0)] = op.arg(1)
-		return w.plain(p, request{Do: "open", Path: filepath.Join(w.o.Nodes, name)}, func(a reply) { p.files[op.n(0)] = a.FD }), nil
+		return w.plain(p, request{Do: "open", Path: path}, func(a reply) { p.files[op.n(0)] = a.FD }), nil
 	},
 	// close FILE
 	"close": func(w *walk, p *process, op Op) (func() (string, error), error) {

@@ -34,8 +34,8 @@ func TestGenerate(t *testing.T) {
 		k     Kind
 		never []string
 	}{
-		{"malformed", Kind{Malformed: true}, []string{"cards", "attach"}},
-		{"well-formed", Kind{}, []string{"uvmnospace", "cards", "attach"}},
+		{"malformed", Kind{Malformed: true}, []string{"cards", "attach", "instance"}},
+		{"well-formed", Kind{}, []string{"uvmnospace", "cards", "attach", "instance"}},
 		{"real", Kind{Real: true}, []string{"uvmnospace", "uvmchannel", "uvmnochannel", "pin", "schedule"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
