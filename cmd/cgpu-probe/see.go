@@ -331,3 +331,19 @@ func cmdPids(args []string) error {
 	print("self_memory=%d", rm.U64(p, rm.PidInfoList+rm.PidInfoPrivate)+rm.U64(p, rm.PidInfoList+rm.PidInfoSharedOwned))
 	return nil
 }
+
+// cmdGSPHeap shows the memory of the GPU's firmware (NV2080_CTRL_CMD_GSP_GET_RM_HEAP_STATS, ctrl2080gsp.h): one piece for all, and
+// without it nobody makes a client. Not for containers.
+func cmdGSPHeap([]string) error {
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	p := make([]byte, 88)
+	if err := c.control(c.subdevice, 0x20803602, p); err != nil {
+		return err
+	}
+	print("heap_size=%d\nheap_free_chunk=%d\nheap_used=%d\nheap_allocations=%d\nheap_peak=%d", rm.U64(p, 8), rm.U64(p, 16), rm.U64(p, 24), rm.U32(p, 48), rm.U64(p, 56))
+	return nil
+}

@@ -21,13 +21,14 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/test/interrupt"
+	"github.com/opencgpu/cgpu/test/walk"
 )
 
 // The tests run their own binary again as a container's process: it puts a seccomp filter on itself as a container runtime
 // would, hands the listener over, and then obeys lines on its standard input. No container engine takes part.
 
 const (
-	childEnv   = "CGPU_TEST_CHILD" // "filter": install one and send the listener over descriptor 3; "plain": do not
+	childEnv   = "CGPU_TEST_CHILD" // "filter": install one and send the listener over descriptor 3; "plain": do not; "walk": a process of a walk
 	nodesEnv   = "CGPU_TEST_NODES" // folder of the nodes
 	killingEnv = "CGPU_TEST_KILLABLE"
 )
@@ -36,6 +37,9 @@ func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == RescueName {
 		rescuerMain()
 		os.Exit(0)
+	}
+	if os.Getenv(childEnv) == "walk" {
+		walk.Serve()
 	}
 	if os.Getenv(childEnv) != "" {
 		childMain()
@@ -58,8 +62,8 @@ func childMain() {
 		unix.Close(fd)
 		unix.Close(3)
 	}
-	c := &childState{nodes: os.Getenv(nodesEnv)}
 	in := bufio.NewScanner(os.Stdin)
+	c := &childState{nodes: os.Getenv(nodesEnv), in: in}
 	for in.Scan() {
 		words := strings.Fields(in.Text())
 		f, ok := childCommands[words[0]]
@@ -123,6 +127,7 @@ func installFilter(killable bool) (int, error) {
 // childState is what a child has open.
 type childState struct {
 	nodes   string
+	in      *bufio.Scanner // the rest of standard input
 	clients []*rmClient
 }
 
@@ -590,6 +595,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"signals":  childSignals,
 	"race":     childRace,
 	"compute":  childCompute,
+	"walk":     childWalk,
 }
 
 // childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.

@@ -106,6 +106,9 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	if c.fd >= 0 {
 		_ = unix.Close(c.fd)
 	}
+	if k.proc.gone.Load() { // since the answer: whoever looked then found the file still open, by the guard's own copy
+		g.sweepSoon()
+	}
 	return false
 }
 

@@ -20,6 +20,7 @@ type process struct {
 	name  string
 	pidfd int // polled for exit
 	tasks map[*task]bool
+	gone  atomic.Bool // it has exited
 }
 
 // task is a thread of the container that has made a trapped call. A thread is in one system call at a time, so its calls

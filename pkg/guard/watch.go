@@ -74,6 +74,7 @@ func (g *Guard) watchProcess(p *process) {
 
 // processGone gives back what a process held. Its clients went with its files, unless a child has those too.
 func (g *Guard) processGone(p *process) {
+	p.gone.Store(true)
 	g.tasks.dropProcess(p)
 	g.managedGone(p.tgid)
 	g.sweepNext()

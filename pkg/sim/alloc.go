@@ -33,6 +33,18 @@ func isEngineObject(class uint32) bool {
 	return class >= 0xa000 && class <= 0xcfff && (class&0xff == 0xc0 || class&0xff == 0xb5)
 }
 
+// lastGraphics is NV2080_ENGINE_TYPE_GR7.
+const lastGraphics = 8
+
+// usesGraphics reports an object on the graphics engine: compute, 3D, 2D, inline to memory.
+func usesGraphics(class uint32) bool {
+	switch class & 0xff {
+	case 0xc0, 0x97, 0x2d, 0x40:
+		return class > 0xff
+	}
+	return false
+}
+
 // isCompute reports a compute class; a process that has one is a compute process in GET_PIDS.
 func isCompute(class uint32) bool { return isEngineObject(class) && class&0xff == 0xc0 }
 
@@ -210,11 +222,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
 		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}
-		if engine == rm.ChannelEngineTypeGR {
-			if !parent.gpu.hide(r.d.contextCost) {
-				return rm.StatusNoMemory
-			}
-			o.group.context = &memory{gpu: parent.gpu, size: r.d.contextCost, refs: 1, hidden: true}
+		if engine <= lastGraphics {
+			return r.takeContext(o.group, parent.gpu)
 		}
 	case o.class == classDebugger:
 		return r.debugger(parent.client, params)
@@ -227,6 +236,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if parent.group != nil {
 			o.channel.engineType, o.channel.group = parent.group.engineType, parent
 		}
+	case usesGraphics(o.class) && parent.channel != nil && parent.channel.group != nil:
+		return r.takeContext(parent.channel.group.group, parent.gpu)
 	}
 	return rm.StatusOK
 }
@@ -257,6 +268,18 @@ func (r *request) debugger(c *client, params []byte) uint32 {
 	if app != c && o.rights(c)&accessDebug == 0 {
 		return rm.StatusInsufficientPermissions
 	}
+	return rm.StatusOK
+}
+
+// takeContext gives a channel group the memory of a context on the graphics engine, if it has none. The group keeps it.
+func (r *request) takeContext(to *group, g *gpu) uint32 {
+	switch {
+	case to.context != nil:
+		return rm.StatusOK
+	case !g.hide(r.d.contextCost):
+		return rm.StatusNoMemory
+	}
+	to.context = &memory{gpu: g, size: r.d.contextCost, refs: 1, hidden: true}
 	return rm.StatusOK
 }
 

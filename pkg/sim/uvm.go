@@ -11,6 +11,7 @@ import (
 // space is a UVM address space: one open nvidia-uvm file. What is mapped into it, and the contexts of channels that are registered
 // with it, hold device memory past RM_FREE of every handle (uvm_map_external_allocation, nvGpuOpsRetainChannel).
 type space struct {
+	ranges   []mapping // external ranges; mappings are in these
 	maps     []mapping
 	vaspaces map[*gpu]*vaspace // that are registered
 	channels map[channelName]retained
@@ -124,6 +125,9 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 		}
 		gpus = append(gpus, g)
 	}
+	if !r.f.rangeFor(base, base+length) {
+		return rm.StatusInvalidAddress
+	}
 	page := o.mapPage()
 	for _, g := range gpus {
 		tables, ok := g.uvmTables(length, page)
@@ -136,6 +140,18 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 		r.f.maps = append(r.f.maps, m)
 	}
 	return rm.StatusOK
+}
+
+// rangeFor finds the range around some addresses. A program makes it first (UVM_CREATE_EXTERNAL_RANGE), which a guard leaves to it and
+// the simulation does not see: so the first mapping makes it. False: they are in none as a whole.
+func (s *space) rangeFor(base, end uint64) bool {
+	for _, r := range s.ranges {
+		if base < r.end && end > r.base {
+			return base >= r.base && end <= r.end
+		}
+	}
+	s.ranges = append(s.ranges, mapping{base: base, end: end})
+	return true
 }
 
 // mapPage is the size of the pages that a mapping needs tables for; 0 for the first of device memory, whose tables come out of what the driver
@@ -193,6 +209,9 @@ func (r *request) mapSparse(form rm.UVMForm) uint32 {
 		slices.ContainsFunc(r.f.maps, func(m mapping) bool { return m.gpu == g && m.base < base+length && base < m.end }):
 		return rm.StatusInvalidArgument
 	}
+	if !r.f.rangeFor(base, base+length) {
+		return rm.StatusInvalidAddress
+	}
 	tables, ok := g.uvmTables(length, smallPage)
 	if !ok {
 		return rm.StatusNoMemory
@@ -212,38 +231,37 @@ func (r *request) unmapExternal(form rm.UVMForm) uint32 {
 	if length == 0 || base%uvmPage != 0 || length%uvmPage != 0 || base+length < base {
 		return rm.StatusInvalidArgument
 	}
-	if r.d.unmap(&r.f.space, g, base, base+length) == 0 {
-		return rm.StatusInvalidArgument // uvm_unmap_external_in_range: there is no range
+	if !slices.ContainsFunc(r.f.ranges, func(m mapping) bool { return base >= m.base && base+length <= m.end }) {
+		return rm.StatusInvalidAddress
 	}
+	r.d.unmap(&r.f.space, g, base, base+length)
 	return rm.StatusOK
 }
 
-// freeRange frees what begins at an address, on all GPUs. Ranges themselves (UVM_CREATE_EXTERNAL_RANGE) are not modelled.
+// freeRange frees the range that begins at an address, with all that is mapped there.
 func (r *request) freeRange(form rm.UVMForm) uint32 {
-	base, found := rm.U64(r.call.Outer, form.Base), false
-	for _, m := range slices.Clone(r.f.maps) {
-		if m.base == base {
-			r.d.unmap(&r.f.space, m.gpu, m.base, m.end)
-			found = true
-		}
+	base := rm.U64(r.call.Outer, form.Base)
+	i := slices.IndexFunc(r.f.ranges, func(m mapping) bool { return m.base == base })
+	if i < 0 {
+		return rm.StatusInvalidAddress
 	}
-	if !found {
-		return rm.StatusInvalidArgument
+	end := r.f.ranges[i].end
+	r.f.ranges = slices.Delete(r.f.ranges, i, i+1)
+	for _, g := range r.d.gpus {
+		r.d.unmap(&r.f.space, g, base, end)
 	}
 	return rm.StatusOK
 }
 
-// unmap takes the addresses from base to end from a GPU's mappings and counts those that it touched. What sticks out stays, and
-// each piece holds the memory (uvm_ext_gpu_map_split).
-func (d *Driver) unmap(s *space, g *gpu, base, end uint64) int {
-	touched := 0
+// unmap takes the addresses from base to end from a GPU's mappings. What sticks out stays, and each piece holds the memory
+// (uvm_ext_gpu_map_split).
+func (d *Driver) unmap(s *space, g *gpu, base, end uint64) {
 	var left []mapping
 	for _, m := range s.maps {
 		if m.gpu != g || m.end <= base || m.base >= end {
 			left = append(left, m)
 			continue
 		}
-		touched++
 		d.pull(m.memory)
 		for _, rest := range []mapping{{g, m.base, min(m.end, base), m.memory, m.tables}, {g, max(m.base, end), m.end, m.memory, m.tables}} {
 			if rest.base < rest.end {
@@ -254,7 +272,6 @@ func (d *Driver) unmap(s *space, g *gpu, base, end uint64) int {
 		d.drop(m)
 	}
 	s.maps = left
-	return touched
 }
 
 // pull is told that memory loses a mapping. Every kernel of the process that allocated it uses all that it has: if one runs, that is an MMU

@@ -1,0 +1,29 @@
+package walk
+
+import (
+	"slices"
+	"time"
+)
+
+// Shrink leaves operations out of a list for as long as it fails without them, in ever smaller pieces (delta debugging), and returns the
+// shortest one found in the time given. The list itself is taken to fail.
+func Shrink(ops []Op, limit time.Duration, fails func([]Op) bool) []Op {
+	deadline := time.Now().Add(limit)
+	for piece := (len(ops) + 1) / 2; piece > 0; {
+		shorter := false
+		// From the end: what came last depends on the rest.
+		for at := len(ops) - piece; at > -piece; at -= piece {
+			if time.Now().After(deadline) {
+				return ops
+			}
+			from, to := max(at, 0), min(max(at, 0)+piece, len(ops))
+			if try := slices.Delete(slices.Clone(ops), from, to); len(try) > 0 && fails(try) {
+				ops, shorter = try, true
+			}
+		}
+		if !shorter || piece > 1 {
+			piece = min(piece/2, len(ops))
+		}
+	}
+	return ops
+}
