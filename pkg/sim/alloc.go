@@ -119,8 +119,8 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		if o.group != nil && o.group.context != nil {
 			r.d.unref(o.group.context)
 		}
-		if o.tables > 0 {
-			parent.gpu.give(o.tables)
+		if o.tables != nil {
+			r.d.unref(o.tables)
 		}
 		return st
 	}
@@ -215,10 +215,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		return o.makeRange(parent, rm.U32(params, rm.MemoryVASpace), rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
 	case o.class == classVASpace:
 		o.vaspace = &vaspace{}
-		if o.tables = vaSpaceTables; !parent.gpu.hide(o.tables) {
-			o.tables = 0
-			return rm.StatusNoMemory
-		}
+		return o.takeTables(parent.gpu, vaSpaceTables)
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
 		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}

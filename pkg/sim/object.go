@@ -40,7 +40,7 @@ type object struct {
 	vaspace  *vaspace           // class 0x90f1
 	shared   bool               // it has policies of its own
 	shares   []policy
-	tables   quota.Bytes            // page tables taken when it was made (classes 0x50a0 and 0x90f1)
+	tables   *memory                // page tables taken when it was made (classes 0x50a0 and 0x90f1); nil: none
 	size     quota.Bytes            // of memory, or of a range of addresses
 	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
 	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
@@ -148,8 +148,8 @@ func (d *Driver) freeObject(o *object) {
 	if o.group != nil && o.group.context != nil {
 		d.unref(o.group.context)
 	}
-	if o.tables > 0 {
-		o.gpu.give(o.tables)
+	if o.tables != nil {
+		d.unref(o.tables)
 	}
 	if o.parent != nil {
 		delete(o.parent.children, o.handle)

@@ -40,10 +40,15 @@ func (o *object) makeRange(parent *object, space, flags, attr, attr2 uint32, siz
 	if flags&rm.MemoryFlagSparse == 0 && flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) != 0 {
 		return rm.StatusOK
 	}
-	o.tables = quota.Bytes(rm.PagePool(granted, any))
-	if !parent.gpu.hide(o.tables) {
+	return o.takeTables(parent.gpu, quota.Bytes(rm.PagePool(granted, any)))
+}
+
+// takeTables gives an object page tables. They live as long as it has a handle.
+func (o *object) takeTables(g *gpu, size quota.Bytes) uint32 {
+	if !g.hide(size) {
 		return rm.StatusNoMemory
 	}
+	o.tables = &memory{gpu: g, size: size, refs: 1, hidden: true}
 	return rm.StatusOK
 }
 
@@ -71,7 +76,7 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 		return 0, rm.StatusObjectNotFound
 	}
 	m := &dmaMapping{mapper: mapper, memory: memory, address: r.d.nextAddress}
-	if mapper.tables == 0 {
+	if mapper.tables == nil {
 		m.tables = quota.Bytes(rm.PageTables(length, false))
 	}
 	g := mapper.gpu
