@@ -135,6 +135,7 @@ type object struct {
 	children              int                    // handles whose parent or address space this is
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
+	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine

@@ -232,6 +232,7 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
 		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
 	}
+	o.contextShare = rm.U32(p, rm.ChannelContextShare)
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
 		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle

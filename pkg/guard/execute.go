@@ -36,7 +36,7 @@ type plan struct {
 type opening struct {
 	target Target
 	client uint32
-	right  openRight
+	rights []openRight
 }
 
 // answer is a plan that asks the driver nothing.
@@ -118,7 +118,7 @@ func (c *trappedCall) askDriver(o *opening) (status uint32, e syscall.Errno) {
 	}
 	if o == nil {
 		exec()
-	} else if s, refused := c.g.whileShared(o.target, o.client, o.right, exec); refused != 0 || s != rm.StatusOK {
+	} else if s, refused := c.g.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
 		c.status(rm.StatusInvalidClient)
 		return rm.StatusInvalidClient, 0
 	}

@@ -260,7 +260,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	defer t.done()
 	var handle, s uint32
 	var e unix.Errno
-	if status, errno := g.whileShared(t, ch.client, openRight{memory, accessDup}, func() {
+	if status, errno := g.whileShared(t, ch.client, []openRight{{memory, accessDup}}, func() {
 		handle, s, e = own.dup(own.devices[p.x.gpu], ch.client, memory)
 	}); errno != 0 || status != rm.StatusOK {
 		return nil, refused("open a channel's page", status, errno)

@@ -160,7 +160,7 @@ func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32
 	if !ok {
 		return nil, nil
 	}
-	return &opening{t, from.handle, openRight{object, right}}, t.done
+	return &opening{t, from.handle, []openRight{{object, right}}}, t.done
 }
 
 // openRight is a right that everybody has on an object for the moment of a call.
@@ -172,22 +172,31 @@ type openRights struct {
 	calls map[openRight]int
 }
 
-// whileShared calls f while everybody has a right on an object, as the guard or another client of the container must have for the call that
-// f makes. What is open for another call stays so until that ends. A status other than OK, or an errno, says that the object could not be
-// opened; f was not called then.
-func (g *Guard) whileShared(t Target, client uint32, what openRight, f func()) (uint32, unix.Errno) {
+// whileShared calls f while everybody has some rights on objects of a client, as the guard or another client of the container must have for
+// the call that f makes. What is open for another call stays so until that ends. A status other than OK, or an errno, says that an object
+// could not be opened; f was not called then.
+func (g *Guard) whileShared(t Target, client uint32, rights []openRight, f func()) (uint32, unix.Errno) {
 	c := g.account.client(client)
 	if c == nil {
 		return rm.StatusInvalidClient, 0
 	}
-	if s, e := g.open(t, c, what); e != 0 || s != rm.StatusOK {
-		return s, e
+	for i, what := range rights {
+		if s, e := g.open(t, c, what); e != 0 || s != rm.StatusOK {
+			g.closeAgain(t, c, rights[:i])
+			return s, e
+		}
 	}
 	f()
-	if s, e := g.close(t, c, what); e != 0 || s != rm.StatusOK {
-		g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
-	}
+	g.closeAgain(t, c, rights)
 	return rm.StatusOK, 0
+}
+
+func (g *Guard) closeAgain(t Target, c *client, rights []openRight) {
+	for _, what := range rights {
+		if s, e := g.close(t, c, what); e != 0 || s != rm.StatusOK {
+			g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
+		}
+	}
 }
 
 func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errno) {

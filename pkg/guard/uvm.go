@@ -160,7 +160,7 @@ func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	rm.PutU32(o, form.FD, as)
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
 	ctl := Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}
-	return f, plan{ask: true, opened: &opening{ctl, rm.U32(o, form.Client), openRight{rm.U32(o, form.Object), accessDup}}, done: func() {
+	return f, plan{ask: true, opened: &opening{ctl, rm.U32(o, form.Client), []openRight{{rm.U32(o, form.Object), accessDup}}}, done: func() {
 		rm.PutU32(o, form.FD, number)
 		f.uvm.Unlock()
 		_ = unix.Close(fd)

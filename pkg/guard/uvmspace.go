@@ -53,6 +53,23 @@ func (a *account) retain(name channelName) *retained {
 	return r
 }
 
+// dupedWith lists what UVM dups of a channel, and must be let dup.
+func (a *account) dupedWith(name channelName) (rights []openRight) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[name.client]
+	if c == nil || c.channels[name.handle] == nil {
+		return nil
+	}
+	o := c.channels[name.handle]
+	for _, h := range []uint32{o.parent, o.contextShare} {
+		if x := c.objects[h]; x != nil && (x.kind == rm.ClassTSG || h == o.contextShare) {
+			rights = append(rights, openRight{h, accessDup})
+		}
+	}
+	return rights
+}
+
 // release undoes retain.
 func (a *account) release(r *retained) {
 	a.mu.Lock()
@@ -89,7 +106,8 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	return p
 }
 
-// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM does not dup it.
+// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM dups its group, and its context share if it
+// has one (nvGpuOpsGetChannelTsgInfo, nvGpuOpsGetChannelSubctxInfo).
 func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
@@ -97,8 +115,8 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
-	p.opened = nil
 	kept := g.account.retain(name)
+	p.opened.rights = g.account.dupedWith(name)
 	if kept == nil {
 		p.ask, p.answer = false, c.deny(rm.StatusInvalidObjectHandle, "uvmchannel", "denied UVM a channel that the container has not made")
 		return p

@@ -590,7 +590,7 @@ func TestWhileShared(t *testing.T) {
 	memory := openRight{fakeMemory, accessDup}
 	while := func(what openRight, f func()) {
 		t.Helper()
-		if s, e := g.whileShared(Target{}, fakeClient, what, f); s != rm.StatusOK || e != 0 {
+		if s, e := g.whileShared(Target{}, fakeClient, []openRight{what}, f); s != rm.StatusOK || e != 0 {
 			t.Error(s, e)
 		}
 	}
@@ -618,7 +618,7 @@ func TestWhileShared(t *testing.T) {
 	if open.Load() != 0 || len(g.account.client(fakeClient).open.calls) != 0 {
 		t.Error("open when all calls have ended")
 	}
-	if s, _ := g.whileShared(Target{}, 0xc1d0ffff, memory, func() { t.Error("of a client that is gone") }); s == rm.StatusOK {
+	if s, _ := g.whileShared(Target{}, 0xc1d0ffff, []openRight{memory}, func() { t.Error("of a client that is gone") }); s == rm.StatusOK {
 		t.Error("opened an object of no client")
 	}
 }

@@ -182,7 +182,7 @@ func (w *walker) compare(end bool) error {
 		inGroups += g.Channels
 	}
 	switch {
-	case used > testLimit:
+	case used > testLimit+tableSlack:
 		return fmt.Errorf("the guard has charged %v of a limit of %v", used, quota.Bytes(testLimit))
 	case truth < 0:
 		return errors.New("the neighbour has lost its memory")
@@ -212,9 +212,11 @@ func (w *walker) mapped() (sum quota.Bytes) {
 		f.mu.Lock()
 		for _, list := range f.maps {
 			for _, m := range list {
-				if m.charge != nil && !seen[m.charge] {
-					seen[m.charge] = true
-					sum += m.charge.size
+				for _, ch := range []*charge{m.charge, m.tables} {
+					if ch != nil && !seen[ch] {
+						seen[ch] = true
+						sum += ch.size
+					}
 				}
 			}
 		}

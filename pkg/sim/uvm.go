@@ -375,6 +375,9 @@ func (r *request) registerChannel(form rm.UVMForm) uint32 {
 	}
 	kept := retained{gpu: g}
 	if o.channel.group != nil {
+		if o.channel.group.rights(nil)&accessDup == 0 { // UVM dups it (nvGpuOpsGetChannelTsgInfo)
+			return rm.StatusInsufficientPermissions
+		}
 		kept.context = o.channel.group.group.context
 	}
 	if kept.context != nil {

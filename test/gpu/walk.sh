@@ -41,7 +41,7 @@ look() {
 	[[ $before && $after ]] || { echo "cannot look"; return 1; }
 	((after > before)) && before=$after
 	((card - before > most)) && most=$((card - before))
-	if ((before > limit || card > before + slack || card > limit + slack)); then
+	if ((before > limit + 16 || card > before + slack || card > limit + slack)); then
 		echo "the card has given out $card MiB, charged are $before MiB of $limit MiB; borne are $slack MiB more"
 		return 1
 	fi
