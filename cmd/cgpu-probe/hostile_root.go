@@ -159,8 +159,38 @@ func (c *client) swapRoots(out []byte, class uint32) *rootSwap {
 			}
 		}
 	}()
-	s.flip = flip(word(out, rm.AllocClass), classRootClient, class)
+	s.flip = flipBoth(out, c.handle, class)
 	return s
+}
+
+// flipBoth turns a root alloc into another one below a client, and back, until the returned function is called.
+func flipBoth(out []byte, client, class uint32) func() {
+	var stop atomic.Bool
+	done := make(chan struct{})
+	root, what := word(out, rm.AllocRoot), word(out, rm.AllocClass)
+	go func() {
+		defer close(done)
+		for !stop.Load() {
+			atomic.StoreUint32(root, 0)
+			atomic.StoreUint32(what, classRootClient)
+			for range 200 { // for as long as the guard's copy takes, more or less
+				if stop.Load() {
+					break
+				}
+			}
+			atomic.StoreUint32(root, client)
+			atomic.StoreUint32(what, class)
+			for range 200 {
+				if stop.Load() {
+					break
+				}
+			}
+		}
+	}()
+	return func() {
+		stop.Store(true)
+		<-done
+	}
 }
 
 // try makes one, and returns the handle that it had for what it may have become, and the new file.

@@ -103,8 +103,8 @@ func (c *client) expectLess(what string, before, least quota.Bytes) error {
 	return nil
 }
 
-// mapDMA maps memory into a range of addresses.
-func (c *client) mapDMA(space, memory uint32, length uint64) error {
+// mapDMA maps memory into a range of addresses, at an offset in it.
+func (c *client) mapDMA(space, memory uint32, at, length uint64) error {
 	for _, size := range []int{64, 56} { // since 580, and before
 		o := make([]byte, size)
 		rm.PutU32(o, rm.DMAClient, c.handle)
@@ -112,6 +112,7 @@ func (c *client) mapDMA(space, memory uint32, length uint64) error {
 		rm.PutU32(o, rm.DMAMapper, space)
 		rm.PutU32(o, rm.DMAMemory, memory)
 		rm.PutU64(o, rm.DMAMapLength, length)
+		rm.PutU64(o, size-16, at)
 		rm.PutU32(o, size-8, 0xbad)
 		errno := c.call.escape(c.fd, rm.EscMapDMA, o)
 		if errno == syscall.EINVAL && size == 64 {
@@ -146,13 +147,13 @@ func hostileMapDMA(hostileOptions) error {
 		}
 		// The driver itself would have no memory for the tables of the first.
 		for _, length := range []uint64{1 << 47, 1 << 40, 2<<20 + 1<<16, ^uint64(0), 1 << 63} {
-			if err := mustAnswer(fmt.Sprintf("map_%#x", length), c.mapDMA(lazy, memory, length), rm.StatusInvalidLimit); err != nil {
+			if err := mustAnswer(fmt.Sprintf("map_%#x", length), c.mapDMA(lazy, memory, 0, length), rm.StatusInvalidLimit); err != nil {
 				return err
 			}
 		}
 		const maps = 100
 		for i := range maps {
-			if err := c.mapDMA(lazy, memory, 2<<20); err != nil {
+			if err := c.mapDMA(lazy, memory, uint64(i)*(2<<20), 2<<20); err != nil {
 				return fmt.Errorf("mapping %d: %w", i, err)
 			}
 		}

@@ -72,7 +72,7 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	if !over {
 		at = p.place() // before it is asked what the file has: the call may end in between
 	}
-	for _, h := range []uint32{candidate, rm.U32(p.call.Outer, rm.AllocRoot), p.answer(g.abi)} {
+	for _, h := range []uint32{candidate, p.answer(g.abi)} {
 		if g.madeBy(f, p, h) {
 			g.clientFound(f, h)
 			return rootSettled
@@ -141,7 +141,7 @@ func (g *Guard) cleanFile(p *pendingRoot) bool {
 		time.Sleep(time.Until(time.Unix(0, at).Add(endPause)))
 	}
 	last, refused, err := g.tryRoot(p)
-	if refused || err != nil || rm.U32(p.call.Outer, rm.AllocRoot) != 0 {
+	if refused || err != nil {
 		return false
 	}
 	p.after = last
@@ -164,6 +164,8 @@ func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error)
 		return 0, false, err
 	}
 	call := cloneCall(&p.call)
+	rm.PutU32(call.Outer, rm.AllocParent, 0) // of a client it means nothing, and must not be a reason to refuse one
+	rm.PutU32(call.Outer, rm.AllocObject, 0)
 	if e := g.driver.Exec(own.target, &call); e != 0 {
 		return 0, true, nil
 	}

@@ -45,6 +45,10 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	if c.wrapped || c.node.kind != nodeControl {
 		return c.status(rm.StatusInvalidArgument)
 	}
+	if rm.U32(c.call.Outer, rm.AllocRoot) != 0 {
+		// The driver refuses such names for reasons of its own, and what it refuses is no offence (judgeRoot). No library chooses one.
+		return c.deny(rm.StatusInvalidClient, "rootname", "denied an RM client whose name the caller chooses")
+	}
 	if !g.openedHere(c.fd) {
 		g.logOnce("rootelsewhere", "denied an RM client on a file that was not opened in this container's /dev")
 		g.stats.denied.Add(1)

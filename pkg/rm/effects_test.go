@@ -3,6 +3,7 @@ package rm
 import (
 	"encoding/csv"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -124,6 +125,35 @@ func TestShared(t *testing.T) {
 	} {
 		if c, _ := abi.Control(id); c.Kind != want || (c.Answer != StatusOK) != (id == 0x90960101) {
 			t.Errorf("%#x %s has kind %d, want %d; answer %#x", id, c.Name, c.Kind, want, c.Answer)
+		}
+	}
+}
+
+// TestNativeEffects: what the filter lets run without the guard takes nothing of what is bounded. A row's first word says so.
+func TestNativeEffects(t *testing.T) {
+	harmless := regexp.MustCompile(`^(none|no|releases|managed|bounded)\b`) // managed memory is counted otherwise (ADR 7)
+	// RM_MAP_MEMORY must run in the task, since RM compares the process, and can be swapped there: windows in BAR1 are not counted
+	// (docs/internals/guard.md, "Known gaps").
+	known := map[string]bool{"0x4e": true}
+	lines := readEffects(t)
+	column := map[string]int{}
+	for i, name := range lines[0] {
+		column[name] = i
+	}
+	for _, l := range lines[1:] {
+		n, err := strconv.ParseUint(l[1], 0, 32)
+		if err != nil {
+			continue // no ioctl
+		}
+		trapped := l[0] == "control" || l[0] == "class" || l[0] == "escape" && Trapped(uint32(n)|0x4600) || l[0] == "uvm" && UVMShaped(uint32(n))
+		executor := l[column["executor"]]
+		if !slices.Contains([]string{"guard", "task", "native", "answered", "denied"}, executor) || trapped == (executor == "native") {
+			t.Errorf("%s %s %s: executor %q, and the filter traps it: %v", l[0], l[1], l[2], executor, trapped)
+		}
+		for _, name := range []string{"device_memory", "ids", "shared"} {
+			if executor == "native" && !known[l[1]] && !harmless.MatchString(l[column[name]]) {
+				t.Errorf("%s %s %s runs natively, and its %s is %q", l[0], l[1], l[2], name, l[column[name]])
+			}
 		}
 	}
 }
