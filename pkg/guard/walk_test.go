@@ -20,7 +20,7 @@ import (
 )
 
 // A walk at random (test/walk) in a container of this guard. After every step the driver's own books are compared with the guard's: the
-// driver must never have given out more than is charged, nor more than the limit. When all processes are gone nothing may be left.
+// driver must never have given out more than is charged, nor more than the limit and, of page tables, tableSlack. When all processes are gone nothing may be left.
 
 const (
 	walkEnv      = "CGPU_WALK"       // seed; or the file of a list, as a failure prints it

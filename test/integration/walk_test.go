@@ -27,6 +27,8 @@ const (
 	walkTime   = 20 * time.Second
 	walkShrink = time.Minute
 	walkLimit  = 512 * quota.MiB
+	// What page tables may take beyond the limit (tableSlack of pkg/guard).
+	walkTables = 16 * quota.MiB
 	// On a real card the driver needs some memory for itself, for each process and client.
 	walkSlack = 96 * quota.MiB
 )
@@ -52,7 +54,7 @@ func (w *walker) books(end bool) (err error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		given, charged := w.used(), smiOf(w.t, w.id).Used
 		switch {
-		case charged > walkLimit:
+		case charged > walkLimit+walkTables:
 			err = fmt.Errorf("charged are %v of a limit of %v", charged, walkLimit)
 		case given > charged+w.slack:
 			err = fmt.Errorf("the card has given out %v, and charged are %v", given, charged)
