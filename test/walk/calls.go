@@ -234,7 +234,7 @@ var calls = map[string]func(*refer) call{
 		return r.control(0, -1, 0x3d06, p, r.made(0, 1))
 	},
 	// schedule CLIENT GROUP
-	"schedule": func(r *refer) call { return r.control(0, 1, 0xa06c0101, []byte{1, 0, 0, 0}, nil) },
+	"schedule": func(r *refer) call { return r.control(0, 1, 0xa06c0101, []byte{1, 0, 0}, nil) }, // since 575
 	// timeslice CLIENT GROUP
 	"timeslice": func(r *refer) call { return r.control(0, 1, 0xa06c0104, make([]byte, 8), nil) },
 	// info CLIENT SUBDEVICE
