@@ -152,7 +152,7 @@ func (w *walker) shrink(seed string, step int, err error, kind []string) {
 		return
 	}
 	same := func(e error) string { return regexp.MustCompile(`[0-9.]+([KMGT]i)?B?`).ReplaceAllString(e.Error(), "") }
-	short := walk.Shrink(slices.DeleteFunc(ops, func(o walk.Op) bool { return o.Step > step }), walkShrink, func(ops []walk.Op) bool {
+	short := walk.Shrink(walk.UpTo(ops, step), walkShrink, func(ops []walk.Op) bool {
 		_, _, again := w.run(walk.Text(ops)+"\n", slices.Concat([]string{"--replay", "-", "--sync", "1"}, kind)...)
 		return again != nil && same(again) == same(err)
 	})
