@@ -49,7 +49,6 @@ type gfile struct {
 	on                *gobj  // the address space of RM's that it is tied to
 	next              uint64 // address
 	maps              []gmap
-	ranges            []gmap
 	channels          []*gobj
 }
 

@@ -52,7 +52,7 @@ func TestGenerate(t *testing.T) {
 					for i, a := range o.Args {
 						at, known := made[a]
 						switch {
-						case strings.HasPrefix(a, "0x") || strings.IndexAny(a[:1], "pfco") < 0:
+						case strings.HasPrefix(a, "0x") || !strings.ContainsAny(a[:1], "pfco"):
 						case !known && i < 2: // it makes this
 							made[a] = o.Step
 						case !known:
