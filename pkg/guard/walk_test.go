@@ -269,7 +269,10 @@ func TestWalk(t *testing.T) {
 			return again != nil && kindOf(again) == kindOf(err)
 		}
 		short := walk.Shrink(walk.UpTo(ops, step), walkShrink,
-			func(ops []walk.Op) bool { return fails(ops) && fails(ops) }) // once may be chance
+			func(ops []walk.Op) bool {
+				first := fails(ops)
+				return first && fails(ops) // once may be chance
+			})
 		w := newWalker(t, walkPatience)
 		_, again := w.run(short)
 		t.Fatalf("seed %#x: %v\nthese %d of %d operations do it (again: %v); %s=FILE does them again:\n%s",

@@ -283,7 +283,6 @@ func newSpace(g *generator, p *gproc) bool {
 		f = g.open(p, "uvm")
 		g.nextStep()
 		g.add(p, "uvm", f)
-		f.ready = true
 		if !g.Real {
 			return true
 		}

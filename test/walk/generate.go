@@ -45,11 +45,11 @@ type gfile struct {
 	used     bool // as export, or for a window
 	rooted   bool
 	// of nvidia-uvm
-	ready, registered bool
-	on                *gobj  // the address space of RM's that it is tied to
-	next              uint64 // address
-	maps              []gmap
-	channels          []*gobj
+	registered bool
+	on         *gobj  // the address space of RM's that it is tied to
+	next       uint64 // address
+	maps       []gmap
+	channels   []*gobj
 }
 
 type gmap struct {
