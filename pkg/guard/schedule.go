@@ -30,8 +30,13 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 		if !enable || !g.compute.holds(client, handle) {
 			return g.schedule(c, client, handle, enable, unlock)
 		}
-		known, turned := g.account.scheduled(client, handle), g.compute.turned
+		known, turned, ending := g.account.scheduled(client, handle), g.compute.turned, g.account.isEnding(client)
 		unlock()
+		if ending {
+			// Off for good, though another process has the file of the one that made the client: there is nothing to wait for. The driver says the
+			// same of a channel whose context UVM has taken away (kchannelIsSchedulable_IMPL).
+			return answer(c.status(rm.StatusInvalidState))
+		}
 		if known {
 			return answer(c.status(rm.StatusOK))
 		}

@@ -66,6 +66,29 @@ func TestSchedule(t *testing.T) {
 	}
 }
 
+// TestScheduleEnding: what is off for good is refused, where it waited for ever to be let run.
+func TestScheduleEnding(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 1)
+	c.stop(func(*client) bool { return true })
+	f := newFakeCall(t, c.Guard, fakeControl)
+	done := make(chan [2]uint32, 1)
+	go func() {
+		done <- [2]uint32{c.schedule(f, workGroup, scheduleGroup, true), c.schedule(f, workGroup, scheduleGroup, false)}
+	}()
+	select {
+	case s := <-done:
+		if s[0] != rm.StatusInvalidState || s[1] != rm.StatusOK {
+			t.Errorf("on: %s, off: %s", rm.StatusName(s[0]), rm.StatusName(s[1]))
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the call hangs")
+	}
+	if got := c.d.schedules(); len(got) != 1 || got[0].enable {
+		t.Errorf("the driver saw %+v", got)
+	}
+}
+
 // TestScheduleUnseen: what the guard has not seen made does not run, neither does what is no channel.
 func TestScheduleUnseen(t *testing.T) {
 	c := newFakeContainer(t, 1)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,7 +19,7 @@ import (
 )
 
 // A walk at random (test/walk) in a container of this guard. After every step the driver's own books are compared with the guard's: the
-// driver must never have given out more than is charged, nor more than the limit. When all processes are gone nothing may be left.
+// driver must never have given out more than is charged, nor more than the limit and, of page tables, tableSlack. When all processes are gone nothing may be left.
 
 const (
 	walkEnv      = "CGPU_WALK"       // seed; or the file of a list, as a failure prints it
@@ -28,7 +27,8 @@ const (
 	walkTraceEnv = "CGPU_WALK_TRACE" // not empty: every operation is shown with its result
 	walkShrink   = 30 * time.Second  // how long a failure is made shorter
 	walkSteps    = 300
-	walkFileEnv  = "CGPU_TEST_WALK_LIST" // the child's: where its list is
+	walkFileEnv  = "CGPU_TEST_WALK_LIST"  // the child's: where its list is
+	walkHangEnv  = "CGPU_TEST_WALK_HANGS" // the child's: how long a call may take
 	walkPatience = 5 * time.Second
 	walkHaste    = 300 * time.Millisecond // while a failure is made shorter
 )
@@ -51,7 +51,8 @@ func childWalk(s *childState, _ []int) (string, error) {
 	if os.Getenv(walkTraceEnv) != "" {
 		trace = os.Stderr
 	}
-	stats, err := walk.Run(ops, walk.Options{Args: os.Args, Env: os.Environ(), Nodes: s.nodes, Trace: trace,
+	hangs, _ := time.ParseDuration(os.Getenv(walkHangEnv))
+	stats, err := walk.Run(ops, walk.Options{Patience: hangs, Args: os.Args, Env: os.Environ(), Nodes: s.nodes, Trace: trace,
 		Sync: func(step int, end bool) error {
 			fmt.Println("sync", step, end)
 			if !s.in.Scan() || s.in.Text() != "go" {
@@ -126,7 +127,7 @@ func newWalker(t *testing.T, patience time.Duration) *walker {
 	}
 	w.next = newNeighbour(w.rig)
 	w.before = w.sim.Snapshot()
-	w.c = w.start(withEnv(walkFileEnv + "=" + w.list))
+	w.c = w.start(withEnv(walkFileEnv+"="+w.list), withEnv(fmt.Sprint(walkHangEnv, "=", 10*patience)))
 	return w
 }
 
@@ -261,12 +262,17 @@ func TestWalk(t *testing.T) {
 			continue
 		}
 		t.Logf("seed %#x, step %d: %v", seed+uint64(lists), step, err)
-		short := walk.Shrink(slices.DeleteFunc(slices.Clone(ops), func(o walk.Op) bool { return o.Step > step }), walkShrink, func(ops []walk.Op) bool {
+		fails := func(ops []walk.Op) bool {
 			w := newWalker(t, walkHaste)
 			_, again := w.run(ops)
 			_ = w.over()
 			return again != nil && kindOf(again) == kindOf(err)
-		})
+		}
+		short := walk.Shrink(walk.UpTo(ops, step), walkShrink,
+			func(ops []walk.Op) bool {
+				first := fails(ops)
+				return first && fails(ops) // once may be chance
+			})
 		w := newWalker(t, walkPatience)
 		_, again := w.run(short)
 		t.Fatalf("seed %#x: %v\nthese %d of %d operations do it (again: %v); %s=FILE does them again:\n%s",

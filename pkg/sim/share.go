@@ -145,6 +145,9 @@ func (r *request) dup() uint32 {
 	case classRootClient, classDevice, classSubdevice, classGroup:
 		return rm.StatusInvalidArgument // cannot be copied (their class has no CanCopy)
 	}
+	if isEngineObject(from.class) {
+		return rm.StatusInvalidArgument // nor what sits on a channel
+	}
 	o := &object{handle: rm.U32(out, rm.DupObject), class: from.class, gpu: from.gpu, memory: from.memory, channel: from.channel, vaspace: from.vaspace, size: from.size, tables: from.tables}
 	for _, m := range []*memory{o.memory, o.tables} {
 		if m != nil {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A random walk over the driver's calls on the real driver, while a watcher outside compares the card's own memory use with the account: it
-# must never be more than what is charged and SLACK, nor than the limit and SLACK; afterwards nothing may be left, of memory, records, guards
+# must never be more than what is charged and SLACK, nor than the limit and SLACK; the account never more than the limit and what page
+# tables may take beyond it (tableSlack of pkg/guard, 16 MiB). Afterwards nothing may be left, of memory, records, guards
 # or in the kernel log; a neighbour must not wait long. Two walks of five minutes: raw calls (cgpu-probe walk --real: memory, address spaces,
 # channel groups, copies, exports, mappings, in three processes that are killed and pass each other files), and CUDA itself
 # (workloads/walk.cu: contexts, cuMem*, IPC, kernels). Only calls as CUDA makes them, nothing that touches the whole GPU. The last line is

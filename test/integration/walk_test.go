@@ -27,6 +27,8 @@ const (
 	walkTime   = 20 * time.Second
 	walkShrink = time.Minute
 	walkLimit  = 512 * quota.MiB
+	// What page tables may take beyond the limit (tableSlack of pkg/guard).
+	walkTables = 16 * quota.MiB
 	// On a real card the driver needs some memory for itself, for each process and client.
 	walkSlack = 96 * quota.MiB
 )
@@ -52,7 +54,7 @@ func (w *walker) books(end bool) (err error) {
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		given, charged := w.used(), smiOf(w.t, w.id).Used
 		switch {
-		case charged > walkLimit:
+		case charged > walkLimit+walkTables:
 			err = fmt.Errorf("charged are %v of a limit of %v", charged, walkLimit)
 		case given > charged+w.slack:
 			err = fmt.Errorf("the card has given out %v, and charged are %v", given, charged)
@@ -150,7 +152,7 @@ func (w *walker) shrink(seed string, step int, err error, kind []string) {
 		return
 	}
 	same := func(e error) string { return regexp.MustCompile(`[0-9.]+([KMGT]i)?B?`).ReplaceAllString(e.Error(), "") }
-	short := walk.Shrink(slices.DeleteFunc(ops, func(o walk.Op) bool { return o.Step > step }), walkShrink, func(ops []walk.Op) bool {
+	short := walk.Shrink(walk.UpTo(ops, step), walkShrink, func(ops []walk.Op) bool {
 		_, _, again := w.run(walk.Text(ops)+"\n", slices.Concat([]string{"--replay", "-", "--sync", "1"}, kind)...)
 		return again != nil && same(again) == same(err)
 	})

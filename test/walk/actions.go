@@ -9,16 +9,16 @@ var actions = []struct {
 	{weight: 10, do: newClient},
 	{weight: 40, do: newMemory},
 	{weight: 14, do: newOther},
-	{weight: 10, do: newChannel},
+	{weight: 14, do: newChannel},
 	{weight: 30, do: freeSomething},
 	{weight: 16, do: dupSomething},
 	{weight: 4, do: shareSomething},
 	{weight: 12, do: exportSomething},
 	{weight: 10, do: importSomething},
-	{weight: 6, do: newSpace},
+	{weight: 10, do: newSpace},
 	{weight: 24, do: mapSomething},
 	{weight: 12, do: unmapSomething},
-	{weight: 6, do: registerChannel},
+	{weight: 10, do: registerChannel},
 	{weight: 4, do: ask},
 	{weight: 14, do: mapByRM},
 	{weight: 10, do: passSomething},
@@ -52,6 +52,9 @@ func newClient(g *generator, p *gproc) bool {
 		g.add(p, "attach", c)
 		g.nextStep()
 		g.add(p, "instance", c)
+	} else if g.r.IntN(2) == 0 {
+		g.nextStep()
+		g.add(p, "register", gpu, f)
 	}
 	g.nextStep()
 	c.device = g.object(c, nil, classDevice, 0)
@@ -280,7 +283,6 @@ func newSpace(g *generator, p *gproc) bool {
 		f = g.open(p, "uvm")
 		g.nextStep()
 		g.add(p, "uvm", f)
-		f.ready = true
 		if !g.Real {
 			return true
 		}
@@ -292,7 +294,7 @@ func newSpace(g *generator, p *gproc) bool {
 	g.nextStep()
 	g.add(p, "uvmgpu", f, c)
 	vas := g.object(c, c.device, classVASpace, 0)
-	vas.external = true
+	vas.external, f.on = true, vas
 	g.nextStep()
 	g.add(p, "alloc", c, vas, c.device, "0x90f1", uint64(1<<3|1<<6))
 	g.nextStep()
@@ -376,24 +378,29 @@ func unmapSomething(g *generator, p *gproc) bool {
 	return true
 }
 
+// registerChannel gives a channel of an address space to the UVM file that has this, which holds it from then on.
 func registerChannel(g *generator, p *gproc) bool {
-	if g.Real {
+	f := pick(g, g.files, held(p, "uvm"), func(f *gfile) bool { return f.on != nil && f.on.c.file.holders[p] })
+	if g.Real || f == nil || !free(g, f.on.c) || f.on.c.device == nil {
 		return false
 	}
-	c := g.clientOf(p)
-	f := pick(g, g.files, held(p, "uvm"))
-	if c == nil || f == nil {
-		return false
-	}
+	c := f.on.c
 	g.uses(p, c, f)
 	if len(f.channels) > 0 && g.r.IntN(2) == 0 {
 		ch := f.channels[g.r.IntN(len(f.channels))]
 		g.add(p, "uvmnochannel", f, ch.c, ch)
 		return true
 	}
-	ch := pick(g, c.objs, of(classChannel))
+	ch := pick(g, c.objs, of(classChannel), func(o *gobj) bool { return o.parent.on == f.on || g.Malformed && g.r.IntN(4) == 0 })
 	if ch == nil {
-		return false
+		group := g.object(c, c.device, classGroup, 0)
+		group.engine, group.on = 1, f.on
+		g.add(p, "alloc", c, group, c.device, "0xa06c", group.engine, f.on)
+		g.nextStep()
+		ch = g.object(c, group, classChannel, 0)
+		g.add(p, "alloc", c, ch, group, "0xc86f", group.engine)
+		g.nextStep()
+		g.uses(p, c, f)
 	}
 	f.channels = append(f.channels, ch)
 	f.next += 64 << 20

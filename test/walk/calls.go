@@ -35,6 +35,9 @@ const (
 	uvmCreateSize            = 24
 )
 
+// groupVASpace is where NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS names an address space.
+const groupVASpace = 8
+
 // firstHandle is the handle of o0.
 const firstHandle = 0x5c000000
 
@@ -231,7 +234,7 @@ var calls = map[string]func(*refer) call{
 		return r.control(0, -1, 0x3d06, p, r.made(0, 1))
 	},
 	// schedule CLIENT GROUP
-	"schedule": func(r *refer) call { return r.control(0, 1, 0xa06c0101, []byte{1, 0, 0, 0}, nil) },
+	"schedule": func(r *refer) call { return r.control(0, 1, 0xa06c0101, []byte{1, 0, 0}, nil) }, // since 575
 	// timeslice CLIENT GROUP
 	"timeslice": func(r *refer) call { return r.control(0, 1, 0xa06c0104, make([]byte, 8), nil) },
 	// info CLIENT SUBDEVICE
@@ -433,7 +436,11 @@ func (r *refer) params(class uint32) []byte {
 	case classDevice:
 		return words(56, rm.DeviceID, r.w.instance)
 	case classGroup:
-		return words(20, rm.TSGEngineType, uint32(size))
+		p := words(20, rm.TSGEngineType, uint32(size))
+		if r.op.arg(5) != "" {
+			rm.PutU32(p, groupVASpace, r.object(0, 5))
+		}
+		return p
 	case classChannel:
 		return words(368, rm.ChannelEngineType, uint32(size))
 	case classVASpace:

@@ -45,11 +45,11 @@ type gfile struct {
 	used     bool // as export, or for a window
 	rooted   bool
 	// of nvidia-uvm
-	ready, registered bool
-	next              uint64 // address
-	maps              []gmap
-	ranges            []gmap
-	channels          []*gobj
+	registered bool
+	on         *gobj  // the address space of RM's that it is tied to
+	next       uint64 // address
+	maps       []gmap
+	channels   []*gobj
 }
 
 type gmap struct {
@@ -73,7 +73,7 @@ type gobj struct {
 	size     uint64
 	engine   uint64
 	external bool  // an address space for UVM
-	on       *gobj // of addresses: what is mapped there
+	on       *gobj // of addresses: what is mapped there; of a channel group: its address space
 }
 
 // Generate makes up a list. The same seed gives the same.

@@ -27,6 +27,8 @@ type Options struct {
 	// Sync is called after each step, when no call is under way; at the end the processes are gone.
 	Sync  func(step int, end bool) error
 	Trace io.Writer // every operation with its result; nil: none
+	// Patience is how long an answer may take; what takes longer hangs. 0: a minute.
+	Patience time.Duration
 }
 
 // Stats is what came of a list.
@@ -53,10 +55,11 @@ type client struct {
 
 // process is one of the walk's, as its starter sees it.
 type process struct {
-	pid     int
-	control int // our end of its socket
-	ended   chan struct{}
-	files   map[int]int
+	pid      int
+	control  int // our end of its socket
+	ended    chan struct{}
+	files    map[int]int
+	patience time.Duration
 
 	mu      sync.Mutex
 	next    int
@@ -69,11 +72,11 @@ type reply struct {
 	file int // that came with it; -1: none
 }
 
-// patience is how long an answer may take. What takes longer hangs.
-const patience = 60 * time.Second
-
 // Run carries out a list, and ends the processes.
 func Run(ops []Op, o Options) (Stats, error) {
+	if o.Patience == 0 {
+		o.Patience = time.Minute
+	}
 	w := &walk{o: o, procs: map[int]*process{}, kinds: map[int]string{}, clients: map[int]*client{}, objects: map[[2]int]bool{}, dma: map[[3]int]uint64{}}
 	// Processes that a process of ours started become ours when that ends.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -260,7 +263,7 @@ var processOps = map[string]func(*walk, *process, Op) (func() (string, error), e
 		for f, fd := range p.files {
 			names, fds = append(names, f), append(fds, fd)
 		}
-		child, theirs, err := newProcess()
+		child, theirs, err := w.newProcess()
 		if err != nil {
 			return nil, err
 		}
@@ -376,7 +379,7 @@ func (w *walk) plain(p *process, q request, then func(reply)) func() (string, er
 
 // start starts a process of our own.
 func (w *walk) start(n int) error {
-	p, theirs, err := newProcess()
+	p, theirs, err := w.newProcess()
 	if err != nil {
 		return err
 	}
@@ -389,12 +392,12 @@ func (w *walk) start(n int) error {
 }
 
 // newProcess makes the socket of a process, and listens to it.
-func newProcess() (p *process, theirs int, err error) {
+func (w *walk) newProcess() (p *process, theirs int, err error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, -1, err
 	}
-	p = &process{control: pair[0], ended: make(chan struct{}), files: map[int]int{}, waiting: map[int]chan reply{}}
+	p = &process{control: pair[0], patience: w.o.Patience, ended: make(chan struct{}), files: map[int]int{}, waiting: map[int]chan reply{}}
 	go p.listen()
 	return p, pair[1], nil
 }
@@ -460,7 +463,7 @@ func (p *process) ask(q request, file int) func() (reply, error) {
 				return ended()
 			}
 			return a, nil
-		case <-time.After(patience):
+		case <-time.After(p.patience):
 			return reply{file: -1}, errHung
 		}
 	}

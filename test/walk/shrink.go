@@ -27,3 +27,16 @@ func Shrink(ops []Op, limit time.Duration, fails func([]Op) bool) []Op {
 	}
 	return ops
 }
+
+// UpTo is the part of a list that was done when something was seen to be wrong after a step, or in the middle of the next one.
+func UpTo(ops []Op, step int) []Op {
+	next := slices.IndexFunc(ops, func(o Op) bool { return o.Step > step })
+	if next < 0 {
+		return ops
+	}
+	last := ops[next].Step
+	if end := slices.IndexFunc(ops, func(o Op) bool { return o.Step > last }); end >= 0 {
+		return ops[:end]
+	}
+	return ops
+}

@@ -52,7 +52,7 @@ func TestGenerate(t *testing.T) {
 					for i, a := range o.Args {
 						at, known := made[a]
 						switch {
-						case strings.HasPrefix(a, "0x") || strings.IndexAny(a[:1], "pfco") < 0:
+						case strings.HasPrefix(a, "0x") || !strings.ContainsAny(a[:1], "pfco"):
 						case !known && i < 2: // it makes this
 							made[a] = o.Step
 						case !known:
@@ -98,6 +98,9 @@ func TestShrink(t *testing.T) {
 	})
 	if len(short) != len(need) || tries > 200 {
 		t.Errorf("%d operations after %d tries, want %d:\n%s", len(short), tries, len(need), Text(short))
+	}
+	if part := UpTo(ops, 10); part[len(part)-1].Step < 11 || part[len(part)-1].Step > 20 || len(UpTo(ops, 1000)) != len(ops) {
+		t.Errorf("up to step 10: %v", part[len(part)-1])
 	}
 	if left := Shrink(ops, 0, func([]Op) bool { return true }); len(left) != len(ops) {
 		t.Errorf("without time %d of %d operations are left", len(left), len(ops))
