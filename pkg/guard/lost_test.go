@@ -351,11 +351,12 @@ func TestPlace(t *testing.T) {
 	end.Go(func() {
 		runtime.LockOSThread()
 		tid <- unix.Gettid()
-		for {
+		for running := true; running; {
 			select {
 			case <-stop:
-				return
-			default:
+				running = false
+			default: // it is on its processor all the time
+				unix.Getpid()
 			}
 		}
 	})
