@@ -56,7 +56,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if !g.account.ownsClient(c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
 	}
-	if g.unseen(c, c.controlClient(), c.controlObject()) {
+	if g.unseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
 	c.control = ctl
@@ -256,6 +256,9 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	for _, h := range objects {
 		if g.account.isSpilled(client, h) {
 			return answer(g.refuseSpilled(c, "export"))
+		}
+		if g.unseen(c.target(), client, h) {
+			return answer(c.denyUnseen())
 		}
 	}
 	switch c.control.Kind {

@@ -44,7 +44,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !ok || gpu == noGPU {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.unseen(c, client, memory) {
+	if g.unseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
@@ -77,6 +77,9 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 	form, ok := g.abi.UnmapDMA(len(o))
 	if !ok {
 		return answer(fail(unix.EINVAL))
+	}
+	if rm.U64(o, form.Length) != 0 && !g.account.roomForDMA() { // a part: one mapping becomes two
+		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	return plan{ask: true, settle: func() {
 		at := dmaPlace{rm.U32(o, rm.DMADevice), rm.U64(o, form.Address)}
@@ -112,13 +115,16 @@ func (g *Guard) unmapDMA(t Target, client, mapper uint32, at dmaPlace) {
 // knows: it gets no more than a bound.
 func (g *Guard) mapFits(client, memory uint32, offset, length uint64) bool {
 	size := uint64(rm.MaxVirtual)
+	if length > size { // what stands in the account of such memory is what the task has asked for
+		return false
+	}
 	if o, ok := g.account.lookup(client, memory); ok && o.size > 0 {
 		rounded, ok := roundUp(uint64(o.size), pageHuge) // the driver may have rounded up itself
 		if !ok {
 			return false
 		}
 		size = uint64(rounded)
-	} else if length <= size {
+	} else {
 		return true
 	}
 	return offset <= size && length <= size-offset

@@ -81,6 +81,9 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
 	}
+	if g.unseen(c.target(), src, object) {
+		return answer(c.denyUnseen())
+	}
 	if !g.account.room(rm.ClassPlain, 0, 0) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
@@ -96,6 +99,9 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 // checkAllocMemory: the old memory call, of host memory only. It pins the caller's pages, so it runs in the task; without
 // CAP_SYS_ADMIN no content of it yields device memory (rm-abi 1.3), whatever a racing thread makes of it.
 func (g *Guard) checkAllocMemory(c *trappedCall) plan {
+	if c.wrapped && g.driver.Native() { // it would not run, and must leave no record
+		return answer(fail(unix.EINVAL))
+	}
 	switch class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class {
 	case classSystem:
 		return g.noteHostMemory(c)

@@ -81,6 +81,10 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	if at != threadOutside && candidate != 0 { // soon again
 		return rootOpen
 	}
+	// To search costs thousands of calls, and is for a thread of which it is known where it is.
+	if at == threadUnseen || at == threadInside && time.Since(p.since) <= stallTime {
+		return rootOpen
+	}
 	// The answer is not where it was, or is none. The driver counts the handles of clients up, so what it calls the guard's is behind
 	// the one that is looked for.
 	last, refused, err := g.tryRoot(p)
@@ -244,8 +248,9 @@ func cpuTimeOf(tid int) (t cpuTime, ok bool) {
 	return t, err == nil
 }
 
-// unseen reports an object that a root alloc which went elsewhere may have made. Host memory is made by the task itself (escape 0x27).
-func (g *Guard) unseen(c *trappedCall, client, handle uint32) bool {
+// unseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
+// itself (escape 0x27).
+func (g *Guard) unseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client || g.astray.Load() == 0 && g.pendingRoots.Load() == 0 {
 		return false
 	}
@@ -255,7 +260,7 @@ func (g *Guard) unseen(c *trappedCall, client, handle uint32) bool {
 	var p [handleInfoSize]byte
 	rm.PutU32(p[:], 0, handle)
 	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
-	if s, e := g.control(c.target(), client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := g.control(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
 		return true
 	}
 	class := rm.U32(p[:], handleInfoResult)

@@ -287,6 +287,7 @@ func TestUnseen(t *testing.T) {
 	}}
 	g := withClient(newFakeGuard(t, d))
 	c := newFakeCall(t, g, fakeControl)
+	uvm, ctl := newFakeUVMCall(t, g)
 	ways := map[string]func(handle uint32) uint32{
 		"control": func(h uint32) uint32 {
 			p := make([]byte, 4)
@@ -308,6 +309,21 @@ func TestUnseen(t *testing.T) {
 			rm.PutU32(o, rm.HeapAllocAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift)
 			c.escape(rm.EscVidHeapControl, o)
 			return rm.U32(o, rm.HeapStatus)
+		},
+		"dup": func(h uint32) uint32 {
+			o := make([]byte, rm.DupSize)
+			rm.PutU32(o, rm.DupClient, fakeClient)
+			rm.PutU32(o, rm.DupParent, fakeDevice)
+			rm.PutU32(o, rm.DupClientSrc, fakeClient)
+			rm.PutU32(o, rm.DupObjectSrc, h)
+			c.escape(rm.EscDupObject, o)
+			return rm.U32(o, rm.DupStatus)
+		},
+		"UVM mapping": func(h uint32) uint32 {
+			o, form := uvmCall(g, rm.UVMMapExternal, 1<<32, 8<<20, ctl)
+			rm.PutU32(o, form.Object, h)
+			uvm.do(rm.UVMMapExternal, o)
+			return rm.U32(o, form.Status)
 		},
 	}
 	for name, way := range ways {

@@ -81,6 +81,21 @@ func (a *account) mapPage(client, handle uint32) quota.Bytes {
 	return pageSmall
 }
 
+// mapPageAt is the size of the pages that UVM really uses: the program chooses where the mapping begins, and what is not aligned to a page
+// is mapped in smaller ones (uvm_map_external_allocation_on_gpu takes the lowest bit of them all). page is that of the memory; small mappings
+// are not free of charge, since tables come in whole pieces.
+func mapPageAt(page quota.Bytes, base, length, offset uint64) quota.Bytes {
+	low := base | length | offset
+	low &= -low
+	switch {
+	case low != 0 && low < uint64(pageSmall):
+		return pageHost
+	case page == 0 && length < uint64(pageHuge), page > pageSmall && low < uint64(pageHuge):
+		return pageSmall
+	}
+	return page
+}
+
 // chargeTables charges each mapping's page tables to its GPU. False: they do not fit, and nothing is charged.
 func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 	if page == 0 {

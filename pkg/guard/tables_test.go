@@ -576,3 +576,21 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("%v after the client's end", g.account.host)
 	}
 }
+
+// TestMapPage: UVM maps what is not aligned in smaller pages, whatever the memory's are.
+func TestMapPage(t *testing.T) {
+	const big = uint64(pageHuge)
+	for _, x := range []struct {
+		page                 quota.Bytes
+		base, length, offset uint64
+		want                 quota.Bytes
+	}{
+		{pageHuge, 1 << 32, 4 * big, 0, pageHuge}, {pageHuge, 1<<32 | 1<<16, 4 * big, 0, pageSmall}, {pageHuge, 1<<32 | 4096, 4 * big, 0, pageHost},
+		{pageHuge, 1 << 32, 4 * big, 4096, pageHost}, {pageSmall, 1<<32 | 4096, big, 0, pageHost}, {0, 1 << 32, big, 0, 0},
+		{0, 1<<32 | 1<<16, big, 0, 0}, {0, 1<<32 | 4096, big, 0, pageHost}, {0, 1 << 32, 1 << 16, 0, pageSmall}, {pageHost, 1 << 32, big, 0, pageHost},
+	} {
+		if got := mapPageAt(x.page, x.base, x.length, x.offset); got != x.want {
+			t.Errorf("%+v: %v", x, got)
+		}
+	}
+}

@@ -112,6 +112,7 @@ func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 // Of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS: base, length and offset are followed by room for the attributes of 256 GPUs, of
 // which gpuAttributesCount, before rmCtrlFd, are meant (uvm_ioctl.h, UvmGpuMappingAttributes).
 const (
+	uvmMapOffset         = 16
 	uvmMapAttributes     = 24
 	uvmMapAttributesSize = 36
 	uvmMapFewGPUs        = 8
@@ -180,8 +181,14 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length)}
 	}
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
-	f, p := c.uvmCall(maps, g.account.mapPage(client, memory))
+	page := mapPageAt(g.account.mapPage(client, memory), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
+	f, p := c.uvmCall(maps, page)
 	if f == nil {
+		return p
+	}
+	if g.unseen(p.opened.target, client, memory) {
+		g.dropTables(maps)
+		p.ask, p.answer = false, c.denyUnseen()
 		return p
 	}
 	ch := g.account.hold(client, memory)

@@ -128,7 +128,7 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 	if !r.f.rangeFor(base, base+length) {
 		return rm.StatusInvalidAddress
 	}
-	page := o.mapPage()
+	page := o.mapPage(base, length, offset)
 	for _, g := range gpus {
 		tables, ok := g.uvmTables(length, page)
 		if !ok {
@@ -155,9 +155,15 @@ func (s *space) rangeFor(base, end uint64) bool {
 }
 
 // mapPage is the size of the pages that a mapping needs tables for; 0 for the first of device memory, whose tables come out of what the driver
-// has put aside.
-func (o *object) mapPage() uint64 {
+// has put aside. What is not aligned to a page is mapped in smaller ones.
+func (o *object) mapPage(base, length, offset uint64) uint64 {
+	low := base | length | offset
+	low &= -low
 	switch m := o.memory; {
+	case low < smallPage:
+		return uvmPage
+	case m != nil && (m.mapped == 0 && length < bigPage || m.mapped > 0 && low < bigPage):
+		return smallPage
 	case m == nil:
 		return uvmPage
 	case m.mapped == 0:
