@@ -116,7 +116,7 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
 		}
 	}
-	if !g.account.room(c.class.Kind, g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels) {
+	if !g.room(c.class.Kind) {
 		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
 	}
 	if check := allocs[c.class.Kind]; check != nil {
@@ -132,6 +132,16 @@ func allocClients(c *trappedCall) (dst, src uint32) {
 		src = h
 	}
 	return dst, src
+}
+
+// room reports that the container may have another object of a kind. Some may be gone unnoticed.
+func (g *Guard) room(kind rm.ClassKind) bool {
+	tsgs, channels := g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels
+	if g.account.room(kind, tsgs, channels) {
+		return true
+	}
+	g.sweep()
+	return g.account.room(kind, tsgs, channels)
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.
