@@ -100,8 +100,7 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	}
 	// A thread that sleeps in its call for so long, while the driver makes clients for others, waits for memory of its own
 	// (userfaultfd), not for the driver.
-	held := at == threadInside && time.Since(p.since) > stallTime && p.place() == threadInside
-	if at != threadOutside && (!held || refused) {
+	if at != threadOutside && (refused || p.place() != threadInside) {
 		return rootOpen
 	}
 	g.endPending(f)
