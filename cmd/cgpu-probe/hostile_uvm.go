@@ -185,23 +185,33 @@ func (u *gpuUVM) retainOne(watch *client, space uint32, base uint64) (quota.Byte
 	return before - min(before, after+userdSize), u.c.free(x.userd)
 }
 
+// openTwoUVM makes a client, a UVM address space with an address space of its own registered, and one without: what the second is refused is
+// then not refused for want of a first.
+func openTwoUVM() (c *client, u, other *gpuUVM, err error) {
+	if c, err = openGPU(patient); err != nil {
+		return nil, nil, nil, err
+	}
+	if u, _, err = c.ownSpace(); err != nil {
+		c.close()
+		return nil, nil, nil, err
+	}
+	if other, err = c.openGPUUVM(); err != nil {
+		u.close()
+		c.close()
+		return nil, nil, nil, err
+	}
+	return c, u, other, nil
+}
+
 // hostileSteal guesses the handles of other containers' address spaces and channels. Whatever it names, the answer must be that of what
 // does not exist: else handles of neighbours can be counted.
 func hostileSteal(o hostileOptions) error {
-	c, err := openGPU(patient)
+	c, u, other, err := openTwoUVM()
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	u, _, err := c.ownSpace()
-	if err != nil {
-		return err
-	}
 	defer u.close()
-	other, err := c.openGPUUVM()
-	if err != nil {
-		return err
-	}
 	defer other.close()
 	answers := map[string]int{}
 	for i := range uint32(min(o.tries, 256)) {
@@ -285,20 +295,12 @@ func cmdSteal(args []string) error {
 			return err
 		}
 	}
-	c, err := openGPU(patient)
+	c, u, other, err := openTwoUVM()
 	if err != nil {
 		return err
 	}
 	defer c.close()
-	u, _, err := c.ownSpace()
-	if err != nil {
-		return err
-	}
 	defer u.close()
-	other, err := c.openGPUUVM()
-	if err != nil {
-		return err
-	}
 	defer other.close()
 	const none = 0x5cffffff // a handle that nothing has
 	for _, try := range []struct {
