@@ -234,6 +234,7 @@ func (a attack) start(o hostileOptions, timeout time.Duration) error {
 	crashed := ws.Signaled() || strings.Contains(diag.String(), "SIGSYS") || strings.Contains(diag.String(), "SIGSEGV")
 	switch {
 	case a.killed && crashed:
+		time.Sleep(time.Second) // while the guard ends what has the driver open (endAll), nothing here may open it
 		return nil
 	case ws.Exited() && ws.ExitStatus() == skipStatus:
 		return fmt.Errorf("%w: %s", errSkip, lines[len(lines)-1])
