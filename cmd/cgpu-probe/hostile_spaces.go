@@ -40,7 +40,7 @@ func hostileSpaces(hostileOptions) error {
 			return errors.New("an address space like NVLink's was made: who dups its ranges gets a handle of the GPU's")
 		}
 		// Clients that name each other have the driver call itself until the kernel's stack is full, so none is ever used here.
-		for _, share := range []uint32{other.handle, c.handle - 1000, 0xc1d00000} {
+		for _, share := range []uint32{other.handle, c.handle - 1000} {
 			_, _, err := c.newDevice(share)
 			if err := mustRefuse(fmt.Sprintf("device_of_%#x", share), err); err != nil {
 				return err
@@ -54,7 +54,7 @@ func hostileSpaces(hostileOptions) error {
 // fixedRange takes a range of addresses in an address space, always at the same place.
 func (c *client) fixedRange(space uint32) error {
 	p := virtualParams(space, uint64(2*quota.MiB), rm.MemoryFlagLazy|rm.MemoryFlagFixed)
-	rm.PutU64(p, rm.MemoryOffset, 1<<40)
+	rm.PutU64(p, rm.MemoryOffset, 1<<38)
 	_, err := c.alloc(c.device, c.newHandle(), classVirtual, p)
 	return err
 }
