@@ -8,8 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// hostileSpaces looks for addresses that others have, too: the GPU's own address spaces, and those of other clients. Two clients that are in one
-// address space cannot both have a range at the same place.
+// hostileSpaces looks for addresses that others have, too: the GPU's own address spaces, and those of other clients. Two clients that are
+// in one address space cannot both have a range at the same place.
 func hostileSpaces(hostileOptions) error {
 	return withGPU(func(c *client) error {
 		other, err := openGPU(patient) // both say hClientShare 0: the global address space

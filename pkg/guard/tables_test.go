@@ -149,8 +149,8 @@ func TestSharedSpaces(t *testing.T) {
 	for _, x := range []struct {
 		index, flags uint32
 		refused      bool
-	}{{rm.VASpaceNew, 0, false}, {rm.VASpaceDevice, 0, false}, {rm.VASpaceNew, rm.VASpaceFlagFLA, true}, {1, 0, true}, {rm.VASpaceGlobal, 0, true},
-		{4, 0, true}, {5, 0, true}, {^uint32(0), 0, true}} {
+	}{{rm.VASpaceNew, 0, false}, {rm.VASpaceDevice, 0, false}, {rm.VASpaceNew, rm.VASpaceFlagFLA, true}, {1, 0, true},
+		{rm.VASpaceGlobal, 0, true}, {4, 0, true}, {5, 0, true}, {^uint32(0), 0, true}} {
 		d := answering(0, nil)
 		g := withClient(newFakeGuard(t, d))
 		p := make([]byte, 56)

@@ -27,7 +27,8 @@ const tableSlack = 16 * quota.MiB
 func (g *Guard) checkVASpace(c *trappedCall) plan {
 	index, flags := rm.U32(c.params, rm.VASpaceIndex), rm.U32(c.params, rm.VASpaceFlags)
 	if index != rm.VASpaceNew && index != rm.VASpaceDevice || flags&rm.VASpaceFlagFLA != 0 {
-		return answer(c.deny(rm.StatusNotSupported, "sharedspace", "denied an address space that all users of the GPU share", "index", index, "flags", flags))
+		return answer(c.deny(rm.StatusNotSupported, "sharedspace", "denied an address space that all users of the GPU share",
+			"index", index, "flags", flags))
 	}
 	// Else the driver takes tables that do not fit on the GPU from the host, uncounted (gvaspaceReserveMempool_IMPL), or from the little
 	// that it has put aside for itself.

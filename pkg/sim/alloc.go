@@ -219,7 +219,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
 	case o.class == classMemoryVirtual:
 		return r.d.makeRange(o, parent, rangeWanted{space: rm.U32(params, rm.MemoryVASpace), flags: rm.U32(params, rm.MemoryFlags),
-			attr: rm.U32(params, rm.MemoryAttr), attr2: rm.U32(params, rm.MemoryAttr2), size: rm.U64(params, rm.MemorySize), at: rm.U64(params, rm.MemoryOffset)})
+			attr: rm.U32(params, rm.MemoryAttr), attr2: rm.U32(params, rm.MemoryAttr2),
+			size: rm.U64(params, rm.MemorySize), at: rm.U64(params, rm.MemoryOffset)})
 	case o.class == classVASpace:
 		return r.d.makeVASpace(o, parent, rm.U32(params, rm.VASpaceIndex))
 	case o.class == classGroup:
