@@ -73,6 +73,7 @@ func attacks() []attack {
 		{name: "tables", run: hostileTables},
 		{name: "map-dma", run: hostileMapDMA},
 		{name: "vaspaces", run: hostileVASpaces},
+		{name: "shared-spaces", run: hostileSpaces},
 		{name: "sparse", run: hostileSparse},
 		{name: "events", run: hostileEvents},
 		{name: "host-memory", run: hostileHostMemory},

@@ -266,14 +266,26 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	return g.makeObject(c, o)
 }
 
+// checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
+// host's too. Another client's is found only when it is first used, and by then its handle may be a neighbour's (deviceInitClientShare).
 func (g *Guard) checkDevice(c *trappedCall) plan {
-	gpu, ok := g.deviceGPU(c, c.allocClient(), c.params)
+	client := c.allocClient()
+	if share := rm.U32(c.params, rm.DeviceClientShare); share != 0 && share != client {
+		return answer(c.deny(rm.StatusInvalidClient, "clientshare", "denied a device that would use another client's address space"))
+	}
+	if len(c.params) == 0 { // the driver would take that for 0
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
+	gpu, ok := g.deviceGPU(c, client, c.params)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidDevice))
 	}
 	o := c.newObject()
 	o.gpu = gpu
-	return g.makeObject(c, o)
+	rm.PutU32(c.params, rm.DeviceClientShare, client)
+	p := g.makeObject(c, o)
+	p.done = func() { copy(c.params, c.before[1]) }
+	return p
 }
 
 // checkDebugger: the driver asks whether the client that is debugged has given the right (ksmdbgssnConstruct_IMPL), and says so in the
@@ -356,7 +368,7 @@ func (c *trappedCall) takeBackParams() {
 
 // fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
 // alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
-func fixedAddress(flags uint32) bool { return flags&0x10 != 0 } // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
+func fixedAddress(flags uint32) bool { return flags&rm.MemoryFlagFixed != 0 }
 
 // engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
 func engineType(class rm.Class, params []byte) uint32 {

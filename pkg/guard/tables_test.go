@@ -107,7 +107,64 @@ func TestVirtualLimit(t *testing.T) {
 	}
 }
 
-// TestVASpaces: each is charged, there are only so many, and none has its tables on the host.
+// TestDeviceSpace: a device has an address space of its own, whatever it says, and its maker is not told.
+func TestDeviceSpace(t *testing.T) {
+	const other = fakeClient + 1 // of this container too
+	for _, x := range []struct {
+		name   string
+		share  uint32
+		none   bool // no parameters
+		status uint32
+	}{
+		{"all who have none", 0, false, rm.StatusOK},
+		{"its own", fakeClient, false, rm.StatusOK},
+		{"another of the container's", other, false, rm.StatusInvalidClient},
+		{"another container's", 0xc1d00001, false, rm.StatusInvalidClient},
+		{"no parameters", 0, true, rm.StatusInvalidArgument},
+	} {
+		var seen uint32
+		d := answering(0, func(call *rm.Call) { seen = rm.U32(call.Blocks[0].Data, rm.DeviceClientShare) })
+		g := withClient(newFakeGuard(t, d))
+		g.account.addClient(other, os.Getpid(), nil)
+		g.instances[0] = 0
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.DeviceClientShare, x.share)
+		o := fakeAlloc(fakeClient, 0x77, classDevice, p)
+		if x.none {
+			rm.PutU64(o, rm.AllocParams, 0)
+		}
+		f := newFakeCall(t, g, fakeControl)
+		f.escape(rm.EscAlloc, o, p)
+		if s := rm.U32(o, 40); s != x.status || len(d.calls) > 0 && (s != rm.StatusOK || seen != fakeClient) {
+			t.Errorf("%s: %s, %d driver calls, the last with %#x", x.name, rm.StatusName(s), len(d.calls), seen)
+		}
+		if got := rm.U32(p, rm.DeviceClientShare); got != x.share {
+			t.Errorf("%s: the task is told %#x", x.name, got)
+		}
+	}
+}
+
+// TestSharedSpaces: those address spaces of a GPU's that all its users share are nobody's to have.
+func TestSharedSpaces(t *testing.T) {
+	for _, x := range []struct {
+		index, flags uint32
+		refused      bool
+	}{{rm.VASpaceNew, 0, false}, {rm.VASpaceDevice, 0, false}, {rm.VASpaceNew, rm.VASpaceFlagFLA, true}, {1, 0, true},
+		{rm.VASpaceGlobal, 0, true}, {4, 0, true}, {5, 0, true}, {^uint32(0), 0, true}} {
+		d := answering(0, nil)
+		g := withClient(newFakeGuard(t, d))
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.VASpaceIndex, x.index)
+		rm.PutU32(p, rm.VASpaceFlags, x.flags)
+		o := fakeAlloc(fakeDevice, fakeVASpace, 0x90f1, p)
+		newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p)
+		if refused := rm.U32(o, 40) == rm.StatusNotSupported; refused != x.refused || refused != (len(d.calls) == 0) {
+			t.Errorf("%+v: %s, %d driver calls", x, rm.StatusName(rm.U32(o, 40)), len(d.calls))
+		}
+	}
+}
+
+// TestVASpaces: each is charged, there are only so many, and none has its tables on the host or in what the driver keeps for itself.
 func TestVASpaces(t *testing.T) {
 	var flags uint32
 	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) {
@@ -120,7 +177,7 @@ func TestVASpaces(t *testing.T) {
 	n := uint32(0)
 	for ; n < 100; n++ {
 		p := make([]byte, 56)
-		rm.PutU32(p, rm.VASpaceFlags, rm.VASpaceFlagRetryHost|1<<3)
+		rm.PutU32(p, rm.VASpaceFlags, rm.VASpaceFlagRetryHost|rm.VASpaceFlagHeapManaged|1<<3)
 		o := fakeAlloc(fakeDevice, fakeVASpace+n, 0x90f1, p)
 		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 			break

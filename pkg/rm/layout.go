@@ -266,6 +266,7 @@ const (
 	MemoryTag           = 116
 	MemoryNUMANode      = 120 // since 545
 
+	MemoryFlagFixed         = 1 << 4  // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
 	MemoryFlagLazy          = 1 << 10 // NVOS32_ALLOC_FLAGS_LAZY
 	MemoryFlagVirtual       = 1 << 19 // NVOS32_ALLOC_FLAGS_VIRTUAL
 	MemoryFlagExternal      = 1 << 22 // NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED
@@ -294,8 +295,14 @@ const (
 	DeviceVAMode       = 48
 
 	// NV_VASPACE_ALLOCATION_PARAMETERS: class 0x90f1.
-	VASpaceFlags         = 4
-	VASpaceFlagRetryHost = 1 << 1 // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
+	VASpaceIndex           = 0
+	VASpaceNew             = 0 // NV_VASPACE_ALLOCATION_INDEX_GPU_NEW
+	VASpaceGlobal          = 2 // …_GLOBAL: the one of all who have none of their own
+	VASpaceDevice          = 3 // …_DEVICE: the device's, for what names none
+	VASpaceFlags           = 4
+	VASpaceFlagRetryHost   = 1 << 1  // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
+	VASpaceFlagFLA         = 1 << 9  // NV_VASPACE_ALLOCATION_FLAGS_IS_FLA
+	VASpaceFlagHeapManaged = 1 << 13 // NV_VASPACE_ALLOCATION_FLAGS_PTETABLE_HEAP_MANAGED
 
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0

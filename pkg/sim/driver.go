@@ -111,6 +111,7 @@ type gpu struct {
 	hidden            quota.Bytes // context costs and page tables
 	pool              quota.Bytes // of hidden: page tables that a call took and did not use
 	kept              int         // channels that UVM retains
+	global            vaspace     // of all devices that have none of their own, whosever they are (gpugrpGetGlobalVASpace)
 	engine            *engine
 }
 
