@@ -44,6 +44,7 @@ type object struct {
 	size     quota.Bytes            // of memory, or of a range of addresses
 	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
 	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
+	windows  []*window              // of memory: for the processor
 	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
 	space    *object                // of a range of addresses: its address space
 }
@@ -141,6 +142,9 @@ func (d *Driver) freeObject(o *object) {
 	}
 	for m := range o.mapped {
 		m.drop()
+	}
+	for _, w := range o.windows {
+		w.gpu.bar1 -= w.size
 	}
 	if o.memory != nil {
 		d.unref(o.memory)
