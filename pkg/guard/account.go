@@ -143,6 +143,7 @@ type object struct {
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
 	context               bool                   // a channel group that has a context there: an object of the engine was made below it
+	gfxp                  bool                   // and the buffers of graphics preemption, which are charged
 	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel

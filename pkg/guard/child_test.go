@@ -421,6 +421,26 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
+	// gfxp CLIENT: a channel group with a context and graphics preemption
+	"gfxp": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err != nil {
+			return "", err
+		}
+		channel, err := c.alloc(tsg, 0, 0xc86f, make([]byte, 368))
+		if err != nil {
+			return "", err
+		}
+		if _, err := c.alloc(channel, 0, 0xcbc0, make([]byte, 16)); err != nil {
+			return "", err
+		}
+		mode := make([]byte, rm.PreemptSize)
+		putWords(mode, 0, 2, tsg, rm.PreemptModeGFXP, 0)
+		return fmt.Sprint(tsg), c.control(c.subdev, controlPreemptionMode, mode)
+	},
 	// export CLIENT HANDLE → descriptor
 	"export": func(s *childState, a []int) (string, error) {
 		fd, err := s.open("nvidiactl", unix.O_CLOEXEC)

@@ -12,8 +12,8 @@ import (
 
 // RM_MAP_MEMORY gives the processor a window into memory. One into device memory takes addresses of BAR1, which all containers on the GPU
 // share, and each piece takes others, so one allocation can use them up (docs/adr/0009-windows.md). The driver prepares the mmap of a file
-// only for the process of the RM client (rm_create_mmap_context), and a call that runs in the task can be swapped. So the guard maps: it has
-// a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file.
+// only for the process of the RM client (rm_create_mmap_context), and a call that runs in the task can be swapped. So the guard maps: it
+// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file.
 
 const (
 	// maxWindows bounds the windows of one container: each takes some of the host's kernel memory.
@@ -51,7 +51,8 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	}
 	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length)}
 	if !g.account.reserveWindow(w, g.windowLimit(own, gpu)) {
-		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1", "length", quota.Bytes(length)))
+		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
+			"length", quota.Bytes(length)))
 	}
 	fd, as, err := c.fileNamed(rm.U32(o, rm.MapMemoryFD), nodeControl, nodeGPU)
 	if err != nil {
@@ -82,7 +83,7 @@ func (o *object) mappable() bool {
 
 const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the same byte: where channels are told of work
 
-// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages. Host memory the driver maps as it is.
+// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages. Host memory takes none.
 func (o *object) windowSize(offset, length uint64) quota.Bytes {
 	if o.kind == rm.ClassSysmem || o.host || o.spilled {
 		return 0

@@ -438,6 +438,12 @@ const (
 	PreemptModeWFI  = 0
 	PreemptModeCTA  = 1
 	PreemptModeCILP = 2
+	PreemptModeGFXP = 1
+
+	// NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_PROPERTIES_PARAMS (0x801707).
+	ContextBufferSize   = 12
+	ContextBufferEngine = 0 // which buffer, see contextbuffers.go
+	ContextBufferBytes  = 8
 
 	StopImmediate = 0 // 0xa06f0112: NVA06F_CTRL_STOP_CHANNEL_PARAMS.bImmediate
 

@@ -66,6 +66,7 @@ type group struct {
 	engineType  uint32
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
+	gfxp        *memory // that of graphics preemption
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	vaspace     *vaspace     // of its channels that name none
@@ -151,6 +152,9 @@ func (d *Driver) freeObject(o *object) {
 	}
 	if o.group != nil && o.group.context != nil {
 		d.unref(o.group.context)
+	}
+	if o.group != nil && o.group.gfxp != nil {
+		d.unref(o.group.gfxp)
 	}
 	if o.tables != nil {
 		d.unref(o.tables)
