@@ -218,9 +218,10 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: g.cfg.Settings.ContextOverhead}, func() (object, quota.Bytes) {
+	size := g.contextMemory(gpu)
+	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		return o, g.cfg.Settings.ContextOverhead
+		return o, size
 	})
 	settle := p.settle
 	p.settle = func() {
@@ -406,13 +407,13 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	if !g.account.isGroup(client, owner) {
 		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
 	}
-	context := cost{gpu: noGPU, size: g.cfg.Settings.ContextOverhead}
-	if !charged && context.size > 0 {
+	context := cost{gpu: noGPU}
+	if !charged && g.cfg.Settings.ContextOverhead > 0 {
 		var ok bool
 		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
 			return answer(c.status(rm.StatusInvalidObjectParent))
 		}
-		if !g.reserve(context) {
+		if context.size = g.contextMemory(context.gpu); !g.reserve(context) {
 			return answer(c.status(rm.StatusNoMemory))
 		}
 		p.cancel = func() { g.account.unreserve(context) }

@@ -622,6 +622,22 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("the handle of device memory: %s", rm.StatusName(s))
 	}
 	wantUsage(t, g.account, 0, 8*quota.MiB)
+	// A call comes again after a signal. Which of those with one name is carried out nobody knows, so the largest counts.
+	for _, size := range []uint64{8192, 4096, 8192, 12288} {
+		if s := old(0x85, size); s != rm.StatusOK {
+			t.Errorf("the same call again: %s", rm.StatusName(s))
+		}
+		if want := max(quota.Bytes(size), 8192); g.account.host != want {
+			t.Errorf("%v are counted, want %v", g.account.host, want)
+		}
+	}
+	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.host != 12288 {
+		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.host)
+	}
+	f.escape(rm.EscFree, fakeFree(0x85))
+	if g.account.host != 0 {
+		t.Errorf("%v after the free", g.account.host)
+	}
 	alloc(0x83, 4096)
 	g.account.dupObject(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
 	g.account.freeObject(fakeClient, 0x83)

@@ -451,8 +451,11 @@ func (r *request) allocMemory() uint32 {
 		return rm.StatusInvalidClass
 	}
 	o := &object{handle: rm.U32(out, rm.AllocMemoryObject), class: class}
-	if class == classMemoryLocal {
+	switch class {
+	case classMemoryLocal:
 		o.class = classMemorySystem // nothing behind it
+	case classMemorySystem:
+		o.size = quota.Bytes(rm.U64(out, rm.AllocMemoryLimit) + 1)
 	}
 	return r.finish(c, parent, o, rm.AllocMemoryObject)
 }

@@ -45,6 +45,7 @@ type object struct {
 	size     quota.Bytes            // of memory, or of a range of addresses
 	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
 	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
+	windows  []*window              // of memory: for the processor
 	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
 	space    *object                // of a range of addresses: its address space; nil: the device's
 	within   *vaspace               // of a range at an address of its maker's choice
@@ -68,6 +69,7 @@ type group struct {
 	engineType  uint32
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
+	gfxp        *memory // that of graphics preemption
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	vaspace     *vaspace     // of its channels that name none
@@ -151,11 +153,17 @@ func (d *Driver) freeObject(o *object) {
 	for m := range o.mapped {
 		m.drop()
 	}
+	for _, w := range o.windows {
+		w.gpu.bar1 -= w.size
+	}
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
 	if o.group != nil && o.group.context != nil {
 		d.unref(o.group.context)
+	}
+	if o.group != nil && o.group.gfxp != nil {
+		d.unref(o.group.gfxp)
 	}
 	if o.tables != nil {
 		d.unref(o.tables)
