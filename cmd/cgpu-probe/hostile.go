@@ -115,6 +115,7 @@ func attacks() []attack {
 		{name: "busy-threads", run: busy(busyThread)},
 		{name: "busy-processes", run: busy(busyProcesses)},
 		{name: "bar1", run: hostileBAR1},
+		{name: "stale-window", run: hostileStaleWindow},
 		{name: "debugger", run: hostileDebugger},
 		{name: "retain", run: hostileRetain},
 		{name: "steal", run: hostileSteal},

@@ -30,8 +30,10 @@ func hostileBAR1(hostileOptions) error {
 		const step = 4 * quota.KiB
 		mapped, refused := quota.Bytes(0), error(nil)
 		for skipped := quota.Bytes(0); mapped < bar1[0] && skipped < size && refused == nil; skipped += step {
-			if refused = c.mapMemory(h, skipped, size-skipped); refused == nil {
+			var fd int
+			if fd, refused = c.mapMemory(h, skipped, size-skipped); refused == nil {
 				mapped += size - skipped
+				defer syscall.Close(fd)
 			}
 		}
 		print("mapped_mib=%d\nrefused=%s\nbar1_mib=%d", mapped/quota.MiB, describe(refused), bar1[0]/quota.MiB)
@@ -46,17 +48,17 @@ func hostileBAR1(hostileOptions) error {
 			return err
 		}
 		if h, size, err = c.memory(2 * quota.MiB); err == nil {
-			err = c.mapMemory(h, 0, size)
+			_, err = c.mapMemory(h, 0, size)
 		}
 		return err
 	})
 }
 
 // mapMemory is RM_MAP_MEMORY of a piece of device memory, on a new file of the GPU's: each has room for one mapping.
-func (c *client) mapMemory(object uint32, offset, length quota.Bytes) error {
-	fd, err := syscall.Open(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
+func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, err error) {
+	fd, err = syscall.Open(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("map: %w", err)
+		return -1, fmt.Errorf("map: %w", err)
 	}
 	b := make([]byte, rm.MapMemorySize)
 	rm.PutU32(b, rm.MapMemoryClient, c.handle)
@@ -69,8 +71,7 @@ func (c *client) mapMemory(object uint32, offset, length quota.Bytes) error {
 	errno := c.call.escape(c.fd, rm.EscMapMemory, b)
 	if st := rm.U32(b, rm.MapMemoryStatus); errno != 0 || st != rm.StatusOK {
 		syscall.Close(fd)
-		return &rmError{what: fmt.Sprintf("RM_MAP_MEMORY of %#x", object), errno: errno, status: st}
+		return -1, &rmError{what: fmt.Sprintf("RM_MAP_MEMORY of %#x", object), errno: errno, status: st}
 	}
-	c.gpuFDs = append(c.gpuFDs, fd)
-	return nil
+	return fd, nil
 }
