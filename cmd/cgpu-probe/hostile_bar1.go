@@ -28,12 +28,12 @@ func hostileBAR1(hostileOptions) error {
 			return err
 		}
 		const step = 4 * quota.KiB
-		mapped, refused := quota.Bytes(0), error(nil)
+		mapped, refused, files := quota.Bytes(0), error(nil), []int{}
 		for skipped := quota.Bytes(0); mapped < bar1[0] && skipped < size && refused == nil; skipped += step {
 			var fd int
 			if fd, refused = c.mapMemory(h, skipped, size-skipped); refused == nil {
 				mapped += size - skipped
-				defer syscall.Close(fd)
+				files = append(files, fd)
 			}
 		}
 		print("mapped_mib=%d\nrefused=%s\nbar1_mib=%d", mapped/quota.MiB, describe(refused), bar1[0]/quota.MiB)
@@ -43,7 +43,10 @@ func hostileBAR1(hostileOptions) error {
 		if mapped == 0 {
 			return fmt.Errorf("a single mapping was refused: %w", refused)
 		}
-		// What was mapped goes with the memory, and another one can be.
+		// What was mapped goes with the memory and the files, and another one can be.
+		for _, fd := range files {
+			syscall.Close(fd)
+		}
 		if err := c.free(h); err != nil {
 			return err
 		}

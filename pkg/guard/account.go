@@ -40,7 +40,7 @@ type account struct {
 	// eventsSeen is when closed files of events were looked for last.
 	eventsSeen time.Time
 	windows    int       // for the processor, see windows.go
-	loose      []*window // those whose memory has lost its handle, until they are ended
+	loose      []*window // of these, those that are over, until nobody can see the memory any more
 	zombies    int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
@@ -74,8 +74,8 @@ type client struct {
 	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
 	letting          map[uint32]letting // by object that has policies of its own, see share.go
 	open             openRights
-	ending           bool                 // its channels are off for good, see Guard.stop
-	events           map[uint32]openEvent // by descriptor number
+	ending           bool               // its channels are off for good, see Guard.stop
+	events           map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in

@@ -515,7 +515,7 @@ func rootGuard(t *testing.T, d *fakeDriver, o []byte) (*Guard, *file) {
 	if f == nil || g.pendingRoots.Load() != 1 || !f.rooted {
 		t.Fatal("no root alloc is under way")
 	}
-	t.Cleanup(func() { unix.Close(f.epfd) })
+	t.Cleanup(func() { f.close() })
 	return g, f
 }
 

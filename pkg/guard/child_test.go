@@ -266,6 +266,25 @@ func (s *childState) newClient(flags int) (*rmClient, error) {
 	return c, err
 }
 
+// mapMemory is RM_MAP_MEMORY of CLIENT MEMORY OFFSET LENGTH on a new file.
+func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, err error) {
+	if fd, err = s.open(node, unix.O_CLOEXEC); err != nil {
+		return 0, -1, err
+	}
+	c := s.clients[a[0]]
+	o := make([]byte, rm.MapMemorySize)
+	rm.PutU32(o, rm.MapMemoryClient, c.client)
+	rm.PutU32(o, rm.MapMemoryDevice, c.dev)
+	rm.PutU32(o, rm.MapMemoryMemory, uint32(a[1]))
+	rm.PutU64(o, rm.MapMemoryOffset, uint64(a[2]))
+	rm.PutU64(o, rm.MapMemoryLength, uint64(a[3]))
+	rm.PutU32(o, rm.MapMemoryFD, uint32(fd))
+	if err = c.ioctl(rm.EscMapMemory, o); err == nil {
+		err = statusError("map", rm.U32(o, rm.MapMemoryStatus))
+	}
+	return rm.U64(o, rm.MapMemoryAddress), fd, err
+}
+
 // childCommands take numbers and answer a line. A client is named by its index.
 var childCommands = map[string]func(*childState, []int) (string, error){
 	"victim": victim, // a guard of its own, see rescue_test.go
@@ -305,28 +324,20 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		h, err := c.alloc(c.dev, 0, classVirtual, p)
 		return fmt.Sprint(h), err
 	},
-	// window CLIENT MEMORY OFFSET LENGTH [NODE]: memory mapped for the processor → address
+	// window CLIENT MEMORY OFFSET LENGTH [NODE]: memory mapped for the processor, on a file that is then closed → address
 	"window": func(s *childState, a []int) (string, error) {
-		c, node := s.clients[a[0]], "nvidia0"
+		node := "nvidia0"
 		if len(a) > 4 {
 			node = "nvidiactl"
 		}
-		fd, err := s.open(node, unix.O_CLOEXEC)
-		if err != nil {
-			return "", err
-		}
-		defer unix.Close(fd)
-		o := make([]byte, rm.MapMemorySize)
-		rm.PutU32(o, rm.MapMemoryClient, c.client)
-		rm.PutU32(o, rm.MapMemoryDevice, c.dev)
-		rm.PutU32(o, rm.MapMemoryMemory, uint32(a[1]))
-		rm.PutU64(o, rm.MapMemoryOffset, uint64(a[2]))
-		rm.PutU64(o, rm.MapMemoryLength, uint64(a[3]))
-		rm.PutU32(o, rm.MapMemoryFD, uint32(fd))
-		if err := c.ioctl(rm.EscMapMemory, o); err != nil {
-			return "", err
-		}
-		return fmt.Sprint(rm.U64(o, rm.MapMemoryAddress)), statusError("map", rm.U32(o, rm.MapMemoryStatus))
+		address, fd, err := s.mapMemory(a, node)
+		_ = unix.Close(fd)
+		return fmt.Sprint(address), err
+	},
+	// keepwindow CLIENT MEMORY OFFSET LENGTH: the same; the file stays open, as it does when it is mapped → address, descriptor
+	"keepwindow": func(s *childState, a []int) (string, error) {
+		address, fd, err := s.mapMemory(a, "nvidia0")
+		return fmt.Sprint(address, " ", fd), err
 	},
 	// unwindow CLIENT MEMORY ADDRESS
 	"unwindow": func(s *childState, a []int) (string, error) {

@@ -144,6 +144,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 	for _, f := range g.files.reap() {
 		g.closed(f)
 	}
+	g.endWindows()
 	for _, f := range g.orphans() {
 		if !g.awaited(f) {
 			f.torn = make(chan struct{})
@@ -164,7 +165,6 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 // closed takes what was on a file out of the account.
 func (g *Guard) closed(f *file) {
 	g.account.dropFile(f)
-	g.endWindows()
 	f.mu.Lock()
 	exports, sim, exporter := f.exports, f.sim, f.exporter
 	if f.pending != nil {

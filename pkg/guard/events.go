@@ -1,11 +1,8 @@
 package guard
 
 import (
-	"fmt"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -17,30 +14,6 @@ import (
 // maxEvents bounds the OS events of one container. A CUDA context has 8.
 const maxEvents = 1024
 
-// openEvent is a weak reference to the file that an event came on: the driver forgets the event when that is closed.
-type openEvent struct{ epfd, tfd int }
-
-// newOpenEvent refers to an open file without keeping it open, as fileTable.follow does.
-func newOpenEvent(fd int) (openEvent, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return openEvent{}, fmt.Errorf("follow a file: %w", err)
-	}
-	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{}); err != nil {
-		_ = unix.Close(ep)
-		return openEvent{}, fmt.Errorf("follow a file: %w", err)
-	}
-	return openEvent{ep, fd}, nil
-}
-
-// alive reports that the file is still open somewhere.
-func (e openEvent) alive(self int) bool {
-	_, errno := kcmpWeak(self, 0, e.epfd, e.tfd)
-	return errno != unix.ENOENT
-}
-
-func (e openEvent) close() { _ = unix.Close(e.epfd) }
-
 // checkAllocEvent: an event of one of the container's clients is made.
 func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 	client, number := rm.U32(c.call.Outer, rm.OSEventClient), rm.U32(c.call.Outer, rm.OSEventFD)
@@ -50,7 +23,7 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 	if !g.account.roomForEvent(g.files.self, time.Now()) {
 		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many", "max", maxEvents))
 	}
-	e, err := newOpenEvent(c.fd)
+	e, err := newWeakRef(c.fd)
 	if err != nil {
 		return answer(c.deny(rm.StatusInsufficientResources, "eventfile", "cannot follow the file of an OS event", "err", err))
 	}
@@ -115,7 +88,7 @@ func (a *account) roomForEvent(self int, now time.Time) bool {
 	return a.events < maxEvents
 }
 
-func (a *account) addEvent(client, number uint32, e openEvent) {
+func (a *account) addEvent(client, number uint32, e weakRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
@@ -124,7 +97,7 @@ func (a *account) addEvent(client, number uint32, e openEvent) {
 		return
 	}
 	if c.events == nil {
-		c.events = map[uint32]openEvent{}
+		c.events = map[uint32]weakRef{}
 	}
 	c.events[number] = e
 	a.events++

@@ -32,8 +32,8 @@ type file struct {
 	kind  nodeKind
 	minor int
 
-	epfd, tfd int // weak reference; epfd is -1 if there is none
-	strong    int // descriptor held by the guard, -1 if none
+	weakRef     // epfd is -1 if there is none
+	strong  int // descriptor held by the guard, -1 if none
 
 	mu         sync.Mutex
 	pending    *pendingRoot               // a root alloc that runs in the task
@@ -52,6 +52,35 @@ type file struct {
 	owners     map[int]bool               // processes that used this UVM address space
 	sim        simFile                    // with the simulated driver
 }
+
+// weakRef is a reference to an open file that does not keep it open: an epoll instance forgets a file when its last descriptor and its last
+// mapping, in whatever process, are gone. By then the mapping's pages are, too (the kernel drops the file after them).
+type weakRef struct{ epfd, tfd int }
+
+func newWeakRef(fd int) (weakRef, error) {
+	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return weakRef{}, fmt.Errorf("follow a file: %w", err)
+	}
+	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{}); err != nil {
+		_ = unix.Close(ep)
+		return weakRef{}, fmt.Errorf("follow a file: %w", err)
+	}
+	return weakRef{ep, fd}, nil
+}
+
+// compare compares a file of the guard with it, see kcmpWeak.
+func (w weakRef) compare(self, fd int) (order int, e unix.Errno) {
+	return kcmpWeak(self, fd, w.epfd, w.tfd)
+}
+
+// alive reports that the file is still open, or mapped, somewhere.
+func (w weakRef) alive(self int) bool {
+	_, e := w.compare(self, w.epfd)
+	return e != unix.ENOENT
+}
+
+func (w weakRef) close() { _ = unix.Close(w.epfd) }
 
 // fileTable is the set of files that the guard follows.
 type fileTable struct {
@@ -105,7 +134,7 @@ func (t *fileTable) order(fd int, f *file) (int, unix.Errno) {
 	if f.strong >= 0 {
 		return kcmpStrong(t.self, fd, f.strong)
 	}
-	return kcmpWeak(t.self, fd, f.epfd, f.tfd)
+	return f.compare(t.self, fd)
 }
 
 // follow returns the record of an open file, made if there is none. hold keeps a descriptor (nvidia-uvm).
@@ -119,7 +148,7 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 	if t.countLocked(kind) >= maxFiles {
 		return nil, errTooManyFiles
 	}
-	f = &file{kind: kind, minor: minor, epfd: -1, strong: -1}
+	f = &file{kind: kind, minor: minor, weakRef: weakRef{epfd: -1}, strong: -1}
 	if hold {
 		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 		if err != nil {
@@ -128,15 +157,10 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64][]uvmMap{}
 		f.spaces, f.channels = map[gpuUUID]bool{}, map[channelName]uvmChannel{}
 	} else {
-		ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-		if err != nil {
-			return nil, fmt.Errorf("follow a file: %w", err)
+		var err error
+		if f.weakRef, err = newWeakRef(fd); err != nil {
+			return nil, err
 		}
-		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{}); err != nil {
-			_ = unix.Close(ep)
-			return nil, fmt.Errorf("follow a file: %w", err)
-		}
-		f.epfd, f.tfd = ep, fd
 	}
 	t.list = slices.Insert(t.list, at, f)
 	return f, nil
@@ -163,14 +187,14 @@ func (t *fileTable) reap() []*file {
 		if f.epfd < 0 {
 			return false
 		}
-		_, e := kcmpWeak(t.self, 0, f.epfd, f.tfd)
-		if e == unix.ENOENT {
+		gone := !f.alive(t.self)
+		if gone {
 			dead = append(dead, f)
 		}
-		return e == unix.ENOENT
+		return gone
 	})
 	for _, f := range dead {
-		_ = unix.Close(f.epfd)
+		f.close()
 	}
 	return dead
 }
@@ -185,7 +209,7 @@ func (t *fileTable) remove(f *file) {
 	}
 	t.list = slices.Delete(t.list, i, i+1)
 	if f.epfd >= 0 {
-		_ = unix.Close(f.epfd)
+		f.close()
 	}
 	if f.strong >= 0 {
 		_ = unix.Close(f.strong)

@@ -178,7 +178,7 @@ func (g *Guard) fileAt(p place, f *file) int {
 	if e != 0 {
 		return -1
 	}
-	if order, e := kcmpWeak(g.files.self, int(fd), f.epfd, f.tfd); e != 0 || order != kcmpEqual {
+	if order, e := f.compare(g.files.self, int(fd)); e != 0 || order != kcmpEqual {
 		_ = unix.Close(int(fd))
 		return -1
 	}

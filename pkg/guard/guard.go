@@ -60,6 +60,10 @@ type Guard struct {
 	ownMu sync.Mutex
 	own   *ownClient // nil until somebody needs it
 
+	windowsMu    sync.Mutex    // held while windows that are over are looked at
+	windowsAsked bool          // they will be, without anybody asking
+	windowsRest  time.Duration // that the next such look waits
+
 	compute      *compute
 	managed      managed
 	outside      outside

@@ -287,7 +287,7 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 
 // isPassed says whether a file, of that node, is the container's.
 func (g *Guard) isPassed(fd int, n node, b *belongings) bool {
-	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil
+	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil || b.over && n.kind != nodeOther && g.account.looseOn(g.files.self, fd)
 }
 
 // endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was

@@ -347,7 +347,7 @@ func processHolds(self, tgid, held int, nodes *nodeTable) bool {
 func findFile(self, tgid int, f *file, nodes *nodeTable) (fd int, where place) {
 	fd = -1
 	eachTable(tgid, nodes, func(copied int, at place) bool {
-		if order, e := kcmpWeak(self, copied, f.epfd, f.tfd); e == 0 && order == kcmpEqual {
+		if order, e := f.compare(self, copied); e == 0 && order == kcmpEqual {
 			fd, where = copied, at
 			return false
 		}

@@ -96,7 +96,7 @@ func (g *Guard) awaitMemory() {
 			u := g.account.usage(i)
 			held = held || u.used > 0 || u.spilled > 0
 		}
-		if !held || g.files.count() == 0 { // without a file there is nothing that could hold memory
+		if len(g.account.looseWindows()) == 0 && (!held || g.files.count() == 0) { // without a file there is nothing that could hold memory
 			return
 		}
 		if wait >= 640*time.Millisecond { // processes take a moment to end

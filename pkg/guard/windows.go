@@ -3,6 +3,7 @@ package guard
 import (
 	"math/bits"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,22 +14,29 @@ import (
 // RM_MAP_MEMORY gives the processor a window into memory. One into device memory takes addresses of BAR1, which all containers on the GPU
 // share, and each piece takes others, so one allocation can use them up (docs/adr/0010-windows.md). The driver prepares the mmap of a file
 // only for the process of the RM client (rm_create_mmap_context), and a call that runs in the task can be swapped. So the guard maps: it
-// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file.
+// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file. The driver
+// does not take away what is mapped when memory is freed, or a window ends, and gives memory and addresses to others. So the guard's handle
+// outlives the file, which is there for as long as it is mapped anywhere.
 
 const (
 	// maxWindows bounds the windows of one container: each takes some of the host's kernel memory.
 	maxWindows = 1 << 14
 	// leastWindows is what a container may have of BAR1 however small its share of the card is.
 	leastWindows = 16 * quota.MiB
+	// windowLook is how often files of windows that are over are looked at.
+	windowLook = time.Second
 )
 
-// window is memory mapped for the processor. It is gone with the memory's handle, too.
+// window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file.
 type window struct {
 	address uint64 // by which the program knows it
 	handle  uint32 // the guard's, on the memory
 	gpu     int
 	size    quota.Bytes // of BAR1
 	charge  *charge     // kept by the guard's handle; nil: the memory has none
+	own     *ownClient  // whose that is
+	file    weakRef     // by which the task maps it
+	gone    bool        // that is; of who holds windowsMu
 }
 
 // checkMapMemory: a window, made by the guard.
@@ -49,8 +57,8 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length)}
-	if !g.account.reserveWindow(w, g.windowLimit(own, gpu)) {
+	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length), own: own}
+	if !g.reserveWindow(w, g.windowLimit(own, gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
 	}
@@ -59,13 +67,23 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.account.unreserveWindow(w)
 		return answer(c.status(rm.StatusInvalidArgument))
 	}
+	if w.file, err = newWeakRef(fd); err != nil {
+		_ = unix.Close(fd)
+		g.account.unreserveWindow(w)
+		return answer(c.deny(rm.StatusInsufficientResources, "windowfile", "cannot follow the file of a mapping", "err", err))
+	}
 	return plan{
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
-		exec:   func() unix.Errno { return g.makeWindow(c, own, w, device.kind, as) },
-		cancel: func() { g.account.unreserveWindow(w) },
+		exec:   func() unix.Errno { return g.makeWindow(c, w, device.kind, as) },
+		cancel: func() {
+			w.file.close()
+			g.account.unreserveWindow(w)
+		},
 		settle: func() {
-			g.account.addWindow(client, memory, w)
+			if !g.account.addWindow(client, memory, w) {
+				g.endWindows()
+			}
 			c.undo = func() { g.endWindow(client, memory, w.address) }
 		},
 		done: func() { _ = unix.Close(fd) },
@@ -100,8 +118,8 @@ func (o *object) windowSize(offset, length uint64) quota.Bytes {
 }
 
 // makeWindow makes the guard's handle and maps it into the task's file. The answer goes to the task's call.
-func (g *Guard) makeWindow(c *trappedCall, own *ownClient, w *window, device rm.ClassKind, fd uint32) unix.Errno {
-	o := c.call.Outer
+func (g *Guard) makeWindow(c *trappedCall, w *window, device rm.ClassKind, fd uint32) unix.Errno {
+	o, own := c.call.Outer, w.own
 	client, memory := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory)
 	m, _ := g.account.lookup(client, memory)
 	parent, _ := g.account.lookup(client, m.parent)
@@ -189,26 +207,53 @@ func (g *Guard) checkUpdateMapping(c *trappedCall) plan {
 	}}
 }
 
-// endWindow takes a window away.
+// endWindow: a window is over.
 func (g *Guard) endWindow(client, memory uint32, address uint64) {
 	g.account.dropWindow(client, memory, address)
 	g.endWindows()
 }
 
-// endWindows frees the guard's handles of windows that are gone. What cannot be freed stays counted.
+// endWindows frees the guard's handles of windows that are over and that nobody can see any more: not as long as the file is open or mapped
+// anywhere. Until then it looks again and again. What cannot be freed stays counted.
 func (g *Guard) endWindows() {
-	for _, w := range g.account.takeLoose() {
-		own, err := g.ownClient()
-		if err != nil {
-			return
+	g.windowsMu.Lock() // who needs what another thread is freeing waits for it
+	defer g.windowsMu.Unlock()
+	for _, w := range g.account.looseWindows() {
+		if w.gone = !w.file.alive(g.files.self); !w.gone {
+			continue
 		}
-		if s, e := g.free(own.target, own.client, w.handle); e != 0 || s != rm.StatusOK {
+		w.file.close()
+		if s, e := g.free(w.own.target, w.own.client, w.handle); e != 0 || s != rm.StatusOK {
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}
 		g.account.unreserveWindow(w)
 		g.account.unhold(w.charge)
 	}
+	if g.account.forgetGone() > 0 && !g.windowsAsked {
+		g.windowsAsked = true
+		time.AfterFunc(max(windowLook, g.windowsRest), g.lookAtWindows)
+	}
+}
+
+// lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
+func (g *Guard) lookAtWindows() {
+	g.windowsMu.Lock()
+	g.windowsAsked = false
+	g.windowsMu.Unlock()
+	took := g.onBill(g.endWindows)
+	g.windowsMu.Lock()
+	g.windowsRest = backgroundShare * took
+	g.windowsMu.Unlock()
+}
+
+// reserveWindow takes what a window needs. Before it refuses that it looks whether some are gone unnoticed.
+func (g *Guard) reserveWindow(w *window, most quota.Bytes) bool {
+	if g.account.reserveWindow(w, most) {
+		return true
+	}
+	g.endWindows()
+	return g.account.reserveWindow(w, most)
 }
 
 // reserveWindow takes what a window needs. False: it is more than the container may have.
@@ -231,20 +276,21 @@ func (a *account) unreserveWindow(w *window) {
 	a.gpus[w.gpu].windows -= w.size
 }
 
-// addWindow records a window of a memory.
-func (a *account) addWindow(client, memory uint32, w *window) {
+// addWindow records a window of a memory. False: that is gone meanwhile, so the window is over.
+func (a *account) addWindow(client, memory uint32, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
-	if c == nil || c.objects[memory] == nil { // gone meanwhile
+	if c == nil || c.objects[memory] == nil {
 		a.loose = append(a.loose, w)
-		return
+		return false
 	}
 	o := c.objects[memory]
 	if w.charge = o.charge; w.charge != nil {
 		w.charge.others++
 	}
 	o.windows = append(o.windows, w)
+	return true
 }
 
 // window finds a window by the address that the program knows; -1: it is none of the guard's. The caller holds mu.
@@ -281,10 +327,25 @@ func (a *account) dropWindow(client, memory uint32, address uint64) {
 	}
 }
 
-func (a *account) takeLoose() []*window {
+// looseWindows are those that are over and not gone.
+func (a *account) looseWindows() []*window {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	list := a.loose
-	a.loose = nil
-	return list
+	return slices.Clone(a.loose)
+}
+
+// forgetGone returns how many are left.
+func (a *account) forgetGone() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool { return w.gone })
+	return len(a.loose)
+}
+
+// looseOn says whether a window that is over, and not gone, is on a file of the guard.
+func (a *account) looseOn(self, fd int) bool {
+	return slices.ContainsFunc(a.looseWindows(), func(w *window) bool {
+		order, e := w.file.compare(self, fd)
+		return e == 0 && order == kcmpEqual
+	})
 }

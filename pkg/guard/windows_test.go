@@ -1,8 +1,11 @@
 package guard
 
 import (
+	"os"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -66,4 +69,125 @@ func TestWindows(t *testing.T) {
 	r.agree(48 * quota.MiB)
 	c.kill()
 	r.empty()
+}
+
+// TestWindowsOutliveMemory: what was mapped can be seen for as long as the file is open or mapped anywhere, whatever ended the window. So long
+// the driver gives neither the memory nor the addresses to anybody, and the container is charged for both.
+func TestWindowsOutliveMemory(t *testing.T) {
+	for _, end := range []string{"free", "freeclient", "close", "unwindow and free"} {
+		t.Run(end, func(t *testing.T) {
+			r := newRig(t)
+			c := r.start()
+			a, other := c.do("open")[0], c.do("open")[0]
+			m := c.do("alloc", a, 48*mib)[0]
+			kept := c.do("keepwindow", a, m, 0, 48*mib)
+			switch end {
+			case "free":
+				c.do("free", a, m)
+			case "unwindow and free":
+				c.do("unwindow", a, m, kept[0])
+				c.do("free", a, m)
+			default:
+				c.do(end, a)
+			}
+			for range 3 {
+				r.agree(48 * quota.MiB)
+				r.windowsAgree(48 * quota.MiB)
+			}
+			if n := r.sim.Snapshot().Stale; n != 0 {
+				t.Errorf("%d files show memory that is free", n)
+			}
+			c.refused("NV_ERR_NO_MEMORY", "alloc", other, int(testLimit)-32*mib)
+			c.do("closefd", kept[1])
+			c.do("alloc", other, int(testLimit)) // nobody was told that it is closed
+			r.windowsAgree(0)
+		})
+	}
+}
+
+// TestWindowGoneUnnoticed: what nobody asks for is back, too.
+func TestWindowGoneUnnoticed(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	a := c.do("open")[0]
+	m := c.do("alloc", a, 48*mib)[0]
+	kept := c.do("keepwindow", a, m, 0, 48*mib)
+	c.do("unwindow", a, m, kept[0])
+	c.refused("NV_ERR_INSUFFICIENT_RESOURCES", "window", a, m, 0, 40*mib)
+	c.do("closefd", kept[1])
+	second := c.do("window", a, m, 0, 40*mib) // who needs it does not wait
+	c.do("unwindow", a, m, second[0])
+	kept = c.do("keepwindow", a, m, 0, 48*mib)
+	c.do("unwindow", a, m, kept[0])
+	c.do("closefd", kept[1])
+	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a window that is over and whose file is closed is still there")
+		}
+	}
+}
+
+// TestWindowAfterTheContainer: the guard stays for as long as somebody may see the container's memory, and who has the file is found.
+func TestWindowAfterTheContainer(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	a := c.do("open")[0]
+	kept := c.do("keepwindow", a, c.do("alloc", a, 48*mib)[0], 0, 48*mib)
+	pidfd, err := unix.PidfdOpen(c.cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pidfd)
+	fd, err := unix.PidfdGetfd(pidfd, kept[1], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.guard.files.remove(r.guard.files.find(fd, nodeGPU)) // of a real driver's GPUs the files are not followed
+	c.kill()
+	r.agree(48 * quota.MiB)
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		r.guard.awaitMemory()
+	}()
+	select {
+	case <-gone:
+		t.Error("the guard goes while the memory is mapped")
+	case <-time.After(200 * time.Millisecond):
+	}
+	n := node{kind: nodeGPU}
+	if r.guard.isPassed(fd, n, &belongings{}) || !r.guard.isPassed(fd, n, &belongings{over: true}) {
+		t.Error("a file of a window is found while the container runs, or is not when it is over")
+	}
+	unix.Close(fd)
+	<-gone
+	r.windowsAgree(0)
+}
+
+// TestWeakRefOfMapping: a mapping keeps a file. Of the files that can be polled a socket can be mapped
+// by anybody.
+func TestWeakRefOfMapping(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	w, err := newWeakRef(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.close()
+	b, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED)
+	unix.Close(fd)
+	if err != nil {
+		t.Skip("a socket cannot be mapped here: ", err)
+	}
+	if !w.alive(os.Getpid()) {
+		t.Error("a file that is mapped is taken for closed")
+	}
+	if err := unix.Munmap(b); err != nil {
+		t.Fatal(err)
+	}
+	if w.alive(os.Getpid()) {
+		t.Error("a file that is neither open nor mapped is taken for open")
+	}
 }

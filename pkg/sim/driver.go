@@ -149,7 +149,7 @@ type file struct {
 	attached bool      // ATTACH_GPUS_TO_FD was done
 	identity *file     // REGISTER_FD: whose clients this file may use (ctl_nvfp)
 	clients  []*client // made on this file
-	mapped   bool      // RM_MAP_MEMORY has prepared an mmap of it
+	window   *window   // what RM_MAP_MEMORY has prepared it to be mapped for, once
 	space              // of nvidia-uvm
 }
 

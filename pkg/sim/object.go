@@ -154,7 +154,7 @@ func (d *Driver) freeObject(o *object) {
 		m.drop()
 	}
 	for _, w := range o.windows {
-		w.gpu.bar1 -= w.size
+		w.end()
 	}
 	if o.memory != nil {
 		d.unref(o.memory)

@@ -17,6 +17,24 @@ type window struct {
 	pid     int32 // of the caller
 	gpu     *gpu
 	size    quota.Bytes // of BAR1
+	ended   bool
+}
+
+// end gives the addresses back. Whoever has mapped the file keeps the mapping, and sees what is at them next (osUnmapPciMemoryUser is empty).
+// Nobody can map anything here: a file that is open stands for one that is mapped.
+func (w *window) end() {
+	w.gpu.bar1 -= w.size
+	w.ended = true
+}
+
+// stale is how many files show what is not theirs.
+func (d *Driver) stale() (n int) {
+	for _, f := range d.files {
+		if f.window != nil && f.window.ended {
+			n++
+		}
+	}
+	return n
 }
 
 // mapMemory is RM_MAP_MEMORY, of memory of a client of the calling process, for a file that has no mapping yet: a GPU's for device memory.
@@ -57,10 +75,10 @@ func (r *request) mapMemory() uint32 {
 		return rm.StatusInvalidClient
 	case f == nil || f.session != r.s.id || f.kind != kind || kind == GPUNode && f.minor != w.gpu.Minor:
 		return rm.StatusInvalidArgument
-	case f.mapped:
+	case f.window != nil:
 		return rm.StatusInUse
 	}
-	f.mapped = true
+	f.window = w
 	w.gpu.bar1 += w.size
 	w.address = r.d.nextAddress
 	r.d.nextAddress += (length + 1<<21) &^ (1<<21 - 1)
@@ -88,7 +106,7 @@ func (r *request) unmapMemory() uint32 {
 	out := r.call.Outer
 	o, i, st := r.windowAt(rm.U32(out, rm.UnmapMemoryClient), rm.U32(out, rm.UnmapMemoryMemory), rm.U64(out, rm.UnmapMemoryAddress))
 	if st == rm.StatusOK {
-		o.windows[i].gpu.bar1 -= o.windows[i].size
+		o.windows[i].end()
 		o.windows = slices.Delete(o.windows, i, i+1)
 	}
 	return st
