@@ -31,7 +31,7 @@ func hostileBAR1(hostileOptions) error {
 		mapped, refused, files := quota.Bytes(0), error(nil), []int{}
 		for skipped := quota.Bytes(0); mapped < bar1[0] && skipped < size && refused == nil; skipped += step {
 			var fd int
-			if fd, refused = c.mapMemory(h, skipped, size-skipped); refused == nil {
+			if fd, _, refused = c.mapMemory(h, skipped, size-skipped); refused == nil {
 				mapped += size - skipped
 				files = append(files, fd)
 			}
@@ -51,17 +51,17 @@ func hostileBAR1(hostileOptions) error {
 			return err
 		}
 		if h, size, err = c.memory(2 * quota.MiB); err == nil {
-			_, err = c.mapMemory(h, 0, size)
+			_, _, err = c.mapMemory(h, 0, size)
 		}
 		return err
 	})
 }
 
 // mapMemory is RM_MAP_MEMORY of a piece of device memory, on a new file of the GPU's: each has room for one mapping.
-func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, err error) {
+func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, address uint64, err error) {
 	fd, err = syscall.Open(fmt.Sprintf("/dev/nvidia%d", c.gpus[0].minor), syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("map: %w", err)
+		return -1, 0, fmt.Errorf("map: %w", err)
 	}
 	b := make([]byte, rm.MapMemorySize)
 	rm.PutU32(b, rm.MapMemoryClient, c.handle)
@@ -74,7 +74,7 @@ func (c *client) mapMemory(object uint32, offset, length quota.Bytes) (fd int, e
 	errno := c.call.escape(c.fd, rm.EscMapMemory, b)
 	if st := rm.U32(b, rm.MapMemoryStatus); errno != 0 || st != rm.StatusOK {
 		syscall.Close(fd)
-		return -1, &rmError{what: fmt.Sprintf("RM_MAP_MEMORY of %#x", object), errno: errno, status: st}
+		return -1, 0, &rmError{what: fmt.Sprintf("RM_MAP_MEMORY of %#x", object), errno: errno, status: st}
 	}
-	return fd, nil
+	return fd, rm.U64(b, rm.MapMemoryAddress), nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // A window on device memory outlives it: when memory is freed RM forgets its mappings and gives the addresses in BAR1 back, but takes no page
@@ -20,7 +22,9 @@ import (
 
 const (
 	staleWindows = 16
-	staleSize    = 2 * quota.MiB
+	// fewWindows is half of what a small container may have of BAR1: the other process needs some, too.
+	fewWindows = 4
+	staleSize  = 2 * quota.MiB
 	// staleOthers is how many pieces the other process has at most: the driver may give it others than those that were freed first.
 	staleOthers = 512
 
@@ -35,15 +39,14 @@ type stale struct {
 	files   []int // in place of windows where nothing can be mapped (simulated driver): who keeps the file could map it
 }
 
-// newStale has memory, maps it, marks it and frees it.
-func newStale() (s *stale, err error) {
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1 << 14, Max: 1 << 14})
+// newStale has pieces of memory, maps them, marks them and frees them.
+func newStale(pieces int) (s *stale, err error) {
 	s = &stale{}
 	if s.client, err = openGPU(patient); err != nil {
 		return nil, err
 	}
 	var memory []uint32
-	for range staleWindows {
+	for range pieces {
 		h, err := s.add()
 		if err != nil {
 			return nil, err
@@ -64,25 +67,57 @@ func newStale() (s *stale, err error) {
 
 // add has a piece of memory and maps it.
 func (s *stale) add() (uint32, error) {
-	h, size, err := s.client.memory(staleSize)
+	h, _, err := s.client.memory(staleSize)
 	if err != nil {
 		return 0, err
 	}
-	fd, err := s.client.mapMemory(h, 0, size)
-	if err != nil {
+	w, fd, _, err := s.client.window(h)
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	w, err := syscall.Mmap(fd, 0, int(size), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
-	if err == syscall.ENODEV {
+	case w == nil:
 		s.files = append(s.files, fd)
-		return h, nil
+	default:
+		syscall.Close(fd)
+		s.windows = append(s.windows, w)
+	}
+	return h, nil
+}
+
+// window maps a piece of memory. The simulated driver has no memory that can be mapped: nil.
+func (c *client) window(h uint32) (w []byte, fd int, address uint64, err error) {
+	if fd, address, err = c.mapMemory(h, 0, staleSize); err != nil {
+		return nil, -1, 0, err
+	}
+	w, err = syscall.Mmap(fd, 0, int(staleSize), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil && err != syscall.ENODEV {
+		return nil, -1, 0, fmt.Errorf("mmap of device memory: %w", err)
+	}
+	return w, fd, address, nil
+}
+
+// briefly maps a piece of memory for as long as f takes.
+func (c *client) briefly(h uint32, f func(*stale)) error {
+	w, fd, address, err := c.window(h)
+	if err != nil {
+		return err
+	}
+	if w != nil {
+		f(&stale{windows: [][]byte{w}})
+		_ = syscall.Munmap(w)
 	}
 	syscall.Close(fd)
-	if err != nil {
-		return 0, fmt.Errorf("mmap of device memory: %w", err)
+	b := make([]byte, rm.UnmapMemorySize)
+	rm.PutU32(b, rm.UnmapMemoryClient, c.handle)
+	rm.PutU32(b, 4, c.device) // NVOS34_PARAMETERS.hDevice
+	rm.PutU32(b, rm.UnmapMemoryMemory, h)
+	rm.PutU64(b, rm.UnmapMemoryAddress, address)
+	rm.PutU32(b, rm.UnmapMemoryStatus, 0xbad)
+	errno := c.call.escape(c.fd, rm.EscUnmapMemory, b)
+	if st := rm.U32(b, rm.UnmapMemoryStatus); errno != 0 || st != rm.StatusOK {
+		return &rmError{what: fmt.Sprintf("RM_UNMAP_MEMORY of %#x", h), errno: errno, status: st}
 	}
-	s.windows = append(s.windows, w)
-	return h, nil
+	return nil
 }
 
 func (s *stale) pages() int { return len(s.windows) * int(staleSize/pageBytes) }
@@ -174,24 +209,33 @@ func readNumber(r io.Reader) (int, error) {
 
 // staleOther is the other process: it takes memory, marks it, and at the end of standard input looks for marks that are not its own.
 func staleOther() error {
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1 << 14, Max: 1 << 14})
 	c, err := openGPU(patient)
 	if err != nil {
 		return err
 	}
-	s, n := &stale{client: c}, 0
-	for ; n < staleOthers; n++ {
-		if _, err := s.add(); err != nil { // all that the container may have, or what BAR1 has
+	var memory []uint32
+	for len(memory) < staleOthers {
+		h, _, err := c.memory(staleSize)
+		if err != nil { // all that the container may have
 			break
 		}
+		if err := c.briefly(h, func(s *stale) { s.mark(markOther) }); err != nil {
+			return err
+		}
+		memory = append(memory, h)
 	}
-	if n == 0 {
-		return fmt.Errorf("had no memory")
+	if len(memory) == 0 {
+		return errors.New("had no memory")
 	}
-	s.mark(markOther)
-	print("%d", n)
+	print("%d", len(memory))
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	print("%d", s.count(markOwn))
+	written := 0
+	for _, h := range memory {
+		if err := c.briefly(h, func(s *stale) { written += s.count(markOwn) }); err != nil {
+			return err
+		}
+	}
+	print("%d", written)
 	return nil
 }
 
@@ -200,7 +244,7 @@ func cmdStaleWindow(args []string) error {
 	if arg(args, 0) == "other" {
 		return staleOther()
 	}
-	s, err := newStale()
+	s, err := newStale(staleWindows)
 	if err != nil {
 		return err
 	}
@@ -219,7 +263,7 @@ func hostileStaleWindow(hostileOptions) error {
 		return err
 	}
 	defer c.close()
-	s, err := newStale()
+	s, err := newStale(fewWindows)
 	if err != nil {
 		return err
 	}
@@ -227,7 +271,7 @@ func hostileStaleWindow(hostileOptions) error {
 	if err != nil {
 		return err
 	}
-	const held = staleWindows * staleSize
+	const held = fewWindows * staleSize
 	print("free_before_mib=%d\nfree_kept_mib=%d", before/quota.MiB, free/quota.MiB)
 	if before-min(before, free) < held {
 		return fmt.Errorf("free memory is %v, of %v before: %v that can still be seen is not counted", free, before, held)
