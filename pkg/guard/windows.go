@@ -222,7 +222,6 @@ func (g *Guard) endWindows() {
 		if w.gone = !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
-		w.file.close()
 		if s, e := g.free(w.own.target, w.own.client, w.handle); e != 0 || s != rm.StatusOK {
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
@@ -338,13 +337,20 @@ func (a *account) looseWindows() []*window {
 func (a *account) forgetGone() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool { return w.gone })
+	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
+		if w.gone {
+			w.file.close()
+		}
+		return w.gone
+	})
 	return len(a.loose)
 }
 
 // looseOn says whether a window that is over, and not gone, is on a file of the guard.
 func (a *account) looseOn(self, fd int) bool {
-	return slices.ContainsFunc(a.looseWindows(), func(w *window) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(a.loose, func(w *window) bool {
 		order, e := w.file.compare(self, fd)
 		return e == 0 && order == kcmpEqual
 	})
