@@ -16,9 +16,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// A window on device memory outlives it: when memory is freed RM forgets its mappings and gives the addresses in BAR1 back, but takes no page
-// away from whoever has mapped them (osUnmapPciMemoryUser in os.c is empty). So who frees memory and does not munmap sees, and can write, what
-// the GPU's memory or BAR1's addresses are given to next.
+// A window on device memory outlives it: when memory is freed RM forgets its mappings and gives the addresses in BAR1 back, but takes no
+// page away from whoever has mapped them (osUnmapPciMemoryUser in os.c is empty). So who frees memory and does not munmap sees, and can
+// write, what the GPU's memory or BAR1's addresses are given to next.
 
 const (
 	staleWindows = 16
@@ -158,8 +158,8 @@ func (s *stale) end() error {
 	return nil
 }
 
-// other has another process take memory, and counts whose marks the windows show then: pages that show the other's are the hole. The other
-// then says in how many of its own it found this one's.
+// other has another process take memory, and counts whose marks the windows show then: pages that show the other's are the hole. The
+// other then says in how many of its own it found this one's.
 func (s *stale) other() (seen, written int, err error) {
 	kid := exec.Command("/proc/self/exe", "stale-window", "other")
 	kid.Stderr = os.Stderr

@@ -47,7 +47,7 @@ func commands() []command {
 		{"switch-modes", "", "how kernels are preempted in a context that nobody has told; in a container without a guard", cmdSwitchModes},
 		{"vas-hold", "[--share TYPE] [--client]", "hold an address space and a context, for steal in another container; print their handles", cmdVASHold},
 		{"steal", "CLIENT VASPACE CHANNEL", "have UVM take another container's address space and channel", cmdSteal},
-		{"stale-window", "", "what windows on freed memory show when another process has it; on the host, or in a container without a guard", cmdStaleWindow},
+		{"stale-window", "", "what windows on freed memory show when another process has it; on the host, or without a guard", cmdStaleWindow},
 		{"gspheap", "", "memory of the GPU's firmware; on the host only", cmdGSPHeap},
 		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] [--trace]", "driver calls at random, in several processes", cmdWalk},
 		{"walk-process", "", "what walk starts", cmdWalkProcess},

@@ -14,9 +14,9 @@ import (
 // RM_MAP_MEMORY gives the processor a window into memory. One into device memory takes addresses of BAR1, which all containers on the GPU
 // share, and each piece takes others, so one allocation can use them up (docs/adr/0010-windows.md). The driver prepares the mmap of a file
 // only for the process of the RM client (rm_create_mmap_context), and a call that runs in the task can be swapped. So the guard maps: it
-// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file. The driver
-// does not take away what is mapped when memory is freed, or a window ends, and gives memory and addresses to others. So the guard's handle
-// outlives the file, which is there for as long as it is mapped anywhere.
+// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file. The
+// driver does not take away what is mapped when memory is freed, or a window ends, and gives memory and addresses to others. So the guard's
+// handle outlives the file, which is there for as long as it is mapped anywhere.
 
 const (
 	// maxWindows bounds the windows of one container: each takes some of the host's kernel memory.

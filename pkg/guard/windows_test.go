@@ -71,8 +71,8 @@ func TestWindows(t *testing.T) {
 	r.empty()
 }
 
-// TestWindowsOutliveMemory: what was mapped can be seen for as long as the file is open or mapped anywhere, whatever ended the window. So long
-// the driver gives neither the memory nor the addresses to anybody, and the container is charged for both.
+// TestWindowsOutliveMemory: what was mapped can be seen for as long as the file is open or mapped anywhere, whatever ended the window. So
+// long the driver gives neither the memory nor the addresses to anybody, and the container is charged for both.
 func TestWindowsOutliveMemory(t *testing.T) {
 	for _, end := range []string{"free", "freeclient", "close", "unwindow and free"} {
 		t.Run(end, func(t *testing.T) {

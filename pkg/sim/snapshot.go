@@ -69,7 +69,8 @@ func (d *Driver) Snapshot() Snapshot {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.tick()
-	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events), Faults: d.faults, Stale: d.stale()}
+	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events),
+		Faults: d.faults, Stale: d.stale()}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,

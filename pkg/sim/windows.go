@@ -20,7 +20,8 @@ type window struct {
 	ended   bool
 }
 
-// end gives the addresses back. Whoever has mapped the file keeps the mapping, and sees what is at them next (osUnmapPciMemoryUser is empty).
+// end gives the addresses back. Whoever has mapped the file keeps the mapping, and sees what is at them next (osUnmapPciMemoryUser is
+// empty).
 // Nobody can map anything here: a file that is open stands for one that is mapped.
 func (w *window) end() {
 	w.gpu.bar1 -= w.size
