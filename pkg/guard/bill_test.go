@@ -56,10 +56,15 @@ type caller struct {
 }
 
 func (c *caller) call(succeeded bool, driver, own time.Duration) {
-	c.m.count(succeeded, driver, own)
+	c.sleepIn(succeeded, 0, driver, own)
+}
+
+// sleepIn is a call that sleeps in the driver beside what it computes there.
+func (c *caller) sleepIn(succeeded bool, asleep, driver, own time.Duration) {
+	c.m.count(succeeded, asleep+driver, own)
 	c.m.cpu += driver + own
 	c.cpu += driver + own
-	c.now = c.now.Add(driver + own)
+	c.now = c.now.Add(asleep + driver + own)
 	if c.m.calls < readCalls && c.now.Sub(c.m.at) < readAfter {
 		return
 	}
@@ -92,6 +97,13 @@ func TestBill(t *testing.T) {
 				c.call(false, 0, 10*us)
 			}
 		}, 0, 0.036, 0.046},
+		{"one that sleeps in the driver and succeeds for 63 refused", func(c *caller) {
+			for range 63 {
+				c.call(false, 0, 30*us)
+			}
+			c.sleepIn(true, 2*time.Millisecond, 10*us, 10*us)
+		}, 0, 0.036, 0.046},
+		{"succeed, and sleep in the driver", func(c *caller) { c.sleepIn(true, 100*us, 10*us, 10*us) }, 0, 0.16, 0.17},
 		{"succeed, a quota of a tenth of a CPU", func(c *caller) { c.call(true, 20*us, 10*us) }, 0.1, 0.09, 0.102},
 		{"waved through, a quota of a hundredth", func(c *caller) { c.call(false, 0, 3*us) }, 0.01, 0.009, 0.0102},
 	}
