@@ -192,10 +192,10 @@ func (f *file) users() []int {
 }
 
 // awaited reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
-// run. When they are gone its pidfd tells.
+// run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
 func (g *Guard) awaited(f *file) bool {
 	for _, tgid := range f.users() {
-		if g.tasks.byHostPid(tgid) != nil && exiting(tgid) {
+		if g.tasks.lives(tgid) && exiting(tgid) {
 			return true
 		}
 	}

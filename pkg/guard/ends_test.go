@@ -237,6 +237,33 @@ func TestAwaited(t *testing.T) {
 	}
 }
 
+// TestEndUnheard: whose process has ended, and was perhaps buried, waits for nobody to hear of that: neither memory that is asked for, nor
+// what it had announced.
+func TestEndUnheard(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	p := startIdle(t)
+	fd, err := unix.PidfdOpen(p.pid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.tasks.procs[p.pid()] = &process{tgid: p.pid(), pidfd: fd} // with no watcher
+	limit := c.account.usage(0).limit
+	c.managed.list = func() []int { return nil }
+	if !c.reserveManaged(p.pid(), 1<<40, 1<<40+4<<20) {
+		t.Fatal("refused")
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	mappedUVM(t, c.Guard, p.pid())
+	if !c.reserve(cost{size: limit - 4*quota.MiB}) {
+		t.Error("refused, although the process that has the memory was over")
+	}
+	c.account.unreserve(cost{size: limit - 4*quota.MiB})
+	if !c.reserveManaged(os.Getpid(), 1<<41, 1<<41+uint64(limit)) {
+		t.Error("refused, although the process that has announced so much was over")
+	}
+}
+
 // TestTearingDown: while UVM tears an address space down nothing else of the container waits, but for who needs that memory; it is torn
 // down once, and its memory counts until UVM has freed it.
 func TestTearingDown(t *testing.T) {

@@ -224,12 +224,19 @@ func (t *taskTable) byHostPid(pid int) *process {
 	return t.procs[pid]
 }
 
-// lives says whether the process that has made a trapped call under this number still has it.
+// lives says whether the process that has made a trapped call under this number has not ended. Who is told of its end may not have been yet.
 func (t *taskTable) lives(tgid int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.procs[tgid]
-	return p != nil && !errors.Is(unix.PidfdSendSignal(p.pidfd, 0, nil, 0), unix.ESRCH)
+	return p != nil && !p.over()
+}
+
+// over reports that a process has ended, buried or not: its descriptors are closed.
+func (p *process) over() bool {
+	poll := []unix.PollFd{{Fd: int32(p.pidfd), Events: unix.POLLIN}}
+	n, err := unix.Poll(poll, 0)
+	return err == nil && n == 1
 }
 
 func (t *taskTable) byNSPid(pid int) *process {
