@@ -2,6 +2,7 @@ package guard
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -26,6 +27,9 @@ func (g *Guard) stop(which func(*client) bool) {
 	}
 	for gpu := range g.cfg.GPUs {
 		c.disable(gpu, g.account.endingOn(gpu), chanStopped)
+		if c.rescue != nil {
+			c.rescue.keep(gpu, c.mayRun(g.account.channelsOn(gpu, true)))
+		}
 	}
 }
 
@@ -50,43 +54,37 @@ func (a *account) isEnding(client uint32) bool {
 
 // endingOn lists the channels of clients that end.
 func (a *account) endingOn(gpu int) []chanRef {
-	ending := a.makers(true)
-	var list []chanRef
-	for _, ch := range a.channelsOn(gpu, true) {
-		if _, ok := ending[ch.client]; ok {
-			list = append(list, ch)
-		}
-	}
-	return list
+	goOn := a.goingOn()
+	return slices.DeleteFunc(a.channelsOn(gpu, true), func(ch chanRef) bool { return goOn[ch.client] })
 }
 
-// makers says who made the clients that end, or those that do not.
-func (a *account) makers(ending bool) map[uint32]int {
+// goingOn lists the clients that do not end.
+func (a *account) goingOn() map[uint32]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	tgids := map[uint32]int{}
+	list := map[uint32]bool{}
 	for handle, c := range a.clients {
-		if c.ending == ending {
-			tgids[handle] = c.tgid
-		}
+		list[handle] = !c.ending
 	}
-	return tgids
+	return list
 }
 
 // mayRun leaves out the channels of clients that end, and of processes that do or have. When a process ends UVM takes its contexts off
 // their channels (nvGpuOpsStopChannel clears bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at: to let such a channel run is a
 // fault.
-func (c *compute) mayRun(channels []chanRef) (list []chanRef) {
-	makers, over := c.g.account.makers(false), map[int]bool{}
+func (c *compute) mayRun(channels []chanRef) []chanRef {
+	goOn := c.g.account.goingOn()
+	return ofLiving(slices.DeleteFunc(slices.Clone(channels), func(ch chanRef) bool { return !goOn[ch.client] }))
+}
+
+// ofLiving leaves out the channels of processes that end or have.
+func ofLiving(channels []chanRef) (list []chanRef) {
+	over := map[int]bool{}
 	for _, ch := range channels {
-		tgid, ok := makers[ch.client]
-		if !ok {
-			continue
-		}
-		ended, known := over[tgid]
+		ended, known := over[ch.tgid]
 		if !known {
-			ended = exiting(tgid)
-			over[tgid] = ended
+			ended = exiting(ch.tgid)
+			over[ch.tgid] = ended
 		}
 		if !ended {
 			list = append(list, ch)
@@ -112,8 +110,8 @@ func exiting(tgid int) bool {
 func leaving(tid int) bool {
 	const pfExiting = 4
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
-	if err != nil {
-		return true // gone
+	if err != nil { // gone, and not only hidden from the rescuer (hidepid)
+		return errors.Is(unix.Kill(tid, 0), unix.ESRCH)
 	}
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) < 7 {

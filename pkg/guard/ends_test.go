@@ -161,6 +161,23 @@ func TestEndedStayOff(t *testing.T) {
 		}
 		c.isOff(dead, ending)
 	})
+	t.Run("by the rescuer", func(t *testing.T) {
+		c, alive, _, _ := prepare(t)
+		resumes := func() {
+			t.Helper()
+			l := slices.Concat(noted(t, c.compute.rescue.path)...)
+			slices.SortFunc(l, func(a, b fakeName) int { return int(a.handle) - int(b.handle) })
+			if !slices.Equal(l, alive) {
+				t.Errorf("%#x is resumed, %#x may run", l, alive)
+			}
+		}
+		resumes()
+		c.clientOf(fakeClient+3, os.Getpid())
+		c.channels(fakeClient+3, workGroup, 0x400, 2)
+		c.compute.rescue.note(c.Guard, 0, c.account.channelsOn(0, true))
+		c.stop(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
+		resumes()
+	})
 	t.Run("by GPFIFO_SCHEDULE", func(t *testing.T) {
 		c, _, _, _ := prepare(t)
 		c.compute.turn(c.card(), false)
