@@ -397,7 +397,8 @@ func (a *account) put(c *client, o *object) {
 	}
 }
 
-// dupObject records a second handle on what another handle refers to.
+// dupObject records a second handle on what another handle refers to. It counts as an object of its kind: it keeps that alive, and is another
+// object to the GPU's firmware.
 func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandle uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -408,10 +409,7 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.charge, s.gpu, s.spilled, s.host, s.size
-			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel || s.kind == rm.ClassVASpace {
-				o.kind = rm.ClassPlain // counted once
-			}
+			o.class, o.kind, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.kind, s.charge, s.gpu, s.spilled, s.host, s.size
 		}
 	}
 	if o.charge != nil {
