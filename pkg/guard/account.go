@@ -132,6 +132,7 @@ type object struct {
 	page                  quota.Bytes            // of device memory
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
+	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none

@@ -588,6 +588,21 @@ func TestHostMemory(t *testing.T) {
 			t.Errorf("%s: %v after the last free", name, g.account.host)
 		}
 	}
+	// A call that comes again, after a signal, counts once. Nothing else takes its name.
+	for range 2 {
+		if s := old(0x81, 8192); s != rm.StatusOK || g.account.host != 8192 {
+			t.Errorf("the same call again: %s, %v", rm.StatusName(s), g.account.host)
+		}
+	}
+	if s := old(0x81, 4096); s != rm.StatusInsertDuplicateName || g.account.host != 8192 {
+		t.Errorf("a smaller one of the same name: %s, %v", rm.StatusName(s), g.account.host)
+	}
+	alloc(0x82, 4096)
+	if s := old(0x82, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the name of what is surely there: %s", rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x81))
+	f.escape(rm.EscFree, fakeFree(0x82))
 	// A name that is taken may not lose its record.
 	if s := old(fakeMemory, 4096); s != rm.StatusInsertDuplicateName {
 		t.Errorf("the handle of device memory: %s", rm.StatusName(s))
