@@ -159,13 +159,27 @@ const sleepPiece = 100 * time.Millisecond
 
 // onBill calls f, puts the CPU time that it takes on the container's bill, and returns it.
 func (g *Guard) onBill(f func()) time.Duration {
+	return g.partlyPaid(func() time.Duration { f(); return 0 })
+}
+
+// partlyPaid is onBill, where f says how much of that CPU time the driver took for what it carried out with success.
+func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()
-	f()
+	paid := f()
 	took := threadTime() - begin
-	g.bill.charge(time.Now(), use{cpu: took})
+	g.bill.charge(time.Now(), use{cpu: took, paid: paid})
 	return took
+}
+
+// ifDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
+func ifDone(call func() bool) time.Duration {
+	begin := threadTime()
+	if !call() {
+		return 0
+	}
+	return threadTime() - begin
 }
 
 // cpuQuota reads how many CPUs the container may use.

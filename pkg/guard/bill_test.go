@@ -3,8 +3,11 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // TestBucket: a burst is free, then it comes at the rate, and waiting does not add up to more.
@@ -174,6 +177,34 @@ func TestQuotaOf(t *testing.T) {
 		_ = os.WriteFile(filepath.Join(pod, "cpu.max"), []byte("20000 100000"), 0o600)
 		if got := (cgroups{quota: dir}).cpuQuota(); got != 0.2 {
 			t.Errorf("%v in a pod of 0.2: %v", x.files, got)
+		}
+	}
+}
+
+// TestEndsOnBill: what it takes to tear address spaces down is on the bill; UVM's part is paid for where it succeeds.
+func TestEndsOnBill(t *testing.T) {
+	const slow = 20 * time.Millisecond
+	for _, status := range []uint32{rm.StatusOK, rm.StatusInvalidState} {
+		d := &fakeDriver{}
+		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+			if call.Cmd == rm.UVMUnregisterVASpace {
+				for begin := threadTime(); threadTime()-begin < slow; {
+				}
+				rm.PutU32(call.Outer, rm.UVMUnregisterStatus, status)
+			}
+			return 0
+		}
+		g := withClient(newFakeGuard(t, d))
+		g.bill = newBill(0, 0)
+		g.bill.quota.setRate(time.Now(), 1e-6)
+		mappedUVM(t, g)
+		g.sweep()
+		if g.files.count() != 0 {
+			t.Fatal("not torn down")
+		}
+		all, free := g.bill.quota.burst-g.bill.quota.tokens, g.bill.free.burst-g.bill.free.tokens
+		if paid := all - free; all < slow.Seconds() || status == rm.StatusOK && paid < slow.Seconds() || status != rm.StatusOK && paid > 0.001 {
+			t.Errorf("status %d: %v s on the bill, %v s of it paid for", status, all, paid)
 		}
 	}
 }

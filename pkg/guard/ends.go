@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -147,7 +148,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 			f.torn = make(chan struct{})
 			go func() {
 				defer close(f.torn)
-				g.endUVM(f)
+				g.partlyPaid(func() time.Duration { return g.endUVM(f) })
 			}()
 		}
 	}
@@ -205,8 +206,9 @@ func (g *Guard) awaited(f *file) bool {
 //
 // Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE stops a
 // GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
-// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued.
-func (g *Guard) endUVM(f *file) {
+// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It returns
+// the CPU time that UVM took.
+func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	g.tearMu.Lock()
 	defer g.tearMu.Unlock()
 	over := map[int]bool{}
@@ -222,19 +224,21 @@ func (g *Guard) endUVM(f *file) {
 	f.maps, f.mapped, f.spaces = map[uint64][]uvmMap{}, 0, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
-	for gpu := range spaces {
+	end := func(gpu gpuUUID) bool {
 		ended[gpu] = g.endVASpace(f, gpu)
+		return ended[gpu]
+	}
+	for gpu := range spaces {
+		inUVM += ifDone(func() bool { return end(gpu) })
 		g.uvmLeft(f, gpu)
 	}
 	for base, list := range maps {
 		for _, m := range list {
-			done, tried := ended[m.gpu]
-			if !tried {
-				done = g.endVASpace(f, m.gpu)
-				ended[m.gpu] = done
+			if _, tried := ended[m.gpu]; !tried {
+				inUVM += ifDone(func() bool { return end(m.gpu) })
 			}
-			if !done {
-				g.unmapExternal(f, base, m)
+			if !ended[m.gpu] {
+				inUVM += ifDone(func() bool { return g.unmapExternal(f, base, m) })
 			}
 			g.unmapped(m)
 		}
@@ -243,6 +247,7 @@ func (g *Guard) endUVM(f *file) {
 		g.driver.CloseFile(uint32(f.sim))
 	}
 	g.files.remove(f)
+	return inUVM
 }
 
 // target is a file that the guard holds.
@@ -258,14 +263,17 @@ func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
 
 // unmapExternal frees one mapping where the address space as a whole could not be ended: the program has unregistered it before, and
 // then has no channels there, or the driver refuses.
-func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) {
+func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) bool {
 	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
 	outer := make([]byte, form.Size)
 	rm.PutU64(outer, form.Base, base)
 	rm.PutU64(outer, form.Length, m.length)
 	copy(outer[uvmUnmapGPU:], m.gpu[:])
 	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
-	if e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer}); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
+	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
+	done := e == 0 && rm.U32(outer, form.Status) == rm.StatusOK
+	if !done {
 		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
 	}
+	return done
 }
