@@ -87,25 +87,25 @@ func TestBill(t *testing.T) {
 		quota       float64
 		least, most float64
 	}{
-		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.036, 0.041},
-		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.033, 0.041},
-		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.036, 0.041},
+		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.046, 0.051},
+		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.043, 0.051},
+		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.046, 0.051},
 		{"succeed", func(c *caller) { c.call(true, 20*us, 10*us) }, 0, 0.99, 1},
 		{"succeed, faster than calls_per_second", func(c *caller) { c.call(true, us, 4*us) }, 0, 0.24, 0.26},
-		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.036, 0.042},
+		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.046, 0.052},
 		{"slow in the driver", func(c *caller) { c.call(true, 300*time.Millisecond, 10*us) }, 0, 0.99, 1},
 		{"one that succeeds for 64 refused", func(c *caller) {
 			c.call(true, 5*us, 10*us)
 			for range 64 {
 				c.call(false, 0, 10*us)
 			}
-		}, 0, 0.036, 0.046},
+		}, 0, 0.046, 0.056},
 		{"one that sleeps in the driver and succeeds for 63 refused", func(c *caller) {
 			for range 63 {
 				c.call(false, 0, 30*us)
 			}
 			c.sleepIn(true, 2*time.Millisecond, 10*us, 10*us)
-		}, 0, 0.036, 0.046},
+		}, 0, 0.046, 0.056},
 		{"succeed, and sleep in the driver", func(c *caller) { c.sleepIn(true, 100*us, 10*us, 10*us) }, 0, 0.16, 0.17},
 		{"succeed, a quota of a tenth of a CPU", func(c *caller) { c.call(true, 20*us, 10*us) }, 0.1, 0.09, 0.102},
 		{"waved through, a quota of a hundredth", func(c *caller) { c.call(false, 0, 3*us) }, 0.01, 0.009, 0.0102},
@@ -123,6 +123,41 @@ func TestBill(t *testing.T) {
 				x.call(c)
 			}
 			if share := c.cpu.Seconds() / c.now.Sub(begin).Seconds(); share < x.least || share > x.most {
+				t.Errorf("%.4f of a core, want %v to %v", share, x.least, x.most)
+			}
+		})
+	}
+}
+
+// TestRuntimeOnBill: with what Go's runtime needs for it a container gets no more of the guard than without; for what is paid for it owes
+// nothing, and little for what the guard does meanwhile.
+func TestRuntimeOnBill(t *testing.T) {
+	const us = time.Microsecond
+	for _, x := range []struct {
+		name        string
+		paid        bool
+		runtime     float64 // CPU time beside what is on the bill, for each second of that
+		other       float64 // for each second that passes
+		least, most float64 // of a core, without other
+	}{
+		{"refused", false, 1.25, 0, 0.046, 0.051},
+		{"succeed", true, 1, 0, 1.9, 2},
+		{"refused, while the guard is at other work", false, 0, 0.5, 0.016, 0.021},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			start := time.Unix(1000, 0)
+			c := &caller{b: newBill(50000, 100000), now: start, m: meter{at: start}}
+			used := func() time.Duration { return time.Duration(float64(c.cpu) * (1 + x.runtime)) }
+			c.b.process = func() time.Duration { return used() + time.Duration(float64(c.now.Sub(start))*x.other) }
+			call := func() { c.call(x.paid, 20*us, 10*us) }
+			for c.now.Sub(start) < 2*time.Minute { // the burst is over
+				call()
+			}
+			begin, before := c.now, used()
+			for c.now.Sub(begin) < time.Minute {
+				call()
+			}
+			if share := (used() - before).Seconds() / c.now.Sub(begin).Seconds(); share < x.least || share > x.most {
 				t.Errorf("%.4f of a core, want %v to %v", share, x.least, x.most)
 			}
 		})
