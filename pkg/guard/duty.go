@@ -125,7 +125,8 @@ func (c *compute) turn(x *card, off bool) bool {
 		}
 		c.rescue.note(c.g, x.gpu, channels)
 		if c.disable(x.gpu, channels, chanPaused) == 0 && len(channels) > 0 {
-			c.letRun(x, channels)
+			c.disable(x.gpu, c.mayRun(channels), chanRuns)
+			c.noteHidden(x) // nothing else is off, even if the driver refuses this too
 			return !suspended
 		}
 		x.refused = 0
