@@ -146,20 +146,28 @@ func (c *client) attachBy(open func(path string) (int, error)) error {
 	if err := c.control(c.handle, 0x215, ids); err != nil {
 		return err
 	}
-	info := make([]byte, 32)
-	rm.PutU32(info, 0, c.gpus[0].id)
-	if err := c.control(c.handle, 0x205, info); err != nil {
-		return err
-	}
-	dev := make([]byte, 56)
-	rm.PutU32(dev, rm.DeviceID, rm.U32(info, 8))
-	if c.device, err = c.alloc(c.handle, c.newHandle(), classDevice, dev); err != nil {
+	var instance uint32
+	if c.device, instance, err = c.newDevice(0); err != nil {
 		return err
 	}
 	sub := make([]byte, 4)
-	rm.PutU32(sub, rm.SubdeviceID, rm.U32(info, 12))
+	rm.PutU32(sub, rm.SubdeviceID, instance)
 	c.subdevice, err = c.alloc(c.device, c.newHandle(), classSubdevice, sub)
 	return err
+}
+
+// newDevice makes a device of the first GPU, which uses the address space of a client (0: the global one).
+func (c *client) newDevice(share uint32) (device, subInstance uint32, err error) {
+	info := make([]byte, 32)
+	rm.PutU32(info, 0, c.gpus[0].id)
+	if err := c.control(c.handle, 0x205, info); err != nil {
+		return 0, 0, err
+	}
+	dev := make([]byte, 56)
+	rm.PutU32(dev, rm.DeviceID, rm.U32(info, 8))
+	rm.PutU32(dev, rm.DeviceClientShare, share)
+	device, err = c.alloc(c.handle, c.newHandle(), classDevice, dev)
+	return device, rm.U32(info, 12), err
 }
 
 func (c *client) cardInfo() ([]card, error) {

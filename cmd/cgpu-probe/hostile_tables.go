@@ -26,17 +26,25 @@ const tableSlack = 16 * quota.MiB
 
 // virtual makes a range of GPU addresses in an address space (0: the device's own), for pages of 4 KiB.
 func (c *client) virtual(space uint32, size uint64, flags uint32) (uint32, error) {
+	return c.alloc(c.device, c.newHandle(), classVirtual, virtualParams(space, size, flags))
+}
+
+func virtualParams(space uint32, size uint64, flags uint32) []byte {
 	p := make([]byte, 128)
 	rm.PutU32(p, rm.MemoryOwner, 0x63677075)
 	rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|0x4000|0x8000|flags) // MEMORY_HANDLE_PROVIDED, MAP_NOT_REQUIRED
 	rm.PutU32(p, rm.MemoryAttr, 1<<rm.MemoryAttrPageShift)
 	rm.PutU64(p, rm.MemorySize, size)
 	rm.PutU32(p, rm.MemoryVASpace, space)
-	return c.alloc(c.device, c.newHandle(), classVirtual, p)
+	return p
 }
 
-func (c *client) vaSpace(flags uint32) (uint32, error) {
+func (c *client) vaSpace(flags uint32) (uint32, error) { return c.vaSpaceBy(rm.VASpaceNew, flags) }
+
+// vaSpaceBy makes an address space, or a handle of one that is there (NV_VASPACE_ALLOCATION_INDEX_GPU_*).
+func (c *client) vaSpaceBy(index, flags uint32) (uint32, error) {
 	p := make([]byte, 56)
+	rm.PutU32(p, rm.VASpaceIndex, index)
 	rm.PutU32(p, rm.VASpaceFlags, flags)
 	return c.alloc(c.device, c.newHandle(), classVASpace, p)
 }

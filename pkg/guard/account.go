@@ -39,7 +39,9 @@ type account struct {
 	events   int
 	// eventsSeen is when closed files of events were looked for last.
 	eventsSeen time.Time
-	zombies    int // charges that no handle refers to any more, only UVM mappings or exported files
+	windows    int       // for the processor, see windows.go
+	loose      []*window // those whose memory has lost its handle, until they are ended
+	zombies    int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
 	// onChannels, if not nil, is told how many channels the container has on the engine of a GPU where it has most, with mu held.
@@ -55,6 +57,7 @@ type gpuAccount struct {
 	managed quota.Bytes // the part of used that is managed memory
 	spill   quota.Bytes // host memory allowed beyond limit
 	spilled quota.Bytes // what is used of it
+	windows quota.Bytes // of BAR1
 	show    *page.VGPU  // nil: nobody is told
 }
 
@@ -141,6 +144,7 @@ type object struct {
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
 	context               bool                   // a channel group that has a context there: an object of the engine was made below it
+	gfxp                  bool                   // and the buffers of graphics preemption, which are charged
 	preempts              bool                   // and a context that is switched in the middle of a kernel; see preemption.go
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
@@ -148,6 +152,7 @@ type object struct {
 	streams               *streams               // of a profiler
 	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
 	mapped                map[*dmaMap]bool       // of memory: where it is mapped
+	windows               []*window              // of memory: for the processor
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -463,6 +468,7 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
+	a.loose = append(a.loose, o.windows...)
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)

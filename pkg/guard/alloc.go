@@ -218,9 +218,10 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: g.cfg.Settings.ContextOverhead}, func() (object, quota.Bytes) {
+	size := g.contextMemory(gpu)
+	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		return o, g.cfg.Settings.ContextOverhead
+		return o, size
 	})
 	settle := p.settle
 	p.settle = func() {
@@ -266,14 +267,26 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	return g.makeObject(c, o)
 }
 
+// checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
+// host's too. Another client's is found only when it is first used, and by then its handle may be a neighbour's (deviceInitClientShare).
 func (g *Guard) checkDevice(c *trappedCall) plan {
-	gpu, ok := g.deviceGPU(c, c.allocClient(), c.params)
+	client := c.allocClient()
+	if share := rm.U32(c.params, rm.DeviceClientShare); share != 0 && share != client {
+		return answer(c.deny(rm.StatusInvalidClient, "clientshare", "denied a device that would use another client's address space"))
+	}
+	if len(c.params) == 0 { // the driver would take that for 0
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
+	gpu, ok := g.deviceGPU(c, client, c.params)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidDevice))
 	}
 	o := c.newObject()
 	o.gpu = gpu
-	return g.makeObject(c, o)
+	rm.PutU32(c.params, rm.DeviceClientShare, client)
+	p := g.makeObject(c, o)
+	p.done = func() { copy(c.params, c.before[1]) }
+	return p
 }
 
 // checkDebugger: the driver asks whether the client that is debugged has given the right (ksmdbgssnConstruct_IMPL), and says so in the
@@ -356,7 +369,7 @@ func (c *trappedCall) takeBackParams() {
 
 // fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
 // alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
-func fixedAddress(flags uint32) bool { return flags&0x10 != 0 } // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
+func fixedAddress(flags uint32) bool { return flags&rm.MemoryFlagFixed != 0 }
 
 // engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
 func engineType(class rm.Class, params []byte) uint32 {
@@ -394,13 +407,13 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	if !g.account.isGroup(client, owner) {
 		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
 	}
-	context := cost{gpu: noGPU, size: g.cfg.Settings.ContextOverhead}
-	if !charged && context.size > 0 {
+	context := cost{gpu: noGPU}
+	if !charged && g.cfg.Settings.ContextOverhead > 0 {
 		var ok bool
 		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
 			return answer(c.status(rm.StatusInvalidObjectParent))
 		}
-		if !g.reserve(context) {
+		if context.size = g.contextMemory(context.gpu); !g.reserve(context) {
 			return answer(c.status(rm.StatusNoMemory))
 		}
 		p.cancel = func() { g.account.unreserve(context) }

@@ -266,8 +266,6 @@ func (s *childState) newClient(flags int) (*rmClient, error) {
 	return c, err
 }
 
-const controlFBInfoV2 = 0x20801303
-
 // childCommands take numbers and answer a line. A client is named by its index.
 var childCommands = map[string]func(*childState, []int) (string, error){
 	"victim": victim, // a guard of its own, see rescue_test.go
@@ -306,6 +304,52 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		h, err := c.alloc(c.dev, 0, classVirtual, p)
 		return fmt.Sprint(h), err
+	},
+	// window CLIENT MEMORY OFFSET LENGTH [NODE]: memory mapped for the processor → address
+	"window": func(s *childState, a []int) (string, error) {
+		c, node := s.clients[a[0]], "nvidia0"
+		if len(a) > 4 {
+			node = "nvidiactl"
+		}
+		fd, err := s.open(node, unix.O_CLOEXEC)
+		if err != nil {
+			return "", err
+		}
+		defer unix.Close(fd)
+		o := make([]byte, rm.MapMemorySize)
+		rm.PutU32(o, rm.MapMemoryClient, c.client)
+		rm.PutU32(o, rm.MapMemoryDevice, c.dev)
+		rm.PutU32(o, rm.MapMemoryMemory, uint32(a[1]))
+		rm.PutU64(o, rm.MapMemoryOffset, uint64(a[2]))
+		rm.PutU64(o, rm.MapMemoryLength, uint64(a[3]))
+		rm.PutU32(o, rm.MapMemoryFD, uint32(fd))
+		if err := c.ioctl(rm.EscMapMemory, o); err != nil {
+			return "", err
+		}
+		return fmt.Sprint(rm.U64(o, rm.MapMemoryAddress)), statusError("map", rm.U32(o, rm.MapMemoryStatus))
+	},
+	// unwindow CLIENT MEMORY ADDRESS
+	"unwindow": func(s *childState, a []int) (string, error) {
+		o := make([]byte, rm.UnmapMemorySize)
+		rm.PutU32(o, rm.UnmapMemoryClient, s.clients[a[0]].client)
+		rm.PutU32(o, rm.UnmapMemoryMemory, uint32(a[1]))
+		rm.PutU64(o, rm.UnmapMemoryAddress, uint64(a[2]))
+		if err := s.clients[a[0]].ioctl(rm.EscUnmapMemory, o); err != nil {
+			return "", err
+		}
+		return "", statusError("unmap", rm.U32(o, rm.UnmapMemoryStatus))
+	},
+	// movewindow CLIENT MEMORY ADDRESS NEW
+	"movewindow": func(s *childState, a []int) (string, error) {
+		o := make([]byte, rm.UpdateMappingSize)
+		rm.PutU32(o, rm.UpdateMappingClient, s.clients[a[0]].client)
+		rm.PutU32(o, rm.UpdateMappingMemory, uint32(a[1]))
+		rm.PutU64(o, rm.UpdateMappingOld, uint64(a[2]))
+		rm.PutU64(o, rm.UpdateMappingNew, uint64(a[3]))
+		if err := s.clients[a[0]].ioctl(rm.EscUpdateMapping, o); err != nil {
+			return "", err
+		}
+		return "", statusError("update", rm.U32(o, rm.UpdateMappingStatus))
 	},
 	// mapdma CLIENT RANGE MEMORY LENGTH → address
 	"mapdma": func(s *childState, a []int) (string, error) {
@@ -376,6 +420,26 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			_, err = c.alloc(tsg, 0, 0xc86f, make([]byte, 368))
 		}
 		return fmt.Sprint(tsg), err
+	},
+	// gfxp CLIENT: a channel group with a context and graphics preemption
+	"gfxp": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err != nil {
+			return "", err
+		}
+		channel, err := c.alloc(tsg, 0, 0xc86f, make([]byte, 368))
+		if err != nil {
+			return "", err
+		}
+		if _, err := c.alloc(channel, 0, 0xcbc0, make([]byte, 16)); err != nil {
+			return "", err
+		}
+		mode := make([]byte, rm.PreemptSize)
+		putWords(mode, 0, 2, tsg, rm.PreemptModeGFXP, 0)
+		return fmt.Sprint(tsg), c.control(c.subdev, controlPreemptionMode, mode)
 	},
 	// export CLIENT HANDLE → descriptor
 	"export": func(s *childState, a []int) (string, error) {

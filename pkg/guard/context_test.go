@@ -58,6 +58,7 @@ func TestContextCost(t *testing.T) {
 		g.cfg.Settings.MaxTSGs = 8
 		f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, group, 0xa06c, p), p)
 		f.escape(rm.EscAlloc, fakeAlloc(group, channel, 0xc86f, p), p)
+		g.contextMemory(0) // asks for sizes, once
 		asked := len(d.calls)
 		o := fakeAlloc(channel, engine, 0xcbc0, p)
 		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusNoMemory || len(d.calls) != asked {

@@ -224,7 +224,7 @@ func (g *Guard) filterIDs(params []byte, off int) {
 // imports of objects move references to memory, the others do not.
 func (g *Guard) checkFile(c *trappedCall) plan {
 	number := rm.U32(c.params, c.control.FDOff)
-	fd, as, err := c.controlFile(number)
+	fd, as, err := c.fileNamed(number, nodeControl)
 	if err != nil {
 		g.logOnce("ctlfd"+c.control.Name, "denied a control that names a file other than nvidiactl", "control", c.control.Name)
 		return answer(c.status(rm.StatusInvalidArgument))

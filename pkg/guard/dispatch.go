@@ -181,7 +181,7 @@ func (c *trappedCall) sizeOf(cmd uint32) int { return int(cmd>>16) & 0x3fff }
 func (g *Guard) onOtherFile(cmd uint32) reply {
 	if !rm.UVMShaped(cmd) {
 		switch cmd & 0xff {
-		case rm.EscAllocMemory, rm.EscCardInfo, rm.EscStatusCode, rm.EscAttachGPUs:
+		case rm.EscAllocMemory, rm.EscUnmapMemory, rm.EscUpdateMapping, rm.EscCardInfo, rm.EscStatusCode, rm.EscAttachGPUs:
 			return replyResume
 		}
 	}

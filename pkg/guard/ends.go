@@ -163,6 +163,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 // closed takes what was on a file out of the account.
 func (g *Guard) closed(f *file) {
 	g.account.dropFile(f)
+	g.endWindows()
 	f.mu.Lock()
 	exports, sim, exporter := f.exports, f.sim, f.exporter
 	if f.pending != nil {

@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -14,6 +16,9 @@ var escapes = map[uint32]rule{
 	rm.EscDupObject:      {clients: dupClients, locks: true, check: (*Guard).checkDup},
 	rm.EscShare:          {clients: outerClient(rm.ShareClient), locks: true, check: (*Guard).checkShare},
 	rm.EscVidHeapControl: {clients: outerClient(rm.HeapRoot), locks: true, check: (*Guard).checkHeap},
+	rm.EscMapMemory:      {clients: outerClient(rm.MapMemoryClient), locks: true, check: (*Guard).checkMapMemory},
+	rm.EscUnmapMemory:    {clients: outerClient(rm.UnmapMemoryClient), locks: true, inTask: true, check: (*Guard).checkUnmapMemory},
+	rm.EscUpdateMapping:  {clients: outerClient(rm.UpdateMappingClient), locks: true, inTask: true, check: (*Guard).checkUpdateMapping},
 	rm.EscMapDMA:         {clients: outerClient(rm.DMAClient), locks: true, check: (*Guard).checkMapDMA},
 	rm.EscUnmapDMA:       {clients: outerClient(rm.DMAClient), locks: true, check: (*Guard).checkUnmapDMA},
 	rm.EscAllocOSEvent:   {clients: outerClient(rm.OSEventClient), locks: true, check: (*Guard).checkAllocEvent},
@@ -61,6 +66,7 @@ func (g *Guard) freed(c *client, handle uint32) {
 		g.clientGone(c)
 	} else {
 		g.account.freeObject(c.handle, handle)
+		g.endWindows()
 	}
 	if g.account.hasZombies() {
 		g.sweepSoon()
@@ -133,7 +139,7 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 		f.mu.Unlock()
 	}
 	own := rm.U32(c.call.Outer, rm.RegisterFDFD)
-	fd, as, err := c.controlFile(own)
+	fd, as, err := c.fileNamed(own, nodeControl)
 	if err != nil {
 		return answer(fail(unix.EINVAL))
 	}
@@ -144,8 +150,8 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 	}}
 }
 
-// controlFile copies a nvidiactl file that a call names by its number in the task. as is what the driver knows it by.
-func (c *trappedCall) controlFile(number uint32) (fd int, as uint32, err error) {
+// fileNamed copies a file of some kinds that a call names by its number in the task. as is what the driver knows it by.
+func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as uint32, err error) {
 	if fd, err = c.k.getFile(int(int32(number))); err != nil {
 		return -1, 0, err
 	}
@@ -155,7 +161,7 @@ func (c *trappedCall) controlFile(number uint32) (fd int, as uint32, err error) 
 		}
 	}()
 	n, _, err := c.g.nodes.classify(fd)
-	if err == nil && n.kind != nodeControl {
+	if err == nil && !slices.Contains(kinds, n.kind) {
 		err = unix.EINVAL
 	}
 	if err != nil || c.g.driver.Native() {

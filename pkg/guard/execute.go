@@ -30,6 +30,8 @@ type plan struct {
 	// retry is asked when the driver refuses: the call may be made in another way.
 	retry func(status uint32) (plan, bool)
 	done  func() // at the end in any case
+	// exec asks the driver in the task's place where the call itself is not made; nil: it is. The status goes to the call.
+	exec func() syscall.Errno
 }
 
 // opening is what everybody may do with an object for the moment of a call (whileShared).
@@ -65,7 +67,7 @@ func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 		}
 	}
 	p := r.check(g, c)
-	if r.inTask && p.ask && g.driver.Native() {
+	if r.inTask && p.ask && p.exec == nil && g.driver.Native() {
 		if c.wrapped {
 			return fail(syscall.EINVAL) // nobody wraps these; and natively the wrapper could hold anything
 		}
@@ -88,7 +90,7 @@ func (c *trappedCall) execute(p plan) reply {
 		}
 		return replyDone
 	}
-	status, e := c.askDriver(p.opened)
+	status, e := c.askDriver(p)
 	if e == 0 && status == rm.StatusOK {
 		if p.settle != nil {
 			p.settle()
@@ -108,15 +110,18 @@ func (c *trappedCall) execute(p plan) reply {
 }
 
 // askDriver makes the call and reads the status that came back.
-func (c *trappedCall) askDriver(o *opening) (status uint32, e syscall.Errno) {
+func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
+	if p.exec == nil {
+		p.exec = func() syscall.Errno { return c.g.driver.Exec(c.target(), &c.call) }
+	}
 	exec := func() {
 		c.executed = true
 		begin := time.Now()
-		e = c.g.driver.Exec(c.target(), &c.call)
+		e = p.exec()
 		c.inDriver += time.Since(begin)
 		status = c.statusWord()
 	}
-	if o == nil {
+	if o := p.opened; o == nil {
 		exec()
 	} else if s, refused := c.g.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
 		c.status(rm.StatusInvalidClient)

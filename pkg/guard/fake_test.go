@@ -59,7 +59,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	}
 	cfg := testConfig("/dev")
 	cfg.ControlNode.HostPath = fakeControl
-	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{},
+	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{},
 		logged: map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
 		gpus: []gpuIdentity{{id: 0x100, minor: 0, bus: 1}},
 		nodes: nodeTable{byRdev: map[uint64]node{

@@ -68,19 +68,20 @@ type Guard struct {
 	began        atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 
-	mu         sync.Mutex
-	instances  map[uint32]int             // RM device instance → index in gpus
-	logged     map[string]map[string]bool // by message: the keys of logOnce
-	initPID    int
-	initStart  uint64
-	cgroups    cgroups
-	devDevice  uint64 // st_dev of the container's /dev; 0 before it is known
-	devFirst   uint64 // the same when the first process had just begun: that of a `cgpu run` can end before others make clients
-	listeners  int
-	sweeping   bool // a sweep is scheduled
-	auditing   bool // the guard compares with the driver's account, until auditUntil, with auditWait between
-	auditUntil time.Time
-	auditWait  time.Duration
+	mu             sync.Mutex
+	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
+	instances      map[uint32]int             // RM device instance → index in gpus
+	logged         map[string]map[string]bool // by message: the keys of logOnce
+	initPID        int
+	initStart      uint64
+	cgroups        cgroups
+	devDevice      uint64 // st_dev of the container's /dev; 0 before it is known
+	devFirst       uint64 // the same when the first process had just begun: that of a `cgpu run` can end before others make clients
+	listeners      int
+	sweeping       bool // a sweep is scheduled
+	auditing       bool // the guard compares with the driver's account, until auditUntil, with auditWait between
+	auditUntil     time.Time
+	auditWait      time.Duration
 
 	watch   *watcher
 	monitor *monitor
@@ -106,7 +107,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
-		instances: map[uint32]int{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
+		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
 		files:  &fileTable{self: os.Getpid()},
 		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slow:   slowCalls(), rootPatience: rootPatience,

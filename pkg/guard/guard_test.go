@@ -110,6 +110,24 @@ func TestPageTables(t *testing.T) {
 	r.empty()
 }
 
+// TestGraphicsPreemption: what the simulated driver takes for graphics preemption is what the guard charges.
+func TestGraphicsPreemption(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	a := c.do("open")[0]
+	const gfxp = 13*quota.MiB + 2*64*quota.KiB
+	group := c.do("gfxp", a)[0]
+	r.agree(sim.DefaultContextCost + gfxp)
+	c.do("free", a, group)
+	r.agree(0)
+	c.do("alloc", a, 1000*mib)
+	c.refused("NV_ERR_NO_MEMORY", "gfxp", a) // a context fits, that does not
+	r.agree(1000*quota.MiB + sim.DefaultContextCost)
+	c.do("close", a)
+	c.kill()
+	r.empty()
+}
+
 // TestSparseTables: as TestPageTables, for sparse mappings of UVM's.
 func TestSparseTables(t *testing.T) {
 	r := newRig(t)

@@ -49,14 +49,19 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
-	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem, gpu: noGPU, host: true, inTask: true, size: size}
-	if old, taken := g.account.lookup(client, handle); taken && old.inTask && old.parent == x.parent && old.size == x.size {
-		return pass() // a signal came in between, or the driver refused it: it knows what became of the first
-	} else if taken {
+	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem, gpu: noGPU,
+		host: true, inTask: true, size: size}
+	old, taken := g.account.lookup(client, handle)
+	if taken && (!old.inTask || old.parent != x.parent) { // below another parent it would outlive its record
 		return answer(c.status(rm.StatusInsertDuplicateName))
 	}
-	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(size) {
+	more := size - min(size, old.size) // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
+	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(more) {
 		return answer(c.status(rm.StatusNoMemory))
+	}
+	if taken {
+		g.account.growHost(client, handle, more)
+		return pass()
 	}
 	g.account.addObject(client, x, 0, size, size)
 	return pass()
@@ -89,6 +94,19 @@ func (g *Guard) hostLimit() quota.Bytes {
 		return hostFree // a part of what is not known: what a context needs
 	}
 	return part.Of(g.cfg.HostMemory)
+}
+
+// growHost adds what reserveHost took to what a handle of host memory is charged.
+func (a *account) growHost(client, handle uint32, more quota.Bytes) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[client]; c != nil && c.objects[handle] != nil && c.objects[handle].charge != nil {
+		o := c.objects[handle]
+		o.size += more
+		o.charge.size += more
+		return
+	}
+	a.giveBack(&charge{size: more, host: true})
 }
 
 // reserveHost tells what is used then.

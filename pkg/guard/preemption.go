@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -174,9 +175,47 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	if flags == 1 && x.preempts {
 		return answer(c.status(rm.StatusOK))
 	}
-	return plan{ask: true, settle: func() {
+	p := plan{ask: true, settle: func() {
 		if flags&1 != 0 && x.context {
 			g.account.preempts(x.group)
 		}
 	}}
+	if flags&2 != 0 && rm.U32(c.params, rm.PreemptGFXP) != 0 {
+		return g.withGFXP(c, p)
+	}
+	return p
+}
+
+// withGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes
+// them, so whether they are there already nobody can see. A pool of them would be shared with other containers.
+func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
+	client := c.controlClient()
+	o, _ := g.account.lookup(client, rm.U32(c.params, rm.PreemptChannel))
+	if o.kind == rm.ClassChannel {
+		o, _ = g.account.lookup(client, o.parent)
+	}
+	gpu, ok := g.gpuFor(client, o.handle)
+	if !ok || o.kind != rm.ClassTSG || rm.U32(c.params, rm.PreemptGFXP) != rm.PreemptModeGFXP {
+		return answer(c.deny(rm.StatusNotSupported, "gfxp", "denied a graphics preemption mode"))
+	}
+	if o.gfxp {
+		return p
+	}
+	sum, ok := rm.GFXPMemory(g.bufferSizes(gpu))
+	if !ok {
+		return answer(c.deny(rm.StatusNotSupported, "gfxpsize", "denied graphics preemption: the driver does not say what it takes"))
+	}
+	want := cost{gpu: gpu, size: quota.Bytes(sum)}
+	if !g.reserve(want) {
+		return answer(c.status(rm.StatusNoMemory))
+	}
+	p.cancel = func() { g.account.unreserve(want) }
+	settle := p.settle
+	p.settle = func() {
+		settle()
+		if !g.account.chargeMore(client, o.handle, gpu, want.size) {
+			g.account.unreserve(want)
+		}
+	}
+	return p
 }

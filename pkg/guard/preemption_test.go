@@ -239,3 +239,59 @@ func TestPreemptionOfTheHeld(t *testing.T) {
 	c.compute.turn(c.card(), false)
 	c.isOff()
 }
+
+// TestContextMemory: a context is charged what its buffers come to on the GPU, if that is more than context_overhead, and graphics preemption
+// what it adds, once.
+func TestContextMemory(t *testing.T) {
+	c := newModeContainer(t)
+	sizes := map[uint32]uint32{0x0: 3 << 20, 0x9: 5 << 20, 0x10: 200 << 10, 0xb: 9 << 20, 0xc: 1 << 20, 0xd: 40 << 10, 0xe: 2 << 20, 0xf: 1 << 20, 0x19: 4 << 10}
+	told := c.d.answer
+	c.d.answer = func(tg Target, call *rm.Call) syscall.Errno {
+		e := told(tg, call)
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlContextProperties {
+			p := call.Blocks[0].Data
+			rm.PutU32(p, rm.ContextBufferBytes, sizes[rm.U32(p, rm.ContextBufferEngine)])
+		}
+		return e
+	}
+	used := func(want quota.Bytes) {
+		t.Helper()
+		if got := c.account.usage(0).used; got != want {
+			t.Errorf("%v are charged, want %v", got, want)
+		}
+	}
+	mode := func(gfxp uint32) uint32 { return c.mode(modeGroup, 2, gfxp, 0) }
+	const context = (4+512)*quota.MiB + 256*quota.KiB + contextRest
+	c.account.gpus[0].limit = quota.GiB
+	if s := c.alloc(fakeDevice, modeGroup, classChannelGroup); s != 0 {
+		t.Fatal(rm.StatusName(s))
+	}
+	used(context)
+	for range 2 {
+		if s := mode(rm.PreemptModeGFXP); s != 0 {
+			t.Fatal(rm.StatusName(s))
+		}
+		used(context + 13*quota.MiB + 2*64*quota.KiB)
+	}
+	if s := mode(2); s != rm.StatusNotSupported { // a pool that containers would share
+		t.Error(rm.StatusName(s))
+	}
+	c.free(modeGroup)
+	used(0)
+
+	sizes[0x9], c.refuse = 1<<20, rm.StatusInvalidState
+	c.contextBuffers = map[contextBuffer]uint64{}
+	if s := c.alloc(fakeDevice, modeGroup, classChannelGroup); s != 0 {
+		t.Fatal(rm.StatusName(s))
+	}
+	used(13 * quota.MiB) // context_overhead
+	if s := mode(rm.PreemptModeGFXP); s != rm.StatusInvalidState {
+		t.Error(rm.StatusName(s))
+	}
+	used(13 * quota.MiB)
+	c.refuse, c.account.gpus[0].limit = 0, 20*quota.MiB
+	if s := mode(rm.PreemptModeGFXP); s != rm.StatusNoMemory {
+		t.Error(rm.StatusName(s))
+	}
+	used(13 * quota.MiB)
+}

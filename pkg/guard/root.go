@@ -271,6 +271,7 @@ func (g *Guard) clientGone(c *client) {
 	if !g.account.removeClient(c) {
 		return
 	}
+	g.endWindows()
 	if f := c.file; f != nil {
 		f.mu.Lock()
 		if f.clients--; f.clients <= 0 {

@@ -135,7 +135,64 @@ func TestDupOfVASpace(t *testing.T) {
 	}
 }
 
-// TestVASpaces: each is charged, there are only so many, and none has its tables on the host.
+// TestDeviceSpace: a device has an address space of its own, whatever it says, and its maker is not told.
+func TestDeviceSpace(t *testing.T) {
+	const other = fakeClient + 1 // of this container too
+	for _, x := range []struct {
+		name   string
+		share  uint32
+		none   bool // no parameters
+		status uint32
+	}{
+		{"all who have none", 0, false, rm.StatusOK},
+		{"its own", fakeClient, false, rm.StatusOK},
+		{"another of the container's", other, false, rm.StatusInvalidClient},
+		{"another container's", 0xc1d00001, false, rm.StatusInvalidClient},
+		{"no parameters", 0, true, rm.StatusInvalidArgument},
+	} {
+		var seen uint32
+		d := answering(0, func(call *rm.Call) { seen = rm.U32(call.Blocks[0].Data, rm.DeviceClientShare) })
+		g := withClient(newFakeGuard(t, d))
+		g.account.addClient(other, os.Getpid(), nil)
+		g.instances[0] = 0
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.DeviceClientShare, x.share)
+		o := fakeAlloc(fakeClient, 0x77, classDevice, p)
+		if x.none {
+			rm.PutU64(o, rm.AllocParams, 0)
+		}
+		f := newFakeCall(t, g, fakeControl)
+		f.escape(rm.EscAlloc, o, p)
+		if s := rm.U32(o, 40); s != x.status || len(d.calls) > 0 && (s != rm.StatusOK || seen != fakeClient) {
+			t.Errorf("%s: %s, %d driver calls, the last with %#x", x.name, rm.StatusName(s), len(d.calls), seen)
+		}
+		if got := rm.U32(p, rm.DeviceClientShare); got != x.share {
+			t.Errorf("%s: the task is told %#x", x.name, got)
+		}
+	}
+}
+
+// TestSharedSpaces: those address spaces of a GPU's that all its users share are nobody's to have.
+func TestSharedSpaces(t *testing.T) {
+	for _, x := range []struct {
+		index, flags uint32
+		refused      bool
+	}{{rm.VASpaceNew, 0, false}, {rm.VASpaceDevice, 0, false}, {rm.VASpaceNew, rm.VASpaceFlagFLA, true}, {1, 0, true},
+		{rm.VASpaceGlobal, 0, true}, {4, 0, true}, {5, 0, true}, {^uint32(0), 0, true}} {
+		d := answering(0, nil)
+		g := withClient(newFakeGuard(t, d))
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.VASpaceIndex, x.index)
+		rm.PutU32(p, rm.VASpaceFlags, x.flags)
+		o := fakeAlloc(fakeDevice, fakeVASpace, 0x90f1, p)
+		newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p)
+		if refused := rm.U32(o, 40) == rm.StatusNotSupported; refused != x.refused || refused != (len(d.calls) == 0) {
+			t.Errorf("%+v: %s, %d driver calls", x, rm.StatusName(rm.U32(o, 40)), len(d.calls))
+		}
+	}
+}
+
+// TestVASpaces: each is charged, there are only so many, and none has its tables on the host or in what the driver keeps for itself.
 func TestVASpaces(t *testing.T) {
 	var flags uint32
 	g := withClient(newFakeGuard(t, answering(0, func(call *rm.Call) {
@@ -148,7 +205,7 @@ func TestVASpaces(t *testing.T) {
 	n := uint32(0)
 	for ; n < 100; n++ {
 		p := make([]byte, 56)
-		rm.PutU32(p, rm.VASpaceFlags, rm.VASpaceFlagRetryHost|1<<3)
+		rm.PutU32(p, rm.VASpaceFlags, rm.VASpaceFlagRetryHost|rm.VASpaceFlagHeapManaged|1<<3)
 		o := fakeAlloc(fakeDevice, fakeVASpace+n, 0x90f1, p)
 		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 			break
@@ -551,10 +608,11 @@ func TestHostMemory(t *testing.T) {
 		f.escape(rm.EscVidHeapControl, o)
 		return rm.U32(o, rm.HeapStatus)
 	}
+	parent := uint32(fakeDevice)
 	old := func(handle uint32, size uint64) uint32 {
 		o := make([]byte, rm.AllocMemorySize)
 		rm.PutU32(o, rm.AllocMemoryRoot, fakeClient)
-		rm.PutU32(o, rm.AllocMemoryParent, fakeDevice)
+		rm.PutU32(o, rm.AllocMemoryParent, parent)
 		rm.PutU32(o, rm.AllocMemoryObject, handle)
 		rm.PutU32(o, rm.AllocMemoryClass, classSystem)
 		rm.PutU64(o, rm.AllocMemoryLimit, size-1)
@@ -588,26 +646,38 @@ func TestHostMemory(t *testing.T) {
 			t.Errorf("%s: %v after the last free", name, g.account.host)
 		}
 	}
-	// A call that comes again, after a signal, counts once. Nothing else takes its name.
-	for range 2 {
-		if s := old(0x81, 8192); s != rm.StatusOK || g.account.host != 8192 {
-			t.Errorf("the same call again: %s, %v", rm.StatusName(s), g.account.host)
-		}
-	}
-	if s := old(0x81, 4096); s != rm.StatusInsertDuplicateName || g.account.host != 8192 {
-		t.Errorf("a smaller one of the same name: %s, %v", rm.StatusName(s), g.account.host)
-	}
-	alloc(0x82, 4096)
-	if s := old(0x82, 4096); s != rm.StatusInsertDuplicateName {
-		t.Errorf("the name of what is surely there: %s", rm.StatusName(s))
-	}
-	f.escape(rm.EscFree, fakeFree(0x81))
-	f.escape(rm.EscFree, fakeFree(0x82))
 	// A name that is taken may not lose its record.
 	if s := old(fakeMemory, 4096); s != rm.StatusInsertDuplicateName {
 		t.Errorf("the handle of device memory: %s", rm.StatusName(s))
 	}
 	wantUsage(t, g.account, 0, 8*quota.MiB)
+	// A call comes again after a signal. Which of those with one name is carried out nobody knows, so the largest counts.
+	for _, size := range []uint64{8192, 4096, 8192, 12288} {
+		if s := old(0x85, size); s != rm.StatusOK {
+			t.Errorf("the same call again: %s", rm.StatusName(s))
+		}
+		if want := max(quota.Bytes(size), 8192); g.account.host != want {
+			t.Errorf("%v are counted, want %v", g.account.host, want)
+		}
+	}
+	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.host != 12288 {
+		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.host)
+	}
+	// Below another parent it would outlive its record; and what is surely there has the size that it has.
+	parent = fakeMemory
+	if s := old(0x85, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("below another parent: %s", rm.StatusName(s))
+	}
+	parent = fakeDevice
+	f.escape(rm.EscFree, fakeFree(0x85))
+	alloc(0x86, 4096)
+	if s := old(0x86, 8192); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the name of what RM_ALLOC has made: %s", rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x86))
+	if g.account.host != 0 {
+		t.Errorf("%v after the free", g.account.host)
+	}
 	alloc(0x83, 4096)
 	g.account.dupObject(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
 	g.account.freeObject(fakeClient, 0x83)

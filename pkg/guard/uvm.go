@@ -149,7 +149,7 @@ func uvmClient(c *trappedCall) (dst, src uint32) {
 func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	o, form := c.call.Outer, c.form()
 	number := rm.U32(o, form.FD)
-	fd, as, err := c.controlFile(number)
+	fd, as, err := c.fileNamed(number, nodeControl)
 	if err != nil {
 		return nil, answer(c.status(rm.StatusInvalidArgument))
 	}

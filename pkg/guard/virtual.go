@@ -22,9 +22,17 @@ const vaSpacesPerTSG = 4
 // whole card, where the driver has put some memory aside.
 const tableSlack = 16 * quota.MiB
 
+// checkVASpace: a new one, or the device's own. The driver gives the GPU's, which all share, to whoever asks (vaspaceapiConstruct_IMPL), and
+// who dups a range of one with the FLA flag gets the GPU's FLA space with it (_virtmemCopyConstruct).
 func (g *Guard) checkVASpace(c *trappedCall) plan {
-	// Else the driver takes tables that do not fit on the GPU from the host, uncounted (gvaspaceReserveMempool_IMPL).
-	rm.PutU32(c.params, rm.VASpaceFlags, rm.U32(c.params, rm.VASpaceFlags)&^rm.VASpaceFlagRetryHost)
+	index, flags := rm.U32(c.params, rm.VASpaceIndex), rm.U32(c.params, rm.VASpaceFlags)
+	if index != rm.VASpaceNew && index != rm.VASpaceDevice || flags&rm.VASpaceFlagFLA != 0 {
+		return answer(c.deny(rm.StatusNotSupported, "sharedspace", "denied an address space that all users of the GPU share",
+			"index", index, "flags", flags))
+	}
+	// Else the driver takes tables that do not fit on the GPU from the host, uncounted (gvaspaceReserveMempool_IMPL), or from the little
+	// that it has put aside for itself.
+	rm.PutU32(c.params, rm.VASpaceFlags, flags&^(rm.VASpaceFlagRetryHost|rm.VASpaceFlagHeapManaged))
 	gpu, ok := g.gpuFor(c.allocClient(), c.allocParent())
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))

@@ -174,6 +174,7 @@ func TestCSVLayouts(t *testing.T) {
 		"class/0x71":         {{"type", OSDescType}, {"flags", OSDescFlags}, {"attr", OSDescAttr}, {"descriptor", OSDescDescriptor}, {"limit", OSDescLimit}},
 		"class/0x79":         {{"hParentClient", EventParentClient}, {"hSrcResource", EventSrcResource}, {"hClass", EventClass}, {"notifyIndex", EventNotifyIndex}, {"data", EventData}},
 		"class/0x80":         {{"deviceId", DeviceID}, {"hClientShare", DeviceClientShare}, {"hTargetClient", DeviceTargetClient}, {"flags", DeviceFlags}, {"vaMode", DeviceVAMode}},
+		"class/0x90f1":       {{"index", VASpaceIndex}, {"flags", VASpaceFlags}},
 		"class/0xa06c":       {{"engineType", TSGEngineType}},
 		"class/0xc86f":       {{"flags", ChannelFlags}, {"hContextShare", ChannelContextShare}, {"hVASpace", ChannelVASpace}, {"engineType", ChannelEngineType}},
 		"control/0x20801303": {{"fbInfoListSize", FBInfoCount}, {"fbInfoList", FBInfoList}},

@@ -132,9 +132,6 @@ func TestShared(t *testing.T) {
 // TestNativeEffects: what the filter lets run without the guard takes nothing of what is bounded. A row's first word says so.
 func TestNativeEffects(t *testing.T) {
 	harmless := regexp.MustCompile(`^(none|no|releases|managed|bounded)\b`) // managed memory is counted otherwise (ADR 7)
-	// RM_MAP_MEMORY must run in the task, since RM compares the process, and can be swapped there: windows in BAR1 are not counted
-	// (docs/internals/guard.md, "Known gaps").
-	known := map[string]bool{"0x4e": true}
 	lines := readEffects(t)
 	column := map[string]int{}
 	for i, name := range lines[0] {
@@ -151,7 +148,7 @@ func TestNativeEffects(t *testing.T) {
 			t.Errorf("%s %s %s: executor %q, and the filter traps it: %v", l[0], l[1], l[2], executor, trapped)
 		}
 		for _, name := range []string{"device_memory", "ids", "shared"} {
-			if executor == "native" && !known[l[1]] && !harmless.MatchString(l[column[name]]) {
+			if executor == "native" && !harmless.MatchString(l[column[name]]) {
 				t.Errorf("%s %s %s runs natively, and its %s is %q", l[0], l[1], l[2], name, l[column[name]])
 			}
 		}

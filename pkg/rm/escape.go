@@ -19,10 +19,12 @@ const (
 	EscVidHeapControl = 0x4a // NV_ESC_RM_VID_HEAP_CONTROL
 	EscAccessRegistry = 0x4d // NV_ESC_RM_ACCESS_REGISTRY
 	EscMapMemory      = 0x4e // NV_ESC_RM_MAP_MEMORY
+	EscUnmapMemory    = 0x4f // NV_ESC_RM_UNMAP_MEMORY
 	EscContextDMA     = 0x54 // NV_ESC_RM_ALLOC_CONTEXT_DMA2
 	EscMapDMA         = 0x57 // NV_ESC_RM_MAP_MEMORY_DMA
 	EscUnmapDMA       = 0x58 // NV_ESC_RM_UNMAP_MEMORY_DMA
 	EscBindContextDMA = 0x59 // NV_ESC_RM_BIND_CONTEXT_DMA
+	EscUpdateMapping  = 0x5e // NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO
 	EscCardInfo       = 0xc8 // NV_ESC_CARD_INFO
 	EscRegisterFD     = 0xc9 // NV_ESC_REGISTER_FD
 	EscAllocOSEvent   = 0xce // NV_ESC_ALLOC_OS_EVENT
@@ -41,13 +43,13 @@ const (
 //
 // The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), or name objects of
 // an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
-// UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl.
+// UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl, UVM_ALLOC_DEVICE_P2P that of EscMapMemory.
 var TrappedNRs = [...]uint8{
 	UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
-	EscVidHeapControl, EscAccessRegistry, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA, EscCardInfo, EscRegisterFD,
-	EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
+	EscVidHeapControl, EscAccessRegistry, EscMapMemory, EscUnmapMemory, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA,
+	EscUpdateMapping, EscCardInfo, EscRegisterFD, EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
 }
 
 // UVMShaped reports whether the whole number is one of the UVM calls that the guard executes: uvm_unlocked_ioctl
@@ -71,4 +73,4 @@ func TrapMask(nr uint8) uint32 {
 }
 
 // uvmAlone reports that a number is trapped for the sake of UVM alone: no escape of interest has it.
-func uvmAlone(nr uint32) bool { return UVMShaped(nr) && nr != EscVidHeapControl }
+func uvmAlone(nr uint32) bool { return UVMShaped(nr) && nr != EscVidHeapControl && nr != EscMapMemory }

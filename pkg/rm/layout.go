@@ -153,7 +153,7 @@ const (
 	HeapInfoSize   = 56
 	HeapInfoBase   = 64
 
-	// NVOS33_PARAMETERS and a file descriptor, RM_MAP_MEMORY (not trapped; the simulated driver speaks it).
+	// NVOS33_PARAMETERS and a file descriptor, RM_MAP_MEMORY.
 	MapMemorySize    = 56
 	MapMemoryClient  = 0
 	MapMemoryDevice  = 4
@@ -166,8 +166,19 @@ const (
 	MapMemoryFD      = 48
 
 	// NVOS34_PARAMETERS, RM_UNMAP_MEMORY.
-	UnmapMemorySize   = 32
-	UnmapMemoryStatus = 24
+	UnmapMemorySize    = 32
+	UnmapMemoryClient  = 0
+	UnmapMemoryMemory  = 8
+	UnmapMemoryAddress = 16
+	UnmapMemoryStatus  = 24
+
+	// NVOS56_PARAMETERS, RM_UPDATE_DEVICE_MAPPING_INFO.
+	UpdateMappingSize   = 40
+	UpdateMappingClient = 0
+	UpdateMappingMemory = 8
+	UpdateMappingOld    = 16
+	UpdateMappingNew    = 24
+	UpdateMappingStatus = 32
 
 	// NVOS46_PARAMETERS, RM_MAP_MEMORY_DMA, and NVOS47_PARAMETERS, RM_UNMAP_MEMORY_DMA: the heads. For the rest see ABI.MapDMA and ABI.UnmapDMA.
 	DMAClient    = 0
@@ -266,6 +277,7 @@ const (
 	MemoryTag           = 116
 	MemoryNUMANode      = 120 // since 545
 
+	MemoryFlagFixed         = 1 << 4  // NVOS32_ALLOC_FLAGS_FIXED_ADDRESS_ALLOCATE
 	MemoryFlagLazy          = 1 << 10 // NVOS32_ALLOC_FLAGS_LAZY
 	MemoryFlagVirtual       = 1 << 19 // NVOS32_ALLOC_FLAGS_VIRTUAL
 	MemoryFlagExternal      = 1 << 22 // NVOS32_ALLOC_FLAGS_EXTERNALLY_MANAGED
@@ -294,8 +306,14 @@ const (
 	DeviceVAMode       = 48
 
 	// NV_VASPACE_ALLOCATION_PARAMETERS: class 0x90f1.
-	VASpaceFlags         = 4
-	VASpaceFlagRetryHost = 1 << 1 // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
+	VASpaceIndex           = 0
+	VASpaceNew             = 0 // NV_VASPACE_ALLOCATION_INDEX_GPU_NEW
+	VASpaceGlobal          = 2 // …_GLOBAL: the one of all who have none of their own
+	VASpaceDevice          = 3 // …_DEVICE: the device's, for what names none
+	VASpaceFlags           = 4
+	VASpaceFlagRetryHost   = 1 << 1  // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
+	VASpaceFlagFLA         = 1 << 9  // NV_VASPACE_ALLOCATION_FLAGS_IS_FLA
+	VASpaceFlagHeapManaged = 1 << 13 // NV_VASPACE_ALLOCATION_FLAGS_PTETABLE_HEAP_MANAGED
 
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0
@@ -427,6 +445,12 @@ const (
 	PreemptModeWFI  = 0
 	PreemptModeCTA  = 1
 	PreemptModeCILP = 2
+	PreemptModeGFXP = 1
+
+	// NV0080_CTRL_FIFO_GET_ENGINE_CONTEXT_PROPERTIES_PARAMS (0x801707).
+	ContextBufferSize   = 12
+	ContextBufferEngine = 0 // which buffer, see contextbuffers.go
+	ContextBufferBytes  = 8
 
 	StopImmediate = 0 // 0xa06f0112: NVA06F_CTRL_STOP_CHANNEL_PARAMS.bImmediate
 

@@ -97,7 +97,10 @@ func TestRMShaped(t *testing.T) {
 		{34, false, "UVM_FREE"},
 		{66, false, "UVM_UNMAP_EXTERNAL"},
 		{78, false, "UVM_ALLOC_DEVICE_P2P"},
-		{0xC038464E, false, "RM_MAP_MEMORY runs natively"},
+		{0xC038464E, true, "RM_MAP_MEMORY"},
+		{0xC020464F, true, "RM_UNMAP_MEMORY"},
+		{0xC028465E, true, "RM_UPDATE_DEVICE_MAPPING_INFO"},
+		{0xC030465E, false, "RM_UPDATE_DEVICE_MAPPING_INFO of another size"},
 		{0xC04846D2, true, "CHECK_VERSION_STR"},
 		{0xC04946D2, false, "CHECK_VERSION_STR of another size"},
 		{0xC01046D3, true, "XFER"},
@@ -134,7 +137,7 @@ func TestRMShaped(t *testing.T) {
 	}
 	// An unknown driver may have other sizes.
 	a, _ := ForDriver("610.43.02", true)
-	for cmd, want := range map[uint32]bool{0xC034462A: true, 0xC020462A: true, 0x5427: false, 0xC0384621: false, 0xC038464E: false, 0xC0104644: false} {
+	for cmd, want := range map[uint32]bool{0xC034462A: true, 0xC020462A: true, 0x5427: false, 0xC0384621: false, 0xC038464E: true, 0xC0104644: false} {
 		if a.RMShaped(cmd) != want {
 			t.Errorf("unknown driver: RMShaped(%#x) = %v", cmd, !want)
 		}

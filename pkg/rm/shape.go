@@ -33,6 +33,10 @@ func RMShaped(cmd uint32) bool {
 		return size == 184
 	case EscAccessRegistry:
 		return size == 72
+	case EscMapMemory:
+		return size == MapMemorySize
+	case EscUnmapMemory:
+		return size == UnmapMemorySize
 	case EscContextDMA:
 		return size == 56
 	case EscMapDMA:
@@ -41,6 +45,8 @@ func RMShaped(cmd uint32) bool {
 		return size == 40 || size == 48
 	case EscBindContextDMA, EscAllocOSEvent, EscFreeOSEvent:
 		return size == 16
+	case EscUpdateMapping:
+		return size == UpdateMappingSize
 	case EscCardInfo:
 		return size >= CardInfoSize // before 595 also sizes that are no multiple of it
 	case EscRegisterFD:
@@ -121,6 +127,9 @@ var statusOffs = [...]struct {
 	{EscIdleChannels, 56, 48},
 	{EscVidHeapControl, 184, 20},
 	{EscAccessRegistry, 72, 64},
+	{EscMapMemory, MapMemorySize, MapMemoryStatus},
+	{EscUnmapMemory, UnmapMemorySize, UnmapMemoryStatus},
+	{EscUpdateMapping, UpdateMappingSize, UpdateMappingStatus},
 	{EscContextDMA, 56, 48},
 	{EscMapDMA, 56, 48},
 	{EscMapDMA, 64, 56},

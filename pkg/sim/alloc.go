@@ -130,6 +130,12 @@ func (r *request) finish(c *client, parent, o *object, handleOff int) uint32 {
 		}
 		s.ranges[o] = true
 	}
+	if s := o.within; s != nil {
+		if s.fixed == nil {
+			s.fixed = map[*object]bool{}
+		}
+		s.fixed[o] = true
+	}
 	switch {
 	case o.group != nil && onGraphics(o.group.engineType):
 		o.group.tsg = o.gpu.engine.add(c.pid, o.handle)
@@ -182,7 +188,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if !r.hasNode(g) {
 			return rm.StatusInsufficientPermissions // deviceInit_IMPL, osIsGpuAccessible
 		}
-		o.gpu = g
+		o.gpu, o.spaceOf = g, rm.U32(params, rm.DeviceClientShare)
 	case o.class == classSubdevice:
 		for _, sibling := range parent.children {
 			if sibling.class == classSubdevice {
@@ -212,10 +218,11 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
 	case o.class == classMemoryVirtual:
-		return o.makeRange(parent, rm.U32(params, rm.MemoryVASpace), rm.U32(params, rm.MemoryFlags), rm.U32(params, rm.MemoryAttr), rm.U32(params, rm.MemoryAttr2), rm.U64(params, rm.MemorySize))
+		return r.d.makeRange(o, parent, rangeWanted{space: rm.U32(params, rm.MemoryVASpace), flags: rm.U32(params, rm.MemoryFlags),
+			attr: rm.U32(params, rm.MemoryAttr), attr2: rm.U32(params, rm.MemoryAttr2),
+			size: rm.U64(params, rm.MemorySize), at: rm.U64(params, rm.MemoryOffset)})
 	case o.class == classVASpace:
-		o.vaspace = &vaspace{}
-		return o.takeTables(parent.gpu, vaSpaceTables)
+		return r.d.makeVASpace(o, parent, rm.U32(params, rm.VASpaceIndex))
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
 		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}
@@ -244,8 +251,61 @@ const groupVASpace = 8
 
 // vaspace finds an address space of a client; nil if there is none.
 func (c *client) vaspace(handle uint32) *vaspace {
-	if o := c.objects[handle]; o != nil {
+	if o := c.objects[handle]; o != nil && o.class == classVASpace {
 		return o.vaspace
+	}
+	return nil
+}
+
+// makeVASpace makes an address space, or another handle of one that is there. Nobody asks who wants the GPU's (vaspaceapiConstruct_IMPL).
+func (d *Driver) makeVASpace(o, device *object, index uint32) (status uint32) {
+	switch index {
+	case rm.VASpaceNew:
+		o.vaspace = &vaspace{}
+	case rm.VASpaceGlobal:
+		o.vaspace = &device.gpu.global
+	case rm.VASpaceDevice:
+		if o.vaspace, status = d.deviceSpace(device); status != rm.StatusOK {
+			return status
+		}
+	default:
+		return rm.StatusInvalidArgument
+	}
+	return o.takeTables(device.gpu, vaSpaceTables)
+}
+
+// deviceSpace is the address space of what is below a device and names none (deviceInitClientShare). Whose client the device has named, and
+// whether that is still the same, nobody asks.
+func (d *Driver) deviceSpace(device *object) (*vaspace, uint32) {
+	from := device
+	for hops := 0; from.vaspace == nil && from.spaceOf != 0 && from.spaceOf != from.client.handle; hops++ {
+		c := d.clients[from.spaceOf]
+		switch {
+		case hops > len(d.clients):
+			return nil, rm.StatusInvalidState // clients that name each other: RM calls itself until the kernel's stack is full
+		case c == nil:
+			return nil, rm.StatusInvalidClient
+		}
+		if from = c.device(device.gpu); from == nil {
+			return nil, rm.StatusObjectNotFound
+		}
+	}
+	switch {
+	case from.vaspace == nil && from.spaceOf == 0:
+		from.vaspace = &from.gpu.global
+	case from.vaspace == nil:
+		from.vaspace = &vaspace{}
+	}
+	device.vaspace = from.vaspace
+	return device.vaspace, rm.StatusOK
+}
+
+// device is a client's device of a GPU; nil if it has none.
+func (c *client) device(g *gpu) *object {
+	for _, o := range c.root.children {
+		if o.class == classDevice && o.gpu == g {
+			return o
+		}
 	}
 	return nil
 }
@@ -391,8 +451,11 @@ func (r *request) allocMemory() uint32 {
 		return rm.StatusInvalidClass
 	}
 	o := &object{handle: rm.U32(out, rm.AllocMemoryObject), class: class}
-	if class == classMemoryLocal {
+	switch class {
+	case classMemoryLocal:
 		o.class = classMemorySystem // nothing behind it
+	case classMemorySystem:
+		o.size = quota.Bytes(rm.U64(out, rm.AllocMemoryLimit) + 1)
 	}
 	return r.finish(c, parent, o, rm.AllocMemoryObject)
 }

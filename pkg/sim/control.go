@@ -22,36 +22,37 @@ type controlRow struct {
 // controls that do something. Others of pkg/rm's allow table succeed without effect; unknown ones are not supported.
 // Names are NVIDIA's, from src/common/sdk/nvidia/inc/ctrl.
 var controls = map[uint32]controlRow{
-	0x201:      {4 * rm.GPUIDListLen, (*controlCall).attachedIDs}, // GPU_GET_ATTACHED_IDS
-	0x202:      {40, (*controlCall).idInfo},                       // GPU_GET_ID_INFO
-	0x204:      {4, (*controlCall).deviceIDs},                     // GPU_GET_DEVICE_IDS
-	0x205:      {32, (*controlCall).idInfoV2},                     // GPU_GET_ID_INFO_V2
-	0x214:      {8 * rm.GPUIDListLen, (*controlCall).probedIDs},   // GPU_GET_PROBED_IDS
-	0x215:      {rm.GPUIDFailedID + 4, (*controlCall).attachIDs},  // GPU_ATTACH_IDS
-	0x21b:      {12, (*controlCall).pciInfo},                      // GPU_GET_PCI_INFO
-	0x274:      {272, (*controlCall).uuidInfo},                    // GPU_GET_UUID_INFO
-	0x275:      {268, (*controlCall).uuidFromID},                  // GPU_GET_UUID_FROM_GPU_ID
-	0x288:      {rm.ActiveDevicesList, (*controlCall).active},     // GPU_GET_ACTIVE_DEVICE_IDS
-	0xd04:      {12, (*controlCall).setSharePolicy},               // CLIENT_SET_INHERITED_SHARE_POLICY
-	0xd06:      {16, (*controlCall).shareObject},                  // CLIENT_SHARE_OBJECT
-	0x3d05:     {24, (*controlCall).exportFD},                     // OS_UNIX_EXPORT_OBJECT_TO_FD
-	0x3d06:     {20, (*controlCall).importFD},                     // OS_UNIX_IMPORT_OBJECT_FROM_FD
-	0x20800110: {68, (*controlCall).name},                         // GPU_GET_NAME_STRING
-	0x2080014a: {268, (*controlCall).gid},                         // GPU_GET_GID_INFO
-	0x2080018d: {rm.PidsTable, (*controlCall).pids},               // GPU_GET_PIDS
-	0x2080018e: {rm.PidInfoList, (*controlCall).pidInfo},          // GPU_GET_PID_INFO
-	0x2080110b: {536, (*controlCall).disableChannels},             // FIFO_DISABLE_CHANNELS
-	0x20801210: {32, (*controlCall).setPreemption},                // GR_SET_CTXSW_PREEMPTION_MODE
-	0x20801301: {16, (*controlCall).fbInfo},                       // FB_GET_INFO
-	0x20801303: {rm.FBInfoList, (*controlCall).fbInfoV2},          // FB_GET_INFO_V2
-	0x20802096: {rm.GPUMonSamples, (*controlCall).gpuMon},         // PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2
-	0xa06c0101: {2, (*controlCall).schedule},                      // GPFIFO_SCHEDULE, of a group
-	0xa06c0103: {8, (*controlCall).setTimeslice},                  // SET_TIMESLICE
-	0xa06c0104: {8, (*controlCall).getTimeslice},                  // GET_TIMESLICE
-	0xa06c0105: {8, (*controlCall).preempt},                       // PREEMPT
-	0xa06f0103: {2, (*controlCall).schedule},                      // GPFIFO_SCHEDULE, of a channel
-	0xc36f0108: {4, (*controlCall).submitToken},                   // GPFIFO_GET_WORK_SUBMIT_TOKEN
-	CtrlSubmit: {SubmitSize, (*controlCall).simSubmit},            // the simulated driver's own
+	0x201:      {4 * rm.GPUIDListLen, (*controlCall).attachedIDs},    // GPU_GET_ATTACHED_IDS
+	0x202:      {40, (*controlCall).idInfo},                          // GPU_GET_ID_INFO
+	0x204:      {4, (*controlCall).deviceIDs},                        // GPU_GET_DEVICE_IDS
+	0x205:      {32, (*controlCall).idInfoV2},                        // GPU_GET_ID_INFO_V2
+	0x214:      {8 * rm.GPUIDListLen, (*controlCall).probedIDs},      // GPU_GET_PROBED_IDS
+	0x215:      {rm.GPUIDFailedID + 4, (*controlCall).attachIDs},     // GPU_ATTACH_IDS
+	0x21b:      {12, (*controlCall).pciInfo},                         // GPU_GET_PCI_INFO
+	0x274:      {272, (*controlCall).uuidInfo},                       // GPU_GET_UUID_INFO
+	0x275:      {268, (*controlCall).uuidFromID},                     // GPU_GET_UUID_FROM_GPU_ID
+	0x288:      {rm.ActiveDevicesList, (*controlCall).active},        // GPU_GET_ACTIVE_DEVICE_IDS
+	0xd04:      {12, (*controlCall).setSharePolicy},                  // CLIENT_SET_INHERITED_SHARE_POLICY
+	0xd06:      {16, (*controlCall).shareObject},                     // CLIENT_SHARE_OBJECT
+	0x3d05:     {24, (*controlCall).exportFD},                        // OS_UNIX_EXPORT_OBJECT_TO_FD
+	0x3d06:     {20, (*controlCall).importFD},                        // OS_UNIX_IMPORT_OBJECT_FROM_FD
+	0x801707:   {rm.ContextBufferSize, (*controlCall).contextBuffer}, // FIFO_GET_ENGINE_CONTEXT_PROPERTIES
+	0x20800110: {68, (*controlCall).name},                            // GPU_GET_NAME_STRING
+	0x2080014a: {268, (*controlCall).gid},                            // GPU_GET_GID_INFO
+	0x2080018d: {rm.PidsTable, (*controlCall).pids},                  // GPU_GET_PIDS
+	0x2080018e: {rm.PidInfoList, (*controlCall).pidInfo},             // GPU_GET_PID_INFO
+	0x2080110b: {536, (*controlCall).disableChannels},                // FIFO_DISABLE_CHANNELS
+	0x20801210: {32, (*controlCall).setPreemption},                   // GR_SET_CTXSW_PREEMPTION_MODE
+	0x20801301: {16, (*controlCall).fbInfo},                          // FB_GET_INFO
+	0x20801303: {rm.FBInfoList, (*controlCall).fbInfoV2},             // FB_GET_INFO_V2
+	0x20802096: {rm.GPUMonSamples, (*controlCall).gpuMon},            // PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2
+	0xa06c0101: {2, (*controlCall).schedule},                         // GPFIFO_SCHEDULE, of a group
+	0xa06c0103: {8, (*controlCall).setTimeslice},                     // SET_TIMESLICE
+	0xa06c0104: {8, (*controlCall).getTimeslice},                     // GET_TIMESLICE
+	0xa06c0105: {8, (*controlCall).preempt},                          // PREEMPT
+	0xa06f0103: {2, (*controlCall).schedule},                         // GPFIFO_SCHEDULE, of a channel
+	0xc36f0108: {4, (*controlCall).submitToken},                      // GPFIFO_GET_WORK_SUBMIT_TOKEN
+	CtrlSubmit: {SubmitSize, (*controlCall).simSubmit},               // the simulated driver's own
 	CtrlWork:   {WorkSize, (*controlCall).simWork},
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sim/runlist"
 )
@@ -46,10 +47,34 @@ func (c *controlCall) setPreemption() uint32 {
 	if o == nil || o.group == nil || !o.group.objects {
 		return rm.StatusNotSupported
 	}
+	if rm.U32(c.p, rm.PreemptFlags)&2 != 0 && rm.U32(c.p, rm.PreemptGFXP) == rm.PreemptModeGFXP && o.group.gfxp == nil {
+		sum, _ := rm.GFXPMemory(bufferSize)
+		if !o.gpu.hide(quota.Bytes(sum)) {
+			return rm.StatusNoMemory
+		}
+		o.group.gfxp = &memory{gpu: o.gpu, size: quota.Bytes(sum), refs: 1, hidden: true}
+	}
 	if rm.U32(c.p, rm.PreemptFlags)&1 != 0 {
 		o.group.tsg.SetPreemptible(rm.U32(c.p, rm.PreemptCILP) == rm.PreemptModeCILP)
 	}
 	return rm.StatusOK
+}
+
+// contextBuffer is FIFO_GET_ENGINE_CONTEXT_PROPERTIES.
+func (c *controlCall) contextBuffer() uint32 {
+	size, ok := bufferSize(rm.U32(c.p, rm.ContextBufferEngine))
+	if !ok {
+		return rm.StatusNotSupported
+	}
+	rm.PutU32(c.p, rm.ContextBufferBytes, uint32(size))
+	return rm.StatusOK
+}
+
+// bufferSize is the size of a context buffer. Those of a context come to less than DefaultContextCost.
+func bufferSize(buffer uint32) (uint64, bool) {
+	size, ok := map[uint32]uint64{0x0: 3 << 20, 0x9: 300 << 10, 0x10: 200 << 10, 0xb: 9 << 20, 0xc: 1 << 20, 0xd: 40 << 10, 0xe: 2 << 20,
+		0xf: 1 << 20, 0x19: 4 << 10}[buffer]
+	return size, ok
 }
 
 // schedule is GPFIFO_SCHEDULE; it enables the channels and undoes a pause.

@@ -28,8 +28,10 @@ func (c *controlCall) putFBInfo(list []byte, count uint32) uint32 {
 			v = g.Memory
 		case rm.FBIndexHeapFree, rm.FBIndexLargestFreeRegion:
 			v = g.Memory - g.used
-		case rm.FBIndexBAR1Size, rm.FBIndexBAR1Avail, rm.FBIndexBAR1MaxContiguous:
-			v = 256 * quota.MiB
+		case rm.FBIndexBAR1Size:
+			v = bar1Size
+		case rm.FBIndexBAR1Avail, rm.FBIndexBAR1MaxContiguous:
+			v = bar1Size - g.bar1
 		case rm.FBIndexNUMANode:
 			rm.PutU32(e, 4, 0xffffffff)
 			continue

@@ -110,7 +110,9 @@ type gpu struct {
 	allocated         quota.Bytes // class 0x40
 	hidden            quota.Bytes // context costs and page tables
 	pool              quota.Bytes // of hidden: page tables that a call took and did not use
+	bar1              quota.Bytes // what windows take of it
 	kept              int         // channels that UVM retains
+	global            vaspace     // of all devices that have none of their own, whosever they are (gpugrpGetGlobalVASpace)
 	engine            *engine
 }
 
@@ -147,6 +149,7 @@ type file struct {
 	attached bool      // ATTACH_GPUS_TO_FD was done
 	identity *file     // REGISTER_FD: whose clients this file may use (ctl_nvfp)
 	clients  []*client // made on this file
+	mapped   bool      // RM_MAP_MEMORY has prepared an mmap of it
 	space              // of nvidia-uvm
 }
 

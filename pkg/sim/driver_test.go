@@ -423,6 +423,66 @@ func TestHeap(t *testing.T) {
 	}
 }
 
+// TestGlobalSpace: what the driver lets anybody do with address spaces that are not its own. Two users are in one if only the first gets an
+// address.
+func TestGlobalSpace(t *testing.T) {
+	const address = 1 << 40
+	d := newDriver(t)
+	open := func() *user { return newUser(t, d.Session([]int{0}), 1) }
+	device := func(u *user, share uint32) *user {
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.DeviceClientShare, share)
+		u.dev = u.must(u.alloc(u.client, u.handle(), classDevice, p))
+		return u
+	}
+	take := func(u *user, space uint32) uint32 {
+		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|rm.MemoryFlagLazy|rm.MemoryFlagFixed)
+		rm.PutU64(p, rm.MemorySize, 2<<20)
+		rm.PutU64(p, rm.MemoryOffset, address)
+		rm.PutU32(p, rm.MemoryVASpace, space)
+		_, st := u.alloc(u.dev, u.handle(), classMemoryVirtual, p)
+		return st
+	}
+	space := func(u *user, index uint32) uint32 {
+		p := make([]byte, 56)
+		rm.PutU32(p, rm.VASpaceIndex, index)
+		return u.must(u.alloc(u.dev, u.handle(), classVASpace, p))
+	}
+	victim := device(open(), 0)
+	if st := take(victim, 0); st != rm.StatusOK {
+		t.Fatalf("the first: %#x", st)
+	}
+	own := open()
+	device(own, own.client)
+	for _, x := range []struct {
+		name string
+		st   uint32
+		want uint32
+	}{
+		{"another container with 0", take(device(open(), 0), 0), rm.StatusNoMemory},
+		{"another container with the first's client", take(device(open(), victim.client), 0), rm.StatusNoMemory},
+		{"the GPU's by index", take(own, space(own, rm.VASpaceGlobal)), rm.StatusNoMemory},
+		{"a new one", take(own, space(own, rm.VASpaceNew)), rm.StatusOK},
+		{"its own", take(own, 0), rm.StatusOK},
+		{"its own by index", take(own, space(own, rm.VASpaceDevice)), rm.StatusNoMemory},
+	} {
+		if x.st != x.want {
+			t.Errorf("%s: %#x, want %#x", x.name, x.st, x.want)
+		}
+	}
+	a, b := open(), open()
+	device(a, b.client)
+	device(b, a.client)
+	if st := take(a, 0); st != rm.StatusInvalidState {
+		t.Errorf("clients that name each other: %#x", st)
+	}
+	victim.s.Close()
+	if st := take(device(open(), 0), 0); st != rm.StatusOK {
+		t.Errorf("after the first has ended: %#x", st)
+	}
+}
+
 func TestShapes(t *testing.T) {
 	d := newDriver(t)
 	s := d.Session([]int{0})

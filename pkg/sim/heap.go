@@ -72,7 +72,8 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 		if sizeOff == rm.HeapAllocRangeSize {
 			attr2 = rm.U32(out, rm.HeapAllocRangeAttr2)
 		}
-		if st := o.makeRange(parent, rm.U32(out, rm.HeapVASpace), flags, attr, attr2, size); st != rm.StatusOK {
+		want := rangeWanted{space: rm.U32(out, rm.HeapVASpace), flags: flags &^ rm.MemoryFlagFixed, attr: attr, attr2: attr2, size: size}
+		if st := r.d.makeRange(o, parent, want); st != rm.StatusOK {
 			return st
 		}
 	case attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem:

@@ -37,15 +37,19 @@ type object struct {
 	memory   *memory            // device memory (class 0x40)
 	group    *group             // channel group (class 0xa06c)
 	channel  *channel           // *_CHANNEL_GPFIFO
-	vaspace  *vaspace           // class 0x90f1
+	vaspace  *vaspace           // class 0x90f1; of a device: the one of what names none, made when it is first used
+	spaceOf  uint32             // of a device: the client whose address space it uses, hClientShare
 	shared   bool               // it has policies of its own
 	shares   []policy
 	tables   *memory                // page tables taken when it was made (classes 0x50a0 and 0x90f1); nil: none
 	size     quota.Bytes            // of memory, or of a range of addresses
 	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
 	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
+	windows  []*window              // of memory: for the processor
 	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
-	space    *object                // of a range of addresses: its address space
+	space    *object                // of a range of addresses: its address space; nil: the device's
+	within   *vaspace               // of a range at an address of its maker's choice
+	address  uint64                 // where that is
 }
 
 // memory is a piece of device memory. It lives until its last reference is gone: handles in any client, exports, and what UVM address
@@ -65,6 +69,7 @@ type group struct {
 	engineType  uint32
 	timesliceUs uint64
 	context     *memory // hidden memory; nil: it has none
+	gfxp        *memory // that of graphics preemption
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	vaspace     *vaspace     // of its channels that name none
@@ -80,8 +85,11 @@ type channel struct {
 	vaspace    *vaspace
 }
 
-// vaspace is an address space of RM; it can be one UVM file's.
-type vaspace struct{ taken bool }
+// vaspace is an address space of RM; it can be one UVM file's. Of its ranges those are known whose makers chose the address.
+type vaspace struct {
+	taken bool
+	fixed map[*object]bool
+}
 
 // client finds a client that the calling file may use: RM's strict client validation (rmclientValidate_IMPL) compares
 // the file, so that a guessed handle is worth nothing.
@@ -136,17 +144,26 @@ func (d *Driver) freeObject(o *object) {
 	if o.space != nil {
 		delete(o.space.ranges, o)
 	}
+	if o.within != nil {
+		delete(o.within.fixed, o)
+	}
 	for _, m := range o.maps {
 		m.drop()
 	}
 	for m := range o.mapped {
 		m.drop()
 	}
+	for _, w := range o.windows {
+		w.gpu.bar1 -= w.size
+	}
 	if o.memory != nil {
 		d.unref(o.memory)
 	}
 	if o.group != nil && o.group.context != nil {
 		d.unref(o.group.context)
+	}
+	if o.group != nil && o.group.gfxp != nil {
+		d.unref(o.group.gfxp)
 	}
 	if o.tables != nil {
 		d.unref(o.tables)

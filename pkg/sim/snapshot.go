@@ -29,6 +29,7 @@ type GPUSnapshot struct {
 	Used      quota.Bytes    `json:"used"`      // Allocated + Hidden
 	Allocated quota.Bytes    `json:"allocated"` // class 0x40, every piece once
 	Hidden    quota.Bytes    `json:"hidden"`    // contexts and page tables
+	BAR1      quota.Bytes    `json:"bar1"`      // what windows of the processor take of it
 	Kept      int            `json:"kept"`      // channels that UVM address spaces retain
 	Engine    runlist.Totals `json:"engine"`    // of graphics, since the driver's start
 	Processes []Process      `json:"processes"` // ascending by pid
@@ -71,7 +72,7 @@ func (d *Driver) Snapshot() Snapshot {
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,
-			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, Kept: g.kept, Engine: g.engine.Totals(),
+			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, BAR1: g.bar1, Kept: g.kept, Engine: g.engine.Totals(),
 			Processes: d.processes(g), TSGs: d.groups(g),
 		})
 	}

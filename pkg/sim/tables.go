@@ -27,20 +27,58 @@ func (m *dmaMapping) drop() {
 	m.mapper.gpu.pool = 0
 }
 
-// makeRange gives a range of addresses its tables (virtmemConstruct_IMPL).
-func (o *object) makeRange(parent *object, space, flags, attr, attr2 uint32, size uint64) uint32 {
-	granted, any, ok := rm.VirtualSize(size, attr, attr2)
-	if size == 0 || !ok {
+// rangeWanted is what a program says of a range of addresses.
+type rangeWanted struct {
+	space, flags, attr, attr2 uint32
+	size, at                  uint64
+}
+
+// makeRange gives a range of addresses its place and its tables (virtmemConstruct_IMPL).
+func (d *Driver) makeRange(o, parent *object, want rangeWanted) uint32 {
+	granted, any, ok := rm.VirtualSize(want.size, want.attr, want.attr2)
+	if want.size == 0 || !ok {
 		return rm.StatusInvalidArgument
 	}
-	o.size, o.space = quota.Bytes(granted), parent.client.objects[space]
-	if o.space == nil && space != 0 {
+	o.size, o.space = quota.Bytes(granted), parent.client.objects[want.space]
+	if o.space == nil && want.space != 0 {
 		return rm.StatusObjectNotFound
 	}
-	if flags&rm.MemoryFlagSparse == 0 && flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) != 0 {
+	if want.flags&rm.MemoryFlagFixed != 0 {
+		if st := d.placeAt(o, parent, want.at); st != rm.StatusOK {
+			return st
+		}
+	}
+	if want.flags&rm.MemoryFlagSparse == 0 && want.flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) != 0 {
 		return rm.StatusOK
 	}
 	return o.takeTables(parent.gpu, quota.Bytes(rm.PagePool(granted, any)))
+}
+
+// placeAt finds a range its place, unless another is there (eheapAlloc).
+func (d *Driver) placeAt(o, parent *object, at uint64) uint32 {
+	var s *vaspace
+	if o.space != nil {
+		s = o.space.vaspace
+	} else {
+		device := parent
+		for device.class != classDevice {
+			device = device.parent
+		}
+		var st uint32
+		if s, st = d.deviceSpace(device); st != rm.StatusOK {
+			return st
+		}
+	}
+	if s == nil {
+		return rm.StatusInvalidObjectHandle
+	}
+	for x := range s.fixed {
+		if at < x.address+uint64(x.size) && x.address < at+uint64(o.size) {
+			return rm.StatusNoMemory
+		}
+	}
+	o.within, o.address = s, at
+	return rm.StatusOK
 }
 
 // takeTables gives an object page tables. They live as long as it has a handle.

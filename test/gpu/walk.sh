@@ -85,13 +85,26 @@ raw() {
 	echo "$looks comparisons; at most $most MiB more than charged"
 	return "$bad"
 }
-# cuda SECONDS: nobody stops it; it is looked at all the time.
+# stopped COMMAND…: while no process of the CUDA walk runs. A call under way ends, and new ones wait. Twice, for what was forked meanwhile.
+stopped() {
+	local pids status
+	for _ in 1 2; do
+		mapfile -t pids < <(docker top walks -o pid,comm | awk '$2 == "walk" { print $1 }')
+		kill -STOP "${pids[@]}" 2>/dev/null
+		sleep 0.02
+	done
+	"$@"
+	status=$?
+	kill -CONT "${pids[@]}" 2>/dev/null
+	return "$status"
+}
+# cuda SECONDS: it is stopped by signals, anywhere, and looked at.
 cuda() {
 	local bad=0 looks=0 pid
 	docker exec walks "$built/walk" --seconds "$1" --seed "$seed" --limit-mib "$limit" >"$OUT/walk.cuda" 2>&1 &
 	pid=$!
 	while kill -0 "$pid" 2>/dev/null; do
-		look walks || { bad=1 && break; }
+		stopped look walks || { bad=1 && break; }
 		looks=$((looks + 1))
 		sleep 0.05
 	done

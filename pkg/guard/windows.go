@@ -1,0 +1,290 @@
+package guard
+
+import (
+	"math/bits"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// RM_MAP_MEMORY gives the processor a window into memory. One into device memory takes addresses of BAR1, which all containers on the GPU
+// share, and each piece takes others, so one allocation can use them up (docs/adr/0010-windows.md). The driver prepares the mmap of a file
+// only for the process of the RM client (rm_create_mmap_context), and a call that runs in the task can be swapped. So the guard maps: it
+// has a second handle on the memory in a client of its own, with which the window lives and ends, and the task mmaps its own file.
+
+const (
+	// maxWindows bounds the windows of one container: each takes some of the host's kernel memory.
+	maxWindows = 1 << 14
+	// leastWindows is what a container may have of BAR1 however small its share of the card is.
+	leastWindows = 16 * quota.MiB
+)
+
+// window is memory mapped for the processor. It is gone with the memory's handle, too.
+type window struct {
+	address uint64 // by which the program knows it
+	handle  uint32 // the guard's, on the memory
+	gpu     int
+	size    quota.Bytes // of BAR1
+	charge  *charge     // kept by the guard's handle; nil: the memory has none
+}
+
+// checkMapMemory: a window, made by the guard.
+func (g *Guard) checkMapMemory(c *trappedCall) plan {
+	o := c.call.Outer
+	client, memory, length := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory), rm.U64(o, rm.MapMemoryLength)
+	m, ok := g.account.lookup(client, memory)
+	device, found := g.account.lookup(client, rm.U32(o, rm.MapMemoryDevice))
+	gpu := g.account.gpuOf(client, device.handle)
+	if !ok || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
+		return answer(c.status(rm.StatusInvalidObjectHandle))
+	}
+	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
+		return answer(c.status(rm.StatusInvalidLimit))
+	}
+	own, err := g.ownClient()
+	if err != nil {
+		g.logOnce("windowclient", "cannot map memory", "err", err)
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
+	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length)}
+	if !g.account.reserveWindow(w, g.windowLimit(own, gpu)) {
+		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
+			"length", quota.Bytes(length)))
+	}
+	fd, as, err := c.fileNamed(rm.U32(o, rm.MapMemoryFD), nodeControl, nodeGPU)
+	if err != nil {
+		g.account.unreserveWindow(w)
+		return answer(c.status(rm.StatusInvalidArgument))
+	}
+	return plan{
+		ask:    true,
+		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
+		exec:   func() unix.Errno { return g.makeWindow(c, own, w, device.kind, as) },
+		cancel: func() { g.account.unreserveWindow(w) },
+		settle: func() {
+			g.account.addWindow(client, memory, w)
+			c.undo = func() { g.endWindow(client, memory, w.address) }
+		},
+		done: func() { _ = unix.Close(fd) },
+	}
+}
+
+// mappable reports that an object is memory, or registers that are mapped like it: a second handle on anything else means more.
+func (o *object) mappable() bool {
+	switch o.kind {
+	case rm.ClassVidmem, rm.ClassSysmem, rm.ClassUserShared:
+		return true
+	}
+	return o.host || o.class&0xff == classUsermode&0xff || o.class == 0 // imported; what it is the driver does not say
+}
+
+const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the same byte: where channels are told of work
+
+// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages. Host memory takes none.
+func (o *object) windowSize(offset, length uint64) quota.Bytes {
+	if o.kind == rm.ClassSysmem || o.host || o.spilled {
+		return 0
+	}
+	page := max(o.page, pageSmall)
+	if o.kind == rm.ClassVidmem && o.page == 0 {
+		page = pageHuge
+	}
+	end, ok := roundUp(offset+length, page)
+	if !ok || offset+length < offset {
+		return ^quota.Bytes(0)
+	}
+	return end - quota.Bytes(offset)/page*page
+}
+
+// makeWindow makes the guard's handle and maps it into the task's file. The answer goes to the task's call.
+func (g *Guard) makeWindow(c *trappedCall, own *ownClient, w *window, device rm.ClassKind, fd uint32) unix.Errno {
+	o := c.call.Outer
+	client, memory := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory)
+	m, _ := g.account.lookup(client, memory)
+	parent, _ := g.account.lookup(client, m.parent)
+	handle, status, e := own.dup(own.on(w.gpu, parent.kind), client, memory)
+	if e != 0 || status != rm.StatusOK {
+		c.status(status)
+		return e
+	}
+	call := cloneCall(&c.call)
+	rm.PutU32(call.Outer, rm.MapMemoryClient, own.client)
+	rm.PutU32(call.Outer, rm.MapMemoryDevice, own.on(w.gpu, device))
+	rm.PutU32(call.Outer, rm.MapMemoryMemory, handle)
+	rm.PutU32(call.Outer, rm.MapMemoryFD, fd)
+	e = g.driver.Exec(own.target, &call)
+	copy(o[rm.MapMemoryAddress:rm.MapMemoryFD], call.Outer[rm.MapMemoryAddress:]) // address, status and flags
+	if e != 0 || c.statusWord() != rm.StatusOK {
+		_, _ = g.free(own.target, own.client, handle)
+		return e
+	}
+	w.handle, w.address = handle, rm.U64(o, rm.MapMemoryAddress)
+	return 0
+}
+
+// on is the guard's device of a GPU, or the subdevice.
+func (a *ownClient) on(gpu int, kind rm.ClassKind) uint32 {
+	if kind == rm.ClassSubdevice {
+		return a.subs[gpu]
+	}
+	return a.devices[gpu]
+}
+
+// windowLimit is the container's share of a GPU's BAR1: that of the card's memory.
+func (g *Guard) windowLimit(own *ownClient, gpu int) quota.Bytes {
+	u, memory := g.account.usage(gpu), g.cfg.GPUs[gpu].Memory
+	if u.native || memory == 0 {
+		return ^quota.Bytes(0)
+	}
+	hi, lo := bits.Mul64(uint64(own.bar1(gpu)), uint64(min(u.limit, memory)))
+	share, _ := bits.Div64(hi, lo, uint64(memory))
+	return max(quota.Bytes(share), leastWindows)
+}
+
+const controlFBInfoV2 = 0x20801303 // NV2080_CTRL_CMD_FB_GET_INFO_V2
+
+// bar1 asks the driver how large a GPU's BAR1 is; 0: it does not say.
+func (a *ownClient) bar1(gpu int) quota.Bytes {
+	info, ok := a.g.abi.Control(controlFBInfoV2)
+	if !ok {
+		return 0
+	}
+	p := make([]byte, info.Size)
+	rm.PutU32(p, rm.FBInfoCount, 1)
+	rm.PutU32(p, rm.FBInfoList, rm.FBIndexBAR1Size)
+	if s, e := a.g.control(a.target, a.client, a.subs[gpu], controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
+		return 0
+	}
+	return quota.Bytes(rm.U32(p, rm.FBInfoList+4)) * quota.KiB
+}
+
+// checkUnmapMemory: one of the guard's windows ends; another, which came with RM_ALLOC_MEMORY, is the task's. It takes nothing.
+func (g *Guard) checkUnmapMemory(c *trappedCall) plan {
+	o := c.call.Outer
+	client, memory, address := rm.U32(o, rm.UnmapMemoryClient), rm.U32(o, rm.UnmapMemoryMemory), rm.U64(o, rm.UnmapMemoryAddress)
+	if !g.account.hasWindow(client, memory, address) {
+		return pass()
+	}
+	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+		g.endWindow(client, memory, address)
+		c.status(rm.StatusOK)
+		return 0
+	}}
+}
+
+// checkUpdateMapping: libcuda tells where it has mapped a window, which is that address from then on.
+func (g *Guard) checkUpdateMapping(c *trappedCall) plan {
+	o := c.call.Outer
+	client, memory, address := rm.U32(o, rm.UpdateMappingClient), rm.U32(o, rm.UpdateMappingMemory), rm.U64(o, rm.UpdateMappingOld)
+	if !g.account.hasWindow(client, memory, address) {
+		return pass()
+	}
+	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+		g.account.moveWindow(client, memory, address, rm.U64(o, rm.UpdateMappingNew))
+		c.status(rm.StatusOK)
+		return 0
+	}}
+}
+
+// endWindow takes a window away.
+func (g *Guard) endWindow(client, memory uint32, address uint64) {
+	g.account.dropWindow(client, memory, address)
+	g.endWindows()
+}
+
+// endWindows frees the guard's handles of windows that are gone. What cannot be freed stays counted.
+func (g *Guard) endWindows() {
+	for _, w := range g.account.takeLoose() {
+		own, err := g.ownClient()
+		if err != nil {
+			return
+		}
+		if s, e := g.free(own.target, own.client, w.handle); e != 0 || s != rm.StatusOK {
+			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
+			continue
+		}
+		g.account.unreserveWindow(w)
+		g.account.unhold(w.charge)
+	}
+}
+
+// reserveWindow takes what a window needs. False: it is more than the container may have.
+func (a *account) reserveWindow(w *window, most quota.Bytes) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	used := &a.gpus[w.gpu].windows
+	if a.windows >= maxWindows || *used > most || w.size > most-*used || *used+w.size < *used {
+		return false
+	}
+	a.windows++
+	*used += w.size
+	return true
+}
+
+func (a *account) unreserveWindow(w *window) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.windows--
+	a.gpus[w.gpu].windows -= w.size
+}
+
+// addWindow records a window of a memory.
+func (a *account) addWindow(client, memory uint32, w *window) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	if c == nil || c.objects[memory] == nil { // gone meanwhile
+		a.loose = append(a.loose, w)
+		return
+	}
+	o := c.objects[memory]
+	if w.charge = o.charge; w.charge != nil {
+		w.charge.others++
+	}
+	o.windows = append(o.windows, w)
+}
+
+// window finds a window by the address that the program knows; -1: it is none of the guard's. The caller holds mu.
+func (a *account) window(client, memory uint32, address uint64) (*object, int) {
+	c := a.clients[client]
+	if c == nil || c.objects[memory] == nil {
+		return nil, -1
+	}
+	o := c.objects[memory]
+	return o, slices.IndexFunc(o.windows, func(w *window) bool { return w.address == address })
+}
+
+func (a *account) hasWindow(client, memory uint32, address uint64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, i := a.window(client, memory, address)
+	return i >= 0
+}
+
+func (a *account) moveWindow(client, memory uint32, from, to uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if o, i := a.window(client, memory, from); i >= 0 {
+		o.windows[i].address = to
+	}
+}
+
+func (a *account) dropWindow(client, memory uint32, address uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if o, i := a.window(client, memory, address); i >= 0 {
+		a.loose = append(a.loose, o.windows[i])
+		o.windows = slices.Delete(o.windows, i, i+1)
+	}
+}
+
+func (a *account) takeLoose() []*window {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := a.loose
+	a.loose = nil
+	return list
+}

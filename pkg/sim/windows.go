@@ -1,0 +1,104 @@
+package sim
+
+import (
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// bar1Size is the window of addresses into a card, through which the processor reaches its memory: small, as a T4's. BAR1 is not static
+// (kbusEnableStaticBar1Mapping_TU102 needs one that is larger than the memory).
+const bar1Size = 256 * quota.MiB
+
+// window is memory mapped for the processor (RsCpuMapping). Each takes addresses of its own, in pages of the memory.
+type window struct {
+	address uint64
+	pid     int32 // of the caller
+	gpu     *gpu
+	size    quota.Bytes // of BAR1
+}
+
+// mapMemory is RM_MAP_MEMORY, of memory of a client of the calling process, for a file that has no mapping yet: a GPU's for device memory.
+func (r *request) mapMemory() uint32 {
+	out := r.call.Outer
+	c, st := r.client(rm.U32(out, rm.MapMemoryClient))
+	if st != rm.StatusOK {
+		return st
+	}
+	o, device := c.objects[rm.U32(out, rm.MapMemoryMemory)], c.objects[rm.U32(out, rm.MapMemoryDevice)]
+	if o == nil || device == nil {
+		return rm.StatusObjectNotFound
+	}
+	if device.class != classDevice && device.class != classSubdevice || o.class != classMemoryLocal && o.class != classMemorySystem {
+		return rm.StatusInvalidObjectParent
+	}
+	offset, length := rm.U64(out, rm.MapMemoryOffset), rm.U64(out, rm.MapMemoryLength)
+	if size := uint64(o.size); offset >= size || length == 0 || length > size-offset {
+		return rm.StatusInvalidLimit
+	}
+	w := &window{pid: r.pid, gpu: device.gpu}
+	kind := Control
+	if o.memory != nil {
+		kind = GPUNode
+		_, attr, _ := granularity(uint64(o.memory.size))
+		page := uint64(smallPage)
+		if attr == attrPageHuge {
+			page = bigPage
+		}
+		w.size = quota.Bytes((offset+length+page-1)/page*page - offset/page*page)
+	}
+	if w.size > bar1Size-w.gpu.bar1 {
+		return rm.StatusInsufficientResources
+	}
+	f := r.d.files[FileID(rm.U32(out, rm.MapMemoryFD))]
+	switch { // rm_create_mmap_context, nv_add_mapping_context_to_file
+	case c.pid != r.pid:
+		return rm.StatusInvalidClient
+	case f == nil || f.session != r.s.id || f.kind != kind || kind == GPUNode && f.minor != w.gpu.Minor:
+		return rm.StatusInvalidArgument
+	case f.mapped:
+		return rm.StatusInUse
+	}
+	f.mapped = true
+	w.gpu.bar1 += w.size
+	w.address = r.d.nextAddress
+	r.d.nextAddress += (length + 1<<21) &^ (1<<21 - 1)
+	o.windows = append(o.windows, w)
+	rm.PutU64(out, rm.MapMemoryAddress, w.address)
+	return rm.StatusOK
+}
+
+// windowAt finds a mapping of the calling process (serverutilMappingFilterCurrentUserProc); -1: there is none.
+func (r *request) windowAt(client, memory uint32, address uint64) (o *object, i int, status uint32) {
+	c, st := r.client(client)
+	if st != rm.StatusOK {
+		return nil, -1, st
+	}
+	if o = c.objects[memory]; o == nil {
+		return nil, -1, rm.StatusObjectNotFound
+	}
+	if i = slices.IndexFunc(o.windows, func(w *window) bool { return w.address == address && w.pid == r.pid }); i < 0 {
+		return nil, -1, rm.StatusObjectNotFound
+	}
+	return o, i, rm.StatusOK
+}
+
+func (r *request) unmapMemory() uint32 {
+	out := r.call.Outer
+	o, i, st := r.windowAt(rm.U32(out, rm.UnmapMemoryClient), rm.U32(out, rm.UnmapMemoryMemory), rm.U64(out, rm.UnmapMemoryAddress))
+	if st == rm.StatusOK {
+		o.windows[i].gpu.bar1 -= o.windows[i].size
+		o.windows = slices.Delete(o.windows, i, i+1)
+	}
+	return st
+}
+
+func (r *request) updateMapping() uint32 {
+	out := r.call.Outer
+	o, i, st := r.windowAt(rm.U32(out, rm.UpdateMappingClient), rm.U32(out, rm.UpdateMappingMemory), rm.U64(out, rm.UpdateMappingOld))
+	if st == rm.StatusOK {
+		o.windows[i].address = rm.U64(out, rm.UpdateMappingNew)
+	}
+	return st
+}
