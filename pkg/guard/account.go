@@ -403,8 +403,8 @@ func (a *account) put(c *client, o *object) {
 	}
 }
 
-// dupObject records a second handle on what another handle refers to. It counts as an object of its kind: it keeps that alive, and is another
-// object to the GPU's firmware.
+// dupObject records a second handle on what another handle refers to. It counts as an object of its kind: it keeps that alive, and is
+// another object to the GPU's firmware.
 func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandle uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

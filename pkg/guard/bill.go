@@ -32,9 +32,9 @@ const (
 	leastWait = 100 * time.Millisecond
 	// quotaLook is how often the container's quota is read, while it makes calls.
 	quotaLook = time.Second
-	// runtimeLook is how often the bill is compared with what the guard's process has used. The rest is Go's runtime, which no thread's clock of
-	// ours shows: in the worst case that was found (processes that end after one call) 1.25 times what is on the bill. It is believed to be
-	// maxRuntime times that at most: with a little on the bill it is the guard's other work.
+	// runtimeLook is how often the bill is compared with what the guard's process has used. The rest is Go's runtime, which no thread's clock
+	// of ours shows: in the worst case that was found (processes that end after one call) 1.25 times what is on the bill. It is believed to
+	// be maxRuntime times that at most: with a little on the bill it is the guard's other work.
 	runtimeLook = time.Second
 	maxRuntime  = 2
 	// backgroundShare bounds each kind of look that the guard takes by itself: sweeps, looks at maps and at outsiders, audits, searches for

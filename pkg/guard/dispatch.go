@@ -242,8 +242,8 @@ func (c *trappedCall) failed(rep reply) bool {
 	return c.statusWord() != rm.StatusOK
 }
 
-// maxSaved bounds the bytes of all saved results of a container, savedCost of what each takes beside its own: its thread is remembered for it,
-// with a descriptor.
+// maxSaved bounds the bytes of all saved results of a container, savedCost of what each takes beside its own: its thread is remembered for
+// it, with a descriptor.
 const (
 	maxSaved  = 8 << 20
 	savedCost = 1 << 10

@@ -207,8 +207,8 @@ func (g *Guard) awaited(f *file) bool {
 //
 // Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE stops a
 // GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
-// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It returns
-// the CPU time that UVM took.
+// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It
+// returns the CPU time that UVM took.
 func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	g.tearMu.Lock()
 	defer g.tearMu.Unlock()

@@ -112,7 +112,7 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 			if p.cancel != nil {
 				p.cancel()
 			}
-			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: nobody could resume it if this process is killed"))
+			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
 		}
 	}
 	settle := p.settle

@@ -187,8 +187,8 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
-// TestPreemptionIsAPause: while a group is off because its context is made, somebody is there to resume it, should the guard be killed; if nobody
-// is, there is no context. What the driver would not resume is tried again.
+// TestPreemptionIsAPause: while a group is off because its context is made, somebody is there to resume it, should the guard be killed; if
+// nobody is, there is no context. What the driver would not resume is tried again.
 func TestPreemptionIsAPause(t *testing.T) {
 	const channel, engine = modeGroup + 1, modeGroup + 2
 	c := newModeContainer(t)

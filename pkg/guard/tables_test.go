@@ -113,7 +113,8 @@ func TestDupOfVASpace(t *testing.T) {
 	g.cfg.Settings.MaxTSGs = 1
 	a := g.account
 	used, firmware := a.usage(0).used, a.firmware
-	a.addObject(fakeClient, object{handle: fakeVASpace, parent: fakeDevice, class: 0x90f1, kind: rm.ClassVASpace, gpu: noGPU}, 0, 0, vaSpaceSize)
+	space := object{handle: fakeVASpace, parent: fakeDevice, class: 0x90f1, kind: rm.ClassVASpace, gpu: noGPU}
+	a.addObject(fakeClient, space, 0, 0, vaSpaceSize)
 	n := uint32(1)
 	for ; n < 100; n++ {
 		o := make([]byte, rm.DupSize)

@@ -129,8 +129,8 @@ func (t *taskTable) process(tgid, nspid int, name string) (*process, error) {
 	return p, nil
 }
 
-// evict forgets the task that was used the longest ago, unless somebody is at it or, living, it has a result to come for: then it is the next
-// one's turn.
+// evict forgets the task that was used the longest ago, unless somebody is at it or, living, it has a result to come for: then it is the
+// next one's turn.
 func (t *taskTable) evict() {
 	for range evictTries {
 		k := t.used.Back().Value.(*task)
@@ -225,7 +225,8 @@ func (t *taskTable) byHostPid(pid int) *process {
 	return t.procs[pid]
 }
 
-// lives says whether the process that has made a trapped call under this number has not ended. Who is told of its end may not have been yet.
+// lives says whether the process that has made a trapped call under this number has not ended. Who is told of its end may not have been
+// yet.
 func (t *taskTable) lives(tgid int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
