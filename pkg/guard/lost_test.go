@@ -361,12 +361,45 @@ func TestPlace(t *testing.T) {
 	if p.place() != threadOutside {
 		t.Error("a thread that has ended is inside")
 	}
-	tid := make(chan int)
+	p = &pendingRoot{k: &task{tid: busyThread(t)}}
+	if p.place() == threadInside {
+		t.Error("a thread that runs is inside")
+	}
+	for deadline := time.Now().Add(20 * time.Second); p.place() != threadOutside; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a thread that computes is never known to have left the driver")
+		}
+	}
+}
+
+// TestRootLooks: calls of many threads look at once where the thread of a root alloc is. The race detector sees what they share.
+func TestRootLooks(t *testing.T) {
+	_, g := newFakeRM(t)
+	_, p := ask(t, g)
+	p.k = &task{tid: busyThread(t), proc: p.k.proc}
+	var looks sync.WaitGroup
+	start := make(chan struct{})
+	for range 4 {
+		c := newFakeCall(t, g, fakeUVM) // on another file
+		looks.Go(func() {
+			<-start
+			if rep, ok := g.holdBack(&c.trappedCall); !ok {
+				t.Errorf("%+v", rep)
+			}
+		})
+	}
+	close(start)
+	looks.Wait()
+}
+
+// busyThread is a thread that computes, mostly outside the kernel.
+func busyThread(t *testing.T) (tid int) {
+	t.Helper()
+	began, stop := make(chan int), make(chan struct{})
 	var end sync.WaitGroup
-	stop := make(chan struct{})
 	end.Go(func() {
 		runtime.LockOSThread()
-		tid <- unix.Gettid()
+		began <- unix.Gettid()
 		for running := true; running; {
 			select {
 			case <-stop:
@@ -376,17 +409,11 @@ func TestPlace(t *testing.T) {
 			}
 		}
 	})
-	p = &pendingRoot{k: &task{tid: <-tid}}
-	defer end.Wait()
-	defer close(stop)
-	if p.place() == threadInside {
-		t.Error("a thread that runs is inside")
-	}
-	for deadline := time.Now().Add(20 * time.Second); p.place() != threadOutside; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("a thread that computes is never known to have left the driver")
-		}
-	}
+	t.Cleanup(func() {
+		close(stop)
+		end.Wait()
+	})
+	return <-began
 }
 
 // holds starts a process that has a file open.

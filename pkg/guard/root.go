@@ -221,25 +221,18 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 	for _, f := range g.files.snapshot() {
 		f.mu.Lock()
 		p := f.pending
+		same := p != nil && kcmpSame(g.files.self, c.fd, p.fd)
 		f.mu.Unlock()
 		if p == nil {
 			continue
 		}
-		// The client that this call names is the likely one, if it is on the same file: every escape that names a client
-		// has it first.
-		candidate := uint32(0)
-		same := kcmpSame(g.files.self, c.fd, p.fd)
-		if same {
-			candidate = rm.U32(c.call.Outer, 0)
-		}
-		// A thread that makes another call has left the earlier one.
-		over := p.k == c.k
+		over := p.k == c.k // a thread that makes another call has left the earlier one
 		if !same {
-			if over || p.place() == threadOutside {
-				g.settleRoot(f, p, 0, over)
-			}
+			g.settleRoot(f, p, 0, over)
 			continue
 		}
+		// The client that this call names is the likely one: every escape that names a client has it first.
+		candidate := rm.U32(c.call.Outer, 0)
 		for deadline := time.Now().Add(time.Second); !g.settleRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
 			if time.Now().After(deadline) {
 				return fail(unix.EBUSY), false
