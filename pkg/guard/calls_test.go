@@ -503,12 +503,12 @@ func followedUVM(t *testing.T, g *Guard) *file {
 	return f
 }
 
-// rootGuard is a guard with a root alloc under way in this process, whose answer is at o.
-func rootGuard(t *testing.T, d *fakeDriver, o []byte) (*Guard, *file) {
+// rootGuard is a guard with a root alloc under way in this process.
+func rootGuard(t *testing.T, d *fakeDriver) (*Guard, *file) {
 	t.Helper()
 	g := newFakeGuard(t, d)
 	c := newFakeCall(t, g, fakeControl)
-	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
+	if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
 		t.Fatalf("%+v", rep)
 	}
 	f := c.root
@@ -538,10 +538,8 @@ func TestRootAlloc(t *testing.T) {
 		return 0
 	}}
 	t.Run("verified", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		rm.PutU32(o, rm.AllocObject, fakeClient) // as the kernel answers
 		g.settleRoot(f, f.pending, 0, true)
 		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
 			t.Fatal("the client is not recorded")
@@ -564,37 +562,23 @@ func TestRootAlloc(t *testing.T) {
 		}
 	})
 	t.Run("a handle that RM does not know", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(0)
-		rm.PutU32(o, rm.AllocObject, 0xc1d00077) // forged
-		g.settleRoot(f, f.pending, 0, true)
+		g.settleRoot(f, f.pending, 0xc1d00077, true)
 		if g.account.ownsClient(0xc1d00077) || g.astray.Load() == 0 {
 			t.Error("a client that RM does not confirm is trusted")
 		}
 	})
-	t.Run("overwritten answer", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
-		live.Store(fakeClient)
-		clear(o)
-		g.settleRoot(f, f.pending, 0, true)
-		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.astray.Load() != 0 {
-			t.Error("not found")
-		}
-	})
 	t.Run("named by the next call", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		clear(o)
 		g.settleRoot(f, f.pending, fakeClient, false)
 		if !g.account.ownsClient(fakeClient) {
 			t.Error("not found")
 		}
 	})
 	t.Run("the caller was gone", func(t *testing.T) {
-		g, f := rootGuard(t, confirm, rootOuter())
+		g, f := rootGuard(t, confirm)
 		p := f.pending
 		g.cancelRoot(f, p.id)
 		if f.rooted || f.pending != nil || g.pendingRoots.Load() != 0 {

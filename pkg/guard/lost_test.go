@@ -80,10 +80,12 @@ func newFakeRM(t *testing.T) (*fakeRM, *Guard) {
 }
 
 // ask lets a task of this process make a client; the answer gets lost.
-func ask(t *testing.T, g *Guard) (*file, *pendingRoot) {
+func ask(t *testing.T, g *Guard) (*file, *pendingRoot) { return askAt(t, g, rootOuter()) }
+
+func askAt(t *testing.T, g *Guard, o []byte) (*file, *pendingRoot) {
 	t.Helper()
 	c := newFakeCall(t, g, fakeControl)
-	if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
+	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
 		t.Fatalf("%+v", rep)
 	}
 	f := c.root
@@ -92,7 +94,7 @@ func ask(t *testing.T, g *Guard) (*file, *pendingRoot) {
 	return f, f.pending
 }
 
-// TestRootFound: whatever the task's memory says, the guard finds the client that a root alloc has made.
+// TestRootFound: the guard finds the client that a root alloc has made, without a word of the task's.
 func TestRootFound(t *testing.T) {
 	for _, others := range []int{0, 1, 700} {
 		t.Run(fmt.Sprint(others, " of others after it"), func(t *testing.T) {
@@ -265,6 +267,55 @@ func TestRootMemory(t *testing.T) {
 			t.Errorf("%s: %+v", name, rep)
 		}
 	}
+}
+
+// TestRootMemoryHeld: a task that nobody can read from, since it serves its memory itself and does not, puts nothing off.
+func TestRootMemoryHeld(t *testing.T) {
+	_, g := newFakeRM(t)
+	m, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(m)
+	f, p := askAt(t, g, m[:copy(m, rootOuter())])
+	defer holdMemory(t, m)()
+	judged := make(chan bool)
+	go func() { judged <- g.settleRoot(f, p, 0, true) }()
+	select {
+	case over := <-judged:
+		if !over || g.astray.Load() == 0 {
+			t.Error("a call that went elsewhere does not count")
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the task keeps the guard waiting")
+	}
+}
+
+// holdMemory makes who touches a piece of memory from now on wait until the returned function is called.
+func holdMemory(t *testing.T, m []byte) (release func()) {
+	t.Helper()
+	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if e != 0 {
+		t.Skip("no userfaultfd: ", e)
+	}
+	const (
+		uffdioAPI      = 0xc018aa3f
+		uffdioRegister = 0xc020aa00
+		version        = 0xaa
+		missing        = 1 // UFFDIO_REGISTER_MODE_MISSING
+	)
+	api := [3]uint64{version}
+	register := [4]uint64{uint64(uintptr(unsafe.Pointer(&m[0]))), uint64(len(m)), missing}
+	if e := ioctlPtr(int(fd), uffdioAPI, unsafe.Pointer(&api)); e != 0 {
+		t.Fatal(e)
+	}
+	if e := ioctlPtr(int(fd), uffdioRegister, unsafe.Pointer(&register)); e != 0 {
+		t.Fatal(e)
+	}
+	if err := unix.Madvise(m, unix.MADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = unix.Close(int(fd)) }
 }
 
 // TestUnseen: what a root alloc may have made elsewhere is good for nothing. Host memory of the task's own is not such a thing.

@@ -27,9 +27,8 @@ import (
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
 	k     *task
-	id    uint64 // of the notification
-	fd    int    // the guard's copy of the file
-	addr  uint64
+	id    uint64    // of the notification
+	fd    int       // the guard's copy of the file
 	args  [3]uint64 // the registers
 	call  rm.Call   // what the guard has seen
 	after uint32    // the new client's handle is one of the next after this; 0: it may be any
@@ -65,7 +64,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.log.Error("cannot follow a file", "err", err)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	p := &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call), since: time.Now()}
+	p := &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call), since: time.Now()}
 	if !g.cleanFile(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
