@@ -65,8 +65,11 @@ const (
 func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) fate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.pending != p {
+	switch {
+	case f.pending != p:
 		return rootSettled
+	case p.since.IsZero():
+		return rootOpen
 	}
 	at := threadOutside
 	if !over {

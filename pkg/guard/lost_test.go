@@ -88,10 +88,9 @@ func askAt(t *testing.T, g *Guard, o []byte) (*file, *pendingRoot) {
 	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
 		t.Fatalf("%+v", rep)
 	}
-	f := c.root
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f, f.pending
+	f, p := c.root, c.root.pending
+	g.rootAnswered(f, true)
+	return f, p
 }
 
 // TestRootFound: the guard finds the client that a root alloc has made, without a word of the task's.
@@ -214,6 +213,7 @@ func TestRootExcuse(t *testing.T) {
 		t.Fatalf("an honest program gets none any more: %+v, %s", rep, rm.StatusName(rm.U32(o, 40)))
 	}
 	f, p = c.root, c.root.pending
+	g.rootAnswered(f, true)
 	if g.madeBy(f, p, far) {
 		t.Error("a client with a name that the driver does not give now passes for the new one")
 	}
@@ -243,6 +243,7 @@ func TestRootOnFile(t *testing.T) {
 		t.Fatalf("%+v", rep)
 	}
 	p := f.pending
+	g.rootAnswered(f, true)
 	if g.settleRoot(f, p, old, false); f.pending != nil && g.astray.Load() != 0 {
 		t.Error("decided early")
 	}

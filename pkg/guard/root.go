@@ -27,13 +27,12 @@ import (
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
 	k     *task
-	id    uint64    // of the notification
 	fd    int       // the guard's copy of the file
 	args  [3]uint64 // the registers
 	call  rm.Call   // what the guard has seen
 	after uint32    // the new client's handle is one of the next after this; 0: it may be any
-	since time.Time
-	began *cpuTime // when it was first looked at
+	since time.Time // when the task was let make it; zero: not yet, the caller may be gone
+	began *cpuTime  // when it was first looked at
 }
 
 // onRootAlloc lets the task make a client.
@@ -64,7 +63,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.log.Error("cannot follow a file", "err", err)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	p := &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call), since: time.Now()}
+	p := &pendingRoot{k: c.k, fd: c.fd, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call)}
 	if !g.cleanFile(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
@@ -82,8 +81,6 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	c.fd = -1 // kept until the outcome is known
 	c.root = f
 	g.pendingRoots.Add(1)
-	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
 	return replyResume
 }
 
@@ -139,14 +136,20 @@ func (g *Guard) roomForClient() bool {
 	return false
 }
 
-// cancelRoot forgets a root alloc whose caller was gone before it could be let through: it did not happen, and comes again.
-func (g *Guard) cancelRoot(f *file, id uint64) {
+// rootAnswered is told whether the caller of a root alloc could be let through. One that was gone has not made it, and comes again. Until
+// this is known its thread, which may be in a signal handler, says nothing of the call.
+func (g *Guard) rootAnswered(f *file, through bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p := f.pending; p != nil && p.id == id {
+	p := f.pending
+	if !through {
 		g.endPending(f)
 		f.rooted = f.clients > 0
+		return
 	}
+	p.since = time.Now()
+	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
+	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
 }
 
 // openedHere reports that a file was opened on this container's own /dev. One that came from another container through a
