@@ -73,12 +73,11 @@ func (a *account) makers(ending bool) map[uint32]int {
 	return tgids
 }
 
-// mayRun leaves out the channels of clients that end, and of processes that do or have. When a process ends UVM takes its contexts off
-// their channels (nvGpuOpsStopChannel clears bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at: to let such a channel run is a
-// fault.
+// mayRun leaves out the channels that UVM has ended (unbind), those of clients that end, and of processes that do or have: UVM ends theirs,
+// too.
 func (c *compute) mayRun(channels []chanRef) (list []chanRef) {
 	makers, over := c.g.account.makers(false), map[int]bool{}
-	for _, ch := range channels {
+	for _, ch := range c.g.account.bound(channels) {
 		tgid, ok := makers[ch.client]
 		if !ok {
 			continue
@@ -252,6 +251,7 @@ func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)
 
 // endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
 func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
+	g.unbind(f, func(_ channelName, ch uvmChannel) bool { return ch.gpu == gpu })
 	outer := make([]byte, rm.UVMUnregisterSize)
 	copy(outer[rm.UVMGPU:], gpu[:])
 	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})

@@ -105,7 +105,8 @@ func (r *rescue) count(gpu int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&r.mem[rescueHeader+gpu*r.section()]))
 }
 
-// note writes down what is about to be off on a GPU, beside what is off already: the list is valid all the time.
+// note writes down what is about to be off on a GPU, beside what is off already: the list is valid all the time. What UVM has ended nobody
+// may let run.
 func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
 	n := int(r.count(gpu).Load())
 	base := rescueHeader + gpu*r.section() + 8
@@ -113,7 +114,7 @@ func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
 	for i := range n {
 		noted[rm.U64(r.mem, base+8*i)] = true
 	}
-	for _, ch := range channels {
+	for _, ch := range g.account.bound(channels) {
 		if noted[uint64(ch.handle)<<32|uint64(ch.client)] {
 			continue
 		}
