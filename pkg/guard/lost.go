@@ -22,6 +22,7 @@ func (g *Guard) watchRoot(f *file, p *pendingRoot) {
 	}
 	if time.Since(p.since) > time.Second {
 		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
+		g.preemptUnseen()
 	}
 	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.onBill(func() { g.watchRoot(f, p) }) })
 }
@@ -38,13 +39,14 @@ func (g *Guard) settleRoot(f *file, p *pendingRoot, candidate uint32, over bool)
 
 // rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that comes
 // in the same moment as the guard's answer keeps the call from being made (see answered), and the thread then makes it again. For this
-// one the guard looks at device memory; the second one ends all.
+// one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astray.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.k.proc.tgid)
 		g.suspect()
+		g.preemptUnseen()
 		return
 	}
 	g.endAll(p)
