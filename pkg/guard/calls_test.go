@@ -656,19 +656,38 @@ func TestRootAlloc(t *testing.T) {
 
 // TestAudit: a process that holds what was never charged loses its clients.
 func TestAudit(t *testing.T) {
+	const more = 64 * quota.KiB
 	for _, x := range []struct {
 		name   string
-		held   quota.Bytes
+		more   func(look int) quota.Bytes // than was charged
 		killed uint64
-	}{{"as charged", 8 * quota.MiB, 0}, {"more", 8*quota.MiB + 64*quota.KiB, 1}} {
+	}{
+		{"as charged", func(int) quota.Bytes { return 0 }, 0},
+		{"more", func(int) quota.Bytes { return more }, 1},
+		{"more for most of a second, while a call is under way", func(look int) quota.Bytes {
+			if look < auditExcess {
+				return more
+			}
+			return 0
+		}, 0},
+		{"more, and hides it now and then", func(look int) quota.Bytes {
+			if look%3 == 0 {
+				return 0
+			}
+			return more
+		}, 1},
+	} {
 		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			looks := 0
 			var freed []uint32
 			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
 				switch call.NR() {
 				case rm.EscControl:
 					if rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo {
 						p := call.Blocks[0].Data
-						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(x.held-4*quota.MiB))
+						looks++
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(4*quota.MiB+x.more(looks)))
 						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedOwned, uint64(4*quota.MiB))
 						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedDuped, uint64(quota.GiB)) // somebody else's
 					}
