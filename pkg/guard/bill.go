@@ -61,16 +61,22 @@ func newBill(callsPerSecond, callsBurst int) *bill {
 	}
 }
 
-// use is CPU time for a number of calls, of which a part is paid for by calls that succeeded.
+// use is CPU time for a number of calls. paid is how long what calls that succeeded pay for took, unpaid how long the others did: by the
+// clock on the wall, so who slept has used less CPU time than that.
 type use struct {
-	calls     int
-	cpu, paid time.Duration
+	calls        int
+	cpu          time.Duration
+	paid, unpaid time.Duration
 }
+
+// notPaid is the CPU time that the paid calls cannot have used, or the others may have, whichever is more: a call that sleeps in the driver
+// pays for no other.
+func (u use) notPaid() time.Duration { return max(u.cpu-u.paid, min(u.cpu, u.unpaid)) }
 
 // charge puts a use on the bill.
 func (b *bill) charge(now time.Time, u use) {
 	b.calls.spend(now, float64(u.calls))
-	b.free.spend(now, max(0, u.cpu-u.paid).Seconds())
+	b.free.spend(now, u.notPaid().Seconds())
 	b.quota.spend(now, u.cpu.Seconds())
 }
 
@@ -111,6 +117,8 @@ func (m *meter) count(succeeded bool, driver, own time.Duration) {
 	m.calls++
 	if succeeded {
 		m.paid += driver + min(own, callCost) + receiveCost
+	} else {
+		m.unpaid += driver + own + receiveCost
 	}
 }
 
@@ -151,13 +159,27 @@ const sleepPiece = 100 * time.Millisecond
 
 // onBill calls f, puts the CPU time that it takes on the container's bill, and returns it.
 func (g *Guard) onBill(f func()) time.Duration {
+	return g.partlyPaid(func() time.Duration { f(); return 0 })
+}
+
+// partlyPaid is onBill, where f says how much of that CPU time the driver took for what it carried out with success.
+func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()
-	f()
+	paid := f()
 	took := threadTime() - begin
-	g.bill.charge(time.Now(), use{cpu: took})
+	g.bill.charge(time.Now(), use{cpu: took, paid: paid})
 	return took
+}
+
+// ifDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
+func ifDone(call func() bool) time.Duration {
+	begin := threadTime()
+	if !call() {
+		return 0
+	}
+	return threadTime() - begin
 }
 
 // cpuQuota reads how many CPUs the container may use.

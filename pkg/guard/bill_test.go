@@ -3,8 +3,11 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // TestBucket: a burst is free, then it comes at the rate, and waiting does not add up to more.
@@ -56,10 +59,15 @@ type caller struct {
 }
 
 func (c *caller) call(succeeded bool, driver, own time.Duration) {
-	c.m.count(succeeded, driver, own)
+	c.sleepIn(succeeded, 0, driver, own)
+}
+
+// sleepIn is a call that sleeps in the driver beside what it computes there.
+func (c *caller) sleepIn(succeeded bool, asleep, driver, own time.Duration) {
+	c.m.count(succeeded, asleep+driver, own)
 	c.m.cpu += driver + own
 	c.cpu += driver + own
-	c.now = c.now.Add(driver + own)
+	c.now = c.now.Add(asleep + driver + own)
 	if c.m.calls < readCalls && c.now.Sub(c.m.at) < readAfter {
 		return
 	}
@@ -92,6 +100,13 @@ func TestBill(t *testing.T) {
 				c.call(false, 0, 10*us)
 			}
 		}, 0, 0.036, 0.046},
+		{"one that sleeps in the driver and succeeds for 63 refused", func(c *caller) {
+			for range 63 {
+				c.call(false, 0, 30*us)
+			}
+			c.sleepIn(true, 2*time.Millisecond, 10*us, 10*us)
+		}, 0, 0.036, 0.046},
+		{"succeed, and sleep in the driver", func(c *caller) { c.sleepIn(true, 100*us, 10*us, 10*us) }, 0, 0.16, 0.17},
 		{"succeed, a quota of a tenth of a CPU", func(c *caller) { c.call(true, 20*us, 10*us) }, 0.1, 0.09, 0.102},
 		{"waved through, a quota of a hundredth", func(c *caller) { c.call(false, 0, 3*us) }, 0.01, 0.009, 0.0102},
 	}
@@ -162,6 +177,34 @@ func TestQuotaOf(t *testing.T) {
 		_ = os.WriteFile(filepath.Join(pod, "cpu.max"), []byte("20000 100000"), 0o600)
 		if got := (cgroups{quota: dir}).cpuQuota(); got != 0.2 {
 			t.Errorf("%v in a pod of 0.2: %v", x.files, got)
+		}
+	}
+}
+
+// TestEndsOnBill: what it takes to tear address spaces down is on the bill; UVM's part is paid for where it succeeds.
+func TestEndsOnBill(t *testing.T) {
+	const slow = 20 * time.Millisecond
+	for _, status := range []uint32{rm.StatusOK, rm.StatusInvalidState} {
+		d := &fakeDriver{}
+		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+			if call.Cmd == rm.UVMUnregisterVASpace {
+				for begin := threadTime(); threadTime()-begin < slow; {
+				}
+				rm.PutU32(call.Outer, rm.UVMUnregisterStatus, status)
+			}
+			return 0
+		}
+		g := withClient(newFakeGuard(t, d))
+		g.bill = newBill(0, 0)
+		g.bill.quota.setRate(time.Now(), 1e-6)
+		mappedUVM(t, g)
+		g.sweep()
+		if g.files.count() != 0 {
+			t.Fatal("not torn down")
+		}
+		all, free := g.bill.quota.burst-g.bill.quota.tokens, g.bill.free.burst-g.bill.free.tokens
+		if paid := all - free; all < slow.Seconds() || status == rm.StatusOK && paid < slow.Seconds() || status != rm.StatusOK && paid > 0.001 {
+			t.Errorf("status %d: %v s on the bill, %v s of it paid for", status, all, paid)
 		}
 	}
 }

@@ -161,6 +161,23 @@ func TestEndedStayOff(t *testing.T) {
 		}
 		c.isOff(dead, ending)
 	})
+	t.Run("by the rescuer", func(t *testing.T) {
+		c, alive, _, _ := prepare(t)
+		resumes := func() {
+			t.Helper()
+			l := slices.Concat(noted(t, c.compute.rescue.path)...)
+			slices.SortFunc(l, func(a, b fakeName) int { return int(a.handle) - int(b.handle) })
+			if !slices.Equal(l, alive) {
+				t.Errorf("%#x is resumed, %#x may run", l, alive)
+			}
+		}
+		resumes()
+		c.clientOf(fakeClient+3, os.Getpid())
+		c.channels(fakeClient+3, workGroup, 0x400, 2)
+		c.compute.rescue.note(c.Guard, 0, c.account.channelsOn(0, true))
+		c.stop(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
+		resumes()
+	})
 	t.Run("by GPFIFO_SCHEDULE", func(t *testing.T) {
 		c, _, _, _ := prepare(t)
 		c.compute.turn(c.card(), false)
@@ -234,6 +251,33 @@ func TestAwaited(t *testing.T) {
 	c.sweep()
 	if c.files.count() != 1 {
 		t.Error("not torn down although its user has closed it")
+	}
+}
+
+// TestEndUnheard: whose process has ended, and was perhaps buried, waits for nobody to hear of that: neither memory that is asked for, nor
+// what it had announced.
+func TestEndUnheard(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	p := startIdle(t)
+	fd, err := unix.PidfdOpen(p.pid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.tasks.procs[p.pid()] = &process{tgid: p.pid(), pidfd: fd} // with no watcher
+	limit := c.account.usage(0).limit
+	c.managed.list = func() []int { return nil }
+	if !c.reserveManaged(p.pid(), 1<<40, 1<<40+4<<20) {
+		t.Fatal("refused")
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	mappedUVM(t, c.Guard, p.pid())
+	if !c.reserve(cost{size: limit - 4*quota.MiB}) {
+		t.Error("refused, although the process that has the memory was over")
+	}
+	c.account.unreserve(cost{size: limit - 4*quota.MiB})
+	if !c.reserveManaged(os.Getpid(), 1<<41, 1<<41+uint64(limit)) {
+		t.Error("refused, although the process that has announced so much was over")
 	}
 }
 

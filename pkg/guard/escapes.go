@@ -78,14 +78,15 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
 	object := rm.U32(o, rm.DupObjectSrc)
-	if o, ok := g.account.lookup(src, object); ok && (o.kind == rm.ClassChannel || o.kind == rm.ClassTSG) {
+	x, _ := g.account.lookup(src, object)
+	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
 	}
 	if g.unseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
 	}
-	if !g.account.room(rm.ClassPlain, 0, 0) {
+	if !g.room(x.kind) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	p := plan{ask: true, settle: func() {

@@ -47,16 +47,18 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	if handle == 0 { // the driver would choose one that the guard does not learn
 		return answer(c.status(rm.StatusInvalidObjectNew))
 	}
-	if _, taken := g.account.lookup(client, handle); taken {
-		return answer(c.status(rm.StatusInsertDuplicateName))
-	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
+	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem, gpu: noGPU, host: true, inTask: true, size: size}
+	if old, taken := g.account.lookup(client, handle); taken && old.inTask && old.parent == x.parent && old.size == x.size {
+		return pass() // a signal came in between, or the driver refused it: it knows what became of the first
+	} else if taken {
+		return answer(c.status(rm.StatusInsertDuplicateName))
+	}
 	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(size) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	g.account.addObject(client, object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem,
-		gpu: noGPU, host: true, size: size}, 0, size, size)
+	g.account.addObject(client, x, 0, size, size)
 	return pass()
 }
 

@@ -134,7 +134,11 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return false
 	}
 	if p.runs {
-		defer g.compute.still(client, r.handle)()
+		resume, ok := g.compute.still(client, r.handle)
+		if !ok {
+			return false
+		}
+		defer resume()
 	}
 	_, _ = g.setPreemption(t, client, p)
 	return true
@@ -163,8 +167,14 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	}
 	g.compute.running.Lock() // GPFIFO_SCHEDULE waits
 	x, resume := g.account.preemptionOf(client, group), func() {}
-	if x.runs {
-		resume = g.compute.still(client, group)
+	if ok := true; x.runs {
+		if resume, ok = g.compute.still(client, group); !ok {
+			g.compute.running.Unlock()
+			if p.cancel != nil {
+				p.cancel()
+			}
+			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: nobody could resume it if this process is killed"))
+		}
 	}
 	settle := p.settle
 	p.settle = func() {
@@ -195,19 +205,24 @@ func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	c.status(rm.StatusNotSupported)
 }
 
-// still disables the channels of a group, with running held, until the returned function is called.
-func (c *compute) still(client, group uint32) func() {
+// still disables the channels of a group, with running held, until the returned function is called. False: there would be nobody to resume
+// them, should this process be killed.
+func (c *compute) still(client, group uint32) (resume func(), ok bool) {
 	channels, gpu, _ := c.g.account.channelsOf(client, group)
 	x := c.onGPU(gpu)
 	if x == nil || len(channels) == 0 {
-		return func() {}
+		return func() {}, true
 	}
+	if c.insure() != nil {
+		return nil, false
+	}
+	c.rescue.note(c.g, x.gpu, channels)
 	c.disable(x.gpu, channels, chanPaused)
 	return func() {
 		if !x.off { // else they are resumed with all others
-			c.disable(x.gpu, c.mayRun(x.shown(channels)), chanRuns)
+			c.letRun(x, channels)
 		}
-	}
+	}, true
 }
 
 // checkPreemptionMode: a program's own SET_CTXSW_PREEMPTION_MODE. That of a context which has the mode already, as libcuda asks for it, is

@@ -188,6 +188,44 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
+// TestPreemptionIsAPause: while a group is off because its context is made, somebody is there to resume it, should the guard be killed; if nobody
+// is, there is no context. What the driver would not resume is tried again.
+func TestPreemptionIsAPause(t *testing.T) {
+	const channel, engine = modeGroup + 1, modeGroup + 2
+	c := newModeContainer(t)
+	c.alloc(fakeDevice, modeGroup, classChannelGroup)
+	c.alloc(modeGroup, channel, 0xc86f)
+	c.schedule(c.f, modeGroup, scheduleGroup, true)
+	c.none.Store(true)
+	if s := c.alloc(channel, engine, 0xcbc0); s != rm.StatusNotSupported {
+		t.Errorf("%s without a rescuer", rm.StatusName(s))
+	}
+	wantUsage(t, c.account, 0, 13*quota.MiB) // of the group
+	c.isOff()
+	c.none.Store(false)
+	want := []fakeName{{fakeClient, channel}}
+	c.d.at = func(cmd uint32) {
+		if cmd == controlDisableChannels || cmd == controlPreemptionMode {
+			if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(l, want) {
+				t.Errorf("%#x is noted", l)
+			}
+		}
+	}
+	c.d.refuse = func(l fakeList) uint32 { return map[bool]uint32{false: rm.StatusInvalidState}[l.off] }
+	if s := c.alloc(channel, engine, 0xcbc0); s != rm.StatusOK {
+		t.Fatal(rm.StatusName(s))
+	}
+	c.isOff(want)
+	c.d.refuse = nil
+	if !c.compute.turn(c.card(), false) {
+		t.Error("not resumed")
+	}
+	c.isOff()
+	if l := noted(t, c.compute.rescue.path); len(l) != 0 {
+		t.Errorf("%#x is noted", l)
+	}
+}
+
 // TestPreemptionOfTheHeld: what is off when its context is made stays off, and is resumed with the others.
 func TestPreemptionOfTheHeld(t *testing.T) {
 	c := newModeContainer(t)

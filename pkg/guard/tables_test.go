@@ -107,6 +107,34 @@ func TestVirtualLimit(t *testing.T) {
 	}
 }
 
+// TestDupOfVASpace: a second handle on an address space keeps it alive, and is an object of the firmware's: it counts as one.
+func TestDupOfVASpace(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	g.cfg.Settings.MaxTSGs = 1
+	a := g.account
+	used, firmware := a.usage(0).used, a.firmware
+	a.addObject(fakeClient, object{handle: fakeVASpace, parent: fakeDevice, class: 0x90f1, kind: rm.ClassVASpace, gpu: noGPU}, 0, 0, vaSpaceSize)
+	n := uint32(1)
+	for ; n < 100; n++ {
+		o := make([]byte, rm.DupSize)
+		putWords(o, 0, fakeClient, fakeDevice, fakeVASpace+n, fakeClient, fakeVASpace+n-1)
+		if newFakeCall(t, g, fakeControl).escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != rm.StatusOK {
+			break
+		}
+	}
+	if n != vaSpacesPerTSG || a.firmware-firmware != vaSpacesPerTSG {
+		t.Errorf("%d handles, %d objects of the firmware's; want %d", n, a.firmware-firmware, vaSpacesPerTSG)
+	}
+	for h := range n {
+		wantUsage(t, a, 0, used+vaSpaceSize)
+		a.freeObject(fakeClient, fakeVASpace+h)
+	}
+	wantUsage(t, a, 0, used)
+	if a.vaSpaces != 0 || a.firmware != firmware {
+		t.Errorf("%d address spaces left", a.vaSpaces)
+	}
+}
+
 // TestVASpaces: each is charged, there are only so many, and none has its tables on the host.
 func TestVASpaces(t *testing.T) {
 	var flags uint32
@@ -560,6 +588,21 @@ func TestHostMemory(t *testing.T) {
 			t.Errorf("%s: %v after the last free", name, g.account.host)
 		}
 	}
+	// A call that comes again, after a signal, counts once. Nothing else takes its name.
+	for range 2 {
+		if s := old(0x81, 8192); s != rm.StatusOK || g.account.host != 8192 {
+			t.Errorf("the same call again: %s, %v", rm.StatusName(s), g.account.host)
+		}
+	}
+	if s := old(0x81, 4096); s != rm.StatusInsertDuplicateName || g.account.host != 8192 {
+		t.Errorf("a smaller one of the same name: %s, %v", rm.StatusName(s), g.account.host)
+	}
+	alloc(0x82, 4096)
+	if s := old(0x82, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the name of what is surely there: %s", rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x81))
+	f.escape(rm.EscFree, fakeFree(0x82))
 	// A name that is taken may not lose its record.
 	if s := old(fakeMemory, 4096); s != rm.StatusInsertDuplicateName {
 		t.Errorf("the handle of device memory: %s", rm.StatusName(s))
