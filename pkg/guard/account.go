@@ -141,6 +141,7 @@ type object struct {
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
+	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
 	context               bool                   // a channel group that has a context there: an object of the engine was made below it

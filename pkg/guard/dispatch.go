@@ -213,8 +213,8 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 				rep = fail(unix.EFAULT)
 			}
 		}
-		if !w.l.answer(c.n.ID, rep) && c.root != nil {
-			g.cancelRoot(c.root, c.n.ID)
+		if through := w.l.answer(c.n.ID, rep); c.root != nil {
+			g.rootAnswered(c.root, through)
 		}
 		return
 	}

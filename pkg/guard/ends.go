@@ -70,12 +70,11 @@ func (a *account) goingOn() map[uint32]bool {
 	return list
 }
 
-// mayRun leaves out the channels of clients that end, and of processes that do or have. When a process ends UVM takes its contexts off
-// their channels (nvGpuOpsStopChannel clears bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at: to let such a channel run is a
-// fault.
+// mayRun leaves out the channels that UVM has ended (unbind), those of clients that end, and of processes that do or have: UVM ends theirs,
+// too.
 func (c *compute) mayRun(channels []chanRef) []chanRef {
 	goOn := c.g.account.goingOn()
-	return ofLiving(slices.DeleteFunc(slices.Clone(channels), func(ch chanRef) bool { return !goOn[ch.client] }))
+	return ofLiving(slices.DeleteFunc(c.g.account.bound(channels), func(ch chanRef) bool { return !goOn[ch.client] }))
 }
 
 // ofLiving leaves out the channels of processes that end or have.
@@ -256,6 +255,7 @@ func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)
 
 // endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
 func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
+	g.unbind(f, func(_ channelName, ch uvmChannel) bool { return ch.gpu == gpu })
 	outer := make([]byte, rm.UVMUnregisterSize)
 	copy(outer[rm.UVMGPU:], gpu[:])
 	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})

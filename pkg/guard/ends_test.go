@@ -340,3 +340,83 @@ func TestTornDownMeanwhile(t *testing.T) {
 	f.uvm.Unlock()
 	_ = unix.Close(f.strong)
 }
+
+// TestUnboundStayOff: a process that lives ends its channels in UVM while its container is paused. The end of the pause does not let them run,
+// nor does the rescuer; the others go on.
+func TestUnboundStayOff(t *testing.T) {
+	gpu := gpuUUID{1}
+	call := func(cmd uint32, fill func(o []byte, form rm.UVMForm)) func(*fakeCall) {
+		return func(uvm *fakeCall) {
+			form, _ := uvm.g.abi.UVM(cmd)
+			o := make([]byte, form.Size)
+			fill(o, form)
+			if rep := uvm.do(cmd, o); rep != replyDone {
+				t.Errorf("%+v", rep)
+			}
+		}
+	}
+	ofGPU := func(o []byte, _ rm.UVMForm) { copy(o[rm.UVMGPU:], gpu[:]) }
+	for _, way := range []struct {
+		name string
+		end  func(*fakeCall)
+	}{
+		{"the channel", call(rm.UVMUnregisterChannel, func(o []byte, form rm.UVMForm) {
+			rm.PutU32(o, form.Client, fakeClient)
+			rm.PutU32(o, form.Object, 0x100)
+		})},
+		{"the address space", call(rm.UVMUnregisterVASpace, ofGPU)},
+		{"the GPU", call(rm.UVMUnregisterGPU, ofGPU)},
+		{"the file", func(uvm *fakeCall) { uvm.g.endUVM(uvm.file) }},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			c := newFakeContainer(t, 1)
+			names := c.channels(fakeClient, workGroup, 0x100, 2)
+			uvm := newFakeCall(t, c.Guard, fakeUVM)
+			uvm.file = followedUVM(t, c.Guard)
+			name := channelName(names[0])
+			uvm.file.spaces[gpu], uvm.file.channels[name] = true, uvmChannel{gpu, c.account.retain(name)}
+			c.compute.turn(c.card(), true)
+			leaves := func() {
+				if left := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(left, names[1:]) {
+					t.Errorf("the rescuer would let %#x run", left)
+				}
+				c.compute.turn(c.card(), false)
+			}
+			asked := c.d.answer
+			c.d.answer = func(target Target, call *rm.Call) syscall.Errno {
+				if rm.UVMShaped(call.Cmd) { // the guard may be killed, or the pause end, before UVM has answered
+					leaves()
+				}
+				return asked(target, call)
+			}
+			way.end(uvm)
+			c.isOff(names[:1])
+			c.compute.turn(c.card(), true)
+			leaves()
+			c.isOff(names[:1])
+		})
+	}
+}
+
+// TestBoundAgain: a channel that is registered again is paused and resumed as any other.
+func TestBoundAgain(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	names := c.channels(fakeClient, workGroup, 0x100, 1)
+	uvm, ctl := newFakeUVMCall(t, c.Guard)
+	for _, cmd := range []uint32{rm.UVMRegisterChannel, rm.UVMUnregisterChannel, rm.UVMRegisterChannel} {
+		form, _ := c.abi.UVM(cmd)
+		o := make([]byte, form.Size)
+		if cmd == rm.UVMRegisterChannel {
+			rm.PutU32(o, form.FD, uint32(ctl))
+		}
+		rm.PutU32(o, form.Client, fakeClient)
+		rm.PutU32(o, form.Object, names[0].handle)
+		if rep := uvm.do(cmd, o); uvm.failed(rep) {
+			t.Fatalf("%+v, %s", rep, rm.StatusName(uvm.statusWord()))
+		}
+	}
+	c.compute.turn(c.card(), true)
+	c.isOff(names)
+	c.compute.turn(c.card(), false)
+	c.isOff()
+}

@@ -57,15 +57,16 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 // checkFree: of an object, its descendants, or a client.
 func (g *Guard) checkFree(c *trappedCall) plan {
 	handle := rm.U32(c.call.Outer, rm.FreeObject)
-	return plan{ask: true, settle: func() { g.freed(c.locked[0], handle) }}
+	return plan{ask: true, settle: func() { g.freed(c, handle) }}
 }
 
-// freed takes a freed object out of the account.
-func (g *Guard) freed(c *client, handle uint32) {
-	if c.handle == handle {
-		g.clientGone(c)
+// freed takes an object that a call has freed out of the account.
+func (g *Guard) freed(c *trappedCall, handle uint32) {
+	c.lost = true // freed again it would not be found
+	if of := c.locked[0]; of.handle == handle {
+		g.clientGone(of)
 	} else {
-		g.account.freeObject(c.handle, handle)
+		g.account.freeObject(of.handle, handle)
 		g.endWindows()
 	}
 	if g.account.hasZombies() {

@@ -119,7 +119,7 @@ func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
 	for i := range n {
 		noted[rm.U64(r.mem, r.entry(gpu, i))] = true
 	}
-	for _, ch := range channels {
+	for _, ch := range g.account.bound(channels) {
 		if !goOn[ch.client] || noted[uint64(ch.handle)<<32|uint64(ch.client)] {
 			continue
 		}
