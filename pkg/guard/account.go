@@ -135,11 +135,13 @@ type object struct {
 	page                  quota.Bytes            // of device memory
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
+	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
+	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
 	scheduled             bool                   // a channel, or a channel group, that was let run (GPFIFO_SCHEDULE)
 	graphics              bool                   // a channel group on the graphics engine
 	context               bool                   // a channel group that has a context there: an object of the engine was made below it
@@ -402,7 +404,8 @@ func (a *account) put(c *client, o *object) {
 	}
 }
 
-// dupObject records a second handle on what another handle refers to.
+// dupObject records a second handle on what another handle refers to. It counts as an object of its kind: it keeps that alive, and is
+// another object to the GPU's firmware.
 func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandle uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -413,10 +416,7 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.charge, s.gpu, s.spilled, s.host, s.size
-			if o.kind = s.kind; s.kind == rm.ClassTSG || s.kind == rm.ClassChannel || s.kind == rm.ClassVASpace {
-				o.kind = rm.ClassPlain // counted once
-			}
+			o.class, o.kind, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.kind, s.charge, s.gpu, s.spilled, s.host, s.size
 		}
 	}
 	if o.charge != nil {

@@ -358,11 +358,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 				continue // the driver says no
 			}
 			a.dupObject(c, p, h, src, srcH)
-			kind := so.kind
-			if kind == rm.ClassTSG || kind == rm.ClassChannel {
-				kind = rm.ClassPlain
-			}
-			mc[h] = modelObject{p, so.charge, kind}
+			mc[h] = modelObject{p, so.charge, so.kind}
 		case 7: // free, rarely of the client
 			h := handle()
 			if r.IntN(20) == 0 {

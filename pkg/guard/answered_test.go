@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -64,6 +66,43 @@ func TestLostAnswers(t *testing.T) {
 					memory = append(memory[:0], s.out[0].data...)
 					last.noteSaved(s)
 				}
+			}
+		})
+	}
+}
+
+// TestLostFrees: a free whose answer got lost comes again, and finds nothing any more. Its caller is told that it was freed.
+func TestLostFrees(t *testing.T) {
+	heapFree := make([]byte, rm.HeapSize)
+	rm.PutU32(heapFree, rm.HeapRoot, fakeClient)
+	rm.PutU32(heapFree, rm.HeapFunction, rm.HeapFnFree)
+	rm.PutU32(heapFree, rm.HeapFreeMemory, fakeMemory)
+	for _, x := range []struct {
+		name   string
+		nr     uint32
+		o      []byte
+		status int
+	}{
+		{"an object", rm.EscFree, fakeFree(fakeMemory), rm.FreeStatus},
+		{"a client", rm.EscFree, fakeFree(fakeClient), rm.FreeStatus},
+		{"memory, the old way", rm.EscVidHeapControl, heapFree, rm.HeapStatus},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			d := &fakeDriver{}
+			g := withClient(newFakeGuard(t, d))
+			c := newFakeCall(t, g, fakeControl)
+			if rep := c.escape(x.nr, x.o); c.failed(rep) {
+				t.Fatalf("%+v", rep)
+			}
+			c.k.last.note(&c.trappedCall)
+			d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+				rm.PutU32(call.Outer, x.status, rm.StatusObjectNotFound)
+				return 0
+			}
+			rep := c.escape(x.nr, slices.Clone(x.o))
+			c.n.Args[2] = c.k.last.args[2] // the same memory
+			if !c.k.last.settle(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) || c.statusWord() != rm.StatusOK {
+				t.Error("the caller hears that there was nothing to free")
 			}
 		})
 	}

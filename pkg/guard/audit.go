@@ -71,7 +71,16 @@ func (g *Guard) auditLoop() {
 	}
 }
 
-// audit compares once. If the driver counts memory that was never allocated through the guard, all the container's RM
+// Calls in flight, and files that are being closed, make both numbers wrong for a while; a worker can be kept from running between the
+// driver's answer and the account. So guilty is who holds more in auditExcess looks, which take a second. Who allocates and frees all the time
+// can have the numbers agree now and then, and is not cleared by one look, but by auditAgree.
+const (
+	auditStep   = 80 * time.Millisecond
+	auditExcess = 12
+	auditAgree  = 8
+)
+
+// audit compares until it is sure. If the driver counts memory that was never allocated through the guard, all the container's RM
 // clients are freed, and with them all it holds. The driver's own lengths are compared: charges are rounded up, and the
 // difference could hide something.
 func (g *Guard) audit() {
@@ -84,26 +93,30 @@ func (g *Guard) audit() {
 	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
 		g.auditLonger()
 	}
-	// Calls in flight make both numbers wrong for a moment: only what stays wrong counts.
-	for range 3 {
-		held, seen := a.held(g.tasks.processes()), g.account.lengths()
-		excess := false
-		for i := range held {
-			if held[i] > seen[i] {
-				excess = true
-				g.log.Warn("the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen[i])
-			}
-		}
-		if !excess {
+	for excess, agree := 0, 0; excess < auditExcess; time.Sleep(auditStep) {
+		if g.holdsMore(a) {
+			excess++
+		} else if agree++; agree == auditAgree {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
 	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
 	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
 	if g.killClients(func(*client) bool { return true }) > 0 {
 		g.auditLonger()
 	}
+}
+
+// holdsMore compares once.
+func (g *Guard) holdsMore(a *ownClient) bool {
+	held, seen := a.held(g.tasks.processes()), g.account.lengths()
+	for i := range held {
+		if held[i] > seen[i] {
+			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen[i])
+			return true
+		}
+	}
+	return false
 }
 
 // auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.

@@ -15,9 +15,9 @@ import (
 // waits, and nobody works meanwhile: the worker of each filter sleeps before it takes the next notification up.
 
 const (
-	// freeShare of a core may go into what is not paid for: a twentieth, with what Go's runtime needs beside it, which nobody's clock shows.
-	// freeBurst of CPU time may at once: a CUDA program's start takes some 2000 calls of 10 µs, most of which succeed.
-	freeShare = 0.04
+	// freeShare of a core may go into what is not paid for. freeBurst of CPU time may at once: a CUDA program's start takes some 2000 calls of
+	// 10 µs, most of which succeed.
+	freeShare = 0.05
 	freeBurst = time.Second
 	// callCost is forgiven of a call that succeeded, beside the driver's part, and receiveCost for taking it up. A call takes 5 to 7 µs
 	// on a fast machine.
@@ -32,6 +32,11 @@ const (
 	leastWait = 100 * time.Millisecond
 	// quotaLook is how often the container's quota is read, while it makes calls.
 	quotaLook = time.Second
+	// runtimeLook is how often the bill is compared with what the guard's process has used. The rest is Go's runtime, which no thread's clock
+	// of ours shows: in the worst case that was found (processes that end after one call) 1.25 times what is on the bill. It is believed to
+	// be maxRuntime times that at most: with a little on the bill it is the guard's other work.
+	runtimeLook = time.Second
+	maxRuntime  = 2
 	// backgroundShare bounds each kind of look that the guard takes by itself: sweeps, looks at maps and at outsiders, audits, searches for
 	// a client's file. After one it rests from that kind for so many times as long. They are on the bill too.
 	backgroundShare = 100
@@ -47,8 +52,17 @@ type bill struct {
 
 	searches bucket // of seconds
 
-	mu     sync.Mutex
-	looked time.Time // at the quota
+	mu      sync.Mutex
+	looked  time.Time            // at the quota
+	process func() time.Duration // the CPU time of the guard's process
+	since   bookings
+}
+
+// bookings is what was put on the bill since it was compared with what the guard's process has used.
+type bookings struct {
+	begin       time.Time
+	process     time.Duration // that it had used then
+	cpu, unpaid time.Duration
 }
 
 func newBill(callsPerSecond, callsBurst int) *bill {
@@ -58,20 +72,47 @@ func newBill(callsPerSecond, callsBurst int) *bill {
 		quota: bucket{burst: quotaBurst.Seconds()},
 
 		searches: bucket{perSecond: 1.0 / backgroundShare, burst: searchBurst.Seconds()},
+		process:  processTime,
 	}
 }
 
-// use is CPU time for a number of calls, of which a part is paid for by calls that succeeded.
+// use is CPU time for a number of calls. paid is how long what calls that succeeded pay for took, unpaid how long the others did: by the
+// clock on the wall, so who slept has used less CPU time than that.
 type use struct {
-	calls     int
-	cpu, paid time.Duration
+	calls        int
+	cpu          time.Duration
+	paid, unpaid time.Duration
 }
+
+// notPaid is the CPU time that the paid calls cannot have used, or the others may have, whichever is more: a call that sleeps in the driver
+// pays for no other.
+func (u use) notPaid() time.Duration { return max(u.cpu-u.paid, min(u.cpu, u.unpaid)) }
 
 // charge puts a use on the bill.
 func (b *bill) charge(now time.Time, u use) {
+	runtime := b.runtimeFor(now, u)
 	b.calls.spend(now, float64(u.calls))
-	b.free.spend(now, max(0, u.cpu-u.paid).Seconds())
-	b.quota.spend(now, u.cpu.Seconds())
+	b.free.spend(now, (u.notPaid() + runtime).Seconds())
+	b.quota.spend(now, (u.cpu + runtime).Seconds())
+}
+
+// runtimeFor is what Go's runtime has needed for what is not paid for, now and then, with a use that is put on the bill.
+func (b *bill) runtimeFor(now time.Time, u use) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := &b.since
+	s.cpu += u.cpu
+	s.unpaid += u.notPaid()
+	if now.Sub(s.begin) < runtimeLook {
+		return 0
+	}
+	last := *s
+	*s = bookings{begin: now, process: b.process()}
+	if last.begin.IsZero() || last.cpu == 0 {
+		return 0
+	}
+	rest := min(max(0, s.process-last.process-last.cpu), maxRuntime*last.cpu)
+	return time.Duration(rest.Seconds() * last.unpaid.Seconds() / last.cpu.Seconds() * float64(time.Second))
 }
 
 // owed is how long the container's calls have to wait.
@@ -111,6 +152,8 @@ func (m *meter) count(succeeded bool, driver, own time.Duration) {
 	m.calls++
 	if succeeded {
 		m.paid += driver + min(own, callCost) + receiveCost
+	} else {
+		m.unpaid += driver + own + receiveCost
 	}
 }
 
@@ -151,22 +194,39 @@ const sleepPiece = 100 * time.Millisecond
 
 // onBill calls f, puts the CPU time that it takes on the container's bill, and returns it.
 func (g *Guard) onBill(f func()) time.Duration {
+	return g.partlyPaid(func() time.Duration { f(); return 0 })
+}
+
+// partlyPaid is onBill, where f says how much of that CPU time the driver took for what it carried out with success.
+func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()
-	f()
+	paid := f()
 	took := threadTime() - begin
-	g.bill.charge(time.Now(), use{cpu: took})
+	g.bill.charge(time.Now(), use{cpu: took, paid: paid})
 	return took
+}
+
+// ifDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
+func ifDone(call func() bool) time.Duration {
+	begin := threadTime()
+	if !call() {
+		return 0
+	}
+	return threadTime() - begin
 }
 
 // cpuQuota reads how many CPUs the container may use.
 func (g *Guard) cpuQuota() float64 { return g.containerCgroups().cpuQuota() }
 
-// threadTime is the CPU time of the calling thread.
-func threadTime() time.Duration {
+// threadTime is the CPU time of the calling thread, processTime that of the guard's process.
+func threadTime() time.Duration  { return cpuClock(unix.CLOCK_THREAD_CPUTIME_ID) }
+func processTime() time.Duration { return cpuClock(unix.CLOCK_PROCESS_CPUTIME_ID) }
+
+func cpuClock(id uintptr) time.Duration {
 	var ts unix.Timespec
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&ts)), 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
 	return time.Duration(ts.Nano())
 }
 

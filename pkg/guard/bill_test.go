@@ -3,8 +3,11 @@ package guard
 import (
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // TestBucket: a burst is free, then it comes at the rate, and waiting does not add up to more.
@@ -56,10 +59,15 @@ type caller struct {
 }
 
 func (c *caller) call(succeeded bool, driver, own time.Duration) {
-	c.m.count(succeeded, driver, own)
+	c.sleepIn(succeeded, 0, driver, own)
+}
+
+// sleepIn is a call that sleeps in the driver beside what it computes there.
+func (c *caller) sleepIn(succeeded bool, asleep, driver, own time.Duration) {
+	c.m.count(succeeded, asleep+driver, own)
 	c.m.cpu += driver + own
 	c.cpu += driver + own
-	c.now = c.now.Add(driver + own)
+	c.now = c.now.Add(asleep + driver + own)
 	if c.m.calls < readCalls && c.now.Sub(c.m.at) < readAfter {
 		return
 	}
@@ -79,19 +87,26 @@ func TestBill(t *testing.T) {
 		quota       float64
 		least, most float64
 	}{
-		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.036, 0.041},
-		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.033, 0.041},
-		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.036, 0.041},
+		{"waved through", func(c *caller) { c.call(false, 0, 3*us) }, 0, 0.046, 0.051},
+		{"refused by the guard after a long look", func(c *caller) { c.call(false, 0, 40*time.Millisecond) }, 0, 0.043, 0.051},
+		{"refused by the driver", func(c *caller) { c.call(false, 10*us, 6*us) }, 0, 0.046, 0.051},
 		{"succeed", func(c *caller) { c.call(true, 20*us, 10*us) }, 0, 0.99, 1},
 		{"succeed, faster than calls_per_second", func(c *caller) { c.call(true, us, 4*us) }, 0, 0.24, 0.26},
-		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.036, 0.042},
+		{"succeed, and make the guard look for long", func(c *caller) { c.call(true, 20*us, 5*time.Millisecond) }, 0, 0.046, 0.052},
 		{"slow in the driver", func(c *caller) { c.call(true, 300*time.Millisecond, 10*us) }, 0, 0.99, 1},
 		{"one that succeeds for 64 refused", func(c *caller) {
 			c.call(true, 5*us, 10*us)
 			for range 64 {
 				c.call(false, 0, 10*us)
 			}
-		}, 0, 0.036, 0.046},
+		}, 0, 0.046, 0.056},
+		{"one that sleeps in the driver and succeeds for 63 refused", func(c *caller) {
+			for range 63 {
+				c.call(false, 0, 30*us)
+			}
+			c.sleepIn(true, 2*time.Millisecond, 10*us, 10*us)
+		}, 0, 0.046, 0.056},
+		{"succeed, and sleep in the driver", func(c *caller) { c.sleepIn(true, 100*us, 10*us, 10*us) }, 0, 0.16, 0.17},
 		{"succeed, a quota of a tenth of a CPU", func(c *caller) { c.call(true, 20*us, 10*us) }, 0.1, 0.09, 0.102},
 		{"waved through, a quota of a hundredth", func(c *caller) { c.call(false, 0, 3*us) }, 0.01, 0.009, 0.0102},
 	}
@@ -108,6 +123,41 @@ func TestBill(t *testing.T) {
 				x.call(c)
 			}
 			if share := c.cpu.Seconds() / c.now.Sub(begin).Seconds(); share < x.least || share > x.most {
+				t.Errorf("%.4f of a core, want %v to %v", share, x.least, x.most)
+			}
+		})
+	}
+}
+
+// TestRuntimeOnBill: with what Go's runtime needs for it a container gets no more of the guard than without; for what is paid for it owes
+// nothing, and little for what the guard does meanwhile.
+func TestRuntimeOnBill(t *testing.T) {
+	const us = time.Microsecond
+	for _, x := range []struct {
+		name        string
+		paid        bool
+		runtime     float64 // CPU time beside what is on the bill, for each second of that
+		other       float64 // for each second that passes
+		least, most float64 // of a core, without other
+	}{
+		{"refused", false, 1.25, 0, 0.046, 0.051},
+		{"succeed", true, 1, 0, 1.9, 2},
+		{"refused, while the guard is at other work", false, 0, 0.5, 0.016, 0.021},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			start := time.Unix(1000, 0)
+			c := &caller{b: newBill(50000, 100000), now: start, m: meter{at: start}}
+			used := func() time.Duration { return time.Duration(float64(c.cpu) * (1 + x.runtime)) }
+			c.b.process = func() time.Duration { return used() + time.Duration(float64(c.now.Sub(start))*x.other) }
+			call := func() { c.call(x.paid, 20*us, 10*us) }
+			for c.now.Sub(start) < 2*time.Minute { // the burst is over
+				call()
+			}
+			begin, before := c.now, used()
+			for c.now.Sub(begin) < time.Minute {
+				call()
+			}
+			if share := (used() - before).Seconds() / c.now.Sub(begin).Seconds(); share < x.least || share > x.most {
 				t.Errorf("%.4f of a core, want %v to %v", share, x.least, x.most)
 			}
 		})
@@ -162,6 +212,34 @@ func TestQuotaOf(t *testing.T) {
 		_ = os.WriteFile(filepath.Join(pod, "cpu.max"), []byte("20000 100000"), 0o600)
 		if got := (cgroups{quota: dir}).cpuQuota(); got != 0.2 {
 			t.Errorf("%v in a pod of 0.2: %v", x.files, got)
+		}
+	}
+}
+
+// TestEndsOnBill: what it takes to tear address spaces down is on the bill; UVM's part is paid for where it succeeds.
+func TestEndsOnBill(t *testing.T) {
+	const slow = 20 * time.Millisecond
+	for _, status := range []uint32{rm.StatusOK, rm.StatusInvalidState} {
+		d := &fakeDriver{}
+		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+			if call.Cmd == rm.UVMUnregisterVASpace {
+				for begin := threadTime(); threadTime()-begin < slow; {
+				}
+				rm.PutU32(call.Outer, rm.UVMUnregisterStatus, status)
+			}
+			return 0
+		}
+		g := withClient(newFakeGuard(t, d))
+		g.bill = newBill(0, 0)
+		g.bill.quota.setRate(time.Now(), 1e-6)
+		mappedUVM(t, g)
+		g.sweep()
+		if g.files.count() != 0 {
+			t.Fatal("not torn down")
+		}
+		all, free := g.bill.quota.burst-g.bill.quota.tokens, g.bill.free.burst-g.bill.free.tokens
+		if paid := all - free; all < slow.Seconds() || status == rm.StatusOK && paid < slow.Seconds() || status != rm.StatusOK && paid > 0.001 {
+			t.Errorf("status %d: %v s on the bill, %v s of it paid for", status, all, paid)
 		}
 	}
 }

@@ -503,19 +503,20 @@ func followedUVM(t *testing.T, g *Guard) *file {
 	return f
 }
 
-// rootGuard is a guard with a root alloc under way in this process, whose answer is at o.
-func rootGuard(t *testing.T, d *fakeDriver, o []byte) (*Guard, *file) {
+// rootGuard is a guard with a root alloc under way in this process.
+func rootGuard(t *testing.T, d *fakeDriver) (*Guard, *file) {
 	t.Helper()
 	g := newFakeGuard(t, d)
 	c := newFakeCall(t, g, fakeControl)
-	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
+	if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
 		t.Fatalf("%+v", rep)
 	}
 	f := c.root
 	if f == nil || g.pendingRoots.Load() != 1 || !f.rooted {
 		t.Fatal("no root alloc is under way")
 	}
-	t.Cleanup(func() { f.close() })
+	g.rootAnswered(f, true)
+	t.Cleanup(f.close)
 	return g, f
 }
 
@@ -538,10 +539,8 @@ func TestRootAlloc(t *testing.T) {
 		return 0
 	}}
 	t.Run("verified", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		rm.PutU32(o, rm.AllocObject, fakeClient) // as the kernel answers
 		g.settleRoot(f, f.pending, 0, true)
 		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
 			t.Fatal("the client is not recorded")
@@ -564,39 +563,31 @@ func TestRootAlloc(t *testing.T) {
 		}
 	})
 	t.Run("a handle that RM does not know", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(0)
-		rm.PutU32(o, rm.AllocObject, 0xc1d00077) // forged
-		g.settleRoot(f, f.pending, 0, true)
+		g.settleRoot(f, f.pending, 0xc1d00077, true)
 		if g.account.ownsClient(0xc1d00077) || g.astray.Load() == 0 {
 			t.Error("a client that RM does not confirm is trusted")
 		}
 	})
-	t.Run("overwritten answer", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
-		live.Store(fakeClient)
-		clear(o)
-		g.settleRoot(f, f.pending, 0, true)
-		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.astray.Load() != 0 {
-			t.Error("not found")
-		}
-	})
 	t.Run("named by the next call", func(t *testing.T) {
-		o := rootOuter()
-		g, f := rootGuard(t, confirm, o)
+		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		clear(o)
 		g.settleRoot(f, f.pending, fakeClient, false)
 		if !g.account.ownsClient(fakeClient) {
 			t.Error("not found")
 		}
 	})
 	t.Run("the caller was gone", func(t *testing.T) {
-		g, f := rootGuard(t, confirm, rootOuter())
+		g, f := rootGuard(t, confirm)
 		p := f.pending
-		g.cancelRoot(f, p.id)
+		p.since = time.Time{}
+		// It runs a signal's handler, while other threads make calls.
+		p.k = &task{tid: 1 << 22, proc: p.k.proc}
+		if g.settleRoot(f, p, 0, false) || g.astray.Load() != 0 {
+			t.Error("a root alloc that nobody was let make counts against the program")
+		}
+		g.rootAnswered(f, false)
 		if f.rooted || f.pending != nil || g.pendingRoots.Load() != 0 {
 			t.Error("a root alloc that did not run bars its file")
 		}
@@ -634,7 +625,7 @@ func TestRootAlloc(t *testing.T) {
 		if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
 			t.Fatalf("%+v", rep)
 		}
-		if g.cancelRoot(f, f.pending.id); !f.rooted {
+		if g.rootAnswered(c.root, false); !f.rooted {
 			t.Error("the first client is forgotten")
 		}
 	})
@@ -665,19 +656,38 @@ func TestRootAlloc(t *testing.T) {
 
 // TestAudit: a process that holds what was never charged loses its clients.
 func TestAudit(t *testing.T) {
+	const more = 64 * quota.KiB
 	for _, x := range []struct {
 		name   string
-		held   quota.Bytes
+		more   func(look int) quota.Bytes // than was charged
 		killed uint64
-	}{{"as charged", 8 * quota.MiB, 0}, {"more", 8*quota.MiB + 64*quota.KiB, 1}} {
+	}{
+		{"as charged", func(int) quota.Bytes { return 0 }, 0},
+		{"more", func(int) quota.Bytes { return more }, 1},
+		{"more for most of a second, while a call is under way", func(look int) quota.Bytes {
+			if look < auditExcess {
+				return more
+			}
+			return 0
+		}, 0},
+		{"more, and hides it now and then", func(look int) quota.Bytes {
+			if look%3 == 0 {
+				return 0
+			}
+			return more
+		}, 1},
+	} {
 		t.Run(x.name, func(t *testing.T) {
+			t.Parallel()
+			looks := 0
 			var freed []uint32
 			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
 				switch call.NR() {
 				case rm.EscControl:
 					if rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo {
 						p := call.Blocks[0].Data
-						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(x.held-4*quota.MiB))
+						looks++
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(4*quota.MiB+x.more(looks)))
 						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedOwned, uint64(4*quota.MiB))
 						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedDuped, uint64(quota.GiB)) // somebody else's
 					}

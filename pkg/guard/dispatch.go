@@ -213,8 +213,8 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 				rep = fail(unix.EFAULT)
 			}
 		}
-		if !w.l.answer(c.n.ID, rep) && c.root != nil {
-			g.cancelRoot(c.root, c.n.ID)
+		if through := w.l.answer(c.n.ID, rep); c.root != nil {
+			g.rootAnswered(c.root, through)
 		}
 		return
 	}
@@ -242,8 +242,12 @@ func (c *trappedCall) failed(rep reply) bool {
 	return c.statusWord() != rm.StatusOK
 }
 
-// maxSaved bounds the bytes of all saved results of a container.
-const maxSaved = 8 << 20
+// maxSaved bounds the bytes of all saved results of a container, savedCost of what each takes beside its own: its thread is remembered for
+// it, with a descriptor.
+const (
+	maxSaved  = 8 << 20
+	savedCost = 1 << 10
+)
 
 // undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made
 // is taken back. A restarted system call comes at once; one behind a stopped process may come later, and is then carried
@@ -254,7 +258,7 @@ const undoAfter = time.Second
 func (g *Guard) remember(c *trappedCall, rep reply) {
 	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
 	// many threads with large ones would bloat the guard.
-	size := c.size()
+	size := savedCost + c.size()
 	if g.saved.Add(int64(size)) > maxSaved && c.undo == nil {
 		g.saved.Add(-int64(size))
 		return

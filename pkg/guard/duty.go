@@ -112,9 +112,6 @@ func (c *compute) turn(x *card, off bool) bool {
 	// A hard cap is of the graphics engine: copies may go on, their queues end by themselves. cgpu pause stops everything; what
 	// is resumed may have been paused by it.
 	channels := x.shown(c.g.account.channelsOn(x.gpu, !off || suspended))
-	if !off {
-		channels = c.mayRun(channels)
-	}
 	if off && len(channels) == 0 && !suspended {
 		return true
 	}
@@ -129,14 +126,12 @@ func (c *compute) turn(x *card, off bool) bool {
 		c.rescue.note(c.g, x.gpu, channels)
 		if c.disable(x.gpu, channels, chanPaused) == 0 && len(channels) > 0 {
 			c.disable(x.gpu, c.mayRun(channels), chanRuns)
-			c.noteHidden(x)
+			c.noteHidden(x) // nothing else is off, even if the driver refuses this too
 			return !suspended
 		}
 		x.refused = 0
-	} else if c.disable(x.gpu, channels, chanRuns) < len(channels) {
-		x.refused = maxRefused // the list of what is off stays until they run
 	} else {
-		c.noteHidden(x)
+		c.letRun(x, channels)
 	}
 	x.mu.Lock()
 	x.off, x.offAll = off, off && suspended
@@ -152,6 +147,18 @@ func (c *compute) turn(x *card, off bool) bool {
 	close(c.turned)
 	c.turned = make(chan struct{})
 	return off || x.refused == 0
+}
+
+// letRun resumes channels of a GPU, with running held. What the driver would not resume stays noted, and is tried again.
+func (c *compute) letRun(x *card, channels []chanRef) {
+	channels = c.mayRun(x.shown(channels))
+	switch {
+	case c.disable(x.gpu, channels, chanRuns) < len(channels):
+		x.refused = maxRefused
+		kick(c.dutyKick)
+	case x.refused == 0:
+		c.noteHidden(x)
+	}
 }
 
 // resumeRest tries again to resume what the driver would not.

@@ -2,10 +2,12 @@ package guard
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"os"
 	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -26,6 +28,9 @@ func (g *Guard) stop(which func(*client) bool) {
 	}
 	for gpu := range g.cfg.GPUs {
 		c.disable(gpu, g.account.endingOn(gpu), chanStopped)
+		if c.rescue != nil {
+			c.rescue.keep(gpu, c.mayRun(g.account.channelsOn(gpu, true)))
+		}
 	}
 }
 
@@ -50,43 +55,36 @@ func (a *account) isEnding(client uint32) bool {
 
 // endingOn lists the channels of clients that end.
 func (a *account) endingOn(gpu int) []chanRef {
-	ending := a.makers(true)
-	var list []chanRef
-	for _, ch := range a.channelsOn(gpu, true) {
-		if _, ok := ending[ch.client]; ok {
-			list = append(list, ch)
-		}
+	goOn := a.goingOn()
+	return slices.DeleteFunc(a.channelsOn(gpu, true), func(ch chanRef) bool { return goOn[ch.client] })
+}
+
+// goingOn lists the clients that do not end.
+func (a *account) goingOn() map[uint32]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := map[uint32]bool{}
+	for handle, c := range a.clients {
+		list[handle] = !c.ending
 	}
 	return list
 }
 
-// makers says who made the clients that end, or those that do not.
-func (a *account) makers(ending bool) map[uint32]int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	tgids := map[uint32]int{}
-	for handle, c := range a.clients {
-		if c.ending == ending {
-			tgids[handle] = c.tgid
-		}
-	}
-	return tgids
+// mayRun leaves out the channels that UVM has ended (unbind), those of clients that end, and of processes that do or have: UVM ends theirs,
+// too.
+func (c *compute) mayRun(channels []chanRef) []chanRef {
+	goOn := c.g.account.goingOn()
+	return ofLiving(slices.DeleteFunc(c.g.account.bound(channels), func(ch chanRef) bool { return !goOn[ch.client] }))
 }
 
-// mayRun leaves out the channels of clients that end, and of processes that do or have. When a process ends UVM takes its contexts off
-// their channels (nvGpuOpsStopChannel clears bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at: to let such a channel run is a
-// fault.
-func (c *compute) mayRun(channels []chanRef) (list []chanRef) {
-	makers, over := c.g.account.makers(false), map[int]bool{}
+// ofLiving leaves out the channels of processes that end or have.
+func ofLiving(channels []chanRef) (list []chanRef) {
+	over := map[int]bool{}
 	for _, ch := range channels {
-		tgid, ok := makers[ch.client]
-		if !ok {
-			continue
-		}
-		ended, known := over[tgid]
+		ended, known := over[ch.tgid]
 		if !known {
-			ended = exiting(tgid)
-			over[tgid] = ended
+			ended = exiting(ch.tgid)
+			over[ch.tgid] = ended
 		}
 		if !ended {
 			list = append(list, ch)
@@ -112,8 +110,8 @@ func exiting(tgid int) bool {
 func leaving(tid int) bool {
 	const pfExiting = 4
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
-	if err != nil {
-		return true // gone
+	if err != nil { // gone, and not only hidden from the rescuer (hidepid)
+		return errors.Is(unix.Kill(tid, 0), unix.ESRCH)
 	}
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if len(fields) < 7 {
@@ -150,7 +148,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 			f.torn = make(chan struct{})
 			go func() {
 				defer close(f.torn)
-				g.endUVM(f)
+				g.partlyPaid(func() time.Duration { return g.endUVM(f) })
 			}()
 		}
 	}
@@ -193,10 +191,10 @@ func (f *file) users() []int {
 }
 
 // awaited reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
-// run. When they are gone its pidfd tells.
+// run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
 func (g *Guard) awaited(f *file) bool {
 	for _, tgid := range f.users() {
-		if g.tasks.byHostPid(tgid) != nil && exiting(tgid) {
+		if g.tasks.lives(tgid) && exiting(tgid) {
 			return true
 		}
 	}
@@ -208,8 +206,9 @@ func (g *Guard) awaited(f *file) bool {
 //
 // Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE stops a
 // GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
-// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued.
-func (g *Guard) endUVM(f *file) {
+// UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It
+// returns the CPU time that UVM took.
+func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	g.tearMu.Lock()
 	defer g.tearMu.Unlock()
 	over := map[int]bool{}
@@ -225,19 +224,21 @@ func (g *Guard) endUVM(f *file) {
 	f.maps, f.mapped, f.spaces = map[uint64][]uvmMap{}, 0, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
-	for gpu := range spaces {
+	end := func(gpu gpuUUID) bool {
 		ended[gpu] = g.endVASpace(f, gpu)
+		return ended[gpu]
+	}
+	for gpu := range spaces {
+		inUVM += ifDone(func() bool { return end(gpu) })
 		g.uvmLeft(f, gpu)
 	}
 	for base, list := range maps {
 		for _, m := range list {
-			done, tried := ended[m.gpu]
-			if !tried {
-				done = g.endVASpace(f, m.gpu)
-				ended[m.gpu] = done
+			if _, tried := ended[m.gpu]; !tried {
+				inUVM += ifDone(func() bool { return end(m.gpu) })
 			}
-			if !done {
-				g.unmapExternal(f, base, m)
+			if !ended[m.gpu] {
+				inUVM += ifDone(func() bool { return g.unmapExternal(f, base, m) })
 			}
 			g.unmapped(m)
 		}
@@ -246,6 +247,7 @@ func (g *Guard) endUVM(f *file) {
 		g.driver.CloseFile(uint32(f.sim))
 	}
 	g.files.remove(f)
+	return inUVM
 }
 
 // target is a file that the guard holds.
@@ -253,6 +255,7 @@ func (f *file) target() Target { return Target{FD: f.strong, File: uint32(f.sim)
 
 // endVASpace stops the channels of an address space on a GPU and frees what is mapped there.
 func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
+	g.unbind(f, func(_ channelName, ch uvmChannel) bool { return ch.gpu == gpu })
 	outer := make([]byte, rm.UVMUnregisterSize)
 	copy(outer[rm.UVMGPU:], gpu[:])
 	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnregisterVASpace, Outer: outer})
@@ -261,14 +264,17 @@ func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
 
 // unmapExternal frees one mapping where the address space as a whole could not be ended: the program has unregistered it before, and
 // then has no channels there, or the driver refuses.
-func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) {
+func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) bool {
 	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
 	outer := make([]byte, form.Size)
 	rm.PutU64(outer, form.Base, base)
 	rm.PutU64(outer, form.Length, m.length)
 	copy(outer[uvmUnmapGPU:], m.gpu[:])
 	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
-	if e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer}); e != 0 || rm.U32(outer, form.Status) != rm.StatusOK {
+	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
+	done := e == 0 && rm.U32(outer, form.Status) == rm.StatusOK
+	if !done {
 		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
 	}
+	return done
 }

@@ -161,6 +161,23 @@ func TestEndedStayOff(t *testing.T) {
 		}
 		c.isOff(dead, ending)
 	})
+	t.Run("by the rescuer", func(t *testing.T) {
+		c, alive, _, _ := prepare(t)
+		resumes := func() {
+			t.Helper()
+			l := slices.Concat(noted(t, c.compute.rescue.path)...)
+			slices.SortFunc(l, func(a, b fakeName) int { return int(a.handle) - int(b.handle) })
+			if !slices.Equal(l, alive) {
+				t.Errorf("%#x is resumed, %#x may run", l, alive)
+			}
+		}
+		resumes()
+		c.clientOf(fakeClient+3, os.Getpid())
+		c.channels(fakeClient+3, workGroup, 0x400, 2)
+		c.compute.rescue.note(c.Guard, 0, c.account.channelsOn(0, true))
+		c.stop(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
+		resumes()
+	})
 	t.Run("by GPFIFO_SCHEDULE", func(t *testing.T) {
 		c, _, _, _ := prepare(t)
 		c.compute.turn(c.card(), false)
@@ -237,6 +254,33 @@ func TestAwaited(t *testing.T) {
 	}
 }
 
+// TestEndUnheard: whose process has ended, and was perhaps buried, waits for nobody to hear of that: neither memory that is asked for, nor
+// what it had announced.
+func TestEndUnheard(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	p := startIdle(t)
+	fd, err := unix.PidfdOpen(p.pid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.tasks.procs[p.pid()] = &process{tgid: p.pid(), pidfd: fd} // with no watcher
+	limit := c.account.usage(0).limit
+	c.managed.list = func() []int { return nil }
+	if !c.reserveManaged(p.pid(), 1<<40, 1<<40+4<<20) {
+		t.Fatal("refused")
+	}
+	_ = p.Process.Kill()
+	_ = p.Wait()
+	mappedUVM(t, c.Guard, p.pid())
+	if !c.reserve(cost{size: limit - 4*quota.MiB}) {
+		t.Error("refused, although the process that has the memory was over")
+	}
+	c.account.unreserve(cost{size: limit - 4*quota.MiB})
+	if !c.reserveManaged(os.Getpid(), 1<<41, 1<<41+uint64(limit)) {
+		t.Error("refused, although the process that has announced so much was over")
+	}
+}
+
 // TestTearingDown: while UVM tears an address space down nothing else of the container waits, but for who needs that memory; it is torn
 // down once, and its memory counts until UVM has freed it.
 func TestTearingDown(t *testing.T) {
@@ -295,4 +339,84 @@ func TestTornDownMeanwhile(t *testing.T) {
 	}
 	f.uvm.Unlock()
 	_ = unix.Close(f.strong)
+}
+
+// TestUnboundStayOff: a process that lives ends its channels in UVM while its container is paused. The end of the pause does not let them run,
+// nor does the rescuer; the others go on.
+func TestUnboundStayOff(t *testing.T) {
+	gpu := gpuUUID{1}
+	call := func(cmd uint32, fill func(o []byte, form rm.UVMForm)) func(*fakeCall) {
+		return func(uvm *fakeCall) {
+			form, _ := uvm.g.abi.UVM(cmd)
+			o := make([]byte, form.Size)
+			fill(o, form)
+			if rep := uvm.do(cmd, o); rep != replyDone {
+				t.Errorf("%+v", rep)
+			}
+		}
+	}
+	ofGPU := func(o []byte, _ rm.UVMForm) { copy(o[rm.UVMGPU:], gpu[:]) }
+	for _, way := range []struct {
+		name string
+		end  func(*fakeCall)
+	}{
+		{"the channel", call(rm.UVMUnregisterChannel, func(o []byte, form rm.UVMForm) {
+			rm.PutU32(o, form.Client, fakeClient)
+			rm.PutU32(o, form.Object, 0x100)
+		})},
+		{"the address space", call(rm.UVMUnregisterVASpace, ofGPU)},
+		{"the GPU", call(rm.UVMUnregisterGPU, ofGPU)},
+		{"the file", func(uvm *fakeCall) { uvm.g.endUVM(uvm.file) }},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			c := newFakeContainer(t, 1)
+			names := c.channels(fakeClient, workGroup, 0x100, 2)
+			uvm := newFakeCall(t, c.Guard, fakeUVM)
+			uvm.file = followedUVM(t, c.Guard)
+			name := channelName(names[0])
+			uvm.file.spaces[gpu], uvm.file.channels[name] = true, uvmChannel{gpu, c.account.retain(name)}
+			c.compute.turn(c.card(), true)
+			leaves := func() {
+				if left := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(left, names[1:]) {
+					t.Errorf("the rescuer would let %#x run", left)
+				}
+				c.compute.turn(c.card(), false)
+			}
+			asked := c.d.answer
+			c.d.answer = func(target Target, call *rm.Call) syscall.Errno {
+				if rm.UVMShaped(call.Cmd) { // the guard may be killed, or the pause end, before UVM has answered
+					leaves()
+				}
+				return asked(target, call)
+			}
+			way.end(uvm)
+			c.isOff(names[:1])
+			c.compute.turn(c.card(), true)
+			leaves()
+			c.isOff(names[:1])
+		})
+	}
+}
+
+// TestBoundAgain: a channel that is registered again is paused and resumed as any other.
+func TestBoundAgain(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	names := c.channels(fakeClient, workGroup, 0x100, 1)
+	uvm, ctl := newFakeUVMCall(t, c.Guard)
+	for _, cmd := range []uint32{rm.UVMRegisterChannel, rm.UVMUnregisterChannel, rm.UVMRegisterChannel} {
+		form, _ := c.abi.UVM(cmd)
+		o := make([]byte, form.Size)
+		if cmd == rm.UVMRegisterChannel {
+			rm.PutU32(o, form.FD, uint32(ctl))
+		}
+		rm.PutU32(o, form.Client, fakeClient)
+		rm.PutU32(o, form.Object, names[0].handle)
+		if rep := uvm.do(cmd, o); uvm.failed(rep) {
+			t.Fatalf("%+v, %s", rep, rm.StatusName(uvm.statusWord()))
+		}
+	}
+	c.compute.turn(c.card(), true)
+	c.isOff(names)
+	c.compute.turn(c.card(), false)
+	c.isOff()
 }

@@ -57,15 +57,16 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 // checkFree: of an object, its descendants, or a client.
 func (g *Guard) checkFree(c *trappedCall) plan {
 	handle := rm.U32(c.call.Outer, rm.FreeObject)
-	return plan{ask: true, settle: func() { g.freed(c.locked[0], handle) }}
+	return plan{ask: true, settle: func() { g.freed(c, handle) }}
 }
 
-// freed takes a freed object out of the account.
-func (g *Guard) freed(c *client, handle uint32) {
-	if c.handle == handle {
-		g.clientGone(c)
+// freed takes an object that a call has freed out of the account.
+func (g *Guard) freed(c *trappedCall, handle uint32) {
+	c.lost = true // freed again it would not be found
+	if of := c.locked[0]; of.handle == handle {
+		g.clientGone(of)
 	} else {
-		g.account.freeObject(c.handle, handle)
+		g.account.freeObject(of.handle, handle)
 		g.endWindows()
 	}
 	if g.account.hasZombies() {
@@ -83,14 +84,15 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
 	object := rm.U32(o, rm.DupObjectSrc)
-	if o, ok := g.account.lookup(src, object); ok && (o.kind == rm.ClassChannel || o.kind == rm.ClassTSG) {
+	x, _ := g.account.lookup(src, object)
+	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
 	}
 	if g.unseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
 	}
-	if !g.account.room(rm.ClassPlain, 0, 0) {
+	if !g.room(x.kind) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	p := plan{ask: true, settle: func() {

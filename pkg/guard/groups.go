@@ -17,6 +17,7 @@ type groupRef struct {
 type chanRef struct {
 	client, handle uint32
 	object         *object
+	tgid           int // of the process that made the client
 }
 
 // groupsOn lists the container's channel groups on a GPU's graphics engine. A group that has two handles is in it twice.
@@ -42,7 +43,7 @@ func (a *account) channelsOn(gpu int, all bool) []chanRef {
 	for _, c := range a.clients {
 		for h, o := range c.channels {
 			if (all || c.groups[o.parent] != nil) && c.gpuOf(o) == gpu {
-				list = append(list, chanRef{c.handle, h, o})
+				list = append(list, chanRef{c.handle, h, o, c.tgid})
 			}
 		}
 	}
@@ -60,7 +61,7 @@ func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int, gr
 	}
 	for h, o := range c.channels {
 		if h == handle || o.parent == handle {
-			list = append(list, chanRef{client, h, o})
+			list = append(list, chanRef{client, h, o, c.tgid})
 			gpu, graphics = c.gpuOf(o), c.groups[o.parent] != nil
 		}
 	}

@@ -20,7 +20,7 @@ func (g *Guard) checkHeap(c *trappedCall) plan {
 		return g.checkHeapAlloc(c, size, heapForm{rm.HeapAllocSize, rm.HeapTiledAttr, rm.HeapAllocAttr2})
 	case rm.HeapFnFree:
 		handle := rm.U32(o, rm.HeapFreeMemory)
-		return plan{ask: true, settle: func() { g.freed(c.locked[0], handle) }}
+		return plan{ask: true, settle: func() { g.freed(c, handle) }}
 	case rm.HeapFnInfo:
 		return plan{ask: true, settle: func() { g.rewriteHeapInfo(c, rm.U32(o, rm.HeapRoot)) }}
 	case rm.HeapFnReacquireCompr, rm.HeapFnReleaseCompr, rm.HeapFnGetMemAlignment:

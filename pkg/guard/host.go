@@ -47,12 +47,14 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	if handle == 0 { // the driver would choose one that the guard does not learn
 		return answer(c.status(rm.StatusInvalidObjectNew))
 	}
-	old, taken := g.account.lookup(client, handle)
-	if taken && (!old.host || old.class != classSystem) {
-		return answer(c.status(rm.StatusInsertDuplicateName))
-	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
+	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem, gpu: noGPU,
+		host: true, inTask: true, size: size}
+	old, taken := g.account.lookup(client, handle)
+	if taken && (!old.inTask || old.parent != x.parent) { // below another parent it would outlive its record
+		return answer(c.status(rm.StatusInsertDuplicateName))
+	}
 	more := size - min(size, old.size) // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
 	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(more) {
 		return answer(c.status(rm.StatusNoMemory))
@@ -61,8 +63,7 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 		g.account.growHost(client, handle, more)
 		return pass()
 	}
-	g.account.addObject(client, object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem,
-		gpu: noGPU, host: true, size: size}, 0, size, size)
+	g.account.addObject(client, x, 0, size, size)
 	return pass()
 }
 

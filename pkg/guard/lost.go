@@ -22,6 +22,7 @@ func (g *Guard) watchRoot(f *file, p *pendingRoot) {
 	}
 	if time.Since(p.since) > time.Second {
 		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
+		g.preemptUnseen()
 	}
 	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.onBill(func() { g.watchRoot(f, p) }) })
 }
@@ -38,13 +39,14 @@ func (g *Guard) settleRoot(f *file, p *pendingRoot, candidate uint32, over bool)
 
 // rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that comes
 // in the same moment as the guard's answer keeps the call from being made (see answered), and the thread then makes it again. For this
-// one the guard looks at device memory; the second one ends all.
+// one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astray.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.k.proc.tgid)
 		g.suspect()
+		g.preemptUnseen()
 		return
 	}
 	g.endAll(p)
@@ -65,18 +67,19 @@ const (
 func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) fate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.pending != p {
+	switch {
+	case f.pending != p:
 		return rootSettled
+	case p.since.IsZero():
+		return rootOpen
 	}
 	at := threadOutside
 	if !over {
 		at = p.place() // before it is asked what the file has: the call may end in between
 	}
-	for _, h := range []uint32{candidate, p.answer(g.abi)} {
-		if g.madeBy(f, p, h) {
-			g.clientFound(f, h)
-			return rootSettled
-		}
+	if g.madeBy(f, p, candidate) {
+		g.clientFound(f, candidate)
+		return rootSettled
 	}
 	if at != threadOutside && candidate != 0 { // soon again
 		return rootOpen
@@ -85,8 +88,8 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	if at == threadUnseen || at == threadInside && time.Since(p.since) <= stallTime {
 		return rootOpen
 	}
-	// The answer is not where it was, or is none. The driver counts the handles of clients up, so what it calls the guard's is behind
-	// the one that is looked for.
+	// What the driver has answered stands in the task's memory, which is not read: the task can keep who does so waiting for ever (readSome).
+	// But the driver counts the handles of clients up, so what it calls the guard's is behind the one that is looked for.
 	last, refused, err := g.tryRoot(p)
 	if err != nil {
 		g.logOnce("tryroot", "cannot ask the driver for a client", "err", err)
@@ -112,8 +115,8 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 }
 
 const (
-	// handlesBack is how many clients may have been made since, by anybody, where the answer is not found in the task's memory. The first
-	// look is after 2 ms; to make a client takes RM's exclusive lock, and some 20 µs.
+	// handlesBack is how many clients may have been made since, by anybody, where no call on the file names the one. The first look is after
+	// 2 ms; to make a client takes RM's exclusive lock, and some 20 µs.
 	handlesBack = 4096
 	// handlesAhead is the same where the guard has asked before.
 	handlesAhead = 1024
@@ -180,16 +183,6 @@ func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error)
 		g.logOnce("freeroot", "cannot free a client of the guard's own", "status", rm.StatusName(s), "errno", e)
 	}
 	return handle, false, nil
-}
-
-// answer is the handle that the driver has written into the task's memory, unless the program has used that piece of its stack again.
-func (p *pendingRoot) answer(abi *rm.ABI) uint32 {
-	outer := make([]byte, len(p.call.Outer))
-	form, ok := abi.AllocForm(len(outer))
-	if !ok || !readMemory(p.k.tid, p.addr, outer) || rm.U32(outer, form.StatusOff) != rm.StatusOK {
-		return 0
-	}
-	return rm.U32(outer, rm.AllocObject)
 }
 
 // whereabouts say where a thread is.

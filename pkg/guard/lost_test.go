@@ -80,19 +80,20 @@ func newFakeRM(t *testing.T) (*fakeRM, *Guard) {
 }
 
 // ask lets a task of this process make a client; the answer gets lost.
-func ask(t *testing.T, g *Guard) (*file, *pendingRoot) {
+func ask(t *testing.T, g *Guard) (*file, *pendingRoot) { return askAt(t, g, rootOuter()) }
+
+func askAt(t *testing.T, g *Guard, o []byte) (*file, *pendingRoot) {
 	t.Helper()
 	c := newFakeCall(t, g, fakeControl)
-	if rep := c.escape(rm.EscAlloc, rootOuter()); rep != replyResume {
+	if rep := c.escape(rm.EscAlloc, o); rep != replyResume {
 		t.Fatalf("%+v", rep)
 	}
-	f := c.root
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f, f.pending
+	f, p := c.root, c.root.pending
+	g.rootAnswered(f, true)
+	return f, p
 }
 
-// TestRootFound: whatever the task's memory says, the guard finds the client that a root alloc has made.
+// TestRootFound: the guard finds the client that a root alloc has made, without a word of the task's.
 func TestRootFound(t *testing.T) {
 	for _, others := range []int{0, 1, 700} {
 		t.Run(fmt.Sprint(others, " of others after it"), func(t *testing.T) {
@@ -212,6 +213,7 @@ func TestRootExcuse(t *testing.T) {
 		t.Fatalf("an honest program gets none any more: %+v, %s", rep, rm.StatusName(rm.U32(o, 40)))
 	}
 	f, p = c.root, c.root.pending
+	g.rootAnswered(f, true)
 	if g.madeBy(f, p, far) {
 		t.Error("a client with a name that the driver does not give now passes for the new one")
 	}
@@ -241,6 +243,7 @@ func TestRootOnFile(t *testing.T) {
 		t.Fatalf("%+v", rep)
 	}
 	p := f.pending
+	g.rootAnswered(f, true)
 	if g.settleRoot(f, p, old, false); f.pending != nil && g.astray.Load() != 0 {
 		t.Error("decided early")
 	}
@@ -265,6 +268,55 @@ func TestRootMemory(t *testing.T) {
 			t.Errorf("%s: %+v", name, rep)
 		}
 	}
+}
+
+// TestRootMemoryHeld: a task that nobody can read from, since it serves its memory itself and does not, puts nothing off.
+func TestRootMemoryHeld(t *testing.T) {
+	_, g := newFakeRM(t)
+	m, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(m)
+	f, p := askAt(t, g, m[:copy(m, rootOuter())])
+	defer holdMemory(t, m)()
+	judged := make(chan bool)
+	go func() { judged <- g.settleRoot(f, p, 0, true) }()
+	select {
+	case over := <-judged:
+		if !over || g.astray.Load() == 0 {
+			t.Error("a call that went elsewhere does not count")
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the task keeps the guard waiting")
+	}
+}
+
+// holdMemory makes who touches a piece of memory from now on wait until the returned function is called.
+func holdMemory(t *testing.T, m []byte) (release func()) {
+	t.Helper()
+	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
+	if e != 0 {
+		t.Skip("no userfaultfd: ", e)
+	}
+	const (
+		uffdioAPI      = 0xc018aa3f
+		uffdioRegister = 0xc020aa00
+		version        = 0xaa
+		missing        = 1 // UFFDIO_REGISTER_MODE_MISSING
+	)
+	api := [3]uint64{version}
+	register := [4]uint64{uint64(uintptr(unsafe.Pointer(&m[0]))), uint64(len(m)), missing}
+	if e := ioctlPtr(int(fd), uffdioAPI, unsafe.Pointer(&api)); e != 0 {
+		t.Fatal(e)
+	}
+	if e := ioctlPtr(int(fd), uffdioRegister, unsafe.Pointer(&register)); e != 0 {
+		t.Fatal(e)
+	}
+	if err := unix.Madvise(m, unix.MADV_DONTNEED); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = unix.Close(int(fd)) }
 }
 
 // TestUnseen: what a root alloc may have made elsewhere is good for nothing. Host memory of the task's own is not such a thing.
@@ -361,12 +413,45 @@ func TestPlace(t *testing.T) {
 	if p.place() != threadOutside {
 		t.Error("a thread that has ended is inside")
 	}
-	tid := make(chan int)
+	p = &pendingRoot{k: &task{tid: busyThread(t)}}
+	if p.place() == threadInside {
+		t.Error("a thread that runs is inside")
+	}
+	for deadline := time.Now().Add(20 * time.Second); p.place() != threadOutside; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("a thread that computes is never known to have left the driver")
+		}
+	}
+}
+
+// TestRootLooks: calls of many threads look at once where the thread of a root alloc is. The race detector sees what they share.
+func TestRootLooks(t *testing.T) {
+	_, g := newFakeRM(t)
+	_, p := ask(t, g)
+	p.k = &task{tid: busyThread(t), proc: p.k.proc}
+	var looks sync.WaitGroup
+	start := make(chan struct{})
+	for range 4 {
+		c := newFakeCall(t, g, fakeUVM) // on another file
+		looks.Go(func() {
+			<-start
+			if rep, ok := g.holdBack(&c.trappedCall); !ok {
+				t.Errorf("%+v", rep)
+			}
+		})
+	}
+	close(start)
+	looks.Wait()
+}
+
+// busyThread is a thread that computes, mostly outside the kernel.
+func busyThread(t *testing.T) (tid int) {
+	t.Helper()
+	began, stop := make(chan int), make(chan struct{})
 	var end sync.WaitGroup
-	stop := make(chan struct{})
 	end.Go(func() {
 		runtime.LockOSThread()
-		tid <- unix.Gettid()
+		began <- unix.Gettid()
 		for running := true; running; {
 			select {
 			case <-stop:
@@ -376,17 +461,11 @@ func TestPlace(t *testing.T) {
 			}
 		}
 	})
-	p = &pendingRoot{k: &task{tid: <-tid}}
-	defer end.Wait()
-	defer close(stop)
-	if p.place() == threadInside {
-		t.Error("a thread that runs is inside")
-	}
-	for deadline := time.Now().Add(20 * time.Second); p.place() != threadOutside; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("a thread that computes is never known to have left the driver")
-		}
-	}
+	t.Cleanup(func() {
+		close(stop)
+		end.Wait()
+	})
+	return <-began
 }
 
 // holds starts a process that has a file open.

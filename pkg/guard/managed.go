@@ -248,7 +248,7 @@ func (g *Guard) scan() {
 		// What was announced a moment ago may not be mapped yet.
 		list := found[tgid]
 		for _, s := range old {
-			if now.Sub(s.announced) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.byHostPid(tgid) != nil {
+			if now.Sub(s.announced) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
 				list = insert(list, s)
 			}
 		}

@@ -68,8 +68,7 @@ func (x *card) found(c *client, ok bool) {
 	case k.closed || len(channels) == 0:
 	case ok:
 		if !x.off {
-			k.disable(x.gpu, k.mayRun(channels), chanRuns)
-			k.noteHidden(x)
+			k.letRun(x, channels)
 		}
 	case k.insure() == nil:
 		k.g.logOnce("hidden", "the file of an RM client is in none of the container's processes; its channels are off until it is", "pid", c.tgid)

@@ -1,6 +1,8 @@
 package guard
 
 import (
+	"syscall"
+
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -85,17 +87,77 @@ func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
 		g.stats.denied.Add(1)
 		return false
 	}
-	var params [rm.PreemptSize]byte
-	rm.PutU32(params[:], rm.PreemptFlags, 1)
-	rm.PutU32(params[:], rm.PreemptChannel, p.group.handle)
-	rm.PutU32(params[:], rm.PreemptCILP, rm.PreemptModeCILP)
-	if s, e := g.control(t, client, p.subdevice, controlPreemptionMode, params[:]); e != 0 || s != rm.StatusOK {
+	if s, e := g.setPreemption(t, client, p); e != 0 || s != rm.StatusOK {
 		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it", "status", rm.StatusName(s), "errno", e)
 		g.stats.denied.Add(1)
 		return false
 	}
 	g.account.preempts(p.group)
 	return true
+}
+
+func (g *Guard) setPreemption(t Target, client uint32, p preemption) (uint32, syscall.Errno) {
+	var params [rm.PreemptSize]byte
+	rm.PutU32(params[:], rm.PreemptFlags, 1)
+	rm.PutU32(params[:], rm.PreemptChannel, p.group.handle)
+	rm.PutU32(params[:], rm.PreemptCILP, rm.PreemptModeCILP)
+	return g.control(t, client, p.subdevice, controlPreemptionMode, params[:])
+}
+
+// preemptUnseen sets the mode in contexts that the guard has not seen made: a root alloc that went elsewhere can have made one of any group
+// (root.go). Clients in whose name the driver cannot be asked have their channels stopped.
+func (g *Guard) preemptUnseen() {
+	for _, r := range g.account.notPreempting() {
+		if !g.preemptGroup(r) {
+			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only", "pid", r.client.tgid)
+			g.stop(func(c *client) bool { return c == r.client })
+		}
+	}
+}
+
+// preemptGroup is preemptUnseen of one group. Where there is no context the driver refuses, and the mode is set when there is one.
+func (g *Guard) preemptGroup(r groupRef) bool {
+	client := r.client.handle
+	lock, ok := g.account.lockCalls(client, client)
+	if !ok {
+		return true // it is gone
+	}
+	defer lock.unlock()
+	t, found := g.fileOf(r.client)
+	defer t.done()
+	g.compute.running.Lock()
+	defer g.compute.running.Unlock()
+	p := g.account.preemptionOf(client, r.handle)
+	if p.group == nil || p.preempts {
+		return true
+	}
+	if !found || p.subdevice == 0 {
+		return false
+	}
+	if p.runs {
+		resume, ok := g.compute.still(client, r.handle)
+		if !ok {
+			return false
+		}
+		defer resume()
+	}
+	_, _ = g.setPreemption(t, client, p)
+	return true
+}
+
+// notPreempting lists the channel groups, on whatever engine, of which the guard has not seen a context that is switched in the middle of
+// kernels.
+func (a *account) notPreempting() (list []groupRef) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.clients {
+		for h, o := range c.objects {
+			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts {
+				list = append(list, groupRef{c, h})
+			}
+		}
+	}
+	return list
 }
 
 // withPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
@@ -106,8 +168,14 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	}
 	g.compute.running.Lock() // GPFIFO_SCHEDULE waits
 	x, resume := g.account.preemptionOf(client, group), func() {}
-	if x.runs {
-		resume = g.compute.still(client, group)
+	if ok := true; x.runs {
+		if resume, ok = g.compute.still(client, group); !ok {
+			g.compute.running.Unlock()
+			if p.cancel != nil {
+				p.cancel()
+			}
+			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
+		}
 	}
 	settle := p.settle
 	p.settle = func() {
@@ -138,19 +206,24 @@ func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	c.status(rm.StatusNotSupported)
 }
 
-// still disables the channels of a group, with running held, until the returned function is called.
-func (c *compute) still(client, group uint32) func() {
+// still disables the channels of a group, with running held, until the returned function is called. False: there would be nobody to resume
+// them, should this process be killed.
+func (c *compute) still(client, group uint32) (resume func(), ok bool) {
 	channels, gpu, _ := c.g.account.channelsOf(client, group)
 	x := c.onGPU(gpu)
 	if x == nil || len(channels) == 0 {
-		return func() {}
+		return func() {}, true
 	}
+	if c.insure() != nil {
+		return nil, false
+	}
+	c.rescue.note(c.g, x.gpu, channels)
 	c.disable(x.gpu, channels, chanPaused)
 	return func() {
 		if !x.off { // else they are resumed with all others
-			c.disable(x.gpu, c.mayRun(x.shown(channels)), chanRuns)
+			c.letRun(x, channels)
 		}
-	}
+	}, true
 }
 
 // checkPreemptionMode: a program's own SET_CTXSW_PREEMPTION_MODE. That of a context which has the mode already, as libcuda asks for it, is

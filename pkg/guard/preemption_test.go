@@ -5,6 +5,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -187,6 +188,44 @@ func TestPreemption(t *testing.T) {
 	}
 }
 
+// TestPreemptionIsAPause: while a group is off because its context is made, somebody is there to resume it, should the guard be killed; if
+// nobody is, there is no context. What the driver would not resume is tried again.
+func TestPreemptionIsAPause(t *testing.T) {
+	const channel, engine = modeGroup + 1, modeGroup + 2
+	c := newModeContainer(t)
+	c.alloc(fakeDevice, modeGroup, classChannelGroup)
+	c.alloc(modeGroup, channel, 0xc86f)
+	c.schedule(c.f, modeGroup, scheduleGroup, true)
+	c.none.Store(true)
+	if s := c.alloc(channel, engine, 0xcbc0); s != rm.StatusNotSupported {
+		t.Errorf("%s without a rescuer", rm.StatusName(s))
+	}
+	wantUsage(t, c.account, 0, 13*quota.MiB) // of the group
+	c.isOff()
+	c.none.Store(false)
+	want := []fakeName{{fakeClient, channel}}
+	c.d.at = func(cmd uint32) {
+		if cmd == controlDisableChannels || cmd == controlPreemptionMode {
+			if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(l, want) {
+				t.Errorf("%#x is noted", l)
+			}
+		}
+	}
+	c.d.refuse = func(l fakeList) uint32 { return map[bool]uint32{false: rm.StatusInvalidState}[l.off] }
+	if s := c.alloc(channel, engine, 0xcbc0); s != rm.StatusOK {
+		t.Fatal(rm.StatusName(s))
+	}
+	c.isOff(want)
+	c.d.refuse = nil
+	if !c.compute.turn(c.card(), false) {
+		t.Error("not resumed")
+	}
+	c.isOff()
+	if l := noted(t, c.compute.rescue.path); len(l) != 0 {
+		t.Errorf("%#x is noted", l)
+	}
+}
+
 // TestPreemptionOfTheHeld: what is off when its context is made stays off, and is resumed with the others.
 func TestPreemptionOfTheHeld(t *testing.T) {
 	c := newModeContainer(t)
@@ -256,4 +295,72 @@ func TestContextMemory(t *testing.T) {
 		t.Error(rm.StatusName(s))
 	}
 	used(13 * quota.MiB)
+}
+
+// TestPreemptionUnseen: after a root alloc that went elsewhere no group runs with a context that the guard has not seen made, and that is
+// switched at the end of kernels only.
+func TestPreemptionUnseen(t *testing.T) {
+	const channel, engine = modeGroup + 1, modeGroup + 2
+	for _, x := range []struct {
+		name    string
+		prepare func(c *modeContainer)
+		want    []string // of what happens to the group
+		off     bool
+	}{
+		{"it runs", func(*modeContainer) {}, []string{"off", "mode 100 1 2", "on"}, false},
+		{"it has no context", func(c *modeContainer) { c.refuse = rm.StatusInvalidState }, []string{"off", "mode 100 1 2", "on"}, false},
+		{"it has lost the one that was seen", func(c *modeContainer) {
+			c.alloc(channel, engine, 0xcbc0)
+			c.free(engine)
+		}, []string{"off", "mode 100 1 2", "on"}, false},
+		{"its own is switched in the middle of kernels", func(c *modeContainer) { c.alloc(channel, engine, 0xcbc0) }, nil, false},
+		{"the container is off", func(c *modeContainer) { c.compute.turn(c.card(), true) }, []string{"off", "mode 100 1 2"}, true},
+		{"the driver cannot be asked", func(c *modeContainer) { c.account.freeObject(fakeClient, modeSubdevice) }, []string{"off"}, true},
+		{"its file is in no process", func(c *modeContainer) {
+			c.account.clients[fakeClient].file = nil
+		}, []string{"off"}, true},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			c := newModeContainer(t)
+			c.account.freeObject(fakeClient, workGroup)
+			c.account.freeObject(fakeClient, copyGroup)
+			c.alloc(fakeDevice, modeGroup, classChannelGroup)
+			c.alloc(modeGroup, channel, 0xc86f)
+			c.schedule(c.f, modeGroup, scheduleGroup, true)
+			x.prepare(c)
+			c.log = nil
+			c.preemptUnseen()
+			if !slices.Equal(c.log, x.want) {
+				t.Errorf("got %q, want %q", c.log, x.want)
+			}
+			off := []fakeName{{fakeClient, channel}}
+			if !x.off {
+				off = nil
+			}
+			c.isOff(off)
+		})
+	}
+	t.Run("one that runs later", func(t *testing.T) {
+		c := newModeContainer(t)
+		c.alloc(fakeDevice, modeGroup, classChannelGroup)
+		c.rootWentAstray(&pendingRoot{k: c.f.k})
+		if !slices.Contains(c.log, "mode 100 1 2") {
+			t.Errorf("%q", c.log)
+		}
+	})
+	t.Run("while its thread is held", func(t *testing.T) {
+		c := newModeContainer(t)
+		c.alloc(fakeDevice, modeGroup, classChannelGroup)
+		tid, args, end := stuckThread(t)
+		defer end()
+		p := &pendingRoot{k: &task{tid: tid, proc: c.f.k.proc}, fd: -1, args: args, since: time.Now().Add(-2 * time.Second)}
+		f := &file{pending: p}
+		c.watchRoot(f, p)
+		if !slices.Contains(c.log, "mode 100 1 2") {
+			t.Errorf("%q", c.log)
+		}
+		f.mu.Lock()
+		f.pending = nil // the next look finds it settled
+		f.mu.Unlock()
+	})
 }

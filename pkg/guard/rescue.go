@@ -31,9 +31,12 @@ type rescue struct {
 	gone    atomic.Bool
 }
 
-// The file: the length of a Config, the Config as JSON, and from rescueHeader on for each GPU a count and so many pairs of a
-// client and a channel.
-const rescueHeader = 16 << 10
+// The file: the length of a Config, the Config as JSON, and from rescueHeader on for each GPU a count and so many times a
+// client, a channel, and the process that made the client.
+const (
+	rescueHeader = 16 << 10
+	rescueEntry  = 12
+)
 
 func rescuePath(cfg Config) string { return LeftoversFile(cfg.Socket) }
 
@@ -99,30 +102,35 @@ func newRescue(cfg Config) (*rescue, error) {
 	return r, nil
 }
 
-func (r *rescue) section() int { return 8 + 8*r.entries }
+func (r *rescue) section() int { return 8 + rescueEntry*r.entries }
+
+// entry is where one of a GPU's is.
+func (r *rescue) entry(gpu, i int) int { return rescueHeader + gpu*r.section() + 8 + rescueEntry*i }
 
 func (r *rescue) count(gpu int) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&r.mem[rescueHeader+gpu*r.section()]))
 }
 
-// note writes down what is about to be off on a GPU, beside what is off already: the list is valid all the time.
+// note writes down what is about to be off on a GPU, beside what is off already: the list is valid all the time. What is off for good
+// is nothing to resume.
 func (r *rescue) note(g *Guard, gpu int, channels []chanRef) {
 	n := int(r.count(gpu).Load())
-	base := rescueHeader + gpu*r.section() + 8
-	noted := map[uint64]bool{}
+	noted, goOn := map[uint64]bool{}, g.account.goingOn()
 	for i := range n {
-		noted[rm.U64(r.mem, base+8*i)] = true
+		noted[rm.U64(r.mem, r.entry(gpu, i))] = true
 	}
-	for _, ch := range channels {
-		if noted[uint64(ch.handle)<<32|uint64(ch.client)] {
+	for _, ch := range g.account.bound(channels) {
+		if !goOn[ch.client] || noted[uint64(ch.handle)<<32|uint64(ch.client)] {
 			continue
 		}
 		if n == r.entries {
 			g.logOnce("rescuefull", "more channels than max_channels", "channels", len(channels))
 			break
 		}
-		rm.PutU32(r.mem, base+8*n, ch.client)
-		rm.PutU32(r.mem, base+8*n+4, ch.handle)
+		at := r.entry(gpu, n)
+		rm.PutU32(r.mem, at, ch.client)
+		rm.PutU32(r.mem, at+4, ch.handle)
+		rm.PutU32(r.mem, at+8, uint32(ch.tgid))
 		n++
 	}
 	r.count(gpu).Store(uint32(n))
@@ -134,10 +142,10 @@ func (r *rescue) keep(gpu int, channels []chanRef) {
 	for _, ch := range channels {
 		left[uint64(ch.handle)<<32|uint64(ch.client)] = true
 	}
-	base, n := rescueHeader+gpu*r.section()+8, 0
+	n := 0
 	for i := range int(r.count(gpu).Load()) {
-		if name := rm.U64(r.mem, base+8*i); left[name] {
-			rm.PutU64(r.mem, base+8*n, name)
+		if at := r.entry(gpu, i); left[rm.U64(r.mem, at)] {
+			copy(r.mem[r.entry(gpu, n):], r.mem[at:at+rescueEntry])
 			n++
 		}
 	}
@@ -266,7 +274,7 @@ func newResumer(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	return g, g.openNodes()
 }
 
-// resume lets everything run that the file says is off. The file goes when all of it does.
+// resume lets everything run that the file says is off, but for what ends (mayRun). The file goes when all of it does.
 func (g *Guard) resume(path string) (int, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -282,11 +290,12 @@ func (g *Guard) resume(path string) (int, error) {
 	resumed := 0
 	c := &compute{g: g}
 	for gpu := range g.cfg.GPUs {
-		at := rescueHeader + gpu*r.section()
 		var channels []chanRef
-		for i := range min(int(rm.U32(b, at)), r.entries) {
-			channels = append(channels, chanRef{client: rm.U32(b, at+8+8*i), handle: rm.U32(b, at+12+8*i)})
+		for i := range min(int(rm.U32(b, r.entry(gpu, 0)-8)), r.entries) {
+			at := r.entry(gpu, i)
+			channels = append(channels, chanRef{client: rm.U32(b, at), handle: rm.U32(b, at+4), tgid: int(rm.U32(b, at+8))})
 		}
+		channels = ofLiving(channels)
 		if len(channels) == 0 {
 			continue
 		}

@@ -324,7 +324,7 @@ func victim(c *childState, args []int) (string, error) {
 	}
 	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: d, abi: abi, account: newAccount(cfg.GPUs), logged: map[string]map[string]bool{}, gpus: make([]gpuIdentity, 2)}
 	g.compute = newCompute(g)
-	g.account.addClient(fakeClient, os.Getpid(), nil)
+	g.account.addClient(fakeClient, os.Getppid(), nil)
 	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)
 	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU, graphics: true}, noGPU, 0, 0)
 	for _, h := range []uint32{0x100, 0x101} {

@@ -27,14 +27,12 @@ import (
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
 	k     *task
-	id    uint64 // of the notification
-	fd    int    // the guard's copy of the file
-	addr  uint64
+	fd    int       // the guard's copy of the file
 	args  [3]uint64 // the registers
 	call  rm.Call   // what the guard has seen
 	after uint32    // the new client's handle is one of the next after this; 0: it may be any
-	since time.Time
-	began *cpuTime // when it was first looked at
+	since time.Time // when the task was let make it; zero: not yet, the caller may be gone
+	began *cpuTime  // when it was first looked at
 }
 
 // onRootAlloc lets the task make a client.
@@ -65,7 +63,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.log.Error("cannot follow a file", "err", err)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	p := &pendingRoot{k: c.k, id: c.n.ID, fd: c.fd, addr: c.outerAddr, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call), since: time.Now()}
+	p := &pendingRoot{k: c.k, fd: c.fd, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call)}
 	if !g.cleanFile(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
@@ -83,8 +81,6 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	c.fd = -1 // kept until the outcome is known
 	c.root = f
 	g.pendingRoots.Add(1)
-	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
 	return replyResume
 }
 
@@ -140,14 +136,20 @@ func (g *Guard) roomForClient() bool {
 	return false
 }
 
-// cancelRoot forgets a root alloc whose caller was gone before it could be let through: it did not happen, and comes again.
-func (g *Guard) cancelRoot(f *file, id uint64) {
+// rootAnswered is told whether the caller of a root alloc could be let through. One that was gone has not made it, and comes again. Until
+// this is known its thread, which may be in a signal handler, says nothing of the call.
+func (g *Guard) rootAnswered(f *file, through bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if p := f.pending; p != nil && p.id == id {
+	p := f.pending
+	if !through {
 		g.endPending(f)
 		f.rooted = f.clients > 0
+		return
 	}
+	p.since = time.Now()
+	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
+	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
 }
 
 // openedHere reports that a file was opened on this container's own /dev. One that came from another container through a
@@ -221,25 +223,18 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 	for _, f := range g.files.snapshot() {
 		f.mu.Lock()
 		p := f.pending
+		same := p != nil && kcmpSame(g.files.self, c.fd, p.fd)
 		f.mu.Unlock()
 		if p == nil {
 			continue
 		}
-		// The client that this call names is the likely one, if it is on the same file: every escape that names a client
-		// has it first.
-		candidate := uint32(0)
-		same := kcmpSame(g.files.self, c.fd, p.fd)
-		if same {
-			candidate = rm.U32(c.call.Outer, 0)
-		}
-		// A thread that makes another call has left the earlier one.
-		over := p.k == c.k
+		over := p.k == c.k // a thread that makes another call has left the earlier one
 		if !same {
-			if over || p.place() == threadOutside {
-				g.settleRoot(f, p, 0, over)
-			}
+			g.settleRoot(f, p, 0, over)
 			continue
 		}
+		// The client that this call names is the likely one: every escape that names a client has it first.
+		candidate := rm.U32(c.call.Outer, 0)
 		for deadline := time.Now().Add(time.Second); !g.settleRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
 			if time.Now().After(deadline) {
 				return fail(unix.EBUSY), false

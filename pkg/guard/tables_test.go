@@ -107,6 +107,35 @@ func TestVirtualLimit(t *testing.T) {
 	}
 }
 
+// TestDupOfVASpace: a second handle on an address space keeps it alive, and is an object of the firmware's: it counts as one.
+func TestDupOfVASpace(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	g.cfg.Settings.MaxTSGs = 1
+	a := g.account
+	used, firmware := a.usage(0).used, a.firmware
+	space := object{handle: fakeVASpace, parent: fakeDevice, class: 0x90f1, kind: rm.ClassVASpace, gpu: noGPU}
+	a.addObject(fakeClient, space, 0, 0, vaSpaceSize)
+	n := uint32(1)
+	for ; n < 100; n++ {
+		o := make([]byte, rm.DupSize)
+		putWords(o, 0, fakeClient, fakeDevice, fakeVASpace+n, fakeClient, fakeVASpace+n-1)
+		if newFakeCall(t, g, fakeControl).escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != rm.StatusOK {
+			break
+		}
+	}
+	if n != vaSpacesPerTSG || a.firmware-firmware != vaSpacesPerTSG {
+		t.Errorf("%d handles, %d objects of the firmware's; want %d", n, a.firmware-firmware, vaSpacesPerTSG)
+	}
+	for h := range n {
+		wantUsage(t, a, 0, used+vaSpaceSize)
+		a.freeObject(fakeClient, fakeVASpace+h)
+	}
+	wantUsage(t, a, 0, used)
+	if a.vaSpaces != 0 || a.firmware != firmware {
+		t.Errorf("%d address spaces left", a.vaSpaces)
+	}
+}
+
 // TestDeviceSpace: a device has an address space of its own, whatever it says, and its maker is not told.
 func TestDeviceSpace(t *testing.T) {
 	const other = fakeClient + 1 // of this container too
@@ -580,10 +609,11 @@ func TestHostMemory(t *testing.T) {
 		f.escape(rm.EscVidHeapControl, o)
 		return rm.U32(o, rm.HeapStatus)
 	}
+	parent := uint32(fakeDevice)
 	old := func(handle uint32, size uint64) uint32 {
 		o := make([]byte, rm.AllocMemorySize)
 		rm.PutU32(o, rm.AllocMemoryRoot, fakeClient)
-		rm.PutU32(o, rm.AllocMemoryParent, fakeDevice)
+		rm.PutU32(o, rm.AllocMemoryParent, parent)
 		rm.PutU32(o, rm.AllocMemoryObject, handle)
 		rm.PutU32(o, rm.AllocMemoryClass, classSystem)
 		rm.PutU64(o, rm.AllocMemoryLimit, size-1)
@@ -634,7 +664,18 @@ func TestHostMemory(t *testing.T) {
 	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.host != 12288 {
 		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.host)
 	}
+	// Below another parent it would outlive its record; and what is surely there has the size that it has.
+	parent = fakeMemory
+	if s := old(0x85, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("below another parent: %s", rm.StatusName(s))
+	}
+	parent = fakeDevice
 	f.escape(rm.EscFree, fakeFree(0x85))
+	alloc(0x86, 4096)
+	if s := old(0x86, 8192); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the name of what RM_ALLOC has made: %s", rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x86))
 	if g.account.host != 0 {
 		t.Errorf("%v after the free", g.account.host)
 	}

@@ -129,12 +129,13 @@ func (t *taskTable) process(tgid, nspid int, name string) (*process, error) {
 	return p, nil
 }
 
-// evict forgets the task that was used the longest ago, unless somebody is at it or a result waits for it: then it is the next one's turn.
+// evict forgets the task that was used the longest ago, unless somebody is at it or, living, it has a result to come for: then it is the
+// next one's turn.
 func (t *taskTable) evict() {
 	for range evictTries {
 		k := t.used.Back().Value.(*task)
 		if k.users.Load() == 0 && k.mu.TryLock() {
-			waits := k.saved != nil
+			waits := k.saved != nil && t.livesOn(k)
 			k.mu.Unlock()
 			if !waits {
 				t.forget(k)
@@ -224,12 +225,24 @@ func (t *taskTable) byHostPid(pid int) *process {
 	return t.procs[pid]
 }
 
-// lives says whether the process that has made a trapped call under this number still has it.
+// lives says whether the process that has made a trapped call under this number has not ended. Who is told of its end may not have been
+// yet.
 func (t *taskTable) lives(tgid int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.procs[tgid]
-	return p != nil && !errors.Is(unix.PidfdSendSignal(p.pidfd, 0, nil, 0), unix.ESRCH)
+	return p != nil && !over(p.pidfd)
+}
+
+// over reports that a process, or a thread if the descriptor is one's, has ended, buried or not.
+func over(pidfd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
+	return err == nil && n == 1
+}
+
+// livesOn reports that a thread has not ended.
+func (t *taskTable) livesOn(k *task) bool {
+	return k.exact && !over(k.pidfd) || !k.exact && t.stillOf(k)
 }
 
 func (t *taskTable) byNSPid(pid int) *process {

@@ -154,7 +154,7 @@ func TestEvict(t *testing.T) {
 		add(-1 - tid)
 	}
 	table.tasks[-1].users.Add(1)
-	table.tasks[-2].saved = &savedCall{fd: -1}
+	table.tasks[-2].saved, table.tasks[-2].exact = &savedCall{fd: -1}, true
 	table.tasks[-3].mu.Lock()
 	table.used.MoveToFront(table.tasks[-4].at) // it has called again
 	k, err := table.get(os.Getpid())
@@ -180,6 +180,47 @@ func TestEvict(t *testing.T) {
 	k.release()
 	if _, err := unix.FcntlInt(uintptr(pidfd), unix.F_GETFD, 0); k.exact && err != unix.EBADF {
 		t.Errorf("the descriptor of a forgotten thread: %v", err)
+	}
+}
+
+// TestEvictDead: a result that nobody can come for any more keeps no thread from being forgotten.
+func TestEvictDead(t *testing.T) {
+	for _, exact := range []bool{true, false} {
+		table, _ := testTasks()
+		p := startIdle(t)
+		fd, err := unix.PidfdOpen(p.pid(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proc := &process{tgid: p.pid(), pidfd: -1, tasks: map[*task]bool{}}
+		k := &task{tid: p.pid(), proc: proc, pidfd: fd, exact: exact, saved: &savedCall{fd: -1}}
+		table.tasks[k.tid], k.at = k, table.used.PushFront(k)
+		if table.evict(); table.tasks[k.tid] == nil {
+			t.Error("a living thread's result is dropped")
+		}
+		_ = p.Process.Kill()
+		_ = p.Wait()
+		if table.evict(); table.tasks[k.tid] != nil || k.saved != nil {
+			t.Error("a dead thread is remembered for its result")
+		}
+	}
+}
+
+// TestSavedBound: results are bounded by number, too, however small.
+func TestSavedBound(t *testing.T) {
+	g := newFakeGuard(t, &fakeDriver{})
+	c := newFakeCall(t, g, fakeControl)
+	c.call.Outer = fakeFree(fakeMemory)
+	c.before = [][]byte{c.call.Outer}
+	kept := 0
+	for range 2 * maxSaved / savedCost {
+		c.k = &task{}
+		if g.remember(&c.trappedCall, replyDone); c.k.saved != nil {
+			kept++
+		}
+	}
+	if kept < maxSaved/savedCost/2 || kept > maxSaved/savedCost {
+		t.Errorf("%d results are kept", kept)
 	}
 }
 

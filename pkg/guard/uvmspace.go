@@ -127,9 +127,58 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 		f.mu.Lock()
 		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}
 		f.mu.Unlock()
+		g.account.setUnbound([]*retained{kept}, false)
 		c.lost = true
 	}
 	return p
+}
+
+// unbind is called before UVM ends channels of an address space. It takes their contexts off them (nvGpuOpsStopChannel clears
+// bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at, and then frees what they use: who lets such a channel run at the end of a
+// pause makes a fault. So nobody does from now on, the rescuer neither.
+func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) {
+	c := g.compute
+	c.running.Lock() // who lets channels run now has done so before UVM stops them
+	defer c.running.Unlock()
+	f.mu.Lock()
+	var list []*retained
+	for name, ch := range f.channels {
+		if which(name, ch) {
+			list = append(list, ch.kept)
+		}
+	}
+	f.mu.Unlock()
+	if len(list) == 0 {
+		return
+	}
+	g.account.setUnbound(list, true)
+	if c.rescue != nil {
+		for _, x := range c.cards {
+			c.rescue.keep(x.gpu, c.mayRun(g.account.channelsOn(x.gpu, true)))
+		}
+	}
+}
+
+func (a *account) setUnbound(list []*retained, unbound bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range list {
+		if r.channel != nil {
+			r.channel.unbound = unbound
+		}
+	}
+}
+
+// bound leaves out channels that UVM ends, or has ended.
+func (a *account) bound(channels []chanRef) (list []chanRef) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, ch := range channels {
+		if !ch.object.unbound {
+			list = append(list, ch)
+		}
+	}
+	return list
 }
 
 // uvmForget drops a registered channel.

@@ -76,8 +76,8 @@ func (g *Guard) watchProcess(p *process) {
 func (g *Guard) processGone(p *process) {
 	p.gone.Store(true)
 	g.tasks.dropProcess(p)
-	g.managedGone(p.tgid)
 	g.sweepNext()
+	g.managedGone(p.tgid) // may wait for a sweep
 }
 
 // sweepNext sweeps at once or, where sweeps have just taken long, when the guard has rested from them. However many ask for it meanwhile,

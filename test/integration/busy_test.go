@@ -13,9 +13,10 @@ import (
 )
 
 // TestBusyGuard: whatever a container does that is no successful driver call, its guard uses a twentieth of a core for it, once the burst is
-// used up. The bound here is three times that: Go's own part is on nobody's bill, and grows on a busy machine. Without a bill it is 0.5 and more.
+// used up, with all that Go needs for it. The bound here leaves room for the short time that it is measured. Without a bill it is 0.5 and
+// more.
 func TestBusyGuard(t *testing.T) {
-	const most = 0.15
+	const most = 0.08
 	for _, way := range []string{"strangers", "others", "refused", "roots", "files", "threads", "processes"} {
 		t.Run(way, func(t *testing.T) {
 			noTrace(t)
