@@ -553,7 +553,8 @@ func (x *card) apply(groups []groupRef, verify bool) {
 		if !found {
 			continue
 		}
-		for _, r := range todo {
+		unlock := of.holdCalls()
+		for _, r := range x.c.g.account.living(todo) {
 			if has[r] == slice && verify {
 				var p [8]byte
 				if s, e := x.c.g.control(t, of.handle, r.handle, controlGetTimeslice, p[:]); e == 0 && s == rm.StatusOK &&
@@ -567,6 +568,7 @@ func (x *card) apply(groups []groupRef, verify bool) {
 			}
 			x.setSlice(t, r, slice)
 		}
+		unlock()
 		t.done()
 	}
 }

@@ -171,6 +171,23 @@ func TestSlices(t *testing.T) {
 }
 
 // TestSlicesBeside: two guards of one GPU see each other on the board.
+// TestSliceOfTheGone: nothing is asked of a group that the program frees meanwhile.
+func TestSliceOfTheGone(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	x := c.card()
+	of := c.account.clients[fakeClient]
+	groups := []groupRef{{of, workGroup}}
+	of.calls.Lock() // a free is under way
+	go func() {
+		defer of.calls.Unlock()
+		c.account.freeObject(fakeClient, workGroup)
+	}()
+	x.apply(groups, true)
+	if got := c.d.took(); len(got) > 0 || c.d.asked > 0 {
+		t.Errorf("timeslices were set for %#x, %d asked for", got, c.d.asked)
+	}
+}
+
 func TestSlicesBeside(t *testing.T) {
 	a, b := newFakeContainer(t, 1), newFakeContainer(t, 1)
 	dir := t.TempDir()

@@ -420,3 +420,23 @@ func TestBoundAgain(t *testing.T) {
 	c.compute.turn(c.card(), false)
 	c.isOff()
 }
+
+// TestSweepSoon: who frees the last handle of something is swept for at once, also where the next sweep for another would come late.
+func TestSweepSoon(t *testing.T) {
+	g := newFakeGuard(t, &fakeDriver{})
+	g.mu.Lock()
+	g.sweepTimer, g.sweepWait = time.AfterFunc(time.Hour, g.sweepAgain), lastSweep
+	g.mu.Unlock()
+	g.sweepSoon()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		g.mu.Lock()
+		wait := g.sweepWait
+		g.mu.Unlock()
+		if wait == 0 { // it has come, and there is nothing to come again for
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no sweep; the next one is %v after the last", wait)
+		}
+	}
+}

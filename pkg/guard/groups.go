@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,6 +13,25 @@ import (
 type groupRef struct {
 	client *client
 	handle uint32
+}
+
+// holdCalls keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
+// that takes long is not waited for, or a program could keep its timeslice by such calls.
+func (c *client) holdCalls() (unlock func()) {
+	for range 20 {
+		if c.calls.TryLock() {
+			return c.calls.Unlock
+		}
+		time.Sleep(50 * time.Microsecond)
+	}
+	return func() {}
+}
+
+// living leaves out the groups that are gone.
+func (a *account) living(groups []groupRef) []groupRef {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(groups, func(r groupRef) bool { return a.clients[r.client.handle] != r.client || r.client.objects[r.handle] == nil })
 }
 
 type chanRef struct {

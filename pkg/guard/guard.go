@@ -82,7 +82,8 @@ type Guard struct {
 	devDevice      uint64 // st_dev of the container's /dev; 0 before it is known
 	devFirst       uint64 // the same when the first process had just begun: that of a `cgpu run` can end before others make clients
 	listeners      int
-	sweeping       bool // a sweep is scheduled
+	sweepWait      time.Duration // of the sweep that is scheduled; 0: none is
+	sweepTimer     *time.Timer
 	auditing       bool // the guard compares with the driver's account, until auditUntil, with auditWait between
 	auditUntil     time.Time
 	auditWait      time.Duration

@@ -100,24 +100,32 @@ func (g *Guard) sweepNext() {
 func (g *Guard) sweepSoon() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.sweeping {
+	switch g.sweepWait {
+	case firstSweep: // it comes, however often it is asked for
 		return
+	case 0:
+		g.sweepTimer = time.AfterFunc(firstSweep, g.sweepAgain)
+	default: // the next one would come late
+		g.sweepTimer.Reset(firstSweep)
 	}
-	g.sweeping = true
-	g.sweepAfter(10 * time.Millisecond)
+	g.sweepWait = firstSweep
 }
 
-func (g *Guard) sweepAfter(d time.Duration) {
-	time.AfterFunc(d, func() {
-		g.sweepNext()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if d < 2*time.Second && g.account.hasZombies() {
-			g.sweepAfter(4 * d)
-			return
-		}
-		g.sweeping = false
-	})
+const (
+	firstSweep = 10 * time.Millisecond
+	lastSweep  = 256 * firstSweep
+)
+
+func (g *Guard) sweepAgain() {
+	g.sweepNext()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.sweepWait >= lastSweep || !g.account.hasZombies() {
+		g.sweepWait = 0
+		return
+	}
+	g.sweepWait = max(firstSweep, g.sweepWait) * 4
+	g.sweepTimer.Reset(g.sweepWait)
 }
 
 // orphans are the UVM address spaces that no process of the container has open. Each process is looked at once, however many address
