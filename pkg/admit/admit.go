@@ -163,8 +163,11 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
-// share of a GPU's time or the spill that does not fit.
+// limit that no GPU has, the share of a GPU's time, or the spill that does not fit.
 func (a *Ask) Refused(err error) error {
+	if misfit, ok := errors.AsType[*quota.Error](err); ok && len(a.Shares) == 0 {
+		return a.Quota.Misfit(misfit, "")
+	}
 	r, ok := errors.AsType[*ledger.Refusal](err)
 	if !ok || !r.Time && !r.Spill || len(a.Shares) > 0 {
 		return err

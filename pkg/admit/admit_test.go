@@ -97,8 +97,12 @@ func TestReservation(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	book := ledger.Open(t.TempDir())
+	const on0, huge = "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "ALIYUN_COM_GPU_MEM_CONTAINER=999999"
 	create := func(id string, env ...string) error {
-		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
+		if !slices.Contains(env, huge) {
+			env = append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")
+		}
+		a := read(t, "", env...)
 		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +110,6 @@ func TestRefused(t *testing.T) {
 		_, err = book.Reserve(r)
 		return a.Refused(err)
 	}
-	const on0 = "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"
 	if err := create("a", on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=70"); err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +120,8 @@ func TestRefused(t *testing.T) {
 		{`quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
 		{`quota: ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
 		{`ledger: GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
+		{`quota: ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; ask for less`, []string{huge}},
+		{`quota: ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 1MiB of the GPU's 15360MiB; set it to`, []string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
 		{`ledger: GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
 	} {
 		if slices.Contains(tt.env, "x") { // the ledger names memory first

@@ -45,14 +45,8 @@ func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
 		}
 		limit, err := memory.Limit(g.Memory)
 		if err != nil {
-			var refused *Error
-			if errors.As(err, &refused) {
-				name, value := q.source(memContainer)
-				remedy := refused.Remedy
-				if _, foreign := q.from[memContainer]; foreign {
-					remedy = "" // it is in cgpu's words, which would disagree with the dialect's
-				}
-				return nil, nil, &Error{name, value, "on " + describe(g) + " the limit " + refused.Value + " " + refused.Reason, remedy}
+			if refused, ok := errors.AsType[*Error](err); ok {
+				err = q.Misfit(refused, "on "+describe(g)+" ")
 			}
 			return nil, nil, err
 		}

@@ -2,7 +2,6 @@ package spec
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -44,7 +43,7 @@ func (d *Document) Env() ([]string, error) {
 	env := make([]string, len(list))
 	for i, raw := range list {
 		if env[i], err = unquote(raw); err != nil {
-			return nil, fmt.Errorf("spec: process.env: %w", err)
+			return nil, fmt.Errorf("spec: process.env[%d]: %w", i, err)
 		}
 	}
 	return env, nil
@@ -52,10 +51,14 @@ func (d *Document) Env() ([]string, error) {
 
 // Annotations are the container's annotations.
 func (d *Document) Annotations() (map[string]string, error) {
-	var annotations map[string]string
-	if raw := d.root.get("annotations"); raw != nil {
-		if err := json.Unmarshal(raw, &annotations); err != nil {
-			return nil, fmt.Errorf("spec: annotations: %w", err)
+	o, err := d.root.sub("annotations", false)
+	if o == nil || err != nil {
+		return nil, err
+	}
+	annotations := make(map[string]string, len(o.members))
+	for _, m := range o.members {
+		if annotations[m.key], err = unquote(m.value); err != nil {
+			return nil, fmt.Errorf("spec: annotations: %q: %w", m.key, err)
 		}
 	}
 	return annotations, nil
