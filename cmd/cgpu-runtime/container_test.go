@@ -474,9 +474,52 @@ func TestPassThrough(t *testing.T) {
 			t.Errorf("%v: config.json was changed", env)
 		}
 	}
+	// What runc reads and we do not.
+	for name, odd := range map[string]func(config string) string{
+		"trailing": func(config string) string { return config + "}" },
+		"twice":    func(config string) string { return `{"process":{},"hostname":"a",` + config[1:] },
+		"huge":     func(config string) string { return `{"x":"` + strings.Repeat("x", 17<<20) + `",` + config[1:] },
+	} {
+		for _, asks := range []bool{false, true} {
+			env := "DOC=" + ask
+			if asks {
+				env = ask
+			}
+			bundle := n.bundle([]string{env}, "", "true")
+			file := filepath.Join(bundle, "config.json")
+			text, _ := os.ReadFile(file)
+			if err := os.WriteFile(file, []byte(odd(string(text))), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			if r := n.run("run", "--bundle", bundle, "create"); (r.err == nil) == asks {
+				t.Errorf("%s, asks %v: %v\n%s", name, asks, r.err, r.stderr)
+			}
+		}
+	}
 	if r := n.run("run", "--bundle", n.bundle([]string{ask}, "", "true"), "create"); r.err == nil {
 		t.Error("a container with a quota started on a broken node")
 	}
+}
+
+// TestCapitals: crun knows config.json's members by their very names, runc in any case; the quota holds in both.
+func TestCapitals(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		bundle := n.bundle([]string{ask}, "", "true")
+		file := filepath.Join(bundle, "config.json")
+		text, _ := os.ReadFile(file)
+		text = bytes.Replace(bytes.Replace(text, []byte(`"env"`), []byte(`"Env"`), 1), []byte(`"linux"`), []byte(`"LINUX"`), 1)
+		if err := os.WriteFile(file, text, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		id := fmt.Sprintf("cgpu-test-capitals-%d", os.Getpid())
+		defer n.remove(id)
+		if r := n.run("run", "--bundle", bundle, id); r.err != nil {
+			t.Fatal(r.err, r.log)
+		}
+		if _, err := os.Stat(filepath.Join(n.runDir, "state.json")); err != nil {
+			t.Error("no guard got the container's calls: ", err)
+		}
+	})
 }
 
 // TestLongStrings: what a tenant writes into annotations is cut before it gets into the ledger, and an ID that is too long is refused.

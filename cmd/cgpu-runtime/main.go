@@ -81,6 +81,9 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, withhold(file, raw, runDir)
 	}
 	ask, err = admit.Read(raw, spoken...)
+	if err == nil && ask.Doc == nil {
+		return undo, withhold(file, raw, runDir)
+	}
 	if err == nil && ask.Quota == nil {
 		edited := ask.Edited // a pause container that was given hooks of ours
 		if ask.Pod && withholds(runDir) {

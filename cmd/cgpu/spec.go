@@ -98,7 +98,7 @@ func readSpec(path string) ([]byte, error) {
 		defer f.Close()
 		in = f
 	}
-	return io.ReadAll(io.LimitReader(in, spec.MaxSize+1))
+	return io.ReadAll(io.LimitReader(in, 16*spec.MaxSize))
 }
 
 // dryRun does what cgpu-runtime does on create, on paper. The steps are those of create in cmd/cgpu-runtime/main.go.

@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 var card = sched.Card{Policy: sched.PolicyFixed, MaxInst: 3, PrioRatio: 20}
@@ -52,6 +53,40 @@ func TestRead(t *testing.T) {
 	} {
 		if a := read(t, test.annotations, test.env); (a.Quota != nil) != test.ours || a.Sandbox != test.sandbox {
 			t.Errorf("%+v: %+v", test, a)
+		}
+	}
+}
+
+// TestLeave: what only the low-level runtime can read is its matter, unless the container asks for something.
+func TestLeave(t *testing.T) {
+	huge := `"x":"` + strings.Repeat("x", spec.MaxSize) + `",`
+	const asks, mentions = `"ALIYUN_COM_GPU_MEM_CONTAINER=6"`, `"DOC=ALIYUN_COM_GPU_MEM_CONTAINER"`
+	for name, form := range map[string]string{ // ? is the variable
+		"twice":           `{"process":{"env":[?]},"process":{"args":[]}}`,
+		"twice, the last": `{"process":{"args":[]},"process":{"env":[?]}}`,
+		"other case":      `{"process":{"env":[]},"PROCESS":{"Env":[?]}}`,
+		"env twice":       `{"process":{"env":[?],"env":[]}}`,
+		"annotation":      `{"process":{"env":[?]},"annotations":{"a":"","a":""}}`,
+		"hooks":           `{"process":{"env":[?]},"hooks":{"poststop":[],"poststop":[]}}`,
+		"trailing":        `{"process":{"env":[?]}} }`,
+		"huge":            `{` + huge + `"process":{"env":[?]}}`,
+	} {
+		with := func(variable string) (*Ask, error) { return Read([]byte(strings.Replace(form, "?", variable, 1))) }
+		if a, err := with(mentions); err != nil || a.Quota != nil || a.Doc != nil {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+		if _, err := with(asks); err == nil {
+			t.Errorf("%s: a request was left to the low-level runtime", name)
+		}
+	}
+	for name, raw := range map[string]string{
+		"no JSON":             `{"process":{"env":[` + mentions + `]}, // crun takes comments`,
+		"annotation":          `{"annotations":{"cgpu.io/gpu-mem-container":"6"},"annotations":{}}`,
+		"annotation in other": `{"annotations":{"cgpu.io/gpu-mem-container":"6","a":"","a":""}}`,
+		"share":               `{"hooks":{"poststop":[{"path":"/cgpu-hook","args":["cgpu-hook","allocated","alloc.cgpu.io/shares","x"]}],"Poststop":[]}}`,
+	} {
+		if a, err := Read([]byte(raw)); err == nil {
+			t.Errorf("%s: %+v", name, a)
 		}
 	}
 }

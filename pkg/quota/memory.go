@@ -110,8 +110,10 @@ func (m Memory) Limit(card Bytes) (Bytes, error) {
 			"ask for less, or set ALIYUN_COM_GPU_MEM_DEV to ask for a fraction of the GPU")
 	case limit < MiB && m.Den != 0:
 		// Any number of units is 1 MiB at least, where these are as large.
-		return 0, &Error{names[memDev].variable, m.String(), "is less than 1MiB of the GPU's " + card.FloorMiB().String(),
-			"set it to the units that one GPU has, or ask for more of them"}
+		return 0, &Error{
+			Variable: names[memDev].variable, Value: m.String(), Reason: "is less than 1MiB of the GPU's " + card.FloorMiB().String(),
+			Remedy: "set it to the units that one GPU has, or ask for more of them",
+		}
 	case limit < MiB:
 		return 0, m.bad("is less than 1MiB", "ask for more")
 	}

@@ -57,6 +57,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"two values": []byte(`{}{}`),
 		"twice":      []byte(`{"linux":{},"linux":{}}`),
 		"case":       []byte(`{"linux":{},"LINUX":{}}`),
+		"third case": []byte("{\"process\":{},\"proce\u017f\u017f\":{}}"), // Go's decoder takes it for the same
 		"huge":       append(append([]byte(`{"a":"`), bytes.Repeat([]byte("x"), MaxSize)...), `"}`...),
 		"deep":       []byte(`{"a":` + strings.Repeat("[", 1e6) + strings.Repeat("]", 1e6) + `}`),
 	} {

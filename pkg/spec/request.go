@@ -2,6 +2,7 @@ package spec
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -62,6 +63,60 @@ func (d *Document) Annotations() (map[string]string, error) {
 		}
 	}
 	return annotations, nil
+}
+
+// Words are the variables and annotations of a config.json as they are, also where it is not to be edited: of members that occur more
+// than once those of all count, and what follows the JSON does not.
+func Words(raw []byte) (env []string, annotations map[string]string, err error) {
+	raw = raw[:skipValue(raw, skipSpace(raw, 0))]
+	if !json.Valid(raw) {
+		return nil, nil, fmt.Errorf("spec: config.json is not valid JSON: %w", invalid(raw))
+	}
+	annotations = map[string]string{}
+	err = each(raw, "process", func(process []byte) error {
+		return each(process, "env", func(list []byte) error {
+			entries, err := elements(list)
+			for _, e := range entries {
+				entry, err := unquote(e)
+				if err != nil {
+					return err
+				}
+				env = append(env, entry)
+			}
+			return err
+		})
+	})
+	if err == nil {
+		err = each(raw, "annotations", func(all []byte) error {
+			o, err := takeApart(all, false)
+			if err != nil {
+				return err
+			}
+			for _, m := range o.members {
+				if annotations[m.key], err = unquote(m.value); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return env, annotations, err
+}
+
+// each calls f with the value of every member of raw that is called key, but for null.
+func each(raw []byte, key string, f func(value []byte) error) error {
+	o, err := takeApart(raw, true)
+	if err != nil {
+		return err
+	}
+	for i := range o.members {
+		if m := &o.members[i]; o.is(m, key) && string(m.value) != "null" {
+			if err := f(m.value); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Root is the container's root folder, root.path; it may be relative to the bundle.
