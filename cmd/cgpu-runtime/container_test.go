@@ -513,7 +513,11 @@ func TestCapitals(t *testing.T) {
 		}
 		id := fmt.Sprintf("cgpu-test-capitals-%d", os.Getpid())
 		defer n.remove(id)
-		if r := n.run("run", "--bundle", bundle, id); r.err != nil {
+		command := []string{"run", id, "--bundle", bundle} // each in a way that only it reads
+		if filepath.Base(n.low) == "crun" {
+			command = []string{"run", "--bund", bundle, id}
+		}
+		if r := n.run(command...); r.err != nil {
 			t.Fatal(r.err, r.log)
 		}
 		if _, err := os.Stat(filepath.Join(n.runDir, "state.json")); err != nil {

@@ -10,15 +10,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
-// execValues are the options of exec that take the next argument as their value.
-var execValues = []string{
-	"console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p", "pid-file",
-	"process-label", "apparmor", "cap", "c", "preserve-fds", "cgroup",
-}
-
 // joins finds the file of --process and the container in the arguments of exec; empty where they are not.
 func (c call) joins() (process, id string) {
-	rest := options(c.rest, execValues, func(name, value string) {
+	rest := c.grammar.read(c.rest, c.grammar.exec, func(name, value string) {
 		if name == "process" || name == "p" {
 			process = value
 		}

@@ -22,7 +22,7 @@ func TestJoins(t *testing.T) {
 		"exec --process":                                                       {"", ""},
 		"--root /r --log l exec --process /p --detach --pid-file /pid -- -odd": {"/p", "-odd"},
 	} {
-		process, id := parse(strings.Fields(args)).joins()
+		process, id := parse(strings.Fields(args), likeRunc).joins()
 		if process != want[0] || id != want[1] {
 			t.Errorf("%s: %q, %q, want %q", args, process, id, want)
 		}
@@ -122,7 +122,7 @@ func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 func TestJoinLeavesAlone(t *testing.T) {
 	runDir, root, bundle := limitedContainer(t, 0)
 	do := func(root, path, id string) {
-		join(parse([]string{"--root", root, "exec", "--process", path, id}), runDir)
+		join(parse([]string{"--root", root, "exec", "--process", path, id}, likeRunc), runDir)
 	}
 	path := process(t, `"A=b"`)
 	before, _ := os.ReadFile(path)
@@ -175,14 +175,14 @@ func BenchmarkJoin(b *testing.B) {
 	for _, id := range []string{"web", "other"} {
 		b.Run(id, func(b *testing.B) {
 			path := process(b, `"A=b"`)
-			c := parse([]string{"--root", root, "exec", "--process", path, id})
+			c := parse([]string{"--root", root, "exec", "--process", path, id}, likeRunc)
 			for b.Loop() {
 				join(c, runDir)
 			}
 		})
 	}
 	b.Run("no ledger", func(b *testing.B) {
-		c := parse([]string{"--root", root, "exec", "--process", "/p", "web"})
+		c := parse([]string{"--root", root, "exec", "--process", "/p", "web"}, likeRunc)
 		dir := b.TempDir()
 		for b.Loop() {
 			join(c, dir)

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,22 +27,40 @@ import (
 var version = "unknown"
 
 func main() {
-	c := parse(os.Args[1:])
-	c.report(run(c)) // it came back
+	runDir := device.RunDir()
+	c, only := understand(os.Args[1:], runDir)
+	c.report(run(c, only, runDir)) // it came back
 	os.Exit(1)
 }
 
+// understand reads the command line as the low-level runtime will. only: another kind of runtime would read it differently.
+func understand(args []string, runDir string) (c call, only bool) {
+	c = parse(args, likeRunc)
+	other := parse(args, likeCrun)
+	if c.same(other) {
+		return c, false
+	}
+	if low, err := findRuntime(configured(runDir), other.creator()); err == nil && isCrun(low) {
+		return other, true
+	}
+	return c, true
+}
+
 // run becomes the low-level runtime. It returns only when that, or what has to be done before, failed.
-func run(c call) error {
+func run(c call, only bool, runDir string) error {
 	if err := notAgain(); err != nil {
 		return err
 	}
-	runDir := device.RunDir()
 	undo := func() {}
 	var err error
 	switch c.command {
 	case "create", "run":
-		undo, err = create(c, runDir)
+		switch {
+		case c.id != "":
+			undo, err = create(c, runDir)
+		case c.strange != "": // else the low-level runtime tells what is wrong
+			err = fmt.Errorf("cgpu-runtime: option %q: cgpu does not know it, nor so which argument is the container: write --option=value, or upgrade cgpu", c.strange)
+		}
 	case "restore":
 		err = refuseRestore(c, runDir)
 	case "exec":
@@ -51,7 +70,11 @@ func run(c call) error {
 		// Not before create: it may have had the node table made anew, with other runtimes.
 		var low string
 		if low, err = findRuntime(configured(runDir), c.creator()); err == nil {
-			err = execute(low, os.Args[1:])
+			if only && isCrun(low) != (c.grammar == likeCrun) {
+				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try again")
+			} else {
+				err = execute(low, os.Args[1:])
+			}
 		}
 	}
 	undo()
@@ -71,7 +94,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}()
 
 	// Is it ours?
-	file := bundleFile{path: filepath.Join(c.bundle, "config.json")}
+	file := bundleFile{path: c.config}
 	raw, err := readFile(file.path)
 	if err != nil {
 		return undo, nil
