@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// call is what we need to know of the command line. The command line itself goes to the runtime as it came.
+// call is what we need to know of the command line.
 type call struct {
-	command string // create, run, state, …; empty when there is none
+	args    []string // what goes to the runtime: all as it came, but for what we put in the place of a value
+	command string   // create, run, state, …; empty when there is none
 	// bundle (absolute), config and id are read for create, run and restore. The id is empty where the runtime will not see just one
 	// container, and will refuse.
 	bundle    string
@@ -35,8 +36,8 @@ func (o options) known(name string) bool {
 // grammar is how a low-level runtime reads its command line.
 type grammar struct {
 	global, create, exec options // create: of run and restore, too
-	// read walks over the options at the beginning of args and returns what follows.
-	read func(args []string, o options, found func(name, value string)) (rest []string)
+	// read walks over the options at the beginning of args and returns what follows. at is the argument that a value is, or ends.
+	read func(args []string, o options, found func(name, value string, at int)) (rest []string)
 	// reorders: options of create, run and restore may follow the container's id.
 	reorders bool
 }
@@ -80,8 +81,8 @@ var (
 // parse reads args as the runtimes of a grammar do. It finds the command at the first argument that is no global option, so that a
 // container called "create" is not taken for a command.
 func parse(args []string, g *grammar) call {
-	c := call{grammar: g}
-	rest := g.read(args, g.global, func(name, value string) {
+	c := call{args: args, grammar: g}
+	rest := g.read(args, g.global, func(name, value string, _ int) {
 		switch name {
 		case "root":
 			c.root = value
@@ -111,7 +112,7 @@ func (c *call) container(args []string) {
 		args = reorder(args, c.grammar.create)
 	}
 	config := "config.json"
-	ids := c.grammar.read(args, c.grammar.create, func(name, value string) {
+	ids := c.grammar.read(args, c.grammar.create, func(name, value string, _ int) {
 		switch name {
 		case "bundle", "b":
 			c.bundle = value
@@ -151,7 +152,7 @@ func (c call) same(d call) bool {
 }
 
 // flags reads options as Go's package flag does: -name, --name, --name value and --name=value.
-func flags(args []string, o options, found func(name, value string)) (rest []string) {
+func flags(args []string, o options, found func(name, value string, at int)) (rest []string) {
 	for i := 0; i < len(args); i++ {
 		name, ok := strings.CutPrefix(args[i], "-")
 		if !ok || name == "" {
@@ -166,7 +167,7 @@ func flags(args []string, o options, found func(name, value string)) (rest []str
 			i++
 			value = args[i]
 		}
-		found(name, value)
+		found(name, value, i)
 	}
 	return nil
 }
@@ -198,7 +199,7 @@ func reorder(args []string, o options) []string {
 
 // argp reads options as glibc's argp does for crun, in order: --name value, --name=value and beginnings of names that only one has;
 // -n value, -nvalue, and several letters behind one dash.
-func argp(args []string, o options, found func(name, value string)) (rest []string) {
+func argp(args []string, o options, found func(name, value string, at int)) (rest []string) {
 	for i := 0; i < len(args); i++ {
 		name, ok := strings.CutPrefix(args[i], "-")
 		switch {
@@ -220,19 +221,19 @@ func argp(args []string, o options, found func(name, value string)) (rest []stri
 			if slices.Contains(o.values, name) && !assigned {
 				value = next()
 			}
-			found(name, value)
+			found(name, value, i)
 			continue
 		}
 		for j := range name {
 			letter, value := name[j:j+1], name[j+1:]
 			if !slices.Contains(o.values, letter) {
-				found(letter, "")
+				found(letter, "", i)
 				continue
 			}
 			if value == "" {
 				value = next()
 			}
-			found(letter, value)
+			found(letter, value, i)
 			break
 		}
 	}

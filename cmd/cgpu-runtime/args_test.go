@@ -45,7 +45,7 @@ func TestParse(t *testing.T) {
 			if g == likeCrun && (strings.Contains(test.args, " -bundle ") || strings.Contains(test.args, " -b=")) {
 				continue
 			}
-			test.want.grammar = g
+			test.want.grammar, test.want.args = g, strings.Fields(test.args)
 			if got := parse(strings.Fields(test.args), g); !reflect.DeepEqual(got, test.want) {
 				t.Errorf("%s:\ngot  %+v\nwant %+v", test.args, got, test.want)
 			}

@@ -64,7 +64,7 @@ func run(c call, only bool, runDir string) error {
 	case "restore":
 		err = refuseRestore(c, runDir)
 	case "exec":
-		join(c, runDir)
+		c.args = join(c, runDir)
 	}
 	if err == nil {
 		// Not before create: it may have had the node table made anew, with other runtimes.
@@ -73,7 +73,7 @@ func run(c call, only bool, runDir string) error {
 			if only && isCrun(low) != (c.grammar == likeCrun) {
 				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try again")
 			} else {
-				err = execute(low, os.Args[1:])
+				err = execute(low, c.args)
 			}
 		}
 	}
