@@ -19,8 +19,11 @@ type call struct {
 	logFormat string
 	// root is the folder of the runtime's state, empty where the engine leaves it to the runtime.
 	root string
-	// rest is what follows any other command: the container's id is in it, somewhere among options.
+	// rest is what follows the command: the container's id is in it, somewhere among options.
 	rest []string
+	// tail is what follows create, run and restore, and values are where in it the bundle is named.
+	tail   []string
+	values []placed
 	// strange is an option that may be one of a newer runtime and take a value, which we then took for the id.
 	strange string
 	grammar *grammar
@@ -111,13 +114,16 @@ func (c *call) container(args []string) {
 	if c.grammar.reorders {
 		args = reorder(args, c.grammar.create)
 	}
+	c.tail = args
 	config := "config.json"
-	ids := c.grammar.read(args, c.grammar.create, func(name, value string, _ int) {
+	ids := c.grammar.read(args, c.grammar.create, func(name, value string, at int) {
 		switch name {
 		case "bundle", "b":
 			c.bundle = value
+			c.values = append(c.values, placed{at, value, false})
 		case "config", "f":
 			config = value
+			c.values = append(c.values, placed{at, value, true})
 		}
 		if !c.grammar.create.known(name) {
 			c.strange = name
@@ -130,6 +136,31 @@ func (c *call) container(args []string) {
 	if len(ids) == 1 {
 		c.id = ids[0]
 	}
+}
+
+// placed is a value in rest: the argument that it is, or ends.
+type placed struct {
+	at    int
+	value string
+	file  bool // config.json, and not the folder
+}
+
+// redirect gives the low-level runtime another bundle.
+func (c *call) redirect(bundle string) {
+	rest := slices.Clone(c.tail)
+	named := false
+	for _, v := range c.values {
+		to := bundle
+		if v.file {
+			to = filepath.Join(bundle, "config.json")
+		}
+		rest[v.at] = strings.TrimSuffix(rest[v.at], v.value) + to
+		named = named || !v.file
+	}
+	if !named {
+		rest = append([]string{"--bundle", bundle}, rest...)
+	}
+	c.args = append(slices.Clone(c.args[:len(c.args)-len(c.tail)]), rest...)
 }
 
 // absolute is the folder or file that the runtime finds at a path: ".." is the kernel's there, behind links.

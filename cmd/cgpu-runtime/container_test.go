@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -190,6 +191,21 @@ func (n *node) run(args ...string) result {
 		*text = string(b)
 	}
 	return r
+}
+
+// given is the config.json that the low-level runtime gets for a bundle.
+func (n *node) given(bundle, id string) []byte {
+	n.t.Helper()
+	for _, r := range n.records() {
+		if r.ID == id {
+			bundle = page.Bundle(n.runDir, r.Nonce)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		n.t.Error(err)
+	}
+	return text
 }
 
 func (n *node) records() []ledger.Record {
@@ -524,6 +540,64 @@ func TestCapitals(t *testing.T) {
 			t.Error("no guard got the container's calls: ", err)
 		}
 	})
+}
+
+// TestTwice: a bundle is the caller's. It can be run again, by others at the same time, and need not be writable.
+func TestTwice(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		bundle := n.bundle([]string{ask}, "", "true")
+		file := filepath.Join(bundle, "config.json")
+		text, _ := os.ReadFile(file)
+		if err := os.Mkdir(filepath.Join(bundle, "data"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// A relative mount is the bundle's, wherever the runtime reads of it.
+		text = bytes.Replace(text, []byte(`"mounts":[`), []byte(`"mounts":[{"destination":"/data","type":"bind","source":"data","options":["bind"]},`), 1)
+		if err := os.WriteFile(file, text, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"rw", "rw", "ro"} {
+			if kind == "ro" {
+				if err := unix.Mount(bundle, bundle, "", unix.MS_BIND, ""); err != nil {
+					t.Skip(err)
+				}
+				defer unix.Unmount(bundle, unix.MNT_DETACH)
+				if err := unix.Mount("", bundle, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+					t.Skip(err)
+				}
+			}
+			ids := []string{fmt.Sprintf("cgpu-test-twice-%d-a", os.Getpid()), fmt.Sprintf("cgpu-test-twice-%d-b", os.Getpid())}
+			for _, id := range ids {
+				defer n.remove(id)
+				if r := n.run("create", "--bundle", bundle, id); r.err != nil {
+					t.Fatal(kind, r.err, r.log)
+				}
+			}
+			if len(n.records()) != 2 {
+				t.Errorf("%s: %d records", kind, len(n.records()))
+			}
+			for _, id := range ids {
+				n.remove(id)
+			}
+			if after, _ := os.ReadFile(file); !bytes.Equal(after, text) {
+				t.Errorf("%s: config.json was changed", kind)
+			}
+		}
+		waitGone(t, filepath.Join(n.runDir, "bundle"))
+	})
+}
+
+// waitGone waits until a folder is empty; a guard removes what is its container's a moment after it.
+func waitGone(t *testing.T, dir string) {
+	t.Helper()
+	for range 500 {
+		if left, _ := os.ReadDir(dir); len(left) == 0 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	left, _ := os.ReadDir(dir)
+	t.Errorf("left behind: %v", left)
 }
 
 // TestLongStrings: what a tenant writes into annotations is cut before it gets into the ledger, and an ID that is too long is refused.

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
@@ -89,15 +90,15 @@ func (c call) limited(id, runDir string) bool {
 	if err != nil || record.Page == "" || !c.created(record) {
 		return false
 	}
-	config, err := readFile(filepath.Join(record.Bundle, "config.json"))
+	config, err := readFile(filepath.Join(page.Bundle(runDir, record.Nonce), "config.json"))
 	return err == nil && bytes.Contains(config, []byte(`"LD_PRELOAD=`+spec.LimiterPath))
 }
 
-// created says whether the state that the low-level runtime keeps of a container names the bundle of our record.
+// created says whether the state that the low-level runtime keeps of a container names the bundle that we made of our record.
 func (c call) created(record ledger.Record) bool {
 	for _, state := range c.states(record.ID) {
 		if raw, err := readFile(state.file); err == nil {
-			return bytes.Contains(raw, []byte(record.Bundle))
+			return bytes.Contains(raw, []byte("/bundle/"+record.Nonce))
 		}
 	}
 	return false

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -86,7 +87,8 @@ func TestExec(t *testing.T) {
 // limitedContainer makes a container that has the limiter as join sees it, among others, and the call that would join it.
 func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 	t.Helper()
-	runDir, root, bundle = t.TempDir(), t.TempDir(), t.TempDir()
+	runDir, root = t.TempDir(), t.TempDir()
+	bundle = page.Bundle(runDir, fmt.Sprintf("%016d", len("web"))) // the one that cgpu-runtime made
 	book := ledger.Open(runDir)
 	reserve := func(id, bundle string) {
 		_, err := book.Reserve(ledger.Request{

@@ -57,7 +57,7 @@ func run(c call, only bool, runDir string) error {
 	case "create", "run":
 		switch {
 		case c.id != "":
-			undo, err = create(c, runDir)
+			undo, err = create(&c, runDir)
 		case c.strange != "": // else the low-level runtime tells what is wrong
 			err = fmt.Errorf("cgpu-runtime: option %q: cgpu does not know it, nor so which argument is the container: write --option=value, or upgrade cgpu", c.strange)
 		}
@@ -81,10 +81,10 @@ func run(c call, only bool, runDir string) error {
 	return err
 }
 
-// create turns the bundle of a container that asks for a vGPU into one that has it. A container that does not ask, and
-// whatever only runc can complain about, it leaves alone without an error. undo takes back what was done outside of
+// create gives the low-level runtime, for the bundle of a container that asks for a vGPU, one that has it. A container that does not
+// ask, and whatever only runc can complain about, it leaves alone without an error. undo takes back what was done outside of
 // the bundle.
-func create(c call, runDir string) (undo func(), err error) {
+func create(c *call, runDir string) (undo func(), err error) {
 	undo = func() {}
 	var ask *admit.Ask
 	defer func() {
@@ -153,7 +153,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// Reserve.
-	mine, err := identify(c, guard)
+	mine, err := identify(*c, guard)
 	if err != nil {
 		return undo, err
 	}
@@ -200,20 +200,21 @@ func create(c call, runDir string) (undo func(), err error) {
 	if plan.Hook, err = device.Program("cgpu-hook"); err != nil {
 		return undo, err
 	}
+	if err := ask.Doc.MakeAbsolute(c.bundle); err != nil {
+		return undo, err
+	}
 	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return undo, err
 	}
-	staged, err := file.stage(ask.Doc.Encode())
-	if err != nil {
+	// The engine's file stays as it is, so that it can be run again, and may be on a read-only file system.
+	c.redirect(page.Bundle(runDir, record.Nonce))
+	if err := file.copied(ask.Doc.Encode(), page.Bundle(runDir, record.Nonce)); err != nil {
 		return undo, err
 	}
 	if guard != nil {
-		if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
-			staged.discard()
-			return undo, err
-		}
+		err = guard.Wait(table.Config.GuardStartTimeout)
 	}
-	return undo, staged.commit()
+	return undo, err
 }
 
 // mayShare refuses to share GPUs for somebody other than the node's root. Rootless engines start this program as root of a user

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -134,6 +135,45 @@ func (d *Document) Root() (string, error) {
 		return "", fmt.Errorf("spec: root.path: %w", err)
 	}
 	return path, nil
+}
+
+// MakeAbsolute makes the document independent of the place of its bundle: the root folder, and what is mounted of the bundle.
+func (d *Document) MakeAbsolute(bundle string) error {
+	path, err := d.Root()
+	if err != nil {
+		return err
+	}
+	if path != "" && !filepath.IsAbs(path) {
+		root, err := d.within("root")
+		if err != nil {
+			return err
+		}
+		root.set("path", quote(filepath.Join(bundle, path)))
+	}
+	mounts, err := d.list("mounts")
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	for i, raw := range mounts {
+		var m mount
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return fmt.Errorf("spec: mounts[%d]: %w", i, err)
+		}
+		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+		if !bind || filepath.IsAbs(m.Source) {
+			continue
+		}
+		o, err := parseObject(raw, true)
+		if err != nil {
+			return fmt.Errorf("spec: mounts[%d]: %w", i, err)
+		}
+		o.set("source", quote(filepath.Join(bundle, m.Source)))
+		mounts[i] = o.append(nil)
+		if err := d.setList(mounts, "mounts"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Engines write these behind all other annotations, each its own and not the other's. CRI-O copies a pod's annotations, so there
