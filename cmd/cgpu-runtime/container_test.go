@@ -603,7 +603,7 @@ func waitGone(t *testing.T, dir string) {
 // TestLongStrings: what a tenant writes into annotations is cut before it gets into the ledger, and an ID that is too long is refused.
 func TestLongStrings(t *testing.T) {
 	n := newNode(t, "runc")
-	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<20)})
+	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<16)})
 	id := fmt.Sprintf("cgpu-test-long-%d", os.Getpid())
 	defer n.remove(id)
 	if r := n.run("create", "--bundle", bundle, id); r.err != nil {

@@ -85,6 +85,7 @@ func TestApplyRefuses(t *testing.T) {
 		"devices not array":  `{"process":{},"linux":{"devices":{}}}`,
 		"linux twice":        `{"process":{},"linux":{"seccomp":{},"seccomp":{}}}`,
 		"hooks not array":    `{"process":{},"linux":{},"hooks":{"prestart":{}}}`,
+		"long annotations":   `{"process":{},"linux":{},"annotations":{"a":"` + strings.Repeat("<", 1<<18) + `"}}`, // six times as long in the state
 		"own listener":       `{"process":{},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}}}`,
 	} {
 		doc, err := Decode([]byte(raw))
