@@ -1,9 +1,13 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // call is what we need to know of the command line.
@@ -166,8 +170,11 @@ func (c *call) redirect(bundle string) {
 // absolute is the folder or file that the runtime finds at a path: ".." is the kernel's there, behind links.
 func absolute(path string) string {
 	if strings.Contains(path, "..") {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			path = real
+		if fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
+			defer unix.Close(fd)
+			if real, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil {
+				return real
+			}
 		}
 	}
 	if abs, err := filepath.Abs(path); err == nil {

@@ -604,6 +604,19 @@ func waitGone(t *testing.T, dir string) {
 func TestLongStrings(t *testing.T) {
 	n := newNode(t, "runc")
 	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<16)})
+	// Words that do nothing are told.
+	typo := fmt.Sprintf("cgpu-test-typo-%d", os.Getpid())
+	defer n.remove(typo)
+	if r := n.run("create", "--bundle", n.bundle([]string{ask, "ALIYUN_COM_GPU_WEIGHT=3"}, "", "true"), typo); r.err != nil {
+		t.Fatal(r.err, r.log)
+	}
+	events, err := event.Read(n.runDir)
+	if err != nil || !slices.ContainsFunc(events, func(e event.Event) bool {
+		return e.Kind == event.Warning && e.Container == typo && strings.Contains(e.Text, "ALIYUN_COM_GPU_WEIGHT")
+	}) {
+		t.Errorf("events: %+v, %v", events, err)
+	}
+	n.remove(typo)
 	id := fmt.Sprintf("cgpu-test-long-%d", os.Getpid())
 	defer n.remove(id)
 	if r := n.run("create", "--bundle", bundle, id); r.err != nil {

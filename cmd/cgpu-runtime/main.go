@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -213,6 +214,9 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 	if guard != nil {
 		err = guard.Wait(table.Config.GuardStartTimeout)
+	}
+	if ignored := ask.Quota.Ignored; err == nil && len(ignored) > 0 {
+		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name, Text: "ignored: " + strings.Join(ignored, "; ")})
 	}
 	return undo, err
 }

@@ -256,6 +256,9 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	for _, name := range asked.Unmapped {
 		fmt.Fprintf(&b, "ignored  %s, which has no meaning in cgpu\n", name)
 	}
+	for _, what := range asked.Ignored {
+		fmt.Fprintf(&b, "ignored  %s\n", what)
+	}
 	if len(ask.Shares) > 0 && len(asked.Asked) > 0 {
 		fmt.Fprintf(&b, "beside   the shares the pod's own words can only lower, but for pod_settings in cgpu.toml\n")
 	}

@@ -81,7 +81,12 @@ func (q *Quota) pick(s Selector, gpus []GPU, keys ...key) ([]GPU, error) {
 		}
 		picked = append(picked, g)
 	}
-	slices.SortFunc(picked, func(a, b GPU) int { return a.Index - b.Index })
+	// A general sort of few GPUs would be 10 KB of every cgpu-runtime.
+	for i := range picked {
+		for j := i; j > 0 && picked[j-1].Index > picked[j].Index; j-- {
+			picked[j-1], picked[j] = picked[j], picked[j-1]
+		}
+	}
 	return picked, nil
 }
 

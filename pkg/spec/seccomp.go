@@ -319,7 +319,9 @@ func (conds conditions) meet(c cube) (conditions, bool, error) {
 	i := slices.IndexFunc(conds, func(c condition) bool { return c.Index == request })
 	if i < 0 {
 		met := append(slices.Clone(conds), condition{request, mask, value, cmpMaskedEqual})
-		slices.SortStableFunc(met, func(a, b condition) int { return int(a.Index) - int(b.Index) })
+		for j := len(met) - 1; j > 0 && met[j-1].Index > met[j].Index; j-- { // by index, as the others are where it matters
+			met[j-1], met[j] = met[j], met[j-1]
+		}
 		return met, true, nil
 	}
 	switch own := conds[i]; own.Op {
