@@ -8,7 +8,13 @@ here=$(dirname "$(readlink -f "$0")")
 checkout=$(readlink -f "$1")
 shift
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+# OUT: a folder that keeps what bats said.
+# shellcheck disable=SC2317 # trap calls it
+finish() {
+	[[ ! ${OUT:-} ]] || { mkdir -p "$OUT" && cp "$work"/*.tap "$OUT"/; }
+	rm -rf "$work"
+}
+trap finish EXIT
 
 mkdir -p "$work/tests" "$work/contrib/cmd/recvtty"
 cp -r "$checkout/tests/integration" "$work/tests/"
@@ -16,7 +22,7 @@ cp -r "$checkout/tests/integration" "$work/tests/"
 
 # The image: without a network there is only the machine's busybox.
 image=$work/rootfs
-mkdir -p "$image"/{bin,dev,proc,sys,tmp,root,etc,home,var/lib}
+mkdir -p "$image"/{bin,dev,proc,sys,tmp,root,etc,home,lib,var/lib}
 cp /bin/busybox "$image/bin/"
 busybox --list | grep -vx busybox | while read -r name; do ln -sf busybox "$image/bin/$name"; done
 printf 'root:x:0:0:root:/root:/bin/sh\n' >"$image/etc/passwd"
@@ -36,7 +42,8 @@ runc_spec() { plain_runc_spec && update_config ".process.env += [\"ALIYUN_COM_GP
 pass() {
 	local file
 	for file in "${files[@]}"; do
-		RUNC=$2 timeout 300 bats --formatter tap "$tests/$file" >"$work/$1.$file.tap" 2>/dev/null </dev/null || true
+		# Some want a terminal.
+		RUNC=$2 timeout 300 script -q -e -c "bats --formatter tap $tests/$file" /dev/null </dev/null | tr -d '\r' >"$work/$1.$file.tap" || true
 		sed -n "s/^\(ok\|not ok\) [0-9]* \(.*\)/$file \2: \1/p" "$work/$1.$file.tap" | sed 's/ # skip.*: ok$/: skip/'
 	done | sort >"$work/$1"
 	echo "$1: $(grep -c ': ok$' "$work/$1" || true) ok, $(grep -c ': not ok$' "$work/$1" || true) not ok, $(grep -c ': skip$' "$work/$1" || true) skipped"
