@@ -117,7 +117,7 @@ func TestAllocated(t *testing.T) {
 			if (r.err == nil) != (c.refused == "") || !strings.Contains(r.log, c.refused) && !strings.Contains(r.log, strings.ReplaceAll(c.refused, `"`, `\"`)) {
 				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
 			}
-			after, _ := os.ReadFile(filepath.Join(bundle, "config.json"))
+			after := n.given(bundle, id)
 			if c.refused != "" {
 				if !bytes.Equal(before, after) || len(n.records()) != 0 {
 					t.Errorf("left %+v", n.records())

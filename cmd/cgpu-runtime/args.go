@@ -1,39 +1,95 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
-// call is what we need to know of the command line. The command line itself goes to the runtime as it came.
+// call is what we need to know of the command line.
 type call struct {
-	command string // create, run, state, …; empty when there is none
-	// bundle (absolute) and id are read for create, run and restore.
+	args    []string // what goes to the runtime: all as it came, but for what we put in the place of a value
+	command string   // create, run, state, …; empty when there is none
+	// bundle (absolute), config and id are read for create, run and restore. The id is empty where the runtime will not see just one
+	// container, and will refuse.
 	bundle    string
+	config    string
 	id        string
 	log       string
 	logFormat string
 	// root is the folder of the runtime's state, empty where the engine leaves it to the runtime.
 	root string
-	// rest is what follows any other command: the container's id is in it, somewhere among options.
+	// rest is what follows the command: the container's id is in it, somewhere among options.
 	rest []string
+	// tail is what follows create, run and restore, and values are where in it the bundle is named.
+	tail   []string
+	values []placed
+	// strange is an option that may be one of a newer runtime and take a value, which we then took for the id.
+	strange string
+	grammar *grammar
 }
 
-// Options of runc and crun that take the next argument as their value. Every other option is a switch.
+// options are those of a command. Those in values take the next argument as their value.
+type options struct{ values, switches []string }
+
+func (o options) known(name string) bool {
+	return slices.Contains(o.values, name) || slices.Contains(o.switches, name)
+}
+
+// grammar is how a low-level runtime reads its command line.
+type grammar struct {
+	global, create, exec options // create: of run and restore, too
+	// read walks over the options at the beginning of args and returns what follows. at is the argument that a value is, or ends.
+	read func(args []string, o options, found func(name, value string, at int)) (rest []string)
+	// reorders: options of create, run and restore may follow the container's id.
+	reorders bool
+}
+
+// Those of runc 1.5 and crun 1.8, and of the runtimes that read as they do.
 var (
-	globalValues = []string{"root", "log", "log-format", "criu", "rootless", "cgroup-manager", "log-level"}
-	createValues = []string{
-		"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds", "config", "f",
-		// restore
-		"image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context", "network-lock",
+	globalSwitches = []string{"debug", "systemd-cgroup", "help", "h", "version", "v", "V", "usage", "?"}
+	createSwitches = []string{
+		"detach", "d", "keep", "no-subreaper", "no-pivot", "no-new-keyring", "help", "h", "usage", "?",
+		"tcp-established", "ext-unix-sk", "shell-job", "file-locks", "auto-dedup", "lazy-pages",
+	}
+	execSwitches = []string{"tty", "t", "detach", "d", "no-new-privs", "ignore-paused", "help", "h", "usage", "?"}
+
+	likeRunc = &grammar{
+		global: options{[]string{"root", "log", "log-format", "criu", "rootless"}, globalSwitches},
+		create: options{[]string{
+			"bundle", "b", "console-socket", "pidfd-socket", "pid-file", "preserve-fds",
+			"image-path", "work-path", "manage-cgroups-mode", "empty-ns", "lsm-profile", "lsm-mount-context",
+		}, createSwitches},
+		exec: options{[]string{
+			"console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p", "pid-file",
+			"process-label", "apparmor", "cap", "c", "preserve-fds", "cgroup",
+		}, execSwitches},
+		read:     flags,
+		reorders: true,
+	}
+	likeCrun = &grammar{
+		global: options{[]string{"root", "log", "log-format", "log-level", "rootless", "cgroup-manager"}, globalSwitches},
+		create: options{[]string{
+			"bundle", "b", "config", "f", "console-socket", "pid-file", "preserve-fds",
+			"image-path", "work-path", "manage-cgroups-mode", "network-lock", "lsm-profile", "lsm-mount-context",
+		}, createSwitches},
+		exec: options{[]string{
+			"console-socket", "cwd", "env", "e", "user", "u", "process", "p", "pid-file", "process-label", "apparmor", "cap", "c",
+			"preserve-fds", "cgroup",
+		}, execSwitches},
+		read: argp,
 	}
 )
 
-// parse finds the command at the first argument that is no global option, so that a container called "create" is not
-// taken for a command.
-func parse(args []string) call {
-	var c call
-	rest := options(args, globalValues, func(name, value string) {
+// parse reads args as the runtimes of a grammar do. It finds the command at the first argument that is no global option, so that a
+// container called "create" is not taken for a command.
+func parse(args []string, g *grammar) call {
+	c := call{args: args, grammar: g}
+	rest := g.read(args, g.global, func(name, value string, _ int) {
 		switch name {
 		case "root":
 			c.root = value
@@ -53,24 +109,88 @@ func parse(args []string) call {
 		c.rest = rest[1:]
 		return c
 	}
-	c.bundle = "."
-	rest = options(rest[1:], createValues, func(name, value string) {
-		if name == "bundle" || name == "b" {
-			c.bundle = value
-		}
-	})
-	if abs, err := filepath.Abs(c.bundle); err == nil {
-		c.bundle = abs
-	}
-	if len(rest) > 0 {
-		c.id = rest[0]
-	}
+	c.container(rest[1:])
 	return c
 }
 
-// options walks over the options at the beginning of args and returns what follows. Options are spelled -name, --name,
-// --name value and --name=value; values are those that have a value.
-func options(args, values []string, found func(name, value string)) []string {
+// container reads what follows create, run or restore.
+func (c *call) container(args []string) {
+	if c.grammar.reorders {
+		args = reorder(args, c.grammar.create)
+	}
+	c.tail = args
+	config := "config.json"
+	ids := c.grammar.read(args, c.grammar.create, func(name, value string, at int) {
+		switch name {
+		case "bundle", "b":
+			c.bundle = value
+			c.values = append(c.values, placed{at, value, false})
+		case "config", "f":
+			config = value
+			c.values = append(c.values, placed{at, value, true})
+		}
+		if !c.grammar.create.known(name) {
+			c.strange = name
+		}
+	})
+	c.bundle = absolute(c.bundle)
+	if c.config = filepath.Join(c.bundle, "config.json"); config != "config.json" {
+		c.config = absolute(config)
+	}
+	if len(ids) == 1 {
+		c.id = ids[0]
+	}
+}
+
+// placed is a value in rest: the argument that it is, or ends.
+type placed struct {
+	at    int
+	value string
+	file  bool // config.json, and not the folder
+}
+
+// redirect gives the low-level runtime another bundle.
+func (c *call) redirect(bundle string) {
+	rest := slices.Clone(c.tail)
+	named := false
+	for _, v := range c.values {
+		to := bundle
+		if v.file {
+			to = filepath.Join(bundle, "config.json")
+		}
+		rest[v.at] = strings.TrimSuffix(rest[v.at], v.value) + to
+		named = named || !v.file
+	}
+	if !named {
+		rest = append([]string{"--bundle", bundle}, rest...)
+	}
+	c.args = append(slices.Clone(c.args[:len(c.args)-len(c.tail)]), rest...)
+}
+
+// absolute is the folder or file that the runtime finds at a path: ".." is the kernel's there, behind links.
+func absolute(path string) string {
+	if strings.Contains(path, "..") {
+		if fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0); err == nil {
+			defer unix.Close(fd)
+			if real, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil {
+				return real
+			}
+		}
+	}
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+// same says whether two grammars read the same.
+func (c call) same(d call) bool {
+	return c.command == d.command && c.bundle == d.bundle && c.config == d.config && c.id == d.id && c.root == d.root &&
+		c.log == d.log && c.logFormat == d.logFormat && c.strange == d.strange
+}
+
+// flags reads options as Go's package flag does: -name, --name, --name value and --name=value.
+func flags(args []string, o options, found func(name, value string, at int)) (rest []string) {
 	for i := 0; i < len(args); i++ {
 		name, ok := strings.CutPrefix(args[i], "-")
 		if !ok || name == "" {
@@ -81,16 +201,98 @@ func options(args, values []string, found func(name, value string)) []string {
 			return args[i+1:]
 		}
 		name, value, assigned := strings.Cut(name, "=")
-		for _, v := range values {
-			if v != name {
-				continue
-			}
-			if !assigned && i+1 < len(args) {
+		if slices.Contains(o.values, name) && !assigned && i+1 < len(args) {
+			i++
+			value = args[i]
+		}
+		found(name, value, i)
+	}
+	return nil
+}
+
+// reorder puts the options that a command knows before its arguments, as urfave/cli 1.22 does for runc (reorderArgs). What follows one
+// without "=" goes with it, also behind a switch, where it then ends the options.
+func reorder(args []string, o options) []string {
+	isOption := func(arg string) bool {
+		name, ok := strings.CutPrefix(arg, "-")
+		name, _, _ = strings.Cut(strings.TrimPrefix(name, "-"), "=")
+		return ok && o.known(name)
+	}
+	var first, rest []string
+	expected := false
+	for i, arg := range args {
+		switch {
+		case expected && !isOption(arg):
+			first, expected = append(first, arg), false
+		case arg == "--":
+			return slices.Concat(first, []string{arg}, rest, args[i+1:])
+		case isOption(arg):
+			first, expected = append(first, arg), !strings.Contains(arg, "=")
+		default:
+			rest = append(rest, arg)
+		}
+	}
+	return append(first, rest...)
+}
+
+// argp reads options as glibc's argp does for crun, in order: --name value, --name=value and beginnings of names that only one has;
+// -n value, -nvalue, and several letters behind one dash.
+func argp(args []string, o options, found func(name, value string, at int)) (rest []string) {
+	for i := 0; i < len(args); i++ {
+		name, ok := strings.CutPrefix(args[i], "-")
+		switch {
+		case !ok || name == "":
+			return args[i:]
+		case name == "-":
+			return args[i+1:]
+		}
+		next := func() (value string) {
+			if i+1 < len(args) {
 				i++
 				value = args[i]
 			}
-			found(name, value)
+			return value
+		}
+		if long, ok := strings.CutPrefix(name, "-"); ok {
+			name, value, assigned := strings.Cut(long, "=")
+			name = o.whole(name)
+			if slices.Contains(o.values, name) && !assigned {
+				value = next()
+			}
+			found(name, value, i)
+			continue
+		}
+		for j := range name {
+			letter, value := name[j:j+1], name[j+1:]
+			if !slices.Contains(o.values, letter) {
+				found(letter, "", i)
+				continue
+			}
+			if value == "" {
+				value = next()
+			}
+			found(letter, value, i)
+			break
 		}
 	}
 	return nil
+}
+
+// whole is the option of which name is the beginning, if there is just one.
+func (o options) whole(name string) string {
+	found := ""
+	for _, known := range slices.Concat(o.values, o.switches) {
+		switch {
+		case known == name:
+			return name
+		case len(known) > 1 && strings.HasPrefix(known, name) && found != "":
+			return name
+		case len(known) > 1 && strings.HasPrefix(known, name):
+			found = known
+		}
+	}
+	if found == "" {
+		return name
+	}
+	return found
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -23,24 +25,100 @@ func TestParse(t *testing.T) {
 		{"state create", call{command: "state", rest: []string{"create"}}},
 		{"kill create 9", call{command: "kill", rest: []string{"create", "9"}}},
 		{"--root create --log run delete create", call{command: "delete", root: "create", log: "run", rest: []string{"create"}}},
-		{"create --bundle /b c1", call{command: "create", bundle: "/b", id: "c1"}},
-		{"create -b /b c1", call{command: "create", bundle: "/b", id: "c1"}},
-		{"create --bundle=/b/../x c1", call{command: "create", bundle: "/x", id: "c1"}},
-		{"create -bundle /b create", call{command: "create", bundle: "/b", id: "create"}},
-		{"create c1", call{command: "create", bundle: cwd, id: "c1"}},
-		{"run --bundle sub --detach --no-pivot c1", call{command: "run", bundle: filepath.Join(cwd, "sub"), id: "c1"}},
-		{"create --pid-file create --console-socket s --bundle /b -- -odd", call{command: "create", bundle: "/b", id: "-odd"}},
-		{"create --bundle", call{command: "create", bundle: cwd}},
+		{"create --bundle /b c1", call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1"}},
+		{"create -b /b c1", call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1"}},
+		{"create --bundle=/b/../x c1", call{command: "create", bundle: "/x", config: "/x/config.json", id: "c1"}},
+		{"create -bundle /b create", call{command: "create", bundle: "/b", config: "/b/config.json", id: "create"}},
+		{"create c1", call{command: "create", bundle: cwd, config: filepath.Join(cwd, "config.json"), id: "c1"}},
+		{"run --bundle sub --detach --no-pivot c1", call{command: "run", bundle: filepath.Join(cwd, "sub"), config: filepath.Join(cwd, "sub", "config.json"), id: "c1"}},
+		{"create --pid-file create --console-socket s --bundle /b -- -odd", call{command: "create", bundle: "/b", config: "/b/config.json", id: "-odd"}},
+		{"create --bundle", call{command: "create", bundle: cwd, config: filepath.Join(cwd, "config.json")}},
 		{
 			"--root /run/docker/runtime-runc/moby --log /l.json --log-format json --systemd-cgroup create --bundle /b --pid-file /p c1",
-			call{command: "create", bundle: "/b", id: "c1", root: "/run/docker/runtime-runc/moby", log: "/l.json", logFormat: "json"},
+			call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/run/docker/runtime-runc/moby", log: "/l.json", logFormat: "json"},
 		},
-		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
-		{"restore --image-path create --work-path /w --detach --bundle /b c1", call{command: "restore", bundle: "/b", id: "c1"}},
+		{"--root=/r --log=/l --log-format=text --rootless auto --debug create -b=/b c1", call{command: "create", bundle: "/b", config: "/b/config.json", id: "c1", root: "/r", log: "/l", logFormat: "text"}},
+		{"restore --image-path create --work-path /w --detach --bundle /b c1", call{command: "restore", bundle: "/b", config: "/b/config.json", id: "c1"}},
 		{"exec --process /p create", call{command: "exec", rest: []string{"--process", "/p", "create"}}},
 	} {
-		if got := parse(strings.Fields(test.args)); !reflect.DeepEqual(got, test.want) {
-			t.Errorf("%s:\ngot  %+v\nwant %+v", test.args, got, test.want)
+		for _, g := range []*grammar{likeRunc, likeCrun} {
+			if g == likeCrun && (strings.Contains(test.args, " -bundle ") || strings.Contains(test.args, " -b=")) {
+				continue
+			}
+			test.want.grammar, test.want.args = g, strings.Fields(test.args)
+			got := parse(strings.Fields(test.args), g)
+			if got.id+got.config != "" {
+				got.tail, got.values = nil, nil
+			}
+			if !reflect.DeepEqual(got, test.want) {
+				t.Errorf("%s:\ngot  %+v\nwant %+v", test.args, got, test.want)
+			}
+		}
+	}
+}
+
+// TestReadsAsTheyDo: the bundle that we look into is the one that runc and crun take, or they take none. They name it when it is not there.
+func TestReadsAsTheyDo(t *testing.T) {
+	for _, low := range []struct {
+		name    string
+		grammar *grammar
+	}{{"runc", likeRunc}, {"crun", likeCrun}} {
+		path, err := exec.LookPath(low.name)
+		if err != nil {
+			t.Log(err)
+			continue
+		}
+		for _, args := range []string{
+			"create --bundle /no/b c1", "create c1 --bundle /no/b", "run c1 -b /no/b", "run -b /no/b c1 --pid-file p",
+			"create --no-pivot c1 --bundle /no/b", "create --no-pivot --bundle /no/b c1", "create c1 --no-pivot --bundle /no/b",
+			"create --bundle=/no/b c1", "create c1 --bundle=/no/b", "create -b=/no/b c1", "create -b/no/b c1", "create -bundle /no/b c1",
+			"create --bund /no/b c1", "create --bund=/no/b c1", "create --no --bundle /no/b c1", "create --no-p --bun /no/b c1",
+			"create --bundle /no/a --bundle /no/b c1", "create --bundle /no/a -b /no/b c1", "create --bundle /no/a c1 --bundle=/no/b",
+			"create -- c1 --bundle /no/b", "create --bundle /no/b -- c1", "create c1 --bundle /no/b --", "create --pid-file --bundle /no/b c1",
+			"create --pid-file -- c1 --bundle /no/b", "create c1 c2 --bundle /no/b", "create --bundle /no/b", "create --bundle /no/b -",
+			"run -db /no/b c1", "run -d c1 -b /no/b", "create --strange --bundle /no/b c1", "create --bundle /no/b --strange c1",
+			"--log-f json create --bundle /no/b c1", "--log-format create create --bundle /no/b c1", "--systemd-cgroup create -b /no/b c1",
+			"--debug=1 create -b /no/b c1", "create --config /no/x --bundle /no/b c1", "create -f config.json c1 --bundle /no/b",
+		} {
+			list := append([]string{"--root", t.TempDir()}, strings.Fields(args)...)
+			out, err := exec.Command(path, list...).CombinedOutput()
+			if err == nil {
+				t.Fatalf("%s %s: no error", low.name, args)
+			}
+			theirs := ""
+			if m := regexp.MustCompile(`/no/\w`).FindString(string(out)); strings.Contains(string(out), "chdir") || strings.Contains(m, "x") {
+				theirs = m
+			}
+			ours := ""
+			if c := parse(list, low.grammar); c.id != "" {
+				ours = c.bundle
+			}
+			if strings.HasPrefix(theirs, "/no/b") && ours != theirs {
+				t.Errorf("%s %s: we take %q, and it %q:\n%s", low.name, args, ours, theirs, out)
+			}
+		}
+	}
+}
+
+// TestOtherKind: where runc and crun read differently it is the node's runtime that counts, and crun's --config is the file that is edited.
+func TestOtherKind(t *testing.T) {
+	dir, runDir := t.TempDir(), t.TempDir()
+	for _, name := range []string{"runc", "crun"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/true\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(runDir, "node.json"), []byte(`{"config":{"runtimes":["`+filepath.Join(dir, name)+`"]}}`), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		c, only := understand([]string{"create", "c1", "--bundle", "/b"}, runDir)
+		if !only || (c.bundle == "/b" && c.id == "c1") != (name == "runc") {
+			t.Errorf("%s: %+v", name, c)
+		}
+		if c, only = understand([]string{"create", "-b", "/b", "-f", "/x/y.json", "c1"}, runDir); !only || (c.config == "/x/y.json") != (name == "crun") {
+			t.Errorf("%s: %+v", name, c)
+		}
+		if c, only = understand([]string{"create", "-b", "/b", "c1"}, runDir); only || c.id != "c1" {
+			t.Errorf("%s: %+v", name, c)
 		}
 	}
 }
@@ -141,7 +219,7 @@ func TestCreator(t *testing.T) {
 		"state ../" + filepath.Base(root) + "/two": "",
 		"features": "",
 	} {
-		if got := parse(append([]string{"--root", root}, strings.Fields(args)...)).creator(); got != want {
+		if got := parse(append([]string{"--root", root}, strings.Fields(args)...), likeRunc).creator(); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}

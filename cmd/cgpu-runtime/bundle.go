@@ -3,37 +3,51 @@ package main
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"syscall"
 )
 
-// bundleFile is a file that an engine wrote for the runtime: the config.json of a bundle, or a process for exec.
+// bundleFile is the config.json that an engine wrote for the runtime.
 type bundleFile struct{ path string }
 
-// stagedFile is what will take a file's place.
-type stagedFile struct{ temp, path string }
-
-// replace puts content in the place of the file.
+// replace puts content in the place of the file, whole or not at all. rename(2) itself: os.Rename looks at both names first.
 func (b bundleFile) replace(content []byte) error {
-	staged, err := b.stage(content)
+	temp := fmt.Sprintf("%s.cgpu-%d", b.path, os.Getpid())
+	// Of a killed process that had our number.
+	os.Remove(temp)
+	err := b.write(temp, content)
+	if err == nil {
+		err = syscall.Rename(temp, b.path)
+	}
+	if err != nil {
+		os.Remove(temp)
+		return fmt.Errorf("cgpu-runtime: replace %s: %w", b.path, err)
+	}
+	return nil
+}
+
+// copied puts content into dir, a new folder, as the config.json of a bundle of which only that is there.
+func (b bundleFile) copied(content []byte, dir string) error {
+	err := os.MkdirAll(dir, 0o711)
+	if err == nil {
+		err = b.write(filepath.Join(dir, "config.json"), content)
+	}
+	if err != nil {
+		return fmt.Errorf("cgpu-runtime: %w", err)
+	}
+	return nil
+}
+
+// write makes a file with the owner and mode of this one: hooks in a container with a user namespace read it. There is no fsync:
+// bundles live on a tmpfs and do not outlive a crash of the machine.
+func (b bundleFile) write(path string, content []byte) error {
+	info, err := os.Stat(b.path)
 	if err != nil {
 		return err
 	}
-	return staged.commit()
-}
-
-// stage writes content beside the file, with the same owner and mode, for commit to put into its place. There is no
-// fsync: bundles live on a tmpfs and do not outlive a crash of the machine.
-func (b bundleFile) stage(content []byte) (stagedFile, error) {
-	s := stagedFile{temp: fmt.Sprintf("%s.cgpu-%d", b.path, os.Getpid()), path: b.path}
-	info, err := os.Stat(b.path)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return s, fmt.Errorf("cgpu-runtime: %w", err)
-	}
-	// Of a killed process that had our number, or, as the folder may be /tmp, planted there: it must be a file of ours.
-	s.discard()
-	f, err := os.OpenFile(s.temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return s, fmt.Errorf("cgpu-runtime: %w", err)
+		return err
 	}
 	_, err = f.Write(content)
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && err == nil && int(st.Uid) != os.Geteuid() {
@@ -45,21 +59,5 @@ func (b bundleFile) stage(content []byte) (stagedFile, error) {
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
-	if err != nil {
-		s.discard()
-		return s, fmt.Errorf("cgpu-runtime: %w", err)
-	}
-	return s, nil
+	return err
 }
-
-// commit replaces the file, whole or not at all. rename(2) itself: os.Rename looks at both names first.
-func (s stagedFile) commit() error {
-	if err := syscall.Rename(s.temp, s.path); err != nil {
-		s.discard()
-		return fmt.Errorf("cgpu-runtime: replace %s: %w", s.path, err)
-	}
-	return nil
-}
-
-// discard leaves the file as it was.
-func (s stagedFile) discard() { os.Remove(s.temp) }

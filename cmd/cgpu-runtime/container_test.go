@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -190,6 +191,21 @@ func (n *node) run(args ...string) result {
 		*text = string(b)
 	}
 	return r
+}
+
+// given is the config.json that the low-level runtime gets for a bundle.
+func (n *node) given(bundle, id string) []byte {
+	n.t.Helper()
+	for _, r := range n.records() {
+		if r.ID == id {
+			bundle = page.Bundle(n.runDir, r.Nonce)
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		n.t.Error(err)
+	}
+	return text
 }
 
 func (n *node) records() []ledger.Record {
@@ -474,15 +490,133 @@ func TestPassThrough(t *testing.T) {
 			t.Errorf("%v: config.json was changed", env)
 		}
 	}
+	// What runc reads and we do not.
+	for name, odd := range map[string]func(config string) string{
+		"trailing": func(config string) string { return config + "}" },
+		"twice":    func(config string) string { return `{"process":{},"hostname":"a",` + config[1:] },
+		"huge":     func(config string) string { return `{"x":"` + strings.Repeat("x", 17<<20) + `",` + config[1:] },
+	} {
+		for _, asks := range []bool{false, true} {
+			env := "DOC=" + ask
+			if asks {
+				env = ask
+			}
+			bundle := n.bundle([]string{env}, "", "true")
+			file := filepath.Join(bundle, "config.json")
+			text, _ := os.ReadFile(file)
+			if err := os.WriteFile(file, []byte(odd(string(text))), 0o640); err != nil {
+				t.Fatal(err)
+			}
+			if r := n.run("run", "--bundle", bundle, "create"); (r.err == nil) == asks {
+				t.Errorf("%s, asks %v: %v\n%s", name, asks, r.err, r.stderr)
+			}
+		}
+	}
 	if r := n.run("run", "--bundle", n.bundle([]string{ask}, "", "true"), "create"); r.err == nil {
 		t.Error("a container with a quota started on a broken node")
 	}
 }
 
+// TestCapitals: crun knows config.json's members by their very names, runc in any case; the quota holds in both.
+func TestCapitals(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		bundle := n.bundle([]string{ask}, "", "true")
+		file := filepath.Join(bundle, "config.json")
+		text, _ := os.ReadFile(file)
+		text = bytes.Replace(bytes.Replace(text, []byte(`"env"`), []byte(`"Env"`), 1), []byte(`"linux"`), []byte(`"LINUX"`), 1)
+		if err := os.WriteFile(file, text, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		id := fmt.Sprintf("cgpu-test-capitals-%d", os.Getpid())
+		defer n.remove(id)
+		command := []string{"run", id, "--bundle", bundle} // each in a way that only it reads
+		if filepath.Base(n.low) == "crun" {
+			command = []string{"run", "--bund", bundle, id}
+		}
+		if r := n.run(command...); r.err != nil {
+			t.Fatal(r.err, r.log)
+		}
+		if _, err := os.Stat(filepath.Join(n.runDir, "state.json")); err != nil {
+			t.Error("no guard got the container's calls: ", err)
+		}
+	})
+}
+
+// TestTwice: a bundle is the caller's. It can be run again, by others at the same time, and need not be writable.
+func TestTwice(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		bundle := n.bundle([]string{ask}, "", "true")
+		file := filepath.Join(bundle, "config.json")
+		text, _ := os.ReadFile(file)
+		if err := os.Mkdir(filepath.Join(bundle, "data"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		// A relative mount is the bundle's, wherever the runtime reads of it.
+		text = bytes.Replace(text, []byte(`"mounts":[`), []byte(`"mounts":[{"destination":"/data","type":"bind","source":"data","options":["bind"]},`), 1)
+		if err := os.WriteFile(file, text, 0o640); err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"rw", "rw", "ro"} {
+			if kind == "ro" {
+				if err := unix.Mount(bundle, bundle, "", unix.MS_BIND, ""); err != nil {
+					t.Skip(err)
+				}
+				defer unix.Unmount(bundle, unix.MNT_DETACH)
+				if err := unix.Mount("", bundle, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+					t.Skip(err)
+				}
+			}
+			ids := []string{fmt.Sprintf("cgpu-test-twice-%d-a", os.Getpid()), fmt.Sprintf("cgpu-test-twice-%d-b", os.Getpid())}
+			for _, id := range ids {
+				defer n.remove(id)
+				if r := n.run("create", "--bundle", bundle, id); r.err != nil {
+					t.Fatal(kind, r.err, r.log)
+				}
+			}
+			if len(n.records()) != 2 {
+				t.Errorf("%s: %d records", kind, len(n.records()))
+			}
+			for _, id := range ids {
+				n.remove(id)
+			}
+			if after, _ := os.ReadFile(file); !bytes.Equal(after, text) {
+				t.Errorf("%s: config.json was changed", kind)
+			}
+		}
+		waitGone(t, filepath.Join(n.runDir, "bundle"))
+	})
+}
+
+// waitGone waits until a folder is empty; a guard removes what is its container's a moment after it.
+func waitGone(t *testing.T, dir string) {
+	t.Helper()
+	for range 500 {
+		if left, _ := os.ReadDir(dir); len(left) == 0 {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	left, _ := os.ReadDir(dir)
+	t.Errorf("left behind: %v", left)
+}
+
 // TestLongStrings: what a tenant writes into annotations is cut before it gets into the ledger, and an ID that is too long is refused.
 func TestLongStrings(t *testing.T) {
 	n := newNode(t, "runc")
-	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<20)})
+	bundle := n.podBundle("container", []string{ask}, map[string]string{"io.kubernetes.cri.container-name": strings.Repeat("\x01", 1<<16)})
+	// Words that do nothing are told.
+	typo := fmt.Sprintf("cgpu-test-typo-%d", os.Getpid())
+	defer n.remove(typo)
+	if r := n.run("create", "--bundle", n.bundle([]string{ask, "ALIYUN_COM_GPU_WEIGHT=3"}, "", "true"), typo); r.err != nil {
+		t.Fatal(r.err, r.log)
+	}
+	events, err := event.Read(n.runDir)
+	if err != nil || !slices.ContainsFunc(events, func(e event.Event) bool {
+		return e.Kind == event.Warning && e.Container == typo && strings.Contains(e.Text, "ALIYUN_COM_GPU_WEIGHT")
+	}) {
+		t.Errorf("events: %+v, %v", events, err)
+	}
+	n.remove(typo)
 	id := fmt.Sprintf("cgpu-test-long-%d", os.Getpid())
 	defer n.remove(id)
 	if r := n.run("create", "--bundle", bundle, id); r.err != nil {

@@ -52,10 +52,7 @@ func TestDialect(t *testing.T) {
 			if (r.err != nil) != (c.refused != "") || !strings.Contains(r.log, c.refused) {
 				t.Fatalf("%v\n%s", r.err, r.log)
 			}
-			after, err := os.ReadFile(filepath.Join(bundle, "config.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			after := n.given(bundle, id)
 			var got []ledger.VGPU
 			for _, record := range n.records() { // those of containers before may not have gone yet
 				if record.ID == id {

@@ -2,59 +2,80 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
-// execValues are the options of exec that take the next argument as their value.
-var execValues = []string{
-	"console-socket", "pidfd-socket", "cwd", "env", "e", "user", "u", "additional-gids", "g", "process", "p", "pid-file",
-	"process-label", "apparmor", "cap", "c", "preserve-fds", "cgroup",
-}
-
-// joins finds the file of --process and the container in the arguments of exec; empty where they are not.
-func (c call) joins() (process, id string) {
-	rest := options(c.rest, execValues, func(name, value string) {
+// joins finds the file of --process and the container in the arguments of exec; empty where they are not. at is where in rest the
+// file is named.
+func (c call) joins() (process, id string, at int) {
+	rest := c.grammar.read(c.rest, c.grammar.exec, func(name, value string, i int) {
 		if name == "process" || name == "p" {
-			process = value
+			process, at = value, i
 		}
 	})
 	if len(rest) > 0 {
 		id = rest[0]
 	}
-	return process, id
+	return process, id, at
 }
 
-// join puts the limiter into the environment of a process that an engine starts in a container of ours. Engines write that
-// environment from what they know, and what create added is not in it. (Without --process the runtime takes the
-// environment from config.json, where it is.)
+// join puts the limiter into the environment of a process that an engine starts in a container of ours, and returns the arguments
+// that do. Engines write that environment from what they know, and what create added is not in it. (Without --process the runtime
+// takes the environment from config.json, where it is.)
 //
-// The file is left alone where there is any doubt: a glibc image has the limiter in /etc/ld.so.preload as well, and the guard
-// holds. Nor is there an error: a health check that runs every few seconds must not fail by our fault, and for containers of
-// others it costs one look into the ledger.
-func join(c call, runDir string) {
-	process, id := c.joins()
+// The file is the caller's, who may use it again: the runtime gets one in memory. Nothing is done where there is any doubt: a glibc
+// image has the limiter in /etc/ld.so.preload as well, and the guard holds. Nor is there an error: a health check that runs every few
+// seconds must not fail by our fault, and for containers of others it costs one look into the ledger.
+func join(c call, runDir string) []string {
+	process, id, at := c.joins()
 	if process == "" || id == "" || strings.Contains(id, "/") || !c.limited(id, runDir) {
-		return
+		return c.args
 	}
-	if info, err := os.Lstat(process); err != nil || !info.Mode().IsRegular() {
-		return
+	if info, err := os.Stat(process); err != nil || !info.Mode().IsRegular() { // a pipe is read only once
+		return c.args
 	}
-	file := bundleFile{path: process}
 	raw, err := readFile(process)
 	if err != nil {
-		return
+		return c.args
 	}
 	if raw, err = spec.PreloadProcess(raw); err != nil {
-		return
+		return c.args
 	}
-	if staged, err := file.stage(raw); err == nil {
-		_ = staged.commit()
+	file, err := inMemory(raw)
+	if err != nil {
+		return c.args
 	}
+	args := slices.Clone(c.args)
+	named := &args[len(args)-len(c.rest)+at]
+	*named = strings.TrimSuffix(*named, process) + file
+	return args
+}
+
+// inMemory gives the path of a file that only this process has, and what it becomes.
+func inMemory(content []byte) (path string, err error) {
+	fd, err := unix.MemfdCreate("cgpu-process", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	if n, err := unix.Write(fd, content); err != nil || n < len(content) {
+		return "", errors.Join(err, io.ErrShortWrite)
+	}
+	// High, since --preserve-fds counts from 3.
+	kept, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD, 512)
+	return "/proc/self/fd/" + strconv.Itoa(kept), err
 }
 
 // limited says whether a container has the limiter: it is in the ledger, it is the one of this engine (two may each have
@@ -69,15 +90,15 @@ func (c call) limited(id, runDir string) bool {
 	if err != nil || record.Page == "" || !c.created(record) {
 		return false
 	}
-	config, err := readFile(filepath.Join(record.Bundle, "config.json"))
+	config, err := readFile(filepath.Join(page.Bundle(runDir, record.Nonce), "config.json"))
 	return err == nil && bytes.Contains(config, []byte(`"LD_PRELOAD=`+spec.LimiterPath))
 }
 
-// created says whether the state that the low-level runtime keeps of a container names the bundle of our record.
+// created says whether the state that the low-level runtime keeps of a container names the bundle that we made of our record.
 func (c call) created(record ledger.Record) bool {
 	for _, state := range c.states(record.ID) {
 		if raw, err := readFile(state.file); err == nil {
-			return bytes.Contains(raw, []byte(record.Bundle))
+			return bytes.Contains(raw, []byte("/bundle/"+record.Nonce))
 		}
 	}
 	return false

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -22,7 +27,7 @@ func TestJoins(t *testing.T) {
 		"exec --process":                                                       {"", ""},
 		"--root /r --log l exec --process /p --detach --pid-file /pid -- -odd": {"/p", "-odd"},
 	} {
-		process, id := parse(strings.Fields(args)).joins()
+		process, id, _ := parse(strings.Fields(args), likeRunc).joins()
 		if process != want[0] || id != want[1] {
 			t.Errorf("%s: %q, %q, want %q", args, process, id, want)
 		}
@@ -66,11 +71,8 @@ func TestExec(t *testing.T) {
 			if first, _, _ := strings.Cut(r.stdout, "\n"); r.err != nil || first != test.want {
 				t.Errorf("%s: %v, %s, want %s\n%s", name, r.err, first, test.want, r.stderr)
 			}
-			if after, _ := os.ReadFile(path); string(after) != strings.Replace(string(before), "LD_PRELOAD=/mine.so", test.want, 1) {
-				t.Errorf("%s: %s", name, after)
-			}
-			if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o640 {
-				t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			if after, _ := os.ReadFile(path); !bytes.Equal(after, before) {
+				t.Errorf("%s: the caller's file: %s", name, after)
 			}
 			if files, _ := os.ReadDir(filepath.Dir(path)); len(files) != 1 {
 				t.Errorf("%s: %v", name, files)
@@ -85,7 +87,8 @@ func TestExec(t *testing.T) {
 // limitedContainer makes a container that has the limiter as join sees it, among others, and the call that would join it.
 func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 	t.Helper()
-	runDir, root, bundle = t.TempDir(), t.TempDir(), t.TempDir()
+	runDir, root = t.TempDir(), t.TempDir()
+	bundle = page.Bundle(runDir, fmt.Sprintf("%016d", len("web"))) // the one that cgpu-runtime made
 	book := ledger.Open(runDir)
 	reserve := func(id, bundle string) {
 		_, err := book.Reserve(ledger.Request{
@@ -121,52 +124,55 @@ func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 // TestJoinLeavesAlone: where anything is not as it should be, the file stays as it is.
 func TestJoinLeavesAlone(t *testing.T) {
 	runDir, root, bundle := limitedContainer(t, 0)
-	do := func(root, path, id string) {
-		join(parse([]string{"--root", root, "exec", "--process", path, id}), runDir)
-	}
 	path := process(t, `"A=b"`)
 	before, _ := os.ReadFile(path)
-	try := func(name string, changed bool) {
+	try := func(name string, changed bool, root, option, path, id string) {
 		t.Helper()
-		after, _ := os.ReadFile(path)
-		if (string(after) != string(before)) != changed {
-			t.Errorf("%s: %s", name, after)
+		args := append([]string{"--root", root, "exec"}, strings.Fields(option+path+" -d "+id)...)
+		got := join(parse(args, likeRunc), runDir)
+		if slices.Equal(got, args) == changed {
+			t.Errorf("%s: %q", name, got)
+		}
+		i := slices.IndexFunc(got, func(arg string) bool { return strings.Contains(arg, "/proc/self/fd/") })
+		if !changed || i < 0 {
+			return
+		}
+		if after, _ := os.ReadFile(path); !bytes.Equal(after, before) {
+			t.Errorf("%s: the caller's file: %s", name, after)
+		}
+		_, file, _ := strings.Cut(got[i], "=")
+		if file == "" {
+			file = got[i]
+		}
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "LD_PRELOAD=") {
+			t.Errorf("%s: %s: %s, %v", name, got, text, err)
+		}
+		if got[i] = strings.Replace(got[i], file, path, 1); !slices.Equal(got, args) {
+			t.Errorf("%s: other arguments changed: %q", name, got)
 		}
 	}
-	do(root, path, "other")
-	try("not in the ledger", false)
-	do(t.TempDir(), path, "web")
-	try("another engine's container", false)
-	do(root, path, "../web")
-	try("odd id", false)
+	try("not in the ledger", false, root, "--process ", path, "other")
+	try("another engine's container", false, t.TempDir(), "--process ", path, "web")
+	try("odd id", false, root, "--process ", path, "../web")
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	try("a pipe", false, root, "--process ", pipe, "web")
+	odd := filepath.Join(t.TempDir(), "odd")
+	if err := os.WriteFile(odd, []byte(`{"env":"x"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	try("not an environment", false, root, "--process ", odd, "web")
+	try("ours", true, root, "--process ", path, "web")
+	try("ours", true, root, "-p=", path, "web")
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
 	}
-	do(root, link, "web")
-	try("a link", false)
-	if err := os.WriteFile(path, []byte(`{"env":"x"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	do(root, path, "web")
-	if after, _ := os.ReadFile(path); string(after) != `{"env":"x"}` {
-		t.Errorf("not an environment: %s", after)
-	}
-	os.WriteFile(path, before, 0o600)
-
-	// What lies where the new file is to be written is not written through.
-	victim := filepath.Join(t.TempDir(), "victim")
-	os.WriteFile(victim, []byte("safe"), 0o600)
-	os.Symlink(victim, fmt.Sprintf("%s.cgpu-%d", path, os.Getpid()))
-	do(root, path, "web")
-	try("ours", true)
-	if text, _ := os.ReadFile(victim); string(text) != "safe" {
-		t.Errorf("the link's target has %q", text)
-	}
-	os.WriteFile(path, before, 0o600)
+	try("a link", true, root, "--process=", link, "web")
 	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"process":{"env":["LD_PRELOAD=/mine.so"]}}`), 0o600)
-	do(root, path, "web")
-	try("no limiter", false)
+	try("no limiter", false, root, "--process ", path, "web")
 }
 
 // BenchmarkJoin is what cgpu adds to a health check, with 20 containers in the ledger.
@@ -175,17 +181,36 @@ func BenchmarkJoin(b *testing.B) {
 	for _, id := range []string{"web", "other"} {
 		b.Run(id, func(b *testing.B) {
 			path := process(b, `"A=b"`)
-			c := parse([]string{"--root", root, "exec", "--process", path, id})
+			c := parse([]string{"--root", root, "exec", "--process", path, id}, likeRunc)
 			for b.Loop() {
 				join(c, runDir)
 			}
 		})
 	}
 	b.Run("no ledger", func(b *testing.B) {
-		c := parse([]string{"--root", root, "exec", "--process", "/p", "web"})
+		c := parse([]string{"--root", root, "exec", "--process", "/p", "web"}, likeRunc)
 		dir := b.TempDir()
 		for b.Loop() {
 			join(c, dir)
 		}
 	})
+}
+
+// TestStartedByItself: a runtime that becomes cgpu-runtime again is refused, by no mark that hooks would inherit.
+func TestStartedByItself(t *testing.T) {
+	n := newNode(t, "runc")
+	script := filepath.Join(n.dir, "wrapper")
+	text := fmt.Sprintf("#!/bin/sh\nenv >%s/env\nexec %s/cgpu-runtime \"$@\"\n", n.runDir, n.dir)
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.table.Config.Runtimes = []string{script}
+	n.saveTable()
+	r := n.run("state", "c1")
+	if r.err == nil || !strings.Contains(r.log, "started by itself") {
+		t.Errorf("%v: %s", r.err, r.log)
+	}
+	if env, err := os.ReadFile(filepath.Join(n.runDir, "env")); err != nil || strings.Contains(string(env), "CGPU_RUNTIME") {
+		t.Errorf("%v: %s", err, env)
+	}
 }

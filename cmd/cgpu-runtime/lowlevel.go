@@ -6,21 +6,23 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
-// marker holds our process id across execve, to notice that the runtime which we became started us again.
-const marker = "CGPU_RUNTIME_ACTIVE"
+// again is the mark of this process, which execve keeps and a child does not inherit: a timer that signals after a century of
+// computing. A variable of the environment would get to every hook, and a hook may well start a container.
+var again = unix.Itimerval{Value: unix.Timeval{Sec: 100 * 365 * 24 * 3600}, Interval: unix.Timeval{Sec: 0x63677075}}
 
 // notAgain refuses to be the low-level runtime of ourselves.
 func notAgain() error {
-	if os.Getenv(marker) == strconv.Itoa(os.Getpid()) {
+	if timer, err := unix.Getitimer(unix.ITIMER_VIRTUAL); err == nil && timer.Interval == again.Interval {
 		return errors.New("cgpu-runtime: started by itself: runtimes in cgpu.toml names a program that runs cgpu-runtime; name runc or crun")
 	}
 	return nil
@@ -113,18 +115,9 @@ func preloads(runDir string) bool {
 
 // execute becomes the runtime. It returns only when that failed.
 func execute(path string, args []string) error {
-	argv := append([]string{path}, args...)
-	err := syscall.Exec(path, argv, setEnv(os.Environ(), marker, strconv.Itoa(os.Getpid())))
-	return fmt.Errorf("cgpu-runtime: execute %s: %w", path, err)
-}
-
-// setEnv returns env with name set to value.
-func setEnv(env []string, name, value string) []string {
-	var kept []string
-	for _, entry := range env {
-		if !strings.HasPrefix(entry, name+"=") {
-			kept = append(kept, entry)
-		}
+	_, err := unix.Setitimer(unix.ITIMER_VIRTUAL, again)
+	if err == nil {
+		err = syscall.Exec(path, append([]string{path}, args...), os.Environ())
 	}
-	return append(kept, name+"="+value)
+	return fmt.Errorf("cgpu-runtime: execute %s: %w", path, err)
 }

@@ -6,9 +6,11 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -26,42 +28,64 @@ import (
 var version = "unknown"
 
 func main() {
-	c := parse(os.Args[1:])
-	c.report(run(c)) // it came back
+	runDir := device.RunDir()
+	c, only := understand(os.Args[1:], runDir)
+	c.report(run(c, only, runDir)) // it came back
 	os.Exit(1)
 }
 
+// understand reads the command line as the low-level runtime will. only: another kind of runtime would read it differently.
+func understand(args []string, runDir string) (c call, only bool) {
+	c = parse(args, likeRunc)
+	other := parse(args, likeCrun)
+	if c.same(other) {
+		return c, false
+	}
+	if low, err := findRuntime(configured(runDir), other.creator()); err == nil && isCrun(low) {
+		return other, true
+	}
+	return c, true
+}
+
 // run becomes the low-level runtime. It returns only when that, or what has to be done before, failed.
-func run(c call) error {
+func run(c call, only bool, runDir string) error {
 	if err := notAgain(); err != nil {
 		return err
 	}
-	runDir := device.RunDir()
 	undo := func() {}
 	var err error
 	switch c.command {
 	case "create", "run":
-		undo, err = create(c, runDir)
+		switch {
+		case c.id != "":
+			undo, err = create(&c, runDir)
+		case c.strange != "": // else the low-level runtime tells what is wrong
+			err = fmt.Errorf("cgpu-runtime: option %q: cgpu does not know it, nor so which argument is the container: write --option=value, or upgrade cgpu", c.strange)
+		}
 	case "restore":
 		err = refuseRestore(c, runDir)
 	case "exec":
-		join(c, runDir)
+		c.args = join(c, runDir)
 	}
 	if err == nil {
 		// Not before create: it may have had the node table made anew, with other runtimes.
 		var low string
 		if low, err = findRuntime(configured(runDir), c.creator()); err == nil {
-			err = execute(low, os.Args[1:])
+			if only && isCrun(low) != (c.grammar == likeCrun) {
+				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try again")
+			} else {
+				err = execute(low, c.args)
+			}
 		}
 	}
 	undo()
 	return err
 }
 
-// create turns the bundle of a container that asks for a vGPU into one that has it. A container that does not ask, and
-// whatever only runc can complain about, it leaves alone without an error. undo takes back what was done outside of
+// create gives the low-level runtime, for the bundle of a container that asks for a vGPU, one that has it. A container that does not
+// ask, and whatever only runc can complain about, it leaves alone without an error. undo takes back what was done outside of
 // the bundle.
-func create(c call, runDir string) (undo func(), err error) {
+func create(c *call, runDir string) (undo func(), err error) {
 	undo = func() {}
 	var ask *admit.Ask
 	defer func() {
@@ -71,7 +95,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}()
 
 	// Is it ours?
-	file := bundleFile{path: filepath.Join(c.bundle, "config.json")}
+	file := bundleFile{path: c.config}
 	raw, err := readFile(file.path)
 	if err != nil {
 		return undo, nil
@@ -81,6 +105,9 @@ func create(c call, runDir string) (undo func(), err error) {
 		return undo, withhold(file, raw, runDir)
 	}
 	ask, err = admit.Read(raw, spoken...)
+	if err == nil && ask.Doc == nil {
+		return undo, withhold(file, raw, runDir)
+	}
 	if err == nil && ask.Quota == nil {
 		edited := ask.Edited // a pause container that was given hooks of ours
 		if ask.Pod && withholds(runDir) {
@@ -127,7 +154,7 @@ func create(c call, runDir string) (undo func(), err error) {
 	}
 
 	// Reserve.
-	mine, err := identify(c, guard)
+	mine, err := identify(*c, guard)
 	if err != nil {
 		return undo, err
 	}
@@ -174,20 +201,24 @@ func create(c call, runDir string) (undo func(), err error) {
 	if plan.Hook, err = device.Program("cgpu-hook"); err != nil {
 		return undo, err
 	}
+	if err := ask.Doc.MakeAbsolute(c.bundle); err != nil {
+		return undo, err
+	}
 	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return undo, err
 	}
-	staged, err := file.stage(ask.Doc.Encode())
-	if err != nil {
+	// The engine's file stays as it is, so that it can be run again, and may be on a read-only file system.
+	c.redirect(page.Bundle(runDir, record.Nonce))
+	if err := file.copied(ask.Doc.Encode(), page.Bundle(runDir, record.Nonce)); err != nil {
 		return undo, err
 	}
 	if guard != nil {
-		if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
-			staged.discard()
-			return undo, err
-		}
+		err = guard.Wait(table.Config.GuardStartTimeout)
 	}
-	return undo, staged.commit()
+	if ignored := ask.Quota.Ignored; err == nil && len(ignored) > 0 {
+		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name, Text: "ignored: " + strings.Join(ignored, "; ")})
+	}
+	return undo, err
 }
 
 // mayShare refuses to share GPUs for somebody other than the node's root. Rootless engines start this program as root of a user

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -39,7 +38,7 @@ func withhold(file bundleFile, raw []byte, runDir string) error {
 // refuseRestore refuses to bring back from a checkpoint what would then have no filter: its processes come with those that they had, and
 // their image may be anybody's (containerd 2.1 and CRI-O make containers of checkpoints that a pod names as its image).
 func refuseRestore(c call, runDir string) error {
-	raw, err := readFile(filepath.Join(c.bundle, "config.json"))
+	raw, err := readFile(c.config)
 	if err != nil || !spec.MayBePod(raw) || !withholds(runDir) {
 		return nil
 	}

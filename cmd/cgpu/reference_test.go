@@ -158,10 +158,10 @@ func appliedAnnotations(t *testing.T) (all []string) {
 var variableName = regexp.MustCompile(`"(CGPU_[A-Z_]+)"`)
 
 // programVariables are the variables that the programs themselves read: all that are named in the code and are not a
-// container's. Names in pkg/page are C macros, and cgpu-runtime's marker is its own from one exec to the next.
+// container's. Names in pkg/page are C macros.
 func programVariables(t *testing.T) (all []string) {
 	t.Helper()
-	known := map[string]bool{"CGPU_RUNTIME_ACTIVE": true}
+	known := map[string]bool{}
 	for _, n := range quota.Names() {
 		known[n.Variable] = true
 	}

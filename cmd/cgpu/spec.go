@@ -98,7 +98,7 @@ func readSpec(path string) ([]byte, error) {
 		defer f.Close()
 		in = f
 	}
-	return io.ReadAll(io.LimitReader(in, spec.MaxSize+1))
+	return io.ReadAll(io.LimitReader(in, 16*spec.MaxSize))
 }
 
 // dryRun does what cgpu-runtime does on create, on paper. The steps are those of create in cmd/cgpu-runtime/main.go.
@@ -255,6 +255,9 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	}
 	for _, name := range asked.Unmapped {
 		fmt.Fprintf(&b, "ignored  %s, which has no meaning in cgpu\n", name)
+	}
+	for _, what := range asked.Ignored {
+		fmt.Fprintf(&b, "ignored  %s\n", what)
 	}
 	if len(ask.Shares) > 0 && len(asked.Asked) > 0 {
 		fmt.Fprintf(&b, "beside   the shares the pod's own words can only lower, but for pod_settings in cgpu.toml\n")

@@ -6,6 +6,7 @@
 package admit
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -21,6 +22,7 @@ import (
 
 // Ask is a container's config.json and what it asks for.
 type Ask struct {
+	// Doc is nil for a container that asks for nothing, in a config.json that we cannot edit.
 	Doc *spec.Document
 	// Quota is nil for a container that is none of our business. Where there are Shares it is what the container says beside.
 	Quota *quota.Quota
@@ -43,15 +45,15 @@ type Ask struct {
 func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 	doc, err := spec.Decode(raw)
 	if err != nil {
-		return nil, err
+		return leave(raw, err, dialects)
 	}
 	env, err := doc.Env()
 	if err != nil {
-		return nil, err
+		return leave(raw, err, dialects)
 	}
 	annotations, err := doc.Annotations()
 	if err != nil {
-		return nil, err
+		return leave(raw, err, dialects)
 	}
 	a := &Ask{Doc: doc, Sandbox: spec.IsSandbox(annotations), Pod: spec.IsPod(annotations), name: spec.Name(annotations), env: env, annotations: annotations}
 	claims, taken, err := doc.TakeShares()
@@ -60,6 +62,9 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 		return a, nil
 	}
 	if err != nil {
+		if left, _ := leave(raw, err, dialects); left != nil {
+			return left, nil
+		}
 		return a, err
 	}
 	plugin, err := alloc.FromAnnotations(annotations)
@@ -81,6 +86,19 @@ func Read(raw []byte, dialects ...quota.Dialect) (*Ask, error) {
 		a.Quota, a.fault, err = &quota.Quota{}, err, nil
 	}
 	return a, err
+}
+
+// leave is Read for a config.json that we cannot edit; why says so. It is left to the low-level runtime, which reads what we do not,
+// unless the container asks for something, in any of the ways in which that could be read.
+func leave(raw []byte, why error, dialects []quota.Dialect) (*Ask, error) {
+	env, annotations, err := spec.Words(raw)
+	if err != nil || bytes.Contains(raw, []byte(strings.TrimSuffix(alloc.Prefix, "/"))) {
+		return nil, why
+	}
+	if q, err := quota.FromSpec(env, annotations, dialects...); q != nil || err != nil {
+		return nil, why
+	}
+	return &Ask{}, nil
 }
 
 // Name is what people call the container, where the engine told; "" of one that could not be read.
@@ -163,8 +181,11 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
-// share of a GPU's time or the spill that does not fit.
+// limit that no GPU has, the share of a GPU's time, or the spill that does not fit.
 func (a *Ask) Refused(err error) error {
+	if misfit, ok := errors.AsType[*quota.Error](err); ok && len(a.Shares) == 0 {
+		return a.Quota.Misfit(misfit, "")
+	}
 	r, ok := errors.AsType[*ledger.Refusal](err)
 	if !ok || !r.Time && !r.Spill || len(a.Shares) > 0 {
 		return err

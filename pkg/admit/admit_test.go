@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 var card = sched.Card{Policy: sched.PolicyFixed, MaxInst: 3, PrioRatio: 20}
@@ -56,6 +57,40 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// TestLeave: what only the low-level runtime can read is its matter, unless the container asks for something.
+func TestLeave(t *testing.T) {
+	huge := `"x":"` + strings.Repeat("x", spec.MaxSize) + `",`
+	const asks, mentions = `"ALIYUN_COM_GPU_MEM_CONTAINER=6"`, `"DOC=ALIYUN_COM_GPU_MEM_CONTAINER"`
+	for name, form := range map[string]string{ // ? is the variable
+		"twice":           `{"process":{"env":[?]},"process":{"args":[]}}`,
+		"twice, the last": `{"process":{"args":[]},"process":{"env":[?]}}`,
+		"other case":      `{"process":{"env":[]},"PROCESS":{"Env":[?]}}`,
+		"env twice":       `{"process":{"env":[?],"env":[]}}`,
+		"annotation":      `{"process":{"env":[?]},"annotations":{"a":"","a":""}}`,
+		"hooks":           `{"process":{"env":[?]},"hooks":{"poststop":[],"poststop":[]}}`,
+		"trailing":        `{"process":{"env":[?]}} }`,
+		"huge":            `{` + huge + `"process":{"env":[?]}}`,
+	} {
+		with := func(variable string) (*Ask, error) { return Read([]byte(strings.Replace(form, "?", variable, 1))) }
+		if a, err := with(mentions); err != nil || a.Quota != nil || a.Doc != nil {
+			t.Errorf("%s: %+v, %v", name, a, err)
+		}
+		if _, err := with(asks); err == nil {
+			t.Errorf("%s: a request was left to the low-level runtime", name)
+		}
+	}
+	for name, raw := range map[string]string{
+		"no JSON":             `{"process":{"env":[` + mentions + `]}, // crun takes comments`,
+		"annotation":          `{"annotations":{"cgpu.io/gpu-mem-container":"6"},"annotations":{}}`,
+		"annotation in other": `{"annotations":{"cgpu.io/gpu-mem-container":"6","a":"","a":""}}`,
+		"share":               `{"hooks":{"poststop":[{"path":"/cgpu-hook","args":["cgpu-hook","allocated","alloc.cgpu.io/shares","x"]}],"Poststop":[]}}`,
+	} {
+		if a, err := Read([]byte(raw)); err == nil {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+}
+
 func TestReservation(t *testing.T) {
 	slice := func(uuid string, limit quota.Bytes, weight int) ledger.VGPU {
 		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: weight, Priority: quota.PriorityDefault}
@@ -97,8 +132,12 @@ func TestReservation(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	book := ledger.Open(t.TempDir())
+	const on0, huge = "ALIYUN_COM_GPU_VISIBLE_DEVICES=0", "ALIYUN_COM_GPU_MEM_CONTAINER=999999"
 	create := func(id string, env ...string) error {
-		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
+		if !slices.Contains(env, huge) {
+			env = append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")
+		}
+		a := read(t, "", env...)
 		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
 		if err != nil {
 			t.Fatal(err)
@@ -106,7 +145,6 @@ func TestRefused(t *testing.T) {
 		_, err = book.Reserve(r)
 		return a.Refused(err)
 	}
-	const on0 = "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"
 	if err := create("a", on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=70"); err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +155,8 @@ func TestRefused(t *testing.T) {
 		{`quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
 		{`quota: ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
 		{`ledger: GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
+		{`quota: ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; ask for less`, []string{huge}},
+		{`quota: ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 1MiB of the GPU's 15360MiB; set it to`, []string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
 		{`ledger: GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
 	} {
 		if slices.Contains(tt.env, "x") { // the ledger names memory first

@@ -26,6 +26,9 @@ func File(runDir, nonce string) string { return filepath.Join(folder(runDir, non
 
 func folder(runDir, nonce string) string { return filepath.Join(runDir, "page", nonce) }
 
+// Bundle is the folder of the config.json that the low-level runtime gets in the place of the engine's.
+func Bundle(runDir, nonce string) string { return filepath.Join(runDir, "bundle", nonce) }
+
 // PreloadFile is where the container's /etc/ld.so.preload is kept, beside its page.
 func PreloadFile(page string) string { return filepath.Join(filepath.Dir(page), "ld.so.preload") }
 
@@ -218,7 +221,8 @@ func Remove(runDir, nonce string) error {
 	}
 	file := File(runDir, nonce)
 	// ENOTDIR: a page of an older version, which had no folder, but a file beside it. Not os.RemoveAll: cgpu-runtime would be 8 KB larger.
-	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", dir} {
+	bundle := Bundle(runDir, nonce)
+	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", filepath.Join(bundle, "config.json"), bundle, dir} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("page: %w", err)
 		}

@@ -32,7 +32,7 @@ type Slice struct {
 func Beside(env []string, annotations map[string]string) (*Quota, error) {
 	s := gather(env, annotations)
 	s.beside = true
-	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}}
+	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}, Ignored: s.ignored(env, annotations, nil)}
 	for _, read := range []func(*Quota, *settings) error{readSpill, readCompute, readLimiter} {
 		if err := read(q, s); err != nil {
 			return nil, err

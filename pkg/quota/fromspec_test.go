@@ -161,7 +161,7 @@ func TestAsked(t *testing.T) {
 		case best:
 			c.want.Priority = PriorityBestEffort
 		}
-		c.want.Asked = q.Asked
+		c.want.Asked, c.want.Ignored = q.Asked, q.Ignored // TestIgnored
 		if !reflect.DeepEqual(*q, c.want) {
 			t.Errorf("%s: got %+v, want %+v", c.name, *q, c.want)
 		}

@@ -108,10 +108,31 @@ func (m Memory) Limit(card Bytes) (Bytes, error) {
 	case limit > card:
 		return 0, m.bad("is more than the GPU's "+card.FloorMiB().String(),
 			"ask for less, or set ALIYUN_COM_GPU_MEM_DEV to ask for a fraction of the GPU")
+	case limit < MiB && m.Den != 0:
+		// Any number of units is 1 MiB at least, where these are as large.
+		return 0, &Error{
+			Variable: names[memDev].variable, Value: m.String(), Reason: "is less than 1MiB of the GPU's " + card.FloorMiB().String(),
+			Remedy: "set it to the units that one GPU has, or ask for more of them",
+		}
 	case limit < MiB:
-		return 0, m.bad("is less than 1MiB of the GPU's "+card.FloorMiB().String(), "ask for more")
+		return 0, m.bad("is less than 1MiB", "ask for more")
 	}
 	return limit, nil
+}
+
+// Misfit is what Memory.Limit refused, in the words of the container: at fault is what it wrote, and not what that came to.
+// on names the GPU; empty where none was named.
+func (q *Quota) Misfit(refused *Error, on string) *Error {
+	keys := []key{memContainer}
+	if refused.Variable == names[memDev].variable {
+		keys = []key{memDev, memContainer} // units that Kubernetes allocated are nobody's DEV
+	}
+	name, value := q.source(keys...)
+	remedy := refused.Remedy
+	if _, foreign := q.from[memContainer]; foreign {
+		remedy = "" // it is in cgpu's words, which would disagree with the dialect's
+	}
+	return &Error{name, value, on + "the limit " + refused.Value + " " + refused.Reason, remedy}
 }
 
 // String writes a limit as it could be asked for: "6/15" or "6144MiB".

@@ -35,6 +35,8 @@ type Quota struct {
 	// in cgpu.
 	Dialects []Dialect
 	Unmapped []string
+	// Ignored tells what looks as if it were for cgpu, and does nothing.
+	Ignored []string
 	// from is the word of a dialect that a key was read from, for messages.
 	from map[key]setting
 }

@@ -45,14 +45,8 @@ func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
 		}
 		limit, err := memory.Limit(g.Memory)
 		if err != nil {
-			var refused *Error
-			if errors.As(err, &refused) {
-				name, value := q.source(memContainer)
-				remedy := refused.Remedy
-				if _, foreign := q.from[memContainer]; foreign {
-					remedy = "" // it is in cgpu's words, which would disagree with the dialect's
-				}
-				return nil, nil, &Error{name, value, "on " + describe(g) + " the limit " + refused.Value + " " + refused.Reason, remedy}
+			if refused, ok := errors.AsType[*Error](err); ok {
+				err = q.Misfit(refused, "on "+describe(g)+" ")
 			}
 			return nil, nil, err
 		}
@@ -87,7 +81,12 @@ func (q *Quota) pick(s Selector, gpus []GPU, keys ...key) ([]GPU, error) {
 		}
 		picked = append(picked, g)
 	}
-	slices.SortFunc(picked, func(a, b GPU) int { return a.Index - b.Index })
+	// A general sort of few GPUs would be 10 KB of every cgpu-runtime.
+	for i := range picked {
+		for j := i; j > 0 && picked[j-1].Index > picked[j].Index; j-- {
+			picked[j-1], picked[j] = picked[j], picked[j-1]
+		}
+	}
 	return picked, nil
 }
 

@@ -90,7 +90,7 @@ func TestResolveRefused(t *testing.T) {
 		{"C=6 A_MEM_IDX=5", "", "ALIYUN_COM_GPU_MEM_IDX", "no GPU"},
 		{"C=6 N=5", "", "NVIDIA_VISIBLE_DEVICES", "no GPU"},
 		{"C=15 A_VISIBLE_DEVICES=0", "", container, "on GPU 0 (" + uuid0 + ") the limit 15360MiB is more than the GPU's 15109MiB"},
-		{"C=1 A_MEM_DEV=99999 A_VISIBLE_DEVICES=0", "", container, "less than 1MiB"},
+		{"C=1 A_MEM_DEV=99999 A_VISIBLE_DEVICES=0", "", "ALIYUN_COM_GPU_MEM_DEV", "the limit 1/99999 is less than 1MiB"},
 		{"", "gpu-mem-container=15 gpu-visible-devices=0", "cgpu.io/gpu-mem-container", "more than the GPU's"},
 	} {
 		q, err := FromSpec(expand(c.env), annotate(c.annotations))

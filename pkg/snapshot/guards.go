@@ -23,7 +23,7 @@ const (
 	StateNoAnswer  = "no answer"  // the guard is there and did not answer in time
 	StateGuardDead = "guard dead" // GPU calls fail; the reservation stays until the container is gone
 	StateNoPage    = "no page"    // preload mode: the vGPU page cannot be read
-	StatePaused    = "paused"     // it answers, and does no GPU work until cgpu resume; shown only
+	StatePaused    = "paused"     // the engine has paused it; shown, too, of one that does no GPU work until cgpu resume
 	StateGone      = "gone"       // nothing runs any more; cgpu gc gives the share back
 )
 
@@ -32,6 +32,7 @@ type Answer struct {
 	Status guard.Status
 	Err    error
 	Gone   bool // with Err: neither guard nor container runs
+	Frozen bool // without Err: the engine has paused the container
 }
 
 // AskTimeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
@@ -46,6 +47,7 @@ func AskAll(t *device.Table, records []ledger.Record) []Answer {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
+			defer func() { answers[i].Frozen = answers[i].Err == nil && frozen("/", answers[i].Status.InitPID) }()
 			if r.Preload {
 				answers[i] = readPage(t, r)
 				return
@@ -114,6 +116,8 @@ func StateOf(r ledger.Record, a Answer) string {
 		return StateGone
 	case a.Err == nil && a.Status.InitPID == 0, a.Err != nil && r.GuardPID == 0 && r.InitPID == 0:
 		return StateStarting
+	case a.Frozen:
+		return StatePaused
 	case a.Err == nil:
 		return StateRunning
 	case r.Preload:

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"strings"
 )
 
@@ -36,8 +37,25 @@ func editAnnotations(doc *Document, p Plan) error {
 	for _, a := range record {
 		annotations.set(applied+a[0], quote(a[1]))
 	}
+	if p.Socket == "" {
+		return nil
+	}
+	size := 0
+	for _, m := range annotations.members {
+		value, err := unquote(m.value)
+		if err != nil {
+			return fmt.Errorf("%q: %w", m.key, err)
+		}
+		size += len(quote(m.key)) + len(quote(value))
+	}
+	if size > mostAnnotations {
+		return fmt.Errorf("%d bytes of annotations as JSON: the low-level runtime hands them to the guard with the container's state, which reads %d: make them shorter", size, mostAnnotations)
+	}
 	return nil
 }
+
+// mostAnnotations bounds what of the state that a guard gets (1 MiB: maxProcessState in pkg/guard) is not the runtime's own.
+const mostAnnotations = 1<<20 - 64<<10
 
 // drop removes the members whose key is unwanted.
 func (o *object) drop(unwanted func(key string) bool) {

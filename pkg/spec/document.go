@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,7 +24,7 @@ func Decode(raw []byte) (*Document, error) {
 	case len(raw) > MaxSize:
 		return nil, fmt.Errorf("spec: config.json has %d bytes, want at most %d: shorten the container's variables, arguments, annotations or paths of mounts", len(raw), MaxSize)
 	case !json.Valid(raw): // also bounds the nesting
-		return nil, errors.New("spec: config.json is not valid JSON")
+		return nil, fmt.Errorf("spec: config.json is not valid JSON: %w", invalid(raw))
 	}
 	root, err := parseObject(raw, true)
 	if err != nil {
@@ -32,16 +33,27 @@ func Decode(raw []byte) (*Document, error) {
 	return &Document{root}, nil
 }
 
+// invalid says where raw stops being JSON.
+func invalid(raw []byte) error {
+	err := json.Unmarshal(raw, new(json.RawMessage))
+	syntax, ok := errors.AsType[*json.SyntaxError](err)
+	if !ok {
+		return err
+	}
+	before := raw[:syntax.Offset]
+	return fmt.Errorf("line %d, column %d: %w", bytes.Count(before, []byte("\n"))+1, len(before)-1-bytes.LastIndexByte(before, '\n'), err)
+}
+
 // Encode gives the document as JSON; the input of Decode, byte for byte, when nothing was edited.
 func (d *Document) Encode() []byte { return d.root.append(nil) }
 
 // within finds the object at path, for reading: nil when it is absent.
 func (d *Document) within(path ...string) (*object, error) {
 	o := d.root
-	for _, key := range path {
+	for i, key := range path {
 		var err error
 		if o, err = o.sub(key, true); o == nil || err != nil {
-			return nil, err
+			return nil, inside(path[:i], err)
 		}
 	}
 	return o, nil
@@ -50,13 +62,21 @@ func (d *Document) within(path ...string) (*object, error) {
 // must finds the object at path, for editing; path is added where it is absent.
 func (d *Document) must(path ...string) (*object, error) {
 	o := d.root
-	for _, key := range path {
+	for i, key := range path {
 		var err error
 		if o, err = o.need(key, true); err != nil {
-			return nil, err
+			return nil, inside(path[:i], err)
 		}
 	}
 	return o, nil
+}
+
+// inside puts the path before an error that begins with a member's name.
+func inside(path []string, err error) error {
+	for i := len(path) - 1; i >= 0 && err != nil; i-- {
+		err = fmt.Errorf("%s.%w", path[i], err)
+	}
+	return err
 }
 
 // list reads the array called key in the object at path.
@@ -67,7 +87,7 @@ func (d *Document) list(key string, path ...string) ([][]byte, error) {
 	}
 	list, err := elements(o.get(key))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", key, err)
+		return nil, inside(path, fmt.Errorf("%s: %w", key, err))
 	}
 	return list, nil
 }

@@ -57,6 +57,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"two values": []byte(`{}{}`),
 		"twice":      []byte(`{"linux":{},"linux":{}}`),
 		"case":       []byte(`{"linux":{},"LINUX":{}}`),
+		"third case": []byte("{\"process\":{},\"proce\u017f\u017f\":{}}"), // Go's decoder takes it for the same
 		"huge":       append(append([]byte(`{"a":"`), bytes.Repeat([]byte("x"), MaxSize)...), `"}`...),
 		"deep":       []byte(`{"a":` + strings.Repeat("[", 1e6) + strings.Repeat("]", 1e6) + `}`),
 	} {
@@ -143,4 +144,29 @@ func FuzzDocument(f *testing.F) {
 			t.Fatal("applied twice: two listeners")
 		}
 	})
+}
+
+// TestSaysWhere: what is wrong in a config.json of thousands of lines is found by its message.
+func TestSaysWhere(t *testing.T) {
+	env := func(d *Document) error { _, err := d.Env(); return err }
+	for raw, test := range map[string]struct {
+		read func(*Document) error
+		want string
+	}{
+		"{\n \"a\": [1,\n  }":                   {nil, "line 3, column 3: invalid character '}'"},
+		`{"a":`:                                 {nil, "line 1, column 5: unexpected end"},
+		`{"process":{"env":["A=b",7]}}`:         {env, "process.env[1]: "},
+		`{"annotations":{"x":"y","z":{}}}`:      {func(d *Document) error { _, err := d.Annotations(); return err }, `annotations: "z": `},
+		`{"linux":{"resources":[]}}`:            {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err }, "linux.resources: want an object"},
+		`{"linux":{"resources":{"devices":1}}}`: {func(d *Document) error { _, err := d.list("devices", "linux", "resources"); return err }, "linux.resources.devices: want an array"},
+		`{"linux":{"seccomp":7}}`:               {func(d *Document) error { _, err := d.must("linux", "seccomp"); return err }, "linux.seccomp: want an object"},
+	} {
+		doc, err := Decode([]byte(raw))
+		if err == nil && test.read != nil {
+			err = test.read(doc)
+		}
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %q", raw, err, test.want)
+		}
+	}
 }

@@ -179,7 +179,8 @@ func TestPreloadProcess(t *testing.T) {
 		`{"env":["\u004cD_PRELOAD=/a.so"]}`:                          `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so:/a.so"]}`,
 		`{"args":["a"]}`:                                             `{"args":["a"],"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
 		`{"env":null}`:                                               `{"env":["LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
-		`{"env":"x"}`:                                                "", `{"env":[1]}`: "", `[]`: "", `{"env":[],"env":[]}`: "", `{`: "", `{"Env":[]}`: "",
+		`{"env":"x"}`:                                                "", `{"env":[1]}`: "", `[]`: "", `{"env":[],"env":[]}`: "", `{`: "",
+		`{ "Env" : ["A=b"]}`: `{ "env" : ["A=b","LD_PRELOAD=/run/cgpu/libcgpu.so"]}`,
 	} {
 		got, err := PreloadProcess([]byte(raw))
 		if string(got) != want || (err == nil) != (want != "") {

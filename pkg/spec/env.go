@@ -60,11 +60,6 @@ func PreloadProcess(raw []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range doc.root.members {
-		if strings.EqualFold(m.key, "env") && m.key != "env" { // runc would take it for the same, and ours for the later one
-			return nil, fmt.Errorf("spec: process: member %q: want %q", m.key, "env")
-		}
-	}
 	env, err := doc.list("env")
 	if err != nil {
 		return nil, fmt.Errorf("spec: process: %w", err)

@@ -1,8 +1,10 @@
 package spec
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +14,8 @@ import (
 type object struct {
 	open, tail []byte // up to and with '{'; after the last value
 	members    []member
+	// fold: names that differ in case only are the same to Go's decoder, which runc uses, as those of a structure's fields are.
+	fold bool
 }
 
 // member is one member of an object.
@@ -22,17 +26,35 @@ type member struct {
 	child *object // value taken apart, once an edit asked for it
 }
 
-// parseObject takes apart raw, which must be valid JSON (json.Valid) and an object.
+// parseObject takes apart raw, which must be valid JSON (json.Valid) and an object. fold: see object.
 //
-// A key that occurs twice is refused: readers differ in which one they take. Keys that differ in case only count as
-// equal where fold is set, because Go's decoder, which runc uses, takes them as equal for structures.
+// A key that occurs twice is refused: readers differ in which one they take.
 func parseObject(raw []byte, fold bool) (*object, error) {
+	o, err := takeApart(raw, fold)
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[string]bool, len(o.members))
+	for _, m := range o.members {
+		name := m.key
+		if fold {
+			name = strings.ToLower(strings.ToUpper(name)) // some letters have more than two cases
+		}
+		if seen[name] {
+			return nil, fmt.Errorf("member %q occurs twice", m.key)
+		}
+		seen[name] = true
+	}
+	return o, nil
+}
+
+// takeApart is parseObject for an object in which keys may occur twice.
+func takeApart(raw []byte, fold bool) (*object, error) {
 	i := skipSpace(raw, 0)
 	if i >= len(raw) || raw[i] != '{' {
 		return nil, fmt.Errorf("want an object, have %s", clip(raw))
 	}
-	o := &object{open: raw[:i+1]}
-	seen := map[string]bool{}
+	o := &object{open: raw[:i+1], fold: fold}
 	start := i + 1
 	for i = skipSpace(raw, start); raw[i] != '}'; i = skipSpace(raw, i) {
 		if raw[i] == ',' {
@@ -43,14 +65,6 @@ func parseObject(raw []byte, fold bool) (*object, error) {
 		if err != nil {
 			return nil, fmt.Errorf("member name %s: %w", clip(raw[i:end]), err)
 		}
-		name := key
-		if fold {
-			name = strings.ToLower(key)
-		}
-		if seen[name] {
-			return nil, fmt.Errorf("member %q occurs twice", key)
-		}
-		seen[name] = true
 		i = skipSpace(raw, skipSpace(raw, end)+1) // over the colon
 		end = skipValue(raw, i)
 		o.members = append(o.members, member{lead: raw[start:i:i], key: key, value: raw[i:end:end]})
@@ -60,12 +74,26 @@ func parseObject(raw []byte, fold bool) (*object, error) {
 	return o, nil
 }
 
-// find returns the member called key, or nil.
+// is says whether m is the member called key.
+func (o *object) is(m *member, key string) bool {
+	return m.key == key || o.fold && strings.EqualFold(m.key, key)
+}
+
+// find returns the member called key, or nil. Where it was written in another case it gets its right name: crun would not know it by
+// the other, and so not what we write into it.
 func (o *object) find(key string) *member {
 	for i := range o.members {
-		if o.members[i].key == key {
-			return &o.members[i]
+		m := &o.members[i]
+		if !o.is(m, key) {
+			continue
 		}
+		if m.key != key {
+			start := bytes.IndexByte(m.lead, '"')
+			end := skipValue(m.lead, start)
+			m.lead = slices.Concat(m.lead[:start], quote(key), m.lead[end:])
+			m.key = key
+		}
+		return m
 	}
 	return nil
 }
@@ -99,11 +127,6 @@ func (o *object) set(key string, value []byte) {
 func (o *object) sub(key string, fold bool) (*object, error) {
 	m := o.find(key)
 	if m == nil {
-		for i := range o.members {
-			if fold && strings.EqualFold(o.members[i].key, key) {
-				return nil, fmt.Errorf("member %q: want %q", o.members[i].key, key)
-			}
-		}
 		return nil, nil
 	}
 	if m.child == nil && string(m.value) != "null" {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -83,8 +84,8 @@ func TestApplyRefuses(t *testing.T) {
 		"env not array":      `{"process":{"env":"x"},"linux":{}}`,
 		"devices not array":  `{"process":{},"linux":{"devices":{}}}`,
 		"linux twice":        `{"process":{},"linux":{"seccomp":{},"seccomp":{}}}`,
-		"linux in capitals":  `{"process":{},"Linux":{}}`,
 		"hooks not array":    `{"process":{},"linux":{},"hooks":{"prestart":{}}}`,
+		"long annotations":   `{"process":{},"linux":{},"annotations":{"a":"` + strings.Repeat("<", 1<<18) + `"}}`, // six times as long in the state
 		"own listener":       `{"process":{},"linux":{"seccomp":{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}}}`,
 	} {
 		doc, err := Decode([]byte(raw))
@@ -93,6 +94,24 @@ func TestApplyRefuses(t *testing.T) {
 		}
 		if err == nil {
 			t.Errorf("%s: applied", name)
+		}
+	}
+}
+
+// TestAnyCase: what runc takes for a member is edited, under the name by which crun takes it too.
+func TestAnyCase(t *testing.T) {
+	doc := decode(t, []byte(`{ "Proce\u017f\u017f" : {"ENV":["A=b"]},"Linux":{"\u212aeep":1},"annotations":{"CGPU.io/x":"y"}}`))
+	env, err := doc.Env()
+	if err != nil || len(env) != 1 {
+		t.Errorf("env: %q, %v", env, err)
+	}
+	if err := Apply(doc, plan(map[int]quota.Bytes{0: quota.GiB})); err != nil {
+		t.Fatal(err)
+	}
+	got := string(doc.Encode())
+	for _, want := range []string{`{ "process" : {"env":["A=b",`, `,"linux":{"\u212aeep":1,"devices":[`, `"CGPU.io/x":"y"`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is not in %s", want, got)
 		}
 	}
 }

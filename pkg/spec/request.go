@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -44,7 +45,7 @@ func (d *Document) Env() ([]string, error) {
 	env := make([]string, len(list))
 	for i, raw := range list {
 		if env[i], err = unquote(raw); err != nil {
-			return nil, fmt.Errorf("spec: process.env: %w", err)
+			return nil, fmt.Errorf("spec: process.env[%d]: %w", i, err)
 		}
 	}
 	return env, nil
@@ -52,13 +53,71 @@ func (d *Document) Env() ([]string, error) {
 
 // Annotations are the container's annotations.
 func (d *Document) Annotations() (map[string]string, error) {
-	var annotations map[string]string
-	if raw := d.root.get("annotations"); raw != nil {
-		if err := json.Unmarshal(raw, &annotations); err != nil {
-			return nil, fmt.Errorf("spec: annotations: %w", err)
+	o, err := d.root.sub("annotations", false)
+	if o == nil || err != nil {
+		return nil, err
+	}
+	annotations := make(map[string]string, len(o.members))
+	for _, m := range o.members {
+		if annotations[m.key], err = unquote(m.value); err != nil {
+			return nil, fmt.Errorf("spec: annotations: %q: %w", m.key, err)
 		}
 	}
 	return annotations, nil
+}
+
+// Words are the variables and annotations of a config.json as they are, also where it is not to be edited: of members that occur more
+// than once those of all count, and what follows the JSON does not.
+func Words(raw []byte) (env []string, annotations map[string]string, err error) {
+	raw = raw[:skipValue(raw, skipSpace(raw, 0))]
+	if !json.Valid(raw) {
+		return nil, nil, fmt.Errorf("spec: config.json is not valid JSON: %w", invalid(raw))
+	}
+	annotations = map[string]string{}
+	err = each(raw, "process", func(process []byte) error {
+		return each(process, "env", func(list []byte) error {
+			entries, err := elements(list)
+			for _, e := range entries {
+				entry, err := unquote(e)
+				if err != nil {
+					return err
+				}
+				env = append(env, entry)
+			}
+			return err
+		})
+	})
+	if err == nil {
+		err = each(raw, "annotations", func(all []byte) error {
+			o, err := takeApart(all, false)
+			if err != nil {
+				return err
+			}
+			for _, m := range o.members {
+				if annotations[m.key], err = unquote(m.value); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return env, annotations, err
+}
+
+// each calls f with the value of every member of raw that is called key, but for null.
+func each(raw []byte, key string, f func(value []byte) error) error {
+	o, err := takeApart(raw, true)
+	if err != nil {
+		return err
+	}
+	for i := range o.members {
+		if m := &o.members[i]; o.is(m, key) && string(m.value) != "null" {
+			if err := f(m.value); err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+		}
+	}
+	return nil
 }
 
 // Root is the container's root folder, root.path; it may be relative to the bundle.
@@ -76,6 +135,45 @@ func (d *Document) Root() (string, error) {
 		return "", fmt.Errorf("spec: root.path: %w", err)
 	}
 	return path, nil
+}
+
+// MakeAbsolute makes the document independent of the place of its bundle: the root folder, and what is mounted of the bundle.
+func (d *Document) MakeAbsolute(bundle string) error {
+	path, err := d.Root()
+	if err != nil {
+		return err
+	}
+	if path != "" && !filepath.IsAbs(path) {
+		root, err := d.within("root")
+		if err != nil {
+			return err
+		}
+		root.set("path", quote(filepath.Join(bundle, path)))
+	}
+	mounts, err := d.list("mounts")
+	if err != nil {
+		return fmt.Errorf("spec: %w", err)
+	}
+	for i, raw := range mounts {
+		var m mount
+		if err := json.Unmarshal(raw, &m); err != nil {
+			return fmt.Errorf("spec: mounts[%d]: %w", i, err)
+		}
+		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+		if !bind || filepath.IsAbs(m.Source) {
+			continue
+		}
+		o, err := parseObject(raw, true)
+		if err != nil {
+			return fmt.Errorf("spec: mounts[%d]: %w", i, err)
+		}
+		o.set("source", quote(filepath.Join(bundle, m.Source)))
+		mounts[i] = o.append(nil)
+		if err := d.setList(mounts, "mounts"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Engines write these behind all other annotations, each its own and not the other's. CRI-O copies a pod's annotations, so there

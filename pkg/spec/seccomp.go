@@ -126,6 +126,9 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 	if err != nil {
 		return false, fmt.Errorf("syscalls: %w", err)
 	}
+	if err := knownActions(defaultAction, raw); err != nil {
+		return false, err
+	}
 	if raw := profile.get("listenerPath"); (raw != nil && string(raw) != `""`) || defaultAction == actNotify {
 		return false, errOwnListener
 	}
@@ -142,6 +145,9 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 		}
 		if r.Action == actNotify {
 			return false, errOwnListener
+		}
+		if !permits(r.Action) && r.Action != defaultAction && len(r.Args) == 0 && slices.Contains(r.Names, "ioctl") {
+			return false, nil // no other rule of ioctl counts beside it
 		}
 		if !slices.Contains(r.Names, "ioctl") || !permits(r.Action) {
 			// A rule that forbids ioctl stays. Where it meets one of ours, either wins, and either is safe.
@@ -186,6 +192,27 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 	}
 	profile.set("syscalls", array(kept))
 	return true, nil
+}
+
+// knownActions refuses what no low-level runtime knows: it would say so when the container is started, and not always what.
+func knownActions(defaultAction string, rules [][]byte) error {
+	known := func(action string) bool {
+		switch action {
+		case actAllow, actLog, actTrace, actNotify, actErrno, "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP":
+			return true
+		}
+		return false
+	}
+	if !known(defaultAction) {
+		return fmt.Errorf("defaultAction %.64q is no action of seccomp", defaultAction)
+	}
+	for i, raw := range rules {
+		action, err := unquote(lookup(raw, "action"))
+		if err == nil && !known(action) {
+			return fmt.Errorf("syscalls[%d]: action %.64q is no action of seccomp", i, action)
+		}
+	}
+	return nil
 }
 
 // speaksOf says whether valid JSON can have a text in it, which may be written with escapes.
@@ -292,7 +319,9 @@ func (conds conditions) meet(c cube) (conditions, bool, error) {
 	i := slices.IndexFunc(conds, func(c condition) bool { return c.Index == request })
 	if i < 0 {
 		met := append(slices.Clone(conds), condition{request, mask, value, cmpMaskedEqual})
-		slices.SortStableFunc(met, func(a, b condition) int { return int(a.Index) - int(b.Index) })
+		for j := len(met) - 1; j > 0 && met[j-1].Index > met[j].Index; j-- { // by index, as the others are where it matters
+			met[j-1], met[j] = met[j], met[j-1]
+		}
 		return met, true, nil
 	}
 	switch own := conds[i]; own.Op {

@@ -159,6 +159,9 @@ func TestNotifyRefuses(t *testing.T) {
 	for seccomp, want := range map[string]string{
 		`{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["read"],"action":"SCMP_ACT_ALLOW"}]}`:                                                                              "forbids ioctl",
 		`{"defaultAction":"SCMP_ACT_ALLOW","listenerPath":"/x"}`:                                                                                                                    "listener of its own",
+		`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["read","ioctl"],"action":"SCMP_ACT_ERRNO"}]}`:                                                                      "forbids ioctl",
+		`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["read"],"action":"SCMP_ACT_ALOW"}]}`:                                                                               `syscalls[0]: action "SCMP_ACT_ALOW" is no action`,
+		`{"defaultAction":"SCMP_ACT_DENY"}`:                                                                                                                                         `defaultAction "SCMP_ACT_DENY" is no action`,
 		`{"defaultAction":"SCMP_ACT_NOTIFY"}`:                                                                                                                                       "listener of its own",
 		`{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["mount"],"action":"SCMP_ACT_NOTIFY"}]}`:                                                                            "listener of its own",
 		`{"defaultAction":"SCMP_ACT_ERRNO","syscalls":[{"names":["ioctl"],"action":"SCMP_ACT_ALLOW","args":[{"index":1,"value":5,"op":"SCMP_CMP_NE"}]}]}`:                           "SCMP_CMP_NE",
