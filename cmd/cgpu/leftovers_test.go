@@ -114,14 +114,15 @@ func (n *simNode) note(r ledger.Record, cfg guard.Config, client, channel uint32
 	if err != nil {
 		n.Fatal(err)
 	}
-	const header, entries = 16 << 10, 4
-	text := make([]byte, header+8+8*entries)
+	const header, entries, entry = 16 << 10, 4, 12
+	text := make([]byte, header+8+entry*entries)
 	rm.PutU32(text, 0, uint32(len(said)))
 	rm.PutU32(text, 4, entries)
 	copy(text[8:], said)
 	rm.PutU32(text, header, 1)
 	rm.PutU32(text, header+8, client)
 	rm.PutU32(text, header+12, channel)
+	rm.PutU32(text, header+16, uint32(os.Getpid())) // whose channel it is: one that lives
 	if err := os.WriteFile(guard.LeftoversFile(r.Socket), text, 0o600); err != nil {
 		n.Fatal(err)
 	}
