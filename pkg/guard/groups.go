@@ -31,7 +31,9 @@ func (c *client) holdCalls() (unlock func()) {
 func (a *account) living(groups []groupRef) []groupRef {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.DeleteFunc(groups, func(r groupRef) bool { return a.clients[r.client.handle] != r.client || r.client.objects[r.handle] == nil })
+	return slices.DeleteFunc(groups, func(r groupRef) bool {
+		return a.clients[r.client.handle] != r.client || r.client.objects[r.handle] == nil
+	})
 }
 
 type chanRef struct {
