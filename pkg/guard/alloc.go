@@ -239,6 +239,11 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
+	for _, off := range rm.ChannelMemory {
+		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), rm.U32(p, off), gpu) {
+			return answer(c.denyElsewhere())
+		}
+	}
 	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
 		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
@@ -263,6 +268,9 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	o.of = rm.U32(c.params, g.abi.FabricVidmemOff())
 	if g.account.isSpilled(c.allocClient(), o.of) {
 		return answer(g.refuseSpilled(c, "fabric"))
+	}
+	if g.account.elsewhere(c.allocClient(), o.of, g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyElsewhere())
 	}
 	return g.makeObject(c, o)
 }

@@ -39,6 +39,11 @@ func outerClient(off int) func(*trappedCall) (dst, src uint32) {
 	}
 }
 
+// denyElsewhere refuses a call that names memory of a GPU for another.
+func (c *trappedCall) denyElsewhere() reply {
+	return c.deny(rm.StatusInvalidDevice, "elsewhere", "denied the use of a GPU's memory as another's")
+}
+
 // onEscape handles a call on nvidiactl or on a GPU's node.
 func (g *Guard) onEscape(c *trappedCall) reply {
 	switch nr := c.call.NR(); nr {

@@ -49,6 +49,9 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if !ok || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
+	if g.account.elsewhere(client, memory, gpu) {
+		return answer(c.denyElsewhere())
+	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
 	}
