@@ -33,14 +33,14 @@ func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
 }
 
 // grantedSize is what an allocation really takes, from what the driver wrote back.
-func grantedSize(size uint64, attr uint32) quota.Bytes {
-	n, _ := roundUp(size, grantedPage(attr))
+func grantedSize(size uint64, attr, attr2 uint32) quota.Bytes {
+	n, _ := roundUp(size, grantedPage(attr, attr2))
 	return n
 }
 
-func grantedPage(attr uint32) quota.Bytes {
+func grantedPage(attr, attr2 uint32) quota.Bytes {
 	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		return pageHuge
+		return quota.Bytes(rm.HugePage(attr2))
 	}
 	return pageSmall
 }
@@ -341,8 +341,9 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
-		o.size, o.page = o.length, grantedPage(rm.U32(c.params, rm.MemoryAttr))
-		return o, grantedSize(rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr))
+		attr, attr2 := rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
+		o.size, o.page = o.length, grantedPage(attr, attr2)
+		return o, grantedSize(rm.U64(c.params, rm.MemorySize), attr, attr2)
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
 		c.takeBackParams()

@@ -23,6 +23,10 @@ const (
 	maxWindows = 1 << 14
 	// leastWindows is what a container may have of BAR1 however small its share of the card is.
 	leastWindows = 16 * quota.MiB
+	// smallBAR1 is one in which the driver maps everything in pages of 64 KiB.
+	smallBAR1 = 256 * quota.MiB
+	// pageLargest is taken for the page of memory whose page is not known.
+	pageLargest = 512 * quota.MiB
 	// windowLook is how often files of windows that are over are looked at.
 	windowLook = time.Second
 )
@@ -60,7 +64,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length), own: own}
+	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, own.bar1[gpu]), own: own}
 	if !g.reserveWindow(w, g.windowLimit(own, gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
@@ -104,14 +108,18 @@ func (o *object) mappable() bool {
 
 const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the same byte: where channels are told of work
 
-// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages. Host memory takes none.
-func (o *object) windowSize(offset, length uint64) quota.Bytes {
+// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages, but for a small one
+// (kbusDetermineBar1Force64KBMapping_IMPL). Host memory takes none.
+func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes {
 	if o.kind == rm.ClassSysmem || o.host || o.spilled {
 		return 0
 	}
-	page := max(o.page, pageSmall)
-	if o.kind == rm.ClassVidmem && o.page == 0 {
-		page = pageHuge
+	page := pageSmall
+	if o.kind == rm.ClassVidmem && (bar1 == 0 || bar1 > smallBAR1) {
+		page = pageLargest
+		if o.charge != nil && o.charge.page > 0 {
+			page = o.charge.page
+		}
 	}
 	end, ok := roundUp(offset+length, page)
 	if !ok || offset+length < offset {
@@ -160,15 +168,15 @@ func (g *Guard) windowLimit(own *ownClient, gpu int) quota.Bytes {
 	if u.native || memory == 0 {
 		return ^quota.Bytes(0)
 	}
-	hi, lo := bits.Mul64(uint64(own.bar1(gpu)), uint64(min(u.limit, memory)))
+	hi, lo := bits.Mul64(uint64(own.bar1[gpu]), uint64(min(u.limit, memory)))
 	share, _ := bits.Div64(hi, lo, uint64(memory))
 	return max(quota.Bytes(share), leastWindows)
 }
 
 const controlFBInfoV2 = 0x20801303 // NV2080_CTRL_CMD_FB_GET_INFO_V2
 
-// bar1 asks the driver how large a GPU's BAR1 is; 0: it does not say.
-func (a *ownClient) bar1(gpu int) quota.Bytes {
+// bar1Size asks the driver how large a GPU's BAR1 is; 0: it does not say.
+func (a *ownClient) bar1Size(sub uint32) quota.Bytes {
 	info, ok := a.g.abi.Control(controlFBInfoV2)
 	if !ok {
 		return 0
@@ -176,7 +184,7 @@ func (a *ownClient) bar1(gpu int) quota.Bytes {
 	p := make([]byte, info.Size)
 	rm.PutU32(p, rm.FBInfoCount, 1)
 	rm.PutU32(p, rm.FBInfoList, rm.FBIndexBAR1Size)
-	if s, e := a.g.control(a.target, a.client, a.subs[gpu], controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
+	if s, e := a.g.control(a.target, a.client, sub, controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
 		return 0
 	}
 	return quota.Bytes(rm.U32(p, rm.FBInfoList+4)) * quota.KiB
