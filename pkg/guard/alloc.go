@@ -292,6 +292,8 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 	o := c.newObject()
 	o.gpu = gpu
 	rm.PutU32(c.params, rm.DeviceClientShare, client)
+	// As for other address spaces: else tables that do not fit on the GPU come from the host, uncounted.
+	rm.PutU32(c.params, rm.DeviceFlags, rm.U32(c.params, rm.DeviceFlags)&^rm.DeviceFlagRetryHost)
 	p := g.makeObject(c, o)
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p

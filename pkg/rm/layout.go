@@ -308,6 +308,8 @@ const (
 	DeviceFlags        = 16
 	DeviceVAMode       = 48
 
+	DeviceFlagRetryHost = 1 << 2 // NV_DEVICE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
+
 	// NV_VASPACE_ALLOCATION_PARAMETERS: class 0x90f1.
 	VASpaceIndex           = 0
 	VASpaceNew             = 0 // NV_VASPACE_ALLOCATION_INDEX_GPU_NEW
