@@ -44,6 +44,8 @@ type account struct {
 	zombies    int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
+	// onLoose, if not nil, is told that windows are over, whatever ended them, with mu held.
+	onLoose func()
 	// onChannels, if not nil, is told how many channels the container has on the engine of a GPU where it has most, with mu held.
 	onChannels func(gpu, n int)
 }
@@ -481,7 +483,9 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
-	a.loose = append(a.loose, o.windows...)
+	if a.loose = append(a.loose, o.windows...); len(o.windows) > 0 && a.onLoose != nil {
+		a.onLoose()
+	}
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)

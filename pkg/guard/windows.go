@@ -240,21 +240,22 @@ func (g *Guard) endWindows() {
 		g.account.unreserveWindow(w)
 		g.account.unhold(w.charge)
 	}
-	if g.account.forgetGone() > 0 && !g.windowsAsked {
-		g.windowsAsked = true
-		time.AfterFunc(max(windowLook, g.windowsRest), g.lookAtWindows)
+	if g.account.forgetGone() > 0 {
+		g.lookLater()
+	}
+}
+
+// lookLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
+func (g *Guard) lookLater() {
+	if g.windowsAsked.CompareAndSwap(false, true) {
+		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.lookAtWindows)
 	}
 }
 
 // lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
 func (g *Guard) lookAtWindows() {
-	g.windowsMu.Lock()
-	g.windowsAsked = false
-	g.windowsMu.Unlock()
-	took := g.onBill(g.endWindows)
-	g.windowsMu.Lock()
-	g.windowsRest = backgroundShare * took
-	g.windowsMu.Unlock()
+	g.windowsAsked.Store(false)
+	g.windowsRest.Store(int64(backgroundShare * g.onBill(g.endWindows)))
 }
 
 // reserveWindow takes what a window needs. Before it refuses that it looks whether some are gone unnoticed.

@@ -181,6 +181,21 @@ func TestWindowGoneUnnoticed(t *testing.T) {
 	}
 }
 
+// TestWindowOfLostObject: a window is gone, too, when its object was dropped by what does not look for windows.
+func TestWindowOfLostObject(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	open := c.do("open")
+	m := c.do("alloc", open[0], 48*mib)[0]
+	c.do("window", open[0], m, 0, 48*mib)
+	r.guard.account.freeObject(uint32(open[1]), uint32(m))
+	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the window of an object that was dropped is still there")
+		}
+	}
+}
+
 // TestWindowAfterTheContainer: the guard stays for as long as somebody may see the container's memory, and who has the file is found.
 func TestWindowAfterTheContainer(t *testing.T) {
 	r := newRig(t)
