@@ -166,7 +166,8 @@ type charge struct {
 	gpu     int
 	size    quota.Bytes
 	handles int         // RM handles
-	others  int         // UVM mappings and exported files
+	others  int         // UVM mappings, exported files and windows
+	windows int         // of these, windows
 	length  quota.Bytes // as the driver counts it, for the audit
 	spilled bool        // it is host memory, out of the spill
 	host    bool        // it is host memory, of which the driver makes so much for a container

@@ -285,6 +285,9 @@ func (a *account) unreserveWindow(w *window) {
 	defer a.mu.Unlock()
 	a.windows--
 	a.gpus[w.gpu].windows -= w.size
+	if w.charge != nil {
+		w.charge.windows--
+	}
 }
 
 // addWindow records a window of a memory. False: that is gone meanwhile, so the window is over.
@@ -299,6 +302,7 @@ func (a *account) addWindow(client, memory uint32, w *window) bool {
 	o := c.objects[memory]
 	if w.charge = o.charge; w.charge != nil {
 		w.charge.others++
+		w.charge.windows++
 	}
 	o.windows = append(o.windows, w)
 	return true

@@ -29,7 +29,8 @@ func (r *rig) windowsAgree(want quota.Bytes) {
 func TestWindows(t *testing.T) {
 	r := newRig(t)
 	c := r.start()
-	a := c.do("open")[0]
+	open := c.do("open")
+	a := open[0]
 	m := c.do("alloc", a, 48*mib)[0]
 	small := c.do("alloc", a, 256<<10)[0]
 
@@ -47,6 +48,11 @@ func TestWindows(t *testing.T) {
 	c.refused("NV_ERR_INVALID_OBJECT_HANDLE", "window", a, c.do("vaspace", a)[0], 0, 4096)
 
 	// Under the address that the program has mapped it at.
+	for _, h := range []int{m, small} {
+		if page := r.guard.account.mapPage(uint32(open[1]), uint32(h)); page != 0 {
+			t.Errorf("page tables of %v are charged for a first mapping by UVM", page)
+		}
+	}
 	c.do("movewindow", a, m, first, 1<<40)
 	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unwindow", a, m, first)
 	c.do("unwindow", a, m, 1<<40)
