@@ -107,6 +107,7 @@ func attacks() []attack {
 		{name: "managed-pieces", run: hostileSwarm, killed: true},
 		{name: "other-file", run: hostileOtherFile},
 		{name: "device-other", run: hostileOtherDevice},
+		{name: "other-gpu", run: hostileOtherGPU},
 		{name: "busy-strangers", run: busy(busyStrangers)},
 		{name: "busy-others", run: busy(busyOthers)},
 		{name: "busy-refused", run: busy(busyRefused)},

@@ -571,3 +571,47 @@ func hostileOtherDevice(hostileOptions) error {
 		return nil
 	})
 }
+
+// hostileOtherGPU uses memory of one GPU of the container as the other's: the driver would map what is at its address there.
+func hostileOtherGPU(hostileOptions) error {
+	return withGPU(func(c *client) error {
+		if len(c.gpus) < 2 {
+			return skip("needs two GPUs")
+		}
+		memory, size, err := c.memory(2 * quota.MiB)
+		if err != nil {
+			return err
+		}
+		c.gpus = c.gpus[1:]
+		if c.device, _, err = c.newDevice(0); err != nil {
+			return err
+		}
+		own, _, err := c.memory(size)
+		if err != nil {
+			return err
+		}
+		if _, _, err := c.mapMemory(own, 0, size); err != nil {
+			return fmt.Errorf("the second GPU's own memory: %w", err)
+		}
+		_, _, err = c.mapMemory(memory, 0, size)
+		print("window=%s", describe(err))
+		if err == nil {
+			return fmt.Errorf("memory of the first GPU was mapped as the second's")
+		}
+		_, err = c.dup(c.handle, memory)
+		print("dup=%s", describe(err))
+		if err == nil {
+			return fmt.Errorf("memory of the first GPU has a handle below the second")
+		}
+		addresses, err := c.virtual(0, 1<<30, rm.MemoryFlagLazy)
+		if err != nil {
+			return err
+		}
+		err = c.mapDMA(addresses, memory, 0, uint64(size))
+		print("dma=%s", describe(err))
+		if err == nil {
+			return fmt.Errorf("memory of the first GPU was mapped into the second's addresses")
+		}
+		return nil
+	})
+}

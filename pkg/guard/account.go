@@ -44,6 +44,8 @@ type account struct {
 	zombies    int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
+	// onLoose, if not nil, is told that windows are over, whatever ended them, with mu held.
+	onLoose func()
 	// onChannels, if not nil, is told how many channels the container has on the engine of a GPU where it has most, with mu held.
 	onChannels func(gpu, n int)
 }
@@ -164,7 +166,8 @@ type charge struct {
 	gpu     int
 	size    quota.Bytes
 	handles int         // RM handles
-	others  int         // UVM mappings and exported files
+	others  int         // UVM mappings, exported files and windows
+	windows int         // of these, windows
 	length  quota.Bytes // as the driver counts it, for the audit
 	spilled bool        // it is host memory, out of the spill
 	host    bool        // it is host memory, of which the driver makes so much for a container
@@ -343,6 +346,18 @@ func (a *account) gpuOf(clientHandle, handle uint32) int {
 	return noGPU
 }
 
+// elsewhere reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU that
+// a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the driver.
+func (a *account) elsewhere(client, handle uint32, gpu int) bool {
+	o, ok := a.lookup(client, handle)
+	return ok && (o.charge.elsewhere(gpu) || o.charge.elsewhere(a.gpuOf(client, handle)))
+}
+
+// elsewhere reports a charge for memory that is on another GPU. Host memory is on none.
+func (ch *charge) elsewhere(gpu int) bool {
+	return ch != nil && !ch.host && !ch.spilled && ch.gpu != gpu
+}
+
 // addObject records a new handle. reserved is what reserve took for it and size what it really takes; both are zero for
 // objects without device memory. False: the client is gone meanwhile, and the reservation with it.
 func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, size quota.Bytes) bool {
@@ -469,7 +484,9 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
-	a.loose = append(a.loose, o.windows...)
+	if a.loose = append(a.loose, o.windows...); len(o.windows) > 0 && a.onLoose != nil {
+		a.onLoose()
+	}
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)

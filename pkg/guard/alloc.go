@@ -33,14 +33,14 @@ func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
 }
 
 // grantedSize is what an allocation really takes, from what the driver wrote back.
-func grantedSize(size uint64, attr uint32) quota.Bytes {
-	n, _ := roundUp(size, grantedPage(attr))
+func grantedSize(size uint64, attr, attr2 uint32) quota.Bytes {
+	n, _ := roundUp(size, grantedPage(attr, attr2))
 	return n
 }
 
-func grantedPage(attr uint32) quota.Bytes {
+func grantedPage(attr, attr2 uint32) quota.Bytes {
 	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		return pageHuge
+		return quota.Bytes(rm.HugePage(attr2))
 	}
 	return pageSmall
 }
@@ -239,6 +239,11 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
+	for _, off := range rm.ChannelMemory {
+		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), rm.U32(p, off), gpu) {
+			return answer(c.denyElsewhere())
+		}
+	}
 	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
 		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
@@ -264,6 +269,9 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	if g.account.isSpilled(c.allocClient(), o.of) {
 		return answer(g.refuseSpilled(c, "fabric"))
 	}
+	if g.account.elsewhere(c.allocClient(), o.of, g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyElsewhere())
+	}
 	return g.makeObject(c, o)
 }
 
@@ -284,6 +292,8 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 	o := c.newObject()
 	o.gpu = gpu
 	rm.PutU32(c.params, rm.DeviceClientShare, client)
+	// As for other address spaces: else tables that do not fit on the GPU come from the host, uncounted.
+	rm.PutU32(c.params, rm.DeviceFlags, rm.U32(c.params, rm.DeviceFlags)&^rm.DeviceFlagRetryHost)
 	p := g.makeObject(c, o)
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
@@ -333,8 +343,9 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
-		o.size, o.page = o.length, grantedPage(rm.U32(c.params, rm.MemoryAttr))
-		return o, grantedSize(rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr))
+		attr, attr2 := rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
+		o.size, o.page = o.length, grantedPage(attr, attr2)
+		return o, grantedSize(rm.U64(c.params, rm.MemorySize), attr, attr2)
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
 		c.takeBackParams()

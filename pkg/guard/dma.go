@@ -47,6 +47,10 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if g.unseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
+	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
+	if g.account.elsewhere(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
+		return answer(c.denyElsewhere())
+	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
 		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
 	}

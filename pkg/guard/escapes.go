@@ -39,6 +39,11 @@ func outerClient(off int) func(*trappedCall) (dst, src uint32) {
 	}
 }
 
+// denyElsewhere refuses a call that names memory of a GPU for another.
+func (c *trappedCall) denyElsewhere() reply {
+	return c.deny(rm.StatusInvalidDevice, "elsewhere", "denied the use of a GPU's memory as another's")
+}
+
 // onEscape handles a call on nvidiactl or on a GPU's node.
 func (g *Guard) onEscape(c *trappedCall) reply {
 	switch nr := c.call.NR(); nr {
@@ -91,6 +96,10 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	}
 	if g.unseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
+	}
+	// The driver would count it out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL).
+	if x.charge.elsewhere(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+		return answer(c.denyElsewhere())
 	}
 	if !g.room(x.kind) {
 		return answer(c.status(rm.StatusInsufficientResources))

@@ -60,9 +60,9 @@ type Guard struct {
 	ownMu sync.Mutex
 	own   *ownClient // nil until somebody needs it
 
-	windowsMu    sync.Mutex    // held while windows that are over are looked at
-	windowsAsked bool          // they will be, without anybody asking
-	windowsRest  time.Duration // that the next such look waits
+	windowsMu    sync.Mutex   // held while windows that are over are looked at
+	windowsAsked atomic.Bool  // they will be, without anybody asking
+	windowsRest  atomic.Int64 // that the next such look waits, ns
 
 	compute      *compute
 	managed      managed
@@ -127,6 +127,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	}
 	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
+	g.account.onLoose = g.lookLater
 	g.compute = newCompute(g)
 	g.account.onChannels = g.compute.tellChannels
 	if cfg.Page != "" {

@@ -85,8 +85,9 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	}
 	return g.makeCharged(c, client, cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		rec.length = made(&rec)
-		rec.size, rec.page = rec.length, grantedPage(rm.U32(o, form.attr))
-		return rec, grantedSize(uint64(rec.length), rm.U32(o, form.attr))
+		attr, attr2 := rm.U32(o, form.attr), rm.U32(o, form.attr2)
+		rec.size, rec.page = rec.length, grantedPage(attr, attr2)
+		return rec, grantedSize(uint64(rec.length), attr, attr2)
 	})
 }
 

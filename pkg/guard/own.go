@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -15,9 +16,10 @@ type ownClient struct {
 	g       *Guard
 	target  Target
 	client  uint32
-	devices []uint32 // in the order of g.gpus
-	subs    []uint32 // subdevices
-	next    uint32   // handle
+	devices []uint32      // in the order of g.gpus
+	subs    []uint32      // subdevices
+	bar1    []quota.Bytes // how large it is; 0: not known
+	next    uint32        // handle
 }
 
 const (
@@ -91,6 +93,7 @@ func (g *Guard) newOwnClient() (_ *ownClient, err error) {
 			return nil, err
 		}
 		a.devices, a.subs = append(a.devices, dev), append(a.subs, sub)
+		a.bar1 = append(a.bar1, a.bar1Size(sub))
 	}
 	return a, nil
 }

@@ -71,7 +71,7 @@ func (a *account) mapPage(client, handle uint32) quota.Bytes {
 	switch {
 	case o == nil || o.kind != rm.ClassVidmem:
 		return pageHost
-	case o.charge != nil && o.charge.others == 0:
+	case o.charge != nil && o.charge.others == o.charge.windows:
 		return 0
 	case o.spilled:
 		return pageHost

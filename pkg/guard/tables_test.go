@@ -136,7 +136,7 @@ func TestDupOfVASpace(t *testing.T) {
 	}
 }
 
-// TestDeviceSpace: a device has an address space of its own, whatever it says, and its maker is not told.
+// TestDeviceSpace: a device has an address space of its own, whatever it says, with no tables on the host, and its maker is not told.
 func TestDeviceSpace(t *testing.T) {
 	const other = fakeClient + 1 // of this container too
 	for _, x := range []struct {
@@ -151,24 +151,27 @@ func TestDeviceSpace(t *testing.T) {
 		{"another container's", 0xc1d00001, false, rm.StatusInvalidClient},
 		{"no parameters", 0, true, rm.StatusInvalidArgument},
 	} {
-		var seen uint32
-		d := answering(0, func(call *rm.Call) { seen = rm.U32(call.Blocks[0].Data, rm.DeviceClientShare) })
+		var seen, flags uint32
+		d := answering(0, func(call *rm.Call) {
+			seen, flags = rm.U32(call.Blocks[0].Data, rm.DeviceClientShare), rm.U32(call.Blocks[0].Data, rm.DeviceFlags)
+		})
 		g := withClient(newFakeGuard(t, d))
 		g.account.addClient(other, os.Getpid(), nil)
 		g.instances[0] = 0
 		p := make([]byte, 56)
 		rm.PutU32(p, rm.DeviceClientShare, x.share)
+		rm.PutU32(p, rm.DeviceFlags, rm.DeviceFlagRetryHost|1<<3)
 		o := fakeAlloc(fakeClient, 0x77, classDevice, p)
 		if x.none {
 			rm.PutU64(o, rm.AllocParams, 0)
 		}
 		f := newFakeCall(t, g, fakeControl)
 		f.escape(rm.EscAlloc, o, p)
-		if s := rm.U32(o, 40); s != x.status || len(d.calls) > 0 && (s != rm.StatusOK || seen != fakeClient) {
-			t.Errorf("%s: %s, %d driver calls, the last with %#x", x.name, rm.StatusName(s), len(d.calls), seen)
+		if s := rm.U32(o, 40); s != x.status || len(d.calls) > 0 && (s != rm.StatusOK || seen != fakeClient || flags != 1<<3) {
+			t.Errorf("%s: %s, %d driver calls, the last with %#x, flags %#x", x.name, rm.StatusName(s), len(d.calls), seen, flags)
 		}
-		if got := rm.U32(p, rm.DeviceClientShare); got != x.share {
-			t.Errorf("%s: the task is told %#x", x.name, got)
+		if got := rm.U32(p, rm.DeviceClientShare); got != x.share || rm.U32(p, rm.DeviceFlags) != rm.DeviceFlagRetryHost|1<<3 {
+			t.Errorf("%s: the task is told %#x, flags %#x", x.name, got, rm.U32(p, rm.DeviceFlags))
 		}
 	}
 }

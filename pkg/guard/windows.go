@@ -23,6 +23,10 @@ const (
 	maxWindows = 1 << 14
 	// leastWindows is what a container may have of BAR1 however small its share of the card is.
 	leastWindows = 16 * quota.MiB
+	// smallBAR1 is one in which the driver maps everything in pages of 64 KiB.
+	smallBAR1 = 256 * quota.MiB
+	// pageLargest is taken for the page of memory whose page is not known.
+	pageLargest = 512 * quota.MiB
 	// windowLook is how often files of windows that are over are looked at.
 	windowLook = time.Second
 )
@@ -49,6 +53,9 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if !ok || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
+	if g.account.elsewhere(client, memory, gpu) {
+		return answer(c.denyElsewhere())
+	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
 	}
@@ -57,7 +64,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length), own: own}
+	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, own.bar1[gpu]), own: own}
 	if !g.reserveWindow(w, g.windowLimit(own, gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
@@ -101,14 +108,18 @@ func (o *object) mappable() bool {
 
 const classUsermode = 0xc361 // VOLTA_USERMODE_A; those of later GPUs end in the same byte: where channels are told of work
 
-// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages. Host memory takes none.
-func (o *object) windowSize(offset, length uint64) quota.Bytes {
+// windowSize is what a window into an object takes of BAR1, which is mapped in the memory's own pages, but for a small one
+// (kbusDetermineBar1Force64KBMapping_IMPL). Host memory takes none.
+func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes {
 	if o.kind == rm.ClassSysmem || o.host || o.spilled {
 		return 0
 	}
-	page := max(o.page, pageSmall)
-	if o.kind == rm.ClassVidmem && o.page == 0 {
-		page = pageHuge
+	page := pageSmall
+	if o.kind == rm.ClassVidmem && (bar1 == 0 || bar1 > smallBAR1) {
+		page = pageLargest
+		if o.charge != nil && o.charge.page > 0 {
+			page = o.charge.page
+		}
 	}
 	end, ok := roundUp(offset+length, page)
 	if !ok || offset+length < offset {
@@ -157,15 +168,15 @@ func (g *Guard) windowLimit(own *ownClient, gpu int) quota.Bytes {
 	if u.native || memory == 0 {
 		return ^quota.Bytes(0)
 	}
-	hi, lo := bits.Mul64(uint64(own.bar1(gpu)), uint64(min(u.limit, memory)))
+	hi, lo := bits.Mul64(uint64(own.bar1[gpu]), uint64(min(u.limit, memory)))
 	share, _ := bits.Div64(hi, lo, uint64(memory))
 	return max(quota.Bytes(share), leastWindows)
 }
 
 const controlFBInfoV2 = 0x20801303 // NV2080_CTRL_CMD_FB_GET_INFO_V2
 
-// bar1 asks the driver how large a GPU's BAR1 is; 0: it does not say.
-func (a *ownClient) bar1(gpu int) quota.Bytes {
+// bar1Size asks the driver how large a GPU's BAR1 is; 0: it does not say.
+func (a *ownClient) bar1Size(sub uint32) quota.Bytes {
 	info, ok := a.g.abi.Control(controlFBInfoV2)
 	if !ok {
 		return 0
@@ -173,7 +184,7 @@ func (a *ownClient) bar1(gpu int) quota.Bytes {
 	p := make([]byte, info.Size)
 	rm.PutU32(p, rm.FBInfoCount, 1)
 	rm.PutU32(p, rm.FBInfoList, rm.FBIndexBAR1Size)
-	if s, e := a.g.control(a.target, a.client, a.subs[gpu], controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
+	if s, e := a.g.control(a.target, a.client, sub, controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
 		return 0
 	}
 	return quota.Bytes(rm.U32(p, rm.FBInfoList+4)) * quota.KiB
@@ -229,21 +240,22 @@ func (g *Guard) endWindows() {
 		g.account.unreserveWindow(w)
 		g.account.unhold(w.charge)
 	}
-	if g.account.forgetGone() > 0 && !g.windowsAsked {
-		g.windowsAsked = true
-		time.AfterFunc(max(windowLook, g.windowsRest), g.lookAtWindows)
+	if g.account.forgetGone() > 0 {
+		g.lookLater()
+	}
+}
+
+// lookLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
+func (g *Guard) lookLater() {
+	if g.windowsAsked.CompareAndSwap(false, true) {
+		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.lookAtWindows)
 	}
 }
 
 // lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
 func (g *Guard) lookAtWindows() {
-	g.windowsMu.Lock()
-	g.windowsAsked = false
-	g.windowsMu.Unlock()
-	took := g.onBill(g.endWindows)
-	g.windowsMu.Lock()
-	g.windowsRest = backgroundShare * took
-	g.windowsMu.Unlock()
+	g.windowsAsked.Store(false)
+	g.windowsRest.Store(int64(backgroundShare * g.onBill(g.endWindows)))
 }
 
 // reserveWindow takes what a window needs. Before it refuses that it looks whether some are gone unnoticed.
@@ -273,6 +285,9 @@ func (a *account) unreserveWindow(w *window) {
 	defer a.mu.Unlock()
 	a.windows--
 	a.gpus[w.gpu].windows -= w.size
+	if w.charge != nil {
+		w.charge.windows--
+	}
 }
 
 // addWindow records a window of a memory. False: that is gone meanwhile, so the window is over.
@@ -287,6 +302,7 @@ func (a *account) addWindow(client, memory uint32, w *window) bool {
 	o := c.objects[memory]
 	if w.charge = o.charge; w.charge != nil {
 		w.charge.others++
+		w.charge.windows++
 	}
 	o.windows = append(o.windows, w)
 	return true

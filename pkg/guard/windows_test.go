@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // windowsAgree waits until the guard and the driver count the same of BAR1, and that is want.
@@ -28,7 +29,8 @@ func (r *rig) windowsAgree(want quota.Bytes) {
 func TestWindows(t *testing.T) {
 	r := newRig(t)
 	c := r.start()
-	a := c.do("open")[0]
+	open := c.do("open")
+	a := open[0]
 	m := c.do("alloc", a, 48*mib)[0]
 	small := c.do("alloc", a, 256<<10)[0]
 
@@ -36,24 +38,29 @@ func TestWindows(t *testing.T) {
 	r.windowsAgree(40 * quota.MiB)
 	c.do("window", a, m, mib, 4096) // a page of the memory
 	c.do("window", a, small, 4096, 64<<10)
-	r.windowsAgree(42*quota.MiB + 128*quota.KiB)
+	r.windowsAgree(40*quota.MiB + 192*quota.KiB)
 	c.refused("NV_ERR_INSUFFICIENT_RESOURCES", "window", a, m, 2*mib, 40*mib)
 	c.refused("NV_ERR_INVALID_LIMIT", "window", a, m, 47*mib, 4*mib)
 	c.refused("NV_ERR_INVALID_LIMIT", "window", a, m, -4096, 8192)
 	c.refused("NV_ERR_INVALID_ARGUMENT", "window", a, m, 0, 4096, 1) // a file of nvidiactl
-	r.windowsAgree(42*quota.MiB + 128*quota.KiB)
+	r.windowsAgree(40*quota.MiB + 192*quota.KiB)
 
 	c.refused("NV_ERR_INVALID_OBJECT_HANDLE", "window", a, c.do("vaspace", a)[0], 0, 4096)
 
 	// Under the address that the program has mapped it at.
+	for _, h := range []int{m, small} {
+		if page := r.guard.account.mapPage(uint32(open[1]), uint32(h)); page != 0 {
+			t.Errorf("page tables of %v are charged for a first mapping by UVM", page)
+		}
+	}
 	c.do("movewindow", a, m, first, 1<<40)
 	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unwindow", a, m, first)
 	c.do("unwindow", a, m, 1<<40)
 	c.refused("NV_ERR_OBJECT_NOT_FOUND", "unwindow", a, m, 1<<40)
-	r.windowsAgree(2*quota.MiB + 128*quota.KiB)
+	r.windowsAgree(192 * quota.KiB)
 
 	c.do("free", a, small)
-	r.windowsAgree(2 * quota.MiB)
+	r.windowsAgree(64 * quota.KiB)
 	second := c.do("open")[0]
 	d := c.do("dup", second, a, m)[0]
 	c.do("window", second, d, 0, 48*mib)
@@ -69,6 +76,59 @@ func TestWindows(t *testing.T) {
 	r.agree(48 * quota.MiB)
 	c.kill()
 	r.empty()
+}
+
+// TestWindowPages: a window takes whole pages of the memory, by whatever handle, and 64 KiB where BAR1 is small.
+func TestWindowPages(t *testing.T) {
+	const small, large = 256 * quota.MiB, 16 * quota.GiB
+	for _, x := range []struct {
+		attr, attr2    uint32
+		bar1           quota.Bytes
+		offset, length uint64
+		want           quota.Bytes
+	}{
+		{2, 0, large, 4096, 4096, 64 * quota.KiB}, {3, 0, large, 4096, 4096, 2 * quota.MiB}, {3, 1, large, 2<<20 - 1, 2, 4 * quota.MiB},
+		{3, 2, large, 4096, 4096, 512 * quota.MiB}, {3, 2, large, 512<<20 - 1, 2, quota.GiB}, {3, 3, large, 4096, 4096, 256 * quota.GiB},
+		{3, 2, 0, 4096, 4096, 512 * quota.MiB}, {3, 0, small + 1, 4096, 4096, 2 * quota.MiB},
+		{3, 0, small, 4096, 4096, 64 * quota.KiB}, {3, 2, small, 64<<10 - 1, 2, 128 * quota.KiB},
+	} {
+		attr, attr2 := x.attr<<rm.MemoryAttrPageShift, x.attr2<<20
+		for name, alloc := range map[string]func(f *fakeCall){
+			"RM_ALLOC": func(f *fakeCall) {
+				p := make([]byte, 128)
+				rm.PutU32(p, rm.MemoryAttr, attr)
+				rm.PutU32(p, rm.MemoryAttr2, attr2)
+				rm.PutU64(p, rm.MemorySize, 4096)
+				f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0x81, classVidmem, p), p)
+			},
+			"heap": func(f *fakeCall) {
+				o := make([]byte, rm.HeapSize)
+				putWords(o, 0, fakeClient, fakeDevice, rm.HeapFnAllocSize)
+				rm.PutU32(o, rm.HeapAllocMemory, 0x81)
+				rm.PutU32(o, rm.HeapAllocAttr, attr)
+				rm.PutU32(o, rm.HeapAllocAttr2, attr2)
+				rm.PutU64(o, rm.HeapAllocSize, 4096)
+				f.escape(rm.EscVidHeapControl, o)
+			},
+		} {
+			g := withClient(newFakeGuard(t, &fakeDriver{}))
+			g.account.setLimits(0, 1024*quota.GiB, 0)
+			a := g.account
+			alloc(newFakeCall(t, g, fakeControl))
+			a.dupObject(fakeClient, fakeDevice, 0x82, fakeClient, 0x81)
+			a.adopt(fakeClient, fakeDevice, 0x83, a.hold(fakeClient, 0x81))
+			for h := range uint32(3) {
+				o, _ := a.lookup(fakeClient, 0x81+h)
+				if got := o.windowSize(x.offset, x.length, x.bar1); got != x.want {
+					t.Errorf("%+v by %s, handle %d: %v", x, name, h, got)
+				}
+			}
+		}
+	}
+	unknown := memoryObject(1, 2)
+	if got := unknown.windowSize(0, 1, large); got != 512*quota.MiB {
+		t.Errorf("pages that are not known: %v", got)
+	}
 }
 
 // TestWindowsOutliveMemory: what was mapped can be seen for as long as the file is open or mapped anywhere, whatever ended the window. So
@@ -123,6 +183,21 @@ func TestWindowGoneUnnoticed(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a window that is over and whose file is closed is still there")
+		}
+	}
+}
+
+// TestWindowOfLostObject: a window is gone, too, when its object was dropped by what does not look for windows.
+func TestWindowOfLostObject(t *testing.T) {
+	r := newRig(t)
+	c := r.start()
+	open := c.do("open")
+	m := c.do("alloc", open[0], 48*mib)[0]
+	c.do("window", open[0], m, 0, 48*mib)
+	r.guard.account.freeObject(uint32(open[1]), uint32(m))
+	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the window of an object that was dropped is still there")
 		}
 	}
 }

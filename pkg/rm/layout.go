@@ -259,6 +259,9 @@ func DMABufHandles(size int) (int, bool) {
 	return 0, false
 }
 
+// ChannelMemory is where the parameters of a channel name memory that the GPU writes to: for errors (hObjectError, hObjectEccError), and USERD.
+var ChannelMemory = [...]int{0, ChannelUserdMemory, 140}
+
 // Blocks behind pAllocParms.
 const (
 	// NV_MEMORY_ALLOCATION_PARAMS: classes 0x3e, 0x40, 0x42, 0x50a0.
@@ -304,6 +307,8 @@ const (
 	DeviceTargetDevice = 12
 	DeviceFlags        = 16
 	DeviceVAMode       = 48
+
+	DeviceFlagRetryHost = 1 << 2 // NV_DEVICE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
 
 	// NV_VASPACE_ALLOCATION_PARAMETERS: class 0x90f1.
 	VASpaceIndex           = 0

@@ -86,17 +86,21 @@ func VirtualSize(size uint64, attr, attr2 uint32) (granted uint64, any, ok bool)
 	case 2: // 64 KiB, of old GPUs 128
 		page = 128 << 10
 	case 3:
-		switch attr2 >> memoryAttr2HugeShift & 3 { // NVOS32_ATTR2_PAGE_SIZE_HUGE
-		case 2:
-			page = 512 << 20
-		case 3:
-			page = 256 << 30
-		default:
-			page = 2 << 20
-		}
+		page = HugePage(attr2)
 	}
 	granted = up(size, page)
 	return granted, any, granted >= size && granted != ^uint64(0)
+}
+
+// HugePage is which of the huge pages attributes name, NVOS32_ATTR2_PAGE_SIZE_HUGE.
+func HugePage(attr2 uint32) uint64 {
+	switch attr2 >> memoryAttr2HugeShift & 3 {
+	case 2:
+		return 512 << 20
+	case 3:
+		return 256 << 30
+	}
+	return 2 << 20
 }
 
 // memoryAttr2HugeShift: see nvos.h.

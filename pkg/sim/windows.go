@@ -7,11 +7,12 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// bar1Size is the window of addresses into a card, through which the processor reaches its memory: small, as a T4's. BAR1 is not static
+// bar1Size is the window of addresses into a card, through which the processor reaches its memory: small, as a T4's, so that all is mapped in
+// pages of 64 KiB (kbusDetermineBar1Force64KBMapping_IMPL). BAR1 is not static
 // (kbusEnableStaticBar1Mapping_TU102 needs one that is larger than the memory).
 const bar1Size = 256 * quota.MiB
 
-// window is memory mapped for the processor (RsCpuMapping). Each takes addresses of its own, in pages of the memory.
+// window is memory mapped for the processor (RsCpuMapping). Each takes addresses of its own, in small pages.
 type window struct {
 	address uint64
 	pid     int32 // of the caller
@@ -60,11 +61,7 @@ func (r *request) mapMemory() uint32 {
 	kind := Control
 	if o.memory != nil {
 		kind = GPUNode
-		_, attr, _ := granularity(uint64(o.memory.size))
-		page := uint64(smallPage)
-		if attr == attrPageHuge {
-			page = bigPage
-		}
+		const page = uint64(smallPage)
 		w.size = quota.Bytes((offset+length+page-1)/page*page - offset/page*page)
 	}
 	if w.size > bar1Size-w.gpu.bar1 {
