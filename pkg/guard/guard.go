@@ -64,6 +64,9 @@ type Guard struct {
 	windowsAsked bool          // they will be, without anybody asking
 	windowsRest  time.Duration // that the next such look waits
 
+	preemptMu   sync.Mutex // held by preemptWhilePending
+	preemptNext time.Time  // when it may look again
+
 	compute      *compute
 	managed      managed
 	outside      outside

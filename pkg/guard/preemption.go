@@ -2,6 +2,7 @@ package guard
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -113,6 +114,21 @@ func (g *Guard) preemptUnseen() {
 			g.stop(func(c *client) bool { return c == r.client })
 		}
 	}
+}
+
+// preemptWhilePending is preemptUnseen for all root allocs that do not end. It holds the driver's locks and some 1 ms for each group, so
+// it is done once at a time for all of them, with a rest by the clock on the wall.
+func (g *Guard) preemptWhilePending() {
+	if !g.preemptMu.TryLock() {
+		return
+	}
+	defer g.preemptMu.Unlock()
+	begin := time.Now()
+	if begin.Before(g.preemptNext) {
+		return
+	}
+	g.preemptUnseen()
+	g.preemptNext = time.Now().Add(backgroundShare * time.Since(begin))
 }
 
 // preemptGroup is preemptUnseen of one group. Where there is no context the driver refuses, and the mode is set when there is one.
