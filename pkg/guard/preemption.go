@@ -139,7 +139,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return true // it is gone
 	}
 	defer lock.unlock()
-	t, found := g.fileOf(r.client)
+	t, found := g.fileWithin(r.client, &bucket{}) // not to have looked must not stop it, and who calls rests by himself
 	defer t.done()
 	g.compute.running.Lock()
 	defer g.compute.running.Unlock()
@@ -162,11 +162,14 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 }
 
 // notPreempting lists the channel groups, on whatever engine, of which the guard has not seen a context that is switched in the middle of
-// kernels.
+// kernels. Those of clients that end do not run again.
 func (a *account) notPreempting() (list []groupRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.clients {
+		if c.ending {
+			continue
+		}
 		for h, o := range c.objects {
 			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts {
 				list = append(list, groupRef{c, h})

@@ -319,6 +319,9 @@ func TestPreemptionUnseen(t *testing.T) {
 		{"its file is in no process", func(c *modeContainer) {
 			c.account.clients[fakeClient].file = nil
 		}, []string{"off"}, true},
+		{"searches for files have taken all that they may", func(c *modeContainer) {
+			c.bill.searches.spend(time.Now(), 1000)
+		}, []string{"off", "mode 100 1 2", "on"}, false},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			c := newModeContainer(t)
@@ -338,6 +341,9 @@ func TestPreemptionUnseen(t *testing.T) {
 				off = nil
 			}
 			c.isOff(off)
+			if left := c.account.notPreempting(); x.off && c.account.isEnding(fakeClient) && len(left) > 0 {
+				t.Errorf("the guard goes on to look at %d groups that do not run again", len(left))
+			}
 		})
 	}
 	t.Run("one that runs later", func(t *testing.T) {
