@@ -112,7 +112,7 @@ func (g *Guard) audit() {
 // holdsMore compares once. What is allocated or freed meanwhile is none of it.
 func (g *Guard) holdsMore(a *ownClient) bool {
 	before := g.account.lengths()
-	held, after := a.held(g.tasks.processes()), g.account.lengths()
+	held, after := a.held(g.gpuUsers()), g.account.lengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
 			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
@@ -120,6 +120,21 @@ func (g *Guard) holdsMore(a *ownClient) bool {
 		}
 	}
 	return false
+}
+
+// gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.
+// There can be many others, and to ask of each takes all GPUs' locks.
+func (g *Guard) gpuUsers() (list []*process) {
+	users := g.account.owners()
+	for _, pid := range g.gpuPids() {
+		users[pid] = true
+	}
+	for _, p := range g.tasks.processes() {
+		if users[p.tgid] {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.

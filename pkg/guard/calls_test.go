@@ -776,6 +776,25 @@ func TestAuditMeanwhile(t *testing.T) {
 	}
 }
 
+// TestGPUUsers: the driver is asked of processes that can hold device memory, and of no others.
+func TestGPUUsers(t *testing.T) {
+	g := newFakeGuard(t, answering(0, nil))
+	newFakeCall(t, g, fakeControl)
+	var named []int
+	g.outside.pids = func() []int { return named }
+	if n := len(g.gpuUsers()); n != 0 || len(g.tasks.processes()) != 1 {
+		t.Errorf("%d of no use are asked for", n)
+	}
+	named = []int{1, os.Getpid(), os.Getpid()}
+	if n := len(g.gpuUsers()); n != 1 {
+		t.Errorf("%d, want the one that the driver names and whose clients are not known", n)
+	}
+	named = nil
+	if n := len(withClient(g).gpuUsers()); n != 1 {
+		t.Errorf("%d, want the one that has a client", n)
+	}
+}
+
 // TestOpenedHere: the container's /dev is known also when the first process has no first thread any more, and when it has ended.
 func TestOpenedHere(t *testing.T) {
 	if os.Getuid() != 0 {
