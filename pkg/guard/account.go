@@ -680,16 +680,15 @@ func (a *account) usage(gpu int) gpuAccount {
 	return a.gpus[gpu]
 }
 
-// lengths sums, per GPU, the device memory that the driver should count for the container: what has a handle, each once.
+// lengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's device the
+// driver counts nowhere, nor other names of memory.
 func (a *account) lengths() []quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	sum := make([]quota.Bytes, len(a.gpus))
-	seen := map[*charge]bool{}
 	for _, c := range a.clients {
 		for _, o := range c.objects {
-			if ch := o.charge; ch != nil && !ch.spilled && !seen[ch] {
-				seen[ch] = true
+			if ch := o.charge; ch != nil && !ch.spilled && o.kind == rm.ClassVidmem && c.gpuOf(o) == ch.gpu {
 				sum[ch.gpu] += ch.length
 			}
 		}

@@ -14,8 +14,8 @@ const (
 )
 
 // held asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU.
-// Private and owned memory count once each; duped memory is some other client's (_gpuCollectMemInfo). The control takes RM's
-// locks on all GPUs, so it is asked on suspicion only.
+// It counts each handle: of private memory, as owner, or as dup (_gpuCollectMemInfo). Which of several is the owner changes, and UVM can be
+// it, for which RM counts nothing; so all three are summed. The control takes RM's locks on all GPUs, so it is asked on suspicion only.
 func (a *ownClient) held(procs []*process) []quota.Bytes {
 	sum := make([]quota.Bytes, len(a.subs))
 	for i, sub := range a.subs {
@@ -27,7 +27,9 @@ func (a *ownClient) held(procs []*process) []quota.Bytes {
 				a.g.logOnce("audit", "the driver does not say what a process holds", "status", rm.StatusName(s))
 				continue
 			}
-			sum[i] += quota.Bytes(rm.U64(info, rm.PidInfoList+rm.PidInfoPrivate) + rm.U64(info, rm.PidInfoList+rm.PidInfoSharedOwned))
+			for _, at := range []int{rm.PidInfoPrivate, rm.PidInfoSharedOwned, rm.PidInfoSharedDuped} {
+				sum[i] += quota.Bytes(rm.U64(info, rm.PidInfoList+at))
+			}
 		}
 	}
 	return sum
@@ -107,16 +109,32 @@ func (g *Guard) audit() {
 	}
 }
 
-// holdsMore compares once.
+// holdsMore compares once. What is allocated or freed meanwhile is none of it.
 func (g *Guard) holdsMore(a *ownClient) bool {
-	held, seen := a.held(g.tasks.processes()), g.account.lengths()
+	before := g.account.lengths()
+	held, after := a.held(g.gpuUsers()), g.account.lengths()
 	for i := range held {
-		if held[i] > seen[i] {
-			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen[i])
+		if seen := max(before[i], after[i]); held[i] > seen {
+			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
 			return true
 		}
 	}
 	return false
+}
+
+// gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.
+// There can be many others, and to ask of each takes all GPUs' locks.
+func (g *Guard) gpuUsers() (list []*process) {
+	users := g.account.owners()
+	for _, pid := range g.gpuPids() {
+		users[pid] = true
+	}
+	for _, p := range g.tasks.processes() {
+		if users[p.tgid] {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.

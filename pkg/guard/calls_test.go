@@ -688,8 +688,8 @@ func TestAudit(t *testing.T) {
 						p := call.Blocks[0].Data
 						looks++
 						rm.PutU64(p, rm.PidInfoList+rm.PidInfoPrivate, uint64(4*quota.MiB+x.more(looks)))
-						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedOwned, uint64(4*quota.MiB))
-						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedDuped, uint64(quota.GiB)) // somebody else's
+						// 4 MiB have a second handle, and UVM, of which nothing is told, is the owner.
+						rm.PutU64(p, rm.PidInfoList+rm.PidInfoSharedDuped, uint64(2*4*quota.MiB))
 					}
 				case rm.EscFree:
 					freed = append(freed, rm.U32(call.Outer, rm.FreeObject))
@@ -703,9 +703,13 @@ func TestAudit(t *testing.T) {
 				t.Fatal(err)
 			}
 			g.account.addClient(fakeClient, os.Getpid(), f)
-			held := memoryObject(fakeMemory, fakeClient)
-			held.length = 8 * quota.MiB
-			g.account.addObject(fakeClient, held, 0, 0, 8*quota.MiB)
+			g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
+			for i := range uint32(2) {
+				held := memoryObject(fakeMemory+i, fakeDevice)
+				held.length = 4 * quota.MiB
+				g.account.addObject(fakeClient, held, 0, 0, held.length)
+			}
+			g.account.dupObject(fakeClient, fakeDevice, fakeMemory+2, fakeClient, fakeMemory)
 			f.clients, f.rooted = 1, true
 			g.audit()
 			if x.killed == 0 && (len(freed) > 0 || !g.account.ownsClient(fakeClient)) {
@@ -718,6 +722,76 @@ func TestAudit(t *testing.T) {
 				t.Errorf("%d killed", n)
 			}
 		})
+	}
+}
+
+// TestLengths: each handle of device memory counts where the driver counts it.
+func TestLengths(t *testing.T) {
+	cfg := testConfig("/dev")
+	cfg.GPUs = append(cfg.GPUs, cfg.GPUs[0])
+	a := newAccount(cfg.GPUs)
+	a.addClient(fakeClient, 1, nil)
+	for i := range 2 {
+		a.addObject(fakeClient, object{handle: fakeDevice + uint32(i)<<8, parent: fakeClient, kind: rm.ClassDevice, gpu: i}, noGPU, 0, 0)
+	}
+	m := memoryObject(fakeMemory, fakeDevice)
+	m.length = 3 * quota.MiB
+	a.addObject(fakeClient, m, 0, 0, 4*quota.MiB)
+	want := func(want quota.Bytes) {
+		t.Helper()
+		if got := a.lengths(); got[0] != want || got[1] != 0 {
+			t.Errorf("%v, want %v of the first GPU", got, want)
+		}
+	}
+	want(3 * quota.MiB)
+	a.addObject(fakeClient, object{handle: 1, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, of: fakeMemory}, noGPU, 0, 0)
+	a.dupObject(fakeClient, fakeDevice+1<<8, 2, fakeClient, fakeMemory)
+	want(3 * quota.MiB)
+	a.dupObject(fakeClient, fakeDevice, 3, fakeClient, fakeMemory)
+	want(6 * quota.MiB)
+	a.freeObject(fakeClient, fakeMemory)
+	want(3 * quota.MiB)
+}
+
+// TestAuditMeanwhile: what is freed while the driver is asked is nothing that was never charged.
+func TestAuditMeanwhile(t *testing.T) {
+	g := withClient(newFakeGuard(t, nil))
+	m := memoryObject(fakeMemory+7, fakeDevice)
+	m.length = 4 * quota.MiB
+	g.account.addObject(fakeClient, m, 0, 0, m.length)
+	g.driver = &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlGetPidInfo {
+			rm.PutU64(call.Blocks[0].Data, rm.PidInfoList+rm.PidInfoPrivate, uint64(g.account.lengths()[0]))
+			g.account.freeObject(fakeClient, m.handle)
+		}
+		return 0
+	}}
+	newFakeCall(t, g, fakeControl)
+	a, err := g.ownClient()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(g.tasks.processes()) == 0 || g.holdsMore(a) {
+		t.Error("what was freed meanwhile counts")
+	}
+}
+
+// TestGPUUsers: the driver is asked of processes that can hold device memory, and of no others.
+func TestGPUUsers(t *testing.T) {
+	g := newFakeGuard(t, answering(0, nil))
+	newFakeCall(t, g, fakeControl)
+	var named []int
+	g.outside.pids = func() []int { return named }
+	if n := len(g.gpuUsers()); n != 0 || len(g.tasks.processes()) != 1 {
+		t.Errorf("%d of no use are asked for", n)
+	}
+	named = []int{1, os.Getpid(), os.Getpid()}
+	if n := len(g.gpuUsers()); n != 1 {
+		t.Errorf("%d, want the one that the driver names and whose clients are not known", n)
+	}
+	named = nil
+	if n := len(withClient(g).gpuUsers()); n != 1 {
+		t.Errorf("%d, want the one that has a client", n)
 	}
 }
 

@@ -34,7 +34,7 @@ type compute struct {
 	dutyKick chan struct{}
 	told     *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
 	closed   bool           // with running held: the container is over
-	rescue   *rescue        // the process that resumes when this one is killed; nil before the first pause
+	rescue   *rescue        // the process that resumes when this one is killed; nil before the first pause, and at the end
 }
 
 // card is the container's part of one GPU.
@@ -182,6 +182,7 @@ func (c *compute) end() {
 	}
 	if c.rescue != nil {
 		c.rescue.close()
+		c.rescue = nil
 	}
 }
 

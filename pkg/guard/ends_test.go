@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -394,6 +395,47 @@ func TestUnboundStayOff(t *testing.T) {
 			c.compute.turn(c.card(), true)
 			leaves()
 			c.isOff(names[:1])
+		})
+	}
+}
+
+// TestUnboundRefused: a channel that UVM does not end, as it refuses the call, is paused and resumed as any other.
+func TestUnboundRefused(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		t.Run(fmt.Sprintf("the pause ends meanwhile: %t", ends), func(t *testing.T) {
+			c := newFakeContainer(t, 1)
+			names := c.channels(fakeClient, workGroup, 0x100, 2)
+			uvm := newFakeCall(t, c.Guard, fakeUVM)
+			uvm.file = followedUVM(t, c.Guard)
+			name := channelName(names[0])
+			uvm.file.channels[name] = uvmChannel{gpuUUID{1}, c.account.retain(name)}
+			c.compute.turn(c.card(), true)
+			form, _ := c.abi.UVM(rm.UVMUnregisterChannel)
+			asked := c.d.answer
+			c.d.answer = func(target Target, call *rm.Call) syscall.Errno {
+				if call.Cmd == rm.UVMUnregisterChannel {
+					if ends {
+						c.compute.turn(c.card(), false)
+					}
+					rm.PutU32(call.Outer, form.Status, rm.StatusInvalidArgument)
+					return 0
+				}
+				return asked(target, call)
+			}
+			o := make([]byte, form.Size)
+			rm.PutU32(o, form.Client, fakeClient)
+			rm.PutU32(o, form.Object, names[0].handle)
+			if rep := uvm.do(rm.UVMUnregisterChannel, o); !uvm.failed(rep) {
+				t.Errorf("%+v", rep)
+			}
+			if !ends {
+				c.isOff(names)
+				if left := slices.Concat(noted(t, c.compute.rescue.path)...); len(left) != 2 {
+					t.Errorf("the rescuer would let only %#x run", left)
+				}
+				c.compute.turn(c.card(), false)
+			}
+			c.isOff()
 		})
 	}
 }

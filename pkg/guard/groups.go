@@ -150,7 +150,10 @@ func (a *account) owners() map[int]bool {
 
 // fileOf copies the file that a client lives on back from the container, to make a call in the client's name. The guard
 // keeps none: it would hold the client's memory when the container has closed it. Close the target's descriptor.
-func (g *Guard) fileOf(c *client) (Target, bool) {
+func (g *Guard) fileOf(c *client) (Target, bool) { return g.fileWithin(c, &g.bill.searches) }
+
+// fileWithin is fileOf, which searches for as long as a bucket has seconds.
+func (g *Guard) fileWithin(c *client, searches *bucket) (Target, bool) {
 	t := Target{FD: -1, PID: c.tgid, TID: c.tgid}
 	if c.file == nil {
 		return t, false
@@ -167,10 +170,10 @@ func (g *Guard) fileOf(c *client) (Target, bool) {
 			return t, true
 		}
 	}
-	if g.bill.searches.owed(time.Now()) > 0 {
+	if searches.owed(time.Now()) > 0 {
 		return t, false
 	}
-	defer func(begin time.Time) { g.bill.searches.spend(time.Now(), time.Since(begin).Seconds()) }(time.Now())
+	defer func(begin time.Time) { searches.spend(time.Now(), time.Since(begin).Seconds()) }(time.Now())
 	tgids := []int{c.tgid}
 	for _, p := range g.tasks.processes() {
 		if p.tgid != c.tgid {

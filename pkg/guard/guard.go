@@ -64,6 +64,9 @@ type Guard struct {
 	windowsAsked atomic.Bool  // they will be, without anybody asking
 	windowsRest  atomic.Int64 // that the next such look waits, ns
 
+	preemptMu   sync.Mutex // held by preemptWhilePending
+	preemptNext time.Time  // when it may look again
+
 	compute      *compute
 	managed      managed
 	outside      outside

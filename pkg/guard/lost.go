@@ -15,16 +15,24 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// watchRoot looks now and then what became of a root alloc, until that is known.
+// watchRoot looks now and then what became of a root alloc, until that is known. It rests as every look that the guard takes by itself.
 func (g *Guard) watchRoot(f *file, p *pendingRoot) {
+	known := false
+	took := g.onBill(func() { known = g.lookAtRoot(f, p) })
+	if !known {
+		time.AfterFunc(max(min(time.Second, 2*time.Since(p.since)), backgroundShare*took), func() { g.watchRoot(f, p) })
+	}
+}
+
+func (g *Guard) lookAtRoot(f *file, p *pendingRoot) (known bool) {
 	if g.settleRoot(f, p, 0, false) {
-		return
+		return true
 	}
 	if time.Since(p.since) > time.Second {
 		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
-		g.preemptUnseen()
+		g.preemptWhilePending()
 	}
-	time.AfterFunc(min(time.Second, 2*time.Since(p.since)), func() { g.onBill(func() { g.watchRoot(f, p) }) })
+	return false
 }
 
 // settleRoot finds out what became of a root alloc, and ends what could hold the result of one that went elsewhere. candidate is a client
@@ -207,7 +215,7 @@ func (p *pendingRoot) place() whereabouts {
 		case !ok:
 		case p.began == nil:
 			p.began = &now
-		case now.user-p.began.user >= userTicks && now.user-p.began.user > now.system-p.began.system:
+		case now.since(*p.began).outside():
 			return threadOutside
 		}
 		return threadUnseen
@@ -217,11 +225,19 @@ func (p *pendingRoot) place() whereabouts {
 	return threadOutside
 }
 
-// userTicks is how much user time a thread must have used to be known to have left: the kernel splits its exact sum by samples.
-const userTicks = 10
-
 // cpuTime is what a thread has used, in ticks of 10 ms.
 type cpuTime struct{ user, system uint64 }
+
+func (t cpuTime) since(began cpuTime) cpuTime {
+	return cpuTime{t.user - began.user, t.system - began.system}
+}
+
+// outside reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
+// where no call of RM's computes for so long. The kernel splits its exact sum by samples.
+func (t cpuTime) outside() bool {
+	const userTicks, systemTicks = 10, uint64(stallTime / (10 * time.Millisecond))
+	return t.user >= userTicks && t.user > t.system || t.system >= systemTicks
+}
 
 func cpuTimeOf(tid int) (t cpuTime, ok bool) {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")

@@ -424,6 +424,27 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// TestComputed: a thread that computes, in user mode or in the kernel, cannot keep the guard looking for ever.
+func TestComputed(t *testing.T) {
+	began := cpuTime{1000, 2000}
+	for _, x := range []struct {
+		now  cpuTime
+		want bool
+	}{
+		{began, false},
+		{cpuTime{1009, 2000}, false},
+		{cpuTime{1010, 2000}, true},
+		{cpuTime{1010, 2010}, false},
+		{cpuTime{1100, 2999}, false},
+		{cpuTime{1000, 3000}, true},
+		{cpuTime{1100, 3000}, true},
+	} {
+		if x.now.since(began).outside() != x.want {
+			t.Errorf("%+v since %+v: want %t", x.now, began, x.want)
+		}
+	}
+}
+
 // TestRootLooks: calls of many threads look at once where the thread of a root alloc is. The race detector sees what they share.
 func TestRootLooks(t *testing.T) {
 	_, g := newFakeRM(t)

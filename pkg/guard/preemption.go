@@ -2,6 +2,7 @@ package guard
 
 import (
 	"syscall"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -115,6 +116,21 @@ func (g *Guard) preemptUnseen() {
 	}
 }
 
+// preemptWhilePending is preemptUnseen for all root allocs that do not end. It holds the driver's locks and some 1 ms for each group, so
+// it is done once at a time for all of them, with a rest by the clock on the wall.
+func (g *Guard) preemptWhilePending() {
+	if !g.preemptMu.TryLock() {
+		return
+	}
+	defer g.preemptMu.Unlock()
+	begin := time.Now()
+	if begin.Before(g.preemptNext) {
+		return
+	}
+	g.preemptUnseen()
+	g.preemptNext = time.Now().Add(backgroundShare * time.Since(begin))
+}
+
 // preemptGroup is preemptUnseen of one group. Where there is no context the driver refuses, and the mode is set when there is one.
 func (g *Guard) preemptGroup(r groupRef) bool {
 	client := r.client.handle
@@ -123,7 +139,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return true // it is gone
 	}
 	defer lock.unlock()
-	t, found := g.fileOf(r.client)
+	t, found := g.fileWithin(r.client, &bucket{}) // not to have looked must not stop it, and who calls rests by himself
 	defer t.done()
 	g.compute.running.Lock()
 	defer g.compute.running.Unlock()
@@ -146,11 +162,14 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 }
 
 // notPreempting lists the channel groups, on whatever engine, of which the guard has not seen a context that is switched in the middle of
-// kernels.
+// kernels. Those of clients that end do not run again.
 func (a *account) notPreempting() (list []groupRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.clients {
+		if c.ending {
+			continue
+		}
 		for h, o := range c.objects {
 			if (o.kind == rm.ClassTSG || o.class == classChannelGroup) && !o.preempts {
 				list = append(list, groupRef{c, h})

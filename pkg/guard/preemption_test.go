@@ -319,6 +319,9 @@ func TestPreemptionUnseen(t *testing.T) {
 		{"its file is in no process", func(c *modeContainer) {
 			c.account.clients[fakeClient].file = nil
 		}, []string{"off"}, true},
+		{"searches for files have taken all that they may", func(c *modeContainer) {
+			c.bill.searches.spend(time.Now(), 1000)
+		}, []string{"off", "mode 100 1 2", "on"}, false},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			c := newModeContainer(t)
@@ -338,6 +341,9 @@ func TestPreemptionUnseen(t *testing.T) {
 				off = nil
 			}
 			c.isOff(off)
+			if left := c.account.notPreempting(); x.off && c.account.isEnding(fakeClient) && len(left) > 0 {
+				t.Errorf("the guard goes on to look at %d groups that do not run again", len(left))
+			}
 		})
 	}
 	t.Run("one that runs later", func(t *testing.T) {
@@ -363,4 +369,36 @@ func TestPreemptionUnseen(t *testing.T) {
 		f.pending = nil // the next look finds it settled
 		f.mu.Unlock()
 	})
+}
+
+// TestPreemptionWhileMany: root allocs that do not end, however many, have the guard look at all groups as often as one.
+func TestPreemptionWhileMany(t *testing.T) {
+	c := newModeContainer(t)
+	c.account.freeObject(fakeClient, workGroup)
+	c.account.freeObject(fakeClient, copyGroup)
+	c.alloc(fakeDevice, modeGroup, classChannelGroup)
+	answer := c.d.answer
+	c.d.answer = func(t Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == controlPreemptionMode {
+			time.Sleep(50 * time.Millisecond) // so it rests for 5 s
+		}
+		return answer(t, call)
+	}
+	c.refuse, c.log = rm.StatusInvalidState, nil
+	for range 3 {
+		c.preemptWhilePending()
+	}
+	if want := []string{"mode 100 1 2"}; !slices.Equal(c.log, want) {
+		t.Errorf("got %q, want %q", c.log, want)
+	}
+	c.preemptNext = time.Time{}
+	c.preemptMu.Lock() // somebody is at it
+	c.preemptWhilePending()
+	c.preemptMu.Unlock()
+	if len(c.log) != 1 {
+		t.Errorf("two look at once: %q", c.log)
+	}
+	if c.preemptWhilePending(); len(c.log) != 2 {
+		t.Error("it never looks again")
+	}
 }

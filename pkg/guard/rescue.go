@@ -50,6 +50,9 @@ func LeftoversFile(socket string) string {
 
 // insure makes sure that the rescuer lives.
 func (c *compute) insure() error {
+	if c.closed {
+		return errors.New("the container is over")
+	}
 	if c.rescue != nil && !c.rescue.gone.Load() {
 		return nil
 	}

@@ -264,6 +264,25 @@ func TestRescueListEnds(t *testing.T) {
 	}
 }
 
+// TestRescueOver: processes and address spaces end after the container's end too, when the file is unmapped.
+func TestRescueOver(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 2)
+	c.compute.turn(c.card(), true)
+	path := c.compute.rescue.path
+	c.compute.end()
+	kept := c.account.retain(channelName{fakeClient, 0x100})
+	f := &file{channels: map[channelName]uvmChannel{{fakeClient, 0x100}: {kept: kept}}}
+	c.unbind(f, func(channelName, uvmChannel) bool { return true })
+	c.stop(func(*client) bool { return true })
+	if err := c.compute.insure(); err == nil || c.compute.rescue != nil {
+		t.Errorf("somebody is to resume what is over: %v", err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file stays: %v", err)
+	}
+}
+
 // What follows are real processes: this binary as a guard, and again as its rescuer. The driver is a file to which all write
 // what they do.
 

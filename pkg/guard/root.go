@@ -149,7 +149,7 @@ func (g *Guard) rootAnswered(f *file, through bool) {
 	}
 	p.since = time.Now()
 	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
-	time.AfterFunc(g.rootPatience, func() { g.onBill(func() { g.watchRoot(f, p) }) })
+	time.AfterFunc(g.rootPatience, func() { g.watchRoot(f, p) })
 }
 
 // openedHere reports that a file was opened on this container's own /dev. One that came from another container through a

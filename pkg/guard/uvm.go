@@ -87,23 +87,24 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		return plan{ask: true, settle: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
-	g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
-	return plan{ask: true, done: f.uvm.Unlock, settle: func() {
+	ended := g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, settle: func() {
 		c.lost = true
 		g.dropped(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
 }
 
 // drops notes which channels a call ends.
-func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) {
+func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retained {
 	switch cmd {
 	case rm.UVMUnregisterChannel:
 		dropped := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
-		g.unbind(f, func(name channelName, _ uvmChannel) bool { return name == dropped })
+		return g.unbind(f, func(name channelName, _ uvmChannel) bool { return name == dropped })
 	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
 		gpu := gpuUUID(o[rm.UVMGPU:])
-		g.unbind(f, func(_ channelName, ch uvmChannel) bool { return ch.gpu == gpu })
+		return g.unbind(f, func(_ channelName, ch uvmChannel) bool { return ch.gpu == gpu })
 	}
+	return nil
 }
 
 // dropped takes out of the account what a call has dropped.

@@ -1,6 +1,10 @@
 package guard
 
-import "github.com/opencgpu/cgpu/pkg/rm"
+import (
+	"slices"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
 
 // What a UVM address space takes of RM clients beside memory: RM's address spaces (UVM_REGISTER_GPU_VASPACE) and channels
 // (UVM_REGISTER_CHANNEL). UVM ignores the control file that should vouch for the client: it takes whatever address space RM lets it dup,
@@ -136,12 +140,11 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 // unbind is called before UVM ends channels of an address space. It takes their contexts off them (nvGpuOpsStopChannel clears
 // bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at, and then frees what they use: who lets such a channel run at the end of a
 // pause makes a fault. So nobody does from now on, the rescuer neither.
-func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) {
+func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) (list []*retained) {
 	c := g.compute
 	c.running.Lock() // who lets channels run now has done so before UVM stops them
 	defer c.running.Unlock()
 	f.mu.Lock()
-	var list []*retained
 	for name, ch := range f.channels {
 		if which(name, ch) {
 			list = append(list, ch.kept)
@@ -149,7 +152,7 @@ func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) {
 	}
 	f.mu.Unlock()
 	if len(list) == 0 {
-		return
+		return nil
 	}
 	g.account.setUnbound(list, true)
 	if c.rescue != nil {
@@ -157,16 +160,46 @@ func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) {
 			c.rescue.keep(x.gpu, c.mayRun(g.account.channelsOn(x.gpu, true)))
 		}
 	}
+	return list
 }
 
-func (a *account) setUnbound(list []*retained, unbound bool) {
+// rebind undoes unbind where UVM has not ended the channels, because the call was not made, or is refused before UVM stops anything. What a
+// pause that ended meanwhile has left off runs, and what is off is resumed with the others.
+func (g *Guard) rebind(list []*retained) {
+	if len(list) == 0 {
+		return
+	}
+	c := g.compute
+	c.running.Lock()
+	defer c.running.Unlock()
+	again := g.account.setUnbound(list, false)
+	if c.closed {
+		return
+	}
+	for _, x := range c.cards {
+		channels := slices.DeleteFunc(g.account.channelsOn(x.gpu, true), func(ch chanRef) bool { return !again[ch.object] })
+		switch {
+		case len(channels) == 0:
+		case x.off:
+			c.rescue.note(g, x.gpu, channels)
+		default:
+			c.letRun(x, channels)
+		}
+	}
+}
+
+// setUnbound notes whether UVM ends channels, and returns those that are not freed.
+func (a *account) setUnbound(list []*retained, unbound bool) map[*object]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	channels := map[*object]bool{}
 	for _, r := range list {
 		if r.channel != nil {
 			r.channel.unbound = unbound
+			channels[r.channel] = true
 		}
 	}
+	return channels
 }
 
 // bound leaves out channels that UVM ends, or has ended.
