@@ -1,0 +1,319 @@
+package sched
+
+import (
+	"math"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// VGPU is a container on a GPU: what it may have, and what it was seen to do.
+type VGPU struct {
+	ID string
+	Share
+	Slot     Slot // of its hard cap (Layout); zero: none
+	Contexts int  // channel groups on the graphics engine
+	Pressing bool // of high priority: it has work now, or had a moment ago
+	Seen
+}
+
+// Row is what one vGPU is to have: the timeslice of each of its channel groups, and when its channels are on (always, where the Slot is
+// zero).
+type Row struct {
+	Slice time.Duration
+	Slot  Slot
+}
+
+// State is what a decision needs of those before it. Its maps are not changed.
+type State struct {
+	at      time.Duration
+	pace    pace
+	mixed   time.Duration            // when not all saturated last
+	pressed time.Duration            // when a vGPU of high priority had work last; 0: never
+	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
+	slice   map[string]time.Duration // in force
+}
+
+// lagTime is how far back lag looks: half of it is forgotten in so long.
+const lagTime = 500 * time.Millisecond
+
+// Pace is the GPU time that a weight of 1 has in a round.
+func (s State) Pace() time.Duration { return s.pace.value }
+
+// Lag is by how much a vGPU is behind its entitlement, of some lagTime.
+func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
+
+// Decide says what every vGPU of one GPU is to have. One number, the pace, makes slices short or long: the GPU time that a weight of 1 has
+// in every round.
+//
+//   - It is long while nobody who blocks early waits for those who do not (target).
+//   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
+//   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
+//   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
+//   - High priority is apart (press). Hard caps are slots, as they came.
+func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
+	rows := make([]Row, len(vgpus))
+	for i, v := range vgpus {
+		rows[i] = Row{NativeTimeslice, v.Slot}
+	}
+	r := c.round(vgpus, costs, s.pace.value)
+	s.lag = r.lags(vgpus, s.lag, now-s.at)
+	s.pressed = pressed(vgpus, s.pressed, now)
+	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, s.pressed, now) {
+		s.mixed = r.mixed(t, s.mixed, now)
+		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, now)
+		for i, v := range vgpus {
+			rows[i].Slice = t.slice(c, r.of(i), v, s)
+		}
+	}
+	s.at, s.slice = now, map[string]time.Duration{}
+	for i, v := range vgpus {
+		s.slice[v.ID] = rows[i].Slice
+	}
+	return rows, s
+}
+
+// settleTime is for how long all must saturate before slices are prolonged.
+const settleTime = time.Second
+
+// round is what those with work want of the GPU between two turns of the same one.
+type round struct {
+	turns []turn
+	costs Costs
+}
+
+// turn is the part of one vGPU.
+type turn struct {
+	vgpu    int // which
+	weight  float64
+	groups  float64
+	burst   float64 // as Seen has it, in seconds as all that follows
+	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
+	present float64 // the part of the rounds in which it has work
+}
+
+// round looks at those with work, as they were at a pace.
+func (c Card) round(vgpus []VGPU, costs Costs, pace time.Duration) round {
+	r := round{costs: costs}
+	level := quota.PriorityBestEffort
+	for _, v := range vgpus {
+		if v.Busy > 0 {
+			level = max(level, min(v.Priority, quota.PriorityDefault))
+		}
+	}
+	for i, v := range vgpus {
+		if v.Busy > 0 {
+			r.turns = append(r.turns, turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), burst: v.Burst.Seconds(), present: 1})
+		}
+	}
+	waits := r.length(pace.Seconds())
+	for i := range r.turns {
+		x := &r.turns[i]
+		if gap := vgpus[x.vgpu].Gap.Seconds(); x.burst < unending.Seconds() && gap > 0 {
+			x.think = max(0, gap-(waits-r.share(*x, pace.Seconds())))
+			x.present = 1 - x.think/(x.burst+gap)
+		}
+	}
+	return r
+}
+
+// weightAt is a vGPU's weight beside others of which the highest has the level given.
+func (c Card) weightAt(level quota.Priority, v VGPU) float64 {
+	if v.Priority < level {
+		return c.weight(v.Share) / yields
+	}
+	return c.weight(v.Share)
+}
+
+// of is the turn of a vGPU; nil: it has no work.
+func (r round) of(vgpu int) *turn {
+	for i := range r.turns {
+		if r.turns[i].vgpu == vgpu {
+			return &r.turns[i]
+		}
+	}
+	return nil
+}
+
+// slice is the timeslice of each of its groups at a pace.
+func (x turn) slice(pace float64) float64 {
+	return min(max(x.weight*pace/x.groups, shortest.Seconds()), longest.Seconds())
+}
+
+// use is what it takes of a round in which it has work.
+func (x turn) use(pace float64) float64 { return x.groups * min(x.slice(pace), x.burst) }
+
+// cut is the part of its groups' turns that end in a preemption.
+func (x turn) cut(pace float64) float64 { return max(0, 1-x.slice(pace)/x.burst) }
+
+// share is what a round takes longer because of one vGPU.
+func (r round) share(x turn, pace float64) float64 {
+	cut := x.cut(pace)
+	return x.present * (x.use(pace) + x.groups*(cut*r.costs.Preempt.Seconds()+(1-cut)*r.costs.Yield.Seconds()))
+}
+
+func (r round) length(pace float64) float64 {
+	sum := 0.0
+	for _, x := range r.turns {
+		sum += r.share(x, pace)
+	}
+	return sum
+}
+
+// loss is the part of the GPU's time that preemptions take. Who blocks makes a switch of his own, whatever the pace is.
+func (r round) loss(pace float64) float64 {
+	sum := 0.0
+	for _, x := range r.turns {
+		sum += x.present * x.groups * x.cut(pace)
+	}
+	return sum * r.costs.Preempt.Seconds() / r.length(pace)
+}
+
+// saturates reports that a turn at the pace is nearly always too short.
+func (x turn) saturates(pace float64) bool { return x.burst >= 3*x.slice(pace) }
+
+// mixed is when not all with work saturated last.
+func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
+	for _, x := range r.turns {
+		if !x.saturates(t.base(r)) {
+			return now
+		}
+	}
+	return last
+}
+
+// base is the pace while nobody is behind: as long as those with work can have it in MaxRound, or twice that where slices would be
+// shorter than Min.
+func (t Timing) base(r round) float64 {
+	base, sum, least := t.Base.Seconds(), 0.0, math.Inf(1)
+	for _, x := range r.turns {
+		sum += x.weight
+		least = min(least, x.weight/x.groups)
+	}
+	limit := t.MaxRound.Seconds()
+	pace := min(base, limit/sum)
+	if least*pace < t.Min.Seconds() {
+		pace = max(pace, min(t.Min.Seconds()/least, 2*limit/sum, base))
+	}
+	return pace
+}
+
+// target is the pace that is right now.
+func (t Timing) target(r round, settled bool) time.Duration {
+	if len(r.turns) < 2 {
+		return t.Min // it is not switched, and the next one who comes waits the less
+	}
+	long := t.base(r)
+	if settled {
+		most, sum := 0.0, 0.0
+		for _, x := range r.turns {
+			most, sum = max(most, x.weight), sum+x.weight
+		}
+		limit := t.MaxRound.Seconds()
+		long *= max(1, min(maxStretch, longRound*limit/(sum*long), limit/2/(most*long)))
+	}
+	pace := long
+	for _, x := range r.turns {
+		pace = min(pace, r.pull(x, long))
+	}
+	for pace < long && r.loss(pace) > t.MaxLoss {
+		pace = min(pace*math.Exp2(1./16), long)
+	}
+	return time.Duration(pace * float64(time.Second))
+}
+
+const (
+	// A vGPU that would be behind by a smaller part of its time than mindful does not pull at the pace; by more than that, the more the
+	// further behind; and from behind on by all that it can.
+	mindful, behind = 0.01, 0.04
+)
+
+// pull is the pace that a vGPU wants. In each round it takes its burst, and then blocks; at that pace those who never block take as much,
+// by weight. How much it matters says the lag that it would have at the long pace: what it would be entitled to while it has work,
+// less its burst.
+func (r round) pull(x turn, long float64) float64 {
+	fair := x.groups * x.burst / x.weight
+	if fair >= long {
+		return long
+	}
+	weights, wait := x.weight, 0.0
+	for _, o := range r.turns {
+		if o.vgpu != x.vgpu {
+			weights += o.present * o.weight
+			wait += r.share(o, long)
+		}
+	}
+	own := x.groups * x.burst
+	lag := (x.weight/weights*(own+wait) - own) / (own + wait + x.think)
+	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
+}
+
+// lags brings up to date by how much each vGPU is behind; dt is the time since the last look.
+func (r round) lags(vgpus []VGPU, lag map[string]time.Duration, dt time.Duration) map[string]time.Duration {
+	weights, ran, keep := 0.0, 0.0, math.Exp2(-float64(dt)/float64(lagTime))
+	for _, x := range r.turns {
+		weights += x.weight
+		ran += float64(vgpus[x.vgpu].Ran)
+	}
+	next := map[string]time.Duration{}
+	for _, x := range r.turns {
+		v := vgpus[x.vgpu]
+		next[v.ID] = time.Duration(keep*float64(lag[v.ID]) + x.weight/weights*ran - float64(v.Ran))
+	}
+	return next
+}
+
+// slice is a vGPU's timeslice. Who blocks has room for its bursts, unless it is ahead: they differ, and a burst that is cut waits for one
+// round more.
+func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
+	pace := s.pace.value.Seconds()
+	if x == nil {
+		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds()}
+	}
+	slice := time.Duration(x.slice(pace) * float64(time.Second))
+	if v.Burst > slice+slice/4 || v.Busy == 0 || s.lag[v.ID] < -ahead {
+		return slice
+	}
+	own, old := 3*v.Burst, s.slice[v.ID]
+	if old > own/2 && old < 2*own {
+		own = old
+	}
+	return max(slice, min(own, time.Duration(x.weight*float64(t.Base))))
+}
+
+// ahead is how far before its entitlement a vGPU's bursts may bring it.
+const ahead = lagTime / 16
+
+// pace is a length of turns that does not follow every change. To set timeslices costs calls, and the driver takes up its list from the
+// beginning each time.
+type pace struct {
+	value  time.Duration
+	since  time.Duration // when a longer one began to be right
+	longer time.Duration // the least that was since; 0: none
+	alone  bool          // less than two had work
+}
+
+const (
+	// growTime is for how long a longer pace must be right before it is set. A shorter one is set at once.
+	growTime = time.Second
+	// nearPace is how much a pace may be wrong, as a part of it.
+	nearPace = 8
+)
+
+// follow goes to the target, at once or later.
+func (p pace) follow(target time.Duration, alone bool, now time.Duration) pace {
+	near := p.value / nearPace
+	switch {
+	case target < p.value-near, p.alone, p.value == 0:
+		return pace{value: target, alone: alone}
+	case target <= p.value+near:
+		return pace{value: p.value, alone: alone}
+	case p.longer == 0:
+		return pace{p.value, now, target, alone}
+	}
+	p.longer, p.alone = min(p.longer, target), alone
+	if now-p.since >= growTime {
+		return pace{value: p.longer, alone: alone}
+	}
+	return p
+}
