@@ -169,13 +169,13 @@ func (r round) loss(pace float64) float64 {
 	return sum * r.costs.Preempt.Seconds() / r.length(pace)
 }
 
-// saturates reports that a turn at the pace is nearly always too short.
-func (x turn) saturates(pace float64) bool { return x.burst >= 3*x.slice(pace) }
+// fair is the pace at which those who never block take as much of a round as it does, by weight.
+func (x turn) fair() float64 { return x.groups * x.burst / x.weight }
 
-// mixed is when not all with work saturated last.
+// mixed is when somebody with work blocked early last.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	for _, x := range r.turns {
-		if !x.saturates(t.base(r)) {
+		if x.fair() < t.base(r) {
 			return now
 		}
 	}
@@ -223,16 +223,16 @@ func (t Timing) target(r round, settled bool) time.Duration {
 }
 
 const (
-	// A vGPU that would be behind by a smaller part of its time than mindful does not pull at the pace; by more than that, the more the
+	// A vGPU that would be behind by a smaller part of its entitlement than mindful does not pull at the pace; by more than that, the more the
 	// further behind; and from behind on by all that it can.
-	mindful, behind = 0.01, 0.04
+	mindful, behind = 0.03, 0.1
 )
 
-// pull is the pace that a vGPU wants. In each round it takes its burst, and then blocks; at that pace those who never block take as much,
-// by weight. How much it matters says the lag that it would have at the long pace: what it would be entitled to while it has work,
-// less its burst.
+// pull is the pace that a vGPU wants: a fair one. How much it matters says the lag that it would have at the long pace: what it would be
+// entitled to while it has work, less its burst. Not the lag that it has, which is little once the pace is right: to follow that would
+// be to swing.
 func (r round) pull(x turn, long float64) float64 {
-	fair := x.groups * x.burst / x.weight
+	fair := x.fair()
 	if fair >= long {
 		return long
 	}
@@ -244,7 +244,8 @@ func (r round) pull(x turn, long float64) float64 {
 		}
 	}
 	own := x.groups * x.burst
-	lag := (x.weight/weights*(own+wait) - own) / (own + wait + x.think)
+	part := x.weight / weights
+	lag := (part*(own+wait) - own) / (part * (own + wait + x.think))
 	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
 }
 
@@ -278,7 +279,7 @@ func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 	if old > own/2 && old < 2*own {
 		own = old
 	}
-	return max(slice, min(own, time.Duration(x.weight*float64(t.Base))))
+	return max(slice, min(own, time.Duration(maxStretch*x.weight*float64(t.Base))))
 }
 
 // ahead is how far before its entitlement a vGPU's bursts may bring it.
@@ -287,33 +288,31 @@ const ahead = lagTime / 16
 // pace is a length of turns that does not follow every change. To set timeslices costs calls, and the driver takes up its list from the
 // beginning each time.
 type pace struct {
-	value  time.Duration
-	since  time.Duration // when a longer one began to be right
-	longer time.Duration // the least that was since; 0: none
-	alone  bool          // less than two had work
+	value time.Duration
+	since time.Duration // when the target began to be longer, or shorter, as it is now
+	least time.Duration // of the targets since
+	alone bool          // less than two had work
 }
 
 const (
-	// growTime is for how long a longer pace must be right before it is set. A shorter one is set at once.
+	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set.
 	growTime = time.Second
-	// nearPace is how much a pace may be wrong, as a part of it.
-	nearPace = 8
+	// A pace that is an eighth shorter is set at once, and no change is made by less than 1/32.
+	muchPace, littlePace = 8, 32
 )
 
 // follow goes to the target, at once or later.
 func (p pace) follow(target time.Duration, alone bool, now time.Duration) pace {
-	near := p.value / nearPace
+	off := target - p.value
 	switch {
-	case target < p.value-near, p.alone, p.value == 0:
+	case off < -p.value/muchPace, p.alone:
 		return pace{value: target, alone: alone}
-	case target <= p.value+near:
-		return pace{value: p.value, alone: alone}
-	case p.longer == 0:
+	case max(off, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
 		return pace{p.value, now, target, alone}
 	}
-	p.longer, p.alone = min(p.longer, target), alone
+	p.least, p.alone = min(p.least, target), alone
 	if now-p.since >= growTime {
-		return pace{value: p.longer, alone: alone}
+		return pace{value: p.least, alone: alone}
 	}
 	return p
 }
