@@ -29,6 +29,7 @@ type State struct {
 	at      time.Duration
 	pace    pace
 	mixed   time.Duration            // when not all saturated last
+	amiss   float64                  // measured loss by the computed one
 	pressed time.Duration            // when a vGPU of high priority had work last; 0: never
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
@@ -61,6 +62,8 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	s.pressed = pressed(vgpus, s.pressed, now)
 	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, s.pressed, now) {
 		s.mixed = r.mixed(t, s.mixed, now)
+		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
+		r.scale = s.amiss
 		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, now)
 		for i, v := range vgpus {
 			rows[i].Slice = t.slice(c, r.of(i), v, s)
@@ -80,6 +83,7 @@ const settleTime = time.Second
 type round struct {
 	turns []turn
 	costs Costs
+	scale float64 // of what loss computes
 }
 
 // turn is the part of one vGPU.
@@ -94,7 +98,7 @@ type turn struct {
 
 // round looks at those with work, as they were at a pace.
 func (c Card) round(vgpus []VGPU, costs Costs, pace time.Duration) round {
-	r := round{costs: costs}
+	r := round{costs: costs, scale: 1}
 	level := quota.PriorityBestEffort
 	for _, v := range vgpus {
 		if v.Busy > 0 {
@@ -166,7 +170,19 @@ func (r round) loss(pace float64) float64 {
 	for _, x := range r.turns {
 		sum += x.present * x.groups * x.cut(pace)
 	}
-	return sum * r.costs.Preempt.Seconds() / r.length(pace)
+	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
+}
+
+// amiss learns by how much loss is wrong, which knows bursts by their mean only.
+func (r round) amiss(before, pace float64) float64 {
+	const memory, most = 8, 4
+	if before == 0 {
+		before = 1
+	}
+	if loss := r.loss(pace); loss > 0.01 {
+		before += (min(max(r.costs.Lost/loss, 1./most), most) - before) / memory
+	}
+	return before
 }
 
 // fair is the pace at which those who never block take as much of a round as it does, by weight.

@@ -43,7 +43,7 @@ type vgpu struct {
 	turning time.Duration // when a pause or resume under way is carried out
 	edge    time.Duration // when the phase of its slot changes
 	waits   []time.Duration
-	load    func() bool // high priority: has work now
+	kinds   []string
 	worked  time.Duration
 }
 
@@ -88,18 +88,21 @@ func (v *vgpu) process() *runlist.TSG {
 
 // loop launches a kernel, waits for it, thinks, and launches the next.
 func (v *vgpu) loop(kernel, think time.Duration) *vgpu {
+	v.kinds = append(v.kinds, fmt.Sprintf("loop %v, %v", kernel, think))
 	v.process().Submit(runlist.Work{Length: kernel, Gap: think})
 	return v
 }
 
 // hog always has work.
 func (v *vgpu) hog() *vgpu {
+	v.kinds = append(v.kinds, "hog")
 	v.process().Submit(runlist.Work{Length: 1200 * us})
 	return v
 }
 
 // open has requests at random, of random lengths.
 func (v *vgpu) open(seed uint64, every, kernel time.Duration) *vgpu {
+	v.kinds = append(v.kinds, fmt.Sprintf("open %v every %v", kernel, every))
 	rnd := rand.New(rand.NewPCG(seed, 3))
 	at := v.w.gpu.Now()
 	v.process().Arrive(func() (time.Duration, time.Duration, bool) {
@@ -111,6 +114,7 @@ func (v *vgpu) open(seed uint64, every, kernel time.Duration) *vgpu {
 
 // bursts has n kernels at once, at random times.
 func (v *vgpu) bursts(seed uint64, every, kernel time.Duration, n int) *vgpu {
+	v.kinds = append(v.kinds, fmt.Sprintf("bursts of %d of %v every %v", n, kernel, every))
 	rnd := rand.New(rand.NewPCG(seed, 4))
 	at, left := v.w.gpu.Now(), 0
 	v.process().Arrive(func() (time.Duration, time.Duration, bool) {
@@ -329,5 +333,90 @@ func TestSat(t *testing.T) {
 			m := w.measure(10 * time.Second)
 			t.Logf("%d loops %d hogs: %.2f pace %v %v spread %.2f %.2f sets %d lost %.1f", n, hogs, m.sum, w.state.Pace(), w.paces, slices.Min(m.parts), slices.Max(m.parts), w.sets, m.preempted)
 		}
+	}
+}
+
+// kinds of programs that come.
+func (w *whole) mixed(rnd *rand.Rand, high bool) *vgpu {
+	s := sched.Share{Weight: 1 + rnd.IntN(4), Priority: quota.PriorityDefault}
+	switch k := rnd.IntN(12); {
+	case k == 0:
+		s.Priority = quota.PriorityBestEffort
+	case k == 1 && high:
+		s.Priority = quota.PriorityHigh
+	case k == 2:
+		s.Percent = 10 + rnd.IntN(40)
+		var list []sched.Share
+		for _, o := range w.vgpus {
+			list = append(list, o.share)
+		}
+		if w.card.Admit(list, s) != nil {
+			s.Percent = 0
+		}
+	}
+	v := w.add(s)
+	seed := rnd.Uint64()
+	length := time.Duration(float64(100*us) * float64(uint64(1)<<rnd.IntN(7)))
+	for range 1 + rnd.IntN(6)/5 {
+		switch k := rnd.IntN(10); {
+		case k < 3:
+			v.hog()
+		case k < 6:
+			v.loop(length, 15*us)
+		case k < 7:
+			v.loop(length, length/2+time.Duration(rnd.Int64N(int64(20*length))))
+		case k < 9:
+			v.open(seed, 10*length, length)
+		default:
+			v.bursts(seed, 100*ms, ms, 40)
+		}
+	}
+	return v
+}
+
+func TestProps(t *testing.T) {
+	for seed := range uint64(40) {
+		rnd := rand.New(rand.NewPCG(seed, 5))
+		w := newWhole(0.15)
+		n := 2 + rnd.IntN(8)
+		if seed%4 == 0 {
+			n = 64
+		}
+		for range n {
+			w.at(time.Duration(rnd.Int64N(int64(time.Second))), func() { w.mixed(rnd, false) })
+		}
+		for range n / 2 {
+			w.at(time.Second+time.Duration(rnd.Int64N(int64(2*time.Second))), func() { w.remove(w.vgpus[rnd.IntN(len(w.vgpus))]); w.mixed(rnd, false) })
+		}
+		w.run(6 * time.Second)
+		w.paces, w.sets = nil, 0
+		before := map[*vgpu]runlist.Account{}
+		for _, v := range w.vgpus {
+			before[v] = v.account()
+		}
+		m := w.measure(4 * time.Second)
+		weights, worst, who := 0.0, 10.0, ""
+		type x struct{ run, ran, e float64 }
+		var xs []x
+		for _, v := range w.vgpus {
+			a := v.account()
+			ran := (a.GPUTime - before[v].GPUTime).Seconds() / 4
+			run := min(1, ran+(a.Waiting-before[v].Waiting).Seconds()/4/float64(len(v.groups)))
+			wt := float64(v.share.Weight)
+			if v.share.Priority == quota.PriorityBestEffort {
+				wt /= 50
+			}
+			weights += wt * run
+			xs = append(xs, x{run, ran, wt})
+		}
+		for i, x := range xs {
+			if x.run < 0.05 || w.vgpus[i].share.Percent > 0 {
+				continue
+			}
+			if r := x.ran / (x.e / weights * x.run * m.sum / 100); r < worst {
+				worst, who = r, fmt.Sprintf("%+v %.3f entitled %.3f", w.vgpus[i].share, x, x.e/weights)
+			}
+		}
+		t.Logf("seed %d n %d: sum %.1f pace %v changes %v sets %d preempted %.1f worst %.2f %s", seed, n, m.sum, w.state.Pace(), len(w.paces), w.sets, m.preempted, worst, who)
 	}
 }

@@ -22,6 +22,7 @@ const unending = time.Hour
 type Costs struct {
 	Preempt time.Duration // from a group with work left to another
 	Yield   time.Duration // from one that blocked
+	Lost    float64       // the part of the GPU's time that preemptions took of late
 }
 
 // H200Costs are taken until some have been seen.
@@ -32,6 +33,8 @@ type Observer struct {
 	groups map[group]*runner
 	vgpus  map[string]*habit
 	costs  Costs
+	lost   float64 // sum of preemptions' time
+	passed float64 // of so much
 
 	running *runner // who is on the engine
 	since   time.Duration
@@ -111,6 +114,7 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 		h.ran = 0
 		h.burst, h.gap, h.blocks, h.ons = h.burst*keep, h.gap*keep, h.blocks*keep, h.ons*keep
 	}
+	o.lost, o.passed = o.lost*keep, o.passed*keep+float64(now-o.counted)
 	if lost {
 		o.running, o.out = nil, unclear
 		for _, r := range o.groups {
@@ -173,7 +177,7 @@ func (o *Observer) off(at time.Duration) {
 	r := o.running
 	h := o.habit(r.vgpu)
 	h.ran += at - max(o.since, o.counted)
-	o.out, o.outAt, o.running = h.ending(at-o.since, at), at, nil
+	o.out, o.outAt, o.running = h.ending(o.since, at), at, nil
 	r.last, r.waits, r.blocked = at, o.out == preempted, o.out == blocked
 	switch o.out {
 	case blocked:
@@ -182,18 +186,22 @@ func (o *Observer) off(at time.Duration) {
 	case preempted:
 		h.burst += float64(at - o.since)
 	}
+	if o.out == preempted {
+		o.lost += float64(o.costs.Preempt)
+	}
 }
 
-// ending tells how a run ended. Who is on the engine for longer than a slice was alone for some of it, and maybe idle.
-func (h *habit) ending(ran, at time.Duration) ending {
-	slice := h.row.Slice
-	if h.former > 0 && at-h.changed < changeTime && (ran > slice+slice/10 || ran >= h.former-h.former/10 && h.former < slice) {
-		return unclear
-	}
+// ending tells how a run that began at some time ended. Who is on the engine for longer than a slice was alone for some of it, and maybe
+// idle.
+func (h *habit) ending(since, at time.Duration) ending {
 	if h.row.Slot.Cycle > 0 {
 		if on, _ := h.row.Slot.Phase(at); !on {
 			return unclear
 		}
+	}
+	ran, slice := at-since, h.row.Slice
+	if since < h.changed+applyTime && h.former > 0 && ran < slice-slice/10 || since < h.changed { // the slice of before
+		slice = h.former
 	}
 	switch {
 	case ran > slice+slice/10:
@@ -203,6 +211,9 @@ func (h *habit) ending(ran, at time.Duration) ending {
 	}
 	return blocked
 }
+
+// applyTime is the most that guards need to set what a row says.
+const applyTime = 5 * time.Millisecond
 
 // Seen tells what a vGPU did until the time of the last Add. A group without a run for idle has no work, unless it waits for its turn.
 func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
@@ -224,4 +235,8 @@ func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 }
 
 // Costs are what switches took of late.
-func (o *Observer) Costs() Costs { return o.costs }
+func (o *Observer) Costs() Costs {
+	c := o.costs
+	c.Lost = o.lost / max(1, o.passed)
+	return c
+}
