@@ -64,7 +64,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		s.mixed = r.mixed(t, s.mixed, now)
 		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
 		r.scale = s.amiss
-		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, now)
+		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, costs.Lost > t.MaxLoss, now)
 		for i, v := range vgpus {
 			rows[i].Slice = t.slice(c, r.of(i), v, s)
 		}
@@ -175,7 +175,7 @@ func (r round) loss(pace float64) float64 {
 
 // amiss learns by how much loss is wrong, which knows bursts by their mean only.
 func (r round) amiss(before, pace float64) float64 {
-	const memory, most = 8, 4
+	const memory, most = 32, 4
 	if before == 0 {
 		before = 1
 	}
@@ -311,23 +311,26 @@ type pace struct {
 }
 
 const (
-	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set.
+	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set; soonTime for one that is shorter
+	// by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
 	growTime = time.Second
-	// A pace that is an eighth shorter is set at once, and no change is made by less than 1/32.
+	soonTime = 100 * time.Millisecond
+	// No change is made by less than 1/32.
 	muchPace, littlePace = 8, 32
 )
 
-// follow goes to the target, at once or later.
-func (p pace) follow(target time.Duration, alone bool, now time.Duration) pace {
+// follow goes to the target, at once or later; sooner if more is lost than may be.
+func (p pace) follow(target time.Duration, alone, lossy bool, now time.Duration) pace {
 	off := target - p.value
 	switch {
-	case off < -p.value/muchPace, p.alone:
+	case target < p.value/2, p.alone:
 		return pace{value: target, alone: alone}
 	case max(off, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
 		return pace{p.value, now, target, alone}
 	}
 	p.least, p.alone = min(p.least, target), alone
-	if now-p.since >= growTime {
+	soon := off < -p.value/muchPace || off > 0 && lossy
+	if age := now - p.since; age >= growTime || soon && age >= soonTime {
 		return pace{value: p.least, alone: alone}
 	}
 	return p
