@@ -43,7 +43,6 @@ type vgpu struct {
 	turning time.Duration // when a pause or resume under way is carried out
 	edge    time.Duration // when the phase of its slot changes
 	waits   []time.Duration
-	kinds   []string
 	worked  time.Duration
 }
 
@@ -88,21 +87,18 @@ func (v *vgpu) process() *runlist.TSG {
 
 // loop launches a kernel, waits for it, thinks, and launches the next.
 func (v *vgpu) loop(kernel, think time.Duration) *vgpu {
-	v.kinds = append(v.kinds, fmt.Sprintf("loop %v, %v", kernel, think))
 	v.process().Submit(runlist.Work{Length: kernel, Gap: think})
 	return v
 }
 
 // hog always has work.
 func (v *vgpu) hog() *vgpu {
-	v.kinds = append(v.kinds, "hog")
 	v.process().Submit(runlist.Work{Length: 1200 * us})
 	return v
 }
 
 // open has requests at random, of random lengths.
 func (v *vgpu) open(seed uint64, every, kernel time.Duration) *vgpu {
-	v.kinds = append(v.kinds, fmt.Sprintf("open %v every %v", kernel, every))
 	rnd := rand.New(rand.NewPCG(seed, 3))
 	at := v.w.gpu.Now()
 	v.process().Arrive(func() (time.Duration, time.Duration, bool) {
@@ -114,7 +110,6 @@ func (v *vgpu) open(seed uint64, every, kernel time.Duration) *vgpu {
 
 // bursts has n kernels at once, at random times.
 func (v *vgpu) bursts(seed uint64, every, kernel time.Duration, n int) *vgpu {
-	v.kinds = append(v.kinds, fmt.Sprintf("bursts of %d of %v every %v", n, kernel, every))
 	rnd := rand.New(rand.NewPCG(seed, 4))
 	at, left := v.w.gpu.Now(), 0
 	v.process().Arrive(func() (time.Duration, time.Duration, bool) {
@@ -258,12 +253,12 @@ func (v *vgpu) account() (sum runlist.Account) {
 	return sum
 }
 
-// measured is what happened in a span of time.
+// measured is what happened in a span of time, in percent of it.
 type measured struct {
-	parts     []float64 // of the GPU's time, in percent
-	sum       float64
-	preempted float64 // lost to preemptions, in percent
-	lag       []float64
+	parts     []float64 // computing
+	present   []float64 // having work
+	sum       float64   // computing, all
+	preempted float64   // lost to preemptions
 }
 
 func (w *whole) measure(d time.Duration) (m measured) {
@@ -271,80 +266,143 @@ func (w *whole) measure(d time.Duration) (m measured) {
 	for _, v := range w.vgpus {
 		before[v] = v.account()
 	}
+	w.paces, w.sets = nil, 0
 	w.run(w.gpu.Now() + d)
+	percent := func(t time.Duration) float64 { return 100 * float64(t) / float64(d) }
 	for _, v := range w.vgpus {
-		a := v.account()
-		part := 100 * float64(a.GPUTime-before[v].GPUTime) / float64(d)
-		m.parts = append(m.parts, part)
-		m.sum += part
-		m.preempted += 100 * float64(a.Preemptions-before[v].Preemptions) * float64(switchCost) / float64(d)
+		a, b := v.account(), before[v]
+		ran := percent(a.GPUTime - b.GPUTime)
+		m.parts = append(m.parts, ran)
+		m.present = append(m.present, min(100, ran+percent(a.Waiting-b.Waiting)))
+		m.sum += ran
+		m.preempted += percent(time.Duration(a.Preemptions-b.Preemptions) * switchCost)
 	}
 	return m
 }
 
-// TestTargets: a loop beside a hog, and what else the design wants of the scheduler (loop and hog in percent).
-func TestTargets(t *testing.T) {
-	const think = 15 * us
+// cl is what measurements call so: a loop that launches one kernel, waits for it and launches the next has 99 % of a GPU alone with
+// kernels of 1 ms.
+const think = 15 * us
+
+// TestLoopBesideHog: what the design wants of a loop beside a hog, at weights 1 : 1 unless said; in percent of the GPU, as both are rounded
+// there.
+//
+// What is not reached cannot be: two switches come with each kernel, one of them a preemption, which takes 0.335 ms with the loop's own
+// time. So beside a loop with kernels of 0.1 ms that has x % the hog has 100 - 4.35 x % at most, with the best of schedules: 67.5 beside
+// 7.5 (want 75), 43.5 beside 13 (want 52). Measured with slices of 1 ms: 7.0 and 70.3.
+func TestLoopBesideHog(t *testing.T) {
 	for _, c := range []struct {
-		kernel, think time.Duration
-		weight        int
-		maxLoss       float64
-		loop, hog     float64
+		kernel, think     time.Duration
+		weight            int
+		maxLoss           float64
+		loop, hog         float64
+		wanted            string
+		loopThen, hogThen float64 // by the driver's default
 	}{
-		{100 * us, think, 1, 0.15, 7.5, 75}, {100 * us, think, 1, 0.30, 13, 52},
-		{ms, think, 1, 0.15, 43, 43}, {ms, think, 3, 0.15, 60, 18},
-		{5 * ms, think, 1, 0.15, 47, 47}, {20 * ms, think, 1, 0.15, 45, 45}, {ms, ms, 1, 0.15, 43, 43},
+		{100 * us, think, 1, 0.15, 7.5, 67, "7.5, 75", 4.0, 83.1},
+		{100 * us, think, 1, 0.30, 13, 34, "13, 52", 4.0, 83.1},
+		{ms, think, 1, 0.15, 43, 43, "43, 43", 29.5, 61.1},
+		{ms, think, 3, 0.15, 60, 18, "60, 18", 29.5, 61.1},
+		{5 * ms, think, 1, 0.15, 47, 47, "47, 47", 40.8, 50.7},
+		{20 * ms, think, 1, 0.15, 45, 45, "entitlement less 5", 0, 0},
+		{ms, ms, 1, 0.15, 43, 43, "demand (49) or entitlement less 5", 0, 0},
+		{100 * us, think, 1, 0.01, 0.6, 95, "a throughput node", 0, 0},
 	} {
 		w := newWhole(c.maxLoss)
 		w.add(weight(1)).hog()
 		w.add(weight(c.weight)).loop(c.kernel, c.think)
-		w.run(2 * time.Second)
-		w.paces = nil
-		m := w.measure(10 * time.Second)
-		t.Logf("%v %v %d %v: %.1f pace %v %v sets %d, preempted %.1f", c.kernel, c.think, c.weight, c.maxLoss, m.parts, w.state.Pace(), w.paces, w.sets, m.preempted)
-		if m.parts[1] < c.loop-0.5 || m.parts[0] < c.hog-0.5 {
-			t.Errorf("want %v %v", c.loop, c.hog)
+		w.run(7 * time.Second)
+		m := w.measure(5 * time.Second)
+		what := fmt.Sprintf("kernels of %v, then %v, weight %d, max_loss %g %%: loop %.1f, hog %.1f, pace %v", c.kernel, c.think, c.weight, 100*c.maxLoss,
+			m.parts[1], m.parts[0], w.state.Pace())
+		t.Log(what)
+		if m.parts[1] < c.loop-0.5 || m.parts[0] < c.hog-0.5 || m.parts[1] < c.loopThen || m.preempted > 100*c.maxLoss+1 {
+			t.Errorf("%s, %.1f %% lost to preemptions; want %s", what, m.preempted, c.wanted)
+		}
+		if len(w.paces) > 1 {
+			t.Errorf("%s: it went on to %v", what, w.paces)
 		}
 	}
 }
 
-func TestSat(t *testing.T) {
-	for _, n := range []int{2, 5, 10, 64} {
+// TestSaturating: nobody waits for an answer, so slices are long.
+func TestSaturating(t *testing.T) {
+	for n, least := range map[int]float64{2: 99.4, 5: 99.3, 10: 99.0, 64: 94} {
 		w := newWhole(0.15)
 		for range n {
 			w.add(weight(1)).hog()
 		}
 		w.run(3 * time.Second)
-		w.paces = nil
 		m := w.measure(10 * time.Second)
-		t.Logf("%d: %.2f pace %v %v spread %.1f %.1f", n, m.sum, w.state.Pace(), w.paces, slices.Min(m.parts), slices.Max(m.parts))
-	}
-	for _, n := range []int{10, 30, 60} {
-		for _, hogs := range []int{0, 1, 4} {
-			w := newWhole(0.15)
-			for range n {
-				w.add(weight(1)).loop(ms, 15*us)
-			}
-			for range hogs {
-				w.add(weight(1)).hog()
-			}
-			w.run(3 * time.Second)
-			w.paces = nil
-			m := w.measure(10 * time.Second)
-			t.Logf("%d loops %d hogs: %.2f pace %v %v spread %.2f %.2f sets %d lost %.1f", n, hogs, m.sum, w.state.Pace(), w.paces, slices.Min(m.parts), slices.Max(m.parts), w.sets, m.preempted)
+		t.Logf("%d: %.2f %%", n, m.sum)
+		if m.sum < least || slices.Max(m.parts) > 1.05*slices.Min(m.parts) {
+			t.Errorf("%d: %.2f %%, want %.1f; each %.1f to %.1f", n, m.sum, least, slices.Min(m.parts), slices.Max(m.parts))
 		}
 	}
 }
 
-// kinds of programs that come.
-func (w *whole) mixed(rnd *rand.Rand, high bool) *vgpu {
+// TestLoops: many loops that come within 2.2 s, and hogs beside them. Each has the same within 1.2, also as counted from its first kernel on.
+func TestLoops(t *testing.T) {
+	for _, n := range []int{10, 30, 60} {
+		for _, hogs := range []int{0, 1, 4} {
+			w := newWhole(0.15)
+			for i := range n {
+				w.at(2200*ms*time.Duration(i)/time.Duration(n), func() { w.add(weight(1)).loop(ms, think) })
+			}
+			for range hogs {
+				w.add(weight(1)).hog()
+			}
+			w.run(2200 * ms)
+			m := w.measure(5 * time.Second)
+			most := slices.Max(m.parts) / slices.Min(m.parts)
+			t.Logf("%d and %d hogs: largest by smallest %.3f, %.1f %%", n, hogs, most, m.sum)
+			if most > 1.2 || m.sum < 85 {
+				t.Errorf("%d and %d hogs: %.2f", n, hogs, m.parts)
+			}
+		}
+	}
+}
+
+// TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and has one
+// request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
+func TestHigh(t *testing.T) {
+	for _, c := range []struct {
+		hogs       int
+		p99, first time.Duration
+		least      float64
+	}{{1, 340 * us, 340 * us, 78}, {4, 500 * us, 500 * us, 78}} {
+		w := newWhole(0.15)
+		for range c.hogs {
+			w.add(sched.Share{Weight: 1, Priority: quota.PriorityBestEffort}).hog()
+		}
+		client := w.add(sched.Share{Weight: 1, Priority: quota.PriorityHigh}).loop(137*us, 2*ms)
+		w.run(3 * time.Second)
+		client.waits = nil
+		m := w.measure(5 * time.Second)
+		slices.Sort(client.waits)
+		p99 := client.waits[len(client.waits)*99/100]
+		client.groups[0].Stop()
+		w.run(w.gpu.Now() + time.Second)
+		client.waits = nil
+		client.groups[0].Submit(runlist.Work{Length: 137 * us, Count: 1})
+		w.run(w.gpu.Now() + 100*ms)
+		best := m.sum - m.parts[c.hogs]
+		t.Logf("beside %d: p50 %v, p99 %v, first after idle %v, best effort %.1f %%", c.hogs, client.waits[0], p99, client.waits[0], best)
+		if p99 > c.p99 || client.waits[0] > c.first || best < c.least {
+			t.Errorf("beside %d: p99 %v, first after idle %v, best effort %.1f %%", c.hogs, p99, client.waits[0], best)
+		}
+	}
+}
+
+// come starts a vGPU of any kind.
+func (w *whole) come(rnd *rand.Rand, apart bool) *vgpu {
 	s := sched.Share{Weight: 1 + rnd.IntN(4), Priority: quota.PriorityDefault}
 	switch k := rnd.IntN(12); {
 	case k == 0:
 		s.Priority = quota.PriorityBestEffort
-	case k == 1 && high:
+	case k == 1 && apart:
 		s.Priority = quota.PriorityHigh
-	case k == 2:
+	case k < 4 && apart:
 		s.Percent = 10 + rnd.IntN(40)
 		var list []sched.Share
 		for _, o := range w.vgpus {
@@ -354,15 +412,13 @@ func (w *whole) mixed(rnd *rand.Rand, high bool) *vgpu {
 			s.Percent = 0
 		}
 	}
-	v := w.add(s)
-	seed := rnd.Uint64()
-	length := time.Duration(float64(100*us) * float64(uint64(1)<<rnd.IntN(7)))
+	v, seed, length := w.add(s), rnd.Uint64(), 100*us<<rnd.IntN(7)
 	for range 1 + rnd.IntN(6)/5 {
 		switch k := rnd.IntN(10); {
 		case k < 3:
 			v.hog()
 		case k < 6:
-			v.loop(length, 15*us)
+			v.loop(length, think)
 		case k < 7:
 			v.loop(length, length/2+time.Duration(rnd.Int64N(int64(20*length))))
 		case k < 9:
@@ -374,49 +430,106 @@ func (w *whole) mixed(rnd *rand.Rand, high bool) *vgpu {
 	return v
 }
 
-func TestProps(t *testing.T) {
+// crowd has vGPUs come in the first second, and some go and others come until the third.
+func crowd(seed uint64, apart bool) *whole {
+	rnd := rand.New(rand.NewPCG(seed, 5))
+	w, n := newWhole(0.15), 2+rnd.IntN(8)
+	if seed%4 == 0 {
+		n = 64
+	}
+	for range n {
+		w.at(time.Duration(rnd.Int64N(int64(time.Second))), func() { w.come(rnd, apart) })
+	}
+	for range n {
+		w.at(time.Second+time.Duration(rnd.Int64N(int64(2*time.Second))), func() {
+			w.remove(w.vgpus[rnd.IntN(len(w.vgpus))])
+			w.come(rnd, apart)
+		})
+	}
+	return w
+}
+
+// TestFair: of any mix, nobody with work has much less than its weight gives it, unless preemptions take all that they may; they never take
+// more; and who makes up his mind does not swing.
+func TestFair(t *testing.T) {
 	for seed := range uint64(40) {
-		rnd := rand.New(rand.NewPCG(seed, 5))
-		w := newWhole(0.15)
-		n := 2 + rnd.IntN(8)
-		if seed%4 == 0 {
-			n = 64
-		}
-		for range n {
-			w.at(time.Duration(rnd.Int64N(int64(time.Second))), func() { w.mixed(rnd, false) })
-		}
-		for range n / 2 {
-			w.at(time.Second+time.Duration(rnd.Int64N(int64(2*time.Second))), func() { w.remove(w.vgpus[rnd.IntN(len(w.vgpus))]); w.mixed(rnd, false) })
-		}
+		w := crowd(seed, false)
 		w.run(6 * time.Second)
-		w.paces, w.sets = nil, 0
-		before := map[*vgpu]runlist.Account{}
-		for _, v := range w.vgpus {
-			before[v] = v.account()
-		}
 		m := w.measure(4 * time.Second)
-		weights, worst, who := 0.0, 10.0, ""
-		type x struct{ run, ran, e float64 }
-		var xs []x
-		for _, v := range w.vgpus {
-			a := v.account()
-			ran := (a.GPUTime - before[v].GPUTime).Seconds() / 4
-			run := min(1, ran+(a.Waiting-before[v].Waiting).Seconds()/4/float64(len(v.groups)))
-			wt := float64(v.share.Weight)
+		what := fmt.Sprintf("seed %d, %d vGPUs", seed, len(w.vgpus))
+		all, weights := 0.0, make([]float64, len(w.vgpus))
+		for i, v := range w.vgpus {
+			weights[i] = float64(v.share.Weight)
 			if v.share.Priority == quota.PriorityBestEffort {
-				wt /= 50
+				weights[i] /= 50
 			}
-			weights += wt * run
-			xs = append(xs, x{run, ran, wt})
+			all += weights[i] * m.present[i] / 100
 		}
-		for i, x := range xs {
-			if x.run < 0.05 || w.vgpus[i].share.Percent > 0 {
-				continue
-			}
-			if r := x.ran / (x.e / weights * x.run * m.sum / 100); r < worst {
-				worst, who = r, fmt.Sprintf("%+v %.3f entitled %.3f", w.vgpus[i].share, x, x.e/weights)
+		least := 10.0
+		for i, p := range m.present {
+			entitled := weights[i] / (all + weights[i]*(1-p/100)) * p * m.sum / 100
+			if p > 5 {
+				least = min(least, m.parts[i]/entitled)
 			}
 		}
-		t.Logf("seed %d n %d: sum %.1f pace %v changes %v sets %d preempted %.1f worst %.2f %s", seed, n, m.sum, w.state.Pace(), len(w.paces), w.sets, m.preempted, worst, who)
+		swing := 1.0
+		if len(w.paces) > 0 {
+			swing = float64(slices.Max(w.paces)) / float64(slices.Min(w.paces))
+		}
+		t.Logf("%s: pace %v, %.1f %% lost to preemptions, the last has %.2f of its entitlement, %d paces set (%.2f), %d slices", what, w.state.Pace(), m.preempted,
+			least, len(w.paces), swing, w.sets)
+		if m.preempted > 17 {
+			t.Errorf("%s: %.1f %% lost to preemptions", what, m.preempted)
+		}
+		if least < 0.65 && m.preempted < 12 {
+			t.Errorf("%s: one has %.2f of its entitlement, with %.1f %% lost to preemptions", what, least, m.preempted)
+		}
+		if len(w.paces) > 12 || swing > 2 {
+			t.Errorf("%s: paces %v", what, w.paces)
+		}
+	}
+}
+
+// TestEverybodyGetsOn: with caps, priorities, and vGPUs that come and go nobody is off or waits for longer than caps make it, and at the end
+// nobody is paused that is not capped.
+func TestEverybodyGetsOn(t *testing.T) {
+	for seed := range uint64(24) {
+		w := crowd(seed, true)
+		type progress struct {
+			switches uint64
+			ran      time.Duration
+			at, on   time.Duration
+		}
+		seen := map[*runlist.TSG]*progress{}
+		for at := 7 * ms; at < 4*time.Second; at += 7 * ms {
+			w.run(at)
+			for _, v := range w.vgpus {
+				for _, g := range v.groups {
+					p, a := seen[g], g.Account()
+					if p == nil {
+						p = &progress{at: at, on: at}
+						seen[g] = p
+					}
+					if !g.Pending() || a.GPUTime > p.ran {
+						p.at, p.ran = at, a.GPUTime
+					}
+					if !v.off {
+						p.on = at
+					}
+					if at-p.on > 600*ms || at-p.at > 1500*ms {
+						t.Fatalf("seed %d at %v: %s, %+v: off for %v, has waited for %v; %+v", seed, at, v.id, v.share, at-p.on, at-p.at, v.row)
+					}
+				}
+			}
+		}
+		for _, v := range w.vgpus {
+			v.share = weight(1)
+		}
+		w.run(w.gpu.Now() + 100*ms)
+		for _, v := range w.vgpus {
+			if v.off || v.row.Slot.Cycle > 0 {
+				t.Errorf("seed %d: %s is off at the end", seed, v.id)
+			}
+		}
 	}
 }
