@@ -31,6 +31,7 @@ type State struct {
 	mixed   time.Duration            // when not all saturated last
 	amiss   float64                  // measured loss by the computed one
 	pressed time.Duration            // when a vGPU of high priority had work last; 0: never
+	turns   turns                    // beside one
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
 }
@@ -59,8 +60,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	}
 	r := c.round(vgpus, costs, s.pace.value)
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
-	s.pressed = pressed(vgpus, s.pressed, now)
-	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, s.pressed, now) {
+	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, &s, now) {
 		s.mixed = r.mixed(t, s.mixed, now)
 		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
 		r.scale = s.amiss

@@ -40,6 +40,7 @@ type vgpu struct {
 	row     sched.Row
 	groups  []*runlist.TSG
 	off     bool
+	offAt   time.Duration
 	turning time.Duration // when a pause or resume under way is carried out
 	edge    time.Duration // when the phase of its slot changes
 	waits   []time.Duration
@@ -197,6 +198,7 @@ func (v *vgpu) duty() {
 
 func (v *vgpu) turn() {
 	v.turning, v.off = never, !v.off
+	v.offAt = v.w.gpu.Now()
 	for _, g := range v.groups {
 		if v.off {
 			g.Pause()
@@ -498,7 +500,7 @@ func TestEverybodyGetsOn(t *testing.T) {
 		type progress struct {
 			switches uint64
 			ran      time.Duration
-			at, on   time.Duration
+			at       time.Duration
 		}
 		seen := map[*runlist.TSG]*progress{}
 		for at := 7 * ms; at < 4*time.Second; at += 7 * ms {
@@ -507,17 +509,14 @@ func TestEverybodyGetsOn(t *testing.T) {
 				for _, g := range v.groups {
 					p, a := seen[g], g.Account()
 					if p == nil {
-						p = &progress{at: at, on: at}
+						p = &progress{at: at}
 						seen[g] = p
 					}
 					if !g.Pending() || a.GPUTime > p.ran {
 						p.at, p.ran = at, a.GPUTime
 					}
-					if !v.off {
-						p.on = at
-					}
-					if at-p.on > 600*ms || at-p.at > 1500*ms {
-						t.Fatalf("seed %d at %v: %s, %+v: off for %v, has waited for %v; %+v", seed, at, v.id, v.share, at-p.on, at-p.at, v.row)
+					if off := at - v.offAt; v.off && off > 600*ms || at-p.at > 2500*ms {
+						t.Fatalf("seed %d at %v: %s, %+v: off %v for %v, has waited for %v; %+v", seed, at, v.id, v.share, v.off, off, at-p.at, v.row)
 					}
 				}
 			}

@@ -28,7 +28,8 @@ func pressed(vgpus []VGPU, last, now time.Duration) time.Duration {
 }
 
 // press makes the rows beside vGPUs of high priority. False: there is none that the others give way to.
-func (t Timing) press(c Card, vgpus []VGPU, rows []Row, last, now time.Duration) bool {
+func (t Timing) press(c Card, vgpus []VGPU, rows []Row, s *State, now time.Duration) bool {
+	s.pressed = pressed(vgpus, s.pressed, now)
 	idle, saturating, giving := false, false, 0 // a vGPU of high priority
 	for _, v := range vgpus {
 		idle = idle || v.high() && v.Contexts > 0
@@ -38,7 +39,7 @@ func (t Timing) press(c Card, vgpus []VGPU, rows []Row, last, now time.Duration)
 		}
 	}
 	// One group alone is not switched at the end of its slices, so short ones cost nothing while nobody comes.
-	if giving == 0 || !idle || giving > 1 && (last == 0 || now-last > pressTime) {
+	if giving == 0 || !idle || giving > 1 && (s.pressed == 0 || now-s.pressed > pressTime) {
 		return false
 	}
 	yielding := 0.0
@@ -47,16 +48,23 @@ func (t Timing) press(c Card, vgpus []VGPU, rows []Row, last, now time.Duration)
 		case v.high():
 			continue
 		case saturating:
-			rows[i].Slice = max(t.HighPrio/time.Duration(max(v.Busy, 1)), shortest)
+			// Of many each has less, or a round, most of which is the high-priority one's, would be seconds long.
+			rows[i].Slice = max(t.HighPrio/time.Duration(max(v.Busy, 1)*max(1, giving/8)), shortest)
 		default:
 			rows[i].Slice = max(lone, shortest*time.Duration(min(v.Busy-1, 1)))
 		}
 		yielding += float64(v.Busy) * rows[i].Slice.Seconds()
 	}
-	if !saturating {
-		c.takeTurns(vgpus, rows)
-	}
 	c.share(vgpus, rows, yielding)
+	if saturating {
+		return true
+	}
+	s.turns = s.turns.follow(c, vgpus, now)
+	for i, v := range vgpus {
+		if slot, ok := s.turns.slots[v.ID]; ok && v.gives() {
+			rows[i].Slot = slot
+		}
+	}
 	return true
 }
 
@@ -76,31 +84,52 @@ func (c Card) share(vgpus []VGPU, rows []Row, yielding float64) {
 	}
 }
 
-// takeTurns lets only one of several be on at a time that give way to one with high priority. If all of them ran by timeslices short
-// enough for that, they would spend more time in switches among themselves than in work.
-func (c Card) takeTurns(vgpus []VGPU, rows []Row) {
-	many, sum := 0, 0.0
-	level := quota.PriorityBestEffort
+// turns are slots in which vGPUs take turns that give way to one with high priority.
+type turns struct {
+	since time.Duration
+	cycle time.Duration
+	slots map[string]Slot
+}
+
+const (
+	// shortTurn is the shortest turn that is worth a pause and a resume.
+	shortTurn = 2 * time.Millisecond
+	// manyTurn is what each of many has in the mean.
+	manyTurn = 5 * time.Millisecond
+)
+
+// follow makes turns for those who give way. If all of them ran by timeslices short enough for one of high priority, they would spend more
+// time in switches among themselves than in work; so only one of them is on at a time. Other turns are made when everybody had one: who came
+// meanwhile has none and is on, and who went leaves a gap.
+func (old turns) follow(c Card, vgpus []VGPU, now time.Duration) turns {
+	level, sum, takers := quota.PriorityBestEffort, 0.0, []VGPU{}
+	same := true
 	for _, v := range vgpus {
-		if v.gives() {
-			many, level = many+1, max(level, v.Priority)
+		if v.gives() && v.Slot.Cycle == 0 {
+			takers, level = append(takers, v), max(level, v.Priority)
+			same = same && old.slots[v.ID].Cycle > 0
 		}
 	}
-	for _, v := range vgpus {
-		if v.gives() {
-			sum += c.weightAt(level, v)
-		}
+	if same && len(takers) == len(old.slots) || now-old.since < 2*old.cycle {
+		return old
 	}
-	if many < 2 || c.Policy == PolicyFair || c.Policy == PolicyFixed { // whose slots are turns already
-		return
+	next := turns{since: now, slots: map[string]Slot{}}
+	if len(takers) < 2 {
+		return next
 	}
-	cycle := time.Duration(many) * min(max(maxCycle/time.Duration(many), minTurn), maxTurn)
-	before := 0.0
-	for i, v := range vgpus {
-		if v.gives() {
-			part := c.weightAt(level, v) / sum
-			rows[i].Slot = Slot{Start: time.Duration(before * float64(cycle)), On: time.Duration(part * float64(cycle)), Cycle: cycle}
-			before += part
-		}
+	for _, v := range takers {
+		sum += c.weightAt(level, v)
 	}
+	many := time.Duration(len(takers))
+	all := many * min(max(maxCycle/2/many, manyTurn), maxTurn)
+	for _, v := range takers {
+		on := max(shortTurn, time.Duration(c.weightAt(level, v)/sum*float64(all)))
+		next.slots[v.ID] = Slot{Start: next.cycle, On: on}
+		next.cycle += on
+	}
+	for id, slot := range next.slots {
+		slot.Cycle = next.cycle
+		next.slots[id] = slot
+	}
+	return next
 }
