@@ -58,7 +58,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	for i, v := range vgpus {
 		rows[i] = Row{NativeTimeslice, v.Slot}
 	}
-	r := c.round(vgpus, costs, s.pace.value)
+	r := t.round(c, vgpus, costs, s.pace.value)
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
 	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, &s, now) {
 		s.mixed = r.mixed(t, s.mixed, now)
@@ -94,11 +94,12 @@ type turn struct {
 	burst   float64 // as Seen has it, in seconds as all that follows
 	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
 	present float64 // the part of the rounds in which it has work
+	gives   float64 // the slice of one of best effort beside others; 0: it goes by the pace
 }
 
 // round looks at those with work, as they were at a pace.
-func (c Card) round(vgpus []VGPU, costs Costs, pace time.Duration) round {
-	r := round{costs: costs, scale: 1}
+func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) round {
+	r := round{costs: costs}
 	level := quota.PriorityBestEffort
 	for _, v := range vgpus {
 		if v.Busy > 0 {
@@ -106,9 +107,14 @@ func (c Card) round(vgpus []VGPU, costs Costs, pace time.Duration) round {
 		}
 	}
 	for i, v := range vgpus {
-		if v.Busy > 0 {
-			r.turns = append(r.turns, turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), burst: v.Burst.Seconds(), present: 1})
+		if v.Busy == 0 {
+			continue
 		}
+		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), burst: v.Burst.Seconds(), present: 1}
+		if v.Priority < level {
+			x.gives = t.HighPrio.Seconds() / x.groups
+		}
+		r.turns = append(r.turns, x)
 	}
 	waits := r.length(pace.Seconds())
 	for i := range r.turns {
@@ -141,7 +147,11 @@ func (r round) of(vgpu int) *turn {
 
 // slice is the timeslice of each of its groups at a pace.
 func (x turn) slice(pace float64) float64 {
-	return min(max(x.weight*pace/x.groups, shortest.Seconds()), longest.Seconds())
+	slice := x.weight * pace / x.groups
+	if x.gives > 0 {
+		slice = x.gives
+	}
+	return min(max(slice, shortest.Seconds()), longest.Seconds())
 }
 
 // use is what it takes of a round in which it has work.
@@ -164,22 +174,30 @@ func (r round) length(pace float64) float64 {
 	return sum
 }
 
-// loss is the part of the GPU's time that preemptions take. Who blocks makes a switch of his own, whatever the pace is.
+// loss is the part of the GPU's time that preemptions take. Who blocks makes a switch of his own, whatever the pace is; and who gives way is
+// preempted whatever is lost.
 func (r round) loss(pace float64) float64 {
-	sum := 0.0
-	for _, x := range r.turns {
-		sum += x.present * x.groups * x.cut(pace)
-	}
-	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
+	return r.scale * r.preempted(pace, false)
 }
 
-// amiss learns by how much loss is wrong, which knows bursts by their mean only.
+// preempted is what bursts of their mean length would make of loss.
+func (r round) preempted(pace float64, all bool) float64 {
+	sum := 0.0
+	for _, x := range r.turns {
+		if x.gives == 0 || all {
+			sum += x.present * x.groups * x.cut(pace)
+		}
+	}
+	return sum * r.costs.Preempt.Seconds() / r.length(pace)
+}
+
+// amiss learns by how much that is wrong.
 func (r round) amiss(before, pace float64) float64 {
 	const memory, most = 32, 4
 	if before == 0 {
 		before = 1
 	}
-	if loss := r.loss(pace); loss > 0.01 {
+	if loss := r.preempted(pace, true); loss > 0.01 {
 		before += (min(max(r.costs.Lost/loss, 1./most), most) - before) / memory
 	}
 	return before
@@ -191,7 +209,7 @@ func (x turn) fair() float64 { return x.groups * x.burst / x.weight }
 // mixed is when somebody with work blocked early last.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	for _, x := range r.turns {
-		if x.fair() < t.base(r) {
+		if x.gives == 0 && x.fair() < t.base(r) {
 			return now
 		}
 	}
@@ -204,7 +222,9 @@ func (t Timing) base(r round) float64 {
 	base, sum, least := t.Base.Seconds(), 0.0, math.Inf(1)
 	for _, x := range r.turns {
 		sum += x.weight
-		least = min(least, x.weight/x.groups)
+		if x.gives == 0 {
+			least = min(least, x.weight/x.groups)
+		}
 	}
 	limit := t.MaxRound.Seconds()
 	pace := min(base, limit/sum)
@@ -249,7 +269,7 @@ const (
 // be to swing.
 func (r round) pull(x turn, long float64) float64 {
 	fair := x.fair()
-	if fair >= long {
+	if fair >= long || x.gives > 0 {
 		return long
 	}
 	weights, wait := x.weight, 0.0
@@ -288,7 +308,7 @@ func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds()}
 	}
 	slice := time.Duration(x.slice(pace) * float64(time.Second))
-	if v.Burst > slice+slice/4 || v.Busy == 0 || s.lag[v.ID] < -ahead {
+	if v.Burst > slice+slice/4 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
 		return slice
 	}
 	own, old := 3*v.Burst, s.slice[v.ID]

@@ -249,7 +249,7 @@ func (v *vgpu) account() (sum runlist.Account) {
 	for _, g := range v.groups {
 		a := g.Account()
 		sum.GPUTime += a.GPUTime
-		sum.Waiting += a.Waiting
+		sum.Waiting = max(sum.Waiting, a.Waiting)
 		sum.Preemptions += a.Preemptions
 	}
 	return sum
@@ -277,6 +277,9 @@ func (w *whole) measure(d time.Duration) (m measured) {
 		m.parts = append(m.parts, ran)
 		m.present = append(m.present, min(100, ran+percent(a.Waiting-b.Waiting)))
 		m.sum += ran
+		if v.share.Priority == quota.PriorityBestEffort {
+			continue // whose preemptions do not count where others have work
+		}
 		m.preempted += percent(time.Duration(a.Preemptions-b.Preemptions) * switchCost)
 	}
 	return m
