@@ -28,12 +28,14 @@ type Row struct {
 type State struct {
 	at      time.Duration
 	pace    pace
-	mixed   time.Duration            // when not all saturated last
-	amiss   float64                  // measured loss by the computed one
-	pressed time.Duration            // when a vGPU of high priority had work last; 0: never
+	mixed   time.Duration // when not all saturated last
+	amiss   float64       // measured loss by the computed one
+	high    precedence
 	turns   turns                    // beside one
+	presses bool                     // it goes before the others
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
+	hold    time.Duration            // until when they are left alone
 }
 
 // lagTime is how far back lag looks: half of it is forgotten in so long.
@@ -60,20 +62,37 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	}
 	r := t.round(c, vgpus, costs, s.pace.value)
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
-	if c.Policy != PolicyNative && !t.press(c, vgpus, rows, &s, now) {
+	presses := s.presses
+	if s.presses = c.Policy != PolicyNative && t.press(c, vgpus, rows, &s, now); !s.presses && c.Policy != PolicyNative {
 		s.mixed = r.mixed(t, s.mixed, now)
 		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
 		r.scale = s.amiss
-		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, costs.Lost > t.MaxLoss, now)
+		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, r.lost > t.MaxLoss, now)
 		for i, v := range vgpus {
 			rows[i].Slice = t.slice(c, r.of(i), v, s)
 		}
 	}
-	s.at, s.slice = now, map[string]time.Duration{}
-	for i, v := range vgpus {
-		s.slice[v.ID] = rows[i].Slice
-	}
+	s.at = now
+	s.set(vgpus, rows, presses != s.presses, now)
 	return rows, s
+}
+
+// set makes slices those of the rows, but not twice in two rounds. The driver takes up its list from the beginning when one is set; if that
+// went on, those at the end would never have their turn.
+func (s *State) set(vgpus []VGPU, rows []Row, atOnce bool, now time.Duration) {
+	old, round, changed := s.slice, time.Duration(0), false
+	s.slice = map[string]time.Duration{}
+	for i, v := range vgpus {
+		if before, ok := old[v.ID]; ok && now < s.hold && !atOnce {
+			rows[i].Slice = before
+		}
+		s.slice[v.ID] = rows[i].Slice
+		changed = changed || rows[i].Slice != old[v.ID]
+		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + H200Costs.Preempt)
+	}
+	if changed {
+		s.hold = now + 2*round
+	}
 }
 
 // settleTime is for how long all must saturate before slices are prolonged.
@@ -83,6 +102,7 @@ const settleTime = time.Second
 type round struct {
 	turns []turn
 	costs Costs
+	lost  float64 // the part of the time that preemptions took of late
 	scale float64 // of what loss computes
 }
 
@@ -94,12 +114,12 @@ type turn struct {
 	burst   float64 // as Seen has it, in seconds as all that follows
 	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
 	present float64 // the part of the rounds in which it has work
-	gives   float64 // the slice of one of best effort beside others; 0: it goes by the pace
+	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
 }
 
 // round looks at those with work, as they were at a pace.
 func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) round {
-	r := round{costs: costs}
+	r := round{costs: costs, scale: 1}
 	level := quota.PriorityBestEffort
 	for _, v := range vgpus {
 		if v.Busy > 0 {
@@ -113,6 +133,8 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), burst: v.Burst.Seconds(), present: 1}
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
+		} else {
+			r.lost += v.Cuts * costs.Preempt.Seconds()
 		}
 		r.turns = append(r.turns, x)
 	}
@@ -147,11 +169,7 @@ func (r round) of(vgpu int) *turn {
 
 // slice is the timeslice of each of its groups at a pace.
 func (x turn) slice(pace float64) float64 {
-	slice := x.weight * pace / x.groups
-	if x.gives > 0 {
-		slice = x.gives
-	}
-	return min(max(slice, shortest.Seconds()), longest.Seconds())
+	return min(max(x.weight*pace/x.groups, x.gives, shortest.Seconds()), longest.Seconds())
 }
 
 // use is what it takes of a round in which it has work.
@@ -174,31 +192,26 @@ func (r round) length(pace float64) float64 {
 	return sum
 }
 
-// loss is the part of the GPU's time that preemptions take. Who blocks makes a switch of his own, whatever the pace is; and who gives way is
-// preempted whatever is lost.
+// loss is the part of the GPU's time that preemptions take at a pace. Who blocks makes a switch of his own, whatever the pace is; and who
+// gives way is preempted whatever is lost.
 func (r round) loss(pace float64) float64 {
-	return r.scale * r.preempted(pace, false)
-}
-
-// preempted is what bursts of their mean length would make of loss.
-func (r round) preempted(pace float64, all bool) float64 {
 	sum := 0.0
 	for _, x := range r.turns {
-		if x.gives == 0 || all {
+		if x.gives == 0 {
 			sum += x.present * x.groups * x.cut(pace)
 		}
 	}
-	return sum * r.costs.Preempt.Seconds() / r.length(pace)
+	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
 }
 
-// amiss learns by how much that is wrong.
+// amiss learns by how much that is wrong, since it knows bursts by their mean only.
 func (r round) amiss(before, pace float64) float64 {
 	const memory, most = 32, 4
 	if before == 0 {
 		before = 1
 	}
-	if loss := r.preempted(pace, true); loss > 0.01 {
-		before += (min(max(r.costs.Lost/loss, 1./most), most) - before) / memory
+	if loss := r.loss(pace); loss > 0.01 {
+		before += (min(max(r.lost/loss, 1./most), most) - before) / memory
 	}
 	return before
 }

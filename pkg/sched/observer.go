@@ -13,6 +13,8 @@ type Seen struct {
 	Burst time.Duration
 	// Gap is the time from a group's blocking to its next turn: until it had work again, and then until it was its turn.
 	Gap time.Duration
+	// Cuts are the preemptions in a second.
+	Cuts float64
 }
 
 // unending is the burst of a vGPU that was not seen to block.
@@ -22,7 +24,6 @@ const unending = time.Hour
 type Costs struct {
 	Preempt time.Duration // from a group with work left to another
 	Yield   time.Duration // from one that blocked
-	Lost    float64       // the part of the GPU's time that preemptions took of late
 }
 
 // H200Costs are taken until some have been seen.
@@ -33,8 +34,7 @@ type Observer struct {
 	groups map[group]*runner
 	vgpus  map[string]*habit
 	costs  Costs
-	lost   float64 // sum of preemptions' time
-	passed float64 // of so much
+	passed float64 // time, as weighed as habits are
 
 	running *runner // who is on the engine
 	since   time.Duration
@@ -59,6 +59,7 @@ type habit struct {
 	ran         time.Duration // since the last look
 	burst, gap  float64       // sums
 	blocks, ons float64       // of how many
+	cuts        float64       // preemptions
 }
 
 // habitTime is long beside a round, and short for users who wait for what they asked.
@@ -112,9 +113,9 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 	keep := math.Exp2(-float64(now-o.counted) / float64(habitTime))
 	for _, h := range o.vgpus {
 		h.ran = 0
-		h.burst, h.gap, h.blocks, h.ons = h.burst*keep, h.gap*keep, h.blocks*keep, h.ons*keep
+		h.burst, h.gap, h.blocks, h.ons, h.cuts = h.burst*keep, h.gap*keep, h.blocks*keep, h.ons*keep, h.cuts*keep
 	}
-	o.lost, o.passed = o.lost*keep, o.passed*keep+float64(now-o.counted)
+	o.passed = o.passed*keep + float64(now-o.counted)
 	if lost {
 		o.running, o.out = nil, unclear
 		for _, r := range o.groups {
@@ -180,15 +181,14 @@ func (o *Observer) off(at time.Duration) {
 	o.out, o.outAt, o.running = h.ending(o.since, at), at, nil
 	r.last, r.waits, r.blocked = at, o.out == preempted, o.out == blocked
 	switch o.out {
+	case unclear:
+		return
 	case blocked:
 		h.blocks++
-		fallthrough
 	case preempted:
-		h.burst += float64(at - o.since)
+		h.cuts++
 	}
-	if o.out == preempted {
-		o.lost += float64(o.costs.Preempt)
-	}
+	h.burst += float64(at - o.since)
 }
 
 // ending tells how a run that began at some time ended. Who is on the engine for longer than a slice was alone for some of it, and maybe
@@ -218,7 +218,7 @@ const applyTime = 5 * time.Millisecond
 // Seen tells what a vGPU did until the time of the last Add. A group without a run for idle has no work, unless it waits for its turn.
 func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 	h := o.habit(vgpu)
-	s := Seen{Ran: h.ran, Burst: unending}
+	s := Seen{Ran: h.ran, Burst: unending, Cuts: h.cuts / max(1, o.passed) * float64(time.Second)}
 	for _, r := range o.groups {
 		if r.vgpu == vgpu && (o.counted-r.last < idle || r.waits && o.counted-r.last < patience) {
 			s.Busy++
@@ -235,8 +235,4 @@ func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 }
 
 // Costs are what switches took of late.
-func (o *Observer) Costs() Costs {
-	c := o.costs
-	c.Lost = o.lost / max(1, o.passed)
-	return c
-}
+func (o *Observer) Costs() Costs { return o.costs }

@@ -17,29 +17,44 @@ func (v VGPU) pressing() bool { return v.high() && (v.Pressing || v.Busy > 0) }
 // gives reports that it has work and gives way.
 func (v VGPU) gives() bool { return !v.high() && v.Busy > 0 }
 
-// pressed is when a vGPU of high priority had work last.
-func pressed(vgpus []VGPU, last, now time.Duration) time.Duration {
+// precedence is what the vGPUs of high priority do together.
+type precedence struct {
+	last       time.Duration // when one had work; 0: never
+	at         time.Duration
+	load       float64 // the part of the GPU's time that they have
+	saturating bool    // they leave nothing to others by themselves
+}
+
+func (h precedence) follow(vgpus []VGPU, now time.Duration) precedence {
+	const memory, much, little = 8, 0.7, 0.4
+	ran := 0.0
 	for _, v := range vgpus {
 		if v.pressing() {
-			return now
+			h.last = now
+		}
+		if v.high() {
+			ran += float64(v.Ran)
 		}
 	}
-	return last
+	if dt := now - h.at; dt > 0 {
+		h.load += (min(1, ran/float64(dt)) - h.load) / memory
+	}
+	h.at, h.saturating = now, h.load > much || h.saturating && h.load > little
+	return h
 }
 
 // press makes the rows beside vGPUs of high priority. False: there is none that the others give way to.
 func (t Timing) press(c Card, vgpus []VGPU, rows []Row, s *State, now time.Duration) bool {
-	s.pressed = pressed(vgpus, s.pressed, now)
-	idle, saturating, giving := false, false, 0 // a vGPU of high priority
+	s.high = s.high.follow(vgpus, now)
+	saturating, idle, giving := s.high.saturating, false, 0
 	for _, v := range vgpus {
 		idle = idle || v.high() && v.Contexts > 0
-		saturating = saturating || v.high() && v.Busy > 0 && v.Burst == unending
 		if v.gives() {
 			giving += v.Busy
 		}
 	}
 	// One group alone is not switched at the end of its slices, so short ones cost nothing while nobody comes.
-	if giving == 0 || !idle || giving > 1 && (s.pressed == 0 || now-s.pressed > pressTime) {
+	if giving == 0 || !idle || giving > 1 && (s.high.last == 0 || now-s.high.last > pressTime) {
 		return false
 	}
 	yielding := 0.0
@@ -53,9 +68,12 @@ func (t Timing) press(c Card, vgpus []VGPU, rows []Row, s *State, now time.Durat
 		default:
 			rows[i].Slice = max(lone, shortest*time.Duration(min(v.Busy-1, 1)))
 		}
+		if left := float64(100-c.PrioRatio) / 100; saturating && float64(v.Slot.On) >= left*float64(v.Slot.Cycle) {
+			rows[i].Slot = Slot{} // the cap is out of reach, and its turn could come while it is off for long
+		}
 		yielding += float64(v.Busy) * rows[i].Slice.Seconds()
 	}
-	c.share(vgpus, rows, yielding)
+	t.share(c, vgpus, rows, yielding)
 	if saturating {
 		return true
 	}
@@ -68,18 +86,20 @@ func (t Timing) press(c Card, vgpus []VGPU, rows []Row, s *State, now time.Durat
 	return true
 }
 
-// share gives those of high priority what PrioRatio says beside a round of the others.
-func (c Card) share(vgpus []VGPU, rows []Row, yielding float64) {
+// share gives those of high priority what PrioRatio says beside a round of the others, or less, so that the others have turns in every
+// MaxRound.
+func (t Timing) share(c Card, vgpus []VGPU, rows []Row, yielding float64) {
 	sum := 0.0
 	for _, v := range vgpus {
 		if v.pressing() {
 			sum += c.weight(v.Share)
 		}
 	}
+	round := min(float64(c.PrioRatio)/float64(100-c.PrioRatio)*yielding, t.MaxRound.Seconds())
 	for i, v := range vgpus {
 		if v.high() {
-			slice := float64(c.PrioRatio) / float64(100-c.PrioRatio) * yielding * c.weight(v.Share) / max(sum, c.weight(v.Share)) / float64(max(v.Busy, 1))
-			rows[i].Slice = min(max(time.Duration(slice*float64(time.Second)), shortest), longest)
+			part := c.weight(v.Share) / max(sum, c.weight(v.Share)) / float64(max(v.Busy, 1))
+			rows[i].Slice = max(time.Duration(part*round*float64(time.Second)), shortest)
 		}
 	}
 }
@@ -92,10 +112,10 @@ type turns struct {
 }
 
 const (
-	// shortTurn is the shortest turn that is worth a pause and a resume.
-	shortTurn = 2 * time.Millisecond
-	// manyTurn is what each of many has in the mean.
-	manyTurn = 5 * time.Millisecond
+	// shortTurn is the shortest turn in which one that waits for those of high priority comes to run, after a pause and a resume.
+	shortTurn = 5 * time.Millisecond
+	// manyTurn is what turns of many would have in the mean without that bound; with it 64 have theirs in half a second.
+	manyTurn = 3 * time.Millisecond
 )
 
 // follow makes turns for those who give way. If all of them ran by timeslices short enough for one of high priority, they would spend more
