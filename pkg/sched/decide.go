@@ -302,13 +302,13 @@ func (r round) pull(x turn, long float64) float64 {
 func (r round) lags(vgpus []VGPU, lag map[string]time.Duration, dt time.Duration) map[string]time.Duration {
 	weights, ran, keep := 0.0, 0.0, math.Exp2(-float64(dt)/float64(lagTime))
 	for _, x := range r.turns {
-		weights += x.weight
+		weights += x.present * x.weight
 		ran += float64(vgpus[x.vgpu].Ran)
 	}
 	next := map[string]time.Duration{}
 	for _, x := range r.turns {
 		v := vgpus[x.vgpu]
-		next[v.ID] = time.Duration(keep*float64(lag[v.ID]) + x.weight/weights*ran - float64(v.Ran))
+		next[v.ID] = time.Duration(keep*float64(lag[v.ID]) + x.present*x.weight/weights*ran - float64(v.Ran))
 	}
 	return next
 }

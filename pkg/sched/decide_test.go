@@ -358,7 +358,7 @@ func TestLoops(t *testing.T) {
 			for range hogs {
 				w.add(weight(1)).hog()
 			}
-			w.run(2200 * ms)
+			w.run(2700 * ms)
 			m := w.measure(5 * time.Second)
 			most := slices.Max(m.parts) / slices.Min(m.parts)
 			t.Logf("%d and %d hogs: largest by smallest %.3f, %.1f %%", n, hogs, most, m.sum)

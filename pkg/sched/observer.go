@@ -49,6 +49,8 @@ type runner struct {
 	last    time.Duration // on the engine
 	blocked bool          // by the end of the last run
 	waits   bool          // it was taken off with work left
+	burst   time.Duration // since it had work
+	whole   bool          // burst is all of it
 }
 
 // habit is what the groups of a vGPU do, each record's weight halved every habitTime.
@@ -119,7 +121,7 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 	if lost {
 		o.running, o.out = nil, unclear
 		for _, r := range o.groups {
-			r.blocked, r.waits = false, false
+			r.blocked, r.waits, r.whole = false, false, false
 		}
 	}
 	for _, s := range records {
@@ -180,15 +182,19 @@ func (o *Observer) off(at time.Duration) {
 	h.ran += at - max(o.since, o.counted)
 	o.out, o.outAt, o.running = h.ending(o.since, at), at, nil
 	r.last, r.waits, r.blocked = at, o.out == preempted, o.out == blocked
+	r.burst += at - o.since
 	switch o.out {
 	case unclear:
-		return
-	case blocked:
-		h.blocks++
+		r.whole = false
 	case preempted:
 		h.cuts++
+	case blocked:
+		if r.whole {
+			h.burst += float64(r.burst)
+			h.blocks++
+		}
+		r.burst, r.whole = 0, true
 	}
-	h.burst += float64(at - o.since)
 }
 
 // ending tells how a run that began at some time ended. Who is on the engine for longer than a slice was alone for some of it, and maybe
