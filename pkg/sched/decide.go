@@ -111,7 +111,8 @@ type turn struct {
 	vgpu    int // which
 	weight  float64
 	groups  float64
-	burst   float64 // as Seen has it, in seconds as all that follows
+	endless float64 // of groups
+	burst   float64 // of the others, in seconds as all that follows
 	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
 	present float64 // the part of the rounds in which it has work
 	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
@@ -130,7 +131,7 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), burst: v.Burst.Seconds(), present: 1}
+		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), burst: v.Burst.Seconds(), present: 1}
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
 		} else {
@@ -141,7 +142,7 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 	waits := r.length(pace.Seconds())
 	for i := range r.turns {
 		x := &r.turns[i]
-		if gap := vgpus[x.vgpu].Gap.Seconds(); x.burst < unending.Seconds() && gap > 0 {
+		if gap := vgpus[x.vgpu].Gap.Seconds(); x.endless == 0 && gap > 0 {
 			x.think = max(0, gap-(waits-r.share(*x, pace.Seconds())))
 			x.present = 1 - x.think/(x.burst+gap)
 		}
@@ -167,21 +168,30 @@ func (r round) of(vgpu int) *turn {
 	return nil
 }
 
-// slice is the timeslice of each of its groups at a pace.
+// slice is the timeslice of each of its groups at a pace. Those that block leave some of their part to those that do not.
 func (x turn) slice(pace float64) float64 {
-	return min(max(x.weight*pace/x.groups, x.gives, shortest.Seconds()), longest.Seconds())
+	slice := x.weight * pace / x.groups
+	if x.endless > 0 {
+		slice = max(slice, (x.weight*pace-(x.groups-x.endless)*x.burst)/x.endless)
+	}
+	return min(max(slice, x.gives, shortest.Seconds()), longest.Seconds())
 }
 
 // use is what it takes of a round in which it has work.
-func (x turn) use(pace float64) float64 { return x.groups * min(x.slice(pace), x.burst) }
+func (x turn) use(pace float64) float64 {
+	slice := x.slice(pace)
+	return x.endless*slice + (x.groups-x.endless)*min(slice, x.burst)
+}
 
-// cut is the part of its groups' turns that end in a preemption.
-func (x turn) cut(pace float64) float64 { return max(0, 1-x.slice(pace)/x.burst) }
+// cuts is how many of its groups' turns end in a preemption.
+func (x turn) cuts(pace float64) float64 {
+	return x.endless + (x.groups-x.endless)*max(0, 1-x.slice(pace)/x.burst)
+}
 
 // share is what a round takes longer because of one vGPU.
 func (r round) share(x turn, pace float64) float64 {
-	cut := x.cut(pace)
-	return x.present * (x.use(pace) + x.groups*(cut*r.costs.Preempt.Seconds()+(1-cut)*r.costs.Yield.Seconds()))
+	cuts := x.cuts(pace)
+	return x.present * (x.use(pace) + cuts*r.costs.Preempt.Seconds() + (x.groups-cuts)*r.costs.Yield.Seconds())
 }
 
 func (r round) length(pace float64) float64 {
@@ -198,7 +208,7 @@ func (r round) loss(pace float64) float64 {
 	sum := 0.0
 	for _, x := range r.turns {
 		if x.gives == 0 {
-			sum += x.present * x.groups * x.cut(pace)
+			sum += x.present * x.cuts(pace)
 		}
 	}
 	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
@@ -217,7 +227,12 @@ func (r round) amiss(before, pace float64) float64 {
 }
 
 // fair is the pace at which those who never block take as much of a round as it does, by weight.
-func (x turn) fair() float64 { return x.groups * x.burst / x.weight }
+func (x turn) fair() float64 {
+	if x.endless > 0 {
+		return unending.Seconds()
+	}
+	return x.groups * x.burst / x.weight
+}
 
 // mixed is when somebody with work blocked early last.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
@@ -318,10 +333,10 @@ func (r round) lags(vgpus []VGPU, lag map[string]time.Duration, dt time.Duration
 func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 	pace := s.pace.value.Seconds()
 	if x == nil {
-		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds()}
+		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds(), present: 1}
 	}
 	slice := time.Duration(x.slice(pace) * float64(time.Second))
-	if v.Burst > slice+slice/4 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
+	if v.Burst > slice+slice/4 || v.Endless > 0 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
 		return slice
 	}
 	own, old := 3*v.Burst, s.slice[v.ID]

@@ -153,6 +153,7 @@ func (w *whole) decide() {
 		idle := max(200*ms, 2*max(slot.Cycle, v.row.Slot.Cycle))
 		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Seen: w.observer.Seen(v.id, idle)}
 		x.Busy = min(x.Busy, len(v.groups))
+		x.Endless = min(x.Endless, x.Busy)
 		seen = append(seen, x)
 	}
 	rows, state := w.timing.Decide(w.card, seen, w.observer.Costs(), w.state, now)

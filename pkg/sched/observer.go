@@ -7,9 +7,10 @@ import (
 
 // Seen is what a vGPU did of late, as switch records tell it.
 type Seen struct {
-	Busy int           // channel groups with work
-	Ran  time.Duration // GPU time since the last look
-	// Burst is the GPU time that a group takes from having work to blocking, had it not been interrupted; unending: it does not block.
+	Busy    int           // channel groups with work
+	Endless int           // of them, those that have not blocked for many turns
+	Ran     time.Duration // GPU time since the last look
+	// Burst is the GPU time that one of the others takes from having work to blocking, had it not been interrupted; unending: not known.
 	Burst time.Duration
 	// Gap is the time from a group's blocking to its next turn: until it had work again, and then until it was its turn.
 	Gap time.Duration
@@ -51,7 +52,11 @@ type runner struct {
 	waits   bool          // it was taken off with work left
 	burst   time.Duration // since it had work
 	whole   bool          // burst is all of it
+	cuts    int           // preemptions since
 }
+
+// manyCuts is how many preemptions without a block make a group one that does not block.
+const manyCuts = 16
 
 // habit is what the groups of a vGPU do, each record's weight halved every habitTime.
 type habit struct {
@@ -188,12 +193,13 @@ func (o *Observer) off(at time.Duration) {
 		r.whole = false
 	case preempted:
 		h.cuts++
+		r.cuts++
 	case blocked:
 		if r.whole {
 			h.burst += float64(r.burst)
 			h.blocks++
 		}
-		r.burst, r.whole = 0, true
+		r.burst, r.cuts, r.whole = 0, 0, true
 	}
 }
 
@@ -228,6 +234,9 @@ func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 	for _, r := range o.groups {
 		if r.vgpu == vgpu && (o.counted-r.last < idle || r.waits && o.counted-r.last < patience) {
 			s.Busy++
+			if r.cuts >= manyCuts || h.blocks <= 0.25 {
+				s.Endless++
+			}
 		}
 	}
 	// Less than one block a habitTime is none: work of any length ends some time.
