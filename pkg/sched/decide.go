@@ -337,13 +337,21 @@ func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 	}
 	slice := time.Duration(x.slice(pace) * float64(time.Second))
 	if v.Burst > slice+slice/4 || v.Endless > 0 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
-		return slice
+		return plain(slice, v.Burst)
 	}
 	own, old := 3*v.Burst, s.slice[v.ID]
 	if old > own/2 && old < 2*own {
 		own = old
 	}
 	return max(slice, min(own, time.Duration(maxStretch*x.weight*float64(t.Base))))
+}
+
+// plain makes a slice a little longer of which a burst is a multiple: from the length of its last run nobody could tell that it was over.
+func plain(slice, burst time.Duration) time.Duration {
+	if rest := burst % slice; burst < 8*slice && (rest > slice-slice/8 || rest < slice/32) {
+		return slice + slice/6
+	}
+	return slice
 }
 
 // ahead is how far before its entitlement a vGPU's bursts may bring it.
