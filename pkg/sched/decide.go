@@ -371,8 +371,9 @@ const (
 	// by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
 	growTime = time.Second
 	soonTime = 100 * time.Millisecond
-	// No change is made by less than 1/32.
-	muchPace, littlePace = 8, 32
+	muchPace = 8
+	// No change is made by less than 1/32 down, or 1/16 up.
+	littlePace = 32
 )
 
 // follow goes to the target, at once or later; sooner if more is lost than may be.
@@ -381,7 +382,7 @@ func (p pace) follow(target time.Duration, alone, lossy bool, now time.Duration)
 	switch {
 	case target < p.value/2, p.alone:
 		return pace{value: target, alone: alone}
-	case max(off, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
+	case max(off/2, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
 		return pace{p.value, now, target, alone}
 	}
 	p.least, p.alone = min(p.least, target), alone
