@@ -42,9 +42,9 @@ func TestObserver(t *testing.T) {
 		{"nobody's process", nil, []run{{3, 0, ms}}, false, map[string]Seen{"a": never, "b": never}},
 		{"the slice of before", func(o *Observer) { o.Applied("a", Row{Slice: 500 * us}, 4*ms) }, []run{{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 5 * ms}, {1, 6 * ms, 6100 * us}}, false, map[string]Seen{
 			"a": {Busy: 1, Ran: 3200 * us, Burst: 1550 * us, Gap: 950 * us}}},
-		{"a pause is no block", func(o *Observer) { o.Applied("a", Row{2 * ms, Slot{0, 3 * ms, 10 * ms}}, 0) }, []run{{1, 2 * ms, 3600 * us}}, false, map[string]Seen{
-			"a": {Busy: 1, Endless: 1, Ran: 1600 * us, Burst: unending}}},
-		{"records are lost", func(o *Observer) { o.Add(records(run{1, 0, 0}), ms, owner, false) }, []run{{2, 8 * ms, 9 * ms}}, true, map[string]Seen{"a": {Busy: 1, Endless: 1, Burst: unending}}},
+		{"a pause is no block", func(o *Observer) { o.Applied("a", Row{2 * ms, Slot{0, 3 * ms, 10 * ms}}, 0) }, []run{{1, 0, 100 * us}, {1, 2 * ms, 3600 * us}}, false, map[string]Seen{
+			"a": {Busy: 1, Endless: 1, Ran: 1700 * us, Burst: unending, Gap: 1900 * us}}},
+		{"records are lost", func(o *Observer) { o.Add(records(run{1, 0, ms}), 2*ms, owner, false) }, []run{{1, 8 * ms, 9 * ms}}, true, map[string]Seen{"a": {Busy: 1, Endless: 1, Ran: ms, Burst: unending}}},
 		{"gone", func(o *Observer) { o.Add(records(run{1, 0, 2 * ms}), 3*ms, owner, false); o.Forget("a") }, nil, false, map[string]Seen{"a": never}},
 	} {
 		o := NewObserver()
