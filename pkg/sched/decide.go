@@ -28,7 +28,7 @@ type Row struct {
 type State struct {
 	at      time.Duration
 	pace    pace
-	mixed   time.Duration // when not all saturated last
+	mixed   time.Duration // when somebody blocked early last
 	amiss   float64       // measured loss by the computed one
 	high    precedence
 	turns   turns                    // beside one
@@ -73,13 +73,13 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		}
 	}
 	s.at = now
-	s.set(vgpus, rows, presses != s.presses, now)
+	s.set(vgpus, rows, costs, presses != s.presses, now)
 	return rows, s
 }
 
 // set makes slices those of the rows, but not twice in two rounds. The driver takes up its list from the beginning when one is set; if that
 // went on, those at the end would never have their turn.
-func (s *State) set(vgpus []VGPU, rows []Row, atOnce bool, now time.Duration) {
+func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time.Duration) {
 	old, round, changed := s.slice, time.Duration(0), false
 	s.slice = map[string]time.Duration{}
 	for i, v := range vgpus {
@@ -88,7 +88,7 @@ func (s *State) set(vgpus []VGPU, rows []Row, atOnce bool, now time.Duration) {
 		}
 		s.slice[v.ID] = rows[i].Slice
 		changed = changed || rows[i].Slice != old[v.ID]
-		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + H200Costs.Preempt)
+		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + costs.Preempt)
 	}
 	if changed {
 		s.hold = now + 2*round
@@ -131,7 +131,8 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), burst: v.Burst.Seconds(), present: 1}
+		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
+		x.burst = v.Burst.Seconds()
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
 		} else {
@@ -280,15 +281,19 @@ func (t Timing) target(r round, settled bool) time.Duration {
 	for _, x := range r.turns {
 		pace = min(pace, r.pull(x, long))
 	}
+	pace = max(pace, lone.Seconds())
 	for pace < long && r.loss(pace) > t.MaxLoss {
-		pace = min(pace*math.Exp2(1./16), long)
+		pace = min(pace*paceStep, long)
 	}
 	return time.Duration(pace * float64(time.Second))
 }
 
+// paceStep is how exactly the shortest pace is found that loses no more than MaxLoss.
+const paceStep = 1.05
+
 const (
-	// A vGPU that would be behind by a smaller part of its entitlement than mindful does not pull at the pace; by more than that, the more the
-	// further behind; and from behind on by all that it can.
+	// A vGPU that would be behind by a smaller part of its entitlement than mindful does not pull at the pace; by more than that, the more
+	// the further behind; and from behind on by all that it can.
 	mindful, behind = 0.03, 0.1
 )
 
@@ -367,8 +372,8 @@ type pace struct {
 }
 
 const (
-	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set; soonTime for one that is shorter
-	// by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
+	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set; soonTime for one that is
+	// shorter by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
 	growTime = time.Second
 	soonTime = 100 * time.Millisecond
 	muchPace = 8

@@ -31,7 +31,7 @@ func newDecider() *decider {
 // for lets time pass in which the same is seen, every 33 ms.
 func (d *decider) after(dt time.Duration, vgpus ...VGPU) (rows []Row) {
 	for until := d.now + dt; ; d.now += 33 * ms {
-		rows, d.state = d.t.Decide(d.card, vgpus, H200Costs, d.state, d.now)
+		rows, d.state = d.t.Decide(d.card, vgpus, H200Costs(), d.state, d.now)
 		if d.now >= until {
 			return rows
 		}
@@ -61,7 +61,8 @@ func TestDecide(t *testing.T) {
 	}{
 		{"alone: the next who comes need not wait", []VGPU{hogOf("a", usual)}, []Row{{Slice: ms}}},
 		{"all saturate", []VGPU{hogOf("a", usual), hogOf("b", usual)}, []Row{{Slice: 35 * ms}, {Slice: 35 * ms}}},
-		{"one who seldom has work", []VGPU{hogOf("a", usual), hogOf("b", usual), loopOf("c", ms, time.Second)}, []Row{{Slice: 10 * ms}, {Slice: 10 * ms}}},
+		{"one who seldom has work", []VGPU{hogOf("a", usual), hogOf("b", usual), loopOf("c", ms, time.Second)}, []Row{{Slice: 10 * ms}}},
+		{"one who needs no time", []VGPU{hogOf("a", usual), loopOf("b", 0, ms)}, []Row{{Slice: 872 * us}}},
 		{"best effort gives way", []VGPU{loopOf("a", 2*ms, ms), hogOf("b", best)}, []Row{{Slice: 6 * ms}, {Slice: 200 * us}}},
 		{"one that blocks leaves room to another of its container", []VGPU{two, hogOf("b", usual)}, []Row{{Slice: 33 * ms}, {Slice: 35 * ms}}},
 		{"no room for bursts that bring one ahead", []VGPU{greedy, hogOf("b", usual)}, []Row{{Slice: 5*ms + 5*ms/6}}},
@@ -140,5 +141,21 @@ func TestTurns(t *testing.T) {
 	came := d.after(0, client, hogs[0], hogs[1], hogs[2])
 	if d.now += 33 * ms; d.now-at < 150*ms && came[1].Slot.Cycle != 100*ms {
 		t.Errorf("%v after a change: %+v", d.now-at, came)
+	}
+}
+
+func BenchmarkDecide64(b *testing.B) {
+	d := newDecider()
+	var vgpus []VGPU
+	for i := range 64 {
+		v := loopOf(string(rune('A'+i)), time.Duration(1+i)*100*us, 50*ms)
+		if i%4 == 0 {
+			v = hogOf(v.ID, usual)
+		}
+		vgpus = append(vgpus, v)
+	}
+	for b.Loop() {
+		d.after(0, vgpus...)
+		d.now += 33 * ms
 	}
 }

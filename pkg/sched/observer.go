@@ -28,7 +28,7 @@ type Costs struct {
 }
 
 // H200Costs are taken until some have been seen.
-var H200Costs = Costs{Preempt: 190 * time.Microsecond, Yield: 130 * time.Microsecond}
+func H200Costs() Costs { return Costs{Preempt: 190 * time.Microsecond, Yield: 130 * time.Microsecond} }
 
 // Observer follows the switch records of a whole GPU for the one who decides about it.
 type Observer struct {
@@ -83,7 +83,7 @@ const (
 
 // NewObserver makes one that has seen nothing.
 func NewObserver() *Observer {
-	return &Observer{groups: map[group]*runner{}, vgpus: map[string]*habit{}, costs: H200Costs}
+	return &Observer{groups: map[group]*runner{}, vgpus: map[string]*habit{}, costs: H200Costs()}
 }
 
 // Applied tells the row in force for a vGPU since a time of the records' clock.

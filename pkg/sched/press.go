@@ -119,8 +119,8 @@ const (
 )
 
 // follow makes turns for those who give way. If all of them ran by timeslices short enough for one of high priority, they would spend more
-// time in switches among themselves than in work; so only one of them is on at a time. Other turns are made when everybody had one: who came
-// meanwhile has none and is on, and who went leaves a gap.
+// time in switches among themselves than in work; so only one of them is on at a time. Other turns are made when everybody had one: who
+// came meanwhile has none and is on, and who went leaves a gap.
 func (old turns) follow(c Card, vgpus []VGPU, now time.Duration) turns {
 	level, sum, takers := quota.PriorityBestEffort, 0.0, []VGPU{}
 	same := true

@@ -320,8 +320,8 @@ func TestLoopBesideHog(t *testing.T) {
 		w.add(weight(c.weight)).loop(c.kernel, c.think)
 		w.run(7 * time.Second)
 		m := w.measure(5 * time.Second)
-		what := fmt.Sprintf("kernels of %v, then %v, weight %d, max_loss %g %%: loop %.1f, hog %.1f, pace %v", c.kernel, c.think, c.weight, 100*c.maxLoss,
-			m.parts[1], m.parts[0], w.state.Pace())
+		what := fmt.Sprintf("kernels of %v, then %v, weight %d, max_loss %g %%: loop %.1f, hog %.1f, pace %v",
+			c.kernel, c.think, c.weight, 100*c.maxLoss, m.parts[1], m.parts[0], w.state.Pace())
 		t.Log(what)
 		if m.parts[1] < c.loop-0.5 || m.parts[0] < c.hog-0.5 || m.parts[1] < c.loopThen || m.preempted > 100*c.maxLoss+1 {
 			t.Errorf("%s, %.1f %% lost to preemptions; want %s", what, m.preempted, c.wanted)
@@ -348,7 +348,7 @@ func TestSaturating(t *testing.T) {
 	}
 }
 
-// TestLoops: many loops that come within 2.2 s, and hogs beside them. Each has the same within 1.2, also as counted from its first kernel on.
+// TestLoops: many loops that come within 2.2 s, and hogs beside them. Each has the same within 1.2.
 func TestLoops(t *testing.T) {
 	for _, n := range []int{10, 30, 60} {
 		for _, hogs := range []int{0, 1, 4} {
@@ -370,8 +370,8 @@ func TestLoops(t *testing.T) {
 	}
 }
 
-// TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and has one
-// request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
+// TestHigh: a client of high priority, with a kernel of 0.137 ms 2 ms after each answer, beside hogs of best effort; then it is idle and
+// has one request. The aims (p99 200 and 250 µs) are less than the kernel and one switch take.
 func TestHigh(t *testing.T) {
 	for _, c := range []struct {
 		hogs       int
@@ -473,8 +473,8 @@ func crowd(seed uint64, of mix) *whole {
 // TestFair: of any mix, nobody with work has much less than its weight gives it, unless preemptions take what they may; they take little
 // more; and among programs that do not change the pace does not either.
 //
-// Of 600 seeds, 587 are within tighter bounds: 17 % lost, 0.65 of the entitlement unless 12 % are, and 4 paces of steady programs in 4 s. The
-// others have two to five vGPUs with bursts of 0.1 to 0.2 ms, which the pace is about as long as, or one of default priority that waits for
+// Of 600 seeds, 587 are within tighter bounds: 17 % lost, 0.65 of the entitlement unless 12 % are, and 4 paces of steady programs in 4 s.
+// The others have two to five vGPUs with bursts of 0.1 to 0.2 ms, which the pace is about as long as, or one of default priority that waits for
 // the 0.2 ms of one of best effort.
 func TestFair(t *testing.T) {
 	for seed := range uint64(40) {
@@ -498,8 +498,8 @@ func TestFair(t *testing.T) {
 				least = min(least, m.parts[i]/entitled)
 			}
 		}
-		t.Logf("%s: pace %v, %.1f %% lost to preemptions, the last has %.2f of its entitlement, %d paces set, %d slices", what, w.state.Pace(), m.preempted,
-			least, len(w.paces), w.sets)
+		t.Logf("%s: pace %v, %.1f %% lost to preemptions, the last has %.2f of its entitlement, %d paces set, %d slices",
+			what, w.state.Pace(), m.preempted, least, len(w.paces), w.sets)
 		if m.preempted > 20 {
 			t.Errorf("%s: %.1f %% lost to preemptions", what, m.preempted)
 		}
@@ -512,8 +512,8 @@ func TestFair(t *testing.T) {
 	}
 }
 
-// TestEverybodyGetsOn: with caps, priorities, and vGPUs that come and go nobody is off or waits for longer than caps make it, and at the end
-// nobody is paused that is not capped.
+// TestEverybodyGetsOn: with caps, priorities, and vGPUs that come and go nobody is off or waits for longer than caps make it, and at the
+// end nobody is paused that is not capped.
 func TestEverybodyGetsOn(t *testing.T) {
 	for seed := range uint64(24) {
 		w := crowd(seed, apart)

@@ -383,8 +383,8 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
-// TestSynchronous holds the model to the table of loops in the package's comment: measured with cl.cu, a loop that launches one kernel, waits for
-// it and launches the next, beside a process that keeps four kernels of 1.2 ms queued; H200, 580.159.04.
+// TestSynchronous holds the model to the table of loops in the package's comment: measured with cl.cu, a loop that launches one kernel, waits
+// for it and launches the next, beside a process that keeps four kernels of 1.2 ms queued; H200, 580.159.04.
 func TestSynchronous(t *testing.T) {
 	const think = 15 * us // from a kernel's end to the next on the engine: alone the loop has 99 % of the GPU with kernels of 1 ms
 	for _, c := range []struct {
