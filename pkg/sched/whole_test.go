@@ -387,14 +387,14 @@ func TestHigh(t *testing.T) {
 		client.waits = nil
 		m := w.measure(5 * time.Second)
 		slices.Sort(client.waits)
-		p99 := client.waits[len(client.waits)*99/100]
+		p50, p99 := client.waits[len(client.waits)/2], client.waits[len(client.waits)*99/100]
 		client.groups[0].Stop()
 		w.run(w.gpu.Now() + time.Second)
 		client.waits = nil
 		client.groups[0].Submit(runlist.Work{Length: 137 * us, Count: 1})
 		w.run(w.gpu.Now() + 100*ms)
 		best := m.sum - m.parts[c.hogs]
-		t.Logf("beside %d: p50 %v, p99 %v, first after idle %v, best effort %.1f %%", c.hogs, client.waits[0], p99, client.waits[0], best)
+		t.Logf("beside %d: p50 %v, p99 %v, first after idle %v, best effort %.1f %%", c.hogs, p50, p99, client.waits[0], best)
 		if p99 > c.p99 || client.waits[0] > c.first || best < c.least {
 			t.Errorf("beside %d: p99 %v, first after idle %v, best effort %.1f %%", c.hogs, p99, client.waits[0], best)
 		}
@@ -473,9 +473,8 @@ func crowd(seed uint64, of mix) *whole {
 // TestFair: of any mix, nobody with work has much less than its weight gives it, unless preemptions take what they may; they take little
 // more; and among programs that do not change the pace does not either.
 //
-// Of 600 seeds, 587 are within tighter bounds: 17 % lost, 0.65 of the entitlement unless 12 % are, and 4 paces of steady programs in 4 s.
-// The others have two to five vGPUs with bursts of 0.1 to 0.2 ms, which the pace is about as long as, or one of default priority that waits for
-// the 0.2 ms of one of best effort.
+// Of 600 seeds, 588 are within tighter bounds: 17 % lost, 0.65 of the entitlement unless 12 % are, and 4 paces of steady programs in 4 s.
+// In the others bursts are about as long as the pace, or one of default priority waits for the 0.2 ms of one of best effort.
 func TestFair(t *testing.T) {
 	for seed := range uint64(40) {
 		of := mix(seed % 2)
@@ -518,9 +517,8 @@ func TestEverybodyGetsOn(t *testing.T) {
 	for seed := range uint64(24) {
 		w := crowd(seed, apart)
 		type progress struct {
-			switches uint64
-			ran      time.Duration
-			at       time.Duration
+			ran time.Duration
+			at  time.Duration
 		}
 		seen := map[*runlist.TSG]*progress{}
 		for at := 7 * ms; at < 4*time.Second; at += 7 * ms {
