@@ -14,13 +14,16 @@ type Timing struct {
 	MaxRound time.Duration // in which every container with work has its turn
 	HighPrio time.Duration // timeslice of the others while a high-priority container has work
 	Cycle    time.Duration // of hard caps, in which every capped container has its slot
+	// MaxLoss is the part of the GPU's time that preemptions may take, so that programs which wait for each kernel come up with those that
+	// do not (Decide).
+	MaxLoss float64
 }
 
 // DefaultTiming holds the defaults. Base is a trade: two saturating containers lose 9 % of an H200 to context switches with
 // CUDA's own 2 ms, 4 % with 5 ms, 1 to 2 % with 10 ms.
 func DefaultTiming() Timing {
 	return Timing{Base: 10 * time.Millisecond, Min: time.Millisecond, MaxRound: 100 * time.Millisecond,
-		HighPrio: 200 * time.Microsecond, Cycle: 100 * time.Millisecond}
+		HighPrio: 200 * time.Microsecond, Cycle: 100 * time.Millisecond, MaxLoss: 0.15}
 }
 
 const (

@@ -9,11 +9,15 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/sim/runlist"
 )
 
 const (
 	us = time.Microsecond
 	ms = time.Millisecond
+
+	switchCost  = runlist.DefaultSwitchCost
+	preemptCost = switchCost + runlist.DefaultPreemptCost // of a switch from who has work left
 )
 
 // clock is the time of a driver in a test.
@@ -119,7 +123,7 @@ func TestEngineTimeslices(t *testing.T) {
 	u.submit(a, ms, 0)
 	v.submit(b, 100*ms, 0)
 	clock.pass(400 * (10 + 30) * ms)
-	clock.pass(400 * 2 * 150 * us)
+	clock.pass(400 * 2 * preemptCost)
 	ta, na := u.work(a)
 	tb, nb := v.work(b)
 	if ta != 4*time.Second || tb != 12*time.Second || na != 4000 || nb != 120 {
@@ -202,7 +206,7 @@ func TestEnginePauses(t *testing.T) {
 		c.do()
 		clock.pass(time.Second)
 		now, _ := u.work(a)
-		if want := map[bool]time.Duration{true: time.Second}[c.runs]; now-last != want && now-last != want-150*us {
+		if want := map[bool]time.Duration{true: time.Second}[c.runs]; now-last != want && now-last != want-switchCost {
 			t.Errorf("%s: %v in a second", c.what, now-last)
 		}
 		if p := d.Snapshot().GPUs[0].TSGs[0].Paused; p == c.runs {
@@ -303,7 +307,7 @@ func TestSubmit(t *testing.T) {
 		if st := u.control(a, CtrlSubmit, submitParams(c.length, c.count, c.flags, c.gap)); st != c.status {
 			t.Errorf("%s: %#x, want %#x", c.what, st, c.status)
 		}
-		clock.pass(100*ms + 150*us)
+		clock.pass(100*ms + switchCost)
 		if _, now := u.work(a); now-before != c.kernels {
 			t.Errorf("%s: %d kernels, want %d", c.what, now-before, c.kernels)
 		}
@@ -362,8 +366,8 @@ func TestWatch(t *testing.T) {
 			if got, err := w.Pending(3, []int{100}); got || err != nil {
 				t.Errorf("the other GPU: %v, %v", got, err)
 			}
-			want := []sched.Switch{{At: 150 * us, PID: 100, Context: a, On: true}, {At: 5 * ms, PID: 100, Context: a},
-				{At: 5*ms + 150*us, PID: 200, Context: b, On: true}}
+			want := []sched.Switch{{At: switchCost, PID: 100, Context: a, On: true}, {At: 5 * ms, PID: 100, Context: a},
+				{At: 5*ms + preemptCost, PID: 200, Context: b, On: true}}
 			if got, next, lost, err := w.Switches(0, 0); err != nil || lost || next != 3 || !slices.Equal(got, want) {
 				t.Errorf("switches %v, next %d, lost %v, %v\nwant %v", got, next, lost, err, want)
 			}
@@ -477,7 +481,7 @@ func TestClock(t *testing.T) {
 	clock.set(10 * ms)
 	before, _ := u.work(a)
 	clock.set(-time.Hour)
-	if now, _ := u.work(a); now != before || before != 10*ms-150*us {
+	if now, _ := u.work(a); now != before || before != 10*ms-switchCost {
 		t.Errorf("%v, then %v", before, now)
 	}
 	real := newDriver(t)
@@ -485,7 +489,7 @@ func TestClock(t *testing.T) {
 	b, _ := v.graphics(1)
 	v.submit(b, us, 1)
 	eventually(t, "a kernel", func() bool { _, n := v.work(b); return n == 1 })
-	if e := real.Snapshot().GPUs[0].Engine; e.Busy != us || e.Switching != 150*us || e.Idle == 0 {
+	if e := real.Snapshot().GPUs[0].Engine; e.Busy != us || e.Switching != switchCost || e.Idle == 0 {
 		t.Errorf("engine %+v", e)
 	}
 }

@@ -5,28 +5,46 @@
 // The rules are those seen on an H200 with driver 580.159.04:
 //
 //   - Groups take turns in the order of their creation. A group without work is passed over.
-//   - A switch to another group takes SwitchCost, in which nobody computes.
+//
+//   - A switch to another group takes SwitchCost, in which nobody computes, and PreemptCost more if who leaves has work left.
+//
 //   - A group is taken off at the end of its timeslice, in the middle of a kernel (compute-instruction-level preemption),
 //     but only if another group has work then. A group that ran out of work gives way at once, and stays resident if nobody
 //     else has work: when its own work comes it goes on without a switch, on a new timeslice.
+//
 //   - A paused group is taken off at once and keeps its work.
+//
 //   - A group whose context is not switched in the middle of a kernel (SetPreemptible; not measured) is taken off at the end of one.
 //
-// What the rules give beside what was measured, in percent of one process alone (kernels of 1.2 ms, 2 processes):
+//   - A timeslice that is set makes the driver take up its list from the beginning (with Restart: docs/internals/sched.md,
+//     "What calls cost").
 //
-//	timeslice    0.5 ms   2.048 ms   10 ms
-//	model        76.9     93.2       98.5
-//	measured     69.5     90.5       97.9
+// What the rules give beside what was measured, in percent of one process alone (kernels of 1.2 ms, 2 processes; the second figure is of
+// another machine of the kind):
 //
-// and for a client with a kernel of 0.137 ms every 2 ms beside a saturating one, median latency in µs and the rate of the
+//	timeslice    0.5 ms   2.048 ms     10 ms
+//	model        72.5     91.5         98.1
+//	measured     69.5     90.5, 91.6   97.9
+//
+// for a client with a kernel of 0.137 ms every 2 ms beside a saturating one, median latency in µs and the rate of the
 // other in percent:
 //
 //	timeslice of the other   1 µs         200 µs       2.048 ms     10 ms
-//	model                    287, 80.9    437, 82.1    485, 82.4    8437, 95.8
+//	model                    328, 80.4    457, 81.4    505, 81.8    8457, 95.6
 //	measured                 323, 80.3    402, 81.0    453, 81.8    8561, 95.5
 //
+// and for a loop that launches a kernel, waits for it and launches the next, beside a saturating one: percent of the loop and of the other
+// (TestSynchronous has them all). A loop with short kernels waits for a whole slice of the other between two of them, which is all
+// that explains the table:
+//
+//	loop's kernel                  0.1 ms       1 ms         5 ms
+//	model, slices of 2.048 ms      4.1, 83.0    29.7, 60.8   40.9, 50.3
+//	measured                       4.0, 83.1    29.5, 61.1   40.8, 50.7
+//	model, slices of 10 ms         1.0, 96.0    8.8, 88.3    32.6, 65.3
+//	measured                       0.9, 95.9    8.7, 88.4    32.3, 65.7
+//
 // Not modelled: that caches and TLBs are cold after a switch, and that a switch takes longer the more state the kernel has
-// on the chip (the difference in the first table); the rounding of timeslices to 8 bits and a scale; other engines and
+// on the chip; the rounding of timeslices to 8 bits and a scale; other engines and
 // their runlists; spatial sharing inside a group (MPS); the time that a control takes (a pause 584 µs, a resume 304 µs on
 // the H200: whoever calls has to wait for it).
 package runlist
@@ -41,8 +59,11 @@ import (
 
 // Defaults of Config and of a new group.
 const (
-	// DefaultSwitchCost is what 2 processes with timeslices of 0.5 ms lose on an H200, by the rate of kernels.
-	DefaultSwitchCost = 150 * time.Microsecond
+	// DefaultSwitchCost and DefaultPreemptCost are an H200's. Two processes that saturate it lose 0.19 ms (91.6 % with 2.048 ms) to 0.215 ms a
+	// switch. Beside a loop with kernels of 0.1 ms, where one of two switches is no preemption, every round of the same two takes 0.32 ms
+	// more than slice and kernel, whatever the slice is (1, 2, 2.048, 4 and 10 ms: 0.32, 0.32, 0.32, 0.32, 0.33).
+	DefaultSwitchCost  = 130 * time.Microsecond
+	DefaultPreemptCost = 60 * time.Microsecond
 	// DefaultTimeslice is RM's (kfifoChannelGroupGetDefaultTimeslice_GV100: 128 << 3 units of about a microsecond).
 	DefaultTimeslice = 1024 * time.Microsecond
 	// DefaultHistory is how many switch records are kept.
@@ -60,8 +81,10 @@ const forever = time.Duration(1 << 62)
 
 // Config is the engine's. Zero values mean the defaults.
 type Config struct {
-	SwitchCost time.Duration // negative: switches are free
-	History    int           // switch records kept, ≥ 2
+	SwitchCost  time.Duration // negative: switches are free
+	PreemptCost time.Duration // 0 beside a SwitchCost: none
+	Restart     bool          // SetTimeslice makes the next turn the first group's
+	History     int           // switch records kept, ≥ 2
 }
 
 // Totals says where the engine's time went; the sum is Now.
@@ -73,10 +96,12 @@ type Totals struct {
 
 // Runlist is one graphics engine. It is not safe for concurrent use.
 type Runlist struct {
-	cost   time.Duration
-	now    time.Duration
-	totals Totals
-	seq    uint64
+	cost    time.Duration
+	preempt time.Duration
+	restart bool
+	now     time.Duration
+	totals  Totals
+	seq     uint64
 
 	ready  []*TSG // have work and are not paused; by seq
 	timers timers // groups with an arrival or the end of a gap ahead, soonest first
@@ -86,6 +111,7 @@ type Runlist struct {
 	target   *TSG // being switched in until switchEnd
 	// turn is the seq of the last resident: whoever comes after it is next.
 	turn      uint64
+	preempted bool // who left last had work left
 	switchEnd time.Duration
 	// The resident's slice. A group with nobody else to run gets one after the other; roll brings this up to date.
 	sliceStart, sliceLen time.Duration
@@ -95,9 +121,9 @@ type Runlist struct {
 
 // New makes an engine at time 0 with no groups.
 func New(cfg Config) *Runlist {
-	r := &Runlist{cost: cfg.SwitchCost, history: history{size: cfg.History}}
-	if r.cost == 0 {
-		r.cost = DefaultSwitchCost
+	r := &Runlist{cost: cfg.SwitchCost, preempt: max(cfg.PreemptCost, 0), restart: cfg.Restart, history: history{size: cfg.History}}
+	if r.cost == 0 && r.preempt == 0 {
+		r.cost, r.preempt = DefaultSwitchCost, DefaultPreemptCost
 	}
 	r.cost = max(r.cost, 0)
 	if r.history.size == 0 {
@@ -207,13 +233,17 @@ func (r *Runlist) schedule() {
 			}
 			r.leave()
 		case len(r.ready) == 0:
-			return // an idle resident stays
+			r.preempted = false // whose state was saved long before anybody comes
+			return              // an idle resident stays
 		default:
 			if r.resident != nil {
 				r.leave()
 			}
 			r.target = r.after(r.turn)
 			r.switchEnd = r.now + r.cost
+			if r.preempted {
+				r.switchEnd += r.preempt
+			}
 		}
 	}
 }
@@ -231,8 +261,8 @@ func (r *Runlist) arrive() {
 // leave takes the resident off.
 func (r *Runlist) leave() {
 	t := r.resident
-	r.resident = nil
-	if t.pending() {
+	r.resident, r.preempted = nil, t.pending()
+	if r.preempted {
 		t.account.Preemptions++
 	}
 	t.mark()

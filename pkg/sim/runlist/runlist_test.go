@@ -347,7 +347,7 @@ func TestMeasured(t *testing.T) {
 	for _, c := range []struct {
 		slice           time.Duration
 		model, measured float64
-	}{{500 * us, 76.9, 69.5}, {2048 * us, 93.2, 90.5}, {10 * ms, 98.5, 97.9}} {
+	}{{500 * us, 72.46, 69.5}, {2048 * us, 91.5, 90.5}, {10 * ms, 98.13, 97.9}} {
 		r := New(Config{})
 		a, b := r.Add(1, 1), r.Add(2, 2)
 		for _, g := range []*TSG{a, b} {
@@ -357,13 +357,13 @@ func TestMeasured(t *testing.T) {
 		r.Advance(20 * time.Second)
 		got := float64((a.Account().Kernels+b.Account().Kernels)*uint64(kernel)) / float64(20*time.Second) * 100
 		near(t, fmt.Sprintf("2 × %v", c.slice), got, c.model, 0.1)
-		near(t, fmt.Sprintf("2 × %v, on the hardware", c.slice), got, c.measured, 11)
+		near(t, fmt.Sprintf("2 × %v, on the hardware", c.slice), got, c.measured, 5)
 	}
 	for _, c := range []struct {
 		other                     time.Duration
 		p50, rate                 float64
 		measuredP50, measuredRate float64
-	}{{MinTimeslice, 287, 80.9, 323, 80.3}, {200 * us, 437, 82.1, 402, 81.0}, {2048 * us, 485, 82.4, 453, 81.8}, {10 * ms, 8437, 95.8, 8561, 95.5}} {
+	}{{MinTimeslice, 328, 80.4, 323, 80.3}, {200 * us, 457, 81.4, 402, 81.0}, {2048 * us, 505, 81.8, 453, 81.8}, {10 * ms, 8457, 95.6, 8561, 95.5}} {
 		r := New(Config{})
 		client, other := r.Add(1, 1), r.Add(2, 2)
 		other.SetTimeslice(c.other)
@@ -377,9 +377,38 @@ func TestMeasured(t *testing.T) {
 		p50 := float64(latency[len(latency)/2]) / float64(us)
 		rate := float64(other.Account().Kernels*uint64(kernel)) / float64(20*time.Second) * 100
 		near(t, fmt.Sprintf("median beside %v", c.other), p50, c.p50, 0.2)
-		near(t, fmt.Sprintf("median beside %v, on the hardware", c.other), p50, c.measuredP50, 12)
+		near(t, fmt.Sprintf("median beside %v, on the hardware", c.other), p50, c.measuredP50, 14)
 		near(t, fmt.Sprintf("rate beside %v", c.other), rate, c.rate, 0.2)
 		near(t, fmt.Sprintf("rate beside %v, on the hardware", c.other), rate, c.measuredRate, 1.5)
+	}
+}
+
+// TestSynchronous holds the model to the table of loops in the package's comment: measured with cl.cu, a loop that launches one kernel, waits
+// for it and launches the next, beside a process that keeps four kernels of 1.2 ms queued; H200, 580.159.04.
+func TestSynchronous(t *testing.T) {
+	const think = 15 * us // from a kernel's end to the next on the engine: alone the loop has 99 % of the GPU with kernels of 1 ms
+	for _, c := range []struct {
+		kernel, slice       time.Duration
+		loop, other, points float64
+	}{
+		{100 * us, 2048 * us, 4.0, 83.1, 1}, {ms, 2048 * us, 29.5, 61.1, 1}, {5 * ms, 2048 * us, 40.8, 50.7, 1},
+		{100 * us, 10 * ms, 0.9, 95.9, 1}, {ms, 10 * ms, 8.7, 88.4, 1}, {5 * ms, 10 * ms, 32.3, 65.7, 1},
+		{100 * us, 4 * ms, 2.2, 90.5, 1}, {ms, 4 * ms, 18.5, 75.4, 1}, {5 * ms, 4 * ms, 36.2, 58.8, 1},
+		{100 * us, 2 * ms, 4.1, 82.5, 1}, {ms, 2 * ms, 29.8, 60.4, 1}, {100 * us, ms, 7.0, 70.3, 1},
+	} {
+		r := New(Config{})
+		loop, other := r.Add(1, 1), r.Add(2, 2)
+		for _, g := range []*TSG{loop, other} {
+			g.SetTimeslice(c.slice)
+		}
+		other.Submit(endless(1200 * us))
+		loop.Submit(Work{Length: c.kernel, Gap: think})
+		r.Advance(20 * time.Second)
+		got := [2]float64{100 * loop.Account().GPUTime.Seconds() / 20, 100 * other.Account().GPUTime.Seconds() / 20}
+		t.Logf("kernels of %v, slices of %v: %.1f %%", c.kernel, c.slice, got)
+		if math.Abs(got[0]-c.loop) > c.points || math.Abs(got[1]-c.other) > c.points {
+			t.Errorf("kernels of %v, slices of %v: %.1f %%, measured %.1f and %.1f", c.kernel, c.slice, got, c.loop, c.other)
+		}
 	}
 }
 
@@ -400,7 +429,7 @@ func TestShares(t *testing.T) {
 		}
 		const long = 2000 * time.Second
 		r.Advance(long)
-		near(t, "busy", r.Totals().Busy.Seconds(), long.Seconds()*float64(sum)/float64(sum+time.Duration(n)*DefaultSwitchCost), 0.1)
+		near(t, "busy", r.Totals().Busy.Seconds(), long.Seconds()*float64(sum)/float64(sum+time.Duration(n)*(DefaultSwitchCost+DefaultPreemptCost)), 0.1)
 		for _, g := range groups {
 			near(t, fmt.Sprintf("seed %d: share of a slice of %v among %d", seed, g.Timeslice(), n),
 				float64(g.Account().GPUTime)/float64(r.Totals().Busy), float64(g.Timeslice())/float64(sum), 1)
@@ -427,7 +456,7 @@ func TestNoStarvation(t *testing.T) {
 			case 2:
 				g.Arrive(poisson(seed+uint64(i), float64(100*ms), 1+draw(rnd, 5*ms)))
 			}
-			bound += g.Timeslice() + DefaultSwitchCost
+			bound += g.Timeslice() + DefaultSwitchCost + DefaultPreemptCost
 			groups = append(groups, g)
 		}
 		last := make([]Account, len(groups))
@@ -644,5 +673,25 @@ func BenchmarkOpenLoop64(b *testing.B) {
 			r.Add(i, 0).Arrive(poisson(uint64(i), float64(20*ms), 100*us))
 		}
 		r.Advance(100 * time.Second)
+	}
+}
+
+// TestRestart: who comes late in the list waits when timeslices are set all the time.
+func TestRestart(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		r := New(Config{SwitchCost: -1, Restart: restart})
+		var groups []*TSG
+		for i := range 4 {
+			groups = append(groups, r.Add(i, 0))
+			groups[i].SetTimeslice(ms)
+			groups[i].Submit(endless(ms))
+		}
+		for at := 2 * ms; at <= 80*ms; at += 2 * ms {
+			r.Advance(at - 1)
+			groups[3].SetTimeslice(ms)
+		}
+		if ran := groups[3].Account().GPUTime > 0; ran == restart {
+			t.Errorf("restart %v: the last one ran: %v", restart, ran)
+		}
 	}
 }

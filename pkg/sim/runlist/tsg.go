@@ -111,6 +111,9 @@ func (t *TSG) SetTimeslice(d time.Duration) {
 		t.r.roll() // slices that passed had the old length
 	}
 	t.timeslice = min(max(d, MinTimeslice), MaxTimeslice)
+	if t.r.restart {
+		t.r.turn = 0
+	}
 }
 
 // SetPreemptible says whether the group's kernels are preempted at the end of a timeslice, as they are at first.

@@ -1,0 +1,399 @@
+package sched
+
+import (
+	"math"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+// VGPU is a container on a GPU: what it may have, and what it was seen to do.
+type VGPU struct {
+	ID string
+	Share
+	Slot     Slot // of its hard cap (Layout); zero: none
+	Contexts int  // channel groups on the graphics engine
+	Pressing bool // of high priority: it has work now, or had a moment ago
+	Seen
+}
+
+// Row is what one vGPU is to have: the timeslice of each of its channel groups, and when its channels are on (always, where the Slot is
+// zero).
+type Row struct {
+	Slice time.Duration
+	Slot  Slot
+}
+
+// State is what a decision needs of those before it. Its maps are not changed.
+type State struct {
+	at      time.Duration
+	pace    pace
+	mixed   time.Duration // when somebody blocked early last
+	amiss   float64       // measured loss by the computed one
+	high    precedence
+	turns   turns                    // beside one
+	presses bool                     // it goes before the others
+	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
+	slice   map[string]time.Duration // in force
+	hold    time.Duration            // until when they are left alone
+}
+
+// lagTime is how far back lag looks: half of it is forgotten in so long.
+const lagTime = 500 * time.Millisecond
+
+// Pace is the GPU time that a weight of 1 has in a round.
+func (s State) Pace() time.Duration { return s.pace.value }
+
+// Lag is by how much a vGPU is behind its entitlement, of some lagTime.
+func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
+
+// Decide says what every vGPU of one GPU is to have. One number, the pace, makes slices short or long: the GPU time that a weight of 1 has
+// in every round.
+//
+//   - It is long while nobody who blocks early waits for those who do not (target).
+//   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
+//   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
+//   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
+//   - High priority is apart (press). Hard caps are slots, as they came.
+func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
+	rows := make([]Row, len(vgpus))
+	for i, v := range vgpus {
+		rows[i] = Row{NativeTimeslice, v.Slot}
+	}
+	r := t.round(c, vgpus, costs, s.pace.value)
+	s.lag = r.lags(vgpus, s.lag, now-s.at)
+	presses := s.presses
+	if s.presses = c.Policy != PolicyNative && t.press(c, vgpus, rows, &s, now); !s.presses && c.Policy != PolicyNative {
+		s.mixed = r.mixed(t, s.mixed, now)
+		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
+		r.scale = s.amiss
+		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, r.lost > t.MaxLoss, now)
+		for i, v := range vgpus {
+			rows[i].Slice = t.slice(c, r.of(i), v, s)
+		}
+	}
+	s.at = now
+	s.set(vgpus, rows, costs, presses != s.presses, now)
+	return rows, s
+}
+
+// set makes slices those of the rows, but not twice in two rounds. The driver takes up its list from the beginning when one is set; if that
+// went on, those at the end would never have their turn.
+func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time.Duration) {
+	old, round, changed := s.slice, time.Duration(0), false
+	s.slice = map[string]time.Duration{}
+	for i, v := range vgpus {
+		if before, ok := old[v.ID]; ok && now < s.hold && !atOnce {
+			rows[i].Slice = before
+		}
+		s.slice[v.ID] = rows[i].Slice
+		changed = changed || rows[i].Slice != old[v.ID]
+		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + costs.Preempt)
+	}
+	if changed {
+		s.hold = now + 2*round
+	}
+}
+
+// settleTime is for how long all must saturate before slices are prolonged.
+const settleTime = time.Second
+
+// round is what those with work want of the GPU between two turns of the same one.
+type round struct {
+	turns []turn
+	costs Costs
+	lost  float64 // the part of the time that preemptions took of late
+	scale float64 // of what loss computes
+}
+
+// turn is the part of one vGPU.
+type turn struct {
+	vgpu    int // which
+	weight  float64
+	groups  float64
+	endless float64 // of groups
+	burst   float64 // of the others, in seconds as all that follows
+	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
+	present float64 // the part of the rounds in which it has work
+	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
+}
+
+// round looks at those with work, as they were at a pace.
+func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) round {
+	r := round{costs: costs, scale: 1}
+	level := quota.PriorityBestEffort
+	for _, v := range vgpus {
+		if v.Busy > 0 {
+			level = max(level, min(v.Priority, quota.PriorityDefault))
+		}
+	}
+	for i, v := range vgpus {
+		if v.Busy == 0 {
+			continue
+		}
+		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
+		x.burst = v.Burst.Seconds()
+		if v.Priority < level {
+			x.gives = t.HighPrio.Seconds() / x.groups
+		} else {
+			r.lost += v.Cuts * costs.Preempt.Seconds()
+		}
+		r.turns = append(r.turns, x)
+	}
+	waits := r.length(pace.Seconds())
+	for i := range r.turns {
+		x := &r.turns[i]
+		if gap := vgpus[x.vgpu].Gap.Seconds(); x.endless == 0 && gap > 0 {
+			x.think = max(0, gap-(waits-r.share(*x, pace.Seconds())))
+			x.present = 1 - x.think/(x.burst+gap)
+		}
+	}
+	return r
+}
+
+// weightAt is a vGPU's weight beside others of which the highest has the level given.
+func (c Card) weightAt(level quota.Priority, v VGPU) float64 {
+	if v.Priority < level {
+		return c.weight(v.Share) / yields
+	}
+	return c.weight(v.Share)
+}
+
+// of is the turn of a vGPU; nil: it has no work.
+func (r round) of(vgpu int) *turn {
+	for i := range r.turns {
+		if r.turns[i].vgpu == vgpu {
+			return &r.turns[i]
+		}
+	}
+	return nil
+}
+
+// slice is the timeslice of each of its groups at a pace. Those that block leave some of their part to those that do not.
+func (x turn) slice(pace float64) float64 {
+	slice := x.weight * pace / x.groups
+	if x.endless > 0 {
+		slice = max(slice, (x.weight*pace-(x.groups-x.endless)*x.burst)/x.endless)
+	}
+	return min(max(slice, x.gives, shortest.Seconds()), longest.Seconds())
+}
+
+// use is what it takes of a round in which it has work.
+func (x turn) use(pace float64) float64 {
+	slice := x.slice(pace)
+	return x.endless*slice + (x.groups-x.endless)*min(slice, x.burst)
+}
+
+// cuts is how many of its groups' turns end in a preemption.
+func (x turn) cuts(pace float64) float64 {
+	return x.endless + (x.groups-x.endless)*max(0, 1-x.slice(pace)/x.burst)
+}
+
+// share is what a round takes longer because of one vGPU.
+func (r round) share(x turn, pace float64) float64 {
+	cuts := x.cuts(pace)
+	return x.present * (x.use(pace) + cuts*r.costs.Preempt.Seconds() + (x.groups-cuts)*r.costs.Yield.Seconds())
+}
+
+func (r round) length(pace float64) float64 {
+	sum := 0.0
+	for _, x := range r.turns {
+		sum += r.share(x, pace)
+	}
+	return sum
+}
+
+// loss is the part of the GPU's time that preemptions take at a pace. Who blocks makes a switch of his own, whatever the pace is; and who
+// gives way is preempted whatever is lost.
+func (r round) loss(pace float64) float64 {
+	sum := 0.0
+	for _, x := range r.turns {
+		if x.gives == 0 {
+			sum += x.present * x.cuts(pace)
+		}
+	}
+	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
+}
+
+// amiss learns by how much that is wrong, since it knows bursts by their mean only.
+func (r round) amiss(before, pace float64) float64 {
+	const memory, most = 32, 4
+	if before == 0 {
+		before = 1
+	}
+	if loss := r.loss(pace); loss > 0.01 {
+		before += (min(max(r.lost/loss, 1./most), most) - before) / memory
+	}
+	return before
+}
+
+// fair is the pace at which those who never block take as much of a round as it does, by weight.
+func (x turn) fair() float64 {
+	if x.endless > 0 {
+		return unending.Seconds()
+	}
+	return x.groups * x.burst / x.weight
+}
+
+// mixed is when somebody with work blocked early last.
+func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
+	for _, x := range r.turns {
+		if x.gives == 0 && x.fair() < t.base(r) {
+			return now
+		}
+	}
+	return last
+}
+
+// base is the pace while nobody is behind: as long as those with work can have it in MaxRound, or twice that where slices would be
+// shorter than Min.
+func (t Timing) base(r round) float64 {
+	base, sum, least := t.Base.Seconds(), 0.0, math.Inf(1)
+	for _, x := range r.turns {
+		sum += x.weight
+		if x.gives == 0 {
+			least = min(least, x.weight/x.groups)
+		}
+	}
+	limit := t.MaxRound.Seconds()
+	pace := min(base, limit/sum)
+	if least*pace < t.Min.Seconds() {
+		pace = max(pace, min(t.Min.Seconds()/least, 2*limit/sum, base))
+	}
+	return pace
+}
+
+// target is the pace that is right now.
+func (t Timing) target(r round, settled bool) time.Duration {
+	if len(r.turns) < 2 {
+		return t.Min // it is not switched, and the next one who comes waits the less
+	}
+	long := t.base(r)
+	if settled {
+		most, sum := 0.0, 0.0
+		for _, x := range r.turns {
+			most, sum = max(most, x.weight), sum+x.weight
+		}
+		limit := t.MaxRound.Seconds()
+		long *= max(1, min(maxStretch, longRound*limit/(sum*long), limit/2/(most*long)))
+	}
+	pace := long
+	for _, x := range r.turns {
+		pace = min(pace, r.pull(x, long))
+	}
+	pace = max(pace, lone.Seconds())
+	for pace < long && r.loss(pace) > t.MaxLoss {
+		pace = min(pace*paceStep, long)
+	}
+	return time.Duration(pace * float64(time.Second))
+}
+
+// paceStep is how exactly the shortest pace is found that loses no more than MaxLoss.
+const paceStep = 1.05
+
+const (
+	// A vGPU that would be behind by a smaller part of its entitlement than mindful does not pull at the pace; by more than that, the more
+	// the further behind; and from behind on by all that it can.
+	mindful, behind = 0.03, 0.1
+)
+
+// pull is the pace that a vGPU wants: a fair one. How much it matters says the lag that it would have at the long pace: what it would be
+// entitled to while it has work, less its burst. Not the lag that it has, which is little once the pace is right: to follow that would
+// be to swing.
+func (r round) pull(x turn, long float64) float64 {
+	fair := x.fair()
+	if fair >= long || x.gives > 0 {
+		return long
+	}
+	weights, wait := x.weight, 0.0
+	for _, o := range r.turns {
+		if o.vgpu != x.vgpu {
+			weights += o.present * o.weight
+			wait += r.share(o, long)
+		}
+	}
+	own := x.groups * x.burst
+	part := x.weight / weights
+	lag := (part*(own+wait) - own) / (part * (own + wait + x.think))
+	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
+}
+
+// lags brings up to date by how much each vGPU is behind; dt is the time since the last look.
+func (r round) lags(vgpus []VGPU, lag map[string]time.Duration, dt time.Duration) map[string]time.Duration {
+	weights, ran, keep := 0.0, 0.0, math.Exp2(-float64(dt)/float64(lagTime))
+	for _, x := range r.turns {
+		weights += x.present * x.weight
+		ran += float64(vgpus[x.vgpu].Ran)
+	}
+	next := map[string]time.Duration{}
+	for _, x := range r.turns {
+		v := vgpus[x.vgpu]
+		next[v.ID] = time.Duration(keep*float64(lag[v.ID]) + x.present*x.weight/weights*ran - float64(v.Ran))
+	}
+	return next
+}
+
+// slice is a vGPU's timeslice. Who blocks has room for its bursts, unless it is ahead: they differ, and a burst that is cut waits for one
+// round more.
+func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
+	pace := s.pace.value.Seconds()
+	if x == nil {
+		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds(), present: 1}
+	}
+	slice := time.Duration(x.slice(pace) * float64(time.Second))
+	if v.Burst > slice+slice/4 || v.Endless > 0 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {
+		return plain(slice, v.Burst)
+	}
+	own, old := 3*v.Burst, s.slice[v.ID]
+	if old > own/2 && old < 2*own {
+		own = old
+	}
+	return max(slice, min(own, time.Duration(maxStretch*x.weight*float64(t.Base))))
+}
+
+// plain makes a slice a little longer of which a burst is a multiple: from the length of its last run nobody could tell that it was over.
+func plain(slice, burst time.Duration) time.Duration {
+	if rest := burst % slice; burst < 8*slice && (rest > slice-slice/8 || rest < slice/32) {
+		return slice + slice/6
+	}
+	return slice
+}
+
+// ahead is how far before its entitlement a vGPU's bursts may bring it.
+const ahead = lagTime / 16
+
+// pace is a length of turns that does not follow every change. To set timeslices costs calls, and the driver takes up its list from the
+// beginning each time.
+type pace struct {
+	value time.Duration
+	since time.Duration // when the target began to be longer, or shorter, as it is now
+	least time.Duration // of the targets since
+	alone bool          // less than two had work
+}
+
+const (
+	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set; soonTime for one that is
+	// shorter by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
+	growTime = time.Second
+	soonTime = 100 * time.Millisecond
+	muchPace = 8
+	// No change is made by less than 1/32 down, or 1/16 up.
+	littlePace = 32
+)
+
+// follow goes to the target, at once or later; sooner if more is lost than may be.
+func (p pace) follow(target time.Duration, alone, lossy bool, now time.Duration) pace {
+	off := target - p.value
+	switch {
+	case target < p.value/2, p.alone:
+		return pace{value: target, alone: alone}
+	case max(off/2, -off) < p.value/littlePace || p.least == 0 || (off < 0) != (p.least < p.value):
+		return pace{p.value, now, target, alone}
+	}
+	p.least, p.alone = min(p.least, target), alone
+	soon := off < -p.value/muchPace || off > 0 && lossy
+	if age := now - p.since; age >= growTime || soon && age >= soonTime {
+		return pace{value: p.least, alone: alone}
+	}
+	return p
+}
