@@ -350,13 +350,11 @@ func (a *account) gpuOf(clientHandle, handle uint32) int {
 // a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the driver.
 func (a *account) elsewhere(client, handle uint32, gpu int) bool {
 	o, ok := a.lookup(client, handle)
-	return ok && (o.charge.elsewhere(gpu) || o.charge.elsewhere(a.gpuOf(client, handle)))
+	return ok && o.charge.onCard() && (o.charge.gpu != gpu || a.gpuOf(client, handle) != gpu)
 }
 
-// elsewhere reports a charge for memory that is on another GPU. Host memory is on none.
-func (ch *charge) elsewhere(gpu int) bool {
-	return ch != nil && !ch.host && !ch.spilled && ch.gpu != gpu
-}
+// onCard reports a charge for memory of a GPU.
+func (ch *charge) onCard() bool { return ch != nil && !ch.host && !ch.spilled }
 
 // addObject records a new handle. reserved is what reserve took for it and size what it really takes; both are zero for
 // objects without device memory. False: the client is gone meanwhile, and the reservation with it.
