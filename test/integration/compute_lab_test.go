@@ -201,11 +201,12 @@ func during(t *testing.T, d time.Duration, gpu int, ids ...string) spent {
 	return spentBy(t, gpu, ids...).since(before)
 }
 
-// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes nearly all the time.
+// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes nearly all the time: with the driver's own
+// timeslices of 2.048 ms, the shortest here, the model loses 8.5 % in switches.
 func wantOf(t *testing.T, gpu int, ids []string, want ...float64) {
 	t.Helper()
 	measuring(t, gpu, ids, func(s spent) string {
-		if s.percent(s.busy) < 92 {
+		if s.percent(s.busy) < 91 {
 			return fmt.Sprintf("the GPU computes %.1f %% of the time only", s.percent(s.busy))
 		}
 		got := make([]float64, len(ids))
