@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path"
 	"path/filepath"
@@ -300,11 +301,12 @@ func TestReadOnlyRoot(t *testing.T) {
 
 // TestStarted notes the first process of a container in preload mode.
 func TestStarted(t *testing.T) {
+	const nonce = "aaaaaaaaaaaaaaaa"
 	dir := t.TempDir()
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	_, err := book.Reserve(ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: "n", Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		Record: ledger.Record{ID: "c", Nonce: nonce, Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
 		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	})
@@ -314,20 +316,20 @@ func TestStarted(t *testing.T) {
 	call := func(nonce, state string) error {
 		return run([]string{"cgpu-hook", "started", "--id", "c", "--nonce", nonce}, strings.NewReader(state), os.Stderr)
 	}
-	for nonce, state := range map[string]string{
-		"n":   `{"pid":0}`,
-		"n ":  `{"pid":1}`, // another reservation
-		"n\t": `{`,
-		"":    `{"pid":1}`,
+	for other, state := range map[string]string{
+		nonce:              `{"pid":0}`,
+		"bbbbbbbbbbbbbbbb": `{"pid":1}`, // another reservation
+		nonce + "\t":       `{`,
+		"":                 `{"pid":1}`,
 	} {
-		if err := call(strings.TrimSuffix(nonce, "\t"), state); err == nil {
-			t.Errorf("nonce %q, state %s: no error", nonce, state)
+		if err := call(strings.TrimSuffix(other, "\t"), state); err == nil {
+			t.Errorf("nonce %q, state %s: no error", other, state)
 		}
 	}
 	if r, err := book.Get("c"); err != nil || r.InitPID != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	if err := call("n", fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":%d,"bundle":"/b"}`, os.Getpid())); err != nil {
+	if err := call(nonce, fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":%d,"bundle":"/b"}`, os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
 	start, _ := ledger.ProcStart(os.Getpid())
@@ -337,11 +339,12 @@ func TestStarted(t *testing.T) {
 }
 
 func TestRelease(t *testing.T) {
+	const first, second = "1111111111111111", "2222222222222222"
 	dir := t.TempDir()
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	request := ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: "n2", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		Record: ledger.Record{ID: "c", Nonce: second, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
 		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	}
@@ -351,11 +354,15 @@ func TestRelease(t *testing.T) {
 	call := func(nonce string) error {
 		return run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonce}, strings.NewReader("{}"), os.Stderr)
 	}
-	for _, nonce := range []string{"n1", "n2"} {
+	for _, nonce := range []string{first, second} {
 		if err := page.Create(page.File(dir, nonce), page.Header{}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(page.PreloadFile(page.File(dir, nonce)), nil, 0o444); err != nil {
+			t.Fatal(err)
+		}
+		// With what a hook of the administrator's may leave in the folder where it runs.
+		if err := os.MkdirAll(filepath.Join(page.Bundle(dir, nonce), "notes"), 0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -364,8 +371,11 @@ func TestRelease(t *testing.T) {
 		if left, _ := os.ReadDir(filepath.Join(dir, "page")); len(left) != want {
 			t.Errorf("pages: %v, want %d", left, want)
 		}
+		if left, _ := os.ReadDir(filepath.Join(dir, "bundle")); len(left) != want {
+			t.Errorf("bundles: %v, want %d", left, want)
+		}
 	}
-	if err := call("n1"); err != nil { // the guard of an earlier start
+	if err := call(first); err != nil { // the guard of an earlier start
 		t.Error(err)
 	}
 	pages(1)
@@ -373,7 +383,7 @@ func TestRelease(t *testing.T) {
 		t.Error("released by another nonce:", err)
 	}
 	for range 2 {
-		if err := call("n2"); err != nil {
+		if err := call(second); err != nil {
 			t.Error(err)
 		}
 	}
@@ -381,7 +391,7 @@ func TestRelease(t *testing.T) {
 		t.Error("not released:", err)
 	}
 	pages(0)
-	for _, bad := range []string{"", "../ledger.json", "/x"} {
+	for _, bad := range []string{"", "..", "../ledger.json", "/x", "222222222222222/"} {
 		if err := call(bad); err == nil {
 			t.Errorf("released with nonce %q", bad)
 		}
@@ -394,14 +404,14 @@ func TestReleaseOfALostGuard(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", dir)
 	for _, guard := range []int{0, 1 << 29} {
 		if _, err := ledger.Open(dir).Reserve(ledger.Request{
-			Record: ledger.Record{ID: "c", Nonce: "n", Name: "web", GuardPID: guard, GuardStart: 1, Native: []string{"GPU-a"}},
+			Record: ledger.Record{ID: "c", Nonce: "aaaaaaaaaaaaaaaa", Name: "web", GuardPID: guard, GuardStart: 1, Native: []string{"GPU-a"}},
 			GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 			Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 		}); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
-			if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", "n"}, strings.NewReader("{}"), os.Stderr); err != nil {
+			if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, strings.NewReader("{}"), os.Stderr); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -415,8 +425,20 @@ func TestReleaseOfALostGuard(t *testing.T) {
 			}
 			continue
 		}
-		if len(list) != 2 || list[0].Kind != event.Warning || list[0].PID != guard || list[1].Kind != event.End || list[1].Container != "c" || list[1].Name != "web" || list[1].Nonce != "n" {
+		if len(list) != 2 || list[0].Kind != event.Warning || list[0].PID != guard || list[1].Kind != event.End || list[1].Container != "c" || list[1].Name != "web" || list[1].Nonce != "aaaaaaaaaaaaaaaa" {
 			t.Errorf("%+v", list)
+		}
+	}
+}
+
+// TestReadsTheState: crun writes the container's state to a hook and dies of SIGPIPE if that has ended meanwhile.
+func TestReadsTheState(t *testing.T) {
+	t.Setenv("CGPU_RUN_DIR", t.TempDir())
+	for _, args := range [][]string{{"release", "--id", "c", "--nonce", "aaaaaaaaaaaaaaaa"}, {"prestart"}, {"started"}, {"one of a newer version"}} {
+		state := strings.NewReader(`{"id":"c"}` + strings.Repeat(" ", 1<<16))
+		_ = run(append([]string{"cgpu-hook"}, args...), state, io.Discard)
+		if state.Len() > 0 {
+			t.Errorf("%s: %d bytes are unread", args[0], state.Len())
 		}
 	}
 }

@@ -12,7 +12,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -37,7 +39,16 @@ func main() {
 }
 
 func run(args []string, stdin io.Reader, stderr io.Writer) error {
-	if len(args) < 2 || args[1] == "prestart" || filepath.Base(args[0]) == "nvidia-container-runtime-hook" {
+	if len(args) < 2 {
+		return nil
+	}
+	// Whatever is needed of it: crun dies of SIGPIPE where a hook ends before the container's state is written to it.
+	text, err := io.ReadAll(io.LimitReader(stdin, maxState))
+	if err != nil {
+		return fmt.Errorf("container state: %w", err)
+	}
+	stdin = bytes.NewReader(text)
+	if args[1] == "prestart" || filepath.Base(args[0]) == "nvidia-container-runtime-hook" {
 		return nil
 	}
 	switch args[1] {
@@ -81,7 +92,7 @@ func whose(hook string, args []string) (id, nonce string, err error) {
 	if err := flags.Parse(args); err != nil {
 		return "", "", err
 	}
-	if id == "" || nonce == "" || nonce != filepath.Base(nonce) {
+	if id == "" || !ledger.IsNonce(nonce) { // it becomes the name of folders
 		return "", "", fmt.Errorf("%s: want --id and --nonce", hook)
 	}
 	return id, nonce, nil
@@ -109,12 +120,16 @@ func started(args []string, stdin io.Reader) error {
 }
 
 // release drops the container's reservation and its vGPU page. The guard does the same when its last process is gone, and a
-// container that was started anew has another nonce.
+// container that was started anew has another nonce. The bundle goes last: it is the folder in which crun runs hooks.
 func release(args []string) error {
 	id, nonce, err := whose("release", args)
 	if err != nil {
 		return err
 	}
+	return errors.Join(giveBack(id, nonce), page.RemoveBundle(device.RunDir(), nonce))
+}
+
+func giveBack(id, nonce string) error {
 	l := ledger.Open(device.RunDir())
 	// A living guard does it itself, once the driver has the container's memory back; that takes a few milliseconds, or
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
@@ -187,10 +202,12 @@ type state struct {
 	Bundle string `json:"bundle"`
 }
 
+// maxState bounds it, in bytes.
+const maxState = 16 << 20
+
 func readState(stdin io.Reader) (state, error) {
-	const most = 16 << 20
 	var s state
-	if err := json.NewDecoder(io.LimitReader(stdin, most)).Decode(&s); err != nil {
+	if err := json.NewDecoder(stdin).Decode(&s); err != nil {
 		return s, fmt.Errorf("container state: %w", err)
 	}
 	return s, nil

@@ -25,9 +25,11 @@ type call struct {
 	root string
 	// rest is what follows the command: the container's id is in it, somewhere among options.
 	rest []string
-	// tail is what follows create, run and restore, and values are where in it the bundle is named.
+	// tail is what follows create, run and restore, and values are where in it files are named.
 	tail   []string
 	values []placed
+	// made is the folder of the config.json that the low-level runtime gets in the place of the engine's; empty where it keeps that.
+	made string
 	// strange is an option that may be one of a newer runtime and take a value, which we then took for the id.
 	strange string
 	grammar *grammar
@@ -124,10 +126,12 @@ func (c *call) container(args []string) {
 		switch name {
 		case "bundle", "b":
 			c.bundle = value
-			c.values = append(c.values, placed{at, value, false})
+			c.values = append(c.values, placed{"--bundle", value, at})
 		case "config", "f":
 			config = value
-			c.values = append(c.values, placed{at, value, true})
+			c.values = append(c.values, placed{"--config", value, at})
+		case "console-socket", "pidfd-socket":
+			c.values = append(c.values, placed{"--" + name, value, at})
 		}
 		if !c.grammar.create.known(name) {
 			c.strange = name
@@ -142,29 +146,34 @@ func (c *call) container(args []string) {
 	}
 }
 
-// placed is a value in rest: the argument that it is, or ends.
+// placed is the value of an option in tail: the argument that it is, or ends.
 type placed struct {
-	at    int
-	value string
-	file  bool // config.json, and not the folder
+	option, value string
+	at            int
 }
 
-// redirect gives the low-level runtime another bundle.
-func (c *call) redirect(bundle string) {
-	rest := slices.Clone(c.tail)
+// redirect has the low-level runtime read made's config.json: crun takes a file's name, and runc only a folder.
+func (c *call) redirect(crun bool) {
+	option, to := "--bundle", c.made
+	if crun {
+		option, to = "--config", filepath.Join(c.made, "config.json")
+	}
+	tail := slices.Clone(c.tail)
 	named := false
+	put := func(v placed, to string) { tail[v.at] = strings.TrimSuffix(tail[v.at], v.value) + to }
 	for _, v := range c.values {
-		to := bundle
-		if v.file {
-			to = filepath.Join(bundle, "config.json")
+		switch {
+		case v.option == option:
+			put(v, to)
+			named = true
+		case !crun && strings.HasSuffix(v.option, "-socket") && v.value != "" && !strings.ContainsAny(v.value[:1], "/@"):
+			put(v, filepath.Join(c.bundle, v.value)) // runc connects when it is in the bundle's folder already
 		}
-		rest[v.at] = strings.TrimSuffix(rest[v.at], v.value) + to
-		named = named || !v.file
 	}
 	if !named {
-		rest = append([]string{"--bundle", bundle}, rest...)
+		tail = append([]string{option, to}, tail...)
 	}
-	c.args = append(slices.Clone(c.args[:len(c.args)-len(c.tail)]), rest...)
+	c.args = append(slices.Clone(c.args[:len(c.args)-len(c.tail)]), tail...)
 }
 
 // absolute is the folder or file that the runtime finds at a path: ".." is the kernel's there, behind links.

@@ -123,6 +123,38 @@ func TestOtherKind(t *testing.T) {
 	}
 }
 
+// TestRedirect: the low-level runtime gets our config.json; what else it would take from the engine's bundle, it still does.
+func TestRedirect(t *testing.T) {
+	for _, c := range []struct {
+		crun       bool
+		args, want string
+	}{
+		{false, "--root /r create --bundle /b c1", "--root /r create --bundle /m c1"},
+		{false, "create c1", "create --bundle /m c1"},
+		{false, "create -b=/b c1", "create -b=/m c1"},
+		{false, "create --bundle= c1", "create --bundle=/m c1"},
+		{false, "create --bundle /a c1 -b /b", "create --bundle /m -b /m c1"},
+		{false, "run --bundle /b --pid-file p --console-socket tty.sock --pidfd-socket=@s c1", "run --bundle /m --pid-file p --console-socket /b/tty.sock --pidfd-socket=@s c1"},
+		{false, "create --bundle /b --console-socket=x/tty --pidfd-socket s c1", "create --bundle /m --console-socket=/b/x/tty --pidfd-socket /b/s c1"},
+		{false, "create --bundle /b --console-socket /tty c1", "create --bundle /m --console-socket /tty c1"},
+		{true, "--root /r create --bundle /b --pid-file p --console-socket tty.sock c1", "--root /r create --config /m/config.json --bundle /b --pid-file p --console-socket tty.sock c1"},
+		{true, "create -b/b -f /x c1", "create -b/b -f /m/config.json c1"},
+		{true, "create --conf=config.json c1", "create --conf=/m/config.json c1"},
+		{true, "run -df/x c1", "run -df/m/config.json c1"},
+	} {
+		g := likeRunc
+		if c.crun {
+			g = likeCrun
+		}
+		call := parse(strings.Fields(c.args), g)
+		call.made = "/m"
+		call.redirect(c.crun)
+		if got := strings.Join(call.args, " "); got != c.want {
+			t.Errorf("%s:\ngot  %s\nwant %s", c.args, got, c.want)
+		}
+	}
+}
+
 func TestReport(t *testing.T) {
 	for format, want := range map[string]string{
 		"json": `{"level":"error","msg":"a \"b\"","time":"20`,

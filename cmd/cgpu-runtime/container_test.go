@@ -345,6 +345,9 @@ func TestLifeOfContainer(t *testing.T) {
 	lowRuntimes(t, func(t *testing.T, n *node) {
 		id := fmt.Sprintf("create-%d", os.Getpid())
 		bundle := n.bundle([]string{ask, "ALIYUN_COM_GPU_MEM_DEV=15", "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, "", "true")
+		if err := os.Chmod(bundle, 0o750); err != nil {
+			t.Fatal(err)
+		}
 		if r := n.run("create", "--bundle", bundle, id); r.err != nil {
 			t.Fatalf("%v\n%s\n%s", r.err, r.stderr, r.log)
 		}
@@ -370,11 +373,23 @@ func TestLifeOfContainer(t *testing.T) {
 				t.Fatalf("%v: %v\n%s", args, r.err, r.stderr)
 			}
 		}
+		// The container has ended, or is about to. Hooks may look into its bundle for as long as it is not deleted.
+		ours := page.Bundle(n.runDir, records[0].Nonce)
+		if info, err := os.Stat(ours); err != nil || info.Mode().Perm() != 0o750 {
+			t.Errorf("the bundle: %v, %v", info, err)
+		}
 		// A guard that lives releases the reservation itself; the stub does not, and the hook does it for a dead one.
 		if err := unix.Kill(s.PID, unix.SIGKILL); err != nil && err != unix.ESRCH {
 			t.Error(err)
 		}
+		if err := page.Remove(n.runDir, records[0].Nonce); err != nil { // as a guard does at the end
+			t.Error(err)
+		}
+		if info, err := os.Stat(filepath.Join(ours, "config.json")); err != nil || info.Mode().Perm() != 0o640 {
+			t.Errorf("the bundle's config.json: %v, %v", info, err)
+		}
 		n.deletes(id)
+		waitGone(t, filepath.Dir(ours))
 		info, err := os.Stat(filepath.Join(bundle, "config.json"))
 		if err != nil || info.Mode().Perm() != 0o640 {
 			t.Errorf("config.json: %v, %v", info.Mode(), err)

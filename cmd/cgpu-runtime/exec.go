@@ -90,16 +90,27 @@ func (c call) limited(id, runDir string) bool {
 	if err != nil || record.Page == "" || !c.created(record) {
 		return false
 	}
-	config, err := readFile(filepath.Join(page.Bundle(runDir, record.Nonce), "config.json"))
-	return err == nil && bytes.Contains(config, []byte(`"LD_PRELOAD=`+spec.LimiterPath))
+	// In the engine's bundle it was an older version that wrote it.
+	for _, bundle := range []string{page.Bundle(runDir, record.Nonce), record.Bundle} {
+		config, err := readFile(filepath.Join(bundle, "config.json"))
+		if err == nil && bytes.Contains(config, []byte(`"LD_PRELOAD=`+spec.LimiterPath)) {
+			return true
+		}
+	}
+	return false
 }
 
-// created says whether the state that the low-level runtime keeps of a container names the bundle that we made of our record.
+// created says whether the state that the low-level runtime keeps of a container has the hooks that we made for our record.
 func (c call) created(record ledger.Record) bool {
 	for _, state := range c.states(record.ID) {
-		if raw, err := readFile(state.file); err == nil {
-			return bytes.Contains(raw, []byte("/bundle/"+record.Nonce))
+		if _, err := os.Stat(state.file); err != nil {
+			continue
 		}
+		if state.maker == "crun" { // which keeps config.json beside it
+			state.file = filepath.Join(filepath.Dir(state.file), "config.json")
+		}
+		raw, err := readFile(state.file)
+		return err == nil && bytes.Contains(raw, []byte(`"`+record.Nonce+`"`))
 	}
 	return false
 }

@@ -74,6 +74,9 @@ func run(c call, only bool, runDir string) error {
 			if only && isCrun(low) != (c.grammar == likeCrun) {
 				err = errors.New("cgpu-runtime: runc and crun read these options differently, and runtimes in cgpu.toml has changed just now: try again")
 			} else {
+				if c.made != "" {
+					c.redirect(isCrun(low))
+				}
 				err = execute(low, c.args)
 			}
 		}
@@ -172,7 +175,7 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 	undo = func() {
 		guard.Stop()
-		for _, err := range []error{book.Release(record.ID, record.Nonce), page.Remove(runDir, record.Nonce)} {
+		for _, err := range []error{book.Release(record.ID, record.Nonce), page.Remove(runDir, record.Nonce), uncopy(c.made)} {
 			if err != nil {
 				c.report(err)
 			}
@@ -208,8 +211,8 @@ func create(c *call, runDir string) (undo func(), err error) {
 		return undo, err
 	}
 	// The engine's file stays as it is, so that it can be run again, and may be on a read-only file system.
-	c.redirect(page.Bundle(runDir, record.Nonce))
-	if err := file.copied(ask.Doc.Encode(), page.Bundle(runDir, record.Nonce)); err != nil {
+	c.made = page.Bundle(runDir, record.Nonce)
+	if err := file.copied(ask.Doc.Encode(), c.made); err != nil {
 		return undo, err
 	}
 	if guard != nil {

@@ -131,7 +131,7 @@ func files(s ledger.Swept) string {
 	for _, kind := range []struct {
 		n    int
 		name string
-	}{{s.Sockets, "socket"}, {s.Pages, "page"}, {s.Logs, "log"}} {
+	}{{s.Sockets, "socket"}, {s.Pages, "page"}, {s.Bundles, "bundle"}, {s.Logs, "log"}} {
 		if kind.n > 0 {
 			list = append(list, plural(kind.n, kind.name))
 		}

@@ -6,8 +6,8 @@ import "errors"
 // for the case that both were killed.
 func (l *Ledger) GC() (removed []Record, err error) {
 	err = l.change(func(f *file) error {
-		f.Records, removed = l.sift(f.Records)
-		if len(removed) == 0 {
+		f.Records, f.gone = l.sift(f.Records)
+		if removed = f.gone; len(removed) == 0 {
 			return errUnchanged
 		}
 		return nil

@@ -16,9 +16,10 @@ const (
 	fileName    = "ledger.json"
 	lockName    = "ledger.lock"
 	tempName    = "ledger.json.tmp"
-	socketsName = "g"    // <nonce>.sock and <nonce>.ctl of the guards
-	pagesName   = "page" // <nonce>: the folder of a vGPU page (package page)
-	logsName    = "log"  // <beginning of the ID>-<nonce>.log of the guards (package launch)
+	socketsName = "g"      // <nonce>.sock and <nonce>.ctl of the guards
+	pagesName   = "page"   // <nonce>: the folder of a vGPU page (package page)
+	bundlesName = "bundle" // <nonce>: of config.json as the low-level runtime has it (package page)
+	logsName    = "log"    // <beginning of the ID>-<nonce>.log of the guards (package launch)
 )
 
 // ErrNotFound says that no such record exists.

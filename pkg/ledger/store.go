@@ -44,7 +44,7 @@ var errUnchanged = errors.New("unchanged")
 func (l *Ledger) change(f func(*file) error) error {
 	gone, err := l.changeLocked(f)
 	for _, r := range gone {
-		if isNonce(r.Nonce) {
+		if IsNonce(r.Nonce) {
 			_ = page.Remove(l.dir, r.Nonce) // what stays is Sweep's
 		}
 	}

@@ -23,14 +23,17 @@ const (
 	// keptLogs is how many logs of containers that are gone stay on the node, the newest: with a guard's bound of 64 KiB that is
 	// 4 MiB of /run, however often a pod is tried again.
 	keptLogs = 64
+	// keptBundles is the same for bundles. The poststop hook removes them; of those that are left, nobody knows which belong to a
+	// container that has ended and is not deleted yet, and which to one that was killed while it was made.
+	keptBundles = 64
 )
 
 // Swept counts the files that Sweep removed.
-type Swept struct{ Sockets, Pages, Logs int }
+type Swept struct{ Sockets, Pages, Bundles, Logs int }
 
-// Sweep removes the sockets and vGPU pages of containers that are gone, and all but the newest of their guards' logs. A guard
-// removes its own sockets and page; this is for those that were killed, and for the logs. Each guard calls it, when its container has
-// run for a while and when it ends, so that what is left on the node is bounded without a daemon.
+// Sweep removes the sockets and vGPU pages of containers that are gone, and all but the newest of their bundles and their guards' logs.
+// A guard removes its own sockets and page; this is for those that were killed, and for the logs. Each guard calls it, when its
+// container has run for a while and when it ends, so that what is left on the node is bounded without a daemon.
 func (l *Ledger) Sweep() (done Swept, err error) {
 	// Without a ledger nobody knows whose files these are: it was removed while containers run, or there never was one.
 	if _, err := os.Stat(l.path(fileName)); errors.Is(err, fs.ErrNotExist) {
@@ -38,8 +41,9 @@ func (l *Ledger) Sweep() (done Swept, err error) {
 	}
 	sockets, err1 := l.files(socketsName, suffixed(".sock", ".ctl"))
 	pages, err2 := l.files(pagesName, suffixed(""))
-	logs, err3 := l.files(logsName, logNonce)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	bundles, err3 := l.files(bundlesName, suffixed(""))
+	logs, err4 := l.files(logsName, logNonce)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return done, err
 	}
 	// After the files: whoever makes one has a record before. So no lock is taken.
@@ -50,10 +54,12 @@ func (l *Ledger) Sweep() (done Swept, err error) {
 	before := time.Now().Add(-leftoverAge)
 	file := func(f runFile) error { return os.Remove(f.path) }
 	folder := func(f runFile) error { return page.Remove(l.dir, f.nonce) }
+	bundle := func(f runFile) error { return page.RemoveBundle(l.dir, f.nonce) }
 	done.Sockets, err1 = remove(olderThan(before, ofNobody(sockets, records)), file)
 	done.Pages, err2 = remove(olderThan(before, ofNobody(pages, records)), folder)
-	done.Logs, err3 = remove(allButNewest(keptLogs, ofNobody(logs, records)), file)
-	return done, errors.Join(err1, err2, err3)
+	done.Bundles, err3 = remove(allButNewest(keptBundles, olderThan(before, ofNobody(bundles, records))), bundle)
+	done.Logs, err4 = remove(allButNewest(keptLogs, ofNobody(logs, records)), file)
+	return done, errors.Join(err1, err2, err3, err4)
 }
 
 // runFile is a file of one reservation, whose nonce is in its name.
@@ -71,7 +77,7 @@ func (l *Ledger) files(folder string, nonceOf func(name string) string) ([]runFi
 	var list []runFile
 	for _, e := range entries {
 		nonce := nonceOf(e.Name())
-		if info, err := e.Info(); err == nil && isNonce(nonce) {
+		if info, err := e.Info(); err == nil && IsNonce(nonce) {
 			list = append(list, runFile{filepath.Join(l.path(folder), e.Name()), nonce, info.ModTime()})
 		}
 	}
@@ -132,7 +138,7 @@ func remove(files []runFile, one func(runFile) error) (n int, first error) {
 
 const nonceLength = 16
 
-// isNonce reports 16 hexadecimal digits.
-func isNonce(s string) bool {
+// IsNonce reports 16 hexadecimal digits, which a Record.Nonce is.
+func IsNonce(s string) bool {
 	return len(s) == nonceLength && strings.Trim(s, "0123456789abcdef") == ""
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/page"
 )
 
 // left lists a folder of the run directory.
@@ -123,5 +125,53 @@ func TestSweepWithoutLedger(t *testing.T) {
 	must(t, os.Remove(l.path(fileName)))
 	if done, err := l.Sweep(); err != nil || done != (Swept{}) {
 		t.Errorf("%+v, %v", done, err)
+	}
+}
+
+// TestSweepBundles: what killed runtimes leave is bounded; a container that lives, or has ended not long ago, keeps its bundle.
+func TestSweepBundles(t *testing.T) {
+	l := open(t)
+	const living = "aaaaaaaaaaaaaaaa"
+	reserve(t, l, request("a", living, gib))
+	begin := time.Now().Add(-time.Hour)
+	make := func(nonce string, changed time.Time) {
+		dir := page.Bundle(l.dir, nonce)
+		must(t, os.MkdirAll(dir, 0o700))
+		must(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o600))
+		must(t, os.Chtimes(dir, changed, changed))
+	}
+	make(living, begin)
+	want := []string{living}
+	const more = 100
+	for i := range keptBundles + more {
+		nonce := fmt.Sprintf("%016x", i)
+		make(nonce, begin.Add(time.Duration(i)*time.Second))
+		if i >= more {
+			want = append(want, nonce)
+		}
+	}
+	slices.Sort(want)
+	for _, done := range []Swept{{Bundles: more}, {}} {
+		if got, err := l.Sweep(); err != nil || got != done {
+			t.Errorf("%+v, %v, want %+v", got, err, done)
+		}
+		if got := left(t, l, bundlesName); !slices.Equal(got, want) {
+			t.Errorf("left %v, want %v", got, want)
+		}
+	}
+}
+
+// TestGCTakesPages: a page that is not old enough for Sweep goes with its record.
+func TestGCTakesPages(t *testing.T) {
+	l := open(t)
+	dead := request("a", "aaaaaaaaaaaaaaaa", gib)
+	dead.Record.LauncherPID, dead.Record.LauncherStart = 1<<29, 1
+	reserve(t, l, dead)
+	must(t, page.Create(page.File(l.dir, dead.Record.Nonce), page.Header{}, nil))
+	if removed, err := l.GC(); err != nil || len(removed) != 1 {
+		t.Fatal(removed, err)
+	}
+	if got := left(t, l, pagesName); len(got) > 0 {
+		t.Errorf("left %v", got)
 	}
 }

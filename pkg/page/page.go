@@ -26,8 +26,12 @@ func File(runDir, nonce string) string { return filepath.Join(folder(runDir, non
 
 func folder(runDir, nonce string) string { return filepath.Join(runDir, "page", nonce) }
 
-// Bundle is the folder of the config.json that the low-level runtime gets in the place of the engine's.
+// Bundle is the folder of the config.json that the low-level runtime gets in the place of the engine's. It stays until that runtime
+// deletes the container, which may be long after the reservation's end: crun starts a container's last hooks in it.
 func Bundle(runDir, nonce string) string { return filepath.Join(runDir, "bundle", nonce) }
+
+// RemoveBundle deletes the folder of Bundle with what hooks may have left there; none is no error.
+func RemoveBundle(runDir, nonce string) error { return os.RemoveAll(Bundle(runDir, nonce)) }
 
 // PreloadFile is where the container's /etc/ld.so.preload is kept, beside its page.
 func PreloadFile(page string) string { return filepath.Join(filepath.Dir(page), "ld.so.preload") }
@@ -216,16 +220,24 @@ func Remove(runDir, nonce string) error {
 	dir := folder(runDir, nonce)
 	// EINVAL: nothing is mounted there, or in another mount namespace: then it goes with the folder (rmdir(2) detaches it since Linux 3.18).
 	err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	if err == unix.EPERM && mounted(dir) { // to a guard: it could empty it, and then it would be as new to Sweep
+		return fmt.Errorf("page: unmount %s: %w", dir, unix.EBUSY)
+	}
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("page: unmount %s: %w", dir, err)
 	}
 	file := File(runDir, nonce)
-	// ENOTDIR: a page of an older version, which had no folder, but a file beside it. Not os.RemoveAll: cgpu-runtime would be 8 KB larger.
-	bundle := Bundle(runDir, nonce)
-	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", filepath.Join(bundle, "config.json"), bundle, dir} {
+	// ENOTDIR: a page of an older version, which had no folder, but a file beside it.
+	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", dir} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("page: %w", err)
 		}
 	}
 	return nil
+}
+
+// mounted says whether a folder is a file system's own.
+func mounted(dir string) bool {
+	var here, above unix.Stat_t
+	return unix.Lstat(dir, &here) == nil && unix.Lstat(filepath.Dir(dir), &above) == nil && here.Dev != above.Dev
 }

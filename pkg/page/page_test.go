@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -309,6 +310,13 @@ func TestConfine(t *testing.T) {
 	if err := unix.Statfs(path, &fs); err != nil || fs.Flags&unix.ST_NOSUID == 0 || fs.Flags&unix.ST_NODEV == 0 {
 		t.Errorf("flags %#x, %v", fs.Flags, err)
 	}
+	// A guard, which may not unmount, leaves all as it is: it would be as new to whoever may.
+	if err := withoutPowers(t, func() error { return Remove(dir, "n") }); !errors.Is(err, unix.EBUSY) {
+		t.Error(err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(path)); len(left) != 3 {
+		t.Errorf("left: %v", left)
+	}
 	for range 2 {
 		if err := Remove(dir, "n"); err != nil {
 			t.Fatal(err)
@@ -324,6 +332,30 @@ func TestConfine(t *testing.T) {
 	if err := Remove(dir, "n"); err != nil {
 		t.Error(err)
 	}
+}
+
+// withoutPowers calls f as root without capabilities.
+func withoutPowers(t *testing.T, f func() error) error {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var all, none [2]unix.CapUserData
+	if err := unix.Capget(&header, &all[0]); err != nil {
+		t.Fatal(err)
+	}
+	for i := range none {
+		none[i].Permitted = all[i].Permitted
+	}
+	if err := unix.Capset(&header, &none[0]); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Capset(&header, &all[0]); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	return f()
 }
 
 // TestLeased: a tenant who holds a lease on his page makes nobody wait for him.

@@ -237,6 +237,9 @@ func killedRuntime(t *testing.T) {
 		if left := records(t); len(left) > 0 {
 			return fmt.Sprintf("%+v", left)
 		}
+		if pids := guards(t); len(pids) > 0 {
+			return fmt.Sprintf("guards still run: %v", pids)
+		}
 		return ""
 	})
 	// A page that nobody removed is collected once it is half a minute old.
