@@ -95,7 +95,7 @@ func gcCommand() *cli.Command {
 		Usage: "give back what dead containers still hold in the ledger",
 		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
 			"the case that both were killed. It also lets run what such a guard has left paused of a container that\n" +
-			"lives, and removes sockets, pages and all but the newest 64 logs of containers that are gone. Containers that\n" +
+			"lives, and removes sockets, pages and all but the newest 64 logs and bundles of containers that are gone. Containers that\n" +
 			"live, or may live, are not touched otherwise.\n\n" +
 			"Example:\n   cgpu gc",
 		Before: noArguments,
