@@ -131,7 +131,7 @@ type object struct {
 	handle, parent, class uint32
 	kind                  rm.ClassKind
 	gpu                   int                    // of a device object; noGPU for all others, which inherit from their parent
-	charge                *charge                // nil for what takes no device memory
+	charge                *charge                // nil for what takes no device memory; of another name of memory, that memory's
 	length                quota.Bytes            // of device memory, as the driver counts it: before rounding, without hidden costs
 	size                  quota.Bytes            // of memory, wherever it is; 0: not known
 	page                  quota.Bytes            // of device memory
@@ -140,7 +140,6 @@ type object struct {
 	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
-	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
@@ -167,6 +166,7 @@ type charge struct {
 	size    quota.Bytes
 	handles int         // RM handles
 	others  int         // UVM mappings, exported files and windows
+	calls   int         // under way that refer to it
 	windows int         // of these, windows
 	length  quota.Bytes // as the driver counts it, for the audit
 	spilled bool        // it is host memory, out of the spill
@@ -369,16 +369,12 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 		return false
 	}
 	if size > 0 {
-		o.charge = &charge{gpu: gpu, size: size, handles: 1, length: o.length, spilled: o.spilled, host: o.host, page: o.page}
+		o.charge = &charge{gpu: gpu, size: size, length: o.length, spilled: o.spilled, host: o.host, page: o.page}
 		if o.host {
 			a.host += size
 		} else {
 			a.gpus[gpu].take(size, o.spilled)
 		}
-	}
-	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
-		o.charge = m.charge
-		o.charge.handles++
 	}
 	a.put(c, &o)
 	return true
@@ -386,6 +382,9 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 
 // put replaces a stale record of the same handle: RM would not have granted a handle that is in use.
 func (a *account) put(c *client, o *object) {
+	if ch := o.charge; ch != nil {
+		a.count(ch, &ch.handles, 1)
+	}
 	if old := c.objects[o.handle]; old != nil {
 		a.dropObject(c, old)
 	}
@@ -417,25 +416,15 @@ func (a *account) put(c *client, o *object) {
 	}
 }
 
-// dupObject records a second handle on what another handle refers to. It counts as an object of its kind: it keeps that alive, and is
-// another object to the GPU's firmware.
-func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandle uint32) {
+// dupObject records a second handle on what another handle referred to when the driver was asked. It counts as an object of its kind: it
+// keeps that alive, and is another object to the GPU's firmware.
+func (a *account) dupObject(client, parent, handle uint32, of object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	dst, src := a.clients[dstClient], a.clients[srcClient]
-	if dst == nil {
-		return
+	if c := a.clients[client]; c != nil {
+		a.put(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
+			host: of.host, size: of.size})
 	}
-	o := &object{handle: dstHandle, parent: dstParent, gpu: noGPU}
-	if src != nil {
-		if s := src.objects[srcHandle]; s != nil {
-			o.class, o.kind, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.kind, s.charge, s.gpu, s.spilled, s.host, s.size
-		}
-	}
-	if o.charge != nil {
-		o.charge.handles++
-	}
-	a.put(dst, o)
 }
 
 // freeObject drops a handle and all its descendants; of the client's own handle, the client.
@@ -518,20 +507,27 @@ func (a *account) dropObject(c *client, o *object) {
 		c.engineObjectGone(o)
 	}
 	if ch := o.charge; ch != nil {
-		ch.handles--
-		if ch.handles == 0 && ch.others > 0 {
-			a.zombies++
-		}
-		a.settle(ch)
+		a.count(ch, &ch.handles, -1)
 	}
 }
 
-// settle gives a charge's bytes back once nothing refers to it.
-func (a *account) settle(ch *charge) {
-	if ch.handles == 0 && ch.others == 0 {
+// count changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is locked.
+func (a *account) count(ch *charge, references *int, by int) {
+	was := ch.zombie()
+	*references += by
+	switch is := ch.zombie(); {
+	case is && !was:
+		a.zombies++
+	case was && !is:
+		a.zombies--
+	}
+	if ch.handles == 0 && ch.others == 0 && ch.calls == 0 {
 		a.giveBack(ch)
 	}
 }
+
+// zombie reports that only UVM mappings, exported files or windows refer to what has had a handle.
+func (ch *charge) zombie() bool { return ch.handles == 0 && ch.others > 0 && !ch.tables }
 
 func (a *account) giveBack(ch *charge) {
 	if ch.host {
@@ -541,21 +537,39 @@ func (a *account) giveBack(ch *charge) {
 	}
 }
 
-// hold adds a reference that is no handle (a UVM mapping, an exported file) to the memory behind a handle. Nil: no device
-// memory is behind it.
-func (a *account) hold(clientHandle, handle uint32) *charge {
+// refer looks up an object that a call refers to, and keeps its charge until letGo. An object that is not known has no handle. False: the
+// client is gone, so that what is there under its handles is nobody's any more.
+func (a *account) refer(c *client, handle uint32) (object, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	c := a.clients[clientHandle]
-	if c == nil {
-		return nil
-	}
 	o := c.objects[handle]
-	if o == nil || o.charge == nil {
+	if a.clients[c.handle] != c || o == nil {
+		return object{gpu: noGPU}, a.clients[c.handle] == c
+	}
+	if ch := o.charge; ch != nil {
+		a.count(ch, &ch.calls, 1)
+	}
+	return *o, true
+}
+
+func (a *account) letGo(ch *charge) {
+	if ch == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count(ch, &ch.calls, -1)
+}
+
+// hold adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has another one.
+func (a *account) hold(ch *charge) *charge {
+	if ch == nil {
 		return nil
 	}
-	o.charge.others++
-	return o.charge
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.count(ch, &ch.others, 1)
+	return ch
 }
 
 // unhold drops a reference of hold, if there is one.
@@ -565,31 +579,16 @@ func (a *account) unhold(ch *charge) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ch.others--
-	if ch.handles == 0 && ch.others == 0 && !ch.tables {
-		a.zombies--
-	}
-	a.settle(ch)
+	a.count(ch, &ch.others, -1)
 }
 
 // adopt records a handle that was made from an exported file.
-func (a *account) adopt(clientHandle, parent, handle uint32, ch *charge) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.clients[clientHandle]
-	if c == nil {
-		return
-	}
-	o := &object{handle: handle, parent: parent, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: ch}
+func (a *account) adopt(client, parent, handle uint32, ch *charge) {
+	o := object{class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: ch}
 	if ch == nil { // it is no device memory; what it is the driver does not say
 		o.class, o.kind = 0, rm.ClassPlain
-	} else {
-		if ch.handles == 0 {
-			a.zombies--
-		}
-		ch.handles++
 	}
-	a.put(c, o)
+	a.dupObject(client, parent, handle, o)
 }
 
 // contextOwner finds what a context on a channel belongs to: the channel's group, or the channel if it is in none. charged

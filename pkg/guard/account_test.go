@@ -23,6 +23,25 @@ func memoryObject(handle, parent uint32) object {
 	return object{handle: handle, parent: parent, class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU}
 }
 
+// holdOf is what a call that maps or exports an object does, and dupOf what one does that makes a second handle on it.
+func (a *account) holdOf(client, handle uint32) *charge {
+	c := a.client(client)
+	if c == nil {
+		return nil
+	}
+	o, _ := a.refer(c, handle)
+	defer a.letGo(o.charge)
+	return a.hold(o.charge)
+}
+
+func (a *account) dupOf(client, parent, handle, srcClient, src uint32) {
+	if c := a.client(srcClient); c != nil {
+		o, _ := a.refer(c, src)
+		defer a.letGo(o.charge)
+		a.dupObject(client, parent, handle, o)
+	}
+}
+
 func wantUsage(t *testing.T, a *account, gpu int, used quota.Bytes) {
 	t.Helper()
 	if u := a.usage(gpu).used; u != used {
@@ -134,11 +153,11 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 	a.reserve(cost{gpu: 0, size: 4 * quota.MiB}, true)
 	a.addObject(testClient, memoryObject(5, 1), 0, 4*quota.MiB, 2*quota.MiB)
 	wantUsage(t, a, 0, 2*quota.MiB)
-	ch := a.hold(testClient, 5)
-	if ch == nil || a.hold(testClient, 6) != nil || a.hold(testClient+9, 5) != nil {
+	ch := a.holdOf(testClient, 5)
+	if ch == nil || a.holdOf(testClient, 6) != nil || a.holdOf(testClient+9, 5) != nil {
 		t.Fatal("hold")
 	}
-	a.dupObject(testClient+1, 1, 9, testClient, 5)
+	a.dupOf(testClient+1, 1, 9, testClient, 5)
 	a.dropFile(f) // the process that made it is gone
 	wantUsage(t, a, 0, 2*quota.MiB)
 	if a.hasZombies() {
@@ -357,7 +376,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 			if !ok || !free || !known {
 				continue // the driver says no
 			}
-			a.dupObject(c, p, h, src, srcH)
+			a.dupOf(c, p, h, src, srcH)
 			mc[h] = modelObject{p, so.charge, so.kind}
 		case 7: // free, rarely of the client
 			h := handle()
@@ -367,7 +386,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 			a.freeObject(c, h)
 			m.free(c, h)
 		case 8: // export or map
-			if ch := a.hold(c, handle()); ch != nil {
+			if ch := a.holdOf(c, handle()); ch != nil {
 				m.others[ch]++
 			}
 		case 9: // unmap, or import
@@ -512,10 +531,10 @@ func TestAccountConcurrently(t *testing.T) {
 					if a.reserve(cost{gpu: 0, size: size}, true) {
 						a.addObject(c, memoryObject(i+1, c), 0, size, size)
 					}
-					if ch := a.hold(c, r.Uint32N(i+1)); ch != nil {
+					if ch := a.holdOf(c, r.Uint32N(i+1)); ch != nil {
 						held = append(held, ch)
 					}
-					a.dupObject(c, c, 1000+i, testClient+r.Uint32N(6), 1+r.Uint32N(60))
+					a.dupOf(c, c, 1000+i, testClient+r.Uint32N(6), 1+r.Uint32N(60))
 					a.freeObject(c, 1+r.Uint32N(60))
 					a.gpuOf(c, i)
 					a.room(rm.ClassTSG, 64, 512)
@@ -563,8 +582,8 @@ func TestChargedTo(t *testing.T) {
 	a.addClient(testClient+1, 7, nil)
 	a.addClient(testClient+2, 8, nil)
 	a.addObject(testClient, memoryObject(1, testClient), 0, 0, 3*quota.MiB)
-	a.dupObject(testClient+1, 1, 2, testClient, 1)
-	a.dupObject(testClient+2, 1, 2, testClient, 1)
+	a.dupOf(testClient+1, 1, 2, testClient, 1)
+	a.dupOf(testClient+2, 1, 2, testClient, 1)
 	a.addObject(testClient+1, memoryObject(3, 1), 1, 0, quota.MiB)
 	for _, c := range []struct {
 		tgid int
@@ -581,7 +600,7 @@ func TestAnotherName(t *testing.T) {
 	a := newAccount([]GPU{{Limit: 64 * quota.MiB}})
 	a.addClient(testClient, 1, nil)
 	a.addObject(testClient, memoryObject(5, testClient), 0, 0, 8*quota.MiB)
-	a.addObject(testClient, object{handle: 6, parent: testClient, gpu: noGPU, of: 5}, noGPU, 0, 0)
+	a.addObject(testClient, object{handle: 6, parent: testClient, gpu: noGPU, charge: a.clients[testClient].objects[5].charge}, noGPU, 0, 0)
 	if u := a.usage(0).used; u != 8*quota.MiB {
 		t.Fatalf("with two names: %v", u)
 	}

@@ -251,7 +251,11 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	o.contextShare = rm.U32(p, rm.ChannelContextShare)
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
-		o.of = o.userd.memory // the channel keeps it, whatever becomes of its handle
+		page, ok := c.refer(c.allocClient(), o.userd.memory)
+		if !ok {
+			return answer(c.status(rm.StatusInvalidClient))
+		}
+		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
 	}
 	return g.makeObject(c, o)
 }
@@ -265,13 +269,18 @@ func (g *Guard) checkProfiler(c *trappedCall) plan {
 // checkFabric: an NVLink address of memory of this client (peer access between the container's GPUs).
 func (g *Guard) checkFabric(c *trappedCall) plan {
 	o := c.newObject()
-	o.of = rm.U32(c.params, g.abi.FabricVidmemOff())
-	if g.account.isSpilled(c.allocClient(), o.of) {
+	memory := rm.U32(c.params, g.abi.FabricVidmemOff())
+	m, ok := c.refer(c.allocClient(), memory)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
+	if m.spilled {
 		return answer(g.refuseSpilled(c, "fabric"))
 	}
-	if g.account.elsewhere(c.allocClient(), o.of, g.account.gpuOf(c.allocClient(), o.parent)) {
+	if g.account.elsewhere(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {
 		return answer(c.denyElsewhere())
 	}
+	o.charge = m.charge // which it keeps, as a channel does
 	return g.makeObject(c, o)
 }
 

@@ -400,8 +400,8 @@ func TestUVMReplace(t *testing.T) {
 			g := withClient(newFakeGuard(t, &fakeDriver{}))
 			g.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
 			f := &file{maps: map[uint64][]uvmMap{}}
-			first := uvmMap{gpu: one, length: length, charge: g.account.hold(fakeClient, fakeMemory)}
-			c.second.charge = g.account.hold(fakeClient, fakeMemory+1)
+			first := uvmMap{gpu: one, length: length, charge: g.account.holdOf(fakeClient, fakeMemory)}
+			c.second.charge = g.account.holdOf(fakeClient, fakeMemory+1)
 			g.account.freeObject(fakeClient, fakeDevice)
 			g.uvmMapped(f, base, first)
 			g.uvmMapped(f, base, c.second)
@@ -709,7 +709,7 @@ func TestAudit(t *testing.T) {
 				held.length = 4 * quota.MiB
 				g.account.addObject(fakeClient, held, 0, 0, held.length)
 			}
-			g.account.dupObject(fakeClient, fakeDevice, fakeMemory+2, fakeClient, fakeMemory)
+			g.account.dupOf(fakeClient, fakeDevice, fakeMemory+2, fakeClient, fakeMemory)
 			f.clients, f.rooted = 1, true
 			g.audit()
 			if x.killed == 0 && (len(freed) > 0 || !g.account.ownsClient(fakeClient)) {
@@ -744,10 +744,10 @@ func TestLengths(t *testing.T) {
 		}
 	}
 	want(3 * quota.MiB)
-	a.addObject(fakeClient, object{handle: 1, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, of: fakeMemory}, noGPU, 0, 0)
-	a.dupObject(fakeClient, fakeDevice+1<<8, 2, fakeClient, fakeMemory)
+	a.addObject(fakeClient, object{handle: 1, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, charge: a.clients[fakeClient].objects[fakeMemory].charge}, noGPU, 0, 0)
+	a.dupOf(fakeClient, fakeDevice+1<<8, 2, fakeClient, fakeMemory)
 	want(3 * quota.MiB)
-	a.dupObject(fakeClient, fakeDevice, 3, fakeClient, fakeMemory)
+	a.dupOf(fakeClient, fakeDevice, 3, fakeClient, fakeMemory)
 	want(6 * quota.MiB)
 	a.freeObject(fakeClient, fakeMemory)
 	want(3 * quota.MiB)

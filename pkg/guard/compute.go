@@ -132,7 +132,7 @@ func (g *Guard) Arm() {
 			g.log.Error("cannot schedule GPU time", "err", err)
 			return
 		}
-		x.press = &userdPressure{x: x}
+		x.press = newUserdPressure(x)
 		if g.cfg.Settings.NoSwitchRecords {
 			continue
 		}

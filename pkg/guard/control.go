@@ -253,8 +253,15 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidArgument))
 	}
+	// What the file will hold, from position first on; nil for what takes no device memory.
+	var held []*charge
 	for _, h := range objects {
-		if g.account.isSpilled(client, h) {
+		o, ok := c.refer(client, h)
+		if !ok {
+			return answer(c.status(rm.StatusInvalidClient))
+		}
+		held = append(held, o.charge)
+		if o.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
 		if g.unseen(c.target(), client, h) {
@@ -271,16 +278,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
 	}
-	// What the file will hold, from position first on; nil for what takes no device memory.
-	var held []*charge
-	for _, h := range objects {
-		held = append(held, g.account.hold(client, h))
-	}
-	return plan{ask: true, cancel: func() {
-		for _, ch := range held {
-			g.account.unhold(ch)
-		}
-	}, settle: func() {
+	return plan{ask: true, settle: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.exports = g.setExports(f.exports, first, held)
@@ -332,6 +330,7 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 // (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL).
 func (g *Guard) setExports(list []*charge, first int, held []*charge) []*charge {
 	for i, ch := range held {
+		g.account.hold(ch)
 		switch at := first + i; {
 		case at < len(list):
 			g.account.unhold(list[at])

@@ -29,7 +29,7 @@ func withTwoGPUs(g *Guard) *Guard {
 	a.addObject(fakeClient, object{handle: secondDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)
 	a.addObject(fakeClient, memoryObject(secondMemory, secondDevice), 1, 0, 8*quota.MiB)
 	a.addObject(fakeClient, object{handle: secondRange, parent: secondDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU}, noGPU, 0, 0)
-	a.dupObject(fakeClient, secondDevice, strayDup, fakeClient, fakeMemory)
+	a.dupOf(fakeClient, secondDevice, strayDup, fakeClient, fakeMemory)
 	return g
 }
 

@@ -143,6 +143,11 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 		g.closed(f)
 	}
 	g.endWindows()
+	for _, x := range g.compute.cards {
+		if x.press != nil {
+			x.press.forget()
+		}
+	}
 	for _, f := range g.orphans() {
 		if !g.awaited(f) {
 			f.torn = make(chan struct{})

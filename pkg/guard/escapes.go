@@ -89,7 +89,10 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
 	object := rm.U32(o, rm.DupObjectSrc)
-	x, _ := g.account.lookup(src, object)
+	x, ok := c.refer(src, object)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
 	if x.kind == rm.ClassChannel || x.kind == rm.ClassTSG {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
@@ -102,7 +105,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	}
 	p := plan{ask: true, settle: func() {
 		h := rm.U32(o, rm.DupObject)
-		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, src, object)
+		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)
 	}}
 	p.opened, p.done = g.asPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)

@@ -3,6 +3,7 @@ package guard
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,8 @@ type pressure interface {
 	blind() bool      // it cannot be seen; then context switches must do
 	// follow starts to look, or stops: it is needed only while others have work that should give way.
 	follow(self sched.Tenant, others []sched.Tenant)
+	// forget lets go of what is looked at in channels that are gone.
+	forget()
 }
 
 const (
@@ -145,6 +148,8 @@ func (p *simPressure) follow(self sched.Tenant, others []sched.Tenant) {
 	}, func() {})
 }
 
+func (p *simPressure) forget() {}
+
 // userd is where a channel's user-driver page is: a memory object of its client, and an offset in it. The page holds GP_GET
 // and GP_PUT, how far the GPU has come in the channel's queue and how far the program has filled it.
 type userd struct {
@@ -163,18 +168,22 @@ const (
 // the GPU has got. libcuda keeps these pages in device memory; a read over the bus takes 1 µs (H200).
 type userdPressure struct {
 	presser
-	x     *card
-	pages map[userdKey]*userdView
-	next  time.Duration // when to look for new channels
+	x       *card
+	next    time.Duration          // when to look for new channels
+	viewing sync.Mutex             // pages
+	pages   map[*object]*userdView // by channel
 }
-
-type userdKey struct{ client, channel uint32 }
 
 type userdView struct {
 	mem      []byte
 	off      int
-	handle   uint32 // the guard's own, of the memory
+	handle   uint32  // the guard's own, of the memory
+	charge   *charge // of the memory, which the handle keeps; nil: it has none
 	get, put uint32
+}
+
+func newUserdPressure(x *card) *userdPressure {
+	return &userdPressure{x: x, pages: map[*object]*userdView{}}
 }
 
 func (p *userdPressure) follow(self sched.Tenant, others []sched.Tenant) {
@@ -191,6 +200,8 @@ func (p *userdPressure) look() (worked, waiting bool) {
 		p.next = now + pressFor
 		p.sync()
 	}
+	p.viewing.Lock()
+	defer p.viewing.Unlock()
 	for _, v := range p.pages {
 		put := v.word(userdGPPut)
 		if put != v.put || v.get != put {
@@ -205,30 +216,53 @@ func (p *userdPressure) look() (worked, waiting bool) {
 
 // sync maps the pages of new channels and lets go of those that are gone.
 func (p *userdPressure) sync() {
-	if p.pages == nil {
-		p.pages = map[userdKey]*userdView{}
+	p.forget()
+	channels, seen := p.x.c.g.account.channelsOn(p.x.gpu, false), 0
+	for _, ch := range channels {
+		if p.sees(ch) {
+			seen++
+		}
 	}
-	live := map[userdKey]bool{}
+	p.unseen.Store(len(channels) > 0 && seen == 0)
+}
+
+// sees reports that a channel's page is mapped, now if it can be. Who holds the calls of a client may be in forget, so viewing is not held over
+// open.
+func (p *userdPressure) sees(ch chanRef) bool {
+	p.viewing.Lock()
+	seen := p.pages[ch.object] != nil
+	p.viewing.Unlock()
+	if seen || ch.object.userd.memory == 0 {
+		return seen
+	}
+	v, err := p.open(ch)
+	if err != nil {
+		p.x.c.g.logOnce("userd", "cannot see in a channel when a high-priority container has work", "err", err)
+		return false
+	}
+	p.viewing.Lock()
+	defer p.viewing.Unlock()
+	p.pages[ch.object] = v
+	return true
+}
+
+// forget is called where memory is needed, too: a page keeps its memory.
+func (p *userdPressure) forget() {
+	p.viewing.Lock()
+	defer p.viewing.Unlock()
+	if len(p.pages) == 0 {
+		return
+	}
+	live := map[*object]bool{}
 	for _, ch := range p.x.c.g.account.channelsOn(p.x.gpu, false) {
-		k := userdKey{ch.client, ch.handle}
-		live[k] = true
-		if _, ok := p.pages[k]; ok || ch.object.userd.memory == 0 {
-			continue
-		}
-		v, err := p.open(ch)
-		if err != nil {
-			p.x.c.g.logOnce("userd", "cannot see in a channel when a high-priority container has work", "err", err)
-			continue
-		}
-		p.pages[k] = v
+		live[ch.object] = true
 	}
-	p.unseen.Store(len(live) > 0 && len(p.pages) == 0)
-	for k, v := range p.pages {
-		if !live[k] {
-			p.drop(v)
-			delete(p.pages, k)
+	maps.DeleteFunc(p.pages, func(ch *object, v *userdView) bool {
+		if !live[ch] {
+			p.close(v)
 		}
-	}
+		return !live[ch]
+	})
 }
 
 var errNoUserd = errors.New("the channel has no page of its own that could be read")
@@ -237,23 +271,27 @@ func refused(what string, status uint32, errno unix.Errno) error {
 	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
 }
 
-// open gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page.
+// open gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page. The channel named the memory when it
+// was made. If its handle is another object's by now, the guard must not keep that: it is not what the channel is charged for.
 func (p *userdPressure) open(ch chanRef) (*userdView, error) {
-	g := p.x.c.g
+	g, memory := p.x.c.g, ch.object.userd.memory
+	start := ch.object.userd.offset &^ (userdPage - 1)
+	off := int(ch.object.userd.offset - start)
 	own, err := g.ownClient()
 	if err != nil {
 		return nil, err
 	}
-	memory := ch.object.userd.memory
-	obj, ok := g.account.lookup(ch.client, memory)
+	lock, ok := g.account.lockCalls(ch.client, ch.client) // or the handle is another object's by the time of the dup
 	if !ok {
 		return nil, errNoUserd
 	}
-	c := g.account.client(ch.client)
-	if c == nil {
+	defer lock.unlock()
+	obj, ok := g.account.refer(lock[0], memory)
+	defer g.account.letGo(obj.charge)
+	if !ok || obj.handle == 0 || obj.charge != ch.object.charge || off > userdPage-userdGPPut-4 {
 		return nil, errNoUserd
 	}
-	t, ok := g.fileOf(c)
+	t, ok := g.fileOf(lock[0])
 	if !ok {
 		return nil, errNoUserd
 	}
@@ -268,38 +306,42 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	if e != 0 || s != rm.StatusOK {
 		return nil, refused("refer to a channel's page", s, e)
 	}
+	v := &userdView{off: off, handle: handle, charge: g.account.hold(obj.charge)}
 	node := g.cfg.ControlNode.HostPath
 	if obj.class == classVidmem {
 		node = g.cfg.GPUs[p.x.gpu].Node.HostPath
 	}
-	start := ch.object.userd.offset &^ (userdPage - 1)
-	mem, err := own.mapMemory(own.devices[p.x.gpu], handle, start, userdPage, node)
-	if err != nil {
-		_, _ = g.free(own.target, own.client, handle)
+	if v.mem, err = own.mapMemory(own.devices[p.x.gpu], handle, start, userdPage, node); err != nil {
+		p.close(v)
 		return nil, err
-	}
-	v := &userdView{mem: mem, off: int(ch.object.userd.offset - start), handle: handle}
-	if v.off > userdPage-userdGPPut-4 {
-		p.drop(v)
-		return nil, errNoUserd
 	}
 	v.put, v.get = v.word(userdGPPut), v.word(userdGPGet)
 	return v, nil
 }
 
-func (p *userdPressure) drop(v *userdView) {
+// close lets go of a page. What cannot be freed stays charged.
+func (p *userdPressure) close(v *userdView) {
+	g := p.x.c.g
 	_ = unix.Munmap(v.mem)
-	if own, err := p.x.c.g.ownClient(); err == nil {
-		_, _ = p.x.c.g.free(own.target, own.client, v.handle)
+	own, err := g.ownClient()
+	if err != nil {
+		return
 	}
+	if s, e := g.free(own.target, own.client, v.handle); e != 0 || s != rm.StatusOK {
+		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
+		return
+	}
+	g.account.unhold(v.charge)
 }
 
 // release lets go of all pages: they hold memory of the container.
 func (p *userdPressure) release() {
-	for k, v := range p.pages {
-		p.drop(v)
-		delete(p.pages, k)
+	p.viewing.Lock()
+	defer p.viewing.Unlock()
+	for _, v := range p.pages {
+		p.close(v)
 	}
+	clear(p.pages)
 	p.next = 0
 }
 

@@ -1,7 +1,9 @@
 package guard
 
 import (
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -124,10 +126,11 @@ func TestPresserOnOff(t *testing.T) {
 // TestUserdLook reads made-up pages.
 func TestUserdLook(t *testing.T) {
 	f := newFakeContainer(t, 1)
-	p := &userdPressure{x: f.card(), next: time.Hour * 24 * 365 * 100, pages: map[userdKey]*userdView{}}
+	p := newUserdPressure(f.card())
+	p.next = time.Hour * 24 * 365 * 100
 	one := &userdView{mem: make([]byte, userdPage), off: 0}
 	two := &userdView{mem: make([]byte, userdPage), off: 0x200} // several channels share a page of a program's
-	p.pages[userdKey{1, 1}], p.pages[userdKey{1, 2}] = one, two
+	p.pages[&object{handle: 1}], p.pages[&object{handle: 2}] = one, two
 	for _, c := range []struct {
 		name            string
 		v               *userdView
@@ -164,14 +167,14 @@ func TestUserdOffset(t *testing.T) {
 	for h, o := range map[uint32]uint64{0x100: 0, 0x101: userdPage - 0x80} {
 		f.account.clients[fakeClient].channels[h].userd = userd{fakeMemory, o}
 	}
-	p := &userdPressure{x: f.card()}
+	p := newUserdPressure(f.card())
 	p.sync() // the memory is unknown
 	if len(p.pages) > 0 || !p.blind() {
 		t.Errorf("%d pages of unknown memory, blind %v", len(p.pages), p.blind())
 	}
 	f.account.addObject(fakeClient, memoryObject(fakeMemory, fakeDevice), noGPU, 0, 0)
 	p.sync() // /dev/zero stands for the GPU
-	if len(p.pages) != 1 || p.pages[userdKey{fakeClient, 0x100}] == nil || p.blind() {
+	if len(p.pages) != 1 || p.pages[f.account.clients[fakeClient].channels[0x100]] == nil || p.blind() {
 		t.Errorf("%d pages, blind %v", len(p.pages), p.blind())
 	}
 	f.account.freeObject(fakeClient, 0x100)
@@ -179,4 +182,140 @@ func TestUserdOffset(t *testing.T) {
 		t.Error("the page of a channel that is gone is still mapped")
 	}
 	p.release()
+}
+
+// userdRig is a container with a channel that has its page in memory of 8 MiB, of which it has another name, and a fake driver that counts the
+// guard's handles.
+func userdRig(t *testing.T) (f *fakeContainer, p *userdPressure, handles func() int) {
+	f = newFakeContainer(t, 1)
+	f.card().press = newUserdPressure(f.card())
+	var dups, frees atomic.Int32
+	own := func(call *rm.Call, off int) bool { return f.own != nil && rm.U32(call.Outer, off) == f.own.client }
+	f.d.answer = func(target Target, call *rm.Call) syscall.Errno {
+		switch {
+		case call.NR() == rm.EscDupObject && own(call, rm.DupClient):
+			dups.Add(1)
+		case call.NR() == rm.EscFree && own(call, rm.FreeRoot):
+			frees.Add(1)
+		}
+		return f.d.call(target, call)
+	}
+	f.account.addObject(fakeClient, memoryObject(fakeMemory, fakeDevice), 0, 0, 8*quota.MiB)
+	return f, f.card().press.(*userdPressure), func() int { return int(dups.Load() - frees.Load()) }
+}
+
+const userdChannel = 0x100
+
+// userdChannel makes a channel as RM_ALLOC does.
+func (c *fakeContainer) userdChannel(memory uint32) {
+	c.Helper()
+	p := make([]byte, 368)
+	rm.PutU32(p, rm.ChannelEngineType, engineGR)
+	rm.PutU32(p, rm.ChannelUserdMemory, memory)
+	o := fakeAlloc(workGroup, userdChannel, 0xc36f, p)
+	if newFakeCall(c, c.Guard, fakeControl).escape(rm.EscAlloc, o, p); !c.account.isChannel(fakeClient, userdChannel) {
+		c.Fatalf("no channel: %s", rm.StatusName(rm.U32(o, 40)))
+	}
+}
+
+// TestUserdKeepsCharge: what the guard's handle keeps is charged, whatever becomes of the channel and the memory, and no longer.
+func TestUserdKeepsCharge(t *testing.T) {
+	for name, test := range map[string]struct {
+		end     func(f *fakeContainer, p *userdPressure)
+		handles int
+		used    quota.Bytes
+	}{
+		"nothing ends": {func(*fakeContainer, *userdPressure) {}, 1, 8 * quota.MiB},
+		"all is freed": {func(f *fakeContainer, _ *userdPressure) {
+			f.account.freeObject(fakeClient, fakeDevice)
+		}, 1, 8 * quota.MiB},
+		"all is freed, and looked at again": {func(f *fakeContainer, p *userdPressure) {
+			f.account.freeObject(fakeClient, fakeDevice)
+			p.sync()
+		}, 0, 0},
+		"all is freed, and somebody needs memory": {func(f *fakeContainer, _ *userdPressure) {
+			f.account.freeObject(fakeClient, fakeDevice)
+			f.sweep()
+		}, 0, 0},
+		"all is freed, and nobody looks any more": {func(f *fakeContainer, p *userdPressure) {
+			f.account.freeObject(fakeClient, fakeDevice)
+			p.release()
+		}, 0, 0},
+		"another channel has its handle": {func(f *fakeContainer, p *userdPressure) {
+			f.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
+			f.account.freeObject(fakeClient, userdChannel)
+			f.account.freeObject(fakeClient, fakeMemory)
+			f.userdChannel(fakeMemory + 1)
+			p.sync()
+		}, 1, quota.MiB},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, p, handles := userdRig(t)
+			f.userdChannel(fakeMemory)
+			p.sync()
+			test.end(f, p)
+			wantUsage(t, f.account, 0, test.used)
+			if n := handles(); n != test.handles {
+				t.Errorf("the guard has %d handles, want %d", n, test.handles)
+			}
+		})
+	}
+}
+
+// TestUserdOfAnotherObject: the channel keeps the memory that it was made with. Its handle may be another's by the time that the guard looks, or
+// while it does.
+func TestUserdOfAnotherObject(t *testing.T) {
+	f, p, handles := userdRig(t)
+	f.userdChannel(fakeMemory)
+	f.account.freeObject(fakeClient, fakeMemory)
+	f.account.addObject(fakeClient, memoryObject(fakeMemory, fakeDevice), 0, 0, 512*quota.MiB)
+	p.sync()
+	f.account.freeObject(fakeClient, fakeMemory)
+	wantUsage(t, f.account, 0, 8*quota.MiB)
+	if n := handles(); n != 0 || !p.blind() {
+		t.Errorf("the guard has %d handles on other memory; blind %v", n, p.blind())
+	}
+
+	f, p, _ = userdRig(t)
+	f.userdChannel(fakeMemory)
+	answer, c := f.d.answer, f.account.client(fakeClient)
+	f.d.answer = func(target Target, call *rm.Call) syscall.Errno {
+		if call.NR() == rm.EscDupObject {
+			if c.calls.TryLock() {
+				t.Error("the container's calls do not wait while the guard opens a handle of theirs")
+				c.calls.Unlock()
+			}
+			f.clientGone(c) // which waits for nobody
+		}
+		return answer(target, call)
+	}
+	p.sync()
+	wantUsage(t, f.account, 0, 8*quota.MiB)
+	p.sync()
+	wantUsage(t, f.account, 0, 0)
+}
+
+// TestUserdBesideSweeps: who holds a client's calls and needs memory does not wait for who opens a page of that client, and the other way round.
+func TestUserdBesideSweeps(t *testing.T) {
+	f, p, _ := userdRig(t)
+	f.userdChannel(fakeMemory)
+	lock, _ := f.account.lockCalls(fakeClient, fakeClient)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for range 10 {
+			p.sync()
+			_, _ = p.look()
+			p.release()
+		}
+	})
+	for range 20 {
+		time.Sleep(100 * time.Microsecond)
+		f.sweep()
+	}
+	lock.unlock()
+	for range 20 {
+		f.sweep()
+	}
+	wg.Wait()
+	wantUsage(t, f.account, 0, 8*quota.MiB)
 }

@@ -60,16 +60,12 @@ func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*fil
 	return f, rm.StatusOK
 }
 
-// mapPage is the size of the pages that a mapping of memory has tables for; 0 where they are not charged.
-func (a *account) mapPage(client, handle uint32) quota.Bytes {
+// mapPage is the size of the pages that a mapping of an object has tables for; 0 where they are not charged.
+func (a *account) mapPage(o object) quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var o *object
-	if c := a.clients[client]; c != nil {
-		o = c.objects[handle]
-	}
 	switch {
-	case o == nil || o.kind != rm.ClassVidmem:
+	case o.kind != rm.ClassVidmem:
 		return pageHost
 	case o.charge != nil && o.charge.others == o.charge.windows:
 		return 0

@@ -283,7 +283,8 @@ func TestSpillGoesBack(t *testing.T) {
 			call(rm.UVMUnmapExternal)
 		}, 0},
 		{"a channel that has its USERD in it", func(t *testing.T, g *Guard, f *fakeCall) {
-			o := object{handle: 10, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, of: fakeSpilled}
+			m, _ := g.account.lookup(fakeClient, fakeSpilled)
+			o := object{handle: 10, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, charge: m.charge}
 			g.account.addObject(fakeClient, o, noGPU, 0, 0)
 			f.escape(rm.EscFree, fakeFree(fakeSpilled))
 			held(t, g)

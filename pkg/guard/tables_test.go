@@ -683,7 +683,7 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("%v after the free", g.account.host)
 	}
 	alloc(0x83, 4096)
-	g.account.dupObject(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
+	g.account.dupOf(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
 	g.account.freeObject(fakeClient, 0x83)
 	if g.account.host != 4096 {
 		t.Errorf("%v with a second handle", g.account.host)

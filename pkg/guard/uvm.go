@@ -195,7 +195,11 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length)}
 	}
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
-	page := mapPageAt(g.account.mapPage(client, memory), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
+	m, ok := c.refer(client, memory)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidClient))
+	}
+	page := mapPageAt(g.account.mapPage(m), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
 	f, p := c.uvmCall(maps, page)
 	if f == nil {
 		return p
@@ -205,18 +209,13 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		p.ask, p.answer = false, c.denyUnseen()
 		return p
 	}
-	ch := g.account.hold(client, memory)
-	p.cancel = func() {
-		g.account.unhold(ch)
-		g.dropTables(maps)
-	}
+	p.cancel = func() { g.dropTables(maps) }
 	p.settle = func() {
-		for _, m := range maps {
-			if m.charge = g.account.hold(client, memory); m.charge != nil || m.tables != nil {
-				g.uvmMapped(f, rm.U64(o, form.Base), m)
+		for _, x := range maps {
+			if x.charge = g.account.hold(m.charge); x.charge != nil || x.tables != nil {
+				g.uvmMapped(f, rm.U64(o, form.Base), x)
 			}
 		}
-		g.account.unhold(ch) // each mapping holds it now
 	}
 	return p
 }

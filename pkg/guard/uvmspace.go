@@ -52,7 +52,7 @@ func (a *account) retain(name channelName) *retained {
 	r.calls++
 	if group := c.objects[o.parent]; r.context == nil && group != nil && group.kind == rm.ClassTSG && group.charge != nil {
 		r.context = group.charge
-		r.context.others++
+		a.count(r.context, &r.context.others, 1)
 	}
 	return r
 }

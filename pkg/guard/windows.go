@@ -47,10 +47,11 @@ type window struct {
 func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	client, memory, length := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory), rm.U64(o, rm.MapMemoryLength)
-	m, ok := g.account.lookup(client, memory)
+	m, ok := c.refer(client, memory)
+	parent, _ := g.account.lookup(client, m.parent)
 	device, found := g.account.lookup(client, rm.U32(o, rm.MapMemoryDevice))
 	gpu := g.account.gpuOf(client, device.handle)
-	if !ok || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
+	if !ok || m.handle == 0 || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
 	if g.account.elsewhere(client, memory, gpu) {
@@ -82,13 +83,13 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	return plan{
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
-		exec:   func() unix.Errno { return g.makeWindow(c, w, device.kind, as) },
+		exec:   func() unix.Errno { return g.makeWindow(c, w, own.on(gpu, parent.kind), own.on(gpu, device.kind), as) },
 		cancel: func() {
 			w.file.close()
 			g.account.unreserveWindow(w)
 		},
 		settle: func() {
-			if !g.account.addWindow(client, memory, w) {
+			if !g.account.addWindow(client, memory, m.charge, w) {
 				g.endWindows()
 			}
 			c.undo = func() { g.endWindow(client, memory, w.address) }
@@ -128,20 +129,17 @@ func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes
 	return end - quota.Bytes(offset)/page*page
 }
 
-// makeWindow makes the guard's handle and maps it into the task's file. The answer goes to the task's call.
-func (g *Guard) makeWindow(c *trappedCall, w *window, device rm.ClassKind, fd uint32) unix.Errno {
+// makeWindow makes the guard's handle, below a parent, and maps it into the task's file. The answer goes to the task's call.
+func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32) unix.Errno {
 	o, own := c.call.Outer, w.own
-	client, memory := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory)
-	m, _ := g.account.lookup(client, memory)
-	parent, _ := g.account.lookup(client, m.parent)
-	handle, status, e := own.dup(own.on(w.gpu, parent.kind), client, memory)
+	handle, status, e := own.dup(parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
 	if e != 0 || status != rm.StatusOK {
 		c.status(status)
 		return e
 	}
 	call := cloneCall(&c.call)
 	rm.PutU32(call.Outer, rm.MapMemoryClient, own.client)
-	rm.PutU32(call.Outer, rm.MapMemoryDevice, own.on(w.gpu, device))
+	rm.PutU32(call.Outer, rm.MapMemoryDevice, device)
 	rm.PutU32(call.Outer, rm.MapMemoryMemory, handle)
 	rm.PutU32(call.Outer, rm.MapMemoryFD, fd)
 	e = g.driver.Exec(own.target, &call)
@@ -290,20 +288,20 @@ func (a *account) unreserveWindow(w *window) {
 	}
 }
 
-// addWindow records a window of a memory. False: that is gone meanwhile, so the window is over.
-func (a *account) addWindow(client, memory uint32, w *window) bool {
+// addWindow records a window of a memory, which keeps its charge. False: its handle is gone meanwhile, so the window is over.
+func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if w.charge = ch; ch != nil {
+		a.count(ch, &ch.others, 1)
+		ch.windows++
+	}
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
 		a.loose = append(a.loose, w)
 		return false
 	}
 	o := c.objects[memory]
-	if w.charge = o.charge; w.charge != nil {
-		w.charge.others++
-		w.charge.windows++
-	}
 	o.windows = append(o.windows, w)
 	return true
 }

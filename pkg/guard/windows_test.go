@@ -49,8 +49,8 @@ func TestWindows(t *testing.T) {
 
 	// Under the address that the program has mapped it at.
 	for _, h := range []int{m, small} {
-		if page := r.guard.account.mapPage(uint32(open[1]), uint32(h)); page != 0 {
-			t.Errorf("page tables of %v are charged for a first mapping by UVM", page)
+		if o, _ := r.guard.account.lookup(uint32(open[1]), uint32(h)); r.guard.account.mapPage(o) != 0 {
+			t.Error("page tables are charged for a first mapping by UVM")
 		}
 	}
 	c.do("movewindow", a, m, first, 1<<40)
@@ -115,8 +115,8 @@ func TestWindowPages(t *testing.T) {
 			g.account.setLimits(0, 1024*quota.GiB, 0)
 			a := g.account
 			alloc(newFakeCall(t, g, fakeControl))
-			a.dupObject(fakeClient, fakeDevice, 0x82, fakeClient, 0x81)
-			a.adopt(fakeClient, fakeDevice, 0x83, a.hold(fakeClient, 0x81))
+			a.dupOf(fakeClient, fakeDevice, 0x82, fakeClient, 0x81)
+			a.adopt(fakeClient, fakeDevice, 0x83, a.holdOf(fakeClient, 0x81))
 			for h := range uint32(3) {
 				o, _ := a.lookup(fakeClient, 0x81+h)
 				if got := o.windowSize(x.offset, x.length, x.bar1); got != x.want {
