@@ -558,6 +558,16 @@ func (a *account) hold(clientHandle, handle uint32) *charge {
 	return o.charge
 }
 
+// holdAgain adds a reference to what hold has one on.
+func (a *account) holdAgain(ch *charge) {
+	if ch == nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch.others++
+}
+
 // unhold drops a reference of hold, if there is one.
 func (a *account) unhold(ch *charge) {
 	if ch == nil {

@@ -539,7 +539,7 @@ func TestSparse(t *testing.T) {
 		t.Errorf("%v of %v", used, testLimit)
 	}
 	full := g.account.usage(0).used
-	o, _ := uvmCall(g, rm.UVMFree, 2<<40, 0, 0)
+	o, _ := uvmCall(g, rm.UVMFree, 2<<40, 1<<40, 0)
 	c.do(rm.UVMFree, o)
 	wantUsage(t, g.account, 0, full-tables(1<<40))
 	d.answer = func(_ Target, call *rm.Call) syscall.Errno {

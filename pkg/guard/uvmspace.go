@@ -227,11 +227,8 @@ func (g *Guard) uvmForget(f *file, name channelName) {
 
 // uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
 func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
+	g.uvmUnmapped(f, everywhere, gpu)
 	f.mu.Lock()
-	var gone []uvmMap
-	for base := range f.maps {
-		gone = append(gone, f.unmap(base, func(m uvmMap) bool { return m.gpu == gpu })...)
-	}
 	var channels []channelName
 	for name, ch := range f.channels {
 		if ch.gpu == gpu {
@@ -240,9 +237,6 @@ func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	}
 	delete(f.spaces, gpu)
 	f.mu.Unlock()
-	for _, m := range gone {
-		g.unmapped(m)
-	}
 	for _, name := range channels {
 		g.uvmForget(f, name)
 	}
