@@ -34,6 +34,7 @@ type retained struct {
 	context *charge // of its group; nil: it has none
 	channel *object // nil: freed
 	runlist runlist // of a freed one
+	on      int     // of a freed one: the GPU that it counts on
 }
 
 // retain takes note that UVM is to keep a channel. Nil: there is no such channel.
@@ -80,7 +81,7 @@ func (a *account) release(r *retained) {
 	r.calls--
 	last := r.calls == 0
 	if last && r.channel == nil {
-		a.kept--
+		a.countKept(r.on, -1)
 		a.countChannel(r.runlist, -1)
 	} else if last {
 		r.channel.retained = nil
