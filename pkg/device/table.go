@@ -101,8 +101,8 @@ type Config struct {
 	ContextOverhead    quota.Bytes   `json:"contextOverhead"` // hidden memory charged for each CUDA context
 	GuardStartTimeout  time.Duration `json:"guardStartTimeout"`
 	MaxClients         int           `json:"maxClients"`  // RM clients per container
-	MaxTSGs            int           `json:"maxTsgs"`     // channel groups per container
-	MaxChannels        int           `json:"maxChannels"` // channels per container
+	MaxTSGs            int           `json:"maxTsgs"`     // channel groups per container and GPU
+	MaxChannels        int           `json:"maxChannels"` // channels per container and GPU
 	// CallsPerSecond and CallsBurst bound the trapped calls of one container (rm-abi 4.6).
 	CallsPerSecond int `json:"callsPerSecond"`
 	CallsBurst     int `json:"callsBurst"`

@@ -14,8 +14,8 @@ import (
 // kernel memory each. A CUDA context has about 300.
 const maxObjects = 1 << 16
 
-// maxFirmware bounds those that the GPU's firmware has too (rm.ClassKind.InFirmware): its memory is one piece for all containers, and when
-// that is full nobody's calls succeed. A CUDA context has about 50.
+// maxFirmware bounds those that the firmware of one GPU has too (rm.ClassKind.InFirmware): its memory is one piece for all containers, and
+// when that is full nobody's calls succeed. A CUDA context has about 50.
 const maxFirmware = 4096
 
 // account is what a container holds: RM clients, their objects, and the device memory charged for them.
@@ -28,12 +28,7 @@ type account struct {
 	gpus     []gpuAccount // in the order of Config.GPUs
 	clients  map[uint32]*client
 	objects  int
-	firmware int // of objects, those in the GPU's firmware
-	tsgs     int
-	channels int
-	kept     int             // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
 	runlists map[runlist]int // channels by engine
-	vaSpaces int
 	dmaMaps  int
 	host     quota.Bytes // memory that the driver made for the container on the host
 	events   int
@@ -60,7 +55,17 @@ type gpuAccount struct {
 	spill   quota.Bytes // host memory allowed beyond limit
 	spilled quota.Bytes // what is used of it
 	windows quota.Bytes // of BAR1
-	show    *page.VGPU  // nil: nobody is told
+	counts
+	show *page.VGPU // nil: nobody is told
+}
+
+// counts are objects on a GPU that all containers there have so many of.
+type counts struct {
+	firmware int // in the GPU's firmware, of all kinds
+	tsgs     int
+	vaSpaces int
+	channels int
+	kept     int // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
 }
 
 // client is an RM client. It lives as long as the file it was made on, or until it is freed.
@@ -130,6 +135,7 @@ func (l callLock) unlock() {
 type object struct {
 	handle, parent, class uint32
 	kind                  rm.ClassKind
+	on                    int                    // the GPU that it counts on; noGPU: it is not known, and it counts on each
 	gpu                   int                    // of a device object; noGPU for all others, which inherit from their parent
 	charge                *charge                // nil for what takes no device memory; of another name of memory, that memory's
 	length                quota.Bytes            // of device memory, as the driver counts it: before rounding, without hidden costs
@@ -396,16 +402,10 @@ func (a *account) put(c *client, o *object) {
 		s.children++
 	}
 	a.objects++
-	if o.kind.InFirmware() {
-		a.firmware++
-	}
+	o.on = c.gpuOf(o)
+	a.countObject(o, 1)
 	switch o.kind {
-	case rm.ClassTSG:
-		a.tsgs++
-	case rm.ClassVASpace:
-		a.vaSpaces++
 	case rm.ClassChannel:
-		a.channels++
 		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
 	case rm.ClassSubdevice:
@@ -413,6 +413,39 @@ func (a *account) put(c *client, o *object) {
 	}
 	if o.graphics {
 		c.groups[o.handle] = o
+	}
+}
+
+// on lists the accounts of the GPUs that an object counts on.
+func (a *account) on(gpu int) []gpuAccount {
+	if gpu == noGPU {
+		return a.gpus
+	}
+	return a.gpus[gpu : gpu+1]
+}
+
+// countObject counts an object, or one less. The account is locked.
+func (a *account) countObject(o *object, n int) {
+	for i := range a.on(o.on) {
+		g := &a.on(o.on)[i]
+		if o.kind.InFirmware() {
+			g.firmware += n
+		}
+		switch o.kind {
+		case rm.ClassTSG:
+			g.tsgs += n
+		case rm.ClassVASpace:
+			g.vaSpaces += n
+		case rm.ClassChannel:
+			g.channels += n
+		}
+	}
+}
+
+// countKept counts a channel that is kept, or one less. The account is locked.
+func (a *account) countKept(gpu, n int) {
+	for i := range a.on(gpu) {
+		a.on(gpu)[i].kept += n
 	}
 }
 
@@ -486,22 +519,14 @@ func (a *account) dropObject(c *client, o *object) {
 		s.children--
 	}
 	a.objects--
-	if o.kind.InFirmware() {
-		a.firmware--
-	}
-	switch o.kind {
-	case rm.ClassTSG:
-		a.tsgs--
-	case rm.ClassVASpace:
-		a.vaSpaces--
-	case rm.ClassChannel:
-		a.channels--
-		if o.retained != nil { // it keeps its number, see release
-			o.retained.channel, o.retained.runlist = nil, o.runlist
-			a.kept++
-		} else {
-			a.countChannel(o.runlist, -1)
-		}
+	a.countObject(o, -1)
+	switch {
+	case o.kind != rm.ClassChannel:
+	case o.retained != nil: // it keeps its number, see release
+		o.retained.channel, o.retained.runlist, o.retained.on = nil, o.runlist, o.on
+		a.countKept(o.on, 1)
+	default:
+		a.countChannel(o.runlist, -1)
 	}
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
 		c.engineObjectGone(o)
@@ -644,19 +669,20 @@ func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
 	return *o, true
 }
 
-// room reports whether one more object of a kind may be made.
-func (a *account) room(kind rm.ClassKind, maxTSGs, maxChannels int) bool {
+// room reports whether one more object of a kind may be made, on a GPU if it is of those that count there.
+func (a *account) room(kind rm.ClassKind, gpu, maxTSGs, maxChannels int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch {
-	case a.objects >= maxObjects,
-		kind.InFirmware() && a.firmware >= maxFirmware,
-		kind == rm.ClassVASpace && a.vaSpaces >= vaSpacesPerTSG*maxTSGs,
-		kind == rm.ClassTSG && a.tsgs >= maxTSGs,
-		kind == rm.ClassChannel && a.channels+a.kept >= maxChannels:
-		return false
+	for _, g := range a.on(gpu) {
+		switch {
+		case kind.InFirmware() && g.firmware >= maxFirmware,
+			kind == rm.ClassVASpace && g.vaSpaces >= vaSpacesPerTSG*maxTSGs,
+			kind == rm.ClassTSG && g.tsgs >= maxTSGs,
+			kind == rm.ClassChannel && g.channels+g.kept >= maxChannels:
+			return false
+		}
 	}
-	return true
+	return a.objects < maxObjects
 }
 
 // dropFile forgets the clients of a file that is closed for good.

@@ -116,8 +116,8 @@ func TestFreeOfAnAncestor(t *testing.T) {
 	wantUsage(t, a, 0, 7*quota.MiB)
 	a.freeObject(testClient, 1)
 	wantUsage(t, a, 0, 2*quota.MiB)
-	if a.objects != 2 || a.tsgs != 0 || a.channels != 0 {
-		t.Errorf("%d objects, %d groups, %d channels left", a.objects, a.tsgs, a.channels)
+	if a.objects != 2 || a.gpus[0].tsgs != 0 || a.gpus[0].channels != 0 {
+		t.Errorf("%d objects, %d groups, %d channels left", a.objects, a.gpus[0].tsgs, a.gpus[0].channels)
 	}
 	a.freeObject(testClient, testClient)
 	wantUsage(t, a, 0, 0)
@@ -447,8 +447,8 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 		unreserve(p)
 	}
 	a.releaseManaged(m.managed)
-	if u := a.usage(0); u.used != 0 || u.spilled != 0 || u.managed != 0 || a.objects != 0 || a.tsgs != 0 || a.channels != 0 || a.zombies != 0 || len(a.clients) != 0 {
-		t.Errorf("left over: %v, %d objects, %d groups, %d channels, %d zombies", u.used, a.objects, a.tsgs, a.channels, a.zombies)
+	if u := a.usage(0); u.used != 0 || u.spilled != 0 || u.managed != 0 || a.objects != 0 || u.counts != (counts{}) || a.zombies != 0 || len(a.clients) != 0 {
+		t.Errorf("left over: %v, %d objects, %d groups, %d channels, %d zombies", u.used, a.objects, u.tsgs, u.channels, a.zombies)
 	}
 }
 
@@ -489,9 +489,9 @@ func checkAgainst(t *testing.T, a *account, m *model, when string) {
 			}
 		}
 	}
-	if a.objects != objects || a.tsgs != tsgs || a.channels != channels || a.clientCount() != len(m.clients) {
+	if a.objects != objects || u.tsgs != tsgs || u.channels != channels || a.clientCount() != len(m.clients) {
 		t.Fatalf("%s: %d objects %d groups %d channels %d clients, model %d %d %d %d", when,
-			a.objects, a.tsgs, a.channels, a.clientCount(), objects, tsgs, channels, len(m.clients))
+			a.objects, u.tsgs, u.channels, a.clientCount(), objects, tsgs, channels, len(m.clients))
 	}
 }
 
@@ -537,7 +537,7 @@ func TestAccountConcurrently(t *testing.T) {
 					a.dupOf(c, c, 1000+i, testClient+r.Uint32N(6), 1+r.Uint32N(60))
 					a.freeObject(c, 1+r.Uint32N(60))
 					a.gpuOf(c, i)
-					a.room(rm.ClassTSG, 64, 512)
+					a.room(rm.ClassTSG, 0, 64, 512)
 				}
 				if r.IntN(2) == 0 {
 					a.dropFile(f)
@@ -558,19 +558,47 @@ func TestAccountConcurrently(t *testing.T) {
 	}
 }
 
+// TestRoom: bounds are of one GPU. What is on a GPU that is not known counts on each.
 func TestRoom(t *testing.T) {
 	a := testAccount(0)
-	a.tsgs, a.channels = 64, 511
-	for _, c := range []struct {
-		kind rm.ClassKind
-		want bool
-	}{{rm.ClassTSG, false}, {rm.ClassChannel, true}, {rm.ClassPlain, true}} {
-		if got := a.room(c.kind, 64, 512); got != c.want {
-			t.Errorf("kind %d: %v", c.kind, got)
+	c := a.addClient(testClient, 1, nil)
+	a.put(c, &object{handle: 1, parent: testClient, kind: rm.ClassDevice, gpu: 0})
+	a.put(c, &object{handle: 2, parent: testClient, kind: rm.ClassDevice, gpu: 1})
+	for h := uint32(100); h < 164; h++ {
+		a.put(c, &object{handle: h, parent: 1, kind: rm.ClassTSG, gpu: noGPU})
+		for i := uint32(0); i < vaSpacesPerTSG; i++ {
+			a.put(c, &object{handle: 1000*h + i, parent: 1, kind: rm.ClassVASpace, gpu: noGPU})
 		}
 	}
+	for h := uint32(200); h < 711; h++ {
+		a.put(c, &object{handle: h, parent: 100, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
+	}
+	check := func(when string, gpu int, want map[rm.ClassKind]bool) {
+		t.Helper()
+		for kind, room := range want {
+			if got := a.room(kind, gpu, 64, 512); got != room {
+				t.Errorf("%s, GPU %d, kind %d: %v", when, gpu, kind, got)
+			}
+		}
+	}
+	full := map[rm.ClassKind]bool{rm.ClassTSG: false, rm.ClassVASpace: false, rm.ClassChannel: true, rm.ClassPlain: true}
+	empty := map[rm.ClassKind]bool{rm.ClassTSG: true, rm.ClassVASpace: true, rm.ClassChannel: true, rm.ClassPlain: true}
+	check("one GPU is full", 0, full)
+	check("one GPU is full", 1, empty)
+	check("one GPU is full", noGPU, full)
+	a.put(c, &object{handle: 711, parent: 0xdead, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
+	check("and channels", 0, map[rm.ClassKind]bool{rm.ClassChannel: false})
+	if n := a.usage(1).channels; n != 1 {
+		t.Errorf("%d channels on the other GPU; want the one whose GPU is not known", n)
+	}
+	a.freeObject(testClient, 1)
+	a.freeObject(testClient, 711)
+	check("after its end", 0, empty)
+	if a.usage(0).counts != (counts{}) || a.usage(1).counts != (counts{firmware: 1}) {
+		t.Errorf("%+v and %+v are left", a.usage(0).counts, a.usage(1).counts)
+	}
 	a.objects = maxObjects
-	if a.room(rm.ClassPlain, 64, 512) {
+	if a.room(rm.ClassPlain, 0, 64, 512) {
 		t.Error("room beyond the bound on objects")
 	}
 }

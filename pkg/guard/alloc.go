@@ -116,7 +116,7 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
 		}
 	}
-	if !g.room(c.class.Kind) {
+	if !g.room(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
 		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
 	}
 	if check := allocs[c.class.Kind]; check != nil {
@@ -134,14 +134,15 @@ func allocClients(c *trappedCall) (dst, src uint32) {
 	return dst, src
 }
 
-// room reports that the container may have another object of a kind. Some may be gone unnoticed.
-func (g *Guard) room(kind rm.ClassKind) bool {
+// room reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not known yet
+// which GPU it is for: then there must be room on each.
+func (g *Guard) room(kind rm.ClassKind, gpu int) bool {
 	tsgs, channels := g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels
-	if g.account.room(kind, tsgs, channels) {
+	if g.account.room(kind, gpu, tsgs, channels) {
 		return true
 	}
 	g.sweep()
-	return g.account.room(kind, tsgs, channels)
+	return g.account.room(kind, gpu, tsgs, channels)
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.

@@ -380,42 +380,128 @@ func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
 	}
 }
 
-// TestUVMReplace: a mapping takes the place of what was there, on its own GPU only and as far as it reaches.
-func TestUVMReplace(t *testing.T) {
-	const base, length = 1 << 32, 8 << 20
+// TestUVMMaps: what is mapped and unmapped over other mappings, on one GPU, is credited as UVM lets go of it: a piece that is left holds all.
+func TestUVMMaps(t *testing.T) {
+	const base, mib = 1 << 32, 1 << 20
 	one, two := gpuUUID{1}, gpuUUID{2}
-	for _, c := range []struct {
-		name   string
-		second uvmMap
-		unmap  gpuUUID
-		left   quota.Bytes // of the first, 8 MiB, and the second, 1 MiB, after the second was mapped
-		after  quota.Bytes // and after an unmapping of the whole
-	}{
-		{"the whole", uvmMap{gpu: one, length: length}, one, quota.MiB, 0},
-		{"the beginning", uvmMap{gpu: one, length: 64 << 10}, one, 9 * quota.MiB, 8 * quota.MiB},
-		{"on another GPU", uvmMap{gpu: two, length: length}, one, 9 * quota.MiB, quota.MiB},
-		{"on another GPU, which is unmapped", uvmMap{gpu: two, length: length}, two, 9 * quota.MiB, 8 * quota.MiB},
+	type step struct {
+		gpu      gpuUUID
+		from, to uint64      // in MiB behind base
+		memory   quota.Bytes // in MiB, that is mapped; 0: unmapped
+		used     quota.Bytes // MiB, after it
+	}
+	for name, steps := range map[string][]step{
+		"again":                        {{one, 0, 8, 8, 8}, {one, 0, 8, 1, 1}, {one, 0, 8, 0, 0}},
+		"over the beginning":           {{one, 0, 8, 8, 8}, {one, 0, 1, 1, 9}, {one, 1, 8, 0, 1}, {one, 0, 1, 0, 0}},
+		"over the end":                 {{one, 0, 8, 8, 8}, {one, 7, 8, 1, 9}, {one, 0, 7, 0, 1}, {one, 7, 8, 0, 0}},
+		"over the middle":              {{one, 0, 8, 8, 8}, {one, 3, 4, 1, 9}, {one, 0, 3, 0, 9}, {one, 4, 8, 0, 1}, {one, 0, 8, 0, 0}},
+		"over several":                 {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 1, 7, 1, 11}, {one, 0, 8, 0, 0}},
+		"a union":                      {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 0, 8, 0, 0}},
+		"a union, the end in part":     {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 4, 8, 8, 14}, {one, 0, 5, 0, 8}, {one, 5, 8, 0, 0}},
+		"a union, the beginning":       {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 1, 8, 0, 2}, {one, 0, 1, 0, 0}},
+		"in two halves":                {{one, 0, 8, 8, 8}, {one, 0, 4, 0, 8}, {one, 4, 8, 0, 0}},
+		"two holes":                    {{one, 0, 8, 8, 8}, {one, 2, 3, 0, 8}, {one, 5, 6, 0, 8}, {one, 3, 5, 0, 8}, {one, 0, 2, 0, 8}, {one, 6, 8, 0, 0}},
+		"where nothing is":             {{one, 2, 4, 8, 8}, {one, 0, 2, 0, 8}, {one, 4, 9, 0, 8}, {one, 2, 4, 0, 0}},
+		"on another GPU":               {{one, 0, 8, 8, 8}, {two, 0, 8, 1, 9}, {one, 0, 8, 0, 1}, {two, 0, 8, 0, 0}},
+		"a union beside another GPU's": {{one, 0, 4, 4, 4}, {two, 2, 6, 8, 12}, {one, 4, 8, 2, 14}, {one, 0, 8, 0, 8}, {two, 0, 8, 0, 0}},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			g := withClient(newFakeGuard(t, &fakeDriver{}))
-			g.account.addObject(fakeClient, memoryObject(fakeMemory+1, fakeDevice), 0, 0, quota.MiB)
-			f := &file{maps: map[uint64][]uvmMap{}}
-			first := uvmMap{gpu: one, length: length, charge: g.account.holdOf(fakeClient, fakeMemory)}
-			c.second.charge = g.account.holdOf(fakeClient, fakeMemory+1)
-			g.account.freeObject(fakeClient, fakeDevice)
-			g.uvmMapped(f, base, first)
-			g.uvmMapped(f, base, c.second)
-			wantUsage(t, g.account, 0, c.left)
-			g.uvmUnmapped(f, base, length, c.unmap)
-			wantUsage(t, g.account, 0, c.after)
-			for b := range f.maps {
-				g.uvmUnmapped(f, b, 0, gpuUUID{})
+			g.account.freeObject(fakeClient, fakeMemory)
+			f := followedUVM(t, g)
+			for i, s := range steps {
+				x := addresses{base + s.from*mib, base + s.to*mib}
+				if s.memory > 0 {
+					memory := uint32(0x5c000700 + i)
+					g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, s.memory*quota.MiB)
+					g.uvmMapped(f, uvmMap{gpu: s.gpu, addresses: x, charge: g.account.holdOf(fakeClient, memory)})
+					g.account.freeObject(fakeClient, memory)
+				} else {
+					g.uvmUnmapped(f, x, s.gpu)
+				}
+				if used := g.account.usage(0).used; used != s.used*quota.MiB {
+					t.Errorf("step %d: used %v, want %d MiB", i, used, s.used)
+				}
 			}
-			wantUsage(t, g.account, 0, 0)
-			if f.mapped != 0 || len(f.maps) != 0 {
-				t.Errorf("%d mappings are left", f.mapped)
+			if f.mapped != 0 || len(f.maps) != 0 || g.account.hasZombies() {
+				t.Errorf("%d mappings are left, zombies %v", f.mapped, g.account.hasZombies())
 			}
 		})
+	}
+}
+
+// TestUVMFree: a range that is freed gives back all that is mapped in it on any GPU, and nothing behind it. Since 590 the call does not say
+// where the range ends, and UVM is asked.
+func TestUVMFree(t *testing.T) {
+	for _, version := range []string{"580.159.04", "590.48.01"} {
+		t.Run(version, func(t *testing.T) {
+			abi, err := rm.ForDriver(version, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var end uint64 // of the range that was freed
+			d := &fakeDriver{}
+			d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+				if call.Cmd == rm.UVMUnmapExternal { // of a GPU that does not exist, see rangeGone
+					form, _ := abi.UVM(call.Cmd)
+					status := uint32(rm.StatusInvalidDevice)
+					if rm.U64(call.Outer, form.Base) < end {
+						status = rm.StatusInvalidAddress
+					}
+					if gpuUUID(call.Outer[uvmUnmapGPU:]) != (gpuUUID{}) {
+						t.Error("what is there is unmapped")
+					}
+					rm.PutU32(call.Outer, form.Status, status)
+				}
+				return 0
+			}
+			g := withClient(newFakeGuard(t, d))
+			g.abi = abi
+			g.account.freeObject(fakeClient, fakeMemory)
+			c, _ := newFakeUVMCall(t, g)
+			for i, m := range []uvmMap{
+				{gpu: gpuUUID{1}, addresses: addresses{1 << 32, 1<<32 + 4<<20}},
+				{gpu: gpuUUID{1}, addresses: addresses{1<<32 + 6<<20, 1<<32 + 8<<20}},
+				{gpu: gpuUUID{1}, addresses: addresses{1<<32 + 8<<20, 1<<32 + 9<<20}}, // the next range
+				{gpu: gpuUUID{2}, addresses: addresses{1<<32 + 2<<20, 1<<32 + 4<<20}},
+				{gpu: gpuUUID{2}, addresses: addresses{1<<32 - 2<<20, 1 << 32}}, // the one before
+			} {
+				memory := uint32(0x5c000700 + i)
+				g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, quota.MiB<<i)
+				m.charge = g.account.holdOf(fakeClient, memory)
+				g.uvmMapped(c.file, m)
+				g.account.freeObject(fakeClient, memory)
+			}
+			wantUsage(t, g.account, 0, 31*quota.MiB)
+			end = 1<<32 + 8<<20
+			o, _ := uvmCall(g, rm.UVMFree, 1<<32, 8<<20, 0)
+			c.do(rm.UVMFree, o)
+			wantUsage(t, g.account, 0, (4+16)*quota.MiB)
+		})
+	}
+}
+
+// TestFullMaps: an address space of which no more mappings can be remembered has none cut in two, and those that it has can be unmapped.
+func TestFullMaps(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	c, _ := newFakeUVMCall(t, g)
+	g.uvmMapped(c.file, uvmMap{addresses: addresses{1 << 32, 1<<32 + 8<<20}, charge: g.account.holdOf(fakeClient, fakeMemory)})
+	c.file.mapped = maxUVMMaps
+	unmap := func(base, length uint64) string {
+		o, form := uvmCall(g, rm.UVMUnmapExternal, base, length, 0)
+		c.do(rm.UVMUnmapExternal, o)
+		return rm.StatusName(rm.U32(o, form.Status))
+	}
+	if s := unmap(1<<32+1<<20, 1<<20); s != "NV_ERR_INSUFFICIENT_RESOURCES" {
+		t.Error("a mapping is cut in two: ", s)
+	}
+	for _, base := range []uint64{1 << 32, 1<<32 + 4<<20} {
+		if s := unmap(base, 4<<20); s != "NV_OK" {
+			t.Error("half of a mapping: ", s)
+		}
+	}
+	if len(c.file.maps) != 0 {
+		t.Error("something is left")
 	}
 }
 

@@ -399,6 +399,27 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return "", statusError("sparse", rm.U32(o, 32))
 	},
+	// uvmunmap UVM BASE LENGTH
+	"uvmunmap": func(_ *childState, a []int) (string, error) {
+		o := make([]byte, 40)
+		rm.PutU64(o, 0, uint64(a[1]))
+		rm.PutU64(o, 8, uint64(a[2]))
+		o[uvmUnmapGPU+15] = 1
+		if e := rawIoctl(a[0], rm.UVMUnmapExternal, o); e != 0 {
+			return "", e
+		}
+		return "", statusError("unmap", rm.U32(o, 32))
+	},
+	// uvmfree UVM BASE LENGTH
+	"uvmfree": func(_ *childState, a []int) (string, error) {
+		o := make([]byte, 24)
+		rm.PutU64(o, 0, uint64(a[1]))
+		rm.PutU64(o, 8, uint64(a[2]))
+		if e := rawIoctl(a[0], rm.UVMFree, o); e != 0 {
+			return "", e
+		}
+		return "", statusError("free", rm.U32(o, 16))
+	},
 	// event CLIENT NUMBER: an OS event on the client's file
 	"event": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]

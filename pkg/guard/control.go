@@ -270,7 +270,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
-		if !g.account.room(rm.ClassPlain, 0, 0) {
+		if !g.account.room(rm.ClassPlain, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
 		if g.driver.Native() && !g.exportedHere(f) {

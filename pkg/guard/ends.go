@@ -226,7 +226,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	f.ended = true
 	f.mu.Lock()
 	maps, spaces := f.maps, f.spaces
-	f.maps, f.mapped, f.spaces = map[uint64][]uvmMap{}, 0, map[gpuUUID]bool{}
+	f.maps, f.mapped, f.spaces = map[gpuUUID][]*uvmMap{}, 0, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
 	end := func(gpu gpuUUID) bool {
@@ -237,13 +237,13 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 		inUVM += ifDone(func() bool { return end(gpu) })
 		g.uvmLeft(f, gpu)
 	}
-	for base, list := range maps {
+	for gpu, list := range maps {
+		if _, tried := ended[gpu]; !tried {
+			inUVM += ifDone(func() bool { return end(gpu) })
+		}
 		for _, m := range list {
-			if _, tried := ended[m.gpu]; !tried {
-				inUVM += ifDone(func() bool { return end(m.gpu) })
-			}
-			if !ended[m.gpu] {
-				inUVM += ifDone(func() bool { return g.unmapExternal(f, base, m) })
+			if !ended[gpu] {
+				inUVM += ifDone(func() bool { return g.unmapExternal(f, m) })
 			}
 			g.unmapped(m)
 		}
@@ -269,17 +269,23 @@ func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
 
 // unmapExternal frees one mapping where the address space as a whole could not be ended: the program has unregistered it before, and
 // then has no channels there, or the driver refuses.
-func (g *Guard) unmapExternal(f *file, base uint64, m uvmMap) bool {
-	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
-	outer := make([]byte, form.Size)
-	rm.PutU64(outer, form.Base, base)
-	rm.PutU64(outer, form.Length, m.length)
-	copy(outer[uvmUnmapGPU:], m.gpu[:])
+func (g *Guard) unmapExternal(f *file, m *uvmMap) bool {
 	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
-	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
-	done := e == 0 && rm.U32(outer, form.Status) == rm.StatusOK
+	status, e := g.unmapOn(f, m.addresses, m.gpu)
+	done := e == 0 && status == rm.StatusOK
 	if !done {
-		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(rm.U32(outer, form.Status)))
+		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(status))
 	}
 	return done
+}
+
+// unmapOn asks UVM to unmap addresses of a GPU.
+func (g *Guard) unmapOn(f *file, x addresses, gpu gpuUUID) (status uint32, e unix.Errno) {
+	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
+	outer := make([]byte, form.Size)
+	rm.PutU64(outer, form.Base, x.base)
+	rm.PutU64(outer, form.Length, x.length())
+	copy(outer[uvmUnmapGPU:], gpu[:])
+	e = g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
+	return rm.U32(outer, form.Status), e
 }

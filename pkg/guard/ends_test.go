@@ -225,7 +225,7 @@ func mappedUVM(t *testing.T, g *Guard, users ...int) *file {
 	}
 	const memory = 0x5c000777
 	g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, 8*quota.MiB)
-	g.uvmMapped(f, 1<<33, uvmMap{gpu: gpuUUID{1}, length: 8 << 20, charge: g.account.holdOf(fakeClient, memory)})
+	g.uvmMapped(f, uvmMap{gpu: gpuUUID{1}, addresses: addresses{1 << 33, 1<<33 + 8<<20}, charge: g.account.holdOf(fakeClient, memory)})
 	g.account.freeObject(fakeClient, memory)
 	return f
 }

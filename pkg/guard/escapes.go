@@ -100,7 +100,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if g.unseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
 	}
-	if !g.room(x.kind) {
+	if !g.room(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	p := plan{ask: true, settle: func() {

@@ -11,7 +11,7 @@ import (
 // of the node's in one list, which it searches under a spinlock, takes any numbers for it, and writes a line to the kernel log for a pair that is
 // there already (allocate_os_event in osapi.c). So a container has only so many, for its own clients.
 
-// maxEvents bounds the OS events of one container. A CUDA context has 8.
+// maxEvents bounds the OS events of one container, for each of its GPUs. A CUDA context has 8.
 const maxEvents = 1024
 
 // checkAllocEvent: an event of one of the container's clients is made.
@@ -21,7 +21,7 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInsufficientResources)) // what the driver says
 	}
 	if !g.account.roomForEvent(g.files.self, time.Now()) {
-		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many", "max", maxEvents))
+		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many", "max", maxEvents*len(g.cfg.GPUs)))
 	}
 	e, err := newWeakRef(c.fd)
 	if err != nil {
@@ -74,8 +74,9 @@ func (a *account) hasEvent(client, number uint32, self int) bool {
 func (a *account) roomForEvent(self int, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.events < maxEvents || now.Sub(a.eventsSeen) < time.Second {
-		return a.events < maxEvents
+	most := maxEvents * len(a.gpus)
+	if a.events < most || now.Sub(a.eventsSeen) < time.Second {
+		return a.events < most
 	}
 	a.eventsSeen = now
 	for _, c := range a.clients {
@@ -85,7 +86,7 @@ func (a *account) roomForEvent(self int, now time.Time) bool {
 			}
 		}
 	}
-	return a.events < maxEvents
+	return a.events < most
 }
 
 func (a *account) addEvent(client, number uint32, e weakRef) {

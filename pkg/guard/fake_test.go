@@ -120,7 +120,7 @@ func newFakeUVMCall(t testing.TB, g *Guard) (c *fakeCall, ctl int) {
 	}
 	t.Cleanup(func() { unix.Close(ctl) })
 	c = newFakeCall(t, g, fakeUVM)
-	c.file = &file{kind: nodeUVM, weakRef: weakRef{epfd: -1}, strong: -1, owners: map[int]bool{}, maps: map[uint64][]uvmMap{},
+	c.file = &file{kind: nodeUVM, weakRef: weakRef{epfd: -1}, strong: -1, owners: map[int]bool{}, maps: map[gpuUUID][]*uvmMap{},
 		spaces: map[gpuUUID]bool{}, channels: map[channelName]uvmChannel{}}
 	return c, ctl
 }

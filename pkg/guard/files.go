@@ -41,7 +41,7 @@ type file struct {
 	rooted     bool                       // has, or may have, a live client
 	clients    int                        // verified live clients
 	exports    []*charge                  // memory exported into this file
-	maps       map[uint64][]uvmMap        // external mappings of this UVM address space, by base
+	maps       map[gpuUUID][]*uvmMap      // external mappings of this UVM address space, in the order of their addresses
 	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it
@@ -154,7 +154,7 @@ func (t *fileTable) follow(fd int, kind nodeKind, minor int, hold bool) (*file, 
 		if err != nil {
 			return nil, fmt.Errorf("keep a file: %w", err)
 		}
-		f.strong, f.owners, f.maps = d, map[int]bool{}, map[uint64][]uvmMap{}
+		f.strong, f.owners, f.maps = d, map[int]bool{}, map[gpuUUID][]*uvmMap{}
 		f.spaces, f.channels = map[gpuUUID]bool{}, map[channelName]uvmChannel{}
 	} else {
 		var err error

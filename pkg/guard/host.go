@@ -56,7 +56,7 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInsertDuplicateName))
 	}
 	more := size - min(size, old.size) // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
-	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, 0, 0) || !g.reserveHost(more) {
+	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(more) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	if taken {

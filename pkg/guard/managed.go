@@ -523,5 +523,9 @@ func (a *account) managedOver() bool {
 func (a *account) groupCount() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.tsgs
+	n := 0
+	for _, g := range a.gpus {
+		n += g.tsgs
+	}
+	return n
 }

@@ -393,7 +393,7 @@ func TestPools(t *testing.T) {
 	g.look()
 	managedUse(t, g, 5*poolSize+4096)
 	g.releaseManaged(c.pid(), 0, lastAddress)
-	g.account.tsgs = 3
+	g.account.gpus[0].tsgs = 3
 	g.look()
 	managedUse(t, g, 2*poolSize+4096)
 	for i := range uint64(4) {

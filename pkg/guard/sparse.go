@@ -18,10 +18,9 @@ const maxSparse = 1 << 40
 // checkSparse: a mapping of nothing (UVM_MAP_EXTERNAL_SPARSE), where reads give zeros.
 func (g *Guard) checkSparse(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
-	m := uvmMap{length: rm.U64(o, form.Length)}
-	copy(m.gpu[:], o[uvmSparseGPU:])
-	if m.length > maxSparse {
-		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large", "length", quota.Bytes(m.length), "max", quota.Bytes(maxSparse)))
+	m := uvmMap{gpu: gpuUUID(o[uvmSparseGPU:]), addresses: rangeOf(o, form)}
+	if length := rm.U64(o, form.Length); length > maxSparse {
+		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large", "length", quota.Bytes(length), "max", quota.Bytes(maxSparse)))
 	}
 	maps := []uvmMap{m}
 	f, status := g.lockToMap(c, maps, pageSmall)
@@ -29,8 +28,8 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 		return answer(c.status(status))
 	}
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, settle: func() {
-		g.uvmMapped(f, rm.U64(o, form.Base), maps[0])
-		c.lost = true // the range is taken now: another call would fail
+		g.uvmMapped(f, maps[0])
+		c.lost = true // tables of another call would have to fit beside these
 	}}
 }
 
@@ -49,10 +48,7 @@ func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*fil
 		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
 		return nil, rm.StatusInsufficientResources
 	}
-	f.mu.Lock()
-	full := f.mapped >= maxUVMMaps
-	f.mu.Unlock()
-	if full {
+	if f.full() {
 		f.uvm.Unlock()
 		g.dropTables(maps)
 		return nil, rm.StatusInsufficientResources
@@ -99,7 +95,7 @@ func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 	}
 	for i := range maps {
 		m := &maps[i]
-		size, gpu := quota.Bytes(rm.UVMTables(m.length, uint64(page))), g.gpuByUUID(m.gpu)
+		size, gpu := quota.Bytes(rm.UVMTables(m.length(), uint64(page))), g.gpuByUUID(m.gpu)
 		if !g.reserve(cost{gpu: gpu, size: size, slack: tableSlack}) {
 			g.dropTables(maps)
 			return false

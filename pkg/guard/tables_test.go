@@ -112,7 +112,7 @@ func TestDupOfVASpace(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	g.cfg.Settings.MaxTSGs = 1
 	a := g.account
-	used, firmware := a.usage(0).used, a.firmware
+	used, firmware := a.usage(0).used, a.usage(0).firmware
 	space := object{handle: fakeVASpace, parent: fakeDevice, class: 0x90f1, kind: rm.ClassVASpace, gpu: noGPU}
 	a.addObject(fakeClient, space, 0, 0, vaSpaceSize)
 	n := uint32(1)
@@ -123,16 +123,16 @@ func TestDupOfVASpace(t *testing.T) {
 			break
 		}
 	}
-	if n != vaSpacesPerTSG || a.firmware-firmware != vaSpacesPerTSG {
-		t.Errorf("%d handles, %d objects of the firmware's; want %d", n, a.firmware-firmware, vaSpacesPerTSG)
+	if n != vaSpacesPerTSG || a.usage(0).firmware-firmware != vaSpacesPerTSG {
+		t.Errorf("%d handles, %d objects of the firmware's; want %d", n, a.usage(0).firmware-firmware, vaSpacesPerTSG)
 	}
 	for h := range n {
 		wantUsage(t, a, 0, used+vaSpaceSize)
 		a.freeObject(fakeClient, fakeVASpace+h)
 	}
 	wantUsage(t, a, 0, used)
-	if a.vaSpaces != 0 || a.firmware != firmware {
-		t.Errorf("%d address spaces left", a.vaSpaces)
+	if a.usage(0).vaSpaces != 0 || a.usage(0).firmware != firmware {
+		t.Errorf("%d address spaces left", a.usage(0).vaSpaces)
 	}
 }
 
@@ -394,7 +394,7 @@ func TestMapDMACount(t *testing.T) {
 
 // TestFirmwareObjects: objects that the GPU's firmware has too are fewer than others.
 func TestFirmwareObjects(t *testing.T) {
-	g := withClient(newFakeGuard(t, answering(0, nil)))
+	g := withTwoGPUs(newFakeGuard(t, answering(0, nil)))
 	f := newFakeCall(t, g, fakeControl)
 	n := 0
 	for ; n < 2*maxFirmware; n++ {
@@ -406,14 +406,23 @@ func TestFirmwareObjects(t *testing.T) {
 	if n != maxFirmware-1 { // and the device
 		t.Errorf("%d objects", n)
 	}
+	if o := fakeAlloc(secondDevice, 0x5d000000-2, 0x2081, make([]byte, 4)); f.escape(rm.EscAlloc, o) != replyDone || rm.U32(o, 40) != rm.StatusOK {
+		t.Errorf("one of another GPU's firmware: %s", rm.StatusName(rm.U32(o, 40)))
+	}
+	o := make([]byte, rm.DupSize) // a second handle counts where it is
+	putWords(o, 0, fakeClient, fakeDevice, 0x5d000000-3, fakeClient, 0x5d000000-2)
+	if f.escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != rm.StatusInsufficientResources {
+		t.Errorf("a second handle of it: %s", rm.StatusName(rm.U32(o, rm.DupStatus)))
+	}
+	f.escape(rm.EscFree, fakeFree(secondDevice))
 	p := make([]byte, 24)
-	o := fakeAlloc(fakeDevice, 0x5e000000, 0x79, p)
+	o = fakeAlloc(fakeDevice, 0x5e000000, 0x79, p)
 	if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 		t.Errorf("another object: %s", rm.StatusName(rm.U32(o, 40)))
 	}
 	f.escape(rm.EscFree, fakeFree(fakeDevice))
-	if g.account.firmware != 0 || g.account.objects != 0 {
-		t.Errorf("%d and %d objects left", g.account.firmware, g.account.objects)
+	if g.account.usage(0).firmware != 0 || g.account.objects != 0 {
+		t.Errorf("%d and %d objects left", g.account.usage(0).firmware, g.account.objects)
 	}
 }
 
@@ -427,7 +436,7 @@ func osEvent(client, number uint32) []byte {
 
 func TestOSEvents(t *testing.T) {
 	d := &fakeDriver{}
-	g := withClient(newFakeGuard(t, d))
+	g := withTwoGPUs(newFakeGuard(t, d))
 	f := newFakeCall(t, g, fakeControl)
 	ask := func(f *fakeCall, nr, client, number uint32) uint32 {
 		d.calls = nil
@@ -459,10 +468,10 @@ func TestOSEvents(t *testing.T) {
 	if s := ask(f, rm.EscAllocOSEvent, fakeClient, 7); s != rm.StatusOK || g.account.events != 1 {
 		t.Errorf("the number of a closed file: %s, %d events", rm.StatusName(s), g.account.events)
 	}
-	before := len(openFDs(t))
-	for i := range uint32(maxEvents + 10) {
+	before, most := len(openFDs(t)), uint32(maxEvents*len(g.cfg.GPUs))
+	for i := range most + 10 {
 		s, want := ask(f, rm.EscAllocOSEvent, fakeClient, 100+i), uint32(rm.StatusOK)
-		if i >= maxEvents-1 {
+		if i >= most-1 {
 			want = rm.StatusInsufficientResources
 		}
 		if s != want {
@@ -539,7 +548,7 @@ func TestSparse(t *testing.T) {
 		t.Errorf("%v of %v", used, testLimit)
 	}
 	full := g.account.usage(0).used
-	o, _ := uvmCall(g, rm.UVMFree, 2<<40, 0, 0)
+	o, _ := uvmCall(g, rm.UVMFree, 2<<40, 1<<40, 0)
 	c.do(rm.UVMFree, o)
 	wantUsage(t, g.account, 0, full-tables(1<<40))
 	d.answer = func(_ Target, call *rm.Call) syscall.Errno {

@@ -1,8 +1,6 @@
 package guard
 
 import (
-	"slices"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -17,21 +15,10 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call (share.go).
 
-// uvmMap is an external mapping on one GPU that holds memory, or is sparse. GPUs have their own at one address.
-type uvmMap struct {
-	gpu    gpuUUID
-	length uint64
-	charge *charge // of what is mapped; nil: nothing that is charged
-	tables *charge // of the page tables; nil: not charged
-}
-
 type gpuUUID [16]byte
 
 // uvmUnmapGPU is the offset of the GPU in UVM_UNMAP_EXTERNAL_PARAMS (uvm_ioctl.h).
 const uvmUnmapGPU = 16
-
-// maxUVMMaps bounds the mappings remembered for one address space.
-const maxUVMMaps = 1 << 18
 
 // uvmCalls are the rules of calls on nvidia-uvm.
 var uvmCalls = map[uint32]rule{
@@ -87,6 +74,10 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		return plan{ask: true, settle: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
+	if c.call.Cmd == rm.UVMUnmapExternal && f.full() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
+		f.uvm.Unlock()
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
 	ended := g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, settle: func() {
 		c.lost = true
@@ -115,11 +106,9 @@ func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
 		g.uvmLeft(f, gpuUUID(o[rm.UVMGPU:]))
 	case rm.UVMUnmapExternal:
-		g.uvmUnmapped(f, rm.U64(o, form.Base), rm.U64(o, form.Length), gpuUUID(o[uvmUnmapGPU:]))
+		g.uvmUnmapped(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
 	case rm.UVMFree:
-		// It takes the range that starts there as a whole: libcuda maps from the start of a range, and a mapping from the middle of one
-		// stays charged until its address space ends.
-		g.uvmUnmapped(f, rm.U64(o, form.Base), 0, gpuUUID{})
+		g.uvmFreed(f, o, form)
 	}
 }
 
@@ -192,7 +181,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	}
 	maps := make([]uvmMap, max(1, int(gpus)))
 	for i := range maps {
-		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), length: rm.U64(o, form.Length)}
+		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), addresses: rangeOf(o, form)}
 	}
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
 	m, ok := c.refer(client, memory)
@@ -212,9 +201,8 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	p.cancel = func() { g.dropTables(maps) }
 	p.settle = func() {
 		for _, x := range maps {
-			if x.charge = g.account.hold(m.charge); x.charge != nil || x.tables != nil {
-				g.uvmMapped(f, rm.U64(o, form.Base), x)
-			}
+			x.charge = g.account.hold(m.charge)
+			g.uvmMapped(f, x)
 		}
 	}
 	return p
@@ -236,63 +224,4 @@ func (c *trappedCall) lockUVM() (*file, error) {
 		c.file.uvm.Unlock()
 		c.file = nil
 	}
-}
-
-// uvmMapped records a mapping. It replaces what that GPU had there (uvm_map_external_allocation_on_gpu); of a longer one
-// the rest stays.
-func (g *Guard) uvmMapped(f *file, base uint64, m uvmMap) {
-	f.mu.Lock()
-	var gone uvmMap
-	list := f.maps[base]
-	for i, old := range list {
-		if old.gpu != m.gpu {
-			continue
-		}
-		list = slices.Delete(list, i, i+1)
-		if rest := base + m.length; old.length > m.length {
-			old.length -= m.length
-			f.maps[rest] = append(f.maps[rest], old)
-		} else {
-			gone = old
-			f.mapped--
-		}
-		break
-	}
-	f.maps[base] = append(list, m)
-	f.mapped++
-	f.mu.Unlock()
-	g.unmapped(gone)
-}
-
-// unmapped lets go of what a mapping held.
-func (g *Guard) unmapped(m uvmMap) {
-	g.account.unhold(m.charge)
-	g.account.unhold(m.tables)
-}
-
-// uvmUnmapped drops the mappings at base. With a length, only that of a GPU and only if it was covered whole: of a split
-// mapping a part still holds the memory.
-func (g *Guard) uvmUnmapped(f *file, base, length uint64, gpu gpuUUID) {
-	f.mu.Lock()
-	gone := f.unmap(base, func(m uvmMap) bool { return length == 0 || m.gpu == gpu && m.length <= length })
-	f.mu.Unlock()
-	for _, m := range gone {
-		g.unmapped(m)
-	}
-}
-
-// unmap drops mappings at base, and returns what they held. The file is locked.
-func (f *file) unmap(base uint64, drop func(uvmMap) bool) (gone []uvmMap) {
-	left := slices.DeleteFunc(f.maps[base], func(m uvmMap) bool {
-		if !drop(m) {
-			return false
-		}
-		gone = append(gone, m)
-		return true
-	})
-	if f.maps[base] = left; len(left) == 0 {
-		delete(f.maps, base)
-	}
-	f.mapped -= len(gone)
-	return gone
 }

@@ -34,6 +34,7 @@ type retained struct {
 	context *charge // of its group; nil: it has none
 	channel *object // nil: freed
 	runlist runlist // of a freed one
+	on      int     // of a freed one: the GPU that it counts on
 }
 
 // retain takes note that UVM is to keep a channel. Nil: there is no such channel.
@@ -80,7 +81,7 @@ func (a *account) release(r *retained) {
 	r.calls--
 	last := r.calls == 0
 	if last && r.channel == nil {
-		a.kept--
+		a.countKept(r.on, -1)
 		a.countChannel(r.runlist, -1)
 	} else if last {
 		r.channel.retained = nil
@@ -227,11 +228,8 @@ func (g *Guard) uvmForget(f *file, name channelName) {
 
 // uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
 func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
+	g.uvmUnmapped(f, everywhere, gpu)
 	f.mu.Lock()
-	var gone []uvmMap
-	for base := range f.maps {
-		gone = append(gone, f.unmap(base, func(m uvmMap) bool { return m.gpu == gpu })...)
-	}
 	var channels []channelName
 	for name, ch := range f.channels {
 		if ch.gpu == gpu {
@@ -240,9 +238,6 @@ func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	}
 	delete(f.spaces, gpu)
 	f.mu.Unlock()
-	for _, m := range gone {
-		g.unmapped(m)
-	}
 	for _, name := range channels {
 		g.uvmForget(f, name)
 	}

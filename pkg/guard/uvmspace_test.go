@@ -308,7 +308,7 @@ func (r *rig) kept() (guard, driver int) {
 	a := r.guard.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.kept, r.sim.Snapshot().GPUs[0].Kept
+	return a.gpus[0].kept, r.sim.Snapshot().GPUs[0].Kept
 }
 
 // TestRetain: what UVM keeps of freed contexts stays charged and counted, whatever way it is let go.
@@ -435,12 +435,12 @@ func TestTwoRegistrations(t *testing.T) {
 	a.chargeContext(testClient, 1, 0, quota.MiB)
 	a.release(a.retain(name)) // the driver said no
 	a.freeObject(testClient, 1)
-	if a.kept != 1 || a.usage(0).used != quota.MiB {
-		t.Errorf("%d kept, %v charged", a.kept, a.usage(0).used)
+	if a.gpus[0].kept != 1 || a.usage(0).used != quota.MiB {
+		t.Errorf("%d kept, %v charged", a.gpus[0].kept, a.usage(0).used)
 	}
 	a.release(first)
-	if a.kept != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retain(name) != nil {
-		t.Errorf("at the end %d kept, %v charged, %d zombies", a.kept, a.usage(0).used, a.zombies)
+	if a.gpus[0].kept != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retain(name) != nil {
+		t.Errorf("at the end %d kept, %v charged, %d zombies", a.gpus[0].kept, a.usage(0).used, a.zombies)
 	}
 }
 

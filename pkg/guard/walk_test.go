@@ -174,7 +174,7 @@ func (w *walker) compare(end bool) error {
 	card := s.GPUs[0]
 	a := w.guard.account
 	a.mu.Lock()
-	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.tsgs, a.channels, a.objects, a.zombies
+	used, clients, tsgs, channels, objects, zombies := a.gpus[0].used, len(a.clients), a.gpus[0].tsgs, a.gpus[0].channels, a.objects, a.zombies
 	a.mu.Unlock()
 	truth, mapped := int64(card.Used)-int64(neighbourHas), w.mapped()
 	s.Clients, s.Files, s.Objects = s.Clients-w.before.Clients, s.Files-w.before.Files, s.Objects-w.before.Objects

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"slices"
 	"syscall"
 
@@ -30,6 +31,7 @@ type mapping struct {
 	end    uint64
 	memory *memory // nil: host memory, or sparse
 	tables *memory // page tables; nil: out of what the driver has put aside
+	page   uint64  // of the mapping: it can be cut at multiples of that only
 }
 
 type channelName struct{ client, channel uint32 }
@@ -134,9 +136,12 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 		if !ok {
 			return rm.StatusNoMemory
 		}
-		m := mapping{g, base, base + length, o.memory, tables}
+		m := mapping{g, base, base + length, o.memory, tables, o.ptePage(base, length, offset)}
 		m.hold() // before what was there goes: it may be the same
-		r.d.unmap(&r.f.space, g, base, base+length)
+		if st := r.d.unmap(&r.f.space, g, base, base+length); st != rm.StatusOK {
+			r.d.drop(m)
+			return st
+		}
 		r.f.maps = append(r.f.maps, m)
 	}
 	return rm.StatusOK
@@ -172,6 +177,18 @@ func (o *object) mapPage(base, length, offset uint64) uint64 {
 		return bigPage
 	}
 	return smallPage
+}
+
+// ptePage is the size of the pages of a mapping: what all of it is aligned to, and no larger than the memory's.
+func (o *object) ptePage(base, length, offset uint64) uint64 {
+	page := uint64(uvmPage)
+	if o.memory != nil {
+		if page = smallPage; o.memory.attr == attrPageHuge {
+			page = bigPage
+		}
+	}
+	low := base | length | offset | page
+	return max(low&-low, uvmPage)
 }
 
 // uvmTables takes the page tables of a mapping from a card.
@@ -211,9 +228,8 @@ func (r *request) mapSparse(form rm.UVMForm) uint32 {
 	switch {
 	case g == nil:
 		return rm.StatusInvalidDevice
-	case length == 0 || base%smallPage != 0 || length%smallPage != 0 || base+length < base,
-		slices.ContainsFunc(r.f.maps, func(m mapping) bool { return m.gpu == g && m.base < base+length && base < m.end }):
-		return rm.StatusInvalidArgument
+	case length == 0 || base%smallPage != 0 || length%smallPage != 0 || base+length < base:
+		return rm.StatusInvalidAddress
 	}
 	if !r.f.rangeFor(base, base+length) {
 		return rm.StatusInvalidAddress
@@ -222,29 +238,32 @@ func (r *request) mapSparse(form rm.UVMForm) uint32 {
 	if !ok {
 		return rm.StatusNoMemory
 	}
-	m := mapping{g, base, base + length, nil, tables}
+	m := mapping{g, base, base + length, nil, tables, smallPage}
 	m.hold()
+	if st := r.d.unmap(&r.f.space, g, base, base+length); st != rm.StatusOK {
+		r.d.drop(m)
+		return st
+	}
 	r.f.maps = append(r.f.maps, m)
 	return rm.StatusOK
 }
 
 func (r *request) unmapExternal(form rm.UVMForm) uint32 {
 	base, length := rm.U64(r.call.Outer, form.Base), rm.U64(r.call.Outer, form.Length)
-	g := r.uvmGPU(uvmOffset)
-	if g == nil {
-		return rm.StatusInvalidDevice
-	}
 	if length == 0 || base%uvmPage != 0 || length%uvmPage != 0 || base+length < base {
-		return rm.StatusInvalidArgument
+		return rm.StatusInvalidAddress
 	}
 	if !slices.ContainsFunc(r.f.ranges, func(m mapping) bool { return base >= m.base && base+length <= m.end }) {
 		return rm.StatusInvalidAddress
 	}
-	r.d.unmap(&r.f.space, g, base, base+length)
-	return rm.StatusOK
+	g := r.uvmGPU(uvmOffset)
+	if g == nil {
+		return rm.StatusInvalidDevice
+	}
+	return r.d.unmap(&r.f.space, g, base, base+length)
 }
 
-// freeRange frees the range that begins at an address, with all that is mapped there.
+// freeRange frees the range that begins at an address, with all that is mapped there. Before 590 the caller must know where it ends.
 func (r *request) freeRange(form rm.UVMForm) uint32 {
 	base := rm.U64(r.call.Outer, form.Base)
 	i := slices.IndexFunc(r.f.ranges, func(m mapping) bool { return m.base == base })
@@ -252,24 +271,37 @@ func (r *request) freeRange(form rm.UVMForm) uint32 {
 		return rm.StatusInvalidAddress
 	}
 	end := r.f.ranges[i].end
+	if form.Length >= 0 && base+rm.U64(r.call.Outer, form.Length) != end {
+		return rm.StatusInvalidAddress
+	}
 	r.f.ranges = slices.Delete(r.f.ranges, i, i+1)
 	for _, g := range r.d.gpus {
-		r.d.unmap(&r.f.space, g, base, end)
+		_ = r.d.unmap(&r.f.space, g, base, end) // mappings do not reach beyond their range, so none is cut
 	}
 	return rm.StatusOK
 }
 
-// unmap takes the addresses from base to end from a GPU's mappings. What sticks out stays, and each piece holds the memory
-// (uvm_ext_gpu_map_split).
-func (d *Driver) unmap(s *space, g *gpu, base, end uint64) {
+// unmap takes the addresses from base to end from a GPU's mappings, in their order. What sticks out stays, and each piece holds the memory
+// (uvm_ext_gpu_map_split). A mapping that cannot be cut there ends it; what was unmapped by then is.
+func (d *Driver) unmap(s *space, g *gpu, base, end uint64) uint32 {
+	slices.SortFunc(s.maps, func(x, y mapping) int { return cmp.Compare(x.base, y.base) })
+	status := uint32(rm.StatusOK)
 	var left []mapping
 	for _, m := range s.maps {
-		if m.gpu != g || m.end <= base || m.base >= end {
+		before, after := m, m
+		before.end, after.base = min(m.end, base), max(m.base, end)
+		cut := before.base < before.end && base%m.page != 0 || after.base < after.end && end%m.page != 0
+		switch {
+		case m.gpu != g || m.end <= base || m.base >= end || status != rm.StatusOK:
+			left = append(left, m)
+			continue
+		case cut:
+			status = rm.StatusInvalidAddress
 			left = append(left, m)
 			continue
 		}
 		d.pull(m.memory)
-		for _, rest := range []mapping{{g, m.base, min(m.end, base), m.memory, m.tables}, {g, max(m.base, end), m.end, m.memory, m.tables}} {
+		for _, rest := range []mapping{before, after} {
 			if rest.base < rest.end {
 				rest.hold()
 				left = append(left, rest)
@@ -278,6 +310,7 @@ func (d *Driver) unmap(s *space, g *gpu, base, end uint64) {
 		d.drop(m)
 	}
 	s.maps = left
+	return status
 }
 
 // pull is told that memory loses a mapping. Every kernel of the process that allocated it uses all that it has: if one runs, that is an MMU
@@ -354,7 +387,7 @@ func (r *request) unregisterGPU(rm.UVMForm) uint32 {
 
 func (d *Driver) endVASpace(s *space, g *gpu) {
 	d.stopSpace(s, g)
-	d.unmap(s, g, 0, ^uint64(0))
+	_ = d.unmap(s, g, 0, ^uint64(0)) // none is cut
 	d.releaseChannels(s, g)
 	if v := s.vaspaces[g]; v != nil {
 		v.taken = false

@@ -330,6 +330,14 @@ func mapSomething(g *generator, p *gproc) bool {
 		f.maps = append(f.maps, gmap{at, size, g.step})
 		return true
 	}
+	const piece = 2 << 20
+	if len(f.maps) > 0 && g.r.IntN(4) == 0 { // over a part of another one, with which it ends
+		m := f.maps[g.r.IntN(len(f.maps))]
+		if m.made < g.step && m.size >= piece && size >= piece {
+			g.add(p, "uvmmap", f, m.base+uint64(g.r.IntN(int(m.size/piece)))*piece, uint64(piece), c, o, uint64(0))
+			return true
+		}
+	}
 	at := f.next
 	f.next += 2 * most
 	g.add(p, "uvmrange", f, at, size)

@@ -1,0 +1,167 @@
+package guard
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// What is mapped in a UVM address space, as UVM keeps it: for each GPU pieces that do not overlap. Addresses that are unmapped, or mapped anew,
+// are cut out of all pieces that they touch; what is left of a piece, on one side or on both, holds the memory (uvm_unmap_external_in_range,
+// uvm_ext_gpu_map_split).
+
+// addresses are those from base to end, which is the first that is not one of them.
+type addresses struct{ base, end uint64 }
+
+func (x addresses) length() uint64 { return x.end - x.base }
+
+// everywhere is a whole address space.
+var everywhere = addresses{0, ^uint64(0)}
+
+// rangeOf is what a UVM call is about. UVM refuses what wraps (uvm_api_range_invalid_4k).
+func rangeOf(o []byte, form rm.UVMForm) addresses {
+	base := rm.U64(o, form.Base)
+	return addresses{base, base + rm.U64(o, form.Length)}
+}
+
+// uvmMap is an external mapping on one GPU that holds memory, or is sparse, or what is left of one.
+type uvmMap struct {
+	addresses
+	gpu    gpuUUID
+	charge *charge // of what is mapped; nil: nothing that is charged
+	tables *charge // of the page tables, of which a part keeps the whole; nil: not charged
+}
+
+// maxUVMMaps bounds the mappings remembered for one address space.
+const maxUVMMaps = 1 << 18
+
+// full reports that nothing more may be mapped, nor a mapping be cut in two.
+func (f *file) full() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.mapped >= maxUVMMaps
+}
+
+// touched are the mappings of a GPU that addresses are part of. The file is locked.
+func (f *file) touched(x addresses, gpu gpuUUID) (from, to int) {
+	list := f.maps[gpu]
+	from = sort.Search(len(list), func(i int) bool { return list[i].end > x.base })
+	to = from + sort.Search(len(list)-from, func(i int) bool { return list[from+i].base >= x.end })
+	return from, to
+}
+
+// splits reports that to unmap addresses leaves more pieces than there are.
+func (f *file) splits(x addresses, gpu gpuUUID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	from, to := f.touched(x, gpu)
+	return to-from == 1 && f.maps[gpu][from].base < x.base && f.maps[gpu][from].end > x.end
+}
+
+// replace cuts addresses out of a GPU's mappings, and puts those of with there instead. It returns those that were cut, and what is left of
+// them. The file is locked.
+func (f *file) replace(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []*uvmMap) {
+	from, to := f.touched(x, gpu)
+	gone = slices.Clone(f.maps[gpu][from:to])
+	var before, after []*uvmMap
+	for _, m := range gone {
+		if m.base < x.base {
+			left := *m
+			left.end = x.base
+			before = append(before, &left)
+		}
+		if m.end > x.end {
+			left := *m
+			left.base = x.end
+			after = append(after, &left)
+		}
+	}
+	f.maps[gpu] = slices.Replace(f.maps[gpu], from, to, slices.Concat(before, with, after)...)
+	rest = append(before, after...)
+	if f.mapped += len(with) + len(rest) - len(gone); len(f.maps[gpu]) == 0 {
+		delete(f.maps, gpu)
+	}
+	return gone, rest
+}
+
+// uvmMapped records a mapping, which takes the place of what that GPU had there (uvm_map_external_allocation_on_gpu).
+func (g *Guard) uvmMapped(f *file, m uvmMap) {
+	f.mu.Lock()
+	var with []*uvmMap
+	if m.charge != nil || m.tables != nil {
+		with = append(with, &m)
+	}
+	gone, rest := f.replace(m.addresses, m.gpu, with...)
+	f.mu.Unlock()
+	g.settleMaps(gone, rest)
+}
+
+// uvmUnmapped drops what a GPU had mapped at some addresses.
+func (g *Guard) uvmUnmapped(f *file, x addresses, gpu gpuUUID) {
+	f.mu.Lock()
+	gone, rest := f.replace(x, gpu)
+	f.mu.Unlock()
+	g.settleMaps(gone, rest)
+}
+
+// settleMaps: some mappings are gone, but for the rest of them.
+func (g *Guard) settleMaps(gone, rest []*uvmMap) {
+	for _, m := range rest { // first: each holds what one of gone does
+		g.account.hold(m.charge)
+		g.account.hold(m.tables)
+	}
+	for _, m := range gone {
+		g.unmapped(m)
+	}
+}
+
+// unmapped lets go of what a mapping held.
+func (g *Guard) unmapped(m *uvmMap) {
+	g.account.unhold(m.charge)
+	g.account.unhold(m.tables)
+}
+
+// uvmFreed drops what was mapped in an external range that UVM_FREE has destroyed. The call names its end, which UVM compares; since 590 it
+// does not. Then UVM is asked which of the mappings behind its begin still have a range.
+func (g *Guard) uvmFreed(f *file, o []byte, form rm.UVMForm) {
+	base := rm.U64(o, form.Base)
+	for _, gpu := range f.mappedOn() {
+		end := base
+		if form.Length >= 0 {
+			end = rangeOf(o, form).end
+		} else {
+			for m := f.mapAt(base, gpu); m != nil && (m.base == base || g.rangeGone(f, m)); m = f.mapAt(end, gpu) {
+				end = m.end
+			}
+		}
+		g.uvmUnmapped(f, addresses{base, end}, gpu)
+	}
+}
+
+// mappedOn lists the GPUs that have something mapped.
+func (f *file) mappedOn() (list []gpuUUID) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for gpu := range f.maps {
+		list = append(list, gpu)
+	}
+	return list
+}
+
+// mapAt is a GPU's first mapping from an address on; nil: there is none.
+func (f *file) mapAt(base uint64, gpu gpuUUID) *uvmMap {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if i, _ := f.touched(addresses{base, base}, gpu); i < len(f.maps[gpu]) {
+		return f.maps[gpu][i]
+	}
+	return nil
+}
+
+// rangeGone reports that a mapping is gone with its external range. It asks UVM to unmap it on a GPU that does not exist: UVM looks for the
+// range first (uvm_unmap_external). Where the program has made another range there by now it looks as if the mapping were still there.
+func (g *Guard) rangeGone(f *file, m *uvmMap) bool {
+	status, e := g.unmapOn(f, m.addresses, gpuUUID{})
+	return e == 0 && status == rm.StatusInvalidAddress
+}
