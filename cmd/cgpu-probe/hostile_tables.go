@@ -236,11 +236,7 @@ func hostileHostMemory(hostileOptions) error {
 	}
 	return withGPU(func(c *client) error {
 		for _, size := range []uint64{uint64(2 * total), 1 << 50, ^uint64(0), ^uint64(0) - 4095} {
-			p := make([]byte, 128)
-			rm.PutU32(p, rm.MemoryFlags, 0x1|0x4000|0x8000)
-			rm.PutU32(p, rm.MemoryAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift|1<<27|1<<rm.MemoryAttrPageShift)
-			rm.PutU64(p, rm.MemorySize, size)
-			_, err := c.alloc(c.device, c.newHandle(), classSystem, p)
+			_, err := c.hostMemory(size)
 			if err := mustAnswer(fmt.Sprintf("host_%#x", size), err, rm.StatusNoMemory); err != nil {
 				return err
 			}

@@ -141,6 +141,8 @@ type object struct {
 	children              int                    // handles whose parent or address space this is
 	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
+	with                  uint32                 // and of another that it keeps alive; 0: none
+	also                  *charge                // of that one
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
@@ -376,12 +378,22 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 			a.gpus[gpu].take(size, o.spilled)
 		}
 	}
-	if m := c.objects[o.of]; o.of != 0 && m != nil && m.charge != nil {
-		o.charge = m.charge
-		o.charge.handles++
+	if ch := c.keep(o.of); ch != nil {
+		o.charge = ch
 	}
+	o.also = c.keep(o.with)
 	a.put(c, &o)
 	return true
+}
+
+// keep adds a reference to the memory behind a handle; nil: there is none.
+func (c *client) keep(handle uint32) *charge {
+	m := c.objects[handle]
+	if handle == 0 || m == nil || m.charge == nil {
+		return nil
+	}
+	m.charge.handles++
+	return m.charge
 }
 
 // put replaces a stale record of the same handle: RM would not have granted a handle that is in use.
@@ -430,10 +442,13 @@ func (a *account) dupObject(dstClient, dstParent, dstHandle, srcClient, srcHandl
 	if src != nil {
 		if s := src.objects[srcHandle]; s != nil {
 			o.class, o.kind, o.charge, o.gpu, o.spilled, o.host, o.size = s.class, s.kind, s.charge, s.gpu, s.spilled, s.host, s.size
+			o.inTask, o.also = s.inTask, s.also
 		}
 	}
-	if o.charge != nil {
-		o.charge.handles++
+	for _, ch := range [...]*charge{o.charge, o.also} {
+		if ch != nil {
+			ch.handles++
+		}
 	}
 	a.put(dst, o)
 }
@@ -517,7 +532,10 @@ func (a *account) dropObject(c *client, o *object) {
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
 		c.engineObjectGone(o)
 	}
-	if ch := o.charge; ch != nil {
+	for _, ch := range [...]*charge{o.charge, o.also} {
+		if ch == nil {
+			continue
+		}
 		ch.handles--
 		if ch.handles == 0 && ch.others > 0 {
 			a.zombies++

@@ -26,7 +26,7 @@ var classes = []classRow{
 	{id: 0xb1, name: "NV01_MEMORY_HW_RESOURCES", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xc2, name: "NV01_MEMORY_LOCAL_PHYSICAL", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xc3, name: "NV01_MEMORY_SYNCPOINT", kind: ClassDeny, source: "rm-abi"},
-	{id: 0xda, name: "NV_SEMAPHORE_SURFACE", kind: ClassPlain, sizes: []since{{0, 16}}, source: "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS"},
+	{id: 0xda, name: "NV_SEMAPHORE_SURFACE", kind: ClassSemaphores, sizes: []since{{0, 16}}, source: "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS"},
 	{id: 0xdb, name: "NV40_DEBUG_BUFFER", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xde, name: "RM_USER_SHARED_DATA", kind: ClassUserShared, sizes: []since{{0, 4}, {545_000_00, 8}}, source: "NV00DE_ALLOC_PARAMETERS"},
 	{id: 0xe0, name: "NV_MEMORY_EXPORT", kind: ClassDeny, source: "NV00E0_ALLOCATION_PARAMETERS"},

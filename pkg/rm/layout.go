@@ -320,6 +320,10 @@ const (
 	VASpaceFlagFLA         = 1 << 9  // NV_VASPACE_ALLOCATION_FLAGS_IS_FLA
 	VASpaceFlagHeapManaged = 1 << 13 // NV_VASPACE_ALLOCATION_FLAGS_PTETABLE_HEAP_MANAGED
 
+	// NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS: class 0xda.
+	SemaphoreMemory    = 0
+	SemaphoreMaxMemory = 4 // 0: none, or the GPU needs none
+
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0
 

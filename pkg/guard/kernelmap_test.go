@@ -1,0 +1,79 @@
+package guard
+
+import (
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// alloc makes an object below the first device.
+func (f *fakeCall) alloc(handle, class uint32, params []byte) uint32 {
+	o := fakeAlloc(fakeDevice, handle, class, params)
+	f.escape(rm.EscAlloc, o, params)
+	return rm.U32(o, 40)
+}
+
+func (f *fakeCall) hostMemory(handle uint32, size quota.Bytes) {
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, uint64(size))
+	f.alloc(handle, classSystem, p)
+}
+
+// taskMemory is host memory by RM_ALLOC_MEMORY.
+func (f *fakeCall) taskMemory(handle uint32, size quota.Bytes) {
+	o := make([]byte, rm.AllocMemorySize)
+	putWords(o, rm.AllocMemoryRoot, fakeClient, fakeDevice, handle, classSystem)
+	rm.PutU64(o, rm.AllocMemoryLimit, uint64(size)-1)
+	f.escape(rm.EscAllocMemory, o)
+}
+
+// TestSemaphoreSurface: it is small, of host memory whose size is known, and keeps that.
+func TestSemaphoreSurface(t *testing.T) {
+	const class, surface, again = 0xda, 0x90, 0x91
+	const small, second, large, task, taskDup = 0x81, 0x82, 0x83, 0x84, 0x85
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = 64 * quota.MiB
+	f := newFakeCall(t, g, fakeControl)
+	f.hostMemory(small, maxSemaphores)
+	f.hostMemory(second, 4096)
+	f.hostMemory(large, maxSemaphores+1)
+	f.taskMemory(task, 4096)
+	g.account.dupObject(fakeClient, fakeDevice, taskDup, fakeClient, task)
+	before := g.account.host
+	surfaceOf := func(memory, maxMemory uint32) uint32 {
+		p := make([]byte, 16)
+		rm.PutU32(p, rm.SemaphoreMemory, memory)
+		rm.PutU32(p, rm.SemaphoreMaxMemory, maxMemory)
+		return f.alloc(surface, class, p)
+	}
+	for _, x := range [][2]uint32{{large, 0}, {small, large}, {fakeMemory, 0}, {small, fakeMemory}, {task, 0}, {taskDup, 0}, {0x99, 0}} {
+		d.reset(nil)
+		if s := surfaceOf(x[0], x[1]); s != rm.StatusInvalidArgument || len(d.calls) != 0 {
+			t.Errorf("of %#x: %s, %d driver calls", x, rm.StatusName(s), len(d.calls))
+		}
+	}
+	for _, x := range [][2]uint32{{small, 0}, {small, small}, {small, second}} {
+		if s := surfaceOf(x[0], x[1]); s != rm.StatusOK {
+			t.Fatalf("of %#x: %s", x, rm.StatusName(s))
+		}
+		g.account.dupObject(fakeClient, fakeDevice, again, fakeClient, surface)
+		for _, h := range []uint32{x[0], x[1], surface} {
+			f.escape(rm.EscFree, fakeFree(h))
+			if g.account.host != before {
+				t.Errorf("of %#x: %v of host memory after the free of %#x, want %v", x, g.account.host, h, before)
+			}
+		}
+		f.escape(rm.EscFree, fakeFree(again))
+		if g.account.host == before {
+			t.Errorf("of %#x: %v of host memory after the last free", x, g.account.host)
+		}
+		f.hostMemory(small, maxSemaphores)
+		f.escape(rm.EscFree, fakeFree(second))
+		f.hostMemory(second, 4096)
+		if g.account.host != before {
+			t.Errorf("of %#x: %v of host memory, want %v", x, g.account.host, before)
+		}
+	}
+}
