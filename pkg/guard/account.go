@@ -139,7 +139,7 @@ type object struct {
 	host                  bool                   // host memory that the driver made for the container
 	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
-	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
+	space                 uint32                 // handle of what it ends with: a range of addresses with its address space (0: the device's own), a context DMA with its memory
 	of                    uint32                 // handle of the memory that this object is another name of and keeps alive; 0: none
 	with                  uint32                 // and of another that it keeps alive; 0: none
 	also                  *charge                // of that one
