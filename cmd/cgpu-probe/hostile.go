@@ -77,6 +77,8 @@ func attacks() []attack {
 		{name: "sparse", run: hostileSparse},
 		{name: "events", run: hostileEvents},
 		{name: "host-memory", run: hostileHostMemory},
+		{name: "semaphores", run: hostileSemaphores},
+		{name: "kernel-maps", run: hostileKernelMaps},
 		{name: "sizes", run: hostileSizes},
 		{name: "sizes-threads", run: hostileSizesThreads},
 		{name: "mknod", run: hostileMknod},

@@ -113,6 +113,11 @@ func (c *client) expectLess(what string, before, least quota.Bytes) error {
 
 // mapDMA maps memory into a range of addresses, at an offset in it.
 func (c *client) mapDMA(space, memory uint32, at, length uint64) error {
+	return c.mapDMABy(space, memory, at, length, 0)
+}
+
+// mapDMABy is mapDMA with flags (NVOS46_FLAGS_*).
+func (c *client) mapDMABy(space, memory uint32, at, length uint64, flags uint32) error {
 	for _, size := range []int{64, 56} { // since 580, and before
 		o := make([]byte, size)
 		rm.PutU32(o, rm.DMAClient, c.handle)
@@ -120,6 +125,7 @@ func (c *client) mapDMA(space, memory uint32, at, length uint64) error {
 		rm.PutU32(o, rm.DMAMapper, space)
 		rm.PutU32(o, rm.DMAMemory, memory)
 		rm.PutU64(o, rm.DMAMapLength, length)
+		rm.PutU32(o, rm.DMAFlags, flags)
 		rm.PutU64(o, size-16, at)
 		rm.PutU32(o, size-8, 0xbad)
 		errno := c.call.escape(c.fd, rm.EscMapDMA, o)
@@ -236,11 +242,7 @@ func hostileHostMemory(hostileOptions) error {
 	}
 	return withGPU(func(c *client) error {
 		for _, size := range []uint64{uint64(2 * total), 1 << 50, ^uint64(0), ^uint64(0) - 4095} {
-			p := make([]byte, 128)
-			rm.PutU32(p, rm.MemoryFlags, 0x1|0x4000|0x8000)
-			rm.PutU32(p, rm.MemoryAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift|1<<27|1<<rm.MemoryAttrPageShift)
-			rm.PutU64(p, rm.MemorySize, size)
-			_, err := c.alloc(c.device, c.newHandle(), classSystem, p)
+			_, err := c.hostMemory(size)
 			if err := mustAnswer(fmt.Sprintf("host_%#x", size), err, rm.StatusNoMemory); err != nil {
 				return err
 			}

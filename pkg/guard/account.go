@@ -145,7 +145,8 @@ type object struct {
 	host                  bool                   // host memory that the driver made for the container
 	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
-	space                 uint32                 // of a range of addresses: the handle of the address space, with which it ends; 0: the device's own
+	space                 uint32                 // handle of what it ends with: a range of addresses with its address space (0: the device's own), a context DMA with its memory
+	also                  *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
@@ -388,7 +389,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 
 // put replaces a stale record of the same handle: RM would not have granted a handle that is in use.
 func (a *account) put(c *client, o *object) {
-	if ch := o.charge; ch != nil {
+	for ch := range o.charges {
 		a.count(ch, &ch.handles, 1)
 	}
 	if old := c.objects[o.handle]; old != nil {
@@ -456,8 +457,13 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
 		a.put(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
-			host: of.host, size: of.size})
+			host: of.host, size: of.size, inTask: of.inTask, also: of.also})
 	}
+}
+
+// charges are what an object keeps alive.
+func (o *object) charges(yield func(*charge) bool) {
+	_ = (o.charge == nil || yield(o.charge)) && (o.also == nil || yield(o.also))
 }
 
 // freeObject drops a handle and all its descendants; of the client's own handle, the client.
@@ -531,7 +537,7 @@ func (a *account) dropObject(c *client, o *object) {
 	if usesGraphics(rm.Class{ID: o.class, Kind: o.kind}) {
 		c.engineObjectGone(o)
 	}
-	if ch := o.charge; ch != nil {
+	for ch := range o.charges {
 		a.count(ch, &ch.handles, -1)
 	}
 }
@@ -571,19 +577,18 @@ func (a *account) refer(c *client, handle uint32) (object, bool) {
 	if a.clients[c.handle] != c || o == nil {
 		return object{gpu: noGPU}, a.clients[c.handle] == c
 	}
-	if ch := o.charge; ch != nil {
+	for ch := range o.charges {
 		a.count(ch, &ch.calls, 1)
 	}
 	return *o, true
 }
 
-func (a *account) letGo(ch *charge) {
-	if ch == nil {
-		return
-	}
+func (a *account) letGo(o object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.count(ch, &ch.calls, -1)
+	for ch := range o.charges {
+		a.count(ch, &ch.calls, -1)
+	}
 }
 
 // hold adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has another one.

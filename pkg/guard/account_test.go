@@ -30,14 +30,14 @@ func (a *account) holdOf(client, handle uint32) *charge {
 		return nil
 	}
 	o, _ := a.refer(c, handle)
-	defer a.letGo(o.charge)
+	defer a.letGo(o)
 	return a.hold(o.charge)
 }
 
 func (a *account) dupOf(client, parent, handle, srcClient, src uint32) {
 	if c := a.client(srcClient); c != nil {
 		o, _ := a.refer(c, src)
-		defer a.letGo(o.charge)
+		defer a.letGo(o)
 		a.dupObject(client, parent, handle, o)
 	}
 }

@@ -101,6 +101,8 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassPlain:      (*Guard).checkEngineObject,
 	rm.ClassProfiler:   (*Guard).checkProfiler,
 	rm.ClassFabric:     (*Guard).checkFabric,
+	rm.ClassContextDMA: (*Guard).checkContextDMA,
+	rm.ClassSemaphores: (*Guard).checkSemaphoreSurface,
 	rm.ClassDevice:     (*Guard).checkDevice,
 	rm.ClassDebugger:   (*Guard).checkDebugger,
 	rm.ClassInTask:     (*Guard).checkInTask,

@@ -41,8 +41,8 @@ type trappedCall struct {
 	executed bool
 	// locked are the clients whose calls wait for this one.
 	locked callLock
-	// referred are the charges of what the call refers to, which stay until it has ended.
-	referred []*charge
+	// referred is what the call refers to, whose charges stay until it has ended.
+	referred []object
 	// What the call is, where the escape alone does not tell.
 	control  rm.Control
 	class    rm.Class

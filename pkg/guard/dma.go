@@ -54,6 +54,12 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
 		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
 	}
+	flags := rm.U32(o, rm.DMAFlags)
+	if flags&rm.DMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, length-1) {
+		// Programs that ask for it by the way do without. One that names the addresses for errors gets no channel.
+		g.logOnce("dmakernel", "made a mapping without the kernel's own, which is for small host memory", "length", quota.Bytes(length))
+		rm.PutU32(o, rm.DMAFlags, flags&^rm.DMAFlagKernel)
+	}
 	if !g.account.roomForDMA() {
 		return answer(c.deny(rm.StatusInsufficientResources, "dmacount", "denied a mapping: the container has too many", "max", maxDMAMaps))
 	}
@@ -67,7 +73,8 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !g.reserve(want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	return plan{ask: true, cancel: func() { g.account.unreserve(want) }, settle: func() {
+	done := func() { rm.PutU32(o, rm.DMAFlags, flags) }
+	return plan{ask: true, done: done, cancel: func() { g.account.unreserve(want) }, settle: func() {
 		at := dmaPlace{device, rm.U64(o, form.Address)}
 		g.account.addDMA(client, mapper.handle, memory, dmaMap{at: at, length: length, gpu: gpu, tables: want.size})
 		t := c.target() // now: c serves other calls by the time of an undo

@@ -82,14 +82,14 @@ func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 // waits for no call. False: the client is gone already.
 func (c *trappedCall) refer(client, handle uint32) (object, bool) {
 	o, ok := c.g.account.refer(c.locked.of(client), handle)
-	c.referred = append(c.referred, o.charge)
+	c.referred = append(c.referred, o)
 	return o, ok
 }
 
 // letGo drops what refer has kept.
 func (c *trappedCall) letGo() {
-	for _, ch := range c.referred {
-		c.g.account.letGo(ch)
+	for _, o := range c.referred {
+		c.g.account.letGo(o)
 	}
 	c.referred = nil
 }

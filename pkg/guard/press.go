@@ -287,7 +287,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	}
 	defer lock.unlock()
 	obj, ok := g.account.refer(lock[0], memory)
-	defer g.account.letGo(obj.charge)
+	defer g.account.letGo(obj)
 	if !ok || obj.handle == 0 || obj.charge != ch.object.charge || off > userdPage-userdGPPut-4 {
 		return nil, errNoUserd
 	}

@@ -51,6 +51,8 @@ const (
 	ClassUserShared           // 0xde: a page of the driver's with what firmware measures
 	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
 	ClassFirmware             // nothing special but that the GPU's firmware has an object for it
+	ClassContextDMA           // 0x2: a name of memory, by which it may be mapped into the kernel
+	ClassSemaphores           // 0xda: holds references on one or two memories, and writes them
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
 

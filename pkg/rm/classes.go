@@ -9,7 +9,7 @@ package rm
 var classes = []classRow{
 	{id: 0x0, name: "NV01_ROOT", kind: ClassRoot, optional: true, sizes: []since{{0, 4}}, source: "NvHandle"},
 	{id: 0x1, name: "NV01_ROOT_NON_PRIV", kind: ClassRoot, optional: true, sizes: []since{{0, 4}}, source: "NvHandle"},
-	{id: 0x2, name: "NV01_CONTEXT_DMA", kind: ClassPlain, sizes: []since{{0, 32}}, source: "NV_CONTEXT_DMA_ALLOCATION_PARAMS"},
+	{id: 0x2, name: "NV01_CONTEXT_DMA", kind: ClassContextDMA, sizes: []since{{0, 32}}, source: "NV_CONTEXT_DMA_ALLOCATION_PARAMS"},
 	{id: 0x5, name: "NV01_EVENT", kind: ClassEvent, sizes: []since{{0, 24}}, clients: []int{0}, source: "NV0005_ALLOC_PARAMETERS"},
 	{id: 0x3e, name: "NV01_MEMORY_SYSTEM", kind: ClassSysmem, sizes: []since{{0, 120}, {545_000_00, 128}}, clear: []int{96}, source: "NV_MEMORY_ALLOCATION_PARAMS"},
 	{id: 0x40, name: "NV01_MEMORY_LOCAL_USER", kind: ClassVidmem, sizes: []since{{0, 120}, {545_000_00, 128}}, clear: []int{96}, source: "NV_MEMORY_ALLOCATION_PARAMS"},
@@ -26,7 +26,7 @@ var classes = []classRow{
 	{id: 0xb1, name: "NV01_MEMORY_HW_RESOURCES", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xc2, name: "NV01_MEMORY_LOCAL_PHYSICAL", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xc3, name: "NV01_MEMORY_SYNCPOINT", kind: ClassDeny, source: "rm-abi"},
-	{id: 0xda, name: "NV_SEMAPHORE_SURFACE", kind: ClassPlain, sizes: []since{{0, 16}}, source: "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS"},
+	{id: 0xda, name: "NV_SEMAPHORE_SURFACE", kind: ClassSemaphores, sizes: []since{{0, 16}}, source: "NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS"},
 	{id: 0xdb, name: "NV40_DEBUG_BUFFER", kind: ClassDeny, source: "rm-abi"},
 	{id: 0xde, name: "RM_USER_SHARED_DATA", kind: ClassUserShared, sizes: []since{{0, 4}, {545_000_00, 8}}, source: "NV00DE_ALLOC_PARAMETERS"},
 	{id: 0xe0, name: "NV_MEMORY_EXPORT", kind: ClassDeny, source: "NV00E0_ALLOCATION_PARAMETERS"},

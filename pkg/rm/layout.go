@@ -187,6 +187,9 @@ const (
 	DMAMemory    = 12
 	DMAMapOffset = 16 // in the memory
 	DMAMapLength = 24
+	DMAFlags     = 32
+
+	DMAFlagKernel = 1 << 5 // NVOS46_FLAGS_KERNEL_MAPPING
 
 	// nv_ioctl_xfer_t; kernel-open/common/inc/nv-ioctl.h for this and the following.
 	XferSize   = 16
@@ -319,6 +322,17 @@ const (
 	VASpaceFlagRetryHost   = 1 << 1  // NV_VASPACE_ALLOCATION_FLAGS_RETRY_PTE_ALLOC_IN_SYS
 	VASpaceFlagFLA         = 1 << 9  // NV_VASPACE_ALLOCATION_FLAGS_IS_FLA
 	VASpaceFlagHeapManaged = 1 << 13 // NV_VASPACE_ALLOCATION_FLAGS_PTETABLE_HEAP_MANAGED
+
+	// NV_CONTEXT_DMA_ALLOCATION_PARAMS: class 0x2.
+	ContextDMASubdevice  = 0
+	ContextDMAFlags      = 4
+	ContextDMAMemory     = 8
+	ContextDMALimit      = 24      // length - 1
+	ContextDMAFlagKernel = 1 << 20 // NVOS03_FLAGS_MAPPING_KERNEL, and part of NVOS03_FLAGS_TYPE_NOTIFIER
+
+	// NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS: class 0xda.
+	SemaphoreMemory    = 0
+	SemaphoreMaxMemory = 4 // 0: none, or the GPU needs none
 
 	// NV2080_ALLOC_PARAMETERS: class 0x2080.
 	SubdeviceID = 0

@@ -18,6 +18,8 @@ const (
 	classOSDescriptor  = 0x71   // NV01_MEMORY_SYSTEM_OS_DESCRIPTOR
 	classDevice        = 0x80   // NV01_DEVICE_0
 	classSubdevice     = 0x2080 // NV20_SUBDEVICE_0
+	classContextDMA    = 0x2    // NV01_CONTEXT_DMA
+	classSemaphores    = 0xda   // NV_SEMAPHORE_SURFACE
 	classMemoryVirtual = 0x50a0 // NV50_MEMORY_VIRTUAL
 	classContextShare  = 0x9067 // FERMI_CONTEXT_SHARE_A
 	classVASpace       = 0x90f1 // FERMI_VASPACE_A
@@ -217,6 +219,24 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		}
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
+	case o.class == classContextDMA: // _ctxdmaConstruct
+		if o.space = parent.client.objects[rm.U32(params, rm.ContextDMAMemory)]; o.space == nil {
+			return rm.StatusObjectNotFound
+		}
+		if rm.U32(params, rm.ContextDMAFlags)&rm.ContextDMAFlagKernel != 0 {
+			w, st := o.space.kernelWindow(rm.U64(params, rm.ContextDMALimit) + 1)
+			if st != rm.StatusOK {
+				return st
+			}
+			o.windows = append(o.windows, w)
+		}
+	case o.class == classSemaphores: // semsurfConstruct_IMPL
+		switch m := parent.client.objects[rm.U32(params, rm.SemaphoreMemory)]; {
+		case m == nil:
+			return rm.StatusObjectNotFound
+		case m.class != classMemorySystem:
+			return rm.StatusInvalidParameter
+		}
 	case o.class == classMemoryVirtual:
 		return r.d.makeRange(o, parent, rangeWanted{space: rm.U32(params, rm.MemoryVASpace), flags: rm.U32(params, rm.MemoryFlags),
 			attr: rm.U32(params, rm.MemoryAttr), attr2: rm.U32(params, rm.MemoryAttr2),

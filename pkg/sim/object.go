@@ -46,8 +46,8 @@ type object struct {
 	maps     map[uint64]*dmaMapping // of a range of addresses: what is mapped there
 	mapped   map[*dmaMapping]bool   // of memory: where it is mapped
 	windows  []*window              // of memory: for the processor
-	ranges   map[*object]bool       // of an address space: ranges of addresses, which end with it
-	space    *object                // of a range of addresses: its address space; nil: the device's
+	ranges   map[*object]bool       // of an address space: ranges of addresses, of memory: context DMAs, which end with it
+	space    *object                // of a range of addresses: its address space; nil: the device's. Of a context DMA: its memory
 	within   *vaspace               // of a range at an address of its maker's choice
 	address  uint64                 // where that is
 }

@@ -18,11 +18,15 @@ type dmaMapping struct {
 	mapper, memory *object
 	address        uint64
 	tables         quota.Bytes
+	kernel         *window // the kernel's own; nil: none
 }
 
 func (m *dmaMapping) drop() {
 	delete(m.mapper.maps, m.address)
 	delete(m.memory.mapped, m)
+	if m.kernel != nil {
+		m.kernel.end()
+	}
 	m.mapper.gpu.give(m.tables + m.mapper.gpu.pool) // freed tables let the pool go too (rmMemPoolTrim)
 	m.mapper.gpu.pool = 0
 }
@@ -124,6 +128,12 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 	if size := uint64(memory.size); offset > size || length > size-offset || length == 0 {
 		g.pool += m.tables // which stay
 		return 0, rm.StatusInvalidLimit
+	}
+	if rm.U32(r.call.Outer, rm.DMAFlags)&rm.DMAFlagKernel != 0 { // _virtmemAllocKernelMapping
+		if m.kernel, st = memory.kernelWindow(length); st != rm.StatusOK {
+			g.give(m.tables)
+			return 0, st
+		}
 	}
 	r.d.nextAddress += (length + 1<<21) &^ (1<<21 - 1)
 	if mapper.maps == nil {

@@ -29,6 +29,19 @@ func (w *window) end() {
 	w.ended = true
 }
 
+// kernelWindow maps memory into the kernel: device memory through addresses of BAR1 of its own, each time.
+func (o *object) kernelWindow(length uint64) (*window, uint32) {
+	w := &window{gpu: o.gpu}
+	if o.memory != nil {
+		w.size = quota.Bytes(length)
+	}
+	if w.size > bar1Size-o.gpu.bar1 {
+		return nil, rm.StatusInsufficientResources
+	}
+	o.gpu.bar1 += w.size
+	return w, rm.StatusOK
+}
+
 // stale is how many files show what is not theirs.
 func (d *Driver) stale() (n int) {
 	for _, f := range d.files {

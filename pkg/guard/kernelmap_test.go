@@ -1,0 +1,150 @@
+package guard
+
+import (
+	"syscall"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// alloc makes an object below the first device.
+func (f *fakeCall) alloc(handle, class uint32, params []byte) uint32 {
+	o := fakeAlloc(fakeDevice, handle, class, params)
+	f.escape(rm.EscAlloc, o, params)
+	return rm.U32(o, 40)
+}
+
+func (f *fakeCall) hostMemory(handle uint32, size quota.Bytes) {
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, uint64(size))
+	f.alloc(handle, classSystem, p)
+}
+
+// taskMemory is host memory by RM_ALLOC_MEMORY.
+func (f *fakeCall) taskMemory(handle uint32, size quota.Bytes) {
+	o := make([]byte, rm.AllocMemorySize)
+	putWords(o, rm.AllocMemoryRoot, fakeClient, fakeDevice, handle, classSystem)
+	rm.PutU64(o, rm.AllocMemoryLimit, uint64(size)-1)
+	f.escape(rm.EscAllocMemory, o)
+}
+
+// TestSemaphoreSurface: it is small, of host memory whose size is known, and keeps that.
+func TestSemaphoreSurface(t *testing.T) {
+	const class, surface, again = 0xda, 0x90, 0x91
+	const small, second, large, task, taskDup = 0x81, 0x82, 0x83, 0x84, 0x85
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = 64 * quota.MiB
+	f := newFakeCall(t, g, fakeControl)
+	f.hostMemory(small, maxSemaphores)
+	f.hostMemory(second, 4096)
+	f.hostMemory(large, maxSemaphores+1)
+	f.taskMemory(task, 4096)
+	g.account.dupOf(fakeClient, fakeDevice, taskDup, fakeClient, task)
+	before := g.account.host
+	surfaceOf := func(memory, maxMemory uint32) uint32 {
+		p := make([]byte, 16)
+		rm.PutU32(p, rm.SemaphoreMemory, memory)
+		rm.PutU32(p, rm.SemaphoreMaxMemory, maxMemory)
+		return f.alloc(surface, class, p)
+	}
+	for _, x := range [][2]uint32{{large, 0}, {small, large}, {fakeMemory, 0}, {small, fakeMemory}, {task, 0}, {taskDup, 0}, {0x99, 0}} {
+		d.reset(nil)
+		if s := surfaceOf(x[0], x[1]); s != rm.StatusInvalidArgument || len(d.calls) != 0 {
+			t.Errorf("of %#x: %s, %d driver calls", x, rm.StatusName(s), len(d.calls))
+		}
+	}
+	for _, x := range [][2]uint32{{small, 0}, {small, small}, {small, second}} {
+		if s := surfaceOf(x[0], x[1]); s != rm.StatusOK {
+			t.Fatalf("of %#x: %s", x, rm.StatusName(s))
+		}
+		g.account.dupOf(fakeClient, fakeDevice, again, fakeClient, surface)
+		for _, h := range []uint32{x[0], x[1], surface} {
+			f.escape(rm.EscFree, fakeFree(h))
+			if g.account.host != before {
+				t.Errorf("of %#x: %v of host memory after the free of %#x, want %v", x, g.account.host, h, before)
+			}
+		}
+		f.escape(rm.EscFree, fakeFree(again))
+		if g.account.host == before {
+			t.Errorf("of %#x: %v of host memory after the last free", x, g.account.host)
+		}
+		f.hostMemory(small, maxSemaphores)
+		f.escape(rm.EscFree, fakeFree(second))
+		f.hostMemory(second, 4096)
+		if g.account.host != before {
+			t.Errorf("of %#x: %v of host memory, want %v", x, g.account.host, before)
+		}
+	}
+}
+
+// TestContextDMA: only little host memory is mapped into the kernel by one, and it ends with its memory.
+func TestContextDMA(t *testing.T) {
+	const host, task, unknown, dma = 0x81, 0x82, 0x83, 0x90
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	f.hostMemory(host, quota.MiB)
+	f.taskMemory(task, quota.MiB)
+	g.account.addObject(fakeClient, object{handle: 0x84, parent: fakeDevice, kind: rm.ClassFabric, charge: g.account.clients[fakeClient].objects[fakeMemory].charge, gpu: noGPU}, noGPU, 0, 0)
+	for _, x := range []struct {
+		memory  uint32
+		flags   uint32
+		limit   uint64
+		refused bool
+	}{
+		{host, rm.ContextDMAFlagKernel, uint64(maxKernelMap) - 1, false},
+		{task, rm.ContextDMAFlagKernel, 63, false},
+		{unknown, rm.ContextDMAFlagKernel, 63, false}, // what the task has pinned
+		{host, rm.ContextDMAFlagKernel, uint64(maxKernelMap), true},
+		{unknown, rm.ContextDMAFlagKernel, uint64(maxKernelMap), true},
+		{host, rm.ContextDMAFlagKernel, ^uint64(0), true},
+		{host, 0, 1<<20 - 1, false},
+		{fakeMemory, 0, 1<<20 - 1, false},
+		{fakeMemory, rm.ContextDMAFlagKernel, 63, true},
+		{fakeMemory, 3 * rm.ContextDMAFlagKernel, 63, true},
+		{0x84, rm.ContextDMAFlagKernel, 63, true},
+	} {
+		d.reset(nil)
+		p := make([]byte, 32)
+		rm.PutU32(p, rm.ContextDMAFlags, x.flags)
+		rm.PutU32(p, rm.ContextDMAMemory, x.memory)
+		rm.PutU64(p, rm.ContextDMALimit, x.limit)
+		if s := f.alloc(dma, 0x2, p); (s == rm.StatusNotSupported) != x.refused || (len(d.calls) == 0) != x.refused {
+			t.Errorf("%+v: %s, %d driver calls", x, rm.StatusName(s), len(d.calls))
+		}
+	}
+	p := make([]byte, 32)
+	rm.PutU32(p, rm.ContextDMAMemory, host)
+	f.alloc(dma, 0x2, p)
+	f.escape(rm.EscFree, fakeFree(host))
+	if _, ok := g.account.lookup(fakeClient, dma); ok {
+		t.Error("a context DMA has outlived its memory")
+	}
+}
+
+// TestMapDMAKernel: a mapping has one in the kernel only of little host memory, and the program reads its own flags.
+func TestMapDMAKernel(t *testing.T) {
+	const host = 0x81
+	_, d, f := dmaGuard(t)
+	f.hostMemory(host, quota.MiB)
+	for _, x := range []struct {
+		memory uint32
+		length uint64
+		kernel bool
+	}{{host, 64 << 10, true}, {host, 64<<10 + 1, false}, {host, 0, false}, {fakeMemory, 4096, false}, {0x83, 4096, true}} {
+		kernel := false
+		d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+			kernel = rm.U32(call.Outer, rm.DMAFlags)&rm.DMAFlagKernel != 0
+			return 0
+		}
+		o := mapDMA(fakeClient, fakeRange, x.memory, 0, x.length)
+		flags := uint32(1<<15 | rm.DMAFlagKernel)
+		rm.PutU32(o, rm.DMAFlags, flags)
+		f.escape(rm.EscMapDMA, o)
+		if s := rm.U32(o, 56); s != rm.StatusOK || kernel != x.kernel || rm.U32(o, rm.DMAFlags) != flags {
+			t.Errorf("%+v: %s, mapped into the kernel: %v, flags %#x", x, rm.StatusName(s), kernel, rm.U32(o, rm.DMAFlags))
+		}
+	}
+}
