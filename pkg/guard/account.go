@@ -444,7 +444,8 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	}
 }
 
-// freedWith drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's by now.
+// freedWith drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
+// by now.
 func (a *account) freedWith(ch chanRef) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
