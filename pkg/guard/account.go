@@ -478,13 +478,26 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 		a.dropClient(c)
 		return
 	}
-	o := c.objects[handle]
-	if o == nil {
-		return
+	if o := c.objects[handle]; o != nil {
+		a.dropTree(c, o)
 	}
+}
+
+// freedWith drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
+// by now.
+func (a *account) freedWith(ch chanRef) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.clients[ch.client]; c != nil && c.channels[ch.handle] == ch.object {
+		a.dropTree(c, ch.object)
+	}
+}
+
+// dropTree drops a handle and all its descendants. The account is locked.
+func (a *account) dropTree(c *client, o *object) {
 	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
 	// end of a program), frees of memory are not.
-	gone := map[uint32]bool{handle: true}
+	gone := map[uint32]bool{o.handle: true}
 	for grew := o.children > 0; grew; {
 		grew = false
 		for h, x := range c.objects {

@@ -830,7 +830,8 @@ func TestLengths(t *testing.T) {
 		}
 	}
 	want(3 * quota.MiB)
-	a.addObject(fakeClient, object{handle: 1, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, charge: a.clients[fakeClient].objects[fakeMemory].charge}, noGPU, 0, 0)
+	ch := a.clients[fakeClient].objects[fakeMemory].charge
+	a.addObject(fakeClient, object{handle: 1, parent: fakeDevice, kind: rm.ClassChannel, gpu: noGPU, charge: ch}, noGPU, 0, 0)
 	a.dupOf(fakeClient, fakeDevice+1<<8, 2, fakeClient, fakeMemory)
 	want(3 * quota.MiB)
 	a.dupOf(fakeClient, fakeDevice, 3, fakeClient, fakeMemory)

@@ -199,7 +199,7 @@ func (c *compute) disable(gpu int, channels []chanRef, to chanState) (done int) 
 			s, e := own.disable(gpu, list[i:i+1], to)
 			if e == 0 && (s == rm.StatusOK || gone(s)) {
 				if done++; s != rm.StatusOK && c.g.account != nil {
-					c.g.account.freeObject(list[i].client, list[i].handle) // the driver freed it with something else
+					c.g.account.freedWith(list[i])
 				}
 				continue
 			}

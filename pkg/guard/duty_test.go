@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -97,6 +98,36 @@ func TestTurnRefused(t *testing.T) {
 				t.Error("what runs again is still noted")
 			}
 		})
+	}
+}
+
+// TestGoneHandle: a channel that the driver says is gone is gone in the account, and its objects. What has its handle by now is not.
+func TestGoneHandle(t *testing.T) {
+	const below = 0x200
+	for _, again := range []bool{false, true} {
+		c := newFakeContainer(t, 1)
+		name := c.channels(fakeClient, workGroup, 0x100, 1)[0]
+		c.account.addObject(fakeClient, object{handle: below, parent: name.handle, gpu: noGPU}, noGPU, 0, 0)
+		c.d.at = func(cmd uint32) {
+			if cmd != controlDisableChannels || c.d.gone[name] {
+				return
+			}
+			c.d.gone[name] = true
+			if again {
+				c.account.freeObject(fakeClient, name.handle)
+				c.account.addObject(fakeClient, memoryObject(name.handle, fakeDevice), 0, 0, 8*quota.MiB)
+			}
+		}
+		c.compute.turn(c.card(), true)
+		if !c.d.gone[name] {
+			t.Fatal("the driver was not asked")
+		}
+		if again {
+			wantUsage(t, c.account, 0, 8*quota.MiB)
+		}
+		if _, ok := c.account.lookup(fakeClient, below); ok || c.account.channels != 0 {
+			t.Errorf("the channel is still there: %d channels", c.account.channels)
+		}
 	}
 }
 

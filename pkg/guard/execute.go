@@ -77,9 +77,9 @@ func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 	return c.execute(p)
 }
 
-// refer looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver makes
-// of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with its file and
-// waits for no call. False: the client is gone already.
+// refer looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver
+// makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with
+// its file and waits for no call. False: the client is gone already.
 func (c *trappedCall) refer(client, handle uint32) (object, bool) {
 	o, ok := c.g.account.refer(c.locked.of(client), handle)
 	c.referred = append(c.referred, o)

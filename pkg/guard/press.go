@@ -226,8 +226,8 @@ func (p *userdPressure) sync() {
 	p.unseen.Store(len(channels) > 0 && seen == 0)
 }
 
-// sees reports that a channel's page is mapped, now if it can be. Who holds the calls of a client may be in forget, so viewing is not held over
-// open.
+// sees reports that a channel's page is mapped, now if it can be. Who holds the calls of a client may be in forget, so viewing is not
+// held over open.
 func (p *userdPressure) sees(ch chanRef) bool {
 	p.viewing.Lock()
 	seen := p.pages[ch.object] != nil
@@ -271,8 +271,8 @@ func refused(what string, status uint32, errno unix.Errno) error {
 	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
 }
 
-// open gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page. The channel named the memory when it
-// was made. If its handle is another object's by now, the guard must not keep that: it is not what the channel is charged for.
+// open gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page. The channel named the memory
+// when it was made. If its handle is another object's by now, the guard must not keep that: it is not what the channel is charged for.
 func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	g, memory := p.x.c.g, ch.object.userd.memory
 	start := ch.object.userd.offset &^ (userdPage - 1)

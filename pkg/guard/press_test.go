@@ -184,8 +184,8 @@ func TestUserdOffset(t *testing.T) {
 	p.release()
 }
 
-// userdRig is a container with a channel that has its page in memory of 8 MiB, of which it has another name, and a fake driver that counts the
-// guard's handles.
+// userdRig is a container with a channel that has its page in memory of 8 MiB, of which it has another name, and a fake driver that
+// counts the guard's handles.
 func userdRig(t *testing.T) (f *fakeContainer, p *userdPressure, handles func() int) {
 	f = newFakeContainer(t, 1)
 	f.card().press = newUserdPressure(f.card())
@@ -262,8 +262,8 @@ func TestUserdKeepsCharge(t *testing.T) {
 	}
 }
 
-// TestUserdOfAnotherObject: the channel keeps the memory that it was made with. Its handle may be another's by the time that the guard looks, or
-// while it does.
+// TestUserdOfAnotherObject: the channel keeps the memory that it was made with. Its handle may be another's by the time that the guard
+// looks, or while it does.
 func TestUserdOfAnotherObject(t *testing.T) {
 	f, p, handles := userdRig(t)
 	f.userdChannel(fakeMemory)
@@ -295,7 +295,8 @@ func TestUserdOfAnotherObject(t *testing.T) {
 	wantUsage(t, f.account, 0, 0)
 }
 
-// TestUserdBesideSweeps: who holds a client's calls and needs memory does not wait for who opens a page of that client, and the other way round.
+// TestUserdBesideSweeps: who holds a client's calls and needs memory does not wait for who opens a page of that client, and the other
+// way round.
 func TestUserdBesideSweeps(t *testing.T) {
 	f, p, _ := userdRig(t)
 	f.userdChannel(fakeMemory)

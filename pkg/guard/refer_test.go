@@ -10,8 +10,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// TestSourceEndsMeanwhile: what a call refers to is charged for as long as the driver keeps it because of that call, although its handle, its
-// client or its file end in the account while the driver is asked. The driver has them until later.
+// TestSourceEndsMeanwhile: what a call refers to is charged for as long as the driver keeps it because of that call, although its
+// handle, its client or its file end in the account while the driver is asked. The driver has them until later.
 func TestSourceEndsMeanwhile(t *testing.T) {
 	const second = fakeClient + 1
 	dup := func(t *testing.T, g *Guard, during func(nr uint32, f func())) (drop func()) {
@@ -60,7 +60,9 @@ func TestSourceEndsMeanwhile(t *testing.T) {
 			g.endWindows()
 		}
 	}
-	for name, call := range map[string]func(*testing.T, *Guard, func(nr uint32, f func())) func(){"dup": dup, "UVM mapping": mapped, "window": window} {
+	for name, call := range map[string]func(*testing.T, *Guard, func(nr uint32, f func())) func(){
+		"dup": dup, "UVM mapping": mapped, "window": window,
+	} {
 		t.Run(name, func(t *testing.T) {
 			d := &fakeDriver{}
 			g := withClient(newFakeGuard(t, d))
@@ -93,8 +95,8 @@ func TestSourceEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// TestReferToTheGone: what is under a client's handles is looked up in that client only, not in one that is gone or has its place, and a dup of
-// a channel of one that has just gone is no dup of an unknown object.
+// TestReferToTheGone: what is under a client's handles is looked up in that client only, not in one that is gone or has its place, and a
+// dup of a channel of one that has just gone is no dup of an unknown object.
 func TestReferToTheGone(t *testing.T) {
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
