@@ -145,7 +145,7 @@ type meter struct {
 }
 
 // start begins to measure the calling thread, which the goroutine must keep.
-func (m *meter) start() { *m = meter{at: time.Now(), cpu: threadTime()} }
+func (m *meter) start(now time.Time) { *m = meter{at: now, cpu: threadTime()} }
 
 // count notes a call that took so long, in the driver and beside it.
 func (m *meter) count(succeeded bool, driver, own time.Duration) {
@@ -169,8 +169,7 @@ func (m *meter) read(now time.Time, anyway bool) (use, bool) {
 }
 
 // pay puts on the bill what the worker has spent, and sleeps while the container owes.
-func (w *worker) pay() {
-	now := time.Now()
+func (w *worker) pay(now time.Time) {
 	u, ok := w.meter.read(now, false)
 	if !ok {
 		return

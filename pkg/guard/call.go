@@ -47,6 +47,7 @@ type trappedCall struct {
 	control  rm.Control
 	class    rm.Class
 	params   []byte        // of RM_CONTROL and RM_ALLOC
+	start    time.Time     // of its worker, see there
 	inDriver time.Duration // that it took
 	// repeated marks a call that got the answer of the thread's last one, see answered.
 	repeated bool

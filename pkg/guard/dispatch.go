@@ -95,7 +95,7 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{g: g, l: w.l, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	*c = trappedCall{g: g, l: w.l, start: w.start, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
 	if k.last.settle(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(n.ID) }) {
 		rep = replyDone

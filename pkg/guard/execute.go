@@ -134,9 +134,9 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	}
 	exec := func() {
 		c.executed = true
-		begin := time.Now()
+		begin := time.Since(c.start)
 		e = p.exec()
-		c.inDriver += time.Since(begin)
+		c.inDriver += time.Since(c.start) - begin
 		status = c.statusWord()
 	}
 	if o := p.opened; o == nil {

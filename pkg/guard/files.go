@@ -87,6 +87,7 @@ type fileTable struct {
 	self int // pid of the guard
 	mu   sync.Mutex
 	list []*file // in the kernel's order of open files (kcmp), in which a search needs few comparisons
+	last int     // where the last search ended, and the next one begins: mostly it is for the same file
 	// closed are those that were seen to be closed for good, and wait for reap: they have no place in that order any more.
 	closed []*file
 }
@@ -109,8 +110,7 @@ func (t *fileTable) find(fd int, kind nodeKind) *file {
 // search finds an open file, or where it would stand.
 func (t *fileTable) search(fd int) (at int, f *file) {
 	from, to := 0, len(t.list)
-	for from < to {
-		i := (from + to) / 2
+	for i := min(t.last, to-1); from < to; i = (from + to) / 2 {
 		switch order, e := t.order(fd, t.list[i]); {
 		case e == unix.ENOENT: // closed for good: another file may be in its place in memory, so it would lead astray
 			t.closed = append(t.closed, t.list[i])
@@ -119,6 +119,7 @@ func (t *fileTable) search(fd int) (at int, f *file) {
 		case e != 0:
 			return from, nil
 		case order == kcmpEqual:
+			t.last = i
 			return i, t.list[i]
 		case order == kcmpLess:
 			to = i

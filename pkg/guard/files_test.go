@@ -233,3 +233,45 @@ func TestRemoveTwice(t *testing.T) {
 		unix.Close(d)
 	}
 }
+
+// TestSearchBegins: a search begins where the last one ended, and finds the same wherever that is. For the same file it compares once.
+func TestSearchBegins(t *testing.T) {
+	table := &fileTable{self: os.Getpid()}
+	var fds []int
+	for range 20 {
+		fd := openNode(t, pollable)
+		if _, err := table.follow(fd, nodeControl, 0, false); err != nil {
+			t.Fatal(err)
+		}
+		fds = append(fds, fd)
+	}
+	stranger := openNode(t, pollable)
+	defer unix.Close(stranger)
+	place, _ := table.search(stranger)
+	for last := range len(fds) + 2 { // beyond the end: files were forgotten since
+		for _, fd := range fds {
+			table.last = last
+			at, f := table.search(fd)
+			if order, e := table.order(fd, table.list[at]); f != table.list[at] || e != 0 || order != kcmpEqual {
+				t.Fatalf("begun at %d: %d, %p", last, at, f)
+			}
+			if table.last != at {
+				t.Errorf("found at %d, the next search begins at %d", at, table.last)
+			}
+		}
+		table.last = last
+		if at, f := table.search(stranger); f != nil || at != place {
+			t.Errorf("begun at %d: a file that is not followed stands at %d, %p; want %d", last, at, f, place)
+		}
+	}
+	for _, fd := range fds { // each is closed while it is where the next search begins
+		table.search(fd)
+		unix.Close(fd)
+		if at, f := table.search(stranger); f != nil || at > len(table.list) {
+			t.Fatalf("%d, %p", at, f)
+		}
+	}
+	if len(table.list)+len(table.closed) != len(fds) || len(table.closed) == 0 {
+		t.Errorf("%d files, %d of them closed", len(table.list), len(table.closed))
+	}
+}

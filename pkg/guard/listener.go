@@ -60,6 +60,8 @@ type worker struct {
 	call  trappedCall
 	parts [maxParts]memoryPart
 
+	start time.Time // when it began; times are told from then, since time.Now reads two clocks of the kernel's and time.Since one
+
 	// Of the last call: the driver was asked and said OK, and how long it took.
 	succeeded bool
 	inDriver  time.Duration
@@ -78,19 +80,21 @@ func (l *listener) work() {
 	defer l.rest(w)
 	runtime.LockOSThread() // its clock is read
 	defer runtime.UnlockOSThread()
-	w.meter.start()
+	w.start = time.Now()
+	w.meter.start(w.start)
 	for l.receive(&w.notif) {
-		begin := time.Now()
+		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(false)
 		l.g.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
-		w.meter.count(w.succeeded, w.inDriver, time.Since(begin)-w.inDriver)
+		end := time.Since(w.start)
+		w.meter.count(w.succeeded, w.inDriver, end-begin-w.inDriver)
 		if !l.waiting.CompareAndSwap(false, true) {
 			break
 		}
-		w.pay() // as the one that waits: nobody is started in its place
+		w.pay(w.start.Add(end)) // as the one that waits: nobody is started in its place
 	}
 	now := time.Now()
 	u, _ := w.meter.read(now, true)

@@ -170,6 +170,9 @@ type openRight struct{ object, right uint32 }
 type openRights struct {
 	mu    sync.Mutex // held while one is opened or closed
 	calls map[openRight]int
+	// The call by which that is done. Each UVM mapping needs two of them, so they share their memory.
+	share rm.Call
+	outer [rm.ShareSize]byte
 }
 
 // whileShared calls f while everybody has some rights on objects of a client, as the guard or another client of the container must have for
@@ -203,7 +206,7 @@ func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errn
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what] == 0 {
-		if s, e = g.share(t, c.handle, what, 0); e != 0 || s != rm.StatusOK {
+		if s, e = g.share(t, c, what, 0); e != 0 || s != rm.StatusOK {
 			return s, e
 		}
 	}
@@ -221,20 +224,22 @@ func (g *Guard) close(t Target, c *client, what openRight) (uint32, unix.Errno) 
 		return rm.StatusOK, 0
 	}
 	delete(c.open.calls, what)
-	return g.share(t, c.handle, what, shareActionRevoke)
+	return g.share(t, c, what, shareActionRevoke)
 }
 
 // share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
 // flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
-// objects to its own process.
-func (g *Guard) share(t Target, client uint32, what openRight, action byte) (uint32, unix.Errno) {
-	outer := make([]byte, rm.ShareSize)
-	rm.PutU32(outer, rm.ShareClient, client)
+// objects to its own process. The caller holds c.open.mu.
+func (g *Guard) share(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
+	c.open.outer = [rm.ShareSize]byte{}
+	outer := c.open.outer[:]
+	rm.PutU32(outer, rm.ShareClient, c.handle)
 	rm.PutU32(outer, rm.ShareObject, what.object)
-	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, client)
+	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyTarget, c.handle)
 	rm.PutU32(outer, rm.SharePolicy+rm.SharePolicyAccess, what.right)
 	outer[rm.SharePolicy+rm.SharePolicyType] = shareTypeAll
 	outer[rm.SharePolicy+rm.SharePolicyAction] = shareActionCompose | action
-	e := g.driver.Exec(t, &rm.Call{Cmd: shareTypeCode, Outer: outer})
+	c.open.share = rm.Call{Cmd: shareTypeCode, Outer: outer}
+	e := g.driver.Exec(t, &c.open.share)
 	return rm.U32(outer, rm.ShareStatus), e
 }

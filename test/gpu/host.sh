@@ -1,5 +1,5 @@
-# Sourced by checks.sh, memory.sh, micro.sh and shares.sh on a private node: an image `host` whose container has the machine's own userland
-# (CUDA programs, PyTorch), and the compiled workloads.
+# Sourced by checks.sh, memory.sh, micro.sh, calls.sh and shares.sh on a private node: an image `host` whose container has the machine's
+# own userland (CUDA programs, PyTorch), and the compiled workloads.
 #   vgpu SIZE [docker options] -- COMMAND…     a container on a vGPU of SIZE
 #   bare [docker options] -- COMMAND…          the same with the whole card, started by runc
 # shellcheck shell=bash
@@ -8,16 +8,22 @@ workloads=$(cd "$(dirname "${BASH_SOURCE[0]}")/workloads" && pwd)
 built=/opt/cgpu-workloads
 python=$(command -v python3)
 
+# compile [NAME…]: those workloads; none named: all.
 compile() {
-	local source
+	local name
 	mkdir -p "$built"
 	cp "$workloads"/*.py "$built"/
-	for source in "$workloads"/*.cu; do
-		nvcc -O2 -arch=sm_90 -cudart static -L/usr/local/cuda/lib64/stubs -o "$built/$(basename "${source%.cu}")" "$source" -lcuda &
+	if [[ $# -eq 0 ]]; then
+		set -- "$workloads"/*.cu
+		set -- "${@##*/}"
+		set -- "${@%.cu}"
+	fi
+	for name in "$@"; do
+		nvcc -O2 -arch=sm_90 -cudart static -L/usr/local/cuda/lib64/stubs -o "$built/$name" "$workloads/$name.cu" -lcuda &
 	done
 	wait
-	for source in "$workloads"/*.cu; do
-		[[ -x $built/$(basename "${source%.cu}") ]] || { echo "host: nvcc did not build $source" >&2; return 1; }
+	for name in "$@"; do
+		[[ -x $built/$name ]] || { echo "host: nvcc did not build $name.cu" >&2; return 1; }
 	done
 }
 

@@ -16,11 +16,11 @@ if [[ ! -s $dir/engines.tar.xz ]]; then
 	apt-get update -qq
 	# _apt downloads as its own user.
 	chmod 777 "$tmp/debs"
-	(cd "$tmp/debs" && apt-get download -qq docker.io containerd runc crun busybox-static jq libjq1 libonig5 libyajl2 \
+	(cd "$tmp/debs" && apt-get download -qq docker.io containerd runc crun busybox-static jq libjq1 libonig5 libyajl2 strace libunwind8 \
 		libseccomp2 libdevmapper1.02.1 libsystemd0 libudev1 libselinux1 libpcre2-8-0 libcap2 libgcrypt20 libgpg-error0 \
 		liblz4-1 liblzma5 libzstd1)
 	for deb in "$tmp"/debs/*.deb; do dpkg -x "$deb" "$tmp/root"; done
-	for program in dockerd docker docker-init containerd ctr containerd-shim-runc-v2 runc crun busybox jq; do
+	for program in dockerd docker docker-init containerd ctr containerd-shim-runc-v2 runc crun busybox jq strace; do
 		found=$(find "$tmp/root" -type f -path '*bin/*' -name "$program" | head -n 1)
 		[[ $found ]] || found=$(command -v "$program") || { echo "pack: $program is in no package and not in PATH" >&2; exit 1; }
 		cp -L "$found" "$tmp/engines/$program"
