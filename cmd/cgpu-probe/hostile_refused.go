@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -582,6 +583,7 @@ func hostileOtherGPU(hostileOptions) error {
 		if err != nil {
 			return err
 		}
+		first := c.device
 		c.gpus = c.gpus[1:]
 		if c.device, _, err = c.newDevice(0); err != nil {
 			return err
@@ -598,10 +600,13 @@ func hostileOtherGPU(hostileOptions) error {
 		if err == nil {
 			return fmt.Errorf("memory of the first GPU was mapped as the second's")
 		}
-		_, err = c.dup(c.handle, memory)
-		print("dup=%s", describe(err))
+		again, err := c.dup(c.handle, memory)
+		print("dup=%s", describe(err)) // a name for it there is nothing yet
 		if err == nil {
-			return fmt.Errorf("memory of the first GPU has a handle below the second")
+			_, _, err = c.mapMemory(again, 0, size)
+			if err := mustAnswer("window_of_dup", err, rm.StatusInvalidDevice); err != nil {
+				return err
+			}
 		}
 		addresses, err := c.virtual(0, 1<<30, rm.MemoryFlagLazy)
 		if err != nil {
@@ -612,6 +617,40 @@ func hostileOtherGPU(hostileOptions) error {
 		if err == nil {
 			return fmt.Errorf("memory of the first GPU was mapped into the second's addresses")
 		}
-		return nil
+		return c.foreignNotifiers(first, memory)
 	})
+}
+
+// foreignNotifiers has a channel of the client's GPU write its errors to memory below another GPU's device.
+func (c *client) foreignNotifiers(first, memory uint32) error {
+	notified := func(what string, ofGroup, ofChannel uint32) error {
+		p := make([]byte, 20)
+		rm.PutU32(p, rm.ChannelMemory[0].Group, ofGroup)
+		rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeCopy0)
+		group, err := c.alloc(c.device, c.newHandle(), classGroup, p)
+		if err != nil {
+			return fmt.Errorf("%s: a channel group: %w", what, err)
+		}
+		p = make([]byte, channelSize)
+		rm.PutU32(p, rm.ChannelMemory[0].Channel, ofChannel)
+		rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
+		_, err = c.alloc(group, c.newHandle(), classChannel, p)
+		return mustAnswer(what, err, rm.StatusInvalidDevice)
+	}
+	contextDMA := func(subdevice uint32) (uint32, error) {
+		p := make([]byte, 32)
+		rm.PutU32(p, rm.ContextDMASubdevice, subdevice)
+		rm.PutU32(p, rm.ContextDMAMemory, memory)
+		rm.PutU64(p, rm.ContextDMALimit, 4095)
+		return c.alloc(first, c.newHandle(), classContextDMA, p)
+	}
+	_, err := contextDMA(c.device)
+	if err := mustAnswer("context_dma", err, rm.StatusInvalidDevice); err != nil {
+		return err
+	}
+	dma, err := contextDMA(0)
+	if err != nil {
+		return fmt.Errorf("a context DMA of the memory's own GPU: %w", err)
+	}
+	return errors.Join(notified("channel", 0, memory), notified("group", memory, 0), notified("by_context_dma", 0, dma))
 }

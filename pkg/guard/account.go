@@ -145,7 +145,7 @@ type object struct {
 	host                  bool                   // host memory that the driver made for the container
 	inTask                bool                   // the task was let make it, and may not have
 	children              int                    // handles whose parent or address space this is
-	space                 uint32                 // handle of what it ends with: a range of addresses with its address space (0: the device's own), a context DMA with its memory
+	space                 uint32                 // handle of a range's address space (0: the device's own), of a context DMA's memory: it ends with that
 	also                  *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
@@ -158,6 +158,7 @@ type object struct {
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
+	notifiers             [8]byte                // of a channel group: the parameters by which it names memory for errors
 	streams               *streams               // of a profiler
 	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
 	mapped                map[*dmaMap]bool       // of memory: where it is mapped
@@ -357,6 +358,10 @@ func (a *account) gpuOf(clientHandle, handle uint32) int {
 // a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the driver.
 func (a *account) elsewhere(client, handle uint32, gpu int) bool {
 	o, ok := a.lookup(client, handle)
+	if o.kind == rm.ClassContextDMA {
+		handle = o.space
+		o, ok = a.lookup(client, handle)
+	}
 	return ok && o.charge.onCard() && (o.charge.gpu != gpu || a.gpuOf(client, handle) != gpu)
 }
 

@@ -212,6 +212,7 @@ func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
 // checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
+	copy(o.notifiers[:], c.params)
 	o.graphics = true
 	if o.engine > engineGRLast {
 		o.graphics = false
@@ -242,8 +243,13 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
-	for _, off := range rm.ChannelMemory {
-		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), rm.U32(p, off), gpu) {
+	group, _ := g.account.lookup(c.allocClient(), o.parent)
+	for _, at := range rm.ChannelMemory {
+		memory := rm.U32(p, at.Channel)
+		if memory == 0 { // the driver looks the group's handle up now
+			memory = rm.U32(group.notifiers[:], at.Group)
+		}
+		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), memory, gpu) {
 			return answer(c.denyElsewhere())
 		}
 	}

@@ -125,8 +125,8 @@ func TestGoneHandle(t *testing.T) {
 		if again {
 			wantUsage(t, c.account, 0, 8*quota.MiB)
 		}
-		if _, ok := c.account.lookup(fakeClient, below); ok || c.account.channels != 0 {
-			t.Errorf("the channel is still there: %d channels", c.account.channels)
+		if _, ok := c.account.lookup(fakeClient, below); ok || c.account.gpus[0].channels != 0 {
+			t.Errorf("the channel is still there: %d channels", c.account.gpus[0].channels)
 		}
 	}
 }

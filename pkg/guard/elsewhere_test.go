@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"slices"
 	"syscall"
 	"testing"
 
@@ -35,7 +36,7 @@ func withTwoGPUs(g *Guard) *Guard {
 
 // TestElsewhere: no call has a GPU use another one's memory, or the other one's addresses, as its own.
 func TestElsewhere(t *testing.T) {
-	const host, channel, group = 0x81, 0x82, 0x83
+	const host, channel, group, context = 0x81, 0x82, 0x83, 0x84
 	window := func(f *fakeCall, device, _, memory uint32) uint32 {
 		fd, err := unix.Open("/dev/zero", unix.O_RDWR, 0)
 		if err != nil {
@@ -73,9 +74,43 @@ func TestElsewhere(t *testing.T) {
 			return rm.U32(o, 40)
 		}
 	}
+	// ofGroup is a channel that names nothing, in a group that does.
+	ofGroup := func(off int) func(f *fakeCall, device, mapper, memory uint32) uint32 {
+		return func(f *fakeCall, device, mapper, memory uint32) uint32 {
+			p := make([]byte, 20)
+			rm.PutU32(p, off, memory)
+			rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeCopy0)
+			o := fakeAlloc(device, group, 0xa06c, p)
+			f.escape(rm.EscAlloc, o, p)
+			f.g.driver.(*fakeDriver).calls = nil
+			p = make([]byte, 368)
+			o = fakeAlloc(group, channel, 0xc36f, p)
+			f.escape(rm.EscAlloc, o, p)
+			return rm.U32(o, 40)
+		}
+	}
+	contextDMA := func(f *fakeCall, device, subdevice, memory uint32) uint32 {
+		p := make([]byte, 32)
+		rm.PutU32(p, rm.ContextDMASubdevice, subdevice)
+		rm.PutU32(p, rm.ContextDMAMemory, memory)
+		o := fakeAlloc(device, context, 0x2, p)
+		f.escape(rm.EscAlloc, o, p)
+		return rm.U32(o, 40)
+	}
+	ofDevice := func(f *fakeCall, device, _, memory uint32) uint32 { return contextDMA(f, device, 0, memory) }
+	// byDMA is a channel with a context DMA of the memory, which is on its own GPU.
+	byDMA := func(f *fakeCall, device, mapper, memory uint32) uint32 {
+		if s := contextDMA(f, f.g.account.clients[fakeClient].objects[memory].parent, 0, memory); s != rm.StatusOK {
+			return s
+		}
+		f.g.driver.(*fakeDriver).calls = nil
+		return named(0)(f, device, mapper, context)
+	}
 	for name, call := range map[string]func(f *fakeCall, device, mapper, memory uint32) uint32{
 		"window": window, "DMA": dma, "DMA between peers": peer,
 		"error notifier": named(0), "USERD": named(32), "ECC notifier": named(140),
+		"group's error notifier": ofGroup(0), "group's ECC notifier": ofGroup(4),
+		"context DMA": contextDMA, "context DMA of the device": ofDevice, "error notifier by context DMA": byDMA,
 	} {
 		for _, x := range []struct {
 			what                   string
@@ -89,7 +124,7 @@ func TestElsewhere(t *testing.T) {
 			{"the first's by a handle below the second", secondDevice, secondRange, strayDup, true},
 			{"the same, on the first", fakeDevice, fakeRange, strayDup, true},
 			{"host memory", secondDevice, secondRange, host, false},
-			{"another GPU's addresses", secondDevice, fakeRange, secondMemory, name == "DMA" || name == "DMA between peers"},
+			{"another GPU's addresses", secondDevice, fakeRange, secondMemory, slices.Contains([]string{"DMA", "DMA between peers", "context DMA"}, name)},
 		} {
 			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno { return 0 }}
 			g := withTwoGPUs(newFakeGuard(t, d))

@@ -25,6 +25,10 @@ func (g *Guard) checkContextDMA(c *trappedCall) plan {
 	if g.unseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
+	gpu, subdevice := g.account.gpuOf(client, o.parent), rm.U32(p, rm.ContextDMASubdevice)
+	if g.account.elsewhere(client, memory, gpu) || subdevice != 0 && g.account.gpuOf(client, subdevice) != gpu {
+		return answer(c.denyElsewhere())
+	}
 	if rm.U32(p, rm.ContextDMAFlags)&rm.ContextDMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, limit) {
 		return answer(c.deny(rm.StatusNotSupported, "contextdma",
 			"denied a context DMA that the kernel maps: only of little host memory", "limit", limit, "max", maxKernelMap))

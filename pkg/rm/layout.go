@@ -263,7 +263,8 @@ func DMABufHandles(size int) (int, bool) {
 }
 
 // ChannelMemory is where the parameters of a channel name memory that the GPU writes to: for errors (hObjectError, hObjectEccError), and USERD.
-var ChannelMemory = [...]int{0, ChannelUserdMemory, 140}
+// Of a channel that names none it is the group's, whose parameters have it at Group; -1: nowhere.
+var ChannelMemory = [...]struct{ Channel, Group int }{{0, 0}, {ChannelUserdMemory, -1}, {140, 4}}
 
 // Blocks behind pAllocParms.
 const (
