@@ -79,6 +79,7 @@ func attacks() []attack {
 		{name: "host-memory", run: hostileHostMemory},
 		{name: "semaphores", run: hostileSemaphores},
 		{name: "kernel-maps", run: hostileKernelMaps},
+		{name: "exports", run: hostileExports},
 		{name: "sizes", run: hostileSizes},
 		{name: "sizes-threads", run: hostileSizesThreads},
 		{name: "mknod", run: hostileMknod},

@@ -1,6 +1,10 @@
 package guard
 
 import (
+	"encoding/binary"
+	"slices"
+	"syscall"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -278,12 +282,44 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
 	}
-	return plan{ask: true, settle: func() {
+	p := plan{ask: true, settle: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.exports = g.setExports(f.exports, first, held)
 		g.settleExport(c, f)
 	}}
+	done := 0 // what the file holds already when one is refused
+	if len(objects) > 1 {
+		p.exec = func() (e syscall.Errno) {
+			done, e = g.exportEach(c, objects, first)
+			return e
+		}
+	}
+	p.cancel = func() {
+		if held = held[:done]; done > 0 {
+			p.settle()
+		}
+	}
+	return p
+}
+
+// exportEach exports objects one by one. Where one of several is refused, the driver frees what its array of handles holds beyond that one,
+// which it has not set (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL): exports of others on the node. done is how many the file has then.
+func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done int, e syscall.Errno) {
+	list := c.params[exportObjectsList:][:4*len(objects)]
+	whole := slices.Clone(c.params)
+	defer func() { copy(c.params, whole) }()
+	clear(list)
+	binary.LittleEndian.PutUint16(c.params[exportObjectsCount:], 1)
+	for done < len(objects) {
+		rm.PutU32(list, 0, objects[done])
+		binary.LittleEndian.PutUint16(c.params[exportObjectsIndex:], uint16(first+done))
+		if e = g.driver.Exec(c.target(), &c.call); e != 0 || c.statusWord() != rm.StatusOK {
+			return done, e
+		}
+		done++
+	}
+	return done, 0
 }
 
 // exported lists the objects that a control puts into a file, and the position of the first.

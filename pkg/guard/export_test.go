@@ -3,6 +3,8 @@ package guard
 import (
 	"encoding/binary"
 	"os"
+	"slices"
+	"syscall"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -127,4 +129,46 @@ func TestExportPositions(t *testing.T) {
 			t.Errorf("%v charged for nothing", used(g))
 		}
 	})
+}
+
+// TestExportOneByOne: of several objects the driver gets one at a time. Where one is refused, those before it are in the file.
+func TestExportOneByOne(t *testing.T) {
+	const none = 0x5c000099
+	var seen [][3]uint32 // count, index, object
+	g := withClient(newFakeGuard(t, &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
+		p := call.Blocks[0].Data
+		object := rm.U32(p, exportObjectsList)
+		seen = append(seen, [3]uint32{uint32(rm.U16(p, exportObjectsCount)), uint32(rm.U16(p, exportObjectsIndex)), object})
+		if rm.U32(p, exportObjectsList+4) != 0 {
+			t.Error("the driver sees a second object")
+		}
+		if object == none {
+			rm.PutU32(call.Outer, rm.ControlStatus, rm.StatusObjectNotFound)
+		}
+		return 0
+	}}))
+	c := newFakeCall(t, g, fakeControl)
+	fd, closeIt := exportFile(t)
+	p := exportCall(fd, 3, fakeMemory, 0, fakeMemory, none, fakeMemory)
+	before := slices.Clone(p)
+	o := fakeControlCall(fakeClient, 0x3d0b, p)
+	c.escape(rm.EscControl, o, p)
+	if rm.U32(o, rm.ControlStatus) != rm.StatusObjectNotFound || !slices.Equal(p, before) {
+		t.Errorf("%s, %x", rm.StatusName(rm.U32(o, rm.ControlStatus)), p[exportObjectsList:][:20])
+	}
+	if want := [][3]uint32{{1, 3, fakeMemory}, {1, 4, 0}, {1, 5, fakeMemory}, {1, 6, none}}; !slices.Equal(seen, want) {
+		t.Errorf("the driver saw %x", seen)
+	}
+	ch := g.account.clients[fakeClient].objects[fakeMemory].charge
+	if ch.others != 2 {
+		t.Errorf("%d references by the file, want 2", ch.others)
+	}
+	g.account.freeObject(fakeClient, fakeMemory)
+	if used := g.account.usage(0).used; used != 8*quota.MiB {
+		t.Errorf("%v charged while the file holds 8 MiB", used)
+	}
+	closeIt()
+	if g.sweep(); g.account.usage(0).used != 0 {
+		t.Errorf("%v charged for nothing", g.account.usage(0).used)
+	}
 }

