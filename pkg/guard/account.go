@@ -162,6 +162,9 @@ type object struct {
 	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
 	mapped                map[*dmaMap]bool       // of memory: where it is mapped
 	windows               []*window              // of memory: for the processor
+	kept                  []*window              // of a channel: the guard's handles on notifiers that are freed
+	notifiers             [2]uint32              // of a channel or a group: what it writes errors to
+	notifies              map[*object]bool       // of memory, and of a context DMA: the channels that write errors to it
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -404,11 +407,12 @@ func (a *account) put(c *client, o *object) {
 	}
 	a.objects++
 	o.on = c.gpuOf(o)
-	a.count(o, 1)
+	a.countObject(o, 1)
 	switch o.kind {
 	case rm.ClassChannel:
 		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
+		c.noteNotifiers(o, true)
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
@@ -425,8 +429,8 @@ func (a *account) on(gpu int) []gpuAccount {
 	return a.gpus[gpu : gpu+1]
 }
 
-// count counts an object, or one less. The account is locked.
-func (a *account) count(o *object, n int) {
+// countObject counts an object, or one less. The account is locked.
+func (a *account) countObject(o *object, n int) {
 	for i := range a.on(o.on) {
 		g := &a.on(o.on)[i]
 		if o.kind.InFirmware() {
@@ -487,9 +491,16 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	if o == nil {
 		return
 	}
+	for h := range c.below(o) {
+		a.dropObject(c, c.objects[h])
+	}
+}
+
+// below are the handles of an object and of all that ends with it. The account is locked.
+func (c *client) below(o *object) map[uint32]bool {
 	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
 	// end of a program), frees of memory are not.
-	gone := map[uint32]bool{handle: true}
+	gone := map[uint32]bool{o.handle: true}
 	for grew := o.children > 0; grew; {
 		grew = false
 		for h, x := range c.objects {
@@ -498,9 +509,7 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 			}
 		}
 	}
-	for h := range gone {
-		a.dropObject(c, c.objects[h])
-	}
+	return gone
 }
 
 func (a *account) dropClient(c *client) {
@@ -515,8 +524,10 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
-	if a.loose = append(a.loose, o.windows...); len(o.windows) > 0 && a.onLoose != nil {
-		a.onLoose()
+	a.loosened(o.windows...)
+	a.loosened(o.kept...)
+	if o.kind == rm.ClassChannel {
+		c.noteNotifiers(o, false)
 	}
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)
@@ -530,7 +541,7 @@ func (a *account) dropObject(c *client, o *object) {
 		s.children--
 	}
 	a.objects--
-	a.count(o, -1)
+	a.countObject(o, -1)
 	switch {
 	case o.kind != rm.ClassChannel:
 	case o.retained != nil: // it keeps its number, see release

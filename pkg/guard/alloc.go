@@ -210,6 +210,7 @@ func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
 // checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
+	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
 	o.graphics = true
 	if o.engine > engineGRLast {
 		o.graphics = false
@@ -240,10 +241,14 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
-	for _, off := range rm.ChannelMemory {
-		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), rm.U32(p, off), gpu) {
-			return answer(c.denyElsewhere())
-		}
+	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
+	}
+	if g.account.elsewhere(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyElsewhere())
+	}
+	if refusal, ok := g.checkNotifiers(c, &o); !ok {
+		return answer(refusal)
 	}
 	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
@@ -536,7 +541,7 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 			return
 		}
 		defer lock.unlock()
-		if s, e := g.free(t, client, handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.keepNotifiers(t, client, handle, func() (uint32, unix.Errno) { return g.free(t, client, handle) }); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}
 	}

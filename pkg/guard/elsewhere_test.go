@@ -73,7 +73,20 @@ func TestElsewhere(t *testing.T) {
 			return rm.U32(o, 40)
 		}
 	}
+	grouped := func(i int) func(f *fakeCall, device, mapper, memory uint32) uint32 {
+		return func(f *fakeCall, device, mapper, memory uint32) uint32 {
+			o := object{handle: group, parent: device, kind: rm.ClassTSG, gpu: noGPU}
+			o.notifiers[i] = memory
+			f.g.account.addObject(fakeClient, o, noGPU, 0, 0)
+			p := make([]byte, 368)
+			rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
+			alloc := fakeAlloc(group, channel, 0xc36f, p)
+			f.escape(rm.EscAlloc, alloc, p)
+			return rm.U32(alloc, 40)
+		}
+	}
 	for name, call := range map[string]func(f *fakeCall, device, mapper, memory uint32) uint32{
+		"the group's error notifier": grouped(0), "the group's ECC notifier": grouped(1),
 		"window": window, "DMA": dma, "DMA between peers": peer,
 		"error notifier": named(0), "USERD": named(32), "ECC notifier": named(140),
 	} {

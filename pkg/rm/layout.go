@@ -259,8 +259,12 @@ func DMABufHandles(size int) (int, bool) {
 	return 0, false
 }
 
-// ChannelMemory is where the parameters of a channel name memory that the GPU writes to: for errors (hObjectError, hObjectEccError), and USERD.
-var ChannelMemory = [...]int{0, ChannelUserdMemory, 140}
+// ChannelNotifiers and TSGNotifiers are where the parameters of a channel and of a group name memory that errors are written to: any
+// (hObjectError), and of ECC (hObjectEccError).
+var (
+	ChannelNotifiers = [...]int{0, 140}
+	TSGNotifiers     = [...]int{0, 4}
+)
 
 // Blocks behind pAllocParms.
 const (
