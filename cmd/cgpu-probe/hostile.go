@@ -120,6 +120,7 @@ func attacks() []attack {
 		{name: "busy-processes", run: busy(busyProcesses)},
 		{name: "bar1", run: hostileBAR1},
 		{name: "stale-window", run: hostileStaleWindow},
+		{name: "notifier-freed", run: hostileNotifierFreed},
 		{name: "debugger", run: hostileDebugger},
 		{name: "retain", run: hostileRetain},
 		{name: "steal", run: hostileSteal},

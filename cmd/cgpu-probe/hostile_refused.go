@@ -625,14 +625,14 @@ func hostileOtherGPU(hostileOptions) error {
 func (c *client) foreignNotifiers(first, memory uint32) error {
 	notified := func(what string, ofGroup, ofChannel uint32) error {
 		p := make([]byte, 20)
-		rm.PutU32(p, rm.ChannelMemory[0].Group, ofGroup)
+		rm.PutU32(p, rm.TSGNotifiers[0], ofGroup)
 		rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeCopy0)
 		group, err := c.alloc(c.device, c.newHandle(), classGroup, p)
 		if err != nil {
 			return fmt.Errorf("%s: a channel group: %w", what, err)
 		}
 		p = make([]byte, channelSize)
-		rm.PutU32(p, rm.ChannelMemory[0].Channel, ofChannel)
+		rm.PutU32(p, rm.ChannelNotifiers[0], ofChannel)
 		rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
 		_, err = c.alloc(group, c.newHandle(), classChannel, p)
 		return mustAnswer(what, err, rm.StatusInvalidDevice)

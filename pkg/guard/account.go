@@ -158,11 +158,13 @@ type object struct {
 	userd                 userd                  // of a channel
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
-	notifiers             [8]byte                // of a channel group: the parameters by which it names memory for errors
 	streams               *streams               // of a profiler
 	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
 	mapped                map[*dmaMap]bool       // of memory: where it is mapped
 	windows               []*window              // of memory: for the processor
+	kept                  []*window              // of a channel: the guard's handles on notifiers that are freed
+	notifiers             [2]uint32              // of a channel or a group: what it writes errors to
+	notifies              map[*object]bool       // of memory, and of a context DMA: the channels that write errors to it
 }
 
 // noGPU means that an object does not say by itself which GPU it is on.
@@ -414,6 +416,7 @@ func (a *account) put(c *client, o *object) {
 	case rm.ClassChannel:
 		a.countChannel(o.runlist, 1)
 		c.channels[o.handle] = o
+		c.noteNotifiers(o, true)
 	case rm.ClassSubdevice:
 		c.subdevices[o.handle] = o
 	}
@@ -500,6 +503,17 @@ func (a *account) freedWith(ch chanRef) {
 
 // dropTree drops a handle and all its descendants. The account is locked.
 func (a *account) dropTree(c *client, o *object) {
+	if o.children == 0 {
+		a.dropObject(c, o)
+		return
+	}
+	for h := range c.below(o) {
+		a.dropObject(c, c.objects[h])
+	}
+}
+
+// below are the handles of an object and of all that ends with it. The account is locked.
+func (c *client) below(o *object) map[uint32]bool {
 	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
 	// end of a program), frees of memory are not.
 	gone := map[uint32]bool{o.handle: true}
@@ -511,9 +525,7 @@ func (a *account) dropTree(c *client, o *object) {
 			}
 		}
 	}
-	for h := range gone {
-		a.dropObject(c, c.objects[h])
-	}
+	return gone
 }
 
 func (a *account) dropClient(c *client) {
@@ -528,8 +540,10 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
-	if a.loose = append(a.loose, o.windows...); len(o.windows) > 0 && a.onLoose != nil {
-		a.onLoose()
+	a.loosened(o.windows...)
+	a.loosened(o.kept...)
+	if o.kind == rm.ClassChannel {
+		c.noteNotifiers(o, false)
 	}
 	delete(c.objects, o.handle)
 	delete(c.groups, o.handle)

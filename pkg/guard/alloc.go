@@ -212,7 +212,7 @@ func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
 // checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
 func (g *Guard) checkTSG(c *trappedCall) plan {
 	o := c.newObject()
-	copy(o.notifiers[:], c.params)
+	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
 	o.graphics = true
 	if o.engine > engineGRLast {
 		o.graphics = false
@@ -243,15 +243,14 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
-	group, _ := g.account.lookup(c.allocClient(), o.parent)
-	for _, at := range rm.ChannelMemory {
-		memory := rm.U32(p, at.Channel)
-		if memory == 0 { // the driver looks the group's handle up now
-			memory = rm.U32(group.notifiers[:], at.Group)
-		}
-		if gpu := g.account.gpuOf(c.allocClient(), o.parent); g.account.elsewhere(c.allocClient(), memory, gpu) {
-			return answer(c.denyElsewhere())
-		}
+	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
+	}
+	if g.account.elsewhere(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyElsewhere())
+	}
+	if refusal, ok := g.checkNotifiers(c, &o); !ok {
+		return answer(refusal)
 	}
 	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
@@ -553,7 +552,7 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 			return
 		}
 		defer lock.unlock()
-		if s, e := g.free(t, client, handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.keepNotifiers(t, client, handle, func() (uint32, unix.Errno) { return g.free(t, client, handle) }); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}
 	}

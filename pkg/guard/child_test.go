@@ -453,6 +453,28 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
+	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC (2)
+	"notifier": func(s *childState, a []int) (string, error) {
+		c, p, q := s.clients[a[0]], make([]byte, 20), make([]byte, 368)
+		rm.PutU32(p, rm.TSGEngineType, engineGR)
+		switch a[2] {
+		case 0:
+			rm.PutU32(p, rm.TSGNotifiers[0], uint32(a[1]))
+		default:
+			rm.PutU32(q, rm.ChannelNotifiers[a[2]-1], uint32(a[1]))
+		}
+		tsg, err := c.alloc(c.dev, 0, 0xa06c, p)
+		if err != nil {
+			return "", err
+		}
+		channel, err := c.alloc(tsg, 0, 0xc86f, q)
+		return fmt.Sprint(tsg, channel), err
+	},
+	// token CLIENT CHANNEL: has the driver write to the channel's notifier
+	"token": func(s *childState, a []int) (string, error) {
+		c := s.clients[a[0]]
+		return "", c.control(uint32(a[1]), 0xc36f0108, make([]byte, 4))
+	},
 	// gfxp CLIENT: a channel group with a context and graphics preemption
 	"gfxp": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]

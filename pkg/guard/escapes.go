@@ -61,8 +61,7 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 
 // checkFree: of an object, its descendants, or a client.
 func (g *Guard) checkFree(c *trappedCall) plan {
-	handle := rm.U32(c.call.Outer, rm.FreeObject)
-	return plan{ask: true, settle: func() { g.freed(c, handle) }}
+	return g.freeing(c, rm.U32(c.call.Outer, rm.FreeObject))
 }
 
 // freed takes an object that a call has freed out of the account.

@@ -31,7 +31,8 @@ const (
 	windowLook = time.Second
 )
 
-// window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file.
+// window is memory mapped for the processor. It is over with the memory's handle, too, and gone with the file. One that is kept is a handle
+// only, on memory that a channel writes to, and is over with that (notifiers.go).
 type window struct {
 	address uint64 // by which the program knows it
 	handle  uint32 // the guard's, on the memory
@@ -39,6 +40,7 @@ type window struct {
 	size    quota.Bytes // of BAR1
 	charge  *charge     // kept by the guard's handle; nil: the memory has none
 	own     *ownClient  // whose that is
+	kept    bool        // there is no file
 	file    weakRef     // by which the task maps it
 	gone    bool        // that is; of who holds windowsMu
 }
@@ -228,7 +230,7 @@ func (g *Guard) endWindows() {
 	g.windowsMu.Lock() // who needs what another thread is freeing waits for it
 	defer g.windowsMu.Unlock()
 	for _, w := range g.account.looseWindows() {
-		if w.gone = !w.file.alive(g.files.self); !w.gone {
+		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
 		if s, e := g.free(w.own.target, w.own.client, w.handle); e != 0 || s != rm.StatusOK {
@@ -306,6 +308,16 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	return true
 }
 
+// holdWindow lets a window of the guard's keep the charge of its memory.
+func (a *account) holdWindow(w *window, ch *charge) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w.charge = ch; ch != nil {
+		ch.others++
+		ch.windows++
+	}
+}
+
 // window finds a window by the address that the program knows; -1: it is none of the guard's. The caller holds mu.
 func (a *account) window(client, memory uint32, address uint64) (*object, int) {
 	c := a.clients[client]
@@ -352,7 +364,7 @@ func (a *account) forgetGone() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
-		if w.gone {
+		if w.gone && !w.kept {
 			w.file.close()
 		}
 		return w.gone
@@ -365,6 +377,9 @@ func (a *account) looseOn(self, fd int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.loose, func(w *window) bool {
+		if w.kept {
+			return false
+		}
 		order, e := w.file.compare(self, fd)
 		return e == 0 && order == kcmpEqual
 	})

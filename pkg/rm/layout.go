@@ -262,9 +262,12 @@ func DMABufHandles(size int) (int, bool) {
 	return 0, false
 }
 
-// ChannelMemory is where the parameters of a channel name memory that the GPU writes to: for errors (hObjectError, hObjectEccError), and USERD.
-// Of a channel that names none it is the group's, whose parameters have it at Group; -1: nowhere.
-var ChannelMemory = [...]struct{ Channel, Group int }{{0, 0}, {ChannelUserdMemory, -1}, {140, 4}}
+// ChannelNotifiers and TSGNotifiers are where the parameters of a channel and of a group name memory that errors are written to: any
+// (hObjectError), and of ECC (hObjectEccError).
+var (
+	ChannelNotifiers = [...]int{0, 140}
+	TSGNotifiers     = [...]int{0, 4}
+)
 
 // Blocks behind pAllocParms.
 const (

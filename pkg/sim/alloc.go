@@ -245,7 +245,8 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		return r.d.makeVASpace(o, parent, rm.U32(params, rm.VASpaceIndex))
 	case o.class == classGroup:
 		engine := rm.U32(params, rm.TSGEngineType)
-		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace))}
+		o.group = &group{engineType: engine, timesliceUs: DefaultTimesliceUs, vaspace: parent.client.vaspace(rm.U32(params, groupVASpace)),
+			notifier: rm.U32(params, rm.TSGNotifiers[0])}
 		if engine <= lastGraphics {
 			return r.takeContext(o.group, parent.gpu)
 		}
@@ -260,9 +261,26 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if parent.group != nil {
 			o.channel.engineType, o.channel.group = parent.group.engineType, parent
 		}
+		return o.channel.setNotifier(parent, rm.U32(params, rm.ChannelNotifiers[0]))
 	case usesGraphics(o.class) && parent.channel != nil && parent.channel.group != nil:
 		return r.takeContext(parent.channel.group.group, parent.gpu)
 	}
+	return rm.StatusOK
+}
+
+// setNotifier finds what a channel writes errors to, or that of its group (kchannelGetNotifierInfo).
+func (ch *channel) setNotifier(parent *object, handle uint32) uint32 {
+	if handle == 0 && parent.group != nil {
+		handle = parent.group.notifier
+	}
+	if handle == 0 {
+		return rm.StatusOK
+	}
+	m := parent.client.objects[handle]
+	if m == nil {
+		return rm.StatusInvalidState
+	}
+	ch.notifier = m.memory
 	return rm.StatusOK
 }
 

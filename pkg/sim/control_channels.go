@@ -103,6 +103,9 @@ func (c *controlCall) schedule() uint32 {
 }
 
 func (c *controlCall) submitToken() uint32 {
+	if n := c.object.channel.notifier; n != nil && n.refs == 0 { // kchannelNotifyWorkSubmitToken writes there
+		c.d.stray++
+	}
 	rm.PutU32(c.p, 0, c.object.handle)
 	return rm.StatusOK
 }

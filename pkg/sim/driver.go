@@ -98,6 +98,7 @@ type Driver struct {
 	nextAddress uint64
 	objects     int
 	faults      int
+	stray       int // writes of channels to memory that was free
 	sessions    uint64
 }
 

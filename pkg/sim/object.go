@@ -73,6 +73,7 @@ type group struct {
 	preempts    uint64
 	objects     bool         // an engine object below it has made one, without compute preemption
 	vaspace     *vaspace     // of its channels that name none
+	notifier    uint32       // that too
 	tsg         *runlist.TSG // on the graphics engine; else nil
 }
 
@@ -83,6 +84,7 @@ type channel struct {
 	enabled    bool // by GPFIFO_SCHEDULE; a new one is not
 	disabled   bool // FIFO_DISABLE_CHANNELS
 	vaspace    *vaspace
+	notifier   *memory // hObjectError, which it has no reference on; nil: none, or host memory
 }
 
 // vaspace is an address space of RM; it can be one UVM file's. Of its ranges those are known whose makers chose the address.

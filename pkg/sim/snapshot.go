@@ -17,6 +17,7 @@ type Snapshot struct {
 	Exports int           `json:"exports"` // descriptors that hold memory
 	Events  int           `json:"events"`  // OS events, of all files
 	Faults  int           `json:"faults"`  // how often a GPU computed with memory that was taken from it, since the driver's start
+	Stray   int           `json:"stray"`   // writes to memory that was free
 	Stale   int           `json:"stale"`   // files by which somebody may see memory that is not theirs any more
 	GPUs    []GPUSnapshot `json:"gpus"`
 }
@@ -70,7 +71,7 @@ func (d *Driver) Snapshot() Snapshot {
 	defer d.mu.Unlock()
 	d.tick()
 	s := Snapshot{Files: len(d.files), Clients: len(d.clients), Objects: d.objects, Exports: len(d.exports), Events: len(d.events),
-		Faults: d.faults, Stale: d.stale()}
+		Faults: d.faults, Stale: d.stale(), Stray: d.stray}
 	for _, g := range d.gpus {
 		s.GPUs = append(s.GPUs, GPUSnapshot{
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,

@@ -1,0 +1,197 @@
+package guard
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// Error notifiers. The driver writes to memory that a channel names when it is made (hObjectError, hObjectEccError, or those of its group), and
+// the GPU's firmware has the physical address, but neither keeps a reference (kchannelGetNotifierInfo). Freed under a channel that lives, it
+// is written when it is a neighbour's or the host's, and the kernel uses a descriptor that is gone (kchannelUpdateNotifierMem). So when a call
+// is about to free such memory the guard first takes a handle of its own on it, which lives as long as the channel (docs/adr/0010-windows.md).
+
+// notifiersIn are the handles that parameters name.
+func notifiersIn(p []byte, offsets [2]int) (n [2]uint32) {
+	for i, off := range offsets {
+		if len(p) >= off+4 {
+			n[i] = rm.U32(p, off)
+		}
+	}
+	return n
+}
+
+// checkNotifiers finds the notifiers of a new channel, which are its group's where it names none. They must be memory of its GPU that the
+// guard can have a handle on, or a context DMA, which stays as it is. Anything else that the driver takes for memory is a page that all share
+// (RM_USER_SHARED_DATA), registers, or addresses whose memory is unmapped at any time.
+func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok bool) {
+	client := c.allocClient()
+	o.notifiers = notifiersIn(c.params, rm.ChannelNotifiers)
+	group, _ := g.account.lookup(client, o.parent)
+	for i, h := range o.notifiers {
+		if h == 0 {
+			h = group.notifiers[i]
+			o.notifiers[i] = h
+		}
+		if h == 0 {
+			continue
+		}
+		if m, _ := g.account.lookup(client, h); !m.isMemory() && m.kind != rm.ClassContextDMA {
+			return c.deny(rm.StatusInvalidObjectHandle, "notifier", "denied a channel whose error notifier is no memory",
+				"class", rm.ClassName(m.class)), false
+		}
+		if g.account.elsewhere(client, h, g.account.gpuOf(client, o.parent)) {
+			return c.denyElsewhere(), false
+		}
+	}
+	return reply{}, true
+}
+
+// isMemory reports memory that is one client's.
+func (o *object) isMemory() bool {
+	return o.kind == rm.ClassVidmem || o.kind == rm.ClassSysmem || o.host
+}
+
+// noteNotifiers lets memory know the channel that writes to it, or no more. The account is locked.
+func (c *client) noteNotifiers(channel *object, on bool) {
+	for _, h := range channel.notifiers {
+		m := c.objects[h]
+		switch {
+		case h == 0 || m == nil:
+		case !on:
+			delete(m.notifies, channel)
+		default:
+			if m.notifies == nil {
+				m.notifies = map[*object]bool{}
+			}
+			m.notifies[channel] = true
+		}
+	}
+}
+
+// notifier is memory, or a context DMA, that is to be freed before a channel that writes to it.
+type notifier struct {
+	memory  object
+	channel *object
+}
+
+// notifiersBelow lists those that go with an object.
+func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[clientHandle]
+	if c == nil || handle == clientHandle {
+		return nil
+	}
+	if o := c.objects[handle]; o == nil || o.children == 0 && len(o.notifies) == 0 {
+		return nil
+	}
+	gone := c.below(c.objects[handle])
+	for h := range gone {
+		m := c.objects[h]
+		for channel := range m.notifies {
+			if !gone[channel.handle] {
+				list = append(list, notifier{*m, channel})
+			}
+		}
+	}
+	return list
+}
+
+// freeing is the plan of a call that frees an object and all below it.
+func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
+	client := c.locked[0].handle
+	return plan{ask: true, settle: func() { g.freed(c, handle) }, exec: func() unix.Errno {
+		status, e := g.keepNotifiers(c.target(), client, handle, func() (uint32, unix.Errno) {
+			e := g.driver.Exec(c.target(), &c.call)
+			return c.statusWord(), e
+		})
+		c.status(status)
+		return e
+	}}
+}
+
+// keepNotifiers frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
+func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
+	list := g.account.notifiersBelow(client, handle)
+	kept := make([]*window, 0, len(list))
+	status, e := uint32(rm.StatusOK), unix.Errno(0)
+	for _, n := range list {
+		var w *window
+		if w, status, e = g.keepNotifier(t, client, n); w == nil {
+			break
+		}
+		kept = append(kept, w)
+	}
+	if len(kept) == len(list) {
+		status, e = free()
+	} else {
+		g.logOnce("notifierfreed", "an object is not freed: a channel writes errors to it", "status", rm.StatusName(status), "errno", e)
+	}
+	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
+		g.account.giveNotifiers(client, list, kept)
+	} else {
+		g.account.loosen(kept)
+	}
+	return status, e
+}
+
+// keepNotifier takes a handle on what a channel writes to. Nil: it cannot be had.
+func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint32, unix.Errno) {
+	gpu := g.account.gpuOf(client, n.memory.handle)
+	if !n.memory.isMemory() || gpu == noGPU {
+		return nil, rm.StatusInUse, 0
+	}
+	own, err := g.ownClient()
+	if err != nil {
+		return nil, rm.StatusInsufficientResources, 0
+	}
+	w := &window{gpu: gpu, own: own, kept: true}
+	if !g.reserveWindow(w, ^quota.Bytes(0)) {
+		return nil, rm.StatusInsufficientResources, 0
+	}
+	parent, _ := g.account.lookup(client, n.memory.parent)
+	var s uint32
+	var e unix.Errno
+	status, errno := g.whileShared(t, client, []openRight{{n.memory.handle, accessDup}}, func() {
+		w.handle, s, e = own.dup(own.on(gpu, parent.kind), client, n.memory.handle)
+	})
+	if status != rm.StatusOK || errno != 0 {
+		s, e = status, errno
+	}
+	if s != rm.StatusOK || e != 0 {
+		g.account.unreserveWindow(w)
+		return nil, s, e
+	}
+	g.account.holdWindow(w, n.memory.charge)
+	return w, rm.StatusOK, 0
+}
+
+// giveNotifiers ties the guard's handles to the channels, with which they end.
+func (a *account) giveNotifiers(client uint32, list []notifier, kept []*window) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[client]
+	for i, w := range kept {
+		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
+			ch.kept = append(ch.kept, w)
+		} else {
+			a.loosened(w)
+		}
+	}
+}
+
+// loosen: handles are of no use any more.
+func (a *account) loosen(kept []*window) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.loosened(kept...)
+}
+
+// loosened is loosen with the account locked.
+func (a *account) loosened(windows ...*window) {
+	if a.loose = append(a.loose, windows...); len(windows) > 0 && a.onLoose != nil {
+		a.onLoose()
+	}
+}
