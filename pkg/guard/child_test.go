@@ -287,8 +287,9 @@ func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, er
 
 // childCommands take numbers and answer a line. A client is named by its index.
 var childCommands = map[string]func(*childState, []int) (string, error){
-	"victim": victim, // a guard of its own, see rescue_test.go
-	"pid":    func(*childState, []int) (string, error) { return fmt.Sprint(os.Getpid()), nil },
+	"victim":  victim,       // a guard of its own, see rescue_test.go
+	"trapped": trappedCalls, // see trapped_test.go
+	"pid":     func(*childState, []int) (string, error) { return fmt.Sprint(os.Getpid()), nil },
 	// open: a client with device and subdevice → index, client handle
 	"open": func(s *childState, _ []int) (string, error) {
 		c, err := s.newClient(unix.O_CLOEXEC)

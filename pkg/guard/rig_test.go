@@ -148,30 +148,35 @@ type child struct {
 // start runs a child; it is killed at the end of the test.
 func (r *rig) start(options ...func(*exec.Cmd)) *child {
 	r.t.Helper()
+	return startChild(r.t, r.guard, r.nodes, options...)
+}
+
+func startChild(t testing.TB, g *Guard, nodes string, options ...func(*exec.Cmd)) *child {
+	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "pair")
-	c := &child{t: r.t, cmd: exec.Command(os.Args[0]), out: make(chan string, 16)}
-	c.cmd.Env = append(os.Environ(), childEnv+"=filter", nodesEnv+"="+r.nodes)
+	c := &child{t: t, cmd: exec.Command(os.Args[0]), out: make(chan string, 16)}
+	c.cmd.Env = append(os.Environ(), childEnv+"=filter", nodesEnv+"="+nodes)
 	c.cmd.ExtraFiles = []*os.File{theirs}
 	c.cmd.Stderr = os.Stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
-		r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	out, err := c.cmd.StdoutPipe()
 	if err != nil {
-		r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	for _, o := range options {
 		o(c.cmd)
 	}
 	if err := c.cmd.Start(); err != nil {
-		r.t.Fatal(err)
+		t.Fatal(err)
 	}
 	theirs.Close()
-	r.t.Cleanup(c.kill)
+	t.Cleanup(c.kill)
 	go func() {
 		s := bufio.NewScanner(out)
 		for s.Scan() {
@@ -183,14 +188,14 @@ func (r *rig) start(options ...func(*exec.Cmd)) *child {
 	_, n, _, _, err := unix.Recvmsg(pair[0], make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
 	unix.Close(pair[0])
 	if err != nil {
-		r.t.Fatal("no listener came: ", err)
+		t.Fatal("no listener came: ", err)
 	}
 	fds, err := parseFDs(oob[:n])
 	if err != nil || len(fds) != 1 {
-		r.t.Fatal("no listener came: ", fds, err)
+		t.Fatal("no listener came: ", fds, err)
 	}
-	if err := r.guard.serveFilter(fds[0], processState{PID: c.cmd.Process.Pid}); err != nil {
-		r.t.Fatal(err)
+	if err := g.serveFilter(fds[0], processState{PID: c.cmd.Process.Pid}); err != nil {
+		t.Fatal(err)
 	}
 	return c
 }
