@@ -94,7 +94,7 @@ func VirtualSize(size uint64, attr, attr2 uint32) (granted uint64, any, ok bool)
 
 // HugePage is which of the huge pages attributes name, NVOS32_ATTR2_PAGE_SIZE_HUGE.
 func HugePage(attr2 uint32) uint64 {
-	switch attr2 >> memoryAttr2HugeShift & 3 {
+	switch attr2 >> MemoryAttr2HugeShift & 3 {
 	case 2:
 		return 512 << 20
 	case 3:
@@ -103,8 +103,8 @@ func HugePage(attr2 uint32) uint64 {
 	return 2 << 20
 }
 
-// memoryAttr2HugeShift: see nvos.h.
-const memoryAttr2HugeShift = 20
+// MemoryAttr2HugeShift: see nvos.h.
+const MemoryAttr2HugeShift = 20
 
 // DMAForm is where the fields of RM_MAP_MEMORY_DMA and RM_UNMAP_MEMORY_DMA sit that moved; -1 where the call has no such field.
 type DMAForm struct {

@@ -212,7 +212,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		o.memory, o.size = m, m.size
 		rm.PutU64(params, rm.MemorySize, uint64(m.size))
 		rm.PutU64(params, rm.MemoryLimit, uint64(m.size)-1)
-		rm.PutU32(params, rm.MemoryAttr, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
+		m.tellPage(params, rm.MemoryAttr, rm.MemoryAttr2)
 	case o.class == classMemorySystem:
 		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params, rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {
 			return rm.StatusInvalidArgument
@@ -416,6 +416,14 @@ const (
 	attrPageBig  = 2 << rm.MemoryAttrPageShift // 64 KiB
 	attrPageHuge = 3 << rm.MemoryAttrPageShift // 2 MiB
 )
+
+// tellPage sets the page size in attributes (memmgrDeterminePageSize_IMPL).
+func (m *memory) tellPage(b []byte, attr, attr2 int) {
+	rm.PutU32(b, attr, m.attr|rm.U32(b, attr)&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
+	if m.attr == attrPageHuge {
+		rm.PutU32(b, attr2, 1<<rm.MemoryAttr2HugeShift|rm.U32(b, attr2)&^(3<<rm.MemoryAttr2HugeShift)) // 2 MiB
+	}
+}
 
 // granularity is what the allocator takes for a request, and the page size as it reports it in attr.
 func granularity(size uint64) (quota.Bytes, uint32, bool) {

@@ -58,6 +58,10 @@ const heapHandleGiven = 1 << 14
 func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, size uint64) uint32 {
 	out := r.call.Outer
 	flags, attr := rm.U32(out, rm.HeapAllocFlags), rm.U32(out, attrOff)
+	attr2Off := rm.HeapAllocAttr2
+	if sizeOff == rm.HeapAllocRangeSize {
+		attr2Off = rm.HeapAllocRangeAttr2
+	}
 	o := &object{class: classMemoryLocal}
 	if flags&heapHandleGiven != 0 {
 		o.handle = rm.U32(out, rm.HeapAllocMemory)
@@ -68,11 +72,7 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 	switch {
 	case flags&rm.MemoryFlagVirtual != 0:
 		o.class = classMemoryVirtual
-		attr2 := rm.U32(out, rm.HeapAllocAttr2)
-		if sizeOff == rm.HeapAllocRangeSize {
-			attr2 = rm.U32(out, rm.HeapAllocRangeAttr2)
-		}
-		want := rangeWanted{space: rm.U32(out, rm.HeapVASpace), flags: flags &^ rm.MemoryFlagFixed, attr: attr, attr2: attr2, size: size}
+		want := rangeWanted{space: rm.U32(out, rm.HeapVASpace), flags: flags &^ rm.MemoryFlagFixed, attr: attr, attr2: rm.U32(out, attr2Off), size: size}
 		if st := r.d.makeRange(o, parent, want); st != rm.StatusOK {
 			return st
 		}
@@ -85,7 +85,7 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 		}
 		o.memory, o.size = m, m.size
 		rm.PutU64(out, sizeOff, uint64(m.size))
-		rm.PutU32(out, attrOff, m.attr|attr&^(rm.MemoryAttrPageMask<<rm.MemoryAttrPageShift))
+		m.tellPage(out, attrOff, attr2Off)
 	}
 	return r.finish(c, parent, o, rm.HeapAllocMemory)
 }
