@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -60,9 +61,9 @@ func (c call) stateRoot(crun bool) string {
 	case c.root != "":
 		return absolute(c.root)
 	case crun:
-		return "/run/crun"
+		return filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/run"), "crun")
 	}
-	return "/run/runc"
+	return "/run/runc" // root's, whatever the environment
 }
 
 // isCrun says whether a configured runtime is a crun; the others keep their state as runc does.
