@@ -162,7 +162,7 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 	annotate("cgpu.io/gpu-schd-weight", "1")
 	eventually(t, "weight 1", func() error {
-		if r, err := book.Get("id3"); err != nil || r.VGPUs[0].Weight != 1 {
+		if r, err := book.Find("id3"); err != nil || r.VGPUs[0].Weight != 1 {
 			return fmt.Errorf("%+v, %v", r.VGPUs, err)
 		}
 		return nil

@@ -326,14 +326,14 @@ func TestStarted(t *testing.T) {
 			t.Errorf("nonce %q, state %s: no error", other, state)
 		}
 	}
-	if r, err := book.Get("c"); err != nil || r.InitPID != 0 {
+	if r, err := book.Find("c"); err != nil || r.InitPID != 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if err := call(nonce, fmt.Sprintf(`{"ociVersion":"1.0.2","id":"c","pid":%d,"bundle":"/b"}`, os.Getpid())); err != nil {
 		t.Fatal(err)
 	}
 	start, _ := ledger.ProcStart(os.Getpid())
-	if r, err := book.Get("c"); err != nil || r.InitPID != os.Getpid() || r.InitStart != start || start == 0 {
+	if r, err := book.Find("c"); err != nil || r.InitPID != os.Getpid() || r.InitStart != start || start == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -379,7 +379,7 @@ func TestRelease(t *testing.T) {
 		t.Error(err)
 	}
 	pages(1)
-	if _, err := book.Get("c"); err != nil {
+	if _, err := book.Find("c"); err != nil {
 		t.Error("released by another nonce:", err)
 	}
 	for range 2 {
@@ -387,13 +387,38 @@ func TestRelease(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := book.Get("c"); !errors.Is(err, ledger.ErrNotFound) {
+	if _, err := book.Find("c"); !errors.Is(err, ledger.ErrNotFound) {
 		t.Error("not released:", err)
 	}
 	pages(0)
 	for _, bad := range []string{"", "..", "../ledger.json", "/x", "222222222222222/"} {
 		if err := call(bad); err == nil {
 			t.Errorf("released with nonce %q", bad)
+		}
+	}
+}
+
+// A guard that lives gives back itself, also where another engine has a container of the same ID.
+func TestReleaseOfTheSameID(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	book := ledger.Open(dir)
+	nonces := []string{"1111111111111111", "2222222222222222"}
+	for _, nonce := range nonces {
+		if _, err := book.Reserve(ledger.Request{
+			Record: ledger.Record{ID: "c", Nonce: nonce, Root: "/run/" + nonce, GuardPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+			GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+			Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonces[1]}, strings.NewReader("{}"), os.Stderr); err != nil {
+		t.Error(err)
+	}
+	for _, nonce := range nonces {
+		if _, err := book.Get(nonce); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -83,25 +83,25 @@ func allocated(args []string) error {
 	return fmt.Errorf("the container was allocated %s, but does not have the cgpu runtime: set runtimeClassName: cgpu in the pod's spec", what)
 }
 
-// whose are the arguments that say which reservation a hook is about.
-func whose(hook string, args []string) (id, nonce string, err error) {
+// whose is the nonce of the reservation that a hook is about.
+func whose(hook string, args []string) (nonce string, err error) {
 	flags := flag.NewFlagSet(hook, flag.ContinueOnError)
 	flags.SetOutput(io.Discard) // the error says it all, in one line
-	flags.StringVar(&id, "id", "", "the container")
+	flags.String("id", "", "the container, for who reads config.json")
 	flags.StringVar(&nonce, "nonce", "", "of its reservation")
 	if err := flags.Parse(args); err != nil {
-		return "", "", err
+		return "", err
 	}
-	if id == "" || !ledger.IsNonce(nonce) { // it becomes the name of folders
-		return "", "", fmt.Errorf("%s: want --id and --nonce", hook)
+	if !ledger.IsNonce(nonce) { // it becomes the name of folders
+		return "", fmt.Errorf("%s: want --nonce and 16 hexadecimal digits", hook)
 	}
-	return id, nonce, nil
+	return nonce, nil
 }
 
 // started notes the container's first process in its record, which is how others find out later that it is gone. Where there
 // is a guard, the guard does this.
 func started(args []string, stdin io.Reader) error {
-	id, nonce, err := whose("started", args)
+	nonce, err := whose("started", args)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func started(args []string, stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return ledger.Open(device.RunDir()).Update(id, nonce, func(r *ledger.Record) error {
+	return ledger.Open(device.RunDir()).Update(nonce, func(r *ledger.Record) error {
 		r.InitPID, r.InitStart = state.PID, start
 		return nil
 	})
@@ -122,20 +122,20 @@ func started(args []string, stdin io.Reader) error {
 // release drops the container's reservation and its vGPU page. The guard does the same when its last process is gone, and a
 // container that was started anew has another nonce. The bundle goes last: it is the folder in which crun runs hooks.
 func release(args []string) error {
-	id, nonce, err := whose("release", args)
+	nonce, err := whose("release", args)
 	if err != nil {
 		return err
 	}
-	return errors.Join(giveBack(id, nonce), page.RemoveBundle(device.RunDir(), nonce))
+	return errors.Join(giveBack(nonce), page.RemoveBundle(device.RunDir(), nonce))
 }
 
-func giveBack(id, nonce string) error {
+func giveBack(nonce string) error {
 	l := ledger.Open(device.RunDir())
 	// A living guard does it itself, once the driver has the container's memory back; that takes a few milliseconds, or
 	// for as long as somebody outside holds it. It is worth waiting a little, so that what is asked for next finds room.
 	for deadline := time.Now().Add(guardTime); ; time.Sleep(2 * time.Millisecond) {
-		r, err := l.Get(id)
-		if err != nil || r.Nonce != nonce {
+		r, err := l.Get(nonce)
+		if err != nil {
 			break
 		}
 		if !r.GuardLives() {
@@ -146,7 +146,7 @@ func giveBack(id, nonce string) error {
 			return nil
 		}
 	}
-	if err := l.Release(id, nonce); err != nil {
+	if err := l.Release(nonce); err != nil {
 		return err
 	}
 	return page.Remove(device.RunDir(), nonce)

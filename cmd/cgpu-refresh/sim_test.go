@@ -231,7 +231,7 @@ func TestSimulatedGPUsChange(t *testing.T) {
 	}
 
 	// Without one, they are exchanged.
-	if err := l.Release("c1", "0123456789abcdef"); err != nil {
+	if err := l.Release("0123456789abcdef"); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.run(true); err != nil {

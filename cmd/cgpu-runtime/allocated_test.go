@@ -55,8 +55,13 @@ func (n *node) podBundle(kind string, env []string, annotations map[string]strin
 // remove deletes a container, and gives back what it held: a guard that lives does that itself, the stub does not.
 func (n *node) remove(id string) {
 	n.run("delete", "--force", id)
-	if err := ledger.Open(n.runDir).Release(id, ""); err != nil {
-		n.t.Error(err)
+	for _, r := range n.records() {
+		if r.ID != id {
+			continue
+		}
+		if err := ledger.Open(n.runDir).Release(r.Nonce); err != nil {
+			n.t.Error(err)
+		}
 	}
 }
 

@@ -164,8 +164,14 @@ type result struct {
 // run calls cgpu-runtime as an engine does.
 func (n *node) run(args ...string) result {
 	n.t.Helper()
+	return n.runIn("state", args...)
+}
+
+// runIn is run for an engine that keeps state elsewhere.
+func (n *node) runIn(root string, args ...string) result {
+	n.t.Helper()
 	log := filepath.Join(n.t.TempDir(), "log.json")
-	command := []string{filepath.Join(n.dir, "cgpu-runtime"), "--root", filepath.Join(n.dir, "state"), "--log", log, "--log-format", "json"}
+	command := []string{filepath.Join(n.dir, "cgpu-runtime"), "--root", filepath.Join(n.dir, root), "--log", log, "--log-format", "json"}
 	if filepath.Base(n.low) == "crun" {
 		// crun refuses cgroup v1 with controllers in a v2 mount beside it, as some machines have it: hide the latter.
 		command = append([]string{"unshare", "--mount", "sh", "-c", `umount /sys/fs/cgroup/unified 2>/dev/null; exec "$@"`, "sh"}, command...)
@@ -600,6 +606,135 @@ func TestTwice(t *testing.T) {
 		}
 		waitGone(t, filepath.Join(n.runDir, "bundle"))
 	})
+}
+
+// TestSameID: two engines, or two namespaces of containerd, each have a container of one ID. Each keeps its own share, whatever becomes
+// of the other one; a second one of the same engine is refused.
+func TestSameID(t *testing.T) {
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		n.installLimiter()
+		for _, order := range [][]string{{"first", "second"}, {"second", "first"}} {
+			id := fmt.Sprintf("cgpu-test-same-%d", os.Getpid())
+			for root, env := range map[string]string{"first": "A=b", "second": "CGPU_LIMITER=off"} {
+				defer n.runIn(root, "delete", "--force", id)
+				n.starts(root, n.bundle([]string{ask, env}, "", "sleep"), id)
+			}
+			lives := func(root string) {
+				t.Helper()
+				want := map[string]string{"first": "LD_PRELOAD=/run/cgpu/libcgpu.so:/mine.so", "second": "LD_PRELOAD=/mine.so"}[root]
+				r := n.runIn(root, "exec", "--process", process(t, `"LD_PRELOAD=/mine.so"`), id)
+				if first, _, _ := strings.Cut(r.stdout, "\n"); r.err != nil || first != want {
+					t.Errorf("exec in %s: %v, %s, want %s\n%s", root, r.err, first, want, r.stderr)
+				}
+				if r := n.runIn(root, "create", "--bundle", n.bundle([]string{ask}, ""), id); r.err == nil || !strings.Contains(r.log, "is in use by process") {
+					t.Errorf("twice in %s: %v\n%s", root, r.err, r.log)
+				}
+				if r := n.recordIn(root); r.ID != id {
+					t.Errorf("%s: %+v", root, r)
+				}
+			}
+			lives("first")
+			lives("second")
+			// The guards are killed: the hook of each container gives back what is its own, and so does gc.
+			n.killGuard(n.recordIn(order[0]))
+			if r := n.runIn(order[0], "delete", "--force", id); r.err != nil || len(n.records()) != 1 {
+				t.Errorf("%v: %d records\n%s", r.err, len(n.records()), r.stderr)
+			}
+			lives(order[1])
+			n.killGuard(n.recordIn(order[1]))
+			if gone, err := ledger.Open(n.runDir).GC(); err != nil || len(gone) != 0 {
+				t.Errorf("gc of one that lives: %v, %v", gone, err)
+			}
+			if r := n.runIn(order[1], "kill", id, "KILL"); r.err != nil {
+				t.Error(r.err, r.stderr)
+			}
+			for end := time.Now().Add(10 * time.Second); len(n.records()) > 0; time.Sleep(20 * time.Millisecond) {
+				if _, err := ledger.Open(n.runDir).GC(); err != nil || time.Now().After(end) {
+					t.Fatal(err, n.records())
+				}
+			}
+			if r := n.runIn(order[1], "delete", "--force", id); r.err != nil {
+				t.Error(r.err, r.stderr)
+			}
+		}
+	})
+}
+
+// TestRecordedRoot: a record has the folder of the low-level runtime's state, also where the engine leaves it to that.
+func TestRecordedRoot(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", "/run/user/0") // crun looks at it as root, too
+	lowRuntimes(t, func(t *testing.T, n *node) {
+		for options, want := range map[string]string{
+			"":                map[string]string{"runc": "/run/runc", "crun": "/run/user/0/crun"}[filepath.Base(n.low)],
+			"--root /run/a/":  "/run/a",
+			"--root=state":    filepath.Join(here, "state"),
+			"--root /run/./a": "/run/a",
+		} {
+			r, err := identify(parse(strings.Fields(options+" create c1"), likeRunc), nil, n.runDir)
+			if err != nil || r.Root != want || r.ID != "c1" {
+				t.Errorf("%s: %+v, %v, want %s", options, r, err, want)
+			}
+		}
+	})
+}
+
+// starts creates and starts a container with a cgroup of its own, and notes its first process as a guard does.
+func (n *node) starts(root, bundle, id string) {
+	n.t.Helper()
+	file := filepath.Join(bundle, "config.json")
+	text, err := os.ReadFile(file)
+	if err == nil {
+		group := fmt.Sprintf(`"linux":{"cgroupsPath":"/%s-%s",`, id, root)
+		err = os.WriteFile(file, bytes.Replace(text, []byte(`"linux":{`), []byte(group), 1), 0o640)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, args := range [][]string{{"create", "--bundle", bundle, id}, {"start", id}} {
+		if r := n.runIn(root, args...); r.err != nil {
+			n.t.Fatalf("%s: %v: %v\n%s\n%s", root, args, r.err, r.stderr, r.log)
+		}
+	}
+	var state struct{ PID int }
+	if err := json.Unmarshal([]byte(n.runIn(root, "state", id).stdout), &state); err != nil {
+		n.t.Fatal(err)
+	}
+	err = ledger.Open(n.runDir).Update(n.recordIn(root).Nonce, func(r *ledger.Record) (err error) {
+		r.InitPID = state.PID
+		r.InitStart, err = ledger.ProcStart(state.PID)
+		return err
+	})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// recordIn is the record of the one container that an engine has.
+func (n *node) recordIn(root string) (found ledger.Record) {
+	n.t.Helper()
+	for _, r := range n.records() {
+		if r.Root == filepath.Join(n.dir, root) {
+			found = r
+		}
+	}
+	return found
+}
+
+// killGuard kills a container's guard and waits for its end.
+func (n *node) killGuard(r ledger.Record) {
+	n.t.Helper()
+	_ = unix.Kill(r.GuardPID, unix.SIGKILL) // the stub may have ended
+	for range 500 {
+		if !r.GuardLives() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	n.t.Errorf("the guard of %s lives", r.Root)
 }
 
 // waitGone waits until a folder is empty; a guard removes what is its container's a moment after it.

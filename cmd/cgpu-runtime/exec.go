@@ -78,18 +78,20 @@ func inMemory(content []byte) (path string, err error) {
 	return "/proc/self/fd/" + strconv.Itoa(kept), err
 }
 
-// limited says whether a container has the limiter: it is in the ledger, it is the one of this engine (two may each have
-// a container called "web"), and its config.json was given the limiter.
+// limited says whether a container has the limiter: it is in the ledger, and its config.json was given the limiter.
 func (c call) limited(id, runDir string) bool {
 	// Decoding takes longer than all else, so first a search for bytes, for any container of ours and for this one.
 	raw, err := readFile(ledger.File(runDir))
 	if err != nil || !bytes.Contains(raw, []byte(`"`+id+`"`)) {
 		return false
 	}
-	record, err := ledger.Open(runDir).Get(id)
-	if err != nil || record.Page == "" || !c.created(record) {
+	records, _ := ledger.Open(runDir).List()
+	// Two engines may each have a container called "web".
+	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == id && r.Page != "" && c.created(r) })
+	if i < 0 {
 		return false
 	}
+	record := records[i]
 	// In the engine's bundle it was an older version that wrote it.
 	for _, bundle := range []string{page.Bundle(runDir, record.Nonce), record.Bundle} {
 		config, err := readFile(filepath.Join(bundle, "config.json"))

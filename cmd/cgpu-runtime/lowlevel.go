@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -51,11 +52,18 @@ type stateFile struct{ maker, file string }
 
 // states are the files of which one exists for a container.
 func (c call) states(id string) [2]stateFile {
-	runc, crun := c.root, c.root
-	if c.root == "" {
-		runc, crun = "/run/runc", "/run/crun"
+	return [2]stateFile{{"runc", filepath.Join(c.stateRoot(false), id, "state.json")}, {"crun", filepath.Join(c.stateRoot(true), id, "status")}}
+}
+
+// stateRoot is the folder in which a low-level runtime keeps the state of its containers.
+func (c call) stateRoot(crun bool) string {
+	switch {
+	case c.root != "":
+		return absolute(c.root)
+	case crun:
+		return filepath.Join(cmp.Or(os.Getenv("XDG_RUNTIME_DIR"), "/run"), "crun")
 	}
-	return [2]stateFile{{"runc", filepath.Join(runc, id, "state.json")}, {"crun", filepath.Join(crun, id, "status")}}
+	return "/run/runc" // root's, whatever the environment
 }
 
 // isCrun says whether a configured runtime is a crun; the others keep their state as runc does.

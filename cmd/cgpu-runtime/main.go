@@ -157,7 +157,7 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 
 	// Reserve.
-	mine, err := identify(*c, guard)
+	mine, err := identify(*c, guard, runDir)
 	if err != nil {
 		return undo, err
 	}
@@ -175,7 +175,7 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 	undo = func() {
 		guard.Stop()
-		for _, err := range []error{book.Release(record.ID, record.Nonce), page.Remove(runDir, record.Nonce), uncopy(c.made)} {
+		for _, err := range []error{book.Release(record.Nonce), page.Remove(runDir, record.Nonce), uncopy(c.made)} {
 			if err != nil {
 				c.report(err)
 			}
@@ -240,7 +240,7 @@ func mayShare(runDir string) error {
 }
 
 // identify says in a record which container this is, and who makes it.
-func identify(c call, guard *launch.Guard) (ledger.Record, error) {
+func identify(c call, guard *launch.Guard, runDir string) (ledger.Record, error) {
 	nonce, err := launch.Nonce()
 	if err != nil {
 		return ledger.Record{}, err
@@ -249,7 +249,13 @@ func identify(c call, guard *launch.Guard) (ledger.Record, error) {
 	if err != nil {
 		return ledger.Record{}, err
 	}
-	r := ledger.Record{ID: c.id, Nonce: nonce, Bundle: c.bundle, LauncherPID: os.Getpid(), LauncherStart: start}
+	low := ""
+	if c.root == "" { // each has a folder of its own
+		if low, err = findRuntime(configured(runDir), ""); err != nil {
+			return ledger.Record{}, err
+		}
+	}
+	r := ledger.Record{ID: c.id, Nonce: nonce, Root: c.stateRoot(isCrun(low)), Bundle: c.bundle, LauncherPID: os.Getpid(), LauncherStart: start}
 	if guard != nil {
 		r.GuardPID = guard.PID
 		r.GuardStart, err = ledger.ProcStart(guard.PID)

@@ -20,7 +20,7 @@ func changeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
 	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 	book := ledger.Open(runDir)
-	changed, err := book.Change(old.ID, req)
+	changed, err := book.Change(old.Nonce, req)
 	if err != nil {
 		return changed, err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -42,7 +43,7 @@ func eventsCommand() *cli.Command {
 			&cli.BoolFlag{Name: "follow", Aliases: []string{"f"}, Usage: "go on with what happens, until Ctrl-C"},
 			&cli.IntFlag{Name: "tail", Usage: "only the last `N` of the past", DefaultText: fmt.Sprintf("all; %d with --follow", followTail)},
 			&cli.StringFlag{Name: "since", Usage: "only since `WHEN`: a time such as 2026-11-21T10:00:00Z, or as long ago as 90s, 10m or 24h"},
-			&cli.StringSliceFlag{Name: "container", Usage: "only of this `CONTAINER` (ID, beginning of one, or name); may be repeated"},
+			&cli.StringSliceFlag{Name: "container", Usage: "only of this `CONTAINER` (ID, beginning of one, nonce or name); may be repeated"},
 			&cli.StringSliceFlag{Name: "kind", Usage: "only of this `KIND`; may be repeated"},
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, or json (a line for each)", Value: "table"},
 		},
@@ -157,7 +158,7 @@ func eventQuery(c *cli.Context, now time.Time) (eventsQuery, error) {
 func (q eventsQuery) pick(list []event.Event) []event.Event {
 	return slices.DeleteFunc(list, func(e event.Event) bool {
 		return e.Time.Before(q.since) || len(q.kinds) > 0 && !slices.Contains(q.kinds, string(e.Kind)) ||
-			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return isContainer(typed, e.Container, q.name(e)) })
+			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return isContainer(typed, e.Container, e.Nonce, q.name(e)) })
 	})
 }
 
@@ -170,21 +171,23 @@ func (q eventsQuery) last(list []event.Event) []event.Event {
 }
 
 // namesOf names the containers of events: as the event says, else as a container that still runs is called. The ledger is looked at
-// again when there is an ID that it did not have.
+// again when there is a container that it did not have.
 func namesOf(book *ledger.Ledger) func(event.Event) string {
 	known := map[string]string{}
 	return func(e event.Event) string {
-		if e.Name != "" || e.Container == "" {
+		key := cmp.Or(e.Nonce, e.Container)
+		if e.Name != "" || key == "" {
 			return e.Name
 		}
-		if _, ok := known[e.Container]; !ok {
-			known[e.Container] = ""
+		if _, ok := known[key]; !ok {
+			known[key] = ""
 			records, _ := book.List()
 			for _, r := range records {
-				known[r.ID] = snapshot.Named(r).Name
+				name := snapshot.Named(r).Name
+				known[r.Nonce], known[r.ID] = name, name
 			}
 		}
-		return known[e.Container]
+		return cmp.Or(known[e.Nonce], known[e.Container]) // an earlier start of the container has no record
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 
 // filterHelp explains the flags of filterFlags.
 const filterHelp = "What is shown can be narrowed to some GPUs (index, UUID or a unique beginning of one), to some containers (ID,\n" +
-	"beginning of one, or name), and by --filter: state (running, paused, starting, gone, no-answer, guard-dead, no-page),\n" +
+	"beginning of one, nonce or name), and by --filter: state (running, paused, starting, gone, no-answer, guard-dead, no-page),\n" +
 	"priority, policy (of the GPU) or enforcement (guard, preload). Of one KEY any value may fit, of different ones all must.\n" +
 	"A GPU's own figures stay those of all its containers."
 
@@ -22,7 +22,7 @@ const filterHelp = "What is shown can be narrowed to some GPUs (index, UUID or a
 func filterFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringSliceFlag{Name: "gpu", Usage: "only this `GPU` (index or UUID); may be repeated"},
-		&cli.StringSliceFlag{Name: "container", Usage: "only this `CONTAINER` (ID or name); may be repeated"},
+		&cli.StringSliceFlag{Name: "container", Usage: "only this `CONTAINER` (ID, nonce or name); may be repeated"},
 		&cli.StringSliceFlag{Name: "filter", Usage: "only those where `KEY=VALUE`, such as state=paused; may be repeated"},
 	}
 }
@@ -119,7 +119,7 @@ func (s selection) apply(v view) (view, error) {
 		for _, x := range g.VGPUs {
 			named := len(s.containers) == 0
 			for _, name := range s.containers {
-				if isContainer(name, x.ID, x.Name) {
+				if isContainer(name, x.ID, x.Nonce, x.Name) {
 					named, found[name] = true, true
 				}
 			}
@@ -154,6 +154,6 @@ func (s selection) fits(g gpuView, x vgpuView) bool {
 
 // isContainer says whether a container is meant by what somebody typed. More than one may be: what is only shown needs not be
 // told apart.
-func isContainer(typed, id, name string) bool {
-	return typed != "" && (strings.HasPrefix(id, typed) || name == typed)
+func isContainer(typed, id, nonce, name string) bool {
+	return typed != "" && (strings.HasPrefix(id, typed) || nonce == typed || name == typed)
 }

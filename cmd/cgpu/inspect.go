@@ -29,8 +29,8 @@ func inspectCommand() *cli.Command {
 		Usage:     "show everything that is known of a container, as JSON",
 		ArgsUsage: "CONTAINER",
 		Description: "Its reservation (record), what its guard says (guard), its vGPU page as its programs see it (page), the end of the\n" +
-			"guard's log, and its events. CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows. Of a\n" +
-			"container that is gone, cgpu events --container still tells.\n\n" +
+			"guard's log, and its events. " + containerHelp + "\n" +
+			"Of a container that is gone, cgpu events --container still tells.\n\n" +
 			"Examples:\n   cgpu inspect web\n   cgpu inspect 3f2a | jq .guard.calls\n   cgpu inspect web --log-lines 0",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "log-lines", Usage: "the last `N` lines of the guard's log", Value: logTail},
@@ -125,7 +125,7 @@ func inspect(t *device.Table, runDir string, r ledger.Record, lines int) dossier
 		d.EventsError = err.Error()
 	}
 	for _, e := range list {
-		if e.Container == r.ID && (e.Nonce == r.Nonce || e.Nonce == "") {
+		if e.Nonce == r.Nonce || e.Nonce == "" && e.Container == r.ID {
 			d.Events = append(d.Events, e)
 		}
 	}

@@ -222,8 +222,8 @@ func (s *kmSource) change(f km.File, text []byte) error {
 		}
 		return km.ErrGone
 	}
-	old, err := ledger.Open(s.runDir).Get(change.Slice.Container)
-	if errors.Is(err, ledger.ErrNotFound) || err == nil && old.Nonce != change.Slice.Nonce {
+	old, err := ledger.Open(s.runDir).Get(change.Slice.Nonce)
+	if errors.Is(err, ledger.ErrNotFound) {
 		return km.ErrGone
 	}
 	if err != nil {

@@ -130,7 +130,7 @@ func TestKMWrite(t *testing.T) {
 		if (err == nil) != (tt.said == "") || !strings.Contains(log.String(), tt.said) || strings.Count(log.String(), "\n") > 1 {
 			t.Errorf("%s %q: %v, said %q; want %q", tt.file, tt.text, err, log.String(), tt.said)
 		}
-		got, err := n.book.Get(full)
+		got, err := n.book.Find(full)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -163,23 +163,20 @@ func TestKMGone(t *testing.T) {
 	r := n.reserve(ledger.Record{ID: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	source := &kmSource{runDir: n.dir, log: new(strings.Builder)}
 	f := n.kmFile(source, "0/web/weight")
-	if err := n.book.Release("web", r.Nonce); err != nil {
+	if err := n.book.Release(r.Nonce); err != nil {
 		t.Fatal(err)
 	}
-	// A container whose ID begins with the old one's would be found by it.
-	n.reserve(ledger.Record{ID: "web-2", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	if err := source.write(f, []byte("3")); !errors.Is(err, km.ErrGone) {
 		t.Errorf("ended: %v, want %v", err, km.ErrGone)
 	}
-	f.Slice.Container = "web-2"
-	if err := source.write(f, []byte("3")); err != nil { // nonces are all the same in these tests: this is its own file
-		t.Error(err)
-	}
-	f.Slice.Nonce = "older"
+	n.reserve(ledger.Record{ID: "web", Nonce: "later", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	if err := source.write(f, []byte("5")); !errors.Is(err, km.ErrGone) {
 		t.Errorf("restarted: %v, want %v", err, km.ErrGone)
 	}
-	if got, err := n.book.Get("web-2"); err != nil || got.VGPUs[0].Weight != 3 {
+	if err := source.write(n.kmFile(source, "0/web/weight"), []byte("3")); err != nil {
+		t.Error(err)
+	}
+	if got, err := n.book.Find("web"); err != nil || got.VGPUs[0].Weight != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

@@ -172,7 +172,7 @@ func TestGCLeftovers(t *testing.T) {
 	if out := cgpu("gc"); !strings.HasPrefix(out, "error: resume what the guard of container dead (web) had paused: ") || !n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}
-	if err := n.book.Release(r.ID, ""); err != nil {
+	if err := n.book.Release(r.Nonce); err != nil {
 		t.Fatal(err)
 	}
 	if out := cgpu("gc"); out != "removed the note of what was paused of a container that is gone\n" || n.noted(r) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
@@ -12,11 +11,15 @@ import (
 // maxName bounds a name.
 const maxName = name.MaxLength
 
+// containerHelp says what a command takes for a container.
+const containerHelp = "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows; of two that have one ID, under two\n" +
+	"engines or namespaces of containerd, it is the nonce, which the error for the ID tells."
+
 // findContainer finds a container as ledger.Find does, and by the engine's name. A name that is also the beginning of another
 // container's ID means neither: whoever chooses a name must not get a command that was meant for another.
 func findContainer(book *ledger.Ledger, container string) (ledger.Record, error) {
 	found, err := book.Find(container)
-	if err != nil && !errors.Is(err, ledger.ErrNotFound) || err == nil && found.ID == container {
+	if err != nil && !errors.Is(err, ledger.ErrNotFound) || err == nil && found.IsCalled(container) {
 		return snapshot.Named(found), err
 	}
 	records, lerr := book.List()
@@ -28,7 +31,7 @@ func findContainer(book *ledger.Ledger, container string) (ledger.Record, error)
 		fits = append(fits, snapshot.Named(found))
 	}
 	for _, r := range records {
-		if (err != nil || r.ID != found.ID) && r.Name == "" && name.Of(r.Bundle, r.ID) == container {
+		if (err != nil || r.Nonce != found.Nonce) && r.Name == "" && name.Of(r.Bundle, r.ID) == container {
 			fits = append(fits, snapshot.Named(r))
 		}
 	}
@@ -38,6 +41,5 @@ func findContainer(book *ledger.Ledger, container string) (ledger.Record, error)
 	case 1:
 		return fits[0], nil
 	}
-	return ledger.Record{}, fmt.Errorf("container %q: may be %s%s or %s%s: give the beginning of an ID that only one has", container,
-		shortID(fits[0].ID), label(fits[0]), shortID(fits[1].ID), label(fits[1]))
+	return ledger.Record{}, ledger.Ambiguous(container, fits)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -156,12 +157,60 @@ func TestFindContainer(t *testing.T) {
 		}
 	}
 	for container, reason := range map[string]string{
-		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "is the beginning of 2 IDs",
+		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "may be aaaa1111 or aaaa2222 (default/pod/main)",
 		"hidden": "no such container", "": "no such container", "we": "no such container",
 	} {
 		if r, err := findContainer(n.book, container); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%q: %s, %v, want %s", container, r.ID, err, reason)
 		}
+	}
+}
+
+// Two engines, or two namespaces of containerd, may each have a container of one ID; each of them can be named.
+func TestSameID(t *testing.T) {
+	n := newNode(t)
+	for nonce, root := range map[string]string{"1111111111111111": "/run/a", "2222222222222222": "/run/b"} {
+		n.reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	}
+	for _, command := range []string{"set web --weight 2", "set we --weight 2", "pause web", "resume web", "inspect web"} {
+		out := cgpu(command)
+		for _, want := range []string{"may be ", `1111111111111111 (root "/run/a")`, " or ", `2222222222222222 (root "/run/b")`, ": give one of these\n"} {
+			if !strings.Contains(out, want) || strings.Count(out, "\n") != 1 {
+				t.Errorf("%s: printed %s", command, out)
+			}
+		}
+	}
+	if out := cgpu("set 2222222222222222 --weight 2"); out != "web, GPU 0: weight 1 → 2\n" {
+		t.Errorf("printed %s", out)
+	}
+	for nonce, want := range map[string]int{"1111111111111111": 1, "2222222222222222": 2} {
+		if r, err := n.book.Get(nonce); err != nil || r.VGPUs[0].Weight != want {
+			t.Errorf("%s: %+v, %v", nonce, r, err)
+		}
+		if out := cgpu("smi --json --container " + nonce); strings.Count(out, `"nonce": "`) != 1 || !strings.Contains(out, nonce) {
+			t.Errorf("%s: printed %s", nonce, out)
+		}
+		if out := cgpu("inspect " + nonce); !strings.Contains(out, `"nonce": "`+nonce+`"`) {
+			t.Errorf("%s: printed %s", nonce, out)
+		}
+		if out := cgpu("km --once"); !strings.Contains(out, fmt.Sprintf("0/%s/weight:%d\n", nonce, want)) {
+			t.Errorf("%s: printed %s", nonce, out)
+		}
+	}
+	for _, nonce := range []string{"3333333333333333", "4444444444444444"} { // with guards, which do not answer
+		n.reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	}
+	cgpu("pause 4444444444444444")
+	for nonce, want := range map[string]bool{"3333333333333333": false, "4444444444444444": true} {
+		if r, err := n.book.Get(nonce); err != nil || r.Paused != want {
+			t.Errorf("%s: %+v, %v", nonce, r, err)
+		}
+	}
+	if out := cgpu("events --container 2222222222222222"); !strings.Contains(out, "weight 1 → 2") {
+		t.Errorf("printed %s", out)
+	}
+	if out := cgpu("events --container 1111111111111111"); out != "" {
+		t.Errorf("printed %s", out)
 	}
 }
 

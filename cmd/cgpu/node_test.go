@@ -59,10 +59,13 @@ const maxSpill = 8 * quota.GiB
 // of a guard.
 func (n node) reserve(r ledger.Record) ledger.Record {
 	n.Helper()
-	r.Nonce, r.GuardPID, r.InitPID, r.LauncherPID = "n", os.Getpid(), os.Getpid(), os.Getpid()
-	r.Control = filepath.Join(n.dir, r.ID+".ctl")
+	if r.Nonce == "" {
+		r.Nonce = "n-" + r.ID
+	}
+	r.GuardPID, r.InitPID, r.LauncherPID = os.Getpid(), os.Getpid(), os.Getpid()
+	r.Control = filepath.Join(n.dir, r.Nonce+".ctl")
 	if r.Preload {
-		r.GuardPID, r.Control, r.Page = 0, "", page.File(n.dir, r.ID)
+		r.GuardPID, r.Control, r.Page = 0, "", page.File(n.dir, r.Nonce)
 	}
 	for i := range r.VGPUs {
 		r.VGPUs[i].Priority = quota.PriorityDefault

@@ -18,8 +18,8 @@ func pauseCommand() *cli.Command {
 		Name:      "pause",
 		Usage:     "stop all GPU work of a container until cgpu resume",
 		ArgsUsage: "CONTAINER",
-		Description: "Its programs go on and keep their GPU memory; they wait when they need a result. CONTAINER is an ID, a unique\n" +
-			"beginning of one, or the name that cgpu smi shows.\n\n" +
+		Description: "Its programs go on and keep their GPU memory; they wait when they need a result.\n" +
+			containerHelp + "\n\n" +
 			"Example:\n   cgpu pause 3f2a",
 		Action: func(c *cli.Context) error { return pause(c, true) },
 	}
@@ -56,7 +56,7 @@ func pause(c *cli.Context, paused bool) error {
 	if err := refusePreload(old, command, "", "stop its GPU work"); err != nil {
 		return err
 	}
-	r, err := book.Change(old.ID, ledger.ChangeRequest{Paused: &paused})
+	r, err := book.Change(old.Nonce, ledger.ChangeRequest{Paused: &paused})
 	if err != nil {
 		return err
 	}

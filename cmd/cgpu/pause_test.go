@@ -18,7 +18,7 @@ func TestPause(t *testing.T) {
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
 	fakeGuardFunc(t, r.Control, func() string {
-		now, err := n.book.Get(r.ID)
+		now, err := n.book.Find(r.ID)
 		if err != nil {
 			return ""
 		}
@@ -42,7 +42,7 @@ func TestPause(t *testing.T) {
 		if out := cgpu(tt.args); out != tt.out {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		if got, err := n.book.Get(r.ID); err != nil || got.Paused != tt.paused {
+		if got, err := n.book.Find(r.ID); err != nil || got.Paused != tt.paused {
 			t.Errorf("%s: %+v, %v", tt.args, got, err)
 		}
 	}

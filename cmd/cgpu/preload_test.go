@@ -48,7 +48,7 @@ func TestSetPreload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		record, err := n.book.Get("abc")
+		record, err := n.book.Find("abc")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -93,7 +93,7 @@ func TestPreloadRefuses(t *testing.T) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.want)
 		}
 	}
-	if r, err := n.book.Get("abc"); err != nil || r.Paused {
+	if r, err := n.book.Find("abc"); err != nil || r.Paused {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
@@ -112,8 +112,8 @@ func TestSMISpill(t *testing.T) {
 	if err := os.Truncate(broken.Page, 10); err != nil {
 		t.Fatal(err)
 	}
-	for id, pid := range map[string]int{young.ID: 0, gone.ID: 1 << 30} {
-		if err := n.book.Update(id, "", func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
+	for nonce, pid := range map[string]int{young.Nonce: 0, gone.Nonce: 1 << 30} {
+		if err := n.book.Update(nonce, func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -215,7 +215,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	cgroups := home.Cgroups(record.Nonce)
 	undo = func() {
 		guard.Stop()
-		_ = book.Release(record.ID, record.Nonce)
+		_ = book.Release(record.Nonce)
 		_ = page.Remove(runDir, record.Nonce)
 	}
 	sweepRuns(book, cgroups)

@@ -21,9 +21,9 @@ func setCommand() *cli.Command {
 		Name:      "set",
 		Usage:     "change a container that runs: memory, spill, weight, percentage, priority",
 		ArgsUsage: "CONTAINER",
-		Description: "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows. What was promised to others\n" +
-			"stays theirs: a change that does not fit beside it is refused. It takes effect at once, for memory at the\n" +
-			"next allocation, and lasts until the container is deleted or restarted.\n\n" +
+		Description: containerHelp + "\n" +
+			"What was promised to others stays theirs: a change that does not fit beside it is refused. It takes effect at once,\n" +
+			"for memory at the next allocation, and lasts until the container is deleted or restarted.\n\n" +
 			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set 3f2a --gpu 1 --percent 40",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},

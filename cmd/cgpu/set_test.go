@@ -47,7 +47,7 @@ func TestSet(t *testing.T) {
 		if out := cgpu("set " + tt.args); !strings.Contains(out, tt.out) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		got, err := n.book.Get(full)
+		got, err := n.book.Find(full)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -86,7 +86,7 @@ func TestSetSpill(t *testing.T) {
 		if out := cgpu("set " + tt.args); !strings.Contains(out, tt.out) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		got, err := n.book.Get("abc")
+		got, err := n.book.Find("abc")
 		if err != nil || got.VGPUs[0].Spill != tt.want[0] || got.VGPUs[1].Spill != tt.want[1] {
 			t.Errorf("%s: got %+v, %v\nwant %v", tt.args, got.VGPUs, err, tt.want)
 		}

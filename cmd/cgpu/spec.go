@@ -233,7 +233,13 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 		}
 	}
 	copied := ledger.Open(dir)
-	if err := copied.Release(d.id, ""); err != nil { // the container may run already; a create would find it gone
+	records, err := copied.List()
+	for _, r := range records {
+		if r.ID == d.id { // the container may run already; a create would find it gone
+			err = errors.Join(err, copied.Release(r.Nonce))
+		}
+	}
+	if err != nil {
 		return ledger.Record{}, err
 	}
 	record, err := copied.Reserve(request)

@@ -138,7 +138,7 @@ func TestRefused(t *testing.T) {
 			env = append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")
 		}
 		a := read(t, "", env...)
-		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
+		r, err := a.Reservation(ledger.Record{ID: id, Nonce: id}, table(), "/r")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +160,7 @@ func TestRefused(t *testing.T) {
 		{`ledger: GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
 	} {
 		if slices.Contains(tt.env, "x") { // the ledger names memory first
-			if err := book.Update("a", "", func(r *ledger.Record) error { r.VGPUs[0].Limit = 15 * quota.GiB; return nil }); err != nil {
+			if err := book.Update("a", func(r *ledger.Record) error { r.VGPUs[0].Limit = 15 * quota.GiB; return nil }); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -176,7 +176,7 @@ func TestSpill(t *testing.T) {
 	tab.HostMemory, tab.Config.MaxSpill = 100*quota.GiB, device.Part{Percent: 10}
 	create := func(id string, env ...string) (ledger.Record, error) {
 		a := read(t, "", append(env, "ALIYUN_COM_GPU_MEM_CONTAINER=1")...)
-		r, err := a.Reservation(ledger.Record{ID: id, Nonce: "n"}, tab, "/r")
+		r, err := a.Reservation(ledger.Record{ID: id, Nonce: id}, tab, "/r")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,7 +251,7 @@ func TestPreload(t *testing.T) {
 // An id becomes part of a file's name.
 func TestReservationRefusesIDs(t *testing.T) {
 	for _, id := range []string{"", ".", "..", "../x", "a/b", "a\x00"} {
-		_, err := read(t, "", "ALIYUN_COM_GPU_MEM_CONTAINER=6").Reservation(ledger.Record{ID: id, Nonce: "n"}, table(), "/r")
+		_, err := read(t, "", "ALIYUN_COM_GPU_MEM_CONTAINER=6").Reservation(ledger.Record{ID: id, Nonce: id}, table(), "/r")
 		if err == nil || !strings.Contains(err.Error(), "container id") {
 			t.Errorf("%q: %v", id, err)
 		}

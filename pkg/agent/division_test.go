@@ -87,7 +87,7 @@ func TestDivisionStays(t *testing.T) {
 	if got, want := owners(other, all...), " GPU-b GPU-c GPU-d; GPU-a;"; got != want {
 		t.Errorf("the first lists, one held: %q, want %q", got, want)
 	}
-	if err := ledger.Open(dir).Release("c1", "n"); err != nil {
+	if err := ledger.Open(dir).Release("n"); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {

@@ -149,10 +149,10 @@ type batch struct {
 	of      []target // of each change
 }
 
-// target is a container that is to be changed; record is its name in the ledger.
+// target is a container that is to be changed; record and id are its name and its ID in the ledger.
 type target struct {
-	a                 *attempt
-	container, record string
+	a                     *attempt
+	container, record, id string
 }
 
 // apply brings the containers of pods to their annotations, in one change of the ledger. An error of a pod's is one that time may mend.
@@ -169,9 +169,9 @@ func (r *resizer) apply(keys []string) map[string]error {
 		}
 		return faults
 	}
-	byID := make(map[string]ledger.Record, len(records))
+	byID := make(map[string][]ledger.Record, len(records))
 	for _, record := range records {
-		byID[record.ID] = record
+		byID[record.ID] = append(byID[record.ID], record)
 	}
 	var all []*attempt
 	var b batch
@@ -192,18 +192,22 @@ func (r *resizer) apply(keys []string) map[string]error {
 }
 
 // gather plans for the containers of one pod.
-func (r *resizer) gather(b *batch, a *attempt, t *device.Table, records map[string]ledger.Record) {
+func (r *resizer) gather(b *batch, a *attempt, t *device.Table, records map[string][]ledger.Record) {
 	for _, c := range a.pod.running {
-		record, ok := records[c.id]
-		if !ok {
+		if len(records[c.id]) == 0 {
 			continue
 		}
+		if len(records[c.id]) > 1 {
+			r.refuse(a, c.name, errors.New("agent: another engine of the node has a container of the same ID: use cgpu set on the node"))
+			continue
+		}
+		record := records[c.id][0]
 		a.byPod = a.byPod || len(record.ByPod) > 0
 		change, err := r.plan(t, record, a.pod.Annotations)
 		if err != nil {
 			r.refuse(a, c.name, err)
 		} else if change != nil {
-			b.changes, b.of = append(b.changes, *change), append(b.of, target{a, c.name, record.Name})
+			b.changes, b.of = append(b.changes, *change), append(b.of, target{a, c.name, record.Name, record.ID})
 		}
 	}
 }
@@ -221,7 +225,7 @@ func (r *resizer) change(b batch) {
 			r.refuse(of.a, of.container, fmt.Errorf("agent: %w", err))
 		default:
 			r.metrics.Add("resizes_total", 1)
-			r.log.Info("container changed by its pod's annotations", "name", tidy(of.record, 256), "id", b.changes[i].ID)
+			r.log.Info("container changed by its pod's annotations", "name", tidy(of.record, 256), "id", of.id)
 		}
 	}
 }
@@ -282,7 +286,7 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}
 	}
-	return &ledger.PodChange{ID: record.ID, Nonce: record.Nonce, Requests: wishes, ByPod: now}, nil
+	return &ledger.PodChange{Nonce: record.Nonce, Requests: wishes, ByPod: now}, nil
 }
 
 // room refuses a limit below what the container uses: its next allocations would fail until it has freed the rest.

@@ -190,7 +190,7 @@ func reserved(t *testing.T, book *ledger.Ledger, r ledger.Record) {
 
 func (b *bench) slice() ledger.VGPU {
 	b.t.Helper()
-	r, err := b.book.Get("c1")
+	r, err := b.book.Find("c1")
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -236,7 +236,7 @@ func TestApply(t *testing.T) {
 
 	// An administrator's change stands until the pod's author changes something.
 	limit := 2 * quota.GiB
-	if _, err := b.book.Change("c1", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
 		t.Fatal(err)
 	}
 	b = newBench(t, dir) // an agent that starts again
@@ -258,7 +258,7 @@ func TestApply(t *testing.T) {
 		t.Errorf("taken away: %v, %+v, want what the administrator left", err, b.slice())
 	}
 	limit = 6 * quota.GiB // who gives it back
-	if _, err := b.book.Change("c1", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
 		t.Fatal(err)
 	}
 	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})
@@ -270,7 +270,7 @@ func TestApply(t *testing.T) {
 	if err := b.apply("ns/web"); err != nil || b.slice() != given() {
 		t.Errorf("taken away: %v, %+v", err, b.slice())
 	}
-	if r, _ := b.book.Get("c1"); len(r.ByPod) != 0 {
+	if r, _ := b.book.Find("c1"); len(r.ByPod) != 0 {
 		t.Errorf("by pod: %v", r.ByPod)
 	}
 	if !b.done("u") {
@@ -288,6 +288,27 @@ func TestApply(t *testing.T) {
 	}
 }
 
+// Which of two containers of one ID is the pod's nobody can tell: neither is changed, and the pod is told without a word of the other.
+func TestApplySameID(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "run"))
+	b.used = quota.MiB
+	for i, root := range []string{"/run/a", "/run/b"} {
+		r := recordOf(true)
+		r.Root, r.Nonce, r.Allocated[0].ID = root, fmt.Sprint("nonce", i), root
+		r.VGPUs[0].Limit, r.VGPUs[0].Spill, r.VGPUs[0].Percent = quota.GiB, 0, 10
+		r.Allocated[0].Given = r.VGPUs[0]
+		reserved(t, b.book, r)
+	}
+	b.put(map[string]string{annotationWeight: "1"})
+	if err := b.apply("ns/web"); err == nil || !strings.Contains(err.Error(), "of the same ID") || strings.Contains(err.Error(), "nonce") {
+		t.Error(err)
+	}
+	records, err := b.book.List()
+	if err != nil || len(records) != 2 || records[0].VGPUs[0].Weight != 3 || records[1].VGPUs[0].Weight != 3 {
+		t.Errorf("%+v, %v", records, err)
+	}
+}
+
 // Annotations that change as fast as can be, of as many pods as there are, change the ledger once each time that it is their turn, to
 // what they are then; a pod whose change does not fit is none of the others' concern.
 func TestFlapping(t *testing.T) {
@@ -296,7 +317,7 @@ func TestFlapping(t *testing.T) {
 	b.used = quota.MiB
 	for i := range 8 {
 		r := recordOf(true)
-		r.ID, r.Name, r.Allocated[0].ID = fmt.Sprint("c", i), "", fmt.Sprint("claim/", i)
+		r.ID, r.Nonce, r.Name, r.Allocated[0].ID = fmt.Sprint("c", i), fmt.Sprint("n", i), "", fmt.Sprint("claim/", i)
 		r.VGPUs[0].Limit, r.Allocated[0].Given.Limit = quota.GiB, quota.GiB
 		r.VGPUs[0].Spill, r.Allocated[0].Given.Spill = 0, 0
 		r.VGPUs[0].Percent, r.Allocated[0].Given.Percent = 10, 10
@@ -332,7 +353,7 @@ func TestFlapping(t *testing.T) {
 			if i == 5 {
 				want = 3
 			}
-			if r, err := b.book.Get(fmt.Sprint("c", i)); err != nil || r.VGPUs[0].Weight != want {
+			if r, err := b.book.Find(fmt.Sprint("c", i)); err != nil || r.VGPUs[0].Weight != want {
 				t.Errorf("round %d: container %d: %+v, %v, want weight %d", round, i, r.VGPUs, err, want)
 			}
 		}
@@ -371,7 +392,7 @@ func TestApplyForgedName(t *testing.T) {
 	if err := b.apply("ns/web"); err != nil {
 		t.Fatal(err)
 	}
-	if got, _ := b.book.Get("docker1"); got.VGPUs[0] != given() {
+	if got, _ := b.book.Find("docker1"); got.VGPUs[0] != given() {
 		t.Errorf("%+v", got.VGPUs)
 	}
 }

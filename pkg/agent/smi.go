@@ -13,7 +13,7 @@ import (
 const smiFresh = time.Second
 
 // smi answers GET /v1/smi with what `cgpu smi --json` says of the node, for `kubectl cgpu top`. It changes nothing. The processes
-// of containers are left out: their names are not the cluster's business, and who reaches the port is not asked who he is. The
+// of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the port is not asked who he is. The
 // NetworkPolicy in deploy/ says who does.
 func smi(runDir string) http.HandlerFunc {
 	var mu sync.Mutex
@@ -44,7 +44,7 @@ func snapshotText(runDir string) ([]byte, error) {
 	}
 	for g := range v.GPUs {
 		for i := range v.GPUs[g].VGPUs {
-			v.GPUs[g].VGPUs[i].Processes = []snapshot.Process{}
+			v.GPUs[g].VGPUs[i].Processes, v.GPUs[g].VGPUs[i].Nonce = []snapshot.Process{}, ""
 		}
 	}
 	return json.Marshal(v)

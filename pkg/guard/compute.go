@@ -708,7 +708,7 @@ const settleTime = 2 * time.Second
 
 // plans reads the ledger's records into a plan for each card.
 func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
-	own := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == c.g.cfg.ID && r.Nonce == c.g.cfg.Nonce })
+	own := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == c.g.cfg.Nonce })
 	if own < 0 {
 		return
 	}
@@ -721,7 +721,7 @@ func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
 	var claims []sched.Claim
 	shares := map[string][]sched.Share{}
 	for _, r := range records {
-		claim := sched.Claim{ID: r.ID, Caps: map[string]sched.Permille{}}
+		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
 			shares[v.UUID] = append(shares[v.UUID], v.Share())
 			if p, capped := cardOf(v.UUID).Cap(v.Share()); capped {
@@ -730,7 +730,7 @@ func (c *compute) plans(records []ledger.Record, cards map[string]sched.Card) {
 		}
 		claims = append(claims, claim)
 	}
-	slots := c.timing.Layout(claims)[c.g.cfg.ID]
+	slots := c.timing.Layout(claims)[c.g.cfg.Nonce]
 	for _, x := range c.cards {
 		gpu := c.g.cfg.GPUs[x.gpu]
 		for _, v := range records[own].VGPUs {

@@ -92,13 +92,13 @@ func TestPlans(t *testing.T) {
 	}
 }
 
-// TestPlansSlots: guards that read the same ledger agree, and their slots do not overlap.
+// TestPlansSlots: guards that read the same ledger agree, and their slots do not overlap, also where two engines chose one ID.
 func TestPlansSlots(t *testing.T) {
 	a, b := newFakeContainer(t, 1), newFakeContainer(t, 1)
-	b.cfg.ID = "another"
+	b.cfg.Nonce = "m"
 	var records []ledger.Record
-	for _, id := range []string{"c0ffee", "another"} {
-		records = append(records, ledger.Record{ID: id, Nonce: "n", VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: quota.GiB, Percent: 50}}})
+	for _, nonce := range []string{"n", "m"} {
+		records = append(records, ledger.Record{ID: "c0ffee", Nonce: nonce, VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: quota.GiB, Percent: 50}}})
 	}
 	for _, c := range []*fakeContainer{a, b} {
 		c.compute.plans(records, nil)

@@ -113,7 +113,7 @@ func TestFollow(t *testing.T) {
 	l := ledger.Open(c.cfg.RunDir)
 	for range 3 {
 		for _, paused := range []bool{true, false} {
-			if err := l.Update(c.cfg.ID, c.cfg.Nonce, func(r *ledger.Record) error { r.Paused = paused; return nil }); err != nil {
+			if err := l.Update(c.cfg.Nonce, func(r *ledger.Record) error { r.Paused = paused; return nil }); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "a change", func() bool { return plan().suspended == paused })

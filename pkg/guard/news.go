@@ -73,7 +73,7 @@ func inMiB(b quota.Bytes) string {
 // tell tells what is different in the container's record. All changes come through the ledger, whoever makes them.
 func (c *compute) tell(records []ledger.Record) {
 	for _, r := range records {
-		if r.ID != c.g.cfg.ID || r.Nonce != c.g.cfg.Nonce {
+		if r.Nonce != c.g.cfg.Nonce {
 			continue
 		}
 		was := c.told

@@ -80,7 +80,7 @@ func (g *Guard) giveBack() error {
 			g.log.Warn("cannot remove the vGPU page", "err", err)
 		}
 	}
-	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.ID, g.cfg.Nonce); err != nil {
+	if err := ledger.Open(g.cfg.RunDir).Release(g.cfg.Nonce); err != nil {
 		return fmt.Errorf("release the reservation of %s: %w; `cgpu gc` will do it", g.cfg.ID, err)
 	}
 	return nil
@@ -271,7 +271,7 @@ func (g *Guard) recordInit() error {
 		return err
 	}
 	var record ledger.Record
-	err = ledger.Open(g.cfg.RunDir).Update(g.cfg.ID, g.cfg.Nonce, func(r *ledger.Record) error {
+	err = ledger.Open(g.cfg.RunDir).Update(g.cfg.Nonce, func(r *ledger.Record) error {
 		r.InitPID, r.InitStart = pid, start
 		record = *r
 		return nil

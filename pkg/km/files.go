@@ -60,11 +60,10 @@ func (k Kind) Mode() fs.FileMode {
 	return 0o444
 }
 
-// Slice is one container's part of one GPU. The nonce tells a container from a later one with the same ID.
+// Slice is one container's part of one GPU. The nonce is its record's: another container, also a later one, may have the ID.
 type Slice struct {
-	GPU       string // UUID
-	Container string // whole ID
-	Nonce     string
+	GPU   string // UUID
+	Nonce string
 }
 
 // File is one file of the tree. Two files with the same path are the same only if their slices are.
@@ -97,25 +96,28 @@ func (n Node) Files() []File {
 }
 
 // named gives the containers of a GPU their folders' names. Where the first twelve characters are those of several, all of
-// these have their whole IDs: whoever chooses a container's name must not get what was meant for another. An ID that is no
-// file's name, or that of one beside it, has no folder.
+// these have their whole IDs, and where the ID is, their nonces: whoever chooses a container's name must not get what was meant
+// for another. An ID that is no file's name, or that of one beside it, has no folder.
 func named(uuid string, records []ledger.Record) map[string]Slice {
-	var list []Slice
-	begin := map[string]int{}
+	begin, whole := map[string]int{}, map[string]int{}
+	records = slices.DeleteFunc(slices.Clone(records), func(r ledger.Record) bool {
+		return !slices.ContainsFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == uuid })
+	})
 	for _, r := range records {
-		if slices.ContainsFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == uuid }) {
-			list = append(list, Slice{GPU: uuid, Container: r.ID, Nonce: r.Nonce})
-			begin[shorten(r.ID)]++
-		}
+		begin[shorten(r.ID)]++
+		whole[r.ID]++
 	}
 	names := map[string]Slice{}
-	for _, s := range list {
-		name := shorten(s.Container)
-		if begin[name] > 1 {
-			name = s.Container
+	for _, r := range records {
+		name := shorten(r.ID)
+		switch {
+		case whole[r.ID] > 1:
+			name = r.Nonce
+		case begin[name] > 1:
+			name = r.ID
 		}
 		if fileName(name) {
-			names[name] = s
+			names[name] = Slice{GPU: uuid, Nonce: r.Nonce}
 		}
 	}
 	return names
@@ -134,7 +136,7 @@ func fileName(name string) bool {
 // slice finds what a file is about. ok is false when the container is gone.
 func (n Node) slice(s Slice) (r ledger.Record, v ledger.VGPU, ok bool) {
 	for _, r := range n.Records {
-		if r.ID != s.Container || r.Nonce != s.Nonce {
+		if r.Nonce != s.Nonce {
 			continue
 		}
 		for _, v := range r.VGPUs {

@@ -140,12 +140,17 @@ func TestNames(t *testing.T) {
 		records = append(records, record(id, slice(gpu0, quota.GiB, 1)))
 	}
 	records = append(records, record(strings.Repeat("long", 100), slice(gpu0, quota.GiB, 1)))
+	for _, nonce := range []string{"0123456789abcdef", "fedcba9876543210"} { // two engines' container of one name
+		web := record("web", slice(gpu0, quota.GiB, 1))
+		web.Nonce = nonce
+		records = append(records, web)
+	}
 	got := map[string]string{}
 	for name, s := range named(gpu0, records) {
-		got[name] = s.Container
+		got[name] = strings.TrimPrefix(s.Nonce, "nonce-")
 	}
 	want := map[string]string{"trainer-node-1": "trainer-node-1", "trainer-node-2": "trainer-node-2", "trainer-nod": "trainer-nod",
-		"longlonglong": strings.Repeat("long", 100)}
+		"longlonglong": strings.Repeat("long", 100), "0123456789abcdef": "0123456789abcdef", "fedcba9876543210": "fedcba9876543210"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -157,7 +162,7 @@ func TestGone(t *testing.T) {
 	again.Nonce = "another"
 	for name, now := range map[string]Node{"ended": node(), "restarted": node(again), "no GPU": {Table: &device.Table{}}} {
 		for _, f := range old.Files() {
-			if f.Slice.Container == "" {
+			if f.Slice.Nonce == "" {
 				continue
 			}
 			if text, err := now.Text(f, used); !errors.Is(err, ErrGone) {
@@ -169,7 +174,7 @@ func TestGone(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	a, b, c := record("a", slice(gpu0, 1, 1)), record("b", slice(gpu0, 1, 1), slice(gpu1, 1, 1)), record("c", slice(gpu0, 1, 1))
-	at := func(r ledger.Record, uuid string) Slice { return Slice{uuid, r.ID, r.Nonce} }
+	at := func(r ledger.Record, uuid string) Slice { return Slice{uuid, r.Nonce} }
 	s := Slots(nil).Next([]ledger.Record{a, b})
 	if diff := cmp.Diff(Slots{at(a, gpu0): 0, at(b, gpu0): 1, at(b, gpu1): 0}, s); diff != "" {
 		t.Error(diff)
@@ -186,7 +191,7 @@ func TestSlots(t *testing.T) {
 }
 
 func TestChange(t *testing.T) {
-	s := Slice{gpu0, web, "nonce"}
+	s := Slice{gpu0, "nonce"}
 	for _, tt := range []struct {
 		kind Kind
 		text string

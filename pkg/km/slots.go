@@ -21,7 +21,7 @@ func (old Slots) Next(records []ledger.Record) Slots {
 	each := func(f func(Slice)) {
 		for _, r := range records {
 			for _, v := range r.VGPUs {
-				f(Slice{GPU: v.UUID, Container: r.ID, Nonce: r.Nonce})
+				f(Slice{GPU: v.UUID, Nonce: r.Nonce})
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 // claimed is a request for a share of GPU-a.
 func claimed(id, share string, containers int) Request {
-	req := request(id, "n", gib)
+	req := request(id, id, gib)
 	req.Record.Allocated = []Allocation{{ID: share, UUID: "GPU-a", Containers: containers}}
 	return req
 }
@@ -52,7 +52,7 @@ func TestAllocationIsHeldOnce(t *testing.T) {
 		again.Record.LauncherPID = 1
 		reserve(t, l, again)
 		// What is given back can be held by the next one.
-		must(t, l.Release("c0", ""))
+		must(t, l.Release("n2"))
 		reserve(t, l, claimed("next", "claim/1", most))
 	}
 }
@@ -82,7 +82,7 @@ func TestAllocationOfTheDead(t *testing.T) {
 	req.Record.GuardPID, req.Record.InitPID, req.Record.LauncherPID = 100, 101, 102
 	reserve(t, l, req)
 	reserve(t, l, claimed("new", "claim/1", 1))
-	if got := ids(t, l); got != "new/n" {
+	if got := ids(t, l); got != "new/new" {
 		t.Error(got)
 	}
 }
@@ -117,7 +117,7 @@ func TestReserveWaitsForTheDying(t *testing.T) {
 		reserve(t, l, old)
 		released := make(chan struct{})
 		if tt.waits {
-			time.AfterFunc(50*time.Millisecond, func() { l.Release("old", "n"); close(released) })
+			time.AfterFunc(50*time.Millisecond, func() { l.Release("old"); close(released) })
 		} else {
 			close(released)
 		}
@@ -146,7 +146,7 @@ func TestReserveWaitsForTheDying(t *testing.T) {
 // A GPU that was allocated whole is for one container alone. Without allocations several may have one whole, as ever.
 func TestWholeAllocation(t *testing.T) {
 	whole := func(id, share string) Request {
-		req := request(id, "n", gib)
+		req := request(id, id, gib)
 		req.Record.VGPUs, req.Record.Native = nil, []string{"GPU-a"}
 		if share != "" {
 			req.Record.Allocated = []Allocation{{ID: share, UUID: "GPU-a"}}

@@ -43,6 +43,7 @@ func TestBound(t *testing.T) {
 		"the container's ID":        func(r *Record) { r.ID = strings.Repeat("x", MaxText+1) },
 		"the bundle's path":         func(r *Record) { r.Bundle = "/" + strings.Repeat("x", maxPath) },
 		"the cgroup's path":         func(r *Record) { r.Cgroup = "/" + strings.Repeat("<", maxPath) },
+		"the path of --root":        func(r *Record) { r.Root = "/" + strings.Repeat("x", maxPath) },
 		"the name of an allocation": func(r *Record) { r.Allocated = []Allocation{{ID: "gpushare/" + long, UUID: "GPU-a", Given: given}} },
 		"the name of an annotation": func(r *Record) { r.ByPod = map[string]string{long: "1"} },
 		"an annotation":             func(r *Record) { r.ByPod = map[string]string{"cgpu.io/gpu-weight": long} },
@@ -60,17 +61,17 @@ func TestBound(t *testing.T) {
 			_, err := l.Reserve(req)
 			refused(err)
 			reserve(t, l, request("d", "n", quota.GiB))
-			if what != "the container's ID" { // which Update does not change
-				refused(l.Update("d", "n", func(r *Record) error { change(r); return nil }))
+			if what != "the container's ID" && what != "the path of --root" { // which Update does not change
+				refused(l.Update("n", func(r *Record) error { change(r); return nil }))
 			}
 			if by := (&Record{}); strings.Contains(what, "annotation") {
 				change(by)
-				refused(l.ChangeByPods([]PodChange{{ID: "d", Nonce: "n", ByPod: by.ByPod}})[0])
+				refused(l.ChangeByPods([]PodChange{{Nonce: "n", ByPod: by.ByPod}})[0])
 			}
 			if got := ids(t, l); got != "d/n" {
 				t.Errorf("ledger: %s", got)
 			}
-			if r, err := l.Get("d"); err != nil || len(fmt.Sprint(r)) > 4096 {
+			if r, err := l.Find("d"); err != nil || len(fmt.Sprint(r)) > 4096 {
 				t.Errorf("%.100v, %v", r, err)
 			}
 		})
@@ -82,12 +83,12 @@ func TestBoundNames(t *testing.T) {
 	l := open(t)
 	long := strings.Repeat("<", 1<<20) // six bytes each in JSON
 	for n := range 20 {
-		req := request(fmt.Sprint("c", n), "n", quota.MiB)
+		req := request(fmt.Sprint("c", n), fmt.Sprint("n", n), quota.MiB)
 		req.Record.Name = long
 		if r := reserve(t, l, req); r.Name != DisplayName(long) {
 			t.Fatalf("%.100q", r.Name)
 		}
-		must(t, l.Update(req.Record.ID, "n", func(r *Record) error { r.Name = long; return nil }))
+		must(t, l.Update(req.Record.Nonce, func(r *Record) error { r.Name = long; return nil }))
 	}
 	text, err := os.ReadFile(File(l.dir))
 	must(t, err)

@@ -29,17 +29,17 @@ type ChangeRequest struct {
 	ByPod bool
 }
 
-// Change changes a container, found as with Find, and returns its record as it is then. It admits as Reserve does, and
+// Change changes the container with a nonce, and returns its record as it is then. It admits as Reserve does, and
 // refuses with a *Refusal; all changes are made or none. What asks for no more than before is never refused, also when
 // the promises on the GPU are more than it has, because overcommit or a policy of cgpu.toml was changed since.
-func (l *Ledger) Change(container string, req ChangeRequest) (Record, error) {
+func (l *Ledger) Change(nonce string, req ChangeRequest) (Record, error) {
 	if err := req.validate(); err != nil {
 		return Record{}, err
 	}
 	var changed Record
 	err := l.change(func(f *file) error {
 		return l.roomy(f, func() error { // which may drop records: the container's place is found each time
-			i, err := find(f.Records, container)
+			i, err := indexOf(f.Records, nonce)
 			if err != nil {
 				return err
 			}
@@ -59,9 +59,9 @@ func (l *Ledger) Change(container string, req ChangeRequest) (Record, error) {
 
 // PodChange is what the annotations of its pod make of a container: all of the requests, or none.
 type PodChange struct {
-	ID, Nonce string // of the container's record
-	Requests  []ChangeRequest
-	ByPod     map[string]string // the annotations, which the record then has
+	Nonce    string // of the container's record
+	Requests []ChangeRequest
+	ByPod    map[string]string // the annotations, which the record then has
 }
 
 // ChangeByPods changes containers as Change does, and all of them at once: each guard of the node reads the ledger after each time that it
@@ -94,14 +94,13 @@ func (l *Ledger) ChangeByPods(list []PodChange) []error {
 }
 
 func (p *PodChange) apply(f *file) error {
-	i := indexOf(f.Records, p.ID, p.Nonce)
-	if i < 0 {
-		return fmt.Errorf("ledger: container %q, nonce %q: %w", p.ID, p.Nonce, ErrNotFound)
+	i, err := indexOf(f.Records, p.Nonce)
+	if err != nil {
+		return err
 	}
 	others := &file{Cards: f.Cards, Records: slices.Concat(f.Records[:i], f.Records[i+1:])}
 	r := f.Records[i]
 	for _, req := range p.Requests {
-		var err error
 		if r, err = req.apply(others, r); err != nil {
 			return err
 		}

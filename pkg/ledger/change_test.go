@@ -35,10 +35,10 @@ func TestChangeByPods(t *testing.T) {
 	}
 	by := map[string]string{"cgpu.io/gpu-schd-weight": "2"}
 	errs := l.ChangeByPods([]PodChange{
-		{ID: "abc", Nonce: "n1", Requests: []ChangeRequest{req("GPU-a", 2*gib, 2), req("GPU-b", gib, 3)}, ByPod: by},
-		{ID: "abd", Nonce: "other", Requests: []ChangeRequest{req("GPU-a", gib, 1)}, ByPod: by},
-		{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 14*gib, 7), req("GPU-a", 15*gib, 1)}, ByPod: by},
-		{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", gib, 0)}, ByPod: by},
+		{Nonce: "n1", Requests: []ChangeRequest{req("GPU-a", 2*gib, 2), req("GPU-b", gib, 3)}, ByPod: by},
+		{Nonce: "other", Requests: []ChangeRequest{req("GPU-a", gib, 1)}, ByPod: by},
+		{Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 14*gib, 7), req("GPU-a", 15*gib, 1)}, ByPod: by},
+		{Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", gib, 0)}, ByPod: by},
 	})
 	if errs[0] != nil || !errors.Is(errs[1], ErrNotFound) || errs[2] == nil || errs[3] == nil {
 		t.Fatal(errs)
@@ -57,7 +57,7 @@ func TestChangeByPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if errs := l.ChangeByPods([]PodChange{{ID: "abd", Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 15*gib, 1)}}}); errs[0] == nil {
+	if errs := l.ChangeByPods([]PodChange{{Nonce: "n2", Requests: []ChangeRequest{req("GPU-a", 15*gib, 1)}}}); errs[0] == nil {
 		t.Error("more than there is")
 	}
 	if after, err := os.Stat(File(l.dir)); err != nil || !os.SameFile(before, after) {
@@ -67,34 +67,33 @@ func TestChangeByPods(t *testing.T) {
 
 func TestChange(t *testing.T) {
 	for _, c := range []struct {
-		name      string
-		container string
-		req       ChangeRequest
-		want      []VGPU
-		refused   string
+		name    string
+		nonce   string
+		req     ChangeRequest
+		want    []VGPU
+		refused string
 	}{
-		{"nothing", "abd", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}, ""},
-		{"all at once, by name", "web", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 0, 64, 60, 2}}, ""},
-		{"percent dropped, by the whole ID", "abd", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 0, 0}}, ""},
-		{"each slice", "abc", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 0, 3, 40, 0}, {"GPU-b", 2 * gib, 0, 3, 0, 0}}, ""},
-		{"one slice", "abc", ChangeRequest{GPU: "GPU-b", Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 0, 1, 40, 0}, {"GPU-b", 24 * gib, 0, 1, 100, 0}}, ""},
-		{"overcommit", "abd", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 0, 1, 50, 0}}, ""},
-		{"lowered below what is promised too much", "abd", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 0, 1, 30, 0}}, ""},
+		{"nothing", "n2", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}, ""},
+		{"all at once", "n2", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 0, 64, 60, 2}}, ""},
+		{"percent dropped", "n2", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 0, 0}}, ""},
+		{"each slice", "n1", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 0, 3, 40, 0}, {"GPU-b", 2 * gib, 0, 3, 0, 0}}, ""},
+		{"one slice", "n1", ChangeRequest{GPU: "GPU-b", Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 0, 1, 40, 0}, {"GPU-b", 24 * gib, 0, 1, 100, 0}}, ""},
+		{"overcommit", "n2", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 0, 1, 50, 0}}, ""},
+		{"lowered below what is promised too much", "n2", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 0, 1, 30, 0}}, ""},
 
-		{"one byte too many", "abd", ChangeRequest{Limit: new(12*gib + 1)}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 containers"},
-		{"a percent too many", "abd", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
-		{"one slice has no room", "abc", ChangeRequest{Limit: new(9 * gib)}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
-		{"one setting does not fit", "abd", ChangeRequest{Weight: new(2), Percent: new(70)}, nil, "asked for 70 %"},
-		{"less than 1MiB", "abd", ChangeRequest{Limit: new(quota.MiB - 1)}, nil, "want 1MiB to the GPU's 16384MiB"},
-		{"more than the card", "abc", ChangeRequest{Limit: new(24*gib + 1), GPU: "GPU-b", Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
-		{"a GPU it does not have", "abd", ChangeRequest{GPU: "GPU-b", Weight: new(2)}, nil, `container "web" has no slice of GPU GPU-b`},
-		{"weight 0", "abd", ChangeRequest{Weight: new(0)}, nil, "weight 0: want 1 to 64"},
-		{"weight 65", "abd", ChangeRequest{Weight: new(65)}, nil, "weight 65: want 1 to 64"},
-		{"percent 101", "abd", ChangeRequest{Percent: new(101)}, nil, "percent 101: want 1 to 100, or 0 for none"},
-		{"percent -1", "abd", ChangeRequest{Percent: new(-1)}, nil, "percent -1"},
-		{"priority", "abd", ChangeRequest{Priority: new(quota.Priority(3))}, nil, "priority 3: want 0 to 2"},
-		{"ambiguous", "ab", ChangeRequest{Weight: new(2)}, nil, "the beginning of 2 IDs"},
-		{"unknown", "x", ChangeRequest{Weight: new(2)}, nil, ErrNotFound.Error()},
+		{"one byte too many", "n2", ChangeRequest{Limit: new(12*gib + 1)}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 containers"},
+		{"a percent too many", "n2", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
+		{"one slice has no room", "n1", ChangeRequest{Limit: new(9 * gib)}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
+		{"one setting does not fit", "n2", ChangeRequest{Weight: new(2), Percent: new(70)}, nil, "asked for 70 %"},
+		{"less than 1MiB", "n2", ChangeRequest{Limit: new(quota.MiB - 1)}, nil, "want 1MiB to the GPU's 16384MiB"},
+		{"more than the card", "n1", ChangeRequest{Limit: new(24*gib + 1), GPU: "GPU-b", Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
+		{"a GPU it does not have", "n2", ChangeRequest{GPU: "GPU-b", Weight: new(2)}, nil, `container "web" has no slice of GPU GPU-b`},
+		{"weight 0", "n2", ChangeRequest{Weight: new(0)}, nil, "weight 0: want 1 to 64"},
+		{"weight 65", "n2", ChangeRequest{Weight: new(65)}, nil, "weight 65: want 1 to 64"},
+		{"percent 101", "n2", ChangeRequest{Percent: new(101)}, nil, "percent 101: want 1 to 100, or 0 for none"},
+		{"percent -1", "n2", ChangeRequest{Percent: new(-1)}, nil, "percent -1"},
+		{"priority", "n2", ChangeRequest{Priority: new(quota.Priority(3))}, nil, "priority 3: want 0 to 2"},
+		{"unknown", "abd", ChangeRequest{Weight: new(2)}, nil, ErrNotFound.Error()},
 	} {
 		l := two(t)
 		c.req.GPUs = twoGPUs
@@ -103,7 +102,7 @@ func TestChange(t *testing.T) {
 		}
 		before, err := l.List()
 		must(t, err)
-		got, err := l.Change(c.container, c.req)
+		got, err := l.Change(c.nonce, c.req)
 		after, readErr := l.List()
 		must(t, readErr)
 		if c.refused != "" {
@@ -135,14 +134,14 @@ func TestChangeWithinTooMuch(t *testing.T) {
 	fixed := card(sched.PolicyFixed, 20)
 	must(t, l.change(func(f *file) error { f.Records[0].VGPUs[0].Percent = 80; return nil }))
 	req := ChangeRequest{GPUs: twoGPUs, Card: fixed, Overcommit: 0.5, Percent: new(30), Limit: new(7 * gib)}
-	if _, err := l.Change("abd", req); err != nil {
+	if _, err := l.Change("n2", req); err != nil {
 		t.Errorf("less of both: %v", err)
 	}
 	native := ChangeRequest{GPUs: twoGPUs, Card: card(sched.PolicyNative, 20), Limit: new(6 * gib)}
-	if _, err := l.Change("abd", native); err != nil {
+	if _, err := l.Change("n2", native); err != nil {
 		t.Errorf("memory, where its percentage would be refused: %v", err)
 	}
-	must(t, l.Update("abd", "", func(r *Record) error { r.VGPUs[0].Limit = 7 * gib; return nil }))
+	must(t, l.Update("n2", func(r *Record) error { r.VGPUs[0].Limit = 7 * gib; return nil }))
 	for name, req := range map[string]ChangeRequest{
 		"fair has less":        {Percent: new(20), Card: card(sched.PolicyFair, 20)},
 		"more time":            {Percent: new(31)},
@@ -154,7 +153,7 @@ func TestChangeWithinTooMuch(t *testing.T) {
 			req.Card = fixed
 		}
 		var refusal *Refusal
-		if _, err := l.Change("abd", req); !errors.As(err, &refusal) || refusal.Remedy == "" {
+		if _, err := l.Change("n2", req); !errors.As(err, &refusal) || refusal.Remedy == "" {
 			t.Errorf("%s: got %v, want a refusal", name, err)
 		}
 	}
@@ -162,8 +161,8 @@ func TestChangeWithinTooMuch(t *testing.T) {
 
 func TestChangeDropsTheDead(t *testing.T) {
 	l := two(t)
-	must(t, l.Update("abc", "", func(r *Record) error { r.LauncherPID = 100; return nil }))
-	r, err := l.Change("abd", ChangeRequest{GPUs: twoGPUs, Card: preempt, Percent: new(100)})
+	must(t, l.Update("n1", func(r *Record) error { r.LauncherPID = 100; return nil }))
+	r, err := l.Change("n2", ChangeRequest{GPUs: twoGPUs, Card: preempt, Percent: new(100)})
 	if err != nil || r.VGPUs[0].Percent != 100 {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -176,14 +175,14 @@ func TestPause(t *testing.T) {
 	l := two(t)
 	for _, paused := range []bool{true, true, false, false} {
 		// Neither a card nor GPUs are needed: nothing is admitted.
-		if r, err := l.Change("abd", ChangeRequest{Paused: &paused}); err != nil || r.Paused != paused {
+		if r, err := l.Change("n2", ChangeRequest{Paused: &paused}); err != nil || r.Paused != paused {
 			t.Errorf("got %+v, %v; want paused %v", r, err, paused)
 		}
-		r, err := l.Get("abd")
+		r, err := l.Find("abd")
 		if must(t, err); r.Paused != paused {
 			t.Errorf("stored %+v, want paused %v", r, paused)
 		}
-		if r, err = l.Get("abc"); err != nil || r.Paused {
+		if r, err = l.Find("abc"); err != nil || r.Paused {
 			t.Errorf("another is paused: %+v, %v", r, err)
 		}
 	}
@@ -229,25 +228,25 @@ func TestSetCard(t *testing.T) {
 	req := request("x", "n", gib)
 	req.Record.VGPUs = append(slice("GPU-a", gib), slice("GPU-b", gib)...)
 	reserve(t, l, req)
-	must(t, l.Update("x", "n", func(r *Record) error { r.GuardPID = 1 << 30; return nil }))
+	must(t, l.Update("n", func(r *Record) error { r.GuardPID = 1 << 30; return nil }))
 	if removed, err := l.GC(); err != nil || len(removed) != 1 {
 		t.Error(removed, err)
 	}
 	reserve(t, l, req)
-	must(t, l.Release("x", "n"))
+	must(t, l.Release("n"))
 	records, cards, err := l.State()
 	if err != nil || len(records) != 0 || !reflect.DeepEqual(cards, want) {
 		t.Errorf("state %v, %+v, %v", records, cards, err)
 	}
 	req.Record.VGPUs[0].Percent = 60
 	reserve(t, l, req)
-	if _, err := l.Reserve(request("y", "n", gib)); err != nil {
+	if _, err := l.Reserve(request("y", "y", gib)); err != nil {
 		t.Errorf("a weight of 1 of 5 beside 60 %%: %v", err)
 	}
 	var refusal *Refusal
-	if _, err := l.Reserve(request("z", "n", gib)); err != nil {
+	if _, err := l.Reserve(request("z", "z", gib)); err != nil {
 		t.Errorf("the last 20 %%: %v", err)
-	} else if _, err := l.Reserve(request("zz", "n", gib)); !errors.As(err, &refusal) || !refusal.Time || refusal.GPU != a {
+	} else if _, err := l.Reserve(request("zz", "zz", gib)); !errors.As(err, &refusal) || !refusal.Time || refusal.GPU != a {
 		t.Errorf("more than 100 %%: %v", err)
 	}
 }
@@ -317,7 +316,7 @@ func TestLedgerWithoutCards(t *testing.T) {
 	if err != nil || len(records) != 1 || cards != nil {
 		t.Fatal(records, cards, err)
 	}
-	must(t, l.Update("a", "n", func(*Record) error { return nil }))
+	must(t, l.Update("n", func(*Record) error { return nil }))
 	if got, err := os.ReadFile(l.path(fileName)); err != nil || string(got) != old {
 		t.Errorf("rewritten as %s, %v", got, err)
 	}
@@ -333,10 +332,10 @@ func TestChangeNotes(t *testing.T) {
 	change := func(r ChangeRequest) []Allocation {
 		t.Helper()
 		r.GPUs, r.Overcommit, r.Card = req.GPUs, 1, card(sched.PolicyPreempt, 20)
-		if _, err := l.Change("abc", r); err != nil {
+		if _, err := l.Change("n1", r); err != nil {
 			t.Fatal(err)
 		}
-		got, err := l.Get("abc") // as it is in the file
+		got, err := l.Find("abc") // as it is in the file
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -41,7 +41,7 @@ func churn(l *Ledger, rounds int) error {
 		return err
 	}
 	for i := 0; rounds == 0 || i < rounds; i++ {
-		req := request(fmt.Sprintf("%d-%d", os.Getpid(), i%5), strconv.Itoa(i), quota.Bytes(1+rand.IntN(8))*gib)
+		req := request(fmt.Sprintf("%d-%d", os.Getpid(), i%5), fmt.Sprintf("%d-%d", os.Getpid(), i), quota.Bytes(1+rand.IntN(8))*gib)
 		req.Record.LauncherPID, req.Record.LauncherStart = os.Getpid(), start
 		req.Record.VGPUs[0].Spill, req.MaxSpill = quota.Bytes(rand.IntN(5))*gib, maxSpill
 		if i%2 == 0 {
@@ -57,7 +57,7 @@ func churn(l *Ledger, rounds int) error {
 		}
 		if err == nil {
 			change := ChangeRequest{GPUs: req.GPUs, Card: req.Card, MaxSpill: maxSpill, Spill: new(quota.Bytes(rand.IntN(5)) * gib), Limit: new(quota.Bytes(1+rand.IntN(8)) * gib), Percent: new(rand.IntN(100)), Paused: new(i%2 == 0)}
-			if _, err := l.Change(req.Record.ID, change); err != nil && !errors.As(err, &refusal) {
+			if _, err := l.Change(req.Record.Nonce, change); err != nil && !errors.As(err, &refusal) {
 				return err
 			}
 		}
@@ -68,7 +68,7 @@ func churn(l *Ledger, rounds int) error {
 		if rounds == 0 && i%3 != 0 {
 			continue // leaves it to be replaced, or to be dropped when we are dead
 		}
-		if err := l.Release(req.Record.ID, req.Record.Nonce); err != nil {
+		if err := l.Release(req.Record.Nonce); err != nil {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func TestKillAtAnyTime(t *testing.T) {
 		checkSums(t, l)
 		// The lock is free, and the room of the dead can be had at once.
 		reserve(t, l, request("whole", "n", 16*gib))
-		must(t, l.Release("whole", "n"))
+		must(t, l.Release("n"))
 		if left := checkSums(t, l); left != 0 {
 			t.Fatalf("%d records left of a dead process", left)
 		}

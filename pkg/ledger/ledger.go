@@ -49,7 +49,7 @@ func File(runDir string) string { return filepath.Join(runDir, fileName) }
 // Reserve admits req and stores its record, or refuses with a *Refusal. The stored record is returned, with the slices
 // that placement chose.
 //
-// A record with the same ID is replaced (restart), unless its container still runs. When there is no room, records of
+// A record of the same container (one ID under one root) is replaced (restart), unless that still runs. When there is no room, records of
 // containers that are provably dead are dropped and admission is tried once more, all under one lock. For one that holds
 // the same allocation and is about to be gone, Reserve waits, without the lock.
 func (l *Ledger) Reserve(req Request) (Record, error) {
@@ -69,16 +69,12 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 func (l *Ledger) reserve(req Request) (Record, error) {
 	var reserved Record
 	err := l.change(func(f *file) error {
-		if i := indexOf(f.Records, req.Record.ID, ""); i >= 0 {
-			if err := l.replaceable(f.Records[i], req.Record); err != nil {
-				return err
-			}
-			// Replaced, its amounts do not count.
-			f.gone = append(f.gone, f.Records[i])
-			f.Records = slices.Delete(f.Records, i, i+1)
+		err := l.replace(f, req.Record)
+		if err != nil {
+			return err
 		}
 		var vgpus []VGPU
-		err := l.roomy(f, func() (err error) {
+		err = l.roomy(f, func() (err error) {
 			if err := l.refuseNested(f.Records, req.Record); err != nil {
 				return err
 			}
@@ -111,9 +107,31 @@ func (l *Ledger) reserve(req Request) (Record, error) {
 	return reserved, nil
 }
 
+// replace drops what there is of the container that next is of: replaced, its amounts do not count.
+func (l *Ledger) replace(f *file, next Record) error {
+	var keep []Record
+	for _, r := range f.Records {
+		if !r.same(next) {
+			keep = append(keep, r)
+			continue
+		}
+		if err := l.replaceable(r, next); err != nil {
+			return err
+		}
+		f.gone = append(f.gone, r)
+	}
+	f.Records = keep
+	return nil
+}
+
+// same says whether two records are of one container for a low-level runtime. Two containerd namespaces, or two engines, can each have one
+// called "web"; where a root is not known, it may be any.
+func (r Record) same(o Record) bool {
+	return r.ID == o.ID && (r.Root == o.Root || r.Root == "" || o.Root == "")
+}
+
 // replaceable refuses to replace a record whose container runs or is being created by another process: the low-level
-// runtime will refuse the second container of that name, and by then the first would have lost its reservation. (Two
-// containerd namespaces can each have a container called "web".)
+// runtime will refuse the second container of that name, and by then the first would have lost its reservation.
 func (l *Ledger) replaceable(old, next Record) error {
 	if old.InitPID != 0 && l.status(old.InitPID, old.InitStart) != dead {
 		return fmt.Errorf("ledger: container %q is in use by process %d (bundle %s): stop it first, or take another name",
@@ -144,31 +162,30 @@ func below(cgroup, other string) bool {
 	return other != "" && (cgroup == other || strings.HasPrefix(cgroup, other+"/"))
 }
 
-// Update changes one record under the lock. An empty nonce matches any; the record's ID and nonce stay what they are.
-// An error of f leaves the ledger as it was. f must not touch limits and shares: admission is Reserve's and Change's.
-func (l *Ledger) Update(id, nonce string, f func(*Record) error) error {
+// Update changes one record under the lock; what identifies it stays as it is. An error of f leaves the ledger as it was. f must not
+// touch limits and shares: admission is Reserve's and Change's.
+func (l *Ledger) Update(nonce string, f func(*Record) error) error {
 	return l.change(func(state *file) error {
-		i := indexOf(state.Records, id, nonce)
-		if i < 0 {
-			return fmt.Errorf("ledger: container %q, nonce %q: %w", id, nonce, ErrNotFound)
+		i, err := indexOf(state.Records, nonce)
+		if err != nil {
+			return err
 		}
 		r := &state.Records[i]
-		id, nonce := r.ID, r.Nonce
+		id, root := r.ID, r.Root
 		if err := f(r); err != nil {
 			return err
 		}
-		r.ID, r.Nonce = id, nonce
+		r.ID, r.Root, r.Nonce = id, root, nonce
 		return r.bound()
 	})
 }
 
 // Release drops a record. It may be called any number of times by anybody (poststop hook, guard, cgpu gc): a record
-// that is not there, or is there with another nonce because the container was restarted, is left alone. An empty nonce
-// matches any.
-func (l *Ledger) Release(id, nonce string) error {
+// that is not there, maybe because the container was restarted, is none to drop.
+func (l *Ledger) Release(nonce string) error {
 	return l.change(func(f *file) error {
-		i := indexOf(f.Records, id, nonce)
-		if i < 0 {
+		i, err := indexOf(f.Records, nonce)
+		if err != nil {
 			return errUnchanged
 		}
 		f.Records = slices.Delete(f.Records, i, i+1)
@@ -195,61 +212,72 @@ func (l *Ledger) State() ([]Record, map[string]sched.Card, error) {
 	return f.Records, f.Cards, err
 }
 
-// Get returns the record of a container by its whole ID.
-func (l *Ledger) Get(id string) (Record, error) {
+// Get returns the record with a nonce.
+func (l *Ledger) Get(nonce string) (Record, error) {
 	records, err := l.List()
 	if err != nil {
 		return Record{}, err
 	}
-	if i := indexOf(records, id, ""); i >= 0 {
-		return records[i], nil
-	}
-	return Record{}, fmt.Errorf("ledger: container %q: %w", id, ErrNotFound)
-}
-
-// Find returns the record of a container by its ID, a unique beginning of it, or its whole name. IDs go first: tenants
-// choose names, and must not get a command that was meant for another.
-func (l *Ledger) Find(container string) (Record, error) {
-	records, err := l.List()
-	if err != nil {
-		return Record{}, err
-	}
-	i, err := find(records, container)
+	i, err := indexOf(records, nonce)
 	if err != nil {
 		return Record{}, err
 	}
 	return records[i], nil
 }
 
-func find(records []Record, container string) (int, error) {
-	if i := indexOf(records, container, ""); i >= 0 {
-		return i, nil
+// indexOf finds a record by its nonce, which no other has.
+func indexOf(records []Record, nonce string) (int, error) {
+	i := slices.IndexFunc(records, func(r Record) bool { return r.Nonce == nonce })
+	if i < 0 {
+		return i, fmt.Errorf("ledger: nonce %q: %w", nonce, ErrNotFound)
 	}
-	var begin, named []int
-	for i, r := range records {
-		if container != "" && strings.HasPrefix(r.ID, container) {
-			begin = append(begin, i)
-		}
-		if container != "" && r.Name == container {
-			named = append(named, i)
-		}
-	}
-	switch {
-	case len(begin) == 1:
-		return begin[0], nil
-	case len(begin) > 1:
-		return 0, fmt.Errorf("ledger: container %q: is the beginning of %d IDs, such as %s and %s: give more of it",
-			container, len(begin), records[begin[0]].ID, records[begin[1]].ID)
-	case len(named) == 1:
-		return named[0], nil
-	case len(named) > 1:
-		return 0, fmt.Errorf("ledger: container %q: is the name of %d, with the IDs %s and %s: give the beginning of an ID",
-			container, len(named), records[named[0]].ID, records[named[1]].ID)
-	}
-	return 0, fmt.Errorf("ledger: container %q: %w", container, ErrNotFound)
+	return i, nil
 }
 
-// indexOf finds a record; an empty nonce matches any. There is at most one per ID.
-func indexOf(records []Record, id, nonce string) int {
-	return slices.IndexFunc(records, func(r Record) bool { return r.ID == id && (nonce == "" || r.Nonce == nonce) })
+// Find returns the record that somebody means: by its ID or nonce, a beginning of the ID, or its whole name, where only one has that. IDs
+// go first: tenants choose names, and must not get a command that was meant for another.
+func (l *Ledger) Find(container string) (Record, error) {
+	records, err := l.List()
+	if err != nil {
+		return Record{}, err
+	}
+	for _, other := range []func(Record) bool{
+		func(r Record) bool { return container == "" || !r.IsCalled(container) },
+		func(r Record) bool { return container == "" || !strings.HasPrefix(r.ID, container) },
+		func(r Record) bool { return container == "" || r.Name != container },
+	} {
+		fits := slices.DeleteFunc(slices.Clone(records), other)
+		if len(fits) > 1 {
+			return Record{}, Ambiguous(container, fits)
+		}
+		if len(fits) == 1 {
+			return fits[0], nil
+		}
+	}
+	return Record{}, fmt.Errorf("ledger: container %q: %w", container, ErrNotFound)
+}
+
+// IsCalled says whether somebody typed all of what a container is called: its ID, or its nonce, since several can have that ID.
+func (r Record) IsCalled(typed string) bool { return r.ID == typed || r.Nonce == typed }
+
+// Ambiguous is the error for what several containers fit. It says how to name one of them alone.
+func Ambiguous(typed string, fits []Record) error {
+	which := fits[0].beside(fits[1]) + " or " + fits[1].beside(fits[0])
+	if n := len(fits) - 2; n > 0 {
+		which += fmt.Sprintf(" or one of %d more", n)
+	}
+	return fmt.Errorf("container %q: may be %s: give one of these", typed, which)
+}
+
+// beside is how to name a container and not another one.
+func (r Record) beside(o Record) string {
+	switch {
+	case r.ID == o.ID && r.Root != "":
+		return fmt.Sprintf("%s (root %q)", r.Nonce, r.Root)
+	case r.ID == o.ID:
+		return fmt.Sprintf("%s (bundle %q)", r.Nonce, r.Bundle)
+	case r.Name != "":
+		return r.ID + " (" + DisplayName(r.Name) + ")"
+	}
+	return r.ID
 }

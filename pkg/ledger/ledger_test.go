@@ -72,31 +72,28 @@ func TestReserveAndRelease(t *testing.T) {
 	if !errors.As(err, &refusal) || refusal.Free != 0 || refusal.Asked != gib {
 		t.Errorf("no room: %v", err)
 	}
-	if got, err := l.Get("abc"); err != nil || got.Nonce != "n1" || !got.Created.Equal(r.Created) {
+	if got, err := l.Get("n1"); err != nil || got.ID != "abc" || !got.Created.Equal(r.Created) {
 		t.Errorf("get: %+v, %v", got, err)
-	}
-	if _, err := l.Get("ab"); !errors.Is(err, ErrNotFound) {
-		t.Errorf("get takes whole IDs only: %v", err)
 	}
 	if got, err := l.Find("abd"); err != nil || got.ID != "abd" {
 		t.Errorf("find: %+v, %v", got, err)
 	}
-	if _, err := l.Find("ab"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "2 IDs") {
+	if _, err := l.Find("ab"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "may be abc or abd: give") {
 		t.Errorf("find an ambiguous one: %v", err)
 	}
-	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "abc"; return nil }))
-	must(t, l.Update("abc", "", func(r *Record) error { r.Name = "web"; return nil }))
+	must(t, l.Update("n2", func(r *Record) error { r.Name = "abc"; return nil }))
+	must(t, l.Update("n1", func(r *Record) error { r.Name = "web"; return nil }))
 	for name, want := range map[string]string{"abc": "abc", "web": "abc"} {
 		if got, err := l.Find(name); err != nil || got.ID != want {
 			t.Errorf("find %q: %+v, %v", name, got, err)
 		}
 	}
-	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "web"; return nil }))
-	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "name of 2") {
+	must(t, l.Update("n2", func(r *Record) error { r.Name = "web"; return nil }))
+	if _, err := l.Find("web"); err == nil || errors.Is(err, ErrNotFound) || !strings.Contains(err.Error(), "may be abc (web) or abd (web): give") {
 		t.Errorf("find an ambiguous name: %v", err)
 	}
-	must(t, l.Update("abd", "", func(r *Record) error { r.Name = "ab"; return nil }))
-	if _, err := l.Find("ab"); err == nil || !strings.Contains(err.Error(), "2 IDs") {
+	must(t, l.Update("n2", func(r *Record) error { r.Name = "ab"; return nil }))
+	if _, err := l.Find("ab"); err == nil || !strings.Contains(err.Error(), "may be abc (web) or abd (ab): give") {
 		t.Errorf("a name must not settle it: %v", err)
 	}
 	for _, none := range []string{"", "y", "we"} {
@@ -104,14 +101,14 @@ func TestReserveAndRelease(t *testing.T) {
 			t.Errorf("find %q: %v", none, err)
 		}
 	}
-	must(t, l.Release("abc", "other"))
+	must(t, l.Release("other"))
 	if got := ids(t, l); got != "abc/n1 abd/n2" {
 		t.Errorf("a release with another nonce left %s", got)
 	}
-	must(t, l.Release("abc", "n1"))
-	must(t, l.Release("abc", "n1"))
-	must(t, l.Release("abd", ""))
-	must(t, l.Release("abd", ""))
+	must(t, l.Release("n1"))
+	must(t, l.Release("n1"))
+	must(t, l.Release("n2"))
+	must(t, l.Release("n2"))
 	if got := ids(t, l); got != "" {
 		t.Errorf("left %s", got)
 	}
@@ -119,14 +116,14 @@ func TestReserveAndRelease(t *testing.T) {
 
 func TestNothingIsMadeByReaders(t *testing.T) {
 	l := open(t)
-	must(t, l.Release("a", ""))
+	must(t, l.Release("n"))
 	if _, err := l.GC(); err != nil {
 		t.Error(err)
 	}
 	if done, err := l.Sweep(); err != nil || done != (Swept{}) {
 		t.Error(done, err)
 	}
-	if err := l.Update("a", "", func(*Record) error { return nil }); !errors.Is(err, ErrNotFound) {
+	if err := l.Update("n", func(*Record) error { return nil }); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 	if r, err := l.List(); len(r) != 0 || err != nil {
@@ -158,7 +155,7 @@ func TestRestart(t *testing.T) {
 	reserve(t, l, first)
 	// Its own old amount does not count, and the old guard's late release does not touch the new record.
 	reserve(t, l, request("a", "n2", 16*gib))
-	must(t, l.Release("a", "n1"))
+	must(t, l.Release("n1"))
 	if got := ids(t, l); got != "a/n2" {
 		t.Errorf("left %s", got)
 	}
@@ -188,7 +185,7 @@ func TestARunningContainerIsNotReplaced(t *testing.T) {
 		old := request("a", "n1", gib)
 		old.Record.LauncherPID = 1
 		reserve(t, l, old)
-		must(t, l.Update("a", "n1", func(r *Record) error {
+		must(t, l.Update("n1", func(r *Record) error {
 			r.LauncherPID, r.InitPID, r.GuardPID = c.old.LauncherPID, c.old.InitPID, c.old.GuardPID
 			return nil
 		}))
@@ -199,21 +196,109 @@ func TestARunningContainerIsNotReplaced(t *testing.T) {
 	}
 }
 
+// rooted is a request for a container of a low-level runtime's root.
+func rooted(root, id, nonce string) Request {
+	req := request(id, nonce, gib)
+	req.Record.Root = root
+	return req
+}
+
+// Low-level runtimes tell containers apart by root and ID. Where a root is not known, the ID alone counts.
+func TestRoots(t *testing.T) {
+	l := open(t)
+	reserve(t, l, rooted("/run/a", "web", "n1"))
+	reserve(t, l, rooted("/run/b", "web", "n2"))
+	running := func(nonce string) {
+		must(t, l.Update(nonce, func(r *Record) error { r.InitPID, r.LauncherPID, r.Root = 2, 100, "/run/x"; return nil }))
+	}
+	running("n1")
+	for _, root := range []string{"/run/a", ""} {
+		if _, err := l.Reserve(rooted(root, "web", "n3")); err == nil || !strings.Contains(err.Error(), "in use by process 2") {
+			t.Errorf("root %q: %v", root, err)
+		}
+	}
+	// A restart takes its own predecessor's place, and no other's.
+	must(t, l.Update("n2", func(r *Record) error { r.LauncherPID = 100; return nil }))
+	reserve(t, l, rooted("/run/b", "web", "n4"))
+	if got := ids(t, l); got != "web/n1 web/n4" {
+		t.Errorf("left %s", got)
+	}
+	if r, err := l.Get("n1"); err != nil || r.Root != "/run/a" {
+		t.Errorf("the root was changed: %+v, %v", r, err)
+	}
+	must(t, l.Release("n1"))
+	if got := ids(t, l); got != "web/n4" {
+		t.Errorf("left %s", got)
+	}
+}
+
+// A program that does not know roots writes the ledger without them. Until those containers have ended their IDs are theirs alone.
+func TestRootsLost(t *testing.T) {
+	l := open(t)
+	reserve(t, l, rooted("/run/a", "web", "n1"))
+	reserve(t, l, rooted("/run/b", "web", "n2"))
+	must(t, l.change(func(f *file) error {
+		f.Records[0].Root, f.Records[1].Root = "", ""
+		f.Records[0].LauncherPID, f.Records[1].LauncherPID = 2, 2
+		return nil
+	}))
+	if text, err := os.ReadFile(File(l.dir)); err != nil || strings.Contains(string(text), `"root"`) {
+		t.Fatalf("%s, %v", text, err)
+	}
+	if _, err := l.Reserve(rooted("/run/c", "web", "n3")); err == nil || !strings.Contains(err.Error(), "being created by process 2") {
+		t.Error(err)
+	}
+	must(t, l.Release("n2"))
+	must(t, l.Update("n1", func(r *Record) error { r.LauncherPID = 100; return nil }))
+	reserve(t, l, rooted("/run/c", "web", "n3"))
+	if got := ids(t, l); got != "web/n3" {
+		t.Errorf("left %s", got)
+	}
+}
+
+// Who names a container that several are is told how to name each.
+func TestAmbiguous(t *testing.T) {
+	l := open(t)
+	for _, root := range []string{"/run/a", "/run/b", "/run/c"} {
+		reserve(t, l, rooted(root, "web", "n"+root[5:]))
+	}
+	must(t, l.change(func(f *file) error { f.Records[1].Root, f.Records[1].Bundle = "", "/var/b\n"; return nil }))
+	const want = `may be na (root "/run/a") or nb (bundle "/var/b\n") or one of 1 more: give one of these`
+	for _, typed := range []string{"web", "we"} {
+		if _, err := l.Find(typed); err == nil || err.Error() != `container "`+typed+`": `+want {
+			t.Errorf("%s: %v", typed, err)
+		}
+	}
+	for _, nonce := range []string{"na", "nb", "nc"} {
+		if r, err := l.Find(nonce); err != nil || r.Nonce != nonce {
+			t.Errorf("%s: %+v, %v", nonce, r, err)
+		}
+	}
+	// A nonce is whole or nothing, and a name is not taken for one.
+	if _, err := l.Find("n"); !errors.Is(err, ErrNotFound) {
+		t.Error(err)
+	}
+	must(t, l.Update("na", func(r *Record) error { r.Name = "nb"; return nil }))
+	if r, err := l.Find("nb"); err != nil || r.Nonce != "nb" {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
 func TestUpdate(t *testing.T) {
 	l := open(t)
 	reserve(t, l, request("a", "n", gib))
-	must(t, l.Update("a", "n", func(r *Record) error { r.GuardPID, r.ID, r.Nonce = 7, "z", "z"; return nil }))
-	if r, err := l.Get("a"); err != nil || r.GuardPID != 7 || r.Nonce != "n" {
+	must(t, l.Update("n", func(r *Record) error { r.GuardPID, r.ID, r.Nonce = 7, "z", "z"; return nil }))
+	if r, err := l.Find("a"); err != nil || r.GuardPID != 7 || r.Nonce != "n" {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	stop := errors.New("stop")
-	if err := l.Update("a", "", func(r *Record) error { r.GuardPID = 8; return stop }); !errors.Is(err, stop) {
+	if err := l.Update("n", func(r *Record) error { r.GuardPID = 8; return stop }); !errors.Is(err, stop) {
 		t.Error(err)
 	}
-	if r, _ := l.Get("a"); r.GuardPID != 7 {
+	if r, _ := l.Find("a"); r.GuardPID != 7 {
 		t.Error("a failed update was stored")
 	}
-	if err := l.Update("a", "other", func(r *Record) error { return nil }); !errors.Is(err, ErrNotFound) {
+	if err := l.Update("other", func(r *Record) error { return nil }); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -248,11 +333,11 @@ func TestGC(t *testing.T) {
 		c.r.ID, c.r.Nonce, c.r.VGPUs = "a", "n", slice("GPU-a", 15*gib)
 		reserve(t, l, Request{Record: c.r, GPUs: twoGPUs, Card: preempt})
 		// Reserve itself drops the dead when it needs their room, and only then.
-		_, err := l.Reserve(request("b", "n", 2*gib))
+		_, err := l.Reserve(request("b", "b", 2*gib))
 		if (err == nil) != c.gone {
 			t.Errorf("%s: reserve beside it: %v", name, err)
 		}
-		must(t, l.Release("b", ""))
+		must(t, l.Release("b"))
 		if c.gone {
 			reserve(t, l, Request{Record: c.r, GPUs: twoGPUs, Card: preempt})
 		}
@@ -276,7 +361,7 @@ func TestDamaged(t *testing.T) {
 		_, errReserve := l.Reserve(request("a", "n", gib))
 		_, errList := l.List()
 		_, errGC := l.GC()
-		for _, err := range []error{errReserve, errList, errGC, l.Release("a", "")} {
+		for _, err := range []error{errReserve, errList, errGC, l.Release("n")} {
 			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "then remove the file") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -296,7 +381,7 @@ func TestLockTimeout(t *testing.T) {
 	held, err := l.lock()
 	must(t, err)
 	l.lockTimeout = 20 * time.Millisecond
-	if err := l.Release("a", ""); err == nil || !strings.Contains(err.Error(), lockName) {
+	if err := l.Release("n"); err == nil || !strings.Contains(err.Error(), lockName) {
 		t.Errorf("got %v", err)
 	}
 	if r, err := l.List(); len(r) != 1 || err != nil {
@@ -304,7 +389,7 @@ func TestLockTimeout(t *testing.T) {
 	}
 	held.release()
 	l.lockTimeout = 10 * time.Second
-	must(t, l.Release("a", "")) // the wait that was given up does not keep the lock
+	must(t, l.Release("n")) // the wait that was given up does not keep the lock
 }
 
 // A lock file that was removed while somebody waited for it must not let two in.

@@ -16,8 +16,12 @@ import (
 
 // Record is one container's reservation.
 type Record struct {
-	ID     string `json:"id"`
-	Nonce  string `json:"nonce"` // 16 hex digits, new for every create of the same ID
+	ID string `json:"id"`
+	// Nonce is what the record is found by: 16 hex digits, new for every create, which no other record has.
+	Nonce string `json:"nonce"`
+	// Root is the folder of the low-level runtime's state, in which no other container has the ID. Empty where nobody knows: of cgpu run,
+	// and where an older program wrote the record, or the ledger since.
+	Root   string `json:"root,omitempty"`
 	Bundle string `json:"bundle"`
 	// Cgroup is the container's, from the root of the hierarchies, where config.json names one. No other record's is above or below it.
 	Cgroup string `json:"cgroup,omitempty"`

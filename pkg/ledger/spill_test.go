@@ -11,7 +11,7 @@ import (
 
 // spilling is a request for slices of a GiB with so much spill on each.
 func spilling(id string, most quota.Bytes, spill ...quota.Bytes) Request {
-	req := Request{Record: Record{ID: id, Nonce: "n", LauncherPID: 1}, GPUs: twoGPUs, Card: preempt, MaxSpill: most}
+	req := Request{Record: Record{ID: id, Nonce: id, LauncherPID: 1}, GPUs: twoGPUs, Card: preempt, MaxSpill: most}
 	for i, s := range spill {
 		req.Record.VGPUs = append(req.Record.VGPUs, VGPU{UUID: twoGPUs[i].UUID, Limit: gib, Spill: s, Weight: 1})
 	}
@@ -70,7 +70,7 @@ func TestSpillIsPlaced(t *testing.T) {
 		t.Errorf("no spill left: %v", err)
 	}
 	// The dead give theirs back, and a restart does not count its own old amount twice.
-	must(t, l.Update("a", "", func(r *Record) error { r.LauncherPID = 100; return nil }))
+	must(t, l.Update("a", func(r *Record) error { r.LauncherPID = 100; return nil }))
 	reserve(t, l, req)
 	req.Place.Slice.Spill = 4 * gib
 	reserve(t, l, req)

@@ -43,6 +43,7 @@ type GPU struct {
 // VGPU is one container's share of one GPU.
 type VGPU struct {
 	ID      string    `json:"id"`
+	Nonce   string    `json:"nonce,omitempty"` // of the reservation: no other container has it
 	Name    string    `json:"name,omitempty"`
 	Created time.Time `json:"created"`
 	State   string    `json:"state"`
@@ -154,7 +155,7 @@ func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	if r.Preload {
 		enforcement = device.EnforcePreload
 	}
-	x := VGPU{Enforcement: enforcement, ID: r.ID, Name: r.Name, Created: r.Created, State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
+	x := VGPU{Enforcement: enforcement, ID: r.ID, Nonce: r.Nonce, Name: r.Name, Created: r.Created, State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
 	if a.Err != nil {
 		return x
 	}

@@ -91,7 +91,7 @@ func belowCgroup(t *testing.T, id string) []string {
 // cgroupOf is a container's cgroup, as the ledger has it.
 func cgroupOf(t *testing.T, id string) string {
 	t.Helper()
-	r, err := ledger.Open(lab.RunDir).Get(id)
+	r, err := ledger.Open(lab.RunDir).Find(id)
 	if err != nil || !strings.Contains(r.Cgroup, id) {
 		t.Fatalf("cgroup %q, %v", r.Cgroup, err)
 	}
