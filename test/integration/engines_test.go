@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -74,6 +77,49 @@ func TestContainerd(t *testing.T) {
 	out := run(t, append(args, "docker.io/library/"+image+":latest", id, "cgpu-probe", "meminfo")...)
 	if got, want := total(t, out), fraction(t, 6, 15); got != want {
 		t.Errorf("total = %v, want %v", got, want)
+	}
+}
+
+// TestNamespaces: containers of one ID in two namespaces of containerd each have a share of their own, and end each by itself.
+func TestNamespaces(t *testing.T) {
+	noTrace(t)
+	const other = "other"
+	id, name := fmt.Sprintf("same%d", os.Getpid()), "docker.io/library/"+image+":latest"
+	run(t, "sh", "-c", "ctr images export - "+name+" | ctr -n "+other+" images import -")
+	t.Cleanup(func() {
+		lab.Run(nil, "ctr", "-n", other, "images", "rm", "--sync", name)
+		lab.Run(nil, "ctr", "namespaces", "rm", other)
+	})
+	sizes := map[string]quota.Bytes{"default": quota.GiB, other: 2 * quota.GiB}
+	for namespace, size := range sizes {
+		args := []string{"ctr", "-n", namespace, "run", "-d", "--runc-binary", filepath.Join(lab.Bin, "cgpu-runtime"), "--cgroup", "/" + namespace + "-" + id}
+		for _, e := range sizeOf(size.String()) {
+			args = append(args, "--env", e)
+		}
+		run(t, append(args, name, id, "sleep", "600")...)
+		t.Cleanup(func() {
+			lab.Run(nil, "ctr", "-n", namespace, "tasks", "rm", "-f", id)
+			lab.Run(nil, "ctr", "-n", namespace, "containers", "rm", id)
+		})
+	}
+	if r := tryCgpu("inspect", id); r.Code == 0 || !strings.Contains(r.All(), "/"+other) {
+		t.Errorf("which one is not asked: %s", r)
+	}
+	for namespace, size := range sizes {
+		out := run(t, "ctr", "-n", namespace, "tasks", "exec", "--exec-id", "e", id, "cgpu-probe", "meminfo")
+		if got := total(t, out); got != size {
+			t.Errorf("%s: total = %v, want %v", namespace, got, size)
+		}
+	}
+	run(t, "ctr", "-n", other, "tasks", "rm", "-f", id)
+	eventually(t, 5*time.Second, func() string {
+		if left := records(t); len(left) != 1 || left[0].VGPUs[0].Limit != sizes["default"] {
+			return fmt.Sprintf("%+v", left)
+		}
+		return ""
+	})
+	if got := total(t, run(t, "ctr", "tasks", "exec", "--exec-id", "e2", id, "cgpu-probe", "meminfo")); got != sizes["default"] {
+		t.Errorf("total = %v after the other's end", got)
 	}
 }
 
