@@ -77,6 +77,7 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
+	notified         map[*object]bool   // memory that channels write errors to
 	seen             place              // where its file was found last
 	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
 	letting          map[uint32]letting // by object that has policies of its own, see share.go
@@ -144,7 +145,7 @@ type object struct {
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
 	inTask                bool                   // the task was let make it, and may not have
-	children              int                    // handles whose parent or address space this is
+	children              int                    // handles of what ends with this
 	space                 uint32                 // handle of a range's address space (0: the device's own), of a context DMA's memory: it ends with that
 	also                  *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
@@ -403,11 +404,10 @@ func (a *account) put(c *client, o *object) {
 		a.dropObject(c, old)
 	}
 	c.objects[o.handle] = o
-	if p := c.objects[o.parent]; p != nil && p != o {
-		p.children++
-	}
-	if s := c.objects[o.space]; s != nil && s != o {
-		s.children++
+	for _, h := range o.endsWith() {
+		if p := c.objects[h]; p != nil && p != o {
+			p.children++
+		}
 	}
 	a.objects++
 	o.on = c.gpuOf(o)
@@ -512,6 +512,26 @@ func (a *account) dropTree(c *client, o *object) {
 	}
 }
 
+// endsWith are the handles of what an object ends with; 0: none. The driver frees a channel with its context share and its address space,
+// too; in the account it lives until it is freed itself, or found gone: it is better known too long.
+func (o *object) endsWith() [2]uint32 { return [2]uint32{o.parent, o.space} }
+
+// isBelow reports that an object ends with another. The account is locked.
+func (c *client) isBelow(o, above *object, depth int) bool {
+	if o == nil || o == above || depth == maxDepth {
+		return o != nil && o == above
+	}
+	for _, h := range o.endsWith() {
+		if h != 0 && c.isBelow(c.objects[h], above, depth+1) {
+			return true
+		}
+	}
+	return false
+}
+
+// maxDepth is more than RM_MAX_RESOURCE_DEPTH and what a range and its address space add.
+const maxDepth = 8
+
 // below are the handles of an object and of all that ends with it. The account is locked.
 func (c *client) below(o *object) map[uint32]bool {
 	// Objects count their children but do not list them: a free of an object that has some is rare (a device at the
@@ -550,11 +570,11 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
 	delete(c.letting, o.handle)
-	if p := c.objects[o.parent]; p != nil {
-		p.children--
-	}
-	if s := c.objects[o.space]; s != nil {
-		s.children--
+	delete(c.notified, o)
+	for _, h := range o.endsWith() {
+		if p := c.objects[h]; p != nil {
+			p.children--
+		}
 	}
 	a.objects--
 	a.countObject(o, -1)

@@ -18,13 +18,21 @@ type groupRef struct {
 // holdCalls keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
 // that takes long is not waited for, or a program could keep its timeslice by such calls.
 func (c *client) holdCalls() (unlock func()) {
+	if c.tryCalls() {
+		return c.calls.Unlock
+	}
+	return func() {}
+}
+
+// tryCalls locks a client's calls if they take no longer than about a millisecond.
+func (c *client) tryCalls() bool {
 	for range 20 {
 		if c.calls.TryLock() {
-			return c.calls.Unlock
+			return true
 		}
 		time.Sleep(50 * time.Microsecond)
 	}
-	return func() {}
+	return false
 }
 
 // living leaves out the groups that are gone.

@@ -1,6 +1,9 @@
 package guard
 
 import (
+	"cmp"
+	"slices"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -39,7 +42,7 @@ func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok boo
 		}
 		if m, _ := g.account.lookup(client, h); !m.isMemory() && m.kind != rm.ClassContextDMA {
 			return c.deny(rm.StatusInvalidObjectHandle, "notifier", "denied a channel whose error notifier is no memory",
-				"class", rm.ClassName(m.class)), false
+				"class", rm.ClassName(m.class), "known", m.handle != 0), false
 		}
 		if g.account.elsewhere(client, h, g.account.gpuOf(client, o.parent)) {
 			return c.denyElsewhere(), false
@@ -57,15 +60,22 @@ func (o *object) isMemory() bool {
 func (c *client) noteNotifiers(channel *object, on bool) {
 	for _, h := range channel.notifiers {
 		m := c.objects[h]
-		switch {
-		case h == 0 || m == nil:
-		case !on:
-			delete(m.notifies, channel)
-		default:
-			if m.notifies == nil {
-				m.notifies = map[*object]bool{}
-			}
+		if h == 0 || m == nil {
+			continue
+		}
+		if on && m.notifies == nil {
+			m.notifies = map[*object]bool{}
+		}
+		if on {
 			m.notifies[channel] = true
+		} else {
+			delete(m.notifies, channel)
+		}
+		if c.notified == nil {
+			c.notified = map[*object]bool{}
+		}
+		if c.notified[m] = true; len(m.notifies) == 0 {
+			delete(c.notified, m)
 		}
 	}
 }
@@ -76,27 +86,38 @@ type notifier struct {
 	channel *object
 }
 
-// notifiersBelow lists those that go with an object.
+// notifiersBelow lists those that go with an object, and keeps the memory's charges until letGo.
 func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[clientHandle]
-	if c == nil || handle == clientHandle {
+	if c == nil || handle == clientHandle || c.objects[handle] == nil {
 		return nil
 	}
-	if o := c.objects[handle]; o == nil || o.children == 0 && len(o.notifies) == 0 {
-		return nil
-	}
-	gone := c.below(c.objects[handle])
-	for h := range gone {
-		m := c.objects[h]
+	above := c.objects[handle]
+	for m := range c.notified {
+		if !c.isBelow(m, above, 0) {
+			continue
+		}
 		for channel := range m.notifies {
-			if !gone[channel.handle] {
+			if !c.isBelow(channel, above, 0) {
+				for ch := range m.charges {
+					a.count(ch, &ch.calls, 1)
+				}
 				list = append(list, notifier{*m, channel})
 			}
 		}
 	}
+	// First what cannot be kept: then nothing has to be dropped again.
+	slices.SortFunc(list, func(x, y notifier) int { return cmp.Compare(rank(x.memory), rank(y.memory)) })
 	return list
+}
+
+func rank(o object) int {
+	if o.isMemory() {
+		return 1
+	}
+	return 0
 }
 
 // freeing is the plan of a call that frees an object and all below it.
@@ -115,6 +136,11 @@ func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
 // keepNotifiers frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
 func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
 	list := g.account.notifiersBelow(client, handle)
+	defer func() {
+		for _, n := range list {
+			g.account.letGo(n.memory)
+		}
+	}()
 	kept := make([]*window, 0, len(list))
 	status, e := uint32(rm.StatusOK), unix.Errno(0)
 	for _, n := range list {

@@ -181,3 +181,40 @@ func TestNotifierKinds(t *testing.T) {
 		}
 	}
 }
+
+// TestNotifierOfTheGone: the client ends while the guard takes its handle: the memory is charged for as long, and given back once.
+func TestNotifierOfTheGone(t *testing.T) {
+	const group, channel, other = 0x101, 0x102, 0x103
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	a := g.account
+	a.addClient(testClient, 2, nil)
+	a.addObject(testClient, memoryObject(other, testClient), 0, 0, 8*quota.MiB)
+	a.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
+	f := newFakeCall(t, g, fakeControl)
+	p := make([]byte, 368)
+	rm.PutU32(p, rm.ChannelNotifiers[0], fakeMemory)
+	o := fakeAlloc(group, channel, 0xc86f, p)
+	if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
+		t.Fatal(rm.StatusName(rm.U32(o, 40)))
+	}
+	wantUsage(t, a, 0, 16*quota.MiB)
+	ended := false
+	d.answer = func(_ Target, call *rm.Call) syscall.Errno {
+		if call.Cmd&0xff == rm.EscDupObject && !ended {
+			ended = true
+			a.removeClient(a.client(fakeClient))
+			wantUsage(t, a, 0, 16*quota.MiB)
+		}
+		return 0
+	}
+	f.escape(rm.EscFree, fakeFree(fakeMemory))
+	if !ended {
+		t.Fatal("no handle was taken")
+	}
+	g.endWindows()
+	wantUsage(t, a, 0, 8*quota.MiB)
+	if a.zombies != 0 {
+		t.Errorf("%d zombies", a.zombies)
+	}
+}

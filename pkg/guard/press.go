@@ -281,21 +281,25 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, ok := g.account.lockCalls(ch.client, ch.client) // or the handle is another object's by the time of the dup
-	if !ok {
+	c := g.account.client(ch.client)
+	if c == nil {
 		return nil, errNoUserd
 	}
-	defer lock.unlock()
-	obj, ok := g.account.refer(lock[0], memory)
-	defer g.account.letGo(obj)
-	if !ok || obj.handle == 0 || obj.charge != ch.object.charge || off > userdPage-userdGPPut-4 {
-		return nil, errNoUserd
-	}
-	t, ok := g.fileOf(lock[0])
+	t, ok := g.fileOf(c)
 	if !ok {
 		return nil, errNoUserd
 	}
 	defer t.done()
+	// Or the handle is another object's by the time of the dup. A call that takes long is not waited for: other channels are to be seen.
+	if !c.tryCalls() {
+		return nil, errNoUserd
+	}
+	defer c.calls.Unlock()
+	obj, ok := g.account.refer(c, memory)
+	defer g.account.letGo(obj)
+	if !ok || obj.handle == 0 || obj.charge != ch.object.charge || off > userdPage-userdGPPut-4 {
+		return nil, errNoUserd
+	}
 	var handle, s uint32
 	var e unix.Errno
 	if status, errno := g.whileShared(t, ch.client, []openRight{{memory, accessDup}}, func() {

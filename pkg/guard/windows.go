@@ -313,7 +313,7 @@ func (a *account) holdWindow(w *window, ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.charge = ch; ch != nil {
-		ch.others++
+		a.count(ch, &ch.others, 1)
 		ch.windows++
 	}
 }
