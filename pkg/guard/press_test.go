@@ -320,3 +320,19 @@ func TestUserdBesideSweeps(t *testing.T) {
 	wg.Wait()
 	wantUsage(t, f.account, 0, 8*quota.MiB)
 }
+
+// TestUserdBehindALongCall: a call that takes long does not keep the guard from looking at other channels; its own is seen afterwards.
+func TestUserdBehindALongCall(t *testing.T) {
+	f, p, handles := userdRig(t)
+	f.userdChannel(fakeMemory)
+	c := f.account.client(fakeClient)
+	c.calls.Lock()
+	p.sync() // it would not come back
+	c.calls.Unlock()
+	if n := handles(); n != 0 || !p.blind() {
+		t.Errorf("%d handles during the call, blind %v", n, p.blind())
+	}
+	if p.sync(); handles() != 1 || p.blind() {
+		t.Errorf("%d handles after the call, blind %v", handles(), p.blind())
+	}
+}
