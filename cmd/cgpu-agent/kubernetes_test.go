@@ -52,7 +52,7 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 	client, err := connect(admin)
 	must(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	const node, namespace = "agent-test", metav1.NamespaceDefault
 	clean := func() {
