@@ -17,10 +17,8 @@ const (
 
 // hostMemory makes host memory, cached and in pages of 4 KiB.
 func (c *client) hostMemory(size uint64) (uint32, error) {
-	p := make([]byte, 128)
-	rm.PutU32(p, rm.MemoryFlags, 0x1|0x4000|0x8000)
+	p := memoryParams(size)
 	rm.PutU32(p, rm.MemoryAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift|1<<27|1<<rm.MemoryAttrPageShift)
-	rm.PutU64(p, rm.MemorySize, size)
 	return c.alloc(c.device, c.newHandle(), classSystem, p)
 }
 

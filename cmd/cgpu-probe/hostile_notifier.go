@@ -31,6 +31,10 @@ func hostileNotifierFreed(hostileOptions) error {
 		if err != nil {
 			return fmt.Errorf("make a channel with an error notifier: %w", err)
 		}
+		// Without an engine's object the channel has no runlist, and no token.
+		if _, err := c.alloc(channel, c.newHandle(), classCompute, make([]byte, 16)); err != nil {
+			return fmt.Errorf("make a compute object: %w", err)
+		}
 		if err := c.control(channel, controlToken, make([]byte, 4)); err != nil {
 			return fmt.Errorf("have the notifier written: %w", err)
 		}

@@ -63,12 +63,14 @@ func TestAllocSizes(t *testing.T) {
 					return
 				}
 				p := call.Blocks[0].Data
+				rm.PutU32(p, rm.MemoryOwner, 1)
 				rm.PutU64(p, rm.MemorySize, c.granted)
 				rm.PutU32(p, rm.MemoryAttr, c.attr)
 			})
 			g := withClient(newFakeGuard(t, d))
 			f := newFakeCall(t, g, fakeControl)
 			p := make([]byte, 128)
+			rm.PutU32(p, rm.MemoryOwner, 1)
 			rm.PutU64(p, rm.MemorySize, c.size)
 			o := fakeAlloc(fakeDevice, 0x77, classVidmem, p)
 			if rep := f.escape(rm.EscAlloc, o, p); rep != replyDone {
@@ -119,6 +121,7 @@ func TestDeniedAllocs(t *testing.T) {
 			d := answering(0, nil)
 			g := withClient(newFakeGuard(t, d))
 			p := make([]byte, 512)
+			rm.PutU32(p, rm.MemoryOwner, 1)
 			rm.PutU64(p, rm.MemorySize, 1<<20)
 			o := fakeAlloc(fakeDevice, 0, c.class, p)
 			if c.change != nil {

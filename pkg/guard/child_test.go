@@ -202,6 +202,7 @@ func (c *rmClient) alloc(parent, handle, class uint32, params []byte) (uint32, e
 
 func (c *rmClient) memory(handle uint32, size uint64) (uint32, error) {
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, size)
 	return c.alloc(c.dev, handle, classVidmem, p)
 }
@@ -318,6 +319,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		p := make([]byte, 128)
 		rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|uint32(a[2]))
 		rm.PutU32(p, rm.MemoryAttr, 1<<rm.MemoryAttrPageShift)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
 		if len(a) > 3 {
 			rm.PutU32(p, rm.MemoryVASpace, uint32(a[3]))
@@ -469,6 +471,9 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			return "", err
 		}
 		channel, err := c.alloc(tsg, 0, 0xc86f, q)
+		if err == nil {
+			_, err = c.alloc(channel, 0, 0xcbc0, make([]byte, 16)) // it has no token before
+		}
 		return fmt.Sprint(tsg, channel), err
 	},
 	// token CLIENT CHANNEL: has the driver write to the channel's notifier
@@ -536,6 +541,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"xfer": func(s *childState, a []int) (string, error) {
 		c := s.clients[a[0]]
 		p, o, x := make([]byte, 128), make([]byte, 48), make([]byte, rm.XferSize)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
 		rm.PutU32(o, rm.AllocRoot, c.client)
 		rm.PutU32(o, rm.AllocParent, c.dev)
@@ -569,6 +575,7 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 			return "", err
 		}
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, uint64(a[1]))
 		o := m[:48]
 		rm.PutU32(o, rm.AllocRoot, c.client)

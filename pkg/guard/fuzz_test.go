@@ -23,6 +23,7 @@ import (
 // may panic, the account stays within the limit, and the driver sees no pointer that the container chose.
 func FuzzHandle(f *testing.F) {
 	memory := make([]byte, 128)
+	rm.PutU32(memory, rm.MemoryOwner, 1)
 	rm.PutU64(memory, rm.MemorySize, 4<<20)
 	rm.PutU64(memory, rm.MemoryAddress, 0x1234)
 	f.Add(uint8(rm.EscAlloc), fakeAlloc(fakeDevice, 0, classVidmem, nil), memory, uint8(16), false)
@@ -195,6 +196,7 @@ func FuzzSpans(f *testing.F) {
 // BenchmarkHandle is the guard's own part of a call: no notification, no driver, memory of this process.
 func BenchmarkHandle(b *testing.B) {
 	memory := make([]byte, 128)
+	rm.PutU32(memory, rm.MemoryOwner, 1)
 	rm.PutU64(memory, rm.MemorySize, 4<<20)
 	info, flat := make([]byte, 1028), make([]byte, 32)
 	rm.PutU32(info, 0, 4)

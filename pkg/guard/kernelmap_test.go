@@ -17,6 +17,7 @@ func (f *fakeCall) alloc(handle, class uint32, params []byte) uint32 {
 
 func (f *fakeCall) hostMemory(handle uint32, size quota.Bytes) {
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(size))
 	f.alloc(handle, classSystem, p)
 }

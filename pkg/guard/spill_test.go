@@ -45,6 +45,7 @@ func spilled(t *testing.T, f *fakeCall, handle uint32, size quota.Bytes) {
 	t.Helper()
 	before := f.g.account.usage(0).spilled
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(size))
 	o := fakeAlloc(fakeDevice, handle, classVidmem, p)
 	if rep := f.escape(rm.EscAlloc, o, p); rep != replyDone || rm.U32(o, 40) != rm.StatusOK {
@@ -104,6 +105,7 @@ func TestSpill(t *testing.T) {
 			rm.PutU32(p, rm.MemoryFlags, flags)
 			rm.PutU32(p, rm.MemoryAttr, attr)
 			rm.PutU32(p, rm.MemoryAttr2, attr2)
+			rm.PutU32(p, rm.MemoryOwner, 1)
 			rm.PutU64(p, rm.MemorySize, c.size)
 			rm.PutU64(p, rm.MemoryAlignment, align)
 			rm.PutU64(p, rm.MemoryAddress, 0) // else the guard clears it
@@ -139,6 +141,7 @@ func TestSpill(t *testing.T) {
 			wantSpilled(t, g, c.left, c.spilled)
 			// The task sees what it passed, but for the size, the handle and the status.
 			if c.spilled > 0 {
+				rm.PutU32(passed, rm.MemoryOwner, 1)
 				rm.PutU64(passed, rm.MemorySize, uint64(c.spilled))
 				rm.PutU32(passedOuter, rm.AllocObject, fakeSpilled)
 			}
@@ -187,6 +190,7 @@ func TestSpillAfterTheDriver(t *testing.T) {
 		if len(classes) == 1 {
 			status = rm.StatusNoMemory
 			rm.PutU32(call.Outer, rm.AllocObject, 0xbad)
+			rm.PutU32(p, rm.MemoryOwner, 1)
 			rm.PutU64(p, rm.MemorySize, 1)
 			rm.PutU32(p, 0, 0xbad)
 		} else if rm.U32(p, 0) == 0xbad || rm.U32(call.Outer, rm.AllocObject) != fakeSpilled {
@@ -196,6 +200,7 @@ func TestSpillAfterTheDriver(t *testing.T) {
 		return 0
 	}
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, 8<<20)
 	rm.PutU64(p, rm.MemoryAddress, 0x1234)
 	o := fakeAlloc(fakeDevice, fakeSpilled, classVidmem, p)
@@ -329,6 +334,7 @@ func TestSpillReserve(t *testing.T) {
 			g := spillGuard(t, d, 0)
 			g.cfg.Settings.SpillReserve, g.cfg.HostMemory = c.reserve, c.host
 			p := make([]byte, 128)
+			rm.PutU32(p, rm.MemoryOwner, 1)
 			rm.PutU64(p, rm.MemorySize, 8<<20)
 			o := fakeAlloc(fakeDevice, fakeSpilled, classVidmem, p)
 			newFakeCall(t, g, fakeControl).escape(rm.EscAlloc, o, p)
@@ -485,6 +491,7 @@ func TestSpillLive(t *testing.T) {
 	refused := func(size quota.Bytes) {
 		t.Helper()
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, uint64(size))
 		o := fakeAlloc(fakeDevice, fakeSpilled+1, classVidmem, p)
 		if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusNoMemory {
@@ -537,6 +544,7 @@ func TestSpillRace(t *testing.T) {
 			g.account.addObject(client, object{handle: fakeDevice, parent: client, kind: rm.ClassDevice, gpu: 0}, noGPU, 0, 0)
 			go func() {
 				p := make([]byte, 128)
+				rm.PutU32(p, rm.MemoryOwner, 1)
 				rm.PutU64(p, rm.MemorySize, 8<<20)
 				rm.PutU32(p, rm.MemoryAttr, attrPageHuge<<rm.MemoryAttrPageShift)
 				o := fakeAlloc(fakeDevice, fakeSpilled, classVidmem, p)

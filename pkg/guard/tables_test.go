@@ -23,6 +23,7 @@ func virtualParams(size uint64, flags, attr, attr2 uint32) []byte {
 	rm.PutU32(p, rm.MemoryFlags, virtualFlag|flags)
 	rm.PutU32(p, rm.MemoryAttr, attr)
 	rm.PutU32(p, rm.MemoryAttr2, attr2)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, size)
 	return p
 }
@@ -605,6 +606,7 @@ func TestHostMemory(t *testing.T) {
 	f := newFakeCall(t, g, fakeControl)
 	alloc := func(handle uint32, size uint64) uint32 {
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, size)
 		o := fakeAlloc(fakeDevice, handle, classSystem, p)
 		f.escape(rm.EscAlloc, o, p)

@@ -58,6 +58,7 @@ func newTrapped(kind int, abi *rm.ABI, ctl, uvm int, params []byte) (c trapped) 
 		*first = fakeControlCall(fakeDevice, 0x503c0104, params[:32])
 		c.cmds[0] = testCmd(rm.EscControl, len(*first))
 	case trapMemory:
+		rm.PutU32(params, rm.MemoryOwner, 1)
 		rm.PutU64(params, rm.MemorySize, 2<<20)
 		*first, *second = fakeAlloc(fakeDevice, 0, classVidmem, params), fakeFree(0)
 		c.cmds = [2]uintptr{testCmd(rm.EscAlloc, len(*first)), testCmd(rm.EscFree, len(*second))}

@@ -100,6 +100,7 @@ func newNeighbour(r *rig) neighbour {
 	client = alloc(0, 0, classRootClient, nil)
 	alloc(client, 0x5c000001, classDevice, make([]byte, 56))
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(neighbourHas))
 	alloc(0x5c000001, 0x5c000002, classVidmem, p)
 	o := make([]byte, rm.ShareSize)

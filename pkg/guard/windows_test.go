@@ -98,6 +98,7 @@ func TestWindowPages(t *testing.T) {
 				p := make([]byte, 128)
 				rm.PutU32(p, rm.MemoryAttr, attr)
 				rm.PutU32(p, rm.MemoryAttr2, attr2)
+				rm.PutU32(p, rm.MemoryOwner, 1)
 				rm.PutU64(p, rm.MemorySize, 4096)
 				f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0x81, classVidmem, p), p)
 			},

@@ -35,6 +35,9 @@ func isEngineObject(class uint32) bool {
 	return class >= 0xa000 && class <= 0xcfff && (class&0xff == 0xc0 || class&0xff == 0xb5)
 }
 
+// statusInvalidOwner is NV_ERR_INVALID_OWNER, what memory without an owner's mark is answered with (stdmemValidateParams).
+const statusInvalidOwner = 0x39
+
 // lastGraphics is NV2080_ENGINE_TYPE_GR7.
 const lastGraphics = 8
 
@@ -205,6 +208,9 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem || flags&rm.MemoryFlagVirtual != 0 {
 			return rm.StatusInvalidArgument // stdmemValidateParams
 		}
+		if rm.U32(params, rm.MemoryOwner) == 0 {
+			return statusInvalidOwner
+		}
 		m, st := take(parent, rm.U64(params, rm.MemorySize))
 		if st != rm.StatusOK {
 			return st
@@ -216,6 +222,9 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 	case o.class == classMemorySystem:
 		if rm.U64(params, rm.MemorySize) == 0 || rm.U32(params, rm.MemoryAttr)>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask == rm.MemoryLocationVidmem {
 			return rm.StatusInvalidArgument
+		}
+		if rm.U32(params, rm.MemoryOwner) == 0 {
+			return statusInvalidOwner
 		}
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))

@@ -103,6 +103,9 @@ func (c *controlCall) schedule() uint32 {
 }
 
 func (c *controlCall) submitToken() uint32 {
+	if len(c.object.children) == 0 && !c.object.channel.enabled {
+		return rm.StatusInvalidState // kchannelIsRunlistSet: neither an engine's object nor a schedule has given it one
+	}
 	if n := c.object.channel.notifier; n != nil && n.refs == 0 { // kchannelNotifyWorkSubmitToken writes there
 		c.d.stray++
 	}

@@ -154,6 +154,7 @@ func TestHandles(t *testing.T) {
 	d := newDriver(t)
 	u := newGPUUser(t, d.Session([]int{0}), 1)
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, 1<<20)
 	if _, st := u.alloc(u.dev, u.subd, classMemoryLocal, p); st != rm.StatusInsertDuplicateName {
 		t.Errorf("handle in use: %#x", st)
@@ -196,6 +197,7 @@ func TestMemoryChecks(t *testing.T) {
 		"virtual":   {u.dev, 0, rm.MemoryFlagVirtual, rm.StatusInvalidArgument},
 	} {
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, 1)
 		rm.PutU32(p, rm.MemoryAttr, c.attr)
 		rm.PutU32(p, rm.MemoryFlags, c.flags)
@@ -221,6 +223,7 @@ func TestSerialisedParameters(t *testing.T) {
 	rm.PutU32(out, rm.AllocClass, classMemoryLocal)
 	rm.PutU32(out, 36, 1)
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, 1<<20)
 	u.call(rm.EscAlloc, out, rm.AllocParams, p)
 	if st := rm.U32(out, 40); st != rm.StatusInvalidArgument {
@@ -438,6 +441,7 @@ func TestGlobalSpace(t *testing.T) {
 	take := func(u *user, space uint32) uint32 {
 		p := make([]byte, 128)
 		rm.PutU32(p, rm.MemoryFlags, rm.MemoryFlagVirtual|rm.MemoryFlagLazy|rm.MemoryFlagFixed)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, 2<<20)
 		rm.PutU64(p, rm.MemoryOffset, address)
 		rm.PutU32(p, rm.MemoryVASpace, space)

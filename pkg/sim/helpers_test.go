@@ -108,6 +108,7 @@ func (u *user) alloc(parent, handle, class uint32, params []byte) (uint32, uint3
 func (u *user) memory(size uint64) (handle uint32, granted quota.Bytes, status uint32) {
 	u.t.Helper()
 	p := make([]byte, 128)
+	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, size)
 	h, st := u.alloc(u.dev, u.handle(), classMemoryLocal, p)
 	return h, quota.Bytes(rm.U64(p, rm.MemorySize)), st

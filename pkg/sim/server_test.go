@@ -126,6 +126,7 @@ func TestSlowCallBlocksNobody(t *testing.T) {
 	slow := *u
 	wg.Go(func() {
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, 1<<20)
 		if _, st := slow.alloc(slow.dev, 0x7000, classMemoryLocal, p); st != 0 {
 			t.Errorf("slow call: %#x", st)
@@ -148,6 +149,7 @@ func TestSlowCallBlocksNobody(t *testing.T) {
 	_ = c.SetDelay(Delay{Alloc: time.Hour})
 	go func() {
 		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
 		rm.PutU64(p, rm.MemorySize, 1<<20)
 		call := &rm.Call{Cmd: cmd(rm.EscAlloc, 48), Outer: make([]byte, 48), Blocks: []rm.Block{{In: -1, Off: 16, Data: p}}}
 		rm.PutU32(call.Outer, rm.AllocClass, classMemoryLocal)
