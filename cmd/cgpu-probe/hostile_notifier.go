@@ -14,7 +14,7 @@ const controlToken = 0xc36f0108
 // hostileNotifierFreed frees what a channel writes errors to. It must stay the container's, and count, until the channel is gone: the driver
 // keeps no reference, and writes there.
 func hostileNotifierFreed(hostileOptions) error {
-	const size = 32 * quota.MiB
+	const size = 2 * quota.MiB // the driver maps all of it, in a window of 16 MiB, to write there
 	return withContext(func(c *client, x rawContext) error {
 		memory, _, err := c.memory(size)
 		if err != nil {
