@@ -184,6 +184,7 @@ type charge struct {
 	host    bool        // it is host memory, of which the driver makes so much for a container
 	tables  bool        // it is page tables of UVM's, which never have a handle
 	page    quota.Bytes // that device memory is mapped in; 0: not known
+	fabric  bool        // it has, or had, NVLink addresses
 }
 
 func newAccount(gpus []GPU) *account {
