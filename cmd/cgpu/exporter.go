@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter"
+	"github.com/opencgpu/cgpu/pkg/exporter/server"
 )
 
 func exporterCommand() *cli.Command {
@@ -32,7 +33,7 @@ func exporterCommand() *cli.Command {
 		},
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
-			o := exporter.ServeOptions{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"), Insecure: c.Bool("insecure"),
+			o := server.Options{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"), Insecure: c.Bool("insecure"),
 				Log: slog.New(slog.NewTextHandler(c.App.ErrWriter, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 			if err := o.Check(); err != nil {
 				return usageError{fmt.Errorf("exporter: %w", err)}
@@ -40,7 +41,7 @@ func exporterCommand() *cli.Command {
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			e := exporter.New(exporter.Options{RunDir: device.RunDir(), Version: version, Load: loadNode})
-			err := exporter.Serve(ctx, e, o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
+			err := server.Serve(ctx, e, o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
 			if err != nil {
 				return fmt.Errorf("exporter: %w", err)
 			}

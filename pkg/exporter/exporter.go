@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 
@@ -107,14 +106,17 @@ func (c *Exporter) look() picture {
 	return p
 }
 
-// Text writes what a gatherer has in the text format of Prometheus (version 0.0.4).
-func Text(g prometheus.Gatherer, w io.Writer) error {
-	families, err := g.Gather()
+// Text writes everything in the text format of Prometheus (version 0.0.4).
+func (c *Exporter) Text(w io.Writer) error {
+	families, err := c.Gather()
+	if err != nil {
+		return err
+	}
 	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeTextPlain))
 	for _, f := range families {
-		if e := e.Encode(f); e != nil && err == nil {
-			err = e
+		if err := e.Encode(f); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }

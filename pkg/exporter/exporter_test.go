@@ -288,6 +288,6 @@ func BenchmarkScrape(b *testing.B) {
 	now := time.Now()
 	c.now = func() time.Time { now = now.Add(time.Minute); return now }
 	for b.Loop() {
-		must(b, Text(c, io.Discard))
+		must(b, c.Text(io.Discard))
 	}
 }

@@ -119,6 +119,6 @@ func id(i int) string { return fmt.Sprintf("%012x%052x", i, i) }
 func scrape(t testing.TB, c *Exporter) string {
 	t.Helper()
 	var b strings.Builder
-	must(t, Text(c, &b))
+	must(t, c.Text(&b))
 	return b.String()
 }

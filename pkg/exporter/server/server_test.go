@@ -1,4 +1,4 @@
-package exporter
+package server
 
 import (
 	"bytes"
@@ -24,6 +24,13 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // gatherer is one that a test holds up.
 type gatherer func() ([]*dto.MetricFamily, error)
 
@@ -32,7 +39,7 @@ func (g gatherer) Gather() ([]*dto.MetricFamily, error) { return g() }
 func nothing() ([]*dto.MetricFamily, error) { return nil, nil }
 
 // serve serves until the test's end.
-func serve(t *testing.T, o ServeOptions, g gatherer) net.Addr {
+func serve(t *testing.T, o Options, g gatherer) net.Addr {
 	t.Helper()
 	o.Log = slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,23 +81,23 @@ func TestCheck(t *testing.T) {
 	must(t, os.WriteFile(short, []byte("secret\n"), 0o600))
 	must(t, os.WriteFile(good, []byte("0123456789abcdef\n"), 0o600))
 	for _, x := range []struct {
-		o    ServeOptions
+		o    Options
 		want string
 	}{
-		{ServeOptions{Listen: "127.0.0.1:0"}, ""},
-		{ServeOptions{Listen: "[::1]:0"}, ""},
-		{ServeOptions{Listen: "localhost:9471"}, ""},
-		{ServeOptions{Listen: "unix:/run/x"}, ""},
-		{ServeOptions{Listen: ":9471"}, "others reach it"},
-		{ServeOptions{Listen: "0.0.0.0:9471"}, "others reach it"},
-		{ServeOptions{Listen: "node1:9471"}, "others reach it"},
-		{ServeOptions{Listen: ":9471", Insecure: true}, ""},
-		{ServeOptions{Listen: ":9471", TokenFile: good}, ""},
-		{ServeOptions{Listen: ":9471", TokenFile: short}, "has 6 characters"},
-		{ServeOptions{Listen: ":9471", TokenFile: short + "no"}, "--token-file"},
-		{ServeOptions{Listen: "127.0.0.1:0", WebConfig: short}, "--web-config"},
-		{ServeOptions{Listen: "9471"}, "want HOST:PORT"},
-		{ServeOptions{Listen: "unix:x"}, "absolute"},
+		{Options{Listen: "127.0.0.1:0"}, ""},
+		{Options{Listen: "[::1]:0"}, ""},
+		{Options{Listen: "localhost:9471"}, ""},
+		{Options{Listen: "unix:/run/x"}, ""},
+		{Options{Listen: ":9471"}, "others reach it"},
+		{Options{Listen: "0.0.0.0:9471"}, "others reach it"},
+		{Options{Listen: "node1:9471"}, "others reach it"},
+		{Options{Listen: ":9471", Insecure: true}, ""},
+		{Options{Listen: ":9471", TokenFile: good}, ""},
+		{Options{Listen: ":9471", TokenFile: short}, "has 6 characters"},
+		{Options{Listen: ":9471", TokenFile: short + "no"}, "--token-file"},
+		{Options{Listen: "127.0.0.1:0", WebConfig: short}, "--web-config"},
+		{Options{Listen: "9471"}, "want HOST:PORT"},
+		{Options{Listen: "unix:x"}, "absolute"},
 	} {
 		if err := x.o.Check(); (err == nil) != (x.want == "") || err != nil && !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%+v: %v, want %q", x.o, err, x.want)
@@ -102,7 +109,7 @@ func TestCheck(t *testing.T) {
 func TestToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
 	must(t, os.WriteFile(file, []byte("0123456789abcdef\n"), 0o600))
-	url := "http://" + serve(t, ServeOptions{Listen: "127.0.0.1:0", TokenFile: file}, nothing).String()
+	url := "http://" + serve(t, Options{Listen: "127.0.0.1:0", TokenFile: file}, nothing).String()
 	ask := func(header ...string) int { return status(t, http.DefaultClient, url+"/metrics", header...) }
 	if got := []int{ask(), ask("Authorization", "Bearer "), ask("Authorization", "Bearer 0123456789abcdeF"), ask("Authorization", "0123456789abcdef"),
 		ask("Authorization", "Bearer 0123456789abcdef"), status(t, http.DefaultClient, url+"/healthz")}; !equal(got, 401, 401, 401, 401, 200, 401) {
@@ -142,7 +149,7 @@ func TestTLS(t *testing.T) {
 	}
 	config := filepath.Join(dir, "web.yml")
 	must(t, os.WriteFile(config, []byte("tls_server_config: {cert_file: cert, key_file: key}\n"), 0o600))
-	address := serve(t, ServeOptions{Listen: "127.0.0.1:0", WebConfig: config}, nothing).String()
+	address := serve(t, Options{Listen: "127.0.0.1:0", WebConfig: config}, nothing).String()
 	roots := x509.NewCertPool()
 	cert, err := x509.ParseCertificate(der)
 	must(t, err)
@@ -160,7 +167,7 @@ func TestTLS(t *testing.T) {
 // TestBounds: many scrapes at a time, long headers, other methods and other paths cost little.
 func TestBounds(t *testing.T) {
 	begun, goOn := make(chan struct{}, maxScrapes), make(chan struct{})
-	url := "http://" + serve(t, ServeOptions{Listen: "127.0.0.1:0"}, func() ([]*dto.MetricFamily, error) {
+	url := "http://" + serve(t, Options{Listen: "127.0.0.1:0"}, func() ([]*dto.MetricFamily, error) {
 		begun <- struct{}{}
 		<-goOn
 		return nil, nil
@@ -202,13 +209,13 @@ func TestSocket(t *testing.T) {
 	must(t, err)
 	left.SetUnlinkOnClose(false)
 	left.Close()
-	serve(t, ServeOptions{Listen: "unix:" + path}, nothing)
+	serve(t, Options{Listen: "unix:" + path}, nothing)
 	info, err := os.Stat(path)
 	must(t, err)
 	if info.Mode().Perm() != 0o600 {
 		t.Error(info.Mode())
 	}
-	if err := Serve(context.Background(), gatherer(nothing), ServeOptions{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, nil); err == nil || !strings.Contains(err.Error(), "listens there") {
+	if err := Serve(context.Background(), gatherer(nothing), Options{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, nil); err == nil || !strings.Contains(err.Error(), "listens there") {
 		t.Error(err)
 	}
 }

@@ -1,4 +1,6 @@
-package exporter
+// Package server is what `cgpu exporter` answers by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
+// link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
+package server
 
 import (
 	"context"
@@ -22,8 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ServeOptions of Serve.
-type ServeOptions struct {
+// Options of Serve.
+type Options struct {
 	// Listen is HOST:PORT, or unix: and a path.
 	Listen string
 	// WebConfig is a file of exporter-toolkit's, for TLS, certificates of clients and passwords; empty: none.
@@ -47,7 +49,7 @@ const (
 )
 
 // Check refuses what would tell more than its author may think.
-func (o ServeOptions) Check() error {
+func (o Options) Check() error {
 	if path, ok := strings.CutPrefix(o.Listen, "unix:"); ok {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("--listen %q: want an absolute path behind unix:", o.Listen)
@@ -77,7 +79,7 @@ func local(host string) bool {
 }
 
 // Serve answers at /metrics, and at /healthz, until ctx ends. ready, if not nil, is told where.
-func Serve(ctx context.Context, g prometheus.Gatherer, o ServeOptions, ready func(net.Addr)) error {
+func Serve(ctx context.Context, g prometheus.Gatherer, o Options, ready func(net.Addr)) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
@@ -122,7 +124,7 @@ func listen(address string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-func (o ServeOptions) handler(g prometheus.Gatherer) http.Handler {
+func (o Options) handler(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
@@ -130,7 +132,7 @@ func (o ServeOptions) handler(g prometheus.Gatherer) http.Handler {
 }
 
 // authorized asks for the token, which is read each time: it may be changed while this runs.
-func (o ServeOptions) authorized(next http.Handler) http.Handler {
+func (o Options) authorized(next http.Handler) http.Handler {
 	if o.TokenFile == "" {
 		return next
 	}
