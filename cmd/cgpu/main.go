@@ -67,7 +67,7 @@ func app() *cli.App {
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
-			specCommand(), doctorCommand(), kmCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
+			specCommand(), doctorCommand(), kmCommand(), exporterCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
 				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}
