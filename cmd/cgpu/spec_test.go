@@ -33,6 +33,8 @@ func TestSpec(t *testing.T) {
 	}{
 		{"plain", "docker20-plain", nil, false},
 		{"disabled", "docker20-plain", six("CGPU_DISABLE=true"), false},
+		{"missed", "docker20-plain", []string{"ALIYUN_COM_GPU_MEM_CONTAINERS=6", "cgpu_weight=3", "CGPU_PERCENT=20"}, false},
+		{"native", "docker20-plain", []string{"CGPU_MEM=6g", "CGPU_WEIGHT=3", "CGPU_PERCENT=20", "CGPU_GPUS=1", "CGPU_PRIORITIES=1"}, true},
 		{"sandbox", "cri16-default-sandbox", six(), false},
 		{"placed", "docker20-plain", six(), true},
 		{"named", "docker20-plain", six("ALIYUN_COM_GPU_VISIBLE_DEVICES=1"), true},
@@ -262,8 +264,8 @@ func TestSpecEnforcement(t *testing.T) {
 		refused             bool
 	}{
 		{"guard", "nvidia", six("CGPU_MEM_SPILL=4"), []string{"spill    4096MiB of host memory beyond the limit", "enforced by the guard, which answers the driver calls over /"}, false},
-		{"guard", "nvidia", six("CGPU_MEM_SPILL=9"), []string{`quota: CGPU_MEM_SPILL="9": asked for 9216MiB of spill, but 8192MiB are free`}, true},
-		{"preload", "nvidia", six("CGPU_MEM_SPILL=4"), []string{`quota: CGPU_MEM_SPILL="4": with enforcement = "preload"`}, true},
+		{"guard", "nvidia", six("CGPU_MEM_SPILL=9"), []string{`CGPU_MEM_SPILL="9": asked for 9216MiB of spill, but 8192MiB are free`}, true},
+		{"preload", "nvidia", six("CGPU_MEM_SPILL=4"), []string{`CGPU_MEM_SPILL="4": with enforcement = "preload"`}, true},
 		// Nothing else enforces there, and no library lies beside this test.
 		{"preload", "nvidia", six(), []string{"libcgpu.so is not installed"}, true},
 	} {
@@ -351,9 +353,9 @@ func TestCommandLine(t *testing.T) {
 		{args: "set a --weight", err: "weight", usage: true},
 		{args: "set a --percent 0", err: `--percent "0": want 1 to 100, or none`, usage: true},
 		{args: "set a --percent 101", err: "want 1 to 100, or none", usage: true},
-		{args: "set a --memory 8", err: `--memory "8": has no unit; want a size such as 8GiB`, usage: true},
-		{args: "set a --memory 8GB", err: `--memory "8GB": is no size`, usage: true},
-		{args: "set a --spill 4", err: `--spill "4": has no unit; want a size such as 4GiB or 512MiB, or none`, usage: true},
+		{args: "set a --memory 8TB", err: `--memory "8TB": is no size; want a size such as 8GiB`, usage: true},
+		{args: "set a --memory 8gb", err: "cgpu refresh makes it anew"},
+		{args: "set a --spill 4", err: "cgpu refresh makes it anew"},
 		{args: "set a --spill lots", err: `--spill "lots": is no size`, usage: true},
 		{args: "set a --priority top", err: `--priority "top": want best-effort, default or high`, usage: true},
 		{args: "set a --weight 3", err: "cgpu refresh makes it anew"},
