@@ -3,6 +3,8 @@ package main
 import (
 	"fmt"
 	"strings"
+
+	"github.com/urfave/cli/v2"
 )
 
 // didYouMean names the known word that somebody probably meant, as a question behind a message; empty where there is none, or
@@ -45,4 +47,45 @@ func distance(a, b string) int {
 		}
 	}
 	return row[len(b)]
+}
+
+// noCommand is the error for a command that there is not.
+func noCommand(a *cli.App, name string) error {
+	known := []string{"help"}
+	for _, c := range a.Commands {
+		if !c.Hidden {
+			known = append(known, c.Name)
+		}
+	}
+	return fmt.Errorf("%q: no such command%s (cgpu help lists them)", name, didYouMean(name, known))
+}
+
+// badFlag makes sentences of what package flag says of a command's flags.
+func badFlag(command string, flags []cli.Flag) cli.OnUsageErrorFunc {
+	var known []string
+	for _, f := range flags {
+		for _, name := range f.Names() {
+			known = append(known, dashes(name))
+		}
+	}
+	before, help := "", "cgpu help"
+	if command != "" {
+		before, help = command+": ", "cgpu "+command+" --help"
+	}
+	return func(_ *cli.Context, err error, _ bool) error {
+		text := err.Error()
+		if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
+			name = dashes(strings.TrimPrefix(name, "-"))
+			return usageError{fmt.Errorf("%s%s: no such option%s (%s lists them)", before, name, didYouMean(name, known), help)}
+		}
+		if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
+			return usageError{fmt.Errorf("%s%s: wants a value (see %s)", before, dashes(strings.TrimPrefix(name, "-")), help)}
+		}
+		if rest, ok := strings.CutPrefix(text, "invalid value "); ok {
+			value, rest, _ := strings.Cut(rest, " for flag -")
+			name, _, _ := strings.Cut(rest, ":")
+			return usageError{fmt.Errorf("%s%s %s: want a whole number (see %s)", before, dashes(name), value, help)}
+		}
+		return usageError{fmt.Errorf("%s%w", before, err)}
+	}
 }
