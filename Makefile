@@ -60,7 +60,7 @@ demo: setup build ## two containers share one GPU (the real one, else the simula
 test: setup build lint unit integration kubernetes ## everything that must pass: 20 minutes on 2 cores, once Kubernetes is built
 
 unit: ## tests of the packages and of the limiter, with the race detector
-	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./test/gpu ./test/walk
+	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./examples ./test/gpu ./test/walk
 	@hack/parity.sh
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc and crun in private folders (root)
