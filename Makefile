@@ -119,5 +119,9 @@ package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells w
 package-test: package ## the packages are reproducible, install, run and leave nothing behind (root)
 	@test/package.sh $(NFPM) dist "$(VERSION)"
 
+.PHONY: release
+release: ## all that a release consists of into dist/: packages, the agent's image, checksums, SBOM; HEAD must be a tag (docs/release.md)
+	@packaging/release.sh $(NFPM) dist "$(VERSION)"
+
 clean: ## remove what build and the tests made
 	rm -rf $(BIN) .cache dist

@@ -132,7 +132,7 @@ var argumentKinds = map[string][]string{
 var flagKinds = map[string]string{"gpu": "gpu", "i": "gpu", "container": "container", "filter": "filter", "kind": "kind", "priority": "priority"}
 
 // formats are what -o takes, by command.
-var formats = map[string][]string{"smi": {"table", "plain", "wide", "json"}, "ps": {"table", "json"}, "events": {"table", "json"}, "doctor": {"table", "json"}, "policy": {"table", "json"}}
+var formats = map[string][]string{"smi": {"table", "plain", "wide", "json"}, "ps": {"table", "json"}, "events": {"table", "json"}, "doctor": {"table", "json"}, "policy": {"table", "json"}, "version": {"table", "json"}}
 
 func valuesOf(c *cli.Command, flag, current string, of source) []candidate {
 	name := strings.TrimLeft(flag, "-")

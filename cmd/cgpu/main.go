@@ -188,13 +188,30 @@ func refreshCommand() *cli.Command {
 	}
 }
 
+// versionView is what cgpu version -o json prints.
+type versionView struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"` // such as linux/amd64
+	Schema   int    `json:"schema"`   // of the JSON of all commands
+}
+
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "version",
-		Usage:       "print the version",
-		Description: "Bug reports want it, and the driver's, which cgpu smi prints first.\n\nExample:\n   cgpu version",
-		Before:      noArguments,
+		Name:  "version",
+		Usage: "print the version",
+		Description: "Bug reports want it, and the driver's, which cgpu smi prints first. In JSON it also has the version of what docs/json.md\n" +
+			"describes (schema).\n\nExamples:\n   cgpu version\n   cgpu version -o json | jq .schema",
+		Flags:  []cli.Flag{&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}},
+		Before: noArguments,
 		Action: func(c *cli.Context) error {
+			switch format := c.String("o"); format {
+			case "table":
+			case "json":
+				return encodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
+			default:
+				return usageError{fmt.Errorf("version: -o %q: want table or json", format)}
+			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
 		},
