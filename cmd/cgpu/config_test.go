@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/config"
+	"github.com/opencgpu/cgpu/pkg/device"
 )
 
 func TestConfigCheck(t *testing.T) {
@@ -46,5 +49,26 @@ func TestSmiNamesBrokenConfig(t *testing.T) {
 	t.Setenv("CGPU_CONFIG", bad)
 	if out := cgpu("smi"); !strings.Contains(out, "until this is mended: config: "+bad+":1: unknown key max_isnt") || !strings.Contains(out, "Tesla T4") {
 		t.Error(out)
+	}
+}
+
+// The cgpu.toml that the quick starts have one write is good, and makes the GPUs that they show.
+func TestQuickstartConfig(t *testing.T) {
+	for _, path := range []string{"../../docs/quickstart.md", "../../docs/quickstart.zh-CN.md"} {
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(page), "/etc/cgpu/cgpu.toml <<'END'\n")
+		text, _, ok := strings.Cut(rest, "END\n")
+		c, err := config.Parse(path, []byte(text))
+		if !ok || err != nil || c.Driver != device.DriverSim || len(c.Sim.GPUs) != 2 {
+			t.Errorf("%s: %+v, %v", path, c.Sim, err)
+		}
+		for _, g := range c.Sim.GPUs {
+			if !strings.Contains(string(page), g.Memory.String()+"  ") {
+				t.Errorf("%s: no output shows a GPU of %v", path, g.Memory)
+			}
+		}
 	}
 }
