@@ -60,7 +60,7 @@ demo: setup build ## two containers share one GPU (the real one, else the simula
 test: setup build lint unit integration kubernetes ## everything that must pass: 20 minutes on 2 cores, once Kubernetes is built
 
 unit: ## tests of the packages and of the limiter, with the race detector
-	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./test/gpu ./test/walk
+	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./examples ./test/gpu ./test/walk
 	@hack/parity.sh
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc and crun in private folders (root)
@@ -118,6 +118,10 @@ package: ## deb and rpm for amd64 and arm64 into dist/; docs/packages.md tells w
 
 package-test: package ## the packages are reproducible, install, run and leave nothing behind (root)
 	@test/package.sh $(NFPM) dist "$(VERSION)"
+
+.PHONY: release
+release: ## all that a release consists of into dist/: packages, the agent's image, checksums, SBOM; HEAD must be a tag (docs/release.md)
+	@packaging/release.sh $(NFPM) dist "$(VERSION)"
 
 clean: ## remove what build and the tests made
 	rm -rf $(BIN) .cache dist

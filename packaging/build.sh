@@ -76,7 +76,8 @@ stage() {
 	doc=$all/usr/share/doc/cgpu
 	cp README*.md CHANGELOG.md SECURITY.md "$doc/"
 	find docs -type f \( -name '*.md' -o -name '*.svg' \) -print0 | tar -c --null -T - | tar -x --no-same-owner -C "$doc"
-	mkdir -p "$doc/configs"
+	mkdir -p "$doc"/{configs,examples}
+	install -m 0644 examples/*.yaml examples/README.md "$doc/examples/"
 	install -m 0644 configs/* "$doc/configs/"
 	sed -i 's|/usr/local/bin/|/usr/bin/|g' "$doc"/configs/*
 	install -D -m 0644 LICENSE "$stage/deb/usr/share/doc/cgpu/copyright"

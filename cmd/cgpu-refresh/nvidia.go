@@ -83,7 +83,7 @@ func openNVML() (nvml.Interface, func(), error) {
 		}
 	}
 	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
-		return nil, nil, errors.New("NVML: libnvidia-ml.so.1 not found: want an NVIDIA driver whose library folder is in the ld cache; " +
+		return nil, nil, errors.New("no NVIDIA driver (libnvidia-ml.so.1): install one, or put the folder of its libraries into the ld cache; " +
 			`or driver = "sim" in cgpu.toml for the simulated driver`)
 	}
 	return nil, nil, fmt.Errorf("NVML: %w: want a loaded NVIDIA driver that fits libnvidia-ml.so.1 (nvidia-smi tells more)", ret)

@@ -157,9 +157,9 @@ func TestRedirect(t *testing.T) {
 
 func TestReport(t *testing.T) {
 	for format, want := range map[string]string{
-		"json": `{"level":"error","msg":"a \"b\"","time":"20`,
-		"text": `level=error msg="a \"b\""`,
-		"":     `level=error msg="a \"b\""`,
+		"json": `{"level":"error","msg":"cgpu: a \"b\"","time":"20`,
+		"text": `level=error msg="cgpu: a \"b\""`,
+		"":     `level=error msg="cgpu: a \"b\""`,
 	} {
 		log := filepath.Join(t.TempDir(), "log")
 		c := call{log: log, logFormat: format}

@@ -760,11 +760,20 @@ func TestLongStrings(t *testing.T) {
 	if r := n.run("create", "--bundle", n.bundle([]string{ask, "ALIYUN_COM_GPU_WEIGHT=3"}, "", "true"), typo); r.err != nil {
 		t.Fatal(r.err, r.log)
 	}
+	// Also of a container that would have a vGPU but for a mistake in the name.
+	missed := fmt.Sprintf("cgpu-test-missed-%d", os.Getpid())
+	defer n.remove(missed)
+	if r := n.run("create", "--bundle", n.bundle([]string{"cgpu_mem=6", "CGPU_WEIGHT=3"}, "", "true"), missed); r.err != nil {
+		t.Fatal(r.err, r.log)
+	}
+	n.remove(missed)
 	events, err := event.Read(n.runDir)
-	if err != nil || !slices.ContainsFunc(events, func(e event.Event) bool {
-		return e.Kind == event.Warning && e.Container == typo && strings.Contains(e.Text, "ALIYUN_COM_GPU_WEIGHT")
-	}) {
-		t.Errorf("events: %+v, %v", events, err)
+	for id, words := range map[string]string{typo: "ALIYUN_COM_GPU_WEIGHT", missed: "no vGPU asked for: cgpu_mem, a name that cgpu does not know; CGPU_WEIGHT, without"} {
+		if err != nil || !slices.ContainsFunc(events, func(e event.Event) bool {
+			return e.Kind == event.Warning && e.Container == id && strings.Contains(e.Text, words)
+		}) {
+			t.Errorf("%s: events: %+v, %v", id, events, err)
+		}
 	}
 	n.remove(typo)
 	id := fmt.Sprintf("cgpu-test-long-%d", os.Getpid())

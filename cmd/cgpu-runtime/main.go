@@ -1,6 +1,6 @@
 // Command cgpu-runtime is an OCI runtime that stands in for runc: an engine starts it with runc's arguments.
 //
-// It gives a container that asks for a slice of a GPU (ALIYUN_COM_GPU_MEM_CONTAINER) its virtual GPU and then becomes
+// It gives a container that asks for a slice of a GPU (CGPU_MEM, or ALIYUN_COM_GPU_MEM_CONTAINER) its virtual GPU and then becomes
 // runc by execve. Every other container and command it hands to runc untouched, also when cgpu itself is broken on the
 // node. It starts several times in the life of every container, so it links no more than it needs.
 package main
@@ -112,6 +112,9 @@ func create(c *call, runDir string) (undo func(), err error) {
 		return undo, withhold(file, raw, runDir)
 	}
 	if err == nil && ask.Quota == nil {
+		if missed := ask.Missed(spoken); len(missed) > 0 {
+			_ = event.Refuse(runDir, event.Event{Kind: event.Warning, Container: c.id, Name: ask.Name(), Text: "no vGPU asked for: " + strings.Join(missed, "; ")})
+		}
 		edited := ask.Edited // a pause container that was given hooks of ours
 		if ask.Pod && withholds(runDir) {
 			withheld, err := spec.Withhold(ask.Doc)

@@ -11,8 +11,8 @@ import (
 // report tells the user why the container was refused. Engines show the last line of level "error" in the file of
 // --log, if it has runc's form; text on stderr alone gives "unable to retrieve OCI runtime error".
 func (c call) report(err error) {
-	message := err.Error()
-	os.Stderr.WriteString("cgpu-runtime: " + strings.TrimPrefix(message, "cgpu-runtime: ") + "\n")
+	message := "cgpu: " + strings.TrimPrefix(err.Error(), "cgpu-runtime: ") // engines do not say whose words they pass on
+	os.Stderr.WriteString(message + "\n")
 	if c.log == "" {
 		return
 	}

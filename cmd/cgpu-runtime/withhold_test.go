@@ -171,7 +171,7 @@ func TestWithholdUnread(t *testing.T) {
 			}
 			r := n.run(args...)
 			defer n.run("delete", "--force", id)
-			ours := strings.Contains(r.log, "cgpu-runtime: a pod's container")
+			ours := strings.Contains(r.log, "cgpu: a pod's container")
 			if ours != (c.refused != "") || !strings.Contains(r.log, c.refused) || c.command == "create" && (r.err == nil) == ours {
 				t.Fatalf("%v, want %q\n%s\n%s", r.err, c.refused, r.stderr, r.log)
 			}

@@ -15,12 +15,27 @@ func run(a *cli.App, args []string) error {
 	if len(args) > 1 && args[1] == completeName {
 		return printCandidates(cmp.Or[io.Writer](a.Writer, os.Stdout), a, args[2:])
 	}
+	args = helpFirst(args)
 	if len(args) > 1 {
 		if c := a.Command(args[1]); c != nil && c.Name != runName { // a command's flags are its own
 			args = append(args[:2:2], flagsFirst(c.Flags, args[2:])...)
 		}
 	}
 	return a.Run(args)
+}
+
+// helpFirst turns cgpu help COMMAND and cgpu --version into what the library knows.
+func helpFirst(args []string) []string {
+	if len(args) < 2 {
+		return args
+	}
+	switch args[1] {
+	case "help":
+		return append(append(args[:1:1], args[2:]...), "--help")
+	case "--version", "-v":
+		return append(args[:1:1], "version")
+	}
+	return args
 }
 
 // flagsFirst moves arguments behind the flags. What follows "--" is no flag.
@@ -38,7 +53,10 @@ func flagsFirst(known []cli.Flag, args []string) []string {
 			continue
 		}
 		flags = append(flags, arg)
-		if name := strings.TrimLeft(arg, "-"); wantsValue(known, name) && len(args) > 0 {
+		if name := strings.TrimLeft(arg, "-"); wantsValue(known, name) {
+			if len(args) == 0 {
+				return flags // the parser says so
+			}
 			flags = append(flags, args[0])
 			args = args[1:]
 		}

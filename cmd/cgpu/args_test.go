@@ -16,7 +16,7 @@ func TestFlagsFirst(t *testing.T) {
 		"a -- --force":                   "-- a --force",
 		"a --unknown b":                  "--unknown -- a b",
 		"a -weight 3":                    "-weight 3 -- a",
-		"a --weight":                     "--weight -- a",
+		"a --weight":                     "--weight",
 		"a -":                            "-- a -",
 		"a --weight -1":                  "--weight -1 -- a",
 		"a --help":                       "--help -- a",

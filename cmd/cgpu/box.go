@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -20,8 +21,8 @@ func tableFor(out io.Writer) func(io.Writer, view) error {
 		if terminal && columns == 0 {
 			columns = tableWidth // it does not know
 		}
-		for _, both := range []bool{true, false} {
-			if text, ok := boxed(v, columns, both); terminal && ok {
+		for _, how := range []struct{ both, spare bool }{{true, false}, {false, false}, {false, true}} {
+			if text, ok := boxed(v, columns, how.both, how.spare); terminal && ok {
 				_, err := io.WriteString(w, text)
 				return err
 			}
@@ -30,10 +31,12 @@ func tableFor(out io.Writer) func(io.Writer, view) error {
 	}
 }
 
-// column is one of a grid. Numbers are to the right; a column that gives is cut where the grid is too wide.
+// column is one of a grid. Numbers are to the right; a column that gives is cut where the grid is too wide, and then those with spare
+// are left out, the highest first.
 type column struct {
 	head         string
 	right, gives bool
+	spare        int
 }
 
 type grid struct {
@@ -45,9 +48,9 @@ type grid struct {
 // leastGiven is what a column keeps that gives: a short ID.
 const leastGiven = 12
 
-// boxed draws the view as nvidia-smi draws its own; with both ID and name of a container, or only what people call it. False: it
-// does not fit.
-func boxed(v view, columns int, both bool) (string, bool) {
+// boxed draws the view as nvidia-smi draws its own; with both ID and name of a container, or only what people call it; with
+// spare, also without columns that are not needed most. False: it does not fit.
+func boxed(v view, columns int, both, spare bool) (string, bool) {
 	gpus, vgpus, processes := gpuGrid(v), vgpuGrid(v, both), processGrid(v, both)
 	grids := []*grid{gpus}
 	for _, g := range []*grid{vgpus, processes} {
@@ -58,7 +61,7 @@ func boxed(v view, columns int, both bool) (string, bool) {
 	widest := 0
 	for _, g := range grids {
 		g.measure()
-		if !g.shrink(columns) {
+		if !g.shrink(columns, spare) {
 			return "", false
 		}
 		widest = max(widest, g.width())
@@ -97,7 +100,8 @@ func boxed(v view, columns int, both bool) (string, bool) {
 }
 
 func gpuGrid(v view) *grid {
-	g := &grid{columns: []column{{"GPU", true, false}, {"Name", false, true}, {"Used / Reserved / Total MiB", true, false}, {"Util", true, false}, {"Policy", false, false}}}
+	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Name", false, true, 0}, {"Used / Reserved / Total MiB", true, false, 0}, {"Util", true, false, 1},
+		{"Policy", false, false, 2}}}
 	for _, x := range v.GPUs {
 		util := "-"
 		if x.Utilization != nil {
@@ -118,15 +122,16 @@ func amounts(list ...string) string {
 
 func vgpuGrid(v view, both bool) *grid {
 	extra := extrasOf(v, false)
-	g := &grid{columns: []column{{"GPU", true, false}, {"Container", false, !both}}}
+	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}}}
 	if both {
-		g.columns = append(g.columns, column{"Name", false, true})
+		g.columns = append(g.columns, column{"Name", false, true, 0})
 	}
-	g.columns = append(g.columns, column{"Used / Lim. MiB", true, false})
+	g.columns = append(g.columns, column{"Used / Lim. MiB", true, false, 0})
 	if extra.spill {
-		g.columns = append(g.columns, column{"Spill", true, false})
+		g.columns = append(g.columns, column{"Spill", true, false, 2})
 	}
-	g.columns = append(g.columns, column{"Util", true, false}, column{"Wt", true, false}, column{"Pct", true, false}, column{"Prio", false, false}, column{"State", false, false})
+	g.columns = append(g.columns, column{"Util", true, false, 1}, column{"Wt", true, false, 3}, column{"Pct", true, false, 4}, column{"Prio", false, false, 5},
+		column{"State", false, false, 0})
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			used, limit, util, state, known := usageCells(x)
@@ -158,7 +163,7 @@ func called(x vgpuView, both bool) []string {
 }
 
 func processGrid(v view, both bool) *grid {
-	g := &grid{columns: []column{{"GPU", true, false}, {"Container", false, !both}, {"PID", true, false}, {"Used MiB", true, false}, {"Process", false, true}}}
+	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}, {"PID", true, false, 0}, {"Used MiB", true, false, 0}, {"Process", false, true, 0}}}
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			for _, p := range x.Processes {
@@ -197,13 +202,24 @@ func (g *grid) width() int {
 }
 
 // shrink makes the grid as narrow as it must be. False: it cannot.
-func (g *grid) shrink(columns int) bool {
+func (g *grid) shrink(columns int, spare bool) bool {
 	for i, c := range g.columns {
 		if over := g.width() - columns; over > 0 && c.gives {
 			g.widths[i] = max(g.widths[i]-over, min(g.widths[i], leastGiven))
 		}
 	}
-	return g.width() <= columns
+	for g.width() > columns {
+		most := slices.MaxFunc(g.columns, func(a, b column) int { return a.spare - b.spare })
+		if most.spare == 0 || !spare {
+			return false
+		}
+		i := slices.Index(g.columns, most)
+		g.columns, g.widths = slices.Delete(g.columns, i, i+1), slices.Delete(g.widths, i, i+1)
+		for r := range g.rows {
+			g.rows[r] = slices.Delete(g.rows[r], i, i+1)
+		}
+	}
+	return true
 }
 
 func (g *grid) line(b *bytes.Buffer, with byte) {

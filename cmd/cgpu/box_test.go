@@ -13,8 +13,8 @@ import (
 
 func TestBox(t *testing.T) {
 	v := busyNode(t)
-	for name, columns := range map[string]int{"smi-box.txt": 120, "smi-box-narrow.txt": 90} {
-		text, ok := boxed(v, columns, columns > 100)
+	for name, columns := range map[string]int{"smi-box.txt": 120, "smi-box-narrow.txt": 90, "smi-box-60.txt": 60} {
+		text, ok := boxed(v, columns, columns > 100, columns < 80)
 		if !ok {
 			t.Errorf("%d columns: does not fit", columns)
 		}
@@ -23,7 +23,7 @@ func TestBox(t *testing.T) {
 	// Every table is as wide as the others and fits, or there is none.
 	drawn := 0
 	for columns := range 280 {
-		text, ok := boxed(v, columns/2, columns%2 == 0)
+		text, ok := boxed(v, columns/2, columns%4 == 0, columns%2 == 1)
 		if !ok {
 			continue
 		}
@@ -40,14 +40,14 @@ func TestBox(t *testing.T) {
 			}
 		}
 	}
-	if _, ok := boxed(v, 80, false); ok || drawn < 60 {
+	if _, ok := boxed(v, 80, false, false); ok || drawn < 60 {
 		t.Errorf("drawn %d times; with 80 columns %v", drawn, ok)
 	}
 	v.GPUs[0].VGPUs = v.GPUs[0].VGPUs[:2] // an ordinary node fits
-	if text, ok := boxed(v, 80, false); !ok {
+	if text, ok := boxed(v, 80, false, false); !ok {
 		t.Errorf("not in 80 columns:\n%s", text)
 	}
-	empty, ok := boxed(snapshot.Arrange(nodeTable(t), nil, nil, nil), 80, true)
+	empty, ok := boxed(snapshot.Arrange(nodeTable(t), nil, nil, nil), 80, true, false)
 	if !ok {
 		t.Error("an empty node does not fit in 80 columns")
 	}
@@ -58,7 +58,7 @@ func TestBox(t *testing.T) {
 func TestTableFor(t *testing.T) {
 	v := busyNode(t)
 	_, terminal := openTerminal(t)
-	for columns, lines := range map[uint16]bool{120: true, 60: false, 0: true} {
+	for columns, lines := range map[uint16]bool{120: true, 60: true, 40: false, 0: true} {
 		if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
 			t.Fatal(err)
 		}

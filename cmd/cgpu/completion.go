@@ -125,14 +125,14 @@ func argumentsIn(c *cli.Command, words []string) []string {
 // argumentKinds says of what kind a command's arguments are.
 var argumentKinds = map[string][]string{
 	"set": {"container"}, "pause": {"container"}, "resume": {"container"}, "inspect": {"container"},
-	"policy": {"gpu or all", "policy"}, "completion": {"shell"}, "install": {"engine"}, "uninstall": {"engine"},
+	"policy": {"gpu or all", "policy"}, "config": {"config"}, "completion": {"shell"}, "install": {"engine"}, "uninstall": {"engine"},
 }
 
 // flagKinds says of what kind a flag's value is, whatever the command.
-var flagKinds = map[string]string{"gpu": "gpu", "container": "container", "filter": "filter", "kind": "kind", "priority": "priority"}
+var flagKinds = map[string]string{"gpu": "gpu", "i": "gpu", "container": "container", "filter": "filter", "kind": "kind", "priority": "priority"}
 
 // formats are what -o takes, by command.
-var formats = map[string][]string{"smi": {"table", "plain", "wide", "json"}, "ps": {"table", "json"}, "events": {"table", "json"}, "doctor": {"table", "json"}}
+var formats = map[string][]string{"smi": {"table", "plain", "wide", "json"}, "ps": {"table", "json"}, "events": {"table", "json"}, "doctor": {"table", "json"}, "policy": {"table", "json"}, "version": {"table", "json"}}
 
 func valuesOf(c *cli.Command, flag, current string, of source) []candidate {
 	name := strings.TrimLeft(flag, "-")
@@ -187,6 +187,8 @@ func nodeCandidates(runDir string) source {
 			return plain(policyNames()...)
 		case "priority":
 			return plain(quota.PriorityBestEffort.String(), quota.PriorityDefault.String(), quota.PriorityHigh.String())
+		case "config":
+			return plain("check")
 		case "shell":
 			return plain("bash", "zsh", "fish")
 		case "engine":

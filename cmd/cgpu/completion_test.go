@@ -21,7 +21,7 @@ func TestComplete(t *testing.T) {
 		"__":                             "", // not for people
 		"nothing ":                       "",
 		"smi --wa":                       "--watch",
-		"smi -":                          "--help --gpu --container --filter --output --json --watch",
+		"smi -":                          "--help --gpu --container --filter --output --json --list-gpus --watch",
 		"smi -o ":                        "table plain wide json",
 		"smi -o j":                       "json",
 		"smi --output=w":                 "--output=wide",

@@ -29,16 +29,17 @@ func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "say what of cgpu works on this node, and what to do about the rest",
-		Description: "A line for each check: ok, warn, fail or skip (does not apply, or cannot be looked at), what was found, and\n" +
-			"behind an arrow what to do. docs/doctor.md says what each check means. Nothing is changed, and containers that run\n" +
+		Description: "A line for each check that is not well: warn or fail, what was found, and behind an arrow what to do; with -v for\n" +
+			"all of them, also ok and skip (does not apply, or cannot be looked at). docs/doctor.md says what each check means. Nothing is changed, and containers that run\n" +
 			"notice nothing. --self-test starts small containers, whose program tries to get around its limit.\n\n" +
 			"The exit status is 0 when all is well or there are only warnings, 1 when a check failed, 2 for a command line that\n" +
 			"cannot be understood.\n\n" +
-			"Examples:\n   sudo cgpu doctor\n   sudo cgpu doctor --self-test\n   cgpu doctor -o json | jq '.checks[] | select(.status == \"fail\")'\n" +
+			"Examples:\n   sudo cgpu doctor\n   sudo cgpu doctor -v --self-test\n   cgpu doctor -o json | jq '.checks[] | select(.status == \"fail\")'\n" +
 			"   cgpu doctor --engine docker=/srv/docker/daemon.json",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
+			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "tell of every check"},
 			&cli.BoolFlag{Name: "self-test", Usage: "start containers that try to escape, too"},
 			&cli.StringSliceFlag{Name: "engine", Usage: "look at `NAME=FILE` (docker, containerd, crio, podman) instead of the usual files of all engines; may be repeated"},
 			&cli.StringFlag{Name: "try", Hidden: true, Usage: "what doctor's own children do"},
@@ -68,7 +69,7 @@ func doctorCommand() *cli.Command {
 			if format == "json" {
 				err = encodeJSON(c.App.Writer, report, "  ")
 			} else {
-				err = printReport(c.App.Writer, report)
+				err = printReport(c.App.Writer, report, c.Bool("verbose"))
 			}
 			if err == nil && report.Status == doctor.Fail {
 				err = fmt.Errorf("doctor: %s failed", plural(report.Count(doctor.Fail), "check"))
@@ -171,10 +172,13 @@ func likeGuard() error {
 	return nil
 }
 
-// printReport prints a line for each check and one about all.
-func printReport(w io.Writer, r doctor.Report) error {
+// printReport prints a line for each check, or for those that are not well, and one about all.
+func printReport(w io.Writer, r doctor.Report, all bool) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, c := range r.Checks {
+		if !all && c.Status != doctor.Warn && c.Status != doctor.Fail {
+			continue
+		}
 		remedy := ""
 		if c.Remedy != "" {
 			remedy = " → " + c.Remedy

@@ -22,7 +22,7 @@ func TestDoctorUsage(t *testing.T) {
 		"doctor --engine moby=/x":                      `"moby" is no engine: want NAME=FILE with one of docker, containerd, crio, podman`,
 		"doctor --engine docker":                       `--engine "docker": want docker=FILE with an absolute path`,
 		"doctor --engine docker=daemon.json":           `want docker=FILE with an absolute path`,
-		"doctor --engine docker=/a,docker=/b --bad":    `flag provided but not defined: -bad`,
+		"doctor --engine docker=/a,docker=/b --bad":    `doctor: --bad: no such option (cgpu doctor --help lists them)`,
 		"doctor --try harder":                          `doctor: --try "harder": this is for doctor's own children`,
 		"doctor --engine docker=/a --engine docker=/b": "docker is given twice",
 	} {
@@ -41,13 +41,14 @@ func TestDoctorUsage(t *testing.T) {
 
 func TestPrintReport(t *testing.T) {
 	var out bytes.Buffer
-	err := printReport(&out, doctor.Report{Status: doctor.Fail, Checks: []doctor.Result{
+	report := doctor.Report{Status: doctor.Fail, Checks: []doctor.Result{
 		{Name: "kernel", Status: doctor.OK, Found: "Linux 6.8"},
 		{Name: "a-long-name", Status: doctor.Fail, Found: "bro\x1bken", Remedy: "mend it"},
 		{Name: "hmm", Status: doctor.Skip, Found: "no"},
 		{Name: "mig", Status: doctor.Warn, Found: "on", Remedy: "off"},
 		{Name: "gsp", Status: doctor.Warn, Found: "on", Remedy: "off"},
-	}})
+	}}
+	err := printReport(&out, report, true)
 	want := `ok    kernel       Linux 6.8
 fail  a-long-name  bro?ken → mend it
 skip  hmm          no
@@ -57,6 +58,11 @@ doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
 `
 	if err != nil || out.String() != want {
 		t.Errorf("%v\n%s\nwant\n%s", err, &out, want)
+	}
+	out.Reset()
+	if err := printReport(&out, report, false); err != nil || strings.Contains(out.String(), "kernel") || strings.Contains(out.String(), "hmm") ||
+		!strings.Contains(out.String(), "mend it") || !strings.Contains(out.String(), "1 ok, 2 warnings") {
+		t.Errorf("%v\n%s", err, &out)
 	}
 }
 

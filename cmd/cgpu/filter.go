@@ -21,7 +21,7 @@ const filterHelp = "What is shown can be narrowed to some GPUs (index, UUID or a
 // filterFlags narrow what a command shows.
 func filterFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringSliceFlag{Name: "gpu", Usage: "only this `GPU` (index or UUID); may be repeated"},
+		&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "only this `GPU` (index or UUID), or several with commas between them; may be repeated"},
 		&cli.StringSliceFlag{Name: "container", Usage: "only this `CONTAINER` (ID, nonce or name); may be repeated"},
 		&cli.StringSliceFlag{Name: "filter", Usage: "only those where `KEY=VALUE`, such as state=paused; may be repeated"},
 	}
@@ -67,9 +67,17 @@ func policyNames() []string {
 // dashed makes one word of a state.
 func dashed(state string) string { return strings.ReplaceAll(state, " ", "-") }
 
+// listed takes lists with commas apart.
+func listed(values []string) (all []string) {
+	for _, v := range values {
+		all = append(all, strings.Split(v, ",")...)
+	}
+	return all
+}
+
 // selectionOf reads the flags.
 func selectionOf(c *cli.Context) (selection, error) {
-	s := selection{gpus: c.StringSlice("gpu"), containers: c.StringSlice("container"), filters: map[string][]string{}}
+	s := selection{gpus: listed(c.StringSlice("gpu")), containers: c.StringSlice("container"), filters: map[string][]string{}}
 	for _, name := range s.containers {
 		if name == "" {
 			return s, fmt.Errorf(`--container "": want an ID or a name`)

@@ -243,7 +243,7 @@ func TestInstallRefuses(t *testing.T) {
 		"install docker --runtime-path cgpu-runtime":          `--runtime-path "cgpu-runtime": want an absolute path`,
 		"install docker --runtime-path /no/where":             `--runtime-path "/no/where": no such file or directory: run make install first`,
 		"install docker --runtime-path /":                     `--runtime-path "/": want a program`,
-		"install docker --runtime-path /bin/true --x":         "error: flag provided but not defined: -x",
+		"install docker --runtime-path /bin/true --x":         "error: install: -x: no such option",
 		"uninstall docker --config " + e.config + "/bad.json": e.config + "/bad.json: line 1, column 2: invalid character ','",
 	} {
 		e.want(args, cgpu(args), want)

@@ -7,6 +7,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,11 +35,7 @@ func main() {
 		a.Metadata = map[string]any{inheritedKey: bare.Settle()}
 	}
 	if err := run(a, os.Args); err != nil {
-		text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
-		if !strings.HasPrefix(text, "cgpu: ") {
-			text = "cgpu: " + text
-		}
-		fmt.Fprintln(os.Stderr, text)
+		fmt.Fprintln(os.Stderr, complaint(err, os.Args, os.Geteuid()))
 		if _, usage := err.(usageError); usage {
 			os.Exit(2)
 		}
@@ -49,11 +46,24 @@ func main() {
 	}
 }
 
+// complaint is the line for an error. What root alone may do is said first to whoever is not root.
+func complaint(err error, args []string, uid int) string {
+	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
+	text = strings.TrimPrefix(text, "cgpu: ")
+	if uid != 0 && errors.Is(err, fs.ErrPermission) {
+		command := "cgpu"
+		if len(args) > 1 {
+			command += " " + printable(args[1])
+		}
+		return fmt.Sprintf("cgpu: needs root: sudo %s (%s)", command, text)
+	}
+	return "cgpu: " + text
+}
+
 // usageError is a command line that cannot be understood; exit status 2.
 type usageError struct{ error }
 
 func app() *cli.App {
-	onUsage := func(_ *cli.Context, err error, _ bool) error { return usageError{err} }
 	a := &cli.App{
 		Name:            "cgpu",
 		Usage:           "virtual GPUs for containers",
@@ -61,22 +71,23 @@ func app() *cli.App {
 		HideVersion:     true,
 		HideHelpCommand: true,
 		Description: "The state of the node is below " + device.DefaultRunDir + " (CGPU_RUN_DIR names another folder), its\n" +
-			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).",
-		OnUsageError: onUsage,
+			"configuration in " + device.DefaultConfigFile + " (CGPU_CONFIG).\n\n" +
+			"cgpu help COMMAND, or cgpu COMMAND --help, tells of a command; cgpu --version prints the version.",
+		OnUsageError: badFlag("", nil),
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
 		Commands: []*cli.Command{smiCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
-			specCommand(), doctorCommand(), kmCommand(), exporterCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
+			specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return usageError{fmt.Errorf("%q: no such command; see cgpu --help", c.Args().First())}
+				return usageError{noCommand(c.App, c.Args().First())}
 			}
 			return cli.ShowAppHelp(c)
 		},
 	}
 	for _, c := range a.Commands {
-		c.OnUsageError = onUsage
+		c.OnUsageError = badFlag(c.Name, c.Flags)
 	}
 	return a
 }
@@ -177,13 +188,30 @@ func refreshCommand() *cli.Command {
 	}
 }
 
+// versionView is what cgpu version -o json prints.
+type versionView struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"` // such as linux/amd64
+	Schema   int    `json:"schema"`   // of the JSON of all commands
+}
+
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:        "version",
-		Usage:       "print the version",
-		Description: "Bug reports want it, and the driver's, which cgpu smi prints first.\n\nExample:\n   cgpu version",
-		Before:      noArguments,
+		Name:  "version",
+		Usage: "print the version",
+		Description: "Bug reports want it, and the driver's, which cgpu smi prints first. In JSON it also has the version of what docs/json.md\n" +
+			"describes (schema).\n\nExamples:\n   cgpu version\n   cgpu version -o json | jq .schema",
+		Flags:  []cli.Flag{&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}},
+		Before: noArguments,
 		Action: func(c *cli.Context) error {
+			switch format := c.String("o"); format {
+			case "table":
+			case "json":
+				return encodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
+			default:
+				return usageError{fmt.Errorf("version: -o %q: want table or json", format)}
+			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
 		},

@@ -19,7 +19,7 @@ func policyCommand() *cli.Command {
 		Name:      "policy",
 		Usage:     "show or change how the containers of a GPU share its time",
 		ArgsUsage: "[GPU|all [POLICY]]",
-		Description: "GPU is an index, a UUID or a unique beginning of one. POLICY is fair, preempt, weight-preempt, fixed, soft or\n" +
+		Description: "GPU is an index, a UUID or a unique beginning of one, or several with commas between them. POLICY is fair, preempt, weight-preempt, fixed, soft or\n" +
 			"native, or its number, 0 to 5; docs/policies.md tells what each does. A change takes effect at once, and what\n" +
 			"the GPU's containers were promised must fit it. It lasts until the next boot; cgpu.toml has the policy of\n" +
 			"GPUs that were never changed.\n\n" +
@@ -28,11 +28,16 @@ func policyCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "max-inst", Usage: fmt.Sprintf("`N`, 1 to %d: containers on the GPU", sched.MaxMaxInst), DefaultText: "unchanged"},
 			&cli.IntFlag{Name: "prio-ratio", Usage: fmt.Sprintf("`N`, %d to %d percent: the most for high-priority containers while others want it", sched.MinPrioRatio, sched.MaxPrioRatio), DefaultText: "unchanged"},
+			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
 		},
 		Action: func(c *cli.Context) error {
 			change, err := cardOf(c)
 			if err != nil {
 				return usageError{fmt.Errorf("policy: %w", err)}
+			}
+			format := c.String("o")
+			if format != "table" && format != "json" {
+				return usageError{fmt.Errorf("policy: -o %q: want table or json", format)}
 			}
 			runDir := device.RunDir()
 			t, err := loadNode(runDir)
@@ -40,15 +45,25 @@ func policyCommand() *cli.Command {
 				return err
 			}
 			gpus := t.GPUs
-			if name := c.Args().First(); name != "" && name != "all" {
-				g, err := findGPU(t, name)
-				if err != nil {
-					return fmt.Errorf("policy: %w", err)
+			if names := c.Args().First(); names != "" && names != "all" {
+				gpus = nil
+				for name := range strings.SplitSeq(names, ",") {
+					g, err := findGPU(t, name)
+					if err != nil {
+						return fmt.Errorf("policy: %w", err)
+					}
+					gpus = append(gpus, g)
 				}
-				gpus = []device.GPU{g}
 			}
 			if change == nil {
-				return printCards(c.App.Writer, t, gpus, ledger.Open(runDir))
+				list, err := cardsOf(t, gpus, ledger.Open(runDir))
+				if err != nil {
+					return err
+				}
+				if format == "json" {
+					return encodeJSON(c.App.Writer, list, "  ")
+				}
+				return printCards(c.App.Writer, list)
 			}
 			for _, g := range gpus {
 				if err := setCard(c.App.Writer, runDir, t, g, change); err != nil {
@@ -117,20 +132,41 @@ func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change f
 	return err
 }
 
-func printCards(w io.Writer, node *device.Table, gpus []device.GPU, book *ledger.Ledger) error {
+// cardView is how a GPU is shared. Its JSON form is an interface: fields may be added, none renamed.
+type cardView struct {
+	GPU        int     `json:"gpu"`
+	Name       string  `json:"name"`
+	UUID       string  `json:"uuid"`
+	Policy     string  `json:"policy"` // in effect
+	SetBy      string  `json:"setBy"`  // "cgpu policy" or "cgpu.toml"
+	MaxInst    int     `json:"maxInst"`
+	PrioRatio  int     `json:"prioRatio"` // percent
+	Containers int     `json:"containers"`
+	Promised   float64 `json:"promisedPercent"` // sum of the hard caps
+}
+
+func cardsOf(node *device.Table, gpus []device.GPU, book *ledger.Ledger) ([]cardView, error) {
 	records, cards, err := book.State()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	t := newTable(w)
-	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
+	list := []cardView{}
 	for _, g := range gpus {
 		s := snapshot.SharingOf(g.UUID, node.Config.Card(), records, cards)
 		by := "cgpu.toml"
 		if s.Set {
 			by = "cgpu policy"
 		}
-		t.row(g.Index, short(g.Name), shortUUID(g.UUID), s.Effect, by, s.Card.MaxInst, fmt.Sprintf("%d%%", s.Card.PrioRatio), s.Containers, percent(s.Promised))
+		list = append(list, cardView{g.Index, g.Name, g.UUID, s.Effect.String(), by, s.Card.MaxInst, s.Card.PrioRatio, s.Containers, float64(s.Promised) / 10})
+	}
+	return list, nil
+}
+
+func printCards(w io.Writer, list []cardView) error {
+	t := newTable(w)
+	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
+	for _, c := range list {
+		t.row(c.GPU, short(c.Name), shortUUID(c.UUID), c.Policy, c.SetBy, c.MaxInst, fmt.Sprintf("%d%%", c.PrioRatio), c.Containers, fmt.Sprintf("%g%%", c.Promised))
 	}
 	return t.Flush()
 }

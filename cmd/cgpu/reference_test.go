@@ -90,6 +90,9 @@ func reference(t *testing.T, prose map[string][]string) []referenceRow {
 		}
 		documented(n.Variable, "variable", false)
 		rows = append(rows, referenceRow{n.Annotation, "annotation", "", "as the variable `" + n.Variable + "`"})
+		if n.Native != "" {
+			rows = append(rows, referenceRow{n.Native, "variable", "", "as the variable `" + n.Variable + "`"})
+		}
 	}
 	for _, w := range quota.Words() {
 		kind := "variable"
@@ -163,7 +166,7 @@ func programVariables(t *testing.T) (all []string) {
 	t.Helper()
 	known := map[string]bool{}
 	for _, n := range quota.Names() {
-		known[n.Variable] = true
+		known[n.Variable], known[n.Native] = true, true
 	}
 	for _, top := range []string{"../../cmd", "../../pkg"} {
 		err := filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {

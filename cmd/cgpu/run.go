@@ -149,7 +149,7 @@ func runRefused(c *cli.Context, err error) error {
 			continue
 		}
 		text := fmt.Sprintf("run: --%s %q: %s", f.flag, fmt.Sprint(c.Value(f.flag)), e.Reason)
-		if f.remedy != "" {
+		if f.remedy != "" && (e.Remedy == "" || strings.Contains(e.Remedy, "ALIYUN_")) {
 			return fmt.Errorf("%s; %s", text, f.remedy)
 		}
 		if e.Remedy != "" {

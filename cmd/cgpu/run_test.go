@@ -46,7 +46,8 @@ func TestRunQuota(t *testing.T) {
 		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB), Priority: quota.PriorityDefault}, args: "-x"},
 		{line: "x", err: "want --memory SIZE"},
 		{line: "--weight 2 x", err: "want --memory SIZE"},
-		{line: "--memory 6 x", err: `--memory "6": has no unit`},
+		{line: "--memory 6TB x", err: `--memory "6TB": is no size`},
+		{line: "--memory 6 x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Priority: quota.PriorityDefault}, args: "x"},
 		{line: "--memory 1GiB --spill x x", err: `--spill "x"`},
 		{line: "--memory 1GiB --percent 101 x", err: `--percent "101"`},
 		{line: "--memory 1GiB --priority low x", err: `--priority "low"`},
@@ -90,7 +91,7 @@ func TestRunRefused(t *testing.T) {
 		{&quota.Error{Variable: "CGPU_MEM_SPILL", Reason: "is not free"}, `run: --spill "2GiB": is not free`},
 		{fmt.Errorf("x: %w", &ledger.Refusal{GPU: gpu, Reason: "asked for much", Remedy: "wait"}), `run: --memory "1GiB": GPU 0 (GPU-1): asked for much; wait`},
 		{&ledger.Refusal{Reason: "asked for much", Remedy: "wait"}, `run: --memory "1GiB": asked for much; wait`},
-		{&ledger.Refusal{GPU: gpu, Time: true, Reason: "its policy is native", Remedy: "choose another"}, `ledger: GPU 0 (GPU-1): its policy is native; choose another`},
+		{&ledger.Refusal{GPU: gpu, Time: true, Reason: "its policy is native", Remedy: "choose another"}, `GPU 0 (GPU-1): its policy is native; choose another`},
 		{errors.New("other"), "other"},
 	} {
 		asRun(t, "--memory 1GiB --gpu 7 --percent 30 --spill 2GiB x", func(c *cli.Context) {

@@ -31,7 +31,7 @@ func TestSet(t *testing.T) {
 		{"abc --memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(t4, 2, 1, 20, 1), is(h200, 2, 1, 0, 1)}},
 
 		{args: "abc --memory 2GiB", out: `error: set: --memory "2GiB": container abcdef012345 uses 3072MiB of its 4096MiB on GPU 0: free some first; --force sets`},
-		{args: "abc --memory 15GiB", out: `error: ledger: GPU 0 (` + t4 + `): a limit of 15360MiB: want 1MiB to the GPU's 15109MiB`},
+		{args: "abc --memory 15GiB", out: `error: ledger: GPU 0 (` + t4 + `): a limit of 15360MiB: want 64MiB to the GPU's 15109MiB`},
 		{args: "abc --memory 11GiB", out: `error: set: --memory "11GiB": GPU 0 (` + t4 + `): asked for 11264MiB, but 11013MiB are free of 15109MiB, beside 1 containers; stop`},
 		{args: "abc --percent 41", out: `error: set: --percent "41": GPU 0 (` + t4 + `): asked for 41 % of the GPU's time, but 40 % are free; stop`},
 		{args: "abc --gpu 7 --weight 2", out: `error: set: --gpu: GPU "7": there is none`},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -22,11 +23,12 @@ func smiCommand() *cli.Command {
 			"second, where the driver tells it.\n\n" +
 			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
 			filterHelp + "\n\n" +
-			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi --gpu 0 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
+			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
 		ArgsUsage: " ",
 		Flags: append(filterFlags(),
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, plain, wide or json", Value: "table"},
 			&cli.BoolFlag{Name: "json", Usage: "the same as -o json"},
+			&cli.BoolFlag{Name: "list-gpus", Aliases: []string{"L"}, Usage: "list the GPUs and their UUIDs, as nvidia-smi -L does"},
 			&cli.GenericFlag{Name: "watch", Usage: "show it again every `[SECONDS]`, every second when none are given, until Ctrl-C", Value: new(seconds), DefaultText: "once"},
 		),
 		Action: func(c *cli.Context) error {
@@ -58,6 +60,9 @@ func smiCommand() *cli.Command {
 			default:
 				return usageError{fmt.Errorf("smi: -o %q: want table, plain, wide or json", format)}
 			}
+			if c.Bool("list-gpus") {
+				print = printList
+			}
 			show := func(w, warnings io.Writer) error {
 				v, err := look(device.RunDir())
 				if err != nil {
@@ -65,6 +70,9 @@ func smiCommand() *cli.Command {
 				}
 				if v.Stale != "" {
 					fmt.Fprintf(warnings, "cgpu: warning: %s; the next container refreshes it, or cgpu refresh\n", v.Stale)
+				}
+				if _, err := config.Load(device.ConfigFile()); err != nil {
+					fmt.Fprintf(warnings, "cgpu: warning: no container gets a GPU until this is mended: %v\n", err)
 				}
 				if v, err = sel.apply(v); err != nil {
 					return fmt.Errorf("smi: %w", err)
@@ -79,6 +87,16 @@ func smiCommand() *cli.Command {
 			return watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
 		},
 	}
+}
+
+// printList lists GPUs as nvidia-smi -L does.
+func printList(w io.Writer, v view) error {
+	for _, g := range v.GPUs {
+		if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.Index, printable(g.Name), g.UUID); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // look gathers the view of a run directory; a missing table is made.

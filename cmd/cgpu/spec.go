@@ -128,8 +128,8 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	case ask.Sandbox:
 		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
 	case ask.Quota == nil:
-		return raw, "passed through unchanged: no vGPU asked for (ALIYUN_COM_GPU_MEM_CONTAINER is not set, or CGPU_DISABLE is)\n" +
-			unheard(raw, may, enabled), nil
+		return raw, "passed through unchanged: no vGPU asked for (neither CGPU_MEM nor ALIYUN_COM_GPU_MEM_CONTAINER is set, or CGPU_DISABLE is)\n" +
+			unheard(raw, may, enabled) + unheeded(ask.Missed(enabled)), nil
 	}
 	t, err := d.load()
 	if err != nil {
@@ -262,9 +262,7 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	for _, name := range asked.Unmapped {
 		fmt.Fprintf(&b, "ignored  %s, which has no meaning in cgpu\n", name)
 	}
-	for _, what := range asked.Ignored {
-		fmt.Fprintf(&b, "ignored  %s\n", what)
-	}
+	b.WriteString(unheeded(asked.Ignored))
 	if len(ask.Shares) > 0 && len(asked.Asked) > 0 {
 		fmt.Fprintf(&b, "beside   the shares the pod's own words can only lower, but for pod_settings in cgpu.toml\n")
 	}
@@ -305,6 +303,20 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	fmt.Fprintf(&b, "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n")
 	if p.Socket != "" {
 		fmt.Fprintf(&b, "guard    plays the kernel for the simulated driver over %s, and enforces nothing\n", p.Socket)
+	}
+	return b.String()
+}
+
+// unheeded tells in lines which of a container's words do nothing, each with the name that was probably meant.
+func unheeded(words []string) string {
+	var known []string
+	for _, n := range quota.Names() {
+		known = append(known, n.Variable, n.Native, n.Annotation)
+	}
+	var b strings.Builder
+	for _, what := range words {
+		name, _, _ := strings.Cut(what, ",")
+		fmt.Fprintf(&b, "ignored  %s%s\n", what, didYouMean(name, known))
 	}
 	return b.String()
 }

@@ -109,6 +109,14 @@ func (a *Ask) Name() string {
 	return a.name
 }
 
+// Missed tells what looks as if the container were to have a vGPU, of one that gets none.
+func (a *Ask) Missed(dialects []quota.Dialect) []string {
+	if a.Sandbox || a.Quota != nil {
+		return nil
+	}
+	return quota.Missed(a.env, a.annotations, dialects...)
+}
+
 // Reservation puts what is asked into the terms of the ledger. The caller has identified the container and itself in
 // r: ID, Nonce, Bundle, launcher, guard, runtime.
 func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (ledger.Request, error) {

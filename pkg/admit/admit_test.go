@@ -152,12 +152,12 @@ func TestRefused(t *testing.T) {
 		want string
 		env  []string
 	}{
-		{`quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
-		{`quota: ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
-		{`ledger: GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
-		{`quota: ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; ask for less`, []string{huge}},
-		{`quota: ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 1MiB of the GPU's 15360MiB; set it to`, []string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
-		{`ledger: GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
+		{`ALIYUN_COM_GPU_CORE_PERCENTAGE="31": asked for 31 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop a container`, []string{on0, "ALIYUN_COM_GPU_CORE_PERCENTAGE=31"}},
+		{`ALIYUN_COM_GPU_SCHD_WEIGHT="2": asked for 66.6 % of the GPU's time, but 30 % are free (GPU 0, GPU-0); stop`, []string{on0, "ALIYUN_COM_GPU_SCHD_WEIGHT=2"}},
+		{`GPU 0 (GPU-0): asked for 33.3 % of the GPU's time, but 30 % are free; stop`, []string{on0}},
+		{`ALIYUN_COM_GPU_MEM_CONTAINER="999999": the limit 1023998976MiB is more than the GPU's 15360MiB; a number alone is GiB: write 999999MiB if that is meant`, []string{huge}},
+		{`ALIYUN_COM_GPU_MEM_DEV="4294967296": the limit 1/4294967296 is less than 64MiB of the GPU's 15360MiB; set it to`, []string{"ALIYUN_COM_GPU_MEM_DEV=4294967296"}},
+		{`GPU 0 (GPU-0): asked for 15360MiB, but`, []string{on0, "ALIYUN_COM_GPU_MEM_DEV=1", "ALIYUN_COM_GPU_CORE_PERCENTAGE=31", "x"}},
 	} {
 		if slices.Contains(tt.env, "x") { // the ledger names memory first
 			if err := book.Update("a", func(r *ledger.Record) error { r.VGPUs[0].Limit = 15 * quota.GiB; return nil }); err != nil {
@@ -189,7 +189,7 @@ func TestSpill(t *testing.T) {
 		err   string
 	}{
 		{[]string{"CGPU_MEM_SPILL=3", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1"}, []quota.Bytes{3 * quota.GiB, 3 * quota.GiB}, ""},
-		{[]string{"CGPU_MEM_SPILL=5"}, nil, `quota: CGPU_MEM_SPILL="5": asked for 5120MiB of spill, but 4096MiB are free of the node's 10240MiB; ask for less`},
+		{[]string{"CGPU_MEM_SPILL=5"}, nil, `CGPU_MEM_SPILL="5": asked for 5120MiB of spill, but 4096MiB are free of the node's 10240MiB; ask for less`},
 		{[]string{"CGPU_MEM_SPILL=512MiB"}, []quota.Bytes{512 * quota.MiB}, ""}, // placed
 		{[]string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, []quota.Bytes{0}, ""},
 	} {
@@ -219,10 +219,10 @@ func TestPreload(t *testing.T) {
 		{device.DriverNVIDIA, sched.PolicyPreempt, "A=b", "", ""},
 		{device.DriverSim, sched.PolicyPreempt, "A=b", "", "/r/g/n.sock"},
 		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_SCHD_WEIGHT=3", "", ""},
-		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_MEM_SPILL=4", `quota: CGPU_MEM_SPILL="4": `, ""},
-		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_CORE_PERCENTAGE=40", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="40": `, ""},
-		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_HIGH_PRIO=1", `quota: ALIYUN_COM_GPU_HIGH_PRIO="1": `, ""},
-		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_LIMITER=off", `quota: CGPU_LIMITER="off": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_MEM_SPILL=4", `CGPU_MEM_SPILL="4": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_CORE_PERCENTAGE=40", `ALIYUN_COM_GPU_CORE_PERCENTAGE="40": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_HIGH_PRIO=1", `ALIYUN_COM_GPU_HIGH_PRIO="1": `, ""},
+		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_LIMITER=off", `CGPU_LIMITER="off": `, ""},
 		{device.DriverNVIDIA, sched.PolicyFair, "A=b", "policy is fair, which the preload library cannot enforce", ""},
 		{device.DriverNVIDIA, sched.PolicyFixed, "ALIYUN_COM_GPU_SCHD_WEIGHT=3", "policy is fixed, which", ""},
 		{device.DriverNVIDIA, sched.PolicySoft, "A=b", "policy is soft, which", ""},

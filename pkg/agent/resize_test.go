@@ -48,7 +48,7 @@ func TestWish(t *testing.T) {
 		"no unit":              {now: map[string]string{annotationLimit: "6"}, refused: true, want: "want a size"},
 		"huge":                 {now: map[string]string{annotationLimit: "99999999999999999999Ei"}, refused: true, want: "annotation"},
 		"negative":             {now: map[string]string{annotationLimit: "-1Gi"}, refused: true, want: "want a size"},
-		"tiny":                 {now: map[string]string{annotationLimit: "1Ki"}, refused: true, want: "1Mi"},
+		"tiny":                 {now: map[string]string{annotationLimit: "1Ki"}, refused: true, want: "64Mi"},
 		"exponents":            {now: map[string]string{annotationLimit: "1e3"}, refused: true, want: "want a size"},
 		"garbage":              {now: map[string]string{annotationLimit: "\x00\x1b"}, refused: true, want: "want a size"},
 		"long":                 {now: map[string]string{annotationLimit: strings.Repeat("1", 10000)}, refused: true, want: "256 bytes"},

@@ -201,8 +201,8 @@ func limitOf(now map[string]string, a ledger.Allocation) (quota.Bytes, error) {
 	switch {
 	case err != nil:
 		return 0, err
-	case limit < quota.MiB:
-		return 0, fmt.Errorf("agent: annotation %s=%q: want at least 1Mi", annotationLimit, text)
+	case limit < quota.MinMemory:
+		return 0, fmt.Errorf("agent: annotation %s=%q: want at least 64Mi", annotationLimit, text)
 	case limit > given:
 		return 0, fmt.Errorf("agent: annotation %s=%q: %v %s, and this would be more", annotationLimit, text, given, whose(set))
 	}
@@ -212,12 +212,12 @@ func limitOf(now map[string]string, a ledger.Allocation) (quota.Bytes, error) {
 // sizeOf reads a size as cgpu has it (6GiB), or as Kubernetes has it (6Gi). Without a unit it is refused: it would be bytes to
 // one and GiB to the other.
 func sizeOf(text string) (quota.Bytes, error) {
-	if size, err := quota.ParseSize(text); err == nil {
-		return size, nil
-	}
 	bad := fmt.Errorf("agent: annotation %s=%q: want a size such as 6Gi or 6144Mi", annotationLimit, text)
 	if text == "" || len(text) > 32 || text[len(text)-1] >= '0' && text[len(text)-1] <= '9' {
 		return 0, bad
+	}
+	if size, err := quota.ParseSize(text); err == nil {
+		return size, nil
 	}
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() <= 0 {

@@ -213,7 +213,7 @@ func size(key string, in *string, out *quota.Bytes, zero bool) error {
 	}
 	b, err := quota.ParseSize(*in)
 	if err != nil {
-		return fault(key, *in, err.Error()+"; want a size with its unit, such as 13MiB or 1.5GiB")
+		return fault(key, *in, err.Error()+"; want a size such as 13MiB or 1.5GiB")
 	}
 	if b > maxSize {
 		return fault(key, *in, "is more than a GPU of this world has; want at most "+maxSize.String())

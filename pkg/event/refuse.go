@@ -1,6 +1,7 @@
 package event
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,7 +73,7 @@ func (r refusals) due(now time.Time) (next refusals, untold int) {
 	return r, untold
 }
 
-// Refuse tells that a container was refused. Of more than RefusedAMinute, or RefusedOfOne, in a minute the rest is counted only, and told in one line
+// Refuse tells that a container was refused, or, where the event has a kind, what else its create shows of a mistake. Of more than RefusedAMinute, or RefusedOfOne, in a minute the rest is counted only, and told in one line
 // with the first refusal after it, or by TellRefused.
 func Refuse(runDir string, e Event) error { return refuse(runDir, e, time.Now().UTC()) }
 
@@ -92,7 +93,7 @@ func refuse(runDir string, e Event, now time.Time) error {
 	if !tell {
 		return nil
 	}
-	e.Kind, e.Time = Refused, now
+	e.Kind, e.Time = cmp.Or(e.Kind, Refused), now
 	return Append(runDir, e)
 }
 

@@ -58,11 +58,12 @@ type Refusal struct {
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
+	noRoom      bool // there is too little memory: others may have more
 }
 
-// Error is one line.
+// Error is one line, for whoever asked.
 func (r *Refusal) Error() string {
-	s := "ledger: "
+	s := ""
 	if r.GPU.UUID != "" {
 		s += r.GPU.String() + ": "
 	}
@@ -124,7 +125,7 @@ func (req *Request) validate() error {
 }
 
 func badLimit(g GPU, limit quota.Bytes) error {
-	return fmt.Errorf("ledger: %s: a limit of %s: want 1MiB to the GPU's %s", g, limit, g.Memory)
+	return fmt.Errorf("ledger: %s: a limit of %s: want %s to the GPU's %s", g, limit, quota.MinMemory, g.Memory)
 }
 
 // gpu finds a GPU of the request by UUID.
@@ -173,10 +174,31 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
 		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
+			if refusal.noRoom {
+				refusal.Reason += req.elsewhere(f, g)
+			}
 			return nil, refusal
 		}
 	}
 	return req.Record.VGPUs, nil
+}
+
+// mostGPUs bounds how many GPUs a message tells of: it is one line of a log.
+const mostGPUs = 4
+
+// elsewhere tells what the GPUs beside g have free, but for those that somebody has whole.
+func (req *Request) elsewhere(f *file, g GPU) string {
+	s := ""
+	told := 0
+	for _, other := range req.GPUs {
+		l := loadOf(f, other, req.Overcommit, req.Card)
+		if other.UUID == g.UUID || l.whole > 0 || told == mostGPUs {
+			continue
+		}
+		told++
+		s += fmt.Sprintf(", GPU %d has %s", other.Index, l.free.FloorMiB())
+	}
+	return s
 }
 
 // load is what other containers have of one GPU.
@@ -239,7 +261,7 @@ func (l load) refuse(v VGPU, preload bool) *Refusal {
 }
 
 func (l load) noRoom(limit quota.Bytes) *Refusal {
-	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom,
+	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom, noRoom: true,
 		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), len(l.shares))}
 }
 
@@ -322,12 +344,11 @@ func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
 	case len(refusals) == 1 && count == 1:
 		return refusals[0]
 	}
-	const most = 4 // the message is one line of a log
 	var reasons []string
-	for _, r := range refusals[:min(len(refusals), most)] {
+	for _, r := range refusals[:min(len(refusals), mostGPUs)] {
 		reasons = append(reasons, fmt.Sprintf("GPU %d: %s", r.GPU.Index, r.Reason))
 	}
-	if more := len(refusals) - most; more > 0 {
+	if more := len(refusals) - mostGPUs; more > 0 {
 		reasons = append(reasons, fmt.Sprintf("and %d more", more))
 	}
 	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}

@@ -213,7 +213,7 @@ func (req *ChangeRequest) slice(others *file, old VGPU) (VGPU, error) {
 	}
 	g := req.GPUs[i]
 	l := loadOf(others, g, req.Overcommit, req.Card)
-	if v.Limit != old.Limit && (v.Limit < quota.MiB || v.Limit > g.Memory) {
+	if v.Limit != old.Limit && (v.Limit < quota.MinMemory || v.Limit > g.Memory) {
 		return VGPU{}, badLimit(g, v.Limit)
 	}
 	if v.Limit > old.Limit && v.Limit > l.free {

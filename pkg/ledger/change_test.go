@@ -85,7 +85,7 @@ func TestChange(t *testing.T) {
 		{"a percent too many", "n2", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
 		{"one slice has no room", "n1", ChangeRequest{Limit: new(9 * gib)}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
 		{"one setting does not fit", "n2", ChangeRequest{Weight: new(2), Percent: new(70)}, nil, "asked for 70 %"},
-		{"less than 1MiB", "n2", ChangeRequest{Limit: new(quota.MiB - 1)}, nil, "want 1MiB to the GPU's 16384MiB"},
+		{"less than 64MiB", "n2", ChangeRequest{Limit: new(63 * quota.MiB)}, nil, "want 64MiB to the GPU's 16384MiB"},
 		{"more than the card", "n1", ChangeRequest{Limit: new(24*gib + 1), GPU: "GPU-b", Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
 		{"a GPU it does not have", "n2", ChangeRequest{GPU: "GPU-b", Weight: new(2)}, nil, `container "web" has no slice of GPU GPU-b`},
 		{"weight 0", "n2", ChangeRequest{Weight: new(0)}, nil, "weight 0: want 1 to 64"},

@@ -29,7 +29,7 @@ func TestSpill(t *testing.T) {
 		{"none where too much is promised", spilling("c", 2*gib, 0, 0), 0, ""},
 		{"just fits", spilling("c", 10*gib, 4*gib), 0, ""},
 		{"one byte too many", spilling("c", 10*gib, 4*gib+1), 4 * gib,
-			"ledger: asked for 4294967297B of spill, but 4096MiB are free of the node's 10240MiB; ask for less (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"},
+			"asked for 4294967297B of spill, but 4096MiB are free of the node's 10240MiB; ask for less (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"},
 		{"each GPU counts", spilling("c", 10*gib, 2*gib, 3*gib), 4 * gib, "asked for 5120MiB of spill on 2 GPUs together, but 4096MiB are free"},
 		{"max_spill lowered since", spilling("c", 5*gib, quota.MiB), 0, "but 0MiB are free of the node's 5120MiB"},
 		{"switched off", spilling("c", 0, quota.MiB), 0, "asked for 1MiB of spill, but this node allows none; do without"},

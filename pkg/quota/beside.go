@@ -65,9 +65,8 @@ func (q *Quota) Within(allocated Slice, free []Choice) Slice {
 // said reports that one of keys was set.
 func (q *Quota) said(keys ...key) bool {
 	return slices.ContainsFunc(keys, func(k key) bool {
-		_, annotated := q.Asked[names[k].annotation]
-		_, variable := q.Asked[names[k].variable]
-		return annotated || variable
+		_, ok := q.askedBy(k)
+		return ok
 	})
 }
 

@@ -12,6 +12,9 @@ const (
 	GiB Bytes = 1 << 30
 )
 
+// MinMemory is the least limit of a vGPU's memory: who asks for less has rather mistaken the unit.
+const MinMemory = 64 * MiB
+
 // FloorMiB rounds b down to a whole MiB.
 func (b Bytes) FloorMiB() Bytes { return b / MiB * MiB }
 

@@ -116,7 +116,7 @@ type words map[string]setting
 func (w words) get(name string) (setting, error) {
 	s := w[name]
 	if s.conflict {
-		return s, s.bad("is set a second time, to "+show(s.other), "set it once")
+		return s, s.twice()
 	}
 	return s, nil
 }

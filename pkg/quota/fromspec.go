@@ -64,16 +64,24 @@ func (q *Quota) take(s *settings, k key) (setting, error) {
 	return v, err
 }
 
+// askedBy is the name under which k was used.
+func (q *Quota) askedBy(k key) (string, bool) {
+	for _, name := range []string{names[k].annotation, names[k].variable, names[k].native} {
+		if _, ok := q.Asked[name]; ok {
+			return name, true
+		}
+	}
+	return "", false
+}
+
 // source finds the setting that q got from one of keys, the first that was used, for messages after FromSpec.
 func (q *Quota) source(keys ...key) (name, value string) {
 	for _, k := range keys {
 		if word, ok := q.from[k]; ok {
 			return word.name, word.value
 		}
-		for _, name := range []string{names[k].annotation, names[k].variable} {
-			if value, ok := q.Asked[name]; ok {
-				return name, value
-			}
+		if name, ok := q.askedBy(k); ok {
+			return name, q.Asked[name]
 		}
 	}
 	return names[keys[0]].variable, ""

@@ -31,14 +31,15 @@ func TestNamesAreSystematic(t *testing.T) {
 
 func TestNotAsked(t *testing.T) {
 	for name, env := range map[string][]string{
-		"nothing":              nil,
-		"plain":                {"PATH=/bin", "A", "", "=x"},
-		"nvidia only":          {"NVIDIA_VISIBLE_DEVICES=0,0,MIG-x"},
-		"other variables, bad": {"ALIYUN_COM_GPU_MEM_DEV=x", "ALIYUN_COM_GPU_SCHD_WEIGHT=0", "CGPU_MEM_SPILL=x", "CGPU_LIMITER=x"},
-		"case matters":         {"aliyun_com_gpu_mem_container=x"},
-		"longer name":          {container + "S=x"},
-		"off, all else bad":    {container + "=x", container + "=y", "CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_IDX=-1"},
-		"off with 1":           {container + "=6", "CGPU_DISABLE=1"},
+		"nothing":                nil,
+		"plain":                  {"PATH=/bin", "A", "", "=x"},
+		"nvidia only":            {"NVIDIA_VISIBLE_DEVICES=0,0,MIG-x"},
+		"other variables, bad":   {"ALIYUN_COM_GPU_MEM_DEV=x", "ALIYUN_COM_GPU_SCHD_WEIGHT=0", "CGPU_MEM_SPILL=x", "CGPU_LIMITER=x"},
+		"case matters":           {"aliyun_com_gpu_mem_container=x"},
+		"longer name":            {container + "S=x"},
+		"native, without memory": {"CGPU_WEIGHT=x", "CGPU_GPUS=x", "CGPU_MEMORY=6"},
+		"off, all else bad":      {container + "=x", container + "=y", "CGPU_DISABLE=true", "ALIYUN_COM_GPU_MEM_IDX=-1"},
+		"off with 1":             {container + "=6", "CGPU_DISABLE=1"},
 	} {
 		if q, err := FromSpec(env, nil); q != nil || err != nil {
 			t.Errorf("%s: got %+v, %v; want neither", name, q, err)
@@ -81,6 +82,13 @@ func TestAsked(t *testing.T) {
 		{"MiB", "C=6144MiB", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"G and M are binary", "C=6G", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
 		{"m", "C=512m", "", Quota{Memory: Memory{Fixed: 512 * MiB}}},
+		{"GB is binary, as in docker's --memory", "C=6gb", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"native names", "CGPU_MEM=6GiB CGPU_WEIGHT=3 CGPU_PERCENT=40 CGPU_GPUS=0,1", "",
+			Quota{Memory: Memory{Fixed: 6 * GiB}, Weight: 3, Percent: 40, Visible: ids("0", "1")}},
+		{"both names, the same value", "CGPU_MEM=6 C=6", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
+		{"native name and units", "CGPU_MEM=6 A_MEM_DEV=15", "", Quota{Memory: Memory{Num: 6, Den: 15}}},
+		{"a pod cannot lift an annotated limit by native names", "CGPU_MEM=15 CGPU_GPUS=all CGPU_WEIGHT=64 CGPU_PERCENT=100", "gpu-mem-container=3",
+			Quota{Memory: Memory{Fixed: 3 * GiB}}},
 		{"Mi", "C=512Mi", "", Quota{Memory: Memory{Fixed: 512 * MiB}}},
 		{"largest", "C=17179869183", "", Quota{Memory: Memory{Fixed: 17179869183 * GiB}}},
 		{"twice the same", "C=6 C=6", "", Quota{Memory: Memory{Fixed: 6 * GiB}}},
@@ -183,7 +191,15 @@ func TestRefused(t *testing.T) {
 		{"C=+1", "", container, "want a positive number"},
 		{"C=7x", "", container, "want a positive number of GiB, or a size such as 6GiB or 6144MiB"},
 		{"C=six", "", container, "want a positive number"},
-		{"C=6GB", "", container, "want a positive number"},
+		{"C=6TB", "", container, "want a positive number"},
+		{"C=6 CGPU_MEM=7", "", container, `disagrees with CGPU_MEM="7"`},
+		{"CGPU_MEM=7 C=6", "", "CGPU_MEM", `disagrees with ALIYUN_COM_GPU_MEM_CONTAINER="6"`},
+		{"CGPU_MEM=6 CGPU_MEM=7", "", "CGPU_MEM", `is set a second time, to "7"`},
+		{"CGPU_MEM=x", "", "CGPU_MEM", "want a positive number of GiB"},
+		{"CGPU_MEM=6 CGPU_WEIGHT=65", "", "CGPU_WEIGHT", "1 to 64"},
+		{"CGPU_MEM=6 A_SCHD_WEIGHT=2 CGPU_WEIGHT=3", "", "ALIYUN_COM_GPU_SCHD_WEIGHT", `disagrees with CGPU_WEIGHT="3"`},
+		{"CGPU_MEM=6 CGPU_GPUS=x", "", "CGPU_GPUS", "no GPU"},
+		{"CGPU_MEM=6 CGPU_PERCENT=0", "", "CGPU_PERCENT", "zero"},
 		{"C=6KiB", "", container, "want a positive number"},
 		{"C=GiB", "", container, "want a positive number"},
 		{"C=.5", "", container, "want a positive number"},
@@ -209,7 +225,7 @@ func TestRefused(t *testing.T) {
 		{"C=1.5 A_MEM_DEV=15", "", container, "whole number of its units"},
 		{"C=16 A_MEM_DEV=15", "", container, "more than one whole GPU"},
 		{"C=6 A_MEM_DEV=18446744073709551616", "", "ALIYUN_COM_GPU_MEM_DEV", "too large"},
-		{"C=6 A_MEM_UNIT=GB", "", "ALIYUN_COM_GPU_MEM_UNIT", "want GiB or MiB"},
+		{"C=6 A_MEM_UNIT=KiB", "", "ALIYUN_COM_GPU_MEM_UNIT", "want GiB or MiB"},
 		{"C=6 A_MEM_UNIT=", "", "ALIYUN_COM_GPU_MEM_UNIT", "want GiB or MiB"},
 		{"C=3 C=15", "", container, "second time, to \"15\""},
 		{"C=3 C=15 C=3", "", container, "second time, to \"15\""},
@@ -258,7 +274,7 @@ func TestRefused(t *testing.T) {
 		{"C=6", "priority=best-effort gpu-high-prio=x", "cgpu.io/gpu-high-prio", "want 1 or true"},
 		{"C=6 CGPU_MEM_SPILL=", "", "CGPU_MEM_SPILL", "want a positive number of GiB, a size such as 4GiB or 512MiB, or 0 for none"},
 		{"C=6 CGPU_MEM_SPILL=-1", "", "CGPU_MEM_SPILL", "want a positive number"},
-		{"C=6 CGPU_MEM_SPILL=4GB", "", "CGPU_MEM_SPILL", "or 0 for none"},
+		{"C=6 CGPU_MEM_SPILL=4TB", "", "CGPU_MEM_SPILL", "or 0 for none"},
 		{"C=6 CGPU_MEM_SPILL=0.0", "", "CGPU_MEM_SPILL", "is zero; want a positive number"},
 		{"C=6 CGPU_MEM_SPILL=0.0000001", "", "CGPU_MEM_SPILL", "less than 1MiB; want"},
 		{"C=6 CGPU_MEM_SPILL=" + huge, "", "CGPU_MEM_SPILL", "too many digits; want"},
@@ -317,12 +333,12 @@ func TestRefuse(t *testing.T) {
 		refuse                 func(*Quota) error
 		env, annotations, want string
 	}{
-		{time, "C=6 A_CORE_PERCENTAGE=60 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="60": no; why not`},
-		{time, "C=6 A_SCHD_WEIGHT=3", "gpu-core-percentage=60", `quota: cgpu.io/gpu-core-percentage="60": no; why not`},
-		{time, "C=6 A_SCHD_WEIGHT=3", "", `quota: ALIYUN_COM_GPU_SCHD_WEIGHT="3": no; why not`},
+		{time, "C=6 A_CORE_PERCENTAGE=60 A_SCHD_WEIGHT=3", "", `ALIYUN_COM_GPU_CORE_PERCENTAGE="60": no; why not`},
+		{time, "C=6 A_SCHD_WEIGHT=3", "gpu-core-percentage=60", `cgpu.io/gpu-core-percentage="60": no; why not`},
+		{time, "C=6 A_SCHD_WEIGHT=3", "", `ALIYUN_COM_GPU_SCHD_WEIGHT="3": no; why not`},
 		{time, "C=6 A_HIGH_PRIO=1", "", ""},
-		{spill, "C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": no; why not`},
-		{spill, "C=6 CGPU_MEM_SPILL=4", "gpu-mem-spill=3GiB", `quota: cgpu.io/gpu-mem-spill="3GiB": no; why not`},
+		{spill, "C=6 CGPU_MEM_SPILL=4", "", `CGPU_MEM_SPILL="4": no; why not`},
+		{spill, "C=6 CGPU_MEM_SPILL=4", "gpu-mem-spill=3GiB", `cgpu.io/gpu-mem-spill="3GiB": no; why not`},
 		{spill, "C=6 CGPU_MEM_SPILL=0", "", ""},
 		{spill, "C=6", "", ""},
 	} {
@@ -344,12 +360,12 @@ func TestRefusePreload(t *testing.T) {
 	for _, c := range []struct{ env, annotations, want string }{
 		{"C=6", "", ""},
 		{"C=6 A_SCHD_WEIGHT=3 CGPU_MEM_SPILL=0 CGPU_LIMITER=on A_HIGH_PRIO=0", "priority=default", ""},
-		{"C=6 CGPU_MEM_SPILL=4", "", `quota: CGPU_MEM_SPILL="4": with enforcement = "preload"`},
-		{"C=6", "gpu-mem-spill=4", `quota: cgpu.io/gpu-mem-spill="4": with`},
-		{"C=6 A_CORE_PERCENTAGE=100", "", `quota: ALIYUN_COM_GPU_CORE_PERCENTAGE="100": with`},
-		{"C=6 A_HIGH_PRIO=1", "", `quota: ALIYUN_COM_GPU_HIGH_PRIO="1": with`},
-		{"C=6", "priority=best-effort", `quota: cgpu.io/priority="best-effort": with`},
-		{"C=6 CGPU_LIMITER=off", "", `quota: CGPU_LIMITER="off": with`},
+		{"C=6 CGPU_MEM_SPILL=4", "", `CGPU_MEM_SPILL="4": with enforcement = "preload"`},
+		{"C=6", "gpu-mem-spill=4", `cgpu.io/gpu-mem-spill="4": with`},
+		{"C=6 A_CORE_PERCENTAGE=100", "", `ALIYUN_COM_GPU_CORE_PERCENTAGE="100": with`},
+		{"C=6 A_HIGH_PRIO=1", "", `ALIYUN_COM_GPU_HIGH_PRIO="1": with`},
+		{"C=6", "priority=best-effort", `cgpu.io/priority="best-effort": with`},
+		{"C=6 CGPU_LIMITER=off", "", `CGPU_LIMITER="off": with`},
 	} {
 		q, err := FromSpec(expand(c.env), annotate(c.annotations))
 		if err != nil {
@@ -370,9 +386,9 @@ func TestRefusePreload(t *testing.T) {
 
 func TestErrorText(t *testing.T) {
 	for value, want := range map[string]string{
-		"7x":                             `quota: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
-		strings.Repeat("1", 10<<20):      `quota: ALIYUN_COM_GPU_MEM_CONTAINER="1111111111111111111111111111111111111111"…(10485760 bytes): has too many digits; want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
-		"\x1b[2J\n{\"level\":\"error\"}": `quota: ALIYUN_COM_GPU_MEM_CONTAINER="\x1b[2J\n{\"level\":\"error\"}": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		"7x":                             `ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		strings.Repeat("1", 10<<20):      `ALIYUN_COM_GPU_MEM_CONTAINER="1111111111111111111111111111111111111111"…(10485760 bytes): has too many digits; want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
+		"\x1b[2J\n{\"level\":\"error\"}": `ALIYUN_COM_GPU_MEM_CONTAINER="\x1b[2J\n{\"level\":\"error\"}": want a positive number of GiB, or a size such as 6GiB or 6144MiB`,
 	} {
 		if _, err := FromSpec([]string{container + "=" + value}, nil); err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
@@ -390,8 +406,8 @@ func checkMessage(t *testing.T, err error) {
 	if strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		t.Errorf("control characters in %q", text)
 	}
-	if !strings.HasPrefix(text, "quota: ") {
-		t.Errorf("no prefix: %s", text)
+	if name, _, ok := strings.Cut(text, "="); !ok || strings.Contains(name, " ") {
+		t.Errorf("begins with no name: %s", text)
 	}
 }
 

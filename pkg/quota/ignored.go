@@ -9,42 +9,94 @@ import (
 // mostIgnored bounds what is told of words that do nothing: a tenant chooses them.
 const mostIgnored = 8
 
+// ours are what the names of cgpu's variables and annotations begin with.
+const (
+	aliyunPrefix     = "ALIYUN_COM_GPU_"
+	nativePrefix     = "CGPU_"
+	annotationPrefix = "cgpu.io/"
+)
+
+// ownVariables begin like variables of cgpu and are for its programs, not for containers.
+var ownVariables = []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "CGPU_CLAIM", "CGPU_AGENT_"}
+
 // ignored tells what of the container's words does nothing though it looks as if it were for cgpu: a name that is misspelled, or of
 // something that cgpu has not.
 func (s *settings) ignored(env []string, annotations map[string]string, dialects []Dialect) []string {
-	var unknown []string
-	add := func(name string) {
-		if !slices.Contains(unknown, name) {
-			unknown = append(unknown, name)
-		}
-	}
-	for _, entry := range env {
-		name, _, _ := strings.Cut(entry, "=")
-		isName := func(n struct{ variable, annotation string }) bool { return n.variable == name }
-		if strings.HasPrefix(name, "ALIYUN_COM_GPU_") && !slices.ContainsFunc(names[:], isName) && !isWordOf(name, dialects) {
-			add(name)
-		}
-	}
-	for name := range annotations {
-		isName := func(n struct{ variable, annotation string }) bool { return n.annotation == name }
-		if strings.HasPrefix(name, "cgpu.io/") && !strings.HasPrefix(name, "cgpu.io/applied.") && !slices.ContainsFunc(names[:], isName) {
-			add(name)
-		}
-	}
-	slices.Sort(unknown)
-	var list []string
-	for _, name := range unknown[:min(len(unknown), mostIgnored)] {
-		list = append(list, shorten(name)+", a name that cgpu does not know")
-	}
-	if more := len(unknown) - mostIgnored; more > 0 {
-		list = append(list, strconv.Itoa(more)+" more names that cgpu does not know")
-	}
+	list := unknown(env, annotations, dialects)
 	idx, err1 := s.get(memIdx)
 	visible, err2 := s.get(visibleDevices)
 	if err1 == nil && err2 == nil && idx.set && visible.set {
 		list = append(list, idx.name+", because "+visible.name+" names the GPUs")
 	}
 	return list
+}
+
+// Missed tells what looks as if a container that gets no vGPU were to have one: misspelled names, and settings without a memory limit.
+func Missed(env []string, annotations map[string]string, dialects ...Dialect) []string {
+	s := gather(env, annotations)
+	if s.variables[memContainer].set || s.annotations[memContainer].set {
+		return nil // switched off
+	}
+	list := unknown(env, annotations, dialects)
+	for k := range names {
+		for _, said := range []setting{s.variables[k], s.annotations[k]} {
+			if said.set && key(k) != disable && isOurs(said.name) {
+				list = append(list, said.name+", without "+names[memContainer].native)
+			}
+		}
+	}
+	return list
+}
+
+// unknown lists names that begin like those of cgpu, in any case, and are none.
+func unknown(env []string, annotations map[string]string, dialects []Dialect) []string {
+	var found []string
+	add := func(name string, is func(*keyName) bool) {
+		if !isOurs(name) || slices.Contains(found, name) {
+			return
+		}
+		for k := range names {
+			if is(&names[k]) {
+				return
+			}
+		}
+		found = append(found, name)
+	}
+	for _, entry := range env {
+		v, _, _ := strings.Cut(entry, "=")
+		if !isWordOf(v, dialects) && !strings.HasPrefix(v, annotationPrefix) {
+			add(v, func(n *keyName) bool { return n.isVariable(v) })
+		}
+	}
+	for a := range annotations {
+		if strings.HasPrefix(a, annotationPrefix) && !strings.HasPrefix(a, annotationPrefix+"applied.") {
+			add(a, func(n *keyName) bool { return n.annotation == a })
+		}
+	}
+	slices.Sort(found)
+	var list []string
+	for _, name := range found[:min(len(found), mostIgnored)] {
+		list = append(list, shorten(name)+", a name that cgpu does not know")
+	}
+	if more := len(found) - mostIgnored; more > 0 {
+		list = append(list, strconv.Itoa(more)+" more names that cgpu does not know")
+	}
+	return list
+}
+
+// isOurs reports that a name begins like those of cgpu.
+func isOurs(name string) bool {
+	for _, own := range ownVariables {
+		if strings.HasPrefix(name, own) {
+			return false
+		}
+	}
+	for _, prefix := range []string{aliyunPrefix, nativePrefix, annotationPrefix} {
+		if len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // isWordOf says whether a variable is one of the dialects'.

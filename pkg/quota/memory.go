@@ -91,7 +91,7 @@ func readPod(q *Quota, s *settings) error {
 }
 
 // Limit is m on a card of the given size, in whole MiB: a fraction is rounded down. It refuses a limit that is more
-// than the card or less than 1 MiB.
+// than the card or less than MinMemory.
 func (m Memory) Limit(card Bytes) (Bytes, error) {
 	limit := m.Fixed
 	if m.Den != 0 {
@@ -108,14 +108,13 @@ func (m Memory) Limit(card Bytes) (Bytes, error) {
 	case limit > card:
 		return 0, m.bad("is more than the GPU's "+card.FloorMiB().String(),
 			"ask for less, or set ALIYUN_COM_GPU_MEM_DEV to ask for a fraction of the GPU")
-	case limit < MiB && m.Den != 0:
-		// Any number of units is 1 MiB at least, where these are as large.
+	case limit < MinMemory && m.Den != 0:
 		return 0, &Error{
-			Variable: names[memDev].variable, Value: m.String(), Reason: "is less than 1MiB of the GPU's " + card.FloorMiB().String(),
+			Variable: names[memDev].variable, Value: m.String(), Reason: "is less than 64MiB of the GPU's " + card.FloorMiB().String(),
 			Remedy: "set it to the units that one GPU has, or ask for more of them",
 		}
-	case limit < MiB:
-		return 0, m.bad("is less than 1MiB", "ask for more")
+	case limit < MinMemory:
+		return 0, m.bad("is less than 64MiB", "ask for more")
 	}
 	return limit, nil
 }
@@ -129,6 +128,9 @@ func (q *Quota) Misfit(refused *Error, on string) *Error {
 	}
 	name, value := q.source(keys...)
 	remedy := refused.Remedy
+	if n, ok := digits(value); ok && isDigits(value) && n > 99 && q.Memory.Fixed == Bytes(n)*GiB {
+		remedy = "a number alone is GiB: write " + value + "MiB if that is meant"
+	}
 	if _, foreign := q.from[memContainer]; foreign {
 		remedy = "" // it is in cgpu's words, which would disagree with the dialect's
 	}

@@ -2,14 +2,15 @@ package quota
 
 import "slices"
 
-// Name is how a container says one of cgpu's own settings. Variable is empty where only an annotation can say it.
-type Name struct{ Variable, Annotation string }
+// Name is how a container says one of cgpu's own settings. Variable is empty where only an annotation can say it;
+// Native is another variable that means the same, where there is one.
+type Name struct{ Variable, Annotation, Native string }
 
 // Names are all of cgpu's own settings, for the documentation.
 func Names() []Name {
 	var all []Name
 	for _, n := range names {
-		all = append(all, Name{n.variable, n.annotation})
+		all = append(all, Name{n.variable, n.annotation, n.native})
 	}
 	return all
 }

@@ -72,15 +72,14 @@ func parseSize(v string, unit Bytes) (Bytes, string) {
 	}
 }
 
-// parseUnit returns the size of a unit, 0 when it is none. All are binary: 6G is 6 GiB, as in docker's --memory. GB and
-// MB are refused, because they would be read as powers of ten elsewhere.
+// parseUnit returns the size of a unit, 0 when it is none. All are binary: 6G and 6GB are 6 GiB, as in docker's --memory.
 func parseUnit(u string) Bytes {
 	switch {
 	case len(u) > 3:
 		return 0
-	case strings.EqualFold(u, "GiB"), strings.EqualFold(u, "Gi"), strings.EqualFold(u, "G"):
+	case strings.EqualFold(u, "GiB"), strings.EqualFold(u, "Gi"), strings.EqualFold(u, "GB"), strings.EqualFold(u, "G"):
 		return GiB
-	case strings.EqualFold(u, "MiB"), strings.EqualFold(u, "Mi"), strings.EqualFold(u, "M"):
+	case strings.EqualFold(u, "MiB"), strings.EqualFold(u, "Mi"), strings.EqualFold(u, "MB"), strings.EqualFold(u, "M"):
 		return MiB
 	}
 	return 0

@@ -10,6 +10,9 @@ import (
 // NeedsPlacement reports that no GPU was named, so that the node chooses one (ledger.Placement).
 func (q *Quota) NeedsPlacement() bool { return q.Visible.IsZero() }
 
+// NamesGPUs reports that the GPUs to slice were named, by more than NVIDIA's variable.
+func (q *Quota) NamesGPUs() bool { return q.said(visibleDevices, memIdx) }
+
 // Resolve binds q to the GPUs of a node: the sliced ones with their limits, and the indices of those given whole, both
 // ascending by index. When q needs placement, grants is empty and the caller chooses.
 func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {

@@ -21,7 +21,8 @@ func TestLimit(t *testing.T) {
 		{Memory{Num: 15, Den: 15}, t4, t4},
 		{Memory{Num: 1, Den: 1}, t4 + 5, t4},
 		{Memory{Num: 1<<64 - 1, Den: 1<<64 - 1}, 1<<64 - 1, Bytes(1<<64 - 1).FloorMiB()},
-		{Memory{Num: 1, Den: 15109}, t4, MiB},
+		{Memory{Num: 64, Den: 15109}, t4, MinMemory},
+		{Memory{Fixed: MinMemory}, t4, MinMemory},
 		{Memory{Fixed: 6 * GiB}, t4, 6 * GiB},
 		{Memory{Fixed: t4}, t4, t4},
 	} {
@@ -36,10 +37,12 @@ func TestLimit(t *testing.T) {
 	}{
 		{Memory{Fixed: 15 * GiB}, t4, "is more than the GPU's 15109MiB"},
 		{Memory{Num: 16, Den: 15}, t4, "is more than one whole GPU"},
-		{Memory{Num: 1, Den: 15110}, t4, "is less than 1MiB"},
-		{Memory{Num: 1, Den: 1<<64 - 1}, 1<<64 - 1, "is less than 1MiB"},
-		{Memory{}, t4, "is less than 1MiB"},
-		{Memory{Num: 1, Den: 1}, 0, "is less than 1MiB"},
+		{Memory{Num: 1, Den: 15110}, t4, "is less than 64MiB"},
+		{Memory{Num: 1, Den: 1<<64 - 1}, 1<<64 - 1, "is less than 64MiB"},
+		{Memory{Num: 63, Den: 15109}, t4, "is less than 64MiB"},
+		{Memory{Fixed: 63 * MiB}, t4, "is less than 64MiB"},
+		{Memory{}, t4, "is less than 64MiB"},
+		{Memory{Num: 1, Den: 1}, 0, "is less than 64MiB"},
 	} {
 		_, err := c.memory.Limit(c.card)
 		var e *Error
@@ -90,7 +93,9 @@ func TestResolveRefused(t *testing.T) {
 		{"C=6 A_MEM_IDX=5", "", "ALIYUN_COM_GPU_MEM_IDX", "no GPU"},
 		{"C=6 N=5", "", "NVIDIA_VISIBLE_DEVICES", "no GPU"},
 		{"C=15 A_VISIBLE_DEVICES=0", "", container, "on GPU 0 (" + uuid0 + ") the limit 15360MiB is more than the GPU's 15109MiB"},
-		{"C=1 A_MEM_DEV=99999 A_VISIBLE_DEVICES=0", "", "ALIYUN_COM_GPU_MEM_DEV", "the limit 1/99999 is less than 1MiB"},
+		{"C=1 A_MEM_DEV=99999 A_VISIBLE_DEVICES=0", "", "ALIYUN_COM_GPU_MEM_DEV", "the limit 1/99999 is less than 64MiB"},
+		{"CGPU_MEM=15 CGPU_GPUS=0", "", "CGPU_MEM", "more than the GPU's 15109MiB"},
+		{"CGPU_MEM=5 CGPU_GPUS=7", "", "CGPU_GPUS", "no GPU"},
 		{"", "gpu-mem-container=15 gpu-visible-devices=0", "cgpu.io/gpu-mem-container", "more than the GPU's"},
 	} {
 		q, err := FromSpec(expand(c.env), annotate(c.annotations))
@@ -113,6 +118,27 @@ func TestResolveRefused(t *testing.T) {
 		q, _ := FromSpec([]string{container + "=6", "ALIYUN_COM_GPU_VISIBLE_DEVICES=" + selector}, nil)
 		if _, _, err := q.Resolve(nil); err == nil || !strings.Contains(err.Error(), "has no GPU") {
 			t.Errorf("no GPU: %v", err)
+		}
+	}
+}
+
+// A number without a unit that no card has was meant as MiB.
+func TestMisfitTellsTheUnit(t *testing.T) {
+	for env, remedy := range map[string]string{
+		"C=6000":                   `a number alone is GiB: write 6000MiB if that is meant`,
+		"CGPU_MEM=6000":            `a number alone is GiB: write 6000MiB if that is meant`,
+		"C=6000GiB":                "ask for less",
+		"C=16":                     "ask for less", // GiB was meant
+		"C=6144000 A_MEM_UNIT=MiB": "ask for less",
+	} {
+		q, err := FromSpec(expand(env+" A_VISIBLE_DEVICES=0"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = q.Resolve(node)
+		var e *Error
+		if !errors.As(err, &e) || !strings.HasPrefix(e.Remedy, remedy) {
+			t.Errorf("%s: got %v, want %q", env, err, remedy)
 		}
 	}
 }

@@ -23,33 +23,38 @@ const (
 	numKeys
 )
 
-// names gives the variable and the annotation of every key. The annotation is the variable in lower case, without
-// ALIYUN_COM_ or CGPU_, and with dashes (a test holds the table to that rule); only that of CGPU_MEM_SPILL stands with the
-// other gpu-mem- annotations. What has no variable is asked for by annotation only.
-var names = [numKeys]struct{ variable, annotation string }{
-	memContainer:   {"ALIYUN_COM_GPU_MEM_CONTAINER", "cgpu.io/gpu-mem-container"},
-	memDev:         {"ALIYUN_COM_GPU_MEM_DEV", "cgpu.io/gpu-mem-dev"},
-	memUnit:        {"ALIYUN_COM_GPU_MEM_UNIT", "cgpu.io/gpu-mem-unit"},
-	memIdx:         {"ALIYUN_COM_GPU_MEM_IDX", "cgpu.io/gpu-mem-idx"},
-	memPod:         {"ALIYUN_COM_GPU_MEM_POD", "cgpu.io/gpu-mem-pod"},
-	visibleDevices: {"ALIYUN_COM_GPU_VISIBLE_DEVICES", "cgpu.io/gpu-visible-devices"},
-	schdWeight:     {"ALIYUN_COM_GPU_SCHD_WEIGHT", "cgpu.io/gpu-schd-weight"},
-	highPrio:       {"ALIYUN_COM_GPU_HIGH_PRIO", "cgpu.io/gpu-high-prio"},
-	corePercentage: {"ALIYUN_COM_GPU_CORE_PERCENTAGE", "cgpu.io/gpu-core-percentage"},
-	disable:        {"CGPU_DISABLE", "cgpu.io/disable"},
-	nvidiaVisible:  {"NVIDIA_VISIBLE_DEVICES", "cgpu.io/nvidia-visible-devices"},
-	priority:       {"", "cgpu.io/priority"},
-	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill"},
-	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter"},
+// keyName is what a key is called. The annotation is the variable in lower case, without ALIYUN_COM_ or CGPU_, and with dashes (a test
+// holds the table to that rule); only that of CGPU_MEM_SPILL stands with the other gpu-mem- annotations. native is cgpu's own
+// variable where the other one is Alibaba Cloud's; both mean the same. What has no variable is asked for by annotation only.
+type keyName struct{ variable, annotation, native string }
+
+// isVariable says whether a variable of that name is the key's.
+func (n *keyName) isVariable(v string) bool { return v != "" && (v == n.variable || v == n.native) }
+
+var names = [numKeys]keyName{
+	memContainer:   {"ALIYUN_COM_GPU_MEM_CONTAINER", "cgpu.io/gpu-mem-container", "CGPU_MEM"},
+	memDev:         {"ALIYUN_COM_GPU_MEM_DEV", "cgpu.io/gpu-mem-dev", ""},
+	memUnit:        {"ALIYUN_COM_GPU_MEM_UNIT", "cgpu.io/gpu-mem-unit", ""},
+	memIdx:         {"ALIYUN_COM_GPU_MEM_IDX", "cgpu.io/gpu-mem-idx", ""},
+	memPod:         {"ALIYUN_COM_GPU_MEM_POD", "cgpu.io/gpu-mem-pod", ""},
+	visibleDevices: {"ALIYUN_COM_GPU_VISIBLE_DEVICES", "cgpu.io/gpu-visible-devices", "CGPU_GPUS"},
+	schdWeight:     {"ALIYUN_COM_GPU_SCHD_WEIGHT", "cgpu.io/gpu-schd-weight", "CGPU_WEIGHT"},
+	highPrio:       {"ALIYUN_COM_GPU_HIGH_PRIO", "cgpu.io/gpu-high-prio", ""},
+	corePercentage: {"ALIYUN_COM_GPU_CORE_PERCENTAGE", "cgpu.io/gpu-core-percentage", "CGPU_PERCENT"},
+	disable:        {"CGPU_DISABLE", "cgpu.io/disable", ""},
+	nvidiaVisible:  {"NVIDIA_VISIBLE_DEVICES", "cgpu.io/nvidia-visible-devices", ""},
+	priority:       {"", "cgpu.io/priority", ""},
+	memSpill:       {"CGPU_MEM_SPILL", "cgpu.io/gpu-mem-spill", ""},
+	limiter:        {"CGPU_LIMITER", "cgpu.io/limiter", ""},
 }
 
 // setting is what the container says for one key, under the name it used.
 type setting struct {
 	name, value string
 	set         bool
-	// other is a second, different value of the same variable.
-	other    string
-	conflict bool
+	// other is a second, different value of the same variable, or of the key's other one, which otherName is then.
+	other, otherName string
+	conflict         bool
 	// last is the value of its last occurrence, which is the one that the container's processes see.
 	last string
 }
@@ -77,8 +82,8 @@ func gather(env []string, annotations map[string]string) *settings {
 			continue
 		}
 		for k := range names {
-			if names[k].variable == name {
-				s.variables[k].add(key(k), value)
+			if names[k].isVariable(name) {
+				s.variables[k].add(key(k), name, value)
 				break
 			}
 		}
@@ -92,11 +97,11 @@ func gather(env []string, annotations map[string]string) *settings {
 }
 
 // add takes one more occurrence of a variable.
-func (s *setting) add(k key, value string) {
-	s.name, s.last = names[k].variable, value
+func (s *setting) add(k key, name, value string) {
+	s.last = value
 	switch {
 	case !s.set:
-		s.value, s.set = value, true
+		s.name, s.value, s.set = name, value, true
 	case k == nvidiaVisible:
 		// Engines append their own value behind the user's, and CDI injection then appends "void" to switch NVIDIA's
 		// injectors off: the last value that is not such a switch is what was asked for.
@@ -104,8 +109,16 @@ func (s *setting) add(k key, value string) {
 			s.value = value
 		}
 	case !s.conflict && value != s.value:
-		s.other, s.conflict = value, true
+		s.other, s.otherName, s.conflict = value, name, true
 	}
+}
+
+// twice is the refusal of a setting with two values.
+func (s setting) twice() error {
+	if s.otherName != "" && s.otherName != s.name {
+		return s.bad("disagrees with "+s.otherName+"="+show(s.other), "set one of them")
+	}
+	return s.bad("is set a second time, to "+show(s.other), "set it once")
 }
 
 // annotated reports that the request came by annotation, that is from a device plugin: a pod cannot forge those, while
@@ -126,7 +139,7 @@ func (s *settings) get(k key) (setting, error) {
 	}
 	if v.conflict {
 		// In Kubernetes the first may be the device plugin's and the last the pod author's; neither is surely right.
-		return v, v.bad("is set a second time, to "+show(v.other), "set it once")
+		return v, v.twice()
 	}
 	return v, nil
 }

@@ -5,13 +5,10 @@ import (
 	"strings"
 )
 
-// ParseSize reads a size that names its unit, such as "13MiB" or "1.5GiB", for the node's configuration. It is rounded
-// down to a whole MiB.
+// ParseSize reads a size such as "13MiB", "1.5g" or "6", which is GiB, for flags and the node's configuration, as variables are read.
+// It is rounded down to a whole MiB.
 func ParseSize(s string) (Bytes, error) {
-	if isDigits(s) {
-		return 0, errors.New("has no unit")
-	}
-	size, reason := parseSize(s, MiB)
+	size, reason := parseSize(s, GiB)
 	if reason == wantSize {
 		return 0, errors.New("is no size")
 	}

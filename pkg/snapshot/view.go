@@ -14,8 +14,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
+// Schema is the version of the JSON that cgpu's commands print (docs/json.md). It goes up when a field is renamed, taken away or means
+// something else.
+const Schema = 1
+
 // View is a node as cgpu smi shows it. Its JSON form is an interface: fields may be added, none renamed. Amounts are bytes.
 type View struct {
+	Schema        int    `json:"schema"` // version of this page
 	Driver        string `json:"driver"` // "nvidia" or "sim"
 	DriverVersion string `json:"driverVersion"`
 	Stale         string `json:"stale,omitempty"` // why node.json describes the past
@@ -23,7 +28,7 @@ type View struct {
 }
 
 type GPU struct {
-	Index    int         `json:"index"`
+	Index    int         `json:"index"` // as NVML counts
 	UUID     string      `json:"uuid"`
 	BusID    string      `json:"busId"`
 	Name     string      `json:"name"`
@@ -31,7 +36,7 @@ type GPU struct {
 	Reserved quota.Bytes `json:"reserved"` // sum of the limits
 	Used     quota.Bytes `json:"used"`     // sum of what vGPUs use
 	Policy   string      `json:"policy"`   // in effect
-	MaxInst  int         `json:"maxInst"`
+	MaxInst  int         `json:"maxInst"`  // containers that may share it
 	// PrioRatio is the most that high-priority containers get while others want the GPU, in percent.
 	PrioRatio int            `json:"prioRatio"`
 	Promised  sched.Permille `json:"promised"` // sum of the hard caps
@@ -46,11 +51,11 @@ type VGPU struct {
 	Nonce   string    `json:"nonce,omitempty"` // of the reservation: no other container has it
 	Name    string    `json:"name,omitempty"`
 	Created time.Time `json:"created"`
-	State   string    `json:"state"`
+	State   string    `json:"state"`            // as cgpu smi --filter has them, with spaces
 	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
 	// Answered: the guard did, or the page could be read. If not, what is used is not known, and zero here.
 	Answered bool `json:"-"`
-	// Enforcement is who keeps the container to its limits: device.EnforceGuard or device.EnforcePreload.
+	// Enforcement is who keeps the container to its limits: "guard" or "preload".
 	Enforcement string         `json:"enforcement"`
 	Limit       quota.Bytes    `json:"limit"`
 	Used        quota.Bytes    `json:"used"`
@@ -114,7 +119,7 @@ func Named(r ledger.Record) ledger.Record {
 
 // Arrange puts records and answers (of the same order) under the GPUs they are about.
 func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Card, answers []Answer) View {
-	v := View{Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
+	v := View{Schema: Schema, Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
 	for _, g := range t.GPUs {
 		gv := GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, VGPUs: []VGPU{}}
 		s := SharingOf(g.UUID, t.Config.Card(), records, cards)

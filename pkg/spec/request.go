@@ -12,10 +12,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// marks are texts of which one is in the config.json of every container that asks for a vGPU.
-var marks = [][]byte{[]byte("ALIYUN_COM_GPU_MEM_CONTAINER"), []byte("cgpu.io")}
+// marks are texts of which one is in the config.json of every container that asks for a vGPU, or that looks as if it were to
+// (quota.Missed).
+var marks = [][]byte{[]byte("ALIYUN_COM_GPU_"), []byte("CGPU_"), []byte("cgpu.io"), []byte("aliyun_com_gpu_"), []byte("cgpu_")}
 
-// MayAsk says whether config.json can belong to a container that asks for a vGPU. It is a search for bytes, so that
+// MayAsk says whether config.json can belong to a container that asks for a vGPU, or means to. It is a search for bytes, so that
 // the containers of other people cost no decoding and cannot fail by our fault.
 func MayAsk(raw []byte) bool {
 	return slices.ContainsFunc(marks, func(mark []byte) bool { return bytes.Contains(raw, mark) })
@@ -236,11 +237,9 @@ func UseInjected(doc *Document, q *quota.Quota, gpus []device.GPU) error {
 	if err != nil || len(named) == 0 {
 		return err
 	}
-	for _, key := range []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES", "ALIYUN_COM_GPU_MEM_IDX", "cgpu.io/gpu-visible-devices", "cgpu.io/gpu-mem-idx"} {
-		if _, sliced := q.Asked[key]; sliced {
-			q.Native = quota.Selector{IDs: without(named, q.Visible, gpus)}
-			return nil
-		}
+	if q.NamesGPUs() {
+		q.Native = quota.Selector{IDs: without(named, q.Visible, gpus)}
+		return nil
 	}
 	q.Visible, q.Native = quota.Selector{IDs: named}, quota.Selector{}
 	return nil

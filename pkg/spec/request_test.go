@@ -11,7 +11,7 @@ import (
 func TestMayAsk(t *testing.T) {
 	for input, want := range map[string]bool{
 		"docker20-plain": false, "docker20-gpus-all": false, "docker20-cgpu-env": true, "docker29-gpus-dev0-cgpu": true,
-		"docker20-gpus-all-plus-env": false, // no memory limit: native
+		"docker20-gpus-all-plus-env": true, // no memory limit, which is told
 	} {
 		if got := MayAsk(recorded(t, input)); got != want {
 			t.Errorf("%s: %v, want %v", input, got, want)

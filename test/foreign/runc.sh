@@ -35,7 +35,7 @@ cp "$tests/helpers.bash" "$work/helpers.bash"
 # shellcheck disable=SC2016 # for the shell of the tests
 limited='
 eval "plain_$(declare -f runc_spec)"
-runc_spec() { plain_runc_spec && update_config ".process.env += [\"ALIYUN_COM_GPU_MEM_CONTAINER=16MiB\"]"; }
+runc_spec() { plain_runc_spec && update_config ".process.env += [\"ALIYUN_COM_GPU_MEM_CONTAINER=64MiB\"]"; }
 '
 
 # pass NAME RUNTIME: the tests' outcomes, one a line, sorted.

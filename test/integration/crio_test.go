@@ -233,7 +233,7 @@ enable_nri = false
 		holds(id, 6, 15)
 		c.remove(t, id)
 		_, err := c.create(t, []string{"ALIYUN_COM_GPU_MEM_CONTAINER=7x"}, nil, "true")
-		refused(err, `cgpu-runtime: quota: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB`)
+		refused(err, `cgpu: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB`)
 		c.hold(t, sixOfFifteen, nil) // ends with its pod
 	})
 	if left := records(t); len(left) > 0 {

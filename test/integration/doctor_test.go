@@ -94,7 +94,7 @@ func TestDoctorGood(t *testing.T) {
 	if logs, _ := filepath.Glob(filepath.Join(lab.RunDir, "log", "doctor-*")); len(logs) > 0 {
 		t.Errorf("logs of the self-test are left: %v", logs)
 	}
-	out := run(t, cgpu, "doctor", "--engine", "docker="+filepath.Join(lab.Dir, "docker", "daemon.json"))
+	out := run(t, cgpu, "doctor", "-v", "--engine", "docker="+filepath.Join(lab.Dir, "docker", "daemon.json"))
 	if lines := strings.Count(out, "\n"); lines != len(doctor.Checks())-5+1 || !strings.HasPrefix(out, "ok    rights") {
 		t.Errorf("%d lines:\n%s", lines, out)
 	}

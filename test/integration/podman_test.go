@@ -169,7 +169,7 @@ func TestInstallPodman(t *testing.T) {
 
 	// What is refused says why, in one line, and leaves nothing.
 	r := a.try("podman", "run", "--name", "refused", "--runtime", "cgpu", "-e", "ALIYUN_COM_GPU_MEM_CONTAINER=7x", probe, "true")
-	wantRefused(t, r, `cgpu-runtime: quota: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB`)
+	wantRefused(t, r, `cgpu: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB`)
 	if strings.Count(strings.TrimSpace(r.Stderr), "\n") > 0 {
 		t.Errorf("more than one line: %s", r)
 	}

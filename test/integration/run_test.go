@@ -276,7 +276,7 @@ func runRefused(t *testing.T) {
 	}{
 		{[]string{"--", "true"}, 2, "want --memory SIZE"},
 		{[]string{"--memory", "1GiB"}, 2, "want a COMMAND"},
-		{[]string{"--memory", "7", "--", "true"}, 2, `--memory "7": has no unit`},
+		{[]string{"--memory", "7x", "--", "true"}, 2, `--memory "7x": is no size`},
 		{[]string{"--memory", "1GiB", "--weight", "65", "--", "true"}, 2, "--weight 65"},
 		{[]string{"--memory", "1GiB", "--gpu", "0,", "--", "true"}, 2, `--gpu "0,"`},
 		{[]string{"--memory", "1GiB", "--nonsense", "--", "true"}, 2, "nonsense"},

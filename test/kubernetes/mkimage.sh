@@ -9,7 +9,9 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 tar -C "$rootfs" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf "$tmp/layer.tar" .
 layer=$(sha256sum "$tmp/layer.tar" | cut -d' ' -f1)
-case $(uname -m) in x86_64) arch=amd64 ;; aarch64) arch=arm64 ;; *) arch=$(uname -m) ;; esac
+# IMAGE_ARCH: the architecture of what is in it; this machine's by default.
+arch=${IMAGE_ARCH:-$(uname -m)}
+case $arch in x86_64) arch=amd64 ;; aarch64) arch=arm64 ;; esac
 entry=
 [[ $# -eq 0 ]] || entry=$(printf ',"%s"' "$@")
 # IMAGE_ENV: further variables of the image, as a hostile author would set them (NAME=VALUE, one on each line).
@@ -19,5 +21,5 @@ printf '{"architecture":"%s","os":"linux","config":{"Entrypoint":[%s],"Env":[%s]
 	"$arch" "${entry#,}" "$env" "$layer" >"$tmp/config.json"
 printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$name" >"$tmp/manifest.json"
 mkdir -p "${out%/*}"
-tar -C "$tmp" -cf "$out.new" manifest.json config.json layer.tar
+tar -C "$tmp" --mtime=@0 --owner=0 --group=0 --numeric-owner --mode=0644 -cf "$out.new" manifest.json config.json layer.tar
 mv "$out.new" "$out"

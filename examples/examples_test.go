@@ -1,0 +1,66 @@
+// Package examples holds what users copy to its word.
+package examples
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+)
+
+type service struct {
+	Image       string            `json:"image"`
+	Runtime     string            `json:"runtime"`
+	Environment map[string]string `json:"environment"`
+}
+
+// TestExamples: each service asks for a vGPU in words that cgpu knows, and they fit together on one H200.
+func TestExamples(t *testing.T) {
+	files, err := filepath.Glob("*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	page, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var compose struct {
+			Services map[string]service `json:"services"`
+		}
+		if err := yaml.Unmarshal(text, &compose); err != nil || len(compose.Services) == 0 {
+			t.Errorf("%s: %d services, %v", file, len(compose.Services), err)
+		}
+		if !strings.HasPrefix(string(text), "# ") || !strings.Contains(string(page), "("+file+")") {
+			t.Errorf("%s: says not what it is for, or README.md does not list it", file)
+		}
+		for _, name := range slices.Sorted(maps.Keys(compose.Services)) {
+			s := compose.Services[name]
+			if s.Image == "" || s.Runtime != "cgpu" {
+				t.Errorf("%s: %s: image %q, runtime %q", file, name, s.Image, s.Runtime)
+			}
+			var env []string
+			for k, v := range s.Environment {
+				env = append(env, k+"="+v)
+			}
+			q, err := quota.FromSpec(env, nil)
+			if err != nil || q == nil || len(q.Ignored) > 0 {
+				t.Errorf("%s: %s: %+v, %v", file, name, q, err)
+				continue
+			}
+			if _, err := q.Memory.Limit(143771 * quota.MiB); err != nil {
+				t.Errorf("%s: %s: %v", file, name, err)
+			}
+		}
+	}
+}
