@@ -189,13 +189,13 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the
-// limit that no GPU has, the share of a GPU's time, or the spill that does not fit.
+// limit that no GPU has or has room for, the share of a GPU's time, or the spill that does not fit.
 func (a *Ask) Refused(err error) error {
 	if misfit, ok := errors.AsType[*quota.Error](err); ok && len(a.Shares) == 0 {
 		return a.Quota.Misfit(misfit, "")
 	}
 	r, ok := errors.AsType[*ledger.Refusal](err)
-	if !ok || !r.Time && !r.Spill || len(a.Shares) > 0 {
+	if !ok || !r.Memory && !r.Time && !r.Spill || len(a.Shares) > 0 {
 		return err
 	}
 	reason := r.Reason
@@ -203,8 +203,11 @@ func (a *Ask) Refused(err error) error {
 		reason += fmt.Sprintf(" (GPU %d, %s)", r.GPU.Index, r.GPU.UUID)
 	}
 	refuse := a.Quota.RefuseTime
-	if r.Spill {
+	switch {
+	case r.Spill:
 		refuse = a.Quota.RefuseSpill
+	case r.Memory:
+		refuse = a.Quota.RefuseMemory
 	}
 	if named := refuse(reason, r.Remedy); named != nil {
 		return named

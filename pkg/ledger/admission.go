@@ -55,10 +55,10 @@ type Refusal struct {
 	Asked, Free quota.Bytes // on that GPU
 	Time        bool        // it is the GPU's time that has no room: weight, percent or priority are at fault
 	Held        bool        // an allocation of Kubernetes is in use by as many containers as it is for
+	Memory      bool        // it is the GPU's memory that has no room: the limit is at fault
 	Spill       bool        // it is the node's spill that has no room; Asked and Free are spill then
 	Reason      string
 	Remedy      string
-	noRoom      bool // there is too little memory: others may have more
 }
 
 // Error is one line, for whoever asked.
@@ -174,7 +174,7 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
 		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
-			if refusal.noRoom {
+			if refusal.Memory {
 				refusal.Reason += req.elsewhere(f, g)
 			}
 			return nil, refusal
@@ -261,7 +261,7 @@ func (l load) refuse(v VGPU, preload bool) *Refusal {
 }
 
 func (l load) noRoom(limit quota.Bytes) *Refusal {
-	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom, noRoom: true,
+	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom, Memory: true,
 		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), len(l.shares))}
 }
 
@@ -352,6 +352,7 @@ func notPlaced(count, fit int, refusals []*Refusal, tooSmall error) error {
 		reasons = append(reasons, fmt.Sprintf("and %d more", more))
 	}
 	all := &Refusal{Reason: fmt.Sprintf("%d of the %d GPUs asked for have room: %s", fit, count, strings.Join(reasons, ", ")), Remedy: remedyRoom}
+	all.Memory = !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Memory })
 	if !slices.ContainsFunc(refusals, func(r *Refusal) bool { return !r.Time }) {
 		all.Time, all.Remedy = true, refusals[0].Remedy
 	}

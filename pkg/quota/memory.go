@@ -137,6 +137,11 @@ func (q *Quota) Misfit(refused *Error, on string) *Error {
 	return &Error{name, value, on + "the limit " + refused.Value + " " + refused.Reason, remedy}
 }
 
+// RefuseMemory makes the error for a limit that no GPU has room for.
+func (q *Quota) RefuseMemory(reason, remedy string) error {
+	return q.refuse(reason, remedy, memContainer)
+}
+
 // String writes a limit as it could be asked for: "6/15" or "6144MiB".
 func (m Memory) String() string {
 	if m.Den != 0 {
