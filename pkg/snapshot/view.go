@@ -42,9 +42,9 @@ type GPU struct {
 
 // VGPU is one container's share of one GPU.
 type VGPU struct {
-	ID      string    `json:"id"`
-	Nonce   string    `json:"nonce,omitempty"` // of the reservation: no other container has it
-	Root    string    `json:"root,omitempty"`  // of the low-level runtime's state, in which no other container has the ID
+	ID    string `json:"id"`
+	Nonce string `json:"nonce,omitempty"` // of the reservation: no other container has it
+	Root  string `json:"root,omitempty"`  // of the low-level runtime's state, in which no other container has the ID
 	// SharedID: another container of the node has the ID, too, under another root.
 	SharedID bool `json:"sharedId,omitempty"`
 
