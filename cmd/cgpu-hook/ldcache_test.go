@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ldcache"
@@ -133,7 +134,7 @@ func (im image) setup(libs ...ldcache.Entry) (stderr string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
-	state, _ := json.Marshal(state{PID: os.Getpid(), Bundle: im.bundle})
+	state, _ := json.Marshal(specs.State{Pid: os.Getpid(), Bundle: im.bundle})
 	var text bytes.Buffer
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(state), &text
 	cmd.Env = []string{asHook + "=1", "CGPU_RUN_DIR=" + im.bundle, "GORACE=atexit_sleep_ms=0"} // else a second each

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
@@ -109,12 +110,12 @@ func started(args []string, stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	start, err := ledger.ProcStart(state.PID)
+	start, err := ledger.ProcStart(state.Pid)
 	if err != nil {
 		return err
 	}
 	return ledger.Open(device.RunDir()).Update(nonce, func(r *ledger.Record) error {
-		r.InitPID, r.InitStart = state.PID, start
+		r.InitPID, r.InitStart = state.Pid, start
 		return nil
 	})
 }
@@ -196,17 +197,11 @@ func setup(args []string, stdin io.Reader, stderr io.Writer) error {
 	return forgive(stderr, updateCache(root, job, stderr))
 }
 
-// state is what the runtime writes to a hook's standard input.
-type state struct {
-	PID    int    `json:"pid"`
-	Bundle string `json:"bundle"`
-}
-
-// maxState bounds it, in bytes.
+// maxState bounds what the runtime writes to a hook's standard input, in bytes.
 const maxState = 16 << 20
 
-func readState(stdin io.Reader) (state, error) {
-	var s state
+func readState(stdin io.Reader) (specs.State, error) {
+	var s specs.State
 	if err := json.NewDecoder(stdin).Decode(&s); err != nil {
 		return s, fmt.Errorf("container state: %w", err)
 	}

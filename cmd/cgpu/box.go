@@ -152,12 +152,10 @@ func vgpuGrid(v view, both bool) *grid {
 // called are the columns that say which container it is.
 func called(x vgpuView, both bool) []string {
 	switch {
-	case x.Name == "" && both:
-		return []string{shortID(x.ID), "-"}
 	case both:
-		return []string{shortID(x.ID), printable(x.Name)}
-	case x.Name == "":
-		return []string{shortID(x.ID)}
+		return []string{handle(x), nameCell(x)}
+	case x.Name == "" || x.SharedID:
+		return []string{handle(x)}
 	}
 	return []string{printable(x.Name)}
 }

@@ -98,7 +98,7 @@ func fieldsOf(t *testing.T, typ reflect.Type, prefix string) (all []jsonField) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == "-" {
+		if name == "-" || !f.IsExported() {
 			continue
 		}
 		if name == "" {

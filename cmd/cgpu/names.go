@@ -13,7 +13,7 @@ const maxName = name.MaxLength
 
 // containerHelp says what a command takes for a container.
 const containerHelp = "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows; of two that have one ID, under two\n" +
-	"engines or namespaces of containerd, it is the nonce, which the error for the ID tells."
+	"engines or namespaces of containerd, it is the nonce, which cgpu smi shows for them."
 
 // findContainer finds a container as ledger.Find does, and by the engine's name. A name that is also the beginning of another
 // container's ID means neither: whoever chooses a name must not get a command that was meant for another.

@@ -180,6 +180,18 @@ func TestSameID(t *testing.T) {
 			}
 		}
 	}
+	for command, want := range map[string][]string{
+		"smi":                              {"\n1111111111111111  0 ", "  web (/run/a)\n", "\n2222222222222222  0 ", "  web (/run/b)\n"},
+		"smi --container 11111111":         {"no container with a GPU has this ID or name"},
+		"smi --container web":              {"\n1111111111111111  0 ", "\n2222222222222222  0 "},
+		"smi --container 2222222222222222": {"\n2222222222222222  0 "}, // alone in the table it still has the ID with another
+	} {
+		for _, line := range want {
+			if out := cgpu(command); !strings.Contains(out, line) {
+				t.Errorf("%s: printed\n%swant %q", command, out, line)
+			}
+		}
+	}
 	if out := cgpu("set 2222222222222222 --weight 2"); out != "web, GPU 0: weight 1 → 2\n" {
 		t.Errorf("printed %s", out)
 	}

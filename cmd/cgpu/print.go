@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"strconv"
@@ -116,17 +117,13 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			used, limit, util, state, known := usageCells(x)
-			cells := []any{shortID(x.ID), g.Index, used, limit}
+			cells := []any{handle(x), g.Index, used, limit}
 			cells = append(append(cells, extra.cells(x, known)...), util, orDash(x.Weight), orDash(x.Percent), priority(x), state)
 			if wide {
 				cells = append(cells, timeCells(x.Compute)...)
 				cells = append(cells, mib(x.Peak), x.Denied, orDash(x.GuardPID), orDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
 			}
-			name := "-"
-			if x.Name != "" {
-				name = printable(x.Name)
-			}
-			t.row(append(cells, name)...)
+			t.row(append(cells, nameCell(x))...)
 		}
 	}
 	if err := t.Flush(); err != nil || !extra.unguarded {
@@ -134,6 +131,26 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 	}
 	_, err := fmt.Fprintln(w, preloadNote)
 	return err
+}
+
+// handle is how a table names a container.
+func handle(x vgpuView) string {
+	if x.SharedID {
+		return printable(x.Nonce)
+	}
+	return shortID(x.ID)
+}
+
+// nameCell is what people call the container: where others have the same ID, that and where the container is.
+func nameCell(x vgpuView) string {
+	name := x.Name
+	switch {
+	case x.SharedID && x.Root != "":
+		name = cmp.Or(name, x.ID) + " (" + x.Root + ")"
+	case x.SharedID:
+		name = cmp.Or(name, x.ID)
+	}
+	return printable(cmp.Or(name, "-"))
 }
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
@@ -244,9 +261,9 @@ func printProcesses(w io.Writer, v view, wide bool) error {
 		for _, x := range g.VGPUs {
 			for _, p := range x.Processes {
 				if wide {
-					t.row(shortID(x.ID), g.Index, p.PID, p.NSPID, mib(p.Used), printable(p.Name))
+					t.row(handle(x), g.Index, p.PID, p.NSPID, mib(p.Used), printable(p.Name))
 				} else {
-					t.row(shortID(x.ID), g.Index, p.PID, mib(p.Used), printable(p.Name))
+					t.row(handle(x), g.Index, p.PID, mib(p.Used), printable(p.Name))
 				}
 			}
 		}

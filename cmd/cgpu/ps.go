@@ -49,6 +49,7 @@ func psCommand() *cli.Command {
 // gpuProcess is a process on one GPU. Its JSON form is an interface: fields may be added, none renamed.
 type gpuProcess struct {
 	Container string      `json:"container"`
+	Nonce     string      `json:"nonce,omitempty"`
 	Name      string      `json:"name,omitempty"` // of the container
 	GPU       int         `json:"gpu"`
 	UUID      string      `json:"uuid"`
@@ -56,6 +57,8 @@ type gpuProcess struct {
 	NSPID     int         `json:"nspid"` // in the container
 	Used      quota.Bytes `json:"used"`
 	Process   string      `json:"process"`
+
+	of *vgpuView
 }
 
 // processesOf lists what a view has, GPU by GPU.
@@ -64,7 +67,7 @@ func processesOf(v view) []gpuProcess {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			for _, p := range x.Processes {
-				list = append(list, gpuProcess{x.ID, x.Name, g.Index, g.UUID, p.PID, p.NSPID, p.Used, p.Name})
+				list = append(list, gpuProcess{x.ID, x.Nonce, x.Name, g.Index, g.UUID, p.PID, p.NSPID, p.Used, p.Name, &x})
 			}
 		}
 	}
@@ -75,11 +78,7 @@ func printPS(w io.Writer, list []gpuProcess) error {
 	t := newTable(w)
 	t.row("CONTAINER", "GPU", "PID", "INSIDE", "USED", "PROCESS", "NAME")
 	for _, p := range list {
-		name := "-"
-		if p.Name != "" {
-			name = printable(p.Name)
-		}
-		t.row(shortID(p.Container), p.GPU, p.PID, orDash(p.NSPID), mib(p.Used), printable(p.Process), name)
+		t.row(handle(*p.of), p.GPU, p.PID, orDash(p.NSPID), mib(p.Used), printable(p.Process), nameCell(*p.of))
 	}
 	return t.Flush()
 }

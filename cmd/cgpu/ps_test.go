@@ -44,7 +44,7 @@ func TestPSCommand(t *testing.T) {
 		}
 	}
 	var list []gpuProcess
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (gpuProcess{"bbbb", "default/pod/bbbb", 0, t4, 100, 1, quota.MiB, "python"}) {
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (gpuProcess{"bbbb", "n-bbbb", "default/pod/bbbb", 0, t4, 100, 1, quota.MiB, "python", nil}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

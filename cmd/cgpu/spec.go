@@ -62,7 +62,7 @@ func specCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			d := dryRun{runDir: device.RunDir(), table: c.String("table"), hook: hook, id: idOf(path)}
+			d := dryRun{runDir: device.RunDir(), table: c.String("table"), hook: hook, id: idOf(path), folder: filepath.Dir(path)}
 			edited, reasons, err := d.edit(raw, c.StringSlice("e"))
 			if err != nil {
 				return err
@@ -107,6 +107,7 @@ type dryRun struct {
 	table  string // node.json to judge by; empty for this node's
 	hook   string
 	id     string
+	folder string // of config.json
 }
 
 // edit returns the config.json that runc would get, and the reasons, one a line.
@@ -235,7 +236,7 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 	copied := ledger.Open(dir)
 	records, err := copied.List()
 	for _, r := range records {
-		if r.ID == d.id { // the container may run already; a create would find it gone
+		if r.ID == d.id && d.isBundle(r.Bundle) { // the container may run already; a create would find it gone
 			err = errors.Join(err, copied.Release(r.Nonce))
 		}
 	}
@@ -244,6 +245,13 @@ func (d dryRun) reserve(ask *admit.Ask, t *device.Table) (ledger.Record, error) 
 	}
 	record, err := copied.Reserve(request)
 	return record, ask.Refused(err)
+}
+
+// isBundle says whether config.json is of a record's bundle: others can have a container of the same ID.
+func (d dryRun) isBundle(folder string) bool {
+	a, aerr := os.Stat(d.folder)
+	b, berr := os.Stat(folder)
+	return aerr == nil && berr == nil && os.SameFile(a, b)
 }
 
 // explain tells in lines what was asked, granted and edited.

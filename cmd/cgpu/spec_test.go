@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"strings"
@@ -64,6 +65,25 @@ func TestSpec(t *testing.T) {
 				t.Error("passed through with changes")
 			}
 		})
+	}
+}
+
+// TestSpecOfRunning: what the container itself has reserved is free for it, and what another of the same ID has is not.
+func TestSpecOfRunning(t *testing.T) {
+	n := newNode(t)
+	memory := nodeTable(t).GPUs[0].Memory
+	mine, other := t.TempDir(), t.TempDir()
+	raw, err := os.ReadFile("testdata/docker20-plain.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := fmt.Sprintf("ALIYUN_COM_GPU_MEM_CONTAINER=%dMiB", memory/2/quota.MiB)
+	n.reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: t4, Limit: memory * 3 / 4}}})
+	for folder, fits := range map[string]bool{mine: true, other: false} {
+		d := dryRun{runDir: n.dir, hook: "/h", id: "web", folder: folder}
+		if _, _, err := d.edit(raw, []string{most, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}); (err == nil) != fits {
+			t.Errorf("%s: %v, want that it fits: %v", folder, err, fits)
+		}
 	}
 }
 

@@ -20,34 +20,47 @@ import (
 )
 
 func TestRunFolders(t *testing.T) {
-	const v1 = "12:freezer:/slurm/uid_1000/job_3/step_0\n11:devices:/slurm/uid_1000/job_3/step_0\n4:cpu,cpuacct:/\n1:name=systemd:/user.slice/session-3.scope\n0::/x\n"
+	const deep = "/slurm/uid_1000/job_3/step_0"
+	type paths = map[string]string // of /proc/PID/cgroup
 	for _, test := range []struct {
-		name, text string
-		unified    bool
-		want       []string
-		leave      []string
+		name    string
+		paths   paths
+		unified bool
+		want    []string
+		leave   []string
 	}{
 		{
-			"v1", v1, false,
+			"v1", paths{"freezer": deep, "devices": deep, "cpu": "/", "cpuacct": "/", "name=systemd": "/user.slice/session-3.scope", "": "/x"}, false,
 			[]string{"/sys/fs/cgroup/devices/slurm/uid_1000/job_3/step_0/cgpu-run-n", "/sys/fs/cgroup/cpuacct/cgpu/cgpu-run-n"},
 			[]string{"/sys/fs/cgroup/freezer", "/sys/fs/cgroup/systemd"},
 		},
-		{"v2", "0::/user.slice/user-1000.slice/session-3.scope\n", true, []string{"/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
-		{"v2, one below the root", "0::/x\n", true, []string{"/sys/fs/cgroup/x/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
-		{"v2, root", "0::/\n", true, []string{"/sys/fs/cgroup/cgpu/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
-		{"devices with others", "3:devices,cpuacct:/a\n", false, []string{"/sys/fs/cgroup/devices/a/cgpu-run-n"}, nil},
-		{"outside of the namespace", "0::/../x", true, nil, nil},
-		{"none", "broken\n", true, nil, nil},
+		{"v2", paths{"": "/user.slice/user-1000.slice/session-3.scope"}, true,
+			[]string{"/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"v2, one below the root", paths{"": "/x"}, true, []string{"/sys/fs/cgroup/x/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"v2, root", paths{"": "/"}, true, []string{"/sys/fs/cgroup/cgpu/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
+		{"devices with others", paths{"devices": "/a", "cpuacct": "/a", "pids": "/a"}, false, []string{"/sys/fs/cgroup/devices/a/cgpu-run-n"}, nil},
+		{"not mounted", paths{"cpuacct": "/a", "hidden": "/a"}, false, []string{"/sys/fs/cgroup/cpuacct/a/cgpu-run-n"}, nil},
+		{"outside of the namespace", paths{"": "/../x"}, true, nil, nil},
+		{"none", nil, true, nil, nil},
 	} {
-		controllers, ends := []string{"devices", "cpuacct"}, []string{"freezer", "name=systemd"}
+		controllers, ends := []string{"devices", "cpuacct", "hidden"}, []string{"freezer", "name=systemd"}
 		if test.unified {
-			controllers, ends = append(controllers, ""), append(ends, "")
+			controllers, ends = []string{""}, []string{""}
 		}
-		if got := runFolders(hierarchies(test.text, controllers), "n"); !slices.Equal(got, test.want) {
+		mounted := func(controller string) (string, error) {
+			switch {
+			case controller == "hidden":
+				return "", os.ErrNotExist
+			case controller == "cpuacct" && test.paths["pids"] != "": // which share a hierarchy here
+				controller = "devices"
+			}
+			return filepath.Join(cgroupRoot, strings.TrimPrefix(controller, "name=")), nil
+		}
+		if got := runFolders(hierarchies(test.paths, mounted, controllers), "n"); !slices.Equal(got, test.want) {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 		var leave []string
-		for _, h := range hierarchies(test.text, ends) {
+		for _, h := range hierarchies(test.paths, mounted, ends) {
 			leave = append(leave, h.root)
 		}
 		if !slices.Equal(leave, test.leave) {

@@ -7,9 +7,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/opencontainers/cgroups"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/spec"
@@ -28,37 +29,35 @@ type hierarchy struct {
 
 func (h hierarchy) dir() string { return filepath.Join(h.root, h.path) }
 
-// hierarchies lists the cgroups that the process of text (/proc/PID/cgroup) is in, of the given controllers; "" is cgroup v2. A
-// hierarchy that several controllers share comes once.
-func hierarchies(text string, controllers []string) []hierarchy {
+// hierarchies are those of paths (of /proc/PID/cgroup) that have one of the controllers; "" is cgroup v2. One that several controllers
+// share comes once. mounted is where that of a controller is.
+func hierarchies(paths map[string]string, mounted func(controller string) (string, error), controllers []string) []hierarchy {
 	var list []hierarchy
-	for line := range strings.Lines(text) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+	for _, c := range controllers {
+		path := paths[c]
 		// "/../x" is what a process sees that is outside of its own cgroup namespace.
-		if len(parts) != 3 || !strings.HasPrefix(parts[2], "/") || strings.Contains(parts[2], "/..") {
+		if !strings.HasPrefix(path, "/") || strings.Contains(path, "/..") {
 			continue
 		}
-		for _, c := range strings.Split(parts[1], ",") {
-			if slices.Contains(controllers, c) {
-				list = append(list, hierarchy{filepath.Join(cgroupRoot, strings.TrimPrefix(c, "name=")), parts[2]})
-				break
-			}
+		if root, err := mounted(c); err == nil && !slices.Contains(list, hierarchy{root, path}) {
+			list = append(list, hierarchy{root, path})
 		}
 	}
 	return list
 }
 
-// mine reads the cgroups of this process, of the given controllers of v1 and of v2, where that is at its usual place.
+// mine reads the cgroups of this process, of the given controllers of v1, or of v2 where that is alone: then those of v1, which
+// /proc tells of all the same where the kernel has them, are not to be seen here.
 func mine(controllers ...string) ([]hierarchy, error) {
-	text, err := os.ReadFile("/proc/self/cgroup")
+	paths, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
 	}
-	// Then those of v1, which /proc tells of all the same where the kernel has them, are not to be seen here.
-	if _, err := os.Stat(cgroupRoot + "/cgroup.controllers"); err == nil {
-		controllers = []string{""}
+	mounted := func(controller string) (string, error) { return cgroups.FindCgroupMountpoint(cgroupRoot, controller) }
+	if cgroups.IsCgroup2UnifiedMode() {
+		controllers, mounted = []string{""}, func(string) (string, error) { return cgroupRoot, nil }
 	}
-	return hierarchies(string(text), controllers), nil
+	return hierarchies(paths, mounted, controllers), nil
 }
 
 // Home is where the caller has started us.
@@ -83,7 +82,7 @@ func StepOut() (Home, error) {
 	}
 	home := Home{look: look}
 	for _, h := range ends {
-		if h.path != "/" && enter(h.root) == nil && !slices.Contains(look, h) {
+		if h.path != "/" && cgroups.WriteCgroupProc(h.root, os.Getpid()) == nil && !slices.Contains(look, h) {
 			home.left = append(home.left, h)
 		}
 	}
@@ -93,15 +92,11 @@ func StepOut() (Home, error) {
 // Return enters again what StepOut has left, but for the hierarchies in which the run gets folders of its own.
 func (home Home) Return() error {
 	for _, h := range home.left {
-		if err := enter(h.dir()); err != nil {
+		if err := cgroups.WriteCgroupProc(h.dir(), os.Getpid()); err != nil {
 			return fmt.Errorf("bare: return to the caller's cgroup: %w", err)
 		}
 	}
 	return nil
-}
-
-func enter(dir string) error {
-	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 }
 
 // Cgroups are the folders that a run gets, below those of the caller, so that whatever limits his session or his batch job
@@ -138,7 +133,7 @@ func makeCgroups(dirs []string, hidden []device.Node) error {
 		if err := denyDevices(dir, hidden); err != nil {
 			return err
 		}
-		if err := enter(dir); err != nil {
+		if err := cgroups.WriteCgroupProc(dir, os.Getpid()); err != nil {
 			return fmt.Errorf("enter the cgroup: %w", err)
 		}
 	}
@@ -162,15 +157,15 @@ func SweepCgroups(dirs []string, alive func(nonce string) bool) {
 // denyDevices forbids the nodes of other GPUs, for a command of root's, which could make them. Only cgroup v1 has a file for
 // that; elsewhere the guard stands alone, which refuses all calls on a GPU that it was not given.
 func denyDevices(dir string, hidden []device.Node) error {
-	deny := filepath.Join(dir, "devices.deny")
-	if _, err := os.Stat(deny); err != nil {
+	const deny = "devices.deny"
+	if _, err := os.Stat(filepath.Join(dir, deny)); err != nil {
 		return nil
 	}
 	for _, n := range hidden {
 		if n.Bind { // a simulated one has the numbers of /dev/null
 			continue
 		}
-		if err := os.WriteFile(deny, fmt.Appendf(nil, "c %d:%d rwm", n.Major, n.Minor), 0); err != nil {
+		if err := cgroups.WriteFile(dir, deny, fmt.Sprintf("c %d:%d rwm", n.Major, n.Minor)); err != nil {
 			return fmt.Errorf("forbid the run the GPU at %s: %w", n.Path, err)
 		}
 	}

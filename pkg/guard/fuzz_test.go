@@ -13,6 +13,7 @@ import (
 	"time"
 	"unsafe"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -99,7 +100,7 @@ func FuzzHandle(f *testing.F) {
 
 // FuzzTakeFilter sends arbitrary messages to the socket where runc sends the listener.
 func FuzzTakeFilter(f *testing.F) {
-	good, _ := json.Marshal(processState{Fds: []string{"seccompFd"}, PID: 1, Metadata: `{"nonce":"n"}`})
+	good, _ := json.Marshal(specs.ContainerProcessState{Fds: []string{specs.SeccompFdName}, Pid: 1, Metadata: `{"nonce":"n"}`})
 	f.Add(good)
 	f.Add([]byte(`{"fds":["x","seccompFd"],"metadata":"{\"nonce\":\"n\"}"}`))
 	f.Add([]byte(`{"fds":["seccompFd"],"metadata":"{\"nonce\":\"other\"}"}`))

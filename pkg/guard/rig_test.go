@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -194,7 +195,7 @@ func startChild(t testing.TB, g *Guard, nodes string, options ...func(*exec.Cmd)
 	if err != nil || len(fds) != 1 {
 		t.Fatal("no listener came: ", fds, err)
 	}
-	if err := g.serveFilter(fds[0], processState{PID: c.cmd.Process.Pid}); err != nil {
+	if err := g.serveFilter(fds[0], specs.ContainerProcessState{Pid: c.cmd.Process.Pid}); err != nil {
 		t.Fatal(err)
 	}
 	return c

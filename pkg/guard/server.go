@@ -10,25 +10,14 @@ import (
 	"syscall"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
-// processState is what an OCI runtime sends with the listener: ContainerProcessState of the OCI runtime specification
-// (config-linux.md, "seccomp: The Container Process State").
-type processState struct {
-	Fds      []string `json:"fds"`
-	PID      int      `json:"pid"`
-	Metadata string   `json:"metadata"`
-	State    struct {
-		ID  string `json:"id"`
-		PID int    `json:"pid"`
-	} `json:"state"`
-}
-
-// maxProcessState bounds the message; annotations of the container travel in it.
+// maxProcessState bounds what an OCI runtime sends with the listener; annotations of the container travel in it.
 const maxProcessState = 1 << 20
 
 // Sockets are the guard's two listening sockets.
@@ -178,7 +167,7 @@ func (g *Guard) takeFilter(conn *net.UnixConn) error {
 			_ = unix.Close(fd)
 		}
 	}()
-	var state processState
+	var state specs.ContainerProcessState
 	for {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buf, control)
 		if err != nil {
@@ -209,7 +198,7 @@ func (g *Guard) takeFilter(conn *net.UnixConn) error {
 		return fmt.Errorf("the filter is of another container (%.40q)", state.Metadata)
 	}
 	for i, name := range state.Fds {
-		if name != "seccompFd" || i >= len(fds) {
+		if name != specs.SeccompFdName || i >= len(fds) {
 			continue
 		}
 		if target, err := os.Readlink("/proc/self/fd/" + fmt.Sprint(fds[i])); err != nil || !strings.Contains(target, "seccomp") {
@@ -242,13 +231,13 @@ func parseFDs(oob []byte) ([]int, error) {
 }
 
 // serveFilter starts the workers of a filter and waits, without a thread, for its end.
-func (g *Guard) serveFilter(fd int, state processState) error {
+func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 	g.mu.Lock()
 	first := g.initPID == 0
 	if first {
-		g.initPID = state.State.PID
+		g.initPID = state.State.Pid
 		if g.initPID == 0 {
-			g.initPID = state.PID
+			g.initPID = state.Pid
 		}
 		g.cgroups = cgroupsOf(g.initPID)
 		g.held = append(g.held, hold(g.cgroups.files(), g.log)...)

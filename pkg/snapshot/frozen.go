@@ -5,20 +5,20 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/opencontainers/cgroups"
 )
 
 // frozen says whether the processes of a container stand still, which its first process is of: docker pause and runc pause freeze its
 // cgroup. root is /.
 func frozen(root string, pid int) bool {
-	text, err := os.ReadFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
+	paths, err := cgroups.ParseCgroupFile(filepath.Join(root, "proc", strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return false
 	}
-	for line := range strings.Lines(string(text)) {
-		_, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		controllers, path, _ := strings.Cut(rest, ":")
-		if controllers == "" && holds(filepath.Join(root, "sys/fs/cgroup", path, "cgroup.events"), "frozen 1") ||
-			controllers == "freezer" && holds(filepath.Join(root, "sys/fs/cgroup/freezer", path, "freezer.state"), "FROZEN") {
+	for controller, path := range paths {
+		if controller == "" && holds(filepath.Join(root, "sys/fs/cgroup", path, "cgroup.events"), "frozen 1") ||
+			controller == "freezer" && holds(filepath.Join(root, "sys/fs/cgroup/freezer", path, "freezer.state"), "FROZEN") {
 			return true
 		}
 	}

@@ -47,8 +47,12 @@ type GPU struct {
 
 // VGPU is one container's share of one GPU.
 type VGPU struct {
-	ID      string    `json:"id"`
-	Nonce   string    `json:"nonce,omitempty"` // of the reservation: no other container has it
+	ID    string `json:"id"`
+	Nonce string `json:"nonce,omitempty"` // of the reservation: no other container has it
+	Root  string `json:"root,omitempty"`  // of the low-level runtime's state, in which no other container has the ID
+	// SharedID: another container of the node has the ID, too, under another root.
+	SharedID bool `json:"sharedId,omitempty"`
+
 	Name    string    `json:"name,omitempty"`
 	Created time.Time `json:"created"`
 	State   string    `json:"state"`            // as cgpu smi --filter has them, with spaces
@@ -75,6 +79,14 @@ type VGPU struct {
 	Compute *guard.ComputeStatus `json:"compute,omitempty"`
 	// Calls are of the whole container; they are repeated for each of its GPUs.
 	Calls guard.CallCounters `json:"calls"`
+}
+
+// Handle is what names the container alone: the ID, or the nonce where others have that ID.
+func (x VGPU) Handle() string {
+	if x.SharedID {
+		return x.Nonce
+	}
+	return x.ID
 }
 
 type Process struct {
@@ -120,6 +132,10 @@ func Named(r ledger.Record) ledger.Record {
 // Arrange puts records and answers (of the same order) under the GPUs they are about.
 func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Card, answers []Answer) View {
 	v := View{Schema: Schema, Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
+	with := map[string]int{} // how many containers have an ID
+	for _, r := range records {
+		with[r.ID]++
+	}
 	for _, g := range t.GPUs {
 		gv := GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, VGPUs: []VGPU{}}
 		s := SharingOf(g.UUID, t.Config.Card(), records, cards)
@@ -128,6 +144,7 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 			for _, share := range r.VGPUs {
 				if share.UUID == g.UUID {
 					x := vgpu(r, answers[i], g.UUID)
+					x.SharedID = with[r.ID] > 1
 					x.Limit, x.Spill, x.Weight, x.Percent, x.Priority = share.Limit, share.Spill, share.Weight, share.Percent, share.Priority
 					gv.VGPUs = append(gv.VGPUs, x)
 				}
@@ -135,6 +152,7 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 			for _, uuid := range r.Native {
 				if uuid == g.UUID {
 					x := vgpu(r, answers[i], g.UUID)
+					x.SharedID = with[r.ID] > 1
 					x.Native = true
 					gv.VGPUs = append(gv.VGPUs, x)
 				}
@@ -162,7 +180,8 @@ func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	if r.Preload {
 		enforcement = device.EnforcePreload
 	}
-	x := VGPU{Enforcement: enforcement, ID: r.ID, Nonce: r.Nonce, Name: r.Name, Created: r.Created, State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
+	x := VGPU{Enforcement: enforcement, ID: r.ID, Nonce: r.Nonce, Root: r.Root, Name: r.Name, Created: r.Created,
+		State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
 	if a.Err != nil {
 		return x
 	}

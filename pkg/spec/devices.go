@@ -3,39 +3,31 @@ package spec
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path"
 	"slices"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// node is an entry of linux.devices.
-type node struct {
-	Path     string  `json:"path"`
-	Type     string  `json:"type"`
-	Major    int64   `json:"major"`
-	Minor    int64   `json:"minor"`
-	FileMode *uint32 `json:"fileMode,omitempty"`
-	UID      *uint32 `json:"uid,omitempty"`
-	GID      *uint32 `json:"gid,omitempty"`
-}
-
-// is says whether n is the device d, under whatever path.
-func (n node) is(d device.Node) bool {
-	return n.character() && n.Major == int64(d.Major) && n.Minor == int64(d.Minor)
+// isNode says whether n is the device d, under whatever path.
+func isNode(n specs.LinuxDevice, d device.Node) bool {
+	return character(n) && n.Major == int64(d.Major) && n.Minor == int64(d.Minor)
 }
 
 // character says whether n is a character device; "u" is an older name of the type.
-func (n node) character() bool { return n.Type == "c" || n.Type == "u" }
+func character(n specs.LinuxDevice) bool { return n.Type == "c" || n.Type == "u" }
 
 // readNodes decodes linux.devices; raw are the same entries as written.
-func readNodes(doc *Document) (nodes []node, raw [][]byte, err error) {
+func readNodes(doc *Document) (nodes []specs.LinuxDevice, raw [][]byte, err error) {
 	raw, err = doc.list("devices", "linux")
 	if err != nil {
 		return nil, nil, err
 	}
-	nodes = make([]node, len(raw))
+	nodes = make([]specs.LinuxDevice, len(raw))
 	for i := range raw {
 		if err := json.Unmarshal(raw[i], &nodes[i]); err != nil {
 			return nil, nil, fmt.Errorf("linux.devices[%d]: %w", i, err)
@@ -72,8 +64,10 @@ func editDevices(doc *Document, p Plan) error {
 			continue
 		}
 		have[d.Path] = true
-		mode, root := uint32(0o666), uint32(0)
-		b, err := json.Marshal(node{d.Path, "c", int64(d.Major), int64(d.Minor), &mode, &root, &root})
+		mode, root := os.FileMode(0o666), uint32(0)
+		b, err := json.Marshal(specs.LinuxDevice{
+			Path: d.Path, Type: "c", Major: int64(d.Major), Minor: int64(d.Minor), FileMode: &mode, UID: &root, GID: &root,
+		})
 		if err != nil {
 			return err
 		}
@@ -87,11 +81,11 @@ func editDevices(doc *Document, p Plan) error {
 }
 
 // keeps decides on one entry of linux.devices; same says that it is a granted node as we would write it.
-func (p Plan) keeps(n node, granted []device.Node) (keep, same bool) {
+func (p Plan) keeps(n specs.LinuxDevice, granted []device.Node) (keep, same bool) {
 	clean := path.Clean(n.Path)
 	for _, d := range granted {
 		if clean == d.Path {
-			same = !d.Bind && n.is(d)
+			same = !d.Bind && isNode(n, d)
 			return same, same
 		}
 	}
@@ -99,17 +93,17 @@ func (p Plan) keeps(n node, granted []device.Node) (keep, same bool) {
 }
 
 // hides says whether n is a device of NVIDIA's driver that was not granted, whatever its path is.
-func (p Plan) hides(n node) bool {
+func (p Plan) hides(n specs.LinuxDevice) bool {
 	// The simulated driver's nodes carry the numbers of /dev/null: those are not the driver's.
-	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && n.is(d) }) {
+	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && isNode(n, d) }) {
 		return true
 	}
 	granted := p.Nodes()
-	if slices.ContainsFunc(granted, n.is) {
+	if slices.ContainsFunc(granted, func(d device.Node) bool { return isNode(n, d) }) {
 		return false
 	}
 	return slices.ContainsFunc(granted, func(d device.Node) bool {
-		return !d.Bind && n.character() && n.Major == int64(d.Major)
+		return !d.Bind && character(n) && n.Major == int64(d.Major)
 	})
 }
 

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -36,13 +38,13 @@ func TestNodes(t *testing.T) {
 		}
 		for _, n := range e.Linux.Devices {
 			for _, d := range test.plan.Nodes() {
-				if n.Path == d.Path && !n.is(d) {
+				if n.Path == d.Path && !isNode(n, d) {
 					t.Errorf("%s: %s is %d:%d, want %d:%d", test.input, n.Path, n.Major, n.Minor, d.Major, d.Minor)
 				}
 			}
 		}
 		for _, d := range test.plan.Nodes() {
-			bound := slices.ContainsFunc(e.Mounts, func(m mount) bool { return m.Destination == d.Path && m.Source == d.HostPath })
+			bound := slices.ContainsFunc(e.Mounts, func(m specs.Mount) bool { return m.Destination == d.Path && m.Source == d.HostPath })
 			if bound != d.Bind {
 				t.Errorf("%s: %s bind mounted: %v, want %v", test.input, d.Path, bound, d.Bind)
 			}
@@ -73,7 +75,7 @@ func TestForeignNames(t *testing.T) {
 }
 
 // verdict plays the device cgroup: the last rule that matches says whether rw is allowed.
-func verdict(rules []rule, major, minor int64) bool {
+func verdict(rules []specs.LinuxDeviceCgroup, major, minor int64) bool {
 	allowed := false
 	for _, r := range rules {
 		if (r.Type == "c" || r.Type == "a" || r.Type == "") && (r.Major == nil || *r.Major == major) && (r.Minor == nil || *r.Minor == minor) &&
@@ -98,7 +100,7 @@ func TestRules(t *testing.T) {
 		}
 	}
 	// The simulated driver's nodes have the numbers of /dev/null, whose node and rule must stay.
-	null := func(n node) bool { return n.Path == "/dev/null" }
+	null := func(n specs.LinuxDevice) bool { return n.Path == "/dev/null" }
 	if !slices.ContainsFunc(apply(t, recorded(t, "docker20-privileged-gpus"), simulated(gpu0)).Linux.Devices, null) {
 		t.Error("simulated: /dev/null is gone")
 	}

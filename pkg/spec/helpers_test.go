@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -47,11 +49,11 @@ func value[T any](t testing.TB, raw []byte) T {
 // edited is what tests look at in a config.json.
 type edited struct {
 	Process struct{ Env []string }
-	Mounts  []mount
-	Hooks   map[string][]hook
+	Mounts  []specs.Mount
+	Hooks   map[string][]specs.Hook
 	Linux   struct {
-		Devices   []node
-		Resources struct{ Devices []rule }
+		Devices   []specs.LinuxDevice
+		Resources struct{ Devices []specs.LinuxDeviceCgroup }
 		Seccomp   *profile
 	}
 	Annotations map[string]string

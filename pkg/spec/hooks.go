@@ -5,15 +5,9 @@ import (
 	"fmt"
 	"path"
 	"slices"
-)
 
-// hook is an entry of one of the lists in hooks.
-type hook struct {
-	Path    string   `json:"path"`
-	Args    []string `json:"args,omitempty"`
-	Env     []string `json:"env,omitempty"`
-	Timeout *int     `json:"timeout,omitempty"`
-}
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+)
 
 // editHooks removes NVIDIA's hooks that would undo our work and adds ours, behind those of others.
 func editHooks(doc *Document, p Plan) error {
@@ -33,19 +27,19 @@ func editHooks(doc *Document, p Plan) error {
 	if args := setupArgs(p); args != nil {
 		// It reads what the image's author made, who might make it slow.
 		timeout := 20
-		if err := addHook(doc, "createContainer", hook{Path: p.Hook, Args: args, Env: env, Timeout: &timeout}); err != nil {
+		if err := addHook(doc, "createContainer", specs.Hook{Path: p.Hook, Args: args, Env: env, Timeout: &timeout}); err != nil {
 			return err
 		}
 	}
 	if p.Socket == "" {
 		// Without a guard nobody else would know the container's first process.
 		started := []string{path.Base(p.Hook), "started", "--id", p.ID, "--nonce", p.Nonce}
-		if err := addHook(doc, "createRuntime", hook{Path: p.Hook, Args: started, Env: env}); err != nil {
+		if err := addHook(doc, "createRuntime", specs.Hook{Path: p.Hook, Args: started, Env: env}); err != nil {
 			return err
 		}
 	}
 	release := []string{path.Base(p.Hook), "release", "--id", p.ID, "--nonce", p.Nonce}
-	return addHook(doc, "poststop", hook{Path: p.Hook, Args: release, Env: env})
+	return addHook(doc, "poststop", specs.Hook{Path: p.Hook, Args: release, Env: env})
 }
 
 // setupArgs is what cgpu-hook setup has to do in the container, all of it in its arguments: the driver may change
@@ -68,7 +62,7 @@ func setupArgs(p Plan) []string {
 }
 
 // addHook appends h to the list of hooks called kind.
-func addHook(doc *Document, kind string, h hook) error {
+func addHook(doc *Document, kind string, h specs.Hook) error {
 	list, err := doc.list(kind, "hooks")
 	if err != nil {
 		return err
@@ -91,7 +85,7 @@ func dropNVIDIA(m *member) error {
 	}
 	var kept [][]byte
 	for i, raw := range list {
-		var h hook
+		var h specs.Hook
 		if err := json.Unmarshal(raw, &h); err != nil {
 			return fmt.Errorf("hooks.%s[%d]: %w", m.key, i, err)
 		}
@@ -107,7 +101,7 @@ func dropNVIDIA(m *member) error {
 
 // isNVIDIAHook names the hooks that must not run in our containers: the legacy one, which injects devices into the
 // live container, and the CDI one that sets NVIDIA's own memory limit, because ours decides.
-func isNVIDIAHook(h hook) bool {
+func isNVIDIAHook(h specs.Hook) bool {
 	switch path.Base(h.Path) {
 	case "nvidia-container-runtime-hook", "nvidia-container-toolkit":
 		return true

@@ -6,17 +6,10 @@ import (
 	"path"
 	"slices"
 
-	"github.com/opencgpu/cgpu/pkg/device"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/page"
 )
-
-// mount is an entry of mounts.
-type mount struct {
-	Destination string   `json:"destination"`
-	Type        string   `json:"type,omitempty"`
-	Source      string   `json:"source,omitempty"`
-	Options     []string `json:"options,omitempty"`
-}
 
 // Where the container sees what the limiter needs. Its vGPU page is at page.Path.
 const (
@@ -33,20 +26,20 @@ var (
 )
 
 // limiterMounts are the mounts that the limiter needs.
-func (p Plan) limiterMounts() []mount {
-	var mounts []mount
+func (p Plan) limiterMounts() []specs.Mount {
+	var mounts []specs.Mount
 	if p.Limiter != "" {
-		mounts = append(mounts, mount{LimiterPath, "bind", p.Limiter, libraryOptions})
+		mounts = append(mounts, bindMount(LimiterPath, p.Limiter, libraryOptions))
 	}
 	switch {
 	case p.Page == "":
 	case p.PageWritable:
-		mounts = append(mounts, mount{page.Path, "bind", p.Page, writableOptions})
+		mounts = append(mounts, bindMount(page.Path, p.Page, writableOptions))
 	default:
-		mounts = append(mounts, mount{page.Path, "bind", p.Page, dataOptions})
+		mounts = append(mounts, bindMount(page.Path, p.Page, dataOptions))
 	}
 	if p.Preload != "" {
-		mounts = append(mounts, mount{preloadPath, "bind", p.Preload, dataOptions})
+		mounts = append(mounts, bindMount(preloadPath, p.Preload, dataOptions))
 	}
 	return mounts
 }
@@ -76,7 +69,7 @@ func editMounts(doc *Document, p Plan) error {
 	taken := map[string]bool{}
 	var kept [][]byte
 	for i := range raw {
-		var m mount
+		var m specs.Mount
 		if err := json.Unmarshal(raw[i], &m); err != nil {
 			return fmt.Errorf("mounts[%d]: %w", i, err)
 		}
@@ -88,7 +81,7 @@ func editMounts(doc *Document, p Plan) error {
 		kept = append(kept, raw[i])
 	}
 	before := len(kept)
-	add := func(m mount) error {
+	add := func(m specs.Mount) error {
 		if to := path.Clean(m.Destination); !taken[to] {
 			taken[to] = true
 			b, err := json.Marshal(m)
@@ -100,7 +93,7 @@ func editMounts(doc *Document, p Plan) error {
 		return nil
 	}
 	for _, m := range p.Mounts {
-		if err := add(mount{m.Container, "bind", m.Host, m.Options}); err != nil {
+		if err := add(bindMount(m.Container, m.Host, m.Options)); err != nil {
 			return err
 		}
 	}
@@ -111,7 +104,7 @@ func editMounts(doc *Document, p Plan) error {
 	}
 	for _, d := range p.Nodes() {
 		if d.Bind {
-			if err := add(bindNode(d)); err != nil {
+			if err := add(bindMount(d.Path, d.HostPath, nodeOptions)); err != nil {
 				return err
 			}
 		}
@@ -122,5 +115,6 @@ func editMounts(doc *Document, p Plan) error {
 	return doc.setList(kept, "mounts")
 }
 
-// bindNode is the mount of a node of the simulated driver.
-func bindNode(d device.Node) mount { return mount{d.Path, "bind", d.HostPath, nodeOptions} }
+func bindMount(at, of string, options []string) specs.Mount {
+	return specs.Mount{Destination: at, Type: "bind", Source: of, Options: options}
+}

@@ -6,6 +6,8 @@ import (
 	"path"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
@@ -28,12 +30,12 @@ func (d *Document) Own() (Own, error) {
 		return own, fmt.Errorf("spec: %w", err)
 	}
 	for i := range raw {
-		var m mount
+		var m specs.Mount
 		if err := json.Unmarshal(raw[i], &m); err != nil {
 			return own, fmt.Errorf("spec: mounts[%d]: %w", i, err)
 		}
 		to := path.Clean("/" + m.Destination)
-		if within(page.Path, to) && to != page.Path && m.readOnly() {
+		if within(page.Path, to) && to != page.Path && readOnly(m.Options) {
 			own.ReadOnly = to
 		}
 		if within(preloadPath, to) {
@@ -53,16 +55,15 @@ func within(name, folder string) bool {
 	return folder == "/" || name == folder || strings.HasPrefix(name, folder+"/")
 }
 
-// readOnly says whether m is mounted read-only; of the options the last one counts.
-func (m mount) readOnly() bool {
-	readOnly := false
-	for _, o := range m.Options {
+// readOnly says whether a mount with these options is; of them the last one counts.
+func readOnly(options []string) (is bool) {
+	for _, o := range options {
 		switch o {
 		case "ro", "rro":
-			readOnly = true
+			is = true
 		case "rw", "rrw":
-			readOnly = false
+			is = false
 		}
 	}
-	return readOnly
+	return is
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -156,7 +158,7 @@ func (d *Document) MakeAbsolute(bundle string) error {
 		return fmt.Errorf("spec: %w", err)
 	}
 	for i, raw := range mounts {
-		var m mount
+		var m specs.Mount
 		if err := json.Unmarshal(raw, &m); err != nil {
 			return fmt.Errorf("spec: mounts[%d]: %w", i, err)
 		}
@@ -261,8 +263,8 @@ func injected(doc *Document, gpus []device.GPU) ([]string, error) {
 		if g.Node.Bind {
 			continue
 		}
-		hasNode := slices.ContainsFunc(nodes, func(n node) bool { return n.is(g.Node) })
-		hasRule := slices.ContainsFunc(rules, func(r rule) bool { return r.Allow && r.is(g.Node) })
+		hasNode := slices.ContainsFunc(nodes, func(n specs.LinuxDevice) bool { return isNode(n, g.Node) })
+		hasRule := slices.ContainsFunc(rules, func(r specs.LinuxDeviceCgroup) bool { return r.Allow && isRuleOf(r, g.Node) })
 		if hasNode && hasRule {
 			named = append(named, strconv.Itoa(g.Index))
 		}
@@ -297,7 +299,7 @@ func (d *Document) DRM() ([]device.Node, error) {
 	}
 	var drm []device.Node
 	for _, n := range nodes {
-		if n.character() && n.Major == drmMajor {
+		if character(n) && n.Major == drmMajor {
 			drm = append(drm, device.Node{Path: n.Path, HostPath: n.Path, Major: drmMajor, Minor: uint32(n.Minor)})
 		}
 	}

@@ -5,30 +5,23 @@ import (
 	"fmt"
 	"slices"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// rule is an entry of linux.resources.devices, the same for cgroup v1 and v2. An absent number means every one.
-type rule struct {
-	Allow  bool   `json:"allow"`
-	Type   string `json:"type,omitempty"`
-	Major  *int64 `json:"major,omitempty"`
-	Minor  *int64 `json:"minor,omitempty"`
-	Access string `json:"access,omitempty"`
-}
-
-// is says whether r is about the device d alone.
-func (r rule) is(d device.Node) bool {
+// isRuleOf says whether r is about the device d alone. An absent number means every one.
+func isRuleOf(r specs.LinuxDeviceCgroup, d device.Node) bool {
 	return r.Type == "c" && r.Major != nil && r.Minor != nil && *r.Major == int64(d.Major) && *r.Minor == int64(d.Minor)
 }
 
 // readRules decodes linux.resources.devices; raw are the same entries as written.
-func readRules(doc *Document) (rules []rule, raw [][]byte, err error) {
+func readRules(doc *Document) (rules []specs.LinuxDeviceCgroup, raw [][]byte, err error) {
 	raw, err = doc.list("devices", "linux", "resources")
 	if err != nil {
 		return nil, nil, err
 	}
-	rules = make([]rule, len(raw))
+	rules = make([]specs.LinuxDeviceCgroup, len(raw))
 	for i := range raw {
 		if err := json.Unmarshal(raw[i], &rules[i]); err != nil {
 			return nil, nil, fmt.Errorf("linux.resources.devices[%d]: %w", i, err)
@@ -61,7 +54,7 @@ func editRules(doc *Document, p Plan) error {
 		}
 		done[number] = true
 		major, minor := int64(d.Major), int64(d.Minor)
-		b, err := json.Marshal(rule{true, "c", &major, &minor, "rw"})
+		b, err := json.Marshal(specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		if err != nil {
 			return err
 		}
@@ -71,11 +64,11 @@ func editRules(doc *Document, p Plan) error {
 }
 
 // replaces says whether the permission r is one of NVIDIA's nodes: then it goes, and ours say what is allowed.
-func (p Plan) replaces(r rule) bool {
+func (p Plan) replaces(r specs.LinuxDeviceCgroup) bool {
 	if r.Type != "c" || r.Major == nil || *r.Major < 0 {
 		return false
 	}
-	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && r.is(d) }) {
+	if slices.ContainsFunc(p.Hidden, func(d device.Node) bool { return !d.Bind && isRuleOf(r, d) }) {
 		return true
 	}
 	return slices.ContainsFunc(p.Nodes(), func(d device.Node) bool { return !d.Bind && *r.Major == int64(d.Major) })

@@ -7,41 +7,15 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-)
 
-// Seccomp actions and comparisons, as the OCI spec writes them.
-const (
-	actAllow  = "SCMP_ACT_ALLOW"
-	actLog    = "SCMP_ACT_LOG"
-	actTrace  = "SCMP_ACT_TRACE"
-	actNotify = "SCMP_ACT_NOTIFY"
-	actErrno  = "SCMP_ACT_ERRNO"
-
-	cmpEqual       = "SCMP_CMP_EQ"
-	cmpMaskedEqual = "SCMP_CMP_MASKED_EQ"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // request is the argument of ioctl that holds the request number.
 const request = 1
 
-// syscallRule is an entry of linux.seccomp.syscalls.
-type syscallRule struct {
-	Names    []string   `json:"names"`
-	Action   string     `json:"action"`
-	ErrnoRet *uint      `json:"errnoRet,omitempty"`
-	Args     conditions `json:"args,omitempty"`
-}
-
 // conditions must all hold.
-type conditions []condition
-
-// condition is a comparison of one argument of a system call.
-type condition struct {
-	Index    uint   `json:"index"`
-	Value    uint64 `json:"value"`
-	ValueTwo uint64 `json:"valueTwo,omitempty"`
-	Op       string `json:"op"`
-}
+type conditions []specs.LinuxSeccompArg
 
 // editSeccomp makes the container's seccomp filter hand the driver's escapes to the guard. In preload mode there is no
 // guard, and the profile stays as it is.
@@ -80,7 +54,7 @@ func notify(doc *Document, c covers, socket, metadata string) error {
 	if err != nil {
 		return err
 	}
-	stopped, err := profile.split(c, syscallRule{Action: actNotify})
+	stopped, err := profile.split(c, specs.LinuxSyscall{Action: specs.ActNotify})
 	if err != nil {
 		return err
 	}
@@ -101,7 +75,7 @@ func (d *Document) profile() (seccomp, error) {
 	if profile, err = d.must("linux", "seccomp"); err != nil {
 		return seccomp{}, err
 	}
-	profile.set("defaultAction", quote(actAllow))
+	profile.set("defaultAction", quote(string(specs.ActAllow)))
 	architectures, err := json.Marshal(nativeArchitectures(runtime.GOARCH))
 	if err != nil {
 		return seccomp{}, err
@@ -115,8 +89,8 @@ type seccomp struct{ *object }
 
 // split puts the action of stop in the place of every permission of an ioctl whose number is in c.stop. False: there was none, and
 // the profile is as it was. After an error it is too.
-func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err error) {
-	var defaultAction string
+func (profile seccomp) split(c covers, stop specs.LinuxSyscall) (stopped bool, err error) {
+	var defaultAction specs.LinuxSeccompAction
 	if raw := profile.get("defaultAction"); raw != nil {
 		if err := json.Unmarshal(raw, &defaultAction); err != nil {
 			return false, fmt.Errorf("defaultAction: %w", err)
@@ -129,21 +103,21 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 	if err := knownActions(defaultAction, raw); err != nil {
 		return false, err
 	}
-	if raw := profile.get("listenerPath"); (raw != nil && string(raw) != `""`) || defaultAction == actNotify {
+	if raw := profile.get("listenerPath"); (raw != nil && string(raw) != `""`) || defaultAction == specs.ActNotify {
 		return false, errOwnListener
 	}
 	var kept [][]byte
-	var split []syscallRule
+	var split []specs.LinuxSyscall
 	for i := range raw {
-		var r syscallRule
-		if !speaksOf(raw[i], "ioctl") && !speaksOf(raw[i], actNotify) {
+		var r specs.LinuxSyscall
+		if !speaksOf(raw[i], "ioctl") && !speaksOf(raw[i], string(specs.ActNotify)) {
 			kept = append(kept, raw[i]) // decoding all would take the most of the time
 			continue
 		}
 		if err := json.Unmarshal(raw[i], &r); err != nil {
 			return false, fmt.Errorf("syscalls[%d]: %w", i, err)
 		}
-		if r.Action == actNotify {
+		if r.Action == specs.ActNotify {
 			return false, errOwnListener
 		}
 		if !permits(r.Action) && r.Action != defaultAction && len(r.Args) == 0 && slices.Contains(r.Names, "ioctl") {
@@ -164,7 +138,7 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 		if r.Action == defaultAction {
 			continue // says nothing; runtimes skip it
 		}
-		parts, err := r.split(c, stop, permits(defaultAction))
+		parts, err := splitRule(r, c, stop, permits(defaultAction))
 		if err != nil {
 			return false, fmt.Errorf("syscalls[%d]: %w", i, err)
 		}
@@ -173,12 +147,12 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 	if permits(defaultAction) {
 		split = append(split, stops(nil, c, stop)...)
 	}
-	if !slices.ContainsFunc(split, func(r syscallRule) bool { return r.Action == stop.Action }) {
+	if !slices.ContainsFunc(split, func(r specs.LinuxSyscall) bool { return r.Action == stop.Action }) {
 		return false, nil
 	}
 	seen := map[string]bool{}
 	for _, r := range split {
-		if r.Action == actErrno && defaultAction == actErrno {
+		if r.Action == specs.ActErrno && defaultAction == specs.ActErrno {
 			continue // says nothing, as above
 		}
 		b, err := json.Marshal(r)
@@ -195,10 +169,11 @@ func (profile seccomp) split(c covers, stop syscallRule) (stopped bool, err erro
 }
 
 // knownActions refuses what no low-level runtime knows: it would say so when the container is started, and not always what.
-func knownActions(defaultAction string, rules [][]byte) error {
-	known := func(action string) bool {
+func knownActions(defaultAction specs.LinuxSeccompAction, rules [][]byte) error {
+	known := func(action specs.LinuxSeccompAction) bool {
 		switch action {
-		case actAllow, actLog, actTrace, actNotify, actErrno, "SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_KILL_THREAD", "SCMP_ACT_TRAP":
+		case specs.ActAllow, specs.ActLog, specs.ActTrace, specs.ActNotify, specs.ActErrno,
+			specs.ActKill, specs.ActKillProcess, specs.ActKillThread, specs.ActTrap:
 			return true
 		}
 		return false
@@ -208,7 +183,7 @@ func knownActions(defaultAction string, rules [][]byte) error {
 	}
 	for i, raw := range rules {
 		action, err := unquote(lookup(raw, "action"))
-		if err == nil && !known(action) {
+		if err == nil && !known(specs.LinuxSeccompAction(action)) {
 			return fmt.Errorf("syscalls[%d]: action %.64q is no action of seccomp", i, action)
 		}
 	}
@@ -224,17 +199,17 @@ var errOwnListener = errors.New("the seccomp profile notifies a listener of its 
 
 // permits says whether action can let a call through. TRACE does when the tracer, which may be in the container,
 // says so.
-func permits(action string) bool {
-	return action == actAllow || action == actLog || action == actTrace
+func permits(action specs.LinuxSeccompAction) bool {
+	return action == specs.ActAllow || action == specs.ActLog || action == specs.ActTrace
 }
 
 // nativeArchitectures are those that a process can call in on a machine of Go's architecture name goarch. One that is
 // missing would have its processes killed on their first system call.
-func nativeArchitectures(goarch string) []string {
+func nativeArchitectures(goarch string) []specs.Arch {
 	if goarch == "arm64" {
-		return []string{"SCMP_ARCH_AARCH64", "SCMP_ARCH_ARM"}
+		return []specs.Arch{specs.ArchAARCH64, specs.ArchARM}
 	}
-	return []string{"SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"}
+	return []specs.Arch{specs.ArchX86_64, specs.ArchX86, specs.ArchX32}
 }
 
 // withoutIoctl takes ioctl out of the names of a rule, nil when no name is left.
@@ -264,18 +239,18 @@ func withoutIoctl(raw []byte) ([]byte, error) {
 	return r.append(nil), nil
 }
 
-// split makes the rules that take the place of r, a permission of ioctl. With silent set those that stop are left
+// splitRule makes the rules that take the place of r, a permission of ioctl. With silent set those that stop are left
 // out, because the default action needs them for every ioctl anyway.
-func (r syscallRule) split(c covers, stop syscallRule, silent bool) ([]syscallRule, error) {
-	var parts []syscallRule
-	for _, conds := range r.alternatives() {
+func splitRule(r specs.LinuxSyscall, c covers, stop specs.LinuxSyscall, silent bool) ([]specs.LinuxSyscall, error) {
+	var parts []specs.LinuxSyscall
+	for _, conds := range alternatives(r) {
 		for _, cube := range c.allow {
 			met, ok, err := conds.meet(cube)
 			if err != nil {
 				return nil, err
 			}
 			if ok {
-				parts = append(parts, syscallRule{Names: []string{"ioctl"}, Action: r.Action, ErrnoRet: r.ErrnoRet, Args: met})
+				parts = append(parts, specs.LinuxSyscall{Names: []string{"ioctl"}, Action: r.Action, ErrnoRet: r.ErrnoRet, Args: met})
 			}
 		}
 		if !silent {
@@ -287,7 +262,7 @@ func (r syscallRule) split(c covers, stop syscallRule, silent bool) ([]syscallRu
 
 // alternatives are the condition sets of which one must hold. Runtimes take two conditions on the same argument in one
 // rule as a rule for each condition (runc: libcontainer/seccomp, matchCall).
-func (r syscallRule) alternatives() []conditions {
+func alternatives(r specs.LinuxSyscall) []conditions {
 	seen := map[uint]bool{}
 	for _, c := range r.Args {
 		if seen[c.Index] {
@@ -303,11 +278,11 @@ func (r syscallRule) alternatives() []conditions {
 }
 
 // stops are the rules with the action of stop where conds hold and the number is in c.stop.
-func stops(conds conditions, c covers, stop syscallRule) []syscallRule {
-	var rules []syscallRule
+func stops(conds conditions, c covers, stop specs.LinuxSyscall) []specs.LinuxSyscall {
+	var rules []specs.LinuxSyscall
 	for _, cube := range c.stop {
 		if met, ok, err := conds.meet(cube); ok && err == nil {
-			rules = append(rules, syscallRule{Names: []string{"ioctl"}, Action: stop.Action, ErrnoRet: stop.ErrnoRet, Args: met})
+			rules = append(rules, specs.LinuxSyscall{Names: []string{"ioctl"}, Action: stop.Action, ErrnoRet: stop.ErrnoRet, Args: met})
 		}
 	}
 	return rules
@@ -316,18 +291,18 @@ func stops(conds conditions, c covers, stop syscallRule) []syscallRule {
 // meet adds to conds that the number is in c; false when nothing is left.
 func (conds conditions) meet(c cube) (conditions, bool, error) {
 	mask, value := uint64(c.mask), uint64(c.value)
-	i := slices.IndexFunc(conds, func(c condition) bool { return c.Index == request })
+	i := slices.IndexFunc(conds, func(c specs.LinuxSeccompArg) bool { return c.Index == request })
 	if i < 0 {
-		met := append(slices.Clone(conds), condition{request, mask, value, cmpMaskedEqual})
+		met := append(slices.Clone(conds), specs.LinuxSeccompArg{Index: request, Value: mask, ValueTwo: value, Op: specs.OpMaskedEqual})
 		for j := len(met) - 1; j > 0 && met[j-1].Index > met[j].Index; j-- { // by index, as the others are where it matters
 			met[j-1], met[j] = met[j], met[j-1]
 		}
 		return met, true, nil
 	}
 	switch own := conds[i]; own.Op {
-	case cmpEqual:
+	case specs.OpEqualTo:
 		return conds, c.has(uint32(own.Value)), nil
-	case cmpMaskedEqual:
+	case specs.OpMaskedEqual:
 		wanted := own.ValueTwo & own.Value
 		if (wanted^value)&own.Value&mask != 0 {
 			return nil, false, nil
@@ -336,6 +311,7 @@ func (conds conditions) meet(c cube) (conditions, bool, error) {
 		met[i].Value, met[i].ValueTwo = own.Value|mask, wanted|value
 		return met, true, nil
 	default:
-		return nil, false, fmt.Errorf("ioctl is permitted with %s on its number, which cannot be combined with the guard's rules: use %s or %s", own.Op, cmpEqual, cmpMaskedEqual)
+		return nil, false, fmt.Errorf("ioctl is permitted with %s on its number, which cannot be combined with the guard's rules: use %s or %s",
+			own.Op, specs.OpEqualTo, specs.OpMaskedEqual)
 	}
 }

@@ -6,46 +6,42 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // profile is linux.seccomp.
-type profile struct {
-	DefaultAction    string        `json:"defaultAction"`
-	Architectures    []string      `json:"architectures"`
-	Syscalls         []syscallRule `json:"syscalls"`
-	ListenerPath     string        `json:"listenerPath"`
-	ListenerMetadata string        `json:"listenerMetadata"`
-}
+type profile specs.LinuxSeccomp
 
 // actions are the different actions of the rules that match a call of ioctl; more than one has no defined winner.
-func (p profile) actions(args [6]uint64) []string {
-	var found []string
+func (p profile) actions(args [6]uint64) []specs.LinuxSeccompAction {
+	var found []specs.LinuxSeccompAction
 	for _, r := range p.Syscalls {
 		if !slices.Contains(r.Names, "ioctl") || r.Action == p.DefaultAction {
 			continue
 		}
-		for _, conds := range r.alternatives() {
-			if !slices.ContainsFunc(conds, func(c condition) bool { return !c.holds(args) }) && !slices.Contains(found, r.Action) {
+		for _, conds := range alternatives(r) {
+			if !slices.ContainsFunc(conds, func(c specs.LinuxSeccompArg) bool { return !holds(c, args) }) && !slices.Contains(found, r.Action) {
 				found = append(found, r.Action)
 			}
 		}
 	}
 	if found == nil {
-		found = []string{p.DefaultAction}
+		found = []specs.LinuxSeccompAction{p.DefaultAction}
 	}
 	return found
 }
 
-func (c condition) holds(args [6]uint64) bool {
+func holds(c specs.LinuxSeccompArg, args [6]uint64) bool {
 	a := args[c.Index]
 	switch c.Op {
-	case cmpEqual:
+	case specs.OpEqualTo:
 		return a == c.Value
-	case cmpMaskedEqual:
+	case specs.OpMaskedEqual:
 		return a&c.Value == c.ValueTwo
-	case "SCMP_CMP_LT":
+	case specs.OpLessThan:
 		return a < c.Value
-	case "SCMP_CMP_NE":
+	case specs.OpNotEqual:
 		return a != c.Value
 	}
 	panic(c.Op)
@@ -71,7 +67,7 @@ func TestNotifyRecorded(t *testing.T) {
 			t.Errorf("%s: %d rules, want %d", test.file, len(got.Syscalls), len(want.Syscalls))
 		}
 		rest := func(p profile) string {
-			b, _ := json.Marshal(slices.DeleteFunc(p.Syscalls, func(r syscallRule) bool { return slices.Equal(r.Names, []string{"ioctl"}) }))
+			b, _ := json.Marshal(slices.DeleteFunc(p.Syscalls, func(r specs.LinuxSyscall) bool { return slices.Equal(r.Names, []string{"ioctl"}) }))
 			p.Syscalls = nil
 			head, _ := json.Marshal(p)
 			return string(head) + string(b)
@@ -126,7 +122,7 @@ func TestNotify(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			raw := []byte(`{"linux":{"seccomp":` + seccomp + `}}`)
-			before := profile{DefaultAction: actAllow}
+			before := profile{DefaultAction: specs.ActAllow}
 			if p := value[edited](t, raw).Linux.Seccomp; p != nil {
 				before = *p
 			}
@@ -145,7 +141,7 @@ func TestNotify(t *testing.T) {
 				want := before.actions(args)
 				isTrapped := slices.ContainsFunc(trapped.stop, func(c cube) bool { return c.has(uint32(args[1])) })
 				if len(want) == 1 && permits(want[0]) && isTrapped {
-					want = []string{actNotify}
+					want = []specs.LinuxSeccompAction{specs.ActNotify}
 				}
 				if got := after.actions(args); !slices.Equal(got, want) {
 					t.Fatalf("fd %d, number %#x: %v, want %v", args[0], args[1], got, want)

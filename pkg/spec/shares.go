@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"path"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/alloc"
 )
 
@@ -31,7 +33,7 @@ func (d *Document) TakeShares() (shares []alloc.Share, taken int, err error) {
 		}
 		var kept [][]byte
 		for _, raw := range list {
-			var h hook
+			var h specs.Hook
 			// What no hook is, the low-level runtime refuses.
 			if json.Unmarshal(raw, &h) != nil || path.Base(h.Path) != "cgpu-hook" {
 				kept = append(kept, raw)

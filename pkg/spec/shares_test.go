@@ -7,12 +7,14 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // withHooks puts the hooks of shares into a recorded config.json, as containerd does for CDI devices.
-func withHooks(t testing.TB, name, kind string, hooks ...hook) []byte {
+func withHooks(t testing.TB, name, kind string, hooks ...specs.Hook) []byte {
 	t.Helper()
 	doc := decode(t, recorded(t, name))
 	for _, h := range hooks {
@@ -23,18 +25,18 @@ func withHooks(t testing.TB, name, kind string, hooks ...hook) []byte {
 	return doc.Encode()
 }
 
-func shareHook(s alloc.Share) hook {
-	return hook{Path: "/opt/cgpu/bin/cgpu-hook", Args: alloc.HookArgs(s)}
+func shareHook(s alloc.Share) specs.Hook {
+	return specs.Hook{Path: "/opt/cgpu/bin/cgpu-hook", Args: alloc.HookArgs(s)}
 }
 
 func TestTakeShares(t *testing.T) {
 	share := func(id, uuid string) alloc.Share {
 		return alloc.Share{ID: id, UUID: uuid, Memory: quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
 	}
-	other := hook{Path: "/bin/true", Args: []string{"true", alloc.HookCommand, alloc.AnnotationShares, "x"}}
+	other := specs.Hook{Path: "/bin/true", Args: []string{"true", alloc.HookCommand, alloc.AnnotationShares, "x"}}
 	for _, kind := range []string{"createRuntime", "prestart", "createContainer", "poststop"} {
 		raw := withHooks(t, "cri16-default", kind, shareHook(share("c/1", "GPU-a")), other, shareHook(share("c/2", "GPU-b")),
-			hook{Path: "/usr/bin/cgpu-hook", Args: []string{"cgpu-hook", "release", "--id", "x", "--nonce", "y"}})
+			specs.Hook{Path: "/usr/bin/cgpu-hook", Args: []string{"cgpu-hook", "release", "--id", "x", "--nonce", "y"}})
 		doc := decode(t, raw)
 		shares, taken, err := doc.TakeShares()
 		if err != nil || taken != 2 || len(shares) != 2 || shares[0] != share("c/1", "GPU-a") || shares[1] != share("c/2", "GPU-b") {
@@ -58,11 +60,11 @@ func TestTakeShares(t *testing.T) {
 
 // What is in our hooks and cannot be understood is refused, and none of them stays to run.
 func TestTakeSharesRefuses(t *testing.T) {
-	garbage := func(args ...string) hook {
-		return hook{Path: "/usr/bin/cgpu-hook", Args: append([]string{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares}, args...)}
+	garbage := func(args ...string) specs.Hook {
+		return specs.Hook{Path: "/usr/bin/cgpu-hook", Args: append([]string{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares}, args...)}
 	}
 	good := shareHook(alloc.Share{ID: "c/1", UUID: "GPU-a", Memory: quota.GiB, Containers: 1, Priority: quota.PriorityDefault})
-	for name, bad := range map[string]hook{
+	for name, bad := range map[string]specs.Hook{
 		"none":       garbage(),
 		"two":        garbage("id=c,memory=1048576", "id=d,memory=1048576"),
 		"no share":   garbage("\x00\n{}"),

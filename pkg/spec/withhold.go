@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
@@ -143,14 +145,14 @@ func Withhold(doc *Document) (edited bool, err error) {
 		if err != nil {
 			return false, fmt.Errorf("spec: %w", err)
 		}
-		if slices.ContainsFunc(nodes, func(n node) bool { return strings.HasPrefix(n.Path, "/dev/nvidia") }) {
+		if slices.ContainsFunc(nodes, func(n specs.LinuxDevice) bool { return strings.HasPrefix(n.Path, "/dev/nvidia") }) {
 			return false, nil
 		}
 	}
 	profile, err := doc.profile()
 	if err == nil {
 		refused := uint(1) // EPERM
-		edited, err = profile.split(withheld, syscallRule{Action: actErrno, ErrnoRet: &refused})
+		edited, err = profile.split(withheld, specs.LinuxSyscall{Action: specs.ActErrno, ErrnoRet: &refused})
 	}
 	if err != nil {
 		return false, fmt.Errorf("spec: seccomp: %w", err)

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -160,14 +162,14 @@ func TestWithhold(t *testing.T) {
 			}
 			after := *value[edited](t, doc.Encode()).Linux.Seccomp
 			for _, cmd := range []uint64{0x5413, 0x5421, 0x4600, 0xc030462b, 0xc020462a, 0xc010582b, 0x30000001, 33, 0xffffffff_c030002b} {
-				want := actAllow
+				want := specs.ActAllow
 				if stopped(uint32(cmd)) {
-					want = actErrno
+					want = specs.ActErrno
 				}
-				if name == "kills" && want == actErrno && !slices.Equal(after.actions([6]uint64{3, cmd}), []string{actErrno}) {
+				if name == "kills" && want == specs.ActErrno && !slices.Equal(after.actions([6]uint64{3, cmd}), []specs.LinuxSeccompAction{specs.ActErrno}) {
 					t.Errorf("%#x is not refused but the default", cmd)
 				}
-				if got := after.actions([6]uint64{3, cmd}); !slices.Equal(got, []string{want}) {
+				if got := after.actions([6]uint64{3, cmd}); !slices.Equal(got, []specs.LinuxSeccompAction{want}) {
 					t.Errorf("%#x: %v, want %s", cmd, got, want)
 				}
 			}
