@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/test/interrupt"
 	"github.com/opencgpu/cgpu/test/walk"
 )
@@ -257,13 +258,13 @@ func (s *childState) newClient(flags int) (*rmClient, error) {
 		return nil, err
 	}
 	c := &rmClient{fd: fd}
-	if c.client, err = c.alloc(0, 0, classRootClient, nil); err != nil {
+	if c.client, err = c.alloc(0, 0, rmclient.ClassClient, nil); err != nil {
 		return nil, err
 	}
-	if c.dev, err = c.alloc(c.client, 0, classDevice, make([]byte, 56)); err != nil {
+	if c.dev, err = c.alloc(c.client, 0, rmclient.ClassDevice, make([]byte, 56)); err != nil {
 		return nil, err
 	}
-	c.subdev, err = c.alloc(c.dev, 0, classSubdevice, make([]byte, 4))
+	c.subdev, err = c.alloc(c.dev, 0, rmclient.ClassSubdevice, make([]byte, 4))
 	return c, err
 }
 

@@ -570,7 +570,7 @@ func (x *card) apply(groups []groupRef, verify bool) {
 			x.setSlice(t, r, slice)
 		}
 		unlock()
-		t.done()
+		t.Done()
 	}
 }
 

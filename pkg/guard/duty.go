@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // FIFO_DISABLE_CHANNELS stops channels, also in the middle of a kernel, and lets them run again: 0.6 ms and 0.2 ms for one
@@ -191,12 +192,12 @@ func (c *compute) disable(gpu int, channels []chanRef, to chanState) (done int) 
 	for len(channels) > 0 {
 		list := channels[:min(len(channels), disableMax)]
 		channels = channels[len(list):]
-		if s, e := own.disable(gpu, list, to); e == 0 && s == rm.StatusOK {
+		if s, e := disable(own, gpu, list, to); e == 0 && s == rm.StatusOK {
 			done += len(list)
 			continue
 		}
 		for i := range list {
-			s, e := own.disable(gpu, list[i:i+1], to)
+			s, e := disable(own, gpu, list[i:i+1], to)
 			if e == 0 && (s == rm.StatusOK || gone(s)) {
 				if done++; s != rm.StatusOK && c.g.account != nil {
 					c.g.account.freedWith(list[i])
@@ -231,7 +232,7 @@ func gone(status uint32) bool {
 
 const statusInvalidChannel = 0x21 // NV_ERR_INVALID_CHANNEL
 
-func (a *ownClient) disable(gpu int, channels []chanRef, to chanState) (uint32, syscall.Errno) {
+func disable(own *rmclient.Client, gpu int, channels []chanRef, to chanState) (uint32, syscall.Errno) {
 	p := make([]byte, disableSize)
 	if to != chanRuns {
 		p[disableFlag] = 1
@@ -244,5 +245,5 @@ func (a *ownClient) disable(gpu int, channels []chanRef, to chanState) (uint32, 
 		rm.PutU32(p, disableClients+4*i, ch.client)
 		rm.PutU32(p, disableChannels+4*i, ch.handle)
 	}
-	return a.g.control(a.target, a.client, a.subs[gpu], controlDisableChannels, p)
+	return own.Control(own.Subdevice(gpu), controlDisableChannels, p)
 }

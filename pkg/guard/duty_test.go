@@ -21,7 +21,7 @@ func TestTurn(t *testing.T) {
 		seen := map[fakeName]bool{}
 		for _, l := range c.d.take() {
 			sizes = append(sizes, len(l.channels))
-			if l.off != off || l.sub != c.own.subs[0] {
+			if l.off != off || l.sub != c.own.Subdevice(0) {
 				t.Errorf("a list with off %v for %#x", l.off, l.sub)
 			}
 			for _, ch := range l.channels {
@@ -187,7 +187,7 @@ func TestEngines(t *testing.T) {
 	c.compute.turn(c.card(), false)
 	c.isOff()
 	for _, l := range c.d.take() {
-		if l.sub != c.own.subs[0] {
+		if l.sub != c.own.Subdevice(0) {
 			t.Errorf("the other GPU was asked: %+v", l)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -167,7 +168,7 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	c := &fakeContainer{T: t, Guard: newFakeGuard(t, d), d: d}
 	c.cfg = fakeConfig(t.TempDir(), gpus)
 	for i := 1; i < gpus; i++ {
-		c.gpus = append(c.gpus, gpuIdentity{id: uint32(0x100 * (i + 1)), minor: i, bus: uint32(i + 1)})
+		c.gpus = append(c.gpus, gpuIdentity{rmclient.Address{Bus: uint32(i + 1)}, i})
 	}
 	c.account = newAccount(c.cfg.GPUs)
 	c.compute = newCompute(c.Guard)
@@ -182,7 +183,7 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	t.Cleanup(func() {
 		c.compute.end()
 		if c.own != nil {
-			c.own.target.done()
+			c.own.Close()
 		}
 	})
 	return c

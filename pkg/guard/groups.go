@@ -218,10 +218,3 @@ func (g *Guard) fileAt(p place, f *file) int {
 	}
 	return int(fd)
 }
-
-// done lets go of what fileOf gave.
-func (t Target) done() {
-	if t.FD >= 0 {
-		_ = unix.Close(t.FD)
-	}
-}

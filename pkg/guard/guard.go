@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,7 +24,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // Guard is the state of one container.
@@ -58,7 +59,8 @@ type Guard struct {
 	held         []int        // files that no tenant shall have a lease on
 
 	ownMu sync.Mutex
-	own   *ownClient // nil until somebody needs it
+	own   *rmclient.Client // nil until somebody needs it
+	bar1  []quota.Bytes    // how large each GPU's is; 0: not known. Set with own
 
 	windowsMu    sync.Mutex   // held while windows that are over are looked at
 	windowsAsked atomic.Bool  // they will be, without anybody asking
@@ -98,9 +100,8 @@ type Guard struct {
 
 // gpuIdentity is how RM names a GPU of the container.
 type gpuIdentity struct {
-	id                uint32 // gpuId: domain << 16 | bus << 8 | slot (gpumgr, gpuGenerate32BitId)
-	minor             int
-	domain, bus, slot uint32
+	rmclient.Address
+	minor int
 }
 
 type stats struct {
@@ -151,15 +152,9 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
-// identify parses a PCI address as NVML writes it.
 func identify(busID string, minor int) (gpuIdentity, error) {
-	g := gpuIdentity{minor: minor}
-	address, _, _ := strings.Cut(busID, ".")
-	if n, err := fmt.Sscanf(address, "%x:%x:%x", &g.domain, &g.bus, &g.slot); n != 3 || err != nil {
-		return g, fmt.Errorf("bus id %q: want a PCI address such as 0000:01:00.0", busID)
-	}
-	g.id = g.domain<<16 | g.bus<<8 | g.slot
-	return g, nil
+	a, err := rmclient.ParseAddress(busID)
+	return gpuIdentity{a, minor}, err
 }
 
 // openNodes opens the container's GPUs and learns how their files look.
@@ -221,7 +216,7 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sim == 0 {
-		kind := map[nodeKind]NodeKind{nodeControl: NodeControl, nodeGPU: NodeGPU, nodeUVM: NodeUVM}[n.kind]
+		kind := map[nodeKind]rmclient.NodeKind{nodeControl: rmclient.NodeControl, nodeGPU: rmclient.NodeGPU, nodeUVM: rmclient.NodeUVM}[n.kind]
 		id, err := g.driver.OpenFile(kind, n.minor)
 		if err != nil {
 			return nil, err
@@ -233,7 +228,7 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 
 func (g *Guard) ownsGPUID(id uint32) bool {
 	for _, x := range g.gpus {
-		if x.id == id {
+		if x.ID() == id {
 			return true
 		}
 	}
@@ -251,7 +246,7 @@ func (g *Guard) ownsMinor(minor int) bool {
 
 func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
 	for _, x := range g.gpus {
-		if x.domain == domain && x.bus == bus && x.slot == slot {
+		if x.Address == (rmclient.Address{Domain: domain, Bus: bus, Slot: slot}) {
 			return true
 		}
 	}

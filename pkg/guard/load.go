@@ -30,7 +30,7 @@ func (x *card) load(from, to time.Duration) (time.Duration, bool) {
 	}
 	p := make([]byte, rm.GPUMonSamples+gpuMonSamples*form.Entry)
 	rm.PutU32(p, gpuMonBufSize, uint32(gpuMonSamples*form.Entry))
-	if s, e := g.control(own.target, own.client, own.subs[x.gpu], controlGPUMon, p); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(own.Subdevice(x.gpu), controlGPUMon, p); e != 0 || s != rm.StatusOK {
 		g.logOnce("gpumon", "the driver does not tell the GPU's load", "status", rm.StatusName(s), "errno", e)
 		return 0, false
 	}

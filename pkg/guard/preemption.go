@@ -140,7 +140,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 	}
 	defer lock.unlock()
 	t, found := g.fileWithin(r.client, &bucket{}) // not to have looked must not stop it, and who calls rests by himself
-	defer t.done()
+	defer t.Done()
 	g.compute.running.Lock()
 	defer g.compute.running.Unlock()
 	p := g.account.preemptionOf(client, r.handle)

@@ -289,7 +289,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	if !ok {
 		return nil, errNoUserd
 	}
-	defer t.done()
+	defer t.Done()
 	// Or the handle is another object's by the time of the dup. A call that takes long is not waited for: other channels are to be seen.
 	if !c.tryCalls() {
 		return nil, errNoUserd
@@ -303,7 +303,7 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 	var handle, s uint32
 	var e unix.Errno
 	if status, errno := g.whileShared(t, ch.client, []openRight{{memory, accessDup}}, func() {
-		handle, s, e = own.dup(own.devices[p.x.gpu], ch.client, memory)
+		handle, s, e = own.Dup(own.Device(p.x.gpu), ch.client, memory)
 	}); errno != 0 || status != rm.StatusOK {
 		return nil, refused("open a channel's page", status, errno)
 	}
@@ -311,11 +311,11 @@ func (p *userdPressure) open(ch chanRef) (*userdView, error) {
 		return nil, refused("refer to a channel's page", s, e)
 	}
 	v := &userdView{off: off, handle: handle, charge: g.account.hold(obj.charge)}
-	node := g.cfg.ControlNode.HostPath
+	node := ""
 	if obj.class == classVidmem {
 		node = g.cfg.GPUs[p.x.gpu].Node.HostPath
 	}
-	if v.mem, err = own.mapMemory(own.devices[p.x.gpu], handle, start, userdPage, node); err != nil {
+	if v.mem, err = own.Map(own.Device(p.x.gpu), handle, start, userdPage, node); err != nil {
 		p.close(v)
 		return nil, err
 	}
@@ -331,7 +331,7 @@ func (p *userdPressure) close(v *userdView) {
 	if err != nil {
 		return
 	}
-	if s, e := g.free(own.target, own.client, v.handle); e != 0 || s != rm.StatusOK {
+	if s, e := own.Free(v.handle); e != 0 || s != rm.StatusOK {
 		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
 		return
 	}
@@ -347,19 +347,4 @@ func (p *userdPressure) release() {
 	}
 	clear(p.pages)
 	p.next = 0
-}
-
-// dup makes a handle of the guard's own on somebody else's object.
-func (a *ownClient) dup(parent, client, object uint32) (handle, status uint32, errno unix.Errno) {
-	o := make([]byte, rm.DupSize)
-	rm.PutU32(o, rm.DupClient, a.client)
-	rm.PutU32(o, rm.DupParent, parent)
-	a.g.ownMu.Lock()
-	handle = a.handle()
-	a.g.ownMu.Unlock()
-	rm.PutU32(o, rm.DupObject, handle)
-	rm.PutU32(o, rm.DupClientSrc, client)
-	rm.PutU32(o, rm.DupObjectSrc, object)
-	e := a.g.driver.Exec(a.target, &rm.Call{Cmd: 3<<30 | uint32(rm.DupSize)<<16 | 'F'<<8 | rm.EscDupObject, Outer: o})
-	return rm.U32(o, rm.DupObject), rm.U32(o, rm.DupStatus), e
 }

@@ -190,7 +190,7 @@ func userdRig(t *testing.T) (f *fakeContainer, p *userdPressure, handles func() 
 	f = newFakeContainer(t, 1)
 	f.card().press = newUserdPressure(f.card())
 	var dups, frees atomic.Int32
-	own := func(call *rm.Call, off int) bool { return f.own != nil && rm.U32(call.Outer, off) == f.own.client }
+	own := func(call *rm.Call, off int) bool { return f.own != nil && rm.U32(call.Outer, off) == f.own.Handle() }
 	f.d.answer = func(target Target, call *rm.Call) syscall.Errno {
 		switch {
 		case call.NR() == rm.EscDupObject && own(call, rm.DupClient):

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // Trial is what came of one thing that a guard will want of the driver, for cgpu doctor.
@@ -69,7 +70,7 @@ func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
 	if err != nil {
 		return trials, nil
 	}
-	defer own.target.done()
+	defer own.Close()
 	for i := range cfg.GPUs {
 		if !cfg.Settings.NoSwitchRecords {
 			say(i, TrySwitches, g.trySwitches(own, i))
@@ -79,17 +80,17 @@ func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
 		return trials, err
 	}
 	for i := range cfg.GPUs {
-		group, err := own.tryGroup(i)
+		group, err := tryGroup(own, i)
 		if say(i, TryGroup, err) {
-			say(i, TryTimeslice, own.tryTimeslice(group))
+			say(i, TryTimeslice, trySlice(own, group))
 		}
-		say(i, TryPause, own.tryPause(i))
+		say(i, TryPause, tryPause(own, i))
 	}
 	return trials, nil
 }
 
 // trySwitches binds the records; they go with the client.
-func (g *Guard) trySwitches(own *ownClient, gpu int) error {
+func (g *Guard) trySwitches(own *rmclient.Client, gpu int) error {
 	if sim, ok := g.driver.(SimSwitches); ok {
 		_, _, _, err := sim.Switches(g.cfg.GPUs[gpu].Minor, 0)
 		return err
@@ -98,20 +99,20 @@ func (g *Guard) trySwitches(own *ownClient, gpu int) error {
 	return err
 }
 
-func (a *ownClient) tryGroup(gpu int) (uint32, error) {
+func tryGroup(own *rmclient.Client, gpu int) (uint32, error) {
 	p := make([]byte, 20) // NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS
 	rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeGR)
-	return a.alloc(a.devices[gpu], a.handle(), classChannelGroup, p)
+	return own.Alloc(own.Device(gpu), classChannelGroup, p)
 }
 
-func (a *ownClient) tryTimeslice(group uint32) error {
+func trySlice(own *rmclient.Client, group uint32) error {
 	var p [8]byte
 	rm.PutU64(p[:], 0, uint64(tryTimeslice.Microseconds()))
-	if s, e := a.g.control(a.target, a.client, group, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(group, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("set a timeslice: %s, errno %d", rm.StatusName(s), e)
 	}
 	p = [8]byte{}
-	if s, e := a.g.control(a.target, a.client, group, controlGetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(group, controlGetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("read a timeslice: %s, errno %d", rm.StatusName(s), e)
 	}
 	if got := time.Duration(rm.U64(p[:], 0)) * time.Microsecond; got != tryTimeslice {
@@ -122,8 +123,8 @@ func (a *ownClient) tryTimeslice(group uint32) error {
 
 // tryPause asks to stop a channel that is none. A driver that offers the control to us says that it does not know that
 // channel; one that does not says so before it looks.
-func (a *ownClient) tryPause(gpu int) error {
-	s, e := a.disable(gpu, []chanRef{{client: a.client, handle: a.handle()}}, chanPaused)
+func tryPause(own *rmclient.Client, gpu int) error {
+	s, e := disable(own, gpu, []chanRef{{client: own.Handle(), handle: own.NewHandle()}}, chanPaused)
 	if e == 0 && (s == rm.StatusOK || gone(s)) {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // TestTryDriver: what a driver refuses is told, the rest is tried all the same, and pauses name no channel that there is.
@@ -45,7 +46,7 @@ func TestTryDriver(t *testing.T) {
 	}{
 		{name: "good", tried: all},
 		{name: "no such channel", fault: fault(controlDisableChannels, statusInvalidChannel), tried: all},
-		{name: "no client", fault: allocFault(classRootClient), tried: []string{TryClient}, refused: "client: make an RM client"},
+		{name: "no client", fault: allocFault(rmclient.ClassClient), tried: []string{TryClient}, refused: "client: make an RM client"},
 		{name: "no group", fault: allocFault(classChannelGroup), tried: []string{TryClient, TryGroup, TryPause}, refused: "group: allocate"},
 		{name: "no timeslice", fault: fault(controlSetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: set a timeslice: NV_ERR_NOT_SUPPORTED"},
 		{name: "not read", fault: fault(controlGetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: read a timeslice"},
@@ -87,7 +88,7 @@ func TestTryDriver(t *testing.T) {
 			t.Errorf("%s: privileges dropped %d times", tt.name, dropped)
 		}
 		for _, l := range d.take() {
-			if !l.off || len(l.channels) != 1 || l.channels[0].handle < firstOwnHandle {
+			if !l.off || len(l.channels) != 1 || l.channels[0].handle < rmclient.FirstHandle {
 				t.Errorf("%s: %+v", tt.name, l)
 			}
 		}
