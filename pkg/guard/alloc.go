@@ -231,7 +231,7 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	settle := p.settle
 	p.settle = func() {
 		settle()
-		g.compute.made(gpu)
+		g.gpuTime.Made(gpu)
 	}
 	return p
 }
@@ -454,7 +454,7 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 			g.account.unreserve(context)
 		}
 		if g.account.markGraphics(client, owner) {
-			g.compute.made(g.account.gpuOf(client, owner))
+			g.gpuTime.Made(g.account.gpuOf(client, owner))
 		}
 	}
 	return g.withPreemption(c, client, owner, p)

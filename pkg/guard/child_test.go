@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -35,10 +34,6 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == RescueName {
-		rescuerMain()
-		os.Exit(0)
-	}
 	if os.Getenv(childEnv) == "walk" {
 		walk.Serve()
 	}
@@ -289,7 +284,6 @@ func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, er
 
 // childCommands take numbers and answer a line. A client is named by its index.
 var childCommands = map[string]func(*childState, []int) (string, error){
-	"victim":  victim,       // a guard of its own, see rescue_test.go
 	"trapped": trappedCalls, // see trapped_test.go
 	"pid":     func(*childState, []int) (string, error) { return fmt.Sprint(os.Getpid()), nil },
 	// open: a client with device and subdevice → index, client handle

@@ -23,6 +23,8 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -69,13 +71,13 @@ type Guard struct {
 	preemptMu   sync.Mutex // held by preemptWhilePending
 	preemptNext time.Time  // when it may look again
 
-	compute      *compute
-	managed      managed
-	outside      outside
-	page         *page.Page // nil: the container has none
-	events       *event.Writer
-	began        atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
-	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
+	gpuTime *gpusched.Scheduler
+	told    *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
+	managed managed
+	outside outside
+	page    *page.Page // nil: the container has none
+	events  *event.Writer
+	began   atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 
 	mu             sync.Mutex
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
@@ -132,8 +134,8 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
 	g.account.onLoose = g.lookLater
-	g.compute = newCompute(g)
-	g.account.onChannels = g.compute.tellChannels
+	g.gpuTime = newGPUTime(g)
+	g.account.onChannels = g.gpuTime.TellChannels
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {
 			return nil, err

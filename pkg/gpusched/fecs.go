@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"encoding/binary"
