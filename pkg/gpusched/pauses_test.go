@@ -289,6 +289,14 @@ func TestStill(t *testing.T) {
 	if c.isOff(); c.noted(0) != 0 {
 		t.Errorf("%d are noted", c.noted(0))
 	}
+	c.Unlock()
+	c.turn(c.gpu(), true)
+	c.Lock()
+	if resume, _ = c.Still(0, c.Channels(0, true)); resume == nil {
+		t.Fatal("nobody would resume them")
+	}
+	resume()
+	c.isOff(names)
 	if _, ok := c.Still(7, nil); !ok {
 		t.Error("nothing on a GPU that is not shared")
 	}
@@ -299,6 +307,12 @@ func TestStop(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	names := c.channels(fakeClient, workGroup, 0x100, 2)
 	channels := c.Channels(0, true)
+	c.over[names[0]] = true
+	if c.turn(c.gpu(), true); c.noted(0) != 1 {
+		t.Errorf("%d are noted", c.noted(0))
+	}
+	delete(c.over, names[0])
+	c.turn(c.gpu(), false)
 	c.turn(c.gpu(), true)
 	c.over[names[0]] = true
 	c.d.take()

@@ -241,8 +241,12 @@ func TestOtherChannels(t *testing.T) {
 		t.Errorf("%d", n)
 	}
 	b.gpu().leavePage()
-	b.TellChannels(0, 11)
 	if n, _ := a.OtherChannels(0); n != 0 {
 		t.Errorf("%d of who has left", n)
+	}
+	newPeerPage(t, dir) // has its place
+	b.TellChannels(0, 11)
+	if n, _ := a.OtherChannels(0); n != 0 {
+		t.Errorf("%d of who has left, in the name of another", n)
 	}
 }

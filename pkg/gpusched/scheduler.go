@@ -5,7 +5,8 @@
 // It has a goroutine for each GPU (gpu.go), one for pauses (pauses.go), and sleeps while the container has no context on a graphics engine.
 //
 // Locks, in the order in which they are taken: a client's calls, which the container holds over calls of the scheduler's; Scheduler.Lock;
-// gpuScheduler.mu; what the container locks to answer; channelCount.mu, which the container may take with its own held.
+// gpuScheduler.mu; priority.mu. UserPages.viewing is taken with none of them but a client's calls. With any of them held the container may
+// take its own locks to answer, and with those channelCount.mu.
 package gpusched
 
 import (

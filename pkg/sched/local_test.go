@@ -269,10 +269,34 @@ func TestAdopt(t *testing.T) {
 	}
 	for _, c := range []struct{ paused, held bool }{{false, true}, {true, true}, {true, false}, {false, false}} {
 		p.Suspended = c.paused
+		l.Hold(c.held, localNow)
 		l.Adopt(p, localNow)
+		if l.Plan().Suspended != (c.paused || c.held) {
+			t.Errorf("%+v, adopted last: %+v", c, l.Plan())
+		}
 		l.Hold(c.held, localNow)
 		if l.Plan().Suspended != (c.paused || c.held) {
 			t.Errorf("%+v: %+v", c, l.Plan())
+		}
+	}
+}
+
+// TestGranted: a share is counted of the time in which the GPU worked, a cap of all time.
+func TestGranted(t *testing.T) {
+	self := Tenant{Share: Share{Weight: 1}, Busy: 1}
+	others := []Tenant{{Share: Share{Weight: 3}, Busy: 1}, {Share: Share{Weight: 5}}}
+	var a account
+	a.grant(localNow, time.Minute, 0, self, others) // what was before
+	for _, c := range []struct {
+		limit Permille
+		busy  int
+		want  time.Duration
+	}{{0, 1, time.Second}, {0, 0, 0}, {100, 1, 800 * time.Millisecond}, {100, 0, 0}} {
+		before := a.Granted
+		self.Busy = c.busy
+		a.grant(a.at+8*time.Second, a.card+4*time.Second, c.limit, self, others)
+		if got := a.Granted - before; got != c.want {
+			t.Errorf("%v with work in %d groups: %v, want %v", c.limit, c.busy, got, c.want)
 		}
 	}
 }
