@@ -127,7 +127,7 @@ func (g *Guard) adopt(records []ledger.Record, cards map[string]sched.Card) {
 	plans := g.plans(records, records[own], cards)
 	for i, x := range g.cfg.GPUs {
 		v := slices.IndexFunc(records[own].VGPUs, func(v ledger.VGPU) bool { return v.UUID == x.UUID })
-		if v < 0 || x.Native {
+		if v < 0 {
 			continue
 		}
 		g.gpuTime.Adopt(i, plans[x.UUID])

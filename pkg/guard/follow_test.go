@@ -279,13 +279,3 @@ func TestPlansSlots(t *testing.T) {
 		t.Errorf("%+v and %+v", one, two)
 	}
 }
-
-// TestPlansNative: a GPU that the container has for itself gets no limit.
-func TestPlansNative(t *testing.T) {
-	c := newFakeContainer(t, 1)
-	c.cfg.GPUs[0].Native = true
-	c.adopt([]ledger.Record{{Nonce: "n", VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: quota.GiB, Weight: 2}}}}, nil)
-	if l := c.account.usage(0).limit; l != testLimit {
-		t.Errorf("limit %v", l)
-	}
-}
