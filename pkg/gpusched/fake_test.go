@@ -158,14 +158,13 @@ type fakeContainer struct {
 	rescuers atomic.Int32
 	none     atomic.Bool // no rescuer can be started
 
-	mu       sync.Mutex
-	groups   map[Group]int // on which GPU
-	list     []fakeChannel
-	hidden   map[Client]bool // its file is not found
-	over     map[fakeName]bool
-	freed    []fakeName // of whom Gone was told
-	pages    func(ch Channel) (*UserPage, error)
-	pageless bool
+	mu     sync.Mutex
+	groups map[Group]int // on which GPU
+	list   []fakeChannel
+	hidden map[Client]bool // its file is not found
+	over   map[fakeName]bool
+	freed  []fakeName // of whom Gone was told
+	pages  func(ch Channel) (*UserPage, error)
 }
 
 type fakeChannel struct {
