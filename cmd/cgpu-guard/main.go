@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -31,7 +32,7 @@ const readyFD = 3
 const maxConfig = 1 << 20
 
 func main() {
-	if filepath.Base(os.Args[0]) == guard.RescueName {
+	if filepath.Base(os.Args[0]) == gpusched.RescueName {
 		rescueMain()
 		return
 	}

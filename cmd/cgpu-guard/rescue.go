@@ -8,6 +8,7 @@ import (
 
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 )
@@ -22,10 +23,10 @@ func rescueMain() {
 		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)
 	}
 	if err == nil {
-		err = guard.Rescue(os.Args[1], os.Stdin, driver.Open, ready, func(cfg guard.Config) *slog.Logger { return newLog(cfg.Log).Logger })
+		err = gpusched.Rescue(os.Args[1], os.Stdin, driver.Open, ready, func(cfg guard.Config) *slog.Logger { return newLog(cfg.Log).Logger })
 	}
 	if err != nil {
-		fmt.Println(guard.RescueName+":", err)
+		fmt.Println(gpusched.RescueName+":", err)
 		os.Exit(1)
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/doctor"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -142,7 +142,7 @@ func tryIt(w io.Writer, what string) error {
 	return usageError{fmt.Errorf("doctor: --try %q: this is for doctor's own children", what)}
 }
 
-func tryDriver(runDir string) ([]guard.Trial, error) {
+func tryDriver(runDir string) ([]gpusched.Trial, error) {
 	t, err := device.Load(runDir)
 	if err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ func tryDriver(runDir string) ([]guard.Trial, error) {
 		return nil, err
 	}
 	defer d.Close()
-	return guard.TryDriver(cfg, d, likeGuard)
+	return gpusched.TryDriver(cfg, d, likeGuard)
 }
 
 // likeGuard drops the privileges that a guard has not when it makes its calls: the driver looks at them.

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -27,7 +27,7 @@ func resumeLeftovers(file string) (int, error) {
 	if !filepath.IsAbs(file) {
 		return 0, nil
 	}
-	n, err := guard.ResumeLeftovers(file, driver.Open, slog.New(slog.DiscardHandler))
+	n, err := gpusched.ResumeLeftovers(file, driver.Open, slog.New(slog.DiscardHandler))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -37,18 +37,18 @@ func resumeLeftovers(file string) (int, error) {
 // collectLeftovers does that for all guards of the node that are gone, and removes their files. It says what it did, and
 // returns whether that was anything.
 func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (bool, error) {
-	files, err := filepath.Glob(filepath.Join(sockets, "*"+guard.LeftoversSuffix))
+	files, err := filepath.Glob(filepath.Join(sockets, "*"+gpusched.LeftoversSuffix))
 	if err != nil {
 		return false, err
 	}
 	owner := map[string]ledger.Record{}
 	for _, r := range records {
-		owner[guard.LeftoversFile(r.Socket)] = r
+		owner[gpusched.LeftoversFile(r.Socket)] = r
 	}
 	any := false
 	var bad []error
 	for _, file := range files {
-		if listens(strings.TrimSuffix(file, guard.LeftoversSuffix) + ".ctl") {
+		if listens(strings.TrimSuffix(file, gpusched.LeftoversSuffix) + ".ctl") {
 			continue
 		}
 		r, known := owner[file]

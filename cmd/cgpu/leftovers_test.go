@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -107,7 +108,7 @@ func (n *simNode) pause(r ledger.Record, busID string) {
 	n.note(r, cfg, n.client, n.channel)
 }
 
-// note writes the file that guard.ResumeLeftovers reads (pkg/guard/rescue.go).
+// note writes the file that gpusched.ResumeLeftovers reads (pkg/gpusched/rescue.go).
 func (n *simNode) note(r ledger.Record, cfg guard.Config, client, channel uint32) {
 	n.Helper()
 	said, err := json.Marshal(cfg)
@@ -123,7 +124,7 @@ func (n *simNode) note(r ledger.Record, cfg guard.Config, client, channel uint32
 	rm.PutU32(text, header+8, client)
 	rm.PutU32(text, header+12, channel)
 	rm.PutU32(text, header+16, uint32(os.Getpid())) // whose channel it is: one that lives
-	if err := os.WriteFile(guard.LeftoversFile(r.Socket), text, 0o600); err != nil {
+	if err := os.WriteFile(gpusched.LeftoversFile(r.Socket), text, 0o600); err != nil {
 		n.Fatal(err)
 	}
 }
@@ -131,7 +132,7 @@ func (n *simNode) note(r ledger.Record, cfg guard.Config, client, channel uint32
 func (n *simNode) paused() bool { return n.driver.Snapshot().GPUs[0].TSGs[0].Disabled == 1 }
 
 func (n *simNode) noted(r ledger.Record) bool {
-	_, err := os.Stat(guard.LeftoversFile(r.Socket))
+	_, err := os.Stat(gpusched.LeftoversFile(r.Socket))
 	return err == nil
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -254,13 +254,13 @@ case $1 in --version) echo "runc version 1.1.5" ;; features) echo '{"linux":{"se
 }
 
 func TestTrials(t *testing.T) {
-	good := []guard.Trial{{What: guard.TryClient}, {What: guard.TryGroup}, {What: guard.TryClient, GPU: 1}, {What: guard.TryGroup, GPU: 1}}
+	good := []gpusched.Trial{{What: gpusched.TryClient}, {What: gpusched.TryGroup}, {What: gpusched.TryClient, GPU: 1}, {What: gpusched.TryGroup, GPU: 1}}
 	expect(t, "good", judgeTrials(TrialReport{Trials: good}), OK, "client, group on 2 GPUs")
-	for what, status := range map[string]Status{guard.TryClient: Fail, guard.TryTimeslice: Fail, guard.TryGroup: Warn, guard.TryPause: Warn, guard.TrySwitches: Warn} {
-		expect(t, what, judgeTrials(TrialReport{Trials: append(good, guard.Trial{What: what, GPU: 1, Refused: "because"})}), status, "GPU 1: "+what+": because (")
+	for what, status := range map[string]Status{gpusched.TryClient: Fail, gpusched.TryTimeslice: Fail, gpusched.TryGroup: Warn, gpusched.TryPause: Warn, gpusched.TrySwitches: Warn} {
+		expect(t, what, judgeTrials(TrialReport{Trials: append(good, gpusched.Trial{What: what, GPU: 1, Refused: "because"})}), status, "GPU 1: "+what+": because (")
 	}
 	// A warning after a failure does not hide it.
-	expect(t, "both", judgeTrials(TrialReport{Trials: []guard.Trial{{What: guard.TryTimeslice, Refused: "a"}, {What: guard.TryPause, Refused: "b"}}}), Fail, "b")
+	expect(t, "both", judgeTrials(TrialReport{Trials: []gpusched.Trial{{What: gpusched.TryTimeslice, Refused: "a"}, {What: gpusched.TryPause, Refused: "b"}}}), Fail, "b")
 	expect(t, "none", judgeTrials(TrialReport{Err: "no driver"}), Fail, "no driver")
 }
 

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -21,8 +21,8 @@ const TryDriver = "driver"
 
 // TrialReport is what the child says.
 type TrialReport struct {
-	Trials []guard.Trial `json:"trials"`
-	Err    string        `json:"err,omitempty"`
+	Trials []gpusched.Trial `json:"trials"`
+	Err    string           `json:"err,omitempty"`
 }
 
 var driverChecks = []Check{
@@ -205,11 +205,11 @@ func tryDriver(h *Host, limit time.Duration) Result {
 // judgeTrials says what a node cannot do after what was tried.
 func judgeTrials(r TrialReport) Result {
 	lost := map[string]string{
-		guard.TryClient:    "nothing can be scheduled",
-		guard.TryGroup:     "timeslices could not be tried",
-		guard.TryTimeslice: "weights do nothing",
-		guard.TryPause:     "hard caps and cgpu pause do nothing",
-		guard.TrySwitches:  "every context counts as one with work",
+		gpusched.TryClient:    "nothing can be scheduled",
+		gpusched.TryGroup:     "timeslices could not be tried",
+		gpusched.TryTimeslice: "weights do nothing",
+		gpusched.TryPause:     "hard caps and cgpu pause do nothing",
+		gpusched.TrySwitches:  "every context counts as one with work",
 	}
 	if r.Err != "" {
 		return fail("%s", r.Err)
@@ -224,7 +224,7 @@ func judgeTrials(r TrialReport) Result {
 		}
 		refused = append(refused, fmt.Sprintf("GPU %d: %s: %s (%s)", t.GPU, t.What, t.Refused, lost[t.What]))
 		switch {
-		case t.What == guard.TryClient, t.What == guard.TryTimeslice:
+		case t.What == gpusched.TryClient, t.What == gpusched.TryTimeslice:
 			worst = Fail
 		case worst == OK:
 			worst = Warn
@@ -237,7 +237,7 @@ func judgeTrials(r TrialReport) Result {
 }
 
 // tried lists what was tried, each once.
-func tried(trials []guard.Trial) []string {
+func tried(trials []gpusched.Trial) []string {
 	var list []string
 	for _, t := range trials {
 		if !slices.Contains(list, t.What) {

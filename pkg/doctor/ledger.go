@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -120,7 +120,7 @@ func leftover(name string, used map[string]bool) bool {
 		return true
 	}
 	switch "." + suffix {
-	case ".sock", ".ctl", guard.LeftoversSuffix:
+	case ".sock", ".ctl", gpusched.LeftoversSuffix:
 		return true
 	}
 	return false

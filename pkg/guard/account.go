@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -497,11 +498,11 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 
 // freedWith drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
 // by now.
-func (a *account) freedWith(ch chanRef) {
+func (a *account) freedWith(ch gpusched.Channel) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c := a.clients[ch.client]; c != nil && c.channels[ch.handle] == ch.object {
-		a.dropTree(c, ch.object)
+	if c := a.clients[ch.Client]; c != nil && c.channels[ch.Handle] == ch.Object {
+		a.dropTree(c, objectOf(ch))
 	}
 }
 

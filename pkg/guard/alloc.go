@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 const (
@@ -230,7 +231,7 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	settle := p.settle
 	p.settle = func() {
 		settle()
-		g.compute.made(gpu)
+		g.gpuTime.Made(gpu)
 	}
 	return p
 }
@@ -435,7 +436,7 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 			g.account.unreserve(context)
 		}
 		if g.account.markGraphics(client, owner) {
-			g.compute.made(g.account.gpuOf(client, owner))
+			g.gpuTime.Made(g.account.gpuOf(client, owner))
 		}
 	}
 	return g.withPreemption(c, client, owner, p)
@@ -480,12 +481,12 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 		return gpu, true
 	}
 	for i, x := range g.gpus {
-		var p [idInfoSize]byte
-		rm.PutU32(p[:], 0, x.id)
-		if s, e := g.control(c.target(), client, client, controlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
+		var p [rmclient.IDInfoSize]byte
+		rm.PutU32(p[:], 0, x.ID())
+		if s, e := g.control(c.target(), client, client, rmclient.ControlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
 			continue
 		}
-		n := rm.U32(p[:], idInfoInstance)
+		n := rm.U32(p[:], rmclient.IDInfoInstance)
 		g.mu.Lock()
 		g.instances[n] = i
 		g.mu.Unlock()
@@ -496,34 +497,16 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 	return gpu, ok
 }
 
-const (
-	controlGetIDInfoV2 = 0x205 // NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2
-	idInfoSize         = 32
-	idInfoInstance     = 8
-	controlTypeCode    = 3<<30 | rm.ControlSize<<16 | 'F'<<8 | rm.EscControl
-	freeTypeCode       = 3<<30 | rm.FreeSize<<16 | 'F'<<8 | rm.EscFree
-	shareTypeCode      = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
-)
+const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
 
 // control makes a flat control of the guard's own on a file of the task.
 func (g *Guard) control(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-	outer := make([]byte, rm.ControlSize)
-	rm.PutU32(outer, rm.ControlClient, client)
-	rm.PutU32(outer, rm.ControlObject, object)
-	rm.PutU32(outer, rm.ControlCmd, cmd)
-	rm.PutU32(outer, rm.ControlParamsSize, uint32(len(params)))
-	call := rm.Call{Cmd: controlTypeCode, Outer: outer, Blocks: []rm.Block{{In: -1, Off: rm.ControlParams, Data: params}}}
-	e := g.driver.Exec(t, &call)
-	return rm.U32(outer, rm.ControlStatus), e
+	return rmclient.Control(g.driver, t, client, object, cmd, params)
 }
 
 // free frees an object or a client for the guard's own reasons.
 func (g *Guard) free(t Target, client, handle uint32) (uint32, syscall.Errno) {
-	outer := make([]byte, rm.FreeSize)
-	rm.PutU32(outer, rm.FreeRoot, client)
-	rm.PutU32(outer, rm.FreeObject, handle)
-	e := g.driver.Exec(t, &rm.Call{Cmd: freeTypeCode, Outer: outer})
-	return rm.U32(outer, rm.FreeStatus), e
+	return rmclient.Free(g.driver, t, client, handle)
 }
 
 // undoObject frees an object whose maker was gone before it could be told the handle.

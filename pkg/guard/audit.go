@@ -6,6 +6,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 const (
@@ -13,18 +14,18 @@ const (
 	pidInfoSize       = 14408
 )
 
-// held asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU.
+// driverHeld asks the driver (NV2080_CTRL_CMD_GPU_GET_PID_INFO) how much device memory it counts for some processes, per GPU.
 // It counts each handle: of private memory, as owner, or as dup (_gpuCollectMemInfo). Which of several is the owner changes, and UVM can be
 // it, for which RM counts nothing; so all three are summed. The control takes RM's locks on all GPUs, so it is asked on suspicion only.
-func (a *ownClient) held(procs []*process) []quota.Bytes {
-	sum := make([]quota.Bytes, len(a.subs))
-	for i, sub := range a.subs {
+func (g *Guard) driverHeld(own *rmclient.Client, procs []*process) []quota.Bytes {
+	sum := make([]quota.Bytes, len(own.Subdevices()))
+	for i, sub := range own.Subdevices() {
 		for _, p := range procs {
 			info := make([]byte, pidInfoSize)
 			rm.PutU32(info, rm.PidInfoCount, 1)
 			rm.PutU32(info, rm.PidInfoList+rm.PidInfoPid, uint32(p.tgid))
-			if s, e := a.g.control(a.target, a.client, sub, controlGetPidInfo, info); e != 0 || s != rm.StatusOK {
-				a.g.logOnce("audit", "the driver does not say what a process holds", "status", rm.StatusName(s))
+			if s, e := own.Control(sub, controlGetPidInfo, info); e != 0 || s != rm.StatusOK {
+				g.logOnce("audit", "the driver does not say what a process holds", "status", rm.StatusName(s))
 				continue
 			}
 			for _, at := range []int{rm.PidInfoPrivate, rm.PidInfoSharedOwned, rm.PidInfoSharedDuped} {
@@ -110,9 +111,9 @@ func (g *Guard) audit() {
 }
 
 // holdsMore compares once. What is allocated or freed meanwhile is none of it.
-func (g *Guard) holdsMore(a *ownClient) bool {
+func (g *Guard) holdsMore(own *rmclient.Client) bool {
 	before := g.account.lengths()
-	held, after := a.held(g.gpuUsers()), g.account.lengths()
+	held, after := g.driverHeld(own, g.gpuUsers()), g.account.lengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
 			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
@@ -166,7 +167,7 @@ func (g *Guard) killClients(which func(*client) bool) (left int) {
 			g.clientGone(c)
 			g.stats.killed.Add(1)
 		}
-		t.done()
+		t.Done()
 	}
 	return left
 }

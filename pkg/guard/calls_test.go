@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // answering makes a driver that answers every call with a status, after f has seen it.
@@ -611,7 +612,7 @@ func rootGuard(t *testing.T, d *fakeDriver) (*Guard, *file) {
 
 func rootOuter() []byte {
 	o := make([]byte, 48)
-	rm.PutU32(o, rm.AllocClass, classRootClient)
+	rm.PutU32(o, rm.AllocClass, rmclient.ClassClient)
 	return o
 }
 
@@ -952,26 +953,13 @@ func TestAuditHidden(t *testing.T) {
 	}
 }
 
-func TestIdentify(t *testing.T) {
-	for _, c := range []struct {
-		bus  string
-		want uint32
-		ok   bool
-	}{{"0000:01:00.0", 0x100, true}, {"00000000:41:00.0", 0x4100, true}, {"0001:C1:1F.0", 0x1c11f, true}, {"x", 0, false}, {"", 0, false}} {
-		g, err := identify(c.bus, 0)
-		if (err == nil) != c.ok || c.ok && g.id != c.want {
-			t.Errorf("%q: %#x, %v", c.bus, g.id, err)
-		}
-	}
-}
-
 // TestForeignRoot: a file that was opened on another container's /dev may have a client that this guard does not know.
 func TestForeignRoot(t *testing.T) {
 	g := newFakeGuard(t, &fakeDriver{})
 	g.devDevice++
 	c := newFakeCall(t, g, fakeControl)
 	o := make([]byte, 48)
-	rm.PutU32(o, rm.AllocClass, classRootClient)
+	rm.PutU32(o, rm.AllocClass, rmclient.ClassClient)
 	if rep := c.escape(rm.EscAlloc, o); rep.resume || rm.U32(o, 40) != rm.StatusInsufficientPermissions {
 		t.Errorf("%+v, %s", rep, rm.StatusName(rm.U32(o, 40)))
 	}

@@ -1,14 +1,12 @@
 package guard
 
 import (
-	"golang.org/x/sys/unix"
-
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the containers
 // that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels each on the graphics engine). Beyond
-// that it takes what the other half has left. The guards tell each other on the board how many they have.
+// that it takes what the other half has left. The guards tell each other how many they have.
 const commonChannels = 1024
 
 // runlist is an engine of one of the container's GPUs.
@@ -23,18 +21,8 @@ func (g *Guard) roomForChannel(r runlist) bool {
 	if n <= commonChannels/max(1, g.cfg.Settings.MaxInst) {
 		return true
 	}
-	b := g.compute.boardOf(r.gpu)
-	return b == nil || n+b.otherChannels() <= commonChannels // without a board max_channels has to do
-}
-
-// boardOf is the board of a GPU; nil: there is none, or not yet.
-func (c *compute) boardOf(gpu int) *board {
-	for _, x := range c.cards {
-		if x.gpu == gpu {
-			return x.shared.Load()
-		}
-	}
-	return nil
+	others, ok := g.gpuTime.OtherChannels(r.gpu)
+	return !ok || n+others <= commonChannels // where nobody knows, max_channels has to do
 }
 
 // runlistOf is where a channel goes: to the engine of its group, or to its own. Channels of a GPU that is not known count nowhere.
@@ -78,35 +66,4 @@ func (a *account) tellChannels(gpu int) {
 		}
 	}
 	a.onChannels(gpu, most)
-}
-
-// shareBoard lets the channels of a GPU be told on a board, beginning with those that there are already.
-func (x *card) shareBoard(b *board) {
-	x.shared.Store(b)
-	a := x.c.g.account
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tellChannels(x.gpu)
-}
-
-// tellChannels tells other guards how many channels the container has on the engine of a GPU where it has most.
-func (c *compute) tellChannels(gpu, n int) {
-	if b := c.boardOf(gpu); b != nil {
-		b.u32(b.own + boardChannels).Store(uint32(n))
-	}
-}
-
-// otherChannels is how many channels the other containers have, at most. A guard's number may be another process' by now: then its
-// channels count until its entry is used again.
-func (b *board) otherChannels() int {
-	sum := 0
-	for i := 1; i <= boardEntries; i++ {
-		e := i * boardEntry
-		if n := b.u32(e + boardChannels).Load(); n > 0 && e != b.own {
-			if pid := int(b.u32(e + boardOwner).Load()); pid != 0 && unix.Kill(pid, 0) != unix.ESRCH {
-				sum += int(n)
-			}
-		}
-	}
-	return sum
 }

@@ -11,7 +11,21 @@ func TestChannelIDs(t *testing.T) {
 	const group = 0x5c000015
 	share := commonChannels / testSettings().MaxInst
 	dir := t.TempDir()
-	other := newBoard(t, dir)
+	join := func(t *testing.T, g *Guard) {
+		g.cfg.RunDir = dir
+		g.gpuTime = newGPUTime(g)
+		g.account.onChannels = g.gpuTime.TellChannels
+		g.gpuTime.Begin()
+		t.Cleanup(g.gpuTime.End)
+		g.gpuTime.Made(0)
+		eventually(t, "the others are known", func() bool { _, ok := g.gpuTime.OtherChannels(0); return ok })
+	}
+	other := newFakeGuard(t, answering(0, nil))
+	join(t, other)
+	told := func() int {
+		n, _ := other.gpuTime.OtherChannels(0)
+		return n
+	}
 	for _, c := range []struct {
 		name   string
 		others int
@@ -25,14 +39,9 @@ func TestChannelIDs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := withClient(newFakeGuard(t, answering(0, nil)))
 			g.cfg.Settings.MaxChannels = 4096
-			own := newBoard(t, dir)
-			x := &card{c: g.compute, gpu: 0}
-			g.compute.cards = []*card{x}
-			g.account.onChannels = g.compute.tellChannels
+			join(t, g)
 			g.account.addObject(fakeClient, object{handle: group, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU, engine: engineGR}, noGPU, 0, 0)
-			other.u32(other.own + boardChannels).Store(uint32(c.others))
-			x.shareBoard(own)
-			defer own.leave()
+			other.gpuTime.TellChannels(0, c.others)
 			f := newFakeCall(t, g, fakeControl)
 			n := 0
 			for ; n < 2100; n++ {
@@ -42,8 +51,8 @@ func TestChannelIDs(t *testing.T) {
 					break
 				}
 			}
-			if told := int(own.u32(own.own + boardChannels).Load()); n != c.want || told != n || other.otherChannels() < n {
-				t.Errorf("%d channels, want %d; told %d, the other sees %d", n, c.want, told, other.otherChannels())
+			if told := told(); n != c.want || told != n {
+				t.Errorf("%d channels, want %d; the other sees %d", n, c.want, told)
 			}
 			p := make([]byte, 368) // another engine has ids of its own
 			rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
@@ -52,7 +61,7 @@ func TestChannelIDs(t *testing.T) {
 				t.Errorf("on another engine: %s", rm.StatusName(rm.U32(o, 40)))
 			}
 			f.escape(rm.EscFree, fakeFree(fakeDevice))
-			if told := own.u32(own.own + boardChannels).Load(); told != 0 || len(g.account.runlists) != 0 {
+			if told := told(); told != 0 || len(g.account.runlists) != 0 {
 				t.Errorf("%d channels told after the end, %v", told, g.account.runlists)
 			}
 		})

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -20,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/test/interrupt"
 	"github.com/opencgpu/cgpu/test/walk"
 )
@@ -34,10 +34,6 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if filepath.Base(os.Args[0]) == RescueName {
-		rescuerMain()
-		os.Exit(0)
-	}
 	if os.Getenv(childEnv) == "walk" {
 		walk.Serve()
 	}
@@ -257,13 +253,13 @@ func (s *childState) newClient(flags int) (*rmClient, error) {
 		return nil, err
 	}
 	c := &rmClient{fd: fd}
-	if c.client, err = c.alloc(0, 0, classRootClient, nil); err != nil {
+	if c.client, err = c.alloc(0, 0, rmclient.ClassClient, nil); err != nil {
 		return nil, err
 	}
-	if c.dev, err = c.alloc(c.client, 0, classDevice, make([]byte, 56)); err != nil {
+	if c.dev, err = c.alloc(c.client, 0, rmclient.ClassDevice, make([]byte, 56)); err != nil {
 		return nil, err
 	}
-	c.subdev, err = c.alloc(c.dev, 0, classSubdevice, make([]byte, 4))
+	c.subdev, err = c.alloc(c.dev, 0, rmclient.ClassSubdevice, make([]byte, 4))
 	return c, err
 }
 
@@ -288,7 +284,6 @@ func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, er
 
 // childCommands take numbers and answer a line. A client is named by its index.
 var childCommands = map[string]func(*childState, []int) (string, error){
-	"victim":  victim,       // a guard of its own, see rescue_test.go
 	"trapped": trappedCalls, // see trapped_test.go
 	"pid":     func(*childState, []int) (string, error) { return fmt.Sprint(os.Getpid()), nil },
 	// open: a client with device and subdevice → index, client handle

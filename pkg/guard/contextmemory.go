@@ -39,7 +39,7 @@ func (g *Guard) bufferSizes(gpu int) func(buffer uint32) (uint64, bool) {
 		}
 		p := make([]byte, rm.ContextBufferSize)
 		rm.PutU32(p, rm.ContextBufferEngine, buffer)
-		if s, e := g.control(own.target, own.client, own.devices[gpu], controlContextProperties, p); e != 0 || s != rm.StatusOK {
+		if s, e := own.Control(own.Device(gpu), controlContextProperties, p); e != 0 || s != rm.StatusOK {
 			return 0, false
 		}
 		size = uint64(rm.U32(p, rm.ContextBufferBytes))

@@ -201,7 +201,7 @@ func (g *Guard) rewriteAttach(params []byte) {
 		for i := range rm.GPUIDListLen {
 			id := uint32(rm.GPUIDUnused)
 			if i < len(g.gpus) {
-				id = g.gpus[i].id
+				id = g.gpus[i].ID()
 			}
 			rm.PutU32(params, 4*i, id)
 		}

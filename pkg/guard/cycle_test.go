@@ -3,6 +3,7 @@ package guard
 import (
 	"encoding/binary"
 	"fmt"
+	"github.com/opencgpu/cgpu/pkg/proc"
 	"runtime"
 	"slices"
 	"testing"
@@ -100,7 +101,7 @@ func TestElusiveEnds(t *testing.T) {
 // goesOn says whether a process has a thread that has not ended. The kernel skips one now and then that is about to end.
 func goesOn(tgid int) bool {
 	for range 20 {
-		for tid := range threadsOf(tgid) {
+		for tid := range proc.Threads(tgid) {
 			if tid != tgid || hasNamespace(tid) {
 				return true
 			}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 const (
@@ -22,7 +23,7 @@ const (
 func withTwoGPUs(g *Guard) *Guard {
 	second := g.cfg.GPUs[0]
 	g.cfg.GPUs = append(g.cfg.GPUs, second)
-	g.gpus = append(g.gpus, gpuIdentity{id: 0x200, minor: 1, bus: 2})
+	g.gpus = append(g.gpus, gpuIdentity{rmclient.Address{Bus: 2}, 1})
 	g.account = newAccount(g.cfg.GPUs)
 	withClient(g)
 	a := g.account

@@ -1,16 +1,14 @@
 package guard
 
 import (
-	"bytes"
-	"errors"
 	"maps"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/proc"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -20,17 +18,13 @@ import (
 // stop takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return none is on
 // the hardware, and what was queued is dropped, so that neither UVM nor anybody else who lets them run again has work run.
 func (g *Guard) stop(which func(*client) bool) {
-	c := g.compute
-	c.running.Lock()
-	defer c.running.Unlock()
+	g.gpuTime.Lock()
+	defer g.gpuTime.Unlock()
 	if !g.account.markEnding(which) {
 		return
 	}
 	for gpu := range g.cfg.GPUs {
-		c.disable(gpu, g.account.endingOn(gpu), chanStopped)
-		if c.rescue != nil {
-			c.rescue.keep(gpu, c.mayRun(g.account.channelsOn(gpu, true)))
-		}
+		g.gpuTime.Stop(gpu, g.account.endingOn(gpu))
 	}
 }
 
@@ -54,9 +48,9 @@ func (a *account) isEnding(client uint32) bool {
 }
 
 // endingOn lists the channels of clients that end.
-func (a *account) endingOn(gpu int) []chanRef {
+func (a *account) endingOn(gpu int) []gpusched.Channel {
 	goOn := a.goingOn()
-	return slices.DeleteFunc(a.channelsOn(gpu, true), func(ch chanRef) bool { return goOn[ch.client] })
+	return slices.DeleteFunc(a.channelsOn(gpu, true), func(ch gpusched.Channel) bool { return goOn[ch.Client] })
 }
 
 // goingOn lists the clients that do not end.
@@ -70,55 +64,10 @@ func (a *account) goingOn() map[uint32]bool {
 	return list
 }
 
-// mayRun leaves out the channels that UVM has ended (unbind), those of clients that end, and of processes that do or have: UVM ends theirs,
-// too.
-func (c *compute) mayRun(channels []chanRef) []chanRef {
-	goOn := c.g.account.goingOn()
-	return ofLiving(slices.DeleteFunc(c.g.account.bound(channels), func(ch chanRef) bool { return !goOn[ch.client] }))
-}
-
-// ofLiving leaves out the channels of processes that end or have.
-func ofLiving(channels []chanRef) (list []chanRef) {
-	over := map[int]bool{}
-	for _, ch := range channels {
-		ended, known := over[ch.tgid]
-		if !known {
-			ended = exiting(ch.tgid)
-			over[ch.tgid] = ended
-		}
-		if !ended {
-			list = append(list, ch)
-		}
-	}
-	return list
-}
-
-// exiting reports that a process has ended, or that all its threads are about to, so that it has lost its descriptors or soon will.
-func exiting(tgid int) bool {
-	if !leaving(tgid) {
-		return false
-	}
-	for tid := range threadsOf(tgid) { // the first thread can end long before others
-		if tid != tgid && !leaving(tid) {
-			return false
-		}
-	}
-	return true
-}
-
-// leaving is exiting of a thread: PF_EXITING in the ninth field of /proc/TID/stat. The second one is a name, in which there may be anything.
-func leaving(tid int) bool {
-	const pfExiting = 4
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
-	if err != nil { // gone, and not only hidden from the rescuer (hidepid)
-		return errors.Is(unix.Kill(tid, 0), unix.ESRCH)
-	}
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(fields) < 7 {
-		return false
-	}
-	flags, err := strconv.ParseUint(string(fields[6]), 10, 32)
-	return err == nil && flags&pfExiting != 0
+// goOn leaves out the channels that UVM has ended (unbind), and those of clients that end.
+func (a *account) goOn(channels []gpusched.Channel) []gpusched.Channel {
+	goOn := a.goingOn()
+	return slices.DeleteFunc(a.bound(channels), func(ch gpusched.Channel) bool { return !goOn[ch.Client] })
 }
 
 // sweep looks which followed files are closed for good, takes what was on them out of the account, and waits until it is freed.
@@ -143,11 +92,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 		g.closed(f)
 	}
 	g.endWindows()
-	for _, x := range g.compute.cards {
-		if x.press != nil {
-			x.press.forget()
-		}
-	}
+	g.gpuTime.LetGo()
 	for _, f := range g.orphans() {
 		if !g.awaited(f) {
 			f.torn = make(chan struct{})
@@ -199,7 +144,7 @@ func (f *file) users() []int {
 // run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
 func (g *Guard) awaited(f *file) bool {
 	for _, tgid := range f.users() {
-		if g.tasks.lives(tgid) && exiting(tgid) {
+		if g.tasks.lives(tgid) && proc.Exiting(tgid) {
 			return true
 		}
 	}
@@ -218,7 +163,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	defer g.tearMu.Unlock()
 	over := map[int]bool{}
 	for _, tgid := range f.users() {
-		over[tgid] = exiting(tgid)
+		over[tgid] = proc.Exiting(tgid)
 	}
 	g.stop(func(c *client) bool { return over[c.tgid] })
 	f.uvm.Lock()

@@ -2,6 +2,7 @@ package guard
 
 import (
 	"fmt"
+	"github.com/opencgpu/cgpu/pkg/proc"
 	"os"
 	"os/exec"
 	"slices"
@@ -34,7 +35,7 @@ func (p idleProcess) pid() int { return p.Process.Pid }
 func (p idleProcess) end(t *testing.T) {
 	t.Helper()
 	_ = p.Process.Kill()
-	eventually(t, "the end of a process", func() bool { return exiting(p.pid()) })
+	eventually(t, "the end of a process", func() bool { return proc.Exiting(p.pid()) })
 }
 
 // clientOf makes a client of another process.
@@ -49,17 +50,17 @@ func (c *fakeContainer) clientOf(handle uint32, tgid int) *client {
 // TestExiting: a process is over when all of its threads are.
 func TestExiting(t *testing.T) {
 	p := startIdle(t)
-	if exiting(os.Getpid()) || exiting(p.pid()) {
+	if proc.Exiting(os.Getpid()) || proc.Exiting(p.pid()) {
 		t.Error("a process that lives is taken for one that ends")
 	}
 	p.end(t)
 	_ = p.Wait()
-	if !exiting(p.pid()) {
+	if !proc.Exiting(p.pid()) {
 		t.Error("a process that is gone is taken for one that lives")
 	}
 	c := startPlain(t)
 	c.headless()
-	if !leaving(c.pid()) || exiting(c.pid()) {
+	if proc.Exiting(c.pid()) {
 		t.Error("a process whose first thread has ended, and no other, is taken for one that ends")
 	}
 	c.kill()
@@ -77,7 +78,7 @@ func TestStopBeforeKill(t *testing.T) {
 		c.channels(fakeClient+1, workGroup+1, 0x300, 1), c.channels(fakeClient+2, copyGroup+1, 0x400, 1))
 	c.managed.list = func() []int { return []int{os.Getpid(), p.pid()} }
 	c.d.at = func(cmd uint32) {
-		if cmd == controlDisableChannels && exiting(p.pid()) {
+		if cmd == controlDisableChannels && proc.Exiting(p.pid()) {
 			t.Error("channels are stopped after the process was killed")
 		}
 	}
@@ -131,14 +132,14 @@ func TestEndedStayOff(t *testing.T) {
 		alive = c.channels(fakeClient, workGroup, 0x100, 2)
 		dead = c.channels(fakeClient+1, workGroup, 0x200, 2)
 		ending = c.channels(fakeClient+2, workGroup, 0x300, 2)
-		c.compute.turn(c.card(), true)
+		c.pause(true)
 		c.isOff(alive, dead, ending)
 		p.end(t)
 		return c, alive, dead, ending
 	}
 	t.Run("at the end of a pause", func(t *testing.T) {
 		c, _, dead, ending := prepare(t)
-		if !c.compute.turn(c.card(), false) || c.card().off {
+		if !c.pause(false) || c.off() {
 			t.Error("the container is still off")
 		}
 		c.isOff(dead, ending)
@@ -146,7 +147,7 @@ func TestEndedStayOff(t *testing.T) {
 	t.Run("at the end of the container", func(t *testing.T) {
 		c, _, dead, ending := prepare(t)
 		c.d.take()
-		c.compute.end()
+		c.gpuTime.End()
 		lists := c.d.take()
 		c.isOff(dead, ending)
 		if len(lists) != 2 || !lists[0].off || !lists[0].rewind || len(lists[0].channels) != 6 || lists[1].off {
@@ -156,9 +157,9 @@ func TestEndedStayOff(t *testing.T) {
 	t.Run("where the driver would not resume at first", func(t *testing.T) {
 		c, _, dead, ending := prepare(t)
 		c.d.refuse = func(l fakeList) uint32 { return rm.StatusInvalidState }
-		c.compute.turn(c.card(), false)
+		c.pause(false)
 		c.d.refuse = nil
-		for !c.compute.turn(c.card(), false) {
+		for !c.pause(false) {
 		}
 		c.isOff(dead, ending)
 	})
@@ -166,7 +167,7 @@ func TestEndedStayOff(t *testing.T) {
 		c, alive, _, _ := prepare(t)
 		resumes := func() {
 			t.Helper()
-			l := slices.Concat(noted(t, c.compute.rescue.path)...)
+			l := slices.Concat(c.noted()...)
 			slices.SortFunc(l, func(a, b fakeName) int { return int(a.handle) - int(b.handle) })
 			if !slices.Equal(l, alive) {
 				t.Errorf("%#x is resumed, %#x may run", l, alive)
@@ -175,16 +176,18 @@ func TestEndedStayOff(t *testing.T) {
 		resumes()
 		c.clientOf(fakeClient+3, os.Getpid())
 		c.channels(fakeClient+3, workGroup, 0x400, 2)
-		c.compute.rescue.note(c.Guard, 0, c.account.channelsOn(0, true))
+		c.gpuTime.Lock()
+		c.gpuTime.LetRun(0, c.account.channelsOn(0, true))
+		c.gpuTime.Unlock()
 		c.stop(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
 		resumes()
 	})
 	t.Run("by GPFIFO_SCHEDULE", func(t *testing.T) {
 		c, _, _, _ := prepare(t)
-		c.compute.turn(c.card(), false)
-		c.compute.running.Lock()
-		defer c.compute.running.Unlock()
-		if c.compute.holds(fakeClient, workGroup) || !c.compute.holds(fakeClient+2, workGroup) || !c.compute.holds(fakeClient+2, 0x300) {
+		c.pause(false)
+		c.gpuTime.Lock()
+		defer c.gpuTime.Unlock()
+		if c.holds(fakeClient, workGroup) || !c.holds(fakeClient+2, workGroup) || !c.holds(fakeClient+2, 0x300) {
 			t.Error("channels of a client that ends may be let run")
 		}
 	})
@@ -376,12 +379,12 @@ func TestUnboundStayOff(t *testing.T) {
 			uvm.file = followedUVM(t, c.Guard)
 			name := channelName(names[0])
 			uvm.file.spaces[gpu], uvm.file.channels[name] = true, uvmChannel{gpu, c.account.retain(name)}
-			c.compute.turn(c.card(), true)
+			c.pause(true)
 			leaves := func() {
-				if left := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(left, names[1:]) {
+				if left := slices.Concat(c.noted()...); !slices.Equal(left, names[1:]) {
 					t.Errorf("the rescuer would let %#x run", left)
 				}
-				c.compute.turn(c.card(), false)
+				c.pause(false)
 			}
 			asked := c.d.answer
 			c.d.answer = func(target Target, call *rm.Call) syscall.Errno {
@@ -392,7 +395,7 @@ func TestUnboundStayOff(t *testing.T) {
 			}
 			way.end(uvm)
 			c.isOff(names[:1])
-			c.compute.turn(c.card(), true)
+			c.pause(true)
 			leaves()
 			c.isOff(names[:1])
 		})
@@ -409,13 +412,13 @@ func TestUnboundRefused(t *testing.T) {
 			uvm.file = followedUVM(t, c.Guard)
 			name := channelName(names[0])
 			uvm.file.channels[name] = uvmChannel{gpuUUID{1}, c.account.retain(name)}
-			c.compute.turn(c.card(), true)
+			c.pause(true)
 			form, _ := c.abi.UVM(rm.UVMUnregisterChannel)
 			asked := c.d.answer
 			c.d.answer = func(target Target, call *rm.Call) syscall.Errno {
 				if call.Cmd == rm.UVMUnregisterChannel {
 					if ends {
-						c.compute.turn(c.card(), false)
+						c.pause(false)
 					}
 					rm.PutU32(call.Outer, form.Status, rm.StatusInvalidArgument)
 					return 0
@@ -430,10 +433,10 @@ func TestUnboundRefused(t *testing.T) {
 			}
 			if !ends {
 				c.isOff(names)
-				if left := slices.Concat(noted(t, c.compute.rescue.path)...); len(left) != 2 {
+				if left := slices.Concat(c.noted()...); len(left) != 2 {
 					t.Errorf("the rescuer would let only %#x run", left)
 				}
-				c.compute.turn(c.card(), false)
+				c.pause(false)
 			}
 			c.isOff()
 		})
@@ -457,9 +460,9 @@ func TestBoundAgain(t *testing.T) {
 			t.Fatalf("%+v, %s", rep, rm.StatusName(uvm.statusWord()))
 		}
 	}
-	c.compute.turn(c.card(), true)
+	c.pause(true)
 	c.isOff(names)
-	c.compute.turn(c.card(), false)
+	c.pause(false)
 	c.isOff()
 }
 

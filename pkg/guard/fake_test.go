@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
@@ -35,10 +36,10 @@ func (d *fakeDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	}
 	return d.answer(t, call)
 }
-func (*fakeDriver) OpenFile(NodeKind, int) (uint32, error) { return 0, nil }
-func (*fakeDriver) CloseFile(uint32)                       {}
-func (*fakeDriver) CloseExport(uint32)                     {}
-func (*fakeDriver) Close()                                 {}
+func (*fakeDriver) OpenFile(rmclient.NodeKind, int) (uint32, error) { return 0, nil }
+func (*fakeDriver) CloseFile(uint32)                                {}
+func (*fakeDriver) CloseExport(uint32)                              {}
+func (*fakeDriver) Close()                                          {}
 
 // reset lets the driver answer by f from now on, and forgets the calls so far.
 func (d *fakeDriver) reset(f func(call *rm.Call)) {
@@ -62,14 +63,14 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	cfg.ControlNode.HostPath = fakeControl
 	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{},
 		logged: map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
-		gpus: []gpuIdentity{{id: 0x100, minor: 0, bus: 1}},
+		gpus: []gpuIdentity{{rmclient.Address{Bus: 1}, 0}},
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
 	}
 	g.count(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks
 	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
-	g.compute = newCompute(g)
+	g.gpuTime = newGPUTime(g)
 	if g.watch, err = newWatcher(func(f func()) { f() }); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func pointersCovered(abi *rm.ABI, call *rm.Call) error {
 		return rm.U64(parent, off) == 0
 	}
 	for i, b := range call.Blocks {
-		if b.In >= i || b.Off < 0 || b.Off > len(parentOf(call, b))-8 {
+		if b.In >= i || b.Off < 0 || b.Off > len(call.Parent(b))-8 {
 			return fmt.Errorf("block %d is nowhere: in %d at %d", i, b.In, b.Off)
 		}
 	}

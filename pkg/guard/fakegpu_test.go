@@ -2,6 +2,7 @@ package guard
 
 import (
 	"errors"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -38,6 +40,20 @@ type fakeGPU struct {
 	handles   uint32
 	at        func(cmd uint32) // told of every control before it is carried out
 }
+
+// The controls that it knows (pkg/gpusched).
+const (
+	controlSetTimeslice    = 0xa06c0103
+	controlGetTimeslice    = 0xa06c0104
+	controlDisableChannels = 0x2080110b
+	disableSize            = 536
+	disableFlag            = 0
+	disableCount           = 4
+	disableRewind          = 9
+	disableClients         = 24
+	disableChannels        = 280
+	disableMax             = 64
+)
 
 type fakeName struct{ client, handle uint32 }
 
@@ -167,11 +183,11 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	c := &fakeContainer{T: t, Guard: newFakeGuard(t, d), d: d}
 	c.cfg = fakeConfig(t.TempDir(), gpus)
 	for i := 1; i < gpus; i++ {
-		c.gpus = append(c.gpus, gpuIdentity{id: uint32(0x100 * (i + 1)), minor: i, bus: uint32(i + 1)})
+		c.gpus = append(c.gpus, gpuIdentity{rmclient.Address{Bus: uint32(i + 1)}, i})
 	}
 	c.account = newAccount(c.cfg.GPUs)
-	c.compute = newCompute(c.Guard)
-	c.startRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) {
+	c.gpuTime = newGPUTime(c.Guard)
+	c.gpuTime.StartRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) {
 		if c.none.Load() {
 			return nil, nil, errors.New("none to be had")
 		}
@@ -180,9 +196,9 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	}
 	c.client(fakeClient)
 	t.Cleanup(func() {
-		c.compute.end()
+		c.gpuTime.End()
 		if c.own != nil {
-			c.own.target.done()
+			c.own.Close()
 		}
 	})
 	return c
@@ -242,15 +258,45 @@ func (c *fakeContainer) channels(client, group, first uint32, n int) (names []fa
 	return names
 }
 
-func (c *fakeContainer) card() *card { return c.compute.cards[0] }
-
 // set changes what the ledger says of the first GPU.
-func (c *fakeContainer) set(f func(p *entitlement)) {
-	c.card().mu.Lock()
-	p := c.card().plan
-	c.card().mu.Unlock()
+func (c *fakeContainer) set(f func(p *sched.Plan)) {
+	p := c.gpuTime.Plan(0)
 	f(&p)
-	c.card().adopt(p)
+	c.gpuTime.Adopt(0, p)
+}
+
+// pause stops the container's channels on the first GPU as a hard cap does, or lets them run.
+func (c *fakeContainer) pause(off bool) bool { return c.gpuTime.Turn(0, off) }
+
+// off reports that channels on the graphics engine of the first GPU are off.
+func (c *fakeContainer) off() bool {
+	c.gpuTime.Lock()
+	defer c.gpuTime.Unlock()
+	return c.gpuTime.IsOff(0, true)
+}
+
+// noted reads what the container's file says is off, as a rescuer would.
+func (c *fakeContainer) noted() (list [][]fakeName) {
+	c.Helper()
+	d := newFakeGPU()
+	copied := filepath.Join(c.TempDir(), "copy")
+	b, err := os.ReadFile(gpusched.LeftoversFile(c.cfg.Socket))
+	if err == nil {
+		err = os.WriteFile(copied, b, 0o600)
+	}
+	if err != nil {
+		c.Fatal(err)
+	}
+	if _, err := gpusched.ResumeLeftovers(copied, func(Config) (Driver, error) { return d, nil }, testLog(c)); err != nil {
+		c.Fatal(err)
+	}
+	for _, l := range d.take() {
+		if l.off {
+			c.Errorf("channels are turned off: %#x", l.channels)
+		}
+		list = append(list, l.channels)
+	}
+	return list
 }
 
 // isOff checks which channels are off.
@@ -278,17 +324,3 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		}
 	}
 }
-
-// fakeSource hands out records.
-type fakeSource struct {
-	records []sched.Switch
-	lost    bool
-}
-
-func (s *fakeSource) read(to []sched.Switch) ([]sched.Switch, bool) {
-	to, lost := append(to, s.records...), s.lost
-	s.records, s.lost = nil, false
-	return to, lost
-}
-func (*fakeSource) await() bool { return false }
-func (*fakeSource) wake()       {}

@@ -2,44 +2,47 @@ package guard
 
 import (
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // follow reads the ledger whenever it changes: limits, weights, caps, policies and pauses are what it says, at any time. It
 // waits in inotify(7), so a node where nothing is started or set costs nothing, and reads no more often than pace lets it.
-func (c *compute) follow() {
-	path := ledger.File(c.g.cfg.RunDir)
+func (g *Guard) follow(over <-chan struct{}) {
+	path := ledger.File(g.cfg.RunDir)
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err == nil {
 		_, err = unix.InotifyAddWatch(fd, filepath.Dir(path), unix.IN_MOVED_TO)
 	}
 	if err != nil {
-		c.g.log.Error("cannot follow the ledger: `cgpu set` and `cgpu policy` reach this container only when it is started again", "err", err)
-		c.reread()
+		g.log.Error("cannot follow the ledger: `cgpu set` and `cgpu policy` reach this container only when it is started again", "err", err)
+		g.reread()
 		return
 	}
 	defer unix.Close(fd)
 	go func() {
-		<-c.stop
+		<-over
 		_, _ = unix.InotifyRmWatch(fd, 1) // ends the read below
 	}()
 	buf := make([]byte, 4096)
 	var p pace
 	for {
-		c.reread()
+		g.reread()
 		for seen := false; !seen; {
 			n, err := unix.Read(fd, buf)
 			if err == unix.EINTR {
 				continue
 			}
 			select {
-			case <-c.stop:
+			case <-over:
 				return
 			default:
 			}
@@ -49,7 +52,7 @@ func (c *compute) follow() {
 			seen = moved(buf[:n], filepath.Base(path))
 		}
 		select {
-		case <-c.stop:
+		case <-over:
 			return
 		case <-time.After(p.next(time.Now())):
 		}
@@ -105,12 +108,62 @@ func moved(events []byte, name string) bool {
 	return false
 }
 
-func (c *compute) reread() {
-	records, cards, err := ledger.Open(c.g.cfg.RunDir).State()
+func (g *Guard) reread() {
+	records, cards, err := ledger.Open(g.cfg.RunDir).State()
 	if err != nil {
-		c.g.log.Error("cannot read the ledger; shares stay as they are", "err", err)
+		g.log.Error("cannot read the ledger; shares stay as they are", "err", err)
 		return
 	}
-	c.plans(records, cards)
-	c.tell(records)
+	g.adopt(records, cards)
+	g.tell(records)
+}
+
+// adopt hands what the ledger says of the container to whom it concerns: limits to the account, plans to GPU time.
+func (g *Guard) adopt(records []ledger.Record, cards map[string]sched.Card) {
+	own := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == g.cfg.Nonce })
+	if own < 0 {
+		return
+	}
+	plans := g.plans(records, records[own], cards)
+	for i, x := range g.cfg.GPUs {
+		v := slices.IndexFunc(records[own].VGPUs, func(v ledger.VGPU) bool { return v.UUID == x.UUID })
+		if v < 0 {
+			continue
+		}
+		g.gpuTime.Adopt(i, plans[x.UUID])
+		g.account.setLimits(i, records[own].VGPUs[v].Limit, records[own].VGPUs[v].Spill)
+	}
+}
+
+// plans are those of the container's vGPUs, by GPU.
+func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[string]sched.Card) map[string]sched.Plan {
+	cardOf := func(uuid string) sched.Card {
+		if card, ok := cards[uuid]; ok {
+			return card
+		}
+		return g.cfg.Settings.Card()
+	}
+	var claims []sched.Claim
+	shares := map[string][]sched.Share{}
+	for _, r := range records {
+		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
+		for _, v := range r.VGPUs {
+			shares[v.UUID] = append(shares[v.UUID], v.Share())
+			if p, capped := cardOf(v.UUID).Cap(v.Share()); capped {
+				claim.Caps[v.UUID] = p
+			}
+		}
+		claims = append(claims, claim)
+	}
+	slots := gpusched.TimingOf(g.cfg).Layout(claims)[g.cfg.Nonce]
+	plans := map[string]sched.Plan{}
+	for _, v := range own.VGPUs {
+		card := cardOf(v.UUID)
+		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share(), Suspended: own.Paused}
+		if capped, ok := card.Cap(p.Share); ok {
+			p.Cap, p.Slot = capped, slots[v.UUID]
+		}
+		plans[v.UUID] = p
+	}
+	return plans
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // FuzzHandle feeds arbitrary structures to the handlers of escapes, with arbitrary memory behind their pointers. Nothing
@@ -241,12 +242,12 @@ func BenchmarkHandle(b *testing.B) {
 // silentDriver does nothing, so that a benchmark counts the guard's allocations only.
 type silentDriver struct{}
 
-func (silentDriver) Native() bool                               { return true }
-func (silentDriver) Exec(t Target, call *rm.Call) syscall.Errno { return 0 }
-func (silentDriver) OpenFile(NodeKind, int) (uint32, error)     { return 0, nil }
-func (silentDriver) CloseFile(uint32)                           {}
-func (silentDriver) CloseExport(uint32)                         {}
-func (silentDriver) Close()                                     {}
+func (silentDriver) Native() bool                                    { return true }
+func (silentDriver) Exec(t Target, call *rm.Call) syscall.Errno      { return 0 }
+func (silentDriver) OpenFile(rmclient.NodeKind, int) (uint32, error) { return 0, nil }
+func (silentDriver) CloseFile(uint32)                                {}
+func (silentDriver) CloseExport(uint32)                              {}
+func (silentDriver) Close()                                          {}
 
 func fakeFree(handle uint32) []byte {
 	o := make([]byte, rm.FreeSize)

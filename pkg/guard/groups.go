@@ -6,14 +6,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// groupRef names a channel group on the graphics engine, and chanRef a channel in one.
+// groupRef names a channel group.
 type groupRef struct {
 	client *client
 	handle uint32
 }
+
+// objectOf is what the account knows a channel by.
+func objectOf(ch gpusched.Channel) *object { return ch.Object.(*object) }
 
 // holdCalls keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
 // that takes long is not waited for, or a program could keep its timeslice by such calls.
@@ -36,44 +40,44 @@ func (c *client) tryCalls() bool {
 }
 
 // living leaves out the groups that are gone.
-func (a *account) living(groups []groupRef) []groupRef {
+func (a *account) living(groups []gpusched.Group) []gpusched.Group {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return slices.DeleteFunc(groups, func(r groupRef) bool {
-		return a.clients[r.client.handle] != r.client || r.client.objects[r.handle] == nil
+	return slices.DeleteFunc(groups, func(r gpusched.Group) bool {
+		c := r.Client.(*client)
+		return a.clients[c.handle] != c || c.objects[r.Handle] == nil
 	})
 }
 
-type chanRef struct {
-	client, handle uint32
-	object         *object
-	tgid           int // of the process that made the client
-}
-
 // groupsOn lists the container's channel groups on a GPU's graphics engine. A group that has two handles is in it twice.
-func (a *account) groupsOn(gpu int) []groupRef {
+func (a *account) groupsOn(gpu int) []gpusched.Group {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var list []groupRef
+	var list []gpusched.Group
 	for _, c := range a.clients {
 		for h, o := range c.groups {
 			if c.gpuOf(o) == gpu {
-				list = append(list, groupRef{c, h})
+				list = append(list, gpusched.Group{Client: c, Handle: h})
 			}
 		}
 	}
 	return list
 }
 
+// channel is a channel of the client as GPU time sees it.
+func (c *client) channel(handle uint32, o *object) gpusched.Channel {
+	return gpusched.Channel{Client: c.handle, Handle: handle, PID: c.tgid, Object: o}
+}
+
 // channelsOn lists the channels of those groups; with all, those on other engines too.
-func (a *account) channelsOn(gpu int, all bool) []chanRef {
+func (a *account) channelsOn(gpu int, all bool) []gpusched.Channel {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var list []chanRef
+	var list []gpusched.Channel
 	for _, c := range a.clients {
 		for h, o := range c.channels {
 			if (all || c.groups[o.parent] != nil) && c.gpuOf(o) == gpu {
-				list = append(list, chanRef{c.handle, h, o, c.tgid})
+				list = append(list, c.channel(h, o))
 			}
 		}
 	}
@@ -82,7 +86,7 @@ func (a *account) channelsOn(gpu int, all bool) []chanRef {
 
 // channelsOf lists the channels that a handle of a client stands for, a group's or the channel itself, and says whether they
 // are on the graphics engine.
-func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int, graphics bool) {
+func (a *account) channelsOf(client, handle uint32) (list []gpusched.Channel, gpu int, graphics bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
@@ -91,7 +95,7 @@ func (a *account) channelsOf(client, handle uint32) (list []chanRef, gpu int, gr
 	}
 	for h, o := range c.channels {
 		if h == handle || o.parent == handle {
-			list = append(list, chanRef{client, h, o, c.tgid})
+			list = append(list, c.channel(h, o))
 			gpu, graphics = c.gpuOf(o), c.groups[o.parent] != nil
 		}
 	}
@@ -217,11 +221,4 @@ func (g *Guard) fileAt(p place, f *file) int {
 		return -1
 	}
 	return int(fd)
-}
-
-// done lets go of what fileOf gave.
-func (t Target) done() {
-	if t.FD >= 0 {
-		_ = unix.Close(t.FD)
-	}
 }

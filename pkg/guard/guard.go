@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,8 +23,12 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
@@ -61,7 +64,8 @@ type Guard struct {
 	held         []int        // files that no tenant shall have a lease on
 
 	ownMu sync.Mutex
-	own   *ownClient // nil until somebody needs it
+	own   *rmclient.Client // nil until somebody needs it
+	bar1  []quota.Bytes    // how large each GPU's is; 0: not known. Set with own
 
 	windowsMu    sync.Mutex   // held while windows that are over are looked at
 	windowsAsked atomic.Bool  // they will be, without anybody asking
@@ -70,13 +74,13 @@ type Guard struct {
 	preemptMu   sync.Mutex // held by preemptWhilePending
 	preemptNext time.Time  // when it may look again
 
-	compute      *compute
-	managed      managed
-	outside      outside
-	page         *page.Page // nil: the container has none
-	events       *event.Writer
-	began        atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
-	startRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
+	gpuTime *gpusched.Scheduler
+	told    *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
+	managed managed
+	outside outside
+	page    *page.Page // nil: the container has none
+	events  *event.Writer
+	began   atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 
 	mu             sync.Mutex
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
@@ -101,9 +105,8 @@ type Guard struct {
 
 // gpuIdentity is how RM names a GPU of the container.
 type gpuIdentity struct {
-	id                uint32 // gpuId: domain << 16 | bus << 8 | slot (gpumgr, gpuGenerate32BitId)
-	minor             int
-	domain, bus, slot uint32
+	rmclient.Address
+	minor int
 }
 
 type stats struct {
@@ -136,8 +139,8 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
 	g.account.onLoose = g.lookLater
-	g.compute = newCompute(g)
-	g.account.onChannels = g.compute.tellChannels
+	g.gpuTime = newGPUTime(g)
+	g.account.onChannels = g.gpuTime.TellChannels
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {
 			return nil, err
@@ -156,15 +159,9 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
-// identify parses a PCI address as NVML writes it.
 func identify(busID string, minor int) (gpuIdentity, error) {
-	g := gpuIdentity{minor: minor}
-	address, _, _ := strings.Cut(busID, ".")
-	if n, err := fmt.Sscanf(address, "%x:%x:%x", &g.domain, &g.bus, &g.slot); n != 3 || err != nil {
-		return g, fmt.Errorf("bus id %q: want a PCI address such as 0000:01:00.0", busID)
-	}
-	g.id = g.domain<<16 | g.bus<<8 | g.slot
-	return g, nil
+	a, err := rmclient.ParseAddress(busID)
+	return gpuIdentity{a, minor}, err
 }
 
 // openNodes opens the container's GPUs and learns how their files look.
@@ -226,7 +223,7 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.sim == 0 {
-		kind := map[nodeKind]NodeKind{nodeControl: NodeControl, nodeGPU: NodeGPU, nodeUVM: NodeUVM}[n.kind]
+		kind := map[nodeKind]rmclient.NodeKind{nodeControl: rmclient.NodeControl, nodeGPU: rmclient.NodeGPU, nodeUVM: rmclient.NodeUVM}[n.kind]
 		id, err := g.driver.OpenFile(kind, n.minor)
 		if err != nil {
 			return nil, err
@@ -238,7 +235,7 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 
 func (g *Guard) ownsGPUID(id uint32) bool {
 	for _, x := range g.gpus {
-		if x.id == id {
+		if x.ID() == id {
 			return true
 		}
 	}
@@ -256,7 +253,7 @@ func (g *Guard) ownsMinor(minor int) bool {
 
 func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
 	for _, x := range g.gpus {
-		if x.domain == domain && x.bus == bus && x.slot == slot {
+		if x.Address == (rmclient.Address{Domain: domain, Bus: bus, Slot: slot}) {
 			return true
 		}
 	}

@@ -85,8 +85,8 @@ func TestHundredEnds(t *testing.T) {
 	t.Logf("SEED=%d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	r := newRig(t)
-	r.guard.cfg.Socket = r.nodes + "/n.sock" // beside which it notes what is paused
-	r.guard.startRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) { return nil, nil, nil }
+	r.guard.gpuTime.Config.Socket = r.nodes + "/n.sock" // beside which it notes what is paused
+	r.guard.gpuTime.StartRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) { return nil, nil, nil }
 	var first atomic.Uint32 // what the driver is asked first since it was 0
 	note := func(call *rm.Call) {
 		cmd := call.NR()
@@ -126,10 +126,9 @@ func TestHundredEnds(t *testing.T) {
 			_ = c.in.Close()
 		}},
 		{"killed while off", false, func(c *child, _, _ int) {
-			x := r.guard.compute.cards[0]
-			r.guard.compute.turn(x, true)
+			r.guard.gpuTime.Turn(0, true)
 			_ = c.cmd.Process.Kill()
-			r.guard.compute.turn(x, false)
+			r.guard.gpuTime.Turn(0, false)
 		}},
 	}
 	for i := range 100 {

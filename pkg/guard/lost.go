@@ -180,14 +180,14 @@ func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error)
 	call := cloneCall(&p.call)
 	rm.PutU32(call.Outer, rm.AllocParent, 0) // of a client it means nothing, and must not be a reason to refuse one
 	rm.PutU32(call.Outer, rm.AllocObject, 0)
-	if e := g.driver.Exec(own.target, &call); e != 0 {
+	if e := g.driver.Exec(own.File(), &call); e != 0 {
 		return 0, true, nil
 	}
 	if off, ok := g.abi.StatusOff(call.NR(), call.Size()); !ok || rm.U32(call.Outer, off) != rm.StatusOK {
 		return 0, true, nil
 	}
 	handle = rm.U32(call.Outer, rm.AllocObject)
-	if s, e := g.free(own.target, handle, handle); e != 0 || s != rm.StatusOK {
+	if s, e := g.free(own.File(), handle, handle); e != 0 || s != rm.StatusOK {
 		g.logOnce("freeroot", "cannot free a client of the guard's own", "status", rm.StatusName(s), "errno", e)
 	}
 	return handle, false, nil

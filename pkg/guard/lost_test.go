@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // fakeRM is a driver that makes clients, each on a file, and names them one after the other.
@@ -31,7 +32,7 @@ func (d *fakeRM) driver() *fakeDriver {
 		defer d.mu.Unlock()
 		switch o := call.Outer; call.NR() {
 		case rm.EscAlloc:
-			if rm.U32(o, rm.AllocClass) != classRootClient {
+			if rm.U32(o, rm.AllocClass) != rmclient.ClassClient {
 				break
 			}
 			if d.refuse != 0 && len(d.clients) > 0 {
@@ -332,7 +333,7 @@ func TestUnseen(t *testing.T) {
 		p := call.Blocks[0].Data
 		switch rm.U32(p, 0) {
 		case stolen:
-			rm.PutU32(p, handleInfoResult, classDevice)
+			rm.PutU32(p, handleInfoResult, rmclient.ClassDevice)
 		case host:
 			rm.PutU32(p, handleInfoResult, classOSDescriptor)
 		default:
@@ -352,7 +353,7 @@ func TestUnseen(t *testing.T) {
 		},
 		"alloc": func(h uint32) uint32 {
 			p := make([]byte, 4)
-			o := fakeAlloc(h, 0x5c0000e0, classSubdevice, p)
+			o := fakeAlloc(h, 0x5c0000e0, rmclient.ClassSubdevice, p)
 			c.escape(rm.EscAlloc, o, p)
 			return rm.U32(o, 40)
 		},

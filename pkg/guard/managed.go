@@ -103,7 +103,7 @@ const (
 
 // countsManaged: the container has a limit, and managed memory is to be held against it.
 func (g *Guard) countsManaged() bool {
-	return g.cfg.Settings.Managed != device.ManagedAllow && len(g.compute.cards) > 0
+	return g.cfg.Settings.Managed != device.ManagedAllow && g.gpuTime.Schedules()
 }
 
 // reserveManaged charges what a process is about to map. False: it does not fit.
@@ -365,12 +365,12 @@ func (g *Guard) judge() {
 	switch {
 	case !guilty && m.over:
 		m.over = false
-		g.compute.hold(false)
+		g.gpuTime.Hold(false)
 		g.log.Info("managed memory is within the limit again")
 		g.events.Note(event.Event{Kind: event.Let, Text: "managed memory is within the limit again"})
 	case guilty && !m.over: // it may be about to unmap
 		m.over, m.killed = true, 0
-		g.compute.hold(true)
+		g.gpuTime.Hold(true)
 		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
 		g.events.Note(event.Event{Kind: event.Held, PID: worst, Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
 	case guilty:

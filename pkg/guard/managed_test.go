@@ -2,6 +2,7 @@ package guard
 
 import (
 	"fmt"
+	"github.com/opencgpu/cgpu/pkg/sched"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -434,10 +435,7 @@ func TestTooManyRanges(t *testing.T) {
 // TestJudge: over the limit the container's GPU work is paused, then its process is killed, then the work goes on.
 func TestJudge(t *testing.T) {
 	paused := func(g *Guard) bool {
-		x := g.compute.cards[0]
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		return x.plan.suspended
+		return g.gpuTime.Plan(0).Suspended
 	}
 	for _, c := range []struct {
 		name   string
@@ -501,7 +499,7 @@ func TestJudge(t *testing.T) {
 	t.Run("paused by somebody else too", func(t *testing.T) {
 		c := startPlain(t)
 		g := managedGuard(t, device.ManagedLimit, c.pid())
-		g.compute.cards[0].paused = true
+		g.gpuTime.Adopt(0, sched.Plan{Suspended: true})
 		c.do("map", somewhere, int(testLimit)+4096)
 		g.look()
 		c.do("unmap", somewhere, 4096)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/proc"
 )
 
 // uvmSpans lists the mappings of managed memory of a process: shared, and with their own address as the offset in the file, as
@@ -27,7 +29,7 @@ func uvmSpans(tgid int) ([]span, bool) {
 	known := map[int]bool{}
 	for fresh, old := 0, 0; fresh < livingTries; {
 		before := len(known)
-		for tid := range threadsOf(tgid) {
+		for tid := range proc.Threads(tgid) {
 			known[tid] = true
 			if list, err := spansOf(tid); err == nil || errors.Is(err, errEndless) {
 				return list, err == nil
@@ -247,7 +249,7 @@ const killPause = 5 * time.Millisecond
 // all, and each stops before it ends.
 func seize(tgid int) error {
 	err, some := unix.ESRCH, false
-	for tid := range threadsOf(tgid) {
+	for tid := range proc.Threads(tgid) {
 		_, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(tid), 0, ptraceExitKill|ptraceTraceExit, 0, 0)
 		if some = some || e == 0; e != 0 && e != unix.ESRCH && hasNamespace(tid) {
 			err = e // of one that has ended it says nothing
@@ -284,7 +286,7 @@ func onOwnThread(f func() error) error {
 
 // tracerOf is a process that traces another one; 0: none.
 func tracerOf(tgid int) int {
-	for tid := range threadsOf(tgid) {
+	for tid := range proc.Threads(tgid) {
 		b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
 		if err != nil {
 			continue

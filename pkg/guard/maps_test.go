@@ -66,7 +66,7 @@ func childUnmap(_ *childState, a []int) (string, error) { return "", unmap(uintp
 // childKill PID OTHERS…: as a guard kills a process of a container of these
 func childKill(_ *childState, a []int) (string, error) {
 	g := &Guard{log: slog.New(slog.NewTextHandler(os.Stderr, nil)), account: newAccount(nil), logged: map[string]map[string]bool{}}
-	g.compute = newCompute(g)
+	g.gpuTime = newGPUTime(g)
 	g.managed.list = func() []int { return a }
 	g.killProcess(a[0])
 	return "", nil

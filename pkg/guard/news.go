@@ -72,23 +72,23 @@ func inMiB(b quota.Bytes) string {
 }
 
 // tell tells what is different in the container's record. All changes come through the ledger, whoever makes them.
-func (c *compute) tell(records []ledger.Record) {
+func (g *Guard) tell(records []ledger.Record) {
 	for _, r := range records {
-		if r.Nonce != c.g.cfg.Nonce {
+		if r.Nonce != g.cfg.Nonce {
 			continue
 		}
-		was := c.told
-		c.told = &r
+		was := g.told
+		g.told = &r
 		if was == nil {
 			return
 		}
 		for _, e := range event.Changes(*was, r) {
-			for _, x := range c.g.cfg.GPUs {
+			for _, x := range g.cfg.GPUs {
 				if e.GPU != nil && e.GPU.UUID == x.UUID {
 					e.GPU.Index = x.Index
 				}
 			}
-			c.g.events.Write(e)
+			g.events.Write(e)
 		}
 	}
 }

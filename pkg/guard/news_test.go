@@ -99,7 +99,7 @@ func TestChangesAreTold(t *testing.T) {
 		r := ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{slice}}
 		change(&r)
 		other := ledger.Record{ID: g.cfg.ID, Nonce: "other", Paused: true}
-		g.compute.tell([]ledger.Record{other, r})
+		g.tell([]ledger.Record{other, r})
 	}
 	tell(func(*ledger.Record) {}) // how it began
 	tell(func(r *ledger.Record) { r.InitPID = 1 })

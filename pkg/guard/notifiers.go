@@ -181,7 +181,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	var s uint32
 	var e unix.Errno
 	status, errno := g.whileShared(t, client, []openRight{{n.memory.handle, accessDup}}, func() {
-		w.handle, s, e = own.dup(own.on(gpu, parent.kind), client, n.memory.handle)
+		w.handle, s, e = own.Dup(on(own, gpu, parent.kind), client, n.memory.handle)
 	})
 	if status != rm.StatusOK || errno != 0 {
 		s, e = status, errno

@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // A descriptor of a driver's file can be sent out of the container, by a socket, to a process that no filter and no guard holds:
@@ -215,10 +216,10 @@ func (g *Guard) gpuPids() (pids []int) {
 		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)
 		return nil
 	}
-	for _, sub := range a.subs {
+	for _, sub := range a.Subdevices() {
 		params := make([]byte, pidsSize)
-		rm.PutU32(params, rm.PidsID, classSubdevice)
-		if s, e := g.control(a.target, a.client, sub, controlGetPids, params); e != 0 || s != rm.StatusOK {
+		rm.PutU32(params, rm.PidsID, rmclient.ClassSubdevice)
+		if s, e := a.Control(sub, controlGetPids, params); e != 0 || s != rm.StatusOK {
 			g.logOnce("outside", "the driver does not say which processes have the GPU", "status", rm.StatusName(s), "errno", e)
 			continue
 		}

@@ -140,9 +140,9 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 	}
 	defer lock.unlock()
 	t, found := g.fileWithin(r.client, &bucket{}) // not to have looked must not stop it, and who calls rests by himself
-	defer t.done()
-	g.compute.running.Lock()
-	defer g.compute.running.Unlock()
+	defer t.Done()
+	g.gpuTime.Lock()
+	defer g.gpuTime.Unlock()
 	p := g.account.preemptionOf(client, r.handle)
 	if p.group == nil || p.preempts {
 		return true
@@ -151,7 +151,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return false
 	}
 	if p.runs {
-		resume, ok := g.compute.still(client, r.handle)
+		resume, ok := g.still(client, r.handle)
 		if !ok {
 			return false
 		}
@@ -185,11 +185,11 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
 		return p
 	}
-	g.compute.running.Lock() // GPFIFO_SCHEDULE waits
+	g.gpuTime.Lock() // GPFIFO_SCHEDULE waits
 	x, resume := g.account.preemptionOf(client, group), func() {}
 	if ok := true; x.runs {
-		if resume, ok = g.compute.still(client, group); !ok {
-			g.compute.running.Unlock()
+		if resume, ok = g.still(client, group); !ok {
+			g.gpuTime.Unlock()
 			if p.cancel != nil {
 				p.cancel()
 			}
@@ -207,7 +207,7 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	}
 	p.done = func() {
 		resume()
-		g.compute.running.Unlock()
+		g.gpuTime.Unlock()
 	}
 	return p
 }
@@ -225,24 +225,11 @@ func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	c.status(rm.StatusNotSupported)
 }
 
-// still disables the channels of a group, with running held, until the returned function is called. False: there would be nobody to resume
+// still stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to resume
 // them, should this process be killed.
-func (c *compute) still(client, group uint32) (resume func(), ok bool) {
-	channels, gpu, _ := c.g.account.channelsOf(client, group)
-	x := c.onGPU(gpu)
-	if x == nil || len(channels) == 0 {
-		return func() {}, true
-	}
-	if c.insure() != nil {
-		return nil, false
-	}
-	c.rescue.note(c.g, x.gpu, channels)
-	c.disable(x.gpu, channels, chanPaused)
-	return func() {
-		if !x.off { // else they are resumed with all others
-			c.letRun(x, channels)
-		}
-	}, true
+func (g *Guard) still(client, group uint32) (resume func(), ok bool) {
+	channels, gpu, _ := g.account.channelsOf(client, group)
+	return g.gpuTime.Still(gpu, channels)
 }
 
 // checkPreemptionMode: a program's own SET_CTXSW_PREEMPTION_MODE. That of a context which has the mode already, as libcuda asks for it, is

@@ -115,7 +115,8 @@ func TestPreemption(t *testing.T) {
 	noSubdevice := func(c *modeContainer) uint32 { c.account.freeObject(fakeClient, modeSubdevice); return 0 }
 	native := func(c *modeContainer) uint32 {
 		c.account.gpus[0].native = true
-		c.compute.cards = nil
+		c.cfg.GPUs[0].Native = true
+		c.gpuTime = newGPUTime(c.Guard)
 		return 0
 	}
 	stuck := func(handles ...uint32) func(*modeContainer) uint32 {
@@ -206,7 +207,7 @@ func TestPreemptionIsAPause(t *testing.T) {
 	want := []fakeName{{fakeClient, channel}}
 	c.d.at = func(cmd uint32) {
 		if cmd == controlDisableChannels || cmd == controlPreemptionMode {
-			if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(l, want) {
+			if l := slices.Concat(c.noted()...); !slices.Equal(l, want) {
 				t.Errorf("%#x is noted", l)
 			}
 		}
@@ -217,11 +218,11 @@ func TestPreemptionIsAPause(t *testing.T) {
 	}
 	c.isOff(want)
 	c.d.refuse = nil
-	if !c.compute.turn(c.card(), false) {
+	if !c.pause(false) {
 		t.Error("not resumed")
 	}
 	c.isOff()
-	if l := noted(t, c.compute.rescue.path); len(l) != 0 {
+	if l := c.noted(); len(l) != 0 {
 		t.Errorf("%#x is noted", l)
 	}
 }
@@ -232,12 +233,12 @@ func TestPreemptionOfTheHeld(t *testing.T) {
 	c.alloc(fakeDevice, modeGroup, classChannelGroup)
 	c.alloc(modeGroup, modeGroup+1, 0xc86f)
 	c.schedule(c.f, modeGroup, scheduleGroup, true)
-	c.compute.turn(c.card(), true)
+	c.pause(true)
 	if s := c.alloc(modeGroup+1, modeGroup+2, 0xcbc0); s != rm.StatusOK {
 		t.Fatal(rm.StatusName(s))
 	}
 	c.isOff([]fakeName{{fakeClient, modeGroup + 1}})
-	c.compute.turn(c.card(), false)
+	c.pause(false)
 	c.isOff()
 }
 
@@ -314,7 +315,7 @@ func TestPreemptionUnseen(t *testing.T) {
 			c.free(engine)
 		}, []string{"off", "mode 100 1 2", "on"}, false},
 		{"its own is switched in the middle of kernels", func(c *modeContainer) { c.alloc(channel, engine, 0xcbc0) }, nil, false},
-		{"the container is off", func(c *modeContainer) { c.compute.turn(c.card(), true) }, []string{"off", "mode 100 1 2"}, true},
+		{"the container is off", func(c *modeContainer) { c.pause(true) }, []string{"off", "mode 100 1 2"}, true},
 		{"the driver cannot be asked", func(c *modeContainer) { c.account.freeObject(fakeClient, modeSubdevice) }, []string{"off"}, true},
 		{"its file is in no process", func(c *modeContainer) {
 			c.account.clients[fakeClient].file = nil

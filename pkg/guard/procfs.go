@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/proc"
 )
 
 // cgroups are the folders of the container's cgroup. They are looked up once, when its first process has just begun: later that may
@@ -162,7 +164,7 @@ func living(tgid int) int {
 			return tgid
 		}
 		others := false
-		for tid := range threadsOf(tgid) {
+		for tid := range proc.Threads(tgid) {
 			if tid != tgid && hasNamespace(tid) {
 				return tid
 			}
@@ -177,23 +179,6 @@ func living(tgid int) int {
 
 // livingTries bounds how often a process is looked at whose threads end, and leave the work to new ones, before they can be looked at.
 const livingTries = 16
-
-// threadsOf lists the threads of a process, the first one too when it has ended before others.
-func threadsOf(tgid int) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		dir, err := os.Open("/proc/" + strconv.Itoa(tgid) + "/task")
-		if err != nil {
-			return
-		}
-		defer dir.Close()
-		names, _ := dir.Readdirnames(-1)
-		for _, name := range names {
-			if tid, err := strconv.Atoi(name); err == nil && !yield(tid) {
-				return
-			}
-		}
-	}
-}
 
 func hasNamespace(tid int) bool {
 	var st unix.Stat_t
@@ -218,7 +203,7 @@ func eachTable(tgid int, nodes *nodeTable, f func(fd int, at place) bool) {
 	if !eachFile(tgid, first, living, nodes, f) {
 		return
 	}
-	for tid := range threadsOf(tgid) {
+	for tid := range proc.Threads(tgid) {
 		if tid == first {
 			continue
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
@@ -50,8 +51,8 @@ func (d inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
 	return e
 }
 
-func (d inProcess) OpenFile(kind NodeKind, minor int) (uint32, error) {
-	id, err := d.s.OpenFile(map[NodeKind]sim.NodeKind{NodeControl: sim.Control, NodeGPU: sim.GPUNode, NodeUVM: sim.UVM}[kind], minor)
+func (d inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
+	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode, rmclient.NodeUVM: sim.UVM}[kind], minor)
 	return uint32(id), err
 }
 
@@ -283,7 +284,7 @@ func (r *rig) empty() {
 	var s sim.Snapshot
 	files, clients, objects := 0, 0, 0
 	if own := r.guard.own; own != nil { // the guard's client stays
-		files, clients, objects = 1, 1, 1+len(own.devices)+len(own.subs)
+		files, clients, objects = 1, 1, 1+2*len(own.Subdevices())
 	}
 	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.guard.sweep()

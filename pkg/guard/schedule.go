@@ -1,8 +1,11 @@
 package guard
 
 import (
+	"slices"
+	"syscall"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -22,15 +25,15 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		g.compute.running.Lock()
+		g.gpuTime.Lock()
 		unlock := func() {
-			g.compute.running.Unlock()
+			g.gpuTime.Unlock()
 			lock.unlock()
 		}
-		if !enable || !g.compute.holds(client, handle) {
+		if !enable || !g.holds(client, handle) {
 			return g.schedule(c, client, handle, enable, unlock)
 		}
-		known, turned, ending := g.account.scheduled(client, handle), g.compute.turned, g.account.isEnding(client)
+		known, turned, ending := g.account.scheduled(client, handle), g.gpuTime.Turned(), g.account.isEnding(client)
 		unlock()
 		if ending {
 			// Off for good, though another process has the file of the one that made the client: there is nothing to wait for. The driver says the
@@ -58,19 +61,31 @@ func (g *Guard) schedule(c *trappedCall, client, handle uint32, enable bool, don
 	return plan{ask: true, done: done, settle: func() {
 		g.account.setScheduled(client, handle, enable)
 		if enable {
-			g.compute.started(c.target(), client, handle)
+			g.started(c.target(), client, handle)
 		}
 	}}
 }
 
-// holds reports, with running held, that channels which a handle names must not begin to run now.
-func (c *compute) holds(client, handle uint32) bool {
-	channels, gpu, graphics := c.g.account.channelsOf(client, handle)
-	if c.g.account.isEnding(client) {
-		return len(channels) > 0
+// started tells, with gpuTime locked, that a trapped call let channels run which a handle names. Their group gets its timeslice on the
+// call's own file.
+func (g *Guard) started(t Target, client, handle uint32) {
+	channels, gpu, graphics := g.account.channelsOf(client, handle)
+	if len(channels) == 0 || !graphics {
+		return
 	}
-	x := c.onGPU(gpu)
-	return len(channels) > 0 && x != nil && x.off && (graphics || x.offAll)
+	group := objectOf(channels[0]).parent
+	groups := slices.DeleteFunc(g.account.groupsOn(gpu), func(r gpusched.Group) bool {
+		return r.Client.Handle() != client || r.Handle != handle && r.Handle != group
+	})
+	g.gpuTime.Started(gpu, groups, func(object, cmd uint32, params []byte) (uint32, syscall.Errno) {
+		return g.control(t, client, object, cmd, params)
+	})
+}
+
+// holds reports, with gpuTime locked, that channels which a handle names must not begin to run now.
+func (g *Guard) holds(client, handle uint32) bool {
+	channels, gpu, graphics := g.account.channelsOf(client, handle)
+	return len(channels) > 0 && (g.account.isEnding(client) || g.gpuTime.IsOff(gpu, graphics))
 }
 
 // scheduled reports that all channels that a handle names were let run before.
@@ -79,7 +94,7 @@ func (a *account) scheduled(client, handle uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, ch := range list {
-		if !ch.object.scheduled {
+		if !objectOf(ch).scheduled {
 			return false
 		}
 	}
@@ -91,7 +106,7 @@ func (a *account) setScheduled(client, handle uint32, on bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, ch := range list {
-		ch.object.scheduled = on
+		objectOf(ch).scheduled = on
 	}
 	if c := a.clients[client]; c != nil && c.objects[handle] != nil {
 		c.objects[handle].scheduled = on

@@ -1,6 +1,7 @@
 package guard
 
 import (
+	"github.com/opencgpu/cgpu/pkg/sched"
 	"slices"
 	"testing"
 	"time"
@@ -127,8 +128,8 @@ func TestScheduleWhileOff(t *testing.T) {
 			f := newFakeCall(t, c.Guard, fakeControl)
 			c.schedule(f, workGroup, scheduleGroup, true)
 			c.channels(fakeClient, copyGroup, 0x200, 1)
-			c.set(func(p *entitlement) { p.suspended = x.paused })
-			c.compute.turn(c.card(), true)
+			c.set(func(p *sched.Plan) { p.Suspended = x.paused })
+			c.pause(true)
 			if x.waits && !x.paused {
 				c.channels(fakeClient, workGroup, 0x102, 1)
 			}
@@ -144,8 +145,8 @@ func TestScheduleWhileOff(t *testing.T) {
 				if got := c.d.schedules(); len(got) > 0 {
 					t.Fatalf("it waits, but the driver saw %+v", got)
 				}
-				c.set(func(p *entitlement) { p.suspended = false })
-				c.compute.turn(c.card(), false)
+				c.set(func(p *sched.Plan) { p.Suspended = false })
+				c.pause(false)
 			}
 			select {
 			case s := <-done:
@@ -168,11 +169,11 @@ func TestScheduleAfterStop(t *testing.T) {
 	c.channels(fakeClient, workGroup, 0x100, 1)
 	f := newFakeCall(t, c.Guard, fakeControl)
 	c.schedule(f, workGroup, scheduleGroup, true)
-	c.compute.turn(c.card(), true)
+	c.pause(true)
 	c.schedule(f, workGroup, scheduleGroup, false)
-	c.compute.running.Lock()
-	held := c.compute.holds(fakeClient, workGroup) && !c.account.scheduled(fakeClient, workGroup)
-	c.compute.running.Unlock()
+	c.gpuTime.Lock()
+	held := c.holds(fakeClient, workGroup) && !c.account.scheduled(fakeClient, workGroup)
+	c.gpuTime.Unlock()
 	if !held {
 		t.Error("a stopped group would run while its container is off")
 	}
@@ -182,7 +183,7 @@ func TestScheduleAfterStop(t *testing.T) {
 func TestScheduleOfTheGone(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	c.channels(fakeClient, workGroup, 0x100, 1)
-	c.compute.turn(c.card(), true)
+	c.pause(true)
 	f := newFakeCall(t, c.Guard, fakeControl)
 	p := []byte{1, 0, 0}
 	o := fakeControlCall(workGroup, scheduleGroup, p)
@@ -198,5 +199,44 @@ func TestScheduleOfTheGone(t *testing.T) {
 	}
 	if got := c.d.schedules(); len(got) > 0 || c.account.scheduled(fakeClient, workGroup) {
 		t.Errorf("the driver saw %+v", got)
+	}
+}
+
+// TestStarted: a new group has its timeslice when its first work can come, on the file of the call itself.
+func TestStarted(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	c.channels(fakeClient, workGroup, 0x100, 2)
+	c.channels(fakeClient, copyGroup, 0x200, 1)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	c.d.file = fakeControl
+	c.schedule(f, copyGroup, scheduleGroup, true)
+	if got := c.d.took(); len(got) > 0 {
+		t.Errorf("a timeslice for copies: %#x", got)
+	}
+	c.schedule(f, 0x100, scheduleChannel, true) // as libcuda does, or the whole group
+	group := fakeName{fakeClient, workGroup}
+	if got := c.d.took(); !slices.Equal(got, []fakeName{group}) || c.d.slices[group] != c.cfg.Settings.BaseTimeslice || c.d.elsewhere > 0 {
+		t.Errorf("%#x, %v, %d on another file", got, c.d.slices[group], c.d.elsewhere)
+	}
+	c.schedule(f, workGroup, scheduleGroup, true)
+	c.schedule(f, workGroup, scheduleGroup, false)
+	if got := c.d.took(); len(got) > 0 {
+		t.Errorf("set again: %#x", got)
+	}
+}
+
+// TestSetTimesliceOfTheTenant is answered and not carried out.
+func TestSetTimesliceOfTheTenant(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	f := newFakeCall(t, c.Guard, fakeControl)
+	p := make([]byte, 8)
+	rm.PutU64(p, 0, 1e6)
+	o := fakeControlCall(workGroup, controlSetTimeslice, p)
+	rm.PutU32(o, rm.ControlStatus, 0xdead)
+	if rep := f.escape(rm.EscControl, o, p); rep != replyDone || rm.U32(o, rm.ControlStatus) != rm.StatusOK {
+		t.Errorf("%v, %s", rep, rm.StatusName(rm.U32(o, rm.ControlStatus)))
+	}
+	if got := c.d.took(); len(got) > 0 || len(c.d.calls) > 0 {
+		t.Errorf("the driver was asked: %#x, %d calls", got, len(c.d.calls))
 	}
 }

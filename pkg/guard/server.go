@@ -52,13 +52,18 @@ func (g *Guard) Run(s Sockets) error {
 	go g.serveControl(s.Control)
 	go g.accept(s.Seccomp)
 	g.watchLauncher()
-	g.compute.begin()
+	over := make(chan struct{})
+	if g.gpuTime.Schedules() {
+		g.gpuTime.Begin()
+		go g.follow(over)
+	}
 	go g.watchOutside()
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
 	g.Status() // which counts the last of the GPU's time
-	g.compute.end()
+	close(over)
+	g.gpuTime.End()
 	_ = s.Control.Close()
 	defer g.tellEnd()
 	defer release()

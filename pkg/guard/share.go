@@ -160,7 +160,7 @@ func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32
 	if !ok {
 		return nil, nil
 	}
-	return &opening{t, from.handle, []openRight{{object, right}}}, t.done
+	return &opening{t, from.handle, []openRight{{object, right}}}, t.Done
 }
 
 // openRight is a right that everybody has on an object for the moment of a call.

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
@@ -46,28 +46,8 @@ type VGPUStatus struct {
 	Compute *ComputeStatus `json:"compute,omitempty"`
 }
 
-// ComputeStatus is the GPU time of one vGPU, since the container's start unless said otherwise.
-type ComputeStatus struct {
-	Policy   sched.Policy   `json:"policy"` // in effect on the GPU
-	Weight   int            `json:"weight"`
-	Percent  int            `json:"percent,omitempty"` // as asked
-	Priority quota.Priority `json:"priority"`
-	Cap      sched.Permille `json:"cap,omitempty"` // hard cap; 0: none
-	Paused   bool           `json:"paused,omitempty"`
-	TSGs     int            `json:"tsgs"` // channel groups on the graphics engine
-	Busy     int            `json:"busy"` // of those, with work lately
-	Slice    time.Duration  `json:"sliceNs"`
-
-	// What follows comes from the driver's context-switch records. Exact is false where it gives none.
-	Exact       bool           `json:"exact"`
-	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in the last second
-	GPUTime     time.Duration  `json:"gpuTimeNs"`   // on the engine
-	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work, or paused
-	Switches    uint64         `json:"switches"`    // times that it was switched in
-	Preemptions uint64         `json:"preemptions"` // of the times that it was switched out, those at the end of its timeslice
-	Pauses      uint64         `json:"pauses"`      // by a hard cap or cgpu pause
-	Granted     time.Duration  `json:"grantedNs"`   // what its share of the GPU's busy time would have been
-}
+// ComputeStatus is the GPU time of one vGPU.
+type ComputeStatus = gpusched.Status
 
 // ProcessStatus is a process that has used the GPU.
 type ProcessStatus struct {
@@ -101,8 +81,7 @@ func (g *Guard) Status() Status {
 		u := g.account.usage(i)
 		v := VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: u.limit, Used: u.used, Peak: u.peak, Denied: u.denied,
 			Managed: u.managed, Spill: u.spill, Spilled: u.spilled}
-		if card := g.compute.onGPU(i); card != nil {
-			v.Compute = card.status()
+		if v.Compute = g.gpuTime.Status(i); v.Compute != nil {
 			g.countTime(i, v.Compute.GPUTime, v.Compute.Exact)
 		}
 		s.VGPUs = append(s.VGPUs, v)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 const (
@@ -162,7 +163,7 @@ func TestDeviceSpace(t *testing.T) {
 		p := make([]byte, 56)
 		rm.PutU32(p, rm.DeviceClientShare, x.share)
 		rm.PutU32(p, rm.DeviceFlags, rm.DeviceFlagRetryHost|1<<3)
-		o := fakeAlloc(fakeClient, 0x77, classDevice, p)
+		o := fakeAlloc(fakeClient, 0x77, rmclient.ClassDevice, p)
 		if x.none {
 			rm.PutU64(o, rm.AllocParams, 0)
 		}

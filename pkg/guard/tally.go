@@ -44,12 +44,9 @@ func (g *Guard) countTime(gpu int, used time.Duration, exact bool) {
 
 // countLooked counts each GPU's time up to the last look at it: it is known then, and later perhaps corrected.
 func (g *Guard) countLooked() {
-	for _, x := range g.compute.cards {
-		x.mu.Lock()
-		own, _ := x.tracker.Usage(x.tracker.Last())
-		exact := x.source != nil
-		x.mu.Unlock()
-		g.countTime(x.gpu, own.GPUTime, exact)
+	for i := range g.cfg.GPUs {
+		used, exact := g.gpuTime.Looked(i)
+		g.countTime(i, used, exact)
 	}
 	g.countCPU()
 }

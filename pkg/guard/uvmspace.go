@@ -3,6 +3,7 @@ package guard
 import (
 	"slices"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -142,9 +143,8 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 // bIsContextBound), which FIFO_DISABLE_CHANNELS does not look at, and then frees what they use: who lets such a channel run at the end of a
 // pause makes a fault. So nobody does from now on, the rescuer neither.
 func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) (list []*retained) {
-	c := g.compute
-	c.running.Lock() // who lets channels run now has done so before UVM stops them
-	defer c.running.Unlock()
+	g.gpuTime.Lock() // who lets channels run now has done so before UVM stops them
+	defer g.gpuTime.Unlock()
 	f.mu.Lock()
 	for name, ch := range f.channels {
 		if which(name, ch) {
@@ -156,11 +156,7 @@ func (g *Guard) unbind(f *file, which func(channelName, uvmChannel) bool) (list 
 		return nil
 	}
 	g.account.setUnbound(list, true)
-	if c.rescue != nil {
-		for _, x := range c.cards {
-			c.rescue.keep(x.gpu, c.mayRun(g.account.channelsOn(x.gpu, true)))
-		}
-	}
+	g.gpuTime.Forget()
 	return list
 }
 
@@ -170,22 +166,12 @@ func (g *Guard) rebind(list []*retained) {
 	if len(list) == 0 {
 		return
 	}
-	c := g.compute
-	c.running.Lock()
-	defer c.running.Unlock()
+	g.gpuTime.Lock()
+	defer g.gpuTime.Unlock()
 	again := g.account.setUnbound(list, false)
-	if c.closed {
-		return
-	}
-	for _, x := range c.cards {
-		channels := slices.DeleteFunc(g.account.channelsOn(x.gpu, true), func(ch chanRef) bool { return !again[ch.object] })
-		switch {
-		case len(channels) == 0:
-		case x.off:
-			c.rescue.note(g, x.gpu, channels)
-		default:
-			c.letRun(x, channels)
-		}
+	for gpu := range g.cfg.GPUs {
+		channels := slices.DeleteFunc(g.account.channelsOn(gpu, true), func(ch gpusched.Channel) bool { return !again[objectOf(ch)] })
+		g.gpuTime.LetRun(gpu, channels)
 	}
 }
 
@@ -204,11 +190,11 @@ func (a *account) setUnbound(list []*retained, unbound bool) map[*object]bool {
 }
 
 // bound leaves out channels that UVM ends, or has ended.
-func (a *account) bound(channels []chanRef) (list []chanRef) {
+func (a *account) bound(channels []gpusched.Channel) (list []gpusched.Channel) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, ch := range channels {
-		if !ch.object.unbound {
+		if !objectOf(ch).unbound {
 			list = append(list, ch)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
@@ -180,8 +181,8 @@ func newUnguarded(r *rig) *unguarded {
 	if x.ctl, err = x.s.OpenFile(sim.Control, 0); err != nil {
 		r.t.Fatal(err)
 	}
-	x.client = x.alloc(0, classRootClient, make([]byte, 4))
-	x.dev = x.alloc(x.client, classDevice, make([]byte, 56))
+	x.client = x.alloc(0, rmclient.ClassClient, make([]byte, 4))
+	x.dev = x.alloc(x.client, rmclient.ClassDevice, make([]byte, 56))
 	return x
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sim"
 	"github.com/opencgpu/cgpu/test/walk"
 )
@@ -97,8 +98,8 @@ func newNeighbour(r *rig) neighbour {
 		call(rm.EscAlloc, o, params)
 		return rm.U32(o, rm.AllocObject)
 	}
-	client = alloc(0, 0, classRootClient, nil)
-	alloc(client, 0x5c000001, classDevice, make([]byte, 56))
+	client = alloc(0, 0, rmclient.ClassClient, nil)
+	alloc(client, 0x5c000001, rmclient.ClassDevice, make([]byte, 56))
 	p := make([]byte, 128)
 	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(neighbourHas))

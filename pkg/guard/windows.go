@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // RM_MAP_MEMORY gives the processor a window into memory. One into device memory takes addresses of BAR1, which all containers on the GPU
@@ -37,12 +38,12 @@ type window struct {
 	address uint64 // by which the program knows it
 	handle  uint32 // the guard's, on the memory
 	gpu     int
-	size    quota.Bytes // of BAR1
-	charge  *charge     // kept by the guard's handle; nil: the memory has none
-	own     *ownClient  // whose that is
-	kept    bool        // there is no file
-	file    weakRef     // by which the task maps it
-	gone    bool        // that is; of who holds windowsMu
+	size    quota.Bytes      // of BAR1
+	charge  *charge          // kept by the guard's handle; nil: the memory has none
+	own     *rmclient.Client // whose that is
+	kept    bool             // there is no file
+	file    weakRef          // by which the task maps it
+	gone    bool             // that is; of who holds windowsMu
 }
 
 // checkMapMemory: a window, made by the guard.
@@ -67,7 +68,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, own.bar1[gpu]), own: own}
+	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, g.bar1[gpu]), own: own}
 	if !g.reserveWindow(w, g.windowLimit(own, gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
@@ -85,7 +86,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	return plan{
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
-		exec:   func() unix.Errno { return g.makeWindow(c, w, own.on(gpu, parent.kind), own.on(gpu, device.kind), as) },
+		exec:   func() unix.Errno { return g.makeWindow(c, w, on(own, gpu, parent.kind), on(own, gpu, device.kind), as) },
 		cancel: func() {
 			w.file.close()
 			g.account.unreserveWindow(w)
@@ -134,20 +135,20 @@ func (o *object) windowSize(offset, length uint64, bar1 quota.Bytes) quota.Bytes
 // makeWindow makes the guard's handle, below a parent, and maps it into the task's file. The answer goes to the task's call.
 func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32) unix.Errno {
 	o, own := c.call.Outer, w.own
-	handle, status, e := own.dup(parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
+	handle, status, e := own.Dup(parent, rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory))
 	if e != 0 || status != rm.StatusOK {
 		c.status(status)
 		return e
 	}
 	call := cloneCall(&c.call)
-	rm.PutU32(call.Outer, rm.MapMemoryClient, own.client)
+	rm.PutU32(call.Outer, rm.MapMemoryClient, own.Handle())
 	rm.PutU32(call.Outer, rm.MapMemoryDevice, device)
 	rm.PutU32(call.Outer, rm.MapMemoryMemory, handle)
 	rm.PutU32(call.Outer, rm.MapMemoryFD, fd)
-	e = g.driver.Exec(own.target, &call)
+	e = g.driver.Exec(own.File(), &call)
 	copy(o[rm.MapMemoryAddress:rm.MapMemoryFD], call.Outer[rm.MapMemoryAddress:]) // address, status and flags
 	if e != 0 || c.statusWord() != rm.StatusOK {
-		_, _ = g.free(own.target, own.client, handle)
+		_, _ = own.Free(handle)
 		return e
 	}
 	w.handle, w.address = handle, rm.U64(o, rm.MapMemoryAddress)
@@ -155,20 +156,20 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 }
 
 // on is the guard's device of a GPU, or the subdevice.
-func (a *ownClient) on(gpu int, kind rm.ClassKind) uint32 {
+func on(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
 	if kind == rm.ClassSubdevice {
-		return a.subs[gpu]
+		return own.Subdevice(gpu)
 	}
-	return a.devices[gpu]
+	return own.Device(gpu)
 }
 
 // windowLimit is the container's share of a GPU's BAR1: that of the card's memory.
-func (g *Guard) windowLimit(own *ownClient, gpu int) quota.Bytes {
+func (g *Guard) windowLimit(own *rmclient.Client, gpu int) quota.Bytes {
 	u, memory := g.account.usage(gpu), g.cfg.GPUs[gpu].Memory
 	if u.native || memory == 0 {
 		return ^quota.Bytes(0)
 	}
-	hi, lo := bits.Mul64(uint64(own.bar1[gpu]), uint64(min(u.limit, memory)))
+	hi, lo := bits.Mul64(uint64(g.bar1[gpu]), uint64(min(u.limit, memory)))
 	share, _ := bits.Div64(hi, lo, uint64(memory))
 	return max(quota.Bytes(share), leastWindows)
 }
@@ -176,15 +177,15 @@ func (g *Guard) windowLimit(own *ownClient, gpu int) quota.Bytes {
 const controlFBInfoV2 = 0x20801303 // NV2080_CTRL_CMD_FB_GET_INFO_V2
 
 // bar1Size asks the driver how large a GPU's BAR1 is; 0: it does not say.
-func (a *ownClient) bar1Size(sub uint32) quota.Bytes {
-	info, ok := a.g.abi.Control(controlFBInfoV2)
+func (g *Guard) bar1Size(own *rmclient.Client, sub uint32) quota.Bytes {
+	info, ok := g.abi.Control(controlFBInfoV2)
 	if !ok {
 		return 0
 	}
 	p := make([]byte, info.Size)
 	rm.PutU32(p, rm.FBInfoCount, 1)
 	rm.PutU32(p, rm.FBInfoList, rm.FBIndexBAR1Size)
-	if s, e := a.g.control(a.target, a.client, sub, controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(sub, controlFBInfoV2, p); e != 0 || s != rm.StatusOK {
 		return 0
 	}
 	return quota.Bytes(rm.U32(p, rm.FBInfoList+4)) * quota.KiB
@@ -233,7 +234,7 @@ func (g *Guard) endWindows() {
 		if w.gone = w.kept || !w.file.alive(g.files.self); !w.gone {
 			continue
 		}
-		if s, e := g.free(w.own.target, w.own.client, w.handle); e != 0 || s != rm.StatusOK {
+		if s, e := w.own.Free(w.handle); e != 0 || s != rm.StatusOK {
 			g.logOnce("endwindow", "cannot end a mapping", "status", rm.StatusName(s), "errno", e)
 			continue
 		}

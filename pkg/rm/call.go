@@ -17,6 +17,14 @@ type Block struct {
 	Data []byte
 }
 
+// Parent is the memory that a block's pointer sits in.
+func (c *Call) Parent(b Block) []byte {
+	if b.In < 0 {
+		return c.Outer
+	}
+	return c.Blocks[b.In].Data
+}
+
 // NR is the number that the driver dispatches on (nvidia_ioctl in kernel-open/nvidia/nv.c looks at NR and SIZE only).
 func (c *Call) NR() uint32 { return c.Cmd & 0xff }
 

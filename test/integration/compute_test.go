@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -363,7 +363,7 @@ func afterKilledGuard(t *testing.T, gpu int, id string) {
 	docker(t, "rm", "-f", neighbour, id)
 	cgpu(t, "gc")
 	nothingOf(t, gpu, id)
-	if left := guard.LeftoversFile(r.Socket); exists(left) {
+	if left := gpusched.LeftoversFile(r.Socket); exists(left) {
 		t.Errorf("left behind: %v", left)
 	}
 }

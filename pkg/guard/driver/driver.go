@@ -5,24 +5,25 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
 // Open opens the driver that a guard's configuration names: the simulated one, or NVIDIA's kernel modules.
-func Open(cfg guard.Config) (guard.Driver, error) {
+func Open(cfg guardcfg.Config) (rmclient.Driver, error) {
 	if cfg.Driver == device.DriverSim {
 		return dialSim(cfg)
 	}
-	return guard.NewKernelDriver(), nil
+	return rmclient.NewKernelDriver(), nil
 }
 
 // simDriver answers every trapped call in the guard, since there is no kernel driver behind the container's nodes.
 type simDriver struct{ conn *sim.Conn }
 
-func dialSim(cfg guard.Config) (guard.Driver, error) {
+func dialSim(cfg guardcfg.Config) (rmclient.Driver, error) {
 	var minors []int
 	for _, g := range cfg.GPUs {
 		minors = append(minors, g.Minor)
@@ -36,17 +37,17 @@ func dialSim(cfg guard.Config) (guard.Driver, error) {
 
 func (simDriver) Native() bool { return false }
 
-func (d simDriver) Exec(t guard.Target, call *rm.Call) syscall.Errno {
+func (d simDriver) Exec(t rmclient.Target, call *rm.Call) syscall.Errno {
 	return d.conn.Ioctl(sim.FileID(t.File), int32(t.PID), int32(t.TID), call)
 }
 
-func (d simDriver) OpenFile(node guard.NodeKind, minor int) (uint32, error) {
-	kinds := map[guard.NodeKind]sim.NodeKind{guard.NodeControl: sim.Control, guard.NodeGPU: sim.GPUNode, guard.NodeUVM: sim.UVM}
+func (d simDriver) OpenFile(node rmclient.NodeKind, minor int) (uint32, error) {
+	kinds := map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode, rmclient.NodeUVM: sim.UVM}
 	id, err := d.conn.OpenFile(kinds[node], minor)
 	return uint32(id), err
 }
 
-// Switches and Pending are what the scheduler asks (guard.SimSwitches).
+// Switches and Pending are what the scheduler asks (gpusched.SimSwitches).
 func (d simDriver) Switches(minor int, since uint64) ([]sched.Switch, uint64, bool, error) {
 	return d.conn.Switches(minor, since)
 }

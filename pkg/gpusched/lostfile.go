@@ -1,6 +1,9 @@
-package guard
+package gpusched
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A timeslice can be set only on the file that a client was made on. A program that sends that file to itself through a socket and
 // leaves it there would keep what it has, and run on: work is put into channels without a file. So the channels of a client whose
@@ -20,30 +23,30 @@ const (
 )
 
 // absent reports that a client's file was not found the last time.
-func (x *card) absent(c *client) bool {
+func (x *gpuScheduler) absent(c Client) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.missing[c] != nil
+	return x.lost[c] != nil
 }
 
 // mayLook reports that it is time to look for a client's file.
-func (x *card) mayLook(c *client) bool {
+func (x *gpuScheduler) mayLook(c Client) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	m := x.missing[c]
+	m := x.lost[c]
 	return m == nil || !m.off || time.Since(m.looked) >= lookEvery
 }
 
 // found notes whether a client's file was found, and turns its channels off and on accordingly.
-func (x *card) found(c *client, ok bool) {
+func (x *gpuScheduler) found(c Client, ok bool) {
 	x.mu.Lock()
-	m := x.missing[c]
+	m := x.lost[c]
 	if m == nil && !ok {
 		m = &absence{since: time.Now()}
-		x.missing[c] = m
+		x.lost[c] = m
 	}
 	if ok {
-		delete(x.missing, c)
+		delete(x.lost, c)
 	}
 	change := false
 	if m != nil {
@@ -55,42 +58,42 @@ func (x *card) found(c *client, ok bool) {
 	if !change {
 		return
 	}
-	k := x.c
-	k.running.Lock()
-	defer k.running.Unlock()
-	var channels []chanRef
-	for _, ch := range k.g.account.channelsOn(x.gpu, false) {
-		if ch.client == c.handle {
-			channels = append(channels, ch)
-		}
-	}
+	x.turnClient(c, ok)
+}
+
+// turnClient lets the channels of a client run, or stops them.
+func (x *gpuScheduler) turnClient(c Client, on bool) {
+	s := x.s
+	s.Lock()
+	defer s.Unlock()
+	channels := slices.DeleteFunc(s.Container.Channels(x.gpu, false), func(ch Channel) bool { return ch.Client != c.Handle() })
 	switch {
-	case k.closed || len(channels) == 0:
-	case ok:
+	case s.closed || len(channels) == 0:
+	case on:
 		if !x.off {
-			k.letRun(x, channels)
+			s.letRun(x, channels)
 		}
-	case k.insure() == nil:
-		k.g.logOnce("hidden", "the file of an RM client is in none of the container's processes; its channels are off until it is", "pid", c.tgid)
+	case s.insure() == nil:
+		s.LogOnce("hidden", "the file of an RM client is in none of the container's processes; its channels are off until it is", "pid", c.PID())
 		if !x.off {
-			k.noteHidden(x)
+			s.noteHidden(x)
 		}
-		k.disable(x.gpu, channels, chanPaused)
+		s.disable(x.gpu, channels, chanPaused)
 	}
 }
 
 // shown leaves out the channels of clients that are off because their file is not found.
-func (x *card) shown(channels []chanRef) []chanRef { return x.split(channels, false) }
+func (x *gpuScheduler) shown(channels []Channel) []Channel { return x.split(channels, false) }
 
-func (x *card) split(channels []chanRef, off bool) (list []chanRef) {
+func (x *gpuScheduler) split(channels []Channel, off bool) (list []Channel) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	hidden := map[uint32]bool{}
-	for c, m := range x.missing {
-		hidden[c.handle] = m.off
+	for c, m := range x.lost {
+		hidden[c.Handle()] = m.off
 	}
 	for _, ch := range channels {
-		if hidden[ch.client] == off {
+		if hidden[ch.Client] == off {
 			list = append(list, ch)
 		}
 	}
@@ -98,14 +101,14 @@ func (x *card) split(channels []chanRef, off bool) (list []chanRef) {
 }
 
 // noteHidden writes down, for the rescuer, what stays off while the container is on.
-func (c *compute) noteHidden(x *card) {
-	if c.rescue == nil {
+func (s *Scheduler) noteHidden(x *gpuScheduler) {
+	if s.rescue == nil {
 		return
 	}
-	if list := x.split(c.g.account.channelsOn(x.gpu, false), true); len(list) > 0 {
-		c.rescue.keep(x.gpu, list)
-		c.rescue.note(c.g, x.gpu, list)
+	if list := x.split(s.Container.Channels(x.gpu, false), true); len(list) > 0 {
+		s.rescue.keep(x.gpu, list)
+		s.note(x.gpu, list)
 	} else {
-		c.rescue.forget(x.gpu)
+		s.rescue.forget(x.gpu)
 	}
 }

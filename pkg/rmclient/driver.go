@@ -1,4 +1,6 @@
-package guard
+// Package rmclient makes calls on NVIDIA's driver: a Driver carries them out, a Client is an RM client of our own, on a file that no
+// container has.
+package rmclient
 
 import (
 	"syscall"
@@ -35,13 +37,17 @@ const (
 
 // Target is the open file that a call is made on, and for whom.
 type Target struct {
-	FD       int    // the guard's copy of the descriptor
+	FD       int    // our copy of the descriptor
 	File     uint32 // the simulated driver's name for the file
 	PID, TID int    // the task, in the host's numbers
 }
 
-// simFile is a simulated driver's name for a file; 0 means that it was not told of it.
-type simFile uint32
+// Done closes the copy of the descriptor.
+func (t Target) Done() {
+	if t.FD >= 0 {
+		_ = unix.Close(t.FD)
+	}
+}
 
 type kernelDriver struct{}
 
@@ -55,26 +61,19 @@ func (kernelDriver) CloseExport(uint32)                     {}
 func (kernelDriver) Close()                                 {}
 
 // Exec puts the blocks' addresses into place, makes the system call on the private copies, and puts the container's own
-// pointers back. The copies live outside the Go heap (see arena), so their addresses are stable.
+// pointers back. The copies live outside the Go heap (the guard's arena) or do not move, so their addresses are stable.
 func (kernelDriver) Exec(t Target, call *rm.Call) syscall.Errno {
 	for _, b := range call.Blocks {
-		rm.PutU64(parentOf(call, b), b.Off, blockAddr(b.Data))
+		rm.PutU64(call.Parent(b), b.Off, blockAddr(b.Data))
 	}
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(t.FD), uintptr(call.Cmd), uintptr(unsafe.Pointer(&call.Outer[0])))
 	for _, b := range call.Blocks {
-		rm.PutU64(parentOf(call, b), b.Off, b.Addr)
+		rm.PutU64(call.Parent(b), b.Off, b.Addr)
 	}
 	return e
 }
 
-func parentOf(call *rm.Call, b rm.Block) []byte {
-	if b.In < 0 {
-		return call.Outer
-	}
-	return call.Blocks[b.In].Data
-}
-
-// blockAddr is null for an empty block: the driver must not get a pointer into the guard where it expects none.
+// blockAddr is null for an empty block: the driver must not get a pointer into our memory where it expects none.
 func blockAddr(b []byte) uint64 {
 	if len(b) == 0 {
 		return 0
@@ -82,33 +81,28 @@ func blockAddr(b []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(&b[0])))
 }
 
-// arena is scratch memory of one worker for the private copies of one call, outside the Go heap.
-type arena struct {
-	mem  []byte
-	used int
+const (
+	controlTypeCode = 3<<30 | rm.ControlSize<<16 | 'F'<<8 | rm.EscControl
+	freeTypeCode    = 3<<30 | rm.FreeSize<<16 | 'F'<<8 | rm.EscFree
+)
+
+// Control makes a control in the name of a client, on the file that it lives on.
+func Control(d Driver, t Target, client, object, cmd uint32, params []byte) (status uint32, errno syscall.Errno) {
+	outer := make([]byte, rm.ControlSize)
+	rm.PutU32(outer, rm.ControlClient, client)
+	rm.PutU32(outer, rm.ControlObject, object)
+	rm.PutU32(outer, rm.ControlCmd, cmd)
+	rm.PutU32(outer, rm.ControlParamsSize, uint32(len(params)))
+	call := rm.Call{Cmd: controlTypeCode, Outer: outer, Blocks: []rm.Block{{In: -1, Off: rm.ControlParams, Data: params}}}
+	e := d.Exec(t, &call)
+	return rm.U32(outer, rm.ControlStatus), e
 }
 
-// arenaSize holds two copies of the largest call: 16 KiB outer, 128 KiB parameters, 128 KiB behind pointers.
-const arenaSize = 1 << 20
-
-func newArena() (*arena, error) {
-	m, err := unix.Mmap(-1, 0, arenaSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return nil, err
-	}
-	return &arena{mem: m}, nil
-}
-
-func (a *arena) free() { _ = unix.Munmap(a.mem) }
-
-func (a *arena) reset() { a.used = 0 }
-
-// take returns n bytes, 16-byte aligned, with old content; nil if there is no room.
-func (a *arena) take(n int) []byte {
-	start := (a.used + 15) &^ 15
-	if n < 0 || n > len(a.mem)-start {
-		return nil
-	}
-	a.used = start + n
-	return a.mem[start : start+n : start+n]
+// Free frees an object or a client.
+func Free(d Driver, t Target, client, handle uint32) (status uint32, errno syscall.Errno) {
+	outer := make([]byte, rm.FreeSize)
+	rm.PutU32(outer, rm.FreeRoot, client)
+	rm.PutU32(outer, rm.FreeObject, handle)
+	e := d.Exec(t, &rm.Call{Cmd: freeTypeCode, Outer: outer})
+	return rm.U32(outer, rm.FreeStatus), e
 }

@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"encoding/binary"
@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -20,7 +21,7 @@ import (
 // The driver tells the processes of all users only to who is an administrator when he binds the buffer, so cgpu-guard does
 // that before it drops its privileges. Measured on an H200: 0.5 ms to bind, and about 18 µs more for each context switch.
 type fecsBuffer struct {
-	own    *ownClient
+	own    *rmclient.Client
 	buffer uint32 // handle
 	event  int    // nvidiactl file that becomes readable when there are records
 	head   []byte // NV_EVENT_BUFFER_HEADER
@@ -82,15 +83,14 @@ const (
 
 // bindFecs makes a ring and binds it to a GPU. It must run while the guard has CAP_SYS_ADMIN; without, processes of other
 // users than root stay hidden.
-func bindFecs(own *ownClient, gpu int) (b *fecsBuffer, err error) {
-	g := own.g
+func bindFecs(own *rmclient.Client, gpu int) (b *fecsBuffer, err error) {
 	b = &fecsBuffer{own: own, event: -1, pipe: [2]int{-1, -1}}
 	memory := func(size int) (uint32, error) {
 		p := make([]byte, deviceless)
 		rm.PutU32(p, rm.MemoryAttr, attrCached)
 		rm.PutU32(p, memoryAttr2, attr2UserReadOnly)
 		rm.PutU64(p, rm.MemorySize, uint64(size))
-		return own.alloc(own.client, own.handle(), classDeviceless, p)
+		return own.Alloc(own.Handle(), classDeviceless, p)
 	}
 	head, err := memory(fecsHeadPages)
 	if err != nil {
@@ -100,7 +100,7 @@ func bindFecs(own *ownClient, gpu int) (b *fecsBuffer, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.openEvent(); err != nil {
+	if b.event, err = own.OpenEvent(); err != nil {
 		return nil, err
 	}
 	event := b.event
@@ -114,10 +114,10 @@ func bindFecs(own *ownClient, gpu int) (b *fecsBuffer, err error) {
 	rm.PutU32(p, bufferRecords, fecsRecords)
 	rm.PutU32(p, bufferThreshold, fecsRecords) // as many as there are: every batch wakes us
 	rm.PutU64(p, bufferNotify, uint64(b.event))
-	rm.PutU32(p, bufferSubdevice, own.subs[gpu])
+	rm.PutU32(p, bufferSubdevice, own.Subdevice(gpu))
 	rm.PutU32(p, bufferHead, head)
 	rm.PutU32(p, bufferRing, ring)
-	if b.buffer, err = own.alloc(own.client, own.handle(), classEventBuffer, p); err != nil {
+	if b.buffer, err = own.Alloc(own.Handle(), classEventBuffer, p); err != nil {
 		return nil, err
 	}
 	bind := make([]byte, bindSize)
@@ -125,13 +125,13 @@ func bindFecs(own *ownClient, gpu int) (b *fecsBuffer, err error) {
 	rm.PutU32(bind, bindRecordSize, fecsPayload)
 	rm.PutU32(bind, bindDetail, detailSimple)
 	bind[bindAllUsers] = 1
-	if s, e := g.control(own.target, own.client, own.subs[gpu], controlBindFecs, bind); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(own.Subdevice(gpu), controlBindFecs, bind); e != 0 || s != rm.StatusOK {
 		return nil, fmt.Errorf("bind context-switch records: %s, errno %d, reason %d", rm.StatusName(s), e, rm.U32(bind, bindReason))
 	}
-	if b.head, err = own.mapMemory(own.client, head, 0, fecsHeadPages, g.cfg.ControlNode.HostPath); err != nil {
+	if b.head, err = own.Map(own.Handle(), head, 0, fecsHeadPages, ""); err != nil {
 		return nil, err
 	}
-	if b.ring, err = own.mapMemory(own.client, ring, 0, fecsRecords*fecsRecord, g.cfg.ControlNode.HostPath); err != nil {
+	if b.ring, err = own.Map(own.Handle(), ring, 0, fecsRecords*fecsRecord, ""); err != nil {
 		return nil, err
 	}
 	if err := unix.Pipe2(b.pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -145,55 +145,10 @@ func (b *fecsBuffer) enable() error {
 	p := make([]byte, 8)
 	p[0] = 1
 	rm.PutU32(p, 4, eventKeepNewest)
-	if s, e := b.own.g.control(b.own.target, b.own.client, b.buffer, controlEnableEvents, p); e != 0 || s != rm.StatusOK {
+	if s, e := b.own.Control(b.buffer, controlEnableEvents, p); e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("enable context-switch records: %s, errno %d", rm.StatusName(s), e)
 	}
 	return nil
-}
-
-// openEvent opens a file that the driver can wake (NV_ESC_ALLOC_OS_EVENT).
-func (b *fecsBuffer) openEvent() error {
-	g := b.own.g
-	fd, err := unix.Open(g.cfg.ControlNode.HostPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", g.cfg.ControlNode.HostPath, err)
-	}
-	p := make([]byte, 16) // nv_ioctl_alloc_os_event_t: client, device, fd, status
-	rm.PutU32(p, 0, b.own.client)
-	rm.PutU32(p, 8, uint32(fd))
-	call := rm.Call{Cmd: 3<<30 | 16<<16 | 'F'<<8 | rm.EscAllocOSEvent, Outer: p}
-	if e := g.driver.Exec(Target{FD: fd}, &call); e != 0 || rm.U32(p, 12) != rm.StatusOK {
-		_ = unix.Close(fd)
-		return fmt.Errorf("allocate an OS event: %s, errno %d", rm.StatusName(rm.U32(p, 12)), e)
-	}
-	b.event = fd
-	return nil
-}
-
-// mapMemory maps an object of the guard's own client, read-only (NV_ESC_RM_MAP_MEMORY and mmap on a file made for it).
-func (a *ownClient) mapMemory(device, memory uint32, offset, length uint64, node string) ([]byte, error) {
-	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", node, err)
-	}
-	defer unix.Close(fd) // the mapping keeps the file
-	o := make([]byte, rm.MapMemorySize)
-	rm.PutU32(o, rm.MapMemoryClient, a.client)
-	rm.PutU32(o, rm.MapMemoryDevice, device)
-	rm.PutU32(o, rm.MapMemoryMemory, memory)
-	rm.PutU64(o, rm.MapMemoryOffset, offset)
-	rm.PutU64(o, rm.MapMemoryLength, length)
-	rm.PutU32(o, rm.MapMemoryFlags, 1) // NVOS33_FLAGS_ACCESS_READ_ONLY
-	rm.PutU32(o, rm.MapMemoryFD, uint32(fd))
-	call := rm.Call{Cmd: 3<<30 | uint32(rm.MapMemorySize)<<16 | 'F'<<8 | rm.EscMapMemory, Outer: o}
-	if e := a.g.driver.Exec(a.target, &call); e != 0 || rm.U32(o, rm.MapMemoryStatus) != rm.StatusOK {
-		return nil, fmt.Errorf("map an object of %d bytes: %s, errno %d", length, rm.StatusName(rm.U32(o, rm.MapMemoryStatus)), e)
-	}
-	mem, err := unix.Mmap(fd, 0, int(length), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("mmap %s: %w", node, err)
-	}
-	return mem, nil
 }
 
 func (b *fecsBuffer) put() uint32 {
@@ -226,7 +181,7 @@ func (b *fecsBuffer) read(to []sched.Switch) (records []sched.Switch, lost bool)
 func (b *fecsBuffer) await() bool {
 	p := make([]byte, 8)
 	rm.PutU32(p, 0, b.get)
-	if s, e := b.own.g.control(b.own.target, b.own.client, b.buffer, controlUpdateGet, p); e != 0 || s != rm.StatusOK {
+	if s, e := b.own.Control(b.buffer, controlUpdateGet, p); e != 0 || s != rm.StatusOK {
 		return false
 	}
 	if b.put() != b.get {

@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"encoding/binary"
@@ -162,7 +162,7 @@ func FuzzFecs(f *testing.F) {
 			}
 			tracker.Add(got, func(pid int) bool { return pid&1 != 0 }, lost)
 			now := tracker.Last()
-			tracker.Busy(now, idleAfter)
+			tracker.Busy(now, 200*time.Millisecond)
 			tracker.Usage(now)
 			tracker.Utilization(now, time.Second)
 		}

@@ -1,13 +1,12 @@
-package guard
+package gpusched
 
 import (
 	"fmt"
-	"log/slog"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // Trial is what came of one thing that a guard will want of the driver, for cgpu doctor.
@@ -32,27 +31,12 @@ const tryTimeslice = 7 * time.Millisecond
 
 // TryDriver asks the driver for all that a guard needs to schedule, on a client and channel groups of its own that have no
 // work; nobody else's are touched. What needs root's powers comes first, then drop is called, as cgpu-guard does.
-func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
-	abi, err := rm.ForDriver(cfg.DriverVersion, cfg.Settings.AllowUnknownDriver)
+func TryDriver(cfg guardcfg.Config, driver rmclient.Driver, drop func() error) ([]Trial, error) {
+	g, err := openGPUs(cfg, driver)
 	if err != nil {
 		return nil, err
 	}
-	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: driver, abi: abi}
-	for _, x := range cfg.GPUs {
-		id, err := identify(x.BusID, x.Minor)
-		if err != nil {
-			return nil, fmt.Errorf("GPU %d: %w", x.Index, err)
-		}
-		g.gpus = append(g.gpus, id)
-	}
-	defer func() {
-		for _, fd := range g.kept {
-			_ = unix.Close(fd)
-		}
-	}()
-	if err := g.openNodes(); err != nil {
-		return nil, err
-	}
+	defer g.close()
 	var trials []Trial
 	say := func(gpu int, what string, err error) bool {
 		t := Trial{GPU: cfg.GPUs[gpu].Index, What: what}
@@ -62,56 +46,58 @@ func TryDriver(cfg Config, driver Driver, drop func() error) ([]Trial, error) {
 		trials = append(trials, t)
 		return err == nil
 	}
-	own, err := g.ownClient()
+	own, err := g.client()
 	for i := range cfg.GPUs {
 		say(i, TryClient, err)
 	}
 	if err != nil {
 		return trials, nil
 	}
-	defer own.target.done()
 	for i := range cfg.GPUs {
 		if !cfg.Settings.NoSwitchRecords {
-			say(i, TrySwitches, g.trySwitches(own, i))
+			say(i, TrySwitches, trySwitches(own, driver, i, cfg.GPUs[i].Minor))
 		}
 	}
 	if err := drop(); err != nil {
 		return trials, err
 	}
 	for i := range cfg.GPUs {
-		group, err := own.tryGroup(i)
+		group, err := tryGroup(own, i)
 		if say(i, TryGroup, err) {
-			say(i, TryTimeslice, own.tryTimeslice(group))
+			say(i, TryTimeslice, trySlice(own, group))
 		}
-		say(i, TryPause, own.tryPause(i))
+		say(i, TryPause, tryPause(own, i))
 	}
 	return trials, nil
 }
 
 // trySwitches binds the records; they go with the client.
-func (g *Guard) trySwitches(own *ownClient, gpu int) error {
-	if sim, ok := g.driver.(SimSwitches); ok {
-		_, _, _, err := sim.Switches(g.cfg.GPUs[gpu].Minor, 0)
+func trySwitches(own *rmclient.Client, driver rmclient.Driver, gpu, minor int) error {
+	if sim, ok := driver.(SimSwitches); ok {
+		_, _, _, err := sim.Switches(minor, 0)
 		return err
 	}
 	_, err := bindFecs(own, gpu)
 	return err
 }
 
-func (a *ownClient) tryGroup(gpu int) (uint32, error) {
+// classGroup is KEPLER_CHANNEL_GROUP_A.
+const classGroup = 0xa06c
+
+func tryGroup(own *rmclient.Client, gpu int) (uint32, error) {
 	p := make([]byte, 20) // NV_CHANNEL_GROUP_ALLOCATION_PARAMETERS
 	rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeGR)
-	return a.alloc(a.devices[gpu], a.handle(), classChannelGroup, p)
+	return own.Alloc(own.Device(gpu), classGroup, p)
 }
 
-func (a *ownClient) tryTimeslice(group uint32) error {
+func trySlice(own *rmclient.Client, group uint32) error {
 	var p [8]byte
 	rm.PutU64(p[:], 0, uint64(tryTimeslice.Microseconds()))
-	if s, e := a.g.control(a.target, a.client, group, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(group, controlSetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("set a timeslice: %s, errno %d", rm.StatusName(s), e)
 	}
 	p = [8]byte{}
-	if s, e := a.g.control(a.target, a.client, group, controlGetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := own.Control(group, controlGetTimeslice, p[:]); e != 0 || s != rm.StatusOK {
 		return fmt.Errorf("read a timeslice: %s, errno %d", rm.StatusName(s), e)
 	}
 	if got := time.Duration(rm.U64(p[:], 0)) * time.Microsecond; got != tryTimeslice {
@@ -122,8 +108,8 @@ func (a *ownClient) tryTimeslice(group uint32) error {
 
 // tryPause asks to stop a channel that is none. A driver that offers the control to us says that it does not know that
 // channel; one that does not says so before it looks.
-func (a *ownClient) tryPause(gpu int) error {
-	s, e := a.disable(gpu, []chanRef{{client: a.client, handle: a.handle()}}, chanPaused)
+func tryPause(own *rmclient.Client, gpu int) error {
+	s, e := disable(own, gpu, []Channel{{Client: own.Handle(), Handle: own.NewHandle()}}, chanPaused)
 	if e == 0 && (s == rm.StatusOK || gone(s)) {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"github.com/opencgpu/cgpu/pkg/sched"

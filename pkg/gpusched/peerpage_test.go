@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"os"
@@ -14,20 +14,20 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-const boardGPU = "GPU-0"
+const pageGPU = "GPU-0"
 
-func newBoard(t *testing.T, dir string) *board {
+func newPeerPage(t *testing.T, dir string) *peerPage {
 	t.Helper()
-	done := make(chan *board, 1)
+	done := make(chan *peerPage, 1)
 	go func() {
-		b, err := openBoard(dir, boardGPU)
+		b, err := openPeerPage(dir, pageGPU)
 		if err != nil {
 			t.Error(err)
 		}
 		done <- b
 	}()
-	var b *board
-	eventually(t, "a place on the board: the file is locked", func() bool {
+	var b *peerPage
+	eventually(t, "a place on the page: the file is locked", func() bool {
 		select {
 		case b = <-done:
 			return true
@@ -52,10 +52,10 @@ func ended(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// TestBoard: guards see each other and nobody sees himself. That the second finds a place shows that the first holds no lock.
-func TestBoard(t *testing.T) {
+// TestPeerPage: guards see each other and nobody sees himself. That the second finds a place shows that the first holds no lock.
+func TestPeerPage(t *testing.T) {
 	dir := t.TempDir()
-	a, b := newBoard(t, dir), newBoard(t, dir)
+	a, b := newPeerPage(t, dir), newPeerPage(t, dir)
 	if a.place() == b.place() {
 		t.Fatalf("both have place %d", a.place())
 	}
@@ -78,23 +78,23 @@ func TestBoard(t *testing.T) {
 		t.Errorf("a guard sees itself: %+v", b.others())
 	}
 	a.publish(sched.Tenant{Share: sched.Share{Weight: 1}})
-	c := newBoard(t, dir)
+	c := newPeerPage(t, dir)
 	if n := len(c.others()); n != 2 {
 		t.Errorf("a third one sees %d", n)
 	}
-	if other, err := openBoard(dir, "GPU-1"); err != nil || len(other.others()) != 0 || other.place() != 1 {
-		t.Errorf("another GPU's board: %v", err)
+	if other, err := openPeerPage(dir, "GPU-1"); err != nil || len(other.others()) != 0 || other.place() != 1 {
+		t.Errorf("another GPU's page: %v", err)
 	}
-	st, err := os.Stat(filepath.Join(dir, "board", boardGPU))
-	if err != nil || st.Mode().Perm() != 0o600 || st.Size() != boardSize {
+	st, err := os.Stat(filepath.Join(dir, "board", pageGPU))
+	if err != nil || st.Mode().Perm() != 0o600 || st.Size() != pageSize {
 		t.Errorf("%v, %v", st, err)
 	}
 }
 
-// TestBoardWakes: a change wakes those who wait, and nothing else does.
-func TestBoardWakes(t *testing.T) {
+// TestPeerPageWakes: a change wakes those who wait, and nothing else does.
+func TestPeerPageWakes(t *testing.T) {
 	dir := t.TempDir()
-	a, b := newBoard(t, dir), newBoard(t, dir)
+	a, b := newPeerPage(t, dir), newPeerPage(t, dir)
 	share := sched.Tenant{Share: sched.Share{Weight: 1}, Busy: 1}
 	b.publish(share)
 	for _, x := range []struct {
@@ -133,40 +133,40 @@ func TestBoardWakes(t *testing.T) {
 	}
 }
 
-// TestBoardOfTheDead: who is gone is not seen, and his place is used again.
-func TestBoardOfTheDead(t *testing.T) {
+// TestPeerPageOfTheDead: who is gone is not seen, and his place is used again.
+func TestPeerPageOfTheDead(t *testing.T) {
 	for _, x := range []struct {
 		name string
-		kill func(b *board)
+		kill func(b *peerPage)
 	}{
-		{"he ended", func(b *board) { b.u32(b.own + boardOwner).Store(uint32(ended(t))) }},
-		{"his number is another's", func(b *board) { b.u64(b.own + boardStart).Add(1) }},
-		{"he left", func(b *board) { b.leave() }},
+		{"he ended", func(b *peerPage) { b.u32(b.own + pageOwner).Store(uint32(ended(t))) }},
+		{"his number is another's", func(b *peerPage) { b.u64(b.own + pageStart).Add(1) }},
+		{"he left", func(b *peerPage) { b.leave() }},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			dir := t.TempDir()
-			a, b := newBoard(t, dir), newBoard(t, dir)
+			a, b := newPeerPage(t, dir), newPeerPage(t, dir)
 			b.publish(sched.Tenant{Share: sched.Share{Weight: 5}, Busy: 5, Pressing: true})
 			x.kill(b)
 			if o := a.others(); len(o) != 0 {
 				t.Errorf("he is seen: %+v", o)
 			}
-			c := newBoard(t, dir)
+			c := newPeerPage(t, dir)
 			if c.place() != b.place() {
 				t.Errorf("place %d is taken although %d is free", c.place(), b.place())
 			}
 			if o := a.others(); len(o) != 0 {
 				t.Errorf("the new one has what the old one wrote: %+v", o)
 			}
-			if d := newBoard(t, dir); d.place() == a.place() || d.place() == c.place() {
+			if d := newPeerPage(t, dir); d.place() == a.place() || d.place() == c.place() {
 				t.Errorf("place %d is taken", d.place())
 			}
 		})
 	}
 }
 
-// TestBoardFormat: what another version has written is not believed.
-func TestBoardFormat(t *testing.T) {
+// TestPeerPageFormat: what another version has written is not believed.
+func TestPeerPageFormat(t *testing.T) {
 	for _, x := range []struct {
 		name string
 		text func(b []byte) []byte
@@ -177,46 +177,76 @@ func TestBoardFormat(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			dir := t.TempDir()
-			b := newBoard(t, dir)
+			b := newPeerPage(t, dir)
 			b.publish(sched.Tenant{Share: sched.Share{Weight: 5}, Busy: 5})
 			text := x.text(slices.Clone(b.mem))
 			dir = t.TempDir()
 			if err := os.MkdirAll(filepath.Join(dir, "board"), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.WriteFile(filepath.Join(dir, "board", boardGPU), text, 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, "board", pageGPU), text, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			c := newBoard(t, dir)
+			c := newPeerPage(t, dir)
 			if c.place() != 1 || len(c.others()) != 0 {
 				t.Errorf("place %d, others %+v", c.place(), c.others())
 			}
 			c.publish(sched.Tenant{Share: sched.Share{Weight: 1}})
-			if d := newBoard(t, dir); d.place() != 2 || len(d.others()) != 1 {
+			if d := newPeerPage(t, dir); d.place() != 2 || len(d.others()) != 1 {
 				t.Errorf("the next one: place %d, others %+v", d.place(), d.others())
 			}
 		})
 	}
 }
 
-// TestBoardFull: the last place can be had, and then none until somebody leaves.
-func TestBoardFull(t *testing.T) {
+// TestPeerPageFull: the last place can be had, and then none until somebody leaves.
+func TestPeerPageFull(t *testing.T) {
 	dir := t.TempDir()
-	first := newBoard(t, dir)
-	for i := 2; i < boardEntries; i++ { // as many of this process
-		e := i * boardEntry
-		copy(first.mem[e:e+boardEntry], first.mem[first.own:first.own+boardEntry])
-		first.u32(e + boardWeight).Store(1)
+	first := newPeerPage(t, dir)
+	for i := 2; i < pageEntries; i++ { // as many of this process
+		e := i * pageEntry
+		copy(first.mem[e:e+pageEntry], first.mem[first.own:first.own+pageEntry])
+		first.u32(e + pageWeight).Store(1)
 	}
-	last := newBoard(t, dir)
-	if last.place() != boardEntries || len(last.others()) != boardEntries-2 {
+	last := newPeerPage(t, dir)
+	if last.place() != pageEntries || len(last.others()) != pageEntries-2 {
 		t.Errorf("place %d, %d others", last.place(), len(last.others()))
 	}
-	if b, err := openBoard(dir, boardGPU); err == nil {
+	if b, err := openPeerPage(dir, pageGPU); err == nil {
 		t.Fatalf("place %d", b.place())
 	}
 	first.leave()
-	if b := newBoard(t, dir); b.place() != 1 {
+	if b := newPeerPage(t, dir); b.place() != 1 {
 		t.Errorf("place %d", b.place())
+	}
+}
+
+// TestOtherChannels: others are told how many channels a container has, also of those that it had before it joined.
+func TestOtherChannels(t *testing.T) {
+	dir := t.TempDir()
+	a, b := newFakeContainer(t, 1), newFakeContainer(t, 1)
+	if _, ok := a.OtherChannels(0); ok {
+		t.Error("somebody is known before there is a page")
+	}
+	for _, c := range []*fakeContainer{a, b} {
+		c.Config.RunDir = dir
+		c.TellChannels(0, 7)
+		c.gpu().joinPage()
+	}
+	if n, ok := a.OtherChannels(0); n != 7 || !ok {
+		t.Errorf("%d, %v", n, ok)
+	}
+	b.TellChannels(0, 9)
+	if n, _ := a.OtherChannels(0); n != 9 {
+		t.Errorf("%d", n)
+	}
+	b.gpu().leavePage()
+	if n, _ := a.OtherChannels(0); n != 0 {
+		t.Errorf("%d of who has left", n)
+	}
+	newPeerPage(t, dir) // has its place
+	b.TellChannels(0, 11)
+	if n, _ := a.OtherChannels(0); n != 0 {
+		t.Errorf("%d of who has left, in the name of another", n)
 	}
 }

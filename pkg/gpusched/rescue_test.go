@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"bytes"
@@ -18,7 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // noted reads what a file says is off, as a rescuer would.
@@ -33,7 +35,7 @@ func noted(t *testing.T, path string) (list [][]fakeName) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ResumeLeftovers(copied, d.open, testLog(t)); err != nil {
+	if _, err := ResumeLeftovers(copied, d.open, slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	for _, l := range d.take() {
@@ -48,15 +50,13 @@ func noted(t *testing.T, path string) (list [][]fakeName) {
 // notes is a file of what is off, as the container's guard makes it.
 func (c *fakeContainer) notes() *rescue {
 	c.Helper()
-	r, err := newRescue(c.cfg)
+	r, err := newRescue(c.Config)
 	if err != nil {
 		c.Fatal(err)
 	}
 	c.Cleanup(r.close)
 	return r
 }
-
-func (d *fakeGPU) open(Config) (Driver, error) { return d, nil }
 
 // TestRescueFile: what is noted is what is resumed, on the GPU where it is.
 func TestRescueFile(t *testing.T) {
@@ -67,13 +67,13 @@ func TestRescueFile(t *testing.T) {
 	}
 	first := c.channels(fakeClient, workGroup, 0x100, 3)
 	last := c.channels(fakeClient, workGroup+2, 0x200, 1)
-	r.note(c.Guard, 0, c.account.channelsOn(0, false))
-	r.note(c.Guard, 2, c.account.channelsOn(2, false))
+	r.note(0, c.Channels(0, false))
+	r.note(2, c.Channels(2, false))
 	d := newFakeGPU()
 	for _, ch := range slices.Concat(first, last) {
 		d.off[ch] = true
 	}
-	n, err := ResumeLeftovers(r.path, d.open, testLog(t))
+	n, err := ResumeLeftovers(r.path, d.open, slog.New(slog.DiscardHandler))
 	if err != nil || n != 4 || d.offNow() != 0 {
 		t.Fatalf("%d resumed, %d still off: %v", n, d.offNow(), err)
 	}
@@ -83,7 +83,7 @@ func TestRescueFile(t *testing.T) {
 	if _, err := os.Stat(r.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file stays: %v", err)
 	}
-	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err == nil || n != 0 {
+	if n, err := ResumeLeftovers(r.path, d.open, slog.New(slog.DiscardHandler)); err == nil || n != 0 {
 		t.Errorf("without a file: %d, %v", n, err)
 	}
 }
@@ -95,7 +95,7 @@ func TestRescueForget(t *testing.T) {
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	second := c.channels(fakeClient, workGroup+1, 0x200, 2)
 	for gpu := range 2 {
-		r.note(c.Guard, gpu, c.account.channelsOn(gpu, false))
+		r.note(gpu, c.Channels(gpu, false))
 	}
 	r.forget(0)
 	if l := noted(t, r.path); len(l) != 1 || len(l[0]) != len(second) || l[0][0].handle&^1 != 0x200 {
@@ -114,10 +114,10 @@ func TestRescueNoteAnyMoment(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	r := c.notes()
 	work := c.channels(fakeClient, workGroup, 0x100, 8)
-	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	r.note(0, c.Channels(0, false))
 	before := r.count(0).Load()
 	c.channels(fakeClient, copyGroup, 0x200, 8)
-	r.note(c.Guard, 0, c.account.channelsOn(0, true))
+	r.note(0, c.Channels(0, true))
 	if n := r.count(0).Load(); n != 16 {
 		t.Errorf("%d noted, want 16", n)
 	}
@@ -133,10 +133,10 @@ func TestRescueNoteAnyMoment(t *testing.T) {
 // TestRescueFull: more than the file has room for does not spill into the next GPU's list.
 func TestRescueFull(t *testing.T) {
 	c := newFakeContainer(t, 2)
-	c.cfg.Settings.MaxChannels = 64
+	c.Config.Settings.MaxChannels = 64
 	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 100)
-	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	r.note(0, c.Channels(0, false))
 	if l := noted(t, r.path); len(l) != 1 || len(l[0]) != 64 {
 		t.Errorf("%d lists", len(l))
 	}
@@ -147,7 +147,7 @@ func TestRescueDamaged(t *testing.T) {
 	c := newFakeContainer(t, 2)
 	r := c.notes()
 	c.channels(fakeClient, workGroup, 0x100, 3)
-	r.note(c.Guard, 0, c.account.channelsOn(0, false))
+	r.note(0, c.Channels(0, false))
 	whole := bytes.Clone(r.mem)
 	for _, x := range []struct {
 		name   string
@@ -171,11 +171,15 @@ func TestRescueDamaged(t *testing.T) {
 				t.Fatal(err)
 			}
 			d := newFakeGPU()
-			n, err := ResumeLeftovers(path, d.open, testLog(t))
+			n, err := ResumeLeftovers(path, d.open, slog.New(slog.DiscardHandler))
 			if err == nil || n != 0 || !strings.Contains(err.Error(), "damaged") || len(d.take()) > 0 {
 				t.Errorf("%d, %v", n, err)
 			}
-			if n, err := c.resume(path); err == nil && len(b) < rescueHeader || n != 0 && len(b) < rescueHeader { // it was whole when the rescuer began
+			again, err := newResumer(c.Config, d, slog.New(slog.DiscardHandler))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n, err := again.resume(path); err == nil && len(b) < rescueHeader || n != 0 && len(b) < rescueHeader { // it was whole when the rescuer began
 				t.Errorf("read again: %d, %v", n, err)
 			}
 		})
@@ -188,7 +192,7 @@ func TestRescueDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		d := newFakeGPU()
-		if n, err := ResumeLeftovers(path, d.open, testLog(t)); err != nil || n != r.entries {
+		if n, err := ResumeLeftovers(path, d.open, slog.New(slog.DiscardHandler)); err != nil || n != r.entries {
 			t.Errorf("%d of %d, %v", n, r.entries, err)
 		}
 	})
@@ -201,7 +205,7 @@ func TestRescueRefused(t *testing.T) {
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	c.channels(fakeClient, workGroup+1, 0x200, 3)
 	for gpu := range 2 {
-		r.note(c.Guard, gpu, c.account.channelsOn(gpu, false))
+		r.note(gpu, c.Channels(gpu, false))
 	}
 	d := newFakeGPU()
 	d.refuse = func(l fakeList) uint32 {
@@ -210,12 +214,12 @@ func TestRescueRefused(t *testing.T) {
 		}
 		return 0
 	}
-	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err == nil || n != 5 {
+	if n, err := ResumeLeftovers(r.path, d.open, slog.New(slog.DiscardHandler)); err == nil || n != 5 {
 		t.Errorf("%d, %v", n, err)
 	}
 	d.refuse = nil
 	d.gone[fakeName{fakeClient, 0x101}] = true // its program has ended
-	if n, err := ResumeLeftovers(r.path, d.open, testLog(t)); err != nil || n != 6 {
+	if n, err := ResumeLeftovers(r.path, d.open, slog.New(slog.DiscardHandler)); err != nil || n != 6 {
 		t.Errorf("again: %d, %v", n, err)
 	}
 }
@@ -225,18 +229,18 @@ func TestInsureKeepsTheList(t *testing.T) {
 	c := newFakeContainer(t, 2)
 	c.channels(fakeClient, workGroup, 0x100, 2)
 	c.channels(fakeClient, workGroup+1, 0x200, 2)
-	cards := c.compute.cards
-	c.compute.turn(cards[0], true)
-	c.compute.rescue.gone.Store(true)
-	c.compute.turn(cards[1], true)
+	cards := c.gpus
+	c.turn(cards[0], true)
+	c.rescue.gone.Store(true)
+	c.turn(cards[1], true)
 	if c.rescuers.Load() != 2 {
 		t.Errorf("%d rescuers", c.rescuers.Load())
 	}
-	if l := noted(t, c.compute.rescue.path); len(l) != 2 {
+	if l := noted(t, c.rescue.path); len(l) != 2 {
 		t.Errorf("%#x is noted, 4 channels are off", l)
 	}
-	c.compute.turn(cards[0], false)
-	if l := noted(t, c.compute.rescue.path); len(l) != 1 {
+	c.turn(cards[0], false)
+	if l := noted(t, c.rescue.path); len(l) != 1 {
 		t.Errorf("%#x is noted, 2 channels are off", l)
 	}
 }
@@ -245,22 +249,22 @@ func TestInsureKeepsTheList(t *testing.T) {
 // others. The list must not fill up with those.
 func TestRescueListEnds(t *testing.T) {
 	c := newFakeContainer(t, 1)
-	c.cfg.Settings.MaxChannels = 64
+	c.Config.Settings.MaxChannels = 64
 	c.client(fakeClient + 1)
 	hidden := c.channels(fakeClient+1, workGroup, 0x100, 1)
-	x := c.card()
-	x.missing[c.account.clients[fakeClient+1]] = &absence{off: true}
+	x := c.gpu()
+	x.lost[c.ofClient(fakeClient+1)] = &absence{off: true}
 	for i := range uint32(100) {
 		now := c.channels(fakeClient, workGroup, 0x1000+i, 1)
-		c.compute.turn(x, true)
-		if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Contains(l, now[0]) {
+		c.turn(x, true)
+		if l := slices.Concat(noted(t, c.rescue.path)...); !slices.Contains(l, now[0]) {
 			t.Fatalf("%#x is off, %#x noted", now, l)
 		}
-		c.compute.turn(x, false)
-		if l := slices.Concat(noted(t, c.compute.rescue.path)...); !slices.Equal(l, hidden) {
+		c.turn(x, false)
+		if l := slices.Concat(noted(t, c.rescue.path)...); !slices.Equal(l, hidden) {
 			t.Fatalf("%#x are noted, want %#x", l, hidden)
 		}
-		c.account.freeObject(fakeClient, 0x1000+i)
+		c.freeChannel(now[0])
 	}
 }
 
@@ -268,14 +272,15 @@ func TestRescueListEnds(t *testing.T) {
 func TestRescueOver(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	c.channels(fakeClient, workGroup, 0x100, 2)
-	c.compute.turn(c.card(), true)
-	path := c.compute.rescue.path
-	c.compute.end()
-	kept := c.account.retain(channelName{fakeClient, 0x100})
-	f := &file{channels: map[channelName]uvmChannel{{fakeClient, 0x100}: {kept: kept}}}
-	c.unbind(f, func(channelName, uvmChannel) bool { return true })
-	c.stop(func(*client) bool { return true })
-	if err := c.compute.insure(); err == nil || c.compute.rescue != nil {
+	c.turn(c.gpu(), true)
+	path := c.rescue.path
+	c.End()
+	c.Lock()
+	defer c.Unlock()
+	c.Forget()
+	c.Stop(0, c.Channels(0, true))
+	c.LetRun(0, c.Channels(0, true))
+	if err := c.insure(); err == nil || c.rescue != nil {
 		t.Errorf("somebody is to resume what is over: %v", err)
 	}
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
@@ -313,22 +318,35 @@ func loggingGPU(dir string) (*fakeGPU, error) {
 
 // rescuerMain is what cgpu-guard does under its other name.
 func rescuerMain() {
-	err := Rescue(os.Args[1], os.Stdin, func(cfg Config) (Driver, error) { return loggingGPU(cfg.RunDir) },
-		func() { fmt.Println("ok") }, func(Config) *slog.Logger { return slog.New(slog.DiscardHandler) })
+	err := Rescue(os.Args[1], os.Stdin, func(cfg guardcfg.Config) (rmclient.Driver, error) { return loggingGPU(cfg.RunDir) },
+		func() { fmt.Println("ok") }, func(guardcfg.Config) *slog.Logger { return slog.New(slog.DiscardHandler) })
 	if err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
 }
 
-// victim is a guard to be killed: it pauses two channels, and says so.
-func victim(c *childState, args []int) (string, error) {
-	dir := c.nodes
-	d, err := loggingGPU(dir)
-	if err != nil {
-		return "", err
+// TestMain is a guard to be killed, or its rescuer, where it is called as one.
+func TestMain(m *testing.M) {
+	switch dir := os.Getenv(victimEnv); {
+	case filepath.Base(os.Args[0]) == RescueName:
+		rescuerMain()
+	case dir != "":
+		victim(dir, os.Getenv(dieEnv) != "")
+	default:
+		os.Exit(m.Run())
 	}
-	if len(args) > 0 { // die between the note and the driver
+}
+
+const (
+	victimEnv = "CGPU_TEST_VICTIM" // where it works
+	dieEnv    = "CGPU_TEST_DIE"
+)
+
+// victim pauses two channels on the second GPU, says so, and waits.
+func victim(dir string, die bool) {
+	d, err := loggingGPU(dir)
+	if err == nil && die { // between the note and the driver
 		d.at = func(cmd uint32) {
 			if cmd == controlDisableChannels {
 				_ = unix.Kill(os.Getpid(), unix.SIGKILL)
@@ -337,30 +355,33 @@ func victim(c *childState, args []int) (string, error) {
 		}
 	}
 	cfg := fakeConfig(dir, 2)
-	abi, err := rm.ForDriver(cfg.DriverVersion, false)
+	c := &fakeContainer{d: d, over: map[fakeName]bool{}}
+	abi, _ := rm.ForDriver(cfg.DriverVersion, false)
+	if err == nil {
+		c.own, err = rmclient.New(d, abi, fakeControl, []uint32{0x100, 0x200})
+	}
 	if err != nil {
-		return "", err
+		fmt.Println(err)
+		return
 	}
-	g := &Guard{cfg: cfg, log: slog.New(slog.DiscardHandler), driver: d, abi: abi, account: newAccount(cfg.GPUs), logged: map[string]map[string]bool{}, gpus: make([]gpuIdentity, 2)}
-	g.compute = newCompute(g)
-	g.account.addClient(fakeClient, os.Getppid(), nil)
-	g.account.addObject(fakeClient, object{handle: fakeDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)
-	g.account.addObject(fakeClient, object{handle: workGroup, parent: fakeDevice, kind: rm.ClassTSG, gpu: noGPU, graphics: true}, noGPU, 0, 0)
-	for _, h := range []uint32{0x100, 0x101} {
-		g.account.addObject(fakeClient, object{handle: h, parent: workGroup, kind: rm.ClassChannel, gpu: noGPU}, noGPU, 0, 0)
+	c.Scheduler = New(Options{Config: cfg, Container: c, Driver: d, ABI: abi, LogOnce: func(string, string, ...any) {}, Warn: func(string) {}})
+	for i := range uint32(2) {
+		name := fakeName{fakeClient, 0x100 + i}
+		c.list = append(c.list, fakeChannel{Channel{Client: fakeClient, Handle: name.handle, PID: os.Getppid(), Object: name}, workGroup + 1})
 	}
-	g.compute.turn(g.compute.cards[1], true)
-	if !g.compute.cards[1].off {
-		return "", errors.New("not paused")
-	}
-	return fmt.Sprint(g.compute.rescue.process.Pid), nil
+	c.Turn(1, true)
+	fmt.Println("ok", c.gpus[1].off)
+	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// startVictim runs a guard and returns what it did so far.
-func startVictim(t *testing.T, dir, order string) *exec.Cmd {
+// startVictim runs a guard to be killed.
+func startVictim(t *testing.T, dir string, die bool) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEnv+"=plain", nodesEnv+"="+dir)
+	cmd.Env = append(os.Environ(), victimEnv+"="+dir)
+	if die {
+		cmd.Env = append(cmd.Env, dieEnv+"=1")
+	}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -374,9 +395,7 @@ func startVictim(t *testing.T, dir, order string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	fmt.Fprintln(in, order)
-	line, err := readLine(out)
-	if order == "victim" && (err != nil || !strings.HasPrefix(line, "ok ")) {
+	if line, err := readLine(out); !die && (err != nil || line != "ok true") {
 		t.Fatalf("%q, %v", line, err)
 	}
 	return cmd
@@ -404,15 +423,19 @@ func calls(t *testing.T, dir string) string {
 // TestKilledGuard: kill -9 at any moment leaves nothing off.
 func TestKilledGuard(t *testing.T) {
 	const both = " c1d00005:100 c1d00005:101\n"
-	for _, x := range []struct{ name, order, want string }{
-		{"while its container is off", "victim", "off" + both + "on" + both},
-		{"between the note and the driver", "victim 1", "on" + both},
+	for _, x := range []struct {
+		name string
+		die  bool
+		want string
+	}{
+		{"while its container is off", false, "off" + both + "on" + both},
+		{"between the note and the driver", true, "on" + both},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
-			cmd := startVictim(t, dir, x.order)
-			if x.order == "victim" {
+			cmd := startVictim(t, dir, x.die)
+			if !x.die {
 				if got := calls(t, dir); got != "off"+both {
 					t.Fatalf("before it is killed: %q", got)
 				}
@@ -432,35 +455,35 @@ func TestKilledGuard(t *testing.T) {
 // TestKilledRescuer: another one is started before the next pause, and both gone, the file is left for cgpu resume.
 func TestKilledRescuer(t *testing.T) {
 	c := newFakeContainer(t, 1)
-	c.startRescuer = nil // the real one: this very binary
+	c.StartRescuer = startRescuer // the real one: this very binary
 	names := c.channels(fakeClient, workGroup, 0x100, 2)
-	c.compute.turn(c.card(), true)
+	c.turn(c.gpu(), true)
 	c.isOff(names)
-	first := c.compute.rescue.process
+	first := c.rescue.process
 	if first == nil {
 		t.Fatal("there is no rescuer")
 	}
 	if err := first.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "its end is noticed", c.compute.rescue.gone.Load)
-	if l := noted(t, c.compute.rescue.path); len(l) != 1 || len(l[0]) != 2 {
+	eventually(t, "its end is noticed", c.rescue.gone.Load)
+	if l := noted(t, c.rescue.path); len(l) != 1 || len(l[0]) != 2 {
 		t.Errorf("%#x is noted", l)
 	}
-	c.compute.turn(c.card(), false)
-	c.compute.turn(c.card(), true)
-	second := c.compute.rescue.process
-	if second.Pid == first.Pid || c.compute.rescue.gone.Load() {
+	c.turn(c.gpu(), false)
+	c.turn(c.gpu(), true)
+	second := c.rescue.process
+	if second.Pid == first.Pid || c.rescue.gone.Load() {
 		t.Error("there is no new rescuer")
 	}
-	c.compute.turn(c.card(), false)
-	path, gone := c.compute.rescue.path, &c.compute.rescue.gone
-	c.compute.end()
+	c.turn(c.gpu(), false)
+	path, gone := c.rescue.path, &c.rescue.gone
+	c.End()
 	eventually(t, "the rescuer ends with the guard", gone.Load)
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the file stays: %v", err)
 	}
-	if got := calls(t, c.cfg.RunDir); got != "" {
+	if got := calls(t, c.Config.RunDir); got != "" {
 		t.Errorf("the rescuer made calls: %q", got)
 	}
 }

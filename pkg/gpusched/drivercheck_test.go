@@ -1,4 +1,4 @@
-package guard
+package gpusched
 
 import (
 	"errors"
@@ -8,30 +8,22 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // TestTryDriver: what a driver refuses is told, the rest is tried all the same, and pauses name no channel that there is.
 func TestTryDriver(t *testing.T) {
 	fault := func(cmd uint32, status uint32) func(*fakeGPU) {
 		return func(d *fakeGPU) {
-			answer := d.answer
-			d.answer = func(t Target, call *rm.Call) syscall.Errno {
-				e := answer(t, call)
-				if call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == cmd {
-					rm.PutU32(call.Outer, rm.ControlStatus, status)
-				}
-				return e
+			d.fault = func(call *rm.Call) (uint32, syscall.Errno, bool) {
+				return status, 0, call.NR() == rm.EscControl && rm.U32(call.Outer, rm.ControlCmd) == cmd
 			}
 		}
 	}
 	allocFault := func(class uint32) func(*fakeGPU) {
 		return func(d *fakeGPU) {
-			answer := d.answer
-			d.answer = func(t Target, call *rm.Call) syscall.Errno {
-				if call.NR() == rm.EscAlloc && rm.U32(call.Outer, rm.AllocClass) == class {
-					return syscall.EPERM
-				}
-				return answer(t, call)
+			d.fault = func(call *rm.Call) (uint32, syscall.Errno, bool) {
+				return 0, syscall.EPERM, call.NR() == rm.EscAlloc && rm.U32(call.Outer, rm.AllocClass) == class
 			}
 		}
 	}
@@ -45,8 +37,8 @@ func TestTryDriver(t *testing.T) {
 	}{
 		{name: "good", tried: all},
 		{name: "no such channel", fault: fault(controlDisableChannels, statusInvalidChannel), tried: all},
-		{name: "no client", fault: allocFault(classRootClient), tried: []string{TryClient}, refused: "client: make an RM client"},
-		{name: "no group", fault: allocFault(classChannelGroup), tried: []string{TryClient, TryGroup, TryPause}, refused: "group: allocate"},
+		{name: "no client", fault: allocFault(rmclient.ClassClient), tried: []string{TryClient}, refused: "client: make an RM client"},
+		{name: "no group", fault: allocFault(classGroup), tried: []string{TryClient, TryGroup, TryPause}, refused: "group: allocate"},
 		{name: "no timeslice", fault: fault(controlSetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: set a timeslice: NV_ERR_NOT_SUPPORTED"},
 		{name: "not read", fault: fault(controlGetTimeslice, rm.StatusNotSupported), tried: all, refused: "timeslice: read a timeslice"},
 		{name: "not kept", fault: func(d *fakeGPU) {
@@ -61,8 +53,8 @@ func TestTryDriver(t *testing.T) {
 		{name: "no pause", fault: fault(controlDisableChannels, rm.StatusInsufficientPermissions), tried: all, refused: "pause: pause a channel: NV_ERR_INSUFFICIENT_PERMISSIONS"},
 		{name: "no records", records: true, fault: fault(controlBindFecs, rm.StatusNotSupported), tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
 	} {
-		cfg := testConfig("/dev")
-		cfg.Driver, cfg.ControlNode.HostPath, cfg.UVMNode.HostPath, cfg.GPUs[0].Node.HostPath = device.DriverNVIDIA, fakeControl, fakeUVM, "/dev/zero"
+		cfg := fakeConfig(t.TempDir(), 1)
+		cfg.Driver = device.DriverNVIDIA
 		cfg.Settings.NoSwitchRecords = !tt.records
 		d := newFakeGPU()
 		if tt.fault != nil {
@@ -87,13 +79,13 @@ func TestTryDriver(t *testing.T) {
 			t.Errorf("%s: privileges dropped %d times", tt.name, dropped)
 		}
 		for _, l := range d.take() {
-			if !l.off || len(l.channels) != 1 || l.channels[0].handle < firstOwnHandle {
+			if !l.off || len(l.channels) != 1 || l.channels[0].handle < rmclient.FirstHandle {
 				t.Errorf("%s: %+v", tt.name, l)
 			}
 		}
 	}
-	cfg := testConfig("/dev")
-	cfg.Driver, cfg.ControlNode.HostPath, cfg.UVMNode.HostPath, cfg.GPUs[0].Node.HostPath = device.DriverNVIDIA, fakeControl, fakeUVM, "/dev/zero"
+	cfg := fakeConfig(t.TempDir(), 1)
+	cfg.Driver = device.DriverNVIDIA
 	cfg.Settings.NoSwitchRecords = true
 	if _, err := TryDriver(cfg, newFakeGPU(), func() error { return errors.New("kept") }); err == nil {
 		t.Error("calls were made with privileges that a guard has not")

@@ -1,0 +1,92 @@
+package guard
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
+)
+
+// userd is where a channel's user-driver page is: a memory object of its client, and an offset in it.
+type userd struct {
+	memory uint32
+	offset uint64
+}
+
+const userdPage = 4096
+
+var errNoUserd = errors.New("the channel has no page of its own that could be read")
+
+func refused(what string, status uint32, errno unix.Errno) error {
+	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
+}
+
+// openUserPage gets a handle of the guard's own on the memory, as for a UVM mapping (uvm.go), and maps the page. The channel named the
+// memory when it was made. If its handle is another object's by now, the guard must not keep that: it is not what the channel is charged
+// for.
+func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, error) {
+	at := objectOf(ch).userd
+	if at.memory == 0 {
+		return nil, nil
+	}
+	start := at.offset &^ (userdPage - 1)
+	off := int(at.offset - start)
+	own, err := g.ownClient()
+	if err != nil {
+		return nil, err
+	}
+	c := g.account.client(ch.Client)
+	if c == nil {
+		return nil, errNoUserd
+	}
+	t, ok := g.fileOf(c)
+	if !ok {
+		return nil, errNoUserd
+	}
+	defer t.Done()
+	// Or the handle is another object's by the time of the dup. A call that takes long is not waited for: other channels are to be seen.
+	if !c.tryCalls() {
+		return nil, errNoUserd
+	}
+	defer c.calls.Unlock()
+	obj, ok := g.account.refer(c, at.memory)
+	defer g.account.letGo(obj)
+	if !ok || obj.handle == 0 || obj.charge != objectOf(ch).charge || off > userdPage-gpusched.UserWords {
+		return nil, errNoUserd
+	}
+	var handle, s uint32
+	var e unix.Errno
+	if status, errno := g.whileShared(t, ch.Client, []openRight{{at.memory, accessDup}}, func() {
+		handle, s, e = own.Dup(own.Device(gpu), ch.Client, at.memory)
+	}); errno != 0 || status != rm.StatusOK {
+		return nil, refused("open a channel's page", status, errno)
+	}
+	if e != 0 || s != rm.StatusOK {
+		return nil, refused("refer to a channel's page", s, e)
+	}
+	held := g.account.hold(obj.charge)
+	node := ""
+	if obj.class == classVidmem {
+		node = g.cfg.GPUs[gpu].Node.HostPath
+	}
+	mem, err := own.Map(own.Device(gpu), handle, start, userdPage, node)
+	if err != nil {
+		g.closeUserPage(own, nil, handle, held)
+		return nil, err
+	}
+	return &gpusched.UserPage{Words: mem[off:], Close: func() { g.closeUserPage(own, mem, handle, held) }}, nil
+}
+
+// closeUserPage lets go of a page. What cannot be freed stays charged.
+func (g *Guard) closeUserPage(own *rmclient.Client, mem []byte, handle uint32, held *charge) {
+	_ = unix.Munmap(mem)
+	if s, e := own.Free(handle); e != 0 || s != rm.StatusOK {
+		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
+		return
+	}
+	g.account.unhold(held)
+}
