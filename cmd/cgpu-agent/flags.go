@@ -31,7 +31,7 @@ var options = []option{
 	{name: "kubelet-dir", metavar: "FOLDER", usage: "of the kubelet", value: "/var/lib/kubelet"},
 	{name: "hook", metavar: "PATH", usage: "of cgpu-hook on the host (default: as the node table tells)"},
 	{name: "health-address", metavar: "ADDRESS", usage: "of /healthz, /readyz and /metrics; none: nowhere", value: ":9470"},
-	{name: "smi", metavar: "on|off", usage: "whether /v1/smi answers there, for kubectl cgpu top; it tells names of containers, limits and use", value: "on"},
+	{name: "smi", metavar: "on|off", usage: "whether names of containers, limits and use are told there: at /v1/smi, for kubectl cgpu top, and in /metrics", value: "on"},
 	{name: "log-format", metavar: "FORMAT", usage: "of the lines on standard error: text or json", value: "text"},
 	{name: "pod-uid", metavar: "UID", usage: "of the agent's pod: two agents may then run side by side while a DaemonSet is updated", variables: []string{"POD_UID"}},
 }

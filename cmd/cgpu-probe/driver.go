@@ -119,8 +119,8 @@ func (c *client) attachBy(open func(path string) (int, error)) error {
 	for _, g := range all {
 		path := fmt.Sprintf("/dev/nvidia%d", g.minor)
 		fd, err := open(path)
-		if errors.Is(err, syscall.ENXIO) {
-			continue
+		if errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.ENOENT) {
+			continue // not the container's: without the guard the driver lists all
 		}
 		c.gpus = append(c.gpus, g)
 		if err != nil {

@@ -51,7 +51,7 @@ func hostileKernelMaps(hostileOptions) error {
 		const size, maps = 2 << 20, 1024
 		contextDMA := func(memory uint32, length uint64) error {
 			p := make([]byte, 32)
-			rm.PutU32(p, rm.ContextDMAFlags, rm.ContextDMAFlagKernel)
+			rm.PutU32(p, rm.ContextDMAFlags, rm.ContextDMAFlagKernel|rm.ContextDMAFlagNoHash)
 			rm.PutU32(p, rm.ContextDMAMemory, memory)
 			rm.PutU64(p, rm.ContextDMALimit, length-1)
 			_, err := c.alloc(c.device, c.newHandle(), classContextDMA, p)

@@ -640,6 +640,7 @@ func (c *client) foreignNotifiers(first, memory uint32) error {
 	contextDMA := func(subdevice uint32) (uint32, error) {
 		p := make([]byte, 32)
 		rm.PutU32(p, rm.ContextDMASubdevice, subdevice)
+		rm.PutU32(p, rm.ContextDMAFlags, rm.ContextDMAFlagNoHash)
 		rm.PutU32(p, rm.ContextDMAMemory, memory)
 		rm.PutU64(p, rm.ContextDMALimit, 4095)
 		return c.alloc(first, c.newHandle(), classContextDMA, p)
@@ -652,5 +653,10 @@ func (c *client) foreignNotifiers(first, memory uint32) error {
 	if err != nil {
 		return fmt.Errorf("a context DMA of the memory's own GPU: %w", err)
 	}
+	// The guard judges a context DMA by its memory, which it would not know of a duplicate.
+	if _, err = c.dup(c.handle, dma); err == nil {
+		return errors.New("a context DMA was duplicated")
+	}
+	print("dup_of_context_dma=%s", describe(err))
 	return errors.Join(notified("channel", 0, memory), notified("group", memory, 0), notified("by_context_dma", 0, dma))
 }

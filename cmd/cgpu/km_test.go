@@ -272,25 +272,27 @@ func TestKMInode(t *testing.T) {
 	}
 }
 
-// TestKMUnit: systemd takes the unit.
-func TestKMUnit(t *testing.T) {
+// TestUnits: systemd takes the units that run cgpu.
+func TestUnits(t *testing.T) {
 	verify, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("systemd-analyze is not installed")
 	}
-	text, err := os.ReadFile("../../configs/cgpu-km.service")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The program is not where the unit expects it, which verify would complain of.
-	unit := filepath.Join(t.TempDir(), "cgpu-km.service")
-	if err := os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), "/usr/bin/cgpu", "/bin/true")), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(verify, "verify", "--man=no", unit).CombinedOutput()
-	for line := range strings.Lines(string(out)) {
-		if strings.Contains(line, "cgpu-km.service") {
-			t.Errorf("%v: %s", err, line)
+	for _, name := range []string{"cgpu-km.service", "cgpu-exporter.service"} {
+		text, err := os.ReadFile("../../configs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The program is not where the unit expects it, which verify would complain of.
+		unit := filepath.Join(t.TempDir(), name)
+		if err := os.WriteFile(unit, []byte(strings.ReplaceAll(string(text), "/usr/bin/cgpu", "/bin/true")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(verify, "verify", "--man=no", unit).CombinedOutput()
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, name) {
+				t.Errorf("%v: %s", err, line)
+			}
 		}
 	}
 }

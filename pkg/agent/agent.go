@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/exporter"
 )
 
 // Options of Run.
@@ -33,7 +34,7 @@ type Options struct {
 	Health string
 	// Probe is the socket at which AskProbe asks; empty: none.
 	Probe string
-	// SMI: who reaches Health may ask /v1/smi too, which tells names of containers, limits and use.
+	// SMI: who reaches Health may ask /v1/smi too, and is told of containers in /metrics: names, limits and use.
 	SMI     bool
 	Version string
 	Log     *slog.Logger
@@ -48,10 +49,7 @@ const lookEvery = 5 * time.Second
 // Run is the agent, until ctx ends. What fails is tried again: an agent that exits because a table or an API server is not
 // there yet would only be started again.
 func Run(ctx context.Context, o Options) error {
-	metrics := o.Metrics
-	if metrics == nil {
-		metrics = NewMetrics()
-	}
+	metrics := metricsOf(o)
 	a := &agent{Options: o, metrics: metrics, started: time.Now()}
 	a.looked.Store(time.Now())
 
@@ -90,6 +88,18 @@ func Run(ctx context.Context, o Options) error {
 		f.stop(a.Log)
 	}
 	return nil
+}
+
+// metricsOf are the figures of an agent, with those of the node's containers where they may be told.
+func metricsOf(o Options) *Metrics {
+	m := o.Metrics
+	if m == nil {
+		m = NewMetrics()
+	}
+	if o.SMI {
+		m.Register(exporter.New(exporter.Options{RunDir: o.RunDir, Version: o.Version}).Text)
+	}
+	return m
 }
 
 // agent is what Run keeps between two looks.

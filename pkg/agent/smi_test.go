@@ -90,3 +90,16 @@ func TestSMI(t *testing.T) {
 		t.Errorf("the guard was asked %d times for two requests within a second", len(asked))
 	}
 }
+
+// Who may not be told of containers is not told of them in /metrics either.
+func TestMetricsOfContainers(t *testing.T) {
+	for smi, want := range map[bool]string{true: "\ncgpu_up 0\n", false: ""} {
+		var text strings.Builder
+		if err := metricsOf(Options{RunDir: t.TempDir(), SMI: smi}).write(&text); err != nil {
+			t.Fatal(err)
+		}
+		if got := text.String(); !strings.Contains(got, "cgpu_agent_events_total 0\n") || !strings.Contains(got, want) || !smi && strings.Contains(got, "cgpu_up") {
+			t.Errorf("smi %v: %s", smi, got)
+		}
+	}
+}

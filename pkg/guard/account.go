@@ -184,6 +184,7 @@ type charge struct {
 	host    bool        // it is host memory, of which the driver makes so much for a container
 	tables  bool        // it is page tables of UVM's, which never have a handle
 	page    quota.Bytes // that device memory is mapped in; 0: not known
+	fabric  bool        // it has, or had, NVLink addresses
 }
 
 func newAccount(gpus []GPU) *account {
@@ -365,11 +366,14 @@ func (a *account) elsewhere(client, handle uint32, gpu int) bool {
 		handle = o.space
 		o, ok = a.lookup(client, handle)
 	}
-	return ok && o.charge.onCard() && (o.charge.gpu != gpu || a.gpuOf(client, handle) != gpu)
+	return ok && (o.charge.elsewhere(gpu) || o.charge.elsewhere(a.gpuOf(client, handle)))
 }
 
 // onCard reports a charge for memory of a GPU.
 func (ch *charge) onCard() bool { return ch != nil && !ch.host && !ch.spilled }
+
+// elsewhere reports a charge for memory of another GPU.
+func (ch *charge) elsewhere(gpu int) bool { return ch.onCard() && ch.gpu != gpu }
 
 // addObject records a new handle. reserved is what reserve took for it and size what it really takes; both are zero for
 // objects without device memory. False: the client is gone meanwhile, and the reservation with it.

@@ -274,24 +274,6 @@ func (g *Guard) checkProfiler(c *trappedCall) plan {
 	return g.makeObject(c, o)
 }
 
-// checkFabric: an NVLink address of memory of this client (peer access between the container's GPUs).
-func (g *Guard) checkFabric(c *trappedCall) plan {
-	o := c.newObject()
-	memory := rm.U32(c.params, g.abi.FabricVidmemOff())
-	m, ok := c.refer(c.allocClient(), memory)
-	if !ok {
-		return answer(c.status(rm.StatusInvalidClient))
-	}
-	if m.spilled {
-		return answer(g.refuseSpilled(c, "fabric"))
-	}
-	if g.account.elsewhere(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {
-		return answer(c.denyElsewhere())
-	}
-	o.charge = m.charge // which it keeps, as a channel does
-	return g.makeObject(c, o)
-}
-
 // checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
 // host's too. Another client's is found only when it is first used, and by then its handle may be a neighbour's (deviceInitClientShare).
 func (g *Guard) checkDevice(c *trappedCall) plan {

@@ -281,6 +281,9 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			// What an exporter in another container put there is charged to nobody here.
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
+		if g.importsElsewhere(c, f) {
+			return answer(c.denyElsewhere())
+		}
 	}
 	p := plan{ask: true, settle: func() {
 		f.mu.Lock()
@@ -320,6 +323,23 @@ func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done in
 		done++
 	}
 	return done, 0
+}
+
+// importsElsewhere reports that an import makes a handle on a GPU's memory below another one's device.
+func (g *Guard) importsElsewhere(c *trappedCall, f *file) bool {
+	parent, first, count := rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectParent), 0, 1
+	if c.control.Kind == rm.ControlImportFDs {
+		parent, first, count = rm.U32(c.params, importObjectsParent), int(rm.U16(c.params, importObjectsIndex)), int(rm.U16(c.params, importObjectsCount))
+	}
+	gpu := g.account.gpuOf(c.controlClient(), parent)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range count {
+		if chargeAt(f.exports, first+i).elsewhere(gpu) {
+			return true
+		}
+	}
+	return false
 }
 
 // exported lists the objects that a control puts into a file, and the position of the first.

@@ -136,3 +136,40 @@ func TestElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// TestHandlesElsewhere: nor is there a handle on one GPU's memory below another's device, by a dup or by a file.
+func TestHandlesElsewhere(t *testing.T) {
+	const host, handle = 0x81, 0x82
+	dup := func(_ *testing.T, f *fakeCall, parent, memory uint32) uint32 {
+		o := make([]byte, rm.DupSize)
+		putWords(o, 0, fakeClient, parent, handle, fakeClient, memory)
+		f.escape(rm.EscDupObject, o)
+		return rm.U32(o, rm.DupStatus)
+	}
+	list := func(t *testing.T, f *fakeCall, parent, memory uint32) uint32 {
+		fd, _ := exportFile(t)
+		p := exportCall(fd, 3, memory)
+		f.escape(rm.EscControl, fakeControlCall(fakeClient, 0x3d0b, p), p)
+		p = importCall(fd, 3, handle)
+		rm.PutU32(p, importObjectsParent, parent)
+		o := fakeControlCall(fakeClient, 0x3d0c, p)
+		f.escape(rm.EscControl, o, p)
+		return rm.U32(o, rm.ControlStatus)
+	}
+	for name, make := range map[string]func(t *testing.T, f *fakeCall, parent, memory uint32) uint32{"dup": dup, "import": list} {
+		for _, x := range []struct {
+			what           string
+			parent, memory uint32
+			refused        bool
+		}{
+			{"its own", secondDevice, secondMemory, false}, {"the first's", secondDevice, fakeMemory, true},
+			{"the second's", fakeDevice, secondMemory, true}, {"host memory", secondDevice, host, false},
+		} {
+			g := withTwoGPUs(newFakeGuard(t, &fakeDriver{}))
+			g.account.addObject(fakeClient, object{handle: host, parent: fakeDevice, kind: rm.ClassSysmem, host: true, gpu: noGPU}, 0, 0, quota.MiB)
+			if s := make(t, newFakeCall(t, g, fakeControl), x.parent, x.memory); (s == rm.StatusInvalidDevice) != x.refused {
+				t.Errorf("%s, %s: %s", name, x.what, rm.StatusName(s))
+			}
+		}
+	}
+}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
 // fakeDriver answers calls by a function and never looks behind a pointer.
@@ -65,6 +66,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
 	}
+	g.count(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks
 	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
 	g.compute = newCompute(g)

@@ -26,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
 // Guard is the state of one container.
@@ -43,6 +44,8 @@ type Guard struct {
 	slow    bucket       // of seconds, for calls that hold the driver's locks for long
 	waiters atomic.Int32 // calls that wait for it
 	stats   stats
+	// tally outlives the guard once Run has begun (keepTally).
+	tally *tally.Page
 
 	pendingRoots atomic.Int64
 	rootPatience time.Duration
@@ -104,7 +107,8 @@ type gpuIdentity struct {
 }
 
 type stats struct {
-	calls, denied, replayed, undone, interrupted, throttled, killed, processesKilled, spills atomic.Uint64
+	denied, replayed, undone, interrupted, throttled, spills atomic.Uint64
+	calls, killed, processesKilled                           *atomic.Uint64 // in Guard.tally
 }
 
 // New prepares a guard. It opens the container's GPU nodes, because RM makes a device object only for a process that holds
@@ -128,6 +132,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
+	g.count(new(tally.Page))
 	g.held = hold(cfg.Hold, log)
 	g.account.onDenied = g.tellDenied
 	g.account.onLoose = g.lookLater

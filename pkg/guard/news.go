@@ -52,6 +52,7 @@ func (g *Guard) tellEnd() {
 // tellDenied tells of memory that did not fit. The caller holds the account, so nothing is formatted here.
 func (g *Guard) tellDenied(gpu int, size quota.Bytes, spill bool, u gpuAccount) {
 	x := g.cfg.GPUs[gpu]
+	g.tally.On(gpu).Denied.Add(1)
 	g.events.NoteLater(event.Event{Kind: event.Denied, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}}, func() string {
 		text := fmt.Sprintf("%s asked for, %s of %s in use", inMiB(size), inMiB(u.used), inMiB(u.limit))
 		if spill {

@@ -89,6 +89,7 @@ func (g *Guard) watchOutside() {
 			return
 		case <-time.After(wait):
 		}
+		g.countLooked()
 		if g.canTellOutside() {
 			wait = max(outsideLook, backgroundShare*g.onBill(g.lookOutside))
 		}

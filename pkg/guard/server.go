@@ -59,6 +59,7 @@ func Listen(cfg Config) (Sockets, error) {
 // when the process that creates the container has ended: without a filter by then there will be no container.
 func (g *Guard) Run(s Sockets) error {
 	defer g.driver.Close()
+	release := g.keepTally()
 	go g.serveControl(s.Control)
 	go g.accept(s.Seccomp)
 	g.watchLauncher()
@@ -67,9 +68,11 @@ func (g *Guard) Run(s Sockets) error {
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
+	g.Status() // which counts the last of the GPU's time
 	g.compute.end()
 	_ = s.Control.Close()
 	defer g.tellEnd()
+	defer release()
 	return g.giveBack()
 }
 

@@ -398,14 +398,6 @@ func TestSpilledIsRefused(t *testing.T) {
 			f.escape(rm.EscShare, o)
 			return rm.U32(o, rm.ShareStatus)
 		}, rm.StatusNotSupported},
-		{"fabric", func(f *fakeCall, handle uint32) uint32 {
-			class, _ := f.g.abi.Class(0xf8)
-			p := make([]byte, class.ParamsSize)
-			rm.PutU32(p, f.g.abi.FabricVidmemOff(), handle)
-			o := fakeAlloc(fakeDevice, 0x5c0000f8, 0xf8, p)
-			f.escape(rm.EscAlloc, o, p)
-			return rm.U32(o, 40)
-		}, rm.StatusNotSupported},
 		{"registered for peers", control(0x503c0104, named(32)), rm.StatusOK},
 		{"and no longer", control(0x503c0105, named(4)), rm.StatusOK},
 	} {

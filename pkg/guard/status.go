@@ -103,9 +103,11 @@ func (g *Guard) Status() Status {
 			Managed: u.managed, Spill: u.spill, Spilled: u.spilled}
 		if card := g.compute.onGPU(i); card != nil {
 			v.Compute = card.status()
+			g.countTime(i, v.Compute.GPUTime, v.Compute.Exact)
 		}
 		s.VGPUs = append(s.VGPUs, v)
 	}
+	g.countCPU()
 	uses := g.account.byProcess()
 	for _, p := range g.tasks.processes() {
 		ps := ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: make([]quota.Bytes, len(g.cfg.GPUs))}

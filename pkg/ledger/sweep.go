@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
 const (
@@ -32,6 +33,7 @@ const (
 type Swept struct{ Sockets, Pages, Bundles, Logs int }
 
 // Sweep removes the sockets and vGPU pages of containers that are gone, and all but the newest of their bundles and their guards' logs.
+// Counters of guards that are gone become the node's (tally.Fold).
 // A guard removes its own sockets and page; this is for those that were killed, and for the logs. Each guard calls it, when its
 // container has run for a while and when it ends, so that what is left on the node is bounded without a daemon.
 func (l *Ledger) Sweep() (done Swept, err error) {
@@ -59,7 +61,7 @@ func (l *Ledger) Sweep() (done Swept, err error) {
 	done.Pages, err2 = remove(olderThan(before, ofNobody(pages, records)), folder)
 	done.Bundles, err3 = remove(allButNewest(keptBundles, olderThan(before, ofNobody(bundles, records))), bundle)
 	done.Logs, err4 = remove(allButNewest(keptLogs, ofNobody(logs, records)), file)
-	return done, errors.Join(err1, err2, err3, err4)
+	return done, errors.Join(err1, err2, err3, err4, tally.Fold(l.dir))
 }
 
 // runFile is a file of one reservation, whose nonce is in its name.

@@ -107,12 +107,25 @@ type classRow struct {
 	source    string
 }
 
-// FabricVidmemOff is the offset of map.hVidMem, the memory that a fabric object (class 0xf8) holds a reference on.
-func (a *ABI) FabricVidmemOff() int {
+// FabricForm is where the fields of a fabric object's parameters sit (class 0xf8, NV00F8_ALLOCATION_PARAMETERS).
+type FabricForm struct {
+	Flags  int // u32, allocFlags
+	Offset int // u64, map.offset
+	Memory int // u32, map.hVidMem: device memory that the object holds a reference on
+}
+
+// FabricSize is the u64 allocSize; FabricFlexible is NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA: addresses that have no memory yet.
+const (
+	FabricSize     = 8
+	FabricFlexible = 1
+)
+
+// Fabric is the form of the driver's fabric objects.
+func (a *ABI) Fabric() FabricForm {
 	if a.branch < 535 {
-		return 32
+		return FabricForm{20, 24, 32}
 	}
-	return 40
+	return FabricForm{24, 32, 40}
 }
 
 func findClass(id uint32) *classRow {

@@ -236,8 +236,8 @@ func TestCSVClasses(t *testing.T) {
 			if off, ok := r.fields["pOsEvent"]; ok && c.FDOff != off {
 				t.Errorf("%v: class %#x: pOsEvent at %d, want %d", a.Version(), r.number, c.FDOff, off)
 			}
-			if off, ok := r.fields["map.hVidMem"]; ok && a.FabricVidmemOff() != off {
-				t.Errorf("%v: map.hVidMem at %d, want %d", a.Version(), a.FabricVidmemOff(), off)
+			if off, ok := r.fields["map.hVidMem"]; ok && (a.Fabric().Memory != off || a.Fabric().Flags != r.fields["allocFlags"] || r.fields["allocSize"] != FabricSize) {
+				t.Errorf("%v: fabric objects at %+v, want %v", a.Version(), a.Fabric(), r.fields)
 			}
 		}
 	}

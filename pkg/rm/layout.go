@@ -333,6 +333,7 @@ const (
 	ContextDMAMemory     = 8
 	ContextDMALimit      = 24      // length - 1
 	ContextDMAFlagKernel = 1 << 20 // NVOS03_FLAGS_MAPPING_KERNEL, and part of NVOS03_FLAGS_TYPE_NOTIFIER
+	ContextDMAFlagNoHash = 1 << 29 // NVOS03_FLAGS_HASH_TABLE_DISABLE, without which none is made
 
 	// NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS: class 0xda.
 	SemaphoreMemory    = 0

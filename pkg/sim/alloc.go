@@ -228,9 +228,15 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		}
 		rm.PutU64(params, rm.MemoryLimit, rm.U64(params, rm.MemorySize)-1)
 		o.size = quota.Bytes(rm.U64(params, rm.MemorySize))
-	case o.class == classContextDMA: // _ctxdmaConstruct
+	case o.class == classContextDMA: // ctxdmaConstruct_IMPL
 		if o.space = parent.client.objects[rm.U32(params, rm.ContextDMAMemory)]; o.space == nil {
 			return rm.StatusObjectNotFound
+		}
+		if o.space.parent != parent {
+			return rm.StatusInvalidObjectParent
+		}
+		if rm.U32(params, rm.ContextDMAFlags)&rm.ContextDMAFlagNoHash == 0 {
+			return rm.StatusInvalidFlags
 		}
 		if rm.U32(params, rm.ContextDMAFlags)&rm.ContextDMAFlagKernel != 0 {
 			w, st := o.space.kernelWindow(rm.U64(params, rm.ContextDMALimit) + 1)

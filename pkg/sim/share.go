@@ -142,7 +142,7 @@ func (r *request) dup() uint32 {
 		return rm.StatusInsufficientPermissions
 	}
 	switch from.class {
-	case classRootClient, classDevice, classSubdevice, classGroup:
+	case classRootClient, classDevice, classSubdevice, classGroup, classContextDMA:
 		return rm.StatusInvalidArgument // cannot be copied (their class has no CanCopy)
 	}
 	if isEngineObject(from.class) {

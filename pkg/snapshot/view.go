@@ -53,6 +53,8 @@ type VGPU struct {
 	Created time.Time `json:"created"`
 	State   string    `json:"state"`            // as cgpu smi --filter has them, with spaces
 	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
+	// Answered: the guard did, or the page could be read. If not, what is used is not known, and zero here.
+	Answered bool `json:"-"`
 	// Enforcement is who keeps the container to its limits: "guard" or "preload".
 	Enforcement string         `json:"enforcement"`
 	Limit       quota.Bytes    `json:"limit"`
@@ -164,6 +166,7 @@ func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	if a.Err != nil {
 		return x
 	}
+	x.Answered = true
 	x.GuardPID, x.InitPID, x.Calls = a.Status.GuardPID, a.Status.InitPID, a.Status.Calls
 	for i, g := range a.Status.VGPUs {
 		if g.UUID != uuid {

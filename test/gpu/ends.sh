@@ -111,9 +111,9 @@ ends() {
 			echo "$kind: the neighbour did not finish"
 			bad=1
 		fi
-		# A kernel's own exception is logged as with the driver alone.
+		# A kernel's own exception is logged as with the driver alone; that of `address` is a fault at page 0.
 		own=
-		[[ $kind != exception && $kind != dying ]] || own='Xid .*: (13|43),'
+		[[ $kind != exception && $kind != dying ]] || own='Xid .*: (13|43|31, .* faulted @ 0x0_00000000)'
 		if driver_log "$mark" "$own" >"$OUT/kernel.$way.$kind"; then
 			echo "$kind: the kernel logged:"
 			head -n 5 "$OUT/kernel.$way.$kind"

@@ -21,7 +21,7 @@
     }                                                                  \
   } while (0)
 
-static const size_t size = 64 * MIB;
+static const size_t size = 640 * MIB;  // from 512 on memory has NVLink addresses of its own behind an NVSwitch
 
 __global__ void set(int* p, int value) { *p = value; }
 

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"os/signal"
+	"syscall"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/exporter"
+	"github.com/opencgpu/cgpu/pkg/exporter/server"
+)
+
+func exporterCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "exporter",
+		Usage: "tell Prometheus of the node's GPUs and the containers that share them",
+		Description: "It answers at /metrics until SIGTERM or Ctrl-C; docs/metrics.md lists the series. It changes nothing, and containers live without it.\n" +
+			"Only this machine reaches it, unless --listen says otherwise: what it tells are names of containers and what they use.\n\n" +
+			"--web-config is a file of Prometheus' exporter-toolkit, for TLS, certificates of clients, or users with passwords. --token-file is for a\n" +
+			"token that a request must bear (Prometheus: authorization, credentials_file); do not use it together with users in the other file.\n\n" +
+			"cgpu-agent has the same series at its /metrics, so a node of Kubernetes needs this not.\n\n" +
+			"Examples:\n   sudo cgpu exporter\n   sudo cgpu exporter --listen unix:/run/cgpu/exporter.sock\n" +
+			"   sudo cgpu exporter --listen :9471 --web-config /etc/cgpu/web.yml --token-file /etc/cgpu/token",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "listen", Usage: "`ADDRESS`: HOST:PORT, or unix: and the path of a socket that only root may use", Value: "127.0.0.1:9471"},
+			&cli.StringFlag{Name: "web-config", Usage: "`FILE` of exporter-toolkit"},
+			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with a token of 16 characters or more"},
+			&cli.BoolFlag{Name: "insecure", Usage: "let everybody who reaches the port read it"},
+		},
+		Before: noArguments,
+		Action: func(c *cli.Context) error {
+			o := server.Options{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"), Insecure: c.Bool("insecure"),
+				Log: slog.New(slog.NewTextHandler(c.App.ErrWriter, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+			if err := o.Check(); err != nil {
+				return usageError{fmt.Errorf("exporter: %w", err)}
+			}
+			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
+			defer stop()
+			e := exporter.New(exporter.Options{RunDir: device.RunDir(), Version: version, Load: loadNode})
+			err := server.Serve(ctx, e, o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
+			if err != nil {
+				return fmt.Errorf("exporter: %w", err)
+			}
+			return nil
+		},
+	}
+}

@@ -1,0 +1,122 @@
+// Package exporter tells Prometheus what pkg/snapshot sees: the node's GPUs, who shares them, what each container may have, has, and has had
+// (pkg/tally). `cgpu exporter` serves it, and cgpu-agent among its own figures.
+//
+// What is not known is absent, and never zero. docs/metrics.md lists the series, from the table in series.go.
+package exporter
+
+import (
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/tally"
+)
+
+// Fresh is how long a look serves: whoever scrapes makes guards be asked once in this time, no oftener.
+const Fresh = time.Second
+
+// Options of New.
+type Options struct {
+	RunDir  string
+	Version string
+	// Load makes a table where there is none; nil: then the node is not up.
+	Load func(runDir string) (*device.Table, error)
+	// Hardware asks NVML; nil: nobody does.
+	Hardware func() (map[string]Hardware, error)
+}
+
+// Hardware is what NVML says of a GPU. nil is what it does not say.
+type Hardware struct {
+	Temperature *float64 `json:"temperature,omitempty"` // in degrees Celsius
+	Power       *float64 `json:"power,omitempty"`       // in watts
+	// ECC errors since the driver was loaded.
+	Corrected   *uint64 `json:"corrected,omitempty"`
+	Uncorrected *uint64 `json:"uncorrected,omitempty"`
+	Xids        *uint64 `json:"xids,omitempty"` // since somebody counts
+}
+
+// Exporter is a prometheus.Gatherer of the node. It may be used by many goroutines, of which one looks. It is no Collector: a registry would
+// compare the labels of each series with all others', and takes as long for that as the look does.
+type Exporter struct {
+	Options
+	root string // of /proc
+	now  func() time.Time
+
+	mu   sync.Mutex
+	at   time.Time
+	last picture
+}
+
+// New makes an exporter.
+func New(o Options) *Exporter { return &Exporter{Options: o, root: "/", now: time.Now} }
+
+// Gather implements prometheus.Gatherer. It has no error: what is wrong is a series.
+func (c *Exporter) Gather() ([]*dto.MetricFamily, error) {
+	families := make([]*dto.MetricFamily, len(all))
+	c.picture().tell(func(s *series, value float64, labels []*dto.LabelPair) {
+		f := families[s.place]
+		if f == nil {
+			f = &dto.MetricFamily{Name: &s.name, Help: &s.help, Type: &s.kind}
+			families[s.place] = f
+		}
+		m := &dto.Metric{Label: labels}
+		if s.kind == counter {
+			m.Counter = &dto.Counter{Value: &value}
+		} else {
+			m.Gauge = &dto.Gauge{Value: &value}
+		}
+		f.Metric = append(f.Metric, m)
+	})
+	families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return f == nil })
+	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return families, nil
+}
+
+// picture looks, or has looked a moment ago.
+func (c *Exporter) picture() picture {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := c.now(); c.at.IsZero() || now.Sub(c.at) >= Fresh || now.Before(c.at) {
+		c.last, c.at = c.look(), now
+	}
+	return c.last
+}
+
+func (c *Exporter) look() picture {
+	p := picture{version: c.Version}
+	if p.view, p.err = snapshot.Look(c.RunDir, c.Load); p.err != nil {
+		return p
+	}
+	// After the guards were asked, so that it has what they counted then.
+	if p.counted, p.err = tally.Read(c.RunDir); p.err != nil {
+		return p
+	}
+	p.guards = residents(c.root, p.view)
+	if c.Hardware != nil {
+		p.hardware, p.hardwareErr = c.Hardware()
+		p.asked = true
+	}
+	return p
+}
+
+// Text writes everything in the text format of Prometheus (version 0.0.4).
+func (c *Exporter) Text(w io.Writer) error {
+	families, err := c.Gather()
+	if err != nil {
+		return err
+	}
+	e := expfmt.NewEncoder(w, expfmt.NewFormat(expfmt.TypeTextPlain))
+	for _, f := range families {
+		if err := e.Encode(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}

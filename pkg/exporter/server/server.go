@@ -1,0 +1,167 @@
+// Package server is what `cgpu exporter` answers by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
+// link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/exporter-toolkit/web"
+	"golang.org/x/net/netutil"
+	"golang.org/x/sys/unix"
+)
+
+// Options of Serve.
+type Options struct {
+	// Listen is HOST:PORT, or unix: and a path.
+	Listen string
+	// WebConfig is a file of exporter-toolkit's, for TLS, certificates of clients and passwords; empty: none.
+	WebConfig string
+	// TokenFile has a token that a request must bear; empty: none is asked for.
+	TokenFile string
+	// Insecure lets everybody who reaches a port of the network ask.
+	Insecure bool
+	Log      *slog.Logger
+}
+
+const (
+	// maxScrapes at a time are answered, others with 503; maxConnections are held, others wait in the kernel's queue.
+	maxScrapes     = 4
+	maxConnections = 32
+	scrapeTimeout  = 10 * time.Second
+	maxBody        = 4 << 10
+	maxToken       = 4 << 10
+	// leastToken keeps out what can be guessed, such as an empty file.
+	leastToken = 16
+)
+
+// Check refuses what would tell more than its author may think.
+func (o Options) Check() error {
+	if path, ok := strings.CutPrefix(o.Listen, "unix:"); ok {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("--listen %q: want an absolute path behind unix:", o.Listen)
+		}
+	} else if host, _, err := net.SplitHostPort(o.Listen); err != nil {
+		return fmt.Errorf("--listen %q: want HOST:PORT, or unix: and a path", o.Listen)
+	} else if !local(host) && o.WebConfig == "" && o.TokenFile == "" && !o.Insecure {
+		return fmt.Errorf("--listen %q: others reach it, and it tells names of containers and what they use: want --web-config, --token-file or --insecure", o.Listen)
+	}
+	if o.WebConfig != "" {
+		if err := web.Validate(o.WebConfig); err != nil {
+			return fmt.Errorf("--web-config %q: %w", o.WebConfig, err)
+		}
+	}
+	if o.TokenFile != "" {
+		if _, err := token(o.TokenFile); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// local: only this machine reaches the address.
+func local(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// Serve answers at /metrics, and at /healthz, until ctx ends. ready, if not nil, is told where.
+func Serve(ctx context.Context, g prometheus.Gatherer, o Options, ready func(net.Addr)) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
+	l, err := listen(o.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen %q: %w", o.Listen, err)
+	}
+	if ready != nil {
+		ready(l.Addr())
+	}
+	s := &http.Server{Handler: o.handler(g), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = s.Shutdown(ctx)
+		_ = s.Close()
+	})
+	defer stop()
+	err = web.Serve(netutil.LimitListener(l, maxConnections), s, &web.FlagConfig{WebConfigFile: &o.WebConfig}, o.Log)
+	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// listen makes a socket that root alone may connect to, in the place of one that nobody listens at.
+func listen(address string) (net.Listener, error) {
+	path, ok := strings.CutPrefix(address, "unix:")
+	if !ok {
+		return net.Listen("tcp", address)
+	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() == os.ModeSocket {
+		if conn, err := net.Dial("unix", path); err == nil {
+			conn.Close()
+			return nil, errors.New("somebody listens there")
+		}
+		_ = os.Remove(path)
+	}
+	old := unix.Umask(0o177)
+	defer unix.Umask(old)
+	return net.Listen("unix", path)
+}
+
+func (o Options) handler(g prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	return http.MaxBytesHandler(o.authorized(mux), maxBody)
+}
+
+// authorized asks for the token, which is read each time: it may be changed while this runs.
+func (o Options) authorized(next http.Handler) http.Handler {
+	if o.TokenFile == "" {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		want, err := token(o.TokenFile)
+		given, isBearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(want)); err != nil || !isBearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+			http.Error(w, "unauthorized", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// token reads the token's file.
+func token(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	text := strings.TrimSpace(string(b))
+	if len(text) < leastToken {
+		return "", fmt.Errorf("--token-file %q: has %d characters: want %d or more", path, len(text), leastToken)
+	}
+	return text, nil
+}
