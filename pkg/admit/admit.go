@@ -199,7 +199,11 @@ func (a *Ask) Refused(err error) error {
 		return err
 	}
 	reason := r.Reason
-	if r.GPU.UUID != "" {
+	switch {
+	case r.GPU.UUID == "":
+	case r.Memory: // which goes on with what others have
+		reason = r.GPU.String() + ": " + reason
+	default:
 		reason += fmt.Sprintf(" (GPU %d, %s)", r.GPU.Index, r.GPU.UUID)
 	}
 	refuse := a.Quota.RefuseTime
