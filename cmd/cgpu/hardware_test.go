@@ -33,8 +33,10 @@ func TestHardware(t *testing.T) {
 		return err == nil && *all["GPU-a"].Temperature == 41
 	}
 	const good = `{"GPU-a":{"temperature":41}}`
-	if !ask(good) || !ask(good) || starts != 1 {
-		t.Fatalf("%d children", starts)
+	for range 2 {
+		if !ask(good) || starts != 1 {
+			t.Fatalf("%d children", starts)
+		}
 	}
 	close(answers)
 	if ask("") || ended != 1 || ask("") || starts != 1 {
@@ -43,8 +45,10 @@ func TestHardware(t *testing.T) {
 	fails = true
 	for range 3 {
 		now = now.Add(hardwareRest)
-		if ask("") || ask("") {
-			t.Error("an answer of nobody")
+		for range 2 {
+			if ask("") {
+				t.Error("an answer of nobody")
+			}
 		}
 	}
 	if starts != 4 {
