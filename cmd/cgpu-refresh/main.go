@@ -5,6 +5,7 @@
 // driver = "sim" in cgpu.toml it makes the simulated driver's device nodes and starts its server instead.
 //
 //	cgpu-refresh [-v] [-force]
+//	cgpu-refresh -hardware
 //
 // It exits with 0 when a good table is in place, 1 when none could be made, 2 when called wrongly; faults and warnings
 // are lines on standard error.
@@ -35,6 +36,7 @@ func main() {
 	flags := flag.NewFlagSet("cgpu-refresh", flag.ExitOnError) // exits with 2
 	verbose := flags.Bool("v", false, "print what was found")
 	force := flags.Bool("force", false, "make the table anew even when it is fresh")
+	forever := flags.Bool("hardware", false, "answer each line of standard input with what NVML says of the GPUs (for cgpu exporter)")
 	showVersion := flags.Bool("version", false, "print the version and exit")
 	_ = flags.Parse(os.Args[1:])
 	if flags.NArg() > 0 {
@@ -46,7 +48,9 @@ func main() {
 		return
 	}
 	helper, err := os.Executable()
-	if err == nil {
+	if *forever {
+		err = serveHardware(os.Stdin, os.Stdout)
+	} else if err == nil {
 		err = refresh{runDir: device.RunDir(), configFile: device.ConfigFile(), helper: helper, simDir: simNodeDir, verbose: *verbose}.run(*force)
 	}
 	if err != nil {

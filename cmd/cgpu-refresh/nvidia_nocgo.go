@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"io"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 )
@@ -11,4 +12,8 @@ import (
 // nvidia needs cgo: go-nvml loads NVIDIA's library with the C linker.
 func (r refresh) nvidia(*device.Table, device.Key) error {
 	return errors.New(`this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML; build it with cgo, or set driver = "sim" in cgpu.toml`)
+}
+
+func serveHardware(io.Reader, io.Writer) error {
+	return errors.New("this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML")
 }

@@ -29,6 +29,7 @@ func exporterCommand() *cli.Command {
 			&cli.StringFlag{Name: "listen", Usage: "`ADDRESS`: HOST:PORT, or unix: and the path of a socket that only root may use", Value: "127.0.0.1:9471"},
 			&cli.StringFlag{Name: "web-config", Usage: "`FILE` of exporter-toolkit"},
 			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with a token of 16 characters or more"},
+			&cli.BoolFlag{Name: "no-nvml", Usage: "do not ask NVML: no temperature, power, ECC and Xid, and the driver is not in use by this"},
 			&cli.BoolFlag{Name: "insecure", Usage: "let everybody who reaches the port read it"},
 		},
 		Before: noArguments,
@@ -40,8 +41,13 @@ func exporterCommand() *cli.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			e := exporter.New(exporter.Options{RunDir: device.RunDir(), Version: version, Load: loadNode})
-			err := server.Serve(ctx, e, o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
+			x := exporter.Options{RunDir: device.RunDir(), Version: version, Load: loadNode}
+			if !c.Bool("no-nvml") {
+				h := newHardware()
+				defer h.close()
+				x.Hardware = h.ask
+			}
+			err := server.Serve(ctx, exporter.New(x), o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
 			if err != nil {
 				return fmt.Errorf("exporter: %w", err)
 			}

@@ -28,18 +28,8 @@ type Options struct {
 	Version string
 	// Load makes a table where there is none; nil: then the node is not up.
 	Load func(runDir string) (*device.Table, error)
-	// Hardware asks NVML; nil: nobody does.
-	Hardware func() (map[string]Hardware, error)
-}
-
-// Hardware is what NVML says of a GPU. nil is what it does not say.
-type Hardware struct {
-	Temperature *float64 `json:"temperature,omitempty"` // in degrees Celsius
-	Power       *float64 `json:"power,omitempty"`       // in watts
-	// ECC errors since the driver was loaded.
-	Corrected   *uint64 `json:"corrected,omitempty"`
-	Uncorrected *uint64 `json:"uncorrected,omitempty"`
-	Xids        *uint64 `json:"xids,omitempty"` // since somebody counts
+	// Hardware asks NVML, where the driver is NVIDIA's; nil: nobody does.
+	Hardware func() (map[string]device.Hardware, error)
 }
 
 // Exporter is a prometheus.Gatherer of the node. It may be used by many goroutines, of which one looks. It is no Collector: a registry would
@@ -99,7 +89,7 @@ func (c *Exporter) look() picture {
 		return p
 	}
 	p.guards = residents(c.root, p.view)
-	if c.Hardware != nil {
+	if c.Hardware != nil && p.view.Driver == device.DriverNVIDIA {
 		p.hardware, p.hardwareErr = c.Hardware()
 		p.asked = true
 	}

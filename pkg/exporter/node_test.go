@@ -36,6 +36,7 @@ func must(t testing.TB, err error) {
 type node struct {
 	t       testing.TB
 	dir     string
+	table   device.Table
 	records []ledger.Record
 	asked   atomic.Int64 // times that a guard was
 }
@@ -51,7 +52,7 @@ func newNode(t testing.TB) *node {
 			Node: device.Node{Path: fmt.Sprintf("/dev/nvidia%d", i), HostPath: fmt.Sprintf("/dev/nvidia%d", i)}})
 	}
 	must(t, table.Save(dir))
-	n := &node{t: t, dir: dir}
+	n := &node{t: t, dir: dir, table: table}
 	n.write()
 	return n
 }

@@ -29,7 +29,7 @@ type picture struct {
 	guards  guards
 
 	asked       bool // NVML was
-	hardware    map[string]Hardware
+	hardware    map[string]device.Hardware
 	hardwareErr error
 }
 
@@ -99,7 +99,7 @@ func (p picture) tellNode(e emit) {
 	e(nodeKilled, float64(sum.KilledProcesses), nil)
 	e(nodeFreed, float64(sum.FreedClients), nil)
 	if p.asked {
-		e(hardwareFailed, truth(p.hardwareErr == nil), nil)
+		e(nvmlUp, truth(p.hardwareErr == nil), nil)
 	}
 }
 

@@ -45,19 +45,19 @@ const (
 
 // Of the node.
 var (
-	up             = define(ofNode, gauge, "up", "1 if the node's table and ledger could be read; if not there are no other series but those of the program.")
-	buildInfo      = define(ofNode, gauge, "build_info", "1, with the version of the program that exports.", "version")
-	nodeInfo       = define(ofNode, gauge, "node_info", "1, with the driver, nvidia or sim, and its version.", "driver", "driver_version")
-	driverKnown    = define(ofNode, gauge, "driver_known", "1 if this version of cgpu knows the driver's branch. If not, no container with a guard starts, unless allow_unknown_driver is set.")
-	tableStale     = define(ofNode, gauge, "node_table_stale", "1 if driver or configuration have changed since the node was looked at; the next container has it looked at again.")
-	containers     = define(ofNode, gauge, "containers", "Containers in the ledger, which have vGPUs or whole GPUs.")
-	guardsUp       = define(ofNode, gauge, "guards_up", "Guards that answer.")
-	guardMemory    = define(ofNode, gauge, "guards_resident_memory_bytes", "Resident memory of the guards that answer; what they share counts for each.")
-	guardCPU       = define(ofNode, counter, "guards_cpu_seconds_total", "CPU time of the guards of all containers since the boot.")
-	nodeCalls      = define(ofNode, counter, "trapped_calls_total", "Driver calls that guards were asked about, of all containers since the boot.")
-	nodeKilled     = define(ofNode, counter, "killed_processes_total", "Processes killed for memory beyond a limit or for what they had of the driver, of all containers since the boot.")
-	nodeFreed      = define(ofNode, counter, "freed_clients_total", "RM clients freed for memory that was not charged, of all containers since the boot.")
-	hardwareFailed = define(ofNode, gauge, "nvml_up", "1 if NVML answers; absent where it is not asked.")
+	up          = define(ofNode, gauge, "up", "1 if the node's table and ledger could be read; if not there are no other series but those of the program.")
+	buildInfo   = define(ofNode, gauge, "build_info", "1, with the version of the program that exports.", "version")
+	nodeInfo    = define(ofNode, gauge, "node_info", "1, with the driver, nvidia or sim, and its version.", "driver", "driver_version")
+	driverKnown = define(ofNode, gauge, "driver_known", "1 if this version of cgpu knows the driver's branch. If not, no container with a guard starts, unless allow_unknown_driver is set.")
+	tableStale  = define(ofNode, gauge, "node_table_stale", "1 if driver or configuration have changed since the node was looked at; the next container has it looked at again.")
+	containers  = define(ofNode, gauge, "containers", "Containers in the ledger, which have vGPUs or whole GPUs.")
+	guardsUp    = define(ofNode, gauge, "guards_up", "Guards that answer.")
+	guardMemory = define(ofNode, gauge, "guards_resident_memory_bytes", "Resident memory of the guards that answer; what they share counts for each.")
+	guardCPU    = define(ofNode, counter, "guards_cpu_seconds_total", "CPU time of the guards of all containers since the boot.")
+	nodeCalls   = define(ofNode, counter, "trapped_calls_total", "Driver calls that guards were asked about, of all containers since the boot.")
+	nodeKilled  = define(ofNode, counter, "killed_processes_total", "Processes killed for memory beyond a limit or for what they had of the driver, of all containers since the boot.")
+	nodeFreed   = define(ofNode, counter, "freed_clients_total", "RM clients freed for memory that was not charged, of all containers since the boot.")
+	nvmlUp      = define(ofNode, gauge, "nvml_up", "1 if NVML answers; absent where it is not asked.")
 )
 
 // Of a GPU.

@@ -163,16 +163,15 @@ func Fold(runDir string) error {
 	}
 	folded := t.Folded
 	t.Folded = nil
-	for _, nonce := range nonces[:min(len(nonces), most)] {
+	for _, nonce := range nonces {
 		if slices.Contains(folded, nonce) {
 			continue
 		}
-		v, f, err := take(file(runDir, nonce))
+		v, gone, err := take(file(runDir, nonce))
 		if err != nil {
 			return fmt.Errorf("tally: %w", err)
 		}
-		if f != nil {
-			defer f.Close() // after the file is removed
+		if gone {
 			t.Sum.add(v)
 			t.Folded = append(t.Folded, nonce)
 		}
@@ -186,32 +185,27 @@ func Fold(runDir string) error {
 	return removeAll(runDir, t.Folded)
 }
 
-// most is how many files one Fold takes: it holds them open.
-const most = 256
-
-// take locks and reads the file of a guard that is gone; nil if it is not. One that has nothing of ours is removed at once and not
+// take reads the file of a guard that is gone, which nobody locks again. One that has nothing of ours is removed at once and not
 // remembered: a guard may have made it a moment ago, and makes it anew under the same name (claim).
-func take(path string) (v Values, f *os.File, err error) {
-	f, err = os.Open(path)
+func take(path string) (v Values, gone bool, err error) {
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return v, nil, nil
+		return v, false, nil
 	}
 	if err != nil {
-		return v, nil, err
-	}
-	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
-		if v, err = values(f); err == nil {
-			return v, f, nil
-		}
+		return v, false, err
 	}
 	defer f.Close()
-	switch {
-	case errors.Is(err, syscall.EWOULDBLOCK):
-		return v, nil, nil
-	case errors.Is(err, errForeign):
-		return v, nil, os.Remove(path)
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
+		return v, false, nil
+	} else if err != nil {
+		return v, false, fmt.Errorf("lock %s: %w", path, err)
 	}
-	return v, nil, err
+	v, err = values(f)
+	if errors.Is(err, errForeign) {
+		return v, false, os.Remove(path)
+	}
+	return v, err == nil, err
 }
 
 // write replaces the file, under the lock. There is no fsync: the run directory does not outlive the boot.

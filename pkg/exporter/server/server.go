@@ -52,7 +52,7 @@ const (
 func (o Options) Check() error {
 	if path, ok := strings.CutPrefix(o.Listen, "unix:"); ok {
 		if !filepath.IsAbs(path) {
-			return fmt.Errorf("--listen %q: want an absolute path behind unix:", o.Listen)
+			return fmt.Errorf("--listen %q: want an absolute path behind the colon", o.Listen)
 		}
 	} else if host, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("--listen %q: want HOST:PORT, or unix: and a path", o.Listen)

@@ -1,0 +1,86 @@
+//go:build cgo
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// TestHardware: each line is answered by what NVML says, and what it does not say is left out.
+func TestHardware(t *testing.T) {
+	devices := []*mock.Device{}
+	events := make(chan nvml.EventData, 8)
+	for _, uuid := range []string{"GPU-AA", "GPU-bb"} {
+		devices = append(devices, &mock.Device{
+			GetUUIDFunc:        func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+			GetTemperatureFunc: func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 41, nvml.SUCCESS },
+			GetPowerUsageFunc:  func() (uint32, nvml.Return) { return 70500, nvml.SUCCESS },
+			GetTotalEccErrorsFunc: func(kind nvml.MemoryErrorType, _ nvml.EccCounterType) (uint64, nvml.Return) {
+				return 3 + uint64(kind), nvml.SUCCESS
+			},
+			RegisterEventsFunc: func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS },
+		})
+	}
+	none := func() (uint32, nvml.Return) { return 0, nvml.ERROR_NOT_SUPPORTED }
+	devices[1].GetPowerUsageFunc = none
+	devices[1].GetTotalEccErrorsFunc = func(nvml.MemoryErrorType, nvml.EccCounterType) (uint64, nvml.Return) {
+		return 0, nvml.ERROR_NOT_SUPPORTED
+	}
+	devices[1].RegisterEventsFunc = func(uint64, nvml.EventSet) nvml.Return { return nvml.ERROR_NOT_SUPPORTED }
+	set := &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) {
+		if e, ok := <-events; ok {
+			return e, nvml.SUCCESS
+		}
+		return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST
+	}}
+	lib := &mock.Interface{
+		DeviceGetCountFunc: func() (int, nvml.Return) { return 3, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) { // the third is lost
+			if i == 2 {
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return devices[i], nvml.SUCCESS
+		},
+		EventSetCreateFunc: func() (nvml.EventSet, nvml.Return) { return set, nvml.SUCCESS },
+	}
+	xids := &xidCounter{}
+	if err := xids.begin(lib); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan bool)
+	go func() { xids.follow(); close(ended) }()
+	events <- nvml.EventData{Device: devices[0], EventData: 79}
+	events <- nvml.EventData{Device: devices[0], EventData: 31}
+	ask := func() map[string]device.Hardware {
+		var out bytes.Buffer
+		if err := answerHardware(lib, xids, strings.NewReader("\n"), &out); err != nil {
+			t.Fatal(err)
+		}
+		var all map[string]device.Hardware
+		if err := json.Unmarshal(out.Bytes(), &all); err != nil || bytes.Count(out.Bytes(), []byte("\n")) != 1 {
+			t.Fatal(err, out.String())
+		}
+		return all
+	}
+	for len(events) > 0 || *ask()["GPU-aa"].Xids < 2 { // the second is counted after it is taken
+	}
+	got := ask()
+	a, b := got["GPU-aa"], got["GPU-bb"]
+	if len(got) != 2 || *a.Temperature != 41 || *a.Power != 70.5 || *a.Corrected != 3 || *a.Uncorrected != 4 || *a.Xids != 2 ||
+		*b.Temperature != 41 || b.Power != nil || b.Corrected != nil || b.Uncorrected != nil || b.Xids != nil {
+		t.Errorf("%+v %+v", a, b)
+	}
+	close(events)
+	<-ended
+	if got := ask()["GPU-aa"]; got.Xids != nil || got.Temperature == nil {
+		t.Errorf("nobody counts any more: %+v", got)
+	}
+}

@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// hardware asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
+// GPU that nobody uses. It is started when it is needed, and if it ends or does not answer, another one a minute later. One goroutine uses it.
+type hardware struct {
+	start func() (*child, error)
+	now   func() time.Time
+
+	child *child
+	next  time.Time // when another one may be started
+}
+
+// child is a cgpu-refresh that answers.
+type child struct {
+	in      io.WriteCloser
+	answers chan []byte // closed when it ends
+	end     func()
+}
+
+const (
+	hardwarePatience = 2 * time.Second // NVML may hang where a GPU has fallen off the bus
+	hardwareRest     = time.Minute
+	maxAnswer        = 1 << 20
+)
+
+func newHardware() *hardware { return &hardware{start: startHardware, now: time.Now} }
+
+// ask is what NVML says of each GPU, by UUID.
+func (h *hardware) ask() (map[string]device.Hardware, error) {
+	if h.child == nil {
+		if h.now().Before(h.next) {
+			return nil, errors.New("NVML did not answer a moment ago")
+		}
+		h.next = h.now().Add(hardwareRest)
+		c, err := h.start()
+		if err != nil {
+			return nil, err
+		}
+		h.child = c
+	}
+	all, err := h.child.ask()
+	if err != nil {
+		h.close()
+		h.next = h.now().Add(hardwareRest)
+	}
+	return all, err
+}
+
+func (h *hardware) close() {
+	if h.child != nil {
+		h.child.end()
+		h.child = nil
+	}
+}
+
+func (c *child) ask() (all map[string]device.Hardware, err error) {
+	if _, err := c.in.Write([]byte{'\n'}); err != nil {
+		return nil, fmt.Errorf("NVML: %w", err)
+	}
+	select {
+	case line, ok := <-c.answers:
+		if !ok {
+			return nil, errors.New("NVML: cgpu-refresh has ended")
+		}
+		return all, json.Unmarshal(line, &all)
+	case <-time.After(hardwarePatience):
+		return nil, errors.New("NVML: no answer")
+	}
+}
+
+func startHardware() (*child, error) {
+	helper, err := device.Program("cgpu-refresh")
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(helper, "-hardware")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	c := &child{in: in, answers: make(chan []byte, 1), end: func() { _ = cmd.Process.Kill() }}
+	go func() {
+		defer close(c.answers)
+		s := bufio.NewScanner(out)
+		s.Buffer(nil, maxAnswer)
+		for s.Scan() {
+			c.answers <- append([]byte(nil), s.Bytes()...)
+		}
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	return c, nil
+}
