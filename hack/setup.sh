@@ -34,7 +34,12 @@ need ip iproute2
 need pgrep procps
 if [[ ${CI:-} ]]; then
 	need shellcheck shellcheck
-	need musl-gcc musl-tools # else the tests of the preload library with musl are skipped
+	# Without these, tests are skipped: the preload library with musl and on arm64, completion in other shells.
+	need musl-gcc musl-tools
+	need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	need qemu-aarch64-static qemu-user-static
+	need zsh zsh
+	need fish fish
 fi
 # Without these two the tests of podman and CRI-O are skipped, and nothing else. The package enables services of systemd and a network for
 # all CNI plugins, which nobody has asked for on a machine of his own.
