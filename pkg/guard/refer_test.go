@@ -13,7 +13,7 @@ import (
 // TestSourceEndsMeanwhile: what a call refers to is charged for as long as the driver keeps it because of that call, although its
 // handle, its client or its file end in the account while the driver is asked. The driver has them until later.
 func TestSourceEndsMeanwhile(t *testing.T) {
-	const second = fakeClient + 1
+	const second, device = fakeClient + 1, 8
 	dup := func(t *testing.T, g *Guard, during func(nr uint32, f func())) (drop func()) {
 		source, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
 		if err != nil {
@@ -26,12 +26,13 @@ func TestSourceEndsMeanwhile(t *testing.T) {
 		}
 		g.account.client(fakeClient).file = f
 		g.account.addClient(second, os.Getpid(), nil)
+		g.account.addObject(second, object{handle: device, parent: second, kind: rm.ClassDevice}, noGPU, 0, 0)
 		during(rm.EscDupObject, func() {
 			source.Close()
 			g.sweep()
 		})
 		o := make([]byte, rm.DupSize)
-		putWords(o, 0, second, second, 9, fakeClient, fakeMemory)
+		putWords(o, 0, second, device, 9, fakeClient, fakeMemory)
 		newFakeCall(t, g, fakeControl).escape(rm.EscDupObject, o)
 		return func() { g.account.freeObject(second, 9) }
 	}
