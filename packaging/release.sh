@@ -5,7 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nfpm=$1 out=$2 version=$3
+[[ $out && ! -e $out/go.mod ]] || { echo "release: \"$out\" is emptied: want a folder for the release alone" >&2; exit 1; }
 [[ $out == /* ]] || out=$PWD/$out
+[[ $PWD/ != "${out%/}/"* ]] || { echo "release: the checkout is in $out, which is emptied" >&2; exit 1; }
 export LC_ALL=C TZ=UTC
 umask 022
 
@@ -15,7 +17,7 @@ if [[ ${RELEASE_DRY_RUN:-} != 1 ]]; then
 	[[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[A-Za-z][A-Za-z0-9.]*)?$ ]] || die "\"$version\": want a tag such as v1.2.3: git tag -s v1.2.3"
 	[[ -z $(git status --porcelain) ]] || die "the checkout has changes: commit them, or take them away"
 	[[ $(git describe --tags --exact-match 2>/dev/null) == "$version" ]] || die "HEAD is not the tag $version"
-	grep -q "^## ${version#v}" CHANGELOG.md || die "CHANGELOG.md has no section \"## ${version#v}\""
+	awk -v want="## ${version#v}" '$0 == want || index($0, want " ") == 1 { found = 1 } END { exit !found }' CHANGELOG.md || die "CHANGELOG.md has no section \"## ${version#v}\""
 fi
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH

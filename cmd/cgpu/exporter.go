@@ -41,7 +41,7 @@ func exporterCommand() *cli.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			x := exporter.Options{RunDir: device.RunDir(), Version: version, Load: loadNode}
+			x := exporter.Options{RunDir: device.RunDir(), Version: version}
 			if !c.Bool("no-nvml") {
 				h := newHardware()
 				defer h.close()

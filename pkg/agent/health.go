@@ -53,10 +53,11 @@ func healthHandler(a *agent) http.Handler {
 	}
 	var one sync.Mutex
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
-		one.Lock()
-		defer one.Unlock()
 		var text bytes.Buffer
-		if err := a.metrics.write(&text); err != nil {
+		one.Lock()
+		err := a.metrics.write(&text)
+		one.Unlock() // who does not read his answer keeps nobody else waiting
+		if err != nil {
 			a.Log.Warn("metrics", "err", err)
 		}
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

@@ -74,7 +74,8 @@ func (c *Exporter) picture() picture {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now := c.now(); c.at.IsZero() || now.Sub(c.at) >= Fresh || now.Before(c.at) {
-		c.last, c.at = c.look(), now
+		c.last = c.look()
+		c.at = c.now()
 	}
 	return c.last
 }

@@ -186,6 +186,7 @@ type charge struct {
 	tables  bool        // it is page tables of UVM's, which never have a handle
 	page    quota.Bytes // that device memory is mapped in; 0: not known
 	fabric  bool        // it has, or had, NVLink addresses
+	fabrics int         // handles on them, and calls under way that make some
 }
 
 func newAccount(gpus []GPU) *account {
@@ -405,6 +406,7 @@ func (a *account) put(c *client, o *object) {
 	for ch := range o.charges {
 		a.count(ch, &ch.handles, 1)
 	}
+	o.countFabric(1)
 	if old := c.objects[o.handle]; old != nil {
 		a.dropObject(c, old)
 	}
@@ -597,6 +599,7 @@ func (a *account) dropObject(c *client, o *object) {
 	for ch := range o.charges {
 		a.count(ch, &ch.handles, -1)
 	}
+	o.countFabric(-1)
 }
 
 // count changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is locked.
@@ -670,9 +673,12 @@ func (a *account) unhold(ch *charge) {
 }
 
 // adopt records a handle that was made from an exported file.
-func (a *account) adopt(client, parent, handle uint32, ch *charge) {
-	o := object{class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: ch}
-	if ch == nil { // it is no device memory; what it is the driver does not say
+func (a *account) adopt(client, parent, handle uint32, e export) {
+	o := object{class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: e.charge}
+	switch {
+	case e.fabric:
+		o.class, o.kind, o.size = classFabric, rm.ClassFabric, e.size
+	case e.charge == nil: // it is no device memory; what it is the driver does not say
 		o.class, o.kind = 0, rm.ClassPlain
 	}
 	a.dupObject(client, parent, handle, o)

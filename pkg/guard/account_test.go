@@ -168,7 +168,7 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 	if !a.hasZombies() {
 		t.Error("memory without a handle is not seen")
 	}
-	a.adopt(testClient+1, 1, 10, ch)
+	a.adopt(testClient+1, 1, 10, export{charge: ch})
 	if a.hasZombies() {
 		t.Error("an imported handle did not end it")
 	}
@@ -393,7 +393,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 			for ch, n := range m.others {
 				h, free := newHandle(c)
 				if r.IntN(2) == 0 && free && known {
-					a.adopt(c, c, h, ch)
+					a.adopt(c, c, h, export{charge: ch})
 					mc[h] = modelObject{c, m.id[ch], rm.ClassVidmem}
 					break
 				}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -258,14 +259,14 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		return answer(c.status(rm.StatusInvalidArgument))
 	}
 	// What the file will hold, from position first on; nil for what takes no device memory.
-	var held []*charge
+	var held []export
 	for _, h := range objects {
 		o, ok := c.refer(client, h)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		held = append(held, o.charge)
-		if o.spilled {
+		held = append(held, export{o.charge, o.kind == rm.ClassFabric, o.size})
+		if o.spilled || o.charge != nil && o.charge.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
 		if g.unseen(c.target(), client, h) {
@@ -335,7 +336,7 @@ func (g *Guard) importsElsewhere(c *trappedCall, f *file) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range count {
-		if chargeAt(f.exports, first+i).elsewhere(gpu) {
+		if e := exportAt(f.exports, first+i); !e.fabric && e.charge.elsewhere(gpu) {
 			return true
 		}
 	}
@@ -369,7 +370,7 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 		f.rooted = true // it is an export file now, no client may be made on it
 	case rm.ControlImportFD:
 		g.account.adopt(client, rm.U32(params, rm.ImportFDObject+rm.ExportObjectParent),
-			rm.U32(params, rm.ImportFDObject+rm.ExportObjectHandle), chargeAt(f.exports, 0))
+			rm.U32(params, rm.ImportFDObject+rm.ExportObjectHandle), exportAt(f.exports, 0))
 	case rm.ControlImportFDs:
 		count, index := int(rm.U16(params, importObjectsCount)), int(rm.U16(params, importObjectsIndex))
 		for i := range min(count, importObjectsMax) {
@@ -377,23 +378,23 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 			if params[importObjectsTypes+i] == importTypeNone {
 				continue
 			}
-			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), chargeAt(f.exports, index+i))
+			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), exportAt(f.exports, index+i))
 		}
 	}
 }
 
 // setExports notes what a file holds from a position on. What was there before the driver has let go
 // (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL).
-func (g *Guard) setExports(list []*charge, first int, held []*charge) []*charge {
-	for i, ch := range held {
-		g.account.hold(ch)
+func (g *Guard) setExports(list []export, first int, held []export) []export {
+	for i, e := range held {
+		g.account.hold(e.charge)
 		switch at := first + i; {
 		case at < len(list):
-			g.account.unhold(list[at])
-			list[at] = ch
-		case ch != nil:
-			list = append(list, make([]*charge, at+1-len(list))...)
-			list[at] = ch
+			g.account.unhold(list[at].charge)
+			list[at] = e
+		case e.charge != nil:
+			list = append(list, make([]export, at+1-len(list))...)
+			list[at] = e
 		}
 	}
 	return list
@@ -402,10 +403,17 @@ func (g *Guard) setExports(list []*charge, first int, held []*charge) []*charge 
 // maxExports bounds the positions of a file that the guard remembers.
 const maxExports = 1 << 14
 
-// chargeAt is the charge of what a file holds at a position.
-func chargeAt(list []*charge, i int) *charge {
+// export is what a file holds at a position: device memory, or NVLink addresses of some, which may be mapped by other GPUs. Without a charge it
+// is something else.
+type export struct {
+	charge *charge
+	fabric bool
+	size   quota.Bytes
+}
+
+func exportAt(list []export, i int) export {
 	if i < 0 || i >= len(list) {
-		return nil
+		return export{}
 	}
 	return list[i]
 }

@@ -122,8 +122,8 @@ func (g *Guard) closed(f *file) {
 	}
 	f.exports = nil
 	f.mu.Unlock()
-	for _, ch := range exports {
-		g.account.unhold(ch)
+	for _, e := range exports {
+		g.account.unhold(e.charge)
 	}
 	if sim != 0 {
 		if exporter {

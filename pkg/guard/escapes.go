@@ -99,8 +99,8 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if g.unseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
 	}
-	// The driver would count it out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL).
-	if x.charge.elsewhere(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+	// The driver would count memory out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL). NVLink addresses are for others.
+	if x.kind != rm.ClassFabric && x.charge.elsewhere(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.denyElsewhere())
 	}
 	if !g.room(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {

@@ -1,21 +1,25 @@
 package guard
 
 import (
+	"slices"
+
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
 // Fabric objects (class 0xf8) are NVLink addresses of device memory, by which other GPUs behind an NVSwitch reach it. libcuda makes one for
-// each cudaMalloc of 512 MiB and more on such a GPU, and fails without (seen on two H200, 580.159.04). All who use a GPU share its NVLink
-// addresses, so a container has them for memory of its own, once for each.
+// each cudaMalloc of 512 MiB and more on such a GPU, and fails without (seen on two H200, 580.159.04): in pages of 512 MiB, and if that is
+// refused of 2 MiB, as much as the memory, aligned to a page. All who use a GPU share its NVLink addresses, so a container has just these, for
+// memory of its own, once for each.
 
-// fabricPage is the largest page of NVLink addresses that CUDA asks for (NV_MEMORY_FABRIC_PAGE_SIZE_512M).
-const fabricPage = 512 << 20
+const classFabric = 0xf8 // NV_MEMORY_FABRIC
 
+// checkFabric: the driver looks at size and alignment only after it has taken addresses, page by page if that is asked for, under all locks.
 func (g *Guard) checkFabric(c *trappedCall) plan {
 	o, form := c.newObject(), g.abi.Fabric()
-	if rm.U32(c.params, form.Flags)&rm.FabricFlexible != 0 {
-		return answer(c.deny(rm.StatusNotSupported, "flexible", "denied NVLink addresses without memory"))
+	flags, page := rm.U32(c.params, form.Flags), g.abi.FabricPage(c.params)
+	if flags&^rm.FabricContiguous != 0 || page != 2<<20 && page != 512<<20 {
+		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's", "flags", flags, "page", page))
 	}
 	memory := rm.U32(c.params, form.Memory)
 	m, ok := c.refer(c.allocClient(), memory)
@@ -28,7 +32,10 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	if g.account.elsewhere(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {
 		return answer(c.denyElsewhere())
 	}
-	if m.spilled && !g.fitsFabric(c, m) {
+	if o.size = quota.Bytes(rm.U64(c.params, rm.FabricSize)); o.size > m.charge.size {
+		return answer(c.status(rm.StatusInvalidArgument)) // as the driver, later
+	}
+	if m.spilled && len(g.gpus) > 1 {
 		return answer(g.refuseSpilled(c, "fabric"))
 	}
 	if !g.account.takeFabric(m.charge) {
@@ -36,48 +43,58 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	}
 	o.charge = m.charge // which it keeps, as a channel does
 	p := g.makeObject(c, o)
-	p.cancel = func() { g.account.giveFabric(m.charge) }
+	asked := slices.Clone(c.params)
+	rm.PutU64(c.params, rm.FabricAlignment, page)
 	if m.spilled {
-		p.done = makeFlexible(c.params, form)
+		makeFlexible(c.params, form)
+	}
+	made := p.settle
+	p.settle = func() {
+		made()
+		g.account.madeFabric(m.charge)
+	}
+	p.done = func() {
+		copy(c.params, asked)
+		g.account.letFabric(m.charge)
 	}
 	return p
 }
 
-// fitsFabric reports whether spilled memory may have NVLink addresses in name. The driver has none of host memory, so they have no memory behind
-// them: nobody may be there to use them, and they must not be more than real ones would be.
-func (g *Guard) fitsFabric(c *trappedCall, m object) bool {
-	size := quota.Bytes(rm.U64(c.params, rm.FabricSize))
-	return len(g.gpus) == 1 && size < m.charge.size+fabricPage
-}
-
-// makeFlexible has the driver make addresses without memory. The result puts back what the task has asked for.
-func makeFlexible(params []byte, form rm.FabricForm) func() {
-	flags, offset, memory := rm.U32(params, form.Flags), rm.U64(params, form.Offset), rm.U32(params, form.Memory)
-	rm.PutU32(params, form.Flags, flags|rm.FabricFlexible)
+// makeFlexible has the driver make addresses without memory, of which it has none for memory of the host. Only another GPU would use them.
+func makeFlexible(params []byte, form rm.FabricForm) {
+	rm.PutU32(params, form.Flags, rm.U32(params, form.Flags)|rm.FabricFlexible)
 	rm.PutU64(params, form.Offset, 0)
 	rm.PutU32(params, form.Memory, 0)
-	return func() {
-		rm.PutU32(params, form.Flags, flags)
-		rm.PutU64(params, form.Offset, offset)
-		rm.PutU32(params, form.Memory, memory)
-	}
 }
 
-// takeFabric notes that memory has NVLink addresses. They can outlive their handle, in a mapping or a file, so the memory has no others as long
-// as it is charged. False: it has some.
+// takeFabric begins a call that makes NVLink addresses of memory. False: it has some, by a handle, or perhaps in a mapping or a file, where
+// they outlive it.
 func (a *account) takeFabric(ch *charge) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if ch.fabric {
+	if ch.fabrics > 0 || ch.fabric && ch.others > 0 {
 		return false
 	}
-	ch.fabric = true
+	ch.fabrics++
 	return true
 }
 
-// giveFabric: the driver has made none.
-func (a *account) giveFabric(ch *charge) {
+func (a *account) madeFabric(ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	ch.fabric = false
+	ch.fabric = true
+}
+
+// letFabric ends the call. A handle counts by itself.
+func (a *account) letFabric(ch *charge) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	ch.fabrics--
+}
+
+// countFabric notes a handle on NVLink addresses, or its end. The account is locked.
+func (o *object) countFabric(by int) {
+	if o.kind == rm.ClassFabric && o.charge != nil {
+		o.charge.fabrics += by
+	}
 }

@@ -40,7 +40,7 @@ type file struct {
 	registered bool                       // has issued REGISTER_FD: must not do a root alloc
 	rooted     bool                       // has, or may have, a live client
 	clients    int                        // verified live clients
-	exports    []*charge                  // memory exported into this file
+	exports    []export                   // what is exported into this file
 	maps       map[gpuUUID][]*uvmMap      // external mappings of this UVM address space, in the order of their addresses
 	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one

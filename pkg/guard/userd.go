@@ -35,6 +35,9 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	}
 	start := at.offset &^ (userdPage - 1)
 	off := int(at.offset - start)
+	if off%4 != 0 { // the driver does not look; a word that is not aligned is a fault on some processors
+		return nil, errNoUserd
+	}
 	own, err := g.ownClient()
 	if err != nil {
 		return nil, err

@@ -188,6 +188,9 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
+	if m.kind == rm.ClassFabric && m.charge != nil && m.charge.spilled {
+		return answer(g.refuseSpilled(c, "mapping"))
+	}
 	page := mapPageAt(g.account.mapPage(m), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
 	f, p := c.uvmCall(maps, page)
 	if f == nil {

@@ -174,7 +174,7 @@ func admitGPUs(f *file, req Request) ([]VGPU, error) {
 	for _, v := range req.Record.VGPUs {
 		g := req.GPUs[req.gpu(v.UUID)]
 		if refusal := loadOf(f, g, req.Overcommit, req.Card).refuse(v, req.Record.Preload); refusal != nil {
-			if refusal.Memory {
+			if refusal.Memory && len(req.Record.Allocated) == 0 { // a pod's author is not told of other GPUs than his
 				refusal.Reason += req.elsewhere(f, g)
 			}
 			return nil, refusal

@@ -52,7 +52,7 @@ func Missed(env []string, annotations map[string]string, dialects ...Dialect) []
 func unknown(env []string, annotations map[string]string, dialects []Dialect) []string {
 	var found []string
 	add := func(name string, is func(*keyName) bool) {
-		if !isOurs(name) || slices.Contains(found, name) {
+		if !isOurs(name) {
 			return
 		}
 		for k := range names {
@@ -74,6 +74,7 @@ func unknown(env []string, annotations map[string]string, dialects []Dialect) []
 		}
 	}
 	slices.Sort(found)
+	found = slices.Compact(found) // a tenant chooses how many there are
 	var list []string
 	for _, name := range found[:min(len(found), mostIgnored)] {
 		list = append(list, shorten(name)+", a name that cgpu does not know")
@@ -90,6 +91,10 @@ func isOurs(name string) bool {
 		if strings.HasPrefix(name, own) {
 			return false
 		}
+	}
+	// Kubernetes puts such into all pods of a namespace, of a Service whose name begins so.
+	if strings.Contains(name, "_SERVICE_") || strings.Contains(name, "_PORT") {
+		return false
 	}
 	for _, prefix := range []string{aliyunPrefix, nativePrefix, annotationPrefix} {
 		if len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix) {

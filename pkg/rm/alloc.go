@@ -114,11 +114,22 @@ type FabricForm struct {
 	Memory int // u32, map.hVidMem: device memory that the object holds a reference on
 }
 
-// FabricSize is the u64 allocSize; FabricFlexible is NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA: addresses that have no memory yet.
 const (
-	FabricSize     = 8
-	FabricFlexible = 1
+	FabricAlignment = 0 // u64
+	FabricSize      = 8 // u64, allocSize
+	fabricPage      = 16
+
+	FabricFlexible   = 1 << 0 // NV00F8_ALLOC_FLAGS_FLEXIBLE_FLA: addresses that have no memory yet
+	FabricContiguous = 1 << 2 // NV00F8_ALLOC_FLAGS_FORCE_CONTIGUOUS
 )
+
+// FabricPage is the size of the pages that a fabric object's parameters ask for.
+func (a *ABI) FabricPage(p []byte) uint64 {
+	if a.branch < 535 {
+		return uint64(U32(p, fabricPage))
+	}
+	return U64(p, fabricPage)
+}
 
 // Fabric is the form of the driver's fabric objects.
 func (a *ABI) Fabric() FabricForm {

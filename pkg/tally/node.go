@@ -102,10 +102,15 @@ func Read(runDir string) (Node, error) {
 			if slices.Contains(before.Folded, nonce) {
 				continue
 			}
-			if v, err := read(file(runDir, nonce)); err == nil {
-				n.Containers[nonce] = v
-				n.Sum.add(v)
+			v, err := read(file(runDir, nonce))
+			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errForeign) {
+				continue
 			}
+			if err != nil { // without it a counter would go back
+				return Node{}, fmt.Errorf("tally: %w", err)
+			}
+			n.Containers[nonce] = v
+			n.Sum.add(v)
 		}
 		if after, err := readTotal(runDir); err != nil || after.Changes == before.Changes {
 			return n, err
@@ -163,26 +168,27 @@ func Fold(runDir string) error {
 	}
 	folded := t.Folded
 	t.Folded = nil
+	var failed []error
 	for _, nonce := range nonces {
 		if slices.Contains(folded, nonce) {
 			continue
 		}
 		v, gone, err := take(file(runDir, nonce))
 		if err != nil {
-			return fmt.Errorf("tally: %w", err)
+			failed = append(failed, fmt.Errorf("tally: %w", err)) // the others' are folded all the same
 		}
 		if gone {
 			t.Sum.add(v)
 			t.Folded = append(t.Folded, nonce)
 		}
 	}
-	if len(t.Folded) == 0 {
-		return nil
+	if len(t.Folded) > 0 {
+		if err := t.write(runDir); err != nil {
+			return err
+		}
+		failed = append(failed, removeAll(runDir, t.Folded))
 	}
-	if err := t.write(runDir); err != nil {
-		return err
-	}
-	return removeAll(runDir, t.Folded)
+	return errors.Join(failed...)
 }
 
 // take reads the file of a guard that is gone, which nobody locks again. One that has nothing of ours is removed at once and not

@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"unsafe"
+
+	"golang.org/x/sys/unix"
 )
 
 // MaxGPUs is for how many GPUs of a container there is room.
@@ -81,7 +83,8 @@ func Create(runDir, nonce string, uuids []string) (*File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tally: %w", err)
 	}
-	if err := f.Truncate(size); err != nil {
+	// Not a hole: to write there where the file system is full would kill the guard.
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("tally: %w", err)
 	}

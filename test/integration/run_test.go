@@ -285,7 +285,7 @@ func runRefused(t *testing.T) {
 		{[]string{"--memory", "1GiB", "--gpu", "0,0", "--", "true"}, 125, `run: --gpu "0,0": .*twice`},
 		{[]string{"--memory", "1GiB", "--spill", "100000GiB", "--gpu", "0", "--", "true"}, 125, `run: --spill "100000GiB"`},
 		{[]string{"--memory", "1GiB", "--user", "no-such-user", "--", "true"}, 125, `--user "no-such-user": no such user`},
-		{[]string{"--memory", "1GiB", "--", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "1MiB", "--", "true"}, 125, "seccomp listener already"},
+		{[]string{"--memory", "1GiB", "--", filepath.Join(lab.Bin, "cgpu"), "run", "--memory", "64MiB", "--", "true"}, 125, "seccomp listener already"},
 	} {
 		r := tryCgpu(append([]string{"run"}, test.args...)...)
 		wantRefused(t, r, test.want)

@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
+	"go.yaml.in/yaml/v3"
 	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 )
@@ -56,8 +57,8 @@ func (o Options) Check() error {
 		}
 	} else if host, _, err := net.SplitHostPort(o.Listen); err != nil {
 		return fmt.Errorf("--listen %q: want HOST:PORT, or unix: and a path", o.Listen)
-	} else if !local(host) && o.WebConfig == "" && o.TokenFile == "" && !o.Insecure {
-		return fmt.Errorf("--listen %q: others reach it, and it tells names of containers and what they use: want --web-config, --token-file or --insecure", o.Listen)
+	} else if !local(host) && o.TokenFile == "" && !o.Insecure && !asksWho(o.WebConfig) {
+		return fmt.Errorf("--listen %q: others reach it, and it tells names of containers and what they use: want --token-file, --web-config with users or clients' certificates, or --insecure", o.Listen)
 	}
 	if o.WebConfig != "" {
 		if err := web.Validate(o.WebConfig); err != nil {
@@ -70,6 +71,18 @@ func (o Options) Check() error {
 		}
 	}
 	return nil
+}
+
+// asksWho reports that a file of exporter-toolkit's asks for a password or a client's certificate. What cannot be read does not.
+func asksWho(webConfig string) bool {
+	var c struct {
+		Users map[string]string `yaml:"basic_auth_users"`
+		TLS   struct {
+			ClientAuth string `yaml:"client_auth_type"`
+		} `yaml:"tls_server_config"`
+	}
+	b, err := os.ReadFile(webConfig)
+	return err == nil && yaml.Unmarshal(b, &c) == nil && (len(c.Users) > 0 || c.TLS.ClientAuth == "RequireAndVerifyClientCert")
 }
 
 // local: only this machine reaches the address.
@@ -90,7 +103,7 @@ func Serve(ctx context.Context, g prometheus.Gatherer, o Options, ready func(net
 	if ready != nil {
 		ready(l.Addr())
 	}
-	s := &http.Server{Handler: o.handler(g), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 2 * time.Minute,
+	s := &http.Server{Handler: o.handler(g), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
 		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
