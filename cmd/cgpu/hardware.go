@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os/exec"
 	"time"
@@ -13,7 +12,8 @@ import (
 )
 
 // hardware asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
-// GPU that nobody uses. It is started when it is needed, and if it ends or does not answer, another one a minute later. One goroutine uses it.
+// GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and its answer is taken later; after
+// a minute it is killed. Another one is started a minute after its end: one that NVML holds fast in the kernel does not end. One goroutine uses it.
 type hardware struct {
 	start func() (*child, error)
 	now   func() time.Time
@@ -27,10 +27,12 @@ type child struct {
 	in      io.WriteCloser
 	answers chan []byte // closed when it ends
 	end     func()
+	asked   time.Time // when it was asked for an answer that has not come; zero: none is missing
 }
 
 const (
 	hardwarePatience = 2 * time.Second // NVML may hang where a GPU has fallen off the bus
+	moment           = 10 * time.Millisecond
 	hardwareRest     = time.Minute
 	maxAnswer        = 1 << 20
 )
@@ -50,13 +52,15 @@ func (h *hardware) ask() (map[string]device.Hardware, error) {
 		}
 		h.child = c
 	}
-	all, err := h.child.ask()
-	if err != nil {
+	all, err := h.child.ask(h.now())
+	if errors.Is(err, errEnded) {
 		h.close()
 		h.next = h.now().Add(hardwareRest)
 	}
 	return all, err
 }
+
+var errEnded = errors.New("NVML: cgpu-refresh has ended")
 
 func (h *hardware) close() {
 	if h.child != nil {
@@ -65,17 +69,26 @@ func (h *hardware) close() {
 	}
 }
 
-func (c *child) ask() (all map[string]device.Hardware, err error) {
-	if _, err := c.in.Write([]byte{'\n'}); err != nil {
-		return nil, fmt.Errorf("NVML: %w", err)
+func (c *child) ask(now time.Time) (all map[string]device.Hardware, err error) {
+	patience := hardwarePatience
+	switch {
+	case c.asked.IsZero():
+		c.asked = now
+		_, _ = c.in.Write([]byte{'\n'}) // what does not read has ended, or is about to
+	case now.Sub(c.asked) >= hardwareRest:
+		c.end()
+		patience = moment
+	default:
+		patience = moment
 	}
 	select {
 	case line, ok := <-c.answers:
 		if !ok {
-			return nil, errors.New("NVML: cgpu-refresh has ended")
+			return nil, errEnded
 		}
+		c.asked = time.Time{}
 		return all, json.Unmarshal(line, &all)
-	case <-time.After(hardwarePatience):
+	case <-time.After(patience):
 		return nil, errors.New("NVML: no answer")
 	}
 }

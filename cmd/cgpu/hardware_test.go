@@ -63,3 +63,40 @@ func TestHardware(t *testing.T) {
 		t.Error("the child stays")
 	}
 }
+
+// TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until he has ended.
+func TestHardwareHangs(t *testing.T) {
+	now, starts, ended := time.Unix(0, 0), 0, 0
+	var answers chan []byte
+	h := &hardware{now: func() time.Time { return now }, start: func() (*child, error) {
+		starts++
+		answers = make(chan []byte, 1)
+		read, write := io.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, read) }()
+		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
+	}}
+	for range 3 {
+		if _, err := h.ask(); err == nil {
+			t.Fatal("an answer of nobody")
+		}
+	}
+	answers <- []byte(`{}`) // late
+	if _, err := h.ask(); err != nil || starts != 1 || ended != 0 {
+		t.Fatalf("%v, %d started, %d ended", err, starts, ended)
+	}
+	if _, err := h.ask(); err == nil {
+		t.Fatal("an answer of nobody")
+	}
+	for range 3 {
+		now = now.Add(hardwareRest)
+		if _, err := h.ask(); err == nil || starts != 1 || ended == 0 {
+			t.Errorf("%v, %d started, %d ended", err, starts, ended)
+		}
+	}
+	close(answers)
+	_, _ = h.ask()
+	now = now.Add(hardwareRest)
+	if _, _ = h.ask(); starts != 2 {
+		t.Errorf("%d started", starts)
+	}
+}
