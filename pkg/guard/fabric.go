@@ -14,11 +14,17 @@ import (
 
 const classFabric = 0xf8 // NV_MEMORY_FABRIC
 
+// NV_MEMORY_FABRIC_PAGE_SIZE_2M and _512M (class/cl00f8.h). There is one of 256 GiB, which nobody has been seen to ask for.
+const (
+	fabricPage      = 2 << 20
+	fabricPageLarge = 512 << 20
+)
+
 // checkFabric: the driver looks at size and alignment only after it has taken addresses, page by page if that is asked for, under all locks.
 func (g *Guard) checkFabric(c *trappedCall) plan {
 	o, form := c.newObject(), g.abi.Fabric()
 	flags, page := rm.U32(c.params, form.Flags), g.abi.FabricPage(c.params)
-	if flags&^rm.FabricContiguous != 0 || page != 2<<20 && page != 512<<20 {
+	if flags&^rm.FabricContiguous != 0 || page != fabricPage && page != fabricPageLarge {
 		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's", "flags", flags, "page", page))
 	}
 	memory := rm.U32(c.params, form.Memory)
