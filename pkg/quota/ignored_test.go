@@ -51,6 +51,7 @@ func TestMissed(t *testing.T) {
 		want             []string
 	}{
 		{"PATH=/bin N=all CUDA_X=1 CGPU_RUN_DIR=/x CGPU_CONFIG=/y CGPU_DISABLE=1", "applied.nonce=1", nil},
+		{"CGPU_EXPORTER_SERVICE_HOST=10.0.0.1 CGPU_EXPORTER_SERVICE_PORT=9471 CGPU_PORT=tcp CGPU_PORT_9471_TCP_ADDR=x", "", nil}, // a Service's
 		{"C=6 A_X=1 CGPU_DISABLE=1", "", nil},
 		{"A_MEM_CONTAINERS=6", "", []string{"ALIYUN_COM_GPU_MEM_CONTAINERS" + unknown}},
 		{"aliyun_com_gpu_mem_container=6 cgpu_mem=6", "", []string{"aliyun_com_gpu_mem_container" + unknown, "cgpu_mem" + unknown}},

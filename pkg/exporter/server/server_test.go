@@ -219,3 +219,27 @@ func TestSocket(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAsksWho: a web config protects what others reach only if it asks who they are.
+func TestAsksWho(t *testing.T) {
+	for text, want := range map[string]bool{
+		"":                                  false,
+		"basic_auth_users: {}":              false,
+		"basic_auth_users: {prom: $2y$10$}": true,
+		"tls_server_config: {cert_file: c, key_file: k}":                                                                  false,
+		"tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}":                             false,
+		"tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequireAndVerifyClientCert, client_ca_file: a}": true,
+		"no yaml: [": false,
+	} {
+		path := filepath.Join(t.TempDir(), "web.yml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := asksWho(path); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if asksWho("") {
+		t.Error("no file asks nobody")
+	}
+}
