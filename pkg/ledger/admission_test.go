@@ -40,6 +40,7 @@ func TestAdmit(t *testing.T) {
 		{"empty node", nil, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}}, ""},
 		{"just fits", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib)}}, ""},
 		{"others have room", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib)}}, "beside 1 containers, GPU 1 has "},
+		{"others have room, but not for a pod", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib), Allocated: []Allocation{{UUID: "GPU-a", ID: "c"}}}}, "beside 1 containers; "},
 		{"one byte too many", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib+1)}}, "10240MiB are free of 16384MiB, beside 1 containers"},
 		{"other GPU", six, Request{Record: Record{VGPUs: slice("GPU-b", 24*gib)}}, ""},
 		{"one of two", six, Request{Record: Record{VGPUs: append(slice("GPU-b", 6*gib), slice("GPU-a", 11*gib)...)}}, "GPU 0 (GPU-a): asked for 11264MiB"},
