@@ -159,17 +159,18 @@ func TestHealth(t *testing.T) {
 // TestPrepare: preparing twice is as once, a claim that is refused keeps no other from being prepared, and both ends with
 // nothing left.
 func TestPrepare(t *testing.T) {
-	o := options(t, fake.NewClientset())
+	good, bad := claimWith([]result{resultOf("6Gi 30 1")}), claimWith([]result{resultOf("6Gi 300 1")})
+	bad.UID = "bad"
+	other := claimWith([]result{{Request: "nic", Driver: "nic.example.com"}})
+	other.UID = "other"
+	// The API server knows the claim: else the sweep at the start, which goes on meanwhile, may find the spec and remove it.
+	o := options(t, fake.NewClientset(good))
 	d, err := Start(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer d.Stop()
 	p := plugin{d}
-	good, bad := claimWith([]result{resultOf("6Gi 30 1")}), claimWith([]result{resultOf("6Gi 300 1")})
-	bad.UID = "bad"
-	other := claimWith([]result{{Request: "nic", Driver: "nic.example.com"}})
-	other.UID = "other"
 	var before []byte
 	for range 2 {
 		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good, other})
