@@ -61,7 +61,8 @@ test: setup build lint unit integration kubernetes ## everything that must pass:
 
 unit: ## tests of the packages and of the limiter, with the race detector
 	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./examples ./test/gpu ./test/walk
-	@hack/parity.sh
+	@hack/module.sh pkg/rm/parity gvisor.dev/gvisor
+	@hack/module.sh test/observability github.com/prometheus/prometheus
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc and crun in private folders (root)
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
