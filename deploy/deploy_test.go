@@ -46,6 +46,9 @@ func TestOverlays(t *testing.T) {
 // paths of the host that the agent may have; docs/internals/agent.md says why.
 var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 
+// namespacedKinds are those of our objects that a namespace has.
+var namespacedKinds = []string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+
 func invariants(t *testing.T, list []object) {
 	t.Helper()
 	sets := of[*apps.DaemonSet](list)
@@ -85,7 +88,7 @@ func invariants(t *testing.T, list []object) {
 	checkRBAC(t, list, sets[0].Namespace)
 	checkPolicies(t, list, "system:serviceaccount:"+sets[0].Namespace+":"+pod.Spec.ServiceAccountName)
 	for _, o := range list {
-		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor", "ServiceMonitor", "PrometheusRule"}, strings.Fields(o.name)[0])
+		namespaced := slices.Contains(namespacedKinds, strings.Fields(o.name)[0])
 		if strings.Contains(o.name, " /") == namespaced {
 			t.Errorf("%s: is of a namespace: want %v", o.name, namespaced)
 		}
@@ -277,9 +280,10 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// TestMonitoring: components and chart make the same monitors, rules and dashboards, and select the agents' pods by the port that they have.
+// TestMonitoring: components and chart make the same monitors, rules and dashboards, and select the port that the agents have.
 func TestMonitoring(t *testing.T) {
-	for monitor, setting := range map[string]string{"pod-monitor": "monitoring.podMonitor=true", "service-monitor": "monitoring.serviceMonitor=true"} {
+	settings := map[string]string{"pod-monitor": "monitoring.podMonitor=true", "service-monitor": "monitoring.serviceMonitor=true"}
+	for monitor, setting := range settings {
 		t.Run(monitor, func(t *testing.T) {
 			list := with(t, monitor, "observability")
 			invariants(t, list)
@@ -294,7 +298,8 @@ func TestMonitoring(t *testing.T) {
 				t.Errorf("dashboards: %+v", maps)
 			}
 			added := len(list) - len(build(t, "overlays/dra"))
-			want, got := comparable(list), comparable(render(t, setting, "monitoring.rules=true", "monitoring.dashboards=true", "monitoring.labels.release=x"))
+			chart := render(t, setting, "monitoring.rules=true", "monitoring.dashboards=true", "monitoring.labels.release=x")
+			want, got := comparable(list), comparable(chart)
 			delete(want, "Namespace /cgpu-system")
 			if diff := gocmp.Diff(want, got); diff != "" {
 				t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
@@ -305,8 +310,9 @@ func TestMonitoring(t *testing.T) {
 		})
 	}
 	for _, o := range render(t, "monitoring.podMonitor=true", "monitoring.rules=true", "monitoring.labels.release=x") {
-		if l, _ := o.tree["metadata"].(map[string]any)["labels"].(map[string]any); strings.Contains(fmt.Sprint(o.tree["apiVersion"]), "monitoring") && l["release"] != "x" {
-			t.Errorf("%s: labels %v", o.name, l)
+		own, _ := o.tree["metadata"].(map[string]any)["labels"].(map[string]any)
+		if o.typed == nil && own["release"] != "x" {
+			t.Errorf("%s: labels %v: Prometheus does not select it", o.name, own)
 		}
 	}
 }

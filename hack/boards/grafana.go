@@ -82,7 +82,8 @@ func (v variable) grafana() object {
 func (d dashboard) panels() (list []object) {
 	id, y := 1, 0
 	for _, r := range d.rows {
-		list = append(list, object{"id": id, "type": "row", "title": r.title, "collapsed": false, "panels": []object{}, "gridPos": place(0, y, 24, 1)})
+		list = append(list, object{"id": id, "type": "row", "title": r.title, "collapsed": false, "panels": []object{},
+			"gridPos": place(0, y, 24, 1)})
 		id, y = id+1, y+1
 		x, height := 0, 0
 		for _, p := range r.panels {

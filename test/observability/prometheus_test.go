@@ -84,7 +84,8 @@ type alert struct {
 }
 
 func newPrometheus(t testing.TB, groups []rulefmt.RuleGroup) *prometheus {
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 50e6, Timeout: 10 * time.Minute, LookbackDelta: 5 * time.Minute, Parser: promqlParser})
+	engine := promql.NewEngine(promql.EngineOpts{
+		MaxSamples: 50e6, Timeout: 10 * time.Minute, LookbackDelta: 5 * time.Minute, Parser: promqlParser})
 	t.Cleanup(func() { engine.Close() })
 	return &prometheus{t: t, engine: engine, groups: groups, byLabels: map[uint64]*series{},
 		recorded: map[string]map[uint64]labels.Labels{}, active: map[string]map[uint64]alert{}}
@@ -207,8 +208,8 @@ func (p *prometheus) expand(text string, data any, at time.Time) string {
 	query := func(_ context.Context, expr string, at time.Time) (promql.Vector, error) {
 		return p.query(expr, at), nil
 	}
-	e := template.NewTemplateExpander(context.Background(), "{{$labels := .Labels}}{{$value := .Value}}"+text, "", data, model.TimeFromUnixNano(at.UnixNano()),
-		query, &url.URL{}, nil)
+	text = "{{$labels := .Labels}}{{$value := .Value}}" + text
+	e := template.NewTemplateExpander(context.Background(), text, "", data, model.TimeFromUnixNano(at.UnixNano()), query, &url.URL{}, nil)
 	s, err := e.Expand()
 	must(p.t, err)
 	return s

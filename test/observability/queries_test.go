@@ -215,7 +215,7 @@ func checkAnswer(t *testing.T, p *prometheus, at time.Time, where, expr, legend 
 	}
 }
 
-// hour is one in which two exporters were scraped each minute and all their counters grew, with what the rules recorded. The containers of the
+// hour is one in which two exporters were scraped each minute and all their counters grew, with what the rules recorded. Containers of the
 // second are all in pods: of the first some are not, and those have series that no other has.
 func hour(t *testing.T) (*prometheus, time.Time) {
 	p := newPrometheus(t, rulesOf(t, rulesFile))
