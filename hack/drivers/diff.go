@@ -21,7 +21,8 @@ type piece struct{ name, before, after string }
 // diff tells a person what changed from one release to the next, and whether any of it is something that the tables depend on. effects is
 // the file of what was read of each call; text says that the code is wanted as well.
 func diff(w io.Writer, effects string, a, b snapshot, text bool) (relevant bool, err error) {
-	changes, code := a.changes(b), a.changedCode(b)
+	changes, denied := a.changes(b)
+	code := a.changedCode(b)
 	functions, err := changedFunctions(effects, a.tree, b.tree)
 	if err != nil {
 		return false, err
@@ -30,6 +31,7 @@ func diff(w io.Writer, effects string, a, b snapshot, text bool) (relevant bool,
 	section(w, "The tables depend on this: look at each", changes)
 	section(w, "Code that decides which calls there are, their sizes and what is copied for pointers: read it (-code)", names(code))
 	section(w, "Functions that effects.csv was read from, and that are not the same any more (-code)", names(functions))
+	section(w, "Changed in calls that are denied", denied)
 	section(w, "New and in no table, so denied", a.newCalls(b))
 	if text {
 		for _, p := range append(code, functions...) {
@@ -82,8 +84,8 @@ func section(w io.Writer, title string, list []string) {
 	}
 }
 
-// changes are the facts that differ, but for code.
-func (a snapshot) changes(b snapshot) (out []string) {
+// changes are the facts that differ, but for code: of what is let through, and of what is not.
+func (a snapshot) changes(b snapshot) (out, denied []string) {
 	t := table{}
 	t.add(a.tag, a.facts())
 	t.add(b.tag, b.facts())
@@ -99,14 +101,19 @@ func (a snapshot) changes(b snapshot) (out []string) {
 		case after == absent:
 			line += ": gone"
 		default:
-			line += ": " + strings.Join(differences(strings.Split(before, ","), strings.Split(after, ",")), "; ")
+			what := differences(strings.Split(before, ","), strings.Split(after, ","))
 			if moved := fieldChanges(a.layouts[a.params(k)].Fields, b.layouts[b.params(k)].Fields); moved != "" {
-				line += "; " + moved
+				what = append(what, moved)
 			}
+			line += ": " + strings.Join(what, "; ")
 		}
-		out = append(out, line)
+		if letThrough(k, a.tag) {
+			out = append(out, line)
+		} else {
+			denied = append(denied, line)
+		}
 	}
-	return out
+	return out, denied
 }
 
 // differences names the columns that differ.

@@ -121,7 +121,7 @@ func compare(git, from, to string, text bool) (relevant bool, err error) {
 	return diff(os.Stdout, readings, a, b, text)
 }
 
-// check compares a release with the newest one in the tables that is not newer.
+// check compares a release with the newest one in the tables that is older.
 func check(git, tag string, text bool) error {
 	_, tags, err := readTable(facts)
 	if err != nil {
@@ -129,12 +129,12 @@ func check(git, tag string, text bool) error {
 	}
 	base := ""
 	for _, t := range tags {
-		if compareTags(t, tag) <= 0 {
+		if compareTags(t, tag) < 0 {
 			base = t
 		}
 	}
 	if base == "" {
-		return fmt.Errorf("%s is older than all that was measured", tag)
+		return fmt.Errorf("nothing older than %s was measured", tag)
 	}
 	relevant, err := compare(git, base, tag, text)
 	if err != nil {

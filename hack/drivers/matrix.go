@@ -123,11 +123,12 @@ func (m pageData) inside(tags []string) (out []string) {
 	return out
 }
 
-// letThrough reports that a container may hand this structure to the driver.
+// letThrough reports that a container may make this call of a driver, or hand the structure to it. Where pkg/rm does not know the driver
+// that cannot be ruled out.
 func letThrough(k key, tag string) bool {
 	a, err := rm.ForDriver(tag, false)
-	if err != nil || k.kind == "code" || k.kind == "escape" {
-		return false
+	if err != nil {
+		return true
 	}
 	switch k.kind {
 	case "control":
