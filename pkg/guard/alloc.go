@@ -84,6 +84,9 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 		}
 	}
 	c.clearParams()
+	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.payFor(c, locks) {
+		return fail(unix.EINTR)
+	}
 	return g.serveBy(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
 }
 
@@ -473,7 +476,7 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 }
 
 // checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
-// change. It is asked for by 0xde0001, which is paid for.
+// change. It is asked for by 0xde0001, which is paid for; from 590 on each end of such an object changes it, too (FreeHoldsLocks).
 func (g *Guard) checkUserShared(c *trappedCall) plan {
 	clear(c.params)
 	p := g.makeObject(c, c.newObject())

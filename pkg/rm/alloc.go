@@ -1,5 +1,7 @@
 package rm
 
+import "time"
+
 // AllocForm says where the fields sit that differ between the forms of RM_ALLOC's outer structure; -1 where absent.
 // The driver tells NVOS21 from NVOS64 by the size field of the ioctl number.
 type AllocForm struct {
@@ -67,6 +69,16 @@ func (k ClassKind) InFirmware() bool {
 		return false
 	}
 	return true
+}
+
+// FreeHoldsLocks is for how long the driver's locks may be held when an object of a kind ends: from 590 on RM_USER_SHARED_DATA's destructor goes
+// through all objects of all clients, whatever the object had asked for (_handlePollMaskHelper in gpu_user_shared_data.c), as the
+// control 0xde0001 does. An end cannot wait, so this is paid for when the object is made.
+func (a *ABI) FreeHoldsLocks(k ClassKind) time.Duration {
+	if k == ClassUserShared && a.branch >= 590 {
+		return 10 * time.Millisecond
+	}
+	return 0
 }
 
 // Class is an object class that RM_ALLOC may make.
