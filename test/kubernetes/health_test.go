@@ -42,6 +42,9 @@ func TestUnhealthyGPU(t *testing.T) {
 		t.Errorf("the node tells\n%s", events)
 	}
 	condition(t, "GPUsUnhealthy")
+	for _, c := range s.get("a").Status.ContainerStatuses {
+		t.Logf("the kubelet says of the container's resources: %+v", c.AllocatedResourcesStatus)
+	}
 	s.pending("b", "cannot allocate all claims")
 	if p := s.get("a"); p.Status.Phase != corev1.PodRunning {
 		t.Errorf("the pod that has the GPU is %s", p.Status.Phase)
