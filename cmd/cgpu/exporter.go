@@ -43,7 +43,7 @@ func exporterCommand() *cli.Command {
 			defer stop()
 			x := exporter.Options{RunDir: device.RunDir(), Version: version}
 			if !c.Bool("no-nvml") {
-				h := newHardware()
+				h := newHardware(device.HardwareLine, hardwareRest)
 				defer h.close()
 				x.Hardware = h.ask
 			}

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -87,6 +88,10 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 	if wide {
 		head = append(head, "MAX INST", "PRIO RATIO", "PROMISED", "BUS ID", "VGPUS")
 	}
+	unhealthy := slices.ContainsFunc(v.GPUs, func(g gpuView) bool { return g.Fault != "" })
+	if unhealthy {
+		head = append(head, "HEALTH")
+	}
 	t.row(head...)
 	for _, g := range v.GPUs {
 		uuid, name, util := shortUUID(g.UUID), short(g.Name), "-"
@@ -100,9 +105,20 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 		if wide {
 			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), percent(g.Promised), g.BusID, len(g.VGPUs))
 		}
+		if unhealthy {
+			cells = append(cells, healthWord(g.Fault))
+		}
 		t.row(cells...)
 	}
 	return t.Flush()
+}
+
+// healthWord is a GPU's health in a column; cgpu health tells why.
+func healthWord(fault string) string {
+	if fault != "" {
+		return "unhealthy"
+	}
+	return "ok"
 }
 
 func printVGPUs(w io.Writer, v view, wide bool) error {

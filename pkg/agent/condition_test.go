@@ -58,6 +58,8 @@ func TestJudge(t *testing.T) {
 		"old containerd":  {State{Table: good, Runtime: "containerd://1.6.20", Fronts: []FrontState{{Name: "dra", Err: errors.New("x")}}}, v1.ConditionFalse, ReasonOldRuntime, "1.7"},
 		"old, plugin":     {State{Table: good, Runtime: "containerd://1.6.20", Fronts: []FrontState{{Name: "deviceplugin"}}}, v1.ConditionTrue, ReasonReady, ""},
 		"two":             {State{Table: good, Fronts: []FrontState{{Name: "dra", Shared: []int{0}}}}, v1.ConditionFalse, ReasonSharedGPUs, "[0]"},
+		"one unhealthy":   {State{Table: tableOf(device.PodsAny, device.GPU{UUID: "GPU-0"}, device.GPU{UUID: "GPU-1", Index: 1, Fault: "Xid 79"})}, v1.ConditionTrue, ReasonUnhealthy, "of 2 GPUs: GPU 1 (Xid 79)"},
+		"all unhealthy":   {State{Table: tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0", Fault: "lost"})}, v1.ConditionFalse, ReasonUnhealthy, "GPU 0 (lost)"},
 		"long":            {State{TableErr: errors.New(strings.Repeat("\x1b[2J", 10000))}, v1.ConditionFalse, ReasonNoDriver, "?[2J"},
 	} {
 		c := judge(tt.state)
