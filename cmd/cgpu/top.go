@@ -241,7 +241,7 @@ var topSorts = []struct {
 	{'u', "GPU%", func(a, b topRow) int { return cmp.Compare(gotNow(b.x, b.Line), gotNow(a.x, a.Line)) }},
 	{'d', "DUE%", func(a, b topRow) int { return cmp.Compare(b.Now.Entitled, a.Now.Entitled) }},
 	{'w', "weight", func(a, b topRow) int { return cmp.Compare(b.x.Weight, a.x.Weight) }},
-	{'s', "state", func(a, b topRow) int { return strings.Compare(shownState(a.x), shownState(b.x)) }},
+	{'s', "state", func(a, b topRow) int { return strings.Compare(a.x.ShownState(), b.x.ShownState()) }},
 }
 
 // gotNow is what a container gets: between the last two looks, or, after the first, in the second that its guard knows of.
@@ -257,7 +257,7 @@ func (t *top) rows() (rows []topRow) {
 	find := strings.ToLower(t.find)
 	for _, g := range t.view.GPUs {
 		for _, x := range g.VGPUs {
-			if text := strings.ToLower(strings.Join([]string{x.Name, x.ID, x.Nonce, shownState(x)}, "\n")); strings.Contains(text, find) {
+			if text := strings.ToLower(strings.Join([]string{x.Name, x.ID, x.Nonce, x.ShownState()}, "\n")); strings.Contains(text, find) {
 				rows = append(rows, topRow{g, x, t.past.Of(g.UUID, x.Nonce)})
 			}
 		}

@@ -216,7 +216,8 @@ func (t *top) footer(found int) topLine {
 
 // gpuLines is the table of GPUs.
 func (t *top) gpuLines(columns int) []topLine {
-	cols := []topColumn{{head: "GPU", right: true}, {head: "NAME", least: 8, most: 24, spare: 2}, {head: "MEMORY", least: 10, most: 24, spare: 3}, {head: "USED/TOTAL", right: true},
+	cols := []topColumn{{head: "GPU", right: true}, {head: "NAME", least: 8, most: 24, spare: 2},
+		{head: "MEMORY", least: 10, most: 24, spare: 3}, {head: "USED/TOTAL", right: true},
 		{head: "RESERVED", right: true, spare: 5}, {head: "GPU%", right: true, least: 6}, {head: "HISTORY", least: 8, most: 60, spare: 4}, {head: "POLICY", spare: 6}}
 	var rows [][]topCell
 	for _, g := range t.view.GPUs {
@@ -236,7 +237,8 @@ func (t *top) gpuLines(columns int) []topLine {
 // rowLines is the table of containers.
 func (t *top) rowLines(all []topRow, columns int) []topLine {
 	cols := []topColumn{{head: "CONTAINER", least: leastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
-		{head: "USED/LIMIT", right: true}, {head: "GPU%", right: true, least: 6}, {head: "DUE%", right: true, least: 6, spare: 2}, {head: "HISTORY", least: 8, most: 60, spare: 5},
+		{head: "USED/LIMIT", right: true}, {head: "GPU%", right: true, least: 6}, {head: "DUE%", right: true, least: 6, spare: 2},
+		{head: "HISTORY", least: 8, most: 60, spare: 5},
 		{head: "WT", right: true, spare: 6}, {head: "PCT", right: true, spare: 8}, {head: "PRIO", spare: 7}, {head: "STATE", spare: 3}}
 	var rows [][]topCell
 	for _, r := range all {
@@ -248,7 +250,7 @@ func (t *top) rowLines(all []topRow, columns int) []topLine {
 		if r.x.Native {
 			limit, bar = "whole", memoryBar(r.x.Used, r.gpu.Total)
 		}
-		state := shownState(r.x)
+		state := r.x.ShownState()
 		if unguarded(r.x) {
 			state += preloadMark
 		}

@@ -89,7 +89,8 @@ func (s *screen) input() <-chan string {
 }
 
 var sequences = map[string]rune{
-	"A": keyUp, "B": keyDown, "C": keyRight, "D": keyLeft, "H": keyHome, "F": keyEnd, "1~": keyHome, "4~": keyEnd, "7~": keyHome, "8~": keyEnd, "5~": keyPageUp, "6~": keyPageDown,
+	"A": keyUp, "B": keyDown, "C": keyRight, "D": keyLeft, "H": keyHome, "F": keyEnd,
+	"1~": keyHome, "4~": keyEnd, "7~": keyHome, "8~": keyEnd, "5~": keyPageUp, "6~": keyPageDown,
 }
 
 // keysOf reads what was typed. A terminal sends a sequence in one piece.

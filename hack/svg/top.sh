@@ -15,7 +15,7 @@ trap finish EXIT
 hack=$(cd "$(dirname "$0")/.." && pwd)
 # shellcheck source=hack/svg/work.sh
 source "$hack/svg/work.sh"
-tmux new-session -d -x 110 -y 18 'LANG=C.UTF-8 cgpu top'
+tmux new-session -d -x 110 -y 13 'LANG=C.UTF-8 cgpu top'
 sleep 25
 docker pause batch >/dev/null
 sleep 12
