@@ -17,9 +17,9 @@ hack=$(cd "$(dirname "$0")/.." && pwd)
 source "$hack/svg/work.sh"
 tmux new-session -d -x 110 -y 13 'LANG=C.UTF-8 cgpu top'
 sleep 25
-docker pause batch >/dev/null
+cgpu pause batch >/dev/null
 sleep 12
-docker unpause batch >/dev/null
+cgpu resume batch >/dev/null
 sleep 25
 tmux send-keys Down Down
 sleep 3
