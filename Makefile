@@ -8,6 +8,7 @@ FUZZTIME ?= 10s
 PREFIX   ?= /usr/local
 # Pinned: a linter that changes by itself makes yesterday's green commit red.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ERRORLINT := github.com/polyfloyd/go-errorlint@v1.8.0
 NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
 # Every command is static, but cgpu-refresh: it asks NVML, which go-nvml loads through cgo.
@@ -29,7 +30,7 @@ ENGINES := engines=$$(hack/engines.sh) || [ -z "$$CI" ] || exit 1; CGPU_TEST_ENG
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build limiter demo test unit integration kubernetes bench lint fuzz install clean
+.PHONY: help setup build limiter demo test unit integration kubernetes bench lint drivers fuzz install clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,8 +79,11 @@ kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespac
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
 
-lint: ## gofmt, go vet, staticcheck, shellcheck
-	@hack/lint.sh $(STATICCHECK)
+lint: ## gofmt, go vet, staticcheck, errorlint, shellcheck
+	@hack/lint.sh $(STATICCHECK) $(ERRORLINT)
+
+drivers: ## which driver branches there are tables for, and what differs; writes docs/drivers.md
+	@go run ./hack/drivers matrix
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)
