@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -66,7 +67,7 @@ func TestWeb(t *testing.T) {
 	b := app()
 	b.Writer, b.ErrWriter = io.Discard, io.Discard
 	err := run(b, []string{"cgpu", "web", "--listen", ":0"})
-	if _, usage := err.(usageError); !usage || !strings.Contains(err.Error(), "web: --listen") || !strings.Contains(err.Error(), "others reach it") {
+	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "web: --listen") || !strings.Contains(err.Error(), "others reach it") {
 		t.Error(err)
 	}
 }
