@@ -178,7 +178,7 @@ func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
 	if x.State != stateRunning && x.State != stateStarting {
 		used, util, known = "?", "?", false
 	}
-	state = shownState(x)
+	state = x.ShownState()
 	if x.Native {
 		limit = "whole GPU"
 	}
@@ -186,14 +186,6 @@ func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
 		state += preloadMark
 	}
 	return used, limit, util, state, known
-}
-
-// shownState is the state in a word, of which cgpu pause makes one more.
-func shownState(x vgpuView) string {
-	if x.Paused && !x.Native && x.State == stateRunning {
-		return statePaused
-	}
-	return x.State
 }
 
 // preloadMark is behind the state of a container that no guard watches.

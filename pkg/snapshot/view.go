@@ -92,6 +92,14 @@ func (x VGPU) Handle() string {
 	return x.ID
 }
 
+// ShownState is the state in a word, of which cgpu pause makes one more.
+func (x VGPU) ShownState() string {
+	if x.Paused && !x.Native && x.State == StateRunning {
+		return StatePaused
+	}
+	return x.State
+}
+
 type Process struct {
 	PID   int         `json:"pid"`   // on the host
 	NSPID int         `json:"nspid"` // in the container
