@@ -12,7 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -64,7 +64,7 @@ type dossier struct {
 	State  string        `json:"state"`
 	Record ledger.Record `json:"record"`
 	// Guard is what the guard says; in preload mode, what the page does. GuardError is why there is nothing.
-	Guard      *guard.Status `json:"guard,omitempty"`
+	Guard      *api.Status   `json:"guard,omitempty"`
 	GuardError string        `json:"guardError,omitempty"`
 	Page       *pageView     `json:"page,omitempty"`
 	PageError  string        `json:"pageError,omitempty"`

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -77,7 +78,7 @@ func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (boo
 
 // listens reports that somebody has a socket open; doubt counts as yes.
 func listens(socket string) bool {
-	conn, err := net.DialTimeout("unix", socket, snapshot.AskTimeout)
+	conn, err := net.DialTimeout("unix", socket, api.Timeout)
 	if err == nil {
 		conn.Close()
 	}

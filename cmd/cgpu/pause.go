@@ -9,7 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -101,7 +101,7 @@ const (
 // waitPaused asks the container's guard until it has carried out what the ledger says.
 func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
 	for {
-		s, err := snapshot.Ask(r)
+		s, err := api.Ask(r)
 		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
 		case stateStarting:
 			return notStarted, nil
@@ -120,7 +120,7 @@ func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, erro
 }
 
 // carried says what a guard has yet to do.
-func carried(s guard.Status, paused bool) error {
+func carried(s api.Status, paused bool) error {
 	for _, v := range s.VGPUs {
 		switch {
 		case v.Native:

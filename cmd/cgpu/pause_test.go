@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -26,8 +26,8 @@ func TestPause(t *testing.T) {
 		s.VGPUs[0].Compute.TSGs, s.VGPUs[1].Compute.TSGs = 2, 1
 		s.VGPUs[0].Compute.Paused = now.Paused
 		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
-		idle := guard.VGPUStatus{Index: 3, Compute: &guard.ComputeStatus{Paused: now.Paused}}
-		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true}, idle)
+		idle := api.VGPUStatus{Index: 3, Compute: &api.ComputeStatus{Paused: now.Paused}}
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: 2, Native: true}, idle)
 		return statusLine(t, s)
 	})
 	for _, tt := range []struct {
@@ -83,7 +83,7 @@ func TestPauseNotDone(t *testing.T) {
 		"on GPU 0 paused is false":           statusLine(t, lazy),
 		"it does not schedule GPU " + t4:     statusLine(t, old),
 		"i/o timeout":                        "",
-		"another container's guard answered": statusLine(t, guard.Status{ID: "x"}),
+		"another container's guard answered": statusLine(t, api.Status{ID: "x"}),
 	} {
 		os.Remove(r.Control)
 		fakeGuard(t, r.Control, line)

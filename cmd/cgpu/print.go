@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -235,7 +235,7 @@ func (e extras) cells(x vgpuView, known bool) (cells []any) {
 }
 
 // timeCells are the columns from CAP to PAUSES.
-func timeCells(c *guard.ComputeStatus) []any {
+func timeCells(c *api.ComputeStatus) []any {
 	if c == nil {
 		return []any{"-", "-", "-", "-", "-", "-", "-", "-"}
 	}

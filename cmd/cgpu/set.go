@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -157,11 +157,11 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 }
 
 // statusOf asks a container's guard, or reads its page where it has none.
-func statusOf(t *device.Table, r ledger.Record) (guard.Status, error) {
+func statusOf(t *device.Table, r ledger.Record) (api.Status, error) {
 	if r.Preload {
 		return snapshot.PageStatus(t, r)
 	}
-	return snapshot.Ask(r)
+	return api.Ask(r)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.
