@@ -38,7 +38,7 @@ func doctorCommand() *cli.Command {
 			"   cgpu doctor --engine docker=/srv/docker/daemon.json",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
+			outputFlag(),
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "tell of every check"},
 			&cli.BoolFlag{Name: "self-test", Usage: "start containers that try to escape, too"},
 			&cli.StringSliceFlag{Name: "engine", Usage: "look at `NAME=FILE` (docker, containerd, crio, podman) instead of the usual files of all engines; may be repeated"},
@@ -49,9 +49,9 @@ func doctorCommand() *cli.Command {
 			if c.IsSet("try") {
 				return tryIt(c.App.Writer, c.String("try"))
 			}
-			format := c.String("o")
-			if format != "table" && format != "json" {
-				return usageError{fmt.Errorf("doctor: -o %q: want table or json", format)}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			files, err := engineFiles(c.StringSlice("engine"))
 			if err != nil {
@@ -66,7 +66,7 @@ func doctorCommand() *cli.Command {
 				checks = append(checks, doctor.SelfTest())
 			}
 			report := doctor.Examine(h, checks)
-			if format == "json" {
+			if inJSON {
 				err = encodeJSON(c.App.Writer, report, "  ")
 			} else {
 				err = printReport(c.App.Writer, report, c.Bool("verbose"))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -12,9 +13,19 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
+// fromJSON runs a command that prints JSON, and reads it.
+func fromJSON(t *testing.T, args string, v any) {
+	t.Helper()
+	out := cgpu(args)
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		t.Fatalf("%s: %v: %s", args, err, out)
+	}
+}
+
 func TestPause(t *testing.T) {
 	n := newNode(t)
 	r := n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}, Native: nil})
+	n.reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
 	fakeGuardFunc(t, r.Control, func() string {
@@ -45,6 +56,16 @@ func TestPause(t *testing.T) {
 		if got, err := n.book.Find(r.ID); err != nil || got.Paused != tt.paused {
 			t.Errorf("%s: %+v, %v", tt.args, got, err)
 		}
+	}
+	for args, paused := range map[string]bool{"pause -o json web": true, "set web --weight 3 -o json": true} {
+		var v view
+		fromJSON(t, args, &v)
+		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || v.GPUs[0].VGPUs[0].Paused != paused {
+			t.Errorf("%s: %+v", args, v)
+		}
+	}
+	if out := cgpu("resume web -o yaml"); !strings.HasPrefix(out, `error: resume: -o "yaml": want table or json`) {
+		t.Error(out)
 	}
 	if asked.Load() < 5 {
 		t.Errorf("the guard was asked %d times", asked.Load())
