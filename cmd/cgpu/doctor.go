@@ -120,8 +120,8 @@ func fare(t *device.Table, records []ledger.Record) []doctor.Container {
 	for i, a := range snapshot.AskAll(t, records) {
 		r := records[i]
 		s := snapshot.StateOf(r, a)
-		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == stateGone,
-			Bad: s == stateGuardDead || s == stateNoAnswer || s == stateNoPage})
+		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == snapshot.StateGone,
+			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage})
 	}
 	return list
 }

@@ -104,8 +104,8 @@ type logView struct {
 func inspect(t *device.Table, runDir string, r ledger.Record, lines int) dossier {
 	d := dossier{ID: r.ID, Name: r.Name, Record: r, Events: []event.Event{}}
 	a := snapshot.AskAll(t, []ledger.Record{r})[0]
-	if d.State = snapshot.StateOf(r, a); d.State == stateRunning && r.Paused && len(r.VGPUs) > 0 {
-		d.State = statePaused
+	if d.State = snapshot.StateOf(r, a); d.State == snapshot.StateRunning && r.Paused && len(r.VGPUs) > 0 {
+		d.State = snapshot.StatePaused
 	}
 	if a.Err == nil {
 		d.Guard = &a.Status

@@ -115,11 +115,11 @@ func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, erro
 	for {
 		s, err := api.Ask(r)
 		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
-		case stateStarting:
+		case snapshot.StateStarting:
 			return notStarted, nil
-		case stateGuardDead, stateGone:
+		case snapshot.StateGuardDead, snapshot.StateGone:
 			return guardGone, nil
-		case stateRunning:
+		case snapshot.StateRunning:
 			if err = carried(s, paused); err == nil {
 				return carriedOut, nil
 			}

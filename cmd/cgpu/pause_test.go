@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // fromJSON runs a command that prints JSON, and reads it.
@@ -58,7 +59,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 	for args, paused := range map[string]bool{"pause -o json web": true, "set web --weight 3 -o json": true} {
-		var v view
+		var v snapshot.View
 		fromJSON(t, args, &v)
 		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || v.GPUs[0].VGPUs[0].Paused != paused {
 			t.Errorf("%s: %+v", args, v)

@@ -14,14 +14,15 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-func printJSON(w io.Writer, v view) error { return encodeJSON(w, v, "  ") }
+func printJSON(w io.Writer, v snapshot.View) error { return encodeJSON(w, v, "  ") }
 
 // tableWidth is what a table fits in; names, which stand last, are cut.
 const tableWidth = 100
 
-func printTable(w io.Writer, v view) error {
+func printTable(w io.Writer, v snapshot.View) error {
 	var text bytes.Buffer
 	if err := printText(&text, v, false); err != nil {
 		return err
@@ -34,7 +35,7 @@ func printTable(w io.Writer, v view) error {
 	return nil
 }
 
-func printWide(w io.Writer, v view) error { return printText(w, v, true) }
+func printWide(w io.Writer, v snapshot.View) error { return printText(w, v, true) }
 
 // table aligns columns; a row is cells separated by tabs.
 type table struct{ *tabwriter.Writer }
@@ -52,7 +53,7 @@ func (t table) row(cells ...any) {
 }
 
 // printText writes three tables: GPUs, vGPUs, processes. The errors of writing come out at the flushes.
-func printText(w io.Writer, v view, wide bool) error {
+func printText(w io.Writer, v snapshot.View, wide bool) error {
 	driver := "NVIDIA driver " + v.DriverVersion
 	if v.Driver == device.DriverSim {
 		driver = "simulated driver " + v.DriverVersion
@@ -81,7 +82,7 @@ func printText(w io.Writer, v view, wide bool) error {
 	return nil
 }
 
-func printGPUs(w io.Writer, v view, wide bool) error {
+func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	head := []any{"GPU", "NAME", "UUID", "USED", "RESERVED", "TOTAL", "UTIL", "POLICY"}
 	if wide {
@@ -105,7 +106,7 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 	return t.Flush()
 }
 
-func printVGPUs(w io.Writer, v view, wide bool) error {
+func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	extra := extrasOf(v, wide)
 	head := []any{"CONTAINER", "GPU", "USED", "LIMIT"}
@@ -134,7 +135,7 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 }
 
 // handle is how a table names a container.
-func handle(x vgpuView) string {
+func handle(x snapshot.VGPU) string {
 	if x.SharedID {
 		return printable(x.Nonce)
 	}
@@ -142,7 +143,7 @@ func handle(x vgpuView) string {
 }
 
 // nameCell is what people call the container: where others have the same ID, that and where the container is.
-func nameCell(x vgpuView) string {
+func nameCell(x snapshot.VGPU) string {
 	name := x.Name
 	switch {
 	case x.SharedID && x.Root != "":
@@ -154,12 +155,12 @@ func nameCell(x vgpuView) string {
 }
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
-func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
+func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
 	if x.Compute != nil && x.Compute.Exact {
 		util = percent(x.Compute.Utilization)
 	}
-	if x.State != stateRunning && x.State != stateStarting {
+	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
 		used, util, known = "?", "?", false
 	}
 	state = shownState(x)
@@ -173,9 +174,9 @@ func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
 }
 
 // shownState is the state in a word, of which cgpu pause makes one more.
-func shownState(x vgpuView) string {
-	if x.Paused && !x.Native && x.State == stateRunning {
-		return statePaused
+func shownState(x snapshot.VGPU) string {
+	if x.Paused && !x.Native && x.State == snapshot.StateRunning {
+		return snapshot.StatePaused
 	}
 	return x.State
 }
@@ -187,12 +188,12 @@ const preloadMark = "*"
 const preloadNote = preloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
 
 // unguarded: there is a limit, and only the preload library to enforce it.
-func unguarded(x vgpuView) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
+func unguarded(x snapshot.VGPU) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
 
 // extras are what the table of vGPUs has only where there is something to tell.
 type extras struct{ spill, managed, unguarded bool }
 
-func extrasOf(v view, wide bool) (e extras) {
+func extrasOf(v snapshot.View, wide bool) (e extras) {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
@@ -214,7 +215,7 @@ func (e extras) heads() (heads []any) {
 }
 
 // cells are those of heads. What was spilled before cgpu set took the spill away is shown until it is freed.
-func (e extras) cells(x vgpuView, known bool) (cells []any) {
+func (e extras) cells(x snapshot.VGPU, known bool) (cells []any) {
 	if e.managed {
 		managed := mib(x.Managed)
 		if !known {
@@ -250,7 +251,7 @@ func timeCells(c *api.ComputeStatus) []any {
 	return cells
 }
 
-func printProcesses(w io.Writer, v view, wide bool) error {
+func printProcesses(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	if wide {
 		t.row("CONTAINER", "GPU", "PID", "PID INSIDE", "USED", "PROCESS")
@@ -283,7 +284,7 @@ func orDash(n int) string {
 	return strconv.Itoa(n)
 }
 
-func priority(x vgpuView) string {
+func priority(x snapshot.VGPU) string {
 	if x.Native {
 		return "-"
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func psCommand() *cli.Command {
@@ -58,11 +59,11 @@ type gpuProcess struct {
 	Used      quota.Bytes `json:"used"`
 	Process   string      `json:"process"`
 
-	of *vgpuView
+	of *snapshot.VGPU
 }
 
 // processesOf lists what a view has, GPU by GPU.
-func processesOf(v view) []gpuProcess {
+func processesOf(v snapshot.View) []gpuProcess {
 	list := []gpuProcess{}
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {

@@ -105,7 +105,7 @@ func statusLine(t *testing.T, s api.Status) string {
 }
 
 // busyNode is a node with containers in every state.
-func busyNode(t *testing.T) view {
+func busyNode(t *testing.T) snapshot.View {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cgpu") // short: a socket's path has 107 bytes at most
 	if err != nil {
@@ -185,7 +185,7 @@ func TestSMIWidth(t *testing.T) {
 	v.GPUs[0].Name = strings.Repeat("GPU ", 30)
 	v.GPUs[1].Policy, v.GPUs[1].Utilization = "weight-preempt", new(sched.Permille(999))
 	long := &v.GPUs[0].VGPUs[0]
-	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, stateGuardDead
+	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, snapshot.StateGuardDead
 	long.Weight, long.Percent, long.Processes[0].Name = 64, 100, strings.Repeat("x", 300)
 	var b bytes.Buffer
 	if err := printTable(&b, v); err != nil {
