@@ -42,7 +42,7 @@ func TestComplete(t *testing.T) {
 		"policy ":                        "0 1 all",
 		"policy 0 ":                      "fair preempt weight-preempt fixed soft native",
 		"policy 0 fair ":                 "",
-		"events --kind de":               "denied",
+		"events --kind de":               "deleted denied",
 		"events --follow --container fe": "fedcba",
 		"completion ":                    "bash zsh fish",
 		"run -- ":                        "",

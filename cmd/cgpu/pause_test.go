@@ -58,10 +58,10 @@ func TestPause(t *testing.T) {
 			t.Errorf("%s: %+v, %v", tt.args, got, err)
 		}
 	}
-	for args, paused := range map[string]bool{"pause -o json web": true, "set web --weight 3 -o json": true} {
+	for _, args := range []string{"pause -o json web", "set web --weight 3 -o json"} {
 		var v snapshot.View
 		fromJSON(t, args, &v)
-		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || v.GPUs[0].VGPUs[0].Paused != paused {
+		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || !v.GPUs[0].VGPUs[0].Paused {
 			t.Errorf("%s: %+v", args, v)
 		}
 	}
