@@ -8,6 +8,7 @@ FUZZTIME ?= 10s
 PREFIX   ?= /usr/local
 # Pinned: a linter that changes by itself makes yesterday's green commit red.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ERRORLINT := github.com/polyfloyd/go-errorlint@v1.8.0
 NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
 # Every command is static, but cgpu-refresh: it asks NVML, which go-nvml loads through cgo.
@@ -78,8 +79,8 @@ kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespac
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
 
-lint: ## gofmt, go vet, staticcheck, shellcheck
-	@hack/lint.sh $(STATICCHECK)
+lint: ## gofmt, go vet, staticcheck, errorlint, shellcheck
+	@hack/lint.sh $(STATICCHECK) $(ERRORLINT)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)

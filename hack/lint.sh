@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every linter: gofmt, go vet, staticcheck (STATICCHECK is module/path@version), shellcheck where it is present.
-# usage: lint.sh STATICCHECK
+# Runs every linter: gofmt, go vet, the TOOLs (module/path@version, such as staticcheck), shellcheck where it is present.
+# usage: lint.sh TOOL...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=0
@@ -13,12 +13,17 @@ fi
 
 go vet -tags integration,kubernetes ./... || failed=1
 
-# Not every machine can reach the module proxy; the tool's absence is said, not hidden, and is not a fault of the code.
-if go run "$1" -version >/dev/null 2>&1; then
-	go run "$1" -tags integration,kubernetes ./... || failed=1
-else
-	echo "lint: $1 cannot be had here: skipped" >&2
-fi
+# Not every machine can reach the module proxy; a tool's absence is said, not hidden, and is not a fault of the code.
+bin=$(mktemp -d)
+trap 'rm -rf "$bin"' EXIT
+for tool; do
+	if GOBIN=$bin go install "$tool" 2>/dev/null; then
+		name=${tool%@*}
+		"$bin/${name##*/}" -tags integration,kubernetes ./... || failed=1
+	else
+		echo "lint: $tool cannot be had here: skipped" >&2
+	fi
+done
 
 if command -v shellcheck >/dev/null; then
 	{

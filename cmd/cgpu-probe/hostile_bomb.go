@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -34,7 +35,7 @@ func hostileBombClients(hostileOptions) error {
 	if last == nil {
 		return fmt.Errorf("%d clients without a refusal", len(clients))
 	}
-	if _, ok := last.(*rmError); !ok {
+	if _, ok := errors.AsType[*rmError](last); !ok {
 		return skip(fmt.Sprintf("%d clients, then %v", len(clients), last))
 	}
 	// They are gone: the next one works. The guard learns of closed files a moment later.
@@ -101,7 +102,7 @@ func hostileSizes(hostileOptions) error {
 		if err == nil {
 			return fmt.Errorf("size %#x: got %d bytes", size, granted)
 		}
-		if e, ok := err.(*rmError); ok && e.errno != 0 {
+		if e, ok := errors.AsType[*rmError](err); ok && e.errno != 0 {
 			return fmt.Errorf("size %#x: errno %v: want a status", size, e.errno)
 		}
 	}

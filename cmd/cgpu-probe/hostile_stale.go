@@ -90,7 +90,7 @@ func (c *client) window(h uint32) (w []byte, fd int, address uint64, err error) 
 		return nil, -1, 0, err
 	}
 	w, err = syscall.Mmap(fd, 0, int(staleSize), syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
-	if err != nil && err != syscall.ENODEV {
+	if err != nil && !errors.Is(err, syscall.ENODEV) {
 		return nil, -1, 0, fmt.Errorf("mmap of device memory: %w", err)
 	}
 	return w, fd, address, nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"runtime"
@@ -112,7 +113,7 @@ func (c *client) ownSpace() (u *gpuUVM, space uint32, err error) {
 		return u, space, nil
 	}
 	u.close()
-	if _, ok := err.(errNoUVM); ok {
+	if _, ok := errors.AsType[errNoUVM](err); ok {
 		return nil, 0, skip("the simulated driver has no UVM")
 	}
 	return nil, 0, fmt.Errorf("the own address space is refused, so the attack proves nothing: %w", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"syscall"
@@ -97,7 +98,7 @@ func statusOf(err error) uint32 {
 	if err == nil {
 		return rm.StatusOK
 	}
-	if e, ok := err.(*rmError); ok && e.errno == 0 {
+	if e, ok := errors.AsType[*rmError](err); ok && e.errno == 0 {
 		return e.status
 	}
 	return ^uint32(0)
@@ -108,7 +109,7 @@ func describe(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	if e, ok := err.(*rmError); ok {
+	if e, ok := errors.AsType[*rmError](err); ok {
 		if e.errno != 0 {
 			return fmt.Sprintf("errno %d", int(e.errno))
 		}

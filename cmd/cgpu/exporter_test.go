@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -44,7 +45,7 @@ func TestExporter(t *testing.T) {
 	b := app()
 	b.Writer, b.ErrWriter = io.Discard, io.Discard
 	err := run(b, []string{"cgpu", "exporter", "--listen", ":0"})
-	if _, usage := err.(usageError); !usage || !strings.Contains(err.Error(), "others reach it") {
+	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "others reach it") {
 		t.Error(err)
 	}
 }

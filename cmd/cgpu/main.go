@@ -35,7 +35,7 @@ func main() {
 	}
 	if err := run(a, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, complaint(err, os.Args, os.Geteuid()))
-		if _, usage := err.(usageError); usage {
+		if _, usage := errors.AsType[usageError](err); usage {
 			os.Exit(2)
 		}
 		if e, ok := errors.AsType[cli.ExitCoder](err); ok {

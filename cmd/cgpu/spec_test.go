@@ -412,7 +412,7 @@ func TestCommandLine(t *testing.T) {
 		a := app()
 		a.Writer, a.ErrWriter = &out, &note
 		err := run(a, append([]string{"cgpu"}, strings.Fields(tt.args)...))
-		_, usage := err.(usageError)
+		_, usage := errors.AsType[usageError](err)
 		switch {
 		case (err != nil) != (tt.err != "") || usage != tt.usage:
 			t.Errorf("cgpu %s: error %v (of usage: %v), want %q", tt.args, err, usage, tt.err)

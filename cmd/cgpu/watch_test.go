@@ -79,7 +79,7 @@ func TestWatchAppends(t *testing.T) {
 		t.Errorf("printed %q and %q, %v", out.String(), note.String(), err)
 	}
 	fault := errors.New("fault")
-	if err := watch(context.Background(), &out, &note, time.Hour, func(_, _ io.Writer) error { return fault }); err != fault {
+	if err := watch(context.Background(), &out, &note, time.Hour, func(_, _ io.Writer) error { return fault }); !errors.Is(err, fault) {
 		t.Error(err)
 	}
 }

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -139,7 +140,7 @@ func readPodman(text []byte, into *runtimes) error {
 
 // tomlError is an error of the decoder with its line.
 func tomlError(err error) error {
-	if d, isDecode := err.(*toml.DecodeError); isDecode {
+	if d, isDecode := errors.AsType[*toml.DecodeError](err); isDecode {
 		row, _ := d.Position()
 		return fmt.Errorf("line %d: %s", row, strings.TrimPrefix(d.Error(), "toml: "))
 	}

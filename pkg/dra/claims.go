@@ -94,7 +94,7 @@ func (c slimClaims) Get(ctx context.Context, name string, _ metav1.GetOptions) (
 		}
 		return err
 	})
-	if err != wire.ErrDone {
+	if !errors.Is(err, wire.ErrDone) {
 		return nil, fmt.Errorf("dra: claim %s/%s: %w", c.namespace, name, err)
 	}
 	return claim, nil

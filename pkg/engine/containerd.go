@@ -290,7 +290,7 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 	if err != nil {
 		return p, err
 	}
-	if disabled, _ := c.disabled(); disabled {
+	if c.disabled() {
 		p.hint("the CRI plugin is disabled in this configuration (disabled_plugins): Kubernetes does not reach the runtime; Docker and ctr do not need it there")
 	}
 	mine := slices.IndexFunc(c.files, func(d document) bool { _, _, found := block(d.text, r.Name); return found })
@@ -434,16 +434,17 @@ func (c *containerd) where(name string) string {
 	return strings.Join(list, ", ")
 }
 
-func (c *containerd) disabled() (bool, string) {
+// disabled reports that the configuration turns the CRI off.
+func (c *containerd) disabled() bool {
 	for _, d := range c.files {
 		list, _ := d.tree["disabled_plugins"].([]any)
 		for _, p := range list {
 			if slices.Contains([]any{"cri", criPlugin[2], criPlugin[3]}, p) {
-				return true, d.path
+				return true
 			}
 		}
 	}
-	return false, ""
+	return false
 }
 
 // verify reads the configuration as it will be: only what is ours may differ.
@@ -496,7 +497,7 @@ func Named(tree map[string]any, name string) (program, byName string) {
 // CRIDisabled reports that a configuration of containerd does without the CRI plugin, whose section says nothing then.
 func CRIDisabled(tree map[string]any) bool {
 	c := containerd{files: []document{{tree: tree}}}
-	disabled, _ := c.disabled()
+	disabled := c.disabled()
 	return disabled
 }
 

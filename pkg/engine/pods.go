@@ -38,7 +38,7 @@ func ContainerdPods(fsys fs.FS, main string, version Version) (p Pods, err error
 	if err != nil {
 		return p, err
 	}
-	p.Disabled, _ = c.disabled()
+	p.Disabled = c.disabled()
 	p.OldCDI = c.program.before(1, 7)
 	dirs, set := getTable(c.tree, "plugins", c.plugin)["cdi_spec_dirs"].([]any)
 	p.CDI = !p.OldCDI && !c.lacksCDI() && (!set || readsAgent(dirs))

@@ -232,7 +232,7 @@ func TestFollow(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	fault := errors.New("fault")
-	if err := Follow(context.Background(), dir, func([]Event) error { return fault }); err != fault {
+	if err := Follow(context.Background(), dir, func([]Event) error { return fault }); !errors.Is(err, fault) {
 		t.Error(err)
 	}
 	if err := Follow(context.Background(), filepath.Join(dir, "none"), func([]Event) error { return nil }); err == nil {

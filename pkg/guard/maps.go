@@ -223,7 +223,7 @@ func killHeld(pidfd, tgid int) error {
 		return nil
 	}
 	err, killed := error(unix.ESRCH), 0
-	for tries := 0; (err == nil || err == unix.ESRCH) && killed < livingTries && tries < seizeTries; tries++ {
+	for tries := 0; (err == nil || errors.Is(err, unix.ESRCH)) && killed < livingTries && tries < seizeTries; tries++ {
 		wait := time.Duration(0)
 		if err = onOwnThread(func() error { return seize(tgid) }); err == nil {
 			killed, wait = killed+1, killPause

@@ -649,7 +649,7 @@ func TestOwnThread(t *testing.T) {
 	seen := map[int]bool{}
 	for range 20 {
 		var tid int
-		if err := onOwnThread(func() error { tid = unix.Gettid(); return unix.EPERM }); err != unix.EPERM {
+		if err := onOwnThread(func() error { tid = unix.Gettid(); return unix.EPERM }); !errors.Is(err, unix.EPERM) {
 			t.Fatal(err)
 		}
 		if tid == os.Getpid() {

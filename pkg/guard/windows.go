@@ -69,7 +69,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	w := &window{gpu: gpu, size: m.windowSize(rm.U64(o, rm.MapMemoryOffset), length, g.bar1[gpu]), own: own}
-	if !g.reserveWindow(w, g.windowLimit(own, gpu)) {
+	if !g.reserveWindow(w, g.windowLimit(gpu)) {
 		return answer(c.deny(rm.StatusInsufficientResources, "windows", "denied a mapping: the container has its share of the GPU's BAR1",
 			"length", quota.Bytes(length)))
 	}
@@ -164,7 +164,7 @@ func on(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
 }
 
 // windowLimit is the container's share of a GPU's BAR1: that of the card's memory.
-func (g *Guard) windowLimit(own *rmclient.Client, gpu int) quota.Bytes {
+func (g *Guard) windowLimit(gpu int) quota.Bytes {
 	u, memory := g.account.usage(gpu), g.cfg.GPUs[gpu].Memory
 	if u.native || memory == 0 {
 		return ^quota.Bytes(0)

@@ -47,7 +47,7 @@ func retry(call func() error) (err error) {
 		if try >= tryFirst {
 			time.Sleep(time.Millisecond)
 		}
-		if err = call(); err != unix.EINTR && err != unix.EAGAIN {
+		if err = call(); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			return err
 		}
 	}

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"errors"
 	"os"
 	"reflect"
 	"slices"
@@ -264,7 +265,7 @@ func TestDialectsRefused(t *testing.T) {
 // refusal checks an error and what it names.
 func refusal(t *testing.T, text string, q any, err error, variable, reason string) {
 	t.Helper()
-	e, ok := err.(*Error)
+	e, ok := errors.AsType[*Error](err)
 	if !ok {
 		t.Errorf("%.200s: got %+v, %v; want a refusal", text, q, err)
 		return

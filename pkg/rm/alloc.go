@@ -50,19 +50,23 @@ const (
 	ClassMulticast            // 0xfd: fabric multicast; holds a file descriptor
 	ClassUserShared           // 0xde: a page of the driver's with what firmware measures
 	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
-	ClassFirmware             // nothing special but that the GPU's firmware has an object for it
 	ClassContextDMA           // 0x2: a name of memory, by which it may be mapped into the kernel
 	ClassSemaphores           // 0xda: holds references on one or two memories, and writes them
+	ClassP2P                  // 0x503b: the parameters may choose peer ids, which all of a GPU's users share
+	ClassEncoder              // 0xa0bc: a session on a list of the GPU's; the parameters may name memory that it keeps no reference on
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
 
-// InFirmware reports that the driver makes an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the GPU.
+// InFirmware reports that the driver may make an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the
+// GPU. Of plain ones it does of nearly all (RS_FLAGS_ALLOC_RPC_TO_PHYS_RM in resource_list.h, which whatever is below a channel has; an event
+// on such an object): testdata/firmware.csv.
 func (k ClassKind) InFirmware() bool {
 	switch k {
-	case ClassDevice, ClassSubdevice, ClassVASpace, ClassTSG, ClassChannel, ClassDebugger, ClassFirmware:
-		return true
+	case ClassDeny, ClassRoot, ClassVidmem, ClassSysmem, ClassVirtual, ClassInTask, ClassFabric, ClassMulticast, ClassUserShared,
+		ClassContextDMA, ClassSemaphores, ClassFD:
+		return false
 	}
-	return false
+	return true
 }
 
 // Class is an object class that RM_ALLOC may make.

@@ -75,7 +75,7 @@ func (m *Message) varint() (n uint64, err error) {
 
 // noEOF: an answer that ends in the middle of something was cut off.
 func noEOF(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err
