@@ -35,10 +35,11 @@ for arch in ${ARCHES:-amd64 arm64}; do
 	build linux "$arch" cgpu-agent "$work/agent-$arch/cgpu-agent"
 	IMAGE_ARCH=$arch test/kubernetes/mkimage.sh "cgpu-agent:${version#v}" "$work/agent-$arch" "$out/cgpu-agent-${version#v}-$arch.tar" /cgpu-agent
 done
-for target in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64; do
+for target in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64; do
 	dir=$work/kubectl-${target/\//-}
 	mkdir "$dir"
-	build "${target%/*}" "${target#*/}" kubectl-cgpu "$dir/kubectl-cgpu"
+	exe=; [ "${target%/*}" != windows ] || exe=.exe
+	build "${target%/*}" "${target#*/}" kubectl-cgpu "$dir/kubectl-cgpu$exe"
 	install -m 0755 packaging/kubectl_complete-cgpu LICENSE -t "$dir"
 	tar -C "$dir" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -c . | gzip -9n >"$out/kubectl-cgpu-${version#v}-${target/\//-}.tar.gz"
 done

@@ -467,3 +467,30 @@ func TestReadsTheState(t *testing.T) {
 		}
 	}
 }
+
+// TestReleaseTellsName: what Docker calls a container is in its record alone, which goes with the container.
+func TestReleaseTellsName(t *testing.T) {
+	const id, nonce = "0123456789ab", "1111111111111111"
+	dir, records, bundle := t.TempDir(), filepath.Join(t.TempDir(), id), t.TempDir()
+	t.Setenv("CGPU_RUN_DIR", dir)
+	if err := os.Mkdir(records, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{
+		filepath.Join(bundle, "config.json"):     fmt.Sprintf(`{"mounts":[{"destination":"/etc/hostname","source":%q}]}`, filepath.Join(records, "hostname")),
+		filepath.Join(records, "config.v2.json"): fmt.Sprintf(`{"ID":%q,"Name":"/web"}`, id),
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, state := range []string{fmt.Sprintf(`{"id":%q,"bundle":%q}`, id, bundle), fmt.Sprintf(`{"id":"other","bundle":%q}`, bundle), "{}", ""} {
+		if err := run([]string{"cgpu-hook", "release", "--id", id, "--nonce", nonce}, strings.NewReader(state), os.Stderr); err != nil {
+			t.Error(err)
+		}
+	}
+	list, err := event.Read(dir)
+	if err != nil || len(list) != 1 || list[0].Kind != event.Deleted || list[0].Container != id || list[0].Nonce != nonce || list[0].Name != "web" {
+		t.Errorf("%+v, %v", list, err)
+	}
+}

@@ -29,6 +29,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
@@ -58,7 +59,7 @@ func run(args []string, stdin io.Reader, stderr io.Writer) error {
 	case "setup":
 		return setup(args[2:], stdin, stderr)
 	case "release":
-		return release(args[2:])
+		return release(args[2:], stdin)
 	case alloc.HookCommand:
 		return allocated(args)
 	}
@@ -122,12 +123,26 @@ func started(args []string, stdin io.Reader) error {
 
 // release drops the container's reservation and its vGPU page. The guard does the same when its last process is gone, and a
 // container that was started anew has another nonce. The bundle goes last: it is the folder in which crun runs hooks.
-func release(args []string) error {
+func release(args []string, stdin io.Reader) error {
 	nonce, err := whose("release", args)
 	if err != nil {
 		return err
 	}
-	return errors.Join(giveBack(nonce), page.RemoveBundle(device.RunDir(), nonce))
+	err = giveBack(nonce)
+	tellName(nonce, stdin)
+	return errors.Join(err, page.RemoveBundle(device.RunDir(), nonce))
+}
+
+// tellName tells what the engine calls a container of which nobody can find that out later, for those who read what happened to it. The
+// container itself waits for that alone: its share is given back.
+func tellName(nonce string, stdin io.Reader) {
+	state, err := readState(stdin)
+	if err != nil {
+		return
+	}
+	if called := name.Of(state.Bundle, state.ID); called != "" {
+		_ = event.Append(device.RunDir(), event.Event{Kind: event.Deleted, Container: state.ID, Nonce: nonce, Name: called, Text: "by its engine"})
+	}
 }
 
 func giveBack(nonce string) error {

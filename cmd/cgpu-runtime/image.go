@@ -89,7 +89,7 @@ func readInside(root int, name string) ([]byte, error) {
 //
 // One that the user mounts there himself stays, since it is his and not the image's; the guard holds without the limiter. In
 // preload mode, where it does not, such a container is refused.
-func preloadFile(doc *spec.Document, bundle string, record ledger.Record) (string, error) {
+func preloadFile(doc *spec.Document, bundle string, record *ledger.Record) (string, error) {
 	refuse := func(err error) (string, error) {
 		if record.Preload {
 			return "", fmt.Errorf("%w: in preload mode it has to name the limiter: name your libraries in LD_PRELOAD, "+

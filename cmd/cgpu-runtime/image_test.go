@@ -156,7 +156,7 @@ func TestPreloadFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 {
-				path, err := preloadFile(doc, filepath.Dir(root), record)
+				path, err := preloadFile(doc, filepath.Dir(root), &record)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -174,7 +174,7 @@ func TestPreloadFile(t *testing.T) {
 				}
 			}
 			record.Preload = true
-			_, err = preloadFile(doc, filepath.Dir(root), record)
+			_, err = preloadFile(doc, filepath.Dir(root), &record)
 			if (err != nil) != test.refused || err != nil && !strings.Contains(err.Error(), `enforcement = "guard"`) {
 				t.Errorf("in preload mode: %v", err)
 			}
@@ -196,7 +196,7 @@ func BenchmarkPreloadFile(b *testing.B) {
 		b.Fatal(err)
 	}
 	for b.Loop() {
-		if _, err := preloadFile(doc, filepath.Dir(root), record); err != nil {
+		if _, err := preloadFile(doc, filepath.Dir(root), &record); err != nil {
 			b.Fatal(err)
 		}
 	}

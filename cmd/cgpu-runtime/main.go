@@ -134,10 +134,16 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 
 	// The guard starts while we find out which GPUs, and how much of each.
-	var guard *launch.Guard
-	undo = func() { guard.Stop() }
+	session := launch.Session{RunDir: runDir}
+	undo = func() {
+		for _, err := range []error{session.Undo(), uncopy(c.made)} {
+			if err != nil {
+				c.report(err)
+			}
+		}
+	}
 	if !preloads(runDir) {
-		if guard, err = launch.Start(runDir); err != nil {
+		if session.Guard, err = launch.Start(runDir); err != nil {
 			return undo, err
 		}
 	}
@@ -145,57 +151,39 @@ func create(c *call, runDir string) (undo func(), err error) {
 	if err != nil {
 		return undo, err
 	}
+	session.Table = table
 	units := func(c spec.PodContainer) (quota.Units, error) { return launch.AskKubelet(table.Config.PodResources, c) }
 	if err := ask.Settle(table, units); err != nil {
 		return undo, err
 	}
 	// The table that was there may have been stale.
 	switch guarded := table.Guarded(); {
-	case guarded && guard == nil:
-		if guard, err = launch.Start(runDir); err != nil {
+	case guarded && session.Guard == nil:
+		if session.Guard, err = launch.Start(runDir); err != nil {
 			return undo, err
 		}
-	case !guarded && guard != nil:
-		guard.Stop()
-		guard = nil
+	case !guarded && session.Guard != nil:
+		session.Guard.Stop()
+		session.Guard = nil
 	}
 
-	// Reserve.
-	mine, err := identify(*c, guard, runDir)
+	root, err := recordedRoot(*c, runDir)
 	if err != nil {
 		return undo, err
 	}
-	request, err := ask.Reservation(mine, table, runDir)
-	if err != nil {
+	if err := session.Ask(ask, ledger.Record{ID: c.id, Root: root, Bundle: c.bundle}); err != nil {
 		return undo, err
 	}
-	if err := admit.GivePage(&request, runDir); err != nil {
-		return undo, err
-	}
-	book := ledger.Open(runDir)
-	record, err := book.Reserve(request)
-	if err != nil {
+	if err := session.Reserve(); err != nil {
 		return undo, ask.Refused(err)
 	}
-	undo = func() {
-		guard.Stop()
-		for _, err := range []error{book.Release(record.Nonce), page.Remove(runDir, record.Nonce), uncopy(c.made)} {
-			if err != nil {
-				c.report(err)
-			}
-		}
-	}
+	record := &session.Record
 
-	// Tell the guard, and edit while it makes itself ready.
-	if err := launch.MakePage(record, table, runDir); err != nil {
+	// Edit while the guard makes itself ready.
+	if err := session.Tell(nil); err != nil {
 		return undo, err
 	}
-	if guard != nil {
-		if err := guard.Tell(launch.GuardConfig(record, table, runDir)); err != nil {
-			return undo, err
-		}
-	}
-	plan, err := ask.Plan(record, table)
+	plan, err := ask.Plan(*record, table)
 	if err != nil {
 		return undo, err
 	}
@@ -219,11 +207,9 @@ func create(c *call, runDir string) (undo func(), err error) {
 	if err := file.copied(ask.Doc.Encode(), c.made); err != nil {
 		return undo, err
 	}
-	if guard != nil {
-		err = guard.Wait(table.Config.GuardStartTimeout)
-	}
+	err = session.Ready()
 	if err == nil {
-		health.Warn(runDir, table, record)
+		health.Warn(runDir, table, *record)
 	}
 	if ignored := ask.Quota.Ignored; err == nil && len(ignored) > 0 {
 		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name, Text: "ignored: " + strings.Join(ignored, "; ")})
@@ -246,26 +232,11 @@ func mayShare(runDir string) error {
 	return nil
 }
 
-// identify says in a record which container this is, and who makes it.
-func identify(c call, guard *launch.Guard, runDir string) (ledger.Record, error) {
-	nonce, err := launch.Nonce()
-	if err != nil {
-		return ledger.Record{}, err
+// recordedRoot is the folder in which the low-level runtime will keep the container's state.
+func recordedRoot(c call, runDir string) (string, error) {
+	if c.root != "" { // not that of each of them
+		return c.stateRoot(false), nil
 	}
-	start, err := ledger.ProcStart(os.Getpid())
-	if err != nil {
-		return ledger.Record{}, err
-	}
-	low := ""
-	if c.root == "" { // each has a folder of its own
-		if low, err = findRuntime(configured(runDir), ""); err != nil {
-			return ledger.Record{}, err
-		}
-	}
-	r := ledger.Record{ID: c.id, Nonce: nonce, Root: c.stateRoot(isCrun(low)), Bundle: c.bundle, LauncherPID: os.Getpid(), LauncherStart: start}
-	if guard != nil {
-		r.GuardPID = guard.PID
-		r.GuardStart, err = ledger.ProcStart(guard.PID)
-	}
-	return r, err
+	low, err := findRuntime(configured(runDir), "")
+	return c.stateRoot(isCrun(low)), err
 }

@@ -10,13 +10,14 @@ import (
 	"unicode/utf8"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // tableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
 // asked each time, since it may have become another size.
-func tableFor(out io.Writer) func(io.Writer, view) error {
+func tableFor(out io.Writer) func(io.Writer, snapshot.View) error {
 	f, _ := out.(*os.File)
-	return func(w io.Writer, v view) error {
+	return func(w io.Writer, v snapshot.View) error {
 		_, columns, terminal := size(f)
 		if terminal && columns == 0 {
 			columns = tableWidth // it does not know
@@ -50,7 +51,7 @@ const leastGiven = 12
 
 // boxed draws the view as nvidia-smi draws its own; with both ID and name of a container, or only what people call it; with
 // spare, also without columns that are not needed most. False: it does not fit.
-func boxed(v view, columns int, both, spare bool) (string, bool) {
+func boxed(v snapshot.View, columns int, both, spare bool) (string, bool) {
 	gpus, vgpus, processes := gpuGrid(v), vgpuGrid(v, both), processGrid(v, both)
 	grids := []*grid{gpus}
 	for _, g := range []*grid{vgpus, processes} {
@@ -99,7 +100,7 @@ func boxed(v view, columns int, both, spare bool) (string, bool) {
 	return b.String(), true
 }
 
-func gpuGrid(v view) *grid {
+func gpuGrid(v snapshot.View) *grid {
 	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Name", false, true, 0}, {"Used / Reserved / Total MiB", true, false, 0}, {"Util", true, false, 1},
 		{"Policy", false, false, 2}}}
 	for _, x := range v.GPUs {
@@ -120,7 +121,7 @@ func amounts(list ...string) string {
 	return strings.Join(list, " / ")
 }
 
-func vgpuGrid(v view, both bool) *grid {
+func vgpuGrid(v snapshot.View, both bool) *grid {
 	extra := extrasOf(v, false)
 	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}}}
 	if both {
@@ -150,7 +151,7 @@ func vgpuGrid(v view, both bool) *grid {
 }
 
 // called are the columns that say which container it is.
-func called(x vgpuView, both bool) []string {
+func called(x snapshot.VGPU, both bool) []string {
 	switch {
 	case both:
 		return []string{handle(x), nameCell(x)}
@@ -160,7 +161,7 @@ func called(x vgpuView, both bool) []string {
 	return []string{printable(x.Name)}
 }
 
-func processGrid(v view, both bool) *grid {
+func processGrid(v snapshot.View, both bool) *grid {
 	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}, {"PID", true, false, 0}, {"Used MiB", true, false, 0}, {"Process", false, true, 0}}}
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -84,7 +84,7 @@ func changeCard(runDir string, t *device.Table, g device.GPU, change func(*sched
 // shortage is why a container cannot have less: what it uses of a GPU, or that nobody knows.
 type shortage struct {
 	spill   bool // it is about spilled memory, else about the limit
-	use     guard.VGPUStatus
+	use     api.VGPUStatus
 	unknown error
 }
 

@@ -20,7 +20,12 @@ func configCommand() *cli.Command {
 		Description: "Without a FILE it is the one that the node uses. Nothing is changed; cgpu refresh, or the next container, takes the file\n" +
 			"over. The exit status is 1 when something is wrong; the message has the line or the key, the value, and what is wanted.\n\n" +
 			"Examples:\n   cgpu config check\n   cgpu config check ./cgpu.toml && sudo install -m 0644 cgpu.toml /etc/cgpu/",
+		Flags: []cli.Flag{outputFlag()},
 		Action: func(c *cli.Context) error {
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
+			}
 			if c.Args().First() != "check" || c.NArg() > 2 {
 				return usageError{errors.New("config: want check [FILE]; see cgpu config --help")}
 			}
@@ -33,12 +38,23 @@ func configCommand() *cli.Command {
 			if _, err := config.Load(path); err != nil {
 				return err
 			}
+			_, err = os.Stat(path)
+			v := configView{File: path, Present: !errors.Is(err, fs.ErrNotExist)}
+			if inJSON {
+				return encodeJSON(c.App.Writer, v, "  ")
+			}
 			text := "is good"
-			if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			if !v.Present {
 				text = "is not there: the defaults hold"
 			}
-			_, err := fmt.Fprintf(c.App.Writer, "%s %s\n", path, text)
+			_, err = fmt.Fprintf(c.App.Writer, "%s %s\n", path, text)
 			return err
 		},
 	}
+}
+
+// configView is what cgpu config check -o json prints of a file that is good.
+type configView struct {
+	File    string `json:"file"`
+	Present bool   `json:"present"` // if not, the defaults hold
 }

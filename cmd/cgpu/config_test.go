@@ -37,6 +37,13 @@ func TestConfigCheck(t *testing.T) {
 	if out := cgpu("config check"); !strings.Contains(out, "none is not there: the defaults hold") {
 		t.Error(out)
 	}
+	for path, present := range map[string]bool{good: true, filepath.Join(dir, "none"): false} {
+		t.Setenv("CGPU_CONFIG", path)
+		var v configView
+		if fromJSON(t, "config check -o json", &v); v != (configView{path, present}) {
+			t.Errorf("%+v", v)
+		}
+	}
 }
 
 // A broken cgpu.toml is what nobody's container starts with: smi says so, and shows the GPUs all the same.

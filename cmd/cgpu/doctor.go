@@ -38,7 +38,7 @@ func doctorCommand() *cli.Command {
 			"   cgpu doctor --engine docker=/srv/docker/daemon.json",
 		ArgsUsage: " ",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
+			outputFlag(),
 			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "tell of every check"},
 			&cli.BoolFlag{Name: "self-test", Usage: "start containers that try to escape, too"},
 			&cli.StringSliceFlag{Name: "engine", Usage: "look at `NAME=FILE` (docker, containerd, crio, podman) instead of the usual files of all engines; may be repeated"},
@@ -49,9 +49,9 @@ func doctorCommand() *cli.Command {
 			if c.IsSet("try") {
 				return tryIt(c.App.Writer, c.String("try"))
 			}
-			format := c.String("o")
-			if format != "table" && format != "json" {
-				return usageError{fmt.Errorf("doctor: -o %q: want table or json", format)}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			files, err := engineFiles(c.StringSlice("engine"))
 			if err != nil {
@@ -66,7 +66,7 @@ func doctorCommand() *cli.Command {
 				checks = append(checks, doctor.SelfTest())
 			}
 			report := doctor.Examine(h, checks)
-			if format == "json" {
+			if inJSON {
 				err = encodeJSON(c.App.Writer, report, "  ")
 			} else {
 				err = printReport(c.App.Writer, report, c.Bool("verbose"))
@@ -120,8 +120,8 @@ func fare(t *device.Table, records []ledger.Record) []doctor.Container {
 	for i, a := range snapshot.AskAll(t, records) {
 		r := records[i]
 		s := snapshot.StateOf(r, a)
-		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == stateGone,
-			Bad: s == stateGuardDead || s == stateNoAnswer || s == stateNoPage})
+		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == snapshot.StateGone,
+			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage})
 	}
 	return list
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // The whole command is tested in test/integration: it starts itself again, which a test's program must not.
@@ -83,7 +84,7 @@ func TestFare(t *testing.T) {
 		{ID: "starting", VGPUs: vgpu, LauncherPID: os.Getpid(), LauncherStart: start},
 		{ID: "orphan", Name: "web", VGPUs: vgpu, GuardPID: 1 << 29, InitPID: os.Getpid(), InitStart: start},
 	})
-	want := []doctor.Container{{Name: "gone", State: stateGone, Dead: true}, {Name: "starting", State: stateStarting}, {Name: "orphan (web)", State: stateGuardDead, Bad: true}}
+	want := []doctor.Container{{Name: "gone", State: snapshot.StateGone, Dead: true}, {Name: "starting", State: snapshot.StateStarting}, {Name: "orphan (web)", State: snapshot.StateGuardDead, Bad: true}}
 	for i := range want {
 		if list[i] != want[i] {
 			t.Errorf("got %+v, want %+v", list[i], want[i])

@@ -34,8 +34,8 @@ func eventsCommand() *cli.Command {
 		Description: "The node keeps the last 4 to 8 MiB of events, until the next boot. What a container's programs can cause (denied,\n" +
 			"killed, freed, held, let, warning) is written at most once in 10 s for each kind, GPU and container; the line then says how\n" +
 			"often it happened. Of refusals the node tells 40 a minute, 10 of one namespace, and then how many there were beyond. In preload mode nobody is there\n" +
-			"to tell of starts, ends and denials. A container that is not in a pod of Kubernetes has a name here only while it runs; its\n" +
-			"ID finds it later too.\n" +
+			"to tell of starts, ends and denials. What Docker calls a container, and others that tell a runtime no name, is told by its event\n" +
+			"\"deleted\", when the engine has let go of it.\n" +
 			"KIND is one of " + strings.Join(kinds[:len(kinds)/2], ", ") + ",\n" + strings.Join(kinds[len(kinds)/2:], ", ") + ".\n\n" +
 			"Examples:\n   cgpu events\n   cgpu events --follow\n   cgpu events --kind denied --kind killed --since 1h\n   cgpu events --container web -o json | jq .text",
 		ArgsUsage: " ",
@@ -54,7 +54,6 @@ func eventsCommand() *cli.Command {
 				return usageError{fmt.Errorf("events: %w", err)}
 			}
 			runDir := device.RunDir()
-			q.name = namesOf(ledger.Open(runDir))
 			print := printEvent
 			if q.json {
 				print = func(w io.Writer, e event.Event, _ string) error { return encodeJSON(w, e, "") }
@@ -69,12 +68,13 @@ func eventsCommand() *cli.Command {
 				return nil
 			}
 			_ = event.TellRefused(runDir) // root may; others cannot read either
-			if !c.Bool("follow") {
-				list, err := event.Read(runDir)
-				if err == nil {
-					err = show(q.last(q.pick(list)))
-				}
+			past, err := event.Read(runDir)
+			if err != nil {
 				return eventsError(err)
+			}
+			q.name = namesOf(ledger.Open(runDir), past)
+			if !c.Bool("follow") {
+				return eventsError(show(q.last(q.pick(past))))
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
@@ -83,10 +83,10 @@ func eventsCommand() *cli.Command {
 					_ = event.TellRefused(runDir)
 				}
 			}()
-			past := true
+			first := true
 			return eventsError(event.Follow(ctx, runDir, func(list []event.Event) error {
-				if list = q.pick(list); past {
-					past, list = false, q.last(list)
+				if list = q.pick(list); first {
+					first, list = false, q.last(list)
 				}
 				return show(list)
 			}))
@@ -170,10 +170,15 @@ func (q eventsQuery) last(list []event.Event) []event.Event {
 	return list[len(list)-q.tail:]
 }
 
-// namesOf names the containers of events: as the event says, else as a container that still runs is called. The ledger is looked at
-// again when there is a container that it did not have.
-func namesOf(book *ledger.Ledger) func(event.Event) string {
+// namesOf names the containers of events: as the event says, or another one of the same start, else as a container that still runs is
+// called. The ledger is looked at again when there is a container that it did not have.
+func namesOf(book *ledger.Ledger, past []event.Event) func(event.Event) string {
 	known := map[string]string{}
+	for _, e := range past {
+		if e.Name != "" && e.Nonce != "" {
+			known[e.Nonce] = e.Name
+		}
+	}
 	return func(e event.Event) string {
 		key := cmp.Or(e.Nonce, e.Container)
 		if e.Name != "" || key == "" {
@@ -187,7 +192,7 @@ func namesOf(book *ledger.Ledger) func(event.Event) string {
 				known[r.Nonce], known[r.ID] = name, name
 			}
 		}
-		return cmp.Or(known[e.Nonce], known[e.Container]) // an earlier start of the container has no record
+		return cmp.Or(known[e.Nonce], known[e.Container]) // an earlier start of the container may have told nothing
 	}
 }
 

@@ -141,3 +141,20 @@ T  set        preload       GPU 1: weight 1 → 2
 		t.Errorf("printed\n%s\nwant\n%s", out, want)
 	}
 }
+
+// TestEventsOfTheDeleted: one event that has the container's name is enough for all of that start.
+func TestEventsOfTheDeleted(t *testing.T) {
+	n := newNode(t)
+	for _, e := range []event.Event{
+		{Kind: event.Start, Container: "c", Nonce: "1", Text: "once"},
+		{Kind: event.Deleted, Container: "c", Nonce: "1", Name: "web", Text: "x"},
+		{Kind: event.Start, Container: "c", Nonce: "2", Text: "again"},
+	} {
+		if err := event.Append(n.dir, e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if out := cgpu("events --container web"); strings.Count(out, "\n") != 2 || !strings.Contains(out, "web: once") || strings.Contains(out, "again") {
+		t.Errorf("printed %s", out)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // filterHelp explains the flags of filterFlags.
@@ -36,21 +37,21 @@ type selection struct {
 // filterKeys are what --filter knows, with the value that a vGPU has and the values that there are.
 var filterKeys = []struct {
 	key    string
-	of     func(gpuView, vgpuView) string
+	of     func(snapshot.GPU, snapshot.VGPU) string
 	values func() []string
 }{
-	{"state", func(_ gpuView, x vgpuView) string { return dashed(x.ShownState()) }, func() []string {
+	{"state", func(_ snapshot.GPU, x snapshot.VGPU) string { return dashed(x.ShownState()) }, func() []string {
 		var list []string
-		for _, s := range []string{stateRunning, statePaused, stateStarting, stateGone, stateNoAnswer, stateGuardDead, stateNoPage} {
+		for _, s := range []string{snapshot.StateRunning, snapshot.StatePaused, snapshot.StateStarting, snapshot.StateGone, snapshot.StateNoAnswer, snapshot.StateGuardDead, snapshot.StateNoPage} {
 			list = append(list, dashed(s))
 		}
 		return list
 	}},
-	{"priority", func(_ gpuView, x vgpuView) string { return priority(x) }, func() []string {
+	{"priority", func(_ snapshot.GPU, x snapshot.VGPU) string { return priority(x) }, func() []string {
 		return []string{quota.PriorityBestEffort.String(), quota.PriorityDefault.String(), quota.PriorityHigh.String()}
 	}},
-	{"policy", func(g gpuView, _ vgpuView) string { return g.Policy }, policyNames},
-	{"enforcement", func(_ gpuView, x vgpuView) string { return x.Enforcement }, func() []string {
+	{"policy", func(g snapshot.GPU, _ snapshot.VGPU) string { return g.Policy }, policyNames},
+	{"enforcement", func(_ snapshot.GPU, x snapshot.VGPU) string { return x.Enforcement }, func() []string {
 		return []string{device.EnforceGuard, device.EnforcePreload}
 	}},
 }
@@ -107,7 +108,7 @@ func selectionOf(c *cli.Context) (selection, error) {
 }
 
 // apply leaves of a view what is selected. A GPU or a container that is not there is an error; a filter that nothing fits is not.
-func (s selection) apply(v view) (view, error) {
+func (s selection) apply(v snapshot.View) (snapshot.View, error) {
 	table := &device.Table{}
 	for _, g := range v.GPUs {
 		table.GPUs = append(table.GPUs, device.GPU{Index: g.Index, UUID: g.UUID})
@@ -121,9 +122,9 @@ func (s selection) apply(v view) (view, error) {
 		wanted = append(wanted, g.UUID)
 	}
 	found := map[string]bool{}
-	kept := []gpuView{}
+	kept := []snapshot.GPU{}
 	for _, g := range v.GPUs {
-		vgpus := []vgpuView{}
+		vgpus := []snapshot.VGPU{}
 		for _, x := range g.VGPUs {
 			named := len(s.containers) == 0
 			for _, name := range s.containers {
@@ -151,7 +152,7 @@ func (s selection) apply(v view) (view, error) {
 }
 
 // fits holds a vGPU against the filters.
-func (s selection) fits(g gpuView, x vgpuView) bool {
+func (s selection) fits(g snapshot.GPU, x snapshot.VGPU) bool {
 	for _, f := range filterKeys {
 		if values, ok := s.filters[f.key]; ok && !slices.Contains(values, f.of(g, x)) {
 			return false

@@ -12,7 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -64,7 +64,7 @@ type dossier struct {
 	State  string        `json:"state"`
 	Record ledger.Record `json:"record"`
 	// Guard is what the guard says; in preload mode, what the page does. GuardError is why there is nothing.
-	Guard      *guard.Status `json:"guard,omitempty"`
+	Guard      *api.Status   `json:"guard,omitempty"`
 	GuardError string        `json:"guardError,omitempty"`
 	Page       *pageView     `json:"page,omitempty"`
 	PageError  string        `json:"pageError,omitempty"`
@@ -104,8 +104,8 @@ type logView struct {
 func inspect(t *device.Table, runDir string, r ledger.Record, lines int) dossier {
 	d := dossier{ID: r.ID, Name: r.Name, Record: r, Events: []event.Event{}}
 	a := snapshot.AskAll(t, []ledger.Record{r})[0]
-	if d.State = snapshot.StateOf(r, a); d.State == stateRunning && r.Paused && len(r.VGPUs) > 0 {
-		d.State = statePaused
+	if d.State = snapshot.StateOf(r, a); d.State == snapshot.StateRunning && r.Paused && len(r.VGPUs) > 0 {
+		d.State = snapshot.StatePaused
 	}
 	if a.Err == nil {
 		d.Guard = &a.Status

@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func inspected(t *testing.T, args string) (d dossier) {
@@ -39,7 +40,7 @@ func TestInspect(t *testing.T) {
 	n.happen(event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
 		event.Event{Kind: event.Refused, Container: r.ID, Text: "a try"}, event.Event{Kind: event.Start, Container: "other", Text: "another's"})
 	d := inspected(t, "default/pod/main --log-lines 3")
-	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != stateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
+	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
 	if diff := cmp.Diff(logView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
@@ -58,7 +59,7 @@ func TestInspect(t *testing.T) {
 	if err := os.Remove(r.Control); err != nil {
 		t.Fatal(err)
 	}
-	if d := inspected(t, "abc"); d.Guard != nil || d.State != stateGuardDead || !strings.Contains(d.GuardError, "no such file") || len(d.Log.Lines) != logTail {
+	if d := inspected(t, "abc"); d.Guard != nil || d.State != snapshot.StateGuardDead || !strings.Contains(d.GuardError, "no such file") || len(d.Log.Lines) != logTail {
 		t.Errorf("%+v", d)
 	}
 	for args, want := range map[string]string{
@@ -85,7 +86,7 @@ func TestInspectPreload(t *testing.T) {
 	if err := os.Remove(r.Page); err != nil {
 		t.Fatal(err)
 	}
-	if d := inspected(t, "preload"); d.Page != nil || d.PageError == "" || d.State != stateNoPage {
+	if d := inspected(t, "preload"); d.Page != nil || d.PageError == "" || d.State != snapshot.StateNoPage {
 		t.Errorf("%+v", d)
 	}
 }

@@ -34,6 +34,8 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu policy -o json", "A list.", []cardView{}},
 		{"cgpu health -o json", "", healthView{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
+		{"cgpu gc -o json", "", gcView{}},
+		{"cgpu config -o json check", "Of a file that is good.", configView{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
 			inspectFields{}},
@@ -63,7 +65,8 @@ func TestJSONDocs(t *testing.T) {
 
 const jsonHead = `# JSON for scripts
 
-Every command that lists something prints JSON with ` + "`-o json`" + `. This page is generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and
+Every command that lists or changes something prints JSON with ` + "`-o json`" + `; ` + "`set`, `pause`, `resume` and `refresh` print what `smi`" + `
+does, the first three of their container alone. This page is generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and
 a test holds it up to date.
 
 Version of the schema: **%d** (` + "`cgpu version -o json`, field `schema`" + `). Fields may be added under the same version. It goes up when one is renamed, taken away, or

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -42,7 +42,7 @@ func TestKMOnce(t *testing.T) {
 	r := n.reserve(ledger.Record{ID: full, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}}})
 	s := status(r)
 	s.VGPUs[0].Used = quota.GiB
-	s.Processes = []guard.ProcessStatus{{PID: 4711, NSPID: 7, Name: "python", Used: []quota.Bytes{quota.GiB}}}
+	s.Processes = []api.ProcessStatus{{PID: 4711, NSPID: 7, Name: "python", Used: []quota.Bytes{quota.GiB}}}
 	fakeGuard(t, r.Control, statusLine(t, s))
 	n.reserve(ledger.Record{ID: "silent", VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.GiB, Weight: 2}}})
 	out := cgpu("km --once")

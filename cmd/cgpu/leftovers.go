@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -13,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -34,50 +34,47 @@ func resumeLeftovers(file string) (int, error) {
 	return n, err
 }
 
-// collectLeftovers does that for all guards of the node that are gone, and removes their files. It says what it did, and
-// returns whether that was anything.
-func collectLeftovers(w io.Writer, records []ledger.Record, sockets string) (bool, error) {
+// collectLeftovers does that for all guards of the node that are gone, and removes their files. It returns what it did.
+func collectLeftovers(records []ledger.Record, sockets string) ([]leftoverView, error) {
+	done := []leftoverView{}
 	files, err := filepath.Glob(filepath.Join(sockets, "*"+gpusched.LeftoversSuffix))
 	if err != nil {
-		return false, err
+		return done, err
 	}
 	owner := map[string]ledger.Record{}
 	for _, r := range records {
 		owner[gpusched.LeftoversFile(r.Socket)] = r
 	}
-	any := false
 	var bad []error
 	for _, file := range files {
 		if listens(strings.TrimSuffix(file, gpusched.LeftoversSuffix) + ".ctl") {
 			continue
 		}
 		r, known := owner[file]
-		what := "a container that is gone"
+		of := leftoverView{ID: r.ID}
 		if known {
-			what = shortID(r.ID) + label(snapshot.Named(r))
+			of.Name = snapshot.Named(r).Name
 		}
-		n, err := resumeLeftovers(file)
+		of.Channels, err = resumeLeftovers(file)
 		switch {
-		case err == nil && n > 0:
-			any = true
-			fmt.Fprintf(w, "resumed %s, which a guard that is gone had paused: %s\n", plural(n, "channel"), what)
+		case err == nil && of.Channels > 0:
+			done = append(done, of)
 		case err != nil && known:
-			bad = append(bad, fmt.Errorf("resume what the guard of container %s had paused: %w", what, err))
+			bad = append(bad, fmt.Errorf("resume what the guard of container %s%s had paused: %w", shortID(r.ID), label(ledger.Record{Name: of.Name}), err))
 		case err != nil:
 			// Its channels went with its processes.
-			any = true
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				bad = append(bad, err)
 			}
-			fmt.Fprintf(w, "removed the note of what was paused of %s\n", what)
+			done = append(done, leftoverView{})
 		}
 	}
-	return any, errors.Join(bad...)
+	return done, errors.Join(bad...)
 }
 
 // listens reports that somebody has a socket open; doubt counts as yes.
 func listens(socket string) bool {
-	conn, err := net.DialTimeout("unix", socket, snapshot.AskTimeout)
+	conn, err := net.DialTimeout("unix", socket, api.Timeout)
 	if err == nil {
 		conn.Close()
 	}

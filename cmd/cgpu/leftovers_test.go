@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -176,6 +177,13 @@ func TestGCLeftovers(t *testing.T) {
 	if err := n.book.Release(r.Nonce); err != nil {
 		t.Fatal(err)
 	}
+	var done gcView
+	n.pause(r, "0000:01:00.0")
+	fromJSON(t, "gc -o json", &done)
+	if want := (leftoverView{Channels: 1}); len(done.Paused) != 1 || done.Paused[0] != want || n.paused() {
+		t.Errorf("%+v", done)
+	}
+	n.pause(r, "0000:77:00.0")
 	if out := cgpu("gc"); out != "removed the note of what was paused of a container that is gone\n" || n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}
@@ -203,8 +211,14 @@ func TestGCFiles(t *testing.T) {
 			}
 		}
 	}
-	if out := cgpu("gc"); out != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
-		t.Errorf("printed %s", out)
+	var done gcView
+	fromJSON(t, "gc -o json", &done)
+	if !reflect.DeepEqual(done, gcView{Removed: []removedView{}, Paused: []leftoverView{}, Sockets: 140, Pages: 70, Logs: 6}) {
+		t.Errorf("%+v", done)
+	}
+	var text strings.Builder
+	if err := done.print(&text); err != nil || text.String() != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
+		t.Errorf("printed %s, %v", text.String(), err)
 	}
 	if out := cgpu("gc"); out != "nothing to remove\n" {
 		t.Errorf("again: printed %s", out)

@@ -9,7 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"os/exec"
 	"runtime"
 	"strings"
 	"syscall"
@@ -18,7 +18,6 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -100,56 +99,6 @@ func noArguments(c *cli.Context) error {
 	return nil
 }
 
-func gcCommand() *cli.Command {
-	return &cli.Command{
-		Name:  "gc",
-		Usage: "give back what dead containers still hold in the ledger",
-		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
-			"the case that both were killed. It also lets run what such a guard has left paused of a container that\n" +
-			"lives, and removes sockets, pages and all but the newest 64 logs and bundles of containers that are gone. Containers that\n" +
-			"live, or may live, are not touched otherwise.\n\n" +
-			"Example:\n   cgpu gc",
-		Before: noArguments,
-		Action: func(c *cli.Context) error {
-			book := ledger.Open(device.RunDir())
-			removed, err := book.GC()
-			for _, r := range removed {
-				_ = event.Append(device.RunDir(), event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: shares(r)})
-				fmt.Fprintf(c.App.Writer, "removed %s%s: %s\n", shortID(r.ID), label(snapshot.Named(r)), shares(r))
-			}
-			if err != nil {
-				return err
-			}
-			records, err := book.List()
-			if err != nil {
-				return err
-			}
-			resumed, err := collectLeftovers(c.App.Writer, records, filepath.Join(device.RunDir(), "g")) // the guards' sockets (pkg/admit)
-			swept, sweepErr := book.Sweep()
-			if swept != (ledger.Swept{}) {
-				fmt.Fprintf(c.App.Writer, "removed of containers that are gone: %s\n", files(swept))
-			} else if err == nil && sweepErr == nil && len(removed) == 0 && !resumed {
-				fmt.Fprintln(c.App.Writer, "nothing to remove")
-			}
-			return errors.Join(err, sweepErr)
-		},
-	}
-}
-
-// files lists what was removed, by kind.
-func files(s ledger.Swept) string {
-	var list []string
-	for _, kind := range []struct {
-		n    int
-		name string
-	}{{s.Sockets, "socket"}, {s.Pages, "page"}, {s.Bundles, "bundle"}, {s.Logs, "log"}} {
-		if kind.n > 0 {
-			list = append(list, plural(kind.n, kind.name))
-		}
-	}
-	return strings.Join(list, ", ")
-}
-
 // label is a container's name for people, where it has one.
 func label(r ledger.Record) string {
 	if r.Name == "" {
@@ -175,13 +124,28 @@ func refreshCommand() *cli.Command {
 		Name:  "refresh",
 		Usage: "look for GPUs and driver files again and read cgpu.toml again",
 		Description: "The runtime does this by itself after a boot and when the driver or the configuration changed.\n" +
-			"Here it is done in any case, and what was found is printed.\n\n" +
-			"Example:\n   cgpu refresh",
+			"Here it is done in any case, and what was found is printed; in JSON, what cgpu smi -o json prints.\n\n" +
+			"Examples:\n   cgpu refresh\n   cgpu refresh -o json | jq '.gpus[].uuid'",
+		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
-		Action: func(*cli.Context) error {
+		Action: func(c *cli.Context) error {
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
+			}
 			helper, err := device.Program("cgpu-refresh")
 			if err != nil {
 				return err
+			}
+			if inJSON {
+				if out, err := exec.Command(helper, "-force").CombinedOutput(); err != nil {
+					return fmt.Errorf("%s: %w: %s", helper, err, out)
+				}
+				v, err := look(device.RunDir())
+				if err != nil {
+					return err
+				}
+				return printJSON(c.App.Writer, v)
 			}
 			return fmt.Errorf("%s: %w", helper, syscall.Exec(helper, []string{helper, "-v", "-force"}, os.Environ()))
 		},
@@ -202,15 +166,15 @@ func versionCommand() *cli.Command {
 		Usage: "print the version",
 		Description: "Bug reports want it, and the driver's, which cgpu smi prints first. In JSON it also has the version of what docs/json.md\n" +
 			"describes (schema).\n\nExamples:\n   cgpu version\n   cgpu version -o json | jq .schema",
-		Flags:  []cli.Flag{&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}},
+		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
-			switch format := c.String("o"); format {
-			case "table":
-			case "json":
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
+			}
+			if inJSON {
 				return encodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
-			default:
-				return usageError{fmt.Errorf("version: -o %q: want table or json", format)}
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil

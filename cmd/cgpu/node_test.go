@@ -10,7 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -117,10 +117,10 @@ func occupy(t *testing.T, r ledger.Record, slot int, s page.Slot) {
 }
 
 // status is what an idle guard of the container says.
-func status(r ledger.Record) guard.Status {
-	s := guard.Status{ID: r.ID, Nonce: r.Nonce, GuardPID: r.GuardPID, InitPID: r.InitPID}
+func status(r ledger.Record) api.Status {
+	s := api.Status{ID: r.ID, Nonce: r.Nonce, GuardPID: r.GuardPID, InitPID: r.InitPID}
 	for _, v := range r.VGPUs {
-		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: map[string]int{t4: 0, h200: 1}[v.UUID], UUID: v.UUID, Limit: v.Limit, Compute: &guard.ComputeStatus{}})
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: map[string]int{t4: 0, h200: 1}[v.UUID], UUID: v.UUID, Limit: v.Limit, Compute: &api.ComputeStatus{}})
 	}
 	return s
 }

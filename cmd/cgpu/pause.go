@@ -3,13 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -19,9 +20,11 @@ func pauseCommand() *cli.Command {
 		Name:      "pause",
 		Usage:     "stop all GPU work of a container until cgpu resume",
 		ArgsUsage: "CONTAINER",
-		Description: "Its programs go on and keep their GPU memory; they wait when they need a result.\n" +
+		Description: "Its programs go on and keep their GPU memory; they wait when they need a result. In JSON it prints the container as\n" +
+			"cgpu smi -o json does.\n" +
 			containerHelp + "\n\n" +
 			"Example:\n   cgpu pause 3f2a",
+		Flags:  []cli.Flag{outputFlag()},
 		Action: func(c *cli.Context) error { return pause(c, true) },
 	}
 }
@@ -32,8 +35,9 @@ func resumeCommand() *cli.Command {
 		Usage:     "let a paused container use the GPU again",
 		ArgsUsage: "CONTAINER",
 		Description: "Takes back cgpu pause. It also continues what a guard that was killed has left paused; new GPU calls of such a\n" +
-			"container fail until it is restarted.\n\n" +
+			"container fail until it is restarted. In JSON it prints the container as cgpu smi -o json does.\n\n" +
 			"Example:\n   cgpu resume 3f2a",
+		Flags:  []cli.Flag{outputFlag()},
 		Action: func(c *cli.Context) error { return pause(c, false) },
 	}
 }
@@ -48,6 +52,10 @@ func pause(c *cli.Context, paused bool) error {
 	}
 	if c.NArg() != 1 {
 		return usageError{fmt.Errorf("%s: want one CONTAINER; see cgpu %[1]s --help", command)}
+	}
+	inJSON, err := wantsJSON(c)
+	if err != nil {
+		return err
 	}
 	book := ledger.Open(device.RunDir())
 	old, err := findContainer(book, c.Args().First())
@@ -64,12 +72,12 @@ func pause(c *cli.Context, paused bool) error {
 	if old.Paused == paused {
 		done = already
 	}
-	what := shortID(r.ID) + label(old)
+	what, text := shortID(r.ID)+label(old), ""
 	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
 	case carriedOut:
-		fmt.Fprintf(c.App.Writer, "%s: %s\n", what, done)
+		text = fmt.Sprintf("%s: %s\n", what, done)
 	case notStarted:
-		fmt.Fprintf(c.App.Writer, "%s: %s; it has not started yet\n", what, done)
+		text = fmt.Sprintf("%s: %s; it has not started yet\n", what, done)
 	case guardGone:
 		if paused {
 			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
@@ -81,11 +89,15 @@ func pause(c *cli.Context, paused bool) error {
 		if n == 0 {
 			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back what it held", what)
 		}
-		fmt.Fprintf(c.App.Writer, "%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, plural(n, "channel"))
+		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, plural(n, "channel"))
 	default:
 		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
 	}
-	return nil
+	if inJSON {
+		return printContainer(c.App.Writer, device.RunDir(), r.Nonce)
+	}
+	_, err = io.WriteString(c.App.Writer, text)
+	return err
 }
 
 // outcome is what became of a pause or resume.
@@ -101,13 +113,13 @@ const (
 // waitPaused asks the container's guard until it has carried out what the ledger says.
 func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
 	for {
-		s, err := snapshot.Ask(r)
+		s, err := api.Ask(r)
 		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
-		case stateStarting:
+		case snapshot.StateStarting:
 			return notStarted, nil
-		case stateGuardDead, stateGone:
+		case snapshot.StateGuardDead, snapshot.StateGone:
 			return guardGone, nil
-		case stateRunning:
+		case snapshot.StateRunning:
 			if err = carried(s, paused); err == nil {
 				return carriedOut, nil
 			}
@@ -120,7 +132,7 @@ func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, erro
 }
 
 // carried says what a guard has yet to do.
-func carried(s guard.Status, paused bool) error {
+func carried(s api.Status, paused bool) error {
 	for _, v := range s.VGPUs {
 		switch {
 		case v.Native:

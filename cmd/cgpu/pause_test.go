@@ -1,20 +1,32 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
+
+// fromJSON runs a command that prints JSON, and reads it.
+func fromJSON(t *testing.T, args string, v any) {
+	t.Helper()
+	out := cgpu(args)
+	if err := json.Unmarshal([]byte(out), v); err != nil {
+		t.Fatalf("%s: %v: %s", args, err, out)
+	}
+}
 
 func TestPause(t *testing.T) {
 	n := newNode(t)
 	r := n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}, Native: nil})
+	n.reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
 	fakeGuardFunc(t, r.Control, func() string {
@@ -26,8 +38,8 @@ func TestPause(t *testing.T) {
 		s.VGPUs[0].Compute.TSGs, s.VGPUs[1].Compute.TSGs = 2, 1
 		s.VGPUs[0].Compute.Paused = now.Paused
 		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
-		idle := guard.VGPUStatus{Index: 3, Compute: &guard.ComputeStatus{Paused: now.Paused}}
-		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: 2, Native: true}, idle)
+		idle := api.VGPUStatus{Index: 3, Compute: &api.ComputeStatus{Paused: now.Paused}}
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: 2, Native: true}, idle)
 		return statusLine(t, s)
 	})
 	for _, tt := range []struct {
@@ -45,6 +57,16 @@ func TestPause(t *testing.T) {
 		if got, err := n.book.Find(r.ID); err != nil || got.Paused != tt.paused {
 			t.Errorf("%s: %+v, %v", tt.args, got, err)
 		}
+	}
+	for _, args := range []string{"pause -o json web", "set web --weight 3 -o json"} {
+		var v snapshot.View
+		fromJSON(t, args, &v)
+		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || !v.GPUs[0].VGPUs[0].Paused {
+			t.Errorf("%s: %+v", args, v)
+		}
+	}
+	if out := cgpu("resume web -o yaml"); !strings.HasPrefix(out, `error: resume: -o "yaml": want table or json`) {
+		t.Error(out)
 	}
 	if asked.Load() < 5 {
 		t.Errorf("the guard was asked %d times", asked.Load())
@@ -83,7 +105,7 @@ func TestPauseNotDone(t *testing.T) {
 		"on GPU 0 paused is false":           statusLine(t, lazy),
 		"it does not schedule GPU " + t4:     statusLine(t, old),
 		"i/o timeout":                        "",
-		"another container's guard answered": statusLine(t, guard.Status{ID: "x"}),
+		"another container's guard answered": statusLine(t, api.Status{ID: "x"}),
 	} {
 		os.Remove(r.Control)
 		fakeGuard(t, r.Control, line)

@@ -28,16 +28,16 @@ func policyCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "max-inst", Usage: fmt.Sprintf("`N`, 1 to %d: containers on the GPU", sched.MaxMaxInst), DefaultText: "unchanged"},
 			&cli.IntFlag{Name: "prio-ratio", Usage: fmt.Sprintf("`N`, %d to %d percent: the most for high-priority containers while others want it", sched.MinPrioRatio, sched.MaxPrioRatio), DefaultText: "unchanged"},
-			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
+			outputFlag(),
 		},
 		Action: func(c *cli.Context) error {
 			change, err := cardOf(c)
 			if err != nil {
 				return usageError{fmt.Errorf("policy: %w", err)}
 			}
-			format := c.String("o")
-			if format != "table" && format != "json" {
-				return usageError{fmt.Errorf("policy: -o %q: want table or json", format)}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			runDir := device.RunDir()
 			t, err := loadNode(runDir)
@@ -60,7 +60,7 @@ func policyCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				if format == "json" {
+				if inJSON {
 					return encodeJSON(c.App.Writer, list, "  ")
 				}
 				return printCards(c.App.Writer, list)

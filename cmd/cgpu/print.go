@@ -12,17 +12,18 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-func printJSON(w io.Writer, v view) error { return encodeJSON(w, v, "  ") }
+func printJSON(w io.Writer, v snapshot.View) error { return encodeJSON(w, v, "  ") }
 
 // tableWidth is what a table fits in; names, which stand last, are cut.
 const tableWidth = 100
 
-func printTable(w io.Writer, v view) error {
+func printTable(w io.Writer, v snapshot.View) error {
 	var text bytes.Buffer
 	if err := printText(&text, v, false); err != nil {
 		return err
@@ -35,7 +36,7 @@ func printTable(w io.Writer, v view) error {
 	return nil
 }
 
-func printWide(w io.Writer, v view) error { return printText(w, v, true) }
+func printWide(w io.Writer, v snapshot.View) error { return printText(w, v, true) }
 
 // table aligns columns; a row is cells separated by tabs.
 type table struct{ *tabwriter.Writer }
@@ -53,7 +54,7 @@ func (t table) row(cells ...any) {
 }
 
 // printText writes three tables: GPUs, vGPUs, processes. The errors of writing come out at the flushes.
-func printText(w io.Writer, v view, wide bool) error {
+func printText(w io.Writer, v snapshot.View, wide bool) error {
 	driver := "NVIDIA driver " + v.DriverVersion
 	if v.Driver == device.DriverSim {
 		driver = "simulated driver " + v.DriverVersion
@@ -82,13 +83,13 @@ func printText(w io.Writer, v view, wide bool) error {
 	return nil
 }
 
-func printGPUs(w io.Writer, v view, wide bool) error {
+func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	head := []any{"GPU", "NAME", "UUID", "USED", "RESERVED", "TOTAL", "UTIL", "POLICY"}
 	if wide {
 		head = append(head, "MAX INST", "PRIO RATIO", "PROMISED", "BUS ID", "VGPUS")
 	}
-	unhealthy := slices.ContainsFunc(v.GPUs, func(g gpuView) bool { return g.Fault != "" })
+	unhealthy := slices.ContainsFunc(v.GPUs, func(g snapshot.GPU) bool { return g.Fault != "" })
 	if unhealthy {
 		head = append(head, "HEALTH")
 	}
@@ -121,7 +122,7 @@ func healthWord(fault string) string {
 	return "ok"
 }
 
-func printVGPUs(w io.Writer, v view, wide bool) error {
+func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	extra := extrasOf(v, wide)
 	head := []any{"CONTAINER", "GPU", "USED", "LIMIT"}
@@ -150,7 +151,7 @@ func printVGPUs(w io.Writer, v view, wide bool) error {
 }
 
 // handle is how a table names a container.
-func handle(x vgpuView) string {
+func handle(x snapshot.VGPU) string {
 	if x.SharedID {
 		return printable(x.Nonce)
 	}
@@ -158,7 +159,7 @@ func handle(x vgpuView) string {
 }
 
 // nameCell is what people call the container: where others have the same ID, that and where the container is.
-func nameCell(x vgpuView) string {
+func nameCell(x snapshot.VGPU) string {
 	name := x.Name
 	switch {
 	case x.SharedID && x.Root != "":
@@ -170,12 +171,12 @@ func nameCell(x vgpuView) string {
 }
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
-func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
+func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
 	if x.Compute != nil && x.Compute.Exact {
 		util = percent(x.Compute.Utilization)
 	}
-	if x.State != stateRunning && x.State != stateStarting {
+	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
 		used, util, known = "?", "?", false
 	}
 	state = x.ShownState()
@@ -195,12 +196,12 @@ const preloadMark = "*"
 const preloadNote = preloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
 
 // unguarded: there is a limit, and only the preload library to enforce it.
-func unguarded(x vgpuView) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
+func unguarded(x snapshot.VGPU) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
 
 // extras are what the table of vGPUs has only where there is something to tell.
 type extras struct{ spill, managed, unguarded bool }
 
-func extrasOf(v view, wide bool) (e extras) {
+func extrasOf(v snapshot.View, wide bool) (e extras) {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
@@ -222,7 +223,7 @@ func (e extras) heads() (heads []any) {
 }
 
 // cells are those of heads. What was spilled before cgpu set took the spill away is shown until it is freed.
-func (e extras) cells(x vgpuView, known bool) (cells []any) {
+func (e extras) cells(x snapshot.VGPU, known bool) (cells []any) {
 	if e.managed {
 		managed := mib(x.Managed)
 		if !known {
@@ -243,7 +244,7 @@ func (e extras) cells(x vgpuView, known bool) (cells []any) {
 }
 
 // timeCells are the columns from CAP to PAUSES.
-func timeCells(c *guard.ComputeStatus) []any {
+func timeCells(c *api.ComputeStatus) []any {
 	if c == nil {
 		return []any{"-", "-", "-", "-", "-", "-", "-", "-"}
 	}
@@ -258,7 +259,7 @@ func timeCells(c *guard.ComputeStatus) []any {
 	return cells
 }
 
-func printProcesses(w io.Writer, v view, wide bool) error {
+func printProcesses(w io.Writer, v snapshot.View, wide bool) error {
 	t := newTable(w)
 	if wide {
 		t.row("CONTAINER", "GPU", "PID", "PID INSIDE", "USED", "PROCESS")
@@ -291,7 +292,7 @@ func orDash(n int) string {
 	return strconv.Itoa(n)
 }
 
-func priority(x vgpuView) string {
+func priority(x snapshot.VGPU) string {
 	if x.Native {
 		return "-"
 	}

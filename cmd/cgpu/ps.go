@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func psCommand() *cli.Command {
@@ -19,16 +20,16 @@ func psCommand() *cli.Command {
 			filterHelp + "\n\n" +
 			"Examples:\n   cgpu ps\n   cgpu ps --gpu 0\n   cgpu ps --container web -o json | jq '.[].pid'",
 		ArgsUsage: " ",
-		Flags:     append(filterFlags(), &cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}),
+		Flags:     append(filterFlags(), outputFlag()),
 		Before:    noArguments,
 		Action: func(c *cli.Context) error {
 			sel, err := selectionOf(c)
 			if err != nil {
 				return usageError{fmt.Errorf("ps: %w", err)}
 			}
-			format := c.String("o")
-			if format != "table" && format != "json" {
-				return usageError{fmt.Errorf("ps: -o %q: want table or json", format)}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			v, err := look(device.RunDir())
 			if err != nil {
@@ -38,7 +39,7 @@ func psCommand() *cli.Command {
 				return fmt.Errorf("ps: %w", err)
 			}
 			list := processesOf(v)
-			if format == "json" {
+			if inJSON {
 				return encodeJSON(c.App.Writer, list, "  ")
 			}
 			return printPS(c.App.Writer, list)
@@ -58,11 +59,11 @@ type gpuProcess struct {
 	Used      quota.Bytes `json:"used"`
 	Process   string      `json:"process"`
 
-	of *vgpuView
+	of *snapshot.VGPU
 }
 
 // processesOf lists what a view has, GPU by GPU.
-func processesOf(v view) []gpuProcess {
+func processesOf(v snapshot.View) []gpuProcess {
 	list := []gpuProcess{}
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {

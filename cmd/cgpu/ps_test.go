@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -24,7 +24,7 @@ func TestPSCommand(t *testing.T) {
 	for _, id := range []string{"aaaa", "bbbb"} {
 		r := n.reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 		s := status(r)
-		s.Processes = []guard.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
+		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
 		fakeGuard(t, r.Control, statusLine(t, s))
 	}
 	const head = "CONTAINER  GPU  PID  INSIDE  USED  PROCESS  NAME\n"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -18,7 +19,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -171,6 +171,10 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
 	}
+	name, err := nameOfRun(c)
+	if err != nil {
+		return err
+	}
 	home, err := bare.StepOut()
 	if err != nil {
 		return err
@@ -180,12 +184,12 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	guard, err := launch.StartApart(runDir, []string{self, runGuardName})
-	if err != nil {
+	session := launch.Session{RunDir: runDir}
+	undo := session.Undo
+	defer func() { _ = undo() }()
+	if session.Guard, err = launch.StartApart(runDir, []string{self, runGuardName}); err != nil {
 		return err
 	}
-	undo := guard.Stop
-	defer func() { undo() }()
 	table, err := loadNode(runDir)
 	if err != nil {
 		return err
@@ -204,47 +208,34 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		return err
 	}
 	ask := &admit.Ask{Doc: doc, Quota: q}
-	request, err := runRequest(c, ask, table, runDir, guard.PID)
-	if err != nil {
+	session.Table = table
+	if err := session.Ask(ask, ledger.Record{Bundle: "/"}); err != nil {
 		return runRefused(c, err)
 	}
-	book := ledger.Open(runDir)
-	record, err := reserve(book, request, time.Now().Add(reservePatience))
-	if err != nil {
+	session.Request.Record.Name = name
+	if err := reserve(&session, time.Now().Add(reservePatience)); err != nil {
 		return runRefused(c, ask.Refused(err))
 	}
-	cgroups := home.Cgroups(record.Nonce)
-	undo = func() {
-		guard.Stop()
-		_ = book.Release(record.Nonce)
-		_ = page.Remove(runDir, record.Nonce)
-	}
-	sweepRuns(book, cgroups)
-
-	// Tell the guard.
-	if err := launch.MakePage(record, table, runDir); err != nil {
+	cgroups := home.Cgroups(session.Record.Nonce)
+	sweepRuns(runDir, cgroups)
+	if err := session.Tell(cgroups); err != nil {
 		return err
 	}
-	config := launch.GuardConfig(record, table, runDir)
-	config.Cgroups = cgroups
-	if err := guard.Tell(config); err != nil {
-		return err
-	}
-	plan, err := ask.Plan(record, table)
+	plan, err := ask.Plan(session.Record, table)
 	if err != nil {
 		return err
 	}
-	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
+	if err := session.Ready(); err != nil {
 		return err
 	}
-	health.Warn(runDir, table, record)
+	health.Warn(runDir, table, session.Record)
 	// From here on no lock of the node's is taken.
 	if err := home.Return(); err != nil {
 		return err
 	}
 	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)})
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
-	undo = func() {}
+	undo = func() error { return nil }
 	return err
 }
 
@@ -304,48 +295,30 @@ func runUser(c *cli.Context) (bare.User, error) {
 	return bare.Whom(c.String("user"), caller, bare.Lookup)
 }
 
-// runRequest puts what is asked into the ledger's terms.
-func runRequest(c *cli.Context, ask *admit.Ask, table *device.Table, runDir string, guardPID int) (ledger.Request, error) {
-	nonce, err := launch.Nonce()
-	if err != nil {
-		return ledger.Request{}, err
+// nameOfRun is what cgpu smi calls the run.
+func nameOfRun(c *cli.Context) (string, error) {
+	name := cmp.Or(c.String("name"), bare.Name(c.Args().Slice()))
+	if len(name) > maxName {
+		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(name), maxName)
 	}
-	mine := ledger.Record{ID: "run-" + nonce, Nonce: nonce, Bundle: "/", LauncherPID: os.Getpid(), GuardPID: guardPID}
-	if mine.LauncherStart, err = ledger.ProcStart(mine.LauncherPID); err != nil {
-		return ledger.Request{}, err
-	}
-	if mine.GuardStart, err = ledger.ProcStart(guardPID); err != nil {
-		return ledger.Request{}, err
-	}
-	request, err := ask.Reservation(mine, table, runDir)
-	if err != nil {
-		return request, err
-	}
-	request.Record.Name = c.String("name")
-	if request.Record.Name == "" {
-		request.Record.Name = bare.Name(c.Args().Slice())
-	}
-	if len(request.Record.Name) > maxName {
-		return request, fmt.Errorf("run: --name: has %d bytes: want at most %d", len(request.Record.Name), maxName)
-	}
-	return request, admit.GivePage(&request, runDir)
+	return name, nil
 }
 
 // reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.
 const reservePatience = 2 * time.Second
 
-// reserve is ledger.Reserve for one who may come right after another run: "cgpu run … a; cgpu run … b" must not fail because
+// reserve is Session.Reserve for one who may come right after another run: "cgpu run … a; cgpu run … b" must not fail because
 // the first one's guard takes some milliseconds to give its slice back.
-func reserve(book *ledger.Ledger, request ledger.Request, deadline time.Time) (ledger.Record, error) {
+func reserve(session *launch.Session, deadline time.Time) error {
 	for {
-		record, err := book.Reserve(request)
+		err := session.Reserve()
 		_, refused := errors.AsType[*ledger.Refusal](err)
 		if !refused || time.Now().After(deadline) {
-			return record, err
+			return err
 		}
-		records, listErr := book.List()
+		records, listErr := ledger.Open(session.RunDir).List()
 		if listErr != nil || !anyEnding(records) {
-			return record, err
+			return err
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -363,8 +336,8 @@ func anyEnding(records []ledger.Record) bool {
 }
 
 // sweepRuns removes the cgroups of runs whose guard was killed.
-func sweepRuns(book *ledger.Ledger, cgroups []string) {
-	records, err := book.List()
+func sweepRuns(runDir string, cgroups []string) {
+	records, err := ledger.Open(runDir).List()
 	if err != nil {
 		return
 	}

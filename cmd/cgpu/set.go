@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -23,7 +23,8 @@ func setCommand() *cli.Command {
 		ArgsUsage: "CONTAINER",
 		Description: containerHelp + "\n" +
 			"What was promised to others stays theirs: a change that does not fit beside it is refused. It takes effect at once,\n" +
-			"for memory at the next allocation, and lasts until the container is deleted or restarted.\n\n" +
+			"for memory at the next allocation, and lasts until the container is deleted or restarted. In JSON it prints the container as\n" +
+			"cgpu smi -o json does.\n\n" +
 			"Examples:\n   cgpu set 3f2a --weight 3\n   cgpu set web --memory 8GiB --priority high\n   cgpu set web --spill 4GiB\n   cgpu set 3f2a --gpu 1 --percent 40",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "memory", Usage: "`SIZE` of the memory limit, such as 8GiB"},
@@ -32,6 +33,7 @@ func setCommand() *cli.Command {
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time; or none"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high"},
 			&cli.StringFlag{Name: "gpu", Usage: "change only what the container has of this `GPU` (index or UUID)"},
+			outputFlag(),
 			&cli.BoolFlag{Name: "force", Usage: "set a memory limit or spill below what is in use: new allocations then fail until it fits"},
 		},
 		Action: func(c *cli.Context) error {
@@ -41,6 +43,10 @@ func setCommand() *cli.Command {
 			req, err := changeOf(c)
 			if err != nil {
 				return usageError{fmt.Errorf("set: %w", err)}
+			}
+			inJSON, err := wantsJSON(c)
+			if err != nil {
+				return err
 			}
 			runDir := device.RunDir()
 			t, err := loadNode(runDir)
@@ -69,6 +75,9 @@ func setCommand() *cli.Command {
 			changed, err := changeContainer(runDir, t, old, req)
 			if err != nil {
 				return refusedFlag(c, err)
+			}
+			if inJSON {
+				return printContainer(c.App.Writer, runDir, old.Nonce)
 			}
 			return printChange(c.App.Writer, t, old, changed, req.GPU)
 		},
@@ -157,11 +166,11 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 }
 
 // statusOf asks a container's guard, or reads its page where it has none.
-func statusOf(t *device.Table, r ledger.Record) (guard.Status, error) {
+func statusOf(t *device.Table, r ledger.Record) (api.Status, error) {
 	if r.Preload {
 		return snapshot.PageStatus(t, r)
 	}
-	return snapshot.Ask(r)
+	return api.Ask(r)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.

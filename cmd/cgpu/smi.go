@@ -47,7 +47,7 @@ func smiCommand() *cli.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("smi: %w", err)}
 			}
-			var print func(io.Writer, view) error
+			var print func(io.Writer, snapshot.View) error
 			switch format {
 			case "table":
 				print = tableFor(c.App.Writer)
@@ -90,7 +90,7 @@ func smiCommand() *cli.Command {
 }
 
 // printList lists GPUs as nvidia-smi -L does.
-func printList(w io.Writer, v view) error {
+func printList(w io.Writer, v snapshot.View) error {
 	for _, g := range v.GPUs {
 		if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.Index, printable(g.Name), g.UUID); err != nil {
 			return err
@@ -100,11 +100,4 @@ func printList(w io.Writer, v view) error {
 }
 
 // look gathers the view of a run directory; a missing table is made.
-func look(runDir string) (view, error) { return snapshot.Look(runDir, loadNode) }
-
-// What pkg/snapshot gathers, in this command's words.
-type (
-	view     = snapshot.View
-	gpuView  = snapshot.GPU
-	vgpuView = snapshot.VGPU
-)
+func look(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, loadNode) }

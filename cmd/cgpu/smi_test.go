@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -81,13 +81,13 @@ func fakeGuardFunc(t *testing.T, path string, answer func() string) {
 			go func() {
 				defer conn.Close()
 				text, err := bufio.NewReader(conn).ReadString('\n')
-				var req guard.Request
+				var req api.Request
 				if err != nil || json.Unmarshal([]byte(text), &req) != nil || req.Op != "status" {
 					return
 				}
 				line := answer()
 				if line == "" {
-					time.Sleep(2 * snapshot.AskTimeout)
+					time.Sleep(2 * api.Timeout)
 				}
 				conn.Write([]byte(line + "\n"))
 			}()
@@ -95,7 +95,7 @@ func fakeGuardFunc(t *testing.T, path string, answer func() string) {
 	}()
 }
 
-func statusLine(t *testing.T, s guard.Status) string {
+func statusLine(t *testing.T, s api.Status) string {
 	t.Helper()
 	text, err := json.Marshal(s)
 	if err != nil {
@@ -105,7 +105,7 @@ func statusLine(t *testing.T, s guard.Status) string {
 }
 
 // busyNode is a node with containers in every state.
-func busyNode(t *testing.T) view {
+func busyNode(t *testing.T) snapshot.View {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cgpu") // short: a socket's path has 107 bytes at most
 	if err != nil {
@@ -128,32 +128,32 @@ func busyNode(t *testing.T) view {
 	mixed.Native = []string{h200}
 	records := []ledger.Record{both, starting, record("c", slice(t4, 2048*quota.MiB)), record("d", slice(t4, 256*quota.MiB)), mixed, record("f", slice(t4, quota.MiB))}
 
-	fakeGuard(t, both.Control, statusLine(t, guard.Status{
+	fakeGuard(t, both.Control, statusLine(t, api.Status{
 		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
-		VGPUs: []guard.VGPUStatus{
-			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &guard.ComputeStatus{
+		VGPUs: []api.VGPUStatus{
+			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &api.ComputeStatus{
 				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Exact: true, Utilization: 333,
 				GPUTime: 1234567890, Waiting: 2 * time.Hour, Switches: 99, Preemptions: 98, Pauses: 0, Granted: time.Second}},
-			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &guard.ComputeStatus{
+			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &api.ComputeStatus{
 				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond, Pauses: 7}},
 		},
-		Processes: []guard.ProcessStatus{
+		Processes: []api.ProcessStatus{
 			{PID: 2001, NSPID: 1, Name: "sh", Clients: 0, Used: []quota.Bytes{0, 0}},
 			{PID: 2002, NSPID: 7, Name: "py\x1b]0;\x07thon", Clients: 2, Used: []quota.Bytes{512 * quota.MiB, 1000 * quota.MiB}},
 			{PID: 2003, NSPID: 8, Name: "worker", Clients: 1, Used: []quota.Bytes{1, 24 * quota.MiB}},
 		},
-		Calls: guard.CallCounters{Trapped: 4321, Denied: 5},
+		Calls: api.CallCounters{Trapped: 4321, Denied: 5},
 	}))
 	// c: nobody listens. d: a guard that hangs.
 	fakeGuard(t, records[3].Control, "")
-	fakeGuard(t, mixed.Control, statusLine(t, guard.Status{
+	fakeGuard(t, mixed.Control, statusLine(t, api.Status{
 		ID: mixed.ID, Nonce: mixed.Nonce, GuardPID: 1005, InitPID: 2005,
-		VGPUs: []guard.VGPUStatus{{Index: 0, UUID: t4, Limit: 512 * quota.MiB, Compute: &guard.ComputeStatus{
+		VGPUs: []api.VGPUStatus{{Index: 0, UUID: t4, Limit: 512 * quota.MiB, Compute: &api.ComputeStatus{
 			Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityBestEffort, Paused: true, TSGs: 1, Slice: 10 * time.Millisecond, Exact: true, Utilization: 660}}, {Index: 1, UUID: h200, Native: true, Used: 3 * quota.MiB}},
-		Processes: []guard.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
+		Processes: []api.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
 	}))
 	// f: another container's guard on its socket.
-	fakeGuard(t, records[5].Control, statusLine(t, guard.Status{ID: both.ID, Nonce: both.Nonce, InitPID: 1}))
+	fakeGuard(t, records[5].Control, statusLine(t, api.Status{ID: both.ID, Nonce: both.Nonce, InitPID: 1}))
 	gone := record("0", slice(t4, quota.MiB))
 	records = append(records, gone)
 	answers := snapshot.AskAll(nodeTable(t), records)
@@ -185,7 +185,7 @@ func TestSMIWidth(t *testing.T) {
 	v.GPUs[0].Name = strings.Repeat("GPU ", 30)
 	v.GPUs[1].Policy, v.GPUs[1].Utilization = "weight-preempt", new(sched.Permille(999))
 	long := &v.GPUs[0].VGPUs[0]
-	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, stateGuardDead
+	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, snapshot.StateGuardDead
 	long.Weight, long.Percent, long.Processes[0].Name = 64, 100, strings.Repeat("x", 300)
 	var b bytes.Buffer
 	if err := printTable(&b, v); err != nil {
@@ -218,7 +218,7 @@ func TestSMIEmpty(t *testing.T) {
 func TestSMITimeout(t *testing.T) {
 	start := time.Now()
 	busyNode(t)
-	if took := time.Since(start); took > 4*snapshot.AskTimeout {
+	if took := time.Since(start); took > 4*api.Timeout {
 		t.Errorf("one guard that hangs held smi up for %v", took)
 	}
 }

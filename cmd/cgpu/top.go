@@ -18,6 +18,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/history"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -46,7 +47,7 @@ func topCommand() *cli.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("top: %w", err)}
 			}
-			t := newTop(every, lookOf(os.Getenv), func() (view, error) {
+			t := newTop(every, lookOf(os.Getenv), func() (snapshot.View, error) {
 				v, err := look(device.RunDir())
 				if err != nil {
 					return v, err
@@ -86,9 +87,9 @@ func lookOf(env func(string) string) topLook {
 type top struct {
 	topLook
 	every time.Duration
-	look  func() (view, error)
+	look  func() (snapshot.View, error)
 
-	view view
+	view snapshot.View
 	past *history.History
 	at   time.Time
 	err  error // of the last look; the view is that of one before
@@ -107,8 +108,8 @@ type topKey struct{ gpu, nonce string }
 
 // topRow is a container on a GPU.
 type topRow struct {
-	gpu gpuView
-	x   vgpuView
+	gpu snapshot.GPU
+	x   snapshot.VGPU
 	history.Line
 }
 
@@ -117,12 +118,12 @@ func (r topRow) key() topKey { return topKey{r.gpu.UUID, r.x.Nonce} }
 // pastOfTop is how far back sparklines go, if they are long enough.
 const pastOfTop = 3 * time.Minute
 
-func newTop(every time.Duration, how topLook, look func() (view, error)) *top {
+func newTop(every time.Duration, how topLook, look func() (snapshot.View, error)) *top {
 	step := max(every, 2*time.Second)
 	return &top{topLook: how, every: every, look: look, past: history.New(step, max(int(pastOfTop/step), 8))}
 }
 
-func (t *top) add(v view, err error, at time.Time) {
+func (t *top) add(v snapshot.View, err error, at time.Time) {
 	t.at = at
 	if t.err = err; err == nil {
 		t.view = v
@@ -155,7 +156,7 @@ func (t *top) once(ctx context.Context, w io.Writer, columns int) error {
 
 // looked is what a look found. Who looks must not end the program, whose terminal would stay as it is.
 type looked struct {
-	view  view
+	view  snapshot.View
 	err   error
 	panic any
 }
@@ -245,7 +246,7 @@ var topSorts = []struct {
 }
 
 // gotNow is what a container gets: between the last two looks, or, after the first, in the second that its guard knows of.
-func gotNow(x vgpuView, l history.Line) sched.Permille {
+func gotNow(x snapshot.VGPU, l history.Line) sched.Permille {
 	if l.Now.Got == history.Unknown && x.Answered && x.Compute != nil && x.Compute.Exact {
 		return x.Compute.Utilization
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/history"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
@@ -262,7 +263,7 @@ func (t *top) rowLines(all []topRow, columns int) []topLine {
 }
 
 // calledTop is what people call a container.
-func calledTop(x vgpuView) string {
+func calledTop(x snapshot.VGPU) string {
 	if x.SharedID || x.Name == "" {
 		return cells.Text(handle(x))
 	}
@@ -271,11 +272,11 @@ func calledTop(x vgpuView) string {
 
 func styleOf(state string) style {
 	switch strings.TrimSuffix(state, preloadMark) {
-	case stateRunning:
+	case snapshot.StateRunning:
 		return styleGreen
-	case statePaused, stateStarting:
+	case snapshot.StatePaused, snapshot.StateStarting:
 		return styleYellow
-	case stateGone:
+	case snapshot.StateGone:
 		return styleDim
 	}
 	return styleRed

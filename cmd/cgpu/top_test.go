@@ -33,7 +33,7 @@ import (
 func busyTop(t *testing.T, how topLook) *top {
 	t.Helper()
 	v := busyNode(t)
-	p := newTop(time.Second, how, func() (view, error) { return v, nil })
+	p := newTop(time.Second, how, func() (snapshot.View, error) { return v, nil })
 	at := time.Date(2026, 11, 21, 2, 0, 0, 0, time.UTC)
 	for i := range 90 {
 		for j := range v.GPUs[0].VGPUs {
@@ -174,7 +174,7 @@ func TestTopHostile(t *testing.T) {
 	v.DriverVersion = evil[0]
 	v.GPUs[0].Name = evil[2]
 	for i, name := range evil {
-		v.GPUs[1].VGPUs = append(v.GPUs[1].VGPUs, vgpuView{ID: name, Nonce: fmt.Sprint(i), Name: name, SharedID: i%2 == 0,
+		v.GPUs[1].VGPUs = append(v.GPUs[1].VGPUs, snapshot.VGPU{ID: name, Nonce: fmt.Sprint(i), Name: name, SharedID: i%2 == 0,
 			State: snapshot.StateRunning, Answered: true, Used: 1 << 60})
 	}
 	p := newTop(time.Second, topLook{color: true, utf8: true}, nil)
@@ -189,7 +189,7 @@ func TestTopHostile(t *testing.T) {
 		p.typing = !p.typing
 		shown(t, p, 80, 24)
 	}
-	p.add(view{}, errors.New(strings.Join(evil, " ")), time.Now())
+	p.add(snapshot.View{}, errors.New(strings.Join(evil, " ")), time.Now())
 	shown(t, p, 80, 24)
 	for line := range strings.Lines(plainLines(p.draw(100, 0))) {
 		if line = strings.TrimSuffix(line, "\n"); strings.ContainsFunc(line, terminal.Acts) || cells.Width(line) > 100 {
@@ -285,10 +285,10 @@ func TestTopKeys(t *testing.T) {
 
 // TestTopScroll: the row that is chosen stays on the screen, and is the same container when the order changes.
 func TestTopScroll(t *testing.T) {
-	var v view
-	v.GPUs = []gpuView{{UUID: t4}}
+	var v snapshot.View
+	v.GPUs = []snapshot.GPU{{UUID: t4}}
 	for i := range 64 {
-		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, vgpuView{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true, Used: quota.Bytes(i)})
+		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, snapshot.VGPU{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true, Used: quota.Bytes(i)})
 	}
 	p := newTop(time.Second, topLook{}, nil)
 	p.add(v, nil, time.Now())
@@ -321,11 +321,11 @@ func TestHelperTop(t *testing.T) {
 	}
 	if dir == "panic" {
 		n := 0
-		p := newTop(100*time.Millisecond, topLook{}, func() (view, error) {
+		p := newTop(100*time.Millisecond, topLook{}, func() (snapshot.View, error) {
 			if n++; n > 2 {
 				panic("of a look")
 			}
-			return view{Driver: "sim", DriverVersion: "1"}, nil
+			return snapshot.View{Driver: "sim", DriverVersion: "1"}, nil
 		})
 		err := p.run(context.Background(), openScreen(os.Stdin, os.Stdout))
 		t.Fatal("lives after a panic: ", err)

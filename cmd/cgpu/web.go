@@ -40,7 +40,7 @@ func webCommand() *cli.Command {
 			listen, _, _ := net.SplitHostPort(o.Listen)
 			page := web.New(web.Options{Host: printable(name), Version: version, Names: append(c.StringSlice("host"), name, listen),
 				// Without a table it says so: to have one made every two seconds would be too much.
-				Look: func() (view, error) { return snapshot.Look(device.RunDir(), nil) }})
+				Look: func() (snapshot.View, error) { return snapshot.Look(device.RunDir(), nil) }})
 			go page.Run(ctx)
 			err = server.Serve(ctx, page, o, func(a net.Addr) {
 				fmt.Fprintf(c.App.Writer, "cgpu web: %s %s\n", a.Network(), a)

@@ -18,9 +18,8 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // resizer applies what annotations of running pods ask for to their containers' records in the ledger, which guards follow.
@@ -35,7 +34,7 @@ type resizer struct {
 	log     *slog.Logger
 	table   atomic.Pointer[device.Table]
 	queue   workqueue.TypedRateLimitingInterface[string]
-	status  func(r ledger.Record) (guard.Status, error) // what a container uses; tests replace it
+	status  func(r ledger.Record) (api.Status, error) // what a container uses; tests replace it
 
 	mu      sync.Mutex
 	looked  map[types.UID]bool   // pods whose containers were looked up in the ledger once
@@ -47,7 +46,7 @@ type resizer struct {
 const retries = 12
 
 func newResizer(runDir string, p *Pods, n *news, metrics *Metrics, log *slog.Logger) *resizer {
-	r := &resizer{book: ledger.Open(runDir), pods: p, news: n, metrics: metrics, log: log, status: snapshot.Ask,
+	r := &resizer{book: ledger.Open(runDir), pods: p, news: n, metrics: metrics, log: log, status: api.Ask,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](30*time.Second, 10*time.Minute)),
 		looked: map[types.UID]bool{}, refused: map[types.UID]string{}}
 	p.changed = append(p.changed, func(pod *pod) {
@@ -291,7 +290,7 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 
 // room refuses a limit below what the container uses: its next allocations would fail until it has freed the rest.
 func (r *resizer) room(record ledger.Record, wishes []ledger.ChangeRequest) error {
-	var s *guard.Status
+	var s *api.Status
 	for _, w := range wishes {
 		i := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == w.GPU })
 		less := w.Limit != nil && *w.Limit < record.VGPUs[i].Limit

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -150,11 +150,11 @@ func newBench(t *testing.T, dir string) *bench {
 	p := newPods(answer(t), silent)
 	m := NewMetrics()
 	b := &bench{resizer: newResizer(dir, p, newNews(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
-	b.status = func(r ledger.Record) (guard.Status, error) {
+	b.status = func(r ledger.Record) (api.Status, error) {
 		if b.used == 0 {
-			return guard.Status{}, errors.New("no answer")
+			return api.Status{}, errors.New("no answer")
 		}
-		return guard.Status{VGPUs: []guard.VGPUStatus{{UUID: "GPU-0", Used: b.used}}}, nil
+		return api.Status{VGPUs: []api.VGPUStatus{{UUID: "GPU-0", Used: b.used}}}, nil
 	}
 	table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0", Memory: 16 * quota.GiB})
 	table.Config.Policy, table.Config.PrioRatio, table.Config.CapCycle = sched.PolicyPreempt, sched.DefaultPrioRatio, 100*time.Millisecond

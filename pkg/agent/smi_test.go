@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -63,9 +63,9 @@ func TestSMI(t *testing.T) {
 				return
 			}
 			asked <- true
-			_ = json.NewDecoder(c).Decode(&guard.Request{}) // what is closed unread loses the answer
-			_ = json.NewEncoder(c).Encode(guard.Status{ID: "c1", Nonce: "n1", InitPID: 7, VGPUs: []guard.VGPUStatus{{UUID: gpu.UUID, Used: quota.GiB}},
-				Processes: []guard.ProcessStatus{{PID: 7, Name: "secret-model", Used: []quota.Bytes{quota.GiB}}}})
+			_ = json.NewDecoder(c).Decode(&api.Request{}) // what is closed unread loses the answer
+			_ = json.NewEncoder(c).Encode(api.Status{ID: "c1", Nonce: "n1", InitPID: 7, VGPUs: []api.VGPUStatus{{UUID: gpu.UUID, Used: quota.GiB}},
+				Processes: []api.ProcessStatus{{PID: 7, Name: "secret-model", Used: []quota.Bytes{quota.GiB}}}})
 			c.Close()
 		}
 	}()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -360,7 +361,7 @@ const maxSimGPUs = 64
 
 func sim(f file, out *Sim) error {
 	if v := f.Sim.DriverVersion; v != nil {
-		if !isVersion(*v) {
+		if _, err := rm.ParseVersion(*v); err != nil {
 			return fault("sim.driver_version", *v, "want a driver version such as 580.159.04")
 		}
 		out.DriverVersion = *v
@@ -397,15 +398,4 @@ func sim(f file, out *Sim) error {
 		out.GPUs = append(out.GPUs, g)
 	}
 	return nil
-}
-
-// isVersion reports two or three groups of digits with points between.
-func isVersion(v string) bool {
-	parts := strings.Split(v, ".")
-	for _, p := range parts {
-		if p == "" || len(p) > 4 || strings.Trim(p, "0123456789") != "" {
-			return false
-		}
-	}
-	return len(parts) == 2 || len(parts) == 3
 }

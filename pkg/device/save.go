@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 )
 
 // runDirMode lets everybody reach a known name below the run directory and only root list it.
@@ -22,26 +24,7 @@ func (t *Table) Save(runDir string) error {
 	if err := MakeRunDir(runDir); err != nil {
 		return err
 	}
-	// One name, as only the holder of LockFile writes: what a killed one has left is replaced, and never piles up.
-	temp := TableFile(runDir) + ".tmp"
-	_ = os.Remove(temp)
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("device: %w", err)
-	}
-	defer os.Remove(temp) // fails after the rename, and then has nothing to do
-	_, err = f.Write(append(text, '\n'))
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	// No fsync: the run directory is a tmpfs, and a table torn by a power cut is of another boot.
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(temp, TableFile(runDir))
-	}
-	if err != nil {
+	if err := atomicfile.Write(TableFile(runDir), append(text, '\n'), 0o644); err != nil {
 		return fmt.Errorf("device: %w", err)
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/jsonspan"
 )
 
 // member is one of a JSON object, by offsets into the text.
@@ -57,17 +59,13 @@ func position(text []byte, offset int) (line, column int) {
 func objectAt(text []byte, at int) (object, error) {
 	o := object{open: at}
 	seen := map[string]bool{}
-	i := at + 1
-	for {
-		for i < len(text) && text[i] != '"' && text[i] != '}' { // white space and commas
-			i++
-		}
-		if text[i] == '}' {
-			o.close = i
-			return o, nil
+	i := jsonspan.SkipSpace(text, at+1)
+	for ; text[i] != '}'; i = jsonspan.SkipSpace(text, i) {
+		if text[i] == ',' {
+			i = jsonspan.SkipSpace(text, i+1)
 		}
 		m := member{start: i}
-		i = valueEnd(text, i)
+		i = jsonspan.SkipValue(text, i)
 		if err := json.Unmarshal(text[m.start:i], &m.key); err != nil {
 			return o, err
 		}
@@ -76,49 +74,13 @@ func objectAt(text []byte, at int) (object, error) {
 			return o, fmt.Errorf("line %d: %q is there a second time; take one out", line, m.key)
 		}
 		seen[m.key] = true
-		for text[i] != ':' {
-			i++
-		}
-		i++
-		for strings.IndexByte(" \t\r\n", text[i]) >= 0 {
-			i++
-		}
-		m.value, m.end = i, valueEnd(text, i)
+		m.value = jsonspan.SkipSpace(text, jsonspan.SkipSpace(text, i)+1) // over the colon
+		m.end = jsonspan.SkipValue(text, m.value)
 		i = m.end
 		o.members = append(o.members, m)
 	}
-}
-
-// valueEnd is the offset behind the value that begins at i, of valid JSON.
-func valueEnd(text []byte, i int) int {
-	depth := 0
-	for ; i < len(text); i++ {
-		switch c := text[i]; c {
-		case '"':
-			for i++; text[i] != '"'; i++ {
-				if text[i] == '\\' {
-					i++
-				}
-			}
-			if depth == 0 {
-				return i + 1
-			}
-		case '{', '[':
-			depth++
-		case '}', ']':
-			if depth == 0 {
-				return i // of what holds a number or a word
-			}
-			if depth--; depth == 0 {
-				return i + 1
-			}
-		case ',', ' ', '\t', '\r', '\n':
-			if depth == 0 {
-				return i
-			}
-		}
-	}
-	return i
+	o.close = i
+	return o, nil
 }
 
 // find is the place of a member, -1 if there is none.

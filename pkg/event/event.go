@@ -27,6 +27,7 @@ type Kind string
 const (
 	Start   Kind = "start"   // the container's first process runs
 	End     Kind = "end"     // its last process is gone, and its share given back
+	Deleted Kind = "deleted" // an engine that names containers for itself alone has deleted it: Docker, podman, CRI-O, nerdctl
 	Refused Kind = "refused" // a container was not created
 	Denied  Kind = "denied"  // an allocation did not fit into the limit or the spill
 	Killed  Kind = "killed"  // a process, for managed memory beyond the limit
@@ -46,7 +47,7 @@ const (
 
 // Kinds lists them in the order of a container's life.
 func Kinds() []Kind {
-	return []Kind{Start, End, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning, Removed, Unhealthy, Healthy}
+	return []Kind{Start, End, Deleted, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning, Removed, Unhealthy, Healthy}
 }
 
 // Event is one thing that happened. Its JSON form is an interface, like the kinds.

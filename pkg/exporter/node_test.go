@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -70,10 +70,10 @@ func (n *node) container(id, name string, uuids ...string) *tally.File {
 	n.t.Helper()
 	nonce := fmt.Sprintf("%016x", len(n.records)+1)
 	r := ledger.Record{ID: id, Nonce: nonce, Name: name, Created: time.Unix(int64(len(n.records)), 0), Control: filepath.Join(n.dir, nonce+".ctl"), GuardPID: os.Getpid()}
-	s := guard.Status{ID: id, Nonce: nonce, GuardPID: os.Getpid(), InitPID: os.Getpid()}
+	s := api.Status{ID: id, Nonce: nonce, GuardPID: os.Getpid(), InitPID: os.Getpid()}
 	for i, uuid := range uuids {
 		r.VGPUs = append(r.VGPUs, ledger.VGPU{UUID: uuid, Limit: 4 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault})
-		s.VGPUs = append(s.VGPUs, guard.VGPUStatus{Index: i, UUID: uuid, Limit: 4 * quota.GiB, Used: 3 * quota.GiB, Peak: 4 * quota.GiB, Managed: quota.GiB, Spilled: quota.MiB})
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: i, UUID: uuid, Limit: 4 * quota.GiB, Used: 3 * quota.GiB, Peak: 4 * quota.GiB, Managed: quota.GiB, Spilled: quota.MiB})
 	}
 	n.records = append(n.records, r)
 	n.write()
@@ -91,7 +91,7 @@ func (n *node) container(id, name string, uuids ...string) *tally.File {
 }
 
 // serve answers as a guard does.
-func (n *node) serve(path string, s guard.Status) {
+func (n *node) serve(path string, s api.Status) {
 	n.t.Helper()
 	line, err := json.Marshal(s)
 	must(n.t, err)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -14,7 +14,7 @@ import (
 const gpu = "GPU-0"
 
 func container(nonce string, got, granted time.Duration, used quota.Bytes) snapshot.VGPU {
-	return snapshot.VGPU{Nonce: nonce, Answered: true, Used: used, Compute: &guard.ComputeStatus{Exact: true, GPUTime: got, Granted: granted}}
+	return snapshot.VGPU{Nonce: nonce, Answered: true, Used: used, Compute: &api.ComputeStatus{Exact: true, GPUTime: got, Granted: granted}}
 }
 
 func node(list ...snapshot.VGPU) snapshot.View {

@@ -18,10 +18,10 @@ import (
 // Guard is a guard that was started for a container.
 type Guard struct {
 	PID    int
-	stdin  int             // write end of its standard input
-	ready  int             // read end of its readiness pipe
-	config guardcfg.Config // as it was told
-	odd    bool            // it did not answer, and its log may say why
+	stdin  int              // write end of its standard input
+	ready  int              // read end of its readiness pipe
+	config *guardcfg.Config // as it was told; nil: nothing yet
+	odd    bool             // it did not answer, and its log may say why
 }
 
 // Start starts cgpu-guard, which then waits for its configuration: its start takes longer than our reading of the
@@ -78,7 +78,7 @@ func (g *Guard) close() {
 }
 
 // Tell gives the guard its configuration.
-func (g *Guard) Tell(c guardcfg.Config) error {
+func (g *Guard) Tell(c *guardcfg.Config) error {
 	g.config = c
 	config, err := json.Marshal(c)
 	if err != nil {
@@ -149,21 +149,20 @@ func (g *Guard) read(said *[]byte) (int, error) {
 	return n, err
 }
 
-// Stop ends a guard whose container will not be, and removes what it has made: a pod that is refused is tried again for ever. It is our
-// child, so the number is surely its own.
+// Stop ends a guard whose container will not be, and removes what it has made: a pod that is refused is tried again for ever. The number
+// is surely its own: a guard is our child, or told us of itself just now. One that hangs in the driver ends when that lets it go; the
+// container's refusal does not wait for it.
 func (g *Guard) Stop() {
 	if g == nil {
 		return
 	}
 	syscall.Kill(g.PID, syscall.SIGKILL)
-	var status syscall.WaitStatus
-	for {
-		if _, err := syscall.Wait4(g.PID, &status, 0, nil); !errors.Is(err, syscall.EINTR) {
-			break
-		}
+	await(g.PID, killTimeout) //nolint:errcheck // of StartApart it is no child, and nothing is left to do
+	if g.config == nil {
+		return
 	}
 	g.config.CleanUp()
-	if g.config.Log != "" && !g.odd {
+	if !g.odd {
 		_ = os.Remove(g.config.Log)
 	}
 }

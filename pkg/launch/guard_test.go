@@ -1,8 +1,13 @@
 package launch
 
 import (
+	"bufio"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +21,7 @@ import (
 func TestStop(t *testing.T) {
 	for name, silent := range map[string]bool{"refused": false, "silent": true} {
 		dir := t.TempDir()
-		c := guardcfg.Config{Socket: filepath.Join(dir, "a.sock"), Control: filepath.Join(dir, "a.ctl"), Log: filepath.Join(dir, "a.log")}
+		c := &guardcfg.Config{Socket: filepath.Join(dir, "a.sock"), Control: filepath.Join(dir, "a.ctl"), Log: filepath.Join(dir, "a.log")}
 		g, err := start(func(files []int) (int, error) {
 			return spawn("/bin/sh", []string{"sh", "-c", "cat; echo ok >&3; exec sleep 60"}, nil, files)
 		})
@@ -50,4 +55,55 @@ func TestStop(t *testing.T) {
 			t.Errorf("%s: left %v", name, left)
 		}
 	}
+}
+
+// TestStopHanging: a guard that hangs in the driver cannot be killed; who refuses the container does not wait for that. Here a tracer
+// keeps a child in its exit.
+func TestStopHanging(t *testing.T) {
+	g, err := start(func(files []int) (int, error) { return spawn("/bin/sleep", []string{"sleep", "600"}, nil, files) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	tracer := exec.Command("/proc/self/exe")
+	tracer.Env = append(os.Environ(), tracedVariable+"="+strconv.Itoa(g.PID))
+	said, err := tracer.StdoutPipe()
+	if err == nil {
+		err = tracer.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, _ := bufio.NewReader(said).ReadString('\n'); line != "ok\n" {
+		t.Fatalf("the tracer said %q", line)
+	}
+	done := make(chan struct{})
+	go func() { g.Stop(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Error("waits for a guard that does not end")
+	}
+	if err := unix.Kill(g.PID, 0); err != nil {
+		t.Errorf("the guard has ended, so this shows nothing: %v", err)
+	}
+	_ = tracer.Process.Kill()
+	_ = tracer.Wait()
+	<-done
+}
+
+// tracedVariable has this program keep the process that it names from ending.
+const tracedVariable = "CGPU_TEST_TRACED"
+
+func TestMain(m *testing.M) {
+	pid, err := strconv.Atoi(os.Getenv(tracedVariable))
+	if err != nil {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread()
+	if _, _, e := unix.RawSyscall6(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(pid), 0, unix.PTRACE_O_TRACEEXIT, 0, 0); e != 0 {
+		fmt.Println(e)
+		os.Exit(1)
+	}
+	fmt.Println("ok")
+	time.Sleep(time.Hour) // until it is killed
 }

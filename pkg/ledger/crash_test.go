@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -142,7 +143,7 @@ func TestKillAtAnyTime(t *testing.T) {
 		if err := cmd.Wait(); err == nil || cmd.ProcessState.Exited() {
 			t.Fatalf("ended by itself: %s", out)
 		}
-		if _, err := os.Stat(l.path(tempName)); err == nil {
+		if _, err := os.Stat(l.path(fileName) + atomicfile.TempSuffix); err == nil {
 			inWrite++
 		}
 		checkSums(t, l)

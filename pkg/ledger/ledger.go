@@ -15,7 +15,6 @@ import (
 const (
 	fileName    = "ledger.json"
 	lockName    = "ledger.lock"
-	tempName    = "ledger.json.tmp"
 	socketsName = "g"      // <nonce>.sock and <nonce>.ctl of the guards
 	pagesName   = "page"   // <nonce>: the folder of a vGPU page (package page)
 	bundlesName = "bundle" // <nonce>: of config.json as the low-level runtime has it (package page)

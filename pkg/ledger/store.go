@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -113,10 +114,7 @@ func (l *Ledger) read() (file, error) {
 	return f, nil
 }
 
-// write replaces ledger.json, under the lock. A reader or a successor of a writer that was killed sees the old file or
-// the new one, since only the rename makes the new one visible. There is no fsync: what a kill of the process needs is
-// in the page cache already, and after a power cut there are no containers (and /run is a tmpfs). The temporary file
-// has one fixed name, as only the holder of the lock writes it: what a killed writer left is overwritten, never piled up.
+// write replaces ledger.json, under the lock.
 func (l *Ledger) write(f file) error {
 	f.Version = version
 	if f.Records == nil {
@@ -129,10 +127,7 @@ func (l *Ledger) write(f file) error {
 	if len(data) >= maxFile {
 		return fmt.Errorf("ledger: a record more, and %w: cgpu gc drops those of containers that are gone", errTooLarge)
 	}
-	if err := os.WriteFile(l.path(tempName), append(data, '\n'), 0o600); err != nil {
-		return fmt.Errorf("ledger: %w", err)
-	}
-	if err := os.Rename(l.path(tempName), l.path(fileName)); err != nil {
+	if err := atomicfile.Write(l.path(fileName), append(data, '\n'), 0o600); err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
 	return nil

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 )
 
 // Sizes of the two kinds of pages: with a guard one memory page, in preload mode with room for the slots.
@@ -79,15 +81,7 @@ func Create(path string, h Header, vgpus []VGPU) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
-	temp := path + ".tmp"
-	_ = os.Remove(temp)
-	if err := os.WriteFile(temp, b, mode); err != nil {
-		return fmt.Errorf("page: %w", err)
-	}
-	if err := os.Chmod(temp, mode); err != nil { // whatever the umask
-		return fmt.Errorf("page: %w", err)
-	}
-	if err := os.Rename(temp, path); err != nil {
+	if err := atomicfile.Write(path, b, mode); err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
 	return nil
@@ -228,7 +222,7 @@ func Remove(runDir, nonce string) error {
 	}
 	file := File(runDir, nonce)
 	// ENOTDIR: a page of an older version, which had no folder, but a file beside it.
-	for _, path := range []string{file, file + ".tmp", PreloadFile(file), LimiterFile(file), dir + ".preload", dir} {
+	for _, path := range []string{file, file + atomicfile.TempSuffix, PreloadFile(file), LimiterFile(file), dir + ".preload", dir} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
 			return fmt.Errorf("page: %w", err)
 		}

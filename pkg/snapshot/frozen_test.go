@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -34,7 +34,7 @@ func TestFrozen(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	a := Answer{Status: guard.Status{InitPID: 7}, Frozen: true}
+	a := Answer{Status: api.Status{InitPID: 7}, Frozen: true}
 	if got := StateOf(ledger.Record{}, a); got != StatePaused {
 		t.Errorf("a frozen container is %s", got)
 	}

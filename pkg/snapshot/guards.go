@@ -1,18 +1,14 @@
 package snapshot
 
 import (
-	"bufio"
-	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"net"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -29,14 +25,11 @@ const (
 
 // Answer is what a guard said (in preload mode: the page), or why it said nothing.
 type Answer struct {
-	Status guard.Status
+	Status api.Status
 	Err    error
 	Gone   bool // with Err: neither guard nor container runs
 	Frozen bool // without Err: the engine has paused the container
 }
-
-// AskTimeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
-const AskTimeout = 300 * time.Millisecond
 
 // AskAll asks the guards of all records at once.
 func AskAll(t *device.Table, records []ledger.Record) []Answer {
@@ -52,7 +45,7 @@ func AskAll(t *device.Table, records []ledger.Record) []Answer {
 				answers[i] = readPage(t, r)
 				return
 			}
-			answers[i].Status, answers[i].Err = Ask(r)
+			answers[i].Status, answers[i].Err = api.Ask(r)
 			answers[i].Gone = answers[i].Err != nil && Ended(r)
 		})
 	}
@@ -67,34 +60,6 @@ func readPage(t *device.Table, r ledger.Record) (a Answer) {
 	}
 	a.Status, a.Err = PageStatus(t, r)
 	return a
-}
-
-// Ask asks the guard of one record.
-func Ask(r ledger.Record) (s guard.Status, err error) {
-	deadline := time.Now().Add(AskTimeout)
-	conn, err := net.DialTimeout("unix", r.Control, AskTimeout)
-	if err != nil {
-		return s, err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return s, err
-	}
-	if err := json.NewEncoder(conn).Encode(guard.Request{Op: "status"}); err != nil {
-		return s, err
-	}
-	// Many processes make a long line; a line without an end is none of a guard's.
-	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(line, &s); err != nil {
-		return s, err
-	}
-	if s.Nonce != r.Nonce {
-		return s, errors.New("another container's guard answered")
-	}
-	return s, nil
 }
 
 // Ended reports that the record's keeper (the guard; before there is one, the launcher) and the container's first process

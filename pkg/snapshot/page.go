@@ -4,15 +4,15 @@ import (
 	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // PageStatus tells from its page what a guard would say of a container in preload mode.
-func PageStatus(t *device.Table, r ledger.Record) (guard.Status, error) {
-	s := guard.Status{ID: r.ID, Nonce: r.Nonce, InitPID: r.InitPID}
+func PageStatus(t *device.Table, r ledger.Record) (api.Status, error) {
+	s := api.Status{ID: r.ID, Nonce: r.Nonce, InitPID: r.InitPID}
 	p, err := page.Read(r.Page)
 	if err != nil {
 		return s, err
@@ -25,7 +25,7 @@ func PageStatus(t *device.Table, r ledger.Record) (guard.Status, error) {
 		}
 		used, managed, _ := p.SlotUse(i)
 		// The tenant can write any number; more than the card has would only break sums and columns.
-		v := guard.VGPUStatus{Index: g.Index, UUID: g.UUID, Limit: r.VGPUs[slice].Limit, Used: min(quota.Bytes(used), g.Memory)}
+		v := api.VGPUStatus{Index: g.Index, UUID: g.UUID, Limit: r.VGPUs[slice].Limit, Used: min(quota.Bytes(used), g.Memory)}
 		v.Managed = min(quota.Bytes(managed), v.Used)
 		s.VGPUs = append(s.VGPUs, v)
 	}

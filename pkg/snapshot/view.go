@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
@@ -79,9 +79,9 @@ type VGPU struct {
 	InitPID     int            `json:"initPid,omitempty"`
 	Processes   []Process      `json:"processes"`
 	// Compute is what the guard says of the GPU's time; absent where it says nothing.
-	Compute *guard.ComputeStatus `json:"compute,omitempty"`
+	Compute *api.ComputeStatus `json:"compute,omitempty"`
 	// Calls are of the whole container; they are repeated for each of its GPUs.
-	Calls guard.CallCounters `json:"calls"`
+	Calls api.CallCounters `json:"calls"`
 }
 
 // Handle is what names the container alone: the ID, or the nonce where others have that ID.

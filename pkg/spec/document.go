@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+
+	"github.com/opencgpu/cgpu/pkg/jsonspan"
 )
 
 // MaxSize bounds a config.json. The largest recorded one has 35 KB; the variables of a container can be long.
@@ -115,15 +117,15 @@ func Strings(raw []byte, path ...string) []string {
 		return nil
 	}
 	var list []string
-	for i := skipSpace(raw, 1); i < len(raw)-1; {
-		end := skipValue(raw, i)
+	for i := jsonspan.SkipSpace(raw, 1); i < len(raw)-1; {
+		end := jsonspan.SkipValue(raw, i)
 		s, err := unquote(raw[i:end])
 		if err != nil {
 			return nil
 		}
 		list = append(list, s)
-		if i = skipSpace(raw, end); i < len(raw)-1 && raw[i] == ',' {
-			i = skipSpace(raw, i+1)
+		if i = jsonspan.SkipSpace(raw, end); i < len(raw)-1 && raw[i] == ',' {
+			i = jsonspan.SkipSpace(raw, i+1)
 		}
 	}
 	return list
@@ -148,26 +150,26 @@ func String(raw []byte, path ...string) string {
 
 // lookup returns the value of a key in raw, which need not be valid JSON. It finds keys that are written without escapes.
 func lookup(raw []byte, key string) []byte {
-	i := skipSpace(raw, 0)
+	i := jsonspan.SkipSpace(raw, 0)
 	if i >= len(raw) || raw[i] != '{' {
 		return nil
 	}
-	for i = skipSpace(raw, i+1); i < len(raw) && raw[i] == '"'; {
-		end := skipValue(raw, i)
-		colon := skipSpace(raw, end)
+	for i = jsonspan.SkipSpace(raw, i+1); i < len(raw) && raw[i] == '"'; {
+		end := jsonspan.SkipValue(raw, i)
+		colon := jsonspan.SkipSpace(raw, end)
 		if colon >= len(raw) || raw[colon] != ':' {
 			return nil
 		}
-		value := skipSpace(raw, colon+1)
-		next := skipValue(raw, value)
+		value := jsonspan.SkipSpace(raw, colon+1)
+		next := jsonspan.SkipValue(raw, value)
 		if next == value {
 			return nil
 		}
 		if string(raw[i+1:end-1]) == key {
 			return raw[value:next]
 		}
-		if i = skipSpace(raw, next); i < len(raw) && raw[i] == ',' {
-			i = skipSpace(raw, i+1)
+		if i = jsonspan.SkipSpace(raw, next); i < len(raw) && raw[i] == ',' {
+			i = jsonspan.SkipSpace(raw, i+1)
 		}
 	}
 	return nil

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/jsonspan"
 )
 
 // object is a JSON object taken apart into its members, with every byte between them kept, so that putting it together
@@ -50,23 +52,23 @@ func parseObject(raw []byte, fold bool) (*object, error) {
 
 // takeApart is parseObject for an object in which keys may occur twice.
 func takeApart(raw []byte, fold bool) (*object, error) {
-	i := skipSpace(raw, 0)
+	i := jsonspan.SkipSpace(raw, 0)
 	if i >= len(raw) || raw[i] != '{' {
 		return nil, fmt.Errorf("want an object, have %s", clip(raw))
 	}
 	o := &object{open: raw[:i+1], fold: fold}
 	start := i + 1
-	for i = skipSpace(raw, start); raw[i] != '}'; i = skipSpace(raw, i) {
+	for i = jsonspan.SkipSpace(raw, start); raw[i] != '}'; i = jsonspan.SkipSpace(raw, i) {
 		if raw[i] == ',' {
-			i = skipSpace(raw, i+1)
+			i = jsonspan.SkipSpace(raw, i+1)
 		}
-		end := skipValue(raw, i)
+		end := jsonspan.SkipValue(raw, i)
 		key, err := unquote(raw[i:end])
 		if err != nil {
 			return nil, fmt.Errorf("member name %s: %w", clip(raw[i:end]), err)
 		}
-		i = skipSpace(raw, skipSpace(raw, end)+1) // over the colon
-		end = skipValue(raw, i)
+		i = jsonspan.SkipSpace(raw, jsonspan.SkipSpace(raw, end)+1) // over the colon
+		end = jsonspan.SkipValue(raw, i)
 		o.members = append(o.members, member{lead: raw[start:i:i], key: key, value: raw[i:end:end]})
 		start, i = end, end
 	}
@@ -89,7 +91,7 @@ func (o *object) find(key string) *member {
 		}
 		if m.key != key {
 			start := bytes.IndexByte(m.lead, '"')
-			end := skipValue(m.lead, start)
+			end := jsonspan.SkipValue(m.lead, start)
 			m.lead = slices.Concat(m.lead[:start], quote(key), m.lead[end:])
 			m.key = key
 		}
@@ -173,11 +175,11 @@ func elements(raw []byte) ([][]byte, error) {
 		return nil, fmt.Errorf("want an array, have %s", clip(raw))
 	}
 	var list [][]byte
-	for i := skipSpace(raw, 1); raw[i] != ']'; i = skipSpace(raw, i) {
+	for i := jsonspan.SkipSpace(raw, 1); raw[i] != ']'; i = jsonspan.SkipSpace(raw, i) {
 		if raw[i] == ',' {
-			i = skipSpace(raw, i+1)
+			i = jsonspan.SkipSpace(raw, i+1)
 		}
-		end := skipValue(raw, i)
+		end := jsonspan.SkipValue(raw, i)
 		list = append(list, raw[i:end:end])
 		i = end
 	}
@@ -218,48 +220,6 @@ func unquote(raw []byte) (string, error) {
 	var s string
 	err := json.Unmarshal(raw, &s)
 	return s, err
-}
-
-// skipSpace returns the index of the first byte at or after i that is not JSON white space.
-func skipSpace(raw []byte, i int) int {
-	for i < len(raw) && (raw[i] == ' ' || raw[i] == '\n' || raw[i] == '\t' || raw[i] == '\r') {
-		i++
-	}
-	return i
-}
-
-// skipValue returns the index behind the value that starts at i. It counts brackets instead of calling itself, so
-// that deep nesting costs no stack.
-func skipValue(raw []byte, i int) int {
-	for depth := 0; i < len(raw); {
-		switch raw[i] {
-		case '"':
-			for i++; i < len(raw) && raw[i] != '"'; i++ {
-				if raw[i] == '\\' {
-					i++
-				}
-			}
-			i++
-		case '{', '[':
-			depth++
-			i++
-			continue
-		case '}', ']':
-			depth--
-			i++
-		case ',', ':', ' ', '\n', '\t', '\r':
-			i++
-			continue
-		default: // number, true, false, null
-			for i < len(raw) && !strings.ContainsRune(",:]} \n\t\r", rune(raw[i])) {
-				i++
-			}
-		}
-		if depth == 0 {
-			return i
-		}
-	}
-	return min(i, len(raw)) // past the end where raw is not valid JSON
 }
 
 // clip shortens raw for a message.

@@ -11,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/jsonspan"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -72,7 +73,7 @@ func (d *Document) Annotations() (map[string]string, error) {
 // Words are the variables and annotations of a config.json as they are, also where it is not to be edited: of members that occur more
 // than once those of all count, and what follows the JSON does not.
 func Words(raw []byte) (env []string, annotations map[string]string, err error) {
-	raw = raw[:skipValue(raw, skipSpace(raw, 0))]
+	raw = raw[:jsonspan.SkipValue(raw, jsonspan.SkipSpace(raw, 0))]
 	if !json.Valid(raw) {
 		return nil, nil, fmt.Errorf("spec: config.json is not valid JSON: %w", invalid(raw))
 	}

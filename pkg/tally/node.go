@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 )
 
 // Values are counters at a moment, of a container or of all that the node has had since its boot.
@@ -58,7 +60,6 @@ type total struct {
 // The names have a dot, which no nonce has.
 const (
 	totalName = "total.json"
-	tempName  = "total.tmp"
 	lockName  = "total.lock"
 )
 
@@ -214,17 +215,14 @@ func take(path string) (v Values, gone bool, err error) {
 	return v, err == nil, err
 }
 
-// write replaces the file, under the lock. There is no fsync: the run directory does not outlive the boot.
+// write replaces the file, under the lock.
 func (t total) write(runDir string) error {
 	t.Changes++
 	b, err := json.Marshal(t)
 	if err != nil {
 		return fmt.Errorf("tally: %w", err)
 	}
-	if err := os.WriteFile(file(runDir, tempName), b, 0o600); err != nil {
-		return fmt.Errorf("tally: %w", err)
-	}
-	if err := os.Rename(file(runDir, tempName), file(runDir, totalName)); err != nil {
+	if err := atomicfile.Write(file(runDir, totalName), b, 0o600); err != nil {
 		return fmt.Errorf("tally: %w", err)
 	}
 	return nil

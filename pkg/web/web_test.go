@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -39,7 +39,7 @@ func nodeOf(n int, at time.Duration) snapshot.View {
 		limit := quota.Bytes(i%5+1) * quota.GiB / 2
 		x := snapshot.VGPU{ID: fmt.Sprintf("%064x", i+1), Nonce: fmt.Sprint(i), Name: fmt.Sprintf("job-%d", i), State: snapshot.StateRunning, Answered: true,
 			Limit: limit, Used: limit * quota.Bytes(i%11) / 10, Weight: i%4 + 1, Priority: quota.PriorityDefault,
-			Compute: &guard.ComputeStatus{Exact: true, GPUTime: time.Hour + time.Duration(got*1e9), Granted: time.Duration(share * float64(at))}}
+			Compute: &api.ComputeStatus{Exact: true, GPUTime: time.Hour + time.Duration(got*1e9), Granted: time.Duration(share * float64(at))}}
 		switch i % 9 {
 		case 3:
 			x.State, x.Answered, x.Compute = snapshot.StateGuardDead, false, nil

@@ -130,26 +130,31 @@ func TestEvents(t *testing.T) {
 	wantRefused(t, container{env: quotaOf("7x", "", "0"), cmd: []string{"true"}}.try(t), "7x")
 	var list []event.Event
 	eventually(t, 10*time.Second, func() string {
-		list = eventsOf(t, "--container", id) // Docker knows the name no more
-		// What was counted of the denials is told by the end.
-		if got := kindsOf(list); got != "start denied set paused resumed denied end" && got != "start denied set paused resumed denied denied end" {
+		list = eventsOf(t, "--container", "lively") // Docker knows the name no more, and its events do
+		// What was counted of the denials is told by the end. The guard tells that, and the hook that the container was deleted.
+		got := kindsOf(list)
+		if rest, ok := strings.CutPrefix(got, "start denied set paused resumed denied "); !ok || strings.TrimPrefix(rest, "denied ") != "end deleted" &&
+			strings.TrimPrefix(rest, "denied ") != "deleted end" {
 			return "events: " + got
 		}
 		return ""
 	})
-	denied := 0
+	denied, end := 0, ""
 	for _, e := range list {
+		if e.Kind == event.End {
+			end = e.Text
+		}
 		if e.Kind == event.Denied {
 			denied += max(e.Count, 1)
 			if e.GPU == nil || e.GPU.Index != 0 || !strings.Contains(e.Text, "asked for") {
 				t.Errorf("%+v", e)
 			}
 		}
-		if e.Container != id {
+		if e.Container != id || e.Name != "lively" {
 			t.Errorf("%+v", e)
 		}
 	}
-	if end := list[len(list)-1].Text; denied != 20 || !strings.Contains(end, "20 denied") {
+	if denied != 20 || !strings.Contains(end, "20 denied") {
 		t.Errorf("%d denials told, the end: %s", denied, end)
 	}
 	if set := list[2]; set.Text != "memory 128MiB → 256MiB, weight 1 → 3" {

@@ -162,7 +162,7 @@ func TestKilledGuard(t *testing.T) {
 	}
 	docker(t, "rm", "-f", id)
 	eventually(t, 5*time.Second, func() string {
-		if kinds := kindsOf(eventsOf(t, "--container", id)); !strings.HasSuffix(kinds, "start warning end") {
+		if kinds := kindsOf(eventsOf(t, "--container", id)); !strings.HasSuffix(kinds, "start warning end deleted") {
 			return "nobody tells of the guard's end: " + kinds
 		}
 		return ""

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/test/node"
 )
@@ -157,7 +157,7 @@ type vgpu struct {
 		ProcessesKilled uint64 `json:"processesKilled"`
 	} `json:"calls"`
 	Enforcement string              `json:"enforcement"`
-	Compute     guard.ComputeStatus `json:"compute"`
+	Compute     api.ComputeStatus `json:"compute"`
 }
 
 // smiOf is a container's slice of its first GPU in cgpu smi.

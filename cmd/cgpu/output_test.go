@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -56,7 +56,7 @@ func TestJSONPlain(t *testing.T) {
 	n := newNode(t)
 	r := n.reserve(ledger.Record{ID: "abcdef", Name: evil, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
 	s := status(r)
-	s.Processes = []guard.ProcessStatus{{PID: 7, Name: evil, Used: []quota.Bytes{quota.MiB}}}
+	s.Processes = []api.ProcessStatus{{PID: 7, Name: evil, Used: []quota.Bytes{quota.MiB}}}
 	fakeGuard(t, r.Control, statusLine(t, s))
 	n.happen(event.Event{Kind: event.Denied, Container: r.ID, Name: evil, Text: evil})
 	config := filepath.Join(t.TempDir(), "config.json")

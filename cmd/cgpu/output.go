@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/terminal"
+)
+
+// outputFlag is -o of a command that prints text or JSON.
+func outputFlag() cli.Flag {
+	return &cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}
+}
+
+// wantsJSON reads -o.
+func wantsJSON(c *cli.Context) (bool, error) {
+	format := c.String("o")
+	if format != "table" && format != "json" {
+		return false, usageError{fmt.Errorf("%s: -o %q: want table or json", c.Command.Name, format)}
+	}
+	return format == "json", nil
+}
+
+// encodeJSON prints what goes to programs, and often to a terminal.
+func encodeJSON(w io.Writer, v any, indent string) error { return terminal.EncodeJSON(w, v, indent) }
+
+// printable is text that others chose, for a table.
+func printable(s string) string { return terminal.Printable(s) }
+
+// printContainer prints what cgpu smi would of a container, for scripts that have changed it.
+func printContainer(w io.Writer, runDir, nonce string) error {
+	v, err := look(runDir)
+	if err == nil {
+		v, err = selection{containers: []string{nonce}}.apply(v)
+	}
+	if err != nil {
+		return err
+	}
+	return printJSON(w, v)
+}

@@ -1,0 +1,130 @@
+// Package api is what a guard answers on its control socket, and how it is asked. It is apart from package guard for those who only
+// ask: cgpu, cgpu-agent, and through them whoever reads their answers.
+package api
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
+type Request struct {
+	Op string `json:"op"` // OpStatus
+}
+
+// OpStatus is the one thing that a guard is asked.
+const OpStatus = "status"
+
+// Status is the answer to OpStatus.
+type Status struct {
+	ID        string          `json:"id"`
+	Nonce     string          `json:"nonce"`
+	GuardPID  int             `json:"guardPid"`
+	InitPID   int             `json:"initPid"`   // the container's first process, in the host's numbers; 0 before it is known
+	Listeners int             `json:"listeners"` // live seccomp filters: the container's own and one for each exec
+	VGPUs     []VGPUStatus    `json:"vgpus"`
+	Processes []ProcessStatus `json:"processes"`
+	Calls     CallCounters    `json:"calls"`
+}
+
+// VGPUStatus is the memory of one vGPU. Native ones have no limit.
+type VGPUStatus struct {
+	Index  int         `json:"index"`
+	UUID   string      `json:"uuid"`
+	Native bool        `json:"native,omitempty"`
+	Limit  quota.Bytes `json:"limit"`
+	Used   quota.Bytes `json:"used"`
+	Peak   quota.Bytes `json:"peak"`
+	// Managed is the part of Used that is managed memory; Spill is the host memory allowed beyond Limit, Spilled what is used of it.
+	Managed quota.Bytes `json:"managed,omitempty"`
+	Spill   quota.Bytes `json:"spill,omitempty"`
+	Spilled quota.Bytes `json:"spilled,omitempty"`
+	Denied  uint64      `json:"denied"` // allocations refused because of the limit
+	// Compute is nil for native GPUs.
+	Compute *ComputeStatus `json:"compute,omitempty"`
+}
+
+// ComputeStatus is the GPU time of one vGPU, since the container's start unless said otherwise.
+type ComputeStatus struct {
+	Policy   sched.Policy   `json:"policy"` // in effect on the GPU
+	Weight   int            `json:"weight"`
+	Percent  int            `json:"percent,omitempty"` // as asked
+	Priority quota.Priority `json:"priority"`
+	Cap      sched.Permille `json:"cap,omitempty"` // hard cap; 0: none
+	Paused   bool           `json:"paused,omitempty"`
+	TSGs     int            `json:"tsgs"` // channel groups on the graphics engine
+	Busy     int            `json:"busy"` // of those, with work lately
+	Slice    time.Duration  `json:"sliceNs"`
+
+	// What follows comes from the driver's context-switch records. Exact is false where it gives none.
+	Exact       bool           `json:"exact"`
+	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in the last second
+	GPUTime     time.Duration  `json:"gpuTimeNs"`   // on the engine
+	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work, or paused
+	Switches    uint64         `json:"switches"`    // times that it was switched in
+	Preemptions uint64         `json:"preemptions"` // of the times that it was switched out, those at the end of its timeslice
+	Pauses      uint64         `json:"pauses"`      // by a hard cap or cgpu pause
+	Granted     time.Duration  `json:"grantedNs"`   // what its share of the GPU's busy time would have been
+}
+
+// ProcessStatus is a process that has used the GPU.
+type ProcessStatus struct {
+	PID     int           `json:"pid"`   // in the host's pid namespace
+	NSPID   int           `json:"nspid"` // in the container's
+	Name    string        `json:"name"`
+	Clients int           `json:"clients"`
+	Used    []quota.Bytes `json:"used"` // per vGPU, in the order of Status.VGPUs; without context overhead shared memory counts once per process
+}
+
+// CallCounters count trapped calls since the start.
+type CallCounters struct {
+	Trapped     uint64 `json:"trapped"`
+	Denied      uint64 `json:"denied"`
+	Interrupted uint64 `json:"interrupted"` // carried out while a signal took the caller away
+	Replayed    uint64 `json:"replayed"`    // of those, answered when the call came again
+	Undone      uint64 `json:"undone"`      // of those, taken back because it did not
+	Throttled   uint64 `json:"throttled"`   // delayed by the rate limit
+	Killed      uint64 `json:"killed"`      // clients freed because of uncharged memory
+	// ProcessesKilled counts processes killed for managed memory beyond the limit, Spills allocations that went to host memory.
+	ProcessesKilled uint64 `json:"processesKilled"`
+	Spills          uint64 `json:"spills"`
+}
+
+// Timeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
+const Timeout = 300 * time.Millisecond
+
+// Ask asks the guard of one record.
+func Ask(r ledger.Record) (s Status, err error) {
+	deadline := time.Now().Add(Timeout)
+	conn, err := net.DialTimeout("unix", r.Control, Timeout)
+	if err != nil {
+		return s, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return s, err
+	}
+	if err := json.NewEncoder(conn).Encode(Request{Op: OpStatus}); err != nil {
+		return s, err
+	}
+	// Many processes make a long line; a line without an end is none of a guard's.
+	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(line, &s); err != nil {
+		return s, err
+	}
+	if s.Nonce != r.Nonce {
+		return s, errors.New("another container's guard answered")
+	}
+	return s, nil
+}

@@ -1,0 +1,26 @@
+package jsonspan
+
+import (
+	"bytes"
+	"encoding/json"
+	"testing"
+)
+
+// A value ends where encoding/json says.
+func FuzzSkipValue(f *testing.F) {
+	for _, text := range []string{`{"a":[1,{"b":"}\\\""}],"c":null}`, ` [ ] `, `-1.5e3,2`, `"\\" "`, `true}`, `{"a" : "\u0022"}`} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		start := SkipSpace(text, 0)
+		end := SkipValue(text, start) // of what is no JSON: somewhere
+		d := json.NewDecoder(bytes.NewReader(text))
+		var v json.RawMessage
+		if d.Decode(&v) != nil || !json.Valid(text) {
+			return
+		}
+		if string(text[start:end]) != string(v) {
+			t.Errorf("%q: %q, want %q", text, text[start:end], v)
+		}
+	})
+}
