@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -18,8 +19,8 @@ type gpuScheduler struct {
 	s        *Scheduler
 	gpu      int // in Config.GPUs
 	kick     chan struct{}
-	source   switchSource // nil: the driver does not tell of context switches
-	priority *priority    // nil: nobody sees when a high-priority container has work
+	source   arbiter.Source // nil: the driver does not tell of context switches
+	priority *priority      // nil: nobody sees when a high-priority container has work
 	channels channelCount
 	active   atomic.Bool // the container has channel groups
 	idle     atomic.Bool // without work at the last step
@@ -43,9 +44,8 @@ func newGPUScheduler(s *Scheduler, gpu int) *gpuScheduler {
 }
 
 // setSource is called before run, or with mu held.
-func (x *gpuScheduler) setSource(source switchSource) {
-	_, told := source.(*fecsBuffer)
-	x.source, x.local.Exact, x.local.Told = source, source != nil, told
+func (x *gpuScheduler) setSource(source arbiter.Source) {
+	x.source, x.local.Exact, x.local.Told = source, source != nil, source != nil
 }
 
 // run follows the GPU for as long as the guard lives.
@@ -53,8 +53,8 @@ func (x *gpuScheduler) run() {
 	if !x.awaitFirst() {
 		return
 	}
-	if b, ok := x.source.(*fecsBuffer); ok {
-		if err := b.enable(); err != nil {
+	if x.source != nil {
+		if err := x.source.Enable(); err != nil {
 			x.s.Log.Warn(noRecords, "err", err)
 			x.mu.Lock()
 			x.setSource(nil)
@@ -136,8 +136,8 @@ func (x *gpuScheduler) watchPage(p *peerPage) {
 }
 
 // watchSource kicks when there are records. A source that cannot wait is looked at by step's timer.
-func (x *gpuScheduler) watchSource(source switchSource) {
-	for source.await() {
+func (x *gpuScheduler) watchSource(source arbiter.Source) {
+	for source.Await() {
 		select {
 		case <-x.s.stop:
 			return
@@ -200,7 +200,7 @@ func (x *gpuScheduler) view(now time.Duration, groups int) sched.View {
 	if x.source == nil {
 		return v
 	}
-	x.records, v.Lost = x.source.read(x.records[:0])
+	x.records, v.Lost = x.source.Read(x.records[:0])
 	if v.Records = x.records; len(v.Records) > 0 || v.Lost {
 		owners := x.s.Container.Owners()
 		v.Mine = func(pid int) bool { return owners[pid] }
@@ -283,4 +283,21 @@ func (x *gpuScheduler) setSlice(control Control, r Group, slice time.Duration) {
 	x.mu.Lock()
 	x.set[r] = slice
 	x.mu.Unlock()
+}
+
+// load sums how long the GPU computed for the container between two times of its clock. False: the driver does not say.
+func (x *gpuScheduler) load(from, to time.Duration) (sum time.Duration, ok bool) {
+	own, err := x.s.Container.RM()
+	if err != nil {
+		return 0, false
+	}
+	for pid := range x.s.Container.Owners() {
+		d, err := arbiter.Load(own, x.s.ABI, x.gpu, pid, from, to)
+		if err != nil {
+			x.s.LogOnce("gpumon", "the GPU's load is not known", "err", err)
+			return 0, false
+		}
+		sum += d
+	}
+	return min(sum, to-from), true
 }

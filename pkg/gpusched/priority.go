@@ -124,10 +124,15 @@ func (p *priority) rests() bool {
 	return !p.alive
 }
 
+// SimWork is what only a simulated driver has: whether processes have work.
+type SimWork interface {
+	Pending(minor int, pids []int) (bool, error)
+}
+
 // simWork asks the simulated driver.
 type simWork struct {
 	x *gpuScheduler
-	d SimSwitches
+	d SimWork
 }
 
 func (w *simWork) look() (worked, waiting bool) {

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -82,8 +83,10 @@ const noRecords = "the driver does not tell of context switches: every context c
 func (s *Scheduler) Arm() {
 	begin := time.Now()
 	for _, x := range s.gpus {
-		if sim, ok := s.Driver.(SimSwitches); ok {
-			x.setSource(&simSource{d: sim, minor: s.Config.GPUs[x.gpu].Minor})
+		if sim, ok := s.Driver.(SimWork); ok {
+			if b, err := arbiter.Bind(nil, s.Driver, x.gpu, s.Config.GPUs[x.gpu].Minor); err == nil {
+				x.setSource(b)
+			}
 			x.priority = newPriority(x, &simWork{x: x, d: sim})
 			continue
 		}
@@ -96,7 +99,7 @@ func (s *Scheduler) Arm() {
 		if s.Config.Settings.NoSwitchRecords {
 			continue
 		}
-		b, err := bindFecs(own, x.gpu)
+		b, err := arbiter.Bind(own, s.Driver, x.gpu, s.Config.GPUs[x.gpu].Minor)
 		if err != nil {
 			s.Log.Warn(noRecords, "gpu", s.Config.GPUs[x.gpu].Index, "err", err)
 			continue
