@@ -110,6 +110,7 @@ func (x *gpuScheduler) joinPage() {
 	x.mu.Unlock()
 	x.channels.share(p)
 	go x.watchPage(p)
+	x.startArbiter()
 }
 
 func (x *gpuScheduler) leavePage() {
