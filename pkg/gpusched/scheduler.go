@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/arbiter"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -58,7 +57,11 @@ type Scheduler struct {
 // TimingOf is what the node's settings say of GPU time.
 func TimingOf(cfg guardcfg.Config) sched.Timing {
 	s := cfg.Settings
-	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle}
+	loss := float64(s.MaxLoss) / 100
+	if loss == 0 {
+		loss = sched.DefaultTiming().MaxLoss
+	}
+	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle, MaxLoss: loss}
 }
 
 // New makes a scheduler that does nothing yet.
@@ -79,34 +82,19 @@ func New(o Options) *Scheduler {
 	return s
 }
 
-const noRecords = "the driver does not tell of context switches: every context counts as one with work"
-
-// Arm takes what needs root's powers, before they are dropped: the records of context switches.
+// Arm takes what needs root's powers, before they are dropped.
 func (s *Scheduler) Arm() {
 	begin := time.Now()
 	for _, x := range s.gpus {
 		if sim, ok := s.Driver.(SimWork); ok {
-			if b, err := arbiter.Bind(nil, s.Driver, x.gpu, s.Config.GPUs[x.gpu].Minor); err == nil {
-				x.setSource(b)
-			}
 			x.priority = newPriority(x, &simWork{x: x, d: sim})
 			continue
 		}
-		own, err := s.Container.RM()
-		if err != nil {
+		if _, err := s.Container.RM(); err != nil {
 			s.Log.Error("cannot schedule GPU time", "err", err)
 			return
 		}
 		x.priority = newPriority(x, newUserPages(x))
-		if s.Config.Settings.NoSwitchRecords {
-			continue
-		}
-		b, err := arbiter.Bind(own, s.Driver, x.gpu, s.Config.GPUs[x.gpu].Minor)
-		if err != nil {
-			s.Log.Warn(noRecords, "gpu", s.Config.GPUs[x.gpu].Index, "err", err)
-			continue
-		}
-		x.setSource(b)
 	}
 	s.Log.Info("ready to schedule", "took", time.Since(begin))
 }
@@ -167,9 +155,6 @@ func (s *Scheduler) onGPU(gpu int) *gpuScheduler {
 // Made is told of a new channel group on a GPU.
 func (s *Scheduler) Made(gpu int) {
 	if x := s.onGPU(gpu); x != nil {
-		x.mu.Lock()
-		x.local.Made(s.Now())
-		x.mu.Unlock()
 		x.awake()
 	}
 }
@@ -226,7 +211,8 @@ func (s *Scheduler) Plan(gpu int) sched.Plan {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.local.Plan()
+	plan, _ := x.local.Plan()
+	return plan
 }
 
 // LetGo lets go of what the scheduler has of channels that are gone: it takes memory.

@@ -19,11 +19,16 @@ type Status struct {
 	Busy     int            `json:"busy"` // of those, with work lately
 	Slice    time.Duration  `json:"sliceNs"`
 
+	// Ruled is false while no arbiter decides about the GPU's time, though the container has work.
+	Ruled bool `json:"ruled"`
+
 	// What follows comes from the driver's context-switch records. Exact is false where it gives none.
 	Exact       bool           `json:"exact"`
-	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in the last second
+	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in about the last second
+	Entitled    sched.Permille `json:"entitled"`    // what it should have been
 	GPUTime     time.Duration  `json:"gpuTimeNs"`   // on the engine
-	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work, or paused
+	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work
+	Throttled   time.Duration  `json:"throttledNs"` // with work, while a hard cap, a turn or cgpu pause kept it off
 	Switches    uint64         `json:"switches"`    // times that it was switched in
 	Preemptions uint64         `json:"preemptions"` // of the times that it was switched out, those at the end of its timeslice
 	Pauses      uint64         `json:"pauses"`      // by a hard cap or cgpu pause
@@ -39,18 +44,17 @@ func (s *Scheduler) Status(gpu int) *Status {
 	groups, now := len(s.Container.Groups(gpu)), s.Now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.active.Load() {
-		x.local.Look(x.view(now, groups))
-	}
-	p, a := x.local.Plan(), x.local.Account(now)
+	x.take()
+	p, _ := x.local.Plan()
+	v := x.local.Verdict()
+	pauses, throttled := x.local.Pauses()
 	return &Status{Policy: p.Effective, Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: p.Share.Priority, Cap: p.Cap,
-		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: x.local.Busy(), Slice: x.local.Slice(), Exact: x.source != nil,
-		Utilization: a.Utilization, GPUTime: a.GPUTime, Waiting: a.Waiting + a.Stopped, Switches: a.Switches, Preemptions: a.Preemptions,
-		Pauses: a.Pauses, Granted: a.Granted}
+		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: x.local.Ruled(now), Exact: v.Exact,
+		Utilization: v.Recently(v.Lately, now), Entitled: v.Recently(v.Entitled, now), GPUTime: v.Used(now), Waiting: v.Waiting, Throttled: throttled,
+		Switches: v.Switches, Preemptions: v.Preemptions, Pauses: pauses, Granted: v.Granted}
 }
 
-// Looked is the GPU time of a vGPU up to the last look at the records: it is known then, and later perhaps corrected. False: the driver tells
-// of none, or the GPU is not shared.
+// Looked is the GPU time of a vGPU up to the last switch record. False: the driver tells of none, or the GPU is not shared.
 func (s *Scheduler) Looked(gpu int) (used time.Duration, exact bool) {
 	x := s.onGPU(gpu)
 	if x == nil {
@@ -58,5 +62,7 @@ func (s *Scheduler) Looked(gpu int) (used time.Duration, exact bool) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.local.Looked(), x.source != nil
+	x.take()
+	v := x.local.Verdict()
+	return v.GPUTime, v.Exact
 }

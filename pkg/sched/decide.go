@@ -38,6 +38,11 @@ type State struct {
 	hold    time.Duration            // until when they are left alone
 }
 
+// Begin is the state of who goes on after another, with the pace that he found; 0: nobody was there.
+func Begin(found time.Duration) State {
+	return State{pace: pace{value: max(0, min(found, longest)), alone: found <= 0}}
+}
+
 // lagTime is how far back lag looks: half of it is forgotten in so long.
 const lagTime = 500 * time.Millisecond
 
