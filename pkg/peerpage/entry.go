@@ -137,9 +137,8 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 			continue
 		}
 		n := p.u64(i*entrySize + offGuard).Load()
-		id := fmt.Sprintf("%d/%d/%d", i, p.owners[i].pid, p.owners[i].start)
-		was := old[i]
-		if was != nil && was.ID != id {
+		was, holder := old[i], p.holder(i)
+		if was != nil && was.holder != holder {
 			was = nil
 		}
 		switch {
@@ -151,7 +150,7 @@ func (p *Page) Guests(before []Guest) (list []Guest) {
 		}
 		var w [guardWords]uint64
 		if n, ok := p.guard(i).read(w[:]); ok {
-			list = append(list, Guest{i, id, n, p.holder(i), guardOf(&w)})
+			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, holder, guardOf(&w)})
 		} else if was != nil {
 			list = append(list, *was)
 		}

@@ -59,7 +59,7 @@ func Path(runDir, uuid string) string {
 type Page struct {
 	mem    []byte
 	owners [Entries + 1]owner
-	stored func() // told of every store, for tests; nil: nobody
+	Stored func() // told of every store, for tests; nil: nobody
 }
 
 // Open maps the page of a GPU, which is made if there is none.
@@ -118,15 +118,15 @@ func (p *Page) u64(off int) *atomic.Uint64 { return (*atomic.Uint64)(unsafe.Poin
 
 func (p *Page) store32(off int, v uint32) {
 	p.u32(off).Store(v)
-	if p.stored != nil {
-		p.stored()
+	if p.Stored != nil {
+		p.Stored()
 	}
 }
 
 func (p *Page) store64(off int, v uint64) {
 	p.u64(off).Store(v)
-	if p.stored != nil {
-		p.stored()
+	if p.Stored != nil {
+		p.Stored()
 	}
 }
 

@@ -252,13 +252,13 @@ func TestKilledWhileWriting(t *testing.T) {
 	type killed struct{}
 	dies := func(p *Page, after int, write func()) (died bool) {
 		n := 0
-		p.stored = func() {
+		p.Stored = func() {
 			if n++; n == after {
 				panic(killed{})
 			}
 		}
 		defer func() {
-			p.stored = nil
+			p.Stored = nil
 			if died = recover() != nil; !died && after > 0 && n >= after {
 				t.Error("it lives")
 			}

@@ -63,7 +63,7 @@ func (o *Observer) Book(vgpu string, part float64, limit Permille) Account {
 	o.booked = true
 	a.UpTo, a.Resident = max(a.UpTo, o.upTo), Resident{}
 	if r := o.running; r != nil && r.vgpu == vgpu {
-		a.Resident = Resident{true, r.pid, r.context, max(o.since, o.settled), r.resting}
+		a.Resident = Resident{true, r.pid, r.context, o.settled, r.resting}
 	}
 	return *a
 }
@@ -85,13 +85,13 @@ func (o *Observer) Alone() (pid int, since time.Duration, ok bool) {
 	if o.running == nil || o.running.vgpu == "" {
 		return 0, 0, false
 	}
-	return o.running.pid, max(o.since, o.settled), true
+	return o.running.pid, o.settled, true
 }
 
 // Settle says for how long the GPU computed for the context that is alone, from what Alone said until a time of which all records have
 // come.
 func (o *Observer) Settle(to, computed time.Duration) {
-	r, from := o.running, max(o.since, o.settled)
+	r, from := o.running, o.settled
 	r.resting = computed == 0
 	// The edges fall between samples: what is less than one sample short of the whole is the whole.
 	if idle := to - from - computed; idle <= SamplePeriod {

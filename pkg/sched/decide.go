@@ -282,9 +282,12 @@ func (t Timing) target(r round, settled bool) time.Duration {
 		limit := t.MaxRound.Seconds()
 		long *= max(1, min(maxStretch, longRound*limit/(sum*long), limit/2/(most*long)))
 	}
-	pace := long
+	pace, length, weights := long, r.length(long), 0.0
 	for _, x := range r.turns {
-		pace = min(pace, r.pull(x, long))
+		weights += x.present * x.weight
+	}
+	for _, x := range r.turns {
+		pace = min(pace, r.pull(x, long, length, weights))
 	}
 	pace = max(pace, lone.Seconds())
 	for pace < long && r.loss(pace) > t.MaxLoss {
@@ -305,20 +308,15 @@ const (
 // pull is the pace that a vGPU wants: a fair one. How much it matters says the lag that it would have at the long pace: what it would be
 // entitled to while it has work, less its burst. Not the lag that it has, which is little once the pace is right: to follow that would
 // be to swing.
-func (r round) pull(x turn, long float64) float64 {
+//
+// length and weights are of the round at the long pace.
+func (r round) pull(x turn, long, length, weights float64) float64 {
 	fair := x.fair()
 	if fair >= long || x.gives > 0 {
 		return long
 	}
-	weights, wait := x.weight, 0.0
-	for _, o := range r.turns {
-		if o.vgpu != x.vgpu {
-			weights += o.present * o.weight
-			wait += r.share(o, long)
-		}
-	}
-	own := x.groups * x.burst
-	part := x.weight / weights
+	wait, own := length-r.share(x, long), x.groups*x.burst
+	part := x.weight / (weights + (1-x.present)*x.weight)
 	lag := (part*(own+wait) - own) / (part * (own + wait + x.think))
 	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
 }

@@ -245,7 +245,7 @@ func (o *Observer) in(s Switch, vgpu string) {
 			h.account.Waiting += s.At - r.last
 		}
 	}
-	o.running, o.since = r, s.At
+	o.running, o.since, o.settled = r, s.At, s.At
 	r.last, r.waits, r.blocked, r.resting = s.At, false, false, false
 }
 
@@ -286,7 +286,7 @@ func (o *Observer) off(at time.Duration) {
 	h := o.habit(r.vgpu)
 	h.ran += max(0, at-max(o.since, o.counted))
 	o.out, o.outAt, o.running = h.ending(o.since, at, o.Ahead), at, nil
-	o.count(r, max(o.since, o.settled), at)
+	o.count(r, o.settled, at)
 	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted, o.out == blocked, o.lap
 	r.burst += at - o.since
 	switch o.out {
