@@ -29,6 +29,7 @@ type gpuScheduler struct {
 	slice    time.Duration   // that was last set
 	verified time.Duration   // when timeslices were read back last
 	alone    time.Duration   // since when no arbiter has been seen; 0: there is one
+	ask      time.Duration   // when one may be started next
 	warn     sync.Once
 	set      map[Group]time.Duration
 	lost     map[Client]*absence // clients whose file is not found; see lostfile.go
@@ -191,14 +192,20 @@ func (x *gpuScheduler) part(groups []Group) peerpage.Guard {
 	return g
 }
 
-// aloneTime is for how long there may be no arbiter before it is said.
-const aloneTime = 2 * time.Second
+const (
+	// aloneTime is for how long there may be no arbiter before it is said.
+	aloneTime = 2 * time.Second
+	// askTime is between two tries to have one started: where that fails, it fails for all guards of the GPU.
+	askTime = 10 * time.Second
+)
 
-// ruled notes whether an arbiter decides.
+// ruled notes whether an arbiter decides, and has one started where none does: with the container's first context, or where arbiter and
+// standby were killed at once.
 func (x *gpuScheduler) ruled(now time.Duration, groups int) {
 	switch {
 	case x.local.Ruled(now) || groups == 0:
 		x.alone = 0
+		return
 	case x.alone == 0:
 		x.alone = now
 	case now-x.alone > aloneTime:
@@ -206,6 +213,10 @@ func (x *gpuScheduler) ruled(now time.Duration, groups int) {
 		x.warn.Do(func() {
 			x.s.Warn("no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold")
 		})
+	}
+	if x.page != nil && now >= x.ask {
+		x.ask = now + askTime
+		go x.startArbiter()
 	}
 }
 

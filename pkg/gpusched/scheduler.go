@@ -34,6 +34,8 @@ type Options struct {
 	Now       func() time.Duration               // the clock; nil: Monotonic
 	// StartRescuer starts the process that resumes when this one is killed; nil: this program, as RescueName.
 	StartRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
+	// StartArbiter starts who decides about a GPU's time, unless somebody does; nil: nobody is started. It is set before Begin.
+	StartArbiter func(runDir, uuid string, config []byte) error
 }
 
 // Scheduler is a container's share of GPU time.
