@@ -69,7 +69,7 @@ func top(ctx context.Context, args []string, w, warnings io.Writer) error {
 	var format string
 	f := newFlags(w, "kubectl cgpu top [pods|nodes] [NODE...] [flags]",
 		"Shows what containers use of their shares now: each node's cgpu-agent is asked through the API server (pods/proxy, with your\n"+
-			"rights). UTIL is the part of the GPU's time in the last second, of what the container was entitled to then, where the driver tells it.")
+			"rights). UTIL is the part of the GPU's time in the last second, where the driver tells it.")
 	c.flags(f)
 	f.StringVar(&a.namespace, "agent-namespace", "cgpu-system", "`namespace` of cgpu-agent")
 	f.StringVar(&a.selector, "agent-selector", "app.kubernetes.io/name=cgpu,app.kubernetes.io/component=agent", "`labels` of its pods")
