@@ -10,6 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -25,6 +27,7 @@ type Options struct {
 	// Load.
 	Load func(pid int, from, to time.Duration) (time.Duration, error)
 	Log  *slog.Logger
+	Now  func() time.Duration // the clock; nil: CLOCK_MONOTONIC
 }
 
 // Arbiter decides about one GPU. Its methods but Generation, Await and Wake are of one goroutine.
@@ -58,6 +61,9 @@ type vgpu struct {
 
 // New makes one that has decided nothing, and maps the GPU's page. It may be one that stands by: only Step writes there.
 func New(o Options) (*Arbiter, error) {
+	if o.Now == nil {
+		o.Now = monotonic
+	}
 	page, err := peerpage.Open(o.RunDir, o.UUID)
 	if err != nil {
 		return nil, err
@@ -208,7 +214,7 @@ func (a *Arbiter) look(now time.Duration, first bool) {
 	a.records, lost = a.Source.Read(a.records[:0])
 	records := a.records
 	if n := len(records); n > 0 {
-		a.clock.note(records[n-1].At, now)
+		a.clock.note(records[n-1].At, a.Now()) // by now: they were made before this, and perhaps after Step was called
 		a.read = now
 	}
 	a.observer.Ahead = a.clock.ahead
@@ -396,6 +402,12 @@ func (a *Arbiter) apply(g *peerpage.Guest, v *sched.Verdict) {
 
 func permille(x float64) sched.Permille {
 	return sched.Permille(math.Round(min(max(x, 0), 1) * float64(sched.Whole)))
+}
+
+func monotonic() time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return time.Duration(ts.Nano())
 }
 
 // clock knows by how much the GPU's clock is ahead of CLOCK_MONOTONIC: as far as the newest record that was read at once was.

@@ -41,7 +41,6 @@ type node struct {
 	next    uint64
 	load    bool // the driver tells the GPU's load
 	records bool // and of context switches
-	adopted time.Duration
 }
 
 // ring is an arbiter's own records: those since it enabled them.
@@ -82,7 +81,7 @@ func newNode(t testing.TB) *node {
 
 // begin has another arbiter take over, of which the source has been enabled for a while.
 func (n *node) begin(source *ring) {
-	o := Options{RunDir: n.dir, UUID: testGPU, Timing: sched.DefaultTiming(), Log: slog.New(slog.DiscardHandler)}
+	o := Options{RunDir: n.dir, UUID: testGPU, Timing: sched.DefaultTiming(), Log: slog.New(slog.DiscardHandler), Now: func() time.Duration { return n.gpu.Now() }}
 	if n.records {
 		o.Source = source
 	}
@@ -401,9 +400,13 @@ func TestKilled(t *testing.T) {
 			}
 			n.heed()
 			n.gpu.Advance(n.gpu.Now() + time.Duration(rnd.Int64N(int64(100*ms))))
+			if kill%7 == 6 { // one goes and another comes while nobody decides
+				n.remove(n.vgpus[0])
+				n.crowd(rnd, 1)
+			}
 			n.begin(standby)
 			n.step()
-			if after := n.arbiter.state.Pace(); len(n.vgpus) > 1 && (after > 4*before || after < before/4) {
+			if after := n.arbiter.state.Pace(); kill < 6 && len(n.vgpus) > 1 && (after > 4*before || after < before/4) {
 				t.Errorf("seed %d, kill %d: the pace was %v, and is %v under the next arbiter", seed, kill, before, after)
 			}
 			n.run(n.gpu.Now() + 2*sched.Tick)
@@ -441,6 +444,26 @@ func TestResident(t *testing.T) {
 		row, _ := v.e.Row()
 		if used, want := row.Used(n.gpu.Now()), g.Account().GPUTime; row.Busy != 0 || max(used-want, want-used) > want/20 {
 			t.Errorf("round %d: busy %d, used %v, want %v", round, row.Busy, used, want)
+		}
+	}
+}
+
+// TestDelayed: an arbiter that waits for a processor between the call of Step and its look at records takes nobody for idle after that.
+func TestDelayed(t *testing.T) {
+	n := newNode(t)
+	n.begin(n.standby())
+	for range 2 {
+		n.add(weight(1)).loop(ms, 15*us)
+	}
+	n.run(time.Second)
+	was := n.gpu.Now()
+	n.gpu.Advance(was + 400*ms)
+	n.arbiter.Step(was)
+	n.again = n.gpu.Now()
+	n.run(n.gpu.Now() + time.Second)
+	for i, v := range n.vgpus {
+		if row, _ := v.e.Row(); row.Busy != 1 {
+			t.Errorf("vGPU %d: %+v", i, row)
 		}
 	}
 }
@@ -515,27 +538,38 @@ func TestCapWithoutWork(t *testing.T) {
 	capped("again", true)
 }
 
-// TestNamedTwice: a process that two guards name stays whose it was, and one that is named late was that guard's from its start.
+// TestNamedTwice: a process that two guards name stays whose it was.
 func TestNamedTwice(t *testing.T) {
 	n := newNode(t)
 	n.begin(n.standby())
-	a, b := n.add(weight(1)).hog(), n.add(weight(1))
-	g := b.process()
-	pids := b.says.PIDs
-	b.says.PIDs = nil
-	b.e.Tell(b.says)
-	g.Submit(runlist.Work{Length: 1200 * us})
+	thief, a := n.add(weight(1)).hog(), n.add(weight(1)).hog()
 	n.run(time.Second)
-	b.says.PIDs = append(slices.Clone(pids), a.says.PIDs...)
-	b.e.Tell(b.says)
+	thief.says.PIDs = append(slices.Clone(thief.says.PIDs), a.says.PIDs...)
+	thief.e.Tell(thief.says)
 	n.run(2 * time.Second)
-	rowA, _ := a.e.Row()
-	rowB, _ := b.e.Row()
-	if want := n.truth(a.says.PIDs, rowA.UpTo).GPUTime; rowA.GPUTime != want {
-		t.Errorf("%v, want %v", rowA.GPUTime, want)
+	row, _ := a.e.Row()
+	if want := n.truth(a.says.PIDs, row.UpTo).GPUTime; row.GPUTime != want || row.Busy != 1 {
+		t.Errorf("%v, want %v, busy %d", row.GPUTime, want, row.Busy)
 	}
-	if rowB.GPUTime < 400*ms || rowB.GPUTime > time.Second || rowB.Busy != 1 {
-		t.Errorf("%+v", rowB)
+}
+
+// TestNamedLate: a process that is alone on the engine when its guard names it was that guard's from its start.
+func TestNamedLate(t *testing.T) {
+	n := newNode(t)
+	n.begin(n.standby())
+	v := n.add(weight(1))
+	g := v.process()
+	pids := v.says.PIDs
+	v.says.PIDs = nil
+	v.e.Tell(v.says)
+	g.Submit(runlist.Work{Length: 1200 * us})
+	n.run(300 * ms)
+	v.says.PIDs = pids
+	v.e.Tell(v.says)
+	n.again = n.gpu.Now() // it is woken
+	n.run(600 * ms)
+	if row, _ := v.e.Row(); row.Busy != 1 || row.Used(n.gpu.Now()) < 600*ms-sched.Tick {
+		t.Errorf("%v used, busy %d", row.Used(n.gpu.Now()), row.Busy)
 	}
 }
 

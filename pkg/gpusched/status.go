@@ -49,7 +49,7 @@ func (s *Scheduler) Status(gpu int) *Status {
 	v := x.local.Verdict()
 	pauses, throttled := x.local.Pauses()
 	return &Status{Policy: p.Effective, Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: p.Share.Priority, Cap: p.Cap,
-		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: x.local.Ruled(now), Exact: v.Exact,
+		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: groups == 0 || x.local.Ruled(now), Exact: v.Exact,
 		Utilization: v.Recently(v.Lately, now), Entitled: v.Recently(v.Entitled, now), GPUTime: v.Used(now), Waiting: v.Waiting, Throttled: throttled,
 		Switches: v.Switches, Preemptions: v.Preemptions, Pauses: pauses, Granted: v.Granted}
 }
