@@ -38,7 +38,8 @@ func arbiterMain() {
 	defer log.close()
 	err = detach()
 	if err == nil {
-		options := process.Options{RunDir: cfg.RunDir, UUID: cfg.GPUs[0].UUID, Config: text, Now: gpusched.Monotonic, Log: log.Logger, Times: process.DefaultTimes()}
+		options := process.Options{RunDir: cfg.RunDir, UUID: cfg.GPUs[0].UUID, Config: text, Now: gpusched.Monotonic, Log: log.Logger,
+			Times: process.DefaultTimes()}
 		err = process.Run(options, func() (process.Decider, error) { return openArbiter(cfg, log) })
 	}
 	if err != nil {

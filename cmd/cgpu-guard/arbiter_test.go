@@ -15,9 +15,10 @@ func TestLeaveCgroups(t *testing.T) {
 		folders string // that there are
 		entered string
 	}{
-		"v2":           {"0::/kubepods/pod1/x\n", ".", "."},
-		"v2, at home":  {"0::/\n", ".", ""},
-		"v1":           {"5:devices:/a\n4:cpu,cpuacct:/a\n3:freezer:/\n1:name=systemd:/a\n", "devices cpu,cpuacct freezer systemd", "devices cpu,cpuacct systemd"},
+		"v2":          {"0::/kubepods/pod1/x\n", ".", "."},
+		"v2, at home": {"0::/\n", ".", ""},
+		"v1": {"5:devices:/a\n4:cpu,cpuacct:/a\n3:freezer:/\n1:name=systemd:/a\n",
+			"devices cpu,cpuacct freezer systemd", "devices cpu,cpuacct systemd"},
 		"both":         {"4:memory:/a\n1:name=systemd:/a\n0::/b\n", "memory systemd unified", "memory systemd unified"},
 		"one is not":   {"4:memory:/a\n3:pids:/a\n0::/b\n", "pids", "pids"},
 		"odd":          {"x\n\n::\n", ".", "."},

@@ -18,8 +18,9 @@ import (
 // arbiterConfig is what an arbiter of one of the GPUs is told: nothing of the container.
 func arbiterConfig(cfg guardcfg.Config, gpu int) guardcfg.Config {
 	uuid := filepath.Base(cfg.GPUs[gpu].UUID)
-	return guardcfg.Config{RunDir: cfg.RunDir, Driver: cfg.Driver, DriverVersion: cfg.DriverVersion, SimSocket: cfg.SimSocket, ControlNode: cfg.ControlNode,
-		GPUs: []guardcfg.GPU{{GPU: cfg.GPUs[gpu].GPU}}, Settings: cfg.Settings, Log: filepath.Join(cfg.RunDir, "log", "arbiter-"+uuid+".log")}
+	return guardcfg.Config{RunDir: cfg.RunDir, Driver: cfg.Driver, DriverVersion: cfg.DriverVersion, SimSocket: cfg.SimSocket,
+		ControlNode: cfg.ControlNode, GPUs: []guardcfg.GPU{{GPU: cfg.GPUs[gpu].GPU}}, Settings: cfg.Settings,
+		Log: filepath.Join(cfg.RunDir, "log", "arbiter-"+uuid+".log")}
 }
 
 // startArbiter has an arbiter started if there is none, or none that stands by. The container is on the GPU's page before, or it might be

@@ -12,7 +12,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// TestStartArbiter: where nobody decides one is started, now and then, by a guard that is on the page; where one does, or no context is there, none.
+// TestStartArbiter: where nobody decides one is started, now and then, by a guard that is on the page; where one does, or no context is
+// there, none.
 func TestStartArbiter(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	x := c.gpu()
@@ -68,15 +69,17 @@ func TestStartArbiter(t *testing.T) {
 
 // TestArbiterConfig: an arbiter is told of one GPU, and nothing of the container, which is over before.
 func TestArbiterConfig(t *testing.T) {
-	cfg := guardcfg.Config{ID: "secret", Nonce: "secret", RunDir: "/run/cgpu", Socket: "secret", Control: "secret", Log: "secret", Page: "secret",
-		Driver: "sim", SimSocket: "/run/cgpu/sim.sock", Hold: []string{"secret"}, Cgroups: []string{"secret"}, LauncherPID: 7, GPUs: make([]guardcfg.GPU, 2)}
+	cfg := guardcfg.Config{ID: "secret", Nonce: "secret", RunDir: "/run/cgpu", Socket: "secret", Control: "secret", Log: "secret",
+		Page: "secret", Driver: "sim", SimSocket: "/run/cgpu/sim.sock", Hold: []string{"secret"}, Cgroups: []string{"secret"}, LauncherPID: 7,
+		GPUs: make([]guardcfg.GPU, 2)}
 	cfg.GPUs[0].UUID, cfg.GPUs[1].UUID, cfg.GPUs[1].Limit = "GPU-a", "GPU-b", 1<<30
 	got := arbiterConfig(cfg, 1)
 	text, err := json.Marshal(got)
 	if err != nil || strings.Contains(string(text), "secret") || got.LauncherPID != 0 {
 		t.Errorf("%s, %v", text, err)
 	}
-	if len(got.GPUs) != 1 || got.GPUs[0].UUID != "GPU-b" || got.GPUs[0].Limit != 0 || got.Log != "/run/cgpu/log/arbiter-GPU-b.log" || got.SimSocket != cfg.SimSocket {
+	if len(got.GPUs) != 1 || got.GPUs[0].UUID != "GPU-b" || got.GPUs[0].Limit != 0 || got.Log != "/run/cgpu/log/arbiter-GPU-b.log" ||
+		got.SimSocket != cfg.SimSocket {
 		t.Errorf("%+v", got)
 	}
 	if _, err := OpenArbiter(cfg, nil, slog.Default()); err == nil || !strings.Contains(err.Error(), "want one") {

@@ -138,7 +138,8 @@ func monotonic() time.Duration {
 
 // quick are times for tests.
 func quick() Times {
-	return Times{Linger: 20 * time.Millisecond, Look: 10 * time.Millisecond, Steady: time.Millisecond, PauseFrom: time.Millisecond, PauseMost: 10 * time.Millisecond}
+	return Times{Linger: 20 * time.Millisecond, Look: 10 * time.Millisecond, Steady: time.Millisecond,
+		PauseFrom: time.Millisecond, PauseMost: 10 * time.Millisecond}
 }
 
 // rig is a GPU with processes.
@@ -382,7 +383,8 @@ func TestPanics(t *testing.T) {
 
 func TestPause(t *testing.T) {
 	times := Times{PauseFrom: time.Second, PauseMost: 10 * time.Second}
-	for hasty, want := range map[int]time.Duration{0: 0, forgiven - 1: 0, forgiven: time.Second, forgiven + 2: 4 * time.Second, forgiven + 4: 10 * time.Second, 1 << 40: 10 * time.Second} {
+	for hasty, want := range map[int]time.Duration{0: 0, forgiven - 1: 0, forgiven: time.Second, forgiven + 2: 4 * time.Second,
+		forgiven + 4: 10 * time.Second, 1 << 40: 10 * time.Second} {
 		if got := times.pause(hasty); got != want {
 			t.Errorf("%d: %v, want %v", hasty, got, want)
 		}
