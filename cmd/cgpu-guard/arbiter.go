@@ -32,6 +32,7 @@ func arbiterMain() {
 		fmt.Fprintln(os.Stderr, process.Name+": it is started by cgpu-guard only")
 		os.Exit(1)
 	}
+	_ = os.WriteFile("/proc/self/comm", []byte(process.Name), 0)
 	leaveCgroups("/proc/self/cgroup", "/sys/fs/cgroup")
 	log := arbiterLog(cfg.Log)
 	defer log.close()

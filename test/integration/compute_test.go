@@ -45,6 +45,7 @@ func TestCompute(t *testing.T) {
 		{"pause", pauseResume},
 		{"killed while paused", killedWhilePaused},
 		{"guard killed", guardKilled},
+		{"arbiter killed", arbiterKilled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -86,7 +86,10 @@ func Run(o Options, open func() (Decider, error)) (err error) {
 	if err != nil {
 		return err
 	}
-	defer leader.Close()
+	// A descriptor that nobody closes: the lock is given back when the process is gone, with all that it does.
+	if _, err := unix.FcntlInt(leader.Fd(), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("keep the lock: %w", err)
+	}
 	d, err := open()
 	if err != nil {
 		return err
