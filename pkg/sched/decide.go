@@ -120,6 +120,7 @@ type turn struct {
 	burst   float64 // of the others, in seconds as all that follows
 	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
 	present float64 // the part of the rounds in which it has work
+	capped  bool    // it is on in slots only
 	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
 }
 
@@ -136,7 +137,7 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
+		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
 		x.burst = v.Burst.Seconds()
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
@@ -240,10 +241,10 @@ func (x turn) fair() float64 {
 	return x.groups * x.burst / x.weight
 }
 
-// mixed is when somebody with work blocked early last.
+// mixed is when somebody with work blocked early last, or was on in slots only: others' turns as long as its slot would take it.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	for _, x := range r.turns {
-		if x.gives == 0 && x.fair() < t.base(r) {
+		if x.capped || x.gives == 0 && x.fair() < t.base(r) {
 			return now
 		}
 	}
