@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter/process"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
@@ -32,8 +33,12 @@ const readyFD = 3
 const maxConfig = 1 << 20
 
 func main() {
-	if filepath.Base(os.Args[0]) == gpusched.RescueName {
+	switch filepath.Base(os.Args[0]) {
+	case gpusched.RescueName:
 		rescueMain()
+		return
+	case process.Name:
+		arbiterMain()
 		return
 	}
 	ready := os.NewFile(readyFD, "ready")
@@ -50,7 +55,7 @@ func main() {
 		_ = ready.Close()
 	}
 	// The container is being created meanwhile; it waits for its first call until Run.
-	g.Arm()
+	g.Arm(process.Start)
 	if err = dropPrivileges(); err == nil {
 		time.AfterFunc(leisure, func() { _ = sweep(cfg) })
 		err = g.Run(sockets)

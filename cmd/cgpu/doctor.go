@@ -16,9 +16,11 @@ import (
 	"github.com/urfave/cli/v2"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter/process"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -121,9 +123,20 @@ func fare(t *device.Table, records []ledger.Record) []doctor.Container {
 		r := records[i]
 		s := snapshot.StateOf(r, a)
 		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == snapshot.StateGone,
-			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage})
+			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage, Alone: alone(a)})
 	}
 	return list
+}
+
+// alone reports a container with contexts on a GPU that has no arbiter.
+func alone(a snapshot.Answer) bool {
+	return slices.ContainsFunc(a.Status.VGPUs, func(v api.VGPUStatus) bool {
+		if v.Compute == nil || v.Compute.TSGs == 0 {
+			return false
+		}
+		_, lives, err := process.Find(device.RunDir(), v.UUID)
+		return err == nil && !lives
+	})
 }
 
 // tryIt is what a child of doctor does.

@@ -174,7 +174,9 @@ func nameCell(x snapshot.VGPU) string {
 func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
 	if x.Compute != nil && x.Compute.Exact {
-		util = percent(x.Compute.Utilization)
+		if util = percent(x.Compute.Utilization); x.Compute.Entitled > 0 {
+			util += " of " + percent(x.Compute.Entitled)
+		}
 	}
 	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
 		used, util, known = "?", "?", false
@@ -254,7 +256,7 @@ func timeCells(c *api.ComputeStatus) []any {
 	}
 	cells := []any{limit, "-", "-", c.TSGs, c.Busy, c.Slice, "-", c.Pauses}
 	if c.Exact {
-		cells[1], cells[2], cells[6] = c.GPUTime.Round(time.Millisecond), c.Waiting.Round(time.Millisecond), c.Preemptions
+		cells[1], cells[2], cells[6] = c.GPUTime.Round(time.Millisecond), (c.Waiting + c.Throttled).Round(time.Millisecond), c.Preemptions
 	}
 	return cells
 }

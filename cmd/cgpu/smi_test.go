@@ -132,7 +132,7 @@ func busyNode(t *testing.T) snapshot.View {
 		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
 		VGPUs: []api.VGPUStatus{
 			{Index: 0, UUID: t4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &api.ComputeStatus{
-				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Exact: true, Utilization: 333,
+				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Ruled: true, Exact: true, Utilization: 333, Entitled: 500, Throttled: time.Minute,
 				GPUTime: 1234567890, Waiting: 2 * time.Hour, Switches: 99, Preemptions: 98, Pauses: 0, Granted: time.Second}},
 			{Index: 1, UUID: h200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &api.ComputeStatus{
 				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond, Pauses: 7}},

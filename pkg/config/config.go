@@ -60,6 +60,7 @@ func Default() Config {
 			MinTimeslice:      time.Millisecond,
 			MaxRound:          100 * time.Millisecond,
 			HighPrioTimeslice: 200 * time.Microsecond,
+			MaxLoss:           15,
 			CapCycle:          100 * time.Millisecond,
 			Enforcement:       device.EnforceGuard,
 			Managed:           device.ManagedLimit,

@@ -142,6 +142,7 @@ base_timeslice = "1ms"
 min_timeslice = "200us"
 max_round = "1s"
 high_prio_timeslice = "50us"
+max_loss = "30%"
 cap_cycle = "500ms"
 switch_records = false
 enforcement = "preload"
@@ -179,6 +180,7 @@ bus_id = "0001:0a:00.0"
 	want.Settings.MinTimeslice = 200 * time.Microsecond
 	want.Settings.MaxRound = time.Second
 	want.Settings.HighPrioTimeslice = 50 * time.Microsecond
+	want.Settings.MaxLoss = 30
 	want.Settings.CapCycle = 500 * time.Millisecond
 	want.Settings.NoSwitchRecords = true
 	want.Settings.Enforcement = device.EnforcePreload
@@ -226,6 +228,9 @@ func TestParseRefuses(t *testing.T) {
 		`min_timeslice = "199us"`:            `min_timeslice = "199us": want a duration with its unit, from 200µs to 100ms`,
 		`min_timeslice = "11ms"`:             `min_timeslice = "11ms": want no more than base_timeslice, 10ms`,
 		"base_timeslice = \"2ms\"\nmin_timeslice = \"3ms\"": `min_timeslice = "3ms": want no more than base_timeslice, 2ms`,
+		`max_loss = "0%"`:                 `max_loss = "0%": want whole percent, from 1% to 50%`,
+		`max_loss = "51%"`:                `max_loss = "51%": want`,
+		`max_loss = "15"`:                 `max_loss = "15": want`,
 		`max_round = "9ms"`:               `max_round = "9ms": want`,
 		`max_round = "1001ms"`:            `max_round = "1001ms": want`,
 		`high_prio_timeslice = "49us"`:    `high_prio_timeslice = "49us": want`,

@@ -40,6 +40,7 @@ type file struct {
 	MinTimeslice       *string   `toml:"min_timeslice"`
 	MaxRound           *string   `toml:"max_round"`
 	HighPrioTimeslice  *string   `toml:"high_prio_timeslice"`
+	MaxLoss            *string   `toml:"max_loss"`
 	CapCycle           *string   `toml:"cap_cycle"`
 	SwitchRecords      *bool     `toml:"switch_records"`
 	Enforcement        *string   `toml:"enforcement"`
@@ -95,6 +96,7 @@ func Parse(name string, text []byte) (Config, error) {
 		duration("min_timeslice", f.MinTimeslice, &s.MinTimeslice, 200*time.Microsecond, 100*time.Millisecond),
 		duration("max_round", f.MaxRound, &s.MaxRound, 10*time.Millisecond, time.Second),
 		duration("high_prio_timeslice", f.HighPrioTimeslice, &s.HighPrioTimeslice, 50*time.Microsecond, time.Millisecond),
+		percentage("max_loss", f.MaxLoss, &s.MaxLoss, 1, 50),
 		duration("cap_cycle", f.CapCycle, &s.CapCycle, 50*time.Millisecond, 500*time.Millisecond),
 		choice("enforcement", f.Enforcement, &s.Enforcement, device.EnforceGuard, device.EnforcePreload),
 		choice("managed", f.Managed, &s.Managed, device.ManagedLimit, device.ManagedDeny, device.ManagedAllow),
@@ -253,6 +255,19 @@ func part(key string, in *string, out *device.Part) error {
 		return fault(key, *in, "is more memory than a machine of this world has; want at most "+maxSize.String())
 	}
 	*out = device.Part{Bytes: b}
+	return nil
+}
+
+func percentage(key string, in *string, out *int, low, high int) error {
+	if in == nil {
+		return nil
+	}
+	text, ok := strings.CutSuffix(*in, "%")
+	n, err := strconv.Atoi(text)
+	if !ok || err != nil || n < low || n > high {
+		return fault(key, *in, fmt.Sprintf("want whole percent, from %d%% to %d%%", low, high))
+	}
+	*out = n
 	return nil
 }
 

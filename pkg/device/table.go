@@ -117,6 +117,9 @@ type Config struct {
 	MinTimeslice      time.Duration `json:"minTimeslice"`
 	MaxRound          time.Duration `json:"maxRound"`
 	HighPrioTimeslice time.Duration `json:"highPrioTimeslice"`
+	// MaxLoss is the most that preemptions take of a GPU's time, in percent, so that programs that wait for each kernel get theirs; 0 in
+	// what an older version wrote.
+	MaxLoss int `json:"maxLoss,omitempty"`
 	// CapCycle is the node-wide cycle in which containers with a hard cap have their slots.
 	CapCycle time.Duration `json:"capCycle"`
 	// Enforcement is EnforceGuard or EnforcePreload.

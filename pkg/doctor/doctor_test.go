@@ -296,6 +296,7 @@ func TestMemory(t *testing.T) {
 func TestGuards(t *testing.T) {
 	expect(t, "none", judgeGuards(nil), OK, "no container runs")
 	expect(t, "one", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "gone", Dead: true, Bad: true}}), OK, "the one")
+	expect(t, "alone", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "running", Alone: true}}), Warn, "GPU time of b")
 	expect(t, "dead", judgeGuards([]Container{{Name: "a", State: "running"}, {Name: "b", State: "guard dead", Bad: true}}), Fail, "b: guard dead")
 }
 

@@ -55,6 +55,7 @@ type Container struct {
 	State string // as cgpu smi says it
 	Dead  bool   // nothing of it runs any more
 	Bad   bool   // its guard is gone or does not answer
+	Alone bool   // it has contexts on a GPU about whose time nobody decides
 }
 
 // node is the table, read once. A stale one is returned with its error.

@@ -58,7 +58,7 @@ func checkGuards(h *Host) Result {
 
 // judgeGuards looks at those that are not gone.
 func judgeGuards(list []Container) Result {
-	var bad []string
+	var bad, alone []string
 	n := 0
 	for _, c := range list {
 		if c.Dead {
@@ -68,10 +68,16 @@ func judgeGuards(list []Container) Result {
 		if c.Bad {
 			bad = append(bad, c.Name+": "+c.State)
 		}
+		if c.Alone {
+			alone = append(alone, c.Name)
+		}
 	}
 	switch {
 	case len(bad) > 0:
 		return fail("%s", strings.Join(bad, ", "))
+	case len(alone) > 0:
+		return warn("nobody decides about the GPU time of %s", strings.Join(alone, ", ")).
+			but("guards start an arbiter within 10 s of work; log/arbiter-<UUID>.log in the run directory tells why there is none")
 	case n == 0:
 		return ok("no container runs")
 	case n == 1:

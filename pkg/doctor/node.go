@@ -83,7 +83,7 @@ var stateChecks = []Check{
 		Remedy: "cgpu gc", Run: checkLedger},
 	{Name: "leftovers", Means: "No sockets, pages or notes of pauses are left of containers that are gone.",
 		Remedy: "cgpu gc", Run: checkLeftovers},
-	{Name: "guards", Means: "The guard of each running container answers. GPU calls in a container whose guard is gone fail.",
+	{Name: "guards", Means: "The guard of each running container answers. GPU calls in a container whose guard is gone fail. Somebody decides about the time of each GPU that they use (`cgpu-arbiter`).",
 		Remedy: "restart the container; its guard's log below log/ in the run directory tells why", Run: checkGuards},
 }
 

@@ -1,11 +1,15 @@
 package gpusched
 
-import "sync"
+import (
+	"sync"
 
-// channelCount is how many channel ids the container has on the engine of a GPU where it has most, as other guards are told.
+	"github.com/opencgpu/cgpu/pkg/peerpage"
+)
+
+// channelCount is how many channel ids the container has on the engine of a GPU where it has most, as other guards read on the page.
 type channelCount struct {
 	mu   sync.Mutex
-	page *peerPage // nil: nobody is told
+	page *peerpage.Entry // nil: nobody is told
 	n    int
 }
 
@@ -17,7 +21,7 @@ func (c *channelCount) set(n int) {
 }
 
 // share has the others told from now on, beginning with what there is already; nil: no more.
-func (c *channelCount) share(p *peerPage) {
+func (c *channelCount) share(p *peerpage.Entry) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.page = p
@@ -26,11 +30,11 @@ func (c *channelCount) share(p *peerPage) {
 
 func (c *channelCount) tell() {
 	if c.page != nil {
-		c.page.u32(c.page.own + pageChannels).Store(uint32(c.n))
+		c.page.TellChannels(c.n)
 	}
 }
 
-func (c *channelCount) shared() *peerPage {
+func (c *channelCount) shared() *peerpage.Entry {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.page
@@ -53,5 +57,5 @@ func (s *Scheduler) OtherChannels(gpu int) (n int, ok bool) {
 	if p == nil {
 		return 0, false
 	}
-	return p.otherChannels(), true
+	return p.OtherChannels(), true
 }

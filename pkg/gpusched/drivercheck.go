@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
@@ -73,11 +74,7 @@ func TryDriver(cfg guardcfg.Config, driver rmclient.Driver, drop func() error) (
 
 // trySwitches binds the records; they go with the client.
 func trySwitches(own *rmclient.Client, driver rmclient.Driver, gpu, minor int) error {
-	if sim, ok := driver.(SimSwitches); ok {
-		_, _, _, err := sim.Switches(minor, 0)
-		return err
-	}
-	_, err := bindFecs(own, gpu)
+	_, err := arbiter.Bind(own, driver, gpu, minor)
 	return err
 }
 

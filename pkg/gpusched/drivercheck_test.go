@@ -51,7 +51,7 @@ func TestTryDriver(t *testing.T) {
 			}
 		}, tried: all, refused: "timeslice: timeslice of 7ms was set, 0s is read back"},
 		{name: "no pause", fault: fault(controlDisableChannels, rm.StatusInsufficientPermissions), tried: all, refused: "pause: pause a channel: NV_ERR_INSUFFICIENT_PERMISSIONS"},
-		{name: "no records", records: true, fault: fault(controlBindFecs, rm.StatusNotSupported), tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
+		{name: "no records", records: true, fault: fault(0x20801238 /* NV2080_CTRL_CMD_GR_FECS_BIND_EVTBUF_FOR_UID_V2 */, rm.StatusNotSupported), tried: append([]string{TryClient, TrySwitches}, all[1:]...), refused: "switches: bind context-switch records"},
 	} {
 		cfg := fakeConfig(t.TempDir(), 1)
 		cfg.Driver = device.DriverNVIDIA

@@ -8,31 +8,34 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// gpuScheduler is the container's part of one GPU: it sees what pkg/sched decides by, and does it.
+// gpuScheduler is the container's part of one GPU: it says what the container may have and wants, and does what the arbiter says.
 type gpuScheduler struct {
 	s        *Scheduler
 	gpu      int // in Config.GPUs
 	kick     chan struct{}
-	source   switchSource // nil: the driver does not tell of context switches
-	priority *priority    // nil: nobody sees when a high-priority container has work
+	priority *priority // nil: nobody sees when a high-priority container has work
 	channels channelCount
 	active   atomic.Bool // the container has channel groups
-	idle     atomic.Bool // without work at the last step
 
-	mu      sync.Mutex
-	local   *sched.Local
-	page    *peerPage // nil: others are not known
-	records []sched.Switch
-	set     map[Group]time.Duration
-	lost    map[Client]*absence // clients whose file is not found; see lostfile.go
-	drift   uint64              // timeslices that somebody else had changed
-	offAll  bool                // also those of other engines than graphics
-	off     bool                // the channels are disabled; changed with Scheduler.running held too
+	mu       sync.Mutex
+	local    *sched.Local
+	page     *peerpage.Entry // nil: nobody decides
+	slice    time.Duration   // that was last set
+	verified time.Duration   // when timeslices were read back last
+	alone    time.Duration   // since when no arbiter has been seen; 0: there is one
+	ask      time.Duration   // when one may be started next
+	warn     sync.Once
+	set      map[Group]time.Duration
+	lost     map[Client]*absence // clients whose file is not found; see lostfile.go
+	drift    uint64              // timeslices that somebody else had changed
+	offAll   bool                // also those of other engines than graphics
+	off      bool                // the channels are disabled; changed with Scheduler.running held too
 
 	refused int // tries left to resume what the driver would not; 0: all runs. With Scheduler.running held
 }
@@ -42,29 +45,12 @@ func newGPUScheduler(s *Scheduler, gpu int) *gpuScheduler {
 		set: map[Group]time.Duration{}, lost: map[Client]*absence{}}
 }
 
-// setSource is called before run, or with mu held.
-func (x *gpuScheduler) setSource(source switchSource) {
-	_, told := source.(*fecsBuffer)
-	x.source, x.local.Exact, x.local.Told = source, source != nil, told
-}
-
 // run follows the GPU for as long as the guard lives.
 func (x *gpuScheduler) run() {
 	if !x.awaitFirst() {
 		return
 	}
-	if b, ok := x.source.(*fecsBuffer); ok {
-		if err := b.enable(); err != nil {
-			x.s.Log.Warn(noRecords, "err", err)
-			x.mu.Lock()
-			x.setSource(nil)
-			x.mu.Unlock()
-		}
-	}
 	x.joinPage()
-	if x.source != nil {
-		go x.watchSource(x.source)
-	}
 	timer := time.NewTimer(0)
 	for {
 		select {
@@ -75,6 +61,8 @@ func (x *gpuScheduler) run() {
 		}
 		if wait := x.step(x.s.Now()); wait > 0 {
 			timer.Reset(wait)
+		} else {
+			timer.Stop()
 		}
 	}
 }
@@ -98,11 +86,11 @@ func (x *gpuScheduler) awake() {
 	kick(x.s.pausesKick)
 }
 
-// joinPage tells the other guards of the GPU from now on, and hears from them.
+// joinPage tells the arbiter of the GPU from now on, and hears from it.
 func (x *gpuScheduler) joinPage() {
-	p, err := openPeerPage(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
+	p, err := peerpage.Join(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
 	if err != nil {
-		x.s.Log.Error("cannot see how much work other containers have: this one's timeslices are set as if they had none", "err", err)
+		x.s.Log.Error("the arbiter does not hear of this container: its timeslices stay as they are", "err", err)
 		return
 	}
 	x.mu.Lock()
@@ -117,95 +105,119 @@ func (x *gpuScheduler) leavePage() {
 	defer x.mu.Unlock()
 	if x.page != nil {
 		x.channels.share(nil)
-		x.page.leave()
+		x.page.Leave()
 		x.page = nil
 	}
 }
 
-func (x *gpuScheduler) watchPage(p *peerPage) {
-	for seen := p.generation(); ; {
-		p.await(seen)
+func (x *gpuScheduler) watchPage(p *peerpage.Entry) {
+	for seen := p.Rung(); ; {
+		p.AwaitRing(seen)
 		select {
 		case <-x.s.stop:
 			return
 		default:
 		}
-		seen = p.generation()
+		seen = p.Rung()
 		kick(x.kick)
 	}
 }
 
-// watchSource kicks when there are records. A source that cannot wait is looked at by step's timer.
-func (x *gpuScheduler) watchSource(source switchSource) {
-	for source.await() {
-		select {
-		case <-x.s.stop:
-			return
-		default:
-		}
-		kick(x.kick)
-		// Several batches at once are fine; beside busy neighbours an idle container need not look at each of theirs.
-		if x.idle.Load() {
-			time.Sleep(sched.IdleLook)
-		} else {
-			time.Sleep(sched.Tick / 2)
-		}
-	}
-}
-
-// step looks at what happened, tells the others, and sets timeslices. It returns when to look again; 0: when kicked.
+// step tells the arbiter what has changed, and sets the timeslices that it says. It returns when to look again; 0: when kicked.
 func (x *gpuScheduler) step(now time.Duration) (again time.Duration) {
 	groups := x.s.Container.Groups(x.gpu)
-	again, set, verify := x.decide(now, groups)
+	again, set, verify := x.follow(now, groups)
 	if set {
 		x.apply(groups, verify)
 	}
 	return again
 }
 
-// decide is step without what may take long.
-func (x *gpuScheduler) decide(now time.Duration, groups []Group) (again time.Duration, set, verify bool) {
+// hiddenLook is how often a container is looked at in which a client's file is not found.
+const hiddenLook = 100 * time.Millisecond
+
+// follow is step without what may take long.
+func (x *gpuScheduler) follow(now time.Duration, groups []Group) (again time.Duration, set, verify bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.page == nil && len(groups) == 0 {
 		return 0, false, false
 	}
-	x.local.Look(x.view(now, len(groups)))
-	self := x.local.Self(now)
-	if self.Priority == quota.PriorityHigh && x.priority != nil {
-		self.Pressing = x.priority.pressing() || x.priority.work.blind() && self.Busy > 0
-		self.Saturating = x.priority.saturating()
-	}
-	var others []sched.Tenant
 	if x.page != nil {
-		self.Place = x.page.place()
-		x.page.publish(self)
-		others = x.page.others()
+		x.page.Tell(x.part(groups))
+		x.take()
 	}
-	d := x.local.Decide(now, self, others)
-	if d.Turned {
-		kick(x.s.pausesKick)
-	}
+	verdict := x.local.Verdict()
+	x.ruled(now, len(groups))
 	if x.priority != nil {
-		x.priority.follow(self, others)
+		x.priority.follow(verdict.Look)
 	}
-	x.idle.Store(self.Busy == 0)
-	set = d.Changed || d.Verify || len(x.set) != len(groups) || len(x.lost) > 0
-	return x.local.Wait(now, len(groups)), set, d.Verify
+	busy := verdict.Busy > 0 || x.alone > 0 && len(groups) > 0
+	if verify = busy && now-x.verified >= sched.VerifyEvery; verify {
+		x.verified = now
+	}
+	set = x.slice != x.local.Slice() || verify || len(x.set) != len(groups) || len(x.lost) > 0
+	x.slice = x.local.Slice()
+	switch {
+	case len(x.lost) > 0:
+		again = hiddenLook
+	case busy:
+		again = sched.VerifyEvery
+	}
+	return again, set, verify
 }
 
-// view takes new records; mu is held.
-func (x *gpuScheduler) view(now time.Duration, groups int) sched.View {
-	v := sched.View{Now: now, Groups: groups, Off: x.off, Load: x.load}
-	if x.source == nil {
-		return v
+// take hears what the arbiter says; mu is held.
+func (x *gpuScheduler) take() {
+	if x.page == nil {
+		return
 	}
-	x.records, v.Lost = x.source.read(x.records[:0])
-	if v.Records = x.records; len(v.Records) > 0 || v.Lost {
-		owners := x.s.Container.Owners()
-		v.Mine = func(pid int) bool { return owners[pid] }
+	if v, ok := x.page.Row(); ok && x.local.Take(v) {
+		kick(x.s.pausesKick)
 	}
-	return v
+}
+
+// part is what the arbiter is told.
+func (x *gpuScheduler) part(groups []Group) peerpage.Guard {
+	plan, since := x.local.Plan()
+	g := peerpage.Guard{Plan: plan, Adopted: since, Contexts: len(groups)}
+	g.Pressing = plan.Share.Priority == quota.PriorityHigh && x.priority != nil && x.priority.pressing()
+	for _, r := range groups {
+		g.PIDs = append(g.PIDs, r.Client.PID())
+	}
+	slices.Sort(g.PIDs)
+	if g.PIDs = slices.Compact(g.PIDs); len(g.PIDs) > peerpage.MaxPIDs {
+		x.s.LogOnce("pids", "more processes have contexts than the arbiter can be told of; what the others do is nobody's", "most", peerpage.MaxPIDs)
+	}
+	return g
+}
+
+const (
+	// aloneTime is for how long there may be no arbiter before it is said.
+	aloneTime = 2 * time.Second
+	// askTime is between two tries to have one started: where that fails, it fails for all guards of the GPU.
+	askTime = 10 * time.Second
+)
+
+// ruled notes whether an arbiter decides, and has one started where none does: with the container's first context, or where arbiter and
+// standby were killed at once.
+func (x *gpuScheduler) ruled(now time.Duration, groups int) {
+	switch {
+	case x.local.Ruled(now) || groups == 0:
+		x.alone = 0
+		return
+	case x.alone == 0:
+		x.alone = now
+	case now-x.alone > aloneTime:
+		x.s.LogOnce("alone", "no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold", "gpu", x.s.Config.GPUs[x.gpu].Index)
+		x.warn.Do(func() {
+			x.s.Warn("no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold")
+		})
+	}
+	if x.page != nil && now >= x.ask {
+		x.ask = now + askTime
+		go x.startArbiter()
+	}
 }
 
 // Controls of a channel group (ctrla06c.h).

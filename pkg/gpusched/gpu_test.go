@@ -1,96 +1,205 @@
 package gpusched
 
 import (
+	"os"
 	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// TestSlices: each group with work gets its timeslice, on the file of its client; what somebody changes is set again.
+// says is an arbiter of the test's own: it writes a row for each guard that has said something.
+func says(t *testing.T, runDir string, row func(g peerpage.Guest) sched.Verdict) {
+	t.Helper()
+	p, err := peerpage.Open(runDir, "GPU-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range p.Guests(nil) {
+		v := row(g)
+		p.Put(g, &v, true)
+	}
+}
+
+// TestSlices: each group has the timeslice that the arbiter says, on the file of its client; what somebody changes is set again, while the
+// container has work; at rest nobody looks.
 func TestSlices(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	x := c.gpu()
 	now := c.Now()
 	c.Now = func() time.Duration { return now }
-	group := fakeName{fakeClient, workGroup}
-	step := func(want ...fakeName) {
+	x.joinPage()
+	group, second := fakeName{fakeClient, workGroup}, fakeName{fakeClient + 1, workGroup}
+	step := func(again time.Duration, want ...fakeName) {
 		t.Helper()
-		x.step(now)
+		if got := x.step(now); got != again {
+			t.Errorf("it looks again after %v, want %v", got, again)
+		}
 		if got := c.d.took(); !slices.Equal(got, want) {
 			t.Errorf("timeslices were set for %#x, want %#x", got, want)
 		}
 	}
-	step(group)
+	slice := func(slice time.Duration, busy int) {
+		says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+			return sched.Verdict{Row: sched.Row{Slice: slice}, Until: now + time.Hour, Adopted: g.Adopted, Busy: busy, Exact: true}
+		})
+	}
+	step(sched.VerifyEvery, group) // nobody knows whether it has work
 	if got := c.d.slices[group]; got != c.timing.Base {
+		t.Errorf("%v before anybody said anything", got)
+	}
+	slice(3*time.Millisecond, 1)
+	step(sched.VerifyEvery, group)
+	if got := c.d.slices[group]; got != 3*time.Millisecond {
 		t.Errorf("%v", got)
 	}
+	asked := c.d.asked
 	now += sched.VerifyEvery
-	step()
-	if c.d.asked == 0 {
-		t.Error("the driver is never asked")
+	if step(sched.VerifyEvery); c.d.asked != asked+1 {
+		t.Error("the driver is not asked")
 	}
 	now += sched.VerifyEvery / 2
-	asked := c.d.asked
-	if step(); c.d.asked != asked {
+	if step(sched.VerifyEvery); c.d.asked != asked+1 {
 		t.Error("the driver is asked all the time")
 	}
 	c.d.slices[group] = sched.NativeTimeslice
 	now += sched.VerifyEvery
-	step(group)
-	if c.d.slices[group] != c.timing.Base || x.drift != 1 {
+	step(sched.VerifyEvery, group)
+	if c.d.slices[group] != 3*time.Millisecond || x.drift != 1 {
 		t.Errorf("%v, drift %d", c.d.slices[group], x.drift)
 	}
-
 	c.client(fakeClient + 1)
-	second := fakeName{fakeClient + 1, workGroup}
-	step(group, second) // half for each, now that there are two
-	if c.d.slices[group] != c.timing.Base/2 || c.d.slices[second] != c.timing.Base/2 {
-		t.Errorf("%v, %v", c.d.slices[group], c.d.slices[second])
-	}
+	step(sched.VerifyEvery, second)
 	c.free(fakeClient+1, workGroup)
-	step(group)
-
-	c.set(func(p *sched.Plan) { p.Card.Policy, p.Share.Weight = sched.PolicyWeight, 5 })
-	step(group)
-	if got := c.d.slices[group]; got != 5*c.timing.Base {
-		t.Errorf("%v for weight 5", got)
-	}
-	c.set(func(p *sched.Plan) { p.Card.Policy = sched.PolicyNative })
-	step(group)
-	if got := c.d.slices[group]; got != sched.NativeTimeslice {
-		t.Errorf("%v under policy native", got)
+	step(sched.VerifyEvery)
+	asked = c.d.asked
+	slice(3*time.Millisecond, 0)
+	step(0)
+	now += time.Minute
+	if step(0); c.d.asked != asked {
+		t.Error("the driver is asked at rest")
 	}
 }
 
-// TestSlicesBeside: two guards of one GPU see each other on the peer page.
-func TestSlicesBeside(t *testing.T) {
-	a, b := newFakeContainer(t, 1), newFakeContainer(t, 1)
-	dir := t.TempDir()
-	for _, c := range []*fakeContainer{a, b} {
-		c.gpu().page = newPeerPage(t, dir)
-		c.set(func(p *sched.Plan) {
-			p.Card = sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
-			p.Share.Weight = 9
+// TestTold: the arbiter hears what the ledger says of the container, and what it has on the GPU.
+func TestTold(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	x := c.gpu()
+	x.joinPage()
+	c.set(func(p *sched.Plan) {
+		p.Card = sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
+		p.Share, p.Cap, p.Slot = sched.Share{Weight: 9, Percent: 30}, 300, sched.Slot{On: 30, Cycle: 100}
+	})
+	x.step(c.Now())
+	told := 0
+	says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+		told++
+		plan, since := x.local.Plan()
+		if g.Plan != plan || g.Adopted != since || g.Contexts != 1 || !slices.Equal(g.PIDs, []int{os.Getpid()}) {
+			t.Errorf("%+v", g)
+		}
+		return sched.Verdict{}
+	})
+	c.free(fakeClient, workGroup)
+	x.step(c.Now())
+	says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+		told++
+		if g.Contexts != 0 || len(g.PIDs) != 0 {
+			t.Errorf("%+v", g)
+		}
+		return sched.Verdict{}
+	})
+	if told != 2 {
+		t.Errorf("told %d times", told)
+	}
+}
+
+// TestRung: a row is heard of at once, and turns are carried out.
+func TestRung(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	names := c.channels(fakeClient, workGroup, 0x100, 2)
+	c.Begin()
+	c.Made(0)
+	heard := func() (n int) {
+		says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict { n++; return sched.Verdict{} })
+		return n
+	}
+	eventually(t, "a guard's part", func() bool { return heard() == 1 })
+	turn := sched.Slot{Start: time.Hour, On: time.Hour, Cycle: 100000 * time.Hour}
+	rule := func(slot sched.Slot) {
+		says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+			return sched.Verdict{Row: sched.Row{Slice: 7 * time.Millisecond, Slot: slot}, Until: c.Now() + time.Hour, Adopted: g.Adopted, Busy: 1}
 		})
 	}
-	group, now := fakeName{fakeClient, workGroup}, a.Now()
-	a.gpu().step(now)
-	alone := a.d.slices[group]
-	b.gpu().step(now)
-	a.gpu().step(now)
-	if got := a.d.slices[group]; alone != 90*time.Millisecond || got != 50*time.Millisecond || b.d.slices[group] != got {
-		t.Errorf("%v alone, %v and %v together", alone, got, b.d.slices[group])
+	turn.Cycle = time.Minute
+	turn.Start, turn.On = 59*time.Second, time.Second
+	if on, _ := turn.Phase(c.Now()); on {
+		turn.Start = time.Second // the other end of a cycle
 	}
-	b.free(fakeClient, workGroup)
-	b.gpu().step(now)
-	if o := a.gpu().page.others(); len(o) != 1 || o[0].Busy != 0 {
-		t.Errorf("%+v", o)
+	rule(turn)
+	eventually(t, "its timeslice", func() bool {
+		c.d.mu.Lock()
+		defer c.d.mu.Unlock()
+		return c.d.slices[fakeName{fakeClient, workGroup}] == 7*time.Millisecond
+	})
+	eventually(t, "off", func() bool { return c.d.offNow() == len(names) })
+	rule(sched.Slot{})
+	eventually(t, "on", func() bool { return c.d.offNow() == 0 })
+}
+
+// TestAlone: without an arbiter timeslices stay, and that is said, once.
+func TestAlone(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	warned := 0
+	c.Warn = func(string) { warned++ }
+	x := c.gpu()
+	x.joinPage()
+	now := c.Now()
+	c.Now = func() time.Duration { return now }
+	x.step(now)
+	says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+		return sched.Verdict{Row: sched.Row{Slice: 7 * time.Millisecond}, Until: now + time.Second, Adopted: g.Adopted, Busy: 1}
+	})
+	for range 10 {
+		if again := x.step(now); again != sched.VerifyEvery {
+			t.Errorf("it looks again after %v", again)
+		}
+		if ruled := c.Status(0).Ruled; ruled != (now < x.local.Verdict().Until) {
+			t.Errorf("ruled: %v", ruled)
+		}
+		now += sched.VerifyEvery
+	}
+	if warned != 1 || c.d.slices[fakeName{fakeClient, workGroup}] != 7*time.Millisecond {
+		t.Errorf("%d warnings, %v", warned, c.d.slices)
+	}
+}
+
+// TestOtherChannels: others are told how many channels a container has, also of those that it had before it joined.
+func TestOtherChannels(t *testing.T) {
+	dir := t.TempDir()
+	a, b := newFakeContainer(t, 1), newFakeContainer(t, 1)
+	if _, ok := a.OtherChannels(0); ok {
+		t.Error("somebody is known before there is a page")
 	}
 	for _, c := range []*fakeContainer{a, b} {
-		c.End()
+		c.Config.RunDir = dir
+		c.TellChannels(0, 7)
+		c.gpu().joinPage()
+	}
+	if n, ok := a.OtherChannels(0); n != 7 || !ok {
+		t.Errorf("%d, %v", n, ok)
+	}
+	b.TellChannels(0, 9)
+	if n, _ := a.OtherChannels(0); n != 9 {
+		t.Errorf("%d", n)
+	}
+	b.gpu().leavePage()
+	b.TellChannels(0, 11)
+	if n, _ := a.OtherChannels(0); n != 0 {
+		t.Errorf("%d of who has left", n)
 	}
 }
 

@@ -22,7 +22,7 @@ func TestLostFile(t *testing.T) {
 	c.isOff() // its process may just be ending
 	now := c.Now()
 	x.step(now)
-	if _, set, verify := x.decide(now, c.Groups(0)); !set || verify {
+	if _, set, verify := x.follow(now, c.Groups(0)); !set || verify {
 		t.Errorf("it is not looked for before timeslices are read back: %v, %v", set, verify)
 	}
 	time.Sleep(absentAfter)

@@ -110,6 +110,7 @@ func (s *Scheduler) runPauses() {
 func (x *gpuScheduler) wanted(now time.Duration) (off bool, until time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.take()
 	return x.local.Off(now, x.active.Load())
 }
 
@@ -152,7 +153,7 @@ func (s *Scheduler) turn(x *gpuScheduler, off bool) bool {
 	x.mu.Lock()
 	x.off, x.offAll = off, off && suspended
 	if off {
-		x.local.Paused(x.view(begin, len(s.Container.Groups(x.gpu))))
+		x.local.Paused(begin)
 	} else {
 		x.local.Resumed(s.Now())
 	}
@@ -205,7 +206,8 @@ func (s *Scheduler) resumeRest(x *gpuScheduler) bool {
 func (x *gpuScheduler) suspended() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.local.Plan().Suspended
+	plan, _ := x.local.Plan()
+	return plan.Suspended
 }
 
 // mayRun leaves out the channels that do not go on, and those of processes that end or have: UVM ends theirs, too.

@@ -34,6 +34,8 @@ type Options struct {
 	Now       func() time.Duration               // the clock; nil: Monotonic
 	// StartRescuer starts the process that resumes when this one is killed; nil: this program, as RescueName.
 	StartRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
+	// StartArbiter starts who decides about a GPU's time, unless somebody does; nil: nobody is started. It is set before Begin.
+	StartArbiter func(runDir, uuid string, config []byte) error
 }
 
 // Scheduler is a container's share of GPU time.
@@ -55,7 +57,11 @@ type Scheduler struct {
 // TimingOf is what the node's settings say of GPU time.
 func TimingOf(cfg guardcfg.Config) sched.Timing {
 	s := cfg.Settings
-	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle}
+	loss := float64(s.MaxLoss) / 100
+	if loss == 0 {
+		loss = sched.DefaultTiming().MaxLoss
+	}
+	return sched.Timing{Base: s.BaseTimeslice, Min: s.MinTimeslice, MaxRound: s.MaxRound, HighPrio: s.HighPrioTimeslice, Cycle: s.CapCycle, MaxLoss: loss}
 }
 
 // New makes a scheduler that does nothing yet.
@@ -76,32 +82,19 @@ func New(o Options) *Scheduler {
 	return s
 }
 
-const noRecords = "the driver does not tell of context switches: every context counts as one with work"
-
-// Arm takes what needs root's powers, before they are dropped: the records of context switches.
+// Arm takes what needs root's powers, before they are dropped.
 func (s *Scheduler) Arm() {
 	begin := time.Now()
 	for _, x := range s.gpus {
-		if sim, ok := s.Driver.(SimSwitches); ok {
-			x.setSource(&simSource{d: sim, minor: s.Config.GPUs[x.gpu].Minor})
+		if sim, ok := s.Driver.(SimWork); ok {
 			x.priority = newPriority(x, &simWork{x: x, d: sim})
 			continue
 		}
-		own, err := s.Container.RM()
-		if err != nil {
+		if _, err := s.Container.RM(); err != nil {
 			s.Log.Error("cannot schedule GPU time", "err", err)
 			return
 		}
 		x.priority = newPriority(x, newUserPages(x))
-		if s.Config.Settings.NoSwitchRecords {
-			continue
-		}
-		b, err := bindFecs(own, x.gpu)
-		if err != nil {
-			s.Log.Warn(noRecords, "gpu", s.Config.GPUs[x.gpu].Index, "err", err)
-			continue
-		}
-		x.setSource(b)
 	}
 	s.Log.Info("ready to schedule", "took", time.Since(begin))
 }
@@ -162,9 +155,6 @@ func (s *Scheduler) onGPU(gpu int) *gpuScheduler {
 // Made is told of a new channel group on a GPU.
 func (s *Scheduler) Made(gpu int) {
 	if x := s.onGPU(gpu); x != nil {
-		x.mu.Lock()
-		x.local.Made(s.Now())
-		x.mu.Unlock()
 		x.awake()
 	}
 }
@@ -221,7 +211,8 @@ func (s *Scheduler) Plan(gpu int) sched.Plan {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.local.Plan()
+	plan, _ := x.local.Plan()
+	return plan
 }
 
 // LetGo lets go of what the scheduler has of channels that are gone: it takes memory.

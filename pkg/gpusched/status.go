@@ -15,18 +15,17 @@ func (s *Scheduler) Status(gpu int) *api.ComputeStatus {
 	groups, now := len(s.Container.Groups(gpu)), s.Now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.active.Load() {
-		x.local.Look(x.view(now, groups))
-	}
-	p, a := x.local.Plan(), x.local.Account(now)
+	x.take()
+	p, _ := x.local.Plan()
+	v := x.local.Verdict()
+	pauses, throttled := x.local.Pauses()
 	return &api.ComputeStatus{Policy: p.Effective, Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: p.Share.Priority, Cap: p.Cap,
-		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: x.local.Busy(), Slice: x.local.Slice(), Exact: x.source != nil,
-		Utilization: a.Utilization, GPUTime: a.GPUTime, Waiting: a.Waiting + a.Stopped, Switches: a.Switches, Preemptions: a.Preemptions,
-		Pauses: a.Pauses, Granted: a.Granted}
+		Paused: p.Suspended && x.offAll, TSGs: groups, Busy: min(v.Busy, groups), Slice: x.local.Slice(), Ruled: groups == 0 || x.local.Ruled(now), Exact: v.Exact,
+		Utilization: v.Recently(v.Lately, now), Entitled: v.Recently(v.Entitled, now), GPUTime: v.Used(now), Waiting: v.Waiting, Throttled: throttled,
+		Switches: v.Switches, Preemptions: v.Preemptions, Pauses: pauses, Granted: v.Granted}
 }
 
-// Looked is the GPU time of a vGPU up to the last look at the records: it is known then, and later perhaps corrected. False: the driver tells
-// of none, or the GPU is not shared.
+// Looked is the GPU time of a vGPU up to the last switch record. False: the driver tells of none, or the GPU is not shared.
 func (s *Scheduler) Looked(gpu int) (used time.Duration, exact bool) {
 	x := s.onGPU(gpu)
 	if x == nil {
@@ -34,5 +33,7 @@ func (s *Scheduler) Looked(gpu int) (used time.Duration, exact bool) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.local.Looked(), x.source != nil
+	x.take()
+	v := x.local.Verdict()
+	return v.GPUTime, v.Exact
 }

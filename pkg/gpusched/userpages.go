@@ -20,7 +20,6 @@ const (
 // the GPU has got. libcuda keeps these pages in device memory; a read over the bus takes 1 µs (H200).
 type UserPages struct {
 	x       *gpuScheduler
-	unseen  atomic.Bool
 	next    time.Duration     // when to look for new channels
 	viewing sync.Mutex        // pages. After a client's calls, with which the container may be in LetGo
 	pages   map[any]*userPage // by channel
@@ -49,8 +48,8 @@ func (v *userPage) word(at int) uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&v.Words[at])).Load()
 }
 
-// look reports that some channel has had work since the last look, and that some has work now.
-func (p *UserPages) look() (worked, waiting bool) {
+// look reports that some channel has had work since the last look.
+func (p *UserPages) look() (worked bool) {
 	if now := p.x.s.Now(); now >= p.next {
 		p.next = now + pressFor
 		p.Sync()
@@ -62,27 +61,22 @@ func (p *UserPages) look() (worked, waiting bool) {
 		if put != v.put || v.get != put {
 			get := v.word(userdGPGet)
 			worked = worked || put != v.put || get != put
-			waiting = waiting || get != put
 			v.get, v.put = get, put
 		}
 	}
-	return worked || waiting, waiting
+	return worked
 }
 
 // Sync maps the pages of new channels and lets go of those that are gone. It reports how many are seen.
 func (p *UserPages) Sync() (seen int) {
 	p.forget()
-	channels := p.x.s.Container.Channels(p.x.gpu, false)
-	for _, ch := range channels {
+	for _, ch := range p.x.s.Container.Channels(p.x.gpu, false) {
 		if p.sees(ch) {
 			seen++
 		}
 	}
-	p.unseen.Store(len(channels) > 0 && seen == 0)
 	return seen
 }
-
-func (p *UserPages) blind() bool { return p.unseen.Load() }
 
 // sees reports that a channel's page is mapped, now if it can be. Who holds the calls of a client may be in forget, so viewing is not
 // held over the opening.

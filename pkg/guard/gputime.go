@@ -16,8 +16,11 @@ func newGPUTime(g *Guard) *gpusched.Scheduler {
 	})
 }
 
-// Arm takes what needs root's powers, before they are dropped.
-func (g *Guard) Arm() { g.gpuTime.Arm() }
+// Arm takes what needs root's powers, before they are dropped. startArbiter starts who decides about a GPU's time, unless somebody does.
+func (g *Guard) Arm(startArbiter func(runDir, uuid string, config []byte) error) {
+	g.gpuTime.StartArbiter = startArbiter
+	g.gpuTime.Arm()
+}
 
 // tenant is the container as GPU time sees it.
 type tenant struct{ g *Guard }

@@ -21,12 +21,10 @@ func (g *Guard) Status() api.Status {
 		u := g.account.usage(i)
 		v := api.VGPUStatus{Index: x.Index, UUID: x.UUID, Native: x.Native, Limit: u.limit, Used: u.used, Peak: u.peak, Denied: u.denied,
 			Managed: u.managed, Spill: u.spill, Spilled: u.spilled}
-		if v.Compute = g.gpuTime.Status(i); v.Compute != nil {
-			g.countTime(i, v.Compute.GPUTime, v.Compute.Exact)
-		}
+		v.Compute = g.gpuTime.Status(i)
 		s.VGPUs = append(s.VGPUs, v)
 	}
-	g.countCPU()
+	g.countLooked()
 	uses := g.account.byProcess()
 	for _, p := range g.tasks.processes() {
 		ps := api.ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: make([]quota.Bytes, len(g.cfg.GPUs))}

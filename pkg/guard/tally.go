@@ -1,8 +1,6 @@
 package guard
 
 import (
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/tally"
@@ -33,20 +31,16 @@ func (g *Guard) keepTally() (release func()) {
 	}
 }
 
-// countTime counts a GPU's time, which may be corrected downwards for a moment (Tracker.Idle): a counter is not.
-func (g *Guard) countTime(gpu int, used time.Duration, exact bool) {
-	if exact && used >= 0 {
-		c := g.tally.On(gpu)
-		c.Exact.Store(1)
-		tally.Raise(&c.Time, uint64(used))
-	}
-}
-
-// countLooked counts each GPU's time up to the last look at it: it is known then, and later perhaps corrected.
+// countLooked counts each GPU's time up to the last switch record.
 func (g *Guard) countLooked() {
 	for i := range g.cfg.GPUs {
 		used, exact := g.gpuTime.Looked(i)
-		g.countTime(i, used, exact)
+		if !exact {
+			continue
+		}
+		c := g.tally.On(i)
+		c.Exact.Store(1)
+		tally.Raise(&c.Time, uint64(used))
 	}
 	g.countCPU()
 }

@@ -39,17 +39,6 @@ func TestTally(t *testing.T) {
 	}
 }
 
-// TestTallyTime: GPU time that was counted stays counted when the account takes some of it back.
-func TestTallyTime(t *testing.T) {
-	r := newRig(t)
-	r.guard.countTime(0, 5, true)
-	r.guard.countTime(0, 3, true)
-	r.guard.countTime(0, 9, false)
-	if g := r.guard.tally.On(0); g.Time.Load() != 5 || g.Exact.Load() != 1 {
-		t.Errorf("%d ns", g.Time.Load())
-	}
-}
-
 // TestTallyRefused: a container is served where nothing can be counted for the node.
 func TestTallyRefused(t *testing.T) {
 	r := newRig(t)

@@ -38,6 +38,11 @@ type State struct {
 	hold    time.Duration            // until when they are left alone
 }
 
+// Begin is the state of who goes on after another, with the pace that he found; 0: nobody was there.
+func Begin(found time.Duration) State {
+	return State{pace: pace{value: max(0, min(found, longest)), alone: found <= 0}}
+}
+
 // lagTime is how far back lag looks: half of it is forgotten in so long.
 const lagTime = 500 * time.Millisecond
 
@@ -115,6 +120,7 @@ type turn struct {
 	burst   float64 // of the others, in seconds as all that follows
 	think   float64 // of Seen.Gap, what was not spent waiting for the others: a lower bound
 	present float64 // the part of the rounds in which it has work
+	capped  bool    // it is on in slots only
 	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
 }
 
@@ -131,7 +137,7 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
+		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
 		x.burst = v.Burst.Seconds()
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
@@ -235,10 +241,10 @@ func (x turn) fair() float64 {
 	return x.groups * x.burst / x.weight
 }
 
-// mixed is when somebody with work blocked early last.
+// mixed is when somebody with work blocked early last, or was on in slots only: others' turns as long as its slot would take it.
 func (r round) mixed(t Timing, last, now time.Duration) time.Duration {
 	for _, x := range r.turns {
-		if x.gives == 0 && x.fair() < t.base(r) {
+		if x.capped || x.gives == 0 && x.fair() < t.base(r) {
 			return now
 		}
 	}
@@ -277,9 +283,12 @@ func (t Timing) target(r round, settled bool) time.Duration {
 		limit := t.MaxRound.Seconds()
 		long *= max(1, min(maxStretch, longRound*limit/(sum*long), limit/2/(most*long)))
 	}
-	pace := long
+	pace, length, weights := long, r.length(long), 0.0
 	for _, x := range r.turns {
-		pace = min(pace, r.pull(x, long))
+		weights += x.present * x.weight
+	}
+	for _, x := range r.turns {
+		pace = min(pace, r.pull(x, long, length, weights))
 	}
 	pace = max(pace, lone.Seconds())
 	for pace < long && r.loss(pace) > t.MaxLoss {
@@ -300,20 +309,15 @@ const (
 // pull is the pace that a vGPU wants: a fair one. How much it matters says the lag that it would have at the long pace: what it would be
 // entitled to while it has work, less its burst. Not the lag that it has, which is little once the pace is right: to follow that would
 // be to swing.
-func (r round) pull(x turn, long float64) float64 {
+//
+// length and weights are of the round at the long pace.
+func (r round) pull(x turn, long, length, weights float64) float64 {
 	fair := x.fair()
 	if fair >= long || x.gives > 0 {
 		return long
 	}
-	weights, wait := x.weight, 0.0
-	for _, o := range r.turns {
-		if o.vgpu != x.vgpu {
-			weights += o.present * o.weight
-			wait += r.share(o, long)
-		}
-	}
-	own := x.groups * x.burst
-	part := x.weight / weights
+	wait, own := length-r.share(x, long), x.groups*x.burst
+	part := x.weight / (weights + (1-x.present)*x.weight)
 	lag := (part*(own+wait) - own) / (part * (own + wait + x.think))
 	return long * math.Pow(fair/long, min(1, max(0, (lag-mindful)/(behind-mindful))))
 }

@@ -68,10 +68,6 @@ func (t Timing) Layout(claims []Claim) map[string]map[string]Slot {
 	return all
 }
 
-type span struct{ from, to time.Duration }
-
-func (s span) overlap(o span) time.Duration { return max(0, min(s.to, o.to)-max(s.from, o.from)) }
-
 // place finds the first start, not after last, where spans of the given lengths overlap what is taken least.
 func place(taken map[string][]span, lengths map[string]time.Duration, last time.Duration) time.Duration {
 	starts := []time.Duration{0, last}

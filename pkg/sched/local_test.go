@@ -5,54 +5,20 @@ import (
 	"time"
 )
 
+const (
+	us = time.Microsecond
+	ms = time.Millisecond
+)
+
+// localNow is a moment, the begin of a cycle of 100 ms.
 const localNow = 1000 * time.Second
 
-// newTestLocal is one with records.
 func newTestLocal() *Local {
-	l := NewLocal(DefaultTiming(), Card{Policy: PolicyPreempt, MaxInst: 20, PrioRatio: DefaultPrioRatio})
-	l.Exact = true
-	return l
-}
-
-func TestDamped(t *testing.T) {
-	const ms = time.Millisecond
-	busy := []Tenant{{Busy: 1}, {Busy: 1}, {Busy: 1}, {Busy: 1}, {Busy: 1}, {Busy: 1}}
-	for _, c := range []struct {
-		name   string
-		set    func(l *Local)
-		slice  time.Duration // has 20 ms
-		others []Tenant
-		want   time.Duration
-	}{
-		{"the same", nil, 20 * ms, busy, 20 * ms},
-		{"nearly the same", nil, 20*ms + 20*ms/40, busy, 20 * ms},
-		{"nearly the same, right after a change", func(l *Local) { l.settling = localNow + time.Hour }, 20*ms + 20*ms/40, busy, 20*ms + 20*ms/40},
-		{"much less", nil, 15 * ms, busy, 15 * ms},
-		{"a little less", nil, 18 * ms, busy, 20 * ms},
-		{"more", nil, 40 * ms, busy, 20 * ms},
-		{"more, alone", func(l *Local) { l.damping.since = localNow }, 40 * ms, nil, 40 * ms},
-		{"more for long", func(l *Local) { l.damping.since = localNow - dampTime }, 40 * ms, busy, 40 * ms},
-		{"more, because of its own groups", func(l *Local) { l.busy = 1 }, 40 * ms, busy, 40 * ms},
-		{"more, after a change", func(l *Local) { l.settling = localNow + time.Hour }, 40 * ms, busy, 40 * ms},
-		{"less than the shortest", nil, 200 * time.Microsecond, busy, 200 * time.Microsecond},
-		{"back from less than the shortest", func(l *Local) { l.slice = 200 * time.Microsecond }, 20 * ms, busy, 20 * ms},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			l := newTestLocal()
-			l.slice, l.busy, l.damping.busy = 20*ms, 2, 2
-			if c.set != nil {
-				c.set(l)
-			}
-			if got := l.damped(localNow, c.slice, c.others); got != c.want {
-				t.Errorf("%v, want %v", got, c.want)
-			}
-		})
-	}
+	return NewLocal(DefaultTiming(), Card{Policy: PolicyPreempt, MaxInst: 20, PrioRatio: DefaultPrioRatio})
 }
 
 // TestDebt keeps the account of a cap of 10 %.
 func TestDebt(t *testing.T) {
-	const ms = time.Millisecond
 	p := Plan{Cap: 100, Slot: Slot{On: 10 * ms, Cycle: 100 * ms}}
 	var d debt
 	now, gpuTime, exact := localNow, time.Duration(0), true
@@ -117,107 +83,14 @@ func TestDebt(t *testing.T) {
 	budget(0)
 }
 
-// TestWait: a container without work costs no processor time.
-func TestWait(t *testing.T) {
-	for _, c := range []struct {
-		name   string
-		set    func(l *Local)
-		groups int
-		want   time.Duration
-	}{
-		{"nothing there", nil, 0, 0},
-		{"no work", func(l *Local) { l.Told, l.read = true, localNow }, 3, 0},
-		{"no work, no way to hear of it", nil, 3, 3 * Tick},
-		{"no work, no records", func(l *Local) { l.Exact = false }, 3, 0},
-		{"no records", func(l *Local) { l.Exact, l.busy = false, 1 }, 1, VerifyEvery},
-		{"work", func(l *Local) { l.busy, l.read = 1, localNow }, 1, Tick},
-		{"alone for long", func(l *Local) { l.busy, l.read, l.patience = 1, localNow-settled, settled }, 1, 2 * settled},
-		{"alone for very long", func(l *Local) { l.busy, l.read, l.patience = 1, localNow-time.Minute, maxPatience }, 1, maxPatience},
-		{"alone, capped", func(l *Local) { l.busy, l.read, l.plan.Cap = 1, localNow-settled, 100 }, 1, Tick},
-		{"alone, in turns", func(l *Local) { l.busy, l.read, l.turn = 1, localNow-settled, Slot{On: 1, Cycle: 2} }, 1, Tick},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			l := newTestLocal()
-			if c.set != nil {
-				c.set(l)
-			}
-			if got := l.Wait(localNow, c.groups); got != c.want {
-				t.Errorf("%v, want %v", got, c.want)
-			}
-		})
-	}
-}
-
-// TestLook counts the groups with work: those that run or ran, and those that are too new to have.
-func TestLook(t *testing.T) {
-	l := newTestLocal()
-	v := View{Now: localNow, Mine: func(pid int) bool { return pid == 1 }}
-	look := func(groups, want int) {
-		t.Helper()
-		v.Groups = groups
-		if l.Look(v); l.busy != want {
-			t.Errorf("%d with work, want %d", l.busy, want)
-		}
-		v.Records = nil
-	}
-	l.Exact = false
-	look(3, 3) // nobody tells
-	l.Exact = true
-	look(3, 0)
-	l.Made(v.Now)
-	look(3, 1)
-	v.Now += idleAfter + time.Second
-	look(3, 0)
-	v.Records = []Switch{{At: time.Second, PID: 1, Context: 1, On: true}, {At: time.Second + 1, PID: 1, Context: 1},
-		{At: time.Second + 2, PID: 2, Context: 1, On: true}, {At: time.Second + 3, PID: 2, Context: 1}}
-	look(3, 1) // the other one is somebody else's
-	look(0, 0) // its groups are gone
-	look(3, 1)
-	l.plan.Suspended, v.Off = true, true
-	look(3, 0)
-	l.plan.Suspended, v.Off = false, false
-	v.Now += idleAfter
-	look(3, 0)
-	for range 2 * maxYoung {
-		l.Made(v.Now)
-	}
-	if n := len(l.young); n != maxYoung {
-		t.Errorf("%d are remembered", n)
-	}
-}
-
-// TestResident: of who is alone the driver's samples tell whether it has work.
-func TestResident(t *testing.T) {
-	l := newTestLocal()
-	load, known := time.Duration(0), true
-	v := View{Now: localNow, Groups: 1, Mine: func(int) bool { return true }, Records: []Switch{{At: time.Minute, PID: 1, On: true}},
-		Load: func(from, to time.Duration) (time.Duration, bool) { return min(load, to-from), known }}
-	look := func(after time.Duration, busy int, used time.Duration) {
-		t.Helper()
-		v.Now += after
-		l.Look(v)
-		v.Records = nil
-		if got := l.Account(v.Now).GPUTime; l.busy != busy || got != used {
-			t.Errorf("busy %d, want %d; used %v, want %v", l.busy, busy, got, used)
-		}
-	}
-	look(0, 1, 0)
-	look(settled/2, 1, settled/2) // too soon to ask
-	known = false
-	look(settled/2, 1, settled) // the driver does not say
-	known, load = true, time.Hour
-	look(time.Second, 1, 2*time.Second)
-	load = 0
-	look(time.Second, 0, 2*time.Second+SamplePeriod/2)
-}
-
+// TestOff: what the arbiter says holds while there is one and it knows the plan; else hard caps are as the ledger has them, and turns end.
 func TestOff(t *testing.T) {
-	const ms = time.Millisecond
 	slot := Slot{Start: 20 * ms, On: 30 * ms, Cycle: 100 * ms}
 	capped := Plan{Cap: 300, Slot: slot}
 	suspended := capped
 	suspended.Suspended = true
-	base := localNow // a cycle begins
+	base := localNow
+	says := func(s Slot) Verdict { return Verdict{Row: Row{Slot: s}, Until: base + time.Second} }
 	for _, c := range []struct {
 		name  string
 		set   func(l *Local)
@@ -226,25 +99,33 @@ func TestOff(t *testing.T) {
 		off   bool
 		until time.Duration
 	}{
-		{"no cap", func(l *Local) { l.busy = 1 }, true, base, false, 0},
+		{"no cap", func(l *Local) { l.row = says(Slot{}) }, true, base, false, 0},
 		{"not begun", func(l *Local) { l.plan.Suspended = true }, false, base, true, 0},
-		{"not begun, capped", func(l *Local) { l.plan = capped }, false, base, false, 0},
+		{"not begun, capped", func(l *Local) { l.plan, l.row = capped, says(slot) }, false, base, false, 0},
 		{"suspended", func(l *Local) { l.plan = Plan{Suspended: true} }, true, base, true, 0},
-		{"suspended, in its slot", func(l *Local) { l.plan = suspended; l.busy = 1 }, true, base + 30*ms, true, 0},
-		{"before its slot", func(l *Local) { l.plan = capped; l.busy = 1 }, true, base + 10*ms, true, base + 20*ms},
-		{"its slot begins", func(l *Local) { l.plan = capped; l.busy = 1 }, true, base + 20*ms, false, base + 50*ms},
-		{"within", func(l *Local) { l.plan = capped; l.busy = 1 }, true, base + 49*ms, false, base + 50*ms},
-		{"after", func(l *Local) { l.plan = capped; l.busy = 1 }, true, base + 50*ms, true, base + 120*ms},
-		{"without work", func(l *Local) { l.plan = capped; l.worked = base - capIdle - ms }, true, base, false, 0},
-		{"without work for a moment", func(l *Local) { l.plan = capped; l.worked = base - capIdle + ms }, true, base, true, base + 20*ms},
-		{"nobody knows whether there is work", func(l *Local) { l.plan = capped; l.Exact = false }, true, base, true, base + 20*ms},
-		{"in debt", func(l *Local) { l.plan = capped; l.busy = 1; l.debt.owing = base + 400*ms }, true, base + 30*ms, true, base + 400*ms},
-		{"its debt is over", func(l *Local) { l.plan = capped; l.busy = 1; l.debt.owing = base + 30*ms }, true, base + 30*ms, false, base + 50*ms},
-		{"a debt of a cap that is no more", func(l *Local) { l.busy = 1; l.debt.owing = base + 400*ms }, true, base, false, 0},
-		{"takes turns", func(l *Local) { l.turn = slot; l.busy = 1 }, true, base, true, base + 20*ms},
-		{"takes turns, its own", func(l *Local) { l.turn = slot; l.busy = 1 }, true, base + 20*ms, false, base + 50*ms},
-		{"takes turns, without work", func(l *Local) { l.turn = slot; l.worked = base }, true, base, false, 0},
-		{"a cap goes before turns", func(l *Local) { l.plan = capped; l.turn = Slot{On: 1, Cycle: 2}; l.busy = 1 }, true, base, true, base + 20*ms},
+		{"suspended, in its slot", func(l *Local) { l.plan, l.row = suspended, says(slot) }, true, base + 30*ms, true, 0},
+		{"before its slot", func(l *Local) { l.plan, l.row = capped, says(slot) }, true, base + 10*ms, true, base + 20*ms},
+		{"its slot begins", func(l *Local) { l.plan, l.row = capped, says(slot) }, true, base + 20*ms, false, base + 50*ms},
+		{"within", func(l *Local) { l.plan, l.row = capped, says(slot) }, true, base + 49*ms, false, base + 50*ms},
+		{"after", func(l *Local) { l.plan, l.row = capped, says(slot) }, true, base + 50*ms, true, base + 120*ms},
+		{"left alone by the arbiter", func(l *Local) { l.plan, l.row = capped, says(Slot{}) }, true, base, false, 0},
+		{"no arbiter", func(l *Local) { l.plan = capped }, true, base, true, base + 20*ms},
+		{"left alone by one that is gone", func(l *Local) { l.plan, l.row = capped, says(Slot{}) }, true, base + time.Second, true, base + 1020*ms},
+		{"left alone under another plan", func(l *Local) { l.plan, l.row, l.since = capped, says(Slot{}), base }, true, base, true, base + 20*ms},
+		{"in debt", func(l *Local) {
+			l.plan, l.row = capped, says(slot)
+			l.row.Exact = true
+			l.debt = debt{at: 1, owing: base + 400*ms}
+		}, true, base + 30*ms, true, base + 400*ms},
+		{"its debt is over", func(l *Local) {
+			l.plan, l.row = capped, says(slot)
+			l.row.Exact = true
+			l.debt = debt{at: 1, owing: base + 30*ms}
+		}, true, base + 30*ms, false, base + 50*ms},
+		{"a debt of a cap that is no more", func(l *Local) { l.debt.owing = base + 400*ms }, true, base, false, 0},
+		{"takes turns", func(l *Local) { l.row = says(slot) }, true, base, true, base + 20*ms},
+		{"takes turns, its own", func(l *Local) { l.row = says(slot) }, true, base + 20*ms, false, base + 50*ms},
+		{"took turns under one that is gone", func(l *Local) { l.row = says(slot) }, true, base + time.Second, false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := newTestLocal()
@@ -256,47 +137,83 @@ func TestOff(t *testing.T) {
 	}
 }
 
+// TestOffInDebt: what the account says was used beyond the cap keeps the vGPU off.
+func TestOffInDebt(t *testing.T) {
+	l := newTestLocal()
+	l.Adopt(Plan{Cap: 100, Slot: Slot{On: 10 * ms, Cycle: 100 * ms}}, localNow)
+	for i := range 3 {
+		at := localNow + time.Duration(i)*100*ms
+		v := Verdict{Row: Row{Slot: l.plan.Slot}, At: at, Until: at + time.Second, Adopted: localNow, Exact: true}
+		v.GPUTime = time.Duration(i) * 30 * ms
+		l.Take(v)
+		if off, _ := l.Off(at, true); off != (i > 0) {
+			t.Errorf("cycle %d: off %v, debt %+v", i, off, l.debt)
+		}
+	}
+}
+
+// TestSlice: the last that an arbiter said stays when it is gone.
+func TestSlice(t *testing.T) {
+	l := newTestLocal()
+	if got := l.Slice(); got != DefaultTiming().Base {
+		t.Errorf("%v before anybody said anything", got)
+	}
+	l.plan.Card.Policy = PolicyNative
+	if got := l.Slice(); got != NativeTimeslice {
+		t.Errorf("%v under policy native", got)
+	}
+	if l.Take(Verdict{Row: Row{Slice: 3 * ms}, Until: localNow}); l.Slice() != 3*ms || l.Ruled(localNow) || !l.Ruled(localNow-1) {
+		t.Errorf("%v, ruled %v", l.Slice(), l.Ruled(localNow))
+	}
+}
+
+// TestThrottled: time without work is not throttled.
+func TestThrottled(t *testing.T) {
+	l := newTestLocal()
+	for _, busy := range []int{0, 2} {
+		l.Take(Verdict{Busy: busy})
+		l.Paused(localNow)
+		l.Resumed(localNow + time.Second)
+	}
+	if n, throttled := l.Pauses(); n != 2 || throttled != time.Second {
+		t.Errorf("%d pauses, %v", n, throttled)
+	}
+}
+
+// TestRecently: what is told of the last second fades while nobody decides because nobody has work.
+func TestRecently(t *testing.T) {
+	v := Verdict{At: localNow, Busy: 1}
+	if got := v.Recently(800, localNow+time.Hour); got != 800 {
+		t.Errorf("%v with work", got)
+	}
+	v.Busy = 0
+	if now, then := v.Recently(800, localNow), v.Recently(800, localNow+2*time.Second); now != 800 || then > 10 {
+		t.Errorf("%v, then %v", now, then)
+	}
+}
+
 // TestAdopt: a plan is in force at once, and a change is told once. A pause by the ledger and one by the guard do not undo each other.
 func TestAdopt(t *testing.T) {
 	l := newTestLocal()
-	p := l.Plan()
-	if l.Adopt(p, localNow) || l.settling != 0 {
+	p, _ := l.Plan()
+	if _, since := l.Plan(); l.Adopt(p, localNow) || since != 0 {
 		t.Error("nothing new is a change")
 	}
 	p.Share.Weight = 3
-	if !l.Adopt(p, localNow) || l.Plan() != p || l.settling <= localNow {
-		t.Errorf("%+v", l.Plan())
+	changed := l.Adopt(p, localNow)
+	if got, since := l.Plan(); !changed || got != p || since != localNow {
+		t.Errorf("%+v since %v", got, since)
 	}
 	for _, c := range []struct{ paused, held bool }{{false, true}, {true, true}, {true, false}, {false, false}} {
 		p.Suspended = c.paused
 		l.Hold(c.held, localNow)
 		l.Adopt(p, localNow)
-		if l.Plan().Suspended != (c.paused || c.held) {
-			t.Errorf("%+v, adopted last: %+v", c, l.Plan())
+		if l.plan.Suspended != (c.paused || c.held) {
+			t.Errorf("%+v, adopted last: %+v", c, l.plan)
 		}
 		l.Hold(c.held, localNow)
-		if l.Plan().Suspended != (c.paused || c.held) {
-			t.Errorf("%+v: %+v", c, l.Plan())
-		}
-	}
-}
-
-// TestGranted: a share is counted of the time in which the GPU worked, a cap of all time.
-func TestGranted(t *testing.T) {
-	self := Tenant{Share: Share{Weight: 1}, Busy: 1}
-	others := []Tenant{{Share: Share{Weight: 3}, Busy: 1}, {Share: Share{Weight: 5}}}
-	var a account
-	a.grant(localNow, time.Minute, 0, self, others) // what was before
-	for _, c := range []struct {
-		limit Permille
-		busy  int
-		want  time.Duration
-	}{{0, 1, time.Second}, {0, 0, 0}, {100, 1, 800 * time.Millisecond}, {100, 0, 0}} {
-		before := a.Granted
-		self.Busy = c.busy
-		a.grant(a.at+8*time.Second, a.card+4*time.Second, c.limit, self, others)
-		if got := a.Granted - before; got != c.want {
-			t.Errorf("%v with work in %d groups: %v, want %v", c.limit, c.busy, got, c.want)
+		if l.plan.Suspended != (c.paused || c.held) {
+			t.Errorf("%+v: %+v", c, l.plan)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package sched
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -39,13 +40,30 @@ type Observer struct {
 
 	running *runner // who is on the engine
 	since   time.Duration
-	counted time.Duration // GPU time is counted until then
+	counted time.Duration // GPU time that was seen goes until then
 	out     ending        // of the last run
 	outAt   time.Duration
+
+	// Ahead is by how much the records' clock is ahead of that which slots are of.
+	Ahead   time.Duration
+	begun   bool
+	last    time.Duration // the newest record
+	upTo    time.Duration // until when accounts go
+	settled time.Duration // for who is on the engine
+	runs    []span        // since accounts were booked
+	booked  bool
+	lap     uint64         // counts rounds of all that have work
+	seen    map[group]bool // who was switched in during this one
+}
+
+type group struct {
+	pid     int
+	context uint32
 }
 
 // runner is a channel group.
 type runner struct {
+	group
 	vgpu    string
 	last    time.Duration // on the engine
 	blocked bool          // by the end of the last run
@@ -53,6 +71,8 @@ type runner struct {
 	burst   time.Duration // since it had work
 	whole   bool          // burst is all of it
 	cuts    int           // preemptions since
+	resting bool          // it has no work although it is on the engine
+	lap     uint64        // when it was switched out
 }
 
 // manyCuts is how many preemptions without a block make a group one that does not block.
@@ -60,6 +80,9 @@ const manyCuts = 16
 
 // habit is what the groups of a vGPU do, each record's weight halved every habitTime.
 type habit struct {
+	account     Account
+	from        time.Duration // what was before is in the account already
+	runners     []*runner
 	row         Row
 	former      time.Duration // slice
 	changed     time.Duration
@@ -83,7 +106,7 @@ const (
 
 // NewObserver makes one that has seen nothing.
 func NewObserver() *Observer {
-	return &Observer{groups: map[group]*runner{}, vgpus: map[string]*habit{}, costs: H200Costs()}
+	return &Observer{groups: map[group]*runner{}, vgpus: map[string]*habit{}, seen: map[group]bool{}, costs: H200Costs()}
 }
 
 // Applied tells the row in force for a vGPU since a time of the records' clock.
@@ -95,28 +118,48 @@ func (o *Observer) Applied(vgpu string, row Row, now time.Duration) {
 	h.row = row
 }
 
+// Own is told whose processes are whose, when that has changed: what nobody knew who it was may be somebody's.
+func (o *Observer) Own(owner func(pid int) string) {
+	former := o.habit("")
+	former.runners = slices.DeleteFunc(former.runners, func(r *runner) bool {
+		if r.vgpu = owner(r.pid); r.vgpu == "" {
+			return false
+		}
+		h := o.habit(r.vgpu)
+		h.runners = append(h.runners, r)
+		return true
+	})
+}
+
 // Forget drops a vGPU that is gone.
 func (o *Observer) Forget(vgpu string) {
-	delete(o.vgpus, vgpu)
-	for g, r := range o.groups {
-		if r.vgpu == vgpu {
-			delete(o.groups, g)
+	for _, r := range o.habit(vgpu).runners {
+		if o.groups[r.group] == r {
+			delete(o.groups, r.group)
 		}
 	}
+	delete(o.vgpus, vgpu)
 }
 
 func (o *Observer) habit(vgpu string) *habit {
 	h := o.vgpus[vgpu]
 	if h == nil {
-		h = &habit{}
+		h = &habit{account: Account{UpTo: o.upTo}}
 		o.vgpus[vgpu] = h
 	}
 	return h
 }
 
-// Add takes records in the order of the GPU, until now; owner says whose a process is ("": nobody's). The times are of the clock that
-// slots are of. lost: records before the first one are missing.
+// Add takes records in the order of the GPU, until now; owner says whose a process is ("": nobody's). The times are of the records'
+// clock. lost: records before the first one are missing.
 func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) string, lost bool) {
+	if !o.begun {
+		o.begun, o.counted = true, now
+		if len(records) > 0 {
+			o.counted, o.last = records[0].At, records[0].At
+		}
+	}
+	now = max(now, o.counted)
 	keep := math.Exp2(-float64(now-o.counted) / float64(habitTime))
 	for _, h := range o.vgpus {
 		h.ran = 0
@@ -130,20 +173,49 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 		}
 	}
 	for _, s := range records {
-		if s.On {
-			o.in(s, owner(s.PID))
-		} else if o.running != nil {
-			o.off(s.At)
-		}
+		o.add(s, owner)
 	}
-	if r := o.running; r != nil {
-		o.habit(r.vgpu).ran += now - max(o.since, o.counted)
+	if r := o.running; r != nil && !r.resting {
+		o.habit(r.vgpu).ran += max(0, now-max(o.since, o.counted))
 		r.last = now
 	}
 	o.counted = now
+	o.forget(now)
+}
+
+// add takes one record.
+func (o *Observer) add(s Switch, owner func(pid int) string) {
+	// Never seen; a clock that was set back must not make negative times.
+	switch back := o.last - s.At; {
+	case back > time.Second:
+		o.running, o.out, o.counted, o.settled, o.upTo = nil, unclear, s.At, s.At, s.At
+		for _, h := range o.vgpus {
+			h.from, h.account.UpTo = min(h.from, s.At), min(h.account.UpTo, s.At)
+		}
+	case back > 0:
+		s.At = o.last
+	}
+	o.last, o.upTo = s.At, max(o.upTo, s.At)
+	r := o.running
+	switch {
+	case s.On:
+		o.in(s, owner(s.PID))
+	case r != nil && r.group == group{s.PID, s.Context} && s.At >= o.since:
+		o.off(s.At)
+	default:
+		o.running, o.out = nil, unclear
+	}
+}
+
+// forgetAfter bounds the groups remembered: those of processes that are gone.
+const forgetAfter = 10 * time.Second
+
+func (o *Observer) forget(now time.Duration) {
 	for g, r := range o.groups {
-		if now-r.last > forgetAfter {
+		if now-r.last > forgetAfter && r != o.running {
 			delete(o.groups, g)
+			h := o.habit(r.vgpu)
+			h.runners = slices.DeleteFunc(h.runners, func(x *runner) bool { return x == r })
 		}
 	}
 }
@@ -152,19 +224,47 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 func (o *Observer) in(s Switch, vgpu string) {
 	o.cost(s.At - o.outAt)
 	g := group{s.PID, s.Context}
-	r := o.groups[g]
+	o.turn(g)
+	r, h := o.groups[g], o.habit(vgpu)
 	if r == nil || r.vgpu != vgpu {
-		r = &runner{vgpu: vgpu, last: s.At}
+		if r != nil {
+			former := o.habit(r.vgpu)
+			former.runners = slices.DeleteFunc(former.runners, func(x *runner) bool { return x == r })
+		}
+		r = &runner{group: g, vgpu: vgpu, last: s.At}
 		o.groups[g] = r
+		h.runners = append(h.runners, r)
 	}
 	if r.blocked {
-		h := o.habit(vgpu)
 		h.gap += float64(s.At - r.last)
 		h.ons++
 	}
-	o.running, o.since = r, s.At
-	r.last, r.waits, r.blocked = s.At, false, false
+	if s.At > h.from {
+		h.account.Switches++
+		if r.waits && o.lap-r.lap < 2 && s.At-r.last < patience {
+			h.account.Waiting += s.At - r.last
+		}
+	}
+	o.running, o.since, o.settled = r, s.At, s.At
+	r.last, r.waits, r.blocked, r.resting = s.At, false, false, false
 }
+
+// turn notes who is switched in. Groups with work have their turns one after the other: when one comes a second time, all of them came in
+// between. Who was passed over has not waited: it looked preempted, but it had stayed on the engine without work.
+func (o *Observer) turn(g group) {
+	if o.seen[g] || len(o.seen) >= maxSeen {
+		clear(o.seen)
+		o.lap++
+	}
+	o.seen[g] = true
+}
+
+const (
+	// maxSeen bounds a round in which nobody comes again, of contexts that end before.
+	maxSeen = 4096
+	// patience is longer than a group with work ever waits for another's turn.
+	patience = 2 * longest
+)
 
 // cost learns what a switch takes from a time between two contexts.
 func (o *Observer) cost(gap time.Duration) {
@@ -184,9 +284,10 @@ func (o *Observer) cost(gap time.Duration) {
 func (o *Observer) off(at time.Duration) {
 	r := o.running
 	h := o.habit(r.vgpu)
-	h.ran += at - max(o.since, o.counted)
-	o.out, o.outAt, o.running = h.ending(o.since, at), at, nil
-	r.last, r.waits, r.blocked = at, o.out == preempted, o.out == blocked
+	h.ran += max(0, at-max(o.since, o.counted))
+	o.out, o.outAt, o.running = h.ending(o.since, at, o.Ahead), at, nil
+	o.count(r, o.settled, at)
+	r.last, r.waits, r.blocked, r.lap = at, o.out == preempted, o.out == blocked, o.lap
 	r.burst += at - o.since
 	switch o.out {
 	case unclear:
@@ -194,6 +295,9 @@ func (o *Observer) off(at time.Duration) {
 	case preempted:
 		h.cuts++
 		r.cuts++
+		if at > h.from {
+			h.account.Preemptions++
+		}
 	case blocked:
 		if r.whole {
 			h.burst += float64(r.burst)
@@ -205,9 +309,9 @@ func (o *Observer) off(at time.Duration) {
 
 // ending tells how a run that began at some time ended. Who is on the engine for longer than a slice was alone for some of it, and maybe
 // idle.
-func (h *habit) ending(since, at time.Duration) ending {
+func (h *habit) ending(since, at, ahead time.Duration) ending {
 	if h.row.Slot.Cycle > 0 {
-		if on, _ := h.row.Slot.Phase(at); !on {
+		if on, _ := h.row.Slot.Phase(at - ahead); !on {
 			return unclear
 		}
 	}
@@ -231,8 +335,8 @@ const applyTime = 5 * time.Millisecond
 func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 	h := o.habit(vgpu)
 	s := Seen{Ran: h.ran, Burst: unending, Cuts: h.cuts / max(1, o.passed) * float64(time.Second)}
-	for _, r := range o.groups {
-		if r.vgpu == vgpu && (o.counted-r.last < idle || r.waits && o.counted-r.last < patience) {
+	for _, r := range h.runners {
+		if !r.resting && (o.counted-r.last < idle || r.waits && o.counted-r.last < patience) {
 			s.Busy++
 			if r.cuts >= manyCuts || h.blocks <= 0.25 {
 				s.Endless++
@@ -248,6 +352,9 @@ func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 	}
 	return s
 }
+
+// Unseen is what is taken for a vGPU with n groups where no records tell: that it always has work.
+func Unseen(n int) Seen { return Seen{Busy: n, Endless: n, Burst: unending} }
 
 // Costs are what switches took of late.
 func (o *Observer) Costs() Costs { return o.costs }

@@ -27,17 +27,22 @@ type precedence struct {
 
 func (h precedence) follow(vgpus []VGPU, now time.Duration) precedence {
 	const memory, much, little = 8, 0.7, 0.4
-	ran := 0.0
+	ran, endless := 0.0, false
 	for _, v := range vgpus {
 		if v.pressing() {
 			h.last = now
 		}
 		if v.high() {
 			ran += float64(v.Ran)
+			endless = endless || v.Endless > 0
 		}
 	}
 	if dt := now - h.at; dt > 0 {
-		h.load += (min(1, ran/float64(dt)) - h.load) / memory
+		load := min(1, ran/float64(dt))
+		if endless { // it has all the time that it is given, which may be little
+			load = 1
+		}
+		h.load += (load - h.load) / memory
 	}
 	h.at, h.saturating = now, h.load > much || h.saturating && h.load > little
 	return h

@@ -31,6 +31,7 @@ type whole struct {
 	settled  time.Duration   // when the last came
 	paces    []time.Duration // that were set
 	sets     int             // timeslices set
+	press    time.Duration   // when guards look next whether those of high priority have work
 }
 
 // vgpu is a container and the part of its guard that carries rows out.
@@ -45,7 +46,10 @@ type vgpu struct {
 	turning time.Duration // when a pause or resume under way is carried out
 	edge    time.Duration // when the phase of its slot changes
 	waits   []time.Duration
-	worked  time.Duration
+
+	requests int // of an open loop, not done
+	pressing bool
+	worked   time.Duration // when work was seen last
 }
 
 func newWhole(maxLoss float64) *whole {
@@ -145,13 +149,8 @@ func (w *whole) decide() {
 	layout := w.timing.Layout(claims)
 	for _, v := range w.vgpus {
 		slot := layout[v.id]["gpu"]
-		for _, g := range v.groups {
-			if v.share.Priority == quota.PriorityHigh && g.Pending() {
-				v.worked = now
-			}
-		}
 		idle := max(200*ms, 2*max(slot.Cycle, v.row.Slot.Cycle))
-		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Seen: w.observer.Seen(v.id, idle)}
+		x := sched.VGPU{ID: v.id, Share: v.share, Slot: slot, Contexts: len(v.groups), Pressing: v.pressing, Seen: w.observer.Seen(v.id, idle)}
 		x.Busy = min(x.Busy, len(v.groups))
 		x.Endless = min(x.Endless, x.Busy)
 		seen = append(seen, x)
@@ -216,7 +215,7 @@ func (w *whole) at(at time.Duration, f func()) { w.script = append(w.script, eve
 func (w *whole) run(until time.Duration) {
 	slices.SortStableFunc(w.script, func(a, b event) int { return int(a.at - b.at) })
 	for {
-		next := min(until, w.tick)
+		next := min(until, w.tick, w.press)
 		if len(w.script) > 0 {
 			next = min(next, w.script[0].at)
 		}
@@ -231,6 +230,10 @@ func (w *whole) run(until time.Duration) {
 			w.tick = next + tick
 			w.arbitrate()
 		}
+		if w.press <= next {
+			w.press = next + pressEvery
+			w.look()
+		}
 		for len(w.script) > 0 && w.script[0].at <= next {
 			e := w.script[0]
 			w.script = w.script[1:]
@@ -244,6 +247,27 @@ func (w *whole) run(until time.Duration) {
 				v.duty()
 			}
 		}
+	}
+}
+
+// look is what guards of high priority do: they see at once when there is work.
+func (w *whole) look() {
+	changed, now := false, w.gpu.Now()
+	for _, v := range w.vgpus {
+		if v.share.Priority != quota.PriorityHigh {
+			continue
+		}
+		for _, g := range v.groups {
+			if g.Pending() {
+				v.worked = now
+			}
+		}
+		pressing := v.worked > 0 && now-v.worked < pressFor
+		changed = changed || pressing != v.pressing
+		v.pressing = pressing
+	}
+	if changed {
+		w.decide()
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/arbiter/process"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -190,6 +191,9 @@ func guards(lab *node.Node, _ int) ([]figure, error) {
 	for _, link := range links {
 		if target, err := os.Readlink(link); err != nil || target != filepath.Join(lab.Bin, "cgpu-guard") {
 			continue
+		}
+		if name, err := os.ReadFile(filepath.Join(filepath.Dir(link), "cmdline")); err != nil || bytes.HasPrefix(name, []byte(process.Name)) {
+			continue // the same program
 		}
 		status, err := os.ReadFile(filepath.Join(filepath.Dir(link), "status"))
 		if err != nil {

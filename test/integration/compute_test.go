@@ -45,6 +45,7 @@ func TestCompute(t *testing.T) {
 		{"pause", pauseResume},
 		{"killed while paused", killedWhilePaused},
 		{"guard killed", guardKilled},
+		{"arbiter killed", arbiterKilled},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -203,7 +204,7 @@ func highPriority(t *testing.T, gpu int) {
 	})
 	docker(t, "rm", "-f", service)
 	eventually(t, 3*time.Second, func() string {
-		if s := smiOf(t, others).Compute.Slice; s != 10*time.Millisecond {
+		if s := smiOf(t, others).Compute.Slice; s != time.Millisecond { // as of whoever is alone
 			return fmt.Sprintf("without the service the others' slice is %v", s)
 		}
 		return ""

@@ -64,11 +64,16 @@ type ComputeStatus struct {
 	Busy     int            `json:"busy"` // of those, with work lately
 	Slice    time.Duration  `json:"sliceNs"`
 
+	// Ruled is false while no arbiter decides about the GPU's time, though the container has work.
+	Ruled bool `json:"ruled"`
+
 	// What follows comes from the driver's context-switch records. Exact is false where it gives none.
 	Exact       bool           `json:"exact"`
-	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in the last second
+	Utilization sched.Permille `json:"utilization"` // of the GPU's time, in about the last second
+	Entitled    sched.Permille `json:"entitled"`    // what it should have been
 	GPUTime     time.Duration  `json:"gpuTimeNs"`   // on the engine
-	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work, or paused
+	Waiting     time.Duration  `json:"waitingNs"`   // switched out in the middle of work
+	Throttled   time.Duration  `json:"throttledNs"` // with work, while a hard cap, a turn or cgpu pause kept it off
 	Switches    uint64         `json:"switches"`    // times that it was switched in
 	Preemptions uint64         `json:"preemptions"` // of the times that it was switched out, those at the end of its timeslice
 	Pauses      uint64         `json:"pauses"`      // by a hard cap or cgpu pause

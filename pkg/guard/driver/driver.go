@@ -47,7 +47,7 @@ func (d simDriver) OpenFile(node rmclient.NodeKind, minor int) (uint32, error) {
 	return uint32(id), err
 }
 
-// Switches and Pending are what the scheduler asks (gpusched.SimSwitches).
+// Switches and Pending are what an arbiter and the scheduler ask (arbiter.SimSwitches, gpusched.SimWork).
 func (d simDriver) Switches(minor int, since uint64) ([]sched.Switch, uint64, bool, error) {
 	return d.conn.Switches(minor, since)
 }

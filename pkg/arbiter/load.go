@@ -1,9 +1,11 @@
-package gpusched
+package arbiter
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -19,28 +21,25 @@ const (
 	gpuMonUtilWhole = 10000 // hundredths of a percent
 )
 
-// load sums how long the GPU computed for the container between two times of its clock. False: the driver does not say.
-func (x *gpuScheduler) load(from, to time.Duration) (time.Duration, bool) {
-	own, err := x.s.Container.RM()
-	form := x.s.ABI.GPUMon()
-	if err != nil || form.Entry <= 0 || len(form.Pids) <= gpuMonGR {
-		return 0, false
+// Load sums how long a GPU, the gpu-th of a client, computed for a process between two times of its clock.
+func Load(own *rmclient.Client, abi *rm.ABI, gpu, pid int, from, to time.Duration) (time.Duration, error) {
+	form := abi.GPUMon()
+	if form.Entry <= 0 || len(form.Pids) <= gpuMonGR {
+		return 0, fmt.Errorf("the GPU's load: its form is not known of this driver")
 	}
 	p := make([]byte, rm.GPUMonSamples+gpuMonSamples*form.Entry)
 	rm.PutU32(p, gpuMonBufSize, uint32(gpuMonSamples*form.Entry))
-	if s, e := own.Control(own.Subdevice(x.gpu), controlGPUMon, p); e != 0 || s != rm.StatusOK {
-		x.s.LogOnce("gpumon", "the driver does not tell the GPU's load", "status", rm.StatusName(s), "errno", e)
-		return 0, false
+	if s, e := own.Control(own.Subdevice(gpu), controlGPUMon, p); e != 0 || s != rm.StatusOK {
+		return 0, fmt.Errorf("the driver does not tell the GPU's load: %s, errno %d", rm.StatusName(s), e)
 	}
-	owners := x.s.Container.Owners()
 	sum := time.Duration(0)
 	for off := rm.GPUMonSamples; off+form.Entry <= len(p); off += form.Entry {
 		at := time.Duration(rm.U64(p, off))
-		pid := off + form.Pids[gpuMonGR]
-		if at-sched.SamplePeriod < from || at > to || !owners[int(rm.U32(p, pid))] {
+		of := off + form.Pids[gpuMonGR]
+		if at-sched.SamplePeriod < from || at > to || int(rm.U32(p, of)) != pid {
 			continue
 		}
-		sum += sched.SamplePeriod * time.Duration(rm.U32(p, pid-gpuMonToUtil)) / gpuMonUtilWhole
+		sum += sched.SamplePeriod * time.Duration(rm.U32(p, of-gpuMonToUtil)) / gpuMonUtilWhole
 	}
-	return min(sum, to-from), true
+	return min(sum, to-from), nil
 }

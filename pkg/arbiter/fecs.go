@@ -1,4 +1,4 @@
-package gpusched
+package arbiter
 
 import (
 	"encoding/binary"
@@ -18,8 +18,8 @@ import (
 // and out of the graphics engine, with the GPU's clock. The driver moves the records of the GPU's context-switch firmware
 // (FECS) into it about every 33 ms (_fecsTimerCallback in fecs_event_list.c), and then wakes us.
 //
-// The driver tells the processes of all users only to who is an administrator when he binds the buffer, so cgpu-guard does
-// that before it drops its privileges. Measured on an H200: 0.5 ms to bind, and about 18 µs more for each context switch.
+// The driver tells the processes of all users only to who is an administrator when he binds the buffer, so that takes
+// CAP_SYS_ADMIN. Measured on an H200: 0.5 ms to bind, and about 18 µs more for each context switch.
 type fecsBuffer struct {
 	own    *rmclient.Client
 	buffer uint32 // handle
@@ -81,7 +81,7 @@ const (
 	memoryAttr2       = 28
 )
 
-// bindFecs makes a ring and binds it to a GPU. It must run while the guard has CAP_SYS_ADMIN; without, processes of other
+// bindFecs makes a ring and binds it to a GPU. It must run with CAP_SYS_ADMIN; without, processes of other
 // users than root stay hidden.
 func bindFecs(own *rmclient.Client, gpu int) (b *fecsBuffer, err error) {
 	b = &fecsBuffer{own: own, event: -1, pipe: [2]int{-1, -1}}
@@ -140,8 +140,8 @@ func bindFecs(own *rmclient.Client, gpu int) (b *fecsBuffer, err error) {
 	return b, nil
 }
 
-// enable starts the records. It is done when the container makes its first context: until then nobody reads them.
-func (b *fecsBuffer) enable() error {
+// Enable starts the records.
+func (b *fecsBuffer) Enable() error {
 	p := make([]byte, 8)
 	p[0] = 1
 	rm.PutU32(p, 4, eventKeepNewest)
@@ -155,19 +155,20 @@ func (b *fecsBuffer) put() uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&b.head[fecsHeadPut])).Load()
 }
 
-func (b *fecsBuffer) read(to []sched.Switch) (records []sched.Switch, lost bool) {
+func (b *fecsBuffer) Read(to []sched.Switch) (records []sched.Switch, lost bool) {
 	put := b.put()
 	if put >= fecsRecords {
 		return to, true
 	}
+	if !b.begun || b.record((b.get+fecsRecords-1)%fecsRecords).seqno() != b.seqno { // the ring has gone round since
+		lost, b.get = b.begun, b.oldest(put)
+	}
 	for b.get != put {
-		r := b.ring[b.get*fecsRecord : (b.get+1)*fecsRecord]
-		if seqno := binary.LittleEndian.Uint16(r[fecsSeqno:]); !b.begun || seqno != b.seqno+1 {
-			lost = lost || b.begun
-			b.begun, b.seqno = true, seqno
-		} else {
-			b.seqno = seqno
+		r := b.record(b.get)
+		if seqno := r.seqno(); b.begun && seqno != b.seqno+1 {
+			lost = true
 		}
+		b.begun, b.seqno = true, r.seqno()
 		if tag := r[fecsTag]; tag == fecsTagStart || tag == fecsTagEnd {
 			to = append(to, sched.Switch{At: time.Duration(rm.U64(r, fecsTime) &^ (1 << 63)), PID: int(rm.U32(r, fecsPID)),
 				Context: rm.U32(r, fecsContext), On: tag == fecsTagStart})
@@ -177,8 +178,21 @@ func (b *fecsBuffer) read(to []sched.Switch) (records []sched.Switch, lost bool)
 	return to, lost
 }
 
-// await arms the notification and waits for the next one.
-func (b *fecsBuffer) await() bool {
+// oldest is where the oldest record stands that the driver has not written over. Who stood by has never read, and its ring went round.
+func (b *fecsBuffer) oldest(put uint32) uint32 {
+	if next := (put + 1) % fecsRecords; rm.U64(b.record(next), fecsTag) != 0 || rm.U64(b.record(next), fecsTime) != 0 {
+		return next
+	}
+	return 0 // it has not gone round
+}
+
+type record []byte
+
+func (b *fecsBuffer) record(i uint32) record { return b.ring[i*fecsRecord : (i+1)*fecsRecord] }
+func (r record) seqno() uint16               { return binary.LittleEndian.Uint16(r[fecsSeqno:]) }
+
+// Await arms the notification and waits for the next one.
+func (b *fecsBuffer) Await() bool {
 	p := make([]byte, 8)
 	rm.PutU32(p, 0, b.get)
 	if s, e := b.own.Control(b.buffer, controlUpdateGet, p); e != 0 || s != rm.StatusOK {
@@ -203,4 +217,4 @@ func (b *fecsBuffer) await() bool {
 	return fds[0].Revents&(unix.POLLERR|unix.POLLNVAL) == 0
 }
 
-func (b *fecsBuffer) wake() { _, _ = unix.Write(b.pipe[1], []byte{0}) }
+func (b *fecsBuffer) Wake() { _, _ = unix.Write(b.pipe[1], []byte{0}) }

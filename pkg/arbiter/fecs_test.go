@@ -1,8 +1,9 @@
-package gpusched
+package arbiter
 
 import (
 	"encoding/binary"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ func (r *fakeRing) write(tag byte, pid int, context uint32, at time.Duration) {
 
 func (r *fakeRing) wants(t *testing.T, lost bool, want ...sched.Switch) {
 	t.Helper()
-	got, l := r.read(nil)
+	got, l := r.Read(nil)
 	if !slices.Equal(got, want) || l != lost {
 		t.Errorf("%+v, lost %v; want %+v, lost %v", got, l, want, lost)
 	}
@@ -64,7 +65,7 @@ func TestFecsRecords(t *testing.T) {
 	first := sched.Switch{PID: 1}
 	if got, _ := func() ([]sched.Switch, bool) {
 		r.write(fecsTagEnd, 4711, 0x17, at+10)
-		return r.read([]sched.Switch{first})
+		return r.Read([]sched.Switch{first})
 	}(); !slices.Equal(got, []sched.Switch{first, off}) {
 		t.Errorf("records are not appended: %+v", got)
 	}
@@ -81,7 +82,7 @@ func TestFecsWraps(t *testing.T) {
 			want = append(want, sched.Switch{At: at, PID: n, On: true})
 			n, at = n+1, at+1
 		}
-		if got, lost := r.read(nil); lost || !slices.Equal(got, want) {
+		if got, lost := r.Read(nil); lost || !slices.Equal(got, want) {
 			t.Fatalf("after %d: %d records, want %d; lost %v", n, len(got), len(want), lost)
 		}
 	}
@@ -106,12 +107,26 @@ func TestFecsLost(t *testing.T) {
 	for i := range fecsRecords + 10 {
 		r.write(fecsTagStart, i, 0, 0)
 	}
-	got, lost := r.read(nil)
-	if !lost || len(got) != 10 || got[9].PID != fecsRecords+9 {
-		t.Errorf("%d records, lost %v", len(got), lost)
+	got, lost := r.Read(nil)
+	if n := len(got); !lost || n != fecsRecords-1 || got[0].PID != 11 || got[n-1].PID != fecsRecords+9 {
+		t.Errorf("%d records, lost %v", n, lost)
 	}
 	r.write(fecsTagStart, 5, 0, 0)
 	r.wants(t, false, rec(5))
+}
+
+// TestFecsStandby: who reads for the first time gets all that is still there.
+func TestFecsStandby(t *testing.T) {
+	for _, n := range []int{1, 100, fecsRecords - 1, fecsRecords, 3*fecsRecords + 7} {
+		r := newFakeRing()
+		for i := range n {
+			r.write(fecsTagStart, i, 0, time.Duration(i))
+		}
+		got, lost := r.Read(nil)
+		if want := min(n, fecsRecords-1); lost || len(got) != want || got[want-1].PID != n-1 || got[0].PID != n-want {
+			t.Errorf("of %d: %d records, lost %v", n, len(got), lost)
+		}
+	}
 }
 
 // TestFecsPut: where the driver is said to be must be in the ring.
@@ -148,10 +163,10 @@ func FuzzFecs(f *testing.F) {
 		clear(ring)
 		copy(ring, records)
 		b := &fecsBuffer{head: make([]byte, fecsHeadPages), ring: ring, get: get % fecsRecords}
-		tracker := sched.NewTracker()
+		observer, now := sched.NewObserver(), time.Duration(0)
 		for _, at := range []uint32{put, again} {
 			rm.PutU32(b.head, fecsHeadPut, at)
-			got, lost := b.read(nil)
+			got, lost := b.Read(nil)
 			if len(got) >= fecsRecords || b.get >= fecsRecords || at < fecsRecords && b.get != at || at >= fecsRecords && (!lost || len(got) > 0) {
 				t.Fatalf("%d records up to %d, at %d, lost %v", len(got), at, b.get, lost)
 			}
@@ -160,11 +175,9 @@ func FuzzFecs(f *testing.F) {
 					t.Fatalf("%+v", s)
 				}
 			}
-			tracker.Add(got, func(pid int) bool { return pid&1 != 0 }, lost)
-			now := tracker.Last()
-			tracker.Busy(now, 200*time.Millisecond)
-			tracker.Usage(now)
-			tracker.Utilization(now, time.Second)
+			now += sched.Tick
+			observer.Add(got, now, func(pid int) string { return strconv.Itoa(pid & 1) }, lost)
+			observer.Seen("1", 200*time.Millisecond)
 		}
 	})
 }

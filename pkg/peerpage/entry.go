@@ -1,0 +1,168 @@
+package peerpage
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sched"
+)
+
+// MaxPIDs is how many processes with contexts a guard can name. The contexts of others are nobody's.
+const MaxPIDs = 128
+
+const (
+	guardWords = 15 + MaxPIDs/2
+	rowWords   = 25
+)
+
+// Guard is what a guard says of its vGPU.
+type Guard struct {
+	sched.Plan               // but for Effective
+	Adopted    time.Duration // when the plan came in force, on CLOCK_MONOTONIC: which of two is the newer
+	Contexts   int           // channel groups on the graphics engine
+	Pressing   bool          // of high priority: it has work now, or had a moment ago
+	PIDs       []int         // by which the driver names its contexts, MaxPIDs of them at most
+}
+
+func (g *Guard) words() (w [guardWords]uint64) {
+	pids := g.PIDs[:min(len(g.PIDs), MaxPIDs)]
+	copy(w[:], []uint64{uint64(g.Card.Policy), uint64(g.Card.MaxInst), uint64(g.Card.PrioRatio), uint64(g.Share.Weight), uint64(g.Share.Percent),
+		uint64(g.Share.Priority), uint64(g.Cap), uint64(g.Slot.Start), uint64(g.Slot.On), uint64(g.Slot.Cycle), bit(g.Suspended),
+		uint64(g.Adopted), uint64(g.Contexts), bit(g.Pressing), uint64(len(pids))})
+	for i, pid := range pids {
+		w[15+i/2] |= uint64(uint32(pid)) << (32 * (i % 2))
+	}
+	return w
+}
+
+// guardOf reads words that anybody may have written: what comes out is in bounds.
+func guardOf(w *[guardWords]uint64) Guard {
+	g := Guard{Plan: sched.Plan{
+		Card:  sched.Card{Policy: sched.Policy(within(w[0], 0, uint64(sched.PolicyNative))), MaxInst: within(w[1], 1, sched.MaxMaxInst), PrioRatio: within(w[2], sched.MinPrioRatio, sched.MaxPrioRatio)},
+		Share: sched.Share{Weight: within(w[3], 1, maxWeight), Percent: within(w[4], 0, 100), Priority: quota.Priority(within(w[5], uint64(quota.PriorityBestEffort), uint64(quota.PriorityHigh)))},
+		Cap:   sched.Permille(within(w[6], 0, uint64(sched.Whole))), Slot: slotOf(w[7:10]), Suspended: w[10] != 0,
+	}, Adopted: time.Duration(w[11]), Contexts: within(w[12], 0, maxContexts), Pressing: w[13] != 0}
+	for i := range within(w[14], 0, MaxPIDs) {
+		g.PIDs = append(g.PIDs, int(uint32(w[15+i/2]>>(32*(i%2)))))
+	}
+	return g
+}
+
+const (
+	maxWeight   = 1 << 20
+	maxContexts = 1 << 16
+)
+
+func within(x uint64, least, most uint64) int { return int(min(max(x, least), most)) }
+
+// slotOf is a slot that can be asked for its phase, or none.
+func slotOf(w []uint64) sched.Slot {
+	s := sched.Slot{Start: time.Duration(w[0]), On: time.Duration(w[1]), Cycle: time.Duration(w[2])}
+	if s.Start < 0 || s.On <= 0 || s.Cycle <= 0 || s.Start > s.Cycle || s.On > s.Cycle || s.Cycle > time.Minute {
+		return sched.Slot{}
+	}
+	return s
+}
+
+func bit(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// wordsOf is a row as it is written, for who has the entry.
+func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
+	return [rowWords]uint64{holder, uint64(r.Slice), uint64(r.Slot.Start), uint64(r.Slot.On), uint64(r.Slot.Cycle), uint64(r.At), uint64(r.Until),
+		uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look), uint64(r.Lately), uint64(r.Entitled), uint64(r.UpTo), uint64(r.GPUTime),
+		uint64(r.Waiting), uint64(r.Granted), r.Switches, r.Preemptions, bit(r.On), uint64(r.Since), uint64(r.PID), uint64(r.Context), bit(r.Resting),
+		uint64(r.Open)}
+}
+
+func rowOf(w *[rowWords]uint64) sched.Verdict {
+	return sched.Verdict{Row: sched.Row{Slice: time.Duration(min(w[1], uint64(time.Minute))), Slot: slotOf(w[2:5])}, At: time.Duration(w[5]), Until: time.Duration(w[6]),
+		Adopted: time.Duration(w[7]), Busy: within(w[8], 0, maxContexts), Exact: w[9] != 0, Look: w[10] != 0,
+		Lately: sched.Permille(within(w[11], 0, uint64(sched.Whole))), Entitled: sched.Permille(within(w[12], 0, uint64(sched.Whole))), Open: time.Duration(w[24]),
+		Account: sched.Account{UpTo: time.Duration(w[13]), Usage: sched.Usage{GPUTime: time.Duration(w[14]), Waiting: time.Duration(w[15]),
+			Switches: w[17], Preemptions: w[18]}, Granted: time.Duration(w[16]),
+			Resident: sched.Resident{On: w[19] != 0, Since: time.Duration(w[20]), PID: int(uint32(w[21])), Context: uint32(w[22]), Resting: w[23] != 0}}}
+}
+
+func (p *Page) guard(i int) record { return record{p, i*entrySize + offGuard, guardWords} }
+func (p *Page) row(i int) record   { return record{p, i*entrySize + offRow, rowWords} }
+
+// Tell writes the guard's part, and wakes the arbiter if it is another one.
+func (e *Entry) Tell(g Guard) {
+	if w := g.words(); w != e.last {
+		e.guard(e.Place()).write(w[:])
+		e.last = w
+		e.Wake()
+	}
+}
+
+// Row is what the arbiter wrote last. False: nothing, or it is written all the time.
+func (e *Entry) Row() (sched.Verdict, bool) { return e.RowOf(e.Place()) }
+
+// RowOf is the row of an entry. False: there is none for who has the entry, or it is written all the time.
+func (p *Page) RowOf(i int) (sched.Verdict, bool) {
+	var w [rowWords]uint64
+	_, ok := p.row(i).read(w[:])
+	return rowOf(&w), ok && w[0] == p.holder(i)
+}
+
+// holder tells who has an entry: pid and start time.
+func (p *Page) holder(i int) uint64 {
+	e := i * entrySize
+	return p.u64(e+offStart).Load() ^ uint64(p.u32(e+offOwner).Load())<<40
+}
+
+// Guest is an entry as the arbiter reads it.
+type Guest struct {
+	Place   int
+	ID      string // of the vGPU: another one with every guard that takes the entry
+	Version uint64 // of Guard
+	holder  uint64
+	Guard
+}
+
+// Guests reads the entries of guards that live and have said something. What was read before saves the reading of what is the same.
+func (p *Page) Guests(before []Guest) (list []Guest) {
+	var old [Entries + 1]*Guest
+	for i := range before {
+		old[before[i].Place] = &before[i]
+	}
+	for i := 1; i <= p.used(); i++ {
+		if !p.owned(i) {
+			continue
+		}
+		n := p.u64(i*entrySize + offGuard).Load()
+		was, holder := old[i], p.holder(i)
+		if was != nil && was.holder != holder {
+			was = nil
+		}
+		switch {
+		case n == 0:
+			continue
+		case was != nil && was.Version == n:
+			list = append(list, *was)
+			continue
+		}
+		var w [guardWords]uint64
+		if n, ok := p.guard(i).read(w[:]); ok {
+			list = append(list, Guest{i, fmt.Sprintf("%d/%x", i, holder), n, holder, guardOf(&w)})
+		} else if was != nil {
+			list = append(list, *was)
+		}
+	}
+	return list
+}
+
+// Put writes a guest's row; ring wakes its guard. Should another guard have taken the entry meanwhile, that one does not believe it.
+func (p *Page) Put(g Guest, v *sched.Verdict, ring bool) {
+	w := wordsOf(v, g.holder)
+	p.row(g.Place).write(w[:])
+	if ring {
+		p.ring(g.Place*entrySize + offRing)
+	}
+}

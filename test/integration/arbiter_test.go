@@ -1,0 +1,98 @@
+//go:build integration
+
+package integration
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/arbiter/process"
+)
+
+// arbiterKilled: whoever is killed of a GPU's arbiters, shares and accounts go on; with the last container they end.
+func arbiterKilled(t *testing.T, gpu int) {
+	uuid := gpus(t)[gpu].UUID
+	ids := []string{busy(t, on(gpu)), busy(t, on(gpu, "SCHD_WEIGHT=3"))}
+	wantOf(t, gpu, ids, 25, 75)
+	before, told := spentBy(t, gpu, ids...), [2]time.Duration{smiOf(t, ids[0]).Compute.GPUTime, smiOf(t, ids[1]).Compute.GPUTime}
+	old := 0
+	for range 5 {
+		old = killArbiter(t, uuid, old)
+		time.Sleep(measured / 5)
+	}
+	wantOf(t, gpu, ids, 25, 75)
+	since := spentBy(t, gpu, ids...).since(before)
+	for i, id := range ids {
+		// The guard knows it some tens of milliseconds later, and we ask one after the other.
+		got, want := smiOf(t, id).Compute.GPUTime-told[i], since.gpuTime[i]
+		if off := (got - want).Abs(); off > want/20+500*time.Millisecond {
+			t.Errorf("%v by its account, %v by the driver's", got, want)
+		}
+	}
+
+	// Both at once: a guard starts others.
+	for _, pid := range arbiters(t, uuid) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	decides(t, uuid, 0)
+	wantOf(t, gpu, ids, 25, 75)
+
+	docker(t, append([]string{"rm", "-f"}, ids...)...)
+	eventually(t, time.Minute, func() string {
+		if left := arbiters(t, uuid); len(left) > 0 {
+			return fmt.Sprintf("%v are left", left)
+		}
+		return ""
+	})
+}
+
+// killArbiter kills the one that decides and returns it, when it is not the one given.
+func killArbiter(t *testing.T, uuid string, old int) int {
+	t.Helper()
+	pid := decides(t, uuid, old)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// decides waits for an arbiter, which is not the one given.
+func decides(t *testing.T, uuid string, old int) (pid int) {
+	t.Helper()
+	eventually(t, 30*time.Second, func() string {
+		l, lives, err := process.Find(lab.RunDir, uuid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pid = l.PID; !lives || pid == old {
+			return "nobody decides about the GPU"
+		}
+		return ""
+	})
+	return pid
+}
+
+// arbiters are the processes that have a GPU's lock open.
+func arbiters(t *testing.T, uuid string) (pids []int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		file, err := os.Readlink(link)
+		if err != nil || file != filepath.Join(lab.RunDir, "board", uuid+".arbiter") {
+			continue
+		}
+		var pid int
+		if _, err := fmt.Sscanf(strings.TrimPrefix(link, "/proc/"), "%d/", &pid); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
