@@ -134,6 +134,9 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			used, limit, util, state, known := usageCells(x)
+			if known && x.Compute != nil && x.Compute.Entitled > 0 {
+				util += " of " + percent(x.Compute.Entitled)
+			}
 			cells := []any{handle(x), g.Index, used, limit}
 			cells = append(append(cells, extra.cells(x, known)...), util, orDash(x.Weight), orDash(x.Percent), priority(x), state)
 			if wide {
@@ -174,9 +177,7 @@ func nameCell(x snapshot.VGPU) string {
 func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
 	if x.Compute != nil && x.Compute.Exact {
-		if util = percent(x.Compute.Utilization); x.Compute.Entitled > 0 {
-			util += " of " + percent(x.Compute.Entitled)
-		}
+		util = percent(x.Compute.Utilization)
 	}
 	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
 		used, util, known = "?", "?", false

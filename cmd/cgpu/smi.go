@@ -20,7 +20,7 @@ func smiCommand() *cli.Command {
 		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. What programs outside\n" +
 			"of such containers use is not in it; nvidia-smi shows that. SPILL, where a container has any, is host memory\n" +
 			"used in place of the GPU's, of what it may use; it is not in USED. UTIL is the part of the GPU's time in the last\n" +
-			"second, of what the container was entitled to then, where the driver tells it.\n\n" +
+			"second (without lines: of what the container was entitled to then), where the driver tells it.\n\n" +
 			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
 			filterHelp + "\n\n" +
 			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",

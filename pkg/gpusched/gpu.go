@@ -209,10 +209,9 @@ func (x *gpuScheduler) ruled(now time.Duration, groups int) {
 	case x.alone == 0:
 		x.alone = now
 	case now-x.alone > aloneTime:
-		x.s.LogOnce("alone", "no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold", "gpu", x.s.Config.GPUs[x.gpu].Index)
-		x.warn.Do(func() {
-			x.s.Warn("no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold")
-		})
+		const text = "no arbiter decides about the GPU's time: timeslices stay as they are, hard caps hold"
+		x.s.LogOnce("alone", text, "gpu", x.s.Config.GPUs[x.gpu].Index)
+		x.warn.Do(func() { x.s.Warn(text) })
 	}
 	if x.page != nil && now >= x.ask {
 		x.ask = now + askTime

@@ -27,7 +27,8 @@ type Guard struct {
 
 func (g *Guard) words() (w [guardWords]uint64) {
 	pids := g.PIDs[:min(len(g.PIDs), MaxPIDs)]
-	copy(w[:], []uint64{uint64(g.Card.Policy), uint64(g.Card.MaxInst), uint64(g.Card.PrioRatio), uint64(g.Share.Weight), uint64(g.Share.Percent),
+	copy(w[:], []uint64{uint64(g.Card.Policy), uint64(g.Card.MaxInst), uint64(g.Card.PrioRatio),
+		uint64(g.Share.Weight), uint64(g.Share.Percent),
 		uint64(g.Share.Priority), uint64(g.Cap), uint64(g.Slot.Start), uint64(g.Slot.On), uint64(g.Slot.Cycle), bit(g.Suspended),
 		uint64(g.Adopted), uint64(g.Contexts), bit(g.Pressing), uint64(len(pids))})
 	for i, pid := range pids {
@@ -39,9 +40,11 @@ func (g *Guard) words() (w [guardWords]uint64) {
 // guardOf reads words that anybody may have written: what comes out is in bounds.
 func guardOf(w *[guardWords]uint64) Guard {
 	g := Guard{Plan: sched.Plan{
-		Card:  sched.Card{Policy: sched.Policy(within(w[0], 0, uint64(sched.PolicyNative))), MaxInst: within(w[1], 1, sched.MaxMaxInst), PrioRatio: within(w[2], sched.MinPrioRatio, sched.MaxPrioRatio)},
-		Share: sched.Share{Weight: within(w[3], 1, maxWeight), Percent: within(w[4], 0, 100), Priority: quota.Priority(within(w[5], uint64(quota.PriorityBestEffort), uint64(quota.PriorityHigh)))},
-		Cap:   sched.Permille(within(w[6], 0, uint64(sched.Whole))), Slot: slotOf(w[7:10]), Suspended: w[10] != 0,
+		Card: sched.Card{Policy: sched.Policy(within(w[0], 0, uint64(sched.PolicyNative))), MaxInst: within(w[1], 1, sched.MaxMaxInst),
+			PrioRatio: within(w[2], sched.MinPrioRatio, sched.MaxPrioRatio)},
+		Share: sched.Share{Weight: within(w[3], 1, maxWeight), Percent: within(w[4], 0, 100),
+			Priority: quota.Priority(within(w[5], uint64(quota.PriorityBestEffort), uint64(quota.PriorityHigh)))},
+		Cap: sched.Permille(within(w[6], 0, uint64(sched.Whole))), Slot: slotOf(w[7:10]), Suspended: w[10] != 0,
 	}, Adopted: time.Duration(w[11]), Contexts: within(w[12], 0, maxContexts), Pressing: w[13] != 0}
 	for i := range within(w[14], 0, MaxPIDs) {
 		g.PIDs = append(g.PIDs, int(uint32(w[15+i/2]>>(32*(i%2)))))
@@ -74,19 +77,25 @@ func bit(b bool) uint64 {
 
 // wordsOf is a row as it is written, for who has the entry.
 func wordsOf(r *sched.Verdict, holder uint64) [rowWords]uint64 {
-	return [rowWords]uint64{holder, uint64(r.Slice), uint64(r.Slot.Start), uint64(r.Slot.On), uint64(r.Slot.Cycle), uint64(r.At), uint64(r.Until),
-		uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look), uint64(r.Lately), uint64(r.Entitled), uint64(r.UpTo), uint64(r.GPUTime),
-		uint64(r.Waiting), uint64(r.Granted), r.Switches, r.Preemptions, bit(r.On), uint64(r.Since), uint64(r.PID), uint64(r.Context), bit(r.Resting),
-		uint64(r.Open)}
+	return [rowWords]uint64{holder,
+		uint64(r.Slice), uint64(r.Slot.Start), uint64(r.Slot.On), uint64(r.Slot.Cycle),
+		uint64(r.At), uint64(r.Until), uint64(r.Adopted), uint64(r.Busy), bit(r.Exact), bit(r.Look),
+		uint64(r.Lately), uint64(r.Entitled),
+		uint64(r.UpTo), uint64(r.GPUTime), uint64(r.Waiting), uint64(r.Granted), r.Switches, r.Preemptions,
+		bit(r.On), uint64(r.Since), uint64(r.PID), uint64(r.Context), bit(r.Resting), uint64(r.Open)}
 }
 
-func rowOf(w *[rowWords]uint64) sched.Verdict {
-	return sched.Verdict{Row: sched.Row{Slice: time.Duration(min(w[1], uint64(time.Minute))), Slot: slotOf(w[2:5])}, At: time.Duration(w[5]), Until: time.Duration(w[6]),
-		Adopted: time.Duration(w[7]), Busy: within(w[8], 0, maxContexts), Exact: w[9] != 0, Look: w[10] != 0,
-		Lately: sched.Permille(within(w[11], 0, uint64(sched.Whole))), Entitled: sched.Permille(within(w[12], 0, uint64(sched.Whole))), Open: time.Duration(w[24]),
-		Account: sched.Account{UpTo: time.Duration(w[13]), Usage: sched.Usage{GPUTime: time.Duration(w[14]), Waiting: time.Duration(w[15]),
-			Switches: w[17], Preemptions: w[18]}, Granted: time.Duration(w[16]),
-			Resident: sched.Resident{On: w[19] != 0, Since: time.Duration(w[20]), PID: int(uint32(w[21])), Context: uint32(w[22]), Resting: w[23] != 0}}}
+func rowOf(w *[rowWords]uint64) (v sched.Verdict) {
+	v.Slice, v.Slot = time.Duration(min(w[1], uint64(time.Minute))), slotOf(w[2:5])
+	v.At, v.Until, v.Adopted = time.Duration(w[5]), time.Duration(w[6]), time.Duration(w[7])
+	v.Busy, v.Exact, v.Look = within(w[8], 0, maxContexts), w[9] != 0, w[10] != 0
+	v.Lately = sched.Permille(within(w[11], 0, uint64(sched.Whole)))
+	v.Entitled = sched.Permille(within(w[12], 0, uint64(sched.Whole)))
+	v.UpTo, v.GPUTime, v.Waiting, v.Granted = time.Duration(w[13]), time.Duration(w[14]), time.Duration(w[15]), time.Duration(w[16])
+	v.Switches, v.Preemptions = w[17], w[18]
+	v.Resident = sched.Resident{On: w[19] != 0, Since: time.Duration(w[20]), PID: int(uint32(w[21])), Context: uint32(w[22]), Resting: w[23] != 0}
+	v.Open = time.Duration(w[24])
+	return v
 }
 
 func (p *Page) guard(i int) record { return record{p, i*entrySize + offGuard, guardWords} }
