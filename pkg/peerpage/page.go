@@ -90,8 +90,9 @@ func (p *Page) locked(runDir, uuid string, f func() error) (err error) {
 	}
 	// The mapping keeps the file open, and with it the lock.
 	defer func() { _ = unix.Flock(int(file.Fd()), unix.LOCK_UN) }()
-	if err := file.Truncate(pageSize); err != nil {
-		return err
+	// Not a hole: to write there where the file system is full would kill who does.
+	if err := unix.Fallocate(int(file.Fd()), 0, 0, pageSize); err != nil {
+		return fmt.Errorf("allocate: %w", err)
 	}
 	if p.mem, err = unix.Mmap(int(file.Fd()), 0, pageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map: %w", err)
