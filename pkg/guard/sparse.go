@@ -95,7 +95,8 @@ func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 	}
 	for i := range maps {
 		m := &maps[i]
-		size, gpu := quota.Bytes(rm.UVMTables(m.length(), uint64(page))), g.gpuByUUID(m.gpu)
+		size := quota.Bytes(rm.UVMTables(m.length(), uint64(page)))
+		gpu, _ := g.gpuByUUID(m.gpu) // UVM refuses others, so it does not matter what they are charged to
 		if !g.reserve(cost{gpu: gpu, size: size, slack: tableSlack}) {
 			g.dropTables(maps)
 			return false
@@ -115,13 +116,13 @@ func (g *Guard) dropTables(maps []uvmMap) {
 	}
 }
 
-// gpuByUUID finds a GPU of the container. UVM refuses others, so it does not matter what they are charged to.
-func (g *Guard) gpuByUUID(uuid gpuUUID) int {
+// gpuByUUID finds a GPU of the container.
+func (g *Guard) gpuByUUID(uuid gpuUUID) (gpu int, ok bool) {
 	for i, x := range g.cfg.GPUs {
 		b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(x.UUID, "GPU-"), "-", ""))
 		if err == nil && len(b) == len(uuid) && gpuUUID(b) == uuid {
-			return i
+			return i, true
 		}
 	}
-	return 0
+	return 0, false
 }

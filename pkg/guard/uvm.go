@@ -22,6 +22,7 @@ const uvmUnmapGPU = 16
 
 // uvmCalls are the rules of calls on nvidia-uvm.
 var uvmCalls = map[uint32]rule{
+	rm.UVMRegisterGPU:        {check: (*Guard).checkRegisterGPU},
 	rm.UVMRegisterGPUVASpace: {clients: uvmClient, locks: true, check: (*Guard).checkRegisterSpace},
 	rm.UVMUnregisterVASpace:  {check: (*Guard).checkDrop},
 	rm.UVMRegisterChannel:    {clients: uvmClient, locks: true, check: (*Guard).checkRegisterChannel},
@@ -51,6 +52,21 @@ func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	}
 	return g.serveBy(r, c)
 }
+
+// checkRegisterGPU: UVM asks nobody whether the caller may use a GPU; it opens whichever the UUID names (nvidia_dev_get_uuid). Client and
+// partition count with MIG only, and the control file never.
+func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	if _, ok := g.gpuByUUID(gpuUUID(o[rm.UVMGPU:])); !ok {
+		return answer(c.deny(rm.StatusGPUNotFound, "uvmgpu", "denied UVM a GPU that the container was not given"))
+	}
+	named := [uvmGPUNamed]byte(o[form.FD:])
+	clear(o[form.FD : form.FD+uvmGPUNamed])
+	return plan{ask: true, done: func() { copy(o[form.FD:], named[:]) }, settle: func() { c.lost = true }}
+}
+
+// uvmGPUNamed is the size of control file, client and partition in UVM_REGISTER_GPU_PARAMS, which follow each other.
+const uvmGPUNamed = 12
 
 // form is the layout of a UVM call.
 func (c *trappedCall) form() rm.UVMForm {

@@ -45,7 +45,7 @@ const (
 // an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
 // UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl, UVM_ALLOC_DEVICE_P2P that of EscMapMemory.
 var TrappedNRs = [...]uint8{
-	UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
+	UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscMapMemory, EscUnmapMemory, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA,
@@ -56,7 +56,7 @@ var TrappedNRs = [...]uint8{
 // (kernel-open/nvidia-uvm/uvm.c) switches on all 32 bits.
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
-	case UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
+	case UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
 		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
 		return true
 	}
@@ -73,4 +73,6 @@ func TrapMask(nr uint8) uint32 {
 }
 
 // uvmAlone reports that a number is trapped for the sake of UVM alone: no escape of interest has it.
-func uvmAlone(nr uint32) bool { return UVMShaped(nr) && nr != EscVidHeapControl && nr != EscMapMemory }
+func uvmAlone(nr uint32) bool {
+	return UVMShaped(nr) && nr != EscVidHeapControl && nr != EscMapMemory && nr != EscIdleChannels
+}

@@ -533,7 +533,7 @@ const (
 
 	// UVM_UNREGISTER_GPU_VASPACE_PARAMS.
 	UVMUnregisterSize   = 20
-	UVMGPU              = 0 // its UUID; it is first in the calls 25 to 27 and 38 too
+	UVMGPU              = 0 // its UUID; it is first in the calls 25 to 27, 37 and 38 too
 	UVMUnregisterStatus = 16
 
 	// UVM_INITIALIZE_PARAMS.

@@ -8,6 +8,7 @@ const (
 	StatusOK                      = 0x00
 	StatusBusyRetry               = 0x03
 	StatusGPUIsLost               = 0x0f
+	StatusGPUNotFound             = 0x12
 	StatusInsertDuplicateName     = 0x19
 	StatusInsufficientResources   = 0x1a
 	StatusInsufficientPermissions = 0x1b

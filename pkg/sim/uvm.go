@@ -53,7 +53,7 @@ func (r *request) uvm() syscall.Errno {
 	}
 	run := map[uint32]func(rm.UVMForm) uint32{
 		rm.UVMMapExternal: r.mapExternal, rm.UVMMapSparse: r.mapSparse, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
-		rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
+		rm.UVMRegisterGPU: r.registerGPU, rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
 		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
 	if run == nil {
@@ -338,6 +338,15 @@ func (d *Driver) stopSpace(s *space, g *gpu) {
 	}
 }
 
+// registerGPU takes any GPU of the node: UVM does not look whether the caller may open it.
+func (r *request) registerGPU(rm.UVMForm) uint32 {
+	id := r.call.Outer[rm.UVMGPU : rm.UVMGPU+16]
+	if !slices.ContainsFunc(r.d.gpus, func(g *gpu) bool { u, err := uuidBytes(g.UUID); return err == nil && slices.Equal(u[:], id) }) {
+		return rm.StatusGPUNotFound
+	}
+	return rm.StatusOK
+}
+
 // registerVASpace takes an RM address space for a GPU. UVM looks for neither the control file nor the process that names it: handles that
 // do not exist are told from those that are not open to it (nvGpuOpsDupAddressSpace).
 func (r *request) registerVASpace(form rm.UVMForm) uint32 {
@@ -375,7 +384,7 @@ func (r *request) unregisterVASpace(rm.UVMForm) uint32 {
 	return rm.StatusOK
 }
 
-// unregisterGPU does that too, where there is one. That GPUs are registered is not modelled.
+// unregisterGPU does that too, where there is one. That a GPU must be registered first is not modelled.
 func (r *request) unregisterGPU(rm.UVMForm) uint32 {
 	g := r.uvmGPU(rm.UVMGPU)
 	if g == nil {
