@@ -193,6 +193,9 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 			g.unmapped(m)
 		}
 	}
+	if f.zombies.Load() {
+		g.forgetGPUs(f)
+	}
 	if f.sim != 0 {
 		g.driver.CloseFile(uint32(f.sim))
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -45,6 +46,8 @@ type file struct {
 	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it
+	zombies    atomic.Bool                // it may have managed memory of processes that are over
+	cleaning   atomic.Bool                // UVM is asked to free that
 	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order
 	ended      bool                       // with uvm held: it was torn down
 	torn       chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way

@@ -119,10 +119,18 @@ func (g *Guard) dropTables(maps []uvmMap) {
 // gpuByUUID finds a GPU of the container.
 func (g *Guard) gpuByUUID(uuid gpuUUID) (gpu int, ok bool) {
 	for i, x := range g.cfg.GPUs {
-		b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(x.UUID, "GPU-"), "-", ""))
-		if err == nil && len(b) == len(uuid) && gpuUUID(b) == uuid {
+		if id, ok := uuidOf(x); ok && id == uuid {
 			return i, true
 		}
 	}
 	return 0, false
+}
+
+// uuidOf is a GPU's UUID as UVM has it.
+func uuidOf(gpu GPU) (id gpuUUID, ok bool) {
+	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(gpu.UUID, "GPU-"), "-", ""))
+	if err != nil || len(b) != len(id) {
+		return id, false
+	}
+	return gpuUUID(b), true
 }

@@ -60,9 +60,20 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 	if _, ok := g.gpuByUUID(gpuUUID(o[rm.UVMGPU:])); !ok {
 		return answer(c.deny(rm.StatusGPUNotFound, "uvmgpu", "denied UVM a GPU that the container was not given"))
 	}
+	f, err := c.lockUVM()
+	if err != nil {
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
 	named := [uvmGPUNamed]byte(o[form.FD:])
 	clear(o[form.FD : form.FD+uvmGPUNamed])
-	return plan{ask: true, done: func() { copy(o[form.FD:], named[:]) }, settle: func() { c.lost = true }}
+	done := func() {
+		copy(o[form.FD:], named[:])
+		f.uvm.Unlock()
+	}
+	return plan{ask: true, done: done, settle: func() {
+		f.zombies.Store(g.sharing(c.target()))
+		c.lost = true
+	}}
 }
 
 // uvmGPUNamed is the size of control file, client and partition in UVM_REGISTER_GPU_PARAMS, which follow each other.

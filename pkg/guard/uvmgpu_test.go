@@ -1,6 +1,9 @@
 package guard
 
 import (
+	"os"
+	"slices"
+	"sync/atomic"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
@@ -39,5 +42,56 @@ func TestRegisterGPU(t *testing.T) {
 		if off := form.FD + 4*i; rm.U32(seen, off) != 0 || rm.U32(o, off) != uint32(7+i) {
 			t.Errorf("at %d UVM saw %d, the program has %d", off, rm.U32(seen, off), rm.U32(o, off))
 		}
+	}
+}
+
+// TestZombies: what a process leaves in an address space of several processes is freed when it ends, and at each look at maps. UVM is not
+// asked for address spaces of one process, which have none.
+func TestZombies(t *testing.T) {
+	for name, x := range map[string]struct {
+		flags uint64
+		asked bool
+	}{"one process": {0, false}, "without HMM": {rm.UVMInitFlagDisableHMM, false}, "several": {rm.UVMInitFlagSharing, true},
+		"several, without HMM": {rm.UVMInitFlagSharing | rm.UVMInitFlagDisableHMM, true}} {
+		t.Run(name, func(t *testing.T) {
+			var cleaned atomic.Int32
+			d := answering(0, func(call *rm.Call) {
+				switch call.Cmd {
+				case rm.UVMInitialize:
+					if rm.U64(call.Outer, rm.UVMInitializeFlags) != x.flags {
+						rm.PutU32(call.Outer, rm.UVMInitializeStatus, rm.StatusInvalidArgument)
+					}
+				case rm.UVMCleanUpZombies:
+					cleaned.Add(1)
+				}
+			})
+			g := withClient(newFakeGuard(t, d))
+			c, _ := newFakeUVMCall(t, g)
+			c.file = followedUVM(t, g)
+			if s, _ := registerGPU(c, testGPUUUID()); s != rm.StatusOK {
+				t.Fatal(rm.StatusName(s))
+			}
+			wait := func(n int32) {
+				t.Helper()
+				eventually(t, "UVM is asked", func() bool { return !c.file.cleaning.Load() && (!x.asked || cleaned.Load() >= n) })
+			}
+			g.managedGone(os.Getpid())
+			wait(1)
+			g.look()
+			wait(2)
+			if !x.asked && cleaned.Load() > 0 {
+				t.Error("UVM was asked for nothing")
+			}
+			d.calls = nil
+			g.endUVM(c.file)
+			if slices.Contains(d.calls, rm.UVMUnregisterGPU) != x.asked { // the file may be in a socket
+				t.Errorf("the GPU is unregistered: %v", !x.asked)
+			}
+			before := cleaned.Load()
+			g.cleanUp(c.file)
+			if cleaned.Load() != before {
+				t.Error("UVM was asked on a file that is closed")
+			}
+		})
 	}
 }

@@ -525,6 +525,7 @@ const (
 	UVMToolsWriteMemory   = 63
 	UVMUnmapExternal      = 66
 	UVMAllocSemaphorePool = 68
+	UVMCleanUpZombies     = 69
 	UVMValidateVARange    = 72
 	UVMCreateExternal     = 73
 	UVMMapSparse          = 74
@@ -541,6 +542,7 @@ const (
 	UVMInitializeFlags    = 0
 	UVMInitializeStatus   = 8
 	UVMInitFlagDisableHMM = 1
+	UVMInitFlagSharing    = 2 // MULTI_PROCESS_SHARING_MODE
 
 	// UVM_VALIDATE_VA_RANGE_PARAMS.
 	UVMValidateSize   = 24

@@ -1,6 +1,6 @@
 package rm
 
-// UVMForm is the layout of the parameters of a UVM call that the guard executes; -1 where the call has no such field.
+// UVMForm is the layout of the parameters of a UVM call that the guard executes or makes; -1 where the call has no such field.
 // All are UVM_*_PARAMS of kernel-open/nvidia-uvm/uvm_ioctl.h.
 type UVMForm struct {
 	Size   int
@@ -15,6 +15,10 @@ type UVMForm struct {
 // UVM is the form of a UVM call (whole ioctl number).
 func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	switch cmd {
+	case UVMInitialize:
+		return UVMForm{UVMInitializeSize, -1, -1, -1, -1, -1, UVMInitializeStatus}, true
+	case UVMCleanUpZombies:
+		return UVMForm{4, -1, -1, -1, -1, -1, 0}, true
 	case UVMMapExternal:
 		if a.branch < 550 {
 			return UVMForm{1200, 0, 8, 1184, 1188, 1192, 1196}, true

@@ -51,8 +51,10 @@ func (r *request) uvm() syscall.Errno {
 	if !ok {
 		return syscall.ENOTTY
 	}
+	done := func(rm.UVMForm) uint32 { return rm.StatusOK }
 	run := map[uint32]func(rm.UVMForm) uint32{
 		rm.UVMMapExternal: r.mapExternal, rm.UVMMapSparse: r.mapSparse, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
+		rm.UVMInitialize: done, rm.UVMCleanUpZombies: done, // the driver has no managed memory
 		rm.UVMRegisterGPU: r.registerGPU, rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
 		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
