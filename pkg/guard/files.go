@@ -46,6 +46,8 @@ type file struct {
 	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it
+	ranges     map[uint64]*uvmRange       // of addresses, that calls have made, by their beginning
+	groups     map[uint64]bool            // range groups
 	zombies    atomic.Bool                // it may have managed memory of processes that are over
 	cleaning   atomic.Bool                // UVM is asked to free that
 	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order

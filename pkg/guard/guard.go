@@ -98,6 +98,8 @@ type Guard struct {
 	auditUntil     time.Time
 	auditWait      time.Duration
 
+	uvmHost hostPool // what UVM has on the host for the container
+
 	watch   *watcher
 	monitor *monitor
 	done    chan struct{} // closed when the container is over

@@ -30,6 +30,11 @@ var uvmCalls = map[uint32]rule{
 	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
 	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
 	rm.UVMMapSparse:          {check: (*Guard).checkSparse},
+	rm.UVMCreateExternal:     {check: (*Guard).checkExternal},
+	rm.UVMMapDynamicRegion:   {check: (*Guard).checkRegion},
+	rm.UVMAllocSemaphorePool: {check: (*Guard).checkPool},
+	rm.UVMCreateRangeGroup:   {check: (*Guard).checkRangeGroup},
+	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkDrop},
 	rm.UVMFree:               {check: (*Guard).checkDrop},
 	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
 	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
@@ -136,6 +141,8 @@ func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 		g.uvmUnmapped(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
 	case rm.UVMFree:
 		g.uvmFreed(f, o, form)
+	case rm.UVMDestroyRangeGroup:
+		g.groupGone(f, rm.U64(o, form.Base))
 	}
 }
 

@@ -122,21 +122,21 @@ func (g *Guard) unmapped(m *uvmMap) {
 	g.account.unhold(m.tables)
 }
 
-// uvmFreed drops what was mapped in an external range that UVM_FREE has destroyed. The call names its end, which UVM compares; since 590 it
-// does not. Then UVM is asked which of the mappings behind its begin still have a range.
+// uvmFreed drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590 it
+// does not, but the guard knows the range.
 func (g *Guard) uvmFreed(f *file, o []byte, form rm.UVMForm) {
-	base := rm.U64(o, form.Base)
-	for _, gpu := range f.mappedOn() {
-		end := base
-		if form.Length >= 0 {
-			end = rangeOf(o, form).end
-		} else {
-			for m := f.mapAt(base, gpu); m != nil && (m.base == base || g.rangeGone(f, m)); m = f.mapAt(end, gpu) {
-				end = m.end
-			}
-		}
-		g.uvmUnmapped(f, addresses{base, end}, gpu)
+	x := addresses{base: rm.U64(o, form.Base)}
+	r := f.takeRange(x.base)
+	switch {
+	case form.Length >= 0:
+		x = rangeOf(o, form)
+	case r != nil:
+		x = r.addresses
 	}
+	for _, gpu := range f.mappedOn() {
+		g.uvmUnmapped(f, x, gpu)
+	}
+	g.dropRange(r)
 }
 
 // mappedOn lists the GPUs that have something mapped.
@@ -147,21 +147,4 @@ func (f *file) mappedOn() (list []gpuUUID) {
 		list = append(list, gpu)
 	}
 	return list
-}
-
-// mapAt is a GPU's first mapping from an address on; nil: there is none.
-func (f *file) mapAt(base uint64, gpu gpuUUID) *uvmMap {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if i, _ := f.touched(addresses{base, base}, gpu); i < len(f.maps[gpu]) {
-		return f.maps[gpu][i]
-	}
-	return nil
-}
-
-// rangeGone reports that a mapping is gone with its external range. It asks UVM to unmap it on a GPU that does not exist: UVM looks for the
-// range first (uvm_unmap_external). Where the program has made another range there by now it looks as if the mapping were still there.
-func (g *Guard) rangeGone(f *file, m *uvmMap) bool {
-	status, e := g.unmapOn(f, m.addresses, gpuUUID{})
-	return e == 0 && status == rm.StatusInvalidAddress
 }

@@ -43,10 +43,12 @@ const (
 //
 // The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), or name objects of
 // an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
-// UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl, UVM_ALLOC_DEVICE_P2P that of EscMapMemory.
+// Or they take memory that nobody else counts: page tables, or the kernel's. UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl,
+// UVM_ALLOC_DEVICE_P2P that of EscMapMemory, UVM_MAP_DYNAMIC_PARALLELISM_REGION that of EscIdleChannels.
 var TrappedNRs = [...]uint8{
 	UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
-	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
+	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMCreateExternal, UVMAllocSemaphorePool,
+	UVMCreateRangeGroup, UVMDestroyRangeGroup,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscMapMemory, EscUnmapMemory, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA,
 	EscUpdateMapping, EscCardInfo, EscRegisterFD, EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
@@ -57,7 +59,8 @@ var TrappedNRs = [...]uint8{
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
 	case UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
-		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMCreateExternal, UVMAllocSemaphorePool,
+		UVMMapDynamicRegion, UVMCreateRangeGroup, UVMDestroyRangeGroup:
 		return true
 	}
 	return false

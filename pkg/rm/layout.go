@@ -511,6 +511,8 @@ const (
 const (
 	UVMInitialize         = 0x30000001
 	UVMDeinitialize       = 0x30000002
+	UVMCreateRangeGroup   = 23
+	UVMDestroyRangeGroup  = 24
 	UVMRegisterGPUVASpace = 25
 	UVMUnregisterVASpace  = 26
 	UVMRegisterChannel    = 27
@@ -523,6 +525,7 @@ const (
 	UVMDisableReadDup     = 45
 	UVMToolsReadMemory    = 62
 	UVMToolsWriteMemory   = 63
+	UVMMapDynamicRegion   = 65 // UVM_MAP_DYNAMIC_PARALLELISM_REGION
 	UVMUnmapExternal      = 66
 	UVMAllocSemaphorePool = 68
 	UVMCleanUpZombies     = 69

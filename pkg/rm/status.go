@@ -36,6 +36,7 @@ const (
 	StatusObjectNotFound          = 0x57
 	StatusOperatingSystem         = 0x59
 	StatusTimeout                 = 0x65
+	StatusAddressInUse            = 0x68 // NV_ERR_UVM_ADDRESS_IN_USE
 	StatusGeneric                 = 0xffff
 )
 

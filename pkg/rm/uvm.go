@@ -17,6 +17,17 @@ func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	switch cmd {
 	case UVMInitialize:
 		return UVMForm{UVMInitializeSize, -1, -1, -1, -1, -1, UVMInitializeStatus}, true
+	case UVMCreateRangeGroup, UVMDestroyRangeGroup:
+		return UVMForm{16, 0, -1, -1, -1, -1, 8}, true // what is at 0 is the group's number
+	case UVMCreateExternal:
+		return UVMForm{24, 0, 8, -1, -1, -1, 16}, true
+	case UVMMapDynamicRegion:
+		return UVMForm{40, 0, 8, -1, -1, -1, 32}, true
+	case UVMAllocSemaphorePool:
+		if a.branch < 550 {
+			return UVMForm{1184, 0, 8, -1, -1, -1, 1176}, true
+		}
+		return UVMForm{9248, 0, 8, -1, -1, -1, 9240}, true
 	case UVMCleanUpZombies:
 		return UVMForm{4, -1, -1, -1, -1, -1, 0}, true
 	case UVMMapExternal:
