@@ -171,7 +171,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	f.ended = true
 	f.mu.Lock()
 	maps, spaces := f.maps, f.spaces
-	f.maps, f.mapped, f.spaces = map[gpuUUID][]*uvmMap{}, 0, map[gpuUUID]bool{}
+	f.maps, f.spaces = map[gpuUUID][]*uvmMap{}, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
 	end := func(gpu gpuUUID) bool {

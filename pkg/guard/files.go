@@ -43,7 +43,6 @@ type file struct {
 	clients    int                        // verified live clients
 	exports    []export                   // what is exported into this file
 	maps       map[gpuUUID][]*uvmMap      // external mappings of this UVM address space, in the order of their addresses
-	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it
 	ranges     map[uint64]*uvmRange       // of addresses, that calls have made, by their beginning

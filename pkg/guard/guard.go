@@ -98,7 +98,8 @@ type Guard struct {
 	auditUntil     time.Time
 	auditWait      time.Duration
 
-	uvmHost hostPool // what UVM has on the host for the container
+	uvmMaps atomic.Int64 // mappings in its UVM address spaces
+	uvmHost hostPool     // what UVM has on the host for the container
 
 	watch   *watcher
 	monitor *monitor

@@ -48,7 +48,7 @@ func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*fil
 		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
 		return nil, rm.StatusInsufficientResources
 	}
-	if f.full() {
+	if g.uvmFull() {
 		f.uvm.Unlock()
 		g.dropTables(maps)
 		return nil, rm.StatusInsufficientResources

@@ -106,7 +106,7 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		return plan{ask: true, settle: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
-	if c.call.Cmd == rm.UVMUnmapExternal && f.full() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
+	if c.call.Cmd == rm.UVMUnmapExternal && g.uvmFull() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
 		f.uvm.Unlock()
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
