@@ -30,7 +30,7 @@ ENGINES := engines=$$(hack/engines.sh) || [ -z "$$CI" ] || exit 1; CGPU_TEST_ENG
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build limiter demo test unit integration kubernetes bench lint fuzz install clean
+.PHONY: help setup build limiter demo test unit integration kubernetes bench lint drivers fuzz install clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,8 @@ test: setup build lint unit integration kubernetes ## everything that must pass:
 
 unit: ## tests of the packages and of the limiter, with the race detector
 	go test -race -timeout 20m ./cmd/... ./pkg/... ./limiter/... ./hack/... ./deploy/... ./examples ./test/gpu ./test/walk
-	@hack/parity.sh
+	@hack/module.sh pkg/rm/parity gvisor.dev/gvisor
+	@hack/module.sh test/observability github.com/prometheus/prometheus
 
 integration: build ## conformance suite and the commands in the docs: real docker, containerd, podman, CRI-O, runc and crun in private folders (root)
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
@@ -81,6 +82,9 @@ bench: setup build ## what a container start, a call and a guard cost, here; a t
 
 lint: ## gofmt, go vet, staticcheck, errorlint, shellcheck
 	@hack/lint.sh $(STATICCHECK) $(ERRORLINT)
+
+drivers: ## which driver branches there are tables for, and what differs; writes docs/drivers.md
+	@go run ./hack/drivers matrix
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)

@@ -46,6 +46,9 @@ func TestOverlays(t *testing.T) {
 // paths of the host that the agent may have; docs/internals/agent.md says why.
 var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
 
+// namespacedKinds are those of our objects that a namespace has.
+var namespacedKinds = []string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+
 func invariants(t *testing.T, list []object) {
 	t.Helper()
 	sets := of[*apps.DaemonSet](list)
@@ -85,7 +88,7 @@ func invariants(t *testing.T, list []object) {
 	checkRBAC(t, list, sets[0].Namespace)
 	checkPolicies(t, list, "system:serviceaccount:"+sets[0].Namespace+":"+pod.Spec.ServiceAccountName)
 	for _, o := range list {
-		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "NetworkPolicy"}, strings.Fields(o.name)[0])
+		namespaced := slices.Contains(namespacedKinds, strings.Fields(o.name)[0])
 		if strings.Contains(o.name, " /") == namespaced {
 			t.Errorf("%s: is of a namespace: want %v", o.name, namespaced)
 		}
@@ -277,6 +280,43 @@ func TestChart(t *testing.T) {
 	}
 }
 
+// TestMonitoring: components and chart make the same monitors, rules and dashboards, and select the port that the agents have.
+func TestMonitoring(t *testing.T) {
+	settings := map[string]string{"pod-monitor": "monitoring.podMonitor=true", "service-monitor": "monitoring.serviceMonitor=true"}
+	for monitor, setting := range settings {
+		t.Run(monitor, func(t *testing.T) {
+			list := with(t, monitor, "observability")
+			invariants(t, list)
+			pod := of[*apps.DaemonSet](list)[0].Spec.Template
+			for _, s := range of[*core.Service](list) {
+				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(pod.Labels)) || s.Spec.Ports[0].TargetPort.StrVal != pod.Spec.Containers[0].Ports[0].Name {
+					t.Errorf("%+v does not select the agent's port", s.Spec)
+				}
+			}
+			maps := of[*core.ConfigMap](list)
+			if len(maps) != 1 || len(maps[0].Data) != 4 || maps[0].Labels["grafana_dashboard"] != "1" {
+				t.Errorf("dashboards: %+v", maps)
+			}
+			added := len(list) - len(build(t, "overlays/dra"))
+			chart := render(t, setting, "monitoring.rules=true", "monitoring.dashboards=true", "monitoring.labels.release=x")
+			want, got := comparable(list), comparable(chart)
+			delete(want, "Namespace /cgpu-system")
+			if diff := gocmp.Diff(want, got); diff != "" {
+				t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
+			}
+			if wanted := map[string]int{"pod-monitor": 3, "service-monitor": 4}[monitor]; added != wanted {
+				t.Errorf("%d objects more, want %d", added, wanted)
+			}
+		})
+	}
+	for _, o := range render(t, "monitoring.podMonitor=true", "monitoring.rules=true", "monitoring.labels.release=x") {
+		own, _ := o.tree["metadata"].(map[string]any)["labels"].(map[string]any)
+		if o.typed == nil && own["release"] != "x" {
+			t.Errorf("%s: labels %v: Prometheus does not select it", o.name, own)
+		}
+	}
+}
+
 // comparable are objects by name, without labels, and with lists of named things in the order of their names.
 func comparable(list []object) map[string]any {
 	all := map[string]any{}
@@ -360,6 +400,8 @@ func TestChartValues(t *testing.T) {
 		"memoryUnit=GB":                                             "memoryUnit",
 		"image.registry=x":                                          "registry",
 		"smi=yes":                                                   "smi",
+		"monitoring.interval=15":                                    "interval",
+		"monitoring.podMonitor=true,monitoring.serviceMonitor=true": "scraped twice",
 		"networkPolicy.apiServerCIDRs={10.0.0.10}":                  "apiServerCIDRs",
 		"admission.runtimeClass=Audit":                              "runtimeClass",
 		"frontend={dra}":                                            "frontend",
@@ -391,16 +433,7 @@ func hasPolicy(list []object, name string) bool {
 
 // TestNoPrivileges: the component takes out one policy with its binding, and nothing else.
 func TestNoPrivileges(t *testing.T) {
-	// Kustomize wants a folder for a kustomization, and one that is below this for the paths in it.
-	dir, err := os.MkdirTemp("overlays", "test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := os.WriteFile(dir+"/kustomization.yaml", []byte("resources: [../dra]\ncomponents: [../../components/no-privileges]\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	list := build(t, dir)
+	list := with(t, "no-privileges")
 	invariants(t, list)
 	if base := build(t, "overlays/dra"); len(list) != len(base)-2 || hasPolicy(list, privileges) || !hasPolicy(base, privileges) {
 		t.Errorf("%d objects, without the component %d: want two less", len(list), len(base))

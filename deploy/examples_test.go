@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	apps "k8s.io/api/apps/v1"
+	autoscaling "k8s.io/api/autoscaling/v2"
 	batch "k8s.io/api/batch/v1"
 	core "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -22,7 +23,7 @@ func TestExamples(t *testing.T) {
 	if err != nil || len(files) < 8 {
 		t.Fatal(files, err)
 	}
-	for _, file := range files {
+	for _, file := range append(files, "examples/autoscaling/hpa.yaml") { // the others there have no pods: test/observability
 		if filepath.Base(file) == "kustomization.yaml" {
 			continue
 		}
@@ -34,6 +35,27 @@ func TestExamples(t *testing.T) {
 			t.Errorf("%s: says not what it is for", file)
 		}
 		checkExample(t, file, decode(t, file, string(text)))
+	}
+}
+
+// TestScaling: both ways scale a Deployment that is there, by a metric that is made.
+func TestScaling(t *testing.T) {
+	text := map[string]string{}
+	for _, name := range []string{"hpa", "keda", "prometheus-adapter"} {
+		b, err := os.ReadFile("examples/autoscaling/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text[name] = string(b)
+	}
+	list := decode(t, "hpa.yaml", text["hpa"])
+	deployment, hpa := of[*apps.Deployment](list)[0], of[*autoscaling.HorizontalPodAutoscaler](list)[0]
+	if hpa.Spec.ScaleTargetRef.Name != deployment.Name || !strings.Contains(text["prometheus-adapter"], "{as: "+hpa.Spec.Metrics[0].Pods.Metric.Name+"}") {
+		t.Errorf("%+v, Deployment %s", hpa.Spec, deployment.Name)
+	}
+	spec, _ := decode(t, "keda.yaml", text["keda"])[0].tree["spec"].(map[string]any)
+	if target, _ := spec["scaleTargetRef"].(map[string]any); target["name"] != deployment.Name || !strings.Contains(text["keda"], `pod=~"`+deployment.Name+`-.+"`) {
+		t.Errorf("keda.yaml scales %v", target)
 	}
 }
 

@@ -85,6 +85,26 @@ func build(t *testing.T, dir string) []object {
 	return decode(t, dir, kustomize.must(t, "build", dir))
 }
 
+// with builds overlays/dra with components.
+func with(t *testing.T, components ...string) []object {
+	t.Helper()
+	// Kustomize wants a folder for a kustomization, and one that is below this for the paths in it.
+	dir, err := os.MkdirTemp("overlays", "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	var b strings.Builder
+	b.WriteString("resources: [../dra]\ncomponents:\n")
+	for _, c := range components {
+		fmt.Fprintf(&b, "- ../../components/%s\n", c)
+	}
+	if err := os.WriteFile(dir+"/kustomization.yaml", []byte(b.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return build(t, dir)
+}
+
 // render is what helm makes of the chart.
 func render(t *testing.T, settings ...string) []object {
 	t.Helper()
@@ -158,8 +178,8 @@ func decode(t *testing.T, where, text string) (list []object) {
 	return list
 }
 
-// foreign are the groups of other projects in the examples.
-var foreign = map[string]bool{"kueue.x-k8s.io": true, "config.kueue.x-k8s.io": true}
+// foreign are the groups of other projects. What Prometheus' operator reads, test/observability decodes.
+var foreign = map[string]bool{"kueue.x-k8s.io": true, "config.kueue.x-k8s.io": true, "monitoring.coreos.com": true, "keda.sh": true}
 
 // of are the objects of a type.
 func of[T runtime.Object](list []object) (typed []T) {

@@ -64,3 +64,49 @@ func TestExamples(t *testing.T) {
 		}
 	}
 }
+
+// TestObservability: what the containers are given is there, and Prometheus asks the port that `cgpu exporter` has.
+func TestObservability(t *testing.T) {
+	const folder = "observability/"
+	text, err := os.ReadFile(folder + "compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type file struct{ Content string }
+	var compose struct {
+		Services map[string]struct {
+			Volumes []string
+			Configs []struct{ Source string }
+			Network string `json:"network_mode"`
+		}
+		Volumes map[string]any
+		Configs map[string]file
+	}
+	if err := yaml.Unmarshal(text, &compose); err != nil || len(compose.Services) != 2 {
+		t.Fatalf("%+v, %v", compose, err)
+	}
+	for name, s := range compose.Services {
+		if s.Network != "host" {
+			t.Errorf("%s: network %q, and the exporter answers on 127.0.0.1 alone", name, s.Network)
+		}
+		for _, v := range s.Volumes {
+			from, _, _ := strings.Cut(v, ":")
+			if _, named := compose.Volumes[from]; named {
+				continue
+			}
+			if _, err := os.Stat(folder + from); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		for _, c := range s.Configs {
+			var content map[string]any
+			if err := yaml.Unmarshal([]byte(compose.Configs[c.Source].Content), &content); err != nil || len(content) == 0 {
+				t.Errorf("%s: %s: %v, %v", name, c.Source, content, err)
+			}
+		}
+	}
+	command, err := os.ReadFile("../cmd/cgpu/exporter.go")
+	if err != nil || !strings.Contains(string(command), `"127.0.0.1:9471"`) || !strings.Contains(compose.Configs["prometheus"].Content, `"127.0.0.1:9471"`) {
+		t.Errorf("cgpu exporter does not listen on 127.0.0.1:9471, or nobody asks it: %v", err)
+	}
+}

@@ -41,11 +41,14 @@ if [[ ${CI:-} ]]; then
 	need zsh zsh
 	need fish fish
 fi
-# Without these two the tests of podman and CRI-O are skipped, and nothing else. The package enables services of systemd and a network for
-# all CNI plugins, which nobody has asked for on a machine of his own.
-engines=()
-if [[ ${CI:-} && $(id -u) -eq 0 ]] && ! { command -v podman && command -v conmon; } >/dev/null; then engines=(podman conmon); fi
-[[ ${#missing[@]} -eq 0 && ${#engines[@]} -eq 0 ]] && exit 0
+# Without these the tests of podman and CRI-O, and of the page in a browser, are skipped, and nothing else. podman's package enables services of
+# systemd and a network for all CNI plugins, and chromium has 300 MB, which nobody has asked for on a machine of his own.
+extras=()
+if [[ ${CI:-} && $(id -u) -eq 0 ]]; then
+	{ command -v podman && command -v conmon; } >/dev/null || extras+=(podman conmon)
+	command -v chromium >/dev/null || extras+=(chromium)
+fi
+[[ ${#missing[@]} -eq 0 && ${#extras[@]} -eq 0 ]] && exit 0
 
 [[ $(id -u) -eq 0 ]] || { echo "setup: ${missing[*]} missing: run as root, or install ${packages[*]}" >&2; exit 1; }
 command -v apt-get >/dev/null || { echo "setup: ${missing[*]} missing and there is no apt-get: install them by hand" >&2; exit 1; }
@@ -58,7 +61,7 @@ if [[ ! -e $policy ]]; then
 	chmod 755 "$policy"
 fi
 export DEBIAN_FRONTEND=noninteractive
-echo "setup: installing for ${missing[*]} ${engines[*]}"
+echo "setup: installing for ${missing[*]} ${extras[*]}"
 apt-get update -qq
 available=()
 for package in "${packages[@]}"; do
@@ -67,7 +70,7 @@ done
 # A machine that has just booted may be busy with its own upgrades.
 install() { apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends "$@" >/dev/null; }
 [[ ${#available[@]} -eq 0 ]] || install "${available[@]}"
-[[ ${#engines[@]} -eq 0 ]] || install "${engines[@]}" || echo "setup: ${engines[*]} could not be installed: their tests are skipped" >&2
+[[ ${#extras[@]} -eq 0 ]] || install "${extras[@]}" || echo "setup: ${extras[*]} could not be installed: their tests are skipped" >&2
 for command in "${missing[@]}"; do
 	if [[ $command != docker-init ]] && ! command -v "$command" >/dev/null; then
 		echo "setup: $command is still missing after apt-get install ${available[*]}" >&2

@@ -3,9 +3,11 @@
 package main
 
 import (
-	"bufio"
-	"encoding/json"
+	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -13,9 +15,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// serveHardware writes, for each line that comes in, a line of JSON: what NVML says of each GPU, by UUID. It is for `cgpu exporter`, which is
-// static, and ends with in. As long as it runs the driver is in use.
-func serveHardware(in io.Reader, out io.Writer) error {
+// nvmlHardware answers from NVML until in ends. As long as it runs the driver is in use.
+func nvmlHardware(in io.Reader, out io.Writer) error {
 	lib, shutdown, err := openNVML()
 	if err != nil {
 		return err
@@ -25,21 +26,65 @@ func serveHardware(in io.Reader, out io.Writer) error {
 	if err := xids.begin(lib); err == nil {
 		go xids.follow()
 	}
-	return answerHardware(lib, xids, in, out)
+	return answerNVML(lib, xids, in, out)
 }
 
-func answerHardware(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Writer) error {
-	lines := bufio.NewScanner(in)
-	for lines.Scan() {
-		b, err := json.Marshal(hardware(lib, xids))
-		if err != nil {
-			return err
+func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Writer) error {
+	return answerLines(in, out, func(line string) (map[string]device.Hardware, error) {
+		if line == device.HealthLine {
+			return health(lib, xids)
 		}
-		if _, err := out.Write(append(b, '\n')); err != nil {
-			return err
-		}
+		return hardware(lib, xids), nil
+	})
+}
+
+// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so.
+func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
+	all, err := xids.take()
+	if err != nil {
+		return nil, err
 	}
-	return lines.Err()
+	count, ret := lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	for i := range count {
+		d, ret := lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		uuid, ret := d.GetUUID()
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		h := all[lowerUUID(uuid)]
+		_, ret = d.GetTemperature(nvml.TEMPERATURE_GPU) // names and numbers NVML keeps: this asks the GPU
+		h.Lost = ret == nvml.ERROR_GPU_IS_LOST
+		if _, _, _, failed, ret := d.GetRemappedRows(); ret == nvml.SUCCESS {
+			h.RemapFailed = failed
+		}
+		h.Recovery = recovery(d)
+		all[lowerUUID(uuid)] = h
+	}
+	return all, nil
+}
+
+// recovery is what the driver wants to be done, as 570 and newer tell.
+func recovery(d nvml.Device) string {
+	field := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if d.GetFieldValues(field) != nvml.SUCCESS || field[0].NvmlReturn != uint32(nvml.SUCCESS) {
+		return ""
+	}
+	switch action := nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(field[0].Value[:])); action {
+	case nvml.GPU_RECOVERY_ACTION_NONE:
+		return ""
+	case nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET, nvml.GPU_RECOVERY_ACTION_BUS_RESET:
+		return "reset the GPU"
+	case nvml.GPU_RECOVERY_ACTION_NODE_REBOOT, nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:
+		return "boot the node"
+	default:
+		return fmt.Sprintf("recovery action %d", action)
+	}
 }
 
 // hardware asks for each GPU. One that is lost has nothing to say, but for its Xids.
@@ -77,9 +122,13 @@ func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
 type xidCounter struct {
 	set nvml.EventSet
 
-	mu sync.Mutex
-	n  map[string]uint64 // by UUID; a GPU that tells of none is not in it
+	mu  sync.Mutex
+	n   map[string]uint64   // by UUID; a GPU that tells of none is not in it
+	new map[string][]uint64 // that were not taken
 }
+
+// maxNew bounds the Xids of a GPU that wait to be taken. Who does not ask for them takes none.
+const maxNew = 64
 
 // begin asks for the events of all GPUs.
 func (x *xidCounter) begin(lib nvml.Interface) error {
@@ -87,7 +136,7 @@ func (x *xidCounter) begin(lib nvml.Interface) error {
 	if ret != nvml.SUCCESS {
 		return ret
 	}
-	x.set, x.n = set, map[string]uint64{}
+	x.set, x.n, x.new = set, map[string]uint64{}, map[string][]uint64{}
 	count, _ := lib.DeviceGetCount()
 	for i := range count {
 		d, ret := lib.DeviceGetHandleByIndex(i)
@@ -109,9 +158,7 @@ func (x *xidCounter) follow() {
 		switch ret {
 		case nvml.SUCCESS:
 			if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
-				x.mu.Lock()
-				x.n[lowerUUID(uuid)]++
-				x.mu.Unlock()
+				x.count(lowerUUID(uuid), e.EventData)
 			}
 		case nvml.ERROR_TIMEOUT:
 		default: // such as a GPU that is lost; what is not counted must not look like nothing
@@ -121,6 +168,31 @@ func (x *xidCounter) follow() {
 			return
 		}
 	}
+}
+
+func (x *xidCounter) count(uuid string, xid uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.n[uuid]++
+	if list := x.new[uuid]; len(list) < maxNew && !slices.Contains(list, xid) {
+		x.new[uuid] = append(list, xid)
+	}
+}
+
+// take returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
+// starts another process then.
+func (x *xidCounter) take() (map[string]device.Hardware, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.n == nil && len(x.new) == 0 {
+		return nil, errors.New("NVML tells of no Xids any more")
+	}
+	all := map[string]device.Hardware{}
+	for uuid, list := range x.new {
+		all[uuid] = device.Hardware{NewXids: list}
+	}
+	clear(x.new)
+	return all, nil
 }
 
 func (x *xidCounter) counts() map[string]device.Hardware {

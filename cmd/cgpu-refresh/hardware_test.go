@@ -4,7 +4,10 @@ package main
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,7 +64,7 @@ func TestHardware(t *testing.T) {
 	events <- nvml.EventData{Device: devices[0], EventData: 31}
 	ask := func() map[string]device.Hardware {
 		var out bytes.Buffer
-		if err := answerHardware(lib, xids, strings.NewReader("\n"), &out); err != nil {
+		if err := answerNVML(lib, xids, strings.NewReader("\n"), &out); err != nil {
 			t.Fatal(err)
 		}
 		var all map[string]device.Hardware
@@ -82,5 +85,69 @@ func TestHardware(t *testing.T) {
 	<-ended
 	if got := ask()["GPU-aa"]; got.Xids != nil || got.Temperature == nil {
 		t.Errorf("nobody counts any more: %+v", got)
+	}
+}
+
+// TestHealthAnswers: what pkg/health goes by. An Xid is in one answer; a GPU that is lost says so, or is absent; once nobody counts Xids any
+// more there is no answer.
+func TestHealthAnswers(t *testing.T) {
+	uuids := []string{"GPU-AA", "GPU-bb", "GPU-cc"}
+	var devices []*mock.Device
+	for i, uuid := range uuids {
+		temperature, action := nvml.SUCCESS, uint32(0)
+		if i == 1 {
+			temperature, action = nvml.ERROR_GPU_IS_LOST, uint32(nvml.GPU_RECOVERY_ACTION_NODE_REBOOT)
+		}
+		devices = append(devices, &mock.Device{
+			GetUUIDFunc:         func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+			GetTemperatureFunc:  func(nvml.TemperatureSensors) (uint32, nvml.Return) { return 41, temperature },
+			GetRemappedRowsFunc: func() (int, int, bool, bool, nvml.Return) { return 0, 1, true, i == 0, nvml.SUCCESS },
+			GetFieldValuesFunc: func(v []nvml.FieldValue) nvml.Return {
+				binary.NativeEndian.PutUint32(v[0].Value[:], action)
+				return nvml.SUCCESS
+			},
+			RegisterEventsFunc: func(uint64, nvml.EventSet) nvml.Return { return nvml.SUCCESS },
+		})
+	}
+	lib := &mock.Interface{
+		DeviceGetCountFunc: func() (int, nvml.Return) { return len(devices), nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) {
+			if i == 2 {
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return devices[i], nvml.SUCCESS
+		},
+		EventSetCreateFunc: func() (nvml.EventSet, nvml.Return) {
+			return &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) { return nvml.EventData{}, nvml.ERROR_GPU_IS_LOST }}, nvml.SUCCESS
+		},
+	}
+	xids := &xidCounter{}
+	if err := xids.begin(lib); err != nil {
+		t.Fatal(err)
+	}
+	xids.count("GPU-aa", 79)
+	xids.count("GPU-aa", 79)
+	ask := func() (all map[string]device.Hardware, err error) {
+		var out bytes.Buffer
+		if err := answerNVML(lib, xids, strings.NewReader(device.HealthLine+"\n"), &out); err != nil {
+			return nil, err
+		}
+		return all, json.Unmarshal(out.Bytes(), &all)
+	}
+	got, err := ask()
+	want := map[string]device.Hardware{"GPU-aa": {NewXids: []uint64{79}, RemapFailed: true}, "GPU-bb": {Lost: true, Recovery: "boot the node"}}
+	if !reflect.DeepEqual(got, want) || err != nil {
+		t.Errorf("%v: %+v, want %+v", err, got, want)
+	}
+	if got, err = ask(); len(got["GPU-aa"].NewXids) > 0 || err != nil {
+		t.Errorf("again: %v, %+v", err, got)
+	}
+	xids.count("GPU-aa", 48)
+	xids.follow()
+	if got, err = ask(); !slices.Equal(got["GPU-aa"].NewXids, []uint64{48}) || err != nil {
+		t.Errorf("the last: %v, %+v", err, got)
+	}
+	if _, err = ask(); err == nil {
+		t.Error("nobody counts, and there is an answer")
 	}
 }

@@ -14,6 +14,6 @@ func (r refresh) nvidia(*device.Table, device.Key) error {
 	return errors.New(`this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML; build it with cgo, or set driver = "sim" in cgpu.toml`)
 }
 
-func serveHardware(io.Reader, io.Writer) error {
+func nvmlHardware(io.Reader, io.Writer) error {
 	return errors.New("this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML")
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -793,5 +794,44 @@ func TestLongStrings(t *testing.T) {
 	}
 	if list := n.records(); len(list) != 1 {
 		t.Errorf("%d records", len(list))
+	}
+}
+
+// TestUnhealthyGPU: a container that names no GPU goes to a healthy one, or is refused; one that names the GPU is started, with a warning.
+func TestUnhealthyGPU(t *testing.T) {
+	n := newNode(t, "runc")
+	sick := func(gpus ...int) {
+		t.Helper()
+		all := map[string]device.Hardware{}
+		for i, g := range n.table.GPUs {
+			all[g.UUID] = device.Hardware{Lost: slices.Contains(gpus, i)}
+		}
+		if _, _, err := health.Change(n.runDir, func(s health.State) health.State {
+			return s.Step(&n.table, health.Seen{Hardware: all}, time.Now())
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func(name string, env ...string) (id string, r result) {
+		t.Helper()
+		id = fmt.Sprintf("cgpu-test-%s-%d", name, os.Getpid())
+		t.Cleanup(func() { n.remove(id) })
+		return id, n.run("create", "--bundle", n.bundle(append([]string{ask}, env...), "", "true"), id)
+	}
+	sick(0)
+	if id, r := start("placed"); r.err != nil {
+		t.Fatal(r.err, r.log)
+	} else if list := n.records(); len(list) != 1 || list[0].VGPUs[0].UUID != n.table.GPUs[1].UUID {
+		t.Errorf("%s is placed: %+v", id, list)
+	}
+	if id, r := start("named", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"); r.err != nil {
+		t.Error(r.err, r.log)
+	} else if events, err := event.Read(n.runDir); err != nil || len(events) != 1 || events[0].Kind != event.Warning || events[0].Container != id ||
+		events[0].GPU.Index != 0 || !strings.Contains(events[0].Text, "cannot reach") {
+		t.Errorf("events: %v, %+v", err, events)
+	}
+	sick(0, 1)
+	if _, r := start("nowhere"); r.err == nil || !strings.Contains(r.log, "unhealthy: the driver cannot reach the GPU") {
+		t.Errorf("no GPU is healthy: %v %s", r.err, r.log)
 	}
 }

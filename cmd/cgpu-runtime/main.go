@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -220,6 +221,9 @@ func create(c *call, runDir string) (undo func(), err error) {
 	}
 	if guard != nil {
 		err = guard.Wait(table.Config.GuardStartTimeout)
+	}
+	if err == nil {
+		health.Warn(runDir, table, record)
 	}
 	if ignored := ask.Quota.Ignored; err == nil && len(ignored) > 0 {
 		_ = event.Append(runDir, event.Event{Kind: event.Warning, Container: c.id, Nonce: record.Nonce, Name: record.Name, Text: "ignored: " + strings.Join(ignored, "; ")})

@@ -6,6 +6,9 @@
 //	cgpu-sim --run-dir DIR                       serve until SIGTERM
 //	cgpu-sim snapshot --run-dir DIR              print the state as JSON
 //	cgpu-sim delay --run-dir DIR --alloc 5ms     make allocations slow (--free, --control, --other)
+//	cgpu-sim xid --run-dir DIR --gpu 0 79        have GPU 0 report Xid 79 (several: 79 48)
+//	cgpu-sim lose --run-dir DIR --gpu 0          have it fall off the bus
+//	cgpu-sim restore --run-dir DIR --gpu 0       and come back
 package main
 
 import (
@@ -18,6 +21,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -42,6 +47,7 @@ func run(args []string) error {
 		dir = "/run/cgpu"
 	}
 	var delay sim.Delay
+	var trouble sim.Trouble
 	fs := flag.NewFlagSet("cgpu-sim "+command, flag.ExitOnError)
 	fs.StringVar(&dir, "run-dir", dir, "folder of node.json and sim.sock")
 	if command == "delay" {
@@ -50,8 +56,11 @@ func run(args []string) error {
 		fs.DurationVar(&delay.Control, "control", 0, "time that RM_CONTROL takes")
 		fs.DurationVar(&delay.Other, "other", 0, "time that every other call takes")
 	}
+	if slices.Contains([]string{"xid", "lose", "restore"}, command) {
+		fs.IntVar(&trouble.GPU, "gpu", 0, "index of the GPU")
+	}
 	_ = fs.Parse(args) // exits on an error
-	if fs.NArg() > 0 {
+	if fs.NArg() > 0 && command != "xid" {
 		return fmt.Errorf("unexpected argument %q", fs.Arg(0))
 	}
 	socket := filepath.Join(dir, "sim.sock")
@@ -67,8 +76,29 @@ func run(args []string) error {
 		}
 		defer c.Close()
 		return c.SetDelay(delay)
+	case "xid":
+		for _, arg := range fs.Args() {
+			n, err := strconv.ParseUint(arg, 10, 32)
+			if err != nil {
+				return fmt.Errorf("xid %q: want numbers such as 79", arg)
+			}
+			trouble.Xids = append(trouble.Xids, n)
+		}
+		return makeTrouble(socket, trouble)
+	case "lose", "restore":
+		trouble.Lost = new(command == "lose")
+		return makeTrouble(socket, trouble)
 	}
-	return fmt.Errorf("unknown command %q: want serve, snapshot or delay", command)
+	return fmt.Errorf("unknown command %q: want serve, snapshot, delay, xid, lose or restore", command)
+}
+
+func makeTrouble(socket string, t sim.Trouble) error {
+	c, err := sim.Dial(socket, nil)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return c.Trouble(t)
 }
 
 func snapshot(socket string) error {

@@ -210,6 +210,6 @@ func printEvent(w io.Writer, e event.Event, name string) error {
 	if e.Count > 1 {
 		about += fmt.Sprintf(" (%d times)", e.Count)
 	}
-	_, err := fmt.Fprintf(w, "%s  %-8s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), printable(string(e.Kind)), container, about)
+	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), printable(string(e.Kind)), container, about)
 	return err
 }

@@ -42,11 +42,11 @@ func TestEvents(t *testing.T) {
 		event.Event{Kind: event.Denied, Container: "abcdef0123456789", GPU: &event.GPU{}, Count: 1000, Text: "2048MiB asked for"},
 		event.Event{Kind: "later", Container: "abcdef0123456789", Text: "of a newer cgpu"},
 	)
-	all := `T  start     gone          default/pod/main: pid 7: 1024MiB of GPU 0
-T  refused   other         quota: A="?[2J": no?second line
-T  policy    -             GPU 1: policy preempt → fixed
-T  denied    abcdef012345  web: GPU 0: 2048MiB asked for (1000 times)
-T  later     abcdef012345  web: of a newer cgpu
+	all := `T  start      gone          default/pod/main: pid 7: 1024MiB of GPU 0
+T  refused    other         quota: A="?[2J": no?second line
+T  policy     -             GPU 1: policy preempt → fixed
+T  denied     abcdef012345  web: GPU 0: 2048MiB asked for (1000 times)
+T  later      abcdef012345  web: of a newer cgpu
 `
 	lines := strings.SplitAfter(all, "\n")
 	for args, want := range map[string]string{
@@ -114,7 +114,7 @@ func TestEventsFollow(t *testing.T) {
 	read(followTail)
 	n.happen(event.Event{Kind: event.End, Container: "a", Text: "now"})
 	read(followTail + 1)
-	want := strings.Repeat("T  start     a             past\n", followTail) + "T  end       a             now\n"
+	want := strings.Repeat("T  start      a             past\n", followTail) + "T  end        a             now\n"
 	if got := timed.ReplaceAllString(got.String(), "T"); got != want {
 		t.Errorf("printed\n%s\nwant\n%s", got, want)
 	}
@@ -134,8 +134,8 @@ func TestCommandsTell(t *testing.T) {
 			t.Errorf("%s: %s", args, out)
 		}
 	}
-	want := `T  policy    -             GPU 1: policy preempt → weight-preempt, max-inst 20 → 8
-T  set       preload       GPU 1: weight 1 → 2
+	want := `T  policy     -             GPU 1: policy preempt → weight-preempt, max-inst 20 → 8
+T  set        preload       GPU 1: weight 1 → 2
 `
 	if out := timed.ReplaceAllString(cgpu("events"), "T"); out != want {
 		t.Errorf("printed\n%s\nwant\n%s", out, want)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 	"net"
 	"os/signal"
 	"syscall"
@@ -25,29 +24,23 @@ func exporterCommand() *cli.Command {
 			"cgpu-agent has the same series at its /metrics, so a node of Kubernetes needs this not.\n\n" +
 			"Examples:\n   sudo cgpu exporter\n   sudo cgpu exporter --listen unix:/run/cgpu/exporter.sock\n" +
 			"   sudo cgpu exporter --listen :9471 --web-config /etc/cgpu/web.yml --token-file /etc/cgpu/token",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "listen", Usage: "`ADDRESS`: HOST:PORT, or unix: and the path of a socket that only root may use", Value: "127.0.0.1:9471"},
-			&cli.StringFlag{Name: "web-config", Usage: "`FILE` of exporter-toolkit"},
-			&cli.StringFlag{Name: "token-file", Usage: "`FILE` with a token of 16 characters or more"},
-			&cli.BoolFlag{Name: "no-nvml", Usage: "do not ask NVML: no temperature, power, ECC and Xid, and the driver is not in use by this"},
-			&cli.BoolFlag{Name: "insecure", Usage: "let everybody who reaches the port read it"},
-		},
+		Flags: append(listenFlags("127.0.0.1:9471"),
+			&cli.BoolFlag{Name: "no-nvml", Usage: "do not ask NVML: no temperature, power, ECC and Xid, and the driver is not in use by this"}),
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
-			o := server.Options{Listen: c.String("listen"), WebConfig: c.String("web-config"), TokenFile: c.String("token-file"), Insecure: c.Bool("insecure"),
-				Log: slog.New(slog.NewTextHandler(c.App.ErrWriter, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-			if err := o.Check(); err != nil {
+			o, err := listenOptions(c)
+			if err != nil {
 				return usageError{fmt.Errorf("exporter: %w", err)}
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			x := exporter.Options{RunDir: device.RunDir(), Version: version}
 			if !c.Bool("no-nvml") {
-				h := newHardware()
+				h := newHardware(device.HardwareLine, hardwareRest)
 				defer h.close()
 				x.Hardware = h.ask
 			}
-			err := server.Serve(ctx, exporter.New(x), o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
+			err = server.Serve(ctx, server.Metrics(exporter.New(x)), o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
 			if err != nil {
 				return fmt.Errorf("exporter: %w", err)
 			}

@@ -39,7 +39,7 @@ var filterKeys = []struct {
 	of     func(gpuView, vgpuView) string
 	values func() []string
 }{
-	{"state", func(_ gpuView, x vgpuView) string { return dashed(shownState(x)) }, func() []string {
+	{"state", func(_ gpuView, x vgpuView) string { return dashed(x.ShownState()) }, func() []string {
 		var list []string
 		for _, s := range []string{stateRunning, statePaused, stateStarting, stateGone, stateNoAnswer, stateGuardDead, stateNoPage} {
 			list = append(list, dashed(s))

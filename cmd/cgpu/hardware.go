@@ -13,11 +13,13 @@ import (
 
 // hardware asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
 // GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and its answer is taken later; after
-// a minute it is killed. Another one is started a minute after its end: one that NVML holds fast in the kernel does not end. One goroutine uses it.
+// a minute it is killed. Another one is started when it has ended, after a rest: one that NVML holds fast in the kernel does not end. One goroutine uses it.
 type hardware struct {
 	start func() (*child, error)
 	now   func() time.Time
 
+	line  string        // what is asked: device.HardwareLine or HealthLine
+	rest  time.Duration // from a child's end to the next one's start
 	child *child
 	next  time.Time // when another one may be started
 }
@@ -34,10 +36,13 @@ const (
 	hardwarePatience = 2 * time.Second // NVML may hang where a GPU has fallen off the bus
 	moment           = 10 * time.Millisecond
 	hardwareRest     = time.Minute
+	healthRest       = 5 * time.Second // while nobody counts, Xids are lost
 	maxAnswer        = 1 << 20
 )
 
-func newHardware() *hardware { return &hardware{start: startHardware, now: time.Now} }
+func newHardware(line string, rest time.Duration) *hardware {
+	return &hardware{start: startHardware, now: time.Now, line: line, rest: rest}
+}
 
 // ask is what NVML says of each GPU, by UUID.
 func (h *hardware) ask() (map[string]device.Hardware, error) {
@@ -45,17 +50,17 @@ func (h *hardware) ask() (map[string]device.Hardware, error) {
 		if h.now().Before(h.next) {
 			return nil, errors.New("NVML did not answer a moment ago")
 		}
-		h.next = h.now().Add(hardwareRest)
+		h.next = h.now().Add(h.rest)
 		c, err := h.start()
 		if err != nil {
 			return nil, err
 		}
 		h.child = c
 	}
-	all, err := h.child.ask(h.now())
+	all, err := h.child.ask(h.line, h.now())
 	if errors.Is(err, errEnded) {
 		h.close()
-		h.next = h.now().Add(hardwareRest)
+		h.next = h.now().Add(h.rest)
 	}
 	return all, err
 }
@@ -69,12 +74,12 @@ func (h *hardware) close() {
 	}
 }
 
-func (c *child) ask(now time.Time) (all map[string]device.Hardware, err error) {
+func (c *child) ask(line string, now time.Time) (all map[string]device.Hardware, err error) {
 	patience := hardwarePatience
 	switch {
 	case c.asked.IsZero():
 		c.asked = now
-		_, _ = c.in.Write([]byte{'\n'}) // what does not read has ended, or is about to
+		_, _ = c.in.Write([]byte(line + "\n")) // what does not read has ended, or is about to
 	case now.Sub(c.asked) >= hardwareRest:
 		c.end()
 		patience = moment

@@ -12,7 +12,7 @@ func TestHardware(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan []byte
 	fails := false
-	h := &hardware{now: func() time.Time { return now }, start: func() (*child, error) {
+	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
 		starts++
 		if fails {
 			return nil, errors.New("no")
@@ -68,7 +68,7 @@ func TestHardware(t *testing.T) {
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan []byte
-	h := &hardware{now: func() time.Time { return now }, start: func() (*child, error) {
+	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
 		starts++
 		answers = make(chan []byte, 1)
 		read, write := io.Pipe()

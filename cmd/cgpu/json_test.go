@@ -32,6 +32,7 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu ps -o json", "A list.", []gpuProcess{}},
 		{"cgpu events -o json", "An object on each line.", event.Event{}},
 		{"cgpu policy -o json", "A list.", []cardView{}},
+		{"cgpu health -o json", "", healthView{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",

@@ -214,10 +214,10 @@ func TestKMTells(t *testing.T) {
 			t.Errorf("%s: %v", w, err)
 		}
 	}
-	want := `T  policy    -             GPU 1: policy preempt → weight-preempt
-T  policy    -             GPU 1: max-inst 20 → 8
-T  set       preload       web: GPU 1: weight 1 → 2
-T  set       preload       web: GPU 1: memory 1024MiB → 2048MiB
+	want := `T  policy     -             GPU 1: policy preempt → weight-preempt
+T  policy     -             GPU 1: max-inst 20 → 8
+T  set        preload       web: GPU 1: weight 1 → 2
+T  set        preload       web: GPU 1: memory 1024MiB → 2048MiB
 `
 	if out := timed.ReplaceAllString(cgpu("events"), "T"); out != want {
 		t.Errorf("printed\n%s\nwant\n%s", out, want)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
@@ -15,12 +16,22 @@ import (
 func loadNode(runDir string) (*device.Table, error) {
 	t, err := device.Load(runDir)
 	if !errors.Is(err, device.ErrMissing) && !errors.Is(err, device.ErrStale) {
-		return t, err
+		return marked(runDir, t, err)
 	}
 	if failed := launch.Refresh(); failed != nil {
 		return nil, fmt.Errorf("%w; cgpu refresh makes it anew (tried: %v)", err, failed)
 	}
-	return device.Load(runDir)
+	t, err = device.Load(runDir)
+	return marked(runDir, t, err)
+}
+
+// marked is a table whose GPUs say what is wrong with them; cgpu health tells if that cannot be read.
+func marked(runDir string, t *device.Table, err error) (*device.Table, error) {
+	if err != nil {
+		return t, err
+	}
+	t, _ = health.Marked(runDir, t)
+	return t, nil
 }
 
 // gpusOf puts GPUs in the ledger's terms.

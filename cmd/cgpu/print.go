@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -87,6 +88,10 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 	if wide {
 		head = append(head, "MAX INST", "PRIO RATIO", "PROMISED", "BUS ID", "VGPUS")
 	}
+	unhealthy := slices.ContainsFunc(v.GPUs, func(g gpuView) bool { return g.Fault != "" })
+	if unhealthy {
+		head = append(head, "HEALTH")
+	}
 	t.row(head...)
 	for _, g := range v.GPUs {
 		uuid, name, util := shortUUID(g.UUID), short(g.Name), "-"
@@ -100,9 +105,20 @@ func printGPUs(w io.Writer, v view, wide bool) error {
 		if wide {
 			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), percent(g.Promised), g.BusID, len(g.VGPUs))
 		}
+		if unhealthy {
+			cells = append(cells, healthWord(g.Fault))
+		}
 		t.row(cells...)
 	}
 	return t.Flush()
+}
+
+// healthWord is a GPU's health in a column; cgpu health tells why.
+func healthWord(fault string) string {
+	if fault != "" {
+		return "unhealthy"
+	}
+	return "ok"
 }
 
 func printVGPUs(w io.Writer, v view, wide bool) error {
@@ -162,7 +178,7 @@ func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
 	if x.State != stateRunning && x.State != stateStarting {
 		used, util, known = "?", "?", false
 	}
-	state = shownState(x)
+	state = x.ShownState()
 	if x.Native {
 		limit = "whole GPU"
 	}
@@ -170,14 +186,6 @@ func usageCells(x vgpuView) (used, limit, util, state string, known bool) {
 		state += preloadMark
 	}
 	return used, limit, util, state, known
-}
-
-// shownState is the state in a word, of which cgpu pause makes one more.
-func shownState(x vgpuView) string {
-	if x.Paused && !x.Native && x.State == stateRunning {
-		return statePaused
-	}
-	return x.State
 }
 
 // preloadMark is behind the state of a container that no guard watches.

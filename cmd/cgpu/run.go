@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
@@ -236,6 +237,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err := guard.Wait(table.Config.GuardStartTimeout); err != nil {
 		return err
 	}
+	health.Warn(runDir, table, record)
 	// From here on no lock of the node's is taken.
 	if err := home.Return(); err != nil {
 		return err

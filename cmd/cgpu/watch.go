@@ -43,8 +43,20 @@ func interval(c *cli.Context) (time.Duration, error) {
 		return time.Second, nil
 	}
 	s, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(s >= 0.1 && s <= 3600) {
-		return 0, fmt.Errorf("--watch %q: want 0.1 to 3600 seconds", text)
+	if err != nil {
+		s = 0
+	}
+	every, err := everySeconds(s)
+	if err != nil {
+		return 0, fmt.Errorf("--watch %q: %w", text, err)
+	}
+	return every, nil
+}
+
+// everySeconds is how often something is shown.
+func everySeconds(s float64) (time.Duration, error) {
+	if !(s >= 0.1 && s <= 3600) {
+		return 0, errors.New("want 0.1 to 3600 seconds")
 	}
 	return time.Duration(s * float64(time.Second)), nil
 }

@@ -10,27 +10,29 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "draw docs/images/smi.svg anew")
+var update = flag.Bool("update", false, "draw the pictures in docs/images anew")
 
-// The picture in the docs is drawn from the text beside it.
-func TestPictureOfSmi(t *testing.T) {
-	const picture = "../../docs/images/smi.svg"
-	text, err := os.ReadFile("../../docs/images/smi.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := draw("cgpu smi", string(text))
-	if *update {
-		if err := os.WriteFile(picture, []byte(got), 0o644); err != nil {
+// The pictures in the docs are drawn from the texts beside them.
+func TestPictures(t *testing.T) {
+	for _, name := range []string{"smi", "top"} {
+		path := "../../docs/images/" + name
+		text, err := os.ReadFile(path + ".txt")
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	want, err := os.ReadFile(picture)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is not what docs/images/smi.txt gives; go test ./hack/svg -update draws it anew", picture)
+		got := draw("cgpu "+name, string(text))
+		if *update {
+			if err := os.WriteFile(path+".svg", []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path + ".svg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != string(want) {
+			t.Errorf("%s.svg is not what %[1]s.txt gives; go test ./hack/svg -update draws it anew", path)
+		}
 	}
 }
 

@@ -176,7 +176,7 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 		if err != nil {
 			return err
 		}
-		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: memory, Slice: slice}
+		request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: memory, Slice: slice, Avoid: unhealthy(table)}
 	}
 	for _, index := range native {
 		r.Native = append(r.Native, uuids[index])
@@ -186,6 +186,17 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 		r.VGPUs = append(r.VGPUs, slice)
 	}
 	return nil
+}
+
+// unhealthy are the GPUs on which nobody is placed, and why.
+func unhealthy(table *device.Table) map[string]string {
+	list := map[string]string{}
+	for _, g := range table.GPUs {
+		if g.Fault != "" {
+			list[g.UUID] = "unhealthy: " + g.Fault
+		}
+	}
+	return list
 }
 
 // Refused turns the ledger's refusal of a reservation into one that names the variable to change, where it is the

@@ -122,7 +122,7 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 			return errors.New("admit: two shares of the container name no GPU: let the allocator name them")
 		default:
 			slice.Limit = 0
-			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Memory}, Slice: slice}
+			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Memory}, Slice: slice, Avoid: unhealthy(table)}
 		}
 	}
 	if request.Place != nil && len(r.VGPUs) > 0 {

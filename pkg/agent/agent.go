@@ -43,8 +43,11 @@ type Options struct {
 }
 
 // lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads
-// of kernel files; a driver that goes away sends no message.
-const lookEvery = 5 * time.Second
+// of kernel files; a driver that goes away sends no message. Whether GPUs are said to be unhealthy costs a stat, and is looked at more often.
+const (
+	lookEvery   = 5 * time.Second
+	faultsEvery = time.Second
+)
 
 // Run is the agent, until ctx ends. What fails is tried again: an agent that exits because a table or an API server is not
 // there yet would only be started again.
@@ -112,6 +115,7 @@ type agent struct {
 	looked   clock // when keep last looked
 	running  []*front
 	table    *watcher
+	faults   *faults
 	apart    bool // the table's GPUs are divided among the front ends
 
 	mu    sync.Mutex
@@ -124,10 +128,12 @@ func (a *agent) keep(ctx context.Context) {
 	for _, f := range a.FrontEnds {
 		a.running = append(a.running, &front{FrontEnd: f})
 	}
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(faultsEvery)
 	defer tick.Stop()
-	for {
-		a.look(ctx)
+	for n := 0; ; n++ {
+		if n%int(lookEvery/faultsEvery) == 0 || a.faults.differs() {
+			a.look(ctx)
+		}
 		select {
 		case <-ctx.Done():
 			return
@@ -144,10 +150,15 @@ func (a *agent) look(ctx context.Context) {
 		a.tell(table, err)
 		a.resizer.use(table)
 	}
+	if a.faults == nil {
+		a.faults = &faults{runDir: a.RunDir, log: a.Log}
+	}
 	undivided := a.divide(table, changed)
-	offered := offered(table)
+	marked, sick := a.faults.mark(table)
+	s.Table = marked
+	offered := offered(marked)
 	for _, f := range a.running {
-		f.follow(ctx, offered, changed, undivided, a.Log)
+		f.follow(ctx, offered, changed || sick, undivided, a.Log)
 		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Shared: f.shared(table)})
 	}
 	a.mu.Lock()

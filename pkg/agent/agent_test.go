@@ -72,7 +72,7 @@ func TestUnknownDriver(t *testing.T) {
 		version string
 		gpus    int
 		reason  string
-	}{{"999.1.2", 0, ReasonUnknownDriver}, {"580.159.04", 1, ReasonReady}, {"470.1.2", 0, ReasonUnknownDriver}} {
+	}{{"600.1.2", 0, ReasonUnknownDriver}, {"580.159.04", 1, ReasonReady}, {"470.1.2", 0, ReasonUnknownDriver}} {
 		table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0", Memory: quota.GiB,
 			Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null"}})
 		table.Key, table.DriverVersion, table.Config.PrioRatio = key, step.version, sched.DefaultPrioRatio

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -34,6 +35,7 @@ const (
 	ReasonOldRuntime    = "ContainerRuntimeTooOld"
 	ReasonSharedGPUs    = "GPUsOfTwoFrontEnds"
 	ReasonFrontEnd      = "FrontEndNotReady"
+	ReasonUnhealthy     = "GPUsUnhealthy" // False if all are
 	openText            = `pods = "any" in cgpu.toml: whoever writes a pod can name himself a GPU, past the scheduler and what it promised to others: set pods = "allocated", or "gpushare" with gpushare's own device plugin`
 	maxConditionMessage = 1024
 )
@@ -97,10 +99,17 @@ func judge(s State) v1.NodeCondition {
 			return bad(ReasonFrontEnd, "front end %s: %v", f.Name, f.Err)
 		}
 	}
+	sick := health.Unhealthy(s.Table)
+	if len(sick) == len(s.Table.GPUs) {
+		return bad(ReasonUnhealthy, "%s: cgpu health tells more", strings.Join(sick, ", "))
+	}
 	c := v1.NodeCondition{Type: Condition, Status: v1.ConditionTrue, Reason: ReasonReady,
 		Message: fmt.Sprintf("%d GPUs, driver %s", len(s.Table.GPUs), tidy(s.Table.DriverVersion, 64))}
 	if podsOpen(s.Table) {
 		c.Reason, c.Message = ReasonPodsOpen, openText
+	}
+	if len(sick) > 0 {
+		c.Reason, c.Message = ReasonUnhealthy, tidy(fmt.Sprintf("of %d GPUs: %s: cgpu health tells more", len(s.Table.GPUs), strings.Join(sick, ", ")), maxConditionMessage)
 	}
 	return c
 }

@@ -29,7 +29,7 @@ func TestJudge(t *testing.T) {
 	good := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0"})
 	driver := func(edit func(*device.Table)) State {
 		t := *good
-		t.Driver, t.DriverVersion = device.DriverNVIDIA, "999.1.2"
+		t.Driver, t.DriverVersion = device.DriverNVIDIA, "600.1.2"
 		edit(&t)
 		return State{Table: &t}
 	}
@@ -44,12 +44,12 @@ func TestJudge(t *testing.T) {
 		"stale":           {State{TableErr: fmt.Errorf("x: %w", device.ErrStale)}, v1.ConditionFalse, ReasonStaleTable, "cgpu refresh"},
 		"no driver":       {State{TableErr: errors.New("the NVIDIA driver is not loaded")}, v1.ConditionFalse, ReasonNoDriver, "not loaded"},
 		"no GPU":          {State{Table: tableOf("")}, v1.ConditionFalse, ReasonNoGPUs, "doctor"},
-		"unknown driver":  {driver(func(*device.Table) {}), v1.ConditionFalse, ReasonUnknownDriver, "branch 999 is not known (known: 515"},
+		"unknown driver":  {driver(func(*device.Table) {}), v1.ConditionFalse, ReasonUnknownDriver, "branch 600 is not known (known: 515"},
 		"too old":         {driver(func(t *device.Table) { t.DriverVersion = "470.1.2"; t.Config.AllowUnknownDriver = true }), v1.ConditionFalse, ReasonUnknownDriver, "update the driver"},
 		"no version":      {driver(func(t *device.Table) { t.DriverVersion = "" }), v1.ConditionFalse, ReasonUnknownDriver, "want two or three numbers"},
-		"simulated":       {driver(func(t *device.Table) { t.Driver = device.DriverSim; t.Config.Enforcement = device.EnforcePreload }), v1.ConditionFalse, ReasonUnknownDriver, "999"},
-		"let in":          {driver(func(t *device.Table) { t.Config.AllowUnknownDriver = true }), v1.ConditionTrue, ReasonReady, "999.1.2"},
-		"no guard":        {driver(func(t *device.Table) { t.Config.Enforcement = device.EnforcePreload }), v1.ConditionTrue, ReasonReady, "999.1.2"},
+		"simulated":       {driver(func(t *device.Table) { t.Driver = device.DriverSim; t.Config.Enforcement = device.EnforcePreload }), v1.ConditionFalse, ReasonUnknownDriver, "600"},
+		"let in":          {driver(func(t *device.Table) { t.Config.AllowUnknownDriver = true }), v1.ConditionTrue, ReasonReady, "600.1.2"},
+		"no guard":        {driver(func(t *device.Table) { t.Config.Enforcement = device.EnforcePreload }), v1.ConditionTrue, ReasonReady, "600.1.2"},
 		"ready":           {State{Table: good, Runtime: "containerd://2.0.5"}, v1.ConditionTrue, ReasonReady, "1 GPUs, driver 580.159.04"},
 		"open":            {State{Table: tableOf(device.PodsAny, good.GPUs...)}, v1.ConditionTrue, ReasonPodsOpen, `pods = "allocated"`},
 		"open by default": {State{Table: tableOf("", good.GPUs...)}, v1.ConditionTrue, ReasonPodsOpen, `pods = "allocated"`},
@@ -58,6 +58,8 @@ func TestJudge(t *testing.T) {
 		"old containerd":  {State{Table: good, Runtime: "containerd://1.6.20", Fronts: []FrontState{{Name: "dra", Err: errors.New("x")}}}, v1.ConditionFalse, ReasonOldRuntime, "1.7"},
 		"old, plugin":     {State{Table: good, Runtime: "containerd://1.6.20", Fronts: []FrontState{{Name: "deviceplugin"}}}, v1.ConditionTrue, ReasonReady, ""},
 		"two":             {State{Table: good, Fronts: []FrontState{{Name: "dra", Shared: []int{0}}}}, v1.ConditionFalse, ReasonSharedGPUs, "[0]"},
+		"one unhealthy":   {State{Table: tableOf(device.PodsAny, device.GPU{UUID: "GPU-0"}, device.GPU{UUID: "GPU-1", Index: 1, Fault: "Xid 79"})}, v1.ConditionTrue, ReasonUnhealthy, "of 2 GPUs: GPU 1 (Xid 79)"},
+		"all unhealthy":   {State{Table: tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0", Fault: "lost"})}, v1.ConditionFalse, ReasonUnhealthy, "GPU 0 (lost)"},
 		"long":            {State{TableErr: errors.New(strings.Repeat("\x1b[2J", 10000))}, v1.ConditionFalse, ReasonNoDriver, "?[2J"},
 	} {
 		c := judge(tt.state)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 )
 
 // fakeFront counts what the agent does with it.
@@ -16,6 +17,7 @@ type fakeFront struct {
 	startErr, updateErr    error
 	sick                   error
 	gpus                   int // of the last table
+	sickGPUs               int // of these
 }
 
 func (f *fakeFront) frontEnd() FrontEnd {
@@ -28,7 +30,7 @@ func (f *fakeFront) frontEnd() FrontEnd {
 
 func (f *fakeFront) Update(_ context.Context, t *device.Table) error {
 	f.updates++
-	f.gpus = len(t.GPUs)
+	f.gpus, f.sickGPUs = len(t.GPUs), len(health.Unhealthy(t))
 	return f.updateErr
 }
 func (f *fakeFront) Healthy() error { return f.sick }

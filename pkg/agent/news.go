@@ -35,6 +35,9 @@ var reasons = map[event.Kind]struct{ kind, reason string }{
 	event.Resumed: {v1.EventTypeNormal, "GPUResumed"},
 	event.Set:     {v1.EventTypeNormal, "GPUChanged"},
 	event.Warning: {v1.EventTypeWarning, "GPUWarning"},
+
+	event.Unhealthy: {v1.EventTypeWarning, "GPUUnhealthy"},
+	event.Healthy:   {v1.EventTypeNormal, "GPUHealthy"},
 }
 
 // Reasons of Events that the agent itself has to tell.
@@ -198,7 +201,7 @@ func (n *news) forget(pod *pod) {
 // node tells that the node's condition changed.
 func (n *news) node(uid types.UID, c v1.NodeCondition) {
 	kind := v1.EventTypeNormal
-	if c.Status != v1.ConditionTrue || c.Reason == ReasonPodsOpen {
+	if c.Status != v1.ConditionTrue || c.Reason == ReasonPodsOpen || c.Reason == ReasonUnhealthy {
 		kind = v1.EventTypeWarning
 	}
 	n.recorder.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.nodeName, UID: uid}, kind, "CGPU"+c.Reason, tidy(c.Message, maxMessage))

@@ -45,6 +45,15 @@ func (s stamp) same(other stamp) bool {
 	return os.SameFile(s.info, other.info) && s.time.Equal(other.time) && s.size == other.size
 }
 
+// stampOf is the stamp of a file; of none it has no info.
+func stampOf(path string) (stamp, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return stamp{}, err
+	}
+	return stamp{time: info.ModTime(), size: info.Size(), info: info}, nil
+}
+
 func newWatcher(runDir string) *watcher {
 	return &watcher{runDir: runDir, readKey: func(t *device.Table) (device.Key, error) {
 		return device.ReadKey(t.Driver, t.Key.ConfigFile, "", "")
@@ -71,11 +80,7 @@ func (w *watcher) look() (table *device.Table, changed bool, err error) {
 
 // readAgain reads the file if it is not the one that was read.
 func (w *watcher) readAgain() {
-	var now stamp
-	info, err := os.Stat(device.TableFile(w.runDir))
-	if err == nil {
-		now = stamp{time: info.ModTime(), size: info.Size(), info: info}
-	}
+	now, err := stampOf(device.TableFile(w.runDir))
 	if now.info != nil && now.same(w.file) && w.wrong == nil {
 		return
 	}

@@ -68,6 +68,7 @@ func Default() Config {
 			MaxHostMemory:     device.Part{Percent: 50},
 			Pods:              device.PodsAny,
 			PodResources:      "/var/lib/kubelet/pod-resources/kubelet.sock",
+			Health:            device.HealthOn,
 		},
 		Sim: Sim{
 			DriverVersion: "580.159.04",

@@ -52,6 +52,8 @@ type file struct {
 	Pods               *string   `toml:"pods"`
 	PodSettings        *[]string `toml:"pod_settings"`
 	PodResources       *string   `toml:"pod_resources"`
+	Health             *string   `toml:"health"`
+	HealthIgnoreXids   *[]int64  `toml:"health_ignore_xids"`
 	Sim                struct {
 		DriverVersion *string    `toml:"driver_version"`
 		GPUs          *[]fileGPU `toml:"gpus"`
@@ -102,6 +104,8 @@ func Parse(name string, text []byte) (Config, error) {
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),
 		socket("pod_resources", f.PodResources, &s.PodResources),
+		choice("health", f.Health, &s.Health, device.HealthOn, device.HealthOff, device.HealthEvict),
+		ignoreXids(f.HealthIgnoreXids, &s.HealthIgnoreXids),
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
@@ -315,6 +319,26 @@ func podSettings(in *[]string, out *[]quota.Choice) error {
 			return fault("pod_settings", name, "want each setting once")
 		}
 		*out = append(*out, c)
+	}
+	return nil
+}
+
+// maxXids bounds health_ignore_xids: there are fewer.
+const maxXids = 256
+
+func ignoreXids(in *[]int64, out *[]uint64) error {
+	if in == nil {
+		return nil
+	}
+	if len(*in) > maxXids {
+		return fault("health_ignore_xids", fmt.Sprintf("%d numbers", len(*in)), fmt.Sprintf("want at most %d", maxXids))
+	}
+	*out = nil
+	for _, n := range *in {
+		if n < 1 || n > 1<<20 {
+			return fault("health_ignore_xids", n, "want numbers of Xids, such as [74]")
+		}
+		*out = append(*out, uint64(n))
 	}
 	return nil
 }

@@ -57,6 +57,8 @@ type GPU struct {
 	ComputeCapability string `json:"computeCapability,omitempty"` // "9.0"
 	// NVLink is the same for GPUs of the node that reach each other by NVLink, and empty for a GPU that reaches no other.
 	NVLink string `json:"nvlink,omitempty"`
+	// Fault is why the GPU is unhealthy (pkg/health), in tables for those who give out GPUs; it is not in node.json.
+	Fault string `json:"-"`
 }
 
 // Node is a character device in the container.
@@ -140,7 +142,17 @@ type Config struct {
 	PodResources string `json:"podResources,omitempty"`
 	// NoSwitchRecords does without the driver's records of context switches.
 	NoSwitchRecords bool `json:"noSwitchRecords,omitempty"`
+	// Health says what follows for a GPU that is unhealthy: HealthOn, HealthOff or HealthEvict; empty: HealthOn.
+	Health           string   `json:"health,omitempty"`
+	HealthIgnoreXids []uint64 `json:"healthIgnoreXids,omitempty"`
 }
+
+// What follows for a GPU that is unhealthy.
+const (
+	HealthOn    = "on"    // no new containers
+	HealthOff   = "off"   // nothing; cgpu health and cgpu events tell
+	HealthEvict = "evict" // no new containers, and pods that have it by a claim of DRA are ended
+)
 
 // Ways of enforcement.
 const (

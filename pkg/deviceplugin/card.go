@@ -121,8 +121,11 @@ func devices(resource string, cards []card, last map[string]int) []*pluginapi.De
 	var all []*pluginapi.Device
 	for _, c := range cards {
 		n, health := c.amount(resource), pluginapi.Healthy
-		if c.gone {
+		switch {
+		case c.gone:
 			n, health = last[c.UUID], pluginapi.Unhealthy
+		case c.Fault != "":
+			health = pluginapi.Unhealthy
 		}
 		for i := range n {
 			all = append(all, &pluginapi.Device{ID: c.id(resource, i), Health: health})

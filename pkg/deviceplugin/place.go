@@ -68,7 +68,7 @@ type request struct {
 func choose(cards []card, r request) ([]card, error) {
 	var able []card
 	for _, c := range cards {
-		if !c.gone && r.barred[c.UUID] == "" && r.free[c.UUID] >= r.need && (r.resource != ResourceMemory || r.need <= c.most) {
+		if !c.gone && c.Fault == "" && r.barred[c.UUID] == "" && r.free[c.UUID] >= r.need && (r.resource != ResourceMemory || r.need <= c.most) {
 			able = append(able, c)
 		}
 	}
@@ -137,9 +137,12 @@ func (r request) noRoom(cards []card) error {
 	barred := 0
 	for _, c := range cards {
 		state := fmt.Sprintf("GPU %d: %d of %d", c.position, r.free[c.UUID], c.amount(r.resource))
-		if c.gone {
+		switch why := r.barred[c.UUID]; {
+		case c.gone:
 			state = fmt.Sprintf("GPU %d: gone", c.position)
-		} else if why := r.barred[c.UUID]; why != "" {
+		case c.Fault != "":
+			state = fmt.Sprintf("GPU %d: unhealthy, %s", c.position, c.Fault)
+		case why != "":
 			state += ", " + why
 			barred++
 		}

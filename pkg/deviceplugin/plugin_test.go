@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -299,6 +300,36 @@ func TestGPUVanishes(t *testing.T) {
 	if got := k.pods[c.UID].answers["c0"][0].Envs[annotationIndex]; got != "1" {
 		t.Errorf("index %s", got)
 	}
+}
+
+// TestGPUUnhealthy: units of an unhealthy GPU are not given out, who has some keeps them, and they come back.
+func TestGPUUnhealthy(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	tab := table("binpack", t4, t4)
+	p := k.begin(Options{Table: tab})
+	k.until(ResourceMemory, 28, 0)
+	a := podOf("a", [2]int{6, 0})
+	k.mustAdmit(a)
+	sick := *tab
+	sick.GPUs = slices.Clone(tab.GPUs)
+	sick.GPUs[0].Fault = "Xid 79"
+	if err := p.Update(context.Background(), &sick); err != nil {
+		t.Fatal(err)
+	}
+	k.until(ResourceMemory, 14, 14)
+	b := podOf("b", [2]int{1, 0})
+	k.mustAdmit(b)
+	if k.gpuOf(a, "c0") != uuid(0) || k.gpuOf(b, "c0") != uuid(1) {
+		t.Errorf("on %s and %s", k.gpuOf(a, "c0"), k.gpuOf(b, "c0"))
+	}
+	if err := k.admit(podOf("c", [2]int{14, 0})); err == nil {
+		t.Errorf("more than the healthy one has: %v", err)
+	}
+	if err := p.Update(context.Background(), tab); err != nil {
+		t.Fatal(err)
+	}
+	k.until(ResourceMemory, 28, 0)
 }
 
 func TestUnits(t *testing.T) {

@@ -173,7 +173,7 @@ func TestKernelFiles(t *testing.T) {
 		{"no driver", nil, checkDriver, Fail, "no NVIDIA driver"},
 		{"known driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\nGCC version: 12.2.0\n"}, checkDriver, OK, "580.159.04, open modules"},
 		{"closed driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.86.05  Fri Jul 14\n"}, checkDriver, OK, "proprietary"},
-		{"new driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  999.10.01  Release Build\n"}, checkDriver, Fail, "999 is not known"},
+		{"new driver", map[string]string{"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  600.10.01  Release Build\n"}, checkDriver, Fail, "600 is not known"},
 		{"damaged version", map[string]string{"proc/driver/nvidia/version": "NVRM version:"}, checkDriver, Fail, "no version"},
 		{"MIG", map[string]string{"proc/driver/nvidia/capabilities/gpu0/mig/gi1/access": ""}, checkMIG, Warn, "1 MIG instance"},
 		{"MIG mode", map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\necho Disabled\necho Enabled\n"}, checkMIG, Warn, "GPU 1"},

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
@@ -72,6 +73,8 @@ func checkEnforcement(h *Host) Result {
 }
 
 var stateChecks = []Check{
+	{Name: "health", Means: "No GPU is unhealthy. Nobody is placed on one that is, and without `cgpu health watch` none is ever found to be.",
+		Remedy: "cgpu health tells what is wrong, docs/health.md what to do", Run: checkHealth},
 	{Name: "limiter", Means: "libcgpu.so is installed where containers can execute it.",
 		Remedy: "make install puts it into PREFIX/lib/cgpu", Run: checkLimiter},
 	{Name: "host-memory", Means: "The host has the memory that containers may spill into (`max_spill`, `spill_reserve`).",
@@ -82,6 +85,24 @@ var stateChecks = []Check{
 		Remedy: "cgpu gc", Run: checkLeftovers},
 	{Name: "guards", Means: "The guard of each running container answers. GPU calls in a container whose guard is gone fail.",
 		Remedy: "restart the container; its guard's log below log/ in the run directory tells why", Run: checkGuards},
+}
+
+func checkHealth(h *Host) Result {
+	t, err := h.node()
+	if t == nil {
+		return skip("there is no node table: %v", err)
+	}
+	state, err := health.Read(h.RunDir)
+	if err != nil {
+		return fail("%v", err).but("remove the file")
+	}
+	if sick := health.Unhealthy(state.Mark(t)); len(sick) > 0 {
+		return fail("%s", strings.Join(sick, ", "))
+	}
+	if !health.Watched(h.RunDir) {
+		return ok("nothing is reported; nobody watches the GPUs (systemctl enable --now cgpu-health)")
+	}
+	return ok("the GPUs are watched, and nothing is wrong")
 }
 
 func checkLimiter(h *Host) Result {

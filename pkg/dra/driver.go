@@ -15,6 +15,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,9 +105,14 @@ type Driver struct {
 	ledger     os.FileInfo // as it was when cards was read; lookAtCards alone has it
 	wiped      atomic.Bool // the kubelet may have deleted what is published
 
-	mu    sync.Mutex
-	table *device.Table
-	cards map[string]sched.Card // settings of GPUs, by UUID
+	done <-chan struct{} // closed by Stop
+
+	mu      sync.Mutex
+	table   *device.Table
+	changed chan struct{} // closed when there is another table
+	// untaintable: the API server drops taints, so that a GPU that is unhealthy is left out.
+	untaintable bool
+	cards       map[string]sched.Card // settings of GPUs, by UUID
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
 	// not take the slices when it was last asked.
 	failed, refused, invalid error
@@ -146,12 +152,12 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, preparing: make(chan struct{}, 1)}
+	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, changed: make(chan struct{}), done: ctx.Done(), preparing: make(chan struct{}, 1)}
 	if _, err := d.lookAtCards(); err != nil {
 		// Prepared with the node's defaults, a claim may be refused by the ledger, which is no reason to serve none.
 		o.Log.Error("settings of the GPUs are not known", "error", err)
 	}
-	d.helper, err = kubeletplugin.Start(ctx, plugin{d},
+	d.helper, err = kubeletplugin.Start(ctx, plugin{d: d},
 		kubeletplugin.DriverName(DriverName),
 		kubeletplugin.NodeName(o.Node),
 		kubeletplugin.KubeClient(o.Client),
@@ -184,6 +190,8 @@ func (d *Driver) Update(ctx context.Context, table *device.Table) error {
 	}
 	d.mu.Lock()
 	d.table, d.invalid = table, nil
+	close(d.changed)
+	d.changed = make(chan struct{})
 	d.mu.Unlock()
 	return d.publish(ctx)
 }
@@ -192,10 +200,20 @@ func (d *Driver) publish(ctx context.Context) error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	n := d.node()
-	if err := d.helper.PublishResources(ctx, Resources(n.table, n.name, n.ours, Places(d.o.Sys, n.table), n.cards)); err != nil {
+	if err := d.helper.PublishResources(ctx, Resources(n.table, n.name, d.offered(n.ours), Places(d.o.Sys, n.table), n.cards)); err != nil {
 		return fmt.Errorf("dra: %w", err)
 	}
 	return nil
+}
+
+// offered are the GPUs that are published: ours, without those that are unhealthy where nobody would be told.
+func (d *Driver) offered(ours func(device.GPU) bool) func(device.GPU) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.untaintable {
+		return ours
+	}
+	return func(g device.GPU) bool { return g.Fault == "" && (ours == nil || ours(g)) }
 }
 
 // cardsEvery is how often the driver looks whether a GPU is shared in another way. cgpu policy tells nobody.
@@ -305,6 +323,13 @@ func (p plugin) HandleError(_ context.Context, err error, msg string) {
 	d := p.d
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
+	case errors.As(err, &dropped) && slices.Equal(dropped.DisabledFeatures(), []string{"DRADeviceTaints"}):
+		d.mu.Lock()
+		d.untaintable = true
+		d.mu.Unlock()
+		d.wiped.Store(true) // publish anew
+		d.o.Log.Warn("the API server drops taints of devices: unhealthy GPUs leave the slices instead (feature gate DRADeviceTaints, on by default since Kubernetes 1.36)")
+		return
 	case errors.As(err, &dropped):
 		// Not unhealthy: without shares each claim has a GPU alone.
 		d.o.Log.Error("the API server drops fields of the slices: GPUs are given out whole only, until the feature gate "+

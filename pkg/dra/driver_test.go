@@ -145,7 +145,7 @@ func TestHealth(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		plugin{d}.HandleError(t.Context(), c.err, "in the background")
+		plugin{d: d}.HandleError(t.Context(), c.err, "in the background")
 		if err := d.Healthy(); (err == nil) != c.healthy {
 			t.Errorf("%v: %v", c.err, err)
 		}
@@ -170,7 +170,7 @@ func TestPrepare(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Stop()
-	p := plugin{d}
+	p := plugin{d: d}
 	var before []byte
 	for range 2 {
 		results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{bad, good, other})
@@ -308,7 +308,7 @@ func TestSweepBesidePrepare(t *testing.T) {
 	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, table: o.Table}
 	d.o.Log = slog.New(slog.DiscardHandler)
 	prepare := func() {
-		results, err := plugin{d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+		results, err := plugin{d: d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
 		if err != nil || results[claim.UID].Err != nil {
 			t.Error(err, results)
 		}
@@ -316,7 +316,7 @@ func TestSweepBesidePrepare(t *testing.T) {
 	for _, between := range []func(){
 		prepare,
 		func() {
-			_, _ = plugin{d}.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: claimUID}})
+			_, _ = plugin{d: d}.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: claimUID}})
 			prepare()
 		},
 	} {
@@ -341,8 +341,8 @@ func TestSweepBesidePrepare(t *testing.T) {
 	}
 }
 
-// TestUpdate: a GPU that vanished goes from the slice, and its claims are refused.
-func TestUpdate(t *testing.T) {
+// sliceClient is one in which slices can be published.
+func sliceClient() *fake.Clientset {
 	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: "node1"}}) // the slices' owner
 	// The fake knows no generateName; the apiserver does.
 	n := 0
@@ -354,6 +354,12 @@ func TestUpdate(t *testing.T) {
 		}
 		return false, nil, nil
 	})
+	return client
+}
+
+// TestUpdate: a GPU that vanished goes from the slice, and its claims are refused.
+func TestUpdate(t *testing.T) {
+	client := sliceClient()
 	d, err := Start(t.Context(), options(t, client))
 	if err != nil {
 		t.Fatal(err)
@@ -381,7 +387,7 @@ func TestUpdate(t *testing.T) {
 	}
 	publishes(1)
 	claim := claimWith([]result{resultOf("6Gi 30 1")})
-	results, err := plugin{d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
+	results, err := plugin{d: d}.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{claim})
 	if err != nil || results[claim.UID].Err == nil {
 		t.Errorf("%v, %v", results, err)
 	}
@@ -455,7 +461,7 @@ func BenchmarkPrepare(b *testing.B) {
 	d := &Driver{o: o, cdi: cdiFolder{dir: b.TempDir()}, table: tableOf(8)}
 	claims := []*resourceapi.ResourceClaim{claimWith([]result{resultOf("6Gi 30 1")}, configFor(byClaim, `,"weight":2`))}
 	for b.Loop() {
-		results, err := plugin{d}.PrepareResourceClaims(context.Background(), claims)
+		results, err := plugin{d: d}.PrepareResourceClaims(context.Background(), claims)
 		if err != nil || results[claimUID].Err != nil {
 			b.Fatal(err, results)
 		}

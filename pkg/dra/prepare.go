@@ -11,12 +11,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	drahealth "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // plugin is what the kubelet calls. It keeps nothing between two calls but the files: while a DaemonSet is updated, one agent
 // may prepare a claim and another unprepare it.
-type plugin struct{ d *Driver }
+type plugin struct {
+	drahealth.UnimplementedDRAResourceHealthServer
+	d *Driver
+}
 
 // The kubelet tries a prepare that failed again only after a minute or more, so what may pass is waited for.
 const (

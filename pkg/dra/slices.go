@@ -98,7 +98,23 @@ func deviceOf(t *device.Table, g device.GPU, p Place, card sched.Card) resourcea
 		AllowMultipleAllocations: &shared,
 		Attributes:               attributes,
 		Capacity:                 capacities(t.Config, g, card),
+		Taints:                   taints(t.Config, g),
 	}
+}
+
+// TaintUnhealthy is the key of the taint of an unhealthy GPU.
+const TaintUnhealthy = DriverName + "/unhealthy"
+
+// taints keep new pods from a GPU that is unhealthy, and end those that have it only where cgpu.toml says so.
+func taints(c device.Config, g device.GPU) []resourceapi.DeviceTaint {
+	if g.Fault == "" {
+		return nil
+	}
+	t := resourceapi.DeviceTaint{Key: TaintUnhealthy, Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	if c.Health == device.HealthEvict {
+		t.Effect = resourceapi.DeviceTaintEffectNoExecute // which is NoSchedule too
+	}
+	return []resourceapi.DeviceTaint{t}
 }
 
 // capacities say what can be promised of a GPU. Each has a range with a minimum and a maximum: without one the scheduler

@@ -39,11 +39,14 @@ const (
 	Policy  Kind = "policy"  // how a GPU is shared changed
 	Warning Kind = "warning" // the guard could not do what it should
 	Removed Kind = "removed" // cgpu gc gave back what a dead container held
+	// Of a GPU, and of each container that has it (pkg/health).
+	Unhealthy Kind = "unhealthy"
+	Healthy   Kind = "healthy" // again
 )
 
 // Kinds lists them in the order of a container's life.
 func Kinds() []Kind {
-	return []Kind{Start, End, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning, Removed}
+	return []Kind{Start, End, Refused, Denied, Killed, Freed, Held, Let, Paused, Resumed, Set, Policy, Warning, Removed, Unhealthy, Healthy}
 }
 
 // Event is one thing that happened. Its JSON form is an interface, like the kinds.

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/tally"
 )
@@ -39,6 +40,10 @@ func full(t testing.TB) *Exporter {
 	n.write()
 	n.table.Driver = device.DriverNVIDIA
 	must(t, n.table.Save(n.dir))
+	_, _, err := health.Change(n.dir, func(s health.State) health.State {
+		return s.Step(&n.table, health.Seen{Hardware: map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}, gpu1: {}}}, time.Now())
+	})
+	must(t, err)
 	c := New(Options{RunDir: n.dir, Version: "v1", Hardware: func() (map[string]device.Hardware, error) {
 		return map[string]device.Hardware{gpu0: {Temperature: value(41), Power: value(70.5), Corrected: number(3), Uncorrected: number(1), Xids: number(2)}}, nil
 	}})

@@ -115,6 +115,9 @@ func (p picture) tellGPU(e emit, g snapshot.GPU, labels []*dto.LabelPair) {
 	e(gpuSlots, float64(g.MaxInst), labels)
 	e(gpuFree, float64(free), labels)
 	e(gpuPromised, float64(g.Promised)/float64(sched.Whole), labels)
+	if p.view.Watched || g.Fault != "" {
+		e(gpuHealthy, truth(g.Fault == ""), labels)
+	}
 	c := p.counted.Sum.GPUs[g.UUID]
 	if c.Exact {
 		e(gpuTime, seconds(c.Time), labels)

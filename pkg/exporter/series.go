@@ -74,6 +74,7 @@ var (
 	gpuTemperature = define(ofGPU, gauge, "gpu_temperature_celsius", "Temperature of the GPU, by NVML.")
 	gpuPower       = define(ofGPU, gauge, "gpu_power_watts", "Power that the card draws, by NVML.")
 	gpuECC         = define(ofGPU, counter, "gpu_ecc_errors_total", "ECC errors of the GPU's memories since the driver was loaded, by NVML; absent where ECC is off.", "kind")
+	gpuHealthy     = define(ofGPU, gauge, "gpu_healthy", "Whether cgpu health finds nothing wrong with the GPU; absent where nobody watches.")
 	gpuXid         = define(ofGPU, counter, "gpu_xid_errors_total", "Critical Xid errors since the exporter's start, by NVML.")
 )
 

@@ -90,7 +90,7 @@ func TestTryDriver(t *testing.T) {
 	if _, err := TryDriver(cfg, newFakeGPU(), func() error { return errors.New("kept") }); err == nil {
 		t.Error("calls were made with privileges that a guard has not")
 	}
-	cfg.DriverVersion = "999.1"
+	cfg.DriverVersion = "600.1"
 	if _, err := TryDriver(cfg, newFakeGPU(), nil); err == nil {
 		t.Error("an unknown driver")
 	}

@@ -102,7 +102,8 @@ func newRescue(cfg guardcfg.Config) (*rescue, error) {
 	}
 	defer f.Close()
 	size := rescueHeader + len(cfg.GPUs)*r.section()
-	if err := f.Truncate(int64(size)); err != nil {
+	// Not a hole: to write there where the file system is full would kill the guard.
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
 		return nil, fmt.Errorf("make %s: %w", r.path, err)
 	}
 	if r.mem, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {

@@ -16,8 +16,19 @@ import (
 const maxObjects = 1 << 16
 
 // maxFirmware bounds those that the firmware of one GPU has too (rm.ClassKind.InFirmware): its memory is one piece for all containers, and
-// when that is full nobody's calls succeed. A CUDA context has about 50.
+// when that is full nobody's calls succeed. A CUDA context has about 80.
 const maxFirmware = 4096
+
+// What the driver has in lists that it goes through for all of a GPU's users: at interrupts (a notification, a semaphore surface,
+// _gpuEngineEventNotificationListNotify), once a second (a session of an encoder). These bound a container's, on each GPU.
+const (
+	maxNotifications = 512
+	maxSurfaces      = 256
+	maxEncoders      = 32
+)
+
+// maxExported bounds what a container has in files for others: a node has 524,288 handles for that (MAX_OBJ_EXPORT_HANDLES).
+const maxExported = 8192
 
 // account is what a container holds: RM clients, their objects, and the device memory charged for them.
 //
@@ -63,6 +74,9 @@ type gpuAccount struct {
 // counts are objects on a GPU that all containers there have so many of.
 type counts struct {
 	firmware int // in the GPU's firmware, of all kinds
+	events   int // notifications (NV01_EVENT)
+	encoders int // sessions
+	surfaces int // of semaphores
 	tsgs     int
 	vaSpaces int
 	channels int
@@ -454,6 +468,12 @@ func (a *account) countObject(o *object, n int) {
 			g.vaSpaces += n
 		case rm.ClassChannel:
 			g.channels += n
+		case rm.ClassEvent:
+			g.events += n
+		case rm.ClassEncoder:
+			g.encoders += n
+		case rm.ClassSemaphores:
+			g.surfaces += n
 		}
 	}
 }
@@ -746,6 +766,9 @@ func (a *account) room(kind rm.ClassKind, gpu, maxTSGs, maxChannels int) bool {
 		case kind.InFirmware() && g.firmware >= maxFirmware,
 			kind == rm.ClassVASpace && g.vaSpaces >= vaSpacesPerTSG*maxTSGs,
 			kind == rm.ClassTSG && g.tsgs >= maxTSGs,
+			kind == rm.ClassEvent && g.events >= maxNotifications,
+			kind == rm.ClassEncoder && g.encoders >= maxEncoders,
+			kind == rm.ClassSemaphores && g.surfaces >= maxSurfaces,
 			kind == rm.ClassChannel && g.channels+g.kept >= maxChannels:
 			return false
 		}

@@ -83,8 +83,9 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 			return fail(unix.EFAULT)
 		}
 	}
-	for _, off := range class.Clear {
-		rm.PutU64(c.params, off, 0)
+	c.clearParams()
+	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.payFor(c, locks) {
+		return fail(unix.EINTR)
 	}
 	return g.serveBy(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
 }
@@ -107,6 +108,8 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassDevice:     (*Guard).checkDevice,
 	rm.ClassDebugger:   (*Guard).checkDebugger,
 	rm.ClassInTask:     (*Guard).checkInTask,
+	rm.ClassP2P:        (*Guard).checkP2P,
+	rm.ClassEncoder:    (*Guard).checkEncoder,
 }
 
 // checkAlloc is for all classes.
@@ -269,6 +272,27 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	return g.makeObject(c, o)
 }
 
+// checkP2P: which numbers two GPUs have for each other, and where their mailboxes are, RM chooses. Of a caller's choice it does not look
+// whether another pair has that number, nor, for NVLink, whether there is such a number (kbusCreateP2PMappingForNvlink_GP100).
+func (g *Guard) checkP2P(c *trappedCall) plan {
+	for _, off := range rm.P2PChoices {
+		if off+4 <= len(c.params) {
+			rm.PutU32(c.params, off, 0)
+		}
+	}
+	return g.makeObject(c, c.newObject())
+}
+
+// checkEncoder: version 1 names memory with statistics for other programs. The driver maps it into the kernel and keeps no reference
+// (nvencsessionConstruct_IMPL); version 0 names none.
+func (g *Guard) checkEncoder(c *trappedCall) plan {
+	rm.PutU32(c.params, rm.EncoderVersion, 0)
+	rm.PutU32(c.params, rm.EncoderMemory, 0)
+	p := g.makeObject(c, c.newObject())
+	p.done = func() { copy(c.params, c.before[1]) }
+	return p
+}
+
 func (g *Guard) checkProfiler(c *trappedCall) plan {
 	o := c.newObject()
 	o.streams = &streams{}
@@ -373,8 +397,17 @@ func (c *trappedCall) takeBack() {
 // takeBackParams is takeBack for a RM_ALLOC that is made again.
 func (c *trappedCall) takeBackParams() {
 	c.takeBack()
-	for _, off := range c.class.Clear { // which was taken back too
+	c.clearParams()
+}
+
+// clearParams takes out of the parameters of a RM_ALLOC what the driver is not to see: pointers that mean nothing to it, and the wish
+// that the GPU's firmware has a list of all of the memory's pages (memRegisterWithGsp_IMPL), in memory of its own that all share.
+func (c *trappedCall) clearParams() {
+	for _, off := range c.class.Clear {
 		rm.PutU64(c.params, off, 0)
+	}
+	if kind := c.class.Kind; len(c.params) > 0 && (kind == rm.ClassVidmem || kind == rm.ClassSysmem) {
+		rm.PutU32(c.params, rm.MemoryAttr2, rm.U32(c.params, rm.MemoryAttr2)&^rm.MemoryAttr2Register)
 	}
 }
 
@@ -443,7 +476,7 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 }
 
 // checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
-// change. It is asked for by 0xde0001, which is paid for.
+// change. It is asked for by 0xde0001, which is paid for; from 590 on each end of such an object changes it, too (FreeHoldsLocks).
 func (g *Guard) checkUserShared(c *trappedCall) plan {
 	clear(c.params)
 	p := g.makeObject(c, c.newObject())

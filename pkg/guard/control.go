@@ -265,7 +265,11 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		held = append(held, export{o.charge, o.kind == rm.ClassFabric, o.size})
+		if o.handle != 0 && !o.isMemory() && o.kind != rm.ClassFabric {
+			// It would live on in the file, and be counted no more.
+			return answer(c.deny(rm.StatusNotSupported, "export", "denied the export of an object that is no memory", "class", rm.ClassName(o.class)))
+		}
+		held = append(held, export{true, o.charge, o.kind == rm.ClassFabric, o.size})
 		if o.spilled || o.charge != nil && o.charge.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
@@ -273,9 +277,12 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.denyUnseen())
 		}
 	}
+	if !g.roomForExports(len(held)) {
+		return answer(c.deny(rm.StatusInsufficientResources, "exports", "denied an export: the container has too many", "max", maxExported))
+	}
 	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
-		if !g.account.room(rm.ClassPlain, noGPU, 0, 0) {
+		if !g.account.room(rm.ClassVidmem, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
 		if g.driver.Native() && !g.exportedHere(f) {
@@ -390,14 +397,32 @@ func (g *Guard) setExports(list []export, first int, held []export) []export {
 		g.account.hold(e.charge)
 		switch at := first + i; {
 		case at < len(list):
-			g.account.unhold(list[at].charge)
+			g.dropExport(list[at])
 			list[at] = e
-		case e.charge != nil:
+		default:
 			list = append(list, make([]export, at+1-len(list))...)
 			list[at] = e
 		}
+		g.exported.Add(1)
 	}
 	return list
+}
+
+// dropExport lets go of what a file held at a position.
+func (g *Guard) dropExport(e export) {
+	if e.there {
+		g.account.unhold(e.charge)
+		g.exported.Add(-1)
+	}
+}
+
+// roomForExports reports that the container may export n objects more. Some files may be closed unnoticed.
+func (g *Guard) roomForExports(n int) bool {
+	if n == 0 || g.exported.Load()+int64(n) <= maxExported {
+		return true
+	}
+	g.sweep()
+	return g.exported.Load()+int64(n) <= maxExported
 }
 
 // maxExports bounds the positions of a file that the guard remembers.
@@ -406,6 +431,7 @@ const maxExports = 1 << 14
 // export is what a file holds at a position: device memory, or NVLink addresses of some, which may be mapped by other GPUs. Without a charge it
 // is something else.
 type export struct {
+	there  bool
 	charge *charge
 	fabric bool
 	size   quota.Bytes

@@ -123,7 +123,7 @@ func (g *Guard) closed(f *file) {
 	f.exports = nil
 	f.mu.Unlock()
 	for _, e := range exports {
-		g.account.unhold(e.charge)
+		g.dropExport(e)
 	}
 	if sim != 0 {
 		if exporter {

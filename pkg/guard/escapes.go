@@ -122,10 +122,8 @@ func (g *Guard) checkAllocMemory(c *trappedCall) plan {
 		return answer(fail(unix.EINVAL))
 	}
 	switch class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class {
-	case classSystem:
-		return g.noteHostMemory(c)
-	case classOSDescriptor:
-		return pass()
+	case classSystem, classOSDescriptor:
+		return g.noteHostMemory(c, class)
 	default:
 		return answer(c.deny(rm.StatusNotSupported, "0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class))
 	}

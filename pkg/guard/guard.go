@@ -51,6 +51,7 @@ type Guard struct {
 	tally *tally.Page
 
 	pendingRoots atomic.Int64
+	exported     atomic.Int64 // objects in files
 	rootPatience time.Duration
 	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
 	ended        atomic.Int64 // when everything of the container's was ended for that

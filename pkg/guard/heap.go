@@ -45,7 +45,7 @@ func heapClass(flags, attr uint32) (class uint32, kind rm.ClassKind) {
 
 func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan {
 	o := c.call.Outer
-	if !g.account.room(rm.ClassPlain, noGPU, 0, 0) {
+	if !g.account.room(rm.ClassVidmem, noGPU, 0, 0) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	client, flags := rm.U32(o, rm.HeapRoot), rm.U32(o, rm.HeapAllocFlags)
@@ -53,6 +53,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 		return answer(c.denyUnseen())
 	}
 	rec := object{parent: rm.U32(o, rm.HeapParent), gpu: noGPU}
+	rm.PutU32(o, form.attr2, rm.U32(o, form.attr2)&^rm.MemoryAttr2Register)
 	rec.class, rec.kind = heapClass(flags, rm.U32(o, form.attr))
 	made := func(rec *object) quota.Bytes {
 		rec.handle = rm.U32(o, rm.HeapAllocMemory)

@@ -7,7 +7,8 @@ import (
 
 // Host memory that the driver makes for a container (class 0x3e: cudaMallocHost, and a context's own buffers) is counted for no cgroup: the
 // driver asks the kernel for it without __GFP_ACCOUNT (NV_GFP_KERNEL in nv-linux.h). So the guard counts it, and bounds it by max_host_memory.
-// Memory of the caller's own that the driver pins (class 0x71) is in the caller's cgroup already.
+// Memory of the caller's own that the driver pins (class 0x71) is in the caller's cgroup already, but not the driver's lists of its pages: its
+// own, the kernel's, and the GPU addresses, 32 bytes a page together. Some page may be pinned many times.
 
 // hostFree is what a container gets without a look at what the host has left: a CUDA context needs some of it.
 const hostFree = 256 * quota.MiB
@@ -34,10 +35,16 @@ func (g *Guard) makeHost(c *trappedCall, client uint32, size uint64, o object, g
 	})
 }
 
-// noteHostMemory is the plan of host memory by RM_ALLOC_MEMORY. That may be mapped at once, and so runs in the task (rm_create_mmap_context
-// compares the process). It counts as if the call succeeded, until its handle is freed.
-func (g *Guard) noteHostMemory(c *trappedCall) plan {
+// pinned is what the driver takes to pin memory, as a part of that.
+const pinned = 128
+
+// noteHostMemory is the plan of host memory by RM_ALLOC_MEMORY. The driver's own may be mapped at once (rm_create_mmap_context compares the
+// process), the caller's is pinned, and so the call runs in the task. It counts as if it succeeded, until its handle is freed.
+func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	o := c.call.Outer
+	if rm.U32(o, rm.AllocMemoryFlags)&rm.AllocMemoryRegister != 0 { // nobody honest has been seen to; clearParams says what it does
+		return answer(c.status(rm.StatusNotSupported))
+	}
 	client, handle := rm.U32(o, rm.AllocMemoryRoot), rm.U32(o, rm.AllocMemoryObject)
 	lock, ok := g.account.lockCalls(client, client)
 	if !ok {
@@ -49,21 +56,27 @@ func (g *Guard) noteHostMemory(c *trappedCall) plan {
 	}
 	limit := rm.U64(o, rm.AllocMemoryLimit) // the size less 1
 	size, ok := roundUp(limit+1, pageHost)
-	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: classSystem, kind: rm.ClassSysmem, gpu: noGPU,
+	takes := size
+	if class == classOSDescriptor {
+		takes = size / pinned
+	}
+	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: class, kind: rm.ClassSysmem, gpu: noGPU,
 		host: true, inTask: true, size: size}
 	old, taken := g.account.lookup(client, handle)
 	if taken && (!old.inTask || old.parent != x.parent) { // below another parent it would outlive its record
 		return answer(c.status(rm.StatusInsertDuplicateName))
 	}
-	more := size - min(size, old.size) // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
-	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(more) {
+	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
+		takes -= min(takes, old.charge.size)
+	}
+	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	if taken {
-		g.account.growHost(client, handle, more)
+		g.account.growHost(client, handle, size, takes)
 		return pass()
 	}
-	g.account.addObject(client, x, 0, size, size)
+	g.account.addObject(client, x, 0, takes, takes)
 	return pass()
 }
 
@@ -96,13 +109,13 @@ func (g *Guard) hostLimit() quota.Bytes {
 	return part.Of(g.cfg.HostMemory)
 }
 
-// growHost adds what reserveHost took to what a handle of host memory is charged.
-func (a *account) growHost(client, handle uint32, more quota.Bytes) {
+// growHost adds what reserveHost took to what a handle of host memory is charged, which is of a size then at least.
+func (a *account) growHost(client, handle uint32, size, more quota.Bytes) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil && c.objects[handle] != nil && c.objects[handle].charge != nil {
 		o := c.objects[handle]
-		o.size += more
+		o.size = max(o.size, size)
 		o.charge.size += more
 		return
 	}

@@ -98,4 +98,15 @@ func TestPolledData(t *testing.T) {
 	if rep := f.escape(rm.EscControl, o, p); rep != replyDone || mask != 0x7f || len(d.calls) != 2 {
 		t.Errorf("control: %v, the driver saw %#x", rep, mask)
 	}
+	for version, want := range map[string]bool{"580.142": false, "595.45.04": true} { // its end walks all objects there
+		abi, err := rm.ForDriver(version, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.abi, g.slow = abi, bucket{perSecond: 1e-9, burst: 3}
+		f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0x78, 0xde, p), p)
+		if paid := !g.slow.last.IsZero() && g.slow.tokens < 3; paid != want {
+			t.Errorf("%s: paid: %v", version, paid)
+		}
+	}
 }

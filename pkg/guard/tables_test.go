@@ -417,8 +417,9 @@ func TestFirmwareObjects(t *testing.T) {
 		t.Errorf("a second handle of it: %s", rm.StatusName(rm.U32(o, rm.DupStatus)))
 	}
 	f.escape(rm.EscFree, fakeFree(secondDevice))
-	p := make([]byte, 24)
-	o = fakeAlloc(fakeDevice, 0x5e000000, 0x79, p)
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, 4096)
+	o = fakeAlloc(fakeDevice, 0x5e000000, classSystem, p)
 	if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 		t.Errorf("another object: %s", rm.StatusName(rm.U32(o, 40)))
 	}

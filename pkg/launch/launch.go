@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -74,7 +75,7 @@ func LogFile(runDir string, record ledger.Record) string {
 }
 
 // LoadTable reads the node table, and has it made when it is missing or stale: that happens once per boot, driver or
-// configuration change.
+// configuration change. Its GPUs say what is wrong with them, if that can be read.
 func LoadTable(runDir string) (*device.Table, error) {
 	table, err := device.Load(runDir)
 	if errors.Is(err, device.ErrMissing) || errors.Is(err, device.ErrStale) {
@@ -83,5 +84,9 @@ func LoadTable(runDir string) (*device.Table, error) {
 		}
 		table, err = device.Load(runDir)
 	}
-	return table, err
+	if err != nil {
+		return table, err
+	}
+	table, _ = health.Marked(runDir, table)
+	return table, nil
 }

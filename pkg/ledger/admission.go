@@ -41,6 +41,8 @@ type Placement struct {
 	Memory quota.Memory
 	Count  int  // GPUs; 0 means 1
 	Slice  VGPU // spill, weight, percent and priority of each slice; UUID and Limit are filled in
+	// Avoid are GPUs that are not chosen, by UUID, and why.
+	Avoid map[string]string
 }
 
 // Placement policies, as in cgpu.toml.
@@ -74,6 +76,8 @@ func (r *Refusal) Error() string {
 func (g GPU) String() string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID) }
 
 const remedyRoom = "stop a container (cgpu smi lists them), ask for less, or raise overcommit in cgpu.toml"
+
+const remedyAvoided = "cgpu health tells more; a container that names the GPU is started on it all the same"
 
 // validate refuses requests that no state of the ledger could admit.
 func (req *Request) validate() error {
@@ -294,6 +298,10 @@ func place(f *file, req Request) ([]VGPU, error) {
 	for _, g := range req.GPUs {
 		if slices.Contains(req.Record.Native, g.UUID) {
 			continue // the container has it whole
+		}
+		if why := req.Place.Avoid[g.UUID]; why != "" {
+			refusals = append(refusals, &Refusal{GPU: g, Reason: why, Remedy: remedyAvoided})
+			continue
 		}
 		limit, err := req.Place.Memory.Limit(g.Memory)
 		if err != nil {

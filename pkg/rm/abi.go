@@ -6,10 +6,17 @@ import (
 	"strings"
 )
 
-// branches are the driver branches whose headers the tables of this package were compiled against, ascending: the first
-// and the last public tag of each. Layouts rarely change inside a branch, but it happens (NV_CHANNEL_ALLOC_PARAMS grew
-// with 535.86.05); the tables know those cases. 580 is also tested on hardware (580.159.04).
+// branches are the driver branches whose releases the tables of this package were measured in, ascending: all public tags of each
+// (testdata/params.csv). A release of such a branch that is newer than those is let in: TestInsideBranches says why that is safe.
+// 580 is also tested on hardware (580.159.04).
 var branches = [...]int{515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575, 580, 590, 595}
+
+// moved is the first branch of which it is known that a structure has its fields elsewhere than the guard looks for them, by the reading of
+// others (gVisor, nvkvm-pv). Its releases were not to be had when this was written, so it has no rows, and a guess would be wrong.
+const (
+	moved     = 610
+	whatMoved = "NV_CHANNEL_ALLOC_PARAMS has a new field (hHandleVASpace) before those that cgpu checks"
+)
 
 // ABI is the interface of one driver branch.
 type ABI struct {
@@ -19,11 +26,15 @@ type ABI struct {
 }
 
 // ForDriver picks the tables for a driver. A branch that this package does not know is an error, because a structure
-// that moved would let a container past the guard; allowUnknown takes the nearest lower branch instead.
+// that moved would let a container past the guard; allowUnknown takes the nearest lower branch instead, where it is not known to be wrong.
 func ForDriver(version string, allowUnknown bool) (*ABI, error) {
 	v, err := ParseVersion(version)
 	if err != nil {
 		return nil, err
+	}
+	if v.Major >= moved {
+		return nil, fmt.Errorf("rm: driver %s: from branch %d on %s; use a driver of branch %d, or update cgpu",
+			version, moved, whatMoved, branches[len(branches)-1])
 	}
 	for i := len(branches) - 1; i >= 0; i-- {
 		if branches[i] == v.Major {

@@ -1,5 +1,7 @@
 package rm
 
+import "time"
+
 // AllocForm says where the fields sit that differ between the forms of RM_ALLOC's outer structure; -1 where absent.
 // The driver tells NVOS21 from NVOS64 by the size field of the ioctl number.
 type AllocForm struct {
@@ -50,19 +52,33 @@ const (
 	ClassMulticast            // 0xfd: fabric multicast; holds a file descriptor
 	ClassUserShared           // 0xde: a page of the driver's with what firmware measures
 	ClassProfiler             // 0xb2cc: hardware counters; the parameters name a client
-	ClassFirmware             // nothing special but that the GPU's firmware has an object for it
 	ClassContextDMA           // 0x2: a name of memory, by which it may be mapped into the kernel
 	ClassSemaphores           // 0xda: holds references on one or two memories, and writes them
+	ClassP2P                  // 0x503b: the parameters may choose peer ids, which all of a GPU's users share
+	ClassEncoder              // 0xa0bc: a session on a list of the GPU's; the parameters may name memory that it keeps no reference on
 	ClassFD                   // others with a file descriptor of the caller (MIG partitions)
 )
 
-// InFirmware reports that the driver makes an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the GPU.
+// InFirmware reports that the driver may make an object of this kind in the GPU's firmware too, out of a fixed piece of memory for all of the
+// GPU. Of plain ones it does of nearly all (RS_FLAGS_ALLOC_RPC_TO_PHYS_RM in resource_list.h, which whatever is below a channel has; an event
+// on such an object): testdata/firmware.csv.
 func (k ClassKind) InFirmware() bool {
 	switch k {
-	case ClassDevice, ClassSubdevice, ClassVASpace, ClassTSG, ClassChannel, ClassDebugger, ClassFirmware:
-		return true
+	case ClassDeny, ClassRoot, ClassVidmem, ClassSysmem, ClassVirtual, ClassInTask, ClassFabric, ClassMulticast, ClassUserShared,
+		ClassContextDMA, ClassSemaphores, ClassFD:
+		return false
 	}
-	return false
+	return true
+}
+
+// FreeHoldsLocks is for how long the driver's locks may be held when an object of a kind ends: from 590 on RM_USER_SHARED_DATA's destructor goes
+// through all objects of all clients, whatever the object had asked for (_handlePollMaskHelper in gpu_user_shared_data.c), as the
+// control 0xde0001 does. An end cannot wait, so this is paid for when the object is made.
+func (a *ABI) FreeHoldsLocks(k ClassKind) time.Duration {
+	if k == ClassUserShared && a.branch >= 590 {
+		return 10 * time.Millisecond
+	}
+	return 0
 }
 
 // Class is an object class that RM_ALLOC may make.

@@ -110,7 +110,7 @@ var controls = []controlRow{
 	{id: 0xf80103, name: "NV00F8_CTRL_CMD_ATTACH_MEM", kind: ControlDeny, source: "ctrl00f8.h"},
 	{id: 0xfb0101, name: "NV00FB_CTRL_CMD_VALIDATE", kind: ControlDeny, source: "ctrl00fb.h"},
 	{id: 0xfd0101, name: "NV00FD_CTRL_CMD_GET_INFO", kind: ControlFlat, from: 525, source: "ctrl00fd.h"},
-	{id: 0xfd0102, name: "NV00FD_CTRL_CMD_ATTACH_MEM", kind: ControlFlat, from: 530, sizes: []since{{0, 48}, {530_000_00, 40}}, source: "ctrl00fd.h"},
+	{id: 0xfd0102, name: "NV00FD_CTRL_CMD_ATTACH_MEM", kind: ControlFlat, from: 530, sizes: []since{{0, 40}}, source: "ctrl00fd.h"},
 	{id: 0xfd0104, name: "NV00FD_CTRL_CMD_ATTACH_GPU", kind: ControlFD, from: 530, sizes: []since{{0, 16}}, fd: 8, source: "ctrl00fd.h"},
 	{id: 0xfd0105, name: "NV00FD_CTRL_CMD_DETACH_MEM", kind: ControlFlat, from: 530, source: "ctrl00fd.h"},
 	{id: 0xfd0106, name: "NV00FD_CTRL_CMD_ATTACH_REMOTE_GPU", kind: ControlDeny, source: "ctrl00fd.h"},

@@ -2,6 +2,7 @@ package rm
 
 import (
 	"encoding/csv"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -210,6 +211,7 @@ func TestCSVLayouts(t *testing.T) {
 }
 
 func TestCSVClasses(t *testing.T) {
+	_, headers := readHeaders(t)
 	for _, r := range readCSV(t) {
 		if r.kind != "class" {
 			continue
@@ -229,6 +231,9 @@ func TestCSVClasses(t *testing.T) {
 					t.Errorf("%v: class %#x %s is not allowed, the table says %s", a.Version(), r.number, r.name, r.action)
 				}
 				continue
+			}
+			if headers.at("class", fmt.Sprintf("%#x", r.number), a.Version().String()).absent {
+				continue // this driver does not have it yet
 			}
 			if r.size != 0 && c.ParamsSize != r.size {
 				t.Errorf("%v: class %#x %s: %d bytes, want %d", a.Version(), r.number, r.name, c.ParamsSize, r.size)

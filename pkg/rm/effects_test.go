@@ -154,3 +154,33 @@ func TestNativeEffects(t *testing.T) {
 		}
 	}
 }
+
+// TestInFirmware: testdata/firmware.csv lists the classes of which the driver makes an object in the GPU's firmware too, by the flag that says so
+// in resource_list.h (535.54.03, 550.54.14, 580.142 and 595.45.04). Those that are made by an RPC of their own are not in it.
+func TestInFirmware(t *testing.T) {
+	file, err := os.Open("testdata/firmware.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lines, err := csv.NewReader(file).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range lines[1:] {
+		id, err := strconv.ParseUint(l[0], 0, 32)
+		row := findClass(uint32(id))
+		if err != nil || row == nil || row.name != l[1] {
+			t.Errorf("%v: %v, %+v", l, err, row)
+			continue
+		}
+		if row.kind != ClassDeny && row.kind != ClassFD && !row.kind.InFirmware() {
+			t.Errorf("%s is in firmware (%s) and does not count there", l[1], l[2])
+		}
+	}
+	for _, id := range []uint32{0x5, 0x79, 0x80, 0x2080, 0x90f1, 0xa06c, 0xc86f} { // by RPCs of their own
+		if !findClass(id).kind.InFirmware() {
+			t.Errorf("class %#x does not count", id)
+		}
+	}
+}

@@ -54,16 +54,17 @@ const (
 	FreeNoParent = 0
 
 	// NVOS02_PARAMETERS and a file descriptor, RM_ALLOC_MEMORY.
-	AllocMemorySize    = 56
-	AllocMemoryRoot    = 0
-	AllocMemoryParent  = 4
-	AllocMemoryObject  = 8
-	AllocMemoryClass   = 12
-	AllocMemoryFlags   = 16
-	AllocMemoryPointer = 24 // the caller's pages (class 0x71)
-	AllocMemoryLimit   = 32 // size - 1
-	AllocMemoryStatus  = 40
-	AllocMemoryFD      = 48
+	AllocMemorySize     = 56
+	AllocMemoryRoot     = 0
+	AllocMemoryParent   = 4
+	AllocMemoryObject   = 8
+	AllocMemoryClass    = 12
+	AllocMemoryFlags    = 16
+	AllocMemoryRegister = 1 << 27 // NVOS02_FLAGS_REGISTER_MEMDESC_TO_PHYS_RM, since 580
+	AllocMemoryPointer  = 24      // the caller's pages (class 0x71)
+	AllocMemoryLimit    = 32      // size - 1
+	AllocMemoryStatus   = 40
+	AllocMemoryFD       = 48
 
 	// NVOS05_PARAMETERS, RM_ALLOC_OBJECT.
 	AllocObjectSize   = 20
@@ -277,7 +278,8 @@ const (
 	MemoryFlags         = 8
 	MemoryAttr          = 24
 	MemoryAttr2         = 28
-	MemorySize          = 64 // in: wanted; out: granted
+	MemoryAttr2Register = 1 << 31 // NVOS32_ATTR2_REGISTER_MEMDESC_TO_PHYS_RM, since 550
+	MemorySize          = 64      // in: wanted; out: granted
 	MemoryAlignment     = 72
 	MemoryOffset        = 80
 	MemoryLimit         = 88
@@ -385,7 +387,12 @@ const (
 
 	// NV83DE_ALLOC_PARAMETERS: class 0x83de.
 	DebuggerAppClient = 4
-	DebuggerObject    = 8
+
+	// NVA0BC_ALLOC_PARAMETERS.
+	EncoderVersion = 12
+	EncoderMemory  = 16
+
+	DebuggerObject = 8
 
 	// NV0005_ALLOC_PARAMETERS: classes 0x5, 0x79.
 	EventParentClient = 0
@@ -553,3 +560,7 @@ const (
 	UVMValidateLength = 8
 	UVMValidateStatus = 16
 )
+
+// P2PChoices are the offsets in NV503B_ALLOC_PARAMETERS of what a caller may choose of what all of a GPU's users share: peer ids, for
+// either GPU, mailboxes in BAR1, and peer ids of extended memory.
+var P2PChoices = [...]int{8, 12, 16, 20, 24, 32, 36}

@@ -31,7 +31,7 @@ func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	case UVMCleanUpZombies:
 		return UVMForm{4, -1, -1, -1, -1, -1, 0}, true
 	case UVMMapExternal:
-		if a.branch < 550 {
+		if a.layout() < 550_040_53 { // inside of the branch: 550.40.07 has the short one
 			return UVMForm{1200, 0, 8, 1184, 1188, 1192, 1196}, true
 		}
 		return UVMForm{9264, 0, 8, 9248, 9252, 9256, 9260}, true

@@ -104,6 +104,9 @@ func (r *request) alloc(class uint32) uint32 {
 	if !parentFits(class, parent) {
 		return rm.StatusInvalidObjectParent
 	}
+	if parent.lost() {
+		return rm.StatusGPUIsLost
+	}
 	o := &object{handle: rm.U32(out, rm.AllocObject), class: class}
 	if o.handle != 0 && c.objects[o.handle] != nil {
 		return rm.StatusInsertDuplicateName // before anything is taken from a card

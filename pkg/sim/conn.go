@@ -203,6 +203,18 @@ func (c *Conn) Pending(minor int, pids []int) (bool, error) {
 	return b[0] != 0, nil
 }
 
+// Trouble makes trouble with a GPU.
+func (c *Conn) Trouble(t Trouble) error {
+	b, err := json.Marshal(t)
+	if err == nil {
+		_, err = c.do(opTrouble, b)
+	}
+	if err != nil {
+		return fmt.Errorf("sim: GPU %d: %w", t.GPU, err)
+	}
+	return nil
+}
+
 // SetDelay changes the delays of later calls of everyone.
 func (c *Conn) SetDelay(delay Delay) error {
 	b, err := json.Marshal(delay)

@@ -75,6 +75,9 @@ func (r *request) control() uint32 {
 	if !controlFits(cmd, o) {
 		return rm.StatusNotSupported
 	}
+	if o.lost() {
+		return rm.StatusGPUIsLost
+	}
 	index, p := r.block(-1, rm.ControlParams)
 	row, found := controls[cmd]
 	if !found {

@@ -115,6 +115,8 @@ type gpu struct {
 	kept              int         // channels that UVM retains
 	global            vaspace     // of all devices that have none of their own, whosever they are (gpugrpGetGlobalVASpace)
 	engine            *engine
+	xids              []uint64 // that were reported, in their order
+	lost              bool     // off the bus: what is there stays, and nothing of it answers
 }
 
 // take reserves n bytes of the card.

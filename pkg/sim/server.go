@@ -177,6 +177,12 @@ func (d *Driver) serve(s *Session, op uint8, req *decoder) (syscall.Errno, []byt
 		}
 		d.SetDelay(delay)
 		return 0, nil
+	case opTrouble:
+		var t Trouble
+		if json.Unmarshal(req.b, &t) != nil {
+			return syscall.EPROTO, nil
+		}
+		return errnoOf(d.Trouble(t)), nil
 	}
 	return syscall.EPROTO, nil
 }

@@ -36,6 +36,8 @@ type GPUSnapshot struct {
 	Engine    runlist.Totals `json:"engine"`    // of graphics, since the driver's start
 	Processes []Process      `json:"processes"` // ascending by pid
 	TSGs      []TSGSnapshot  `json:"tsgs"`      // by client and handle
+	Xids      []uint64       `json:"xids,omitempty"`
+	Lost      bool           `json:"lost,omitempty"`
 }
 
 // Process is what one process holds on a card. Memory that two processes share counts for both; memory that only an
@@ -77,6 +79,7 @@ func (d *Driver) Snapshot() Snapshot {
 			Index: g.Index, Minor: g.Minor, UUID: g.UUID,
 			Memory: g.Memory, Used: g.used, Allocated: g.allocated, Hidden: g.hidden, BAR1: g.bar1, Kept: g.kept, Engine: g.engine.Totals(),
 			Processes: d.processes(g), TSGs: d.groups(g),
+			Xids: slices.Clone(g.xids), Lost: g.lost,
 		})
 	}
 	return s

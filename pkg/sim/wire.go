@@ -32,6 +32,7 @@ const (
 	opDelay              // JSON
 	opSwitches           // i32 minor, u64 since → u64 next, u8 lost, u32 count, switches
 	opPending            // i32 minor, u32 count, i32 pids → u8
+	opTrouble            // JSON
 )
 
 var errFrame = errors.New("sim: malformed frame")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard"
+	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -24,6 +25,7 @@ type View struct {
 	Driver        string `json:"driver"` // "nvidia" or "sim"
 	DriverVersion string `json:"driverVersion"`
 	Stale         string `json:"stale,omitempty"` // why node.json describes the past
+	Watched       bool   `json:"watched"`         // somebody watches the health of the GPUs (cgpu health watch)
 	GPUs          []GPU  `json:"gpus"`
 }
 
@@ -42,7 +44,8 @@ type GPU struct {
 	Promised  sched.Permille `json:"promised"` // sum of the hard caps
 	// Utilization is the sum of what vGPUs used of the last second; absent where no guard can tell.
 	Utilization *sched.Permille `json:"utilization,omitempty"`
-	VGPUs       []VGPU          `json:"vgpus"` // in the order of their creation
+	Fault       string          `json:"fault,omitempty"` // why it is unhealthy
+	VGPUs       []VGPU          `json:"vgpus"`           // in the order of their creation
 }
 
 // VGPU is one container's share of one GPU.
@@ -89,6 +92,14 @@ func (x VGPU) Handle() string {
 	return x.ID
 }
 
+// ShownState is the state in a word, of which cgpu pause makes one more.
+func (x VGPU) ShownState() string {
+	if x.Paused && !x.Native && x.State == StateRunning {
+		return StatePaused
+	}
+	return x.State
+}
+
 type Process struct {
 	PID   int         `json:"pid"`   // on the host
 	NSPID int         `json:"nspid"` // in the container
@@ -109,6 +120,7 @@ func Look(runDir string, load func(runDir string) (*device.Table, error)) (View,
 	} else if err != nil {
 		return View{}, err
 	}
+	t, _ = health.Marked(runDir, t) // what cannot be read cgpu health tells
 	records, cards, err := ledger.Open(runDir).State()
 	if err != nil {
 		return View{}, err
@@ -117,7 +129,7 @@ func Look(runDir string, load func(runDir string) (*device.Table, error)) (View,
 		records[i] = Named(records[i])
 	}
 	v := Arrange(t, records, cards, AskAll(t, records))
-	v.Stale = stale
+	v.Stale, v.Watched = stale, health.Watched(runDir)
 	return v, nil
 }
 
@@ -137,7 +149,7 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 		with[r.ID]++
 	}
 	for _, g := range t.GPUs {
-		gv := GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, VGPUs: []VGPU{}}
+		gv := GPU{Index: g.Index, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Total: g.Memory, Fault: g.Fault, VGPUs: []VGPU{}}
 		s := SharingOf(g.UUID, t.Config.Card(), records, cards)
 		gv.Policy, gv.MaxInst, gv.PrioRatio, gv.Promised = s.Effect.String(), s.Card.MaxInst, s.Card.PrioRatio, s.Promised
 		for i, r := range records {

@@ -348,7 +348,7 @@ func TestMakeInstall(t *testing.T) {
 	dir := folder(t)
 	top := filepath.Dir(filepath.Dir(lab.Script))
 	run(t, "sh", "-c", fmt.Sprintf("umask 077; make -C %s -o build install BIN=%s DESTDIR=%s", top, lab.Bin, dir))
-	want := []string{"lib/cgpu/libcgpu.so", "lib/systemd/system/cgpu-exporter.service", "lib/systemd/system/cgpu-km.service", "lib/systemd/system/cgpu-refresh.service", "lib/tmpfiles.d/cgpu.conf",
+	want := []string{"lib/cgpu/libcgpu.so", "lib/systemd/system/cgpu-exporter.service", "lib/systemd/system/cgpu-health.service", "lib/systemd/system/cgpu-km.service", "lib/systemd/system/cgpu-refresh.service", "lib/tmpfiles.d/cgpu.conf",
 		"lib/udev/rules.d/71-cgpu.rules"}
 	for _, name := range []string{"cgpu", "cgpu-guard", "cgpu-hook", "cgpu-probe", "cgpu-refresh", "cgpu-runtime"} {
 		want = append(want, "bin/"+name)

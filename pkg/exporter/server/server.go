@@ -1,4 +1,4 @@
-// Package server is what `cgpu exporter` answers by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
+// Package server is what `cgpu exporter` and `cgpu web` answer by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
 // link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
 package server
 
@@ -91,8 +91,8 @@ func local(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// Serve answers at /metrics, and at /healthz, until ctx ends. ready, if not nil, is told where.
-func Serve(ctx context.Context, g prometheus.Gatherer, o Options, ready func(net.Addr)) error {
+// Serve answers by h until ctx ends. ready, if not nil, is told where.
+func Serve(ctx context.Context, h http.Handler, o Options, ready func(net.Addr)) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
@@ -103,7 +103,7 @@ func Serve(ctx context.Context, g prometheus.Gatherer, o Options, ready func(net
 	if ready != nil {
 		ready(l.Addr())
 	}
-	s := &http.Server{Handler: o.handler(g), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
+	s := &http.Server{Handler: http.MaxBytesHandler(o.authorized(h), maxBody), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
 		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -137,23 +137,29 @@ func listen(address string) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-func (o Options) handler(g prometheus.Gatherer) http.Handler {
+// Metrics answers at /metrics, and at /healthz.
+func Metrics(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout, ErrorHandling: promhttp.ContinueOnError, DisableCompression: true}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
-	return http.MaxBytesHandler(o.authorized(mux), maxBody)
+	return mux
 }
 
-// authorized asks for the token, which is read each time: it may be changed while this runs.
+// authorized asks for the token, which is read each time: it may be changed while this runs. A browser, which bears none, may give it as a
+// password.
 func (o Options) authorized(next http.Handler) http.Handler {
 	if o.TokenFile == "" {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		want, err := token(o.TokenFile)
-		given, isBearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-		if a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(want)); err != nil || !isBearer || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
-			w.Header().Set("WWW-Authenticate", "Bearer")
+		given, is := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if !is {
+			_, given, is = r.BasicAuth()
+		}
+		if a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(want)); err != nil || !is || subtle.ConstantTimeCompare(a[:], b[:]) != 1 {
+			w.Header().Add("WWW-Authenticate", "Bearer")
+			w.Header().Add("WWW-Authenticate", `Basic realm="cgpu: any name, the token as password"`)
 			http.Error(w, "unauthorized", http.StatusUnauthorized)
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/pem"
 	"io"
 	"log/slog"
@@ -44,7 +45,7 @@ func serve(t *testing.T, o Options, g gatherer) net.Addr {
 	o.Log = slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(context.Background())
 	at, done := make(chan net.Addr, 1), make(chan error, 1)
-	go func() { done <- Serve(ctx, g, o, func(a net.Addr) { at <- a }) }()
+	go func() { done <- Serve(ctx, Metrics(g), o, func(a net.Addr) { at <- a }) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -112,7 +113,7 @@ func TestToken(t *testing.T) {
 	url := "http://" + serve(t, Options{Listen: "127.0.0.1:0", TokenFile: file}, nothing).String()
 	ask := func(header ...string) int { return status(t, http.DefaultClient, url+"/metrics", header...) }
 	if got := []int{ask(), ask("Authorization", "Bearer "), ask("Authorization", "Bearer 0123456789abcdeF"), ask("Authorization", "0123456789abcdef"),
-		ask("Authorization", "Bearer 0123456789abcdef"), status(t, http.DefaultClient, url+"/healthz")}; !equal(got, 401, 401, 401, 401, 200, 401) {
+		ask("Authorization", "Bearer 0123456789abcdef"), ask("Authorization", basic("x", "0123456789abcdef")), ask("Authorization", basic("0123456789abcdef", "")), status(t, http.DefaultClient, url+"/healthz")}; !equal(got, 401, 401, 401, 401, 200, 200, 401, 401) {
 		t.Errorf("%v", got)
 	}
 	must(t, os.WriteFile(file, []byte("fedcba9876543210\n"), 0o600))
@@ -123,6 +124,10 @@ func TestToken(t *testing.T) {
 	if got := ask("Authorization", "Bearer "); got != 401 {
 		t.Errorf("with an empty file: %d", got)
 	}
+}
+
+func basic(name, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(name+":"+password))
 }
 
 func equal(got []int, want ...int) bool {
@@ -215,7 +220,7 @@ func TestSocket(t *testing.T) {
 	if info.Mode().Perm() != 0o600 {
 		t.Error(info.Mode())
 	}
-	if err := Serve(context.Background(), gatherer(nothing), Options{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, nil); err == nil || !strings.Contains(err.Error(), "listens there") {
+	if err := Serve(context.Background(), Metrics(gatherer(nothing)), Options{Listen: "unix:" + path, Log: slog.New(slog.DiscardHandler)}, nil); err == nil || !strings.Contains(err.Error(), "listens there") {
 		t.Error(err)
 	}
 }

@@ -9,6 +9,22 @@ app.kubernetes.io/name: cgpu
 app.kubernetes.io/component: agent
 {{- end }}
 
+{{/* Labels of what Prometheus' operator reads. */}}
+{{- define "cgpu.monitored" -}}
+{{ include "cgpu.labels" . }}
+{{- with .Values.monitoring.labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* How an agent is scraped; deploy/components/pod-monitor says why. */}}
+{{- define "cgpu.scrape" -}}
+interval: {{ .Values.monitoring.interval }}
+relabelings:
+- {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
+- {action: labeldrop, regex: namespace|pod|container|service|endpoint}
+{{- end }}
+
 {{/* A file of deploy/base, with the names of this release; TestChartFiles holds the copies to their sources. */}}
 {{- define "cgpu.file" -}}
 {{ .root.Files.Get (printf "files/%s.yaml" .name) | replace "system:serviceaccount:cgpu-system:" (printf "system:serviceaccount:%s:" .root.Release.Namespace) | replace "runtimeClassName: cgpu" (printf "runtimeClassName: %s" .root.Values.runtimeClass.name) | replace "validationActions: [Warn]" (printf "validationActions: [%s]" .root.Values.admission.runtimeClass) }}
@@ -35,5 +51,8 @@ app.kubernetes.io/component: agent
 {{- if and . (has . (splitList "," $plugin)) -}}
 {{- fail (printf "draGPUs, devicePluginGPUs: %s is in both" .) -}}
 {{- end -}}
+{{- end -}}
+{{- if and .Values.monitoring.podMonitor .Values.monitoring.serviceMonitor -}}
+{{- fail "monitoring: podMonitor and serviceMonitor: everything would be scraped twice" -}}
 {{- end -}}
 {{- end }}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/sim"
+)
+
+// TestSimHardware: what is made to happen to simulated GPUs is told, an Xid in one answer.
+func TestSimHardware(t *testing.T) {
+	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
+	d, err := sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: quota.GiB}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(t.TempDir(), "sim.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error)
+	go func() { served <- d.Serve(ctx, l) }()
+	in, asks := io.Pipe()
+	answers, out := io.Pipe()
+	ended := make(chan error)
+	go func() { ended <- simHardware(socket, in, out) }()
+	lines := bufio.NewScanner(answers)
+	look := func(lost bool, xids ...uint64) {
+		t.Helper()
+		if _, err := io.WriteString(asks, device.HealthLine+"\n"); err != nil || !lines.Scan() {
+			t.Fatal(err, lines.Err())
+		}
+		var all map[string]device.Hardware
+		if err := json.Unmarshal(lines.Bytes(), &all); err != nil || all[uuid].Lost != lost || !slices.Equal(all[uuid].NewXids, xids) {
+			t.Errorf("%v: %s, want lost %v and Xids %v", err, lines.Bytes(), lost, xids)
+		}
+	}
+	trouble := func(x sim.Trouble) {
+		t.Helper()
+		if err := d.Trouble(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look(false)
+	trouble(sim.Trouble{Xids: []uint64{79, 48}, Lost: new(true)})
+	look(true, 79, 48)
+	look(true)
+	trouble(sim.Trouble{Xids: []uint64{79}, Lost: new(false)})
+	look(false, 79)
+	asks.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}
