@@ -24,7 +24,7 @@ func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	case UVMMapDynamicRegion:
 		return UVMForm{40, 0, 8, -1, -1, -1, 32}, true
 	case UVMAllocSemaphorePool:
-		if a.branch < 550 {
+		if a.layout() < 550_040_53 { // as UVMMapExternal
 			return UVMForm{1184, 0, 8, -1, -1, -1, 1176}, true
 		}
 		return UVMForm{9248, 0, 8, -1, -1, -1, 9240}, true
