@@ -427,15 +427,15 @@ func TestUVMMaps(t *testing.T) {
 					t.Errorf("step %d: used %v, want %d MiB", i, used, s.used)
 				}
 			}
-			if f.mapped != 0 || len(f.maps) != 0 || g.account.hasZombies() {
-				t.Errorf("%d mappings are left, zombies %v", f.mapped, g.account.hasZombies())
+			if g.uvmMaps.Load() != 0 || len(f.maps) != 0 || g.account.hasZombies() {
+				t.Errorf("%d mappings are left, zombies %v", g.uvmMaps.Load(), g.account.hasZombies())
 			}
 		})
 	}
 }
 
 // TestUVMFree: a range that is freed gives back all that is mapped in it on any GPU, and nothing behind it. Since 590 the call does not say
-// where the range ends, and UVM is asked.
+// where the range ends; the guard knows what it has made.
 func TestUVMFree(t *testing.T) {
 	for _, version := range []string{"580.159.04", "590.48.01"} {
 		t.Run(version, func(t *testing.T) {
@@ -443,26 +443,13 @@ func TestUVMFree(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var end uint64 // of the range that was freed
-			d := &fakeDriver{}
-			d.answer = func(_ Target, call *rm.Call) syscall.Errno {
-				if call.Cmd == rm.UVMUnmapExternal { // of a GPU that does not exist, see rangeGone
-					form, _ := abi.UVM(call.Cmd)
-					status := uint32(rm.StatusInvalidDevice)
-					if rm.U64(call.Outer, form.Base) < end {
-						status = rm.StatusInvalidAddress
-					}
-					if gpuUUID(call.Outer[uvmUnmapGPU:]) != (gpuUUID{}) {
-						t.Error("what is there is unmapped")
-					}
-					rm.PutU32(call.Outer, form.Status, status)
-				}
-				return 0
-			}
-			g := withClient(newFakeGuard(t, d))
+			g := withClient(newFakeGuard(t, &fakeDriver{}))
 			g.abi = abi
+			g.cfg.Settings.MaxHostMemory.Bytes = quota.GiB
 			g.account.freeObject(fakeClient, fakeMemory)
 			c, _ := newFakeUVMCall(t, g)
+			o, _ := uvmCall(g, rm.UVMCreateExternal, 1<<32, 8<<20, 0)
+			c.do(rm.UVMCreateExternal, o)
 			for i, m := range []uvmMap{
 				{gpu: gpuUUID{1}, addresses: addresses{1 << 32, 1<<32 + 4<<20}},
 				{gpu: gpuUUID{1}, addresses: addresses{1<<32 + 6<<20, 1<<32 + 8<<20}},
@@ -477,8 +464,7 @@ func TestUVMFree(t *testing.T) {
 				g.account.freeObject(fakeClient, memory)
 			}
 			wantUsage(t, g.account, 0, 31*quota.MiB)
-			end = 1<<32 + 8<<20
-			o, _ := uvmCall(g, rm.UVMFree, 1<<32, 8<<20, 0)
+			o, _ = uvmCall(g, rm.UVMFree, 1<<32, 8<<20, 0)
 			c.do(rm.UVMFree, o)
 			wantUsage(t, g.account, 0, (4+16)*quota.MiB)
 		})
@@ -490,7 +476,7 @@ func TestFullMaps(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	c, _ := newFakeUVMCall(t, g)
 	g.uvmMapped(c.file, uvmMap{addresses: addresses{1 << 32, 1<<32 + 8<<20}, charge: g.account.holdOf(fakeClient, fakeMemory)})
-	c.file.mapped = maxUVMMaps
+	g.uvmMaps.Add(g.account.mostUVMMaps() - 1)
 	unmap := func(base, length uint64) string {
 		o, form := uvmCall(g, rm.UVMUnmapExternal, base, length, 0)
 		c.do(rm.UVMUnmapExternal, o)
@@ -506,6 +492,43 @@ func TestFullMaps(t *testing.T) {
 	}
 	if len(c.file.maps) != 0 {
 		t.Error("something is left")
+	}
+}
+
+// TestManyMaps: UVM has a handle of the node's for each mapping, so a container may have so many in all its address spaces together.
+func TestManyMaps(t *testing.T) {
+	g := withClient(newFakeGuard(t, &fakeDriver{}))
+	most := g.account.mostUVMMaps()
+	if want := int64(someUVMMaps + testLimit/quota.MiB); most != want {
+		t.Fatalf("%d mappings, want %d", most, want)
+	}
+	one, ctl := newFakeUVMCall(t, g)
+	two, _ := newFakeUVMCall(t, g)
+	two.file = followedUVM(t, g)
+	mapAt := func(c *fakeCall, base uint64) uint32 {
+		o, form := uvmCall(g, rm.UVMMapExternal, base, 2<<20, ctl)
+		c.do(rm.UVMMapExternal, o)
+		return rm.U32(o, form.Status)
+	}
+	for i := range most / 2 {
+		if s := mapAt(one, uint64(1+i)<<32) | mapAt(two, uint64(1+i)<<32); s != rm.StatusOK {
+			t.Fatalf("mapping %d: %s", i, rm.StatusName(s))
+		}
+	}
+	mapAt(two, uint64(1+most)<<32) // where the bound is odd
+	if s := mapAt(one, uint64(2+most)<<32); s != rm.StatusInsufficientResources {
+		t.Errorf("one too many: %s", rm.StatusName(s))
+	}
+	g.endUVM(one.file)
+	if n := g.uvmMaps.Load(); n != most/2+most%2 {
+		t.Errorf("%d mappings are left, want the other's %d", n, most/2+most%2)
+	}
+	if s := mapAt(two, uint64(2+most)<<32); s != rm.StatusOK {
+		t.Errorf("again: %s", rm.StatusName(s))
+	}
+	g.account.gpus[0].limit = 1 << 50
+	if most := g.account.mostUVMMaps(); most != maxUVMMaps {
+		t.Errorf("a large card: %d", most)
 	}
 }
 

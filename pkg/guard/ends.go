@@ -171,7 +171,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	f.ended = true
 	f.mu.Lock()
 	maps, spaces := f.maps, f.spaces
-	f.maps, f.mapped, f.spaces = map[gpuUUID][]*uvmMap{}, 0, map[gpuUUID]bool{}
+	f.maps, f.spaces = map[gpuUUID][]*uvmMap{}, map[gpuUUID]bool{}
 	f.mu.Unlock()
 	ended := map[gpuUUID]bool{}
 	end := func(gpu gpuUUID) bool {
@@ -192,6 +192,10 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 			}
 			g.unmapped(m)
 		}
+	}
+	inUVM += ifDone(func() bool { return g.endRanges(f) })
+	if f.zombies.Load() {
+		g.forgetGPUs(f)
 	}
 	if f.sim != 0 {
 		g.driver.CloseFile(uint32(f.sim))
@@ -216,21 +220,16 @@ func (g *Guard) endVASpace(f *file, gpu gpuUUID) bool {
 // then has no channels there, or the driver refuses.
 func (g *Guard) unmapExternal(f *file, m *uvmMap) bool {
 	// It fails for what is gone already: the range was destroyed, or the GPU unregistered.
-	status, e := g.unmapOn(f, m.addresses, m.gpu)
+	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
+	outer := make([]byte, form.Size)
+	rm.PutU64(outer, form.Base, m.base)
+	rm.PutU64(outer, form.Length, m.length())
+	copy(outer[uvmUnmapGPU:], m.gpu[:])
+	e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
+	status := rm.U32(outer, form.Status)
 	done := e == 0 && status == rm.StatusOK
 	if !done {
 		g.logOnce("enduvm", "cannot unmap memory of a process that is gone", "errno", e, "status", rm.StatusName(status))
 	}
 	return done
-}
-
-// unmapOn asks UVM to unmap addresses of a GPU.
-func (g *Guard) unmapOn(f *file, x addresses, gpu gpuUUID) (status uint32, e unix.Errno) {
-	form, _ := g.abi.UVM(rm.UVMUnmapExternal)
-	outer := make([]byte, form.Size)
-	rm.PutU64(outer, form.Base, x.base)
-	rm.PutU64(outer, form.Length, x.length())
-	copy(outer[uvmUnmapGPU:], gpu[:])
-	e = g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMUnmapExternal, Outer: outer})
-	return rm.U32(outer, form.Status), e
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -42,9 +43,12 @@ type file struct {
 	clients    int                        // verified live clients
 	exports    []export                   // what is exported into this file
 	maps       map[gpuUUID][]*uvmMap      // external mappings of this UVM address space, in the order of their addresses
-	mapped     int                        // how many
 	spaces     map[gpuUUID]bool           // GPUs for which an RM address space is registered in this one
 	channels   map[channelName]uvmChannel // that are registered in it
+	ranges     map[uint64]*uvmRange       // of addresses, that calls have made, by their beginning
+	groups     map[uint64]bool            // range groups
+	zombies    atomic.Bool                // it may have managed memory of processes that are over
+	cleaning   atomic.Bool                // UVM is asked to free that
 	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order
 	ended      bool                       // with uvm held: it was torn down
 	torn       chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way

@@ -99,6 +99,9 @@ type Guard struct {
 	auditUntil     time.Time
 	auditWait      time.Duration
 
+	uvmMaps atomic.Int64 // mappings in its UVM address spaces
+	uvmHost hostPool     // what UVM has on the host for the container
+
 	watch   *watcher
 	monitor *monitor
 	done    chan struct{} // closed when the container is over

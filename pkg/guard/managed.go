@@ -144,7 +144,10 @@ func (g *Guard) releaseManaged(tgid int, base, end uint64) {
 }
 
 // managedGone gives back the managed memory of a process that has ended.
-func (g *Guard) managedGone(tgid int) { g.releaseManaged(tgid, 0, ^uint64(0)) }
+func (g *Guard) managedGone(tgid int) {
+	g.freeZombies()
+	g.releaseManaged(tgid, 0, ^uint64(0))
+}
 
 func (m *managed) set(tgid int, list []span) {
 	m.spans += len(list) - len(m.procs[tgid])
@@ -219,6 +222,7 @@ func (g *Guard) lookOnce() time.Duration {
 // scan brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
 func (g *Guard) scan() {
 	m := &g.managed
+	g.freeZombies()
 	now := time.Now()
 	defer func() { m.rested = time.Now().Add(backgroundShare * time.Since(now)) }()
 	found := map[int][]span{}

@@ -46,10 +46,10 @@ func TestRules(t *testing.T) {
 		case rm.EscAlloc, rm.EscControl, rm.EscXferCmd: // by class, by control, by what it holds
 			continue
 		}
-		if r, ok := uvmCalls[uint32(nr)]; ok || rm.UVMShaped(uint32(nr)) && uint32(nr) != rm.EscVidHeapControl {
+		if r, ok := uvmCalls[uint32(nr)]; ok || rm.UVMShaped(uint32(nr)) {
 			check("uvm", uint32(nr), r, ok)
 		}
-		if r, ok := escapes[uint32(nr)]; ok || !rm.UVMShaped(uint32(nr)) {
+		if r, ok := escapes[uint32(nr)]; ok || rm.TrapMask(nr) == 0xff {
 			check("escape", uint32(nr), r, ok)
 		}
 	}

@@ -48,7 +48,7 @@ func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*fil
 		g.logOnce("uvmfile", "cannot follow a UVM address space", "err", err)
 		return nil, rm.StatusInsufficientResources
 	}
-	if f.full() {
+	if g.uvmFull() {
 		f.uvm.Unlock()
 		g.dropTables(maps)
 		return nil, rm.StatusInsufficientResources
@@ -95,7 +95,8 @@ func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 	}
 	for i := range maps {
 		m := &maps[i]
-		size, gpu := quota.Bytes(rm.UVMTables(m.length(), uint64(page))), g.gpuByUUID(m.gpu)
+		size := quota.Bytes(rm.UVMTables(m.length(), uint64(page)))
+		gpu, _ := g.gpuByUUID(m.gpu) // UVM refuses others, so it does not matter what they are charged to
 		if !g.reserve(cost{gpu: gpu, size: size, slack: tableSlack}) {
 			g.dropTables(maps)
 			return false
@@ -115,13 +116,21 @@ func (g *Guard) dropTables(maps []uvmMap) {
 	}
 }
 
-// gpuByUUID finds a GPU of the container. UVM refuses others, so it does not matter what they are charged to.
-func (g *Guard) gpuByUUID(uuid gpuUUID) int {
+// gpuByUUID finds a GPU of the container.
+func (g *Guard) gpuByUUID(uuid gpuUUID) (gpu int, ok bool) {
 	for i, x := range g.cfg.GPUs {
-		b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(x.UUID, "GPU-"), "-", ""))
-		if err == nil && len(b) == len(uuid) && gpuUUID(b) == uuid {
-			return i
+		if id, ok := uuidOf(x); ok && id == uuid {
+			return i, true
 		}
 	}
-	return 0
+	return 0, false
+}
+
+// uuidOf is a GPU's UUID as UVM has it.
+func uuidOf(gpu GPU) (id gpuUUID, ok bool) {
+	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(gpu.UUID, "GPU-"), "-", ""))
+	if err != nil || len(b) != len(id) {
+		return id, false
+	}
+	return gpuUUID(b), true
 }

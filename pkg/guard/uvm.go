@@ -22,6 +22,7 @@ const uvmUnmapGPU = 16
 
 // uvmCalls are the rules of calls on nvidia-uvm.
 var uvmCalls = map[uint32]rule{
+	rm.UVMRegisterGPU:        {check: (*Guard).checkRegisterGPU},
 	rm.UVMRegisterGPUVASpace: {clients: uvmClient, locks: true, check: (*Guard).checkRegisterSpace},
 	rm.UVMUnregisterVASpace:  {check: (*Guard).checkDrop},
 	rm.UVMRegisterChannel:    {clients: uvmClient, locks: true, check: (*Guard).checkRegisterChannel},
@@ -29,6 +30,11 @@ var uvmCalls = map[uint32]rule{
 	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
 	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
 	rm.UVMMapSparse:          {check: (*Guard).checkSparse},
+	rm.UVMCreateExternal:     {check: (*Guard).checkExternal},
+	rm.UVMMapDynamicRegion:   {check: (*Guard).checkRegion},
+	rm.UVMAllocSemaphorePool: {check: (*Guard).checkPool},
+	rm.UVMCreateRangeGroup:   {check: (*Guard).checkRangeGroup},
+	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkDrop},
 	rm.UVMFree:               {check: (*Guard).checkDrop},
 	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
 	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
@@ -52,6 +58,32 @@ func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	return g.serveBy(r, c)
 }
 
+// checkRegisterGPU: UVM asks nobody whether the caller may use a GPU; it opens whichever the UUID names (nvidia_dev_get_uuid). Client and
+// partition count with MIG only, and the control file never.
+func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
+	o, form := c.call.Outer, c.form()
+	if _, ok := g.gpuByUUID(gpuUUID(o[rm.UVMGPU:])); !ok {
+		return answer(c.deny(rm.StatusGPUNotFound, "uvmgpu", "denied UVM a GPU that the container was not given"))
+	}
+	f, err := c.lockUVM()
+	if err != nil {
+		return answer(c.status(rm.StatusInsufficientResources))
+	}
+	named := [uvmGPUNamed]byte(o[form.FD:])
+	clear(o[form.FD : form.FD+uvmGPUNamed])
+	done := func() {
+		copy(o[form.FD:], named[:])
+		f.uvm.Unlock()
+	}
+	return plan{ask: true, done: done, settle: func() {
+		f.zombies.Store(g.sharing(c.target()))
+		c.lost = true
+	}}
+}
+
+// uvmGPUNamed is the size of control file, client and partition in UVM_REGISTER_GPU_PARAMS, which follow each other.
+const uvmGPUNamed = 12
+
 // form is the layout of a UVM call.
 func (c *trappedCall) form() rm.UVMForm {
 	f, _ := c.g.abi.UVM(c.call.Cmd)
@@ -74,7 +106,7 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		return plan{ask: true, settle: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
-	if c.call.Cmd == rm.UVMUnmapExternal && f.full() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
+	if c.call.Cmd == rm.UVMUnmapExternal && g.uvmFull() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
 		f.uvm.Unlock()
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
@@ -109,6 +141,8 @@ func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 		g.uvmUnmapped(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
 	case rm.UVMFree:
 		g.uvmFreed(f, o, form)
+	case rm.UVMDestroyRangeGroup:
+		g.groupGone(f, rm.U64(o, form.Base))
 	}
 }
 

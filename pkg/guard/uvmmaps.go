@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -33,14 +34,28 @@ type uvmMap struct {
 	tables *charge // of the page tables, of which a part keeps the whole; nil: not charged
 }
 
-// maxUVMMaps bounds the mappings remembered for one address space.
-const maxUVMMaps = 1 << 18
+// UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is one. So
+// a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest; never more than half.
+const (
+	someUVMMaps = 1 << 14
+	maxUVMMaps  = 1 << 18
+)
 
-// full reports that nothing more may be mapped, nor a mapping be cut in two.
-func (f *file) full() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.mapped >= maxUVMMaps
+// uvmFull reports that the container may map nothing more, nor cut a mapping in two.
+func (g *Guard) uvmFull() bool { return g.uvmMaps.Load() >= g.account.mostUVMMaps() }
+
+// mostUVMMaps is how many mappings the container may have.
+func (a *account) mostUVMMaps() int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := quota.Bytes(someUVMMaps)
+	for _, g := range a.gpus {
+		if g.native {
+			return maxUVMMaps
+		}
+		n += g.total() / quota.MiB
+	}
+	return int64(min(n, maxUVMMaps))
 }
 
 // touched are the mappings of a GPU that addresses are part of. The file is locked.
@@ -79,7 +94,7 @@ func (f *file) replace(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []
 	}
 	f.maps[gpu] = slices.Replace(f.maps[gpu], from, to, slices.Concat(before, with, after)...)
 	rest = append(before, after...)
-	if f.mapped += len(with) + len(rest) - len(gone); len(f.maps[gpu]) == 0 {
+	if len(f.maps[gpu]) == 0 {
 		delete(f.maps, gpu)
 	}
 	return gone, rest
@@ -94,6 +109,7 @@ func (g *Guard) uvmMapped(f *file, m uvmMap) {
 	}
 	gone, rest := f.replace(m.addresses, m.gpu, with...)
 	f.mu.Unlock()
+	g.uvmMaps.Add(int64(len(with)))
 	g.settleMaps(gone, rest)
 }
 
@@ -107,6 +123,7 @@ func (g *Guard) uvmUnmapped(f *file, x addresses, gpu gpuUUID) {
 
 // settleMaps: some mappings are gone, but for the rest of them.
 func (g *Guard) settleMaps(gone, rest []*uvmMap) {
+	g.uvmMaps.Add(int64(len(rest)))
 	for _, m := range rest { // first: each holds what one of gone does
 		g.account.hold(m.charge)
 		g.account.hold(m.tables)
@@ -118,25 +135,26 @@ func (g *Guard) settleMaps(gone, rest []*uvmMap) {
 
 // unmapped lets go of what a mapping held.
 func (g *Guard) unmapped(m *uvmMap) {
+	g.uvmMaps.Add(-1)
 	g.account.unhold(m.charge)
 	g.account.unhold(m.tables)
 }
 
-// uvmFreed drops what was mapped in an external range that UVM_FREE has destroyed. The call names its end, which UVM compares; since 590 it
-// does not. Then UVM is asked which of the mappings behind its begin still have a range.
+// uvmFreed drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590 it
+// does not, but the guard knows the range.
 func (g *Guard) uvmFreed(f *file, o []byte, form rm.UVMForm) {
-	base := rm.U64(o, form.Base)
-	for _, gpu := range f.mappedOn() {
-		end := base
-		if form.Length >= 0 {
-			end = rangeOf(o, form).end
-		} else {
-			for m := f.mapAt(base, gpu); m != nil && (m.base == base || g.rangeGone(f, m)); m = f.mapAt(end, gpu) {
-				end = m.end
-			}
-		}
-		g.uvmUnmapped(f, addresses{base, end}, gpu)
+	x := addresses{base: rm.U64(o, form.Base)}
+	r := f.takeRange(x.base)
+	switch {
+	case form.Length >= 0:
+		x = rangeOf(o, form)
+	case r != nil:
+		x = r.addresses
 	}
+	for _, gpu := range f.mappedOn() {
+		g.uvmUnmapped(f, x, gpu)
+	}
+	g.dropRange(r)
 }
 
 // mappedOn lists the GPUs that have something mapped.
@@ -147,21 +165,4 @@ func (f *file) mappedOn() (list []gpuUUID) {
 		list = append(list, gpu)
 	}
 	return list
-}
-
-// mapAt is a GPU's first mapping from an address on; nil: there is none.
-func (f *file) mapAt(base uint64, gpu gpuUUID) *uvmMap {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if i, _ := f.touched(addresses{base, base}, gpu); i < len(f.maps[gpu]) {
-		return f.maps[gpu][i]
-	}
-	return nil
-}
-
-// rangeGone reports that a mapping is gone with its external range. It asks UVM to unmap it on a GPU that does not exist: UVM looks for the
-// range first (uvm_unmap_external). Where the program has made another range there by now it looks as if the mapping were still there.
-func (g *Guard) rangeGone(f *file, m *uvmMap) bool {
-	status, e := g.unmapOn(f, m.addresses, gpuUUID{})
-	return e == 0 && status == rm.StatusInvalidAddress
 }

@@ -215,6 +215,7 @@ func (g *Guard) uvmForget(f *file, name channelName) {
 // uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
 func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	g.uvmUnmapped(f, everywhere, gpu)
+	g.regionsLeft(f, gpu)
 	f.mu.Lock()
 	var channels []channelName
 	for name, ch := range f.channels {

@@ -213,6 +213,11 @@ func (w *walker) mapped() (sum quota.Bytes) {
 	seen := map[*charge]bool{}
 	for _, f := range w.guard.files.snapshot() {
 		f.mu.Lock()
+		for _, r := range f.ranges {
+			for _, ch := range r.tables {
+				sum += ch.size
+			}
+		}
 		for _, list := range f.maps {
 			for _, m := range list {
 				for _, ch := range []*charge{m.charge, m.tables} {

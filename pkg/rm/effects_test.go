@@ -147,7 +147,7 @@ func TestNativeEffects(t *testing.T) {
 		if !slices.Contains([]string{"guard", "task", "native", "answered", "denied"}, executor) || trapped == (executor == "native") {
 			t.Errorf("%s %s %s: executor %q, and the filter traps it: %v", l[0], l[1], l[2], executor, trapped)
 		}
-		for _, name := range []string{"device_memory", "ids", "shared"} {
+		for _, name := range []string{"device_memory", "host_memory", "ids", "shared"} {
 			if executor == "native" && !harmless.MatchString(l[column[name]]) {
 				t.Errorf("%s %s %s runs natively, and its %s is %q", l[0], l[1], l[2], name, l[column[name]])
 			}

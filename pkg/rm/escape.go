@@ -43,10 +43,12 @@ const (
 //
 // The first are UVM calls: they make and drop references that keep device memory alive past RM_FREE (rm-abi 1.6), or name objects of
 // an RM client without a check of whose they are, so the guard must execute them itself. UVM compares whole numbers, see UVMShaped.
-// UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl, UVM_ALLOC_DEVICE_P2P that of EscMapMemory.
+// Or they take memory that nobody else counts: page tables, or the kernel's. UVM_MAP_EXTERNAL_SPARSE has the low byte of EscVidHeapControl,
+// UVM_ALLOC_DEVICE_P2P that of EscMapMemory, UVM_MAP_DYNAMIC_PARALLELISM_REGION that of EscIdleChannels.
 var TrappedNRs = [...]uint8{
-	UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
-	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P,
+	UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
+	UVMMapExternal, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMCreateExternal, UVMAllocSemaphorePool,
+	UVMCreateRangeGroup, UVMDestroyRangeGroup,
 	EscAllocMemory, EscAllocObject, EscFree, EscControl, EscAlloc, EscDupObject, EscShare, EscI2CAccess, EscIdleChannels,
 	EscVidHeapControl, EscAccessRegistry, EscMapMemory, EscUnmapMemory, EscContextDMA, EscMapDMA, EscUnmapDMA, EscBindContextDMA,
 	EscUpdateMapping, EscCardInfo, EscRegisterFD, EscAllocOSEvent, EscFreeOSEvent, EscStatusCode, EscCheckVersion, EscXferCmd, EscAttachGPUs, EscQueryIntr, EscExportDMABuf,
@@ -56,8 +58,9 @@ var TrappedNRs = [...]uint8{
 // (kernel-open/nvidia-uvm/uvm.c) switches on all 32 bits.
 func UVMShaped(cmd uint32) bool {
 	switch cmd {
-	case UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
-		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P:
+	case UVMRegisterGPU, UVMRegisterGPUVASpace, UVMUnregisterVASpace, UVMRegisterChannel, UVMUnregisterChannel, UVMUnregisterGPU,
+		UVMMapExternal, UVMMapSparse, UVMFree, UVMUnmapExternal, UVMAllocDeviceP2P, UVMCreateExternal, UVMAllocSemaphorePool,
+		UVMMapDynamicRegion, UVMCreateRangeGroup, UVMDestroyRangeGroup:
 		return true
 	}
 	return false
@@ -73,4 +76,6 @@ func TrapMask(nr uint8) uint32 {
 }
 
 // uvmAlone reports that a number is trapped for the sake of UVM alone: no escape of interest has it.
-func uvmAlone(nr uint32) bool { return UVMShaped(nr) && nr != EscVidHeapControl && nr != EscMapMemory }
+func uvmAlone(nr uint32) bool {
+	return UVMShaped(nr) && nr != EscVidHeapControl && nr != EscMapMemory && nr != EscIdleChannels
+}

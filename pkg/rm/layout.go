@@ -518,6 +518,8 @@ const (
 const (
 	UVMInitialize         = 0x30000001
 	UVMDeinitialize       = 0x30000002
+	UVMCreateRangeGroup   = 23
+	UVMDestroyRangeGroup  = 24
 	UVMRegisterGPUVASpace = 25
 	UVMUnregisterVASpace  = 26
 	UVMRegisterChannel    = 27
@@ -530,8 +532,10 @@ const (
 	UVMDisableReadDup     = 45
 	UVMToolsReadMemory    = 62
 	UVMToolsWriteMemory   = 63
+	UVMMapDynamicRegion   = 65 // UVM_MAP_DYNAMIC_PARALLELISM_REGION
 	UVMUnmapExternal      = 66
 	UVMAllocSemaphorePool = 68
+	UVMCleanUpZombies     = 69
 	UVMValidateVARange    = 72
 	UVMCreateExternal     = 73
 	UVMMapSparse          = 74
@@ -540,7 +544,7 @@ const (
 
 	// UVM_UNREGISTER_GPU_VASPACE_PARAMS.
 	UVMUnregisterSize   = 20
-	UVMGPU              = 0 // its UUID; it is first in the calls 25 to 27 and 38 too
+	UVMGPU              = 0 // its UUID; it is first in the calls 25 to 27, 37 and 38 too
 	UVMUnregisterStatus = 16
 
 	// UVM_INITIALIZE_PARAMS.
@@ -548,6 +552,7 @@ const (
 	UVMInitializeFlags    = 0
 	UVMInitializeStatus   = 8
 	UVMInitFlagDisableHMM = 1
+	UVMInitFlagSharing    = 2 // MULTI_PROCESS_SHARING_MODE
 
 	// UVM_VALIDATE_VA_RANGE_PARAMS.
 	UVMValidateSize   = 24

@@ -55,6 +55,9 @@ func UVMTables(length, page uint64) uint64 {
 	return above(length, directoryLevel)*pageTable + up(above(length, directoryLevel)*16, pageTable)
 }
 
+// UVMPageTables is what UVM takes for a page that is far from all others: a table at each level below the root's.
+const UVMPageTables = 4 * pageTable
+
 // MaxVirtual bounds a range of addresses that the driver makes tables for at once, and a mapping of memory whose size is not known. It makes 9 ms
 // of a GiB, and all of the GPU waits meanwhile.
 const MaxVirtual = 64 << 30

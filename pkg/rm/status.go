@@ -8,6 +8,7 @@ const (
 	StatusOK                      = 0x00
 	StatusBusyRetry               = 0x03
 	StatusGPUIsLost               = 0x0f
+	StatusGPUNotFound             = 0x12
 	StatusInsertDuplicateName     = 0x19
 	StatusInsufficientResources   = 0x1a
 	StatusInsufficientPermissions = 0x1b
@@ -35,6 +36,7 @@ const (
 	StatusObjectNotFound          = 0x57
 	StatusOperatingSystem         = 0x59
 	StatusTimeout                 = 0x65
+	StatusAddressInUse            = 0x68 // NV_ERR_UVM_ADDRESS_IN_USE
 	StatusGeneric                 = 0xffff
 )
 

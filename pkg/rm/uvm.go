@@ -1,6 +1,6 @@
 package rm
 
-// UVMForm is the layout of the parameters of a UVM call that the guard executes; -1 where the call has no such field.
+// UVMForm is the layout of the parameters of a UVM call that the guard executes or makes; -1 where the call has no such field.
 // All are UVM_*_PARAMS of kernel-open/nvidia-uvm/uvm_ioctl.h.
 type UVMForm struct {
 	Size   int
@@ -15,6 +15,21 @@ type UVMForm struct {
 // UVM is the form of a UVM call (whole ioctl number).
 func (a *ABI) UVM(cmd uint32) (UVMForm, bool) {
 	switch cmd {
+	case UVMInitialize:
+		return UVMForm{UVMInitializeSize, -1, -1, -1, -1, -1, UVMInitializeStatus}, true
+	case UVMCreateRangeGroup, UVMDestroyRangeGroup:
+		return UVMForm{16, 0, -1, -1, -1, -1, 8}, true // what is at 0 is the group's number
+	case UVMCreateExternal:
+		return UVMForm{24, 0, 8, -1, -1, -1, 16}, true
+	case UVMMapDynamicRegion:
+		return UVMForm{40, 0, 8, -1, -1, -1, 32}, true
+	case UVMAllocSemaphorePool:
+		if a.layout() < 550_040_53 { // as UVMMapExternal
+			return UVMForm{1184, 0, 8, -1, -1, -1, 1176}, true
+		}
+		return UVMForm{9248, 0, 8, -1, -1, -1, 9240}, true
+	case UVMCleanUpZombies:
+		return UVMForm{4, -1, -1, -1, -1, -1, 0}, true
 	case UVMMapExternal:
 		if a.layout() < 550_040_53 { // inside of the branch: 550.40.07 has the short one
 			return UVMForm{1200, 0, 8, 1184, 1188, 1192, 1196}, true

@@ -12,7 +12,8 @@ import (
 // space is a UVM address space: one open nvidia-uvm file. What is mapped into it, and the contexts of channels that are registered
 // with it, hold device memory past RM_FREE of every handle (uvm_map_external_allocation, nvGpuOpsRetainChannel).
 type space struct {
-	ranges   []mapping // external ranges; mappings are in these
+	ranges   []mapping // of addresses; mappings are in these. A region's page tables are its own
+	groups   uint64    // range groups that were made
 	maps     []mapping
 	vaspaces map[*gpu]*vaspace // that are registered
 	channels map[channelName]retained
@@ -51,9 +52,13 @@ func (r *request) uvm() syscall.Errno {
 	if !ok {
 		return syscall.ENOTTY
 	}
+	done := func(rm.UVMForm) uint32 { return rm.StatusOK }
 	run := map[uint32]func(rm.UVMForm) uint32{
 		rm.UVMMapExternal: r.mapExternal, rm.UVMMapSparse: r.mapSparse, rm.UVMUnmapExternal: r.unmapExternal, rm.UVMFree: r.freeRange,
-		rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
+		rm.UVMInitialize: done, rm.UVMCleanUpZombies: done, // the driver has no managed memory
+		rm.UVMCreateRangeGroup: r.createGroup, rm.UVMDestroyRangeGroup: done,
+		rm.UVMCreateExternal: r.createExternal, rm.UVMMapDynamicRegion: r.mapRegion, rm.UVMAllocSemaphorePool: r.allocPool,
+		rm.UVMRegisterGPU: r.registerGPU, rm.UVMRegisterGPUVASpace: r.registerVASpace, rm.UVMUnregisterVASpace: r.unregisterVASpace, rm.UVMUnregisterGPU: r.unregisterGPU,
 		rm.UVMRegisterChannel: r.registerChannel, rm.UVMUnregisterChannel: r.unregisterChannel,
 	}[r.call.Cmd]
 	if run == nil {
@@ -147,8 +152,67 @@ func (r *request) mapExternal(form rm.UVMForm) uint32 {
 	return rm.StatusOK
 }
 
-// rangeFor finds the range around some addresses. A program makes it first (UVM_CREATE_EXTERNAL_RANGE), which a guard leaves to it and
-// the simulation does not see: so the first mapping makes it. False: they are in none as a whole.
+func (r *request) createGroup(form rm.UVMForm) uint32 {
+	r.f.groups++
+	rm.PutU64(r.call.Outer, form.Base, r.f.groups)
+	return rm.StatusOK
+}
+
+// newRange makes a range of addresses, with page tables for a page on each of some GPUs.
+func (r *request) newRange(form rm.UVMForm, gpus ...*gpu) uint32 {
+	base, length := rm.U64(r.call.Outer, form.Base), rm.U64(r.call.Outer, form.Length)
+	if base == 0 || length == 0 || base%uvmPage != 0 || length%uvmPage != 0 || base+length < base {
+		return rm.StatusInvalidAddress
+	}
+	if slices.ContainsFunc(r.f.ranges, func(m mapping) bool { return base < m.end && base+length > m.base }) {
+		return rm.StatusAddressInUse
+	}
+	ranges := []mapping{{base: base, end: base + length}}
+	for i, g := range gpus {
+		t := &memory{gpu: g, size: rm.UVMPageTables, hidden: true}
+		if !g.hide(t.size) {
+			for _, m := range ranges {
+				r.d.drop(m)
+			}
+			return rm.StatusNoMemory
+		}
+		if i > 0 {
+			ranges = append(ranges, ranges[0])
+		}
+		ranges[i].gpu, ranges[i].tables = g, t
+		ranges[i].hold()
+	}
+	r.f.ranges = append(r.f.ranges, ranges...)
+	return rm.StatusOK
+}
+
+func (r *request) createExternal(form rm.UVMForm) uint32 { return r.newRange(form) }
+
+// mapRegion is UVM_MAP_DYNAMIC_PARALLELISM_REGION.
+func (r *request) mapRegion(form rm.UVMForm) uint32 {
+	g := r.uvmGPU(uvmOffset)
+	if g == nil {
+		return rm.StatusInvalidDevice
+	}
+	if length := rm.U64(r.call.Outer, form.Length); length != uvmPage && length != smallPage && length != bigPage {
+		return rm.StatusInvalidAddress
+	}
+	return r.newRange(form, g)
+}
+
+// allocPool is UVM_ALLOC_SEMAPHORE_POOL: host memory, mapped on all GPUs. That a mapping needs a registered GPU is not modelled.
+func (r *request) allocPool(form rm.UVMForm) uint32 {
+	var gpus []*gpu
+	for _, g := range r.d.gpus {
+		if r.hasNode(g) {
+			gpus = append(gpus, g)
+		}
+	}
+	return r.newRange(form, gpus...)
+}
+
+// rangeFor finds the range around some addresses. A program makes it first (UVM_CREATE_EXTERNAL_RANGE); where it has not, the first mapping
+// does. False: they are in none as a whole.
 func (s *space) rangeFor(base, end uint64) bool {
 	for _, r := range s.ranges {
 		if base < r.end && end > r.base {
@@ -274,7 +338,12 @@ func (r *request) freeRange(form rm.UVMForm) uint32 {
 	if form.Length >= 0 && base+rm.U64(r.call.Outer, form.Length) != end {
 		return rm.StatusInvalidAddress
 	}
-	r.f.ranges = slices.Delete(r.f.ranges, i, i+1)
+	r.f.ranges = slices.DeleteFunc(r.f.ranges, func(m mapping) bool {
+		if m.base == base {
+			r.d.drop(m)
+		}
+		return m.base == base
+	})
 	for _, g := range r.d.gpus {
 		_ = r.d.unmap(&r.f.space, g, base, end) // mappings do not reach beyond their range, so none is cut
 	}
@@ -338,6 +407,15 @@ func (d *Driver) stopSpace(s *space, g *gpu) {
 	}
 }
 
+// registerGPU takes any GPU of the node: UVM does not look whether the caller may open it.
+func (r *request) registerGPU(rm.UVMForm) uint32 {
+	id := r.call.Outer[rm.UVMGPU : rm.UVMGPU+16]
+	if !slices.ContainsFunc(r.d.gpus, func(g *gpu) bool { u, err := uuidBytes(g.UUID); return err == nil && slices.Equal(u[:], id) }) {
+		return rm.StatusGPUNotFound
+	}
+	return rm.StatusOK
+}
+
 // registerVASpace takes an RM address space for a GPU. UVM looks for neither the control file nor the process that names it: handles that
 // do not exist are told from those that are not open to it (nvGpuOpsDupAddressSpace).
 func (r *request) registerVASpace(form rm.UVMForm) uint32 {
@@ -375,7 +453,7 @@ func (r *request) unregisterVASpace(rm.UVMForm) uint32 {
 	return rm.StatusOK
 }
 
-// unregisterGPU does that too, where there is one. That GPUs are registered is not modelled.
+// unregisterGPU does that too, where there is one. That a GPU must be registered first is not modelled.
 func (r *request) unregisterGPU(rm.UVMForm) uint32 {
 	g := r.uvmGPU(rm.UVMGPU)
 	if g == nil {
@@ -389,6 +467,12 @@ func (d *Driver) endVASpace(s *space, g *gpu) {
 	d.stopSpace(s, g)
 	_ = d.unmap(s, g, 0, ^uint64(0)) // none is cut
 	d.releaseChannels(s, g)
+	for i, m := range s.ranges { // the range stays
+		if m.gpu == g {
+			d.drop(m)
+			s.ranges[i].tables = nil
+		}
+	}
 	if v := s.vaspaces[g]; v != nil {
 		v.taken = false
 		delete(s.vaspaces, g)

@@ -340,6 +340,11 @@ func mapSomething(g *generator, p *gproc) bool {
 	}
 	at := f.next
 	f.next += 2 * most
+	if own := map[int]string{0: "uvmregion", 1: "uvmpool"}[g.r.IntN(16)]; own != "" && !g.Real { // nothing can be mapped in it
+		g.add(p, own, f, at, uint64(piece))
+		f.maps = append(f.maps, gmap{at, piece, g.step})
+		return true
+	}
 	g.add(p, "uvmrange", f, at, size)
 	g.nextStep()
 	g.uses(p, c, f)

@@ -344,6 +344,10 @@ var calls = map[string]func(*refer) call{
 	},
 	// uvmrange SPACE ADDRESS SIZE
 	"uvmrange": func(r *refer) call { return r.uvm(rm.UVMCreateExternal, r.uvmBlock(uvmCreateSize), 16) },
+	// uvmregion SPACE ADDRESS SIZE: a page for the GPU's scheduler
+	"uvmregion": func(r *refer) call { return r.uvm(rm.UVMMapDynamicRegion, r.uvmGPU(r.uvmBlock(40)), 32) },
+	// uvmpool SPACE ADDRESS SIZE
+	"uvmpool": func(r *refer) call { return r.uvm(rm.UVMAllocSemaphorePool, r.uvmBlock(uvmPoolSize), uvmPoolSize-8) },
 	// uvmmap SPACE ADDRESS SIZE CLIENT OBJECT OFFSET
 	"uvmmap": func(r *refer) call {
 		client, fd := r.client(3)
@@ -364,8 +368,11 @@ var calls = map[string]func(*refer) call{
 	"uvmfree": func(r *refer) call { return r.uvm(rm.UVMFree, r.uvmBlock(24), 16) },
 }
 
-// uvmMapSize is the size of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS since 550.
-const uvmMapSize = 9264
+// Sizes of UVM_MAP_EXTERNAL_ALLOCATION_PARAMS and UVM_ALLOC_SEMAPHORE_POOL_PARAMS since 550.
+const (
+	uvmMapSize  = 9264
+	uvmPoolSize = 9248
+)
 
 func (r *refer) uvm(cmd uint32, outer []byte, status int) call {
 	return call{fd: r.file(0), cmd: cmd, outer: outer, status: status}
