@@ -62,37 +62,31 @@ type Share struct {
 
 // String is what Parse reads: name=value pairs joined by commas, sizes in bytes.
 func (s Share) String() string {
-	var b strings.Builder
-	add := func(name, value string) {
-		if b.Len() > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString(name + "=" + value)
-	}
-	number := func(name string, n uint64) {
-		if n != 0 {
-			add(name, strconv.FormatUint(n, 10))
-		}
-	}
-	add("id", s.ID)
+	list := []string{"id=" + s.ID}
 	if s.UUID != "" {
-		add("uuid", s.UUID)
+		list = append(list, "uuid="+s.UUID)
 	}
 	if s.Whole {
-		add("memory", "all")
-		return b.String()
+		return strings.Join(append(list, "memory=all"), ",")
 	}
-	number("memory", uint64(s.Memory))
+	add := func(name string, numbers ...uint64) {
+		for _, n := range numbers {
+			if n != 0 {
+				list = append(list, name+"="+strconv.FormatUint(n, 10))
+			}
+		}
+	}
+	add("memory", uint64(s.Memory))
 	if s.Containers > 1 {
-		number("containers", uint64(s.Containers))
+		add("containers", uint64(s.Containers))
 	}
-	number("percent", uint64(s.Percent))
-	number("weight", uint64(s.Weight))
+	add("percent", uint64(s.Percent))
+	add("weight", uint64(s.Weight))
 	if s.Priority != quota.PriorityDefault {
-		add("priority", s.Priority.String())
+		list = append(list, "priority="+s.Priority.String())
 	}
-	number("spill", uint64(s.Spill))
-	return b.String()
+	add("spill", uint64(s.Spill))
+	return strings.Join(list, ",")
 }
 
 // Parse reads what String wrote. What it does not know it refuses: a share understood by half may be no limit.

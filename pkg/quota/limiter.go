@@ -35,6 +35,8 @@ func (q *Quota) RefusePreload() error {
 }
 
 // refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for.
+//
+//go:noinline
 func (q *Quota) refuse(reason, remedy string, keys ...key) error {
 	name, value := q.source(keys...)
 	return &Error{name, value, reason, remedy}

@@ -60,6 +60,8 @@ type setting struct {
 }
 
 // bad makes the error for a refused setting.
+//
+//go:noinline
 func (s setting) bad(reason, remedy string) error {
 	return &Error{Variable: s.name, Value: s.value, Reason: reason, Remedy: remedy}
 }
