@@ -36,8 +36,9 @@ type Arbiter struct {
 	page     *peerpage.Page
 	leads    bool
 	guests   []peerpage.Guest
-	vgpus    map[string]*vgpu // by Guest.ID
-	owners   map[int]string   // vGPUs by processes
+	vgpus    map[string]*vgpu      // by Guest.ID
+	owners   map[int]string        // vGPUs by processes
+	left     map[int]time.Duration // processes that nobody names any more, since when
 	observer *sched.Observer
 	state    sched.State
 	clock    clock
@@ -124,8 +125,9 @@ func (a *Arbiter) Step(now time.Duration) (again time.Duration) {
 	var rows []sched.Row
 	rows, a.state = a.Timing.Decide(card, vgpus, a.observer.Costs(), a.state, now)
 	again = a.again(vgpus, now)
+	a.page.Reach(a.observer.UpTo())
 	a.say(card, vgpus, rows, now, again, first)
-	a.page.Stepped(now, peerpage.Found{Pace: a.state.Pace(), Ahead: a.clock.ahead})
+	a.page.Stepped(now, peerpage.Found{Pace: a.state.Pace(), Ahead: a.clock.ahead, Amiss: a.state.Amiss()})
 	a.stepped = now
 	return again
 }
@@ -136,7 +138,7 @@ func (a *Arbiter) lead() {
 		a.Log.Error("cannot say on the page who decides", "err", err)
 	}
 	found := a.page.Found()
-	a.leads, a.state = true, sched.Begin(found.Pace)
+	a.leads, a.state = true, sched.Begin(found.Pace, found.Amiss)
 	a.clock = clock{ahead: found.Ahead, known: found.Ahead != 0}
 }
 
@@ -152,14 +154,14 @@ func (a *Arbiter) follow(now time.Duration) {
 		there[g.ID] = true
 		v := a.vgpus[g.ID]
 		if v == nil {
-			v = a.meet(g)
+			v = a.meet(g, now)
 		}
 		for n := v.contexts; n < g.Contexts && len(v.young) < maxYoung; n++ {
 			v.young = append(v.young, now)
 		}
 		v.contexts = g.Contexts
 	}
-	if same {
+	if same && !a.gone(now) {
 		return
 	}
 	maps.DeleteFunc(a.vgpus, func(id string, _ *vgpu) bool {
@@ -168,13 +170,30 @@ func (a *Arbiter) follow(now time.Duration) {
 		}
 		return !there[id]
 	})
-	a.own()
+	a.own(now)
 }
 
-// meet begins with a vGPU, or goes on with what the arbiter before knew of it.
-func (a *Arbiter) meet(g *peerpage.Guest) *vgpu {
+// leaveTime is for how long a process that a guard names no more is its vGPU's: the driver hands out its last records a Tick later.
+const leaveTime = 4 * sched.Tick
+
+// gone reports that the time of a process that has left is over.
+func (a *Arbiter) gone(now time.Duration) bool {
+	for _, since := range a.left {
+		if now-since >= leaveTime {
+			return true
+		}
+	}
+	return false
+}
+
+// meet begins with a vGPU, or goes on with what the arbiter before knew of it. The row is in the guard's entry: times to come in it must not
+// become everybody's.
+func (a *Arbiter) meet(g *peerpage.Guest, now time.Duration) *vgpu {
 	v := &vgpu{load: 1}
 	if said, ok := a.page.RowOf(g.Place); ok {
+		latest := a.page.Found().UpTo
+		said.At = min(max(said.At, 0), now)
+		said.UpTo, said.Since = min(max(said.UpTo, 0), latest), min(max(said.Since, 0), latest)
 		v.said, v.contexts = said, g.Contexts
 		v.lately, v.should = float64(said.Lately)/float64(sched.Whole), float64(said.Entitled)/float64(sched.Whole)
 		if said.Busy > 0 {
@@ -188,7 +207,7 @@ func (a *Arbiter) meet(g *peerpage.Guest) *vgpu {
 }
 
 // own notes whose processes are whose. One that two guards name stays whose it was.
-func (a *Arbiter) own() {
+func (a *Arbiter) own(now time.Duration) {
 	owners := map[int]string{}
 	for pass := range 2 {
 		for i := range a.guests {
@@ -199,7 +218,20 @@ func (a *Arbiter) own() {
 			}
 		}
 	}
-	a.owners = owners
+	left := map[int]time.Duration{}
+	for pid, id := range a.owners {
+		if _, there := a.vgpus[id]; owners[pid] != "" || !there {
+			continue
+		}
+		since, known := a.left[pid]
+		if !known {
+			since = now
+		}
+		if now-since < leaveTime {
+			owners[pid], left[pid] = id, since
+		}
+	}
+	a.owners, a.left = owners, left
 	a.observer.Own(a.owner)
 }
 
@@ -214,7 +246,7 @@ func (a *Arbiter) look(now time.Duration, first bool) {
 	a.records, lost = a.Source.Read(a.records[:0])
 	records := a.records
 	if n := len(records); n > 0 {
-		a.clock.note(records[n-1].At, a.Now()) // by now: they were made before this, and perhaps after Step was called
+		a.clock.note(records[n-1].At, a.Now(), first) // by now: they were made before this, and perhaps after Step was called
 		a.read = now
 	}
 	a.observer.Ahead = a.clock.ahead
@@ -421,11 +453,15 @@ type clock struct {
 // drift is by how much one clock may run faster than the other.
 const drift = 1000 // 1 / 0.1 %
 
-func (c *clock) note(record, now time.Duration) {
+// stale is by how much the newest record may seem older than it can be when it is read; more is a clock that was set anew.
+const stale = 3 * time.Second
+
+// note takes the newest record of a look. The first look's may be old: nobody may have read for long.
+func (c *clock) note(record, now time.Duration, first bool) {
 	if c.known && c.at > 0 {
 		c.ahead -= max(0, now-c.at) / drift
 	}
-	if ahead := record - now; !c.known || ahead > c.ahead || record < c.last-time.Second {
+	if ahead := record - now; !c.known || ahead > c.ahead || record < c.last-time.Second || !first && ahead < c.ahead-stale {
 		c.ahead, c.known = ahead, true
 	}
 	c.at, c.last = now, record

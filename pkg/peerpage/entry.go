@@ -42,7 +42,7 @@ func guardOf(w *[guardWords]uint64) Guard {
 	g := Guard{Plan: sched.Plan{
 		Card: sched.Card{Policy: sched.Policy(within(w[0], 0, uint64(sched.PolicyNative))), MaxInst: within(w[1], 1, sched.MaxMaxInst),
 			PrioRatio: within(w[2], sched.MinPrioRatio, sched.MaxPrioRatio)},
-		Share: sched.Share{Weight: within(w[3], 1, maxWeight), Percent: within(w[4], 0, 100),
+		Share: sched.Share{Weight: within(w[3], 1, quota.MaxWeight), Percent: within(w[4], 0, 100),
 			Priority: quota.Priority(within(w[5], uint64(quota.PriorityBestEffort), uint64(quota.PriorityHigh)))},
 		Cap: sched.Permille(within(w[6], 0, uint64(sched.Whole))), Slot: slotOf(w[7:10]), Suspended: w[10] != 0,
 	}, Adopted: time.Duration(w[11]), Contexts: within(w[12], 0, maxContexts), Pressing: w[13] != 0}
@@ -53,7 +53,6 @@ func guardOf(w *[guardWords]uint64) Guard {
 }
 
 const (
-	maxWeight   = 1 << 20
 	maxContexts = 1 << 16
 )
 

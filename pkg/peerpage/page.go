@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Layout: a header of an entry's size, then the entries. All words are little-endian and aligned.
@@ -40,6 +41,8 @@ const (
 	offStepped    = 24 // u64: when it decided last, CLOCK_MONOTONIC
 	offPace       = 32 // u64: for its successor, as Found
 	offAhead      = 40 // u64
+	offAmiss      = 48 // u64
+	offUpTo       = 56 // u64
 
 	// Entry.
 	offOwner    = 0  // pid of the guard; 0: free
@@ -196,22 +199,28 @@ func (p *Page) Lead() error {
 	return nil
 }
 
+// Reach says up to which time of the GPU's clock the accounts go that are about to be written.
+func (p *Page) Reach(upTo time.Duration) { p.store64(offUpTo, uint64(upTo)) }
+
 // Found is what an arbiter knows that rows do not say.
 type Found struct {
-	Pace  time.Duration // sched.State.Pace
-	Ahead time.Duration // by how much the GPU's clock is ahead of CLOCK_MONOTONIC; 0: not known
+	Pace  time.Duration  // sched.State.Pace
+	Ahead time.Duration  // by how much the GPU's clock is ahead of CLOCK_MONOTONIC; 0: not known
+	Amiss sched.Permille // sched.State.Amiss
+	UpTo  time.Duration  // no account on the page goes further: Reach
 }
 
 // Stepped says when the arbiter decided last, and what it found, with which a successor goes on.
 func (p *Page) Stepped(now time.Duration, f Found) {
 	p.store64(offPace, uint64(f.Pace))
 	p.store64(offAhead, uint64(f.Ahead))
+	p.store64(offAmiss, uint64(f.Amiss))
 	p.store64(offStepped, uint64(now))
 }
 
 // Found is what the last arbiter found.
 func (p *Page) Found() Found {
-	return Found{time.Duration(p.u64(offPace).Load()), time.Duration(p.u64(offAhead).Load())}
+	return Found{time.Duration(p.u64(offPace).Load()), time.Duration(p.u64(offAhead).Load()), sched.Permille(p.u64(offAmiss).Load()), time.Duration(p.u64(offUpTo).Load())}
 }
 
 const (

@@ -106,8 +106,8 @@ func TestPage(t *testing.T) {
 	if err := arbiter.Lead(); err != nil {
 		t.Fatal(err)
 	}
-	arbiter.Stepped(5, Found{6, 7})
-	if pid, at, ok := a.Leader(); !ok || pid != os.Getpid() || at != 5 || a.Found() != (Found{6, 7}) {
+	arbiter.Stepped(5, Found{Pace: 6, Ahead: 7, Amiss: 8})
+	if pid, at, ok := a.Leader(); !ok || pid != os.Getpid() || at != 5 || a.Found() != (Found{Pace: 6, Ahead: 7, Amiss: 8}) {
 		t.Errorf("%d at %v, %v, %+v", pid, at, ok, a.Found())
 	}
 	st, err := os.Stat(filepath.Join(dir, "board", testGPU+".2"))

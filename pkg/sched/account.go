@@ -50,6 +50,9 @@ func (o *Observer) Resume(vgpu string, a Account) {
 	o.upTo = max(o.upTo, a.UpTo)
 }
 
+// UpTo is how far accounts go.
+func (o *Observer) UpTo() time.Duration { return o.upTo }
+
 // Book is the account of a vGPU up to the last record. It counts what the vGPU was entitled to since the last time: a part of the time in
 // which anybody was on the engine, or a hard cap's of all.
 func (o *Observer) Book(vgpu string, part float64, limit Permille) Account {

@@ -38,10 +38,14 @@ type State struct {
 	hold    time.Duration            // until when they are left alone
 }
 
-// Begin is the state of who goes on after another, with the pace that he found; 0: nobody was there.
-func Begin(found time.Duration) State {
-	return State{pace: pace{value: max(0, min(found, longest)), alone: found <= 0}}
+// Begin is the state of who goes on after another, with the pace that he found (0: nobody was there) and what was learned of loss (Amiss).
+func Begin(found time.Duration, amiss Permille) State {
+	return State{pace: pace{value: max(0, min(found, longest)), alone: found <= 0},
+		amiss: min(max(0, float64(amiss)/float64(Whole)), mostAmiss)}
 }
+
+// Amiss is the measured loss by the computed one.
+func (s State) Amiss() Permille { return Permille(s.amiss * float64(Whole)) }
 
 // lagTime is how far back lag looks: half of it is forgotten in so long.
 const lagTime = 500 * time.Millisecond
@@ -88,11 +92,12 @@ func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time
 	old, round, changed := s.slice, time.Duration(0), false
 	s.slice = map[string]time.Duration{}
 	for i, v := range vgpus {
-		if before, ok := old[v.ID]; ok && now < s.hold && !atOnce {
+		before, known := old[v.ID]
+		if known && now < s.hold && !atOnce {
 			rows[i].Slice = before
 		}
 		s.slice[v.ID] = rows[i].Slice
-		changed = changed || rows[i].Slice != old[v.ID]
+		changed = changed || known && rows[i].Slice != before // one that comes new must not keep the others' as they are
 		round += time.Duration(v.Busy) * (min(rows[i].Slice, v.Burst) + costs.Preempt)
 	}
 	if changed {
@@ -221,14 +226,17 @@ func (r round) loss(pace float64) float64 {
 	return r.scale * sum * r.costs.Preempt.Seconds() / r.length(pace)
 }
 
+// mostAmiss is by how much computed loss is ever corrected.
+const mostAmiss = 4
+
 // amiss learns by how much that is wrong, since it knows bursts by their mean only.
 func (r round) amiss(before, pace float64) float64 {
-	const memory, most = 32, 4
+	const memory = 32
 	if before == 0 {
 		before = 1
 	}
 	if loss := r.loss(pace); loss > 0.01 {
-		before += (min(max(r.lost/loss, 1./most), most) - before) / memory
+		before += (min(max(r.lost/loss, 1./mostAmiss), mostAmiss) - before) / memory
 	}
 	return before
 }

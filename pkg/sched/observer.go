@@ -165,7 +165,8 @@ func (o *Observer) Add(records []Switch, now time.Duration, owner func(pid int) 
 		h.ran = 0
 		h.burst, h.gap, h.blocks, h.ons, h.cuts = h.burst*keep, h.gap*keep, h.blocks*keep, h.ons*keep, h.cuts*keep
 	}
-	o.passed = o.passed*keep + float64(now-o.counted)
+	// Weighed as what happened is, or a rest would make all rates too small for as long as it was.
+	o.passed = o.passed*keep + (1-keep)*float64(habitTime)/math.Ln2
 	if lost {
 		o.running, o.out = nil, unclear
 		for _, r := range o.groups {
@@ -189,8 +190,9 @@ func (o *Observer) add(s Switch, owner func(pid int) string) {
 	switch back := o.last - s.At; {
 	case back > time.Second:
 		o.running, o.out, o.counted, o.settled, o.upTo = nil, unclear, s.At, s.At, s.At
+		clear(o.groups) // what they did last is to come
 		for _, h := range o.vgpus {
-			h.from, h.account.UpTo = min(h.from, s.At), min(h.account.UpTo, s.At)
+			h.from, h.account.UpTo, h.runners = min(h.from, s.At), min(h.account.UpTo, s.At), nil
 		}
 	case back > 0:
 		s.At = o.last
@@ -345,7 +347,7 @@ func (o *Observer) Seen(vgpu string, idle time.Duration) Seen {
 	}
 	// Less than one block a habitTime is none: work of any length ends some time.
 	if h.blocks > 0.25 {
-		s.Burst = min(unending, time.Duration(h.burst/h.blocks))
+		s.Burst = min(unending, max(time.Duration(h.burst/h.blocks), time.Microsecond)) // less is none, and would be divided by
 	}
 	if h.ons > 0 {
 		s.Gap = time.Duration(h.gap / h.ons)
