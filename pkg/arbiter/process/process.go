@@ -105,10 +105,7 @@ func Run(o Options, open func() (Decider, error)) (err error) {
 	if d.Living() == 0 { // after the lock, see above
 		return o.end(leader)
 	}
-	hasty, err := o.enter(leader)
-	if err != nil {
-		return err
-	}
+	hasty := o.enter(leader)
 	o.Log.Info("decides", "pid", os.Getpid(), "hasty", hasty)
 	keeper := keeper{Options: o}
 	go keeper.keep(hasty)
@@ -123,7 +120,7 @@ func (o Options) end(lock *os.File) error {
 }
 
 // enter writes down who leads.
-func (o Options) enter(lock *os.File) (hasty int, err error) {
+func (o Options) enter(lock *os.File) (hasty int) {
 	before, now := readLeader(lock), o.Now()
 	if before.PID != 0 && before.Since <= now && now-before.Since < o.Steady {
 		hasty = before.Hasty + 1
@@ -132,10 +129,10 @@ func (o Options) enter(lock *os.File) (hasty int, err error) {
 	if err == nil {
 		err = Leader{PID: os.Getpid(), Start: start, Since: now, Hasty: hasty}.write(lock)
 	}
-	if err != nil {
-		return 0, fmt.Errorf("write down who decides: %w", err)
+	if err != nil { // a full disk is no reason to have nobody who decides
+		o.Log.Warn("cannot write down who decides", "err", err)
 	}
-	return hasty, nil
+	return hasty
 }
 
 // lead decides until no guard is left, and somebody stands by, who finds out whether one has come.
