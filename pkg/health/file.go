@@ -53,7 +53,7 @@ func Change(runDir string, step func(State) State) (before, after State, err err
 		return State{}, State{}, err
 	}
 	defer lock.Close()
-	for err = syscall.EINTR; err == syscall.EINTR; {
+	for err = syscall.EINTR; errors.Is(err, syscall.EINTR); {
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}
 	if err != nil {

@@ -156,7 +156,7 @@ type vgpu struct {
 	Calls    struct {
 		ProcessesKilled uint64 `json:"processesKilled"`
 	} `json:"calls"`
-	Enforcement string              `json:"enforcement"`
+	Enforcement string            `json:"enforcement"`
 	Compute     api.ComputeStatus `json:"compute"`
 }
 
