@@ -166,7 +166,7 @@ func TestEvents(t *testing.T) {
 	}
 	eventually(t, 5*time.Second, func() string {
 		out := followed.String()
-		for _, want := range []string{"  start     " + id[:12], "  denied    ", "  paused    ", "  end       ", "  refused   "} {
+		for _, want := range []string{"  start      " + id[:12], "  denied     ", "  paused     ", "  end        ", "  refused    "} {
 			if !strings.Contains(out, want) {
 				return "followed: " + out
 			}
