@@ -103,6 +103,18 @@ func (x *gpuScheduler) joinPage() {
 	go x.watchLeader(p)
 }
 
+// tellLast tells the arbiter that no context is left. False: nobody hears it, or there never was one.
+func (x *gpuScheduler) tellLast() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.page == nil {
+		return false
+	}
+	x.page.Tell(x.part(nil))
+	_, _, ok := x.page.Leader()
+	return ok
+}
+
 func (x *gpuScheduler) leavePage() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
