@@ -2,7 +2,8 @@
 // and resumes its channels. What to set, pkg/sched decides; how much to promise, the ledger. Nothing of it is on the way of a kernel
 // launch. It knows a container by the interface Container; see docs/internals/sched.md.
 //
-// It has a goroutine for each GPU (gpu.go), one for pauses (pauses.go), and sleeps while the container has no context on a graphics engine.
+// It has goroutines for each GPU (gpu.go, leader.go) and one for pauses (pauses.go), and sleeps while the container has no context on a
+// graphics engine.
 //
 // Locks, in the order in which they are taken: a client's calls, which the container holds over calls of the scheduler's; Scheduler.Lock;
 // gpuScheduler.mu; priority.mu. UserPages.viewing is taken with none of them but a client's calls. With any of them held the container may
