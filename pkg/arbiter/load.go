@@ -32,14 +32,21 @@ func Load(own *rmclient.Client, abi *rm.ABI, gpu, pid int, from, to time.Duratio
 	if s, e := own.Control(own.Subdevice(gpu), controlGPUMon, p); e != 0 || s != rm.StatusOK {
 		return 0, fmt.Errorf("the driver does not tell the GPU's load: %s, errno %d", rm.StatusName(s), e)
 	}
-	sum := time.Duration(0)
+	sum, known := time.Duration(0), time.Duration(0)
 	for off := rm.GPUMonSamples; off+form.Entry <= len(p); off += form.Entry {
 		at := time.Duration(rm.U64(p, off))
 		of := off + form.Pids[gpuMonGR]
-		if at-sched.SamplePeriod < from || at > to || int(rm.U32(p, of)) != pid {
+		if at-sched.SamplePeriod < from || at > to {
 			continue
 		}
-		sum += sched.SamplePeriod * time.Duration(rm.U32(p, of-gpuMonToUtil)) / gpuMonUtilWhole
+		known += sched.SamplePeriod
+		if int(rm.U32(p, of)) == pid {
+			sum += sched.SamplePeriod * time.Duration(rm.U32(p, of-gpuMonToUtil)) / gpuMonUtilWhole
+		}
 	}
-	return min(sum, to-from), nil
+	if known == 0 {
+		return 0, nil
+	}
+	// The edges, up to a sample at each, are as the rest.
+	return min(time.Duration(float64(sum)*float64(to-from)/float64(known)), to-from), nil
 }

@@ -19,7 +19,8 @@ type gpuScheduler struct {
 	s        *Scheduler
 	gpu      int // in Config.GPUs
 	kick     chan struct{}
-	priority *priority // nil: nobody sees when a high-priority container has work
+	rung     chan struct{} // there is another row
+	priority *priority     // nil: nobody sees when a high-priority container has work
 	channels channelCount
 	active   atomic.Bool // the container has channel groups
 
@@ -41,8 +42,9 @@ type gpuScheduler struct {
 }
 
 func newGPUScheduler(s *Scheduler, gpu int) *gpuScheduler {
-	return &gpuScheduler{s: s, gpu: gpu, kick: make(chan struct{}, 1), local: sched.NewLocal(s.timing, s.Config.Settings.Card()),
-		set: map[Group]time.Duration{}, lost: map[Client]*absence{}}
+	return &gpuScheduler{s: s, gpu: gpu, kick: make(chan struct{}, 1), rung: make(chan struct{}, 1),
+		local: sched.NewLocal(s.timing, s.Config.Settings.Card()),
+		set:   map[Group]time.Duration{}, lost: map[Client]*absence{}}
 }
 
 // run follows the GPU for as long as the guard lives.
@@ -98,6 +100,19 @@ func (x *gpuScheduler) joinPage() {
 	x.mu.Unlock()
 	x.channels.share(p)
 	go x.watchPage(p)
+	go x.watchLeader(p)
+}
+
+// tellLast tells the arbiter that no context is left. False: nobody hears it, or there never was one.
+func (x *gpuScheduler) tellLast() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.page == nil {
+		return false
+	}
+	x.page.Tell(x.part(nil))
+	_, _, ok := x.page.Leader()
+	return ok
 }
 
 func (x *gpuScheduler) leavePage() {
@@ -119,6 +134,7 @@ func (x *gpuScheduler) watchPage(p *peerpage.Entry) {
 		default:
 		}
 		seen = p.Rung()
+		kick(x.rung)
 		kick(x.kick)
 	}
 }

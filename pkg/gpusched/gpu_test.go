@@ -252,3 +252,51 @@ func TestHold(t *testing.T) {
 		t.Error("a pause by the ledger ends with the guard's")
 	}
 }
+
+// TestAwaitLast: what the arbiter counts when it has heard that no context is left is in the account; where nobody decides, or the
+// container had no context, nothing is waited for.
+func TestAwaitLast(t *testing.T) {
+	c := newFakeContainer(t, 1)
+	x := c.gpu()
+	used := func(d time.Duration) (a sched.Account) {
+		a.GPUTime = d
+		return a
+	}
+	waits := 0
+	c.Sleep = func(time.Duration) {
+		waits++
+		says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+			if g.Contexts != 0 || len(g.PIDs) != 0 {
+				t.Errorf("%+v", g)
+			}
+			return sched.Verdict{At: c.Now(), Until: c.Now() + time.Hour, Exact: true, Account: used(6 * time.Second)}
+		})
+	}
+	await := func(what string, want int) {
+		t.Helper()
+		if c.AwaitLast(); waits != want {
+			t.Errorf("%s: %d waits, want %d", what, waits, want)
+		}
+	}
+	await("no context", 0)
+	x.joinPage()
+	x.step(c.Now())
+	says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
+		return sched.Verdict{At: c.Now(), Until: c.Now() + time.Hour, Busy: 1, Exact: true, Account: used(4 * time.Second)}
+	})
+	await("nobody decides", 0)
+	p, err := peerpage.Open(c.Config.RunDir, "GPU-0")
+	if err == nil {
+		err = p.Lead()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range c.Groups(0) {
+		c.free(g.Client.Handle(), g.Handle)
+	}
+	await("one that decides", 1)
+	if used, exact := c.Looked(0); used != 6*time.Second || !exact {
+		t.Errorf("%v, %v", used, exact)
+	}
+}

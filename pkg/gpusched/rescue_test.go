@@ -331,6 +331,8 @@ func TestMain(m *testing.M) {
 	switch dir := os.Getenv(victimEnv); {
 	case filepath.Base(os.Args[0]) == RescueName:
 		rescuerMain()
+	case os.Getenv(leaderEnv) != "":
+		leaderMain(os.Getenv(leaderEnv))
 	case dir != "":
 		victim(dir, os.Getenv(dieEnv) != "")
 	default:

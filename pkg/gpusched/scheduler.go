@@ -2,7 +2,8 @@
 // and resumes its channels. What to set, pkg/sched decides; how much to promise, the ledger. Nothing of it is on the way of a kernel
 // launch. It knows a container by the interface Container; see docs/internals/sched.md.
 //
-// It has a goroutine for each GPU (gpu.go), one for pauses (pauses.go), and sleeps while the container has no context on a graphics engine.
+// It has goroutines for each GPU (gpu.go, leader.go) and one for pauses (pauses.go), and sleeps while the container has no context on a
+// graphics engine.
 //
 // Locks, in the order in which they are taken: a client's calls, which the container holds over calls of the scheduler's; Scheduler.Lock;
 // gpuScheduler.mu; priority.mu. UserPages.viewing is taken with none of them but a client's calls. With any of them held the container may
@@ -32,6 +33,7 @@ type Options struct {
 	LogOnce   func(key, msg string, args ...any) // writes a line the first time that something happens
 	Warn      func(text string)                  // tells whoever watches the node
 	Now       func() time.Duration               // the clock; nil: Monotonic
+	Sleep     func(time.Duration)                // nil: time.Sleep
 	// StartRescuer starts the process that resumes when this one is killed; nil: this program, as RescueName.
 	StartRescuer func(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 	// StartArbiter starts who decides about a GPU's time, unless somebody does; nil: nobody is started. It is set before Begin.
@@ -68,6 +70,9 @@ func TimingOf(cfg guardcfg.Config) sched.Timing {
 func New(o Options) *Scheduler {
 	if o.Now == nil {
 		o.Now = Monotonic
+	}
+	if o.Sleep == nil {
+		o.Sleep = time.Sleep
 	}
 	if o.StartRescuer == nil {
 		o.StartRescuer = startRescuer
@@ -107,6 +112,21 @@ func (s *Scheduler) Begin() {
 	go s.runPauses()
 	for _, x := range s.gpus {
 		go x.run()
+	}
+}
+
+// lastRecords is how long to wait for the records of what ended just now: they come every sched.Tick, and are read soon after.
+const lastRecords = 3 * sched.Tick
+
+// AwaitLast is called when nothing of the container's is on the GPUs any more, before End: when it returns the arbiters have counted
+// that, if there are some.
+func (s *Scheduler) AwaitLast() {
+	await := false
+	for _, x := range s.gpus {
+		await = x.tellLast() || await
+	}
+	if await {
+		s.Sleep(lastRecords)
 	}
 }
 

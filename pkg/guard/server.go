@@ -61,13 +61,15 @@ func (g *Guard) Run(s Sockets) error {
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
-	g.Status() // which counts the last of the GPU's time
 	close(over)
+	err := g.giveBack() // first: somebody may wait for the room
+	g.gpuTime.AwaitLast()
+	g.countLooked()
 	g.gpuTime.End()
 	_ = s.Control.Close()
-	defer g.tellEnd()
-	defer release()
-	return g.giveBack()
+	release()
+	g.tellEnd()
+	return err
 }
 
 // giveBack removes what the container had in the run directory.

@@ -188,6 +188,38 @@ func (p *Page) Leader() (pid int, stepped time.Duration, ok bool) {
 	return pid, time.Duration(p.u64(offStepped).Load()), runs(pid) && started(pid, p.u64(offSince).Load())
 }
 
+// LeaderFile is a pidfd of the arbiter that decided last, for AwaitEnd; nil: it is not to be had. False: the arbiter is gone, or there
+// never was one.
+func (p *Page) LeaderFile() (*os.File, bool) {
+	fd, err := unix.PidfdOpen(int(p.u32(offLeader).Load()), unix.PIDFD_NONBLOCK)
+	// The start time is compared after: the number may have been another process' before. One that nobody has waited for has both still.
+	if _, _, ok := p.Leader(); !ok || err == nil && isOver(fd) {
+		if err == nil {
+			_ = unix.Close(fd)
+		}
+		return nil, false
+	}
+	if err != nil {
+		return nil, true
+	}
+	return os.NewFile(uintptr(fd), "arbiter"), true
+}
+
+// isOver reports that the process of a pidfd has.
+func isOver(fd int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
+}
+
+// AwaitEnd waits until the process of a pidfd has ended, or the file is closed. It costs no thread.
+func AwaitEnd(pidfd *os.File) error {
+	conn, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return conn.Read(func(fd uintptr) bool { return isOver(int(fd)) })
+}
+
 // Lead says that this process is the arbiter.
 func (p *Page) Lead() error {
 	start, err := ledger.ProcStart(os.Getpid())

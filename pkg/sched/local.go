@@ -14,6 +14,7 @@ type Local struct {
 	paused bool          // by the ledger
 	held   bool          // by the guard itself
 	row    Verdict
+	lapsed time.Duration // rows that were said before do not hold
 	debt   debt
 
 	pauses    uint64        // times that the channels were stopped
@@ -128,7 +129,10 @@ func (l *Local) Slice() time.Duration {
 }
 
 // Ruled reports that an arbiter decides: what it said last holds.
-func (l *Local) Ruled(now time.Duration) bool { return now < l.row.Until }
+func (l *Local) Ruled(now time.Duration) bool { return now < l.row.Until && l.row.At >= l.lapsed }
+
+// Lapse is told that whoever said the last row is gone, and nobody came after it.
+func (l *Local) Lapse() { l.lapsed = l.row.At + 1 }
 
 // slot is when the channels are to be on, if they are not always. Without an arbiter caps go on as the ledger has them, and turns end.
 func (l *Local) slot(now time.Duration) (Slot, bool) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
+	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
 // arbiterKilled: whoever is killed of a GPU's arbiters, shares and accounts go on; with the last container they end.
@@ -35,10 +36,7 @@ func arbiterKilled(t *testing.T, gpu int) {
 		}
 	}
 
-	// Both at once: a guard starts others.
-	for _, pid := range arbiters(t, uuid) {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
-	}
+	killArbiters(t, uuid)
 	decides(t, uuid, 0)
 	wantOf(t, gpu, ids, 25, 75)
 
@@ -49,6 +47,50 @@ func arbiterKilled(t *testing.T, gpu int) {
 		}
 		return ""
 	})
+}
+
+// arbiterKilledAtRest: where both are killed while the GPU rests, a container that was there has others started when it works again.
+func arbiterKilledAtRest(t *testing.T, gpu int) {
+	uuid := gpus(t)[gpu].UUID
+	id := container{env: on(gpu), cmd: []string{"sleep", "1h"}}.start(t)
+	docker(t, "exec", id, "cgpu-probe", "work", "--for", "1s")
+	decides(t, uuid, 0)
+	time.Sleep(3 * time.Second) // the row then holds for ever
+	killArbiters(t, uuid)
+	docker(t, "exec", "-d", id, "cgpu-probe", "work", "--for", "1m") // a guard asks for one every 10 s
+	decides(t, uuid, 0)
+	docker(t, "rm", "-f", id)
+}
+
+// countedToTheEnd: the node's counters have all of the GPU time of containers that have ended.
+func countedToTheEnd(t *testing.T, gpu int) {
+	uuid := gpus(t)[gpu].UUID
+	counted := func() time.Duration {
+		n, err := tally.Read(lab.RunDir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(n.Sum.GPUs[uuid].Time)
+	}
+	counts, computed := counted(), spentBy(t, gpu).busy
+	for range 2 {
+		container{env: on(gpu), cmd: []string{"cgpu-probe", "work", "--for", "4s", "--windows", "1h"}}.run(t)
+	}
+	computed = spentBy(t, gpu).busy - computed
+	eventually(t, 10*time.Second, func() string {
+		if got := counted() - counts; (got - computed).Abs() > computed/20 {
+			return fmt.Sprintf("%v are counted, of %v", got, computed)
+		}
+		return ""
+	})
+}
+
+// killArbiters kills both at once: a guard starts others.
+func killArbiters(t *testing.T, uuid string) {
+	t.Helper()
+	for _, pid := range arbiters(t, uuid) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
 }
 
 // killArbiter kills the one that decides and returns it, when it is not the one given.

@@ -46,6 +46,8 @@ func TestCompute(t *testing.T) {
 		{"killed while paused", killedWhilePaused},
 		{"guard killed", guardKilled},
 		{"arbiter killed", arbiterKilled},
+		{"arbiter killed at rest", arbiterKilledAtRest},
+		{"counted to the end", countedToTheEnd},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
