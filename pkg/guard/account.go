@@ -16,7 +16,8 @@ import (
 const maxObjects = 1 << 16
 
 // maxFirmware bounds those that the firmware of one GPU has too (rm.ClassKind.InFirmware): its memory is one piece for all containers, and
-// when that is full nobody's calls succeed. A CUDA context has about 80.
+// when that is full nobody's calls succeed. A CUDA context has about 50,
+// and an engine's object on each of its channels.
 const maxFirmware = 4096
 
 // What the driver has in lists that it goes through for all of a GPU's users: at interrupts (a notification, a semaphore surface,

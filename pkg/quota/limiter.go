@@ -34,7 +34,8 @@ func (q *Quota) RefusePreload() error {
 	return nil
 }
 
-// refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for.
+// refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for. It is not inlined
+// for the reason that bad is not.
 //
 //go:noinline
 func (q *Quota) refuse(reason, remedy string, keys ...key) error {

@@ -59,7 +59,7 @@ type setting struct {
 	last string
 }
 
-// bad makes the error for a refused setting.
+// bad makes the error for a refused setting. 42 copies of it made cgpu-runtime 8 KB larger.
 //
 //go:noinline
 func (s setting) bad(reason, remedy string) error {
