@@ -11,6 +11,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // tableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
@@ -18,12 +19,12 @@ import (
 func tableFor(out io.Writer) func(io.Writer, snapshot.View) error {
 	f, _ := out.(*os.File)
 	return func(w io.Writer, v snapshot.View) error {
-		_, columns, terminal := size(f)
-		if terminal && columns == 0 {
+		_, columns, ok := size(f)
+		if ok && columns == 0 {
 			columns = tableWidth // it does not know
 		}
 		for _, how := range []struct{ both, spare bool }{{true, false}, {false, false}, {false, true}} {
-			if text, ok := boxed(v, columns, how.both, how.spare); terminal && ok {
+			if text, fits := boxed(v, columns, how.both, how.spare); ok && fits {
 				_, err := io.WriteString(w, text)
 				return err
 			}
@@ -71,7 +72,7 @@ func boxed(v snapshot.View, columns int, both, spare bool) (string, bool) {
 	if v.Driver == device.DriverSim {
 		driver = "simulated driver " + v.DriverVersion
 	}
-	count := fmt.Sprintf("%s, %s", plural(len(v.GPUs), "GPU"), plural(len(vgpus.rows), "vGPU"))
+	count := fmt.Sprintf("%s, %s", terminal.Plural(len(v.GPUs), "GPU"), terminal.Plural(len(vgpus.rows), "vGPU"))
 	inside := max(widest-4, utf8.RuneCountInString(driver)+2+len(count))
 	if inside+4 > columns {
 		return "", false
@@ -158,7 +159,7 @@ func called(x snapshot.VGPU, both bool) []string {
 	case x.Name == "" || x.SharedID:
 		return []string{handle(x)}
 	}
-	return []string{printable(x.Name)}
+	return []string{terminal.Printable(x.Name)}
 }
 
 func processGrid(v snapshot.View, both bool) *grid {
@@ -166,7 +167,7 @@ func processGrid(v snapshot.View, both bool) *grid {
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			for _, p := range x.Processes {
-				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(mib(p.Used), "MiB"), printable(p.Name)})
+				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(mib(p.Used), "MiB"), terminal.Printable(p.Name)})
 			}
 		}
 	}
@@ -230,7 +231,7 @@ func (g *grid) line(b *bytes.Buffer, with byte) {
 
 func (g *grid) row(b *bytes.Buffer, cells []string) {
 	for i, cell := range cells {
-		b.WriteString("| " + pad(cut(cell, g.widths[i]), g.widths[i], g.columns[i].right) + " ")
+		b.WriteString("| " + pad(terminal.Cut(cell, g.widths[i]), g.widths[i], g.columns[i].right) + " ")
 	}
 	b.WriteString("|\n")
 }

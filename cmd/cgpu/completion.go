@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // The shells' scripts ask this program what a word could become, so they need not know the commands.
@@ -224,7 +225,7 @@ func containerCandidates(runDir string) []candidate {
 			list = append(list, candidate{r.Name, shortID(r.ID)})
 		}
 		if plainName.MatchString(r.ID) {
-			list = append(list, candidate{shortID(r.ID), printable(r.Name)})
+			list = append(list, candidate{shortID(r.ID), terminal.Printable(r.Name)})
 		}
 	}
 	return list
@@ -237,7 +238,7 @@ func gpuCandidates(runDir string) []candidate {
 	}
 	var list []candidate
 	for _, g := range t.GPUs {
-		list = append(list, candidate{strconv.Itoa(g.Index), printable(g.Name) + " " + shortUUID(g.UUID)})
+		list = append(list, candidate{strconv.Itoa(g.Index), terminal.Printable(g.Name) + " " + shortUUID(g.UUID)})
 	}
 	return list
 }

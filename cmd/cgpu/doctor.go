@@ -25,6 +25,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func doctorCommand() *cli.Command {
@@ -69,12 +70,12 @@ func doctorCommand() *cli.Command {
 			}
 			report := doctor.Examine(h, checks)
 			if inJSON {
-				err = encodeJSON(c.App.Writer, report, "  ")
+				err = terminal.EncodeJSON(c.App.Writer, report, "  ")
 			} else {
 				err = printReport(c.App.Writer, report, c.Bool("verbose"))
 			}
 			if err == nil && report.Status == doctor.Fail {
-				err = fmt.Errorf("doctor: %s failed", plural(report.Count(doctor.Fail), "check"))
+				err = fmt.Errorf("doctor: %s failed", terminal.Plural(report.Count(doctor.Fail), "check"))
 			}
 			return err
 		},
@@ -196,7 +197,7 @@ func printReport(w io.Writer, r doctor.Report, all bool) error {
 		if c.Remedy != "" {
 			remedy = " → " + c.Remedy
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", c.Status, c.Name, printable(c.Found+remedy))
+		fmt.Fprintf(tw, "%s\t%s\t%s\n", c.Status, c.Name, terminal.Printable(c.Found+remedy))
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -206,7 +207,7 @@ func printReport(w io.Writer, r doctor.Report, all bool) error {
 	for _, s := range []doctor.Status{doctor.OK, doctor.Warn, doctor.Fail, doctor.Skip} {
 		text := fmt.Sprintf("%d %s", r.Count(s), words[s])
 		if s == doctor.Warn || s == doctor.Fail {
-			text = plural(r.Count(s), words[s])
+			text = terminal.Plural(r.Count(s), words[s])
 		}
 		counts = append(counts, text)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // followTail is how many events of the past --follow shows first.
@@ -56,7 +57,7 @@ func eventsCommand() *cli.Command {
 			runDir := device.RunDir()
 			print := printEvent
 			if q.json {
-				print = func(w io.Writer, e event.Event, _ string) error { return encodeJSON(w, e, "") }
+				print = func(w io.Writer, e event.Event, _ string) error { return terminal.EncodeJSON(w, e, "") }
 			}
 			show := func(list []event.Event) error {
 				for _, e := range list {
@@ -203,7 +204,7 @@ func printEvent(w io.Writer, e event.Event, name string) error {
 		container = shortID(e.Container)
 	}
 	if name != "" {
-		about = printable(name) + ": "
+		about = terminal.Printable(name) + ": "
 	}
 	if e.GPU != nil {
 		about += fmt.Sprintf("GPU %d: ", e.GPU.Index)
@@ -211,10 +212,10 @@ func printEvent(w io.Writer, e event.Event, name string) error {
 	if e.PID != 0 {
 		about += fmt.Sprintf("pid %d: ", e.PID)
 	}
-	about += printable(e.Text)
+	about += terminal.Printable(e.Text)
 	if e.Count > 1 {
 		about += fmt.Sprintf(" (%d times)", e.Count)
 	}
-	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), printable(string(e.Kind)), container, about)
+	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), terminal.Printable(string(e.Kind)), container, about)
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func gcCommand() *cli.Command {
@@ -34,7 +35,7 @@ func gcCommand() *cli.Command {
 			done, err := collect(device.RunDir())
 			print := done.print
 			if inJSON {
-				print = func(w io.Writer) error { return encodeJSON(w, done, "  ") }
+				print = func(w io.Writer) error { return terminal.EncodeJSON(w, done, "  ") }
 			}
 			return errors.Join(print(c.App.Writer), err)
 		},
@@ -102,7 +103,7 @@ func (done gcView) print(w io.Writer) error {
 			what = shortID(p.ID) + label(ledger.Record{Name: p.Name})
 		}
 		if p.Channels > 0 {
-			fmt.Fprintf(&text, "resumed %s, which a guard that is gone had paused: %s\n", plural(p.Channels, "channel"), what)
+			fmt.Fprintf(&text, "resumed %s, which a guard that is gone had paused: %s\n", terminal.Plural(p.Channels, "channel"), what)
 		} else {
 			fmt.Fprintf(&text, "removed the note of what was paused of %s\n", what)
 		}
@@ -113,7 +114,7 @@ func (done gcView) print(w io.Writer) error {
 		name string
 	}{{done.Sockets, "socket"}, {done.Pages, "page"}, {done.Bundles, "bundle"}, {done.Logs, "log"}} {
 		if kind.n > 0 {
-			files = append(files, plural(kind.n, kind.name))
+			files = append(files, terminal.Plural(kind.n, kind.name))
 		}
 	}
 	if len(files) > 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func healthCommand() *cli.Command {
@@ -67,7 +68,7 @@ func showHealth(c *cli.Context) error {
 		return err
 	}
 	if format == "json" {
-		return encodeJSON(c.App.Writer, v, "  ")
+		return terminal.EncodeJSON(c.App.Writer, v, "  ")
 	}
 	return printHealth(c.App.Writer, v, time.Now())
 }
@@ -106,7 +107,7 @@ func printHealth(w io.Writer, v healthView, now time.Time) error {
 			t.row(append(first, healthWord(""), "-", "-")...)
 		}
 		for _, f := range g.Faults {
-			t.row(append(slices.Clone(first), healthWord(f.Text), now.Sub(f.Since).Round(time.Second), printable(f.Text))...)
+			t.row(append(slices.Clone(first), healthWord(f.Text), now.Sub(f.Since).Round(time.Second), terminal.Printable(f.Text))...)
 		}
 	}
 	if err := t.Flush(); err != nil || v.Watched {
@@ -127,7 +128,7 @@ func watchHealth(c *cli.Context) error {
 	defer h.close()
 	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.ask,
 		Complain: func(err error) {
-			fmt.Fprintln(c.App.ErrWriter, "cgpu: warning: the GPUs are not watched:", printable(err.Error()))
+			fmt.Fprintln(c.App.ErrWriter, "cgpu: warning: the GPUs are not watched:", terminal.Printable(err.Error()))
 		}}
 	return w.Run(ctx)
 }

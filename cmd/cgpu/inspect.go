@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // logTail is how many lines of a guard's log inspect shows.
@@ -52,7 +53,7 @@ func inspectCommand() *cli.Command {
 			if t == nil {
 				return err
 			}
-			return encodeJSON(c.App.Writer, inspect(t, runDir, r, lines), "  ")
+			return terminal.EncodeJSON(c.App.Writer, inspect(t, runDir, r, lines), "  ")
 		},
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func kmCommand() *cli.Command {
@@ -198,7 +199,7 @@ func (s *kmSource) unread(f km.File, err error) {
 
 // say is for the administrator.
 func (s *kmSource) say(f km.File, err error) {
-	line := printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " "))
+	line := terminal.Printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " "))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	fmt.Fprintf(s.log, "cgpu: km: %s: %s\n", f.Path, line)

@@ -12,6 +12,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // kmPlace is where the tree is mounted: a name in a folder that is held open. What is unmounted is found from there, and
@@ -61,7 +63,7 @@ func (p *kmPlace) prepare(dir string) error {
 				return fmt.Errorf("%s: %w", dir, err)
 			}
 			if m.kind != kmType {
-				return fmt.Errorf("%s: is a mount whose server has ended (%s), and none of cgpu km: umount it, or name another folder", dir, printable(m.kind))
+				return fmt.Errorf("%s: is a mount whose server has ended (%s), and none of cgpu km: umount it, or name another folder", dir, terminal.Printable(m.kind))
 			}
 			if err := p.unmount(m); err != nil {
 				return fmt.Errorf("%s: is a mount whose server has ended, and cannot be unmounted: %w", dir, err)
@@ -86,7 +88,7 @@ func (p *kmPlace) prepare(dir string) error {
 		defer f.Close()
 		names, err := f.Readdirnames(1)
 		if len(names) > 0 {
-			return fmt.Errorf("%s: is not empty (%s): cgpu km runs already, or name another folder", dir, printable(names[0]))
+			return fmt.Errorf("%s: is not empty (%s): cgpu km runs already, or name another folder", dir, terminal.Printable(names[0]))
 		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err

@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 var version = "unknown" // set by the linker
@@ -52,7 +53,7 @@ func complaint(err error, args []string, uid int) string {
 	if uid != 0 && errors.Is(err, fs.ErrPermission) {
 		command := "cgpu"
 		if len(args) > 1 {
-			command += " " + printable(args[1])
+			command += " " + terminal.Printable(args[1])
 		}
 		return fmt.Sprintf("cgpu: needs root: sudo %s (%s)", command, text)
 	}
@@ -104,7 +105,7 @@ func label(r ledger.Record) string {
 	if r.Name == "" {
 		return ""
 	}
-	return " (" + printable(r.Name) + ")"
+	return " (" + terminal.Printable(r.Name) + ")"
 }
 
 // shares lists what a record reserves.
@@ -174,7 +175,7 @@ func versionCommand() *cli.Command {
 				return err
 			}
 			if inJSON {
-				return encodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
+				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
@@ -183,7 +184,7 @@ func versionCommand() *cli.Command {
 }
 
 // shortID is a container's ID as engines show it.
-func shortID(id string) string { return printable(id[:min(len(id), 12)]) }
+func shortID(id string) string { return terminal.Printable(id[:min(len(id), 12)]) }
 
 // shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
 func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }

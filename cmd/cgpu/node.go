@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // loadNode loads this node's table for a command that acts by it. A missing or stale one is made anew, as the runtime does.
@@ -56,7 +57,7 @@ func findGPU(t *device.Table, name string) (device.GPU, error) {
 	}
 	switch len(found) {
 	case 0:
-		return device.GPU{}, fmt.Errorf("GPU %q: there is none: cgpu smi lists the %s of this machine", name, plural(len(t.GPUs), "GPU"))
+		return device.GPU{}, fmt.Errorf("GPU %q: there is none: cgpu smi lists the %s of this machine", name, terminal.Plural(len(t.GPUs), "GPU"))
 	case 1:
 		return found[0], nil
 	}

@@ -5,8 +5,6 @@ import (
 	"io"
 
 	"github.com/urfave/cli/v2"
-
-	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // outputFlag is -o of a command that prints text or JSON.
@@ -22,12 +20,6 @@ func wantsJSON(c *cli.Context) (bool, error) {
 	}
 	return format == "json", nil
 }
-
-// encodeJSON prints what goes to programs, and often to a terminal.
-func encodeJSON(w io.Writer, v any, indent string) error { return terminal.EncodeJSON(w, v, indent) }
-
-// printable is text that others chose, for a table.
-func printable(s string) string { return terminal.Printable(s) }
 
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {

@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func pauseCommand() *cli.Command {
@@ -89,7 +90,7 @@ func pause(c *cli.Context, paused bool) error {
 		if n == 0 {
 			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back what it held", what)
 		}
-		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, plural(n, "channel"))
+		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, terminal.Plural(n, "channel"))
 	default:
 		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func policyCommand() *cli.Command {
@@ -61,7 +62,7 @@ func policyCommand() *cli.Command {
 					return err
 				}
 				if inJSON {
-					return encodeJSON(c.App.Writer, list, "  ")
+					return terminal.EncodeJSON(c.App.Writer, list, "  ")
 				}
 				return printCards(c.App.Writer, list)
 			}

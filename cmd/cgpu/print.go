@@ -16,9 +16,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-func printJSON(w io.Writer, v snapshot.View) error { return encodeJSON(w, v, "  ") }
+func printJSON(w io.Writer, v snapshot.View) error { return terminal.EncodeJSON(w, v, "  ") }
 
 // tableWidth is what a table fits in; names, which stand last, are cut.
 const tableWidth = 100
@@ -29,7 +30,7 @@ func printTable(w io.Writer, v snapshot.View) error {
 		return err
 	}
 	for line := range strings.Lines(text.String()) {
-		if _, err := io.WriteString(w, cut(strings.TrimSuffix(line, "\n"), tableWidth)+"\n"); err != nil {
+		if _, err := io.WriteString(w, terminal.Cut(strings.TrimSuffix(line, "\n"), tableWidth)+"\n"); err != nil {
 			return err
 		}
 	}
@@ -66,7 +67,7 @@ func printText(w io.Writer, v snapshot.View, wide bool) error {
 			processes += len(x.Processes)
 		}
 	}
-	fmt.Fprintf(w, "%s, %s, %s\n\n", driver, plural(len(v.GPUs), "GPU"), plural(vgpus, "vGPU"))
+	fmt.Fprintf(w, "%s, %s, %s\n\n", driver, terminal.Plural(len(v.GPUs), "GPU"), terminal.Plural(vgpus, "vGPU"))
 	if err := printGPUs(w, v, wide); err != nil {
 		return err
 	}
@@ -97,7 +98,7 @@ func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	for _, g := range v.GPUs {
 		uuid, name, util := shortUUID(g.UUID), short(g.Name), "-"
 		if wide {
-			uuid, name = g.UUID, printable(g.Name)
+			uuid, name = g.UUID, terminal.Printable(g.Name)
 		}
 		if g.Utilization != nil {
 			util = percent(*g.Utilization)
@@ -156,7 +157,7 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 // handle is how a table names a container.
 func handle(x snapshot.VGPU) string {
 	if x.SharedID {
-		return printable(x.Nonce)
+		return terminal.Printable(x.Nonce)
 	}
 	return shortID(x.ID)
 }
@@ -170,7 +171,7 @@ func nameCell(x snapshot.VGPU) string {
 	case x.SharedID:
 		name = cmp.Or(name, x.ID)
 	}
-	return printable(cmp.Or(name, "-"))
+	return terminal.Printable(cmp.Or(name, "-"))
 }
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
@@ -273,9 +274,9 @@ func printProcesses(w io.Writer, v snapshot.View, wide bool) error {
 		for _, x := range g.VGPUs {
 			for _, p := range x.Processes {
 				if wide {
-					t.row(handle(x), g.Index, p.PID, p.NSPID, mib(p.Used), printable(p.Name))
+					t.row(handle(x), g.Index, p.PID, p.NSPID, mib(p.Used), terminal.Printable(p.Name))
 				} else {
-					t.row(handle(x), g.Index, p.PID, mib(p.Used), printable(p.Name))
+					t.row(handle(x), g.Index, p.PID, mib(p.Used), terminal.Printable(p.Name))
 				}
 			}
 		}
@@ -311,11 +312,4 @@ func percent(p sched.Permille) string {
 }
 
 // short is a GPU's name in a table.
-func short(name string) string { return cut(printable(name), 24) }
-
-func plural(n int, what string) string {
-	if n == 1 {
-		return "1 " + what
-	}
-	return strconv.Itoa(n) + " " + what + "s"
-}
+func short(name string) string { return terminal.Cut(terminal.Printable(name), 24) }

@@ -9,6 +9,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func psCommand() *cli.Command {
@@ -40,7 +41,7 @@ func psCommand() *cli.Command {
 			}
 			list := processesOf(v)
 			if inJSON {
-				return encodeJSON(c.App.Writer, list, "  ")
+				return terminal.EncodeJSON(c.App.Writer, list, "  ")
 			}
 			return printPS(c.App.Writer, list)
 		},
@@ -79,7 +80,7 @@ func printPS(w io.Writer, list []gpuProcess) error {
 	t := newTable(w)
 	t.row("CONTAINER", "GPU", "PID", "INSIDE", "USED", "PROCESS", "NAME")
 	for _, p := range list {
-		t.row(handle(*p.of), p.GPU, p.PID, orDash(p.NSPID), mib(p.Used), printable(p.Process), nameCell(*p.of))
+		t.row(handle(*p.of), p.GPU, p.PID, orDash(p.NSPID), mib(p.Used), terminal.Printable(p.Process), nameCell(*p.of))
 	}
 	return t.Flush()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func smiCommand() *cli.Command {
@@ -92,7 +93,7 @@ func smiCommand() *cli.Command {
 // printList lists GPUs as nvidia-smi -L does.
 func printList(w io.Writer, v snapshot.View) error {
 	for _, g := range v.GPUs {
-		if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.Index, printable(g.Name), g.UUID); err != nil {
+		if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.Index, terminal.Printable(g.Name), g.UUID); err != nil {
 			return err
 		}
 	}

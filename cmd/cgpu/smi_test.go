@@ -255,26 +255,6 @@ func TestSMIWithoutTable(t *testing.T) {
 	}
 }
 
-func TestPrintable(t *testing.T) {
-	for in, want := range map[string]string{
-		"python3":                           "python3",
-		"\x1b[2J":                           "?[2J",
-		"a\nb\tc":                           "a?b?c",
-		"\u009b31m":                         "?31m",
-		"\u202egnp.exe":                     "?gnp.exe",
-		"\xff\xfe":                          "?",
-		"\u2066a\u2069":                     "?a?",
-		"\u200ea\u200fb\u061c":              "?a?b?",
-		"w\u200beb\u200c\u200d\u2060\ufeff": "w?eb????",
-		"a\u2028b\u00ad\U000e0041":          "a?b??",
-		"größe":                             "größe",
-	} {
-		if got := printable(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
-}
-
 func TestMiB(t *testing.T) {
 	for in, want := range map[quota.Bytes]string{0: "0MiB", 1: "1MiB", quota.MiB: "1MiB", quota.MiB + 1: "2MiB"} {
 		if got := mib(in); got != want {

@@ -262,7 +262,7 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 		fmt.Fprintf(&b, "share    %s\n", s)
 	}
 	for _, name := range slices.Sorted(maps.Keys(asked.Asked)) {
-		fmt.Fprintf(&b, "asked    %s=%s\n", name, printable(asked.Asked[name]))
+		fmt.Fprintf(&b, "asked    %s=%s\n", name, terminal.Printable(asked.Asked[name]))
 	}
 	for _, d := range asked.Dialects {
 		fmt.Fprintf(&b, "dialect  %s\n", d)
@@ -279,9 +279,9 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	}
 	for _, g := range p.GPUs {
 		if g.Native {
-			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): the whole card, %v\n", g.Index, printable(g.Name), shortUUID(g.UUID), g.Memory)
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): the whole card, %v\n", g.Index, terminal.Printable(g.Name), shortUUID(g.UUID), g.Memory)
 		} else {
-			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, printable(g.Name), shortUUID(g.UUID), g.Limit, g.Memory)
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, terminal.Printable(g.Name), shortUUID(g.UUID), g.Limit, g.Memory)
 		}
 	}
 	for i, v := range r.VGPUs {
@@ -300,7 +300,7 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	if len(p.Hidden) > 0 {
 		fmt.Fprintf(&b, "hidden   %s\n", paths(p.Hidden))
 	}
-	fmt.Fprintf(&b, "driver   %s, %s, %s\n", plural(len(p.Mounts), "file"), plural(len(p.Links), "link"), plural(len(p.LibDirs), "library folder"))
+	fmt.Fprintf(&b, "driver   %s, %s, %s\n", terminal.Plural(len(p.Mounts), "file"), terminal.Plural(len(p.Links), "link"), terminal.Plural(len(p.LibDirs), "library folder"))
 	if p.Limiter != "" {
 		fmt.Fprintf(&b, "limiter  %s\n", p.Limiter)
 	}

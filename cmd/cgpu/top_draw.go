@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
 )
 
@@ -187,7 +188,7 @@ func (t *top) title(columns int) topLine {
 	for _, g := range t.view.GPUs {
 		vgpus += len(g.VGPUs)
 	}
-	text := fmt.Sprintf("cgpu top  %s%s, %s, %s", driver, cells.Text(t.view.DriverVersion), plural(len(t.view.GPUs), "GPU"), plural(vgpus, "vGPU"))
+	text := fmt.Sprintf("cgpu top  %s%s, %s, %s", driver, cells.Text(t.view.DriverVersion), terminal.Plural(len(t.view.GPUs), "GPU"), terminal.Plural(vgpus, "vGPU"))
 	l := topLine{{0, text, styleBold}}
 	switch state, at := t.at.Format(time.TimeOnly), columns-len(time.TimeOnly); {
 	case t.err != nil:
@@ -202,7 +203,7 @@ func (t *top) title(columns int) topLine {
 
 func (t *top) footer(found int) topLine {
 	if t.typing {
-		return topLine{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, plural(found, "container"), styleDim}}
+		return topLine{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, terminal.Plural(found, "container"), styleDim}}
 	}
 	order := topSorts[t.sort].name
 	if t.reverse {

@@ -63,12 +63,12 @@ func everySeconds(s float64) (time.Duration, error) {
 
 // watch shows something again and again, until ctx ends: in place on a terminal, else one after the other.
 func watch(ctx context.Context, w, warnings io.Writer, every time.Duration, show func(w, warnings io.Writer) error) error {
-	terminal, _ := w.(*os.File)
+	f, _ := w.(*os.File)
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for first := true; ; first = false {
 		var text bytes.Buffer
-		rows, columns, inPlace := size(terminal)
+		rows, columns, inPlace := size(f)
 		if inPlace {
 			warnings = &text // else they would be overwritten
 		} else if !first {
@@ -122,13 +122,10 @@ func frame(text string, rows, columns int) []byte {
 	b.WriteString("\x1b[H")
 	for _, l := range lines {
 		if columns > 0 {
-			l = cut(l, columns)
+			l = terminal.Cut(l, columns)
 		}
 		b.WriteString(l + "\x1b[K\n")
 	}
 	b.WriteString("\x1b[J")
 	return b.Bytes()
 }
-
-// cut shortens s to n runes, and shows that it did.
-func cut(s string, n int) string { return terminal.Cut(s, n) }

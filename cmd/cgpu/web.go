@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter/server"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/web"
 )
 
@@ -38,7 +39,7 @@ func webCommand() *cli.Command {
 			defer stop()
 			name, _ := os.Hostname()
 			listen, _, _ := net.SplitHostPort(o.Listen)
-			page := web.New(web.Options{Host: printable(name), Version: version, Names: append(c.StringSlice("host"), name, listen),
+			page := web.New(web.Options{Host: terminal.Printable(name), Version: version, Names: append(c.StringSlice("host"), name, listen),
 				// Without a table it says so: to have one made every two seconds would be too much.
 				Look: func() (snapshot.View, error) { return snapshot.Look(device.RunDir(), nil) }})
 			go page.Run(ctx)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func checkLedger(h *Host) Result {
@@ -30,14 +31,14 @@ func checkLedger(h *Host) Result {
 	if len(gone) > 0 {
 		return warn("%s gone, but in the ledger: %s", areContainers(len(gone)), strings.Join(gone, ", "))
 	}
-	return ok("%s", plural(len(records), "container"))
+	return ok("%s", terminal.Plural(len(records), "container"))
 }
 
 func areContainers(n int) string {
 	if n == 1 {
 		return "1 container is"
 	}
-	return plural(n, "container") + " are"
+	return terminal.Plural(n, "container") + " are"
 }
 
 // containers says how those of the ledger fare.
@@ -111,7 +112,7 @@ func checkLeftovers(h *Host) Result {
 		}
 	}
 	if len(names) > 0 {
-		return warn("%s of containers that are gone, such as %s", plural(len(names), "file"), names[0])
+		return warn("%s of containers that are gone, such as %s", terminal.Plural(len(names), "file"), names[0])
 	}
 	return ok("none")
 }

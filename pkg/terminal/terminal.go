@@ -1,4 +1,5 @@
-// Package terminal writes what others chose, such as names of containers, so that a terminal shows it and does not obey it.
+// Package terminal is text for people: what others chose, such as names of containers, is written so that a terminal shows it and
+// does not obey it.
 package terminal
 
 import (
@@ -6,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -69,4 +71,12 @@ func Cut(s string, n int) string {
 		return s
 	}
 	return strings.TrimRight(string(r[:n-1]), " ") + "…"
+}
+
+// Plural is so many of something, with an s where there is not one.
+func Plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
 }
