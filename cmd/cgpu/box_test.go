@@ -8,11 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestBox(t *testing.T) {
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	for name, columns := range map[string]int{"smi-box.txt": 120, "smi-box-narrow.txt": 90, "smi-box-60.txt": 60} {
 		text, ok := boxed(v, columns, columns > 100, columns < 80)
 		if !ok {
@@ -47,7 +48,7 @@ func TestBox(t *testing.T) {
 	if text, ok := boxed(v, 80, false, false); !ok {
 		t.Errorf("not in 80 columns:\n%s", text)
 	}
-	empty, ok := boxed(snapshot.Arrange(nodeTable(t), nil, nil, nil), 80, true, false)
+	empty, ok := boxed(snapshot.Arrange(nodetest.Table(t), nil, nil, nil), 80, true, false)
 	if !ok {
 		t.Error("an empty node does not fit in 80 columns")
 	}
@@ -56,7 +57,7 @@ func TestBox(t *testing.T) {
 
 // Lines are for terminals that are wide enough; what is piped has columns that do not change.
 func TestTableFor(t *testing.T) {
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	_, terminal := openTerminal(t)
 	for columns, lines := range map[uint16]bool{120: true, 60: true, 40: false, 0: true} {
 		if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {

@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 func TestComplete(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	n.reserve(ledger.Record{ID: "fedcba", Name: "$(reboot)", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "fedcba", Name: "$(reboot)", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	for typed, want := range map[string]string{
 		"sm":                             "smi",
 		"re":                             "resume refresh",
@@ -52,14 +53,14 @@ func TestComplete(t *testing.T) {
 			want = "state=paused"
 		}
 		var got []string
-		for _, c := range complete(app(), words, nodeCandidates(n.dir)) {
+		for _, c := range complete(app(), words, nodeCandidates(n.Dir)) {
 			got = append(got, c.value)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%q: %q, want %q", typed, got, want)
 		}
 	}
-	if got := complete(app(), nil, nodeCandidates(n.dir)); got != nil {
+	if got := complete(app(), nil, nodeCandidates(n.Dir)); got != nil {
 		t.Errorf("nothing typed: %v", got)
 	}
 	if got := complete(app(), []string{"set", ""}, nodeCandidates(t.TempDir())); got != nil {

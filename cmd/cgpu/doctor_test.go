@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -69,12 +70,12 @@ doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
 
 // TestFare: doctor takes the states as smi shows them.
 func TestFare(t *testing.T) {
-	n := newNode(t)
-	table, err := device.Load(n.dir)
+	n := nodetest.New(t)
+	table, err := device.Load(n.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	vgpu := []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}
+	vgpu := []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}
 	start, err := ledger.ProcStart(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

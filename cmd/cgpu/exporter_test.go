@@ -11,12 +11,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 // TestExporter: the command serves until it is told to end, and refuses to tell strangers.
 func TestExporter(t *testing.T) {
-	n := newNode(t)
-	socket := filepath.Join(n.dir, "e.sock")
+	n := nodetest.New(t)
+	socket := filepath.Join(n.Dir, "e.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := app()
 	a.Writer, a.ErrWriter = io.Discard, io.Discard

@@ -6,10 +6,12 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 func TestFilter(t *testing.T) {
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	v.GPUs[0].VGPUs[1].Name = "web" // bbbb
 	for args, want := range map[string]string{
 		"":                                 "0:aaaa,bbbb,cccc,dddd,eeee,ffff,0000 1:aaaa,eeee",

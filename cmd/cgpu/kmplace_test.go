@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 // TestKMPlace: nobody but root has a say in where root mounts and unmounts.
@@ -80,7 +82,7 @@ func TestKMPlace(t *testing.T) {
 
 // TestKMUnmount: at its end cgpu km takes away its own mount, whatever stands at the path by then.
 func TestKMUnmount(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	root := t.TempDir()
 	dir, moved, away := filepath.Join(root, "a/km"), filepath.Join(root, "b"), filepath.Join(root, "away")
 	if err := os.MkdirAll(filepath.Join(away, "km"), 0o755); err != nil {
@@ -100,7 +102,7 @@ func TestKMUnmount(t *testing.T) {
 	said, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := kmServe(ctx, out, &kmSource{runDir: n.dir, log: io.Discard}, dir, false)
+		err := kmServe(ctx, out, &kmSource{runDir: n.Dir, log: io.Discard}, dir, false)
 		out.Close()
 		ended <- err
 	}()

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -132,13 +133,13 @@ func TestAnnotatedName(t *testing.T) {
 }
 
 func TestFindContainer(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	add := func(id, name, docker string) {
-		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.MiB}}}
+		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.MiB}}}
 		if docker != "" {
 			r = dockered{name: "/" + docker}.make(t, r)
 		}
-		n.reserve(r)
+		n.Reserve(r)
 	}
 	add("aaaa1111", "", "web")
 	add("aaaa2222", "default/pod/main", "hidden")
@@ -152,7 +153,7 @@ func TestFindContainer(t *testing.T) {
 		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)", "aaaa2222": "aaaa2222 (default/pod/main)",
 		"b": "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
 	} {
-		if r, err := findContainer(n.book, container); err != nil || r.ID+label(r) != want {
+		if r, err := findContainer(n.Book, container); err != nil || r.ID+label(r) != want {
 			t.Errorf("%q: %s%s, %v, want %s", container, r.ID, label(r), err, want)
 		}
 	}
@@ -160,7 +161,7 @@ func TestFindContainer(t *testing.T) {
 		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "may be aaaa1111 or aaaa2222 (default/pod/main)",
 		"hidden": "no such container", "": "no such container", "we": "no such container",
 	} {
-		if r, err := findContainer(n.book, container); err == nil || !strings.Contains(err.Error(), reason) {
+		if r, err := findContainer(n.Book, container); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%q: %s, %v, want %s", container, r.ID, err, reason)
 		}
 	}
@@ -168,9 +169,9 @@ func TestFindContainer(t *testing.T) {
 
 // Two engines, or two namespaces of containerd, may each have a container of one ID; each of them can be named.
 func TestSameID(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for nonce, root := range map[string]string{"1111111111111111": "/run/a", "2222222222222222": "/run/b"} {
-		n.reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	}
 	for _, command := range []string{"set web --weight 2", "set we --weight 2", "pause web", "resume web", "inspect web"} {
 		out := cgpu(command)
@@ -196,7 +197,7 @@ func TestSameID(t *testing.T) {
 		t.Errorf("printed %s", out)
 	}
 	for nonce, want := range map[string]int{"1111111111111111": 1, "2222222222222222": 2} {
-		if r, err := n.book.Get(nonce); err != nil || r.VGPUs[0].Weight != want {
+		if r, err := n.Book.Get(nonce); err != nil || r.VGPUs[0].Weight != want {
 			t.Errorf("%s: %+v, %v", nonce, r, err)
 		}
 		if out := cgpu("smi --json --container " + nonce); strings.Count(out, `"nonce": "`) != 1 || !strings.Contains(out, nonce) {
@@ -210,11 +211,11 @@ func TestSameID(t *testing.T) {
 		}
 	}
 	for _, nonce := range []string{"3333333333333333", "4444444444444444"} { // with guards, which do not answer
-		n.reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	}
 	cgpu("pause 4444444444444444")
 	for nonce, want := range map[string]bool{"3333333333333333": false, "4444444444444444": true} {
-		if r, err := n.book.Get(nonce); err != nil || r.Paused != want {
+		if r, err := n.Book.Get(nonce); err != nil || r.Paused != want {
 			t.Errorf("%s: %+v, %v", nonce, r, err)
 		}
 	}
@@ -228,8 +229,8 @@ func TestSameID(t *testing.T) {
 
 // The name stands wherever people look for it.
 func TestDockerNameShown(t *testing.T) {
-	n := newNode(t)
-	n.reserve(dockered{name: "/web\x1b[31m"}.make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}}))
+	n := nodetest.New(t)
+	n.Reserve(dockered{name: "/web\x1b[31m"}.make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
 	for args, want := range map[string]string{
 		"smi":                "web?[31m\n",
 		"smi --json":         `"name": "web\u001b[31m"`,

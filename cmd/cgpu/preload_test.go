@@ -8,16 +8,17 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestSetPreload(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}, {UUID: h200, Limit: 4 * quota.GiB}}})
-	occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
-	occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+	nodetest.Occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
+	nodetest.Occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
 	type vgpu struct {
 		limit     quota.Bytes
 		weight    uint32
@@ -48,7 +49,7 @@ func TestSetPreload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		record, err := n.book.Find("abc")
+		record, err := n.Book.Find("abc")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,12 +77,12 @@ func TestSetPreload(t *testing.T) {
 }
 
 func TestPreloadRefuses(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},
-		{"policy 0 fair", `error: policy: GPU 0 (` + t4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
+		{"policy 0 fair", `error: policy: GPU 0 (` + nodetest.T4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
 		{"policy 0 fixed", `error: policy: GPU 0`},
 		{"policy 0 soft", `error: policy: GPU 0`},
 		{"policy 0 weight", `policy preempt → weight-preempt`},
@@ -93,35 +94,35 @@ func TestPreloadRefuses(t *testing.T) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.want)
 		}
 	}
-	if r, err := n.book.Find("abc"); err != nil || r.Paused {
+	if r, err := n.Book.Find("abc"); err != nil || r.Paused {
 		t.Errorf("%+v, %v", r, err)
 	}
 }
 
 // A node with spill, managed memory and containers in preload mode, in the states that those can have.
 func TestSMISpill(t *testing.T) {
-	n := newNode(t)
-	spilling := n.reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
-	n.reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: quota.GiB}}})
-	preload := n.reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
-	occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
-	occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
-	broken := n.reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	young := n.reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	gone := n.reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: quota.GiB}}})
+	preload := n.Reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+	nodetest.Occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
+	nodetest.Occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
+	broken := n.Reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	young := n.Reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	gone := n.Reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	if err := os.Truncate(broken.Page, 10); err != nil {
 		t.Fatal(err)
 	}
 	for nonce, pid := range map[string]int{young.Nonce: 0, gone.Nonce: 1 << 30} {
-		if err := n.book.Update(nonce, func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
+		if err := n.Book.Update(nonce, func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s := status(spilling)
+	s := nodetest.Status(spilling)
 	s.VGPUs[0].Used, s.VGPUs[0].Managed, s.VGPUs[0].Spilled = quota.GiB, 256*quota.MiB, 768*quota.MiB
 	s.GuardPID, s.InitPID = 1001, 2001
-	fakeGuard(t, spilling.Control, statusLine(t, s))
-	v, err := look(n.dir)
+	nodetest.FakeGuard(t, spilling.Control, nodetest.StatusLine(t, s))
+	v, err := look(n.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,8 +168,8 @@ func TestSMISpill(t *testing.T) {
 
 // A page that names no GPU of this node tells nothing, and is told nothing.
 func TestForeignPage(t *testing.T) {
-	table := nodeTable(t)
-	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Weight: 5}}}
+	table := nodetest.Table(t)
+	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 5}}}
 	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
 		t.Fatal(err)
 	}

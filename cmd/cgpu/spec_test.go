@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -49,7 +50,7 @@ func TestSpec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/usr/local/bin/cgpu-hook", id: "c1"}
+			d := dryRun{runDir: "/run/cgpu", table: "../../pkg/node/nodetest/node.json", hook: "/usr/local/bin/cgpu-hook", id: "c1"}
 			edited, reasons, err := d.edit(raw, tt.env)
 			if err != nil {
 				t.Fatal(err)
@@ -70,17 +71,17 @@ func TestSpec(t *testing.T) {
 
 // TestSpecOfRunning: what the container itself has reserved is free for it, and what another of the same ID has is not.
 func TestSpecOfRunning(t *testing.T) {
-	n := newNode(t)
-	memory := nodeTable(t).GPUs[0].Memory
+	n := nodetest.New(t)
+	memory := nodetest.Table(t).GPUs[0].Memory
 	mine, other := t.TempDir(), t.TempDir()
 	raw, err := os.ReadFile("testdata/docker20-plain.json")
 	if err != nil {
 		t.Fatal(err)
 	}
 	most := fmt.Sprintf("ALIYUN_COM_GPU_MEM_CONTAINER=%dMiB", memory/2/quota.MiB)
-	n.reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: t4, Limit: memory * 3 / 4}}})
+	n.Reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: memory * 3 / 4}}})
 	for folder, fits := range map[string]bool{mine: true, other: false} {
-		d := dryRun{runDir: n.dir, hook: "/h", id: "web", folder: folder}
+		d := dryRun{runDir: n.Dir, hook: "/h", id: "web", folder: folder}
 		if _, _, err := d.edit(raw, []string{most, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}); (err == nil) != fits {
 			t.Errorf("%s: %v, want that it fits: %v", folder, err, fits)
 		}
@@ -128,7 +129,7 @@ func TestSpecDialects(t *testing.T) {
 			if raw, err = json.Marshal(root); err != nil {
 				t.Fatal(err)
 			}
-			table := nodeTable(t)
+			table := nodetest.Table(t)
 			table.Config.Dialects = tt.enabled
 			d := dryRunOf(t, table)
 			_, reasons, err := d.edit(raw, tt.env)
@@ -142,7 +143,7 @@ func TestSpecDialects(t *testing.T) {
 
 // TestSpecAllocated keeps what is said of pods, and holds the dry run to the rules for them.
 func TestSpecAllocated(t *testing.T) {
-	table := nodeTable(t)
+	table := nodetest.Table(t)
 	table.Config.Pods = device.PodsAllocated
 	d := dryRunOf(t, table)
 	share := func(n int) alloc.Share {
@@ -203,12 +204,12 @@ func TestSpecAllocated(t *testing.T) {
 
 // TestSpecAllocatedIsAlike: what was allocated is edited into config.json as what a container asks for itself is.
 func TestSpecAllocatedIsAlike(t *testing.T) {
-	table := nodeTable(t)
+	table := nodetest.Table(t)
 	raw, err := os.ReadFile("testdata/cri16-default.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/h", id: "c1"}
+	d := dryRun{runDir: "/run/cgpu", table: "../../pkg/node/nodetest/node.json", hook: "/h", id: "c1"}
 	asked, _, err := d.edit(raw, []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"})
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +265,7 @@ func TestSpecRefuses(t *testing.T) {
 		`ALIYUN_COM_GPU_MEM_CONTAINER="400"`: {"ALIYUN_COM_GPU_MEM_CONTAINER=400", "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"},
 		`ALIYUN_COM_GPU_VISIBLE_DEVICES="9"`: six("ALIYUN_COM_GPU_VISIBLE_DEVICES=9"),
 	} {
-		d := dryRun{runDir: "/run/cgpu", table: "testdata/node.json", hook: "/h", id: "c1"}
+		d := dryRun{runDir: "/run/cgpu", table: "../../pkg/node/nodetest/node.json", hook: "/h", id: "c1"}
 		if _, _, err := d.edit(raw, env); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: got %v, want an error with %s", env, err, want)
 		}
@@ -289,9 +290,9 @@ func TestSpecEnforcement(t *testing.T) {
 		// Nothing else enforces there, and no library lies beside this test.
 		{"preload", "nvidia", six(), []string{"libcgpu.so is not installed"}, true},
 	} {
-		table := nodeTable(t)
+		table := nodetest.Table(t)
 		table.Driver, table.Config.Enforcement = tt.driver, tt.enforcement
-		table.HostMemory, table.Config.MaxSpill = 2*maxSpill, device.Part{Bytes: maxSpill}
+		table.HostMemory, table.Config.MaxSpill = 2*nodetest.MaxSpill, device.Part{Bytes: nodetest.MaxSpill}
 		d := dryRunOf(t, table)
 		_, reasons, err := d.edit(raw, tt.env)
 		if err != nil {
@@ -405,7 +406,7 @@ func TestCommandLine(t *testing.T) {
 		{args: "spec --bundle /nowhere", err: "/nowhere/config.json"},
 		{args: "spec --config " + config, out: `"ociVersion"`, note: "passed through unchanged"},
 		{args: "spec --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6", err: "cgpu refresh makes it anew"},
-		{args: "spec --explain --table testdata/node.json --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1",
+		{args: "spec --explain --table ../../pkg/node/nodetest/node.json --config " + config + " -e ALIYUN_COM_GPU_MEM_CONTAINER=6 -e ALIYUN_COM_GPU_VISIBLE_DEVICES=0,1",
 			out: "VISIBLE_DEVICES=0,1\n"}, // one variable, not two
 	} {
 		var out, note bytes.Buffer

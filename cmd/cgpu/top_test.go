@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -32,7 +33,7 @@ import (
 // busyTop has looked at a busy node for a minute and a half, every second.
 func busyTop(t *testing.T, how topLook) *top {
 	t.Helper()
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	p := newTop(time.Second, how, func() (snapshot.View, error) { return v, nil })
 	at := time.Date(2026, 11, 21, 2, 0, 0, 0, time.UTC)
 	for i := range 90 {
@@ -170,7 +171,7 @@ func TestTopGolden(t *testing.T) {
 func TestTopHostile(t *testing.T) {
 	evil := []string{"\x1b[2J\x1b[31mred", "a\nb\rc", strings.Repeat("模型", 64), "\u202egnp.exe", "שלום", strings.Repeat("a\u0301", 128), "\u009b2J",
 		"\xff\xfe", "", strings.Repeat("x", 256), "👩‍👩‍👧", "\u2028"}
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	v.DriverVersion = evil[0]
 	v.GPUs[0].Name = evil[2]
 	for i, name := range evil {
@@ -286,7 +287,7 @@ func TestTopKeys(t *testing.T) {
 // TestTopScroll: the row that is chosen stays on the screen, and is the same container when the order changes.
 func TestTopScroll(t *testing.T) {
 	var v snapshot.View
-	v.GPUs = []snapshot.GPU{{UUID: t4}}
+	v.GPUs = []snapshot.GPU{{UUID: nodetest.T4}}
 	for i := range 64 {
 		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, snapshot.VGPU{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true, Used: quota.Bytes(i)})
 	}
@@ -462,14 +463,14 @@ func (s *session) written(text string) string {
 
 // TestTopTerminal: in a real terminal it draws, hears keys, follows its size, and leaves everything as it was, however it ends.
 func TestTopTerminal(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for _, name := range []string{"web", "evil\x1b[2J"} {
-		r := n.reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB, Weight: 3}}})
-		fakeGuard(t, r.Control, statusLine(t, status(r)))
+		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB, Weight: 3}}})
+		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	}
 	first := shows("cgpu top", "2 vGPUs", "web", "evil?[2J", "6.0G", "running")
 	t.Run("keys", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		s.press("h")
 		s.until("help", shows("cgpu top: keys"))
@@ -493,7 +494,7 @@ func TestTopTerminal(t *testing.T) {
 		s.ended(0)
 	})
 	t.Run("SIGTERM", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -501,7 +502,7 @@ func TestTopTerminal(t *testing.T) {
 		s.ended(0)
 	})
 	t.Run("Ctrl-C", func(t *testing.T) {
-		s := startTop(t, n.dir, "NO_COLOR=1")
+		s := startTop(t, n.Dir, "NO_COLOR=1")
 		s.until("the first screen", first)
 		s.press("\x03")
 		s.ended(0)
@@ -515,7 +516,7 @@ func TestTopTerminal(t *testing.T) {
 		}
 	})
 	t.Run("Ctrl-Z", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		s.press("\x1a")
 		stopped := func() bool {
@@ -543,9 +544,9 @@ func TestTopTerminal(t *testing.T) {
 
 // TestTopOnce: where there is no terminal, a frame of two looks.
 func TestTopOnce(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB}}})
-	fakeGuard(t, r.Control, statusLine(t, status(r)))
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	got := cgpu("top --once --interval 0.1")
 	if !shows("1 vGPU\n", "web", "6.0G", "Tesla T4")(strings.ReplaceAll(got, "  ", "\n")+got) || strings.Contains(got, "\x1b") {
 		t.Errorf("%s", got)

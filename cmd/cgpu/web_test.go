@@ -13,15 +13,16 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell strangers.
 func TestWeb(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB}}})
-	fakeGuard(t, r.Control, statusLine(t, status(r)))
-	socket := filepath.Join(n.dir, "w.sock")
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
+	socket := filepath.Join(n.Dir, "w.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := app()
 	a.Writer, a.ErrWriter = io.Discard, io.Discard

@@ -38,7 +38,7 @@ func TestSMI(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	table := &device.Table{}
-	text, err := os.ReadFile("../../cmd/cgpu/testdata/node.json")
+	text, err := os.ReadFile("../node/nodetest/node.json")
 	if err == nil {
 		err = json.Unmarshal(text, table)
 	}
