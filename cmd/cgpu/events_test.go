@@ -35,8 +35,8 @@ func TestEvents(t *testing.T) {
 	if out := cgpu("events"); out != "" {
 		t.Errorf("of a node without events: %s", out)
 	}
-	n.Reserve(dockered{name: "/web"}.make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
-	happen(n, 
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
+	happen(n,
 		event.Event{Kind: event.Start, Container: "gone", Name: "default/pod/main", PID: 7, Text: "1024MiB of GPU 0"},
 		event.Event{Kind: event.Refused, Container: "other", Text: "quota: A=\"\x1b[2J\": no\nsecond line"},
 		event.Event{Kind: event.Policy, GPU: &event.GPU{Index: 1, UUID: nodetest.H200}, Text: "policy preempt → fixed"},

@@ -208,7 +208,7 @@ func TestKMPreload(t *testing.T) {
 func TestKMTells(t *testing.T) {
 	n := nodetest.New(t)
 	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	n.Reserve(dockered{name: "/web"}.make(t, ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}}))
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}}))
 	source := &kmSource{runDir: n.Dir, log: os.Stderr}
 	for _, w := range [][2]string{{"1/policy", "2"}, {"1/policy", "2"}, {"1/max_inst", "8"}, {"0/guarded/weight", "2"}, {"1/preload/weight", "2"}, {"1/preload/memsize", "2147483648"}} {
 		if err := source.write(fileOf(n, source, w[0]), []byte(w[1])); err != nil {

@@ -8,9 +8,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-// maxName bounds a name.
-const maxName = name.MaxLength
-
 // containerHelp says what a command takes for a container.
 const containerHelp = "CONTAINER is an ID, a unique beginning of one, or the name that cgpu smi shows; of two that have one ID, under two\n" +
 	"engines or namespaces of containerd, it is the nonce, which cgpu smi shows for them."

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -17,52 +16,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// dockered makes the bundle of a record and what Docker keeps of it, in a folder of its own.
-type dockered struct {
-	mounts      []map[string]string // nil: /etc/hostname from the right place
-	bundle      string              // config.json; "": as made from mounts
-	name, about string              // in config.v2.json, and the ID there ("": the record's)
-}
-
-func (d dockered) make(t *testing.T, r ledger.Record) ledger.Record {
-	t.Helper()
-	dir := t.TempDir()
-	r.Bundle = filepath.Join(dir, "bundle")
-	own := filepath.Join(dir, "containers", r.ID)
-	if d.mounts == nil {
-		d.mounts = []map[string]string{{"destination": "/proc", "source": "proc"}, {"destination": "/etc/hostname", "source": "OWN/hostname"}}
-	}
-	for _, m := range d.mounts {
-		m["source"] = strings.ReplaceAll(m["source"], "OWN", own)
-	}
-	if d.about == "" {
-		d.about = r.ID
-	}
-	if d.bundle == "" {
-		d.bundle = encode(t, map[string]any{"mounts": d.mounts})
-	}
-	for path, text := range map[string]string{
-		filepath.Join(r.Bundle, "config.json"):   d.bundle,
-		filepath.Join(own, "config.v2.json"):     encode(t, map[string]any{"ID": d.about, "Name": d.name, "Config": map[string]any{"Env": []string{"A=b"}}}),
-		filepath.Join(dir, "other/x/config.any"): "",
-	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return r
-}
-
-func encode(t *testing.T, v any) string {
-	t.Helper()
-	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// nameOf is what a record's engine calls it.
 func nameOf(r ledger.Record) string { return name.Of(r.Bundle, r.ID) }
 
 func TestDockerName(t *testing.T) {
@@ -70,24 +23,24 @@ func TestDockerName(t *testing.T) {
 		return []map[string]string{{"destination": destination, "source": source}}
 	}
 	for what, tt := range map[string]struct {
-		d    dockered
+		d    nodetest.Docker
 		want string
 	}{
-		"docker":                  {dockered{name: "/web"}, "web"},
-		"hosts":                   {dockered{name: "/web", mounts: mount("/etc/hosts", "OWN/hosts")}, "web"},
-		"resolv.conf":             {dockered{name: "/web", mounts: mount("/etc/resolv.conf", "OWN/resolv.conf")}, "web"},
-		"no name":                 {dockered{name: "/"}, ""},
-		"long":                    {dockered{name: "/" + strings.Repeat("x", 257)}, ""},
-		"another's record":        {dockered{name: "/web", about: "fedcba"}, ""},
-		"a volume":                {dockered{name: "/web", mounts: mount("/mnt/hostname", "OWN/hostname")}, ""},
-		"a file of another kind":  {dockered{name: "/web", mounts: mount("/etc/passwd", "OWN/passwd")}, ""},
-		"another's folder":        {dockered{name: "/web", mounts: mount("/etc/hostname", "OWN/../other/hostname")}, ""},
-		"a relative path":         {dockered{name: "/web", mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
-		"a damaged bundle":        {dockered{name: "/web", bundle: "{"}, ""},
-		"a bundle without mounts": {dockered{name: "/web", bundle: `{"mounts":null}`}, ""},
-		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", name.MaxFile) + "}"}, ""},
+		"docker":                  {nodetest.Docker{Name: "/web"}, "web"},
+		"hosts":                   {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hosts", "OWN/hosts")}, "web"},
+		"resolv.conf":             {nodetest.Docker{Name: "/web", Mounts: mount("/etc/resolv.conf", "OWN/resolv.conf")}, "web"},
+		"no name":                 {nodetest.Docker{Name: "/"}, ""},
+		"long":                    {nodetest.Docker{Name: "/" + strings.Repeat("x", 257)}, ""},
+		"another's record":        {nodetest.Docker{Name: "/web", About: "fedcba"}, ""},
+		"a volume":                {nodetest.Docker{Name: "/web", Mounts: mount("/mnt/hostname", "OWN/hostname")}, ""},
+		"a file of another kind":  {nodetest.Docker{Name: "/web", Mounts: mount("/etc/passwd", "OWN/passwd")}, ""},
+		"another's folder":        {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hostname", "OWN/../other/hostname")}, ""},
+		"a relative path":         {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
+		"a damaged bundle":        {nodetest.Docker{Name: "/web", Bundle: "{"}, ""},
+		"a bundle without mounts": {nodetest.Docker{Name: "/web", Bundle: `{"mounts":null}`}, ""},
+		"a bundle that is large":  {nodetest.Docker{Name: "/web", Bundle: `{"mounts":[]` + strings.Repeat(" ", name.MaxFile) + "}"}, ""},
 	} {
-		if got := nameOf(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
+		if got := nameOf(tt.d.Make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
 			t.Errorf("%s: %q, want %q", what, got, tt.want)
 		}
 	}
@@ -97,7 +50,7 @@ func TestDockerName(t *testing.T) {
 		}
 	}
 	// What would keep a reader waiting, or is somewhere else, is not read.
-	r := dockered{name: "/web"}.make(t, ledger.Record{ID: "abcdef"})
+	r := nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef"})
 	record := filepath.Join(filepath.Dir(r.Bundle), "containers", r.ID, "config.v2.json")
 	for what, make := range map[string]func() error{
 		"fifo": func() error { return unix.Mkfifo(record, 0o600) },
@@ -123,10 +76,10 @@ func TestAnnotatedName(t *testing.T) {
 		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
 		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                                                          "", // the pod's own
 		`{"annotations":{"nerdctl/name":"web",` + nerdctl + `}}`:                                                                        "web",
-		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `",` + nerdctl + `}}`:                                     "",
+		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", name.MaxLength+1) + `",` + nerdctl + `}}`:                              "",
 		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
 	} {
-		if got := nameOf(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {
+		if got := nameOf(nodetest.Docker{Bundle: bundle}.Make(t, ledger.Record{ID: "abcdef"})); got != want {
 			t.Errorf("%s: %q, want %q", bundle, got, want)
 		}
 	}
@@ -137,7 +90,7 @@ func TestFindContainer(t *testing.T) {
 	add := func(id, name, docker string) {
 		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.MiB}}}
 		if docker != "" {
-			r = dockered{name: "/" + docker}.make(t, r)
+			r = nodetest.Docker{Name: "/" + docker}.Make(t, r)
 		}
 		n.Reserve(r)
 	}
@@ -153,8 +106,8 @@ func TestFindContainer(t *testing.T) {
 		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)", "aaaa2222": "aaaa2222 (default/pod/main)",
 		"b": "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
 	} {
-		if r, err := findContainer(n.Book, container); err != nil || r.ID+label(r) != want {
-			t.Errorf("%q: %s%s, %v, want %s", container, r.ID, label(r), err, want)
+		if r, err := findContainer(n.Book, container); err != nil || r.ID+" ("+r.Name+")" != want {
+			t.Errorf("%q: %s (%s), %v, want %s", container, r.ID, r.Name, err, want)
 		}
 	}
 	for container, reason := range map[string]string{
@@ -230,7 +183,7 @@ func TestSameID(t *testing.T) {
 // The name stands wherever people look for it.
 func TestDockerNameShown(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(dockered{name: "/web\x1b[31m"}.make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
+	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
 	for args, want := range map[string]string{
 		"smi":                "web?[31m\n",
 		"smi --json":         `"name": "web\u001b[31m"`,

@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -297,11 +298,11 @@ func runUser(c *cli.Context) (bare.User, error) {
 
 // nameOfRun is what cgpu smi calls the run.
 func nameOfRun(c *cli.Context) (string, error) {
-	name := cmp.Or(c.String("name"), bare.Name(c.Args().Slice()))
-	if len(name) > maxName {
-		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(name), maxName)
+	given := cmp.Or(c.String("name"), bare.Name(c.Args().Slice()))
+	if len(given) > name.MaxLength {
+		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(given), name.MaxLength)
 	}
-	return name, nil
+	return given, nil
 }
 
 // reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	_ "embed"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -266,3 +267,50 @@ func Busy(t *testing.T) snapshot.View {
 	cards := map[string]sched.Card{H200: {Policy: sched.PolicyPreempt, MaxInst: 8, PrioRatio: 80}}
 	return snapshot.Arrange(Table(t), records, cards, answers)
 }
+
+// Docker makes the bundle of a record and what Docker keeps of it, in a folder of its own.
+type Docker struct {
+	Mounts      []map[string]string // nil: /etc/hostname from the right place
+	Bundle      string              // config.json; "": as made from mounts
+	Name, About string              // in config.v2.json, and the ID there ("": the record's)
+}
+
+func (d Docker) Make(t *testing.T, r ledger.Record) ledger.Record {
+	t.Helper()
+	dir := t.TempDir()
+	r.Bundle = filepath.Join(dir, "bundle")
+	own := filepath.Join(dir, "containers", r.ID)
+	if d.Mounts == nil {
+		d.Mounts = []map[string]string{{"destination": "/proc", "source": "proc"}, {"destination": "/etc/hostname", "source": "OWN/hostname"}}
+	}
+	for _, m := range d.Mounts {
+		m["source"] = strings.ReplaceAll(m["source"], "OWN", own)
+	}
+	if d.About == "" {
+		d.About = r.ID
+	}
+	if d.Bundle == "" {
+		d.Bundle = encode(t, map[string]any{"mounts": d.Mounts})
+	}
+	for path, text := range map[string]string{
+		filepath.Join(r.Bundle, "config.json"):   d.Bundle,
+		filepath.Join(own, "config.v2.json"):     encode(t, map[string]any{"ID": d.About, "Name": d.Name, "Config": map[string]any{"Env": []string{"A=b"}}}),
+		filepath.Join(dir, "other/x/config.any"): "",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func encode(t *testing.T, v any) string {
+	t.Helper()
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// nameOf is what a record's engine calls it.
