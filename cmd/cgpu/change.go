@@ -8,6 +8,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -17,7 +18,7 @@ import (
 
 // changeContainer changes what a container has. A *ledger.Refusal is an error as it is.
 func changeContainer(runDir string, t *device.Table, old ledger.Record, req ledger.ChangeRequest) (ledger.Record, error) {
-	req.GPUs, req.Overcommit, req.Card = gpusOf(t), t.Config.Overcommit, t.Config.Card()
+	req.GPUs, req.Overcommit, req.Card = node.LedgerGPUs(t), t.Config.Overcommit, t.Config.Card()
 	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 	book := ledger.Open(runDir)
 	changed, err := book.Change(old.Nonce, req)

@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -115,7 +116,7 @@ func (s selection) apply(v snapshot.View) (snapshot.View, error) {
 	}
 	var wanted []string
 	for _, name := range s.gpus {
-		g, err := findGPU(table, name)
+		g, err := node.FindGPU(table, name)
 		if err != nil {
 			return v, fmt.Errorf("--gpu: %w", err)
 		}

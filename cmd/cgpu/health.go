@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
@@ -74,7 +75,7 @@ func showHealth(c *cli.Context) error {
 }
 
 func lookAtHealth(runDir string) (v healthView, err error) {
-	t, err := loadNode(runDir)
+	t, err := node.Load(runDir)
 	if err != nil {
 		return v, err
 	}
@@ -123,7 +124,7 @@ func watchHealth(c *cli.Context) error {
 	if err := device.MakeRunDir(device.RunDir()); err != nil {
 		return err
 	}
-	_, _ = loadNode(device.RunDir()) // once; later ones are others' to make
+	_, _ = node.Load(device.RunDir()) // once; later ones are others' to make
 	h := newHardware(device.HealthLine, healthRest)
 	defer h.close()
 	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.ask,
@@ -135,13 +136,13 @@ func watchHealth(c *cli.Context) error {
 
 func clearHealth(c *cli.Context, name string) error {
 	runDir := device.RunDir()
-	t, err := loadNode(runDir)
+	t, err := node.Load(runDir)
 	if err != nil {
 		return err
 	}
 	gpus := t.GPUs
 	if name != "all" {
-		g, err := findGPU(t, name)
+		g, err := node.FindGPU(t, name)
 		if err != nil {
 			return fmt.Errorf("health: %w", err)
 		}

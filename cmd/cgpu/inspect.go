@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -45,7 +46,7 @@ func inspectCommand() *cli.Command {
 				return usageError{fmt.Errorf("inspect: --log-lines %d: want 0 or more", lines)}
 			}
 			runDir := device.RunDir()
-			r, err := findContainer(ledger.Open(runDir), c.Args().First())
+			r, err := node.FindContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}

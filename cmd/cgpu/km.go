@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
@@ -72,7 +73,7 @@ func kmUntil(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // kmServe mounts the tree and waits until ctx ends or somebody unmounts it.
 func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, others bool) error {
-	if _, err := loadNode(source.runDir); err != nil { // which makes a missing table: reading does not
+	if _, err := node.Load(source.runDir); err != nil { // which makes a missing table: reading does not
 		return err
 	}
 	place, err := newKMPlace(dir)
@@ -122,7 +123,7 @@ type kmSource struct {
 	log    io.Writer
 }
 
-// look reads the present state. A stale table is good enough to be shown, as in cgpu smi.
+// View reads the present state. A stale table is good enough to be shown, as in cgpu smi.
 func (s *kmSource) look() (km.Node, error) {
 	t, err := device.Load(s.runDir)
 	if err != nil && (t == nil || !errors.Is(err, device.ErrStale)) {
@@ -210,7 +211,7 @@ func (s *kmSource) change(f km.File, text []byte) error {
 	if err != nil {
 		return err
 	}
-	t, err := loadNode(s.runDir)
+	t, err := node.Load(s.runDir)
 	if err != nil {
 		return err
 	}
@@ -243,7 +244,7 @@ func (s *kmSource) change(f km.File, text []byte) error {
 
 // print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
 func (s *kmSource) print(w io.Writer) error {
-	if _, err := loadNode(s.runDir); err != nil {
+	if _, err := node.Load(s.runDir); err != nil {
 		return err
 	}
 	n, err := s.look()

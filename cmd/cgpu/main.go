@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
@@ -142,7 +143,7 @@ func refreshCommand() *cli.Command {
 				if out, err := exec.Command(helper, "-force").CombinedOutput(); err != nil {
 					return fmt.Errorf("%s: %w: %s", helper, err, out)
 				}
-				v, err := look(device.RunDir())
+				v, err := node.View(device.RunDir())
 				if err != nil {
 					return err
 				}

@@ -5,6 +5,8 @@ import (
 	"io"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/node"
 )
 
 // outputFlag is -o of a command that prints text or JSON.
@@ -23,7 +25,7 @@ func wantsJSON(c *cli.Context) (bool, error) {
 
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {
-	v, err := look(runDir)
+	v, err := node.View(runDir)
 	if err == nil {
 		v, err = selection{containers: []string{nonce}}.apply(v)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
@@ -59,7 +60,7 @@ func pause(c *cli.Context, paused bool) error {
 		return err
 	}
 	book := ledger.Open(device.RunDir())
-	old, err := findContainer(book, c.Args().First())
+	old, err := node.FindContainer(book, c.Args().First())
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -41,7 +42,7 @@ func policyCommand() *cli.Command {
 				return err
 			}
 			runDir := device.RunDir()
-			t, err := loadNode(runDir)
+			t, err := node.Load(runDir)
 			if err != nil {
 				return err
 			}
@@ -49,7 +50,7 @@ func policyCommand() *cli.Command {
 			if names := c.Args().First(); names != "" && names != "all" {
 				gpus = nil
 				for name := range strings.SplitSeq(names, ",") {
-					g, err := findGPU(t, name)
+					g, err := node.FindGPU(t, name)
 					if err != nil {
 						return fmt.Errorf("policy: %w", err)
 					}

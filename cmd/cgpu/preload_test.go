@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -122,7 +123,7 @@ func TestSMISpill(t *testing.T) {
 	s.VGPUs[0].Used, s.VGPUs[0].Managed, s.VGPUs[0].Spilled = quota.GiB, 256*quota.MiB, 768*quota.MiB
 	s.GuardPID, s.InitPID = 1001, 2001
 	nodetest.FakeGuard(t, spilling.Control, nodetest.StatusLine(t, s))
-	v, err := look(n.Dir)
+	v, err := node.View(n.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}

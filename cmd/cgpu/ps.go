@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -32,7 +33,7 @@ func psCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			v, err := look(device.RunDir())
+			v, err := node.View(device.RunDir())
 			if err != nil {
 				return err
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -191,7 +192,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if session.Guard, err = launch.StartApart(runDir, []string{self, runGuardName}); err != nil {
 		return err
 	}
-	table, err := loadNode(runDir)
+	table, err := node.Load(runDir)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -49,18 +50,18 @@ func setCommand() *cli.Command {
 				return err
 			}
 			runDir := device.RunDir()
-			t, err := loadNode(runDir)
+			t, err := node.Load(runDir)
 			if err != nil {
 				return err
 			}
 			if name := c.String("gpu"); name != "" {
-				g, err := findGPU(t, name)
+				g, err := node.FindGPU(t, name)
 				if err != nil {
 					return fmt.Errorf("set: --gpu: %w", err)
 				}
 				req.GPU = g.UUID
 			}
-			old, err := findContainer(ledger.Open(runDir), c.Args().First())
+			old, err := node.FindContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}

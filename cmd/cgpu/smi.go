@@ -10,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
@@ -65,7 +66,7 @@ func smiCommand() *cli.Command {
 				print = printList
 			}
 			show := func(w, warnings io.Writer) error {
-				v, err := look(device.RunDir())
+				v, err := node.View(device.RunDir())
 				if err != nil {
 					return err
 				}
@@ -99,6 +100,3 @@ func printList(w io.Writer, v snapshot.View) error {
 	}
 	return nil
 }
-
-// look gathers the view of a run directory; a missing table is made.
-func look(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, loadNode) }

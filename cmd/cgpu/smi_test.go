@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -127,7 +128,7 @@ func TestEnded(t *testing.T) {
 }
 
 func TestSMIWithoutTable(t *testing.T) {
-	_, err := look(t.TempDir())
+	_, err := node.View(t.TempDir())
 	if !errors.Is(err, device.ErrMissing) || !strings.Contains(err.Error(), "cgpu refresh") {
 		t.Errorf("got %v", err)
 	}

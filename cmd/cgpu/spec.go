@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -189,7 +190,7 @@ func unheard(raw []byte, may, enabled []quota.Dialect) string {
 // load reads the table to judge by.
 func (d dryRun) load() (*device.Table, error) {
 	if d.table == "" {
-		return loadNode(d.runDir)
+		return node.Load(d.runDir)
 	}
 	text, err := os.ReadFile(d.table)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/history"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -48,7 +49,7 @@ func topCommand() *cli.Command {
 				return usageError{fmt.Errorf("top: %w", err)}
 			}
 			t := newTop(every, lookOf(os.Getenv), func() (snapshot.View, error) {
-				v, err := look(device.RunDir())
+				v, err := node.View(device.RunDir())
 				if err != nil {
 					return v, err
 				}

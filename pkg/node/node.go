@@ -1,4 +1,5 @@
-package main
+// Package node finds what people name on this node: its table, a GPU, a container.
+package node
 
 import (
 	"errors"
@@ -10,11 +11,12 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// loadNode loads this node's table for a command that acts by it. A missing or stale one is made anew, as the runtime does.
-func loadNode(runDir string) (*device.Table, error) {
+// Load loads this node's table for a command that acts by it. A missing or stale one is made anew, as the runtime does.
+func Load(runDir string) (*device.Table, error) {
 	t, err := device.Load(runDir)
 	if !errors.Is(err, device.ErrMissing) && !errors.Is(err, device.ErrStale) {
 		return marked(runDir, t, err)
@@ -35,8 +37,8 @@ func marked(runDir string, t *device.Table, err error) (*device.Table, error) {
 	return t, nil
 }
 
-// gpusOf puts GPUs in the ledger's terms.
-func gpusOf(t *device.Table) []ledger.GPU {
+// LedgerGPUs puts GPUs in the ledger's terms.
+func LedgerGPUs(t *device.Table) []ledger.GPU {
 	var list []ledger.GPU
 	for _, g := range t.GPUs {
 		list = append(list, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
@@ -44,8 +46,8 @@ func gpusOf(t *device.Table) []ledger.GPU {
 	return list
 }
 
-// findGPU finds the GPU with an index, a UUID, or a unique beginning of a UUID.
-func findGPU(t *device.Table, name string) (device.GPU, error) {
+// FindGPU finds the GPU with an index, a UUID, or a unique beginning of a UUID.
+func FindGPU(t *device.Table, name string) (device.GPU, error) {
 	var found []device.GPU
 	for _, g := range t.GPUs {
 		if strconv.Itoa(g.Index) == name || strings.EqualFold(g.UUID, name) {
@@ -63,3 +65,6 @@ func findGPU(t *device.Table, name string) (device.GPU, error) {
 	}
 	return device.GPU{}, fmt.Errorf("GPU %q: is the beginning of more than one UUID, such as %s and %s: give more of it", name, found[0].UUID, found[1].UUID)
 }
+
+// View gathers the view of a run directory; a missing table is made.
+func View(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, Load) }
