@@ -8,8 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal/terminaltest"
 )
 
 func TestBox(t *testing.T) {
@@ -19,7 +21,7 @@ func TestBox(t *testing.T) {
 		if !ok {
 			t.Errorf("%d columns: does not fit", columns)
 		}
-		golden(t, name, []byte(text))
+		golden.Compare(t, name, []byte(text))
 	}
 	// Every table is as wide as the others and fits, or there is none.
 	drawn := 0
@@ -52,13 +54,13 @@ func TestBox(t *testing.T) {
 	if !ok {
 		t.Error("an empty node does not fit in 80 columns")
 	}
-	golden(t, "smi-box-empty.txt", []byte(empty))
+	golden.Compare(t, "smi-box-empty.txt", []byte(empty))
 }
 
 // Lines are for terminals that are wide enough; what is piped has columns that do not change.
 func TestTableFor(t *testing.T) {
 	v := nodetest.Busy(t)
-	_, terminal := openTerminal(t)
+	_, terminal := terminaltest.Open(t)
 	for columns, lines := range map[uint16]bool{120: true, 60: true, 40: false, 0: true} {
 		if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns}); err != nil {
 			t.Fatal(err)

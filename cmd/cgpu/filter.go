@@ -79,13 +79,18 @@ func listed(values []string) (all []string) {
 
 // selectionOf reads the flags.
 func selectionOf(c *cli.Context) (selection, error) {
-	s := selection{gpus: listed(c.StringSlice("gpu")), containers: c.StringSlice("container"), filters: map[string][]string{}}
+	return newSelection(c.StringSlice("gpu"), c.StringSlice("container"), c.StringSlice("filter"))
+}
+
+// newSelection is what GPUs, containers and filters select, as people type them.
+func newSelection(gpus, containers, filters []string) (selection, error) {
+	s := selection{gpus: listed(gpus), containers: containers, filters: map[string][]string{}}
 	for _, name := range s.containers {
 		if name == "" {
 			return s, fmt.Errorf(`--container "": want an ID or a name`)
 		}
 	}
-	for _, text := range c.StringSlice("filter") {
+	for _, text := range filters {
 		key, value, _ := strings.Cut(text, "=")
 		value = dashed(value)
 		var keys []string

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -49,7 +50,7 @@ func TestJSONDocs(t *testing.T) {
 			got += fmt.Sprintf("| `%s` | %s | %s |\n", f.path, f.kind, cell(f.meaning))
 		}
 	}
-	if *update {
+	if *golden.Update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/golden"
 )
 
 // TestManual: docs/cli.md says what the commands say.
@@ -18,7 +20,7 @@ func TestManual(t *testing.T) {
 	if err := markdown(&b, app()); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "../../../docs/cli.md", b.Bytes())
+	golden.Compare(t, "../../../docs/cli.md", b.Bytes())
 }
 
 // TestHelp: every command has examples, and describes itself and its flags.

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
@@ -141,7 +142,7 @@ func TestSMISpill(t *testing.T) {
 		if err := print(&b); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, name, b.Bytes())
+		golden.Compare(t, name, b.Bytes())
 	}
 	var b bytes.Buffer
 	if err := printJSON(&b, v); err != nil {

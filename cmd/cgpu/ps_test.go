@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
@@ -17,7 +18,7 @@ func TestPS(t *testing.T) {
 	if err := printPS(&b, processesOf(nodetest.Busy(t))); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "ps.txt", b.Bytes())
+	golden.Compare(t, "ps.txt", b.Bytes())
 }
 
 func TestPSCommand(t *testing.T) {

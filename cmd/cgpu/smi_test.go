@@ -3,17 +3,14 @@ package main
 import (
 	"bytes"
 	"errors"
-	"flag"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
@@ -22,26 +19,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew")
-
-// golden compares got with a file in testdata.
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("%s differs (-want +got); go test ./cmd/cgpu -update writes it anew:\n%s", path, diff)
-	}
-}
 
 func TestSMI(t *testing.T) {
 	v := nodetest.Busy(t)
@@ -54,7 +31,7 @@ func TestSMI(t *testing.T) {
 		if err := print(&b); err != nil {
 			t.Fatal(err)
 		}
-		golden(t, name, b.Bytes())
+		golden.Compare(t, name, b.Bytes())
 	}
 }
 
@@ -91,7 +68,7 @@ func TestSMIEmpty(t *testing.T) {
 	if err := printTable(&b, snapshot.Arrange(nodetest.Table(t), nil, nil, nil)); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "smi-empty.txt", b.Bytes())
+	golden.Compare(t, "smi-empty.txt", b.Bytes())
 }
 
 func TestSMITimeout(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/admit"
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -55,7 +56,7 @@ func TestSpec(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, "spec-"+tt.name+".txt", []byte(reasons))
+			golden.Compare(t, "spec-"+tt.name+".txt", []byte(reasons))
 			if !json.Valid(edited) {
 				t.Fatal("not JSON")
 			}
@@ -136,7 +137,7 @@ func TestSpecDialects(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			golden(t, "spec-dialect-"+tt.name+".txt", []byte(reasons))
+			golden.Compare(t, "spec-dialect-"+tt.name+".txt", []byte(reasons))
 		})
 	}
 }
@@ -195,7 +196,7 @@ func TestSpecAllocated(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		golden(t, "spec-pod-"+tt.name+".txt", []byte(reasons))
+		golden.Compare(t, "spec-pod-"+tt.name+".txt", []byte(reasons))
 		if !json.Valid(edited) || bytes.Contains(edited, []byte(`"`+alloc.HookCommand+`"`)) {
 			t.Errorf("%s: the hook is still there", tt.name)
 		}

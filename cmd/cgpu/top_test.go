@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,17 +16,18 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
+	"github.com/opencgpu/cgpu/pkg/terminal/terminaltest"
 )
 
 // busyTop has looked at a busy node for a minute and a half, every second.
@@ -48,108 +48,16 @@ func busyTop(t *testing.T, how topLook) *top {
 	return p
 }
 
-// grid of what a terminal shows. It knows the sequences that cgpu top writes, and no others.
-type terminalModel struct {
-	rows, columns int
-	cells         [][]rune
-	styles        [][]string
-	row, column   int
-	style         string
-	other         bool // the other screen is shown
-	hidden        bool // the cursor is
-	noWrap        bool
-	unknown       []string
-}
-
-func newModel(rows, columns int) *terminalModel {
-	m := &terminalModel{rows: rows, columns: columns}
-	m.clear()
-	return m
-}
-
-func (m *terminalModel) clear() {
-	m.cells, m.styles = make([][]rune, m.rows), make([][]string, m.rows)
-	for r := range m.cells {
-		m.cells[r], m.styles[r] = []rune(strings.Repeat(" ", m.columns)), make([]string, m.columns)
-	}
-}
-
-var sequence = regexp.MustCompile(`^\x1b\[([?0-9;]*)([A-Za-z])`)
-
-func (m *terminalModel) write(text string) {
-	for text != "" {
-		if s := sequence.FindStringSubmatch(text); s != nil {
-			m.obey(s[0], s[1], s[2])
-			text = text[len(s[0]):]
-			continue
-		}
-		r, n := utf8.DecodeRuneInString(text)
-		text = text[n:]
-		if terminal.Acts(r) || r == utf8.RuneError && n == 1 {
-			m.unknown = append(m.unknown, fmt.Sprintf("%q", r))
-			continue
-		}
-		width := cells.Width(string(r))
-		if m.column+width > m.columns {
-			m.unknown = append(m.unknown, fmt.Sprintf("%q beyond the line's end", r))
-			continue
-		}
-		m.cells[m.row][m.column], m.styles[m.row][m.column] = r, m.style
-		if width == 2 {
-			m.cells[m.row][m.column+1] = 0
-		}
-		m.column += width
-	}
-}
-
-func (m *terminalModel) obey(all, parameters, verb string) {
-	var numbers []int
-	for _, p := range strings.Split(parameters, ";") {
-		n, _ := strconv.Atoi(p)
-		numbers = append(numbers, n)
-	}
-	switch {
-	case verb == "H" && len(numbers) == 2 && numbers[0] >= 1 && numbers[0] <= m.rows && numbers[1] == 1:
-		m.row, m.column = numbers[0]-1, 0
-	case verb == "G" && numbers[0] >= 1:
-		m.column = min(numbers[0]-1, m.columns-1)
-	case all == "\x1b[K":
-		for i := m.column; i < m.columns; i++ {
-			m.cells[m.row][i], m.styles[m.row][i] = ' ', ""
-		}
-	case all == "\x1b[2J":
-		m.clear()
-	case verb == "m" && len(numbers) == 1:
-		m.style = parameters
-	case parameters == "?1049":
-		m.other = verb == "h"
-	case parameters == "?25":
-		m.hidden = verb == "l"
-	case parameters == "?7":
-		m.noWrap = verb == "l"
-	default:
-		m.unknown = append(m.unknown, fmt.Sprintf("%q", all))
-	}
-}
-
-func (m *terminalModel) text() string {
-	var b strings.Builder
-	for _, line := range m.cells {
-		b.WriteString(strings.TrimRight(strings.ReplaceAll(string(line), "\x00", ""), " ") + "\n")
-	}
-	return b.String()
-}
-
 // shown is what a terminal of that size shows.
-func shown(t *testing.T, p *top, columns, rows int) *terminalModel {
+func shown(t *testing.T, p *top, columns, rows int) *terminaltest.Model {
 	t.Helper()
-	m := newModel(rows, columns)
-	for r := range m.cells { // something of before
-		m.cells[r] = []rune(strings.Repeat("~", columns))
+	m := terminaltest.New(rows, columns)
+	for r := range m.Cells { // something of before
+		m.Cells[r] = []rune(strings.Repeat("~", columns))
 	}
-	m.write(string(paint(p.draw(columns, rows), p.color)))
-	if m.unknown != nil {
-		t.Errorf("%dx%d: wrote %s", columns, rows, strings.Join(m.unknown, ", "))
+	m.Write(string(paint(p.draw(columns, rows), p.color)))
+	if m.Unknown != nil {
+		t.Errorf("%dx%d: wrote %s", columns, rows, strings.Join(m.Unknown, ", "))
 	}
 	return m
 }
@@ -158,13 +66,13 @@ func TestTopGolden(t *testing.T) {
 	t.Setenv("TZ", "UTC")
 	p := busyTop(t, topLook{color: true, utf8: true})
 	for _, size := range [][2]int{{80, 24}, {150, 30}, {50, 14}, {24, 8}} {
-		golden(t, fmt.Sprintf("top-%dx%d.txt", size[0], size[1]), []byte(shown(t, p, size[0], size[1]).text()))
+		golden.Compare(t, fmt.Sprintf("top-%dx%d.txt", size[0], size[1]), []byte(shown(t, p, size[0], size[1]).Text()))
 	}
-	golden(t, "top-once.txt", []byte(plainLines(p.draw(100, 0))))
+	golden.Compare(t, "top-once.txt", []byte(plainLines(p.draw(100, 0))))
 	p.utf8, p.help = false, true
-	golden(t, "top-help.txt", []byte(shown(t, p, 80, 24).text()))
+	golden.Compare(t, "top-help.txt", []byte(shown(t, p, 80, 24).Text()))
 	p.help = false
-	golden(t, "top-ascii.txt", []byte(shown(t, p, 80, 24).text()))
+	golden.Compare(t, "top-ascii.txt", []byte(shown(t, p, 80, 24).Text()))
 }
 
 // TestTopHostile: nothing that a tenant chooses moves anything or reaches the terminal, at any size.
@@ -216,18 +124,18 @@ func TestTopHostile(t *testing.T) {
 func TestTopColor(t *testing.T) {
 	p := busyTop(t, lookOf(func(name string) string { return map[string]string{"NO_COLOR": "1", "LANG": "C"}[name] }))
 	m := shown(t, p, 120, 24)
-	for _, line := range m.styles {
+	for _, line := range m.Styles {
 		for _, s := range line {
 			if s != "" && s != "0" && s != "1" && s != "2" && s != "7" {
 				t.Fatalf("style %s", s)
 			}
 		}
 	}
-	if strings.ContainsAny(m.text(), "▁█") {
-		t.Errorf("blocks for a terminal that has none:\n%s", m.text())
+	if strings.ContainsAny(m.Text(), "▁█") {
+		t.Errorf("blocks for a terminal that has none:\n%s", m.Text())
 	}
 	p.color = true
-	if !slices.ContainsFunc(shown(t, p, 120, 24).styles, func(line []string) bool { return slices.Contains(line, "36") }) {
+	if !slices.ContainsFunc(shown(t, p, 120, 24).Styles, func(line []string) bool { return slices.Contains(line, "36") }) {
 		t.Error("no color where there may be some")
 	}
 	if l := lookOf(func(name string) string { return map[string]string{"LC_ALL": "de_DE.UTF-8", "LANG": "C"}[name] }); !l.utf8 || !l.color {
@@ -301,13 +209,13 @@ func TestTopScroll(t *testing.T) {
 		}
 		m := shown(t, p, 80, 20)
 		got := ""
-		for i, line := range m.styles {
+		for i, line := range m.Styles {
 			if line[0] == "7" {
-				got += strings.Fields(string(m.cells[i]))[0]
+				got += strings.Fields(string(m.Cells[i]))[0]
 			}
 		}
 		if got != x.want {
-			t.Errorf("%q: chose %q, want %q\n%s", x.typed, got, x.want, m.text())
+			t.Errorf("%q: chose %q, want %q\n%s", x.typed, got, x.want, m.Text())
 		}
 	}
 }
@@ -343,14 +251,14 @@ type session struct {
 	cmd       *exec.Cmd
 	before    unix.Termios
 	mu        sync.Mutex
-	model     *terminalModel
+	model     *terminaltest.Model
 	raw, rest string
 }
 
 func startTop(t *testing.T, dir string, env ...string) *session {
 	t.Helper()
-	user, term := openTerminal(t)
-	s := &session{t: t, user: user, model: newModel(24, 80)}
+	user, term := terminaltest.Open(t)
+	s := &session{t: t, user: user, model: terminaltest.New(24, 80)}
 	s.resize(80, 24)
 	before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 	if err != nil {
@@ -373,11 +281,11 @@ func startTop(t *testing.T, dir string, env ...string) *session {
 			s.raw += string(buffer[:n])
 			s.rest += string(buffer[:n])
 			// Whole sequences only: what was read may end in one.
-			if i := strings.LastIndexByte(s.rest, '\x1b'); s.model.other && i >= 0 {
-				s.model.write(s.rest[:i])
+			if i := strings.LastIndexByte(s.rest, '\x1b'); s.model.Other && i >= 0 {
+				s.model.Write(s.rest[:i])
 				s.rest = s.rest[i:]
 			} else if i := strings.Index(s.rest, "\x1b[?1049h"); i >= 0 {
-				s.model.other = true
+				s.model.Other = true
 				s.rest = s.rest[i:]
 			}
 			s.mu.Unlock()
@@ -393,8 +301,8 @@ func (s *session) resize(columns, rows uint16) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.model = newModel(int(rows), int(columns))
-	s.model.other = s.raw != ""
+	s.model = terminaltest.New(int(rows), int(columns))
+	s.model.Other = s.raw != ""
 	if err := unix.IoctlSetWinsize(int(s.user.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -411,14 +319,14 @@ func (s *session) until(what string, ok func(screen string) bool) {
 	s.t.Helper()
 	for range 3000 {
 		s.mu.Lock()
-		text := s.model.text()
+		text := s.model.Text()
 		s.mu.Unlock()
 		if ok(text) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	s.t.Fatalf("waited in vain for %s:\n%s", what, s.model.text())
+	s.t.Fatalf("waited in vain for %s:\n%s", what, s.model.Text())
 }
 
 func shows(parts ...string) func(string) bool {

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/terminal/terminaltest"
 )
 
 func TestInterval(t *testing.T) {
@@ -85,7 +86,7 @@ func TestWatchAppends(t *testing.T) {
 }
 
 func TestWatchInPlace(t *testing.T) {
-	user, terminal := openTerminal(t)
+	user, terminal := terminaltest.Open(t)
 	if err := unix.IoctlSetWinsize(int(terminal.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 5}); err != nil {
 		t.Fatal(err)
 	}
@@ -104,27 +105,4 @@ func TestWatchInPlace(t *testing.T) {
 	if _, err := io.ReadFull(user, got); err != nil || string(got) != want {
 		t.Errorf("drew %q, %v\nwant %q", got, err, want)
 	}
-}
-
-// openTerminal makes a pseudo-terminal.
-func openTerminal(t *testing.T) (user, terminal *os.File) {
-	t.Helper()
-	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skip("no pseudo-terminals here: ", err)
-	}
-	t.Cleanup(func() { user.Close() })
-	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(user.Fd()), unix.TIOCGPTN)
-	if err != nil {
-		t.Fatal(err)
-	}
-	terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { terminal.Close() })
-	return user, terminal
 }
