@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 )
 
 // tableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
@@ -19,7 +20,7 @@ import (
 func tableFor(out io.Writer) func(io.Writer, snapshot.View) error {
 	f, _ := out.(*os.File)
 	return func(w io.Writer, v snapshot.View) error {
-		_, columns, ok := size(f)
+		_, columns, ok := tty.Size(f)
 		if ok && columns == 0 {
 			columns = tableWidth // it does not know
 		}

@@ -195,13 +195,7 @@ func nodeCandidates(runDir string) source {
 		case "engine":
 			return plain("docker", "containerd", "crio", "podman")
 		case "filter":
-			var list []candidate
-			for _, f := range filterKeys {
-				for _, value := range f.values() {
-					list = append(list, candidate{value: f.key + "=" + value})
-				}
-			}
-			return list
+			return plain(filterWords()...)
 		case "kind":
 			var list []candidate
 			for _, k := range event.Kinds() {

@@ -57,6 +57,17 @@ var filterKeys = []struct {
 	}},
 }
 
+// filterWords are all that --filter takes.
+func filterWords() []string {
+	var list []string
+	for _, f := range filterKeys {
+		for _, value := range f.values() {
+			list = append(list, f.key+"="+value)
+		}
+	}
+	return list
+}
+
 // policyNames are those of sched, in the order of their numbers.
 func policyNames() []string {
 	var list []string

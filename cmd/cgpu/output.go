@@ -25,9 +25,13 @@ func wantsJSON(c *cli.Context) (bool, error) {
 
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {
+	only, err := newSelection(nil, []string{nonce}, nil)
+	if err != nil {
+		return err
+	}
 	v, err := node.View(runDir)
 	if err == nil {
-		v, err = selection{containers: []string{nonce}}.apply(v)
+		v, err = only.apply(v)
 	}
 	if err != nil {
 		return err

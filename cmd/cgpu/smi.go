@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 )
 
 func smiCommand() *cli.Command {
@@ -86,7 +87,7 @@ func smiCommand() *cli.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
+			return tty.Watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
 		},
 	}
 }

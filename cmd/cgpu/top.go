@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 )
 
 func topCommand() *cli.Command {
@@ -62,7 +63,7 @@ func topCommand() *cli.Command {
 			if screen := openScreen(os.Stdin, out); screen != nil && !c.Bool("once") && os.Getenv("TERM") != "dumb" {
 				err = t.run(ctx, screen)
 			} else {
-				_, columns, _ := size(out)
+				_, columns, _ := tty.Size(out)
 				err = t.once(ctx, c.App.Writer, columns)
 			}
 			if err != nil {

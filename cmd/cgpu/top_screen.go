@@ -11,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
+	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 )
 
 // screen is a terminal that is drawn on as a whole.
@@ -64,7 +65,7 @@ func (s *screen) write(text []byte) error {
 }
 
 func (s *screen) size() (rows, columns int) {
-	rows, columns, _ = size(s.out)
+	rows, columns, _ = tty.Size(s.out)
 	if rows == 0 || columns == 0 {
 		return 24, 80 // it does not know
 	}
