@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // What cgpu set, cgpu policy and cgpu km change is changed here: in the ledger, in what programs in preload mode look at, and with
@@ -36,7 +37,7 @@ func changeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 		err = updatePage(t, changed, cards)
 	}
 	if err != nil {
-		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew", shortID(old.ID), err)
+		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew", view.ShortID(old.ID), err)
 	}
 	return changed, nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // The shells' scripts ask this program what a word could become, so they need not know the commands.
@@ -185,7 +186,7 @@ func nodeCandidates(runDir string) source {
 		case "gpu or all":
 			return append(gpuCandidates(runDir), candidate{"all", "every GPU"})
 		case "policy":
-			return plain(policyNames()...)
+			return plain(view.PolicyNames()...)
 		case "priority":
 			return plain(quota.PriorityBestEffort.String(), quota.PriorityDefault.String(), quota.PriorityHigh.String())
 		case "config":
@@ -195,7 +196,7 @@ func nodeCandidates(runDir string) source {
 		case "engine":
 			return plain("docker", "containerd", "crio", "podman")
 		case "filter":
-			return plain(filterWords()...)
+			return plain(view.FilterWords()...)
 		case "kind":
 			var list []candidate
 			for _, k := range event.Kinds() {
@@ -216,10 +217,10 @@ func containerCandidates(runDir string) []candidate {
 	for _, r := range records {
 		r = snapshot.Named(r)
 		if plainName.MatchString(r.Name) {
-			list = append(list, candidate{r.Name, shortID(r.ID)})
+			list = append(list, candidate{r.Name, view.ShortID(r.ID)})
 		}
 		if plainName.MatchString(r.ID) {
-			list = append(list, candidate{shortID(r.ID), terminal.Printable(r.Name)})
+			list = append(list, candidate{view.ShortID(r.ID), terminal.Printable(r.Name)})
 		}
 	}
 	return list
@@ -232,7 +233,7 @@ func gpuCandidates(runDir string) []candidate {
 	}
 	var list []candidate
 	for _, g := range t.GPUs {
-		list = append(list, candidate{strconv.Itoa(g.Index), terminal.Printable(g.Name) + " " + shortUUID(g.UUID)})
+		list = append(list, candidate{strconv.Itoa(g.Index), terminal.Printable(g.Name) + " " + view.ShortUUID(g.UUID)})
 	}
 	return list
 }

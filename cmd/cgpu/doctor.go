@@ -26,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func doctorCommand() *cli.Command {
@@ -123,7 +124,7 @@ func fare(t *device.Table, records []ledger.Record) []doctor.Container {
 	for i, a := range snapshot.AskAll(t, records) {
 		r := records[i]
 		s := snapshot.StateOf(r, a)
-		list = append(list, doctor.Container{Name: shortID(r.ID) + label(snapshot.Named(r)), State: s, Dead: s == snapshot.StateGone,
+		list = append(list, doctor.Container{Name: view.ShortID(r.ID) + view.Label(snapshot.Named(r)), State: s, Dead: s == snapshot.StateGone,
 			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage, Alone: alone(a)})
 	}
 	return list

@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // followTail is how many events of the past --follow shows first.
@@ -159,7 +160,7 @@ func eventQuery(c *cli.Context, now time.Time) (eventsQuery, error) {
 func (q eventsQuery) pick(list []event.Event) []event.Event {
 	return slices.DeleteFunc(list, func(e event.Event) bool {
 		return e.Time.Before(q.since) || len(q.kinds) > 0 && !slices.Contains(q.kinds, string(e.Kind)) ||
-			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return isContainer(typed, e.Container, e.Nonce, q.name(e)) })
+			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return view.IsContainer(typed, e.Container, e.Nonce, q.name(e)) })
 	})
 }
 
@@ -201,7 +202,7 @@ func namesOf(book *ledger.Ledger, past []event.Event) func(event.Event) string {
 func printEvent(w io.Writer, e event.Event, name string) error {
 	container, about := "-", ""
 	if e.Container != "" {
-		container = shortID(e.Container)
+		container = view.ShortID(e.Container)
 	}
 	if name != "" {
 		about = terminal.Printable(name) + ": "

@@ -41,7 +41,7 @@ func TestFilter(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			v, err := s.apply(v)
+			v, err := s.Apply(v)
 			var list []string
 			for _, g := range v.GPUs {
 				var ids []string

@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func gcCommand() *cli.Command {
@@ -72,8 +73,8 @@ func collect(runDir string) (done gcView, err error) {
 	book := ledger.Open(runDir)
 	removed, err := book.GC()
 	for _, r := range removed {
-		_ = event.Append(runDir, event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: shares(r)})
-		done.Removed = append(done.Removed, removedView{r.ID, r.Nonce, snapshot.Named(r).Name, shares(r)})
+		_ = event.Append(runDir, event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: view.Shares(r)})
+		done.Removed = append(done.Removed, removedView{r.ID, r.Nonce, snapshot.Named(r).Name, view.Shares(r)})
 	}
 	var records []ledger.Record
 	if err == nil {
@@ -95,12 +96,12 @@ func collect(runDir string) (done gcView, err error) {
 func (done gcView) print(w io.Writer) error {
 	var text strings.Builder
 	for _, r := range done.Removed {
-		fmt.Fprintf(&text, "removed %s%s: %s\n", shortID(r.ID), label(ledger.Record{Name: r.Name}), r.Shares)
+		fmt.Fprintf(&text, "removed %s%s: %s\n", view.ShortID(r.ID), view.Label(ledger.Record{Name: r.Name}), r.Shares)
 	}
 	for _, p := range done.Paused {
 		what := "a container that is gone"
 		if p.ID != "" {
-			what = shortID(p.ID) + label(ledger.Record{Name: p.Name})
+			what = view.ShortID(p.ID) + view.Label(ledger.Record{Name: p.Name})
 		}
 		if p.Channels > 0 {
 			fmt.Fprintf(&text, "resumed %s, which a guard that is gone had paused: %s\n", terminal.Plural(p.Channels, "channel"), what)

@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // TestHealth: what is wrong is shown with who is hit, in cgpu smi too; clear forgets it, and says so in the events.
@@ -40,7 +41,7 @@ func TestHealth(t *testing.T) {
 	}
 	want("health", "unhealthy  0s   Xid 79: fallen off the bus", "unhealthy  0s   the driver cannot reach the GPU")
 	want("smi", "HEALTH", "unhealthy")
-	var v healthView
+	var v view.Health
 	if err := json.Unmarshal([]byte(cgpu("health -o json")), &v); err != nil || v.Watched || len(v.GPUs) != 2 || v.GPUs[0].Healthy || v.GPUs[0].Faults[0].Xid != 79 ||
 		len(v.GPUs[0].Containers) != 1 || v.GPUs[0].Containers[0] != "a" || v.GPUs[1].Faults[0].Kind != health.Lost || len(v.GPUs[1].Containers) != 0 {
 		t.Errorf("%v, %+v", err, v)

@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // docs/json.md lists every field that a script can read, from the types that are printed. Who renames one sees it in the page's diff, and
@@ -30,10 +31,10 @@ func TestJSONDocs(t *testing.T) {
 		value         any
 	}{
 		{"cgpu smi -o json", "", snapshot.View{}},
-		{"cgpu ps -o json", "A list.", []gpuProcess{}},
+		{"cgpu ps -o json", "A list.", []view.Process{}},
 		{"cgpu events -o json", "An object on each line.", event.Event{}},
-		{"cgpu policy -o json", "A list.", []cardView{}},
-		{"cgpu health -o json", "", healthView{}},
+		{"cgpu policy -o json", "A list.", []view.Policy{}},
+		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
 		{"cgpu gc -o json", "", gcView{}},
 		{"cgpu config -o json check", "Of a file that is good.", configView{}},

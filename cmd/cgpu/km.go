@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func kmCommand() *cli.Command {
@@ -154,7 +155,7 @@ func kmUse(t *device.Table) func(ledger.Record, string) (km.Use, error) {
 	return func(r ledger.Record, uuid string) (u km.Use, err error) {
 		s, err := statusOf(t, r)
 		if err != nil {
-			return u, fmt.Errorf("what container %s uses is not known: %w", shortID(r.ID), err)
+			return u, fmt.Errorf("what container %s uses is not known: %w", view.ShortID(r.ID), err)
 		}
 		for i, v := range s.VGPUs {
 			if v.UUID != uuid {
@@ -234,9 +235,9 @@ func (s *kmSource) change(f km.File, text []byte) error {
 	req := change.Request()
 	if short := shortageOf(t, old, req); short != nil {
 		if short.unknown != nil {
-			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", shortID(old.ID), short.unknown)
+			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", view.ShortID(old.ID), short.unknown)
 		}
-		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), shortID(old.ID), mib(short.use.Used))
+		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), view.ShortID(old.ID), view.MiB(short.use.Used))
 	}
 	_, err = changeContainer(s.runDir, t, old, req)
 	return err

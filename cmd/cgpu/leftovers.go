@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // A guard that is killed leaves its container's channels as they are, possibly paused. Its rescuer lets them run again. What
@@ -60,7 +61,7 @@ func collectLeftovers(records []ledger.Record, sockets string) ([]leftoverView, 
 		case err == nil && of.Channels > 0:
 			done = append(done, of)
 		case err != nil && known:
-			bad = append(bad, fmt.Errorf("resume what the guard of container %s%s had paused: %w", shortID(r.ID), label(ledger.Record{Name: of.Name}), err))
+			bad = append(bad, fmt.Errorf("resume what the guard of container %s%s had paused: %w", view.ShortID(r.ID), view.Label(ledger.Record{Name: of.Name}), err))
 		case err != nil:
 			// Its channels went with its processes.
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -18,10 +18,10 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 var version = "unknown" // set by the linker
@@ -101,26 +101,6 @@ func noArguments(c *cli.Context) error {
 	return nil
 }
 
-// label is a container's name for people, where it has one.
-func label(r ledger.Record) string {
-	if r.Name == "" {
-		return ""
-	}
-	return " (" + terminal.Printable(r.Name) + ")"
-}
-
-// shares lists what a record reserves.
-func shares(r ledger.Record) string {
-	var list []string
-	for _, v := range r.VGPUs {
-		list = append(list, fmt.Sprintf("%v of %s", v.Limit, shortUUID(v.UUID)))
-	}
-	for _, uuid := range r.Native {
-		list = append(list, "all of "+shortUUID(uuid))
-	}
-	return strings.Join(list, ", ")
-}
-
 func refreshCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "refresh",
@@ -147,7 +127,7 @@ func refreshCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return printJSON(c.App.Writer, v)
+				return view.PrintJSON(c.App.Writer, v)
 			}
 			return fmt.Errorf("%s: %w", helper, syscall.Exec(helper, []string{helper, "-v", "-force"}, os.Environ()))
 		},
@@ -183,9 +163,3 @@ func versionCommand() *cli.Command {
 		},
 	}
 }
-
-// shortID is a container's ID as engines show it.
-func shortID(id string) string { return terminal.Printable(id[:min(len(id), 12)]) }
-
-// shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
-func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }

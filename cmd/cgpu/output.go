@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // outputFlag is -o of a command that prints text or JSON.
@@ -25,16 +26,16 @@ func wantsJSON(c *cli.Context) (bool, error) {
 
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {
-	only, err := newSelection(nil, []string{nonce}, nil)
+	only, err := view.NewSelection(nil, []string{nonce}, nil)
 	if err != nil {
 		return err
 	}
 	v, err := node.View(runDir)
 	if err == nil {
-		v, err = only.apply(v)
+		v, err = only.Apply(v)
 	}
 	if err != nil {
 		return err
 	}
-	return printJSON(w, v)
+	return view.PrintJSON(w, v)
 }

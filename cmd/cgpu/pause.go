@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func pauseCommand() *cli.Command {
@@ -74,7 +75,7 @@ func pause(c *cli.Context, paused bool) error {
 	if old.Paused == paused {
 		done = already
 	}
-	what, text := shortID(r.ID)+label(old), ""
+	what, text := view.ShortID(r.ID)+view.Label(old), ""
 	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
 	case carriedOut:
 		text = fmt.Sprintf("%s: %s\n", what, done)

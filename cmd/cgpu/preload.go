@@ -10,6 +10,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's
@@ -68,5 +69,5 @@ func refusePreload(r ledger.Record, command, flag, cannot string) error {
 		command += ": --" + flag
 	}
 	return fmt.Errorf(`%s: container %s%s: %s, and it cannot %s; with enforcement = "guard" in cgpu.toml the next container can`,
-		command, shortID(r.ID), label(r), preloadOnly, cannot)
+		command, view.ShortID(r.ID), view.Label(r), preloadOnly, cannot)
 }

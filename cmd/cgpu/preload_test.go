@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"os"
 	"strings"
 	"testing"
 
-	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -98,73 +94,6 @@ func TestPreloadRefuses(t *testing.T) {
 	}
 	if r, err := n.Book.Find("abc"); err != nil || r.Paused {
 		t.Errorf("%+v, %v", r, err)
-	}
-}
-
-// A node with spill, managed memory and containers in preload mode, in the states that those can have.
-func TestSMISpill(t *testing.T) {
-	n := nodetest.New(t)
-	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
-	n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: quota.GiB}}})
-	preload := n.Reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
-	nodetest.Occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
-	nodetest.Occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
-	broken := n.Reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	young := n.Reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	gone := n.Reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	if err := os.Truncate(broken.Page, 10); err != nil {
-		t.Fatal(err)
-	}
-	for nonce, pid := range map[string]int{young.Nonce: 0, gone.Nonce: 1 << 30} {
-		if err := n.Book.Update(nonce, func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := nodetest.Status(spilling)
-	s.VGPUs[0].Used, s.VGPUs[0].Managed, s.VGPUs[0].Spilled = quota.GiB, 256*quota.MiB, 768*quota.MiB
-	s.GuardPID, s.InitPID = 1001, 2001
-	nodetest.FakeGuard(t, spilling.Control, nodetest.StatusLine(t, s))
-	v, err := node.View(n.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range v.GPUs {
-		for j := range v.GPUs[i].VGPUs { // what differs with each run
-			x := &v.GPUs[i].VGPUs[j]
-			x.GuardPID, x.InitPID = min(x.GuardPID, 1), min(x.InitPID, 1)
-		}
-	}
-	for name, print := range map[string]func(*bytes.Buffer) error{
-		"smi-spill.txt":      func(b *bytes.Buffer) error { return printTable(b, v) },
-		"smi-spill-wide.txt": func(b *bytes.Buffer) error { return printWide(b, v) },
-	} {
-		var b bytes.Buffer
-		if err := print(&b); err != nil {
-			t.Fatal(err)
-		}
-		golden.Compare(t, name, b.Bytes())
-	}
-	var b bytes.Buffer
-	if err := printJSON(&b, v); err != nil {
-		t.Fatal(err)
-	}
-	var got struct {
-		GPUs []struct {
-			VGPUs []struct {
-				ID, Enforcement               string
-				Used, Managed, Spill, Spilled quota.Bytes
-			}
-		}
-	}
-	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
-	first, third := got.GPUs[0].VGPUs[0], got.GPUs[0].VGPUs[2]
-	if first.Enforcement != "guard" || first.Used != quota.GiB || first.Managed != 256*quota.MiB || first.Spill != 2*quota.GiB || first.Spilled != 768*quota.MiB {
-		t.Errorf("%+v", first)
-	}
-	if third.Enforcement != "preload" || third.Used != 513*quota.MiB || third.Managed != quota.MiB || third.Spill != 0 {
-		t.Errorf("%+v", third)
 	}
 }
 

@@ -1,25 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
 
-	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
-
-func TestPS(t *testing.T) {
-	var b bytes.Buffer
-	if err := printPS(&b, processesOf(nodetest.Busy(t))); err != nil {
-		t.Fatal(err)
-	}
-	golden.Compare(t, "ps.txt", b.Bytes())
-}
 
 func TestPSCommand(t *testing.T) {
 	n := nodetest.New(t)
@@ -45,8 +36,8 @@ func TestPSCommand(t *testing.T) {
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
 		}
 	}
-	var list []gpuProcess
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (gpuProcess{"bbbb", "n-bbbb", "default/pod/bbbb", 0, nodetest.T4, 100, 1, quota.MiB, "python", nil}) {
+	var list []view.Process
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (view.Process{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

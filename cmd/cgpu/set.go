@@ -3,9 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -15,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func setCommand() *cli.Command {
@@ -80,7 +79,7 @@ func setCommand() *cli.Command {
 			if inJSON {
 				return printContainer(c.App.Writer, runDir, old.Nonce)
 			}
-			return printChange(c.App.Writer, t, old, changed, req.GPU)
+			return view.PrintChange(c.App.Writer, t, old, changed, req.GPU)
 		},
 	}
 }
@@ -151,11 +150,11 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 	if s == nil {
 		return nil
 	}
-	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", mib(s.use.Used), mib(s.use.Limit))
+	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", view.MiB(s.use.Used), view.MiB(s.use.Limit))
 	if s.spill {
-		flag, uses = "spill", "has spilled "+mib(s.use.Spilled)
+		flag, uses = "spill", "has spilled "+view.MiB(s.use.Spilled)
 	}
-	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), shortID(r.ID))
+	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), view.ShortID(r.ID))
 	if s.unknown != nil {
 		who := "guard does not answer"
 		if r.Preload {
@@ -197,56 +196,4 @@ func refusedFlag(c *cli.Context, err error) error {
 		}
 	}
 	return err
-}
-
-// printChange tells what is different, a line for each slice.
-func printChange(w io.Writer, t *device.Table, old, changed ledger.Record, only string) error {
-	for i, now := range changed.VGPUs {
-		if only != "" && now.UUID != only {
-			continue
-		}
-		was := now
-		if i < len(old.VGPUs) && old.VGPUs[i].UUID == now.UUID {
-			was = old.VGPUs[i]
-		}
-		var diffs []string
-		diff := func(what, before, after string) {
-			if before != after {
-				diffs = append(diffs, fmt.Sprintf("%s %s → %s", what, before, after))
-			}
-		}
-		diff("memory", mib(was.Limit), mib(now.Limit))
-		diff("spill", amount(was.Spill), amount(now.Spill))
-		diff("weight", strconv.Itoa(was.Weight), strconv.Itoa(now.Weight))
-		diff("percent", orNone(was.Percent), orNone(now.Percent))
-		diff("priority", was.Priority.String(), now.Priority.String())
-		if len(diffs) == 0 {
-			diffs = []string{"nothing to change"}
-		}
-		gpu := shortUUID(now.UUID)
-		for _, g := range t.GPUs {
-			if g.UUID == now.UUID {
-				gpu = strconv.Itoa(g.Index)
-			}
-		}
-		if _, err := fmt.Fprintf(w, "%s%s, GPU %s: %s\n", shortID(changed.ID), label(changed), gpu, strings.Join(diffs, ", ")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func orNone(n int) string {
-	if n == 0 {
-		return "none"
-	}
-	return strconv.Itoa(n)
-}
-
-// amount is one that may be nothing.
-func amount(b quota.Bytes) string {
-	if b == 0 {
-		return "none"
-	}
-	return mib(b)
 }

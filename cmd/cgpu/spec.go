@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
 	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func specCommand() *cli.Command {
@@ -280,22 +281,22 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	}
 	for _, g := range p.GPUs {
 		if g.Native {
-			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): the whole card, %v\n", g.Index, terminal.Printable(g.Name), shortUUID(g.UUID), g.Memory)
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): the whole card, %v\n", g.Index, terminal.Printable(g.Name), view.ShortUUID(g.UUID), g.Memory)
 		} else {
-			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, terminal.Printable(g.Name), shortUUID(g.UUID), g.Limit, g.Memory)
+			fmt.Fprintf(&b, "granted  GPU %d (%s, %s): %v of %v\n", g.Index, terminal.Printable(g.Name), view.ShortUUID(g.UUID), g.Limit, g.Memory)
 		}
 	}
 	for i, v := range r.VGPUs {
 		each, on := ", on each sliced GPU", ""
 		if len(ask.Shares) > 0 {
-			each, on = ", on "+shortUUID(v.UUID), " on "+shortUUID(v.UUID)
+			each, on = ", on "+view.ShortUUID(v.UUID), " on "+view.ShortUUID(v.UUID)
 		} else if i > 0 {
 			break // all slices of a container that asks itself are alike
 		}
 		if v.Spill > 0 {
 			fmt.Fprintf(&b, "spill    %v of host memory beyond the limit%s\n", v.Spill, each)
 		}
-		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s%s\n", v.Weight, orNone(v.Percent), v.Priority, on)
+		fmt.Fprintf(&b, "compute  weight %d, percent %s, priority %s%s\n", v.Weight, view.OrNone(v.Percent), v.Priority, on)
 	}
 	fmt.Fprintf(&b, "nodes    %s\n", paths(p.Nodes()))
 	if len(p.Hidden) > 0 {

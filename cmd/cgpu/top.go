@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal/tty"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func topCommand() *cli.Command {
@@ -54,7 +55,7 @@ func topCommand() *cli.Command {
 				if err != nil {
 					return v, err
 				}
-				return sel.apply(v)
+				return sel.Apply(v)
 			})
 			// The signals that ask a program to end; the terminal must be as it was.
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
@@ -150,7 +151,7 @@ func (t *top) once(ctx context.Context, w io.Writer, columns int) error {
 		}
 	}
 	if columns == 0 {
-		columns = tableWidth
+		columns = view.TableWidth
 	}
 	_, err := io.WriteString(w, plainLines(t.draw(columns, 0)))
 	return err

@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // style is how text looks.
@@ -238,7 +239,7 @@ func (t *top) gpuLines(columns int) []topLine {
 
 // rowLines is the table of containers.
 func (t *top) rowLines(all []topRow, columns int) []topLine {
-	cols := []topColumn{{head: "CONTAINER", least: leastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
+	cols := []topColumn{{head: "CONTAINER", least: view.LeastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
 		{head: "USED/LIMIT", right: true}, {head: "GPU%", right: true, least: 6}, {head: "DUE%", right: true, least: 6, spare: 2},
 		{head: "HISTORY", least: 8, most: 60, spare: 5},
 		{head: "WT", right: true, spare: 6}, {head: "PCT", right: true, spare: 8}, {head: "PRIO", spare: 7}, {head: "STATE", spare: 3}}
@@ -253,12 +254,12 @@ func (t *top) rowLines(all []topRow, columns int) []topLine {
 			limit, bar = "whole", memoryBar(r.x.Used, r.gpu.Total)
 		}
 		state := r.x.ShownState()
-		if unguarded(r.x) {
-			state += preloadMark
+		if view.Unguarded(r.x) {
+			state += view.PreloadMark
 		}
 		rows = append(rows, []topCell{{text: calledTop(r.x)}, {text: fmt.Sprint(r.gpu.Index)}, bar, {text: used + "/" + limit},
 			{text: partOrDash(gotNow(r.x, r.Line)), style: styleCyan}, {text: partOrDash(r.Now.Entitled)}, t.sparkline(r.Line),
-			{text: orDash(r.x.Weight)}, {text: orDash(r.x.Percent)}, {text: priority(r.x)}, {text: state, style: styleOf(state)}})
+			{text: view.OrDash(r.x.Weight)}, {text: view.OrDash(r.x.Percent)}, {text: view.Priority(r.x)}, {text: state, style: styleOf(state)}})
 	}
 	return topTable(cols, rows, columns)
 }
@@ -266,13 +267,13 @@ func (t *top) rowLines(all []topRow, columns int) []topLine {
 // calledTop is what people call a container.
 func calledTop(x snapshot.VGPU) string {
 	if x.SharedID || x.Name == "" {
-		return cells.Text(handle(x))
+		return cells.Text(view.Handle(x))
 	}
 	return cells.Text(x.Name)
 }
 
 func styleOf(state string) style {
-	switch strings.TrimSuffix(state, preloadMark) {
+	switch strings.TrimSuffix(state, view.PreloadMark) {
 	case snapshot.StateRunning:
 		return styleGreen
 	case snapshot.StatePaused, snapshot.StateStarting:
@@ -287,7 +288,7 @@ func styleOf(state string) style {
 func detailOf(r topRow) topLine {
 	parts := []string{calledTop(r.x)}
 	if !r.x.Native {
-		parts = append(parts, fmt.Sprintf("weight %d", r.x.Weight), "priority "+priority(r.x))
+		parts = append(parts, fmt.Sprintf("weight %d", r.x.Weight), "priority "+view.Priority(r.x))
 	}
 	if r.x.Percent > 0 {
 		parts = append(parts, fmt.Sprintf("percent %d", r.x.Percent))
@@ -351,7 +352,7 @@ func partOrDash(p sched.Permille) string {
 	if p == history.Unknown {
 		return "-"
 	}
-	return percent(p)
+	return view.Percent(p)
 }
 
 // gib is an amount in GiB, rounded up: what shows as 0 is nothing.

@@ -1,4 +1,5 @@
-package main
+// Package view shows what a snapshot of the node holds, as text for people: tables with and without lines, narrowed to what is asked for.
+package view
 
 import (
 	"bytes"
@@ -19,25 +20,25 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-func printJSON(w io.Writer, v snapshot.View) error { return terminal.EncodeJSON(w, v, "  ") }
+func PrintJSON(w io.Writer, v snapshot.View) error { return terminal.EncodeJSON(w, v, "  ") }
 
-// tableWidth is what a table fits in; names, which stand last, are cut.
-const tableWidth = 100
+// TableWidth is what a table fits in; names, which stand last, are cut.
+const TableWidth = 100
 
-func printTable(w io.Writer, v snapshot.View) error {
+func PrintTable(w io.Writer, v snapshot.View) error {
 	var text bytes.Buffer
 	if err := printText(&text, v, false); err != nil {
 		return err
 	}
 	for line := range strings.Lines(text.String()) {
-		if _, err := io.WriteString(w, terminal.Cut(strings.TrimSuffix(line, "\n"), tableWidth)+"\n"); err != nil {
+		if _, err := io.WriteString(w, terminal.Cut(strings.TrimSuffix(line, "\n"), TableWidth)+"\n"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func printWide(w io.Writer, v snapshot.View) error { return printText(w, v, true) }
+func PrintWide(w io.Writer, v snapshot.View) error { return printText(w, v, true) }
 
 // table aligns columns; a row is cells separated by tabs.
 type table struct{ *tabwriter.Writer }
@@ -96,16 +97,16 @@ func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	}
 	t.row(head...)
 	for _, g := range v.GPUs {
-		uuid, name, util := shortUUID(g.UUID), short(g.Name), "-"
+		uuid, name, util := ShortUUID(g.UUID), short(g.Name), "-"
 		if wide {
 			uuid, name = g.UUID, terminal.Printable(g.Name)
 		}
 		if g.Utilization != nil {
-			util = percent(*g.Utilization)
+			util = Percent(*g.Utilization)
 		}
-		cells := []any{g.Index, name, uuid, mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy}
+		cells := []any{g.Index, name, uuid, MiB(g.Used), MiB(g.Reserved), MiB(g.Total), util, g.Policy}
 		if wide {
-			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), percent(g.Promised), g.BusID, len(g.VGPUs))
+			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), Percent(g.Promised), g.BusID, len(g.VGPUs))
 		}
 		if unhealthy {
 			cells = append(cells, healthWord(g.Fault))
@@ -136,13 +137,13 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 		for _, x := range g.VGPUs {
 			used, limit, util, state, known := usageCells(x)
 			if known && x.Compute != nil && x.Compute.Entitled > 0 {
-				util += " of " + percent(x.Compute.Entitled)
+				util += " of " + Percent(x.Compute.Entitled)
 			}
-			cells := []any{handle(x), g.Index, used, limit}
-			cells = append(append(cells, extra.cells(x, known)...), util, orDash(x.Weight), orDash(x.Percent), priority(x), state)
+			cells := []any{Handle(x), g.Index, used, limit}
+			cells = append(append(cells, extra.cells(x, known)...), util, OrDash(x.Weight), OrDash(x.Percent), Priority(x), state)
 			if wide {
 				cells = append(cells, timeCells(x.Compute)...)
-				cells = append(cells, mib(x.Peak), x.Denied, orDash(x.GuardPID), orDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
+				cells = append(cells, MiB(x.Peak), x.Denied, OrDash(x.GuardPID), OrDash(x.InitPID), x.Calls.Trapped, x.Calls.Denied)
 			}
 			t.row(append(cells, nameCell(x))...)
 		}
@@ -154,12 +155,12 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	return err
 }
 
-// handle is how a table names a container.
-func handle(x snapshot.VGPU) string {
+// Handle is how a table names a container.
+func Handle(x snapshot.VGPU) string {
 	if x.SharedID {
 		return terminal.Printable(x.Nonce)
 	}
-	return shortID(x.ID)
+	return ShortID(x.ID)
 }
 
 // nameCell is what people call the container: where others have the same ID, that and where the container is.
@@ -176,9 +177,9 @@ func nameCell(x snapshot.VGPU) string {
 
 // usageCells are the columns that every table of vGPUs has. known is false where nobody can tell what is used.
 func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
-	used, limit, util, known = mib(x.Used), mib(x.Limit), "-", true
+	used, limit, util, known = MiB(x.Used), MiB(x.Limit), "-", true
 	if x.Compute != nil && x.Compute.Exact {
-		util = percent(x.Compute.Utilization)
+		util = Percent(x.Compute.Utilization)
 	}
 	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
 		used, util, known = "?", "?", false
@@ -187,20 +188,20 @@ func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	if x.Native {
 		limit = "whole GPU"
 	}
-	if unguarded(x) {
-		state += preloadMark
+	if Unguarded(x) {
+		state += PreloadMark
 	}
 	return used, limit, util, state, known
 }
 
-// preloadMark is behind the state of a container that no guard watches.
-const preloadMark = "*"
+// PreloadMark is behind the state of a container that no guard watches.
+const PreloadMark = "*"
 
 // preloadNote is below a table that has such a container.
-const preloadNote = preloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
+const preloadNote = PreloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
 
-// unguarded: there is a limit, and only the preload library to enforce it.
-func unguarded(x snapshot.VGPU) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
+// Unguarded: there is a limit, and only the preload library to enforce it.
+func Unguarded(x snapshot.VGPU) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
 
 // extras are what the table of vGPUs has only where there is something to tell.
 type extras struct{ spill, managed, unguarded bool }
@@ -210,7 +211,7 @@ func extrasOf(v snapshot.View, wide bool) (e extras) {
 		for _, x := range g.VGPUs {
 			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
 			e.managed = e.managed || wide && x.Managed > 0
-			e.unguarded = e.unguarded || unguarded(x)
+			e.unguarded = e.unguarded || Unguarded(x)
 		}
 	}
 	return e
@@ -229,7 +230,7 @@ func (e extras) heads() (heads []any) {
 // cells are those of heads. What was spilled before cgpu set took the spill away is shown until it is freed.
 func (e extras) cells(x snapshot.VGPU, known bool) (cells []any) {
 	if e.managed {
-		managed := mib(x.Managed)
+		managed := MiB(x.Managed)
 		if !known {
 			managed = "?"
 		}
@@ -240,9 +241,9 @@ func (e extras) cells(x snapshot.VGPU, known bool) (cells []any) {
 	case x.Spill == 0 && x.Spilled == 0:
 		cells = append(cells, "-")
 	case known:
-		cells = append(cells, mib(x.Spilled)+"/"+mib(x.Spill))
+		cells = append(cells, MiB(x.Spilled)+"/"+MiB(x.Spill))
 	default:
-		cells = append(cells, "?/"+mib(x.Spill))
+		cells = append(cells, "?/"+MiB(x.Spill))
 	}
 	return cells
 }
@@ -254,7 +255,7 @@ func timeCells(c *api.ComputeStatus) []any {
 	}
 	limit := "-"
 	if c.Cap > 0 {
-		limit = percent(c.Cap)
+		limit = Percent(c.Cap)
 	}
 	cells := []any{limit, "-", "-", c.TSGs, c.Busy, c.Slice, "-", c.Pauses}
 	if c.Exact {
@@ -274,9 +275,9 @@ func printProcesses(w io.Writer, v snapshot.View, wide bool) error {
 		for _, x := range g.VGPUs {
 			for _, p := range x.Processes {
 				if wide {
-					t.row(handle(x), g.Index, p.PID, p.NSPID, mib(p.Used), terminal.Printable(p.Name))
+					t.row(Handle(x), g.Index, p.PID, p.NSPID, MiB(p.Used), terminal.Printable(p.Name))
 				} else {
-					t.row(handle(x), g.Index, p.PID, mib(p.Used), terminal.Printable(p.Name))
+					t.row(Handle(x), g.Index, p.PID, MiB(p.Used), terminal.Printable(p.Name))
 				}
 			}
 		}
@@ -284,27 +285,27 @@ func printProcesses(w io.Writer, v snapshot.View, wide bool) error {
 	return t.Flush()
 }
 
-// mib rounds up: what shows as 0 is nothing.
-func mib(b quota.Bytes) string {
+// MiB rounds up: what shows as 0 is nothing.
+func MiB(b quota.Bytes) string {
 	return strconv.FormatUint(uint64((b+quota.MiB-1)/quota.MiB), 10) + "MiB"
 }
 
-func orDash(n int) string {
+func OrDash(n int) string {
 	if n == 0 {
 		return "-"
 	}
 	return strconv.Itoa(n)
 }
 
-func priority(x snapshot.VGPU) string {
+func Priority(x snapshot.VGPU) string {
 	if x.Native {
 		return "-"
 	}
 	return x.Priority.String()
 }
 
-// percent is a part in percent, such as "12.5%".
-func percent(p sched.Permille) string {
+// Percent is a part in percent, such as "12.5%".
+func Percent(p sched.Permille) string {
 	if p%10 == 0 {
 		return fmt.Sprintf("%d%%", p/10)
 	}

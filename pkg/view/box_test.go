@@ -1,4 +1,4 @@
-package main
+package view
 
 import (
 	"bytes"
@@ -66,7 +66,7 @@ func TestTableFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		var b bytes.Buffer
-		if err := tableFor(terminal)(&b, v); err != nil {
+		if err := TableFor(terminal)(&b, v); err != nil {
 			t.Fatal(err)
 		}
 		if strings.HasPrefix(b.String(), "+--") != lines {
@@ -74,10 +74,10 @@ func TestTableFor(t *testing.T) {
 		}
 	}
 	var plain, piped bytes.Buffer
-	if err := printTable(&plain, v); err != nil {
+	if err := PrintTable(&plain, v); err != nil {
 		t.Fatal(err)
 	}
-	if err := tableFor(&piped)(&piped, v); err != nil || piped.String() != plain.String() {
+	if err := TableFor(&piped)(&piped, v); err != nil || piped.String() != plain.String() {
 		t.Errorf("%v: piped\n%s", err, piped.String())
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package view
 
 import (
 	"bytes"
@@ -15,14 +15,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 )
 
-// tableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
+// TableFor is how a table is printed for a file: with lines on a terminal that has the width for it, else without. The terminal is
 // asked each time, since it may have become another size.
-func tableFor(out io.Writer) func(io.Writer, snapshot.View) error {
+func TableFor(out io.Writer) func(io.Writer, snapshot.View) error {
 	f, _ := out.(*os.File)
 	return func(w io.Writer, v snapshot.View) error {
 		_, columns, ok := tty.Size(f)
 		if ok && columns == 0 {
-			columns = tableWidth // it does not know
+			columns = TableWidth // it does not know
 		}
 		for _, how := range []struct{ both, spare bool }{{true, false}, {false, false}, {false, true}} {
 			if text, fits := boxed(v, columns, how.both, how.spare); ok && fits {
@@ -30,7 +30,7 @@ func tableFor(out io.Writer) func(io.Writer, snapshot.View) error {
 				return err
 			}
 		}
-		return printTable(w, v)
+		return PrintTable(w, v)
 	}
 }
 
@@ -48,8 +48,8 @@ type grid struct {
 	widths  []int
 }
 
-// leastGiven is what a column keeps that gives: a short ID.
-const leastGiven = 12
+// LeastGiven is what a column keeps that gives: a short ID.
+const LeastGiven = 12
 
 // boxed draws the view as nvidia-smi draws its own; with both ID and name of a container, or only what people call it; with
 // spare, also without columns that are not needed most. False: it does not fit.
@@ -108,9 +108,9 @@ func gpuGrid(v snapshot.View) *grid {
 	for _, x := range v.GPUs {
 		util := "-"
 		if x.Utilization != nil {
-			util = percent(*x.Utilization)
+			util = Percent(*x.Utilization)
 		}
-		g.rows = append(g.rows, []string{fmt.Sprint(x.Index), short(x.Name), amounts(mib(x.Used), mib(x.Reserved), mib(x.Total)), util, x.Policy})
+		g.rows = append(g.rows, []string{fmt.Sprint(x.Index), short(x.Name), amounts(MiB(x.Used), MiB(x.Reserved), MiB(x.Total)), util, x.Policy})
 	}
 	return g
 }
@@ -146,7 +146,7 @@ func vgpuGrid(v snapshot.View, both bool) *grid {
 			if extra.spill {
 				row = append(row, strings.ReplaceAll(fmt.Sprint(extra.cells(x, known)...), "MiB", ""))
 			}
-			g.rows = append(g.rows, append(row, util, orDash(x.Weight), orDash(x.Percent), priority(x), state))
+			g.rows = append(g.rows, append(row, util, OrDash(x.Weight), OrDash(x.Percent), Priority(x), state))
 		}
 	}
 	return g
@@ -156,9 +156,9 @@ func vgpuGrid(v snapshot.View, both bool) *grid {
 func called(x snapshot.VGPU, both bool) []string {
 	switch {
 	case both:
-		return []string{handle(x), nameCell(x)}
+		return []string{Handle(x), nameCell(x)}
 	case x.Name == "" || x.SharedID:
-		return []string{handle(x)}
+		return []string{Handle(x)}
 	}
 	return []string{terminal.Printable(x.Name)}
 }
@@ -168,7 +168,7 @@ func processGrid(v snapshot.View, both bool) *grid {
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			for _, p := range x.Processes {
-				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(mib(p.Used), "MiB"), terminal.Printable(p.Name)})
+				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(MiB(p.Used), "MiB"), terminal.Printable(p.Name)})
 			}
 		}
 	}
@@ -206,7 +206,7 @@ func (g *grid) width() int {
 func (g *grid) shrink(columns int, spare bool) bool {
 	for i, c := range g.columns {
 		if over := g.width() - columns; over > 0 && c.gives {
-			g.widths[i] = max(g.widths[i]-over, min(g.widths[i], leastGiven))
+			g.widths[i] = max(g.widths[i]-over, min(g.widths[i], LeastGiven))
 		}
 	}
 	for g.width() > columns {
