@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"fmt"
@@ -38,27 +38,27 @@ type span struct {
 	style style
 }
 
-// topLine is a line of the screen.
-type topLine []span
+// line is a line of the screen.
+type line []span
 
-// topCell is a piece of a table. Bars and sparklines are as wide as the column is.
-type topCell struct {
+// cell is a piece of a table. Bars and sparklines are as wide as the column is.
+type cell struct {
 	text  string
 	style style
 	fill  func(width int) string
 }
 
-// topColumn is a column of a table. One with most can be cut to least; where even that has no room, those with spare are left out, the highest
+// column is a column of a table. One with most can be cut to least; where even that has no room, those with spare are left out, the highest
 // first.
-type topColumn struct {
+type column struct {
 	head        string
 	right       bool
 	least, most int
 	spare       int
 }
 
-// topTable lays a table out in so many cells, its head first.
-func topTable(columns []topColumn, rows [][]topCell, width int) []topLine {
+// table lays a table out in so many cells, its head first.
+func table(columns []column, rows [][]cell, width int) []line {
 	least, most := make([]int, len(columns)), make([]int, len(columns))
 	for i, c := range columns {
 		most[i] = max(cells.Width(c.head), c.least)
@@ -75,7 +75,7 @@ func topTable(columns []topColumn, rows [][]topCell, width int) []topLine {
 		}
 	}
 	widths := share(columns, least, most, width)
-	lines := make([]topLine, len(rows)+1)
+	lines := make([]line, len(rows)+1)
 	at := 0
 	for i, c := range columns {
 		if widths[i] == 0 {
@@ -95,15 +95,15 @@ func topTable(columns []topColumn, rows [][]topCell, width int) []topLine {
 }
 
 // share gives the columns the room that there is: to each its least, and the rest from the left. 0: a column is left out.
-func share(columns []topColumn, least, most []int, width int) []int {
+func share(columns []column, least, most []int, width int) []int {
 	widths := slices.Clone(least)
 	left := width + 1 - len(widths)
 	for _, w := range widths {
 		left -= w
 	}
 	for left < 0 {
-		i := slices.IndexFunc(columns, func(c topColumn) bool {
-			return c.spare == slices.MaxFunc(columns, func(a, b topColumn) int { return a.spare - b.spare }).spare
+		i := slices.IndexFunc(columns, func(c column) bool {
+			return c.spare == slices.MaxFunc(columns, func(a, b column) int { return a.spare - b.spare }).spare
 		})
 		if columns[i].spare == 0 {
 			break
@@ -122,10 +122,10 @@ func share(columns []topColumn, least, most []int, width int) []int {
 }
 
 // draw is the screen of so many columns and rows; for 0 rows it is all there is. It leaves in t what of it the keys need to know.
-func (t *top) draw(columns, rows int) []topLine {
+func (t *Top) draw(columns, rows int) []line {
 	lines := t.lines(columns, rows)
 	if rows > 0 {
-		lines = append(lines, make([]topLine, rows)...)[:rows]
+		lines = append(lines, make([]line, rows)...)[:rows]
 	}
 	for _, l := range lines {
 		for i := range l {
@@ -135,24 +135,24 @@ func (t *top) draw(columns, rows int) []topLine {
 	return lines
 }
 
-func (t *top) lines(columns, rows int) []topLine {
+func (t *Top) lines(columns, rows int) []line {
 	if t.help && rows > 0 {
-		return helpOfTop()
+		return help()
 	}
 	gpus, all := t.gpuLines(columns), t.rows()
 	t.rowCount = len(all)
 	containers := t.rowLines(all, columns)
-	lines := []topLine{t.title(columns)}
+	lines := []line{t.title(columns)}
 	if rows == 0 {
 		return append(append(append(lines, gpus...), nil), containers...)
 	}
 	if most := max(rows/2, 4); len(gpus) > most {
 		more := fmt.Sprintf("… %d more GPUs", len(gpus)-(most-1))
-		gpus = append(gpus[:most-1], topLine{{0, more, styleDim}})
+		gpus = append(gpus[:most-1], line{{0, more, styleDim}})
 	}
 	lines = append(append(append(lines, gpus...), nil), containers[0])
 	t.page = rows - len(lines) - 2 // the last two lines say what is chosen, and the keys
-	chosen := slices.IndexFunc(all, func(r topRow) bool { return r.key() == t.chosen })
+	chosen := slices.IndexFunc(all, func(r row) bool { return r.key() == t.chosen })
 	t.scroll(chosen, len(all))
 	for i := t.first; i < min(t.first+t.page, len(all)); i++ {
 		l := containers[i+1]
@@ -163,8 +163,8 @@ func (t *top) lines(columns, rows int) []topLine {
 		}
 		lines = append(lines, l)
 	}
-	lines = append(lines, make([]topLine, max(rows-2, 0))...)[:max(rows-2, 0)]
-	detail := topLine{}
+	lines = append(lines, make([]line, max(rows-2, 0))...)[:max(rows-2, 0)]
+	detail := line{}
 	if chosen >= 0 {
 		detail = detailOf(all[chosen])
 	}
@@ -172,7 +172,7 @@ func (t *top) lines(columns, rows int) []topLine {
 }
 
 // scroll has the row that is chosen on the screen.
-func (t *top) scroll(chosen, all int) {
+func (t *Top) scroll(chosen, all int) {
 	page := max(t.page, 1)
 	if chosen >= 0 {
 		t.first = min(max(t.first, chosen-page+1), chosen)
@@ -180,7 +180,7 @@ func (t *top) scroll(chosen, all int) {
 	t.first = max(min(t.first, all-page), 0)
 }
 
-func (t *top) title(columns int) topLine {
+func (t *Top) title(columns int) line {
 	driver := "NVIDIA driver "
 	if t.view.Driver == device.DriverSim {
 		driver = "simulated driver "
@@ -190,10 +190,10 @@ func (t *top) title(columns int) topLine {
 		vgpus += len(g.VGPUs)
 	}
 	text := fmt.Sprintf("cgpu top  %s%s, %s, %s", driver, cells.Text(t.view.DriverVersion), terminal.Plural(len(t.view.GPUs), "GPU"), terminal.Plural(vgpus, "vGPU"))
-	l := topLine{{0, text, styleBold}}
+	l := line{{0, text, styleBold}}
 	switch state, at := t.at.Format(time.TimeOnly), columns-len(time.TimeOnly); {
 	case t.err != nil:
-		return topLine{{0, "cgpu top  " + cells.Text(t.err.Error()), styleRed}}
+		return line{{0, "cgpu top  " + cells.Text(t.err.Error()), styleRed}}
 	case t.paused && columns > len(text)+len("paused")+2:
 		return append(l, span{columns - len("paused"), "paused", styleYellow})
 	case at > len(text)+2:
@@ -202,11 +202,11 @@ func (t *top) title(columns int) topLine {
 	return l
 }
 
-func (t *top) footer(found int) topLine {
+func (t *Top) footer(found int) line {
 	if t.typing {
-		return topLine{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, terminal.Plural(found, "container"), styleDim}}
+		return line{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, terminal.Plural(found, "container"), styleDim}}
 	}
-	order := topSorts[t.sort].name
+	order := sorts[t.sort].name
 	if t.reverse {
 		order += " reversed"
 	}
@@ -214,15 +214,15 @@ func (t *top) footer(found int) topLine {
 	if t.find != "" {
 		text += fmt.Sprintf("  found: %q", cells.Text(t.find))
 	}
-	return topLine{{0, text, styleDim}}
+	return line{{0, text, styleDim}}
 }
 
 // gpuLines is the table of GPUs.
-func (t *top) gpuLines(columns int) []topLine {
-	cols := []topColumn{{head: "GPU", right: true}, {head: "NAME", least: 8, most: 24, spare: 2},
+func (t *Top) gpuLines(columns int) []line {
+	cols := []column{{head: "GPU", right: true}, {head: "NAME", least: 8, most: 24, spare: 2},
 		{head: "MEMORY", least: 10, most: 24, spare: 3}, {head: "USED/TOTAL", right: true},
 		{head: "RESERVED", right: true, spare: 5}, {head: "GPU%", right: true, least: 6}, {head: "HISTORY", least: 8, most: 60, spare: 4}, {head: "POLICY", spare: 6}}
-	var rows [][]topCell
+	var rows [][]cell
 	for _, g := range t.view.GPUs {
 		line, part := t.past.Of(g.UUID, ""), sched.Permille(history.Unknown)
 		if g.Utilization != nil {
@@ -231,22 +231,22 @@ func (t *top) gpuLines(columns int) []topLine {
 		if line.Now.Got != history.Unknown {
 			part = line.Now.Got
 		}
-		rows = append(rows, []topCell{{text: fmt.Sprint(g.Index)}, {text: cells.Text(g.Name)}, memoryBar(g.Used, g.Total), {text: gib(g.Used) + "/" + gib(g.Total)},
+		rows = append(rows, []cell{{text: fmt.Sprint(g.Index)}, {text: cells.Text(g.Name)}, memoryBar(g.Used, g.Total), {text: gib(g.Used) + "/" + gib(g.Total)},
 			{text: gib(g.Reserved)}, {text: partOrDash(part), style: styleCyan}, t.sparkline(line), {text: g.Policy}})
 	}
-	return topTable(cols, rows, columns)
+	return table(cols, rows, columns)
 }
 
 // rowLines is the table of containers.
-func (t *top) rowLines(all []topRow, columns int) []topLine {
-	cols := []topColumn{{head: "CONTAINER", least: view.LeastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
+func (t *Top) rowLines(all []row, columns int) []line {
+	cols := []column{{head: "CONTAINER", least: view.LeastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
 		{head: "USED/LIMIT", right: true}, {head: "GPU%", right: true, least: 6}, {head: "DUE%", right: true, least: 6, spare: 2},
 		{head: "HISTORY", least: 8, most: 60, spare: 5},
 		{head: "WT", right: true, spare: 6}, {head: "PCT", right: true, spare: 8}, {head: "PRIO", spare: 7}, {head: "STATE", spare: 3}}
-	var rows [][]topCell
+	var rows [][]cell
 	for _, r := range all {
 		used, limit := "?", gib(r.x.Limit)
-		bar := topCell{fill: func(w int) string { return strings.Repeat(" ", w) }}
+		bar := cell{fill: func(w int) string { return strings.Repeat(" ", w) }}
 		if r.x.Answered {
 			used, bar = gib(r.x.Used), memoryBar(r.x.Used, r.x.Limit)
 		}
@@ -257,15 +257,15 @@ func (t *top) rowLines(all []topRow, columns int) []topLine {
 		if view.Unguarded(r.x) {
 			state += view.PreloadMark
 		}
-		rows = append(rows, []topCell{{text: calledTop(r.x)}, {text: fmt.Sprint(r.gpu.Index)}, bar, {text: used + "/" + limit},
+		rows = append(rows, []cell{{text: called(r.x)}, {text: fmt.Sprint(r.gpu.Index)}, bar, {text: used + "/" + limit},
 			{text: partOrDash(gotNow(r.x, r.Line)), style: styleCyan}, {text: partOrDash(r.Now.Entitled)}, t.sparkline(r.Line),
 			{text: view.OrDash(r.x.Weight)}, {text: view.OrDash(r.x.Percent)}, {text: view.Priority(r.x)}, {text: state, style: styleOf(state)}})
 	}
-	return topTable(cols, rows, columns)
+	return table(cols, rows, columns)
 }
 
-// calledTop is what people call a container.
-func calledTop(x snapshot.VGPU) string {
+// called is what people call a container.
+func called(x snapshot.VGPU) string {
 	if x.SharedID || x.Name == "" {
 		return cells.Text(view.Handle(x))
 	}
@@ -285,8 +285,8 @@ func styleOf(state string) style {
 }
 
 // detailOf tells more of the container that is chosen.
-func detailOf(r topRow) topLine {
-	parts := []string{calledTop(r.x)}
+func detailOf(r row) line {
+	parts := []string{called(r.x)}
 	if !r.x.Native {
 		parts = append(parts, fmt.Sprintf("weight %d", r.x.Weight), "priority "+view.Priority(r.x))
 	}
@@ -305,11 +305,11 @@ func detailOf(r topRow) topLine {
 	if c := r.x.Compute; c != nil && c.Exact {
 		parts = append(parts, "GPU time "+c.GPUTime.Round(time.Second).String(), "waited "+c.Waiting.Round(time.Second).String())
 	}
-	return topLine{{0, strings.Join(parts, "  "), styleNone}}
+	return line{{0, strings.Join(parts, "  "), styleNone}}
 }
 
 // memoryBar shows how full something is; nothing where there is no end.
-func memoryBar(used, of quota.Bytes) topCell {
+func memoryBar(used, of quota.Bytes) cell {
 	part, s := 0.0, styleGreen
 	if of > 0 {
 		part = min(float64(used)/float64(of), 1)
@@ -320,7 +320,7 @@ func memoryBar(used, of quota.Bytes) topCell {
 	case part >= 0.8:
 		s = styleYellow
 	}
-	return topCell{style: s, fill: func(width int) string {
+	return cell{style: s, fill: func(width int) string {
 		inside := max(width-2, 0)
 		full := int(math.Ceil(part * float64(inside))) // what shows as empty is
 		return "[" + strings.Repeat("|", full) + strings.Repeat(" ", inside-full) + "]"
@@ -328,12 +328,12 @@ func memoryBar(used, of quota.Bytes) topCell {
 }
 
 // sparkline shows what was got, as far back as there is room; blank where it is not known.
-func (t *top) sparkline(l history.Line) topCell {
+func (t *Top) sparkline(l history.Line) cell {
 	levels := []rune(" .:-=+*#")
 	if t.utf8 {
 		levels = []rune("▁▂▃▄▅▆▇█")
 	}
-	return topCell{style: styleCyan, fill: func(width int) string {
+	return cell{style: styleCyan, fill: func(width int) string {
 		points := l.Points[max(len(l.Points)-width, 0):]
 		text := []rune(strings.Repeat(" ", width-len(points)))
 		for _, p := range points {
@@ -361,11 +361,11 @@ func gib(b quota.Bytes) string {
 	return fmt.Sprintf("%d.%dG", tenths/10, tenths%10)
 }
 
-func helpOfTop() []topLine {
-	lines := []topLine{{{0, "cgpu top: keys", styleBold}}, nil}
-	var sorts []string
-	for _, s := range topSorts {
-		sorts = append(sorts, fmt.Sprintf("%c %s", s.key, s.name))
+func help() []line {
+	lines := []line{{{0, "cgpu top: keys", styleBold}}, nil}
+	var orders []string
+	for _, s := range sorts {
+		orders = append(orders, fmt.Sprintf("%c %s", s.key, s.name))
 	}
 	for _, x := range [][2]string{
 		{"q, Ctrl-C", "quit"},
@@ -374,11 +374,11 @@ func helpOfTop() []topLine {
 		{"r", "reverse the order"},
 		{"/", "find by name, ID or state; Enter keeps it, Esc ends it"},
 		{"p, space", "pause, and go on"},
-		{"sort by", strings.Join(sorts[:4], ", ")},
-		{"", strings.Join(sorts[4:], ", ")},
+		{"sort by", strings.Join(orders[:4], ", ")},
+		{"", strings.Join(orders[4:], ", ")},
 	} {
-		lines = append(lines, topLine{{2, x[0], styleBold}, {24, x[1], styleNone}})
+		lines = append(lines, line{{2, x[0], styleBold}, {24, x[1], styleNone}})
 	}
-	return append(lines, nil, topLine{{2, "GPU%: part of the GPU's time that was got. DUE%: what the share of the", styleNone}},
-		topLine{{2, "GPU's busy time would have been, while there was work. Any key: back.", styleNone}})
+	return append(lines, nil, line{{2, "GPU%: part of the GPU's time that was got. DUE%: what the share of the", styleNone}},
+		line{{2, "GPU's busy time would have been, while there was work. Any key: back.", styleNone}})
 }

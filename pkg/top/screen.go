@@ -1,4 +1,4 @@
-package main
+package top
 
 import (
 	"bytes"
@@ -20,8 +20,8 @@ type screen struct {
 	before  *term.State // while it is entered
 }
 
-// openScreen is the screen of a terminal that keys come from, too; nil: it is none.
-func openScreen(in, out *os.File) *screen {
+// OpenScreen is the screen of a terminal that keys come from, too; nil: it is none.
+func OpenScreen(in, out *os.File) *screen {
 	if out == nil || !term.IsTerminal(int(in.Fd())) || !term.IsTerminal(int(out.Fd())) {
 		return nil
 	}
@@ -126,7 +126,7 @@ func keysOf(text string) (keys []rune) {
 var sgr = map[style]string{styleBold: "1", styleDim: "2", styleReverse: "7", styleGreen: "32", styleYellow: "33", styleRed: "31", styleCyan: "36"}
 
 // paint draws the lines of the screen over what was there, each piece where it belongs. Without color text is bold, dim and reverse at most.
-func paint(lines []topLine, color bool) []byte {
+func paint(lines []line, color bool) []byte {
 	var b bytes.Buffer
 	for i, l := range lines {
 		fmt.Fprintf(&b, "\x1b[%d;1H\x1b[K", i+1)
@@ -143,7 +143,7 @@ func paint(lines []topLine, color bool) []byte {
 }
 
 // plainLines is the same for what is no screen.
-func plainLines(lines []topLine) string {
+func plainLines(lines []line) string {
 	var b strings.Builder
 	for _, l := range lines {
 		text := ""
