@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -23,10 +24,10 @@ type target struct {
 	daemon string                      // the program that reads it
 	unit   string                      // of systemd; "" for an engine without a daemon
 	// reload makes systemd have the daemon read its configuration again.
-	reload    string
-	install   func(root fs.FS, config string, r engine.Request) (engine.Plan, error)
-	uninstall func(root fs.FS, config, name string) (engine.Plan, error)
-	check     func(config string, missing bool) checked
+	reload        string
+	planInstall   func(root fs.FS, config string, r engine.Request) (engine.Plan, error)
+	planUninstall func(root fs.FS, config, name string) (engine.Plan, error)
+	check         func(config string, missing bool) checked
 	// kubelet: it starts the containers of Kubernetes.
 	kubelet bool
 }
@@ -36,14 +37,14 @@ func targets() []target {
 	return []target{
 		{
 			name: "docker", config: same(engine.DockerConfig), json: true, daemon: "dockerd", unit: "docker", reload: "reload", check: checkDockerd,
-			install: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
+			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
 				text, note, err := dockerFiles(root, config)
 				if err != nil {
 					return engine.Plan{}, err
 				}
 				return engine.InstallDocker(config, text, note, r)
 			},
-			uninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
+			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
 				text, note, err := dockerFiles(root, config)
 				if err != nil {
 					return engine.Plan{}, err
@@ -53,20 +54,20 @@ func targets() []target {
 		},
 		{
 			name: "containerd", config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd, kubelet: true,
-			install: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
+			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
 				return engine.InstallContainerd(root, config, containerdVersion(), r)
 			},
-			uninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
+			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
 				return engine.UninstallContainerd(root, config, containerdVersion(), name)
 			},
 		},
 		{
 			name: "crio", config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, kubelet: true,
-			install: engine.InstallCRIO, uninstall: engine.UninstallCRIO,
+			planInstall: engine.InstallCRIO, planUninstall: engine.UninstallCRIO,
 		},
 		{
 			name: "podman", config: engine.PodmanConfig, check: noCheck,
-			install: engine.InstallPodman, uninstall: engine.UninstallPodman,
+			planInstall: engine.InstallPodman, planUninstall: engine.UninstallPodman,
 		},
 	}
 }
@@ -108,40 +109,16 @@ func installCommand() *cli.Command {
 			restartFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			t, r, config, err := installArguments(c)
+			t, o, err := installArguments(c)
 			if err != nil {
 				return err
 			}
-			r.Kubernetes = c.Bool("kubernetes")
-			pods, err := podsFlag(c, t)
-			if err != nil {
+			o.Kubernetes, o.Default = c.Bool("kubernetes"), c.Bool("default")
+			if o.pods, err = podsFlag(c, t); err != nil {
 				return err
 			}
-			if !c.Bool("dry-run") {
-				if err := dropAllLeftovers(config, t); err != nil {
-					return fmt.Errorf("%s: %w", c.Command.Name, err)
-				}
-			}
-			r.Default = c.Bool("default")
-			r.Path, err = runtimePath(c.String("runtime-path"))
-			if err != nil {
-				return fmt.Errorf("install: %w", err)
-			}
-			if t.name == "docker" {
-				if err := dockerFlags(config, r.Default); err != nil {
-					return fmt.Errorf("install: %w", err)
-				}
-			}
-			plan, err := t.install(os.DirFS("/"), config, r)
-			if err != nil {
-				return fmt.Errorf("install: %w", err)
-			}
-			if r.Kubernetes {
-				if err := joinPods(&plan, t, pods, c.IsSet("pods")); err != nil {
-					return fmt.Errorf("install: %w", err)
-				}
-			}
-			return carryOut(c, t, config, r, plan)
+			o.podsAsked, o.Path = c.IsSet("pods"), c.String("runtime-path")
+			return t.install(c.App.Writer, o)
 		},
 	}
 }
@@ -161,28 +138,11 @@ func uninstallCommand() *cli.Command {
 			restartFlag(),
 		},
 		Action: func(c *cli.Context) error {
-			t, r, config, err := installArguments(c)
+			t, o, err := installArguments(c)
 			if err != nil {
 				return err
 			}
-			if !c.Bool("dry-run") {
-				if err := dropAllLeftovers(config, t); err != nil {
-					return fmt.Errorf("%s: %w", c.Command.Name, err)
-				}
-			}
-			plan, err := t.uninstall(os.DirFS("/"), config, r.Name)
-			if err != nil {
-				return fmt.Errorf("uninstall: %w", err)
-			}
-			if t.kubelet {
-				pods, err := withConfigFile(engine.UninstallPods)
-				if err != nil {
-					return fmt.Errorf("uninstall: %w", err)
-				}
-				plan.Join(pods)
-			}
-			restore(&plan, t.json)
-			return carryOut(c, t, config, r, plan)
+			return t.uninstall(c.App.Writer, o)
 		},
 	}
 }
@@ -200,7 +160,9 @@ func restartFlag() cli.Flag {
 }
 
 // installArguments reads what install and uninstall have in common.
-func installArguments(c *cli.Context) (t target, r engine.Request, config string, err error) {
+func installArguments(c *cli.Context) (t target, o order, err error) {
+	o = order{verb: c.Command.Name, dryRun: c.Bool("dry-run"), restart: c.Bool("restart")}
+	o.Name = c.String("name")
 	var names []string
 	if c.NArg() == 1 {
 		for _, t := range targets() {
@@ -208,19 +170,84 @@ func installArguments(c *cli.Context) (t target, r engine.Request, config string
 			if t.name != c.Args().First() {
 				continue
 			}
-			r.Name = c.String("name")
-			if err := engine.CheckName(r.Name); err != nil {
-				return t, r, "", usageError{fmt.Errorf("%s: --name %q: %w", c.Command.Name, r.Name, err)}
+			if err := engine.CheckName(o.Name); err != nil {
+				return t, o, usageError{fmt.Errorf("%s: --name %q: %w", o.verb, o.Name, err)}
 			}
-			config = cmp.Or(c.String("config"), t.config(r.Name))
-			if config, err = filepath.Abs(config); err != nil {
-				return t, r, "", fmt.Errorf("%s: --config: %w", c.Command.Name, err)
+			o.config = cmp.Or(c.String("config"), t.config(o.Name))
+			if o.config, err = filepath.Abs(o.config); err != nil {
+				return t, o, fmt.Errorf("%s: --config: %w", o.verb, err)
 			}
-			return t, r, config, nil
+			return t, o, nil
 		}
-		return t, r, "", usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", c.Command.Name, c.Args().First(), strings.Join(names, ", "))}
+		return t, o, usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", o.verb, c.Args().First(), strings.Join(names, ", "))}
 	}
-	return t, r, "", usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", c.Command.Name)}
+	return t, o, usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", o.verb)}
+}
+
+// order is what a command line asks for.
+type order struct {
+	engine.Request        // its Path may be empty: the cgpu-runtime beside this program
+	verb           string // "install" or "uninstall"
+	config         string // the file to edit
+	dryRun         bool
+	restart        bool   // have the engine read it
+	pods           string // with Kubernetes, who allocates
+	podsAsked      bool   // somebody has said so
+}
+
+// install adds the runtime to the engine's configuration, and tells w what was done.
+func (t target) install(w io.Writer, o order) error {
+	plan, err := t.planned(&o)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.verb, err)
+	}
+	return t.carryOut(w, o, plan)
+}
+
+// planned is the plan of install; it finds the runtime's path.
+func (t target) planned(o *order) (plan engine.Plan, err error) {
+	if !o.dryRun {
+		if err := dropAllLeftovers(o.config, t); err != nil {
+			return plan, err
+		}
+	}
+	if o.Path, err = runtimePath(o.Path); err != nil {
+		return plan, err
+	}
+	if t.name == "docker" {
+		if err := dockerFlags(o.config, o.Default); err != nil {
+			return plan, err
+		}
+	}
+	if plan, err = t.planInstall(os.DirFS("/"), o.config, o.Request); err != nil {
+		return plan, err
+	}
+	if o.Kubernetes {
+		err = joinPods(&plan, t, o.pods, o.podsAsked)
+	}
+	return plan, err
+}
+
+// uninstall takes the runtime out of the engine's configuration, and tells w what was done.
+func (t target) uninstall(w io.Writer, o order) error {
+	if !o.dryRun {
+		if err := dropAllLeftovers(o.config, t); err != nil {
+			return fmt.Errorf("%s: %w", o.verb, err)
+		}
+	}
+	plan, err := t.planUninstall(os.DirFS("/"), o.config, o.Name)
+	if err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	if t.kubelet {
+		pods, err := withConfigFile(engine.UninstallPods)
+		if err != nil {
+			return fmt.Errorf("uninstall: %w", err)
+		}
+		plan.Join(pods)
+	}
+	restore(&plan, t.json)
+	return t.carryOut(w, o, plan)
 }
 
 // runtimePath is where engines find cgpu-runtime.
@@ -246,15 +273,14 @@ func runtimePath(flag string) (string, error) {
 }
 
 // carryOut makes a plan's edits, has the engine check them, and says what is to do.
-func carryOut(c *cli.Context, t target, config string, r engine.Request, plan engine.Plan) error {
-	w := c.App.Writer
+func (t target) carryOut(w io.Writer, o order, plan engine.Plan) error {
 	for _, hint := range plan.Hints {
 		fmt.Fprintf(w, "note: %s\n", hint)
 	}
 	if len(plan.Edits) == 0 {
-		return unchanged(c, t, config, r)
+		return t.unchanged(w, o)
 	}
-	if c.Bool("dry-run") {
+	if o.dryRun {
 		for _, e := range plan.Edits {
 			if !e.Note {
 				fmt.Fprint(w, engine.Diff(e))
@@ -262,22 +288,22 @@ func carryOut(c *cli.Context, t target, config string, r engine.Request, plan en
 		}
 		return nil
 	}
-	before := t.check(config, !exists(config))
+	before := t.check(o.config, !exists(o.config))
 	if before.note != "" {
 		fmt.Fprintf(w, "note: %s\n", before.note)
 	}
 	done, err := apply(plan.Edits)
 	if err != nil {
-		return fmt.Errorf("%s: %w", c.Command.Name, err)
+		return fmt.Errorf("%s: %w", o.verb, err)
 	}
-	if err := t.judge(config, r, before); err != nil {
+	if err := t.judge(o.config, o.Request, before); err != nil {
 		if undo := done.undo(); undo != nil {
-			return fmt.Errorf("%s: %w; and putting the files back: %w", c.Command.Name, err, undo)
+			return fmt.Errorf("%s: %w; and putting the files back: %w", o.verb, err, undo)
 		}
-		return fmt.Errorf("%s: %w; the files are as they were", c.Command.Name, err)
+		return fmt.Errorf("%s: %w; the files are as they were", o.verb, err)
 	}
 	for _, line := range plan.Done {
-		fmt.Fprintf(w, "%s: %s\n", config, line)
+		fmt.Fprintf(w, "%s: %s\n", o.config, line)
 	}
 	for _, line := range plan.Elsewhere {
 		fmt.Fprintln(w, line)
@@ -285,33 +311,32 @@ func carryOut(c *cli.Context, t target, config string, r engine.Request, plan en
 	for _, line := range done.said {
 		fmt.Fprintln(w, line)
 	}
-	if c.Command.Name == "uninstall" {
+	if o.verb == "uninstall" {
 		for _, line := range done.dropBackups(plan.Edits, t.json) {
 			fmt.Fprintln(w, line)
 		}
 	}
-	return reread(w, t, config, c.Bool("restart"), plan.Restart)
+	return reread(w, t, o.config, o.restart, plan.Restart)
 }
 
 // unchanged is for a file that says all already: it may still be one that the engine refuses, or has not read.
-func unchanged(c *cli.Context, t target, config string, r engine.Request) error {
-	w := c.App.Writer
-	if c.Command.Name == "install" {
-		now := t.check(config, !exists(config))
+func (t target) unchanged(w io.Writer, o order) error {
+	if o.verb == "install" {
+		now := t.check(o.config, !exists(o.config))
 		if now.err != nil {
-			return fmt.Errorf("install: %s: nothing to change, but %s", config, now.note)
+			return fmt.Errorf("install: %s: nothing to change, but %s", o.config, now.note)
 		}
-		if err := t.effective(config, r, now); err != nil {
-			return fmt.Errorf("install: %s: nothing to change, but %w", config, err)
+		if err := t.effective(o.config, o.Request, now); err != nil {
+			return fmt.Errorf("install: %s: nothing to change, but %w", o.config, err)
 		}
 		if now.note != "" {
 			fmt.Fprintf(w, "note: %s\n", now.note)
 		}
 	}
-	if _, err := fmt.Fprintf(w, "%s: nothing to change\n", config); err != nil || !c.Bool("restart") || c.Bool("dry-run") {
+	if _, err := fmt.Fprintf(w, "%s: nothing to change\n", o.config); err != nil || !o.restart || o.dryRun {
 		return err
 	}
-	return reread(w, t, config, true, false)
+	return reread(w, t, o.config, true, false)
 }
 
 // judge has the engine check what is there now. What failed before already is not held against the edit.

@@ -255,23 +255,36 @@ func TestInstallRefuses(t *testing.T) {
 
 // TestApplyUndoes: when the second of two files cannot be written, the first is as it was, and no backup is left.
 func TestApplyUndoes(t *testing.T) {
-	e := newEngines(t)
-	e.write("a", "one", 0o644)
-	if err := os.MkdirAll(filepath.Join(e.config, "b", "c"), 0o755); err != nil { // cannot be replaced by a file
+	dir := filepath.Join(t.TempDir(), "etc")
+	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
+	if err := os.MkdirAll(filepath.Join(b, "c"), 0o755); err != nil { // cannot be replaced by a file
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(a, []byte("one"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	_, err := apply([]engine.Edit{
-		{Path: filepath.Join(e.config, "a"), Before: []byte("one"), After: []byte("two")},
-		{Path: filepath.Join(e.config, "b"), After: []byte("new")},
+		{Path: a, Before: []byte("one"), After: []byte("two")},
+		{Path: b, After: []byte("new")},
 	})
 	if err == nil {
 		t.Error("a folder was replaced")
 	}
-	if err := os.RemoveAll(filepath.Join(e.config, "b")); err != nil {
-		t.Fatal(err)
+	if text, err := os.ReadFile(a); err != nil || string(text) != "one" {
+		t.Errorf("%q, %v", text, err)
 	}
-	if got := e.files(); !maps.Equal(got, map[string]string{"a": "one"}) {
-		t.Errorf("left: %q", got)
+	var left []string
+	for _, in := range []string{dir, filepath.Dir(dir)} {
+		entries, err := os.ReadDir(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			left = append(left, e.Name())
+		}
+	}
+	if want := []string{"a", "b", "etc"}; !slices.Equal(left, want) {
+		t.Errorf("left: %q, want %q", left, want)
 	}
 }
 
@@ -288,6 +301,18 @@ func TestWriteError(t *testing.T) {
 		if got := writeError("/x/f", tt.err).Error(); !strings.HasPrefix(got, tt.want) {
 			t.Errorf("got %q, want %q", got, tt.want)
 		}
+	}
+}
+
+// TestOutside: new files are not made in the folder that an engine reads.
+func TestOutside(t *testing.T) {
+	dir := t.TempDir()
+	etc := filepath.Join(dir, "etc")
+	if err := os.Mkdir(etc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := outside(etc); got != dir {
+		t.Errorf("new files are made in %s, want %s", got, dir)
 	}
 }
 
@@ -364,8 +389,7 @@ func TestInstallAgainChecks(t *testing.T) {
 	e.want("overridden", e.cgpu("install containerd --config c.toml"), "nothing to change, but containerd does not see runtime")
 }
 
-// TestInstallLeftover: what a killed install left of its file is not read, and goes at the next start; a new file is not made
-// in the folder that the engine reads.
+// TestInstallLeftover: what a killed install left of its file is not read, and goes at the next start.
 func TestInstallLeftover(t *testing.T) {
 	e := newEngines(t)
 	e.program("crio", "exit 0")
@@ -379,9 +403,6 @@ func TestInstallLeftover(t *testing.T) {
 	e.want("install", e.cgpu("install crio --config 99-cgpu.conf"), "runtime cgpu: ")
 	if got := slices.Sorted(maps.Keys(e.files())); !slices.Equal(got, []string{".other.cgpu-123", "99-cgpu.conf"}) {
 		t.Errorf("left: %q", got)
-	}
-	if got := outside(e.config); got != e.dir {
-		t.Errorf("new files are made in %s, want %s", got, e.dir)
 	}
 }
 
