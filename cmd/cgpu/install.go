@@ -2,90 +2,15 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/engine"
+	"github.com/opencgpu/cgpu/pkg/install"
 )
-
-// target is an engine whose configuration install edits.
-type target struct {
-	name   string
-	config func(runtime string) string // the usual file; "" is not it
-	json   bool                        // the file is JSON, else TOML
-	daemon string                      // the program that reads it
-	unit   string                      // of systemd; "" for an engine without a daemon
-	// reload makes systemd have the daemon read its configuration again.
-	reload        string
-	planInstall   func(root fs.FS, config string, r engine.Request) (engine.Plan, error)
-	planUninstall func(root fs.FS, config, name string) (engine.Plan, error)
-	check         func(config string, missing bool) checked
-	// kubelet: it starts the containers of Kubernetes.
-	kubelet bool
-}
-
-func targets() []target {
-	same := func(path string) func(string) string { return func(string) string { return path } }
-	return []target{
-		{
-			name: "docker", config: same(engine.DockerConfig), json: true, daemon: "dockerd", unit: "docker", reload: "reload", check: checkDockerd,
-			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
-				text, note, err := dockerFiles(root, config)
-				if err != nil {
-					return engine.Plan{}, err
-				}
-				return engine.InstallDocker(config, text, note, r)
-			},
-			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
-				text, note, err := dockerFiles(root, config)
-				if err != nil {
-					return engine.Plan{}, err
-				}
-				return engine.UninstallDocker(config, text, note, name)
-			},
-		},
-		{
-			name: "containerd", config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd, kubelet: true,
-			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
-				return engine.InstallContainerd(root, config, containerdVersion(), r)
-			},
-			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
-				return engine.UninstallContainerd(root, config, containerdVersion(), name)
-			},
-		},
-		{
-			name: "crio", config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, kubelet: true,
-			planInstall: engine.InstallCRIO, planUninstall: engine.UninstallCRIO,
-		},
-		{
-			name: "podman", config: engine.PodmanConfig, check: noCheck,
-			planInstall: engine.InstallPodman, planUninstall: engine.UninstallPodman,
-		},
-	}
-}
-
-// dockerFiles reads a daemon.json and install's note beside it; nil where there is none.
-func dockerFiles(root fs.FS, config string) (text, note []byte, err error) {
-	for path, into := range map[string]*[]byte{config: &text, engine.DockerNote(config): &note} {
-		*into, err = fs.ReadFile(root, strings.TrimPrefix(path, "/"))
-		if errors.Is(err, fs.ErrNotExist) {
-			*into = nil
-		} else if err != nil {
-			return nil, nil, fmt.Errorf("%s: %w", path, errors.Unwrap(err))
-		} else if *into == nil {
-			*into = []byte{}
-		}
-	}
-	return text, note, nil
-}
 
 func installCommand() *cli.Command {
 	return &cli.Command{
@@ -114,11 +39,11 @@ func installCommand() *cli.Command {
 				return err
 			}
 			o.Kubernetes, o.Default = c.Bool("kubernetes"), c.Bool("default")
-			if o.pods, err = podsFlag(c, t); err != nil {
+			if o.Pods, err = podsFlag(c, t); err != nil {
 				return err
 			}
-			o.podsAsked, o.Path = c.IsSet("pods"), c.String("runtime-path")
-			return t.install(c.App.Writer, o)
+			o.PodsAsked, o.Path = c.IsSet("pods"), c.String("runtime-path")
+			return t.Install(c.App.Writer, o)
 		},
 	}
 }
@@ -142,7 +67,7 @@ func uninstallCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return t.uninstall(c.App.Writer, o)
+			return t.Uninstall(c.App.Writer, o)
 		},
 	}
 }
@@ -160,218 +85,44 @@ func restartFlag() cli.Flag {
 }
 
 // installArguments reads what install and uninstall have in common.
-func installArguments(c *cli.Context) (t target, o order, err error) {
-	o = order{verb: c.Command.Name, dryRun: c.Bool("dry-run"), restart: c.Bool("restart")}
+func installArguments(c *cli.Context) (t install.Target, o install.Order, err error) {
+	o = install.Order{Verb: c.Command.Name, DryRun: c.Bool("dry-run"), Restart: c.Bool("restart")}
 	o.Name = c.String("name")
 	var names []string
 	if c.NArg() == 1 {
-		for _, t := range targets() {
-			names = append(names, t.name)
-			if t.name != c.Args().First() {
+		for _, t := range install.Targets() {
+			names = append(names, t.Name)
+			if t.Name != c.Args().First() {
 				continue
 			}
 			if err := engine.CheckName(o.Name); err != nil {
-				return t, o, usageError{fmt.Errorf("%s: --name %q: %w", o.verb, o.Name, err)}
+				return t, o, usageError{fmt.Errorf("%s: --name %q: %w", o.Verb, o.Name, err)}
 			}
-			o.config = cmp.Or(c.String("config"), t.config(o.Name))
-			if o.config, err = filepath.Abs(o.config); err != nil {
-				return t, o, fmt.Errorf("%s: --config: %w", o.verb, err)
+			o.Config = cmp.Or(c.String("config"), t.Config(o.Name))
+			if o.Config, err = filepath.Abs(o.Config); err != nil {
+				return t, o, fmt.Errorf("%s: --config: %w", o.Verb, err)
 			}
 			return t, o, nil
 		}
-		return t, o, usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", o.verb, c.Args().First(), strings.Join(names, ", "))}
+		return t, o, usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", o.Verb, c.Args().First(), strings.Join(names, ", "))}
 	}
-	return t, o, usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", o.verb)}
+	return t, o, usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", o.Verb)}
 }
 
-// order is what a command line asks for.
-type order struct {
-	engine.Request        // its Path may be empty: the cgpu-runtime beside this program
-	verb           string // "install" or "uninstall"
-	config         string // the file to edit
-	dryRun         bool
-	restart        bool   // have the engine read it
-	pods           string // with Kubernetes, who allocates
-	podsAsked      bool   // somebody has said so
-}
-
-// install adds the runtime to the engine's configuration, and tells w what was done.
-func (t target) install(w io.Writer, o order) error {
-	plan, err := t.planned(&o)
-	if err != nil {
-		return fmt.Errorf("%s: %w", o.verb, err)
-	}
-	return t.carryOut(w, o, plan)
-}
-
-// planned is the plan of install; it finds the runtime's path.
-func (t target) planned(o *order) (plan engine.Plan, err error) {
-	if !o.dryRun {
-		if err := dropAllLeftovers(o.config, t); err != nil {
-			return plan, err
+// podsFlag is what --pods names, for --kubernetes.
+func podsFlag(c *cli.Context, t install.Target) (string, error) {
+	if !c.Bool("kubernetes") {
+		if c.IsSet("pods") {
+			return "", usageError{fmt.Errorf("install: --pods %q: only with --kubernetes", c.String("pods"))}
 		}
+		return "", nil
 	}
-	if o.Path, err = runtimePath(o.Path); err != nil {
-		return plan, err
+	if !t.Kubelet {
+		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd or crio", t.Name)}
 	}
-	if t.name == "docker" {
-		if err := dockerFlags(o.config, o.Default); err != nil {
-			return plan, err
-		}
+	value := cmp.Or(c.String("pods"), engine.PodsAllocated)
+	if value != engine.PodsAllocated && value != engine.PodsGPUShare {
+		return "", usageError{fmt.Errorf("install: --pods %q: want %q or %q", value, engine.PodsAllocated, engine.PodsGPUShare)}
 	}
-	if plan, err = t.planInstall(os.DirFS("/"), o.config, o.Request); err != nil {
-		return plan, err
-	}
-	if o.Kubernetes {
-		err = joinPods(&plan, t, o.pods, o.podsAsked)
-	}
-	return plan, err
-}
-
-// uninstall takes the runtime out of the engine's configuration, and tells w what was done.
-func (t target) uninstall(w io.Writer, o order) error {
-	if !o.dryRun {
-		if err := dropAllLeftovers(o.config, t); err != nil {
-			return fmt.Errorf("%s: %w", o.verb, err)
-		}
-	}
-	plan, err := t.planUninstall(os.DirFS("/"), o.config, o.Name)
-	if err != nil {
-		return fmt.Errorf("uninstall: %w", err)
-	}
-	if t.kubelet {
-		pods, err := withConfigFile(engine.UninstallPods)
-		if err != nil {
-			return fmt.Errorf("uninstall: %w", err)
-		}
-		plan.Join(pods)
-	}
-	restore(&plan, t.json)
-	return t.carryOut(w, o, plan)
-}
-
-// runtimePath is where engines find cgpu-runtime.
-func runtimePath(flag string) (string, error) {
-	path := flag
-	if path == "" {
-		var err error
-		if path, err = device.Program("cgpu-runtime"); err != nil {
-			return "", err
-		}
-	}
-	if err := engine.CheckPath(path); err != nil {
-		return "", fmt.Errorf("--runtime-path %q: %w", path, err)
-	}
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("--runtime-path %q: %w: run make install first, or name the program", path, errors.Unwrap(err))
-	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-		return "", fmt.Errorf("--runtime-path %q: want a program", path)
-	}
-	return path, nil
-}
-
-// carryOut makes a plan's edits, has the engine check them, and says what is to do.
-func (t target) carryOut(w io.Writer, o order, plan engine.Plan) error {
-	for _, hint := range plan.Hints {
-		fmt.Fprintf(w, "note: %s\n", hint)
-	}
-	if len(plan.Edits) == 0 {
-		return t.unchanged(w, o)
-	}
-	if o.dryRun {
-		for _, e := range plan.Edits {
-			if !e.Note {
-				fmt.Fprint(w, engine.Diff(e))
-			}
-		}
-		return nil
-	}
-	before := t.check(o.config, !exists(o.config))
-	if before.note != "" {
-		fmt.Fprintf(w, "note: %s\n", before.note)
-	}
-	done, err := apply(plan.Edits)
-	if err != nil {
-		return fmt.Errorf("%s: %w", o.verb, err)
-	}
-	if err := t.judge(o.config, o.Request, before); err != nil {
-		if undo := done.undo(); undo != nil {
-			return fmt.Errorf("%s: %w; and putting the files back: %w", o.verb, err, undo)
-		}
-		return fmt.Errorf("%s: %w; the files are as they were", o.verb, err)
-	}
-	for _, line := range plan.Done {
-		fmt.Fprintf(w, "%s: %s\n", o.config, line)
-	}
-	for _, line := range plan.Elsewhere {
-		fmt.Fprintln(w, line)
-	}
-	for _, line := range done.said {
-		fmt.Fprintln(w, line)
-	}
-	if o.verb == "uninstall" {
-		for _, line := range done.dropBackups(plan.Edits, t.json) {
-			fmt.Fprintln(w, line)
-		}
-	}
-	return reread(w, t, o.config, o.restart, plan.Restart)
-}
-
-// unchanged is for a file that says all already: it may still be one that the engine refuses, or has not read.
-func (t target) unchanged(w io.Writer, o order) error {
-	if o.verb == "install" {
-		now := t.check(o.config, !exists(o.config))
-		if now.err != nil {
-			return fmt.Errorf("install: %s: nothing to change, but %s", o.config, now.note)
-		}
-		if err := t.effective(o.config, o.Request, now); err != nil {
-			return fmt.Errorf("install: %s: nothing to change, but %w", o.config, err)
-		}
-		if now.note != "" {
-			fmt.Fprintf(w, "note: %s\n", now.note)
-		}
-	}
-	if _, err := fmt.Fprintf(w, "%s: nothing to change\n", o.config); err != nil || !o.restart || o.dryRun {
-		return err
-	}
-	return reread(w, t, o.config, true, false)
-}
-
-// judge has the engine check what is there now. What failed before already is not held against the edit.
-func (t target) judge(config string, r engine.Request, before checked) error {
-	if !before.ran || before.err != nil {
-		return nil
-	}
-	after := t.check(config, !exists(config))
-	if after.err != nil {
-		return fmt.Errorf("%s refuses the edited configuration: %w", t.daemon, after.err)
-	}
-	if before.tree != nil && after.tree != nil {
-		if foreign := engine.Foreign(before.tree, after.tree, r.Name); foreign != "" {
-			return fmt.Errorf("with the edit %s would also see a change of %s: edit the configuration by hand, as in docs/install.md", t.daemon, foreign)
-		}
-	}
-	return t.effective(config, r, after)
-}
-
-// effective requires that an installed runtime is in what the engine takes its configuration to be, where it says so.
-func (t target) effective(config string, r engine.Request, now checked) error {
-	if r.Path == "" || now.tree == nil || engine.CRIDisabled(now.tree) {
-		return nil
-	}
-	program, byName := engine.Named(now.tree, r.Name)
-	switch {
-	case program != r.Path:
-		return fmt.Errorf("%s does not see runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, program)
-	case r.Default && byName != r.Name:
-		return fmt.Errorf("%s does not see the default runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, byName)
-	}
-	return nil
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, fs.ErrNotExist)
+	return value, nil
 }

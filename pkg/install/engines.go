@@ -1,4 +1,4 @@
-package main
+package install
 
 import (
 	"bytes"
@@ -213,12 +213,12 @@ func systemd() bool {
 }
 
 // reread has the engine read its configuration, or says what to do. anew: a reload does not do.
-func reread(w io.Writer, t target, config string, restart, anew bool) error {
+func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 	if t.daemon == "" {
-		_, err := fmt.Fprintf(w, "%s reads it at its next start of a container\n", t.name)
+		_, err := fmt.Fprintf(w, "%s reads it at its next start of a container\n", t.Name)
 		return err
 	}
-	usual := config == t.config("cgpu") || filepath.Dir(config) == filepath.Dir(t.config("cgpu")) && t.name == "crio"
+	usual := config == t.Config("cgpu") || filepath.Dir(config) == filepath.Dir(t.Config("cgpu")) && t.Name == "crio"
 	say := fmt.Sprintf("next: restart %s; running containers live on", t.daemon)
 	if usual && systemd() {
 		say = fmt.Sprintf("next: systemctl %s %s", t.reload, t.unit)
@@ -227,7 +227,7 @@ func reread(w io.Writer, t target, config string, restart, anew bool) error {
 		_, err := fmt.Fprintf(w, "next: restart %s, and do not reload it: it would keep the default runtime that is gone, or crash (20.10); without live-restore its containers stop\n", t.daemon)
 		return err
 	}
-	if t.name == "docker" {
+	if t.Name == "docker" {
 		if pid := dockerPid(config); pid != 0 && !(usual && systemd()) {
 			if restart {
 				if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
