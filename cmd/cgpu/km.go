@@ -41,7 +41,7 @@ func kmCommand() *cli.Command {
 			if c.NArg() > 1 {
 				return usageError{fmt.Errorf("km: %q: want one MOUNTPOINT; see cgpu km --help", c.Args().Get(1))}
 			}
-			source := &kmSource{runDir: device.RunDir(), log: c.App.ErrWriter}
+			source := &kmSource{runDir: device.RunDir(), version: version, log: c.App.ErrWriter}
 			if c.Bool("once") {
 				if c.NArg() > 0 || c.Bool("allow-other") {
 					return usageError{errors.New("km: --once mounts nothing: want no MOUNTPOINT and no --allow-other")}
@@ -117,14 +117,15 @@ func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, oth
 
 // kmSource is where the files come from: the run dir's table and ledger, and the guards.
 type kmSource struct {
-	runDir string
-	mu     sync.Mutex // of what follows
-	slots  km.Slots
-	said   map[string]string // by a file's path: why it could not be read
-	log    io.Writer
+	runDir  string
+	version string
+	log     io.Writer
+	mu      sync.Mutex // of what follows
+	slots   km.Slots
+	said    map[string]string // by a file's path: why it could not be read
 }
 
-// View reads the present state. A stale table is good enough to be shown, as in cgpu smi.
+// look reads the present state. A stale table is good enough to be shown, as in cgpu smi.
 func (s *kmSource) look() (km.Node, error) {
 	t, err := device.Load(s.runDir)
 	if err != nil && (t == nil || !errors.Is(err, device.ErrStale)) {
@@ -138,7 +139,7 @@ func (s *kmSource) look() (km.Node, error) {
 		return km.Node{}, err
 	}
 	s.slots = s.slots.Next(records)
-	return km.Node{Version: version, Table: t, Records: records, Cards: cards, Slots: s.slots}, nil
+	return km.Node{Version: s.version, Table: t, Records: records, Cards: cards, Slots: s.slots}, nil
 }
 
 // text is what a file says now.

@@ -64,7 +64,7 @@ func specCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			d := dryRun{runDir: device.RunDir(), table: c.String("table"), hook: hook, id: idOf(path), folder: filepath.Dir(path)}
+			d := dryRun{runDir: device.RunDir(), version: version, table: c.String("table"), hook: hook, id: idOf(path), folder: filepath.Dir(path)}
 			edited, reasons, err := d.edit(raw, c.StringSlice("e"))
 			if err != nil {
 				return err
@@ -105,11 +105,12 @@ func readSpec(path string) ([]byte, error) {
 
 // dryRun does what cgpu-runtime does on create, on paper. The steps are those of create in cmd/cgpu-runtime/main.go.
 type dryRun struct {
-	runDir string
-	table  string // node.json to judge by; empty for this node's
-	hook   string
-	id     string
-	folder string // of config.json
+	runDir  string
+	version string
+	table   string // node.json to judge by; empty for this node's
+	hook    string
+	id      string
+	folder  string // of config.json
 }
 
 // edit returns the config.json that runc would get, and the reasons, one a line.
@@ -155,7 +156,7 @@ func (d dryRun) edit(raw []byte, env []string) (edited []byte, reasons string, e
 	if err != nil {
 		return nil, "", err
 	}
-	plan.RunDir, plan.Hook, plan.Version = d.runDir, d.hook, version
+	plan.RunDir, plan.Hook, plan.Version = d.runDir, d.hook, d.version
 	if err := spec.Apply(ask.Doc, plan); err != nil {
 		return nil, "", err
 	}
