@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/km"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -154,7 +155,7 @@ func (s *kmSource) text(f km.File) (string, error) {
 // kmUse asks a container's guard, or reads its page where it has none.
 func kmUse(t *device.Table) func(ledger.Record, string) (km.Use, error) {
 	return func(r ledger.Record, uuid string) (u km.Use, err error) {
-		s, err := statusOf(t, r)
+		s, err := control.StatusOf(t, r)
 		if err != nil {
 			return u, fmt.Errorf("what container %s uses is not known: %w", view.ShortID(r.ID), err)
 		}
@@ -220,7 +221,7 @@ func (s *kmSource) change(f km.File, text []byte) error {
 	if change.Card != nil {
 		for _, g := range t.GPUs {
 			if g.UUID == change.Slice.GPU {
-				_, err := changeCard(s.runDir, t, g, change.Card)
+				_, err := control.ChangePolicy(s.runDir, t, g, change.Card)
 				return err
 			}
 		}
@@ -234,13 +235,13 @@ func (s *kmSource) change(f km.File, text []byte) error {
 		return err
 	}
 	req := change.Request()
-	if short := shortageOf(t, old, req); short != nil {
-		if short.unknown != nil {
-			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", view.ShortID(old.ID), short.unknown)
+	if short := control.ShortageOf(t, old, req); short != nil {
+		if short.Unknown != nil {
+			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", view.ShortID(old.ID), short.Unknown)
 		}
-		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), view.ShortID(old.ID), view.MiB(short.use.Used))
+		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), view.ShortID(old.ID), view.MiB(short.Use.Used))
 	}
-	_, err = changeContainer(s.runDir, t, old, req)
+	_, err = control.ChangeContainer(s.runDir, t, old, req)
 	return err
 }
 

@@ -1,19 +1,17 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -65,7 +63,7 @@ func pause(c *cli.Context, paused bool) error {
 	if err != nil {
 		return err
 	}
-	if err := refusePreload(old, command, "", "stop its GPU work"); err != nil {
+	if err := control.RefusePreload(old, command, "", "stop its GPU work"); err != nil {
 		return err
 	}
 	r, err := book.Change(old.Nonce, ledger.ChangeRequest{Paused: &paused})
@@ -76,12 +74,12 @@ func pause(c *cli.Context, paused bool) error {
 		done = already
 	}
 	what, text := view.ShortID(r.ID)+view.Label(old), ""
-	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
-	case carriedOut:
+	switch outcome, err := control.WaitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
+	case control.CarriedOut:
 		text = fmt.Sprintf("%s: %s\n", what, done)
-	case notStarted:
+	case control.NotStarted:
 		text = fmt.Sprintf("%s: %s; it has not started yet\n", what, done)
-	case guardGone:
+	case control.GuardGone:
 		if paused {
 			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
 		}
@@ -101,49 +99,4 @@ func pause(c *cli.Context, paused bool) error {
 	}
 	_, err = io.WriteString(c.App.Writer, text)
 	return err
-}
-
-// outcome is what became of a pause or resume.
-type outcome int
-
-const (
-	notDone    outcome = iota // with an error that says why
-	carriedOut                // by the guard
-	notStarted                // the container's first process does not run yet
-	guardGone
-)
-
-// waitPaused asks the container's guard until it has carried out what the ledger says.
-func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
-	for {
-		s, err := api.Ask(r)
-		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
-		case snapshot.StateStarting:
-			return notStarted, nil
-		case snapshot.StateGuardDead, snapshot.StateGone:
-			return guardGone, nil
-		case snapshot.StateRunning:
-			if err = carried(s, paused); err == nil {
-				return carriedOut, nil
-			}
-		}
-		if time.Now().After(deadline) {
-			return notDone, err
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// carried says what a guard has yet to do.
-func carried(s api.Status, paused bool) error {
-	for _, v := range s.VGPUs {
-		switch {
-		case v.Native:
-		case v.Compute == nil:
-			return errors.New("it does not schedule GPU " + v.UUID)
-		case v.Compute.Paused != paused:
-			return fmt.Errorf("on GPU %d paused is %v", v.Index, v.Compute.Paused)
-		}
-	}
-	return nil
 }

@@ -2,11 +2,9 @@ package main
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -90,33 +88,6 @@ func TestPauseWithoutGuard(t *testing.T) {
 	} {
 		if out := cgpu(args); !strings.HasPrefix(out, want) {
 			t.Errorf("%s: printed %s\nwant %s", args, out, want)
-		}
-	}
-}
-
-// A guard that does not do it is waited for, and then named.
-func TestPauseNotDone(t *testing.T) {
-	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	lazy := nodetest.Status(r)
-	lazy.VGPUs[0].Compute.TSGs = 1
-	old := nodetest.Status(r)
-	old.VGPUs[0].Compute = nil
-	for want, line := range map[string]string{
-		"on GPU 0 paused is false":                nodetest.StatusLine(t, lazy),
-		"it does not schedule GPU " + nodetest.T4: nodetest.StatusLine(t, old),
-		"i/o timeout":                        "",
-		"another container's guard answered": nodetest.StatusLine(t, api.Status{ID: "x"}),
-	} {
-		os.Remove(r.Control)
-		nodetest.FakeGuard(t, r.Control, line)
-		got, err := waitPaused(r, true, time.Now())
-		if strings.Contains(want, "another") {
-			if got != guardGone {
-				t.Errorf("%s: %v, %v", want, got, err)
-			}
-		} else if got != notDone || err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, %v", want, got, err)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
@@ -120,7 +121,7 @@ func cardOf(c *cli.Context) (func(*sched.Card), error) {
 
 // setCard changes one GPU and says what is different.
 func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change func(*sched.Card)) error {
-	diffs, err := changeCard(runDir, t, g, change)
+	diffs, err := control.ChangePolicy(runDir, t, g, change)
 	if r, ok := errors.AsType[*ledger.Refusal](err); ok {
 		return fmt.Errorf("policy: %s: %s; %s", r.GPU, r.Reason, r.Remedy)
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestSetPreload(t *testing.T) {
@@ -94,23 +93,5 @@ func TestPreloadRefuses(t *testing.T) {
 	}
 	if r, err := n.Book.Find("abc"); err != nil || r.Paused {
 		t.Errorf("%+v, %v", r, err)
-	}
-}
-
-// A page that names no GPU of this node tells nothing, and is told nothing.
-func TestForeignPage(t *testing.T) {
-	table := nodetest.Table(t)
-	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 5}}}
-	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	if s, err := snapshot.PageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
-		t.Errorf("%+v, %v", s, err)
-	}
-	if err := updatePage(table, r, nil); err == nil || !strings.Contains(err.Error(), "GPU 0") {
-		t.Errorf("updated: %v", err)
-	}
-	if p, err := page.Read(r.Page); err != nil || p.VGPU(0).Weight != 2 {
-		t.Errorf("changed, %v", err)
 	}
 }

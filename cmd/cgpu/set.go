@@ -7,12 +7,11 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
 
@@ -72,7 +71,7 @@ func setCommand() *cli.Command {
 					return err
 				}
 			}
-			changed, err := changeContainer(runDir, t, old, req)
+			changed, err := control.ChangeContainer(runDir, t, old, req)
 			if err != nil {
 				return refusedFlag(c, err)
 			}
@@ -135,42 +134,34 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 func enforceable(c *cli.Context, r ledger.Record, req ledger.ChangeRequest) error {
 	switch {
 	case req.Spill != nil && *req.Spill != 0:
-		return refusePreload(r, "set", "spill", "serve device memory from host memory")
+		return control.RefusePreload(r, "set", "spill", "serve device memory from host memory")
 	case req.Percent != nil && *req.Percent != 0:
-		return refusePreload(r, "set", "percent", "enforce a percentage")
+		return control.RefusePreload(r, "set", "percent", "enforce a percentage")
 	case req.Priority != nil && *req.Priority != quota.PriorityDefault:
-		return refusePreload(r, "set", "priority", "carry out priorities")
+		return control.RefusePreload(r, "set", "priority", "carry out priorities")
 	}
 	return nil
 }
 
 // roomToShrink refuses a limit or spill below what the container uses, or below what it has when nobody knows its use.
 func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
-	s := shortageOf(t, r, req)
+	s := control.ShortageOf(t, r, req)
 	if s == nil {
 		return nil
 	}
-	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", view.MiB(s.use.Used), view.MiB(s.use.Limit))
-	if s.spill {
-		flag, uses = "spill", "has spilled "+view.MiB(s.use.Spilled)
+	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", view.MiB(s.Use.Used), view.MiB(s.Use.Limit))
+	if s.Spill {
+		flag, uses = "spill", "has spilled "+view.MiB(s.Use.Spilled)
 	}
 	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), view.ShortID(r.ID))
-	if s.unknown != nil {
+	if s.Unknown != nil {
 		who := "guard does not answer"
 		if r.Preload {
 			who = "vGPU page cannot be read"
 		}
-		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.unknown)
+		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.Unknown)
 	}
-	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.use.Index)
-}
-
-// statusOf asks a container's guard, or reads its page where it has none.
-func statusOf(t *device.Table, r ledger.Record) (api.Status, error) {
-	if r.Preload {
-		return snapshot.PageStatus(t, r)
-	}
-	return api.Ask(r)
+	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.Use.Index)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.

@@ -1,4 +1,5 @@
-package main
+// Package control changes what containers and GPUs have while they are in use, for cgpu set, policy, pause and km.
+package control
 
 import (
 	"fmt"
@@ -17,8 +18,8 @@ import (
 // What cgpu set, cgpu policy and cgpu km change is changed here: in the ledger, in what programs in preload mode look at, and with
 // an event. They differ in how they are asked, and how they tell.
 
-// changeContainer changes what a container has. A *ledger.Refusal is an error as it is.
-func changeContainer(runDir string, t *device.Table, old ledger.Record, req ledger.ChangeRequest) (ledger.Record, error) {
+// ChangeContainer changes what a container has. A *ledger.Refusal is an error as it is.
+func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledger.ChangeRequest) (ledger.Record, error) {
 	req.GPUs, req.Overcommit, req.Card = node.LedgerGPUs(t), t.Config.Overcommit, t.Config.Card()
 	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 	book := ledger.Open(runDir)
@@ -54,8 +55,8 @@ func tellChanges(runDir string, t *device.Table, old, changed ledger.Record) {
 	}
 }
 
-// changeCard changes how a GPU is shared, and returns what is different. A GPU has no guard that would tell.
-func changeCard(runDir string, t *device.Table, g device.GPU, change func(*sched.Card)) (diffs []string, err error) {
+// ChangePolicy changes how a GPU is shared, and returns what is different. A GPU has no guard that would tell.
+func ChangePolicy(runDir string, t *device.Table, g device.GPU, change func(*sched.Card)) (diffs []string, err error) {
 	var was sched.Card
 	book := ledger.Open(runDir)
 	now, err := book.SetCard(ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory}, t.Config.Card(), func(card *sched.Card) error {
@@ -85,14 +86,14 @@ func changeCard(runDir string, t *device.Table, g device.GPU, change func(*sched
 
 // shortage is why a container cannot have less: what it uses of a GPU, or that nobody knows.
 type shortage struct {
-	spill   bool // it is about spilled memory, else about the limit
-	use     api.VGPUStatus
-	unknown error
+	Spill   bool // it is about spilled memory, else about the limit
+	Use     api.VGPUStatus
+	Unknown error
 }
 
-// shortageOf finds what a limit or spill would be below: what the container uses, or what it has when nobody knows its use. nil is
+// ShortageOf finds what a limit or spill would be below: what the container uses, or what it has when nobody knows its use. nil is
 // nothing.
-func shortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *shortage {
+func ShortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *shortage {
 	limit, spill := false, false
 	for _, v := range r.VGPUs {
 		if req.GPU == "" || req.GPU == v.UUID {
@@ -103,18 +104,26 @@ func shortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *sho
 	if !limit && !spill {
 		return nil
 	}
-	s, err := statusOf(t, r)
+	s, err := StatusOf(t, r)
 	if err != nil {
-		return &shortage{spill: !limit, unknown: err}
+		return &shortage{Spill: !limit, Unknown: err}
 	}
 	for _, v := range s.VGPUs {
 		switch {
 		case v.Native || req.GPU != "" && req.GPU != v.UUID:
 		case req.Limit != nil && v.Used > *req.Limit:
-			return &shortage{use: v}
+			return &shortage{Use: v}
 		case req.Spill != nil && v.Spilled > *req.Spill:
-			return &shortage{spill: true, use: v}
+			return &shortage{Spill: true, Use: v}
 		}
 	}
 	return nil
+}
+
+// StatusOf asks a container's guard, or reads its page where it has none.
+func StatusOf(t *device.Table, r ledger.Record) (api.Status, error) {
+	if r.Preload {
+		return snapshot.PageStatus(t, r)
+	}
+	return api.Ask(r)
 }

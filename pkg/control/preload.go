@@ -1,4 +1,4 @@
-package main
+package control
 
 import (
 	"errors"
@@ -59,9 +59,9 @@ func updatePages(t *device.Table, book *ledger.Ledger, uuid string) error {
 	return err
 }
 
-// refusePreload refuses what only a guard could carry out; nil for a container that has one. flag is of cgpu set, or empty
+// RefusePreload refuses what only a guard could carry out; nil for a container that has one. flag is of cgpu set, or empty
 // for another command.
-func refusePreload(r ledger.Record, command, flag, cannot string) error {
+func RefusePreload(r ledger.Record, command, flag, cannot string) error {
 	if !r.Preload {
 		return nil
 	}
