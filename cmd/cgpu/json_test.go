@@ -14,6 +14,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -36,7 +37,7 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu policy -o json", "A list.", []view.Policy{}},
 		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
-		{"cgpu gc -o json", "", gcView{}},
+		{"cgpu gc -o json", "", gc.Done{}},
 		{"cgpu config -o json check", "Of a file that is good.", configView{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",

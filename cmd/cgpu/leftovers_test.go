@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -178,10 +179,10 @@ func TestGCLeftovers(t *testing.T) {
 	if err := n.Book.Release(r.Nonce); err != nil {
 		t.Fatal(err)
 	}
-	var done gcView
+	var done gc.Done
 	n.pause(r, "0000:01:00.0")
 	fromJSON(t, "gc -o json", &done)
-	if want := (leftoverView{Channels: 1}); len(done.Paused) != 1 || done.Paused[0] != want || n.paused() {
+	if want := (gc.Leftover{Channels: 1}); len(done.Paused) != 1 || done.Paused[0] != want || n.paused() {
 		t.Errorf("%+v", done)
 	}
 	n.pause(r, "0000:77:00.0")
@@ -212,13 +213,13 @@ func TestGCFiles(t *testing.T) {
 			}
 		}
 	}
-	var done gcView
+	var done gc.Done
 	fromJSON(t, "gc -o json", &done)
-	if !reflect.DeepEqual(done, gcView{Removed: []removedView{}, Paused: []leftoverView{}, Sockets: 140, Pages: 70, Logs: 6}) {
+	if !reflect.DeepEqual(done, gc.Done{Removed: []gc.Removed{}, Paused: []gc.Leftover{}, Sockets: 140, Pages: 70, Logs: 6}) {
 		t.Errorf("%+v", done)
 	}
 	var text strings.Builder
-	if err := done.print(&text); err != nil || text.String() != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
+	if err := done.Print(&text); err != nil || text.String() != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
 		t.Errorf("printed %s, %v", text.String(), err)
 	}
 	if out := cgpu("gc"); out != "nothing to remove\n" {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
@@ -83,7 +84,7 @@ func pause(c *cli.Context, paused bool) error {
 		if paused {
 			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
 		}
-		n, err := resumeLeftovers(gpusched.LeftoversFile(r.Socket))
+		n, err := gc.ResumeLeftovers(gpusched.LeftoversFile(r.Socket))
 		if err != nil {
 			return fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu gc gives back what it held", what, err)
 		}

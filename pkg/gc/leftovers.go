@@ -1,4 +1,4 @@
-package main
+package gc
 
 import (
 	"errors"
@@ -22,9 +22,9 @@ import (
 // A guard that is killed leaves its container's channels as they are, possibly paused. Its rescuer lets them run again. What
 // is here is for the case that both were killed.
 
-// resumeLeftovers lets run what a guard that is gone has left paused, by the file in which it noted that. It returns how
+// ResumeLeftovers lets run what a guard that is gone has left paused, by the file in which it noted that. It returns how
 // many channels those are.
-func resumeLeftovers(file string) (int, error) {
+func ResumeLeftovers(file string) (int, error) {
 	if !filepath.IsAbs(file) {
 		return 0, nil
 	}
@@ -36,8 +36,8 @@ func resumeLeftovers(file string) (int, error) {
 }
 
 // collectLeftovers does that for all guards of the node that are gone, and removes their files. It returns what it did.
-func collectLeftovers(records []ledger.Record, sockets string) ([]leftoverView, error) {
-	done := []leftoverView{}
+func collectLeftovers(records []ledger.Record, sockets string) ([]Leftover, error) {
+	done := []Leftover{}
 	files, err := filepath.Glob(filepath.Join(sockets, "*"+gpusched.LeftoversSuffix))
 	if err != nil {
 		return done, err
@@ -52,11 +52,11 @@ func collectLeftovers(records []ledger.Record, sockets string) ([]leftoverView, 
 			continue
 		}
 		r, known := owner[file]
-		of := leftoverView{ID: r.ID}
+		of := Leftover{ID: r.ID}
 		if known {
 			of.Name = snapshot.Named(r).Name
 		}
-		of.Channels, err = resumeLeftovers(file)
+		of.Channels, err = ResumeLeftovers(file)
 		switch {
 		case err == nil && of.Channels > 0:
 			done = append(done, of)
@@ -67,7 +67,7 @@ func collectLeftovers(records []ledger.Record, sockets string) ([]leftoverView, 
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				bad = append(bad, err)
 			}
-			done = append(done, leftoverView{})
+			done = append(done, Leftover{})
 		}
 	}
 	return done, errors.Join(bad...)
