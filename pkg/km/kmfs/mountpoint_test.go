@@ -1,4 +1,4 @@
-package main
+package kmfs
 
 import (
 	"context"
@@ -61,7 +61,7 @@ func TestKMPlace(t *testing.T) {
 		if strings.Contains(name, "theirs") && os.Geteuid() != 0 {
 			continue
 		}
-		p, err := newKMPlace(filepath.Join(root, name))
+		p, err := newMountPoint(filepath.Join(root, name))
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
@@ -102,7 +102,7 @@ func TestKMUnmount(t *testing.T) {
 	said, out := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := kmServe(ctx, out, &kmSource{runDir: n.Dir, log: io.Discard}, dir, false)
+		err := Serve(ctx, out, &Source{RunDir: n.Dir, Log: io.Discard}, dir, false)
 		out.Close()
 		ended <- err
 	}()
@@ -142,13 +142,13 @@ func TestKMDead(t *testing.T) {
 			t.Skipf("no mounts here: %v", err)
 		}
 	}
-	for kind, gone := range map[string]bool{kmType: true, "fuse.sshfs": false} {
+	for kind, gone := range map[string]bool{fsType: true, "fuse.sshfs": false} {
 		dir := filepath.Join(t.TempDir(), "km")
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		dead(dir, kind)
-		p, err := newKMPlace(dir)
+		p, err := newMountPoint(dir)
 		if err == nil {
 			p.close()
 		}
@@ -165,7 +165,7 @@ func TestMountType(t *testing.T) {
 412 29 0:55 / /run/a\040-\040b rw,nosuid - fuse.cgpu_km cgpu rw,user_id=0
 41 29 0:56 / /x rw master:2 shared:3 - tmpfs none rw
 `
-	for id, want := range map[int]string{29: "ext4", 412: kmType, 41: "tmpfs", 4: ""} {
+	for id, want := range map[int]string{29: "ext4", 412: fsType, 41: "tmpfs", 4: ""} {
 		if got, err := mountType(strings.NewReader(text), id); got != want || (err == nil) != (want != "") {
 			t.Errorf("%d: %q, %v, want %q", id, got, err, want)
 		}

@@ -1,4 +1,4 @@
-package main
+package kmfs
 
 import (
 	"bufio"
@@ -16,33 +16,33 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// kmPlace is where the tree is mounted: a name in a folder that is held open. What is unmounted is found from there, and
+// mountPoint is where the tree is mounted: a name in a folder that is held open. What is unmounted is found from there, and
 // not by the path again, below which somebody may have put a link since.
-type kmPlace struct {
+type mountPoint struct {
 	parent int // O_PATH
 	name   string
 	made   bool // by us
 }
 
 const (
-	// kmType is the type of our mounts in mountinfo.
-	kmType = "fuse." + kmName
+	// fsType is the type of our mounts in mountinfo.
+	fsType = "fuse." + fsName
 	// maxLinks bounds the links in a path, as the kernel does.
 	maxLinks = 40
 	// maxLeft bounds what is taken away of killed ones that lie on each other.
 	maxLeft = 16
 )
 
-// newKMPlace makes the mount point, unless it is there, and takes away what a killed cgpu km has left mounted on it.
-func newKMPlace(dir string) (*kmPlace, error) {
+// newMountPoint makes the mount point, unless it is there, and takes away what a killed cgpu km has left mounted on it.
+func newMountPoint(dir string) (*mountPoint, error) {
 	if dir == "/" {
 		return nil, errors.New("/: is not empty: name another folder")
 	}
-	parent, err := kmParent(filepath.Dir(dir))
+	parent, err := openParent(filepath.Dir(dir))
 	if err != nil {
 		return nil, err
 	}
-	p := &kmPlace{parent: parent, name: filepath.Base(dir)}
+	p := &mountPoint{parent: parent, name: filepath.Base(dir)}
 	if err := p.prepare(dir); err != nil {
 		p.close()
 		return nil, err
@@ -50,9 +50,9 @@ func newKMPlace(dir string) (*kmPlace, error) {
 	return p, nil
 }
 
-func (p *kmPlace) close() { _ = unix.Close(p.parent) }
+func (p *mountPoint) close() { _ = unix.Close(p.parent) }
 
-func (p *kmPlace) prepare(dir string) error {
+func (p *mountPoint) prepare(dir string) error {
 	for range maxLeft {
 		var s unix.Stat_t
 		err := unix.Fstatat(p.parent, p.name, &s, unix.AT_SYMLINK_NOFOLLOW)
@@ -62,7 +62,7 @@ func (p *kmPlace) prepare(dir string) error {
 			if err != nil {
 				return fmt.Errorf("%s: %w", dir, err)
 			}
-			if m.kind != kmType {
+			if m.kind != fsType {
 				return fmt.Errorf("%s: is a mount whose server has ended (%s), and none of cgpu km: umount it, or name another folder", dir, terminal.Printable(m.kind))
 			}
 			if err := p.unmount(m); err != nil {
@@ -93,26 +93,26 @@ func (p *kmPlace) prepare(dir string) error {
 		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
-		return kmTrusted(dir, s) // whoever owns the folder could take it away, where its parent is as /tmp
+		return trusted(dir, s) // whoever owns the folder could take it away, where its parent is as /tmp
 	}
 	return fmt.Errorf("%s: more than %d mounts whose servers have ended: umount them", dir, maxLeft)
 }
 
 // remove takes the mount point away, if it is ours.
-func (p *kmPlace) remove() {
+func (p *mountPoint) remove() {
 	if p.made {
 		_ = unix.Unlinkat(p.parent, p.name, unix.AT_REMOVEDIR)
 	}
 }
 
-// kmMountInfo is what lies on a place: the mount's ID and type.
-type kmMountInfo struct {
+// mountInfo is what lies on a place: the mount's ID and type.
+type mountInfo struct {
 	id   int
 	kind string
 }
 
 // mount finds the mount that a place is in: the one that lies on it, or the one of its parent. O_PATH asks no server.
-func (p *kmPlace) mount() (m kmMountInfo, err error) {
+func (p *mountPoint) mount() (m mountInfo, err error) {
 	fd, err := unix.Openat(p.parent, p.name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return m, err
@@ -160,16 +160,16 @@ func mountType(mountinfo io.Reader, id int) (string, error) {
 }
 
 // unmount takes away the mount m of cgpu km, if it is still what lies on the place.
-func (p *kmPlace) unmount(m kmMountInfo) error {
-	if now, err := p.mount(); err != nil || now != m || m.kind != kmType {
+func (p *mountPoint) unmount(m mountInfo) error {
+	if now, err := p.mount(); err != nil || now != m || m.kind != fsType {
 		return err
 	}
 	return unix.Unmount(fmt.Sprintf("/proc/self/fd/%d/%s", p.parent, p.name), unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
-// kmParent opens a folder, and makes it where it is missing. On the way there is nothing that others could replace by what
+// openParent opens a folder, and makes it where it is missing. On the way there is nothing that others could replace by what
 // they like: folders and links are root's (or ours), and others do not write there, or only as in /tmp.
-func kmParent(dir string) (int, error) {
+func openParent(dir string) (int, error) {
 	const how = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	at, err := unix.Open("/", how, 0)
 	if err != nil {
@@ -199,7 +199,7 @@ func kmParent(dir string) (int, error) {
 		}
 		var s unix.Stat_t
 		if err = unix.Fstat(next, &s); err == nil {
-			err = kmTrusted(here, s)
+			err = trusted(here, s)
 		}
 		if err == nil && s.Mode&unix.S_IFMT == unix.S_IFLNK {
 			target := make([]byte, unix.PathMax)
@@ -236,8 +236,8 @@ func kmParent(dir string) (int, error) {
 	return at, nil
 }
 
-// kmTrusted refuses what others could replace, or put something into that they can replace.
-func kmTrusted(path string, s unix.Stat_t) error {
+// trusted refuses what others could replace, or put something into that they can replace.
+func trusted(path string, s unix.Stat_t) error {
 	const remedy = "want a MOUNTPOINT below folders that are root's and that nobody else writes to"
 	if s.Uid != 0 && int(s.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s: belongs to user %d: %s", path, s.Uid, remedy)

@@ -1,4 +1,4 @@
-package main
+package kmfs
 
 import (
 	"context"
@@ -17,14 +17,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// kmName is what mountinfo has behind "fuse.".
-const kmName = "cgpu_km"
+// fsName is what mountinfo has behind "fuse.".
+const fsName = "cgpu_km"
 
-// kmMount mounts the tree. Nothing is cached by the kernel: containers come and go without telling us.
-func kmMount(source *kmSource, dir string, others bool) (*fuse.Server, error) {
+// mountTree mounts the tree. Nothing is cached by the kernel: containers come and go without telling us.
+func mountTree(source *Source, dir string, others bool) (*fuse.Server, error) {
 	var never time.Duration
 	o := &fs.Options{EntryTimeout: &never, AttrTimeout: &never, NegativeTimeout: &never}
-	o.FsName, o.Name = "cgpu", kmName
+	o.FsName, o.Name = "cgpu", fsName
 	o.DirectMountStrict = true // no fusermount: it is not on every host, and we are root
 	o.DirectMountFlags = syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC
 	o.DisableXAttrs = true
@@ -32,18 +32,18 @@ func kmMount(source *kmSource, dir string, others bool) (*fuse.Server, error) {
 		o.AllowOther = true
 		o.Options = append(o.Options, "default_permissions") // else nobody would look at the modes
 	}
-	return fs.Mount(dir, &kmDir{tree: &kmTree{source: source, mounted: time.Now(), others: others}}, o)
+	return fs.Mount(dir, &folder{tree: &tree{source: source, mounted: time.Now(), others: others}}, o)
 }
 
-// kmTree is what the nodes of one mount share.
-type kmTree struct {
-	source  *kmSource
+// tree is what the nodes of one mount share.
+type tree struct {
+	source  *Source
 	mounted time.Time
 	others  bool
 }
 
 // attr is what stat says. As in /proc the size is 0: it is not known before the file is read.
-func (t *kmTree) attr(mode uint32, a *fuse.Attr) {
+func (t *tree) attr(mode uint32, a *fuse.Attr) {
 	if t.others {
 		mode &^= 0o022
 	}
@@ -52,7 +52,7 @@ func (t *kmTree) attr(mode uint32, a *fuse.Attr) {
 }
 
 // errno is what the reader or writer of a file learns of an error.
-func (t *kmTree) errno(err error) syscall.Errno {
+func (t *tree) errno(err error) syscall.Errno {
 	switch {
 	case err == nil:
 		return fs.OK
@@ -73,28 +73,28 @@ func inode(parts ...string) uint64 {
 	return h.Sum64()>>1 | 2 // 0 and 1 have meanings of their own, the upper half is go-fuse's
 }
 
-// kmDir is a folder: path is below the mount point and ends with a slash, or is empty.
-type kmDir struct {
+// folder is a folder: path is below the mount point and ends with a slash, or is empty.
+type folder struct {
 	fs.Inode
-	tree *kmTree
+	tree *tree
 	path string
 }
 
 var (
-	_ fs.NodeGetattrer = (*kmDir)(nil)
-	_ fs.NodeLookuper  = (*kmDir)(nil)
-	_ fs.NodeReaddirer = (*kmDir)(nil)
+	_ fs.NodeGetattrer = (*folder)(nil)
+	_ fs.NodeLookuper  = (*folder)(nil)
+	_ fs.NodeReaddirer = (*folder)(nil)
 )
 
-func (d *kmDir) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+func (d *folder) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	d.tree.attr(syscall.S_IFDIR|0o555, &out.Attr)
 	out.Nlink = 2
 	return fs.OK
 }
 
 // children lists what is in the folder: files, and folders as files with no kind, of which a container's has its slice.
-func (d *kmDir) children() ([]km.File, error) {
-	n, err := d.tree.source.look()
+func (d *folder) children() ([]km.File, error) {
+	n, err := d.tree.source.state()
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func (d *kmDir) children() ([]km.File, error) {
 	return list, nil
 }
 
-func (d *kmDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+func (d *folder) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
 	list, err := d.children()
 	if err != nil {
 		return nil, d.tree.errno(err)
@@ -132,15 +132,15 @@ func (d *kmDir) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*f
 		if f.Kind == "" {
 			attr.Mode = syscall.S_IFDIR
 			d.tree.attr(syscall.S_IFDIR|0o555, &out.Attr)
-			return d.NewInode(ctx, &kmDir{tree: d.tree, path: f.Path + "/"}, attr), fs.OK
+			return d.NewInode(ctx, &folder{tree: d.tree, path: f.Path + "/"}, attr), fs.OK
 		}
 		d.tree.attr(syscall.S_IFREG|uint32(f.Kind.Mode()), &out.Attr)
-		return d.NewInode(ctx, &kmFile{tree: d.tree, file: f}, attr), fs.OK
+		return d.NewInode(ctx, &file{tree: d.tree, file: f}, attr), fs.OK
 	}
 	return nil, syscall.ENOENT
 }
 
-func (d *kmDir) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
+func (d *folder) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
 	list, err := d.children()
 	if err != nil {
 		return nil, d.tree.errno(err)
@@ -156,60 +156,60 @@ func (d *kmDir) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
 	return fs.NewListDirStream(entries), fs.OK
 }
 
-// kmFile is a file.
-type kmFile struct {
+// file is a file.
+type file struct {
 	fs.Inode
-	tree *kmTree
+	tree *tree
 	file km.File
 }
 
 var (
-	_ fs.NodeGetattrer = (*kmFile)(nil)
-	_ fs.NodeSetattrer = (*kmFile)(nil)
-	_ fs.NodeOpener    = (*kmFile)(nil)
+	_ fs.NodeGetattrer = (*file)(nil)
+	_ fs.NodeSetattrer = (*file)(nil)
+	_ fs.NodeOpener    = (*file)(nil)
 )
 
-func (f *kmFile) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+func (f *file) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) syscall.Errno {
 	f.tree.attr(syscall.S_IFREG|uint32(f.file.Kind.Mode()), &out.Attr)
 	return fs.OK
 }
 
 // Setattr lets a shell's > truncate what has no length. Modes and owners stay.
-func (f *kmFile) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
+func (f *file) Setattr(ctx context.Context, h fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	if in.Valid&(fuse.FATTR_MODE|fuse.FATTR_UID|fuse.FATTR_GID) != 0 {
 		return syscall.EPERM
 	}
 	return f.Getattr(ctx, h, out)
 }
 
-func (f *kmFile) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
+func (f *file) Open(_ context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	if flags&syscall.O_ACCMODE != syscall.O_RDONLY && f.file.Kind.Mode()&0o222 == 0 {
 		return nil, 0, syscall.EACCES // root, who passes any mode, too
 	}
-	return &kmHandle{file: f}, fuse.FOPEN_DIRECT_IO, fs.OK
+	return &handle{file: f}, fuse.FOPEN_DIRECT_IO, fs.OK
 }
 
-// kmHandle is an open file: what it says is made when it is read from the beginning, and stays for a reader who takes it in
+// handle is an open file: what it says is made when it is read from the beginning, and stays for a reader who takes it in
 // pieces.
-type kmHandle struct {
-	file *kmFile
+type handle struct {
+	file *file
 	mu   sync.Mutex
 	text string
 }
 
 var (
-	_ fs.FileReader = (*kmHandle)(nil)
-	_ fs.FileWriter = (*kmHandle)(nil)
+	_ fs.FileReader = (*handle)(nil)
+	_ fs.FileWriter = (*handle)(nil)
 )
 
-func (h *kmHandle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
+func (h *handle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if off == 0 {
 		text, err := h.file.tree.source.text(h.file.file)
 		if err != nil {
 			if !errors.Is(err, km.ErrGone) {
-				h.file.tree.source.unread(h.file.file, err)
+				h.file.tree.source.complainOfRead(h.file.file, err)
 			}
 			return nil, h.file.tree.errno(err)
 		}
@@ -222,7 +222,7 @@ func (h *kmHandle) Read(_ context.Context, dest []byte, off int64) (fuse.ReadRes
 }
 
 // Write takes every write for a whole number, wherever it goes, as cGPU does.
-func (h *kmHandle) Write(_ context.Context, data []byte, _ int64) (uint32, syscall.Errno) {
+func (h *handle) Write(_ context.Context, data []byte, _ int64) (uint32, syscall.Errno) {
 	switch err := h.file.tree.source.write(h.file.file, data); {
 	case err == nil:
 		return uint32(len(data)), fs.OK
