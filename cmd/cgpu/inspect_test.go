@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/inspect"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
@@ -18,7 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-func inspected(t *testing.T, args string) (d dossier) {
+func inspected(t *testing.T, args string) (d inspect.Dossier) {
 	t.Helper()
 	out := cgpu("inspect " + args)
 	if err := json.Unmarshal([]byte(out), &d); err != nil {
@@ -44,7 +45,7 @@ func TestInspect(t *testing.T) {
 	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
-	if diff := cmp.Diff(logView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
+	if diff := cmp.Diff(inspect.LogView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
 		t.Error(diff)
 	}
 	if len(d.Events) != 2 || d.Events[0].Text != "mine" || d.Events[1].Text != "a try" {
@@ -80,7 +81,7 @@ func TestInspectPreload(t *testing.T) {
 	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 2}}})
 	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
-	want := &pageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []pageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
+	want := &inspect.PageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []inspect.PageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
 	if diff := cmp.Diff(want, d.Page); diff != "" {
 		t.Error(diff)
 	}
