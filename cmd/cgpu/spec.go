@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
+	"github.com/opencgpu/cgpu/pkg/suggest"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -327,7 +328,7 @@ func unheeded(words []string) string {
 	var b strings.Builder
 	for _, what := range words {
 		name, _, _ := strings.Cut(what, ",")
-		fmt.Fprintf(&b, "ignored  %s%s\n", what, didYouMean(name, known))
+		fmt.Fprintf(&b, "ignored  %s%s\n", what, suggest.DidYouMean(name, known))
 	}
 	return b.String()
 }
