@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter"
 	"github.com/opencgpu/cgpu/pkg/exporter/server"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 )
 
 func exporterCommand() *cli.Command {
@@ -36,9 +37,9 @@ func exporterCommand() *cli.Command {
 			defer stop()
 			x := exporter.Options{RunDir: device.RunDir(), Version: version}
 			if !c.Bool("no-nvml") {
-				h := newHardware(device.HardwareLine, hardwareRest)
-				defer h.close()
-				x.Hardware = h.ask
+				h := nvmlclient.New(device.HardwareLine, nvmlclient.Rest)
+				defer h.Close()
+				x.Hardware = h.Ask
 			}
 			err = server.Serve(ctx, server.Metrics(exporter.New(x)), o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
 			if err != nil {

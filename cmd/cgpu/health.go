@@ -11,6 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -63,9 +64,9 @@ func watchHealth(c *cli.Context) error {
 		return err
 	}
 	_, _ = node.Load(device.RunDir()) // once; later ones are others' to make
-	h := newHardware(device.HealthLine, healthRest)
-	defer h.close()
-	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.ask,
+	h := nvmlclient.New(device.HealthLine, nvmlclient.HealthRest)
+	defer h.Close()
+	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.Ask,
 		Complain: func(err error) {
 			fmt.Fprintln(c.App.ErrWriter, "cgpu: warning: the GPUs are not watched:", terminal.Printable(err.Error()))
 		}}

@@ -1,4 +1,4 @@
-package main
+package nvmlclient
 
 import (
 	"errors"
@@ -12,7 +12,7 @@ func TestHardware(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan []byte
 	fails := false
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
+	h := &Client{rest: Rest, now: func() time.Time { return now }, start: func() (*child, error) {
 		starts++
 		if fails {
 			return nil, errors.New("no")
@@ -29,7 +29,7 @@ func TestHardware(t *testing.T) {
 		if line != "" {
 			answers <- []byte(line)
 		}
-		all, err := h.ask()
+		all, err := h.Ask()
 		return err == nil && *all["GPU-a"].Temperature == 41
 	}
 	const good = `{"GPU-a":{"temperature":41}}`
@@ -44,7 +44,7 @@ func TestHardware(t *testing.T) {
 	}
 	fails = true
 	for range 3 {
-		now = now.Add(hardwareRest)
+		now = now.Add(Rest)
 		for range 2 {
 			if ask("") {
 				t.Error("an answer of nobody")
@@ -58,7 +58,7 @@ func TestHardware(t *testing.T) {
 	if !ask(good) {
 		t.Error("no answer of a new one")
 	}
-	h.close()
+	h.Close()
 	if ended != 2 {
 		t.Error("the child stays")
 	}
@@ -68,7 +68,7 @@ func TestHardware(t *testing.T) {
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan []byte
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
+	h := &Client{rest: Rest, now: func() time.Time { return now }, start: func() (*child, error) {
 		starts++
 		answers = make(chan []byte, 1)
 		read, write := io.Pipe()
@@ -76,27 +76,27 @@ func TestHardwareHangs(t *testing.T) {
 		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
 	}}
 	for range 3 {
-		if _, err := h.ask(); err == nil {
+		if _, err := h.Ask(); err == nil {
 			t.Fatal("an answer of nobody")
 		}
 	}
 	answers <- []byte(`{}`) // late
-	if _, err := h.ask(); err != nil || starts != 1 || ended != 0 {
+	if _, err := h.Ask(); err != nil || starts != 1 || ended != 0 {
 		t.Fatalf("%v, %d started, %d ended", err, starts, ended)
 	}
-	if _, err := h.ask(); err == nil {
+	if _, err := h.Ask(); err == nil {
 		t.Fatal("an answer of nobody")
 	}
 	for range 3 {
-		now = now.Add(hardwareRest)
-		if _, err := h.ask(); err == nil || starts != 1 || ended == 0 {
+		now = now.Add(Rest)
+		if _, err := h.Ask(); err == nil || starts != 1 || ended == 0 {
 			t.Errorf("%v, %d started, %d ended", err, starts, ended)
 		}
 	}
 	close(answers)
-	_, _ = h.ask()
-	now = now.Add(hardwareRest)
-	if _, _ = h.ask(); starts != 2 {
+	_, _ = h.Ask()
+	now = now.Add(Rest)
+	if _, _ = h.Ask(); starts != 2 {
 		t.Errorf("%d started", starts)
 	}
 }

@@ -1,4 +1,5 @@
-package main
+// Package nvmlclient asks NVML through cgpu-refresh, which alone is linked with it.
+package nvmlclient
 
 import (
 	"bufio"
@@ -11,10 +12,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// hardware asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
+// Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
 // GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and its answer is taken later; after
 // a minute it is killed. Another one is started when it has ended, after a rest: one that NVML holds fast in the kernel does not end. One goroutine uses it.
-type hardware struct {
+type Client struct {
 	start func() (*child, error)
 	now   func() time.Time
 
@@ -33,19 +34,19 @@ type child struct {
 }
 
 const (
-	hardwarePatience = 2 * time.Second // NVML may hang where a GPU has fallen off the bus
-	moment           = 10 * time.Millisecond
-	hardwareRest     = time.Minute
-	healthRest       = 5 * time.Second // while nobody counts, Xids are lost
-	maxAnswer        = 1 << 20
+	patience   = 2 * time.Second // NVML may hang where a GPU has fallen off the bus
+	moment     = 10 * time.Millisecond
+	Rest       = time.Minute
+	HealthRest = 5 * time.Second // while nobody counts, Xids are lost
+	maxAnswer  = 1 << 20
 )
 
-func newHardware(line string, rest time.Duration) *hardware {
-	return &hardware{start: startHardware, now: time.Now, line: line, rest: rest}
+func New(line string, rest time.Duration) *Client {
+	return &Client{start: startChild, now: time.Now, line: line, rest: rest}
 }
 
 // ask is what NVML says of each GPU, by UUID.
-func (h *hardware) ask() (map[string]device.Hardware, error) {
+func (h *Client) Ask() (map[string]device.Hardware, error) {
 	if h.child == nil {
 		if h.now().Before(h.next) {
 			return nil, errors.New("NVML did not answer a moment ago")
@@ -59,7 +60,7 @@ func (h *hardware) ask() (map[string]device.Hardware, error) {
 	}
 	all, err := h.child.ask(h.line, h.now())
 	if errors.Is(err, errEnded) {
-		h.close()
+		h.Close()
 		h.next = h.now().Add(h.rest)
 	}
 	return all, err
@@ -67,7 +68,7 @@ func (h *hardware) ask() (map[string]device.Hardware, error) {
 
 var errEnded = errors.New("NVML: cgpu-refresh has ended")
 
-func (h *hardware) close() {
+func (h *Client) Close() {
 	if h.child != nil {
 		h.child.end()
 		h.child = nil
@@ -75,12 +76,12 @@ func (h *hardware) close() {
 }
 
 func (c *child) ask(line string, now time.Time) (all map[string]device.Hardware, err error) {
-	patience := hardwarePatience
+	patience := patience
 	switch {
 	case c.asked.IsZero():
 		c.asked = now
 		_, _ = c.in.Write([]byte(line + "\n")) // what does not read has ended, or is about to
-	case now.Sub(c.asked) >= hardwareRest:
+	case now.Sub(c.asked) >= Rest:
 		c.end()
 		patience = moment
 	default:
@@ -98,7 +99,7 @@ func (c *child) ask(line string, now time.Time) (all map[string]device.Hardware,
 	}
 }
 
-func startHardware() (*child, error) {
+func startChild() (*child, error) {
 	helper, err := device.Program("cgpu-refresh")
 	if err != nil {
 		return nil, err
