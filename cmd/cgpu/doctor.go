@@ -51,7 +51,11 @@ func doctorCommand() *cli.Command {
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
 			if c.IsSet("try") {
-				return tryIt(c.App.Writer, c.String("try"))
+				what := c.String("try")
+				if what != doctor.TryKernel && what != doctor.TryDriver {
+					return usageError{fmt.Errorf("doctor: --try %q: this is for doctor's own children", what)}
+				}
+				return tryIt(c.App.Writer, what)
 			}
 			inJSON, err := wantsJSON(c)
 			if err != nil {
@@ -61,7 +65,7 @@ func doctorCommand() *cli.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			h, err := thisHost(files)
+			h, err := thisHost(version, files)
 			if err != nil {
 				return err
 			}
@@ -103,7 +107,7 @@ func engineFiles(list []string) (map[string]string, error) {
 }
 
 // thisHost is the machine we run on.
-func thisHost(engines map[string]string) (*doctor.Host, error) {
+func thisHost(version string, engines map[string]string) (*doctor.Host, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -143,18 +147,15 @@ func alone(a snapshot.Answer) bool {
 
 // tryIt is what a child of doctor does.
 func tryIt(w io.Writer, what string) error {
-	switch what {
-	case doctor.TryKernel:
+	if what == doctor.TryKernel {
 		os.Exit(doctor.KernelChild(w))
-	case doctor.TryDriver:
-		trials, err := tryDriver(device.RunDir())
-		report := doctor.TrialReport{Trials: trials}
-		if err != nil {
-			report.Err = err.Error()
-		}
-		return json.NewEncoder(w).Encode(report)
 	}
-	return usageError{fmt.Errorf("doctor: --try %q: this is for doctor's own children", what)}
+	trials, err := tryDriver(device.RunDir())
+	report := doctor.TrialReport{Trials: trials}
+	if err != nil {
+		report.Err = err.Error()
+	}
+	return json.NewEncoder(w).Encode(report)
 }
 
 func tryDriver(runDir string) ([]gpusched.Trial, error) {

@@ -22,13 +22,13 @@ func manCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return usageError{errors.New("man: want one FOLDER; see cgpu man --help")}
 			}
-			return writePages(c.App, c.Args().First())
+			return writePages(c.App, version, c.Args().First())
 		},
 	}
 }
 
 // writePages writes all man pages.
-func writePages(a *cli.App, dir string) error {
+func writePages(a *cli.App, version, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("man: %w", err)
 	}
