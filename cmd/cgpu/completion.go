@@ -14,6 +14,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/manual"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -149,11 +150,11 @@ func flagCandidates(c *cli.Command) []candidate {
 	for _, f := range c.VisibleFlags() {
 		note := ""
 		if d, ok := f.(cli.DocGenerationFlag); ok {
-			_, note = valueName(d.GetUsage())
+			_, note = manual.ValueName(d.GetUsage())
 		}
 		for _, n := range f.Names() {
 			if len(n) > 1 && n != "help" {
-				list = append(list, candidate{dashes(n), note})
+				list = append(list, candidate{manual.Dashes(n), note})
 			}
 		}
 	}

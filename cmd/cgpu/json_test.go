@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/golden"
+	"github.com/opencgpu/cgpu/pkg/manual"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
@@ -49,7 +50,7 @@ func TestJSONDocs(t *testing.T) {
 		}
 		got += "| field | is | meaning |\n|---|---|---|\n"
 		for _, f := range fieldsOf(t, reflect.TypeOf(c.value), "") {
-			got += fmt.Sprintf("| `%s` | %s | %s |\n", f.path, f.kind, cell(f.meaning))
+			got += fmt.Sprintf("| `%s` | %s | %s |\n", f.path, f.kind, manual.Cell(f.meaning))
 		}
 	}
 	if *golden.Update {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/manual"
 	"github.com/opencgpu/cgpu/pkg/suggest"
 )
 
@@ -25,7 +26,7 @@ func badFlag(command string, flags []cli.Flag) cli.OnUsageErrorFunc {
 	var known []string
 	for _, f := range flags {
 		for _, name := range f.Names() {
-			known = append(known, dashes(name))
+			known = append(known, manual.Dashes(name))
 		}
 	}
 	before, help := "", "cgpu help"
@@ -35,16 +36,16 @@ func badFlag(command string, flags []cli.Flag) cli.OnUsageErrorFunc {
 	return func(_ *cli.Context, err error, _ bool) error {
 		text := err.Error()
 		if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
-			name = dashes(strings.TrimPrefix(name, "-"))
+			name = manual.Dashes(strings.TrimPrefix(name, "-"))
 			return usageError{fmt.Errorf("%s%s: no such option%s (%s lists them)", before, name, suggest.DidYouMean(name, known), help)}
 		}
 		if name, ok := strings.CutPrefix(text, "flag needs an argument: -"); ok {
-			return usageError{fmt.Errorf("%s%s: wants a value (see %s)", before, dashes(strings.TrimPrefix(name, "-")), help)}
+			return usageError{fmt.Errorf("%s%s: wants a value (see %s)", before, manual.Dashes(strings.TrimPrefix(name, "-")), help)}
 		}
 		if rest, ok := strings.CutPrefix(text, "invalid value "); ok {
 			value, rest, _ := strings.Cut(rest, " for flag -")
 			name, _, _ := strings.Cut(rest, ":")
-			return usageError{fmt.Errorf("%s%s %s: want a whole number (see %s)", before, dashes(name), value, help)}
+			return usageError{fmt.Errorf("%s%s %s: want a whole number (see %s)", before, manual.Dashes(name), value, help)}
 		}
 		return usageError{fmt.Errorf("%s%w", before, err)}
 	}

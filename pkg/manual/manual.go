@@ -1,24 +1,53 @@
-package main
+// Package manual is made from the commands themselves, so it cannot tell of a flag that is not there: man pages, and docs/cli.md.
+package manual
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v2"
 )
 
+// Write writes all man pages.
+func Write(a *cli.App, version, dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("man: %w", err)
+	}
+	var overview bytes.Buffer
+	if err := roffOverview(&overview, a, version); err != nil {
+		return err
+	}
+	pages := map[string][]byte{a.Name: overview.Bytes()}
+	for _, m := range Of(a) {
+		var page bytes.Buffer
+		if err := m.roff(&page, version); err != nil {
+			return err
+		}
+		pages[strings.ReplaceAll(m.Name, " ", "-")] = page.Bytes()
+	}
+	for name, text := range pages {
+		if err := os.WriteFile(filepath.Join(dir, name+".1"), text, 0o644); err != nil {
+			return fmt.Errorf("man: %w", err)
+		}
+	}
+	return nil
+}
+
 // The manual is made from the commands themselves, so it cannot tell of a flag that is not there: as man pages (cgpu man) and as
 // docs/cli.md, which a test compares with what the commands say.
 
-// manual is what there is to say of a command, without a form.
-type manual struct {
-	name     string // with the words before it, such as "cgpu smi"
-	usage    string
+// Page is what there is to say of a command, without a form.
+type Page struct {
+	Name     string // with the words before it, such as "cgpu smi"
+	Usage    string
 	args     string
 	text     []paragraph
-	examples []string
-	flags    []manualFlag
+	Examples []string
+	Flags    []Flag
 }
 
 // paragraph is text to fill, or lines to leave as they are.
@@ -27,21 +56,21 @@ type paragraph struct {
 	verbatim bool
 }
 
-type manualFlag struct {
-	names  string // "-o, --output"
+type Flag struct {
+	Names  string // "-o, --output"
 	value  string // "FORMAT"; "" for one that takes none
-	usage  string
+	Usage  string
 	value0 string // what holds without the flag; "" for none
 }
 
-// manualsOf are the manuals of all commands that people use, in the order of cgpu --help.
-func manualsOf(a *cli.App) []manual {
-	var list []manual
+// Of are the manuals of all commands that people use, in the order of cgpu --help.
+func Of(a *cli.App) []Page {
+	var list []Page
 	var add func(prefix string, commands []*cli.Command)
 	add = func(prefix string, commands []*cli.Command) {
 		for _, c := range commands {
 			if !c.Hidden && c.Name != "help" { // the library gives the command that runs one
-				list = append(list, manualOf(prefix, c))
+				list = append(list, pageOf(prefix, c))
 				add(prefix+" "+c.Name, c.Subcommands)
 			}
 		}
@@ -50,9 +79,9 @@ func manualsOf(a *cli.App) []manual {
 	return list
 }
 
-func manualOf(prefix string, c *cli.Command) manual {
-	m := manual{name: prefix + " " + c.Name, usage: c.Usage, args: strings.TrimSpace(c.ArgsUsage)}
-	m.text, m.examples = paragraphs(c.Description)
+func pageOf(prefix string, c *cli.Command) Page {
+	m := Page{Name: prefix + " " + c.Name, Usage: c.Usage, args: strings.TrimSpace(c.ArgsUsage)}
+	m.text, m.Examples = paragraphs(c.Description)
 	for _, f := range c.VisibleFlags() {
 		d, ok := f.(cli.DocGenerationFlag)
 		if !ok || f.Names()[0] == "help" {
@@ -60,10 +89,10 @@ func manualOf(prefix string, c *cli.Command) manual {
 		}
 		var names []string
 		for _, n := range f.Names() {
-			names = append(names, dashes(n))
+			names = append(names, Dashes(n))
 		}
-		x := manualFlag{names: strings.Join(names, ", ")}
-		x.value, x.usage = valueName(d.GetUsage())
+		x := Flag{Names: strings.Join(names, ", ")}
+		x.value, x.Usage = ValueName(d.GetUsage())
 		switch g := f.(type) {
 		case *cli.BoolFlag:
 			x.value0 = g.DefaultText
@@ -77,21 +106,21 @@ func manualOf(prefix string, c *cli.Command) manual {
 				x.value = "VALUE"
 			}
 		}
-		m.flags = append(m.flags, x)
+		m.Flags = append(m.Flags, x)
 	}
 	return m
 }
 
-// dashes writes a flag as it is typed.
-func dashes(name string) string {
+// Dashes writes a flag as it is typed.
+func Dashes(name string) string {
 	if len(name) == 1 {
 		return "-" + name
 	}
 	return "--" + name
 }
 
-// valueName takes the word in backquotes for the value's name, as cgpu --help does.
-func valueName(usage string) (value, text string) {
+// ValueName takes the word in backquotes for the value's name, as cgpu --help does.
+func ValueName(usage string) (value, text string) {
 	before, rest, ok := strings.Cut(usage, "`")
 	if !ok {
 		return "", usage
@@ -133,11 +162,11 @@ const exitStatus = "0 when it is done, 1 when something failed (one line on stan
 	"cannot be understood. cgpu run ends as its command did."
 
 // roff writes a man page of section 1.
-func (m manual) roff(w io.Writer, version string) error {
+func (m Page) roff(w io.Writer, version string) error {
 	var b strings.Builder
 	m.head(&b, version)
-	b.WriteString(".SH SYNOPSIS\n.nh\n.B " + roffText(m.name) + "\n")
-	if len(m.flags) > 0 {
+	b.WriteString(".SH SYNOPSIS\n.nh\n.B " + roffText(m.Name) + "\n")
+	if len(m.Flags) > 0 {
 		b.WriteString("[\\fIOPTION\\fR]...\n")
 	}
 	if m.args != "" {
@@ -147,19 +176,19 @@ func (m manual) roff(w io.Writer, version string) error {
 	for i, p := range m.text {
 		roffParagraph(&b, p, i > 0)
 	}
-	if len(m.flags) > 0 {
+	if len(m.Flags) > 0 {
 		b.WriteString(".SH OPTIONS\n")
 	}
-	for _, f := range m.flags {
-		b.WriteString(".TP\n\\fB" + roffText(f.names) + "\\fR")
+	for _, f := range m.Flags {
+		b.WriteString(".TP\n\\fB" + roffText(f.Names) + "\\fR")
 		if f.value != "" {
 			b.WriteString(" \\fI" + roffText(f.value) + "\\fR")
 		}
-		b.WriteString("\n" + roffLine(f.usage+defaultOf(f)) + "\n")
+		b.WriteString("\n" + roffLine(f.Usage+defaultOf(f)) + "\n")
 	}
-	if len(m.examples) > 0 {
+	if len(m.Examples) > 0 {
 		b.WriteString(".SH EXAMPLES\n")
-		roffParagraph(&b, paragraph{strings.Join(m.examples, "\n"), true}, false)
+		roffParagraph(&b, paragraph{strings.Join(m.Examples, "\n"), true}, false)
 	}
 	b.WriteString(".SH SEE ALSO\n.BR cgpu (1)\n")
 	_, err := io.WriteString(w, b.String())
@@ -167,12 +196,12 @@ func (m manual) roff(w io.Writer, version string) error {
 }
 
 // head begins a page. It has no date, so that a package made twice is the same.
-func (m manual) head(b *strings.Builder, version string) {
-	page := strings.ReplaceAll(m.name, " ", "-")
-	fmt.Fprintf(b, ".TH \"%s\" 1 \"\" \"cgpu %s\" \"cgpu\"\n.SH NAME\n%s \\- %s\n", roffText(strings.ToUpper(page)), roffText(version), roffText(page), roffText(m.usage))
+func (m Page) head(b *strings.Builder, version string) {
+	page := strings.ReplaceAll(m.Name, " ", "-")
+	fmt.Fprintf(b, ".TH \"%s\" 1 \"\" \"cgpu %s\" \"cgpu\"\n.SH NAME\n%s \\- %s\n", roffText(strings.ToUpper(page)), roffText(version), roffText(page), roffText(m.Usage))
 }
 
-func defaultOf(f manualFlag) string {
+func defaultOf(f Flag) string {
 	if f.value0 == "" {
 		return ""
 	}
@@ -210,7 +239,7 @@ func roffLine(s string) string {
 // roffOverview writes the page of cgpu itself.
 func roffOverview(w io.Writer, a *cli.App, version string) error {
 	var b strings.Builder
-	manual{name: a.Name, usage: a.Usage}.head(&b, version)
+	Page{Name: a.Name, Usage: a.Usage}.head(&b, version)
 	b.WriteString(".SH SYNOPSIS\n.B cgpu\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... [\\fIARGUMENT\\fR]...\n.SH DESCRIPTION\n")
 	text, _ := paragraphs(a.Description)
 	for i, p := range text {
@@ -218,9 +247,9 @@ func roffOverview(w io.Writer, a *cli.App, version string) error {
 	}
 	b.WriteString(".SH COMMANDS\n")
 	var pages []string
-	for _, m := range manualsOf(a) {
-		page := strings.ReplaceAll(m.name, " ", "-")
-		fmt.Fprintf(&b, ".TP\n.BR %s (1)\n%s\n", roffText(page), roffLine(m.usage))
+	for _, m := range Of(a) {
+		page := strings.ReplaceAll(m.Name, " ", "-")
+		fmt.Fprintf(&b, ".TP\n.BR %s (1)\n%s\n", roffText(page), roffLine(m.Usage))
 		pages = append(pages, page)
 	}
 	fmt.Fprintf(&b, ".SH EXIT STATUS\n%s\n.SH SEE ALSO\n", roffLine(exitStatus))
@@ -235,8 +264,8 @@ func roffOverview(w io.Writer, a *cli.App, version string) error {
 	return err
 }
 
-// markdown writes docs/cli.md.
-func markdown(w io.Writer, a *cli.App) error {
+// Markdown writes docs/cli.md.
+func Markdown(w io.Writer, a *cli.App) error {
 	var b strings.Builder
 	b.WriteString("# Commands\n\n<!-- Made from the commands by `go test ./cmd/cgpu -run TestManual -update`; edit those. -->\n\n")
 	text, _ := paragraphs(a.Description)
@@ -244,14 +273,14 @@ func markdown(w io.Writer, a *cli.App) error {
 		markdownParagraph(&b, p)
 	}
 	b.WriteString("Exit status: " + exitStatus + "\n\n| command | does |\n|---|---|\n")
-	list := manualsOf(a)
+	list := Of(a)
 	for _, m := range list {
-		fmt.Fprintf(&b, "| [`%s`](#%s) | %s |\n", m.name, strings.ReplaceAll(m.name, " ", "-"), cell(m.usage))
+		fmt.Fprintf(&b, "| [`%s`](#%s) | %s |\n", m.Name, strings.ReplaceAll(m.Name, " ", "-"), Cell(m.Usage))
 	}
 	for _, m := range list {
-		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", m.name, markdownText(strings.ToUpper(m.usage[:1])+m.usage[1:]))
-		call := m.name
-		if len(m.flags) > 0 {
+		fmt.Fprintf(&b, "\n## %s\n\n%s.\n\n", m.Name, markdownText(strings.ToUpper(m.Usage[:1])+m.Usage[1:]))
+		call := m.Name
+		if len(m.Flags) > 0 {
 			call += " [OPTION]…"
 		}
 		if m.args != "" {
@@ -261,17 +290,17 @@ func markdown(w io.Writer, a *cli.App) error {
 		for _, p := range m.text {
 			markdownParagraph(&b, p)
 		}
-		if len(m.flags) > 0 {
+		if len(m.Flags) > 0 {
 			b.WriteString("| option | meaning |\n|---|---|\n")
 		}
-		for _, f := range m.flags {
-			fmt.Fprintf(&b, "| `%s` | %s |\n", strings.TrimSpace(f.names+" "+f.value), cell(f.usage+defaultOf(f)))
+		for _, f := range m.Flags {
+			fmt.Fprintf(&b, "| `%s` | %s |\n", strings.TrimSpace(f.Names+" "+f.value), Cell(f.Usage+defaultOf(f)))
 		}
-		if len(m.examples) > 0 {
-			if len(m.flags) > 0 {
+		if len(m.Examples) > 0 {
+			if len(m.Flags) > 0 {
 				b.WriteString("\n")
 			}
-			b.WriteString("```sh\n" + strings.Join(m.examples, "\n") + "\n```\n")
+			b.WriteString("```sh\n" + strings.Join(m.Examples, "\n") + "\n```\n")
 		}
 	}
 	_, err := io.WriteString(w, b.String())
@@ -291,5 +320,5 @@ func markdownText(s string) string {
 	return strings.NewReplacer("<", `\<`, "*", `\*`, "`", "\\`").Replace(s)
 }
 
-// cell is markdownText in a table.
-func cell(s string) string { return strings.ReplaceAll(markdownText(s), "|", `\|`) }
+// Cell is markdownText in a table.
+func Cell(s string) string { return strings.ReplaceAll(markdownText(s), "|", `\|`) }
