@@ -2,11 +2,9 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v2"
 
@@ -63,7 +61,7 @@ func doctorCommand() *cli.Command {
 			if inJSON {
 				err = terminal.EncodeJSON(c.App.Writer, report, "  ")
 			} else {
-				err = printReport(c.App.Writer, report, c.Bool("verbose"))
+				err = doctor.PrintReport(c.App.Writer, report, c.Bool("verbose"))
 			}
 			if err == nil && report.Status == doctor.Fail {
 				err = fmt.Errorf("doctor: %s failed", terminal.Plural(report.Count(doctor.Fail), "check"))
@@ -90,33 +88,4 @@ func engineFiles(list []string) (map[string]string, error) {
 		files[name] = file
 	}
 	return files, nil
-}
-
-// printReport prints a line for each check, or for those that are not well, and one about all.
-func printReport(w io.Writer, r doctor.Report, all bool) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, c := range r.Checks {
-		if !all && c.Status != doctor.Warn && c.Status != doctor.Fail {
-			continue
-		}
-		remedy := ""
-		if c.Remedy != "" {
-			remedy = " → " + c.Remedy
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\n", c.Status, c.Name, terminal.Printable(c.Found+remedy))
-	}
-	if err := tw.Flush(); err != nil {
-		return err
-	}
-	words := map[doctor.Status]string{doctor.OK: "ok", doctor.Warn: "warning", doctor.Fail: "failure", doctor.Skip: "skipped"}
-	var counts []string
-	for _, s := range []doctor.Status{doctor.OK, doctor.Warn, doctor.Fail, doctor.Skip} {
-		text := fmt.Sprintf("%d %s", r.Count(s), words[s])
-		if s == doctor.Warn || s == doctor.Fail {
-			text = terminal.Plural(r.Count(s), words[s])
-		}
-		counts = append(counts, text)
-	}
-	_, err := fmt.Fprintf(w, "doctor: %s\n", strings.Join(counts, ", "))
-	return err
 }

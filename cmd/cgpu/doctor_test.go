@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"maps"
 	"strings"
 	"testing"
-
-	"github.com/opencgpu/cgpu/pkg/doctor"
 )
 
 // The whole command is tested in test/integration: it starts itself again, which a test's program must not.
@@ -32,32 +29,5 @@ func TestDoctorUsage(t *testing.T) {
 	files, err := engineFiles([]string{"docker=/a,b", "crio=/c=d"})
 	if want := map[string]string{"docker": "/a,b", "crio": "/c=d"}; err != nil || !maps.Equal(files, want) {
 		t.Errorf("%v, %v", files, err)
-	}
-}
-
-func TestPrintReport(t *testing.T) {
-	var out bytes.Buffer
-	report := doctor.Report{Status: doctor.Fail, Checks: []doctor.Result{
-		{Name: "kernel", Status: doctor.OK, Found: "Linux 6.8"},
-		{Name: "a-long-name", Status: doctor.Fail, Found: "bro\x1bken", Remedy: "mend it"},
-		{Name: "hmm", Status: doctor.Skip, Found: "no"},
-		{Name: "mig", Status: doctor.Warn, Found: "on", Remedy: "off"},
-		{Name: "gsp", Status: doctor.Warn, Found: "on", Remedy: "off"},
-	}}
-	err := printReport(&out, report, true)
-	want := `ok    kernel       Linux 6.8
-fail  a-long-name  bro?ken → mend it
-skip  hmm          no
-warn  mig          on → off
-warn  gsp          on → off
-doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
-`
-	if err != nil || out.String() != want {
-		t.Errorf("%v\n%s\nwant\n%s", err, &out, want)
-	}
-	out.Reset()
-	if err := printReport(&out, report, false); err != nil || strings.Contains(out.String(), "kernel") || strings.Contains(out.String(), "hmm") ||
-		!strings.Contains(out.String(), "mend it") || !strings.Contains(out.String(), "1 ok, 2 warnings") {
-		t.Errorf("%v\n%s", err, &out)
 	}
 }
