@@ -16,8 +16,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -33,7 +33,7 @@ func main() {
 		os.Exit(1)
 	}
 	if os.Geteuid() == 0 { // it may take the node's locks
-		a.Metadata = map[string]any{inheritedKey: bare.Settle()}
+		a.Metadata = map[string]any{inheritedKey: hostrun.ResetInherited()}
 	}
 	if err := run(a, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, complaint(err, os.Args, os.Geteuid()))

@@ -14,9 +14,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
@@ -80,7 +80,7 @@ func runGuardCommand() *cli.Command {
 		Name:   runGuardName,
 		Hidden: true,
 		Before: noArguments,
-		Action: func(*cli.Context) error { return launch.Apart(bare.Leave) },
+		Action: func(*cli.Context) error { return launch.Apart(hostrun.Leave) },
 	}
 }
 
@@ -164,7 +164,7 @@ func runRefused(c *cli.Context, err error) error {
 }
 
 // runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
-// of runc, package bare.
+// of runc, package hostrun.
 func runOn(c *cli.Context, q *quota.Quota) error {
 	env := os.Environ()
 	cleanEnvironment()
@@ -177,7 +177,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	home, err := bare.StepOut()
+	home, err := hostrun.StepOut()
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; set enforcement = "guard"`)
 	}
 
-	if err := bare.CheckFiles(table.Nodes); err != nil {
+	if err := hostrun.CheckFiles(table.Nodes); err != nil {
 		return err
 	}
 
@@ -235,7 +235,7 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err := home.Return(); err != nil {
 		return err
 	}
-	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)})
+	err = hostrun.Exec(hostrun.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)})
 	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
 	undo = func() error { return nil }
 	return err
@@ -244,8 +244,8 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 // inheritedKey is where main keeps in the App what it has settled of this process, for the command to have it again.
 const inheritedKey = "inherited"
 
-func inherited(a *cli.App) bare.Inherited {
-	in, _ := a.Metadata[inheritedKey].(bare.Inherited) // none, unless main made the App
+func inherited(a *cli.App) hostrun.Inherited {
+	in, _ := a.Metadata[inheritedKey].(hostrun.Inherited) // none, unless main made the App
 	return in
 }
 
@@ -284,22 +284,22 @@ func cleanEnvironment() {
 }
 
 // runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.
-func runUser(c *cli.Context) (bare.User, error) {
+func runUser(c *cli.Context) (hostrun.User, error) {
 	if os.Geteuid() != 0 {
-		return bare.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
+		return hostrun.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
 	}
-	caller := bare.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
+	caller := hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
 	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {
 		if value := os.Getenv(name); value != "" && caller.ThroughSudo() {
-			return bare.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
+			return hostrun.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
 		}
 	}
-	return bare.Whom(c.String("user"), caller, bare.Lookup)
+	return hostrun.Whom(c.String("user"), caller, hostrun.Lookup)
 }
 
 // nameOfRun is what cgpu smi calls the run.
 func nameOfRun(c *cli.Context) (string, error) {
-	given := cmp.Or(c.String("name"), bare.Name(c.Args().Slice()))
+	given := cmp.Or(c.String("name"), hostrun.Name(c.Args().Slice()))
 	if len(given) > name.MaxLength {
 		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(given), name.MaxLength)
 	}
@@ -343,7 +343,7 @@ func sweepRuns(runDir string, cgroups []string) {
 	if err != nil {
 		return
 	}
-	bare.SweepCgroups(cgroups, func(nonce string) bool {
+	hostrun.SweepCgroups(cgroups, func(nonce string) bool {
 		for _, r := range records {
 			if r.Nonce == nonce {
 				return true

@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/engine"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
 )
 
 // backupMark stands between a file's name and the time at which its backup was made.
@@ -37,7 +37,7 @@ func apply(edits []engine.Edit) (applied, error) {
 		return applied{}, err
 	}
 	// Others read the folders that are made: the engine's own users, containerd's imports.
-	defer unix.Umask(unix.Umask(bare.Umask))
+	defer unix.Umask(unix.Umask(hostrun.Umask))
 	for _, e := range edits {
 		// A link (to a file of a configuration management, say) stays one.
 		e.Path = linked(e.Path)

@@ -1,4 +1,4 @@
-package bare
+package hostrun
 
 import (
 	"fmt"
@@ -59,9 +59,9 @@ func mayRaise() bool {
 	return unix.Capget(&header, &sets[0]) == nil && sets[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0
 }
 
-// unsettled says what is still the caller's of this process.
-func unsettled() error {
-	for _, l := range settled {
+// inherits says what is still the caller's of this process.
+func inherits() error {
+	for _, l := range rootLimits {
 		var got unix.Rlimit
 		if err := unix.Getrlimit(l.resource, &got); err != nil || got.Cur != l.limit && (mayRaise() || got.Cur != min(l.limit, got.Max)) {
 			return fmt.Errorf("limit %d: %+v, %v: want %d", l.resource, got, err, l.limit)
@@ -102,9 +102,9 @@ func runtimeCPUs() int {
 	return n
 }
 
-// TestSettle: whatever the caller has done to himself, this process works without, on all its threads; and the command has it
+// TestResetInherited: whatever the caller has done to himself, this process works without, on all its threads; and the command has it
 // again, to the last bit.
-func TestSettle(t *testing.T) {
+func TestResetInherited(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("takes root")
 	}
@@ -122,12 +122,12 @@ func TestSettle(t *testing.T) {
 		t.Fatal(err)
 	case "hardship":
 		if err = hardship(); err == nil {
-			err = become("settle", os.Args[0], "-test.run", "^TestSettle$")
+			err = become("reset", os.Args[0], "-test.run", "^TestResetInherited$")
 		}
 		t.Fatal(err)
-	case "settle":
-		in := Settle()
-		if err = unsettled(); err == nil {
+	case "reset":
+		in := ResetInherited()
+		if err = inherits(); err == nil {
 			runtime.LockOSThread()
 			if err = in.GiveBack(); err == nil {
 				err = become("", "/bin/sh", "-c", footing)
@@ -137,7 +137,7 @@ func TestSettle(t *testing.T) {
 	}
 	got := map[string]string{}
 	for _, stage := range []string{"bare", "hardship"} {
-		cmd := exec.Command(os.Args[0], "-test.run", "^TestSettle$")
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestResetInherited$")
 		cmd.Env = append(os.Environ(), "BARE_STAGE="+stage, fmt.Sprint("BARE_CPUS=", runtime.NumCPU()))
 		out, err := cmd.CombinedOutput()
 		if err != nil {
@@ -150,8 +150,8 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// TestSettleNothing: who asked for nothing gets nothing set.
-func TestSettleNothing(t *testing.T) {
+// TestResetInheritedNothing: who asked for nothing gets nothing set.
+func TestResetInheritedNothing(t *testing.T) {
 	if err := (Inherited{}).GiveBack(); err != nil {
 		t.Error(err)
 	}

@@ -1,4 +1,4 @@
-package bare
+package hostrun
 
 import (
 	"errors"
@@ -62,27 +62,27 @@ func mine(controllers ...string) ([]hierarchy, error) {
 
 // Home is where the caller has started us.
 type Home struct {
-	look []hierarchy // in which the guard looks for a run's processes
-	left []hierarchy // which this process has left and has to enter again; not those of look
+	watched []hierarchy // in which the guard looks for a run's processes
+	left    []hierarchy // which this process has left and has to enter again; not those of watched
 }
 
 // StepOut takes this process out of the cgroups in which the caller can freeze it, if they are his: it takes the node's locks,
 // and others would wait for them. What is not allowed, in a container say, is left out.
 func StepOut() (Home, error) {
-	look, err := mine("devices", "cpuacct")
+	watched, err := mine("devices", "cpuacct")
 	if err != nil {
 		return Home{}, err
 	}
-	if len(look) == 0 {
+	if len(watched) == 0 {
 		return Home{}, fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
 	}
 	ends, err := mine("freezer", "name=systemd")
 	if err != nil {
 		return Home{}, err
 	}
-	home := Home{look: look}
+	home := Home{watched: watched}
 	for _, h := range ends {
-		if h.path != "/" && cgroups.WriteCgroupProc(h.root, os.Getpid()) == nil && !slices.Contains(look, h) {
+		if h.path != "/" && cgroups.WriteCgroupProc(h.root, os.Getpid()) == nil && !slices.Contains(watched, h) {
 			home.left = append(home.left, h)
 		}
 	}
@@ -101,7 +101,7 @@ func (home Home) Return() error {
 
 // Cgroups are the folders that a run gets, below those of the caller, so that whatever limits his session or his batch job
 // limits the run as well: in the hierarchies in which the guard looks for a container's processes and for their CPU time.
-func (home Home) Cgroups(nonce string) []string { return runFolders(home.look, nonce) }
+func (home Home) Cgroups(nonce string) []string { return runFolders(home.watched, nonce) }
 
 // runFolders are the folders of a run whose caller is in the cgroups of list. Below the root of a hierarchy there is one more,
 // which stays: nobody may write in a root without a capability, and the guard, which removes the run's folder, has given up

@@ -1,4 +1,4 @@
-// Package bare gives a process of the host, without a container, what cgpu-runtime gives a container: a /dev with its GPUs and
+// Package hostrun gives a process of the host, without a container, what cgpu-runtime gives a container: a /dev with its GPUs and
 // no others, a cgroup of its own, the vGPU page and the preload library, and the seccomp filter whose listener goes to the
 // guard.
 //
@@ -6,7 +6,7 @@
 // as runc's create and nice do. Its exit status, signals, terminal and job control are therefore the command's own, without
 // anything of ours in between that could pass them on wrongly, and a kill of "cgpu run" is one of the command. What is left
 // to do at the end the guard does, which notices when the last process with the filter is gone.
-package bare
+package hostrun
 
 import (
 	"errors"

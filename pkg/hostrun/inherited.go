@@ -1,4 +1,4 @@
-package bare
+package hostrun
 
 import (
 	"errors"
@@ -18,9 +18,9 @@ type Inherited struct {
 	back []func() error // each gives one thing back
 }
 
-// settled are the limits of a process that works as root: what ends it or cuts its writes off is lifted, and it leaves no image
+// rootLimits are those of a process that works as root: what ends it or cuts its writes off is lifted, and it leaves no image
 // of its memory behind. cgpu run's guard has them too: with too few descriptors it could not follow the files of the command.
-var settled = []struct {
+var rootLimits = []struct {
 	resource int
 	limit    uint64
 }{
@@ -45,14 +45,14 @@ const (
 // Umask is for root's files. The caller's could make a ledger that guards, which have no CAP_DAC_OVERRIDE, cannot read.
 const Umask = 0o022
 
-// Settle puts this process, all its threads and what they start on a footing that the caller has no say in. What is not allowed,
+// ResetInherited puts this process, all its threads and what they start on a footing that the caller has no say in. What is not allowed,
 // in a container say, is left out. The process goes on to be safe against its end at any moment: its caller can still close
 // the terminal.
-func Settle() Inherited {
+func ResetInherited() Inherited {
 	var in Inherited
 	callers := unix.Umask(Umask)
 	in.keep(func() error { unix.Umask(callers); return nil })
-	for _, l := range settled {
+	for _, l := range rootLimits {
 		in.limit(l.resource, l.limit)
 	}
 	in.schedule()
