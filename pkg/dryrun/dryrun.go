@@ -33,7 +33,7 @@ type DryRun struct {
 	Folder  string // of config.json
 }
 
-// edit returns the config.json that runc would get, and the reasons, one a line.
+// Edit returns the config.json that runc would get, and the reasons, one a line.
 func (d DryRun) Edit(raw []byte, env []string) (edited []byte, reasons string, err error) {
 	if raw, err = setEnv(raw, env); err != nil {
 		return nil, "", err

@@ -27,7 +27,7 @@ type applied struct {
 	said    []string
 }
 
-// Apply makes edits: backup, new file beside the old, rename. If one fails, those before are undone.
+// apply makes edits: backup, new file beside the old, rename. If one fails, those before are undone.
 func apply(edits []engine.Edit) (applied, error) {
 	var done applied
 	fail := func(err error) (applied, error) {

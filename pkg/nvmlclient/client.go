@@ -45,7 +45,7 @@ func New(line string, rest time.Duration) *Client {
 	return &Client{start: startChild, now: time.Now, line: line, rest: rest}
 }
 
-// ask is what NVML says of each GPU, by UUID.
+// Ask is what NVML says of each GPU, by UUID.
 func (h *Client) Ask() (map[string]device.Hardware, error) {
 	if h.child == nil {
 		if h.now().Before(h.next) {

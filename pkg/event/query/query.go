@@ -24,7 +24,7 @@ type Query struct {
 	Name       func(event.Event) string // of the container, for people
 }
 
-// pick leaves the events that are asked for.
+// Pick leaves the events that are asked for.
 func (q Query) Pick(list []event.Event) []event.Event {
 	return slices.DeleteFunc(list, func(e event.Event) bool {
 		return e.Time.Before(q.Since) || len(q.Kinds) > 0 && !slices.Contains(q.Kinds, string(e.Kind)) ||
@@ -32,7 +32,7 @@ func (q Query) Pick(list []event.Event) []event.Event {
 	})
 }
 
-// last leaves the last ones.
+// Last leaves the last ones.
 func (q Query) Last(list []event.Event) []event.Event {
 	if q.Tail < 0 || len(list) <= q.Tail {
 		return list

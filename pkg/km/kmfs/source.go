@@ -191,7 +191,7 @@ func (s *Source) change(f km.File, text []byte) error {
 	return err
 }
 
-// print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
+// Print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
 func (s *Source) Print(w io.Writer) error {
 	if _, err := node.Load(s.RunDir); err != nil {
 		return err

@@ -130,7 +130,7 @@ func Occupy(t *testing.T, r ledger.Record, slot int, s page.Slot) {
 	}
 }
 
-// status is what an idle guard of the container says.
+// Status is what an idle guard of the container says.
 func Status(r ledger.Record) api.Status {
 	s := api.Status{ID: r.ID, Nonce: r.Nonce, GuardPID: r.GuardPID, InitPID: r.InitPID}
 	for _, v := range r.VGPUs {
