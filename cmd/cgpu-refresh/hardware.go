@@ -40,7 +40,7 @@ func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Write
 
 // health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so.
 func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
-	all, err := xids.take()
+	all, err := xids.drain()
 	if err != nil {
 		return nil, err
 	}
@@ -179,9 +179,9 @@ func (x *xidCounter) count(uuid string, xid uint64) {
 	}
 }
 
-// take returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
+// drain returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
 // starts another process then.
-func (x *xidCounter) take() (map[string]device.Hardware, error) {
+func (x *xidCounter) drain() (map[string]device.Hardware, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.n == nil && len(x.new) == 0 {

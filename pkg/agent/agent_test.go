@@ -79,7 +79,7 @@ func TestUnknownDriver(t *testing.T) {
 		if err := table.Save(dir); err != nil {
 			t.Fatal(err)
 		}
-		a.look(t.Context())
+		a.refresh(t.Context())
 		c := judge(a.state)
 		if fake.starts != 1 || fake.updates != i || fake.gpus != step.gpus || c.Reason != step.reason || a.ready() != nil {
 			t.Errorf("%s: %+v, %s %q, ready: %v", step.version, fake, c.Reason, c.Message, a.ready())

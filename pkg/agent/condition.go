@@ -156,22 +156,22 @@ const heartbeat = 5 * time.Minute
 
 // reporter writes the condition.
 type reporter struct {
-	client  kubernetes.Interface
-	node    string
-	news    *news
-	metrics *Metrics
-	log     *slog.Logger
-	states  chan State // the latest that was not looked at
-	every   time.Duration
-	now     func() time.Time
+	client    kubernetes.Interface
+	node      string
+	podEvents *podEvents
+	metrics   *Metrics
+	log       *slog.Logger
+	states    chan State // the latest that was not looked at
+	every     time.Duration
+	now       func() time.Time
 
 	state   State
 	written v1.NodeCondition // what the API server has
 	known   bool             // written was read from there, or written
 }
 
-func newReporter(client kubernetes.Interface, node string, news *news, metrics *Metrics, log *slog.Logger) *reporter {
-	return &reporter{client: client, node: node, news: news, metrics: metrics, log: log, states: make(chan State, 1), every: heartbeat, now: time.Now}
+func newReporter(client kubernetes.Interface, node string, news *podEvents, metrics *Metrics, log *slog.Logger) *reporter {
+	return &reporter{client: client, node: node, podEvents: news, metrics: metrics, log: log, states: make(chan State, 1), every: heartbeat, now: time.Now}
 }
 
 // report hands over a state; it does not wait. One that was not looked at yet is replaced.
@@ -260,7 +260,7 @@ func (r *reporter) write(ctx context.Context) error {
 	}
 	if was.Status != c.Status || was.Reason != c.Reason {
 		r.log.Info("node condition", "status", c.Status, "reason", c.Reason, "message", c.Message)
-		r.news.node(n.UID, c)
+		r.podEvents.node(n.UID, c)
 	}
 	r.written, r.known = c, true
 	return nil

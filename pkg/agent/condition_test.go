@@ -99,7 +99,7 @@ func TestReporter(t *testing.T) {
 	})
 	p := newPods(answer(t), silent)
 	m := NewMetrics()
-	r := newReporter(client, "n", newNews(ctx, client, "n", p, m, silent), m, silent)
+	r := newReporter(client, "n", newPodEvents(ctx, client, "n", p, m, silent), m, silent)
 	get := func() (c v1.NodeCondition, others int) {
 		t.Helper()
 		n, err := client.CoreV1().Nodes().Get(ctx, "n", metav1.GetOptions{})
@@ -139,7 +139,7 @@ func TestReporter(t *testing.T) {
 	}
 
 	// The loop: a thousand looks of which nothing is new are one write.
-	r = newReporter(client, "n", r.news, m, silent)
+	r = newReporter(client, "n", r.podEvents, m, silent)
 	patches = 0
 	done := make(chan struct{})
 	go func() { defer close(done); r.run(ctx) }()

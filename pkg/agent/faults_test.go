@@ -38,7 +38,7 @@ func TestFaults(t *testing.T) {
 	a, fake := newAgent()
 	look := func(updates, sick int, reason string) {
 		t.Helper()
-		a.look(t.Context())
+		a.refresh(t.Context())
 		if c := judge(a.state); fake.updates != updates || fake.sickGPUs != sick || c.Reason != reason || a.faults.differs() {
 			t.Errorf("%+v, %s %q; want %d updates, %d unhealthy, %s; differs: %v", fake, c.Reason, c.Message, updates, sick, reason, a.faults.differs())
 		}

@@ -82,17 +82,17 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// mortalFront is a front end that can end for good.
-type mortalFront struct {
+// failerFront is a front end that can end for good.
+type failerFront struct {
 	fakeFront
 	dead error
 }
 
-func (f *mortalFront) Failed() error { return f.dead }
+func (f *failerFront) Failed() error { return f.dead }
 
 // One that has ended for good is stopped and another started, less and less often if that ends too.
 func TestFrontFailed(t *testing.T) {
-	one := &mortalFront{}
+	one := &failerFront{}
 	f := &front{FrontEnd: FrontEnd{Name: "fake", Start: func(context.Context, *device.Table, func(device.GPU) bool) (Server, error) {
 		one.starts++
 		one.dead = nil

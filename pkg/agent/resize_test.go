@@ -72,7 +72,7 @@ func TestWish(t *testing.T) {
 	} {
 		r := recordOf(!tt.claim)
 		r.ByPod = tt.before
-		list, err := wish(r, tt.now, tt.free)
+		list, err := annotationChanges(r, tt.now, tt.free)
 		if tt.refused {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: %v, want an error with %q", what, err, tt.want)
@@ -106,7 +106,7 @@ func TestWish(t *testing.T) {
 	}
 	r := recordOf(true)
 	r.Allocated = nil // Docker's, or a pod's where pods = "any"
-	if _, err := wish(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
+	if _, err := annotationChanges(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
 		t.Error("a container without an allocation is changed")
 	}
 }
@@ -131,7 +131,7 @@ func TestWishBelowAdministrator(t *testing.T) {
 	} {
 		r := recordOf(true)
 		r.Allocated[0].Set = tt.set
-		if _, err := wish(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil && !strings.Contains(err.Error(), "administrator") {
+		if _, err := annotationChanges(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil && !strings.Contains(err.Error(), "administrator") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -149,7 +149,7 @@ func newBench(t *testing.T, dir string) *bench {
 	t.Helper()
 	p := newPods(answer(t), silent)
 	m := NewMetrics()
-	b := &bench{resizer: newResizer(dir, p, newNews(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
+	b := &bench{resizer: newResizer(dir, p, newPodEvents(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
 	b.status = func(r ledger.Record) (api.Status, error) {
 		if b.used == 0 {
 			return api.Status{}, errors.New("no answer")

@@ -60,8 +60,8 @@ func newWatcher(runDir string) *watcher {
 	}}
 }
 
-// look returns the table, or why there is none that can be used; changed says that it is not what the last look returned.
-func (w *watcher) look() (table *device.Table, changed bool, err error) {
+// load returns the table, or why there is none that can be used; changed says that it is not what the last look returned.
+func (w *watcher) load() (table *device.Table, changed bool, err error) {
 	w.readAgain()
 	table, err = w.read, w.wrong
 	if err == nil {

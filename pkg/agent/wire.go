@@ -342,7 +342,7 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 				if field != extensionRaw {
 					return nil
 				}
-				return f.read(v)
+				return f.decode(v)
 			})
 		}
 		return nil
@@ -353,8 +353,8 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 	return f, err
 }
 
-// read reads what a watch's event is about.
-func (f *frame) read(m *wire.Message) error {
+// decode reads what a watch's event is about.
+func (f *frame) decode(m *wire.Message) error {
 	if f.kind == "ERROR" {
 		text, err := m.Text(64 << 10)
 		f.status = []byte(text)

@@ -22,7 +22,7 @@ func read(t *testing.T, list *podresources.ListPodResourcesResponse) (listing, u
 	all := listing{}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := all.read(wire.Of(wire.NewReader(bytes.NewReader(text)), len(text))); err != nil {
+	if err := all.decode(wire.Of(wire.NewReader(bytes.NewReader(text)), len(text))); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)

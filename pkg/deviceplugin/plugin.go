@@ -62,13 +62,13 @@ type Plugin struct {
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
 	// poke wakes the annotator: something was allocated, or the table is another.
-	poke    chan struct{}
-	settled settled
+	poke      chan struct{}
+	annotated annotated
 
 	// calls has one place, which a call of the kubelet holds from its beginning to its end: what one call chose, the next has
 	// to know.
-	calls chan struct{}
-	books books
+	calls      chan struct{}
+	allocState allocState
 
 	mu sync.Mutex // of what follows
 	// cards are replaced, never changed.
@@ -104,7 +104,7 @@ func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
 	}
 	p := &Plugin{
 		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
-		faults: map[string]error{}, calls: make(chan struct{}, 1), books: newBooks(),
+		faults: map[string]error{}, calls: make(chan struct{}, 1), allocState: newAllocState(),
 	}
 	if err := p.use(ctx, o.Table); err != nil {
 		return nil, err

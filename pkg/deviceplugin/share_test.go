@@ -153,8 +153,8 @@ func TestPercentChoosesPolicy(t *testing.T) {
 func TestHolders(t *testing.T) {
 	h := holders{}
 	id := func(i int) string { return card{GPU: device.GPU{UUID: uuid(0)}}.id(ResourcePercent, i) }
-	h.take([]string{id(0), id(1)})
-	h.take([]string{id(2)})
+	h.allocate([]string{id(0), id(1)})
+	h.allocate([]string{id(2)})
 	h.adopt([]string{id(2)})
 	h.adopt([]string{id(3), card{GPU: device.GPU{UUID: uuid(1)}}.id(ResourcePercent, 0)})
 	if n := h.count(nil); n[uuid(0)] != 3 || n[uuid(1)] != 1 {
@@ -163,7 +163,7 @@ func TestHolders(t *testing.T) {
 	if n := h.count([]string{id(1)}); n[uuid(0)] != 2 {
 		t.Errorf("without the one that makes way: %v", n)
 	}
-	h.take([]string{id(1), id(4)})
+	h.allocate([]string{id(1), id(4)})
 	if n := h.count(nil); n[uuid(0)] != 3 {
 		t.Errorf("an init container counts beside its successor: %v", n)
 	}

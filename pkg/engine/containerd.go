@@ -81,7 +81,7 @@ func loadContainerd(fsys fs.FS, main string, program Version) (c containerd, err
 			pending = append(pending, expand(fsys, file, pattern)...)
 		}
 	}
-	return c, c.read()
+	return c, c.readFiles()
 }
 
 // bare is an error of the file system without its operation and path, which the caller names.
@@ -111,8 +111,8 @@ func expand(fsys fs.FS, file, pattern string) []string {
 	return matches
 }
 
-// read finds out what the files say together.
-func (c *containerd) read() error {
+// readFiles finds out what the files say together.
+func (c *containerd) readFiles() error {
 	c.silent, c.version = true, 0
 	for _, d := range c.files {
 		if v, ok := d.tree["version"].(int64); ok && v != 0 {

@@ -328,13 +328,13 @@ func cmdFork(args []string) error {
 	case before-min(before, during) < held:
 		return fmt.Errorf("children held %v, but free memory fell from %v to %v", held, before, during)
 	}
-	after, err := c.settle(before)
+	after, err := c.waitFree(before)
 	print("free_before_mib=%d\nfree_after_mib=%d", before/quota.MiB, after/quota.MiB)
 	return err
 }
 
-// settle waits for the free memory to come back to want, for a second: the death of a process is noticed, not announced.
-func (c *client) settle(want quota.Bytes) (quota.Bytes, error) {
+// waitFree waits for the free memory to come back to want, for a second: the death of a process is noticed, not announced.
+func (c *client) waitFree(want quota.Bytes) (quota.Bytes, error) {
 	for end := time.Now().Add(time.Second); ; time.Sleep(10 * time.Millisecond) {
 		_, free, err := c.usage()
 		if err != nil || free >= want {

@@ -81,7 +81,7 @@ func cmdHostile(args []string) error {
 		// A process of its own: a case may be killed or hang.
 		err := a.start(hostileOptions{*tries, *keep, *paused, *busy}, *timeout)
 		if err == nil {
-			err = settle(free)
+			err = waitIdle(free)
 		}
 		if errors.Is(err, errSkip) {
 			print("ok %s (%v)", a.name, err)
@@ -111,9 +111,9 @@ func idleMemory() quota.Bytes {
 	return free
 }
 
-// settle waits until a case has given back what it held, which takes a moment after the end of its process. The next
+// waitIdle waits until a case has given back what it held, which takes a moment after the end of its process. The next
 // case would else see memory come back while it measures. What does not come back is a leak.
-func settle(free quota.Bytes) error {
+func waitIdle(free quota.Bytes) error {
 	deadline := time.Now().Add(20 * time.Second)
 	for {
 		now := idleMemory()

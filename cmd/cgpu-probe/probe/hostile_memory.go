@@ -408,7 +408,7 @@ func hostileManaged(hostileOptions) error {
 			return err
 		}
 		for range 3 { // in parts that would each fit
-			if _, err := u.take(total/2+quota.MiB, false); err != nil {
+			if _, err := u.mapManaged(total/2+quota.MiB, false); err != nil {
 				return nil // refused keeps the limit too
 			}
 		}

@@ -275,5 +275,5 @@ func hostileTOCTOUFD(o hostileOptions) error {
 	// A call that was made, and whose answer a signal kept back while the descriptor changed, has an object that is charged and that nobody
 	// knows here. It goes with the client.
 	c.close()
-	return settle(before)
+	return waitIdle(before)
 }

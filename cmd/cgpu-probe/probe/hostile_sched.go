@@ -111,8 +111,8 @@ func hostileLongKernel(hostileOptions) error {
 				return err
 			}
 			time.Sleep(1500 * time.Millisecond)
-			h, herr := hog.read()
-			v, verr := victim.read()
+			h, herr := hog.progress()
+			v, verr := victim.progress()
 			print("%s: long_kernels_ms=%d short_kernels_ms=%d", order, h.GPUTime.Milliseconds(), v.GPUTime.Milliseconds())
 			if v.GPUTime < h.GPUTime/2 {
 				return fmt.Errorf("%s: long kernels had %v of the GPU and short ones beside them %v", order, h.GPUTime, v.GPUTime)
@@ -239,7 +239,7 @@ func hostilePaused(o hostileOptions) error {
 func awaitPause(w *contexts) error {
 	last, since := time.Duration(-1), time.Now()
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); sleep10ms() {
-		now, err := w.read()
+		now, err := w.progress()
 		if err != nil {
 			return err
 		}
@@ -254,7 +254,7 @@ func awaitPause(w *contexts) error {
 
 // computesNothing checks that an attempt brings no GPU time. What it makes it puts into w.
 func computesNothing(w *contexts, name string, try func(*contexts) error) error {
-	before, err := w.read()
+	before, err := w.progress()
 	if err != nil {
 		return err
 	}
@@ -262,7 +262,7 @@ func computesNothing(w *contexts, name string, try func(*contexts) error) error 
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	time.Sleep(150 * time.Millisecond)
-	after, err := w.read()
+	after, err := w.progress()
 	if err != nil {
 		return err
 	}
@@ -381,7 +381,7 @@ func tryNewGroupsLoop(w *contexts) error {
 			return err
 		}
 		time.Sleep(2 * time.Millisecond)
-		got, err := more.read()
+		got, err := more.progress()
 		if err != nil {
 			return err
 		}

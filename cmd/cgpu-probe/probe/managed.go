@@ -151,7 +151,7 @@ func cmdManaged(args []string) error {
 		if err != nil {
 			return err
 		}
-		got, err := u.take(size, *announce)
+		got, err := u.mapManaged(size, *announce)
 		if err != nil {
 			print("refused=%d\nstatus=%s", size, describe(err))
 			refused = err
@@ -185,8 +185,8 @@ func cmdManaged(args []string) error {
 	return wait("")
 }
 
-// take maps managed memory as CUDA does: a refusal shows in the mapping itself, or in UVM's answer about it.
-func (u *uvmSpace) take(size quota.Bytes, announce bool) (quota.Bytes, error) {
+// mapManaged maps managed memory as CUDA does: a refusal shows in the mapping itself, or in UVM's answer about it.
+func (u *uvmSpace) mapManaged(size quota.Bytes, announce bool) (quota.Bytes, error) {
 	r, err := u.reserve(size)
 	if err != nil {
 		return 0, err

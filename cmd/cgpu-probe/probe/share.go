@@ -265,7 +265,7 @@ func cmdExport(args []string) error {
 	for _, fd := range fds {
 		syscall.Close(fd)
 	}
-	after, err := c.settle(before)
+	after, err := c.waitFree(before)
 	print("free_before_mib=%d\nfree_after_mib=%d", before/quota.MiB, after/quota.MiB)
 	return err
 }

@@ -61,7 +61,7 @@ func (w window) String() string {
 // worker is one process with contexts.
 type worker interface {
 	start() error
-	read() (work, error)
+	progress() (work, error)
 	close()
 }
 
@@ -95,7 +95,7 @@ func newUnscheduled(c *client, n int, kernel, gap time.Duration) (*contexts, err
 			return nil, err
 		}
 		w.groups = append(w.groups, g)
-		if _, err := w.read(); statusOf(err) != rm.StatusOK && statusOf(err) != ^uint32(0) {
+		if _, err := w.progress(); statusOf(err) != rm.StatusOK && statusOf(err) != ^uint32(0) {
 			return nil, fmt.Errorf("%w: %w", errNoSim, err)
 		} else if err != nil {
 			return nil, err
@@ -132,7 +132,7 @@ func (w *contexts) start() error {
 	return nil
 }
 
-func (w *contexts) read() (sum work, err error) {
+func (w *contexts) progress() (sum work, err error) {
 	for _, g := range w.groups {
 		p := make([]byte, sim.WorkSize)
 		if err := w.c.control(g, sim.CtrlWork, p); err != nil {
@@ -189,9 +189,9 @@ func (k *child) do(what string) (w work, err error) {
 	return w, nil
 }
 
-func (k *child) start() error        { _, err := k.do("start"); return err }
-func (k *child) read() (work, error) { return k.do("read") }
-func (k *child) close()              { k.in.Close(); _ = k.cmd.Wait() }
+func (k *child) start() error            { _, err := k.do("start"); return err }
+func (k *child) progress() (work, error) { return k.do("read") }
+func (k *child) close()                  { k.in.Close(); _ = k.cmd.Wait() }
 
 // serveParent is the other side of child.
 func serveParent(w worker, in io.Reader, out io.Writer) error {
@@ -201,7 +201,7 @@ func serveParent(w worker, in io.Reader, out io.Writer) error {
 				return err
 			}
 		}
-		sum, err := w.read()
+		sum, err := w.progress()
 		if err != nil {
 			return err
 		}
@@ -234,7 +234,7 @@ func each(workers []worker, do func(worker) (work, error)) (sum work, err error)
 
 // watch lets the workers compute until ctx ends, or for a time if that is not 0, and reports every window and the whole.
 func watch(ctx context.Context, workers []worker, length, every time.Duration, report func(window)) (window, error) {
-	first, err := each(workers, worker.read)
+	first, err := each(workers, worker.progress)
 	if err != nil {
 		return window{}, err
 	}
@@ -252,7 +252,7 @@ func watch(ctx context.Context, workers []worker, length, every time.Duration, r
 		case <-ctx.Done():
 		}
 		now := time.Now()
-		sum, err := each(workers, worker.read)
+		sum, err := each(workers, worker.progress)
 		if err != nil {
 			return window{}, err
 		}

@@ -184,7 +184,7 @@ func TestChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if w, err := k.read(); w != (work{}) || err != nil {
+	if w, err := k.progress(); w != (work{}) || err != nil {
 		t.Fatalf("before the start %+v, %v", w, err)
 	}
 	total, err := watch(t.Context(), []worker{k}, 100*time.Millisecond, 50*time.Millisecond, func(window) {})
@@ -209,7 +209,7 @@ func TestChild(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = k.read()
+		_, err = k.progress()
 		if err == nil || errors.Is(err, errNoSim) != c.noSim || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("child that dies: %v, want %q", err, c.want)
 		}
@@ -221,7 +221,7 @@ type fakeWorker struct{ started, reads uint64 }
 
 func (w *fakeWorker) start() error { w.started++; return nil }
 func (w *fakeWorker) close()       {}
-func (w *fakeWorker) read() (work, error) {
+func (w *fakeWorker) progress() (work, error) {
 	w.reads++
 	if w.reads > 3 {
 		return work{}, io.ErrUnexpectedEOF

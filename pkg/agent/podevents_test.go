@@ -57,7 +57,7 @@ func TestFollowEvents(t *testing.T) {
 	dir := t.TempDir()
 	client := fake.NewClientset()
 	p, m := newPods(answer(t, podOf("a", "web", "main", "id1")), silent), NewMetrics()
-	n := newNews(ctx, client, "n", p, m, silent)
+	n := newPodEvents(ctx, client, "n", p, m, silent)
 	go p.run(ctx)
 	if !p.synced(ctx, 10*time.Second) {
 		t.Fatal("pods are not known")
@@ -130,7 +130,7 @@ func TestFollowEvents(t *testing.T) {
 func TestMay(t *testing.T) {
 	client := fake.NewClientset()
 	p := newPods(answer(t), silent)
-	n := newNews(t.Context(), client, "n", p, NewMetrics(), silent)
+	n := newPodEvents(t.Context(), client, "n", p, NewMetrics(), silent)
 	count := 0
 	for range 100000 {
 		if n.may("a", "noisy") {

@@ -59,8 +59,8 @@ const (
 	maxMessage = 768
 )
 
-// news tells the API server's users what happened to their pods.
-type news struct {
+// podEvents tells the API server's users what happened to their pods.
+type podEvents struct {
 	known    *Pods
 	metrics  *Metrics
 	log      *slog.Logger
@@ -73,13 +73,13 @@ type news struct {
 	spaces map[string]flowcontrol.PassiveRateLimiter // by namespace
 }
 
-// newNews makes the sender, which ends with ctx. client-go's recorder counts what repeats, tries again while the API server
+// newPodEvents makes the sender, which ends with ctx. client-go's recorder counts what repeats, tries again while the API server
 // does not answer, and drops what is more than a thousand behind.
-func newNews(ctx context.Context, client kubernetes.Interface, node string, p *Pods, metrics *Metrics, log *slog.Logger) *news {
+func newPodEvents(ctx context.Context, client kubernetes.Interface, node string, p *Pods, metrics *Metrics, log *slog.Logger) *podEvents {
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: 512}))
 	broadcaster.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	context.AfterFunc(ctx, broadcaster.Shutdown)
-	n := &news{known: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: component, Host: node}),
+	n := &podEvents{known: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: component, Host: node}),
 		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), pod: map[types.UID]flowcontrol.PassiveRateLimiter{}, spaces: map[string]flowcontrol.PassiveRateLimiter{}}
 	p.gone = append(p.gone, n.forget)
 	return n
@@ -87,11 +87,11 @@ func newNews(ctx context.Context, client kubernetes.Interface, node string, p *P
 
 // follow tells what is new among the node's events, until ctx ends. What was written before is not told: that was another
 // agent's, and cgpu events shows it.
-func (n *news) follow(ctx context.Context, runDir string) {
+func (n *podEvents) follow(ctx context.Context, runDir string) {
 	for tries := 0; ; tries++ {
 		err := event.FollowNew(ctx, runDir, func(list []event.Event) error {
 			for _, e := range list {
-				n.take(ctx, e)
+				n.forward(ctx, e)
 			}
 			return nil
 		})
@@ -109,8 +109,8 @@ func (n *news) follow(ctx context.Context, runDir string) {
 	}
 }
 
-// take makes a pod's Event of an event.
-func (n *news) take(ctx context.Context, e event.Event) {
+// forward makes a pod's Event of an event.
+func (n *podEvents) forward(ctx context.Context, e event.Event) {
 	as, ok := reasons[e.Kind]
 	if !ok {
 		return
@@ -139,7 +139,7 @@ func message(e event.Event) string {
 }
 
 // send tells about a container of a pod, unless the pod, or all of the node, has told too much.
-func (n *news) send(pod *pod, container, kind, reason, text string) {
+func (n *podEvents) send(pod *pod, container, kind, reason, text string) {
 	if !n.may(pod.Namespace, pod.UID) {
 		n.metrics.Add("events_dropped_total", 1)
 		return
@@ -158,7 +158,7 @@ func reference(pod *pod, container string) runtime.Object {
 }
 
 // may counts an Event of a pod against all bounds, the narrowest first: who is over his own takes nothing of the others'.
-func (n *news) may(namespace string, uid types.UID) bool {
+func (n *podEvents) may(namespace string, uid types.UID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.prune()
@@ -174,7 +174,7 @@ func limiter[K comparable](all map[K]flowcontrol.PassiveRateLimiter, of K, every
 
 // prune forgets pods that are not here once they are many, and so of namespaces. An Event that was under way when its pod was deleted
 // leaves such a one.
-func (n *news) prune() {
+func (n *podEvents) prune() {
 	if len(n.pod) < maxPods && len(n.spaces) < maxPods {
 		return
 	}
@@ -192,14 +192,14 @@ func (n *news) prune() {
 	}
 }
 
-func (n *news) forget(pod *pod) {
+func (n *podEvents) forget(pod *pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.pod, pod.UID)
 }
 
 // node tells that the node's condition changed.
-func (n *news) node(uid types.UID, c v1.NodeCondition) {
+func (n *podEvents) node(uid types.UID, c v1.NodeCondition) {
 	kind := v1.EventTypeNormal
 	if c.Status != v1.ConditionTrue || c.Reason == ReasonPodsOpen || c.Reason == ReasonUnhealthy {
 		kind = v1.EventTypeWarning

@@ -46,10 +46,10 @@ func asked(all map[string]string) (some map[string]string) {
 	return some
 }
 
-// wish is what annotations make of a container, a request for each of its slices. What an annotation says that was not
+// annotationChanges are what annotations make of a container, a request for each of its slices. What an annotation says that was not
 // there before, or was and is no more, is changed; the latter back to the most that it can be. All else stays: it is the start's,
 // or an administrator's. It is all or nothing: one annotation that goes beyond the allocation refuses the others too.
-func wish(record ledger.Record, now map[string]string, free []quota.Choice) (list []ledger.ChangeRequest, err error) {
+func annotationChanges(record ledger.Record, now map[string]string, free []quota.Choice) (list []ledger.ChangeRequest, err error) {
 	for name, value := range now {
 		if len(value) > maxAnnotation {
 			return nil, fmt.Errorf("agent: annotation %s: has more than %d bytes", name, maxAnnotation)
@@ -88,7 +88,7 @@ func wish(record ledger.Record, now map[string]string, free []quota.Choice) (lis
 			}
 			req.Limit = &limit
 		}
-		// part makes a wish of one setting, and refuses what Within did not grant.
+		// part asks for a change of one setting, and refuses what Within did not grant.
 		part := func(choice quota.Choice, granted bool, given any, names ...string) (bool, error) {
 			if !changed(names...) {
 				return false, nil
@@ -159,7 +159,7 @@ func whose(set bool) string {
 	return "was allocated"
 }
 
-// remedy is what can be done about a wish that goes beyond that.
+// remedy is what can be done about a change that goes beyond that.
 func remedy(a ledger.Allocation, choice quota.Choice, set bool) string {
 	if set {
 		return ": ask for less"
