@@ -179,8 +179,8 @@ func (x *xidCounter) count(uuid string, xid uint64) {
 	}
 }
 
-// drain returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
-// starts another process then.
+// drain returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken:
+// whoever watches starts another process then.
 func (x *xidCounter) drain() (map[string]device.Hardware, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

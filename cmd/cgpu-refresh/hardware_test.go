@@ -88,8 +88,8 @@ func TestHardware(t *testing.T) {
 	}
 }
 
-// TestHealthAnswers: what pkg/health goes by. An Xid is in one answer; a GPU that is lost says so, or is absent; once nobody counts Xids any
-// more there is no answer.
+// TestHealthAnswers: what pkg/health goes by. An Xid is in one answer; a GPU that is lost says so, or is absent; once nobody
+// counts Xids any more there is no answer.
 func TestHealthAnswers(t *testing.T) {
 	uuids := []string{"GPU-AA", "GPU-bb", "GPU-cc"}
 	var devices []*mock.Device

@@ -10,8 +10,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
-// serveHardware writes, for each line that comes in, a line of JSON: what the driver says of each GPU, by UUID. It is for `cgpu exporter` and
-// `cgpu health watch`, which are static, and ends with in.
+// serveHardware writes, for each line that comes in, a line of JSON: what the driver says of each GPU, by UUID. It is for `cgpu
+// exporter` and `cgpu health watch`, which are static, and ends with in.
 func serveHardware(in io.Reader, out io.Writer) error {
 	t, err := device.Load(device.RunDir())
 	if t == nil || err != nil && !errors.Is(err, device.ErrStale) {

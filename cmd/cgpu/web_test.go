@@ -17,7 +17,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell strangers.
+// TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell
+// strangers.
 func TestWeb(t *testing.T) {
 	n := nodetest.New(t)
 	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})

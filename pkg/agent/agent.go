@@ -42,8 +42,9 @@ type Options struct {
 	Metrics *Metrics
 }
 
-// lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads
-// of kernel files; a driver that goes away sends no message. Whether GPUs are said to be unhealthy costs a stat, and is looked at more often.
+// lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads of
+// kernel files; a driver that goes away sends no message. Whether GPUs are said to be unhealthy costs a stat, and is looked at
+// more often.
 const (
 	lookEvery   = 5 * time.Second
 	faultsEvery = time.Second

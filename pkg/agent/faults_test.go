@@ -12,8 +12,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// TestFaults: the front ends and the condition are told of GPUs that are unhealthy, once, and when they are healthy again; an agent that starts
-// knows it from the file; one that cannot read the file goes on with what it knew.
+// TestFaults: the front ends and the condition are told of GPUs that are unhealthy, once, and when they are healthy again; an
+// agent that starts knows it from the file; one that cannot read the file goes on with what it knew.
 func TestFaults(t *testing.T) {
 	dir := t.TempDir()
 	key, err := device.ReadKey(device.DriverSim, "", "", "")

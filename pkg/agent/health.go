@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing in; requests are
-// answered one at a time and few wait, so that who may reach the port can cost the agent little.
+// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing
+// in; requests are answered one at a time and few wait, so that who may reach the port can cost the agent little.
 func serveHealth(address string, a *agent) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {

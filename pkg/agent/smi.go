@@ -13,8 +13,8 @@ import (
 const smiFresh = time.Second
 
 // smi answers GET /v1/smi with what `cgpu smi --json` says of the node, for `kubectl cgpu top`. It changes nothing. The processes
-// of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the port is not asked who he is. The
-// NetworkPolicy in deploy/ says who does.
+// of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the
+// port is not asked who he is. The NetworkPolicy in deploy/ says who does.
 func smi(runDir string) http.HandlerFunc {
 	var mu sync.Mutex
 	var at time.Time

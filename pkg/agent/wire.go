@@ -175,8 +175,8 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 	return err
 }
 
-// readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand zeros, which is
-// four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
+// readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand
+// zeros, which is four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
 func readLimit(m *wire.Message, p *pod, c *deviceplugin.Container) error {
 	name := ""
 	return m.Fields(func(field int, v *wire.Message) (err error) {

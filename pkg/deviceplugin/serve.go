@@ -170,9 +170,9 @@ func (c *call) agreed(w *want) bool {
 	return c.has[w.name] != nil && len(c.unknown) == 0 && !slices.ContainsFunc(c.more, stranger)
 }
 
-// tie is where the container that is asked for now may have its other resource, from the grant before. must: it has to be
-// there; known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage would be
-// promised twice.
+// tie is where the container that is asked for now may have its other resource, from the grant before. must: it has to be there;
+// known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage
+// would be promised twice.
 //
 // What the kubelet has allocated it tells by container (listing), so that its container is known even where it was one of many
 // when it was served. The kubelet does not list init containers. Of these it must where all that it can have been for
@@ -326,8 +326,9 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	return pick(chosen, c.resource, r.need, available, must), nil
 }
 
-// liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of
-// it fits, then the one that the extender seems to have chosen, and then those where its whole pod fits. Of containers that want as many units now, the most demanding counts.
+// liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of it
+// fits, then the one that the extender seems to have chosen, and then those where its whole pod fits. Of containers that want as
+// many units now, the most demanding counts.
 func (c *call) liking(w *want, last *lastGrant, r request, s sharing) func(card) int {
 	otherFree, told := c.p.allocState.free[other(c.resource)]
 	most := 0

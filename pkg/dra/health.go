@@ -13,8 +13,8 @@ const (
 	healthEvery   = 10 * time.Second
 )
 
-// NodeWatchResources tells the kubelet how the devices are, at once and whenever it changes: it writes that into the status of the pods that
-// have them (feature gate ResourceHealthStatus).
+// NodeWatchResources tells the kubelet how the devices are, at once and whenever it changes: it writes that into the status of
+// the pods that have them (feature gate ResourceHealthStatus).
 func (p plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[drahealth.NodeWatchResourcesResponse]) error {
 	for {
 		p.d.mu.Lock()

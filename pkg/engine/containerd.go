@@ -466,8 +466,8 @@ func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, n
 }
 
 // Foreign names the first difference between two configurations of containerd that is none of a runtime of ours: neither its
-// table, nor the default's name, nor CDI's switch, nor the list of files; "" if there is none. It is for files and for what `containerd config
-// dump` prints.
+// table, nor the default's name, nor CDI's switch, nor the list of files; "" if there is none. It is for files and for what
+// `containerd config dump` prints.
 func Foreign(before, after map[string]any, name string) string {
 	for _, key := range differences(before, after) {
 		switch {

@@ -64,7 +64,8 @@ func TestHardware(t *testing.T) {
 	}
 }
 
-// TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until he has ended.
+// TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until
+// he has ended.
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan []byte

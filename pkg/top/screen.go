@@ -125,7 +125,8 @@ func keysOf(text string) (keys []rune) {
 
 var sgr = map[style]string{styleBold: "1", styleDim: "2", styleReverse: "7", styleGreen: "32", styleYellow: "33", styleRed: "31", styleCyan: "36"}
 
-// paint draws the lines of the screen over what was there, each piece where it belongs. Without color text is bold, dim and reverse at most.
+// paint draws the lines of the screen over what was there, each piece where it belongs. Without color text is bold, dim and
+// reverse at most.
 func paint(lines []line, color bool) []byte {
 	var b bytes.Buffer
 	for i, l := range lines {

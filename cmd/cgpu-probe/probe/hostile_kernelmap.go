@@ -44,8 +44,8 @@ func hostileSemaphores(hostileOptions) error {
 	})
 }
 
-// hostileKernelMaps has device memory mapped into the kernel again and again: each time takes addresses of BAR1, which all containers share.
-// Afterwards there must be some left. Of host memory the kernel's own addresses would be used up.
+// hostileKernelMaps has device memory mapped into the kernel again and again: each time takes addresses of BAR1, which all
+// containers share. Afterwards there must be some left. Of host memory the kernel's own addresses would be used up.
 func hostileKernelMaps(hostileOptions) error {
 	return withGPU(func(c *client) error {
 		const size, maps = 2 << 20, 1024

@@ -11,8 +11,8 @@ import (
 // controlToken is GPFIFO_GET_WORK_SUBMIT_TOKEN, upon which the driver writes to the channel's error notifier.
 const controlToken = 0xc36f0108
 
-// hostileNotifierFreed frees what a channel writes errors to. It must stay the container's, and count, until the channel is gone: the driver
-// keeps no reference, and writes there.
+// hostileNotifierFreed frees what a channel writes errors to. It must stay the container's, and count, until the channel is gone:
+// the driver keeps no reference, and writes there.
 func hostileNotifierFreed(hostileOptions) error {
 	const size = 2 * quota.MiB // the driver maps all of it, in a window of 16 MiB, to write there
 	return withContext(func(c *client, x rawContext) error {

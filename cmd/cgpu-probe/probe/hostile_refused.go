@@ -74,8 +74,8 @@ func hostileXfer(hostileOptions) error {
 	})
 }
 
-// hostileVersion says again and again that it is of a version that the driver is not: the driver would write five lines to the kernel log for
-// each. It is told the driver's version, as by the driver.
+// hostileVersion says again and again that it is of a version that the driver is not: the driver would write five lines to the
+// kernel log for each. It is told the driver's version, as by the driver.
 func hostileVersion(hostileOptions) error {
 	return withGPU(func(c *client) error {
 		ask := func(call caller, cmd uint32, said string) (string, syscall.Errno) {

@@ -186,8 +186,8 @@ func (u *gpuUVM) retainOne(watch *client, space uint32, base uint64) (quota.Byte
 	return before - min(before, after+userdSize), u.c.free(x.userd)
 }
 
-// openTwoUVM makes a client, a UVM address space with an address space of its own registered, and one without: what the second is refused is
-// then not refused for want of a first.
+// openTwoUVM makes a client, a UVM address space with an address space of its own registered, and one without: what the second is
+// refused is then not refused for want of a first.
 func openTwoUVM() (c *client, u, other *gpuUVM, err error) {
 	if c, err = openGPU(patient); err != nil {
 		return nil, nil, nil, err
