@@ -72,7 +72,8 @@ func annotationChanges(record ledger.Record, now map[string]string, free []quota
 	for _, v := range record.VGPUs {
 		a, ok := allocation(record, v.UUID)
 		if !ok {
-			return nil, fmt.Errorf("agent: annotations change only containers whose share of a GPU Kubernetes allocated; this one asked for %v itself", v.Limit)
+			return nil, fmt.Errorf("agent: annotations change only containers whose share of a GPU Kubernetes allocated; this one asked for "+
+				"%v itself", v.Limit)
 		}
 		given, set := most(a)
 		choices := slices.DeleteFunc(slices.Clone(free), func(c quota.Choice) bool { return set[c] })
@@ -95,7 +96,8 @@ func annotationChanges(record ledger.Record, now map[string]string, free []quota
 			}
 			for _, name := range names {
 				if value, ok := now[name]; ok && !granted {
-					return false, fmt.Errorf("agent: annotation %s=%q: %v %s, and this would be more%s", name, value, given, whose(set[choice]), remedy(a, choice, set[choice]))
+					return false, fmt.Errorf("agent: annotation %s=%q: %v %s, and this would be more%s", name, value, given, whose(set[choice]),
+						remedy(a, choice, set[choice]))
 				}
 			}
 			return true, nil

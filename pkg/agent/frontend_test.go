@@ -148,7 +148,8 @@ func TestDivision(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &front{FrontEnd: FrontEnd{Name: "dra", Mine: dra.Has, Others: plugin.Has}}
-	table := tableOf("", device.GPU{Index: 0, UUID: "GPU-0"}, device.GPU{Index: 1, UUID: "GPU-1"}, device.GPU{Index: 2, UUID: "GPU-2"}, device.GPU{Index: 3, UUID: "GPU-3"})
+	table := tableOf("", device.GPU{Index: 0, UUID: "GPU-0"}, device.GPU{Index: 1, UUID: "GPU-1"}, device.GPU{Index: 2, UUID: "GPU-2"},
+		device.GPU{Index: 3, UUID: "GPU-3"})
 	var has []int
 	for _, g := range table.GPUs {
 		if f.has(g) {

@@ -79,8 +79,10 @@ func newPodEvents(ctx context.Context, client kubernetes.Interface, node string,
 	broadcaster := record.NewBroadcaster(record.WithContext(ctx), record.WithCorrelatorOptions(record.CorrelatorOptions{LRUCacheSize: 512}))
 	broadcaster.StartRecordingToSink(&typedcore.EventSinkImpl{Interface: client.CoreV1().Events("")})
 	context.AfterFunc(ctx, broadcaster.Shutdown)
-	n := &podEvents{known: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme, v1.EventSource{Component: component, Host: node}),
-		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), pod: map[types.UID]flowcontrol.PassiveRateLimiter{}, spaces: map[string]flowcontrol.PassiveRateLimiter{}}
+	n := &podEvents{known: p, metrics: metrics, log: log, nodeName: node, recorder: broadcaster.NewRecorder(scheme.Scheme,
+		v1.EventSource{Component: component, Host: node}),
+		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), pod: map[types.UID]flowcontrol.PassiveRateLimiter{},
+		spaces: map[string]flowcontrol.PassiveRateLimiter{}}
 	p.gone = append(p.gone, n.forget)
 	return n
 }
@@ -150,7 +152,8 @@ func (n *podEvents) send(pod *pod, container, kind, reason, text string) {
 
 // reference names a container of a pod, as the kubelet does.
 func reference(pod *pod, container string) runtime.Object {
-	r := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
+	r := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID,
+		ResourceVersion: pod.ResourceVersion}
 	if container != "" {
 		r.FieldPath = "spec.containers{" + container + "}"
 	}
@@ -162,7 +165,8 @@ func (n *podEvents) may(namespace string, uid types.UID) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.prune()
-	return limiter(n.pod, uid, podEvery, podBurst).TryAccept() && limiter(n.spaces, namespace, spaceEvery, spaceBurst).TryAccept() && n.all.TryAccept()
+	return limiter(n.pod, uid, podEvery, podBurst).TryAccept() && limiter(n.spaces, namespace, spaceEvery, spaceBurst).TryAccept() &&
+		n.all.TryAccept()
 }
 
 func limiter[K comparable](all map[K]flowcontrol.PassiveRateLimiter, of K, every time.Duration, burst int) flowcontrol.PassiveRateLimiter {
@@ -204,5 +208,6 @@ func (n *podEvents) node(uid types.UID, c v1.NodeCondition) {
 	if c.Status != v1.ConditionTrue || c.Reason == ReasonPodsOpen || c.Reason == ReasonUnhealthy {
 		kind = v1.EventTypeWarning
 	}
-	n.recorder.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.nodeName, UID: uid}, kind, "CGPU"+c.Reason, tidy(c.Message, maxMessage))
+	n.recorder.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.nodeName, UID: uid}, kind, "CGPU"+
+		c.Reason, tidy(c.Message, maxMessage))
 }

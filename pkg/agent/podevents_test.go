@@ -17,7 +17,8 @@ import (
 )
 
 func podOf(namespace, name string, container string, id string) *v1.Pod {
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), Annotations: map[string]string{"cgpu.io/priority": "high", "other": strings.Repeat("x", 10000)}},
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name),
+		Annotations: map[string]string{"cgpu.io/priority": "high", "other": strings.Repeat("x", 10000)}},
 		Spec:   v1.PodSpec{NodeName: "n", Containers: []v1.Container{{Name: container, Image: "big", Env: []v1.EnvVar{{Name: "A", Value: "b"}}}}},
 		Status: v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: container, ContainerID: "containerd://" + id}}}}
 }
@@ -73,7 +74,8 @@ func TestFollowEvents(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, e := range events.Items {
-			list = append(list, fmt.Sprintf("%s/%s %s %s %s %s", e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.InvolvedObject.FieldPath, e.Type, e.Reason, e.Message))
+			list = append(list, fmt.Sprintf("%s/%s %s %s %s %s", e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.InvolvedObject.FieldPath,
+				e.Type, e.Reason, e.Message))
 		}
 		return list
 	}
@@ -114,11 +116,13 @@ func TestFollowEvents(t *testing.T) {
 			}
 		}
 	}
-	if !strings.HasPrefix(killed, "a/web spec.containers{main} Warning GPUProcessKilled GPU 2: process ?[2J?éé") || len(killed) > maxMessage+100 {
+	if !strings.HasPrefix(killed, "a/web spec.containers{main} Warning GPUProcessKilled GPU 2: process ?[2J?éé") ||
+		len(killed) > maxMessage+100 {
 		t.Errorf("%q", killed)
 	}
 	for _, s := range sent() {
-		if !strings.Contains(s, "GPUProcessKilled") && !strings.Contains(s, "GPUPaused") || strings.Contains(s, "yesterday") || strings.Contains(s, "AAAA") {
+		if !strings.Contains(s, "GPUProcessKilled") && !strings.Contains(s, "GPUPaused") || strings.Contains(s, "yesterday") ||
+			strings.Contains(s, "AAAA") {
 			t.Errorf("%.200q", s)
 		}
 	}

@@ -269,7 +269,8 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 		return nil, nil
 	}
 	if record.Preload {
-		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: use cgpu set on the node`)}
+		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: ` +
+			`use cgpu set on the node`)}
 	}
 	changes, err := annotationChanges(record, now, t.Config.PodSettings)
 	if err != nil {
@@ -309,9 +310,11 @@ func (r *resizer) room(record ledger.Record, changes []ledger.ChangeRequest) err
 			switch {
 			case v.UUID != w.GPU:
 			case less && v.Used > *w.Limit:
-				return fmt.Errorf("agent: annotation %s: the container uses %v on GPU %d, more than the %v wanted: free some first", annotationLimit, v.Used, v.Index, *w.Limit)
+				return fmt.Errorf("agent: annotation %s: the container uses %v on GPU %d, more than the %v wanted: free some first",
+					annotationLimit, v.Used, v.Index, *w.Limit)
 			case lessSpill && v.Spilled > *w.Spill:
-				return fmt.Errorf("agent: annotation %s: the container has spilled %v on GPU %d, more than the %v wanted: free some first", annotationSpill, v.Spilled, v.Index, *w.Spill)
+				return fmt.Errorf("agent: annotation %s: the container has spilled %v on GPU %d, more than the %v wanted: free some first",
+					annotationSpill, v.Spilled, v.Index, *w.Spill)
 			}
 		}
 	}

@@ -49,7 +49,8 @@ func TestSMI(t *testing.T) {
 	if err := table.Save(dir); err != nil {
 		t.Fatal(err)
 	}
-	record := ledger.Record{ID: "c1", Nonce: "n1", Name: "web/serve-1/main", Control: filepath.Join(dir, "c.ctl"), GuardPID: os.Getpid(), InitPID: os.Getpid(), LauncherPID: os.Getpid()}
+	record := ledger.Record{ID: "c1", Nonce: "n1", Name: "web/serve-1/main", Control: filepath.Join(dir, "c.ctl"), GuardPID: os.Getpid(),
+		InitPID: os.Getpid(), LauncherPID: os.Getpid()}
 	l, err := net.Listen("unix", record.Control)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +99,8 @@ func TestMetricsOfContainers(t *testing.T) {
 		if err := metricsOf(Options{RunDir: t.TempDir(), SMI: smi}).write(&text); err != nil {
 			t.Fatal(err)
 		}
-		if got := text.String(); !strings.Contains(got, "cgpu_agent_events_total 0\n") || !strings.Contains(got, want) || !smi && strings.Contains(got, "cgpu_up") {
+		if got := text.String(); !strings.Contains(got, "cgpu_agent_events_total 0\n") || !strings.Contains(got, want) || !smi &&
+			strings.Contains(got, "cgpu_up") {
 			t.Errorf("smi %v: %s", smi, got)
 		}
 	}

@@ -112,7 +112,8 @@ func (w *watcher) current(t *device.Table) error {
 	case was.DriverText != now.DriverText:
 		return fmt.Errorf("agent: %s: %w: another driver was loaded since", device.TableFile(w.runDir), device.ErrStale)
 	case !slices.Equal(was.DriverGPUs, now.DriverGPUs):
-		return fmt.Errorf("agent: %s: %w: the driver had GPUs %v then and has %v now", device.TableFile(w.runDir), device.ErrStale, was.DriverGPUs, now.DriverGPUs)
+		return fmt.Errorf("agent: %s: %w: the driver had GPUs %v then and has %v now", device.TableFile(w.runDir), device.ErrStale,
+			was.DriverGPUs, now.DriverGPUs)
 	}
 	return nil
 }

@@ -21,7 +21,8 @@ func TestWatcher(t *testing.T) {
 	look := func(what string, changed bool, wantErr string) *device.Table {
 		t.Helper()
 		table, did, err := w.load()
-		if did != changed || (table == nil) != (err != nil) || wantErr == "" && err != nil || wantErr != "" && (err == nil || !strings.Contains(err.Error(), wantErr)) {
+		if did != changed || (table == nil) != (err != nil) || wantErr == "" && err != nil || wantErr != "" &&
+			(err == nil || !strings.Contains(err.Error(), wantErr)) {
 			t.Errorf("%s: table %v, changed %v, error %v", what, table != nil, did, err)
 		}
 		return table

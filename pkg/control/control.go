@@ -38,7 +38,8 @@ func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 		err = updatePage(t, changed, cards)
 	}
 	if err != nil {
-		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew", view.ShortID(old.ID), err)
+		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew",
+			view.ShortID(old.ID), err)
 	}
 	return changed, nil
 }

@@ -44,7 +44,8 @@ func TestPauseNotDone(t *testing.T) {
 // A page that names no GPU of this node tells nothing, and is told nothing.
 func TestForeignPage(t *testing.T) {
 	table := nodetest.Table(t)
-	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 5}}}
+	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"),
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 5}}}
 	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
 		t.Fatal(err)
 	}

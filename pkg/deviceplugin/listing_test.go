@@ -32,12 +32,14 @@ func read(t *testing.T, list *podresources.ListPodResourcesResponse) (listing, u
 // What is read is what the types hold, and no more of it than counts.
 func TestListing(t *testing.T) {
 	devices := func(resource string, ids ...string) *podresources.ContainerDevices {
-		return &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids, Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 1}}}}
+		return &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids,
+			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 1}}}}
 	}
 	list := &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Name: "p", Namespace: "n", Containers: []*podresources.ContainerResources{
-			{Name: "main", CpuIds: []int64{0, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 5}}, Devices: []*podresources.ContainerDevices{
-				devices("nvidia.com/gpu", "x"), devices(ResourceMemory, "a", "b"), devices(ResourceMemory, "c"), devices(ResourcePercent, "d")}},
+			{Name: "main", CpuIds: []int64{0, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 5}},
+				Devices: []*podresources.ContainerDevices{
+					devices("nvidia.com/gpu", "x"), devices(ResourceMemory, "a", "b"), devices(ResourceMemory, "c"), devices(ResourcePercent, "d")}},
 			{Name: "side", DynamicResources: []*podresources.DynamicResource{{ClaimName: "c"}}},
 			{Name: "none", Devices: []*podresources.ContainerDevices{devices(ResourceMemory)}}}},
 		{Name: "q", Namespace: "n"}}}

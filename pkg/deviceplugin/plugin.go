@@ -137,7 +137,8 @@ func (p *Plugin) use(ctx context.Context, table *device.Table) error {
 	if kept.Unit != 0 && kept.Unit != p.o.Unit {
 		booked, err := p.booked(ctx, ResourceMemory)
 		if err != nil {
-			return fmt.Errorf("deviceplugin: unit %v: was %v, and it is not known whether containers of this node hold units of that: %w", p.o.Unit, kept.Unit, err)
+			return fmt.Errorf("deviceplugin: unit %v: was %v, and it is not known whether containers of this node hold units of that: %w",
+				p.o.Unit, kept.Unit, err)
 		}
 		if err := p.sameUnit(booked); err != nil {
 			return err
@@ -210,7 +211,8 @@ func (p *Plugin) Stop() {
 // errShared answers gpushare's label for nodes without isolation. There the limit is a mere number: pods share the whole
 // GPU. A share of cgpu is a limit, so it is either the pod's own or no promise at all; and giving out limits where a node
 // says that there are none would break pods that rely on the label.
-var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
+var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, " +
+	"which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
 
 // fault notes why the kubelet does not know a resource; nil: it does.
 func (p *Plugin) fault(resource string, err error) {

@@ -241,11 +241,13 @@ func (c *call) whose(n, position int) (w *want, last *lastGrant, must bool, err 
 	w = match(c.all, c.p.allocState.served, c.resource, n, position)
 	switch {
 	case w == nil && len(c.more) > 0 && len(c.unknown) == 0:
-		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs, or a longer number of them than anybody needs, is not served (%.253s): "+
+		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs, or a longer number of them "+
+			"than anybody needs, is not served (%.253s): "+
 			"give it fewer containers, and write the number without zeros before it", c.resource, n, MaxContainers, c.more[0])
 	case w != nil && w.sure && !c.agreed(w):
 		if w.gpus > 1 && c.has != nil && len(c.unknown) > 0 {
-			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for this pod or for %.253s, "+
+			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for "+
+				"this pod or for %.253s, "+
 				"of which the API server has not told: make the pod again", w.name, ResourceCount, w.gpus, c.unknown[0])
 			break
 		}
@@ -259,7 +261,8 @@ func (c *call) whose(n, position int) (w *want, last *lastGrant, must bool, err 
 		w.index = noIndex
 	}
 	if w != nil && w.sure && !must && w.index >= 0 && position >= 0 && w.index != position {
-		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other units, or the GPU has too few left", w.name, w.index, position)
+		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other "+
+			"units, or the GPU has too few left", w.name, w.index, position)
 	}
 	return w, last, must, err
 }
@@ -296,12 +299,14 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	}
 	if size%r.gpus != 0 {
 		c.p.allocState.serve(w, c.resource)
-		return nil, fmt.Errorf("deviceplugin: %s=%d: is no multiple of the pod's label %s=%d: each GPU gives the same", c.resource, size, ResourceCount, r.gpus)
+		return nil, fmt.Errorf("deviceplugin: %s=%d: is no multiple of the pod's label %s=%d: each GPU gives the same", c.resource, size,
+			ResourceCount, r.gpus)
 	}
 	r.need = size / r.gpus
 	for _, n := range bound {
 		if n > r.need {
-			return nil, fmt.Errorf("deviceplugin: %s=%d: the kubelet wants %d units of one GPU in it, more than %d: an init container had other GPUs", c.resource, size, n, r.need)
+			return nil, fmt.Errorf("deviceplugin: %s=%d: the kubelet wants %d units of one GPU in it, more than %d: an init container had "+
+				"other GPUs", c.resource, size, n, r.need)
 		}
 	}
 	sharing := c.sharing(must)
@@ -374,14 +379,16 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 		return nil, err
 	}
 	if tied && !same(last.gpus, uuids(used)) {
-		return nil, fmt.Errorf("deviceplugin: %s: the container has %s on GPU %s, and the kubelet took units of another one", c.resource, other(c.resource), strings.Join(last.gpus, ", "))
+		return nil, fmt.Errorf("deviceplugin: %s: the container has %s on GPU %s, and the kubelet took units of another one", c.resource,
+			other(c.resource), strings.Join(last.gpus, ", "))
 	}
 	if err := c.even(w, tied, per, used); err != nil {
 		return nil, err
 	}
 	n := len(ids) / len(used)
 	if c.resource == ResourceMemory && n > used[0].most {
-		return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d has %d units: overcommitment sells a GPU twice, but not to one container", c.resource, n, used[0].position, used[0].most)
+		return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d has %d units: overcommitment sells a GPU twice, but not to one container",
+			c.resource, n, used[0].position, used[0].most)
 	}
 	mine := ids
 	if c.resource != ResourceMemory {
@@ -433,9 +440,11 @@ func (c *call) even(w *want, tied bool, per map[string]int, used []card) error {
 		return nil
 	}
 	if len(used) == 1 {
-		return fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants as many GPUs, and the kubelet took units of one", w.name, ResourceCount, w.gpus)
+		return fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants as many GPUs, and the kubelet took units of one", w.name,
+			ResourceCount, w.gpus)
 	}
-	return fmt.Errorf("deviceplugin: %s: the kubelet took units of %d GPUs for one container, which would be a share on neither: no GPU has enough left, or an init container of the pod holds units of another one",
+	return fmt.Errorf("deviceplugin: %s: the kubelet took units of %d GPUs for one container, which would be a share on neither: no "+
+		"GPU has enough left, or an init container of the pod holds units of another one",
 		c.resource, len(used))
 }
 
@@ -499,7 +508,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 }
 
 // GetPreferredAllocation places containers.
-func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *server) GetPreferredAllocation(ctx context.Context,
+	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
 	err := s.serialise(ctx, func(c *call) error {
 		for _, one := range r.GetContainerRequests() {

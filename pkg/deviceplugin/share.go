@@ -210,5 +210,6 @@ func (p *Plugin) sameUnit(booked map[string]map[string][]string) error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep the unit", p.o.Unit, was, n)
+	return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep "+
+		"the unit", p.o.Unit, was, n)
 }

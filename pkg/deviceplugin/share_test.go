@@ -27,10 +27,11 @@ func shared(maxInst int, policy sched.Policy, memory ...quota.Bytes) *device.Tab
 func (k *kubelet) setCard(t *device.Table, gpu int, f func(*sched.Card)) {
 	k.t.Helper()
 	g := t.GPUs[gpu]
-	_, err := ledger.Open(k.runDir()).SetCard(ledger.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory}, t.Config.Card(), func(c *sched.Card) error {
-		f(c)
-		return nil
-	})
+	_, err := ledger.Open(k.runDir()).SetCard(ledger.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory}, t.Config.Card(),
+		func(c *sched.Card) error {
+			f(c)
+			return nil
+		})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -64,7 +65,8 @@ func TestMaxInst(t *testing.T) {
 	if on[uuid(0)] != 3 || on[uuid(1)] != 3 {
 		t.Errorf("containers per GPU: %v", on)
 	}
-	if err := k.admit(podOf("more", [2]int{1, 0})); err == nil || !strings.Contains(err.Error(), "GPU 0: 11 of 14, 3 containers share it, the most allowed (max_inst)") {
+	if err := k.admit(podOf("more", [2]int{1, 0})); err == nil || !strings.Contains(err.Error(),
+		"GPU 0: 11 of 14, 3 containers share it, the most allowed (max_inst)") {
 		t.Errorf("%v", err)
 	}
 	k.remove(pods[3])
@@ -92,8 +94,9 @@ func TestMaxInstUnasked(t *testing.T) {
 	k.until(ResourceMemory, 14, 0)
 	g := tab.GPUs[0]
 	if _, err := ledger.Open(k.runDir()).Reserve(ledger.Request{
-		Record: ledger.Record{ID: "docker", Nonce: strings.Repeat("0", 16), Bundle: "/b", LauncherPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.GiB, Weight: 1}}},
-		GPUs:   []ledger.GPU{{Index: 0, UUID: g.UUID, Memory: g.Memory}}, Card: tab.Config.Card(), Overcommit: 1,
+		Record: ledger.Record{ID: "docker", Nonce: strings.Repeat("0", 16), Bundle: "/b", LauncherPID: os.Getpid(),
+			VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.GiB, Weight: 1}}},
+		GPUs: []ledger.GPU{{Index: 0, UUID: g.UUID, Memory: g.Memory}}, Card: tab.Config.Card(), Overcommit: 1,
 	}); err != nil {
 		t.Fatal(err)
 	}

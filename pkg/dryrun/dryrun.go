@@ -52,7 +52,8 @@ func (d DryRun) Edit(raw []byte, env []string) (edited []byte, reasons string, e
 	case ask.Sandbox:
 		return raw, "passed through unchanged: a pod's pause container never gets a GPU\n", nil
 	case ask.Quota == nil:
-		return raw, "passed through unchanged: no vGPU asked for (neither CGPU_MEM nor ALIYUN_COM_GPU_MEM_CONTAINER is set, or CGPU_DISABLE is)\n" +
+		return raw, "passed through unchanged: no vGPU asked for (neither CGPU_MEM nor ALIYUN_COM_GPU_MEM_CONTAINER is set, or " +
+			"CGPU_DISABLE is)\n" +
 			unheard(raw, may, enabled) + unheeded(ask.Missed(enabled)), nil
 	}
 	t, err := d.load()
@@ -223,7 +224,8 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	if len(p.Hidden) > 0 {
 		fmt.Fprintf(&b, "hidden   %s\n", paths(p.Hidden))
 	}
-	fmt.Fprintf(&b, "driver   %s, %s, %s\n", terminal.Plural(len(p.Mounts), "file"), terminal.Plural(len(p.Links), "link"), terminal.Plural(len(p.LibDirs), "library folder"))
+	fmt.Fprintf(&b, "driver   %s, %s, %s\n", terminal.Plural(len(p.Mounts), "file"), terminal.Plural(len(p.Links), "link"),
+		terminal.Plural(len(p.LibDirs), "library folder"))
 	if p.Limiter != "" {
 		fmt.Fprintf(&b, "limiter  %s\n", p.Limiter)
 	}

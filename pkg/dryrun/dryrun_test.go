@@ -88,13 +88,16 @@ func TestSpecDialects(t *testing.T) {
 		env     []string
 		notes   map[string]string // annotations
 	}{
-		{"hami", all, []string{"NVIDIA_VISIBLE_DEVICES=1", "CUDA_DEVICE_MEMORY_LIMIT_0=6144m", "CUDA_DEVICE_SM_LIMIT=30", "CUDA_TASK_PRIORITY=0", "CUDA_OVERSUBSCRIBE=true"}, nil},
+		{"hami", all, []string{"NVIDIA_VISIBLE_DEVICES=1", "CUDA_DEVICE_MEMORY_LIMIT_0=6144m", "CUDA_DEVICE_SM_LIMIT=30",
+			"CUDA_TASK_PRIORITY=0", "CUDA_OVERSUBSCRIBE=true"}, nil},
 		{"hami-two", all, []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=6g", "CUDA_DEVICE_MEMORY_LIMIT_1=40g"}, nil},
-		{"nvidia", all, []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_REQUEST=6144", "NVIDIA_GPU_MEMORY_LIMIT=6144", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"}, nil},
+		{"nvidia", all, []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_REQUEST=6144", "NVIDIA_GPU_MEMORY_LIMIT=6144",
+			"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6144M"}, nil},
 		{"mps", all, []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=6G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30"}, nil},
 		{"pai", all, []string{"AMP_VGPU_ENABLE=1", "GPU_MEM_PER_DEVICE=6442450944", "GPU_UTIL_PER_DEVICE=50", "NVIDIA_VISIBLE_DEVICES=0"}, nil},
 		{"tkestack", all, nil, map[string]string{"tencent.com/vcuda-memory": "24", "tencent.com/vcuda-core": "30"}},
-		{"gpushare", all, six("ALIYUN_COM_GPU_MEM_IDX=0"), map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "6", "ALIYUN_COM_GPU_MEM_DEV": "15"}},
+		{"gpushare", all, six("ALIYUN_COM_GPU_MEM_IDX=0"), map[string]string{"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "6",
+			"ALIYUN_COM_GPU_MEM_DEV": "15"}},
 		{"off", nil, []string{"CUDA_DEVICE_MEMORY_LIMIT=6g"}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -128,7 +131,8 @@ func TestSpecAllocated(t *testing.T) {
 	table.Config.Pods = device.PodsAllocated
 	d := dryRunOf(t, table)
 	share := func(n int) alloc.Share {
-		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30, Priority: quota.PriorityDefault}
+		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30,
+			Priority: quota.PriorityDefault}
 	}
 	whole := alloc.Share{ID: "0b5e/s2", UUID: table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
 	// The recorded pod asks for 2 GiB itself.
@@ -143,7 +147,8 @@ func TestSpecAllocated(t *testing.T) {
 		{name: "plugin-liar", kind: "container", env: six("ALIYUN_COM_GPU_CORE_PERCENTAGE=20", "ALIYUN_COM_GPU_HIGH_PRIO=1"),
 			annotations: map[string]string{alloc.AnnotationShares: share(1).String(), "cgpu.io/gpu-mem-container": "15"}},
 		{name: "sandbox", kind: "sandbox", shares: []alloc.Share{share(0)}},
-		{name: "unallocated", kind: "container", env: six(), refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
+		{name: "unallocated", kind: "container", env: six(),
+			refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
 	} {
 		raw, err := os.ReadFile("testdata/cri16-default.json")
 		if err != nil {
@@ -265,7 +270,8 @@ func TestSpecEnforcement(t *testing.T) {
 		want                []string // in the reasons, or in the error
 		refused             bool
 	}{
-		{"guard", "nvidia", six("CGPU_MEM_SPILL=4"), []string{"spill    4096MiB of host memory beyond the limit", "enforced by the guard, which answers the driver calls over /"}, false},
+		{"guard", "nvidia", six("CGPU_MEM_SPILL=4"), []string{"spill    4096MiB of host memory beyond the limit",
+			"enforced by the guard, which answers the driver calls over /"}, false},
 		{"guard", "nvidia", six("CGPU_MEM_SPILL=9"), []string{`CGPU_MEM_SPILL="9": asked for 9216MiB of spill, but 8192MiB are free`}, true},
 		{"preload", "nvidia", six("CGPU_MEM_SPILL=4"), []string{`CGPU_MEM_SPILL="4": with enforcement = "preload"`}, true},
 		// Nothing else enforces there, and no library lies beside this test.
@@ -293,7 +299,8 @@ func TestSpecEnforcement(t *testing.T) {
 		{"", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
 		{"/run/cgpu/g/n.sock", "guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
 	} {
-		got := explain(&admit.Ask{Quota: &quota.Quota{}}, ledger.Record{Preload: true}, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
+		got := explain(&admit.Ask{Quota: &quota.Quota{}}, ledger.Record{Preload: true},
+			spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
 		if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) || !strings.Contains(got, "limiter  /usr/lib/cgpu/libcgpu.so\n") {
 			t.Errorf("%q: got\n%s\nwant %q", tt.socket, got, tt.want)
 		}

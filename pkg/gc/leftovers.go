@@ -61,7 +61,8 @@ func collectLeftovers(records []ledger.Record, sockets string) ([]Leftover, erro
 		case err == nil && of.Channels > 0:
 			done = append(done, of)
 		case err != nil && known:
-			bad = append(bad, fmt.Errorf("resume what the guard of container %s%s had paused: %w", view.ShortID(r.ID), view.Label(ledger.Record{Name: of.Name}), err))
+			bad = append(bad, fmt.Errorf("resume what the guard of container %s%s had paused: %w", view.ShortID(r.ID),
+				view.Label(ledger.Record{Name: of.Name}), err))
 		case err != nil:
 			// Its channels went with its processes.
 			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -79,7 +79,8 @@ func filter(abis []abi, trapped []uint8) []unix.SockFilter {
 const waitKillable = 1 << 5
 
 // errNested: the kernel allows one listener for a process.
-var errNested = errors.New("this process has a seccomp listener already, perhaps because it runs in a container or a cgpu run: start it outside")
+var errNested = errors.New("this process has a seccomp listener already, perhaps because it runs in a container or a cgpu run: " +
+	"start it outside")
 
 // install puts the filter on this thread and returns its listener.
 func install(program []unix.SockFilter) (int, error) {

@@ -55,8 +55,9 @@ func TestFilter(t *testing.T) {
 	for goarch, ways := range map[string]map[string]call{
 		"amd64": {
 			"x86-64": {nr: 16, arch: unix.AUDIT_ARCH_X86_64}, "x32": {nr: x32 | 514, arch: unix.AUDIT_ARCH_X86_64},
-			"x32 bit on a number of x86-64": {nr: x32 | 16, arch: unix.AUDIT_ARCH_X86_64}, "number of x32 without the bit": {nr: 514, arch: unix.AUDIT_ARCH_X86_64},
-			"int 0x80": {nr: 54, arch: unix.AUDIT_ARCH_I386},
+			"x32 bit on a number of x86-64": {nr: x32 | 16, arch: unix.AUDIT_ARCH_X86_64},
+			"number of x32 without the bit": {nr: 514, arch: unix.AUDIT_ARCH_X86_64},
+			"int 0x80":                      {nr: 54, arch: unix.AUDIT_ARCH_I386},
 		},
 		"arm64": {"arm64": {nr: 29, arch: unix.AUDIT_ARCH_AARCH64}, "arm": {nr: 54, arch: unix.AUDIT_ARCH_ARM}},
 	} {

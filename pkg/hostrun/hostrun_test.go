@@ -30,7 +30,8 @@ func TestRunFolders(t *testing.T) {
 		leave   []string
 	}{
 		{
-			"v1", paths{"freezer": deep, "devices": deep, "cpu": "/", "cpuacct": "/", "name=systemd": "/user.slice/session-3.scope", "": "/x"}, false,
+			"v1", paths{"freezer": deep, "devices": deep, "cpu": "/", "cpuacct": "/", "name=systemd": "/user.slice/session-3.scope", "": "/x"},
+			false,
 			[]string{"/sys/fs/cgroup/devices/slurm/uid_1000/job_3/step_0/cgpu-run-n", "/sys/fs/cgroup/cpuacct/cgpu/cgpu-run-n"},
 			[]string{"/sys/fs/cgroup/freezer", "/sys/fs/cgroup/systemd"},
 		},
@@ -38,7 +39,8 @@ func TestRunFolders(t *testing.T) {
 			[]string{"/sys/fs/cgroup/user.slice/user-1000.slice/session-3.scope/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
 		{"v2, one below the root", paths{"": "/x"}, true, []string{"/sys/fs/cgroup/x/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
 		{"v2, root", paths{"": "/"}, true, []string{"/sys/fs/cgroup/cgpu/cgpu-run-n"}, []string{"/sys/fs/cgroup"}},
-		{"devices with others", paths{"devices": "/a", "cpuacct": "/a", "pids": "/a"}, false, []string{"/sys/fs/cgroup/devices/a/cgpu-run-n"}, nil},
+		{"devices with others", paths{"devices": "/a", "cpuacct": "/a", "pids": "/a"}, false, []string{"/sys/fs/cgroup/devices/a/cgpu-run-n"},
+			nil},
 		{"not mounted", paths{"cpuacct": "/a", "hidden": "/a"}, false, []string{"/sys/fs/cgroup/cpuacct/a/cgpu-run-n"}, nil},
 		{"outside of the namespace", paths{"": "/../x"}, true, nil, nil},
 		{"none", nil, true, nil, nil},
@@ -187,7 +189,8 @@ func TestLookup(t *testing.T) {
 	if _, err := parsePasswd("ann:x:1000"); err == nil {
 		t.Error("a line of three parts")
 	}
-	if u, err := parsePasswd("ann:x:1000:100:Ann, phone 1:/home/ann:/bin/zsh"); err != nil || u.UID != 1000 || u.GID != 100 || u.Shell != "/bin/zsh" {
+	if u, err := parsePasswd("ann:x:1000:100:Ann, phone 1:/home/ann:/bin/zsh"); err != nil || u.UID != 1000 || u.GID != 100 ||
+		u.Shell != "/bin/zsh" {
 		t.Errorf("%+v, %v", u, err)
 	}
 }

@@ -158,8 +158,8 @@ func paragraphs(description string) (text []paragraph, examples []string) {
 }
 
 // exitStatus is what all commands but run have in common.
-const exitStatus = "0 when it is done, 1 when something failed (one line on standard error says what, and what to do), 2 for a command line that " +
-	"cannot be understood. cgpu run ends as its command did."
+const exitStatus = "0 when it is done, 1 when something failed (one line on standard error says what, and what to do), 2 for a " +
+	"command line that cannot be understood. cgpu run ends as its command did."
 
 // roff writes a man page of section 1.
 func (m Page) roff(w io.Writer, version string) error {
@@ -198,7 +198,8 @@ func (m Page) roff(w io.Writer, version string) error {
 // head begins a page. It has no date, so that a package made twice is the same.
 func (m Page) head(b *strings.Builder, version string) {
 	page := strings.ReplaceAll(m.Name, " ", "-")
-	fmt.Fprintf(b, ".TH \"%s\" 1 \"\" \"cgpu %s\" \"cgpu\"\n.SH NAME\n%s \\- %s\n", roffText(strings.ToUpper(page)), roffText(version), roffText(page), roffText(m.Usage))
+	fmt.Fprintf(b, ".TH \"%s\" 1 \"\" \"cgpu %s\" \"cgpu\"\n.SH NAME\n%s \\- %s\n", roffText(strings.ToUpper(page)), roffText(version),
+		roffText(page), roffText(m.Usage))
 }
 
 func defaultOf(f Flag) string {

@@ -8,7 +8,8 @@ import (
 )
 
 func TestManualOf(t *testing.T) {
-	got := pageOf("cgpu", &cli.Command{Name: "x", Usage: "do it", ArgsUsage: " ", Description: "One\ntwo.\n\nThree:\n   a  b\n   c\nfour\n\nExamples:\n   cgpu x\n   cgpu x | wc",
+	got := pageOf("cgpu", &cli.Command{Name: "x", Usage: "do it", ArgsUsage: " ",
+		Description: "One\ntwo.\n\nThree:\n   a  b\n   c\nfour\n\nExamples:\n   cgpu x\n   cgpu x | wc",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
 			&cli.BoolFlag{Name: "force", Usage: "do it"}, &cli.BoolFlag{Name: "secret", Hidden: true},
@@ -18,7 +19,8 @@ func TestManualOf(t *testing.T) {
 	want := Page{Name: "cgpu x", Usage: "do it",
 		text:     []paragraph{{"One two.", false}, {"Three:", false}, {"   a  b\n   c", true}, {"four", false}},
 		Examples: []string{"cgpu x", "cgpu x | wc"},
-		Flags: []Flag{{"-o, --output", "FORMAT", "FORMAT: table or json", "table"}, {"--force", "", "do it", ""}, {"-n", "VALUE", "so many", "50"},
+		Flags: []Flag{{"-o, --output", "FORMAT", "FORMAT: table or json", "table"}, {"--force", "", "do it", ""},
+			{"-n", "VALUE", "so many", "50"},
 			{"-m", "N", "N more", "all"}, {"--gpu", "GPU", "only GPU", ""}}}
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(Page{}, paragraph{}, Flag{})); diff != "" {
 		t.Error(diff)

@@ -27,15 +27,17 @@ func TestFindContainer(t *testing.T) {
 	add("ffff1111", "", "ffff") // its name is the beginning of its own ID
 	add("0000", "", "web2")
 	for container, want := range map[string]string{
-		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)", "aaaa2222": "aaaa2222 (default/pod/main)",
-		"b": "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
+		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)",
+		"aaaa2222": "aaaa2222 (default/pod/main)",
+		"b":        "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
 	} {
 		if r, err := FindContainer(n.Book, container); err != nil || r.ID+" ("+r.Name+")" != want {
 			t.Errorf("%q: %s (%s), %v, want %s", container, r.ID, r.Name, err, want)
 		}
 	}
 	for container, reason := range map[string]string{
-		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "may be aaaa1111 or aaaa2222 (default/pod/main)",
+		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`,
+		"aaaa":   "may be aaaa1111 or aaaa2222 (default/pod/main)",
 		"hidden": "no such container", "": "no such container", "we": "no such container",
 	} {
 		if r, err := FindContainer(n.Book, container); err == nil || !strings.Contains(err.Error(), reason) {

@@ -63,7 +63,8 @@ func FindGPU(t *device.Table, name string) (device.GPU, error) {
 	case 1:
 		return found[0], nil
 	}
-	return device.GPU{}, fmt.Errorf("GPU %q: is the beginning of more than one UUID, such as %s and %s: give more of it", name, found[0].UUID, found[1].UUID)
+	return device.GPU{}, fmt.Errorf("GPU %q: is the beginning of more than one UUID, such as %s and %s: give more of it", name,
+		found[0].UUID, found[1].UUID)
 }
 
 // View gathers the view of a run directory; a missing table is made.

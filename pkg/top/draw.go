@@ -189,7 +189,8 @@ func (t *Top) title(columns int) line {
 	for _, g := range t.view.GPUs {
 		vgpus += len(g.VGPUs)
 	}
-	text := fmt.Sprintf("cgpu top  %s%s, %s, %s", driver, cells.Text(t.view.DriverVersion), terminal.Plural(len(t.view.GPUs), "GPU"), terminal.Plural(vgpus, "vGPU"))
+	text := fmt.Sprintf("cgpu top  %s%s, %s, %s", driver, cells.Text(t.view.DriverVersion), terminal.Plural(len(t.view.GPUs), "GPU"),
+		terminal.Plural(vgpus, "vGPU"))
 	l := line{{0, text, styleBold}}
 	switch state, at := t.at.Format(time.TimeOnly), columns-len(time.TimeOnly); {
 	case t.err != nil:
@@ -204,7 +205,8 @@ func (t *Top) title(columns int) line {
 
 func (t *Top) footer(found int) line {
 	if t.typing {
-		return line{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, terminal.Plural(found, "container"), styleDim}}
+		return line{{0, "/" + cells.Text(t.find) + "_", styleBold}, {cells.Width(cells.Text(t.find)) + 4, terminal.Plural(found, "container"),
+			styleDim}}
 	}
 	order := sorts[t.sort].name
 	if t.reverse {
@@ -221,7 +223,8 @@ func (t *Top) footer(found int) line {
 func (t *Top) gpuLines(columns int) []line {
 	cols := []column{{head: "GPU", right: true}, {head: "NAME", least: 8, most: 24, spare: 2},
 		{head: "MEMORY", least: 10, most: 24, spare: 3}, {head: "USED/TOTAL", right: true},
-		{head: "RESERVED", right: true, spare: 5}, {head: "GPU%", right: true, least: 6}, {head: "HISTORY", least: 8, most: 60, spare: 4}, {head: "POLICY", spare: 6}}
+		{head: "RESERVED", right: true, spare: 5}, {head: "GPU%", right: true, least: 6}, {head: "HISTORY", least: 8, most: 60, spare: 4},
+		{head: "POLICY", spare: 6}}
 	var rows [][]cell
 	for _, g := range t.view.GPUs {
 		line, part := t.past.Of(g.UUID, ""), sched.Permille(history.Unknown)
@@ -231,7 +234,8 @@ func (t *Top) gpuLines(columns int) []line {
 		if line.Now.Got != history.Unknown {
 			part = line.Now.Got
 		}
-		rows = append(rows, []cell{{text: fmt.Sprint(g.Index)}, {text: cells.Text(g.Name)}, memoryBar(g.Used, g.Total), {text: gib(g.Used) + "/" + gib(g.Total)},
+		rows = append(rows, []cell{{text: fmt.Sprint(g.Index)}, {text: cells.Text(g.Name)}, memoryBar(g.Used, g.Total),
+			{text: gib(g.Used) + "/" + gib(g.Total)},
 			{text: gib(g.Reserved)}, {text: partOrDash(part), style: styleCyan}, t.sparkline(line), {text: g.Policy}})
 	}
 	return table(cols, rows, columns)
@@ -239,7 +243,8 @@ func (t *Top) gpuLines(columns int) []line {
 
 // rowLines is the table of containers.
 func (t *Top) rowLines(all []row, columns int) []line {
-	cols := []column{{head: "CONTAINER", least: view.LeastGiven, most: 40}, {head: "GPU", right: true, spare: 1}, {head: "MEMORY", least: 8, most: 20, spare: 4},
+	cols := []column{{head: "CONTAINER", least: view.LeastGiven, most: 40}, {head: "GPU", right: true, spare: 1},
+		{head: "MEMORY", least: 8, most: 20, spare: 4},
 		{head: "USED/LIMIT", right: true}, {head: "GPU%", right: true, least: 6}, {head: "DUE%", right: true, least: 6, spare: 2},
 		{head: "HISTORY", least: 8, most: 60, spare: 5},
 		{head: "WT", right: true, spare: 6}, {head: "PCT", right: true, spare: 8}, {head: "PRIO", spare: 7}, {head: "STATE", spare: 3}}

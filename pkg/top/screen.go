@@ -123,7 +123,8 @@ func keysOf(text string) (keys []rune) {
 	return keys
 }
 
-var sgr = map[style]string{styleBold: "1", styleDim: "2", styleReverse: "7", styleGreen: "32", styleYellow: "33", styleRed: "31", styleCyan: "36"}
+var sgr = map[style]string{styleBold: "1", styleDim: "2", styleReverse: "7", styleGreen: "32", styleYellow: "33", styleRed: "31",
+	styleCyan: "36"}
 
 // paint draws the lines of the screen over what was there, each piece where it belongs. Without color text is bold, dim and
 // reverse at most.

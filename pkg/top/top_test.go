@@ -65,7 +65,8 @@ func TestTopGolden(t *testing.T) {
 
 // TestTopHostile: nothing that a tenant chooses moves anything or reaches the terminal, at any size.
 func TestTopHostile(t *testing.T) {
-	evil := []string{"\x1b[2J\x1b[31mred", "a\nb\rc", strings.Repeat("模型", 64), "\u202egnp.exe", "שלום", strings.Repeat("a\u0301", 128), "\u009b2J",
+	evil := []string{"\x1b[2J\x1b[31mred", "a\nb\rc", strings.Repeat("模型", 64), "\u202egnp.exe", "שלום", strings.Repeat("a\u0301", 128),
+		"\u009b2J",
 		"\xff\xfe", "", strings.Repeat("x", 256), "👩‍👩‍👧", "\u2028"}
 	v := nodetest.Busy(t)
 	v.DriverVersion = evil[0]
@@ -185,12 +186,14 @@ func TestTopScroll(t *testing.T) {
 	var v snapshot.View
 	v.GPUs = []snapshot.GPU{{UUID: nodetest.T4}}
 	for i := range 64 {
-		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, snapshot.VGPU{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true, Used: quota.Bytes(i)})
+		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, snapshot.VGPU{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true,
+			Used: quota.Bytes(i)})
 	}
 	p := New(time.Second, Look{}, nil)
 	p.add(v, nil, time.Now())
 	for _, x := range []struct{ typed, want string }{
-		{"", ""}, {"j", "c00"}, {"jj", "c02"}, {"\x1b[6~", "c15"}, {"\x1b[F", "c63"}, {"k", "c62"}, {"m", "c62"}, {"r", "c62"}, {"\x1b[H", "c00"}, {"k", "c00"}, {"g\x1b[6~", "c13"}, {"\x1b", ""},
+		{"", ""}, {"j", "c00"}, {"jj", "c02"}, {"\x1b[6~", "c15"}, {"\x1b[F", "c63"}, {"k", "c62"}, {"m", "c62"}, {"r", "c62"},
+		{"\x1b[H", "c00"}, {"k", "c00"}, {"g\x1b[6~", "c13"}, {"\x1b", ""},
 	} {
 		for _, k := range keysOf(x.typed) {
 			p.press(k)

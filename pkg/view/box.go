@@ -103,7 +103,8 @@ func boxed(v snapshot.View, columns int, both, spare bool) (string, bool) {
 }
 
 func gpuGrid(v snapshot.View) *grid {
-	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Name", false, true, 0}, {"Used / Reserved / Total MiB", true, false, 0}, {"Util", true, false, 1},
+	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Name", false, true, 0}, {"Used / Reserved / Total MiB", true, false, 0},
+		{"Util", true, false, 1},
 		{"Policy", false, false, 2}}}
 	for _, x := range v.GPUs {
 		util := "-"
@@ -133,7 +134,8 @@ func vgpuGrid(v snapshot.View, both bool) *grid {
 	if extra.spill {
 		g.columns = append(g.columns, column{"Spill", true, false, 2})
 	}
-	g.columns = append(g.columns, column{"Util", true, false, 1}, column{"Wt", true, false, 3}, column{"Pct", true, false, 4}, column{"Prio", false, false, 5},
+	g.columns = append(g.columns, column{"Util", true, false, 1}, column{"Wt", true, false, 3}, column{"Pct", true, false, 4},
+		column{"Prio", false, false, 5},
 		column{"State", false, false, 0})
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
@@ -164,11 +166,13 @@ func called(x snapshot.VGPU, both bool) []string {
 }
 
 func processGrid(v snapshot.View, both bool) *grid {
-	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}, {"PID", true, false, 0}, {"Used MiB", true, false, 0}, {"Process", false, true, 0}}}
+	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Container", false, !both, 0}, {"PID", true, false, 0},
+		{"Used MiB", true, false, 0}, {"Process", false, true, 0}}}
 	for _, gpu := range v.GPUs {
 		for _, x := range gpu.VGPUs {
 			for _, p := range x.Processes {
-				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID), strings.TrimSuffix(MiB(p.Used), "MiB"), terminal.Printable(p.Name)})
+				g.rows = append(g.rows, []string{fmt.Sprint(gpu.Index), called(x, both)[0], fmt.Sprint(p.PID),
+					strings.TrimSuffix(MiB(p.Used), "MiB"), terminal.Printable(p.Name)})
 			}
 		}
 	}

@@ -43,7 +43,8 @@ func HealthOf(runDir string) (v Health, err error) {
 	}
 	v.Watched = health.Watched(runDir)
 	for _, g := range t.GPUs {
-		h := GPUHealth{Index: g.Index, UUID: g.UUID, Name: g.Name, Healthy: len(state.GPUs[g.UUID]) == 0, Faults: []health.Fault{}, Containers: []string{}}
+		h := GPUHealth{Index: g.Index, UUID: g.UUID, Name: g.Name, Healthy: len(state.GPUs[g.UUID]) == 0, Faults: []health.Fault{},
+			Containers: []string{}}
 		h.Faults = append(h.Faults, state.GPUs[g.UUID]...)
 		for _, r := range health.Holders(records, g.UUID) {
 			h.Containers = append(h.Containers, r.ID)

@@ -34,7 +34,8 @@ func PoliciesOf(node *device.Table, gpus []device.GPU, book *ledger.Ledger) ([]P
 		if s.Set {
 			by = "cgpu policy"
 		}
-		list = append(list, Policy{g.Index, g.Name, g.UUID, s.Effect.String(), by, s.Card.MaxInst, s.Card.PrioRatio, s.Containers, float64(s.Promised) / 10})
+		list = append(list, Policy{g.Index, g.Name, g.UUID, s.Effect.String(), by, s.Card.MaxInst, s.Card.PrioRatio, s.Containers,
+			float64(s.Promised) / 10})
 	}
 	return list, nil
 }
@@ -43,7 +44,8 @@ func PrintPolicies(w io.Writer, list []Policy) error {
 	t := newTable(w)
 	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
 	for _, c := range list {
-		t.row(c.GPU, short(c.Name), ShortUUID(c.UUID), c.Policy, c.SetBy, c.MaxInst, fmt.Sprintf("%d%%", c.PrioRatio), c.Containers, fmt.Sprintf("%g%%", c.Promised))
+		t.row(c.GPU, short(c.Name), ShortUUID(c.UUID), c.Policy, c.SetBy, c.MaxInst, fmt.Sprintf("%d%%", c.PrioRatio), c.Containers,
+			fmt.Sprintf("%g%%", c.Promised))
 	}
 	return t.Flush()
 }

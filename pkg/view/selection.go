@@ -26,7 +26,8 @@ var filterKeys = []struct {
 }{
 	{"state", func(_ snapshot.GPU, x snapshot.VGPU) string { return dashed(x.ShownState()) }, func() []string {
 		var list []string
-		for _, s := range []string{snapshot.StateRunning, snapshot.StatePaused, snapshot.StateStarting, snapshot.StateGone, snapshot.StateNoAnswer, snapshot.StateGuardDead, snapshot.StateNoPage} {
+		for _, s := range []string{snapshot.StateRunning, snapshot.StatePaused, snapshot.StateStarting, snapshot.StateGone,
+			snapshot.StateNoAnswer, snapshot.StateGuardDead, snapshot.StateNoPage} {
 			list = append(list, dashed(s))
 		}
 		return list

@@ -130,7 +130,8 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	head := []any{"CONTAINER", "GPU", "USED", "LIMIT"}
 	head = append(append(head, extra.heads()...), "UTIL", "WEIGHT", "PCT", "PRIO", "STATE")
 	if wide {
-		head = append(head, "CAP", "GPU TIME", "WAITING", "TSGS", "BUSY", "SLICE", "PREEMPTED", "PAUSES", "PEAK", "DENIED", "GUARD", "INIT", "CALLS", "CALLS DENIED")
+		head = append(head, "CAP", "GPU TIME", "WAITING", "TSGS", "BUSY", "SLICE", "PREEMPTED", "PAUSES", "PEAK", "DENIED", "GUARD", "INIT",
+			"CALLS", "CALLS DENIED")
 	}
 	t.row(append(head, "NAME")...)
 	for _, g := range v.GPUs {

@@ -21,9 +21,11 @@ import (
 // A node with spill, managed memory and containers in preload mode, in the states that those can have.
 func TestSMISpill(t *testing.T) {
 	n := nodetest.New(t)
-	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB},
+		{UUID: nodetest.H200, Limit: quota.GiB}}})
 	n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: quota.GiB}}})
-	preload := n.Reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+	preload := n.Reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+		Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
 	nodetest.Occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
 	nodetest.Occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
 	broken := n.Reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
@@ -77,7 +79,8 @@ func TestSMISpill(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, third := got.GPUs[0].VGPUs[0], got.GPUs[0].VGPUs[2]
-	if first.Enforcement != "guard" || first.Used != quota.GiB || first.Managed != 256*quota.MiB || first.Spill != 2*quota.GiB || first.Spilled != 768*quota.MiB {
+	if first.Enforcement != "guard" || first.Used != quota.GiB || first.Managed != 256*quota.MiB || first.Spill != 2*quota.GiB ||
+		first.Spilled != 768*quota.MiB {
 		t.Errorf("%+v", first)
 	}
 	if third.Enforcement != "preload" || third.Used != 513*quota.MiB || third.Managed != quota.MiB || third.Spill != 0 {
@@ -106,7 +109,8 @@ func TestSMIWidth(t *testing.T) {
 	v.GPUs[0].Name = strings.Repeat("GPU ", 30)
 	v.GPUs[1].Policy, v.GPUs[1].Utilization = "weight-preempt", new(sched.Permille(999))
 	long := &v.GPUs[0].VGPUs[0]
-	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB, quota.PriorityBestEffort, snapshot.StateGuardDead
+	long.Name, long.Limit, long.Used, long.Priority, long.State = strings.Repeat("ñ", 300), 143771*quota.MiB, 143771*quota.MiB,
+		quota.PriorityBestEffort, snapshot.StateGuardDead
 	long.Weight, long.Percent, long.Processes[0].Name = 64, 100, strings.Repeat("x", 300)
 	var b bytes.Buffer
 	if err := PrintTable(&b, v); err != nil {

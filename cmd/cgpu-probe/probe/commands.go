@@ -17,7 +17,8 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"list", "", "what there is, with what each shows", cmdList},
-		{"self", "[--limit SIZE]", "what this process sees, and whether anything holds it to its limit: seccomp, guard, page, libraries, memory", cmdSelf},
+		{"self", "[--limit SIZE]", "what this process sees, and whether anything holds it to its limit: seccomp, guard, page, libraries, " +
+			"memory", cmdSelf},
 		{"meminfo", "[--json]", "total and free memory by every query", cmdMeminfo},
 		{"gpus", "", "GPUs by every query, and nodes", cmdGPUs},
 		{"pids", "", "processes on the GPU", cmdPids},
@@ -34,19 +35,25 @@ func commands() []command {
 		{"export", "[--chunk SIZE] [--max N]", "allocate, export to a descriptor, free, repeat: the sum must stay bounded", cmdExport},
 		{"signals", "[--timer 4ms] [--seconds 5] [--size SIZE]", "allocate and free under a storm of signals", cmdSignals},
 		{"managed", "SIZE… [--hold SECONDS] [--free] [--announce] [--hostile]",
-			"map managed memory; --hold 0: until a signal; --free: unmap after that and wait on; --announce: tell the guard, as the limiter does", cmdManaged},
+			"map managed memory; --hold 0: until a signal; --free: unmap after that and wait on; --announce: tell the guard, as the limiter " +
+				"does", cmdManaged},
 		{"page", "", "the vGPU page, and whether it can be written", cmdPage},
 		{"lease", "", "hold leases on the files that were put into this container, and tell of each that somebody opens", cmdLease},
 		{"bench", "N", "time per trapped call", cmdBench},
-		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]", "compute on the simulated driver; exit status 3 on a real one", cmdWork},
-		{"send-fds", "SOCKET [SIZE]", "open the driver's nodes and send the descriptors to whoever connects, for recv-fds in another container; with SIZE: those of a client that has so much", cmdSendFDs},
-		{"recv-fds", "SOCKET [SECONDS]", "allocate all that can be had by descriptors from SOCKET, and hold it; exit status 0 if that is refused; with SECONDS: hold the descriptors only", cmdRecvFDs},
+		{"work", "[--kernel 1ms] [--for 5s] [--gap 0] [--groups N] [--processes N] [--windows 1s] [--json]",
+			"compute on the simulated driver; exit status 3 on a real one", cmdWork},
+		{"send-fds", "SOCKET [SIZE]", "open the driver's nodes and send the descriptors to whoever connects, for recv-fds in another " +
+			"container; with SIZE: those of a client that has so much", cmdSendFDs},
+		{"recv-fds", "SOCKET [SECONDS]", "allocate all that can be had by descriptors from SOCKET, and hold it; exit status 0 if that is " +
+			"refused; with SECONDS: hold the descriptors only", cmdRecvFDs},
 		{"switch-modes", "", "how kernels are preempted in a context that nobody has told; in a container without a guard", cmdSwitchModes},
-		{"vas-hold", "[--share TYPE] [--client]", "hold an address space and a context, for steal in another container; print their handles", cmdVASHold},
+		{"vas-hold", "[--share TYPE] [--client]", "hold an address space and a context, for steal in another container; print their handles",
+			cmdVASHold},
 		{"steal", "CLIENT VASPACE CHANNEL", "have UVM take another container's address space and channel", cmdSteal},
 		{"stale-window", "", "what windows on freed memory show when another process has it; on the host, or without a guard", cmdStaleWindow},
 		{"gspheap", "", "memory of the GPU's firmware; on the host only", cmdGSPHeap},
-		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] [--trace]", "driver calls at random, in several processes", cmdWalk},
+		{"walk", "[--seed N] [--for 60s] [--procs 3] [--malformed] [--real] [--limit SIZE] [--sync STEPS] [--replay FILE] [--print] " +
+			"[--trace]", "driver calls at random, in several processes", cmdWalk},
 		{"walk-process", "", "what walk starts", cmdWalkProcess},
 		{"hostile", "CASE|all|list [--tries N] [--keep] [--paused]", "try to get around the limit", cmdHostile},
 	}

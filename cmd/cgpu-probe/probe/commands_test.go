@@ -14,11 +14,13 @@ func TestDocs(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# cgpu-probe\n\n<!-- Made from cmd/cgpu-probe/probe by `go test ./cmd/cgpu-probe/probe -update`; edit its tables. -->\n\n" +
 		"The program of the conformance suite: driver calls without NVIDIA's libraries, from inside what a tenant can see, take and break.\n" +
-		"Results are `key=value` lines; the exit status is 0 if everything was as it must be, else 1.\n\n## Commands\n\n| command | does |\n|---|---|\n")
+		"Results are `key=value` lines; the exit status is 0 if everything was as it must be, else 1.\n\n## Commands\n\n| command | does " +
+		"|\n|---|---|\n")
 	for _, c := range commands() {
 		fmt.Fprintf(&b, "| `%s` | %s |\n", cell(strings.TrimSpace(c.name+" "+c.args)), cell(c.help))
 	}
-	b.WriteString("\n## Cases of hostile\n\nEach is a way around the limit, and runs in a process of its own. Some the kernel may end, which is a defence too.\n\n" +
+	b.WriteString("\n## Cases of hostile\n\nEach is a way around the limit, and runs in a process of its own. Some the kernel may end, " +
+		"which is a defence too.\n\n" +
 		"| case | when it succeeds |\n|---|---|\n")
 	seen := map[string]bool{}
 	for _, a := range attacks() {

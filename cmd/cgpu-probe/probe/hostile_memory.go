@@ -266,7 +266,8 @@ func hostileAnnounce(hostileOptions) error {
 		if err != nil {
 			return err
 		}
-		for _, bad := range [][2]uint64{{1 << 32, ^uint64(0)}, {^uint64(0), 2}, {^uint64(0) - 4095, 8192}, {4096, 1<<64 - 4096}, {0, 1 << 63}, {1 << 63, 1 << 63},
+		for _, bad := range [][2]uint64{{1 << 32, ^uint64(0)}, {^uint64(0), 2}, {^uint64(0) - 4095, 8192}, {4096, 1<<64 - 4096}, {0, 1 << 63},
+			{1 << 63, 1 << 63},
 			{4096, 1 << 63}, {1 << 32, 0}, {0, 0}, {1 << 32, uint64(total) + 1}, {1 << 32, uint64(before) + 1}, {1 << 46, 1 << 62}} {
 			if err := mustRefuse(fmt.Sprintf("reserve_%#x+%#x", bad[0], bad[1]), u.announce(page.ReserveManaged, bad[0], bad[1])); err != nil {
 				return err
@@ -304,7 +305,8 @@ func (c *client) releases(u *uvmSpace, before quota.Bytes) error {
 	if err := u.announce(page.ReserveManaged, kept, uint64(size)); err != nil {
 		return err
 	}
-	for _, r := range [][2]uint64{{base, uint64(size)}, {0, kept}, {1 << 63, 1 << 62}, {kept + uint64(size), 1 << 46}, {kept + uint64(size), 1 << 62}, {kept, 0}} {
+	for _, r := range [][2]uint64{{base, uint64(size)}, {0, kept}, {1 << 63, 1 << 62}, {kept + uint64(size), 1 << 46},
+		{kept + uint64(size), 1 << 62}, {kept, 0}} {
 		print("release_%#x+%#x=%s", r[0], r[1], describe(u.announce(page.ReleaseManaged, r[0], r[1])))
 		if err := c.expectFree("after_release", before, granted+size); err != nil {
 			return err

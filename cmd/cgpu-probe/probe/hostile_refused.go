@@ -148,7 +148,8 @@ func hostileNodes(hostileOptions) error {
 			}
 			syscall.Close(fd)
 			name := strings.TrimPrefix(p, "/dev/")
-			known := name == "nvidiactl" || name == "nvidia-uvm" || slices.ContainsFunc(c.gpus, func(g card) bool { return name == fmt.Sprint("nvidia", g.minor) })
+			known := name == "nvidiactl" || name == "nvidia-uvm" || slices.ContainsFunc(c.gpus,
+				func(g card) bool { return name == fmt.Sprint("nvidia", g.minor) })
 			if !known {
 				return fmt.Errorf("%s can be opened; a sliced container must not have it", p)
 			}
@@ -498,7 +499,8 @@ func hostileBadPointers(hostileOptions) error {
 			"noncanonical": 1 << 60, "top": ^uintptr(0) - 16, "user_top": 1<<47 - 8,
 		}
 		for name, addr := range bad {
-			for _, nr := range []uint32{rm.EscAlloc, rm.EscFree, rm.EscControl, rm.EscDupObject, rm.EscVidHeapControl, rm.EscCardInfo, rm.EscXferCmd} {
+			for _, nr := range []uint32{rm.EscAlloc, rm.EscFree, rm.EscControl, rm.EscDupObject, rm.EscVidHeapControl, rm.EscCardInfo,
+				rm.EscXferCmd} {
 				size := map[uint32]int{rm.EscAlloc: allocSize, rm.EscFree: rm.FreeSize, rm.EscControl: rm.ControlSize, rm.EscDupObject: rm.DupSize,
 					rm.EscVidHeapControl: rm.HeapSize, rm.EscCardInfo: 32 * rm.CardInfoSize, rm.EscXferCmd: rm.XferSize}[nr]
 				_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(c.fd), cmdOf(nr, size), addr)

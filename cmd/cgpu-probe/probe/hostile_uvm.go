@@ -224,7 +224,8 @@ func hostileSteal(o hostileOptions) error {
 			space := other.registerSpace(client, firstProbeHandle+object)
 			channel := u.registerChannel(client, firstProbeHandle+object, channelRegion)
 			if space == nil || channel == nil {
-				return fmt.Errorf("client %#x, object %#x: taken as an address space: %s, as a channel: %s", client, firstProbeHandle+object, describe(space), describe(channel))
+				return fmt.Errorf("client %#x, object %#x: taken as an address space: %s, as a channel: %s", client, firstProbeHandle+object,
+					describe(space), describe(channel))
 			}
 			answers["space "+describe(space)]++
 			answers["channel "+describe(channel)]++
@@ -316,7 +317,8 @@ func cmdSteal(args []string) error {
 			return fmt.Errorf("UVM has taken another container's %s", try.what)
 		}
 		if describe(try.foreign) != describe(try.not) {
-			return fmt.Errorf("the answers tell of another container's %s: %s, and %s for one that does not exist", try.what, describe(try.foreign), describe(try.not))
+			return fmt.Errorf("the answers tell of another container's %s: %s, and %s for one that does not exist", try.what,
+				describe(try.foreign), describe(try.not))
 		}
 	}
 	return nil

@@ -344,6 +344,7 @@ func cmdGSPHeap([]string) error {
 	if err := c.control(c.subdevice, 0x20803602, p); err != nil {
 		return err
 	}
-	print("heap_size=%d\nheap_free_chunk=%d\nheap_used=%d\nheap_allocations=%d\nheap_peak=%d", rm.U64(p, 8), rm.U64(p, 16), rm.U64(p, 24), rm.U32(p, 48), rm.U64(p, 56))
+	print("heap_size=%d\nheap_free_chunk=%d\nheap_used=%d\nheap_allocations=%d\nheap_peak=%d", rm.U64(p, 8), rm.U64(p, 16), rm.U64(p, 24),
+		rm.U32(p, 48), rm.U64(p, 56))
 	return nil
 }

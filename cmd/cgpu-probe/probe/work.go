@@ -155,7 +155,8 @@ type child struct {
 
 // newChild starts a process that is ready when its first read answers.
 func newChild(groups int, kernel, gap time.Duration) (*child, error) {
-	kid := exec.Command("/proc/self/exe", "work", "--child", "--groups", strconv.Itoa(groups), "--kernel", kernel.String(), "--gap", gap.String())
+	kid := exec.Command("/proc/self/exe", "work", "--child", "--groups", strconv.Itoa(groups), "--kernel", kernel.String(), "--gap",
+		gap.String())
 	kid.Stderr = os.Stderr
 	in, err := kid.StdinPipe()
 	if err != nil {

@@ -87,12 +87,18 @@ func TestWork(t *testing.T) {
 		share           float64 // of each window but the first, which has the first switch in it
 		kernels         uint64  // of all
 	}{
-		{name: "alone", groups: 1, workers: 1, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5, share: 100, kernels: 4999},
-		{name: "with gaps", groups: 1, workers: 1, kernel: time.Millisecond, gap: 3 * time.Millisecond, length: 4 * time.Second, every: time.Second, windows: 4, share: 25, kernels: 1000},
-		{name: "two contexts", groups: 2, workers: 1, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5, share: 91.5, kernels: 4574},
-		{name: "three processes", groups: 1, workers: 3, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5, share: 91.5, kernels: 4573},
-		{name: "a window that does not fit", groups: 1, workers: 1, kernel: time.Millisecond, length: 2500 * time.Millisecond, every: time.Second, windows: 3, share: 100, kernels: 2499},
-		{name: "until a signal", groups: 1, workers: 1, kernel: 100 * time.Millisecond, every: time.Second, signal: 3200 * time.Millisecond, windows: 4, share: 100, kernels: 31},
+		{name: "alone", groups: 1, workers: 1, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5, share: 100,
+			kernels: 4999},
+		{name: "with gaps", groups: 1, workers: 1, kernel: time.Millisecond, gap: 3 * time.Millisecond, length: 4 * time.Second,
+			every: time.Second, windows: 4, share: 25, kernels: 1000},
+		{name: "two contexts", groups: 2, workers: 1, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5,
+			share: 91.5, kernels: 4574},
+		{name: "three processes", groups: 1, workers: 3, kernel: time.Millisecond, length: 5 * time.Second, every: time.Second, windows: 5,
+			share: 91.5, kernels: 4573},
+		{name: "a window that does not fit", groups: 1, workers: 1, kernel: time.Millisecond, length: 2500 * time.Millisecond,
+			every: time.Second, windows: 3, share: 100, kernels: 2499},
+		{name: "until a signal", groups: 1, workers: 1, kernel: 100 * time.Millisecond, every: time.Second, signal: 3200 * time.Millisecond,
+			windows: 4, share: 100, kernels: 31},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // which is what the simulated driver's time is, too

@@ -29,7 +29,8 @@ func TestFare(t *testing.T) {
 		{ID: "starting", VGPUs: vgpu, LauncherPID: os.Getpid(), LauncherStart: start},
 		{ID: "orphan", Name: "web", VGPUs: vgpu, GuardPID: 1 << 29, InitPID: os.Getpid(), InitStart: start},
 	})
-	want := []doctor.Container{{Name: "gone", State: snapshot.StateGone, Dead: true}, {Name: "starting", State: snapshot.StateStarting}, {Name: "orphan (web)", State: snapshot.StateGuardDead, Bad: true}}
+	want := []doctor.Container{{Name: "gone", State: snapshot.StateGone, Dead: true}, {Name: "starting", State: snapshot.StateStarting},
+		{Name: "orphan (web)", State: snapshot.StateGuardDead, Bad: true}}
 	for i := range want {
 		if list[i] != want[i] {
 			t.Errorf("got %+v, want %+v", list[i], want[i])

@@ -28,7 +28,9 @@ type Query struct {
 func (q Query) Pick(list []event.Event) []event.Event {
 	return slices.DeleteFunc(list, func(e event.Event) bool {
 		return e.Time.Before(q.Since) || len(q.Kinds) > 0 && !slices.Contains(q.Kinds, string(e.Kind)) ||
-			len(q.Containers) > 0 && !slices.ContainsFunc(q.Containers, func(typed string) bool { return view.IsContainer(typed, e.Container, e.Nonce, q.Name(e)) })
+			len(q.Containers) > 0 && !slices.ContainsFunc(q.Containers, func(typed string) bool {
+				return view.IsContainer(typed, e.Container, e.Nonce, q.Name(e))
+			})
 	})
 }
 
@@ -85,6 +87,7 @@ func Print(w io.Writer, e event.Event, name string) error {
 	if e.Count > 1 {
 		about += fmt.Sprintf(" (%d times)", e.Count)
 	}
-	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), terminal.Printable(string(e.Kind)), container, about)
+	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), terminal.Printable(string(e.Kind)),
+		container, about)
 	return err
 }

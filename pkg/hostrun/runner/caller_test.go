@@ -7,14 +7,16 @@ import (
 )
 
 func TestCleanEnvironment(t *testing.T) {
-	for name, value := range map[string]string{"PATH": "/home/ann/bin", "LD_LIBRARY_PATH": "/home/ann", "SUDO_UID": "1", "CGPU_RUN_DIR": "/x", "CGPU_CONFIG": ""} {
+	for name, value := range map[string]string{"PATH": "/home/ann/bin", "LD_LIBRARY_PATH": "/home/ann", "SUDO_UID": "1",
+		"CGPU_RUN_DIR": "/x", "CGPU_CONFIG": ""} {
 		t.Setenv(name, value)
 	}
 	saved := envOf()
 	t.Cleanup(func() { restoreEnv(t, saved) })
 	CleanEnvironment()
 	got := envOf()
-	if len(got) != 3 || got["PATH"] != "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" || got["SUDO_UID"] != "1" || got["CGPU_RUN_DIR"] != "/x" {
+	if len(got) != 3 || got["PATH"] != "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" || got["SUDO_UID"] != "1" ||
+		got["CGPU_RUN_DIR"] != "/x" {
 		t.Errorf("%v", got)
 	}
 }

@@ -44,7 +44,8 @@ func Become(cmd Command) error {
 		return err
 	}
 	if table.Config.Enforcement == device.EnforcePreload {
-		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; set enforcement = "guard"`)
+		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; ` +
+			`set enforcement = "guard"`)
 	}
 	if err := hostrun.CheckFiles(table.Nodes); err != nil {
 		return err

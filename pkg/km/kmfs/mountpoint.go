@@ -63,7 +63,8 @@ func (p *mountPoint) prepare(dir string) error {
 				return fmt.Errorf("%s: %w", dir, err)
 			}
 			if m.kind != fsType {
-				return fmt.Errorf("%s: is a mount whose server has ended (%s), and none of cgpu km: umount it, or name another folder", dir, terminal.Printable(m.kind))
+				return fmt.Errorf("%s: is a mount whose server has ended (%s), and none of cgpu km: umount it, or name another folder", dir,
+					terminal.Printable(m.kind))
 			}
 			if err := p.unmount(m); err != nil {
 				return fmt.Errorf("%s: is a mount whose server has ended, and cannot be unmounted: %w", dir, err)

@@ -183,9 +183,11 @@ func (s *Source) change(f km.File, text []byte) error {
 	req := change.Request()
 	if short := control.ShortageOf(t, old, req); short != nil {
 		if short.Unknown != nil {
-			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", view.ShortID(old.ID), short.Unknown)
+			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway",
+				view.ShortID(old.ID), short.Unknown)
 		}
-		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), view.ShortID(old.ID), view.MiB(short.Use.Used))
+		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit),
+			view.ShortID(old.ID), view.MiB(short.Use.Used))
 	}
 	_, err = control.ChangeContainer(s.RunDir, t, old, req)
 	return err

@@ -71,15 +71,18 @@ func TestKMWrite(t *testing.T) {
 		{"0/prio_ratio", "80\n", "", ledger.VGPU{}, sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}},
 
 		{file: "0/abcdef012345/weight", text: "99\n", said: `cgpu: km: 0/abcdef012345/weight: "99": want a number from 1 to 64`},
-		{file: "0/abcdef012345/memsize", text: "1073741824\n", said: "cgpu: km: 0/abcdef012345/memsize: 1073741824: container abcdef012345 uses 2048MiB: free some first"},
+		{file: "0/abcdef012345/memsize", text: "1073741824\n",
+			said: "cgpu: km: 0/abcdef012345/memsize: 1073741824: container abcdef012345 uses 2048MiB: free some first"},
 		{file: "0/abcdef012345/memsize", text: "12884901888\n", said: "asked for 12288MiB, but 11013MiB are free of 15109MiB"},
-		{file: "1/abcdef012345/memsize", text: "1073741824\n", said: "", want: ledger.VGPU{UUID: nodetest.H200, Limit: quota.GiB, Weight: 1}, card: preempt},
+		{file: "1/abcdef012345/memsize", text: "1073741824\n", said: "", want: ledger.VGPU{UUID: nodetest.H200, Limit: quota.GiB, Weight: 1},
+			card: preempt},
 		{file: "0/max_inst", text: "1\n", said: "max-inst 1: 2 containers share it"},
 		{file: "0/policy", text: "9", said: `"9": want a number from 0 to 5`},
 		{file: "version", text: "1", said: "cgpu: km: version: it can be read only"},
 	} {
 		n := nodetest.New(t)
-		r := n.Reserve(ledger.Record{ID: full, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+		r := n.Reserve(ledger.Record{ID: full, VGPUs: []ledger.VGPU{
+			{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
 		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used = 2 * quota.GiB
@@ -167,9 +170,11 @@ func TestKMPreload(t *testing.T) {
 func TestKMTells(t *testing.T) {
 	n := nodetest.New(t)
 	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}}))
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "preload", Preload: true,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}}))
 	source := &Source{RunDir: n.Dir, Log: os.Stderr}
-	for _, w := range [][2]string{{"1/policy", "2"}, {"1/policy", "2"}, {"1/max_inst", "8"}, {"0/guarded/weight", "2"}, {"1/preload/weight", "2"}, {"1/preload/memsize", "2147483648"}} {
+	for _, w := range [][2]string{{"1/policy", "2"}, {"1/policy", "2"}, {"1/max_inst", "8"}, {"0/guarded/weight", "2"},
+		{"1/preload/weight", "2"}, {"1/preload/memsize", "2147483648"}} {
 		if err := source.write(fileOf(n, source, w[0]), []byte(w[1])); err != nil {
 			t.Errorf("%s: %v", w, err)
 		}

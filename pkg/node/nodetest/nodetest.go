@@ -102,7 +102,8 @@ func makePage(t *testing.T, table *device.Table, r ledger.Record) {
 	for _, g := range table.GPUs {
 		for _, v := range r.VGPUs {
 			if v.UUID == g.UUID {
-				vgpus = append(vgpus, page.VGPU{Minor: uint32(g.Minor), Weight: uint32(v.Weight), Limit: uint64(v.Limit), TimesliceMicros: 10000 * uint64(v.Weight)})
+				vgpus = append(vgpus, page.VGPU{Minor: uint32(g.Minor), Weight: uint32(v.Weight), Limit: uint64(v.Limit),
+					TimesliceMicros: 10000 * uint64(v.Weight)})
 			}
 		}
 	}
@@ -134,7 +135,8 @@ func Occupy(t *testing.T, r ledger.Record, slot int, s page.Slot) {
 func Status(r ledger.Record) api.Status {
 	s := api.Status{ID: r.ID, Nonce: r.Nonce, GuardPID: r.GuardPID, InitPID: r.InitPID}
 	for _, v := range r.VGPUs {
-		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: map[string]int{T4: 0, H200: 1}[v.UUID], UUID: v.UUID, Limit: v.Limit, Compute: &api.ComputeStatus{}})
+		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: map[string]int{T4: 0, H200: 1}[v.UUID], UUID: v.UUID, Limit: v.Limit,
+			Compute: &api.ComputeStatus{}})
 	}
 	return s
 }
@@ -223,23 +225,27 @@ func Busy(t *testing.T) snapshot.View {
 	slice := func(uuid string, limit quota.Bytes) ledger.VGPU {
 		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: 1, Priority: quota.PriorityDefault}
 	}
-	both := record("a", slice(T4, 6043*quota.MiB), ledger.VGPU{UUID: H200, Limit: 64 * quota.GiB, Weight: 3, Percent: 50, Priority: quota.PriorityHigh})
+	both := record("a", slice(T4, 6043*quota.MiB), ledger.VGPU{UUID: H200, Limit: 64 * quota.GiB, Weight: 3, Percent: 50,
+		Priority: quota.PriorityHigh})
 	both.Name = "default/train-0/main\x1b[31m"
 	starting := record("b", slice(T4, 1024*quota.MiB))
 	starting.GuardPID = 0
 	mixed := record("e", slice(T4, 512*quota.MiB))
 	mixed.VGPUs[0].Priority, mixed.Paused = quota.PriorityBestEffort, true
 	mixed.Native = []string{H200}
-	records := []ledger.Record{both, starting, record("c", slice(T4, 2048*quota.MiB)), record("d", slice(T4, 256*quota.MiB)), mixed, record("f", slice(T4, quota.MiB))}
+	records := []ledger.Record{both, starting, record("c", slice(T4, 2048*quota.MiB)), record("d", slice(T4, 256*quota.MiB)), mixed,
+		record("f", slice(T4, quota.MiB))}
 
 	FakeGuard(t, both.Control, StatusLine(t, api.Status{
 		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
 		VGPUs: []api.VGPUStatus{
 			{Index: 0, UUID: T4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &api.ComputeStatus{
-				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Ruled: true, Exact: true, Utilization: 333, Entitled: 500, Throttled: time.Minute,
+				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Ruled: true,
+				Exact: true, Utilization: 333, Entitled: 500, Throttled: time.Minute,
 				GPUTime: 1234567890, Waiting: 2 * time.Hour, Switches: 99, Preemptions: 98, Pauses: 0, Granted: time.Second}},
 			{Index: 1, UUID: H200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &api.ComputeStatus{
-				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond, Pauses: 7}},
+				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond,
+				Pauses: 7}},
 		},
 		Processes: []api.ProcessStatus{
 			{PID: 2001, NSPID: 1, Name: "sh", Clients: 0, Used: []quota.Bytes{0, 0}},
@@ -253,7 +259,8 @@ func Busy(t *testing.T) snapshot.View {
 	FakeGuard(t, mixed.Control, StatusLine(t, api.Status{
 		ID: mixed.ID, Nonce: mixed.Nonce, GuardPID: 1005, InitPID: 2005,
 		VGPUs: []api.VGPUStatus{{Index: 0, UUID: T4, Limit: 512 * quota.MiB, Compute: &api.ComputeStatus{
-			Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityBestEffort, Paused: true, TSGs: 1, Slice: 10 * time.Millisecond, Exact: true, Utilization: 660}}, {Index: 1, UUID: H200, Native: true, Used: 3 * quota.MiB}},
+			Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityBestEffort, Paused: true, TSGs: 1, Slice: 10 * time.Millisecond,
+			Exact: true, Utilization: 660}}, {Index: 1, UUID: H200, Native: true, Used: 3 * quota.MiB}},
 		Processes: []api.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
 	}))
 	// f: another container's guard on its socket.
@@ -293,8 +300,9 @@ func (d Docker) Make(t *testing.T, r ledger.Record) ledger.Record {
 		d.Bundle = encode(t, map[string]any{"mounts": d.Mounts})
 	}
 	for path, text := range map[string]string{
-		filepath.Join(r.Bundle, "config.json"):   d.Bundle,
-		filepath.Join(own, "config.v2.json"):     encode(t, map[string]any{"ID": d.About, "Name": d.Name, "Config": map[string]any{"Env": []string{"A=b"}}}),
+		filepath.Join(r.Bundle, "config.json"): d.Bundle,
+		filepath.Join(own, "config.v2.json"): encode(t, map[string]any{"ID": d.About, "Name": d.Name,
+			"Config": map[string]any{"Env": []string{"A=b"}}}),
 		filepath.Join(dir, "other/x/config.any"): "",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {

@@ -50,7 +50,8 @@ func TestWatchAppends(t *testing.T) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var out, note bytes.Buffer
-	if err := Watch(ctx, &out, &note, time.Millisecond, threeTimes(stop)); err != nil || out.String() != "1\n\n2\n\n3\n" || note.String() != strings.Repeat("warning\n", 3) {
+	if err := Watch(ctx, &out, &note, time.Millisecond, threeTimes(stop)); err != nil || out.String() != "1\n\n2\n\n3\n" ||
+		note.String() != strings.Repeat("warning\n", 3) {
 		t.Errorf("printed %q and %q, %v", out.String(), note.String(), err)
 	}
 	fault := errors.New("fault")
