@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every linter: gofmt, the length of lines, go vet, the TOOLs (module/path@version, such as staticcheck), shellcheck where
-# it is present.
+# Runs every linter: gofmt, the length of lines, licence headers, go vet, the TOOLs (module/path@version, such as staticcheck), and
+# shellcheck where it is present.
 # usage: lint.sh TOOL...
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +23,8 @@ if short=$(LC_ALL=C comm -23 hack/long-lines.txt <(echo "$long")) && [[ $short ]
 	printf 'lint: no long lines any more, take it out of hack/long-lines.txt:\n%s\n' "$short" >&2
 	failed=1
 fi
+
+hack/license.sh --check || failed=1
 
 go vet -tags integration,kubernetes ./... || failed=1
 

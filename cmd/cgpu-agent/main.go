@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-agent runs on each GPU node of a Kubernetes cluster, as a DaemonSet or as a service of the node: it offers the node's
 // GPUs to pods in shares, by a DRA driver, a device plugin or both, and tells the API server how the node is.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-probe speaks NVIDIA's resource manager protocol by raw ioctls: it allocates, frees, shares and misbehaves, and
 // says what came of it. It is a static program without any NVIDIA library, runs unchanged on a real driver (535 or newer)
 // and on cgpu's simulated one, and is what the conformance suite starts in containers. Built with the tag libc it calls

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-refresh writes node.json, the table of this node's GPUs and driver files that every other part of cgpu reads.
 //
 // cgpu-runtime runs it when the table is missing or stale (a boot, a driver or configuration change); people run it as

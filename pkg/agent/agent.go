@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package agent is the node's part of cgpu in a Kubernetes cluster: it runs the front ends through which pods are allocated
 // shares of GPUs, tells the API server how the node is, and applies what annotations of running pods ask for.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package control changes what containers and GPUs have while they are in use, for cgpu set, policy, pause and km.
 package control
 

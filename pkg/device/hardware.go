@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package device
 
 // Hardware is what NVML says of a GPU. nil is what it does not say.

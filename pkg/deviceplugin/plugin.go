@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceplugin serves aliyun.com/gpu-mem and aliyun.com/gpu-core.percentage to the kubelet, for clusters without
 // DRA and for pods written for gpushare or for ACK.
 //

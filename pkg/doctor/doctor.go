@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package doctor looks at a node and says what of cgpu works on it, and what to do about the rest.
 //
 // A check is data: a name, what it means, a remedy, and a function from a Host to a Result. Functions that judge (of a text, a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dra is the driver gpu.cgpu.io of Kubernetes' Dynamic Resource Allocation: it publishes the node's GPUs as devices
 // that several claims share, and turns an allocated claim into the CDI spec from which cgpu-runtime takes its quota.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dryrun says what cgpu-runtime would do with a container, without doing it.
 package dryrun
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package exporter tells Prometheus what pkg/snapshot sees: the node's GPUs, who shares them, what each container may have, has, and has had
 // (pkg/tally). `cgpu exporter` serves it, and cgpu-agent among its own figures.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gc gives back what containers hold that are gone, and lets run what their guards have left paused.
 package gc
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hostrun gives a process of the host, without a container, what cgpu-runtime gives a container: a /dev with its GPUs and
 // no others, a cgroup of its own, the vGPU page and the preload library, and the seccomp filter whose listener goes to the
 // guard.

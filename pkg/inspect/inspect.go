@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inspect gathers all that is known of a container: reservation, guard, page, log, events.
 package inspect
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package install adds the runtime to a container engine's configuration and takes it out again: it makes the edits that pkg/engine
 // plans, has the engine check them, and puts the files back where it refuses.
 package install

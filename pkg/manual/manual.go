@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package manual is made from the commands themselves, so it cannot tell of a flag that is not there: man pages, and docs/cli.md.
 package manual
 

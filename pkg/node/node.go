@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node finds what people name on this node: its table, a GPU, a container.
 package node
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nvmlclient asks NVML through cgpu-refresh, which alone is linked with it.
 package nvmlclient
 

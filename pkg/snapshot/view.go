@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshot is a node's GPUs at this moment: who shares them, what each container may use and uses. It reads the run
 // directory's table and ledger and asks the guards; it changes nothing. `cgpu smi` prints it, and cgpu-agent serves it.
 package snapshot

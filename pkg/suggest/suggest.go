@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package suggest names the known word that somebody probably meant.
 package suggest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package terminal is text for people: what others chose, such as names of containers, is written so that a terminal shows it and
 // does not obey it.
 package terminal

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package top is cgpu top: GPUs and containers on a whole terminal, drawn anew with each look and each key.
 package top
 

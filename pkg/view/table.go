@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package view shows what a snapshot of the node holds, as text for people: tables with and without lines, narrowed to what is asked for.
 package view
 

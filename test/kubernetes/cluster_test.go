@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build kubernetes
 
 // Package kubernetes is the suite on real Kubernetes: etcd, apiserver, scheduler, controller-manager, kubelet, containerd

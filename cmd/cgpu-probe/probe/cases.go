@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package probe
 
 // attack is one way around the limit. It returns nil if the limit held.

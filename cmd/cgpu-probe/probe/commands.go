@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package probe is what cgpu-probe does: a table of commands, and one of the ways around the limit (cases.go). The tables are what the
 // usage, cgpu-probe list and docs/internals/probe.md are made of.
 package probe

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package thishost is the machine that cgpu doctor runs on, and what its children try there.
 package thishost
 

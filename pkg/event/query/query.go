@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package query picks events of the node by what somebody asks for, and prints them for people.
 package query
 

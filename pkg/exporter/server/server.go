@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package server is what `cgpu exporter` and `cgpu web` answer by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
 // link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
 package server

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package api is what a guard answers on its control socket, and how it is asked. It is apart from package guard for those who only
 // ask: cgpu, cgpu-agent, and through them whoever reads their answers.
 package api

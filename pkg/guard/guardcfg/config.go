@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guardcfg is what cgpu-runtime and cgpu-guard tell each other. It is apart from package guard because the
 // runtime starts for every container of the node and must not link what the guard needs (net, log/slog).
 package guardcfg

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package runner reserves a slice of a GPU for a command of the host and becomes the command.
 package runner
 

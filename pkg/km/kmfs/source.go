@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kmfs mounts the tree that pkg/km describes (FUSE), on a mount point that nobody else could have put there.
 package kmfs
 

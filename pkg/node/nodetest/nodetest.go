@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodetest is a node for tests: a run directory with a table of two GPUs, reservations, and guards that answer what a test
 // tells them to.
 package nodetest

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package terminaltest is terminals for tests: a real pseudo-terminal, and a model of one that knows what it is to obey.
 package terminaltest
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tty shows something again and again, in place on a terminal, and knows the terminal's size.
 package tty
 
