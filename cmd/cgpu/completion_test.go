@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/cmdline"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -55,17 +56,17 @@ func TestComplete(t *testing.T) {
 			want = "state=paused"
 		}
 		var got []string
-		for _, c := range complete(app(), words, nodeCandidates(n.Dir)) {
-			got = append(got, c.value)
+		for _, c := range cmdline.Complete(app(), words, cmdline.NodeCandidates(n.Dir)) {
+			got = append(got, c.Value)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%q: %q, want %q", typed, got, want)
 		}
 	}
-	if got := complete(app(), nil, nodeCandidates(n.Dir)); got != nil {
+	if got := cmdline.Complete(app(), nil, cmdline.NodeCandidates(n.Dir)); got != nil {
 		t.Errorf("nothing typed: %v", got)
 	}
-	if got := complete(app(), []string{"set", ""}, nodeCandidates(t.TempDir())); got != nil {
+	if got := cmdline.Complete(app(), []string{"set", ""}, cmdline.NodeCandidates(t.TempDir())); got != nil {
 		t.Errorf("a node without a ledger: %v", got)
 	}
 	if out := cgpu("__complete polic"); out != "policy\tshow or change how the containers of a GPU share its time\n" {
