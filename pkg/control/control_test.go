@@ -37,7 +37,7 @@ func TestPauseNotDone(t *testing.T) {
 			if got != GuardGone {
 				t.Errorf("%s: %v, %v", want, got, err)
 			}
-		} else if got != notDone || err == nil || !strings.Contains(err.Error(), want) {
+		} else if got != NotDone || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, %v", want, got, err)
 		}
 	}

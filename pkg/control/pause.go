@@ -12,18 +12,18 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-// outcome is what became of a pause or resume.
-type outcome int
+// Outcome is what became of a pause or resume.
+type Outcome int
 
 const (
-	notDone    outcome = iota // with an error that says why
+	NotDone    Outcome = iota // with an error that says why
 	CarriedOut                // by the guard
 	NotStarted                // the container's first process does not run yet
 	GuardGone
 )
 
 // WaitPaused asks the container's guard until it has carried out what the ledger says.
-func WaitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
+func WaitPaused(r ledger.Record, paused bool, deadline time.Time) (Outcome, error) {
 	for {
 		s, err := api.Ask(r)
 		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
@@ -37,7 +37,7 @@ func WaitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, erro
 			}
 		}
 		if time.Now().After(deadline) {
-			return notDone, err
+			return NotDone, err
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Cgpu is the command line for people: what runs on this node's GPUs (smi), changes while it runs (set, policy, pause,
-// resume), what the runtime would do with a container (spec), and upkeep (gc, refresh).
-//
-// It asks no daemon. The ledger says who holds what, each container's guard says what is used, node.json knows the GPUs.
 package view
 
 import (
