@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every linter: gofmt, the length of lines, licence headers, go vet, the TOOLs (module/path@version, such as staticcheck), and
-# shellcheck where it is present.
+# Runs every linter: gofmt, the length of lines, licence headers, go vet, the TOOLs (module/path@version, such as staticcheck) and,
+# where it is present, shellcheck.
 # usage: lint.sh TOOL...
 set -euo pipefail
 cd "$(dirname "$0")/.."
