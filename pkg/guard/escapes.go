@@ -137,7 +137,7 @@ const (
 
 // checkRegisterFD: a nvidiactl file lends its identity to another file. RM looks at the two files only (NV_ESC_REGISTER_FD in
 // escape.c), so the guard makes the call, on the files that it has looked at: a nvidiactl file that has borrowed an identity
-// must not do a root alloc (see root.go), and one that did so unseen would break that rule.
+// must not do a root alloc (see rootalloc.go), and one that did so unseen would break that rule.
 func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 	if c.node.kind == nodeControl {
 		f, err := g.followFile(c.fd, c.node)

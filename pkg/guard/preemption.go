@@ -106,7 +106,7 @@ func (g *Guard) setPreemption(t Target, client uint32, p preemption) (uint32, sy
 }
 
 // preemptUnseen sets the mode in contexts that the guard has not seen made: a root alloc that went elsewhere can have made one of any group
-// (root.go). Clients in whose name the driver cannot be asked have their channels stopped.
+// (rootalloc.go). Clients in whose name the driver cannot be asked have their channels stopped.
 func (g *Guard) preemptUnseen() {
 	for _, r := range g.account.notPreempting() {
 		if !g.preemptGroup(r) {

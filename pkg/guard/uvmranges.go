@@ -8,7 +8,7 @@ import (
 )
 
 // What UVM keeps for a container in the host's memory, it takes from the kernel without __GFP_ACCOUNT (NV_UVM_GFP_FLAGS in uvm_linux.h), so no
-// cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (host.go): ranges of addresses, which
+// cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (hostmemory.go): ranges of addresses, which
 // live until UVM_FREE or the end of their file, and range groups. Two kinds of ranges have page tables too, at addresses of the program's choice.
 
 const (

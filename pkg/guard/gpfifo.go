@@ -15,7 +15,7 @@ import (
 func (g *Guard) checkSchedule(c *trappedCall) plan {
 	client, handle := c.controlClient(), c.controlObject()
 	if !g.account.isChannel(client, handle) && !g.account.isGroup(client, handle) {
-		// One that was made unseen (root.go) has no timeslice of the guard's, and is not paused.
+		// One that was made unseen (rootalloc.go) has no timeslice of the guard's, and is not paused.
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "unseenchannel", "denied GPFIFO_SCHEDULE of a channel or a group that the guard has not seen made"))
 	}
 	enable := len(c.params) == 0 || c.params[0] != 0

@@ -7,8 +7,7 @@ import (
 )
 
 // ownClient returns the guard's own RM client, on a file that no container has, made when it is first asked for. Through it the guard asks
-// the driver what processes hold (audit.go), keeps what windows show (windows.go), pauses channels (duty.go) and hears of context switches
-// (fecs.go).
+// the driver what processes hold (audit.go), and keeps what windows show (windows.go); GPU time pauses channels and looks for work by it.
 func (g *Guard) ownClient() (*rmclient.Client, error) {
 	g.ownMu.Lock()
 	defer g.ownMu.Unlock()

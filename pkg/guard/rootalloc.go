@@ -22,7 +22,7 @@ import (
 //   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (judgeRoot). If it has, this call made
 //     it, and nothing else. If the call is over and the file has none, it went elsewhere, unless the driver refuses the guard the same.
 //   - What it did elsewhere nobody can list: RM tells the first child of a class, and how many objects all clients of the machine
-//     have, but not what one client holds. So everything ends that could hold it (endAll, lost.go).
+//     have, but not what one client holds. So everything ends that could hold it (endAll, rootfate.go).
 
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
