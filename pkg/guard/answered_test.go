@@ -32,7 +32,7 @@ func TestLostAnswers(t *testing.T) {
 			made := 0
 			call := func(stale bool) *trappedCall {
 				outer := append([]byte(nil), memory...)
-				c := &trappedCall{n: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1, executed: !stale}
+				c := &trappedCall{notif: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1, executed: !stale}
 				failed := false
 				if !stale {
 					made++
@@ -94,14 +94,14 @@ func TestLostFrees(t *testing.T) {
 			if rep := c.escape(x.nr, x.o); c.failed(rep) {
 				t.Fatalf("%+v", rep)
 			}
-			c.k.last.note(&c.trappedCall)
+			c.task.last.note(&c.trappedCall)
 			d.answer = func(_ Target, call *rm.Call) syscall.Errno {
 				rm.PutU32(call.Outer, x.status, rm.StatusObjectNotFound)
 				return 0
 			}
 			rep := c.escape(x.nr, slices.Clone(x.o))
-			c.n.Args[2] = c.k.last.args[2] // the same memory
-			if !c.k.last.settle(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) || c.statusWord() != rm.StatusOK {
+			c.notif.Args[2] = c.task.last.args[2] // the same memory
+			if !c.task.last.settle(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) || c.statusWord() != rm.StatusOK {
 				t.Error("the caller hears that there was nothing to free")
 			}
 		})

@@ -12,14 +12,14 @@ import (
 
 // trappedCall is one notification while it is served: who called, on which file, with what.
 type trappedCall struct {
-	g    *Guard
-	l    *listener // nil in tests: a task that always waits
-	n    *seccompNotif
-	k    *task
-	mem  *arena
-	fd   int  // the guard's copy of the file, closed at the end; -1 if none
-	node node // what the file is
-	file *file
+	g     *Guard
+	l     *listener // nil in tests: a task that always waits
+	notif *seccompNotif
+	task  *task
+	mem   *arena
+	fd    int  // the guard's copy of the file, closed at the end; -1 if none
+	node  node // what the file is
+	file  *file
 
 	call      rm.Call
 	outerAddr uint64
@@ -80,7 +80,7 @@ func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {
 	if b == nil {
 		return false
 	}
-	got := readSome(c.k.tid, addr, b)
+	got := readSome(c.task.tid, addr, b)
 	if got < n {
 		return false
 	}
@@ -128,12 +128,12 @@ func (c *trappedCall) copyIn(addr uint64, b []byte) bool {
 		copy(b, c.ahead[addr-start:])
 		return true
 	}
-	return readMemory(c.k.tid, addr, b)
+	return readMemory(c.task.tid, addr, b)
 }
 
 // target is the call's own file.
 func (c *trappedCall) target() Target {
-	t := Target{FD: c.fd, PID: c.k.proc.tgid, TID: c.k.tid}
+	t := Target{FD: c.fd, PID: c.task.proc.tgid, TID: c.task.tid}
 	if c.file != nil {
 		t.File = uint32(c.file.sim)
 	}
@@ -142,7 +142,7 @@ func (c *trappedCall) target() Target {
 
 // valid reports that the task is still waiting in this very call. Everything read before is the task's own only if it is
 // true afterwards. A nil listener, in tests, stands for a task that always waits.
-func (c *trappedCall) valid() bool { return c.l == nil || c.l.valid(c.n.ID) }
+func (c *trappedCall) valid() bool { return c.l == nil || c.l.valid(c.notif.ID) }
 
 // changed lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
 // so that constant memory may stand behind an input pointer.
@@ -215,7 +215,7 @@ func (a *answered) note(c *trappedCall) {
 	if !a.valid {
 		return
 	}
-	a.args = [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}
+	a.args = [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}
 	a.outer = append(a.outer[:0], c.call.Outer...)
 	a.block = a.block[:0]
 	if len(c.call.Blocks) > 0 {
@@ -225,7 +225,7 @@ func (a *answered) note(c *trappedCall) {
 
 // repeats reports that a call is the answered one again.
 func (a *answered) repeats(c *trappedCall) bool {
-	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
+	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
 		return false
 	}
 	if len(c.call.Blocks) > 0 {
@@ -267,7 +267,7 @@ func (c *trappedCall) size() int {
 
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.n.Args[0], c.n.Args[1], c.n.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, repeated: c.repeated, fd: -1}
+	s := &savedCall{args: [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, repeated: c.repeated, fd: -1}
 	if s.undo != nil { // else the copy would keep the file, and with it the container's memory, from being closed for good
 		s.fd, c.fd = c.fd, -1
 	}
@@ -289,8 +289,8 @@ func (c *trappedCall) save(rep reply) *savedCall {
 }
 
 // matches reports whether a notification is the saved call again.
-func (s *savedCall) matches(n *seccompNotif, tid int) bool {
-	if s.args != [3]uint64{n.Args[0], n.Args[1], n.Args[2]} {
+func (s *savedCall) matches(notif *seccompNotif, tid int) bool {
+	if s.args != [3]uint64{notif.Args[0], notif.Args[1], notif.Args[2]} {
 		return false
 	}
 	for i, p := range s.before {

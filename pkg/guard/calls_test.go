@@ -696,7 +696,7 @@ func TestRootAlloc(t *testing.T) {
 		p := f.pending
 		p.since = time.Time{}
 		// It runs a signal's handler, while other threads make calls.
-		p.k = &task{tid: 1 << 22, proc: p.k.proc}
+		p.task = &task{tid: 1 << 22, proc: p.task.proc}
 		if g.settleRoot(f, p, 0, false) || g.astray.Load() != 0 {
 			t.Error("a root alloc that nobody was let make counts against the program")
 		}
@@ -994,8 +994,8 @@ func TestRMOnUVM(t *testing.T) {
 	c := newFakeCall(t, g, fakeUVM)
 	for _, cmd := range []uint32{0xc030462b, 0xc020462a, 0xc01046d3, 0xc00446c9} {
 		w := &worker{g: g, mem: c.mem}
-		n := &seccompNotif{Arch: nativeArch, Args: [6]uint64{0, uint64(cmd)}}
-		if rep := w.handle(&trappedCall{g: g, n: n, k: c.k, mem: c.mem, fd: c.fd}); rep.resume || rep.errno == 0 {
+		notif := &seccompNotif{Arch: nativeArch, Args: [6]uint64{0, uint64(cmd)}}
+		if rep := w.handle(&trappedCall{g: g, notif: notif, task: c.task, mem: c.mem, fd: c.fd}); rep.resume || rep.errno == 0 {
 			t.Errorf("%#x: %+v", cmd, rep)
 		}
 	}

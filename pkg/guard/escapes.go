@@ -162,7 +162,7 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 
 // fileNamed copies a file of some kinds that a call names by its number in the task. as is what the driver knows it by.
 func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as uint32, err error) {
-	if fd, err = c.k.getFile(int(int32(number))); err != nil {
+	if fd, err = c.task.getFile(int(int32(number))); err != nil {
 		return -1, 0, err
 	}
 	defer func() {

@@ -95,7 +95,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := g.tasks.get(os.Getpid())
+	task, err := g.tasks.get(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall: trappedCall{g: g, n: &seccompNotif{}, k: k, mem: mem, fd: fd}}
+	c := &fakeCall{trappedCall: trappedCall{g: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -135,11 +135,11 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
-	c.trappedCall = trappedCall{g: c.g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
+	c.trappedCall = trappedCall{g: c.g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
-	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+	c.notif.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 	var rep reply
 	switch {
 	case fromLimiter(cmd):

@@ -218,11 +218,11 @@ func BenchmarkHandle(b *testing.B) {
 			c := newFakeCall(b, g, fakeControl)
 			cmd := uint32(testCmd(x.nr, len(x.o)))
 			addr := uint64(uintptr(unsafe.Pointer(&x.o[0])))
-			c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+			c.notif.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 			parts := make([]memoryPart, 0, maxParts)
 			b.ReportAllocs()
 			for b.Loop() {
-				c.trappedCall = trappedCall{g: g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node,
+				c.trappedCall = trappedCall{g: g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node,
 					call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 				c.mem.reset()
 				if !c.load(cmd, addr, len(x.o)) {
@@ -232,8 +232,8 @@ func BenchmarkHandle(b *testing.B) {
 				if rep.errno != 0 || c.failed(rep) {
 					b.Fatal(rep, c.call.Outer)
 				}
-				writeMemory(c.k.tid, c.changed(parts))
-				c.k.last.note(&c.trappedCall)
+				writeMemory(c.task.tid, c.changed(parts))
+				c.task.last.note(&c.trappedCall)
 			}
 		})
 	}

@@ -136,13 +136,13 @@ func (l *listener) close() {
 }
 
 // receive waits for a notification. False: no task has the filter any more.
-func (l *listener) receive(n *seccompNotif) bool {
+func (l *listener) receive(notif *seccompNotif) bool {
 	for !l.dead.Load() {
 		if l.pollFirst && !l.pollIn() {
 			return false
 		}
-		*n = seccompNotif{} // the kernel insists on zeroes
-		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(n))
+		*notif = seccompNotif{} // the kernel insists on zeroes
+		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(notif))
 		switch {
 		case e == 0:
 			return true

@@ -67,7 +67,7 @@ type managed struct {
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
 func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
-	if !c.load(cmd, c.n.Args[2], managedCallSize) {
+	if !c.load(cmd, c.notif.Args[2], managedCallSize) {
 		return fail(unix.EFAULT)
 	}
 	o := c.call.Outer
@@ -80,10 +80,10 @@ func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
 	case !c.valid():
 		return replyDone
 	case cmd == page.ReleaseManaged:
-		g.releaseManaged(c.k.proc.tgid, base, base+length)
+		g.releaseManaged(c.task.proc.tgid, base, base+length)
 	case g.cfg.Settings.Managed == device.ManagedDeny:
 		status = rm.StatusNoMemory
-	case !g.reserveManaged(c.k.proc.tgid, base, base+length):
+	case !g.reserveManaged(c.task.proc.tgid, base, base+length):
 		status = rm.StatusNoMemory
 	}
 	if status == rm.StatusNoMemory {

@@ -350,7 +350,7 @@ func TestPreemptionUnseen(t *testing.T) {
 	t.Run("one that runs later", func(t *testing.T) {
 		c := newModeContainer(t)
 		c.alloc(fakeDevice, modeGroup, classChannelGroup)
-		c.rootWentAstray(&pendingRoot{k: c.f.k})
+		c.rootWentAstray(&pendingRoot{task: c.f.task})
 		if !slices.Contains(c.log, "mode 100 1 2") {
 			t.Errorf("%q", c.log)
 		}
@@ -360,7 +360,7 @@ func TestPreemptionUnseen(t *testing.T) {
 		c.alloc(fakeDevice, modeGroup, classChannelGroup)
 		tid, args, end := stuckThread(t)
 		defer end()
-		p := &pendingRoot{k: &task{tid: tid, proc: c.f.k.proc}, fd: -1, args: args, since: time.Now().Add(-2 * time.Second)}
+		p := &pendingRoot{task: &task{tid: tid, proc: c.f.task.proc}, fd: -1, args: args, since: time.Now().Add(-2 * time.Second)}
 		f := &file{pending: p}
 		c.watchRoot(f, p)
 		if !slices.Contains(c.log, "mode 100 1 2") {

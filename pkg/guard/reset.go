@@ -118,7 +118,7 @@ func (g *Guard) onDebugMemory(c *trappedCall) reply {
 // debugPiece carries out one piece. False: it is the last, and the reply the call's.
 func (g *Guard) debugPiece(c *trappedCall, piece memoryPart) (reply, bool) {
 	write := c.control.Kind == rm.ControlDebugWrite
-	if write && !readMemory(c.k.tid, piece.addr, piece.data) {
+	if write && !readMemory(c.task.tid, piece.addr, piece.data) {
 		return fail(unix.EFAULT), false
 	}
 	if !g.payFor(c, c.control.HoldsLocks) {
@@ -133,7 +133,7 @@ func (g *Guard) debugPiece(c *trappedCall, piece memoryPart) (reply, bool) {
 		c.executed = false
 		return replyDone, false
 	}
-	if !write && !writeMemory(c.k.tid, []memoryPart{piece}) {
+	if !write && !writeMemory(c.task.tid, []memoryPart{piece}) {
 		return fail(unix.EFAULT), false
 	}
 	return replyDone, true

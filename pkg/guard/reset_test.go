@@ -313,21 +313,21 @@ func notified(t *testing.T) (l *listener, id uint64, end func()) {
 		t.Fatal("no filter")
 	}
 	l = &listener{fd: fd}
-	var n seccompNotif
-	for e := ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)); e != 0; e = ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&n)) {
-		if n = (seccompNotif{}); e != unix.ENOENT && e != unix.EINTR {
+	var notif seccompNotif
+	for e := ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&notif)); e != 0; e = ioctlPtr(fd, ioctlNotifRecv, unsafe.Pointer(&notif)) {
+		if notif = (seccompNotif{}); e != unix.ENOENT && e != unix.EINTR {
 			t.Fatal(e)
 		}
 	}
 	end = func() {
 		over.Store(true)
-		l.answer(n.ID, replyDone)
+		l.answer(notif.ID, replyDone)
 	}
 	t.Cleanup(func() { // whoever waits again is told that there is no such call
 		end()
 		_ = unix.Close(fd)
 	})
-	return l, n.ID, end
+	return l, notif.ID, end
 }
 
 // TestDebugInterrupted: a signal, or an exec by another thread, takes the caller away while the driver reads.
@@ -354,8 +354,8 @@ func TestDebugInterrupted(t *testing.T) {
 	c := &f.trappedCall
 	c.mem.reset()
 	addr := uint64(uintptr(unsafe.Pointer(&o[0])))
-	c.l, c.n = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
-	if !c.load(uint32(c.n.Args[1]), addr, len(o)) {
+	c.l, c.notif = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
+	if !c.load(uint32(c.notif.Args[1]), addr, len(o)) {
 		t.Fatal("load")
 	}
 	rep := g.onEscape(c)
@@ -364,7 +364,7 @@ func TestDebugInterrupted(t *testing.T) {
 	}
 	w := &worker{g: g, l: l}
 	w.finish(c, rep)
-	if s := c.k.saved; s != nil && s.matches(c.n, os.Getpid()) {
+	if s := c.task.saved; s != nil && s.matches(c.notif, os.Getpid()) {
 		t.Errorf("one piece of three is read, and the call is answered %+v with %d parts when it comes again", s.rep, len(s.parts()))
 	}
 	runtime.KeepAlive(o)

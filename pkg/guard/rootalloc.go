@@ -26,7 +26,7 @@ import (
 
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
-	k     *task
+	task  *task
 	fd    int       // the guard's copy of the file
 	args  [3]uint64 // the registers
 	call  rm.Call   // what the guard has seen
@@ -63,7 +63,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		g.log.Error("cannot follow a file", "err", err)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	p := &pendingRoot{k: c.k, fd: c.fd, args: [3]uint64(c.n.Args[:3]), call: cloneCall(&c.call)}
+	p := &pendingRoot{task: c.task, fd: c.fd, args: [3]uint64(c.notif.Args[:3]), call: cloneCall(&c.call)}
 	if !g.cleanFile(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
@@ -106,7 +106,7 @@ func (c *trappedCall) loadRoot() bool {
 	if b := c.call.Blocks[0]; len(b.Data) > 0 {
 		parts = append(parts, memoryPart{b.Addr, b.Data})
 	}
-	return c.valid() && writeMemory(c.k.tid, parts)
+	return c.valid() && writeMemory(c.task.tid, parts)
 }
 
 // rootParamsSize: RM writes the handle there (rmclientConstruct_IMPL).
@@ -205,8 +205,8 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 		handle := rm.U32(c.call.Outer, rm.AllocObject)
 		f.rooted = true
 		f.clients++
-		made := g.account.addClient(handle, c.k.proc.tgid, f)
-		g.account.setUser(made, euidOf(c.k.proc.tgid))
+		made := g.account.addClient(handle, c.task.proc.tgid, f)
+		g.account.setUser(made, euidOf(c.task.proc.tgid))
 		g.clientMade()
 		t := c.target() // now: c serves other calls by the time of an undo
 		c.undo = func() {
@@ -228,7 +228,7 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 		if p == nil {
 			continue
 		}
-		over := p.k == c.k // a thread that makes another call has left the earlier one
+		over := p.task == c.task // a thread that makes another call has left the earlier one
 		if !same {
 			g.settleRoot(f, p, 0, over)
 			continue
@@ -246,7 +246,7 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 
 // clientFound records the client of a root alloc that RM has confirmed. The file is locked.
 func (g *Guard) clientFound(f *file, handle uint32) {
-	tgid := f.pending.k.proc.tgid
+	tgid := f.pending.task.proc.tgid
 	g.endPending(f)
 	f.clients++
 	g.account.setUser(g.account.addClient(handle, tgid, f), euidOf(tgid))

@@ -52,7 +52,7 @@ func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astray.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
-		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.k.proc.tgid)
+		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.task.proc.tgid)
 		g.suspect()
 		g.preemptUnseen()
 		return
@@ -142,7 +142,7 @@ func (g *Guard) madeBy(f *file, p *pendingRoot, h uint32) bool {
 	if h == 0 || p.after != 0 && (h-p.after)&(clientHandles-1)-1 >= handlesAhead {
 		return false
 	}
-	return !g.account.hasOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.k.proc.tgid, TID: p.k.tid}, h)
+	return !g.account.hasOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.task.proc.tgid, TID: p.task.tid}, h)
 }
 
 // cleanFile reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
@@ -204,13 +204,13 @@ const (
 
 // place tells whether a thread is inside the call that it was allowed to make.
 func (p *pendingRoot) place() whereabouts {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.k.tid) + "/syscall")
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.task.tid) + "/syscall")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
 		return threadOutside
 	case err != nil, bytes.HasPrefix(b, []byte("running")):
 		// On its way in or out, or far away. Only what it computes tells.
-		now, ok := cpuTimeOf(p.k.tid)
+		now, ok := cpuTimeOf(p.task.tid)
 		switch {
 		case !ok:
 		case p.began == nil:
@@ -300,8 +300,8 @@ func (g *Guard) endPending(f *file) {
 func (g *Guard) endAll(p *pendingRoot) {
 	g.ended.Store(time.Now().UnixNano())
 	g.log.Error("threads of the container make something else of calls that ask for an RM client; all its RM clients are freed, and its processes that use the GPU killed",
-		"pid", p.k.proc.tgid)
-	g.events.Note(event.Event{Kind: event.Freed, PID: p.k.proc.tgid, Text: "all RM clients, and processes that use the GPU killed: " +
+		"pid", p.task.proc.tgid)
+	g.events.Note(event.Event{Kind: event.Freed, PID: p.task.proc.tgid, Text: "all RM clients, and processes that use the GPU killed: " +
 		"threads made something else of calls that ask for an RM client"})
 	g.killClients(func(*client) bool { return true })
 	killed := map[int]bool{}

@@ -132,7 +132,7 @@ func TestRootNotOver(t *testing.T) {
 	f, p := ask(t, g)
 	tid, args, end := stuckThread(t)
 	defer end()
-	p.k, p.args = &task{tid: tid, proc: p.k.proc}, args
+	p.task, p.args = &task{tid: tid, proc: p.task.proc}, args
 	if g.settleRoot(f, p, 0, false) || g.astray.Load() != 0 {
 		t.Fatal("decided while the thread is inside")
 	}
@@ -413,11 +413,11 @@ func TestRootPending(t *testing.T) {
 }
 
 func TestPlace(t *testing.T) {
-	p := &pendingRoot{k: &task{tid: 1 << 22}}
+	p := &pendingRoot{task: &task{tid: 1 << 22}}
 	if p.place() != threadOutside {
 		t.Error("a thread that has ended is inside")
 	}
-	p = &pendingRoot{k: &task{tid: busyThread(t)}}
+	p = &pendingRoot{task: &task{tid: busyThread(t)}}
 	if p.place() == threadInside {
 		t.Error("a thread that runs is inside")
 	}
@@ -453,7 +453,7 @@ func TestComputed(t *testing.T) {
 func TestRootLooks(t *testing.T) {
 	_, g := newFakeRM(t)
 	_, p := ask(t, g)
-	p.k = &task{tid: busyThread(t), proc: p.k.proc}
+	p.task = &task{tid: busyThread(t), proc: p.task.proc}
 	var looks sync.WaitGroup
 	start := make(chan struct{})
 	for range 4 {
@@ -515,7 +515,7 @@ func stuckThread(t *testing.T) (tid int, args [3]uint64, end func()) {
 	t.Helper()
 	type made struct{ tid, fd int }
 	ready := make(chan made)
-	n := &seccompNotif{}
+	notif := &seccompNotif{}
 	go func() { // the thread ends with the filter's only task
 		runtime.LockOSThread()
 		prog := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}
@@ -528,15 +528,15 @@ func stuckThread(t *testing.T) (tid int, args [3]uint64, end func()) {
 		}
 		ready <- made{unix.Gettid(), int(fd)}
 		for e := unix.EINTR; e == unix.EINTR; { // the runtime's signals
-			_, _, e = unix.Syscall(unix.SYS_IOCTL, fd, ioctlNotifRecv, uintptr(unsafe.Pointer(n)))
+			_, _, e = unix.Syscall(unix.SYS_IOCTL, fd, ioctlNotifRecv, uintptr(unsafe.Pointer(notif)))
 		}
 	}()
 	m := <-ready
 	if m.fd < 0 {
 		t.Fatal("no filter")
 	}
-	args = [3]uint64{uint64(m.fd), ioctlNotifRecv, uint64(uintptr(unsafe.Pointer(n)))}
-	p := &pendingRoot{k: &task{tid: m.tid}, args: args}
+	args = [3]uint64{uint64(m.fd), ioctlNotifRecv, uint64(uintptr(unsafe.Pointer(notif)))}
+	p := &pendingRoot{task: &task{tid: m.tid}, args: args}
 	for deadline := time.Now().Add(10 * time.Second); p.place() != threadInside; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the thread does not sleep")
@@ -545,6 +545,6 @@ func stuckThread(t *testing.T) (tid int, args [3]uint64, end func()) {
 	return m.tid, args, func() {
 		_ = unix.Close(m.fd) // the next signal ends it
 		_ = unix.Tgkill(os.Getpid(), m.tid, syscall.SIGURG)
-		runtime.KeepAlive(n)
+		runtime.KeepAlive(notif)
 	}
 }

@@ -162,7 +162,7 @@ func TestSpill(t *testing.T) {
 			if sum := g.account.lengths()[0]; sum != 0 {
 				t.Errorf("the audit expects %v more on the GPU", sum)
 			}
-			if used := g.account.byProcess()[f.k.proc.tgid].used[0]; used != 8*quota.MiB {
+			if used := g.account.byProcess()[f.task.proc.tgid].used[0]; used != 8*quota.MiB {
 				t.Errorf("the process is charged %v of the GPU", used)
 			}
 			f.undo() // its caller was interrupted

@@ -50,7 +50,7 @@ func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	if cmd == rm.UVMMapExternal {
 		ok = c.loadMap(cmd, form)
 	} else {
-		ok = c.load(cmd, c.n.Args[2], form.Size)
+		ok = c.load(cmd, c.notif.Args[2], form.Size)
 	}
 	if !ok {
 		return fail(unix.EFAULT)
@@ -164,12 +164,12 @@ func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
 	if b == nil {
 		return false
 	}
-	addr, tail := c.n.Args[2], form.FD-uvmMapCount
+	addr, tail := c.notif.Args[2], form.FD-uvmMapCount
 	if addr > ^uint64(0)-uint64(form.Size) ||
-		!readTwo(c.k.tid, addr, b[:uvmMapAttributes+uvmMapFewGPUs*uvmMapAttributesSize], addr+uint64(tail), b[tail:]) {
+		!readTwo(c.task.tid, addr, b[:uvmMapAttributes+uvmMapFewGPUs*uvmMapAttributesSize], addr+uint64(tail), b[tail:]) {
 		return false
 	}
-	if rm.U64(b, tail) > uvmMapFewGPUs && !readMemory(c.k.tid, addr, b) {
+	if rm.U64(b, tail) > uvmMapFewGPUs && !readMemory(c.task.tid, addr, b) {
 		return false
 	}
 	c.call.Cmd, c.call.Outer, c.outerAddr, c.statusOnly = cmd, b, addr, form.Status
@@ -197,7 +197,7 @@ func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	}
 	rm.PutU32(o, form.FD, as)
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	ctl := Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}
+	ctl := Target{FD: fd, File: as, PID: c.task.proc.tgid, TID: c.task.tid}
 	return f, plan{ask: true, opened: &opening{ctl, rm.U32(o, form.Client), []openRight{{rm.U32(o, form.Object), accessDup}}}, done: func() {
 		rm.PutU32(o, form.FD, number)
 		f.uvm.Unlock()
