@@ -87,7 +87,7 @@ const (
 // clients are freed, and with them all it holds. The driver's own lengths are compared: charges are rounded up, and the
 // difference could hide something.
 func (g *Guard) audit() {
-	a, err := g.ownClient()
+	a, err := g.guardClient()
 	if err != nil {
 		g.log.Error("cannot ask the driver what the container holds", "err", err)
 		return

@@ -881,7 +881,7 @@ func TestAuditMeanwhile(t *testing.T) {
 		return 0
 	}}
 	newFakeCall(t, g, fakeControl)
-	a, err := g.ownClient()
+	a, err := g.guardClient()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -895,7 +895,7 @@ func TestGPUUsers(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	newFakeCall(t, g, fakeControl)
 	var named []int
-	g.outside.pids = func() []int { return named }
+	g.sentFDs.pids = func() []int { return named }
 	if n := len(g.gpuUsers()); n != 0 || len(g.tasks.processes()) != 1 {
 		t.Errorf("%d of no use are asked for", n)
 	}

@@ -33,7 +33,7 @@ func (g *Guard) bufferSizes(gpu int) func(buffer uint32) (uint64, bool) {
 		if ok {
 			return size, true
 		}
-		own, err := g.ownClient()
+		own, err := g.guardClient()
 		if err != nil {
 			return 0, false
 		}

@@ -13,8 +13,8 @@ import (
 // What the guard tells the node's events (package event). Those that a tenant can cause are written now and then, with a count;
 // those of the ledger as they are.
 
-// tellStart tells that the container runs, and what it has.
-func (g *Guard) tellStart(r ledger.Record) {
+// noteStart tells that the container runs, and what it has.
+func (g *Guard) noteStart(r ledger.Record) {
 	var has []string
 	for _, x := range g.cfg.GPUs {
 		what := "all of GPU " + fmt.Sprint(x.Index)
@@ -28,8 +28,8 @@ func (g *Guard) tellStart(r ledger.Record) {
 	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Name: r.Name, Text: strings.Join(has, ", ")})
 }
 
-// tellEnd is the last word, after everything is given back: news may come late, room for the next container may not.
-func (g *Guard) tellEnd() {
+// noteEnd is the last word, after everything is given back: news may come late, room for the next container may not.
+func (g *Guard) noteEnd() {
 	g.events.Close()
 	began := g.began.Load()
 	if began == 0 {
@@ -49,8 +49,8 @@ func (g *Guard) tellEnd() {
 	g.events.Write(event.Event{Kind: event.End, Text: text})
 }
 
-// tellDenied tells of memory that did not fit. The caller holds the account, so nothing is formatted here.
-func (g *Guard) tellDenied(gpu int, size quota.Bytes, spill bool, u gpuAccount) {
+// noteDenied tells of memory that did not fit. The caller holds the account, so nothing is formatted here.
+func (g *Guard) noteDenied(gpu int, size quota.Bytes, spill bool, u gpuAccount) {
 	x := g.cfg.GPUs[gpu]
 	g.tally.On(gpu).Denied.Add(1)
 	g.events.NoteLater(event.Event{Kind: event.Denied, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}}, func() string {
@@ -71,14 +71,14 @@ func inMiB(b quota.Bytes) string {
 	return fmt.Sprintf("%dMiB", uint64(n))
 }
 
-// tell tells what is different in the container's record. All changes come through the ledger, whoever makes them.
-func (g *Guard) tell(records []ledger.Record) {
+// noteLedgerChanges tells what is different in the container's record. All changes come through the ledger, whoever makes them.
+func (g *Guard) noteLedgerChanges(records []ledger.Record) {
 	for _, r := range records {
 		if r.Nonce != g.cfg.Nonce {
 			continue
 		}
-		was := g.told
-		g.told = &r
+		was := g.lastRecord
+		g.lastRecord = &r
 		if was == nil {
 			return
 		}

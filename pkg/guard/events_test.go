@@ -22,7 +22,7 @@ func news(t *testing.T, g *Guard) func() string {
 	dir := t.TempDir()
 	g.cfg.RunDir = dir
 	g.events = event.NewWriter(dir, g.cfg.ID, g.cfg.Nonce)
-	g.account.onDenied = g.tellDenied
+	g.account.onDenied = g.noteDenied
 	return func() string {
 		g.events.Close()
 		list, err := event.Read(dir)
@@ -71,12 +71,12 @@ denied GPU 0 ×3: 1024MiB asked for, 512MiB of 1024MiB in use, 0MiB of 1MiB spil
 func TestLifeIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	g.tellStart(ledger.Record{InitPID: 7, Name: "default/pod/main"})
+	g.noteStart(ledger.Record{InitPID: 7, Name: "default/pod/main"})
 	if g.reserve(cost{size: 2 * quota.GiB}) || !g.reserve(cost{size: 3 * quota.MiB}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
 	g.began.Store(time.Now().Add(-time.Hour).UnixNano())
-	g.tellEnd()
+	g.noteEnd()
 	got := read()
 	lines := strings.Split(got, "\n")
 	if len(lines) != 3 || !strings.HasPrefix(lines[2], "end ×1: after 1h0m0") || !strings.HasSuffix(lines[2], "s, 3MiB at most on GPU 0, 1 denied") || !strings.Contains(got, "start ×1: 1024MiB of GPU 0") {
@@ -85,7 +85,7 @@ func TestLifeIsTold(t *testing.T) {
 	// A container that never ran has no end.
 	g = newFakeGuard(t, answering(0, nil))
 	read = news(t, g)
-	g.tellEnd()
+	g.noteEnd()
 	if got := read(); got != "" {
 		t.Errorf("told %s", got)
 	}
@@ -99,7 +99,7 @@ func TestChangesAreTold(t *testing.T) {
 		r := ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{slice}}
 		change(&r)
 		other := ledger.Record{ID: g.cfg.ID, Nonce: "other", Paused: true}
-		g.tell([]ledger.Record{other, r})
+		g.noteLedgerChanges([]ledger.Record{other, r})
 	}
 	tell(func(*ledger.Record) {}) // how it began
 	tell(func(r *ledger.Record) { r.InitPID = 1 })
@@ -136,7 +136,7 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 	if err := unix.Mkfifo(event.File(dir), 0o600); err != nil { // nobody reads: who opens it waits
 		t.Fatal(err)
 	}
-	g.tellStart(ledger.Record{InitPID: 7})
+	g.noteStart(ledger.Record{InitPID: 7})
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(sockets) }()
 	g.finish()
@@ -174,7 +174,7 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 func TestDeniedCostsLittle(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	deny := func() { g.tellDenied(0, quota.GiB, true, gpuAccount{}) }
+	deny := func() { g.noteDenied(0, quota.GiB, true, gpuAccount{}) }
 	deny() // what is written at once
 	// The GPU, the text's closure, and what they hold.
 	if n := testing.AllocsPerRun(1000, deny); n > 4 {

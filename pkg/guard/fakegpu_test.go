@@ -186,7 +186,7 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 		c.gpus = append(c.gpus, gpuIdentity{rmclient.Address{Bus: uint32(i + 1)}, i})
 	}
 	c.account = newAccount(c.cfg.GPUs)
-	c.gpuTime = newGPUTime(c.Guard)
+	c.gpuTime = newScheduler(c.Guard)
 	c.gpuTime.StartRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) {
 		if c.none.Load() {
 			return nil, nil, errors.New("none to be had")
@@ -197,8 +197,8 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	c.client(fakeClient)
 	t.Cleanup(func() {
 		c.gpuTime.End()
-		if c.own != nil {
-			c.own.Close()
+		if c.rmClient != nil {
+			c.rmClient.Close()
 		}
 	})
 	return c

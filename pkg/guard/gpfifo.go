@@ -30,10 +30,10 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 			g.gpuTime.Unlock()
 			lock.unlock()
 		}
-		if !enable || !g.holds(client, handle) {
-			return g.schedule(c, client, handle, enable, unlock)
+		if !enable || !g.mustNotRun(client, handle) {
+			return g.planSchedule(c, client, handle, enable, unlock)
 		}
-		known, turned, ending := g.account.scheduled(client, handle), g.gpuTime.Turned(), g.account.isEnding(client)
+		known, turned, ending := g.account.allScheduled(client, handle), g.gpuTime.Turned(), g.account.isEnding(client)
 		unlock()
 		if ending {
 			// Off for good, though another process has the file of the one that made the client: there is nothing to wait for. The driver says the
@@ -53,22 +53,22 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 	}
 }
 
-// schedule is the plan of a GPFIFO_SCHEDULE that need not wait.
-func (g *Guard) schedule(c *trappedCall, client, handle uint32, enable bool, done func()) plan {
+// planSchedule is the plan of a GPFIFO_SCHEDULE that need not wait.
+func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool, done func()) plan {
 	if enable && !g.preemptible(c.target(), client, g.account.preemptionOf(client, handle)) {
 		return plan{answer: c.status(rm.StatusNotSupported), done: done}
 	}
 	return plan{ask: true, done: done, settle: func() {
 		g.account.setScheduled(client, handle, enable)
 		if enable {
-			g.started(c.target(), client, handle)
+			g.channelsStarted(c.target(), client, handle)
 		}
 	}}
 }
 
-// started tells, with gpuTime locked, that a trapped call let channels run which a handle names. Their group gets its timeslice on the
+// channelsStarted tells, with gpuTime locked, that a trapped call let channels run which a handle names. Their group gets its timeslice on the
 // call's own file.
-func (g *Guard) started(t Target, client, handle uint32) {
+func (g *Guard) channelsStarted(t Target, client, handle uint32) {
 	channels, gpu, graphics := g.account.channelsOf(client, handle)
 	if len(channels) == 0 || !graphics {
 		return
@@ -82,14 +82,14 @@ func (g *Guard) started(t Target, client, handle uint32) {
 	})
 }
 
-// holds reports, with gpuTime locked, that channels which a handle names must not begin to run now.
-func (g *Guard) holds(client, handle uint32) bool {
+// mustNotRun reports, with gpuTime locked, that channels which a handle names must not begin to run now.
+func (g *Guard) mustNotRun(client, handle uint32) bool {
 	channels, gpu, graphics := g.account.channelsOf(client, handle)
 	return len(channels) > 0 && (g.account.isEnding(client) || g.gpuTime.IsOff(gpu, graphics))
 }
 
-// scheduled reports that all channels that a handle names were let run before.
-func (a *account) scheduled(client, handle uint32) bool {
+// allScheduled reports that all channels that a handle names were let run before.
+func (a *account) allScheduled(client, handle uint32) bool {
 	list, _, _ := a.channelsOf(client, handle)
 	a.mu.Lock()
 	defer a.mu.Unlock()

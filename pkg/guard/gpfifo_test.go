@@ -57,12 +57,12 @@ func TestSchedule(t *testing.T) {
 		if got := c.d.schedules(); !slices.Equal(got, []fakeSchedule{{fakeName{fakeClient, x.handle}, x.enable}}) {
 			t.Errorf("%#x: the driver saw %+v", x.handle, got)
 		}
-		known := [3]bool{c.account.scheduled(fakeClient, workGroup), c.account.scheduled(fakeClient, 0x100), c.account.scheduled(fakeClient, 0x101)}
+		known := [3]bool{c.account.allScheduled(fakeClient, workGroup), c.account.allScheduled(fakeClient, 0x100), c.account.allScheduled(fakeClient, 0x101)}
 		if known != x.known {
 			t.Errorf("after %#x, %v: %v run, want %v", x.handle, x.enable, known, x.known)
 		}
 	}
-	if c.account.scheduled(fakeClient, copyGroup) {
+	if c.account.allScheduled(fakeClient, copyGroup) {
 		t.Error("a group without channels runs")
 	}
 }
@@ -172,7 +172,7 @@ func TestScheduleAfterStop(t *testing.T) {
 	c.pause(true)
 	c.schedule(f, workGroup, scheduleGroup, false)
 	c.gpuTime.Lock()
-	held := c.holds(fakeClient, workGroup) && !c.account.scheduled(fakeClient, workGroup)
+	held := c.mustNotRun(fakeClient, workGroup) && !c.account.allScheduled(fakeClient, workGroup)
 	c.gpuTime.Unlock()
 	if !held {
 		t.Error("a stopped group would run while its container is off")
@@ -197,7 +197,7 @@ func TestScheduleOfTheGone(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("it waits for ever")
 	}
-	if got := c.d.schedules(); len(got) > 0 || c.account.scheduled(fakeClient, workGroup) {
+	if got := c.d.schedules(); len(got) > 0 || c.account.allScheduled(fakeClient, workGroup) {
 		t.Errorf("the driver saw %+v", got)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// newGPUTime makes what shares out GPU time.
-func newGPUTime(g *Guard) *gpusched.Scheduler {
+// newScheduler makes what shares out GPU time.
+func newScheduler(g *Guard) *gpusched.Scheduler {
 	return gpusched.New(gpusched.Options{
 		Config: g.cfg, Container: tenant{g}, Driver: g.driver, ABI: g.abi, Log: g.log, LogOnce: g.logOnce,
 		Warn: func(text string) { g.events.Note(event.Event{Kind: event.Warning, Text: text}) },
@@ -34,7 +34,7 @@ func (t tenant) GoOn(channels []gpusched.Channel) []gpusched.Channel {
 }
 func (t tenant) Gone(ch gpusched.Channel)      { t.g.account.freedWith(ch) }
 func (t tenant) Owners() map[int]bool          { return t.g.account.owners() }
-func (t tenant) RM() (*rmclient.Client, error) { return t.g.ownClient() }
+func (t tenant) RM() (*rmclient.Client, error) { return t.g.guardClient() }
 func (t tenant) UserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, error) {
 	return t.g.openUserPage(gpu, ch)
 }

@@ -64,9 +64,9 @@ type Guard struct {
 	kept         []int        // the container's GPU nodes, open for as long as the guard runs
 	held         []int        // files that no tenant shall have a lease on
 
-	ownMu sync.Mutex
-	own   *rmclient.Client // nil until somebody needs it
-	bar1  []quota.Bytes    // how large each GPU's is; 0: not known. Set with own
+	rmClientMu sync.Mutex
+	rmClient   *rmclient.Client // nil until somebody needs it
+	bar1       []quota.Bytes    // how large each GPU's is; 0: not known. Set with rmClient
 
 	windowsMu    sync.Mutex   // held while windows that are over are looked at
 	windowsAsked atomic.Bool  // they will be, without anybody asking
@@ -75,13 +75,13 @@ type Guard struct {
 	preemptMu   sync.Mutex // held by preemptWhilePending
 	preemptNext time.Time  // when it may look again
 
-	gpuTime *gpusched.Scheduler
-	told    *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
-	managed managed
-	outside outside
-	page    *page.Page // nil: the container has none
-	events  *event.Writer
-	began   atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
+	gpuTime    *gpusched.Scheduler
+	lastRecord *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
+	managed    managed
+	sentFDs    sentFDs
+	page       *page.Page // nil: the container has none
+	events     *event.Writer
+	began      atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 
 	mu             sync.Mutex
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
@@ -141,9 +141,9 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	}
 	g.count(new(tally.Page))
 	g.held = hold(cfg.Hold, log)
-	g.account.onDenied = g.tellDenied
+	g.account.onDenied = g.noteDenied
 	g.account.onLoose = g.lookLater
-	g.gpuTime = newGPUTime(g)
+	g.gpuTime = newScheduler(g)
 	g.account.onChannels = g.gpuTime.TellChannels
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {

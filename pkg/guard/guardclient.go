@@ -6,13 +6,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// ownClient returns the guard's own RM client, on a file that no container has, made when it is first asked for. Through it the guard asks
+// guardClient returns the guard's own RM client, on a file that no container has, made when it is first asked for. Through it the guard asks
 // the driver what processes hold (audit.go), and keeps what windows show (windows.go); GPU time pauses channels and looks for work by it.
-func (g *Guard) ownClient() (*rmclient.Client, error) {
-	g.ownMu.Lock()
-	defer g.ownMu.Unlock()
-	if g.own != nil {
-		return g.own, nil
+func (g *Guard) guardClient() (*rmclient.Client, error) {
+	g.rmClientMu.Lock()
+	defer g.rmClientMu.Unlock()
+	if g.rmClient != nil {
+		return g.rmClient, nil
 	}
 	var ids []uint32
 	for _, x := range g.gpus {
@@ -25,6 +25,6 @@ func (g *Guard) ownClient() (*rmclient.Client, error) {
 	for _, sub := range own.Subdevices() {
 		g.bar1 = append(g.bar1, g.bar1Size(own, sub))
 	}
-	g.own = own
+	g.rmClient = own
 	return own, nil
 }

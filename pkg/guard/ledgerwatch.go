@@ -14,9 +14,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// follow reads the ledger whenever it changes: limits, weights, caps, policies and pauses are what it says, at any time. It
+// watchLedger reads the ledger whenever it changes: limits, weights, caps, policies and pauses are what it says, at any time. It
 // waits in inotify(7), so a node where nothing is started or set costs nothing, and reads no more often than pace lets it.
-func (g *Guard) follow(over <-chan struct{}) {
+func (g *Guard) watchLedger(over <-chan struct{}) {
 	path := ledger.File(g.cfg.RunDir)
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 	if err == nil {
@@ -24,7 +24,7 @@ func (g *Guard) follow(over <-chan struct{}) {
 	}
 	if err != nil {
 		g.log.Error("cannot follow the ledger: `cgpu set` and `cgpu policy` reach this container only when it is started again", "err", err)
-		g.reread()
+		g.readLedger()
 		return
 	}
 	defer unix.Close(fd)
@@ -35,7 +35,7 @@ func (g *Guard) follow(over <-chan struct{}) {
 	buf := make([]byte, 4096)
 	var p pace
 	for {
-		g.reread()
+		g.readLedger()
 		for seen := false; !seen; {
 			n, err := unix.Read(fd, buf)
 			if err == unix.EINTR {
@@ -49,7 +49,7 @@ func (g *Guard) follow(over <-chan struct{}) {
 			if err != nil || n < unix.SizeofInotifyEvent {
 				return
 			}
-			seen = moved(buf[:n], filepath.Base(path))
+			seen = hasEventFor(buf[:n], filepath.Base(path))
 		}
 		select {
 		case <-over:
@@ -89,8 +89,8 @@ func (p *pace) next(now time.Time) time.Duration {
 	return min(max(p.at.Sub(now), paceLeast), paceEvery)
 }
 
-// moved reports an event for a name.
-func moved(events []byte, name string) bool {
+// hasEventFor reports an event for a name.
+func hasEventFor(events []byte, name string) bool {
 	for len(events) >= unix.SizeofInotifyEvent {
 		e := (*unix.InotifyEvent)(unsafe.Pointer(&events[0]))
 		end := unix.SizeofInotifyEvent + int(e.Len)
@@ -108,18 +108,18 @@ func moved(events []byte, name string) bool {
 	return false
 }
 
-func (g *Guard) reread() {
+func (g *Guard) readLedger() {
 	records, cards, err := ledger.Open(g.cfg.RunDir).State()
 	if err != nil {
 		g.log.Error("cannot read the ledger; shares stay as they are", "err", err)
 		return
 	}
-	g.adopt(records, cards)
-	g.tell(records)
+	g.applyLedger(records, cards)
+	g.noteLedgerChanges(records)
 }
 
-// adopt hands what the ledger says of the container to whom it concerns: limits to the account, plans to GPU time.
-func (g *Guard) adopt(records []ledger.Record, cards map[string]sched.Card) {
+// applyLedger hands what the ledger says of the container to whom it concerns: limits to the account, plans to GPU time.
+func (g *Guard) applyLedger(records []ledger.Record, cards map[string]sched.Card) {
 	own := slices.IndexFunc(records, func(r ledger.Record) bool { return r.Nonce == g.cfg.Nonce })
 	if own < 0 {
 		return

@@ -51,7 +51,7 @@ func TestMoved(t *testing.T) {
 		{"cut off", other[:len(other)-1], true}, // who knows
 		{"less than an event", file[:unix.SizeofInotifyEvent-1], false},
 	} {
-		if got := moved(c.events, "ledger.json"); got != c.want {
+		if got := hasEventFor(c.events, "ledger.json"); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
 	}
@@ -101,7 +101,7 @@ func TestFollow(t *testing.T) {
 	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Limit: 2 * quota.GiB, Weight: 2})
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
-		c.follow(over)
+		c.watchLedger(over)
 		close(ended)
 	}()
 	plan := func() sched.Plan { return c.gpuTime.Plan(0) }
@@ -121,7 +121,7 @@ func TestFollow(t *testing.T) {
 	if err := os.Rename(filepath.Join(c.cfg.RunDir, "junk"), ledger.File(c.cfg.RunDir)); err != nil {
 		t.Fatal(err)
 	}
-	c.reread()
+	c.readLedger()
 	if plan().Share.Weight != 2 {
 		t.Error("a damaged ledger changes shares")
 	}
@@ -154,7 +154,7 @@ func TestFollowIsPaced(t *testing.T) {
 	}
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
-		c.follow(over)
+		c.watchLedger(over)
 		close(ended)
 	}()
 	begin := time.Now()
@@ -180,7 +180,7 @@ func TestFollowIsPaced(t *testing.T) {
 		}
 		for b := buf[:n]; len(b) >= unix.SizeofInotifyEvent; {
 			size := unix.SizeofInotifyEvent + int((*unix.InotifyEvent)(unsafe.Pointer(&b[0])).Len)
-			if moved(b[:size], filepath.Base(ledger.File(c.cfg.RunDir))) {
+			if hasEventFor(b[:size], filepath.Base(ledger.File(c.cfg.RunDir))) {
 				opened++
 			}
 			b = b[size:]
@@ -242,7 +242,7 @@ func TestPlans(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			g := newFakeContainer(t, 1)
 			before := g.gpuTime.Plan(0)
-			g.adopt(c.records, c.cards)
+			g.applyLedger(c.records, c.cards)
 			p := g.gpuTime.Plan(0)
 			if c.ignored {
 				if p != before || g.account.usage(0).limit != testLimit {
@@ -272,7 +272,7 @@ func TestPlansSlots(t *testing.T) {
 		records = append(records, ledger.Record{ID: "c0ffee", Nonce: nonce, VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: quota.GiB, Percent: 50}}})
 	}
 	for _, c := range []*fakeContainer{a, b} {
-		c.adopt(records, nil)
+		c.applyLedger(records, nil)
 	}
 	one, two := a.gpuTime.Plan(0).Slot, b.gpuTime.Plan(0).Slot
 	if one.Cycle == 0 || one.Cycle != two.Cycle || one.Start+one.On > two.Start && two.Start+two.On > one.Start {

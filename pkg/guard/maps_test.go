@@ -66,7 +66,7 @@ func childUnmap(_ *childState, a []int) (string, error) { return "", unmap(uintp
 // childKill PID OTHERS…: as a guard kills a process of a container of these
 func childKill(_ *childState, a []int) (string, error) {
 	g := &Guard{log: slog.New(slog.NewTextHandler(os.Stderr, nil)), account: newAccount(nil), logged: map[string]map[string]bool{}}
-	g.gpuTime = newGPUTime(g)
+	g.gpuTime = newScheduler(g)
 	g.managed.list = func() []int { return a }
 	g.killProcess(a[0])
 	return "", nil
@@ -447,7 +447,7 @@ func TestHeadlessMember(t *testing.T) {
 	inCgroup(t, "devices", c.pid())
 	g := &Guard{cgroups: cgroupsOf(c.pid())}
 	c.headless()
-	if !g.isMember(c.pid()) || len(g.cgroups.processes()) != 1 {
+	if !g.inCgroup(c.pid()) || len(g.cgroups.processes()) != 1 {
 		t.Error("it is not the container's any more")
 	}
 	c.kill() // or its cgroup stays

@@ -169,7 +169,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	if !n.memory.isMemory() || gpu == noGPU {
 		return nil, rm.StatusInUse, 0
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		return nil, rm.StatusInsufficientResources, 0
 	}

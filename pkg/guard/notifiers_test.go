@@ -116,7 +116,7 @@ func TestNotifierWays(t *testing.T) {
 			if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 				t.Fatal(rm.StatusName(rm.U32(o, 40)))
 			}
-			if _, err := g.ownClient(); err != nil {
+			if _, err := g.guardClient(); err != nil {
 				t.Fatal(err)
 			}
 			d.calls = nil

@@ -57,7 +57,7 @@ func newModeContainer(t *testing.T) *modeContainer {
 		}
 		return e
 	}
-	if _, err := c.ownClient(); err != nil { // or its objects would be in the log
+	if _, err := c.guardClient(); err != nil { // or its objects would be in the log
 		t.Fatal(err)
 	}
 	c.log = nil
@@ -116,7 +116,7 @@ func TestPreemption(t *testing.T) {
 	native := func(c *modeContainer) uint32 {
 		c.account.gpus[0].native = true
 		c.cfg.GPUs[0].Native = true
-		c.gpuTime = newGPUTime(c.Guard)
+		c.gpuTime = newScheduler(c.Guard)
 		return 0
 	}
 	stuck := func(handles ...uint32) func(*modeContainer) uint32 {

@@ -283,7 +283,7 @@ func (r *rig) empty() {
 	r.agree(0)
 	var s sim.Snapshot
 	files, clients, objects := 0, 0, 0
-	if own := r.guard.own; own != nil { // the guard's client stays
+	if own := r.guard.rmClient; own != nil { // the guard's client stays
 		files, clients, objects = 1, 1, 1+2*len(own.Subdevices())
 	}
 	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {

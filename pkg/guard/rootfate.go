@@ -173,7 +173,7 @@ const endPause = time.Second
 // tryRoot makes the very client that a task has asked for, on the guard's own file, and frees it at once. It returns the handle; refused
 // says that the driver does not make such a client.
 func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error) {
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		return 0, false, err
 	}

@@ -74,7 +74,7 @@ func newFakeRM(t *testing.T) (*fakeRM, *Guard) {
 	t.Helper()
 	d := &fakeRM{last: 0xc1d00000 | clientHandles - 3, clients: map[uint32]int{}} // the numbers begin anew soon
 	g := newFakeGuard(t, d.driver())
-	if _, err := g.ownClient(); err != nil {
+	if _, err := g.guardClient(); err != nil {
 		t.Fatal(err)
 	}
 	return d, g

@@ -36,7 +36,7 @@ import (
 // So one that has gone into both a cgroup and a mount namespace of its own is the container's from its first trapped call on.
 
 const (
-	outsideLook = time.Second
+	outsiderLook = time.Second
 	// Between two looks at all processes: at least everywhereLook, and so many times as long as one takes.
 	everywhereLook  = 30 * time.Second
 	everywhereShare = 500
@@ -52,17 +52,17 @@ const (
 	pidsSize       = rm.PidsTable + 4*rm.PidsMax
 )
 
-// outside is what the guard knows of processes beyond its container.
-type outside struct {
-	mu         sync.Mutex
-	clean      map[outsider]bool // have the GPU by files of their own
-	everywhere time.Time         // when all processes are looked at next
-	rested     time.Time         // when they may be, on suspicion
-	cpu        time.Duration     // that the container had used at the last such look
-	awake      bool              // it had used some
-	asleep     time.Time         // when all processes are looked at if it sleeps
-	member     func(tgid int) bool
-	pids       func() []int // tests: who has the GPU
+// sentFDs is what the guard knows of processes beyond its container.
+type sentFDs struct {
+	mu           sync.Mutex
+	clean        map[outsider]bool // have the GPU by files of their own
+	everywhere   time.Time         // when all processes are looked at next
+	suspectAfter time.Time         // when they may be, on suspicion
+	cpu          time.Duration     // that the container had used at the last such look
+	awake        bool              // it had used some
+	asleep       time.Time         // when all processes are looked at if it sleeps
+	inCgroup     func(tgid int) bool
+	pids         func() []int // tests: who has the GPU
 }
 
 // outsider is a process, whose number may be another's later.
@@ -81,9 +81,9 @@ type belongings struct {
 	over       bool // the container is
 }
 
-// watchOutside looks for outsiders until the container is over.
-func (g *Guard) watchOutside() {
-	wait := outsideLook
+// watchOutsiders looks for outsiders until the container is over.
+func (g *Guard) watchOutsiders() {
+	wait := outsiderLook
 	for {
 		select {
 		case <-g.done:
@@ -91,20 +91,20 @@ func (g *Guard) watchOutside() {
 		case <-time.After(wait):
 		}
 		g.countLooked()
-		if g.canTellOutside() {
-			wait = max(outsideLook, backgroundShare*g.onBill(g.lookOutside))
+		if g.knowsMembers() {
+			wait = max(outsiderLook, backgroundShare*g.onBill(g.checkGPUHolders))
 		}
 	}
 }
 
-// canTellOutside: without a cgroup of the container it is not known who is of it.
-func (g *Guard) canTellOutside() bool {
-	return g.outside.member != nil || g.containerCgroups().procs != ""
+// knowsMembers: without a cgroup of the container it is not known who is of it.
+func (g *Guard) knowsMembers() bool {
+	return g.sentFDs.inCgroup != nil || g.containerCgroups().procs != ""
 }
 
-// lookOutside looks once.
-func (g *Guard) lookOutside() {
-	o := &g.outside
+// checkGPUHolders looks once.
+func (g *Guard) checkGPUHolders() {
+	o := &g.sentFDs
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	clean := map[outsider]bool{}
@@ -124,9 +124,9 @@ func (g *Guard) lookOutside() {
 			continue
 		}
 		if b == nil {
-			b = g.belongings(false)
+			b = g.findBelongings(false)
 		}
-		switch g.tryOutsider(who, b) {
+		switch g.checkOutsider(who, b) {
 		case outsiderClean:
 			clean[who] = true
 		case outsiderUnclear: // it has given its file away
@@ -137,8 +137,8 @@ func (g *Guard) lookOutside() {
 	}
 	o.clean = clean
 	switch now := time.Now(); {
-	case all && now.Before(o.rested):
-		o.everywhere, o.awake = o.rested, true
+	case all && now.Before(o.suspectAfter):
+		o.everywhere, o.awake = o.suspectAfter, true
 		return
 	case all:
 	case now.Before(o.everywhere):
@@ -154,36 +154,36 @@ func (g *Guard) lookOutside() {
 	}
 	begin := time.Now()
 	if b == nil {
-		b = g.belongings(false)
+		b = g.findBelongings(false)
 	}
 	wait := everywhereLook
-	if g.lookEverywhere(b) > 0 {
-		wait = outsideLook
+	if g.checkAllProcesses(b) > 0 {
+		wait = outsiderLook
 	}
 	took, now := time.Since(begin), time.Now()
-	o.rested, o.asleep = now.Add(suspectShare*took), now.Add(max(longestLook, suspectShare*took))
-	if o.everywhere = now.Add(rest(wait, took)); wait == outsideLook { // once more for who had it from who is ended
-		o.everywhere, o.awake = o.rested, true
+	o.suspectAfter, o.asleep = now.Add(suspectShare*took), now.Add(max(longestLook, suspectShare*took))
+	if o.everywhere = now.Add(pauseAfter(wait, took)); wait == outsiderLook { // once more for who had it from who is ended
+		o.everywhere, o.awake = o.suspectAfter, true
 	}
 }
 
-// rest is the time from a look at all processes to the next.
-func rest(wait, took time.Duration) time.Duration {
+// pauseAfter is the time from a look at all processes to the next.
+func pauseAfter(wait, took time.Duration) time.Duration {
 	return max(wait, min(everywhereShare*took, longestLook), suspectShare*took)
 }
 
-// endHolders ends whoever outside still holds the files of a container that is over.
-func (g *Guard) endHolders() int {
-	if !g.canTellOutside() {
+// endOutsiders ends whoever outside still holds the files of a container that is over.
+func (g *Guard) endOutsiders() int {
+	if !g.knowsMembers() {
 		return 0
 	}
-	g.outside.mu.Lock()
-	defer g.outside.mu.Unlock()
-	return g.lookEverywhere(g.belongings(true))
+	g.sentFDs.mu.Lock()
+	defer g.sentFDs.mu.Unlock()
+	return g.checkAllProcesses(g.findBelongings(true))
 }
 
-// lookEverywhere looks at all processes of the node, and returns how many were guilty.
-func (g *Guard) lookEverywhere(b *belongings) (guilty int) {
+// checkAllProcesses looks at all processes of the node, and returns how many were guilty.
+func (g *Guard) checkAllProcesses(b *belongings) (guilty int) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return 0
@@ -196,7 +196,7 @@ func (g *Guard) lookEverywhere(b *belongings) (guilty int) {
 			continue
 		}
 		start, err := ledger.ProcStart(pid)
-		if err == nil && g.tryOutsider(outsider{pid, start}, b) == outsiderGuilty {
+		if err == nil && g.checkOutsider(outsider{pid, start}, b) == outsiderGuilty {
 			guilty++
 		}
 	}
@@ -205,13 +205,13 @@ func (g *Guard) lookEverywhere(b *belongings) (guilty int) {
 
 // gpuPids asks the driver who has a GPU of the container.
 func (g *Guard) gpuPids() (pids []int) {
-	if g.outside.pids != nil {
-		return g.outside.pids()
+	if g.sentFDs.pids != nil {
+		return g.sentFDs.pids()
 	}
 	if !g.driver.Native() {
 		return nil // without a guard nobody can make a client
 	}
-	a, err := g.ownClient()
+	a, err := g.guardClient()
 	if err != nil {
 		g.logOnce("outside", "cannot ask the driver which processes have the GPU", "err", err)
 		return nil
@@ -238,10 +238,10 @@ const (
 	outsiderGuilty
 )
 
-// tryOutsider looks at a process, and ends it if it has a file of the container.
-func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
+// checkOutsider looks at a process, and ends it if it has a file of the container.
+func (g *Guard) checkOutsider(who outsider, b *belongings) verdict {
 	namespace, ok := mountNamespace(who.pid)
-	if !ok || b.host[namespace] || b.namespaces[namespace] || b.guarded[namespace] || b.guards[who] || g.isMember(who.pid) {
+	if !ok || b.host[namespace] || b.namespaces[namespace] || b.guarded[namespace] || b.guards[who] || g.inCgroup(who.pid) {
 		return outsiderClean
 	}
 	var passed []int
@@ -255,7 +255,7 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 		n, _, err := g.nodes.classify(fd)
 		switch {
 		case err != nil:
-		case g.isPassed(fd, n, b):
+		case g.isContainersFile(fd, n, b):
 			passed = append(passed, fd)
 			return len(passed) < maxPassed
 		default:
@@ -268,10 +268,10 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 	case len(passed) > 0:
 		// A look at all processes takes a while, in which the number of a mount that is gone can become another's, and the container
 		// can get a mount namespace more. The mounts of passed stay: we have them open.
-		b = g.belongings(b.over)
+		b = g.findBelongings(b.over)
 		still := func(fd int) bool {
 			n, _, err := g.nodes.classify(fd)
-			return err == nil && g.isPassed(fd, n, b)
+			return err == nil && g.isContainersFile(fd, n, b)
 		}
 		if b.namespaces[namespace] || b.guarded[namespace] {
 			return outsiderClean
@@ -287,8 +287,8 @@ func (g *Guard) tryOutsider(who outsider, b *belongings) verdict {
 	return outsiderUnclear
 }
 
-// isPassed says whether a file, of that node, is the container's.
-func (g *Guard) isPassed(fd int, n node, b *belongings) bool {
+// isContainersFile says whether a file, of that node, is the container's.
+func (g *Guard) isContainersFile(fd int, n node, b *belongings) bool {
 	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil || b.over && n.kind != nodeOther && g.account.looseOn(g.files.self, fd)
 }
 
@@ -335,10 +335,10 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 	}
 }
 
-// isMember says whether a process is in the container's cgroup, and not below it.
-func (g *Guard) isMember(tgid int) bool {
-	if g.outside.member != nil {
-		return g.outside.member(tgid)
+// inCgroup says whether a process is in the container's cgroup, and not below it.
+func (g *Guard) inCgroup(tgid int) bool {
+	if g.sentFDs.inCgroup != nil {
+		return g.sentFDs.inCgroup(tgid)
 	}
 	folder := g.containerCgroups().procs
 	for _, controller := range []string{"devices", ""} {
@@ -351,7 +351,7 @@ func (g *Guard) isMember(tgid int) bool {
 
 // isOurs says whether a process is surely of the container, so that its mount namespace is the container's.
 func (g *Guard) isOurs(tgid int) bool {
-	return g.isMember(tgid) || g.tasks.lives(tgid) || tgid == g.livingFirst()
+	return g.inCgroup(tgid) || g.tasks.lives(tgid) || tgid == g.livingFirst()
 }
 
 // livingFirst is the container's first process; 0: it has ended.
@@ -364,9 +364,9 @@ func (g *Guard) livingFirst() int {
 	return g.initPID
 }
 
-// belongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
+// findBelongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
 // are left to their guards, until the container is over.
-func (g *Guard) belongings(over bool) *belongings {
+func (g *Guard) findBelongings(over bool) *belongings {
 	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{}, mounts: map[int]bool{}, over: over}
 	for _, pid := range []int{os.Getpid(), 1} {
 		if namespace, ok := mountNamespace(pid); ok {

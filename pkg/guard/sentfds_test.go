@@ -119,10 +119,10 @@ func outsideGuard(t *testing.T, container *stranger, pids ...int) *Guard {
 	t.Helper()
 	g := newFakeGuard(t, answering(0, nil))
 	g.cfg.RunDir = t.TempDir()
-	g.outside.member = func(tgid int) bool { return tgid == container.pid() }
+	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() }
 	g.managed.list = func() []int { return []int{container.pid()} }
-	g.outside.pids = func() []int { return pids }
-	g.outside.everywhere = time.Now().Add(time.Hour)
+	g.sentFDs.pids = func() []int { return pids }
+	g.sentFDs.everywhere = time.Now().Add(time.Hour)
 	return g
 }
 
@@ -137,9 +137,9 @@ func TestOutside(t *testing.T) {
 	host := newStranger(t, false, fakeControl, passed)
 	none := newStranger(t, true, "")
 	g := outsideGuard(t, container, container.pid(), thief.pid(), thief2.pid(), own.pid(), host.pid(), none.pid(), 1<<30)
-	g.outside.member = func(tgid int) bool { return tgid == container.pid() || tgid == gpuOnly.pid() }
+	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() || tgid == gpuOnly.pid() }
 	g.managed.list = func() []int { return []int{container.pid(), gpuOnly.pid()} }
-	g.lookOutside()
+	g.checkGPUHolders()
 	if !thief.ended() || !thief2.ended() {
 		t.Error("a process with the container's files lives")
 	}
@@ -160,29 +160,29 @@ func TestOutsideStale(t *testing.T) {
 	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
 	child := newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container)
-	stale := g.belongings(false)
+	stale := g.findBelongings(false)
 	stale.mounts[mountOf(int(neighbour.file().Fd()))] = true
 	start, err := ledger.ProcStart(neighbour.pid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := g.tryOutsider(outsider{neighbour.pid(), start}, stale); v != outsiderUnclear || !neighbour.lives() {
+	if v := g.checkOutsider(outsider{neighbour.pid(), start}, stale); v != outsiderUnclear || !neighbour.lives() {
 		t.Errorf("a neighbour with a number that was the container's: %v", v)
 	}
 	first := newStranger(t, true, "")
 	other := joining(t, first, container.file())
-	g.outside.member = func(tgid int) bool { return tgid == container.pid() || tgid == first.pid() }
+	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() || tgid == first.pid() }
 	g.managed.list = func() []int { return []int{container.pid(), first.pid()} }
 	if start, err = ledger.ProcStart(other.pid()); err != nil {
 		t.Fatal(err)
 	}
-	if v := g.tryOutsider(outsider{other.pid(), start}, stale); v != outsiderClean || !other.lives() {
+	if v := g.checkOutsider(outsider{other.pid(), start}, stale); v != outsiderClean || !other.lives() {
 		t.Errorf("a process of the container in a new mount namespace: %v", v)
 	}
 	if start, err = ledger.ProcStart(child.pid()); err != nil {
 		t.Fatal(err)
 	}
-	if v := g.tryOutsider(outsider{child.pid(), start}, stale); v != outsiderGuilty || !child.ended() {
+	if v := g.checkOutsider(outsider{child.pid(), start}, stale); v != outsiderGuilty || !child.ended() {
 		t.Errorf("who has a file of the container: %v", v)
 	}
 }
@@ -192,12 +192,12 @@ func TestOutsideSilent(t *testing.T) {
 	container, neighbour := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
 	thief := newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container, neighbour.pid())
-	g.lookOutside()
+	g.checkGPUHolders()
 	if !thief.lives() {
 		t.Fatal("the test does not test")
 	}
-	g.outside.everywhere, g.outside.awake = time.Time{}, true
-	g.lookOutside()
+	g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
+	g.checkGPUHolders()
 	if !thief.ended() || !neighbour.lives() {
 		t.Error("the wrong one lives")
 	}
@@ -208,7 +208,7 @@ func TestOutsideGivenAway(t *testing.T) {
 	container := newStranger(t, true, fakeControl)
 	middle, thief := newStranger(t, true, ""), newStranger(t, true, "", container.file())
 	g := outsideGuard(t, container, middle.pid())
-	g.lookOutside()
+	g.checkGPUHolders()
 	if !thief.ended() || !middle.lives() {
 		t.Error("the wrong one lives")
 	}
@@ -224,7 +224,7 @@ func TestOutsideGuarded(t *testing.T) {
 		t.Fatal(err)
 	}
 	reserveOther(t, g, ledger.Record{Socket: "s", InitPID: other.pid(), InitStart: start})
-	g.lookOutside()
+	g.checkGPUHolders()
 	if !other.lives() {
 		t.Error("another guard's container was touched")
 	}
@@ -239,11 +239,11 @@ func TestOutsideAfter(t *testing.T) {
 	if _, err := g.followFile(int(passed.Fd()), node{nodeControl, 0}); err != nil {
 		t.Fatal(err)
 	}
-	g.outside.member = func(int) bool { return false }
+	g.sentFDs.inCgroup = func(int) bool { return false }
 	g.managed.list = func() []int { return nil }
 	_ = container.cmd.Process.Kill()
 	container.ended()
-	if n := g.endHolders(); n != 1 || !thief.ended() || !own.lives() {
+	if n := g.endOutsiders(); n != 1 || !thief.ended() || !own.lives() {
 		t.Errorf("%d ended", n)
 	}
 	passed.Close()
@@ -257,15 +257,15 @@ func TestOutsideAfter(t *testing.T) {
 func TestOutsideKnown(t *testing.T) {
 	container, own := newStranger(t, true, fakeControl), newStranger(t, true, fakeControl)
 	g := outsideGuard(t, container, own.pid())
-	g.lookOutside()
+	g.checkGPUHolders()
 	start, _ := ledger.ProcStart(own.pid())
-	if who := (outsider{own.pid(), start}); len(g.outside.clean) != 1 || !g.outside.clean[who] {
-		t.Errorf("clean: %v", g.outside.clean)
+	if who := (outsider{own.pid(), start}); len(g.sentFDs.clean) != 1 || !g.sentFDs.clean[who] {
+		t.Errorf("clean: %v", g.sentFDs.clean)
 	}
 	thief := newStranger(t, true, "", container.file())
-	g.outside.pids = func() []int { return []int{thief.pid()} }
-	g.outside.clean = map[outsider]bool{{thief.pid(), 1}: true}
-	g.lookOutside()
+	g.sentFDs.pids = func() []int { return []int{thief.pid()} }
+	g.sentFDs.clean = map[outsider]bool{{thief.pid(), 1}: true}
+	g.checkGPUHolders()
 	if !thief.ended() {
 		t.Error("it passes for a process that is gone")
 	}
@@ -337,7 +337,7 @@ func TestOutsideMembers(t *testing.T) {
 			container := newStranger(t, true, fakeControl)
 			container.moveTo(own)
 			g := outsideGuard(t, container)
-			g.outside.member, g.managed.list = nil, nil
+			g.sentFDs.inCgroup, g.managed.list = nil, nil
 			g.initPID, g.cgroups = container.pid(), cgroupsOf(container.pid())
 			g.initStart, _ = ledger.ProcStart(container.pid())
 			if g.cgroups.procs != own {
@@ -377,10 +377,10 @@ func TestOutsideMembers(t *testing.T) {
 				}
 				_ = container.cmd.Process.Kill()
 				container.ended()
-				g.endHolders()
+				g.endOutsiders()
 			} else {
-				g.outside.everywhere, g.outside.awake = time.Time{}, true
-				g.lookOutside()
+				g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
+				g.checkGPUHolders()
 			}
 			if c.ended && !holder.ended() || !c.ended && !holder.lives() {
 				t.Errorf("lives: %v", !c.ended)
@@ -424,11 +424,11 @@ func TestOutsidePidNamespace(t *testing.T) {
 		t.Fatalf("it is not the container's child: %s", text)
 	}
 	g := outsideGuard(t, container)
-	g.outside.member, g.managed.list = nil, nil
+	g.sentFDs.inCgroup, g.managed.list = nil, nil
 	g.initPID, g.cgroups = container.pid(), cgroupsOf(container.pid())
 	g.initStart, _ = ledger.ProcStart(container.pid())
-	g.outside.everywhere, g.outside.awake = time.Time{}, true
-	g.lookOutside()
+	g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
+	g.checkGPUHolders()
 	for range 1000 {
 		if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", orphan)); err != nil || strings.Contains(string(stat), ") Z ") {
 			return
@@ -461,7 +461,7 @@ func TestOutsideHidden(t *testing.T) {
 			if !processHolds(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
 				t.Error("it would not be found in the container")
 			}
-			if g.lookOutside(); !thief.ended(10 * time.Second) {
+			if g.checkGPUHolders(); !thief.ended(10 * time.Second) {
 				t.Error("it lives")
 			}
 		})
@@ -472,8 +472,8 @@ func TestOutsideHidden(t *testing.T) {
 		container.headless()
 		g := outsideGuard(t, first)
 		g.managed.list = func() []int { return []int{container.pid()} }
-		g.outside.member = func(tgid int) bool { return tgid == container.pid() }
-		if b := g.belongings(false); len(b.namespaces) != 1 || len(b.mounts) == 0 {
+		g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() }
+		if b := g.findBelongings(false); len(b.namespaces) != 1 || len(b.mounts) == 0 {
 			t.Errorf("its mounts are not known: %+v", b)
 		}
 	})
@@ -520,19 +520,19 @@ func TestOutsideAsleep(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(g.cgroups.cpu, "cpu.stat"), []byte("usage_usec 0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g.outside.asleep = time.Now().Add(time.Hour)
-	if g.outside.everywhere = (time.Time{}); !g.outside.awake {
-		g.lookOutside()
+	g.sentFDs.asleep = time.Now().Add(time.Hour)
+	if g.sentFDs.everywhere = (time.Time{}); !g.sentFDs.awake {
+		g.checkGPUHolders()
 	}
 	if !thief.lives() {
 		t.Fatal("the test does not test")
 	}
-	g.outside.everywhere, g.outside.asleep = time.Time{}, time.Time{}
-	g.lookOutside()
+	g.sentFDs.everywhere, g.sentFDs.asleep = time.Time{}, time.Time{}
+	g.checkGPUHolders()
 	if !thief.ended() {
 		t.Error("it lives")
 	}
-	if d := time.Until(g.outside.asleep); d <= 0 || d > time.Hour {
+	if d := time.Until(g.sentFDs.asleep); d <= 0 || d > time.Hour {
 		t.Errorf("the next look is in %v", d)
 	}
 }
@@ -546,7 +546,7 @@ func TestRest(t *testing.T) {
 		{5 * time.Second, longestLook},
 		{time.Minute, 20 * time.Minute},
 	} {
-		if got := rest(everywhereLook, c.took); got != c.want {
+		if got := pauseAfter(everywhereLook, c.took); got != c.want {
 			t.Errorf("after %v: %v, want %v", c.took, got, c.want)
 		}
 	}
@@ -562,12 +562,12 @@ func TestOutsideGuards(t *testing.T) {
 		t.Fatal(err)
 	}
 	reserveOther(t, g, ledger.Record{GuardPID: guard.pid(), GuardStart: start})
-	g.lookOutside()
-	g.endHolders()
+	g.checkGPUHolders()
+	g.endOutsiders()
 	if !guard.lives() {
 		t.Error("another guard was ended")
 	}
-	if namespace, ok := mountNamespace(1); ok && !g.belongings(false).host[namespace] {
+	if namespace, ok := mountNamespace(1); ok && !g.findBelongings(false).host[namespace] {
 		t.Error("the node's first process is not the host's")
 	}
 }
@@ -605,12 +605,12 @@ func TestMountOf(t *testing.T) {
 func BenchmarkEverywhere(b *testing.B) {
 	g := newFakeGuard(b, answering(0, nil))
 	g.cfg.RunDir = b.TempDir()
-	g.outside.member = func(int) bool { return false }
+	g.sentFDs.inCgroup = func(int) bool { return false }
 	g.managed.list = func() []int { return nil }
-	belongings := g.belongings(false)
+	belongings := g.findBelongings(false)
 	belongings.host = nil // or they are the host's, and cost less
 	for b.Loop() {
-		g.lookEverywhere(belongings)
+		g.checkAllProcesses(belongings)
 	}
 	names, _ := os.ReadDir("/proc")
 	b.ReportMetric(float64(len(names)), "entries")

@@ -55,9 +55,9 @@ func (g *Guard) Run(s Sockets) error {
 	over := make(chan struct{})
 	if g.gpuTime.Schedules() {
 		g.gpuTime.Begin()
-		go g.follow(over)
+		go g.watchLedger(over)
 	}
-	go g.watchOutside()
+	go g.watchOutsiders()
 	<-g.done
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
@@ -68,7 +68,7 @@ func (g *Guard) Run(s Sockets) error {
 	g.gpuTime.End()
 	_ = s.Control.Close()
 	release()
-	g.tellEnd()
+	g.noteEnd()
 	return err
 }
 
@@ -100,7 +100,7 @@ func (g *Guard) awaitMemory() {
 		}
 		if wait >= 640*time.Millisecond { // processes take a moment to end
 			// Who it was sent to has no use of it that the ledger knows of, and must not keep the room from others.
-			if g.endHolders() == 0 {
+			if g.endOutsiders() == 0 {
 				g.logOnce("await", "memory of the container is still held by a process of the host; its reservation stays")
 			}
 		}
@@ -276,7 +276,7 @@ func (g *Guard) recordInit() error {
 		return nil
 	})
 	if err == nil {
-		g.tellStart(record)
+		g.noteStart(record)
 	}
 	return err
 }

@@ -187,7 +187,7 @@ func TestEndedStayOff(t *testing.T) {
 		c.pause(false)
 		c.gpuTime.Lock()
 		defer c.gpuTime.Unlock()
-		if c.holds(fakeClient, workGroup) || !c.holds(fakeClient+2, workGroup) || !c.holds(fakeClient+2, 0x300) {
+		if c.mustNotRun(fakeClient, workGroup) || !c.mustNotRun(fakeClient+2, workGroup) || !c.mustNotRun(fakeClient+2, 0x300) {
 			t.Error("channels of a client that ends may be let run")
 		}
 	})

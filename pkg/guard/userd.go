@@ -38,7 +38,7 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	if off%4 != 0 { // the driver does not look; a word that is not aligned is a fault on some processors
 		return nil, errNoUserd
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ type walker struct {
 
 func newWalker(t *testing.T, patience time.Duration) *walker {
 	w := &walker{rig: newRig(t), list: filepath.Join(t.TempDir(), "list"), patience: patience}
-	if _, err := w.guard.ownClient(); err != nil { // else it is made when it is first needed
+	if _, err := w.guard.guardClient(); err != nil { // else it is made when it is first needed
 		t.Fatal(err)
 	}
 	w.next = newNeighbour(w.rig)

@@ -63,7 +63,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))

@@ -232,7 +232,7 @@ func TestWindowAfterTheContainer(t *testing.T) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	n := node{kind: nodeGPU}
-	if r.guard.isPassed(fd, n, &belongings{}) || !r.guard.isPassed(fd, n, &belongings{over: true}) {
+	if r.guard.isContainersFile(fd, n, &belongings{}) || !r.guard.isContainersFile(fd, n, &belongings{over: true}) {
 		t.Error("a file of a window is found while the container runs, or is not when it is over")
 	}
 	unix.Close(fd)
