@@ -152,7 +152,7 @@ func (l callLock) unlock() {
 type object struct {
 	handle, parent, class uint32
 	kind                  rm.ClassKind
-	on                    int                    // the GPU that it counts on; noGPU: it is not known, and it counts on each
+	countsOn              int                    // the GPU that it counts on; noGPU: it is not known, and it counts on each
 	gpu                   int                    // of a device object; noGPU for all others, which inherit from their parent
 	charge                *charge                // nil for what takes no device memory; of another name of memory, that memory's
 	length                quota.Bytes            // of device memory, as the driver counts it: before rounding, without hidden costs
@@ -219,7 +219,7 @@ func (a *account) reserve(want cost, count bool) bool {
 	defer a.mu.Unlock()
 	gpu, size := want.gpu, want.size
 	g := &a.gpus[gpu]
-	if !g.native && !g.fitsWithin(size, want.slack) {
+	if !g.native && !g.fitsWithSlack(size, want.slack) {
 		if count {
 			a.deny(gpu, size, false)
 		}
@@ -228,14 +228,14 @@ func (a *account) reserve(want cost, count bool) bool {
 	if g.used+size < g.used { // a native card has no limit that would have refused this
 		return false
 	}
-	g.use(size)
+	g.addUsed(size)
 	return true
 }
 
 // fits subtracts on the side that cannot wrap: size comes from the container and may be 2⁶⁴−1.
-func (g *gpuAccount) fits(size quota.Bytes) bool { return g.fitsWithin(size, 0) }
+func (g *gpuAccount) fits(size quota.Bytes) bool { return g.fitsWithSlack(size, 0) }
 
-func (g *gpuAccount) fitsWithin(size, slack quota.Bytes) bool {
+func (g *gpuAccount) fitsWithSlack(size, slack quota.Bytes) bool {
 	most := g.limit + slack
 	return g.used <= most && size <= most-g.used
 }
@@ -248,7 +248,7 @@ func (a *account) deny(gpu int, size quota.Bytes, spill bool) {
 	}
 }
 
-func (g *gpuAccount) use(size quota.Bytes) {
+func (g *gpuAccount) addUsed(size quota.Bytes) {
 	g.used += size
 	g.peak = max(g.peak, g.used)
 	g.publish()
@@ -268,10 +268,10 @@ func (g *gpuAccount) publish() {
 func (a *account) unreserve(what cost) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.giveBack(&charge{gpu: what.gpu, size: what.size, host: what.host})
+	a.refund(&charge{gpu: what.gpu, size: what.size, host: what.host})
 }
 
-func (g *gpuAccount) release(size quota.Bytes) {
+func (g *gpuAccount) subUsed(size quota.Bytes) {
 	g.used -= min(size, g.used)
 	g.publish()
 }
@@ -337,8 +337,8 @@ func (a *account) client(handle uint32) *client {
 	return a.clients[handle]
 }
 
-// hasOn reports that a client is known to be on a file.
-func (a *account) hasOn(f *file, handle uint32) bool {
+// hasClientOn reports that a client is known to be on a file.
+func (a *account) hasClientOn(f *file, handle uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[handle]
@@ -375,22 +375,22 @@ func (a *account) gpuOf(clientHandle, handle uint32) int {
 	return noGPU
 }
 
-// elsewhere reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU that
+// onOtherGPU reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU that
 // a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the driver.
-func (a *account) elsewhere(client, handle uint32, gpu int) bool {
+func (a *account) onOtherGPU(client, handle uint32, gpu int) bool {
 	o, ok := a.lookup(client, handle)
 	if o.kind == rm.ClassContextDMA {
 		handle = o.space
 		o, ok = a.lookup(client, handle)
 	}
-	return ok && (o.charge.elsewhere(gpu) || o.charge.elsewhere(a.gpuOf(client, handle)))
+	return ok && (o.charge.onOtherGPU(gpu) || o.charge.onOtherGPU(a.gpuOf(client, handle)))
 }
 
-// onCard reports a charge for memory of a GPU.
-func (ch *charge) onCard() bool { return ch != nil && !ch.host && !ch.spilled }
+// isDeviceMemory reports a charge for memory of a GPU.
+func (ch *charge) isDeviceMemory() bool { return ch != nil && !ch.host && !ch.spilled }
 
-// elsewhere reports a charge for memory of another GPU.
-func (ch *charge) elsewhere(gpu int) bool { return ch.onCard() && ch.gpu != gpu }
+// onOtherGPU reports a charge for memory of another GPU.
+func (ch *charge) onOtherGPU(gpu int) bool { return ch.isDeviceMemory() && ch.gpu != gpu }
 
 // addObject records a new handle. reserved is what reserve took for it and size what it really takes; both are zero for
 // objects without device memory. False: the client is gone meanwhile, and the reservation with it.
@@ -398,7 +398,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if gpu != noGPU && reserved > 0 {
-		a.giveBack(&charge{gpu: gpu, size: reserved, spilled: o.spilled, host: o.host})
+		a.refund(&charge{gpu: gpu, size: reserved, spilled: o.spilled, host: o.host})
 	}
 	c := a.clients[clientHandle]
 	if c == nil {
@@ -409,17 +409,17 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 		if o.host {
 			a.host += size
 		} else {
-			a.gpus[gpu].take(size, o.spilled)
+			a.gpus[gpu].charge(size, o.spilled)
 		}
 	}
-	a.put(c, &o)
+	a.insertObject(c, &o)
 	return true
 }
 
-// put replaces a stale record of the same handle: RM would not have granted a handle that is in use.
-func (a *account) put(c *client, o *object) {
+// insertObject replaces a stale record of the same handle: RM would not have granted a handle that is in use.
+func (a *account) insertObject(c *client, o *object) {
 	for ch := range o.charges {
-		a.count(ch, &ch.handles, 1)
+		a.countReference(ch, &ch.handles, 1)
 	}
 	o.countFabric(1)
 	if old := c.objects[o.handle]; old != nil {
@@ -432,7 +432,7 @@ func (a *account) put(c *client, o *object) {
 		}
 	}
 	a.objects++
-	o.on = c.gpuOf(o)
+	o.countsOn = c.gpuOf(o)
 	a.countObject(o, 1)
 	switch o.kind {
 	case rm.ClassChannel:
@@ -447,8 +447,8 @@ func (a *account) put(c *client, o *object) {
 	}
 }
 
-// on lists the accounts of the GPUs that an object counts on.
-func (a *account) on(gpu int) []gpuAccount {
+// accountsOf lists the accounts of the GPUs that an object counts on.
+func (a *account) accountsOf(gpu int) []gpuAccount {
 	if gpu == noGPU {
 		return a.gpus
 	}
@@ -457,8 +457,8 @@ func (a *account) on(gpu int) []gpuAccount {
 
 // countObject counts an object, or one less. The account is locked.
 func (a *account) countObject(o *object, n int) {
-	for i := range a.on(o.on) {
-		g := &a.on(o.on)[i]
+	for i := range a.accountsOf(o.countsOn) {
+		g := &a.accountsOf(o.countsOn)[i]
 		if o.kind.InFirmware() {
 			g.firmware += n
 		}
@@ -481,8 +481,8 @@ func (a *account) countObject(o *object, n int) {
 
 // countKept counts a channel that is kept, or one less. The account is locked.
 func (a *account) countKept(gpu, n int) {
-	for i := range a.on(gpu) {
-		a.on(gpu)[i].kept += n
+	for i := range a.accountsOf(gpu) {
+		a.accountsOf(gpu)[i].kept += n
 	}
 }
 
@@ -492,7 +492,7 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
-		a.put(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
+		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
 			host: of.host, size: of.size, inTask: of.inTask, also: of.also})
 	}
 }
@@ -519,9 +519,9 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	}
 }
 
-// freedWith drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
+// dropFreedChannel drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
 // by now.
-func (a *account) freedWith(ch gpusched.Channel) {
+func (a *account) dropFreedChannel(ch gpusched.Channel) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[ch.Client]; c != nil && c.channels[ch.Handle] == ch.Object {
@@ -588,8 +588,8 @@ func (a *account) dropClient(c *client) {
 
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
-	a.loosened(o.windows...)
-	a.loosened(o.kept...)
+	a.loosenLocked(o.windows...)
+	a.loosenLocked(o.kept...)
 	if o.kind == rm.ClassChannel {
 		c.noteNotifiers(o, false)
 	}
@@ -608,9 +608,9 @@ func (a *account) dropObject(c *client, o *object) {
 	a.countObject(o, -1)
 	switch {
 	case o.kind != rm.ClassChannel:
-	case o.retained != nil: // it keeps its number, see release
-		o.retained.channel, o.retained.runlist, o.retained.on = nil, o.runlist, o.on
-		a.countKept(o.on, 1)
+	case o.retained != nil: // it keeps its number, see releaseChannel
+		o.retained.channel, o.retained.runlist, o.retained.countsOn = nil, o.runlist, o.countsOn
+		a.countKept(o.countsOn, 1)
 	default:
 		a.countChannel(o.runlist, -1)
 	}
@@ -618,13 +618,13 @@ func (a *account) dropObject(c *client, o *object) {
 		c.engineObjectGone(o)
 	}
 	for ch := range o.charges {
-		a.count(ch, &ch.handles, -1)
+		a.countReference(ch, &ch.handles, -1)
 	}
 	o.countFabric(-1)
 }
 
-// count changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is locked.
-func (a *account) count(ch *charge, references *int, by int) {
+// countReference changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is locked.
+func (a *account) countReference(ch *charge, references *int, by int) {
 	was := ch.zombie()
 	*references += by
 	switch is := ch.zombie(); {
@@ -634,24 +634,24 @@ func (a *account) count(ch *charge, references *int, by int) {
 		a.zombies--
 	}
 	if ch.handles == 0 && ch.others == 0 && ch.calls == 0 {
-		a.giveBack(ch)
+		a.refund(ch)
 	}
 }
 
 // zombie reports that only UVM mappings, exported files or windows refer to what has had a handle.
 func (ch *charge) zombie() bool { return ch.handles == 0 && ch.others > 0 && !ch.tables }
 
-func (a *account) giveBack(ch *charge) {
+func (a *account) refund(ch *charge) {
 	if ch.host {
 		a.host -= min(ch.size, a.host)
 	} else {
-		a.gpus[ch.gpu].giveBack(ch.size, ch.spilled)
+		a.gpus[ch.gpu].refund(ch.size, ch.spilled)
 	}
 }
 
-// refer looks up an object that a call refers to, and keeps its charge until letGo. An object that is not known has no handle. False: the
+// acquireObject looks up an object that a call refers to, and keeps its charge until releaseObject. An object that is not known has no handle. False: the
 // client is gone, so that what is there under its handles is nobody's any more.
-func (a *account) refer(c *client, handle uint32) (object, bool) {
+func (a *account) acquireObject(c *client, handle uint32) (object, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	o := c.objects[handle]
@@ -659,42 +659,42 @@ func (a *account) refer(c *client, handle uint32) (object, bool) {
 		return object{gpu: noGPU}, a.clients[c.handle] == c
 	}
 	for ch := range o.charges {
-		a.count(ch, &ch.calls, 1)
+		a.countReference(ch, &ch.calls, 1)
 	}
 	return *o, true
 }
 
-func (a *account) letGo(o object) {
+func (a *account) releaseObject(o object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for ch := range o.charges {
-		a.count(ch, &ch.calls, -1)
+		a.countReference(ch, &ch.calls, -1)
 	}
 }
 
-// hold adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has another one.
-func (a *account) hold(ch *charge) *charge {
+// addReference adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has another one.
+func (a *account) addReference(ch *charge) *charge {
 	if ch == nil {
 		return nil
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.count(ch, &ch.others, 1)
+	a.countReference(ch, &ch.others, 1)
 	return ch
 }
 
-// unhold drops a reference of hold, if there is one.
-func (a *account) unhold(ch *charge) {
+// dropReference drops a reference of addReference, if there is one.
+func (a *account) dropReference(ch *charge) {
 	if ch == nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.count(ch, &ch.others, -1)
+	a.countReference(ch, &ch.others, -1)
 }
 
-// adopt records a handle that was made from an exported file.
-func (a *account) adopt(client, parent, handle uint32, e export) {
+// importObject records a handle that was made from an exported file.
+func (a *account) importObject(client, parent, handle uint32, e export) {
 	o := object{class: classVidmem, kind: rm.ClassVidmem, gpu: noGPU, charge: e.charge}
 	switch {
 	case e.fabric:
@@ -758,11 +758,11 @@ func (a *account) lookup(clientHandle, handle uint32) (object, bool) {
 	return *o, true
 }
 
-// room reports whether one more object of a kind may be made, on a GPU if it is of those that count there.
-func (a *account) room(kind rm.ClassKind, gpu, maxTSGs, maxChannels int) bool {
+// roomForObject reports whether one more object of a kind may be made, on a GPU if it is of those that count there.
+func (a *account) roomForObject(kind rm.ClassKind, gpu, maxTSGs, maxChannels int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, g := range a.on(gpu) {
+	for _, g := range a.accountsOf(gpu) {
 		switch {
 		case kind.InFirmware() && g.firmware >= maxFirmware,
 			kind == rm.ClassVASpace && g.vaSpaces >= vaSpacesPerTSG*maxTSGs,
@@ -795,9 +795,9 @@ func (a *account) usage(gpu int) gpuAccount {
 	return a.gpus[gpu]
 }
 
-// lengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's device the
+// expectedLengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's device the
 // driver counts nowhere, nor other names of memory.
-func (a *account) lengths() []quota.Bytes {
+func (a *account) expectedLengths() []quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	sum := make([]quota.Bytes, len(a.gpus))

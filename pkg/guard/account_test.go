@@ -29,15 +29,15 @@ func (a *account) holdOf(client, handle uint32) *charge {
 	if c == nil {
 		return nil
 	}
-	o, _ := a.refer(c, handle)
-	defer a.letGo(o)
-	return a.hold(o.charge)
+	o, _ := a.acquireObject(c, handle)
+	defer a.releaseObject(o)
+	return a.addReference(o.charge)
 }
 
 func (a *account) dupOf(client, parent, handle, srcClient, src uint32) {
 	if c := a.client(srcClient); c != nil {
-		o, _ := a.refer(c, src)
-		defer a.letGo(o)
+		o, _ := a.acquireObject(c, src)
+		defer a.releaseObject(o)
 		a.dupObject(client, parent, handle, o)
 	}
 }
@@ -168,12 +168,12 @@ func TestMemoryOutlivesItsHandle(t *testing.T) {
 	if !a.hasZombies() {
 		t.Error("memory without a handle is not seen")
 	}
-	a.adopt(testClient+1, 1, 10, export{charge: ch})
+	a.importObject(testClient+1, 1, 10, export{charge: ch})
 	if a.hasZombies() {
 		t.Error("an imported handle did not end it")
 	}
 	a.freeObject(testClient+1, 10)
-	a.unhold(ch)
+	a.dropReference(ch)
 	wantUsage(t, a, 0, 0)
 	if a.hasZombies() {
 		t.Error("a zombie is left")
@@ -393,11 +393,11 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 			for ch, n := range m.others {
 				h, free := newHandle(c)
 				if r.IntN(2) == 0 && free && known {
-					a.adopt(c, c, h, export{charge: ch})
+					a.importObject(c, c, h, export{charge: ch})
 					mc[h] = modelObject{c, m.id[ch], rm.ClassVidmem}
 					break
 				}
-				a.unhold(ch)
+				a.dropReference(ch)
 				if m.others[ch] = n - 1; n == 1 {
 					delete(m.others, ch)
 				}
@@ -440,7 +440,7 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 	}
 	for ch, n := range m.others {
 		for range n {
-			a.unhold(ch)
+			a.dropReference(ch)
 		}
 	}
 	for _, p := range pending {
@@ -537,7 +537,7 @@ func TestAccountConcurrently(t *testing.T) {
 					a.dupOf(c, c, 1000+i, testClient+r.Uint32N(6), 1+r.Uint32N(60))
 					a.freeObject(c, 1+r.Uint32N(60))
 					a.gpuOf(c, i)
-					a.room(rm.ClassTSG, 0, 64, 512)
+					a.roomForObject(rm.ClassTSG, 0, 64, 512)
 				}
 				if r.IntN(2) == 0 {
 					a.dropFile(f)
@@ -545,7 +545,7 @@ func TestAccountConcurrently(t *testing.T) {
 					a.freeObject(c, c)
 				}
 				for _, ch := range held {
-					a.unhold(ch)
+					a.dropReference(ch)
 				}
 			}
 		})
@@ -562,21 +562,21 @@ func TestAccountConcurrently(t *testing.T) {
 func TestRoom(t *testing.T) {
 	a := testAccount(0)
 	c := a.addClient(testClient, 1, nil)
-	a.put(c, &object{handle: 1, parent: testClient, kind: rm.ClassDevice, gpu: 0})
-	a.put(c, &object{handle: 2, parent: testClient, kind: rm.ClassDevice, gpu: 1})
+	a.insertObject(c, &object{handle: 1, parent: testClient, kind: rm.ClassDevice, gpu: 0})
+	a.insertObject(c, &object{handle: 2, parent: testClient, kind: rm.ClassDevice, gpu: 1})
 	for h := uint32(100); h < 164; h++ {
-		a.put(c, &object{handle: h, parent: 1, kind: rm.ClassTSG, gpu: noGPU})
+		a.insertObject(c, &object{handle: h, parent: 1, kind: rm.ClassTSG, gpu: noGPU})
 		for i := uint32(0); i < vaSpacesPerTSG; i++ {
-			a.put(c, &object{handle: 1000*h + i, parent: 1, kind: rm.ClassVASpace, gpu: noGPU})
+			a.insertObject(c, &object{handle: 1000*h + i, parent: 1, kind: rm.ClassVASpace, gpu: noGPU})
 		}
 	}
 	for h := uint32(200); h < 711; h++ {
-		a.put(c, &object{handle: h, parent: 100, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
+		a.insertObject(c, &object{handle: h, parent: 100, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
 	}
 	check := func(when string, gpu int, want map[rm.ClassKind]bool) {
 		t.Helper()
 		for kind, room := range want {
-			if got := a.room(kind, gpu, 64, 512); got != room {
+			if got := a.roomForObject(kind, gpu, 64, 512); got != room {
 				t.Errorf("%s, GPU %d, kind %d: %v", when, gpu, kind, got)
 			}
 		}
@@ -586,7 +586,7 @@ func TestRoom(t *testing.T) {
 	check("one GPU is full", 0, full)
 	check("one GPU is full", 1, empty)
 	check("one GPU is full", noGPU, full)
-	a.put(c, &object{handle: 711, parent: 0xdead, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
+	a.insertObject(c, &object{handle: 711, parent: 0xdead, kind: rm.ClassChannel, gpu: noGPU, runlist: runlist{gpu: noGPU}})
 	check("and channels", 0, map[rm.ClassKind]bool{rm.ClassChannel: false})
 	if n := a.usage(1).channels; n != 1 {
 		t.Errorf("%d channels on the other GPU; want the one whose GPU is not known", n)
@@ -598,7 +598,7 @@ func TestRoom(t *testing.T) {
 		t.Errorf("%+v and %+v are left", a.usage(0).counts, a.usage(1).counts)
 	}
 	a.objects = maxObjects
-	if a.room(rm.ClassPlain, 0, 64, 512) {
+	if a.roomForObject(rm.ClassPlain, 0, 64, 512) {
 		t.Error("room beyond the bound on objects")
 	}
 }

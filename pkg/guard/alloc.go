@@ -122,7 +122,7 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
 		}
 	}
-	if !g.room(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
+	if !g.roomForObject(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
 		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
 	}
 	if check := allocs[c.class.Kind]; check != nil {
@@ -140,15 +140,15 @@ func allocClients(c *trappedCall) (dst, src uint32) {
 	return dst, src
 }
 
-// room reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not known yet
+// roomForObject reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not known yet
 // which GPU it is for: then there must be room on each.
-func (g *Guard) room(kind rm.ClassKind, gpu int) bool {
+func (g *Guard) roomForObject(kind rm.ClassKind, gpu int) bool {
 	tsgs, channels := g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels
-	if g.account.room(kind, gpu, tsgs, channels) {
+	if g.account.roomForObject(kind, gpu, tsgs, channels) {
 		return true
 	}
 	g.sweep()
-	return g.account.room(kind, gpu, tsgs, channels)
+	return g.account.roomForObject(kind, gpu, tsgs, channels)
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.
@@ -250,8 +250,8 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
 	}
-	if g.account.elsewhere(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyOtherGPU())
 	}
 	if refusal, ok := g.checkNotifiers(c, &o); !ok {
 		return answer(refusal)
@@ -263,7 +263,7 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	o.contextShare = rm.U32(p, rm.ChannelContextShare)
 	if len(p) > rm.ChannelUserdOffset+8 {
 		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
-		page, ok := c.refer(c.allocClient(), o.userd.memory)
+		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}

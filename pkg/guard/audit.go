@@ -112,8 +112,8 @@ func (g *Guard) audit() {
 
 // holdsMore compares once. What is allocated or freed meanwhile is none of it.
 func (g *Guard) holdsMore(own *rmclient.Client) bool {
-	before := g.account.lengths()
-	held, after := g.driverHeld(own, g.gpuUsers()), g.account.lengths()
+	before := g.account.expectedLengths()
+	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
 			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
@@ -126,7 +126,7 @@ func (g *Guard) holdsMore(own *rmclient.Client) bool {
 // gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.
 // There can be many others, and to ask of each takes all GPUs' locks.
 func (g *Guard) gpuUsers() (list []*process) {
-	users := g.account.owners()
+	users := g.account.clientPIDs()
 	for _, pid := range g.gpuPids() {
 		users[pid] = true
 	}

@@ -42,7 +42,7 @@ type trappedCall struct {
 	// locked are the clients whose calls wait for this one.
 	locked callLock
 	// referred is what the call refers to, whose charges stay until it has ended.
-	referred []object
+	acquired []object
 	// What the call is, where the escape alone does not tell.
 	control  rm.Control
 	class    rm.Class

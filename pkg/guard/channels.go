@@ -51,11 +51,11 @@ func (a *account) countChannel(r runlist, n int) {
 	if a.runlists[r] += n; a.runlists[r] <= 0 {
 		delete(a.runlists, r)
 	}
-	a.tellChannels(r.gpu)
+	a.reportChannels(r.gpu)
 }
 
-// tellChannels passes on how many channels there are on a GPU. The account is locked.
-func (a *account) tellChannels(gpu int) {
+// reportChannels passes on how many channels there are on a GPU. The account is locked.
+func (a *account) reportChannels(gpu int) {
 	if a.onChannels == nil {
 		return
 	}

@@ -261,7 +261,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	// What the file will hold, from position first on; nil for what takes no device memory.
 	var held []export
 	for _, h := range objects {
-		o, ok := c.refer(client, h)
+		o, ok := c.acquireObject(client, h)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
@@ -282,15 +282,15 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	switch c.control.Kind {
 	case rm.ControlImportFD, rm.ControlImportFDs:
-		if !g.account.room(rm.ClassVidmem, noGPU, 0, 0) {
+		if !g.account.roomForObject(rm.ClassVidmem, noGPU, 0, 0) {
 			return answer(c.status(rm.StatusInsufficientResources))
 		}
 		if g.driver.Native() && !g.exportedHere(f) {
 			// What an exporter in another container put there is charged to nobody here.
 			return answer(c.deny(rm.StatusInsufficientPermissions, "import", "denied the import of memory that was not exported in this container"))
 		}
-		if g.importsElsewhere(c, f) {
-			return answer(c.denyElsewhere())
+		if g.importsForOtherGPU(c, f) {
+			return answer(c.denyOtherGPU())
 		}
 	}
 	p := plan{ask: true, settle: func() {
@@ -333,8 +333,8 @@ func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done in
 	return done, 0
 }
 
-// importsElsewhere reports that an import makes a handle on a GPU's memory below another one's device.
-func (g *Guard) importsElsewhere(c *trappedCall, f *file) bool {
+// importsForOtherGPU reports that an import makes a handle on a GPU's memory below another one's device.
+func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
 	parent, first, count := rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectParent), 0, 1
 	if c.control.Kind == rm.ControlImportFDs {
 		parent, first, count = rm.U32(c.params, importObjectsParent), int(rm.U16(c.params, importObjectsIndex)), int(rm.U16(c.params, importObjectsCount))
@@ -343,7 +343,7 @@ func (g *Guard) importsElsewhere(c *trappedCall, f *file) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for i := range count {
-		if e := exportAt(f.exports, first+i); !e.fabric && e.charge.elsewhere(gpu) {
+		if e := exportAt(f.exports, first+i); !e.fabric && e.charge.onOtherGPU(gpu) {
 			return true
 		}
 	}
@@ -376,7 +376,7 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 		f.exporter = true
 		f.rooted = true // it is an export file now, no client may be made on it
 	case rm.ControlImportFD:
-		g.account.adopt(client, rm.U32(params, rm.ImportFDObject+rm.ExportObjectParent),
+		g.account.importObject(client, rm.U32(params, rm.ImportFDObject+rm.ExportObjectParent),
 			rm.U32(params, rm.ImportFDObject+rm.ExportObjectHandle), exportAt(f.exports, 0))
 	case rm.ControlImportFDs:
 		count, index := int(rm.U16(params, importObjectsCount)), int(rm.U16(params, importObjectsIndex))
@@ -385,7 +385,7 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 			if params[importObjectsTypes+i] == importTypeNone {
 				continue
 			}
-			g.account.adopt(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), exportAt(f.exports, index+i))
+			g.account.importObject(client, rm.U32(params, importObjectsParent), rm.U32(params, importObjectsList+4*i), exportAt(f.exports, index+i))
 		}
 	}
 }
@@ -394,7 +394,7 @@ func (g *Guard) settleExport(c *trappedCall, f *file) {
 // (cliresCtrlCmdOsUnixExportObjectsToFd_IMPL).
 func (g *Guard) setExports(list []export, first int, held []export) []export {
 	for i, e := range held {
-		g.account.hold(e.charge)
+		g.account.addReference(e.charge)
 		switch at := first + i; {
 		case at < len(list):
 			g.dropExport(list[at])
@@ -411,7 +411,7 @@ func (g *Guard) setExports(list []export, first int, held []export) []export {
 // dropExport lets go of what a file held at a position.
 func (g *Guard) dropExport(e export) {
 	if e.there {
-		g.account.unhold(e.charge)
+		g.account.dropReference(e.charge)
 		g.exported.Add(-1)
 	}
 }

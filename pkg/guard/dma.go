@@ -48,8 +48,8 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(c.denyUnseen())
 	}
 	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
-	if g.account.elsewhere(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
+		return answer(c.denyOtherGPU())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
 		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
@@ -154,11 +154,11 @@ func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 	defer a.mu.Unlock()
 	c := a.clients[clientHandle]
 	if c == nil || c.objects[mapper] == nil {
-		a.gpus[m.gpu].release(m.tables)
+		a.gpus[m.gpu].subUsed(m.tables)
 		return
 	}
 	if c.objects[memory] == nil {
-		a.put(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
+		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
 	}
 	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
 	a.linkDMA(&m)
@@ -192,7 +192,7 @@ func (a *account) unlinkDMA(m *dmaMap) {
 // dropDMA ends a mapping.
 func (a *account) dropDMA(m *dmaMap) {
 	a.unlinkDMA(m)
-	a.gpus[m.gpu].release(m.tables)
+	a.gpus[m.gpu].subUsed(m.tables)
 }
 
 // dropMaps ends the mappings in a range of addresses, or of memory.
@@ -251,5 +251,5 @@ func (a *account) cutDMA(m *dmaMap, start, end uint64) {
 		charged -= rest.tables
 		a.linkDMA(&rest)
 	}
-	a.gpus[m.gpu].release(charged)
+	a.gpus[m.gpu].subUsed(charged)
 }

@@ -39,8 +39,8 @@ func outerClient(off int) func(*trappedCall) (dst, src uint32) {
 	}
 }
 
-// denyElsewhere refuses a call that names memory of a GPU for another.
-func (c *trappedCall) denyElsewhere() reply {
+// denyOtherGPU refuses a call that names memory of a GPU for another.
+func (c *trappedCall) denyOtherGPU() reply {
 	return c.deny(rm.StatusInvalidDevice, "elsewhere", "denied the use of a GPU's memory as another's")
 }
 
@@ -88,7 +88,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
 	object := rm.U32(o, rm.DupObjectSrc)
-	x, ok := c.refer(src, object)
+	x, ok := c.acquireObject(src, object)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
@@ -100,10 +100,10 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 		return answer(c.denyUnseen())
 	}
 	// The driver would count memory out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL). NVLink addresses are for others.
-	if x.kind != rm.ClassFabric && x.charge.elsewhere(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
-		return answer(c.denyElsewhere())
+	if x.kind != rm.ClassFabric && x.charge.onOtherGPU(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+		return answer(c.denyOtherGPU())
 	}
-	if !g.room(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	p := plan{ask: true, settle: func() {

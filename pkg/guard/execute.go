@@ -49,7 +49,7 @@ func pass() plan { return plan{ask: true} }
 
 // serveBy serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
 func (g *Guard) serveBy(r rule, c *trappedCall) reply {
-	defer c.letGo()
+	defer c.releaseObjects()
 	if r.clients != nil {
 		dst, src := r.clients(c)
 		if !g.account.ownsClient(dst) {
@@ -77,21 +77,21 @@ func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 	return c.execute(p)
 }
 
-// refer looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver
+// acquireObject looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver
 // makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with
 // its file and waits for no call. False: the client is gone already.
-func (c *trappedCall) refer(client, handle uint32) (object, bool) {
-	o, ok := c.g.account.refer(c.locked.of(client), handle)
-	c.referred = append(c.referred, o)
+func (c *trappedCall) acquireObject(client, handle uint32) (object, bool) {
+	o, ok := c.g.account.acquireObject(c.locked.of(client), handle)
+	c.acquired = append(c.acquired, o)
 	return o, ok
 }
 
-// letGo drops what refer has kept.
-func (c *trappedCall) letGo() {
-	for _, o := range c.referred {
-		c.g.account.letGo(o)
+// releaseObjects drops what acquireObject has kept.
+func (c *trappedCall) releaseObjects() {
+	for _, o := range c.acquired {
+		c.g.account.releaseObject(o)
 	}
-	c.referred = nil
+	c.acquired = nil
 }
 
 // execute carries a plan out. It is the one place where the driver is asked for a task.

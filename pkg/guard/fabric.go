@@ -28,15 +28,15 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's", "flags", flags, "page", page))
 	}
 	memory := rm.U32(c.params, form.Memory)
-	m, ok := c.refer(c.allocClient(), memory)
+	m, ok := c.acquireObject(c.allocClient(), memory)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
 	if m.kind != rm.ClassVidmem || m.charge == nil {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "fabric", "denied NVLink addresses of what is no device memory of the container's"))
 	}
-	if g.account.elsewhere(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(c.allocClient(), memory, g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyOtherGPU())
 	}
 	if o.size = quota.Bytes(rm.U64(c.params, rm.FabricSize)); o.size > m.charge.size {
 		return answer(c.status(rm.StatusInvalidArgument)) // as the driver, later
@@ -44,7 +44,7 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	if m.spilled && len(g.gpus) > 1 {
 		return answer(g.refuseSpilled(c, "fabric"))
 	}
-	if !g.account.takeFabric(m.charge) {
+	if !g.account.beginFabric(m.charge) {
 		return answer(c.deny(rm.StatusInsufficientResources, "fabricagain", "denied NVLink addresses of memory that has some"))
 	}
 	o.charge = m.charge // which it keeps, as a channel does
@@ -61,7 +61,7 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	}
 	p.done = func() {
 		copy(c.params, asked)
-		g.account.letFabric(m.charge)
+		g.account.endFabric(m.charge)
 	}
 	return p
 }
@@ -73,9 +73,9 @@ func makeFlexible(params []byte, form rm.FabricForm) {
 	rm.PutU32(params, form.Memory, 0)
 }
 
-// takeFabric begins a call that makes NVLink addresses of memory. False: it has some, by a handle, or perhaps in a mapping or a file, where
+// beginFabric begins a call that makes NVLink addresses of memory. False: it has some, by a handle, or perhaps in a mapping or a file, where
 // they outlive it.
-func (a *account) takeFabric(ch *charge) bool {
+func (a *account) beginFabric(ch *charge) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if ch.fabrics > 0 || ch.fabric && ch.others > 0 {
@@ -91,8 +91,8 @@ func (a *account) madeFabric(ch *charge) {
 	ch.fabric = true
 }
 
-// letFabric ends the call. A handle counts by itself.
-func (a *account) letFabric(ch *charge) {
+// endFabric ends the call. A handle counts by itself.
+func (a *account) endFabric(ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	ch.fabrics--

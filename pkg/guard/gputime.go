@@ -30,10 +30,10 @@ func (t tenant) Channels(gpu int, all bool) []gpusched.Channel {
 	return t.g.account.channelsOn(gpu, all)
 }
 func (t tenant) GoOn(channels []gpusched.Channel) []gpusched.Channel {
-	return t.g.account.goOn(channels)
+	return t.g.account.mayRun(channels)
 }
-func (t tenant) Gone(ch gpusched.Channel)      { t.g.account.freedWith(ch) }
-func (t tenant) Owners() map[int]bool          { return t.g.account.owners() }
+func (t tenant) Gone(ch gpusched.Channel)      { t.g.account.dropFreedChannel(ch) }
+func (t tenant) Owners() map[int]bool          { return t.g.account.clientPIDs() }
 func (t tenant) RM() (*rmclient.Client, error) { return t.g.guardClient() }
 func (t tenant) UserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, error) {
 	return t.g.openUserPage(gpu, ch)
@@ -59,8 +59,8 @@ type clientFile struct {
 }
 
 func (f clientFile) Hold(groups []gpusched.Group) (living []gpusched.Group, release func()) {
-	release = f.client.holdCalls()
-	return f.g.account.living(groups), release
+	release = f.client.lockCallsSoon()
+	return f.g.account.livingGroups(groups), release
 }
 
 func (f clientFile) Control(object, cmd uint32, params []byte) (uint32, syscall.Errno) {

@@ -19,17 +19,17 @@ type groupRef struct {
 // objectOf is what the account knows a channel by.
 func objectOf(ch gpusched.Channel) *object { return ch.Object.(*object) }
 
-// holdCalls keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
+// lockCallsSoon keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
 // that takes long is not waited for, or a program could keep its timeslice by such calls.
-func (c *client) holdCalls() (unlock func()) {
-	if c.tryCalls() {
+func (c *client) lockCallsSoon() (unlock func()) {
+	if c.tryLockCalls() {
 		return c.calls.Unlock
 	}
 	return func() {}
 }
 
-// tryCalls locks a client's calls if they take no longer than about a millisecond.
-func (c *client) tryCalls() bool {
+// tryLockCalls locks a client's calls if they take no longer than about a millisecond.
+func (c *client) tryLockCalls() bool {
 	for range 20 {
 		if c.calls.TryLock() {
 			return true
@@ -39,8 +39,8 @@ func (c *client) tryCalls() bool {
 	return false
 }
 
-// living leaves out the groups that are gone.
-func (a *account) living(groups []gpusched.Group) []gpusched.Group {
+// livingGroups leaves out the groups that are gone.
+func (a *account) livingGroups(groups []gpusched.Group) []gpusched.Group {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.DeleteFunc(groups, func(r gpusched.Group) bool {
@@ -149,8 +149,8 @@ func (c *client) gpuOf(o *object) int {
 	return noGPU
 }
 
-// owners lists who made the container's RM clients, by which the driver names contexts.
-func (a *account) owners() map[int]bool {
+// clientPIDs lists who made the container's RM clients, by which the driver names contexts.
+func (a *account) clientPIDs() map[int]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	pids := map[int]bool{}

@@ -70,7 +70,7 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
 		takes -= min(takes, old.charge.size)
 	}
-	if !ok || limit == ^uint64(0) || !g.account.room(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
+	if !ok || limit == ^uint64(0) || !g.account.roomForObject(rm.ClassSysmem, noGPU, 0, 0) || !g.reserveHost(takes) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	if taken {
@@ -120,7 +120,7 @@ func (a *account) growHost(client, handle uint32, size, more quota.Bytes) {
 		o.charge.size += more
 		return
 	}
-	a.giveBack(&charge{size: more, host: true})
+	a.refund(&charge{size: more, host: true})
 }
 
 // reserveHost tells what is used then.

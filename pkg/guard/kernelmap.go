@@ -15,7 +15,7 @@ const maxKernelMap = 64 * quota.KiB
 // host's.
 func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {
 	o, _ := a.lookup(client, memory)
-	return !o.charge.onCard() && limit < uint64(maxKernelMap)
+	return !o.charge.isDeviceMemory() && limit < uint64(maxKernelMap)
 }
 
 // checkContextDMA: a name of memory, which graphics and video libraries use for notifiers. It ends with the memory's handle.
@@ -26,8 +26,8 @@ func (g *Guard) checkContextDMA(c *trappedCall) plan {
 		return answer(c.denyUnseen())
 	}
 	gpu, subdevice := g.account.gpuOf(client, o.parent), rm.U32(p, rm.ContextDMASubdevice)
-	if g.account.elsewhere(client, memory, gpu) || subdevice != 0 && g.account.gpuOf(client, subdevice) != gpu {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(client, memory, gpu) || subdevice != 0 && g.account.gpuOf(client, subdevice) != gpu {
+		return answer(c.denyOtherGPU())
 	}
 	if rm.U32(p, rm.ContextDMAFlags)&rm.ContextDMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, limit) {
 		return answer(c.deny(rm.StatusNotSupported, "contextdma",
@@ -46,7 +46,7 @@ func (g *Guard) checkSemaphoreSurface(c *trappedCall) plan {
 	o := c.newObject()
 	for at, kept := range map[int]**charge{rm.SemaphoreMemory: &o.charge, rm.SemaphoreMaxMemory: &o.also} {
 		handle := rm.U32(c.params, at)
-		m, ok := c.refer(c.allocClient(), handle)
+		m, ok := c.acquireObject(c.allocClient(), handle)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}

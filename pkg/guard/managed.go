@@ -494,7 +494,7 @@ func (a *account) addManaged(size quota.Bytes) {
 	for i := range a.gpus {
 		if g := &a.gpus[i]; !g.native {
 			g.managed += size
-			g.use(size)
+			g.addUsed(size)
 		}
 	}
 }
@@ -506,7 +506,7 @@ func (a *account) releaseManaged(size quota.Bytes) {
 		if g := &a.gpus[i]; !g.native {
 			n := min(size, g.managed)
 			g.managed -= n
-			g.release(n)
+			g.subUsed(n)
 		}
 	}
 }

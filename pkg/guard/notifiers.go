@@ -44,8 +44,8 @@ func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok boo
 			return c.deny(rm.StatusInvalidObjectHandle, "notifier", "denied a channel whose error notifier is no memory",
 				"class", rm.ClassName(m.class), "known", m.handle != 0), false
 		}
-		if g.account.elsewhere(client, h, g.account.gpuOf(client, o.parent)) {
-			return c.denyElsewhere(), false
+		if g.account.onOtherGPU(client, h, g.account.gpuOf(client, o.parent)) {
+			return c.denyOtherGPU(), false
 		}
 	}
 	return reply{}, true
@@ -86,7 +86,7 @@ type notifier struct {
 	channel *object
 }
 
-// notifiersBelow lists those that go with an object, and keeps the memory's charges until letGo.
+// notifiersBelow lists those that go with an object, and keeps the memory's charges until releaseObject.
 func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,7 +102,7 @@ func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) 
 		for channel := range m.notifies {
 			if !c.isBelow(channel, above, 0) {
 				for ch := range m.charges {
-					a.count(ch, &ch.calls, 1)
+					a.countReference(ch, &ch.calls, 1)
 				}
 				list = append(list, notifier{*m, channel})
 			}
@@ -138,7 +138,7 @@ func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint
 	list := g.account.notifiersBelow(client, handle)
 	defer func() {
 		for _, n := range list {
-			g.account.letGo(n.memory)
+			g.account.releaseObject(n.memory)
 		}
 	}()
 	kept := make([]*window, 0, len(list))
@@ -158,7 +158,7 @@ func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint
 	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
 		g.account.giveNotifiers(client, list, kept)
 	} else {
-		g.account.loosen(kept)
+		g.account.loosenWindows(kept)
 	}
 	return status, e
 }
@@ -190,7 +190,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 		g.account.unreserveWindow(w)
 		return nil, s, e
 	}
-	g.account.holdWindow(w, n.memory.charge)
+	g.account.keepWindowCharge(w, n.memory.charge)
 	return w, rm.StatusOK, 0
 }
 
@@ -203,20 +203,20 @@ func (a *account) giveNotifiers(client uint32, list []notifier, kept []*window) 
 		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
 			ch.kept = append(ch.kept, w)
 		} else {
-			a.loosened(w)
+			a.loosenLocked(w)
 		}
 	}
 }
 
-// loosen: handles are of no use any more.
-func (a *account) loosen(kept []*window) {
+// loosenWindows: handles are of no use any more.
+func (a *account) loosenWindows(kept []*window) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.loosened(kept...)
+	a.loosenLocked(kept...)
 }
 
-// loosened is loosen with the account locked.
-func (a *account) loosened(windows ...*window) {
+// loosenLocked is loosenWindows with the account locked.
+func (a *account) loosenLocked(windows ...*window) {
 	if a.loose = append(a.loose, windows...); len(windows) > 0 && a.onLoose != nil {
 		a.onLoose()
 	}

@@ -59,11 +59,11 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	return p
 }
 
-// hasContext notes that a group has a context, and preempts that it is switched in the middle of kernels.
-func (a *account) hasContext(o *object) { a.mark(&o.context) }
-func (a *account) preempts(o *object)   { a.mark(&o.preempts) }
+// setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels.
+func (a *account) setContext(o *object)  { a.setFlag(&o.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(&o.preempts) }
 
-func (a *account) mark(flag *bool) {
+func (a *account) setFlag(flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	*flag = true
@@ -93,7 +93,7 @@ func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
 		g.stats.denied.Add(1)
 		return false
 	}
-	g.account.preempts(p.group)
+	g.account.setPreempts(p.group)
 	return true
 }
 
@@ -199,7 +199,7 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	settle := p.settle
 	p.settle = func() {
 		settle()
-		g.account.hasContext(x.group)
+		g.account.setContext(x.group)
 		x.context = true
 		if x.runs && !g.preemptible(c.target(), client, x) {
 			g.refuseContext(c, client, group)
@@ -245,7 +245,7 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	}
 	p := plan{ask: true, settle: func() {
 		if flags&1 != 0 && x.context {
-			g.account.preempts(x.group)
+			g.account.setPreempts(x.group)
 		}
 	}}
 	if flags&2 != 0 && rm.U32(c.params, rm.PreemptGFXP) != 0 {
@@ -281,7 +281,7 @@ func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
 	settle := p.settle
 	p.settle = func() {
 		settle()
-		if !g.account.chargeMore(client, o.handle, gpu, want.size) {
+		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
 			g.account.unreserve(want)
 		}
 	}

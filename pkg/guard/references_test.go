@@ -102,14 +102,14 @@ func TestReferToTheGone(t *testing.T) {
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
 	old := g.account.client(fakeClient)
-	if o, ok := g.account.refer(old, fakeMemory); !ok || o.charge == nil || o.charge.calls != 1 {
+	if o, ok := g.account.acquireObject(old, fakeMemory); !ok || o.charge == nil || o.charge.calls != 1 {
 		t.Errorf("%+v, %v", o, ok)
 	}
-	if o, ok := g.account.refer(old, 0x999); !ok || o.handle != 0 || o.gpu != noGPU {
+	if o, ok := g.account.acquireObject(old, 0x999); !ok || o.handle != 0 || o.gpu != noGPU {
 		t.Errorf("an unknown object: %+v, %v", o, ok)
 	}
 	withClient(g) // in its place
-	if o, ok := g.account.refer(old, fakeMemory); ok || o.charge != nil {
+	if o, ok := g.account.acquireObject(old, fakeMemory); ok || o.charge != nil {
 		t.Errorf("of a client that is gone: %+v, %v", o, ok)
 	}
 	c := newFakeCall(t, g, fakeControl)

@@ -217,7 +217,7 @@ func TestDebugOnlyMemory(t *testing.T) {
 	if f.escape(rm.EscVidHeapControl, heap); rm.U32(heap, rm.HeapStatus) != rm.StatusOK {
 		t.Fatal(rm.StatusName(rm.U32(heap, rm.HeapStatus)))
 	}
-	g.account.adopt(fakeClient, fakeDevice, imported, export{})
+	g.account.importObject(fakeClient, fakeDevice, imported, export{})
 	g.account.addObject(fakeClient, object{handle: readOnly, parent: fakeDevice, class: 0xde, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
 	before := len(d.calls)
 	buffer := make([]byte, 16)

@@ -142,7 +142,7 @@ func (g *Guard) madeBy(f *file, p *pendingRoot, h uint32) bool {
 	if h == 0 || p.after != 0 && (h-p.after)&(clientHandles-1)-1 >= handlesAhead {
 		return false
 	}
-	return !g.account.hasOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.task.proc.tgid, TID: p.task.tid}, h)
+	return !g.account.hasClientOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.task.proc.tgid, TID: p.task.tid}, h)
 }
 
 // cleanFile reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know

@@ -104,7 +104,7 @@ func TestRootFound(t *testing.T) {
 			for range others {
 				d.made(-1)
 			}
-			if g.watchRoot(f, p); !g.account.hasOn(f, want) || g.astray.Load() != 0 || f.clients != 1 {
+			if g.watchRoot(f, p); !g.account.hasClientOn(f, want) || g.astray.Load() != 0 || f.clients != 1 {
 				t.Errorf("%#x was not found", want)
 			}
 			if len(d.freed) > 0 && d.freed[0] == want {
@@ -219,7 +219,7 @@ func TestRootExcuse(t *testing.T) {
 		t.Error("a client with a name that the driver does not give now passes for the new one")
 	}
 	want := d.made(p.fd)
-	if !g.settleRoot(f, p, 0, true) || !g.account.hasOn(f, want) {
+	if !g.settleRoot(f, p, 0, true) || !g.account.hasClientOn(f, want) {
 		t.Error("an honest program's client is not found")
 	}
 	rm.PutU32(o, rm.AllocRoot, 0xc1d0abcd)

@@ -93,7 +93,7 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	var l letting
 	action, rights := p[rm.SharePolicyAction], rm.U32(p, rm.SharePolicyAccess)
 	if action&shareActionCompose != 0 {
-		l = c.lets(object)
+		l = c.policiesOf(object)
 	}
 	var of *uint32
 	switch rm.U16(p, rm.SharePolicyType) {
@@ -115,9 +115,9 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	c.letting[object] = l
 }
 
-// lets finds the policies in force for an object: its own, or those of the first of its ancestors that has some
+// policiesOf finds the policies in force for an object: its own, or those of the first of its ancestors that has some
 // (rsAccessGetActiveShareList). The caller holds the account's mu.
-func (c *client) lets(object uint32) letting {
+func (c *client) policiesOf(object uint32) letting {
 	for range 64 { // as gpuOf
 		if l, ok := c.letting[object]; ok {
 			return l
@@ -131,15 +131,15 @@ func (c *client) lets(object uint32) letting {
 	return c.letting[c.handle]
 }
 
-// lets reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same
+// policiesLet reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same
 // process it was.
-func (a *account) lets(from *client, object uint32, to *client, right uint32) bool {
+func (a *account) policiesLet(from *client, object uint32, to *client, right uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.tgid == to.tgid || from.objects[object] == nil {
 		return false
 	}
-	l := from.lets(object)
+	l := from.policiesOf(object)
 	return l.all&right != 0 || l.user&right != 0 && from.euid >= 0 && from.euid == to.euid
 }
 
@@ -153,7 +153,7 @@ func (a *account) setUser(c *client, euid int) {
 // asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
 // takes a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
 func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
-	if !g.account.lets(from, object, to, right) {
+	if !g.account.policiesLet(from, object, to, right) {
 		return nil, nil
 	}
 	t, ok := g.fileOf(from)

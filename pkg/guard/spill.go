@@ -122,32 +122,32 @@ func (a *account) reserveSpill(gpu int, size quota.Bytes) bool {
 		a.deny(gpu, size, true)
 		return false
 	}
-	g.take(size, true)
+	g.charge(size, true)
 	return true
 }
 
 func (a *account) unreserveSpill(gpu int, size quota.Bytes) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.gpus[gpu].giveBack(size, true)
+	a.gpus[gpu].refund(size, true)
 }
 
-// take and giveBack count memory on the GPU, or spilled to the host.
-func (g *gpuAccount) take(size quota.Bytes, spilled bool) {
+// charge and refund count memory on the GPU, or spilled to the host.
+func (g *gpuAccount) charge(size quota.Bytes, spilled bool) {
 	if spilled {
 		g.spilled += size
 		g.publish()
 	} else {
-		g.use(size)
+		g.addUsed(size)
 	}
 }
 
-func (g *gpuAccount) giveBack(size quota.Bytes, spilled bool) {
+func (g *gpuAccount) refund(size quota.Bytes, spilled bool) {
 	if spilled {
 		g.spilled -= min(size, g.spilled)
 		g.publish()
 	} else {
-		g.release(size)
+		g.subUsed(size)
 	}
 }
 

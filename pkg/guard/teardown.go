@@ -24,7 +24,7 @@ func (g *Guard) stop(which func(*client) bool) {
 		return
 	}
 	for gpu := range g.cfg.GPUs {
-		g.gpuTime.Stop(gpu, g.account.endingOn(gpu))
+		g.gpuTime.Stop(gpu, g.account.endingChannels(gpu))
 	}
 }
 
@@ -47,14 +47,14 @@ func (a *account) isEnding(client uint32) bool {
 	return c != nil && c.ending
 }
 
-// endingOn lists the channels of clients that end.
-func (a *account) endingOn(gpu int) []gpusched.Channel {
-	goOn := a.goingOn()
+// endingChannels lists the channels of clients that end.
+func (a *account) endingChannels(gpu int) []gpusched.Channel {
+	goOn := a.notEnding()
 	return slices.DeleteFunc(a.channelsOn(gpu, true), func(ch gpusched.Channel) bool { return goOn[ch.Client] })
 }
 
-// goingOn lists the clients that do not end.
-func (a *account) goingOn() map[uint32]bool {
+// notEnding lists the clients that do not end.
+func (a *account) notEnding() map[uint32]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list := map[uint32]bool{}
@@ -64,10 +64,10 @@ func (a *account) goingOn() map[uint32]bool {
 	return list
 }
 
-// goOn leaves out the channels that UVM has ended (unbind), and those of clients that end.
-func (a *account) goOn(channels []gpusched.Channel) []gpusched.Channel {
-	goOn := a.goingOn()
-	return slices.DeleteFunc(a.bound(channels), func(ch gpusched.Channel) bool { return !goOn[ch.Client] })
+// mayRun leaves out the channels that UVM has ended (unbind), and those of clients that end.
+func (a *account) mayRun(channels []gpusched.Channel) []gpusched.Channel {
+	goOn := a.notEnding()
+	return slices.DeleteFunc(a.leaveOutUnbound(channels), func(ch gpusched.Channel) bool { return !goOn[ch.Client] })
 }
 
 // sweep looks which followed files are closed for good, takes what was on them out of the account, and waits until it is freed.

@@ -378,7 +378,7 @@ func TestUnboundStayOff(t *testing.T) {
 			uvm := newFakeCall(t, c.Guard, fakeUVM)
 			uvm.file = followedUVM(t, c.Guard)
 			name := channelName(names[0])
-			uvm.file.spaces[gpu], uvm.file.channels[name] = true, uvmChannel{gpu, c.account.retain(name)}
+			uvm.file.spaces[gpu], uvm.file.channels[name] = true, uvmChannel{gpu, c.account.retainChannel(name)}
 			c.pause(true)
 			leaves := func() {
 				if left := slices.Concat(c.noted()...); !slices.Equal(left, names[1:]) {
@@ -411,7 +411,7 @@ func TestUnboundRefused(t *testing.T) {
 			uvm := newFakeCall(t, c.Guard, fakeUVM)
 			uvm.file = followedUVM(t, c.Guard)
 			name := channelName(names[0])
-			uvm.file.channels[name] = uvmChannel{gpuUUID{1}, c.account.retain(name)}
+			uvm.file.channels[name] = uvmChannel{gpuUUID{1}, c.account.retainChannel(name)}
 			c.pause(true)
 			form, _ := c.abi.UVM(rm.UVMUnregisterChannel)
 			asked := c.d.answer

@@ -218,7 +218,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), addresses: rangeOf(o, form)}
 	}
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
-	m, ok := c.refer(client, memory)
+	m, ok := c.acquireObject(client, memory)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
@@ -238,7 +238,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	p.cancel = func() { g.dropTables(maps) }
 	p.settle = func() {
 		for _, x := range maps {
-			x.charge = g.account.hold(m.charge)
+			x.charge = g.account.addReference(m.charge)
 			g.uvmMapped(f, x)
 		}
 	}

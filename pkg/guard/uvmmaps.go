@@ -125,8 +125,8 @@ func (g *Guard) uvmUnmapped(f *file, x addresses, gpu gpuUUID) {
 func (g *Guard) settleMaps(gone, rest []*uvmMap) {
 	g.uvmMaps.Add(int64(len(rest)))
 	for _, m := range rest { // first: each holds what one of gone does
-		g.account.hold(m.charge)
-		g.account.hold(m.tables)
+		g.account.addReference(m.charge)
+		g.account.addReference(m.tables)
 	}
 	for _, m := range gone {
 		g.unmapped(m)
@@ -136,8 +136,8 @@ func (g *Guard) settleMaps(gone, rest []*uvmMap) {
 // unmapped lets go of what a mapping held.
 func (g *Guard) unmapped(m *uvmMap) {
 	g.uvmMaps.Add(-1)
-	g.account.unhold(m.charge)
-	g.account.unhold(m.tables)
+	g.account.dropReference(m.charge)
+	g.account.dropReference(m.tables)
 }
 
 // uvmFreed drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590 it

@@ -95,7 +95,7 @@ func (g *Guard) dropRange(r *uvmRange) {
 		return
 	}
 	for _, t := range r.tables {
-		g.account.unhold(t)
+		g.account.dropReference(t)
 	}
 	g.giveUVMHost(r.host)
 }
@@ -133,7 +133,7 @@ func (g *Guard) regionsLeft(f *file, gpu gpuUUID) {
 	}
 	f.mu.Unlock()
 	for _, t := range tables {
-		g.account.unhold(t)
+		g.account.dropReference(t)
 	}
 }
 

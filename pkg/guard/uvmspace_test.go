@@ -431,16 +431,16 @@ func TestTwoRegistrations(t *testing.T) {
 	a.addObject(testClient, object{handle: 1, parent: testClient, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 	a.addObject(testClient, object{handle: 2, parent: 1, kind: rm.ClassChannel, gpu: noGPU}, noGPU, 0, 0)
 	name := channelName{testClient, 2}
-	first := a.retain(name)
+	first := a.retainChannel(name)
 	a.reserve(cost{size: quota.MiB}, false)
 	a.chargeContext(testClient, 1, 0, quota.MiB)
-	a.release(a.retain(name)) // the driver said no
+	a.releaseChannel(a.retainChannel(name)) // the driver said no
 	a.freeObject(testClient, 1)
 	if a.gpus[0].kept != 1 || a.usage(0).used != quota.MiB {
 		t.Errorf("%d kept, %v charged", a.gpus[0].kept, a.usage(0).used)
 	}
-	a.release(first)
-	if a.gpus[0].kept != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retain(name) != nil {
+	a.releaseChannel(first)
+	if a.gpus[0].kept != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retainChannel(name) != nil {
 		t.Errorf("at the end %d kept, %v charged, %d zombies", a.gpus[0].kept, a.usage(0).used, a.zombies)
 	}
 }
@@ -564,12 +564,12 @@ func TestOtherUser(t *testing.T) {
 	}{{1000, 1000, true}, {0, 0, true}, {0, 1000, false}, {1000, 0, false}, {-1, -1, false}, {-1, 0, false}} {
 		a.setUser(from, x.from)
 		a.setUser(to, x.to)
-		if a.lets(from, 1, to, accessDup) != x.want {
+		if a.policiesLet(from, 1, to, accessDup) != x.want {
 			t.Errorf("user %d to user %d: want %v", x.from, x.to, x.want)
 		}
 	}
 	a.freeObject(testClient, 1)
-	if a.lets(from, 1, to, accessDup) {
+	if a.policiesLet(from, 1, to, accessDup) {
 		t.Error("a freed object is shared")
 	}
 }

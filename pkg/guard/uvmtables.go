@@ -111,7 +111,7 @@ func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 // dropTables gives back what chargeTables took.
 func (g *Guard) dropTables(maps []uvmMap) {
 	for i := range maps {
-		g.account.unhold(maps[i].tables)
+		g.account.dropReference(maps[i].tables)
 		maps[i].tables = nil
 	}
 }

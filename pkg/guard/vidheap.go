@@ -45,7 +45,7 @@ func heapClass(flags, attr uint32) (class uint32, kind rm.ClassKind) {
 
 func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan {
 	o := c.call.Outer
-	if !g.account.room(rm.ClassVidmem, noGPU, 0, 0) {
+	if !g.account.roomForObject(rm.ClassVidmem, noGPU, 0, 0) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	client, flags := rm.U32(o, rm.HeapRoot), rm.U32(o, rm.HeapAllocFlags)
