@@ -84,10 +84,10 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 		}
 	}
 	c.clearParams()
-	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.payFor(c, locks) {
+	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.waitToPay(c, locks) {
 		return fail(unix.EINTR)
 	}
-	return g.serveBy(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
+	return g.serveByRule(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
 }
 
 // allocs are the checks of the kinds of classes that take more than an object.
@@ -161,7 +161,7 @@ func (c *trappedCall) allocParent() uint32 { return rm.U32(c.call.Outer, rm.Allo
 
 // makeObject is the plan of an object that takes no device memory worth counting.
 func (g *Guard) makeObject(c *trappedCall, o object) plan {
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		g.account.addObject(c.allocClient(), o, noGPU, 0, 0)
 		c.undo = g.undoObject(c.target(), c.allocClient(), o.handle)
@@ -183,12 +183,12 @@ func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func(
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	cancel := func() { g.account.unreserve(want) }
-	return plan{ask: true, cancel: cancel, settle: func() {
+	return plan{ask: true, cancel: cancel, commit: func() {
 		o, took := made()
-		if !g.settleUp(&want, took) {
-			if s, e := g.free(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
+		if !g.reserveMore(&want, took) {
+			if s, e := g.rmFree(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
 				cancel()
-				c.takeBack()
+				c.restoreInput()
 				c.status(rm.StatusNoMemory)
 				return
 			}
@@ -198,9 +198,9 @@ func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func(
 	}}
 }
 
-// settleUp reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
+// reserveMore reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
 // them (memmgrAllocDetermineAlignment_GM107). False: the limit does not allow that.
-func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
+func (g *Guard) reserveMore(want *cost, size quota.Bytes) bool {
 	if size <= want.size {
 		return true
 	}
@@ -231,8 +231,8 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, size
 	})
-	settle := p.settle
-	p.settle = func() {
+	settle := p.commit
+	p.commit = func() {
 		settle()
 		g.gpuTime.Made(gpu)
 	}
@@ -328,7 +328,7 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 func (g *Guard) checkDebugger(c *trappedCall) plan {
 	dst, src := allocClients(c)
 	p := g.makeObject(c, c.newObject())
-	p.opened, p.done = g.asPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
+	p.opened, p.done = g.openForPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
 	return p
 }
 
@@ -372,7 +372,7 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 		return o, grantedSize(rm.U64(c.params, rm.MemorySize), attr, attr2)
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
-		c.takeBackParams()
+		c.restoreParams()
 		return g.makeSpilled(c, gpu, want)
 	}
 	p.retry = func(status uint32) (plan, bool) {
@@ -380,23 +380,23 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 		if status != rm.StatusNoMemory || g.account.usage(gpu).spill == 0 {
 			return plan{}, false
 		}
-		c.takeBackParams()
+		c.restoreParams()
 		return g.makeSpilled(c, gpu, want), true
 	}
 	return p
 }
 
-// takeBack makes the call's structures what the task passed.
-func (c *trappedCall) takeBack() {
+// restoreInput makes the call's structures what the task passed.
+func (c *trappedCall) restoreInput() {
 	copy(c.call.Outer, c.before[0])
 	for i, b := range c.call.Blocks {
 		copy(b.Data, c.before[i+1])
 	}
 }
 
-// takeBackParams is takeBack for a RM_ALLOC that is made again.
-func (c *trappedCall) takeBackParams() {
-	c.takeBack()
+// restoreParams is restoreInput for a RM_ALLOC that is made again.
+func (c *trappedCall) restoreParams() {
+	c.restoreInput()
 	c.clearParams()
 }
 
@@ -462,8 +462,8 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 		}
 		p.cancel = func() { g.account.unreserve(context) }
 	}
-	settle := p.settle
-	p.settle = func() {
+	settle := p.commit
+	p.commit = func() {
 		settle()
 		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
 			g.account.unreserve(context)
@@ -516,7 +516,7 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 	for i, x := range g.gpus {
 		var p [rmclient.IDInfoSize]byte
 		rm.PutU32(p[:], 0, x.ID())
-		if s, e := g.control(c.target(), client, client, rmclient.ControlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
+		if s, e := g.rmControl(c.target(), client, client, rmclient.ControlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
 			continue
 		}
 		n := rm.U32(p[:], rmclient.IDInfoInstance)
@@ -532,13 +532,13 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 
 const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
 
-// control makes a flat control of the guard's own on a file of the task.
-func (g *Guard) control(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
+// rmControl makes a flat control of the guard's own on a file of the task.
+func (g *Guard) rmControl(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
 	return rmclient.Control(g.driver, t, client, object, cmd, params)
 }
 
-// free frees an object or a client for the guard's own reasons.
-func (g *Guard) free(t Target, client, handle uint32) (uint32, syscall.Errno) {
+// rmFree frees an object or a client for the guard's own reasons.
+func (g *Guard) rmFree(t Target, client, handle uint32) (uint32, syscall.Errno) {
 	return rmclient.Free(g.driver, t, client, handle)
 }
 
@@ -550,7 +550,7 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 			return
 		}
 		defer lock.unlock()
-		if s, e := g.keepNotifiers(t, client, handle, func() (uint32, unix.Errno) { return g.free(t, client, handle) }); e == 0 && s == rm.StatusOK {
+		if s, e := g.keepNotifiersOver(t, client, handle, func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}
 	}

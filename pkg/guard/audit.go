@@ -60,7 +60,7 @@ func (g *Guard) suspect() {
 
 func (g *Guard) auditLoop() {
 	for {
-		took := g.onBill(g.audit)
+		took := g.chargeTime(g.audit)
 		g.mu.Lock()
 		if time.Now().After(g.auditUntil) {
 			g.auditing = false
@@ -163,7 +163,7 @@ func (g *Guard) killClients(which func(*client) bool) (left int) {
 			left++
 			continue
 		}
-		if s, e := g.free(t, c.handle, c.handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.rmFree(t, c.handle, c.handle); e == 0 && s == rm.StatusOK {
 			g.clientGone(c)
 			g.stats.killed.Add(1)
 		}

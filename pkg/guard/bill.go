@@ -124,8 +124,8 @@ func (b *bill) owed(now time.Time) time.Duration {
 	return wait
 }
 
-// followQuota has the container's CPU quota read again, now and then.
-func (b *bill) followQuota(now time.Time, read func() float64) {
+// refreshQuota has the container's CPU quota read again, now and then.
+func (b *bill) refreshQuota(now time.Time, read func() float64) {
 	b.mu.Lock()
 	due := now.Sub(b.looked) >= quotaLook
 	if due {
@@ -147,8 +147,8 @@ type meter struct {
 // start begins to measure the calling thread, which the goroutine must keep.
 func (m *meter) start(now time.Time) { *m = meter{at: now, cpu: threadTime()} }
 
-// count notes a call that took so long, in the driver and beside it.
-func (m *meter) count(succeeded bool, driver, own time.Duration) {
+// countCall notes a call that took so long, in the driver and beside it.
+func (m *meter) countCall(succeeded bool, driver, own time.Duration) {
 	m.calls++
 	if succeeded {
 		m.paid += driver + min(own, callCost) + receiveCost
@@ -157,8 +157,8 @@ func (m *meter) count(succeeded bool, driver, own time.Duration) {
 	}
 }
 
-// read tells what was spent since the last reading, if it is time.
-func (m *meter) read(now time.Time, anyway bool) (use, bool) {
+// spent tells what was spent since the last reading, if it is time.
+func (m *meter) spent(now time.Time, anyway bool) (use, bool) {
 	if !anyway && m.calls < readCalls && now.Sub(m.at) < readAfter {
 		return use{}, false
 	}
@@ -168,15 +168,15 @@ func (m *meter) read(now time.Time, anyway bool) (use, bool) {
 	return u, true
 }
 
-// pay puts on the bill what the worker has spent, and sleeps while the container owes.
-func (w *worker) pay(now time.Time) {
-	u, ok := w.meter.read(now, false)
+// payBill puts on the bill what the worker has spent, and sleeps while the container owes.
+func (w *worker) payBill(now time.Time) {
+	u, ok := w.meter.spent(now, false)
 	if !ok {
 		return
 	}
 	b := w.g.bill
 	b.charge(now, u)
-	b.followQuota(now, w.g.cpuQuota)
+	b.refreshQuota(now, w.g.cpuQuota)
 	wait := b.owed(now)
 	if wait == 0 {
 		return
@@ -191,13 +191,13 @@ func (w *worker) pay(now time.Time) {
 // sleepPiece is how soon one who sleeps sees that the filter is gone.
 const sleepPiece = 100 * time.Millisecond
 
-// onBill calls f, puts the CPU time that it takes on the container's bill, and returns it.
-func (g *Guard) onBill(f func()) time.Duration {
-	return g.partlyPaid(func() time.Duration { f(); return 0 })
+// chargeTime calls f, puts the CPU time that it takes on the container's bill, and returns it.
+func (g *Guard) chargeTime(f func()) time.Duration {
+	return g.chargeUnpaidTime(func() time.Duration { f(); return 0 })
 }
 
-// partlyPaid is onBill, where f says how much of that CPU time the driver took for what it carried out with success.
-func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
+// chargeUnpaidTime is chargeTime, where f says how much of that CPU time the driver took for what it carried out with success.
+func (g *Guard) chargeUnpaidTime(f func() time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()
@@ -207,8 +207,8 @@ func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
 	return took
 }
 
-// ifDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
-func ifDone(call func() bool) time.Duration {
+// timeIfDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
+func timeIfDone(call func() bool) time.Duration {
 	begin := threadTime()
 	if !call() {
 		return 0
@@ -258,8 +258,8 @@ func (b *bucket) owed(now time.Time) time.Duration {
 	return b.debt()
 }
 
-// pay takes n tokens if the bucket is not in debt; else it says when it will not be.
-func (b *bucket) pay(now time.Time, n float64) time.Duration {
+// tryPay takes n tokens if the bucket is not in debt; else it says when it will not be.
+func (b *bucket) tryPay(now time.Time, n float64) time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.perSecond <= 0 {

@@ -49,7 +49,7 @@ type trappedCall struct {
 	params   []byte        // of RM_CONTROL and RM_ALLOC
 	start    time.Time     // of its worker, see there
 	inDriver time.Duration // that it took
-	// repeated marks a call that got the answer of the thread's last one, see answered.
+	// repeated marks a call that got the answer of the thread's last one, see lastAnswer.
 	repeated bool
 }
 
@@ -70,13 +70,13 @@ func fail(e syscall.Errno) reply { return reply{errno: e} }
 // second copy from another process costs more than a longer first one.
 const lookahead = 2048
 
-// load copies n bytes of the task into the call as its outer structure.
-func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {
+// loadOuter copies n bytes of the task into the call as its outer structure.
+func (c *trappedCall) loadOuter(cmd uint32, addr uint64, n int) bool {
 	c.call.Cmd, c.outerAddr = cmd, addr
 	c.call.Blocks = c.call.Blocks[:0]
 	c.before = c.before[:0]
 	c.call.Outer = nil
-	b := c.mem.take(n + lookahead)
+	b := c.mem.alloc(n + lookahead)
 	if b == nil {
 		return false
 	}
@@ -85,12 +85,12 @@ func (c *trappedCall) load(cmd uint32, addr uint64, n int) bool {
 		return false
 	}
 	c.call.Outer, c.ahead = b[:n:n], b[n:got]
-	return c.keep(c.call.Outer)
+	return c.keepOriginal(c.call.Outer)
 }
 
-// keep remembers what the task passed.
-func (c *trappedCall) keep(b []byte) bool {
-	old := c.mem.take(len(b))
+// keepOriginal remembers what the task passed.
+func (c *trappedCall) keepOriginal(b []byte) bool {
+	old := c.mem.alloc(len(b))
 	if old == nil {
 		return false
 	}
@@ -113,8 +113,8 @@ func (c *trappedCall) loadBlock(in, off, n int) ([]byte, bool) {
 	if addr == 0 {
 		n = 0
 	}
-	b := c.mem.take(n)
-	if b == nil || !c.copyIn(addr, b) || !c.keep(b) {
+	b := c.mem.alloc(n)
+	if b == nil || !c.copyIn(addr, b) || !c.keepOriginal(b) {
 		return nil, false
 	}
 	c.call.Blocks = append(c.call.Blocks, rm.Block{In: in, Off: off, Addr: addr, Data: b})
@@ -144,9 +144,9 @@ func (c *trappedCall) target() Target {
 // true afterwards. A nil listener, in tests, stands for a task that always waits.
 func (c *trappedCall) valid() bool { return c.l == nil || c.l.valid(c.notif.ID) }
 
-// changed lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
+// changedParts lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
 // so that constant memory may stand behind an input pointer.
-func (c *trappedCall) changed(parts []memoryPart) []memoryPart {
+func (c *trappedCall) changedParts(parts []memoryPart) []memoryPart {
 	if c.statusOnly > 0 {
 		return append(parts, memoryPart{c.outerAddr + uint64(c.statusOnly), c.call.Outer[c.statusOnly : c.statusOnly+4]})
 	}
@@ -194,20 +194,20 @@ type savedPart struct {
 	data []byte
 }
 
-// answered is the last call of a thread that made or dropped something, after its answer was sent. That the answer was
+// lastAnswer is the last call of a thread that made or dropped something, after its answer was sent. That the answer was
 // sent does not mean that it arrived: a signal can take the caller away at the same moment, and then the kernel restarts
 // the call all the same (seccomp_do_user_notification returns the interruption although the notification is answered). So
 // when the next call of the thread is the same, with the results already in its memory, and now fails, the first answer
 // stands.
-type answered struct {
+type lastAnswer struct {
 	args  [3]uint64
 	outer []byte
 	block []byte // the first block
 	valid bool
 }
 
-// note remembers an answered call. Its buffers are used again and again.
-func (a *answered) note(c *trappedCall) {
+// record remembers an answered call. Its buffers are used again and again.
+func (a *lastAnswer) record(c *trappedCall) {
 	if c.repeated {
 		return // what it repeats stays noted: this answer may get lost as well
 	}
@@ -224,7 +224,7 @@ func (a *answered) note(c *trappedCall) {
 }
 
 // repeats reports that a call is the answered one again.
-func (a *answered) repeats(c *trappedCall) bool {
+func (a *lastAnswer) repeats(c *trappedCall) bool {
 	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
 		return false
 	}
@@ -234,9 +234,9 @@ func (a *answered) repeats(c *trappedCall) bool {
 	return len(a.block) == 0
 }
 
-// settle is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise that
+// replayOrForget is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise that
 // is forgotten; but not for a notification whose caller is away already, and which changed nothing: the call comes again.
-func (a *answered) settle(c *trappedCall, failed, waits func() bool) bool {
+func (a *lastAnswer) replayOrForget(c *trappedCall, failed, waits func() bool) bool {
 	if a.repeats(c) && failed() {
 		a.restore(c)
 		return true
@@ -248,7 +248,7 @@ func (a *answered) settle(c *trappedCall, failed, waits func() bool) bool {
 }
 
 // restore puts the first answer's results into a call.
-func (a *answered) restore(c *trappedCall) {
+func (a *lastAnswer) restore(c *trappedCall) {
 	c.repeated = true
 	copy(c.call.Outer, c.before[0])
 	for i, b := range c.call.Blocks {
@@ -256,8 +256,8 @@ func (a *answered) restore(c *trappedCall) {
 	}
 }
 
-// size is what saving the call would take.
-func (c *trappedCall) size() int {
+// savedSize is what saving the call would take.
+func (c *trappedCall) savedSize() int {
 	n := 2 * len(c.call.Outer)
 	for _, b := range c.call.Blocks {
 		n += 2 * len(b.Data)
@@ -316,8 +316,8 @@ func (s *savedCall) parts() []memoryPart {
 	return parts
 }
 
-// noteSaved remembers a saved call as answered: that answer may get lost like the first.
-func (a *answered) noteSaved(s *savedCall) {
+// recordSaved remembers a saved call as answered: that answer may get lost like the first.
+func (a *lastAnswer) recordSaved(s *savedCall) {
 	if s.repeated {
 		return
 	}

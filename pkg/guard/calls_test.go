@@ -750,7 +750,7 @@ func TestRootAlloc(t *testing.T) {
 			t.Error("let through on a GPU's node")
 		}
 		c = newFakeCall(t, g, fakeControl)
-		c.load(uint32(testCmd(rm.EscAlloc, 48)), 0, 0)
+		c.loadOuter(uint32(testCmd(rm.EscAlloc, 48)), 0, 0)
 		c.call.Outer, c.wrapped = rootOuter(), true
 		if rep := g.onRootAlloc(&c.trappedCall); rep.resume {
 			t.Error("let through inside an XFER, whose content may change")

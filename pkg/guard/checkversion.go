@@ -13,7 +13,7 @@ func (g *Guard) checkVersion(c *trappedCall) plan {
 	}
 	g.logOnce("version", "refused a library of another version than the driver's", "driver", g.cfg.DriverVersion, "pid", c.task.proc.tgid)
 	if c.valid() { // nvidia_ioctl tells the version although it fails
-		writeMemory(c.task.tid, c.changed(nil))
+		writeMemory(c.task.tid, c.changedParts(nil))
 	}
 	return answer(fail(unix.EINVAL))
 }

@@ -14,10 +14,10 @@ import (
 // controls are the rules of the kinds of RM_CONTROL that need more than the checks of onControl. ControlDeny and ControlDebugRead and …Write
 // never come here (onControl).
 var controls = map[rm.ControlKind]rule{
-	rm.ControlSwallow:        {check: swallow},
+	rm.ControlSwallow:        {check: answerSwallowed},
 	rm.ControlGPUQuery:       {check: (*Guard).checkGPUQuery},
 	rm.ControlAttach:         {check: (*Guard).checkAttach},
-	rm.ControlHide:           {check: hide},
+	rm.ControlHide:           {check: answerHidden},
 	rm.ControlPreemptionMode: {locks: true, check: (*Guard).checkPreemptionMode},
 	rm.ControlStopChannel:    {check: (*Guard).checkStopChannel},
 	rm.ControlThermal:        {check: (*Guard).checkThermal},
@@ -81,7 +81,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if ctl.Kind == rm.ControlDebugRead || ctl.Kind == rm.ControlDebugWrite {
 		return g.onDebugMemory(c)
 	}
-	if ctl.HoldsLocks > 0 && !g.payFor(c, ctl.HoldsLocks) {
+	if ctl.HoldsLocks > 0 && !g.waitToPay(c, ctl.HoldsLocks) {
 		return fail(unix.EINTR)
 	}
 	for _, p := range ctl.Pointers {
@@ -105,7 +105,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if r.clients == nil {
 		r.clients = outerClient(rm.ControlClient)
 	}
-	return g.serveBy(r, c)
+	return g.serveByRule(r, c)
 }
 
 func (c *trappedCall) controlClient() uint32 { return rm.U32(c.call.Outer, rm.ControlClient) }
@@ -125,12 +125,12 @@ func simControl(cmd uint32) (rm.Control, bool) {
 
 // checkFlat: the driver's answer is rewritten to what the container may see.
 func (g *Guard) checkFlat(c *trappedCall) plan {
-	return plan{ask: true, settle: func() { g.present(c, c.control, c.params) }}
+	return plan{ask: true, commit: func() { g.present(c, c.control, c.params) }}
 }
 
-func swallow(_ *Guard, c *trappedCall) plan { return answer(c.status(c.control.Answer)) }
+func answerSwallowed(_ *Guard, c *trappedCall) plan { return answer(c.status(c.control.Answer)) }
 
-func hide(_ *Guard, c *trappedCall) plan {
+func answerHidden(_ *Guard, c *trappedCall) plan {
 	clear(c.params)
 	return answer(c.status(rm.StatusOK))
 }
@@ -254,7 +254,7 @@ func (g *Guard) checkFile(c *trappedCall) plan {
 // imported one gets one more handle.
 func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	client := c.controlClient()
-	objects, first, ok := exported(c)
+	objects, first, ok := exportedObjects(c)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidArgument))
 	}
@@ -293,11 +293,11 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 			return answer(c.denyOtherGPU())
 		}
 	}
-	p := plan{ask: true, settle: func() {
+	p := plan{ask: true, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.exports = g.setExports(f.exports, first, held)
-		g.settleExport(c, f)
+		g.recordExport(c, f)
 	}}
 	done := 0 // what the file holds already when one is refused
 	if len(objects) > 1 {
@@ -308,7 +308,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 	}
 	p.cancel = func() {
 		if held = held[:done]; done > 0 {
-			p.settle()
+			p.commit()
 		}
 	}
 	return p
@@ -350,8 +350,8 @@ func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
 	return false
 }
 
-// exported lists the objects that a control puts into a file, and the position of the first.
-func exported(c *trappedCall) (objects []uint32, first int, ok bool) {
+// exportedObjects lists the objects that a control puts into a file, and the position of the first.
+func exportedObjects(c *trappedCall) (objects []uint32, first int, ok bool) {
 	switch c.control.Kind {
 	case rm.ControlExportFD:
 		return []uint32{rm.U32(c.params, rm.ExportFDObject+rm.ExportObjectHandle)}, 0, true
@@ -368,8 +368,8 @@ func exported(c *trappedCall) (objects []uint32, first int, ok bool) {
 	return objects, first, true
 }
 
-// settleExport records what the driver did with a file, which is locked.
-func (g *Guard) settleExport(c *trappedCall, f *file) {
+// recordExport records what the driver did with a file, which is locked.
+func (g *Guard) recordExport(c *trappedCall, f *file) {
 	client, params := c.controlClient(), c.params
 	switch c.control.Kind {
 	case rm.ControlCreateExportFD, rm.ControlExportFD, rm.ControlExportFDs:

@@ -24,7 +24,7 @@ func (w *worker) serve(notif *seccompNotif) {
 	}
 	g.stats.calls.Add(1)
 	for range 2 {
-		task, err := g.tasks.get(int(notif.PID))
+		task, err := g.tasks.acquire(int(notif.PID))
 		if err != nil {
 			if w.l.valid(notif.ID) {
 				g.log.Warn("cannot look at a task", "tid", notif.PID, "err", err)
@@ -63,7 +63,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 			writeMemory(task.tid, s.parts())
 			if w.l.answer(notif.ID, s.rep) {
 				g.stats.replayed.Add(1)
-				task.last.noteSaved(s)
+				task.lastAnswer.recordSaved(s)
 				s.release()
 				task.saved = nil
 			}
@@ -83,7 +83,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	if err != nil {
 		switch {
 		case errors.Is(err, unix.ESRCH):
-			g.tasks.drop(task)
+			g.tasks.dropTask(task)
 			return w.l.valid(notif.ID)
 		case errors.Is(err, unix.EBADF):
 			w.l.answer(notif.ID, fail(unix.EBADF))
@@ -97,12 +97,12 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	c := &w.call
 	*c = trappedCall{g: g, l: w.l, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
-	if task.last.settle(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(notif.ID) }) {
+	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(notif.ID) }) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
 	}
 	w.succeeded, w.inDriver = c.executed && !c.failed(rep), c.inDriver
-	w.finish(c, rep)
+	w.sendAnswer(c, rep)
 	if c.fd >= 0 {
 		_ = unix.Close(c.fd)
 	}
@@ -154,7 +154,7 @@ func (w *worker) handle(c *trappedCall) reply {
 	if rm.UVMShaped(cmd) {
 		return fail(unix.EINVAL) // a bare small number on an RM node: nv.c refuses it, and so do we
 	}
-	if !c.load(cmd, notif.Args[2], c.sizeOf(cmd)) {
+	if !c.loadOuter(cmd, notif.Args[2], c.sizeOf(cmd)) {
 		return fail(unix.EFAULT)
 	}
 	if cmd&0xff == rm.EscXferCmd {
@@ -201,15 +201,15 @@ func (c *trappedCall) followFile() (err error) {
 	return err
 }
 
-// finish writes the results and sends the answer; a caller that is gone is remembered.
-func (w *worker) finish(c *trappedCall, rep reply) {
+// sendAnswer writes the results and sends the answer; a caller that is gone is remembered.
+func (w *worker) sendAnswer(c *trappedCall, rep reply) {
 	g := w.g
 	if !c.executed {
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
 			if !w.l.valid(c.notif.ID) {
 				return
 			}
-			if !writeMemory(c.task.tid, c.changed(w.parts[:0])) {
+			if !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 				rep = fail(unix.EFAULT)
 			}
 		}
@@ -220,17 +220,17 @@ func (w *worker) finish(c *trappedCall, rep reply) {
 	}
 	// A call can take long, and the thread's number be another's afterwards.
 	if w.l.valid(c.notif.ID) {
-		if rep.errno == 0 && !writeMemory(c.task.tid, c.changed(w.parts[:0])) {
+		if rep.errno == 0 && !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
 		if w.l.answer(c.notif.ID, rep) {
-			c.task.last.note(c)
+			c.task.lastAnswer.record(c)
 			return
 		}
 	}
 	g.stats.interrupted.Add(1)
 	if c.statusOnly == 0 { // a UVM mapping is just made again, in place of itself
-		g.remember(c, rep)
+		g.saveResult(c, rep)
 	}
 }
 
@@ -254,11 +254,11 @@ const (
 // out anew.
 const undoAfter = time.Second
 
-// remember keeps the result of an executed call for its caller, who was interrupted. The task is locked.
-func (g *Guard) remember(c *trappedCall, rep reply) {
+// saveResult keeps the result of an executed call for its caller, who was interrupted. The task is locked.
+func (g *Guard) saveResult(c *trappedCall, rep reply) {
 	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
 	// many threads with large ones would bloat the guard.
-	size := savedCost + c.size()
+	size := savedCost + c.savedSize()
 	if g.saved.Add(int64(size)) > maxSaved && c.undo == nil {
 		g.saved.Add(-int64(size))
 		return
@@ -274,7 +274,7 @@ func (g *Guard) remember(c *trappedCall, rep reply) {
 		task.mu.Lock()
 		defer task.mu.Unlock()
 		if task.saved == s {
-			g.onBill(s.discard)
+			g.chargeTime(s.discard)
 			task.saved = nil
 			g.stats.undone.Add(1)
 			g.sweepSoon()
@@ -294,7 +294,7 @@ func (c *trappedCall) unwrap() unix.Errno {
 		return unix.EINVAL
 	}
 	c.mem.reset()
-	if !c.load(inner, addr, int(size)) {
+	if !c.loadOuter(inner, addr, int(size)) {
 		return unix.EFAULT
 	}
 	c.wrapped = true

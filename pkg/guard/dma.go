@@ -74,7 +74,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	done := func() { rm.PutU32(o, rm.DMAFlags, flags) }
-	return plan{ask: true, done: done, cancel: func() { g.account.unreserve(want) }, settle: func() {
+	return plan{ask: true, done: done, cancel: func() { g.account.unreserve(want) }, commit: func() {
 		at := dmaPlace{device, rm.U64(o, form.Address)}
 		g.account.addDMA(client, mapper.handle, memory, dmaMap{at: at, length: length, gpu: gpu, tables: want.size})
 		t := c.target() // now: c serves other calls by the time of an undo
@@ -92,7 +92,7 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 	if rm.U64(o, form.Length) != 0 && !g.account.roomForDMA() { // a part: one mapping becomes two
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		at := dmaPlace{rm.U32(o, rm.DMADevice), rm.U64(o, form.Address)}
 		g.account.removeDMA(rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMAMapper), at, rm.U64(o, form.Length))
 		c.lost = true

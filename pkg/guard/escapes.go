@@ -53,7 +53,7 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 		return g.onControl(c)
 	default:
 		if r, ok := escapes[nr]; ok {
-			return g.serveBy(r, c)
+			return g.serveByRule(r, c)
 		}
 		return c.deny(rm.StatusNotSupported, "esc"+rm.EscapeName(nr), "denied an escape", "escape", rm.EscapeName(nr))
 	}
@@ -61,11 +61,11 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 
 // checkFree: of an object, its descendants, or a client.
 func (g *Guard) checkFree(c *trappedCall) plan {
-	return g.freeing(c, rm.U32(c.call.Outer, rm.FreeObject))
+	return g.planFree(c, rm.U32(c.call.Outer, rm.FreeObject))
 }
 
-// freed takes an object that a call has freed out of the account.
-func (g *Guard) freed(c *trappedCall, handle uint32) {
+// recordFree takes an object that a call has freed out of the account.
+func (g *Guard) recordFree(c *trappedCall, handle uint32) {
 	c.lost = true // freed again it would not be found
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
@@ -106,12 +106,12 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	p := plan{ask: true, settle: func() {
+	p := plan{ask: true, commit: func() {
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)
 	}}
-	p.opened, p.done = g.asPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)
+	p.opened, p.done = g.openForPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)
 	return p
 }
 
@@ -186,7 +186,7 @@ func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as ui
 
 // checkCardInfo: of the list of the machine's GPUs, others than the container's own are blanked.
 func (g *Guard) checkCardInfo(c *trappedCall) plan {
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		o := c.call.Outer
 		n := 0
 		for off := 0; off+rm.CardInfoSize <= len(o); off += rm.CardInfoSize {

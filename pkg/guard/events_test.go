@@ -139,7 +139,7 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 	g.noteStart(ledger.Record{InitPID: 7})
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(sockets) }()
-	g.finish()
+	g.endContainer()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		records, err := book.List()
 		if err != nil {

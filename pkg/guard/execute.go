@@ -26,7 +26,7 @@ type plan struct {
 	answer reply    // where the driver is not asked
 	opened *opening // an object that the guard must be able to refer to
 	cancel func()   // the call was not made, or refused: gives back what was taken for it
-	settle func()   // the driver has said OK. It may still refuse (c.status), if it undoes the call
+	commit func()   // the driver has said OK. It may still refuse (c.status), if it undoes the call
 	// retry is asked when the driver refuses: the call may be made in another way.
 	retry func(status uint32) (plan, bool)
 	done  func() // at the end in any case
@@ -47,8 +47,8 @@ func answer(rep reply) plan { return plan{answer: rep} }
 // pass is the plan of a call that takes nothing.
 func pass() plan { return plan{ask: true} }
 
-// serveBy serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
-func (g *Guard) serveBy(r rule, c *trappedCall) reply {
+// serveByRule serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
+func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 	defer c.releaseObjects()
 	if r.clients != nil {
 		dst, src := r.clients(c)
@@ -110,8 +110,8 @@ func (c *trappedCall) execute(p plan) reply {
 	}
 	status, e := c.askDriver(p)
 	if e == 0 && status == rm.StatusOK {
-		if p.settle != nil {
-			p.settle()
+		if p.commit != nil {
+			p.commit()
 		}
 		if status = c.statusWord(); status == rm.StatusOK {
 			return replyDone

@@ -52,11 +52,11 @@ func TestExecute(t *testing.T) {
 			say := func(what string) func() { return func() { got = append(got, what) } }
 			p := test.plan
 			p.cancel, p.done = say("cancel"), say("done")
-			p.settle = func() { say("settle")(); c.status(test.settle) }
+			p.commit = func() { say("settle")(); c.status(test.settle) }
 			if test.retry {
 				p.retry = func(uint32) (plan, bool) {
 					say("retry")()
-					return plan{ask: true, settle: func() { say("again")(); c.status(rm.StatusOK) }}, true
+					return plan{ask: true, commit: func() { say("again")(); c.status(rm.StatusOK) }}, true
 				}
 			}
 			if rep := c.execute(p); rep != test.rep {

@@ -54,8 +54,8 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 	if m.spilled {
 		makeFlexible(c.params, form)
 	}
-	made := p.settle
-	p.settle = func() {
+	made := p.commit
+	p.commit = func() {
 		made()
 		g.account.madeFabric(m.charge)
 	}

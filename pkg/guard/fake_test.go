@@ -67,7 +67,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
 	}
-	g.count(new(tally.Page))
+	g.countIn(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks
 	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
 	g.gpuTime = newScheduler(g)
@@ -95,7 +95,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	task, err := g.tasks.get(os.Getpid())
+	task, err := g.tasks.acquire(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	}
 	t.Cleanup(func() {
 		unix.Close(fd)
-		mem.free()
+		mem.unmap()
 	})
 	return c
 }
@@ -147,13 +147,13 @@ func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	case rm.UVMShaped(cmd):
 		rep = c.g.onUVM(&c.trappedCall, cmd)
 	default:
-		if !c.load(cmd, addr, len(o)) {
+		if !c.loadOuter(cmd, addr, len(o)) {
 			return fail(unix.EFAULT)
 		}
 		rep = c.g.onEscape(&c.trappedCall)
 	}
 	if !rep.resume && rep.errno == 0 {
-		for _, part := range c.changed(nil) {
+		for _, part := range c.changedParts(nil) {
 			// The container is this very process: a pointer that a fuzzer made up may hit anything in it.
 			if !c.fuzzed || slices.ContainsFunc(append(keep, o), func(b []byte) bool {
 				start := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))

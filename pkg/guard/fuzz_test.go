@@ -225,15 +225,15 @@ func BenchmarkHandle(b *testing.B) {
 				c.trappedCall = trappedCall{g: g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node,
 					call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 				c.mem.reset()
-				if !c.load(cmd, addr, len(x.o)) {
+				if !c.loadOuter(cmd, addr, len(x.o)) {
 					b.Fatal("load")
 				}
 				rep := g.onEscape(&c.trappedCall)
 				if rep.errno != 0 || c.failed(rep) {
 					b.Fatal(rep, c.call.Outer)
 				}
-				writeMemory(c.task.tid, c.changed(parts))
-				c.task.last.note(&c.trappedCall)
+				writeMemory(c.task.tid, c.changedParts(parts))
+				c.task.lastAnswer.record(&c.trappedCall)
 			}
 		})
 	}

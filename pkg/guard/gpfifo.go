@@ -58,7 +58,7 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 	if enable && !g.preemptible(c.target(), client, g.account.preemptionOf(client, handle)) {
 		return plan{answer: c.status(rm.StatusNotSupported), done: done}
 	}
-	return plan{ask: true, done: done, settle: func() {
+	return plan{ask: true, done: done, commit: func() {
 		g.account.setScheduled(client, handle, enable)
 		if enable {
 			g.channelsStarted(c.target(), client, handle)
@@ -78,7 +78,7 @@ func (g *Guard) channelsStarted(t Target, client, handle uint32) {
 		return r.Client.Handle() != client || r.Handle != handle && r.Handle != group
 	})
 	g.gpuTime.Started(gpu, groups, func(object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-		return g.control(t, client, object, cmd, params)
+		return g.rmControl(t, client, object, cmd, params)
 	})
 }
 

@@ -64,7 +64,7 @@ func (f clientFile) Hold(groups []gpusched.Group) (living []gpusched.Group, rele
 }
 
 func (f clientFile) Control(object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-	return f.g.control(f.target, f.client.handle, object, cmd, params)
+	return f.g.rmControl(f.target, f.client.handle, object, cmd, params)
 }
 
 func (f clientFile) Close() { f.target.Done() }

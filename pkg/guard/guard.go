@@ -139,8 +139,8 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
-	g.count(new(tally.Page))
-	g.held = hold(cfg.Hold, log)
+	g.countIn(new(tally.Page))
+	g.held = holdOpen(cfg.Hold, log)
 	g.account.onDenied = g.noteDenied
 	g.account.onLoose = g.lookLater
 	g.gpuTime = newScheduler(g)
@@ -151,7 +151,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.account.publishTo(g.page)
 	}
-	if g.watch, err = newWatcher(func(f func()) { g.onBill(f) }); err != nil {
+	if g.watch, err = newWatcher(func(f func()) { g.chargeTime(f) }); err != nil {
 		return nil, err
 	}
 	g.tasks = newTaskTable(g.watchProcess)

@@ -17,8 +17,8 @@ import (
 // Linux 5.3 in generic_add_lease), so the guard has all of these open before the container has a process, for as long as it runs.
 // Read leases it grants: only who opens for writing waits for those, and nobody does.
 
-// hold opens files for reading, forever. One that is not there, or is no regular file, cannot be leased.
-func hold(paths []string, log *slog.Logger) (fds []int) {
+// holdOpen opens files for reading, forever. One that is not there, or is no regular file, cannot be leased.
+func holdOpen(paths []string, log *slog.Logger) (fds []int) {
 	for _, path := range paths {
 		fd, err := holdFile(path)
 		switch {

@@ -41,7 +41,7 @@ func TestHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	fds := hold([]string{held, leased, pipe, dir, filepath.Join(dir, "none"), "/dev/null"}, slog.New(slog.NewTextHandler(&log, nil)))
+	fds := holdOpen([]string{held, leased, pipe, dir, filepath.Join(dir, "none"), "/dev/null"}, slog.New(slog.NewTextHandler(&log, nil)))
 	if len(fds) != 1 {
 		t.Errorf("%d are held, want one", len(fds))
 	}
@@ -68,7 +68,7 @@ func TestHoldCgroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fds := hold(c.files(), slog.New(slog.DiscardHandler))
+	fds := holdOpen(c.files(), slog.New(slog.DiscardHandler))
 	for _, name := range []string{"cgroup.procs", "cpu.stat"} {
 		if err := lease(t, filepath.Join(dir, name)); !errors.Is(err, unix.EAGAIN) {
 			t.Errorf("a lease on %s: %v", name, err)

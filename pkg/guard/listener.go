@@ -47,7 +47,7 @@ func (g *Guard) newListener(fd int) *listener {
 func (l *listener) spawn() {
 	if l.total.Load() < maxWorkers && l.waiting.CompareAndSwap(false, true) {
 		l.total.Add(1)
-		go l.work()
+		go l.serveCalls()
 	}
 }
 
@@ -68,16 +68,16 @@ type worker struct {
 	meter     meter
 }
 
-// work receives and serves, for as long as this worker is the one that waits.
-func (l *listener) work() {
+// serveCalls receives and serves, for as long as this worker is the one that waits.
+func (l *listener) serveCalls() {
 	defer l.total.Add(-1)
-	w, err := l.rested()
+	w, err := l.idleWorker()
 	if err != nil {
 		l.waiting.Store(false)
 		l.g.log.Error("no memory for a worker", "err", err)
 		return
 	}
-	defer l.rest(w)
+	defer l.parkWorker(w)
 	runtime.LockOSThread() // its clock is read
 	defer runtime.UnlockOSThread()
 	w.start = time.Now()
@@ -90,18 +90,18 @@ func (l *listener) work() {
 		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
 		end := time.Since(w.start)
-		w.meter.count(w.succeeded, w.inDriver, end-begin-w.inDriver)
+		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
 		if !l.waiting.CompareAndSwap(false, true) {
 			break
 		}
-		w.pay(w.start.Add(end)) // as the one that waits: nobody is started in its place
+		w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
 	}
 	now := time.Now()
-	u, _ := w.meter.read(now, true)
+	u, _ := w.meter.spent(now, true)
 	w.g.bill.charge(now, u)
 }
 
-func (l *listener) rested() (*worker, error) {
+func (l *listener) idleWorker() (*worker, error) {
 	select {
 	case w := <-l.spare:
 		return w, nil
@@ -111,7 +111,7 @@ func (l *listener) rested() (*worker, error) {
 	return &worker{g: l.g, l: l, mem: mem}, err
 }
 
-func (l *listener) rest(w *worker) {
+func (l *listener) parkWorker(w *worker) {
 	if !l.dead.Load() {
 		select {
 		case l.spare <- w:
@@ -119,7 +119,7 @@ func (l *listener) rest(w *worker) {
 		default:
 		}
 	}
-	w.mem.free()
+	w.mem.unmap()
 }
 
 // close lets go of a dead filter, after its last worker.
@@ -128,7 +128,7 @@ func (l *listener) close() {
 	for {
 		select {
 		case w := <-l.spare:
-			w.mem.free()
+			w.mem.unmap()
 		default:
 			return
 		}

@@ -67,7 +67,7 @@ type managed struct {
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
 func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
-	if !c.load(cmd, c.notif.Args[2], managedCallSize) {
+	if !c.loadOuter(cmd, c.notif.Args[2], managedCallSize) {
 		return fail(unix.EFAULT)
 	}
 	o := c.call.Outer
@@ -190,7 +190,7 @@ func (g *Guard) lookAtMaps() {
 			return
 		case <-time.After(wait):
 		}
-		took := g.onBill(func() { wait = g.lookOnce() })
+		took := g.chargeTime(func() { wait = g.lookOnce() })
 		if wait == 0 {
 			return
 		}

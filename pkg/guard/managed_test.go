@@ -305,7 +305,7 @@ func TestClaims(t *testing.T) {
 	c := startPlain(t)
 	c.do("pid")
 	g := managedGuard(t, device.ManagedLimit, c.pid())
-	if _, err := g.tasks.get(c.pid()); err != nil {
+	if _, err := g.tasks.acquire(c.pid()); err != nil {
 		t.Fatal(err)
 	}
 	if !g.reserveManaged(c.pid(), somewhere, somewhere+64<<20) {
@@ -343,7 +343,7 @@ func TestReserveHereMapThere(t *testing.T) {
 	a, b := startPlain(t), startPlain(t)
 	g := managedGuard(t, device.ManagedLimit, a.pid(), b.pid())
 	a.do("pid")
-	if _, err := g.tasks.get(a.pid()); err != nil {
+	if _, err := g.tasks.acquire(a.pid()); err != nil {
 		t.Fatal(err)
 	}
 	g.reserveManaged(a.pid(), somewhere, somewhere+768<<20)
@@ -367,7 +367,7 @@ func TestSharedMaps(t *testing.T) {
 	pids := startSiblings(t)
 	g := managedGuard(t, device.ManagedLimit, pids...)
 	for _, pid := range pids {
-		if _, err := g.tasks.get(pid); err != nil {
+		if _, err := g.tasks.acquire(pid); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -554,7 +554,7 @@ func TestMappers(t *testing.T) {
 	if got := g.mappers(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
-	if _, err := g.tasks.get(os.Getpid()); err != nil {
+	if _, err := g.tasks.acquire(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}
 	if got := g.mappers(); !slices.Equal(got, []int{os.Getpid()}) {

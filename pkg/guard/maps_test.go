@@ -632,7 +632,7 @@ func TestKillProcess(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := g.tasks.get(os.Getpid()); err != nil {
+		if _, err := g.tasks.acquire(os.Getpid()); err != nil {
 			t.Fatal(err)
 		}
 		g.account.addClient(fakeClient, os.Getpid(), f)

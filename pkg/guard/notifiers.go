@@ -120,11 +120,11 @@ func rank(o object) int {
 	return 0
 }
 
-// freeing is the plan of a call that frees an object and all below it.
-func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
+// planFree is the plan of a call that frees an object and all below it.
+func (g *Guard) planFree(c *trappedCall, handle uint32) plan {
 	client := c.locked[0].handle
-	return plan{ask: true, settle: func() { g.freed(c, handle) }, exec: func() unix.Errno {
-		status, e := g.keepNotifiers(c.target(), client, handle, func() (uint32, unix.Errno) {
+	return plan{ask: true, commit: func() { g.recordFree(c, handle) }, exec: func() unix.Errno {
+		status, e := g.keepNotifiersOver(c.target(), client, handle, func() (uint32, unix.Errno) {
 			e := g.driver.Exec(c.target(), &c.call)
 			return c.statusWord(), e
 		})
@@ -133,8 +133,8 @@ func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
 	}}
 }
 
-// keepNotifiers frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
-func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
+// keepNotifiersOver frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
+func (g *Guard) keepNotifiersOver(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
 	list := g.account.notifiersBelow(client, handle)
 	defer func() {
 		for _, n := range list {
@@ -156,7 +156,7 @@ func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint
 		g.logOnce("notifierfreed", "an object is not freed: a channel writes errors to it", "status", rm.StatusName(status), "errno", e)
 	}
 	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
-		g.account.giveNotifiers(client, list, kept)
+		g.account.attachNotifiers(client, list, kept)
 	} else {
 		g.account.loosenWindows(kept)
 	}
@@ -194,8 +194,8 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	return w, rm.StatusOK, 0
 }
 
-// giveNotifiers ties the guard's handles to the channels, with which they end.
-func (a *account) giveNotifiers(client uint32, list []notifier, kept []*window) {
+// attachNotifiers ties the guard's handles to the channels, with which they end.
+func (a *account) attachNotifiers(client uint32, list []notifier, kept []*window) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]

@@ -27,7 +27,7 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 	if err != nil {
 		return answer(c.deny(rm.StatusInsufficientResources, "eventfile", "cannot follow the file of an OS event", "err", err))
 	}
-	return plan{ask: true, cancel: e.close, settle: func() {
+	return plan{ask: true, cancel: e.close, commit: func() {
 		g.account.addEvent(client, number, e)
 		t, outer := c.target(), slices.Clone(c.call.Outer) // now: c serves other calls by the time of an undo
 		c.undo = func() { g.freeEvent(t, client, number, outer) }
@@ -35,7 +35,7 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 }
 
 func (g *Guard) checkFreeEvent(c *trappedCall) plan {
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		g.account.removeEvent(rm.U32(c.call.Outer, rm.OSEventClient), rm.U32(c.call.Outer, rm.OSEventFD))
 		c.lost = true
 	}}

@@ -102,7 +102,7 @@ func (g *Guard) setPreemption(t Target, client uint32, p preemption) (uint32, sy
 	rm.PutU32(params[:], rm.PreemptFlags, 1)
 	rm.PutU32(params[:], rm.PreemptChannel, p.group.handle)
 	rm.PutU32(params[:], rm.PreemptCILP, rm.PreemptModeCILP)
-	return g.control(t, client, p.subdevice, controlPreemptionMode, params[:])
+	return g.rmControl(t, client, p.subdevice, controlPreemptionMode, params[:])
 }
 
 // preemptUnseen sets the mode in contexts that the guard has not seen made: a root alloc that went elsewhere can have made one of any group
@@ -196,8 +196,8 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
 		}
 	}
-	settle := p.settle
-	p.settle = func() {
+	settle := p.commit
+	p.commit = func() {
 		settle()
 		g.account.setContext(x.group)
 		x.context = true
@@ -215,13 +215,13 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 // refuseContext takes an object back with which a context came that must not run. The context stays charged to its group.
 func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	for _, handle := range []uint32{rm.U32(c.call.Outer, rm.AllocObject), group, client} { // one of them must go
-		if s, e := g.free(c.target(), client, handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.rmFree(c.target(), client, handle); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 			break
 		}
 	}
 	c.undo = nil
-	c.takeBack()
+	c.restoreInput()
 	c.status(rm.StatusNotSupported)
 }
 
@@ -243,7 +243,7 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	if flags == 1 && x.preempts {
 		return answer(c.status(rm.StatusOK))
 	}
-	p := plan{ask: true, settle: func() {
+	p := plan{ask: true, commit: func() {
 		if flags&1 != 0 && x.context {
 			g.account.setPreempts(x.group)
 		}
@@ -278,8 +278,8 @@ func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	p.cancel = func() { g.account.unreserve(want) }
-	settle := p.settle
-	p.settle = func() {
+	settle := p.commit
+	p.commit = func() {
 		settle()
 		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
 			g.account.unreserve(want)

@@ -106,7 +106,7 @@ func TestFBInfo(t *testing.T) {
 // withProcess gives the guard a second process: 5 in the container, 5000 on the host.
 func withProcess(t *testing.T, g *Guard) {
 	t.Helper()
-	if _, err := g.tasks.get(os.Getpid()); err != nil {
+	if _, err := g.tasks.acquire(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}
 	p := &process{tgid: 5000, nspid: 5, pidfd: -1}

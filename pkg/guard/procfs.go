@@ -241,7 +241,7 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 			continue
 		}
 		var st unix.Stat_t
-		if unix.Fstat(int(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.knows(&st) {
+		if unix.Fstat(int(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.has(&st) {
 			_ = unix.Close(int(fd))
 			continue
 		}
@@ -308,7 +308,7 @@ func statusNumber(tgid int, key string, field int) int {
 	return -1
 }
 
-func (t *nodeTable) knows(st *unix.Stat_t) bool {
+func (t *nodeTable) has(st *unix.Stat_t) bool {
 	if t.byInode != nil {
 		_, ok := t.byInode[inode{st.Dev, st.Ino}]
 		return ok

@@ -20,10 +20,10 @@ func slowCalls() bucket { return bucket{perSecond: 0.1, burst: 3} }
 // maxWaiters bounds the calls of a container that wait for a slow call: each has one of its filter's workers.
 const maxWaiters = 16
 
-// payFor waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
+// waitToPay waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
 // has to come again.
-func (g *Guard) payFor(c *trappedCall, locks time.Duration) bool {
-	wait := g.slow.pay(time.Now(), locks.Seconds())
+func (g *Guard) waitToPay(c *trappedCall, locks time.Duration) bool {
+	wait := g.slow.tryPay(time.Now(), locks.Seconds())
 	if wait == 0 {
 		return true
 	}
@@ -33,7 +33,7 @@ func (g *Guard) payFor(c *trappedCall, locks time.Duration) bool {
 	}
 	for wait > 0 && c.valid() {
 		time.Sleep(min(wait, 10*time.Millisecond))
-		wait = g.slow.pay(time.Now(), locks.Seconds())
+		wait = g.slow.tryPay(time.Now(), locks.Seconds())
 	}
 	return wait == 0
 }
@@ -97,7 +97,7 @@ func (g *Guard) onDebugMemory(c *trappedCall) reply {
 	if length == 0 || int(length) > c.control.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
 		return c.status(rm.StatusInvalidArgument)
 	}
-	b := c.mem.take(min(chunk, int(length)))
+	b := c.mem.alloc(min(chunk, int(length)))
 	defer func() { // the driver changes nothing in the parameters
 		copy(params, c.before[1])
 		c.call.Blocks = c.call.Blocks[:1]
@@ -121,10 +121,10 @@ func (g *Guard) debugPiece(c *trappedCall, piece memoryPart) (reply, bool) {
 	if write && !readMemory(c.task.tid, piece.addr, piece.data) {
 		return fail(unix.EFAULT), false
 	}
-	if !g.payFor(c, c.control.HoldsLocks) {
+	if !g.waitToPay(c, c.control.HoldsLocks) {
 		return fail(unix.EINTR), false
 	}
-	rep := g.serveBy(rule{clients: outerClient(rm.ControlClient), locks: true, check: (*Guard).checkDebugPiece}, c)
+	rep := g.serveByRule(rule{clients: outerClient(rm.ControlClient), locks: true, check: (*Guard).checkDebugPiece}, c)
 	if rep.errno != 0 || c.failed(rep) {
 		return rep, false
 	}

@@ -235,17 +235,17 @@ func TestSlowCalls(t *testing.T) {
 	b, now := slowCalls(), time.Now()
 	passed := 0
 	for range 64 {
-		if b.pay(now, 0.25) == 0 {
+		if b.tryPay(now, 0.25) == 0 {
 			passed++
 		}
 	}
 	if passed != 13 { // of 3 seconds, and the one that makes the debt
 		t.Errorf("%d of 64 at once", passed)
 	}
-	if wait := b.pay(now, 0.25); wait != 2500*time.Millisecond {
+	if wait := b.tryPay(now, 0.25); wait != 2500*time.Millisecond {
 		t.Errorf("then a wait of %v", wait)
 	}
-	if wait := b.pay(now.Add(2500*time.Millisecond), 0.25); wait != 0 {
+	if wait := b.tryPay(now.Add(2500*time.Millisecond), 0.25); wait != 0 {
 		t.Errorf("after that %v more", wait)
 	}
 	abi, err := rm.ForDriver(testVersion, false)
@@ -355,7 +355,7 @@ func TestDebugInterrupted(t *testing.T) {
 	c.mem.reset()
 	addr := uint64(uintptr(unsafe.Pointer(&o[0])))
 	c.l, c.notif = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
-	if !c.load(uint32(c.notif.Args[1]), addr, len(o)) {
+	if !c.loadOuter(uint32(c.notif.Args[1]), addr, len(o)) {
 		t.Fatal("load")
 	}
 	rep := g.onEscape(c)
@@ -363,7 +363,7 @@ func TestDebugInterrupted(t *testing.T) {
 		t.Error("memory was written by thread number after the thread had left the call")
 	}
 	w := &worker{g: g, l: l}
-	w.finish(c, rep)
+	w.sendAnswer(c, rep)
 	if s := c.task.saved; s != nil && s.matches(c.notif, os.Getpid()) {
 		t.Errorf("one piece of three is read, and the call is answered %+v with %d parts when it comes again", s.rep, len(s.parts()))
 	}

@@ -201,7 +201,7 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
-	return c.execute(plan{ask: true, settle: func() {
+	return c.execute(plan{ask: true, commit: func() {
 		handle := rm.U32(c.call.Outer, rm.AllocObject)
 		f.rooted = true
 		f.clients++
@@ -210,7 +210,7 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 		g.clientMade()
 		t := c.target() // now: c serves other calls by the time of an undo
 		c.undo = func() {
-			if s, e := g.free(t, handle, handle); e == 0 && s == rm.StatusOK {
+			if s, e := g.rmFree(t, handle, handle); e == 0 && s == rm.StatusOK {
 				g.clientGone(made)
 			}
 		}
@@ -257,7 +257,7 @@ func (g *Guard) clientFound(f *file, handle uint32) {
 // serverFreeResourceTreeLockAndFindResource). A control would ask the same, but leaves a line in the kernel log where there is no such client
 // (RmDeprecatedGetControlHandler).
 func (g *Guard) clientLives(t Target, client uint32) bool {
-	s, e := g.free(t, client, 0)
+	s, e := g.rmFree(t, client, 0)
 	return e == 0 && (s == rm.StatusOK || s == rm.StatusObjectNotFound)
 }
 

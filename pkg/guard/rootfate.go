@@ -18,7 +18,7 @@ import (
 // watchRoot looks now and then what became of a root alloc, until that is known. It rests as every look that the guard takes by itself.
 func (g *Guard) watchRoot(f *file, p *pendingRoot) {
 	known := false
-	took := g.onBill(func() { known = g.lookAtRoot(f, p) })
+	took := g.chargeTime(func() { known = g.lookAtRoot(f, p) })
 	if !known {
 		time.AfterFunc(max(min(time.Second, 2*time.Since(p.since)), backgroundShare*took), func() { g.watchRoot(f, p) })
 	}
@@ -46,7 +46,7 @@ func (g *Guard) settleRoot(f *file, p *pendingRoot, candidate uint32, over bool)
 }
 
 // rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that comes
-// in the same moment as the guard's answer keeps the call from being made (see answered), and the thread then makes it again. For this
+// in the same moment as the guard's answer keeps the call from being made (see lastAnswer), and the thread then makes it again. For this
 // one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
@@ -187,7 +187,7 @@ func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error)
 		return 0, true, nil
 	}
 	handle = rm.U32(call.Outer, rm.AllocObject)
-	if s, e := g.free(own.File(), handle, handle); e != 0 || s != rm.StatusOK {
+	if s, e := g.rmFree(own.File(), handle, handle); e != 0 || s != rm.StatusOK {
 		g.logOnce("freeroot", "cannot free a client of the guard's own", "status", rm.StatusName(s), "errno", e)
 	}
 	return handle, false, nil
@@ -268,7 +268,7 @@ func (g *Guard) unseen(t Target, client, handle uint32) bool {
 	var p [handleInfoSize]byte
 	rm.PutU32(p[:], 0, handle)
 	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
-	if s, e := g.control(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
+	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
 		return true
 	}
 	class := rm.U32(p[:], handleInfoResult)

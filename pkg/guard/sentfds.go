@@ -90,9 +90,9 @@ func (g *Guard) watchOutsiders() {
 			return
 		case <-time.After(wait):
 		}
-		g.countLooked()
+		g.countGPUTime()
 		if g.knowsMembers() {
-			wait = max(outsiderLook, backgroundShare*g.onBill(g.checkGPUHolders))
+			wait = max(outsiderLook, backgroundShare*g.chargeTime(g.checkGPUHolders))
 		}
 	}
 }

@@ -62,9 +62,9 @@ func (g *Guard) Run(s Sockets) error {
 	_ = s.Seccomp.Close()
 	g.awaitMemory()
 	close(over)
-	err := g.giveBack() // first: somebody may wait for the room
+	err := g.releaseReservation() // first: somebody may wait for the room
 	g.gpuTime.AwaitLast()
-	g.countLooked()
+	g.countGPUTime()
 	g.gpuTime.End()
 	_ = s.Control.Close()
 	release()
@@ -72,8 +72,8 @@ func (g *Guard) Run(s Sockets) error {
 	return err
 }
 
-// giveBack removes what the container had in the run directory.
-func (g *Guard) giveBack() error {
+// releaseReservation removes what the container had in the run directory.
+func (g *Guard) releaseReservation() error {
 	if g.page != nil { // in preload mode (simulated driver) it is not ours
 		if err := page.Remove(g.cfg.RunDir, g.cfg.Nonce); err != nil {
 			g.log.Warn("cannot remove the vGPU page", "err", err)
@@ -116,7 +116,7 @@ func (g *Guard) watchLauncher() {
 		g.mu.Unlock()
 		if none {
 			g.log.Info("the container was not created")
-			g.finish()
+			g.endContainer()
 		}
 	}
 	fd, err := unix.PidfdOpen(g.cfg.LauncherPID, 0)
@@ -124,7 +124,7 @@ func (g *Guard) watchLauncher() {
 		time.AfterFunc(time.Second, end)
 		return
 	}
-	if err := g.watch.add(fd, unix.EPOLLIN, func() {
+	if err := g.watch.watch(fd, unix.EPOLLIN, func() {
 		_ = unix.Close(fd)
 		// The connection may be in the socket's queue already.
 		time.AfterFunc(100*time.Millisecond, end)
@@ -134,7 +134,7 @@ func (g *Guard) watchLauncher() {
 	}
 }
 
-func (g *Guard) finish() {
+func (g *Guard) endContainer() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	select {
@@ -247,7 +247,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 			g.initPID = state.Pid
 		}
 		g.cgroups = cgroupsOf(g.initPID)
-		g.held = append(g.held, hold(g.cgroups.files(), g.log)...)
+		g.held = append(g.held, holdOpen(g.cgroups.files(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
 		g.devFirst = deviceOfDev(g.initPID)
 	}
@@ -259,7 +259,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 		}
 	}
 	l := g.newListener(fd)
-	return g.watch.add(fd, 0, func() { g.filterGone(l) })
+	return g.watch.watch(fd, 0, func() { g.filterGone(l) })
 }
 
 // recordInit tells the ledger which process the container is, for the case that this guard is killed.
@@ -306,7 +306,7 @@ func (g *Guard) filterGone(l *listener) {
 			over := g.listeners == 0
 			g.mu.Unlock()
 			if over {
-				g.finish()
+				g.endContainer()
 			}
 		})
 	}

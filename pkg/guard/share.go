@@ -55,7 +55,7 @@ func (g *Guard) checkSharePolicy(c *trappedCall) plan {
 func (g *Guard) setPolicy(client, object uint32, p []byte) plan {
 	own := [rm.SharePolicySize]byte(p)
 	p[rm.SharePolicyType] = inContainer(own[:], g.account.ownsClient(rm.U32(p, rm.SharePolicyTarget)))
-	return plan{ask: true, done: func() { copy(p, own[:]) }, settle: func() { g.account.setPolicy(client, object, own[:]) }}
+	return plan{ask: true, done: func() { copy(p, own[:]) }, commit: func() { g.account.setPolicy(client, object, own[:]) }}
 }
 
 // inContainer is the type of the policy that the driver is told of. ours says that the client that it names is the container's: the
@@ -150,9 +150,9 @@ func (a *account) setUser(c *client, euid int) {
 	c.euid = euid
 }
 
-// asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
+// openForPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
 // takes a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
-func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
+func (g *Guard) openForPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
 	if !g.account.policiesLet(from, object, to, right) {
 		return nil, nil
 	}
@@ -184,29 +184,29 @@ func (g *Guard) whileShared(t Target, client uint32, rights []openRight, f func(
 		return rm.StatusInvalidClient, 0
 	}
 	for i, what := range rights {
-		if s, e := g.open(t, c, what); e != 0 || s != rm.StatusOK {
-			g.closeAgain(t, c, rights[:i])
+		if s, e := g.grantRight(t, c, what); e != 0 || s != rm.StatusOK {
+			g.revokeRights(t, c, rights[:i])
 			return s, e
 		}
 	}
 	f()
-	g.closeAgain(t, c, rights)
+	g.revokeRights(t, c, rights)
 	return rm.StatusOK, 0
 }
 
-func (g *Guard) closeAgain(t Target, c *client, rights []openRight) {
+func (g *Guard) revokeRights(t Target, c *client, rights []openRight) {
 	for _, what := range rights {
-		if s, e := g.close(t, c, what); e != 0 || s != rm.StatusOK {
+		if s, e := g.revokeRight(t, c, what); e != 0 || s != rm.StatusOK {
 			g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
 		}
 	}
 }
 
-func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errno) {
+func (g *Guard) grantRight(t Target, c *client, what openRight) (s uint32, e unix.Errno) {
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what] == 0 {
-		if s, e = g.share(t, c, what, 0); e != 0 || s != rm.StatusOK {
+		if s, e = g.callShare(t, c, what, 0); e != 0 || s != rm.StatusOK {
 			return s, e
 		}
 	}
@@ -217,20 +217,20 @@ func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errn
 	return rm.StatusOK, 0
 }
 
-func (g *Guard) close(t Target, c *client, what openRight) (uint32, unix.Errno) {
+func (g *Guard) revokeRight(t Target, c *client, what openRight) (uint32, unix.Errno) {
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what]--; c.open.calls[what] > 0 {
 		return rm.StatusOK, 0
 	}
 	delete(c.open.calls, what)
-	return g.share(t, c, what, shareActionRevoke)
+	return g.callShare(t, c, what, shareActionRevoke)
 }
 
-// share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
+// callShare opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
 // flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
 // objects to its own process. The caller holds c.open.mu.
-func (g *Guard) share(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
+func (g *Guard) callShare(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
 	c.open.outer = [rm.ShareSize]byte{}
 	outer := c.open.outer[:]
 	rm.PutU32(outer, rm.ShareClient, c.handle)

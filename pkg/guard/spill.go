@@ -58,11 +58,11 @@ func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 	return plan{ask: true, cancel: func() {
 		g.account.unreserveSpill(gpu, want)
 		status := c.statusWord()
-		c.takeBack()
+		c.restoreInput()
 		if c.executed {
 			c.status(status)
 		}
-	}, settle: func() {
+	}, commit: func() {
 		granted := quota.Bytes(rm.U64(params, rm.MemorySize))
 		rm.PutU32(o, rm.AllocClass, classVidmem)
 		rm.PutU32(params, rm.MemoryFlags, before[0])

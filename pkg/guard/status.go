@@ -24,7 +24,7 @@ func (g *Guard) Status() api.Status {
 		v.Compute = g.gpuTime.Status(i)
 		s.VGPUs = append(s.VGPUs, v)
 	}
-	g.countLooked()
+	g.countGPUTime()
 	uses := g.account.byProcess()
 	for _, p := range g.tasks.processes() {
 		ps := api.ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: make([]quota.Bytes, len(g.cfg.GPUs))}

@@ -37,9 +37,9 @@ type task struct {
 	forgotten atomic.Bool
 	closed    atomic.Bool
 
-	mu    sync.Mutex
-	saved *savedCall
-	last  answered
+	mu         sync.Mutex
+	saved      *savedCall
+	lastAnswer lastAnswer
 }
 
 // taskTable finds tasks by thread id.
@@ -68,13 +68,13 @@ const (
 
 var errTooManyProcesses = errors.New("too many processes of the container have made driver calls and live")
 
-// get returns the task of a thread that is waiting in a notification; the caller must release it. He must check NOTIF_ID_VALID
+// acquire returns the task of a thread that is waiting in a notification; the caller must release it. He must check NOTIF_ID_VALID
 // before he relies on anything: until then the thread may be gone and its number be someone else's.
-func (t *taskTable) get(tid int) (*task, error) {
+func (t *taskTable) acquire(tid int) (*task, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if task := t.tasks[tid]; task != nil {
-		if task.exact || t.stillOf(task) {
+		if task.exact || t.sameProcess(task) {
 			t.used.MoveToFront(task.at)
 			task.users.Add(1)
 			return task, nil
@@ -135,7 +135,7 @@ func (t *taskTable) evict() {
 	for range evictTries {
 		task := t.used.Back().Value.(*task)
 		if task.users.Load() == 0 && task.mu.TryLock() {
-			waits := task.saved != nil && t.livesOn(task)
+			waits := task.saved != nil && t.threadLives(task)
 			task.mu.Unlock()
 			if !waits {
 				t.forget(task)
@@ -162,15 +162,15 @@ func (t *task) close() {
 	}
 }
 
-// stillOf checks that a thread number still belongs to the process it was seen in. Only without PIDFD_THREAD: a pidfd of
+// sameProcess checks that a thread number still belongs to the process it was seen in. Only without PIDFD_THREAD: a pidfd of
 // the thread itself answers ESRCH when it is dead.
-func (t *taskTable) stillOf(task *task) bool {
+func (t *taskTable) sameProcess(task *task) bool {
 	tgid, _, _, err := readStatus(task.tid)
 	return err == nil && tgid == task.proc.tgid
 }
 
-// drop forgets a task whose thread is dead.
-func (t *taskTable) drop(task *task) {
+// dropTask forgets a task whose thread is dead.
+func (t *taskTable) dropTask(task *task) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.tasks[task.tid] == task {
@@ -231,18 +231,18 @@ func (t *taskTable) lives(tgid int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.procs[tgid]
-	return p != nil && !over(p.pidfd)
+	return p != nil && !hasEnded(p.pidfd)
 }
 
-// over reports that a process, or a thread if the descriptor is one's, has ended, buried or not.
-func over(pidfd int) bool {
+// hasEnded reports that a process, or a thread if the descriptor is one's, has ended, buried or not.
+func hasEnded(pidfd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 	return err == nil && n == 1
 }
 
-// livesOn reports that a thread has not ended.
-func (t *taskTable) livesOn(task *task) bool {
-	return task.exact && !over(task.pidfd) || !task.exact && t.stillOf(task)
+// threadLives reports that a thread has not ended.
+func (t *taskTable) threadLives(task *task) bool {
+	return task.exact && !hasEnded(task.pidfd) || !task.exact && t.sameProcess(task)
 }
 
 func (t *taskTable) byNSPid(pid int) *process {

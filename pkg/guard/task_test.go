@@ -34,7 +34,7 @@ func TestTasks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			table, seen := testTasks()
 			table.noThreadPidfd = old
-			self, err := table.get(os.Getpid())
+			self, err := table.acquire(os.Getpid())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -47,11 +47,11 @@ func TestTasks(t *testing.T) {
 				close(ended)
 			}()
 			id := <-tid
-			task, err := table.get(id)
+			task, err := table.acquire(id)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again, _ := table.get(id); again != task {
+			if again, _ := table.acquire(id); again != task {
 				t.Error("a thread has two records")
 			}
 			if task.proc != self.proc || *seen != 1 || task.proc.tgid != os.Getpid() {
@@ -82,9 +82,9 @@ func TestTasks(t *testing.T) {
 				if _, err := task.getFile(0); !errors.Is(err, unix.ESRCH) {
 					t.Errorf("a dead thread: %v", err) // else another thread with its number would be taken for it
 				}
-				table.drop(task)
+				table.dropTask(task)
 			}
-			if _, err := table.get(id); err == nil {
+			if _, err := table.acquire(id); err == nil {
 				t.Error("a dead thread has a record")
 			}
 			if table.tasks[id] != nil {
@@ -99,14 +99,14 @@ func TestReusedNumber(t *testing.T) {
 	table, _ := testTasks()
 	table.noThreadPidfd = true
 	a, b := sleeper(t, 0).Process.Pid, sleeper(t, 0).Process.Pid
-	task, err := table.get(a)
+	task, err := table.acquire(a)
 	if err != nil {
 		t.Fatal(err)
 	}
 	delete(table.tasks, a)
 	task.tid = b // as if a's thread had been b's number before
 	table.tasks[b] = task
-	n, err := table.get(b)
+	n, err := table.acquire(b)
 	if err != nil || n == task || n.proc.tgid != b {
 		t.Errorf("%+v, %v", n, err)
 	}
@@ -117,7 +117,7 @@ func TestProcessNumbers(t *testing.T) {
 	inner := sleeper(t, unix.CLONE_NEWPID)
 	outer := sleeper(t, 0)
 	for _, cmd := range []*exec.Cmd{inner, outer} {
-		if _, err := table.get(cmd.Process.Pid); err != nil {
+		if _, err := table.acquire(cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestEvict(t *testing.T) {
 	table.tasks[-2].saved, table.tasks[-2].exact = &savedCall{fd: -1}, true
 	table.tasks[-3].mu.Lock()
 	table.used.MoveToFront(table.tasks[-4].at) // it has called again
-	task, err := table.get(os.Getpid())
+	task, err := table.acquire(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestEvict(t *testing.T) {
 		}
 	}
 	// One that is forgotten while somebody is at it keeps its descriptor until then.
-	table.drop(task)
+	table.dropTask(task)
 	fd, err := task.getFile(0)
 	if err != nil {
 		t.Errorf("forgotten while in use: %v", err)
@@ -215,7 +215,7 @@ func TestSavedBound(t *testing.T) {
 	kept := 0
 	for range 2 * maxSaved / savedCost {
 		c.task = &task{}
-		if g.remember(&c.trappedCall, replyDone); c.task.saved != nil {
+		if g.saveResult(&c.trappedCall, replyDone); c.task.saved != nil {
 			kept++
 		}
 	}
@@ -230,7 +230,7 @@ func TestProcessBound(t *testing.T) {
 	for i := range maxProcesses {
 		table.procs[-1-i] = &process{}
 	}
-	if _, err := table.get(os.Getpid()); !errors.Is(err, errTooManyProcesses) || len(table.tasks) != 0 {
+	if _, err := table.acquire(os.Getpid()); !errors.Is(err, errTooManyProcesses) || len(table.tasks) != 0 {
 		t.Errorf("%v, %d threads", err, len(table.tasks))
 	}
 }

@@ -98,7 +98,7 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 			f.torn = make(chan struct{})
 			go func() {
 				defer close(f.torn)
-				g.partlyPaid(func() time.Duration { return g.endUVM(f) })
+				g.chargeUnpaidTime(func() time.Duration { return g.endUVM(f) })
 			}()
 		}
 	}
@@ -179,21 +179,21 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 		return ended[gpu]
 	}
 	for gpu := range spaces {
-		inUVM += ifDone(func() bool { return end(gpu) })
+		inUVM += timeIfDone(func() bool { return end(gpu) })
 		g.uvmLeft(f, gpu)
 	}
 	for gpu, list := range maps {
 		if _, tried := ended[gpu]; !tried {
-			inUVM += ifDone(func() bool { return end(gpu) })
+			inUVM += timeIfDone(func() bool { return end(gpu) })
 		}
 		for _, m := range list {
 			if !ended[gpu] {
-				inUVM += ifDone(func() bool { return g.unmapExternal(f, m) })
+				inUVM += timeIfDone(func() bool { return g.unmapExternal(f, m) })
 			}
 			g.unmapped(m)
 		}
 	}
-	inUVM += ifDone(func() bool { return g.endRanges(f) })
+	inUVM += timeIfDone(func() bool { return g.endRanges(f) })
 	if f.zombies.Load() {
 		g.forgetGPUs(f)
 	}

@@ -50,12 +50,12 @@ func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	if cmd == rm.UVMMapExternal {
 		ok = c.loadMap(cmd, form)
 	} else {
-		ok = c.load(cmd, c.notif.Args[2], form.Size)
+		ok = c.loadOuter(cmd, c.notif.Args[2], form.Size)
 	}
 	if !ok {
 		return fail(unix.EFAULT)
 	}
-	return g.serveBy(r, c)
+	return g.serveByRule(r, c)
 }
 
 // checkRegisterGPU: UVM asks nobody whether the caller may use a GPU; it opens whichever the UUID names (nvidia_dev_get_uuid). Client and
@@ -75,7 +75,7 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 		copy(o[form.FD:], named[:])
 		f.uvm.Unlock()
 	}
-	return plan{ask: true, done: done, settle: func() {
+	return plan{ask: true, done: done, commit: func() {
 		f.zombies.Store(g.sharing(c.target()))
 		c.lost = true
 	}}
@@ -103,7 +103,7 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		f = g.files.find(c.fd, nodeUVM)
 	}
 	if f == nil {
-		return plan{ask: true, settle: func() { c.lost = true }}
+		return plan{ask: true, commit: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
 	if c.call.Cmd == rm.UVMUnmapExternal && g.uvmFull() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
@@ -111,7 +111,7 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
 	ended := g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, settle: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, commit: func() {
 		c.lost = true
 		g.dropped(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
@@ -160,7 +160,7 @@ const (
 // loadMap copies the parameters of a mapping. Nearly all of their nine KiB is room for more GPUs than a machine has, so
 // only the ends are copied. UVM does not look at the rest.
 func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
-	b := c.mem.take(form.Size)
+	b := c.mem.alloc(form.Size)
 	if b == nil {
 		return false
 	}
@@ -236,7 +236,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		return p
 	}
 	p.cancel = func() { g.dropTables(maps) }
-	p.settle = func() {
+	p.commit = func() {
 		for _, x := range maps {
 			x.charge = g.account.addReference(m.charge)
 			g.uvmMapped(f, x)

@@ -110,7 +110,7 @@ func (g *Guard) uvmMapped(f *file, m uvmMap) {
 	gone, rest := f.replace(m.addresses, m.gpu, with...)
 	f.mu.Unlock()
 	g.uvmMaps.Add(int64(len(with)))
-	g.settleMaps(gone, rest)
+	g.recordMaps(gone, rest)
 }
 
 // uvmUnmapped drops what a GPU had mapped at some addresses.
@@ -118,11 +118,11 @@ func (g *Guard) uvmUnmapped(f *file, x addresses, gpu gpuUUID) {
 	f.mu.Lock()
 	gone, rest := f.replace(x, gpu)
 	f.mu.Unlock()
-	g.settleMaps(gone, rest)
+	g.recordMaps(gone, rest)
 }
 
-// settleMaps: some mappings are gone, but for the rest of them.
-func (g *Guard) settleMaps(gone, rest []*uvmMap) {
+// recordMaps: some mappings are gone, but for the rest of them.
+func (g *Guard) recordMaps(gone, rest []*uvmMap) {
 	g.uvmMaps.Add(int64(len(rest)))
 	for _, m := range rest { // first: each holds what one of gone does
 		g.account.addReference(m.charge)

@@ -62,7 +62,7 @@ func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 		g.dropRange(r)
 		return answer(c.status(status))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, settle: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, commit: func() {
 		g.dropRange(f.keepRange(r)) // UVM has let go of one there, or it would have refused
 		c.lost = true
 	}}
@@ -147,7 +147,7 @@ func (g *Guard) checkRangeGroup(c *trappedCall) plan {
 		g.giveUVMHost(groupHost)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.giveUVMHost(groupHost) }, settle: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.giveUVMHost(groupHost) }, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.groups == nil {

@@ -103,7 +103,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
-	p.settle = func() {
+	p.commit = func() {
 		f.mu.Lock()
 		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
 		f.mu.Unlock()
@@ -128,7 +128,7 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 		return p
 	}
 	p.cancel = func() { g.account.releaseChannel(kept) }
-	p.settle = func() {
+	p.commit = func() {
 		g.uvmForget(f, name) // UVM has let go of one with this name unseen, or it would have refused
 		f.mu.Lock()
 		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}

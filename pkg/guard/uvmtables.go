@@ -27,7 +27,7 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 	if f == nil {
 		return answer(c.status(status))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, settle: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, commit: func() {
 		g.uvmMapped(f, maps[0])
 		c.lost = true // tables of another call would have to fit beside these
 	}}

@@ -19,9 +19,9 @@ func (g *Guard) checkHeap(c *trappedCall) plan {
 		size := uint64(rm.U32(o, rm.HeapTiledHeight)) * uint64(rm.U32(o, rm.HeapTiledPitch))
 		return g.checkHeapAlloc(c, size, heapForm{rm.HeapAllocSize, rm.HeapTiledAttr, rm.HeapAllocAttr2})
 	case rm.HeapFnFree:
-		return g.freeing(c, rm.U32(o, rm.HeapFreeMemory))
+		return g.planFree(c, rm.U32(o, rm.HeapFreeMemory))
 	case rm.HeapFnInfo:
-		return plan{ask: true, settle: func() { g.rewriteHeapInfo(c, rm.U32(o, rm.HeapRoot)) }}
+		return plan{ask: true, commit: func() { g.rewriteHeapInfo(c, rm.U32(o, rm.HeapRoot)) }}
 	case rm.HeapFnReacquireCompr, rm.HeapFnReleaseCompr, rm.HeapFnGetMemAlignment:
 		return pass()
 	default:

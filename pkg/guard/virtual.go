@@ -93,5 +93,5 @@ func (g *Guard) payForTables(c *trappedCall, length uint64) bool {
 	if length < 1<<30 {
 		return true
 	}
-	return g.payFor(c, time.Duration(min(length, rm.MaxVirtual)>>30)*perGiB)
+	return g.waitToPay(c, time.Duration(min(length, rm.MaxVirtual)>>30)*perGiB)
 }

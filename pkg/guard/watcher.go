@@ -30,8 +30,8 @@ func newWatcher(around func(func())) (*watcher, error) {
 	return w, nil
 }
 
-// add calls f once, when one of events or a hang-up happens on fd. The descriptor must stay open until then.
-func (w *watcher) add(fd int, events uint32, f func()) error {
+// watch calls f once, when one of events or a hang-up happens on fd. The descriptor must stay open until then.
+func (w *watcher) watch(fd int, events uint32, f func()) error {
 	w.mu.Lock()
 	w.on[int32(fd)] = f
 	w.mu.Unlock()
@@ -47,13 +47,13 @@ func (w *watcher) run() {
 		}
 		w.around(func() {
 			for _, e := range events[:max(n, 0)] {
-				w.happened(e.Fd)
+				w.callBack(e.Fd)
 			}
 		})
 	}
 }
 
-func (w *watcher) happened(fd int32) {
+func (w *watcher) callBack(fd int32) {
 	_ = unix.EpollCtl(w.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
 	w.mu.Lock()
 	f := w.on[fd]
@@ -67,7 +67,7 @@ func (w *watcher) happened(fd int32) {
 // watchProcess is told of each new process of the container.
 func (g *Guard) watchProcess(p *process) {
 	// A pidfd becomes readable when the process has exited; its files are closed by then.
-	if err := g.watch.add(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
+	if err := g.watch.watch(p.pidfd, unix.EPOLLIN, func() { g.processGone(p) }); err != nil {
 		g.log.Error("cannot watch a process", "pid", p.tgid, "err", err)
 	}
 }
@@ -89,7 +89,7 @@ func (g *Guard) sweepNext() {
 			defer g.turnMu.Unlock()
 			time.Sleep(time.Until(g.rested))
 			g.sweepAsked.Store(false) // who asks from now on may have closed something that this one does not see
-			took := g.onBill(func() { g.collect() })
+			took := g.chargeTime(func() { g.collect() })
 			g.rested = time.Now().Add(backgroundShare * took)
 		}()
 	}

@@ -91,7 +91,7 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 			w.file.close()
 			g.account.unreserveWindow(w)
 		},
-		settle: func() {
+		commit: func() {
 			if !g.account.addWindow(client, memory, m.charge, w) {
 				g.endWindows()
 			}
@@ -198,7 +198,7 @@ func (g *Guard) checkUnmapMemory(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
 		g.endWindow(client, memory, address)
 		c.status(rm.StatusOK)
 		return 0
@@ -212,7 +212,7 @@ func (g *Guard) checkUpdateMapping(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
 		g.account.moveWindow(client, memory, address, rm.U64(o, rm.UpdateMappingNew))
 		c.status(rm.StatusOK)
 		return 0
@@ -256,7 +256,7 @@ func (g *Guard) lookLater() {
 // lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
 func (g *Guard) lookAtWindows() {
 	g.windowsAsked.Store(false)
-	g.windowsRest.Store(int64(backgroundShare * g.onBill(g.endWindows)))
+	g.windowsRest.Store(int64(backgroundShare * g.chargeTime(g.endWindows)))
 }
 
 // reserveWindow takes what a window needs. Before it refuses that it looks whether some are gone unnoticed.

@@ -51,7 +51,7 @@ func (g *Guard) cleanUp(f *file) {
 	if f.ended {
 		return
 	}
-	g.onBill(func() {
+	g.chargeTime(func() {
 		form, _ := g.abi.UVM(rm.UVMCleanUpZombies)
 		o := make([]byte, form.Size)
 		if e := g.driver.Exec(f.target(), &rm.Call{Cmd: rm.UVMCleanUpZombies, Outer: o}); e != 0 || rm.U32(o, form.Status) != rm.StatusOK {
