@@ -114,7 +114,7 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
-	if g.unseen(c.target(), c.allocClient(), c.allocParent()) {
+	if g.isUnseen(c.target(), c.allocClient(), c.allocParent()) {
 		return answer(c.denyUnseen())
 	}
 	for _, off := range c.class.ClientHandles {

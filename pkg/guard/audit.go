@@ -43,8 +43,8 @@ const (
 	auditPause = 200 * time.Millisecond
 )
 
-// suspect starts to compare the driver's account of the container with the guard's own: now, and for a while.
-func (g *Guard) suspect() {
+// startAudit starts to compare the driver's account of the container with the guard's own: now, and for a while.
+func (g *Guard) startAudit() {
 	if !g.driver.Native() {
 		return
 	}
@@ -94,10 +94,10 @@ func (g *Guard) audit() {
 	}
 	// A client outlives its process where a child has the file. The driver does not tell of processes that are gone.
 	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
-		g.auditLonger()
+		g.extendAudit()
 	}
 	for excess, agree := 0, 0; excess < auditExcess; time.Sleep(auditStep) {
-		if g.holdsMore(a) {
+		if g.holdsUncharged(a) {
 			excess++
 		} else if agree++; agree == auditAgree {
 			return
@@ -106,12 +106,12 @@ func (g *Guard) audit() {
 	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
 	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
 	if g.killClients(func(*client) bool { return true }) > 0 {
-		g.auditLonger()
+		g.extendAudit()
 	}
 }
 
-// holdsMore compares once. What is allocated or freed meanwhile is none of it.
-func (g *Guard) holdsMore(own *rmclient.Client) bool {
+// holdsUncharged compares once. What is allocated or freed meanwhile is none of it.
+func (g *Guard) holdsUncharged(own *rmclient.Client) bool {
 	before := g.account.expectedLengths()
 	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
 	for i := range held {
@@ -138,8 +138,8 @@ func (g *Guard) gpuUsers() (list []*process) {
 	return list
 }
 
-// auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.
-func (g *Guard) auditLonger() {
+// extendAudit is for clients that could not be freed: their files are under way in a socket, say, and will be back.
+func (g *Guard) extendAudit() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.auditUntil = time.Now().Add(auditTime)
@@ -147,7 +147,7 @@ func (g *Guard) auditLonger() {
 
 // killClients frees RM clients of the container, with all they hold, and returns how many it could not, as their files were not found.
 func (g *Guard) killClients(which func(*client) bool) (left int) {
-	g.stop(which)
+	g.stopChannels(which)
 	g.account.mu.Lock()
 	var victims []*client
 	for _, c := range g.account.clients {

@@ -418,10 +418,10 @@ func TestUVMMaps(t *testing.T) {
 				if s.memory > 0 {
 					memory := uint32(0x5c000700 + i)
 					g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, s.memory*quota.MiB)
-					g.uvmMapped(f, uvmMap{gpu: s.gpu, addresses: x, charge: g.account.holdOf(fakeClient, memory)})
+					g.recordMapping(f, uvmMap{gpu: s.gpu, addresses: x, charge: g.account.holdOf(fakeClient, memory)})
 					g.account.freeObject(fakeClient, memory)
 				} else {
-					g.uvmUnmapped(f, x, s.gpu)
+					g.recordUnmapping(f, x, s.gpu)
 				}
 				if used := g.account.usage(0).used; used != s.used*quota.MiB {
 					t.Errorf("step %d: used %v, want %d MiB", i, used, s.used)
@@ -460,7 +460,7 @@ func TestUVMFree(t *testing.T) {
 				memory := uint32(0x5c000700 + i)
 				g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, quota.MiB<<i)
 				m.charge = g.account.holdOf(fakeClient, memory)
-				g.uvmMapped(c.file, m)
+				g.recordMapping(c.file, m)
 				g.account.freeObject(fakeClient, memory)
 			}
 			wantUsage(t, g.account, 0, 31*quota.MiB)
@@ -475,7 +475,7 @@ func TestUVMFree(t *testing.T) {
 func TestFullMaps(t *testing.T) {
 	g := withClient(newFakeGuard(t, &fakeDriver{}))
 	c, _ := newFakeUVMCall(t, g)
-	g.uvmMapped(c.file, uvmMap{addresses: addresses{1 << 32, 1<<32 + 8<<20}, charge: g.account.holdOf(fakeClient, fakeMemory)})
+	g.recordMapping(c.file, uvmMap{addresses: addresses{1 << 32, 1<<32 + 8<<20}, charge: g.account.holdOf(fakeClient, fakeMemory)})
 	g.uvmMaps.Add(g.account.mostUVMMaps() - 1)
 	unmap := func(base, length uint64) string {
 		o, form := uvmCall(g, rm.UVMUnmapExternal, base, length, 0)
@@ -654,7 +654,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("verified", func(t *testing.T) {
 		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		g.settleRoot(f, f.pending, 0, true)
+		g.resolveRoot(f, f.pending, 0, true)
 		if !g.account.ownsClient(fakeClient) || f.clients != 1 || g.pendingRoots.Load() != 0 {
 			t.Fatal("the client is not recorded")
 		}
@@ -678,7 +678,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("a handle that RM does not know", func(t *testing.T) {
 		g, f := rootGuard(t, confirm)
 		live.Store(0)
-		g.settleRoot(f, f.pending, 0xc1d00077, true)
+		g.resolveRoot(f, f.pending, 0xc1d00077, true)
 		if g.account.ownsClient(0xc1d00077) || g.astray.Load() == 0 {
 			t.Error("a client that RM does not confirm is trusted")
 		}
@@ -686,7 +686,7 @@ func TestRootAlloc(t *testing.T) {
 	t.Run("named by the next call", func(t *testing.T) {
 		g, f := rootGuard(t, confirm)
 		live.Store(fakeClient)
-		g.settleRoot(f, f.pending, fakeClient, false)
+		g.resolveRoot(f, f.pending, fakeClient, false)
 		if !g.account.ownsClient(fakeClient) {
 			t.Error("not found")
 		}
@@ -697,14 +697,14 @@ func TestRootAlloc(t *testing.T) {
 		p.since = time.Time{}
 		// It runs a signal's handler, while other threads make calls.
 		p.task = &task{tid: 1 << 22, proc: p.task.proc}
-		if g.settleRoot(f, p, 0, false) || g.astray.Load() != 0 {
+		if g.resolveRoot(f, p, 0, false) || g.astray.Load() != 0 {
 			t.Error("a root alloc that nobody was let make counts against the program")
 		}
 		g.rootAnswered(f, false)
 		if f.rooted || f.pending != nil || g.pendingRoots.Load() != 0 {
 			t.Error("a root alloc that did not run bars its file")
 		}
-		g.settleRoot(f, p, 0, true) // the timer that is still set
+		g.resolveRoot(f, p, 0, true) // the timer that is still set
 		if g.pendingRoots.Load() != 0 {
 			t.Error("settled twice")
 		}
@@ -885,7 +885,7 @@ func TestAuditMeanwhile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(g.tasks.processes()) == 0 || g.holdsMore(a) {
+	if len(g.tasks.processes()) == 0 || g.holdsUncharged(a) {
 		t.Error("what was freed meanwhile counts")
 	}
 }

@@ -61,7 +61,7 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	if !g.account.ownsClient(c.controlClient()) {
 		return c.status(rm.StatusInvalidClient)
 	}
-	if g.unseen(c.target(), c.controlClient(), c.controlObject()) {
+	if g.isUnseen(c.target(), c.controlClient(), c.controlObject()) {
 		return c.denyUnseen()
 	}
 	c.control = ctl
@@ -125,7 +125,7 @@ func simControl(cmd uint32) (rm.Control, bool) {
 
 // checkFlat: the driver's answer is rewritten to what the container may see.
 func (g *Guard) checkFlat(c *trappedCall) plan {
-	return plan{ask: true, commit: func() { g.present(c, c.control, c.params) }}
+	return plan{ask: true, commit: func() { g.rewriteAnswer(c, c.control, c.params) }}
 }
 
 func answerSwallowed(_ *Guard, c *trappedCall) plan { return answer(c.status(c.control.Answer)) }
@@ -273,7 +273,7 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		if o.spilled || o.charge != nil && o.charge.spilled {
 			return answer(g.refuseSpilled(c, "export"))
 		}
-		if g.unseen(c.target(), client, h) {
+		if g.isUnseen(c.target(), client, h) {
 			return answer(c.denyUnseen())
 		}
 	}

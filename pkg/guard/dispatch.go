@@ -163,7 +163,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		}
 	}
 	if g.pendingRoots.Load() > 0 {
-		if rep, ok := g.holdBack(c); !ok {
+		if rep, ok := g.awaitPendingRoots(c); !ok {
 			return rep
 		}
 	}

@@ -86,14 +86,14 @@ func TestElusiveEnds(t *testing.T) {
 	c.do("map", somewhere, 4096, 10000)
 	g := newFakeGuard(t, answering(0, nil))
 	pid := elusive(t, c)
-	g.managed.list = func() []int { return []int{pid} }
-	g.managed.set(pid, []span{{base: somewhere, end: somewhere + 8<<20, agreed: true}})
-	g.scan()
+	g.managed.pids = func() []int { return []int{pid} }
+	g.managed.setSpans(pid, []span{{base: somewhere, end: somewhere + 8<<20, agreed: true}})
+	g.scanMaps()
 	if n := g.stats.processesKilled.Load(); n != 1 || g.managed.spans != 1 {
 		t.Errorf("%d killed, %d ranges", n, g.managed.spans)
 	}
 	eventually(t, "it ends", func() bool { return !goesOn(pid) })
-	if g.scan(); g.managed.spans != 0 || g.stats.processesKilled.Load() != 1 {
+	if g.scanMaps(); g.managed.spans != 0 || g.stats.processesKilled.Load() != 1 {
 		t.Errorf("after its end: %d killed, %d ranges", g.stats.processesKilled.Load(), g.managed.spans)
 	}
 }

@@ -69,7 +69,7 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	}
 	g.countIn(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks
-	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
+	g.managed.pids = func() []int { return nil } // the test is no process of the container that may be killed
 	g.gpuTime = newScheduler(g)
 	if g.watch, err = newWatcher(func(f func()) { f() }); err != nil {
 		t.Fatal(err)

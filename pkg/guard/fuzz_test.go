@@ -137,7 +137,7 @@ func FuzzTakeFilter(f *testing.F) {
 				}
 			}
 		}()
-		if err := g.takeFilter(conn.(*net.UnixConn)); err == nil {
+		if err := g.receiveFilter(conn.(*net.UnixConn)); err == nil {
 			t.Error("served a descriptor that is no listener")
 		}
 		if g.listeners != 0 {
@@ -174,15 +174,15 @@ func FuzzSpans(f *testing.F) {
 		var list []span
 		for ; len(steps) >= 3; steps = steps[3:] {
 			base, end := uint64(steps[1]), uint64(steps[1])+uint64(steps[2])+1
-			before, held := total(list), overlap(list, base, end)
+			before, held := totalSize(list), overlapSize(list, base, end)
 			if steps[0]&1 == 0 {
-				list = cut(list, base, end)
-				if total(list) != before-held || overlap(list, base, end) != 0 {
+				list = cutRange(list, base, end)
+				if totalSize(list) != before-held || overlapSize(list, base, end) != 0 {
 					t.Fatalf("%d-%d is not out of %+v", base, end, list)
 				}
 			} else {
-				list = insert(list, span{base: base, end: end, agreed: steps[0]&2 != 0})
-				if total(list) != before-held+quota.Bytes(end-base) || overlap(list, base, end) != quota.Bytes(end-base) {
+				list = insertSpan(list, span{base: base, end: end, agreed: steps[0]&2 != 0})
+				if totalSize(list) != before-held+quota.Bytes(end-base) || overlapSize(list, base, end) != quota.Bytes(end-base) {
 					t.Fatalf("%d-%d is not in %+v", base, end, list)
 				}
 			}

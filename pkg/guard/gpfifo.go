@@ -55,7 +55,7 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 
 // planSchedule is the plan of a GPFIFO_SCHEDULE that need not wait.
 func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool, done func()) plan {
-	if enable && !g.preemptible(c.target(), client, g.account.preemptionOf(client, handle)) {
+	if enable && !g.ensurePreemption(c.target(), client, g.account.preemptionOf(client, handle)) {
 		return plan{answer: c.status(rm.StatusNotSupported), done: done}
 	}
 	return plan{ask: true, done: done, commit: func() {

@@ -71,7 +71,7 @@ func TestSchedule(t *testing.T) {
 func TestScheduleEnding(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	c.channels(fakeClient, workGroup, 0x100, 1)
-	c.stop(func(*client) bool { return true })
+	c.stopChannels(func(*client) bool { return true })
 	f := newFakeCall(t, c.Guard, fakeControl)
 	done := make(chan [2]uint32, 1)
 	go func() {

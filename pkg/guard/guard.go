@@ -142,7 +142,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	g.countIn(new(tally.Page))
 	g.held = holdOpen(cfg.Hold, log)
 	g.account.onDenied = g.noteDenied
-	g.account.onLoose = g.lookLater
+	g.account.onLoose = g.endWindowsLater
 	g.gpuTime = newScheduler(g)
 	g.account.onChannels = g.gpuTime.TellChannels
 	if cfg.Page != "" {

@@ -22,7 +22,7 @@ func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {
 func (g *Guard) checkContextDMA(c *trappedCall) plan {
 	client, p, o := c.allocClient(), c.params, c.newObject()
 	memory, limit := rm.U32(p, rm.ContextDMAMemory), rm.U64(p, rm.ContextDMALimit)
-	if g.unseen(c.target(), client, memory) {
+	if g.isUnseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	gpu, subdevice := g.account.gpuOf(client, o.parent), rm.U32(p, rm.ContextDMASubdevice)

@@ -121,7 +121,7 @@ func TestHundredEnds(t *testing.T) {
 		}},
 		{"it closes its client, and UVM later", false, func(c *child, uvm, ctl int) {
 			c.do("closefd", ctl)
-			r.guard.collect()
+			r.guard.startSweep()
 			c.do("closefd", uvm)
 			_ = c.in.Close()
 		}},

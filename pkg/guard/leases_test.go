@@ -68,7 +68,7 @@ func TestHoldCgroup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	fds := holdOpen(c.files(), slog.New(slog.DiscardHandler))
+	fds := holdOpen(c.leasable(), slog.New(slog.DiscardHandler))
 	for _, name := range []string{"cgroup.procs", "cpu.stat"} {
 		if err := lease(t, filepath.Join(dir, name)); !errors.Is(err, unix.EAGAIN) {
 			t.Errorf("a lease on %s: %v", name, err)
@@ -77,7 +77,7 @@ func TestHoldCgroup(t *testing.T) {
 	for _, fd := range fds {
 		unix.Close(fd)
 	}
-	if paths := (cgroups{}).files(); len(paths) != 0 {
+	if paths := (cgroups{}).leasable(); len(paths) != 0 {
 		t.Errorf("of an unknown cgroup: %v", paths)
 	}
 }

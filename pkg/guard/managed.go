@@ -34,7 +34,7 @@ const (
 	// seen with CUDA 13.0). So mappings as small as that, one for each channel group, are not counted unless announced.
 	poolSize = 2 * quota.MiB
 	// maxSpans bounds the ranges remembered for a container; the kernel's own bound on mappings is 65530 for each process. Of
-	// processes beyond it only the sum is kept, see coarse.
+	// processes beyond it only the sum is kept, see oneSpan.
 	maxSpans = 1 << 16
 	// lastAddress is beyond what any process can map (arm64 has 52 bits, amd64 56).
 	lastAddress = 1 << 63
@@ -62,7 +62,7 @@ type managed struct {
 	killed   int           // the last process that was killed for it
 	cpu      time.Duration // that the container had used at the last look
 	rested   time.Time     // until then no process can have the maps looked at by asking for memory
-	list     func() []int  // the container's processes; nil: those of its cgroup
+	pids     func() []int  // the container's processes; nil: those of its cgroup
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
@@ -111,26 +111,26 @@ func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
 	m := &g.managed
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g.watchManaged()
+	g.startWatchingMaps()
 	if m.spans+2 > maxSpans { // a range in the middle of another one makes three of it
 		return false
 	}
 	list := m.procs[tgid]
 	claim := span{base, end, true, time.Now()}
-	more := claim.size() - overlap(list, base, end)
+	more := claim.size() - overlapSize(list, base, end)
 	if more > 0 && !g.account.reserveManaged(more, false) {
 		// Something may be gone unnoticed. To look for it costs the guard more than the caller, so not for every call.
 		g.sweepUntil(func() bool { return g.account.fitsManaged(more) })
 		if claim.announced.After(m.rested) {
-			g.scan()
+			g.scanMaps()
 		}
 		list = m.procs[tgid]
-		more = claim.size() - overlap(list, base, end)
+		more = claim.size() - overlapSize(list, base, end)
 		if !g.account.reserveManaged(more, true) {
 			return false
 		}
 	}
-	m.set(tgid, insert(list, claim))
+	m.setSpans(tgid, insertSpan(list, claim))
 	return true
 }
 
@@ -139,8 +139,8 @@ func (g *Guard) releaseManaged(tgid int, base, end uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := m.procs[tgid]
-	g.account.releaseManaged(overlap(list, base, end))
-	m.set(tgid, cut(list, base, end))
+	g.account.releaseManaged(overlapSize(list, base, end))
+	m.setSpans(tgid, cutRange(list, base, end))
 }
 
 // managedGone gives back the managed memory of a process that has ended.
@@ -149,7 +149,7 @@ func (g *Guard) managedGone(tgid int) {
 	g.releaseManaged(tgid, 0, ^uint64(0))
 }
 
-func (m *managed) set(tgid int, list []span) {
+func (m *managed) setSpans(tgid int, list []span) {
 	m.spans += len(list) - len(m.procs[tgid])
 	if len(list) == 0 {
 		delete(m.procs, tgid)
@@ -161,11 +161,11 @@ func (m *managed) set(tgid int, list []span) {
 	m.procs[tgid] = list
 }
 
-// watchManaged begins to look at maps, if nobody does. The caller holds managed.mu.
-func (g *Guard) watchManaged() {
+// startWatchingMaps begins to look at maps, if nobody does. The caller holds managed.mu.
+func (g *Guard) startWatchingMaps() {
 	if m := &g.managed; !m.watching && g.countsManaged() {
 		m.watching = true
-		go g.lookAtMaps()
+		go g.watchMaps()
 	}
 }
 
@@ -178,11 +178,11 @@ func (g *Guard) clientMade() {
 	go func() {
 		g.managed.mu.Lock()
 		defer g.managed.mu.Unlock()
-		g.watchManaged()
+		g.startWatchingMaps()
 	}()
 }
 
-func (g *Guard) lookAtMaps() {
+func (g *Guard) watchMaps() {
 	wait := managedLook
 	for {
 		select {
@@ -190,7 +190,7 @@ func (g *Guard) lookAtMaps() {
 			return
 		case <-time.After(wait):
 		}
-		took := g.chargeTime(func() { wait = g.lookOnce() })
+		took := g.chargeTime(func() { wait = g.checkMaps() })
 		if wait == 0 {
 			return
 		}
@@ -198,16 +198,16 @@ func (g *Guard) lookAtMaps() {
 	}
 }
 
-// lookOnce tells after what time to look again; 0: there is no need to.
-func (g *Guard) lookOnce() time.Duration {
+// checkMaps tells after what time to look again; 0: there is no need to.
+func (g *Guard) checkMaps() time.Duration {
 	m := &g.managed
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// A container that has not run since the last look cannot have mapped anything.
 	if used, ok := cpuUsage(g.containerCgroups().cpu); !ok || used != m.cpu || m.over {
 		m.cpu = used
-		g.scan()
-		g.judge()
+		g.scanMaps()
+		g.enforceManaged()
 	}
 	m.watching = m.over || len(m.procs) > 0 || g.account.clientCount() > 0
 	switch {
@@ -219,8 +219,8 @@ func (g *Guard) lookOnce() time.Duration {
 	return managedLook
 }
 
-// scan brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
-func (g *Guard) scan() {
+// scanMaps brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
+func (g *Guard) scanMaps() {
 	m := &g.managed
 	g.freeZombies()
 	now := time.Now()
@@ -228,7 +228,7 @@ func (g *Guard) scan() {
 	found := map[int][]span{}
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans
-	for _, tgid := range g.mappers() {
+	for _, tgid := range g.containerPIDs() {
 		list, seen := uvmSpans(tgid)
 		if !seen {
 			g.endElusive(tgid)
@@ -243,7 +243,7 @@ func (g *Guard) scan() {
 			continue
 		}
 		if len(list) > room {
-			list = coarse(list)
+			list = oneSpan(list)
 		}
 		room -= len(list)
 		found[tgid] = list
@@ -252,8 +252,8 @@ func (g *Guard) scan() {
 		// What was announced a moment ago may not be mapped yet.
 		list := found[tgid]
 		for _, s := range old {
-			if now.Sub(s.announced) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
-				list = insert(list, s)
+			if now.Sub(s.announced) < claimTime && overlapSize(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
+				list = insertSpan(list, s)
 			}
 		}
 		if len(list) > 0 {
@@ -264,36 +264,36 @@ func (g *Guard) scan() {
 	for tgid, list := range found {
 		old := m.procs[tgid]
 		list = slices.DeleteFunc(list, func(s span) bool {
-			if s.size() > poolSize || overlap(old, s.base, s.end) > 0 || pools <= 0 {
+			if s.size() > poolSize || overlapSize(old, s.base, s.end) > 0 || pools <= 0 {
 				return false
 			}
 			pools--
 			return true
 		})
 		for i := range list {
-			list[i].agreed = list[i].agreed || agreed(old, list[i].base, list[i].end)
+			list[i].agreed = list[i].agreed || agreedBefore(old, list[i].base, list[i].end)
 		}
 		found[tgid] = list
 	}
 	// First what is given back: it may be what another process has taken.
 	for tgid, old := range m.procs {
-		if was, is := total(old), total(found[tgid]); is < was {
+		if was, is := totalSize(old), totalSize(found[tgid]); is < was {
 			g.account.releaseManaged(was - is)
 		}
 	}
 	for tgid, list := range found {
-		if was, is := total(m.procs[tgid]), total(list); is > was {
+		if was, is := totalSize(m.procs[tgid]), totalSize(list); is > was {
 			if g.cfg.Settings.Managed != device.ManagedDeny && g.account.reserveManaged(is-was, false) {
-				agree(list)
+				agreeAll(list)
 			} else {
 				g.account.forceManaged(is - was)
 			}
 		}
-		m.set(tgid, list)
+		m.setSpans(tgid, list)
 	}
 	for tgid := range m.procs {
 		if _, ok := found[tgid]; !ok {
-			m.set(tgid, nil)
+			m.setSpans(tgid, nil)
 		}
 	}
 }
@@ -307,11 +307,11 @@ func (g *Guard) endElusive(tgid int) {
 	g.killProcess(tgid)
 }
 
-// mappers lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,
+// containerPIDs lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,
 // wherever their cgroup is by now.
-func (g *Guard) mappers() []int {
-	if g.managed.list != nil {
-		return g.managed.list()
+func (g *Guard) containerPIDs() []int {
+	if g.managed.pids != nil {
+		return g.managed.pids()
 	}
 	list := g.containerCgroups().processes()
 	known := make(map[int]bool, len(list))
@@ -331,21 +331,21 @@ func (g *Guard) moveSpans(from, to int) {
 	m := &g.managed
 	list := m.procs[to]
 	for _, s := range m.procs[from] {
-		g.account.releaseManaged(overlap(list, s.base, s.end)) // charged twice so far
-		list = insert(list, s)
+		g.account.releaseManaged(overlapSize(list, s.base, s.end)) // charged twice so far
+		list = insertSpan(list, s)
 	}
-	m.set(from, nil)
-	m.set(to, list)
+	m.setSpans(from, nil)
+	m.setSpans(to, list)
 }
 
-// coarse stands for ranges that are too many to remember: one of their size, at an address that none of them has.
-func coarse(list []span) []span {
-	return []span{{base: lastAddress, end: lastAddress + uint64(total(list))}}
+// oneSpan stands for ranges that are too many to remember: one of their size, at an address that none of them has.
+func oneSpan(list []span) []span {
+	return []span{{base: lastAddress, end: lastAddress + uint64(totalSize(list))}}
 }
 
-// judge pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
+// enforceManaged pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
 // and lets the rest go on. The caller holds managed.mu.
-func (g *Guard) judge() {
+func (g *Guard) enforceManaged() {
 	m := &g.managed
 	worst, most := 0, quota.Bytes(0)
 	for tgid, list := range m.procs {
@@ -363,7 +363,7 @@ func (g *Guard) judge() {
 	guilty := most > 0 && (deny || g.account.managedOver())
 	if most > 0 && !guilty { // it fits by now
 		for _, list := range m.procs {
-			agree(list)
+			agreeAll(list)
 		}
 	}
 	switch {
@@ -388,8 +388,8 @@ func (g *Guard) judge() {
 	}
 }
 
-// touching is which spans of a list a range has something of.
-func touching(list []span, base, end uint64) (from, to int) {
+// overlapping is which spans of a list a range has something of.
+func overlapping(list []span, base, end uint64) (from, to int) {
 	from, _ = slices.BinarySearchFunc(list, base, func(s span, at uint64) int {
 		if s.end <= at {
 			return -1
@@ -401,20 +401,20 @@ func touching(list []span, base, end uint64) (from, to int) {
 	return from, to
 }
 
-// overlap is how much of a range a list holds.
-func overlap(list []span, base, end uint64) quota.Bytes {
+// overlapSize is how much of a range a list holds.
+func overlapSize(list []span, base, end uint64) quota.Bytes {
 	var n uint64
-	from, to := touching(list, base, end)
+	from, to := overlapping(list, base, end)
 	for _, s := range list[from:to] {
 		n += min(s.end, end) - max(s.base, base)
 	}
 	return quota.Bytes(n)
 }
 
-// agreed reports that a range was agreed to as a whole before.
-func agreed(list []span, base, end uint64) bool {
+// agreedBefore reports that a range was agreed to as a whole before.
+func agreedBefore(list []span, base, end uint64) bool {
 	var n uint64
-	from, to := touching(list, base, end)
+	from, to := overlapping(list, base, end)
 	for _, s := range list[from:to] {
 		if s.agreed {
 			n += min(s.end, end) - max(s.base, base)
@@ -423,13 +423,13 @@ func agreed(list []span, base, end uint64) bool {
 	return n == end-base
 }
 
-func agree(list []span) {
+func agreeAll(list []span) {
 	for i := range list {
 		list[i].agreed = true
 	}
 }
 
-func total(list []span) quota.Bytes {
+func totalSize(list []span) quota.Bytes {
 	var n quota.Bytes
 	for _, s := range list {
 		n += s.size()
@@ -437,15 +437,15 @@ func total(list []span) quota.Bytes {
 	return n
 }
 
-// cut takes a range out of a list.
-func cut(list []span, base, end uint64) []span { return replace(list, base, end) }
+// cutRange takes a range out of a list.
+func cutRange(list []span, base, end uint64) []span { return replaceRange(list, base, end) }
 
-// insert puts a range into a list, in place of what was there.
-func insert(list []span, s span) []span { return replace(list, s.base, s.end, s) }
+// insertSpan puts a range into a list, in place of what was there.
+func insertSpan(list []span, s span) []span { return replaceRange(list, s.base, s.end, s) }
 
-// replace takes a range out of a list and puts others, of that range, in its place. It may change the list.
-func replace(list []span, base, end uint64, by ...span) []span {
-	from, to := touching(list, base, end)
+// replaceRange takes a range out of a list and puts others, of that range, in its place. It may change the list.
+func replaceRange(list []span, base, end uint64, by ...span) []span {
+	from, to := overlapping(list, base, end)
 	if from < to {
 		if first := list[from]; first.base < base {
 			by = append([]span{{first.base, base, first.agreed, first.announced}}, by...)

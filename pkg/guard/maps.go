@@ -84,7 +84,7 @@ func parseMaps(f io.Reader) ([]span, error) {
 			continue
 		}
 		if more > 0 {
-			list = coarse(list)
+			list = oneSpan(list)
 			list[0].end += more
 		}
 		if errors.Is(err, io.EOF) && some {
@@ -152,7 +152,7 @@ func sharesMaps(tgid int, spaces *[]int) int {
 
 // sameSpace says whether two processes that compare as equal have the same address space.
 func sameSpace(a, b int) bool {
-	order, e := compareVM(living(a), living(b))
+	order, e := compareVM(livingThread(a), livingThread(b))
 	return e == 0 && order == 0
 }
 
@@ -189,13 +189,13 @@ func cpuUsage(dir string) (time.Duration, bool) {
 func (g *Guard) killProcess(tgid int) {
 	err := error(unix.EPERM)
 	for i := range maxTracers {
-		if !slices.Contains(g.mappers(), tgid) {
+		if !slices.Contains(g.containerPIDs(), tgid) {
 			if i == 0 {
 				return // gone; the number may be another's by now
 			}
 			break
 		}
-		g.stop(func(c *client) bool { return c.tgid == tgid })
+		g.stopChannels(func(c *client) bool { return c.tgid == tgid })
 		if err = killOne(tgid); err == nil {
 			return
 		}

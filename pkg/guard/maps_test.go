@@ -67,7 +67,7 @@ func childUnmap(_ *childState, a []int) (string, error) { return "", unmap(uintp
 func childKill(_ *childState, a []int) (string, error) {
 	g := &Guard{log: slog.New(slog.NewTextHandler(os.Stderr, nil)), account: newAccount(nil), logged: map[string]map[string]bool{}}
 	g.gpuTime = newScheduler(g)
-	g.managed.list = func() []int { return a }
+	g.managed.pids = func() []int { return a }
 	g.killProcess(a[0])
 	return "", nil
 }
@@ -232,8 +232,8 @@ func TestParseMaps(t *testing.T) {
 		fmt.Fprintf(&b, "%08x-%08x rw-s %08x 00:06 144\n", base, base+4096, base)
 	}
 	list, _ := parseMaps(strings.NewReader(b.String()))
-	if len(list) != 1 || total(list) != (maxSpans+10)*4*quota.KiB {
-		t.Errorf("%d ranges of %v", len(list), total(list))
+	if len(list) != 1 || totalSize(list) != (maxSpans+10)*4*quota.KiB {
+		t.Errorf("%d ranges of %v", len(list), totalSize(list))
 	}
 }
 
@@ -622,7 +622,7 @@ func TestKillProcess(t *testing.T) {
 		c := target(t)
 		d := answering(0, nil)
 		g := withClient(newFakeGuard(t, d))
-		g.managed.list = func() []int { return []int{os.Getpid()} }
+		g.managed.pids = func() []int { return []int{os.Getpid()} }
 		file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
 		if err != nil {
 			t.Fatal(err)

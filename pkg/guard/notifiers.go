@@ -109,11 +109,11 @@ func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) 
 		}
 	}
 	// First what cannot be kept: then nothing has to be dropped again.
-	slices.SortFunc(list, func(x, y notifier) int { return cmp.Compare(rank(x.memory), rank(y.memory)) })
+	slices.SortFunc(list, func(x, y notifier) int { return cmp.Compare(keepLast(x.memory), keepLast(y.memory)) })
 	return list
 }
 
-func rank(o object) int {
+func keepLast(o object) int {
 	if o.isMemory() {
 		return 1
 	}
@@ -181,7 +181,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	var s uint32
 	var e unix.Errno
 	status, errno := g.whileShared(t, client, []openRight{{n.memory.handle, accessDup}}, func() {
-		w.handle, s, e = own.Dup(on(own, gpu, parent.kind), client, n.memory.handle)
+		w.handle, s, e = own.Dup(ownParent(own, gpu, parent.kind), client, n.memory.handle)
 	})
 	if status != rm.StatusOK || errno != 0 {
 		s, e = status, errno

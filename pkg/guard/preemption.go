@@ -77,9 +77,9 @@ func (c *client) engineObjectGone(o *object) {
 	}
 }
 
-// preemptible makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of the
+// ensurePreemption makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of the
 // client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
-func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
+func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
 	if p.group == nil || !p.context || p.preempts {
 		return true
 	}
@@ -111,7 +111,7 @@ func (g *Guard) preemptUnseen() {
 	for _, r := range g.account.notPreempting() {
 		if !g.preemptGroup(r) {
 			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only", "pid", r.client.tgid)
-			g.stop(func(c *client) bool { return c == r.client })
+			g.stopChannels(func(c *client) bool { return c == r.client })
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return false
 	}
 	if p.runs {
-		resume, ok := g.still(client, r.handle)
+		resume, ok := g.pauseGroup(client, r.handle)
 		if !ok {
 			return false
 		}
@@ -188,7 +188,7 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 	g.gpuTime.Lock() // GPFIFO_SCHEDULE waits
 	x, resume := g.account.preemptionOf(client, group), func() {}
 	if ok := true; x.runs {
-		if resume, ok = g.still(client, group); !ok {
+		if resume, ok = g.pauseGroup(client, group); !ok {
 			g.gpuTime.Unlock()
 			if p.cancel != nil {
 				p.cancel()
@@ -201,7 +201,7 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 		settle()
 		g.account.setContext(x.group)
 		x.context = true
-		if x.runs && !g.preemptible(c.target(), client, x) {
+		if x.runs && !g.ensurePreemption(c.target(), client, x) {
 			g.refuseContext(c, client, group)
 		}
 	}
@@ -225,9 +225,9 @@ func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	c.status(rm.StatusNotSupported)
 }
 
-// still stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to resume
+// pauseGroup stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to resume
 // them, should this process be killed.
-func (g *Guard) still(client, group uint32) (resume func(), ok bool) {
+func (g *Guard) pauseGroup(client, group uint32) (resume func(), ok bool) {
 	channels, gpu, _ := g.account.channelsOf(client, group)
 	return g.gpuTime.Still(gpu, channels)
 }

@@ -50,7 +50,7 @@ func cgroupsOf(pid int) (c cgroups) {
 
 // cpuQuota is how many CPUs the container may use; 0: there is no bound.
 func (c cgroups) cpuQuota() (cpus float64) {
-	for dir := range upward(c.quota) {
+	for dir := range selfAndAncestors(c.quota) {
 		if q := quotaOf(dir); q > 0 && (cpus == 0 || q < cpus) {
 			cpus = q
 		}
@@ -58,8 +58,8 @@ func (c cgroups) cpuQuota() (cpus float64) {
 	return cpus
 }
 
-// upward are a cgroup's folder and those above it.
-func upward(dir string) iter.Seq[string] {
+// selfAndAncestors are a cgroup's folder and those above it.
+func selfAndAncestors(dir string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for ; len(dir) > len(cgroupRoot) && yield(dir); dir = filepath.Dir(dir) {
 		}
@@ -81,15 +81,15 @@ func quotaOf(dir string) float64 {
 	return quota / period
 }
 
-// files are those that are read again and again. The container sees them too, and they belong to who is root in it.
-func (c cgroups) files() (paths []string) {
+// leasable are those that are read again and again. The container sees them too, and they belong to who is root in it.
+func (c cgroups) leasable() (paths []string) {
 	if c.procs != "" {
 		paths = append(paths, filepath.Join(c.procs, procsFile))
 	}
 	if c.cpu != "" {
 		paths = append(paths, filepath.Join(c.cpu, cpuFileV1), filepath.Join(c.cpu, cpuFileV2))
 	}
-	for dir := range upward(c.quota) {
+	for dir := range selfAndAncestors(c.quota) {
 		for _, name := range []string{quotaFileV1, periodFileV1, quotaFileV2} {
 			paths = append(paths, filepath.Join(dir, name))
 		}
@@ -135,7 +135,7 @@ func (c cgroups) processes() []int {
 // cgroupOf is the folder of a process' cgroup: with cgroup v1 in the hierarchy of a controller, with v2 ("") in the only one.
 // False: it is in none that an engine made for it. With v1 a thread that has ended is in the root's.
 func cgroupOf(pid int, controller string) (string, bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(living(pid)) + "/cgroup")
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(livingThread(pid)) + "/cgroup")
 	if err != nil {
 		return "", false
 	}
@@ -156,9 +156,9 @@ func cgroupOf(pid int, controller string) (string, bool) {
 	return "", false
 }
 
-// living is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
+// livingThread is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
 // nothing of the process by its own number: no memory maps, no mounts, no descriptors.
-func living(tgid int) int {
+func livingThread(tgid int) int {
 	for range livingTries {
 		if hasNamespace(tgid) {
 			return tgid
@@ -199,8 +199,8 @@ type place struct{ tgid, tid, fd int }
 // eachTable calls f with copies of all descriptors of a process that are NVIDIA's, until f returns false. The copies are f's. Threads
 // can have descriptor tables of their own.
 func eachTable(tgid int, nodes *nodeTable, f func(fd int, at place) bool) {
-	first := living(tgid)
-	if !eachFile(tgid, first, living, nodes, f) {
+	first := livingThread(tgid)
+	if !eachFile(tgid, first, livingThread, nodes, f) {
 		return
 	}
 	for tid := range proc.Threads(tgid) {
@@ -223,7 +223,7 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 		return true // gone, or before Linux 6.9
 	}
 	defer func() { _ = unix.Close(pidfd) }()
-	for number := range numbers(tid) {
+	for number := range descriptorNumbers(tid) {
 		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
 		for i := 0; e == unix.ESRCH && next != nil && i < livingTries; i++ {
 			if other := next(tgid); other != tid {
@@ -255,10 +255,10 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 // smallTable is how many descriptors are tried one by one: up to here that costs less than to have them listed.
 const smallTable = 1 << 10
 
-// numbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not list
+// descriptorNumbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not list
 // /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room for
 // more than can be tried: whoever copies a file to a high number makes it so large.
-func numbers(tid int) iter.Seq[int] {
+func descriptorNumbers(tid int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		size := tableSize(tid)
 		if size > smallTable {
@@ -317,8 +317,8 @@ func (t *nodeTable) has(st *unix.Stat_t) bool {
 	return ok
 }
 
-// processHolds reports that a process has the same file open as the guard's descriptor.
-func processHolds(self, tgid, held int, nodes *nodeTable) bool {
+// hasFile reports that a process has the same file open as the guard's descriptor.
+func hasFile(self, tgid, held int, nodes *nodeTable) bool {
 	found := false
 	eachTable(tgid, nodes, func(fd int, _ place) bool {
 		found = kcmpSame(self, fd, held)

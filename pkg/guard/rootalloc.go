@@ -19,10 +19,10 @@ import (
 //   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
 //     allocation there it finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
 //     profilers, the other rules have to do.
-//   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (judgeRoot). If it has, this call made
+//   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (rootFate). If it has, this call made
 //     it, and nothing else. If the call is over and the file has none, it went elsewhere, unless the driver refuses the guard the same.
 //   - What it did elsewhere nobody can list: RM tells the first child of a class, and how many objects all clients of the machine
-//     have, but not what one client holds. So everything ends that could hold it (endAll, rootfate.go).
+//     have, but not what one client holds. So everything ends that could hold it (endAllClients, rootfate.go).
 
 // pendingRoot is a root alloc under way in the task.
 type pendingRoot struct {
@@ -44,7 +44,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	if rm.U32(c.call.Outer, rm.AllocRoot) != 0 {
-		// The driver refuses such names for reasons of its own, and what it refuses is no offence (judgeRoot). No library chooses one.
+		// The driver refuses such names for reasons of its own, and what it refuses is no offence (rootFate). No library chooses one.
 		return c.deny(rm.StatusInvalidClient, "rootname", "denied an RM client whose name the caller chooses")
 	}
 	if !g.openedHere(c.fd) {
@@ -64,7 +64,7 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 		return c.status(rm.StatusInsufficientResources)
 	}
 	p := &pendingRoot{task: c.task, fd: c.fd, args: [3]uint64(c.notif.Args[:3]), call: cloneCall(&c.call)}
-	if !g.cleanFile(p) {
+	if !g.hasNoUnknownClient(p) {
 		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientPermissions)
@@ -174,7 +174,7 @@ func (g *Guard) openedHere(fd int) bool {
 // deviceOfDev tells the file system of a process' /dev, which each container has one of its own for; 0: it has no nvidiactl.
 func deviceOfDev(pid int) uint64 {
 	var st unix.Stat_t
-	if unix.Stat("/proc/"+strconv.Itoa(living(pid))+"/root/dev/nvidiactl", &st) != nil {
+	if unix.Stat("/proc/"+strconv.Itoa(livingThread(pid))+"/root/dev/nvidiactl", &st) != nil {
 		return 0
 	}
 	return st.Dev
@@ -217,9 +217,9 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 	}})
 }
 
-// holdBack settles root allocs that may still be under way before another call is served. It returns false, with the
+// awaitPendingRoots settles root allocs that may still be under way before another call is served. It returns false, with the
 // answer to give, if one on the same file does not end.
-func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
+func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
 	for _, f := range g.files.snapshot() {
 		f.mu.Lock()
 		p := f.pending
@@ -230,12 +230,12 @@ func (g *Guard) holdBack(c *trappedCall) (reply, bool) {
 		}
 		over := p.task == c.task // a thread that makes another call has left the earlier one
 		if !same {
-			g.settleRoot(f, p, 0, over)
+			g.resolveRoot(f, p, 0, over)
 			continue
 		}
 		// The client that this call names is the likely one: every escape that names a client has it first.
 		candidate := rm.U32(c.call.Outer, 0)
-		for deadline := time.Now().Add(time.Second); !g.settleRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
+		for deadline := time.Now().Add(time.Second); !g.resolveRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
 			if time.Now().After(deadline) {
 				return fail(unix.EBUSY), false
 			}

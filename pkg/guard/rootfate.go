@@ -18,27 +18,27 @@ import (
 // watchRoot looks now and then what became of a root alloc, until that is known. It rests as every look that the guard takes by itself.
 func (g *Guard) watchRoot(f *file, p *pendingRoot) {
 	known := false
-	took := g.chargeTime(func() { known = g.lookAtRoot(f, p) })
+	took := g.chargeTime(func() { known = g.checkPendingRoot(f, p) })
 	if !known {
 		time.AfterFunc(max(min(time.Second, 2*time.Since(p.since)), backgroundShare*took), func() { g.watchRoot(f, p) })
 	}
 }
 
-func (g *Guard) lookAtRoot(f *file, p *pendingRoot) (known bool) {
-	if g.settleRoot(f, p, 0, false) {
+func (g *Guard) checkPendingRoot(f *file, p *pendingRoot) (known bool) {
+	if g.resolveRoot(f, p, 0, false) {
 		return true
 	}
 	if time.Since(p.since) > time.Second {
-		g.suspect() // what it has made elsewhere may be here already, and its thread be held on the way back
+		g.startAudit() // what it has made elsewhere may be here already, and its thread be held on the way back
 		g.preemptWhilePending()
 	}
 	return false
 }
 
-// settleRoot finds out what became of a root alloc, and ends what could hold the result of one that went elsewhere. candidate is a client
+// resolveRoot finds out what became of a root alloc, and ends what could hold the result of one that went elsewhere. candidate is a client
 // that a later call on the file names, or 0; over says that the thread has left the call. False: it may still be under way.
-func (g *Guard) settleRoot(f *file, p *pendingRoot, candidate uint32, over bool) bool {
-	fate := g.judgeRoot(f, p, candidate, over)
+func (g *Guard) resolveRoot(f *file, p *pendingRoot, candidate uint32, over bool) bool {
+	fate := g.rootFate(f, p, candidate, over)
 	if fate == rootLost {
 		g.rootWentAstray(p)
 	}
@@ -53,11 +53,11 @@ func (g *Guard) rootWentAstray(p *pendingRoot) {
 	before := g.astray.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.task.proc.tgid)
-		g.suspect()
+		g.startAudit()
 		g.preemptUnseen()
 		return
 	}
-	g.endAll(p)
+	g.endAllClients(p)
 }
 
 // forgiveness is for how long a root alloc that went elsewhere counts.
@@ -72,7 +72,7 @@ const (
 	rootLost                // it went elsewhere
 )
 
-func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) fate {
+func (g *Guard) rootFate(f *file, p *pendingRoot, candidate uint32, over bool) fate {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
@@ -83,9 +83,9 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	}
 	at := threadOutside
 	if !over {
-		at = p.place() // before it is asked what the file has: the call may end in between
+		at = p.whereabouts() // before it is asked what the file has: the call may end in between
 	}
-	if g.madeBy(f, p, candidate) {
+	if g.madeClient(f, p, candidate) {
 		g.clientFound(f, candidate)
 		return rootSettled
 	}
@@ -98,20 +98,20 @@ func (g *Guard) judgeRoot(f *file, p *pendingRoot, candidate uint32, over bool) 
 	}
 	// What the driver has answered stands in the task's memory, which is not read: the task can keep who does so waiting for ever (readSome).
 	// But the driver counts the handles of clients up, so what it calls the guard's is behind the one that is looked for.
-	last, refused, err := g.tryRoot(p)
+	last, refused, err := g.probeRoot(p)
 	if err != nil {
 		g.logOnce("tryroot", "cannot ask the driver for a client", "err", err)
 		return rootOpen
 	}
 	for i := uint32(1); !refused && i <= handlesBack; i++ {
-		if h := handleAfter(last, -i); g.madeBy(f, p, h) {
+		if h := handleAfter(last, -i); g.madeClient(f, p, h) {
 			g.clientFound(f, h)
 			return rootSettled
 		}
 	}
 	// A thread that sleeps in its call for so long, while the driver makes clients for others, waits for memory of its own
 	// (userfaultfd), not for the driver.
-	if at != threadOutside && (refused || p.place() != threadInside) {
+	if at != threadOutside && (refused || p.whereabouts() != threadInside) {
 		return rootOpen
 	}
 	g.endPending(f)
@@ -137,24 +137,24 @@ const (
 // handleAfter counts a client's handle up, or down, as the driver does (_serverCreateEntryAndLockForNewClient).
 func handleAfter(h, n uint32) uint32 { return h&^(clientHandles-1) | (h+n)&(clientHandles-1) }
 
-// madeBy reports that a file has a client that the guard has not seen, and that a root alloc on it can have made.
-func (g *Guard) madeBy(f *file, p *pendingRoot, h uint32) bool {
+// madeClient reports that a file has a client that the guard has not seen, and that a root alloc on it can have made.
+func (g *Guard) madeClient(f *file, p *pendingRoot, h uint32) bool {
 	if h == 0 || p.after != 0 && (h-p.after)&(clientHandles-1)-1 >= handlesAhead {
 		return false
 	}
 	return !g.account.hasClientOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.task.proc.tgid, TID: p.task.tid}, h)
 }
 
-// cleanFile reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
+// hasNoUnknownClient reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
 // if a root alloc went elsewhere before, and made it there; so it is looked at from then on.
-func (g *Guard) cleanFile(p *pendingRoot) bool {
+func (g *Guard) hasNoUnknownClient(p *pendingRoot) bool {
 	if g.astray.Load() == 0 {
 		return true
 	}
 	if at := g.ended.Load(); at != 0 { // who provokes that must not keep the guard busy
 		time.Sleep(time.Until(time.Unix(0, at).Add(endPause)))
 	}
-	last, refused, err := g.tryRoot(p)
+	last, refused, err := g.probeRoot(p)
 	if refused || err != nil {
 		return false
 	}
@@ -170,9 +170,9 @@ func (g *Guard) cleanFile(p *pendingRoot) bool {
 // endPause is how long no RM client is made after all were ended.
 const endPause = time.Second
 
-// tryRoot makes the very client that a task has asked for, on the guard's own file, and frees it at once. It returns the handle; refused
+// probeRoot makes the very client that a task has asked for, on the guard's own file, and frees it at once. It returns the handle; refused
 // says that the driver does not make such a client.
-func (g *Guard) tryRoot(p *pendingRoot) (handle uint32, refused bool, err error) {
+func (g *Guard) probeRoot(p *pendingRoot) (handle uint32, refused bool, err error) {
 	own, err := g.guardClient()
 	if err != nil {
 		return 0, false, err
@@ -202,8 +202,8 @@ const (
 	threadOutside                    // it has left it, or has ended
 )
 
-// place tells whether a thread is inside the call that it was allowed to make.
-func (p *pendingRoot) place() whereabouts {
+// whereabouts tells whether a thread is inside the call that it was allowed to make.
+func (p *pendingRoot) whereabouts() whereabouts {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.task.tid) + "/syscall")
 	switch {
 	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
@@ -215,7 +215,7 @@ func (p *pendingRoot) place() whereabouts {
 		case !ok:
 		case p.began == nil:
 			p.began = &now
-		case now.since(*p.began).outside():
+		case now.since(*p.began).leftCall():
 			return threadOutside
 		}
 		return threadUnseen
@@ -232,9 +232,9 @@ func (t cpuTime) since(began cpuTime) cpuTime {
 	return cpuTime{t.user - began.user, t.system - began.system}
 }
 
-// outside reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
+// leftCall reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
 // where no call of RM's computes for so long. The kernel splits its exact sum by samples.
-func (t cpuTime) outside() bool {
+func (t cpuTime) leftCall() bool {
 	const userTicks, systemTicks = 10, uint64(stallTime / (10 * time.Millisecond))
 	return t.user >= userTicks && t.user > t.system || t.system >= systemTicks
 }
@@ -256,9 +256,9 @@ func cpuTimeOf(tid int) (t cpuTime, ok bool) {
 	return t, err == nil
 }
 
-// unseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
+// isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
 // itself (escape 0x27).
-func (g *Guard) unseen(t Target, client, handle uint32) bool {
+func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
 	if handle == 0 || handle == client || g.astray.Load() == 0 && g.pendingRoots.Load() == 0 {
 		return false
 	}
@@ -295,9 +295,9 @@ func (g *Guard) endPending(f *file) {
 	g.pendingRoots.Add(-1)
 }
 
-// endAll is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file; which,
+// endAllClients is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file; which,
 // the driver does not tell. So all clients are freed, and the processes killed that have files on which there may be clients nobody knows.
-func (g *Guard) endAll(p *pendingRoot) {
+func (g *Guard) endAllClients(p *pendingRoot) {
 	g.ended.Store(time.Now().UnixNano())
 	g.log.Error("threads of the container make something else of calls that ask for an RM client; all its RM clients are freed, and its processes that use the GPU killed",
 		"pid", p.task.proc.tgid)
@@ -312,12 +312,12 @@ func (g *Guard) endAll(p *pendingRoot) {
 		time.Sleep(killPause)
 	}
 	g.stats.processesKilled.Add(uint64(len(killed)))
-	g.suspect()
+	g.startAudit()
 }
 
 // killHolders kills the processes that have nvidiactl open from the container's /dev, and returns how many there were.
 func (g *Guard) killHolders(killed map[int]bool) (n int) {
-	for _, tgid := range g.mappers() {
+	for _, tgid := range g.containerPIDs() {
 		holds := false
 		eachTable(tgid, &g.nodes, func(fd int, _ place) bool {
 			n, _, err := g.nodes.classify(fd)

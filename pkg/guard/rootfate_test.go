@@ -120,7 +120,7 @@ func TestRootRefused(t *testing.T) {
 	d.refuse = rm.StatusInsufficientResources
 	for range 3 {
 		f, p := ask(t, g)
-		if !g.settleRoot(f, p, 0, true) || g.astray.Load() != 0 || f.rooted || f.pending != nil {
+		if !g.resolveRoot(f, p, 0, true) || g.astray.Load() != 0 || f.rooted || f.pending != nil {
 			t.Fatal("an honest program's refused call counts against it")
 		}
 	}
@@ -133,20 +133,20 @@ func TestRootNotOver(t *testing.T) {
 	tid, args, end := stuckThread(t)
 	defer end()
 	p.task, p.args = &task{tid: tid, proc: p.task.proc}, args
-	if g.settleRoot(f, p, 0, false) || g.astray.Load() != 0 {
+	if g.resolveRoot(f, p, 0, false) || g.astray.Load() != 0 {
 		t.Fatal("decided while the thread is inside")
 	}
 	p.since = p.since.Add(-stallTime - time.Second)
 	d.mu.Lock()
 	d.refuse = rm.StatusTimeout
 	d.mu.Unlock()
-	if g.settleRoot(f, p, 0, false) {
+	if g.resolveRoot(f, p, 0, false) {
 		t.Fatal("decided while the driver answers nobody")
 	}
 	d.mu.Lock()
 	d.refuse = 0
 	d.mu.Unlock()
-	for deadline := time.Now().Add(10 * time.Second); !g.settleRoot(f, p, 0, false); { // the runtime's signals wake it
+	for deadline := time.Now().Add(10 * time.Second); !g.resolveRoot(f, p, 0, false); { // the runtime's signals wake it
 		if time.Now().After(deadline) {
 			t.Fatal("a call that is held back by its own memory waits for ever")
 		}
@@ -159,7 +159,7 @@ func TestRootNotOver(t *testing.T) {
 // TestRootAstray: the first call that makes no client may be honest; the second ends all, in the processes too.
 func TestRootAstray(t *testing.T) {
 	d, g := newFakeRM(t)
-	g.managed.list = nil
+	g.managed.pids = nil
 	victim := newFakeCall(t, g, fakeControl)
 	vf, err := g.followFile(victim.fd, victim.node)
 	if err != nil {
@@ -168,20 +168,20 @@ func TestRootAstray(t *testing.T) {
 	kept := d.made(victim.fd)
 	g.account.addClient(kept, os.Getpid(), vf)
 	holder, other := holds(t, fakeControl), holds(t, "/dev/null")
-	g.managed.list = func() []int { return []int{holder.Process.Pid, other.Process.Pid} }
+	g.managed.pids = func() []int { return []int{holder.Process.Pid, other.Process.Pid} }
 
 	f, p := ask(t, g)
-	if !g.settleRoot(f, p, 0, true) || g.astray.Load() == 0 || f.rooted {
+	if !g.resolveRoot(f, p, 0, true) || g.astray.Load() == 0 || f.rooted {
 		t.Fatal("the first was not noticed, or bars its file")
 	}
 	if !g.account.ownsClient(kept) || g.ended.Load() != 0 {
 		t.Fatal("one call that was not made ends a program")
 	}
 	g.astray.Add(-int64(forgiveness + time.Second))
-	if f, p = ask(t, g); !g.settleRoot(f, p, 0, true) || g.ended.Load() != 0 {
+	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.ended.Load() != 0 {
 		t.Fatal("an hour later it still counts")
 	}
-	if f, p = ask(t, g); !g.settleRoot(f, p, 0, true) || g.ended.Load() == 0 {
+	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.ended.Load() == 0 {
 		t.Fatal("the second does not count")
 	}
 	if _, ok := d.clients[kept]; ok || g.account.ownsClient(kept) {
@@ -202,7 +202,7 @@ func TestRootExcuse(t *testing.T) {
 	c := newFakeCall(t, g, fakeControl)
 	ahead := handleAfter(d.last, 5)
 	d.clients[ahead] = c.fd // under a name that it chose
-	g.settleRoot(f, p, 0, true)
+	g.resolveRoot(f, p, 0, true)
 	o := rootOuter()
 	if rep := c.escape(rm.EscAlloc, o); rep.resume || rm.U32(o, 40) != rm.StatusInsufficientPermissions {
 		t.Errorf("a file with an unknown client may have another: %+v, %s", rep, rm.StatusName(rm.U32(o, 40)))
@@ -215,11 +215,11 @@ func TestRootExcuse(t *testing.T) {
 	}
 	f, p = c.root, c.root.pending
 	g.rootAnswered(f, true)
-	if g.madeBy(f, p, far) {
+	if g.madeClient(f, p, far) {
 		t.Error("a client with a name that the driver does not give now passes for the new one")
 	}
 	want := d.made(p.fd)
-	if !g.settleRoot(f, p, 0, true) || !g.account.hasClientOn(f, want) {
+	if !g.resolveRoot(f, p, 0, true) || !g.account.hasClientOn(f, want) {
 		t.Error("an honest program's client is not found")
 	}
 	rm.PutU32(o, rm.AllocRoot, 0xc1d0abcd)
@@ -245,10 +245,10 @@ func TestRootOnFile(t *testing.T) {
 	}
 	p := f.pending
 	g.rootAnswered(f, true)
-	if g.settleRoot(f, p, old, false); f.pending != nil && g.astray.Load() != 0 {
+	if g.resolveRoot(f, p, old, false); f.pending != nil && g.astray.Load() != 0 {
 		t.Error("decided early")
 	}
-	g.settleRoot(f, p, old, true)
+	g.resolveRoot(f, p, old, true)
 	if f.clients != 1 || g.astray.Load() == 0 || !f.rooted {
 		t.Errorf("%d clients on the file; the old one passes for the new one", f.clients)
 	}
@@ -282,7 +282,7 @@ func TestRootMemoryHeld(t *testing.T) {
 	f, p := askAt(t, g, m[:copy(m, rootOuter())])
 	defer holdMemory(t, m)()
 	judged := make(chan bool)
-	go func() { judged <- g.settleRoot(f, p, 0, true) }()
+	go func() { judged <- g.resolveRoot(f, p, 0, true) }()
 	select {
 	case over := <-judged:
 		if !over || g.astray.Load() == 0 {
@@ -414,14 +414,14 @@ func TestRootPending(t *testing.T) {
 
 func TestPlace(t *testing.T) {
 	p := &pendingRoot{task: &task{tid: 1 << 22}}
-	if p.place() != threadOutside {
+	if p.whereabouts() != threadOutside {
 		t.Error("a thread that has ended is inside")
 	}
 	p = &pendingRoot{task: &task{tid: busyThread(t)}}
-	if p.place() == threadInside {
+	if p.whereabouts() == threadInside {
 		t.Error("a thread that runs is inside")
 	}
-	for deadline := time.Now().Add(20 * time.Second); p.place() != threadOutside; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); p.whereabouts() != threadOutside; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that computes is never known to have left the driver")
 		}
@@ -443,7 +443,7 @@ func TestComputed(t *testing.T) {
 		{cpuTime{1000, 3000}, true},
 		{cpuTime{1100, 3000}, true},
 	} {
-		if x.now.since(began).outside() != x.want {
+		if x.now.since(began).leftCall() != x.want {
 			t.Errorf("%+v since %+v: want %t", x.now, began, x.want)
 		}
 	}
@@ -460,7 +460,7 @@ func TestRootLooks(t *testing.T) {
 		c := newFakeCall(t, g, fakeUVM) // on another file
 		looks.Go(func() {
 			<-start
-			if rep, ok := g.holdBack(&c.trappedCall); !ok {
+			if rep, ok := g.awaitPendingRoots(&c.trappedCall); !ok {
 				t.Errorf("%+v", rep)
 			}
 		})
@@ -537,7 +537,7 @@ func stuckThread(t *testing.T) (tid int, args [3]uint64, end func()) {
 	}
 	args = [3]uint64{uint64(m.fd), ioctlNotifRecv, uint64(uintptr(unsafe.Pointer(notif)))}
 	p := &pendingRoot{task: &task{tid: m.tid}, args: args}
-	for deadline := time.Now().Add(10 * time.Second); p.place() != threadInside; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); p.whereabouts() != threadInside; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the thread does not sleep")
 		}

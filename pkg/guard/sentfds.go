@@ -312,7 +312,7 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 			files[f] = true
 		}
 	}
-	g.stop(func(c *client) bool { return files[c.file] })
+	g.stopChannels(func(c *client) bool { return files[c.file] })
 	if err := killHeld(pidfd, who.pid); err != nil {
 		// Whoever traces it is its companion, or the host's.
 		tracer := tracerOf(who.pid)
@@ -323,9 +323,9 @@ func (g *Guard) endOutsider(who outsider, b *belongings, passed []int) {
 			g.logOnce("outsider", "cannot end a process outside of the container that has its driver files", "pid", who.pid, "err", err)
 		}
 	}
-	for _, tgid := range g.mappers() {
+	for _, tgid := range g.containerPIDs() {
 		for _, fd := range passed {
-			if processHolds(g.files.self, tgid, fd, &g.nodes) {
+			if hasFile(g.files.self, tgid, fd, &g.nodes) {
 				g.log.Warn("ending the process that shares driver files with one outside of the container", "pid", tgid)
 				g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "it shares its GPU's files with a process outside of the container"})
 				g.killProcess(tgid)
@@ -373,7 +373,7 @@ func (g *Guard) findBelongings(over bool) *belongings {
 			b.host[namespace] = true
 		}
 	}
-	for _, tgid := range append(g.mappers(), g.livingFirst()) { // which is elsewhere if root has moved it
+	for _, tgid := range append(g.containerPIDs(), g.livingFirst()) { // which is elsewhere if root has moved it
 		namespace, ok := mountNamespace(tgid)
 		if !ok || b.host[namespace] || b.namespaces[namespace] {
 			continue
@@ -407,7 +407,7 @@ func (g *Guard) findBelongings(over bool) *belongings {
 // mountNamespace is the number of a process' mount namespace.
 func mountNamespace(pid int) (uint64, bool) {
 	var st unix.Stat_t
-	err := unix.Stat("/proc/"+strconv.Itoa(living(pid))+"/ns/mnt", &st)
+	err := unix.Stat("/proc/"+strconv.Itoa(livingThread(pid))+"/ns/mnt", &st)
 	return st.Ino, err == nil
 }
 
@@ -416,7 +416,7 @@ const maxMounts = 64 << 20
 
 // mountsOf lists the numbers of the mounts that a process sees.
 func mountsOf(pid int) (ids []int) {
-	b, err := readBounded("/proc/"+strconv.Itoa(living(pid))+"/mountinfo", maxMounts)
+	b, err := readBounded("/proc/"+strconv.Itoa(livingThread(pid))+"/mountinfo", maxMounts)
 	if err != nil {
 		return nil
 	}

@@ -120,7 +120,7 @@ func outsideGuard(t *testing.T, container *stranger, pids ...int) *Guard {
 	g := newFakeGuard(t, answering(0, nil))
 	g.cfg.RunDir = t.TempDir()
 	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() }
-	g.managed.list = func() []int { return []int{container.pid()} }
+	g.managed.pids = func() []int { return []int{container.pid()} }
 	g.sentFDs.pids = func() []int { return pids }
 	g.sentFDs.everywhere = time.Now().Add(time.Hour)
 	return g
@@ -138,7 +138,7 @@ func TestOutside(t *testing.T) {
 	none := newStranger(t, true, "")
 	g := outsideGuard(t, container, container.pid(), thief.pid(), thief2.pid(), own.pid(), host.pid(), none.pid(), 1<<30)
 	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() || tgid == gpuOnly.pid() }
-	g.managed.list = func() []int { return []int{container.pid(), gpuOnly.pid()} }
+	g.managed.pids = func() []int { return []int{container.pid(), gpuOnly.pid()} }
 	g.checkGPUHolders()
 	if !thief.ended() || !thief2.ended() {
 		t.Error("a process with the container's files lives")
@@ -172,7 +172,7 @@ func TestOutsideStale(t *testing.T) {
 	first := newStranger(t, true, "")
 	other := joining(t, first, container.file())
 	g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() || tgid == first.pid() }
-	g.managed.list = func() []int { return []int{container.pid(), first.pid()} }
+	g.managed.pids = func() []int { return []int{container.pid(), first.pid()} }
 	if start, err = ledger.ProcStart(other.pid()); err != nil {
 		t.Fatal(err)
 	}
@@ -240,7 +240,7 @@ func TestOutsideAfter(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.sentFDs.inCgroup = func(int) bool { return false }
-	g.managed.list = func() []int { return nil }
+	g.managed.pids = func() []int { return nil }
 	_ = container.cmd.Process.Kill()
 	container.ended()
 	if n := g.endOutsiders(); n != 1 || !thief.ended() || !own.lives() {
@@ -337,7 +337,7 @@ func TestOutsideMembers(t *testing.T) {
 			container := newStranger(t, true, fakeControl)
 			container.moveTo(own)
 			g := outsideGuard(t, container)
-			g.sentFDs.inCgroup, g.managed.list = nil, nil
+			g.sentFDs.inCgroup, g.managed.pids = nil, nil
 			g.initPID, g.cgroups = container.pid(), cgroupsOf(container.pid())
 			g.initStart, _ = ledger.ProcStart(container.pid())
 			if g.cgroups.procs != own {
@@ -424,7 +424,7 @@ func TestOutsidePidNamespace(t *testing.T) {
 		t.Fatalf("it is not the container's child: %s", text)
 	}
 	g := outsideGuard(t, container)
-	g.sentFDs.inCgroup, g.managed.list = nil, nil
+	g.sentFDs.inCgroup, g.managed.pids = nil, nil
 	g.initPID, g.cgroups = container.pid(), cgroupsOf(container.pid())
 	g.initStart, _ = ledger.ProcStart(container.pid())
 	g.sentFDs.everywhere, g.sentFDs.awake = time.Time{}, true
@@ -458,7 +458,7 @@ func TestOutsideHidden(t *testing.T) {
 			thief := hider(t, passed)
 			hide(thief)
 			g := outsideGuard(t, container, thief.pid())
-			if !processHolds(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
+			if !hasFile(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
 				t.Error("it would not be found in the container")
 			}
 			if g.checkGPUHolders(); !thief.ended(10 * time.Second) {
@@ -471,7 +471,7 @@ func TestOutsideHidden(t *testing.T) {
 		container := hider(t, first.file())
 		container.headless()
 		g := outsideGuard(t, first)
-		g.managed.list = func() []int { return []int{container.pid()} }
+		g.managed.pids = func() []int { return []int{container.pid()} }
 		g.sentFDs.inCgroup = func(tgid int) bool { return tgid == container.pid() }
 		if b := g.findBelongings(false); len(b.namespaces) != 1 || len(b.mounts) == 0 {
 			t.Errorf("its mounts are not known: %+v", b)
@@ -606,7 +606,7 @@ func BenchmarkEverywhere(b *testing.B) {
 	g := newFakeGuard(b, answering(0, nil))
 	g.cfg.RunDir = b.TempDir()
 	g.sentFDs.inCgroup = func(int) bool { return false }
-	g.managed.list = func() []int { return nil }
+	g.managed.pids = func() []int { return nil }
 	belongings := g.findBelongings(false)
 	belongings.host = nil // or they are the host's, and cost less
 	for b.Loop() {

@@ -50,7 +50,7 @@ func (g *Guard) Run(s Sockets) error {
 	defer g.driver.Close()
 	release := g.keepTally()
 	go g.serveControl(s.Control)
-	go g.accept(s.Seccomp)
+	go g.acceptFilters(s.Seccomp)
 	g.watchLauncher()
 	over := make(chan struct{})
 	if g.gpuTime.Schedules() {
@@ -144,8 +144,8 @@ func (g *Guard) endContainer() {
 	}
 }
 
-// accept takes the filters of the container and of each exec.
-func (g *Guard) accept(l *net.UnixListener) {
+// acceptFilters takes the filters of the container and of each exec.
+func (g *Guard) acceptFilters(l *net.UnixListener) {
 	for {
 		conn, err := l.AcceptUnix()
 		if err != nil {
@@ -157,15 +157,15 @@ func (g *Guard) accept(l *net.UnixListener) {
 		go func() {
 			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
-			if err := g.takeFilter(conn); err != nil {
+			if err := g.receiveFilter(conn); err != nil {
 				g.log.Error("a connection brought no filter", "err", err)
 			}
 		}()
 	}
 }
 
-// takeFilter receives one filter's descriptor and starts to serve it.
-func (g *Guard) takeFilter(conn *net.UnixConn) error {
+// receiveFilter receives one filter's descriptor and starts to serve it.
+func (g *Guard) receiveFilter(conn *net.UnixConn) error {
 	var data, oob []byte
 	buf, control := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(16*4))
 	var fds []int
@@ -247,7 +247,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 			g.initPID = state.Pid
 		}
 		g.cgroups = cgroupsOf(g.initPID)
-		g.held = append(g.held, holdOpen(g.cgroups.files(), g.log)...)
+		g.held = append(g.held, holdOpen(g.cgroups.leasable(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
 		g.devFirst = deviceOfDev(g.initPID)
 	}
@@ -295,7 +295,7 @@ func (g *Guard) filterGone(l *listener) {
 			l.close()
 		}
 	}()
-	g.collect()
+	g.startSweep()
 	g.mu.Lock()
 	g.listeners--
 	last := g.listeners == 0

@@ -15,9 +15,9 @@ import (
 // How what the container had on a GPU ends. What is unmapped or freed below a channel that runs is an MMU fault: the engine is reset, and
 // every neighbour waits for 150 to 180 ms (Xid 31, H200). So channels end first, then mappings, then memory.
 
-// stop takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return none is on
+// stopChannels takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return none is on
 // the hardware, and what was queued is dropped, so that neither UVM nor anybody else who lets them run again has work run.
-func (g *Guard) stop(which func(*client) bool) {
+func (g *Guard) stopChannels(which func(*client) bool) {
 	g.gpuTime.Lock()
 	defer g.gpuTime.Unlock()
 	if !g.account.markEnding(which) {
@@ -75,7 +75,7 @@ func (g *Guard) sweep() { g.sweepUntil(func() bool { return false }) }
 
 // sweepUntil is sweep for who needs something that it may free: it returns when there is enough.
 func (g *Guard) sweepUntil(enough func() bool) {
-	for _, torn := range g.collect() {
+	for _, torn := range g.startSweep() {
 		if enough() {
 			return
 		}
@@ -83,18 +83,18 @@ func (g *Guard) sweepUntil(enough func() bool) {
 	}
 }
 
-// collect is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can take
+// startSweep is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can take
 // as long for one as its kernels run, so nothing is locked meanwhile that others need.
-func (g *Guard) collect() (underWay []chan struct{}) {
+func (g *Guard) startSweep() (underWay []chan struct{}) {
 	g.sweepMu.Lock() // two at once would end the same address space
 	defer g.sweepMu.Unlock()
 	for _, f := range g.files.reap() {
-		g.closed(f)
+		g.fileClosed(f)
 	}
 	g.endWindows()
 	g.gpuTime.LetGo()
 	for _, f := range g.orphans() {
-		if !g.awaited(f) {
+		if !g.ownerExiting(f) {
 			f.torn = make(chan struct{})
 			go func() {
 				defer close(f.torn)
@@ -110,8 +110,8 @@ func (g *Guard) collect() (underWay []chan struct{}) {
 	return underWay
 }
 
-// closed takes what was on a file out of the account.
-func (g *Guard) closed(f *file) {
+// fileClosed takes what was on a file out of the account.
+func (g *Guard) fileClosed(f *file) {
 	g.account.dropFile(f)
 	f.mu.Lock()
 	exports, sim, exporter := f.exports, f.sim, f.exporter
@@ -133,17 +133,17 @@ func (g *Guard) closed(f *file) {
 	}
 }
 
-// users are the processes that used an address space.
-func (f *file) users() []int {
+// ownerPIDs are the processes that used an address space.
+func (f *file) ownerPIDs() []int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Collect(maps.Keys(f.owners))
 }
 
-// awaited reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
+// ownerExiting reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
 // run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
-func (g *Guard) awaited(f *file) bool {
-	for _, tgid := range f.users() {
+func (g *Guard) ownerExiting(f *file) bool {
+	for _, tgid := range f.ownerPIDs() {
 		if g.tasks.lives(tgid) && proc.Exiting(tgid) {
 			return true
 		}
@@ -162,10 +162,10 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	g.tearMu.Lock()
 	defer g.tearMu.Unlock()
 	over := map[int]bool{}
-	for _, tgid := range f.users() {
+	for _, tgid := range f.ownerPIDs() {
 		over[tgid] = proc.Exiting(tgid)
 	}
-	g.stop(func(c *client) bool { return over[c.tgid] })
+	g.stopChannels(func(c *client) bool { return over[c.tgid] })
 	f.uvm.Lock()
 	defer f.uvm.Unlock()
 	f.ended = true
@@ -180,7 +180,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 	}
 	for gpu := range spaces {
 		inUVM += timeIfDone(func() bool { return end(gpu) })
-		g.uvmLeft(f, gpu)
+		g.dropUVMGPU(f, gpu)
 	}
 	for gpu, list := range maps {
 		if _, tried := ended[gpu]; !tried {
@@ -190,7 +190,7 @@ func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
 			if !ended[gpu] {
 				inUVM += timeIfDone(func() bool { return g.unmapExternal(f, m) })
 			}
-			g.unmapped(m)
+			g.dropMapping(m)
 		}
 	}
 	inUVM += timeIfDone(func() bool { return g.endRanges(f) })

@@ -76,7 +76,7 @@ func TestStopBeforeKill(t *testing.T) {
 	c.channels(fakeClient, workGroup, 0x100, 3)
 	want := slices.Concat(c.channels(fakeClient+1, workGroup, 0x100, 70), c.channels(fakeClient+1, copyGroup, 0x200, 2),
 		c.channels(fakeClient+1, workGroup+1, 0x300, 1), c.channels(fakeClient+2, copyGroup+1, 0x400, 1))
-	c.managed.list = func() []int { return []int{os.Getpid(), p.pid()} }
+	c.managed.pids = func() []int { return []int{os.Getpid(), p.pid()} }
 	c.d.at = func(cmd uint32) {
 		if cmd == controlDisableChannels && proc.Exiting(p.pid()) {
 			t.Error("channels are stopped after the process was killed")
@@ -100,7 +100,7 @@ func TestStopOfTheDead(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	names := c.channels(fakeClient, workGroup, 0x100, 5)
 	c.d.gone[names[2]] = true
-	c.stop(func(*client) bool { return true })
+	c.stopChannels(func(*client) bool { return true })
 	c.isOff(slices.Delete(names, 2, 3))
 }
 
@@ -179,7 +179,7 @@ func TestEndedStayOff(t *testing.T) {
 		c.gpuTime.Lock()
 		c.gpuTime.LetRun(0, c.account.channelsOn(0, true))
 		c.gpuTime.Unlock()
-		c.stop(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
+		c.stopChannels(func(x *client) bool { return x.handle == fakeClient+3 }) // while it is paused
 		resumes()
 	})
 	t.Run("by GPFIFO_SCHEDULE", func(t *testing.T) {
@@ -228,7 +228,7 @@ func mappedUVM(t *testing.T, g *Guard, users ...int) *file {
 	}
 	const memory = 0x5c000777
 	g.account.addObject(fakeClient, memoryObject(memory, fakeDevice), 0, 0, 8*quota.MiB)
-	g.uvmMapped(f, uvmMap{gpu: gpuUUID{1}, addresses: addresses{1 << 33, 1<<33 + 8<<20}, charge: g.account.holdOf(fakeClient, memory)})
+	g.recordMapping(f, uvmMap{gpu: gpuUUID{1}, addresses: addresses{1 << 33, 1<<33 + 8<<20}, charge: g.account.holdOf(fakeClient, memory)})
 	g.account.freeObject(fakeClient, memory)
 	return f
 }
@@ -269,7 +269,7 @@ func TestEndUnheard(t *testing.T) {
 	}
 	c.tasks.procs[p.pid()] = &process{tgid: p.pid(), pidfd: fd} // with no watcher
 	limit := c.account.usage(0).limit
-	c.managed.list = func() []int { return nil }
+	c.managed.pids = func() []int { return nil }
 	if !c.reserveManaged(p.pid(), 1<<40, 1<<40+4<<20) {
 		t.Fatal("refused")
 	}
@@ -300,10 +300,10 @@ func TestTearingDown(t *testing.T) {
 	}
 	limit := c.account.usage(0).limit
 	mappedUVM(t, c.Guard)
-	c.collect()
+	c.startSweep()
 	<-began
 	for range 3 { // neither waits nor begins again
-		c.collect()
+		c.startSweep()
 	}
 	wantUsage(t, c.account, 0, 8*quota.MiB)
 	if !c.reserve(cost{size: limit - 8*quota.MiB}) {

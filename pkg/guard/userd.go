@@ -21,7 +21,7 @@ const userdPage = 4096
 
 var errNoUserd = errors.New("the channel has no page of its own that could be read")
 
-func refused(what string, status uint32, errno unix.Errno) error {
+func pageError(what string, status uint32, errno unix.Errno) error {
 	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
 }
 
@@ -66,10 +66,10 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	if status, errno := g.whileShared(t, ch.Client, []openRight{{at.memory, accessDup}}, func() {
 		handle, s, e = own.Dup(own.Device(gpu), ch.Client, at.memory)
 	}); errno != 0 || status != rm.StatusOK {
-		return nil, refused("open a channel's page", status, errno)
+		return nil, pageError("open a channel's page", status, errno)
 	}
 	if e != 0 || s != rm.StatusOK {
-		return nil, refused("refer to a channel's page", s, e)
+		return nil, pageError("refer to a channel's page", s, e)
 	}
 	held := g.account.addReference(obj.charge)
 	node := ""

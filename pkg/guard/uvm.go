@@ -76,7 +76,7 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 		f.uvm.Unlock()
 	}
 	return plan{ask: true, done: done, commit: func() {
-		f.zombies.Store(g.sharing(c.target()))
+		f.zombies.Store(g.isMultiProcess(c.target()))
 		c.lost = true
 	}}
 }
@@ -110,15 +110,15 @@ func (g *Guard) checkDrop(c *trappedCall) plan {
 		f.uvm.Unlock()
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	ended := g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
+	ended := g.unbindDropped(f, c.call.Cmd, c.form(), c.call.Outer)
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, commit: func() {
 		c.lost = true
-		g.dropped(f, c.call.Cmd, c.form(), c.call.Outer)
+		g.recordDrop(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
 }
 
-// drops notes which channels a call ends.
-func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retained {
+// unbindDropped notes which channels a call ends.
+func (g *Guard) unbindDropped(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retained {
 	switch cmd {
 	case rm.UVMUnregisterChannel:
 		dropped := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
@@ -130,19 +130,19 @@ func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retaine
 	return nil
 }
 
-// dropped takes out of the account what a call has dropped.
-func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
+// recordDrop takes out of the account what a call has dropped.
+func (g *Guard) recordDrop(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 	switch cmd {
 	case rm.UVMUnregisterChannel:
-		g.uvmForget(f, channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)})
+		g.dropUVMChannel(f, channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)})
 	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
-		g.uvmLeft(f, gpuUUID(o[rm.UVMGPU:]))
+		g.dropUVMGPU(f, gpuUUID(o[rm.UVMGPU:]))
 	case rm.UVMUnmapExternal:
-		g.uvmUnmapped(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
+		g.recordUnmapping(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
 	case rm.UVMFree:
-		g.uvmFreed(f, o, form)
+		g.recordUVMFree(f, o, form)
 	case rm.UVMDestroyRangeGroup:
-		g.groupGone(f, rm.U64(o, form.Base))
+		g.dropRangeGroup(f, rm.U64(o, form.Base))
 	}
 }
 
@@ -230,7 +230,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	if f == nil {
 		return p
 	}
-	if g.unseen(p.opened.target, client, memory) {
+	if g.isUnseen(p.opened.target, client, memory) {
 		g.dropTables(maps)
 		p.ask, p.answer = false, c.denyUnseen()
 		return p
@@ -239,7 +239,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 	p.commit = func() {
 		for _, x := range maps {
 			x.charge = g.account.addReference(m.charge)
-			g.uvmMapped(f, x)
+			g.recordMapping(f, x)
 		}
 	}
 	return p

@@ -88,7 +88,7 @@ func TestZombies(t *testing.T) {
 				t.Errorf("the GPU is unregistered: %v", !x.asked)
 			}
 			before := cleaned.Load()
-			g.cleanUp(c.file)
+			g.cleanUpZombies(c.file)
 			if cleaned.Load() != before {
 				t.Error("UVM was asked on a file that is closed")
 			}

@@ -63,7 +63,7 @@ func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 		return answer(c.status(status))
 	}
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, commit: func() {
-		g.dropRange(f.keepRange(r)) // UVM has let go of one there, or it would have refused
+		g.dropRange(f.recordRange(r)) // UVM has let go of one there, or it would have refused
 		c.lost = true
 	}}
 }
@@ -71,7 +71,7 @@ func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 // chargeRange charges what a range costs, and then locks its address space. Nil: it may not be made.
 func (g *Guard) chargeRange(c *trappedCall, r *uvmRange, tables []cost) (*file, uint32) {
 	host := r.host
-	if r.host = 0; !g.takeUVMHost(host) {
+	if r.host = 0; !g.reserveUVMHost(host) {
 		return nil, rm.StatusNoMemory
 	}
 	r.host = host
@@ -97,11 +97,11 @@ func (g *Guard) dropRange(r *uvmRange) {
 	for _, t := range r.tables {
 		g.account.dropReference(t)
 	}
-	g.giveUVMHost(r.host)
+	g.releaseUVMHost(r.host)
 }
 
-// keepRange records a range. It returns the one that it takes the place of.
-func (f *file) keepRange(r *uvmRange) (old *uvmRange) {
+// recordRange records a range. It returns the one that it takes the place of.
+func (f *file) recordRange(r *uvmRange) (old *uvmRange) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ranges == nil {
@@ -112,8 +112,8 @@ func (f *file) keepRange(r *uvmRange) (old *uvmRange) {
 	return old
 }
 
-// takeRange takes a range out of the records; nil: there is none.
-func (f *file) takeRange(base uint64) *uvmRange {
+// removeRange takes a range out of the records; nil: there is none.
+func (f *file) removeRange(base uint64) *uvmRange {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.ranges[base]
@@ -121,8 +121,8 @@ func (f *file) takeRange(base uint64) *uvmRange {
 	return r
 }
 
-// regionsLeft: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay (uvm_va_range_remove_gpu_va_space).
-func (g *Guard) regionsLeft(f *file, gpu gpuUUID) {
+// dropRegionTables: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay (uvm_va_range_remove_gpu_va_space).
+func (g *Guard) dropRegionTables(f *file, gpu gpuUUID) {
 	f.mu.Lock()
 	var tables []*charge
 	for _, r := range f.ranges {
@@ -139,15 +139,15 @@ func (g *Guard) regionsLeft(f *file, gpu gpuUUID) {
 
 // checkRangeGroup: a group of ranges of managed memory, which are moved together. UVM chooses its number.
 func (g *Guard) checkRangeGroup(c *trappedCall) plan {
-	if !g.takeUVMHost(groupHost) {
+	if !g.reserveUVMHost(groupHost) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	f, err := c.lockUVM()
 	if err != nil {
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.giveUVMHost(groupHost) }, commit: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.releaseUVMHost(groupHost) }, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.groups == nil {
@@ -158,13 +158,13 @@ func (g *Guard) checkRangeGroup(c *trappedCall) plan {
 	}}
 }
 
-func (g *Guard) groupGone(f *file, group uint64) {
+func (g *Guard) dropRangeGroup(f *file, group uint64) {
 	f.mu.Lock()
 	known := f.groups[group]
 	delete(f.groups, group)
 	f.mu.Unlock()
 	if known {
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 	}
 }
 
@@ -190,7 +190,7 @@ func (g *Guard) endRanges(f *file) bool {
 	}
 	for id := range groups {
 		end(rm.UVMDestroyRangeGroup, addresses{base: id})
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 	}
 	return len(ranges)+len(groups) > 0
 }
@@ -203,8 +203,8 @@ type hostPool struct {
 
 const hostPiece = quota.MiB
 
-// takeUVMHost charges some of the host's memory. False: the container may not have more.
-func (g *Guard) takeUVMHost(size quota.Bytes) bool {
+// reserveUVMHost charges some of the host's memory. False: the container may not have more.
+func (g *Guard) reserveUVMHost(size quota.Bytes) bool {
 	p := &g.uvmHost
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,8 +222,8 @@ func (g *Guard) takeUVMHost(size quota.Bytes) bool {
 	return true
 }
 
-// giveUVMHost gives some back. A piece is kept for what comes next.
-func (g *Guard) giveUVMHost(size quota.Bytes) {
+// releaseUVMHost gives some back. A piece is kept for what comes next.
+func (g *Guard) releaseUVMHost(size quota.Bytes) {
 	p := &g.uvmHost
 	p.mu.Lock()
 	defer p.mu.Unlock()

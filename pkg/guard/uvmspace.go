@@ -129,7 +129,7 @@ func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	}
 	p.cancel = func() { g.account.releaseChannel(kept) }
 	p.commit = func() {
-		g.uvmForget(f, name) // UVM has let go of one with this name unseen, or it would have refused
+		g.dropUVMChannel(f, name) // UVM has let go of one with this name unseen, or it would have refused
 		f.mu.Lock()
 		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}
 		f.mu.Unlock()
@@ -201,8 +201,8 @@ func (a *account) leaveOutUnbound(channels []gpusched.Channel) (list []gpusched.
 	return list
 }
 
-// uvmForget drops a registered channel.
-func (g *Guard) uvmForget(f *file, name channelName) {
+// dropUVMChannel drops a registered channel.
+func (g *Guard) dropUVMChannel(f *file, name channelName) {
 	f.mu.Lock()
 	ch, ok := f.channels[name]
 	delete(f.channels, name)
@@ -212,10 +212,10 @@ func (g *Guard) uvmForget(f *file, name channelName) {
 	}
 }
 
-// uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
-func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
-	g.uvmUnmapped(f, everywhere, gpu)
-	g.regionsLeft(f, gpu)
+// dropUVMGPU drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
+func (g *Guard) dropUVMGPU(f *file, gpu gpuUUID) {
+	g.recordUnmapping(f, everywhere, gpu)
+	g.dropRegionTables(f, gpu)
 	f.mu.Lock()
 	var channels []channelName
 	for name, ch := range f.channels {
@@ -226,6 +226,6 @@ func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	delete(f.spaces, gpu)
 	f.mu.Unlock()
 	for _, name := range channels {
-		g.uvmForget(f, name)
+		g.dropUVMChannel(f, name)
 	}
 }

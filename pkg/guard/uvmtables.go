@@ -28,7 +28,7 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 		return answer(c.status(status))
 	}
 	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropTables(maps) }, commit: func() {
-		g.uvmMapped(f, maps[0])
+		g.recordMapping(f, maps[0])
 		c.lost = true // tables of another call would have to fit beside these
 	}}
 }

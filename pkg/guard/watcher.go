@@ -89,7 +89,7 @@ func (g *Guard) sweepNext() {
 			defer g.turnMu.Unlock()
 			time.Sleep(time.Until(g.rested))
 			g.sweepAsked.Store(false) // who asks from now on may have closed something that this one does not see
-			took := g.chargeTime(func() { g.collect() })
+			took := g.chargeTime(func() { g.startSweep() })
 			g.rested = time.Now().Add(backgroundShare * took)
 		}()
 	}
@@ -155,7 +155,7 @@ func (g *Guard) orphans() []*file {
 		})
 	}
 	for _, f := range slices.Collect(maps.Keys(left)) {
-		for _, tgid := range f.users() {
+		for _, tgid := range f.ownerPIDs() {
 			if left[f] {
 				look(tgid)
 			}

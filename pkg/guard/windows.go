@@ -86,7 +86,9 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	return plan{
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
-		exec:   func() unix.Errno { return g.makeWindow(c, w, on(own, gpu, parent.kind), on(own, gpu, device.kind), as) },
+		exec: func() unix.Errno {
+			return g.makeWindow(c, w, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
+		},
 		cancel: func() {
 			w.file.close()
 			g.account.unreserveWindow(w)
@@ -155,8 +157,8 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 	return 0
 }
 
-// on is the guard's device of a GPU, or the subdevice.
-func on(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
+// ownParent is the guard's device of a GPU, or the subdevice.
+func ownParent(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
 	if kind == rm.ClassSubdevice {
 		return own.Subdevice(gpu)
 	}
@@ -242,19 +244,19 @@ func (g *Guard) endWindows() {
 		g.account.dropReference(w.charge)
 	}
 	if g.account.removeGoneWindows() > 0 {
-		g.lookLater()
+		g.endWindowsLater()
 	}
 }
 
-// lookLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
-func (g *Guard) lookLater() {
+// endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
+func (g *Guard) endWindowsLater() {
 	if g.windowsAsked.CompareAndSwap(false, true) {
-		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.lookAtWindows)
+		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.endWindowsAgain)
 	}
 }
 
-// lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
-func (g *Guard) lookAtWindows() {
+// endWindowsAgain ends windows whose files are closed by now, and rests for longer where there are many.
+func (g *Guard) endWindowsAgain() {
 	g.windowsAsked.Store(false)
 	g.windowsRest.Store(int64(backgroundShare * g.chargeTime(g.endWindows)))
 }

@@ -8,9 +8,9 @@ import (
 // zombies, with its pages on the GPU, until the file is closed or UVM is asked to free them (uvm_vm_close_managed). No memory map shows it
 // then. MPS makes such address spaces, so they are not refused: the guard has zombies freed wherever it looks at maps.
 
-// sharing reports that an address space, in which a GPU is registered, is of several processes. UVM_INITIALIZE of one that is initialized
+// isMultiProcess reports that an address space, in which a GPU is registered, is of several processes. UVM_INITIALIZE of one that is initialized
 // compares the flags, and does nothing (uvm_api_initialize); these are all others that there are.
-func (g *Guard) sharing(t Target) bool {
+func (g *Guard) isMultiProcess(t Target) bool {
 	for _, flags := range []uint64{0, rm.UVMInitFlagDisableHMM} {
 		o := make([]byte, rm.UVMInitializeSize)
 		rm.PutU64(o, rm.UVMInitializeFlags, flags)
@@ -26,7 +26,7 @@ func (g *Guard) sharing(t Target) bool {
 func (g *Guard) freeZombies() {
 	for _, f := range g.files.snapshot() {
 		if f.zombies.Load() && f.cleaning.CompareAndSwap(false, true) {
-			go g.cleanUp(f)
+			go g.cleanUpZombies(f)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func (g *Guard) forgetGPUs(f *file) {
 	}
 }
 
-func (g *Guard) cleanUp(f *file) {
+func (g *Guard) cleanUpZombies(f *file) {
 	defer f.cleaning.Store(false)
 	f.uvm.Lock()
 	defer f.uvm.Unlock()
