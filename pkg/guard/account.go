@@ -43,13 +43,13 @@ type account struct {
 	objects  int
 	runlists map[runlist]int // channels by engine
 	dmaMaps  int
-	host     quota.Bytes // memory that the driver made for the container on the host
-	events   int
-	// eventsSeen is when closed files of events were looked for last.
-	eventsSeen time.Time
-	windows    int       // for the processor, see windows.go
-	loose      []*window // of these, those that are over, until nobody can see the memory any more
-	zombies    int       // charges that no handle refers to any more, only UVM mappings or exported files
+	hostUsed quota.Bytes // memory that the driver made for the container on the host
+	osEvents int
+	// osEventsSeen is when closed files of events were looked for last.
+	osEventsSeen time.Time
+	windows      int       // for the processor, see windows.go
+	loose        []*window // of these, those that are over, until nobody can see the memory any more
+	zombies      int       // charges that no handle refers to any more, only UVM mappings or exported files
 	// onDenied, if not nil, is told of every denial that counts, with mu held: size did not fit into a GPU's limit, or its spill.
 	onDenied func(gpu int, size quota.Bytes, spill bool, state gpuAccount)
 	// onLoose, if not nil, is told that windows are over, whatever ended them, with mu held.
@@ -74,14 +74,14 @@ type gpuAccount struct {
 
 // counts are objects on a GPU that all containers there have so many of.
 type counts struct {
-	firmware int // in the GPU's firmware, of all kinds
-	events   int // notifications (NV01_EVENT)
-	encoders int // sessions
-	surfaces int // of semaphores
-	tsgs     int
-	vaSpaces int
-	channels int
-	kept     int // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
+	firmware     int // in the GPU's firmware, of all kinds
+	events       int // notifications (NV01_EVENT)
+	encoders     int // sessions
+	surfaces     int // of semaphores
+	tsgs         int
+	vaSpaces     int
+	channels     int
+	keptChannels int // channels that are freed and that a UVM address space keeps, with their numbers on the runlist
 }
 
 // client is an RM client. It lives as long as the file it was made on, or until it is freed.
@@ -93,13 +93,13 @@ type client struct {
 	// groups are its channel groups on the graphics engine, channels all channels; see groups.go.
 	groups, channels map[uint32]*object
 	subdevices       map[uint32]*object
-	notified         map[*object]bool   // memory that channels write errors to
-	seen             place              // where its file was found last
-	euid             int                // the user number that it was made under, by which RM compares users; -1: not known
-	letting          map[uint32]letting // by object that has policies of its own, see share.go
+	notified         map[*object]bool  // memory that channels write errors to
+	fileSeenAt       place             // where its file was found last
+	euid             int               // the user number that it was made under, by which RM compares users; -1: not known
+	policies         map[uint32]policy // by object that has policies of its own, see share.go
 	open             openRights
 	ending           bool               // its channels are off for good, see Guard.stop
-	events           map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
+	osEvents         map[uint32]weakRef // the files that they came on, with which they end, by descriptor number
 
 	// calls is held over a call that makes, opens or drops objects of the client, from before the driver is asked until the
 	// account knows. Otherwise two threads of the container could have a free and an allocation of one handle recorded in
@@ -160,10 +160,10 @@ type object struct {
 	page                  quota.Bytes            // of device memory
 	spilled               bool                   // host memory that the container takes for device memory
 	host                  bool                   // host memory that the driver made for the container
-	inTask                bool                   // the task was let make it, and may not have
+	madeInTask            bool                   // the task was let make it, and may not have
 	children              int                    // handles of what ends with this
 	space                 uint32                 // handle of a range's address space (0: the device's own), of a context DMA's memory: it ends with that
-	also                  *charge                // of a second memory of which it is another name; nil: there is none
+	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
 	unbound               bool                   // of a channel: UVM has taken its context away, or is about to; it must not run again
@@ -176,10 +176,10 @@ type object struct {
 	runlist               runlist                // of a channel
 	engine                uint32                 // of a channel or a channel group: NV2080_ENGINE_TYPE_*, as its maker named it
 	streams               *streams               // of a profiler
-	maps                  map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
-	mapped                map[*dmaMap]bool       // of memory: where it is mapped
+	dmaMaps               map[dmaPlace][]*dmaMap // of a range of GPU addresses: what is mapped there
+	mappedBy              map[*dmaMap]bool       // of memory: where it is mapped
 	windows               []*window              // of memory: for the processor
-	kept                  []*window              // of a channel: the guard's handles on notifiers that are freed
+	keptWindows           []*window              // of a channel: the guard's handles on notifiers that are freed
 	notifiers             [2]uint32              // of a channel or a group: what it writes errors to
 	notifies              map[*object]bool       // of memory, and of a context DMA: the channels that write errors to it
 }
@@ -189,19 +189,19 @@ const noGPU = -1
 
 // charge is device memory held by the container.
 type charge struct {
-	gpu     int
-	size    quota.Bytes
-	handles int         // RM handles
-	others  int         // UVM mappings, exported files and windows
-	calls   int         // under way that refer to it
-	windows int         // of these, windows
-	length  quota.Bytes // as the driver counts it, for the audit
-	spilled bool        // it is host memory, out of the spill
-	host    bool        // it is host memory, of which the driver makes so much for a container
-	tables  bool        // it is page tables of UVM's, which never have a handle
-	page    quota.Bytes // that device memory is mapped in; 0: not known
-	fabric  bool        // it has, or had, NVLink addresses
-	fabrics int         // handles on them, and calls under way that make some
+	gpu        int
+	size       quota.Bytes
+	handles    int         // RM handles
+	references int         // UVM mappings, exported files and windows
+	calls      int         // under way that refer to it
+	windows    int         // of these, windows
+	length     quota.Bytes // as the driver counts it, for the audit
+	spilled    bool        // it is host memory, out of the spill
+	host       bool        // it is host memory, of which the driver makes so much for a container
+	tables     bool        // it is page tables of UVM's, which never have a handle
+	page       quota.Bytes // that device memory is mapped in; 0: not known
+	fabric     bool        // it has, or had, NVLink addresses
+	fabrics    int         // handles on them, and calls under way that make some
 }
 
 func newAccount(gpus []GPU) *account {
@@ -407,7 +407,7 @@ func (a *account) addObject(clientHandle uint32, o object, gpu int, reserved, si
 	if size > 0 {
 		o.charge = &charge{gpu: gpu, size: size, length: o.length, spilled: o.spilled, host: o.host, page: o.page}
 		if o.host {
-			a.host += size
+			a.hostUsed += size
 		} else {
 			a.gpus[gpu].charge(size, o.spilled)
 		}
@@ -482,7 +482,7 @@ func (a *account) countObject(o *object, n int) {
 // countKept counts a channel that is kept, or one less. The account is locked.
 func (a *account) countKept(gpu, n int) {
 	for i := range a.accountsOf(gpu) {
-		a.accountsOf(gpu)[i].kept += n
+		a.accountsOf(gpu)[i].keptChannels += n
 	}
 }
 
@@ -493,13 +493,13 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
 		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
-			host: of.host, size: of.size, inTask: of.inTask, also: of.also})
+			host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge})
 	}
 }
 
 // charges are what an object keeps alive.
 func (o *object) charges(yield func(*charge) bool) {
-	_ = (o.charge == nil || yield(o.charge)) && (o.also == nil || yield(o.also))
+	_ = (o.charge == nil || yield(o.charge)) && (o.secondCharge == nil || yield(o.secondCharge))
 }
 
 // freeObject drops a handle and all its descendants; of the client's own handle, the client.
@@ -580,7 +580,7 @@ func (a *account) dropClient(c *client) {
 	for _, o := range c.objects {
 		a.dropObject(c, o)
 	}
-	for number := range c.events {
+	for number := range c.osEvents {
 		a.dropEvent(c, number)
 	}
 	delete(a.clients, c.handle)
@@ -589,7 +589,7 @@ func (a *account) dropClient(c *client) {
 func (a *account) dropObject(c *client, o *object) {
 	a.dropMaps(o)
 	a.loosenLocked(o.windows...)
-	a.loosenLocked(o.kept...)
+	a.loosenLocked(o.keptWindows...)
 	if o.kind == rm.ClassChannel {
 		c.noteNotifiers(o, false)
 	}
@@ -597,7 +597,7 @@ func (a *account) dropObject(c *client, o *object) {
 	delete(c.groups, o.handle)
 	delete(c.channels, o.handle)
 	delete(c.subdevices, o.handle)
-	delete(c.letting, o.handle)
+	delete(c.policies, o.handle)
 	delete(c.notified, o)
 	for _, h := range o.endsWith() {
 		if p := c.objects[h]; p != nil {
@@ -633,17 +633,17 @@ func (a *account) countReference(ch *charge, references *int, by int) {
 	case was && !is:
 		a.zombies--
 	}
-	if ch.handles == 0 && ch.others == 0 && ch.calls == 0 {
+	if ch.handles == 0 && ch.references == 0 && ch.calls == 0 {
 		a.refund(ch)
 	}
 }
 
 // zombie reports that only UVM mappings, exported files or windows refer to what has had a handle.
-func (ch *charge) zombie() bool { return ch.handles == 0 && ch.others > 0 && !ch.tables }
+func (ch *charge) zombie() bool { return ch.handles == 0 && ch.references > 0 && !ch.tables }
 
 func (a *account) refund(ch *charge) {
 	if ch.host {
-		a.host -= min(ch.size, a.host)
+		a.hostUsed -= min(ch.size, a.hostUsed)
 	} else {
 		a.gpus[ch.gpu].refund(ch.size, ch.spilled)
 	}
@@ -679,7 +679,7 @@ func (a *account) addReference(ch *charge) *charge {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.countReference(ch, &ch.others, 1)
+	a.countReference(ch, &ch.references, 1)
 	return ch
 }
 
@@ -690,7 +690,7 @@ func (a *account) dropReference(ch *charge) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.countReference(ch, &ch.others, -1)
+	a.countReference(ch, &ch.references, -1)
 }
 
 // importObject records a handle that was made from an exported file.
@@ -770,7 +770,7 @@ func (a *account) roomForObject(kind rm.ClassKind, gpu, maxTSGs, maxChannels int
 			kind == rm.ClassEvent && g.events >= maxNotifications,
 			kind == rm.ClassEncoder && g.encoders >= maxEncoders,
 			kind == rm.ClassSemaphores && g.surfaces >= maxSurfaces,
-			kind == rm.ClassChannel && g.channels+g.kept >= maxChannels:
+			kind == rm.ClassChannel && g.channels+g.keptChannels >= maxChannels:
 			return false
 		}
 	}

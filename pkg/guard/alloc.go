@@ -93,7 +93,7 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 // allocs are the checks of the kinds of classes that take more than an object.
 var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassVidmem:     (*Guard).checkVidmem,
-	rm.ClassSysmem:     (*Guard).checkHost,
+	rm.ClassSysmem:     (*Guard).checkHostMemory,
 	rm.ClassVirtual:    (*Guard).checkVirtual,
 	rm.ClassVASpace:    (*Guard).checkVASpace,
 	rm.ClassUserShared: (*Guard).checkUserShared,
@@ -128,7 +128,7 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 	if check := allocs[c.class.Kind]; check != nil {
 		return check(g, c)
 	}
-	return g.makeObject(c, c.newObject())
+	return g.planObject(c, c.newObject())
 }
 
 // allocClients: a debugger object is made for an object of another client, too.
@@ -159,8 +159,8 @@ func (c *trappedCall) newObject() object {
 func (c *trappedCall) allocClient() uint32 { return rm.U32(c.call.Outer, rm.AllocRoot) }
 func (c *trappedCall) allocParent() uint32 { return rm.U32(c.call.Outer, rm.AllocParent) }
 
-// makeObject is the plan of an object that takes no device memory worth counting.
-func (g *Guard) makeObject(c *trappedCall, o object) plan {
+// planObject is the plan of an object that takes no device memory worth counting.
+func (g *Guard) planObject(c *trappedCall, o object) plan {
 	return plan{ask: true, commit: func() {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		g.account.addObject(c.allocClient(), o, noGPU, 0, 0)
@@ -176,9 +176,9 @@ type cost struct {
 	host  bool
 }
 
-// makeCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
+// planCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
 // size, once the driver has answered.
-func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
+func (g *Guard) planCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
 	if !g.reserve(want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
@@ -220,14 +220,14 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 	o.graphics = true
 	if o.engine > engineGRLast {
 		o.graphics = false
-		return g.makeObject(c, o)
+		return g.planObject(c, o)
 	}
 	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
 	size := g.contextMemory(gpu)
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
+	p := g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, size
 	})
@@ -269,7 +269,7 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		}
 		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
 	}
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }
 
 // checkP2P: which numbers two GPUs have for each other, and where their mailboxes are, RM chooses. Of a caller's choice it does not look
@@ -280,7 +280,7 @@ func (g *Guard) checkP2P(c *trappedCall) plan {
 			rm.PutU32(c.params, off, 0)
 		}
 	}
-	return g.makeObject(c, c.newObject())
+	return g.planObject(c, c.newObject())
 }
 
 // checkEncoder: version 1 names memory with statistics for other programs. The driver maps it into the kernel and keeps no reference
@@ -288,7 +288,7 @@ func (g *Guard) checkP2P(c *trappedCall) plan {
 func (g *Guard) checkEncoder(c *trappedCall) plan {
 	rm.PutU32(c.params, rm.EncoderVersion, 0)
 	rm.PutU32(c.params, rm.EncoderMemory, 0)
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
@@ -296,7 +296,7 @@ func (g *Guard) checkEncoder(c *trappedCall) plan {
 func (g *Guard) checkProfiler(c *trappedCall) plan {
 	o := c.newObject()
 	o.streams = &streams{}
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }
 
 // checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
@@ -318,7 +318,7 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 	rm.PutU32(c.params, rm.DeviceClientShare, client)
 	// As for other address spaces: else tables that do not fit on the GPU come from the host, uncounted.
 	rm.PutU32(c.params, rm.DeviceFlags, rm.U32(c.params, rm.DeviceFlags)&^rm.DeviceFlagRetryHost)
-	p := g.makeObject(c, o)
+	p := g.planObject(c, o)
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
@@ -327,7 +327,7 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 // kernel log where it has not.
 func (g *Guard) checkDebugger(c *trappedCall) plan {
 	dst, src := allocClients(c)
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	p.opened, p.done = g.openForPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
 	return p
 }
@@ -361,10 +361,10 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
 	if g.spills(gpu, want) {
-		return g.makeSpilled(c, gpu, want)
+		return g.planSpilled(c, gpu, want)
 	}
 	o := c.newObject()
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
+	p := g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
 		attr, attr2 := rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
@@ -373,7 +373,7 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 	})
 	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
 		c.restoreParams()
-		return g.makeSpilled(c, gpu, want)
+		return g.planSpilled(c, gpu, want)
 	}
 	p.retry = func(status uint32) (plan, bool) {
 		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
@@ -381,7 +381,7 @@ func (g *Guard) checkVidmem(c *trappedCall) plan {
 			return plan{}, false
 		}
 		c.restoreParams()
-		return g.makeSpilled(c, gpu, want), true
+		return g.planSpilled(c, gpu, want), true
 	}
 	return p
 }
@@ -442,7 +442,7 @@ func usesGraphics(class rm.Class) bool {
 // checkEngineObject: where an object is on the graphics engine, and its channel in a group that has not been charged for that (one
 // that named another engine), it is now.
 func (g *Guard) checkEngineObject(c *trappedCall) plan {
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	if !usesGraphics(c.class) {
 		return p
 	}
@@ -472,14 +472,14 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 			g.gpuTime.Made(g.account.gpuOf(client, owner))
 		}
 	}
-	return g.withPreemption(c, client, owner, p)
+	return g.planPreemption(c, client, owner, p)
 }
 
 // checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
 // change. It is asked for by 0xde0001, which is paid for; from 590 on each end of such an object changes it, too (FreeHoldsLocks).
 func (g *Guard) checkUserShared(c *trappedCall) plan {
 	clear(c.params)
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }

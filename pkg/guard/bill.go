@@ -52,10 +52,10 @@ type bill struct {
 
 	searches bucket // of seconds
 
-	mu      sync.Mutex
-	looked  time.Time            // at the quota
-	process func() time.Duration // the CPU time of the guard's process
-	since   bookings
+	mu          sync.Mutex
+	quotaReadAt time.Time            // at the quota
+	process     func() time.Duration // the CPU time of the guard's process
+	since       bookings
 }
 
 // bookings is what was put on the bill since it was compared with what the guard's process has used.
@@ -127,9 +127,9 @@ func (b *bill) owed(now time.Time) time.Duration {
 // refreshQuota has the container's CPU quota read again, now and then.
 func (b *bill) refreshQuota(now time.Time, read func() float64) {
 	b.mu.Lock()
-	due := now.Sub(b.looked) >= quotaLook
+	due := now.Sub(b.quotaReadAt) >= quotaLook
 	if due {
-		b.looked = now
+		b.quotaReadAt = now
 	}
 	b.mu.Unlock()
 	if due {
@@ -174,16 +174,16 @@ func (w *worker) payBill(now time.Time) {
 	if !ok {
 		return
 	}
-	b := w.g.bill
+	b := w.guard.bill
 	b.charge(now, u)
-	b.refreshQuota(now, w.g.cpuQuota)
+	b.refreshQuota(now, w.guard.cpuQuota)
 	wait := b.owed(now)
 	if wait == 0 {
 		return
 	}
-	w.g.stats.throttled.Add(1)
-	w.g.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, or its guard has spent more CPU time on calls that did not succeed than it may")
-	for ; wait > 0 && !w.l.dead.Load(); wait -= sleepPiece {
+	w.guard.stats.throttled.Add(1)
+	w.guard.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, or its guard has spent more CPU time on calls that did not succeed than it may")
+	for ; wait > 0 && !w.listener.dead.Load(); wait -= sleepPiece {
 		time.Sleep(min(wait, sleepPiece))
 	}
 }

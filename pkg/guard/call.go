@@ -12,14 +12,14 @@ import (
 
 // trappedCall is one notification while it is served: who called, on which file, with what.
 type trappedCall struct {
-	g     *Guard
-	l     *listener // nil in tests: a task that always waits
-	notif *seccompNotif
-	task  *task
-	mem   *arena
-	fd    int  // the guard's copy of the file, closed at the end; -1 if none
-	node  node // what the file is
-	file  *file
+	guard    *Guard
+	listener *listener // nil in tests: a task that always waits
+	notif    *seccompNotif
+	task     *task
+	mem      *arena
+	fd       int  // the guard's copy of the file, closed at the end; -1 if none
+	node     node // what the file is
+	file     *file
 
 	call      rm.Call
 	outerAddr uint64
@@ -142,7 +142,7 @@ func (c *trappedCall) target() Target {
 
 // valid reports that the task is still waiting in this very call. Everything read before is the task's own only if it is
 // true afterwards. A nil listener, in tests, stands for a task that always waits.
-func (c *trappedCall) valid() bool { return c.l == nil || c.l.valid(c.notif.ID) }
+func (c *trappedCall) valid() bool { return c.listener == nil || c.listener.valid(c.notif.ID) }
 
 // changedParts lists what the task must be told: the ranges that differ from what it passed. Unchanged parts are not written,
 // so that constant memory may stand behind an input pointer.

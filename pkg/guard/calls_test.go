@@ -679,7 +679,7 @@ func TestRootAlloc(t *testing.T) {
 		g, f := rootGuard(t, confirm)
 		live.Store(0)
 		g.resolveRoot(f, f.pending, 0xc1d00077, true)
-		if g.account.ownsClient(0xc1d00077) || g.astray.Load() == 0 {
+		if g.account.ownsClient(0xc1d00077) || g.astrayAt.Load() == 0 {
 			t.Error("a client that RM does not confirm is trusted")
 		}
 	})
@@ -697,7 +697,7 @@ func TestRootAlloc(t *testing.T) {
 		p.since = time.Time{}
 		// It runs a signal's handler, while other threads make calls.
 		p.task = &task{tid: 1 << 22, proc: p.task.proc}
-		if g.resolveRoot(f, p, 0, false) || g.astray.Load() != 0 {
+		if g.resolveRoot(f, p, 0, false) || g.astrayAt.Load() != 0 {
 			t.Error("a root alloc that nobody was let make counts against the program")
 		}
 		g.rootAnswered(f, false)
@@ -993,9 +993,9 @@ func TestRMOnUVM(t *testing.T) {
 	g := newFakeGuard(t, &fakeDriver{})
 	c := newFakeCall(t, g, fakeUVM)
 	for _, cmd := range []uint32{0xc030462b, 0xc020462a, 0xc01046d3, 0xc00446c9} {
-		w := &worker{g: g, mem: c.mem}
+		w := &worker{guard: g, mem: c.mem}
 		notif := &seccompNotif{Arch: nativeArch, Args: [6]uint64{0, uint64(cmd)}}
-		if rep := w.handle(&trappedCall{g: g, notif: notif, task: c.task, mem: c.mem, fd: c.fd}); rep.resume || rep.errno == 0 {
+		if rep := w.handle(&trappedCall{guard: g, notif: notif, task: c.task, mem: c.mem, fd: c.fd}); rep.resume || rep.errno == 0 {
 			t.Errorf("%#x: %+v", cmd, rep)
 		}
 	}

@@ -24,12 +24,12 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlCacheFlush:     {check: (*Guard).checkCacheFlush},
 	rm.ControlPidInfo:        {check: (*Guard).checkPidInfo},
 	rm.ControlPeerMemory:     {check: (*Guard).checkPeerMemory},
-	rm.ControlFD:             {locks: true, check: (*Guard).checkFile},
-	rm.ControlCreateExportFD: {locks: true, check: (*Guard).checkFile},
-	rm.ControlExportFD:       {locks: true, check: (*Guard).checkFile},
-	rm.ControlExportFDs:      {locks: true, check: (*Guard).checkFile},
-	rm.ControlImportFD:       {locks: true, check: (*Guard).checkFile},
-	rm.ControlImportFDs:      {locks: true, check: (*Guard).checkFile},
+	rm.ControlFD:             {locks: true, check: (*Guard).checkFileControl},
+	rm.ControlCreateExportFD: {locks: true, check: (*Guard).checkFileControl},
+	rm.ControlExportFD:       {locks: true, check: (*Guard).checkFileControl},
+	rm.ControlExportFDs:      {locks: true, check: (*Guard).checkFileControl},
+	rm.ControlImportFD:       {locks: true, check: (*Guard).checkFileControl},
+	rm.ControlImportFDs:      {locks: true, check: (*Guard).checkFileControl},
 	rm.ControlSharePolicy:    {locks: true, check: (*Guard).checkSharePolicy},
 	rm.ControlSchedule:       {check: (*Guard).checkSchedule},
 	rm.ControlOwnChannel:     {locks: true, check: (*Guard).checkOwnChannel},
@@ -225,9 +225,9 @@ func (g *Guard) filterIDs(params []byte, off int) {
 	}
 }
 
-// checkFile handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
+// checkFileControl handles controls that name a descriptor of the task: the guard passes a copy of its own. Exports and
 // imports of objects move references to memory, the others do not.
-func (g *Guard) checkFile(c *trappedCall) plan {
+func (g *Guard) checkFileControl(c *trappedCall) plan {
 	number := rm.U32(c.params, c.control.FDOff)
 	fd, as, err := c.fileNamed(number, nodeControl)
 	if err != nil {
@@ -403,7 +403,7 @@ func (g *Guard) setExports(list []export, first int, held []export) []export {
 			list = append(list, make([]export, at+1-len(list))...)
 			list[at] = e
 		}
-		g.exported.Add(1)
+		g.exportedObjects.Add(1)
 	}
 	return list
 }
@@ -412,17 +412,17 @@ func (g *Guard) setExports(list []export, first int, held []export) []export {
 func (g *Guard) dropExport(e export) {
 	if e.there {
 		g.account.dropReference(e.charge)
-		g.exported.Add(-1)
+		g.exportedObjects.Add(-1)
 	}
 }
 
 // roomForExports reports that the container may export n objects more. Some files may be closed unnoticed.
 func (g *Guard) roomForExports(n int) bool {
-	if n == 0 || g.exported.Load()+int64(n) <= maxExported {
+	if n == 0 || g.exportedObjects.Load()+int64(n) <= maxExported {
 		return true
 	}
 	g.sweep()
-	return g.exported.Load()+int64(n) <= maxExported
+	return g.exportedObjects.Load()+int64(n) <= maxExported
 }
 
 // maxExports bounds the positions of a file that the guard remembers.

@@ -12,23 +12,23 @@ import (
 
 // serve answers one notification. It is the guard's main way; read it from top to bottom.
 func (w *worker) serve(notif *seccompNotif) {
-	g := w.g
+	g := w.guard
 	cmd := uint32(notif.Args[1]) // the kernel truncates to 32 bits too (SYSCALL_DEFINE3(ioctl))
 
 	// What may run natively is decided by the registers alone. Memory and even the descriptor table can change between
 	// this check and the system call, the registers cannot: a number that no driver call has is safe whatever file it
 	// reaches in the end.
 	if !rm.UVMShaped(cmd) && !g.abi.RMShaped(cmd) && !fromLimiter(cmd) {
-		w.l.answer(notif.ID, replyResume)
+		w.listener.answer(notif.ID, replyResume)
 		return
 	}
 	g.stats.calls.Add(1)
 	for range 2 {
 		task, err := g.tasks.acquire(int(notif.PID))
 		if err != nil {
-			if w.l.valid(notif.ID) {
+			if w.listener.valid(notif.ID) {
 				g.log.Warn("cannot look at a task", "tid", notif.PID, "err", err)
-				w.l.answer(notif.ID, fail(unix.ENODEV))
+				w.listener.answer(notif.ID, fail(unix.ENODEV))
 			}
 			return
 		}
@@ -38,16 +38,16 @@ func (w *worker) serve(notif *seccompNotif) {
 			return
 		}
 	}
-	w.l.answer(notif.ID, fail(unix.ENODEV))
+	w.listener.answer(notif.ID, fail(unix.ENODEV))
 }
 
 // serveTask answers a notification of a known thread. It returns true if the thread turned out to be a dead one whose
 // number is in use again: then nothing was done and the caller tries anew.
 func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
-	g := w.g
+	g := w.guard
 	if !task.mu.TryLock() { // a second notification of a thread waits for the first, whose caller is away by then
 		task.mu.Lock()
-		if !w.l.valid(notif.ID) {
+		if !w.listener.valid(notif.ID) {
 			task.mu.Unlock()
 			return false
 		}
@@ -56,12 +56,12 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 
 	if s := task.saved; s != nil {
 		match := s.matches(notif, task.tid)
-		if !w.l.valid(notif.ID) {
+		if !w.listener.valid(notif.ID) {
 			return false // a stale notification, whose caller is already in its next one
 		}
 		if match {
 			writeMemory(task.tid, s.parts())
-			if w.l.answer(notif.ID, s.rep) {
+			if w.listener.answer(notif.ID, s.rep) {
 				g.stats.replayed.Add(1)
 				task.lastAnswer.recordSaved(s)
 				s.release()
@@ -76,7 +76,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 	if !task.exact && !task.sharesFiles() {
 		// Without PIDFD_THREAD the guard sees the descriptors of the process, which are not those of this thread.
 		g.logOnce("files", "refused a call of a thread with a descriptor table of its own; that needs Linux 6.9", "tid", task.tid)
-		w.l.answer(notif.ID, fail(unix.EPERM))
+		w.listener.answer(notif.ID, fail(unix.EPERM))
 		return false
 	}
 	fd, err := task.getFile(int(int32(notif.Args[0])))
@@ -84,20 +84,20 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 		switch {
 		case errors.Is(err, unix.ESRCH):
 			g.tasks.dropTask(task)
-			return w.l.valid(notif.ID)
+			return w.listener.valid(notif.ID)
 		case errors.Is(err, unix.EBADF):
-			w.l.answer(notif.ID, fail(unix.EBADF))
+			w.listener.answer(notif.ID, fail(unix.EBADF))
 		default:
 			g.logOnce("getfd", "cannot copy a descriptor of the container; is CAP_SYS_PTRACE blocked by a security module?", "err", err)
-			w.l.answer(notif.ID, fail(unix.ENODEV))
+			w.listener.answer(notif.ID, fail(unix.ENODEV))
 		}
 		return false
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{g: g, l: w.l, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
-	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(notif.ID) }) {
+	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
 	}
@@ -114,7 +114,7 @@ func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
 
 // handle decides on a call and carries it out.
 func (w *worker) handle(c *trappedCall) reply {
-	g, notif := c.g, c.notif
+	g, notif := c.guard, c.notif
 	cmd := uint32(notif.Args[1])
 	var foreign bool
 	var err error
@@ -192,7 +192,7 @@ func (g *Guard) onOtherFile(cmd uint32) reply {
 
 // followFile finds or makes the record of the call's file.
 func (c *trappedCall) followFile() (err error) {
-	c.file, err = c.g.followFile(c.fd, c.node)
+	c.file, err = c.guard.followFile(c.fd, c.node)
 	if err == nil && c.node.kind == nodeUVM {
 		c.file.mu.Lock()
 		c.file.owners[c.task.proc.tgid] = true
@@ -203,27 +203,27 @@ func (c *trappedCall) followFile() (err error) {
 
 // sendAnswer writes the results and sends the answer; a caller that is gone is remembered.
 func (w *worker) sendAnswer(c *trappedCall, rep reply) {
-	g := w.g
+	g := w.guard
 	if !c.executed {
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
-			if !w.l.valid(c.notif.ID) {
+			if !w.listener.valid(c.notif.ID) {
 				return
 			}
 			if !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 				rep = fail(unix.EFAULT)
 			}
 		}
-		if through := w.l.answer(c.notif.ID, rep); c.root != nil {
+		if through := w.listener.answer(c.notif.ID, rep); c.root != nil {
 			g.rootAnswered(c.root, through)
 		}
 		return
 	}
 	// A call can take long, and the thread's number be another's afterwards.
-	if w.l.valid(c.notif.ID) {
+	if w.listener.valid(c.notif.ID) {
 		if rep.errno == 0 && !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
-		if w.l.answer(c.notif.ID, rep) {
+		if w.listener.answer(c.notif.ID, rep) {
 			c.task.lastAnswer.record(c)
 			return
 		}
@@ -259,12 +259,12 @@ func (g *Guard) saveResult(c *trappedCall, rep reply) {
 	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
 	// many threads with large ones would bloat the guard.
 	size := savedCost + c.savedSize()
-	if g.saved.Add(int64(size)) > maxSaved && c.undo == nil {
-		g.saved.Add(-int64(size))
+	if g.savedBytes.Add(int64(size)) > maxSaved && c.undo == nil {
+		g.savedBytes.Add(-int64(size))
 		return
 	}
 	s := c.save(rep)
-	s.onRelease = func() { g.saved.Add(-int64(size)) }
+	s.onRelease = func() { g.savedBytes.Add(-int64(size)) }
 	task := c.task
 	task.saved = s
 	if s.undo == nil {
@@ -290,7 +290,7 @@ func (c *trappedCall) unwrap() unix.Errno {
 		return unix.EINVAL
 	}
 	inner := 3<<30 | size<<16 | 'F'<<8 | nr
-	if !c.g.abi.RMShaped(inner) {
+	if !c.guard.abi.RMShaped(inner) {
 		return unix.EINVAL
 	}
 	c.mem.reset()

@@ -165,27 +165,27 @@ func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 }
 
 func (a *account) linkDMA(m *dmaMap) {
-	if m.mapper.maps == nil {
-		m.mapper.maps = map[dmaPlace][]*dmaMap{}
+	if m.mapper.dmaMaps == nil {
+		m.mapper.dmaMaps = map[dmaPlace][]*dmaMap{}
 	}
-	if m.memory.mapped == nil {
-		m.memory.mapped = map[*dmaMap]bool{}
+	if m.memory.mappedBy == nil {
+		m.memory.mappedBy = map[*dmaMap]bool{}
 	}
-	m.mapper.maps[m.at] = append(m.mapper.maps[m.at], m)
-	m.memory.mapped[m] = true
+	m.mapper.dmaMaps[m.at] = append(m.mapper.dmaMaps[m.at], m)
+	m.memory.mappedBy[m] = true
 	a.dmaMaps++
 }
 
 // unlinkDMA forgets a mapping, without what was charged for it.
 func (a *account) unlinkDMA(m *dmaMap) {
-	list := m.mapper.maps[m.at]
+	list := m.mapper.dmaMaps[m.at]
 	if i := slices.Index(list, m); i >= 0 {
 		list = slices.Delete(list, i, i+1)
 	}
-	if m.mapper.maps[m.at] = list; len(list) == 0 {
-		delete(m.mapper.maps, m.at)
+	if m.mapper.dmaMaps[m.at] = list; len(list) == 0 {
+		delete(m.mapper.dmaMaps, m.at)
 	}
-	delete(m.memory.mapped, m)
+	delete(m.memory.mappedBy, m)
 	a.dmaMaps--
 }
 
@@ -197,12 +197,12 @@ func (a *account) dropDMA(m *dmaMap) {
 
 // dropMaps ends the mappings in a range of addresses, or of memory.
 func (a *account) dropMaps(o *object) {
-	for _, list := range o.maps {
+	for _, list := range o.dmaMaps {
 		for _, m := range slices.Clone(list) {
 			a.dropDMA(m)
 		}
 	}
-	for m := range o.mapped {
+	for m := range o.mappedBy {
 		a.dropDMA(m)
 	}
 }
@@ -218,13 +218,13 @@ func (a *account) removeDMA(clientHandle, mapper uint32, at dmaPlace, length uin
 	}
 	o := c.objects[mapper]
 	if length == 0 {
-		if list := o.maps[at]; len(list) > 0 {
+		if list := o.dmaMaps[at]; len(list) > 0 {
 			a.dropDMA(list[0])
 		}
 		return
 	}
 	var hit []*dmaMap
-	for place, list := range o.maps {
+	for place, list := range o.dmaMaps {
 		for _, m := range list {
 			if place.device == at.device && place.address < at.address+length && at.address < place.address+m.length {
 				hit = append(hit, m)

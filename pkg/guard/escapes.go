@@ -170,14 +170,14 @@ func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as ui
 			_ = unix.Close(fd)
 		}
 	}()
-	n, _, err := c.g.nodes.classify(fd)
+	n, _, err := c.guard.nodes.classify(fd)
 	if err == nil && !slices.Contains(kinds, n.kind) {
 		err = unix.EINVAL
 	}
-	if err != nil || c.g.driver.Native() {
+	if err != nil || c.guard.driver.Native() {
 		return fd, uint32(fd), err
 	}
-	f, err := c.g.followFile(fd, n)
+	f, err := c.guard.followFile(fd, n)
 	if err != nil {
 		return fd, 0, err
 	}

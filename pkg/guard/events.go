@@ -23,7 +23,7 @@ func (g *Guard) noteStart(r ledger.Record) {
 		}
 		has = append(has, what)
 	}
-	g.began.Store(time.Now().UnixNano())
+	g.beganAt.Store(time.Now().UnixNano())
 	// Not in the way of the container's first call.
 	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Name: r.Name, Text: strings.Join(has, ", ")})
 }
@@ -31,7 +31,7 @@ func (g *Guard) noteStart(r ledger.Record) {
 // noteEnd is the last word, after everything is given back: news may come late, room for the next container may not.
 func (g *Guard) noteEnd() {
 	g.events.Close()
-	began := g.began.Load()
+	began := g.beganAt.Load()
 	if began == 0 {
 		return // it never ran: whoever wanted to create it has told why
 	}

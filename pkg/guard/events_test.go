@@ -75,7 +75,7 @@ func TestLifeIsTold(t *testing.T) {
 	if g.reserve(cost{size: 2 * quota.GiB}) || !g.reserve(cost{size: 3 * quota.MiB}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
-	g.began.Store(time.Now().Add(-time.Hour).UnixNano())
+	g.beganAt.Store(time.Now().Add(-time.Hour).UnixNano())
 	g.noteEnd()
 	got := read()
 	lines := strings.Split(got, "\n")

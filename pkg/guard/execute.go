@@ -81,7 +81,7 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 // makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with
 // its file and waits for no call. False: the client is gone already.
 func (c *trappedCall) acquireObject(client, handle uint32) (object, bool) {
-	o, ok := c.g.account.acquireObject(c.locked.of(client), handle)
+	o, ok := c.guard.account.acquireObject(c.locked.of(client), handle)
 	c.acquired = append(c.acquired, o)
 	return o, ok
 }
@@ -89,7 +89,7 @@ func (c *trappedCall) acquireObject(client, handle uint32) (object, bool) {
 // releaseObjects drops what acquireObject has kept.
 func (c *trappedCall) releaseObjects() {
 	for _, o := range c.acquired {
-		c.g.account.releaseObject(o)
+		c.guard.account.releaseObject(o)
 	}
 	c.acquired = nil
 }
@@ -130,7 +130,7 @@ func (c *trappedCall) execute(p plan) reply {
 // askDriver makes the call and reads the status that came back.
 func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	if p.exec == nil {
-		p.exec = func() syscall.Errno { return c.g.driver.Exec(c.target(), &c.call) }
+		p.exec = func() syscall.Errno { return c.guard.driver.Exec(c.target(), &c.call) }
 	}
 	exec := func() {
 		c.executed = true
@@ -141,7 +141,7 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	}
 	if o := p.opened; o == nil {
 		exec()
-	} else if s, refused := c.g.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
+	} else if s, refused := c.guard.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
 		c.status(rm.StatusInvalidClient)
 		return rm.StatusInvalidClient, 0
 	}
@@ -151,10 +151,10 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 // statusOff is where a call's status word is; false: it has none.
 func (c *trappedCall) statusOff() (int, bool) {
 	if rm.UVMShaped(c.call.Cmd) {
-		form, ok := c.g.abi.UVM(c.call.Cmd)
+		form, ok := c.guard.abi.UVM(c.call.Cmd)
 		return form.Status, ok
 	}
-	return c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	return c.guard.abi.StatusOff(c.call.NR(), c.call.Size())
 }
 
 // statusWord is what the call's structure says of its outcome; OK where it says nothing.
@@ -177,7 +177,7 @@ func (c *trappedCall) status(s uint32) reply {
 
 // deny answers with a status, counts that, and says so once for each kind.
 func (c *trappedCall) deny(status uint32, kind, msg string, args ...any) reply {
-	c.g.logOnce(kind, msg, args...)
-	c.g.stats.denied.Add(1)
+	c.guard.logOnce(kind, msg, args...)
+	c.guard.stats.denied.Add(1)
 	return c.status(status)
 }

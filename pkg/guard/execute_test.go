@@ -45,7 +45,7 @@ func TestExecute(t *testing.T) {
 			f := newFakeCall(t, newFakeGuard(t, d), fakeControl)
 			c := &f.trappedCall
 			if test.away {
-				c.l = &listener{fd: -1}
+				c.listener = &listener{fd: -1}
 			}
 			c.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, rm.ControlSize)), Outer: make([]byte, rm.ControlSize)}
 			var got []string

@@ -160,8 +160,8 @@ func TestExportOneByOne(t *testing.T) {
 		t.Errorf("the driver saw %x", seen)
 	}
 	ch := g.account.clients[fakeClient].objects[fakeMemory].charge
-	if ch.others != 2 {
-		t.Errorf("%d references by the file, want 2", ch.others)
+	if ch.references != 2 {
+		t.Errorf("%d references by the file, want 2", ch.references)
 	}
 	g.account.freeObject(fakeClient, fakeMemory)
 	if used := g.account.usage(0).used; used != 8*quota.MiB {

@@ -48,7 +48,7 @@ func (g *Guard) checkFabric(c *trappedCall) plan {
 		return answer(c.deny(rm.StatusInsufficientResources, "fabricagain", "denied NVLink addresses of memory that has some"))
 	}
 	o.charge = m.charge // which it keeps, as a channel does
-	p := g.makeObject(c, o)
+	p := g.planObject(c, o)
 	asked := slices.Clone(c.params)
 	rm.PutU64(c.params, rm.FabricAlignment, page)
 	if m.spilled {
@@ -78,7 +78,7 @@ func makeFlexible(params []byte, form rm.FabricForm) {
 func (a *account) beginFabric(ch *charge) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if ch.fabrics > 0 || ch.fabric && ch.others > 0 {
+	if ch.fabrics > 0 || ch.fabric && ch.references > 0 {
 		return false
 	}
 	ch.fabrics++

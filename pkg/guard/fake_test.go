@@ -103,7 +103,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall: trappedCall{g: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
+	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
-	c.trappedCall = trappedCall{g: c.g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
+	c.trappedCall = trappedCall{guard: c.guard, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
@@ -143,14 +143,14 @@ func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	var rep reply
 	switch {
 	case fromLimiter(cmd):
-		rep = c.g.onManaged(&c.trappedCall, cmd)
+		rep = c.guard.onManaged(&c.trappedCall, cmd)
 	case rm.UVMShaped(cmd):
-		rep = c.g.onUVM(&c.trappedCall, cmd)
+		rep = c.guard.onUVM(&c.trappedCall, cmd)
 	default:
 		if !c.loadOuter(cmd, addr, len(o)) {
 			return fail(unix.EFAULT)
 		}
-		rep = c.g.onEscape(&c.trappedCall)
+		rep = c.guard.onEscape(&c.trappedCall)
 	}
 	if !rep.resume && rep.errno == 0 {
 		for _, part := range c.changedParts(nil) {

@@ -51,7 +51,7 @@ type file struct {
 	cleaning   atomic.Bool                // UVM is asked to free that
 	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order
 	ended      bool                       // with uvm held: it was torn down
-	torn       chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way
+	tornDown   chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way
 	exporter   bool                       // objects were exported into it here
 	owners     map[int]bool               // processes that used this UVM address space
 	sim        simFile                    // with the simulated driver

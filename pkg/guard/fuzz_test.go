@@ -222,7 +222,7 @@ func BenchmarkHandle(b *testing.B) {
 			parts := make([]memoryPart, 0, maxParts)
 			b.ReportAllocs()
 			for b.Loop() {
-				c.trappedCall = trappedCall{g: g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node,
+				c.trappedCall = trappedCall{guard: g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node,
 					call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 				c.mem.reset()
 				if !c.loadOuter(cmd, addr, len(x.o)) {

@@ -189,7 +189,7 @@ func TestScheduleOfTheGone(t *testing.T) {
 	o := fakeControlCall(workGroup, scheduleGroup, p)
 	f.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, len(o))), Outer: o}
 	done := make(chan reply, 1)
-	f.l = &listener{fd: -1}
+	f.listener = &listener{fd: -1}
 	f.params = p
 	go func() { done <- f.execute(c.checkSchedule(&f.trappedCall)) }()
 	select {

@@ -175,7 +175,7 @@ func (g *Guard) fileWithin(c *client, searches *bucket) (Target, bool) {
 		return t, t.File != 0
 	}
 	g.account.mu.Lock()
-	seen := c.seen
+	seen := c.fileSeenAt
 	g.account.mu.Unlock()
 	if seen.tgid != 0 {
 		if t.FD = g.fileAt(seen, c.file); t.FD >= 0 {
@@ -196,7 +196,7 @@ func (g *Guard) fileWithin(c *client, searches *bucket) (Target, bool) {
 	for _, tgid := range tgids {
 		if fd, at := findFile(g.files.self, tgid, c.file, &g.nodes); fd >= 0 {
 			g.account.mu.Lock()
-			c.seen = at
+			c.fileSeenAt = at
 			g.account.mu.Unlock()
 			t.FD = fd
 			return t, true

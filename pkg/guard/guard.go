@@ -34,46 +34,46 @@ import (
 
 // Guard is the state of one container.
 type Guard struct {
-	cfg     Config
-	log     *slog.Logger
-	driver  Driver
-	abi     *rm.ABI
-	account *account
-	tasks   *taskTable
-	files   *fileTable
-	nodes   nodeTable
-	gpus    []gpuIdentity
-	bill    *bill
-	slow    bucket       // of seconds, for calls that hold the driver's locks for long
-	waiters atomic.Int32 // calls that wait for it
-	stats   stats
+	cfg        Config
+	log        *slog.Logger
+	driver     Driver
+	abi        *rm.ABI
+	account    *account
+	tasks      *taskTable
+	files      *fileTable
+	nodes      nodeTable
+	gpus       []gpuIdentity
+	bill       *bill
+	slowBucket bucket       // of seconds, for calls that hold the driver's locks for long
+	waiters    atomic.Int32 // calls that wait for it
+	stats      stats
 	// tally outlives the guard once Run has begun (keepTally).
 	tally *tally.Page
 
-	pendingRoots atomic.Int64
-	exported     atomic.Int64 // objects in files
-	rootPatience time.Duration
-	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
-	ended        atomic.Int64 // when everything of the container's was ended for that
-	sweepMu      sync.Mutex
-	tearMu       sync.Mutex // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
-	sweepAsked   atomic.Bool
-	turnMu       sync.Mutex
-	rested       time.Time    // when the next sweep that was asked for may be; of who holds turnMu
-	saved        atomic.Int64 // bytes of results kept for interrupted callers
-	kept         []int        // the container's GPU nodes, open for as long as the guard runs
-	held         []int        // files that no tenant shall have a lease on
+	pendingRoots    atomic.Int64
+	exportedObjects atomic.Int64 // objects in files
+	rootPatience    time.Duration
+	astrayAt        atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
+	allEndedAt      atomic.Int64 // when everything of the container's was ended for that
+	sweepMu         sync.Mutex
+	teardownMu      sync.Mutex // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
+	sweepPending    atomic.Bool
+	sweepTurnMu     sync.Mutex
+	sweepNotBefore  time.Time    // when the next sweep that was asked for may be; of who holds sweepTurnMu
+	savedBytes      atomic.Int64 // bytes of results kept for interrupted callers
+	gpuNodes        []int        // the container's GPU nodes, open for as long as the guard runs
+	leaseHeld       []int        // files that no tenant shall have a lease on
 
 	rmClientMu sync.Mutex
 	rmClient   *rmclient.Client // nil until somebody needs it
 	bar1       []quota.Bytes    // how large each GPU's is; 0: not known. Set with rmClient
 
-	windowsMu    sync.Mutex   // held while windows that are over are looked at
-	windowsAsked atomic.Bool  // they will be, without anybody asking
-	windowsRest  atomic.Int64 // that the next such look waits, ns
+	windowsMu      sync.Mutex   // held while windows that are over are looked at
+	windowsPending atomic.Bool  // they will be, without anybody asking
+	windowsRest    atomic.Int64 // that the next such look waits, ns
 
-	preemptMu   sync.Mutex // held by preemptWhilePending
-	preemptNext time.Time  // when it may look again
+	preemptMu        sync.Mutex // held by preemptWhilePending
+	preemptNotBefore time.Time  // when it may look again
 
 	gpuTime    *gpusched.Scheduler
 	lastRecord *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
@@ -81,7 +81,7 @@ type Guard struct {
 	sentFDs    sentFDs
 	page       *page.Page // nil: the container has none
 	events     *event.Writer
-	began      atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
+	beganAt    atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 
 	mu             sync.Mutex
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
@@ -127,9 +127,9 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
 		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
-		files:  &fileTable{self: os.Getpid()},
-		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
-		slow:   slowCalls(), rootPatience: rootPatience,
+		files:      &fileTable{self: os.Getpid()},
+		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
+		slowBucket: slowCalls(), rootPatience: rootPatience,
 		bill: newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
 	}
 	for _, x := range cfg.GPUs {
@@ -140,7 +140,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		g.gpus = append(g.gpus, id)
 	}
 	g.countIn(new(tally.Page))
-	g.held = holdOpen(cfg.Hold, log)
+	g.leaseHeld = holdOpen(cfg.Hold, log)
 	g.account.onDenied = g.noteDenied
 	g.account.onLoose = g.endWindowsLater
 	g.gpuTime = newScheduler(g)
@@ -184,7 +184,7 @@ func (g *Guard) openNodes() error {
 			if err != nil {
 				return fmt.Errorf("open %s: %w", n.HostPath, err)
 			}
-			g.kept = append(g.kept, fd)
+			g.gpuNodes = append(g.gpuNodes, fd)
 			if err := unix.Fstat(fd, &st); err != nil {
 				return fmt.Errorf("stat %s: %w", n.HostPath, err)
 			}

@@ -16,21 +16,21 @@ const hostFree = 256 * quota.MiB
 
 const pageHost = 4 * quota.KiB
 
-func (g *Guard) checkHost(c *trappedCall) plan {
-	return g.makeHost(c, c.allocClient(), rm.U64(c.params, rm.MemorySize), c.newObject(), func(o *object) quota.Bytes {
+func (g *Guard) checkHostMemory(c *trappedCall) plan {
+	return g.planHostMemory(c, c.allocClient(), rm.U64(c.params, rm.MemorySize), c.newObject(), func(o *object) quota.Bytes {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return quota.Bytes(rm.U64(c.params, rm.MemorySize))
 	})
 }
 
-// makeHost is the plan of host memory. granted reads the handle into o and the size, once the driver has answered.
-func (g *Guard) makeHost(c *trappedCall, client uint32, size uint64, o object, granted func(*object) quota.Bytes) plan {
+// planHostMemory is the plan of host memory. granted reads the handle into o and the size, once the driver has answered.
+func (g *Guard) planHostMemory(c *trappedCall, client uint32, size uint64, o object, granted func(*object) quota.Bytes) plan {
 	want, ok := roundUp(size, pageHost)
 	if !ok {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	o.host = true
-	return g.makeCharged(c, client, cost{host: true, size: want}, func() (object, quota.Bytes) {
+	return g.planCharged(c, client, cost{host: true, size: want}, func() (object, quota.Bytes) {
 		o.size = max(want, granted(&o))
 		return o, o.size
 	})
@@ -62,9 +62,9 @@ func (g *Guard) noteHostMemory(c *trappedCall, class uint32) plan {
 		takes = size / pinned
 	}
 	x := object{handle: handle, parent: rm.U32(o, rm.AllocMemoryParent), class: class, kind: rm.ClassSysmem, gpu: noGPU,
-		host: true, inTask: true, size: size}
+		host: true, madeInTask: true, size: size}
 	old, taken := g.account.lookup(client, handle)
-	if taken && (!old.inTask || old.parent != x.parent) { // below another parent it would outlive its record
+	if taken && (!old.madeInTask || old.parent != x.parent) { // below another parent it would outlive its record
 		return answer(c.status(rm.StatusInsertDuplicateName))
 	}
 	if old.charge != nil { // a call comes again when it was interrupted, or refused. If it was carried out the driver says so
@@ -127,9 +127,9 @@ func (a *account) growHost(client, handle uint32, size, more quota.Bytes) {
 func (a *account) reserveHost(size, most quota.Bytes) (used quota.Bytes, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.host > most || size > most-a.host {
-		return a.host, false
+	if a.hostUsed > most || size > most-a.hostUsed {
+		return a.hostUsed, false
 	}
-	a.host += size
-	return a.host, true
+	a.hostUsed += size
+	return a.hostUsed, true
 }

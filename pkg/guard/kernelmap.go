@@ -34,7 +34,7 @@ func (g *Guard) checkContextDMA(c *trappedCall) plan {
 			"denied a context DMA that the kernel maps: only of little host memory", "limit", limit, "max", maxKernelMap))
 	}
 	o.space = memory
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }
 
 // maxSemaphores is how large the memory of a semaphore surface may be. The driver writes each slot of 32 bytes with all GPUs locked.
@@ -44,17 +44,17 @@ const maxSemaphores = quota.MiB
 // (semsurfConstruct_IMPL). What the task makes of host memory itself may be larger than it said.
 func (g *Guard) checkSemaphoreSurface(c *trappedCall) plan {
 	o := c.newObject()
-	for at, kept := range map[int]**charge{rm.SemaphoreMemory: &o.charge, rm.SemaphoreMaxMemory: &o.also} {
+	for at, kept := range map[int]**charge{rm.SemaphoreMemory: &o.charge, rm.SemaphoreMaxMemory: &o.secondCharge} {
 		handle := rm.U32(c.params, at)
 		m, ok := c.acquireObject(c.allocClient(), handle)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		if handle != 0 && (!m.host || m.inTask || m.size == 0 || m.size > maxSemaphores) {
+		if handle != 0 && (!m.host || m.madeInTask || m.size == 0 || m.size > maxSemaphores) {
 			return answer(c.deny(rm.StatusInvalidArgument, "semaphores",
 				"denied a semaphore surface: its memory is not host memory made by RM_ALLOC, or is too large", "size", m.size, "max", maxSemaphores))
 		}
 		*kept = m.charge
 	}
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }

@@ -18,7 +18,7 @@ import (
 // two cold ones and the median rises to 6–14 µs. So another worker is started only when one is seen to be slow
 // (see monitor), and the first to finish finds its place taken and ends.
 type listener struct {
-	g     *Guard
+	guard *Guard
 	fd    int
 	total atomic.Int32 // workers
 	// waiting is true while a worker waits, or is about to.
@@ -36,7 +36,7 @@ const maxWorkers = 64
 
 // newListener starts to serve a filter.
 func (g *Guard) newListener(fd int) *listener {
-	l := &listener{g: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
+	l := &listener{guard: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
 	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
 	l.spawn()
@@ -53,12 +53,12 @@ func (l *listener) spawn() {
 
 // worker serves notifications, with scratch memory of its own.
 type worker struct {
-	g     *Guard
-	l     *listener
-	mem   *arena
-	notif seccompNotif
-	call  trappedCall
-	parts [maxParts]memoryPart
+	guard    *Guard
+	listener *listener
+	mem      *arena
+	notif    seccompNotif
+	call     trappedCall
+	parts    [maxParts]memoryPart
 
 	start time.Time // when it began; times are told from then, since time.Now reads two clocks of the kernel's and time.Since one
 
@@ -74,7 +74,7 @@ func (l *listener) serveCalls() {
 	w, err := l.idleWorker()
 	if err != nil {
 		l.waiting.Store(false)
-		l.g.log.Error("no memory for a worker", "err", err)
+		l.guard.log.Error("no memory for a worker", "err", err)
 		return
 	}
 	defer l.parkWorker(w)
@@ -86,7 +86,7 @@ func (l *listener) serveCalls() {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(false)
-		l.g.monitor.wake(l)
+		l.guard.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
 		end := time.Since(w.start)
@@ -98,7 +98,7 @@ func (l *listener) serveCalls() {
 	}
 	now := time.Now()
 	u, _ := w.meter.spent(now, true)
-	w.g.bill.charge(now, u)
+	w.guard.bill.charge(now, u)
 }
 
 func (l *listener) idleWorker() (*worker, error) {
@@ -108,7 +108,7 @@ func (l *listener) idleWorker() (*worker, error) {
 	default:
 	}
 	mem, err := newArena()
-	return &worker{g: l.g, l: l, mem: mem}, err
+	return &worker{guard: l.guard, listener: l, mem: mem}, err
 }
 
 func (l *listener) parkWorker(w *worker) {

@@ -54,15 +54,15 @@ func (s span) size() quota.Bytes { return quota.Bytes(s.end - s.base) }
 // managed is the managed memory of the container. Its mutex comes before all others but a task's: a call that is served waits
 // for it, and who holds it looks through files, sweeps, and charges.
 type managed struct {
-	mu       sync.Mutex
-	procs    map[int][]span // by process, ascending, not overlapping
-	spans    int            // in all of them
-	watching bool
-	over     bool          // GPU work is paused because of it
-	killed   int           // the last process that was killed for it
-	cpu      time.Duration // that the container had used at the last look
-	rested   time.Time     // until then no process can have the maps looked at by asking for memory
-	pids     func() []int  // the container's processes; nil: those of its cgroup
+	mu            sync.Mutex
+	procs         map[int][]span // by process, ascending, not overlapping
+	spans         int            // in all of them
+	watching      bool
+	over          bool          // GPU work is paused because of it
+	killed        int           // the last process that was killed for it
+	cpu           time.Duration // that the container had used at the last look
+	scanNotBefore time.Time     // until then no process can have the maps looked at by asking for memory
+	pids          func() []int  // the container's processes; nil: those of its cgroup
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
@@ -121,7 +121,7 @@ func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
 	if more > 0 && !g.account.reserveManaged(more, false) {
 		// Something may be gone unnoticed. To look for it costs the guard more than the caller, so not for every call.
 		g.sweepUntil(func() bool { return g.account.fitsManaged(more) })
-		if claim.announced.After(m.rested) {
+		if claim.announced.After(m.scanNotBefore) {
 			g.scanMaps()
 		}
 		list = m.procs[tgid]
@@ -224,7 +224,7 @@ func (g *Guard) scanMaps() {
 	m := &g.managed
 	g.freeZombies()
 	now := time.Now()
-	defer func() { m.rested = time.Now().Add(backgroundShare * time.Since(now)) }()
+	defer func() { m.scanNotBefore = time.Now().Add(backgroundShare * time.Since(now)) }()
 	found := map[int][]span{}
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans

@@ -201,7 +201,7 @@ func (a *account) attachNotifiers(client uint32, list []notifier, kept []*window
 	c := a.clients[client]
 	for i, w := range kept {
 		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
-			ch.kept = append(ch.kept, w)
+			ch.keptWindows = append(ch.keptWindows, w)
 		} else {
 			a.loosenLocked(w)
 		}

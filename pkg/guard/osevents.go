@@ -62,7 +62,7 @@ func (a *account) hasEvent(client, number uint32, self int) bool {
 	if c == nil {
 		return false
 	}
-	e, ok := c.events[number]
+	e, ok := c.osEvents[number]
 	if ok && !e.alive(self) {
 		a.dropEvent(c, number)
 		ok = false
@@ -75,18 +75,18 @@ func (a *account) roomForEvent(self int, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	most := maxEvents * len(a.gpus)
-	if a.events < most || now.Sub(a.eventsSeen) < time.Second {
-		return a.events < most
+	if a.osEvents < most || now.Sub(a.osEventsSeen) < time.Second {
+		return a.osEvents < most
 	}
-	a.eventsSeen = now
+	a.osEventsSeen = now
 	for _, c := range a.clients {
-		for number, e := range c.events {
+		for number, e := range c.osEvents {
 			if !e.alive(self) {
 				a.dropEvent(c, number)
 			}
 		}
 	}
-	return a.events < most
+	return a.osEvents < most
 }
 
 func (a *account) addEvent(client, number uint32, e weakRef) {
@@ -97,11 +97,11 @@ func (a *account) addEvent(client, number uint32, e weakRef) {
 		e.close()
 		return
 	}
-	if c.events == nil {
-		c.events = map[uint32]weakRef{}
+	if c.osEvents == nil {
+		c.osEvents = map[uint32]weakRef{}
 	}
-	c.events[number] = e
-	a.events++
+	c.osEvents[number] = e
+	a.osEvents++
 }
 
 func (a *account) removeEvent(client, number uint32) {
@@ -113,9 +113,9 @@ func (a *account) removeEvent(client, number uint32) {
 }
 
 func (a *account) dropEvent(c *client, number uint32) {
-	if e, ok := c.events[number]; ok {
-		delete(c.events, number)
-		a.events--
+	if e, ok := c.osEvents[number]; ok {
+		delete(c.osEvents, number)
+		a.osEvents--
 		e.close()
 	}
 }

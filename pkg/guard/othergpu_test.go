@@ -66,7 +66,7 @@ func TestElsewhere(t *testing.T) {
 	}
 	named := func(off int) func(f *fakeCall, device, mapper, memory uint32) uint32 {
 		return func(f *fakeCall, device, _, memory uint32) uint32 {
-			f.g.account.addObject(fakeClient, object{handle: group, parent: device, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
+			f.guard.account.addObject(fakeClient, object{handle: group, parent: device, kind: rm.ClassTSG, gpu: noGPU}, noGPU, 0, 0)
 			p := make([]byte, 368)
 			rm.PutU32(p, rm.ChannelEngineType, rm.ChannelEngineTypeCopy0)
 			rm.PutU32(p, off, memory)
@@ -83,7 +83,7 @@ func TestElsewhere(t *testing.T) {
 			rm.PutU32(p, rm.TSGEngineType, rm.ChannelEngineTypeCopy0)
 			o := fakeAlloc(device, group, 0xa06c, p)
 			f.escape(rm.EscAlloc, o, p)
-			f.g.driver.(*fakeDriver).calls = nil
+			f.guard.driver.(*fakeDriver).calls = nil
 			p = make([]byte, 368)
 			o = fakeAlloc(group, channel, 0xc36f, p)
 			f.escape(rm.EscAlloc, o, p)
@@ -101,10 +101,10 @@ func TestElsewhere(t *testing.T) {
 	ofDevice := func(f *fakeCall, device, _, memory uint32) uint32 { return contextDMA(f, device, 0, memory) }
 	// byDMA is a channel with a context DMA of the memory, which is on its own GPU.
 	byDMA := func(f *fakeCall, device, mapper, memory uint32) uint32 {
-		if s := contextDMA(f, f.g.account.clients[fakeClient].objects[memory].parent, 0, memory); s != rm.StatusOK {
+		if s := contextDMA(f, f.guard.account.clients[fakeClient].objects[memory].parent, 0, memory); s != rm.StatusOK {
 			return s
 		}
-		f.g.driver.(*fakeDriver).calls = nil
+		f.guard.driver.(*fakeDriver).calls = nil
 		return named(0)(f, device, mapper, context)
 	}
 	for name, call := range map[string]func(f *fakeCall, device, mapper, memory uint32) uint32{

@@ -124,11 +124,11 @@ func (g *Guard) preemptWhilePending() {
 	}
 	defer g.preemptMu.Unlock()
 	begin := time.Now()
-	if begin.Before(g.preemptNext) {
+	if begin.Before(g.preemptNotBefore) {
 		return
 	}
 	g.preemptUnseen()
-	g.preemptNext = time.Now().Add(backgroundShare * time.Since(begin))
+	g.preemptNotBefore = time.Now().Add(backgroundShare * time.Since(begin))
 }
 
 // preemptGroup is preemptUnseen of one group. Where there is no context the driver refuses, and the mode is set when there is one.
@@ -179,9 +179,9 @@ func (a *account) notPreempting() (list []groupRef) {
 	return list
 }
 
-// withPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
+// planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
 // run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
-func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) plan {
+func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) plan {
 	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
 		return p
 	}
@@ -249,14 +249,14 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 		}
 	}}
 	if flags&2 != 0 && rm.U32(c.params, rm.PreemptGFXP) != 0 {
-		return g.withGFXP(c, p)
+		return g.planGFXP(c, p)
 	}
 	return p
 }
 
-// withGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes
+// planGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes
 // them, so whether they are there already nobody can see. A pool of them would be shared with other containers.
-func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
+func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	client := c.controlClient()
 	o, _ := g.account.lookup(client, rm.U32(c.params, rm.PreemptChannel))
 	if o.kind == rm.ClassChannel {

@@ -392,7 +392,7 @@ func TestPreemptionWhileMany(t *testing.T) {
 	if want := []string{"mode 100 1 2"}; !slices.Equal(c.log, want) {
 		t.Errorf("got %q, want %q", c.log, want)
 	}
-	c.preemptNext = time.Time{}
+	c.preemptNotBefore = time.Time{}
 	c.preemptMu.Lock() // somebody is at it
 	c.preemptWhilePending()
 	c.preemptMu.Unlock()

@@ -23,7 +23,7 @@ const maxWaiters = 16
 // waitToPay waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
 // has to come again.
 func (g *Guard) waitToPay(c *trappedCall, locks time.Duration) bool {
-	wait := g.slow.tryPay(time.Now(), locks.Seconds())
+	wait := g.slowBucket.tryPay(time.Now(), locks.Seconds())
 	if wait == 0 {
 		return true
 	}
@@ -33,7 +33,7 @@ func (g *Guard) waitToPay(c *trappedCall, locks time.Duration) bool {
 	}
 	for wait > 0 && c.valid() {
 		time.Sleep(min(wait, 10*time.Millisecond))
-		wait = g.slow.tryPay(time.Now(), locks.Seconds())
+		wait = g.slowBucket.tryPay(time.Now(), locks.Seconds())
 	}
 	return wait == 0
 }

@@ -259,7 +259,7 @@ func TestSlowCalls(t *testing.T) {
 	}
 	d := answering(0, nil)
 	g := withClient(newFakeGuard(t, d))
-	g.slow = bucket{perSecond: 1e-3, burst: -1} // in debt for long
+	g.slowBucket = bucket{perSecond: 1e-3, burst: -1} // in debt for long
 	g.waiters.Store(maxWaiters)
 	p := make([]byte, 8)
 	if rep := newFakeCall(t, g, fakeControl).escape(rm.EscControl, fakeControlCall(fakeDevice, 0x83de0310, p), p); rep.errno != unix.EINTR || len(d.calls) != 0 {
@@ -354,7 +354,7 @@ func TestDebugInterrupted(t *testing.T) {
 	c := &f.trappedCall
 	c.mem.reset()
 	addr := uint64(uintptr(unsafe.Pointer(&o[0])))
-	c.l, c.notif = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
+	c.listener, c.notif = l, &seccompNotif{ID: id, Args: [6]uint64{uint64(c.fd), uint64(testCmd(rm.EscControl, len(o))), addr}}
 	if !c.loadOuter(uint32(c.notif.Args[1]), addr, len(o)) {
 		t.Fatal("load")
 	}
@@ -362,7 +362,7 @@ func TestDebugInterrupted(t *testing.T) {
 	if bytes.IndexByte(buffer, 0xee) >= 0 {
 		t.Error("memory was written by thread number after the thread had left the call")
 	}
-	w := &worker{g: g, l: l}
+	w := &worker{guard: g, listener: l}
 	w.sendAnswer(c, rep)
 	if s := c.task.saved; s != nil && s.matches(c.notif, os.Getpid()) {
 		t.Errorf("one piece of three is read, and the call is answered %+v with %d parts when it comes again", s.rep, len(s.parts()))

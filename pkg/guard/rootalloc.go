@@ -90,7 +90,7 @@ const maxPendingRoots = 64
 // loadRoot copies what the structure of a root alloc points at, and makes sure that the driver will be able to write there: a call
 // that it could not answer would look like one that went elsewhere.
 func (c *trappedCall) loadRoot() bool {
-	form, ok := c.g.abi.AllocForm(len(c.call.Outer))
+	form, ok := c.guard.abi.AllocForm(len(c.call.Outer))
 	if !ok {
 		return false
 	}

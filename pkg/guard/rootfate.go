@@ -50,7 +50,7 @@ func (g *Guard) resolveRoot(f *file, p *pendingRoot, candidate uint32, over bool
 // one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
-	before := g.astray.Swap(now.UnixNano())
+	before := g.astrayAt.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
 		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.task.proc.tgid)
 		g.startAudit()
@@ -148,10 +148,10 @@ func (g *Guard) madeClient(f *file, p *pendingRoot, h uint32) bool {
 // hasNoUnknownClient reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
 // if a root alloc went elsewhere before, and made it there; so it is looked at from then on.
 func (g *Guard) hasNoUnknownClient(p *pendingRoot) bool {
-	if g.astray.Load() == 0 {
+	if g.astrayAt.Load() == 0 {
 		return true
 	}
-	if at := g.ended.Load(); at != 0 { // who provokes that must not keep the guard busy
+	if at := g.allEndedAt.Load(); at != 0 { // who provokes that must not keep the guard busy
 		time.Sleep(time.Until(time.Unix(0, at).Add(endPause)))
 	}
 	last, refused, err := g.probeRoot(p)
@@ -259,7 +259,7 @@ func cpuTimeOf(tid int) (t cpuTime, ok bool) {
 // isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
 // itself (escape 0x27).
 func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
-	if handle == 0 || handle == client || g.astray.Load() == 0 && g.pendingRoots.Load() == 0 {
+	if handle == 0 || handle == client || g.astrayAt.Load() == 0 && g.pendingRoots.Load() == 0 {
 		return false
 	}
 	if _, ok := g.account.lookup(client, handle); ok {
@@ -298,7 +298,7 @@ func (g *Guard) endPending(f *file) {
 // endAllClients is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file; which,
 // the driver does not tell. So all clients are freed, and the processes killed that have files on which there may be clients nobody knows.
 func (g *Guard) endAllClients(p *pendingRoot) {
-	g.ended.Store(time.Now().UnixNano())
+	g.allEndedAt.Store(time.Now().UnixNano())
 	g.log.Error("threads of the container make something else of calls that ask for an RM client; all its RM clients are freed, and its processes that use the GPU killed",
 		"pid", p.task.proc.tgid)
 	g.events.Note(event.Event{Kind: event.Freed, PID: p.task.proc.tgid, Text: "all RM clients, and processes that use the GPU killed: " +

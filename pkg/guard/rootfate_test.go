@@ -104,7 +104,7 @@ func TestRootFound(t *testing.T) {
 			for range others {
 				d.made(-1)
 			}
-			if g.watchRoot(f, p); !g.account.hasClientOn(f, want) || g.astray.Load() != 0 || f.clients != 1 {
+			if g.watchRoot(f, p); !g.account.hasClientOn(f, want) || g.astrayAt.Load() != 0 || f.clients != 1 {
 				t.Errorf("%#x was not found", want)
 			}
 			if len(d.freed) > 0 && d.freed[0] == want {
@@ -120,7 +120,7 @@ func TestRootRefused(t *testing.T) {
 	d.refuse = rm.StatusInsufficientResources
 	for range 3 {
 		f, p := ask(t, g)
-		if !g.resolveRoot(f, p, 0, true) || g.astray.Load() != 0 || f.rooted || f.pending != nil {
+		if !g.resolveRoot(f, p, 0, true) || g.astrayAt.Load() != 0 || f.rooted || f.pending != nil {
 			t.Fatal("an honest program's refused call counts against it")
 		}
 	}
@@ -133,7 +133,7 @@ func TestRootNotOver(t *testing.T) {
 	tid, args, end := stuckThread(t)
 	defer end()
 	p.task, p.args = &task{tid: tid, proc: p.task.proc}, args
-	if g.resolveRoot(f, p, 0, false) || g.astray.Load() != 0 {
+	if g.resolveRoot(f, p, 0, false) || g.astrayAt.Load() != 0 {
 		t.Fatal("decided while the thread is inside")
 	}
 	p.since = p.since.Add(-stallTime - time.Second)
@@ -151,7 +151,7 @@ func TestRootNotOver(t *testing.T) {
 			t.Fatal("a call that is held back by its own memory waits for ever")
 		}
 	}
-	if g.astray.Load() == 0 {
+	if g.astrayAt.Load() == 0 {
 		t.Fatal("it does not count")
 	}
 }
@@ -171,17 +171,17 @@ func TestRootAstray(t *testing.T) {
 	g.managed.pids = func() []int { return []int{holder.Process.Pid, other.Process.Pid} }
 
 	f, p := ask(t, g)
-	if !g.resolveRoot(f, p, 0, true) || g.astray.Load() == 0 || f.rooted {
+	if !g.resolveRoot(f, p, 0, true) || g.astrayAt.Load() == 0 || f.rooted {
 		t.Fatal("the first was not noticed, or bars its file")
 	}
-	if !g.account.ownsClient(kept) || g.ended.Load() != 0 {
+	if !g.account.ownsClient(kept) || g.allEndedAt.Load() != 0 {
 		t.Fatal("one call that was not made ends a program")
 	}
-	g.astray.Add(-int64(forgiveness + time.Second))
-	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.ended.Load() != 0 {
+	g.astrayAt.Add(-int64(forgiveness + time.Second))
+	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.allEndedAt.Load() != 0 {
 		t.Fatal("an hour later it still counts")
 	}
-	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.ended.Load() == 0 {
+	if f, p = ask(t, g); !g.resolveRoot(f, p, 0, true) || g.allEndedAt.Load() == 0 {
 		t.Fatal("the second does not count")
 	}
 	if _, ok := d.clients[kept]; ok || g.account.ownsClient(kept) {
@@ -245,11 +245,11 @@ func TestRootOnFile(t *testing.T) {
 	}
 	p := f.pending
 	g.rootAnswered(f, true)
-	if g.resolveRoot(f, p, old, false); f.pending != nil && g.astray.Load() != 0 {
+	if g.resolveRoot(f, p, old, false); f.pending != nil && g.astrayAt.Load() != 0 {
 		t.Error("decided early")
 	}
 	g.resolveRoot(f, p, old, true)
-	if f.clients != 1 || g.astray.Load() == 0 || !f.rooted {
+	if f.clients != 1 || g.astrayAt.Load() == 0 || !f.rooted {
 		t.Errorf("%d clients on the file; the old one passes for the new one", f.clients)
 	}
 }
@@ -285,7 +285,7 @@ func TestRootMemoryHeld(t *testing.T) {
 	go func() { judged <- g.resolveRoot(f, p, 0, true) }()
 	select {
 	case over := <-judged:
-		if !over || g.astray.Load() == 0 {
+		if !over || g.astrayAt.Load() == 0 {
 			t.Error("a call that went elsewhere does not count")
 		}
 	case <-time.After(20 * time.Second):
@@ -392,7 +392,7 @@ func TestUnseen(t *testing.T) {
 			{stolen, 0, 0, rm.StatusOK}, {stolen, 1, 0, rm.StatusInvalidObjectHandle}, {stolen, 0, 1, rm.StatusInvalidObjectHandle},
 			{gone, 1, 0, rm.StatusInvalidObjectHandle}, {host, 1, 0, rm.StatusOK}, {fakeDevice, 1, 1, rm.StatusOK}, {fakeClient, 1, 1, rm.StatusOK},
 		} {
-			g.astray.Store(x.astray)
+			g.astrayAt.Store(x.astray)
 			g.pendingRoots.Store(x.root)
 			if got := way(x.handle); got != x.want {
 				t.Errorf("%s of %#x, %+v: %s", name, x.handle, x, rm.StatusName(got))

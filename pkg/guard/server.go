@@ -247,7 +247,7 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 			g.initPID = state.Pid
 		}
 		g.cgroups = cgroupsOf(g.initPID)
-		g.held = append(g.held, holdOpen(g.cgroups.leasable(), g.log)...)
+		g.leaseHeld = append(g.leaseHeld, holdOpen(g.cgroups.leasable(), g.log)...)
 		g.initStart, _ = ledger.ProcStart(g.initPID)
 		g.devFirst = deviceOfDev(g.initPID)
 	}

@@ -39,7 +39,7 @@ func (g *Guard) checkShare(c *trappedCall) plan {
 	if g.account.isSpilled(rm.U32(o, rm.ShareClient), object) {
 		return answer(g.refuseSpilled(c, "share"))
 	}
-	return g.setPolicy(rm.U32(o, rm.ShareClient), object, o[rm.SharePolicy:rm.SharePolicy+rm.SharePolicySize])
+	return g.planPolicy(rm.U32(o, rm.ShareClient), object, o[rm.SharePolicy:rm.SharePolicy+rm.SharePolicySize])
 }
 
 // checkSharePolicy: CLIENT_SET_INHERITED_SHARE_POLICY, of the client as a whole, and CLIENT_SHARE_OBJECT.
@@ -48,11 +48,11 @@ func (g *Guard) checkSharePolicy(c *trappedCall) plan {
 	if before > 0 {
 		object = rm.U32(c.params, 0)
 	}
-	return g.setPolicy(c.controlClient(), object, c.params[before:])
+	return g.planPolicy(c.controlClient(), object, c.params[before:])
 }
 
-// setPolicy is the plan of a change of an object's policies; p is the RS_SHARE_POLICY.
-func (g *Guard) setPolicy(client, object uint32, p []byte) plan {
+// planPolicy is the plan of a change of an object's policies; p is the RS_SHARE_POLICY.
+func (g *Guard) planPolicy(client, object uint32, p []byte) plan {
 	own := [rm.SharePolicySize]byte(p)
 	p[rm.SharePolicyType] = inContainer(own[:], g.account.ownsClient(rm.U32(p, rm.SharePolicyTarget)))
 	return plan{ask: true, done: func() { copy(p, own[:]) }, commit: func() { g.account.setPolicy(client, object, own[:]) }}
@@ -76,8 +76,8 @@ func inContainer(p []byte, ours bool) byte {
 	return p[rm.SharePolicyType]
 }
 
-// letting are the rights that the policies of an object, or of a client as a whole, give to others, where the driver was told less.
-type letting struct {
+// policy are the rights that the policies of an object, or of a client as a whole, give to others, where the driver was told less.
+type policy struct {
 	all  uint32 // to everybody
 	user uint32 // to the same user
 }
@@ -90,7 +90,7 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	if c == nil || object != client && c.objects[object] == nil {
 		return
 	}
-	var l letting
+	var l policy
 	action, rights := p[rm.SharePolicyAction], rm.U32(p, rm.SharePolicyAccess)
 	if action&shareActionCompose != 0 {
 		l = c.policiesOf(object)
@@ -109,17 +109,17 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	default:
 		*of |= rights
 	}
-	if c.letting == nil {
-		c.letting = map[uint32]letting{}
+	if c.policies == nil {
+		c.policies = map[uint32]policy{}
 	}
-	c.letting[object] = l
+	c.policies[object] = l
 }
 
 // policiesOf finds the policies in force for an object: its own, or those of the first of its ancestors that has some
 // (rsAccessGetActiveShareList). The caller holds the account's mu.
-func (c *client) policiesOf(object uint32) letting {
+func (c *client) policiesOf(object uint32) policy {
 	for range 64 { // as gpuOf
-		if l, ok := c.letting[object]; ok {
+		if l, ok := c.policies[object]; ok {
 			return l
 		}
 		o := c.objects[object]
@@ -128,7 +128,7 @@ func (c *client) policiesOf(object uint32) letting {
 		}
 		object = o.parent
 	}
-	return c.letting[c.handle]
+	return c.policies[c.handle]
 }
 
 // policiesLet reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same

@@ -38,8 +38,8 @@ func (g *Guard) spills(gpu int, want quota.Bytes) bool {
 	return !fits()
 }
 
-// makeSpilled is the plan of host memory in place of device memory.
-func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
+// planSpilled is the plan of host memory in place of device memory.
+func (g *Guard) planSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 	if !g.account.reserveSpill(gpu, want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}

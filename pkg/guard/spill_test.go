@@ -43,7 +43,7 @@ func wantSpilled(t *testing.T, g *Guard, left, spilled quota.Bytes) {
 // spilled makes spilled memory on a guard that has no room left.
 func spilled(t *testing.T, f *fakeCall, handle uint32, size quota.Bytes) {
 	t.Helper()
-	before := f.g.account.usage(0).spilled
+	before := f.guard.account.usage(0).spilled
 	p := make([]byte, 128)
 	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(size))
@@ -51,7 +51,7 @@ func spilled(t *testing.T, f *fakeCall, handle uint32, size quota.Bytes) {
 	if rep := f.escape(rm.EscAlloc, o, p); rep != replyDone || rm.U32(o, 40) != rm.StatusOK {
 		t.Fatalf("%+v %s", rep, rm.StatusName(rm.U32(o, 40)))
 	}
-	if got := f.g.account.usage(0).spilled - before; got != size {
+	if got := f.guard.account.usage(0).spilled - before; got != size {
 		t.Fatalf("%v spilled, want %v", got, size)
 	}
 }
@@ -410,7 +410,7 @@ func TestSpilledIsRefused(t *testing.T) {
 			if status := c.call(f, fakeSpilled); status != c.status || len(d.calls) > 0 {
 				t.Errorf("spilled memory: %s, %d calls", rm.StatusName(status), len(d.calls))
 			}
-			if ch := g.account.clients[fakeClient].objects[fakeSpilled].charge; ch.others != 0 || ch.handles != 1 {
+			if ch := g.account.clients[fakeClient].objects[fakeSpilled].charge; ch.references != 0 || ch.handles != 1 {
 				t.Errorf("held: %+v", ch)
 			}
 			if status := c.call(f, fakeMemory); status != rm.StatusOK || len(d.calls) == 0 {

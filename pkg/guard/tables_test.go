@@ -98,7 +98,7 @@ func TestVirtualLimit(t *testing.T) {
 	for i := range uint32(1000) {
 		p := virtualParams(32<<30, 0, 1<<rm.MemoryAttrPageShift, 0)
 		o := fakeAlloc(fakeDevice, fakeRange+i, classVirtual, p)
-		g.slow.tokens = 1
+		g.slowBucket.tokens = 1
 		f.escape(rm.EscAlloc, o, p)
 		if rm.U32(o, 40) != rm.StatusOK {
 			break
@@ -284,7 +284,7 @@ func TestMapDMALength(t *testing.T) {
 		{"another container's client", 0xc1d00000, fakeRange, fakeMemory, 0, 4096, rm.StatusInvalidClient},
 	} {
 		g, d, f := dmaGuard(t)
-		g.slow = slowCalls()
+		g.slowBucket = slowCalls()
 		o := mapDMA(c.client, c.mapper, c.memory, c.offset, c.length)
 		f.escape(rm.EscMapDMA, o)
 		if s := rm.U32(o, 56); s != c.status || (len(d.calls) == 0) != (c.status != 0) {
@@ -457,19 +457,19 @@ func TestOSEvents(t *testing.T) {
 		t.Errorf("a duplicate: %s, %d driver calls; the driver would write a line to the kernel log", rm.StatusName(s), len(d.calls))
 	}
 	ask(f, rm.EscFreeOSEvent, fakeClient, 3)
-	if s := ask(f, rm.EscAllocOSEvent, fakeClient, 3); s != rm.StatusOK || g.account.events != 1 {
-		t.Errorf("after FREE_OS_EVENT: %s, %d events", rm.StatusName(s), g.account.events)
+	if s := ask(f, rm.EscAllocOSEvent, fakeClient, 3); s != rm.StatusOK || g.account.osEvents != 1 {
+		t.Errorf("after FREE_OS_EVENT: %s, %d events", rm.StatusName(s), g.account.osEvents)
 	}
 	f.undo()
-	if g.account.events != 0 {
+	if g.account.osEvents != 0 {
 		t.Error("one that nobody was told of stays")
 	}
 	// An event ends with its file, and the number can be used again.
 	other := newFakeCall(t, g, fakeControl)
 	ask(other, rm.EscAllocOSEvent, fakeClient, 7)
 	unix.Close(other.fd)
-	if s := ask(f, rm.EscAllocOSEvent, fakeClient, 7); s != rm.StatusOK || g.account.events != 1 {
-		t.Errorf("the number of a closed file: %s, %d events", rm.StatusName(s), g.account.events)
+	if s := ask(f, rm.EscAllocOSEvent, fakeClient, 7); s != rm.StatusOK || g.account.osEvents != 1 {
+		t.Errorf("the number of a closed file: %s, %d events", rm.StatusName(s), g.account.osEvents)
 	}
 	before, most := len(openFDs(t)), uint32(maxEvents*len(g.cfg.GPUs))
 	for i := range most + 10 {
@@ -482,8 +482,8 @@ func TestOSEvents(t *testing.T) {
 		}
 	}
 	f.escape(rm.EscFree, fakeFree(fakeClient))
-	if g.account.events != 0 || len(openFDs(t)) > before {
-		t.Errorf("after the client's end: %d events, %d descriptors, before %d", g.account.events, len(openFDs(t)), before)
+	if g.account.osEvents != 0 || len(openFDs(t)) > before {
+		t.Errorf("after the client's end: %d events, %d descriptors, before %d", g.account.osEvents, len(openFDs(t)), before)
 	}
 }
 
@@ -659,8 +659,8 @@ func TestHostMemory(t *testing.T) {
 		}
 		f.escape(rm.EscFree, fakeFree(0x81))
 		f.escape(rm.EscFree, fakeFree(0x82))
-		if g.account.host != 0 {
-			t.Errorf("%s: %v after the last free", name, g.account.host)
+		if g.account.hostUsed != 0 {
+			t.Errorf("%s: %v after the last free", name, g.account.hostUsed)
 		}
 	}
 	// A name that is taken may not lose its record.
@@ -673,12 +673,12 @@ func TestHostMemory(t *testing.T) {
 		if s := old(0x85, size); s != rm.StatusOK {
 			t.Errorf("the same call again: %s", rm.StatusName(s))
 		}
-		if want := max(quota.Bytes(size), 8192); g.account.host != want {
-			t.Errorf("%v are counted, want %v", g.account.host, want)
+		if want := max(quota.Bytes(size), 8192); g.account.hostUsed != want {
+			t.Errorf("%v are counted, want %v", g.account.hostUsed, want)
 		}
 	}
-	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.host != 12288 {
-		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.host)
+	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.hostUsed != 12288 {
+		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.hostUsed)
 	}
 	// Below another parent it would outlive its record; and what is surely there has the size that it has.
 	parent = fakeMemory
@@ -692,18 +692,18 @@ func TestHostMemory(t *testing.T) {
 		t.Errorf("the name of what RM_ALLOC has made: %s", rm.StatusName(s))
 	}
 	f.escape(rm.EscFree, fakeFree(0x86))
-	if g.account.host != 0 {
-		t.Errorf("%v after the free", g.account.host)
+	if g.account.hostUsed != 0 {
+		t.Errorf("%v after the free", g.account.hostUsed)
 	}
 	alloc(0x83, 4096)
 	g.account.dupOf(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
 	g.account.freeObject(fakeClient, 0x83)
-	if g.account.host != 4096 {
-		t.Errorf("%v with a second handle", g.account.host)
+	if g.account.hostUsed != 4096 {
+		t.Errorf("%v with a second handle", g.account.hostUsed)
 	}
 	f.escape(rm.EscFree, fakeFree(fakeClient))
-	if g.account.host != 0 {
-		t.Errorf("%v after the client's end", g.account.host)
+	if g.account.hostUsed != 0 {
+		t.Errorf("%v after the client's end", g.account.hostUsed)
 	}
 }
 

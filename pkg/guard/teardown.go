@@ -95,16 +95,16 @@ func (g *Guard) startSweep() (underWay []chan struct{}) {
 	g.gpuTime.LetGo()
 	for _, f := range g.orphans() {
 		if !g.ownerExiting(f) {
-			f.torn = make(chan struct{})
+			f.tornDown = make(chan struct{})
 			go func() {
-				defer close(f.torn)
+				defer close(f.tornDown)
 				g.chargeUnpaidTime(func() time.Duration { return g.endUVM(f) })
 			}()
 		}
 	}
 	for _, f := range g.files.snapshot() {
-		if f.torn != nil {
-			underWay = append(underWay, f.torn)
+		if f.tornDown != nil {
+			underWay = append(underWay, f.tornDown)
 		}
 	}
 	return underWay
@@ -159,8 +159,8 @@ func (g *Guard) ownerExiting(f *file) bool {
 // UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It
 // returns the CPU time that UVM took.
 func (g *Guard) endUVM(f *file) (inUVM time.Duration) {
-	g.tearMu.Lock()
-	defer g.tearMu.Unlock()
+	g.teardownMu.Lock()
+	defer g.teardownMu.Unlock()
 	over := map[int]bool{}
 	for _, tgid := range f.ownerPIDs() {
 		over[tgid] = proc.Exiting(tgid)

@@ -351,7 +351,7 @@ func TestUnboundStayOff(t *testing.T) {
 	gpu := gpuUUID{1}
 	call := func(cmd uint32, fill func(o []byte, form rm.UVMForm)) func(*fakeCall) {
 		return func(uvm *fakeCall) {
-			form, _ := uvm.g.abi.UVM(cmd)
+			form, _ := uvm.guard.abi.UVM(cmd)
 			o := make([]byte, form.Size)
 			fill(o, form)
 			if rep := uvm.do(cmd, o); rep != replyDone {
@@ -370,7 +370,7 @@ func TestUnboundStayOff(t *testing.T) {
 		})},
 		{"the address space", call(rm.UVMUnregisterVASpace, ofGPU)},
 		{"the GPU", call(rm.UVMUnregisterGPU, ofGPU)},
-		{"the file", func(uvm *fakeCall) { uvm.g.endUVM(uvm.file) }},
+		{"the file", func(uvm *fakeCall) { uvm.guard.endUVM(uvm.file) }},
 	} {
 		t.Run(way.name, func(t *testing.T) {
 			c := newFakeContainer(t, 1)

@@ -24,19 +24,19 @@ const uvmUnmapGPU = 16
 var uvmCalls = map[uint32]rule{
 	rm.UVMRegisterGPU:        {check: (*Guard).checkRegisterGPU},
 	rm.UVMRegisterGPUVASpace: {clients: uvmClient, locks: true, check: (*Guard).checkRegisterSpace},
-	rm.UVMUnregisterVASpace:  {check: (*Guard).checkDrop},
+	rm.UVMUnregisterVASpace:  {check: (*Guard).checkUVMDrop},
 	rm.UVMRegisterChannel:    {clients: uvmClient, locks: true, check: (*Guard).checkRegisterChannel},
-	rm.UVMUnregisterChannel:  {check: (*Guard).checkDrop},
-	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
-	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMUnregisterChannel:  {check: (*Guard).checkUVMDrop},
+	rm.UVMUnregisterGPU:      {check: (*Guard).checkUVMDrop},
+	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMapExternal},
 	rm.UVMMapSparse:          {check: (*Guard).checkSparse},
-	rm.UVMCreateExternal:     {check: (*Guard).checkExternal},
-	rm.UVMMapDynamicRegion:   {check: (*Guard).checkRegion},
-	rm.UVMAllocSemaphorePool: {check: (*Guard).checkPool},
+	rm.UVMCreateExternal:     {check: (*Guard).checkCreateExternal},
+	rm.UVMMapDynamicRegion:   {check: (*Guard).checkDynamicRegion},
+	rm.UVMAllocSemaphorePool: {check: (*Guard).checkSemaphorePool},
 	rm.UVMCreateRangeGroup:   {check: (*Guard).checkRangeGroup},
-	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkDrop},
-	rm.UVMFree:               {check: (*Guard).checkDrop},
-	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
+	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkUVMDrop},
+	rm.UVMFree:               {check: (*Guard).checkUVMDrop},
+	rm.UVMUnmapExternal:      {check: (*Guard).checkUVMDrop},
 	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
 }
 
@@ -86,7 +86,7 @@ const uvmGPUNamed = 12
 
 // form is the layout of a UVM call.
 func (c *trappedCall) form() rm.UVMForm {
-	f, _ := c.g.abi.UVM(c.call.Cmd)
+	f, _ := c.guard.abi.UVM(c.call.Cmd)
 	return f
 }
 
@@ -95,8 +95,8 @@ func denyDeviceP2P(_ *Guard, c *trappedCall) plan {
 	return answer(c.deny(rm.StatusNotSupported, "uvmp2p", "denied UVM_ALLOC_DEVICE_P2P"))
 }
 
-// checkDrop: a call that drops what an address space holds.
-func (g *Guard) checkDrop(c *trappedCall) plan {
+// checkUVMDrop: a call that drops what an address space holds.
+func (g *Guard) checkUVMDrop(c *trappedCall) plan {
 	// An address space in which nothing was registered or mapped is not followed: then the call drops nothing that is charged.
 	f := c.file
 	if f == nil {
@@ -181,16 +181,16 @@ func uvmClient(c *trappedCall) (dst, src uint32) {
 	return h, h
 }
 
-// uvmCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
+// planUVMCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
 // meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an answer.
-func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
+func (c *trappedCall) planUVMCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	o, form := c.call.Outer, c.form()
 	number := rm.U32(o, form.FD)
 	fd, as, err := c.fileNamed(number, nodeControl)
 	if err != nil {
 		return nil, answer(c.status(rm.StatusInvalidArgument))
 	}
-	f, status := c.g.lockToMap(c, maps, page)
+	f, status := c.guard.lockToMap(c, maps, page)
 	if f == nil {
 		_ = unix.Close(fd)
 		return nil, answer(c.status(status))
@@ -205,9 +205,9 @@ func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	}}
 }
 
-// checkMap: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
+// checkMapExternal: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
 // the task.
-func (g *Guard) checkMap(c *trappedCall) plan {
+func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	gpus := rm.U64(o, form.FD-uvmMapCount)
 	if gpus > uvmMapMaxGPUs {
@@ -226,7 +226,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		return answer(g.refuseSpilled(c, "mapping"))
 	}
 	page := mapPageAt(g.account.mapPage(m), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
-	f, p := c.uvmCall(maps, page)
+	f, p := c.planUVMCall(maps, page)
 	if f == nil {
 		return p
 	}

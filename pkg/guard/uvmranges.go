@@ -29,20 +29,20 @@ type uvmRange struct {
 	tables []*charge // page tables, but those of what is mapped in the range
 }
 
-// checkExternal: a range for external mappings.
-func (g *Guard) checkExternal(c *trappedCall) plan {
-	return g.makeRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: externalHost}, nil)
+// checkCreateExternal: a range for external mappings.
+func (g *Guard) checkCreateExternal(c *trappedCall) plan {
+	return g.planRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: externalHost}, nil)
 }
 
-// checkRegion: a page that the GPU's scheduler uses (UVM_MAP_DYNAMIC_PARALLELISM_REGION). It has no memory, only page tables.
-func (g *Guard) checkRegion(c *trappedCall) plan {
+// checkDynamicRegion: a page that the GPU's scheduler uses (UVM_MAP_DYNAMIC_PARALLELISM_REGION). It has no memory, only page tables.
+func (g *Guard) checkDynamicRegion(c *trappedCall) plan {
 	r := &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: rangeHost, gpu: gpuUUID(c.call.Outer[uvmSparseGPU:])}
 	gpu, _ := g.gpuByUUID(r.gpu) // UVM refuses others
-	return g.makeRange(c, r, []cost{{gpu: gpu, size: rm.UVMPageTables, slack: tableSlack}})
+	return g.planRange(c, r, []cost{{gpu: gpu, size: rm.UVMPageTables, slack: tableSlack}})
 }
 
-// checkPool: host memory that UVM makes and maps on every GPU that the address space has, or will have (UVM_ALLOC_SEMAPHORE_POOL).
-func (g *Guard) checkPool(c *trappedCall) plan {
+// checkSemaphorePool: host memory that UVM makes and maps on every GPU that the address space has, or will have (UVM_ALLOC_SEMAPHORE_POOL).
+func (g *Guard) checkSemaphorePool(c *trappedCall) plan {
 	length := quota.Bytes(rm.U64(c.call.Outer, c.form().Length))
 	if length > maxPool {
 		return answer(c.deny(rm.StatusNoMemory, "uvmpool", "denied UVM a semaphore pool that is too large", "length", length, "max", maxPool))
@@ -52,11 +52,11 @@ func (g *Guard) checkPool(c *trappedCall) plan {
 		size := quota.Bytes(rm.UVMTables(uint64(length), uint64(pageHost))) + rm.UVMPageTables
 		tables = append(tables, cost{gpu: i, size: size, slack: tableSlack})
 	}
-	return g.makeRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: length + externalHost}, tables)
+	return g.planRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: length + externalHost}, tables)
 }
 
-// makeRange is the plan of a call that makes a range with page tables of its own.
-func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
+// planRange is the plan of a call that makes a range with page tables of its own.
+func (g *Guard) planRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 	f, status := g.chargeRange(c, r, tables)
 	if f == nil {
 		g.dropRange(r)
@@ -79,7 +79,7 @@ func (g *Guard) chargeRange(c *trappedCall, r *uvmRange, tables []cost) (*file, 
 		if !g.reserve(t) {
 			return nil, rm.StatusNoMemory
 		}
-		r.tables = append(r.tables, &charge{gpu: t.gpu, size: t.size, others: 1, tables: true})
+		r.tables = append(r.tables, &charge{gpu: t.gpu, size: t.size, references: 1, tables: true})
 	}
 	f, err := c.lockUVM()
 	if err != nil {

@@ -54,7 +54,7 @@ func (a *account) retainChannel(name channelName) *retained {
 	r.calls++
 	if group := c.objects[o.parent]; r.context == nil && group != nil && group.kind == rm.ClassTSG && group.charge != nil {
 		r.context = group.charge
-		a.countReference(r.context, &r.context.others, 1)
+		a.countReference(r.context, &r.context.references, 1)
 	}
 	return r
 }
@@ -99,7 +99,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	if obj, ok := g.account.lookup(rm.U32(o, form.Client), rm.U32(o, form.Object)); !ok || obj.kind != rm.ClassVASpace {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "uvmspace", "denied UVM an address space that the container has not made"))
 	}
-	f, p := c.uvmCall(nil, 0)
+	f, p := c.planUVMCall(nil, 0)
 	if f == nil {
 		return p
 	}
@@ -117,7 +117,7 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
-	f, p := c.uvmCall(nil, 0)
+	f, p := c.planUVMCall(nil, 0)
 	if f == nil {
 		return p
 	}

@@ -309,7 +309,7 @@ func (r *rig) kept() (guard, driver int) {
 	a := r.guard.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.gpus[0].kept, r.sim.Snapshot().GPUs[0].Kept
+	return a.gpus[0].keptChannels, r.sim.Snapshot().GPUs[0].Kept
 }
 
 // TestRetain: what UVM keeps of freed contexts stays charged and counted, whatever way it is let go.
@@ -436,12 +436,12 @@ func TestTwoRegistrations(t *testing.T) {
 	a.chargeContext(testClient, 1, 0, quota.MiB)
 	a.releaseChannel(a.retainChannel(name)) // the driver said no
 	a.freeObject(testClient, 1)
-	if a.gpus[0].kept != 1 || a.usage(0).used != quota.MiB {
-		t.Errorf("%d kept, %v charged", a.gpus[0].kept, a.usage(0).used)
+	if a.gpus[0].keptChannels != 1 || a.usage(0).used != quota.MiB {
+		t.Errorf("%d kept, %v charged", a.gpus[0].keptChannels, a.usage(0).used)
 	}
 	a.releaseChannel(first)
-	if a.gpus[0].kept != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retainChannel(name) != nil {
-		t.Errorf("at the end %d kept, %v charged, %d zombies", a.gpus[0].kept, a.usage(0).used, a.zombies)
+	if a.gpus[0].keptChannels != 0 || a.usage(0).used != 0 || a.zombies != 0 || a.retainChannel(name) != nil {
+		t.Errorf("at the end %d kept, %v charged, %d zombies", a.gpus[0].keptChannels, a.usage(0).used, a.zombies)
 	}
 }
 

@@ -63,7 +63,7 @@ func (a *account) mapPage(o object) quota.Bytes {
 	switch {
 	case o.kind != rm.ClassVidmem:
 		return pageHost
-	case o.charge != nil && o.charge.others == o.charge.windows:
+	case o.charge != nil && o.charge.references == o.charge.windows:
 		return 0
 	case o.spilled:
 		return pageHost
@@ -102,7 +102,7 @@ func (g *Guard) chargeTables(maps []uvmMap, page quota.Bytes) bool {
 			return false
 		}
 		if size > 0 {
-			m.tables = &charge{gpu: gpu, size: size, others: 1, tables: true}
+			m.tables = &charge{gpu: gpu, size: size, references: 1, tables: true}
 		}
 	}
 	return true

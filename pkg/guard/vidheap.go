@@ -60,7 +60,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 		return quota.Bytes(rm.U64(o, form.size))
 	}
 	if rec.kind == rm.ClassSysmem {
-		return g.makeHost(c, client, size, rec, made)
+		return g.planHostMemory(c, client, size, rec, made)
 	}
 	gpu, ok := g.gpuFor(client, rec.parent)
 	if !ok {
@@ -68,7 +68,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	}
 	if rec.kind == rm.ClassVirtual {
 		rec.space = rm.U32(o, rm.HeapVASpace)
-		return g.makeVirtual(c, client, gpu, flags, func() (object, uint64, uint32, uint32) {
+		return g.planVirtual(c, client, gpu, flags, func() (object, uint64, uint32, uint32) {
 			rec.handle = rm.U32(o, rm.HeapAllocMemory)
 			if c.executed {
 				size = rm.U64(o, form.size)
@@ -83,7 +83,7 @@ func (g *Guard) checkHeapAlloc(c *trappedCall, size uint64, form heapForm) plan 
 	if !ok {
 		return answer(c.status(rm.StatusNoMemory))
 	}
-	return g.makeCharged(c, client, cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
+	return g.planCharged(c, client, cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
 		rec.length = made(&rec)
 		attr, attr2 := rm.U32(o, form.attr), rm.U32(o, form.attr2)
 		rec.size, rec.page = rec.length, grantedPage(attr, attr2)

@@ -38,7 +38,7 @@ func (g *Guard) checkVASpace(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInvalidObjectParent))
 	}
 	o := c.newObject()
-	return g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: vaSpaceSize, slack: tableSlack}, func() (object, quota.Bytes) {
+	return g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: vaSpaceSize, slack: tableSlack}, func() (object, quota.Bytes) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, vaSpaceSize
 	})
@@ -51,7 +51,7 @@ func (g *Guard) checkVirtual(c *trappedCall) plan {
 	}
 	o := c.newObject()
 	o.space = rm.U32(c.params, rm.MemoryVASpace)
-	return g.makeVirtual(c, c.allocClient(), gpu, rm.U32(c.params, rm.MemoryFlags), func() (object, uint64, uint32, uint32) {
+	return g.planVirtual(c, c.allocClient(), gpu, rm.U32(c.params, rm.MemoryFlags), func() (object, uint64, uint32, uint32) {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, rm.U64(c.params, rm.MemorySize), rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
 	})
@@ -63,8 +63,8 @@ func tablesAtOnce(flags uint32) bool {
 	return flags&rm.MemoryFlagSparse != 0 || flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) == 0
 }
 
-// makeVirtual is the plan of a range of GPU addresses. what reads the object, its size and its attributes: as asked, and then as granted.
-func (g *Guard) makeVirtual(c *trappedCall, client uint32, gpu int, flags uint32, what func() (o object, size uint64, attr, attr2 uint32)) plan {
+// planVirtual is the plan of a range of GPU addresses. what reads the object, its size and its attributes: as asked, and then as granted.
+func (g *Guard) planVirtual(c *trappedCall, client uint32, gpu int, flags uint32, what func() (o object, size uint64, attr, attr2 uint32)) plan {
 	_, size, attr, attr2 := what()
 	granted, any, ok := rm.VirtualSize(size, attr, attr2)
 	want := cost{gpu: gpu, slack: tableSlack}
@@ -78,7 +78,7 @@ func (g *Guard) makeVirtual(c *trappedCall, client uint32, gpu int, flags uint32
 		}
 		want.size = quota.Bytes(rm.PagePool(granted, any))
 	}
-	return g.makeCharged(c, client, want, func() (object, quota.Bytes) {
+	return g.planCharged(c, client, want, func() (object, quota.Bytes) {
 		o, size, _, _ := what()
 		if want.size == 0 {
 			return o, 0

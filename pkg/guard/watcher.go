@@ -83,14 +83,14 @@ func (g *Guard) processGone(p *process) {
 // sweepNext sweeps at once or, where sweeps have just taken long, when the guard has rested from them. However many ask for it meanwhile,
 // it is done once.
 func (g *Guard) sweepNext() {
-	if g.sweepAsked.CompareAndSwap(false, true) {
+	if g.sweepPending.CompareAndSwap(false, true) {
 		go func() {
-			g.turnMu.Lock()
-			defer g.turnMu.Unlock()
-			time.Sleep(time.Until(g.rested))
-			g.sweepAsked.Store(false) // who asks from now on may have closed something that this one does not see
+			g.sweepTurnMu.Lock()
+			defer g.sweepTurnMu.Unlock()
+			time.Sleep(time.Until(g.sweepNotBefore))
+			g.sweepPending.Store(false) // who asks from now on may have closed something that this one does not see
 			took := g.chargeTime(func() { g.startSweep() })
-			g.rested = time.Now().Add(backgroundShare * took)
+			g.sweepNotBefore = time.Now().Add(backgroundShare * took)
 		}()
 	}
 }
@@ -133,7 +133,7 @@ func (g *Guard) sweepAgain() {
 func (g *Guard) orphans() []*file {
 	left := map[*file]bool{}
 	for _, f := range g.files.snapshot() {
-		if f.strong >= 0 && f.torn == nil {
+		if f.strong >= 0 && f.tornDown == nil {
 			left[f] = true
 		}
 	}

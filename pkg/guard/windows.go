@@ -250,14 +250,14 @@ func (g *Guard) endWindows() {
 
 // endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
 func (g *Guard) endWindowsLater() {
-	if g.windowsAsked.CompareAndSwap(false, true) {
+	if g.windowsPending.CompareAndSwap(false, true) {
 		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.endWindowsAgain)
 	}
 }
 
 // endWindowsAgain ends windows whose files are closed by now, and rests for longer where there are many.
 func (g *Guard) endWindowsAgain() {
-	g.windowsAsked.Store(false)
+	g.windowsPending.Store(false)
 	g.windowsRest.Store(int64(backgroundShare * g.chargeTime(g.endWindows)))
 }
 
@@ -298,7 +298,7 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.charge = ch; ch != nil {
-		a.countReference(ch, &ch.others, 1)
+		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
 	c := a.clients[client]
@@ -316,7 +316,7 @@ func (a *account) keepWindowCharge(w *window, ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.charge = ch; ch != nil {
-		a.countReference(ch, &ch.others, 1)
+		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
 }
