@@ -1,50 +1,12 @@
 package guard
 
 import (
-	"syscall"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
-
-const (
-	// pageSmall is the smallest piece of device memory that the physical allocator hands out, pageHuge the page of large
-	// allocations (video_mem.c, _vidmemPmaAllocate).
-	pageSmall = 64 * quota.KiB
-	pageHuge  = 2 * quota.MiB
-
-	attrPageHuge = 3 // NVOS32_ATTR_PAGE_SIZE_HUGE
-
-	engineGR = 1 // NV2080_ENGINE_TYPE_GRAPHICS
-	// engineGRLast is NV2080_ENGINE_TYPE_GR7. 0, no engine, leaves it to the channels, which drivers of cards before Ampere
-	// allow (kchangrpapiConstruct_IMPL).
-	engineGRLast = 8
-)
-
-// roundUp rounds to a page; false if that does not fit into 64 bits.
-func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
-	p := uint64(page)
-	if n > ^uint64(0)-(p-1) {
-		return 0, false
-	}
-	return quota.Bytes((n + p - 1) / p * p), true
-}
-
-// grantedSize is what an allocation really takes, from what the driver wrote back.
-func grantedSize(size uint64, attr, attr2 uint32) quota.Bytes {
-	n, _ := roundUp(size, grantedPage(attr, attr2))
-	return n
-}
-
-func grantedPage(attr, attr2 uint32) quota.Bytes {
-	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		return quota.Bytes(rm.HugePage(attr2))
-	}
-	return pageSmall
-}
 
 // onAlloc makes an object.
 func (g *Guard) onAlloc(c *trappedCall) reply {
@@ -168,14 +130,6 @@ func (g *Guard) planObject(c *trappedCall, o object) plan {
 	}}
 }
 
-// cost is what an object takes before the driver is asked for it: memory of a GPU, or of the host.
-type cost struct {
-	gpu   int
-	size  quota.Bytes
-	slack quota.Bytes // by which it may pass the limit
-	host  bool
-}
-
 // planCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
 // size, once the driver has answered.
 func (g *Guard) planCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
@@ -211,65 +165,6 @@ func (g *Guard) reserveMore(want *cost, size quota.Bytes) bool {
 	}
 	want.size = size
 	return true
-}
-
-// checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
-func (g *Guard) checkTSG(c *trappedCall) plan {
-	o := c.newObject()
-	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
-	o.graphics = true
-	if o.engine > engineGRLast {
-		o.graphics = false
-		return g.planObject(c, o)
-	}
-	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
-	if !ok {
-		return answer(c.status(rm.StatusInvalidObjectParent))
-	}
-	size := g.contextMemory(gpu)
-	p := g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
-		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		return o, size
-	})
-	settle := p.commit
-	p.commit = func() {
-		settle()
-		g.gpuTime.Made(gpu)
-	}
-	return p
-}
-
-func (g *Guard) checkChannel(c *trappedCall) plan {
-	p, o := c.params, c.newObject()
-	// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
-	rm.PutU32(p, rm.ChannelFlags, rm.U32(p, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
-	if o.engine <= engineGRLast && !g.account.isGroup(c.allocClient(), o.parent) {
-		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
-		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
-	}
-	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
-		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
-	}
-	if g.account.onOtherGPU(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
-		return answer(c.denyOtherGPU())
-	}
-	if refusal, ok := g.checkNotifiers(c, &o); !ok {
-		return answer(refusal)
-	}
-	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
-	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
-		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
-	}
-	o.contextShare = rm.U32(p, rm.ChannelContextShare)
-	if len(p) > rm.ChannelUserdOffset+8 {
-		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
-		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)
-		if !ok {
-			return answer(c.status(rm.StatusInvalidClient))
-		}
-		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
-	}
-	return g.planObject(c, o)
 }
 
 // checkP2P: which numbers two GPUs have for each other, and where their mailboxes are, RM chooses. Of a caller's choice it does not look
@@ -347,45 +242,6 @@ func deniedKind(k rm.ClassKind) bool {
 	return false
 }
 
-// checkVidmem: device memory, within the limit.
-func (g *Guard) checkVidmem(c *trappedCall) plan {
-	if len(c.params) == 0 || fixedAddress(rm.U32(c.params, rm.MemoryFlags)) {
-		return answer(c.status(rm.StatusInvalidArgument))
-	}
-	want, ok := roundUp(rm.U64(c.params, rm.MemorySize), pageHuge)
-	if !ok {
-		return answer(c.status(rm.StatusNoMemory))
-	}
-	gpu, ok := g.gpuFor(c.allocClient(), c.allocParent())
-	if !ok {
-		return answer(c.status(rm.StatusInvalidObjectParent))
-	}
-	if g.spills(gpu, want) {
-		return g.planSpilled(c, gpu, want)
-	}
-	o := c.newObject()
-	p := g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
-		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
-		attr, attr2 := rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
-		o.size, o.page = o.length, grantedPage(attr, attr2)
-		return o, grantedSize(rm.U64(c.params, rm.MemorySize), attr, attr2)
-	})
-	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
-		c.restoreParams()
-		return g.planSpilled(c, gpu, want)
-	}
-	p.retry = func(status uint32) (plan, bool) {
-		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
-		if status != rm.StatusNoMemory || g.account.usage(gpu).spill == 0 {
-			return plan{}, false
-		}
-		c.restoreParams()
-		return g.planSpilled(c, gpu, want), true
-	}
-	return p
-}
-
 // restoreInput makes the call's structures what the task passed.
 func (c *trappedCall) restoreInput() {
 	copy(c.call.Outer, c.before[0])
@@ -409,70 +265,6 @@ func (c *trappedCall) clearParams() {
 	if kind := c.class.Kind; len(c.params) > 0 && (kind == rm.ClassVidmem || kind == rm.ClassSysmem) {
 		rm.PutU32(c.params, rm.MemoryAttr2, rm.U32(c.params, rm.MemoryAttr2)&^rm.MemoryAttr2Register)
 	}
-}
-
-// fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
-// alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
-func fixedAddress(flags uint32) bool { return flags&rm.MemoryFlagFixed != 0 }
-
-// engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
-func engineType(class rm.Class, params []byte) uint32 {
-	switch class.Kind {
-	case rm.ClassTSG:
-		return rm.U32(params, rm.TSGEngineType)
-	case rm.ClassChannel:
-		return rm.U32(params, rm.ChannelEngineType)
-	}
-	return 0
-}
-
-// usesGraphics reports that an object of a class makes the driver give its channel's group a context on the graphics
-// engine, which takes device memory.
-func usesGraphics(class rm.Class) bool {
-	if class.Kind == rm.ClassCompute {
-		return true
-	}
-	switch class.ID & 0xff {
-	case 0x97, 0x2d, 0x40: // 3D, 2D, inline to memory
-		return class.ID > 0xff
-	}
-	return false
-}
-
-// checkEngineObject: where an object is on the graphics engine, and its channel in a group that has not been charged for that (one
-// that named another engine), it is now.
-func (g *Guard) checkEngineObject(c *trappedCall) plan {
-	p := g.planObject(c, c.newObject())
-	if !usesGraphics(c.class) {
-		return p
-	}
-	client := c.allocClient()
-	owner, charged := g.account.contextOwner(client, c.allocParent())
-	if !g.account.isGroup(client, owner) {
-		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
-	}
-	context := cost{gpu: noGPU}
-	if !charged && g.cfg.Settings.ContextOverhead > 0 {
-		var ok bool
-		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
-			return answer(c.status(rm.StatusInvalidObjectParent))
-		}
-		if context.size = g.contextMemory(context.gpu); !g.reserve(context) {
-			return answer(c.status(rm.StatusNoMemory))
-		}
-		p.cancel = func() { g.account.unreserve(context) }
-	}
-	settle := p.commit
-	p.commit = func() {
-		settle()
-		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
-			g.account.unreserve(context)
-		}
-		if g.account.markGraphics(client, owner) {
-			g.gpuTime.Made(g.account.gpuOf(client, owner))
-		}
-	}
-	return g.planPreemption(c, client, owner, p)
 }
 
 // checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
@@ -528,18 +320,6 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 		}
 	}
 	return gpu, ok
-}
-
-const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
-
-// rmControl makes a flat control of the guard's own on a file of the task.
-func (g *Guard) rmControl(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-	return rmclient.Control(g.driver, t, client, object, cmd, params)
-}
-
-// rmFree frees an object or a client for the guard's own reasons.
-func (g *Guard) rmFree(t Target, client, handle uint32) (uint32, syscall.Errno) {
-	return rmclient.Free(g.driver, t, client, handle)
 }
 
 // undoObject frees an object whose maker was gone before it could be told the handle.

@@ -4,7 +4,6 @@ import (
 	"runtime"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,18 +75,6 @@ func newBill(callsPerSecond, callsBurst int) *bill {
 	}
 }
 
-// use is CPU time for a number of calls. paid is how long what calls that succeeded pay for took, unpaid how long the others did: by the
-// clock on the wall, so who slept has used less CPU time than that.
-type use struct {
-	calls        int
-	cpu          time.Duration
-	paid, unpaid time.Duration
-}
-
-// notPaid is the CPU time that the paid calls cannot have used, or the others may have, whichever is more: a call that sleeps in the driver
-// pays for no other.
-func (u use) notPaid() time.Duration { return max(u.cpu-u.paid, min(u.cpu, u.unpaid)) }
-
 // charge puts a use on the bill.
 func (b *bill) charge(now time.Time, u use) {
 	runtime := b.runtimeFor(now, u)
@@ -137,60 +124,6 @@ func (b *bill) refreshQuota(now time.Time, read func() float64) {
 	}
 }
 
-// meter measures what a worker's thread spends.
-type meter struct {
-	at  time.Time     // when the thread's clock was read last
-	cpu time.Duration // what it said
-	use
-}
-
-// start begins to measure the calling thread, which the goroutine must keep.
-func (m *meter) start(now time.Time) { *m = meter{at: now, cpu: threadTime()} }
-
-// countCall notes a call that took so long, in the driver and beside it.
-func (m *meter) countCall(succeeded bool, driver, own time.Duration) {
-	m.calls++
-	if succeeded {
-		m.paid += driver + min(own, callCost) + receiveCost
-	} else {
-		m.unpaid += driver + own + receiveCost
-	}
-}
-
-// spent tells what was spent since the last reading, if it is time.
-func (m *meter) spent(now time.Time, anyway bool) (use, bool) {
-	if !anyway && m.calls < readCalls && now.Sub(m.at) < readAfter {
-		return use{}, false
-	}
-	u, cpu := m.use, threadTime()
-	u.cpu = cpu - m.cpu
-	*m = meter{at: now, cpu: cpu}
-	return u, true
-}
-
-// payBill puts on the bill what the worker has spent, and sleeps while the container owes.
-func (w *worker) payBill(now time.Time) {
-	u, ok := w.meter.spent(now, false)
-	if !ok {
-		return
-	}
-	b := w.guard.bill
-	b.charge(now, u)
-	b.refreshQuota(now, w.guard.cpuQuota)
-	wait := b.owed(now)
-	if wait == 0 {
-		return
-	}
-	w.guard.stats.throttled.Add(1)
-	w.guard.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, or its guard has spent more CPU time on calls that did not succeed than it may")
-	for ; wait > 0 && !w.listener.dead.Load(); wait -= sleepPiece {
-		time.Sleep(min(wait, sleepPiece))
-	}
-}
-
-// sleepPiece is how soon one who sleeps sees that the filter is gone.
-const sleepPiece = 100 * time.Millisecond
-
 // chargeTime calls f, puts the CPU time that it takes on the container's bill, and returns it.
 func (g *Guard) chargeTime(f func()) time.Duration {
 	return g.chargeUnpaidTime(func() time.Duration { f(); return 0 })
@@ -219,85 +152,4 @@ func timeIfDone(call func() bool) time.Duration {
 // cpuQuota reads how many CPUs the container may use.
 func (g *Guard) cpuQuota() float64 { return g.containerCgroups().cpuQuota() }
 
-// threadTime is the CPU time of the calling thread, processTime that of the guard's process.
-func threadTime() time.Duration  { return cpuClock(unix.CLOCK_THREAD_CPUTIME_ID) }
 func processTime() time.Duration { return cpuClock(unix.CLOCK_PROCESS_CPUTIME_ID) }
-
-func cpuClock(id uintptr) time.Duration {
-	var ts unix.Timespec
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
-	return time.Duration(ts.Nano())
-}
-
-// bucket limits the rate of something. The zero value, and one of a rate of 0, limits nothing.
-type bucket struct {
-	mu               sync.Mutex
-	perSecond, burst float64
-	tokens           float64
-	last             time.Time
-}
-
-// spend takes n tokens, if need be on credit.
-func (b *bucket) spend(now time.Time, n float64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond > 0 {
-		b.fill(now)
-		b.tokens -= n
-	}
-}
-
-// owed is how long it takes until the debt is paid.
-func (b *bucket) owed(now time.Time) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.fill(now)
-	return b.debt()
-}
-
-// tryPay takes n tokens if the bucket is not in debt; else it says when it will not be.
-func (b *bucket) tryPay(now time.Time, n float64) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.fill(now)
-	if b.tokens >= 0 {
-		b.tokens -= n
-		return 0
-	}
-	return b.debt()
-}
-
-func (b *bucket) debt() time.Duration {
-	if b.tokens >= 0 {
-		return 0
-	}
-	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
-}
-
-// setRate changes how fast the bucket fills. One that had no rate begins full.
-func (b *bucket) setRate(now time.Time, perSecond float64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond > 0 {
-		b.fill(now)
-	} else {
-		b.last = time.Time{}
-	}
-	b.perSecond = perSecond
-}
-
-// fill adds what has come since the last time.
-func (b *bucket) fill(now time.Time) {
-	if b.last.IsZero() {
-		b.tokens = b.burst
-	} else {
-		b.tokens = min(b.burst, b.tokens+max(0, now.Sub(b.last)).Seconds()*b.perSecond)
-	}
-	b.last = now
-}

@@ -2,7 +2,6 @@ package guard
 
 import (
 	"errors"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -240,46 +239,6 @@ func (c *trappedCall) failed(rep reply) bool {
 		return true
 	}
 	return c.statusWord() != rm.StatusOK
-}
-
-// maxSaved bounds the bytes of all saved results of a container, savedCost of what each takes beside its own: its thread is remembered for
-// it, with a descriptor.
-const (
-	maxSaved  = 8 << 20
-	savedCost = 1 << 10
-)
-
-// undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made
-// is taken back. A restarted system call comes at once; one behind a stopped process may come later, and is then carried
-// out anew.
-const undoAfter = time.Second
-
-// saveResult keeps the result of an executed call for its caller, who was interrupted. The task is locked.
-func (g *Guard) saveResult(c *trappedCall, rep reply) {
-	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
-	// many threads with large ones would bloat the guard.
-	size := savedCost + c.savedSize()
-	if g.savedBytes.Add(int64(size)) > maxSaved && c.undo == nil {
-		g.savedBytes.Add(-int64(size))
-		return
-	}
-	s := c.save(rep)
-	s.onRelease = func() { g.savedBytes.Add(-int64(size)) }
-	task := c.task
-	task.saved = s
-	if s.undo == nil {
-		return // something was dropped: nothing to take back, so the result may wait as long as the thread lives
-	}
-	time.AfterFunc(undoAfter, func() {
-		task.mu.Lock()
-		defer task.mu.Unlock()
-		if task.saved == s {
-			g.chargeTime(s.discard)
-			task.saved = nil
-			g.stats.undone.Add(1)
-			g.sweepSoon()
-		}
-	})
 }
 
 // unwrap replaces an XFER by the call inside it. The driver compares the inner number as a full word and does not unwrap

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // rule is how a call is served. Each call that is let through has one: rules of escapes are in escapes.go, of controls in control.go, of
@@ -180,4 +181,14 @@ func (c *trappedCall) deny(status uint32, kind, msg string, args ...any) reply {
 	c.guard.logOnce(kind, msg, args...)
 	c.guard.stats.denied.Add(1)
 	return c.status(status)
+}
+
+// rmControl makes a flat control of the guard's own on a file of the task.
+func (g *Guard) rmControl(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
+	return rmclient.Control(g.driver, t, client, object, cmd, params)
+}
+
+// rmFree frees an object or a client for the guard's own reasons.
+func (g *Guard) rmFree(t Target, client, handle uint32) (uint32, syscall.Errno) {
+	return rmclient.Free(g.driver, t, client, handle)
 }

@@ -19,9 +19,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -107,12 +104,6 @@ type Guard struct {
 	done    chan struct{} // closed when the container is over
 }
 
-// gpuIdentity is how RM names a GPU of the container.
-type gpuIdentity struct {
-	rmclient.Address
-	minor int
-}
-
 type stats struct {
 	denied, replayed, undone, interrupted, throttled, spills atomic.Uint64
 	calls, killed, processesKilled                           *atomic.Uint64 // in Guard.tally
@@ -163,57 +154,6 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	return g, nil
 }
 
-func identify(busID string, minor int) (gpuIdentity, error) {
-	a, err := rmclient.ParseAddress(busID)
-	return gpuIdentity{a, minor}, err
-}
-
-// openNodes opens the container's GPUs and learns how their files look.
-func (g *Guard) openNodes() error {
-	sim := g.cfg.Driver == device.DriverSim
-	if sim {
-		g.nodes.byInode = map[inode]node{}
-	} else {
-		g.nodes.byRdev = map[uint64]node{}
-	}
-	add := func(n device.Node, kind nodeKind, minor int, keep bool) error {
-		flags := unix.O_RDWR | unix.O_CLOEXEC
-		var st unix.Stat_t
-		if keep && !sim {
-			fd, err := unix.Open(n.HostPath, flags, 0)
-			if err != nil {
-				return fmt.Errorf("open %s: %w", n.HostPath, err)
-			}
-			g.gpuNodes = append(g.gpuNodes, fd)
-			if err := unix.Fstat(fd, &st); err != nil {
-				return fmt.Errorf("stat %s: %w", n.HostPath, err)
-			}
-		} else if err := unix.Stat(n.HostPath, &st); err != nil {
-			return fmt.Errorf("stat %s: %w; run `cgpu refresh`", n.HostPath, err)
-		}
-		if sim {
-			g.nodes.byInode[inode{st.Dev, st.Ino}] = node{kind, minor}
-		} else {
-			g.nodes.byRdev[st.Rdev] = node{kind, minor}
-		}
-		return nil
-	}
-	if err := add(g.cfg.ControlNode, nodeControl, 0, false); err != nil {
-		return err
-	}
-	if g.cfg.UVMNode.HostPath != "" {
-		if err := add(g.cfg.UVMNode, nodeUVM, 0, false); err != nil {
-			return err
-		}
-	}
-	for _, x := range g.cfg.GPUs {
-		if err := add(x.Node, nodeGPU, x.Minor, true); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // followFile finds or makes the record of an open file.
 func (g *Guard) followFile(fd int, n node) (*file, error) {
 	f, err := g.files.follow(fd, n.kind, n.minor, n.kind == nodeUVM)
@@ -235,33 +175,6 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 		f.sim = simFile(id)
 	}
 	return f, nil
-}
-
-func (g *Guard) ownsGPUID(id uint32) bool {
-	for _, x := range g.gpus {
-		if x.ID() == id {
-			return true
-		}
-	}
-	return false
-}
-
-func (g *Guard) ownsMinor(minor int) bool {
-	for _, x := range g.gpus {
-		if x.minor == minor {
-			return true
-		}
-	}
-	return false
-}
-
-func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
-	for _, x := range g.gpus {
-		if x.Address == (rmclient.Address{Domain: domain, Bus: bus, Slot: slot}) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxLogged bounds how many keys of one message are remembered. What comes beyond is counted by the log (cmd/cgpu-guard), which writes

@@ -40,17 +40,6 @@ const (
 	lastAddress = 1 << 63
 )
 
-// span is a range of addresses of managed memory.
-type span struct {
-	base, end uint64
-	// agreed: it fit into the limit when it was announced or found.
-	agreed bool
-	// announced is when the limiter said that it is about to be mapped; zero once it was found in the maps.
-	announced time.Time
-}
-
-func (s span) size() quota.Bytes { return quota.Bytes(s.end - s.base) }
-
 // managed is the managed memory of the container. Its mutex comes before all others but a task's: a call that is served waits
 // for it, and who holds it looks through files, sweeps, and charges.
 type managed struct {
@@ -225,6 +214,15 @@ func (g *Guard) scanMaps() {
 	g.freeZombies()
 	now := time.Now()
 	defer func() { m.scanNotBefore = time.Now().Add(backgroundShare * time.Since(now)) }()
+	found := g.findSpans()
+	g.addAnnounced(found, now)
+	g.leaveOutPools(found)
+	g.chargeSpans(found)
+}
+
+// findSpans reads the maps, each address space's once.
+func (g *Guard) findSpans() map[int][]span {
+	m := &g.managed
 	found := map[int][]span{}
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans
@@ -248,8 +246,12 @@ func (g *Guard) scanMaps() {
 		room -= len(list)
 		found[tgid] = list
 	}
-	for tgid, old := range m.procs {
-		// What was announced a moment ago may not be mapped yet.
+	return found
+}
+
+// addAnnounced adds what was announced a moment ago, and may not be mapped yet.
+func (g *Guard) addAnnounced(found map[int][]span, now time.Time) {
+	for tgid, old := range g.managed.procs {
 		list := found[tgid]
 		for _, s := range old {
 			if now.Sub(s.announced) < claimTime && overlapSize(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
@@ -260,9 +262,13 @@ func (g *Guard) scanMaps() {
 			found[tgid] = list
 		}
 	}
-	pools := g.account.groupCount() // small mappings that are not counted
+}
+
+// leaveOutPools takes out small mappings that are not counted (poolSize), and notes of the others what was agreed to before.
+func (g *Guard) leaveOutPools(found map[int][]span) {
+	pools := g.account.groupCount()
 	for tgid, list := range found {
-		old := m.procs[tgid]
+		old := g.managed.procs[tgid]
 		list = slices.DeleteFunc(list, func(s span) bool {
 			if s.size() > poolSize || overlapSize(old, s.base, s.end) > 0 || pools <= 0 {
 				return false
@@ -275,7 +281,11 @@ func (g *Guard) scanMaps() {
 		}
 		found[tgid] = list
 	}
-	// First what is given back: it may be what another process has taken.
+}
+
+// chargeSpans charges what was found, in place of what was known. First what is given back: it may be what another process has taken.
+func (g *Guard) chargeSpans(found map[int][]span) {
+	m := &g.managed
 	for tgid, old := range m.procs {
 		if was, is := totalSize(old), totalSize(found[tgid]); is < was {
 			g.account.releaseManaged(was - is)
@@ -338,11 +348,6 @@ func (g *Guard) moveSpans(from, to int) {
 	m.setSpans(to, list)
 }
 
-// oneSpan stands for ranges that are too many to remember: one of their size, at an address that none of them has.
-func oneSpan(list []span) []span {
-	return []span{{base: lastAddress, end: lastAddress + uint64(totalSize(list))}}
-}
-
 // enforceManaged pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
 // and lets the rest go on. The caller holds managed.mu.
 func (g *Guard) enforceManaged() {
@@ -386,150 +391,4 @@ func (g *Guard) enforceManaged() {
 		}
 		g.killProcess(worst)
 	}
-}
-
-// overlapping is which spans of a list a range has something of.
-func overlapping(list []span, base, end uint64) (from, to int) {
-	from, _ = slices.BinarySearchFunc(list, base, func(s span, at uint64) int {
-		if s.end <= at {
-			return -1
-		}
-		return 1
-	})
-	for to = from; to < len(list) && list[to].base < end; to++ {
-	}
-	return from, to
-}
-
-// overlapSize is how much of a range a list holds.
-func overlapSize(list []span, base, end uint64) quota.Bytes {
-	var n uint64
-	from, to := overlapping(list, base, end)
-	for _, s := range list[from:to] {
-		n += min(s.end, end) - max(s.base, base)
-	}
-	return quota.Bytes(n)
-}
-
-// agreedBefore reports that a range was agreed to as a whole before.
-func agreedBefore(list []span, base, end uint64) bool {
-	var n uint64
-	from, to := overlapping(list, base, end)
-	for _, s := range list[from:to] {
-		if s.agreed {
-			n += min(s.end, end) - max(s.base, base)
-		}
-	}
-	return n == end-base
-}
-
-func agreeAll(list []span) {
-	for i := range list {
-		list[i].agreed = true
-	}
-}
-
-func totalSize(list []span) quota.Bytes {
-	var n quota.Bytes
-	for _, s := range list {
-		n += s.size()
-	}
-	return n
-}
-
-// cutRange takes a range out of a list.
-func cutRange(list []span, base, end uint64) []span { return replaceRange(list, base, end) }
-
-// insertSpan puts a range into a list, in place of what was there.
-func insertSpan(list []span, s span) []span { return replaceRange(list, s.base, s.end, s) }
-
-// replaceRange takes a range out of a list and puts others, of that range, in its place. It may change the list.
-func replaceRange(list []span, base, end uint64, by ...span) []span {
-	from, to := overlapping(list, base, end)
-	if from < to {
-		if first := list[from]; first.base < base {
-			by = append([]span{{first.base, base, first.agreed, first.announced}}, by...)
-		}
-		if last := list[to-1]; last.end > end {
-			by = append(by, span{end, last.end, last.agreed, last.announced})
-		}
-	}
-	return slices.Replace(list, from, to, by...)
-}
-
-// reserveManaged charges managed memory on each sliced GPU, if it fits on all. A refusal counts as a denial if count is set.
-func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if i := a.tooSmall(size); i != noGPU {
-		if count {
-			a.deny(i, size, false)
-		}
-		return false
-	}
-	a.addManaged(size)
-	return true
-}
-
-// fitsManaged reports that reserveManaged would succeed.
-func (a *account) fitsManaged(size quota.Bytes) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.tooSmall(size) == noGPU
-}
-
-// tooSmall is a sliced GPU that size does not fit into; noGPU: it fits into each.
-func (a *account) tooSmall(size quota.Bytes) int {
-	return slices.IndexFunc(a.gpus, func(g gpuAccount) bool { return !g.native && !g.fits(size) })
-}
-
-// forceManaged charges what is mapped already, whether it fits or not.
-func (a *account) forceManaged(size quota.Bytes) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.addManaged(size)
-}
-
-func (a *account) addManaged(size quota.Bytes) {
-	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native {
-			g.managed += size
-			g.addUsed(size)
-		}
-	}
-}
-
-func (a *account) releaseManaged(size quota.Bytes) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native {
-			n := min(size, g.managed)
-			g.managed -= n
-			g.subUsed(n)
-		}
-	}
-}
-
-// managedOver reports that the container has more than its limit.
-func (a *account) managedOver() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, g := range a.gpus {
-		if !g.native && g.used > g.limit {
-			return true
-		}
-	}
-	return false
-}
-
-// groupCount is the number of channel groups.
-func (a *account) groupCount() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := 0
-	for _, g := range a.gpus {
-		n += g.tsgs
-	}
-	return n
 }

@@ -1,12 +1,6 @@
 package guard
 
 import (
-	"bytes"
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -192,101 +186,6 @@ func (g *Guard) probeRoot(p *pendingRoot) (handle uint32, refused bool, err erro
 	}
 	return handle, false, nil
 }
-
-// whereabouts say where a thread is.
-type whereabouts int
-
-const (
-	threadUnseen  whereabouts = iota // it runs, or waits for a processor
-	threadInside                     // it sleeps in the call that it was let make
-	threadOutside                    // it has left it, or has ended
-)
-
-// whereabouts tells whether a thread is inside the call that it was allowed to make.
-func (p *pendingRoot) whereabouts() whereabouts {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.task.tid) + "/syscall")
-	switch {
-	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
-		return threadOutside
-	case err != nil, bytes.HasPrefix(b, []byte("running")):
-		// On its way in or out, or far away. Only what it computes tells.
-		now, ok := cpuTimeOf(p.task.tid)
-		switch {
-		case !ok:
-		case p.began == nil:
-			p.began = &now
-		case now.since(*p.began).leftCall():
-			return threadOutside
-		}
-		return threadUnseen
-	case bytes.HasPrefix(b, fmt.Appendf(nil, "%d %#x %#x %#x ", unix.SYS_IOCTL, p.args[0], p.args[1], p.args[2])):
-		return threadInside
-	}
-	return threadOutside
-}
-
-// cpuTime is what a thread has used, in ticks of 10 ms.
-type cpuTime struct{ user, system uint64 }
-
-func (t cpuTime) since(began cpuTime) cpuTime {
-	return cpuTime{t.user - began.user, t.system - began.system}
-}
-
-// leftCall reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
-// where no call of RM's computes for so long. The kernel splits its exact sum by samples.
-func (t cpuTime) leftCall() bool {
-	const userTicks, systemTicks = 10, uint64(stallTime / (10 * time.Millisecond))
-	return t.user >= userTicks && t.user > t.system || t.system >= systemTicks
-}
-
-func cpuTimeOf(tid int) (t cpuTime, ok bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
-	if err != nil {
-		return t, false
-	}
-	// The name, in parentheses, can have anything in it. utime and stime are fields 14 and 15, the state behind the name is 3.
-	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(fields) < 13 {
-		return t, false
-	}
-	t.user, err = strconv.ParseUint(string(fields[11]), 10, 64)
-	if err == nil {
-		t.system, err = strconv.ParseUint(string(fields[12]), 10, 64)
-	}
-	return t, err == nil
-}
-
-// isUnseen reports an object that a root alloc which went elsewhere may have made; t is the client's file. Host memory is made by the task
-// itself (escape 0x27).
-func (g *Guard) isUnseen(t Target, client, handle uint32) bool {
-	if handle == 0 || handle == client || g.astrayAt.Load() == 0 && g.pendingRoots.Load() == 0 {
-		return false
-	}
-	if _, ok := g.account.lookup(client, handle); ok {
-		return false
-	}
-	var p [handleInfoSize]byte
-	rm.PutU32(p[:], 0, handle)
-	rm.PutU32(p[:], handleInfoIndex, handleInfoClass)
-	if s, e := g.rmControl(t, client, client, controlHandleInfo, p[:]); e != 0 || s != rm.StatusOK {
-		return true
-	}
-	class := rm.U32(p[:], handleInfoResult)
-	return class != classSystem && class != classOSDescriptor
-}
-
-// denyUnseen refuses a call on such an object.
-func (c *trappedCall) denyUnseen() reply {
-	return c.deny(rm.StatusInvalidObjectHandle, "unseen", "denied a call on an object that the guard has not seen made")
-}
-
-const (
-	controlHandleInfo = 0xd02 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO
-	handleInfoSize    = 16
-	handleInfoIndex   = 4
-	handleInfoClass   = 2 // NV0000_CTRL_CMD_CLIENT_GET_HANDLE_INFO_INDEX_CLASSID
-	handleInfoResult  = 8
-)
 
 // endPending forgets a root alloc. The file is locked.
 func (g *Guard) endPending(f *file) {

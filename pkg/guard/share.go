@@ -243,3 +243,5 @@ func (g *Guard) callShare(t Target, c *client, what openRight, action byte) (uin
 	e := g.driver.Exec(t, &c.open.share)
 	return rm.U32(outer, rm.ShareStatus), e
 }
+
+const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare

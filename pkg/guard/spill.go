@@ -132,25 +132,6 @@ func (a *account) unreserveSpill(gpu int, size quota.Bytes) {
 	a.gpus[gpu].refund(size, true)
 }
 
-// charge and refund count memory on the GPU, or spilled to the host.
-func (g *gpuAccount) charge(size quota.Bytes, spilled bool) {
-	if spilled {
-		g.spilled += size
-		g.publish()
-	} else {
-		g.addUsed(size)
-	}
-}
-
-func (g *gpuAccount) refund(size quota.Bytes, spilled bool) {
-	if spilled {
-		g.spilled -= min(size, g.spilled)
-		g.publish()
-	} else {
-		g.subUsed(size)
-	}
-}
-
 // isSpilled reports that a handle is of memory that was spilled.
 func (a *account) isSpilled(client, handle uint32) bool {
 	o, ok := a.lookup(client, handle)

@@ -1,12 +1,9 @@
 package guard
 
 import (
-	"bytes"
 	"container/list"
 	"errors"
-	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -276,35 +273,4 @@ func (t *task) getFile(fd int) (int, error) {
 		return -1, e
 	}
 	return int(n), nil
-}
-
-// readStatus reads what /proc/TID/status says of a thread: its process, that process' number in the innermost pid
-// namespace, and its name.
-func readStatus(tid int) (tgid, nspid int, name string, err error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
-	if err != nil {
-		return 0, 0, "", err
-	}
-	for line := range bytes.Lines(b) {
-		key, value, _ := bytes.Cut(line, []byte(":"))
-		value = bytes.TrimSpace(value)
-		switch string(key) {
-		case "Name":
-			name = string(value)
-		case "Tgid":
-			tgid, _ = strconv.Atoi(string(value))
-		case "NStgid":
-			fields := bytes.Fields(value)
-			if len(fields) > 0 {
-				nspid, _ = strconv.Atoi(string(fields[len(fields)-1]))
-			}
-		}
-	}
-	if tgid == 0 {
-		return 0, 0, "", fmt.Errorf("/proc/%d/status has no Tgid", tid)
-	}
-	if nspid == 0 {
-		nspid = tgid
-	}
-	return tgid, nspid, name, nil
 }

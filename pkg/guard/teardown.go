@@ -1,11 +1,8 @@
 package guard
 
 import (
-	"maps"
 	"slices"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/proc"
@@ -68,87 +65,6 @@ func (a *account) notEnding() map[uint32]bool {
 func (a *account) mayRun(channels []gpusched.Channel) []gpusched.Channel {
 	goOn := a.notEnding()
 	return slices.DeleteFunc(a.leaveOutUnbound(channels), func(ch gpusched.Channel) bool { return !goOn[ch.Client] })
-}
-
-// sweep looks which followed files are closed for good, takes what was on them out of the account, and waits until it is freed.
-func (g *Guard) sweep() { g.sweepUntil(func() bool { return false }) }
-
-// sweepUntil is sweep for who needs something that it may free: it returns when there is enough.
-func (g *Guard) sweepUntil(enough func() bool) {
-	for _, torn := range g.startSweep() {
-		if enough() {
-			return
-		}
-		<-torn
-	}
-}
-
-// startSweep is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can take
-// as long for one as its kernels run, so nothing is locked meanwhile that others need.
-func (g *Guard) startSweep() (underWay []chan struct{}) {
-	g.sweepMu.Lock() // two at once would end the same address space
-	defer g.sweepMu.Unlock()
-	for _, f := range g.files.reap() {
-		g.fileClosed(f)
-	}
-	g.endWindows()
-	g.gpuTime.LetGo()
-	for _, f := range g.orphans() {
-		if !g.ownerExiting(f) {
-			f.tornDown = make(chan struct{})
-			go func() {
-				defer close(f.tornDown)
-				g.chargeUnpaidTime(func() time.Duration { return g.endUVM(f) })
-			}()
-		}
-	}
-	for _, f := range g.files.snapshot() {
-		if f.tornDown != nil {
-			underWay = append(underWay, f.tornDown)
-		}
-	}
-	return underWay
-}
-
-// fileClosed takes what was on a file out of the account.
-func (g *Guard) fileClosed(f *file) {
-	g.account.dropFile(f)
-	f.mu.Lock()
-	exports, sim, exporter := f.exports, f.sim, f.exporter
-	if f.pending != nil {
-		g.pendingRoots.Add(-1)
-		_ = unix.Close(f.pending.fd)
-		f.pending = nil
-	}
-	f.exports = nil
-	f.mu.Unlock()
-	for _, e := range exports {
-		g.dropExport(e)
-	}
-	if sim != 0 {
-		if exporter {
-			g.driver.CloseExport(uint32(sim))
-		}
-		g.driver.CloseFile(uint32(sim))
-	}
-}
-
-// ownerPIDs are the processes that used an address space.
-func (f *file) ownerPIDs() []int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Collect(maps.Keys(f.owners))
-}
-
-// ownerExiting reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
-// run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
-func (g *Guard) ownerExiting(f *file) bool {
-	for _, tgid := range f.ownerPIDs() {
-		if g.tasks.lives(tgid) && proc.Exiting(tgid) {
-			return true
-		}
-	}
-	return false
 }
 
 // endUVM tears an address space down that no process has any more: the guard's own descriptor is the last one, unless one

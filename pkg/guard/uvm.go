@@ -15,8 +15,6 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call (share.go).
 
-type gpuUUID [16]byte
-
 // uvmUnmapGPU is the offset of the GPU in UVM_UNMAP_EXTERNAL_PARAMS (uvm_ioctl.h).
 const uvmUnmapGPU = 16
 

@@ -1,9 +1,6 @@
 package guard
 
 import (
-	"encoding/hex"
-	"strings"
-
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
@@ -114,23 +111,4 @@ func (g *Guard) dropTables(maps []uvmMap) {
 		g.account.dropReference(maps[i].tables)
 		maps[i].tables = nil
 	}
-}
-
-// gpuByUUID finds a GPU of the container.
-func (g *Guard) gpuByUUID(uuid gpuUUID) (gpu int, ok bool) {
-	for i, x := range g.cfg.GPUs {
-		if id, ok := uuidOf(x); ok && id == uuid {
-			return i, true
-		}
-	}
-	return 0, false
-}
-
-// uuidOf is a GPU's UUID as UVM has it.
-func uuidOf(gpu GPU) (id gpuUUID, ok bool) {
-	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(gpu.UUID, "GPU-"), "-", ""))
-	if err != nil || len(b) != len(id) {
-		return id, false
-	}
-	return gpuUUID(b), true
 }
