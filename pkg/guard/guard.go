@@ -1,13 +1,3 @@
-// Package guard answers the NVIDIA driver calls of one container, from a process outside it.
-//
-// The container's seccomp filter hands every ioctl that could allocate device memory, or reach other tenants, to this
-// process (seccomp user notification). The guard copies the call's structures once, checks the copies, carries the call
-// out on its own copy of the task's file (pidfd_getfd), charges what it made, and writes the result back. Nothing that the
-// container does to its memory or descriptors meanwhile can change what was checked; see docs/internals/guard.md.
-//
-// cmd/cgpu-guard is its only caller; cgpu-runtime starts that before the container exists.
-//
-// Read dispatch.go first: serve and handle are the main way of a call.
 package guard
 
 import (
