@@ -104,7 +104,8 @@ func (a *account) addClient(handle uint32, tgid int, f *file) *client {
 	if old := a.clients[handle]; old != nil {
 		a.dropClient(old)
 	}
-	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{}, channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
+	c := &client{handle: handle, tgid: tgid, euid: -1, file: f, objects: map[uint32]*object{}, groups: map[uint32]*object{},
+		channels: map[uint32]*object{}, subdevices: map[uint32]*object{}}
 	a.clients[handle] = c
 	return c
 }

@@ -447,7 +447,8 @@ func accountAgainstModel(t *testing.T, seed uint64, steps int) {
 		unreserve(p)
 	}
 	a.releaseManaged(m.managed)
-	if u := a.usage(0); u.used != 0 || u.spilled != 0 || u.managed != 0 || a.objects != 0 || u.counts != (counts{}) || a.zombies != 0 || len(a.clients) != 0 {
+	if u := a.usage(0); u.used != 0 || u.spilled != 0 || u.managed != 0 || a.objects != 0 || u.counts != (counts{}) ||
+		a.zombies != 0 || len(a.clients) != 0 {
 		t.Errorf("left over: %v, %d objects, %d groups, %d channels, %d zombies", u.used, a.objects, u.tsgs, u.channels, a.zombies)
 	}
 }

@@ -81,11 +81,13 @@ func (g *Guard) checkAlloc(c *trappedCall) plan {
 	}
 	for _, off := range c.class.ClientHandles {
 		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
-			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
+			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client",
+				"class", c.class.Name))
 		}
 	}
 	if !g.roomForObject(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
-		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
+		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many",
+			"class", c.class.Name))
 	}
 	if check := allocs[c.class.Kind]; check != nil {
 		return check(g, c)
@@ -102,8 +104,8 @@ func allocClients(c *trappedCall) (dst, src uint32) {
 	return dst, src
 }
 
-// roomForObject reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not known yet
-// which GPU it is for: then there must be room on each.
+// roomForObject reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not
+// known yet which GPU it is for: then there must be room on each.
 func (g *Guard) roomForObject(kind rm.ClassKind, gpu int) bool {
 	tsgs, channels := g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels
 	if g.account.roomForObject(kind, gpu, tsgs, channels) {
@@ -330,7 +332,8 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 			return
 		}
 		defer lock.unlock()
-		if s, e := g.keepNotifiersOver(t, client, handle, func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }); e == 0 && s == rm.StatusOK {
+		free := func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }
+		if s, e := g.keepNotifiersOver(t, client, handle, free); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}
 	}

@@ -32,7 +32,8 @@ func TestLostAnswers(t *testing.T) {
 			made := 0
 			call := func(stale bool) *trappedCall {
 				outer := append([]byte(nil), memory...)
-				c := &trappedCall{notif: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1, executed: !stale}
+				c := &trappedCall{notif: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)},
+					fd: -1, executed: !stale}
 				failed := false
 				if !stale {
 					made++
@@ -101,7 +102,8 @@ func TestLostFrees(t *testing.T) {
 			}
 			rep := c.escape(x.nr, slices.Clone(x.o))
 			c.notif.Args[2] = c.task.lastAnswer.args[2] // the same memory
-			if !c.task.lastAnswer.replayOrForget(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) || c.statusWord() != rm.StatusOK {
+			if !c.task.lastAnswer.replayOrForget(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) ||
+				c.statusWord() != rm.StatusOK {
 				t.Error("the caller hears that there was nothing to free")
 			}
 		})

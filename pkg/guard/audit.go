@@ -75,8 +75,8 @@ func (g *Guard) auditLoop() {
 }
 
 // Calls in flight, and files that are being closed, make both numbers wrong for a while; a worker can be kept from running between the
-// driver's answer and the account. So guilty is who holds more in auditExcess looks, which take a second. Who allocates and frees all the time
-// can have the numbers agree now and then, and is not cleared by one look, but by auditAgree.
+// driver's answer and the account. So guilty is who holds more in auditExcess looks, which take a second. Who allocates and frees all the
+// time can have the numbers agree now and then, and is not cleared by one look, but by auditAgree.
 const (
 	auditStep   = 80 * time.Millisecond
 	auditExcess = 12
@@ -116,7 +116,8 @@ func (g *Guard) holdsUncharged(own *rmclient.Client) bool {
 	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
-			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
+			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it",
+				"driver", held[i], "guard", seen)
 			return true
 		}
 	}

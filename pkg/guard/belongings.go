@@ -53,7 +53,8 @@ func (g *Guard) livingFirst() int {
 // findBelongings looks them up. They are those of living processes: the number of a mount that is gone may be another's. Others' containers
 // are left to their guards, until the container is over.
 func (g *Guard) findBelongings(over bool) *belongings {
-	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{}, mounts: map[int]bool{}, over: over}
+	b := &belongings{host: map[uint64]bool{}, namespaces: map[uint64]bool{}, guarded: map[uint64]bool{}, guards: map[outsider]bool{},
+		mounts: map[int]bool{}, over: over}
 	for _, pid := range []int{os.Getpid(), 1} {
 		if namespace, ok := mountNamespace(pid); ok {
 			b.host[namespace] = true

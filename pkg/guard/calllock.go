@@ -45,8 +45,8 @@ func (l callLock) unlock() {
 	l[0].calls.Unlock()
 }
 
-// lockCallsSoon keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel log. A call
-// that takes long is not waited for, or a program could keep its timeslice by such calls.
+// lockCallsSoon keeps the program from freeing the client's objects until unlock: a control of what is gone leaves a line in the kernel
+// log. A call that takes long is not waited for, or a program could keep its timeslice by such calls.
 func (c *client) lockCallsSoon() (unlock func()) {
 	if c.tryLockCalls() {
 		return c.calls.Unlock

@@ -53,7 +53,8 @@ func TestAllocSizes(t *testing.T) {
 		{"an odd answer is rounded up", 70 << 10, 70 << 10, 2 << rm.MemoryAttrPageShift, 0, 128 * quota.KiB, false},
 		{"huge pages", 3 << 20, 3 << 20, 3 << rm.MemoryAttrPageShift, 0, 4 * quota.MiB, false},
 		{"the driver has none", 3 << 20, 3 << 20, 0, rm.StatusNoMemory, 0, false},
-		{"all that is left", uint64(testLimit) - 8<<20, uint64(testLimit) - 8<<20, 3 << rm.MemoryAttrPageShift, 0, testLimit - 8*quota.MiB, false},
+		{"all that is left", uint64(testLimit) - 8<<20, uint64(testLimit) - 8<<20, 3 << rm.MemoryAttrPageShift, 0,
+			testLimit - 8*quota.MiB, false},
 		{"a byte more", uint64(testLimit) - 8<<20 + 1, 0, 0, 0, 0, true},
 		{"2⁶⁴ − 1", ^uint64(0), 0, 0, 0, 0, true},
 		{"2⁶⁴ less a page", ^uint64(0) - 2<<20 + 1, 0, 0, 0, 0, true},
@@ -112,7 +113,8 @@ func TestDeniedAllocs(t *testing.T) {
 		{"the caller's pages", 0x71, nil, rm.StatusNotSupported},
 		{"unknown", 0xdead, nil, rm.StatusNotSupported},
 		{"another container's client", classVidmem, func(o, _ []byte) { rm.PutU32(o, rm.AllocRoot, 0xc1d00000) }, rm.StatusInvalidClient},
-		{"another container's client in an event", 0x79, func(_, p []byte) { rm.PutU32(p, rm.EventParentClient, 0xc1d00000) }, rm.StatusInvalidClient},
+		{"another container's client in an event", 0x79, func(_, p []byte) { rm.PutU32(p, rm.EventParentClient, 0xc1d00000) },
+			rm.StatusInvalidClient},
 		{"serialised parameters", classVidmem, func(o, _ []byte) { rm.PutU32(o, 36, 1) }, rm.StatusInvalidArgument},
 		{"a size of the caller's own", classVidmem, func(o, _ []byte) { rm.PutU32(o, 32, 64) }, rm.StatusInvalidArgument},
 		{"memory without parameters", classVidmem, func(o, _ []byte) { rm.PutU64(o, rm.AllocParams, 0) }, rm.StatusInvalidArgument},
@@ -276,7 +278,8 @@ func TestHeapInfo(t *testing.T) {
 	rm.PutU32(o, rm.HeapFunction, rm.HeapFnInfo)
 	newFakeCall(t, g, fakeControl).escape(rm.EscVidHeapControl, o)
 	free := uint64(testLimit - 8*quota.MiB)
-	if got := []uint64{rm.U64(o, rm.HeapTotal), rm.U64(o, rm.HeapFree), rm.U64(o, rm.HeapInfoSize)}; !slices.Equal(got, []uint64{uint64(testLimit), free, free}) {
+	want := []uint64{uint64(testLimit), free, free}
+	if got := []uint64{rm.U64(o, rm.HeapTotal), rm.U64(o, rm.HeapFree), rm.U64(o, rm.HeapInfoSize)}; !slices.Equal(got, want) {
 		t.Errorf("%v", got)
 	}
 }
@@ -384,7 +387,8 @@ func TestUVMMapsWhatItHasNotSeen(t *testing.T) {
 	}
 }
 
-// TestUVMMaps: what is mapped and unmapped over other mappings, on one GPU, is credited as UVM lets go of it: a piece that is left holds all.
+// TestUVMMaps: what is mapped and unmapped over other mappings, on one GPU, is credited as UVM lets go of it: a piece that is left holds
+// all.
 func TestUVMMaps(t *testing.T) {
 	const base, mib = 1 << 32, 1 << 20
 	one, two := gpuUUID{1}, gpuUUID{2}
@@ -395,16 +399,17 @@ func TestUVMMaps(t *testing.T) {
 		used     quota.Bytes // MiB, after it
 	}
 	for name, steps := range map[string][]step{
-		"again":                        {{one, 0, 8, 8, 8}, {one, 0, 8, 1, 1}, {one, 0, 8, 0, 0}},
-		"over the beginning":           {{one, 0, 8, 8, 8}, {one, 0, 1, 1, 9}, {one, 1, 8, 0, 1}, {one, 0, 1, 0, 0}},
-		"over the end":                 {{one, 0, 8, 8, 8}, {one, 7, 8, 1, 9}, {one, 0, 7, 0, 1}, {one, 7, 8, 0, 0}},
-		"over the middle":              {{one, 0, 8, 8, 8}, {one, 3, 4, 1, 9}, {one, 0, 3, 0, 9}, {one, 4, 8, 0, 1}, {one, 0, 8, 0, 0}},
-		"over several":                 {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 1, 7, 1, 11}, {one, 0, 8, 0, 0}},
-		"a union":                      {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 0, 8, 0, 0}},
-		"a union, the end in part":     {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 4, 8, 8, 14}, {one, 0, 5, 0, 8}, {one, 5, 8, 0, 0}},
-		"a union, the beginning":       {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 1, 8, 0, 2}, {one, 0, 1, 0, 0}},
-		"in two halves":                {{one, 0, 8, 8, 8}, {one, 0, 4, 0, 8}, {one, 4, 8, 0, 0}},
-		"two holes":                    {{one, 0, 8, 8, 8}, {one, 2, 3, 0, 8}, {one, 5, 6, 0, 8}, {one, 3, 5, 0, 8}, {one, 0, 2, 0, 8}, {one, 6, 8, 0, 0}},
+		"again":                    {{one, 0, 8, 8, 8}, {one, 0, 8, 1, 1}, {one, 0, 8, 0, 0}},
+		"over the beginning":       {{one, 0, 8, 8, 8}, {one, 0, 1, 1, 9}, {one, 1, 8, 0, 1}, {one, 0, 1, 0, 0}},
+		"over the end":             {{one, 0, 8, 8, 8}, {one, 7, 8, 1, 9}, {one, 0, 7, 0, 1}, {one, 7, 8, 0, 0}},
+		"over the middle":          {{one, 0, 8, 8, 8}, {one, 3, 4, 1, 9}, {one, 0, 3, 0, 9}, {one, 4, 8, 0, 1}, {one, 0, 8, 0, 0}},
+		"over several":             {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 1, 7, 1, 11}, {one, 0, 8, 0, 0}},
+		"a union":                  {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 6, 8, 8, 14}, {one, 0, 8, 0, 0}},
+		"a union, the end in part": {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 4, 8, 8, 14}, {one, 0, 5, 0, 8}, {one, 5, 8, 0, 0}},
+		"a union, the beginning":   {{one, 0, 2, 2, 2}, {one, 2, 4, 4, 6}, {one, 1, 8, 0, 2}, {one, 0, 1, 0, 0}},
+		"in two halves":            {{one, 0, 8, 8, 8}, {one, 0, 4, 0, 8}, {one, 4, 8, 0, 0}},
+		"two holes": {{one, 0, 8, 8, 8}, {one, 2, 3, 0, 8}, {one, 5, 6, 0, 8}, {one, 3, 5, 0, 8},
+			{one, 0, 2, 0, 8}, {one, 6, 8, 0, 0}},
 		"where nothing is":             {{one, 2, 4, 8, 8}, {one, 0, 2, 0, 8}, {one, 4, 9, 0, 8}, {one, 2, 4, 0, 0}},
 		"on another GPU":               {{one, 0, 8, 8, 8}, {two, 0, 8, 1, 9}, {one, 0, 8, 0, 1}, {two, 0, 8, 0, 0}},
 		"a union beside another GPU's": {{one, 0, 4, 4, 4}, {two, 2, 6, 8, 12}, {one, 4, 8, 2, 14}, {one, 0, 8, 0, 8}, {two, 0, 8, 0, 0}},
@@ -567,7 +572,8 @@ func TestEndUVM(t *testing.T) {
 		want    []uint32
 	}{
 		{"stopped and unmapped by UVM", false, []uint32{rm.UVMUnregisterVASpace, rm.UVMUnregisterVASpace}},
-		{"no longer registered", true, []uint32{rm.UVMUnregisterVASpace, rm.UVMUnmapExternal, rm.UVMUnmapExternal, rm.UVMUnregisterVASpace, rm.UVMUnmapExternal}},
+		{"no longer registered", true, []uint32{rm.UVMUnregisterVASpace, rm.UVMUnmapExternal, rm.UVMUnmapExternal,
+			rm.UVMUnregisterVASpace, rm.UVMUnmapExternal}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno {
@@ -589,7 +595,8 @@ func TestEndUVM(t *testing.T) {
 			d.calls = nil
 			g.endUVM(c.file)
 			wantUsage(t, g.account, 0, 0)
-			if stop, unmap := slices.Index(d.calls, rm.UVMUnregisterVASpace), slices.Index(d.calls, rm.UVMUnmapExternal); unmap >= 0 && unmap < stop {
+			stop, unmap := slices.Index(d.calls, rm.UVMUnregisterVASpace), slices.Index(d.calls, rm.UVMUnmapExternal)
+			if unmap >= 0 && unmap < stop {
 				t.Error("unmapped before the channels were stopped")
 			}
 			slices.Sort(d.calls) // the order of the mappings is not given

@@ -5,9 +5,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the containers
-// that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels each on the graphics engine). Beyond
-// that it takes what the other half has left. The guards tell each other how many they have.
+// The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the
+// containers that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels
+// each on the graphics engine). Beyond that it takes what the other half has left. The guards tell each other how many they have.
 const commonChannels = 1024
 
 // runlist is an engine of one of the container's GPUs.
@@ -111,7 +111,8 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
 	}
 	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
-		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory",
+			"class", rm.ClassName(m.class)))
 	}
 	if g.account.onOtherGPU(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
 		return answer(c.denyOtherGPU())
@@ -121,7 +122,8 @@ func (g *Guard) checkChannel(c *trappedCall) plan {
 	}
 	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
 	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
-		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
+		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need",
+			"max", commonChannels))
 	}
 	o.contextShare = rm.U32(p, rm.ChannelContextShare)
 	if len(p) > rm.ChannelUserdOffset+8 {
@@ -169,7 +171,8 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 	client := c.allocClient()
 	owner, charged := g.account.contextOwner(client, c.allocParent())
 	if !g.account.isGroup(client, owner) {
-		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
+		return answer(c.deny(rm.StatusNotSupported, "loneobject",
+			"denied an object of the graphics engine on a channel that is in no channel group"))
 	}
 	context := cost{gpu: noGPU}
 	if !charged && g.cfg.Settings.ContextOverhead > 0 {

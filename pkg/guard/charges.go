@@ -22,8 +22,9 @@ type charge struct {
 	fabrics    int         // handles on them, and calls under way that make some
 }
 
-// onOtherGPU reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU that
-// a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the driver.
+// onOtherGPU reports device memory that is not on a GPU. The driver never compares: it takes the address of the memory for one on the GPU
+// that a call names, where a neighbour's may be. The handle's own device counts too: memory below another's is that one's to some of the
+// driver.
 func (a *account) onOtherGPU(client, handle uint32, gpu int) bool {
 	o, ok := a.lookup(client, handle)
 	if o.kind == rm.ClassContextDMA {
@@ -44,7 +45,8 @@ func (o *object) charges(yield func(*charge) bool) {
 	_ = (o.charge == nil || yield(o.charge)) && (o.secondCharge == nil || yield(o.secondCharge))
 }
 
-// countReference changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is locked.
+// countReference changes one of a charge's numbers of references, and gives its bytes back once nothing refers to it. The account is
+// locked.
 func (a *account) countReference(ch *charge, references *int, by int) {
 	was := ch.zombie()
 	*references += by
@@ -70,8 +72,8 @@ func (a *account) refund(ch *charge) {
 	}
 }
 
-// acquireObject looks up an object that a call refers to, and keeps its charge until releaseObject. An object that is not known has no handle. False: the
-// client is gone, so that what is there under its handles is nobody's any more.
+// acquireObject looks up an object that a call refers to, and keeps its charge until releaseObject. An object that is not known has no
+// handle. False: the client is gone, so that what is there under its handles is nobody's any more.
 func (a *account) acquireObject(c *client, handle uint32) (object, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +95,8 @@ func (a *account) releaseObject(o object) {
 	}
 }
 
-// addReference adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has another one.
+// addReference adds a reference that is no handle (a UVM mapping, an exported file), if there is something to refer to. The caller has
+// another one.
 func (a *account) addReference(ch *charge) *charge {
 	if ch == nil {
 		return nil
@@ -120,8 +123,8 @@ func (a *account) hasZombies() bool {
 	return a.zombies > 0
 }
 
-// expectedLengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's device the
-// driver counts nowhere, nor other names of memory.
+// expectedLengths sums, per GPU, the device memory that the driver should count for the container: each handle. One below another GPU's
+// device the driver counts nowhere, nor other names of memory.
 func (a *account) expectedLengths() []quota.Bytes {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -28,7 +28,8 @@ import (
 // would, hands the listener over, and then obeys lines on its standard input. No container engine takes part.
 
 const (
-	childEnv   = "CGPU_TEST_CHILD" // "filter": install one and send the listener over descriptor 3; "plain": do not; "walk": a process of a walk
+	// childEnv is "filter": install one and send the listener over descriptor 3; "plain": do not; "walk": a process of a walk.
+	childEnv   = "CGPU_TEST_CHILD"
 	nodesEnv   = "CGPU_TEST_NODES" // folder of the nodes
 	killingEnv = "CGPU_TEST_KILLABLE"
 )
@@ -451,7 +452,8 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
-	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC (2)
+	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC
+	// (2)
 	"notifier": func(s *childState, a []int) (string, error) {
 		c, p, q := s.clients[a[0]], make([]byte, 20), make([]byte, 368)
 		rm.PutU32(p, rm.TSGEngineType, engineGR)

@@ -6,8 +6,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// controls are the rules of the kinds of RM_CONTROL that need more than the checks of onControl. ControlDeny and ControlDebugRead and …Write
-// never come here (onControl).
+// controls are the rules of the kinds of RM_CONTROL that need more than the checks of onControl. ControlDeny and ControlDebugRead and
+// …Write never come here (onControl).
 var controls = map[rm.ControlKind]rule{
 	rm.ControlSwallow:        {check: answerSwallowed},
 	rm.ControlGPUQuery:       {check: (*Guard).checkGPUQuery},
@@ -90,7 +90,8 @@ func (g *Guard) onControl(c *trappedCall) reply {
 	}
 	for _, off := range ctl.ClientHandles {
 		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
-			return c.deny(rm.StatusInvalidClient, "ctlclient"+ctl.Name, "denied a control that names another container's client", "control", ctl.Name)
+			return c.deny(rm.StatusInvalidClient, "ctlclient"+ctl.Name,
+				"denied a control that names another container's client", "control", ctl.Name)
 		}
 	}
 	r := controls[ctl.Kind]

@@ -9,9 +9,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// RM_MAP_MEMORY_DMA maps memory of a client into a range of GPU addresses. The driver takes page tables for the length that the caller names
-// before it compares that with the memory (serverInterMap_Prologue), and what it took for a call that fails stays in the GPU's pool. So the
-// guard compares first, and charges the tables to whoever maps.
+// RM_MAP_MEMORY_DMA maps memory of a client into a range of GPU addresses. The driver takes page tables for the length that the caller
+// names before it compares that with the memory (serverInterMap_Prologue), and what it took for a call that fails stays in the GPU's pool.
+// So the guard compares first, and charges the tables to whoever maps.
 
 // maxDMAMaps bounds the mappings of one container: each takes some of the host's kernel memory. A CUDA context has about 25.
 const maxDMAMaps = 1 << 16
@@ -52,7 +52,8 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(c.denyOtherGPU())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
-		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
+		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory",
+			"length", quota.Bytes(length)))
 	}
 	flags := rm.U32(o, rm.DMAFlags)
 	if flags&rm.DMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, length-1) {
@@ -122,8 +123,8 @@ func (g *Guard) unmapDMA(t Target, client, mapper uint32, at dmaPlace) {
 	}
 }
 
-// mapFits reports that a mapping stays within its memory. Host memory of RM_ALLOC_MEMORY, which runs in the task, has no size that the guard
-// knows: it gets no more than a bound.
+// mapFits reports that a mapping stays within its memory. Host memory of RM_ALLOC_MEMORY, which runs in the task, has no size that the
+// guard knows: it gets no more than a bound.
 func (g *Guard) mapFits(client, memory uint32, offset, length uint64) bool {
 	size := uint64(rm.MaxVirtual)
 	if length > size { // what stands in the account of such memory is what the task has asked for
@@ -147,8 +148,8 @@ func (a *account) roomForDMA() bool {
 	return a.dmaMaps < maxDMAMaps
 }
 
-// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or of
-// the device, ends the mapping.
+// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or
+// of the device, ends the mapping.
 func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,8 +208,8 @@ func (a *account) dropMaps(o *object) {
 	}
 }
 
-// removeDMA takes mappings away as RM_UNMAP_MEMORY_DMA does (serverInterUnmapInternal): the one that begins at an address or, with a length,
-// what lies in that piece of the addresses.
+// removeDMA takes mappings away as RM_UNMAP_MEMORY_DMA does (serverInterUnmapInternal): the one that begins at an address or, with a
+// length, what lies in that piece of the addresses.
 func (a *account) removeDMA(clientHandle, mapper uint32, at dmaPlace, length uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -9,8 +9,9 @@ import (
 )
 
 // escapes are the rules of calls on nvidiactl or a GPU's node, but for those of RM_ALLOC (by class) and of RM_CONTROL (by control). What
-// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA (objects that
-// the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside any client).
+// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA
+// (objects that the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside
+// any client).
 var escapes = map[uint32]rule{
 	rm.EscFree:           {clients: outerClient(rm.FreeRoot), locks: true, check: (*Guard).checkFree},
 	rm.EscDupObject:      {clients: dupClients, locks: true, check: (*Guard).checkDup},

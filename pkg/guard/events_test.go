@@ -47,7 +47,8 @@ func news(t *testing.T, g *Guard) func() string {
 func TestDeniedIsTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	if !g.reserve(cost{size: 512 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: ^quota.Bytes(0)}) {
+	if !g.reserve(cost{size: 512 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) || g.reserve(cost{size: 600 * quota.MiB}) ||
+		g.reserve(cost{size: ^quota.Bytes(0)}) {
 		t.Fatal("a limit of 1 GiB does not hold")
 	}
 	if g.account.reserve(cost{size: quota.GiB}, false) { // a look before the real one
@@ -79,7 +80,8 @@ func TestLifeIsTold(t *testing.T) {
 	g.noteEnd()
 	got := read()
 	lines := strings.Split(got, "\n")
-	if len(lines) != 3 || !strings.HasPrefix(lines[2], "end ×1: after 1h0m0") || !strings.HasSuffix(lines[2], "s, 3MiB at most on GPU 0, 1 denied") || !strings.Contains(got, "start ×1: 1024MiB of GPU 0") {
+	if len(lines) != 3 || !strings.HasPrefix(lines[2], "end ×1: after 1h0m0") ||
+		!strings.HasSuffix(lines[2], "s, 3MiB at most on GPU 0, 1 denied") || !strings.Contains(got, "start ×1: 1024MiB of GPU 0") {
 		t.Errorf("told\n%s", got)
 	}
 	// A container that never ran has no end.

@@ -78,9 +78,9 @@ func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
 	return c.execute(p)
 }
 
-// acquireObject looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver
-// makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with
-// its file and waits for no call. False: the client is gone already.
+// acquireObject looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the
+// driver makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends
+// with its file and waits for no call. False: the client is gone already.
 func (c *trappedCall) acquireObject(client, handle uint32) (object, bool) {
 	o, ok := c.guard.account.acquireObject(c.locked.of(client), handle)
 	c.acquired = append(c.acquired, o)

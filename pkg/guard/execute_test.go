@@ -25,15 +25,20 @@ func TestExecute(t *testing.T) {
 		rep      reply
 		status   uint32
 	}{
-		"answered":        {plan: answer(fail(unix.EIO)), want: []string{"done"}, rep: fail(unix.EIO)},
-		"done":            {plan: pass(), statuses: []uint32{0}, want: []string{"settle", "done"}, asked: 1},
-		"away":            {plan: pass(), away: true, want: []string{"cancel", "done"}},
-		"refused":         {plan: pass(), statuses: []uint32{refused}, want: []string{"cancel", "done"}, asked: 1, status: refused},
-		"errno":           {plan: pass(), errno: unix.EIO, statuses: []uint32{0}, want: []string{"cancel", "done"}, asked: 1, rep: fail(unix.EIO)},
-		"another way":     {plan: pass(), statuses: []uint32{refused, 0}, retry: true, want: []string{"cancel", "retry", "again", "done"}, asked: 2},
-		"refused in both": {plan: pass(), statuses: []uint32{refused, refused}, retry: true, want: []string{"cancel", "retry", "done"}, asked: 2, status: refused},
-		"errno, no retry": {plan: pass(), statuses: []uint32{0}, errno: unix.EIO, retry: true, want: []string{"cancel", "done"}, asked: 1, rep: fail(unix.EIO)},
-		"settled badly":   {plan: pass(), statuses: []uint32{0, 0}, settle: refused, retry: true, want: []string{"settle", "retry", "again", "done"}, asked: 2},
+		"answered": {plan: answer(fail(unix.EIO)), want: []string{"done"}, rep: fail(unix.EIO)},
+		"done":     {plan: pass(), statuses: []uint32{0}, want: []string{"settle", "done"}, asked: 1},
+		"away":     {plan: pass(), away: true, want: []string{"cancel", "done"}},
+		"refused":  {plan: pass(), statuses: []uint32{refused}, want: []string{"cancel", "done"}, asked: 1, status: refused},
+		"errno": {plan: pass(), errno: unix.EIO, statuses: []uint32{0}, want: []string{"cancel", "done"},
+			asked: 1, rep: fail(unix.EIO)},
+		"another way": {plan: pass(), statuses: []uint32{refused, 0}, retry: true,
+			want: []string{"cancel", "retry", "again", "done"}, asked: 2},
+		"refused in both": {plan: pass(), statuses: []uint32{refused, refused}, retry: true, want: []string{"cancel", "retry", "done"},
+			asked: 2, status: refused},
+		"errno, no retry": {plan: pass(), statuses: []uint32{0}, errno: unix.EIO, retry: true, want: []string{"cancel", "done"},
+			asked: 1, rep: fail(unix.EIO)},
+		"settled badly": {plan: pass(), statuses: []uint32{0, 0}, settle: refused, retry: true,
+			want: []string{"settle", "retry", "again", "done"}, asked: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0

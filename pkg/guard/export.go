@@ -53,7 +53,8 @@ func (g *Guard) checkExport(c *trappedCall, f *file) plan {
 		}
 		if o.handle != 0 && !o.isMemory() && o.kind != rm.ClassFabric {
 			// It would live on in the file, and be counted no more.
-			return answer(c.deny(rm.StatusNotSupported, "export", "denied the export of an object that is no memory", "class", rm.ClassName(o.class)))
+			return answer(c.deny(rm.StatusNotSupported, "export", "denied the export of an object that is no memory",
+				"class", rm.ClassName(o.class)))
 		}
 		held = append(held, export{true, o.charge, o.kind == rm.ClassFabric, o.size})
 		if o.spilled || o.charge != nil && o.charge.spilled {
@@ -123,7 +124,8 @@ func (g *Guard) exportEach(c *trappedCall, objects []uint32, first int) (done in
 func (g *Guard) importsForOtherGPU(c *trappedCall, f *file) bool {
 	parent, first, count := rm.U32(c.params, rm.ImportFDObject+rm.ExportObjectParent), 0, 1
 	if c.control.Kind == rm.ControlImportFDs {
-		parent, first, count = rm.U32(c.params, importObjectsParent), int(rm.U16(c.params, importObjectsIndex)), int(rm.U16(c.params, importObjectsCount))
+		parent, first, count = rm.U32(c.params, importObjectsParent), int(rm.U16(c.params, importObjectsIndex)),
+			int(rm.U16(c.params, importObjectsCount))
 	}
 	gpu := g.account.gpuOf(c.controlClient(), parent)
 	f.mu.Lock()
@@ -214,8 +216,8 @@ func (g *Guard) roomForExports(n int) bool {
 // maxExports bounds the positions of a file that the guard remembers.
 const maxExports = 1 << 14
 
-// export is what a file holds at a position: device memory, or NVLink addresses of some, which may be mapped by other GPUs. Without a charge it
-// is something else.
+// export is what a file holds at a position: device memory, or NVLink addresses of some, which may be mapped by other GPUs. Without a
+// charge it is something else.
 type export struct {
 	there  bool
 	charge *charge

@@ -58,7 +58,8 @@ func TestExportPositions(t *testing.T) {
 	}
 	prepare := func(t *testing.T, f func(*rm.Call)) (*Guard, func(cmd uint32, p []byte)) {
 		g := withClient(newFakeGuard(t, answering(0, f)))
-		g.account.addObject(fakeClient, object{handle: host, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU}, noGPU, 0, 0)
+		g.account.addObject(fakeClient, object{handle: host, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU},
+			noGPU, 0, 0)
 		c := newFakeCall(t, g, fakeControl)
 		return g, func(cmd uint32, p []byte) {
 			t.Helper()

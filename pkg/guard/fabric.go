@@ -9,8 +9,8 @@ import (
 
 // Fabric objects (class 0xf8) are NVLink addresses of device memory, by which other GPUs behind an NVSwitch reach it. libcuda makes one for
 // each cudaMalloc of 512 MiB and more on such a GPU, and fails without (seen on two H200, 580.159.04): in pages of 512 MiB, and if that is
-// refused of 2 MiB, as much as the memory, aligned to a page. All who use a GPU share its NVLink addresses, so a container has just these, for
-// memory of its own, once for each.
+// refused of 2 MiB, as much as the memory, aligned to a page. All who use a GPU share its NVLink addresses, so a container has just these,
+// for memory of its own, once for each.
 
 const classFabric = 0xf8 // NV_MEMORY_FABRIC
 
@@ -20,12 +20,14 @@ const (
 	fabricPageLarge = 512 << 20
 )
 
-// checkFabric: the driver looks at size and alignment only after it has taken addresses, page by page if that is asked for, under all locks.
+// checkFabric: the driver looks at size and alignment only after it has taken addresses, page by page if that is asked for, under all
+// locks.
 func (g *Guard) checkFabric(c *trappedCall) plan {
 	o, form := c.newObject(), g.abi.Fabric()
 	flags, page := rm.U32(c.params, form.Flags), g.abi.FabricPage(c.params)
 	if flags&^rm.FabricContiguous != 0 || page != fabricPage && page != fabricPageLarge {
-		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's", "flags", flags, "page", page))
+		return answer(c.deny(rm.StatusNotSupported, "fabricflags", "denied NVLink addresses of another kind than CUDA's",
+			"flags", flags, "page", page))
 	}
 	memory := rm.U32(c.params, form.Memory)
 	m, ok := c.acquireObject(c.allocClient(), memory)
@@ -73,8 +75,8 @@ func makeFlexible(params []byte, form rm.FabricForm) {
 	rm.PutU32(params, form.Memory, 0)
 }
 
-// beginFabric begins a call that makes NVLink addresses of memory. False: it has some, by a handle, or perhaps in a mapping or a file, where
-// they outlive it.
+// beginFabric begins a call that makes NVLink addresses of memory. False: it has some, by a handle, or perhaps in a mapping or a file,
+// where they outlive it.
 func (a *account) beginFabric(ch *charge) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

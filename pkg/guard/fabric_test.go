@@ -115,7 +115,8 @@ func TestFabricRefused(t *testing.T) {
 	}
 }
 
-// TestFabricPassed: a handle that comes from a file is still no device memory, but addresses of some, and may be below another GPU's device.
+// TestFabricPassed: a handle that comes from a file is still no device memory, but addresses of some, and may be below another GPU's
+// device.
 func TestFabricPassed(t *testing.T) {
 	const handle = 0x82
 	const ofFabric = 3 // NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_TYPE_FABRIC
@@ -125,7 +126,8 @@ func TestFabricPassed(t *testing.T) {
 		}
 	})))
 	ch := g.account.clients[fakeClient].objects[fakeMemory].charge
-	g.account.addObject(fakeClient, object{handle: fakeFabric, parent: fakeDevice, class: classFabric, kind: rm.ClassFabric, gpu: noGPU, charge: ch, size: quota.MiB}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: fakeFabric, parent: fakeDevice, class: classFabric, kind: rm.ClassFabric, gpu: noGPU,
+		charge: ch, size: quota.MiB}, noGPU, 0, 0)
 	f := newFakeCall(t, g, fakeControl)
 	fd, _ := exportFile(t)
 	p := exportCall(fd, 3, fakeFabric)

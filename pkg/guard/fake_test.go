@@ -61,8 +61,9 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	}
 	cfg := testConfig("/dev")
 	cfg.ControlNode.HostPath = fakeControl
-	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{},
-		logged: map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
+	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{},
+		contextBuffers: map[contextBuffer]uint64{},
+		logged:         map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
 		gpus: []gpuIdentity{{rmclient.Address{Bus: 1}, 0}},
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},

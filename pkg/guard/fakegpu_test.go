@@ -86,7 +86,8 @@ func (d *fakeGPU) call(t Target, call *rm.Call) syscall.Errno {
 		if d.at != nil {
 			d.at(cmd)
 		}
-		rm.PutU32(call.Outer, rm.ControlStatus, d.control(t, cmd, fakeName{rm.U32(call.Outer, rm.ControlClient), rm.U32(call.Outer, rm.ControlObject)}, call.Blocks[0].Data))
+		rm.PutU32(call.Outer, rm.ControlStatus, d.control(t, cmd,
+			fakeName{rm.U32(call.Outer, rm.ControlClient), rm.U32(call.Outer, rm.ControlObject)}, call.Blocks[0].Data))
 	}
 	return 0
 }

@@ -16,7 +16,8 @@ func (g *Guard) checkSchedule(c *trappedCall) plan {
 	client, handle := c.controlClient(), c.controlObject()
 	if !g.account.isChannel(client, handle) && !g.account.isGroup(client, handle) {
 		// One that was made unseen (rootalloc.go) has no timeslice of the guard's, and is not paused.
-		return answer(c.deny(rm.StatusInvalidObjectHandle, "unseenchannel", "denied GPFIFO_SCHEDULE of a channel or a group that the guard has not seen made"))
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "unseenchannel",
+			"denied GPFIFO_SCHEDULE of a channel or a group that the guard has not seen made"))
 	}
 	enable := len(c.params) == 0 || c.params[0] != 0
 	for {
@@ -66,8 +67,8 @@ func (g *Guard) planSchedule(c *trappedCall, client, handle uint32, enable bool,
 	}}
 }
 
-// channelsStarted tells, with gpuTime locked, that a trapped call let channels run which a handle names. Their group gets its timeslice on the
-// call's own file.
+// channelsStarted tells, with gpuTime locked, that a trapped call let channels run which a handle names. Their group gets its timeslice on
+// the call's own file.
 func (g *Guard) channelsStarted(t Target, client, handle uint32) {
 	channels, gpu, graphics := g.account.channelsOf(client, handle)
 	if len(channels) == 0 || !graphics {

@@ -57,7 +57,8 @@ func TestSchedule(t *testing.T) {
 		if got := c.d.schedules(); !slices.Equal(got, []fakeSchedule{{fakeName{fakeClient, x.handle}, x.enable}}) {
 			t.Errorf("%#x: the driver saw %+v", x.handle, got)
 		}
-		known := [3]bool{c.account.allScheduled(fakeClient, workGroup), c.account.allScheduled(fakeClient, 0x100), c.account.allScheduled(fakeClient, 0x101)}
+		known := [3]bool{c.account.allScheduled(fakeClient, workGroup), c.account.allScheduled(fakeClient, 0x100),
+			c.account.allScheduled(fakeClient, 0x101)}
 		if known != x.known {
 			t.Errorf("after %#x, %v: %v run, want %v", x.handle, x.enable, known, x.known)
 		}

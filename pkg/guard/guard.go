@@ -107,7 +107,8 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
-		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
+		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{},
+		done: make(chan struct{}), monitor: newMonitor(),
 		files:      &fileTable{self: os.Getpid()},
 		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slowBucket: slowCalls(), rootPatience: rootPatience,

@@ -6,8 +6,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// guardClient returns the guard's own RM client, on a file that no container has, made when it is first asked for. Through it the guard asks
-// the driver what processes hold (audit.go), and keeps what windows show (windows.go); GPU time pauses channels and looks for work by it.
+// guardClient returns the guard's own RM client, on a file that no container has, made when it is first asked for. Through it the guard
+// asks the driver what processes hold (audit.go), and keeps what windows show (windows.go); GPU time pauses channels and looks for work by
+// it.
 func (g *Guard) guardClient() (*rmclient.Client, error) {
 	g.rmClientMu.Lock()
 	defer g.rmClientMu.Unlock()

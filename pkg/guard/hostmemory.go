@@ -6,10 +6,10 @@ import (
 )
 
 // Host memory that the driver makes for a container (class 0x3e: cudaMallocHost, and a context's own buffers) is counted for no cgroup: the
-// driver asks the kernel for it without __GFP_ACCOUNT (NV_GFP_KERNEL in nv-linux.h). So the guard counts it, and bounds it by max_host_memory.
-// Memory of the caller's own that the driver pins (class 0x71) is in the caller's cgroup already, but not the driver's lists of its pages, 32
-// bytes a page together: 8 of user_pages (os_lock_user_pages in os-mlock.c), 16 of page_table (nvidia_pte_t, nv.c), 8 of RM's own (PteArray of
-// its memory descriptor). A page may be pinned many times.
+// driver asks the kernel for it without __GFP_ACCOUNT (NV_GFP_KERNEL in nv-linux.h). So the guard counts it, and bounds it by
+// max_host_memory. Memory of the caller's own that the driver pins (class 0x71) is in the caller's cgroup already, but not the driver's
+// lists of its pages, 32 bytes a page together: 8 of user_pages (os_lock_user_pages in os-mlock.c), 16 of page_table (nvidia_pte_t, nv.c),
+// 8 of RM's own (PteArray of its memory descriptor). A page may be pinned many times.
 
 // hostFree is what a container gets without a look at what the host has left: a CUDA context needs some of it.
 const hostFree = 256 * quota.MiB
@@ -88,7 +88,8 @@ func (g *Guard) reserveHost(size quota.Bytes) bool {
 	if !ok {
 		g.sweep()
 		if used, ok = g.account.reserveHost(size, most); !ok {
-			g.logOnce("hostmemory", "denied host memory: the driver has made all for the container that it may; max_host_memory in cgpu.toml is the bound",
+			g.logOnce("hostmemory",
+				"denied host memory: the driver has made all for the container that it may; max_host_memory in cgpu.toml is the bound",
 				"size", size, "max", most)
 			g.stats.denied.Add(1)
 			return false

@@ -11,8 +11,8 @@ import (
 // maxKernelMap is how much of a container's memory one object or mapping has in the kernel's addresses: some notifiers.
 const maxKernelMap = 64 * quota.KiB
 
-// fitsKernel reports that memory may be mapped into the kernel up to a limit (the last byte), as notifiers are that it writes: little of the
-// host's.
+// fitsKernel reports that memory may be mapped into the kernel up to a limit (the last byte), as notifiers are that it writes: little of
+// the host's.
 func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {
 	o, _ := a.lookup(client, memory)
 	return !o.charge.isDeviceMemory() && limit < uint64(maxKernelMap)

@@ -88,7 +88,8 @@ func TestContextDMA(t *testing.T) {
 	f := newFakeCall(t, g, fakeControl)
 	f.hostMemory(host, quota.MiB)
 	f.taskMemory(task, quota.MiB)
-	g.account.addObject(fakeClient, object{handle: 0x84, parent: fakeDevice, kind: rm.ClassFabric, charge: g.account.clients[fakeClient].objects[fakeMemory].charge, gpu: noGPU}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: 0x84, parent: fakeDevice, kind: rm.ClassFabric,
+		charge: g.account.clients[fakeClient].objects[fakeMemory].charge, gpu: noGPU}, noGPU, 0, 0)
 	for _, x := range []struct {
 		memory  uint32
 		flags   uint32

@@ -205,7 +205,8 @@ func TestPlans(t *testing.T) {
 		return ledger.Record{ID: "c0ffee", Nonce: "n", VGPUs: []ledger.VGPU{v}}
 	}
 	beside := func(weight, percent int) ledger.Record {
-		return ledger.Record{ID: "another", Nonce: "m", VGPUs: []ledger.VGPU{{UUID: gpu, Limit: quota.GiB, Weight: weight, Percent: percent, Priority: quota.PriorityDefault}}}
+		return ledger.Record{ID: "another", Nonce: "m",
+			VGPUs: []ledger.VGPU{{UUID: gpu, Limit: quota.GiB, Weight: weight, Percent: percent, Priority: quota.PriorityDefault}}}
 	}
 	paused := own(nil)
 	paused.Paused = true
@@ -224,16 +225,23 @@ func TestPlans(t *testing.T) {
 	}{
 		{"no card", []ledger.Record{own(nil)}, nil, false, sched.PolicyPreempt, 1, 0, false, quota.GiB},
 		{"a weight", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 3 })}, nil, false, sched.PolicyWeight, 3, 0, false, quota.GiB},
-		{"another's weight", []ledger.Record{own(nil), beside(2, 0)}, card(sched.PolicyPreempt), false, sched.PolicyWeight, 1, 0, false, quota.GiB},
-		{"no weight at all", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 0 })}, nil, false, sched.PolicyPreempt, 1, 0, false, quota.GiB},
+		{"another's weight", []ledger.Record{own(nil), beside(2, 0)}, card(sched.PolicyPreempt), false, sched.PolicyWeight,
+			1, 0, false, quota.GiB},
+		{"no weight at all", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 0 })}, nil, false, sched.PolicyPreempt,
+			1, 0, false, quota.GiB},
 		{"fair", []ledger.Record{own(nil)}, card(sched.PolicyFair), false, sched.PolicyFair, 1, 250, false, quota.GiB},
-		{"fixed", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 2 })}, card(sched.PolicyFixed), false, sched.PolicyFixed, 2, 500, false, quota.GiB},
-		{"a percentage", []ledger.Record{beside(1, 0), own(func(v *ledger.VGPU) { v.Percent = 30 })}, card(sched.PolicyPreempt), false, sched.PolicyPreempt, 1, 300, false, quota.GiB},
-		{"soft", []ledger.Record{own(func(v *ledger.VGPU) { v.Percent = 30 })}, card(sched.PolicySoft), false, sched.PolicySoft, 1, 0, false, quota.GiB},
+		{"fixed", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 2 })}, card(sched.PolicyFixed), false, sched.PolicyFixed, 2,
+			500, false, quota.GiB},
+		{"a percentage", []ledger.Record{beside(1, 0), own(func(v *ledger.VGPU) { v.Percent = 30 })}, card(sched.PolicyPreempt), false,
+			sched.PolicyPreempt, 1, 300, false, quota.GiB},
+		{"soft", []ledger.Record{own(func(v *ledger.VGPU) { v.Percent = 30 })}, card(sched.PolicySoft), false, sched.PolicySoft,
+			1, 0, false, quota.GiB},
 		{"native", []ledger.Record{own(nil)}, card(sched.PolicyNative), false, sched.PolicyNative, 1, 0, false, quota.GiB},
 		{"paused", []ledger.Record{paused}, nil, false, sched.PolicyPreempt, 1, 0, true, quota.GiB},
-		{"another limit", []ledger.Record{own(func(v *ledger.VGPU) { v.Limit = 3 * quota.GiB })}, nil, false, sched.PolicyPreempt, 1, 0, false, 3 * quota.GiB},
-		{"less than is used", []ledger.Record{own(func(v *ledger.VGPU) { v.Limit = quota.MiB })}, nil, false, sched.PolicyPreempt, 1, 0, false, quota.MiB},
+		{"another limit", []ledger.Record{own(func(v *ledger.VGPU) { v.Limit = 3 * quota.GiB })}, nil, false, sched.PolicyPreempt, 1,
+			0, false, 3 * quota.GiB},
+		{"less than is used", []ledger.Record{own(func(v *ledger.VGPU) { v.Limit = quota.MiB })}, nil, false, sched.PolicyPreempt,
+			1, 0, false, quota.MiB},
 		{"of a later container", []ledger.Record{restarted}, nil, true, 0, 0, 0, false, 0},
 		{"of another container", []ledger.Record{beside(7, 0)}, nil, true, 0, 0, 0, false, 0},
 		{"of another GPU", []ledger.Record{elsewhere}, nil, true, 0, 0, 0, false, 0},
@@ -250,7 +258,8 @@ func TestPlans(t *testing.T) {
 				}
 				return
 			}
-			if p.Effective != c.effective || p.Share.Weight != c.weight || p.Cap != c.cap || p.Suspended != c.suspended || (p.Slot.Cycle > 0) != (c.cap > 0) {
+			if p.Effective != c.effective || p.Share.Weight != c.weight || p.Cap != c.cap || p.Suspended != c.suspended ||
+				(p.Slot.Cycle > 0) != (c.cap > 0) {
 				t.Errorf("%+v", p)
 			}
 			if p.Cap > 0 && p.Slot.On*time.Duration(sched.Whole) != p.Slot.Cycle*time.Duration(p.Cap) {

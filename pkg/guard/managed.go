@@ -311,9 +311,11 @@ func (g *Guard) chargeSpans(found map[int][]span) {
 // endElusive kills a process whose first thread has ended, and whose others end faster than they can be looked at, or that maps and
 // unmaps memory as fast as it is looked at: no program has reason to.
 func (g *Guard) endElusive(tgid int) {
-	g.logOnce("elusive", "killing a process whose memory maps cannot be read to the end, as its threads keep ending or its mappings changing", "pid", tgid)
+	g.logOnce("elusive", "killing a process whose memory maps cannot be read to the end, as its threads keep ending or its mappings changing",
+		"pid", tgid)
 	g.stats.processesKilled.Add(1)
-	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "its threads keep ending, or its mappings changing, so that nobody can tell what managed memory it has mapped"})
+	g.events.Note(event.Event{Kind: event.Killed, PID: tgid,
+		Text: "its threads keep ending, or its mappings changing, so that nobody can tell what managed memory it has mapped"})
 	g.killProcess(tgid)
 }
 
@@ -381,7 +383,8 @@ func (g *Guard) enforceManaged() {
 		m.over, m.killed = true, 0
 		g.gpuTime.Hold(true)
 		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
-		g.events.Note(event.Event{Kind: event.Held, PID: worst, Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
+		g.events.Note(event.Event{Kind: event.Held, PID: worst,
+			Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
 	case guilty:
 		if m.killed != worst { // else it takes its time to end
 			m.killed = worst

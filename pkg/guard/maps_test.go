@@ -39,7 +39,8 @@ func mapMany(base uintptr, length, n int) error {
 	}
 	defer unix.Close(fd)
 	for range n {
-		at, _, e := unix.Syscall6(unix.SYS_MMAP, base, uintptr(length), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE, uintptr(fd), base)
+		at, _, e := unix.Syscall6(unix.SYS_MMAP, base, uintptr(length), unix.PROT_NONE,
+			unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE, uintptr(fd), base)
 		if e != 0 || at != base {
 			return fmt.Errorf("mapped at %#x: %w", at, e)
 		}
@@ -181,7 +182,8 @@ func TestParseUVMMap(t *testing.T) {
 		name, line string
 		base, end  uint64
 	}{
-		{"managed memory", "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144                        /dev/nvidia-uvm\n", 0x7fa2e6000000, 0x7fa2f6000000},
+		{"managed memory", "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144                        /dev/nvidia-uvm\n",
+			0x7fa2e6000000, 0x7fa2f6000000},
 		{"without a name", "200000000-200200000 ---s 200000000 00:06 144", 0x200000000, 0x200200000},
 		{"low, padded with zeroes", "00010000-00020000 rw-s 00010000 00:06 144 /x", 0x10000, 0x20000},
 		{"private", "7fa2e6000000-7fa2f6000000 rw-p 7fa2e6000000 00:06 144 /dev/nvidia-uvm", 0, 0},

@@ -10,10 +10,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// Error notifiers. The driver writes to memory that a channel names when it is made (hObjectError, hObjectEccError, or those of its group), and
-// the GPU's firmware has the physical address, but neither keeps a reference (kchannelGetNotifierInfo). Freed under a channel that lives, it
-// is written when it is a neighbour's or the host's, and the kernel uses a descriptor that is gone (kchannelUpdateNotifierMem). So when a call
-// is about to free such memory the guard first takes a handle of its own on it, which lives as long as the channel (docs/adr/0010-windows.md).
+// Error notifiers. The driver writes to memory that a channel names when it is made (hObjectError, hObjectEccError, or those of its group),
+// and the GPU's firmware has the physical address, but neither keeps a reference (kchannelGetNotifierInfo). Freed under a channel that
+// lives, it is written when it is a neighbour's or the host's, and the kernel uses a descriptor that is gone (kchannelUpdateNotifierMem).
+// So when a call is about to free such memory the guard first takes a handle of its own on it, which lives as long as the channel
+// (docs/adr/0010-windows.md).
 
 // notifiersIn are the handles that parameters name.
 func notifiersIn(p []byte, offsets [2]int) (n [2]uint32) {
@@ -26,8 +27,8 @@ func notifiersIn(p []byte, offsets [2]int) (n [2]uint32) {
 }
 
 // checkNotifiers finds the notifiers of a new channel, which are its group's where it names none. They must be memory of its GPU that the
-// guard can have a handle on, or a context DMA, which stays as it is. Anything else that the driver takes for memory is a page that all share
-// (RM_USER_SHARED_DATA), registers, or addresses whose memory is unmapped at any time.
+// guard can have a handle on, or a context DMA, which stays as it is. Anything else that the driver takes for memory is a page that all
+// share (RM_USER_SHARED_DATA), registers, or addresses whose memory is unmapped at any time.
 func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok bool) {
 	client := c.allocClient()
 	o.notifiers = notifiersIn(c.params, rm.ChannelNotifiers)

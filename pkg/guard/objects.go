@@ -20,7 +20,7 @@ type object struct {
 	host                  bool                   // host memory that the driver made for the container
 	madeInTask            bool                   // the task was let make it, and may not have
 	children              int                    // handles of what ends with this
-	space                 uint32                 // handle of a range's address space (0: the device's own), of a context DMA's memory: it ends with that
+	space                 uint32                 // handle of a range's address space (0: the device's), or a context DMA's memory: ends with it
 	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
@@ -145,8 +145,8 @@ func (a *account) dupObject(client, parent, handle uint32, of object) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.clients[client]; c != nil {
-		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge, gpu: of.gpu, spilled: of.spilled,
-			host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge})
+		a.insertObject(c, &object{handle: handle, parent: parent, class: of.class, kind: of.kind, charge: of.charge,
+			gpu: of.gpu, spilled: of.spilled, host: of.host, size: of.size, madeInTask: of.madeInTask, secondCharge: of.secondCharge})
 	}
 }
 
@@ -167,8 +167,8 @@ func (a *account) freeObject(clientHandle, handle uint32) {
 	}
 }
 
-// dropFreedChannel drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another object's
-// by now.
+// dropFreedChannel drops a channel that the driver has freed with something else, and all its descendants. Its handle may be another
+// object's by now.
 func (a *account) dropFreedChannel(ch gpusched.Channel) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -7,9 +7,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// An OS event joins an RM client and the number of a descriptor, by which the driver later wakes whoever polls that file. The driver keeps all
-// of the node's in one list, which it searches under a spinlock, takes any numbers for it, and writes a line to the kernel log for a pair that is
-// there already (allocate_os_event in osapi.c). So a container has only so many, for its own clients.
+// An OS event joins an RM client and the number of a descriptor, by which the driver later wakes whoever polls that file. The driver keeps
+// all of the node's in one list, which it searches under a spinlock, takes any numbers for it, and writes a line to the kernel log for a
+// pair that is there already (allocate_os_event in osapi.c). So a container has only so many, for its own clients.
 
 // maxEvents bounds the OS events of one container, for each of its GPUs. A CUDA context has 8.
 const maxEvents = 1024
@@ -21,7 +21,8 @@ func (g *Guard) checkAllocEvent(c *trappedCall) plan {
 		return answer(c.status(rm.StatusInsufficientResources)) // what the driver says
 	}
 	if !g.account.roomForEvent(g.files.self, time.Now()) {
-		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many", "max", maxEvents*len(g.cfg.GPUs)))
+		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many",
+			"max", maxEvents*len(g.cfg.GPUs)))
 	}
 	e, err := newWeakRef(c.fd)
 	if err != nil {

@@ -30,7 +30,8 @@ func withTwoGPUs(g *Guard) *Guard {
 	a.addObject(fakeClient, object{handle: fakeRange, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU}, noGPU, 0, 0)
 	a.addObject(fakeClient, object{handle: secondDevice, parent: fakeClient, kind: rm.ClassDevice, gpu: 1}, noGPU, 0, 0)
 	a.addObject(fakeClient, memoryObject(secondMemory, secondDevice), 1, 0, 8*quota.MiB)
-	a.addObject(fakeClient, object{handle: secondRange, parent: secondDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU}, noGPU, 0, 0)
+	a.addObject(fakeClient, object{handle: secondRange, parent: secondDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU},
+		noGPU, 0, 0)
 	a.dupOf(fakeClient, secondDevice, strayDup, fakeClient, fakeMemory)
 	return g
 }
@@ -125,7 +126,8 @@ func TestElsewhere(t *testing.T) {
 			{"the first's by a handle below the second", secondDevice, secondRange, strayDup, true},
 			{"the same, on the first", fakeDevice, fakeRange, strayDup, true},
 			{"host memory", secondDevice, secondRange, host, false},
-			{"another GPU's addresses", secondDevice, fakeRange, secondMemory, slices.Contains([]string{"DMA", "DMA between peers", "context DMA"}, name)},
+			{"another GPU's addresses", secondDevice, fakeRange, secondMemory,
+				slices.Contains([]string{"DMA", "DMA between peers", "context DMA"}, name)},
 		} {
 			d := &fakeDriver{answer: func(_ Target, call *rm.Call) syscall.Errno { return 0 }}
 			g := withTwoGPUs(newFakeGuard(t, d))

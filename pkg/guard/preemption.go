@@ -10,9 +10,10 @@ import (
 
 // A kernel is stopped at the end of its timeslice only in a context with compute preemption in the middle of instructions (CILP).
 // Otherwise the GPU waits for its end, or for that of its blocks, and so does everybody else. A program that never asks for a mode has the
-// driver's default, so the guard sets the mode of every context before its first work: before GPFIFO_SCHEDULE, if there is a context by then,
-// else when there is one. Before it the driver has nothing to set it in, and the GPU nothing to compute with: the context is made with the
-// first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched then.
+// driver's default, so the guard sets the mode of every context before its first work: before GPFIFO_SCHEDULE, if there is a context by
+// then, else when there is one. Before it the driver has nothing to set it in, and the GPU nothing to compute with: the context is made
+// with the first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched
+// then.
 //
 // Firmware looks the group up in the client that makes the call, so it is made in the name of the task's.
 
@@ -77,8 +78,8 @@ func (c *client) engineObjectGone(o *object) {
 	}
 }
 
-// ensurePreemption makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of the
-// client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
+// ensurePreemption makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of
+// the client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
 func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
 	if p.group == nil || !p.context || p.preempts {
 		return true
@@ -89,7 +90,8 @@ func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
 		return false
 	}
 	if s, e := g.setPreemption(t, client, p); e != 0 || s != rm.StatusOK {
-		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it", "status", rm.StatusName(s), "errno", e)
+		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it",
+			"status", rm.StatusName(s), "errno", e)
 		g.stats.denied.Add(1)
 		return false
 	}
@@ -110,7 +112,8 @@ func (g *Guard) setPreemption(t Target, client uint32, p preemption) (uint32, sy
 func (g *Guard) preemptUnseen() {
 	for _, r := range g.account.notPreempting() {
 		if !g.preemptGroup(r) {
-			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only", "pid", r.client.tgid)
+			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only",
+				"pid", r.client.tgid)
 			g.stopChannels(func(c *client) bool { return c == r.client })
 		}
 	}
@@ -179,8 +182,8 @@ func (a *account) notPreempting() (list []groupRef) {
 	return list
 }
 
-// planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
-// run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
+// planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was
+// let run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
 func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) plan {
 	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
 		return p
@@ -225,8 +228,8 @@ func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	c.status(rm.StatusNotSupported)
 }
 
-// pauseGroup stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to resume
-// them, should this process be killed.
+// pauseGroup stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to
+// resume them, should this process be killed.
 func (g *Guard) pauseGroup(client, group uint32) (resume func(), ok bool) {
 	channels, gpu, _ := g.account.channelsOf(client, group)
 	return g.gpuTime.Still(gpu, channels)

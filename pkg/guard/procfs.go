@@ -111,9 +111,9 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 // smallTable is how many descriptors are tried one by one: up to here that costs less than to have them listed.
 const smallTable = 1 << 10
 
-// descriptorNumbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not list
-// /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room for
-// more than can be tried: whoever copies a file to a high number makes it so large.
+// descriptorNumbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not
+// list /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room
+// for more than can be tried: whoever copies a file to a high number makes it so large.
 func descriptorNumbers(tid int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		size := tableSize(tid)

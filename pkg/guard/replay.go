@@ -61,7 +61,8 @@ func (a *lastAnswer) record(c *trappedCall) {
 
 // repeats reports that a call is the answered one again.
 func (a *lastAnswer) repeats(c *trappedCall) bool {
-	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]} || !bytes.Equal(a.outer, c.before[0]) {
+	if !a.valid || len(c.before) == 0 || a.args != [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]} ||
+		!bytes.Equal(a.outer, c.before[0]) {
 		return false
 	}
 	if len(c.call.Blocks) > 0 {
@@ -70,8 +71,8 @@ func (a *lastAnswer) repeats(c *trappedCall) bool {
 	return len(a.block) == 0
 }
 
-// replayOrForget is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise that
-// is forgotten; but not for a notification whose caller is away already, and which changed nothing: the call comes again.
+// replayOrForget is called when a call was handled, and reports that the first answer stands, whose results are then the call's. Otherwise
+// that is forgotten; but not for a notification whose caller is away already, and which changed nothing: the call comes again.
 func (a *lastAnswer) replayOrForget(c *trappedCall, failed, waits func() bool) bool {
 	if a.repeats(c) && failed() {
 		a.restore(c)
@@ -103,7 +104,8 @@ func (c *trappedCall) savedSize() int {
 
 // save keeps the result of a call whose caller is away.
 func (c *trappedCall) save(rep reply) *savedCall {
-	s := &savedCall{args: [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}, rep: rep, undo: c.undo, lost: c.lost, repeated: c.repeated, fd: -1}
+	s := &savedCall{args: [3]uint64{c.notif.Args[0], c.notif.Args[1], c.notif.Args[2]}, rep: rep, undo: c.undo, lost: c.lost,
+		repeated: c.repeated, fd: -1}
 	if s.undo != nil { // else the copy would keep the file, and with it the container's memory, from being closed for good
 		s.fd, c.fd = c.fd, -1
 	}

@@ -9,9 +9,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// A kernel that executes trap or a breakpoint, or overflows its stack, stops at a hardware exception. libcuda's debugger object takes those,
-// and then the driver leaves all to libcuda (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), which reads what happened and ends
-// the channel. These are the calls that it makes for that, and those of CUDA's core dumps and of cuda-gdb.
+// A kernel that executes trap or a breakpoint, or overflows its stack, stops at a hardware exception. libcuda's debugger object takes
+// those, and then the driver leaves all to libcuda (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), which reads what happened
+// and ends the channel. These are the calls that it makes for that, and those of CUDA's core dumps and of cuda-gdb.
 
 // slowCalls bounds calls that hold the driver's locks, under which all containers' calls wait, for milliseconds (rm.Control.HoldsLocks,
 // measured on an H200). A failed kernel takes 0.3 s of them, so eight programs can fail at once; after that they take a tenth of the time.
@@ -55,7 +55,8 @@ func (g *Guard) checkReset(c *trappedCall) plan {
 	}
 	engine := rm.U32(c.params, rm.ResetEngine)
 	if own == 0 || engine != own || rm.U32(c.params, rm.ResetSubdevice) != 0 || rm.U32(c.params, rm.ResetReason) > rm.ResetReasonLast {
-		return answer(c.deny(rm.StatusInvalidArgument, "reset", "denied the reset of an engine that is not the channel's own", "engine", engine, "own", own))
+		return answer(c.deny(rm.StatusInvalidArgument, "reset", "denied the reset of an engine that is not the channel's own",
+			"engine", engine, "own", own))
 	}
 	return pass()
 }
@@ -94,7 +95,8 @@ const chunk = 256 << 10
 func (g *Guard) onDebugMemory(c *trappedCall) reply {
 	params := c.params
 	length, offset, addr := rm.U32(params, rm.DebugMemoryLength), rm.U64(params, rm.DebugMemoryOffset), rm.U64(params, rm.DebugMemoryBuffer)
-	if length == 0 || int(length) > c.control.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) || offset > ^uint64(0)-uint64(length) {
+	if length == 0 || int(length) > c.control.Pointers[0].MaxBytes || addr == 0 || addr > ^uint64(0)-uint64(length) ||
+		offset > ^uint64(0)-uint64(length) {
 		return c.status(rm.StatusInvalidArgument)
 	}
 	b := c.mem.alloc(min(chunk, int(length)))

@@ -170,7 +170,8 @@ func TestDebugMemory(t *testing.T) {
 	for i := range buffer {
 		buffer[i] = byte(i * 3)
 	}
-	if rep, status := do(0x83de0316, fakeMemory, size, buffer); rep != replyDone || status != rm.StatusOK || !slices.Equal(buffer, card[10:]) || len(d.calls) != 6 {
+	if rep, status := do(0x83de0316, fakeMemory, size, buffer); rep != replyDone || status != rm.StatusOK ||
+		!slices.Equal(buffer, card[10:]) || len(d.calls) != 6 {
 		t.Errorf("write: %+v, %s, %d driver calls", rep, rm.StatusName(status), len(d.calls))
 	}
 	for _, x := range []struct {
@@ -262,7 +263,8 @@ func TestSlowCalls(t *testing.T) {
 	g.slowBucket = bucket{perSecond: 1e-3, burst: -1} // in debt for long
 	g.waiters.Store(maxWaiters)
 	p := make([]byte, 8)
-	if rep := newFakeCall(t, g, fakeControl).escape(rm.EscControl, fakeControlCall(fakeDevice, 0x83de0310, p), p); rep.errno != unix.EINTR || len(d.calls) != 0 {
+	if rep := newFakeCall(t, g, fakeControl).escape(rm.EscControl, fakeControlCall(fakeDevice, 0x83de0310, p), p); rep.errno != unix.EINTR ||
+		len(d.calls) != 0 {
 		t.Errorf("one more than may wait: %+v", rep)
 	}
 }
@@ -275,7 +277,8 @@ func TestDebugSwapped(t *testing.T) {
 		if rm.U32(call.Outer, rm.ControlCmd) == 0x83de0316 {
 			if writes++; writes == 1 { // what RM_FREE and RM_ALLOC of another thread do to the account
 				g.account.freeObject(fakeClient, fakeMemory)
-				g.account.addObject(fakeClient, object{handle: fakeMemory, parent: fakeDevice, class: 0x50a0, kind: rm.ClassPlain, gpu: noGPU}, noGPU, 0, 0)
+				g.account.addObject(fakeClient, object{handle: fakeMemory, parent: fakeDevice, class: 0x50a0, kind: rm.ClassPlain, gpu: noGPU},
+					noGPU, 0, 0)
 			}
 		}
 	})
@@ -297,7 +300,8 @@ func notified(t *testing.T) (l *listener, id uint64, end func()) {
 			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: 1, K: unix.SYS_GETPPID},
 			{Code: unix.BPF_RET, K: unix.SECCOMP_RET_ALLOW}, {Code: unix.BPF_RET, K: unix.SECCOMP_RET_USER_NOTIF}}
 		fprog := unix.SockFprog{Len: uint16(len(prog)), Filter: &prog[0]}
-		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&fprog)))
+		fd, _, e := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER,
+			uintptr(unsafe.Pointer(&fprog)))
 		if e != 0 {
 			fds <- -1
 			return

@@ -52,7 +52,8 @@ func (d inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
 }
 
 func (d inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
-	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode, rmclient.NodeUVM: sim.UVM}[kind], minor)
+	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode,
+		rmclient.NodeUVM: sim.UVM}[kind], minor)
 	return uint32(id), err
 }
 
@@ -298,7 +299,8 @@ func (r *rig) empty() {
 	a := r.guard.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.gpus[0].counts != (counts{}) || a.dmaMaps != 0 || a.osEvents != 0 || a.hostUsed != 0 || a.windows != 0 || a.gpus[0].windows != 0 || s.GPUs[0].BAR1 != 0 {
+	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.gpus[0].counts != (counts{}) || a.dmaMaps != 0 || a.osEvents != 0 ||
+		a.hostUsed != 0 || a.windows != 0 || a.gpus[0].windows != 0 || s.GPUs[0].BAR1 != 0 {
 		r.t.Errorf("the account still has %d clients, %d objects, %d zombies", len(a.clients), a.objects, a.zombies)
 	}
 	if n := r.guard.files.count(); n != 0 {

@@ -131,7 +131,8 @@ func (g *Guard) roomForClient() bool {
 	if g.account.clientCount() < g.cfg.Settings.MaxClients {
 		return true
 	}
-	g.logOnce("maxclients", "denied an RM client: the container has too many; max_clients in cgpu.toml is the bound", "max", g.cfg.Settings.MaxClients)
+	g.logOnce("maxclients", "denied an RM client: the container has too many; max_clients in cgpu.toml is the bound",
+		"max", g.cfg.Settings.MaxClients)
 	g.stats.denied.Add(1)
 	return false
 }
@@ -254,8 +255,8 @@ func (g *Guard) clientFound(f *file, handle uint32) {
 }
 
 // clientLives asks RM whether a file owns a client, by freeing an object that is none: RM refuses any other file (clientValidate in
-// serverFreeResourceTreeLockAndFindResource). A control would ask the same, but leaves a line in the kernel log where there is no such client
-// (RmDeprecatedGetControlHandler).
+// serverFreeResourceTreeLockAndFindResource). A control would ask the same, but leaves a line in the kernel log where there is no such
+// client (RmDeprecatedGetControlHandler).
 func (g *Guard) clientLives(t Target, client uint32) bool {
 	s, e := g.rmFree(t, client, 0)
 	return e == 0 && (s == rm.StatusOK || s == rm.StatusObjectNotFound)

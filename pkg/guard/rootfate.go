@@ -39,14 +39,15 @@ func (g *Guard) resolveRoot(f *file, p *pendingRoot, candidate uint32, over bool
 	return fate != rootOpen
 }
 
-// rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that comes
-// in the same moment as the guard's answer keeps the call from being made (see lastAnswer), and the thread then makes it again. For this
-// one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
+// rootWentAstray is told of a call that did not make the client that it was let through for. One in an hour may be honest: a signal that
+// comes in the same moment as the guard's answer keeps the call from being made (see lastAnswer), and the thread then makes it again. For
+// this one the guard looks at device memory, and lets no context run whose kernels cannot be stopped; the second one ends all.
 func (g *Guard) rootWentAstray(p *pendingRoot) {
 	now := time.Now()
 	before := g.astrayAt.Swap(now.UnixNano())
 	if before == 0 || now.Sub(time.Unix(0, before)) > forgiveness {
-		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call", "pid", p.task.proc.tgid)
+		g.log.Warn("an RM client was asked for and is not there: a signal came in between, or another thread made something else of the call",
+			"pid", p.task.proc.tgid)
 		g.startAudit()
 		g.preemptUnseen()
 		return
@@ -139,8 +140,8 @@ func (g *Guard) madeClient(f *file, p *pendingRoot, h uint32) bool {
 	return !g.account.hasClientOn(f, h) && g.clientLives(Target{FD: p.fd, PID: p.task.proc.tgid, TID: p.task.tid}, h)
 }
 
-// hasNoUnknownClient reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not know
-// if a root alloc went elsewhere before, and made it there; so it is looked at from then on.
+// hasNoUnknownClient reports that a file has no client that could be taken for the one to be made. It can have one that the guard does not
+// know if a root alloc went elsewhere before, and made it there; so it is looked at from then on.
 func (g *Guard) hasNoUnknownClient(p *pendingRoot) bool {
 	if g.astrayAt.Load() == 0 {
 		return true
@@ -194,11 +195,13 @@ func (g *Guard) endPending(f *file) {
 	g.pendingRoots.Add(-1)
 }
 
-// endAllClients is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file; which,
-// the driver does not tell. So all clients are freed, and the processes killed that have files on which there may be clients nobody knows.
+// endAllClients is for root allocs that went elsewhere. They made something below some client of the container, or a client on some file;
+// which, the driver does not tell. So all clients are freed, and the processes killed that have files on which there may be clients nobody
+// knows.
 func (g *Guard) endAllClients(p *pendingRoot) {
 	g.allEndedAt.Store(time.Now().UnixNano())
-	g.log.Error("threads of the container make something else of calls that ask for an RM client; all its RM clients are freed, and its processes that use the GPU killed",
+	g.log.Error("threads of the container make something else of calls that ask for an RM client; "+
+		"all its RM clients are freed, and its processes that use the GPU killed",
 		"pid", p.task.proc.tgid)
 	g.events.Note(event.Event{Kind: event.Freed, PID: p.task.proc.tgid, Text: "all RM clients, and processes that use the GPU killed: " +
 		"threads made something else of calls that ask for an RM client"})

@@ -277,7 +277,8 @@ func (g *Guard) checkOutsider(who outsider, b *belongings) verdict {
 
 // isContainersFile says whether a file, of that node, is the container's.
 func (g *Guard) isContainersFile(fd int, n node, b *belongings) bool {
-	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil || b.over && n.kind != nodeOther && g.account.hasLooseWindowOn(g.files.self, fd)
+	return b.mounts[mountOf(fd)] || g.files.find(fd, n.kind) != nil ||
+		b.over && n.kind != nodeOther && g.account.hasLooseWindowOn(g.files.self, fd)
 }
 
 // endOutsider ends a process outside that has files of the container, and those in the container that have the same files: what was

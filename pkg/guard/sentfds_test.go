@@ -333,7 +333,8 @@ func TestOutsideMembers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			own := newCgroup(t, "", fmt.Sprintf("cgpu-test-members-%d", os.Getpid()))
-			cgroups := map[string]string{"own": own, "below": newCgroup(t, own, "below"), "other": newCgroup(t, "", fmt.Sprintf("cgpu-test-other-%d", os.Getpid()))}
+			cgroups := map[string]string{"own": own, "below": newCgroup(t, own, "below"),
+				"other": newCgroup(t, "", fmt.Sprintf("cgpu-test-other-%d", os.Getpid()))}
 			container := newStranger(t, true, fakeControl)
 			container.moveTo(own)
 			g := outsideGuard(t, container)
@@ -420,7 +421,8 @@ func TestOutsidePidNamespace(t *testing.T) {
 	orphan := child(shell)
 	_ = unix.Kill(shell, unix.SIGKILL)
 	parent.ended()
-	if text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", orphan)); !strings.Contains(string(text), fmt.Sprintf("PPid:\t%d\n", container.pid())) {
+	if text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", orphan)); !strings.Contains(string(text),
+		fmt.Sprintf("PPid:\t%d\n", container.pid())) {
 		t.Fatalf("it is not the container's child: %s", text)
 	}
 	g := outsideGuard(t, container)

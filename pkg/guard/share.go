@@ -131,8 +131,8 @@ func (c *client) policiesOf(object uint32) policy {
 	return c.policies[c.handle]
 }
 
-// policiesLet reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same
-// process it was.
+// policiesLet reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the
+// same process it was.
 func (a *account) policiesLet(from *client, object uint32, to *client, right uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -227,9 +227,9 @@ func (g *Guard) revokeRight(t Target, c *client, what openRight) (uint32, unix.E
 	return g.callShare(t, c, what, shareActionRevoke)
 }
 
-// callShare opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
-// flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
-// objects to its own process. The caller holds c.open.mu.
+// callShare opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without
+// the flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens
+// its objects to its own process. The caller holds c.open.mu.
 func (g *Guard) callShare(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
 	c.open.outer = [rm.ShareSize]byte{}
 	outer := c.open.outer[:]

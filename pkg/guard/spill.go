@@ -86,13 +86,16 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 	}
 	part := g.cfg.Settings.SpillReserve
 	if part.Percent > 0 && g.cfg.HostMemory == 0 { // a percentage of nothing would keep nothing
-		g.logOnce("hostmemory", "the host's memory is not known, of which spill_reserve is a part; nothing is spilled: give spill_reserve in cgpu.toml as a size", "percent", part.Percent)
+		g.logOnce("hostmemory", "the host's memory is not known, of which spill_reserve is a part; "+
+			"nothing is spilled: give spill_reserve in cgpu.toml as a size", "percent", part.Percent)
 		return false
 	}
 	reserve := part.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
-		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
-		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve", "size", size, "available", available, "reserve", reserve)
+		g.events.Note(event.Event{Kind: event.Denied,
+			Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
+		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve",
+			"size", size, "available", available, "reserve", reserve)
 		return false
 	}
 	return true

@@ -266,7 +266,8 @@ func TestSpillGoesBack(t *testing.T) {
 		{"dup", func(t *testing.T, g *Guard, f *fakeCall) {
 			g.account.addClient(second, 1, &file{})
 			o := make([]byte, rm.DupSize)
-			for off, v := range map[int]uint32{rm.DupClient: second, rm.DupParent: second, rm.DupObject: 9, rm.DupClientSrc: fakeClient, rm.DupObjectSrc: fakeSpilled} {
+			for off, v := range map[int]uint32{rm.DupClient: second, rm.DupParent: second, rm.DupObject: 9, rm.DupClientSrc: fakeClient,
+				rm.DupObjectSrc: fakeSpilled} {
 				rm.PutU32(o, off, v)
 			}
 			if f.escape(rm.EscDupObject, o); !g.account.isSpilled(second, 9) {

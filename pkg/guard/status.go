@@ -35,7 +35,8 @@ func (g *Guard) Status() api.Status {
 	}
 	slices.SortFunc(s.Processes, func(a, b api.ProcessStatus) int { return a.PID - b.PID })
 	s.Calls = api.CallCounters{Trapped: g.stats.calls.Load(), Denied: g.stats.denied.Load(), Interrupted: g.stats.interrupted.Load(),
-		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load(), ProcessesKilled: g.stats.processesKilled.Load(), Spills: g.stats.spills.Load()}
+		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load(),
+		ProcessesKilled: g.stats.processesKilled.Load(), Spills: g.stats.spills.Load()}
 	return s
 }
 

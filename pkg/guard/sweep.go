@@ -23,8 +23,8 @@ func (g *Guard) sweepUntil(enough func() bool) {
 	}
 }
 
-// startSweep is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can take
-// as long for one as its kernels run, so nothing is locked meanwhile that others need.
+// startSweep is sweep without waiting: it returns what is closed when an address space is torn down, for each that is under way. UVM can
+// take as long for one as its kernels run, so nothing is locked meanwhile that others need.
 func (g *Guard) startSweep() (underWay []chan struct{}) {
 	g.sweepMu.Lock() // two at once would end the same address space
 	defer g.sweepMu.Unlock()
@@ -80,8 +80,8 @@ func (f *file) ownerPIDs() []int {
 	return slices.Collect(maps.Keys(f.owners))
 }
 
-// ownerExiting reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still channels that
-// run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
+// ownerExiting reports that a process which used an address space is about to end. It has no descriptors any more, but perhaps still
+// channels that run. When they are gone its pidfd tells, whoever asks it: the watcher may be held up by the end of another one.
 func (g *Guard) ownerExiting(f *file) bool {
 	for _, tgid := range f.ownerPIDs() {
 		if g.tasks.lives(tgid) && proc.Exiting(tgid) {

@@ -258,7 +258,8 @@ func dmaGuard(t *testing.T) (*Guard, *fakeDriver, *fakeCall) {
 		return 0
 	}}
 	g := withClient(newFakeGuard(t, d))
-	g.account.addObject(fakeClient, object{handle: fakeRange, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: fakeRange, parent: fakeDevice, class: classVirtual, kind: rm.ClassVirtual, gpu: noGPU},
+		noGPU, 0, 0)
 	o := g.account.clients[fakeClient].objects[fakeMemory]
 	o.size = 8 * quota.MiB
 	return g, d, newFakeCall(t, g, fakeControl)
@@ -408,7 +409,8 @@ func TestFirmwareObjects(t *testing.T) {
 	if n != maxFirmware-1 { // and the device
 		t.Errorf("%d objects", n)
 	}
-	if o := fakeAlloc(secondDevice, 0x5d000000-2, 0x2081, make([]byte, 4)); f.escape(rm.EscAlloc, o) != replyDone || rm.U32(o, 40) != rm.StatusOK {
+	if o := fakeAlloc(secondDevice, 0x5d000000-2, 0x2081, make([]byte, 4)); f.escape(rm.EscAlloc, o) != replyDone ||
+		rm.U32(o, 40) != rm.StatusOK {
 		t.Errorf("one of another GPU's firmware: %s", rm.StatusName(rm.U32(o, 40)))
 	}
 	o := make([]byte, rm.DupSize) // a second handle counts where it is
@@ -715,9 +717,11 @@ func TestMapPage(t *testing.T) {
 		base, length, offset uint64
 		want                 quota.Bytes
 	}{
-		{pageHuge, 1 << 32, 4 * big, 0, pageHuge}, {pageHuge, 1<<32 | 1<<16, 4 * big, 0, pageSmall}, {pageHuge, 1<<32 | 4096, 4 * big, 0, pageHost},
+		{pageHuge, 1 << 32, 4 * big, 0, pageHuge}, {pageHuge, 1<<32 | 1<<16, 4 * big, 0, pageSmall},
+		{pageHuge, 1<<32 | 4096, 4 * big, 0, pageHost},
 		{pageHuge, 1 << 32, 4 * big, 4096, pageHost}, {pageSmall, 1<<32 | 4096, big, 0, pageHost}, {0, 1 << 32, big, 0, 0},
-		{0, 1<<32 | 1<<16, big, 0, 0}, {0, 1<<32 | 4096, big, 0, pageHost}, {0, 1 << 32, 1 << 16, 0, pageSmall}, {pageHost, 1 << 32, big, 0, pageHost},
+		{0, 1<<32 | 1<<16, big, 0, 0}, {0, 1<<32 | 4096, big, 0, pageHost}, {0, 1 << 32, 1 << 16, 0, pageSmall},
+		{pageHost, 1 << 32, big, 0, pageHost},
 	} {
 		if got := mapPageAt(x.page, x.base, x.length, x.offset); got != x.want {
 			t.Errorf("%+v: %v", x, got)

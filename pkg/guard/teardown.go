@@ -12,8 +12,8 @@ import (
 // How what the container had on a GPU ends. What is unmapped or freed below a channel that runs is an MMU fault: the engine is reset, and
 // every neighbour waits for 150 to 180 ms (Xid 31, H200). So channels end first, then mappings, then memory.
 
-// stopChannels takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return none is on
-// the hardware, and what was queued is dropped, so that neither UVM nor anybody else who lets them run again has work run.
+// stopChannels takes the channels of some clients off the GPUs for good, before the guard ends those clients or their processes: on return
+// none is on the hardware, and what was queued is dropped, so that neither UVM nor anybody else who lets them run again has work run.
 func (g *Guard) stopChannels(which func(*client) bool) {
 	g.gpuTime.Lock()
 	defer g.gpuTime.Unlock()
@@ -70,8 +70,8 @@ func (a *account) mayRun(channels []gpusched.Channel) []gpusched.Channel {
 // endUVM tears an address space down that no process has any more: the guard's own descriptor is the last one, unless one
 // is in flight in a socket, so its mappings are freed before it is let go.
 //
-// Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE stops a
-// GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
+// Its channels may still run: the process can have closed it and go on, or its RM client be in other hands. UVM_UNREGISTER_GPU_VASPACE
+// stops a GPU's channels and then frees all that is mapped there (uvm_va_space_unregister_gpu_va_space), as the release of the file does;
 // UVM_UNMAP_EXTERNAL stops nothing. Of processes that are over the channels are off before: UVM would wait for what they have queued. It
 // returns the CPU time that UVM took.
 func (g *Guard) endUVM(f *file) (inUVM time.Duration) {

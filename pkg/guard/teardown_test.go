@@ -345,8 +345,8 @@ func TestTornDownMeanwhile(t *testing.T) {
 	_ = unix.Close(f.strong)
 }
 
-// TestUnboundStayOff: a process that lives ends its channels in UVM while its container is paused. The end of the pause does not let them run,
-// nor does the rescuer; the others go on.
+// TestUnboundStayOff: a process that lives ends its channels in UVM while its container is paused. The end of the pause does not let them
+// run, nor does the rescuer; the others go on.
 func TestUnboundStayOff(t *testing.T) {
 	gpu := gpuUUID{1}
 	call := func(cmd uint32, fill func(o []byte, form rm.UVMForm)) func(*fakeCall) {

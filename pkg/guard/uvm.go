@@ -180,7 +180,8 @@ func uvmClient(c *trappedCall) (dst, src uint32) {
 }
 
 // planUVMCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
-// meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an answer.
+// meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an
+// answer.
 func (c *trappedCall) planUVMCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	o, form := c.call.Outer, c.form()
 	number := rm.U32(o, form.FD)
@@ -203,8 +204,8 @@ func (c *trappedCall) planUVMCall(maps []uvmMap, page quota.Bytes) (*file, plan)
 	}}
 }
 
-// checkMapExternal: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
-// the task.
+// checkMapExternal: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is
+// made in the task.
 func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	gpus := rm.U64(o, form.FD-uvmMapCount)

@@ -8,9 +8,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// What is mapped in a UVM address space, as UVM keeps it: for each GPU pieces that do not overlap. Addresses that are unmapped, or mapped anew,
-// are cut out of all pieces that they touch; what is left of a piece, on one side or on both, holds the memory (uvm_unmap_external_in_range,
-// uvm_ext_gpu_map_split).
+// What is mapped in a UVM address space, as UVM keeps it: for each GPU pieces that do not overlap. Addresses that are unmapped, or mapped
+// anew, are cut out of all pieces that they touch; what is left of a piece, on one side or on both, holds the memory
+// (uvm_unmap_external_in_range, uvm_ext_gpu_map_split).
 
 // addresses are those from base to end, which is the first that is not one of them.
 type addresses struct{ base, end uint64 }
@@ -34,8 +34,9 @@ type uvmMap struct {
 	tables *charge // of the page tables, of which a part keeps the whole; nil: not charged
 }
 
-// UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is one. So
-// a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest; never more than half.
+// UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is
+// one. So a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest;
+// never more than half.
 const (
 	someUVMMaps = 1 << 14
 	maxUVMMaps  = 1 << 18
@@ -74,8 +75,8 @@ func (f *file) splits(x addresses, gpu gpuUUID) bool {
 	return to-from == 1 && f.maps[gpu][from].base < x.base && f.maps[gpu][from].end > x.end
 }
 
-// replaceRange cuts addresses out of a GPU's mappings, and puts those of with there instead. It returns those that were cut, and what is left of
-// them. The file is locked.
+// replaceRange cuts addresses out of a GPU's mappings, and puts those of with there instead. It returns those that were cut, and what is
+// left of them. The file is locked.
 func (f *file) replaceRange(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []*uvmMap) {
 	from, to := f.overlapping(x, gpu)
 	gone = slices.Clone(f.maps[gpu][from:to])
@@ -140,8 +141,8 @@ func (g *Guard) dropMapping(m *uvmMap) {
 	g.account.dropReference(m.tables)
 }
 
-// recordUVMFree drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590 it
-// does not, but the guard knows the range.
+// recordUVMFree drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590
+// it does not, but the guard knows the range.
 func (g *Guard) recordUVMFree(f *file, o []byte, form rm.UVMForm) {
 	x := addresses{base: rm.U64(o, form.Base)}
 	r := f.removeRange(x.base)

@@ -7,9 +7,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// What UVM keeps for a container in the host's memory, it takes from the kernel without __GFP_ACCOUNT (NV_UVM_GFP_FLAGS in uvm_linux.h), so no
-// cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (hostmemory.go): ranges of addresses, which
-// live until UVM_FREE or the end of their file, and range groups. Two kinds of ranges have page tables too, at addresses of the program's choice.
+// What UVM keeps for a container in the host's memory, it takes from the kernel without __GFP_ACCOUNT (NV_UVM_GFP_FLAGS in uvm_linux.h), so
+// no cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (hostmemory.go): ranges of
+// addresses, which live until UVM_FREE or the end of their file, and range groups. Two kinds of ranges have page tables too, at addresses
+// of the program's choice.
 
 const (
 	// externalHost is what UVM has for an external range: a tree for each of 256 GPUs (struct uvm_va_range_external_struct).
@@ -121,7 +122,8 @@ func (f *file) removeRange(base uint64) *uvmRange {
 	return r
 }
 
-// dropRegionTables: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay (uvm_va_range_remove_gpu_va_space).
+// dropRegionTables: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay
+// (uvm_va_range_remove_gpu_va_space).
 func (g *Guard) dropRegionTables(f *file, gpu gpuUUID) {
 	f.mu.Lock()
 	var tables []*charge
@@ -168,8 +170,8 @@ func (g *Guard) dropRangeGroup(f *file, group uint64) {
 	}
 }
 
-// endRanges ends the ranges and groups of an address space that is torn down, after what is mapped there: the file may be in a socket and come
-// back. False: there were none.
+// endRanges ends the ranges and groups of an address space that is torn down, after what is mapped there: the file may be in a socket and
+// come back. False: there were none.
 func (g *Guard) endRanges(f *file) bool {
 	f.mu.Lock()
 	ranges, groups := f.ranges, f.groups

@@ -112,8 +112,8 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	return p
 }
 
-// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM dups its group, and its context share if it
-// has one (nvGpuOpsGetChannelTsgInfo, nvGpuOpsGetChannelSubctxInfo).
+// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM dups its group, and its context share if
+// it has one (nvGpuOpsGetChannelTsgInfo, nvGpuOpsGetChannelSubctxInfo).
 func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}

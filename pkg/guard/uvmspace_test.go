@@ -158,7 +158,8 @@ func (r *rig) beside() *rig {
 	r.t.Helper()
 	other := &rig{t: r.t, sim: r.sim, nodes: makeNodes(r.t)}
 	var err error
-	if other.guard, err = New(testConfig(other.nodes), inProcess{r.sim.Session([]int{0}), &other.jitter, &other.seen}, testLog(r.t)); err != nil {
+	driver := inProcess{r.sim.Session([]int{0}), &other.jitter, &other.seen}
+	if other.guard, err = New(testConfig(other.nodes), driver, testLog(r.t)); err != nil {
 		r.t.Fatal(err)
 	}
 	return other
@@ -238,7 +239,8 @@ func TestSteal(t *testing.T) {
 		inherited bool
 	}{
 		{"shares nothing", 0, false},
-		{"shares with everybody", shareTypeAll, false}, {"shares with the user", shareTypeToken, false}, {"shares on the GPU", shareTypeGPU, false},
+		{"shares with everybody", shareTypeAll, false}, {"shares with the user", shareTypeToken, false},
+		{"shares on the GPU", shareTypeGPU, false},
 		{"shares all with everybody", shareTypeAll, true}, {"shares all with the user", shareTypeToken, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -463,8 +465,10 @@ func TestPoliciesInside(t *testing.T) {
 		{"all with everybody", []policy{{client, shareTypeAll, all, 0}}, true, true},
 		{"shared and taken back", []policy{{memory, shareTypeAll, accessDup, shareActionCompose},
 			{memory, shareTypeAll, accessDup, shareActionCompose | shareActionRevoke}}, false, false},
-		{"taken back from one", []policy{{client, shareTypeAll, all, shareActionCompose}, {memory, shareTypeAll, accessDup, shareActionCompose | shareActionRevoke}}, false, true},
-		{"all, but an object with a policy of its own", []policy{{client, shareTypeToken, all, shareActionCompose}, {compute, shareTypePID, accessDup, 0}}, true, false},
+		{"taken back from one", []policy{{client, shareTypeAll, all, shareActionCompose},
+			{memory, shareTypeAll, accessDup, shareActionCompose | shareActionRevoke}}, false, true},
+		{"all, but an object with a policy of its own",
+			[]policy{{client, shareTypeToken, all, shareActionCompose}, {compute, shareTypePID, accessDup, 0}}, true, false},
 		{"required", []policy{{client, shareTypeAll, all, shareActionCompose | shareActionRequire}}, false, false},
 		{"on the GPU", []policy{{client, shareTypeGPU, all, shareActionCompose}}, false, false},
 		{"with the process itself", []policy{{client, shareTypePID, all, shareActionCompose}}, false, false},

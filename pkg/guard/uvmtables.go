@@ -5,9 +5,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// UVM takes page tables for what it maps out of the GPU's memory, by itself, and no allocation of the program's shows them. A mapping of device
-// memory costs at most 1/8192 of it and is counted from the second one of the same memory on; one of host memory, in pages of 4 KiB, 1/512, and
-// a sparse one 1/8192 of nothing at all.
+// UVM takes page tables for what it maps out of the GPU's memory, by itself, and no allocation of the program's shows them. A mapping of
+// device memory costs at most 1/8192 of it and is counted from the second one of the same memory on; one of host memory, in pages of 4 KiB,
+// 1/512, and a sparse one 1/8192 of nothing at all.
 
 // maxSparse bounds one sparse mapping: UVM writes an entry for each 64 KiB of it while others wait for its address space.
 const maxSparse = 1 << 40
@@ -17,7 +17,8 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	m := uvmMap{gpu: gpuUUID(o[uvmSparseGPU:]), addresses: rangeOf(o, form)}
 	if length := rm.U64(o, form.Length); length > maxSparse {
-		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large", "length", quota.Bytes(length), "max", quota.Bytes(maxSparse)))
+		return answer(c.deny(rm.StatusInvalidLimit, "sparse", "denied a sparse mapping that is too large",
+			"length", quota.Bytes(length), "max", quota.Bytes(maxSparse)))
 	}
 	maps := []uvmMap{m}
 	f, status := g.lockToMap(c, maps, pageSmall)
@@ -33,8 +34,8 @@ func (g *Guard) checkSparse(c *trappedCall) plan {
 // uvmSparseGPU is the offset of the GPU in UVM_MAP_EXTERNAL_SPARSE_PARAMS (uvm_ioctl.h).
 const uvmSparseGPU = 16
 
-// lockToMap is lockUVM for a call that maps something, whose page tables it charges before: that may wait for another address space's end. Nil:
-// they do not fit, it cannot be followed, or there are too many mappings; then the status says so.
+// lockToMap is lockUVM for a call that maps something, whose page tables it charges before: that may wait for another address space's end.
+// Nil: they do not fit, it cannot be followed, or there are too many mappings; then the status says so.
 func (g *Guard) lockToMap(c *trappedCall, maps []uvmMap, page quota.Bytes) (*file, uint32) {
 	if !g.chargeTables(maps, page) {
 		return nil, rm.StatusNoMemory
@@ -71,8 +72,8 @@ func (a *account) mapPage(o object) quota.Bytes {
 }
 
 // mapPageAt is the size of the pages that UVM really uses: the program chooses where the mapping begins, and what is not aligned to a page
-// is mapped in smaller ones (uvm_map_external_allocation_on_gpu takes the lowest bit of them all). page is that of the memory; small mappings
-// are not free of charge, since tables come in whole pieces.
+// is mapped in smaller ones (uvm_map_external_allocation_on_gpu takes the lowest bit of them all). page is that of the memory; small
+// mappings are not free of charge, since tables come in whole pieces.
 func mapPageAt(page quota.Bytes, base, length, offset uint64) quota.Bytes {
 	low := base | length | offset
 	low &= -low

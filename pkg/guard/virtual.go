@@ -9,8 +9,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// The driver takes page tables out of a GPU's memory that no allocation shows: for a range of addresses (NV50_MEMORY_VIRTUAL) when it is made,
-// as for pages of 4 KiB, whatever is mapped there later. What that comes to is in package rm, pagetables.go.
+// The driver takes page tables out of a GPU's memory that no allocation shows: for a range of addresses (NV50_MEMORY_VIRTUAL) when it is
+// made, as for pages of 4 KiB, whatever is mapped there later. What that comes to is in package rm, pagetables.go.
 
 // vaSpaceSize is charged for an address space: three pages of directories that RM keeps ready, or what UVM has for an empty one.
 const vaSpaceSize = 16 * quota.KiB
@@ -18,12 +18,12 @@ const vaSpaceSize = 16 * quota.KiB
 // vaSpacesPerTSG bounds address spaces, with the bound of channel groups. A CUDA context has two, and four groups.
 const vaSpacesPerTSG = 4
 
-// tableSlack is how far page tables may pass a container's limit. A program that has filled its limit can then still map host memory, as on a
-// whole card, where the driver has put some memory aside.
+// tableSlack is how far page tables may pass a container's limit. A program that has filled its limit can then still map host memory, as on
+// a whole card, where the driver has put some memory aside.
 const tableSlack = 16 * quota.MiB
 
-// checkVASpace: a new one, or the device's own. The driver gives the GPU's, which all share, to whoever asks (vaspaceapiConstruct_IMPL), and
-// who dups a range of one with the FLA flag gets the GPU's FLA space with it (_virtmemCopyConstruct).
+// checkVASpace: a new one, or the device's own. The driver gives the GPU's, which all share, to whoever asks (vaspaceapiConstruct_IMPL),
+// and who dups a range of one with the FLA flag gets the GPU's FLA space with it (_virtmemCopyConstruct).
 func (g *Guard) checkVASpace(c *trappedCall) plan {
 	index, flags := rm.U32(c.params, rm.VASpaceIndex), rm.U32(c.params, rm.VASpaceFlags)
 	if index != rm.VASpaceNew && index != rm.VASpaceDevice || flags&rm.VASpaceFlagFLA != 0 {
@@ -57,20 +57,22 @@ func (g *Guard) checkVirtual(c *trappedCall) plan {
 	})
 }
 
-// tablesAtOnce reports that the driver makes a range's tables when it makes the range. A sparse one has them at once, whatever else is asked
-// (stdmemValidateParams, gvaspaceAlloc_IMPL).
+// tablesAtOnce reports that the driver makes a range's tables when it makes the range. A sparse one has them at once, whatever else is
+// asked (stdmemValidateParams, gvaspaceAlloc_IMPL).
 func tablesAtOnce(flags uint32) bool {
 	return flags&rm.MemoryFlagSparse != 0 || flags&(rm.MemoryFlagLazy|rm.MemoryFlagExternal) == 0
 }
 
 // planVirtual is the plan of a range of GPU addresses. what reads the object, its size and its attributes: as asked, and then as granted.
-func (g *Guard) planVirtual(c *trappedCall, client uint32, gpu int, flags uint32, what func() (o object, size uint64, attr, attr2 uint32)) plan {
+func (g *Guard) planVirtual(c *trappedCall, client uint32, gpu int, flags uint32,
+	what func() (o object, size uint64, attr, attr2 uint32)) plan {
 	_, size, attr, attr2 := what()
 	granted, any, ok := rm.VirtualSize(size, attr, attr2)
 	want := cost{gpu: gpu, slack: tableSlack}
 	if tablesAtOnce(flags) {
 		if !ok || granted > rm.MaxVirtual {
-			return answer(c.deny(rm.StatusNoMemory, "virtual", "denied a range of GPU addresses: it is too large to have all its page tables at once",
+			return answer(c.deny(rm.StatusNoMemory, "virtual",
+				"denied a range of GPU addresses: it is too large to have all its page tables at once",
 				"size", quota.Bytes(size), "max", quota.Bytes(rm.MaxVirtual)))
 		}
 		if !g.payForTables(c, granted) {
