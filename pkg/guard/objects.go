@@ -20,7 +20,7 @@ type object struct {
 	host                  bool                   // host memory that the driver made for the container
 	madeInTask            bool                   // the task was let make it, and may not have
 	children              int                    // handles of what ends with this
-	space                 uint32                 // handle of a range's address space (0: the device's), or a context DMA's memory: ends with it
+	space                 uint32                 // handle of a range's address space (0: the device's) or a context DMA's memory: ends with it
 	secondCharge          *charge                // of a second memory of which it is another name; nil: there is none
 	contextShare          uint32                 // of a channel: handle, 0: none
 	retained              *retained              // of a channel that a UVM address space keeps
