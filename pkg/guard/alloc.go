@@ -132,7 +132,7 @@ func (g *Guard) planObject(c *trappedCall, o object) plan {
 	}}
 }
 
-// planCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
+// planCharged is the plan of an object that takes memory: reserve, ask, correct to what it took. made tells of the object and of the
 // size, once the driver has answered.
 func (g *Guard) planCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
 	if !g.reserve(want) {

@@ -94,9 +94,9 @@ func (g *Guard) checkTSG(c *trappedCall) plan {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		return o, size
 	})
-	settle := p.commit
+	commit := p.commit
 	p.commit = func() {
-		settle()
+		commit()
 		g.gpuTime.Made(gpu)
 	}
 	return p
@@ -185,9 +185,9 @@ func (g *Guard) checkEngineObject(c *trappedCall) plan {
 		}
 		p.cancel = func() { g.account.unreserve(context) }
 	}
-	settle := p.commit
+	commit := p.commit
 	p.commit = func() {
-		settle()
+		commit()
 		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
 			g.account.unreserve(context)
 		}

@@ -199,9 +199,9 @@ func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) pla
 			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
 		}
 	}
-	settle := p.commit
+	commit := p.commit
 	p.commit = func() {
-		settle()
+		commit()
 		g.account.setContext(x.group)
 		x.context = true
 		if x.runs && !g.ensurePreemption(c.target(), client, x) {
@@ -281,9 +281,9 @@ func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	p.cancel = func() { g.account.unreserve(want) }
-	settle := p.commit
+	commit := p.commit
 	p.commit = func() {
-		settle()
+		commit()
 		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
 			g.account.unreserve(want)
 		}
