@@ -129,6 +129,7 @@ func newRig(t *testing.T) *rig {
 	if r.guard, err = New(testConfig(r.nodes), inProcess{r.sim.Session([]int{0}), &r.jitter, &r.seen}, testLog(t)); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(r.guard.events.Close) // a line under way would be in the way of who removes the folder
 	return r
 }
 

@@ -153,6 +153,7 @@ func (r *rig) beside() *rig {
 	if other.guard, err = New(testConfig(other.nodes), driver, testLog(r.t)); err != nil {
 		r.t.Fatal(err)
 	}
+	r.t.Cleanup(other.guard.events.Close)
 	return other
 }
 
