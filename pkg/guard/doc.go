@@ -18,7 +18,7 @@
 //	rules              escapes.go, alloc.go (RM_ALLOC by class), control.go (RM_CONTROL by control), uvm.go, checkversion.go;
 //	                   present.go (answers as the container may see them)
 //	who calls          task.go (threads and processes), procfs.go (threads, descriptors), cgroup.go, watcher.go (ends), kill.go
-//	what it costs      bill.go, meter.go, bucket.go
+//	what it costs      bill.go, meter.go, bucket.go, slowcalls.go (those that hold the driver's locks)
 //
 //	the account        account.go (clients), objects.go, charges.go (memory and its references), limits.go (what fits), calllock.go
 //	device memory      vidmem.go, vidheap.go (RM_VID_HEAP_CONTROL), virtual.go (address ranges, RM's page tables), dma.go (mapped there),
@@ -32,7 +32,7 @@
 //
 //	channels           channels.go, groups.go, gpfifo.go (GPFIFO_SCHEDULE), preemption.go, notifiers.go (errors), userd.go
 //	GPU time           gputime.go: what pkg/gpusched sees of the container
-//	debuggers          reset.go (kernels that fail), profiler.go
+//	debuggers          debugger.go (kernels that fail, core dumps, cuda-gdb), profiler.go
 //	files              files.go (open files), nodes.go (device nodes), clientfile.go (a client's, copied back), leases.go (held open),
 //	                   osevents.go
 //	RM clients         rootalloc.go (the call that runs in the task), rootfate.go (what became of it), whereabouts.go (of its thread),

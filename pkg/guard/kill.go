@@ -136,3 +136,9 @@ func tracerOf(tgid int) int {
 	}
 	return 0
 }
+
+const (
+	ptraceSeize     = 0x4206  // PTRACE_SEIZE
+	ptraceTraceExit = 1 << 6  // PTRACE_O_TRACEEXIT
+	ptraceExitKill  = 1 << 20 // PTRACE_O_EXITKILL
+)

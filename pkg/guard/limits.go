@@ -7,6 +7,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
+// cost is what an object takes before the driver is asked for it: memory of a GPU, or of the host.
+type cost struct {
+	gpu   int
+	size  quota.Bytes
+	slack quota.Bytes // by which it may pass the limit
+	host  bool
+}
+
 // gpuAccount is what the container may have of a GPU, and what it has.
 type gpuAccount struct {
 	limit   quota.Bytes
@@ -135,12 +143,4 @@ func (g *gpuAccount) refund(size quota.Bytes, spilled bool) {
 	} else {
 		g.subUsed(size)
 	}
-}
-
-// cost is what an object takes before the driver is asked for it: memory of a GPU, or of the host.
-type cost struct {
-	gpu   int
-	size  quota.Bytes
-	slack quota.Bytes // by which it may pass the limit
-	host  bool
 }

@@ -158,9 +158,4 @@ func compareVM(a, b int) (order int, e unix.Errno) {
 	return int(r), e
 }
 
-const (
-	kcmpVM          = 1       // KCMP_VM
-	ptraceSeize     = 0x4206  // PTRACE_SEIZE
-	ptraceTraceExit = 1 << 6  // PTRACE_O_TRACEEXIT
-	ptraceExitKill  = 1 << 20 // PTRACE_O_EXITKILL
-)
+const kcmpVM = 1 // KCMP_VM

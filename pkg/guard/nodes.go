@@ -36,6 +36,15 @@ type node struct {
 	minor int
 }
 
+// gpuIdentity is how RM names a GPU of the container.
+type gpuIdentity struct {
+	rmclient.Address
+	minor int
+}
+
+// gpuUUID is a GPU as UVM has it.
+type gpuUUID [16]byte
+
 // majorNVIDIA is NV_MAJOR_DEVICE_NUMBER, kernel-open/common/inc/nv-chardev-numbers.h.
 const majorNVIDIA = 195
 
@@ -65,12 +74,6 @@ func (t *nodeTable) has(st *unix.Stat_t) bool {
 	}
 	_, ok := t.byRdev[st.Rdev]
 	return ok
-}
-
-// gpuIdentity is how RM names a GPU of the container.
-type gpuIdentity struct {
-	rmclient.Address
-	minor int
 }
 
 func identify(busID string, minor int) (gpuIdentity, error) {
@@ -169,5 +172,3 @@ func uuidOf(gpu GPU) (id gpuUUID, ok bool) {
 	}
 	return gpuUUID(b), true
 }
-
-type gpuUUID [16]byte

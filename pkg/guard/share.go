@@ -32,6 +32,8 @@ const (
 	accessDebug = 4
 )
 
+const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
+
 // checkShare: RM_SHARE.
 func (g *Guard) checkShare(c *trappedCall) plan {
 	o := c.call.Outer
@@ -243,5 +245,3 @@ func (g *Guard) callShare(t Target, c *client, what openRight, action byte) (uin
 	e := g.driver.Exec(t, &c.open.share)
 	return rm.U32(outer, rm.ShareStatus), e
 }
-
-const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare

@@ -1,8 +1,6 @@
 package guard
 
 import (
-	"time"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -87,13 +85,4 @@ func (g *Guard) planVirtual(c *trappedCall, client uint32, gpu int, flags uint32
 		}
 		return o, max(want.size, quota.Bytes(rm.PagePool(size, any)))
 	})
-}
-
-// payForTables has a caller wait for the time that a large range holds the driver's locks.
-func (g *Guard) payForTables(c *trappedCall, length uint64) bool {
-	const perGiB = 9 * time.Millisecond // measured on an H200
-	if length < 1<<30 {
-		return true
-	}
-	return g.waitToPay(c, time.Duration(min(length, rm.MaxVirtual)>>30)*perGiB)
 }

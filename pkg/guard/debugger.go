@@ -2,7 +2,6 @@ package guard
 
 import (
 	"bytes"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -12,31 +11,6 @@ import (
 // A kernel that executes trap or a breakpoint, or overflows its stack, stops at a hardware exception. libcuda's debugger object takes
 // those, and then the driver leaves all to libcuda (ctrl83dedebug.h, NV83DE_CTRL_CMD_DEBUG_SET_EXCEPTION_MASK), which reads what happened
 // and ends the channel. These are the calls that it makes for that, and those of CUDA's core dumps and of cuda-gdb.
-
-// slowCalls bounds calls that hold the driver's locks, under which all containers' calls wait, for milliseconds (rm.Control.HoldsLocks,
-// measured on an H200). A failed kernel takes 0.3 s of them, so eight programs can fail at once; after that they take a tenth of the time.
-func slowCalls() bucket { return bucket{perSecond: 0.1, burst: 3} }
-
-// maxWaiters bounds the calls of a container that wait for a slow call: each has one of its filter's workers.
-const maxWaiters = 16
-
-// waitToPay waits until the container may make another slow call. False: the caller is away, or there are too many that wait, and the call
-// has to come again.
-func (g *Guard) waitToPay(c *trappedCall, locks time.Duration) bool {
-	wait := g.slowBucket.tryPay(time.Now(), locks.Seconds())
-	if wait == 0 {
-		return true
-	}
-	defer g.waiters.Add(-1)
-	if g.waiters.Add(1) > maxWaiters {
-		return false
-	}
-	for wait > 0 && c.valid() {
-		time.Sleep(min(wait, 10*time.Millisecond))
-		wait = g.slowBucket.tryPay(time.Now(), locks.Seconds())
-	}
-	return wait == 0
-}
 
 // checkOwnChannel: a call on the container's own channel (CLEAR_ALL_SM_ERROR_STATES).
 func (g *Guard) checkOwnChannel(c *trappedCall) plan {
