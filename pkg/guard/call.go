@@ -39,7 +39,7 @@ type trappedCall struct {
 	executed bool
 	// locked are the clients whose calls wait for this one.
 	locked callLock
-	// referred is what the call refers to, whose charges stay until it has ended.
+	// acquired is what the call refers to, whose charges stay until it has ended.
 	acquired []object
 	// What the call is, where the escape alone does not tell.
 	control  rm.Control
