@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guard answers the NVIDIA driver calls of one container, from a process outside it.
 //
 // The container's seccomp filter hands every ioctl that could allocate device memory, or reach other tenants, to this
