@@ -156,8 +156,11 @@ func encode(v any) []byte {
 
 // events tells of each look, and every ten seconds of the last hour, as server-sent events.
 func (p *Page) events(w http.ResponseWriter, r *http.Request) {
-	// Another site's page could not read it, but take the viewers' places.
-	if from := r.Header.Get("Sec-Fetch-Site"); from != "" && from != "same-origin" && from != "none" {
+	if r.Method != http.MethodGet { // HEAD: nothing would ever be written, and so a viewer who has gone not be noticed
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	if elsewhere(r) {
 		http.Error(w, "for this page only", http.StatusForbidden)
 		return
 	}
@@ -198,6 +201,17 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// elsewhere: another site's page asks. It could not read the events, but take the viewers' places. Without TLS browsers send no Sec-Fetch-Site
+// but to localhost; an EventSource of another site's has its origin.
+func elsewhere(r *http.Request) bool {
+	site, origin := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Origin")
+	if site != "" {
+		return site != "same-origin" && site != "none"
+	}
+	_, host, _ := strings.Cut(origin, "://")
+	return origin != "" && !strings.EqualFold(host, r.Host)
 }
 
 func (p *Page) enter() bool {
