@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -22,15 +21,15 @@ func nvmlHardware(in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer shutdown()
-	xids := &xidCounter{}
+	xids := &xidCounter{out: &lines{to: out}}
 	if err := xids.begin(lib); err == nil {
 		go xids.follow()
 	}
-	return answerNVML(lib, xids, in, out)
+	return answerNVML(lib, xids, in)
 }
 
-func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Writer) error {
-	return answerLines(in, out, func(line string) (map[string]device.Hardware, error) {
+func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader) error {
+	return answerLines(in, xids.out, func(line string) (map[string]device.Hardware, error) {
 		if line == device.HealthLine {
 			return health(lib, xids)
 		}
@@ -38,12 +37,13 @@ func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Write
 	})
 }
 
-// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so.
+// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more it
+// is an error: whoever watches starts another process then.
 func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
-	all, err := xids.take()
-	if err != nil {
-		return nil, err
+	if !xids.counting() {
+		return nil, errors.New("NVML tells of no Xids any more")
 	}
+	all := map[string]device.Hardware{}
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -57,9 +57,8 @@ func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, e
 		if ret != nvml.SUCCESS {
 			continue
 		}
-		h := all[lowerUUID(uuid)]
 		_, ret = d.GetTemperature(nvml.TEMPERATURE_GPU) // names and numbers NVML keeps: this asks the GPU
-		h.Lost = ret == nvml.ERROR_GPU_IS_LOST
+		h := device.Hardware{Lost: ret == nvml.ERROR_GPU_IS_LOST}
 		if _, _, _, failed, ret := d.GetRemappedRows(); ret == nvml.SUCCESS {
 			h.RemapFailed = failed
 		}
@@ -118,17 +117,15 @@ func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
 	return all
 }
 
-// xidCounter counts critical Xids of the GPUs that tell of them.
+// xidCounter counts critical Xids of the GPUs that tell of them, and tells of each at once: the next question may hang.
 type xidCounter struct {
-	set nvml.EventSet
+	out   *lines
+	set   nvml.EventSet
+	uuids map[nvml.Device]string // a GPU that is lost may not tell its UUID any more
 
-	mu  sync.Mutex
-	n   map[string]uint64   // by UUID; a GPU that tells of none is not in it
-	new map[string][]uint64 // that were not taken
+	mu sync.Mutex
+	n  map[string]uint64 // by UUID; a GPU that tells of none is not in it
 }
-
-// maxNew bounds the Xids of a GPU that wait to be taken. Who does not ask for them takes none.
-const maxNew = 64
 
 // begin asks for the events of all GPUs.
 func (x *xidCounter) begin(lib nvml.Interface) error {
@@ -136,7 +133,7 @@ func (x *xidCounter) begin(lib nvml.Interface) error {
 	if ret != nvml.SUCCESS {
 		return ret
 	}
-	x.set, x.n, x.new = set, map[string]uint64{}, map[string][]uint64{}
+	x.set, x.n, x.uuids = set, map[string]uint64{}, map[nvml.Device]string{}
 	count, _ := lib.DeviceGetCount()
 	for i := range count {
 		d, ret := lib.DeviceGetHandleByIndex(i)
@@ -144,7 +141,7 @@ func (x *xidCounter) begin(lib nvml.Interface) error {
 			continue
 		}
 		if uuid, ret := d.GetUUID(); ret == nvml.SUCCESS && d.RegisterEvents(nvml.EventTypeXidCriticalError, set) == nvml.SUCCESS {
-			x.n[lowerUUID(uuid)] = 0
+			x.uuids[d], x.n[lowerUUID(uuid)] = lowerUUID(uuid), 0
 		}
 	}
 	return nil
@@ -157,9 +154,11 @@ func (x *xidCounter) follow() {
 		e, ret := x.set.Wait(wait)
 		switch ret {
 		case nvml.SUCCESS:
-			if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
-				x.count(lowerUUID(uuid), e.EventData)
+			uuid, known := x.uuids[e.Device]
+			if !known {
+				uuid, _ = e.Device.GetUUID()
 			}
+			x.count(lowerUUID(uuid), e.EventData)
 		case nvml.ERROR_TIMEOUT:
 		default: // such as a GPU that is lost; what is not counted must not look like nothing
 			x.mu.Lock()
@@ -172,27 +171,15 @@ func (x *xidCounter) follow() {
 
 func (x *xidCounter) count(uuid string, xid uint64) {
 	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.n[uuid]++
-	if list := x.new[uuid]; len(list) < maxNew && !slices.Contains(list, xid) {
-		x.new[uuid] = append(list, xid)
-	}
+	x.mu.Unlock()
+	_ = x.out.write(map[string]device.Hardware{uuid: {NewXids: []uint64{xid}}}) // who asks has ended, and so does this process
 }
 
-// take returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
-// starts another process then.
-func (x *xidCounter) take() (map[string]device.Hardware, error) {
+func (x *xidCounter) counting() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.n == nil && len(x.new) == 0 {
-		return nil, errors.New("NVML tells of no Xids any more")
-	}
-	all := map[string]device.Hardware{}
-	for uuid, list := range x.new {
-		all[uuid] = device.Hardware{NewXids: list}
-	}
-	clear(x.new)
-	return all, nil
+	return x.n != nil
 }
 
 func (x *xidCounter) counts() map[string]device.Hardware {

@@ -3,50 +3,84 @@ package main
 import (
 	"errors"
 	"io"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/device"
 )
+
+// TestXidsComeByThemselves: an Xid is told once, also where the child gives no answer, and where it has ended since.
+func TestXidsComeByThemselves(t *testing.T) {
+	answers := make(chan map[string]device.Hardware, 1)
+	h := &hardware{rest: hardwareRest, now: func() time.Time { return time.Unix(0, 0) }, start: func(heard func(map[string]device.Hardware)) (*child, error) {
+		readHardware(strings.NewReader(`{"GPU-a":{"newXids":[79]}}
+{"GPU-a":{"newXids":[79]}}
+{"GPU-b":{"temperature":41}}
+{"GPU-a":{"newXids":[48]}}
+none of ours
+{"GPU-a":{"newXids":[1]}}
+`), heard, answers)
+		read, write := io.Pipe()
+		go func() { _, _ = io.Copy(io.Discard, read) }()
+		return &child{in: write, answers: answers, end: func() {}}, nil
+	}}
+	got, err := h.ask()
+	if want := map[string]device.Hardware{"GPU-a": {NewXids: []uint64{79, 48}, Lost: true}, "GPU-b": {Temperature: new(41.0)}}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%v: %+v, want %+v", err, got, want)
+	}
+	h.hear(map[string]device.Hardware{"GPU-a": {NewXids: []uint64{62}}})
+	close(answers)
+	if got, err = h.ask(); err == nil || !reflect.DeepEqual(got["GPU-a"].NewXids, []uint64{62}) {
+		t.Errorf("of one that has ended: %v, %+v", err, got)
+	}
+	if got, err = h.ask(); err == nil || len(got) != 0 {
+		t.Errorf("again: %v, %+v", err, got)
+	}
+}
 
 // TestHardware: one child is asked again and again; one that has ended, or could not be started, is not replaced for a minute.
 func TestHardware(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
-	var answers chan []byte
+	var answers chan map[string]device.Hardware
 	fails := false
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
+	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func(func(map[string]device.Hardware)) (*child, error) {
 		starts++
 		if fails {
 			return nil, errors.New("no")
 		}
-		answers = make(chan []byte, 1)
+		answers = make(chan map[string]device.Hardware, 1)
 		read, write := io.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, read) }()
 		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
 	}}
-	ask := func(line string) bool {
-		if h.child == nil && line != "" { // the child is there before its answer
-			h.child, _ = h.start()
+	ask := func(answer map[string]device.Hardware) bool {
+		if h.child == nil && answer != nil { // the child is there before its answer
+			h.child, _ = h.start(nil)
+			h.next = now.Add(h.rest)
 		}
-		if line != "" {
-			answers <- []byte(line)
+		if answer != nil {
+			answers <- answer
 		}
 		all, err := h.ask()
 		return err == nil && *all["GPU-a"].Temperature == 41
 	}
-	const good = `{"GPU-a":{"temperature":41}}`
+	good := map[string]device.Hardware{"GPU-a": {Temperature: new(41.0)}}
 	for range 2 {
 		if !ask(good) || starts != 1 {
 			t.Fatalf("%d children", starts)
 		}
 	}
 	close(answers)
-	if ask("") || ended != 1 || ask("") || starts != 1 {
+	if ask(nil) || ended != 1 || ask(nil) || starts != 1 {
 		t.Errorf("after the child's end: %d ended, %d started", ended, starts)
 	}
 	fails = true
 	for range 3 {
 		now = now.Add(hardwareRest)
 		for range 2 {
-			if ask("") {
+			if ask(nil) {
 				t.Error("an answer of nobody")
 			}
 		}
@@ -67,10 +101,10 @@ func TestHardware(t *testing.T) {
 // TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until he has ended.
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
-	var answers chan []byte
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func() (*child, error) {
+	var answers chan map[string]device.Hardware
+	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func(func(map[string]device.Hardware)) (*child, error) {
 		starts++
-		answers = make(chan []byte, 1)
+		answers = make(chan map[string]device.Hardware, 1)
 		read, write := io.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, read) }()
 		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
@@ -80,7 +114,7 @@ func TestHardwareHangs(t *testing.T) {
 			t.Fatal("an answer of nobody")
 		}
 	}
-	answers <- []byte(`{}`) // late
+	answers <- map[string]device.Hardware{} // late
 	if _, err := h.ask(); err != nil || starts != 1 || ended != 0 {
 		t.Fatalf("%v, %d started, %d ended", err, starts, ended)
 	}
