@@ -37,10 +37,8 @@ type Options struct {
 	// Host is what the node is called on the page.
 	Host    string
 	Version string
-	// Names are those of hosts in requests, beside addresses and localhost. Another's is refused: a page of somebody else's, whose name is made to
-	// lead here (DNS rebinding), could read what a browser sees.
-	Names []string
-	Look  func() (snapshot.View, error)
+	Names   []string // for ForHosts
+	Look    func() (snapshot.View, error)
 }
 
 // Page is an http.Handler. Run must run for it to show anything.
@@ -83,15 +81,23 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set("Cache-Control", "no-store")
-	if !p.known(r.Host) {
-		http.Error(w, "this page is not called so: use an address or localhost, or start cgpu web with --host", http.StatusMisdirectedRequest)
-		return
-	}
-	p.mux.ServeHTTP(w, r)
+	ForHosts(&p.mux, p.Names).ServeHTTP(w, r)
+}
+
+// ForHosts answers requests for addresses, localhost and the hosts that are named. Another's is refused: a page of somebody else's, whose name is
+// made to lead here (DNS rebinding), could read what a browser sees.
+func ForHosts(h http.Handler, names []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !known(r.Host, names) {
+			http.Error(w, "not called so: use an address or localhost, or start it with --host", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // known: the host of a request is one of ours. An address is nobody else's name.
-func (p *Page) known(host string) bool {
+func known(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -99,7 +105,7 @@ func (p *Page) known(host string) bool {
 	if strings.EqualFold(host, "localhost") || net.ParseIP(strings.Trim(host, "[]")) != nil {
 		return true
 	}
-	for _, n := range p.Names {
+	for _, n := range names {
 		if n != "" && strings.EqualFold(host, n) {
 			return true
 		}

@@ -88,6 +88,12 @@ func asksWho(webConfig string) bool {
 	return err == nil && yaml.Unmarshal(b, &c) == nil && (len(c.Users) > 0 || c.TLS.ClientAuth == "RequireAndVerifyClientCert")
 }
 
+// Anonymous: this machine's browsers reach it, and nobody is asked who he is.
+func (o Options) Anonymous() bool {
+	host, _, err := net.SplitHostPort(o.Listen)
+	return err == nil && local(host) && o.TokenFile == "" && !asksWho(o.WebConfig)
+}
+
 // local: only this machine reaches the address.
 func local(host string) bool {
 	ip := net.ParseIP(host)

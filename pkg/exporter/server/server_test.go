@@ -108,6 +108,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestAnonymous: of whom a browser on this machine would be told without a word.
+func TestAnonymous(t *testing.T) {
+	for _, x := range []struct {
+		o    Options
+		want bool
+	}{
+		{Options{Listen: "127.0.0.1:0"}, true}, {Options{Listen: "localhost:9471"}, true}, {Options{Listen: "127.0.0.1:0", TokenFile: "t"}, false},
+		{Options{Listen: "unix:/run/x"}, false}, {Options{Listen: ":9471", Insecure: true}, false},
+	} {
+		if got := x.o.Anonymous(); got != x.want {
+			t.Errorf("%+v: %v", x.o, got)
+		}
+	}
+}
+
 // TestToken: without it nobody is told anything, and another one counts from the moment on in which it is written.
 func TestToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
