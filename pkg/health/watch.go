@@ -112,22 +112,23 @@ func (w *Watcher) withXids(all map[string]device.Hardware) map[string]device.Har
 // Tell writes the events of a change: of each GPU whose faults are others, and of each container that has it.
 func Tell(runDir string, t *device.Table, before, after State) error {
 	var records []ledger.Record
+	var failed error
 	for _, g := range t.GPUs {
 		kind, text := news(before.GPUs[g.UUID], after.GPUs[g.UUID])
 		if kind == "" {
 			continue
 		}
-		if records == nil {
-			var err error
-			if records, err = ledger.Open(runDir).List(); err != nil {
-				return fmt.Errorf("health: who has the GPU: %w", err)
-			}
-		}
 		about := &event.GPU{Index: g.Index, UUID: g.UUID}
 		_ = event.Append(runDir, event.Event{Kind: kind, GPU: about, Text: text})
+		if records == nil && failed == nil {
+			records, failed = ledger.Open(runDir).List()
+		}
 		for _, r := range Holders(records, g.UUID) {
 			_ = event.Append(runDir, event.Event{Kind: kind, Container: r.ID, Nonce: r.Nonce, Name: r.Name, GPU: about, Text: text})
 		}
+	}
+	if failed != nil {
+		return fmt.Errorf("health: who has the GPU: %w", failed)
 	}
 	return nil
 }

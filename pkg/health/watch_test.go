@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -160,6 +161,20 @@ func TestXidIsNotLost(t *testing.T) {
 	must(t, err)
 	must(t, w.look(now.Add(3*time.Second)))
 	why("")
+}
+
+// TestTellsWithoutLedger: who has a GPU may not be known. That it is unhealthy is.
+func TestTellsWithoutLedger(t *testing.T) {
+	runDir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(runDir, "ledger.json"), []byte("{"), 0o600))
+	w := watcher(runDir, &fakeDriver{next: map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}}}, tableOf(gpu0))
+	if err := w.look(time.Now()); err == nil || !strings.Contains(err.Error(), "who has the GPU") {
+		t.Error(err)
+	}
+	events, err := event.Read(runDir)
+	if must(t, err); len(events) != 1 || events[0].Kind != event.Unhealthy {
+		t.Errorf("%+v", events)
+	}
 }
 
 // TestOneWatcher: there is one, everybody sees that there is, and its end is seen too.
