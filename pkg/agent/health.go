@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/connlimit"
@@ -53,17 +52,17 @@ func healthHandler(a *agent) http.Handler {
 	if a.SMI {
 		mux.HandleFunc("GET /v1/smi", smi(a.RunDir))
 	}
-	var one sync.Mutex
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+	figures := kept(func() ([]byte, error) {
 		var text bytes.Buffer
-		one.Lock()
-		err := a.metrics.write(&text)
-		one.Unlock() // who does not read his answer keeps nobody else waiting
-		if err != nil {
+		if err := a.metrics.write(&text); err != nil {
 			a.Log.Warn("metrics", "err", err)
 		}
+		return text.Bytes(), nil
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		text, _ := figures()
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = w.Write(text.Bytes())
+		_, _ = w.Write(text)
 	})
 	return mux
 }
