@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -86,5 +87,20 @@ func TestExporterHost(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestUnitsAreHeld: what stays, is root and reads what tenants made writes nowhere but in /run, and has bounds.
+func TestUnitsAreHeld(t *testing.T) {
+	for name, more := range map[string]string{"exporter": "CPUQuota=100%", "health": "RestrictAddressFamilies=AF_UNIX", "agent": "CapabilityBoundingSet="} {
+		text, err := os.ReadFile("../../configs/cgpu-" + name + ".service")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"NoNewPrivileges=yes", "ProtectSystem=strict", "ReadWritePaths=/run", "PrivateTmp=yes", "MemoryMax=", more} {
+			if !strings.Contains(string(text), "\n"+want) {
+				t.Errorf("cgpu-%s.service has no %s", name, want)
+			}
+		}
 	}
 }
