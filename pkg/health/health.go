@@ -171,7 +171,15 @@ func (s State) equal(o State) bool {
 
 // Mark is a table whose GPUs say what is wrong with them, for those who give them out.
 func (s State) Mark(t *device.Table) *device.Table {
-	if t == nil || len(s.GPUs) == 0 || t.Config.Health == device.HealthOff {
+	if t == nil || t.Config.Health == device.HealthOff {
+		return t
+	}
+	return s.Show(t)
+}
+
+// Show is the same for those who tell of them, whatever follows.
+func (s State) Show(t *device.Table) *device.Table {
+	if t == nil || len(s.GPUs) == 0 {
 		return t
 	}
 	marked := *t
