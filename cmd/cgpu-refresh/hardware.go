@@ -33,15 +33,15 @@ func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader) error {
 		if line == device.HealthLine {
 			return health(lib, xids)
 		}
-		return hardware(lib, xids), nil
+		return hardware(lib, xids)
 	})
 }
 
 // health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more it
 // is an error: whoever watches starts another process then.
 func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
-	if !xids.counting() {
-		return nil, errors.New("NVML tells of no Xids any more")
+	if n, ended := xids.counts(); ended || n == nil {
+		return nil, errNoXids
 	}
 	all := map[string]device.Hardware{}
 	count, ret := lib.DeviceGetCount()
@@ -86,10 +86,17 @@ func recovery(d nvml.Device) string {
 	}
 }
 
-// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids.
-func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
+// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids. When they are not counted any more it is an error: another
+// process will count.
+func hardware(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
+	all, ended := xids.counts()
+	if ended {
+		return nil, errNoXids
+	}
+	if all == nil {
+		all = map[string]device.Hardware{}
+	}
 	count, _ := lib.DeviceGetCount()
-	all := xids.counts()
 	for i := range count {
 		d, ret := lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
@@ -114,7 +121,7 @@ func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
 		}
 		all[lowerUUID(uuid)] = h
 	}
-	return all
+	return all, nil
 }
 
 // xidCounter counts critical Xids of the GPUs that tell of them, and tells of each at once: the next question may hang.
@@ -123,9 +130,12 @@ type xidCounter struct {
 	set   nvml.EventSet
 	uuids map[nvml.Device]string // a GPU that is lost may not tell its UUID any more
 
-	mu sync.Mutex
-	n  map[string]uint64 // by UUID; a GPU that tells of none is not in it
+	mu    sync.Mutex
+	n     map[string]uint64 // by UUID; a GPU that tells of none is not in it, and nil is none of all
+	ended bool              // NVML has no more to say
 }
+
+var errNoXids = errors.New("NVML tells of no Xids any more")
 
 // begin asks for the events of all GPUs.
 func (x *xidCounter) begin(lib nvml.Interface) error {
@@ -162,7 +172,7 @@ func (x *xidCounter) follow() {
 		case nvml.ERROR_TIMEOUT:
 		default: // such as a GPU that is lost; what is not counted must not look like nothing
 			x.mu.Lock()
-			x.n = nil
+			x.ended = true
 			x.mu.Unlock()
 			return
 		}
@@ -176,18 +186,15 @@ func (x *xidCounter) count(uuid string, xid uint64) {
 	_ = x.out.write(map[string]device.Hardware{uuid: {NewXids: []uint64{xid}}}) // who asks has ended, and so does this process
 }
 
-func (x *xidCounter) counting() bool {
+// counts are those of the GPUs; nil: nobody counts.
+func (x *xidCounter) counts() (all map[string]device.Hardware, ended bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.n != nil
-}
-
-func (x *xidCounter) counts() map[string]device.Hardware {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	all := map[string]device.Hardware{}
+	if x.n != nil {
+		all = map[string]device.Hardware{}
+	}
 	for uuid, n := range x.n {
 		all[uuid] = device.Hardware{Xids: new(n)}
 	}
-	return all
+	return all, x.ended
 }

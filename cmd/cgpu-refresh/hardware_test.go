@@ -98,8 +98,12 @@ func TestHardware(t *testing.T) {
 	}
 	close(events)
 	<-ended
+	if err := answerNVML(lib, xids, strings.NewReader("\n")); err == nil {
+		t.Error("nobody counts any more, and there is an answer")
+	}
+	xids = &xidCounter{out: xids.out} // of a driver that tells of none
 	if got := ask()["GPU-aa"]; got.Xids != nil || got.Temperature == nil {
-		t.Errorf("nobody counts any more: %+v", got)
+		t.Errorf("nobody ever counted: %+v", got)
 	}
 }
 

@@ -26,8 +26,9 @@ type hardware struct {
 	child *child
 	next  time.Time // when another one may be started
 
-	mu   sync.Mutex
-	xids map[string][]uint64 // that were not taken, by UUID
+	mu    sync.Mutex
+	xids  map[string][]uint64 // that were not taken, by UUID
+	count map[string]uint64   // of all that came, of whichever child, by UUID; of a GPU of which none tells there is none
 }
 
 // child is a cgpu-refresh that answers.
@@ -48,23 +49,27 @@ const (
 )
 
 func newHardware(line string, rest time.Duration) *hardware {
-	return &hardware{start: startHardware, now: time.Now, line: line, rest: rest}
+	return &hardware{start: startHardware, now: time.Now, line: line, rest: rest, xids: map[string][]uint64{}, count: map[string]uint64{}}
 }
 
-// ask is what NVML says of each GPU, by UUID. With an error it is what NVML has told by itself.
+// ask is what NVML says of each GPU, by UUID. With an error it is what NVML has told by itself, Xids.
 func (h *hardware) ask() (map[string]device.Hardware, error) {
-	all, err := h.answer()
+	answer, err := h.answer()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if all == nil {
-		all = map[string]device.Hardware{}
-	}
-	for uuid, list := range h.xids {
-		g, known := all[uuid]
-		g.NewXids, g.Lost = list, g.Lost || !known
+	all := map[string]device.Hardware{}
+	for uuid, g := range answer {
+		if g.Xids != nil {
+			h.count[uuid] += 0 // of which is told from now on
+		}
 		all[uuid] = g
 	}
-	h.xids = nil
+	for uuid, n := range h.count {
+		g, known := all[uuid]
+		g.Xids, g.NewXids, g.Lost = new(n), h.xids[uuid], g.Lost || !known
+		all[uuid] = g
+	}
+	h.xids = map[string][]uint64{}
 	return all, err
 }
 
@@ -72,10 +77,8 @@ func (h *hardware) ask() (map[string]device.Hardware, error) {
 func (h *hardware) hear(all map[string]device.Hardware) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.xids == nil {
-		h.xids = map[string][]uint64{}
-	}
 	for uuid, g := range all {
+		h.count[uuid] += uint64(len(g.NewXids))
 		for _, xid := range g.NewXids {
 			if list := h.xids[uuid]; len(list) < maxXids && !slices.Contains(list, xid) {
 				h.xids[uuid] = append(list, xid)

@@ -14,10 +14,11 @@ import (
 // TestXidsComeByThemselves: an Xid is told once, also where the child gives no answer, and where it has ended since.
 func TestXidsComeByThemselves(t *testing.T) {
 	answers := make(chan map[string]device.Hardware, 1)
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return time.Unix(0, 0) }, start: func(heard func(map[string]device.Hardware)) (*child, error) {
+	h := newHardware(device.HealthLine, hardwareRest)
+	h.now, h.start = func() time.Time { return time.Unix(0, 0) }, func(heard func(map[string]device.Hardware)) (*child, error) {
 		readHardware(strings.NewReader(`{"GPU-a":{"newXids":[79]}}
 {"GPU-a":{"newXids":[79]}}
-{"GPU-b":{"temperature":41}}
+{"GPU-b":{"temperature":41},"GPU-c":{"xids":0}}
 {"GPU-a":{"newXids":[48]}}
 none of ours
 {"GPU-a":{"newXids":[1]}}
@@ -25,18 +26,18 @@ none of ours
 		read, write := io.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, read) }()
 		return &child{in: write, answers: answers, end: func() {}}, nil
-	}}
+	}
 	got, err := h.ask()
-	if want := map[string]device.Hardware{"GPU-a": {NewXids: []uint64{79, 48}, Lost: true}, "GPU-b": {Temperature: new(41.0)}}; err != nil || !reflect.DeepEqual(got, want) {
+	n := func(n uint64) *uint64 { return &n }
+	if want := map[string]device.Hardware{"GPU-a": {Xids: n(3), NewXids: []uint64{79, 48}, Lost: true}, "GPU-b": {Temperature: new(41.0)}, "GPU-c": {Xids: n(0)}}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v: %+v, want %+v", err, got, want)
 	}
 	h.hear(map[string]device.Hardware{"GPU-a": {NewXids: []uint64{62}}})
 	close(answers)
-	if got, err = h.ask(); err == nil || !reflect.DeepEqual(got["GPU-a"].NewXids, []uint64{62}) {
-		t.Errorf("of one that has ended: %v, %+v", err, got)
-	}
-	if got, err = h.ask(); err == nil || len(got) != 0 {
-		t.Errorf("again: %v, %+v", err, got)
+	for _, want := range [][]uint64{{62}, nil} { // the count is of all children
+		if got, err = h.ask(); err == nil || !reflect.DeepEqual(got["GPU-a"].NewXids, want) || *got["GPU-a"].Xids != 4 || *got["GPU-c"].Xids != 0 {
+			t.Errorf("of one that has ended: %v, %+v", err, got)
+		}
 	}
 }
 
@@ -45,7 +46,8 @@ func TestHardware(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan map[string]device.Hardware
 	fails := false
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func(func(map[string]device.Hardware)) (*child, error) {
+	h := newHardware(device.HardwareLine, hardwareRest)
+	h.now, h.start = func() time.Time { return now }, func(func(map[string]device.Hardware)) (*child, error) {
 		starts++
 		if fails {
 			return nil, errors.New("no")
@@ -54,7 +56,7 @@ func TestHardware(t *testing.T) {
 		read, write := io.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, read) }()
 		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
-	}}
+	}
 	ask := func(answer map[string]device.Hardware) bool {
 		if h.child == nil && answer != nil { // the child is there before its answer
 			h.child, _ = h.start(nil)
@@ -102,13 +104,14 @@ func TestHardware(t *testing.T) {
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan map[string]device.Hardware
-	h := &hardware{rest: hardwareRest, now: func() time.Time { return now }, start: func(func(map[string]device.Hardware)) (*child, error) {
+	h := newHardware(device.HardwareLine, hardwareRest)
+	h.now, h.start = func() time.Time { return now }, func(func(map[string]device.Hardware)) (*child, error) {
 		starts++
 		answers = make(chan map[string]device.Hardware, 1)
 		read, write := io.Pipe()
 		go func() { _, _ = io.Copy(io.Discard, read) }()
 		return &child{in: write, answers: answers, end: func() { ended++ }}, nil
-	}}
+	}
 	for range 3 {
 		if _, err := h.ask(); err == nil {
 			t.Fatal("an answer of nobody")
