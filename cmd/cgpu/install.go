@@ -61,6 +61,14 @@ func targets() []target {
 			},
 		},
 		{
+			name: "k3s", config: same(engine.K3sConfig), daemon: "k3s", unit: unitOf("k3s", "k3s-agent"), reload: "restart", check: noCheck, kubelet: true,
+			install: engine.InstallGenerated, uninstall: engine.UninstallGenerated,
+		},
+		{
+			name: "rke2", config: same(engine.RKE2Config), daemon: "rke2", unit: unitOf("rke2-server", "rke2-agent"), reload: "restart", check: noCheck, kubelet: true,
+			install: engine.InstallGenerated, uninstall: engine.UninstallGenerated,
+		},
+		{
 			name: "crio", config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, kubelet: true,
 			install: engine.InstallCRIO, uninstall: engine.UninstallCRIO,
 		},
@@ -90,7 +98,7 @@ func installCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "install",
 		Usage:     "add the runtime cgpu to a container engine's configuration",
-		ArgsUsage: "docker|containerd|crio|podman",
+		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "Only what is ours is added; the rest of the file stays as it is, byte for byte. The file as it was is kept\n" +
 			"in DIR.cgpu-backup beside its folder DIR. Where the engine can check its configuration it does, and the file is put back if it\n" +
 			"refuses. A second install changes nothing. docs/install.md tells which files are edited.\n\n" +
@@ -150,7 +158,7 @@ func uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "uninstall",
 		Usage:     "take the runtime out of a container engine's configuration",
-		ArgsUsage: "docker|containerd|crio|podman",
+		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
 			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
 			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run",
@@ -220,7 +228,7 @@ func installArguments(c *cli.Context) (t target, r engine.Request, config string
 		}
 		return t, r, "", usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", c.Command.Name, c.Args().First(), strings.Join(names, ", "))}
 	}
-	return t, r, "", usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", c.Command.Name)}
+	return t, r, "", usageError{fmt.Errorf("%s: want one of docker, containerd, k3s, rke2, crio, podman; see cgpu %[1]s --help", c.Command.Name)}
 }
 
 // runtimePath is where engines find cgpu-runtime.

@@ -23,7 +23,7 @@ func podsFlag(c *cli.Context, t target) (string, error) {
 		return "", nil
 	}
 	if !t.kubelet {
-		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd or crio", t.name)}
+		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd, k3s, rke2 or crio", t.name)}
 	}
 	value := cmp.Or(c.String("pods"), engine.PodsAllocated)
 	if value != engine.PodsAllocated && value != engine.PodsGPUShare {

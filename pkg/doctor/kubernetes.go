@@ -19,7 +19,7 @@ import (
 
 var kubernetesChecks = []Check{
 	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the five checks below are left out.",
-		Remedy: "cgpu install containerd --kubernetes, or crio", Run: checkPods},
+		Remedy: "cgpu install containerd --kubernetes, or k3s, rke2, crio", Run: checkPods},
 	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime: it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
 		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
 	{Name: "pod-annotations", Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by which he lowers it get through.",
@@ -82,14 +82,14 @@ func (h *Host) kubernetes() kubernetes {
 		switch e.name {
 		case "containerd":
 			if file == "" {
-				file = setup.ContainerdConfig
+				file = h.containerdFile()
 			}
 			program := h.program(e.program)
 			if program == "" && !h.there(file) {
 				continue
 			}
 			text := ""
-			if program != "" {
+			if program != "" && file != setup.K3sConfig && file != setup.RKE2Config { // these have one of their own
 				text, _ = output(askTime, program, "--version")
 			}
 			k.looked = true
@@ -107,6 +107,16 @@ func (h *Host) kubernetes() kubernetes {
 	}
 	h.kube = &k
 	return k
+}
+
+// containerdFile is the configuration of the containerd that a kubelet here uses, as far as one can see: k3s and RKE2 bring theirs along.
+func (h *Host) containerdFile() string {
+	for _, file := range []string{setup.K3sConfig, setup.RKE2Config} {
+		if h.there(file) {
+			return file
+		}
+	}
+	return setup.ContainerdConfig
 }
 
 // runs looks for a process by its name.

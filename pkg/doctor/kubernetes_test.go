@@ -114,6 +114,11 @@ func TestKubernetesHost(t *testing.T) {
 	h = files(t, map[string]string{"proc/7/comm": "kubelet\n", "usr/bin/crio": "#!/bin/sh\n",
 		"etc/crio/crio.conf.d/9-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n"})
 	check(h, "kubernetes warn, other-runtimes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+	// k3s brings its own containerd, whatever the machine has beside it.
+	k3s := strings.ReplaceAll(strings.ReplaceAll(section, "version = 2", "version = 3"), "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+	h = files(t, map[string]string{"etc/containerd/config.toml": "version = 1\n", "usr/bin/containerd": node["usr/bin/containerd"],
+		strings.TrimPrefix(setup.K3sConfig, "/"): k3s, "var/lib/kubelet/pod-resources/kubelet.sock": ""})
+	check(h, "kubernetes warn, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi ok, agent skip")
 	h = files(t, node)
 	h.Engines = map[string]string{"docker": "/etc/docker/daemon.json"}
 	check(h, "kubernetes skip")
