@@ -26,10 +26,18 @@ type amount struct {
 	by    setting
 }
 
-// limits are memory limits: each holds for every GPU that at says nothing of. at goes by the GPU's position in the container.
+// limits are memory limits: each holds for every GPU that the others say nothing of. at goes by the GPU's position in the container,
+// named by its UUID.
 type limits struct {
-	each amount
-	at   []amount
+	each  amount
+	at    []amount
+	named []namedAmount
+}
+
+// namedAmount is a limit of one GPU, by its UUID or how that begins.
+type namedAmount struct {
+	id string
+	amount
 }
 
 // put sets the limit of GPU n.
@@ -57,6 +65,9 @@ func (l limits) first() amount {
 		if a := l.of(n); a.bytes != 0 {
 			return a
 		}
+	}
+	if l.each.bytes == 0 && len(l.named) > 0 {
+		return l.named[0].amount
 	}
 	return l.each
 }
@@ -99,6 +110,16 @@ func (x *wish) join(d Dialect, y wish) error {
 	var err error
 	if joined.each, err = same(x, d, x.memory.each, y.memory.each); err != nil {
 		return err
+	}
+	for _, l := range slices.Concat(x.memory.named, y.memory.named) {
+		// Which positions these GPUs have is not known here: Resolve compares.
+		if _, err := same(x, d, x.memory.each, l.amount); err != nil {
+			return err
+		}
+		if _, err := same(x, d, l.amount, y.memory.each); err != nil {
+			return err
+		}
+		joined.named = append(joined.named, l)
 	}
 	x.memory = joined
 	for _, p := range []struct {
@@ -273,6 +294,11 @@ func (q *Quota) adoptMemory(l limits) error {
 				return differ(own, q.Memory.String(), a.by, a.bytes.String())
 			}
 		}
+		for _, a := range l.named {
+			if a.bytes != q.Memory.Fixed {
+				return differ(own, q.Memory.String(), a.by, a.bytes.String())
+			}
+		}
 		return nil
 	}
 	q.from[memContainer] = said.by
@@ -283,14 +309,24 @@ func (q *Quota) adoptMemory(l limits) error {
 	if !slices.ContainsFunc(q.PerGPU, func(b Bytes) bool { return b != l.each.bytes }) {
 		q.PerGPU = nil // the one limit says it all
 	}
+	for _, a := range l.named {
+		q.Named = append(q.Named, NamedLimit{a.id, a.bytes})
+	}
 	return nil
 }
 
-// limitOf is the limit of the GPU at a position in the container.
-func (q *Quota) limitOf(n int) (Memory, error) {
+// limitOf is the limit of the GPU at a position in the container; named is what was said of it by its UUID.
+func (q *Quota) limitOf(n int, named Bytes) (Memory, error) {
 	m := q.Memory
 	if n < len(q.PerGPU) && q.PerGPU[n] != 0 {
 		m = Memory{Fixed: q.PerGPU[n]}
+		if named != 0 && named != m.Fixed {
+			return m, q.refuse("says "+m.String()+" for GPU "+strconv.Itoa(n)+" of the container, and "+named.String()+" by its UUID",
+				"say one limit for each GPU", memContainer)
+		}
+	}
+	if named != 0 {
+		m = Memory{Fixed: named}
 	}
 	if m == (Memory{}) {
 		return m, q.refuse("says no limit for GPU "+strconv.Itoa(n)+" of the container",
@@ -299,13 +335,30 @@ func (q *Quota) limitOf(n int) (Memory, error) {
 	return m, nil
 }
 
+// named finds the limits that were said by UUID, for each of the sliced GPUs; 0: none.
+func (q *Quota) named(sliced []GPU) ([]Bytes, error) {
+	limits := make([]Bytes, len(sliced))
+	for _, l := range q.Named {
+		g, _ := find(l.ID, sliced)
+		n := slices.IndexFunc(sliced, func(s GPU) bool { return g.UUID != "" && s.UUID == g.UUID })
+		switch {
+		case n < 0:
+			return nil, q.refuse("says a limit for "+l.ID+", which is no GPU that the container gets a part of", "name that GPU in NVIDIA_VISIBLE_DEVICES, or leave its limit out", memContainer)
+		case limits[n] != 0:
+			return nil, q.refuse("names "+describe(g)+" twice", "name each GPU once", memContainer)
+		}
+		limits[n] = l.Limit
+	}
+	return limits, nil
+}
+
 // Placed is the limit of the one GPU that a container gets where it names none.
 func (q *Quota) Placed() (Memory, error) {
-	if len(q.PerGPU) > 1 {
-		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU))+" GPUs, but no GPU is named, and the node gives one to such a container",
+	if len(q.PerGPU) > 1 || len(q.Named) > 0 {
+		return Memory{}, q.refuse("says limits for "+strconv.Itoa(max(len(q.PerGPU), len(q.Named)))+" GPUs, but no GPU is named, and the node gives one to such a container",
 			"name the GPUs in NVIDIA_VISIBLE_DEVICES", memContainer)
 	}
-	return q.limitOf(0)
+	return q.limitOf(0, 0)
 }
 
 // fits refuses limits for other GPUs than the sliced ones that the container gets.

@@ -1,6 +1,7 @@
 package quota
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -192,7 +193,7 @@ func readMPS(w words) (x wish, err error) {
 }
 
 func readPinned(list setting, into *limits) error {
-	const want = "want a limit for each GPU of the container, such as 0=6G,1=4096M"
+	const want = "want a limit for each GPU of the container, such as 0=6G,1=4096M or GPU-<UUID>=6G"
 	if len(list.value) > maxList || strings.Count(list.value, ",") >= maxIDs {
 		return list.bad("is too long a list; "+want, "")
 	}
@@ -201,16 +202,20 @@ func readPinned(list setting, into *limits) error {
 		if !ok {
 			return list.bad(want, "")
 		}
-		if strings.HasPrefix(gpu, "GPU-") {
-			return list.bad("names a GPU by its UUID", want)
+		limit, err := sized(list, size, mpsUnits, 0, want)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(gpu, "GPU-") && isGPUID(gpu) {
+			if slices.ContainsFunc(into.named, func(l namedAmount) bool { return strings.EqualFold(l.id, gpu) }) {
+				return list.bad("names "+gpu+" twice", "name each GPU once")
+			}
+			into.named = append(into.named, namedAmount{gpu, limit})
+			continue
 		}
 		n, ok := digits(gpu)
 		if !isDigits(gpu) || !ok || n >= maxIDs {
 			return list.bad(want, "")
-		}
-		limit, err := sized(list, size, mpsUnits, 0, want)
-		if err != nil {
-			return err
 		}
 		if int(n) < len(into.at) && into.at[n].bytes != 0 {
 			return list.bad("names GPU "+strconv.FormatUint(n, 10)+" twice", "name each GPU once")
