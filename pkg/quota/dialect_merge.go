@@ -9,6 +9,7 @@ import (
 // wish is what a container says in one dialect, or in several that agree. What it does not say is zero.
 type wish struct {
 	memory            limits
+	named             []NamedLimit // by UUID, in MPS' word: Resolve compares them with the others
 	percent, priority told
 	used, unmapped    []setting // words that were read, and those among them that have no meaning in cgpu
 	dialects          []Dialect
@@ -26,18 +27,10 @@ type amount struct {
 	by    setting
 }
 
-// limits are memory limits: each holds for every GPU that the others say nothing of. at goes by the GPU's position in the container,
-// named by its UUID.
+// limits are memory limits: each holds for every GPU that at says nothing of. at goes by the GPU's position in the container.
 type limits struct {
-	each  amount
-	at    []amount
-	named []namedAmount
-}
-
-// namedAmount is a limit of one GPU, by its UUID or how that begins.
-type namedAmount struct {
-	id string
-	amount
+	each amount
+	at   []amount
 }
 
 // put sets the limit of GPU n.
@@ -65,9 +58,6 @@ func (l limits) first() amount {
 		if a := l.of(n); a.bytes != 0 {
 			return a
 		}
-	}
-	if l.each.bytes == 0 && len(l.named) > 0 {
-		return l.named[0].amount
 	}
 	return l.each
 }
@@ -111,15 +101,8 @@ func (x *wish) join(d Dialect, y wish) error {
 	if joined.each, err = same(x, d, x.memory.each, y.memory.each); err != nil {
 		return err
 	}
-	for _, l := range slices.Concat(x.memory.named, y.memory.named) {
-		// Which positions these GPUs have is not known here: Resolve compares.
-		if _, err := same(x, d, x.memory.each, l.amount); err != nil {
-			return err
-		}
-		if _, err := same(x, d, l.amount, y.memory.each); err != nil {
-			return err
-		}
-		joined.named = append(joined.named, l)
+	if y.named != nil { // one dialect has such words
+		x.named = y.named
 	}
 	x.memory = joined
 	for _, p := range []struct {
@@ -235,6 +218,7 @@ func (q *Quota) adopt(s *settings, x wish) error {
 	if err := q.adoptMemory(x.memory); err != nil {
 		return err
 	}
+	q.Named = x.named
 	name, _ := q.source(priority)
 	prioKey := priority
 	if _, ok := q.Asked[name]; !ok {
@@ -263,6 +247,9 @@ func (q *Quota) adopt(s *settings, x wish) error {
 	q.Priority = Priority(prio)
 	for _, word := range x.used {
 		q.Asked[word.name] = word.value
+		if word.name == mpsMemory && q.Memory == (Memory{}) && q.PerGPU == nil {
+			q.from[memContainer] = word // by UUID alone
+		}
 	}
 	for _, word := range x.unmapped {
 		q.Unmapped = append(q.Unmapped, word.name)
@@ -294,11 +281,6 @@ func (q *Quota) adoptMemory(l limits) error {
 				return differ(own, q.Memory.String(), a.by, a.bytes.String())
 			}
 		}
-		for _, a := range l.named {
-			if a.bytes != q.Memory.Fixed {
-				return differ(own, q.Memory.String(), a.by, a.bytes.String())
-			}
-		}
 		return nil
 	}
 	q.from[memContainer] = said.by
@@ -309,23 +291,23 @@ func (q *Quota) adoptMemory(l limits) error {
 	if !slices.ContainsFunc(q.PerGPU, func(b Bytes) bool { return b != l.each.bytes }) {
 		q.PerGPU = nil // the one limit says it all
 	}
-	for _, a := range l.named {
-		q.Named = append(q.Named, NamedLimit{a.id, a.bytes})
-	}
 	return nil
 }
 
-// limitOf is the limit of the GPU at a position in the container; named is what was said of it by its UUID.
-func (q *Quota) limitOf(n int, named Bytes) (Memory, error) {
+// limitOf is the limit of the GPU at a position among those that the container gets a part of.
+func (q *Quota) limitOf(n int, sliced []GPU) (Memory, error) {
 	m := q.Memory
 	if n < len(q.PerGPU) && q.PerGPU[n] != 0 {
 		m = Memory{Fixed: q.PerGPU[n]}
-		if named != 0 && named != m.Fixed {
-			return m, q.refuse("says "+m.String()+" for GPU "+strconv.Itoa(n)+" of the container, and "+named.String()+" by its UUID",
-				"say one limit for each GPU", memContainer)
-		}
+	}
+	named, err := q.named(sliced[n], sliced)
+	if err != nil {
+		return m, err
 	}
 	if named != 0 {
+		if m != (Memory{}) && m.Fixed != named {
+			return m, q.refuse("says two limits for "+describe(sliced[n]), "say one", memContainer)
+		}
 		m = Memory{Fixed: named}
 	}
 	if m == (Memory{}) {
@@ -335,21 +317,18 @@ func (q *Quota) limitOf(n int, named Bytes) (Memory, error) {
 	return m, nil
 }
 
-// named finds the limits that were said by UUID, for each of the sliced GPUs; 0: none.
-func (q *Quota) named(sliced []GPU) ([]Bytes, error) {
-	limits := make([]Bytes, len(sliced))
+// named is the limit that was said of g, one of the container's sliced GPUs, by its UUID; 0: none.
+func (q *Quota) named(g GPU, sliced []GPU) (limit Bytes, err error) {
 	for _, l := range q.Named {
-		g, _ := find(l.ID, sliced)
-		n := slices.IndexFunc(sliced, func(s GPU) bool { return g.UUID != "" && s.UUID == g.UUID })
-		switch {
-		case n < 0:
-			return nil, q.refuse("says a limit for "+l.ID+", which is no GPU that the container gets a part of", "name that GPU in NVIDIA_VISIBLE_DEVICES, or leave its limit out", memContainer)
-		case limits[n] != 0:
-			return nil, q.refuse("names "+describe(g)+" twice", "name each GPU once", memContainer)
+		found, reason := find(l.ID, sliced)
+		if reason != "" || found.Index == g.Index && limit != 0 {
+			return 0, q.refuse("says a limit for "+l.ID+" twice, or the container gets no part of it", "name each of its GPUs once", memContainer)
 		}
-		limits[n] = l.Limit
+		if found.Index == g.Index {
+			limit = l.Limit
+		}
 	}
-	return limits, nil
+	return limit, nil
 }
 
 // Placed is the limit of the one GPU that a container gets where it names none.
@@ -358,7 +337,7 @@ func (q *Quota) Placed() (Memory, error) {
 		return Memory{}, q.refuse("says limits for "+strconv.Itoa(max(len(q.PerGPU), len(q.Named)))+" GPUs, but no GPU is named, and the node gives one to such a container",
 			"name the GPUs in NVIDIA_VISIBLE_DEVICES", memContainer)
 	}
-	return q.limitOf(0, 0)
+	return q.limitOf(0, make([]GPU, 1))
 }
 
 // fits refuses limits for other GPUs than the sliced ones that the container gets.

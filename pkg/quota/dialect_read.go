@@ -1,7 +1,6 @@
 package quota
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -169,7 +168,7 @@ func readMPS(w words) (x wish, err error) {
 		return x, err
 	}
 	if !saysNothing(list.value) {
-		if err := readPinned(list, &x.memory); err != nil {
+		if err := readPinned(list, &x); err != nil {
 			return x, err
 		}
 	}
@@ -192,7 +191,7 @@ func readMPS(w words) (x wish, err error) {
 	return x, x.ignore(w, mpsPriority)
 }
 
-func readPinned(list setting, into *limits) error {
+func readPinned(list setting, x *wish) error {
 	const want = "want a limit for each GPU of the container, such as 0=6G,1=4096M or GPU-<UUID>=6G"
 	if len(list.value) > maxList || strings.Count(list.value, ",") >= maxIDs {
 		return list.bad("is too long a list; "+want, "")
@@ -207,20 +206,17 @@ func readPinned(list setting, into *limits) error {
 			return err
 		}
 		if strings.HasPrefix(gpu, "GPU-") && isGPUID(gpu) {
-			if slices.ContainsFunc(into.named, func(l namedAmount) bool { return strings.EqualFold(l.id, gpu) }) {
-				return list.bad("names "+gpu+" twice", "name each GPU once")
-			}
-			into.named = append(into.named, namedAmount{gpu, limit})
+			x.named = append(x.named, NamedLimit{gpu, limit.bytes})
 			continue
 		}
 		n, ok := digits(gpu)
 		if !isDigits(gpu) || !ok || n >= maxIDs {
 			return list.bad(want, "")
 		}
-		if int(n) < len(into.at) && into.at[n].bytes != 0 {
+		if at := x.memory.at; int(n) < len(at) && at[n].bytes != 0 {
 			return list.bad("names GPU "+strconv.FormatUint(n, 10)+" twice", "name each GPU once")
 		}
-		into.put(int(n), limit)
+		x.memory.put(int(n), limit)
 	}
 	return nil
 }

@@ -41,12 +41,8 @@ func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
 			return nil, nil, err
 		}
 	}
-	named, err := q.named(visible)
-	if err != nil {
-		return nil, nil, err
-	}
 	for n, g := range visible {
-		memory, err := q.limitOf(n, named[n])
+		memory, err := q.limitOf(n, visible)
 		if err != nil {
 			return nil, nil, err
 		}
