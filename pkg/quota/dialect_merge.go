@@ -300,15 +300,16 @@ func (q *Quota) limitOf(n int, sliced []GPU) (Memory, error) {
 	if n < len(q.PerGPU) && q.PerGPU[n] != 0 {
 		m = Memory{Fixed: q.PerGPU[n]}
 	}
-	named, err := q.named(sliced[n], sliced)
-	if err != nil {
-		return m, err
-	}
-	if named != 0 {
-		if m != (Memory{}) && m.Fixed != named {
-			return m, q.refuse("says two limits for "+describe(sliced[n]), "say one", memContainer)
+	for _, l := range q.Named {
+		switch g, reason := find(l.ID, sliced); {
+		case reason != "":
+			return m, q.refuse("says a limit for "+l.ID+", of which the container gets no part", "leave it out", memContainer)
+		case g.Index != sliced[n].Index:
+		case m != (Memory{}) && m.Fixed != l.Limit:
+			return m, q.refuse("says two limits for "+describe(g), "say one", memContainer)
+		default:
+			m.Fixed = l.Limit
 		}
-		m = Memory{Fixed: named}
 	}
 	if m == (Memory{}) {
 		return m, q.refuse("says no limit for GPU "+strconv.Itoa(n)+" of the container",
@@ -317,24 +318,10 @@ func (q *Quota) limitOf(n int, sliced []GPU) (Memory, error) {
 	return m, nil
 }
 
-// named is the limit that was said of g, one of the container's sliced GPUs, by its UUID; 0: none.
-func (q *Quota) named(g GPU, sliced []GPU) (limit Bytes, err error) {
-	for _, l := range q.Named {
-		found, reason := find(l.ID, sliced)
-		if reason != "" || found.Index == g.Index && limit != 0 {
-			return 0, q.refuse("says a limit for "+l.ID+" twice, or the container gets no part of it", "name each of its GPUs once", memContainer)
-		}
-		if found.Index == g.Index {
-			limit = l.Limit
-		}
-	}
-	return limit, nil
-}
-
 // Placed is the limit of the one GPU that a container gets where it names none.
 func (q *Quota) Placed() (Memory, error) {
 	if len(q.PerGPU) > 1 || len(q.Named) > 0 {
-		return Memory{}, q.refuse("says limits for "+strconv.Itoa(max(len(q.PerGPU), len(q.Named)))+" GPUs, but no GPU is named, and the node gives one to such a container",
+		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU)+len(q.Named))+" GPUs, but no GPU is named, and the node gives one to such a container",
 			"name the GPUs in NVIDIA_VISIBLE_DEVICES", memContainer)
 	}
 	return q.limitOf(0, make([]GPU, 1))
