@@ -162,7 +162,7 @@ func driverFacts() (list []fact, err error) {
 		if said {
 			left--
 		} else {
-			f = fact{status: read, says: readBranch}
+			f = otherBranches
 		}
 		f.what = "branch " + b
 		list = append(list, f)
