@@ -30,7 +30,7 @@ ENGINES := engines=$$(hack/engines.sh) || [ -z "$$CI" ] || exit 1; CGPU_TEST_ENG
 .NOTPARALLEL:
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build limiter demo test unit integration kubernetes bench lint drivers fuzz install clean
+.PHONY: help setup build limiter demo test unit integration kubernetes bench lint drivers support fuzz install clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ lint: ## gofmt, length of lines, licence headers, go vet, staticcheck, errorlint
 
 drivers: ## which driver branches there are tables for, and what differs; writes docs/drivers.md
 	@go run ./hack/drivers matrix
+
+support: ## what cgpu was tried with; writes docs/support.md
+	@go run ./hack/support
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@hack/fuzz.sh $(FUZZTIME)

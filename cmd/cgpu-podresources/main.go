@@ -6,6 +6,10 @@
 //	cgpu-podresources SOCKET TIMEOUT NAMESPACE POD CONTAINER
 //
 // prints "memory N", "percent N", "gpu UUID N" for each GPU of the plugin, and "end"; or a reason, and ends with status 1.
+//
+//	cgpu-podresources SOCKET TIMEOUT
+//
+// is for cgpu doctor: it prints "RESOURCE ID" for each device that a plugin of the node offers, and "end".
 package main
 
 import (
@@ -36,8 +40,8 @@ func main() {
 }
 
 func run(args []string, out io.Writer) error {
-	if len(args) != 5 {
-		return errors.New("cgpu-podresources: want SOCKET TIMEOUT NAMESPACE POD CONTAINER")
+	if len(args) != 5 && len(args) != 2 {
+		return errors.New("cgpu-podresources: want SOCKET TIMEOUT, or SOCKET TIMEOUT NAMESPACE POD CONTAINER")
 	}
 	timeout, err := time.ParseDuration(args[1])
 	if err != nil {
@@ -53,12 +57,41 @@ func run(args []string, out io.Writer) error {
 		return fmt.Errorf("cgpu-podresources: %s: %w", socket, err)
 	}
 	defer connection.Close()
-	u, err := ask(ctx, podresources.NewPodResourcesListerClient(connection), args[2], args[3], args[4])
+	kubelet := podresources.NewPodResourcesListerClient(connection)
+	var said string
+	if len(args) == 2 {
+		said, err = offered(ctx, kubelet)
+	} else {
+		var u units
+		u, err = ask(ctx, kubelet, args[2], args[3], args[4])
+		said = u.String()
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %s", socket, told(err))
 	}
-	_, err = io.WriteString(out, u.String())
+	_, err = io.WriteString(out, said)
 	return err
+}
+
+// offered lists all devices of device plugins, each as its plugin calls it.
+func offered(ctx context.Context, kubelet podresources.PodResourcesListerClient) (string, error) {
+	all, err := allocatable(ctx, kubelet)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, d := range all.GetDevices() {
+		for _, id := range d.GetDeviceIds() {
+			fmt.Fprintf(&b, "%s %s\n", d.GetResourceName(), strings.Join(strings.Fields(id), "_")) // one line, whatever a plugin thinks of
+		}
+	}
+	return b.String() + "end\n", nil
+}
+
+func allocatable(ctx context.Context, kubelet podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
+	return patiently(ctx, func() (*podresources.AllocatableResourcesResponse, error) {
+		return kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+	})
 }
 
 // told is an error without gRPC's words around it.
@@ -84,9 +117,7 @@ func ask(ctx context.Context, kubelet podresources.PodResourcesListerClient, nam
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		all, err := patiently(ctx, func() (*podresources.AllocatableResourcesResponse, error) {
-			return kubelet.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		})
+		all, err := allocatable(ctx, kubelet)
 		answers <- answer{all, err}
 	}()
 	mine, err := containerOf(ctx, kubelet, namespace, pod, container)

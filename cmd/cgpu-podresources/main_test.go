@@ -156,6 +156,19 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// What all plugins offer, for cgpu doctor.
+func TestOffered(t *testing.T) {
+	k := node()
+	k.all = append(devices("nvidia.com/gpu", "GPU-c", 0, 2), &podresources.ContainerDevices{ResourceName: "x.com/odd", DeviceIds: []string{"a b\nend", "c"}},
+		&podresources.ContainerDevices{ResourceName: "x.com/none"})
+	k.busy.Store(1)
+	var out bytes.Buffer
+	const want = "nvidia.com/gpu GPU-c-_-0\nnvidia.com/gpu GPU-c-_-1\nx.com/odd a_b_end\nx.com/odd c\nend\n"
+	if err := run([]string{serve(t, k), "20s"}, &out); err != nil || out.String() != want {
+		t.Errorf("%q, %v", out.String(), err)
+	}
+}
+
 // Without an answer it ends in time, and with a reason.
 func TestNobodyAnswers(t *testing.T) {
 	hangs := node()
@@ -173,7 +186,7 @@ func TestNobodyAnswers(t *testing.T) {
 			t.Error(took)
 		}
 	}
-	for _, args := range [][]string{nil, {"a", "b"}, {"/s", "soon", "n", "p", "c"}} {
+	for _, args := range [][]string{nil, {"a", "b"}, {"/s", "1ms", "n"}, {"/s", "soon", "n", "p", "c"}} {
 		if run(args, &bytes.Buffer{}) == nil {
 			t.Errorf("%q", args)
 		}

@@ -17,8 +17,8 @@ import (
 )
 
 // nvmlHardware answers from NVML until in ends. As long as it runs the driver is in use.
-func nvmlHardware(in io.Reader, out io.Writer) error {
-	lib, shutdown, err := openNVML()
+func nvmlHardware(driverRoot string, in io.Reader, out io.Writer) error {
+	lib, _, shutdown, err := openNVML(driverRoot)
 	if err != nil {
 		return err
 	}

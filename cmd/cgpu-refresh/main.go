@@ -108,7 +108,7 @@ func (r refresh) run(force bool) error {
 	if c.Driver == device.DriverSim {
 		err = r.simulated(t, c.Sim, old, before)
 	} else {
-		err = r.nvidia(t, before)
+		err = r.nvidia(t, c.DriverRoot, before)
 	}
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -13,7 +14,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
@@ -23,8 +23,11 @@ import (
 )
 
 // nvidia fills the table from NVML and nvcdi and writes it.
-func (r refresh) nvidia(t *device.Table, before device.Key) error {
-	lib, shutdown, err := openNVML()
+func (r refresh) nvidia(t *device.Table, driverRoot string, before device.Key) error {
+	if err := readModules("/proc").makeNodes("/dev"); err != nil {
+		r.warn("%v", err)
+	}
+	lib, root, shutdown, err := openNVML(driverRoot)
 	if err != nil {
 		return err
 	}
@@ -52,7 +55,7 @@ func (r refresh) nvidia(t *device.Table, before device.Key) error {
 		}
 		t.Nodes = append(t.Nodes, n)
 	}
-	files, err := discover(lib, "/", driverDirs(), r.say)
+	files, err := discover(lib, root, foldersOf(root), r.say)
 	if err != nil {
 		// NVML works, so containers that bring the driver's libraries themselves do too: better than none. The next
 		// change of the driver, a boot or cgpu refresh --force looks again.
@@ -66,29 +69,37 @@ func (r refresh) nvidia(t *device.Table, before device.Key) error {
 }
 
 // openNVML loads the library from where the dynamic linker finds it, else from a driver folder outside its reach
-// (GPU operators and hosted nodes mount the driver at /usr/local/nvidia, Google's at /home/kubernetes/bin/nvidia).
-func openNVML() (nvml.Interface, func(), error) {
-	options := [][]nvml.LibraryOption{nil}
-	for _, dir := range driverDirs() {
-		if path := filepath.Join(dir, "libnvidia-ml.so.1"); exists(path) {
-			options = append(options, []nvml.LibraryOption{nvml.WithLibraryPath(path)})
-		}
-	}
+// (hosted nodes mount the driver at /usr/local/nvidia, Google's at /home/kubernetes/bin/nvidia), else from a root folder of the driver's.
+// configured is driver_root of cgpu.toml.
+func openNVML(configured string) (lib nvml.Interface, root string, shutdown func(), err error) {
 	ret := nvml.ERROR_LIBRARY_NOT_FOUND
-	for _, o := range options {
-		lib := nvml.New(o...)
+	for _, p := range places(configured, driverRoots, driverDirs()) {
+		var options []nvml.LibraryOption
+		if p.library != "" {
+			options = append(options, nvml.WithLibraryPath(p.library))
+		}
+		lib := nvml.New(options...)
 		if ret = lib.Init(); ret == nvml.SUCCESS {
-			return lib, func() { _ = lib.Shutdown() }, nil
+			return lib, p.root, func() { _ = lib.Shutdown() }, nil
 		}
-		if ret != nvml.ERROR_LIBRARY_NOT_FOUND {
-			break
+		if ret != nvml.ERROR_LIBRARY_NOT_FOUND { // a second library in one process would be called for the first one's functions
+			return nil, "", nil, fmt.Errorf("NVML of %s: %w: want a loaded NVIDIA driver that fits %s (nvidia-smi tells more); "+
+				"driver_root in cgpu.toml says where the driver is, if not there", p.root, ret, cmp.Or(p.library, nvmlFile))
 		}
 	}
-	if ret == nvml.ERROR_LIBRARY_NOT_FOUND {
-		return nil, nil, errors.New("no NVIDIA driver (libnvidia-ml.so.1): install one, or put the folder of its libraries into the ld cache; " +
-			`or driver = "sim" in cgpu.toml for the simulated driver`)
+	if configured != "" {
+		return nil, "", nil, fmt.Errorf("driver_root = %q in cgpu.toml: no NVIDIA driver (%s) there: want a folder that has it in usr/lib64 or the like", configured, nvmlFile)
 	}
-	return nil, nil, fmt.Errorf("NVML: %w: want a loaded NVIDIA driver that fits libnvidia-ml.so.1 (nvidia-smi tells more)", ret)
+	return nil, "", nil, fmt.Errorf("no NVIDIA driver (%s): install one, or put the folder of its libraries into the ld cache; "+
+		`driver_root in cgpu.toml names another root than %s; driver = "sim" is the simulated driver`, nvmlFile, strings.Join(driverRoots, ", "))
+}
+
+// foldersOf are the library folders of a driver's root that nvcdi may not find by itself.
+func foldersOf(root string) []string {
+	if root == "/" {
+		return driverDirs()
+	}
+	return below(root)
 }
 
 // listGPUs lists the GPUs that can be shared. has tells whether the library knows a function: calling one that it lacks
@@ -246,11 +257,6 @@ func makeUVMNode() error {
 		return fmt.Errorf("nvidia-modprobe -c 0 -u: %w %s", err, strings.TrimSpace(string(out)))
 	}
 	return nil
-}
-
-func exists(path string) bool {
-	var st syscall.Stat_t
-	return syscall.Stat(path, &st) == nil
 }
 
 // logger gives nvcdi's messages to a printing function. Its warnings tell of optional files that are not there.

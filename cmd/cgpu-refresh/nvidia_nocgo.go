@@ -12,10 +12,10 @@ import (
 )
 
 // nvidia needs cgo: go-nvml loads NVIDIA's library with the C linker.
-func (r refresh) nvidia(*device.Table, device.Key) error {
+func (r refresh) nvidia(*device.Table, string, device.Key) error {
 	return errors.New(`this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML; build it with cgo, or set driver = "sim" in cgpu.toml`)
 }
 
-func nvmlHardware(io.Reader, io.Writer) error {
+func nvmlHardware(string, io.Reader, io.Writer) error {
 	return errors.New("this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML")
 }

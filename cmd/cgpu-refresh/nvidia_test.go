@@ -5,9 +5,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -105,9 +107,31 @@ func TestGPUsLeftOut(t *testing.T) {
 	}
 }
 
+const installed = "580.159.04"
+
+// install makes a driver's files up, in one folder of libraries and one of programs.
+func install(t *testing.T, lib, bin string) {
+	t.Helper()
+	for _, dir := range []string{lib, bin} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range []string{"libcuda.so." + installed, "libnvidia-ml.so." + installed, "libcuda.so.1.1"} {
+		if err := os.WriteFile(filepath.Join(lib, f), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("libcuda.so."+installed, lib+"/libcuda.so.1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(bin+"/nvidia-smi", nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestDiscover runs nvcdi itself over a made-up driver installation.
 func TestDiscover(t *testing.T) {
-	const version = "580.159.04"
 	for _, tt := range []struct{ name, dir string }{
 		{"standard folder", "/usr/lib/x86_64-linux-gnu"},
 		{"outside of the ld cache", "/usr/local/nvidia/lib64"},
@@ -121,26 +145,14 @@ func TestDiscover(t *testing.T) {
 			}
 			lib := root + tt.dir
 			bin := filepath.Join(filepath.Dir(lib), "bin")
-			for _, dir := range []string{lib, bin} {
-				if err := os.MkdirAll(dir, 0o755); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for _, f := range []string{"libcuda.so." + version, "libnvidia-ml.so." + version, "libcuda.so.1.1"} {
-				if err := os.WriteFile(filepath.Join(lib, f), nil, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if err := os.Symlink("libcuda.so."+version, lib+"/libcuda.so.1"); err != nil {
-				t.Fatal(err)
-			}
+			install(t, lib, bin)
 			s := dgx()
-			s.SystemGetDriverVersionFunc = func() (string, nvml.Return) { return version, nvml.SUCCESS }
+			s.SystemGetDriverVersionFunc = func() (string, nvml.Return) { return installed, nvml.SUCCESS }
 			files, err := discover(s, root, []string{"/nowhere", lib}, t.Logf)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := files.libcuda(version); got != lib+"/libcuda.so."+version {
+			if got := files.libcuda(installed); got != lib+"/libcuda.so."+installed {
 				t.Errorf("libcuda %q of %+v", got, files.mounts)
 			}
 			if len(files.libDirs) == 0 || len(files.mounts) < 2 {
@@ -150,6 +162,66 @@ func TestDiscover(t *testing.T) {
 				t.Errorf("links %+v", files.links)
 			}
 		})
+	}
+}
+
+// TestDriverRoot: of a driver below another root a container gets the files where the driver has them, not where the machine does.
+func TestDriverRoot(t *testing.T) {
+	t.Setenv("PATH", "/usr/bin")
+	t.Setenv("LD_LIBRARY_PATH", "")
+	top, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib"} {
+		t.Run(folder, func(t *testing.T) {
+			root := filepath.Join(top, strings.ReplaceAll(folder, "/", "-"))
+			install(t, filepath.Join(root, folder), root+"/usr/bin")
+			// A library that can be loaded and says nothing but that all is well.
+			c := filepath.Join(t.TempDir(), "nvml.c")
+			if err := os.WriteFile(c, []byte("int nvmlInit_v2(void) { return 0; }\nint nvmlShutdown(void) { return 0; }\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			nvmlPath := filepath.Join(root, folder, nvmlFile)
+			if out, err := exec.Command(cmp.Or(os.Getenv("CC"), "cc"), "-shared", "-fPIC", "-o", nvmlPath, c).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			link := root + "-link"
+			if err := os.Symlink(root, link); err != nil {
+				t.Fatal(err)
+			}
+			_, found, shutdown, err := openNVML(link)
+			if err != nil || found != root {
+				t.Fatalf("root %q, %v", found, err)
+			}
+			shutdown()
+
+			s := dgx()
+			s.SystemGetDriverVersionFunc = func() (string, nvml.Return) { return installed, nvml.SUCCESS }
+			files, err := discover(s, found, foldersOf(found), t.Logf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := files.libcuda(installed); got != filepath.Join(root, folder, "libcuda.so."+installed) {
+				t.Errorf("libcuda %q", got)
+			}
+			smi := false
+			for _, m := range files.mounts {
+				if m.Container != strings.TrimPrefix(m.Host, root) {
+					t.Errorf("%s is at %s in the container", m.Host, m.Container)
+				}
+				smi = smi || m.Container == "/usr/bin/nvidia-smi"
+			}
+			if !smi {
+				t.Errorf("no nvidia-smi: %+v", files.mounts)
+			}
+			if !slices.Equal(files.libDirs, []string{"/" + folder}) {
+				t.Errorf("library folders %q", files.libDirs)
+			}
+		})
+	}
+	if _, _, _, err := openNVML(top + "/nowhere"); err == nil || !strings.Contains(err.Error(), "driver_root") {
+		t.Errorf("a root without a driver: %v", err)
 	}
 }
 

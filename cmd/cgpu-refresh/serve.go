@@ -9,6 +9,7 @@ import (
 	"io"
 	"sync"
 
+	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
@@ -23,7 +24,11 @@ func serveHardware(in io.Reader, out io.Writer) error {
 	if t.Driver == device.DriverSim {
 		return simHardware(device.SimSocket(device.RunDir()), in, out)
 	}
-	return nvmlHardware(in, out)
+	c, err := config.Load(device.ConfigFile())
+	if err != nil {
+		return err
+	}
+	return nvmlHardware(c.DriverRoot, in, out)
 }
 
 // lines are lines of JSON that several goroutines write.

@@ -95,7 +95,7 @@ func simNodes(t *device.Table, dir string) error {
 	}
 	add := func(name string) (device.Node, error) {
 		host := filepath.Join(dir, name)
-		return device.Node{Path: "/dev/" + name, HostPath: host, Major: 1, Minor: 8, Bind: true}, makeNode(host)
+		return device.Node{Path: "/dev/" + name, HostPath: host, Major: 1, Minor: 8, Bind: true}, makeNode(host, 0o666, 1<<8|8)
 	}
 	t.Nodes = nil
 	for _, name := range []string{"nvidiactl", "nvidia-uvm"} {
@@ -114,10 +114,8 @@ func simNodes(t *device.Table, dir string) error {
 	return nil
 }
 
-// makeNode makes a character device 1:8 that everybody may open. A right one is left alone, because running guards know
-// it by its inode; anything else is replaced.
-func makeNode(path string) error {
-	const mode, dev = 0o666, 1<<8 | 8
+// makeNode makes a character device. A right one is left alone, because running guards know it by its inode; anything else is replaced.
+func makeNode(path string, mode uint32, dev uint64) error {
 	var st syscall.Stat_t
 	err := syscall.Lstat(path, &st)
 	if err == nil && st.Mode == syscall.S_IFCHR|mode && st.Rdev == dev {
@@ -134,10 +132,10 @@ func makeNode(path string) error {
 	}
 	temp := fmt.Sprintf("%s.%d", path, os.Getpid())
 	defer os.Remove(temp)
-	if err := syscall.Mknod(temp, syscall.S_IFCHR|mode, dev); err != nil {
+	if err := syscall.Mknod(temp, syscall.S_IFCHR|mode, int(dev)); err != nil {
 		return fault("mknod", fmt.Errorf("%w: want root with CAP_MKNOD", err))
 	}
-	if err := os.Chmod(temp, mode); err != nil { // whatever the umask
+	if err := os.Chmod(temp, os.FileMode(mode)); err != nil { // whatever the umask
 		return err
 	}
 	return fault("rename", os.Rename(temp, path))

@@ -105,7 +105,7 @@ func newNode(t *testing.T, text string) refresh {
 
 func makeNodeAllowed(dir string) error {
 	path := dir + "/try"
-	if err := makeNode(path); err != nil {
+	if err := makeNode(path, 0o666, 1<<8|8); err != nil {
 		return err
 	}
 	f, err := os.Open(path) // a file system mounted nodev
@@ -325,7 +325,7 @@ func TestMakeNodeReplaces(t *testing.T) {
 		if err := spoil(path); err != nil {
 			t.Fatal(err)
 		}
-		if err := makeNode(path); err != nil {
+		if err := makeNode(path, 0o666, 1<<8|8); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		var st syscall.Stat_t
@@ -336,7 +336,7 @@ func TestMakeNodeReplaces(t *testing.T) {
 	if err := os.Mkdir(dir+"/folder", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := makeNode(dir + "/folder"); err == nil {
+	if err := makeNode(dir+"/folder", 0o666, 1<<8|8); err == nil {
 		t.Error("replaced a folder")
 	}
 }

@@ -18,7 +18,7 @@ func installCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "install",
 		Usage:     "add the runtime cgpu to a container engine's configuration",
-		ArgsUsage: "docker|containerd|crio|podman",
+		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "Only what is ours is added; the rest of the file stays as it is, byte for byte. The file as it was is kept\n" +
 			"in DIR.cgpu-backup beside its folder DIR. Where the engine can check its configuration it does, and the file is put back if it\n" +
 			"refuses. A second install changes nothing. docs/install.md tells which files are edited.\n\n" +
@@ -54,7 +54,7 @@ func uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "uninstall",
 		Usage:     "take the runtime out of a container engine's configuration",
-		ArgsUsage: "docker|containerd|crio|podman",
+		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
 			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
 			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run",
@@ -108,7 +108,7 @@ func installArguments(c *cli.Context) (t install.Target, o install.Order, err er
 		}
 		return t, o, usageError{fmt.Errorf("%s: %q: want %s; see cgpu %[1]s --help", o.Verb, c.Args().First(), strings.Join(names, ", "))}
 	}
-	return t, o, usageError{fmt.Errorf("%s: want one of docker, containerd, crio, podman; see cgpu %[1]s --help", o.Verb)}
+	return t, o, usageError{fmt.Errorf("%s: want one of docker, containerd, k3s, rke2, crio, podman; see cgpu %[1]s --help", o.Verb)}
 }
 
 // podsFlag is what --pods names, for --kubernetes.
@@ -120,7 +120,7 @@ func podsFlag(c *cli.Context, t install.Target) (string, error) {
 		return "", nil
 	}
 	if !t.Kubelet {
-		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd or crio", t.Name)}
+		return "", usageError{fmt.Errorf("install: --kubernetes: %s does not start the containers of pods: want containerd, k3s, rke2 or crio", t.Name)}
 	}
 	value := cmp.Or(c.String("pods"), engine.PodsAllocated)
 	if value != engine.PodsAllocated && value != engine.PodsGPUShare {

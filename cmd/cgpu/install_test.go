@@ -108,6 +108,25 @@ const (
 	criTOML    = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n\n\n"
 )
 
+// TestInstallK3s: the file that k3s writes stays, the template beside it comes and goes, and nobody's containerd is asked.
+func TestInstallK3s(t *testing.T) {
+	e := newEngines(t)
+	e.program("containerd", "exit 1")
+	e.write("config.toml", criTOML, 0o640)
+	before := e.files()
+	e.want("install", e.cgpu("install k3s --config config.toml"), "config.toml: runtime cgpu: ", "written by "+e.config+"/config.toml.tmpl", "next: restart k3s; running containers live on")
+	after := e.files()
+	if text := after["config.toml.tmpl"]; after["config.toml"] != criTOML || !strings.Contains(text, "{{ template \"base\" . }}") || !strings.Contains(text, "cgpu-runtime") || len(after) != 2 {
+		t.Errorf("after install: %q", after)
+	}
+	e.want("again", e.cgpu("install k3s --config config.toml"), "config.toml: nothing to change\n")
+	e.want("uninstall", e.cgpu("uninstall k3s --config config.toml"), "taken out of "+e.config+"/config.toml.tmpl")
+	if got := e.files(); !maps.Equal(got, before) {
+		t.Errorf("left behind: %q", got)
+	}
+	e.want("never started", e.cgpu("install rke2 --config none.toml"), "none.toml: it is not there: start k3s or RKE2 once")
+}
+
 // TestInstall: there and back leaves no trace, and the file stays what it was: link, mode, bytes.
 func TestInstall(t *testing.T) {
 	for _, tt := range []struct{ engine, text string }{{"docker", daemonJSON}, {"containerd", criTOML}} {
@@ -236,8 +255,8 @@ func TestInstallRefuses(t *testing.T) {
 	e.write("d.json", daemonJSON, 0o644)
 	before := e.files()
 	for args, want := range map[string]string{
-		"install":                     "error: install: want one of docker, containerd, crio, podman",
-		"install lxc":                 `error: install: "lxc": want docker, containerd, crio, podman; see`,
+		"install":                     "error: install: want one of docker, containerd, k3s, rke2, crio, podman",
+		"install lxc":                 `error: install: "lxc": want docker, containerd, k3s, rke2, crio, podman; see`,
 		"install docker --name runc":  `error: install: --name "runc": engines use this name`,
 		"uninstall docker --name a/b": `error: uninstall: --name "a/b": want letters`,
 		"install docker --runtime-path cgpu-runtime":          `--runtime-path "cgpu-runtime": want an absolute path`,

@@ -21,9 +21,10 @@ import (
 
 // Config is cgpu.toml with defaults filled in.
 type Config struct {
-	Driver   string // device.DriverNVIDIA or device.DriverSim
-	Settings device.Config
-	Sim      Sim // used when Driver is device.DriverSim
+	Driver     string // device.DriverNVIDIA or device.DriverSim
+	DriverRoot string // the folder that has NVIDIA's driver as / has it elsewhere; empty: it is looked for
+	Settings   device.Config
+	Sim        Sim // used when Driver is device.DriverSim
 }
 
 // Sim describes the simulated driver.

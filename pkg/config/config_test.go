@@ -130,6 +130,7 @@ func TestSnippets(t *testing.T) {
 func TestParse(t *testing.T) {
 	got, err := Parse("f", []byte(`
 driver = "sim"
+driver_root = "/run/nvidia/driver"
 runtimes = ["/usr/bin/crun"]
 overcommit = 2
 max_inst = 4
@@ -167,7 +168,7 @@ bus_id = "0001:0a:00.0"
 		t.Fatal(err)
 	}
 	want := Default()
-	want.Driver = "sim"
+	want.Driver, want.DriverRoot = "sim", "/run/nvidia/driver"
 	want.Settings.Runtimes = []string{"/usr/bin/crun"}
 	want.Settings.Overcommit = 2
 	want.Settings.MaxInst = 4
@@ -209,6 +210,8 @@ func TestParseRefuses(t *testing.T) {
 		`[scheduler]`:                        `config: f:1: unknown key scheduler: want`,
 		`driver = "amd"`:                     `config: f: driver = "amd": want "nvidia" or "sim"`,
 		`driver = `:                          `config: f:1`,
+		`driver_root = "run/nvidia"`:         `config: f: driver_root = "run/nvidia": want the absolute path`,
+		`driver_root = "/run/nvidia/"`:       `driver_root = "/run/nvidia/"`,
 		`max_inst = "3"`:                     `config: f:1: max_inst`,
 		`max_inst = 0`:                       `config: f: max_inst = 0: want a whole number from 1 to 64`,
 		`max_inst = 65`:                      `max_inst = 65`,

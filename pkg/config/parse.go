@@ -24,6 +24,7 @@ import (
 // file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero.
 type file struct {
 	Driver             *string   `toml:"driver"`
+	DriverRoot         *string   `toml:"driver_root"`
 	Runtimes           *[]string `toml:"runtimes"`
 	Overcommit         *float64  `toml:"overcommit"`
 	MaxInst            *int64    `toml:"max_inst"`
@@ -81,6 +82,7 @@ func Parse(name string, text []byte) (Config, error) {
 	s := &c.Settings
 	for _, err := range []error{
 		choice("driver", f.Driver, &c.Driver, device.DriverNVIDIA, device.DriverSim),
+		folder("driver_root", f.DriverRoot, &c.DriverRoot),
 		runtimes(f.Runtimes, &s.Runtimes),
 		overcommit(f.Overcommit, &s.Overcommit),
 		whole("max_inst", f.MaxInst, &s.MaxInst, 1, sched.MaxMaxInst),
@@ -368,6 +370,17 @@ func socket(key string, in, out *string) error {
 	}
 	if !filepath.IsAbs(*in) || filepath.Clean(*in) != *in || len(*in) > 107 {
 		return fault(key, *in, "want the absolute path of a socket, at most 107 bytes")
+	}
+	*out = *in
+	return nil
+}
+
+func folder(key string, in, out *string) error {
+	if in == nil {
+		return nil
+	}
+	if *in != "" && (!filepath.IsAbs(*in) || filepath.Clean(*in) != *in) {
+		return fault(key, *in, `want the absolute path of a folder, or "" to look for it`)
 	}
 	*out = *in
 	return nil

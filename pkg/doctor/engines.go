@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+
+	setup "github.com/opencgpu/cgpu/pkg/engine"
 )
 
 // engine is a container engine: where its configuration lies and how to read it.
@@ -33,7 +35,7 @@ type runtimes struct {
 
 var engines = []engine{
 	{"docker", "dockerd", []string{"/etc/docker/daemon.json"}, readDocker, "systemctl reload docker"},
-	{"containerd", "containerd", []string{"/etc/containerd/config.toml", "/etc/containerd/conf.d/*.toml"}, readContainerd, "systemctl restart containerd"},
+	{"containerd", "containerd", []string{setup.ContainerdConfig, "/etc/containerd/conf.d/*.toml", setup.K3sConfig, setup.RKE2Config}, readContainerd, "systemctl restart containerd (k3s, rke2-server …)"},
 	{"crio", "crio", []string{"/etc/crio/crio.conf", "/etc/crio/crio.conf.d/*"}, readCRIO, "systemctl restart crio"},
 	{"podman", "podman", []string{"/usr/share/containers/containers.conf", "/etc/containers/containers.conf", "/etc/containers/containers.conf.d/*.conf"}, readPodman, ""},
 }
@@ -47,7 +49,7 @@ var engineChecks = func() []Check {
 	}
 	return append(list,
 		Check{Name: "engines", Means: "At least one engine can start containers through cgpu-runtime.",
-			Remedy: "cgpu install docker, or containerd, crio, podman", Run: checkEngines},
+			Remedy: "cgpu install docker, or containerd, k3s, rke2, crio, podman", Run: checkEngines},
 		Check{Name: "toolkit", Means: "NVIDIA's container toolkit, where it is installed, does not stand in cgpu's way: it may serve other containers, but not stack on cgpu-runtime nor give every container the whole card.",
 			Remedy: "see docs/install.md: cgpu injects the driver files itself", Run: checkToolkit})
 }()

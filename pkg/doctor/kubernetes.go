@@ -20,8 +20,8 @@ import (
 )
 
 var kubernetesChecks = []Check{
-	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the five checks below are left out.",
-		Remedy: "cgpu install containerd --kubernetes, or crio", Run: checkPods},
+	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the six checks below are left out.",
+		Remedy: "cgpu install containerd --kubernetes, or k3s, rke2, crio", Run: checkPods},
 	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime: it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
 		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
 	{Name: "pod-annotations", Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by which he lowers it get through.",
@@ -32,12 +32,16 @@ var kubernetesChecks = []Check{
 		Remedy: "cgpu install containerd --kubernetes --restart; where cdi_spec_dirs is set, add /var/run/cdi to it", Run: checkCDI},
 	{Name: "agent", Means: "cgpu-agent's sockets are in the kubelet's folders: what it offers on this node.",
 		Remedy: "kubectl -n cgpu-system get pods -o wide; its log, and the node's condition CGPUReady", Run: checkAgent},
+	{Name: "offered-once", Means: "No GPU that cgpu-agent offers is offered to pods by somebody else as well, such as NVIDIA's device plugin.",
+		Remedy: "give each its own nodes or its own GPUs: docs/beside.md", Run: checkOfferedOnce},
 }
 
 // kubernetes is what is known of this machine as a node.
 type kubernetes struct {
 	root    bool   // what only root may see was looked at
 	kubelet bool   // one runs here
+	folder  string // the kubelet's
+	socket  string // its PodResources API
 	pods    string // as in cgpu.toml
 	// containerd's configuration: looked at, what it says, or why it cannot be read.
 	looked bool
@@ -69,7 +73,7 @@ func (h *Host) kubernetes() kubernetes {
 	socket := cmp.Or(s.PodResources, config.Default().Settings.PodResources)
 	// pod-resources/kubelet.sock is below the kubelet's folder, wherever that is.
 	folder := filepath.Dir(filepath.Dir(socket))
-	k := kubernetes{root: h.UID == 0, pods: cmp.Or(s.Pods, device.PodsAny), agent: h.offers(folder)}
+	k := kubernetes{root: h.UID == 0, folder: folder, socket: socket, pods: cmp.Or(s.Pods, device.PodsAny), agent: h.offers(folder)}
 	_, containerd := h.Engines["containerd"]
 	_, crio := h.Engines["crio"]
 	if len(h.Engines) == 0 || containerd || crio { // else a kubelet that runs is none of the engines' that were asked for
@@ -84,14 +88,14 @@ func (h *Host) kubernetes() kubernetes {
 		switch e.name {
 		case "containerd":
 			if file == "" {
-				file = setup.ContainerdConfig
+				file = h.containerdFile()
 			}
 			program := h.program(e.program)
 			if program == "" && !h.there(file) {
 				continue
 			}
 			text := ""
-			if program != "" {
+			if program != "" && file != setup.K3sConfig && file != setup.RKE2Config { // these have one of their own
 				text, _ = output(askTime, program, "--version")
 			}
 			k.looked = true
@@ -111,6 +115,16 @@ func (h *Host) kubernetes() kubernetes {
 	return k
 }
 
+// containerdFile is the configuration of the containerd that a kubelet here uses, as far as one can see: k3s and RKE2 bring theirs along.
+func (h *Host) containerdFile() string {
+	for _, file := range []string{setup.K3sConfig, setup.RKE2Config} {
+		if h.there(file) {
+			return file
+		}
+	}
+	return setup.ContainerdConfig
+}
+
 // runs looks for a process by its name.
 func (h *Host) runs(name string) bool {
 	files, _ := filepath.Glob(h.at("/proc/[0-9]*/comm"))
@@ -127,17 +141,21 @@ func (h *Host) offers(folder string) (o offers) {
 		"device-plugins/cgpu-gpu-mem.sock":   &o.memory,
 		"device-plugins/aliyungpushare.sock": &o.gpushare,
 	} {
-		files, _ := filepath.Glob(h.at(filepath.Join(folder, pattern)))
-		for _, file := range files {
-			// One of the agent's that nobody serves any more, as after kill -9, is not there.
-			c, err := net.DialTimeout("unix", file, time.Second)
-			if err == nil {
-				_ = c.Close()
-			}
-			*there = *there || !errors.Is(err, syscall.ECONNREFUSED)
-		}
+		*there = h.answers(filepath.Join(folder, pattern))
 	}
 	return o
+}
+
+// answers says that somebody serves a socket of that pattern. One that nobody serves any more, as after kill -9, is not there.
+func (h *Host) answers(pattern string) bool {
+	files, _ := filepath.Glob(h.at(pattern)) // the pattern is ours
+	return slices.ContainsFunc(files, func(file string) bool {
+		c, err := net.DialTimeout("unix", file, time.Second)
+		if err == nil {
+			_ = c.Close()
+		}
+		return !errors.Is(err, syscall.ECONNREFUSED)
+	})
 }
 
 func checkPods(h *Host) Result { return h.kubernetes().judgePods() }

@@ -101,21 +101,26 @@ func TestKubernetesHost(t *testing.T) {
 	check(files(t, nil), "kubernetes skip")
 	check(files(t, map[string]string{"proc/1/comm": "systemd\n", "proc/7/comm": "kubelet-x\n"}), "kubernetes skip")
 	check(files(t, map[string]string{"proc/1/comm": "systemd\n", "proc/7/comm": "kubelet\n"}),
-		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip, offered-once skip")
 	check(files(t, map[string]string{"var/lib/kubelet/pod-resources/kubelet.sock": ""}),
-		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+		"kubernetes warn, other-runtimes ok, pod-annotations skip, container-annotations skip, cdi skip, agent skip, offered-once skip")
 
 	const section = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu]\npod_annotations = [\"cgpu.io/*\"]\ncontainer_annotations = [\"alloc.cgpu.io/*\"]\n" +
 		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.cgpu.options]\nBinaryName = \"/usr/bin/cgpu-runtime\"\n"
 	node := map[string]string{"etc/containerd/config.toml": section, "usr/bin/containerd": "#!/bin/sh\necho containerd github.com/containerd/containerd v1.7.30 x\n"}
 	h := files(t, node)
-	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip, offered-once skip")
 	nvidia := "\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n"
 	h = files(t, map[string]string{"etc/containerd/config.toml": section + nvidia})
-	check(h, "kubernetes ok, other-runtimes warn, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	check(h, "kubernetes ok, other-runtimes warn, pod-annotations ok, container-annotations ok, cdi warn, agent skip, offered-once skip")
 	h = files(t, map[string]string{"proc/7/comm": "kubelet\n", "usr/bin/crio": "#!/bin/sh\n",
 		"etc/crio/crio.conf.d/9-nvidia.conf": "[crio.runtime.runtimes.nvidia]\nruntime_path = \"/usr/bin/nvidia-container-runtime\"\n"})
-	check(h, "kubernetes warn, other-runtimes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip")
+	check(h, "kubernetes warn, other-runtimes warn, pod-annotations skip, container-annotations skip, cdi skip, agent skip, offered-once skip")
+	// k3s brings its own containerd, whatever the machine has beside it.
+	k3s := strings.ReplaceAll(strings.ReplaceAll(section, "version = 2", "version = 3"), "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+	h = files(t, map[string]string{"etc/containerd/config.toml": "version = 1\n", "usr/bin/containerd": node["usr/bin/containerd"],
+		strings.TrimPrefix(setup.K3sConfig, "/"): k3s, "var/lib/kubelet/pod-resources/kubelet.sock": ""})
+	check(h, "kubernetes warn, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi ok, agent skip, offered-once skip")
 	h = files(t, node)
 	h.Engines = map[string]string{"docker": "/etc/docker/daemon.json"}
 	check(h, "kubernetes skip")
@@ -134,9 +139,9 @@ func TestKubernetesHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi fail, agent ok")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi fail, agent ok, offered-once skip")
 	l.SetUnlinkOnClose(false)
 	_ = l.Close()
 	h.kube = nil
-	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip")
+	check(h, "kubernetes ok, other-runtimes ok, pod-annotations ok, container-annotations ok, cdi warn, agent skip, offered-once skip")
 }

@@ -178,7 +178,7 @@ func (c *containerd) owner(setDefault bool) int {
 }
 
 // dropIn is where a small file of ours is read, for a containerd that merges; "" where nothing is imported by pattern.
-func (c *containerd) dropIn(fsys fs.FS, name string) string {
+func (c *containerd) dropIn(fsys fs.FS, r Request) string {
 	if c.replaces() || c.program.Major < 2 {
 		return ""
 	}
@@ -190,8 +190,11 @@ func (c *containerd) dropIn(fsys fs.FS, name string) string {
 			pattern = path.Join(path.Dir(main.path), pattern)
 		}
 		dir := path.Dir(pattern)
-		if info, err := fs.Stat(fsys, strings.TrimPrefix(dir, "/")); path.Base(pattern) == "*.toml" && !strings.Contains(dir, "*") && err == nil && info.IsDir() {
-			return path.Join(dir, "99-"+name+".toml")
+		if path.Base(pattern) != "*.toml" || strings.Contains(dir, "*") {
+			continue
+		}
+		if info, err := fs.Stat(fsys, strings.TrimPrefix(dir, "/")); err == nil && info.IsDir() || r.generated && errors.Is(err, fs.ErrNotExist) {
+			return path.Join(dir, "99-"+r.Name+".toml")
 		}
 	}
 	return ""
@@ -292,6 +295,13 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 	if err != nil {
 		return p, err
 	}
+	if c.missing {
+		for file, name := range map[string]string{K3sConfig: "k3s", RKE2Config: "rke2"} {
+			if _, err := fs.Stat(fsys, strings.TrimPrefix(file, "/")); err == nil {
+				p.hint("%s has a containerd of its own, which does not read this file: cgpu install %[1]s", name)
+			}
+		}
+	}
 	if c.disabled() {
 		p.hint("the CRI plugin is disabled in this configuration (disabled_plugins): Kubernetes does not reach the runtime; Docker and ctr do not need it there")
 	}
@@ -307,7 +317,10 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 		if lists, err = c.lacksLists(r.Name, mine >= 0); err != nil {
 			return p, err
 		}
-		setCDI = c.lacksCDI()
+		setCDI = c.lacksCDI() && !r.noCDI
+		if c.lacksCDI() && r.noCDI {
+			p.hint("CDI is off, and a template cannot switch it on: claims (DRA) need a version with containerd 2; the device plugin works")
+		}
 		c.hintKubernetes(&p, r.Name)
 	}
 	if there && has == r.Path && !setDefault && !lists && !setCDI {
@@ -334,7 +347,7 @@ func InstallContainerd(fsys fs.FS, main string, program Version, r Request) (p P
 		before = nil
 	}
 	addBlock := !there || has != r.Path || lists
-	if drop := c.dropIn(fsys, r.Name); drop != "" && mine < 0 && addBlock {
+	if drop := c.dropIn(fsys, r); drop != "" && mine < 0 && addBlock {
 		if _, err := fs.Stat(fsys, strings.TrimPrefix(drop, "/")); err == nil {
 			return p, fmt.Errorf("%s: it is there, but cgpu install has not written it; move it away", drop)
 		}

@@ -28,6 +28,9 @@ type Request struct {
 	Default bool   // containers that name no runtime get it
 	// Kubernetes: what cgpu-agent allocates reaches the runtime, and nothing else of that name does.
 	Kubernetes bool
+
+	generated bool // containerd's main file is written anew at each start, by one who makes the folder that it imports as well
+	noCDI     bool // CDI cannot be switched on
 }
 
 // Edit is a change of one file.

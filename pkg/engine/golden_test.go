@@ -121,6 +121,10 @@ func (s scenario) plan(verb string, files map[string][]byte) (Plan, error) {
 		return InstallContainerd(fsys, ContainerdConfig, s.program, r)
 	case "uninstall containerd":
 		return UninstallContainerd(fsys, ContainerdConfig, s.program, s.name)
+	case "install k3s":
+		return InstallGenerated(fsys, K3sConfig, r)
+	case "uninstall k3s":
+		return UninstallGenerated(fsys, K3sConfig, s.name)
 	case "install pods":
 		return InstallPods(cgpuToml, read(cgpuToml), cmp.Or(s.pods, PodsAllocated), s.pods != "")
 	case "uninstall pods":

@@ -214,6 +214,18 @@ func systemd() bool {
 	return err == nil && info.IsDir()
 }
 
+// unitOf is the first of some services that this machine has, else the first.
+func unitOf(names ...string) string {
+	for _, name := range names {
+		for _, dir := range []string{"/etc/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system"} {
+			if exists(filepath.Join(dir, name+".service")) {
+				return name
+			}
+		}
+	}
+	return names[0]
+}
+
 // reread has the engine read its configuration, or says what to do. anew: a reload does not do.
 func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 	if t.daemon == "" {

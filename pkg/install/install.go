@@ -62,6 +62,14 @@ func Targets() []Target {
 			},
 		},
 		{
+			Name: "k3s", Config: same(engine.K3sConfig), daemon: "k3s", unit: unitOf("k3s", "k3s-agent"), reload: "restart", check: noCheck,
+			Kubelet: true, planInstall: engine.InstallGenerated, planUninstall: engine.UninstallGenerated,
+		},
+		{
+			Name: "rke2", Config: same(engine.RKE2Config), daemon: "rke2", unit: unitOf("rke2-server", "rke2-agent"), reload: "restart", check: noCheck,
+			Kubelet: true, planInstall: engine.InstallGenerated, planUninstall: engine.UninstallGenerated,
+		},
+		{
 			Name: "crio", Config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, Kubelet: true,
 			planInstall: engine.InstallCRIO, planUninstall: engine.UninstallCRIO,
 		},

@@ -39,7 +39,7 @@ func FuzzDialects(f *testing.F) {
 		if q.Percent < 0 || q.Percent > MaxPercent || q.Priority < PriorityBestEffort || q.Priority > PriorityHigh || len(q.PerGPU) > maxIDs {
 			t.Fatalf("out of range: %+v", q)
 		}
-		if q.Memory == (Memory{}) && q.PerGPU == nil {
+		if q.Memory == (Memory{}) && q.PerGPU == nil && q.Named == nil {
 			t.Fatalf("no limit: %+v", q)
 		}
 		// gpushare's annotations may change the fraction, and tkestack's beat a variable.

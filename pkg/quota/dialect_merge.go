@@ -11,6 +11,7 @@ import (
 // wish is what a container says in one dialect, or in several that agree. What it does not say is zero.
 type wish struct {
 	memory            limits
+	named             []NamedLimit // by UUID, in MPS' word: Resolve compares them with the others
 	percent, priority told
 	used, unmapped    []setting // words that were read, and those among them that have no meaning in cgpu
 	dialects          []Dialect
@@ -101,6 +102,9 @@ func (x *wish) join(d Dialect, y wish) error {
 	var err error
 	if joined.each, err = same(x, d, x.memory.each, y.memory.each); err != nil {
 		return err
+	}
+	if y.named != nil { // one dialect has such words
+		x.named = y.named
 	}
 	x.memory = joined
 	for _, p := range []struct {
@@ -216,6 +220,7 @@ func (q *Quota) adopt(s *settings, x wish) error {
 	if err := q.adoptMemory(x.memory); err != nil {
 		return err
 	}
+	q.Named = x.named
 	name, _ := q.source(priority)
 	prioKey := priority
 	if _, ok := q.Asked[name]; !ok {
@@ -244,6 +249,9 @@ func (q *Quota) adopt(s *settings, x wish) error {
 	q.Priority = Priority(prio)
 	for _, word := range x.used {
 		q.Asked[word.name] = word.value
+		if word.name == mpsMemory && q.Memory == (Memory{}) && q.PerGPU == nil {
+			q.from[memContainer] = word // by UUID alone
+		}
 	}
 	for _, word := range x.unmapped {
 		q.Unmapped = append(q.Unmapped, word.name)
@@ -288,11 +296,22 @@ func (q *Quota) adoptMemory(l limits) error {
 	return nil
 }
 
-// limitOf is the limit of the GPU at a position in the container.
-func (q *Quota) limitOf(n int) (Memory, error) {
+// limitOf is the limit of the GPU at a position among those that the container gets a part of.
+func (q *Quota) limitOf(n int, sliced []GPU) (Memory, error) {
 	m := q.Memory
 	if n < len(q.PerGPU) && q.PerGPU[n] != 0 {
 		m = Memory{Fixed: q.PerGPU[n]}
+	}
+	for _, l := range q.Named {
+		switch g, reason := find(l.ID, sliced); {
+		case reason != "":
+			return m, q.refuse("says a limit for "+l.ID+", of which the container gets no part", "leave it out", memContainer)
+		case g.Index != sliced[n].Index:
+		case m != (Memory{}) && m.Fixed != l.Limit:
+			return m, q.refuse("says two limits for "+describe(g), "say one", memContainer)
+		default:
+			m.Fixed = l.Limit
+		}
 	}
 	if m == (Memory{}) {
 		return m, q.refuse("says no limit for GPU "+strconv.Itoa(n)+" of the container",
@@ -303,11 +322,11 @@ func (q *Quota) limitOf(n int) (Memory, error) {
 
 // Placed is the limit of the one GPU that a container gets where it names none.
 func (q *Quota) Placed() (Memory, error) {
-	if len(q.PerGPU) > 1 {
-		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU))+" GPUs, but no GPU is named, and the node gives one to such a container",
+	if len(q.PerGPU) > 1 || len(q.Named) > 0 {
+		return Memory{}, q.refuse("says limits for "+strconv.Itoa(len(q.PerGPU)+len(q.Named))+" GPUs, but no GPU is named, and the node gives one to such a container",
 			"name the GPUs in NVIDIA_VISIBLE_DEVICES", memContainer)
 	}
-	return q.limitOf(0)
+	return q.limitOf(0, make([]GPU, 1))
 }
 
 // fits refuses limits for other GPUs than the sliced ones that the container gets.

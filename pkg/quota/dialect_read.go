@@ -170,7 +170,7 @@ func readMPS(w words) (x wish, err error) {
 		return x, err
 	}
 	if !saysNothing(list.value) {
-		if err := readPinned(list, &x.memory); err != nil {
+		if err := readPinned(list, &x); err != nil {
 			return x, err
 		}
 	}
@@ -193,8 +193,8 @@ func readMPS(w words) (x wish, err error) {
 	return x, x.ignore(w, mpsPriority)
 }
 
-func readPinned(list setting, into *limits) error {
-	const want = "want a limit for each GPU of the container, such as 0=6G,1=4096M"
+func readPinned(list setting, x *wish) error {
+	const want = "want a limit for each GPU of the container, such as 0=6G,1=4096M or GPU-<UUID>=6G"
 	if len(list.value) > maxList || strings.Count(list.value, ",") >= maxIDs {
 		return list.bad("is too long a list; "+want, "")
 	}
@@ -203,21 +203,22 @@ func readPinned(list setting, into *limits) error {
 		if !ok {
 			return list.bad(want, "")
 		}
-		if strings.HasPrefix(gpu, "GPU-") {
-			return list.bad("names a GPU by its UUID", want)
+		limit, err := sized(list, size, mpsUnits, 0, want)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(gpu, "GPU-") && isGPUID(gpu) {
+			x.named = append(x.named, NamedLimit{gpu, limit.bytes})
+			continue
 		}
 		n, ok := digits(gpu)
 		if !isDigits(gpu) || !ok || n >= maxIDs {
 			return list.bad(want, "")
 		}
-		limit, err := sized(list, size, mpsUnits, 0, want)
-		if err != nil {
-			return err
-		}
-		if int(n) < len(into.at) && into.at[n].bytes != 0 {
+		if at := x.memory.at; int(n) < len(at) && at[n].bytes != 0 {
 			return list.bad("names GPU "+strconv.FormatUint(n, 10)+" twice", "name each GPU once")
 		}
-		into.put(int(n), limit)
+		x.memory.put(int(n), limit)
 	}
 	return nil
 }

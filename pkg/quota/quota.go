@@ -12,11 +12,13 @@ import "strconv"
 
 // Quota is what one container asked for. A nil *Quota means that the container did not ask for a vGPU: leave it alone.
 type Quota struct {
-	// Memory is the limit asked for on each sliced GPU that PerGPU says nothing of; zero where only PerGPU says something.
+	// Memory is the limit asked for on each sliced GPU that PerGPU and Named say nothing of; zero where only these say something.
 	Memory Memory
 	// PerGPU are limits of single sliced GPUs, by their position in the container: ascending by index. 0: Memory. Only
 	// dialects make any.
 	PerGPU []Bytes
+	// Named are limits of single sliced GPUs by their UUIDs, or how these begin.
+	Named []NamedLimit
 	// Visible names the GPUs to slice; the zero Selector means that none was named and the node places the container.
 	Visible Selector
 	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
@@ -41,6 +43,12 @@ type Quota struct {
 	Ignored []string
 	// from is the word of a dialect that a key was read from, for messages.
 	from map[key]setting
+}
+
+// NamedLimit is the limit of one GPU.
+type NamedLimit struct {
+	ID    string
+	Limit Bytes
 }
 
 // Memory is a limit not yet bound to a card: either Fixed bytes, or the fraction Num/Den of the card.

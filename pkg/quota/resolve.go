@@ -44,7 +44,7 @@ func (q *Quota) Resolve(gpus []GPU) (grants []Grant, native []int, err error) {
 		}
 	}
 	for n, g := range visible {
-		memory, err := q.limitOf(n)
+		memory, err := q.limitOf(n, visible)
 		if err != nil {
 			return nil, nil, err
 		}
