@@ -189,7 +189,8 @@ var workload = dashboard{
 				about: "Processes killed and RM clients freed by guards in the time that is shown.", unit: "short", width: 4, redAbove: 1,
 				queries: []query{{expr: `sum(increase(cgpu_container_kills_total` + chosen + `[$__range]))`, legend: "kills"}}},
 			{kind: number, title: "Paused", about: "Containers that are paused.", unit: "short", width: 4,
-				queries: []query{{legend: "paused", expr: `count(count by (instance, id) (cgpu_container_info` + chosenAnd + `paused="true"})) or vector(0)`}}},
+				queries: []query{{legend: "paused",
+					expr: `count(count by (instance, id) (cgpu_container_info` + chosenAnd + `paused="true"})) or vector(0)`}}},
 		}},
 		{"Time", []panel{
 			{kind: lines, title: "GPU time", about: "The part of one GPU's time that each has.", unit: "percentunit", width: 12,
@@ -239,7 +240,8 @@ const payers = `{namespace=~"$namespace", container=~"$container"}`
 // Sums of what is recorded each minute, over the time that is shown.
 const (
 	usedHours     = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpu_seconds:rate5m` + payers + `[$__range])) / 60`
-	entitledHours = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpu_entitled_seconds:rate5m` + payers + `[$__range])) / 60`
+	entitledHours = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpu_entitled_seconds:rate5m` + payers +
+		`[$__range])) / 60`
 	reservedHours = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpus_reserved:sum` + payers + `[$__range])) / 60`
 	memoryHours   = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_memory_used_bytes:sum` + payers + `[$__range]))` +
 		` / 60 / 1024 / 1024 / 1024`

@@ -237,8 +237,8 @@ func TestEnded(t *testing.T) {
 		now = now.Add(time.Minute)
 		all := parsed(t, scrape(t, c))
 		of := func(name string) float64 { return all[name].GetMetric()[0].GetCounter().GetValue() }
-		if waiting, throttled, entitled := of("cgpu_gpu_waiting_seconds_total"), of("cgpu_gpu_throttled_seconds_total"),
-			of("cgpu_gpu_entitled_seconds_total"); waiting != 10*throttled || entitled != 8*throttled || waiting*6 != of("cgpu_gpu_seconds_total")*10 {
+		waiting, throttled, entitled := of("cgpu_gpu_waiting_seconds_total"), of("cgpu_gpu_throttled_seconds_total"), of("cgpu_gpu_entitled_seconds_total")
+		if waiting != 10*throttled || entitled != 8*throttled || waiting*6 != of("cgpu_gpu_seconds_total")*10 {
 			t.Errorf("%v s waited, %v throttled, %v entitled", waiting, throttled, entitled)
 		}
 		return of("cgpu_gpu_seconds_total")

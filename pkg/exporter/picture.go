@@ -154,7 +154,8 @@ func (p picture) tellVGPU(e emit, g snapshot.GPU, v snapshot.VGPU, labels []*dto
 		percent = strconv.Itoa(v.Percent)
 	}
 	paused := v.Paused || v.State == snapshot.StatePaused
-	e.info(vgpuInfo, 1, labels, text(v.ID), v.Enforcement, strconv.FormatBool(v.Native), weight, percent, v.Priority.String(), strconv.FormatBool(paused))
+	e.info(vgpuInfo, 1, labels, text(v.ID), v.Enforcement, strconv.FormatBool(v.Native), weight, percent, v.Priority.String(),
+		strconv.FormatBool(paused))
 	guarded := v.Enforcement == device.EnforceGuard
 	if v.Answered {
 		e(vgpuUsed, float64(v.Used), labels)

@@ -158,7 +158,8 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration, str
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1, stretch: 1}
+		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless),
+			present: 1, stretch: 1}
 		x.burst = v.Burst.Seconds()
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
