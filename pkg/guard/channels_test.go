@@ -13,7 +13,7 @@ func TestChannelIDs(t *testing.T) {
 	dir := t.TempDir()
 	join := func(t *testing.T, g *Guard) {
 		g.cfg.RunDir = dir
-		g.gpuTime = newGPUTime(g)
+		g.gpuTime = newScheduler(g)
 		g.account.onChannels = g.gpuTime.TellChannels
 		g.gpuTime.Begin()
 		t.Cleanup(g.gpuTime.End)

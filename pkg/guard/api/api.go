@@ -82,11 +82,12 @@ type ComputeStatus struct {
 
 // ProcessStatus is a process that has used the GPU.
 type ProcessStatus struct {
-	PID     int           `json:"pid"`   // in the host's pid namespace
-	NSPID   int           `json:"nspid"` // in the container's
-	Name    string        `json:"name"`
-	Clients int           `json:"clients"`
-	Used    []quota.Bytes `json:"used"` // per vGPU, in the order of Status.VGPUs; without context overhead shared memory counts once per process
+	PID     int    `json:"pid"`   // in the host's pid namespace
+	NSPID   int    `json:"nspid"` // in the container's
+	Name    string `json:"name"`
+	Clients int    `json:"clients"`
+	// Used is per vGPU, in the order of Status.VGPUs; without context overhead shared memory counts once per process.
+	Used []quota.Bytes `json:"used"`
 }
 
 // CallCounters count trapped calls since the start.

@@ -35,7 +35,7 @@ type Config struct {
 	// Page is the file of the container's vGPU page; empty: it has none.
 	Page string `json:"page,omitempty"`
 	// Hold are the files that the container has in common with others: those of the driver and the limiter. The guard holds them open
-	// for reading, so that no tenant is granted a lease on them (package guard, hold.go).
+	// for reading, so that no tenant is granted a lease on them (package guard, leases.go).
 	Hold []string `json:"hold,omitempty"`
 	// HostMemory is the machine's.
 	HostMemory  quota.Bytes `json:"hostMemory,omitempty"`
