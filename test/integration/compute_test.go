@@ -95,12 +95,14 @@ func forkBomb(t *testing.T, gpu int) {
 // beside one with a single such process; by slices alone it would have an eighth.
 func waitingBesideMany(t *testing.T, gpu int) {
 	loop, many := busy(t, on(gpu), "--kernel", "1ms", "--gap", "15us"), busy(t, on(gpu), "--processes", "6")
-	measuring(t, gpu, []string{loop, many}, func(s spent) string {
-		if a, b := s.percent(s.gpuTime[0]), s.percent(s.gpuTime[1]); a < 33 || b < 33 {
-			return fmt.Sprintf("the one has %.1f %%, the other %.1f", a, b)
-		}
-		return ""
-	})
+	for range 2 { // and goes on to have it when the arbiter has asked for the GPU's load
+		measuring(t, gpu, []string{loop, many}, func(s spent) string {
+			if a, b := s.percent(s.gpuTime[0]), s.percent(s.gpuTime[1]); a < 33 || b < 33 {
+				return fmt.Sprintf("the one has %.1f %%, the other %.1f", a, b)
+			}
+			return ""
+		})
+	}
 }
 
 // idleNeighbour: who has no work takes no time, with a context and without, whatever its weight.
