@@ -145,8 +145,9 @@ var node = dashboard{
 				about: "Who has what of this node's GPUs.", width: 24, labels: ofShares, labelColumns: shareColumns, queries: []query{
 					{byShare + `(cgpu_container_memory_limit_bytes{instance=~"$instance"})`, "Limit", "bytes"},
 					{byShare + `(cgpu_container_memory_used_bytes{instance=~"$instance"})`, "Used", "bytes"},
-					{byShare + `(cgpu_container_memory_peak_bytes{instance=~"$instance"})`, "Peak", "bytes"},
 					{byShare + `(rate(cgpu_container_gpu_seconds_total{instance=~"$instance"}[$__rate_interval]))`, "GPU time", "percentunit"},
+					{byShare + `(rate(cgpu_container_gpu_entitled_seconds_total{instance=~"$instance"}[$__rate_interval]))`, "Entitled", "percentunit"},
+					{byShare + `(rate(cgpu_container_gpu_throttled_seconds_total{instance=~"$instance"}[$__rate_interval]))`, "Throttled", "percentunit"},
 					{byShare + `(cgpu_container_denied_allocations_total{instance=~"$instance"})`, "Refused", "short"}}},
 		}},
 		{"What cgpu costs", []panel{
@@ -164,6 +165,9 @@ var node = dashboard{
 
 // chosen selects what the workload's dashboard is about.
 const chosen = `{namespace=~"$namespace", pod=~"$pod", container=~"$container"}`
+
+// chosenAnd is the same, for one more condition.
+const chosenAnd = `{namespace=~"$namespace", pod=~"$pod", container=~"$container", `
 
 // name is how a line of a container is called.
 const name = "{{namespace}}/{{pod}} {{container}} GPU {{index}}"
@@ -187,7 +191,8 @@ var workload = dashboard{
 				about: "Processes killed and RM clients freed by guards in the time that is shown.", unit: "short", width: 4, redAbove: 1,
 				queries: []query{{expr: `sum(increase(cgpu_container_kills_total` + chosen + `[$__range]))`, legend: "kills"}}},
 			{kind: number, title: "Paused", about: "Containers that are paused.", unit: "short", width: 4,
-				queries: []query{{expr: `sum(cgpu_container_paused` + chosen + `)`, legend: "paused"}}},
+				queries: []query{{legend: "paused",
+					expr: `count(count by (instance, id) (cgpu_container_info` + chosenAnd + `paused="true"})) or vector(0)`}}},
 		}},
 		{"Time", []panel{
 			{kind: lines, title: "GPU time", about: "The part of one GPU's time that each has.", unit: "percentunit", width: 12,
@@ -196,16 +201,24 @@ var workload = dashboard{
 				about: "GPU time of all containers on these GPUs: who is beside the chosen ones.", unit: "percentunit", width: 12, stacked: true,
 				queries: []query{{legend: name,
 					expr: `rate(cgpu_container_gpu_seconds_total[$__rate_interval]) and on (instance, gpu) cgpu_container_info` + chosen}}},
+			{kind: lines, title: "Entitled, and had", width: 8, unit: "percentunit",
+				about: "What each was entitled to while it had work, less what it had: above 0 it is behind, below 0 others left it more.",
+				queries: []query{{legend: name, expr: `rate(cgpu_container_gpu_entitled_seconds_total` + chosen + `[$__rate_interval])` +
+					` - rate(cgpu_container_gpu_seconds_total` + chosen + `[$__rate_interval])`}}},
+			{kind: lines, title: "Waiting", width: 8, unit: "short",
+				about:   "Contexts that wait for their next turn in the middle of their work, in the mean: others compute.",
+				queries: []query{{expr: `rate(cgpu_container_gpu_waiting_seconds_total` + chosen + `[$__rate_interval])`, legend: name}}},
+			{kind: lines, title: "Throttled", width: 8, unit: "percentunit",
+				about:   "The part of the time in which it had work and was off: outside of its cap's slot, in others' turns, or paused.",
+				queries: []query{{expr: `rate(cgpu_container_gpu_throttled_seconds_total` + chosen + `[$__rate_interval])`, legend: name}}},
 		}},
 		{"Memory", []panel{
-			{kind: lines, title: "Memory", about: "What is charged, the most that was, and the limit.", unit: "bytes", width: 12, queries: []query{
+			{kind: lines, title: "Memory", about: "What is charged, and the limit.", unit: "bytes", width: 12, queries: []query{
 				{expr: `cgpu_container_memory_used_bytes` + chosen, legend: name},
-				{expr: `cgpu_container_memory_peak_bytes` + chosen, legend: name + " peak"},
 				{expr: `cgpu_container_memory_limit_bytes` + chosen, legend: name + " limit"}}},
-			{kind: lines, title: "Managed and spilled memory",
-				about: "Managed memory is a part of what is used; spilled memory is the host's.", unit: "bytes", width: 12, queries: []query{
-					{expr: `cgpu_container_memory_managed_bytes` + chosen, legend: name + " managed"},
-					{expr: `cgpu_container_memory_spilled_bytes` + chosen, legend: name + " spilled"}}},
+			{kind: lines, title: "Spilled memory",
+				about: "Memory of the host's in the place of the GPU's, where that is allowed.", unit: "bytes", width: 12,
+				queries: []query{{expr: `cgpu_container_memory_spilled_bytes` + chosen, legend: name}}},
 			{kind: lines, title: "Refused allocations", about: "In each step of the picture.", unit: "short", width: 12,
 				queries: []query{{expr: `increase(cgpu_container_denied_allocations_total` + chosen + `[$__rate_interval])`, legend: name}}},
 			{kind: lines, title: "Driver calls",
@@ -229,6 +242,8 @@ const payers = `{namespace=~"$namespace", container=~"$container"}`
 // Sums of what is recorded each minute, over the time that is shown.
 const (
 	usedHours     = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpu_seconds:rate5m` + payers + `[$__range])) / 60`
+	entitledHours = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpu_entitled_seconds:rate5m` + payers +
+		`[$__range])) / 60`
 	reservedHours = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_gpus_reserved:sum` + payers + `[$__range])) / 60`
 	memoryHours   = `sum by (namespace, container) (sum_over_time(namespace_container:cgpu_memory_used_bytes:sum` + payers + `[$__range]))` +
 		` / 60 / 1024 / 1024 / 1024`
@@ -262,10 +277,12 @@ var chargeback = dashboard{
 			{kind: table, title: "By namespace and container",
 				about: "What each has to pay, for what it held and for what it used.", width: 24, labels: ofPayers, labelColumns: payersColumns, queries: []query{
 					{reservedHours, "GPU hours held", "h"},
+					{entitledHours, "GPU hours entitled", "h"},
 					{usedHours, "GPU hours used", "h"},
 					{`(` + usedHours + `) / (` + reservedHours + `)`, "Used of held", "percentunit"},
 					{memoryHours, "GiB hours used", "short"},
 					{`(` + reservedHours + `) * $price`, "To pay for held", "short"},
+					{`(` + entitledHours + `) * $price`, "To pay for entitled", "short"},
 					{`(` + usedHours + `) * $price`, "To pay for used", "short"}}},
 			{kind: lines, title: "GPUs held", about: "By namespace.", unit: "short", width: 12, stacked: true,
 				queries: []query{{expr: `sum by (namespace) (namespace_container:cgpu_gpus_reserved:sum` + payers + `)`, legend: "{{namespace}}"}}},

@@ -25,8 +25,8 @@ type Options struct {
 	UUID   string // of the GPU
 	Timing sched.Timing
 	Source Source // nil: the driver does not tell of context switches; every context counts as one with work
-	// Load is how long the GPU computed for a process between two times of its own clock; nil, or an error: nobody knows. See the function
-	// Load.
+	// Load is how long the GPU computed for a process, or for Everybody, between two times of its own clock; nil, or an error: nobody knows.
+	// See the function Load.
 	Load func(pid int, from, to time.Duration) (time.Duration, error)
 	Log  *slog.Logger
 	Now  func() time.Duration // the clock; nil: CLOCK_MONOTONIC
@@ -47,6 +47,7 @@ type Arbiter struct {
 	records  []sched.Switch
 	read     time.Duration // when some came last
 	stepped  time.Duration
+	judged   time.Duration // until when the GPU's load is known
 	patience time.Duration
 	said     map[string]bool // lines in the log
 }
@@ -124,6 +125,7 @@ func (a *Arbiter) Step(now time.Duration) (again time.Duration) {
 	for i := range a.guests {
 		vgpus[i] = a.seen(&a.guests[i], now)
 	}
+	a.judge(now)
 	var rows []sched.Row
 	rows, a.state = a.Timing.Decide(card, vgpus, a.observer.Costs(), a.state, now)
 	again = a.again(vgpus, now)
@@ -288,6 +290,29 @@ func (a *Arbiter) settle(end time.Duration) {
 	}
 	v.load = float64(computed) / float64(to-since)
 	a.observer.Settle(to, max(0, min(computed, to-since)))
+}
+
+// judge looks whether the GPU computes while some of its vGPUs are off for others.
+func (a *Arbiter) judge(now time.Duration) {
+	since, apart := a.state.Apart()
+	if !apart {
+		return
+	}
+	from, to := max(since, a.judged), now-sched.SamplePeriod
+	if to-from < settled {
+		return
+	}
+	load := -1.
+	if a.Load != nil && a.clock.known {
+		gpu := a.clock.gpu(now) - now
+		computed, err := a.Load(Everybody, gpu+from, gpu+to)
+		if err == nil {
+			load = float64(computed) / float64(to-from)
+		} else {
+			a.logOnce("apart", "programs that wait for each kernel have less beside containers with several that do not", err)
+		}
+	}
+	a.judged, a.state = to, a.Timing.Judge(a.state, load, now)
 }
 
 func (a *Arbiter) logOnce(key, msg string, err error) {

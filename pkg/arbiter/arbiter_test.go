@@ -42,8 +42,9 @@ type node struct {
 	pids    int
 	all     []sched.Switch // every record
 	next    uint64
-	load    bool // the driver tells the GPU's load
-	records bool // and of context switches
+	busyAll history // the GPU, at each tick
+	load    bool    // the driver tells the GPU's load
+	records bool    // and of context switches
 }
 
 // ring is an arbiter's own records: those since it enabled them.
@@ -109,6 +110,9 @@ func (n *node) standby() *ring {
 
 // computed is how long the GPU computed for a process, in samples.
 func (n *node) computed(pid int, from, to time.Duration) (time.Duration, error) {
+	if pid == Everybody {
+		return n.busyAll.when(to-epoch) - n.busyAll.when(from-epoch), nil
+	}
 	for _, v := range n.vgpus {
 		for _, g := range v.groups {
 			if g.PID() == pid {
@@ -273,6 +277,7 @@ func (n *node) run(until time.Duration) {
 		came := false
 		if n.tick <= next {
 			n.tick = next + sched.Tick
+			n.busyAll.at, n.busyAll.had = append(n.busyAll.at, next), append(n.busyAll.had, n.gpu.Totals().Busy)
 			records, at, _ := n.gpu.Switches(n.next, 0)
 			n.next, came = at, len(records) > 0
 			for _, s := range records {
@@ -706,5 +711,36 @@ func TestClockSetAnew(t *testing.T) {
 	}
 	if c.note(2*time.Second, 2*time.Second, false); c.ahead != 0 {
 		t.Errorf("%v ahead", c.ahead)
+	}
+}
+
+// TestApart: a program that waits for each kernel gets its share beside a container with many groups that never block, which is off for
+// some of the time; but not for long where the GPU rests then, and not for longer than a look where nobody tells the GPU's load.
+func TestApart(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		load  bool
+		think time.Duration
+		apart bool
+	}{{"a loop", true, 15 * us, true}, {"one who leaves the GPU idle", true, 5 * ms, false}, {"the load is not known", false, 15 * us, false}} {
+		n := newNode(t)
+		n.load = c.load
+		n.begin(n.standby())
+		loop, many := n.add(weight(1)).loop(ms, c.think), n.add(weight(1))
+		for range 6 {
+			many.hog()
+		}
+		for tried := false; !tried; n.run(n.gpu.Now() + 100*ms) {
+			if tried = many.row.Slot.Cycle > 0; n.gpu.Now() > 10*time.Second {
+				t.Fatalf("%s: it never had a slot", c.name)
+			}
+		}
+		n.run(n.gpu.Now() + 3*time.Second)
+		before, begin := loop.groups[0].Account().GPUTime, n.gpu.Now()
+		n.run(begin + 4*time.Second)
+		part := float64(loop.groups[0].Account().GPUTime-before) / float64(n.gpu.Now()-begin)
+		if apart := many.row.Slot.Cycle > 0; apart != c.apart || apart && part < 0.4 {
+			t.Errorf("%s: it has %.2f, beside %+v", c.name, part, many.row.Row)
+		}
 	}
 }

@@ -23,7 +23,10 @@ const (
 	gpuMonUtilWhole = 10000 // hundredths of a percent
 )
 
-// Load sums how long a GPU, the gpu-th of a client, computed for a process between two times of its clock.
+// Everybody is no process: the GPU's whole load.
+const Everybody = -1
+
+// Load sums how long a GPU, the gpu-th of a client, computed for a process, or for Everybody, between two times of its clock.
 func Load(own *rmclient.Client, abi *rm.ABI, gpu, pid int, from, to time.Duration) (time.Duration, error) {
 	form := abi.GPUMon()
 	if form.Entry <= 0 || len(form.Pids) <= gpuMonGR {
@@ -42,7 +45,7 @@ func Load(own *rmclient.Client, abi *rm.ABI, gpu, pid int, from, to time.Duratio
 			continue
 		}
 		known += sched.SamplePeriod
-		if int(rm.U32(p, of)) == pid {
+		if pid == Everybody || int(rm.U32(p, of)) == pid {
 			sum += sched.SamplePeriod * time.Duration(rm.U32(p, of-gpuMonToUtil)) / gpuMonUtilWhole
 		}
 	}

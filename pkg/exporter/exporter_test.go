@@ -181,7 +181,7 @@ func TestAbsent(t *testing.T) {
 		return map[string]device.Hardware{gpu0: {Temperature: value(0)}}, nil
 	}}))
 	for _, name := range []string{"cgpu_gpu_temperature", "cgpu_gpu_power", "cgpu_gpu_ecc", "cgpu_gpu_xid", "cgpu_nvml_up", "cgpu_gpu_seconds_total",
-		"cgpu_container_memory", "cgpu_container_gpu_seconds", "cgpu_container_denied", "cgpu_container_trapped"} {
+		"cgpu_container_memory", "cgpu_container_gpu_", "cgpu_container_denied", "cgpu_container_trapped"} {
 		if strings.Contains(got, name) {
 			t.Errorf("%s is there:\n%s", name, got)
 		}
@@ -237,7 +237,13 @@ func TestEnded(t *testing.T) {
 	c.now = func() time.Time { return now }
 	total := func() float64 {
 		now = now.Add(time.Minute)
-		return parsed(t, scrape(t, c))["cgpu_gpu_seconds_total"].GetMetric()[0].GetCounter().GetValue()
+		all := parsed(t, scrape(t, c))
+		of := func(name string) float64 { return all[name].GetMetric()[0].GetCounter().GetValue() }
+		waiting, throttled, entitled := of("cgpu_gpu_waiting_seconds_total"), of("cgpu_gpu_throttled_seconds_total"), of("cgpu_gpu_entitled_seconds_total")
+		if waiting != 10*throttled || entitled != 8*throttled || waiting*6 != of("cgpu_gpu_seconds_total")*10 {
+			t.Errorf("%v s waited, %v throttled, %v entitled", waiting, throttled, entitled)
+		}
+		return of("cgpu_gpu_seconds_total")
 	}
 	if got := total(); got != 1.5 {
 		t.Fatalf("%v s", got)

@@ -88,6 +88,9 @@ func (n *node) container(id, name string, uuids ...string) *tally.File {
 		f.On(i).Exact.Store(1)
 		f.On(i).Time.Store(uint64(1500 * time.Millisecond))
 		f.On(i).Denied.Store(2)
+		f.Waits(i).Waiting.Store(uint64(2500 * time.Millisecond))
+		f.Waits(i).Throttled.Store(uint64(250 * time.Millisecond))
+		f.Waits(i).Entitled.Store(uint64(2 * time.Second))
 	}
 	return f
 }

@@ -123,6 +123,9 @@ func (p picture) tellGPU(e emit, g snapshot.GPU, labels []*dto.LabelPair) {
 	c := p.counted.Sum.GPUs[g.UUID]
 	if c.Exact {
 		e(gpuTime, seconds(c.Time), labels)
+		e(gpuWaiting, seconds(c.Waiting), labels)
+		e(gpuThrottled, seconds(c.Throttled), labels)
+		e(gpuEntitled, seconds(c.Entitled), labels)
 	}
 	e(gpuDenied, float64(c.Denied), labels)
 	h := p.hardware[g.UUID]
@@ -152,14 +155,12 @@ func (p picture) tellVGPU(e emit, g snapshot.GPU, v snapshot.VGPU, labels []*dto
 	if v.Percent != 0 {
 		percent = strconv.Itoa(v.Percent)
 	}
-	e.info(vgpuInfo, 1, labels, text(v.ID), v.Enforcement, strconv.FormatBool(v.Native), weight, percent, v.Priority.String())
+	paused := v.Paused || v.State == snapshot.StatePaused
+	e.info(vgpuInfo, 1, labels, text(v.ID), v.Enforcement, strconv.FormatBool(v.Native), weight, percent, v.Priority.String(),
+		strconv.FormatBool(paused))
 	guarded := v.Enforcement == device.EnforceGuard
 	if v.Answered {
 		e(vgpuUsed, float64(v.Used), labels)
-		e(vgpuManaged, float64(v.Managed), labels)
-		if guarded {
-			e(vgpuPeak, float64(v.Peak), labels)
-		}
 		if guarded && v.Spill > 0 {
 			e(vgpuSpilled, float64(v.Spilled), labels)
 		}
@@ -168,13 +169,15 @@ func (p picture) tellVGPU(e emit, g snapshot.GPU, v snapshot.VGPU, labels []*dto
 	if c, ok := p.counted.Containers[v.Nonce].GPUs[g.UUID]; ok {
 		if c.Exact {
 			e(vgpuTime, seconds(c.Time), labels)
+			e(vgpuWaiting, seconds(c.Waiting), labels)
+			e(vgpuThrottled, seconds(c.Throttled), labels)
+			e(vgpuEntitled, seconds(c.Entitled), labels)
 		}
 		e(vgpuDenied, float64(c.Denied), labels)
 	}
 }
 
 func (p picture) tellContainer(e emit, v snapshot.VGPU, labels []*dto.LabelPair) {
-	e(containerPaused, truth(v.Paused || v.State == snapshot.StatePaused), labels)
 	if v.Enforcement == device.EnforceGuard {
 		e(containerUp, truth(v.Answered), labels)
 	}

@@ -72,6 +72,9 @@ var (
 	gpuFree        = define(ofGPU, gauge, "gpu_slots_free", "Containers that may still come, as far as their number goes. 0 beside one that has the whole GPU.")
 	gpuPromised    = define(ofGPU, gauge, "gpu_promised_ratio", "Sum of the hard caps, as a part of the GPU's time.")
 	gpuTime        = define(ofGPU, counter, "gpu_seconds_total", "Time on the GPU of all containers since the boot, those that have ended too, by the driver's records of context switches; absent where there are none.")
+	gpuWaiting     = define(ofGPU, counter, "gpu_waiting_seconds_total", "Time in which containers waited for their next turn in the middle of their work, of all since the boot.")
+	gpuThrottled   = define(ofGPU, counter, "gpu_throttled_seconds_total", "Time with work in which containers were off, of all since the boot.")
+	gpuEntitled    = define(ofGPU, counter, "gpu_entitled_seconds_total", "Time on the GPU that containers were entitled to, of all since the boot.")
 	gpuDenied      = define(ofGPU, counter, "gpu_denied_allocations_total", "Allocations refused because of a limit, of all containers since the boot, those that have ended too.")
 	gpuTemperature = define(ofGPU, gauge, "gpu_temperature_celsius", "Temperature of the GPU, by NVML.")
 	gpuPower       = define(ofGPU, gauge, "gpu_power_watts", "Power that the card draws, by NVML.")
@@ -83,20 +86,24 @@ var (
 // Of a container on a GPU.
 var (
 	vgpuInfo = define(ofVGPU, gauge, "container_info", "1, with the whole ID, who enforces the limit (guard or preload), whether the GPU is the container's alone (native), "+
-		"and weight, percent (empty: no cap) and priority as set.", "container_id", "enforcement", "native", "weight", "percent", "priority")
+		"weight, percent (empty: no cap) and priority as set, and whether the container is paused, by cgpu pause or by its engine.",
+		"container_id", "enforcement", "native", "weight", "percent", "priority", "paused")
 	vgpuLimit   = define(ofVGPU, gauge, "container_memory_limit_bytes", "Memory that the container may have; absent of a whole GPU.")
 	vgpuUsed    = define(ofVGPU, gauge, "container_memory_used_bytes", "Memory that is charged to the container, managed memory included.")
-	vgpuPeak    = define(ofVGPU, gauge, "container_memory_peak_bytes", "The most that was charged so far; absent in preload mode.")
-	vgpuManaged = define(ofVGPU, gauge, "container_memory_managed_bytes", "Managed memory, a part of what is used.")
 	vgpuSpilled = define(ofVGPU, gauge, "container_memory_spilled_bytes", "Host memory in use in the place of the GPU's, which is not in what is used; absent where no spill is allowed.")
 	vgpuTime    = define(ofVGPU, counter, "container_gpu_seconds_total", "Time on the GPU, by the driver's records of context switches; absent where there are none, and of a whole GPU.")
-	vgpuDenied  = define(ofVGPU, counter, "container_denied_allocations_total", "Allocations refused because of the limit; absent in preload mode.")
+	vgpuWaiting = define(ofVGPU, counter, "container_gpu_waiting_seconds_total", "Time from the end of a turn in the middle of work to the next turn, of each context; absent where GPU seconds are. "+
+		"A program that waits for each kernel is not seen to wait for its turn.")
+	vgpuThrottled = define(ofVGPU, counter, "container_gpu_throttled_seconds_total", "Time with work in which the container was off: outside of its cap's slot, while others' turns were, or paused; "+
+		"absent where GPU seconds are.")
+	vgpuEntitled = define(ofVGPU, counter, "container_gpu_entitled_seconds_total", "Time on the GPU that the container was entitled to while it had work: its part, by policy, weight and priority, "+
+		"of what all had together, or its cap's; absent where GPU seconds are.")
+	vgpuDenied = define(ofVGPU, counter, "container_denied_allocations_total", "Allocations refused because of the limit; absent in preload mode.")
 )
 
 // Of a container.
 var (
-	containerUp     = define(ofContainer, gauge, "container_guard_up", "1 if the container's guard answers; absent in preload mode, where there is none.")
-	containerPaused = define(ofContainer, gauge, "container_paused", "1 while the container is paused, by cgpu pause or by its engine.")
-	containerCalls  = define(ofContainer, counter, "container_trapped_calls_total", "Driver calls that the guard was asked about; absent in preload mode.")
-	containerKills  = define(ofContainer, counter, "container_kills_total", "Processes killed and RM clients freed by the guard; absent in preload mode.")
+	containerUp    = define(ofContainer, gauge, "container_guard_up", "1 if the container's guard answers; absent in preload mode, where there is none.")
+	containerCalls = define(ofContainer, counter, "container_trapped_calls_total", "Driver calls that the guard was asked about; absent in preload mode.")
+	containerKills = define(ofContainer, counter, "container_kills_total", "Processes killed and RM clients freed by the guard; absent in preload mode.")
 )

@@ -261,7 +261,7 @@ func TestAwaitLast(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	x := c.gpu()
 	used := func(d time.Duration) (a sched.Account) {
-		a.GPUTime = d
+		a.GPUTime, a.Waiting, a.Granted = d, 2*d, 3*d
 		return a
 	}
 	waits := 0
@@ -298,7 +298,7 @@ func TestAwaitLast(t *testing.T) {
 		c.free(g.Client.Handle(), g.Handle)
 	}
 	await("one that decides", 1)
-	if used, exact := c.Looked(0); used != 6*time.Second || !exact {
-		t.Errorf("%v, %v", used, exact)
+	if times, exact := c.Looked(0); times != (Times{Used: 6 * time.Second, Waiting: 12 * time.Second, Entitled: 18 * time.Second}) || !exact {
+		t.Errorf("%v, %v", times, exact)
 	}
 }

@@ -33,16 +33,19 @@ func (g *Guard) keepTally() (release func()) {
 	}
 }
 
-// countGPUTime counts each GPU's time up to the last switch record.
+// countGPUTime counts each GPU's times up to the last switch record.
 func (g *Guard) countGPUTime() {
 	for i := range g.cfg.GPUs {
-		used, exact := g.gpuTime.Looked(i)
+		t, exact := g.gpuTime.Looked(i)
 		if !exact {
 			continue
 		}
-		c := g.tally.On(i)
+		c, w := g.tally.On(i), g.tally.Waits(i)
 		c.Exact.Store(1)
-		tally.Raise(&c.Time, uint64(used))
+		tally.Raise(&c.Time, uint64(t.Used))
+		tally.Raise(&w.Waiting, uint64(t.Waiting))
+		tally.Raise(&w.Throttled, uint64(t.Throttled))
+		tally.Raise(&w.Entitled, uint64(t.Entitled))
 	}
 	g.countCPU()
 }

@@ -33,7 +33,8 @@ type State struct {
 	mixed   time.Duration // when somebody blocked early last
 	amiss   float64       // measured loss by the computed one
 	high    precedence
-	turns   turns                    // beside one
+	turns   turns // beside one
+	crowds  crowds
 	presses bool                     // it goes before the others
 	lag     map[string]time.Duration // entitlement less GPU time; positive: behind
 	slice   map[string]time.Duration // in force
@@ -64,6 +65,7 @@ func (s State) Lag(vgpu string) time.Duration { return s.lag[vgpu] }
 //   - It is long while nobody who blocks early waits for those who do not (target).
 //   - A vGPU that does pulls it down to what it takes of a round itself, so that all have the same (pull).
 //   - It is never so short that preemptions take more than MaxLoss of the GPU (loss).
+//   - Several groups of one vGPU cost the others no more than one (crowds).
 //   - A burst that fits into a vGPU's part of a round is not cut in two (slice).
 //   - High priority is apart (press). Hard caps are slots, as they came.
 func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Duration) ([]Row, State) {
@@ -71,17 +73,29 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	for i, v := range vgpus {
 		rows[i] = Row{NativeTimeslice, v.Slot}
 	}
-	r := t.round(c, vgpus, costs, s.pace.value)
+	r := t.round(c, vgpus, costs, s.pace.value, s.crowds.stretch)
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
 	presses := s.presses
 	if s.presses = c.Policy != PolicyNative && t.press(c, vgpus, rows, &s, now); !s.presses && c.Policy != PolicyNative {
 		s.mixed = r.mixed(t, s.mixed, now)
-		s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
-		r.scale = s.amiss
-		s.pace = s.pace.follow(t.target(r, now-s.mixed >= settleTime), len(r.turns) < 2, r.lost > t.MaxLoss, now)
-		for i, v := range vgpus {
-			rows[i].Slice = t.slice(c, r.of(i), v, s)
+		if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
+			s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
 		}
+		r.scale = s.amiss
+		var target time.Duration
+		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
+		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss, now)
+		r = r.stretched(max(1, s.crowds.stretch))
+		for i, v := range vgpus {
+			x := r.of(i)
+			rows[i].Slice = t.slice(c, x, v, s)
+			if x != nil && x.crowd {
+				rows[i].Slot = s.crowds.slot
+			}
+		}
+	}
+	if s.presses {
+		s.crowds = crowds{barred: s.crowds.barred}
 	}
 	s.at = now
 	s.set(vgpus, rows, costs, presses != s.presses, now)
@@ -129,10 +143,12 @@ type turn struct {
 	present float64 // the part of the rounds in which it has work
 	capped  bool    // it is on in slots only
 	gives   float64 // the least slice of one of best effort beside others; 0: it does not give way
+	crowd   bool    // several of its groups never block (crowds)
+	stretch float64 // how much longer its slices are than the pace makes them
 }
 
 // round looks at those with work, as they were at a pace.
-func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) round {
+func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration, stretch float64) round {
 	r := round{costs: costs, scale: 1}
 	level := quota.PriorityBestEffort
 	for _, v := range vgpus {
@@ -144,12 +160,16 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration) rou
 		if v.Busy == 0 {
 			continue
 		}
-		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless), present: 1}
+		x := turn{vgpu: i, capped: v.Slot.Cycle > 0, weight: c.weightAt(level, v), groups: float64(v.Busy), endless: float64(v.Endless),
+			present: 1, stretch: 1}
 		x.burst = v.Burst.Seconds()
 		if v.Priority < level {
 			x.gives = t.HighPrio.Seconds() / x.groups
 		} else {
 			r.lost += v.Cuts * costs.Preempt.Seconds()
+		}
+		if x.crowd = v.Endless > 1 && !x.capped && x.gives == 0 && !v.high(); x.crowd {
+			x.stretch = max(1, stretch)
 		}
 		r.turns = append(r.turns, x)
 	}
@@ -184,9 +204,10 @@ func (r round) of(vgpu int) *turn {
 
 // slice is the timeslice of each of its groups at a pace. Those that block leave some of their part to those that do not.
 func (x turn) slice(pace float64) float64 {
-	slice := x.weight * pace / x.groups
+	part := x.weight * x.stretch * pace
+	slice := part / x.groups
 	if x.endless > 0 {
-		slice = max(slice, (x.weight*pace-(x.groups-x.endless)*x.burst)/x.endless)
+		slice = max(slice, (part-(x.groups-x.endless)*x.burst)/x.endless)
 	}
 	return min(max(slice, x.gives, shortest.Seconds()), longest.Seconds())
 }
@@ -281,7 +302,11 @@ func (t Timing) base(r round) float64 {
 
 // target is the pace that is right now.
 func (t Timing) target(r round, settled bool) time.Duration {
-	if len(r.turns) < 2 {
+	switch {
+	case len(r.turns) == 1 && r.turns[0].groups > 1 && r.turns[0].endless == r.turns[0].groups:
+		x := r.turns[0]
+		return time.Duration(min(x.groups*float64(t.Base), float64(t.MaxRound)) / x.weight)
+	case len(r.turns) < 2:
 		return t.Min // it is not switched, and the next one who comes waits the less
 	}
 	long := t.base(r)
@@ -300,11 +325,15 @@ func (t Timing) target(r round, settled bool) time.Duration {
 	for _, x := range r.turns {
 		pace = min(pace, r.pull(x, long, length, weights))
 	}
-	pace = max(pace, lone.Seconds())
+	return time.Duration(t.bounded(r, max(pace, lone.Seconds()), long) * float64(time.Second))
+}
+
+// bounded is the shortest pace from one on at which preemptions take no more than MaxLoss; long at most.
+func (t Timing) bounded(r round, pace, long float64) float64 {
 	for pace < long && r.loss(pace) > t.MaxLoss {
 		pace = min(pace*paceStep, long)
 	}
-	return time.Duration(pace * float64(time.Second))
+	return pace
 }
 
 // paceStep is how exactly the shortest pace is found that loses no more than MaxLoss.
@@ -352,7 +381,7 @@ func (r round) lags(vgpus []VGPU, lag map[string]time.Duration, dt time.Duration
 func (t Timing) slice(c Card, x *turn, v VGPU, s State) time.Duration {
 	pace := s.pace.value.Seconds()
 	if x == nil {
-		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds(), present: 1}
+		x = &turn{weight: c.weight(v.Share), groups: float64(max(1, v.Contexts)), burst: unending.Seconds(), present: 1, stretch: 1}
 	}
 	slice := time.Duration(x.slice(pace) * float64(time.Second))
 	if v.Burst > slice+slice/4 || v.Endless > 0 || v.Busy == 0 || x.gives > 0 || s.lag[v.ID] < -ahead {

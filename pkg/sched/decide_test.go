@@ -50,6 +50,7 @@ func TestDecide(t *testing.T) {
 	saturating.Ran = 32 * ms
 	idle := VGPU{ID: "idle", Share: Share{Weight: 1, Priority: first}, Contexts: 1, Seen: Seen{Burst: unending}}
 	two := VGPU{ID: "two", Share: Share{Weight: 1, Priority: usual}, Contexts: 2, Seen: Seen{Busy: 2, Endless: 1, Burst: 2 * ms}}
+	three := VGPU{ID: "three", Share: Share{Weight: 2, Priority: usual}, Contexts: 3, Seen: Seen{Busy: 3, Endless: 3, Burst: unending}}
 	greedy := loopOf("greedy", 5*ms, 10*ms)
 	greedy.Ran = 30 * ms
 	many := []VGPU{}
@@ -62,6 +63,7 @@ func TestDecide(t *testing.T) {
 		want  []Row // of the first
 	}{
 		{"alone: the next who comes need not wait", []VGPU{hogOf("a", usual)}, []Row{{Slice: ms}}},
+		{"several alone do not preempt each other all the time", []VGPU{three}, []Row{{Slice: 10 * ms}}},
 		{"all saturate", []VGPU{hogOf("a", usual), hogOf("b", usual)}, []Row{{Slice: 35 * ms}, {Slice: 35 * ms}}},
 		{"one who seldom has work", []VGPU{hogOf("a", usual), hogOf("b", usual), loopOf("c", ms, time.Second)}, []Row{{Slice: 10 * ms}}},
 		{"one who needs no time, and nothing was seen to be lost", []VGPU{hogOf("a", usual), loopOf("b", 0, ms)}, []Row{{Slice: 109 * us}}},

@@ -172,18 +172,24 @@ func (l *Local) Off(now time.Duration, begun bool) (off bool, until time.Duratio
 	return !on, until
 }
 
-// Paused is told that the channels are off since a time.
+// Paused is told that the channels are off since a time, or that more of them are.
 func (l *Local) Paused(now time.Duration) {
+	had := l.had
+	l.Resumed(now)
 	l.pauses++
-	l.stopped, l.had = now, l.row.Busy > 0
+	l.stopped, l.had = now, had || l.row.Busy > 0
 }
 
 // Resumed is told that the channels are on.
 func (l *Local) Resumed(now time.Duration) {
-	if l.had {
-		l.throttled += now - l.stopped
-	}
+	_, l.throttled = l.Pauses(now)
+	l.had = false
 }
 
 // Pauses counts the times that the channels were stopped, and the time with work while they were.
-func (l *Local) Pauses() (n uint64, throttled time.Duration) { return l.pauses, l.throttled }
+func (l *Local) Pauses(now time.Duration) (n uint64, throttled time.Duration) {
+	if l.had {
+		return l.pauses, l.throttled + max(0, now-l.stopped)
+	}
+	return l.pauses, l.throttled
+}

@@ -169,7 +169,7 @@ func TestSlice(t *testing.T) {
 	}
 }
 
-// TestThrottled: time without work is not throttled.
+// TestThrottled: time without work is not throttled; with work it counts at once, and goes on where a pause follows another.
 func TestThrottled(t *testing.T) {
 	l := newTestLocal()
 	for _, busy := range []int{0, 2} {
@@ -177,8 +177,18 @@ func TestThrottled(t *testing.T) {
 		l.Paused(localNow)
 		l.Resumed(localNow + time.Second)
 	}
-	if n, throttled := l.Pauses(); n != 2 || throttled != time.Second {
+	if n, throttled := l.Pauses(localNow); n != 2 || throttled != time.Second {
 		t.Errorf("%d pauses, %v", n, throttled)
+	}
+	l.Paused(localNow)
+	l.Take(Verdict{})
+	if _, throttled := l.Pauses(localNow + time.Second); throttled != 2*time.Second {
+		t.Errorf("%v while it is off", throttled)
+	}
+	l.Paused(localNow + 2*time.Second) // cgpu pause
+	l.Resumed(localNow + 4*time.Second)
+	if n, throttled := l.Pauses(localNow + 5*time.Second); n != 4 || throttled != 5*time.Second {
+		t.Errorf("%d pauses, %v in the end", n, throttled)
 	}
 }
 

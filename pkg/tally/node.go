@@ -27,9 +27,12 @@ type Values struct {
 
 // GPUValues are those of one GPU.
 type GPUValues struct {
-	Exact  bool   `json:"exact"` // somebody's time is known
-	Time   uint64 `json:"timeNs"`
-	Denied uint64 `json:"denied"`
+	Exact     bool   `json:"exact"` // somebody's times are known
+	Time      uint64 `json:"timeNs"`
+	Waiting   uint64 `json:"waitingNs"`
+	Throttled uint64 `json:"throttledNs"`
+	Entitled  uint64 `json:"entitledNs"`
+	Denied    uint64 `json:"denied"`
 }
 
 // add adds another's counters.
@@ -46,6 +49,9 @@ func (v *Values) add(o Values) {
 		sum.Exact = sum.Exact || g.Exact
 		sum.Denied += g.Denied
 		sum.Time += g.Time
+		sum.Waiting += g.Waiting
+		sum.Throttled += g.Throttled
+		sum.Entitled += g.Entitled
 		v.GPUs[uuid] = sum
 	}
 }

@@ -39,7 +39,8 @@ type Page struct {
 	// killed for what they had. CPU is what the guard has used itself, in nanoseconds.
 	Calls, FreedClients, KilledProcesses, CPU atomic.Uint64
 	_                                         [2]uint64
-	GPUs                                      [MaxGPUs]GPU // On
+	GPUs                                      [MaxGPUs]GPU   // On
+	waits                                     [MaxGPUs]Waits // Waits; a guard of before has zeros there
 }
 
 // GPU is what is counted of one GPU.
@@ -50,10 +51,21 @@ type GPU struct {
 	_                   [2]uint64
 }
 
+// Waits are further times of one GPU, in nanoseconds, that count where GPU.Exact is not 0.
+type Waits struct {
+	// Waiting is from the end of a turn in the middle of work to the next one, Throttled with work while the container was off, Entitled what
+	// its share was.
+	Waiting, Throttled, Entitled atomic.Uint64
+	_                            uint64
+}
+
 var _ [size - unsafe.Sizeof(Page{})]byte // it fits
 
 // On are the counters of the container's i-th GPU. A page with a file has no more than MaxGPUs, and what one without counts nobody reads.
 func (p *Page) On(i int) *GPU { return &p.GPUs[i%MaxGPUs] }
+
+// Waits are more of the container's i-th GPU, as On.
+func (p *Page) Waits(i int) *Waits { return &p.waits[i%MaxGPUs] }
 
 // Raise sets a counter that is measured elsewhere, and never back.
 func Raise(c *atomic.Uint64, to uint64) {
@@ -158,9 +170,10 @@ func values(f *os.File) (v Values, err error) {
 	}
 	v = Values{Calls: p.Calls.Load(), FreedClients: p.FreedClients.Load(), KilledProcesses: p.KilledProcesses.Load(), CPU: p.CPU.Load(), GPUs: map[string]GPUValues{}}
 	for i := range p.GPUs[:p.gpus] {
-		g := &p.GPUs[i]
+		g, w := &p.GPUs[i], &p.waits[i]
 		uuid, _, _ := bytes.Cut(g.uuid[:], []byte{0})
-		v.GPUs[string(uuid)] = GPUValues{Exact: g.Exact.Load() != 0, Time: g.Time.Load(), Denied: g.Denied.Load()}
+		v.GPUs[string(uuid)] = GPUValues{Exact: g.Exact.Load() != 0, Time: g.Time.Load(), Denied: g.Denied.Load(),
+			Waiting: w.Waiting.Load(), Throttled: w.Throttled.Load(), Entitled: w.Entitled.Load()}
 	}
 	return v, nil
 }

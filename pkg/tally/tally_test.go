@@ -37,6 +37,9 @@ func count(p *Page) {
 	Raise(&p.On(0).Time, 7)
 	Raise(&p.On(0).Time, 5)
 	p.On(0).Denied.Add(2)
+	p.Waits(0).Waiting.Add(11)
+	p.Waits(0).Throttled.Add(13)
+	p.Waits(0).Entitled.Add(17)
 }
 
 func must(t testing.TB, err error) {
@@ -52,7 +55,8 @@ func expect(t *testing.T, dir string, containers, files int) {
 	n, err := Read(dir)
 	must(t, err)
 	c := uint64(containers)
-	if g := n.Sum.GPUs[gpu]; n.Sum.Calls != 3*c || n.Sum.KilledProcesses != c || g.Time != 7*c || g.Denied != 2*c || g.Exact != (c > 0) || len(n.Containers) != files {
+	want := GPUValues{Exact: c > 0, Time: 7 * c, Denied: 2 * c, Waiting: 11 * c, Throttled: 13 * c, Entitled: 17 * c}
+	if n.Sum.Calls != 3*c || n.Sum.KilledProcesses != c || n.Sum.GPUs[gpu] != want || len(n.Containers) != files {
 		t.Fatalf("%+v, want the counts of %d containers and %d files", n, containers, files)
 	}
 }

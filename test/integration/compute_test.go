@@ -31,6 +31,7 @@ func TestCompute(t *testing.T) {
 		{"weights", weights},
 		{"equal weights", equalWeights},
 		{"fork bomb", forkBomb},
+		{"waiting beside many", waitingBesideMany},
 		{"idle neighbour", idleNeighbour},
 		{"exec", execCounts},
 		{"fixed", fixedCaps},
@@ -89,6 +90,20 @@ func forkBomb(t *testing.T, gpu int) {
 	s := during(t, 2*measured, gpu, victim)
 	if share := 100 * float64(s.gpuTime[0]) / float64(s.busy); share < 50-tolerance {
 		t.Errorf("beside a container that makes contexts all the time a neighbour has %.1f %%", share)
+	}
+}
+
+// waitingBesideMany: a program that waits for each kernel has not much less beside a container with many processes that never wait than
+// beside one with a single such process; by slices alone it would have an eighth.
+func waitingBesideMany(t *testing.T, gpu int) {
+	loop, many := busy(t, on(gpu), "--kernel", "1ms", "--gap", "15us"), busy(t, on(gpu), "--processes", "6")
+	for range 2 { // and goes on to have it when the arbiter has asked for the GPU's load
+		measuring(t, gpu, []string{loop, many}, func(s spent) string {
+			if a, b := s.percent(s.gpuTime[0]), s.percent(s.gpuTime[1]); a < 33 || b < 33 {
+				return fmt.Sprintf("the one has %.1f %%, the other %.1f", a, b)
+			}
+			return ""
+		})
 	}
 }
 

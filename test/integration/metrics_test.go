@@ -155,14 +155,26 @@ func TestMetricsTime(t *testing.T) {
 		got := scrape(t, address).of("cgpu_container_gpu_seconds_total", "id", id[:12])
 		want := spentBy(t, gpu, id).gpuTime[0].Seconds()
 		last = got
+		if paused := scrape(t, address).of("cgpu_container_info", "paused", "true"); paused != 2 {
+			return fmt.Sprintf("%v are paused", paused)
+		}
 		if math.Abs(got-want) > want/100 || want < 0.1 {
 			return fmt.Sprintf("%v s, the driver says %v", got, want)
 		}
 		return ""
 	})
+	s := scrape(t, address)
+	of := func(what string) float64 { return s.of("cgpu_container_gpu_"+what+"_seconds_total", "id", id[:12]) }
+	entitled, waiting, throttled := of("entitled"), of("waiting"), of("throttled")
+	if entitled < last/2 || entitled > 2*last || waiting < last/4 || !(throttled > 0) {
+		t.Errorf("of two alike one had %v s: %v entitled, %v waited, %v throttled by a pause", last, entitled, waiting, throttled)
+	}
 	docker(t, "rm", "-f", id, other)
-	if got := scrape(t, address).of("cgpu_gpu_seconds_total", "index", strconv.Itoa(gpu)); got < last {
-		t.Errorf("%v s after the containers' end, one had %v", got, last)
+	s = scrape(t, address)
+	for what, had := range map[string]float64{"": last, "entitled_": entitled, "waiting_": waiting, "throttled_": throttled} {
+		if got := s.of("cgpu_gpu_"+what+"seconds_total", "index", strconv.Itoa(gpu)); got < had {
+			t.Errorf("%v s %safter the containers' end, one had %v", got, what, had)
+		}
 	}
 }
 
