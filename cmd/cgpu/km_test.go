@@ -94,7 +94,7 @@ func TestUnits(t *testing.T) {
 	if err != nil {
 		t.Skip("systemd-analyze is not installed")
 	}
-	for _, name := range []string{"cgpu-km.service", "cgpu-exporter.service"} {
+	for _, name := range []string{"cgpu-km.service", "cgpu-exporter.service", "cgpu-health.service"} {
 		text, err := os.ReadFile("../../configs/" + name)
 		if err != nil {
 			t.Fatal(err)

@@ -51,7 +51,7 @@ func main() {
 
 // complaint is the line for an error. What root alone may do is said first to whoever is not root.
 func complaint(err error, args []string, uid int) string {
-	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
+	text := terminal.Printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")) // tenants' names may be in it
 	text = strings.TrimPrefix(text, "cgpu: ")
 	if uid != 0 && errors.Is(err, fs.ErrPermission) {
 		command := "cgpu"

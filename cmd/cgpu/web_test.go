@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +19,19 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
+
+// TestWebAddress: it listens on 127.0.0.1, and localhost is [::1] first, where anybody may listen.
+func TestWebAddress(t *testing.T) {
+	page, err := os.ReadFile("../../docs/web.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{cgpu("web --help"), string(page)} {
+		if strings.Contains(text, "localhost:") || !strings.Contains(text, "ssh -L 9472:127.0.0.1:9472") {
+			t.Errorf("sends people to whoever listens on [::1]: %s", text)
+		}
+	}
+}
 
 // TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell
 // strangers.

@@ -99,7 +99,8 @@ func TestHealth(t *testing.T) {
 		_, err := io.WriteString(w, "# HELP more Of a source.\n# TYPE more gauge\nmore 1\n")
 		return errors.Join(err, errors.New("half of it"))
 	})
-	a.metrics.Register(func(w io.Writer) error { _, err := io.WriteString(w, "later 1\n"); return err })
+	made := 0
+	a.metrics.Register(func(w io.Writer) error { made++; _, err := io.WriteString(w, "later 1\n"); return err })
 	a.metrics.Add("events_total", 2)
 	h := healthHandler(a)
 	ask := func(method, path string, code int, has string) {
@@ -124,6 +125,14 @@ func TestHealth(t *testing.T) {
 	for _, has := range []string{"cgpu_agent_events_total 2\n", "cgpu_agent_events_dropped_total 0\n", "more 1\n", "later 1\n",
 		"# TYPE cgpu_agent_heap_bytes gauge"} {
 		ask("GET", "/metrics", 200, has)
+	}
+	// However often somebody asks.
+	begun, before := time.Now(), made
+	for range 200 {
+		ask("GET", "/metrics", 200, "later 1\n")
+	}
+	if most := int(time.Since(begun)/fresh) + 1; made-before > most {
+		t.Errorf("asked again and again the figures were made %d times, want at most %d", made-before, most)
 	}
 	ask("GET", "/debug/pprof/", 404, "")
 	ask("GET", "/v1/smi", 404, "") // off

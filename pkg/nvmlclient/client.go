@@ -8,30 +8,36 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os/exec"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or
-// seconds for a GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and
-// its answer is taken later; after a minute it is killed. Another one is started when it has ended, after a rest: one that NVML
-// holds fast in the kernel does not end. One goroutine uses it.
+// Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
+// GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and its answer is taken later; after
+// a minute it is killed. Another one is started when it has ended, and not too soon after it was: one that NVML holds fast in the kernel does not end. One goroutine uses it.
 type Client struct {
-	start func() (*child, error)
+	start func(heard func(map[string]device.Hardware)) (*child, error)
 	now   func() time.Time
 
 	line  string        // what is asked: device.HardwareLine or HealthLine
-	rest  time.Duration // from a child's end to the next one's start
+	rest  time.Duration // from a child's start to the next one's
 	child *child
 	next  time.Time // when another one may be started
+
+	mu    sync.Mutex
+	xids  map[string][]uint64 // that were not taken, by UUID
+	count map[string]uint64   // of all that came, of whichever child, by UUID; of a GPU of which none tells there is none
 }
 
 // child is a cgpu-refresh that answers.
 type child struct {
 	in      io.WriteCloser
-	answers chan []byte // closed when it ends
+	answers chan map[string]device.Hardware // closed when it ends
 	end     func()
 	asked   time.Time // when it was asked for an answer that has not come; zero: none is missing
 }
@@ -42,20 +48,55 @@ const (
 	Rest       = time.Minute
 	HealthRest = 5 * time.Second // while nobody counts, Xids are lost
 	maxAnswer  = 1 << 20
+	maxXids    = 64 // of a GPU, that wait to be taken
 )
 
 func New(line string, rest time.Duration) *Client {
-	return &Client{start: startChild, now: time.Now, line: line, rest: rest}
+	return &Client{start: startChild, now: time.Now, line: line, rest: rest, xids: map[string][]uint64{}, count: map[string]uint64{}}
 }
 
-// Ask is what NVML says of each GPU, by UUID.
+// Ask is what NVML says of each GPU, by UUID. With an error it is what NVML has told by itself, Xids.
 func (h *Client) Ask() (map[string]device.Hardware, error) {
+	answer, err := h.answer()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := map[string]device.Hardware{}
+	for uuid, g := range answer {
+		if g.Xids != nil {
+			h.count[uuid] += 0 // of which is told from now on
+		}
+		all[uuid] = g
+	}
+	for uuid, n := range h.count {
+		g, known := all[uuid]
+		g.Xids, g.NewXids, g.Lost = new(n), h.xids[uuid], g.Lost || !known
+		all[uuid] = g
+	}
+	h.xids = map[string][]uint64{}
+	return all, err
+}
+
+// hear keeps the Xids of a line.
+func (h *Client) hear(all map[string]device.Hardware) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for uuid, g := range all {
+		h.count[uuid] += uint64(len(g.NewXids))
+		for _, xid := range g.NewXids {
+			if list := h.xids[uuid]; len(list) < maxXids && !slices.Contains(list, xid) {
+				h.xids[uuid] = append(list, xid)
+			}
+		}
+	}
+}
+
+func (h *Client) answer() (map[string]device.Hardware, error) {
 	if h.child == nil {
 		if h.now().Before(h.next) {
 			return nil, errors.New("NVML did not answer a moment ago")
 		}
 		h.next = h.now().Add(h.rest)
-		c, err := h.start()
+		c, err := h.start(h.hear)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +105,6 @@ func (h *Client) Ask() (map[string]device.Hardware, error) {
 	all, err := h.child.ask(h.line, h.now())
 	if errors.Is(err, errEnded) {
 		h.Close()
-		h.next = h.now().Add(h.rest)
 	}
 	return all, err
 }
@@ -78,7 +118,7 @@ func (h *Client) Close() {
 	}
 }
 
-func (c *child) ask(line string, now time.Time) (all map[string]device.Hardware, err error) {
+func (c *child) ask(line string, now time.Time) (map[string]device.Hardware, error) {
 	patience := patience
 	switch {
 	case c.asked.IsZero():
@@ -91,18 +131,18 @@ func (c *child) ask(line string, now time.Time) (all map[string]device.Hardware,
 		patience = moment
 	}
 	select {
-	case line, ok := <-c.answers:
+	case all, ok := <-c.answers:
 		if !ok {
 			return nil, errEnded
 		}
 		c.asked = time.Time{}
-		return all, json.Unmarshal(line, &all)
+		return all, nil
 	case <-time.After(patience):
 		return nil, errors.New("NVML: no answer")
 	}
 }
 
-func startChild() (*child, error) {
+func startChild(heard func(map[string]device.Hardware)) (*child, error) {
 	helper, err := device.Program("cgpu-refresh")
 	if err != nil {
 		return nil, err
@@ -119,16 +159,30 @@ func startChild() (*child, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{in: in, answers: make(chan []byte, 1), end: func() { _ = cmd.Process.Kill() }}
+	c := &child{in: in, answers: make(chan map[string]device.Hardware, 1), end: func() { _ = cmd.Process.Kill() }}
 	go func() {
 		defer close(c.answers)
-		s := bufio.NewScanner(out)
-		s.Buffer(nil, maxAnswer)
-		for s.Scan() {
-			c.answers <- append([]byte(nil), s.Bytes()...)
-		}
+		readHardware(out, heard, c.answers)
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}()
 	return c, nil
+}
+
+// readHardware hands over what comes by itself and what is an answer, until the lines end or are none of ours.
+func readHardware(out io.Reader, heard func(map[string]device.Hardware), answers chan<- map[string]device.Hardware) {
+	s := bufio.NewScanner(out)
+	s.Buffer(nil, maxAnswer)
+	for s.Scan() {
+		var all map[string]device.Hardware
+		if json.Unmarshal(s.Bytes(), &all) != nil {
+			return
+		}
+		byItself := func(g device.Hardware) bool { return len(g.NewXids) > 0 }
+		if slices.ContainsFunc(slices.Collect(maps.Values(all)), byItself) {
+			heard(all)
+		} else {
+			answers <- all
+		}
+	}
 }

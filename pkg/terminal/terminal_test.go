@@ -56,6 +56,7 @@ func TestPrintable(t *testing.T) {
 		"\u200ea\u200fb\u061c":              "?a?b?",
 		"w\u200beb\u200c\u200d\u2060\ufeff": "w?eb????",
 		"a\u2028b\u00ad\U000e0041":          "a?b??",
+		"web\u3164\u2800\u115f\ufe0f\u034f": "web?????", // no ink
 		"größe":                             "größe",
 	} {
 		if got := Printable(in); got != want {
