@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package connlimit bounds the connections that an HTTP server holds, so that who sends nothing, or does not read what he is sent, keeps nobody out: where
-// there are as many as may be, the oldest that nobody works for is closed for the one that comes. golang.org/x/net/netutil has who comes wait for those.
+// Package connlimit bounds the connections that an HTTP server holds, so that who sends nothing, or does not read what he is
+// sent, keeps nobody out: where there are as many as may be, the oldest that nobody works for is closed for the one that comes.
+// golang.org/x/net/netutil has who comes wait for those.
 package connlimit
 
 import (

@@ -17,9 +17,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
-// Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or seconds for a
-// GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and its answer is taken later; after
-// a minute it is killed. Another one is started when it has ended, and not too soon after it was: one that NVML holds fast in the kernel does not end. One goroutine uses it.
+// Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or
+// seconds for a GPU that nobody uses. It is started when it is needed. If it does not answer, nobody waits for it any more, and
+// its answer is taken later; after a minute it is killed. Another one is started when it has ended, and not too soon after it
+// was: one that NVML holds fast in the kernel does not end. One goroutine uses it.
 type Client struct {
 	start func(heard func(map[string]device.Hardware)) (*child, error)
 	now   func() time.Time

@@ -31,13 +31,15 @@ none of ours
 	}
 	got, err := h.Ask()
 	n := func(n uint64) *uint64 { return &n }
-	if want := map[string]device.Hardware{"GPU-a": {Xids: n(3), NewXids: []uint64{79, 48}, Lost: true}, "GPU-b": {Temperature: new(41.0)}, "GPU-c": {Xids: n(0)}}; err != nil || !reflect.DeepEqual(got, want) {
+	if want := map[string]device.Hardware{"GPU-a": {Xids: n(3), NewXids: []uint64{79, 48}, Lost: true}, "GPU-b": {Temperature: new(41.0)},
+		"GPU-c": {Xids: n(0)}}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v: %+v, want %+v", err, got, want)
 	}
 	h.hear(map[string]device.Hardware{"GPU-a": {NewXids: []uint64{62}}})
 	close(answers)
 	for _, want := range [][]uint64{{62}, nil} { // the count is of all children
-		if got, err = h.Ask(); err == nil || !reflect.DeepEqual(got["GPU-a"].NewXids, want) || *got["GPU-a"].Xids != 4 || *got["GPU-c"].Xids != 0 {
+		if got, err = h.Ask(); err == nil || !reflect.DeepEqual(got["GPU-a"].NewXids, want) || *got["GPU-a"].Xids != 4 ||
+			*got["GPU-c"].Xids != 0 {
 			t.Errorf("of one that has ended: %v, %+v", err, got)
 		}
 	}
@@ -102,7 +104,8 @@ func TestHardware(t *testing.T) {
 	}
 }
 
-// TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until he has ended.
+// TestHardwareHangs: who does not answer keeps nobody waiting twice, is killed after a minute, and has no other beside him until
+// he has ended.
 func TestHardwareHangs(t *testing.T) {
 	now, starts, ended := time.Unix(0, 0), 0, 0
 	var answers chan map[string]device.Hardware

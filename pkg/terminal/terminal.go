@@ -18,7 +18,8 @@ import (
 // Acts: a terminal acts on the character, or shows nothing of it: control characters, what changes the direction of text, and what
 // has no width or no ink, such as Hangul's fillers. Names of processes and containers are chosen by tenants.
 func Acts(r rune) bool {
-	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) || r == '\u2800'
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Variation_Selector,
+		unicode.Other_Default_Ignorable_Code_Point) || r == '\u2800'
 }
 
 // EncodeJSON prints what goes to programs, and often to a terminal: JSON, in which characters that a terminal acts on are escaped.

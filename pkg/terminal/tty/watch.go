@@ -44,13 +44,16 @@ func Watch(ctx context.Context, w, warnings io.Writer, every time.Duration, show
 		}
 		select {
 		case <-ctx.Done():
-			if inPlace {
-				_, err := io.WriteString(w, "\n") // behind the ^C
-				return err
-			}
-			return nil
 		case <-tick.C:
+			if ctx.Err() == nil { // of two that are ready select takes any
+				continue
+			}
 		}
+		if inPlace {
+			_, err := io.WriteString(w, "\n") // behind the ^C
+			return err
+		}
+		return nil
 	}
 }
 

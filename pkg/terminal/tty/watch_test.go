@@ -52,7 +52,7 @@ func TestWatchAppends(t *testing.T) {
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var out, note bytes.Buffer
-	if err := Watch(ctx, &out, &note, time.Millisecond, threeTimes(stop)); err != nil || out.String() != "1\n\n2\n\n3\n" ||
+	if err := Watch(ctx, &out, &note, time.Nanosecond, threeTimes(stop)); err != nil || out.String() != "1\n\n2\n\n3\n" ||
 		note.String() != strings.Repeat("warning\n", 3) {
 		t.Errorf("printed %q and %q, %v", out.String(), note.String(), err)
 	}
@@ -69,7 +69,7 @@ func TestWatchInPlace(t *testing.T) {
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	if err := Watch(ctx, terminal, io.Discard, time.Millisecond, threeTimes(stop)); err != nil {
+	if err := Watch(ctx, terminal, io.Discard, time.Nanosecond, threeTimes(stop)); err != nil {
 		t.Fatal(err)
 	}
 	// The line discipline writes \r\n.
