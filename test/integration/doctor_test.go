@@ -75,8 +75,8 @@ func TestDoctorGood(t *testing.T) {
 	cgpu := filepath.Join(lab.Bin, "cgpu")
 	id := holding(t, container{env: sizeOf("512MiB")}, "64MiB")
 	results, code := examine(t, cgpu, nil, "--self-test")
-	// Of the six checks about Kubernetes the first says that this is no node of it, and the rest nothing.
-	if code != 0 || len(results) != len(doctor.Checks())-5+1 || results["kubernetes"].Status != doctor.Skip {
+	// Of the seven checks about Kubernetes the first says that this is no node of it, and the rest nothing.
+	if code != 0 || len(results) != len(doctor.Checks())-6+1 || results["kubernetes"].Status != doctor.Skip {
 		t.Errorf("exit status %d, %d checks", code, len(results))
 	}
 	for name, r := range results {
@@ -97,7 +97,7 @@ func TestDoctorGood(t *testing.T) {
 		t.Errorf("logs of the self-test are left: %v", logs)
 	}
 	out := run(t, cgpu, "doctor", "-v", "--engine", "docker="+filepath.Join(lab.Dir, "docker", "daemon.json"))
-	if lines := strings.Count(out, "\n"); lines != len(doctor.Checks())-5+1 || !strings.HasPrefix(out, "ok    rights") {
+	if lines := strings.Count(out, "\n"); lines != len(doctor.Checks())-6+1 || !strings.HasPrefix(out, "ok    rights") {
 		t.Errorf("%d lines:\n%s", lines, out)
 	}
 }
