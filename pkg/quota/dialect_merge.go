@@ -287,10 +287,13 @@ func (q *Quota) adoptMemory(l limits) error {
 	}
 	q.from[memContainer] = said.by
 	q.Memory.Fixed = l.each.bytes
+	several := false
 	for n := range l.at {
-		q.PerGPU = append(q.PerGPU, l.of(n).bytes)
+		limit := l.of(n).bytes
+		q.PerGPU = append(q.PerGPU, limit)
+		several = several || limit != l.each.bytes
 	}
-	if !slices.ContainsFunc(q.PerGPU, func(b Bytes) bool { return b != l.each.bytes }) {
+	if !several {
 		q.PerGPU = nil // the one limit says it all
 	}
 	return nil
