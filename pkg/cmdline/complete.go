@@ -165,7 +165,7 @@ func NodeCandidates(runDir string) source {
 		case "shell":
 			return plain("bash", "zsh", "fish")
 		case "engine":
-			return plain("docker", "containerd", "crio", "podman")
+			return plain("docker", "containerd", "k3s", "rke2", "crio", "podman")
 		case "filter":
 			return plain(view.FilterWords()...)
 		case "kind":
