@@ -49,6 +49,7 @@ func TestComplete(t *testing.T) {
 		"events --kind de":               "deleted denied",
 		"events --follow --container fe": "fedcba",
 		"completion ":                    "bash zsh fish",
+		"install ":                       "docker containerd k3s rke2 crio podman",
 		"run -- ":                        "",
 	} {
 		words := strings.Split(typed, " ")

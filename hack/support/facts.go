@@ -33,23 +33,30 @@ var dates = map[string]string{
 // together are whole machines: what was tried at the same time, on hardware.
 var together = [][]string{
 	// driver, GPU, kernel, engine, low-level runtime, orchestrator, commits, what
-	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–", "ca35970 2e69c9f e399f08 71b9b7d", "CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
-	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–", "250e6b7 681eb12", "the conformance suite"},
-	{"580.159.04, open modules", "H200", "6.18", "containerd 2.4.2", "runc", "Kubernetes 1.36.3", "5ac456e", "claims and `aliyun.com/gpu-mem`, 17 checks"},
+	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–", "ca35970 2e69c9f e399f08 71b9b7d",
+		"CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
+	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–",
+		"250e6b7 681eb12", "the conformance suite"},
+	{"580.159.04, open modules", "H200", "6.18", "containerd 2.4.2", "runc", "Kubernetes 1.36.3", "5ac456e",
+		"claims and `aliyun.com/gpu-mem`, 17 checks"},
 	{"580.159.04, open modules", "H200", "6.18", "none (`cgpu run`)", "–", "–", "98a3454 d27edcd", "`bare`: PyTorch, hostile cases"},
-	{"580.159.04, open modules", "two H200, NVSwitch", "6.18", "Docker 20.10", "runc 1.1.5", "–", "dfc8db9 a8559c1", "peer copies, CUDA IPC, NCCL, spill"},
-	{"580.159.04, open modules", "two H200", "6.18", "containerd 2.4.2", "runc", "Kubernetes 1.36.3", "dafb2ef", "claims of two GPUs and of shares on two; NCCL"},
+	{"580.159.04, open modules", "two H200, NVSwitch", "6.18", "Docker 20.10", "runc 1.1.5", "–", "dfc8db9 a8559c1",
+		"peer copies, CUDA IPC, NCCL, spill"},
+	{"580.159.04, open modules", "two H200", "6.18", "containerd 2.4.2", "runc", "Kubernetes 1.36.3", "dafb2ef",
+		"claims of two GPUs and of shares on two; NCCL"},
 }
 
 // branches say more of driver branches than that their structures were read.
 var branches = map[string]fact{
 	"580": {commits: []string{"ca35970"}, tests: []string{"test/integration:TestWalk"}, says: "580.159.04, open modules"},
 	// The test's client makes calls as they are since 535.
-	"515": {status: read, says: readBranch}, "520": {status: read, says: readBranch}, "525": {status: read, says: readBranch}, "530": {status: read, says: readBranch},
+	"515": {status: read, says: readBranch}, "520": {status: read, says: readBranch}, "525": {status: read, says: readBranch},
+	"530": {status: read, says: readBranch},
 }
 
 // otherBranches are those of which nothing more is said.
-var otherBranches = fact{tests: []string{"test/integration:TestDriverBranches"}, says: "structures laid out by a compiler ([drivers.md](drivers.md))"}
+var otherBranches = fact{tests: []string{"test/integration:TestDriverBranches"},
+	says: "structures laid out by a compiler ([drivers.md](drivers.md))"}
 
 const readBranch = "structures laid out by a compiler ([drivers.md](drivers.md))"
 
@@ -67,7 +74,8 @@ var architectures = []struct {
 	{"BLACKWELL", "B200, RTX PRO 6000", fact{}},
 }
 
-const readArchitecture = "its channel and compute classes are in the tables; whether shares of time are as exact is not known: `cgpu doctor` tries what it can"
+const readArchitecture = "its channel and compute classes are in the tables; whether shares of time are as exact is not known: " +
+	"`cgpu doctor` tries what it can"
 
 type section struct {
 	title, before string
@@ -75,11 +83,13 @@ type section struct {
 }
 
 var afterDrivers = []section{{"More of drivers", "", []fact{
-	{what: "branches from 610 on", tests: []string{"pkg/rm:TestForDriver"}, status: refused, says: "a channel's fields lie elsewhere there; also with `allow_unknown_driver`"},
+	{what: "branches from 610 on", tests: []string{"pkg/rm:TestForDriver"}, status: refused,
+		says: "a channel's fields lie elsewhere there; also with `allow_unknown_driver`"},
 	{what: "another unknown branch", status: refused, says: "unless `allow_unknown_driver = true`"},
 	{what: "open modules with GSP firmware", commits: []string{"ca35970"}},
 	{what: "proprietary modules", status: unknown, says: "the same interface by NVIDIA's word; `cgpu doctor` (`gsp`) tells what is loaded"},
-	{what: "without GSP firmware", status: unknown, says: "pauses, so hard caps and `cgpu pause`, may lack; `cgpu doctor` (`scheduling`) tries"},
+	{what: "without GSP firmware", status: unknown, says: "pauses, so hard caps and `cgpu pause`, may lack; `cgpu doctor` " +
+		"(`scheduling`) tries"},
 }}}
 
 var afterGPUs = []section{
@@ -89,13 +99,15 @@ var afterGPUs = []section{
 		{what: "MIG", tests: []string{"cmd/cgpu-refresh:TestGPUsLeftOut"}, status: refused, says: "a GPU in MIG mode is left out of the table"},
 		{what: "vGPU guests, confidential computing, WSL", status: unknown},
 	}},
-	{"What programs use", "Memory is counted where every program enters the kernel, whatever the library. That a program *runs* has to be tried.", []fact{
+	{"What programs use", "Memory is counted where every program enters the kernel, whatever the library. That a program *runs* has to " +
+		"be tried.", []fact{
 		{what: "CUDA 13.0: runtime, driver API, VMM, graphs, IPC, managed memory", commits: []string{"ca35970", "e399f08"}},
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
 		{what: "Vulkan", status: fails, says: "`vkCreateInstance` fails on a vGPU (-9) where it works bare; memory would be counted"},
-		{what: "OpenGL, EGL, OpenCL, OptiX, NVDEC, NVENC, NVJPEG", status: unknown, says: "the driver's files for graphics are mounted as nvcdi lists them; nvidia-modeset and /dev/dri are not"},
+		{what: "OpenGL, EGL, OpenCL, OptiX, NVDEC, NVENC, NVJPEG", status: unknown,
+			says: "the driver's files for graphics are mounted as nvcdi lists them; nvidia-modeset and /dev/dri are not"},
 	}},
 	{"Kernels", "", []fact{
 		{what: "6.18, cgroup v2", commits: []string{"ca35970"}},
@@ -107,7 +119,8 @@ var afterGPUs = []section{
 	}},
 	{"Engines", "", []fact{
 		{what: "Docker 20.10", commits: []string{"ca35970"}, tests: []string{"test/integration:TestInstallDocker"}},
-		{what: "Docker 23 to 29", tests: []string{"test/integration:TestInstallDocker"}, says: "as moby v2.0.0-beta.24, which came after 28; of those between nothing"},
+		{what: "Docker 23 to 29", tests: []string{"test/integration:TestInstallDocker"},
+			says: "as moby v2.0.0-beta.24, which came after 28; of those between nothing"},
 		{what: "containerd 1.6", tests: []string{"test/integration:TestContainerd", "test/kubernetes:TestContainerdWithoutCDI"}},
 		{what: "containerd 1.7, 2.0 to 2.3", tests: []string{"pkg/engine:TestGolden"}, status: read, says: "configuration files alone"},
 		{what: "containerd 2.4", commits: []string{"5ac456e"}, tests: []string{"test/integration:TestInstallContainerd"}},
@@ -117,19 +130,27 @@ var afterGPUs = []section{
 		{what: "no engine: `cgpu run`", commits: []string{"98a3454", "d27edcd"}, tests: []string{"test/integration:TestRun"}},
 		{what: "runc 1.1.5", commits: []string{"ca35970"}, tests: []string{"test/integration:TestRuntimes"}},
 		{what: "crun 1.8.1", commits: []string{"681eb12"}, tests: []string{"test/integration:TestRuntimes"}},
-		{what: "other versions of runc and crun, youki, gVisor, Kata", status: unknown, says: "[install.md](install.md): runc ≥ 1.1; gVisor and Kata never reach cgpu-runtime"},
+		{what: "other versions of runc and crun, youki, gVisor, Kata", status: unknown,
+			says: "[install.md](install.md): runc ≥ 1.1; gVisor and Kata never reach cgpu-runtime"},
 	}},
 	{"Orchestrators", "", []fact{
-		{what: "Kubernetes 1.36, claims (DRA)", commits: []string{"5ac456e"}, tests: []string{"test/kubernetes:TestClaimIsALimit", "test/kubernetes:TestHundredPods"}},
-		{what: "Kubernetes 1.36, `aliyun.com/gpu-mem`", commits: []string{"5ac456e"}, tests: []string{"test/kubernetes:TestMemoryByDevicePlugin"}},
+		{what: "Kubernetes 1.36, claims (DRA)", commits: []string{"5ac456e"}, tests: []string{"test/kubernetes:TestClaimIsALimit",
+			"test/kubernetes:TestHundredPods"}},
+		{what: "Kubernetes 1.36, `aliyun.com/gpu-mem`", commits: []string{"5ac456e"},
+			tests: []string{"test/kubernetes:TestMemoryByDevicePlugin"}},
 		{what: "Kubernetes 1.34, 1.35 with DRAConsumableCapacity; 1.30 to 1.33 with the device plugin", status: read},
-		{what: "gpushare's scheduler extender", tests: []string{"test/kubernetes:TestGPUShareExtender"}, says: "where its checkout is brought; not in CI"},
+		{what: "gpushare's scheduler extender", tests: []string{"test/kubernetes:TestGPUShareExtender"},
+			says: "where its checkout is brought; not in CI"},
 		{what: "Kueue 0.19", tests: []string{"deploy:TestExamples"}, status: read, says: "its manifest against Kueue's CRDs"},
-		{what: "k3s, RKE2", tests: []string{"pkg/engine:TestGeneratedRestart"}, status: read, says: "files made up from their documentation; none has run"},
+		{what: "k3s, RKE2", tests: []string{"pkg/engine:TestGeneratedRestart"}, status: read,
+			says: "files made up from their documentation; none has run"},
 		{what: "NVIDIA's toolkit on the same machine", tests: []string{"pkg/doctor:TestToolkit"}, says: "[beside.md](beside.md)"},
-		{what: "NVIDIA's device plugin on the same node", tests: []string{"pkg/doctor:TestOfferedOnce"}, status: read, says: "[beside.md](beside.md)"},
-		{what: "GPU Operator's driver container, Flatcar", tests: []string{"cmd/cgpu-refresh:TestDriverRoot"}, status: read, says: "made-up files"},
-		{what: "Talos, MicroK8s, k0s, OpenShift, GKE, EKS, AKS", status: unknown, says: "hosted nodes' driver folders are looked into; on one with `/usr/local/nvidia` everything was measured"},
+		{what: "NVIDIA's device plugin on the same node", tests: []string{"pkg/doctor:TestOfferedOnce"}, status: read,
+			says: "[beside.md](beside.md)"},
+		{what: "GPU Operator's driver container, Flatcar", tests: []string{"cmd/cgpu-refresh:TestDriverRoot"}, status: read,
+			says: "made-up files"},
+		{what: "Talos, MicroK8s, k0s, OpenShift, GKE, EKS, AKS", status: unknown,
+			says: "hosted nodes' driver folders are looked into; on one with `/usr/local/nvidia` everything was measured"},
 		{what: "Slurm, SSH by `cgpu run`", status: unknown, says: "`cgpu run` was tried on hardware, Slurm was not"},
 	}},
 }

@@ -34,8 +34,9 @@ func TestEvidence(t *testing.T) {
 		by    string
 		err   string
 	}{
-		"commit":                {fact{commits: []string{"ca35970"}, says: "x"}, measured, "2026-11-22 ca35970; x", ""},
-		"commit and test":       {fact{commits: []string{"ca35970"}, tests: []string{"hack/support:TestPage"}}, measured, "2026-11-22 ca35970; `TestPage` (`hack/support`)", ""},
+		"commit": {fact{commits: []string{"ca35970"}, says: "x"}, measured, "2026-11-22 ca35970; x", ""},
+		"commit and test": {fact{commits: []string{"ca35970"}, tests: []string{"hack/support:TestPage"}}, measured,
+			"2026-11-22 ca35970; `TestPage` (`hack/support`)", ""},
 		"test":                  {fact{tests: []string{"hack/support:TestPage"}}, simulated, "`TestPage` (`hack/support`)", ""},
 		"test that only reads":  {fact{tests: []string{"hack/support:TestPage"}, status: read}, read, "`TestPage` (`hack/support`)", ""},
 		"nothing":               {fact{}, unknown, "", ""},
