@@ -257,7 +257,7 @@ func TestLeadsPast(t *testing.T) {
 		{unix.S_IFCHR | 0o666, 195, true}, {unix.S_IFCHR, 510, true}, {unix.S_IFCHR, 226, true}, {unix.S_IFDIR | 0o755, 0, true},
 		{unix.S_IFCHR, 1, false}, {unix.S_IFCHR, 136, false}, {unix.S_IFBLK, 195, false}, {unix.S_IFREG, 195, false}, {unix.S_IFIFO, 0, false},
 	} {
-		if got := leadsPast(test.mode, test.major, nodes); got != test.want {
+		if got := leadsPast(test.mode, test.major, Majors(nodes)); got != test.want {
 			t.Errorf("mode %o, major %d: %v", test.mode, test.major, got)
 		}
 	}
