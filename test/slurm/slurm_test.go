@@ -63,11 +63,16 @@ func wantRefused(t *testing.T, r node.Result, why string) {
 	}
 }
 
-// wantHidden: there was no GPU to be seen.
+// look is a script that prints which file system its /dev is, and that it has no GPU. The simulated driver's nodes are not in the host's
+// /dev either, so that there is none is not enough.
+const look = "stat -c %d /dev; ls -d /dev/nvidia* 2>/dev/null"
+
+// wantHidden: that was not the host's /dev, and had no GPU.
 func wantHidden(t *testing.T, r node.Result) {
 	t.Helper()
-	if r.Code == 0 || !strings.Contains(r.All(), "/dev/nvidiactl: no such file") {
-		t.Errorf("want no GPU: %v", r)
+	host := lab.Run(nil, "stat", "-c", "%d", "/dev")
+	if r.Stdout == host.Stdout || strings.Count(r.Stdout, "\n") != 1 {
+		t.Errorf("want a /dev without GPUs, not the host's (%s): %v", strings.TrimSpace(host.Stdout), r)
 	}
 }
 
@@ -135,7 +140,10 @@ func refused(t *testing.T, c *cluster) {
 
 // without: a step that asks for nothing.
 func without(t *testing.T, c *cluster) {
-	wantHidden(t, c.srun("sh", "-c", "ls -d /dev/nvidia?; exec "+c.probe()+" meminfo"))
+	wantHidden(t, c.srun("sh", "-c", look))
+	if r := c.srun(c.probe(), "meminfo"); r.Code == 0 || !strings.Contains(r.Stderr, "/dev/nvidiactl: no such file") {
+		t.Error(r)
+	}
 	c.limits(t, `without = "refuse"`)
 	wantRefused(t, c.srun("true"), "--gpu-mem: must be given on this node")
 	c.limits(t, `without = "open"`)
@@ -261,11 +269,11 @@ func attacks(t *testing.T, c *cluster) {
 	must(t, os.WriteFile(filepath.Join(own, "slurm.conf"), []byte(strings.ReplaceAll(string(conf), c.stack, own+"/plugstack.conf")), 0o644))
 	must(t, os.WriteFile(filepath.Join(own, "plugstack.conf"), nil, 0o644))
 	mine := []string{"SLURM_CONF=" + own + "/slurm.conf"}
-	wantHidden(t, c.as(ann, mine, "srun", c.probe(), "meminfo"))
+	wantHidden(t, c.as(ann, mine, "srun", "sh", "-c", look))
 	if r := c.as(ann, mine, "srun", "--gpu-mem=2GiB", "true"); r.Code == 0 {
 		t.Errorf("the stack was not his own: %v", r)
 	}
-	wantHidden(t, c.srun("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "umount -l /dev 2>/dev/null; exec "+c.probe()+" meminfo"))
+	wantHidden(t, c.srun("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", "umount -l /dev 2>/dev/null; "+look))
 	if r := c.srun("--gpu-mem=256MiB", c.probe(), "hostile", "all", "--tries", "50"); r.Code != 0 {
 		t.Error(r)
 	}
