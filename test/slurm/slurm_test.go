@@ -90,6 +90,10 @@ func tasks(t *testing.T, c *cluster) {
 	}
 	end()
 	wantTotals(t, c.srun("--gpu-mem=1GiB", "--chdir=/dev", c.probe(), "meminfo"), "1024")
+	if r := c.as(ann, nil, "script", "-qec", "srun --pty --gpu-mem=1GiB sh -c 'tty && stty -a && ls -d /dev/nvidia?'", "/dev/null"); r.Code != 0 ||
+		!strings.Contains(r.Stdout, "/dev/pts/") || !strings.Contains(r.Stdout, "/dev/nvidia0") {
+		t.Errorf("a terminal: %v", r)
+	}
 }
 
 // hold has ann hold a slice, the only one, and returns it and how it ends.
