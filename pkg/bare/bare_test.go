@@ -304,3 +304,10 @@ func TestKeepDeviceNodes(t *testing.T) {
 		t.Errorf("the host sees %q", text)
 	}
 }
+
+// TestHideElsewhere: a process in the host's mount namespace is refused, or the host's /dev would be covered.
+func TestHideElsewhere(t *testing.T) {
+	if err := Hide(os.Getpid(), spec.Plan{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "no mount namespace of its own") {
+		t.Errorf("got %v", err)
+	}
+}

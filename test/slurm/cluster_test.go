@@ -37,11 +37,11 @@ func start(t *testing.T) *cluster {
 	t.Helper()
 	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun", "cc"} {
 		if _, err := exec.LookPath(program); err != nil {
-			if os.Getenv("CI") != "" {
-				t.Fatal(err)
-			}
-			t.Skip(err)
+			t.Skip("no Slurm: ", err)
 		}
+	}
+	if _, err := os.Stat("/usr/include/slurm/spank.h"); err != nil {
+		t.Skip("no headers of Slurm's: ", err)
 	}
 	// Not t.TempDir: jobs of other users pass through it.
 	dir, err := os.MkdirTemp("", "cgpu-slurm")
@@ -103,16 +103,12 @@ SlurmctldPort=%d
 SlurmdPort=%d
 AuthType=auth/munge
 AuthInfo=socket=%[3]s/munge.sock
-CredType=cred/munge
 SlurmUser=root
 StateSaveLocation=%[3]s/state
 SlurmdSpoolDir=%[3]s/spool
 SlurmctldPidFile=%[3]s/slurmctld.pid
 SlurmdPidFile=%[3]s/slurmd.pid
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu,shard
