@@ -230,6 +230,7 @@ func (c cluster) extended(t *testing.T) {
 	t.Cleanup(func() { c.mustDelete("node", "gpus"); c.mustDelete("resourceslice", "gpus") })
 	c.apply(`{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: gpus}, spec: {driver: gpu.cgpu.io, nodeName: gpus, pool: {name: gpus, resourceSliceCount: 1},
   devices: [{name: gpu-a, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}},
+            {name: gpu-c, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}},
             {name: gpu-b, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}}]}}`)
 	named := slices.IndexFunc(of[*resourceapi.DeviceClass](with(t, "extended-resource")), func(d *resourceapi.DeviceClass) bool {
 		return d.Name == "gpu.cgpu.io" && d.Spec.ExtendedResourceName != nil && *d.Spec.ExtendedResourceName == "cgpu.io/gpu"
