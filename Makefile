@@ -80,7 +80,7 @@ kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespac
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
 
-lint: ## gofmt, go vet, staticcheck, errorlint, shellcheck
+lint: ## gofmt, length of lines, licence headers, go vet, staticcheck, errorlint, shellcheck
 	@hack/lint.sh $(STATICCHECK) $(ERRORLINT)
 
 drivers: ## which driver branches there are tables for, and what differs; writes docs/drivers.md

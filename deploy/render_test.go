@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deploy holds the tests of the manifests: what kustomize and helm make of them is decoded strictly, compared, and
 // held to the rules that docs/internals/agent.md and docs/kubernetes.md state.
 package deploy

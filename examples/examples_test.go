@@ -1,16 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package examples holds what users copy to its word.
 package examples
 
 import (
+	"bytes"
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -108,5 +113,47 @@ func TestObservability(t *testing.T) {
 	command, err := os.ReadFile("../cmd/cgpu/exporter.go")
 	if err != nil || !strings.Contains(string(command), `"127.0.0.1:9471"`) || !strings.Contains(compose.Configs["prometheus"].Content, `"127.0.0.1:9471"`) {
 		t.Errorf("cgpu exporter does not listen on 127.0.0.1:9471, or nobody asks it: %v", err)
+	}
+}
+
+// TestCollector: the configuration names series and kinds of events that there are, and all kinds have a severity.
+func TestCollector(t *testing.T) {
+	text, err := os.ReadFile("observability/otel-collector.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	series, err := os.ReadFile("../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := regexp.MustCompile(`"(cgpu_[a-z_]+)"`).FindAllSubmatch(text, -1)
+	if len(names) < 10 {
+		t.Errorf("%d names of series", len(names))
+	}
+	for _, m := range names {
+		if !bytes.Contains(series, []byte("| `"+string(m[1])+"` |")) {
+			t.Errorf("%s is no series of docs/metrics.md", m[1])
+		}
+	}
+	var c struct {
+		Receivers struct {
+			Log struct {
+				Include   []string
+				Operators []struct {
+					Severity struct{ Mapping map[string][]event.Kind }
+				}
+			} `json:"file_log"`
+		}
+	}
+	if err := yaml.Unmarshal(text, &c); err != nil {
+		t.Fatal(err)
+	}
+	log := c.Receivers.Log
+	if want := []string{event.File("/run/cgpu")}; !slices.Equal(log.Include, want) {
+		t.Errorf("it reads %q, want %q", log.Include, want)
+	}
+	kinds := slices.Sorted(slices.Values(slices.Concat(slices.Collect(maps.Values(log.Operators[0].Severity.Mapping))...)))
+	if want := slices.Sorted(slices.Values(event.Kinds())); !slices.Equal(kinds, want) {
+		t.Errorf("severities of %q, want those of %q", kinds, want)
 	}
 }

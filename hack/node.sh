@@ -36,9 +36,8 @@ node_pids() {
 	local p
 	for p in /proc/[0-9]*; do
 		[[ ${p#/proc/} == "$$" || ${p#/proc/} == "$BASHPID" || ${p#/proc/} == "$PPID" ]] && continue
-		if tr '\0' '\n' 2>/dev/null <"$p/environ" | grep -qxF "CGPU_RUN_DIR=$dir/run" ||
-			tr '\0' '\n' 2>/dev/null <"$p/cmdline" | grep -qxF "$dir/run" ||
-			find "$p/fd" -lname "$dir/run/*" 2>/dev/null | grep -q .; then
+		if grep -zqxF "CGPU_RUN_DIR=$dir/run" "$p/environ" 2>/dev/null || grep -zqxF "$dir/run" "$p/cmdline" 2>/dev/null ||
+			[[ $(find "$p/fd" -lname "$dir/run/*" -print -quit 2>/dev/null) ]]; then
 			echo "${p#/proc/}"
 		fi
 	done

@@ -1,6 +1,6 @@
 /*
  * Preload mode: the calls of the resource manager that make device memory, drop it, or tell how much there is. The guard's
- * alloc.go, heap.go and account.go do the same from outside of the process, and do it for hostile programs, too.
+ * alloc.go, vidheap.go and account.go do the same from outside of the process, and do it for hostile programs, too.
  */
 #include "cgpu.h"
 

@@ -284,7 +284,7 @@ static void check(const char *majors, uint32_t n)
 		refuse("working folder: %s", strerror(errno));
 }
 
-// environment is what cgpu run makes of it (pkg/bare/env.go): GPUs count from 0 in a slice, and the preload library comes first.
+// environment is what cgpu run makes of it (pkg/hostrun/env.go): GPUs count from 0 in a slice, and the preload library comes first.
 static void environment(spank_t sp, const char *limiter)
 {
 	static char old[64 << 10], preload[sizeof old + 256];

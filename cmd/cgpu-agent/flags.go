@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -26,14 +28,17 @@ var options = []option{
 	{name: "dra-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 	{name: "deviceplugin-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the device plugin (default: all)"},
 	{name: "memory-unit", metavar: "UNIT", usage: "of aliyun.com/gpu-mem: GiB, MiB or a size such as 256MiB", value: "GiB"},
-	{name: "kubeconfig", metavar: "FILE", usage: "that tells how to reach the API server (default: as pods do)", variables: []string{"KUBECONFIG"}},
+	{name: "kubeconfig", metavar: "FILE", usage: "that tells how to reach the API server (default: as pods do)",
+		variables: []string{"KUBECONFIG"}},
 	{name: "cdi-dir", metavar: "FOLDER", usage: "from which the container runtime reads CDI specs", value: "/var/run/cdi"},
 	{name: "kubelet-dir", metavar: "FOLDER", usage: "of the kubelet", value: "/var/lib/kubelet"},
 	{name: "hook", metavar: "PATH", usage: "of cgpu-hook on the host (default: as the node table tells)"},
 	{name: "health-address", metavar: "ADDRESS", usage: "of /healthz, /readyz and /metrics; none: nowhere", value: ":9470"},
-	{name: "smi", metavar: "on|off", usage: "whether names of containers, limits and use are told there: at /v1/smi, for kubectl cgpu top, and in /metrics", value: "on"},
+	{name: "smi", metavar: "on|off", usage: "whether names of containers, limits and use are told there: at /v1/smi, for kubectl cgpu " +
+		"top, and in /metrics", value: "on"},
 	{name: "log-format", metavar: "FORMAT", usage: "of the lines on standard error: text or json", value: "text"},
-	{name: "pod-uid", metavar: "UID", usage: "of the agent's pod: two agents may then run side by side while a DaemonSet is updated", variables: []string{"POD_UID"}},
+	{name: "pod-uid", metavar: "UID", usage: "of the agent's pod: two agents may then run side by side while a DaemonSet is updated",
+		variables: []string{"POD_UID"}},
 }
 
 // environment are the option's variables; the first that is set counts.

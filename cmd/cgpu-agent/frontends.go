@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -36,7 +38,8 @@ func divisionOf(s settings) *agent.Division {
 }
 
 // frontEnds are those that the settings name, not started yet.
-func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, division *agent.Division, log *slog.Logger) (list []agent.FrontEnd) {
+func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, division *agent.Division,
+	log *slog.Logger) (list []agent.FrontEnd) {
 	for _, name := range s.frontEnds {
 		f := agent.FrontEnd{Name: name}
 		if division != nil {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -30,7 +32,8 @@ func TestHealthy(t *testing.T) {
 	done := make(chan error)
 	go func() {
 		client := fake.NewClientset(&v1.Node{ObjectMeta: metav1.ObjectMeta{Name: s.node}})
-		done <- agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: t.TempDir(), Probe: agent.ProbeSocket(s.node, s.podUID), Log: logger("text", devNull(t))})
+		done <- agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: t.TempDir(), Probe: agent.ProbeSocket(s.node, s.podUID),
+			Log: logger("text", devNull(t))})
 	}()
 	eventually(t, "healthy", func() error { return ask("healthy") })
 	if err := ask("healthy", "--ready"); err == nil || !strings.Contains(err.Error(), "node") {

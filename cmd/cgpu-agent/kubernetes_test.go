@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build kubernetes
 
 package main
@@ -69,7 +71,8 @@ func TestAgainstAPIServer(t *testing.T) {
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	_, err = client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}, Status: v1.NodeStatus{NodeInfo: v1.NodeSystemInfo{ContainerRuntimeVersion: "containerd://2.0.5"}}}, metav1.CreateOptions{})
+	_, err = client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: node},
+		Status: v1.NodeStatus{NodeInfo: v1.NodeSystemInfo{ContainerRuntimeVersion: "containerd://2.0.5"}}}, metav1.CreateOptions{})
 	must(t, err)
 
 	work := t.TempDir()
@@ -98,7 +101,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		t.Errorf("ready without a table: %d", code)
 	}
 	time.Sleep(2 * time.Second)
-	t.Logf("without pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"), p.rss("VmHWM"))
+	t.Logf("without pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"),
+		p.rss("VmHWM"))
 
 	// Without a kubelet no front end is ready, but the node is known.
 	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
@@ -106,11 +110,15 @@ func TestAgainstAPIServer(t *testing.T) {
 	card := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio}
 	key, err := device.ReadKey(device.DriverSim, "", "", "")
 	must(t, err)
-	table := &device.Table{Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key, HostMemory: 64 * quota.GiB,
-		Hook: "/opt/cgpu/bin/cgpu-hook",
-		GPUs: []device.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: gpu.Memory, Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null", Major: 1, Minor: 3}},
-			{Index: 1, Minor: 1, UUID: uuid[:len(uuid)-1] + "2", BusID: "0000:02:00.0", Name: "Tesla T4", Memory: gpu.Memory, Node: device.Node{Path: "/dev/nvidia1", HostPath: "/dev/null", Major: 1, Minor: 3}}},
-		Config: device.Config{Overcommit: 1, MaxInst: 20, Policy: card.Policy, PrioRatio: card.PrioRatio, CapCycle: 100 * time.Millisecond, Pods: device.PodsAllocated}}
+	table := &device.Table{Version: device.TableVersion, Driver: device.DriverSim, DriverVersion: "580.159.04", Key: key,
+		HostMemory: 64 * quota.GiB,
+		Hook:       "/opt/cgpu/bin/cgpu-hook",
+		GPUs: []device.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: gpu.Memory,
+			Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null", Major: 1, Minor: 3}},
+			{Index: 1, Minor: 1, UUID: uuid[:len(uuid)-1] + "2", BusID: "0000:02:00.0", Name: "Tesla T4", Memory: gpu.Memory,
+				Node: device.Node{Path: "/dev/nvidia1", HostPath: "/dev/null", Major: 1, Minor: 3}}},
+		Config: device.Config{Overcommit: 1, MaxInst: 20, Policy: card.Policy, PrioRatio: card.PrioRatio, CapCycle: 100 * time.Millisecond,
+			Pods: device.PodsAllocated}}
 	must(t, table.Save(runDir))
 	// The DRA driver needs no kubelet to publish what it has.
 	condition(agent.ReasonFrontEnd)
@@ -126,7 +134,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		pod := bigPod(namespace, fmt.Sprintf("agent-test-%d", i), node)
 		made, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 		must(t, err)
-		made.Status = v1.PodStatus{Phase: v1.PodRunning, ContainerStatuses: []v1.ContainerStatus{{Name: "main", ContainerID: fmt.Sprintf("containerd://id%d", i), State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}}
+		made.Status = v1.PodStatus{Phase: v1.PodRunning, ContainerStatuses: []v1.ContainerStatus{{Name: "main",
+			ContainerID: fmt.Sprintf("containerd://id%d", i), State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}}
 		_, err = client.CoreV1().Pods(namespace).UpdateStatus(ctx, made, metav1.UpdateOptions{})
 		must(t, err)
 	}
@@ -146,13 +155,15 @@ func TestAgainstAPIServer(t *testing.T) {
 			return fmt.Errorf("%d Events, not that one", len(list.Items))
 		})
 	}
-	must(t, event.Append(runDir, event.Event{Kind: event.Killed, Container: "id7", Name: "other/forged/name", Text: "process 7 \x1b[2J: managed memory beyond the limit"}))
+	must(t, event.Append(runDir, event.Event{Kind: event.Killed, Container: "id7", Name: "other/forged/name",
+		Text: "process 7 \x1b[2J: managed memory beyond the limit"}))
 	news("agent-test-7", "GPUProcessKilled", "process 7 ?[2J")
 
 	given := ledger.VGPU{UUID: uuid, Limit: 6 * quota.GiB, Weight: 2, Priority: quota.PriorityDefault}
 	book := ledger.Open(runDir)
-	_, err = book.Reserve(ledger.Request{GPUs: []ledger.GPU{gpu}, Overcommit: 1, Card: card, Record: ledger.Record{ID: "id3", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),
-		VGPUs: []ledger.VGPU{given}, Allocated: []ledger.Allocation{{ID: "claim/1", UUID: uuid, Given: given, Plugin: true}}}})
+	_, err = book.Reserve(ledger.Request{GPUs: []ledger.GPU{gpu}, Overcommit: 1, Card: card,
+		Record: ledger.Record{ID: "id3", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),
+			VGPUs: []ledger.VGPU{given}, Allocated: []ledger.Allocation{{ID: "claim/1", UUID: uuid, Given: given, Plugin: true}}}})
 	must(t, err)
 	annotate := func(name, value string) {
 		t.Helper()
@@ -193,9 +204,11 @@ func TestAgainstAPIServer(t *testing.T) {
 		_, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 		must(t, err)
 	}
-	prepareBigClaims(ctx, t, client, filepath.Join(work, "kubelet", "plugins", dra.DriverName, "dra.sock"), node, strings.ToLower(table.GPUs[1].UUID))
+	prepareBigClaims(ctx, t, client, filepath.Join(work, "kubelet", "plugins", dra.DriverName, "dra.sock"), node,
+		strings.ToLower(table.GPUs[1].UUID))
 	time.Sleep(shedEvery)
-	t.Logf("with 100 pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"), p.rss("VmHWM"))
+	t.Logf("with 100 pods: %d KiB resident, of which %d KiB are its own; the most it was: %d KiB", p.rss("VmRSS"), p.rss("RssAnon"),
+		p.rss("VmHWM"))
 	if kib := p.rss("VmHWM"); kib > 40<<10 {
 		t.Errorf("%d KiB resident at the most, want 40 MiB", kib)
 	}
@@ -211,7 +224,8 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 	text, err := os.ReadFile(p.log)
 	must(t, err)
-	for word, what := range map[string]string{"forbidden": "a right is missing", "watch ended with error": "events of pods are not understood"} {
+	for word, what := range map[string]string{"forbidden": "a right is missing",
+		"watch ended with error": "events of pods are not understood"} {
 		if strings.Contains(string(text), word) {
 			t.Error(what)
 		}
@@ -233,14 +247,18 @@ func prepareBigClaims(ctx context.Context, t *testing.T, client kubernetes.Inter
 		}
 		name := fmt.Sprintf("agent-test-%d", i)
 		_ = claims.Delete(ctx, name, metav1.DeleteOptions{})
-		made, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}, Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vgpu.cgpu.io"}}}}}}, metav1.CreateOptions{})
+		made, err := claims.Create(ctx, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels},
+			Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+				Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "vgpu.cgpu.io"}}}}}},
+			metav1.CreateOptions{})
 		must(t, err)
 		t.Cleanup(func() { _ = claims.Delete(context.Background(), name, metav1.DeleteOptions{}) })
 		share := types.UID(fmt.Sprintf("4a3d8f1e-0000-4000-8000-0000000000%02d", i))
-		made.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
-			Request: "gpu", Driver: dra.DriverName, Pool: node, Device: gpu, ShareID: &share, ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
-				"memory": resource.MustParse("20Mi"), "cores": resource.MustParse("0"), "containers": resource.MustParse("1")}}}}}
+		made.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
+			Results: []resourceapi.DeviceRequestAllocationResult{{
+				Request: "gpu", Driver: dra.DriverName, Pool: node, Device: gpu, ShareID: &share,
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{
+					"memory": resource.MustParse("20Mi"), "cores": resource.MustParse("0"), "containers": resource.MustParse("1")}}}}}
 		made, err = claims.UpdateStatus(ctx, made, metav1.UpdateOptions{})
 		must(t, err)
 		if i == 0 {
@@ -274,16 +292,19 @@ func rights(ctx context.Context, t *testing.T, client kubernetes.Interface) {
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}},
+		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"},
+			Verbs: []string{"list", "watch", "create", "update", "delete"}},
 		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceclaims"}, Verbs: []string{"get"}}}}
-	binding := &rbac.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "agent-test"},
+	binding := &rbac.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "agent-test"},
+		RoleRef:  rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: "agent-test"},
 		Subjects: []rbac.Subject{{Kind: "ServiceAccount", Namespace: "cgpu-system", Name: "agent-test"}}}
 	_, err := client.RbacV1().ClusterRoles().Create(ctx, role, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		_, err = client.RbacV1().ClusterRoles().Update(ctx, role, metav1.UpdateOptions{})
 	}
 	must(t, err)
-	if _, err = client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+	if _, err = client.RbacV1().ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil &&
+		!apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 }
@@ -307,8 +328,10 @@ func bigPod(namespace, name, node string) *v1.Pod {
 	for i := range 50 {
 		env = append(env, v1.EnvVar{Name: fmt.Sprintf("SETTING_%d", i), Value: strings.Repeat("v", 60)})
 	}
-	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"test": "agent"}, Annotations: map[string]string{"large": strings.Repeat("x", 4096)}},
-		Spec: v1.PodSpec{NodeName: node, AutomountServiceAccountToken: new(bool), Containers: []v1.Container{{Name: "main", Image: "localhost/none", Env: env}}}}
+	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"test": "agent"},
+		Annotations: map[string]string{"large": strings.Repeat("x", 4096)}},
+		Spec: v1.PodSpec{NodeName: node, AutomountServiceAccountToken: new(bool), Containers: []v1.Container{{Name: "main",
+			Image: "localhost/none", Env: env}}}}
 }
 
 // process is an agent that runs.
@@ -335,7 +358,8 @@ func start(ctx context.Context, t *testing.T, work, runDir, kubeconfig, node str
 	address := free.Addr().String()
 	must(t, free.Close())
 	p := process{t: t, log: filepath.Join(work, "log"), health: "http://" + address}
-	p.cmd = exec.Command(program, "--node-name", node, "--frontends", "dra,deviceplugin", "--dra-gpus", "1", "--deviceplugin-gpus", "0", "--kubeconfig", kubeconfig, "--kubelet-dir", kubelet, "--cdi-dir", filepath.Join(work, "cdi"), "--health-address", address)
+	p.cmd = exec.Command(program, "--node-name", node, "--frontends", "dra,deviceplugin", "--dra-gpus", "1", "--deviceplugin-gpus", "0",
+		"--kubeconfig", kubeconfig, "--kubelet-dir", kubelet, "--cdi-dir", filepath.Join(work, "cdi"), "--health-address", address)
 	p.cmd.Env = append(os.Environ(), "CGPU_RUN_DIR="+runDir)
 	log, err := os.Create(p.log)
 	must(t, err)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-agent runs on each GPU node of a Kubernetes cluster, as a DaemonSet or as a service of the node: it offers the node's
 // GPUs to pods in shares, by a DRA driver, a device plugin or both, and tells the API server how the node is.
 //
@@ -77,7 +79,9 @@ func run(ctx context.Context, s settings) error {
 	log.Info("starts", "version", version, "node", s.node, "frontends", strings.Join(s.frontEnds, ","))
 	division := divisionOf(s)
 	pods := agent.NewPods(client, s.node, log)
-	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), Pods: pods, FrontEnds: frontEnds(s, client, pods, division, log), Division: division, Health: s.health, Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
+	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), Pods: pods,
+		FrontEnds: frontEnds(s, client, pods, division, log), Division: division, Health: s.health,
+		Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
 	if err == nil {
 		log.Info("ends; containers that run are not touched")
 	}

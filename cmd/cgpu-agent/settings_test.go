@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -24,7 +26,8 @@ func parse(t *testing.T, args ...string) (settings, error) {
 func TestSettings(t *testing.T) {
 	t.Setenv("CGPU_AGENT_MEMORY_UNIT", "MiB")
 	t.Setenv("NODE_NAME", "from-env")
-	s, err := parse(t, "--frontends", "dra,deviceplugin", "--dra-gpus", "0, 1", "--deviceplugin-gpus", "GPU-2", "--health-address", "none", "--smi", "off", "--cdi-dir", "/etc/cdi/")
+	s, err := parse(t, "--frontends", "dra,deviceplugin", "--dra-gpus", "0, 1", "--deviceplugin-gpus", "GPU-2", "--health-address", "none",
+		"--smi", "off", "--cdi-dir", "/etc/cdi/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +41,8 @@ func TestSettings(t *testing.T) {
 	must(t, division.Resolve(gpus))
 	list := frontEnds(s, nil, nil, division, logger("json", os.Stderr))
 	has := func(i int, g device.GPU) bool { return list[i].Mine(g) && !list[i].Others(g) }
-	for g, want := range map[device.GPU][2]bool{gpus[0]: {true, false}, gpus[1]: {true, false}, gpus[2]: {false, true}, gpus[3]: {false, false}} {
+	for g, want := range map[device.GPU][2]bool{gpus[0]: {true, false}, gpus[1]: {true, false}, gpus[2]: {false, true},
+		gpus[3]: {false, false}} {
 		if has(0, g) != want[0] || has(1, g) != want[1] {
 			t.Errorf("%v: dra %v, plugin %v, want %v", g, has(0, g), has(1, g), want)
 		}
@@ -81,7 +85,8 @@ func TestSettingsRefused(t *testing.T) {
 // Nobody is reached, so that an API server that is away does not keep the agent from starting.
 func TestConnect(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "kubeconfig")
-	text := `{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"k","cluster":{"server":"https://127.0.0.1:1"}}],"users":[{"name":"u","user":{"token":"t"}}],"contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}]}`
+	text := `{"apiVersion":"v1","kind":"Config","current-context":"c","clusters":[{"name":"k","cluster":{"server":"https://127.0.0.1:1"}}],` +
+		`"users":[{"name":"u","user":{"token":"t"}}],"contexts":[{"name":"c","context":{"cluster":"k","user":"u"}}]}`
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

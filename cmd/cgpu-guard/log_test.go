@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -33,7 +35,8 @@ func TestLogOfOneKind(t *testing.T) {
 	if len(lines) != maxLike+3 || len(got) > maxLog {
 		t.Fatalf("%d lines, %d bytes", len(lines), len(got))
 	}
-	if !strings.Contains(lines[maxLike-1], "counted only") || strings.Contains(lines[maxLike-2], "counted only") || !strings.Contains(lines[maxLike], "never charged") {
+	if !strings.Contains(lines[maxLike-1], "counted only") || strings.Contains(lines[maxLike-2], "counted only") ||
+		!strings.Contains(lines[maxLike], "never charged") {
 		t.Errorf("%s", strings.Join(lines[maxLike-2:], "\n"))
 	}
 	if want := fmt.Sprintf(`message="denied a control" lines=%d`, calls-maxLike); !strings.HasSuffix(lines[maxLike+2], want) {
@@ -53,7 +56,8 @@ func TestLogFull(t *testing.T) {
 	log.Warn("large", "err", strings.Repeat("x", 2*maxLog))
 	log.close()
 	got := text(t, path)
-	if len(got) > maxLog || len(got) < maxLog/2 || !strings.HasSuffix(got, "\n"+string(fullLine)) || strings.Count(got, "the log is full") != 1 {
+	if len(got) > maxLog || len(got) < maxLog/2 || !strings.HasSuffix(got, "\n"+string(fullLine)) ||
+		strings.Count(got, "the log is full") != 1 {
 		t.Errorf("%d bytes, the end is %q", len(got), got[max(0, len(got)-200):])
 	}
 }

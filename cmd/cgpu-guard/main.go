@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cgpu-guard answers the NVIDIA driver calls of one container.
 //
 // cgpu-runtime starts it before the container is created: the guard.Config as JSON on standard input, and a pipe on

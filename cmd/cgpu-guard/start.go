@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Go's runtime would read the machine's mount table, which grows with every container, to learn of a CPU limit, look at
 // that limit again from a goroutine of its own, and name its memory mappings to the kernel. This program starts anew for
 // each container, has a few milliseconds, and has no use for any of it.

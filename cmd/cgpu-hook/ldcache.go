@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -46,7 +48,7 @@ func writeCache(etc folder, libraries []ldcache.Entry, stderr io.Writer) error {
 		fmt.Fprintln(stderr, "cgpu-hook: no ld cache: the node's table has no names of libraries: run cgpu refresh --force")
 		return nil
 	}
-	old, err := etc.read(file, ldcache.MostSize)
+	old, err := etc.readFile(file, ldcache.MostSize)
 	var cache ldcache.Cache
 	switch {
 	case err == nil:

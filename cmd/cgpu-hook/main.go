@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
 //
 //	started  (createRuntime)   notes the container's first process, in preload mode

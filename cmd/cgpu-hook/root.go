@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -128,8 +130,8 @@ func (f folder) keeps(base, target string) bool {
 	return true
 }
 
-// read reads a regular file of at most so many bytes.
-func (f folder) read(base string, most int64) ([]byte, error) {
+// readFile reads a regular file of at most so many bytes.
+func (f folder) readFile(base string, most int64) ([]byte, error) {
 	fd, err := f.open(base)
 	if err != nil {
 		return nil, err
@@ -145,7 +147,7 @@ func (f folder) read(base string, most int64) ([]byte, error) {
 // write writes a file, whole or not at all; what was there, also a link, is replaced. What it has already is not written again: a
 // container starts anew also where no room is left.
 func (f folder) write(base string, content []byte) error {
-	if have, err := f.read(base, int64(len(content))); err == nil && bytes.Equal(have, content) {
+	if have, err := f.readFile(base, int64(len(content))); err == nil && bytes.Equal(have, content) {
 		return nil
 	}
 	// Of no other hook in the same folder, and of none that a tenant there could guess.

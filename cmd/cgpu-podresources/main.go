@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cgpu-podresources asks the kubelet how many units of GPU memory a device plugin allocated to a container, for
 // cgpu-runtime, which it spares gRPC. Containers of pods = "gpushare" need it; nobody else starts it.
 //

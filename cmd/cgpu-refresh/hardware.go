@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build cgo
 
 package main
@@ -7,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -22,28 +23,29 @@ func nvmlHardware(in io.Reader, out io.Writer) error {
 		return err
 	}
 	defer shutdown()
-	xids := &xidCounter{}
+	xids := &xidCounter{out: &lines{to: out}}
 	if err := xids.begin(lib); err == nil {
 		go xids.follow()
 	}
-	return answerNVML(lib, xids, in, out)
+	return answerNVML(lib, xids, in)
 }
 
-func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader, out io.Writer) error {
-	return answerLines(in, out, func(line string) (map[string]device.Hardware, error) {
+func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader) error {
+	return answerLines(in, xids.out, func(line string) (map[string]device.Hardware, error) {
 		if line == device.HealthLine {
 			return health(lib, xids)
 		}
-		return hardware(lib, xids), nil
+		return hardware(lib, xids)
 	})
 }
 
-// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so.
+// health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more it
+// is an error: whoever watches starts another process then.
 func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
-	all, err := xids.take()
-	if err != nil {
-		return nil, err
+	if n, ended := xids.counts(); ended || n == nil {
+		return nil, errNoXids
 	}
+	all := map[string]device.Hardware{}
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, ret
@@ -57,9 +59,8 @@ func health(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, e
 		if ret != nvml.SUCCESS {
 			continue
 		}
-		h := all[lowerUUID(uuid)]
 		_, ret = d.GetTemperature(nvml.TEMPERATURE_GPU) // names and numbers NVML keeps: this asks the GPU
-		h.Lost = ret == nvml.ERROR_GPU_IS_LOST
+		h := device.Hardware{Lost: ret == nvml.ERROR_GPU_IS_LOST}
 		if _, _, _, failed, ret := d.GetRemappedRows(); ret == nvml.SUCCESS {
 			h.RemapFailed = failed
 		}
@@ -87,10 +88,17 @@ func recovery(d nvml.Device) string {
 	}
 }
 
-// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids.
-func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
+// hardware asks for each GPU. One that is lost has nothing to say, but for its Xids. When they are not counted any more it is an error: another
+// process will count.
+func hardware(lib nvml.Interface, xids *xidCounter) (map[string]device.Hardware, error) {
+	all, ended := xids.counts()
+	if ended {
+		return nil, errNoXids
+	}
+	if all == nil {
+		all = map[string]device.Hardware{}
+	}
 	count, _ := lib.DeviceGetCount()
-	all := xids.counts()
 	for i := range count {
 		d, ret := lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
@@ -115,20 +123,21 @@ func hardware(lib nvml.Interface, xids *xidCounter) map[string]device.Hardware {
 		}
 		all[lowerUUID(uuid)] = h
 	}
-	return all
+	return all, nil
 }
 
-// xidCounter counts critical Xids of the GPUs that tell of them.
+// xidCounter counts critical Xids of the GPUs that tell of them, and tells of each at once: the next question may hang.
 type xidCounter struct {
-	set nvml.EventSet
+	out   *lines
+	set   nvml.EventSet
+	uuids map[nvml.Device]string // a GPU that is lost may not tell its UUID any more
 
-	mu  sync.Mutex
-	n   map[string]uint64   // by UUID; a GPU that tells of none is not in it
-	new map[string][]uint64 // that were not taken
+	mu    sync.Mutex
+	n     map[string]uint64 // by UUID; a GPU that tells of none is not in it, and nil is none of all
+	ended bool              // NVML has no more to say
 }
 
-// maxNew bounds the Xids of a GPU that wait to be taken. Who does not ask for them takes none.
-const maxNew = 64
+var errNoXids = errors.New("NVML tells of no Xids any more")
 
 // begin asks for the events of all GPUs.
 func (x *xidCounter) begin(lib nvml.Interface) error {
@@ -136,7 +145,7 @@ func (x *xidCounter) begin(lib nvml.Interface) error {
 	if ret != nvml.SUCCESS {
 		return ret
 	}
-	x.set, x.n, x.new = set, map[string]uint64{}, map[string][]uint64{}
+	x.set, x.n, x.uuids = set, map[string]uint64{}, map[nvml.Device]string{}
 	count, _ := lib.DeviceGetCount()
 	for i := range count {
 		d, ret := lib.DeviceGetHandleByIndex(i)
@@ -144,7 +153,7 @@ func (x *xidCounter) begin(lib nvml.Interface) error {
 			continue
 		}
 		if uuid, ret := d.GetUUID(); ret == nvml.SUCCESS && d.RegisterEvents(nvml.EventTypeXidCriticalError, set) == nvml.SUCCESS {
-			x.n[lowerUUID(uuid)] = 0
+			x.uuids[d], x.n[lowerUUID(uuid)] = lowerUUID(uuid), 0
 		}
 	}
 	return nil
@@ -157,13 +166,15 @@ func (x *xidCounter) follow() {
 		e, ret := x.set.Wait(wait)
 		switch ret {
 		case nvml.SUCCESS:
-			if uuid, ret := e.Device.GetUUID(); ret == nvml.SUCCESS {
-				x.count(lowerUUID(uuid), e.EventData)
+			uuid, known := x.uuids[e.Device]
+			if !known {
+				uuid, _ = e.Device.GetUUID()
 			}
+			x.count(lowerUUID(uuid), e.EventData)
 		case nvml.ERROR_TIMEOUT:
 		default: // such as a GPU that is lost; what is not counted must not look like nothing
 			x.mu.Lock()
-			x.n = nil
+			x.ended = true
 			x.mu.Unlock()
 			return
 		}
@@ -172,35 +183,20 @@ func (x *xidCounter) follow() {
 
 func (x *xidCounter) count(uuid string, xid uint64) {
 	x.mu.Lock()
-	defer x.mu.Unlock()
 	x.n[uuid]++
-	if list := x.new[uuid]; len(list) < maxNew && !slices.Contains(list, xid) {
-		x.new[uuid] = append(list, xid)
-	}
+	x.mu.Unlock()
+	_ = x.out.write(map[string]device.Hardware{uuid: {NewXids: []uint64{xid}}}) // who asks has ended, and so does this process
 }
 
-// take returns the Xids since it was called last, by UUID. When nobody counts any more it is an error, once they are taken: whoever watches
-// starts another process then.
-func (x *xidCounter) take() (map[string]device.Hardware, error) {
+// counts are those of the GPUs; nil: nobody counts.
+func (x *xidCounter) counts() (all map[string]device.Hardware, ended bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.n == nil && len(x.new) == 0 {
-		return nil, errors.New("NVML tells of no Xids any more")
+	if x.n != nil {
+		all = map[string]device.Hardware{}
 	}
-	all := map[string]device.Hardware{}
-	for uuid, list := range x.new {
-		all[uuid] = device.Hardware{NewXids: list}
-	}
-	clear(x.new)
-	return all, nil
-}
-
-func (x *xidCounter) counts() map[string]device.Hardware {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	all := map[string]device.Hardware{}
 	for uuid, n := range x.n {
 		all[uuid] = device.Hardware{Xids: new(n)}
 	}
-	return all
+	return all, x.ended
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-refresh writes node.json, the table of this node's GPUs and driver files that every other part of cgpu reads.
 //
 // cgpu-runtime runs it when the table is missing or stale (a boot, a driver or configuration change); people run it as
@@ -20,9 +22,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
 )
 
 var version = "unknown" // set by the linker
@@ -31,7 +33,7 @@ func main() {
 	if os.Geteuid() == 0 {
 		// It serves the node, and may have been started by cgpu run: a program in Go gives a child the limit of descriptors that it began
 		// with itself, whatever it has set since (syscall, forkAndExecInChild1).
-		bare.Settle()
+		hostrun.ResetInherited()
 	}
 	flags := flag.NewFlagSet("cgpu-refresh", flag.ExitOnError) // exits with 2
 	verbose := flags.Bool("v", false, "print what was found")

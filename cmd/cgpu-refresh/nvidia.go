@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build cgo
 
 package main
@@ -159,8 +161,8 @@ func lowerUUID(u string) string {
 	return prefix + "-" + strings.ToLower(digits)
 }
 
-// discover asks nvcdi for the files of the driver that is installed below root. Its own search (standard folders, then the ld cache) comes first; dirs are
-// tried after it, because folders that are named replace its search.
+// discover asks nvcdi for the files of the driver that is installed below root. Its own search (standard folders, then the ld
+// cache) comes first; dirs are tried after it, because folders that are named replace its search.
 func discover(lib nvml.Interface, root string, dirs []string, log func(string, ...any)) (driverFiles, error) {
 	if err := addBinaries(dirs); err != nil {
 		return driverFiles{}, err

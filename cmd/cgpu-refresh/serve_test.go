@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -15,7 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
-// TestSimHardware: what is made to happen to simulated GPUs is told, an Xid in one answer.
+// TestSimHardware: what is made to happen to simulated GPUs is told, an Xid once.
 func TestSimHardware(t *testing.T) {
 	const uuid = "GPU-00000000-0000-0000-0000-000000000001"
 	d, err := sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: uuid, BusID: "0000:01:00.0", Name: "Tesla T4", Memory: quota.GiB}}})
@@ -34,15 +36,27 @@ func TestSimHardware(t *testing.T) {
 	answers, out := io.Pipe()
 	ended := make(chan error)
 	go func() { ended <- simHardware(socket, in, out) }()
-	lines := bufio.NewScanner(answers)
+	told := bufio.NewScanner(answers)
+	line := func() device.Hardware {
+		t.Helper()
+		var all map[string]device.Hardware
+		if !told.Scan() || json.Unmarshal(told.Bytes(), &all) != nil {
+			t.Fatalf("%v: %s", told.Err(), told.Bytes())
+		}
+		return all[uuid]
+	}
 	look := func(lost bool, xids ...uint64) {
 		t.Helper()
-		if _, err := io.WriteString(asks, device.HealthLine+"\n"); err != nil || !lines.Scan() {
-			t.Fatal(err, lines.Err())
+		if _, err := io.WriteString(asks, device.HealthLine+"\n"); err != nil {
+			t.Fatal(err)
 		}
-		var all map[string]device.Hardware
-		if err := json.Unmarshal(lines.Bytes(), &all); err != nil || all[uuid].Lost != lost || !slices.Equal(all[uuid].NewXids, xids) {
-			t.Errorf("%v: %s, want lost %v and Xids %v", err, lines.Bytes(), lost, xids)
+		if len(xids) > 0 {
+			if h := line(); !slices.Equal(h.NewXids, xids) || h.Xids != nil {
+				t.Errorf("%+v: want Xids %v by themselves", h, xids)
+			}
+		}
+		if h := line(); h.Lost != lost || len(h.NewXids) > 0 {
+			t.Errorf("%+v, want lost %v", h, lost)
 		}
 	}
 	trouble := func(x sim.Trouble) {

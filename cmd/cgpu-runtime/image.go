@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -38,9 +40,9 @@ const mostPreload = 64 << 10
 // errUnread: the image's /etc/ld.so.preload is not what it should be.
 var errUnread = errors.New("is no regular file of at most 64 KiB that can be read")
 
-// look looks into a container's root folder. All in it belongs to the image, perhaps to an attacker: the kernel resolves
+// readImage looks into a container's root folder. All in it belongs to the image, perhaps to an attacker: the kernel resolves
 // every path as if the folder were "/", so that no link leads out of it, and only regular files are opened.
-func look(root string) (image, error) {
+func readImage(root string) (image, error) {
 	fd, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return image{glibc: true}, nil // runc will tell, or may do what we may not
@@ -111,7 +113,7 @@ func preloadFile(doc *spec.Document, bundle string, record *ledger.Record) (stri
 	if !filepath.IsAbs(root) {
 		root = filepath.Join(bundle, root)
 	}
-	found, err := look(root)
+	found, err := readImage(root)
 	switch {
 	case err != nil:
 		return refuse(fmt.Errorf("cgpu-runtime: the image's /etc/ld.so.preload %w", err))

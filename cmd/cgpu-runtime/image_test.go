@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -90,13 +92,13 @@ func TestLook(t *testing.T) {
 		"etc is a file":       {with("etc", "x"), true, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := look(plant(t, test.files))
+			got, err := readImage(plant(t, test.files))
 			if got.glibc != test.glibc || string(got.preload) != test.preload || !errors.Is(err, test.err) {
 				t.Errorf("%+v, %v, want %+v", got, err, test)
 			}
 		})
 	}
-	if got, err := look("/nonexistent"); !got.glibc || err != nil {
+	if got, err := readImage("/nonexistent"); !got.glibc || err != nil {
 		t.Errorf("no root: %+v, %v", got, err)
 	}
 }
@@ -114,7 +116,7 @@ func TestLookAtALeasedFile(t *testing.T) {
 	}
 	looked := make(chan error, 1)
 	go func() {
-		_, err := look(root)
+		_, err := readImage(root)
 		looked <- err
 	}()
 	select {

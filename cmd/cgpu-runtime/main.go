@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command cgpu-runtime is an OCI runtime that stands in for runc: an engine starts it with runc's arguments.
 //
 // It gives a container that asks for a slice of a GPU (CGPU_MEM, or ALIYUN_COM_GPU_MEM_CONTAINER) its virtual GPU and then becomes

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu-sim serves the simulated GPU driver of a node on <run dir>/sim.sock, with the GPUs of <run dir>/node.json.
 //
 // cgpu-refresh starts it when cgpu.toml says driver = "sim"; the guards are its clients. It also shows the driver's state

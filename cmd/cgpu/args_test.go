@@ -1,8 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"strings"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/cmdline"
 )
 
 func TestFlagsFirst(t *testing.T) {
@@ -22,11 +26,11 @@ func TestFlagsFirst(t *testing.T) {
 		"a --help":                       "--help -- a",
 		"--priority high -- web --force": "--priority high -- web --force",
 	} {
-		if got := strings.Join(flagsFirst(setCommand().Flags, strings.Fields(in)), " "); got != want {
+		if got := strings.Join(cmdline.FlagsFirst(setCommand().Flags, strings.Fields(in)), " "); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := strings.Join(flagsFirst(smiCommand().Flags, strings.Fields("--watch 2 -o wide --json")), " "); got != "--watch -o wide --json -- 2" {
+	if got := strings.Join(cmdline.FlagsFirst(smiCommand().Flags, strings.Fields("--watch 2 -o wide --json")), " "); got != "--watch -o wide --json -- 2" {
 		t.Errorf("a flag that may stand alone: %q", got)
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -7,14 +9,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/cmdline"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 func TestComplete(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	n.reserve(ledger.Record{ID: "fedcba", Name: "$(reboot)", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "fedcba", Name: "$(reboot)", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	for typed, want := range map[string]string{
 		"sm":                             "smi",
 		"re":                             "resume refresh",
@@ -52,17 +56,17 @@ func TestComplete(t *testing.T) {
 			want = "state=paused"
 		}
 		var got []string
-		for _, c := range complete(app(), words, nodeCandidates(n.dir)) {
-			got = append(got, c.value)
+		for _, c := range cmdline.Complete(app(), words, cmdline.NodeCandidates(n.Dir)) {
+			got = append(got, c.Value)
 		}
 		if strings.Join(got, " ") != want {
 			t.Errorf("%q: %q, want %q", typed, got, want)
 		}
 	}
-	if got := complete(app(), nil, nodeCandidates(n.dir)); got != nil {
+	if got := cmdline.Complete(app(), nil, cmdline.NodeCandidates(n.Dir)); got != nil {
 		t.Errorf("nothing typed: %v", got)
 	}
-	if got := complete(app(), []string{"set", ""}, nodeCandidates(t.TempDir())); got != nil {
+	if got := cmdline.Complete(app(), []string{"set", ""}, cmdline.NodeCandidates(t.TempDir())); got != nil {
 		t.Errorf("a node without a ledger: %v", got)
 	}
 	if out := cgpu("__complete polic"); out != "policy\tshow or change how the containers of a GPU share its time\n" {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -10,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func configCommand() *cli.Command {
@@ -41,7 +44,7 @@ func configCommand() *cli.Command {
 			_, err = os.Stat(path)
 			v := configView{File: path, Present: !errors.Is(err, fs.ErrNotExist)}
 			if inJSON {
-				return encodeJSON(c.App.Writer, v, "  ")
+				return terminal.EncodeJSON(c.App.Writer, v, "  ")
 			}
 			text := "is good"
 			if !v.Present {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -8,6 +10,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 func TestConfigCheck(t *testing.T) {
@@ -48,7 +51,7 @@ func TestConfigCheck(t *testing.T) {
 
 // A broken cgpu.toml is what nobody's container starts with: smi says so, and shows the GPUs all the same.
 func TestSmiNamesBrokenConfig(t *testing.T) {
-	newNode(t)
+	nodetest.New(t)
 	bad := filepath.Join(t.TempDir(), "cgpu.toml")
 	if err := os.WriteFile(bad, []byte("max_isnt = 3\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -1,17 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"bytes"
 	"maps"
-	"os"
 	"strings"
 	"testing"
-
-	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/doctor"
-	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 // The whole command is tested in test/integration: it starts itself again, which a test's program must not.
@@ -37,57 +31,5 @@ func TestDoctorUsage(t *testing.T) {
 	files, err := engineFiles([]string{"docker=/a,b", "crio=/c=d"})
 	if want := map[string]string{"docker": "/a,b", "crio": "/c=d"}; err != nil || !maps.Equal(files, want) {
 		t.Errorf("%v, %v", files, err)
-	}
-}
-
-func TestPrintReport(t *testing.T) {
-	var out bytes.Buffer
-	report := doctor.Report{Status: doctor.Fail, Checks: []doctor.Result{
-		{Name: "kernel", Status: doctor.OK, Found: "Linux 6.8"},
-		{Name: "a-long-name", Status: doctor.Fail, Found: "bro\x1bken", Remedy: "mend it"},
-		{Name: "hmm", Status: doctor.Skip, Found: "no"},
-		{Name: "mig", Status: doctor.Warn, Found: "on", Remedy: "off"},
-		{Name: "gsp", Status: doctor.Warn, Found: "on", Remedy: "off"},
-	}}
-	err := printReport(&out, report, true)
-	want := `ok    kernel       Linux 6.8
-fail  a-long-name  bro?ken → mend it
-skip  hmm          no
-warn  mig          on → off
-warn  gsp          on → off
-doctor: 1 ok, 2 warnings, 1 failure, 1 skipped
-`
-	if err != nil || out.String() != want {
-		t.Errorf("%v\n%s\nwant\n%s", err, &out, want)
-	}
-	out.Reset()
-	if err := printReport(&out, report, false); err != nil || strings.Contains(out.String(), "kernel") || strings.Contains(out.String(), "hmm") ||
-		!strings.Contains(out.String(), "mend it") || !strings.Contains(out.String(), "1 ok, 2 warnings") {
-		t.Errorf("%v\n%s", err, &out)
-	}
-}
-
-// TestFare: doctor takes the states as smi shows them.
-func TestFare(t *testing.T) {
-	n := newNode(t)
-	table, err := device.Load(n.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	vgpu := []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}
-	start, err := ledger.ProcStart(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	list := fare(table, []ledger.Record{
-		{ID: "gone", VGPUs: vgpu, LauncherPID: 1 << 29},
-		{ID: "starting", VGPUs: vgpu, LauncherPID: os.Getpid(), LauncherStart: start},
-		{ID: "orphan", Name: "web", VGPUs: vgpu, GuardPID: 1 << 29, InitPID: os.Getpid(), InitStart: start},
-	})
-	want := []doctor.Container{{Name: "gone", State: snapshot.StateGone, Dead: true}, {Name: "starting", State: snapshot.StateStarting}, {Name: "orphan (web)", State: snapshot.StateGuardDead, Bad: true}}
-	for i := range want {
-		if list[i] != want[i] {
-			t.Errorf("got %+v, want %+v", list[i], want[i])
-		}
 	}
 }

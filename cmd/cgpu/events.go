@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -16,8 +17,9 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/event/query"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // followTail is how many events of the past --follow shows first.
@@ -54,13 +56,13 @@ func eventsCommand() *cli.Command {
 				return usageError{fmt.Errorf("events: %w", err)}
 			}
 			runDir := device.RunDir()
-			print := printEvent
-			if q.json {
-				print = func(w io.Writer, e event.Event, _ string) error { return encodeJSON(w, e, "") }
+			print := query.Print
+			if c.String("o") == "json" {
+				print = func(w io.Writer, e event.Event, _ string) error { return terminal.EncodeJSON(w, e, "") }
 			}
 			show := func(list []event.Event) error {
 				for _, e := range list {
-					e.Time, e.Name = e.Time.Local(), q.name(e)
+					e.Time, e.Name = e.Time.Local(), q.Name(e)
 					if err := print(c.App.Writer, e, e.Name); err != nil {
 						return err
 					}
@@ -72,9 +74,9 @@ func eventsCommand() *cli.Command {
 			if err != nil {
 				return eventsError(err)
 			}
-			q.name = namesOf(ledger.Open(runDir), past)
+			q.Name = query.NamesOf(ledger.Open(runDir), past)
 			if !c.Bool("follow") {
-				return eventsError(show(q.last(q.pick(past))))
+				return eventsError(show(q.Last(q.Pick(past))))
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
@@ -85,8 +87,8 @@ func eventsCommand() *cli.Command {
 			}()
 			first := true
 			return eventsError(event.Follow(ctx, runDir, func(list []event.Event) error {
-				if list = q.pick(list); first {
-					first, list = false, q.last(list)
+				if list = q.Pick(list); first {
+					first, list = false, q.Last(list)
 				}
 				return show(list)
 			}))
@@ -107,114 +109,35 @@ func eventsError(err error) error {
 	return err
 }
 
-// eventsQuery is which events are shown.
-type eventsQuery struct {
-	since      time.Time
-	tail       int // -1: all
-	containers []string
-	kinds      []string
-	json       bool
-	name       func(event.Event) string // of the container, for people
-}
-
-func eventQuery(c *cli.Context, now time.Time) (eventsQuery, error) {
-	q := eventsQuery{tail: -1, containers: c.StringSlice("container"), kinds: c.StringSlice("kind")}
+func eventQuery(c *cli.Context, now time.Time) (query.Query, error) {
+	q := query.Query{Tail: -1, Containers: c.StringSlice("container"), Kinds: c.StringSlice("kind")}
 	if text := c.String("since"); text != "" {
 		if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
-			q.since = now.Add(-ago)
-		} else if q.since, err = time.Parse(time.RFC3339, text); err != nil {
+			q.Since = now.Add(-ago)
+		} else if q.Since, err = time.Parse(time.RFC3339, text); err != nil {
 			return q, fmt.Errorf("--since %q: want a time such as 2026-11-21T10:00:00Z, or a duration such as 10m", text)
 		}
 	}
 	if c.Bool("follow") && !c.IsSet("since") {
-		q.tail = followTail
+		q.Tail = followTail
 	}
 	if c.IsSet("tail") {
-		if q.tail = c.Int("tail"); q.tail < 0 {
-			return q, fmt.Errorf("--tail %d: want 0 or more", q.tail)
+		if q.Tail = c.Int("tail"); q.Tail < 0 {
+			return q, fmt.Errorf("--tail %d: want 0 or more", q.Tail)
 		}
 	}
-	for _, k := range q.kinds {
+	for _, k := range q.Kinds {
 		if !slices.Contains(event.Kinds(), event.Kind(k)) {
 			return q, fmt.Errorf("--kind %q: no such kind; cgpu events --help lists them", k)
 		}
 	}
-	for _, name := range q.containers {
+	for _, name := range q.Containers {
 		if name == "" {
 			return q, fmt.Errorf(`--container "": want an ID or a name`)
 		}
 	}
-	switch format := c.String("o"); format {
-	case "table":
-	case "json":
-		q.json = true
-	default:
+	if format := c.String("o"); format != "table" && format != "json" {
 		return q, fmt.Errorf("-o %q: want table or json", format)
 	}
 	return q, nil
-}
-
-// pick leaves the events that are asked for.
-func (q eventsQuery) pick(list []event.Event) []event.Event {
-	return slices.DeleteFunc(list, func(e event.Event) bool {
-		return e.Time.Before(q.since) || len(q.kinds) > 0 && !slices.Contains(q.kinds, string(e.Kind)) ||
-			len(q.containers) > 0 && !slices.ContainsFunc(q.containers, func(typed string) bool { return isContainer(typed, e.Container, e.Nonce, q.name(e)) })
-	})
-}
-
-// last leaves the last ones.
-func (q eventsQuery) last(list []event.Event) []event.Event {
-	if q.tail < 0 || len(list) <= q.tail {
-		return list
-	}
-	return list[len(list)-q.tail:]
-}
-
-// namesOf names the containers of events: as the event says, or another one of the same start, else as a container that still runs is
-// called. The ledger is looked at again when there is a container that it did not have.
-func namesOf(book *ledger.Ledger, past []event.Event) func(event.Event) string {
-	known := map[string]string{}
-	for _, e := range past {
-		if e.Name != "" && e.Nonce != "" {
-			known[e.Nonce] = e.Name
-		}
-	}
-	return func(e event.Event) string {
-		key := cmp.Or(e.Nonce, e.Container)
-		if e.Name != "" || key == "" {
-			return e.Name
-		}
-		if _, ok := known[key]; !ok {
-			known[key] = ""
-			records, _ := book.List()
-			for _, r := range records {
-				name := snapshot.Named(r).Name
-				known[r.Nonce], known[r.ID] = name, name
-			}
-		}
-		return cmp.Or(known[e.Nonce], known[e.Container]) // an earlier start of the container may have told nothing
-	}
-}
-
-// printEvent prints a line. Columns have widths of their own, since what follows is not known yet.
-func printEvent(w io.Writer, e event.Event, name string) error {
-	container, about := "-", ""
-	if e.Container != "" {
-		container = shortID(e.Container)
-	}
-	if name != "" {
-		about = printable(name) + ": "
-	}
-	if e.GPU != nil {
-		about += fmt.Sprintf("GPU %d: ", e.GPU.Index)
-	}
-	if e.PID != 0 {
-		about += fmt.Sprintf("pid %d: ", e.PID)
-	}
-	about += printable(e.Text)
-	if e.Count > 1 {
-		about += fmt.Sprintf(" (%d times)", e.Count)
-	}
-	_, err := fmt.Fprintf(w, "%s  %-9s  %-12s  %s\n", e.Time.Format("2006-01-02T15:04:05-07:00"), printable(string(e.Kind)), container, about)
-	return err
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -12,15 +14,16 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // happen writes events into a node, a minute apart, the last one now.
-func (n node) happen(list ...event.Event) {
+func happen(n nodetest.Node, list ...event.Event) {
 	n.Helper()
 	for i, e := range list {
 		e.Time = time.Now().Add(time.Duration(i+1-len(list)) * time.Minute)
-		if err := event.Append(n.dir, e); err != nil {
+		if err := event.Append(n.Dir, e); err != nil {
 			n.Fatal(err)
 		}
 	}
@@ -30,15 +33,15 @@ func (n node) happen(list ...event.Event) {
 var timed = regexp.MustCompile(`(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d`)
 
 func TestEvents(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	if out := cgpu("events"); out != "" {
 		t.Errorf("of a node without events: %s", out)
 	}
-	n.reserve(dockered{name: "/web"}.make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}}))
-	n.happen(
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
+	happen(n,
 		event.Event{Kind: event.Start, Container: "gone", Name: "default/pod/main", PID: 7, Text: "1024MiB of GPU 0"},
 		event.Event{Kind: event.Refused, Container: "other", Text: "quota: A=\"\x1b[2J\": no\nsecond line"},
-		event.Event{Kind: event.Policy, GPU: &event.GPU{Index: 1, UUID: h200}, Text: "policy preempt → fixed"},
+		event.Event{Kind: event.Policy, GPU: &event.GPU{Index: 1, UUID: nodetest.H200}, Text: "policy preempt → fixed"},
 		event.Event{Kind: event.Denied, Container: "abcdef0123456789", GPU: &event.GPU{}, Count: 1000, Text: "2048MiB asked for"},
 		event.Event{Kind: "later", Container: "abcdef0123456789", Text: "of a newer cgpu"},
 	)
@@ -73,11 +76,11 @@ T  later      abcdef012345  web: of a newer cgpu
 		}
 	}
 	// Follow needs a folder to watch.
-	t.Setenv("CGPU_RUN_DIR", n.dir+"/none")
+	t.Setenv("CGPU_RUN_DIR", n.Dir+"/none")
 	if out := cgpu("events --follow"); !strings.Contains(out, "no such file or directory: cgpu refresh makes the run directory") {
 		t.Error(out)
 	}
-	t.Setenv("CGPU_RUN_DIR", n.dir)
+	t.Setenv("CGPU_RUN_DIR", n.Dir)
 	var e event.Event
 	if err := json.Unmarshal([]byte(cgpu("events -o json --tail 2 --kind denied")), &e); err != nil || e.Count != 1000 {
 		t.Errorf("%+v, %v", e, err)
@@ -85,10 +88,10 @@ T  later      abcdef012345  web: of a newer cgpu
 }
 
 func TestEventsFollow(t *testing.T) {
-	n := newNode(t)
-	n.happen(make([]event.Event, followTail)...) // no kind: of none of ours
+	n := nodetest.New(t)
+	happen(n, make([]event.Event, followTail)...) // no kind: of none of ours
 	for range followTail + 5 {
-		n.happen(event.Event{Kind: event.Start, Container: "a", Text: "past"})
+		happen(n, event.Event{Kind: event.Start, Container: "a", Text: "past"})
 	}
 	in, out := io.Pipe()
 	defer in.Close()
@@ -112,7 +115,7 @@ func TestEventsFollow(t *testing.T) {
 		}
 	}
 	read(followTail)
-	n.happen(event.Event{Kind: event.End, Container: "a", Text: "now"})
+	happen(n, event.Event{Kind: event.End, Container: "a", Text: "now"})
 	read(followTail + 1)
 	want := strings.Repeat("T  start      a             past\n", followTail) + "T  end        a             now\n"
 	if got := timed.ReplaceAllString(got.String(), "T"); got != want {
@@ -126,9 +129,9 @@ func TestEventsFollow(t *testing.T) {
 
 // What is changed by command lines leaves events where no guard tells of it.
 func TestCommandsTell(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	n.reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}})
 	for _, args := range []string{"policy 1 weight --max-inst 8", "policy 1 weight", "set guarded --weight 2", "set preload --weight 2"} {
 		if out := cgpu(args); strings.Contains(out, "error") {
 			t.Errorf("%s: %s", args, out)
@@ -144,13 +147,13 @@ T  set        preload       GPU 1: weight 1 → 2
 
 // TestEventsOfTheDeleted: one event that has the container's name is enough for all of that start.
 func TestEventsOfTheDeleted(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for _, e := range []event.Event{
 		{Kind: event.Start, Container: "c", Nonce: "1", Text: "once"},
 		{Kind: event.Deleted, Container: "c", Nonce: "1", Name: "web", Text: "x"},
 		{Kind: event.Start, Container: "c", Nonce: "2", Text: "again"},
 	} {
-		if err := event.Append(n.dir, e); err != nil {
+		if err := event.Append(n.Dir, e); err != nil {
 			t.Fatal(err)
 		}
 	}

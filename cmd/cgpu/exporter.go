@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -11,6 +13,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter"
 	"github.com/opencgpu/cgpu/pkg/exporter/server"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
+	"github.com/opencgpu/cgpu/pkg/web"
 )
 
 func exporterCommand() *cli.Command {
@@ -20,7 +24,9 @@ func exporterCommand() *cli.Command {
 		Description: "It answers at /metrics until SIGTERM or Ctrl-C; docs/metrics.md lists the series. It changes nothing, and containers live without it.\n" +
 			"Only this machine reaches it, unless --listen says otherwise: what it tells are names of containers and what they use.\n\n" +
 			"--web-config is a file of Prometheus' exporter-toolkit, for TLS, certificates of clients, or users with passwords. --token-file is for a\n" +
-			"token that a request must bear (Prometheus: authorization, credentials_file); do not use it together with users in the other file.\n\n" +
+			"token that a request must bear (Prometheus: authorization, credentials_file); do not use it together with users in the other file.\n" +
+			"Where only this machine reaches it and nobody is asked who he is, requests must be for an address, localhost, this machine's name or a\n" +
+			"--host, so that no site's page can read it by a browser on this machine.\n\n" +
 			"cgpu-agent has the same series at its /metrics, so a node of Kubernetes needs this not.\n\n" +
 			"Examples:\n   sudo cgpu exporter\n   sudo cgpu exporter --listen unix:/run/cgpu/exporter.sock\n" +
 			"   sudo cgpu exporter --listen :9471 --web-config /etc/cgpu/web.yml --token-file /etc/cgpu/token",
@@ -36,11 +42,15 @@ func exporterCommand() *cli.Command {
 			defer stop()
 			x := exporter.Options{RunDir: device.RunDir(), Version: version}
 			if !c.Bool("no-nvml") {
-				h := newHardware(device.HardwareLine, hardwareRest)
-				defer h.close()
-				x.Hardware = h.ask
+				h := nvmlclient.New(device.HardwareLine, nvmlclient.Rest)
+				defer h.Close()
+				x.Hardware = h.Ask
 			}
-			err = server.Serve(ctx, server.Metrics(exporter.New(x)), o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
+			handler := server.Metrics(exporter.New(x))
+			if o.Anonymous() {
+				handler = web.ForHosts(handler, hostsOf(c))
+			}
+			err = server.Serve(ctx, handler, o, func(a net.Addr) { fmt.Fprintf(c.App.Writer, "cgpu exporter: %s %s\n", a.Network(), a) })
 			if err != nil {
 				return fmt.Errorf("exporter: %w", err)
 			}

@@ -1,22 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 // TestExporter: the command serves until it is told to end, and refuses to tell strangers.
 func TestExporter(t *testing.T) {
-	n := newNode(t)
-	socket := filepath.Join(n.dir, "e.sock")
+	n := nodetest.New(t)
+	socket := filepath.Join(n.Dir, "e.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := app()
 	a.Writer, a.ErrWriter = io.Discard, io.Discard
@@ -47,5 +53,58 @@ func TestExporter(t *testing.T) {
 	err := run(b, []string{"cgpu", "exporter", "--listen", ":0"})
 	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "others reach it") {
 		t.Error(err)
+	}
+}
+
+// TestExporterHost: a site whose name is made to lead to this machine reads nothing by a browser on it.
+func TestExporterHost(t *testing.T) {
+	nodetest.New(t)
+	read, write := io.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	a := app()
+	a.Writer, a.ErrWriter = write, io.Discard
+	done := make(chan error, 1)
+	go func() {
+		done <- a.RunContext(ctx, []string{"cgpu", "exporter", "--no-nvml", "--listen", "127.0.0.1:0", "--host", "gpu.example"})
+		write.Close()
+	}()
+	line, err := bufio.NewReader(read).ReadString('\n')
+	if err != nil {
+		t.Fatal(err, <-done)
+	}
+	url := "http://" + strings.TrimSpace(strings.TrimPrefix(line, "cgpu exporter: tcp ")) + "/metrics"
+	for host, want := range map[string]int{"": 200, "localhost:9471": 200, "gpu.example": 200, "evil.example:9471": 421} {
+		r, err := http.NewRequest("GET", url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		if answer.StatusCode != want {
+			t.Errorf("%q: %d, want %d", host, answer.StatusCode, want)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUnitsAreHeld: what stays, is root and reads what tenants made writes nowhere but in /run, and has bounds.
+func TestUnitsAreHeld(t *testing.T) {
+	for name, more := range map[string]string{"exporter": "CPUQuota=100%", "health": "RestrictAddressFamilies=AF_UNIX", "agent": "CapabilityBoundingSet="} {
+		text, err := os.ReadFile("../../configs/cgpu-" + name + ".service")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"NoNewPrivileges=yes", "ProtectSystem=strict", "ReadWritePaths=/run", "PrivateTmp=yes", "MemoryMax=", more} {
+			if !strings.Contains(string(text), "\n"+want) {
+				t.Errorf("cgpu-%s.service has no %s", name, want)
+			}
+		}
 	}
 }

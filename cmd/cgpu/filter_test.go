@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -6,10 +8,12 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 )
 
 func TestFilter(t *testing.T) {
-	v := busyNode(t)
+	v := nodetest.Busy(t)
 	v.GPUs[0].VGPUs[1].Name = "web" // bbbb
 	for args, want := range map[string]string{
 		"":                                 "0:aaaa,bbbb,cccc,dddd,eeee,ffff,0000 1:aaaa,eeee",
@@ -39,7 +43,7 @@ func TestFilter(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			v, err := s.apply(v)
+			v, err := s.Apply(v)
 			var list []string
 			for _, g := range v.GPUs {
 				var ids []string

@@ -1,18 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"errors"
-	"fmt"
 	"io"
-	"path/filepath"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/gc"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func gcCommand() *cli.Command {
@@ -31,97 +29,12 @@ func gcCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			done, err := collect(device.RunDir())
-			print := done.print
+			done, err := gc.Collect(device.RunDir())
+			print := done.Print
 			if inJSON {
-				print = func(w io.Writer) error { return encodeJSON(w, done, "  ") }
+				print = func(w io.Writer) error { return terminal.EncodeJSON(w, done, "  ") }
 			}
 			return errors.Join(print(c.App.Writer), err)
 		},
 	}
-}
-
-// gcView is what cgpu gc has done.
-type gcView struct {
-	Removed []removedView  `json:"removed"` // containers whose shares were given back
-	Paused  []leftoverView `json:"paused"`  // what guards that are gone had left paused
-	Sockets int            `json:"sockets"` // files of containers that are gone
-	Pages   int            `json:"pages"`
-	Bundles int            `json:"bundles"`
-	Logs    int            `json:"logs"`
-	failed  bool
-}
-
-type removedView struct {
-	ID     string `json:"id"`
-	Nonce  string `json:"nonce"`
-	Name   string `json:"name,omitempty"`
-	Shares string `json:"shares"` // for people
-}
-
-type leftoverView struct {
-	ID       string `json:"id,omitempty"` // absent where the container is gone, too
-	Name     string `json:"name,omitempty"`
-	Channels int    `json:"channels"` // that run again; 0: only the note of them was left, and is removed
-}
-
-// collect gives back what it can; what it could not is the error.
-func collect(runDir string) (done gcView, err error) {
-	done = gcView{Removed: []removedView{}, Paused: []leftoverView{}}
-	book := ledger.Open(runDir)
-	removed, err := book.GC()
-	for _, r := range removed {
-		_ = event.Append(runDir, event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: shares(r)})
-		done.Removed = append(done.Removed, removedView{r.ID, r.Nonce, snapshot.Named(r).Name, shares(r)})
-	}
-	var records []ledger.Record
-	if err == nil {
-		records, err = book.List()
-	}
-	if err != nil {
-		done.failed = true
-		return done, err
-	}
-	var swept ledger.Swept
-	done.Paused, err = collectLeftovers(records, filepath.Join(runDir, "g")) // the guards' sockets (pkg/admit)
-	swept, sweepErr := book.Sweep()
-	done.Sockets, done.Pages, done.Bundles, done.Logs = swept.Sockets, swept.Pages, swept.Bundles, swept.Logs
-	err = errors.Join(err, sweepErr)
-	done.failed = err != nil
-	return done, err
-}
-
-func (done gcView) print(w io.Writer) error {
-	var text strings.Builder
-	for _, r := range done.Removed {
-		fmt.Fprintf(&text, "removed %s%s: %s\n", shortID(r.ID), label(ledger.Record{Name: r.Name}), r.Shares)
-	}
-	for _, p := range done.Paused {
-		what := "a container that is gone"
-		if p.ID != "" {
-			what = shortID(p.ID) + label(ledger.Record{Name: p.Name})
-		}
-		if p.Channels > 0 {
-			fmt.Fprintf(&text, "resumed %s, which a guard that is gone had paused: %s\n", plural(p.Channels, "channel"), what)
-		} else {
-			fmt.Fprintf(&text, "removed the note of what was paused of %s\n", what)
-		}
-	}
-	var files []string
-	for _, kind := range []struct {
-		n    int
-		name string
-	}{{done.Sockets, "socket"}, {done.Pages, "page"}, {done.Bundles, "bundle"}, {done.Logs, "log"}} {
-		if kind.n > 0 {
-			files = append(files, plural(kind.n, kind.name))
-		}
-	}
-	if len(files) > 0 {
-		fmt.Fprintf(&text, "removed of containers that are gone: %s\n", strings.Join(files, ", "))
-	}
-	if text.Len() == 0 && !done.failed {
-		text.WriteString("nothing to remove\n")
-	}
-	_, err := io.WriteString(w, text.String())
-	return err
 }

@@ -1,10 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"fmt"
-	"io"
 	"os/signal"
-	"slices"
 	"syscall"
 	"time"
 
@@ -12,7 +12,10 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/health"
-	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
+	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func healthCommand() *cli.Command {
@@ -41,79 +44,19 @@ func healthCommand() *cli.Command {
 	}
 }
 
-// gpuHealth is a GPU as cgpu health prints it.
-type gpuHealth struct {
-	Index      int            `json:"index"`
-	UUID       string         `json:"uuid"`
-	Name       string         `json:"name"`
-	Healthy    bool           `json:"healthy"`
-	Faults     []health.Fault `json:"faults"`
-	Containers []string       `json:"containers"` // IDs of those that have it
-}
-
-// healthView is what cgpu health -o json prints.
-type healthView struct {
-	Watched bool        `json:"watched"` // by cgpu health watch
-	GPUs    []gpuHealth `json:"gpus"`
-}
-
 func showHealth(c *cli.Context) error {
 	format := c.String("o")
 	if format != "table" && format != "json" {
 		return usageError{fmt.Errorf("health: -o %q: want table or json", format)}
 	}
-	v, err := lookAtHealth(device.RunDir())
+	v, err := view.HealthOf(device.RunDir())
 	if err != nil {
 		return err
 	}
 	if format == "json" {
-		return encodeJSON(c.App.Writer, v, "  ")
+		return terminal.EncodeJSON(c.App.Writer, v, "  ")
 	}
-	return printHealth(c.App.Writer, v, time.Now())
-}
-
-func lookAtHealth(runDir string) (v healthView, err error) {
-	t, err := loadNode(runDir)
-	if err != nil {
-		return v, err
-	}
-	state, err := health.Read(runDir)
-	if err != nil {
-		return v, err
-	}
-	records, err := ledger.Open(runDir).List()
-	if err != nil {
-		return v, err
-	}
-	v.Watched = health.Watched(runDir)
-	for _, g := range t.GPUs {
-		h := gpuHealth{Index: g.Index, UUID: g.UUID, Name: g.Name, Healthy: len(state.GPUs[g.UUID]) == 0, Faults: []health.Fault{}, Containers: []string{}}
-		h.Faults = append(h.Faults, state.GPUs[g.UUID]...)
-		for _, r := range health.Holders(records, g.UUID) {
-			h.Containers = append(h.Containers, r.ID)
-		}
-		v.GPUs = append(v.GPUs, h)
-	}
-	return v, nil
-}
-
-func printHealth(w io.Writer, v healthView, now time.Time) error {
-	t := newTable(w)
-	t.row("GPU", "NAME", "UUID", "CONTAINERS", "HEALTH", "FOR", "WHY")
-	for _, g := range v.GPUs {
-		first := []any{g.Index, short(g.Name), shortUUID(g.UUID), len(g.Containers)}
-		if g.Healthy {
-			t.row(append(first, healthWord(""), "-", "-")...)
-		}
-		for _, f := range g.Faults {
-			t.row(append(slices.Clone(first), healthWord(f.Text), now.Sub(f.Since).Round(time.Second), printable(f.Text))...)
-		}
-	}
-	if err := t.Flush(); err != nil || v.Watched {
-		return err
-	}
-	_, err := fmt.Fprintln(w, "\nNobody watches these GPUs: systemctl enable --now cgpu-health, or cgpu health watch.")
-	return err
+	return view.PrintHealth(c.App.Writer, v, time.Now())
 }
 
 func watchHealth(c *cli.Context) error {
@@ -122,25 +65,25 @@ func watchHealth(c *cli.Context) error {
 	if err := device.MakeRunDir(device.RunDir()); err != nil {
 		return err
 	}
-	_, _ = loadNode(device.RunDir()) // once; later ones are others' to make
-	h := newHardware(device.HealthLine, healthRest)
-	defer h.close()
-	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.ask,
+	_, _ = node.Load(device.RunDir()) // once; later ones are others' to make
+	h := nvmlclient.New(device.HealthLine, nvmlclient.HealthRest)
+	defer h.Close()
+	w := &health.Watcher{RunDir: device.RunDir(), Load: device.Load, Ask: h.Ask,
 		Complain: func(err error) {
-			fmt.Fprintln(c.App.ErrWriter, "cgpu: warning: the GPUs are not watched:", printable(err.Error()))
+			fmt.Fprintln(c.App.ErrWriter, "cgpu: warning: the GPUs are not watched:", terminal.Printable(err.Error()))
 		}}
 	return w.Run(ctx)
 }
 
 func clearHealth(c *cli.Context, name string) error {
 	runDir := device.RunDir()
-	t, err := loadNode(runDir)
+	t, err := node.Load(runDir)
 	if err != nil {
 		return err
 	}
 	gpus := t.GPUs
 	if name != "all" {
-		g, err := findGPU(t, name)
+		g, err := node.FindGPU(t, name)
 		if err != nil {
 			return fmt.Errorf("health: %w", err)
 		}

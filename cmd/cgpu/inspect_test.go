@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -10,14 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/inspect"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-func inspected(t *testing.T, args string) (d dossier) {
+func inspected(t *testing.T, args string) (d inspect.Dossier) {
 	t.Helper()
 	out := cgpu("inspect " + args)
 	if err := json.Unmarshal([]byte(out), &d); err != nil {
@@ -27,23 +31,23 @@ func inspected(t *testing.T, args string) (d dossier) {
 }
 
 func TestInspect(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	fakeGuard(t, r.Control, statusLine(t, status(r)))
-	log := launch.LogFile(n.dir, r)
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
+	log := launch.LogFile(n.Dir, r)
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(log, []byte(strings.Repeat("old\n", 100)+"level=WARN\x1b[2J msg=\"one\"\nhalf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.happen(event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
+	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
 		event.Event{Kind: event.Refused, Container: r.ID, Text: "a try"}, event.Event{Kind: event.Start, Container: "other", Text: "another's"})
 	d := inspected(t, "default/pod/main --log-lines 3")
 	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
-	if diff := cmp.Diff(logView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
+	if diff := cmp.Diff(inspect.LogView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
 		t.Error(diff)
 	}
 	if len(d.Events) != 2 || d.Events[0].Text != "mine" || d.Events[1].Text != "a try" {
@@ -75,11 +79,11 @@ func TestInspect(t *testing.T) {
 }
 
 func TestInspectPreload(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Weight: 2}}})
-	occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 2}}})
+	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
-	want := &pageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []pageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
+	want := &inspect.PageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []inspect.PageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
 	if diff := cmp.Diff(want, d.Page); diff != "" {
 		t.Error(diff)
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -14,9 +16,13 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gc"
+	"github.com/opencgpu/cgpu/pkg/golden"
+	"github.com/opencgpu/cgpu/pkg/manual"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // docs/json.md lists every field that a script can read, from the types that are printed. Who renames one sees it in the page's diff, and
@@ -29,12 +35,12 @@ func TestJSONDocs(t *testing.T) {
 		value         any
 	}{
 		{"cgpu smi -o json", "", snapshot.View{}},
-		{"cgpu ps -o json", "A list.", []gpuProcess{}},
+		{"cgpu ps -o json", "A list.", []view.Process{}},
 		{"cgpu events -o json", "An object on each line.", event.Event{}},
-		{"cgpu policy -o json", "A list.", []cardView{}},
-		{"cgpu health -o json", "", healthView{}},
+		{"cgpu policy -o json", "A list.", []view.Policy{}},
+		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
-		{"cgpu gc -o json", "", gcView{}},
+		{"cgpu gc -o json", "", gc.Done{}},
 		{"cgpu config -o json check", "Of a file that is good.", configView{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
@@ -46,10 +52,10 @@ func TestJSONDocs(t *testing.T) {
 		}
 		got += "| field | is | meaning |\n|---|---|---|\n"
 		for _, f := range fieldsOf(t, reflect.TypeOf(c.value), "") {
-			got += fmt.Sprintf("| `%s` | %s | %s |\n", f.path, f.kind, cell(f.meaning))
+			got += fmt.Sprintf("| `%s` | %s | %s |\n", f.path, f.kind, manual.Cell(f.meaning))
 		}
 	}
-	if *update {
+	if *golden.Update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}

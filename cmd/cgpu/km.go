@@ -1,22 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
-	"sync"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/km"
-	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/km/kmfs"
 )
 
 func kmCommand() *cli.Command {
@@ -38,12 +36,12 @@ func kmCommand() *cli.Command {
 			if c.NArg() > 1 {
 				return usageError{fmt.Errorf("km: %q: want one MOUNTPOINT; see cgpu km --help", c.Args().Get(1))}
 			}
-			source := &kmSource{runDir: device.RunDir(), log: c.App.ErrWriter}
+			source := &kmfs.Source{RunDir: device.RunDir(), Version: version, Log: c.App.ErrWriter}
 			if c.Bool("once") {
 				if c.NArg() > 0 || c.Bool("allow-other") {
 					return usageError{errors.New("km: --once mounts nothing: want no MOUNTPOINT and no --allow-other")}
 				}
-				return source.print(c.App.Writer)
+				return source.Print(c.App.Writer)
 			}
 			dir := c.Args().First()
 			if dir == "" {
@@ -54,7 +52,7 @@ func kmCommand() *cli.Command {
 			}
 			ctx, stop := kmUntil(c.Context)
 			defer stop()
-			return kmServe(ctx, c.App.Writer, source, filepath.Clean(dir), c.Bool("allow-other"))
+			return kmfs.Serve(ctx, c.App.Writer, source, filepath.Clean(dir), c.Bool("allow-other"))
 		},
 	}
 }
@@ -67,199 +65,4 @@ func kmUntil(ctx context.Context) (context.Context, context.CancelFunc) {
 		signals = append(signals, syscall.SIGHUP)
 	}
 	return signal.NotifyContext(ctx, signals...)
-}
-
-// kmServe mounts the tree and waits until ctx ends or somebody unmounts it.
-func kmServe(ctx context.Context, w io.Writer, source *kmSource, dir string, others bool) error {
-	if _, err := loadNode(source.runDir); err != nil { // which makes a missing table: reading does not
-		return err
-	}
-	place, err := newKMPlace(dir)
-	if err != nil {
-		return fmt.Errorf("km: %w", err)
-	}
-	defer place.close()
-	defer place.remove()
-	server, err := kmMount(source, dir, others)
-	switch {
-	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENODEV), errors.Is(err, syscall.ENXIO):
-		return fmt.Errorf("km: %s: /dev/fuse: %w: load the kernel's module fuse", dir, err)
-	case errors.Is(err, syscall.EPERM), errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("km: %s: mount: %w: run as root", dir, err)
-	case err != nil:
-		return fmt.Errorf("km: %s: mount: %w", dir, err)
-	}
-	ours, err := place.mount()
-	if err != nil {
-		_ = server.Unmount()
-		return fmt.Errorf("km: %s: %w", dir, err)
-	}
-	fmt.Fprintf(w, "cgpu: km: mounted on %s\n", dir)
-	gone := make(chan struct{})
-	go func() {
-		server.Wait()
-		close(gone)
-	}()
-	select {
-	case <-gone:
-		return nil
-	case <-ctx.Done():
-	}
-	// A shell that stands in the folder must not keep the mount: it goes out of sight now, and our end closes it.
-	if err := place.unmount(ours); err != nil && !errors.Is(err, syscall.EINVAL) {
-		return fmt.Errorf("km: %s: unmount: %w: umount it by hand", dir, err)
-	}
-	return nil
-}
-
-// kmSource is where the files come from: the run dir's table and ledger, and the guards.
-type kmSource struct {
-	runDir string
-	mu     sync.Mutex // of what follows
-	slots  km.Slots
-	said   map[string]string // by a file's path: why it could not be read
-	log    io.Writer
-}
-
-// look reads the present state. A stale table is good enough to be shown, as in cgpu smi.
-func (s *kmSource) look() (km.Node, error) {
-	t, err := device.Load(s.runDir)
-	if err != nil && (t == nil || !errors.Is(err, device.ErrStale)) {
-		return km.Node{}, err
-	}
-	// Under the lock also this, so that an older state does not overwrite a newer one's numbers.
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	records, cards, err := ledger.Open(s.runDir).State()
-	if err != nil {
-		return km.Node{}, err
-	}
-	s.slots = s.slots.Next(records)
-	return km.Node{Version: version, Table: t, Records: records, Cards: cards, Slots: s.slots}, nil
-}
-
-// text is what a file says now.
-func (s *kmSource) text(f km.File) (string, error) {
-	n, err := s.look()
-	if err != nil {
-		return "", err
-	}
-	return n.Text(f, kmUse(n.Table))
-}
-
-// kmUse asks a container's guard, or reads its page where it has none.
-func kmUse(t *device.Table) func(ledger.Record, string) (km.Use, error) {
-	return func(r ledger.Record, uuid string) (u km.Use, err error) {
-		s, err := statusOf(t, r)
-		if err != nil {
-			return u, fmt.Errorf("what container %s uses is not known: %w", shortID(r.ID), err)
-		}
-		for i, v := range s.VGPUs {
-			if v.UUID != uuid {
-				continue
-			}
-			u.Used = v.Used
-			for _, p := range s.Processes {
-				if i < len(p.Used) {
-					u.Processes = append(u.Processes, km.Process{PID: p.PID, Used: p.Used[i]})
-				}
-			}
-		}
-		return u, nil
-	}
-}
-
-// write carries out what was written to a file. A refusal is said here, in one line, because the writer learns no more of it
-// than an error number.
-func (s *kmSource) write(f km.File, text []byte) error {
-	err := s.change(f, text)
-	if err != nil {
-		s.say(f, err)
-	}
-	return err
-}
-
-// maxSaid bounds the files whose last failure is remembered; containers come and go.
-const maxSaid = 1024
-
-// unread says why a file cannot be read, unless that is what was said last: with --allow-other everybody reads, as often as he likes.
-func (s *kmSource) unread(f km.File, err error) {
-	s.mu.Lock()
-	again := s.said[f.Path] == err.Error()
-	if s.said == nil || len(s.said) >= maxSaid {
-		s.said = map[string]string{}
-	}
-	s.said[f.Path] = err.Error()
-	s.mu.Unlock()
-	if !again {
-		s.say(f, err)
-	}
-}
-
-// say is for the administrator.
-func (s *kmSource) say(f km.File, err error) {
-	line := printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " "))
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fmt.Fprintf(s.log, "cgpu: km: %s: %s\n", f.Path, line)
-}
-
-func (s *kmSource) change(f km.File, text []byte) error {
-	change, err := f.Change(text)
-	if err != nil {
-		return err
-	}
-	t, err := loadNode(s.runDir)
-	if err != nil {
-		return err
-	}
-	if change.Card != nil {
-		for _, g := range t.GPUs {
-			if g.UUID == change.Slice.GPU {
-				_, err := changeCard(s.runDir, t, g, change.Card)
-				return err
-			}
-		}
-		return km.ErrGone
-	}
-	old, err := ledger.Open(s.runDir).Get(change.Slice.Nonce)
-	if errors.Is(err, ledger.ErrNotFound) {
-		return km.ErrGone
-	}
-	if err != nil {
-		return err
-	}
-	req := change.Request()
-	if short := shortageOf(t, old, req); short != nil {
-		if short.unknown != nil {
-			return fmt.Errorf("it has more, and what container %s uses is not known: %w: see cgpu smi; cgpu set --force sets it anyway", shortID(old.ID), short.unknown)
-		}
-		return fmt.Errorf("%d: container %s uses %s: free some first; cgpu set --force sets it anyway", uint64(*req.Limit), shortID(old.ID), mib(short.use.Used))
-	}
-	_, err = changeContainer(s.runDir, t, old, req)
-	return err
-}
-
-// print is the tree as grep -r "" prints it. A container whose use is not known has no meminfo.
-func (s *kmSource) print(w io.Writer) error {
-	if _, err := loadNode(s.runDir); err != nil {
-		return err
-	}
-	n, err := s.look()
-	if err != nil {
-		return err
-	}
-	for _, f := range n.Files() {
-		text, err := n.Text(f, kmUse(n.Table))
-		if err != nil {
-			s.say(f, err)
-			continue
-		}
-		for line := range strings.Lines(text) {
-			if _, err := fmt.Fprintf(w, "%s:%s", f.Path, line); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -13,9 +15,11 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sim"
@@ -23,7 +27,7 @@ import (
 
 // simNode is a node whose simulated driver has a context that computes nothing.
 type simNode struct {
-	node
+	nodetest.Node
 	driver          *sim.Driver
 	session         *sim.Session
 	file            sim.FileID
@@ -32,13 +36,13 @@ type simNode struct {
 }
 
 func newSimNode(t *testing.T) *simNode {
-	n := &simNode{node: newNode(t)}
-	if err := os.MkdirAll(filepath.Join(n.dir, "g"), 0o700); err != nil {
+	n := &simNode{Node: nodetest.New(t)}
+	if err := os.MkdirAll(filepath.Join(n.Dir, "g"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	n.socket = filepath.Join(n.dir, "sim.sock")
+	n.socket = filepath.Join(n.Dir, "sim.sock")
 	var err error
-	n.driver, err = sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: t4, BusID: "0000:01:00.0", Memory: quota.GiB}}})
+	n.driver, err = sim.New(sim.Config{DriverVersion: "580.159.04", GPUs: []sim.GPU{{UUID: nodetest.T4, BusID: "0000:01:00.0", Memory: quota.GiB}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +109,7 @@ func (n *simNode) pause(r ledger.Record, busID string) {
 	}
 	null := device.Node{HostPath: "/dev/null"}
 	cfg := guard.Config{Driver: device.DriverSim, DriverVersion: "580.159.04", SimSocket: n.socket, ControlNode: null, UVMNode: null,
-		GPUs: []guard.GPU{{GPU: device.GPU{UUID: t4, BusID: busID, Node: null}}}}
+		GPUs: []guard.GPU{{GPU: device.GPU{UUID: nodetest.T4, BusID: busID, Node: null}}}}
 	n.note(r, cfg, n.client, n.channel)
 }
 
@@ -139,7 +143,7 @@ func (n *simNode) noted(r ledger.Record) bool {
 
 func TestResumeWithoutGuard(t *testing.T) {
 	n := newSimNode(t)
-	r := n.reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
 	n.pause(r, "0000:01:00.0")
 	if out := cgpu("resume web"); !strings.HasPrefix(out, "dead (web): resumed 1 channel; its guard is gone") || n.paused() || n.noted(r) {
 		t.Errorf("printed %s; paused %v, still noted %v", out, n.paused(), n.noted(r))
@@ -155,10 +159,10 @@ func TestResumeWithoutGuard(t *testing.T) {
 
 func TestGCLeftovers(t *testing.T) {
 	n := newSimNode(t)
-	r := n.reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
 	n.pause(r, "0000:01:00.0")
 	// While the guard lives it is not gc's business.
-	l, err := net.Listen("unix", filepath.Join(n.dir, "g", "n.ctl"))
+	l, err := net.Listen("unix", filepath.Join(n.Dir, "g", "n.ctl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,13 +178,13 @@ func TestGCLeftovers(t *testing.T) {
 	if out := cgpu("gc"); !strings.HasPrefix(out, "error: resume what the guard of container dead (web) had paused: ") || !n.noted(r) {
 		t.Errorf("printed %s; noted %v", out, n.noted(r))
 	}
-	if err := n.book.Release(r.Nonce); err != nil {
+	if err := n.Book.Release(r.Nonce); err != nil {
 		t.Fatal(err)
 	}
-	var done gcView
+	var done gc.Done
 	n.pause(r, "0000:01:00.0")
 	fromJSON(t, "gc -o json", &done)
-	if want := (leftoverView{Channels: 1}); len(done.Paused) != 1 || done.Paused[0] != want || n.paused() {
+	if want := (gc.Leftover{Channels: 1}); len(done.Paused) != 1 || done.Paused[0] != want || n.paused() {
 		t.Errorf("%+v", done)
 	}
 	n.pause(r, "0000:77:00.0")
@@ -194,12 +198,12 @@ func TestGCLeftovers(t *testing.T) {
 
 // TestGCFiles: what killed guards and refused containers have left is counted by kind.
 func TestGCFiles(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "lives", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.MiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "lives", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
 	past := time.Now().Add(-time.Hour)
 	for i := range 70 {
 		for _, name := range []string{"g/%016x.sock", "g/%016x.ctl", "page/%016x", "log/pod-%016x.log"} {
-			path := filepath.Join(n.dir, fmt.Sprintf(name, i))
+			path := filepath.Join(n.Dir, fmt.Sprintf(name, i))
 			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 				t.Fatal(err)
 			}
@@ -211,13 +215,13 @@ func TestGCFiles(t *testing.T) {
 			}
 		}
 	}
-	var done gcView
+	var done gc.Done
 	fromJSON(t, "gc -o json", &done)
-	if !reflect.DeepEqual(done, gcView{Removed: []removedView{}, Paused: []leftoverView{}, Sockets: 140, Pages: 70, Logs: 6}) {
+	if !reflect.DeepEqual(done, gc.Done{Removed: []gc.Removed{}, Paused: []gc.Leftover{}, Sockets: 140, Pages: 70, Logs: 6}) {
 		t.Errorf("%+v", done)
 	}
 	var text strings.Builder
-	if err := done.print(&text); err != nil || text.String() != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
+	if err := done.Print(&text); err != nil || text.String() != "removed of containers that are gone: 140 sockets, 70 pages, 6 logs\n" {
 		t.Errorf("printed %s, %v", text.String(), err)
 	}
 	if out := cgpu("gc"); out != "nothing to remove\n" {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Cgpu is the command line for people: what runs on this node's GPUs (smi), changes while it runs (set, policy, pause,
 // resume), what the runtime would do with a container (spec), and upkeep (gc, refresh).
 //
@@ -16,10 +18,12 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 var version = "unknown" // set by the linker
@@ -31,7 +35,7 @@ func main() {
 		os.Exit(1)
 	}
 	if os.Geteuid() == 0 { // it may take the node's locks
-		a.Metadata = map[string]any{inheritedKey: bare.Settle()}
+		a.Metadata = map[string]any{inheritedKey: hostrun.ResetInherited()}
 	}
 	if err := run(a, os.Args); err != nil {
 		fmt.Fprintln(os.Stderr, complaint(err, os.Args, os.Geteuid()))
@@ -47,12 +51,12 @@ func main() {
 
 // complaint is the line for an error. What root alone may do is said first to whoever is not root.
 func complaint(err error, args []string, uid int) string {
-	text := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")
+	text := terminal.Printable(strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", " ")) // tenants' names may be in it
 	text = strings.TrimPrefix(text, "cgpu: ")
 	if uid != 0 && errors.Is(err, fs.ErrPermission) {
 		command := "cgpu"
 		if len(args) > 1 {
-			command += " " + printable(args[1])
+			command += " " + terminal.Printable(args[1])
 		}
 		return fmt.Sprintf("cgpu: needs root: sudo %s (%s)", command, text)
 	}
@@ -99,26 +103,6 @@ func noArguments(c *cli.Context) error {
 	return nil
 }
 
-// label is a container's name for people, where it has one.
-func label(r ledger.Record) string {
-	if r.Name == "" {
-		return ""
-	}
-	return " (" + printable(r.Name) + ")"
-}
-
-// shares lists what a record reserves.
-func shares(r ledger.Record) string {
-	var list []string
-	for _, v := range r.VGPUs {
-		list = append(list, fmt.Sprintf("%v of %s", v.Limit, shortUUID(v.UUID)))
-	}
-	for _, uuid := range r.Native {
-		list = append(list, "all of "+shortUUID(uuid))
-	}
-	return strings.Join(list, ", ")
-}
-
 func refreshCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "refresh",
@@ -141,11 +125,11 @@ func refreshCommand() *cli.Command {
 				if out, err := exec.Command(helper, "-force").CombinedOutput(); err != nil {
 					return fmt.Errorf("%s: %w: %s", helper, err, out)
 				}
-				v, err := look(device.RunDir())
+				v, err := node.View(device.RunDir())
 				if err != nil {
 					return err
 				}
-				return printJSON(c.App.Writer, v)
+				return view.PrintJSON(c.App.Writer, v)
 			}
 			return fmt.Errorf("%s: %w", helper, syscall.Exec(helper, []string{helper, "-v", "-force"}, os.Environ()))
 		},
@@ -174,16 +158,10 @@ func versionCommand() *cli.Command {
 				return err
 			}
 			if inJSON {
-				return encodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
+				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
 		},
 	}
 }
-
-// shortID is a container's ID as engines show it.
-func shortID(id string) string { return printable(id[:min(len(id), 12)]) }
-
-// shortUUID is enough of a GPU's UUID to tell it from another, and is accepted in ALIYUN_COM_GPU_VISIBLE_DEVICES.
-func shortUUID(uuid string) string { return uuid[:min(len(uuid), len("GPU-xxxxxxxx"))] }

@@ -1,14 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"github.com/opencgpu/cgpu/pkg/manual"
 )
 
 func manCommand() *cli.Command {
@@ -22,32 +21,7 @@ func manCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return usageError{errors.New("man: want one FOLDER; see cgpu man --help")}
 			}
-			return writePages(c.App, c.Args().First())
+			return manual.Write(c.App, version, c.Args().First())
 		},
 	}
-}
-
-// writePages writes all man pages.
-func writePages(a *cli.App, dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return fmt.Errorf("man: %w", err)
-	}
-	var overview bytes.Buffer
-	if err := roffOverview(&overview, a, version); err != nil {
-		return err
-	}
-	pages := map[string][]byte{a.Name: overview.Bytes()}
-	for _, m := range manualsOf(a) {
-		var page bytes.Buffer
-		if err := m.roff(&page, version); err != nil {
-			return err
-		}
-		pages[strings.ReplaceAll(m.name, " ", "-")] = page.Bytes()
-	}
-	for name, text := range pages {
-		if err := os.WriteFile(filepath.Join(dir, name+".1"), text, 0o644); err != nil {
-			return fmt.Errorf("man: %w", err)
-		}
-	}
-	return nil
 }

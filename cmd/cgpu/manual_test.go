@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -8,63 +10,37 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/urfave/cli/v2"
+	"github.com/opencgpu/cgpu/pkg/golden"
+	"github.com/opencgpu/cgpu/pkg/manual"
 )
 
 // TestManual: docs/cli.md says what the commands say.
 func TestManual(t *testing.T) {
 	var b bytes.Buffer
-	if err := markdown(&b, app()); err != nil {
+	if err := manual.Markdown(&b, app()); err != nil {
 		t.Fatal(err)
 	}
-	golden(t, "../../../docs/cli.md", b.Bytes())
+	golden.Compare(t, "../../../docs/cli.md", b.Bytes())
 }
 
 // TestHelp: every command has examples, and describes itself and its flags.
 func TestHelp(t *testing.T) {
-	for _, m := range manualsOf(app()) {
-		if len(m.examples) == 0 {
-			t.Errorf("%s --help has no example", m.name)
+	for _, m := range manual.Of(app()) {
+		if len(m.Examples) == 0 {
+			t.Errorf("%s --help has no example", m.Name)
 		}
-		for _, e := range m.examples {
+		for _, e := range m.Examples {
 			if !strings.Contains(e, "cgpu") {
-				t.Errorf("%s --help: example %q does not use cgpu", m.name, e)
+				t.Errorf("%s --help: example %q does not use cgpu", m.Name, e)
 			}
 		}
-		if m.usage == "" || strings.HasSuffix(m.usage, ".") {
-			t.Errorf("%s: usage %q: want a sentence without its full stop", m.name, m.usage)
+		if m.Usage == "" || strings.HasSuffix(m.Usage, ".") {
+			t.Errorf("%s: usage %q: want a sentence without its full stop", m.Name, m.Usage)
 		}
-		for _, f := range m.flags {
-			if f.usage == "" {
-				t.Errorf("%s %s: says nothing", m.name, f.names)
+		for _, f := range m.Flags {
+			if f.Usage == "" {
+				t.Errorf("%s %s: says nothing", m.Name, f.Names)
 			}
-		}
-	}
-}
-
-func TestManualOf(t *testing.T) {
-	got := manualOf("cgpu", &cli.Command{Name: "x", Usage: "do it", ArgsUsage: " ", Description: "One\ntwo.\n\nThree:\n   a  b\n   c\nfour\n\nExamples:\n   cgpu x\n   cgpu x | wc",
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"},
-			&cli.BoolFlag{Name: "force", Usage: "do it"}, &cli.BoolFlag{Name: "secret", Hidden: true},
-			&cli.IntFlag{Name: "n", Usage: "so many", Value: 50}, &cli.IntFlag{Name: "m", Usage: "`N` more", DefaultText: "all"},
-			&cli.StringSliceFlag{Name: "gpu", Usage: "only `GPU`"},
-		}})
-	want := manual{name: "cgpu x", usage: "do it",
-		text:     []paragraph{{"One two.", false}, {"Three:", false}, {"   a  b\n   c", true}, {"four", false}},
-		examples: []string{"cgpu x", "cgpu x | wc"},
-		flags: []manualFlag{{"-o, --output", "FORMAT", "FORMAT: table or json", "table"}, {"--force", "", "do it", ""}, {"-n", "VALUE", "so many", "50"},
-			{"-m", "N", "N more", "all"}, {"--gpu", "GPU", "only GPU", ""}}}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(manual{}, paragraph{}, manualFlag{})); diff != "" {
-		t.Error(diff)
-	}
-}
-
-func TestRoff(t *testing.T) {
-	for in, want := range map[string]string{".SH": `\&.SH`, "'x": `\&'x`, `a\n-b`: `a\en\-b`, "plain": "plain"} {
-		if got := roffLine(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
 }
@@ -76,7 +52,7 @@ func TestMan(t *testing.T) {
 		t.Fatal(out)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.1"))
-	if err != nil || len(files) != len(manualsOf(app()))+1 {
+	if err != nil || len(files) != len(manual.Of(app()))+1 {
 		t.Errorf("%d pages, %v", len(files), err)
 	}
 	groff, err := exec.LookPath("groff")

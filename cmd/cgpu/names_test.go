@@ -1,7 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -13,55 +14,10 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// dockered makes the bundle of a record and what Docker keeps of it, in a folder of its own.
-type dockered struct {
-	mounts      []map[string]string // nil: /etc/hostname from the right place
-	bundle      string              // config.json; "": as made from mounts
-	name, about string              // in config.v2.json, and the ID there ("": the record's)
-}
-
-func (d dockered) make(t *testing.T, r ledger.Record) ledger.Record {
-	t.Helper()
-	dir := t.TempDir()
-	r.Bundle = filepath.Join(dir, "bundle")
-	own := filepath.Join(dir, "containers", r.ID)
-	if d.mounts == nil {
-		d.mounts = []map[string]string{{"destination": "/proc", "source": "proc"}, {"destination": "/etc/hostname", "source": "OWN/hostname"}}
-	}
-	for _, m := range d.mounts {
-		m["source"] = strings.ReplaceAll(m["source"], "OWN", own)
-	}
-	if d.about == "" {
-		d.about = r.ID
-	}
-	if d.bundle == "" {
-		d.bundle = encode(t, map[string]any{"mounts": d.mounts})
-	}
-	for path, text := range map[string]string{
-		filepath.Join(r.Bundle, "config.json"):   d.bundle,
-		filepath.Join(own, "config.v2.json"):     encode(t, map[string]any{"ID": d.about, "Name": d.name, "Config": map[string]any{"Env": []string{"A=b"}}}),
-		filepath.Join(dir, "other/x/config.any"): "",
-	} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return r
-}
-
-func encode(t *testing.T, v any) string {
-	t.Helper()
-	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-// nameOf is what a record's engine calls it.
 func nameOf(r ledger.Record) string { return name.Of(r.Bundle, r.ID) }
 
 func TestDockerName(t *testing.T) {
@@ -69,24 +25,24 @@ func TestDockerName(t *testing.T) {
 		return []map[string]string{{"destination": destination, "source": source}}
 	}
 	for what, tt := range map[string]struct {
-		d    dockered
+		d    nodetest.Docker
 		want string
 	}{
-		"docker":                  {dockered{name: "/web"}, "web"},
-		"hosts":                   {dockered{name: "/web", mounts: mount("/etc/hosts", "OWN/hosts")}, "web"},
-		"resolv.conf":             {dockered{name: "/web", mounts: mount("/etc/resolv.conf", "OWN/resolv.conf")}, "web"},
-		"no name":                 {dockered{name: "/"}, ""},
-		"long":                    {dockered{name: "/" + strings.Repeat("x", 257)}, ""},
-		"another's record":        {dockered{name: "/web", about: "fedcba"}, ""},
-		"a volume":                {dockered{name: "/web", mounts: mount("/mnt/hostname", "OWN/hostname")}, ""},
-		"a file of another kind":  {dockered{name: "/web", mounts: mount("/etc/passwd", "OWN/passwd")}, ""},
-		"another's folder":        {dockered{name: "/web", mounts: mount("/etc/hostname", "OWN/../other/hostname")}, ""},
-		"a relative path":         {dockered{name: "/web", mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
-		"a damaged bundle":        {dockered{name: "/web", bundle: "{"}, ""},
-		"a bundle without mounts": {dockered{name: "/web", bundle: `{"mounts":null}`}, ""},
-		"a bundle that is large":  {dockered{name: "/web", bundle: `{"mounts":[]` + strings.Repeat(" ", name.MaxFile) + "}"}, ""},
+		"docker":                  {nodetest.Docker{Name: "/web"}, "web"},
+		"hosts":                   {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hosts", "OWN/hosts")}, "web"},
+		"resolv.conf":             {nodetest.Docker{Name: "/web", Mounts: mount("/etc/resolv.conf", "OWN/resolv.conf")}, "web"},
+		"no name":                 {nodetest.Docker{Name: "/"}, ""},
+		"long":                    {nodetest.Docker{Name: "/" + strings.Repeat("x", 257)}, ""},
+		"another's record":        {nodetest.Docker{Name: "/web", About: "fedcba"}, ""},
+		"a volume":                {nodetest.Docker{Name: "/web", Mounts: mount("/mnt/hostname", "OWN/hostname")}, ""},
+		"a file of another kind":  {nodetest.Docker{Name: "/web", Mounts: mount("/etc/passwd", "OWN/passwd")}, ""},
+		"another's folder":        {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hostname", "OWN/../other/hostname")}, ""},
+		"a relative path":         {nodetest.Docker{Name: "/web", Mounts: mount("/etc/hostname", "abcdef/hostname")}, ""},
+		"a damaged bundle":        {nodetest.Docker{Name: "/web", Bundle: "{"}, ""},
+		"a bundle without mounts": {nodetest.Docker{Name: "/web", Bundle: `{"mounts":null}`}, ""},
+		"a bundle that is large":  {nodetest.Docker{Name: "/web", Bundle: `{"mounts":[]` + strings.Repeat(" ", name.MaxFile) + "}"}, ""},
 	} {
-		if got := nameOf(tt.d.make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
+		if got := nameOf(tt.d.Make(t, ledger.Record{ID: "abcdef"})); got != tt.want {
 			t.Errorf("%s: %q, want %q", what, got, tt.want)
 		}
 	}
@@ -96,7 +52,7 @@ func TestDockerName(t *testing.T) {
 		}
 	}
 	// What would keep a reader waiting, or is somewhere else, is not read.
-	r := dockered{name: "/web"}.make(t, ledger.Record{ID: "abcdef"})
+	r := nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef"})
 	record := filepath.Join(filepath.Dir(r.Bundle), "containers", r.ID, "config.v2.json")
 	for what, make := range map[string]func() error{
 		"fifo": func() error { return unix.Mkfifo(record, 0o600) },
@@ -122,55 +78,20 @@ func TestAnnotatedName(t *testing.T) {
 		`{"annotations":{"io.kubernetes.pod.name":"train-0","io.kubernetes.container.name":"main","io.kubernetes.pod.namespace":"ml"}}`: "ml/train-0/main",
 		`{"annotations":{"io.kubernetes.pod.name":"train-0"}}`:                                                                          "", // the pod's own
 		`{"annotations":{"nerdctl/name":"web",` + nerdctl + `}}`:                                                                        "web",
-		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", maxName+1) + `",` + nerdctl + `}}`:                                     "",
+		`{"annotations":{"nerdctl/name":"` + strings.Repeat("x", name.MaxLength+1) + `",` + nerdctl + `}}`:                              "",
 		`{"annotations":{"org.opencontainers.image.title":"web"}}`:                                                                      "",
 	} {
-		if got := nameOf(dockered{bundle: bundle}.make(t, ledger.Record{ID: "abcdef"})); got != want {
+		if got := nameOf(nodetest.Docker{Bundle: bundle}.Make(t, ledger.Record{ID: "abcdef"})); got != want {
 			t.Errorf("%s: %q, want %q", bundle, got, want)
-		}
-	}
-}
-
-func TestFindContainer(t *testing.T) {
-	n := newNode(t)
-	add := func(id, name, docker string) {
-		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: h200, Limit: quota.MiB}}}
-		if docker != "" {
-			r = dockered{name: "/" + docker}.make(t, r)
-		}
-		n.reserve(r)
-	}
-	add("aaaa1111", "", "web")
-	add("aaaa2222", "default/pod/main", "hidden")
-	add("bbbb1111", "", "cccc")     // its name is the beginning of another's ID
-	add("cccc1111", "", "aaaa2222") // its name is another's whole ID
-	add("dddd1111", "", "twin")
-	add("eeee1111", "", "twin")
-	add("ffff1111", "", "ffff") // its name is the beginning of its own ID
-	add("0000", "", "web2")
-	for container, want := range map[string]string{
-		"web": "aaaa1111 (web)", "aaaa1": "aaaa1111 (web)", "default/pod/main": "aaaa2222 (default/pod/main)", "aaaa2222": "aaaa2222 (default/pod/main)",
-		"b": "bbbb1111 (cccc)", "ffff": "ffff1111 (ffff)", "web2": "0000 (web2)", "0000": "0000 (web2)",
-	} {
-		if r, err := findContainer(n.book, container); err != nil || r.ID+label(r) != want {
-			t.Errorf("%q: %s%s, %v, want %s", container, r.ID, label(r), err, want)
-		}
-	}
-	for container, reason := range map[string]string{
-		"cccc": `may be cccc1111 (aaaa2222) or bbbb1111 (cccc)`, "twin": `may be dddd1111 (twin) or eeee1111 (twin)`, "aaaa": "may be aaaa1111 or aaaa2222 (default/pod/main)",
-		"hidden": "no such container", "": "no such container", "we": "no such container",
-	} {
-		if r, err := findContainer(n.book, container); err == nil || !strings.Contains(err.Error(), reason) {
-			t.Errorf("%q: %s, %v, want %s", container, r.ID, err, reason)
 		}
 	}
 }
 
 // Two engines, or two namespaces of containerd, may each have a container of one ID; each of them can be named.
 func TestSameID(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for nonce, root := range map[string]string{"1111111111111111": "/run/a", "2222222222222222": "/run/b"} {
-		n.reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	}
 	for _, command := range []string{"set web --weight 2", "set we --weight 2", "pause web", "resume web", "inspect web"} {
 		out := cgpu(command)
@@ -196,7 +117,7 @@ func TestSameID(t *testing.T) {
 		t.Errorf("printed %s", out)
 	}
 	for nonce, want := range map[string]int{"1111111111111111": 1, "2222222222222222": 2} {
-		if r, err := n.book.Get(nonce); err != nil || r.VGPUs[0].Weight != want {
+		if r, err := n.Book.Get(nonce); err != nil || r.VGPUs[0].Weight != want {
 			t.Errorf("%s: %+v, %v", nonce, r, err)
 		}
 		if out := cgpu("smi --json --container " + nonce); strings.Count(out, `"nonce": "`) != 1 || !strings.Contains(out, nonce) {
@@ -210,11 +131,11 @@ func TestSameID(t *testing.T) {
 		}
 	}
 	for _, nonce := range []string{"3333333333333333", "4444444444444444"} { // with guards, which do not answer
-		n.reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	}
 	cgpu("pause 4444444444444444")
 	for nonce, want := range map[string]bool{"3333333333333333": false, "4444444444444444": true} {
-		if r, err := n.book.Get(nonce); err != nil || r.Paused != want {
+		if r, err := n.Book.Get(nonce); err != nil || r.Paused != want {
 			t.Errorf("%s: %+v, %v", nonce, r, err)
 		}
 	}
@@ -228,8 +149,8 @@ func TestSameID(t *testing.T) {
 
 // The name stands wherever people look for it.
 func TestDockerNameShown(t *testing.T) {
-	n := newNode(t)
-	n.reserve(dockered{name: "/web\x1b[31m"}.make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}}))
+	n := nodetest.New(t)
+	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
 	for args, want := range map[string]string{
 		"smi":                "web?[31m\n",
 		"smi --json":         `"name": "web\u001b[31m"`,

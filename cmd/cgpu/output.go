@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -6,7 +8,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // outputFlag is -o of a command that prints text or JSON.
@@ -23,20 +26,18 @@ func wantsJSON(c *cli.Context) (bool, error) {
 	return format == "json", nil
 }
 
-// encodeJSON prints what goes to programs, and often to a terminal.
-func encodeJSON(w io.Writer, v any, indent string) error { return terminal.EncodeJSON(w, v, indent) }
-
-// printable is text that others chose, for a table.
-func printable(s string) string { return terminal.Printable(s) }
-
 // printContainer prints what cgpu smi would of a container, for scripts that have changed it.
 func printContainer(w io.Writer, runDir, nonce string) error {
-	v, err := look(runDir)
+	only, err := view.NewSelection(nil, []string{nonce}, nil)
+	if err != nil {
+		return err
+	}
+	v, err := node.View(runDir)
 	if err == nil {
-		v, err = selection{containers: []string{nonce}}.apply(v)
+		v, err = only.Apply(v)
 	}
 	if err != nil {
 		return err
 	}
-	return printJSON(w, v)
+	return view.PrintJSON(w, v)
 }

@@ -1,18 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func pauseCommand() *cli.Command {
@@ -58,11 +62,11 @@ func pause(c *cli.Context, paused bool) error {
 		return err
 	}
 	book := ledger.Open(device.RunDir())
-	old, err := findContainer(book, c.Args().First())
+	old, err := node.FindContainer(book, c.Args().First())
 	if err != nil {
 		return err
 	}
-	if err := refusePreload(old, command, "", "stop its GPU work"); err != nil {
+	if err := control.RefusePreload(old, command, "", "stop its GPU work"); err != nil {
 		return err
 	}
 	r, err := book.Change(old.Nonce, ledger.ChangeRequest{Paused: &paused})
@@ -72,24 +76,24 @@ func pause(c *cli.Context, paused bool) error {
 	if old.Paused == paused {
 		done = already
 	}
-	what, text := shortID(r.ID)+label(old), ""
-	switch outcome, err := waitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
-	case carriedOut:
+	what, text := view.ShortID(r.ID)+view.Label(old), ""
+	switch outcome, err := control.WaitPaused(r, paused, time.Now().Add(pauseWait)); outcome {
+	case control.CarriedOut:
 		text = fmt.Sprintf("%s: %s\n", what, done)
-	case notStarted:
+	case control.NotStarted:
 		text = fmt.Sprintf("%s: %s; it has not started yet\n", what, done)
-	case guardGone:
+	case control.GuardGone:
 		if paused {
 			return fmt.Errorf("pause: container %s: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back what it held", what)
 		}
-		n, err := resumeLeftovers(gpusched.LeftoversFile(r.Socket))
+		n, err := gc.ResumeLeftovers(gpusched.LeftoversFile(r.Socket))
 		if err != nil {
 			return fmt.Errorf("resume: container %s: its guard is gone, and what it had paused stays paused (%w); stop the container, then cgpu gc gives back what it held", what, err)
 		}
 		if n == 0 {
 			return fmt.Errorf("resume: container %s: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back what it held", what)
 		}
-		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, plural(n, "channel"))
+		text = fmt.Sprintf("%s: resumed %s; its guard is gone, so new GPU calls fail: restart the container\n", what, terminal.Plural(n, "channel"))
 	default:
 		return fmt.Errorf("%s: container %s: noted, but its guard has not done it after %v (%w); see its log in %s/log, and cgpu smi", command, what, pauseWait, err, device.RunDir())
 	}
@@ -98,49 +102,4 @@ func pause(c *cli.Context, paused bool) error {
 	}
 	_, err = io.WriteString(c.App.Writer, text)
 	return err
-}
-
-// outcome is what became of a pause or resume.
-type outcome int
-
-const (
-	notDone    outcome = iota // with an error that says why
-	carriedOut                // by the guard
-	notStarted                // the container's first process does not run yet
-	guardGone
-)
-
-// waitPaused asks the container's guard until it has carried out what the ledger says.
-func waitPaused(r ledger.Record, paused bool, deadline time.Time) (outcome, error) {
-	for {
-		s, err := api.Ask(r)
-		switch snapshot.StateOf(r, snapshot.Answer{Status: s, Err: err, Gone: err != nil && snapshot.Ended(r)}) {
-		case snapshot.StateStarting:
-			return notStarted, nil
-		case snapshot.StateGuardDead, snapshot.StateGone:
-			return guardGone, nil
-		case snapshot.StateRunning:
-			if err = carried(s, paused); err == nil {
-				return carriedOut, nil
-			}
-		}
-		if time.Now().After(deadline) {
-			return notDone, err
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// carried says what a guard has yet to do.
-func carried(s api.Status, paused bool) error {
-	for _, v := range s.VGPUs {
-		switch {
-		case v.Native:
-		case v.Compute == nil:
-			return errors.New("it does not schedule GPU " + v.UUID)
-		case v.Compute.Paused != paused:
-			return fmt.Errorf("on GPU %d paused is %v", v.Index, v.Compute.Paused)
-		}
-	}
-	return nil
 }

@@ -1,15 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"encoding/json"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
@@ -24,23 +25,23 @@ func fromJSON(t *testing.T, args string, v any) {
 }
 
 func TestPause(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}, Native: nil})
-	n.reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}, Native: nil})
+	n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
-	fakeGuardFunc(t, r.Control, func() string {
-		now, err := n.book.Find(r.ID)
+	nodetest.FakeGuardFunc(t, r.Control, func() string {
+		now, err := n.Book.Find(r.ID)
 		if err != nil {
 			return ""
 		}
-		s := status(r)
+		s := nodetest.Status(r)
 		s.VGPUs[0].Compute.TSGs, s.VGPUs[1].Compute.TSGs = 2, 1
 		s.VGPUs[0].Compute.Paused = now.Paused
 		s.VGPUs[1].Compute.Paused = now.Paused == (asked.Add(1)%3 != 1)
 		idle := api.VGPUStatus{Index: 3, Compute: &api.ComputeStatus{Paused: now.Paused}}
 		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: 2, Native: true}, idle)
-		return statusLine(t, s)
+		return nodetest.StatusLine(t, s)
 	})
 	for _, tt := range []struct {
 		args, out string
@@ -54,7 +55,7 @@ func TestPause(t *testing.T) {
 		if out := cgpu(tt.args); out != tt.out {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		if got, err := n.book.Find(r.ID); err != nil || got.Paused != tt.paused {
+		if got, err := n.Book.Find(r.ID); err != nil || got.Paused != tt.paused {
 			t.Errorf("%s: %+v, %v", tt.args, got, err)
 		}
 	}
@@ -74,13 +75,13 @@ func TestPause(t *testing.T) {
 }
 
 func TestPauseWithoutGuard(t *testing.T) {
-	n := newNode(t)
-	vgpu := func() []ledger.VGPU { return []ledger.VGPU{{UUID: t4, Limit: quota.GiB}} }
-	n.reserve(ledger.Record{ID: "dead", VGPUs: vgpu()}) // nobody listens
-	young := n.reserve(ledger.Record{ID: "young", VGPUs: vgpu()})
-	s := status(young)
+	n := nodetest.New(t)
+	vgpu := func() []ledger.VGPU { return []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}} }
+	n.Reserve(ledger.Record{ID: "dead", VGPUs: vgpu()}) // nobody listens
+	young := n.Reserve(ledger.Record{ID: "young", VGPUs: vgpu()})
+	s := nodetest.Status(young)
 	s.InitPID = 0
-	fakeGuard(t, young.Control, statusLine(t, s))
+	nodetest.FakeGuard(t, young.Control, nodetest.StatusLine(t, s))
 	for args, want := range map[string]string{
 		"pause dead":   "error: pause: container dead: its guard is gone, so nobody stops what runs on the GPU (new GPU calls fail); stop the container, then cgpu gc gives back",
 		"resume dead":  "error: resume: container dead: its guard is gone, so its GPU calls fail for good; nothing of it is paused; stop the container, then cgpu gc gives back",
@@ -89,33 +90,6 @@ func TestPauseWithoutGuard(t *testing.T) {
 	} {
 		if out := cgpu(args); !strings.HasPrefix(out, want) {
 			t.Errorf("%s: printed %s\nwant %s", args, out, want)
-		}
-	}
-}
-
-// A guard that does not do it is waited for, and then named.
-func TestPauseNotDone(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	lazy := status(r)
-	lazy.VGPUs[0].Compute.TSGs = 1
-	old := status(r)
-	old.VGPUs[0].Compute = nil
-	for want, line := range map[string]string{
-		"on GPU 0 paused is false":           statusLine(t, lazy),
-		"it does not schedule GPU " + t4:     statusLine(t, old),
-		"i/o timeout":                        "",
-		"another container's guard answered": statusLine(t, api.Status{ID: "x"}),
-	} {
-		os.Remove(r.Control)
-		fakeGuard(t, r.Control, line)
-		got, err := waitPaused(r, true, time.Now())
-		if strings.Contains(want, "another") {
-			if got != guardGone {
-				t.Errorf("%s: %v, %v", want, got, err)
-			}
-		} else if got != notDone || err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, %v", want, got, err)
 		}
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -8,10 +10,13 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/sched"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func policyCommand() *cli.Command {
@@ -40,7 +45,7 @@ func policyCommand() *cli.Command {
 				return err
 			}
 			runDir := device.RunDir()
-			t, err := loadNode(runDir)
+			t, err := node.Load(runDir)
 			if err != nil {
 				return err
 			}
@@ -48,7 +53,7 @@ func policyCommand() *cli.Command {
 			if names := c.Args().First(); names != "" && names != "all" {
 				gpus = nil
 				for name := range strings.SplitSeq(names, ",") {
-					g, err := findGPU(t, name)
+					g, err := node.FindGPU(t, name)
 					if err != nil {
 						return fmt.Errorf("policy: %w", err)
 					}
@@ -56,14 +61,14 @@ func policyCommand() *cli.Command {
 				}
 			}
 			if change == nil {
-				list, err := cardsOf(t, gpus, ledger.Open(runDir))
+				list, err := view.PoliciesOf(t, gpus, ledger.Open(runDir))
 				if err != nil {
 					return err
 				}
 				if inJSON {
-					return encodeJSON(c.App.Writer, list, "  ")
+					return terminal.EncodeJSON(c.App.Writer, list, "  ")
 				}
-				return printCards(c.App.Writer, list)
+				return view.PrintPolicies(c.App.Writer, list)
 			}
 			for _, g := range gpus {
 				if err := setCard(c.App.Writer, runDir, t, g, change); err != nil {
@@ -118,7 +123,7 @@ func cardOf(c *cli.Context) (func(*sched.Card), error) {
 
 // setCard changes one GPU and says what is different.
 func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change func(*sched.Card)) error {
-	diffs, err := changeCard(runDir, t, g, change)
+	diffs, err := control.ChangePolicy(runDir, t, g, change)
 	if r, ok := errors.AsType[*ledger.Refusal](err); ok {
 		return fmt.Errorf("policy: %s: %s; %s", r.GPU, r.Reason, r.Remedy)
 	}
@@ -128,45 +133,6 @@ func setCard(w io.Writer, runDir string, t *device.Table, g device.GPU, change f
 	if len(diffs) == 0 {
 		diffs = []string{"nothing to change"}
 	}
-	_, err = fmt.Fprintf(w, "GPU %d (%s): %s\n", g.Index, shortUUID(g.UUID), strings.Join(diffs, ", "))
+	_, err = fmt.Fprintf(w, "GPU %d (%s): %s\n", g.Index, view.ShortUUID(g.UUID), strings.Join(diffs, ", "))
 	return err
-}
-
-// cardView is how a GPU is shared. Its JSON form is an interface: fields may be added, none renamed.
-type cardView struct {
-	GPU        int     `json:"gpu"`
-	Name       string  `json:"name"`
-	UUID       string  `json:"uuid"`
-	Policy     string  `json:"policy"` // in effect
-	SetBy      string  `json:"setBy"`  // "cgpu policy" or "cgpu.toml"
-	MaxInst    int     `json:"maxInst"`
-	PrioRatio  int     `json:"prioRatio"` // percent
-	Containers int     `json:"containers"`
-	Promised   float64 `json:"promisedPercent"` // sum of the hard caps
-}
-
-func cardsOf(node *device.Table, gpus []device.GPU, book *ledger.Ledger) ([]cardView, error) {
-	records, cards, err := book.State()
-	if err != nil {
-		return nil, err
-	}
-	list := []cardView{}
-	for _, g := range gpus {
-		s := snapshot.SharingOf(g.UUID, node.Config.Card(), records, cards)
-		by := "cgpu.toml"
-		if s.Set {
-			by = "cgpu policy"
-		}
-		list = append(list, cardView{g.Index, g.Name, g.UUID, s.Effect.String(), by, s.Card.MaxInst, s.Card.PrioRatio, s.Containers, float64(s.Promised) / 10})
-	}
-	return list, nil
-}
-
-func printCards(w io.Writer, list []cardView) error {
-	t := newTable(w)
-	t.row("GPU", "NAME", "UUID", "POLICY", "SET BY", "MAX-INST", "PRIO-RATIO", "CONTAINERS", "PROMISED")
-	for _, c := range list {
-		t.row(c.GPU, short(c.Name), shortUUID(c.UUID), c.Policy, c.SetBy, c.MaxInst, fmt.Sprintf("%d%%", c.PrioRatio), c.Containers, fmt.Sprintf("%g%%", c.Promised))
-	}
-	return t.Flush()
 }

@@ -1,23 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
 func TestSetPreload(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}, {UUID: h200, Limit: 4 * quota.GiB}}})
-	occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
-	occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+	nodetest.Occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
+	nodetest.Occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
 	type vgpu struct {
 		limit     quota.Bytes
 		weight    uint32
@@ -48,7 +48,7 @@ func TestSetPreload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		record, err := n.book.Find("abc")
+		record, err := n.Book.Find("abc")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -76,12 +76,12 @@ func TestSetPreload(t *testing.T) {
 }
 
 func TestPreloadRefuses(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},
-		{"policy 0 fair", `error: policy: GPU 0 (` + t4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
+		{"policy 0 fair", `error: policy: GPU 0 (` + nodetest.T4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
 		{"policy 0 fixed", `error: policy: GPU 0`},
 		{"policy 0 soft", `error: policy: GPU 0`},
 		{"policy 0 weight", `policy preempt → weight-preempt`},
@@ -93,92 +93,7 @@ func TestPreloadRefuses(t *testing.T) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.want)
 		}
 	}
-	if r, err := n.book.Find("abc"); err != nil || r.Paused {
+	if r, err := n.Book.Find("abc"); err != nil || r.Paused {
 		t.Errorf("%+v, %v", r, err)
-	}
-}
-
-// A node with spill, managed memory and containers in preload mode, in the states that those can have.
-func TestSMISpill(t *testing.T) {
-	n := newNode(t)
-	spilling := n.reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: 2 * quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
-	n.reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: quota.GiB}}})
-	preload := n.reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
-	occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
-	occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
-	broken := n.reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	young := n.reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	gone := n.reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-	if err := os.Truncate(broken.Page, 10); err != nil {
-		t.Fatal(err)
-	}
-	for nonce, pid := range map[string]int{young.Nonce: 0, gone.Nonce: 1 << 30} {
-		if err := n.book.Update(nonce, func(r *ledger.Record) error { r.InitPID = pid; return nil }); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s := status(spilling)
-	s.VGPUs[0].Used, s.VGPUs[0].Managed, s.VGPUs[0].Spilled = quota.GiB, 256*quota.MiB, 768*quota.MiB
-	s.GuardPID, s.InitPID = 1001, 2001
-	fakeGuard(t, spilling.Control, statusLine(t, s))
-	v, err := look(n.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range v.GPUs {
-		for j := range v.GPUs[i].VGPUs { // what differs with each run
-			x := &v.GPUs[i].VGPUs[j]
-			x.GuardPID, x.InitPID = min(x.GuardPID, 1), min(x.InitPID, 1)
-		}
-	}
-	for name, print := range map[string]func(*bytes.Buffer) error{
-		"smi-spill.txt":      func(b *bytes.Buffer) error { return printTable(b, v) },
-		"smi-spill-wide.txt": func(b *bytes.Buffer) error { return printWide(b, v) },
-	} {
-		var b bytes.Buffer
-		if err := print(&b); err != nil {
-			t.Fatal(err)
-		}
-		golden(t, name, b.Bytes())
-	}
-	var b bytes.Buffer
-	if err := printJSON(&b, v); err != nil {
-		t.Fatal(err)
-	}
-	var got struct {
-		GPUs []struct {
-			VGPUs []struct {
-				ID, Enforcement               string
-				Used, Managed, Spill, Spilled quota.Bytes
-			}
-		}
-	}
-	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
-		t.Fatal(err)
-	}
-	first, third := got.GPUs[0].VGPUs[0], got.GPUs[0].VGPUs[2]
-	if first.Enforcement != "guard" || first.Used != quota.GiB || first.Managed != 256*quota.MiB || first.Spill != 2*quota.GiB || first.Spilled != 768*quota.MiB {
-		t.Errorf("%+v", first)
-	}
-	if third.Enforcement != "preload" || third.Used != 513*quota.MiB || third.Managed != quota.MiB || third.Spill != 0 {
-		t.Errorf("%+v", third)
-	}
-}
-
-// A page that names no GPU of this node tells nothing, and is told nothing.
-func TestForeignPage(t *testing.T) {
-	table := nodeTable(t)
-	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"), VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Weight: 5}}}
-	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
-		t.Fatal(err)
-	}
-	if s, err := snapshot.PageStatus(table, r); err != nil || len(s.VGPUs) != 0 {
-		t.Errorf("%+v, %v", s, err)
-	}
-	if err := updatePage(table, r, nil); err == nil || !strings.Contains(err.Error(), "GPU 0") {
-		t.Errorf("updated: %v", err)
-	}
-	if p, err := page.Read(r.Page); err != nil || p.VGPU(0).Weight != 2 {
-		t.Errorf("changed, %v", err)
 	}
 }

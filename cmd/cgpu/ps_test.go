@@ -1,31 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
-func TestPS(t *testing.T) {
-	var b bytes.Buffer
-	if err := printPS(&b, processesOf(busyNode(t))); err != nil {
-		t.Fatal(err)
-	}
-	golden(t, "ps.txt", b.Bytes())
-}
-
 func TestPSCommand(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for _, id := range []string{"aaaa", "bbbb"} {
-		r := n.reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB}}})
-		s := status(r)
+		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		s := nodetest.Status(r)
 		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
-		fakeGuard(t, r.Control, statusLine(t, s))
+		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
 	}
 	const head = "CONTAINER  GPU  PID  INSIDE  USED  PROCESS  NAME\n"
 	const a, b = "aaaa       0    100  1       1MiB  python   default/pod/aaaa\n", "bbbb       0    100  1       1MiB  python   default/pod/bbbb\n"
@@ -43,8 +38,8 @@ func TestPSCommand(t *testing.T) {
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
 		}
 	}
-	var list []gpuProcess
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (gpuProcess{"bbbb", "n-bbbb", "default/pod/bbbb", 0, t4, 100, 1, quota.MiB, "python", nil}) {
+	var list []view.Process
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (view.Process{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

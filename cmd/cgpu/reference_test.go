@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -14,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/config"
+	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -26,7 +29,7 @@ func TestReference(t *testing.T) {
 	for _, r := range reference(t, prose) {
 		got += fmt.Sprintf("| `%s` | %s | %s | %s |\n", r.name, r.kind, r.values, strings.NewReplacer("|", `\|`, "<", "&lt;").Replace(r.meaning))
 	}
-	if *update {
+	if *golden.Update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}

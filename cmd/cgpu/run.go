@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -5,22 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
-	"time"
-	"unsafe"
 
 	"github.com/urfave/cli/v2"
 
-	"github.com/opencgpu/cgpu/pkg/admit"
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/health"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/hostrun/runner"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/spec"
 )
 
 const (
@@ -78,7 +75,7 @@ func runGuardCommand() *cli.Command {
 		Name:   runGuardName,
 		Hidden: true,
 		Before: noArguments,
-		Action: func(*cli.Context) error { return launch.Apart(bare.Leave) },
+		Action: func(*cli.Context) error { return launch.Apart(hostrun.Leave) },
 	}
 }
 
@@ -161,12 +158,11 @@ func runRefused(c *cli.Context, err error) error {
 	return err
 }
 
-// runOn becomes the command on a slice as asked in q. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead
-// of runc, package bare.
+// runOn becomes the command on a slice as asked in q.
 func runOn(c *cli.Context, q *quota.Quota) error {
 	env := os.Environ()
-	cleanEnvironment()
-	goOn()
+	runner.CleanEnvironment()
+	runner.IgnoreStops()
 	user, err := runUser(c)
 	if err != nil {
 		return fmt.Errorf("run: %w", err)
@@ -175,178 +171,41 @@ func runOn(c *cli.Context, q *quota.Quota) error {
 	if err != nil {
 		return err
 	}
-	home, err := bare.StepOut()
-	if err != nil {
-		return err
-	}
-	runDir := device.RunDir()
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	session := launch.Session{RunDir: runDir}
-	undo := session.Undo
-	defer func() { _ = undo() }()
-	if session.Guard, err = launch.StartApart(runDir, []string{self, runGuardName}); err != nil {
-		return err
-	}
-	table, err := loadNode(runDir)
-	if err != nil {
-		return err
-	}
-	if table.Config.Enforcement == device.EnforcePreload {
-		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; set enforcement = "guard"`)
-	}
-
-	if err := bare.CheckFiles(table.Nodes); err != nil {
-		return err
-	}
-
-	// Reserve.
-	doc, err := spec.Decode([]byte("{}"))
-	if err != nil {
-		return err
-	}
-	ask := &admit.Ask{Doc: doc, Quota: q}
-	session.Table = table
-	if err := session.Ask(ask, ledger.Record{Bundle: "/"}); err != nil {
-		return runRefused(c, err)
-	}
-	session.Request.Record.Name = name
-	if err := reserve(&session, time.Now().Add(reservePatience)); err != nil {
-		return runRefused(c, ask.Refused(err))
-	}
-	cgroups := home.Cgroups(session.Record.Nonce)
-	sweepRuns(runDir, cgroups)
-	if err := session.Tell(cgroups); err != nil {
-		return err
-	}
-	plan, err := ask.Plan(session.Record, table)
-	if err != nil {
-		return err
-	}
-	if err := session.Ready(); err != nil {
-		return err
-	}
-	health.Warn(runDir, table, session.Record)
-	// From here on no lock of the node's is taken.
-	if err := home.Return(); err != nil {
-		return err
-	}
-	err = bare.Exec(bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups, User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)})
-	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
-	undo = func() error { return nil }
-	return err
+	return runner.Become(runner.Command{Quota: q, Name: name, Guard: []string{self, runGuardName}, Refused: func(err error) error { return runRefused(c, err) },
+		Run: hostrun.Run{RunDir: device.RunDir(), User: user, Args: c.Args().Slice(), Env: env, Caller: inherited(c.App)}})
 }
 
 // inheritedKey is where main keeps in the App what it has settled of this process, for the command to have it again.
 const inheritedKey = "inherited"
 
-func inherited(a *cli.App) bare.Inherited {
-	in, _ := a.Metadata[inheritedKey].(bare.Inherited) // none, unless main made the App
+func inherited(a *cli.App) hostrun.Inherited {
+	in, _ := a.Metadata[inheritedKey].(hostrun.Inherited) // none, unless main made the App
 	return in
 }
 
-// goOn lets no ^Z stop this process, which takes the ledger's lock: every other start on the node would wait for it. The command
-// has these signals as they were: what is caught becomes the default again by execve, and what is ignored is left alone.
-func goOn() {
-	swallow := make(chan os.Signal, 1)
-	for _, s := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU} {
-		if !ignored(s) {
-			signal.Notify(swallow, s)
-		}
-	}
-}
-
-// ignored asks the kernel; signal.Ignored does not know what was ignored when the program began, but for SIGHUP and SIGINT.
-func ignored(s syscall.Signal) bool {
-	const sigIgn = 1
-	var action [4]uint64 // struct sigaction of the kernel; the handler comes first
-	_, _, e := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(s), 0, uintptr(unsafe.Pointer(&action)), 8, 0, 0)
-	return e == 0 && action[0] == sigIgn
-}
-
-// cleanEnvironment leaves nothing of the caller's for the programs that are started as root before his command is: sudo may
-// let a user set PATH or LD_LIBRARY_PATH.
-func cleanEnvironment() {
-	kept := map[string]string{"PATH": strings.Join(launch.Folders, ":")}
-	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "SUDO_UID", "SUDO_GID", "SLURM_CONF"} {
-		kept[name] = os.Getenv(name)
-	}
-	os.Clearenv()
-	for name, value := range kept {
-		if value != "" {
-			_ = os.Setenv(name, value)
-		}
-	}
-}
-
 // runUser decides who the command runs as. A user who may use sudo for cgpu run only must not name the files that it trusts.
-func runUser(c *cli.Context) (bare.User, error) {
+func runUser(c *cli.Context) (hostrun.User, error) {
 	if os.Geteuid() != 0 {
-		return bare.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
+		return hostrun.User{}, errors.New("it takes root to reserve a slice and to fence the command in: want sudo cgpu run …; the command then runs as you")
 	}
-	caller := bare.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
+	caller := hostrun.Caller{UID: 0, SudoUID: os.Getenv("SUDO_UID"), SudoGID: os.Getenv("SUDO_GID")}
 	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG"} {
 		if value := os.Getenv(name); value != "" && caller.ThroughSudo() {
-			return bare.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
+			return hostrun.User{}, fmt.Errorf("%s=%q: is not taken from a user who comes through sudo: unset it", name, value)
 		}
 	}
-	return bare.Whom(c.String("user"), caller, bare.Lookup)
+	return hostrun.Whom(c.String("user"), caller, hostrun.Lookup)
 }
 
 // nameOfRun is what cgpu smi calls the run.
 func nameOfRun(c *cli.Context) (string, error) {
-	name := cmp.Or(c.String("name"), bare.Name(c.Args().Slice()))
-	if len(name) > maxName {
-		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(name), maxName)
+	given := cmp.Or(c.String("name"), hostrun.Name(c.Args().Slice()))
+	if len(given) > name.MaxLength {
+		return "", fmt.Errorf("run: --name: has %d bytes: want at most %d", len(given), name.MaxLength)
 	}
-	return name, nil
-}
-
-// reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.
-const reservePatience = 2 * time.Second
-
-// reserve is Session.Reserve for one who may come right after another run: "cgpu run … a; cgpu run … b" must not fail because
-// the first one's guard takes some milliseconds to give its slice back.
-func reserve(session *launch.Session, deadline time.Time) error {
-	for {
-		err := session.Reserve()
-		_, refused := errors.AsType[*ledger.Refusal](err)
-		if !refused || time.Now().After(deadline) {
-			return err
-		}
-		records, listErr := ledger.Open(session.RunDir).List()
-		if listErr != nil || !anyEnding(records) {
-			return err
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-}
-
-// anyEnding reports a container or run whose first process is gone and whose guard is not yet.
-func anyEnding(records []ledger.Record) bool {
-	for _, r := range records {
-		start, err := ledger.ProcStart(r.InitPID)
-		if r.InitPID != 0 && (err != nil || start != r.InitStart) && r.GuardLives() {
-			return true
-		}
-	}
-	return false
-}
-
-// sweepRuns removes the cgroups of runs whose guard was killed.
-func sweepRuns(runDir string, cgroups []string) {
-	records, err := ledger.Open(runDir).List()
-	if err != nil {
-		return
-	}
-	bare.SweepCgroups(cgroups, func(nonce string) bool {
-		for _, r := range records {
-			if r.Nonce == nonce {
-				return true
-			}
-		}
-		return false
-	})
+	return given, nil
 }

@@ -1,19 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/opencgpu/cgpu/pkg/control"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func setCommand() *cli.Command {
@@ -49,18 +50,18 @@ func setCommand() *cli.Command {
 				return err
 			}
 			runDir := device.RunDir()
-			t, err := loadNode(runDir)
+			t, err := node.Load(runDir)
 			if err != nil {
 				return err
 			}
 			if name := c.String("gpu"); name != "" {
-				g, err := findGPU(t, name)
+				g, err := node.FindGPU(t, name)
 				if err != nil {
 					return fmt.Errorf("set: --gpu: %w", err)
 				}
 				req.GPU = g.UUID
 			}
-			old, err := findContainer(ledger.Open(runDir), c.Args().First())
+			old, err := node.FindContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}
@@ -72,14 +73,14 @@ func setCommand() *cli.Command {
 					return err
 				}
 			}
-			changed, err := changeContainer(runDir, t, old, req)
+			changed, err := control.ChangeContainer(runDir, t, old, req)
 			if err != nil {
 				return refusedFlag(c, err)
 			}
 			if inJSON {
 				return printContainer(c.App.Writer, runDir, old.Nonce)
 			}
-			return printChange(c.App.Writer, t, old, changed, req.GPU)
+			return view.PrintChange(c.App.Writer, t, old, changed, req.GPU)
 		},
 	}
 }
@@ -135,42 +136,34 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 func enforceable(c *cli.Context, r ledger.Record, req ledger.ChangeRequest) error {
 	switch {
 	case req.Spill != nil && *req.Spill != 0:
-		return refusePreload(r, "set", "spill", "serve device memory from host memory")
+		return control.RefusePreload(r, "set", "spill", "serve device memory from host memory")
 	case req.Percent != nil && *req.Percent != 0:
-		return refusePreload(r, "set", "percent", "enforce a percentage")
+		return control.RefusePreload(r, "set", "percent", "enforce a percentage")
 	case req.Priority != nil && *req.Priority != quota.PriorityDefault:
-		return refusePreload(r, "set", "priority", "carry out priorities")
+		return control.RefusePreload(r, "set", "priority", "carry out priorities")
 	}
 	return nil
 }
 
 // roomToShrink refuses a limit or spill below what the container uses, or below what it has when nobody knows its use.
 func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
-	s := shortageOf(t, r, req)
+	s := control.ShortageOf(t, r, req)
 	if s == nil {
 		return nil
 	}
-	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", mib(s.use.Used), mib(s.use.Limit))
-	if s.spill {
-		flag, uses = "spill", "has spilled "+mib(s.use.Spilled)
+	flag, uses := "memory", fmt.Sprintf("uses %s of its %s", view.MiB(s.Use.Used), view.MiB(s.Use.Limit))
+	if s.Spill {
+		flag, uses = "spill", "has spilled "+view.MiB(s.Use.Spilled)
 	}
-	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), shortID(r.ID))
-	if s.unknown != nil {
+	about := fmt.Sprintf("set: --%s %q: container %s", flag, c.String(flag), view.ShortID(r.ID))
+	if s.Unknown != nil {
 		who := "guard does not answer"
 		if r.Preload {
 			who = "vGPU page cannot be read"
 		}
-		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.unknown)
+		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.Unknown)
 	}
-	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.use.Index)
-}
-
-// statusOf asks a container's guard, or reads its page where it has none.
-func statusOf(t *device.Table, r ledger.Record) (api.Status, error) {
-	if r.Preload {
-		return snapshot.PageStatus(t, r)
-	}
-	return api.Ask(r)
+	return fmt.Errorf("%s %s on GPU %d: free some first; --force sets it anyway, and new allocations fail until it fits", about, uses, s.Use.Index)
 }
 
 // refusedFlag names the flag that the ledger's refusal is about.
@@ -196,56 +189,4 @@ func refusedFlag(c *cli.Context, err error) error {
 		}
 	}
 	return err
-}
-
-// printChange tells what is different, a line for each slice.
-func printChange(w io.Writer, t *device.Table, old, changed ledger.Record, only string) error {
-	for i, now := range changed.VGPUs {
-		if only != "" && now.UUID != only {
-			continue
-		}
-		was := now
-		if i < len(old.VGPUs) && old.VGPUs[i].UUID == now.UUID {
-			was = old.VGPUs[i]
-		}
-		var diffs []string
-		diff := func(what, before, after string) {
-			if before != after {
-				diffs = append(diffs, fmt.Sprintf("%s %s → %s", what, before, after))
-			}
-		}
-		diff("memory", mib(was.Limit), mib(now.Limit))
-		diff("spill", amount(was.Spill), amount(now.Spill))
-		diff("weight", strconv.Itoa(was.Weight), strconv.Itoa(now.Weight))
-		diff("percent", orNone(was.Percent), orNone(now.Percent))
-		diff("priority", was.Priority.String(), now.Priority.String())
-		if len(diffs) == 0 {
-			diffs = []string{"nothing to change"}
-		}
-		gpu := shortUUID(now.UUID)
-		for _, g := range t.GPUs {
-			if g.UUID == now.UUID {
-				gpu = strconv.Itoa(g.Index)
-			}
-		}
-		if _, err := fmt.Fprintf(w, "%s%s, GPU %s: %s\n", shortID(changed.ID), label(changed), gpu, strings.Join(diffs, ", ")); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func orNone(n int) string {
-	if n == 0 {
-		return "none"
-	}
-	return strconv.Itoa(n)
-}
-
-// amount is one that may be nothing.
-func amount(b quota.Bytes) string {
-	if b == 0 {
-		return "none"
-	}
-	return mib(b)
 }

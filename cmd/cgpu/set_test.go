@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -6,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -19,35 +22,35 @@ func TestSet(t *testing.T) {
 		want      []ledger.VGPU // nil: refused, and nothing changed
 	}{
 		{"abc --weight 3", "abcdef012345 (default/web-0/main), GPU 0: weight 1 → 3\nabcdef012345 (default/web-0/main), GPU 1: weight 1 → 3\n",
-			[]ledger.VGPU{is(t4, 4, 3, 20, 1), is(h200, 4, 3, 0, 1)}},
+			[]ledger.VGPU{is(nodetest.T4, 4, 3, 20, 1), is(nodetest.H200, 4, 3, 0, 1)}},
 		{"default/web-0/main --memory 8GiB --weight 1 --percent 40 --priority high --gpu 1", "GPU 1: memory 4096MiB → 8192MiB, percent none → 40, priority default → high\n",
-			[]ledger.VGPU{is(t4, 4, 1, 20, 1), is(h200, 8, 1, 40, 2)}},
+			[]ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 8, 1, 40, 2)}},
 		{"--priority best-effort " + full + " --percent none", "GPU 0: percent 20 → none, priority default → best-effort\nabcdef012345 (default/web-0/main), GPU 1: priority default → best-effort\n",
-			[]ledger.VGPU{is(t4, 4, 1, 0, 0), is(h200, 4, 1, 0, 0)}},
-		{"abc --percent 20 --gpu GPU-0", "GPU 0: nothing to change\n", []ledger.VGPU{is(t4, 4, 1, 20, 1), is(h200, 4, 1, 0, 1)}},
+			[]ledger.VGPU{is(nodetest.T4, 4, 1, 0, 0), is(nodetest.H200, 4, 1, 0, 0)}},
+		{"abc --percent 20 --gpu GPU-0", "GPU 0: nothing to change\n", []ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 4, 1, 0, 1)}},
 		{"abc --memory 3GiB", "GPU 0: memory 4096MiB → 3072MiB\nabcdef012345 (default/web-0/main), GPU 1: memory 4096MiB → 3072MiB\n",
-			[]ledger.VGPU{is(t4, 3, 1, 20, 1), is(h200, 3, 1, 0, 1)}},
-		{"abc --memory 2GiB --gpu 1", "GPU 1: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(t4, 4, 1, 20, 1), is(h200, 2, 1, 0, 1)}},
-		{"abc --memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(t4, 2, 1, 20, 1), is(h200, 2, 1, 0, 1)}},
+			[]ledger.VGPU{is(nodetest.T4, 3, 1, 20, 1), is(nodetest.H200, 3, 1, 0, 1)}},
+		{"abc --memory 2GiB --gpu 1", "GPU 1: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(nodetest.T4, 4, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
+		{"abc --memory 2GiB --force", "GPU 0: memory 4096MiB → 2048MiB\n", []ledger.VGPU{is(nodetest.T4, 2, 1, 20, 1), is(nodetest.H200, 2, 1, 0, 1)}},
 
 		{args: "abc --memory 2GiB", out: `error: set: --memory "2GiB": container abcdef012345 uses 3072MiB of its 4096MiB on GPU 0: free some first; --force sets`},
-		{args: "abc --memory 15GiB", out: `error: ledger: GPU 0 (` + t4 + `): a limit of 15360MiB: want 64MiB to the GPU's 15109MiB`},
-		{args: "abc --memory 11GiB", out: `error: set: --memory "11GiB": GPU 0 (` + t4 + `): asked for 11264MiB, but 11013MiB are free of 15109MiB, beside 1 containers; stop`},
-		{args: "abc --percent 41", out: `error: set: --percent "41": GPU 0 (` + t4 + `): asked for 41 % of the GPU's time, but 40 % are free; stop`},
+		{args: "abc --memory 15GiB", out: `error: ledger: GPU 0 (` + nodetest.T4 + `): a limit of 15360MiB: want 64MiB to the GPU's 15109MiB`},
+		{args: "abc --memory 11GiB", out: `error: set: --memory "11GiB": GPU 0 (` + nodetest.T4 + `): asked for 11264MiB, but 11013MiB are free of 15109MiB, beside 1 containers; stop`},
+		{args: "abc --percent 41", out: `error: set: --percent "41": GPU 0 (` + nodetest.T4 + `): asked for 41 % of the GPU's time, but 40 % are free; stop`},
 		{args: "abc --gpu 7 --weight 2", out: `error: set: --gpu: GPU "7": there is none`},
-		{args: "other --gpu 1 --weight 2", out: `has no slice of GPU ` + h200},
+		{args: "other --gpu 1 --weight 2", out: `has no slice of GPU ` + nodetest.H200},
 		{args: "x --weight 2", out: `no such container`},
 	} {
-		n := newNode(t)
-		r := n.reserve(ledger.Record{ID: full, Name: "default/web-0/main", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB, Percent: 20}, {UUID: h200, Limit: 4 * quota.GiB}}})
-		n.reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB, Percent: 60}}})
-		s := status(r)
+		n := nodetest.New(t)
+		r := n.Reserve(ledger.Record{ID: full, Name: "default/web-0/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Percent: 20}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Percent: 60}}})
+		s := nodetest.Status(r)
 		s.VGPUs[0].Used = 3 * quota.GiB
-		fakeGuard(t, r.Control, statusLine(t, s))
+		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
 		if out := cgpu("set " + tt.args); !strings.Contains(out, tt.out) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		got, err := n.book.Find(full)
+		got, err := n.Book.Find(full)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -77,16 +80,16 @@ func TestSetSpill(t *testing.T) {
 		{"abc --spill 2GiB --memory 1GiB", `error: set: --memory "1GiB": container abc uses 2048MiB of its 4096MiB on GPU 0`, [2]quota.Bytes{quota.GiB, 0}},
 		{"mute --spill 1GiB", `error: set: --spill "1GiB": container mute has more, and what it uses is not known, because its guard does not answer`, [2]quota.Bytes{quota.GiB, 0}},
 	} {
-		n := newNode(t)
-		r := n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB, Spill: quota.GiB}, {UUID: h200, Limit: 4 * quota.GiB}}})
-		n.reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: t4, Limit: quota.GiB, Spill: 2 * quota.GiB}}})
-		s := status(r)
+		n := nodetest.New(t)
+		r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Spill: quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB}}})
+		s := nodetest.Status(r)
 		s.VGPUs[0].Used, s.VGPUs[0].Spilled = 2*quota.GiB, 768*quota.MiB
-		fakeGuard(t, r.Control, statusLine(t, s))
+		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
 		if out := cgpu("set " + tt.args); !strings.Contains(out, tt.out) {
 			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.out)
 		}
-		got, err := n.book.Find("abc")
+		got, err := n.Book.Find("abc")
 		if err != nil || got.VGPUs[0].Spill != tt.want[0] || got.VGPUs[1].Spill != tt.want[1] {
 			t.Errorf("%s: got %+v, %v\nwant %v", tt.args, got.VGPUs, err, tt.want)
 		}
@@ -95,8 +98,8 @@ func TestSetSpill(t *testing.T) {
 
 // Without a guard nobody knows what is in use: only more is given without --force.
 func TestSetMemoryWithoutGuard(t *testing.T) {
-	n := newNode(t)
-	n.reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 4 * quota.GiB}, {UUID: h200, Limit: quota.GiB}}})
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
 	for _, tt := range []struct{ args, out string }{
 		{"--memory 3GiB", `its guard does not answer`},
 		{"--memory 5GiB", `memory 4096MiB → 5120MiB`},

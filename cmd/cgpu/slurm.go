@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -8,17 +10,15 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/admit"
-	"github.com/opencgpu/cgpu/pkg/bare"
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/health"
-	"github.com/opencgpu/cgpu/pkg/launch"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/hostrun/runner"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/slurm"
 	"github.com/opencgpu/cgpu/pkg/spec"
 )
@@ -51,9 +51,9 @@ var slurmWords = strings.NewReplacer("--memory", "--gpu-mem", "--weight", "--gpu
 
 // slurmTask prepares the task and tells it how to go on.
 func slurmTask(c *cli.Context) error {
-	cleanEnvironment()
-	goOn()
-	bare.Leave() // the guard must outlive the step, and nobody who can freeze a step's cgroup may have the node's locks wait
+	runner.CleanEnvironment()
+	runner.IgnoreStops()
+	hostrun.Leave() // the guard must outlive the step, and nobody who can freeze a step's cgroup may have the node's locks wait
 	policy, err := slurm.Load(c.String("policy"))
 	if err != nil {
 		return err
@@ -70,13 +70,13 @@ func slurmTask(c *cli.Context) error {
 	// A node without a driver has no table and nothing to hide, and its jobs must start all the same: /dev/nvidia* go by their names.
 	var plan spec.Plan
 	var nodes []device.Node
-	if table, err := loadNode(runDir); err == nil {
+	if table, err := node.Load(runDir); err == nil {
 		plan, nodes = slurmNothing(table), table.Nodes
 	}
-	if err := bare.Hide(c.Int("pid"), plan, runDir); err != nil {
+	if err := hostrun.Hide(c.Int("pid"), plan, runDir); err != nil {
 		return err
 	}
-	return slurmSay(slurmAnswer{kind: answerHidden, majors: bare.Majors(nodes)})
+	return slurmSay(slurmAnswer{kind: answerHidden, majors: hostrun.Majors(nodes)})
 }
 
 // slurmNothing is a plan by which all of the node's GPUs are hidden.
@@ -86,7 +86,7 @@ func slurmNothing(table *device.Table) spec.Plan {
 	return p
 }
 
-// slurmSlice reserves a slice and puts the task into it. The steps are those of runOn.
+// slurmSlice reserves a slice and puts the task into it.
 func slurmSlice(c *cli.Context, policy slurm.Policy, runDir string) error {
 	q, err := runQuota(c)
 	if err != nil {
@@ -106,71 +106,19 @@ func slurmSlice(c *cli.Context, policy slurm.Policy, runDir string) error {
 	if err != nil {
 		return err
 	}
-	mine := ledger.Record{Bundle: "/", Owners: owners, LauncherPID: c.Int("pid")}
-	session := launch.Session{RunDir: runDir}
-	undo := session.Undo
-	defer func() { _ = undo() }()
-	home, err := bare.HomeOf(mine.LauncherPID)
-	if err != nil {
-		return err
-	}
-	if session.Guard, err = launch.Start(runDir); err != nil {
-		return err
-	}
-	table, err := loadNode(runDir)
-	if err != nil {
-		return err
-	}
-	if table.Config.Enforcement == device.EnforcePreload {
-		return errors.New(`--gpu-mem: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all`)
-	}
-	doc, err := spec.Decode([]byte("{}"))
-	if err != nil {
-		return err
-	}
-	ask := &admit.Ask{Doc: doc, Quota: q}
-	session.Table = table
-	if err := session.Ask(ask, mine); err != nil {
-		return runRefused(c, err)
-	}
-	session.Request.Record.Name, session.Request.Budgets = c.String("name"), budgets
-	if err := reserve(&session, time.Now().Add(reservePatience)); err != nil {
-		return runRefused(c, ask.Refused(err))
-	}
-	cgroups := home.Cgroups(session.Record.Nonce)
-	sweepRuns(runDir, cgroups)
-	if err := session.Tell(cgroups); err != nil {
-		return err
-	}
-	plan, err := ask.Plan(session.Record, table)
-	if err != nil {
-		return err
-	}
-	if err := session.Ready(); err != nil {
-		return err
-	}
-	health.Warn(runDir, table, session.Record)
-	fence, err := bare.Prepare(mine.LauncherPID, bare.Run{Plan: plan, RunDir: runDir, Cgroups: cgroups})
-	if err != nil {
-		return err
-	}
-	answer := slurmAnswer{kind: answerGuarded, majors: bare.Majors(table.Nodes), program: fence.Program, text: string(fence.State), conn: fence.Conn}
-	if plan.Limiter != "" {
-		answer.limiter = spec.LimiterPath
-	}
-	if err := slurmSay(answer); err != nil {
-		return err
-	}
-	// From here on the guard gives all back when it sees the task end.
-	undo = func() error { return nil }
-	return nil
+	run := runner.Command{Quota: q, Name: c.String("name"), Refused: func(err error) error { return runRefused(c, err) }, Run: hostrun.Run{RunDir: runDir}}
+	task := runner.Task{PID: c.Int("pid"), Owners: owners, Budgets: budgets}
+	return runner.Prepare(run, task, func(fence hostrun.Fence, table *device.Table) error {
+		return slurmSay(slurmAnswer{kind: answerGuarded, majors: hostrun.Majors(table.Nodes), program: fence.Program, text: string(fence.State),
+			limiter: fence.Limiter, conn: fence.Conn})
+	})
 }
 
 // slurmWho finds out whom limits are of, where there are any that need it.
 func slurmWho(c *cli.Context, policy slurm.Policy) (slurm.Who, error) {
 	who := slurm.Who{UID: c.Int("uid")}
 	if len(policy.Users) > 0 {
-		u, err := bare.Lookup(strconv.Itoa(who.UID))
+		u, err := hostrun.Lookup(strconv.Itoa(who.UID))
 		if err != nil {
 			return who, fmt.Errorf("user %d: %w: slurm.toml has limits of users by name", who.UID, err)
 		}

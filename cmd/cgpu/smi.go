@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -10,7 +12,10 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal/tty"
+	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 func smiCommand() *cli.Command {
@@ -50,21 +55,21 @@ func smiCommand() *cli.Command {
 			var print func(io.Writer, snapshot.View) error
 			switch format {
 			case "table":
-				print = tableFor(c.App.Writer)
+				print = view.TableFor(c.App.Writer)
 			case "plain":
-				print = printTable
+				print = view.PrintTable
 			case "wide":
-				print = printWide
+				print = view.PrintWide
 			case "json":
-				print = printJSON
+				print = view.PrintJSON
 			default:
 				return usageError{fmt.Errorf("smi: -o %q: want table, plain, wide or json", format)}
 			}
 			if c.Bool("list-gpus") {
-				print = printList
+				print = view.PrintList
 			}
 			show := func(w, warnings io.Writer) error {
-				v, err := look(device.RunDir())
+				v, err := node.View(device.RunDir())
 				if err != nil {
 					return err
 				}
@@ -74,7 +79,7 @@ func smiCommand() *cli.Command {
 				if _, err := config.Load(device.ConfigFile()); err != nil {
 					fmt.Fprintf(warnings, "cgpu: warning: no container gets a GPU until this is mended: %v\n", err)
 				}
-				if v, err = sel.apply(v); err != nil {
+				if v, err = sel.Apply(v); err != nil {
 					return fmt.Errorf("smi: %w", err)
 				}
 				return print(w, v)
@@ -84,20 +89,7 @@ func smiCommand() *cli.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			return watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
+			return tty.Watch(ctx, c.App.Writer, c.App.ErrWriter, every, show)
 		},
 	}
 }
-
-// printList lists GPUs as nvidia-smi -L does.
-func printList(w io.Writer, v snapshot.View) error {
-	for _, g := range v.GPUs {
-		if _, err := fmt.Fprintf(w, "GPU %d: %s (UUID: %s)\n", g.Index, printable(g.Name), g.UUID); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// look gathers the view of a run directory; a missing table is made.
-func look(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, loadNode) }

@@ -1,15 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,299 +15,17 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
-	"github.com/opencgpu/cgpu/pkg/terminal"
-	"github.com/opencgpu/cgpu/pkg/terminal/cells"
+	"github.com/opencgpu/cgpu/pkg/terminal/terminaltest"
+	"github.com/opencgpu/cgpu/pkg/top"
 )
-
-// busyTop has looked at a busy node for a minute and a half, every second.
-func busyTop(t *testing.T, how topLook) *top {
-	t.Helper()
-	v := busyNode(t)
-	p := newTop(time.Second, how, func() (snapshot.View, error) { return v, nil })
-	at := time.Date(2026, 11, 21, 2, 0, 0, 0, time.UTC)
-	for i := range 90 {
-		for j := range v.GPUs[0].VGPUs {
-			if c := v.GPUs[0].VGPUs[j].Compute; c != nil {
-				c.GPUTime += time.Duration((i+20*j)%100) * 5 * time.Millisecond
-				c.Granted += 400 * time.Millisecond
-			}
-		}
-		p.add(v, nil, at.Add(time.Duration(i)*time.Second))
-	}
-	return p
-}
-
-// grid of what a terminal shows. It knows the sequences that cgpu top writes, and no others.
-type terminalModel struct {
-	rows, columns int
-	cells         [][]rune
-	styles        [][]string
-	row, column   int
-	style         string
-	other         bool // the other screen is shown
-	hidden        bool // the cursor is
-	noWrap        bool
-	unknown       []string
-}
-
-func newModel(rows, columns int) *terminalModel {
-	m := &terminalModel{rows: rows, columns: columns}
-	m.clear()
-	return m
-}
-
-func (m *terminalModel) clear() {
-	m.cells, m.styles = make([][]rune, m.rows), make([][]string, m.rows)
-	for r := range m.cells {
-		m.cells[r], m.styles[r] = []rune(strings.Repeat(" ", m.columns)), make([]string, m.columns)
-	}
-}
-
-var sequence = regexp.MustCompile(`^\x1b\[([?0-9;]*)([A-Za-z])`)
-
-func (m *terminalModel) write(text string) {
-	for text != "" {
-		if s := sequence.FindStringSubmatch(text); s != nil {
-			m.obey(s[0], s[1], s[2])
-			text = text[len(s[0]):]
-			continue
-		}
-		r, n := utf8.DecodeRuneInString(text)
-		text = text[n:]
-		if terminal.Acts(r) || r == utf8.RuneError && n == 1 {
-			m.unknown = append(m.unknown, fmt.Sprintf("%q", r))
-			continue
-		}
-		width := cells.Width(string(r))
-		if m.column+width > m.columns {
-			m.unknown = append(m.unknown, fmt.Sprintf("%q beyond the line's end", r))
-			continue
-		}
-		m.cells[m.row][m.column], m.styles[m.row][m.column] = r, m.style
-		if width == 2 {
-			m.cells[m.row][m.column+1] = 0
-		}
-		m.column += width
-	}
-}
-
-func (m *terminalModel) obey(all, parameters, verb string) {
-	var numbers []int
-	for _, p := range strings.Split(parameters, ";") {
-		n, _ := strconv.Atoi(p)
-		numbers = append(numbers, n)
-	}
-	switch {
-	case verb == "H" && len(numbers) == 2 && numbers[0] >= 1 && numbers[0] <= m.rows && numbers[1] == 1:
-		m.row, m.column = numbers[0]-1, 0
-	case verb == "G" && numbers[0] >= 1:
-		m.column = min(numbers[0]-1, m.columns-1)
-	case all == "\x1b[K":
-		for i := m.column; i < m.columns; i++ {
-			m.cells[m.row][i], m.styles[m.row][i] = ' ', ""
-		}
-	case all == "\x1b[2J":
-		m.clear()
-	case verb == "m" && len(numbers) == 1:
-		m.style = parameters
-	case parameters == "?1049":
-		m.other = verb == "h"
-	case parameters == "?25":
-		m.hidden = verb == "l"
-	case parameters == "?7":
-		m.noWrap = verb == "l"
-	default:
-		m.unknown = append(m.unknown, fmt.Sprintf("%q", all))
-	}
-}
-
-func (m *terminalModel) text() string {
-	var b strings.Builder
-	for _, line := range m.cells {
-		b.WriteString(strings.TrimRight(strings.ReplaceAll(string(line), "\x00", ""), " ") + "\n")
-	}
-	return b.String()
-}
-
-// shown is what a terminal of that size shows.
-func shown(t *testing.T, p *top, columns, rows int) *terminalModel {
-	t.Helper()
-	m := newModel(rows, columns)
-	for r := range m.cells { // something of before
-		m.cells[r] = []rune(strings.Repeat("~", columns))
-	}
-	m.write(string(paint(p.draw(columns, rows), p.color)))
-	if m.unknown != nil {
-		t.Errorf("%dx%d: wrote %s", columns, rows, strings.Join(m.unknown, ", "))
-	}
-	return m
-}
-
-func TestTopGolden(t *testing.T) {
-	t.Setenv("TZ", "UTC")
-	p := busyTop(t, topLook{color: true, utf8: true})
-	for _, size := range [][2]int{{80, 24}, {150, 30}, {50, 14}, {24, 8}} {
-		golden(t, fmt.Sprintf("top-%dx%d.txt", size[0], size[1]), []byte(shown(t, p, size[0], size[1]).text()))
-	}
-	golden(t, "top-once.txt", []byte(plainLines(p.draw(100, 0))))
-	p.utf8, p.help = false, true
-	golden(t, "top-help.txt", []byte(shown(t, p, 80, 24).text()))
-	p.help = false
-	golden(t, "top-ascii.txt", []byte(shown(t, p, 80, 24).text()))
-}
-
-// TestTopHostile: nothing that a tenant chooses moves anything or reaches the terminal, at any size.
-func TestTopHostile(t *testing.T) {
-	evil := []string{"\x1b[2J\x1b[31mred", "a\nb\rc", strings.Repeat("模型", 64), "\u202egnp.exe", "שלום", strings.Repeat("a\u0301", 128), "\u009b2J",
-		"\xff\xfe", "", strings.Repeat("x", 256), "👩‍👩‍👧", "\u2028"}
-	v := busyNode(t)
-	v.DriverVersion = evil[0]
-	v.GPUs[0].Name = evil[2]
-	for i, name := range evil {
-		v.GPUs[1].VGPUs = append(v.GPUs[1].VGPUs, snapshot.VGPU{ID: name, Nonce: fmt.Sprint(i), Name: name, SharedID: i%2 == 0,
-			State: snapshot.StateRunning, Answered: true, Used: 1 << 60})
-	}
-	p := newTop(time.Second, topLook{color: true, utf8: true}, nil)
-	p.add(v, nil, time.Now())
-	for columns := 1; columns < 200; columns += 7 {
-		for _, rows := range []int{1, 2, 5, 9, 24} {
-			shown(t, p, columns, rows)
-			p.press(keyDown)
-		}
-	}
-	for _, p.find = range evil {
-		p.typing = !p.typing
-		shown(t, p, 80, 24)
-	}
-	p.add(snapshot.View{}, errors.New(strings.Join(evil, " ")), time.Now())
-	shown(t, p, 80, 24)
-	for line := range strings.Lines(plainLines(p.draw(100, 0))) {
-		if line = strings.TrimSuffix(line, "\n"); strings.ContainsFunc(line, terminal.Acts) || cells.Width(line) > 100 {
-			t.Errorf("printed %q", line)
-		}
-	}
-	// Nor does what somebody types.
-	const keys = "\x1b[OAB~5/qhpr\r\x7fx\xff<>"
-	random := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
-		text := make([]byte, random.IntN(6))
-		for i := range text {
-			text[i] = keys[random.IntN(len(keys))]
-		}
-		for _, k := range keysOf(string(text)) {
-			p.press(k)
-		}
-		shown(t, p, 60, 12)
-	}
-}
-
-// TestTopColor: without color nothing is told by color alone, and nothing is colored.
-func TestTopColor(t *testing.T) {
-	p := busyTop(t, lookOf(func(name string) string { return map[string]string{"NO_COLOR": "1", "LANG": "C"}[name] }))
-	m := shown(t, p, 120, 24)
-	for _, line := range m.styles {
-		for _, s := range line {
-			if s != "" && s != "0" && s != "1" && s != "2" && s != "7" {
-				t.Fatalf("style %s", s)
-			}
-		}
-	}
-	if strings.ContainsAny(m.text(), "▁█") {
-		t.Errorf("blocks for a terminal that has none:\n%s", m.text())
-	}
-	p.color = true
-	if !slices.ContainsFunc(shown(t, p, 120, 24).styles, func(line []string) bool { return slices.Contains(line, "36") }) {
-		t.Error("no color where there may be some")
-	}
-	if l := lookOf(func(name string) string { return map[string]string{"LC_ALL": "de_DE.UTF-8", "LANG": "C"}[name] }); !l.utf8 || !l.color {
-		t.Errorf("%+v", l)
-	}
-}
-
-func TestTopKeys(t *testing.T) {
-	p := busyTop(t, topLook{})
-	type list = []string
-	names := func() (all list) {
-		for _, r := range p.rows() {
-			all = append(all, r.x.ID[:1]+fmt.Sprint(r.gpu.Index))
-		}
-		return all
-	}
-	unsorted := names()
-	for _, x := range []struct {
-		typed string
-		want  list
-	}{
-		{"m", list{"a1", "a0", "e1"}},
-		{"r", nil},
-		{"rl", list{"a1", "a0"}},
-		{"u", list{"a0", "e0"}},
-		{"w", list{"a1"}},
-		{"s", list{"00", "c0"}},
-		{"g", unsorted},
-		{"\x1b[D", list{"00"}},
-		{"\x1b[C\x1bOC", nil},
-		{"g/PAUS\r", list{"e0"}},
-		{"/zzz", nil},
-		{"\x7f\x7f\x7ftrain", list{"a0", "a1"}},
-		{"\x1b", unsorted},
-		{"/a\x1b", unsorted},
-	} {
-		for _, k := range keysOf(x.typed) {
-			if p.press(k) {
-				t.Errorf("%q ends it", x.typed)
-			}
-		}
-		if got := names(); len(got) < len(x.want) || !slices.Equal(got[:len(x.want)], x.want) {
-			t.Errorf("%q: %v, want %v", x.typed, got, x.want)
-		}
-	}
-	for _, end := range []string{"q", "\x03", "/abc\x03", "hq", "h\x03"} {
-		p, ended := newTop(time.Second, topLook{}, nil), false
-		for _, k := range keysOf(end) {
-			ended = p.press(k)
-		}
-		if !ended {
-			t.Errorf("%q does not end it", end)
-		}
-	}
-}
-
-// TestTopScroll: the row that is chosen stays on the screen, and is the same container when the order changes.
-func TestTopScroll(t *testing.T) {
-	var v snapshot.View
-	v.GPUs = []snapshot.GPU{{UUID: t4}}
-	for i := range 64 {
-		v.GPUs[0].VGPUs = append(v.GPUs[0].VGPUs, snapshot.VGPU{ID: fmt.Sprintf("c%02d", i), Nonce: fmt.Sprint(i), Answered: true, Used: quota.Bytes(i)})
-	}
-	p := newTop(time.Second, topLook{}, nil)
-	p.add(v, nil, time.Now())
-	for _, x := range []struct{ typed, want string }{
-		{"", ""}, {"j", "c00"}, {"jj", "c02"}, {"\x1b[6~", "c15"}, {"\x1b[F", "c63"}, {"k", "c62"}, {"m", "c62"}, {"r", "c62"}, {"\x1b[H", "c00"}, {"k", "c00"}, {"g\x1b[6~", "c13"}, {"\x1b", ""},
-	} {
-		for _, k := range keysOf(x.typed) {
-			p.press(k)
-		}
-		m := shown(t, p, 80, 20)
-		got := ""
-		for i, line := range m.styles {
-			if line[0] == "7" {
-				got += strings.Fields(string(m.cells[i]))[0]
-			}
-		}
-		if got != x.want {
-			t.Errorf("%q: chose %q, want %q\n%s", x.typed, got, x.want, m.text())
-		}
-	}
-}
 
 // helperTop is set for a process that is cgpu top, of a node in the folder that it names, or one that comes to grief.
 const helperTop = "CGPU_TEST_TOP"
@@ -321,19 +37,22 @@ func TestHelperTop(t *testing.T) {
 	}
 	if dir == "panic" {
 		n := 0
-		p := newTop(100*time.Millisecond, topLook{}, func() (snapshot.View, error) {
+		p := top.New(100*time.Millisecond, top.Look{}, func() (snapshot.View, error) {
 			if n++; n > 2 {
 				panic("of a look")
 			}
 			return snapshot.View{Driver: "sim", DriverVersion: "1"}, nil
 		})
-		err := p.run(context.Background(), openScreen(os.Stdin, os.Stdout))
+		err := p.Run(context.Background(), top.OpenScreen(os.Stdin, os.Stdout))
 		t.Fatal("lives after a panic: ", err)
 	}
 	os.Args = []string{"cgpu", "top", "--interval", "0.1"}
 	main()
 	os.Exit(0)
 }
+
+// leavesScreen is the last that is written.
+const leavesScreen = "\x1b[?25h\x1b[?1049l"
 
 // session is cgpu top in a terminal of its own.
 type session struct {
@@ -342,14 +61,14 @@ type session struct {
 	cmd       *exec.Cmd
 	before    unix.Termios
 	mu        sync.Mutex
-	model     *terminalModel
+	model     *terminaltest.Model
 	raw, rest string
 }
 
 func startTop(t *testing.T, dir string, env ...string) *session {
 	t.Helper()
-	user, term := openTerminal(t)
-	s := &session{t: t, user: user, model: newModel(24, 80)}
+	user, term := terminaltest.Open(t)
+	s := &session{t: t, user: user, model: terminaltest.New(24, 80)}
 	s.resize(80, 24)
 	before, err := unix.IoctlGetTermios(int(term.Fd()), unix.TCGETS)
 	if err != nil {
@@ -372,11 +91,11 @@ func startTop(t *testing.T, dir string, env ...string) *session {
 			s.raw += string(buffer[:n])
 			s.rest += string(buffer[:n])
 			// Whole sequences only: what was read may end in one.
-			if i := strings.LastIndexByte(s.rest, '\x1b'); s.model.other && i >= 0 {
-				s.model.write(s.rest[:i])
+			if i := strings.LastIndexByte(s.rest, '\x1b'); s.model.Other && i >= 0 {
+				s.model.Write(s.rest[:i])
 				s.rest = s.rest[i:]
 			} else if i := strings.Index(s.rest, "\x1b[?1049h"); i >= 0 {
-				s.model.other = true
+				s.model.Other = true
 				s.rest = s.rest[i:]
 			}
 			s.mu.Unlock()
@@ -392,8 +111,8 @@ func (s *session) resize(columns, rows uint16) {
 	s.t.Helper()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.model = newModel(int(rows), int(columns))
-	s.model.other = s.raw != ""
+	s.model = terminaltest.New(int(rows), int(columns))
+	s.model.Other = s.raw != ""
 	if err := unix.IoctlSetWinsize(int(s.user.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: rows, Col: columns}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -410,14 +129,14 @@ func (s *session) until(what string, ok func(screen string) bool) {
 	s.t.Helper()
 	for range 3000 {
 		s.mu.Lock()
-		text := s.model.text()
+		text := s.model.Text()
 		s.mu.Unlock()
 		if ok(text) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	s.t.Fatalf("waited in vain for %s:\n%s", what, s.model.text())
+	s.t.Fatalf("waited in vain for %s:\n%s", what, s.model.Text())
 }
 
 func shows(parts ...string) func(string) bool {
@@ -440,7 +159,7 @@ func (s *session) ended(status int) {
 	if diff := cmp.Diff(s.before, *after); diff != "" {
 		s.t.Errorf("the terminal is not as it was:\n%s", diff)
 	}
-	s.written(leaveScreen)
+	s.written(leavesScreen)
 }
 
 // written waits until the process has written something, and returns all that it wrote.
@@ -462,14 +181,14 @@ func (s *session) written(text string) string {
 
 // TestTopTerminal: in a real terminal it draws, hears keys, follows its size, and leaves everything as it was, however it ends.
 func TestTopTerminal(t *testing.T) {
-	n := newNode(t)
+	n := nodetest.New(t)
 	for _, name := range []string{"web", "evil\x1b[2J"} {
-		r := n.reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB, Weight: 3}}})
-		fakeGuard(t, r.Control, statusLine(t, status(r)))
+		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB, Weight: 3}}})
+		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	}
 	first := shows("cgpu top", "2 vGPUs", "web", "evil?[2J", "6.0G", "running")
 	t.Run("keys", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		s.press("h")
 		s.until("help", shows("cgpu top: keys"))
@@ -493,7 +212,7 @@ func TestTopTerminal(t *testing.T) {
 		s.ended(0)
 	})
 	t.Run("SIGTERM", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -501,7 +220,7 @@ func TestTopTerminal(t *testing.T) {
 		s.ended(0)
 	})
 	t.Run("Ctrl-C", func(t *testing.T) {
-		s := startTop(t, n.dir, "NO_COLOR=1")
+		s := startTop(t, n.Dir, "NO_COLOR=1")
 		s.until("the first screen", first)
 		s.press("\x03")
 		s.ended(0)
@@ -510,12 +229,12 @@ func TestTopTerminal(t *testing.T) {
 		s := startTop(t, "panic")
 		s.ended(2)
 		const report = "panic: of a look"
-		if text := s.written(report); strings.LastIndex(text, leaveScreen) > strings.Index(text, report) {
+		if text := s.written(report); strings.LastIndex(text, leavesScreen) > strings.Index(text, report) {
 			t.Errorf("the screen is left after the report: %q", text)
 		}
 	})
 	t.Run("Ctrl-Z", func(t *testing.T) {
-		s := startTop(t, n.dir)
+		s := startTop(t, n.Dir)
 		s.until("the first screen", first)
 		s.press("\x1a")
 		stopped := func() bool {
@@ -543,9 +262,9 @@ func TestTopTerminal(t *testing.T) {
 
 // TestTopOnce: where there is no terminal, a frame of two looks.
 func TestTopOnce(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB}}})
-	fakeGuard(t, r.Control, statusLine(t, status(r)))
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	got := cgpu("top --once --interval 0.1")
 	if !shows("1 vGPU\n", "web", "6.0G", "Tesla T4")(strings.ReplaceAll(got, "  ", "\n")+got) || strings.Contains(got, "\x1b") {
 		t.Errorf("%s", got)

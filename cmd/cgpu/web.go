@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -13,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter/server"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/web"
 )
 
@@ -22,12 +25,11 @@ func webCommand() *cli.Command {
 		Usage: "show GPUs and containers in a browser",
 		Description: "It serves one page until SIGTERM or Ctrl-C: the node's GPUs, who has and gets what, and the last hour, as far as it has been running. It\n" +
 			"changes nothing, and containers live without it. Only this machine reaches it, unless --listen says otherwise; from elsewhere:\n" +
-			"ssh -L 9472:localhost:9472 NODE.\n\n" +
+			"ssh -L 9472:127.0.0.1:9472 NODE.\n\n" +
 			"--web-config and --token-file are as for cgpu exporter; a browser asks for the token as a password, with any name. Requests must be for\n" +
 			"an address, localhost, this machine's name, the host of --listen or a --host, so that no other site's page can read this one.\n\n" +
 			"Examples:\n   sudo cgpu web\n   sudo cgpu web --listen :9472 --web-config /etc/cgpu/web.yml --host gpu1.example.com",
-		Flags: append(listenFlags("127.0.0.1:9472"),
-			&cli.StringSliceFlag{Name: "host", Usage: "`NAME` by which browsers may ask for the page, too; may be repeated"}),
+		Flags:  listenFlags("127.0.0.1:9472"),
 		Before: noArguments,
 		Action: func(c *cli.Context) error {
 			o, err := listenOptions(c)
@@ -37,8 +39,7 @@ func webCommand() *cli.Command {
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			name, _ := os.Hostname()
-			listen, _, _ := net.SplitHostPort(o.Listen)
-			page := web.New(web.Options{Host: printable(name), Version: version, Names: append(c.StringSlice("host"), name, listen),
+			page := web.New(web.Options{Host: terminal.Printable(name), Version: version, Names: hostsOf(c),
 				// Without a table it says so: to have one made every two seconds would be too much.
 				Look: func() (snapshot.View, error) { return snapshot.Look(device.RunDir(), nil) }})
 			go page.Run(ctx)
@@ -60,7 +61,15 @@ func listenFlags(address string) []cli.Flag {
 		&cli.StringFlag{Name: "web-config", Usage: "`FILE` of exporter-toolkit"},
 		&cli.StringFlag{Name: "token-file", Usage: "`FILE` with a token of 16 characters or more"},
 		&cli.BoolFlag{Name: "insecure", Usage: "let everybody who reaches the port read it"},
+		&cli.StringSliceFlag{Name: "host", Usage: "`NAME` of a host for which requests may be, too; may be repeated"},
 	}
+}
+
+// hostsOf are the names by which a server of this command may be asked.
+func hostsOf(c *cli.Context) []string {
+	name, _ := os.Hostname()
+	listen, _, _ := net.SplitHostPort(c.String("listen"))
+	return append(c.StringSlice("host"), name, listen)
 }
 
 func listenOptions(c *cli.Context) (server.Options, error) {

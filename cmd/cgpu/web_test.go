@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -7,21 +9,37 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell strangers.
+// TestWebAddress: it listens on 127.0.0.1, and localhost is [::1] first, where anybody may listen.
+func TestWebAddress(t *testing.T) {
+	page, err := os.ReadFile("../../docs/web.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{cgpu("web --help"), string(page)} {
+		if strings.Contains(text, "localhost:") || !strings.Contains(text, "ssh -L 9472:127.0.0.1:9472") {
+			t.Errorf("sends people to whoever listens on [::1]: %s", text)
+		}
+	}
+}
+
+// TestWeb: the command serves the page and its events until it is told to end, to hosts that it is called by, and refuses to tell
+// strangers.
 func TestWeb(t *testing.T) {
-	n := newNode(t)
-	r := n.reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: t4, Limit: 6 * quota.GiB}}})
-	fakeGuard(t, r.Control, statusLine(t, status(r)))
-	socket := filepath.Join(n.dir, "w.sock")
+	n := nodetest.New(t)
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
+	socket := filepath.Join(n.Dir, "w.sock")
 	ctx, cancel := context.WithCancel(context.Background())
 	a := app()
 	a.Writer, a.ErrWriter = io.Discard, io.Discard

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -26,7 +28,8 @@ func inspect(ctx context.Context, args []string, w, warnings io.Writer) error {
 	c.flags(f)
 	f.BoolVarP(&details, "details", "d", false, "list the shares of each node")
 	f.StringVarP(&format, "output", "o", "", "`format`: wide (a line for each GPU) or json")
-	f.StringVar(&unit, "unit", "", "`size` of one aliyun.com/gpu-mem, such as GiB or 256MiB (default: guessed; GiB, or MiB where a GPU has more than 1023)")
+	f.StringVar(&unit, "unit", "", "`size` of one aliyun.com/gpu-mem, such as GiB or 256MiB (default: guessed; GiB, or MiB where a GPU "+
+		"has more than 1023)")
 	if err := parse(f, args); err != nil {
 		return err
 	}
@@ -231,7 +234,8 @@ func printWide(w io.Writer, c cluster.Cluster) error {
 				strconv.Itoa(len(g.Shares)), strconv.Itoa(users))
 		}
 		if len(n.Unplaced) > 0 {
-			t.row(n.Name, "?", "", "", cluster.FrontEndDevicePlugin, gib(sum(n.Unplaced))+"/?", "", strconv.Itoa(len(n.Unplaced)), strconv.Itoa(len(n.Unplaced)))
+			t.row(n.Name, "?", "", "", cluster.FrontEndDevicePlugin, gib(sum(n.Unplaced))+
+				"/?", "", strconv.Itoa(len(n.Unplaced)), strconv.Itoa(len(n.Unplaced)))
 		}
 	}
 	return t.Flush()

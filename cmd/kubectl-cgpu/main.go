@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Kubectl-cgpu is a plugin of kubectl: `kubectl cgpu inspect` shows who has what of the cluster's GPUs, `kubectl cgpu top` what
 // is used. It reads with the rights of its user and changes nothing.
 package main

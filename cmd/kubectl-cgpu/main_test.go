@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -33,7 +35,8 @@ func api(t *testing.T, forbidden ...string) string {
 		w.Header().Set("Content-Type", "application/json")
 		fail := func(code int, reason string) {
 			w.WriteHeader(code)
-			w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"` + reason + `","message":"` + reason + " " + r.URL.Path + `"}`))
+			w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"` + reason + `","message":"` + reason + " " +
+				r.URL.Path + `"}`))
 		}
 		for _, path := range forbidden {
 			if path == r.URL.Path {
@@ -126,7 +129,8 @@ func TestForbidden(t *testing.T) {
 		"claims":              {"inspect", []string{"/apis/resource.k8s.io/v1/resourceclaims"}, "", "list resourceclaims"},
 		"claims, a namespace": {"inspect -n default", []string{"/apis/resource.k8s.io/v1/resourceclaims"}, "that of namespace default only", ""},
 		"an agent":            {"top", nil, "node gpu-b: its cgpu-agent has no /v1/smi: it was started with --smi off", ""},
-		"proxy":               {"top gpu-a", []string{"/api/v1/namespaces/cgpu-system/pods/http:cgpu-agent-a:9470/proxy/v1/smi"}, "you need get on pods/proxy in namespace cgpu-system", "no cgpu-agent answered"},
+		"proxy": {"top gpu-a", []string{"/api/v1/namespaces/cgpu-system/pods/http:cgpu-agent-a:9470/proxy/v1/smi"},
+			"you need get on pods/proxy in namespace cgpu-system", "no cgpu-agent answered"},
 	} {
 		_, warnings, err := kubectl(t, api(t, tt.forbidden...), tt.line)
 		if tt.warning == "" && warnings != "" || !strings.Contains(warnings, tt.warning) {
@@ -176,7 +180,8 @@ func TestManyWaiting(t *testing.T) {
 }
 
 func TestComplete(t *testing.T) {
-	for line, want := range map[string]string{"": "inspect\ntop\nversion\n:4\n", "i": "inspect\n:4\n", "top p": "pods\n:4\n", "inspect -o w": "wide\n:4\n"} {
+	for line, want := range map[string]string{"": "inspect\ntop\nversion\n:4\n", "i": "inspect\n:4\n", "top p": "pods\n:4\n",
+		"inspect -o w": "wide\n:4\n"} {
 		if got := complete(strings.Split(line, " ")); got != want {
 			t.Errorf("%q: %q, want %q", line, got, want)
 		}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package main
 
 import (
@@ -118,11 +120,13 @@ func (a agents) ask(ctx context.Context, client kubernetes.Interface, nodes []st
 		return nil, fmt.Errorf("list the pods of cgpu-agent: %w", err)
 	}
 	pods := slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-		return p.Spec.NodeName == "" || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil || len(nodes) > 0 && !slices.Contains(nodes, p.Spec.NodeName)
+		return p.Spec.NodeName == "" || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil || len(nodes) > 0 &&
+			!slices.Contains(nodes, p.Spec.NodeName)
 	})
 	for _, name := range nodes {
 		if !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Spec.NodeName == name }) {
-			return nil, fmt.Errorf("top: node %q: no cgpu-agent runs there (--agent-namespace %s, --agent-selector %s)", name, a.namespace, a.selector)
+			return nil, fmt.Errorf("top: node %q: no cgpu-agent runs there (--agent-namespace %s, --agent-selector %s)", name, a.namespace,
+				a.selector)
 		}
 	}
 	if len(pods) == 0 {
@@ -222,12 +226,14 @@ func printTopPods(w io.Writer, uses []nodeUse, namespace string) error {
 				if v.Native {
 					limit = "whole GPU"
 				}
-				lines = append(lines, line{o, u.Node, []string{o.Namespace, o.Pod, o.Container, u.Node, strconv.Itoa(g.Index), used, limit, util, strconv.FormatUint(v.Denied, 10), state}})
+				lines = append(lines, line{o, u.Node, []string{o.Namespace, o.Pod, o.Container, u.Node, strconv.Itoa(g.Index), used, limit, util,
+					strconv.FormatUint(v.Denied, 10), state}})
 			}
 		}
 	}
 	slices.SortStableFunc(lines, func(a, b line) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Pod, b.Pod), strings.Compare(a.Container, b.Container), strings.Compare(a.node, b.node))
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Pod, b.Pod), strings.Compare(a.Container, b.Container),
+			strings.Compare(a.node, b.node))
 	})
 	t := newTable(w)
 	t.row("NAMESPACE", "POD", "CONTAINER", "NODE", "GPU", "USED", "LIMIT", "UTIL", "DENIED", "STATE")
@@ -246,7 +252,8 @@ func printTopNodes(w io.Writer, uses []nodeUse) error {
 			if g.Utilization != nil {
 				util = permille(*g.Utilization)
 			}
-			t.row(u.Node, strconv.Itoa(g.Index), terminal.Cut(g.Name, 24), mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy, strconv.Itoa(len(g.VGPUs)))
+			t.row(u.Node, strconv.Itoa(g.Index), terminal.Cut(g.Name, 24), mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy,
+				strconv.Itoa(len(g.VGPUs)))
 		}
 	}
 	return t.Flush()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Boards writes what Grafana and Prometheus are given: dashboards, from the panels in dashboards.go, and copies of the rules.
 //
 //	go run ./hack/boards

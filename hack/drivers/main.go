@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command drivers keeps pkg/rm's tables true to NVIDIA's open kernel modules, which the caller brings as a git directory. Run it in the
 // repository's root. docs/internals/drivers.md tells how a driver branch is added with it.
 //

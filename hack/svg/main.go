@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Svg draws the text of a terminal on standard input as a picture on standard output, light or dark as the reader has it:
 //
 //	go run ./hack/svg "cgpu smi" <docs/images/smi.txt >docs/images/smi.svg

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package limiter_test builds libcgpu.so and runs small C programs (testdata) with it, on every C library and architecture
 // for which this machine has a compiler. It has a directory of its own because Go takes no C files beside Go ones without cgo.
 package limiter_test

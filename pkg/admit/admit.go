@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package admit takes a container's config.json to a reservation and to a plan of edits, in three steps: what does it
 // ask for (Read), what does that mean in the ledger's terms (Reservation), what is to be edited (Plan).
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package agent is the node's part of cgpu in a Kubernetes cluster: it runs the front ends through which pods are allocated
 // shares of GPUs, tells the API server how the node is, and applies what annotations of running pods ask for.
 //
@@ -42,8 +44,9 @@ type Options struct {
 	Metrics *Metrics
 }
 
-// lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads
-// of kernel files; a driver that goes away sends no message. Whether GPUs are said to be unhealthy costs a stat, and is looked at more often.
+// lookEvery is how often the agent looks at the node table, the driver and the front ends. It costs a stat and two reads of
+// kernel files; a driver that goes away sends no message. Whether GPUs are said to be unhealthy costs a stat, and is looked at
+// more often.
 const (
 	lookEvery   = 5 * time.Second
 	faultsEvery = time.Second
@@ -75,7 +78,7 @@ func Run(ctx context.Context, o Options) error {
 	if pods == nil {
 		pods = NewPods(o.Client, o.Node, o.Log)
 	}
-	news := newNews(ctx, o.Client, o.Node, pods, metrics, o.Log)
+	news := newPodEvents(ctx, o.Client, o.Node, pods, metrics, o.Log)
 	resizer := newResizer(o.RunDir, pods, news, metrics, o.Log)
 	conditions := newReporter(o.Client, o.Node, news, metrics, o.Log)
 	a.reporter, a.resizer = conditions, resizer
@@ -85,7 +88,7 @@ func Run(ctx context.Context, o Options) error {
 	parts.Go(func() { resizer.run(ctx) })
 	parts.Go(func() { conditions.run(ctx) })
 
-	a.keep(ctx)
+	a.watchNode(ctx)
 	// The front ends end last: what they serve outlives them, but a kubelet that asks is answered as long as can be.
 	for _, f := range a.running {
 		f.stop(a.Log)
@@ -122,8 +125,8 @@ type agent struct {
 	state State // of the last look
 }
 
-// keep follows the node until ctx ends.
-func (a *agent) keep(ctx context.Context) {
+// watchNode follows the node until ctx ends.
+func (a *agent) watchNode(ctx context.Context) {
 	a.table = newWatcher(a.RunDir)
 	for _, f := range a.FrontEnds {
 		a.running = append(a.running, &front{FrontEnd: f})
@@ -132,7 +135,7 @@ func (a *agent) keep(ctx context.Context) {
 	defer tick.Stop()
 	for n := 0; ; n++ {
 		if n%int(lookEvery/faultsEvery) == 0 || a.faults.differs() {
-			a.look(ctx)
+			a.refresh(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -142,12 +145,12 @@ func (a *agent) keep(ctx context.Context) {
 	}
 }
 
-// look takes one look: at the table, then at what hangs on it.
-func (a *agent) look(ctx context.Context) {
-	table, changed, err := a.table.look()
+// refresh takes one look: at the table, then at what hangs on it.
+func (a *agent) refresh(ctx context.Context) {
+	table, changed, err := a.table.load()
 	s := State{Table: table, TableErr: err}
 	if changed {
-		a.tell(table, err)
+		a.logTable(table, err)
 		a.resizer.use(table)
 	}
 	if a.faults == nil {
@@ -181,8 +184,8 @@ func (a *agent) divide(table *device.Table, changed bool) error {
 	return nil
 }
 
-// tell logs another table, or that there is none.
-func (a *agent) tell(table *device.Table, err error) {
+// logTable logs another table, or that there is none.
+func (a *agent) logTable(table *device.Table, err error) {
 	if err != nil {
 		a.Log.Warn("no usable node table", "err", err, "remedy", refreshRemedy)
 		return

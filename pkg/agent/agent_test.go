@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -29,7 +31,8 @@ func TestRunWithoutTable(t *testing.T) {
 	front := &fakeFront{}
 	done := make(chan error)
 	go func() {
-		done <- Run(ctx, Options{Node: "n", Client: client, RunDir: dir, FrontEnds: []FrontEnd{front.frontEnd()}, Health: "127.0.0.1:0", Log: silent})
+		done <- Run(ctx, Options{Node: "n", Client: client, RunDir: dir, FrontEnds: []FrontEnd{front.frontEnd()}, Health: "127.0.0.1:0",
+			Log: silent})
 	}()
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		n, err := client.CoreV1().Nodes().Get(ctx, "n", metav1.GetOptions{})
@@ -66,20 +69,22 @@ func TestUnknownDriver(t *testing.T) {
 	}
 	fake := &fakeFront{}
 	metrics := NewMetrics()
-	a := &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir), running: []*front{{FrontEnd: fake.frontEnd()}},
+	a := &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir),
+		running:  []*front{{FrontEnd: fake.frontEnd()}},
 		reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, metrics, silent)}
 	for i, step := range []struct {
 		version string
 		gpus    int
 		reason  string
 	}{{"600.1.2", 0, ReasonUnknownDriver}, {"580.159.04", 1, ReasonReady}, {"470.1.2", 0, ReasonUnknownDriver}} {
-		table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0", Memory: quota.GiB,
-			Node: device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null"}})
+		table := tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-00000000-0000-0000-0000-000000000001", BusID: "0000:01:00.0",
+			Memory: quota.GiB,
+			Node:   device.Node{Path: "/dev/nvidia0", HostPath: "/dev/null"}})
 		table.Key, table.DriverVersion, table.Config.PrioRatio = key, step.version, sched.DefaultPrioRatio
 		if err := table.Save(dir); err != nil {
 			t.Fatal(err)
 		}
-		a.look(t.Context())
+		a.refresh(t.Context())
 		c := judge(a.state)
 		if fake.starts != 1 || fake.updates != i || fake.gpus != step.gpus || c.Reason != step.reason || a.ready() != nil {
 			t.Errorf("%s: %+v, %s %q, ready: %v", step.version, fake, c.Reason, c.Message, a.ready())
@@ -94,7 +99,8 @@ func TestHealth(t *testing.T) {
 		_, err := io.WriteString(w, "# HELP more Of a source.\n# TYPE more gauge\nmore 1\n")
 		return errors.Join(err, errors.New("half of it"))
 	})
-	a.metrics.Register(func(w io.Writer) error { _, err := io.WriteString(w, "later 1\n"); return err })
+	made := 0
+	a.metrics.Register(func(w io.Writer) error { made++; _, err := io.WriteString(w, "later 1\n"); return err })
 	a.metrics.Add("events_total", 2)
 	h := healthHandler(a)
 	ask := func(method, path string, code int, has string) {
@@ -107,7 +113,8 @@ func TestHealth(t *testing.T) {
 	}
 	ask("GET", "/healthz", 200, "ok")
 	ask("GET", "/readyz", 503, "not looked at")
-	a.state = State{Table: tableOf("", device.GPU{}), Fronts: []FrontState{{Name: "dra"}, {Name: "deviceplugin", Err: errors.New("no kubelet\x1b")}}}
+	a.state = State{Table: tableOf("", device.GPU{}), Fronts: []FrontState{{Name: "dra"},
+		{Name: "deviceplugin", Err: errors.New("no kubelet\x1b")}}}
 	ask("GET", "/readyz", 503, "deviceplugin: no kubelet?")
 	a.state.Fronts[1].Err = nil
 	ask("GET", "/readyz", 200, "ok")
@@ -115,8 +122,17 @@ func TestHealth(t *testing.T) {
 	ask("GET", "/readyz", 503, "no node table")
 	a.looked.Store(time.Now().Add(-stuck - time.Second))
 	ask("GET", "/healthz", 503, "has not looked")
-	for _, has := range []string{"cgpu_agent_events_total 2\n", "cgpu_agent_events_dropped_total 0\n", "more 1\n", "later 1\n", "# TYPE cgpu_agent_heap_bytes gauge"} {
+	for _, has := range []string{"cgpu_agent_events_total 2\n", "cgpu_agent_events_dropped_total 0\n", "more 1\n", "later 1\n",
+		"# TYPE cgpu_agent_heap_bytes gauge"} {
 		ask("GET", "/metrics", 200, has)
+	}
+	// However often somebody asks.
+	begun, before := time.Now(), made
+	for range 200 {
+		ask("GET", "/metrics", 200, "later 1\n")
+	}
+	if most := int(time.Since(begun)/fresh) + 1; made-before > most {
+		t.Errorf("asked again and again the figures were made %d times, want at most %d", made-before, most)
 	}
 	ask("GET", "/debug/pprof/", 404, "")
 	ask("GET", "/v1/smi", 404, "") // off

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -36,7 +38,8 @@ const (
 	ReasonSharedGPUs    = "GPUsOfTwoFrontEnds"
 	ReasonFrontEnd      = "FrontEndNotReady"
 	ReasonUnhealthy     = "GPUsUnhealthy" // False if all are
-	openText            = `pods = "any" in cgpu.toml: whoever writes a pod can name himself a GPU, past the scheduler and what it promised to others: set pods = "allocated", or "gpushare" with gpushare's own device plugin`
+	openText            = `pods = "any" in cgpu.toml: whoever writes a pod can name himself a GPU, past the scheduler and what it ` +
+		`promised to others: set pods = "allocated", or "gpushare" with gpushare's own device plugin`
 	maxConditionMessage = 1024
 )
 
@@ -70,7 +73,8 @@ func podsOpen(t *device.Table) bool {
 // judge is the condition of a state, without its times: the first thing that is wrong.
 func judge(s State) v1.NodeCondition {
 	bad := func(reason, format string, args ...any) v1.NodeCondition {
-		return v1.NodeCondition{Type: Condition, Status: v1.ConditionFalse, Reason: reason, Message: tidy(fmt.Sprintf(format, args...), maxConditionMessage)}
+		return v1.NodeCondition{Type: Condition, Status: v1.ConditionFalse, Reason: reason,
+			Message: tidy(fmt.Sprintf(format, args...), maxConditionMessage)}
 	}
 	switch {
 	case errors.Is(s.TableErr, device.ErrMissing):
@@ -88,10 +92,12 @@ func judge(s State) v1.NodeCondition {
 	}
 	for _, f := range s.Fronts {
 		if f.Name == FrontDRA && ignoresCDI(s.Runtime) {
-			return bad(ReasonOldRuntime, "%s ignores CDI devices, so claims would have no effect: containerd 1.7 or newer is needed for --frontends dra; the device plugin works with this one", s.Runtime)
+			return bad(ReasonOldRuntime, "%s ignores CDI devices, so claims would have no effect: containerd 1.7 or newer is needed for "+
+				"--frontends dra; the device plugin works with this one", s.Runtime)
 		}
 		if len(f.Shared) > 0 {
-			return bad(ReasonSharedGPUs, "GPUs %v are in --dra-gpus and in --deviceplugin-gpus, and neither front end offers them: name each in one", f.Shared)
+			return bad(ReasonSharedGPUs, "GPUs %v are in --dra-gpus and in --deviceplugin-gpus, and neither front end offers them: name each "+
+				"in one", f.Shared)
 		}
 	}
 	for _, f := range s.Fronts {
@@ -109,7 +115,8 @@ func judge(s State) v1.NodeCondition {
 		c.Reason, c.Message = ReasonPodsOpen, openText
 	}
 	if len(sick) > 0 {
-		c.Reason, c.Message = ReasonUnhealthy, tidy(fmt.Sprintf("of %d GPUs: %s: cgpu health tells more", len(s.Table.GPUs), strings.Join(sick, ", ")), maxConditionMessage)
+		c.Reason, c.Message = ReasonUnhealthy, tidy(fmt.Sprintf("of %d GPUs: %s: cgpu health tells more", len(s.Table.GPUs),
+			strings.Join(sick, ", ")), maxConditionMessage)
 	}
 	return c
 }
@@ -156,22 +163,23 @@ const heartbeat = 5 * time.Minute
 
 // reporter writes the condition.
 type reporter struct {
-	client  kubernetes.Interface
-	node    string
-	news    *news
-	metrics *Metrics
-	log     *slog.Logger
-	states  chan State // the latest that was not looked at
-	every   time.Duration
-	now     func() time.Time
+	client    kubernetes.Interface
+	node      string
+	podEvents *podEvents
+	metrics   *Metrics
+	log       *slog.Logger
+	states    chan State // the latest that was not looked at
+	every     time.Duration
+	now       func() time.Time
 
 	state   State
 	written v1.NodeCondition // what the API server has
 	known   bool             // written was read from there, or written
 }
 
-func newReporter(client kubernetes.Interface, node string, news *news, metrics *Metrics, log *slog.Logger) *reporter {
-	return &reporter{client: client, node: node, news: news, metrics: metrics, log: log, states: make(chan State, 1), every: heartbeat, now: time.Now}
+func newReporter(client kubernetes.Interface, node string, news *podEvents, metrics *Metrics, log *slog.Logger) *reporter {
+	return &reporter{client: client, node: node, podEvents: news, metrics: metrics, log: log, states: make(chan State, 1),
+		every: heartbeat, now: time.Now}
 }
 
 // report hands over a state; it does not wait. One that was not looked at yet is replaced.
@@ -255,12 +263,13 @@ func (r *reporter) write(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("agent: %w", err)
 	}
-	if _, err := r.client.CoreV1().Nodes().Patch(ctx, r.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
+	if _, err := r.client.CoreV1().Nodes().Patch(ctx, r.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{},
+		"status"); err != nil {
 		return fmt.Errorf("agent: condition of node %s: %w", r.node, err)
 	}
 	if was.Status != c.Status || was.Reason != c.Reason {
 		r.log.Info("node condition", "status", c.Status, "reason", c.Reason, "message", c.Message)
-		r.news.node(n.UID, c)
+		r.podEvents.node(n.UID, c)
 	}
 	r.written, r.known = c, true
 	return nil

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -58,7 +60,7 @@ func (d *Division) Of(front string) (mine, others func(device.GPU) bool) {
 
 // Resolve looks up the GPUs of a table.
 func (d *Division) Resolve(gpus []device.GPU) error {
-	was, err := d.read()
+	was, err := d.readFile()
 	if err != nil {
 		return err
 	}
@@ -124,7 +126,7 @@ func divide(gpus []device.GPU, was division, lists map[string]Selection, held ma
 	return now
 }
 
-func (d *Division) read() (was division, err error) {
+func (d *Division) readFile() (was division, err error) {
 	text, err := os.ReadFile(d.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return division{}, nil

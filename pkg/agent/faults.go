@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -25,7 +27,8 @@ func (f *faults) differs() bool {
 	return !now.same(f.file)
 }
 
-// mark marks a table; changed says that its GPUs are not marked as those of the last one. While the file cannot be read, what was known counts.
+// mark marks a table; changed says that its GPUs are not marked as those of the last one. While the file cannot be read, what was
+// known counts.
 func (f *faults) mark(t *device.Table) (marked *device.Table, changed bool) {
 	f.file, _ = stampOf(health.File(f.runDir)) // before it is read
 	state, err := health.Read(f.runDir)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -12,8 +14,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// TestFaults: the front ends and the condition are told of GPUs that are unhealthy, once, and when they are healthy again; an agent that starts
-// knows it from the file; one that cannot read the file goes on with what it knew.
+// TestFaults: the front ends and the condition are told of GPUs that are unhealthy, once, and when they are healthy again; an
+// agent that starts knows it from the file; one that cannot read the file goes on with what it knew.
 func TestFaults(t *testing.T) {
 	dir := t.TempDir()
 	key, err := device.ReadKey(device.DriverSim, "", "", "")
@@ -23,8 +25,9 @@ func TestFaults(t *testing.T) {
 	const gpu0, gpu1 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 	table := tableOf(device.PodsAllocated)
 	for i, uuid := range []string{gpu0, gpu1} {
-		table.GPUs = append(table.GPUs, device.GPU{Index: i, Minor: i, UUID: uuid, BusID: []string{"0000:01:00.0", "0000:02:00.0"}[i], Memory: quota.GiB,
-			Node: device.Node{Path: "/dev/nvidia" + []string{"0", "1"}[i], HostPath: "/dev/null"}})
+		table.GPUs = append(table.GPUs, device.GPU{Index: i, Minor: i, UUID: uuid, BusID: []string{"0000:01:00.0", "0000:02:00.0"}[i],
+			Memory: quota.GiB,
+			Node:   device.Node{Path: "/dev/nvidia" + []string{"0", "1"}[i], HostPath: "/dev/null"}})
 	}
 	table.Key, table.Config.PrioRatio = key, sched.DefaultPrioRatio
 	if err := table.Save(dir); err != nil {
@@ -32,15 +35,17 @@ func TestFaults(t *testing.T) {
 	}
 	newAgent := func() (*agent, *fakeFront) {
 		fake, metrics := &fakeFront{}, NewMetrics()
-		return &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir), running: []*front{{FrontEnd: fake.frontEnd()}},
+		return &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir),
+			running:  []*front{{FrontEnd: fake.frontEnd()}},
 			reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, metrics, silent)}, fake
 	}
 	a, fake := newAgent()
 	look := func(updates, sick int, reason string) {
 		t.Helper()
-		a.look(t.Context())
+		a.refresh(t.Context())
 		if c := judge(a.state); fake.updates != updates || fake.sickGPUs != sick || c.Reason != reason || a.faults.differs() {
-			t.Errorf("%+v, %s %q; want %d updates, %d unhealthy, %s; differs: %v", fake, c.Reason, c.Message, updates, sick, reason, a.faults.differs())
+			t.Errorf("%+v, %s %q; want %d updates, %d unhealthy, %s; differs: %v", fake, c.Reason, c.Message, updates, sick, reason,
+				a.faults.differs())
 		}
 	}
 	change := func(h map[string]device.Hardware) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -52,15 +54,15 @@ func retry(n int) time.Duration {
 	return min(time.Second<<min(n, 10), time.Minute)
 }
 
-// mortal is a Server that tells when it has ended for good, as one whose socket is lost. Nothing but another start mends that.
-type mortal interface{ Failed() error }
+// failer is a Server that tells when it has ended for good, as one whose socket is lost. Nothing but another start mends that.
+type failer interface{ Failed() error }
 
 // lived is after what time an end counts as the first.
 const lived = 10 * time.Minute
 
-// bury stops a front end that has ended for good, so that it is started again.
-func (f *front) bury(log *slog.Logger) {
-	m, ok := f.server.(mortal)
+// restart stops a front end that has ended for good, so that it is started again.
+func (f *front) restart(log *slog.Logger) {
+	m, ok := f.server.(failer)
 	if !ok {
 		return
 	}
@@ -82,7 +84,7 @@ func (f *front) bury(log *slog.Logger) {
 // to offer, and is told so: pods would be sent here otherwise, and fail. While it is not known whose the table's GPUs are, which
 // undivided says, it is left as it is.
 func (f *front) follow(ctx context.Context, table *device.Table, changed bool, undivided error, log *slog.Logger) {
-	f.bury(log)
+	f.restart(log)
 	f.behind = f.behind || changed
 	if f.server == nil && table == nil {
 		f.err = errors.New("waits for the node table")

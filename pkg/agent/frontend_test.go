@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -82,17 +84,17 @@ func TestFront(t *testing.T) {
 	}
 }
 
-// mortalFront is a front end that can end for good.
-type mortalFront struct {
+// failerFront is a front end that can end for good.
+type failerFront struct {
 	fakeFront
 	dead error
 }
 
-func (f *mortalFront) Failed() error { return f.dead }
+func (f *failerFront) Failed() error { return f.dead }
 
 // One that has ended for good is stopped and another started, less and less often if that ends too.
 func TestFrontFailed(t *testing.T) {
-	one := &mortalFront{}
+	one := &failerFront{}
 	f := &front{FrontEnd: FrontEnd{Name: "fake", Start: func(context.Context, *device.Table, func(device.GPU) bool) (Server, error) {
 		one.starts++
 		one.dead = nil
@@ -148,7 +150,8 @@ func TestDivision(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := &front{FrontEnd: FrontEnd{Name: "dra", Mine: dra.Has, Others: plugin.Has}}
-	table := tableOf("", device.GPU{Index: 0, UUID: "GPU-0"}, device.GPU{Index: 1, UUID: "GPU-1"}, device.GPU{Index: 2, UUID: "GPU-2"}, device.GPU{Index: 3, UUID: "GPU-3"})
+	table := tableOf("", device.GPU{Index: 0, UUID: "GPU-0"}, device.GPU{Index: 1, UUID: "GPU-1"}, device.GPU{Index: 2, UUID: "GPU-2"},
+		device.GPU{Index: 3, UUID: "GPU-3"})
 	var has []int
 	for _, g := range table.GPUs {
 		if f.has(g) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -6,12 +8,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/connlimit"
 )
 
-// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing in; requests are
-// answered one at a time and few wait, so that who may reach the port can cost the agent little.
+// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing
+// in; requests are answered one at a time and few wait, so that who may reach the port can cost the agent little.
 func serveHealth(address string, a *agent) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -22,7 +25,7 @@ func serveHealth(address string, a *agent) (stop func(), err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = s.Serve(bounded(l, 32))
+		_ = s.Serve(connlimit.Limit(s, l, 32))
 	}()
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -51,58 +54,17 @@ func healthHandler(a *agent) http.Handler {
 	if a.SMI {
 		mux.HandleFunc("GET /v1/smi", smi(a.RunDir))
 	}
-	var one sync.Mutex
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+	figures := kept(func() ([]byte, error) {
 		var text bytes.Buffer
-		one.Lock()
-		err := a.metrics.write(&text)
-		one.Unlock() // who does not read his answer keeps nobody else waiting
-		if err != nil {
+		if err := a.metrics.write(&text); err != nil {
 			a.Log.Warn("metrics", "err", err)
 		}
+		return text.Bytes(), nil
+	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+		text, _ := figures()
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-		_, _ = w.Write(text.Bytes())
+		_, _ = w.Write(text)
 	})
 	return mux
-}
-
-// bounded is a listener with at most n connections; more wait in the kernel's queue.
-func bounded(l net.Listener, n int) net.Listener {
-	return &boundedListener{Listener: l, slots: make(chan struct{}, n), closed: make(chan struct{})}
-}
-
-type boundedListener struct {
-	net.Listener
-	slots  chan struct{}
-	closed chan struct{}
-	once   sync.Once
-}
-
-func (b *boundedListener) Accept() (net.Conn, error) {
-	select {
-	case b.slots <- struct{}{}:
-	case <-b.closed:
-		return nil, net.ErrClosed
-	}
-	c, err := b.Listener.Accept()
-	if err != nil {
-		<-b.slots
-		return nil, err
-	}
-	return &boundedConn{Conn: c, free: sync.OnceFunc(func() { <-b.slots })}, nil
-}
-
-func (b *boundedListener) Close() error {
-	b.once.Do(func() { close(b.closed) })
-	return b.Listener.Close()
-}
-
-type boundedConn struct {
-	net.Conn
-	free func()
-}
-
-func (c *boundedConn) Close() error {
-	defer c.free()
-	return c.Conn.Close()
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -93,8 +95,9 @@ func (p *pod) shorten() {
 
 // forPlugin is what the device plugin goes by.
 func (p *pod) forPlugin() deviceplugin.Pod {
-	return deviceplugin.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Scheduled: p.scheduled,
-		Waiting: p.phase == string(v1.PodPending) || p.phase == "", Started: p.started, Ending: p.ending,
+	return deviceplugin.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time,
+		Scheduled: p.scheduled,
+		Waiting:   p.phase == string(v1.PodPending) || p.phase == "", Started: p.started, Ending: p.ending,
 		Annotations: p.Annotations, Count: p.Labels[deviceplugin.ResourceCount], Memory: p.units, Containers: p.gpu, More: p.more}
 }
 
@@ -179,7 +182,8 @@ func NewPods(client kubernetes.Interface, node string, log *slog.Logger) *Pods {
 func newPods(from source, log *slog.Logger) *Pods {
 	p := &Pods{source: from, log: log}
 	list := &cache.ListWatch{ListWithContextFunc: p.list, WatchFuncWithContext: p.watch}
-	p.informer = cache.NewSharedIndexInformerWithOptions(list, &pod{}, cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byContainer: containersOf}})
+	p.informer = cache.NewSharedIndexInformerWithOptions(list, &pod{},
+		cache.SharedIndexInformerOptions{Indexers: cache.Indexers{byContainer: containersOf}})
 	// It fails only for an informer that runs.
 	_ = p.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
 		if ctx.Err() == nil && !errors.Is(err, io.EOF) && !apierrors.IsResourceExpired(err) {
@@ -223,7 +227,8 @@ func (p *Pods) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface
 }
 
 func (p *Pods) tooMany() {
-	p.log.Warn("the node has more pods than the agent knows", "most", maxPods, "effect", "what happens to the others is not told as Events, and their annotations change nothing")
+	p.log.Warn("the node has more pods than the agent knows", "most", maxPods, "effect",
+		"what happens to the others is not told as Events, and their annotations change nothing")
 }
 
 // bound keeps a pod that was read within what may be kept.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -54,7 +56,8 @@ func encoded(t testing.TB, o apiruntime.Object) []byte {
 // framed is an event of a watch, as the API server sends it.
 func framed(t testing.TB, kind watch.EventType, o apiruntime.Object) []byte {
 	t.Helper()
-	b, err := apiruntime.Encode(protocolBuffers(t).StreamSerializer, &metav1.WatchEvent{Type: string(kind), Object: apiruntime.RawExtension{Raw: encoded(t, o)}})
+	b, err := apiruntime.Encode(protocolBuffers(t).StreamSerializer, &metav1.WatchEvent{Type: string(kind),
+		Object: apiruntime.RawExtension{Raw: encoded(t, o)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +100,8 @@ func hostilePod(name string) *v1.Pod {
 	for i := range 20000 {
 		p.Annotations[fmt.Sprintf("cgpu.io/%d", i)] = "x"
 		p.Spec.Containers = append(p.Spec.Containers, v1.Container{Name: fmt.Sprintf("c%d", i)})
-		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: fmt.Sprintf("c%d", i), ContainerID: fmt.Sprint("containerd://", name, i)})
+		p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, v1.ContainerStatus{Name: fmt.Sprintf("c%d", i),
+			ContainerID: fmt.Sprint("containerd://", name, i)})
 	}
 	return p
 }
@@ -107,11 +111,13 @@ func TestReadPod(t *testing.T) {
 	full := &v1.Pod{}
 	fill(reflect.ValueOf(full).Elem(), 0)
 	full.Annotations = map[string]string{"a": "b", annotationSpill: "1GiB", annotationPriority: "", "cgpu.io/unknown": "x"}
-	full.Spec.InitContainers, full.Spec.Containers = []v1.Container{{Name: "first", Image: "i"}}, []v1.Container{{Name: "main"}, {Name: "side", Args: []string{"name"}}}
+	full.Spec.InitContainers, full.Spec.Containers = []v1.Container{{Name: "first", Image: "i"}},
+		[]v1.Container{{Name: "main"}, {Name: "side", Args: []string{"name"}}}
 	full.Status.InitContainerStatuses = []v1.ContainerStatus{{Name: "first", ContainerID: "containerd://id0", Image: "i", RestartCount: 3}}
 	full.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "main"}, {Name: "side", ContainerID: "cri-o://id2", Ready: true}}
 	got := read(t, full)
-	if got.Name != full.Name || got.Namespace != full.Namespace || got.UID != full.UID || got.ResourceVersion != full.ResourceVersion || got.Name == "" {
+	if got.Name != full.Name || got.Namespace != full.Namespace || got.UID != full.UID || got.ResourceVersion != full.ResourceVersion ||
+		got.Name == "" {
 		t.Errorf("%+v", got.ObjectMeta)
 	}
 	if want := map[string]string{annotationSpill: "1GiB", annotationPriority: ""}; !reflect.DeepEqual(got.Annotations, want) {
@@ -125,17 +131,22 @@ func TestReadPod(t *testing.T) {
 	}
 	created, scheduled, now := metav1.Unix(1700000000, 0), metav1.Unix(1700000005, 0), metav1.Now()
 	limit := func(memory, percent string) v1.ResourceRequirements {
-		return v1.ResourceRequirements{Requests: v1.ResourceList{deviceplugin.ResourceMemory: resource.MustParse("99")}, Limits: v1.ResourceList{"cpu": resource.MustParse("2"),
-			deviceplugin.ResourceMemory: resource.MustParse(memory), deviceplugin.ResourcePercent: resource.MustParse(percent)}}
+		return v1.ResourceRequirements{Requests: v1.ResourceList{deviceplugin.ResourceMemory: resource.MustParse("99")},
+			Limits: v1.ResourceList{"cpu": resource.MustParse("2"),
+				deviceplugin.ResourceMemory: resource.MustParse(memory), deviceplugin.ResourcePercent: resource.MustParse(percent)}}
 	}
 	full.CreationTimestamp, full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = created, nil, nil, v1.PodPending
 	full.Labels = map[string]string{"a": "b", deviceplugin.ResourceCount: "2"}
 	full.Annotations["ALIYUN_COM_GPU_MEM_IDX"], full.Annotations["ALIYUN_COM_GPU_MEM_DEV"] = "1", "14"
-	full.Spec.InitContainers[0].Resources, full.Spec.Containers[0].Resources, full.Spec.Containers[1].Resources = limit("3", "0"), limit("2k", "40"), limit("1", "-5")
-	full.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now}, {Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: scheduled}}
-	want := deviceplugin.Pod{Namespace: full.Namespace, Name: full.Name, UID: string(full.UID), Created: created.Time, Scheduled: scheduled.Time, Waiting: true,
+	full.Spec.InitContainers[0].Resources, full.Spec.Containers[0].Resources, full.Spec.Containers[1].Resources = limit("3", "0"),
+		limit("2k", "40"), limit("1", "-5")
+	full.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: now},
+		{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: scheduled}}
+	want := deviceplugin.Pod{Namespace: full.Namespace, Name: full.Name, UID: string(full.UID), Created: created.Time,
+		Scheduled: scheduled.Time, Waiting: true,
 		Annotations: map[string]string{annotationSpill: "1GiB", annotationPriority: "", "ALIYUN_COM_GPU_MEM_IDX": "1"}, Count: "2", Memory: 2001,
-		Containers: []deviceplugin.Container{{Name: "main", Memory: 2000, Percent: 40}, {Name: "side", Memory: 1}, {Name: "first", Init: true, Memory: 3}}}
+		Containers: []deviceplugin.Container{{Name: "main", Memory: 2000, Percent: 40}, {Name: "side", Memory: 1},
+			{Name: "first", Init: true, Memory: 3}}}
 	if got = read(t, full); !reflect.DeepEqual(got.forPlugin(), want) {
 		t.Errorf("%+v, want\n%+v", got.forPlugin(), want)
 	}
@@ -144,12 +155,15 @@ func TestReadPod(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = nil, nil, v1.PodPending
-	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"}, Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
-	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 || !reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
+	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"},
+		Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
+	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 ||
+		!reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
 		t.Errorf("%+v, %v", list, err)
 	}
 	big := read(t, hostilePod("big"))
-	if len(big.Annotations) != 2 || len(big.Annotations[annotationWeight]) != maxAnnotation+1 || len(big.names) != maxContainers || len(big.running) != maxContainers || big.running[0].id != "id-big" {
+	if len(big.Annotations) != 2 || len(big.Annotations[annotationWeight]) != maxAnnotation+1 || len(big.names) != maxContainers ||
+		len(big.running) != maxContainers || big.running[0].id != "id-big" {
 		t.Errorf("%d annotations, %d names, %d IDs are kept", len(big.Annotations), len(big.names), len(big.running))
 	}
 }
@@ -157,7 +171,8 @@ func TestReadPod(t *testing.T) {
 // An amount is what the kubelet takes it for, however it is written, or the pod is one that is not served.
 func TestReadAmounts(t *testing.T) {
 	zeros := strings.Repeat("0", 40)
-	for text, more := range map[string]bool{"4": false, "+4": false, "0004": false, "4.0": false, "4000m": false, "4e3": false, "4k": false, "4Ki": false, "0": false,
+	for text, more := range map[string]bool{"4": false, "+4": false, "0004": false, "4.0": false, "4000m": false, "4e3": false,
+		"4k": false, "4Ki": false, "0": false,
 		zeros + "4": true, "+" + zeros + "4": true, zeros + "4Ki": true, "4e" + zeros + "3": true, strings.Repeat(zeros, 10000) + "4": true} {
 		p := podOf("b", "db", "main", "id")
 		amount := resource.MustParse(text)
@@ -230,7 +245,8 @@ func FuzzReadPod(f *testing.F) {
 	f.Add(framed(f, watch.Error, &metav1.Status{Code: 410}))
 	f.Add(encoded(f, &v1.PodList{Items: []v1.Pod{*podOf("a", "web", "main", "id1")}}))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil && (len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(keptAnnotations)) {
+		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil &&
+			(len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(keptAnnotations)) {
 			t.Error("too much is kept")
 		}
 		_, _ = readList(bytes.NewReader(text), 3, func(*pod) {})
@@ -246,7 +262,8 @@ func TestBigPods(t *testing.T) {
 	for _, streams := range []bool{true, false} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			q := r.URL.Query()
-			if s := q.Get("fieldSelector"); !strings.Contains(s, "spec.nodeName=n") || !strings.Contains(s, "status.phase!=Failed") || !strings.Contains(s, "status.phase!=Succeeded") {
+			if s := q.Get("fieldSelector"); !strings.Contains(s, "spec.nodeName=n") || !strings.Contains(s, "status.phase!=Failed") ||
+				!strings.Contains(s, "status.phase!=Succeeded") {
 				t.Errorf("selector %q", s)
 			}
 			if !strings.HasPrefix(r.Header.Get("Accept"), apiruntime.ContentTypeProtobuf) {
@@ -277,7 +294,8 @@ func TestBigPods(t *testing.T) {
 					p.Name, p.UID, p.ResourceVersion = fmt.Sprint("p", i), types.UID(fmt.Sprint("u", i)), "5"
 					_, _ = w.Write(framed(t, watch.Added, p))
 				}
-				_, _ = w.Write(framed(t, watch.Bookmark, &v1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "5", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}))
+				_, _ = w.Write(framed(t, watch.Bookmark, &v1.Pod{ObjectMeta: metav1.ObjectMeta{ResourceVersion: "5",
+					Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"}}}))
 			}
 			w.(http.Flusher).Flush()
 			for {
@@ -309,7 +327,8 @@ func TestBigPods(t *testing.T) {
 				}
 			}
 		}
-		if n := len(p.informer.GetStore().ListKeys()); n != count || p.get("ns/p7") == nil || p.get("ns/p7").Annotations[annotationLimit] != "4Gi" {
+		if n := len(p.informer.GetStore().ListKeys()); n != count || p.get("ns/p7") == nil ||
+			p.get("ns/p7").Annotations[annotationLimit] != "4Gi" {
 			t.Errorf("streams %v: %d pods", streams, n)
 		}
 		events <- framed(t, watch.Modified, podOf("ns", "p7", "main", "new"))
@@ -388,7 +407,8 @@ func TestKeptIsBounded(t *testing.T) {
 // A pod of 300,000 empty sources of a volume, which is 1.2 MB and thirty times that in objects of Go, is read like any other.
 func TestReadEmptySources(t *testing.T) {
 	one := podOf("ns", "p", "main", "id1")
-	one.Spec.Volumes = []v1.Volume{{VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: make([]v1.VolumeProjection, 300000)}}}}
+	one.Spec.Volumes = []v1.Volume{{VolumeSource: v1.VolumeSource{Projected: &v1.ProjectedVolumeSource{Sources: make([]v1.VolumeProjection,
+		300000)}}}}
 	for i := range one.Spec.Volumes[0].Projected.Sources {
 		one.Spec.Volumes[0].Projected.Sources[i].DownwardAPI = &v1.DownwardAPIProjection{}
 	}

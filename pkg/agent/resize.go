@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -27,14 +29,14 @@ import (
 // Kubernetes resizes CPU and memory of a running pod, but neither claims nor extended resources; annotations are what it
 // leaves to change. They are the pod author's, so they move a container only within what it was allocated.
 type resizer struct {
-	book    *ledger.Ledger
-	pods    *Pods
-	news    *news
-	metrics *Metrics
-	log     *slog.Logger
-	table   atomic.Pointer[device.Table]
-	queue   workqueue.TypedRateLimitingInterface[string]
-	status  func(r ledger.Record) (api.Status, error) // what a container uses; tests replace it
+	book      *ledger.Ledger
+	pods      *Pods
+	podEvents *podEvents
+	metrics   *Metrics
+	log       *slog.Logger
+	table     atomic.Pointer[device.Table]
+	queue     workqueue.TypedRateLimitingInterface[string]
+	status    func(r ledger.Record) (api.Status, error) // what a container uses; tests replace it
 
 	mu      sync.Mutex
 	looked  map[types.UID]bool   // pods whose containers were looked up in the ledger once
@@ -45,8 +47,8 @@ type resizer struct {
 // time, up to ten minutes: memory may be freed. After that it waits for the pod to change.
 const retries = 12
 
-func newResizer(runDir string, p *Pods, n *news, metrics *Metrics, log *slog.Logger) *resizer {
-	r := &resizer{book: ledger.Open(runDir), pods: p, news: n, metrics: metrics, log: log, status: api.Ask,
+func newResizer(runDir string, p *Pods, n *podEvents, metrics *Metrics, log *slog.Logger) *resizer {
+	r := &resizer{book: ledger.Open(runDir), pods: p, podEvents: n, metrics: metrics, log: log, status: api.Ask,
 		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](30*time.Second, 10*time.Minute)),
 		looked: map[types.UID]bool{}, refused: map[types.UID]string{}}
 	p.changed = append(p.changed, func(pod *pod) {
@@ -259,7 +261,7 @@ func (r *resizer) refuse(a *attempt, container string, err error) {
 	}
 	r.metrics.Add("resizes_refused_total", 1)
 	r.log.Info("change refused", "pod", keyOf(pod), "container", container, "err", tidy(text, maxMessage))
-	r.news.send(pod, container, v1.EventTypeWarning, reasonChangeRefused, text)
+	r.podEvents.send(pod, container, v1.EventTypeWarning, reasonChangeRefused, text)
 }
 
 // plan is how one container comes to the annotations; nil where it is there.
@@ -269,29 +271,30 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 		return nil, nil
 	}
 	if record.Preload {
-		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: use cgpu set on the node`)}
+		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: ` +
+			`use cgpu set on the node`)}
 	}
-	wishes, err := wish(record, now, t.Config.PodSettings)
+	changes, err := annotationChanges(record, now, t.Config.PodSettings)
 	if err != nil {
 		return nil, &wrong{err}
 	}
-	if err := r.room(record, wishes); err != nil {
+	if err := r.room(record, changes); err != nil {
 		return nil, err
 	}
-	for i := range wishes {
-		w := &wishes[i]
+	for i := range changes {
+		w := &changes[i]
 		w.ByPod, w.Overcommit, w.Card, w.MaxSpill = true, t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
 		for _, g := range t.GPUs {
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}
 	}
-	return &ledger.PodChange{Nonce: record.Nonce, Requests: wishes, ByPod: now}, nil
+	return &ledger.PodChange{Nonce: record.Nonce, Requests: changes, ByPod: now}, nil
 }
 
 // room refuses a limit below what the container uses: its next allocations would fail until it has freed the rest.
-func (r *resizer) room(record ledger.Record, wishes []ledger.ChangeRequest) error {
+func (r *resizer) room(record ledger.Record, changes []ledger.ChangeRequest) error {
 	var s *api.Status
-	for _, w := range wishes {
+	for _, w := range changes {
 		i := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == w.GPU })
 		less := w.Limit != nil && *w.Limit < record.VGPUs[i].Limit
 		lessSpill := w.Spill != nil && *w.Spill < record.VGPUs[i].Spill
@@ -309,9 +312,11 @@ func (r *resizer) room(record ledger.Record, wishes []ledger.ChangeRequest) erro
 			switch {
 			case v.UUID != w.GPU:
 			case less && v.Used > *w.Limit:
-				return fmt.Errorf("agent: annotation %s: the container uses %v on GPU %d, more than the %v wanted: free some first", annotationLimit, v.Used, v.Index, *w.Limit)
+				return fmt.Errorf("agent: annotation %s: the container uses %v on GPU %d, more than the %v wanted: free some first",
+					annotationLimit, v.Used, v.Index, *w.Limit)
 			case lessSpill && v.Spilled > *w.Spill:
-				return fmt.Errorf("agent: annotation %s: the container has spilled %v on GPU %d, more than the %v wanted: free some first", annotationSpill, v.Spilled, v.Index, *w.Spill)
+				return fmt.Errorf("agent: annotation %s: the container has spilled %v on GPU %d, more than the %v wanted: free some first",
+					annotationSpill, v.Spilled, v.Index, *w.Spill)
 			}
 		}
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -62,17 +64,20 @@ func TestWish(t *testing.T) {
 		"percent beyond":       {now: map[string]string{annotationPercent: "40"}, free: all, refused: true, want: "30 percent was allocated"},
 		"lower priority":       {now: map[string]string{annotationPriority: "best-effort"}, want: "priority best-effort"},
 		"high priority":        {now: map[string]string{annotationPriority: "high"}, refused: true, want: "pod_settings"},
-		"high priority, may":   {now: map[string]string{annotationPriority: "high"}, free: []quota.Choice{quota.ChoosePriority}, want: "priority high"},
-		"more spill":           {now: map[string]string{annotationSpill: "2GiB"}, refused: true, want: "pod_settings"},
-		"less spill":           {now: map[string]string{annotationSpill: "512MiB"}, want: "spill 512MiB"},
-		"all or nothing":       {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "9"}, refused: true, want: "gpu-schd-weight"},
-		"forged GPU":           {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
-		"only what changed":    {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "2"}, before: map[string]string{annotationLimit: "4Gi"}, want: "weight 2"},
-		"taken away":           {before: map[string]string{annotationLimit: "4Gi", annotationWeight: "2", annotationPriority: "high"}, want: "limit 6144MiB weight 3 priority default"},
+		"high priority, may": {now: map[string]string{annotationPriority: "high"}, free: []quota.Choice{quota.ChoosePriority},
+			want: "priority high"},
+		"more spill":     {now: map[string]string{annotationSpill: "2GiB"}, refused: true, want: "pod_settings"},
+		"less spill":     {now: map[string]string{annotationSpill: "512MiB"}, want: "spill 512MiB"},
+		"all or nothing": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "9"}, refused: true, want: "gpu-schd-weight"},
+		"forged GPU":     {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
+		"only what changed": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "2"},
+			before: map[string]string{annotationLimit: "4Gi"}, want: "weight 2"},
+		"taken away": {before: map[string]string{annotationLimit: "4Gi", annotationWeight: "2", annotationPriority: "high"},
+			want: "limit 6144MiB weight 3 priority default"},
 	} {
 		r := recordOf(!tt.claim)
 		r.ByPod = tt.before
-		list, err := wish(r, tt.now, tt.free)
+		list, err := annotationChanges(r, tt.now, tt.free)
 		if tt.refused {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: %v, want an error with %q", what, err, tt.want)
@@ -106,7 +111,7 @@ func TestWish(t *testing.T) {
 	}
 	r := recordOf(true)
 	r.Allocated = nil // Docker's, or a pod's where pods = "any"
-	if _, err := wish(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
+	if _, err := annotationChanges(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
 		t.Error("a container without an allocation is changed")
 	}
 }
@@ -131,7 +136,8 @@ func TestWishBelowAdministrator(t *testing.T) {
 	} {
 		r := recordOf(true)
 		r.Allocated[0].Set = tt.set
-		if _, err := wish(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil && !strings.Contains(err.Error(), "administrator") {
+		if _, err := annotationChanges(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil &&
+			!strings.Contains(err.Error(), "administrator") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -149,7 +155,7 @@ func newBench(t *testing.T, dir string) *bench {
 	t.Helper()
 	p := newPods(answer(t), silent)
 	m := NewMetrics()
-	b := &bench{resizer: newResizer(dir, p, newNews(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
+	b := &bench{resizer: newResizer(dir, p, newPodEvents(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
 	b.status = func(r ledger.Record) (api.Status, error) {
 		if b.used == 0 {
 			return api.Status{}, errors.New("no answer")
@@ -160,7 +166,8 @@ func newBench(t *testing.T, dir string) *bench {
 	table.Config.Policy, table.Config.PrioRatio, table.Config.CapCycle = sched.PolicyPreempt, sched.DefaultPrioRatio, 100*time.Millisecond
 	table.Config.MaxSpill, table.HostMemory = device.Part{Percent: 50}, 64*quota.GiB
 	b.use(table)
-	b.pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "main"}}},
+	b.pod = &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web", UID: "u"},
+		Spec:   v1.PodSpec{Containers: []v1.Container{{Name: "main"}}},
 		Status: v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "main", ContainerID: "containerd://c1"}}}}
 	b.put(nil)
 	return b
@@ -236,7 +243,8 @@ func TestApply(t *testing.T) {
 
 	// An administrator's change stands until the pod's author changes something.
 	limit := 2 * quota.GiB
-	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}},
+		Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
 		t.Fatal(err)
 	}
 	b = newBench(t, dir) // an agent that starts again
@@ -258,7 +266,8 @@ func TestApply(t *testing.T) {
 		t.Errorf("taken away: %v, %+v, want what the administrator left", err, b.slice())
 	}
 	limit = 6 * quota.GiB // who gives it back
-	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}}, Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}},
+		Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
 		t.Fatal(err)
 	}
 	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})
@@ -398,7 +407,8 @@ func TestApplyForgedName(t *testing.T) {
 }
 
 func TestAsked(t *testing.T) {
-	if asked(map[string]string{"cgpu.io/gpu-mem-container": "15", "x": "y"}) != nil || asks(map[string]string{"cgpu.io/gpu-visible-devices": "all"}) {
+	if asked(map[string]string{"cgpu.io/gpu-mem-container": "15", "x": "y"}) != nil ||
+		asks(map[string]string{"cgpu.io/gpu-visible-devices": "all"}) {
 		t.Error("annotations that change nothing are taken for some that do")
 	}
 	in := map[string]string{annotationLimit: "1Gi", annotationHighPrio: "1", "x": "y"}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -9,25 +11,33 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-// smiFresh is how long an answer serves: whoever reaches the port makes the agent ask the guards once in this time, no oftener.
-const smiFresh = time.Second
+// fresh is how long an answer serves: whoever reaches the port makes the agent ask the guards, and write the answer, once in this time, no oftener.
+const fresh = time.Second
 
-// smi answers GET /v1/smi with what `cgpu smi --json` says of the node, for `kubectl cgpu top`. It changes nothing. The processes
-// of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the port is not asked who he is. The
-// NetworkPolicy in deploy/ says who does.
-func smi(runDir string) http.HandlerFunc {
+// kept is what makes an answer, which then serves for a while. One at a time makes it, and who does not read his keeps nobody waiting.
+func kept(answer func() ([]byte, error)) func() ([]byte, error) {
 	var mu sync.Mutex
 	var at time.Time
 	var text []byte
 	var failed error
-	return func(w http.ResponseWriter, _ *http.Request) {
+	return func() ([]byte, error) {
 		mu.Lock()
-		if text == nil && failed == nil || time.Since(at) > smiFresh {
-			text, failed = snapshotText(runDir)
+		defer mu.Unlock()
+		if at.IsZero() || time.Since(at) > fresh {
+			text, failed = answer()
 			at = time.Now()
 		}
-		body, err := text, failed
-		mu.Unlock()
+		return text, failed
+	}
+}
+
+// smi answers GET /v1/smi with what `cgpu smi --json` says of the node, for `kubectl cgpu top`. It changes nothing. The processes
+// of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the
+// port is not asked who he is. The NetworkPolicy in deploy/ says who does.
+func smi(runDir string) http.HandlerFunc {
+	answer := kept(func() ([]byte, error) { return snapshotText(runDir) })
+	return func(w http.ResponseWriter, _ *http.Request) {
+		body, err := answer()
 		if err != nil {
 			http.Error(w, tidy(err.Error(), 1024), http.StatusServiceUnavailable)
 			return

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -38,7 +40,7 @@ func TestSMI(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	table := &device.Table{}
-	text, err := os.ReadFile("../../cmd/cgpu/testdata/node.json")
+	text, err := os.ReadFile("../node/nodetest/node.json")
 	if err == nil {
 		err = json.Unmarshal(text, table)
 	}
@@ -49,7 +51,8 @@ func TestSMI(t *testing.T) {
 	if err := table.Save(dir); err != nil {
 		t.Fatal(err)
 	}
-	record := ledger.Record{ID: "c1", Nonce: "n1", Name: "web/serve-1/main", Control: filepath.Join(dir, "c.ctl"), GuardPID: os.Getpid(), InitPID: os.Getpid(), LauncherPID: os.Getpid()}
+	record := ledger.Record{ID: "c1", Nonce: "n1", Name: "web/serve-1/main", Control: filepath.Join(dir, "c.ctl"), GuardPID: os.Getpid(),
+		InitPID: os.Getpid(), LauncherPID: os.Getpid()}
 	l, err := net.Listen("unix", record.Control)
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +101,8 @@ func TestMetricsOfContainers(t *testing.T) {
 		if err := metricsOf(Options{RunDir: t.TempDir(), SMI: smi}).write(&text); err != nil {
 			t.Fatal(err)
 		}
-		if got := text.String(); !strings.Contains(got, "cgpu_agent_events_total 0\n") || !strings.Contains(got, want) || !smi && strings.Contains(got, "cgpu_up") {
+		if got := text.String(); !strings.Contains(got, "cgpu_agent_events_total 0\n") || !strings.Contains(got, want) || !smi &&
+			strings.Contains(got, "cgpu_up") {
 			t.Errorf("smi %v: %s", smi, got)
 		}
 	}

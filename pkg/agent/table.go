@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -60,8 +62,8 @@ func newWatcher(runDir string) *watcher {
 	}}
 }
 
-// look returns the table, or why there is none that can be used; changed says that it is not what the last look returned.
-func (w *watcher) look() (table *device.Table, changed bool, err error) {
+// load returns the table, or why there is none that can be used; changed says that it is not what the last look returned.
+func (w *watcher) load() (table *device.Table, changed bool, err error) {
 	w.readAgain()
 	table, err = w.read, w.wrong
 	if err == nil {
@@ -112,7 +114,8 @@ func (w *watcher) current(t *device.Table) error {
 	case was.DriverText != now.DriverText:
 		return fmt.Errorf("agent: %s: %w: another driver was loaded since", device.TableFile(w.runDir), device.ErrStale)
 	case !slices.Equal(was.DriverGPUs, now.DriverGPUs):
-		return fmt.Errorf("agent: %s: %w: the driver had GPUs %v then and has %v now", device.TableFile(w.runDir), device.ErrStale, was.DriverGPUs, now.DriverGPUs)
+		return fmt.Errorf("agent: %s: %w: the driver had GPUs %v then and has %v now", device.TableFile(w.runDir), device.ErrStale,
+			was.DriverGPUs, now.DriverGPUs)
 	}
 	return nil
 }

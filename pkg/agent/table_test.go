@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -20,8 +22,9 @@ func TestWatcher(t *testing.T) {
 	w.readKey = func(*device.Table) (device.Key, error) { return key, nil }
 	look := func(what string, changed bool, wantErr string) *device.Table {
 		t.Helper()
-		table, did, err := w.look()
-		if did != changed || (table == nil) != (err != nil) || wantErr == "" && err != nil || wantErr != "" && (err == nil || !strings.Contains(err.Error(), wantErr)) {
+		table, did, err := w.load()
+		if did != changed || (table == nil) != (err != nil) || wantErr == "" && err != nil || wantErr != "" &&
+			(err == nil || !strings.Contains(err.Error(), wantErr)) {
 			t.Errorf("%s: table %v, changed %v, error %v", what, table != nil, did, err)
 		}
 		return table
@@ -61,7 +64,7 @@ func TestWatcher(t *testing.T) {
 	if err := os.WriteFile(device.TableFile(dir), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := w.look(); err == nil || !errors.Is(err, device.ErrStale) {
+	if _, _, err := w.load(); err == nil || !errors.Is(err, device.ErrStale) {
 		t.Errorf("garbage: %v", err)
 	}
 	if err := os.Remove(device.TableFile(dir)); err != nil {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package agent
 
 import (
@@ -175,8 +177,8 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 	return err
 }
 
-// readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand zeros, which is
-// four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
+// readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand
+// zeros, which is four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
 func readLimit(m *wire.Message, p *pod, c *deviceplugin.Container) error {
 	name := ""
 	return m.Fields(func(field int, v *wire.Message) (err error) {
@@ -342,7 +344,7 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 				if field != extensionRaw {
 					return nil
 				}
-				return f.read(v)
+				return f.decode(v)
 			})
 		}
 		return nil
@@ -353,8 +355,8 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 	return f, err
 }
 
-// read reads what a watch's event is about.
-func (f *frame) read(m *wire.Message) error {
+// decode reads what a watch's event is about.
+func (f *frame) decode(m *wire.Message) error {
 	if f.kind == "ERROR" {
 		text, err := m.Text(64 << 10)
 		f.status = []byte(text)

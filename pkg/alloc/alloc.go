@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package alloc is how an allocation of Kubernetes travels from cgpu-agent to cgpu-runtime: the shares of GPUs that a
 // container was given, written where the author of a pod cannot write.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package arbiter decides about the time of one GPU, for all the containers on it: it reads the driver's records of context switches,
 // and what guards say on the GPU's page (pkg/peerpage), decides by pkg/sched, and writes a row for each guard there, with the account of
 // its GPU time. It makes no goroutine, holds no lock, and keeps nothing that a successor could not find on the page or in records.

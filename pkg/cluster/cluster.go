@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cluster tells from objects of the Kubernetes API who holds what of the cluster's GPUs, and who waits for some. It
 // joins both front ends: ResourceSlices and ResourceClaims of the DRA driver, and aliyun.com/gpu-mem of the device plugin,
 // with gpushare's annotations. It is pure: kubectl-cgpu fetches, prints, and knows no arithmetic.

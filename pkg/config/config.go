@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package config reads cgpu.toml, the node's configuration.
 //
 // Only cgpu-refresh (and cgpu, to check a file) read it: cgpu-refresh puts what the runtime and the guard need into the

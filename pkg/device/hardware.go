@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package device
 
 // Hardware is what NVML says of a GPU. nil is what it does not say.
@@ -8,15 +10,16 @@ type Hardware struct {
 	Corrected   *uint64 `json:"corrected,omitempty"`
 	Uncorrected *uint64 `json:"uncorrected,omitempty"`
 	Xids        *uint64 `json:"xids,omitempty"` // critical ones, since somebody counts
-	// Asked for by HealthLine alone: the Xids since the answer before, and whether the driver cannot reach the GPU, could not replace a bad
-	// row of its memory, and wants it to be reset or the node to be booted.
-	NewXids     []uint64 `json:"newXids,omitempty"`
-	Lost        bool     `json:"lost,omitempty"`
-	RemapFailed bool     `json:"remapFailed,omitempty"`
-	Recovery    string   `json:"recovery,omitempty"`
+	// NewXids are told by themselves, in lines that answer nothing: who reports an Xid may be stuck at the next question.
+	NewXids []uint64 `json:"newXids,omitempty"`
+	// Asked for by HealthLine alone: whether the driver cannot reach the GPU, could not replace a bad row of its memory, and wants it to be
+	// reset or the node to be booted.
+	Lost        bool   `json:"lost,omitempty"`
+	RemapFailed bool   `json:"remapFailed,omitempty"`
+	Recovery    string `json:"recovery,omitempty"`
 }
 
-// What cgpu-refresh -hardware is asked with. What pkg/health goes by is cheaper, and the Xids of an answer are in no other.
+// What cgpu-refresh -hardware is asked with. What pkg/health goes by is cheaper.
 const (
 	HardwareLine = ""
 	HealthLine   = "health"

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package device knows the node's physical GPUs and the driver files that a container needs to use them.
 //
 // cgpu-refresh writes the Table once per boot, driver or configuration change; cgpu-runtime, cgpu-guard and cgpu only

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -24,8 +26,8 @@ const (
 	// annotateEvery catches what a poke did not: pods that the kubelet booked after the plugin looked, a node object made
 	// anew, another label.
 	annotateEvery = 30 * time.Second
-	// settle is how long the kubelet may take from Allocate's answer to its own books, and gathers pods that start together.
-	settle = 300 * time.Millisecond
+	// bookingDelay is how long the kubelet may take from Allocate's answer to its own books, and gathers pods that start together.
+	bookingDelay = 300 * time.Millisecond
 )
 
 // annotate writes gpushare's annotations and the node's count of GPUs, until ctx ends. It goes by what the kubelet says it
@@ -50,7 +52,7 @@ func (p *Plugin) annotate(ctx context.Context) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(settle):
+			case <-time.After(bookingDelay):
 			}
 		}
 	}
@@ -95,12 +97,12 @@ func countPatch(node *corev1.Node, n int) []byte {
 // tellPods annotates each pod whose containers have all they asked for. Pods that need no more are not looked at again until
 // one of their units is allocated anew.
 func (p *Plugin) tellPods(ctx context.Context) error {
-	since := p.settled.now()
+	since := p.annotated.now()
 	booked, err := p.booked(ctx, ResourceMemory)
 	if err != nil {
 		return err
 	}
-	p.settled.keep(booked)
+	p.annotated.keep(booked)
 	here := map[string]*Pod{}
 	if p.o.Pods != nil {
 		pods, _ := p.o.Pods()
@@ -113,7 +115,7 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 	var faults []error
 	cards, _, _, _, _ := p.state()
 	for name, containers := range booked {
-		if p.settled.has(name, containers) {
+		if p.annotated.has(name, containers) {
 			continue
 		}
 		pod := here[name]
@@ -129,7 +131,7 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 			continue
 		}
 		if done {
-			p.settled.add(name, containers, since)
+			p.annotated.add(name, containers, since)
 		}
 	}
 	return errors.Join(faults...)
@@ -148,21 +150,21 @@ func (p *Plugin) patchPod(ctx context.Context, pod *Pod, patch []byte) error {
 	return err
 }
 
-// settled are pods whose annotations are as they should be, by the least id of each of their containers.
-type settled struct {
+// annotated are pods whose annotations are as they should be, by the least id of each of their containers.
+type annotated struct {
 	mu  sync.Mutex
 	ids map[string]string // "namespace/name" of the pod
 	// drops counts calls of drop: what was seen before one may be of pods that are gone.
 	drops int
 }
 
-func (s *settled) now() int {
+func (s *annotated) now() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.drops
 }
 
-func (s *settled) has(name string, containers map[string][]string) bool {
+func (s *annotated) has(name string, containers map[string][]string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, ids := range containers {
@@ -173,7 +175,7 @@ func (s *settled) has(name string, containers map[string][]string) bool {
 	return true
 }
 
-func (s *settled) add(name string, containers map[string][]string, since int) {
+func (s *annotated) add(name string, containers map[string][]string, since int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.drops != since {
@@ -188,7 +190,7 @@ func (s *settled) add(name string, containers map[string][]string, since int) {
 }
 
 // drop forgets pods that had these ids, since another has them now, perhaps of the same name.
-func (s *settled) drop(ids []string) {
+func (s *annotated) drop(ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drops++
@@ -198,7 +200,7 @@ func (s *settled) drop(ids []string) {
 }
 
 // keep forgets all but the pods that have units.
-func (s *settled) keep(booked map[string]map[string][]string) {
+func (s *annotated) keep(booked map[string]map[string][]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.ids, func(_, name string) bool { return booked[name] == nil })

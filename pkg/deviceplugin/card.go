@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -148,6 +150,7 @@ func fits(list []*pluginapi.Device, cards []card, unit quota.Bytes) error {
 	for float64(size)*float64(unit)/float64(least) > maxList {
 		least *= 2
 	}
-	return fmt.Errorf("deviceplugin: unit %v: the %d GPUs have %d units of %s, a list of %d bytes, and the kubelet takes no message above %d: choose a unit of at least %v",
+	return fmt.Errorf("deviceplugin: unit %v: the %d GPUs have %d units of %s, a list of %d bytes, and the kubelet takes no message "+
+		"above %d: choose a unit of at least %v",
 		unit, len(cards), len(list), ResourceMemory, size, 4<<20, least)
 }

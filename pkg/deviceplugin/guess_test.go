@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -208,7 +210,8 @@ func TestManyContainers(t *testing.T) {
 	}
 	evil.Spec.Containers = append(evil.Spec.Containers, container("last", 2, 0))
 	bind(t, client, evil, noIndex)
-	if err := k.admit(evil); !strings.Contains(errorText(err), "more than 32 containers that ask for units of GPUs, or a longer number of them than anybody needs, is not served (d/evil)") {
+	if err := k.admit(evil); !strings.Contains(errorText(err),
+		"more than 32 containers that ask for units of GPUs, or a longer number of them than anybody needs, is not served (d/evil)") {
 		t.Errorf("%v", err)
 	}
 	two := podOf("two", [2]int{4, 0})

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -67,7 +69,8 @@ func (s *server) round(ctx context.Context) error {
 		return fmt.Errorf("the kubelet is not there: %w", err)
 	}
 	if s.resource == ResourceMemory && answers(filepath.Join(folder, oldSocket)) {
-		return fmt.Errorf("%s answers: gpushare's own device plugin serves this node: remove its DaemonSet, or its label gpushare=true from the node", filepath.Join(folder, oldSocket))
+		return fmt.Errorf("%s answers: gpushare's own device plugin serves this node: remove its DaemonSet, or its label gpushare=true "+
+			"from the node", filepath.Join(folder, oldSocket))
 	}
 	path := filepath.Join(folder, socket(s.resource))
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -87,8 +89,14 @@ func (k *kubelet) start() {
 	defer k.mu.Unlock()
 	k.endpoints, k.healthy, k.unhealthy = map[string]pluginapi.DevicePluginClient{}, map[string]map[string]bool{}, map[string]map[string]bool{}
 	for path, register := range map[string]func(*grpc.Server){
-		filepath.Join(k.dir, "kubelet.sock"):                        func(g *grpc.Server) { pluginapi.RegisterRegistrationServer(g, registration{k: k}) },
-		filepath.Join(k.dir, "..", "pod-resources", "kubelet.sock"): func(g *grpc.Server) { podresources.RegisterPodResourcesListerServer(g, lister{k: k}) },
+		filepath.Join(k.dir, "kubelet.sock"): func(g *grpc.Server) {
+			pluginapi.RegisterRegistrationServer(g,
+				registration{k: k})
+		},
+		filepath.Join(k.dir, "..", "pod-resources", "kubelet.sock"): func(g *grpc.Server) {
+			podresources.RegisterPodResourcesListerServer(g,
+				lister{k: k})
+		},
 	} {
 		os.Remove(path)
 		l, err := net.Listen("unix", path)
@@ -291,9 +299,10 @@ func (k *kubelet) admitContainer(b *booking, c corev1.Container, reusable map[st
 				return fmt.Errorf("requested number of devices unavailable for %s", resource)
 			}
 			if !k.deaf {
-				p, err := endpoint.GetPreferredAllocation(context.Background(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
-					AvailableDeviceIDs: union(available, taken), MustIncludeDeviceIDs: taken, AllocationSize: int32(needed),
-				}}})
+				p, err := endpoint.GetPreferredAllocation(context.Background(),
+					&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+						AvailableDeviceIDs: union(available, taken), MustIncludeDeviceIDs: taken, AllocationSize: int32(needed),
+					}}})
 				if err != nil {
 					return err
 				}
@@ -305,7 +314,8 @@ func (k *kubelet) admitContainer(b *booking, c corev1.Container, reusable map[st
 			}
 			take(shuffled(available))
 		}
-		r, err := endpoint.Allocate(context.Background(), &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: shuffled(taken)}}})
+		r, err := endpoint.Allocate(context.Background(),
+			&pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: shuffled(taken)}}})
 		if err != nil {
 			return err
 		}
@@ -381,7 +391,8 @@ func (k *kubelet) check(limit map[string]quota.Bytes) (sum map[string]quota.Byte
 func table(placement string, memory ...quota.Bytes) *device.Table {
 	t := &device.Table{Version: device.TableVersion, Config: device.Config{Overcommit: 1, Placement: placement}}
 	for i, m := range memory {
-		t.GPUs = append(t.GPUs, device.GPU{Index: i, Minor: i, UUID: uuid(i), BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4", Memory: m})
+		t.GPUs = append(t.GPUs, device.GPU{Index: i, Minor: i, UUID: uuid(i), BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4",
+			Memory: m})
 	}
 	return t
 }
@@ -424,8 +435,10 @@ func podsOf(t *testing.T, c *fake.Clientset) (all []Pod) {
 }
 
 func podFrom(p *corev1.Pod) Pod {
-	one := Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Waiting: p.Status.Phase == corev1.PodPending,
-		Started: p.Status.StartTime != nil, Ending: p.DeletionTimestamp != nil, Annotations: p.Annotations, Count: p.Labels[ResourceCount], Memory: podMemory(p)}
+	one := Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time,
+		Waiting: p.Status.Phase == corev1.PodPending,
+		Started: p.Status.StartTime != nil, Ending: p.DeletionTimestamp != nil, Annotations: p.Annotations, Count: p.Labels[ResourceCount],
+		Memory: podMemory(p)}
 	for _, init := range []bool{true, false} {
 		list := p.Spec.Containers
 		if init {
@@ -460,9 +473,10 @@ func podMemory(p *corev1.Pod) (sum int) {
 // podOf makes a pod with a container for each pair of memory and percent.
 func podOf(name string, limits ...[2]int) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d", UID: types.UID("uid-" + name), CreationTimestamp: metav1.Now(), Annotations: map[string]string{}, Labels: map[string]string{}},
-		Spec:       corev1.PodSpec{NodeName: "n"},
-		Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "d", UID: types.UID("uid-" + name), CreationTimestamp: metav1.Now(),
+			Annotations: map[string]string{}, Labels: map[string]string{}},
+		Spec:   corev1.PodSpec{NodeName: "n"},
+		Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}
 	for i, l := range limits {
 		p.Spec.Containers = append(p.Spec.Containers, container(fmt.Sprintf("c%d", i), l[0], l[1]))

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -48,7 +50,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	r := data.Reader()
 	defer r.Close()
-	return all.read(wire.Of(wire.NewReader(r), data.Len()))
+	return all.decode(wire.Of(wire.NewReader(r), data.Len()))
 }
 
 // Numbers of the fields that are read, of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. TestListing compares with the types.
@@ -60,8 +62,8 @@ const (
 	maxPodName, maxContainerName, maxDevice = 253, 63, 253
 )
 
-// read reads a ListPodResourcesResponse, of which the names come first in each part.
-func (l listing) read(m *wire.Message) error {
+// decode reads a ListPodResourcesResponse, of which the names come first in each part.
+func (l listing) decode(m *wire.Message) error {
 	return m.Fields(func(field int, v *wire.Message) error {
 		if field != listPods {
 			return nil
@@ -111,8 +113,8 @@ func readDevices(m *wire.Message, containers map[string]map[string][]string) err
 	})
 }
 
-// holder is the container that a step was for; empty where the kubelet does not say.
-func (l listing) holder(s *step) (name, container string) {
+// holder is the container that a grant was for; empty where the kubelet does not say.
+func (l listing) holder(s *lastGrant) (name, container string) {
 	for name, containers := range l {
 		for container, has := range containers {
 			if slices.Contains(has[s.resource], s.id) {

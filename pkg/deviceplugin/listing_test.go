@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -22,7 +24,7 @@ func read(t *testing.T, list *podresources.ListPodResourcesResponse) (listing, u
 	all := listing{}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := all.read(wire.Of(wire.NewReader(bytes.NewReader(text)), len(text))); err != nil {
+	if err := all.decode(wire.Of(wire.NewReader(bytes.NewReader(text)), len(text))); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
@@ -32,12 +34,14 @@ func read(t *testing.T, list *podresources.ListPodResourcesResponse) (listing, u
 // What is read is what the types hold, and no more of it than counts.
 func TestListing(t *testing.T) {
 	devices := func(resource string, ids ...string) *podresources.ContainerDevices {
-		return &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids, Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 1}}}}
+		return &podresources.ContainerDevices{ResourceName: resource, DeviceIds: ids,
+			Topology: &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: 1}}}}
 	}
 	list := &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{
 		{Name: "p", Namespace: "n", Containers: []*podresources.ContainerResources{
-			{Name: "main", CpuIds: []int64{0, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 5}}, Devices: []*podresources.ContainerDevices{
-				devices("nvidia.com/gpu", "x"), devices(ResourceMemory, "a", "b"), devices(ResourceMemory, "c"), devices(ResourcePercent, "d")}},
+			{Name: "main", CpuIds: []int64{0, 3}, Memory: []*podresources.ContainerMemory{{MemoryType: "memory", Size: 5}},
+				Devices: []*podresources.ContainerDevices{
+					devices("nvidia.com/gpu", "x"), devices(ResourceMemory, "a", "b"), devices(ResourceMemory, "c"), devices(ResourcePercent, "d")}},
 			{Name: "side", DynamicResources: []*podresources.DynamicResource{{ClaimName: "c"}}},
 			{Name: "none", Devices: []*podresources.ContainerDevices{devices(ResourceMemory)}}}},
 		{Name: "q", Namespace: "n"}}}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -159,7 +161,8 @@ func (r request) noRoom(cards []card) error {
 	if barred > 0 {
 		remedy = "stop a container, or ask for what the GPUs' settings allow (cgpu policy shows and changes them)"
 	}
-	return fmt.Errorf("deviceplugin: %s=%d: %s %d units free (%s): %s", r.resource, r.need*r.gpus, what, r.need, strings.Join(each, ", "), remedy)
+	return fmt.Errorf("deviceplugin: %s=%d: %s %d units free (%s): %s", r.resource, r.need*r.gpus, what, r.need, strings.Join(each, ", "),
+		remedy)
 }
 
 // pick takes ids: all of must, then the lowest numbers that are available, need on each of the chosen GPUs.
@@ -199,7 +202,8 @@ func count(cards []card, resource string, ids []string) (per map[string]int, use
 		c, known := byUUID[uuid]
 		switch {
 		case !ok || !known || id != c.id(resource, n) || seen[id] || n < 0 || !c.gone && n >= c.amount(resource):
-			return nil, nil, fmt.Errorf("deviceplugin: %s: the kubelet names %.80q, which is no device of this node: was the unit or the table changed?", resource, id)
+			return nil, nil, fmt.Errorf("deviceplugin: %s: the kubelet names %.80q, which is no device of this node: was the unit or the "+
+				"table changed?", resource, id)
 		case c.gone:
 			return nil, nil, fmt.Errorf("deviceplugin: %s: GPU %s is gone from the node: the pod has to be placed anew", resource, uuid)
 		}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceplugin serves aliyun.com/gpu-mem and aliyun.com/gpu-core.percentage to the kubelet, for clusters without
 // DRA and for pods written for gpushare or for ACK.
 //
@@ -62,13 +64,13 @@ type Plugin struct {
 	cancel  context.CancelFunc
 	ended   sync.WaitGroup
 	// poke wakes the annotator: something was allocated, or the table is another.
-	poke    chan struct{}
-	settled settled
+	poke      chan struct{}
+	annotated annotated
 
 	// calls has one place, which a call of the kubelet holds from its beginning to its end: what one call chose, the next has
 	// to know.
-	calls chan struct{}
-	books books
+	calls      chan struct{}
+	allocState allocState
 
 	mu sync.Mutex // of what follows
 	// cards are replaced, never changed.
@@ -104,7 +106,7 @@ func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
 	}
 	p := &Plugin{
 		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
-		faults: map[string]error{}, calls: make(chan struct{}, 1), books: newBooks(),
+		faults: map[string]error{}, calls: make(chan struct{}, 1), allocState: newAllocState(),
 	}
 	if err := p.use(ctx, o.Table); err != nil {
 		return nil, err
@@ -137,7 +139,8 @@ func (p *Plugin) use(ctx context.Context, table *device.Table) error {
 	if kept.Unit != 0 && kept.Unit != p.o.Unit {
 		booked, err := p.booked(ctx, ResourceMemory)
 		if err != nil {
-			return fmt.Errorf("deviceplugin: unit %v: was %v, and it is not known whether containers of this node hold units of that: %w", p.o.Unit, kept.Unit, err)
+			return fmt.Errorf("deviceplugin: unit %v: was %v, and it is not known whether containers of this node hold units of that: %w",
+				p.o.Unit, kept.Unit, err)
 		}
 		if err := p.sameUnit(booked); err != nil {
 			return err
@@ -210,7 +213,8 @@ func (p *Plugin) Stop() {
 // errShared answers gpushare's label for nodes without isolation. There the limit is a mere number: pods share the whole
 // GPU. A share of cgpu is a limit, so it is either the pod's own or no promise at all; and giving out limits where a node
 // says that there are none would break pods that rely on the label.
-var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
+var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, " +
+	"which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
 
 // fault notes why the kubelet does not know a resource; nil: it does.
 func (p *Plugin) fault(resource string, err error) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -77,7 +79,8 @@ func TestWithoutAPI(t *testing.T) {
 			}
 			// 7 of 28 units are left, which only packing has left on one GPU.
 			err := k.admit(podOf("big", [2]int{7, 0}))
-			if placement == "binpack" && err != nil || placement == "spread" && !strings.Contains(errorText(err), "no GPU of this node has 7 units free") {
+			if placement == "binpack" && err != nil || placement == "spread" && !strings.Contains(errorText(err),
+				"no GPU of this node has 7 units free") {
 				t.Errorf("%v", err)
 			}
 			k.check(limits(tab))
@@ -94,7 +97,8 @@ func TestAnswer(t *testing.T) {
 	k.mustAdmit(pod)
 	a := k.pods[pod.UID].answers["c0"][0]
 	for name, want := range map[string]string{
-		"NVIDIA_VISIBLE_DEVICES": "void", "ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "6", "ALIYUN_COM_GPU_MEM_POD": "6", "ALIYUN_COM_GPU_MEM_DEV": "14",
+		"NVIDIA_VISIBLE_DEVICES": "void", "ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_CONTAINER": "6", "ALIYUN_COM_GPU_MEM_POD": "6",
+		"ALIYUN_COM_GPU_MEM_DEV": "14",
 	} {
 		if a.Envs[name] != want {
 			t.Errorf("%s=%q, want %q", name, a.Envs[name], want)
@@ -194,7 +198,8 @@ func TestPluginRestarts(t *testing.T) {
 	k.check(limits(tab))
 	// Another unit would count what is booked wrongly.
 	q.Stop()
-	if _, err := start(context.Background(), Options{Node: "n", Table: tab, KubeletDir: k.dir, RunDir: filepath.Join(k.dir, "..", "run"), Unit: 512 * quota.MiB}, "/none"); err == nil || !strings.Contains(err.Error(), "4 containers of this node hold units") {
+	if _, err := start(context.Background(), Options{Node: "n", Table: tab, KubeletDir: k.dir, RunDir: filepath.Join(k.dir, "..", "run"),
+		Unit: 512 * quota.MiB}, "/none"); err == nil || !strings.Contains(err.Error(), "4 containers of this node hold units") {
 		t.Errorf("%v", err)
 	}
 }
@@ -347,7 +352,8 @@ func TestUnits(t *testing.T) {
 		{64 * quota.GiB, []quota.Bytes{t4}, "choose a smaller unit"},
 		{quota.MiB + 1, []quota.Bytes{t4}, "want whole MiB"},
 	} {
-		p, err := start(context.Background(), Options{Table: table("binpack", x.memory...), Unit: x.unit, KubeletDir: t.TempDir(), RunDir: t.TempDir()}, "/none")
+		p, err := start(context.Background(), Options{Table: table("binpack", x.memory...), Unit: x.unit, KubeletDir: t.TempDir(),
+			RunDir: t.TempDir()}, "/none")
 		if err == nil {
 			p.Stop()
 		}
@@ -439,7 +445,8 @@ func TestExtender(t *testing.T) {
 		for _, p := range append(pods, two) {
 			now, _ := client.CoreV1().Pods("d").Get(context.Background(), p.Name, metav1.GetOptions{})
 			if now.Annotations[annotationAssigned] != "true" || now.Annotations[annotationAssignTime] == "" ||
-				now.Annotations[annotationIndex] != p.Annotations[annotationIndex] || now.Annotations[annotationAssumeTime] != p.Annotations[annotationAssumeTime] {
+				now.Annotations[annotationIndex] != p.Annotations[annotationIndex] ||
+				now.Annotations[annotationAssumeTime] != p.Annotations[annotationAssumeTime] {
 				return fmt.Sprint(p.Name, now.Annotations)
 			}
 		}
@@ -527,7 +534,8 @@ func TestSeveralGPUs(t *testing.T) {
 	k := newKubelet(t)
 	sys := filepath.Join(k.dir, "..", "sys")
 	// GPUs 0 and 3 are below one switch, 1 and 2 below another.
-	for i, above := range []string{"pci0000:00/0000:00:01.0", "pci0000:40/0000:40:01.0", "pci0000:40/0000:40:01.0", "pci0000:00/0000:00:01.0"} {
+	for i, above := range []string{"pci0000:00/0000:00:01.0", "pci0000:40/0000:40:01.0", "pci0000:40/0000:40:01.0",
+		"pci0000:00/0000:00:01.0"} {
 		bus := fmt.Sprintf("0000:%02x:00.0", i+1)
 		real := filepath.Join(sys, "devices", above, bus)
 		if err := os.MkdirAll(real, 0o755); err != nil {

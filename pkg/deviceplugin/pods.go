@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -46,7 +48,7 @@ type Pod struct {
 	Ended                bool      // not long ago; there is no more than its name
 	Created, Scheduled   time.Time // the latter where a scheduler has placed it
 	Waiting              bool      // its phase is Pending
-	Started              bool      // has a start time, which the kubelet reports with the first status of a pod that it has admitted or refused
+	Started              bool      // has a start time: the kubelet reports it with the first status of a pod that it has admitted or refused
 	Ending               bool      // has a deletion time
 	Annotations          map[string]string
 	Count                string      // its label ResourceCount

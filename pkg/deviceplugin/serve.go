@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -14,14 +16,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// books are what the plugin remembers between calls. They are hints: all of it may be lost.
-type books struct {
+// allocState is what the plugin remembers between calls. These are hints: all of it may be lost.
+type allocState struct {
 	// served are the containers that were answered, also those that were refused: the kubelet asks for none twice.
 	served map[key]mark
 	// last is the last answer that gave something. The kubelet asks for all resources of a container before it turns to
 	// another, in an order by chance; so what comes next may be the other half of this. Nil after a refusal: the kubelet then
 	// turns to another pod.
-	last *step
+	last *lastGrant
 	// free is what was free of each resource when it was last told; of the one that is not being asked for now.
 	free map[string]map[string]int
 	// proposed are GPUs of the last preference for several of them.
@@ -34,24 +36,24 @@ type books struct {
 	vain, old map[string]bool
 }
 
-// step is one resource given.
-type step struct {
+// lastGrant is one resource given, the last one.
+type lastGrant struct {
 	resource string
 	n        int
 	gpus     []string
 	id       string // one of the ids
 	want     *want  // nil: not known whose it is
 	at       time.Time
-	// tied: it was given where the step before it was; whole: and that was surely the same container, which has all now.
+	// tied: it was given where the one before it was; whole: and that was surely the same container, which has all now.
 	tied, whole bool
 }
 
-func newBooks() books {
-	return books{served: map[key]mark{}, free: map[string]map[string]int{}, proposed: map[string][]string{}, holders: holders{}}
+func newAllocState() allocState {
+	return allocState{served: map[key]mark{}, free: map[string]map[string]int{}, proposed: map[string][]string{}, holders: holders{}}
 }
 
 const (
-	stepLife   = 30 * time.Second // from the one resource of a container to the other it is milliseconds
+	grantLife  = 30 * time.Second // from the one resource of a container to the other it is milliseconds
 	servedLife = 10 * time.Minute // the kubelet reports an admitted pod within seconds
 	// watchPatience is for the watch to tell of a pod that the kubelet has: both learn of it from the API server at once.
 	watchPatience = 500 * time.Millisecond
@@ -66,7 +68,7 @@ func other(resource string) string {
 	return ResourceMemory
 }
 
-func (b *books) serve(w *want, resource string) {
+func (b *allocState) serve(w *want, resource string) {
 	now := time.Now()
 	maps.DeleteFunc(b.served, func(_ key, m mark) bool { return now.Sub(m.at) > servedLife })
 	if w != nil {
@@ -94,14 +96,14 @@ func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 		return nil, errShared
 	}
 	if p.o.Pods != nil {
-		c.look(ctx)
+		c.listPods(ctx)
 	}
 	return c, nil
 }
 
-// look learns from the kubelet which pods it has, and from the watch what they want. The one that is asked for is among the kubelet's,
+// listPods learns from the kubelet which pods it has, and from the watch what they want. The one that is asked for is among the kubelet's,
 // which takes a pod in before it admits it; the watch may tell of it a moment later.
-func (c *call) look(ctx context.Context) {
+func (c *call) listPods(ctx context.Context) {
 	asked, cancel := context.WithTimeout(ctx, holderTimeout)
 	has, err := c.p.list(asked)
 	cancel()
@@ -110,7 +112,7 @@ func (c *call) look(ctx context.Context) {
 	}
 	pods, ok := c.p.o.Pods()
 	c.has = has
-	b := &c.p.books
+	b := &c.p.allocState
 	missing := missingOf(has, pods, ok)
 	isNew := func(name string) bool { return !b.vain[name] && !b.old[name] }
 	for deadline := time.Now().Add(watchPatience); slices.ContainsFunc(missing, isNew) && time.Now().Before(deadline); {
@@ -170,17 +172,17 @@ func (c *call) agreed(w *want) bool {
 	return c.has[w.name] != nil && len(c.unknown) == 0 && !slices.ContainsFunc(c.more, stranger)
 }
 
-// tie is where the container that is asked for now may have its other resource, from the step before. must: it has to be
-// there; known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage would be
-// promised twice.
+// tie is where the container that is asked for now may have its other resource, from the grant before. must: it has to be there;
+// known: and is this one. Of a container whose percentage is booked on one GPU and whose memory lies on another, the percentage
+// would be promised twice.
 //
-// What the kubelet has allocated it tells by container (listing), so that the step's container is known even where it was one of many
-// when it was served. The kubelet does not list init containers. Of these it must where all that the step can have been for
-// want this too, or all that could be asked for now want what the step gave; else a stranger's pod could bind this one to a
+// What the kubelet has allocated it tells by container (listing), so that its container is known even where it was one of many
+// when it was served. The kubelet does not list init containers. Of these it must where all that it can have been for
+// want this too, or all that could be asked for now want what it gave; else a stranger's pod could bind this one to a
 // full GPU, and the GPU is only preferred. So it is where the API server was not asked, and nothing is known of who waits.
-func (c *call) tie(n int) (last *step, known *want, must bool) {
-	last = c.p.books.last
-	if last == nil || last.resource == c.resource || last.whole || time.Since(last.at) > stepLife {
+func (c *call) tie(n int) (last *lastGrant, known *want, must bool) {
+	last = c.p.allocState.last
+	if last == nil || last.resource == c.resource || last.whole || time.Since(last.at) > grantLife {
 		return nil, nil, false
 	}
 	if len(c.all) == 0 {
@@ -190,7 +192,7 @@ func (c *call) tie(n int) (last *step, known *want, must bool) {
 	fits, others, strangers := 0, 0, 0
 	for i := range c.all {
 		x, now := &c.all[i], wants(&c.all[i])
-		then := x.limits[last.resource] == last.n && !c.p.books.served[key{x.pod, x.container, last.resource}].sure
+		then := x.limits[last.resource] == last.n && !c.p.allocState.served[key{x.pod, x.container, last.resource}].sure
 		switch {
 		case last.want != nil && last.want.exact:
 			if now && x.pod == last.want.pod && x.container == last.want.container {
@@ -221,7 +223,7 @@ func (c *call) tie(n int) (last *step, known *want, must bool) {
 
 // open: the container may be asked for; it was not surely served.
 func (c *call) open(x *want) bool {
-	return !c.p.books.served[key{x.pod, x.container, c.resource}].sure && !slices.Contains(x.held, c.resource)
+	return !c.p.allocState.served[key{x.pod, x.container, c.resource}].sure && !slices.Contains(x.held, c.resource)
 }
 
 // alone reports that a container waits, or waited a moment ago, which wants n units of a resource and nothing else.
@@ -231,21 +233,23 @@ func (c *call) alone(resource string, n int) bool {
 
 // whose is the container that n units are asked for; position is that of the GPU, or -1 where it is still to be chosen. An
 // index that is no GPU's is nobody's choice.
-func (c *call) whose(n, position int) (w *want, last *step, must bool, err error) {
+func (c *call) whose(n, position int) (w *want, last *lastGrant, must bool, err error) {
 	last, known, must := c.tie(n)
 	if known != nil {
 		of := *known
 		of.sure, of.exact = true, true
 		return &of, last, true, nil
 	}
-	w = match(c.all, c.p.books.served, c.resource, n, position)
+	w = match(c.all, c.p.allocState.served, c.resource, n, position)
 	switch {
 	case w == nil && len(c.more) > 0 && len(c.unknown) == 0:
-		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs, or a longer number of them than anybody needs, is not served (%.253s): "+
+		err = fmt.Errorf("deviceplugin: %s=%d: a pod with more than %d containers that ask for units of GPUs, or a longer number of them "+
+			"than anybody needs, is not served (%.253s): "+
 			"give it fewer containers, and write the number without zeros before it", c.resource, n, MaxContainers, c.more[0])
 	case w != nil && w.sure && !c.agreed(w):
 		if w.gpus > 1 && c.has != nil && len(c.unknown) > 0 {
-			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for this pod or for %.253s, "+
+			err = fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants several GPUs, and it is not known whether the kubelet asks for "+
+				"this pod or for %.253s, "+
 				"of which the API server has not told: make the pod again", w.name, ResourceCount, w.gpus, c.unknown[0])
 			break
 		}
@@ -259,7 +263,8 @@ func (c *call) whose(n, position int) (w *want, last *step, must bool, err error
 		w.index = noIndex
 	}
 	if w != nil && w.sure && !must && w.index >= 0 && position >= 0 && w.index != position {
-		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other units, or the GPU has too few left", w.name, w.index, position)
+		err = fmt.Errorf("deviceplugin: %s: the scheduler chose GPU %d, the kubelet took units of GPU %d: an init container held other "+
+			"units, or the GPU has too few left", w.name, w.index, position)
 	}
 	return w, last, must, err
 }
@@ -270,9 +275,9 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.p.books.free[c.resource] = free
+	c.p.allocState.free[c.resource] = free
 	if c.resource == ResourceMemory {
-		c.p.books.holders.free(available, must)
+		c.p.allocState.holders.free(available, must)
 	}
 	bound, mustCards, err := count(c.cards, c.resource, must)
 	if err != nil {
@@ -280,7 +285,7 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	}
 	w, last, tied, err := c.whose(size, -1)
 	if err != nil {
-		c.p.books.serve(w, c.resource)
+		c.p.allocState.serve(w, c.resource)
 		return nil, err
 	}
 	r := request{resource: c.resource, need: size, gpus: 1, free: free, placement: c.placement}
@@ -295,13 +300,15 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		r.gpus = len(last.gpus)
 	}
 	if size%r.gpus != 0 {
-		c.p.books.serve(w, c.resource)
-		return nil, fmt.Errorf("deviceplugin: %s=%d: is no multiple of the pod's label %s=%d: each GPU gives the same", c.resource, size, ResourceCount, r.gpus)
+		c.p.allocState.serve(w, c.resource)
+		return nil, fmt.Errorf("deviceplugin: %s=%d: is no multiple of the pod's label %s=%d: each GPU gives the same", c.resource, size,
+			ResourceCount, r.gpus)
 	}
 	r.need = size / r.gpus
 	for _, n := range bound {
 		if n > r.need {
-			return nil, fmt.Errorf("deviceplugin: %s=%d: the kubelet wants %d units of one GPU in it, more than %d: an init container had other GPUs", c.resource, size, n, r.need)
+			return nil, fmt.Errorf("deviceplugin: %s=%d: the kubelet wants %d units of one GPU in it, more than %d: an init container had "+
+				"other GPUs", c.resource, size, n, r.need)
 		}
 	}
 	sharing := c.sharing(must)
@@ -316,20 +323,21 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 	}
 	chosen, err := choose(c.cards, r)
 	if err != nil {
-		c.p.books.serve(w, c.resource)
+		c.p.allocState.serve(w, c.resource)
 		return nil, err
 	}
-	c.p.books.proposed[c.resource] = nil
+	c.p.allocState.proposed[c.resource] = nil
 	if len(chosen) > 1 {
-		c.p.books.proposed[c.resource] = uuids(chosen)
+		c.p.allocState.proposed[c.resource] = uuids(chosen)
 	}
 	return pick(chosen, c.resource, r.need, available, must), nil
 }
 
-// liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of
-// it fits, then the one that the extender seems to have chosen, and then those where its whole pod fits. Of containers that want as many units now, the most demanding counts.
-func (c *call) liking(w *want, last *step, r request, s sharing) func(card) int {
-	otherFree, told := c.p.books.free[other(c.resource)]
+// liking ranks GPUs for a container that is bound to none: those that may have its other resource, then those where all of it
+// fits, then the one that the extender seems to have chosen, and then those where its whole pod fits. Of containers that want as
+// many units now, the most demanding counts.
+func (c *call) liking(w *want, last *lastGrant, r request, s sharing) func(card) int {
+	otherFree, told := c.p.allocState.free[other(c.resource)]
 	most := 0
 	for _, x := range c.all {
 		if c.open(&x) && x.limits[c.resource] == r.need*r.gpus {
@@ -368,19 +376,21 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 		position = used[0].position
 	}
 	w, last, tied, err := c.whose(len(ids), position)
-	c.p.books.serve(w, c.resource)
+	c.p.allocState.serve(w, c.resource)
 	if err != nil {
 		return nil, err
 	}
 	if tied && !same(last.gpus, uuids(used)) {
-		return nil, fmt.Errorf("deviceplugin: %s: the container has %s on GPU %s, and the kubelet took units of another one", c.resource, other(c.resource), strings.Join(last.gpus, ", "))
+		return nil, fmt.Errorf("deviceplugin: %s: the container has %s on GPU %s, and the kubelet took units of another one", c.resource,
+			other(c.resource), strings.Join(last.gpus, ", "))
 	}
 	if err := c.even(w, tied, per, used); err != nil {
 		return nil, err
 	}
 	n := len(ids) / len(used)
 	if c.resource == ResourceMemory && n > used[0].most {
-		return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d has %d units: overcommitment sells a GPU twice, but not to one container", c.resource, n, used[0].position, used[0].most)
+		return nil, fmt.Errorf("deviceplugin: %s=%d: GPU %d has %d units: overcommitment sells a GPU twice, but not to one container",
+			c.resource, n, used[0].position, used[0].most)
 	}
 	mine := ids
 	if c.resource != ResourceMemory {
@@ -393,26 +403,26 @@ func (c *call) allocate(ids []string) (*pluginapi.ContainerAllocateResponse, err
 		}
 	}
 	for uuid, n := range per {
-		if free := c.p.books.free[c.resource]; free != nil {
+		if free := c.p.allocState.free[c.resource]; free != nil {
 			free[uuid] -= n
 		}
 	}
-	now := &step{resource: c.resource, n: len(ids), gpus: uuids(used), id: ids[0], want: w, at: time.Now()}
+	now := &lastGrant{resource: c.resource, n: len(ids), gpus: uuids(used), id: ids[0], want: w, at: time.Now()}
 	if last != nil && same(last.gpus, now.gpus) {
 		now.tied = true
 		now.whole = tied && w.exact || !last.tied && !c.alone(last.resource, last.n)
 	}
-	c.p.books.last = now
+	c.p.allocState.last = now
 	if c.resource == ResourcePercent {
 		return answerPercent(n), nil
 	}
-	c.p.books.holders.take(ids)
-	c.p.settled.drop(ids)
+	c.p.allocState.holders.allocate(ids)
+	c.p.annotated.drop(ids)
 	return answerMemory(used, n, c.p.o.Unit, w)
 }
 
-// besides are the GPUs of a step; none where there was none.
-func besides(last *step) []string {
+// besides are the GPUs of a grant; none where there was none.
+func besides(last *lastGrant) []string {
 	if last == nil {
 		return nil
 	}
@@ -422,7 +432,7 @@ func besides(last *step) []string {
 // even checks that the units are of one GPU, or the same number of each of as many as were asked for.
 func (c *call) even(w *want, tied bool, per map[string]int, used []card) error {
 	unknown := w == nil || !w.sure
-	if tied || w != nil && w.gpus == len(used) || unknown && (len(used) == 1 || same(c.p.books.proposed[c.resource], uuids(used))) {
+	if tied || w != nil && w.gpus == len(used) || unknown && (len(used) == 1 || same(c.p.allocState.proposed[c.resource], uuids(used))) {
 		for _, k := range used {
 			if per[k.UUID] != per[used[0].UUID] {
 				return fmt.Errorf("deviceplugin: %s: the kubelet took %d units of GPU %d and %d of GPU %d, want as many of each", c.resource,
@@ -432,9 +442,11 @@ func (c *call) even(w *want, tied bool, per map[string]int, used []card) error {
 		return nil
 	}
 	if len(used) == 1 {
-		return fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants as many GPUs, and the kubelet took units of one", w.name, ResourceCount, w.gpus)
+		return fmt.Errorf("deviceplugin: %s: the pod's label %s=%d wants as many GPUs, and the kubelet took units of one", w.name,
+			ResourceCount, w.gpus)
 	}
-	return fmt.Errorf("deviceplugin: %s: the kubelet took units of %d GPUs for one container, which would be a share on neither: no GPU has enough left, or an init container of the pod holds units of another one",
+	return fmt.Errorf("deviceplugin: %s: the kubelet took units of %d GPUs for one container, which would be a share on neither: no "+
+		"GPU has enough left, or an init container of the pod holds units of another one",
 		c.resource, len(used))
 }
 
@@ -498,7 +510,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 }
 
 // GetPreferredAllocation places containers.
-func (s *server) GetPreferredAllocation(ctx context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *server) GetPreferredAllocation(ctx context.Context,
+	r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
 	err := s.serialise(ctx, func(c *call) error {
 		for _, one := range r.GetContainerRequests() {
@@ -550,7 +563,7 @@ func (s *server) serialise(ctx context.Context, f func(*call) error) error {
 		err = f(c)
 	}
 	if err != nil {
-		s.p.books.last = nil
+		s.p.allocState.last = nil
 		s.p.log.Warn("refused", "resource", s.resource, "err", err)
 	}
 	return err

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -24,8 +26,8 @@ type holder struct {
 // it has not are free again; so the number of sets is that of the containers.
 type holders map[string]*holder
 
-// take books ids for one container.
-func (h holders) take(ids []string) {
+// allocate books ids for one container.
+func (h holders) allocate(ids []string) {
 	now := &holder{}
 	for _, id := range ids {
 		if was := h[id]; was != nil {
@@ -39,7 +41,7 @@ func (h holders) take(ids []string) {
 // started.
 func (h holders) adopt(ids []string) {
 	if !slices.ContainsFunc(ids, func(id string) bool { return h[id] != nil }) {
-		h.take(ids)
+		h.allocate(ids)
 	}
 }
 
@@ -91,7 +93,7 @@ type sharing struct {
 // sharing asks the ledger for the GPUs' settings and for the containers that no device plugin served, such as Docker's. Where
 // it cannot be read, the node's defaults hold; the ledger decides when the container starts.
 func (c *call) sharing(except []string) sharing {
-	s := sharing{def: c.card, number: c.p.books.holders.count(except)}
+	s := sharing{def: c.card, number: c.p.allocState.holders.count(except)}
 	records, cards, err := ledger.Open(c.p.o.RunDir).State()
 	if err != nil {
 		c.p.log.Warn("containers on each GPU", "err", err)
@@ -108,7 +110,7 @@ func (c *call) sharing(except []string) sharing {
 			}
 		}
 	}
-	if !c.p.books.adopted {
+	if !c.p.allocState.adopted {
 		// What an earlier plugin allocated is not known, but what has started of it is.
 		for uuid, n := range plugin {
 			s.number[uuid] = max(s.number[uuid], n)
@@ -185,15 +187,15 @@ func (p *Plugin) meet(ctx context.Context) error {
 	case <-ctx.Done():
 		return nil
 	}
-	if p.books.adopted {
+	if p.allocState.adopted {
 		return nil
 	}
 	for _, containers := range booked {
 		for _, ids := range containers {
-			p.books.holders.adopt(ids)
+			p.allocState.holders.adopt(ids)
 		}
 	}
-	p.books.adopted = true
+	p.allocState.adopted = true
 	return nil
 }
 
@@ -210,5 +212,6 @@ func (p *Plugin) sameUnit(booked map[string]map[string][]string) error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep the unit", p.o.Unit, was, n)
+	return fmt.Errorf("deviceplugin: unit %v: was %v, and %d containers of this node hold units of that: drain the node first, or keep "+
+		"the unit", p.o.Unit, was, n)
 }

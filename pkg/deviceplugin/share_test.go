@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -27,10 +29,11 @@ func shared(maxInst int, policy sched.Policy, memory ...quota.Bytes) *device.Tab
 func (k *kubelet) setCard(t *device.Table, gpu int, f func(*sched.Card)) {
 	k.t.Helper()
 	g := t.GPUs[gpu]
-	_, err := ledger.Open(k.runDir()).SetCard(ledger.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory}, t.Config.Card(), func(c *sched.Card) error {
-		f(c)
-		return nil
-	})
+	_, err := ledger.Open(k.runDir()).SetCard(ledger.GPU{Index: g.Index, UUID: g.UUID, Memory: g.Memory}, t.Config.Card(),
+		func(c *sched.Card) error {
+			f(c)
+			return nil
+		})
 	if err != nil {
 		k.t.Fatal(err)
 	}
@@ -64,7 +67,8 @@ func TestMaxInst(t *testing.T) {
 	if on[uuid(0)] != 3 || on[uuid(1)] != 3 {
 		t.Errorf("containers per GPU: %v", on)
 	}
-	if err := k.admit(podOf("more", [2]int{1, 0})); err == nil || !strings.Contains(err.Error(), "GPU 0: 11 of 14, 3 containers share it, the most allowed (max_inst)") {
+	if err := k.admit(podOf("more", [2]int{1, 0})); err == nil || !strings.Contains(err.Error(),
+		"GPU 0: 11 of 14, 3 containers share it, the most allowed (max_inst)") {
 		t.Errorf("%v", err)
 	}
 	k.remove(pods[3])
@@ -92,8 +96,9 @@ func TestMaxInstUnasked(t *testing.T) {
 	k.until(ResourceMemory, 14, 0)
 	g := tab.GPUs[0]
 	if _, err := ledger.Open(k.runDir()).Reserve(ledger.Request{
-		Record: ledger.Record{ID: "docker", Nonce: strings.Repeat("0", 16), Bundle: "/b", LauncherPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.GiB, Weight: 1}}},
-		GPUs:   []ledger.GPU{{Index: 0, UUID: g.UUID, Memory: g.Memory}}, Card: tab.Config.Card(), Overcommit: 1,
+		Record: ledger.Record{ID: "docker", Nonce: strings.Repeat("0", 16), Bundle: "/b", LauncherPID: os.Getpid(),
+			VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.GiB, Weight: 1}}},
+		GPUs: []ledger.GPU{{Index: 0, UUID: g.UUID, Memory: g.Memory}}, Card: tab.Config.Card(), Overcommit: 1,
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -153,8 +158,8 @@ func TestPercentChoosesPolicy(t *testing.T) {
 func TestHolders(t *testing.T) {
 	h := holders{}
 	id := func(i int) string { return card{GPU: device.GPU{UUID: uuid(0)}}.id(ResourcePercent, i) }
-	h.take([]string{id(0), id(1)})
-	h.take([]string{id(2)})
+	h.allocate([]string{id(0), id(1)})
+	h.allocate([]string{id(2)})
 	h.adopt([]string{id(2)})
 	h.adopt([]string{id(3), card{GPU: device.GPU{UUID: uuid(1)}}.id(ResourcePercent, 0)})
 	if n := h.count(nil); n[uuid(0)] != 3 || n[uuid(1)] != 1 {
@@ -163,7 +168,7 @@ func TestHolders(t *testing.T) {
 	if n := h.count([]string{id(1)}); n[uuid(0)] != 2 {
 		t.Errorf("without the one that makes way: %v", n)
 	}
-	h.take([]string{id(1), id(4)})
+	h.allocate([]string{id(1), id(4)})
 	if n := h.count(nil); n[uuid(0)] != 3 {
 		t.Errorf("an init container counts beside its successor: %v", n)
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package deviceplugin
 
 import (
@@ -66,7 +68,8 @@ func TestUnitChangesOverReboot(t *testing.T) {
 }
 
 func TestIDs(t *testing.T) {
-	for id, unit := range map[string]quota.Bytes{uuid(0) + "-_-13": quota.GiB, uuid(0) + "-_-512m13": 512 * quota.MiB, uuid(0) + "-_-1m13": quota.MiB, uuid(0) + "-_-2048m13": 2 * quota.GiB} {
+	for id, unit := range map[string]quota.Bytes{uuid(0) + "-_-13": quota.GiB, uuid(0) + "-_-512m13": 512 * quota.MiB, uuid(0) +
+		"-_-1m13": quota.MiB, uuid(0) + "-_-2048m13": 2 * quota.GiB} {
 		c := card{GPU: device.GPU{UUID: uuid(0)}, unit: unit}
 		if got := c.id(ResourceMemory, 13); got != id {
 			t.Errorf("%s, want %s", got, id)
@@ -79,7 +82,8 @@ func TestIDs(t *testing.T) {
 		}
 	}
 	cards := []card{{GPU: device.GPU{UUID: uuid(0)}, unit: 512 * quota.MiB, units: 4, most: 4}}
-	for _, id := range []string{"", "GPU", uuid(0), uuid(0) + "-_-", uuid(0) + "-_-1", uuid(0) + "-_-512m", uuid(0) + "-_-512m-1", uuid(0) + "-_-512m01", uuid(0) + "-_-512m4", uuid(0) + "-_-256m1",
+	for _, id := range []string{"", "GPU", uuid(0), uuid(0) + "-_-", uuid(0) + "-_-1", uuid(0) + "-_-512m", uuid(0) +
+		"-_-512m-1", uuid(0) + "-_-512m01", uuid(0) + "-_-512m4", uuid(0) + "-_-256m1",
 		uuid(0) + "-_-99999999999999999999m1", uuid(1) + "-_-512m1"} {
 		if _, _, err := count(cards, ResourceMemory, []string{id}); err == nil {
 			t.Errorf("%s is taken", id)

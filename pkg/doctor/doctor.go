@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package doctor looks at a node and says what of cgpu works on it, and what to do about the rest.
 //
 // A check is data: a name, what it means, a remedy, and a function from a Host to a Result. Functions that judge (of a text, a
@@ -98,12 +100,4 @@ func (r Result) but(format string, args ...any) Result {
 // line keeps a result on one line: texts of the kernel, of files and of programs are in it.
 func line(format string, args ...any) string {
 	return strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " ")
-}
-
-// plural counts things.
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package doctor
 
 import (
@@ -14,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // TryDriver is Host.Try's word for a child that makes RM calls. It prints TrialReport.
@@ -113,7 +116,7 @@ func checkNodes(h *Host) Result {
 	if len(missing) > 0 {
 		return fail("no device at %s", strings.Join(missing, ", "))
 	}
-	return ok("%s of %s", plural(seen, "node"), plural(len(t.GPUs), "GPU"))
+	return ok("%s of %s", terminal.Plural(seen, "node"), terminal.Plural(len(t.GPUs), "GPU"))
 }
 
 func checkGSP(h *Host) Result {
@@ -156,7 +159,7 @@ func judgeGSP(firmware map[string]string) Result {
 		}
 	}
 	if len(without) > 0 {
-		return warn("%s without GSP firmware: %s; pauses are not tested there", plural(len(without), "GPU"), strings.Join(without, ", "))
+		return warn("%s without GSP firmware: %s; pauses are not tested there", terminal.Plural(len(without), "GPU"), strings.Join(without, ", "))
 	}
 	return ok("firmware %s", strings.Join(slices.Compact(with), ", "))
 }
@@ -233,7 +236,7 @@ func judgeTrials(r TrialReport) Result {
 	if len(refused) > 0 {
 		return Result{Status: worst, Found: line("%s", strings.Join(refused, "; "))}
 	}
-	return ok("%s on %s", strings.Join(tried(r.Trials), ", "), plural(len(gpus), "GPU"))
+	return ok("%s on %s", strings.Join(tried(r.Trials), ", "), terminal.Plural(len(gpus), "GPU"))
 }
 
 // tried lists what was tried, each once.
@@ -279,7 +282,7 @@ func checkMIG(h *Host) Result {
 	}
 	// The driver keeps a folder of capabilities for each instance.
 	if instances, _ := filepath.Glob(h.at("/proc/driver/nvidia/capabilities/gpu*/mig/gi*")); len(instances) > 0 {
-		return warn("%s exist", plural(len(instances), "MIG instance"))
+		return warn("%s exist", terminal.Plural(len(instances), "MIG instance"))
 	}
 	modes, err := h.nvidiaSMI("mig.mode.current")
 	if err != nil {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package doctor
 
 import (
@@ -10,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func checkLedger(h *Host) Result {
@@ -30,14 +33,14 @@ func checkLedger(h *Host) Result {
 	if len(gone) > 0 {
 		return warn("%s gone, but in the ledger: %s", areContainers(len(gone)), strings.Join(gone, ", "))
 	}
-	return ok("%s", plural(len(records), "container"))
+	return ok("%s", terminal.Plural(len(records), "container"))
 }
 
 func areContainers(n int) string {
 	if n == 1 {
 		return "1 container is"
 	}
-	return plural(n, "container") + " are"
+	return terminal.Plural(n, "container") + " are"
 }
 
 // containers says how those of the ledger fare.
@@ -111,7 +114,7 @@ func checkLeftovers(h *Host) Result {
 		}
 	}
 	if len(names) > 0 {
-		return warn("%s of containers that are gone, such as %s", plural(len(names), "file"), names[0])
+		return warn("%s of containers that are gone, such as %s", terminal.Plural(len(names), "file"), names[0])
 	}
 	return ok("none")
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package doctor
 
 import (
@@ -13,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 var firstChecks = []Check{
@@ -62,7 +65,7 @@ func checkTable(h *Host) Result {
 	if len(names) == 0 {
 		return warn("fresh, but there is no GPU").but("see the driver's checks; then cgpu refresh")
 	}
-	return ok("fresh, %s: %s", plural(len(names), "GPU"), strings.Join(names, ", "))
+	return ok("fresh, %s: %s", terminal.Plural(len(names), "GPU"), strings.Join(names, ", "))
 }
 
 func checkEnforcement(h *Host) Result {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -182,7 +184,7 @@ func (f cdiFolder) list() (list []prepared, err error) {
 		if !ours || !json || !e.Type().IsRegular() || isUID(types.UID(uid)) != nil {
 			continue
 		}
-		p, err := read(path)
+		p, err := readSpec(path)
 		if err != nil {
 			faults = append(faults, fmt.Errorf("%s: %w: remove it if no pod uses the claim", path, err))
 			continue
@@ -193,8 +195,8 @@ func (f cdiFolder) list() (list []prepared, err error) {
 	return list, errors.Join(faults...)
 }
 
-// read finds out whose a spec is.
-func read(path string) (prepared, error) {
+// readSpec finds out whose a spec is.
+func readSpec(path string) (prepared, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return prepared{}, err

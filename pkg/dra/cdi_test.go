@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -23,8 +25,10 @@ const hook = "/usr/local/bin/cgpu-hook"
 // twoShares is a claim of a share and of a whole GPU.
 func twoShares() []allocated {
 	return []allocated{
-		{request: "gpu", share: alloc.Share{ID: claimUID + "/" + shareA, UUID: uuid(0), Memory: 6 * quota.GiB, Containers: 1, Percent: 30, Weight: 1, Priority: quota.PriorityDefault}},
-		{request: "whole", share: alloc.Share{ID: claimUID + "/" + shareB, UUID: uuid(1), Whole: true, Containers: 1, Priority: quota.PriorityDefault}},
+		{request: "gpu", share: alloc.Share{ID: claimUID + "/" + shareA, UUID: uuid(0), Memory: 6 * quota.GiB, Containers: 1, Percent: 30,
+			Weight: 1, Priority: quota.PriorityDefault}},
+		{request: "whole", share: alloc.Share{ID: claimUID + "/" + shareB, UUID: uuid(1), Whole: true, Containers: 1,
+			Priority: quota.PriorityDefault}},
 	}
 }
 

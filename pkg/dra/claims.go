@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -78,7 +80,8 @@ type slimClaims struct {
 func (c slimClaims) Get(ctx context.Context, name string, _ metav1.GetOptions) (*resourceapi.ResourceClaim, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	r, err := c.client.Get().Namespace(c.namespace).Resource("resourceclaims").Name(name).SetHeader("Accept", runtime.ContentTypeProtobuf).Stream(ctx)
+	r, err := c.client.Get().Namespace(c.namespace).Resource("resourceclaims").Name(name).SetHeader("Accept",
+		runtime.ContentTypeProtobuf).Stream(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +130,8 @@ func (d *Driver) oneByOne(ctx context.Context, req any, _ *grpc.UnaryServerInfo,
 func lasting(err error) bool { return apierrors.IsNotFound(err) || errors.Is(err, wire.ErrLarge) }
 
 // prepareOne makes the call for one claim, when no other is under way.
-func (d *Driver) prepareOne(ctx context.Context, claim *drapb.Claim, handler grpc.UnaryHandler) (*drapb.NodePrepareResourceResponse, error) {
+func (d *Driver) prepareOne(ctx context.Context, claim *drapb.Claim, handler grpc.UnaryHandler) (*drapb.NodePrepareResourceResponse,
+	error) {
 	select {
 	case d.preparing <- struct{}{}:
 		defer func() { <-d.preparing }()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -109,8 +111,10 @@ func full() *resourceapi.ResourceClaim {
 	r.AdminAccess = ptr(false)
 	c := claimWith([]result{r}, configFor(byClass, `,"priority":"best-effort"`), configFor(byClaim, `,"containers":2`, "gpu"))
 	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{
-		{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: vgpuClass, Capacity: &resourceapi.CapacityRequirements{Requests: used("6Gi 30 2")}}},
-		{Name: "or", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: WholeClass, Capacity: &resourceapi.CapacityRequirements{Requests: used("1Gi")}}}}}
+		{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: vgpuClass,
+			Capacity: &resourceapi.CapacityRequirements{Requests: used("6Gi 30 2")}}},
+		{Name: "or", FirstAvailable: []resourceapi.DeviceSubRequest{{Name: "a", DeviceClassName: WholeClass,
+			Capacity: &resourceapi.CapacityRequirements{Requests: used("1Gi")}}}}}
 	return c
 }
 
@@ -187,7 +191,8 @@ func TestClaimsOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Stop()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, DriverName, "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, DriverName, "dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}

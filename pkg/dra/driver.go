@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package dra is the driver gpu.cgpu.io of Kubernetes' Dynamic Resource Allocation: it publishes the node's GPUs as devices
 // that several claims share, and turns an allocated claim into the CDI spec from which cgpu-runtime takes its quota.
 //
@@ -77,7 +79,8 @@ func (o *Options) complete() error {
 	if o.Hook == "" && o.Table.Hook == "" {
 		return errors.New("dra: Hook is empty, and the node table does not tell where cgpu-hook is: run cgpu refresh on the node, or set it")
 	}
-	for name, path := range map[string]string{"CDIDir": o.CDIDir, "PluginDir": o.PluginDir, "RegistryDir": o.RegistryDir, "Hook": o.hook(o.Table)} {
+	for name, path := range map[string]string{"CDIDir": o.CDIDir, "PluginDir": o.PluginDir, "RegistryDir": o.RegistryDir,
+		"Hook": o.hook(o.Table)} {
 		if !filepath.IsAbs(path) {
 			return fmt.Errorf("dra: %s %q: want an absolute path", name, path)
 		}
@@ -152,7 +155,8 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, changed: make(chan struct{}), done: ctx.Done(), preparing: make(chan struct{}, 1)}
+	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, changed: make(chan struct{}), done: ctx.Done(),
+		preparing: make(chan struct{}, 1)}
 	if _, err := d.lookAtCards(); err != nil {
 		// Prepared with the node's defaults, a claim may be refused by the ledger, which is no reason to serve none.
 		o.Log.Error("settings of the GPUs are not known", "error", err)
@@ -328,7 +332,8 @@ func (p plugin) HandleError(_ context.Context, err error, msg string) {
 		d.untaintable = true
 		d.mu.Unlock()
 		d.wiped.Store(true) // publish anew
-		d.o.Log.Warn("the API server drops taints of devices: unhealthy GPUs leave the slices instead (feature gate DRADeviceTaints, on by default since Kubernetes 1.36)")
+		d.o.Log.Warn("the API server drops taints of devices: unhealthy GPUs leave the slices instead (feature gate DRADeviceTaints, on " +
+			"by default since Kubernetes 1.36)")
 		return
 	case errors.As(err, &dropped):
 		// Not unhealthy: without shares each claim has a GPU alone.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -45,8 +47,9 @@ func shortDir(t testing.TB) string {
 
 func options(t *testing.T, client *fake.Clientset) Options {
 	dir := shortDir(t)
-	o := Options{Node: "node1", Client: client, CDIDir: filepath.Join(dir, "cdi"), PluginDir: filepath.Join(dir, "p"), RegistryDir: filepath.Join(dir, "r"),
-		Hook: hook, Table: tableOf(2), CRISocket: criServer{name: "containerd", version: "v2.4.2"}.serve(t)}
+	o := Options{Node: "node1", Client: client, CDIDir: filepath.Join(dir, "cdi"), PluginDir: filepath.Join(dir, "p"),
+		RegistryDir: filepath.Join(dir, "r"),
+		Hook:        hook, Table: tableOf(2), CRISocket: criServer{name: "containerd", version: "v2.4.2"}.serve(t)}
 	for _, d := range []string{o.CDIDir, o.RegistryDir} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
@@ -119,7 +122,8 @@ func TestRegistration(t *testing.T) {
 	for _, c := range []struct {
 		status *registration.RegistrationStatus
 		want   string
-	}{{&registration.RegistrationStatus{Error: "version mismatch"}, "version mismatch"}, {&registration.RegistrationStatus{PluginRegistered: true}, ""}} {
+	}{{&registration.RegistrationStatus{Error: "version mismatch"}, "version mismatch"},
+		{&registration.RegistrationStatus{PluginRegistered: true}, ""}} {
 		if _, err := kubelet.NotifyRegistrationStatus(t.Context(), c.status); (err == nil) != c.status.PluginRegistered {
 			t.Errorf("%+v: %v", c.status, err)
 		}
@@ -182,7 +186,8 @@ func TestPrepare(t *testing.T) {
 			*g.Devices[0].ShareID != shareA || g.Devices[0].Requests[0] != "gpu" || g.Devices[0].PoolName != "node1" {
 			t.Errorf("%+v", g)
 		}
-		if err := results["bad"].Err; err == nil || !strings.HasPrefix(err.Error(), "dra: claim team/claim: request gpu: consumedCapacity: cores: 300") {
+		if err := results["bad"].Err; err == nil || !strings.HasPrefix(err.Error(),
+			"dra: claim team/claim: request gpu: consumedCapacity: cores: 300") {
 			t.Error(err)
 		}
 		if r := results["other"]; r.Err != nil || len(r.Devices) != 0 {
@@ -227,14 +232,16 @@ func TestPrepareIsPatient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Stop()
-	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, DriverName, "dra.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix:"+filepath.Join(o.PluginDir, DriverName, "dra.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	kubelet := drapb.NewDRAPluginClient(conn)
 	prepare := func(name string) error {
-		r, err := kubelet.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "team", Name: name, Uid: claimUID}}})
+		r, err := kubelet.NodePrepareResources(t.Context(),
+			&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{{Namespace: "team", Name: name, Uid: claimUID}}})
 		if err == nil && r.Claims[claimUID].Error != "" {
 			err = errors.New(r.Claims[claimUID].Error)
 		}
@@ -411,7 +418,8 @@ func TestFollow(t *testing.T) {
 	}
 	look(false) // there is no ledger
 	for _, registered := range []bool{false, true} {
-		_, _ = d.registered(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered}, nil, func(context.Context, any) (any, error) { return nil, nil })
+		_, _ = d.registered(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered}, nil,
+			func(context.Context, any) (any, error) { return nil, nil })
 		look(registered)
 		look(false)
 	}
@@ -427,7 +435,8 @@ func TestFollow(t *testing.T) {
 	if c := d.node().cards[uuid(1)]; c.Policy != sched.PolicyNative {
 		t.Errorf("%+v", c)
 	}
-	request := ledger.Request{Record: ledger.Record{ID: "c", Nonce: "n", VGPUs: []ledger.VGPU{{UUID: uuid(1), Limit: quota.GiB, Weight: 1}}}, GPUs: []ledger.GPU{gpu}, Card: tab.Config.Card()}
+	request := ledger.Request{Record: ledger.Record{ID: "c", Nonce: "n", VGPUs: []ledger.VGPU{{UUID: uuid(1), Limit: quota.GiB,
+		Weight: 1}}}, GPUs: []ledger.GPU{gpu}, Card: tab.Config.Card()}
 	if _, err := book.Reserve(request); err != nil {
 		t.Fatal(err)
 	}

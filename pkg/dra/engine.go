@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -49,10 +51,12 @@ func (e engine) check(dir string) error {
 			// containerd 1.6 knows no CDIDevices in CRI.
 			return refuse("ignores CDI devices, so a pod would start without its share: upgrade to 1.7 or newer, or use the device plugin")
 		case e.cdi != nil && !*e.cdi:
-			return refuse(`enable_cdi is false, so a pod would start without its share: set enable_cdi = true in the configuration of containerd's CRI plugin and restart containerd`)
+			return refuse(`enable_cdi is false, so a pod would start without its share: set enable_cdi = true in the configuration of ` +
+				`containerd's CRI plugin and restart containerd`)
 		case e.cdi == nil && major == 1:
 			// Off by default in 1.7 (pkg/cri/config/config_unix.go), on since 2.0, and without a switch since 2.4.
-			return refuse("enable_cdi is off by default, and its socket was not there to ask: mount %s into the agent's pod (deploy/components/cri-socket), or upgrade to 2.0 or newer",
+			return refuse("enable_cdi is off by default, and its socket was not there to ask: mount %s into the agent's pod "+
+				"(deploy/components/cri-socket), or upgrade to 2.0 or newer",
 				defaultCRISocket)
 		}
 	case "cri-o":
@@ -124,7 +128,8 @@ func askEngine(ctx context.Context, client kubernetes.Interface, node, socket st
 func fromNode(s string) (engine, error) {
 	name, version, ok := strings.Cut(s, "://")
 	if !ok {
-		return engine{}, fmt.Errorf("dra: nodeInfo.containerRuntimeVersion %q: want such as containerd://2.1.4: does a kubelet run on the node?", s)
+		return engine{}, fmt.Errorf("dra: nodeInfo.containerRuntimeVersion %q: want such as containerd://2.1.4: does a kubelet run on the "+
+			"node?", s)
 	}
 	return engine{name: name, version: version, believed: true}, nil
 }

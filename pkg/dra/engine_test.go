@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -86,7 +88,8 @@ func TestAskEngine(t *testing.T) {
 	}{
 		{criServer{name: "containerd", version: "v2.4.2", config: `{"cdiSpecDirs":["/etc/cdi","/var/run/cdi"],"containerd":{"x":1}}`}, ""},
 		{criServer{name: "containerd", version: "1.7.27", config: `{"enableCDI":false,"cdiSpecDirs":["/etc/cdi"]}`}, "enable_cdi is false"},
-		{criServer{name: "containerd", version: "1.7.27", config: `{"enableCDI":true,"cdiSpecDirs":["/etc/cdi"]}`}, "reads CDI specs in /etc/cdi, not"},
+		{criServer{name: "containerd", version: "1.7.27", config: `{"enableCDI":true,"cdiSpecDirs":["/etc/cdi"]}`},
+			"reads CDI specs in /etc/cdi, not"},
 		{criServer{name: "containerd", version: "v1.6.38"}, "ignores CDI"},
 		{criServer{name: "containerd", version: "v2.4.2", config: `[`}, "its configuration"},
 		{criServer{name: "cri-o", version: "1.34.0"}, ""},
@@ -99,7 +102,8 @@ func TestAskEngine(t *testing.T) {
 			t.Errorf("%+v: %v, want %q", r.criServer, err, r.want)
 		}
 	}
-	if _, err := askEngine(t.Context(), nodes, "node1", "/nowhere/cri.sock"); err == nil || !strings.Contains(err.Error(), "/nowhere/cri.sock") {
+	if _, err := askEngine(t.Context(), nodes, "node1", "/nowhere/cri.sock"); err == nil ||
+		!strings.Contains(err.Error(), "/nowhere/cri.sock") {
 		t.Error(err)
 	}
 	// One that was restarted since its socket was mounted, and one whose socket is not there.
@@ -113,7 +117,8 @@ func TestAskEngine(t *testing.T) {
 	if _, err := askEngine(t.Context(), nodes, "node1", stale+"2"); err == nil || !strings.Contains(err.Error(), "Delete the agent's pod") {
 		t.Error(err)
 	}
-	for version, want := range map[string]string{"containerd://1.7.27": "deploy/components/cri-socket", "containerd://2.0.5": "", "cri-o://1.34.1": ""} {
+	for version, want := range map[string]string{"containerd://1.7.27": "deploy/components/cri-socket", "containerd://2.0.5": "",
+		"cri-o://1.34.1": ""} {
 		e, err := fromNode(version)
 		if err == nil {
 			err = e.check("/run/cdi")

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -13,9 +15,10 @@ const (
 	healthEvery   = 10 * time.Second
 )
 
-// NodeWatchResources tells the kubelet how the devices are, at once and whenever it changes: it writes that into the status of the pods that
-// have them (feature gate ResourceHealthStatus).
-func (p plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[drahealth.NodeWatchResourcesResponse]) error {
+// NodeWatchResources tells the kubelet how the devices are, at once and whenever it changes: it writes that into the status of
+// the pods that have them (feature gate ResourceHealthStatus).
+func (p plugin) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest,
+	stream grpc.ServerStreamingServer[drahealth.NodeWatchResourcesResponse]) error {
 	for {
 		p.d.mu.Lock()
 		changed := p.d.changed
@@ -41,7 +44,8 @@ func healthOf(n node, now time.Time) *drahealth.NodeWatchResourcesResponse {
 		if n.ours != nil && !n.ours(g) {
 			continue
 		}
-		h := &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: n.name, DeviceName: deviceName(g)}, Health: drahealth.HealthStatus_HEALTHY,
+		h := &drahealth.DeviceHealth{Device: &drahealth.DeviceIdentifier{PoolName: n.name, DeviceName: deviceName(g)},
+			Health:          drahealth.HealthStatus_HEALTHY,
 			LastUpdatedTime: now.Unix(), HealthCheckTimeoutSeconds: int64(healthTimeout / time.Second), Message: g.Fault}
 		if g.Fault != "" {
 			h.Health = drahealth.HealthStatus_UNHEALTHY

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -25,9 +27,11 @@ func sickTable(health string) *device.Table {
 
 // TestTaints: an unhealthy GPU is tainted, for new pods alone unless the administrator wants otherwise.
 func TestTaints(t *testing.T) {
-	for health, want := range map[string]resourceapi.DeviceTaintEffect{"": "NoSchedule", device.HealthOn: "NoSchedule", device.HealthEvict: "NoExecute"} {
+	for health, want := range map[string]resourceapi.DeviceTaintEffect{"": "NoSchedule", device.HealthOn: "NoSchedule",
+		device.HealthEvict: "NoExecute"} {
 		devices := Resources(sickTable(health), "n", nil, nil, nil).Pools["n"].Slices[0].Devices
-		if taints := devices[1].Taints; len(devices[0].Taints) > 0 || len(taints) != 1 || taints[0].Effect != want || taints[0].Key != "gpu.cgpu.io/unhealthy" {
+		if taints := devices[1].Taints; len(devices[0].Taints) > 0 || len(taints) != 1 || taints[0].Effect != want ||
+			taints[0].Key != "gpu.cgpu.io/unhealthy" {
 			t.Errorf("health = %q: %+v, %+v", health, devices[0].Taints, taints)
 		}
 	}
@@ -113,7 +117,8 @@ func TestNodeWatchResources(t *testing.T) {
 		t.Helper()
 		r := <-s.sent
 		if len(r.Devices) != 2 || r.Devices[0].Health != drahealth.HealthStatus_HEALTHY || r.Devices[1].Health != second ||
-			r.Devices[1].Device.DeviceName != deviceName(o.Table.GPUs[1]) || r.Devices[0].HealthCheckTimeoutSeconds < 2*int64(healthEvery/time.Second) {
+			r.Devices[1].Device.DeviceName != deviceName(o.Table.GPUs[1]) ||
+			r.Devices[0].HealthCheckTimeoutSeconds < 2*int64(healthEvery/time.Second) {
 			text, _ := json.Marshal(r)
 			t.Errorf("%s", text)
 		}

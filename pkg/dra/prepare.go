@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -52,7 +54,8 @@ func pause(ctx context.Context) bool {
 }
 
 // PrepareResourceClaims writes the CDI spec of each claim. Preparing a claim again writes the same.
-func (p plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p plugin) PrepareResourceClaims(ctx context.Context,
+	claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	n := p.d.withGPUs(ctx)
 	for _, c := range claims {

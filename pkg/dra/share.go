@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -62,7 +64,8 @@ func (n node) shares(claim *resourceapi.ResourceClaim) ([]allocated, error) {
 		// name which requests the kubelet does not say.
 		if i := slices.IndexFunc(list, func(a allocated) bool { return a.share.UUID == s.UUID }); i >= 0 {
 			return nil, fmt.Errorf("requests %s and %s have shares of the same GPU, %s: ask for one share of their sum, for two GPUs "+
-				"(constraint distinctAttribute: %s/uuid), or, where each is another container's, by two claims", list[i].request, r.Request, r.Device, DriverName)
+				"(constraint distinctAttribute: %s/uuid), or, where each is another container's, by two claims", list[i].request, r.Request,
+				r.Device, DriverName)
 		}
 		list = append(list, allocated{r.Request, r.Device, r.ShareID, s})
 	}
@@ -105,13 +108,15 @@ func askedOf(request string, requests []resourceapi.DeviceRequest) asked {
 	return asked{memory: true}
 }
 
-func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResult, asked asked, configs []resourceapi.DeviceAllocationConfiguration) (alloc.Share, error) {
+func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResult, asked asked,
+	configs []resourceapi.DeviceAllocationConfiguration) (alloc.Share, error) {
 	fault := func(err error) (alloc.Share, error) { return alloc.Share{}, err }
 	if r.Pool != n.name {
 		return fault(fmt.Errorf("pool %s is not of node %s", r.Pool, n.name))
 	}
 	if r.AdminAccess != nil && *r.AdminAccess {
-		return fault(errors.New("adminAccess: is not served, because a container with it would have a GPU that nobody counts: use cgpu smi or the metrics"))
+		return fault(errors.New("adminAccess: is not served, because a container with it would have a GPU that nobody counts: use cgpu " +
+			"smi or the metrics"))
 	}
 	i := slices.IndexFunc(n.table.GPUs, func(g device.GPU) bool { return deviceName(g) == r.Device && (n.ours == nil || n.ours(g)) })
 	if i < 0 {
@@ -149,7 +154,8 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 	if err := divide(&s, used, asked, config, g.Memory.FloorMiB()); err != nil {
 		return fault(err)
 	}
-	if card := cardOf(n.table.Config, g, n.cards); card.Policy == sched.PolicyFixed && s.Percent == 0 && s.Weight > 1 && s.Priority != quota.PriorityHigh {
+	if card := cardOf(n.table.Config, g, n.cards); card.Policy == sched.PolicyFixed && s.Percent == 0 && s.Weight > 1 &&
+		s.Priority != quota.PriorityHigh {
 		return fault(fmt.Errorf("%s weight: under policy fixed, which GPU %d has, a weight is a hard cap, and the claim has none of \"cores\": "+
 			"request some, and leave weight out", v1alpha1.Kind, g.Index))
 	}
@@ -179,7 +185,8 @@ func consumed(c map[resourceapi.QualifiedName]resource.Quantity) (consumption, e
 			q, ok = c[DriverName+"/"+name]
 		}
 		if !ok {
-			return 0, fmt.Errorf("consumedCapacity: %s is missing: was the claim allocated by an older driver? Delete the pod, so that it is placed anew", name)
+			return 0, fmt.Errorf("consumedCapacity: %s is missing: was the claim allocated by an older driver? Delete the pod, so that it is "+
+				"placed anew", name)
 		}
 		if q.Cmp(*resource.NewQuantity(least, q.Format)) < 0 || q.Cmp(*resource.NewQuantity(most, q.Format)) > 0 {
 			return 0, fmt.Errorf("consumedCapacity: %s: %s is not within %d and %d", name, &q, least, most)
@@ -262,7 +269,8 @@ func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPU
 // an earlier.
 func configOf(request string, configs []resourceapi.DeviceAllocationConfiguration) (*v1alpha1.VGPUConfig, error) {
 	merged := new(v1alpha1.VGPUConfig)
-	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim} {
+	for _, source := range []resourceapi.AllocationConfigSource{resourceapi.AllocationConfigSourceClass,
+		resourceapi.AllocationConfigSourceClaim} {
 		for i, c := range configs {
 			if c.Source != source || c.Opaque == nil || c.Opaque.Driver != DriverName || !applies(c.Requests, request) {
 				continue

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -88,19 +90,22 @@ func TestShares(t *testing.T) {
 		class      string
 		want       string
 	}{
-		"memory":                           {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
-		"memory and cores":                 {"6Gi 30 1", nil, 1, vgpuClass, share(sixGi + ",percent=30,weight=1")},
-		"all cores":                        {"6Gi 100 1", nil, 1, vgpuClass, share(sixGi + ",percent=100,weight=1")},
-		"decimal":                          {"6442450944 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
-		"not whole MiB":                    {"6442450945 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
-		"a part of a byte":                 {"6442450943500m 1500m 1", nil, 1, vgpuClass, share("memory=6441402368,percent=1,weight=1")},
-		"exact as a decimal":               {"6442450944000m 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
-		"with the domain":                  {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
-		"whole":                            {all + " 0 1", nil, 1, WholeClass, share("memory=all")},
-		"whole, cores do not count":        {all + " 30 1", nil, 1, WholeClass, share("memory=all")},
-		"whole, weight does not":           {all + " 0 1", configs{configFor(byClass, `,"weight":5,"priority":"high"`)}, 1, WholeClass, share("memory=all")},
-		"whole but capped":                 {all + " 50 1", configs{configFor(byClaim, `,"percent":40`)}, 1, WholeClass, share("memory=15842934784,percent=40,weight=1")},
-		"whole and spill":                  {all + " 0 1", configs{configFor(byClaim, `,"spill":"1Gi"`)}, 1, WholeClass, share("memory=15842934784,weight=1,spill=1073741824")},
+		"memory":                    {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"memory and cores":          {"6Gi 30 1", nil, 1, vgpuClass, share(sixGi + ",percent=30,weight=1")},
+		"all cores":                 {"6Gi 100 1", nil, 1, vgpuClass, share(sixGi + ",percent=100,weight=1")},
+		"decimal":                   {"6442450944 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"not whole MiB":             {"6442450945 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"a part of a byte":          {"6442450943500m 1500m 1", nil, 1, vgpuClass, share("memory=6441402368,percent=1,weight=1")},
+		"exact as a decimal":        {"6442450944000m 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"with the domain":           {"6Gi 0 1", nil, 1, vgpuClass, share(sixGi + ",weight=1")},
+		"whole":                     {all + " 0 1", nil, 1, WholeClass, share("memory=all")},
+		"whole, cores do not count": {all + " 30 1", nil, 1, WholeClass, share("memory=all")},
+		"whole, weight does not": {all + " 0 1", configs{configFor(byClass, `,"weight":5,"priority":"high"`)}, 1, WholeClass,
+			share("memory=all")},
+		"whole but capped": {all + " 50 1", configs{configFor(byClaim, `,"percent":40`)}, 1, WholeClass,
+			share("memory=15842934784,percent=40,weight=1")},
+		"whole and spill": {all + " 0 1", configs{configFor(byClaim, `,"spill":"1Gi"`)}, 1, WholeClass,
+			share("memory=15842934784,weight=1,spill=1073741824")},
 		"whole in two":                     {all + " 0 2", nil, 1, vgpuClass, share("memory=7920943104,containers=2,weight=1")},
 		"all of a share":                   {all + " 0 1", nil, 1, vgpuClass, share("memory=15842934784,weight=1")},
 		"all of a class of others":         {all + " 0 1", nil, 1, "whole.example.com", share("memory=15842934784,weight=1")},
@@ -111,19 +116,26 @@ func TestShares(t *testing.T) {
 		"a share, since the card has less": {"16000Mi 0 1", nil, 1, vgpuClass, share("memory=15842934784,weight=1")},
 		"the card, more promised":          {all + " 0 1", nil, 2, vgpuClass, share("memory=15842934784,weight=1")},
 		"all that is promised":             {"30218Mi 0 1", nil, 2, WholeClass, share("memory=all")},
-		"all promised, capped":             {"30218Mi 10 1", configs{configFor(byClaim, `,"percent":10`)}, 2, vgpuClass, share("memory=15842934784,percent=10,weight=1")},
-		"all promised, in two":             {"30218Mi 0 2", nil, 2, vgpuClass, share("memory=15842934784,containers=2,weight=1")},
-		"containers by capacity":           {"6Gi 30 3", nil, 1, vgpuClass, share("memory=2147483648,containers=3,percent=10,weight=1")},
-		"containers lowered":               {"6Gi 30 3", configs{configFor(byClaim, `,"containers":2`)}, 1, vgpuClass, share("memory=3221225472,containers=2,percent=15,weight=1")},
-		"odd containers":                   {"7Mi 0 2", nil, 1, vgpuClass, share("memory=3145728,containers=2,weight=1")},
-		"everything": {"6Gi 30 1", configs{configFor(byClaim, `,"weight":64,"priority":"best-effort","percent":20,"spill":"2Gi","containers":1`)}, 1, vgpuClass,
+		"all promised, capped": {"30218Mi 10 1", configs{configFor(byClaim, `,"percent":10`)}, 2, vgpuClass,
+			share("memory=15842934784,percent=10,weight=1")},
+		"all promised, in two":   {"30218Mi 0 2", nil, 2, vgpuClass, share("memory=15842934784,containers=2,weight=1")},
+		"containers by capacity": {"6Gi 30 3", nil, 1, vgpuClass, share("memory=2147483648,containers=3,percent=10,weight=1")},
+		"containers lowered": {"6Gi 30 3", configs{configFor(byClaim, `,"containers":2`)}, 1, vgpuClass,
+			share("memory=3221225472,containers=2,percent=15,weight=1")},
+		"odd containers": {"7Mi 0 2", nil, 1, vgpuClass, share("memory=3145728,containers=2,weight=1")},
+		"everything": {"6Gi 30 1", configs{configFor(byClaim,
+			`,"weight":64,"priority":"best-effort","percent":20,"spill":"2Gi","containers":1`)}, 1, vgpuClass,
 			share(sixGi + ",percent=20,weight=64,priority=best-effort,spill=2147483648")},
-		"claim over class, in any order": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`), configFor(byClass, `,"weight":2,"priority":"high"`)}, 1, vgpuClass,
+		"claim over class, in any order": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`),
+			configFor(byClass, `,"weight":2,"priority":"high"`)}, 1, vgpuClass,
 			share(sixGi + ",weight=3,priority=high")},
-		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`), configFor(byClaim, `,"weight":4,"spill":0`)}, 1, vgpuClass, share(sixGi + ",weight=4")},
-		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")}, 1, vgpuClass, share(sixGi + ",weight=4")},
+		"later over earlier": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3,"spill":"1Gi"`),
+			configFor(byClaim, `,"weight":4,"spill":0`)}, 1, vgpuClass, share(sixGi + ",weight=4")},
+		"of another request": {"6Gi 0 1", configs{configFor(byClaim, `,"weight":3`, "other"), configFor(byClaim, `,"weight":4`, "x", "gpu")},
+			1, vgpuClass, share(sixGi + ",weight=4")},
 		"of another driver": {"6Gi 0 1", configs{{Source: byClaim, DeviceConfiguration: resourceapi.DeviceConfiguration{
-			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.example.com", Parameters: runtime.RawExtension{Raw: []byte(`{"x":1}`)}}}}}, 1, vgpuClass, share(sixGi + ",weight=1")},
+			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: "gpu.example.com",
+				Parameters: runtime.RawExtension{Raw: []byte(`{"x":1}`)}}}}}, 1, vgpuClass, share(sixGi + ",weight=1")},
 	} {
 		tab := tableOf(2)
 		tab.Config.Overcommit = c.overcommit
@@ -133,7 +145,8 @@ func TestShares(t *testing.T) {
 			r.ConsumedCapacity[DriverName+"/memory"] = r.ConsumedCapacity["memory"]
 			delete(r.ConsumedCapacity, "memory")
 		}
-		list, err := node{"node1", tab, nil, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r}, c.configs...), c.class, ""))
+		list, err := node{"node1", tab, nil, nil}.shares(asking(claimWith([]result{{Request: "nic", Driver: "nic.example.com"}, r},
+			c.configs...), c.class, ""))
 		if err != nil || len(list) != 1 || list[0].share.String() != c.want {
 			t.Errorf("%s: %v\n got %+v\nwant %s", name, err, list, c.want)
 		}
@@ -157,7 +170,8 @@ func TestWholeIsAsked(t *testing.T) {
 	requests[DriverName+"/memory"] = requests["memory"]
 	delete(requests, "memory")
 	cores := asking(all("gpu"), WholeClass, "15109Mi")
-	cores.Spec.Devices.Requests[0].Exactly.Capacity.Requests = map[resourceapi.QualifiedName]resource.Quantity{"cores": resource.MustParse("30")}
+	cores.Spec.Devices.Requests[0].Exactly.Capacity.Requests = map[resourceapi.QualifiedName]resource.Quantity{
+		"cores": resource.MustParse("30")}
 	for name, c := range map[string]struct {
 		claim *resourceapi.ResourceClaim
 		whole bool
@@ -189,7 +203,8 @@ func TestSharesWithoutCapacities(t *testing.T) {
 	}{
 		{WholeClass, "", alloc.Share{ID: id, UUID: uuid(0), Whole: true, Containers: 1, Priority: quota.PriorityDefault}},
 		{vgpuClass, "", alloc.Share{ID: id, UUID: uuid(0), Memory: 15109 * quota.MiB, Containers: 1, Weight: 1, Priority: quota.PriorityDefault}},
-		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Memory: 7554 * quota.MiB, Containers: 2, Percent: 15, Weight: 1, Priority: quota.PriorityDefault}},
+		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Memory: 7554 * quota.MiB, Containers: 2, Percent: 15,
+			Weight: 1, Priority: quota.PriorityDefault}},
 	} {
 		list, err := node{"node1", tableOf(1), nil, nil}.shares(asking(claimWith([]result{r}, configFor(byClaim, c.fields)), c.class, ""))
 		want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, c.want}}
@@ -228,8 +243,10 @@ func TestFixed(t *testing.T) {
 		{"6Gi 0 1", `,"weight":2,"priority":"high"`, "priority=high", false},
 		{"6Gi 0 2", `,"weight":2`, "weight=1", false},
 	} {
-		list, err := node{"node1", tableOf(1), nil, cards}.shares(asking(claimWith([]result{resultOf(c.used)}, configFor(byClaim, c.fields)), vgpuClass, "6Gi"))
-		if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), c.want) || !c.refused && !strings.Contains(list[0].share.String(), c.want) {
+		list, err := node{"node1", tableOf(1), nil, cards}.shares(asking(claimWith([]result{resultOf(c.used)}, configFor(byClaim, c.fields)),
+			vgpuClass, "6Gi"))
+		if (err != nil) != c.refused || c.refused && !strings.Contains(err.Error(), c.want) || !c.refused &&
+			!strings.Contains(list[0].share.String(), c.want) {
 			t.Errorf("%+v: %+v, %v", c, list, err)
 		}
 	}
@@ -266,24 +283,29 @@ func TestSharesRefuse(t *testing.T) {
 		"shareID: ":                    claimWith(edit(func(r *result) { r.ShareID = ptr(types.UID("a,uuid=x")) })),
 		"but no shareID":               claimWith(edit(func(r *result) { r.ShareID = nil })),
 		"occurs twice":                 claimWith(append(capacity("1Gi 0 1"), capacity("1Gi 0 1")...)),
-		"requests gpu and more have shares of the same":   claimWith(append(capacity("1Gi 0 1"), edit(func(r *result) { r.Request, r.ShareID = "more", ptr(types.UID(shareB)) })...)),
-		"memory is missing":                               claimWith(capacity("")),
-		"cores is missing":                                claimWith(capacity("6Gi")),
-		"containers is missing":                           claimWith(capacity("6Gi 0")),
-		"memory: 0 is not within":                         claimWith(capacity("0 0 1")),
-		"memory: -9223372036854775808 is not":             claimWith(edit(func(r *result) { r.ConsumedCapacity["memory"] = *resource.NewQuantity(-1<<63, resource.BinarySI) })),
-		"memory: 1Ki is not":                              claimWith(capacity("1Ki 0 1")),
-		"memory: 7Ei is not":                              claimWith(capacity("7Ei 0 1")),
-		"cores: 101 is not":                               claimWith(capacity("6Gi 101 1")),
-		"cores: -1 is not":                                claimWith(capacity("6Gi -1 1")),
-		"containers: 0 is not":                            claimWith(capacity("6Gi 0 0")),
-		"less than 1MiB for each":                         claimWith(capacity("1Mi 0 2")),
-		"spill: 1MiB among 2 containers":                  claimWith(capacity("6Gi 0 2"), configFor(byClaim, `,"spill":"1Mi"`)),
-		"less than 1 for each":                            claimWith(capacity("6Gi 1 2")),
-		"containers: 2: the claim has 1":                  claimWith(capacity("6Gi 0 1"), configFor(byClaim, `,"containers":2`)),
-		"percent: 31: the claim has 30":                   claimWith(capacity("6Gi 30 1"), configFor(byClaim, `,"percent":31`)),
-		`config 1 (FromClaim): VGPUConfig: unknown field`: claimWith(capacity("6Gi 30 1"), configFor(byClass, ""), configFor(byClaim, `,"shiny":31`)),
-		`config 0 (FromClass): VGPUConfig: weight`:        claimWith(capacity("6Gi 30 1"), configFor(byClass, `,"weight":65`)),
+		"requests gpu and more have shares of the same": claimWith(append(capacity("1Gi 0 1"),
+			edit(func(r *result) { r.Request, r.ShareID = "more", ptr(types.UID(shareB)) })...)),
+		"memory is missing":       claimWith(capacity("")),
+		"cores is missing":        claimWith(capacity("6Gi")),
+		"containers is missing":   claimWith(capacity("6Gi 0")),
+		"memory: 0 is not within": claimWith(capacity("0 0 1")),
+		"memory: -9223372036854775808 is not": claimWith(edit(func(r *result) {
+			r.ConsumedCapacity["memory"] = *resource.NewQuantity(-1<<63,
+				resource.BinarySI)
+		})),
+		"memory: 1Ki is not":             claimWith(capacity("1Ki 0 1")),
+		"memory: 7Ei is not":             claimWith(capacity("7Ei 0 1")),
+		"cores: 101 is not":              claimWith(capacity("6Gi 101 1")),
+		"cores: -1 is not":               claimWith(capacity("6Gi -1 1")),
+		"containers: 0 is not":           claimWith(capacity("6Gi 0 0")),
+		"less than 1MiB for each":        claimWith(capacity("1Mi 0 2")),
+		"spill: 1MiB among 2 containers": claimWith(capacity("6Gi 0 2"), configFor(byClaim, `,"spill":"1Mi"`)),
+		"less than 1 for each":           claimWith(capacity("6Gi 1 2")),
+		"containers: 2: the claim has 1": claimWith(capacity("6Gi 0 1"), configFor(byClaim, `,"containers":2`)),
+		"percent: 31: the claim has 30":  claimWith(capacity("6Gi 30 1"), configFor(byClaim, `,"percent":31`)),
+		`config 1 (FromClaim): VGPUConfig: unknown field`: claimWith(capacity("6Gi 30 1"), configFor(byClass, ""),
+			configFor(byClaim, `,"shiny":31`)),
+		`config 0 (FromClass): VGPUConfig: weight`: claimWith(capacity("6Gi 30 1"), configFor(byClass, `,"weight":65`)),
 	} {
 		list, err := node{"node1", tableOf(2), func(g device.GPU) bool { return g.Index == 0 }, nil}.shares(claim)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -293,7 +315,8 @@ func TestSharesRefuse(t *testing.T) {
 	// More than the card: overcommit is for many containers.
 	tab := tableOf(1)
 	tab.Config.Overcommit = 2
-	if _, err := (node{"node1", tab, nil, nil}).shares(asking(claimWith(capacity("20Gi 0 1")), vgpuClass, "20Gi")); err == nil || !strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
+	if _, err := (node{"node1", tab, nil, nil}).shares(asking(claimWith(capacity("20Gi 0 1")), vgpuClass, "20Gi")); err == nil ||
+		!strings.Contains(err.Error(), "more than the GPU has, 15109MiB") {
 		t.Error(err)
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -34,7 +36,8 @@ type Place struct {
 
 // Resources are the GPUs as devices: one pool that has the node's name. Places are by PCI address, and cards, the settings of GPUs
 // that have some of their own, by UUID.
-func Resources(t *device.Table, node string, ours func(device.GPU) bool, places map[string]Place, cards map[string]sched.Card) resourceslice.DriverResources {
+func Resources(t *device.Table, node string, ours func(device.GPU) bool, places map[string]Place,
+	cards map[string]sched.Card) resourceslice.DriverResources {
 	var devices []resourceapi.Device
 	for _, g := range t.GPUs {
 		if ours == nil || ours(g) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -47,9 +49,11 @@ func uuid(i int) string { return fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d"
 
 // tableOf is a node with so many GPUs of 15109 MiB and some bytes.
 func tableOf(gpus int) *device.Table {
-	t := &device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, DriverVersion: "580.159.04", Config: config.Default().Settings}
+	t := &device.Table{Version: device.TableVersion, Driver: device.DriverNVIDIA, DriverVersion: "580.159.04",
+		Config: config.Default().Settings}
 	for i := range gpus {
-		t.GPUs = append(t.GPUs, device.GPU{Index: i, UUID: uuid(i), Minor: i, BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4", Memory: 15109*quota.MiB + 4711,
+		t.GPUs = append(t.GPUs, device.GPU{Index: i, UUID: uuid(i), Minor: i, BusID: fmt.Sprintf("0000:%02x:00.0", i+1), Name: "Tesla T4",
+			Memory:       15109*quota.MiB + 4711,
 			Architecture: "Turing", ComputeCapability: "7.5"})
 		if i > 1 {
 			t.GPUs[i].NVLink = "nvlink2"
@@ -119,7 +123,8 @@ func TestAPIBounds(t *testing.T) {
 		for name, capacity := range d.Capacity {
 			p := capacity.RequestPolicy
 			r := p.ValidRange
-			if r.Min.Cmp(*r.Max) > 0 || r.Max.Cmp(capacity.Value) > 0 || p.Default.Cmp(*r.Min) < 0 || p.Default.Cmp(*r.Max) > 0 || capacity.Value.Sign() <= 0 {
+			if r.Min.Cmp(*r.Max) > 0 || r.Max.Cmp(capacity.Value) > 0 || p.Default.Cmp(*r.Min) < 0 || p.Default.Cmp(*r.Max) > 0 ||
+				capacity.Value.Sign() <= 0 {
 				t.Errorf("%+v: %s: %+v", c, name, capacity)
 			}
 			if r.Step != nil {
@@ -164,7 +169,8 @@ func TestCores(t *testing.T) {
 		devices := Resources(tab, "n", nil, nil, map[string]sched.Card{uuid(0): card}).Pools["n"].Slices[0].Devices
 		cores, containers := devices[0].Capacity["cores"], devices[0].Capacity["containers"]
 		r := cores.RequestPolicy.ValidRange
-		if got := fmt.Sprint(r.Min, cores.RequestPolicy.Default, r.Max); got+"; "+containers.Value.String() != c.want || containers.RequestPolicy.ValidRange.Max.Cmp(containers.Value) != 0 {
+		if got := fmt.Sprint(r.Min, cores.RequestPolicy.Default, r.Max); got+"; "+containers.Value.String() != c.want ||
+			containers.RequestPolicy.ValidRange.Max.Cmp(containers.Value) != 0 {
 			t.Errorf("%+v: %s; %s", c, got, &containers.Value)
 		}
 		// What it may ask for is what the ledger admits on an empty card, and what is more the ledger refuses.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package dra
 
 import (
@@ -93,7 +95,8 @@ func TestSideBySide(t *testing.T) {
 		return d
 	}
 	answers := func(uid string) error {
-		conn, err := grpc.NewClient("unix:"+filepath.Join(o.RegistryDir, "gpu.cgpu.io-"+uid+"-reg.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		conn, err := grpc.NewClient("unix:"+filepath.Join(o.RegistryDir, "gpu.cgpu.io-"+uid+"-reg.sock"),
+			grpc.WithTransportCredentials(insecure.NewCredentials()))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package engine
 
 import (
@@ -81,7 +83,7 @@ func loadContainerd(fsys fs.FS, main string, program Version) (c containerd, err
 			pending = append(pending, expand(fsys, file, pattern)...)
 		}
 	}
-	return c, c.read()
+	return c, c.readFiles()
 }
 
 // bare is an error of the file system without its operation and path, which the caller names.
@@ -111,8 +113,8 @@ func expand(fsys fs.FS, file, pattern string) []string {
 	return matches
 }
 
-// read finds out what the files say together.
-func (c *containerd) read() error {
+// readFiles finds out what the files say together.
+func (c *containerd) readFiles() error {
 	c.silent, c.version = true, 0
 	for _, d := range c.files {
 		if v, ok := d.tree["version"].(int64); ok && v != 0 {
@@ -466,8 +468,8 @@ func (c *containerd) verify(fsys fs.FS, p Plan, check func(*containerd) error, n
 }
 
 // Foreign names the first difference between two configurations of containerd that is none of a runtime of ours: neither its
-// table, nor the default's name, nor CDI's switch, nor the list of files; "" if there is none. It is for files and for what `containerd config
-// dump` prints.
+// table, nor the default's name, nor CDI's switch, nor the list of files; "" if there is none. It is for files and for what
+// `containerd config dump` prints.
 func Foreign(before, after map[string]any, name string) string {
 	for _, key := range differences(before, after) {
 		switch {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package engine
 
 import (
@@ -113,7 +115,7 @@ type found struct {
 	byName string // the default without our file
 }
 
-func (e dropInEngine) read(fsys fs.FS, file, name string) (f found, err error) {
+func (e dropInEngine) readFiles(fsys fs.FS, file, name string) (f found, err error) {
 	dir := path.Dir(file)
 	files := make([]string, 0, len(e.before)+8)
 	for _, b := range e.before {
@@ -182,7 +184,7 @@ func (e dropInEngine) program(tree map[string]any, name string) string {
 }
 
 func (e dropInEngine) install(fsys fs.FS, file string, r Request) (p Plan, err error) {
-	f, err := e.read(fsys, file, r.Name)
+	f, err := e.readFiles(fsys, file, r.Name)
 	if err != nil {
 		return p, err
 	}
@@ -225,7 +227,7 @@ func (e dropInEngine) install(fsys fs.FS, file string, r Request) (p Plan, err e
 }
 
 func (e dropInEngine) uninstall(fsys fs.FS, file, name string) (p Plan, err error) {
-	f, err := e.read(fsys, file, name)
+	f, err := e.readFiles(fsys, file, name)
 	if err != nil {
 		return p, err
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package engine edits the configuration of container engines: it adds cgpu-runtime as a runtime, makes it the default, and
 // takes both out again. It is pure: the text of files goes in, edited text comes out; cmd/cgpu reads, writes and checks.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package event is what happened on the node: starts and ends of containers, what was refused to them, who was killed, what an
 // administrator changed. It is a file of JSON lines in the run directory (events.jsonl) that everybody of cgpu appends to and
 // `cgpu events` reads. Nobody needs it to work: an event that cannot be written is lost, and nothing else.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package exporter tells Prometheus what pkg/snapshot sees: the node's GPUs, who shares them, what each container may have, has, and has had
 // (pkg/tally). `cgpu exporter` serves it, and cgpu-agent among its own figures.
 //
@@ -41,16 +43,27 @@ type Exporter struct {
 
 	mu   sync.Mutex
 	at   time.Time
-	last picture
+	last []*dto.MetricFamily
 }
 
 // New makes an exporter.
 func New(o Options) *Exporter { return &Exporter{Options: o, root: "/", now: time.Now} }
 
-// Gather implements prometheus.Gatherer. It has no error: what is wrong is a series.
+// Gather implements prometheus.Gatherer. It has no error: what is wrong is a series. What was told a moment ago is told again.
 func (c *Exporter) Gather() ([]*dto.MetricFamily, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := c.now(); c.at.IsZero() || now.Sub(c.at) >= Fresh || now.Before(c.at) {
+		c.last = c.look().families()
+		c.at = c.now()
+	}
+	return slices.Clone(c.last), nil
+}
+
+// families are all series, by name.
+func (p picture) families() []*dto.MetricFamily {
 	families := make([]*dto.MetricFamily, len(all))
-	c.picture().tell(func(s *series, value float64, labels []*dto.LabelPair) {
+	p.tell(func(s *series, value float64, labels []*dto.LabelPair) {
 		f := families[s.place]
 		if f == nil {
 			f = &dto.MetricFamily{Name: &s.name, Help: &s.help, Type: &s.kind}
@@ -66,18 +79,7 @@ func (c *Exporter) Gather() ([]*dto.MetricFamily, error) {
 	})
 	families = slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return f == nil })
 	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return strings.Compare(a.GetName(), b.GetName()) })
-	return families, nil
-}
-
-// picture looks, or has looked a moment ago.
-func (c *Exporter) picture() picture {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now := c.now(); c.at.IsZero() || now.Sub(c.at) >= Fresh || now.Before(c.at) {
-		c.last = c.look()
-		c.at = c.now()
-	}
-	return c.last
+	return families
 }
 
 func (c *Exporter) look() picture {

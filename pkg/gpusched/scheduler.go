@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpusched gives a container its share of its GPUs' time: it sets the timeslices of the container's channel groups, and pauses
 // and resumes its channels. What to set, pkg/sched decides; how much to promise, the ledger. Nothing of it is on the way of a kernel
 // launch. It knows a container by the interface Container; see docs/internals/sched.md.

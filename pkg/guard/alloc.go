@@ -1,50 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
-	"syscall"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
-
-const (
-	// pageSmall is the smallest piece of device memory that the physical allocator hands out, pageHuge the page of large
-	// allocations (video_mem.c, _vidmemPmaAllocate).
-	pageSmall = 64 * quota.KiB
-	pageHuge  = 2 * quota.MiB
-
-	attrPageHuge = 3 // NVOS32_ATTR_PAGE_SIZE_HUGE
-
-	engineGR = 1 // NV2080_ENGINE_TYPE_GRAPHICS
-	// engineGRLast is NV2080_ENGINE_TYPE_GR7. 0, no engine, leaves it to the channels, which drivers of cards before Ampere
-	// allow (kchangrpapiConstruct_IMPL).
-	engineGRLast = 8
-)
-
-// roundUp rounds to a page; false if that does not fit into 64 bits.
-func roundUp(n uint64, page quota.Bytes) (quota.Bytes, bool) {
-	p := uint64(page)
-	if n > ^uint64(0)-(p-1) {
-		return 0, false
-	}
-	return quota.Bytes((n + p - 1) / p * p), true
-}
-
-// grantedSize is what an allocation really takes, from what the driver wrote back.
-func grantedSize(size uint64, attr, attr2 uint32) quota.Bytes {
-	n, _ := roundUp(size, grantedPage(attr, attr2))
-	return n
-}
-
-func grantedPage(attr, attr2 uint32) quota.Bytes {
-	if attr>>rm.MemoryAttrPageShift&rm.MemoryAttrPageMask == attrPageHuge {
-		return quota.Bytes(rm.HugePage(attr2))
-	}
-	return pageSmall
-}
 
 // onAlloc makes an object.
 func (g *Guard) onAlloc(c *trappedCall) reply {
@@ -84,16 +48,16 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 		}
 	}
 	c.clearParams()
-	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.payFor(c, locks) {
+	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.waitToPay(c, locks) {
 		return fail(unix.EINTR)
 	}
-	return g.serveBy(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
+	return g.serveByRule(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
 }
 
 // allocs are the checks of the kinds of classes that take more than an object.
 var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 	rm.ClassVidmem:     (*Guard).checkVidmem,
-	rm.ClassSysmem:     (*Guard).checkHost,
+	rm.ClassSysmem:     (*Guard).checkHostMemory,
 	rm.ClassVirtual:    (*Guard).checkVirtual,
 	rm.ClassVASpace:    (*Guard).checkVASpace,
 	rm.ClassUserShared: (*Guard).checkUserShared,
@@ -114,21 +78,23 @@ var allocs = map[rm.ClassKind]func(*Guard, *trappedCall) plan{
 
 // checkAlloc is for all classes.
 func (g *Guard) checkAlloc(c *trappedCall) plan {
-	if g.unseen(c.target(), c.allocClient(), c.allocParent()) {
+	if g.isUnseen(c.target(), c.allocClient(), c.allocParent()) {
 		return answer(c.denyUnseen())
 	}
 	for _, off := range c.class.ClientHandles {
 		if h := rm.U32(c.params, off); h != 0 && !g.account.ownsClient(h) {
-			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client", "class", c.class.Name))
+			return answer(c.deny(rm.StatusInvalidClient, "clienthandle", "denied an object that names another container's client",
+				"class", c.class.Name))
 		}
 	}
-	if !g.room(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
-		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many", "class", c.class.Name))
+	if !g.roomForObject(c.class.Kind, g.account.gpuOf(c.allocClient(), c.allocParent())) {
+		return answer(c.deny(rm.StatusInsufficientResources, "room"+c.class.Name, "denied an object: the container has too many",
+			"class", c.class.Name))
 	}
 	if check := allocs[c.class.Kind]; check != nil {
 		return check(g, c)
 	}
-	return g.makeObject(c, c.newObject())
+	return g.planObject(c, c.newObject())
 }
 
 // allocClients: a debugger object is made for an object of another client, too.
@@ -140,15 +106,15 @@ func allocClients(c *trappedCall) (dst, src uint32) {
 	return dst, src
 }
 
-// room reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not known yet
-// which GPU it is for: then there must be room on each.
-func (g *Guard) room(kind rm.ClassKind, gpu int) bool {
+// roomForObject reports that the container may have another object of a kind on a GPU. Some may be gone unnoticed. Of a device it is not
+// known yet which GPU it is for: then there must be room on each.
+func (g *Guard) roomForObject(kind rm.ClassKind, gpu int) bool {
 	tsgs, channels := g.cfg.Settings.MaxTSGs, g.cfg.Settings.MaxChannels
-	if g.account.room(kind, gpu, tsgs, channels) {
+	if g.account.roomForObject(kind, gpu, tsgs, channels) {
 		return true
 	}
 	g.sweep()
-	return g.account.room(kind, gpu, tsgs, channels)
+	return g.account.roomForObject(kind, gpu, tsgs, channels)
 }
 
 // newObject is the record of the object that a RM_ALLOC would make.
@@ -159,36 +125,28 @@ func (c *trappedCall) newObject() object {
 func (c *trappedCall) allocClient() uint32 { return rm.U32(c.call.Outer, rm.AllocRoot) }
 func (c *trappedCall) allocParent() uint32 { return rm.U32(c.call.Outer, rm.AllocParent) }
 
-// makeObject is the plan of an object that takes no device memory worth counting.
-func (g *Guard) makeObject(c *trappedCall, o object) plan {
-	return plan{ask: true, settle: func() {
+// planObject is the plan of an object that takes no device memory worth counting.
+func (g *Guard) planObject(c *trappedCall, o object) plan {
+	return plan{ask: true, commit: func() {
 		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
 		g.account.addObject(c.allocClient(), o, noGPU, 0, 0)
 		c.undo = g.undoObject(c.target(), c.allocClient(), o.handle)
 	}}
 }
 
-// cost is what an object takes before the driver is asked for it: memory of a GPU, or of the host.
-type cost struct {
-	gpu   int
-	size  quota.Bytes
-	slack quota.Bytes // by which it may pass the limit
-	host  bool
-}
-
-// makeCharged is the plan of an object that takes memory: reserve, ask, settle to what it took. made tells of the object and of the
+// planCharged is the plan of an object that takes memory: reserve, ask, correct to what it took. made tells of the object and of the
 // size, once the driver has answered.
-func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
+func (g *Guard) planCharged(c *trappedCall, client uint32, want cost, made func() (object, quota.Bytes)) plan {
 	if !g.reserve(want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	cancel := func() { g.account.unreserve(want) }
-	return plan{ask: true, cancel: cancel, settle: func() {
+	return plan{ask: true, cancel: cancel, commit: func() {
 		o, took := made()
-		if !g.settleUp(&want, took) {
-			if s, e := g.free(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
+		if !g.reserveMore(&want, took) {
+			if s, e := g.rmFree(c.target(), client, o.handle); e == 0 && s == rm.StatusOK {
 				cancel()
-				c.takeBack()
+				c.restoreInput()
 				c.status(rm.StatusNoMemory)
 				return
 			}
@@ -198,9 +156,9 @@ func (g *Guard) makeCharged(c *trappedCall, client uint32, want cost, made func(
 	}}
 }
 
-// settleUp reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
+// reserveMore reserves what the driver took beyond want: a caller may ask for pages of 512 MiB, and the driver rounds up to
 // them (memmgrAllocDetermineAlignment_GM107). False: the limit does not allow that.
-func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
+func (g *Guard) reserveMore(want *cost, size quota.Bytes) bool {
 	if size <= want.size {
 		return true
 	}
@@ -213,65 +171,6 @@ func (g *Guard) settleUp(want *cost, size quota.Bytes) bool {
 	return true
 }
 
-// checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
-func (g *Guard) checkTSG(c *trappedCall) plan {
-	o := c.newObject()
-	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
-	o.graphics = true
-	if o.engine > engineGRLast {
-		o.graphics = false
-		return g.makeObject(c, o)
-	}
-	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
-	if !ok {
-		return answer(c.status(rm.StatusInvalidObjectParent))
-	}
-	size := g.contextMemory(gpu)
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
-		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		return o, size
-	})
-	settle := p.settle
-	p.settle = func() {
-		settle()
-		g.gpuTime.Made(gpu)
-	}
-	return p
-}
-
-func (g *Guard) checkChannel(c *trappedCall) plan {
-	p, o := c.params, c.newObject()
-	// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
-	rm.PutU32(p, rm.ChannelFlags, rm.U32(p, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
-	if o.engine <= engineGRLast && !g.account.isGroup(c.allocClient(), o.parent) {
-		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
-		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
-	}
-	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
-		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory", "class", rm.ClassName(m.class)))
-	}
-	if g.account.elsewhere(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
-		return answer(c.denyElsewhere())
-	}
-	if refusal, ok := g.checkNotifiers(c, &o); !ok {
-		return answer(refusal)
-	}
-	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
-	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
-		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need", "max", commonChannels))
-	}
-	o.contextShare = rm.U32(p, rm.ChannelContextShare)
-	if len(p) > rm.ChannelUserdOffset+8 {
-		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
-		page, ok := c.refer(c.allocClient(), o.userd.memory)
-		if !ok {
-			return answer(c.status(rm.StatusInvalidClient))
-		}
-		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
-	}
-	return g.makeObject(c, o)
-}
-
 // checkP2P: which numbers two GPUs have for each other, and where their mailboxes are, RM chooses. Of a caller's choice it does not look
 // whether another pair has that number, nor, for NVLink, whether there is such a number (kbusCreateP2PMappingForNvlink_GP100).
 func (g *Guard) checkP2P(c *trappedCall) plan {
@@ -280,7 +179,7 @@ func (g *Guard) checkP2P(c *trappedCall) plan {
 			rm.PutU32(c.params, off, 0)
 		}
 	}
-	return g.makeObject(c, c.newObject())
+	return g.planObject(c, c.newObject())
 }
 
 // checkEncoder: version 1 names memory with statistics for other programs. The driver maps it into the kernel and keeps no reference
@@ -288,7 +187,7 @@ func (g *Guard) checkP2P(c *trappedCall) plan {
 func (g *Guard) checkEncoder(c *trappedCall) plan {
 	rm.PutU32(c.params, rm.EncoderVersion, 0)
 	rm.PutU32(c.params, rm.EncoderMemory, 0)
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
@@ -296,7 +195,7 @@ func (g *Guard) checkEncoder(c *trappedCall) plan {
 func (g *Guard) checkProfiler(c *trappedCall) plan {
 	o := c.newObject()
 	o.streams = &streams{}
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }
 
 // checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
@@ -318,7 +217,7 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 	rm.PutU32(c.params, rm.DeviceClientShare, client)
 	// As for other address spaces: else tables that do not fit on the GPU come from the host, uncounted.
 	rm.PutU32(c.params, rm.DeviceFlags, rm.U32(c.params, rm.DeviceFlags)&^rm.DeviceFlagRetryHost)
-	p := g.makeObject(c, o)
+	p := g.planObject(c, o)
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
@@ -327,8 +226,8 @@ func (g *Guard) checkDevice(c *trappedCall) plan {
 // kernel log where it has not.
 func (g *Guard) checkDebugger(c *trappedCall) plan {
 	dst, src := allocClients(c)
-	p := g.makeObject(c, c.newObject())
-	p.opened, p.done = g.asPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
+	p := g.planObject(c, c.newObject())
+	p.opened, p.done = g.openForPolicies(c.locked.of(src), rm.U32(c.params, rm.DebuggerObject), c.locked.of(dst), accessDebug)
 	return p
 }
 
@@ -347,56 +246,17 @@ func deniedKind(k rm.ClassKind) bool {
 	return false
 }
 
-// checkVidmem: device memory, within the limit.
-func (g *Guard) checkVidmem(c *trappedCall) plan {
-	if len(c.params) == 0 || fixedAddress(rm.U32(c.params, rm.MemoryFlags)) {
-		return answer(c.status(rm.StatusInvalidArgument))
-	}
-	want, ok := roundUp(rm.U64(c.params, rm.MemorySize), pageHuge)
-	if !ok {
-		return answer(c.status(rm.StatusNoMemory))
-	}
-	gpu, ok := g.gpuFor(c.allocClient(), c.allocParent())
-	if !ok {
-		return answer(c.status(rm.StatusInvalidObjectParent))
-	}
-	if g.spills(gpu, want) {
-		return g.makeSpilled(c, gpu, want)
-	}
-	o := c.newObject()
-	p := g.makeCharged(c, c.allocClient(), cost{gpu: gpu, size: want}, func() (object, quota.Bytes) {
-		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
-		o.length = quota.Bytes(rm.U64(c.params, rm.MemorySize))
-		attr, attr2 := rm.U32(c.params, rm.MemoryAttr), rm.U32(c.params, rm.MemoryAttr2)
-		o.size, o.page = o.length, grantedPage(attr, attr2)
-		return o, grantedSize(rm.U64(c.params, rm.MemorySize), attr, attr2)
-	})
-	if !p.ask && g.spills(gpu, want) { // another thread has taken the room since
-		c.takeBackParams()
-		return g.makeSpilled(c, gpu, want)
-	}
-	p.retry = func(status uint32) (plan, bool) {
-		// A card has a little less than its size to give: within the limit, and yet there is nothing left.
-		if status != rm.StatusNoMemory || g.account.usage(gpu).spill == 0 {
-			return plan{}, false
-		}
-		c.takeBackParams()
-		return g.makeSpilled(c, gpu, want), true
-	}
-	return p
-}
-
-// takeBack makes the call's structures what the task passed.
-func (c *trappedCall) takeBack() {
+// restoreInput makes the call's structures what the task passed.
+func (c *trappedCall) restoreInput() {
 	copy(c.call.Outer, c.before[0])
 	for i, b := range c.call.Blocks {
 		copy(b.Data, c.before[i+1])
 	}
 }
 
-// takeBackParams is takeBack for a RM_ALLOC that is made again.
-func (c *trappedCall) takeBackParams() {
-	c.takeBack()
+// restoreParams is restoreInput for a RM_ALLOC that is made again.
+func (c *trappedCall) restoreParams() {
+	c.restoreInput()
 	c.clearParams()
 }
 
@@ -411,75 +271,11 @@ func (c *trappedCall) clearParams() {
 	}
 }
 
-// fixedAddress reports that device memory is asked for at a physical address. The driver then takes as much as the
-// alignment that the caller names, whatever the size (_vidmemPmaAllocate), and says nothing of it.
-func fixedAddress(flags uint32) bool { return flags&rm.MemoryFlagFixed != 0 }
-
-// engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
-func engineType(class rm.Class, params []byte) uint32 {
-	switch class.Kind {
-	case rm.ClassTSG:
-		return rm.U32(params, rm.TSGEngineType)
-	case rm.ClassChannel:
-		return rm.U32(params, rm.ChannelEngineType)
-	}
-	return 0
-}
-
-// usesGraphics reports that an object of a class makes the driver give its channel's group a context on the graphics
-// engine, which takes device memory.
-func usesGraphics(class rm.Class) bool {
-	if class.Kind == rm.ClassCompute {
-		return true
-	}
-	switch class.ID & 0xff {
-	case 0x97, 0x2d, 0x40: // 3D, 2D, inline to memory
-		return class.ID > 0xff
-	}
-	return false
-}
-
-// checkEngineObject: where an object is on the graphics engine, and its channel in a group that has not been charged for that (one
-// that named another engine), it is now.
-func (g *Guard) checkEngineObject(c *trappedCall) plan {
-	p := g.makeObject(c, c.newObject())
-	if !usesGraphics(c.class) {
-		return p
-	}
-	client := c.allocClient()
-	owner, charged := g.account.contextOwner(client, c.allocParent())
-	if !g.account.isGroup(client, owner) {
-		return answer(c.deny(rm.StatusNotSupported, "loneobject", "denied an object of the graphics engine on a channel that is in no channel group"))
-	}
-	context := cost{gpu: noGPU}
-	if !charged && g.cfg.Settings.ContextOverhead > 0 {
-		var ok bool
-		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
-			return answer(c.status(rm.StatusInvalidObjectParent))
-		}
-		if context.size = g.contextMemory(context.gpu); !g.reserve(context) {
-			return answer(c.status(rm.StatusNoMemory))
-		}
-		p.cancel = func() { g.account.unreserve(context) }
-	}
-	settle := p.settle
-	p.settle = func() {
-		settle()
-		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
-			g.account.unreserve(context)
-		}
-		if g.account.markGraphics(client, owner) {
-			g.gpuTime.Made(g.account.gpuOf(client, owner))
-		}
-	}
-	return g.withPreemption(c, client, owner, p)
-}
-
 // checkUserShared: what firmware measures is the union of what all clients of the GPU ask for, which the driver goes through at each
 // change. It is asked for by 0xde0001, which is paid for; from 590 on each end of such an object changes it, too (FreeHoldsLocks).
 func (g *Guard) checkUserShared(c *trappedCall) plan {
 	clear(c.params)
-	p := g.makeObject(c, c.newObject())
+	p := g.planObject(c, c.newObject())
 	p.done = func() { copy(c.params, c.before[1]) }
 	return p
 }
@@ -516,7 +312,7 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 	for i, x := range g.gpus {
 		var p [rmclient.IDInfoSize]byte
 		rm.PutU32(p[:], 0, x.ID())
-		if s, e := g.control(c.target(), client, client, rmclient.ControlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
+		if s, e := g.rmControl(c.target(), client, client, rmclient.ControlGetIDInfoV2, p[:]); e != 0 || s != rm.StatusOK {
 			continue
 		}
 		n := rm.U32(p[:], rmclient.IDInfoInstance)
@@ -530,18 +326,6 @@ func (g *Guard) deviceGPU(c *trappedCall, client uint32, params []byte) (int, bo
 	return gpu, ok
 }
 
-const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
-
-// control makes a flat control of the guard's own on a file of the task.
-func (g *Guard) control(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-	return rmclient.Control(g.driver, t, client, object, cmd, params)
-}
-
-// free frees an object or a client for the guard's own reasons.
-func (g *Guard) free(t Target, client, handle uint32) (uint32, syscall.Errno) {
-	return rmclient.Free(g.driver, t, client, handle)
-}
-
 // undoObject frees an object whose maker was gone before it could be told the handle.
 func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 	return func() {
@@ -550,7 +334,8 @@ func (g *Guard) undoObject(t Target, client, handle uint32) func() {
 			return
 		}
 		defer lock.unlock()
-		if s, e := g.keepNotifiers(t, client, handle, func() (uint32, unix.Errno) { return g.free(t, client, handle) }); e == 0 && s == rm.StatusOK {
+		free := func() (uint32, unix.Errno) { return g.rmFree(t, client, handle) }
+		if s, e := g.keepNotifiersOver(t, client, handle, free); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 		}
 	}

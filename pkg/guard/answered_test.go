@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -27,12 +29,13 @@ func TestLostAnswers(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			const ok, duplicate = 0, 0x19
-			var last answered
+			var last lastAnswer
 			memory := []byte{1, 0, 0, 0} // the structure in the caller's memory: here a status word only
 			made := 0
 			call := func(stale bool) *trappedCall {
 				outer := append([]byte(nil), memory...)
-				c := &trappedCall{n: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)}, fd: -1, executed: !stale}
+				c := &trappedCall{notif: &seccompNotif{}, call: rm.Call{Outer: outer}, before: [][]byte{append([]byte(nil), memory...)},
+					fd: -1, executed: !stale}
 				failed := false
 				if !stale {
 					made++
@@ -46,7 +49,7 @@ func TestLostAnswers(t *testing.T) {
 					rm.PutU32(outer, 0, duplicate)
 					failed = true
 				}
-				last.settle(c, func() bool { return failed }, func() bool { return !stale })
+				last.replayOrForget(c, func() bool { return failed }, func() bool { return !stale })
 				return c
 			}
 			for i, step := range append(x.steps, "answered") {
@@ -60,11 +63,11 @@ func TestLostAnswers(t *testing.T) {
 				switch step {
 				case "answered":
 					memory = append(memory[:0], c.call.Outer...)
-					last.note(c)
+					last.record(c)
 				case "away":
 					s := c.save(replyDone)
 					memory = append(memory[:0], s.out[0].data...)
-					last.noteSaved(s)
+					last.recordSaved(s)
 				}
 			}
 		})
@@ -94,14 +97,15 @@ func TestLostFrees(t *testing.T) {
 			if rep := c.escape(x.nr, x.o); c.failed(rep) {
 				t.Fatalf("%+v", rep)
 			}
-			c.k.last.note(&c.trappedCall)
+			c.task.lastAnswer.record(&c.trappedCall)
 			d.answer = func(_ Target, call *rm.Call) syscall.Errno {
 				rm.PutU32(call.Outer, x.status, rm.StatusObjectNotFound)
 				return 0
 			}
 			rep := c.escape(x.nr, slices.Clone(x.o))
-			c.n.Args[2] = c.k.last.args[2] // the same memory
-			if !c.k.last.settle(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) || c.statusWord() != rm.StatusOK {
+			c.notif.Args[2] = c.task.lastAnswer.args[2] // the same memory
+			if !c.task.lastAnswer.replayOrForget(&c.trappedCall, func() bool { return c.failed(rep) }, func() bool { return true }) ||
+				c.statusWord() != rm.StatusOK {
 				t.Error("the caller hears that there was nothing to free")
 			}
 		})

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 // nativeArch is AUDIT_ARCH_X86_64. A system call of the x32 table has the same architecture and x32Bit in its number.

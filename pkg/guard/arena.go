@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import "golang.org/x/sys/unix"
@@ -19,12 +21,12 @@ func newArena() (*arena, error) {
 	return &arena{mem: m}, nil
 }
 
-func (a *arena) free() { _ = unix.Munmap(a.mem) }
+func (a *arena) unmap() { _ = unix.Munmap(a.mem) }
 
 func (a *arena) reset() { a.used = 0 }
 
-// take returns n bytes, 16-byte aligned, with old content; nil if there is no room.
-func (a *arena) take(n int) []byte {
+// alloc returns n bytes, 16-byte aligned, with old content; nil if there is no room.
+func (a *arena) alloc(n int) []byte {
 	start := (a.used + 15) &^ 15
 	if n < 0 || n > len(a.mem)-start {
 		return nil

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -43,8 +45,8 @@ const (
 	auditPause = 200 * time.Millisecond
 )
 
-// suspect starts to compare the driver's account of the container with the guard's own: now, and for a while.
-func (g *Guard) suspect() {
+// startAudit starts to compare the driver's account of the container with the guard's own: now, and for a while.
+func (g *Guard) startAudit() {
 	if !g.driver.Native() {
 		return
 	}
@@ -60,7 +62,7 @@ func (g *Guard) suspect() {
 
 func (g *Guard) auditLoop() {
 	for {
-		took := g.onBill(g.audit)
+		took := g.chargeTime(g.audit)
 		g.mu.Lock()
 		if time.Now().After(g.auditUntil) {
 			g.auditing = false
@@ -75,8 +77,8 @@ func (g *Guard) auditLoop() {
 }
 
 // Calls in flight, and files that are being closed, make both numbers wrong for a while; a worker can be kept from running between the
-// driver's answer and the account. So guilty is who holds more in auditExcess looks, which take a second. Who allocates and frees all the time
-// can have the numbers agree now and then, and is not cleared by one look, but by auditAgree.
+// driver's answer and the account. So guilty is who holds more in auditExcess looks, which take a second. Who allocates and frees all the
+// time can have the numbers agree now and then, and is not cleared by one look, but by auditAgree.
 const (
 	auditStep   = 80 * time.Millisecond
 	auditExcess = 12
@@ -87,17 +89,17 @@ const (
 // clients are freed, and with them all it holds. The driver's own lengths are compared: charges are rounded up, and the
 // difference could hide something.
 func (g *Guard) audit() {
-	a, err := g.ownClient()
+	a, err := g.guardClient()
 	if err != nil {
 		g.log.Error("cannot ask the driver what the container holds", "err", err)
 		return
 	}
 	// A client outlives its process where a child has the file. The driver does not tell of processes that are gone.
 	if g.killClients(func(c *client) bool { return g.tasks.byHostPid(c.tgid) == nil }) > 0 {
-		g.auditLonger()
+		g.extendAudit()
 	}
 	for excess, agree := 0, 0; excess < auditExcess; time.Sleep(auditStep) {
-		if g.holdsMore(a) {
+		if g.holdsUncharged(a) {
 			excess++
 		} else if agree++; agree == auditAgree {
 			return
@@ -106,17 +108,18 @@ func (g *Guard) audit() {
 	g.log.Error("the container holds device memory that was never charged; all its RM clients are freed")
 	g.events.Note(event.Event{Kind: event.Freed, Text: "all RM clients: the container held device memory that was never charged"})
 	if g.killClients(func(*client) bool { return true }) > 0 {
-		g.auditLonger()
+		g.extendAudit()
 	}
 }
 
-// holdsMore compares once. What is allocated or freed meanwhile is none of it.
-func (g *Guard) holdsMore(own *rmclient.Client) bool {
-	before := g.account.lengths()
-	held, after := g.driverHeld(own, g.gpuUsers()), g.account.lengths()
+// holdsUncharged compares once. What is allocated or freed meanwhile is none of it.
+func (g *Guard) holdsUncharged(own *rmclient.Client) bool {
+	before := g.account.expectedLengths()
+	held, after := g.driverHeld(own, g.gpuUsers()), g.account.expectedLengths()
 	for i := range held {
 		if seen := max(before[i], after[i]); held[i] > seen {
-			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it", "driver", held[i], "guard", seen)
+			g.logOnce("holdsmore", "the driver counts more device memory for the container than was allocated for it",
+				"driver", held[i], "guard", seen)
 			return true
 		}
 	}
@@ -126,7 +129,7 @@ func (g *Guard) holdsMore(own *rmclient.Client) bool {
 // gpuUsers lists the container's processes that can hold device memory: those with clients that the guard knows, and that the driver names.
 // There can be many others, and to ask of each takes all GPUs' locks.
 func (g *Guard) gpuUsers() (list []*process) {
-	users := g.account.owners()
+	users := g.account.clientPIDs()
 	for _, pid := range g.gpuPids() {
 		users[pid] = true
 	}
@@ -138,8 +141,8 @@ func (g *Guard) gpuUsers() (list []*process) {
 	return list
 }
 
-// auditLonger is for clients that could not be freed: their files are under way in a socket, say, and will be back.
-func (g *Guard) auditLonger() {
+// extendAudit is for clients that could not be freed: their files are under way in a socket, say, and will be back.
+func (g *Guard) extendAudit() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.auditUntil = time.Now().Add(auditTime)
@@ -147,7 +150,7 @@ func (g *Guard) auditLonger() {
 
 // killClients frees RM clients of the container, with all they hold, and returns how many it could not, as their files were not found.
 func (g *Guard) killClients(which func(*client) bool) (left int) {
-	g.stop(which)
+	g.stopChannels(which)
 	g.account.mu.Lock()
 	var victims []*client
 	for _, c := range g.account.clients {
@@ -163,7 +166,7 @@ func (g *Guard) killClients(which func(*client) bool) (left int) {
 			left++
 			continue
 		}
-		if s, e := g.free(t, c.handle, c.handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.rmFree(t, c.handle, c.handle); e == 0 && s == rm.StatusOK {
 			g.clientGone(c)
 			g.stats.killed.Add(1)
 		}

@@ -1,10 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
 	"runtime"
 	"sync"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,10 +53,10 @@ type bill struct {
 
 	searches bucket // of seconds
 
-	mu      sync.Mutex
-	looked  time.Time            // at the quota
-	process func() time.Duration // the CPU time of the guard's process
-	since   bookings
+	mu          sync.Mutex
+	quotaReadAt time.Time            // at the quota
+	process     func() time.Duration // the CPU time of the guard's process
+	since       bookings
 }
 
 // bookings is what was put on the bill since it was compared with what the guard's process has used.
@@ -75,18 +76,6 @@ func newBill(callsPerSecond, callsBurst int) *bill {
 		process:  processTime,
 	}
 }
-
-// use is CPU time for a number of calls. paid is how long what calls that succeeded pay for took, unpaid how long the others did: by the
-// clock on the wall, so who slept has used less CPU time than that.
-type use struct {
-	calls        int
-	cpu          time.Duration
-	paid, unpaid time.Duration
-}
-
-// notPaid is the CPU time that the paid calls cannot have used, or the others may have, whichever is more: a call that sleeps in the driver
-// pays for no other.
-func (u use) notPaid() time.Duration { return max(u.cpu-u.paid, min(u.cpu, u.unpaid)) }
 
 // charge puts a use on the bill.
 func (b *bill) charge(now time.Time, u use) {
@@ -124,12 +113,12 @@ func (b *bill) owed(now time.Time) time.Duration {
 	return wait
 }
 
-// followQuota has the container's CPU quota read again, now and then.
-func (b *bill) followQuota(now time.Time, read func() float64) {
+// refreshQuota has the container's CPU quota read again, now and then.
+func (b *bill) refreshQuota(now time.Time, read func() float64) {
 	b.mu.Lock()
-	due := now.Sub(b.looked) >= quotaLook
+	due := now.Sub(b.quotaReadAt) >= quotaLook
 	if due {
-		b.looked = now
+		b.quotaReadAt = now
 	}
 	b.mu.Unlock()
 	if due {
@@ -137,67 +126,13 @@ func (b *bill) followQuota(now time.Time, read func() float64) {
 	}
 }
 
-// meter measures what a worker's thread spends.
-type meter struct {
-	at  time.Time     // when the thread's clock was read last
-	cpu time.Duration // what it said
-	use
+// chargeTime calls f, puts the CPU time that it takes on the container's bill, and returns it.
+func (g *Guard) chargeTime(f func()) time.Duration {
+	return g.chargeUnpaidTime(func() time.Duration { f(); return 0 })
 }
 
-// start begins to measure the calling thread, which the goroutine must keep.
-func (m *meter) start(now time.Time) { *m = meter{at: now, cpu: threadTime()} }
-
-// count notes a call that took so long, in the driver and beside it.
-func (m *meter) count(succeeded bool, driver, own time.Duration) {
-	m.calls++
-	if succeeded {
-		m.paid += driver + min(own, callCost) + receiveCost
-	} else {
-		m.unpaid += driver + own + receiveCost
-	}
-}
-
-// read tells what was spent since the last reading, if it is time.
-func (m *meter) read(now time.Time, anyway bool) (use, bool) {
-	if !anyway && m.calls < readCalls && now.Sub(m.at) < readAfter {
-		return use{}, false
-	}
-	u, cpu := m.use, threadTime()
-	u.cpu = cpu - m.cpu
-	*m = meter{at: now, cpu: cpu}
-	return u, true
-}
-
-// pay puts on the bill what the worker has spent, and sleeps while the container owes.
-func (w *worker) pay(now time.Time) {
-	u, ok := w.meter.read(now, false)
-	if !ok {
-		return
-	}
-	b := w.g.bill
-	b.charge(now, u)
-	b.followQuota(now, w.g.cpuQuota)
-	wait := b.owed(now)
-	if wait == 0 {
-		return
-	}
-	w.g.stats.throttled.Add(1)
-	w.g.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, or its guard has spent more CPU time on calls that did not succeed than it may")
-	for ; wait > 0 && !w.l.dead.Load(); wait -= sleepPiece {
-		time.Sleep(min(wait, sleepPiece))
-	}
-}
-
-// sleepPiece is how soon one who sleeps sees that the filter is gone.
-const sleepPiece = 100 * time.Millisecond
-
-// onBill calls f, puts the CPU time that it takes on the container's bill, and returns it.
-func (g *Guard) onBill(f func()) time.Duration {
-	return g.partlyPaid(func() time.Duration { f(); return 0 })
-}
-
-// partlyPaid is onBill, where f says how much of that CPU time the driver took for what it carried out with success.
-func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
+// chargeUnpaidTime is chargeTime, where f says how much of that CPU time the driver took for what it carried out with success.
+func (g *Guard) chargeUnpaidTime(f func() time.Duration) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()
@@ -207,8 +142,8 @@ func (g *Guard) partlyPaid(f func() time.Duration) time.Duration {
 	return took
 }
 
-// ifDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
-func ifDone(call func() bool) time.Duration {
+// timeIfDone is the CPU time that a call of the driver takes; 0 if it does not succeed.
+func timeIfDone(call func() bool) time.Duration {
 	begin := threadTime()
 	if !call() {
 		return 0
@@ -219,85 +154,4 @@ func ifDone(call func() bool) time.Duration {
 // cpuQuota reads how many CPUs the container may use.
 func (g *Guard) cpuQuota() float64 { return g.containerCgroups().cpuQuota() }
 
-// threadTime is the CPU time of the calling thread, processTime that of the guard's process.
-func threadTime() time.Duration  { return cpuClock(unix.CLOCK_THREAD_CPUTIME_ID) }
 func processTime() time.Duration { return cpuClock(unix.CLOCK_PROCESS_CPUTIME_ID) }
-
-func cpuClock(id uintptr) time.Duration {
-	var ts unix.Timespec
-	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, id, uintptr(unsafe.Pointer(&ts)), 0)
-	return time.Duration(ts.Nano())
-}
-
-// bucket limits the rate of something. The zero value, and one of a rate of 0, limits nothing.
-type bucket struct {
-	mu               sync.Mutex
-	perSecond, burst float64
-	tokens           float64
-	last             time.Time
-}
-
-// spend takes n tokens, if need be on credit.
-func (b *bucket) spend(now time.Time, n float64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond > 0 {
-		b.fill(now)
-		b.tokens -= n
-	}
-}
-
-// owed is how long it takes until the debt is paid.
-func (b *bucket) owed(now time.Time) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.fill(now)
-	return b.debt()
-}
-
-// pay takes n tokens if the bucket is not in debt; else it says when it will not be.
-func (b *bucket) pay(now time.Time, n float64) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond <= 0 {
-		return 0
-	}
-	b.fill(now)
-	if b.tokens >= 0 {
-		b.tokens -= n
-		return 0
-	}
-	return b.debt()
-}
-
-func (b *bucket) debt() time.Duration {
-	if b.tokens >= 0 {
-		return 0
-	}
-	return time.Duration(-b.tokens / b.perSecond * float64(time.Second))
-}
-
-// setRate changes how fast the bucket fills. One that had no rate begins full.
-func (b *bucket) setRate(now time.Time, perSecond float64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.perSecond > 0 {
-		b.fill(now)
-	} else {
-		b.last = time.Time{}
-	}
-	b.perSecond = perSecond
-}
-
-// fill adds what has come since the last time.
-func (b *bucket) fill(now time.Time) {
-	if b.last.IsZero() {
-		b.tokens = b.burst
-	} else {
-		b.tokens = min(b.burst, b.tokens+max(0, now.Sub(b.last)).Seconds()*b.perSecond)
-	}
-	b.last = now
-}

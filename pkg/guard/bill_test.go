@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -22,7 +24,7 @@ func TestBucket(t *testing.T) {
 	if b.spend(start, 1); b.owed(start) != 100*time.Millisecond {
 		t.Errorf("the next waits %v", b.owed(start))
 	}
-	if d := b.pay(start, 1); d != 100*time.Millisecond || b.owed(start) != d {
+	if d := b.tryPay(start, 1); d != 100*time.Millisecond || b.owed(start) != d {
 		t.Errorf("in debt: %v, then %v", d, b.owed(start))
 	}
 	if d := b.owed(start.Add(time.Second)); d != 0 {
@@ -37,7 +39,7 @@ func TestBucket(t *testing.T) {
 		t.Errorf("%v tokens after time went back", b.tokens)
 	}
 	none := &bucket{}
-	if none.spend(start, 1e9); none.owed(start) != 0 || none.pay(start, 1e9) != 0 {
+	if none.spend(start, 1e9); none.owed(start) != 0 || none.tryPay(start, 1e9) != 0 {
 		t.Error("no rate, and yet a bound")
 	}
 	none.burst = 2
@@ -64,7 +66,7 @@ func (c *caller) call(succeeded bool, driver, own time.Duration) {
 
 // sleepIn is a call that sleeps in the driver beside what it computes there.
 func (c *caller) sleepIn(succeeded bool, asleep, driver, own time.Duration) {
-	c.m.count(succeeded, asleep+driver, own)
+	c.m.countCall(succeeded, asleep+driver, own)
 	c.m.cpu += driver + own
 	c.cpu += driver + own
 	c.now = c.now.Add(asleep + driver + own)
@@ -114,7 +116,7 @@ func TestBill(t *testing.T) {
 		t.Run(x.name, func(t *testing.T) {
 			start := time.Unix(1000, 0)
 			c := &caller{b: newBill(50000, 100000), now: start, m: meter{at: start}}
-			c.b.followQuota(start, func() float64 { return x.quota })
+			c.b.refreshQuota(start, func() float64 { return x.quota })
 			for c.now.Sub(start) < 2*time.Minute { // the burst is over
 				x.call(c)
 			}
@@ -248,7 +250,7 @@ func TestEndsOnBill(t *testing.T) {
 func TestMeter(t *testing.T) {
 	g := newFakeGuard(t, &fakeDriver{})
 	g.bill = newBill(0, 0)
-	took := g.onBill(func() {
+	took := g.chargeTime(func() {
 		for begin := threadTime(); threadTime()-begin < 20*time.Millisecond; {
 		}
 	})

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -64,8 +66,8 @@ func TestExported(t *testing.T) {
 			}
 		}
 	}
-	if full != maxExported || g.exported.Load() != maxExported {
-		t.Errorf("%d exports, counted %d", full, g.exported.Load())
+	if full != maxExported || g.exportedObjects.Load() != maxExported {
+		t.Errorf("%d exports, counted %d", full, g.exportedObjects.Load())
 	}
 }
 
@@ -79,11 +81,11 @@ func TestPinned(t *testing.T) {
 		rm.PutU64(o, rm.AllocMemoryLimit, size-1)
 		return f.escape(rm.EscAllocMemory, o)
 	}
-	if !pin(0x5d000000, 1<<30, 0).resume || g.account.host != 8<<20 {
-		t.Errorf("a GiB costs %v", g.account.host)
+	if !pin(0x5d000000, 1<<30, 0).resume || g.account.hostUsed != 8<<20 {
+		t.Errorf("a GiB costs %v", g.account.hostUsed)
 	}
-	if !pin(0x5d000000, 1<<30, 0).resume || g.account.host != 8<<20 {
-		t.Errorf("the call came again, and costs %v", g.account.host)
+	if !pin(0x5d000000, 1<<30, 0).resume || g.account.hostUsed != 8<<20 {
+		t.Errorf("the call came again, and costs %v", g.account.hostUsed)
 	}
 	if pin(0x5d000001, 4096, rm.AllocMemoryRegister).resume || pin(0, 4096, 0).resume {
 		t.Error("a list of pages for firmware, and a handle that the guard does not learn, are let through")
@@ -92,8 +94,8 @@ func TestPinned(t *testing.T) {
 		t.Error("more pages than there is memory for")
 	}
 	f.escape(rm.EscFree, fakeFree(0x5d000000))
-	if g.account.host != 0 {
-		t.Errorf("%v are left", g.account.host)
+	if g.account.hostUsed != 0 {
+		t.Errorf("%v are left", g.account.hostUsed)
 	}
 }
 

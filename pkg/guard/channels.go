@@ -1,12 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the containers
-// that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels each on the graphics engine). Beyond
-// that it takes what the other half has left. The guards tell each other how many they have.
+// The driver has 2048 channel ids for each runlist of a GPU (an engine's queue), for everybody. Half of them is divided among the
+// containers that a GPU may have: so many each can make whatever others do, which is six CUDA contexts with 20 containers (eight channels
+// each on the graphics engine). Beyond that it takes what the other half has left. The guards tell each other how many they have.
 const commonChannels = 1024
 
 // runlist is an engine of one of the container's GPUs.
@@ -51,11 +54,11 @@ func (a *account) countChannel(r runlist, n int) {
 	if a.runlists[r] += n; a.runlists[r] <= 0 {
 		delete(a.runlists, r)
 	}
-	a.tellChannels(r.gpu)
+	a.reportChannels(r.gpu)
 }
 
-// tellChannels passes on how many channels there are on a GPU. The account is locked.
-func (a *account) tellChannels(gpu int) {
+// reportChannels passes on how many channels there are on a GPU. The account is locked.
+func (a *account) reportChannels(gpu int) {
 	if a.onChannels == nil {
 		return
 	}
@@ -66,4 +69,133 @@ func (a *account) tellChannels(gpu int) {
 		}
 	}
 	a.onChannels(gpu, most)
+}
+
+const (
+	engineGR = 1 // NV2080_ENGINE_TYPE_GRAPHICS
+	// engineGRLast is NV2080_ENGINE_TYPE_GR7. 0, no engine, leaves it to the channels, which drivers of cards before Ampere
+	// allow (kchangrpapiConstruct_IMPL).
+	engineGRLast = 8
+)
+
+// checkTSG: a channel group. One on the graphics engine gets a context, which takes device memory.
+func (g *Guard) checkTSG(c *trappedCall) plan {
+	o := c.newObject()
+	o.notifiers = notifiersIn(c.params, rm.TSGNotifiers)
+	o.graphics = true
+	if o.engine > engineGRLast {
+		o.graphics = false
+		return g.planObject(c, o)
+	}
+	gpu, ok := g.gpuFor(c.allocClient(), o.parent)
+	if !ok {
+		return answer(c.status(rm.StatusInvalidObjectParent))
+	}
+	size := g.contextMemory(gpu)
+	p := g.planCharged(c, c.allocClient(), cost{gpu: gpu, size: size}, func() (object, quota.Bytes) {
+		o.handle = rm.U32(c.call.Outer, rm.AllocObject)
+		return o, size
+	})
+	commit := p.commit
+	p.commit = func() {
+		commit()
+		g.gpuTime.Made(gpu)
+	}
+	return p
+}
+
+func (g *Guard) checkChannel(c *trappedCall) plan {
+	p, o := c.params, c.newObject()
+	// Forced on by RM for a caller with CAP_SYS_ADMIN, which the guard does not have; asked for by nobody honest.
+	rm.PutU32(p, rm.ChannelFlags, rm.U32(p, rm.ChannelFlags)&^rm.ChannelFlagPrivileged)
+	if o.engine <= engineGRLast && !g.account.isGroup(c.allocClient(), o.parent) {
+		// The driver makes a group for it that has no handle, and so no timeslice that could be set.
+		return answer(c.deny(rm.StatusNotSupported, "lonechannel", "denied a channel on the graphics engine that is in no channel group"))
+	}
+	if m, known := g.account.lookup(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory)); known && !m.isMemory() {
+		return answer(c.deny(rm.StatusInvalidObjectHandle, "userdmemory", "denied a channel whose USERD is no memory",
+			"class", rm.ClassName(m.class)))
+	}
+	if g.account.onOtherGPU(c.allocClient(), rm.U32(p, rm.ChannelUserdMemory), g.account.gpuOf(c.allocClient(), o.parent)) {
+		return answer(c.denyOtherGPU())
+	}
+	if refusal, ok := g.checkNotifiers(c, &o); !ok {
+		return answer(refusal)
+	}
+	o.runlist = g.account.runlistOf(c.allocClient(), o.parent, o.engine)
+	if o.runlist.gpu != noGPU && !g.roomForChannel(o.runlist) {
+		return answer(c.deny(rm.StatusInsufficientResources, "channels", "denied a channel: the GPU has no more ids than others may need",
+			"max", commonChannels))
+	}
+	o.contextShare = rm.U32(p, rm.ChannelContextShare)
+	if len(p) > rm.ChannelUserdOffset+8 {
+		o.userd = userd{rm.U32(p, rm.ChannelUserdMemory), rm.U64(p, rm.ChannelUserdOffset)}
+		page, ok := c.acquireObject(c.allocClient(), o.userd.memory)
+		if !ok {
+			return answer(c.status(rm.StatusInvalidClient))
+		}
+		o.charge = page.charge // the channel keeps it, whatever becomes of its handle
+	}
+	return g.planObject(c, o)
+}
+
+// engineType is the engine that a new channel group or channel is for; 0 where it is said elsewhere.
+func engineType(class rm.Class, params []byte) uint32 {
+	switch class.Kind {
+	case rm.ClassTSG:
+		return rm.U32(params, rm.TSGEngineType)
+	case rm.ClassChannel:
+		return rm.U32(params, rm.ChannelEngineType)
+	}
+	return 0
+}
+
+// usesGraphics reports that an object of a class makes the driver give its channel's group a context on the graphics
+// engine, which takes device memory.
+func usesGraphics(class rm.Class) bool {
+	if class.Kind == rm.ClassCompute {
+		return true
+	}
+	switch class.ID & 0xff {
+	case 0x97, 0x2d, 0x40: // 3D, 2D, inline to memory
+		return class.ID > 0xff
+	}
+	return false
+}
+
+// checkEngineObject: where an object is on the graphics engine, and its channel in a group that has not been charged for that (one
+// that named another engine), it is now.
+func (g *Guard) checkEngineObject(c *trappedCall) plan {
+	p := g.planObject(c, c.newObject())
+	if !usesGraphics(c.class) {
+		return p
+	}
+	client := c.allocClient()
+	owner, charged := g.account.contextOwner(client, c.allocParent())
+	if !g.account.isGroup(client, owner) {
+		return answer(c.deny(rm.StatusNotSupported, "loneobject",
+			"denied an object of the graphics engine on a channel that is in no channel group"))
+	}
+	context := cost{gpu: noGPU}
+	if !charged && g.cfg.Settings.ContextOverhead > 0 {
+		var ok bool
+		if context.gpu, ok = g.gpuFor(client, c.allocParent()); !ok {
+			return answer(c.status(rm.StatusInvalidObjectParent))
+		}
+		if context.size = g.contextMemory(context.gpu); !g.reserve(context) {
+			return answer(c.status(rm.StatusNoMemory))
+		}
+		p.cancel = func() { g.account.unreserve(context) }
+	}
+	commit := p.commit
+	p.commit = func() {
+		commit()
+		if context.gpu != noGPU && !g.account.chargeContext(client, owner, context.gpu, context.size) {
+			g.account.unreserve(context)
+		}
+		if g.account.markGraphics(client, owner) {
+			g.gpuTime.Made(g.account.gpuOf(client, owner))
+		}
+	}
+	return g.planPreemption(c, client, owner, p)
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -13,7 +15,7 @@ func TestChannelIDs(t *testing.T) {
 	dir := t.TempDir()
 	join := func(t *testing.T, g *Guard) {
 		g.cfg.RunDir = dir
-		g.gpuTime = newGPUTime(g)
+		g.gpuTime = newScheduler(g)
 		g.account.onChannels = g.gpuTime.TellChannels
 		g.gpuTime.Begin()
 		t.Cleanup(g.gpuTime.End)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import "golang.org/x/sys/unix"
@@ -11,9 +13,9 @@ func (g *Guard) checkVersion(c *trappedCall) plan {
 	if g.abi.CheckVersion(c.call.Outer, g.cfg.DriverVersion) {
 		return answer(replyDone)
 	}
-	g.logOnce("version", "refused a library of another version than the driver's", "driver", g.cfg.DriverVersion, "pid", c.k.proc.tgid)
+	g.logOnce("version", "refused a library of another version than the driver's", "driver", g.cfg.DriverVersion, "pid", c.task.proc.tgid)
 	if c.valid() { // nvidia_ioctl tells the version although it fails
-		writeMemory(c.k.tid, c.changed(nil))
+		writeMemory(c.task.tid, c.changedParts(nil))
 	}
 	return answer(fail(unix.EINVAL))
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -10,7 +12,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
-	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/test/interrupt"
 	"github.com/opencgpu/cgpu/test/walk"
 )
@@ -28,7 +28,8 @@ import (
 // would, hands the listener over, and then obeys lines on its standard input. No container engine takes part.
 
 const (
-	childEnv   = "CGPU_TEST_CHILD" // "filter": install one and send the listener over descriptor 3; "plain": do not; "walk": a process of a walk
+	// childEnv is "filter": install one and send the listener over descriptor 3; "plain": do not; "walk": a process of a walk.
+	childEnv   = "CGPU_TEST_CHILD"
 	nodesEnv   = "CGPU_TEST_NODES" // folder of the nodes
 	killingEnv = "CGPU_TEST_KILLABLE"
 )
@@ -127,159 +128,8 @@ type childState struct {
 	clients []*rmClient
 }
 
-// rmClient is an RM client on a file of its own, with device and subdevice.
-type rmClient struct {
-	fd          int
-	client      uint32
-	dev, subdev uint32
-	once        bool // do not repeat a call that a signal ended
-}
-
-func testCmd(nr uint32, size int) uintptr { return 3<<30 | uintptr(size)<<16 | 'F'<<8 | uintptr(nr) }
-
-func rawIoctl(fd int, cmd uintptr, b []byte) syscall.Errno {
-	escaped.Store(unsafe.SliceData(b))
-	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), cmd, uintptr(unsafe.Pointer(unsafe.SliceData(b))))
-	runtime.KeepAlive(b)
-	return e
-}
-
-// interrupted counts calls that a signal ended.
-var interrupted atomic.Int64
-
-func (c *rmClient) ioctl(nr uint32, b []byte) error {
-	for {
-		e := rawIoctl(c.fd, testCmd(nr, len(b)), b)
-		if e == unix.EINTR {
-			interrupted.Add(1)
-			if !c.once {
-				continue // as NVIDIA's libraries do
-			}
-		}
-		if e != 0 {
-			return fmt.Errorf("escape %#x: %w", nr, e)
-		}
-		return nil
-	}
-}
-
-func statusError(what string, s uint32) error {
-	if s == rm.StatusOK {
-		return nil
-	}
-	return fmt.Errorf("%s: %s", what, rm.StatusName(s))
-}
-
-// escaped keeps what a structure points at off the stack, which moves.
-var escaped atomic.Pointer[byte]
-
-// putPointer writes the address of p; the caller keeps p alive over the call.
-func putPointer(b []byte, off int, p []byte) {
-	if len(p) > 0 {
-		escaped.Store(&p[0])
-		rm.PutU64(b, off, uint64(uintptr(unsafe.Pointer(&p[0]))))
-	}
-}
-
-func (c *rmClient) alloc(parent, handle, class uint32, params []byte) (uint32, error) {
-	o := make([]byte, 48)
-	rm.PutU32(o, rm.AllocRoot, c.client)
-	rm.PutU32(o, rm.AllocParent, parent)
-	rm.PutU32(o, rm.AllocObject, handle)
-	rm.PutU32(o, rm.AllocClass, class)
-	putPointer(o, rm.AllocParams, params)
-	err := c.ioctl(rm.EscAlloc, o)
-	runtime.KeepAlive(params)
-	if err != nil {
-		return 0, err
-	}
-	return rm.U32(o, rm.AllocObject), statusError("alloc", rm.U32(o, 40))
-}
-
-func (c *rmClient) memory(handle uint32, size uint64) (uint32, error) {
-	p := make([]byte, 128)
-	rm.PutU32(p, rm.MemoryOwner, 1)
-	rm.PutU64(p, rm.MemorySize, size)
-	return c.alloc(c.dev, handle, classVidmem, p)
-}
-
-func (c *rmClient) free(handle uint32) error {
-	o := make([]byte, rm.FreeSize)
-	rm.PutU32(o, rm.FreeRoot, c.client)
-	rm.PutU32(o, rm.FreeObject, handle)
-	if err := c.ioctl(rm.EscFree, o); err != nil {
-		return err
-	}
-	return statusError("free", rm.U32(o, rm.FreeStatus))
-}
-
-func (c *rmClient) control(object, cmd uint32, params []byte) error {
-	o := make([]byte, rm.ControlSize)
-	rm.PutU32(o, rm.ControlClient, c.client)
-	rm.PutU32(o, rm.ControlObject, object)
-	rm.PutU32(o, rm.ControlCmd, cmd)
-	rm.PutU32(o, rm.ControlParamsSize, uint32(len(params)))
-	putPointer(o, rm.ControlParams, params)
-	err := c.ioctl(rm.EscControl, o)
-	runtime.KeepAlive(params)
-	if err != nil {
-		return err
-	}
-	return statusError("control", rm.U32(o, rm.ControlStatus))
-}
-
-func (c *rmClient) dup(srcClient, src uint32) (uint32, error) { return c.dupAs(0, srcClient, src) }
-
-func (c *rmClient) dupAs(handle, srcClient, src uint32) (uint32, error) {
-	o := make([]byte, rm.DupSize)
-	rm.PutU32(o, rm.DupObject, handle)
-	rm.PutU32(o, rm.DupClient, c.client)
-	rm.PutU32(o, rm.DupParent, c.dev)
-	rm.PutU32(o, rm.DupClientSrc, srcClient)
-	rm.PutU32(o, rm.DupObjectSrc, src)
-	if err := c.ioctl(rm.EscDupObject, o); err != nil {
-		return 0, err
-	}
-	return rm.U32(o, rm.DupObject), statusError("dup", rm.U32(o, rm.DupStatus))
-}
-
 func (s *childState) open(name string, flags int) (int, error) {
 	return unix.Open(s.nodes+"/"+name, unix.O_RDWR|flags, 0)
-}
-
-func (s *childState) newClient(flags int) (*rmClient, error) {
-	fd, err := s.open("nvidiactl", flags)
-	if err != nil {
-		return nil, err
-	}
-	c := &rmClient{fd: fd}
-	if c.client, err = c.alloc(0, 0, rmclient.ClassClient, nil); err != nil {
-		return nil, err
-	}
-	if c.dev, err = c.alloc(c.client, 0, rmclient.ClassDevice, make([]byte, 56)); err != nil {
-		return nil, err
-	}
-	c.subdev, err = c.alloc(c.dev, 0, rmclient.ClassSubdevice, make([]byte, 4))
-	return c, err
-}
-
-// mapMemory is RM_MAP_MEMORY of CLIENT MEMORY OFFSET LENGTH on a new file.
-func (s *childState) mapMemory(a []int, node string) (address uint64, fd int, err error) {
-	if fd, err = s.open(node, unix.O_CLOEXEC); err != nil {
-		return 0, -1, err
-	}
-	c := s.clients[a[0]]
-	o := make([]byte, rm.MapMemorySize)
-	rm.PutU32(o, rm.MapMemoryClient, c.client)
-	rm.PutU32(o, rm.MapMemoryDevice, c.dev)
-	rm.PutU32(o, rm.MapMemoryMemory, uint32(a[1]))
-	rm.PutU64(o, rm.MapMemoryOffset, uint64(a[2]))
-	rm.PutU64(o, rm.MapMemoryLength, uint64(a[3]))
-	rm.PutU32(o, rm.MapMemoryFD, uint32(fd))
-	if err = c.ioctl(rm.EscMapMemory, o); err == nil {
-		err = statusError("map", rm.U32(o, rm.MapMemoryStatus))
-	}
-	return rm.U64(o, rm.MapMemoryAddress), fd, err
 }
 
 // childCommands take numbers and answer a line. A client is named by its index.
@@ -451,7 +301,8 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 		}
 		return fmt.Sprint(tsg), err
 	},
-	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC (2)
+	// notifier CLIENT MEMORY WHERE → group channel: a channel with an error notifier, which the group names (0), or the channel, or for ECC
+	// (2)
 	"notifier": func(s *childState, a []int) (string, error) {
 		c, p, q := s.clients[a[0]], make([]byte, 20), make([]byte, 368)
 		rm.PutU32(p, rm.TSGEngineType, engineGR)
@@ -717,74 +568,4 @@ var childCommands = map[string]func(*childState, []int) (string, error){
 	"race":     childRace,
 	"compute":  childCompute,
 	"walk":     childWalk,
-}
-
-// childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.
-func childSignals(s *childState, a []int) (string, error) {
-	c := s.clients[a[0]]
-	seen := make(chan os.Signal, 1024)
-	signal.Notify(seen, syscall.SIGALRM)
-	go func() {
-		for range seen {
-		}
-	}()
-	stop, err := interrupt.Thread(time.Duration(a[1]) * time.Microsecond)
-	if err != nil {
-		return "", err
-	}
-	defer stop()
-	calls := 0
-	for _, restart := range []bool{true, false} {
-		if err := interrupt.Restart(syscall.SIGALRM, restart); err != nil {
-			return "", err
-		}
-		for end := time.Now().Add(time.Duration(a[2]) * time.Millisecond / 2); time.Now().Before(end); calls += 2 {
-			want := uint32(0)
-			if calls%4 == 0 {
-				want = 0x5c000001 // the driver would notice a second one of these, but not of those that it names itself
-			}
-			h, err := c.memory(want, 2<<20)
-			if err == nil {
-				err = c.free(h)
-			}
-			if err != nil {
-				return "", fmt.Errorf("call %d, SA_RESTART %v: %w", calls, restart, err)
-			}
-		}
-	}
-	return fmt.Sprint(calls, " ", interrupted.Load()), nil
-}
-
-// childRace CLIENT MS: threads make, copy and free the same few handles at the same time, each without a look at the others.
-func childRace(s *childState, a []int) (string, error) {
-	c := s.clients[a[0]]
-	end := time.Now().Add(time.Duration(a[1]) * time.Millisecond)
-	const x, y = 0x5c000001, 0x5c000002
-	done := make(chan error)
-	run := func(f func() error) {
-		go func() {
-			var errno syscall.Errno
-			for time.Now().Before(end) {
-				if err := f(); errors.As(err, &errno) { // RM's refusals are part of the game
-					done <- err
-					return
-				}
-			}
-			done <- nil
-		}()
-	}
-	for range 2 {
-		run(func() error { return c.free(x) })
-		run(func() error { _, err := c.memory(x, 4<<20); return err })
-		run(func() error { _, err := c.memory(x, 64<<10); return err })
-		run(func() error {
-			_, err := c.dupAs(y, c.client, x)
-			return errors.Join(err, c.free(y))
-		})
-	}
-	var err error
-	for range 8 {
-		err = errors.Join(err, <-done)
-	}
-	return "", err
 }

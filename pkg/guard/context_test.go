@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -21,10 +23,12 @@ func TestContextCost(t *testing.T) {
 		costs int
 	}{
 		{"as CUDA does", []step{{fakeDevice, group, 0xa06c, 1}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
-		{"a group that names no engine", []step{{fakeDevice, group, 0xa06c, 0}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
+		{"a group that names no engine", []step{{fakeDevice, group, 0xa06c, 0}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}},
+			group, 1},
 		{"a group that says copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}}, group, 1},
 		{"copies", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xc8b5, 0}}, group, 0},
-		{"two objects", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0}, {channel, second, 0xcb97, 0}}, group, 1},
+		{"two objects", []step{{fakeDevice, group, 0xa06c, 9}, {group, channel, 0xc86f, 0}, {channel, engine, 0xcbc0, 0},
+			{channel, second, 0xcb97, 0}}, group, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			g := withClient(newFakeGuard(t, answering(0, nil)))
@@ -71,7 +75,8 @@ func TestContextCost(t *testing.T) {
 // TestLoneChannel: what runs on the graphics engine is in a group, or it would have a timeslice that nobody can set.
 func TestLoneChannel(t *testing.T) {
 	const channel = 0x101
-	for engineType, want := range map[uint32]uint32{0: rm.StatusNotSupported, 1: rm.StatusNotSupported, 8: rm.StatusNotSupported, 9: rm.StatusOK} {
+	for engineType, want := range map[uint32]uint32{0: rm.StatusNotSupported, 1: rm.StatusNotSupported,
+		8: rm.StatusNotSupported, 9: rm.StatusOK} {
 		g := withClient(newFakeGuard(t, answering(0, nil)))
 		f := newFakeCall(t, g, fakeControl)
 		p := make([]byte, 368)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -33,7 +35,7 @@ func (g *Guard) bufferSizes(gpu int) func(buffer uint32) (uint64, bool) {
 		if ok {
 			return size, true
 		}
-		own, err := g.ownClient()
+		own, err := g.guardClient()
 		if err != nil {
 			return 0, false
 		}
@@ -55,8 +57,8 @@ type contextBuffer struct {
 	buffer uint32
 }
 
-// chargeMore adds what reserve took to what an object is charged. False: it is gone.
-func (a *account) chargeMore(clientHandle, handle uint32, gpu int, size quota.Bytes) bool {
+// chargeGFXP adds what reserve took to what an object is charged. False: it is gone.
+func (a *account) chargeGFXP(clientHandle, handle uint32, gpu int, size quota.Bytes) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[clientHandle]

@@ -1,8 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
 	"errors"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -11,102 +12,103 @@ import (
 )
 
 // serve answers one notification. It is the guard's main way; read it from top to bottom.
-func (w *worker) serve(n *seccompNotif) {
-	g := w.g
-	cmd := uint32(n.Args[1]) // the kernel truncates to 32 bits too (SYSCALL_DEFINE3(ioctl))
+func (w *worker) serve(notif *seccompNotif) {
+	g := w.guard
+	cmd := uint32(notif.Args[1]) // the kernel truncates to 32 bits too (SYSCALL_DEFINE3(ioctl))
 
 	// What may run natively is decided by the registers alone. Memory and even the descriptor table can change between
 	// this check and the system call, the registers cannot: a number that no driver call has is safe whatever file it
 	// reaches in the end.
 	if !rm.UVMShaped(cmd) && !g.abi.RMShaped(cmd) && !fromLimiter(cmd) {
-		w.l.answer(n.ID, replyResume)
+		w.listener.answer(notif.ID, replyResume)
 		return
 	}
 	g.stats.calls.Add(1)
 	for range 2 {
-		k, err := g.tasks.get(int(n.PID))
+		task, err := g.tasks.acquire(int(notif.PID))
 		if err != nil {
-			if w.l.valid(n.ID) {
-				g.log.Warn("cannot look at a task", "tid", n.PID, "err", err)
-				w.l.answer(n.ID, fail(unix.ENODEV))
+			if w.listener.valid(notif.ID) {
+				g.log.Warn("cannot look at a task", "tid", notif.PID, "err", err)
+				w.listener.answer(notif.ID, fail(unix.ENODEV))
 			}
 			return
 		}
-		again := w.serveTask(n, k)
-		k.release()
+		again := w.serveTask(notif, task)
+		task.release()
 		if !again {
 			return
 		}
 	}
-	w.l.answer(n.ID, fail(unix.ENODEV))
+	w.listener.answer(notif.ID, fail(unix.ENODEV))
 }
 
 // serveTask answers a notification of a known thread. It returns true if the thread turned out to be a dead one whose
 // number is in use again: then nothing was done and the caller tries anew.
-func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
-	g := w.g
-	if !k.mu.TryLock() { // a second notification of a thread waits for the first, whose caller is away by then
-		k.mu.Lock()
-		if !w.l.valid(n.ID) {
-			k.mu.Unlock()
+func (w *worker) serveTask(notif *seccompNotif, task *task) (again bool) {
+	g := w.guard
+	if !task.mu.TryLock() { // a second notification of a thread waits for the first, whose caller is away by then
+		task.mu.Lock()
+		if !w.listener.valid(notif.ID) {
+			task.mu.Unlock()
 			return false
 		}
 	}
-	defer k.mu.Unlock()
+	defer task.mu.Unlock()
 
-	if s := k.saved; s != nil {
-		match := s.matches(n, k.tid)
-		if !w.l.valid(n.ID) {
+	if s := task.saved; s != nil {
+		match := s.matches(notif, task.tid)
+		if !w.listener.valid(notif.ID) {
 			return false // a stale notification, whose caller is already in its next one
 		}
 		if match {
-			writeMemory(k.tid, s.parts())
-			if w.l.answer(n.ID, s.rep) {
+			writeMemory(task.tid, s.parts())
+			if w.listener.answer(notif.ID, s.rep) {
 				g.stats.replayed.Add(1)
-				k.last.noteSaved(s)
+				task.lastAnswer.recordSaved(s)
 				s.release()
-				k.saved = nil
+				task.saved = nil
 			}
 			return false
 		}
 		s.discard()
-		k.saved = nil
+		task.saved = nil
 	}
 
-	if !k.exact && !k.sharesFiles() {
+	if !task.exact && !task.sharesFiles() {
 		// Without PIDFD_THREAD the guard sees the descriptors of the process, which are not those of this thread.
-		g.logOnce("files", "refused a call of a thread with a descriptor table of its own; that needs Linux 6.9", "tid", k.tid)
-		w.l.answer(n.ID, fail(unix.EPERM))
+		g.logOnce("files", "refused a call of a thread with a descriptor table of its own; that needs Linux 6.9", "tid", task.tid)
+		w.listener.answer(notif.ID, fail(unix.EPERM))
 		return false
 	}
-	fd, err := k.getFile(int(int32(n.Args[0])))
+	fd, err := task.getFile(int(int32(notif.Args[0])))
 	if err != nil {
 		switch {
 		case errors.Is(err, unix.ESRCH):
-			g.tasks.drop(k)
-			return w.l.valid(n.ID)
+			g.tasks.dropTask(task)
+			return w.listener.valid(notif.ID)
 		case errors.Is(err, unix.EBADF):
-			w.l.answer(n.ID, fail(unix.EBADF))
+			w.listener.answer(notif.ID, fail(unix.EBADF))
 		default:
 			g.logOnce("getfd", "cannot copy a descriptor of the container; is CAP_SYS_PTRACE blocked by a security module?", "err", err)
-			w.l.answer(n.ID, fail(unix.ENODEV))
+			w.listener.answer(notif.ID, fail(unix.ENODEV))
 		}
 		return false
 	}
 	w.mem.reset()
 	c := &w.call
-	*c = trappedCall{g: g, l: w.l, start: w.start, n: n, k: k, mem: w.mem, fd: fd, call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
+	*c = trappedCall{guard: g, listener: w.listener, start: w.start, notif: notif, task: task, mem: w.mem, fd: fd,
+		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	rep := w.handle(c)
-	if k.last.settle(c, func() bool { return c.failed(rep) }, func() bool { return w.l.valid(n.ID) }) {
+	if task.lastAnswer.replayOrForget(c, func() bool { return c.failed(rep) }, func() bool { return w.listener.valid(notif.ID) }) {
 		rep = replyDone
 		g.stats.replayed.Add(1)
 	}
 	w.succeeded, w.inDriver = c.executed && !c.failed(rep), c.inDriver
-	w.finish(c, rep)
+	w.sendAnswer(c, rep)
 	if c.fd >= 0 {
 		_ = unix.Close(c.fd)
 	}
-	if k.proc.gone.Load() { // since the answer: whoever looked then found the file still open, by the guard's own copy
+	if task.proc.gone.Load() { // since the answer: whoever looked then found the file still open, by the guard's own copy
 		g.sweepSoon()
 	}
 	return false
@@ -114,8 +116,8 @@ func (w *worker) serveTask(n *seccompNotif, k *task) (again bool) {
 
 // handle decides on a call and carries it out.
 func (w *worker) handle(c *trappedCall) reply {
-	g, n := c.g, c.n
-	cmd := uint32(n.Args[1])
+	g, notif := c.guard, c.notif
+	cmd := uint32(notif.Args[1])
 	var foreign bool
 	var err error
 	if c.node, foreign, err = g.nodes.classify(c.fd); err != nil {
@@ -123,13 +125,13 @@ func (w *worker) handle(c *trappedCall) reply {
 	}
 	switch {
 	case foreign:
-		g.logOnce("foreign", "a call on the node of a GPU that the container was not given", "tid", n.PID)
+		g.logOnce("foreign", "a call on the node of a GPU that the container was not given", "tid", notif.PID)
 		return fail(unix.ENODEV)
 	case c.node.kind == nodeOther:
 		return g.onOtherFile(cmd)
-	case n.Arch != nativeArch || uint32(n.NR)&x32Bit != 0:
+	case notif.Arch != nativeArch || uint32(notif.NR)&x32Bit != 0:
 		// 32-bit callers of a driver with 64-bit structures do not exist; what comes this way is an attempt.
-		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", n.Arch, "nr", n.NR)
+		g.logOnce("arch", "an NVIDIA call through a foreign system call table", "arch", notif.Arch, "nr", notif.NR)
 		return fail(unix.ENOSYS)
 	}
 	if !g.driver.Native() && !fromLimiter(cmd) {
@@ -154,7 +156,7 @@ func (w *worker) handle(c *trappedCall) reply {
 	if rm.UVMShaped(cmd) {
 		return fail(unix.EINVAL) // a bare small number on an RM node: nv.c refuses it, and so do we
 	}
-	if !c.load(cmd, n.Args[2], c.sizeOf(cmd)) {
+	if !c.loadOuter(cmd, notif.Args[2], c.sizeOf(cmd)) {
 		return fail(unix.EFAULT)
 	}
 	if cmd&0xff == rm.EscXferCmd {
@@ -163,7 +165,7 @@ func (w *worker) handle(c *trappedCall) reply {
 		}
 	}
 	if g.pendingRoots.Load() > 0 {
-		if rep, ok := g.holdBack(c); !ok {
+		if rep, ok := g.awaitPendingRoots(c); !ok {
 			return rep
 		}
 	}
@@ -192,45 +194,45 @@ func (g *Guard) onOtherFile(cmd uint32) reply {
 
 // followFile finds or makes the record of the call's file.
 func (c *trappedCall) followFile() (err error) {
-	c.file, err = c.g.followFile(c.fd, c.node)
+	c.file, err = c.guard.followFile(c.fd, c.node)
 	if err == nil && c.node.kind == nodeUVM {
 		c.file.mu.Lock()
-		c.file.owners[c.k.proc.tgid] = true
+		c.file.owners[c.task.proc.tgid] = true
 		c.file.mu.Unlock()
 	}
 	return err
 }
 
-// finish writes the results and sends the answer; a caller that is gone is remembered.
-func (w *worker) finish(c *trappedCall, rep reply) {
-	g := w.g
+// sendAnswer writes the results and sends the answer; a caller that is gone is remembered.
+func (w *worker) sendAnswer(c *trappedCall, rep reply) {
+	g := w.guard
 	if !c.executed {
 		if !rep.resume && rep.errno == 0 && c.call.Outer != nil {
-			if !w.l.valid(c.n.ID) {
+			if !w.listener.valid(c.notif.ID) {
 				return
 			}
-			if !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+			if !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 				rep = fail(unix.EFAULT)
 			}
 		}
-		if through := w.l.answer(c.n.ID, rep); c.root != nil {
+		if through := w.listener.answer(c.notif.ID, rep); c.root != nil {
 			g.rootAnswered(c.root, through)
 		}
 		return
 	}
 	// A call can take long, and the thread's number be another's afterwards.
-	if w.l.valid(c.n.ID) {
-		if rep.errno == 0 && !writeMemory(c.k.tid, c.changed(w.parts[:0])) {
+	if w.listener.valid(c.notif.ID) {
+		if rep.errno == 0 && !writeMemory(c.task.tid, c.changedParts(w.parts[:0])) {
 			rep = fail(unix.EFAULT) // as copy_to_user in nvidia_ioctl: the object stays
 		}
-		if w.l.answer(c.n.ID, rep) {
-			c.k.last.note(c)
+		if w.listener.answer(c.notif.ID, rep) {
+			c.task.lastAnswer.record(c)
 			return
 		}
 	}
 	g.stats.interrupted.Add(1)
 	if c.statusOnly == 0 { // a UVM mapping is just made again, in place of itself
-		g.remember(c, rep)
+		g.saveResult(c, rep)
 	}
 }
 
@@ -242,46 +244,6 @@ func (c *trappedCall) failed(rep reply) bool {
 	return c.statusWord() != rm.StatusOK
 }
 
-// maxSaved bounds the bytes of all saved results of a container, savedCost of what each takes beside its own: its thread is remembered for
-// it, with a descriptor.
-const (
-	maxSaved  = 8 << 20
-	savedCost = 1 << 10
-)
-
-// undoAfter is how long a call that was carried out waits for its interrupted caller to come again before what it made
-// is taken back. A restarted system call comes at once; one behind a stopped process may come later, and is then carried
-// out anew.
-const undoAfter = time.Second
-
-// remember keeps the result of an executed call for its caller, who was interrupted. The task is locked.
-func (g *Guard) remember(c *trappedCall, rep reply) {
-	// A result must be kept even of a control, or a slow one never ends for a caller with a fast timer; but only so much, or
-	// many threads with large ones would bloat the guard.
-	size := savedCost + c.size()
-	if g.saved.Add(int64(size)) > maxSaved && c.undo == nil {
-		g.saved.Add(-int64(size))
-		return
-	}
-	s := c.save(rep)
-	s.onRelease = func() { g.saved.Add(-int64(size)) }
-	k := c.k
-	k.saved = s
-	if s.undo == nil {
-		return // something was dropped: nothing to take back, so the result may wait as long as the thread lives
-	}
-	time.AfterFunc(undoAfter, func() {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.saved == s {
-			g.onBill(s.discard)
-			k.saved = nil
-			g.stats.undone.Add(1)
-			g.sweepSoon()
-		}
-	})
-}
-
 // unwrap replaces an XFER by the call inside it. The driver compares the inner number as a full word and does not unwrap
 // twice (nvidia_ioctl).
 func (c *trappedCall) unwrap() unix.Errno {
@@ -290,11 +252,11 @@ func (c *trappedCall) unwrap() unix.Errno {
 		return unix.EINVAL
 	}
 	inner := 3<<30 | size<<16 | 'F'<<8 | nr
-	if !c.g.abi.RMShaped(inner) {
+	if !c.guard.abi.RMShaped(inner) {
 		return unix.EINVAL
 	}
 	c.mem.reset()
-	if !c.load(inner, addr, int(size)) {
+	if !c.loadOuter(inner, addr, int(size)) {
 		return unix.EFAULT
 	}
 	c.wrapped = true

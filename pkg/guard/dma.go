@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -9,9 +11,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// RM_MAP_MEMORY_DMA maps memory of a client into a range of GPU addresses. The driver takes page tables for the length that the caller names
-// before it compares that with the memory (serverInterMap_Prologue), and what it took for a call that fails stays in the GPU's pool. So the
-// guard compares first, and charges the tables to whoever maps.
+// RM_MAP_MEMORY_DMA maps memory of a client into a range of GPU addresses. The driver takes page tables for the length that the caller
+// names before it compares that with the memory (serverInterMap_Prologue), and what it took for a call that fails stays in the GPU's pool.
+// So the guard compares first, and charges the tables to whoever maps.
 
 // maxDMAMaps bounds the mappings of one container: each takes some of the host's kernel memory. A CUDA context has about 25.
 const maxDMAMaps = 1 << 16
@@ -44,15 +46,16 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 	if !ok || gpu == noGPU {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.unseen(c.target(), client, memory) {
+	if g.isUnseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	// Peers map each other's memory by UVM. By this call they could with NVOS46_FLAGS_P2P, which CUDA does not use.
-	if g.account.elsewhere(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(client, memory, gpu) || g.account.gpuOf(client, mapper.handle) != gpu {
+		return answer(c.denyOtherGPU())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.DMAMapOffset), length) {
-		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory", "length", quota.Bytes(length)))
+		return answer(c.deny(rm.StatusInvalidLimit, "dmalength", "denied a mapping that is longer than its memory",
+			"length", quota.Bytes(length)))
 	}
 	flags := rm.U32(o, rm.DMAFlags)
 	if flags&rm.DMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, length-1) {
@@ -74,7 +77,7 @@ func (g *Guard) checkMapDMA(c *trappedCall) plan {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	done := func() { rm.PutU32(o, rm.DMAFlags, flags) }
-	return plan{ask: true, done: done, cancel: func() { g.account.unreserve(want) }, settle: func() {
+	return plan{ask: true, done: done, cancel: func() { g.account.unreserve(want) }, commit: func() {
 		at := dmaPlace{device, rm.U64(o, form.Address)}
 		g.account.addDMA(client, mapper.handle, memory, dmaMap{at: at, length: length, gpu: gpu, tables: want.size})
 		t := c.target() // now: c serves other calls by the time of an undo
@@ -92,7 +95,7 @@ func (g *Guard) checkUnmapDMA(c *trappedCall) plan {
 	if rm.U64(o, form.Length) != 0 && !g.account.roomForDMA() { // a part: one mapping becomes two
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		at := dmaPlace{rm.U32(o, rm.DMADevice), rm.U64(o, form.Address)}
 		g.account.removeDMA(rm.U32(o, rm.DMAClient), rm.U32(o, rm.DMAMapper), at, rm.U64(o, form.Length))
 		c.lost = true
@@ -122,8 +125,8 @@ func (g *Guard) unmapDMA(t Target, client, mapper uint32, at dmaPlace) {
 	}
 }
 
-// mapFits reports that a mapping stays within its memory. Host memory of RM_ALLOC_MEMORY, which runs in the task, has no size that the guard
-// knows: it gets no more than a bound.
+// mapFits reports that a mapping stays within its memory. Host memory of RM_ALLOC_MEMORY, which runs in the task, has no size that the
+// guard knows: it gets no more than a bound.
 func (g *Guard) mapFits(client, memory uint32, offset, length uint64) bool {
 	size := uint64(rm.MaxVirtual)
 	if length > size { // what stands in the account of such memory is what the task has asked for
@@ -147,68 +150,68 @@ func (a *account) roomForDMA() bool {
 	return a.dmaMaps < maxDMAMaps
 }
 
-// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or of
-// the device, ends the mapping.
+// addDMA records a mapping. Memory that the guard has not seen made (RM_ALLOC_MEMORY) gets a record now, so that the end of its handle, or
+// of the device, ends the mapping.
 func (a *account) addDMA(clientHandle, mapper, memory uint32, m dmaMap) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[clientHandle]
 	if c == nil || c.objects[mapper] == nil {
-		a.gpus[m.gpu].release(m.tables)
+		a.gpus[m.gpu].subUsed(m.tables)
 		return
 	}
 	if c.objects[memory] == nil {
-		a.put(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
+		a.insertObject(c, &object{handle: memory, parent: m.at.device, kind: rm.ClassPlain, gpu: noGPU})
 	}
 	m.mapper, m.memory = c.objects[mapper], c.objects[memory]
 	a.linkDMA(&m)
 }
 
 func (a *account) linkDMA(m *dmaMap) {
-	if m.mapper.maps == nil {
-		m.mapper.maps = map[dmaPlace][]*dmaMap{}
+	if m.mapper.dmaMaps == nil {
+		m.mapper.dmaMaps = map[dmaPlace][]*dmaMap{}
 	}
-	if m.memory.mapped == nil {
-		m.memory.mapped = map[*dmaMap]bool{}
+	if m.memory.mappedBy == nil {
+		m.memory.mappedBy = map[*dmaMap]bool{}
 	}
-	m.mapper.maps[m.at] = append(m.mapper.maps[m.at], m)
-	m.memory.mapped[m] = true
+	m.mapper.dmaMaps[m.at] = append(m.mapper.dmaMaps[m.at], m)
+	m.memory.mappedBy[m] = true
 	a.dmaMaps++
 }
 
 // unlinkDMA forgets a mapping, without what was charged for it.
 func (a *account) unlinkDMA(m *dmaMap) {
-	list := m.mapper.maps[m.at]
+	list := m.mapper.dmaMaps[m.at]
 	if i := slices.Index(list, m); i >= 0 {
 		list = slices.Delete(list, i, i+1)
 	}
-	if m.mapper.maps[m.at] = list; len(list) == 0 {
-		delete(m.mapper.maps, m.at)
+	if m.mapper.dmaMaps[m.at] = list; len(list) == 0 {
+		delete(m.mapper.dmaMaps, m.at)
 	}
-	delete(m.memory.mapped, m)
+	delete(m.memory.mappedBy, m)
 	a.dmaMaps--
 }
 
 // dropDMA ends a mapping.
 func (a *account) dropDMA(m *dmaMap) {
 	a.unlinkDMA(m)
-	a.gpus[m.gpu].release(m.tables)
+	a.gpus[m.gpu].subUsed(m.tables)
 }
 
 // dropMaps ends the mappings in a range of addresses, or of memory.
 func (a *account) dropMaps(o *object) {
-	for _, list := range o.maps {
+	for _, list := range o.dmaMaps {
 		for _, m := range slices.Clone(list) {
 			a.dropDMA(m)
 		}
 	}
-	for m := range o.mapped {
+	for m := range o.mappedBy {
 		a.dropDMA(m)
 	}
 }
 
-// removeDMA takes mappings away as RM_UNMAP_MEMORY_DMA does (serverInterUnmapInternal): the one that begins at an address or, with a length,
-// what lies in that piece of the addresses.
+// removeDMA takes mappings away as RM_UNMAP_MEMORY_DMA does (serverInterUnmapInternal): the one that begins at an address or, with a
+// length, what lies in that piece of the addresses.
 func (a *account) removeDMA(clientHandle, mapper uint32, at dmaPlace, length uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -218,13 +221,13 @@ func (a *account) removeDMA(clientHandle, mapper uint32, at dmaPlace, length uin
 	}
 	o := c.objects[mapper]
 	if length == 0 {
-		if list := o.maps[at]; len(list) > 0 {
+		if list := o.dmaMaps[at]; len(list) > 0 {
 			a.dropDMA(list[0])
 		}
 		return
 	}
 	var hit []*dmaMap
-	for place, list := range o.maps {
+	for place, list := range o.dmaMaps {
 		for _, m := range list {
 			if place.device == at.device && place.address < at.address+length && at.address < place.address+m.length {
 				hit = append(hit, m)
@@ -251,5 +254,5 @@ func (a *account) cutDMA(m *dmaMap, start, end uint64) {
 		charged -= rest.tables
 		a.linkDMA(&rest)
 	}
-	a.gpus[m.gpu].release(charged)
+	a.gpus[m.gpu].subUsed(charged)
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -9,8 +11,9 @@ import (
 )
 
 // escapes are the rules of calls on nvidiactl or a GPU's node, but for those of RM_ALLOC (by class) and of RM_CONTROL (by control). What
-// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA (objects that
-// the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside any client).
+// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA
+// (objects that the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside
+// any client).
 var escapes = map[uint32]rule{
 	rm.EscFree:           {clients: outerClient(rm.FreeRoot), locks: true, check: (*Guard).checkFree},
 	rm.EscDupObject:      {clients: dupClients, locks: true, check: (*Guard).checkDup},
@@ -39,8 +42,8 @@ func outerClient(off int) func(*trappedCall) (dst, src uint32) {
 	}
 }
 
-// denyElsewhere refuses a call that names memory of a GPU for another.
-func (c *trappedCall) denyElsewhere() reply {
+// denyOtherGPU refuses a call that names memory of a GPU for another.
+func (c *trappedCall) denyOtherGPU() reply {
 	return c.deny(rm.StatusInvalidDevice, "elsewhere", "denied the use of a GPU's memory as another's")
 }
 
@@ -53,7 +56,7 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 		return g.onControl(c)
 	default:
 		if r, ok := escapes[nr]; ok {
-			return g.serveBy(r, c)
+			return g.serveByRule(r, c)
 		}
 		return c.deny(rm.StatusNotSupported, "esc"+rm.EscapeName(nr), "denied an escape", "escape", rm.EscapeName(nr))
 	}
@@ -61,11 +64,11 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 
 // checkFree: of an object, its descendants, or a client.
 func (g *Guard) checkFree(c *trappedCall) plan {
-	return g.freeing(c, rm.U32(c.call.Outer, rm.FreeObject))
+	return g.planFree(c, rm.U32(c.call.Outer, rm.FreeObject))
 }
 
-// freed takes an object that a call has freed out of the account.
-func (g *Guard) freed(c *trappedCall, handle uint32) {
+// recordFree takes an object that a call has freed out of the account.
+func (g *Guard) recordFree(c *trappedCall, handle uint32) {
 	c.lost = true // freed again it would not be found
 	if of := c.locked[0]; of.handle == handle {
 		g.clientGone(of)
@@ -88,7 +91,7 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	o := c.call.Outer
 	dst, src := dupClients(c)
 	object := rm.U32(o, rm.DupObjectSrc)
-	x, ok := c.refer(src, object)
+	x, ok := c.acquireObject(src, object)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
@@ -96,22 +99,22 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 		// Under a second name it could be scheduled, or filled, unseen. Nobody has been seen to want that.
 		return answer(c.deny(rm.StatusNotSupported, "dupchannel", "denied a second handle on a channel or a channel group"))
 	}
-	if g.unseen(c.target(), src, object) {
+	if g.isUnseen(c.target(), src, object) {
 		return answer(c.denyUnseen())
 	}
 	// The driver would count memory out of the other GPU's BAR1 when it is freed (vidmemDestruct_IMPL). NVLink addresses are for others.
-	if x.kind != rm.ClassFabric && x.charge.elsewhere(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
-		return answer(c.denyElsewhere())
+	if x.kind != rm.ClassFabric && x.charge.onOtherGPU(g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+		return answer(c.denyOtherGPU())
 	}
-	if !g.room(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
+	if !g.roomForObject(x.kind, g.account.gpuOf(dst, rm.U32(o, rm.DupParent))) {
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	p := plan{ask: true, settle: func() {
+	p := plan{ask: true, commit: func() {
 		h := rm.U32(o, rm.DupObject)
 		g.account.dupObject(dst, rm.U32(o, rm.DupParent), h, x)
 		c.undo = g.undoObject(c.target(), dst, h)
 	}}
-	p.opened, p.done = g.asPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)
+	p.opened, p.done = g.openForPolicies(c.locked.of(src), object, c.locked.of(dst), accessDup)
 	return p
 }
 
@@ -137,7 +140,7 @@ const (
 
 // checkRegisterFD: a nvidiactl file lends its identity to another file. RM looks at the two files only (NV_ESC_REGISTER_FD in
 // escape.c), so the guard makes the call, on the files that it has looked at: a nvidiactl file that has borrowed an identity
-// must not do a root alloc (see root.go), and one that did so unseen would break that rule.
+// must not do a root alloc (see rootalloc.go), and one that did so unseen would break that rule.
 func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 	if c.node.kind == nodeControl {
 		f, err := g.followFile(c.fd, c.node)
@@ -162,7 +165,7 @@ func (g *Guard) checkRegisterFD(c *trappedCall) plan {
 
 // fileNamed copies a file of some kinds that a call names by its number in the task. as is what the driver knows it by.
 func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as uint32, err error) {
-	if fd, err = c.k.getFile(int(int32(number))); err != nil {
+	if fd, err = c.task.getFile(int(int32(number))); err != nil {
 		return -1, 0, err
 	}
 	defer func() {
@@ -170,14 +173,14 @@ func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as ui
 			_ = unix.Close(fd)
 		}
 	}()
-	n, _, err := c.g.nodes.classify(fd)
+	n, _, err := c.guard.nodes.classify(fd)
 	if err == nil && !slices.Contains(kinds, n.kind) {
 		err = unix.EINVAL
 	}
-	if err != nil || c.g.driver.Native() {
+	if err != nil || c.guard.driver.Native() {
 		return fd, uint32(fd), err
 	}
-	f, err := c.g.followFile(fd, n)
+	f, err := c.guard.followFile(fd, n)
 	if err != nil {
 		return fd, 0, err
 	}
@@ -186,7 +189,7 @@ func (c *trappedCall) fileNamed(number uint32, kinds ...nodeKind) (fd int, as ui
 
 // checkCardInfo: of the list of the machine's GPUs, others than the container's own are blanked.
 func (g *Guard) checkCardInfo(c *trappedCall) plan {
-	return plan{ask: true, settle: func() {
+	return plan{ask: true, commit: func() {
 		o := c.call.Outer
 		n := 0
 		for off := 0; off+rm.CardInfoSize <= len(o); off += rm.CardInfoSize {

@@ -1,121 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
-	"slices"
+	"fmt"
+	"strings"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// An OS event joins an RM client and the number of a descriptor, by which the driver later wakes whoever polls that file. The driver keeps all
-// of the node's in one list, which it searches under a spinlock, takes any numbers for it, and writes a line to the kernel log for a pair that is
-// there already (allocate_os_event in osapi.c). So a container has only so many, for its own clients.
+// What the guard tells the node's events (package event). Those that a tenant can cause are written now and then, with a count;
+// those of the ledger as they are.
 
-// maxEvents bounds the OS events of one container, for each of its GPUs. A CUDA context has 8.
-const maxEvents = 1024
-
-// checkAllocEvent: an event of one of the container's clients is made.
-func (g *Guard) checkAllocEvent(c *trappedCall) plan {
-	client, number := rm.U32(c.call.Outer, rm.OSEventClient), rm.U32(c.call.Outer, rm.OSEventFD)
-	if g.account.hasEvent(client, number, g.files.self) {
-		return answer(c.status(rm.StatusInsufficientResources)) // what the driver says
-	}
-	if !g.account.roomForEvent(g.files.self, time.Now()) {
-		return answer(c.deny(rm.StatusInsufficientResources, "events", "denied an OS event: the container has too many", "max", maxEvents*len(g.cfg.GPUs)))
-	}
-	e, err := newWeakRef(c.fd)
-	if err != nil {
-		return answer(c.deny(rm.StatusInsufficientResources, "eventfile", "cannot follow the file of an OS event", "err", err))
-	}
-	return plan{ask: true, cancel: e.close, settle: func() {
-		g.account.addEvent(client, number, e)
-		t, outer := c.target(), slices.Clone(c.call.Outer) // now: c serves other calls by the time of an undo
-		c.undo = func() { g.freeEvent(t, client, number, outer) }
-	}}
-}
-
-func (g *Guard) checkFreeEvent(c *trappedCall) plan {
-	return plan{ask: true, settle: func() {
-		g.account.removeEvent(rm.U32(c.call.Outer, rm.OSEventClient), rm.U32(c.call.Outer, rm.OSEventFD))
-		c.lost = true
-	}}
-}
-
-// freeEvent ends an event whose maker was gone before it could be told.
-func (g *Guard) freeEvent(t Target, client, number uint32, outer []byte) {
-	lock, ok := g.account.lockCalls(client, client)
-	if !ok {
-		return
-	}
-	defer lock.unlock()
-	const typeCode = 3<<30 | rm.OSEventSize<<16 | 'F'<<8 | rm.EscFreeOSEvent
-	if e := g.driver.Exec(t, &rm.Call{Cmd: typeCode, Outer: outer}); e == 0 && rm.U32(outer, rm.OSEventStatus) == rm.StatusOK {
-		g.account.removeEvent(client, number)
-	}
-}
-
-// hasEvent reports that a client has an event of this number, on a file that is still open.
-func (a *account) hasEvent(client, number uint32, self int) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.clients[client]
-	if c == nil {
-		return false
-	}
-	e, ok := c.events[number]
-	if ok && !e.alive(self) {
-		a.dropEvent(c, number)
-		ok = false
-	}
-	return ok
-}
-
-// roomForEvent reports that the container may have another one. The files of some may be closed by now; that is looked for once a second.
-func (a *account) roomForEvent(self int, now time.Time) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	most := maxEvents * len(a.gpus)
-	if a.events < most || now.Sub(a.eventsSeen) < time.Second {
-		return a.events < most
-	}
-	a.eventsSeen = now
-	for _, c := range a.clients {
-		for number, e := range c.events {
-			if !e.alive(self) {
-				a.dropEvent(c, number)
-			}
+// noteStart tells that the container runs, and what it has.
+func (g *Guard) noteStart(r ledger.Record) {
+	var has []string
+	for _, x := range g.cfg.GPUs {
+		what := "all of GPU " + fmt.Sprint(x.Index)
+		if !x.Native {
+			what = fmt.Sprintf("%v of GPU %d", x.Limit, x.Index)
 		}
+		has = append(has, what)
 	}
-	return a.events < most
+	g.beganAt.Store(time.Now().UnixNano())
+	// Not in the way of the container's first call.
+	g.events.Begin(event.Event{Kind: event.Start, PID: r.InitPID, Name: r.Name, Text: strings.Join(has, ", ")})
 }
 
-func (a *account) addEvent(client, number uint32, e weakRef) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	c := a.clients[client]
-	if c == nil { // the driver has ended it with the client
-		e.close()
-		return
+// noteEnd is the last word, after everything is given back: news may come late, room for the next container may not.
+func (g *Guard) noteEnd() {
+	g.events.Close()
+	began := g.beganAt.Load()
+	if began == 0 {
+		return // it never ran: whoever wanted to create it has told why
 	}
-	if c.events == nil {
-		c.events = map[uint32]weakRef{}
+	var denied uint64
+	var peaks []string
+	for i, x := range g.cfg.GPUs {
+		u := g.account.usage(i)
+		denied += u.denied
+		peaks = append(peaks, fmt.Sprintf("%s at most on GPU %d", inMiB(u.peak), x.Index))
 	}
-	c.events[number] = e
-	a.events++
+	text := fmt.Sprintf("after %v, %s", time.Since(time.Unix(0, began)).Round(10*time.Millisecond), strings.Join(peaks, ", "))
+	if denied > 0 {
+		text += fmt.Sprintf(", %d denied", denied)
+	}
+	g.events.Write(event.Event{Kind: event.End, Text: text})
 }
 
-func (a *account) removeEvent(client, number uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if c := a.clients[client]; c != nil {
-		a.dropEvent(c, number)
-	}
+// noteDenied tells of memory that did not fit. The caller holds the account, so nothing is formatted here.
+func (g *Guard) noteDenied(gpu int, size quota.Bytes, spill bool, u gpuAccount) {
+	x := g.cfg.GPUs[gpu]
+	g.tally.On(gpu).Denied.Add(1)
+	g.events.NoteLater(event.Event{Kind: event.Denied, GPU: &event.GPU{Index: x.Index, UUID: x.UUID}}, func() string {
+		text := fmt.Sprintf("%s asked for, %s of %s in use", inMiB(size), inMiB(u.used), inMiB(u.limit))
+		if spill {
+			text += fmt.Sprintf(", %s of %s spilled", inMiB(u.spilled), inMiB(u.spill))
+		}
+		return text
+	})
 }
 
-func (a *account) dropEvent(c *client, number uint32) {
-	if e, ok := c.events[number]; ok {
-		delete(c.events, number)
-		a.events--
-		e.close()
+// inMiB rounds up: what shows as 0 is nothing.
+func inMiB(b quota.Bytes) string {
+	n := b / quota.MiB
+	if b%quota.MiB != 0 {
+		n++
+	}
+	return fmt.Sprintf("%dMiB", uint64(n))
+}
+
+// noteLedgerChanges tells what is different in the container's record. All changes come through the ledger, whoever makes them.
+func (g *Guard) noteLedgerChanges(records []ledger.Record) {
+	for _, r := range records {
+		if r.Nonce != g.cfg.Nonce {
+			continue
+		}
+		was := g.lastRecord
+		g.lastRecord = &r
+		if was == nil {
+			return
+		}
+		for _, e := range event.Changes(*was, r) {
+			for _, x := range g.cfg.GPUs {
+				if e.GPU != nil && e.GPU.UUID == x.UUID {
+					e.GPU.Index = x.Index
+				}
+			}
+			g.events.Write(e)
+		}
 	}
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -5,6 +7,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
 // rule is how a call is served. Each call that is let through has one: rules of escapes are in escapes.go, of controls in control.go, of
@@ -26,7 +29,7 @@ type plan struct {
 	answer reply    // where the driver is not asked
 	opened *opening // an object that the guard must be able to refer to
 	cancel func()   // the call was not made, or refused: gives back what was taken for it
-	settle func()   // the driver has said OK. It may still refuse (c.status), if it undoes the call
+	commit func()   // the driver has said OK. It may still refuse (c.status), if it undoes the call
 	// retry is asked when the driver refuses: the call may be made in another way.
 	retry func(status uint32) (plan, bool)
 	done  func() // at the end in any case
@@ -47,9 +50,9 @@ func answer(rep reply) plan { return plan{answer: rep} }
 // pass is the plan of a call that takes nothing.
 func pass() plan { return plan{ask: true} }
 
-// serveBy serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
-func (g *Guard) serveBy(r rule, c *trappedCall) reply {
-	defer c.letGo()
+// serveByRule serves a call by its rule: who owns what it names, no other call of theirs meanwhile, the check, the driver.
+func (g *Guard) serveByRule(r rule, c *trappedCall) reply {
+	defer c.releaseObjects()
 	if r.clients != nil {
 		dst, src := r.clients(c)
 		if !g.account.ownsClient(dst) {
@@ -77,21 +80,21 @@ func (g *Guard) serveBy(r rule, c *trappedCall) reply {
 	return c.execute(p)
 }
 
-// refer looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the driver
-// makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends with
-// its file and waits for no call. False: the client is gone already.
-func (c *trappedCall) refer(client, handle uint32) (object, bool) {
-	o, ok := c.g.account.refer(c.locked.of(client), handle)
-	c.referred = append(c.referred, o)
+// acquireObject looks up an object of a locked client that the call refers to. That is done once, before the driver is asked: what the
+// driver makes of the call keeps this object, whatever has become of its handle by the time of the answer, or of its client, which ends
+// with its file and waits for no call. False: the client is gone already.
+func (c *trappedCall) acquireObject(client, handle uint32) (object, bool) {
+	o, ok := c.guard.account.acquireObject(c.locked.of(client), handle)
+	c.acquired = append(c.acquired, o)
 	return o, ok
 }
 
-// letGo drops what refer has kept.
-func (c *trappedCall) letGo() {
-	for _, o := range c.referred {
-		c.g.account.letGo(o)
+// releaseObjects drops what acquireObject has kept.
+func (c *trappedCall) releaseObjects() {
+	for _, o := range c.acquired {
+		c.guard.account.releaseObject(o)
 	}
-	c.referred = nil
+	c.acquired = nil
 }
 
 // execute carries a plan out. It is the one place where the driver is asked for a task.
@@ -110,8 +113,8 @@ func (c *trappedCall) execute(p plan) reply {
 	}
 	status, e := c.askDriver(p)
 	if e == 0 && status == rm.StatusOK {
-		if p.settle != nil {
-			p.settle()
+		if p.commit != nil {
+			p.commit()
 		}
 		if status = c.statusWord(); status == rm.StatusOK {
 			return replyDone
@@ -130,7 +133,7 @@ func (c *trappedCall) execute(p plan) reply {
 // askDriver makes the call and reads the status that came back.
 func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	if p.exec == nil {
-		p.exec = func() syscall.Errno { return c.g.driver.Exec(c.target(), &c.call) }
+		p.exec = func() syscall.Errno { return c.guard.driver.Exec(c.target(), &c.call) }
 	}
 	exec := func() {
 		c.executed = true
@@ -141,7 +144,7 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 	}
 	if o := p.opened; o == nil {
 		exec()
-	} else if s, refused := c.g.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
+	} else if s, refused := c.guard.whileShared(o.target, o.client, o.rights, exec); refused != 0 || s != rm.StatusOK {
 		c.status(rm.StatusInvalidClient)
 		return rm.StatusInvalidClient, 0
 	}
@@ -151,10 +154,10 @@ func (c *trappedCall) askDriver(p plan) (status uint32, e syscall.Errno) {
 // statusOff is where a call's status word is; false: it has none.
 func (c *trappedCall) statusOff() (int, bool) {
 	if rm.UVMShaped(c.call.Cmd) {
-		form, ok := c.g.abi.UVM(c.call.Cmd)
+		form, ok := c.guard.abi.UVM(c.call.Cmd)
 		return form.Status, ok
 	}
-	return c.g.abi.StatusOff(c.call.NR(), c.call.Size())
+	return c.guard.abi.StatusOff(c.call.NR(), c.call.Size())
 }
 
 // statusWord is what the call's structure says of its outcome; OK where it says nothing.
@@ -177,7 +180,17 @@ func (c *trappedCall) status(s uint32) reply {
 
 // deny answers with a status, counts that, and says so once for each kind.
 func (c *trappedCall) deny(status uint32, kind, msg string, args ...any) reply {
-	c.g.logOnce(kind, msg, args...)
-	c.g.stats.denied.Add(1)
+	c.guard.logOnce(kind, msg, args...)
+	c.guard.stats.denied.Add(1)
 	return c.status(status)
+}
+
+// rmControl makes a flat control of the guard's own on a file of the task.
+func (g *Guard) rmControl(t Target, client, object, cmd uint32, params []byte) (uint32, syscall.Errno) {
+	return rmclient.Control(g.driver, t, client, object, cmd, params)
+}
+
+// rmFree frees an object or a client for the guard's own reasons.
+func (g *Guard) rmFree(t Target, client, handle uint32) (uint32, syscall.Errno) {
+	return rmclient.Free(g.driver, t, client, handle)
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -18,22 +20,27 @@ func TestExecute(t *testing.T) {
 		away     bool // the caller
 		statuses []uint32
 		errno    syscall.Errno
-		settle   uint32 // a status that settling ends with
+		commit   uint32 // a status that the commit ends with
 		retry    bool
 		want     []string
 		asked    int
 		rep      reply
 		status   uint32
 	}{
-		"answered":        {plan: answer(fail(unix.EIO)), want: []string{"done"}, rep: fail(unix.EIO)},
-		"done":            {plan: pass(), statuses: []uint32{0}, want: []string{"settle", "done"}, asked: 1},
-		"away":            {plan: pass(), away: true, want: []string{"cancel", "done"}},
-		"refused":         {plan: pass(), statuses: []uint32{refused}, want: []string{"cancel", "done"}, asked: 1, status: refused},
-		"errno":           {plan: pass(), errno: unix.EIO, statuses: []uint32{0}, want: []string{"cancel", "done"}, asked: 1, rep: fail(unix.EIO)},
-		"another way":     {plan: pass(), statuses: []uint32{refused, 0}, retry: true, want: []string{"cancel", "retry", "again", "done"}, asked: 2},
-		"refused in both": {plan: pass(), statuses: []uint32{refused, refused}, retry: true, want: []string{"cancel", "retry", "done"}, asked: 2, status: refused},
-		"errno, no retry": {plan: pass(), statuses: []uint32{0}, errno: unix.EIO, retry: true, want: []string{"cancel", "done"}, asked: 1, rep: fail(unix.EIO)},
-		"settled badly":   {plan: pass(), statuses: []uint32{0, 0}, settle: refused, retry: true, want: []string{"settle", "retry", "again", "done"}, asked: 2},
+		"answered": {plan: answer(fail(unix.EIO)), want: []string{"done"}, rep: fail(unix.EIO)},
+		"done":     {plan: pass(), statuses: []uint32{0}, want: []string{"commit", "done"}, asked: 1},
+		"away":     {plan: pass(), away: true, want: []string{"cancel", "done"}},
+		"refused":  {plan: pass(), statuses: []uint32{refused}, want: []string{"cancel", "done"}, asked: 1, status: refused},
+		"errno": {plan: pass(), errno: unix.EIO, statuses: []uint32{0}, want: []string{"cancel", "done"},
+			asked: 1, rep: fail(unix.EIO)},
+		"another way": {plan: pass(), statuses: []uint32{refused, 0}, retry: true,
+			want: []string{"cancel", "retry", "again", "done"}, asked: 2},
+		"refused in both": {plan: pass(), statuses: []uint32{refused, refused}, retry: true, want: []string{"cancel", "retry", "done"},
+			asked: 2, status: refused},
+		"errno, no retry": {plan: pass(), statuses: []uint32{0}, errno: unix.EIO, retry: true, want: []string{"cancel", "done"},
+			asked: 1, rep: fail(unix.EIO)},
+		"committed badly": {plan: pass(), statuses: []uint32{0, 0}, commit: refused, retry: true,
+			want: []string{"commit", "retry", "again", "done"}, asked: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			asked := 0
@@ -45,18 +52,18 @@ func TestExecute(t *testing.T) {
 			f := newFakeCall(t, newFakeGuard(t, d), fakeControl)
 			c := &f.trappedCall
 			if test.away {
-				c.l = &listener{fd: -1}
+				c.listener = &listener{fd: -1}
 			}
 			c.call = rm.Call{Cmd: uint32(testCmd(rm.EscControl, rm.ControlSize)), Outer: make([]byte, rm.ControlSize)}
 			var got []string
 			say := func(what string) func() { return func() { got = append(got, what) } }
 			p := test.plan
 			p.cancel, p.done = say("cancel"), say("done")
-			p.settle = func() { say("settle")(); c.status(test.settle) }
+			p.commit = func() { say("commit")(); c.status(test.commit) }
 			if test.retry {
 				p.retry = func(uint32) (plan, bool) {
 					say("retry")()
-					return plan{ask: true, settle: func() { say("again")(); c.status(rm.StatusOK) }}, true
+					return plan{ask: true, commit: func() { say("again")(); c.status(rm.StatusOK) }}, true
 				}
 			}
 			if rep := c.execute(p); rep != test.rep {

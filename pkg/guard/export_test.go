@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -58,7 +60,8 @@ func TestExportPositions(t *testing.T) {
 	}
 	prepare := func(t *testing.T, f func(*rm.Call)) (*Guard, func(cmd uint32, p []byte)) {
 		g := withClient(newFakeGuard(t, answering(0, f)))
-		g.account.addObject(fakeClient, object{handle: host, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU}, noGPU, 0, 0)
+		g.account.addObject(fakeClient, object{handle: host, parent: fakeDevice, class: classSystem, kind: rm.ClassSysmem, gpu: noGPU},
+			noGPU, 0, 0)
 		c := newFakeCall(t, g, fakeControl)
 		return g, func(cmd uint32, p []byte) {
 			t.Helper()
@@ -160,8 +163,8 @@ func TestExportOneByOne(t *testing.T) {
 		t.Errorf("the driver saw %x", seen)
 	}
 	ch := g.account.clients[fakeClient].objects[fakeMemory].charge
-	if ch.others != 2 {
-		t.Errorf("%d references by the file, want 2", ch.others)
+	if ch.references != 2 {
+		t.Errorf("%d references by the file, want 2", ch.references)
 	}
 	g.account.freeObject(fakeClient, fakeMemory)
 	if used := g.account.usage(0).used; used != 8*quota.MiB {

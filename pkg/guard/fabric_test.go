@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -88,11 +90,11 @@ func TestFabric(t *testing.T) {
 			}
 			g.account.freeObject(fakeClient, fakeFabric)
 			ch := g.account.clients[fakeClient].objects[fakeMemory].charge
-			g.account.hold(ch) // a mapping, perhaps of the addresses
+			g.account.addReference(ch) // a mapping, perhaps of the addresses
 			if s := again(); s != rm.StatusInsufficientResources {
 				t.Errorf("they may be mapped: %s", rm.StatusName(s))
 			}
-			g.account.unhold(ch)
+			g.account.dropReference(ch)
 			if s := again(); s != rm.StatusOK {
 				t.Errorf("after their end: %s", rm.StatusName(s))
 			}
@@ -104,7 +106,7 @@ func TestFabric(t *testing.T) {
 func TestFabricRefused(t *testing.T) {
 	g := withClient(newFakeGuard(t, answering(rm.StatusNoMemory, nil)))
 	f := newFakeCall(t, g, fakeControl)
-	ch := g.account.hold(g.account.clients[fakeClient].objects[fakeMemory].charge)
+	ch := g.account.addReference(g.account.clients[fakeClient].objects[fakeMemory].charge)
 	for range 2 {
 		if s := makeFabric(f, fakeFabric, fabricWanted{fakeMemory, 0, 8 * quota.MiB, 2 << 20}.params(g)); s != rm.StatusNoMemory {
 			t.Errorf("%s", rm.StatusName(s))
@@ -115,7 +117,8 @@ func TestFabricRefused(t *testing.T) {
 	}
 }
 
-// TestFabricPassed: a handle that comes from a file is still no device memory, but addresses of some, and may be below another GPU's device.
+// TestFabricPassed: a handle that comes from a file is still no device memory, but addresses of some, and may be below another GPU's
+// device.
 func TestFabricPassed(t *testing.T) {
 	const handle = 0x82
 	const ofFabric = 3 // NV0000_CTRL_CMD_OS_UNIX_IMPORT_OBJECT_TYPE_FABRIC
@@ -125,7 +128,8 @@ func TestFabricPassed(t *testing.T) {
 		}
 	})))
 	ch := g.account.clients[fakeClient].objects[fakeMemory].charge
-	g.account.addObject(fakeClient, object{handle: fakeFabric, parent: fakeDevice, class: classFabric, kind: rm.ClassFabric, gpu: noGPU, charge: ch, size: quota.MiB}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: fakeFabric, parent: fakeDevice, class: classFabric, kind: rm.ClassFabric, gpu: noGPU,
+		charge: ch, size: quota.MiB}, noGPU, 0, 0)
 	f := newFakeCall(t, g, fakeControl)
 	fd, _ := exportFile(t)
 	p := exportCall(fd, 3, fakeFabric)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -61,16 +63,17 @@ func newFakeGuard(t testing.TB, d Driver) *Guard {
 	}
 	cfg := testConfig("/dev")
 	cfg.ControlNode.HostPath = fakeControl
-	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{},
-		logged: map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
+	g := &Guard{cfg: cfg, log: testLog(t), driver: d, abi: abi, account: newAccount(cfg.GPUs), instances: map[uint32]int{},
+		contextBuffers: map[contextBuffer]uint64{},
+		logged:         map[string]map[string]bool{}, done: make(chan struct{}), bill: newBill(0, 0), files: &fileTable{self: os.Getpid()},
 		gpus: []gpuIdentity{{rmclient.Address{Bus: 1}, 0}},
 		nodes: nodeTable{byRdev: map[uint64]node{
 			unix.Mkdev(1, 8): {nodeControl, 0}, unix.Mkdev(1, 9): {nodeUVM, 0}, unix.Mkdev(1, 5): {nodeGPU, 0}}},
 	}
-	g.count(new(tally.Page))
+	g.countIn(new(tally.Page))
 	g.rootPatience = time.Hour                   // the test says when the guard looks
-	g.managed.list = func() []int { return nil } // the test is no process of the container that may be killed
-	g.gpuTime = newGPUTime(g)
+	g.managed.pids = func() []int { return nil } // the test is no process of the container that may be killed
+	g.gpuTime = newScheduler(g)
 	if g.watch, err = newWatcher(func(f func()) { f() }); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +98,7 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := g.tasks.get(os.Getpid())
+	task, err := g.tasks.acquire(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,13 +106,13 @@ func newFakeCall(t testing.TB, g *Guard, path string) *fakeCall {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &fakeCall{trappedCall: trappedCall{g: g, n: &seccompNotif{}, k: k, mem: mem, fd: fd}}
+	c := &fakeCall{trappedCall: trappedCall{guard: g, notif: &seccompNotif{}, task: task, mem: mem, fd: fd}}
 	if c.node, _, err = g.nodes.classify(fd); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		unix.Close(fd)
-		mem.free()
+		mem.unmap()
 	})
 	return c
 }
@@ -135,25 +138,25 @@ func (c *fakeCall) escape(nr uint32, o []byte, keep ...[]byte) reply {
 
 func (c *fakeCall) do(cmd uint32, o []byte, keep ...[]byte) reply {
 	c.mem.reset()
-	c.trappedCall = trappedCall{g: c.g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
+	c.trappedCall = trappedCall{guard: c.guard, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node, file: c.file,
 		call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 	escaped.Store(unsafe.SliceData(o))
 	addr := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(o))))
-	c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+	c.notif.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 	var rep reply
 	switch {
 	case fromLimiter(cmd):
-		rep = c.g.onManaged(&c.trappedCall, cmd)
+		rep = c.guard.onManaged(&c.trappedCall, cmd)
 	case rm.UVMShaped(cmd):
-		rep = c.g.onUVM(&c.trappedCall, cmd)
+		rep = c.guard.onUVM(&c.trappedCall, cmd)
 	default:
-		if !c.load(cmd, addr, len(o)) {
+		if !c.loadOuter(cmd, addr, len(o)) {
 			return fail(unix.EFAULT)
 		}
-		rep = c.g.onEscape(&c.trappedCall)
+		rep = c.guard.onEscape(&c.trappedCall)
 	}
 	if !rep.resume && rep.errno == 0 {
-		for _, part := range c.changed(nil) {
+		for _, part := range c.changedParts(nil) {
 			// The container is this very process: a pointer that a fuzzer made up may hit anything in it.
 			if !c.fuzzed || slices.ContainsFunc(append(keep, o), func(b []byte) bool {
 				start := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -86,7 +88,8 @@ func (d *fakeGPU) call(t Target, call *rm.Call) syscall.Errno {
 		if d.at != nil {
 			d.at(cmd)
 		}
-		rm.PutU32(call.Outer, rm.ControlStatus, d.control(t, cmd, fakeName{rm.U32(call.Outer, rm.ControlClient), rm.U32(call.Outer, rm.ControlObject)}, call.Blocks[0].Data))
+		rm.PutU32(call.Outer, rm.ControlStatus, d.control(t, cmd,
+			fakeName{rm.U32(call.Outer, rm.ControlClient), rm.U32(call.Outer, rm.ControlObject)}, call.Blocks[0].Data))
 	}
 	return 0
 }
@@ -186,7 +189,7 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 		c.gpus = append(c.gpus, gpuIdentity{rmclient.Address{Bus: uint32(i + 1)}, i})
 	}
 	c.account = newAccount(c.cfg.GPUs)
-	c.gpuTime = newGPUTime(c.Guard)
+	c.gpuTime = newScheduler(c.Guard)
 	c.gpuTime.StartRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) {
 		if c.none.Load() {
 			return nil, nil, errors.New("none to be had")
@@ -197,8 +200,8 @@ func newFakeContainer(t *testing.T, gpus int) *fakeContainer {
 	c.client(fakeClient)
 	t.Cleanup(func() {
 		c.gpuTime.End()
-		if c.own != nil {
-			c.own.Close()
+		if c.rmClient != nil {
+			c.rmClient.Close()
 		}
 	})
 	return c

@@ -1,25 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
-)
-
-// nodeKind is the device node that a file was opened on.
-type nodeKind uint8
-
-const (
-	nodeOther nodeKind = iota // not NVIDIA's
-	nodeControl
-	nodeGPU
-	nodeUVM
 )
 
 // file is an open file of the container that the guard has to recognise again: one that RM clients were made on, that
@@ -51,7 +41,7 @@ type file struct {
 	cleaning   atomic.Bool                // UVM is asked to free that
 	uvm        sync.Mutex                 // held over a call that changes them, so that they are recorded in UVM's order
 	ended      bool                       // with uvm held: it was torn down
-	torn       chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way
+	tornDown   chan struct{}              // with Guard.sweepMu held: closed when that is done; nil: it is not under way
 	exporter   bool                       // objects were exported into it here
 	owners     map[int]bool               // processes that used this UVM address space
 	sim        simFile                    // with the simulated driver
@@ -233,39 +223,4 @@ func (t *fileTable) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.list) + len(t.closed)
-}
-
-// nodeTable recognises the device nodes by what fstat says of an open file.
-type nodeTable struct {
-	byRdev  map[uint64]node // real driver: the character device number
-	byInode map[inode]node  // simulated driver: every node is the same device, each has its own inode
-}
-
-type inode struct{ dev, ino uint64 }
-
-type node struct {
-	kind  nodeKind
-	minor int
-}
-
-// majorNVIDIA is NV_MAJOR_DEVICE_NUMBER, kernel-open/common/inc/nv-chardev-numbers.h.
-const majorNVIDIA = 195
-
-// classify tells what an open file is. foreign: it is a GPU that this container was not given.
-func (t *nodeTable) classify(fd int) (n node, foreign bool, err error) {
-	var st unix.Stat_t
-	if _, _, e := unix.RawSyscall(unix.SYS_FSTAT, uintptr(fd), uintptr(unsafe.Pointer(&st)), 0); e != 0 {
-		return node{}, false, os.NewSyscallError("fstat", e)
-	}
-	if t.byInode != nil {
-		return t.byInode[inode{st.Dev, st.Ino}], false, nil
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return node{}, false, nil
-	}
-	n, ok := t.byRdev[st.Rdev]
-	if !ok && unix.Major(st.Rdev) == majorNVIDIA {
-		return node{}, true, nil
-	}
-	return n, false, nil
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -195,13 +197,13 @@ func TestProcessHolds(t *testing.T) {
 	f.Close()
 	defer cmd.Wait()
 	defer cmd.Process.Signal(syscall.SIGKILL)
-	if !processHolds(os.Getpid(), cmd.Process.Pid, fd, nodes) {
+	if !hasFile(os.Getpid(), cmd.Process.Pid, fd, nodes) {
 		t.Error("not found")
 	}
-	if processHolds(os.Getpid(), cmd.Process.Pid, other, nodes) {
+	if hasFile(os.Getpid(), cmd.Process.Pid, other, nodes) {
 		t.Error("another open file is taken for it")
 	}
-	if processHolds(os.Getpid(), 1<<22+1, fd, nodes) {
+	if hasFile(os.Getpid(), 1<<22+1, fd, nodes) {
 		t.Error("found in a process that does not exist")
 	}
 }

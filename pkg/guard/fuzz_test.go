@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -137,7 +139,7 @@ func FuzzTakeFilter(f *testing.F) {
 				}
 			}
 		}()
-		if err := g.takeFilter(conn.(*net.UnixConn)); err == nil {
+		if err := g.receiveFilter(conn.(*net.UnixConn)); err == nil {
 			t.Error("served a descriptor that is no listener")
 		}
 		if g.listeners != 0 {
@@ -174,15 +176,15 @@ func FuzzSpans(f *testing.F) {
 		var list []span
 		for ; len(steps) >= 3; steps = steps[3:] {
 			base, end := uint64(steps[1]), uint64(steps[1])+uint64(steps[2])+1
-			before, held := total(list), overlap(list, base, end)
+			before, held := totalSize(list), overlapSize(list, base, end)
 			if steps[0]&1 == 0 {
-				list = cut(list, base, end)
-				if total(list) != before-held || overlap(list, base, end) != 0 {
+				list = cutRange(list, base, end)
+				if totalSize(list) != before-held || overlapSize(list, base, end) != 0 {
 					t.Fatalf("%d-%d is not out of %+v", base, end, list)
 				}
 			} else {
-				list = insert(list, span{base: base, end: end, agreed: steps[0]&2 != 0})
-				if total(list) != before-held+quota.Bytes(end-base) || overlap(list, base, end) != quota.Bytes(end-base) {
+				list = insertSpan(list, span{base: base, end: end, agreed: steps[0]&2 != 0})
+				if totalSize(list) != before-held+quota.Bytes(end-base) || overlapSize(list, base, end) != quota.Bytes(end-base) {
 					t.Fatalf("%d-%d is not in %+v", base, end, list)
 				}
 			}
@@ -218,22 +220,22 @@ func BenchmarkHandle(b *testing.B) {
 			c := newFakeCall(b, g, fakeControl)
 			cmd := uint32(testCmd(x.nr, len(x.o)))
 			addr := uint64(uintptr(unsafe.Pointer(&x.o[0])))
-			c.n.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
+			c.notif.Args = [6]uint64{uint64(c.fd), uint64(cmd), addr}
 			parts := make([]memoryPart, 0, maxParts)
 			b.ReportAllocs()
 			for b.Loop() {
-				c.trappedCall = trappedCall{g: g, n: c.n, k: c.k, mem: c.mem, fd: c.fd, node: c.node,
+				c.trappedCall = trappedCall{guard: g, notif: c.notif, task: c.task, mem: c.mem, fd: c.fd, node: c.node,
 					call: rm.Call{Blocks: c.call.Blocks[:0]}, before: c.before[:0]}
 				c.mem.reset()
-				if !c.load(cmd, addr, len(x.o)) {
+				if !c.loadOuter(cmd, addr, len(x.o)) {
 					b.Fatal("load")
 				}
 				rep := g.onEscape(&c.trappedCall)
 				if rep.errno != 0 || c.failed(rep) {
 					b.Fatal(rep, c.call.Outer)
 				}
-				writeMemory(c.k.tid, c.changed(parts))
-				c.k.last.note(&c.trappedCall)
+				writeMemory(c.task.tid, c.changedParts(parts))
+				c.task.lastAnswer.record(&c.trappedCall)
 			}
 		})
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -8,8 +10,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// newGPUTime makes what shares out GPU time.
-func newGPUTime(g *Guard) *gpusched.Scheduler {
+// newScheduler makes what shares out GPU time.
+func newScheduler(g *Guard) *gpusched.Scheduler {
 	return gpusched.New(gpusched.Options{
 		Config: g.cfg, Container: tenant{g}, Driver: g.driver, ABI: g.abi, Log: g.log, LogOnce: g.logOnce,
 		Warn: func(text string) { g.events.Note(event.Event{Kind: event.Warning, Text: text}) },
@@ -23,26 +25,26 @@ func (g *Guard) Arm(startArbiter func(runDir, uuid string, config []byte) error)
 }
 
 // tenant is the container as GPU time sees it.
-type tenant struct{ g *Guard }
+type tenant struct{ guard *Guard }
 
-func (t tenant) Groups(gpu int) []gpusched.Group { return t.g.account.groupsOn(gpu) }
+func (t tenant) Groups(gpu int) []gpusched.Group { return t.guard.account.groupsOn(gpu) }
 func (t tenant) Channels(gpu int, all bool) []gpusched.Channel {
-	return t.g.account.channelsOn(gpu, all)
+	return t.guard.account.channelsOn(gpu, all)
 }
 func (t tenant) GoOn(channels []gpusched.Channel) []gpusched.Channel {
-	return t.g.account.goOn(channels)
+	return t.guard.account.mayRun(channels)
 }
-func (t tenant) Gone(ch gpusched.Channel)      { t.g.account.freedWith(ch) }
-func (t tenant) Owners() map[int]bool          { return t.g.account.owners() }
-func (t tenant) RM() (*rmclient.Client, error) { return t.g.ownClient() }
+func (t tenant) Gone(ch gpusched.Channel)      { t.guard.account.dropFreedChannel(ch) }
+func (t tenant) Owners() map[int]bool          { return t.guard.account.clientPIDs() }
+func (t tenant) RM() (*rmclient.Client, error) { return t.guard.guardClient() }
 func (t tenant) UserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, error) {
-	return t.g.openUserPage(gpu, ch)
+	return t.guard.openUserPage(gpu, ch)
 }
 
 func (t tenant) File(c gpusched.Client) (gpusched.File, bool) {
 	of := c.(*client)
-	target, ok := t.g.fileOf(of)
-	return clientFile{t.g, of, target}, ok
+	target, ok := t.guard.fileOf(of)
+	return clientFile{t.guard, of, target}, ok
 }
 
 // Handle and PID are what GPU time knows a client by.
@@ -53,18 +55,18 @@ func (c *client) PID() int { return c.tgid }
 
 // clientFile is a client's file.
 type clientFile struct {
-	g      *Guard
+	guard  *Guard
 	client *client
 	target Target
 }
 
 func (f clientFile) Hold(groups []gpusched.Group) (living []gpusched.Group, release func()) {
-	release = f.client.holdCalls()
-	return f.g.account.living(groups), release
+	release = f.client.lockCallsSoon()
+	return f.guard.account.livingGroups(groups), release
 }
 
 func (f clientFile) Control(object, cmd uint32, params []byte) (uint32, syscall.Errno) {
-	return f.g.control(f.target, f.client.handle, object, cmd, params)
+	return f.guard.rmControl(f.target, f.client.handle, object, cmd, params)
 }
 
 func (f clientFile) Close() { f.target.Done() }

@@ -1,13 +1,5 @@
-// Package guard answers the NVIDIA driver calls of one container, from a process outside it.
-//
-// The container's seccomp filter hands every ioctl that could allocate device memory, or reach other tenants, to this
-// process (seccomp user notification). The guard copies the call's structures once, checks the copies, carries the call
-// out on its own copy of the task's file (pidfd_getfd), charges what it made, and writes the result back. Nothing that the
-// container does to its memory or descriptors meanwhile can change what was checked; see docs/internals/guard.md.
-//
-// cmd/cgpu-guard is its only caller; cgpu-runtime starts that before the container exists.
-//
-// Read dispatch.go first: serve and handle are the main way of a call.
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -19,9 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -34,54 +23,54 @@ import (
 
 // Guard is the state of one container.
 type Guard struct {
-	cfg     Config
-	log     *slog.Logger
-	driver  Driver
-	abi     *rm.ABI
-	account *account
-	tasks   *taskTable
-	files   *fileTable
-	nodes   nodeTable
-	gpus    []gpuIdentity
-	bill    *bill
-	slow    bucket       // of seconds, for calls that hold the driver's locks for long
-	waiters atomic.Int32 // calls that wait for it
-	stats   stats
+	cfg        Config
+	log        *slog.Logger
+	driver     Driver
+	abi        *rm.ABI
+	account    *account
+	tasks      *taskTable
+	files      *fileTable
+	nodes      nodeTable
+	gpus       []gpuIdentity
+	bill       *bill
+	slowBucket bucket       // of seconds, for calls that hold the driver's locks for long
+	waiters    atomic.Int32 // calls that wait for it
+	stats      stats
 	// tally outlives the guard once Run has begun (keepTally).
 	tally *tally.Page
 
-	pendingRoots atomic.Int64
-	exported     atomic.Int64 // objects in files
-	rootPatience time.Duration
-	astray       atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
-	ended        atomic.Int64 // when everything of the container's was ended for that
-	sweepMu      sync.Mutex
-	tearMu       sync.Mutex // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
-	sweepAsked   atomic.Bool
-	turnMu       sync.Mutex
-	rested       time.Time    // when the next sweep that was asked for may be; of who holds turnMu
-	saved        atomic.Int64 // bytes of results kept for interrupted callers
-	kept         []int        // the container's GPU nodes, open for as long as the guard runs
-	held         []int        // files that no tenant shall have a lease on
+	pendingRoots    atomic.Int64
+	exportedObjects atomic.Int64 // objects in files
+	rootPatience    time.Duration
+	astrayAt        atomic.Int64 // when a root alloc last did not make its client, in nanoseconds of Unix time; 0: never
+	allEndedAt      atomic.Int64 // when everything of the container's was ended for that
+	sweepMu         sync.Mutex
+	teardownMu      sync.Mutex // one address space at a time is torn down: neighbours' calls wait for the same locks of the driver's
+	sweepPending    atomic.Bool
+	sweepTurnMu     sync.Mutex
+	sweepNotBefore  time.Time    // when the next sweep that was asked for may be; of who holds sweepTurnMu
+	savedBytes      atomic.Int64 // bytes of results kept for interrupted callers
+	gpuNodes        []int        // the container's GPU nodes, open for as long as the guard runs
+	leaseHeld       []int        // files that no tenant shall have a lease on
 
-	ownMu sync.Mutex
-	own   *rmclient.Client // nil until somebody needs it
-	bar1  []quota.Bytes    // how large each GPU's is; 0: not known. Set with own
+	rmClientMu sync.Mutex
+	rmClient   *rmclient.Client // nil until somebody needs it
+	bar1       []quota.Bytes    // how large each GPU's is; 0: not known. Set with rmClient
 
-	windowsMu    sync.Mutex   // held while windows that are over are looked at
-	windowsAsked atomic.Bool  // they will be, without anybody asking
-	windowsRest  atomic.Int64 // that the next such look waits, ns
+	windowsMu      sync.Mutex   // held while windows that are over are looked at
+	windowsPending atomic.Bool  // they will be, without anybody asking
+	windowsRest    atomic.Int64 // that the next such look waits, ns
 
-	preemptMu   sync.Mutex // held by preemptWhilePending
-	preemptNext time.Time  // when it may look again
+	preemptMu        sync.Mutex // held by preemptWhilePending
+	preemptNotBefore time.Time  // when it may look again
 
-	gpuTime *gpusched.Scheduler
-	told    *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
-	managed managed
-	outside outside
-	page    *page.Page // nil: the container has none
-	events  *event.Writer
-	began   atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
+	gpuTime    *gpusched.Scheduler
+	lastRecord *ledger.Record // the container's, as events told it last; of the goroutine that follows the ledger
+	managed    managed
+	sentFDs    sentFDs
+	page       *page.Page // nil: the container has none
+	events     *event.Writer
+	beganAt    atomic.Int64 // when the container's first process was seen, in nanoseconds of Unix time; 0: not yet
 
 	mu             sync.Mutex
 	contextBuffers map[contextBuffer]uint64   // their sizes, as far as they are known
@@ -107,12 +96,6 @@ type Guard struct {
 	done    chan struct{} // closed when the container is over
 }
 
-// gpuIdentity is how RM names a GPU of the container.
-type gpuIdentity struct {
-	rmclient.Address
-	minor int
-}
-
 type stats struct {
 	denied, replayed, undone, interrupted, throttled, spills atomic.Uint64
 	calls, killed, processesKilled                           *atomic.Uint64 // in Guard.tally
@@ -126,10 +109,11 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
-		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{}, done: make(chan struct{}), monitor: newMonitor(),
-		files:  &fileTable{self: os.Getpid()},
-		events: event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
-		slow:   slowCalls(), rootPatience: rootPatience,
+		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{},
+		done: make(chan struct{}), monitor: newMonitor(),
+		files:      &fileTable{self: os.Getpid()},
+		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
+		slowBucket: slowCalls(), rootPatience: rootPatience,
 		bill: newBill(cfg.Settings.CallsPerSecond, cfg.Settings.CallsBurst),
 	}
 	for _, x := range cfg.GPUs {
@@ -139,11 +123,11 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.gpus = append(g.gpus, id)
 	}
-	g.count(new(tally.Page))
-	g.held = hold(cfg.Hold, log)
-	g.account.onDenied = g.tellDenied
-	g.account.onLoose = g.lookLater
-	g.gpuTime = newGPUTime(g)
+	g.countIn(new(tally.Page))
+	g.leaseHeld = holdOpen(cfg.Hold, log)
+	g.account.onDenied = g.noteDenied
+	g.account.onLoose = g.endWindowsLater
+	g.gpuTime = newScheduler(g)
 	g.account.onChannels = g.gpuTime.TellChannels
 	if cfg.Page != "" {
 		if g.page, err = page.Open(cfg.Page); err != nil {
@@ -151,7 +135,7 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		}
 		g.account.publishTo(g.page)
 	}
-	if g.watch, err = newWatcher(func(f func()) { g.onBill(f) }); err != nil {
+	if g.watch, err = newWatcher(func(f func()) { g.chargeTime(f) }); err != nil {
 		return nil, err
 	}
 	g.tasks = newTaskTable(g.watchProcess)
@@ -161,57 +145,6 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	}
 	log.Info("the container's GPU nodes are open", "took", time.Since(begin))
 	return g, nil
-}
-
-func identify(busID string, minor int) (gpuIdentity, error) {
-	a, err := rmclient.ParseAddress(busID)
-	return gpuIdentity{a, minor}, err
-}
-
-// openNodes opens the container's GPUs and learns how their files look.
-func (g *Guard) openNodes() error {
-	sim := g.cfg.Driver == device.DriverSim
-	if sim {
-		g.nodes.byInode = map[inode]node{}
-	} else {
-		g.nodes.byRdev = map[uint64]node{}
-	}
-	add := func(n device.Node, kind nodeKind, minor int, keep bool) error {
-		flags := unix.O_RDWR | unix.O_CLOEXEC
-		var st unix.Stat_t
-		if keep && !sim {
-			fd, err := unix.Open(n.HostPath, flags, 0)
-			if err != nil {
-				return fmt.Errorf("open %s: %w", n.HostPath, err)
-			}
-			g.kept = append(g.kept, fd)
-			if err := unix.Fstat(fd, &st); err != nil {
-				return fmt.Errorf("stat %s: %w", n.HostPath, err)
-			}
-		} else if err := unix.Stat(n.HostPath, &st); err != nil {
-			return fmt.Errorf("stat %s: %w; run `cgpu refresh`", n.HostPath, err)
-		}
-		if sim {
-			g.nodes.byInode[inode{st.Dev, st.Ino}] = node{kind, minor}
-		} else {
-			g.nodes.byRdev[st.Rdev] = node{kind, minor}
-		}
-		return nil
-	}
-	if err := add(g.cfg.ControlNode, nodeControl, 0, false); err != nil {
-		return err
-	}
-	if g.cfg.UVMNode.HostPath != "" {
-		if err := add(g.cfg.UVMNode, nodeUVM, 0, false); err != nil {
-			return err
-		}
-	}
-	for _, x := range g.cfg.GPUs {
-		if err := add(x.Node, nodeGPU, x.Minor, true); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // followFile finds or makes the record of an open file.
@@ -235,33 +168,6 @@ func (g *Guard) followFile(fd int, n node) (*file, error) {
 		f.sim = simFile(id)
 	}
 	return f, nil
-}
-
-func (g *Guard) ownsGPUID(id uint32) bool {
-	for _, x := range g.gpus {
-		if x.ID() == id {
-			return true
-		}
-	}
-	return false
-}
-
-func (g *Guard) ownsMinor(minor int) bool {
-	for _, x := range g.gpus {
-		if x.minor == minor {
-			return true
-		}
-	}
-	return false
-}
-
-func (g *Guard) ownsBus(domain, bus, slot uint32) bool {
-	for _, x := range g.gpus {
-		if x.Address == (rmclient.Address{Domain: domain, Bus: bus, Slot: slot}) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxLogged bounds how many keys of one message are remembered. What comes beyond is counted by the log (cmd/cgpu-guard), which writes

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -11,30 +13,30 @@ import (
 // maxKernelMap is how much of a container's memory one object or mapping has in the kernel's addresses: some notifiers.
 const maxKernelMap = 64 * quota.KiB
 
-// fitsKernel reports that memory may be mapped into the kernel up to a limit (the last byte), as notifiers are that it writes: little of the
-// host's.
+// fitsKernel reports that memory may be mapped into the kernel up to a limit (the last byte), as notifiers are that it writes: little of
+// the host's.
 func (a *account) fitsKernel(client, memory uint32, limit uint64) bool {
 	o, _ := a.lookup(client, memory)
-	return !o.charge.onCard() && limit < uint64(maxKernelMap)
+	return !o.charge.isDeviceMemory() && limit < uint64(maxKernelMap)
 }
 
 // checkContextDMA: a name of memory, which graphics and video libraries use for notifiers. It ends with the memory's handle.
 func (g *Guard) checkContextDMA(c *trappedCall) plan {
 	client, p, o := c.allocClient(), c.params, c.newObject()
 	memory, limit := rm.U32(p, rm.ContextDMAMemory), rm.U64(p, rm.ContextDMALimit)
-	if g.unseen(c.target(), client, memory) {
+	if g.isUnseen(c.target(), client, memory) {
 		return answer(c.denyUnseen())
 	}
 	gpu, subdevice := g.account.gpuOf(client, o.parent), rm.U32(p, rm.ContextDMASubdevice)
-	if g.account.elsewhere(client, memory, gpu) || subdevice != 0 && g.account.gpuOf(client, subdevice) != gpu {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(client, memory, gpu) || subdevice != 0 && g.account.gpuOf(client, subdevice) != gpu {
+		return answer(c.denyOtherGPU())
 	}
 	if rm.U32(p, rm.ContextDMAFlags)&rm.ContextDMAFlagKernel != 0 && !g.account.fitsKernel(client, memory, limit) {
 		return answer(c.deny(rm.StatusNotSupported, "contextdma",
 			"denied a context DMA that the kernel maps: only of little host memory", "limit", limit, "max", maxKernelMap))
 	}
 	o.space = memory
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }
 
 // maxSemaphores is how large the memory of a semaphore surface may be. The driver writes each slot of 32 bytes with all GPUs locked.
@@ -44,17 +46,17 @@ const maxSemaphores = quota.MiB
 // (semsurfConstruct_IMPL). What the task makes of host memory itself may be larger than it said.
 func (g *Guard) checkSemaphoreSurface(c *trappedCall) plan {
 	o := c.newObject()
-	for at, kept := range map[int]**charge{rm.SemaphoreMemory: &o.charge, rm.SemaphoreMaxMemory: &o.also} {
+	for at, kept := range map[int]**charge{rm.SemaphoreMemory: &o.charge, rm.SemaphoreMaxMemory: &o.secondCharge} {
 		handle := rm.U32(c.params, at)
-		m, ok := c.refer(c.allocClient(), handle)
+		m, ok := c.acquireObject(c.allocClient(), handle)
 		if !ok {
 			return answer(c.status(rm.StatusInvalidClient))
 		}
-		if handle != 0 && (!m.host || m.inTask || m.size == 0 || m.size > maxSemaphores) {
+		if handle != 0 && (!m.host || m.madeInTask || m.size == 0 || m.size > maxSemaphores) {
 			return answer(c.deny(rm.StatusInvalidArgument, "semaphores",
 				"denied a semaphore surface: its memory is not host memory made by RM_ALLOC, or is too large", "size", m.size, "max", maxSemaphores))
 		}
 		*kept = m.charge
 	}
-	return g.makeObject(c, o)
+	return g.planObject(c, o)
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -43,7 +45,7 @@ func TestSemaphoreSurface(t *testing.T) {
 	f.hostMemory(large, maxSemaphores+1)
 	f.taskMemory(task, 4096)
 	g.account.dupOf(fakeClient, fakeDevice, taskDup, fakeClient, task)
-	before := g.account.host
+	before := g.account.hostUsed
 	surfaceOf := func(memory, maxMemory uint32) uint32 {
 		p := make([]byte, 16)
 		rm.PutU32(p, rm.SemaphoreMemory, memory)
@@ -63,19 +65,19 @@ func TestSemaphoreSurface(t *testing.T) {
 		g.account.dupOf(fakeClient, fakeDevice, again, fakeClient, surface)
 		for _, h := range []uint32{x[0], x[1], surface} {
 			f.escape(rm.EscFree, fakeFree(h))
-			if g.account.host != before {
-				t.Errorf("of %#x: %v of host memory after the free of %#x, want %v", x, g.account.host, h, before)
+			if g.account.hostUsed != before {
+				t.Errorf("of %#x: %v of host memory after the free of %#x, want %v", x, g.account.hostUsed, h, before)
 			}
 		}
 		f.escape(rm.EscFree, fakeFree(again))
-		if g.account.host == before {
-			t.Errorf("of %#x: %v of host memory after the last free", x, g.account.host)
+		if g.account.hostUsed == before {
+			t.Errorf("of %#x: %v of host memory after the last free", x, g.account.hostUsed)
 		}
 		f.hostMemory(small, maxSemaphores)
 		f.escape(rm.EscFree, fakeFree(second))
 		f.hostMemory(second, 4096)
-		if g.account.host != before {
-			t.Errorf("of %#x: %v of host memory, want %v", x, g.account.host, before)
+		if g.account.hostUsed != before {
+			t.Errorf("of %#x: %v of host memory, want %v", x, g.account.hostUsed, before)
 		}
 	}
 }
@@ -88,7 +90,8 @@ func TestContextDMA(t *testing.T) {
 	f := newFakeCall(t, g, fakeControl)
 	f.hostMemory(host, quota.MiB)
 	f.taskMemory(task, quota.MiB)
-	g.account.addObject(fakeClient, object{handle: 0x84, parent: fakeDevice, kind: rm.ClassFabric, charge: g.account.clients[fakeClient].objects[fakeMemory].charge, gpu: noGPU}, noGPU, 0, 0)
+	g.account.addObject(fakeClient, object{handle: 0x84, parent: fakeDevice, kind: rm.ClassFabric,
+		charge: g.account.clients[fakeClient].objects[fakeMemory].charge, gpu: noGPU}, noGPU, 0, 0)
 	for _, x := range []struct {
 		memory  uint32
 		flags   uint32

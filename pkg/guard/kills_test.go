@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -15,7 +17,8 @@ import (
 )
 
 // childCompute: a program that computes without end with memory that is mapped in a UVM address space, and goes on to allocate and map
-// more, in a thread of its own → UVM's descriptor, nvidiactl's descriptor. The handles of every other piece are freed: UVM alone holds it then.
+// more, in a thread of its own → UVM's descriptor, nvidiactl's descriptor. The handles of every other piece are freed: UVM alone holds it
+// then.
 func childCompute(s *childState, _ []int) (string, error) {
 	c, err := s.newClient(unix.O_CLOEXEC)
 	if err != nil {
@@ -121,7 +124,7 @@ func TestHundredEnds(t *testing.T) {
 		}},
 		{"it closes its client, and UVM later", false, func(c *child, uvm, ctl int) {
 			c.do("closefd", ctl)
-			r.guard.collect()
+			r.guard.startSweep()
 			c.do("closefd", uvm)
 			_ = c.in.Close()
 		}},

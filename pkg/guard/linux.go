@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -98,7 +100,8 @@ func readSome(tid int, addr uint64, b []byte) int {
 	}
 	local := unix.Iovec{Base: &b[0], Len: uint64(len(b))}
 	remote := remoteIovec{addr, uint64(len(b))}
-	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 1, uintptr(unsafe.Pointer(&remote)), 1, 0)
+	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 1,
+		uintptr(unsafe.Pointer(&remote)), 1, 0)
 	if e != 0 {
 		return 0
 	}
@@ -109,7 +112,8 @@ func readSome(tid int, addr uint64, b []byte) int {
 func readTwo(tid int, addrA uint64, a []byte, addrB uint64, b []byte) bool {
 	local := [2]unix.Iovec{{Base: &a[0], Len: uint64(len(a))}, {Base: &b[0], Len: uint64(len(b))}}
 	remote := [2]remoteIovec{{addrA, uint64(len(a))}, {addrB, uint64(len(b))}}
-	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 2, uintptr(unsafe.Pointer(&remote)), 2, 0)
+	n, _, e := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(tid), uintptr(unsafe.Pointer(&local)), 2,
+		uintptr(unsafe.Pointer(&remote)), 2, 0)
 	return e == 0 && n == uintptr(len(a)+len(b))
 }
 

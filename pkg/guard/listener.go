@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -18,7 +20,7 @@ import (
 // two cold ones and the median rises to 6–14 µs. So another worker is started only when one is seen to be slow
 // (see monitor), and the first to finish finds its place taken and ends.
 type listener struct {
-	g     *Guard
+	guard *Guard
 	fd    int
 	total atomic.Int32 // workers
 	// waiting is true while a worker waits, or is about to.
@@ -36,7 +38,7 @@ const maxWorkers = 64
 
 // newListener starts to serve a filter.
 func (g *Guard) newListener(fd int) *listener {
-	l := &listener{g: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
+	l := &listener{guard: g, fd: fd, pollFirst: !recvEndsWithFilter(), spare: make(chan *worker, 4)}
 	// Wake the guard on the caller's core and back (Linux 6.6; older kernels refuse, no matter).
 	_, _, _ = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), ioctlNotifSetFlags, notifSyncWakeUp)
 	l.spawn()
@@ -47,18 +49,18 @@ func (g *Guard) newListener(fd int) *listener {
 func (l *listener) spawn() {
 	if l.total.Load() < maxWorkers && l.waiting.CompareAndSwap(false, true) {
 		l.total.Add(1)
-		go l.work()
+		go l.serveCalls()
 	}
 }
 
 // worker serves notifications, with scratch memory of its own.
 type worker struct {
-	g     *Guard
-	l     *listener
-	mem   *arena
-	notif seccompNotif
-	call  trappedCall
-	parts [maxParts]memoryPart
+	guard    *Guard
+	listener *listener
+	mem      *arena
+	notif    seccompNotif
+	call     trappedCall
+	parts    [maxParts]memoryPart
 
 	start time.Time // when it began; times are told from then, since time.Now reads two clocks of the kernel's and time.Since one
 
@@ -68,16 +70,16 @@ type worker struct {
 	meter     meter
 }
 
-// work receives and serves, for as long as this worker is the one that waits.
-func (l *listener) work() {
+// serveCalls receives and serves, for as long as this worker is the one that waits.
+func (l *listener) serveCalls() {
 	defer l.total.Add(-1)
-	w, err := l.rested()
+	w, err := l.idleWorker()
 	if err != nil {
 		l.waiting.Store(false)
-		l.g.log.Error("no memory for a worker", "err", err)
+		l.guard.log.Error("no memory for a worker", "err", err)
 		return
 	}
-	defer l.rest(w)
+	defer l.parkWorker(w)
 	runtime.LockOSThread() // its clock is read
 	defer runtime.UnlockOSThread()
 	w.start = time.Now()
@@ -86,32 +88,32 @@ func (l *listener) work() {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
 		l.waiting.Store(false)
-		l.g.monitor.wake(l)
+		l.guard.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
 		end := time.Since(w.start)
-		w.meter.count(w.succeeded, w.inDriver, end-begin-w.inDriver)
+		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
 		if !l.waiting.CompareAndSwap(false, true) {
 			break
 		}
-		w.pay(w.start.Add(end)) // as the one that waits: nobody is started in its place
+		w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
 	}
 	now := time.Now()
-	u, _ := w.meter.read(now, true)
-	w.g.bill.charge(now, u)
+	u, _ := w.meter.spent(now, true)
+	w.guard.bill.charge(now, u)
 }
 
-func (l *listener) rested() (*worker, error) {
+func (l *listener) idleWorker() (*worker, error) {
 	select {
 	case w := <-l.spare:
 		return w, nil
 	default:
 	}
 	mem, err := newArena()
-	return &worker{g: l.g, l: l, mem: mem}, err
+	return &worker{guard: l.guard, listener: l, mem: mem}, err
 }
 
-func (l *listener) rest(w *worker) {
+func (l *listener) parkWorker(w *worker) {
 	if !l.dead.Load() {
 		select {
 		case l.spare <- w:
@@ -119,7 +121,7 @@ func (l *listener) rest(w *worker) {
 		default:
 		}
 	}
-	w.mem.free()
+	w.mem.unmap()
 }
 
 // close lets go of a dead filter, after its last worker.
@@ -128,7 +130,7 @@ func (l *listener) close() {
 	for {
 		select {
 		case w := <-l.spare:
-			w.mem.free()
+			w.mem.unmap()
 		default:
 			return
 		}
@@ -136,13 +138,13 @@ func (l *listener) close() {
 }
 
 // receive waits for a notification. False: no task has the filter any more.
-func (l *listener) receive(n *seccompNotif) bool {
+func (l *listener) receive(notif *seccompNotif) bool {
 	for !l.dead.Load() {
 		if l.pollFirst && !l.pollIn() {
 			return false
 		}
-		*n = seccompNotif{} // the kernel insists on zeroes
-		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(n))
+		*notif = seccompNotif{} // the kernel insists on zeroes
+		e := ioctlPtr(l.fd, ioctlNotifRecv, unsafe.Pointer(notif))
 		switch {
 		case e == 0:
 			return true

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -34,40 +36,29 @@ const (
 	// seen with CUDA 13.0). So mappings as small as that, one for each channel group, are not counted unless announced.
 	poolSize = 2 * quota.MiB
 	// maxSpans bounds the ranges remembered for a container; the kernel's own bound on mappings is 65530 for each process. Of
-	// processes beyond it only the sum is kept, see coarse.
+	// processes beyond it only the sum is kept, see oneSpan.
 	maxSpans = 1 << 16
 	// lastAddress is beyond what any process can map (arm64 has 52 bits, amd64 56).
 	lastAddress = 1 << 63
 )
 
-// span is a range of addresses of managed memory.
-type span struct {
-	base, end uint64
-	// agreed: it fit into the limit when it was announced or found.
-	agreed bool
-	// announced is when the limiter said that it is about to be mapped; zero once it was found in the maps.
-	announced time.Time
-}
-
-func (s span) size() quota.Bytes { return quota.Bytes(s.end - s.base) }
-
 // managed is the managed memory of the container. Its mutex comes before all others but a task's: a call that is served waits
 // for it, and who holds it looks through files, sweeps, and charges.
 type managed struct {
-	mu       sync.Mutex
-	procs    map[int][]span // by process, ascending, not overlapping
-	spans    int            // in all of them
-	watching bool
-	over     bool          // GPU work is paused because of it
-	killed   int           // the last process that was killed for it
-	cpu      time.Duration // that the container had used at the last look
-	rested   time.Time     // until then no process can have the maps looked at by asking for memory
-	list     func() []int  // the container's processes; nil: those of its cgroup
+	mu            sync.Mutex
+	procs         map[int][]span // by process, ascending, not overlapping
+	spans         int            // in all of them
+	watching      bool
+	over          bool          // GPU work is paused because of it
+	killed        int           // the last process that was killed for it
+	cpu           time.Duration // that the container had used at the last look
+	scanNotBefore time.Time     // until then no process can have the maps looked at by asking for memory
+	pids          func() []int  // the container's processes; nil: those of its cgroup
 }
 
 // onManaged answers the limiter, which is about to map managed memory (page.ReserveManaged) or has unmapped some.
 func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
-	if !c.load(cmd, c.n.Args[2], managedCallSize) {
+	if !c.loadOuter(cmd, c.notif.Args[2], managedCallSize) {
 		return fail(unix.EFAULT)
 	}
 	o := c.call.Outer
@@ -80,10 +71,10 @@ func (g *Guard) onManaged(c *trappedCall, cmd uint32) reply {
 	case !c.valid():
 		return replyDone
 	case cmd == page.ReleaseManaged:
-		g.releaseManaged(c.k.proc.tgid, base, base+length)
+		g.releaseManaged(c.task.proc.tgid, base, base+length)
 	case g.cfg.Settings.Managed == device.ManagedDeny:
 		status = rm.StatusNoMemory
-	case !g.reserveManaged(c.k.proc.tgid, base, base+length):
+	case !g.reserveManaged(c.task.proc.tgid, base, base+length):
 		status = rm.StatusNoMemory
 	}
 	if status == rm.StatusNoMemory {
@@ -111,26 +102,26 @@ func (g *Guard) reserveManaged(tgid int, base, end uint64) bool {
 	m := &g.managed
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	g.watchManaged()
+	g.startWatchingMaps()
 	if m.spans+2 > maxSpans { // a range in the middle of another one makes three of it
 		return false
 	}
 	list := m.procs[tgid]
 	claim := span{base, end, true, time.Now()}
-	more := claim.size() - overlap(list, base, end)
+	more := claim.size() - overlapSize(list, base, end)
 	if more > 0 && !g.account.reserveManaged(more, false) {
 		// Something may be gone unnoticed. To look for it costs the guard more than the caller, so not for every call.
 		g.sweepUntil(func() bool { return g.account.fitsManaged(more) })
-		if claim.announced.After(m.rested) {
-			g.scan()
+		if claim.announced.After(m.scanNotBefore) {
+			g.scanMaps()
 		}
 		list = m.procs[tgid]
-		more = claim.size() - overlap(list, base, end)
+		more = claim.size() - overlapSize(list, base, end)
 		if !g.account.reserveManaged(more, true) {
 			return false
 		}
 	}
-	m.set(tgid, insert(list, claim))
+	m.setSpans(tgid, insertSpan(list, claim))
 	return true
 }
 
@@ -139,8 +130,8 @@ func (g *Guard) releaseManaged(tgid int, base, end uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	list := m.procs[tgid]
-	g.account.releaseManaged(overlap(list, base, end))
-	m.set(tgid, cut(list, base, end))
+	g.account.releaseManaged(overlapSize(list, base, end))
+	m.setSpans(tgid, cutRange(list, base, end))
 }
 
 // managedGone gives back the managed memory of a process that has ended.
@@ -149,7 +140,7 @@ func (g *Guard) managedGone(tgid int) {
 	g.releaseManaged(tgid, 0, ^uint64(0))
 }
 
-func (m *managed) set(tgid int, list []span) {
+func (m *managed) setSpans(tgid int, list []span) {
 	m.spans += len(list) - len(m.procs[tgid])
 	if len(list) == 0 {
 		delete(m.procs, tgid)
@@ -161,11 +152,11 @@ func (m *managed) set(tgid int, list []span) {
 	m.procs[tgid] = list
 }
 
-// watchManaged begins to look at maps, if nobody does. The caller holds managed.mu.
-func (g *Guard) watchManaged() {
+// startWatchingMaps begins to look at maps, if nobody does. The caller holds managed.mu.
+func (g *Guard) startWatchingMaps() {
 	if m := &g.managed; !m.watching && g.countsManaged() {
 		m.watching = true
-		go g.lookAtMaps()
+		go g.watchMaps()
 	}
 }
 
@@ -178,11 +169,11 @@ func (g *Guard) clientMade() {
 	go func() {
 		g.managed.mu.Lock()
 		defer g.managed.mu.Unlock()
-		g.watchManaged()
+		g.startWatchingMaps()
 	}()
 }
 
-func (g *Guard) lookAtMaps() {
+func (g *Guard) watchMaps() {
 	wait := managedLook
 	for {
 		select {
@@ -190,7 +181,7 @@ func (g *Guard) lookAtMaps() {
 			return
 		case <-time.After(wait):
 		}
-		took := g.onBill(func() { wait = g.lookOnce() })
+		took := g.chargeTime(func() { wait = g.checkMaps() })
 		if wait == 0 {
 			return
 		}
@@ -198,16 +189,16 @@ func (g *Guard) lookAtMaps() {
 	}
 }
 
-// lookOnce tells after what time to look again; 0: there is no need to.
-func (g *Guard) lookOnce() time.Duration {
+// checkMaps tells after what time to look again; 0: there is no need to.
+func (g *Guard) checkMaps() time.Duration {
 	m := &g.managed
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// A container that has not run since the last look cannot have mapped anything.
 	if used, ok := cpuUsage(g.containerCgroups().cpu); !ok || used != m.cpu || m.over {
 		m.cpu = used
-		g.scan()
-		g.judge()
+		g.scanMaps()
+		g.enforceManaged()
 	}
 	m.watching = m.over || len(m.procs) > 0 || g.account.clientCount() > 0
 	switch {
@@ -219,16 +210,25 @@ func (g *Guard) lookOnce() time.Duration {
 	return managedLook
 }
 
-// scan brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
-func (g *Guard) scan() {
+// scanMaps brings the account in line with the memory maps of the container's processes. The caller holds managed.mu.
+func (g *Guard) scanMaps() {
 	m := &g.managed
 	g.freeZombies()
 	now := time.Now()
-	defer func() { m.rested = time.Now().Add(backgroundShare * time.Since(now)) }()
+	defer func() { m.scanNotBefore = time.Now().Add(backgroundShare * time.Since(now)) }()
+	found := g.findSpans()
+	g.addAnnounced(found, now)
+	g.leaveOutPools(found)
+	g.chargeSpans(found)
+}
+
+// findSpans reads the maps, each address space's once.
+func (g *Guard) findSpans() map[int][]span {
+	m := &g.managed
 	found := map[int][]span{}
 	var spaces []int // of found, in the order of their address spaces
 	room := maxSpans
-	for _, tgid := range g.mappers() {
+	for _, tgid := range g.containerPIDs() {
 		list, seen := uvmSpans(tgid)
 		if !seen {
 			g.endElusive(tgid)
@@ -243,57 +243,69 @@ func (g *Guard) scan() {
 			continue
 		}
 		if len(list) > room {
-			list = coarse(list)
+			list = oneSpan(list)
 		}
 		room -= len(list)
 		found[tgid] = list
 	}
-	for tgid, old := range m.procs {
-		// What was announced a moment ago may not be mapped yet.
+	return found
+}
+
+// addAnnounced adds what was announced a moment ago, and may not be mapped yet.
+func (g *Guard) addAnnounced(found map[int][]span, now time.Time) {
+	for tgid, old := range g.managed.procs {
 		list := found[tgid]
 		for _, s := range old {
-			if now.Sub(s.announced) < claimTime && overlap(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
-				list = insert(list, s)
+			if now.Sub(s.announced) < claimTime && overlapSize(list, s.base, s.end) < s.size() && g.tasks.lives(tgid) {
+				list = insertSpan(list, s)
 			}
 		}
 		if len(list) > 0 {
 			found[tgid] = list
 		}
 	}
-	pools := g.account.groupCount() // small mappings that are not counted
+}
+
+// leaveOutPools takes out small mappings that are not counted (poolSize), and notes of the others what was agreed to before.
+func (g *Guard) leaveOutPools(found map[int][]span) {
+	pools := g.account.groupCount()
 	for tgid, list := range found {
-		old := m.procs[tgid]
+		old := g.managed.procs[tgid]
 		list = slices.DeleteFunc(list, func(s span) bool {
-			if s.size() > poolSize || overlap(old, s.base, s.end) > 0 || pools <= 0 {
+			if s.size() > poolSize || overlapSize(old, s.base, s.end) > 0 || pools <= 0 {
 				return false
 			}
 			pools--
 			return true
 		})
 		for i := range list {
-			list[i].agreed = list[i].agreed || agreed(old, list[i].base, list[i].end)
+			list[i].agreed = list[i].agreed || agreedBefore(old, list[i].base, list[i].end)
 		}
 		found[tgid] = list
 	}
-	// First what is given back: it may be what another process has taken.
+}
+
+// chargeSpans charges what was found, in place of what was known. First what is given back: it may be what another process has taken.
+func (g *Guard) chargeSpans(found map[int][]span) {
+	m := &g.managed
 	for tgid, old := range m.procs {
-		if was, is := total(old), total(found[tgid]); is < was {
+		if was, is := totalSize(old), totalSize(found[tgid]); is < was {
 			g.account.releaseManaged(was - is)
 		}
 	}
 	for tgid, list := range found {
-		if was, is := total(m.procs[tgid]), total(list); is > was {
+		if was, is := totalSize(m.procs[tgid]), totalSize(list); is > was {
 			if g.cfg.Settings.Managed != device.ManagedDeny && g.account.reserveManaged(is-was, false) {
-				agree(list)
+				agreeAll(list)
 			} else {
 				g.account.forceManaged(is - was)
 			}
 		}
-		m.set(tgid, list)
+		m.setSpans(tgid, list)
 	}
 	for tgid := range m.procs {
 		if _, ok := found[tgid]; !ok {
-			m.set(tgid, nil)
+			m.setSpans(tgid, nil)
 		}
 	}
 }
@@ -301,17 +313,19 @@ func (g *Guard) scan() {
 // endElusive kills a process whose first thread has ended, and whose others end faster than they can be looked at, or that maps and
 // unmaps memory as fast as it is looked at: no program has reason to.
 func (g *Guard) endElusive(tgid int) {
-	g.logOnce("elusive", "killing a process whose memory maps cannot be read to the end, as its threads keep ending or its mappings changing", "pid", tgid)
+	g.logOnce("elusive", "killing a process whose memory maps cannot be read to the end, as its threads keep ending or its mappings changing",
+		"pid", tgid)
 	g.stats.processesKilled.Add(1)
-	g.events.Note(event.Event{Kind: event.Killed, PID: tgid, Text: "its threads keep ending, or its mappings changing, so that nobody can tell what managed memory it has mapped"})
+	g.events.Note(event.Event{Kind: event.Killed, PID: tgid,
+		Text: "its threads keep ending, or its mappings changing, so that nobody can tell what managed memory it has mapped"})
 	g.killProcess(tgid)
 }
 
-// mappers lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,
+// containerPIDs lists the processes whose maps are looked at: those of the container's cgroup, and those that have made driver calls,
 // wherever their cgroup is by now.
-func (g *Guard) mappers() []int {
-	if g.managed.list != nil {
-		return g.managed.list()
+func (g *Guard) containerPIDs() []int {
+	if g.managed.pids != nil {
+		return g.managed.pids()
 	}
 	list := g.containerCgroups().processes()
 	known := make(map[int]bool, len(list))
@@ -331,21 +345,16 @@ func (g *Guard) moveSpans(from, to int) {
 	m := &g.managed
 	list := m.procs[to]
 	for _, s := range m.procs[from] {
-		g.account.releaseManaged(overlap(list, s.base, s.end)) // charged twice so far
-		list = insert(list, s)
+		g.account.releaseManaged(overlapSize(list, s.base, s.end)) // charged twice so far
+		list = insertSpan(list, s)
 	}
-	m.set(from, nil)
-	m.set(to, list)
+	m.setSpans(from, nil)
+	m.setSpans(to, list)
 }
 
-// coarse stands for ranges that are too many to remember: one of their size, at an address that none of them has.
-func coarse(list []span) []span {
-	return []span{{base: lastAddress, end: lastAddress + uint64(total(list))}}
-}
-
-// judge pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
+// enforceManaged pauses the container's GPU work when it maps more than it may, kills the process that does when it does not stop,
 // and lets the rest go on. The caller holds managed.mu.
-func (g *Guard) judge() {
+func (g *Guard) enforceManaged() {
 	m := &g.managed
 	worst, most := 0, quota.Bytes(0)
 	for tgid, list := range m.procs {
@@ -363,7 +372,7 @@ func (g *Guard) judge() {
 	guilty := most > 0 && (deny || g.account.managedOver())
 	if most > 0 && !guilty { // it fits by now
 		for _, list := range m.procs {
-			agree(list)
+			agreeAll(list)
 		}
 	}
 	switch {
@@ -376,7 +385,8 @@ func (g *Guard) judge() {
 		m.over, m.killed = true, 0
 		g.gpuTime.Hold(true)
 		g.log.Warn("a process has mapped managed memory beyond the container's limit; GPU work is paused", "pid", worst, "size", most)
-		g.events.Note(event.Event{Kind: event.Held, PID: worst, Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
+		g.events.Note(event.Event{Kind: event.Held, PID: worst,
+			Text: fmt.Sprintf("GPU work paused: %v of managed memory mapped beyond the limit", most)})
 	case guilty:
 		if m.killed != worst { // else it takes its time to end
 			m.killed = worst
@@ -386,150 +396,4 @@ func (g *Guard) judge() {
 		}
 		g.killProcess(worst)
 	}
-}
-
-// touching is which spans of a list a range has something of.
-func touching(list []span, base, end uint64) (from, to int) {
-	from, _ = slices.BinarySearchFunc(list, base, func(s span, at uint64) int {
-		if s.end <= at {
-			return -1
-		}
-		return 1
-	})
-	for to = from; to < len(list) && list[to].base < end; to++ {
-	}
-	return from, to
-}
-
-// overlap is how much of a range a list holds.
-func overlap(list []span, base, end uint64) quota.Bytes {
-	var n uint64
-	from, to := touching(list, base, end)
-	for _, s := range list[from:to] {
-		n += min(s.end, end) - max(s.base, base)
-	}
-	return quota.Bytes(n)
-}
-
-// agreed reports that a range was agreed to as a whole before.
-func agreed(list []span, base, end uint64) bool {
-	var n uint64
-	from, to := touching(list, base, end)
-	for _, s := range list[from:to] {
-		if s.agreed {
-			n += min(s.end, end) - max(s.base, base)
-		}
-	}
-	return n == end-base
-}
-
-func agree(list []span) {
-	for i := range list {
-		list[i].agreed = true
-	}
-}
-
-func total(list []span) quota.Bytes {
-	var n quota.Bytes
-	for _, s := range list {
-		n += s.size()
-	}
-	return n
-}
-
-// cut takes a range out of a list.
-func cut(list []span, base, end uint64) []span { return replace(list, base, end) }
-
-// insert puts a range into a list, in place of what was there.
-func insert(list []span, s span) []span { return replace(list, s.base, s.end, s) }
-
-// replace takes a range out of a list and puts others, of that range, in its place. It may change the list.
-func replace(list []span, base, end uint64, by ...span) []span {
-	from, to := touching(list, base, end)
-	if from < to {
-		if first := list[from]; first.base < base {
-			by = append([]span{{first.base, base, first.agreed, first.announced}}, by...)
-		}
-		if last := list[to-1]; last.end > end {
-			by = append(by, span{end, last.end, last.agreed, last.announced})
-		}
-	}
-	return slices.Replace(list, from, to, by...)
-}
-
-// reserveManaged charges managed memory on each sliced GPU, if it fits on all. A refusal counts as a denial if count is set.
-func (a *account) reserveManaged(size quota.Bytes, count bool) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if i := a.tooSmall(size); i != noGPU {
-		if count {
-			a.deny(i, size, false)
-		}
-		return false
-	}
-	a.addManaged(size)
-	return true
-}
-
-// fitsManaged reports that reserveManaged would succeed.
-func (a *account) fitsManaged(size quota.Bytes) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.tooSmall(size) == noGPU
-}
-
-// tooSmall is a sliced GPU that size does not fit into; noGPU: it fits into each.
-func (a *account) tooSmall(size quota.Bytes) int {
-	return slices.IndexFunc(a.gpus, func(g gpuAccount) bool { return !g.native && !g.fits(size) })
-}
-
-// forceManaged charges what is mapped already, whether it fits or not.
-func (a *account) forceManaged(size quota.Bytes) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.addManaged(size)
-}
-
-func (a *account) addManaged(size quota.Bytes) {
-	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native {
-			g.managed += size
-			g.use(size)
-		}
-	}
-}
-
-func (a *account) releaseManaged(size quota.Bytes) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for i := range a.gpus {
-		if g := &a.gpus[i]; !g.native {
-			n := min(size, g.managed)
-			g.managed -= n
-			g.release(n)
-		}
-	}
-}
-
-// managedOver reports that the container has more than its limit.
-func (a *account) managedOver() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, g := range a.gpus {
-		if !g.native && g.used > g.limit {
-			return true
-		}
-	}
-	return false
-}
-
-// groupCount is the number of channel groups.
-func (a *account) groupCount() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	n := 0
-	for _, g := range a.gpus {
-		n += g.tsgs
-	}
-	return n
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -22,7 +24,7 @@ func managedGuard(t testing.TB, policy string, pids ...int) *Guard {
 	g := newFakeGuard(t, answering(0, nil))
 	g.cfg.Settings.Managed = policy
 	g.managed.watching = true
-	g.managed.list = func() []int { return pids }
+	g.managed.pids = func() []int { return pids }
 	return g
 }
 
@@ -30,8 +32,8 @@ func managedGuard(t testing.TB, policy string, pids ...int) *Guard {
 func (g *Guard) look() {
 	g.managed.mu.Lock()
 	defer g.managed.mu.Unlock()
-	g.scan()
-	g.judge()
+	g.scanMaps()
+	g.enforceManaged()
 }
 
 // managedUse checks the account and the sum that the guard keeps of its lists.
@@ -46,7 +48,7 @@ func managedUse(t *testing.T, g *Guard, want quota.Bytes) {
 	n, sum := 0, quota.Bytes(0)
 	for _, list := range g.managed.procs {
 		n += len(list)
-		sum += total(list)
+		sum += totalSize(list)
 	}
 	if n != g.managed.spans || sum != want {
 		t.Errorf("%d ranges of %v, counted as %d; want %v", n, sum, g.managed.spans, want)
@@ -68,18 +70,18 @@ func TestSpans(t *testing.T) {
 				held += min(m, 1)
 				all = all && m == 2
 			}
-			if got := overlap(list, base, end); got != quota.Bytes(held) {
+			if got := overlapSize(list, base, end); got != quota.Bytes(held) {
 				t.Fatalf("seed %d, step %d: %d-%d overlap %d, want %d: %+v", seed, step, base, end, got, held, list)
 			}
-			if got := agreed(list, base, end); got != all {
+			if got := agreedBefore(list, base, end); got != all {
 				t.Fatalf("seed %d, step %d: %d-%d agreed %v: %+v", seed, step, base, end, got, list)
 			}
 			what := r.IntN(3)
 			switch what {
 			case 0:
-				list = cut(list, base, end)
+				list = cutRange(list, base, end)
 			default:
-				list = insert(list, span{base: base, end: end, agreed: what == 2})
+				list = insertSpan(list, span{base: base, end: end, agreed: what == 2})
 			}
 			for i := base; i < end; i++ {
 				model[i] = what
@@ -100,7 +102,7 @@ func TestSpans(t *testing.T) {
 			for _, m := range model {
 				sum -= min(m, 1)
 			}
-			if sum != 0 || total(list) != overlap(list, 0, pages) {
+			if sum != 0 || totalSize(list) != overlapSize(list, 0, pages) {
 				t.Fatalf("seed %d, step %d: %d pages too many: %+v", seed, step, sum, list)
 			}
 		}
@@ -108,8 +110,8 @@ func TestSpans(t *testing.T) {
 }
 
 func TestCoarse(t *testing.T) {
-	list := coarse([]span{{base: 1, end: 5}, {base: 10, end: 1 << 47}})
-	if total(list) != 1<<47-6 || overlap(list, 0, lastAddress) != 0 || total(cut(list, 0, ^uint64(0))) != 0 {
+	list := oneSpan([]span{{base: 1, end: 5}, {base: 10, end: 1 << 47}})
+	if totalSize(list) != 1<<47-6 || overlapSize(list, 0, lastAddress) != 0 || totalSize(cutRange(list, 0, ^uint64(0))) != 0 {
 		t.Errorf("%+v", list)
 	}
 }
@@ -247,7 +249,7 @@ func TestManyRanges(t *testing.T) {
 func TestRefusalsAreCheap(t *testing.T) {
 	looks := 0
 	g := managedGuard(t, device.ManagedLimit)
-	g.managed.list = func() []int { looks++; time.Sleep(time.Millisecond); return nil }
+	g.managed.pids = func() []int { looks++; time.Sleep(time.Millisecond); return nil }
 	begin := time.Now()
 	for range 200 {
 		if g.reserveManaged(1, somewhere, somewhere+1<<40) {
@@ -305,7 +307,7 @@ func TestClaims(t *testing.T) {
 	c := startPlain(t)
 	c.do("pid")
 	g := managedGuard(t, device.ManagedLimit, c.pid())
-	if _, err := g.tasks.get(c.pid()); err != nil {
+	if _, err := g.tasks.acquire(c.pid()); err != nil {
 		t.Fatal(err)
 	}
 	if !g.reserveManaged(c.pid(), somewhere, somewhere+64<<20) {
@@ -343,7 +345,7 @@ func TestReserveHereMapThere(t *testing.T) {
 	a, b := startPlain(t), startPlain(t)
 	g := managedGuard(t, device.ManagedLimit, a.pid(), b.pid())
 	a.do("pid")
-	if _, err := g.tasks.get(a.pid()); err != nil {
+	if _, err := g.tasks.acquire(a.pid()); err != nil {
 		t.Fatal(err)
 	}
 	g.reserveManaged(a.pid(), somewhere, somewhere+768<<20)
@@ -367,7 +369,7 @@ func TestSharedMaps(t *testing.T) {
 	pids := startSiblings(t)
 	g := managedGuard(t, device.ManagedLimit, pids...)
 	for _, pid := range pids {
-		if _, err := g.tasks.get(pid); err != nil {
+		if _, err := g.tasks.acquire(pid); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -550,14 +552,14 @@ func TestClientMade(t *testing.T) {
 // TestMappers: a process that has made driver calls is looked at wherever it is.
 func TestMappers(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
-	g.managed.list = nil
-	if got := g.mappers(); len(got) != 0 {
+	g.managed.pids = nil
+	if got := g.containerPIDs(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
-	if _, err := g.tasks.get(os.Getpid()); err != nil {
+	if _, err := g.tasks.acquire(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}
-	if got := g.mappers(); !slices.Equal(got, []int{os.Getpid()}) {
+	if got := g.containerPIDs(); !slices.Equal(got, []int{os.Getpid()}) {
 		t.Errorf("%v", got)
 	}
 }

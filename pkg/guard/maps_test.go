@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -5,17 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,7 +37,8 @@ func mapMany(base uintptr, length, n int) error {
 	}
 	defer unix.Close(fd)
 	for range n {
-		at, _, e := unix.Syscall6(unix.SYS_MMAP, base, uintptr(length), unix.PROT_NONE, unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE, uintptr(fd), base)
+		at, _, e := unix.Syscall6(unix.SYS_MMAP, base, uintptr(length), unix.PROT_NONE,
+			unix.MAP_SHARED|unix.MAP_FIXED_NOREPLACE, uintptr(fd), base)
 		if e != 0 || at != base {
 			return fmt.Errorf("mapped at %#x: %w", at, e)
 		}
@@ -62,25 +61,6 @@ func childMap(_ *childState, a []int) (string, error) {
 
 // childUnmap BASE LENGTH
 func childUnmap(_ *childState, a []int) (string, error) { return "", unmap(uintptr(a[0]), a[1]) }
-
-// childKill PID OTHERS…: as a guard kills a process of a container of these
-func childKill(_ *childState, a []int) (string, error) {
-	g := &Guard{log: slog.New(slog.NewTextHandler(os.Stderr, nil)), account: newAccount(nil), logged: map[string]map[string]bool{}}
-	g.gpuTime = newGPUTime(g)
-	g.managed.list = func() []int { return a }
-	g.killProcess(a[0])
-	return "", nil
-}
-
-// childTrace PID: be its tracer for as long as both live, by a thread that is not the first
-func childTrace(_ *childState, a []int) (string, error) {
-	return "", onThread(func() error {
-		if _, _, e := unix.Syscall6(unix.SYS_PTRACE, ptraceSeize, uintptr(a[0]), 0, 0, 0, 0); e != 0 {
-			return e
-		}
-		return nil
-	})
-}
 
 // childPrivate: others of its user cannot look at it
 func childPrivate(*childState, []int) (string, error) {
@@ -181,7 +161,8 @@ func TestParseUVMMap(t *testing.T) {
 		name, line string
 		base, end  uint64
 	}{
-		{"managed memory", "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144                        /dev/nvidia-uvm\n", 0x7fa2e6000000, 0x7fa2f6000000},
+		{"managed memory", "7fa2e6000000-7fa2f6000000 rw-s 7fa2e6000000 00:06 144                        /dev/nvidia-uvm\n",
+			0x7fa2e6000000, 0x7fa2f6000000},
 		{"without a name", "200000000-200200000 ---s 200000000 00:06 144", 0x200000000, 0x200200000},
 		{"low, padded with zeroes", "00010000-00020000 rw-s 00010000 00:06 144 /x", 0x10000, 0x20000},
 		{"private", "7fa2e6000000-7fa2f6000000 rw-p 7fa2e6000000 00:06 144 /dev/nvidia-uvm", 0, 0},
@@ -232,8 +213,8 @@ func TestParseMaps(t *testing.T) {
 		fmt.Fprintf(&b, "%08x-%08x rw-s %08x 00:06 144\n", base, base+4096, base)
 	}
 	list, _ := parseMaps(strings.NewReader(b.String()))
-	if len(list) != 1 || total(list) != (maxSpans+10)*4*quota.KiB {
-		t.Errorf("%d ranges of %v", len(list), total(list))
+	if len(list) != 1 || totalSize(list) != (maxSpans+10)*4*quota.KiB {
+		t.Errorf("%d ranges of %v", len(list), totalSize(list))
 	}
 }
 
@@ -393,270 +374,6 @@ func TestSharesMaps(t *testing.T) {
 	}
 	if got := sharesMaps(pids[1], &spaces); got != pids[0] {
 		t.Errorf("later: %d of %v", got, spaces)
-	}
-}
-
-func TestCPUUsage(t *testing.T) {
-	for _, c := range []struct {
-		name, file, text string
-		want             time.Duration
-		ok               bool
-	}{
-		{"v1", "cpuacct.usage", "1234567890\n", 1234567890, true},
-		{"v1, damaged", "cpuacct.usage", "\n", 0, false},
-		{"v2", "cpu.stat", "usage_usec 1500\nuser_usec 1000\nsystem_usec 500\n", 1500 * time.Microsecond, true},
-		{"v2, elsewhere in the file", "cpu.stat", "core_sched.force_idle_usec 1\nusage_usec 7\n", 7 * time.Microsecond, true},
-		{"v2, damaged", "cpu.stat", "usage_usec x\n", 0, false},
-		{"v2, without it", "cpu.stat", "user_usec 1\n", 0, false},
-		{"neither", "other", "", 0, false},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			dir := t.TempDir()
-			if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if got, ok := cpuUsage(dir); ok != c.ok || ok && got != c.want {
-				t.Errorf("%v %v, want %v %v", got, ok, c.want, c.ok)
-			}
-		})
-	}
-	if c := cgroupsOf(1 << 30); c != (cgroups{}) || len(c.processes()) > 0 {
-		t.Errorf("of a process that is not there: %+v", c)
-	}
-}
-
-// TestManyProcesses: a container cannot hide a process behind others.
-func TestManyProcesses(t *testing.T) {
-	dir := t.TempDir()
-	var text []byte
-	for pid := range 5000 {
-		text = fmt.Appendln(text, pid+1)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), text, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if list := (cgroups{procs: dir}).processes(); len(list) != 5000 {
-		t.Errorf("%d of 5000 processes", len(list))
-	}
-}
-
-// TestHeadlessMember: cgroup v1 shows a process whose first thread has ended in the root.
-func TestHeadlessMember(t *testing.T) {
-	c := startPlain(t)
-	c.do("pid")
-	inCgroup(t, "devices", c.pid())
-	g := &Guard{cgroups: cgroupsOf(c.pid())}
-	c.headless()
-	if !g.isMember(c.pid()) || len(g.cgroups.processes()) != 1 {
-		t.Error("it is not the container's any more")
-	}
-	c.kill() // or its cgroup stays
-}
-
-// inCgroup puts a process into a cgroup of its own in a v1 hierarchy.
-func inCgroup(t *testing.T, controller string, pid int) {
-	t.Helper()
-	dir := fmt.Sprintf("/sys/fs/cgroup/%s/cgpu-test-%d", controller, pid)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() {
-		// Empty only when the process is gone, and the kernel takes a moment.
-		for range 100 {
-			if os.Remove(dir) == nil {
-				return
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-	})
-	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
-		t.Skip(err)
-	}
-}
-
-// TestCgroup: the processes and the CPU time of a real cgroup.
-func TestCgroup(t *testing.T) {
-	for _, controller := range []string{"cpuacct", "devices"} {
-		if _, err := os.Stat("/sys/fs/cgroup/" + controller + "/cgroup.procs"); err != nil {
-			t.Skip("no cgroup v1: ", err)
-		}
-	}
-	pids := make([]int, 2)
-	cmds := make([]*exec.Cmd, 2)
-	for i := range cmds {
-		cmds[i] = sleeper(t, 0)
-		pids[i] = cmds[i].Process.Pid
-	}
-	inCgroup(t, "cpuacct", pids[0])
-	inCgroup(t, "devices", pids[0])
-	c := cgroupsOf(pids[0])
-	used, ok := cpuUsage(c.cpu)
-	if !ok || used < 0 {
-		t.Errorf("CPU time %v %v", used, ok)
-	}
-	for tries := 100; ; tries-- { // it may still be starting
-		time.Sleep(10 * time.Millisecond)
-		again, _ := cpuUsage(c.cpu)
-		if again == used {
-			break
-		}
-		if used = again; tries == 0 {
-			t.Fatalf("a process that sleeps uses time: %v", used)
-		}
-	}
-	if got := c.processes(); !slices.Equal(got, pids[:1]) {
-		t.Errorf("processes %v, want %v", got, pids[:1])
-	}
-	for _, cmd := range cmds {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}
-}
-
-// nobody runs a command as a user without any rights but, with trace, that to trace everybody: as a guard is.
-func nobody(uid uint32, trace bool) func(*exec.Cmd) {
-	return func(c *exec.Cmd) {
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, NoSetGroups: true}}
-		if trace {
-			c.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_PTRACE}
-		}
-	}
-}
-
-// ended waits for a child's end, which closes its output.
-func (c *child) ended(within time.Duration) bool {
-	late := time.After(within)
-	for {
-		select {
-		case _, more := <-c.out:
-			if !more {
-				return true
-			}
-		case <-late:
-			return false
-		}
-	}
-}
-
-// TestKillProcess kills another user's processes with CAP_SYS_PTRACE alone.
-func TestKillProcess(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for processes of other users")
-	}
-	killer := func(t *testing.T) *child { return startPlain(t, nobody(65533, true)) }
-	target := func(t *testing.T) *child {
-		c := startPlain(t, nobody(65534, false))
-		c.do("pid")
-		return c
-	}
-	t.Run("another user's", func(t *testing.T) {
-		k := killer(t)
-		for range 5 {
-			c := target(t)
-			if k.do("kill", c.pid()); !c.ended(10 * time.Second) {
-				t.Fatal("it lives")
-			}
-		}
-		k.do("pid") // nothing happened to the one that traced it
-	})
-	t.Run("without the right", func(t *testing.T) {
-		c := target(t)
-		if startPlain(t, nobody(65533, false)).do("kill", c.pid()); c.ended(300 * time.Millisecond) {
-			t.Fatal("the test does not test")
-		}
-		c.kill()
-	})
-	t.Run("its first thread has ended", func(t *testing.T) {
-		c := target(t)
-		c.headless()
-		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
-			t.Fatal("it lives")
-		}
-	})
-	t.Run("the first of its namespaces", func(t *testing.T) {
-		root := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 65534, Size: 1}}
-		c := startPlain(t, func(c *exec.Cmd) {
-			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID, UidMappings: root, GidMappings: root}
-		})
-		c.do("private")
-		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
-			t.Fatal("it lives")
-		}
-	})
-	t.Run("it has a tracer", func(t *testing.T) {
-		c := target(t)
-		c.headless()
-		tracer := startPlain(t, nobody(65532, true))
-		threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.pid()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, x := range threads {
-			if x.Name() != strconv.Itoa(c.pid()) {
-				tracer.do("trace", x.Name())
-			}
-		}
-		if got := tracerOf(c.pid()); got != tracer.pid() {
-			t.Fatalf("tracer %d, want %d", got, tracer.pid())
-		}
-		k := killer(t)
-		if k.do("kill", c.pid(), tracer.pid()); !tracer.ended(10 * time.Second) {
-			t.Fatal("the tracer lives")
-		}
-		tracer.kill() // its output is closed before it lets go
-		if k.do("kill", c.pid(), tracer.pid()); !c.ended(10 * time.Second) {
-			t.Fatal("it lives")
-		}
-	})
-	t.Run("its tracer is not in the container", func(t *testing.T) {
-		c := target(t)
-		tracer := startPlain(t, nobody(65532, true))
-		threads, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.pid()))
-		for _, x := range threads {
-			tracer.do("trace", x.Name())
-		}
-		killer(t).do("kill", c.pid())
-		tracer.do("pid")
-	})
-	t.Run("another container's", func(t *testing.T) {
-		c := target(t)
-		d := answering(0, nil)
-		g := withClient(newFakeGuard(t, d))
-		g.managed.list = func() []int { return []int{os.Getpid()} }
-		file, err := os.OpenFile(fakeControl, os.O_RDWR, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		f, err := g.followFile(int(file.Fd()), node{nodeControl, 0})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := g.tasks.get(os.Getpid()); err != nil {
-			t.Fatal(err)
-		}
-		g.account.addClient(fakeClient, os.Getpid(), f)
-		g.killProcess(c.pid())
-		c.do("pid")
-		if len(d.calls) > 0 {
-			t.Error("the container's clients were freed for a process that is gone")
-		}
-	})
-}
-
-// TestOwnThread: a thread of a function of its own is none that goes on.
-func TestOwnThread(t *testing.T) {
-	seen := map[int]bool{}
-	for range 20 {
-		var tid int
-		if err := onOwnThread(func() error { tid = unix.Gettid(); return unix.EPERM }); !errors.Is(err, unix.EPERM) {
-			t.Fatal(err)
-		}
-		if tid == os.Getpid() {
-			t.Error("the main thread")
-		}
-		seen[tid] = true
-		eventually(t, "the thread ends", func() bool { return unix.Tgkill(os.Getpid(), tid, 0) == unix.ESRCH })
 	}
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -10,10 +12,11 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// Error notifiers. The driver writes to memory that a channel names when it is made (hObjectError, hObjectEccError, or those of its group), and
-// the GPU's firmware has the physical address, but neither keeps a reference (kchannelGetNotifierInfo). Freed under a channel that lives, it
-// is written when it is a neighbour's or the host's, and the kernel uses a descriptor that is gone (kchannelUpdateNotifierMem). So when a call
-// is about to free such memory the guard first takes a handle of its own on it, which lives as long as the channel (docs/adr/0010-windows.md).
+// Error notifiers. The driver writes to memory that a channel names when it is made (hObjectError, hObjectEccError, or those of its group),
+// and the GPU's firmware has the physical address, but neither keeps a reference (kchannelGetNotifierInfo). Freed under a channel that
+// lives, it is written when it is a neighbour's or the host's, and the kernel uses a descriptor that is gone (kchannelUpdateNotifierMem).
+// So when a call is about to free such memory the guard first takes a handle of its own on it, which lives as long as the channel
+// (docs/adr/0010-windows.md).
 
 // notifiersIn are the handles that parameters name.
 func notifiersIn(p []byte, offsets [2]int) (n [2]uint32) {
@@ -26,8 +29,8 @@ func notifiersIn(p []byte, offsets [2]int) (n [2]uint32) {
 }
 
 // checkNotifiers finds the notifiers of a new channel, which are its group's where it names none. They must be memory of its GPU that the
-// guard can have a handle on, or a context DMA, which stays as it is. Anything else that the driver takes for memory is a page that all share
-// (RM_USER_SHARED_DATA), registers, or addresses whose memory is unmapped at any time.
+// guard can have a handle on, or a context DMA, which stays as it is. Anything else that the driver takes for memory is a page that all
+// share (RM_USER_SHARED_DATA), registers, or addresses whose memory is unmapped at any time.
 func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok bool) {
 	client := c.allocClient()
 	o.notifiers = notifiersIn(c.params, rm.ChannelNotifiers)
@@ -44,8 +47,8 @@ func (g *Guard) checkNotifiers(c *trappedCall, o *object) (refusal reply, ok boo
 			return c.deny(rm.StatusInvalidObjectHandle, "notifier", "denied a channel whose error notifier is no memory",
 				"class", rm.ClassName(m.class), "known", m.handle != 0), false
 		}
-		if g.account.elsewhere(client, h, g.account.gpuOf(client, o.parent)) {
-			return c.denyElsewhere(), false
+		if g.account.onOtherGPU(client, h, g.account.gpuOf(client, o.parent)) {
+			return c.denyOtherGPU(), false
 		}
 	}
 	return reply{}, true
@@ -86,7 +89,7 @@ type notifier struct {
 	channel *object
 }
 
-// notifiersBelow lists those that go with an object, and keeps the memory's charges until letGo.
+// notifiersBelow lists those that go with an object, and keeps the memory's charges until releaseObject.
 func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -102,29 +105,29 @@ func (a *account) notifiersBelow(clientHandle, handle uint32) (list []notifier) 
 		for channel := range m.notifies {
 			if !c.isBelow(channel, above, 0) {
 				for ch := range m.charges {
-					a.count(ch, &ch.calls, 1)
+					a.countReference(ch, &ch.calls, 1)
 				}
 				list = append(list, notifier{*m, channel})
 			}
 		}
 	}
 	// First what cannot be kept: then nothing has to be dropped again.
-	slices.SortFunc(list, func(x, y notifier) int { return cmp.Compare(rank(x.memory), rank(y.memory)) })
+	slices.SortFunc(list, func(x, y notifier) int { return cmp.Compare(keepLast(x.memory), keepLast(y.memory)) })
 	return list
 }
 
-func rank(o object) int {
+func keepLast(o object) int {
 	if o.isMemory() {
 		return 1
 	}
 	return 0
 }
 
-// freeing is the plan of a call that frees an object and all below it.
-func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
+// planFree is the plan of a call that frees an object and all below it.
+func (g *Guard) planFree(c *trappedCall, handle uint32) plan {
 	client := c.locked[0].handle
-	return plan{ask: true, settle: func() { g.freed(c, handle) }, exec: func() unix.Errno {
-		status, e := g.keepNotifiers(c.target(), client, handle, func() (uint32, unix.Errno) {
+	return plan{ask: true, commit: func() { g.recordFree(c, handle) }, exec: func() unix.Errno {
+		status, e := g.keepNotifiersOver(c.target(), client, handle, func() (uint32, unix.Errno) {
 			e := g.driver.Exec(c.target(), &c.call)
 			return c.statusWord(), e
 		})
@@ -133,12 +136,12 @@ func (g *Guard) freeing(c *trappedCall, handle uint32) plan {
 	}}
 }
 
-// keepNotifiers frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
-func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
+// keepNotifiersOver frees an object, and keeps what channels that live on write to. A context DMA cannot be kept: then the object stays.
+func (g *Guard) keepNotifiersOver(t Target, client, handle uint32, free func() (uint32, unix.Errno)) (uint32, unix.Errno) {
 	list := g.account.notifiersBelow(client, handle)
 	defer func() {
 		for _, n := range list {
-			g.account.letGo(n.memory)
+			g.account.releaseObject(n.memory)
 		}
 	}()
 	kept := make([]*window, 0, len(list))
@@ -156,9 +159,9 @@ func (g *Guard) keepNotifiers(t Target, client, handle uint32, free func() (uint
 		g.logOnce("notifierfreed", "an object is not freed: a channel writes errors to it", "status", rm.StatusName(status), "errno", e)
 	}
 	if len(kept) == len(list) && e == 0 && status == rm.StatusOK {
-		g.account.giveNotifiers(client, list, kept)
+		g.account.attachNotifiers(client, list, kept)
 	} else {
-		g.account.loosen(kept)
+		g.account.loosenWindows(kept)
 	}
 	return status, e
 }
@@ -169,7 +172,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	if !n.memory.isMemory() || gpu == noGPU {
 		return nil, rm.StatusInUse, 0
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		return nil, rm.StatusInsufficientResources, 0
 	}
@@ -181,7 +184,7 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 	var s uint32
 	var e unix.Errno
 	status, errno := g.whileShared(t, client, []openRight{{n.memory.handle, accessDup}}, func() {
-		w.handle, s, e = own.Dup(on(own, gpu, parent.kind), client, n.memory.handle)
+		w.handle, s, e = own.Dup(ownParent(own, gpu, parent.kind), client, n.memory.handle)
 	})
 	if status != rm.StatusOK || errno != 0 {
 		s, e = status, errno
@@ -190,33 +193,33 @@ func (g *Guard) keepNotifier(t Target, client uint32, n notifier) (*window, uint
 		g.account.unreserveWindow(w)
 		return nil, s, e
 	}
-	g.account.holdWindow(w, n.memory.charge)
+	g.account.keepWindowCharge(w, n.memory.charge)
 	return w, rm.StatusOK, 0
 }
 
-// giveNotifiers ties the guard's handles to the channels, with which they end.
-func (a *account) giveNotifiers(client uint32, list []notifier, kept []*window) {
+// attachNotifiers ties the guard's handles to the channels, with which they end.
+func (a *account) attachNotifiers(client uint32, list []notifier, kept []*window) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[client]
 	for i, w := range kept {
 		if ch := list[i].channel; c != nil && c.objects[ch.handle] == ch {
-			ch.kept = append(ch.kept, w)
+			ch.keptWindows = append(ch.keptWindows, w)
 		} else {
-			a.loosened(w)
+			a.loosenLocked(w)
 		}
 	}
 }
 
-// loosen: handles are of no use any more.
-func (a *account) loosen(kept []*window) {
+// loosenWindows: handles are of no use any more.
+func (a *account) loosenWindows(kept []*window) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.loosened(kept...)
+	a.loosenLocked(kept...)
 }
 
-// loosened is loosen with the account locked.
-func (a *account) loosened(windows ...*window) {
+// loosenLocked is loosenWindows with the account locked.
+func (a *account) loosenLocked(windows ...*window) {
 	if a.loose = append(a.loose, windows...); len(windows) > 0 && a.onLoose != nil {
 		a.onLoose()
 	}

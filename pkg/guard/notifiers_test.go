@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -76,7 +78,7 @@ func TestNotifierWays(t *testing.T) {
 			return rm.U32(o, rm.FreeStatus)
 		}, rm.StatusOK, 1, 1},
 		{"an undone call", fakeMemory, func(f *fakeCall) uint32 {
-			f.g.undoObject(f.target(), fakeClient, fakeMemory)()
+			f.guard.undoObject(f.target(), fakeClient, fakeMemory)()
 			return rm.StatusOK
 		}, rm.StatusOK, 1, 1},
 		{"the channel with it", fakeMemory, func(f *fakeCall) uint32 {
@@ -85,7 +87,7 @@ func TestNotifierWays(t *testing.T) {
 			return rm.U32(o, rm.FreeStatus)
 		}, rm.StatusOK, 0, 0},
 		{"refused", fakeMemory, func(f *fakeCall) uint32 {
-			f.g.driver.(*fakeDriver).answer = func(_ Target, call *rm.Call) syscall.Errno {
+			f.guard.driver.(*fakeDriver).answer = func(_ Target, call *rm.Call) syscall.Errno {
 				if call.NR() == rm.EscFree && rm.U32(call.Outer, rm.FreeObject) == fakeMemory {
 					rm.PutU32(call.Outer, rm.FreeStatus, rm.StatusInvalidArgument)
 				}
@@ -116,7 +118,7 @@ func TestNotifierWays(t *testing.T) {
 			if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
 				t.Fatal(rm.StatusName(rm.U32(o, 40)))
 			}
-			if _, err := g.ownClient(); err != nil {
+			if _, err := g.guardClient(); err != nil {
 				t.Fatal(err)
 			}
 			d.calls = nil

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -10,9 +12,10 @@ import (
 
 // A kernel is stopped at the end of its timeslice only in a context with compute preemption in the middle of instructions (CILP).
 // Otherwise the GPU waits for its end, or for that of its blocks, and so does everybody else. A program that never asks for a mode has the
-// driver's default, so the guard sets the mode of every context before its first work: before GPFIFO_SCHEDULE, if there is a context by then,
-// else when there is one. Before it the driver has nothing to set it in, and the GPU nothing to compute with: the context is made with the
-// first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched then.
+// driver's default, so the guard sets the mode of every context before its first work: before GPFIFO_SCHEDULE, if there is a context by
+// then, else when there is one. Before it the driver has nothing to set it in, and the GPU nothing to compute with: the context is made
+// with the first object of the graphics engine (_kgrAlloc in kernel_graphics_object.c). Of whatever class that is, kernels can be launched
+// then.
 //
 // Firmware looks the group up in the client that makes the call, so it is made in the name of the task's.
 
@@ -59,11 +62,11 @@ func (a *account) preemptionOf(client, handle uint32) (p preemption) {
 	return p
 }
 
-// hasContext notes that a group has a context, and preempts that it is switched in the middle of kernels.
-func (a *account) hasContext(o *object) { a.mark(&o.context) }
-func (a *account) preempts(o *object)   { a.mark(&o.preempts) }
+// setContext notes that a group has a context, setPreempts that it is switched in the middle of kernels.
+func (a *account) setContext(o *object)  { a.setFlag(&o.context) }
+func (a *account) setPreempts(o *object) { a.setFlag(&o.preempts) }
 
-func (a *account) mark(flag *bool) {
+func (a *account) setFlag(flag *bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	*flag = true
@@ -77,9 +80,9 @@ func (c *client) engineObjectGone(o *object) {
 	}
 }
 
-// preemptible makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of the
-// client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
-func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
+// ensurePreemption makes sure that a group's context, if it has one, is switched in the middle of kernels. The caller holds the calls of
+// the client, so that the handle stays the same group's. It takes 0.2 ms (H200), once for each context.
+func (g *Guard) ensurePreemption(t Target, client uint32, p preemption) bool {
 	if p.group == nil || !p.context || p.preempts {
 		return true
 	}
@@ -89,11 +92,12 @@ func (g *Guard) preemptible(t Target, client uint32, p preemption) bool {
 		return false
 	}
 	if s, e := g.setPreemption(t, client, p); e != 0 || s != rm.StatusOK {
-		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it", "status", rm.StatusName(s), "errno", e)
+		g.logOnce("cilp"+rm.StatusName(s), "denied a context: the driver refuses compute preemption (CILP) for it",
+			"status", rm.StatusName(s), "errno", e)
 		g.stats.denied.Add(1)
 		return false
 	}
-	g.account.preempts(p.group)
+	g.account.setPreempts(p.group)
 	return true
 }
 
@@ -102,16 +106,17 @@ func (g *Guard) setPreemption(t Target, client uint32, p preemption) (uint32, sy
 	rm.PutU32(params[:], rm.PreemptFlags, 1)
 	rm.PutU32(params[:], rm.PreemptChannel, p.group.handle)
 	rm.PutU32(params[:], rm.PreemptCILP, rm.PreemptModeCILP)
-	return g.control(t, client, p.subdevice, controlPreemptionMode, params[:])
+	return g.rmControl(t, client, p.subdevice, controlPreemptionMode, params[:])
 }
 
 // preemptUnseen sets the mode in contexts that the guard has not seen made: a root alloc that went elsewhere can have made one of any group
-// (root.go). Clients in whose name the driver cannot be asked have their channels stopped.
+// (rootalloc.go). Clients in whose name the driver cannot be asked have their channels stopped.
 func (g *Guard) preemptUnseen() {
 	for _, r := range g.account.notPreempting() {
 		if !g.preemptGroup(r) {
-			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only", "pid", r.client.tgid)
-			g.stop(func(c *client) bool { return c == r.client })
+			g.logOnce("unseencontext", "channels are stopped: a context that was made unseen would be switched at the end of kernels only",
+				"pid", r.client.tgid)
+			g.stopChannels(func(c *client) bool { return c == r.client })
 		}
 	}
 }
@@ -124,11 +129,11 @@ func (g *Guard) preemptWhilePending() {
 	}
 	defer g.preemptMu.Unlock()
 	begin := time.Now()
-	if begin.Before(g.preemptNext) {
+	if begin.Before(g.preemptNotBefore) {
 		return
 	}
 	g.preemptUnseen()
-	g.preemptNext = time.Now().Add(backgroundShare * time.Since(begin))
+	g.preemptNotBefore = time.Now().Add(backgroundShare * time.Since(begin))
 }
 
 // preemptGroup is preemptUnseen of one group. Where there is no context the driver refuses, and the mode is set when there is one.
@@ -151,7 +156,7 @@ func (g *Guard) preemptGroup(r groupRef) bool {
 		return false
 	}
 	if p.runs {
-		resume, ok := g.still(client, r.handle)
+		resume, ok := g.pauseGroup(client, r.handle)
 		if !ok {
 			return false
 		}
@@ -179,16 +184,16 @@ func (a *account) notPreempting() (list []groupRef) {
 	return list
 }
 
-// withPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was let
-// run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
-func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) plan {
+// planPreemption is the plan of an object of the graphics engine, with the first one of which a group gets its context. If the group was
+// let run before, its channels are off until the mode is set, or a kernel could begin in between that cannot be stopped.
+func (g *Guard) planPreemption(c *trappedCall, client, group uint32, p plan) plan {
 	if x := g.account.preemptionOf(client, group); !p.ask || x.group == nil || x.preempts {
 		return p
 	}
 	g.gpuTime.Lock() // GPFIFO_SCHEDULE waits
 	x, resume := g.account.preemptionOf(client, group), func() {}
 	if ok := true; x.runs {
-		if resume, ok = g.still(client, group); !ok {
+		if resume, ok = g.pauseGroup(client, group); !ok {
 			g.gpuTime.Unlock()
 			if p.cancel != nil {
 				p.cancel()
@@ -196,12 +201,12 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 			return answer(c.deny(rm.StatusNotSupported, "still", "denied a context in a channel group that runs: there is nobody to resume it"))
 		}
 	}
-	settle := p.settle
-	p.settle = func() {
-		settle()
-		g.account.hasContext(x.group)
+	commit := p.commit
+	p.commit = func() {
+		commit()
+		g.account.setContext(x.group)
 		x.context = true
-		if x.runs && !g.preemptible(c.target(), client, x) {
+		if x.runs && !g.ensurePreemption(c.target(), client, x) {
 			g.refuseContext(c, client, group)
 		}
 	}
@@ -215,19 +220,19 @@ func (g *Guard) withPreemption(c *trappedCall, client, group uint32, p plan) pla
 // refuseContext takes an object back with which a context came that must not run. The context stays charged to its group.
 func (g *Guard) refuseContext(c *trappedCall, client, group uint32) {
 	for _, handle := range []uint32{rm.U32(c.call.Outer, rm.AllocObject), group, client} { // one of them must go
-		if s, e := g.free(c.target(), client, handle); e == 0 && s == rm.StatusOK {
+		if s, e := g.rmFree(c.target(), client, handle); e == 0 && s == rm.StatusOK {
 			g.account.freeObject(client, handle)
 			break
 		}
 	}
 	c.undo = nil
-	c.takeBack()
+	c.restoreInput()
 	c.status(rm.StatusNotSupported)
 }
 
-// still stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to resume
-// them, should this process be killed.
-func (g *Guard) still(client, group uint32) (resume func(), ok bool) {
+// pauseGroup stops the channels of a group, with gpuTime locked, until the returned function is called. False: there would be nobody to
+// resume them, should this process be killed.
+func (g *Guard) pauseGroup(client, group uint32) (resume func(), ok bool) {
 	channels, gpu, _ := g.account.channelsOf(client, group)
 	return g.gpuTime.Still(gpu, channels)
 }
@@ -243,20 +248,20 @@ func (g *Guard) checkPreemptionMode(c *trappedCall) plan {
 	if flags == 1 && x.preempts {
 		return answer(c.status(rm.StatusOK))
 	}
-	p := plan{ask: true, settle: func() {
+	p := plan{ask: true, commit: func() {
 		if flags&1 != 0 && x.context {
-			g.account.preempts(x.group)
+			g.account.setPreempts(x.group)
 		}
 	}}
 	if flags&2 != 0 && rm.U32(c.params, rm.PreemptGFXP) != 0 {
-		return g.withGFXP(c, p)
+		return g.planGFXP(c, p)
 	}
 	return p
 }
 
-// withGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes
+// planGFXP is the plan of graphics preemption: the buffers that it takes are charged to the group, once, until that ends. Firmware makes
 // them, so whether they are there already nobody can see. A pool of them would be shared with other containers.
-func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
+func (g *Guard) planGFXP(c *trappedCall, p plan) plan {
 	client := c.controlClient()
 	o, _ := g.account.lookup(client, rm.U32(c.params, rm.PreemptChannel))
 	if o.kind == rm.ClassChannel {
@@ -278,10 +283,10 @@ func (g *Guard) withGFXP(c *trappedCall, p plan) plan {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	p.cancel = func() { g.account.unreserve(want) }
-	settle := p.settle
-	p.settle = func() {
-		settle()
-		if !g.account.chargeMore(client, o.handle, gpu, want.size) {
+	commit := p.commit
+	p.commit = func() {
+		commit()
+		if !g.account.chargeGFXP(client, o.handle, gpu, want.size) {
 			g.account.unreserve(want)
 		}
 	}

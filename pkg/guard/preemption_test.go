@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -28,7 +30,8 @@ const (
 func newModeContainer(t *testing.T) *modeContainer {
 	c := &modeContainer{fakeContainer: newFakeContainer(t, 1), stuck: map[uint32]bool{}}
 	c.cfg.Settings.ContextOverhead, c.cfg.Settings.MaxTSGs, c.cfg.Settings.MaxChannels = 13*quota.MiB, 8, 16
-	c.account.addObject(fakeClient, object{handle: modeSubdevice, parent: fakeDevice, class: 0x2080, kind: rm.ClassSubdevice, gpu: noGPU}, noGPU, 0, 0)
+	c.account.addObject(fakeClient, object{handle: modeSubdevice, parent: fakeDevice, class: 0x2080, kind: rm.ClassSubdevice, gpu: noGPU},
+		noGPU, 0, 0)
 	c.d.answer = func(t Target, call *rm.Call) syscall.Errno {
 		e := c.d.call(t, call)
 		o := call.Outer
@@ -57,7 +60,7 @@ func newModeContainer(t *testing.T) *modeContainer {
 		}
 		return e
 	}
-	if _, err := c.ownClient(); err != nil { // or its objects would be in the log
+	if _, err := c.guardClient(); err != nil { // or its objects would be in the log
 		t.Fatal(err)
 	}
 	c.log = nil
@@ -116,7 +119,7 @@ func TestPreemption(t *testing.T) {
 	native := func(c *modeContainer) uint32 {
 		c.account.gpus[0].native = true
 		c.cfg.GPUs[0].Native = true
-		c.gpuTime = newGPUTime(c.Guard)
+		c.gpuTime = newScheduler(c.Guard)
 		return 0
 	}
 	stuck := func(handles ...uint32) func(*modeContainer) uint32 {
@@ -156,11 +159,13 @@ func TestPreemption(t *testing.T) {
 			[]string{"alloc a06c", "alloc c86f", "mode 101 1 2", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
 		{"another mode", steps{group, object(0xcbc0), schedule(modeGroup), mode(1, 0, 1)}, rm.StatusNotSupported,
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
-		{"a second context under the same handles", steps{group, object(0xcbc0), schedule(modeGroup), free(modeGroup), group, object(0xcbc0), schedule(modeGroup)}, 0,
+		{"a second context under the same handles",
+			steps{group, object(0xcbc0), schedule(modeGroup), free(modeGroup), group, object(0xcbc0), schedule(modeGroup)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1", "free 100",
 				"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1"}},
 		{"another object instead of the first", steps{group, object(0xcbc0), schedule(modeGroup), free(engine), object(0xcbc0)}, 0,
-			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1", "free 102", "off", "alloc cbc0", "mode 100 1 2", "on"}},
+			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2", "schedule 100 1", "free 102", "off", "alloc cbc0",
+				"mode 100 1 2", "on"}},
 		{"copies", steps{group, object(0xc8b5), schedule(modeGroup)}, 0,
 			[]string{"alloc a06c", "alloc c86f", "alloc c8b5", "schedule 100 1"}},
 		{"a whole GPU", steps{native, group, object(0xcbc0), schedule(modeGroup)}, 0,
@@ -169,7 +174,8 @@ func TestPreemption(t *testing.T) {
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0", "mode 100 1 2"}},
 		{"the driver refuses in a group that runs", steps{refuses, group, schedule(modeGroup), object(0xcbc0)}, rm.StatusNotSupported,
 			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "free 102", "on"}},
-		{"and the object does not go", steps{refuses, stuck(engine, modeGroup), group, schedule(modeGroup), object(0xcbc0)}, rm.StatusNotSupported,
+		{"and the object does not go", steps{refuses, stuck(engine, modeGroup), group, schedule(modeGroup), object(0xcbc0)},
+			rm.StatusNotSupported,
 			[]string{"alloc a06c", "alloc c86f", "schedule 100 1", "off", "alloc cbc0", "mode 100 1 2", "free 102", "free 100", "free c1d00005"}},
 		{"no subdevice", steps{noSubdevice, group, object(0xcbc0), schedule(modeGroup)}, rm.StatusNotSupported,
 			[]string{"alloc a06c", "alloc c86f", "alloc cbc0"}},
@@ -242,11 +248,12 @@ func TestPreemptionOfTheHeld(t *testing.T) {
 	c.isOff()
 }
 
-// TestContextMemory: a context is charged what its buffers come to on the GPU, if that is more than context_overhead, and graphics preemption
-// what it adds, once.
+// TestContextMemory: a context is charged what its buffers come to on the GPU, if that is more than context_overhead, and graphics
+// preemption what it adds, once.
 func TestContextMemory(t *testing.T) {
 	c := newModeContainer(t)
-	sizes := map[uint32]uint32{0x0: 3 << 20, 0x9: 5 << 20, 0x10: 200 << 10, 0xb: 9 << 20, 0xc: 1 << 20, 0xd: 40 << 10, 0xe: 2 << 20, 0xf: 1 << 20, 0x19: 4 << 10}
+	sizes := map[uint32]uint32{0x0: 3 << 20, 0x9: 5 << 20, 0x10: 200 << 10, 0xb: 9 << 20, 0xc: 1 << 20, 0xd: 40 << 10, 0xe: 2 << 20,
+		0xf: 1 << 20, 0x19: 4 << 10}
 	told := c.d.answer
 	c.d.answer = func(tg Target, call *rm.Call) syscall.Errno {
 		e := told(tg, call)
@@ -350,7 +357,7 @@ func TestPreemptionUnseen(t *testing.T) {
 	t.Run("one that runs later", func(t *testing.T) {
 		c := newModeContainer(t)
 		c.alloc(fakeDevice, modeGroup, classChannelGroup)
-		c.rootWentAstray(&pendingRoot{k: c.f.k})
+		c.rootWentAstray(&pendingRoot{task: c.f.task})
 		if !slices.Contains(c.log, "mode 100 1 2") {
 			t.Errorf("%q", c.log)
 		}
@@ -360,7 +367,7 @@ func TestPreemptionUnseen(t *testing.T) {
 		c.alloc(fakeDevice, modeGroup, classChannelGroup)
 		tid, args, end := stuckThread(t)
 		defer end()
-		p := &pendingRoot{k: &task{tid: tid, proc: c.f.k.proc}, fd: -1, args: args, since: time.Now().Add(-2 * time.Second)}
+		p := &pendingRoot{task: &task{tid: tid, proc: c.f.task.proc}, fd: -1, args: args, since: time.Now().Add(-2 * time.Second)}
 		f := &file{pending: p}
 		c.watchRoot(f, p)
 		if !slices.Contains(c.log, "mode 100 1 2") {
@@ -392,7 +399,7 @@ func TestPreemptionWhileMany(t *testing.T) {
 	if want := []string{"mode 100 1 2"}; !slices.Equal(c.log, want) {
 		t.Errorf("got %q, want %q", c.log, want)
 	}
-	c.preemptNext = time.Time{}
+	c.preemptNotBefore = time.Time{}
 	c.preemptMu.Lock() // somebody is at it
 	c.preemptWhilePending()
 	c.preemptMu.Unlock()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -5,9 +7,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// present rewrites the answers of controls into what a container may see: a card of the size of its limit, and only its
+// rewriteAnswer rewrites the answers of controls into what a container may see: a card of the size of its limit, and only its
 // own processes and GPUs.
-func (g *Guard) present(c *trappedCall, ctl rm.Control, params []byte) {
+func (g *Guard) rewriteAnswer(c *trappedCall, ctl rm.Control, params []byte) {
 	switch ctl.Kind {
 	case rm.ControlFBInfoV2:
 		g.rewriteFBInfo(c, params[min(len(params), rm.FBInfoList):], rm.U32(params, rm.FBInfoCount))

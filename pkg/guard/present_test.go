@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -106,7 +108,7 @@ func TestFBInfo(t *testing.T) {
 // withProcess gives the guard a second process: 5 in the container, 5000 on the host.
 func withProcess(t *testing.T, g *Guard) {
 	t.Helper()
-	if _, err := g.tasks.get(os.Getpid()); err != nil {
+	if _, err := g.tasks.acquire(os.Getpid()); err != nil {
 		t.Fatal(err)
 	}
 	p := &process{tgid: 5000, nspid: 5, pidfd: -1}
@@ -298,7 +300,8 @@ func TestControls(t *testing.T) {
 		{"too large", 0x503c0105, rm.MaxControlParams + 8, nil, rm.StatusInvalidParamStruct, 0},
 		{"WFI preemption", 0x20801210, 32, func(_, p []byte) { rm.PutU32(p, 0, 1) }, rm.StatusNotSupported, 0},
 		{"CILP preemption", 0x20801210, 32, func(_, p []byte) { putWords(p, 0, 1, 0, 0, rm.PreemptModeCILP) }, 0, 1},
-		{"no parameters where there must be some", controlFBInfoV2, 1028, func(o, _ []byte) { rm.PutU64(o, rm.ControlParams, 0) }, rm.StatusInvalidArgument, 0},
+		{"no parameters where there must be some", controlFBInfoV2, 1028, func(o, _ []byte) { rm.PutU64(o, rm.ControlParams, 0) },
+			rm.StatusInvalidArgument, 0},
 		{"a pointer that the driver must not see", 0x202, 40, func(_, p []byte) { rm.PutU32(p, 0, 0x100); rm.PutU64(p, 16, 0x1234) }, 0, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -5,160 +7,16 @@ import (
 	"fmt"
 	"iter"
 	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/proc"
 )
 
-// cgroups are the folders of the container's cgroup. They are looked up once, when its first process has just begun: later that may
-// have moved itself further down (systemd in a container does), and others would be missed.
-type cgroups struct {
-	procs string // where its processes are listed; empty: not known
-	cpu   string // where the CPU time that they have used is told
-	quota string // where its quota of CPU time stands, if it has one; one above it (a pod's) binds it too
-}
-
-// cgroupsOf finds the cgroup that the engine has put a process into.
-func cgroupsOf(pid int) (c cgroups) {
-	for _, controller := range []string{"devices", ""} {
-		if dir, ok := cgroupOf(pid, controller); ok {
-			c.procs = dir
-			break
-		}
-	}
-	for _, controller := range []string{"cpuacct", ""} {
-		if dir, ok := cgroupOf(pid, controller); ok {
-			if _, ok := cpuUsage(dir); ok {
-				c.cpu = dir
-				break
-			}
-		}
-	}
-	for _, controller := range []string{"cpu", ""} {
-		if dir, ok := cgroupOf(pid, controller); ok {
-			c.quota = dir
-			break
-		}
-	}
-	return c
-}
-
-// cpuQuota is how many CPUs the container may use; 0: there is no bound.
-func (c cgroups) cpuQuota() (cpus float64) {
-	for dir := range upward(c.quota) {
-		if q := quotaOf(dir); q > 0 && (cpus == 0 || q < cpus) {
-			cpus = q
-		}
-	}
-	return cpus
-}
-
-// upward are a cgroup's folder and those above it.
-func upward(dir string) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		for ; len(dir) > len(cgroupRoot) && yield(dir); dir = filepath.Dir(dir) {
-		}
-	}
-}
-
-// quotaOf reads a cgroup's quota: with v2 "max 100000" or "20000 100000" in cpu.max, µs of each period; with v1 two files, -1 for none.
-func quotaOf(dir string) float64 {
-	text, err := os.ReadFile(filepath.Join(dir, quotaFileV2))
-	if err != nil {
-		quota, _ := os.ReadFile(filepath.Join(dir, quotaFileV1))
-		period, _ := os.ReadFile(filepath.Join(dir, periodFileV1))
-		text = slices.Concat(quota, []byte(" "), period)
-	}
-	var quota, period float64
-	if n, _ := fmt.Sscan(string(text), &quota, &period); n != 2 || quota <= 0 || period <= 0 {
-		return 0
-	}
-	return quota / period
-}
-
-// files are those that are read again and again. The container sees them too, and they belong to who is root in it.
-func (c cgroups) files() (paths []string) {
-	if c.procs != "" {
-		paths = append(paths, filepath.Join(c.procs, procsFile))
-	}
-	if c.cpu != "" {
-		paths = append(paths, filepath.Join(c.cpu, cpuFileV1), filepath.Join(c.cpu, cpuFileV2))
-	}
-	for dir := range upward(c.quota) {
-		for _, name := range []string{quotaFileV1, periodFileV1, quotaFileV2} {
-			paths = append(paths, filepath.Join(dir, name))
-		}
-	}
-	return paths
-}
-
-const (
-	procsFile = "cgroup.procs"
-	cpuFileV1 = "cpuacct.usage"
-	cpuFileV2 = "cpu.stat"
-
-	quotaFileV1  = "cpu.cfs_quota_us"
-	periodFileV1 = "cpu.cfs_period_us"
-	quotaFileV2  = "cpu.max"
-
-	cgroupRoot = "/sys/fs/cgroup"
-)
-
-// processes lists those in the container's cgroup and below. All of them: any bound would be a place to hide behind.
-func (c cgroups) processes() []int {
-	if c.procs == "" {
-		return nil
-	}
-	var pids []int
-	_ = filepath.WalkDir(c.procs, func(path string, d os.DirEntry, err error) error {
-		if err != nil {
-			return filepath.SkipDir
-		}
-		if d.Name() == procsFile {
-			list, _ := os.ReadFile(path)
-			for f := range bytes.FieldsSeq(list) {
-				if pid, err := strconv.Atoi(string(f)); err == nil && pid > 0 {
-					pids = append(pids, pid)
-				}
-			}
-		}
-		return nil
-	})
-	return pids
-}
-
-// cgroupOf is the folder of a process' cgroup: with cgroup v1 in the hierarchy of a controller, with v2 ("") in the only one.
-// False: it is in none that an engine made for it. With v1 a thread that has ended is in the root's.
-func cgroupOf(pid int, controller string) (string, bool) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(living(pid)) + "/cgroup")
-	if err != nil {
-		return "", false
-	}
-	// "4:cpu,cpuacct:/docker/…" with v1, "0::/…" with v2.
-	for line := range strings.Lines(string(b)) {
-		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[2] == "/" || !slices.Contains(strings.Split(parts[1], ","), controller) {
-			continue
-		}
-		root := cgroupRoot
-		if controller != "" {
-			root += "/" + controller // a link where controllers share a hierarchy
-		} else if _, err := os.Stat(root + "/cgroup.controllers"); err != nil {
-			continue
-		}
-		return root + parts[2], true
-	}
-	return "", false
-}
-
-// living is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
+// livingThread is a thread of a process that has not ended: the first one as a rule. When that has ended and others go on, the kernel tells
 // nothing of the process by its own number: no memory maps, no mounts, no descriptors.
-func living(tgid int) int {
+func livingThread(tgid int) int {
 	for range livingTries {
 		if hasNamespace(tgid) {
 			return tgid
@@ -199,8 +57,8 @@ type place struct{ tgid, tid, fd int }
 // eachTable calls f with copies of all descriptors of a process that are NVIDIA's, until f returns false. The copies are f's. Threads
 // can have descriptor tables of their own.
 func eachTable(tgid int, nodes *nodeTable, f func(fd int, at place) bool) {
-	first := living(tgid)
-	if !eachFile(tgid, first, living, nodes, f) {
+	first := livingThread(tgid)
+	if !eachFile(tgid, first, livingThread, nodes, f) {
 		return
 	}
 	for tid := range proc.Threads(tgid) {
@@ -223,7 +81,7 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 		return true // gone, or before Linux 6.9
 	}
 	defer func() { _ = unix.Close(pidfd) }()
-	for number := range numbers(tid) {
+	for number := range descriptorNumbers(tid) {
 		fd, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(pidfd), uintptr(number), 0)
 		for i := 0; e == unix.ESRCH && next != nil && i < livingTries; i++ {
 			if other := next(tgid); other != tid {
@@ -241,7 +99,7 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 			continue
 		}
 		var st unix.Stat_t
-		if unix.Fstat(int(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.knows(&st) {
+		if unix.Fstat(int(fd), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFCHR || !nodes.has(&st) {
 			_ = unix.Close(int(fd))
 			continue
 		}
@@ -255,10 +113,10 @@ func eachFile(tgid, tid int, next func(tgid int) int, nodes *nodeTable, f func(f
 // smallTable is how many descriptors are tried one by one: up to here that costs less than to have them listed.
 const smallTable = 1 << 10
 
-// numbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not list
-// /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room for
-// more than can be tried: whoever copies a file to a high number makes it so large.
-func numbers(tid int) iter.Seq[int] {
+// descriptorNumbers are those that a thread's descriptors can have. The guard may copy any process' descriptors (CAP_SYS_PTRACE), but not
+// list /proc/PID/fd of another user's (that takes CAP_DAC_READ_SEARCH); /proc/PID/fdinfo it may, since Linux 5.14. A table can have room
+// for more than can be tried: whoever copies a file to a high number makes it so large.
+func descriptorNumbers(tid int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		size := tableSize(tid)
 		if size > smallTable {
@@ -308,17 +166,8 @@ func statusNumber(tgid int, key string, field int) int {
 	return -1
 }
 
-func (t *nodeTable) knows(st *unix.Stat_t) bool {
-	if t.byInode != nil {
-		_, ok := t.byInode[inode{st.Dev, st.Ino}]
-		return ok
-	}
-	_, ok := t.byRdev[st.Rdev]
-	return ok
-}
-
-// processHolds reports that a process has the same file open as the guard's descriptor.
-func processHolds(self, tgid, held int, nodes *nodeTable) bool {
+// hasFile reports that a process has the same file open as the guard's descriptor.
+func hasFile(self, tgid, held int, nodes *nodeTable) bool {
 	found := false
 	eachTable(tgid, nodes, func(fd int, _ place) bool {
 		found = kcmpSame(self, fd, held)
@@ -340,4 +189,35 @@ func findFile(self, tgid int, f *file, nodes *nodeTable) (fd int, where place) {
 		return true
 	})
 	return fd, where
+}
+
+// readStatus reads what /proc/TID/status says of a thread: its process, that process' number in the innermost pid
+// namespace, and its name.
+func readStatus(tid int) (tgid, nspid int, name string, err error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
+	if err != nil {
+		return 0, 0, "", err
+	}
+	for line := range bytes.Lines(b) {
+		key, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimSpace(value)
+		switch string(key) {
+		case "Name":
+			name = string(value)
+		case "Tgid":
+			tgid, _ = strconv.Atoi(string(value))
+		case "NStgid":
+			fields := bytes.Fields(value)
+			if len(fields) > 0 {
+				nspid, _ = strconv.Atoi(string(fields[len(fields)-1]))
+			}
+		}
+	}
+	if tgid == 0 {
+		return 0, 0, "", fmt.Errorf("/proc/%d/status has no Tgid", tid)
+	}
+	if nspid == 0 {
+		nspid = tgid
+	}
+	return tgid, nspid, name, nil
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -42,7 +44,7 @@ func (g *Guard) checkStream(c *trappedCall) plan {
 		}
 	case rm.ControlStreamAlloc:
 		s.asked = true
-		return plan{ask: true, settle: func() { s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) }} // nothing from 64 on
+		return plan{ask: true, commit: func() { s.given |= 1 << rm.U32(c.params, rm.StreamAllocIndex) }} // nothing from 64 on
 	}
 	return pass()
 }

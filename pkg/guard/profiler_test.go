@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -26,7 +28,8 @@ var profilerCalls = []struct {
 }{
 	{class: 0x90cc}, {class: classProfiler, size: 8},
 	{cmd: 0xb0cc0101, size: 1}, {cmd: 0xb0cc0103, size: 1}, {cmd: streamAlloc, size: 56}, {cmd: 0xb0cc0119, size: 1}, {cmd: streamBind},
-	{cmd: 0xb0cc010a, size: 3980}, {cmd: 0xb0cc010d, size: 4}, {cmd: 0xb0cc010e, size: 256}, {cmd: 0xb0cc0301, size: 12}, {cmd: 0xb0cc0302, size: 4},
+	{cmd: 0xb0cc010a, size: 3980}, {cmd: 0xb0cc010d, size: 4}, {cmd: 0xb0cc010e, size: 256}, {cmd: 0xb0cc0301, size: 12},
+	{cmd: 0xb0cc0302, size: 4},
 	{cmd: streamFree, size: 4}, {cmd: cacheFlush, size: 4024}, {cmd: 0x2080a06d, size: 64}, {cmd: 0x2080a0c8, size: 64},
 }
 
@@ -58,7 +61,8 @@ func TestProfiling(t *testing.T) {
 				status = rm.U32(o, rm.ControlStatus)
 			}
 			if calls := len(d.calls) - before; status != want || calls != passes {
-				t.Errorf("profiling = %v: %#x: %s, %d driver calls; want %s, %d", allowed, max(x.class, x.cmd), rm.StatusName(status), calls, rm.StatusName(want), passes)
+				t.Errorf("profiling = %v: %#x: %s, %d driver calls; want %s, %d",
+					allowed, max(x.class, x.cmd), rm.StatusName(status), calls, rm.StatusName(want), passes)
 			}
 		}
 		if n := strings.Count(log.String(), "profiling = true in cgpu.toml allows them"); n != 1-passes {
@@ -69,7 +73,8 @@ func TestProfiling(t *testing.T) {
 
 // newProfiler is a guard that allows profilers, with one, and functions that make calls on it: they answer with the status, and whether
 // the driver was asked.
-func newProfiler(t *testing.T, answer func(call *rm.Call)) (d *fakeDriver, alloc func(class uint32, p []byte) (uint32, bool), control func(object, cmd uint32, p []byte) (uint32, bool)) {
+func newProfiler(t *testing.T, answer func(call *rm.Call)) (d *fakeDriver, alloc func(class uint32, p []byte) (uint32, bool),
+	control func(object, cmd uint32, p []byte) (uint32, bool)) {
 	d = answering(0, answer)
 	g := withClient(newFakeGuard(t, d))
 	g.cfg.Settings.Profiling = true

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -52,7 +54,8 @@ func (d inProcess) Exec(t Target, call *rm.Call) syscall.Errno {
 }
 
 func (d inProcess) OpenFile(kind rmclient.NodeKind, minor int) (uint32, error) {
-	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode, rmclient.NodeUVM: sim.UVM}[kind], minor)
+	id, err := d.s.OpenFile(map[rmclient.NodeKind]sim.NodeKind{rmclient.NodeControl: sim.Control, rmclient.NodeGPU: sim.GPUNode,
+		rmclient.NodeUVM: sim.UVM}[kind], minor)
 	return uint32(id), err
 }
 
@@ -128,6 +131,7 @@ func newRig(t *testing.T) *rig {
 	if r.guard, err = New(testConfig(r.nodes), inProcess{r.sim.Session([]int{0}), &r.jitter, &r.seen}, testLog(t)); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(r.guard.events.Close) // a line under way would be in the way of who removes the folder
 	return r
 }
 
@@ -283,7 +287,7 @@ func (r *rig) empty() {
 	r.agree(0)
 	var s sim.Snapshot
 	files, clients, objects := 0, 0, 0
-	if own := r.guard.own; own != nil { // the guard's client stays
+	if own := r.guard.rmClient; own != nil { // the guard's client stays
 		files, clients, objects = 1, 1, 1+2*len(own.Subdevices())
 	}
 	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -298,7 +302,8 @@ func (r *rig) empty() {
 	a := r.guard.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.gpus[0].counts != (counts{}) || a.dmaMaps != 0 || a.events != 0 || a.host != 0 || a.windows != 0 || a.gpus[0].windows != 0 || s.GPUs[0].BAR1 != 0 {
+	if len(a.clients) != 0 || a.objects != 0 || a.zombies != 0 || a.gpus[0].counts != (counts{}) || a.dmaMaps != 0 || a.osEvents != 0 ||
+		a.hostUsed != 0 || a.windows != 0 || a.gpus[0].windows != 0 || s.GPUs[0].BAR1 != 0 {
 		r.t.Errorf("the account still has %d clients, %d objects, %d zombies", len(a.clients), a.objects, a.zombies)
 	}
 	if n := r.guard.files.count(); n != 0 {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -32,6 +34,8 @@ const (
 	accessDebug = 4
 )
 
+const shareTypeCode = 3<<30 | rm.ShareSize<<16 | 'F'<<8 | rm.EscShare
+
 // checkShare: RM_SHARE.
 func (g *Guard) checkShare(c *trappedCall) plan {
 	o := c.call.Outer
@@ -39,7 +43,7 @@ func (g *Guard) checkShare(c *trappedCall) plan {
 	if g.account.isSpilled(rm.U32(o, rm.ShareClient), object) {
 		return answer(g.refuseSpilled(c, "share"))
 	}
-	return g.setPolicy(rm.U32(o, rm.ShareClient), object, o[rm.SharePolicy:rm.SharePolicy+rm.SharePolicySize])
+	return g.planPolicy(rm.U32(o, rm.ShareClient), object, o[rm.SharePolicy:rm.SharePolicy+rm.SharePolicySize])
 }
 
 // checkSharePolicy: CLIENT_SET_INHERITED_SHARE_POLICY, of the client as a whole, and CLIENT_SHARE_OBJECT.
@@ -48,14 +52,14 @@ func (g *Guard) checkSharePolicy(c *trappedCall) plan {
 	if before > 0 {
 		object = rm.U32(c.params, 0)
 	}
-	return g.setPolicy(c.controlClient(), object, c.params[before:])
+	return g.planPolicy(c.controlClient(), object, c.params[before:])
 }
 
-// setPolicy is the plan of a change of an object's policies; p is the RS_SHARE_POLICY.
-func (g *Guard) setPolicy(client, object uint32, p []byte) plan {
+// planPolicy is the plan of a change of an object's policies; p is the RS_SHARE_POLICY.
+func (g *Guard) planPolicy(client, object uint32, p []byte) plan {
 	own := [rm.SharePolicySize]byte(p)
 	p[rm.SharePolicyType] = inContainer(own[:], g.account.ownsClient(rm.U32(p, rm.SharePolicyTarget)))
-	return plan{ask: true, done: func() { copy(p, own[:]) }, settle: func() { g.account.setPolicy(client, object, own[:]) }}
+	return plan{ask: true, done: func() { copy(p, own[:]) }, commit: func() { g.account.setPolicy(client, object, own[:]) }}
 }
 
 // inContainer is the type of the policy that the driver is told of. ours says that the client that it names is the container's: the
@@ -76,8 +80,8 @@ func inContainer(p []byte, ours bool) byte {
 	return p[rm.SharePolicyType]
 }
 
-// letting are the rights that the policies of an object, or of a client as a whole, give to others, where the driver was told less.
-type letting struct {
+// policy are the rights that the policies of an object, or of a client as a whole, give to others, where the driver was told less.
+type policy struct {
 	all  uint32 // to everybody
 	user uint32 // to the same user
 }
@@ -90,10 +94,10 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	if c == nil || object != client && c.objects[object] == nil {
 		return
 	}
-	var l letting
+	var l policy
 	action, rights := p[rm.SharePolicyAction], rm.U32(p, rm.SharePolicyAccess)
 	if action&shareActionCompose != 0 {
-		l = c.lets(object)
+		l = c.policiesOf(object)
 	}
 	var of *uint32
 	switch rm.U16(p, rm.SharePolicyType) {
@@ -109,17 +113,17 @@ func (a *account) setPolicy(client, object uint32, p []byte) {
 	default:
 		*of |= rights
 	}
-	if c.letting == nil {
-		c.letting = map[uint32]letting{}
+	if c.policies == nil {
+		c.policies = map[uint32]policy{}
 	}
-	c.letting[object] = l
+	c.policies[object] = l
 }
 
-// lets finds the policies in force for an object: its own, or those of the first of its ancestors that has some
+// policiesOf finds the policies in force for an object: its own, or those of the first of its ancestors that has some
 // (rsAccessGetActiveShareList). The caller holds the account's mu.
-func (c *client) lets(object uint32) letting {
+func (c *client) policiesOf(object uint32) policy {
 	for range 64 { // as gpuOf
-		if l, ok := c.letting[object]; ok {
+		if l, ok := c.policies[object]; ok {
 			return l
 		}
 		o := c.objects[object]
@@ -128,18 +132,18 @@ func (c *client) lets(object uint32) letting {
 		}
 		object = o.parent
 	}
-	return c.letting[c.handle]
+	return c.policies[c.handle]
 }
 
-// lets reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the same
-// process it was.
-func (a *account) lets(from *client, object uint32, to *client, right uint32) bool {
+// policiesLet reports that a client's policies give another one a right on an object that the driver was not told of. To a client of the
+// same process it was.
+func (a *account) policiesLet(from *client, object uint32, to *client, right uint32) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if from.tgid == to.tgid || from.objects[object] == nil {
 		return false
 	}
-	l := from.lets(object)
+	l := from.policiesOf(object)
 	return l.all&right != 0 || l.user&right != 0 && from.euid >= 0 && from.euid == to.euid
 }
 
@@ -150,10 +154,10 @@ func (a *account) setUser(c *client, euid int) {
 	c.euid = euid
 }
 
-// asPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
+// openForPolicies is what must be opened so that the driver heeds the policies that it was not told of, when it is asked for something that
 // takes a right on an object of another client's; nil: nothing. The calls of both clients wait meanwhile.
-func (g *Guard) asPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
-	if !g.account.lets(from, object, to, right) {
+func (g *Guard) openForPolicies(from *client, object uint32, to *client, right uint32) (o *opening, done func()) {
+	if !g.account.policiesLet(from, object, to, right) {
 		return nil, nil
 	}
 	t, ok := g.fileOf(from)
@@ -184,29 +188,29 @@ func (g *Guard) whileShared(t Target, client uint32, rights []openRight, f func(
 		return rm.StatusInvalidClient, 0
 	}
 	for i, what := range rights {
-		if s, e := g.open(t, c, what); e != 0 || s != rm.StatusOK {
-			g.closeAgain(t, c, rights[:i])
+		if s, e := g.grantRight(t, c, what); e != 0 || s != rm.StatusOK {
+			g.revokeRights(t, c, rights[:i])
 			return s, e
 		}
 	}
 	f()
-	g.closeAgain(t, c, rights)
+	g.revokeRights(t, c, rights)
 	return rm.StatusOK, 0
 }
 
-func (g *Guard) closeAgain(t Target, c *client, rights []openRight) {
+func (g *Guard) revokeRights(t Target, c *client, rights []openRight) {
 	for _, what := range rights {
-		if s, e := g.close(t, c, what); e != 0 || s != rm.StatusOK {
+		if s, e := g.revokeRight(t, c, what); e != 0 || s != rm.StatusOK {
 			g.logOnce("unshare", "cannot close an object again that was open for a moment", "status", rm.StatusName(s), "errno", e)
 		}
 	}
 }
 
-func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errno) {
+func (g *Guard) grantRight(t Target, c *client, what openRight) (s uint32, e unix.Errno) {
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what] == 0 {
-		if s, e = g.share(t, c, what, 0); e != 0 || s != rm.StatusOK {
+		if s, e = g.callShare(t, c, what, 0); e != 0 || s != rm.StatusOK {
 			return s, e
 		}
 	}
@@ -217,20 +221,20 @@ func (g *Guard) open(t Target, c *client, what openRight) (s uint32, e unix.Errn
 	return rm.StatusOK, 0
 }
 
-func (g *Guard) close(t Target, c *client, what openRight) (uint32, unix.Errno) {
+func (g *Guard) revokeRight(t Target, c *client, what openRight) (uint32, unix.Errno) {
 	c.open.mu.Lock()
 	defer c.open.mu.Unlock()
 	if c.open.calls[what]--; c.open.calls[what] > 0 {
 		return rm.StatusOK, 0
 	}
 	delete(c.open.calls, what)
-	return g.share(t, c, what, shareActionRevoke)
+	return g.callShare(t, c, what, shareActionRevoke)
 }
 
-// share opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without the
-// flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens its
-// objects to its own process. The caller holds c.open.mu.
-func (g *Guard) share(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
+// callShare opens an object to every client, or closes it again. It adds to what the program has shared, and takes away from that: without
+// the flag for it the driver first forgets the object's policies and those of its client (clientShareResource_IMPL), by which libcuda opens
+// its objects to its own process. The caller holds c.open.mu.
+func (g *Guard) callShare(t Target, c *client, what openRight, action byte) (uint32, unix.Errno) {
 	c.open.outer = [rm.ShareSize]byte{}
 	outer := c.open.outer[:]
 	rm.PutU32(outer, rm.ShareClient, c.handle)

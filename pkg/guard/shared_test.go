@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -103,9 +105,9 @@ func TestPolledData(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g.abi, g.slow = abi, bucket{perSecond: 1e-9, burst: 3}
+		g.abi, g.slowBucket = abi, bucket{perSecond: 1e-9, burst: 3}
 		f.escape(rm.EscAlloc, fakeAlloc(fakeDevice, 0x78, 0xde, p), p)
-		if paid := !g.slow.last.IsZero() && g.slow.tokens < 3; paid != want {
+		if paid := !g.slowBucket.last.IsZero() && g.slowBucket.tokens < 3; paid != want {
 			t.Errorf("%s: paid: %v", version, paid)
 		}
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -38,8 +40,8 @@ func (g *Guard) spills(gpu int, want quota.Bytes) bool {
 	return !fits()
 }
 
-// makeSpilled is the plan of host memory in place of device memory.
-func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
+// planSpilled is the plan of host memory in place of device memory.
+func (g *Guard) planSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 	if !g.account.reserveSpill(gpu, want) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
@@ -58,11 +60,11 @@ func (g *Guard) makeSpilled(c *trappedCall, gpu int, want quota.Bytes) plan {
 	return plan{ask: true, cancel: func() {
 		g.account.unreserveSpill(gpu, want)
 		status := c.statusWord()
-		c.takeBack()
+		c.restoreInput()
 		if c.executed {
 			c.status(status)
 		}
-	}, settle: func() {
+	}, commit: func() {
 		granted := quota.Bytes(rm.U64(params, rm.MemorySize))
 		rm.PutU32(o, rm.AllocClass, classVidmem)
 		rm.PutU32(params, rm.MemoryFlags, before[0])
@@ -86,13 +88,16 @@ func (g *Guard) hostHasRoom(size quota.Bytes) bool {
 	}
 	part := g.cfg.Settings.SpillReserve
 	if part.Percent > 0 && g.cfg.HostMemory == 0 { // a percentage of nothing would keep nothing
-		g.logOnce("hostmemory", "the host's memory is not known, of which spill_reserve is a part; nothing is spilled: give spill_reserve in cgpu.toml as a size", "percent", part.Percent)
+		g.logOnce("hostmemory", "the host's memory is not known, of which spill_reserve is a part; "+
+			"nothing is spilled: give spill_reserve in cgpu.toml as a size", "percent", part.Percent)
 		return false
 	}
 	reserve := part.Of(g.cfg.HostMemory)
 	if available < reserve || size > available-reserve {
-		g.events.Note(event.Event{Kind: event.Denied, Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
-		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve", "size", size, "available", available, "reserve", reserve)
+		g.events.Note(event.Event{Kind: event.Denied,
+			Text: fmt.Sprintf("%v of host memory: the host has %v left, of which spill_reserve keeps %v", size, available, reserve)})
+		g.logOnce("hostroom", "refused host memory: the host would have less left than spill_reserve",
+			"size", size, "available", available, "reserve", reserve)
 		return false
 	}
 	return true
@@ -122,33 +127,14 @@ func (a *account) reserveSpill(gpu int, size quota.Bytes) bool {
 		a.deny(gpu, size, true)
 		return false
 	}
-	g.take(size, true)
+	g.charge(size, true)
 	return true
 }
 
 func (a *account) unreserveSpill(gpu int, size quota.Bytes) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.gpus[gpu].giveBack(size, true)
-}
-
-// take and giveBack count memory on the GPU, or spilled to the host.
-func (g *gpuAccount) take(size quota.Bytes, spilled bool) {
-	if spilled {
-		g.spilled += size
-		g.publish()
-	} else {
-		g.use(size)
-	}
-}
-
-func (g *gpuAccount) giveBack(size quota.Bytes, spilled bool) {
-	if spilled {
-		g.spilled -= min(size, g.spilled)
-		g.publish()
-	} else {
-		g.release(size)
-	}
+	a.gpus[gpu].refund(size, true)
 }
 
 // isSpilled reports that a handle is of memory that was spilled.

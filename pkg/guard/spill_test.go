@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -43,7 +45,7 @@ func wantSpilled(t *testing.T, g *Guard, left, spilled quota.Bytes) {
 // spilled makes spilled memory on a guard that has no room left.
 func spilled(t *testing.T, f *fakeCall, handle uint32, size quota.Bytes) {
 	t.Helper()
-	before := f.g.account.usage(0).spilled
+	before := f.guard.account.usage(0).spilled
 	p := make([]byte, 128)
 	rm.PutU32(p, rm.MemoryOwner, 1)
 	rm.PutU64(p, rm.MemorySize, uint64(size))
@@ -51,7 +53,7 @@ func spilled(t *testing.T, f *fakeCall, handle uint32, size quota.Bytes) {
 	if rep := f.escape(rm.EscAlloc, o, p); rep != replyDone || rm.U32(o, 40) != rm.StatusOK {
 		t.Fatalf("%+v %s", rep, rm.StatusName(rm.U32(o, 40)))
 	}
-	if got := f.g.account.usage(0).spilled - before; got != size {
+	if got := f.guard.account.usage(0).spilled - before; got != size {
 		t.Fatalf("%v spilled, want %v", got, size)
 	}
 }
@@ -159,10 +161,10 @@ func TestSpill(t *testing.T) {
 			if !ok || !x.spilled || x.class != classVidmem || x.parent != fakeDevice || x.charge.size != c.spilled || g.stats.spills.Load() != 1 {
 				t.Errorf("%+v, %d spills", x, g.stats.spills.Load())
 			}
-			if sum := g.account.lengths()[0]; sum != 0 {
+			if sum := g.account.expectedLengths()[0]; sum != 0 {
 				t.Errorf("the audit expects %v more on the GPU", sum)
 			}
-			if used := g.account.byProcess()[f.k.proc.tgid].used[0]; used != 8*quota.MiB {
+			if used := g.account.byProcess()[f.task.proc.tgid].used[0]; used != 8*quota.MiB {
 				t.Errorf("the process is charged %v of the GPU", used)
 			}
 			f.undo() // its caller was interrupted
@@ -266,7 +268,8 @@ func TestSpillGoesBack(t *testing.T) {
 		{"dup", func(t *testing.T, g *Guard, f *fakeCall) {
 			g.account.addClient(second, 1, &file{})
 			o := make([]byte, rm.DupSize)
-			for off, v := range map[int]uint32{rm.DupClient: second, rm.DupParent: second, rm.DupObject: 9, rm.DupClientSrc: fakeClient, rm.DupObjectSrc: fakeSpilled} {
+			for off, v := range map[int]uint32{rm.DupClient: second, rm.DupParent: second, rm.DupObject: 9, rm.DupClientSrc: fakeClient,
+				rm.DupObjectSrc: fakeSpilled} {
 				rm.PutU32(o, off, v)
 			}
 			if f.escape(rm.EscDupObject, o); !g.account.isSpilled(second, 9) {
@@ -410,7 +413,7 @@ func TestSpilledIsRefused(t *testing.T) {
 			if status := c.call(f, fakeSpilled); status != c.status || len(d.calls) > 0 {
 				t.Errorf("spilled memory: %s, %d calls", rm.StatusName(status), len(d.calls))
 			}
-			if ch := g.account.clients[fakeClient].objects[fakeSpilled].charge; ch.others != 0 || ch.handles != 1 {
+			if ch := g.account.clients[fakeClient].objects[fakeSpilled].charge; ch.references != 0 || ch.handles != 1 {
 				t.Errorf("held: %+v", ch)
 			}
 			if status := c.call(f, fakeMemory); status != rm.StatusOK || len(d.calls) == 0 {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -24,7 +26,7 @@ func (g *Guard) Status() api.Status {
 		v.Compute = g.gpuTime.Status(i)
 		s.VGPUs = append(s.VGPUs, v)
 	}
-	g.countLooked()
+	g.countGPUTime()
 	uses := g.account.byProcess()
 	for _, p := range g.tasks.processes() {
 		ps := api.ProcessStatus{PID: p.tgid, NSPID: p.nspid, Name: p.name, Used: make([]quota.Bytes, len(g.cfg.GPUs))}
@@ -35,7 +37,8 @@ func (g *Guard) Status() api.Status {
 	}
 	slices.SortFunc(s.Processes, func(a, b api.ProcessStatus) int { return a.PID - b.PID })
 	s.Calls = api.CallCounters{Trapped: g.stats.calls.Load(), Denied: g.stats.denied.Load(), Interrupted: g.stats.interrupted.Load(),
-		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load(), ProcessesKilled: g.stats.processesKilled.Load(), Spills: g.stats.spills.Load()}
+		Replayed: g.stats.replayed.Load(), Undone: g.stats.undone.Load(), Throttled: g.stats.throttled.Load(), Killed: g.stats.killed.Load(),
+		ProcessesKilled: g.stats.processesKilled.Load(), Spills: g.stats.spills.Load()}
 	return s
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -6,8 +8,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
-// count has the guard count in a page.
-func (g *Guard) count(p *tally.Page) {
+// countIn has the guard count in a page.
+func (g *Guard) countIn(p *tally.Page) {
 	g.tally = p
 	g.stats.calls, g.stats.killed, g.stats.processesKilled = &p.Calls, &p.FreedClients, &p.KilledProcesses
 }
@@ -24,15 +26,15 @@ func (g *Guard) keepTally() (release func()) {
 		g.log.Warn("what is counted does not outlive this process", "err", err)
 		return func() {}
 	}
-	g.count(f.Page)
+	g.countIn(f.Page)
 	return func() {
 		g.countCPU()
 		f.Release()
 	}
 }
 
-// countLooked counts each GPU's time up to the last switch record.
-func (g *Guard) countLooked() {
+// countGPUTime counts each GPU's time up to the last switch record.
+func (g *Guard) countGPUTime() {
 	for i := range g.cfg.GPUs {
 		used, exact := g.gpuTime.Looked(i)
 		if !exact {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -27,7 +29,8 @@ func TestTally(t *testing.T) {
 		return n.Sum
 	}
 	s, v := r.guard.Status(), look()
-	if g := v.GPUs[s.VGPUs[0].UUID]; v.Calls == 0 || v.Calls != s.Calls.Trapped || v.CPU == 0 || g.Denied != 1 || g.Denied != s.VGPUs[0].Denied {
+	if g := v.GPUs[s.VGPUs[0].UUID]; v.Calls == 0 || v.Calls != s.Calls.Trapped || v.CPU == 0 || g.Denied != 1 ||
+		g.Denied != s.VGPUs[0].Denied {
 		t.Errorf("%+v, the guard says %+v", v, s)
 	}
 	release()

@@ -1,12 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
-	"bytes"
 	"container/list"
 	"errors"
-	"fmt"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -37,9 +36,9 @@ type task struct {
 	forgotten atomic.Bool
 	closed    atomic.Bool
 
-	mu    sync.Mutex
-	saved *savedCall
-	last  answered
+	mu         sync.Mutex
+	saved      *savedCall
+	lastAnswer lastAnswer
 }
 
 // taskTable finds tasks by thread id.
@@ -68,47 +67,47 @@ const (
 
 var errTooManyProcesses = errors.New("too many processes of the container have made driver calls and live")
 
-// get returns the task of a thread that is waiting in a notification; the caller must release it. He must check NOTIF_ID_VALID
+// acquire returns the task of a thread that is waiting in a notification; the caller must release it. He must check NOTIF_ID_VALID
 // before he relies on anything: until then the thread may be gone and its number be someone else's.
-func (t *taskTable) get(tid int) (*task, error) {
+func (t *taskTable) acquire(tid int) (*task, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if k := t.tasks[tid]; k != nil {
-		if k.exact || t.stillOf(k) {
-			t.used.MoveToFront(k.at)
-			k.users.Add(1)
-			return k, nil
+	if task := t.tasks[tid]; task != nil {
+		if task.exact || t.sameProcess(task) {
+			t.used.MoveToFront(task.at)
+			task.users.Add(1)
+			return task, nil
 		}
-		t.forget(k)
+		t.forget(task)
 	}
 	tgid, nspid, name, err := readStatus(tid)
 	if err != nil {
 		return nil, err
 	}
-	k := &task{tid: tid, pidfd: -1}
+	task := &task{tid: tid, pidfd: -1}
 	if !t.noThreadPidfd {
 		if fd, err := unix.PidfdOpen(tid, pidfdThread); err == nil {
-			k.pidfd, k.exact = fd, true
+			task.pidfd, task.exact = fd, true
 		} else if errors.Is(err, unix.EINVAL) {
 			t.noThreadPidfd = true
 		} else {
 			return nil, os.NewSyscallError("pidfd_open", err)
 		}
 	}
-	if k.proc, err = t.process(tgid, nspid, name); err != nil {
-		k.close()
+	if task.proc, err = t.process(tgid, nspid, name); err != nil {
+		task.close()
 		return nil, err
 	}
-	if !k.exact {
-		k.pidfd = k.proc.pidfd
+	if !task.exact {
+		task.pidfd = task.proc.pidfd
 	}
 	for range 1 + len(t.tasks) - maxTasks {
 		t.evict()
 	}
-	t.tasks[tid], k.at = k, t.used.PushFront(k)
-	k.proc.tasks[k] = true
-	k.users.Add(1)
-	return k, nil
+	t.tasks[tid], task.at = task, t.used.PushFront(task)
+	task.proc.tasks[task] = true
+	task.users.Add(1)
+	return task, nil
 }
 
 // process finds or makes the record of a process.
@@ -133,16 +132,16 @@ func (t *taskTable) process(tgid, nspid int, name string) (*process, error) {
 // next one's turn.
 func (t *taskTable) evict() {
 	for range evictTries {
-		k := t.used.Back().Value.(*task)
-		if k.users.Load() == 0 && k.mu.TryLock() {
-			waits := k.saved != nil && t.livesOn(k)
-			k.mu.Unlock()
+		task := t.used.Back().Value.(*task)
+		if task.users.Load() == 0 && task.mu.TryLock() {
+			waits := task.saved != nil && t.threadLives(task)
+			task.mu.Unlock()
 			if !waits {
-				t.forget(k)
+				t.forget(task)
 				return
 			}
 		}
-		t.used.MoveToFront(k.at)
+		t.used.MoveToFront(task.at)
 	}
 }
 
@@ -150,44 +149,44 @@ func (t *taskTable) evict() {
 const evictTries = 8
 
 // release is for who has a task from get.
-func (k *task) release() {
-	if k.users.Add(-1) == 0 && k.forgotten.Load() {
-		k.close()
+func (t *task) release() {
+	if t.users.Add(-1) == 0 && t.forgotten.Load() {
+		t.close()
 	}
 }
 
-func (k *task) close() {
-	if k.exact && k.closed.CompareAndSwap(false, true) {
-		_ = unix.Close(k.pidfd)
+func (t *task) close() {
+	if t.exact && t.closed.CompareAndSwap(false, true) {
+		_ = unix.Close(t.pidfd)
 	}
 }
 
-// stillOf checks that a thread number still belongs to the process it was seen in. Only without PIDFD_THREAD: a pidfd of
+// sameProcess checks that a thread number still belongs to the process it was seen in. Only without PIDFD_THREAD: a pidfd of
 // the thread itself answers ESRCH when it is dead.
-func (t *taskTable) stillOf(k *task) bool {
-	tgid, _, _, err := readStatus(k.tid)
-	return err == nil && tgid == k.proc.tgid
+func (t *taskTable) sameProcess(task *task) bool {
+	tgid, _, _, err := readStatus(task.tid)
+	return err == nil && tgid == task.proc.tgid
 }
 
-// drop forgets a task whose thread is dead.
-func (t *taskTable) drop(k *task) {
+// dropTask forgets a task whose thread is dead.
+func (t *taskTable) dropTask(task *task) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.tasks[k.tid] == k {
-		t.forget(k)
+	if t.tasks[task.tid] == task {
+		t.forget(task)
 	}
 }
 
-func (t *taskTable) forget(k *task) {
-	delete(t.tasks, k.tid)
-	delete(k.proc.tasks, k)
-	t.used.Remove(k.at)
-	if k.mu.TryLock() { // else a worker is at it, and the last one to look will find the thread gone
-		k.dropSaved()
-		k.mu.Unlock()
+func (t *taskTable) forget(task *task) {
+	delete(t.tasks, task.tid)
+	delete(task.proc.tasks, task)
+	t.used.Remove(task.at)
+	if task.mu.TryLock() { // else a worker is at it, and the last one to look will find the thread gone
+		task.dropSaved()
+		task.mu.Unlock()
 	}
-	if k.forgotten.Store(true); k.users.Load() == 0 {
-		k.close()
+	if task.forgotten.Store(true); task.users.Load() == 0 {
+		task.close()
 	}
 }
 
@@ -195,8 +194,8 @@ func (t *taskTable) forget(k *task) {
 func (t *taskTable) dropProcess(p *process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for k := range p.tasks {
-		t.forget(k)
+	for task := range p.tasks {
+		t.forget(task)
 	}
 	if t.procs[p.tgid] == p {
 		delete(t.procs, p.tgid)
@@ -231,18 +230,18 @@ func (t *taskTable) lives(tgid int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.procs[tgid]
-	return p != nil && !over(p.pidfd)
+	return p != nil && !hasEnded(p.pidfd)
 }
 
-// over reports that a process, or a thread if the descriptor is one's, has ended, buried or not.
-func over(pidfd int) bool {
+// hasEnded reports that a process, or a thread if the descriptor is one's, has ended, buried or not.
+func hasEnded(pidfd int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)
 	return err == nil && n == 1
 }
 
-// livesOn reports that a thread has not ended.
-func (t *taskTable) livesOn(k *task) bool {
-	return k.exact && !over(k.pidfd) || !k.exact && t.stillOf(k)
+// threadLives reports that a thread has not ended.
+func (t *taskTable) threadLives(task *task) bool {
+	return task.exact && !hasEnded(task.pidfd) || !task.exact && t.sameProcess(task)
 }
 
 func (t *taskTable) byNSPid(pid int) *process {
@@ -252,59 +251,28 @@ func (t *taskTable) byNSPid(pid int) *process {
 }
 
 // dropSaved lets go of a result that nobody will come for. One that can be taken back has a timer of its own.
-func (k *task) dropSaved() {
-	if k.saved != nil && k.saved.undo == nil {
-		k.saved.release()
-		k.saved = nil
+func (t *task) dropSaved() {
+	if t.saved != nil && t.saved.undo == nil {
+		t.saved.release()
+		t.saved = nil
 	}
 }
 
 // sharesFiles reports that the thread uses its process' descriptor table.
-func (k *task) sharesFiles() bool {
-	if k.tid == k.proc.tgid {
+func (t *task) sharesFiles() bool {
+	if t.tid == t.proc.tgid {
 		return true
 	}
-	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(k.tid), uintptr(k.proc.tgid), kcmpFiles, 0, 0, 0)
+	r, _, e := unix.RawSyscall6(unix.SYS_KCMP, uintptr(t.tid), uintptr(t.proc.tgid), kcmpFiles, 0, 0, 0)
 	return e == 0 && r == 0
 }
 
 // getFile copies a descriptor of the task into the guard.
-func (k *task) getFile(fd int) (int, error) {
+func (t *task) getFile(fd int) (int, error) {
 	// Never waits, so the Go scheduler need not know (unix.PidfdGetfd would tell it).
-	n, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(k.pidfd), uintptr(fd), 0)
+	n, _, e := unix.RawSyscall(unix.SYS_PIDFD_GETFD, uintptr(t.pidfd), uintptr(fd), 0)
 	if e != 0 {
 		return -1, e
 	}
 	return int(n), nil
-}
-
-// readStatus reads what /proc/TID/status says of a thread: its process, that process' number in the innermost pid
-// namespace, and its name.
-func readStatus(tid int) (tgid, nspid int, name string, err error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/status")
-	if err != nil {
-		return 0, 0, "", err
-	}
-	for line := range bytes.Lines(b) {
-		key, value, _ := bytes.Cut(line, []byte(":"))
-		value = bytes.TrimSpace(value)
-		switch string(key) {
-		case "Name":
-			name = string(value)
-		case "Tgid":
-			tgid, _ = strconv.Atoi(string(value))
-		case "NStgid":
-			fields := bytes.Fields(value)
-			if len(fields) > 0 {
-				nspid, _ = strconv.Atoi(string(fields[len(fields)-1]))
-			}
-		}
-	}
-	if tgid == 0 {
-		return 0, 0, "", fmt.Errorf("/proc/%d/status has no Tgid", tid)
-	}
-	if nspid == 0 {
-		nspid = tgid
-	}
-	return tgid, nspid, name, nil
 }

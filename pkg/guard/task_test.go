@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -34,7 +36,7 @@ func TestTasks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			table, seen := testTasks()
 			table.noThreadPidfd = old
-			self, err := table.get(os.Getpid())
+			self, err := table.acquire(os.Getpid())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -47,25 +49,25 @@ func TestTasks(t *testing.T) {
 				close(ended)
 			}()
 			id := <-tid
-			k, err := table.get(id)
+			task, err := table.acquire(id)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if again, _ := table.get(id); again != k {
+			if again, _ := table.acquire(id); again != task {
 				t.Error("a thread has two records")
 			}
-			if k.proc != self.proc || *seen != 1 || k.proc.tgid != os.Getpid() {
-				t.Errorf("two threads of one process: %+v, %+v, %d seen", k.proc, self.proc, *seen)
+			if task.proc != self.proc || *seen != 1 || task.proc.tgid != os.Getpid() {
+				t.Errorf("two threads of one process: %+v, %+v, %d seen", task.proc, self.proc, *seen)
 			}
-			if exact := !old && !table.noThreadPidfd; k.exact != exact {
-				t.Errorf("exact %v", k.exact)
+			if exact := !old && !table.noThreadPidfd; task.exact != exact {
+				t.Errorf("exact %v", task.exact)
 			}
-			fd, err := k.getFile(0)
+			fd, err := task.getFile(0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			unix.Close(fd)
-			if _, err := k.getFile(1 << 20); !errors.Is(err, unix.EBADF) {
+			if _, err := task.getFile(1 << 20); !errors.Is(err, unix.EBADF) {
 				t.Errorf("a descriptor that is not open: %v", err)
 			}
 			close(stop)
@@ -78,13 +80,13 @@ func TestTasks(t *testing.T) {
 					t.Skip("the thread does not end")
 				}
 			}
-			if k.exact {
-				if _, err := k.getFile(0); !errors.Is(err, unix.ESRCH) {
+			if task.exact {
+				if _, err := task.getFile(0); !errors.Is(err, unix.ESRCH) {
 					t.Errorf("a dead thread: %v", err) // else another thread with its number would be taken for it
 				}
-				table.drop(k)
+				table.dropTask(task)
 			}
-			if _, err := table.get(id); err == nil {
+			if _, err := table.acquire(id); err == nil {
 				t.Error("a dead thread has a record")
 			}
 			if table.tasks[id] != nil {
@@ -99,15 +101,15 @@ func TestReusedNumber(t *testing.T) {
 	table, _ := testTasks()
 	table.noThreadPidfd = true
 	a, b := sleeper(t, 0).Process.Pid, sleeper(t, 0).Process.Pid
-	k, err := table.get(a)
+	task, err := table.acquire(a)
 	if err != nil {
 		t.Fatal(err)
 	}
 	delete(table.tasks, a)
-	k.tid = b // as if a's thread had been b's number before
-	table.tasks[b] = k
-	n, err := table.get(b)
-	if err != nil || n == k || n.proc.tgid != b {
+	task.tid = b // as if a's thread had been b's number before
+	table.tasks[b] = task
+	n, err := table.acquire(b)
+	if err != nil || n == task || n.proc.tgid != b {
 		t.Errorf("%+v, %v", n, err)
 	}
 }
@@ -117,7 +119,7 @@ func TestProcessNumbers(t *testing.T) {
 	inner := sleeper(t, unix.CLONE_NEWPID)
 	outer := sleeper(t, 0)
 	for _, cmd := range []*exec.Cmd{inner, outer} {
-		if _, err := table.get(cmd.Process.Pid); err != nil {
+		if _, err := table.acquire(cmd.Process.Pid); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -145,10 +147,10 @@ func TestEvict(t *testing.T) {
 	table, _ := testTasks()
 	proc := &process{tgid: 1, pidfd: -1, tasks: map[*task]bool{}}
 	add := func(tid int) *task {
-		k := &task{tid: tid, proc: proc, pidfd: -1}
-		table.tasks[tid], k.at = k, table.used.PushFront(k)
-		proc.tasks[k] = true
-		return k
+		task := &task{tid: tid, proc: proc, pidfd: -1}
+		table.tasks[tid], task.at = task, table.used.PushFront(task)
+		proc.tasks[task] = true
+		return task
 	}
 	for tid := range maxTasks {
 		add(-1 - tid)
@@ -157,7 +159,7 @@ func TestEvict(t *testing.T) {
 	table.tasks[-2].saved, table.tasks[-2].exact = &savedCall{fd: -1}, true
 	table.tasks[-3].mu.Lock()
 	table.used.MoveToFront(table.tasks[-4].at) // it has called again
-	k, err := table.get(os.Getpid())
+	task, err := table.acquire(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,15 +172,15 @@ func TestEvict(t *testing.T) {
 		}
 	}
 	// One that is forgotten while somebody is at it keeps its descriptor until then.
-	table.drop(k)
-	fd, err := k.getFile(0)
+	table.dropTask(task)
+	fd, err := task.getFile(0)
 	if err != nil {
 		t.Errorf("forgotten while in use: %v", err)
 	}
 	unix.Close(fd)
-	pidfd := k.pidfd
-	k.release()
-	if _, err := unix.FcntlInt(uintptr(pidfd), unix.F_GETFD, 0); k.exact && err != unix.EBADF {
+	pidfd := task.pidfd
+	task.release()
+	if _, err := unix.FcntlInt(uintptr(pidfd), unix.F_GETFD, 0); task.exact && err != unix.EBADF {
 		t.Errorf("the descriptor of a forgotten thread: %v", err)
 	}
 }
@@ -193,14 +195,14 @@ func TestEvictDead(t *testing.T) {
 			t.Fatal(err)
 		}
 		proc := &process{tgid: p.pid(), pidfd: -1, tasks: map[*task]bool{}}
-		k := &task{tid: p.pid(), proc: proc, pidfd: fd, exact: exact, saved: &savedCall{fd: -1}}
-		table.tasks[k.tid], k.at = k, table.used.PushFront(k)
-		if table.evict(); table.tasks[k.tid] == nil {
+		task := &task{tid: p.pid(), proc: proc, pidfd: fd, exact: exact, saved: &savedCall{fd: -1}}
+		table.tasks[task.tid], task.at = task, table.used.PushFront(task)
+		if table.evict(); table.tasks[task.tid] == nil {
 			t.Error("a living thread's result is dropped")
 		}
 		_ = p.Process.Kill()
 		_ = p.Wait()
-		if table.evict(); table.tasks[k.tid] != nil || k.saved != nil {
+		if table.evict(); table.tasks[task.tid] != nil || task.saved != nil {
 			t.Error("a dead thread is remembered for its result")
 		}
 	}
@@ -214,8 +216,8 @@ func TestSavedBound(t *testing.T) {
 	c.before = [][]byte{c.call.Outer}
 	kept := 0
 	for range 2 * maxSaved / savedCost {
-		c.k = &task{}
-		if g.remember(&c.trappedCall, replyDone); c.k.saved != nil {
+		c.task = &task{}
+		if g.saveResult(&c.trappedCall, replyDone); c.task.saved != nil {
 			kept++
 		}
 	}
@@ -230,7 +232,7 @@ func TestProcessBound(t *testing.T) {
 	for i := range maxProcesses {
 		table.procs[-1-i] = &process{}
 	}
-	if _, err := table.get(os.Getpid()); !errors.Is(err, errTooManyProcesses) || len(table.tasks) != 0 {
+	if _, err := table.acquire(os.Getpid()); !errors.Is(err, errTooManyProcesses) || len(table.tasks) != 0 {
 		t.Errorf("%v, %d threads", err, len(table.tasks))
 	}
 }

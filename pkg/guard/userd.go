@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -21,7 +23,7 @@ const userdPage = 4096
 
 var errNoUserd = errors.New("the channel has no page of its own that could be read")
 
-func refused(what string, status uint32, errno unix.Errno) error {
+func pageError(what string, status uint32, errno unix.Errno) error {
 	return fmt.Errorf("%s: %s, errno %d", what, rm.StatusName(status), errno)
 }
 
@@ -38,7 +40,7 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	if off%4 != 0 { // the driver does not look; a word that is not aligned is a fault on some processors
 		return nil, errNoUserd
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		return nil, err
 	}
@@ -52,12 +54,12 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	}
 	defer t.Done()
 	// Or the handle is another object's by the time of the dup. A call that takes long is not waited for: other channels are to be seen.
-	if !c.tryCalls() {
+	if !c.tryLockCalls() {
 		return nil, errNoUserd
 	}
 	defer c.calls.Unlock()
-	obj, ok := g.account.refer(c, at.memory)
-	defer g.account.letGo(obj)
+	obj, ok := g.account.acquireObject(c, at.memory)
+	defer g.account.releaseObject(obj)
 	if !ok || obj.handle == 0 || obj.charge != objectOf(ch).charge || off > userdPage-gpusched.UserWords {
 		return nil, errNoUserd
 	}
@@ -66,12 +68,12 @@ func (g *Guard) openUserPage(gpu int, ch gpusched.Channel) (*gpusched.UserPage, 
 	if status, errno := g.whileShared(t, ch.Client, []openRight{{at.memory, accessDup}}, func() {
 		handle, s, e = own.Dup(own.Device(gpu), ch.Client, at.memory)
 	}); errno != 0 || status != rm.StatusOK {
-		return nil, refused("open a channel's page", status, errno)
+		return nil, pageError("open a channel's page", status, errno)
 	}
 	if e != 0 || s != rm.StatusOK {
-		return nil, refused("refer to a channel's page", s, e)
+		return nil, pageError("refer to a channel's page", s, e)
 	}
-	held := g.account.hold(obj.charge)
+	held := g.account.addReference(obj.charge)
 	node := ""
 	if obj.class == classVidmem {
 		node = g.cfg.GPUs[gpu].Node.HostPath
@@ -91,5 +93,5 @@ func (g *Guard) closeUserPage(own *rmclient.Client, mem []byte, handle uint32, h
 		g.logOnce("userdend", "cannot let go of a channel's page", "status", rm.StatusName(s), "errno", e)
 		return
 	}
-	g.account.unhold(held)
+	g.account.dropReference(held)
 }

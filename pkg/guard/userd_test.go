@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -46,7 +48,9 @@ func (c *fakeContainer) userPages() *gpusched.UserPages {
 func userdRig(t *testing.T) (f *fakeContainer, p *gpusched.UserPages, handles func() int) {
 	f = newFakeContainer(t, 1)
 	var dups, frees atomic.Int32
-	own := func(call *rm.Call, off int) bool { return f.own != nil && rm.U32(call.Outer, off) == f.own.Handle() }
+	own := func(call *rm.Call, off int) bool {
+		return f.rmClient != nil && rm.U32(call.Outer, off) == f.rmClient.Handle()
+	}
 	f.d.answer = func(target Target, call *rm.Call) syscall.Errno {
 		switch {
 		case call.NR() == rm.EscDupObject && own(call, rm.DupClient):

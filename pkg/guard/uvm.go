@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -15,8 +17,6 @@ import (
 // RM lets UVM dup an object only for the process that owns it (cliresShareCallback_IMPL compares with the current process),
 // which is not the guard; so the object is opened for the moment of the call (share.go).
 
-type gpuUUID [16]byte
-
 // uvmUnmapGPU is the offset of the GPU in UVM_UNMAP_EXTERNAL_PARAMS (uvm_ioctl.h).
 const uvmUnmapGPU = 16
 
@@ -24,19 +24,19 @@ const uvmUnmapGPU = 16
 var uvmCalls = map[uint32]rule{
 	rm.UVMRegisterGPU:        {check: (*Guard).checkRegisterGPU},
 	rm.UVMRegisterGPUVASpace: {clients: uvmClient, locks: true, check: (*Guard).checkRegisterSpace},
-	rm.UVMUnregisterVASpace:  {check: (*Guard).checkDrop},
+	rm.UVMUnregisterVASpace:  {check: (*Guard).checkUVMDrop},
 	rm.UVMRegisterChannel:    {clients: uvmClient, locks: true, check: (*Guard).checkRegisterChannel},
-	rm.UVMUnregisterChannel:  {check: (*Guard).checkDrop},
-	rm.UVMUnregisterGPU:      {check: (*Guard).checkDrop},
-	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMap},
+	rm.UVMUnregisterChannel:  {check: (*Guard).checkUVMDrop},
+	rm.UVMUnregisterGPU:      {check: (*Guard).checkUVMDrop},
+	rm.UVMMapExternal:        {clients: uvmClient, locks: true, check: (*Guard).checkMapExternal},
 	rm.UVMMapSparse:          {check: (*Guard).checkSparse},
-	rm.UVMCreateExternal:     {check: (*Guard).checkExternal},
-	rm.UVMMapDynamicRegion:   {check: (*Guard).checkRegion},
-	rm.UVMAllocSemaphorePool: {check: (*Guard).checkPool},
+	rm.UVMCreateExternal:     {check: (*Guard).checkCreateExternal},
+	rm.UVMMapDynamicRegion:   {check: (*Guard).checkDynamicRegion},
+	rm.UVMAllocSemaphorePool: {check: (*Guard).checkSemaphorePool},
 	rm.UVMCreateRangeGroup:   {check: (*Guard).checkRangeGroup},
-	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkDrop},
-	rm.UVMFree:               {check: (*Guard).checkDrop},
-	rm.UVMUnmapExternal:      {check: (*Guard).checkDrop},
+	rm.UVMDestroyRangeGroup:  {check: (*Guard).checkUVMDrop},
+	rm.UVMFree:               {check: (*Guard).checkUVMDrop},
+	rm.UVMUnmapExternal:      {check: (*Guard).checkUVMDrop},
 	rm.UVMAllocDeviceP2P:     {check: denyDeviceP2P},
 }
 
@@ -50,12 +50,12 @@ func (g *Guard) onUVM(c *trappedCall, cmd uint32) reply {
 	if cmd == rm.UVMMapExternal {
 		ok = c.loadMap(cmd, form)
 	} else {
-		ok = c.load(cmd, c.n.Args[2], form.Size)
+		ok = c.loadOuter(cmd, c.notif.Args[2], form.Size)
 	}
 	if !ok {
 		return fail(unix.EFAULT)
 	}
-	return g.serveBy(r, c)
+	return g.serveByRule(r, c)
 }
 
 // checkRegisterGPU: UVM asks nobody whether the caller may use a GPU; it opens whichever the UUID names (nvidia_dev_get_uuid). Client and
@@ -75,8 +75,8 @@ func (g *Guard) checkRegisterGPU(c *trappedCall) plan {
 		copy(o[form.FD:], named[:])
 		f.uvm.Unlock()
 	}
-	return plan{ask: true, done: done, settle: func() {
-		f.zombies.Store(g.sharing(c.target()))
+	return plan{ask: true, done: done, commit: func() {
+		f.zombies.Store(g.isMultiProcess(c.target()))
 		c.lost = true
 	}}
 }
@@ -86,7 +86,7 @@ const uvmGPUNamed = 12
 
 // form is the layout of a UVM call.
 func (c *trappedCall) form() rm.UVMForm {
-	f, _ := c.g.abi.UVM(c.call.Cmd)
+	f, _ := c.guard.abi.UVM(c.call.Cmd)
 	return f
 }
 
@@ -95,30 +95,30 @@ func denyDeviceP2P(_ *Guard, c *trappedCall) plan {
 	return answer(c.deny(rm.StatusNotSupported, "uvmp2p", "denied UVM_ALLOC_DEVICE_P2P"))
 }
 
-// checkDrop: a call that drops what an address space holds.
-func (g *Guard) checkDrop(c *trappedCall) plan {
+// checkUVMDrop: a call that drops what an address space holds.
+func (g *Guard) checkUVMDrop(c *trappedCall) plan {
 	// An address space in which nothing was registered or mapped is not followed: then the call drops nothing that is charged.
 	f := c.file
 	if f == nil {
 		f = g.files.find(c.fd, nodeUVM)
 	}
 	if f == nil {
-		return plan{ask: true, settle: func() { c.lost = true }}
+		return plan{ask: true, commit: func() { c.lost = true }}
 	}
 	f.uvm.Lock()
 	if c.call.Cmd == rm.UVMUnmapExternal && g.uvmFull() && f.splits(rangeOf(c.call.Outer, c.form()), gpuUUID(c.call.Outer[uvmUnmapGPU:])) {
 		f.uvm.Unlock()
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	ended := g.drops(f, c.call.Cmd, c.form(), c.call.Outer)
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, settle: func() {
+	ended := g.unbindDropped(f, c.call.Cmd, c.form(), c.call.Outer)
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.rebind(ended) }, commit: func() {
 		c.lost = true
-		g.dropped(f, c.call.Cmd, c.form(), c.call.Outer)
+		g.recordDrop(f, c.call.Cmd, c.form(), c.call.Outer)
 	}}
 }
 
-// drops notes which channels a call ends.
-func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retained {
+// unbindDropped notes which channels a call ends.
+func (g *Guard) unbindDropped(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retained {
 	switch cmd {
 	case rm.UVMUnregisterChannel:
 		dropped := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
@@ -130,19 +130,19 @@ func (g *Guard) drops(f *file, cmd uint32, form rm.UVMForm, o []byte) []*retaine
 	return nil
 }
 
-// dropped takes out of the account what a call has dropped.
-func (g *Guard) dropped(f *file, cmd uint32, form rm.UVMForm, o []byte) {
+// recordDrop takes out of the account what a call has dropped.
+func (g *Guard) recordDrop(f *file, cmd uint32, form rm.UVMForm, o []byte) {
 	switch cmd {
 	case rm.UVMUnregisterChannel:
-		g.uvmForget(f, channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)})
+		g.dropUVMChannel(f, channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)})
 	case rm.UVMUnregisterVASpace, rm.UVMUnregisterGPU:
-		g.uvmLeft(f, gpuUUID(o[rm.UVMGPU:]))
+		g.dropUVMGPU(f, gpuUUID(o[rm.UVMGPU:]))
 	case rm.UVMUnmapExternal:
-		g.uvmUnmapped(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
+		g.recordUnmapping(f, rangeOf(o, form), gpuUUID(o[uvmUnmapGPU:]))
 	case rm.UVMFree:
-		g.uvmFreed(f, o, form)
+		g.recordUVMFree(f, o, form)
 	case rm.UVMDestroyRangeGroup:
-		g.groupGone(f, rm.U64(o, form.Base))
+		g.dropRangeGroup(f, rm.U64(o, form.Base))
 	}
 }
 
@@ -160,16 +160,16 @@ const (
 // loadMap copies the parameters of a mapping. Nearly all of their nine KiB is room for more GPUs than a machine has, so
 // only the ends are copied. UVM does not look at the rest.
 func (c *trappedCall) loadMap(cmd uint32, form rm.UVMForm) bool {
-	b := c.mem.take(form.Size)
+	b := c.mem.alloc(form.Size)
 	if b == nil {
 		return false
 	}
-	addr, tail := c.n.Args[2], form.FD-uvmMapCount
+	addr, tail := c.notif.Args[2], form.FD-uvmMapCount
 	if addr > ^uint64(0)-uint64(form.Size) ||
-		!readTwo(c.k.tid, addr, b[:uvmMapAttributes+uvmMapFewGPUs*uvmMapAttributesSize], addr+uint64(tail), b[tail:]) {
+		!readTwo(c.task.tid, addr, b[:uvmMapAttributes+uvmMapFewGPUs*uvmMapAttributesSize], addr+uint64(tail), b[tail:]) {
 		return false
 	}
-	if rm.U64(b, tail) > uvmMapFewGPUs && !readMemory(c.k.tid, addr, b) {
+	if rm.U64(b, tail) > uvmMapFewGPUs && !readMemory(c.task.tid, addr, b) {
 		return false
 	}
 	c.call.Cmd, c.call.Outer, c.outerAddr, c.statusOnly = cmd, b, addr, form.Status
@@ -181,23 +181,24 @@ func uvmClient(c *trappedCall) (dst, src uint32) {
 	return h, h
 }
 
-// uvmCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
-// meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an answer.
-func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
+// planUVMCall is the plan of a call that names a client, and a control file that must be the client's: what it names is open to the guard
+// meanwhile, and UVM sees the guard's copy of the file. What it maps, in pages of a size, is charged for page tables. Nil: the plan is an
+// answer.
+func (c *trappedCall) planUVMCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	o, form := c.call.Outer, c.form()
 	number := rm.U32(o, form.FD)
 	fd, as, err := c.fileNamed(number, nodeControl)
 	if err != nil {
 		return nil, answer(c.status(rm.StatusInvalidArgument))
 	}
-	f, status := c.g.lockToMap(c, maps, page)
+	f, status := c.guard.lockToMap(c, maps, page)
 	if f == nil {
 		_ = unix.Close(fd)
 		return nil, answer(c.status(status))
 	}
 	rm.PutU32(o, form.FD, as)
 	// The owner of the control file vouches for the client: RM refuses a client that is not that file's.
-	ctl := Target{FD: fd, File: as, PID: c.k.proc.tgid, TID: c.k.tid}
+	ctl := Target{FD: fd, File: as, PID: c.task.proc.tgid, TID: c.task.tid}
 	return f, plan{ask: true, opened: &opening{ctl, rm.U32(o, form.Client), []openRight{{rm.U32(o, form.Object), accessDup}}}, done: func() {
 		rm.PutU32(o, form.FD, number)
 		f.uvm.Unlock()
@@ -205,9 +206,9 @@ func (c *trappedCall) uvmCall(maps []uvmMap, page quota.Bytes) (*file, plan) {
 	}}
 }
 
-// checkMap: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is made in
-// the task.
-func (g *Guard) checkMap(c *trappedCall) plan {
+// checkMapExternal: an object of one of the container's clients is mapped. The guard need not know it: host memory of RM_ALLOC_MEMORY is
+// made in the task.
+func (g *Guard) checkMapExternal(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	gpus := rm.U64(o, form.FD-uvmMapCount)
 	if gpus > uvmMapMaxGPUs {
@@ -218,7 +219,7 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		maps[i] = uvmMap{gpu: gpuUUID(o[uvmMapAttributes+i*uvmMapAttributesSize:]), addresses: rangeOf(o, form)}
 	}
 	client, memory := rm.U32(o, form.Client), rm.U32(o, form.Object)
-	m, ok := c.refer(client, memory)
+	m, ok := c.acquireObject(client, memory)
 	if !ok {
 		return answer(c.status(rm.StatusInvalidClient))
 	}
@@ -226,20 +227,20 @@ func (g *Guard) checkMap(c *trappedCall) plan {
 		return answer(g.refuseSpilled(c, "mapping"))
 	}
 	page := mapPageAt(g.account.mapPage(m), rm.U64(o, form.Base), rm.U64(o, form.Length), rm.U64(o, uvmMapOffset))
-	f, p := c.uvmCall(maps, page)
+	f, p := c.planUVMCall(maps, page)
 	if f == nil {
 		return p
 	}
-	if g.unseen(p.opened.target, client, memory) {
+	if g.isUnseen(p.opened.target, client, memory) {
 		g.dropTables(maps)
 		p.ask, p.answer = false, c.denyUnseen()
 		return p
 	}
 	p.cancel = func() { g.dropTables(maps) }
-	p.settle = func() {
+	p.commit = func() {
 		for _, x := range maps {
-			x.charge = g.account.hold(m.charge)
-			g.uvmMapped(f, x)
+			x.charge = g.account.addReference(m.charge)
+			g.recordMapping(f, x)
 		}
 	}
 	return p

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -11,7 +13,7 @@ import (
 
 // registerGPU has a call register a GPU in a UVM address space. The control file, the client and the partition that it names are made up.
 func registerGPU(c *fakeCall, uuid gpuUUID) (status uint32, o []byte) {
-	form, _ := c.g.abi.UVM(rm.UVMRegisterGPU)
+	form, _ := c.guard.abi.UVM(rm.UVMRegisterGPU)
 	o = make([]byte, form.Size)
 	copy(o, uuid[:])
 	for i := range uint32(3) {
@@ -37,7 +39,7 @@ func TestRegisterGPU(t *testing.T) {
 	if s != rm.StatusOK || seen == nil {
 		t.Fatalf("an own one: %s", rm.StatusName(s))
 	}
-	form, _ := c.g.abi.UVM(rm.UVMRegisterGPU)
+	form, _ := c.guard.abi.UVM(rm.UVMRegisterGPU)
 	for i := range 3 {
 		if off := form.FD + 4*i; rm.U32(seen, off) != 0 || rm.U32(o, off) != uint32(7+i) {
 			t.Errorf("at %d UVM saw %d, the program has %d", off, rm.U32(seen, off), rm.U32(o, off))
@@ -88,7 +90,7 @@ func TestZombies(t *testing.T) {
 				t.Errorf("the GPU is unregistered: %v", !x.asked)
 			}
 			before := cleaned.Load()
-			g.cleanUp(c.file)
+			g.cleanUpZombies(c.file)
 			if cleaned.Load() != before {
 				t.Error("UVM was asked on a file that is closed")
 			}

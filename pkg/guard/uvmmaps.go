@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -8,9 +10,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// What is mapped in a UVM address space, as UVM keeps it: for each GPU pieces that do not overlap. Addresses that are unmapped, or mapped anew,
-// are cut out of all pieces that they touch; what is left of a piece, on one side or on both, holds the memory (uvm_unmap_external_in_range,
-// uvm_ext_gpu_map_split).
+// What is mapped in a UVM address space, as UVM keeps it: for each GPU pieces that do not overlap. Addresses that are unmapped, or mapped
+// anew, are cut out of all pieces that they touch; what is left of a piece, on one side or on both, holds the memory
+// (uvm_unmap_external_in_range, uvm_ext_gpu_map_split).
 
 // addresses are those from base to end, which is the first that is not one of them.
 type addresses struct{ base, end uint64 }
@@ -34,8 +36,9 @@ type uvmMap struct {
 	tables *charge // of the page tables, of which a part keeps the whole; nil: not charged
 }
 
-// UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is one. So
-// a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest; never more than half.
+// UVM has a handle on what each mapping is of, and for all of the node it has 0x80000 of them (RS_UNIQUE_HANDLE_RANGE): its RM client is
+// one. So a container may have some mappings, and two for each 2 MiB that it may allocate, which is how libcuda maps it at the finest;
+// never more than half.
 const (
 	someUVMMaps = 1 << 14
 	maxUVMMaps  = 1 << 18
@@ -58,8 +61,8 @@ func (a *account) mostUVMMaps() int64 {
 	return int64(min(n, maxUVMMaps))
 }
 
-// touched are the mappings of a GPU that addresses are part of. The file is locked.
-func (f *file) touched(x addresses, gpu gpuUUID) (from, to int) {
+// overlapping are the mappings of a GPU that addresses are part of. The file is locked.
+func (f *file) overlapping(x addresses, gpu gpuUUID) (from, to int) {
 	list := f.maps[gpu]
 	from = sort.Search(len(list), func(i int) bool { return list[i].end > x.base })
 	to = from + sort.Search(len(list)-from, func(i int) bool { return list[from+i].base >= x.end })
@@ -70,14 +73,14 @@ func (f *file) touched(x addresses, gpu gpuUUID) (from, to int) {
 func (f *file) splits(x addresses, gpu gpuUUID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	from, to := f.touched(x, gpu)
+	from, to := f.overlapping(x, gpu)
 	return to-from == 1 && f.maps[gpu][from].base < x.base && f.maps[gpu][from].end > x.end
 }
 
-// replace cuts addresses out of a GPU's mappings, and puts those of with there instead. It returns those that were cut, and what is left of
-// them. The file is locked.
-func (f *file) replace(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []*uvmMap) {
-	from, to := f.touched(x, gpu)
+// replaceRange cuts addresses out of a GPU's mappings, and puts those of with there instead. It returns those that were cut, and what is
+// left of them. The file is locked.
+func (f *file) replaceRange(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []*uvmMap) {
+	from, to := f.overlapping(x, gpu)
 	gone = slices.Clone(f.maps[gpu][from:to])
 	var before, after []*uvmMap
 	for _, m := range gone {
@@ -100,51 +103,51 @@ func (f *file) replace(x addresses, gpu gpuUUID, with ...*uvmMap) (gone, rest []
 	return gone, rest
 }
 
-// uvmMapped records a mapping, which takes the place of what that GPU had there (uvm_map_external_allocation_on_gpu).
-func (g *Guard) uvmMapped(f *file, m uvmMap) {
+// recordMapping records a mapping, which takes the place of what that GPU had there (uvm_map_external_allocation_on_gpu).
+func (g *Guard) recordMapping(f *file, m uvmMap) {
 	f.mu.Lock()
 	var with []*uvmMap
 	if m.charge != nil || m.tables != nil {
 		with = append(with, &m)
 	}
-	gone, rest := f.replace(m.addresses, m.gpu, with...)
+	gone, rest := f.replaceRange(m.addresses, m.gpu, with...)
 	f.mu.Unlock()
 	g.uvmMaps.Add(int64(len(with)))
-	g.settleMaps(gone, rest)
+	g.recordMaps(gone, rest)
 }
 
-// uvmUnmapped drops what a GPU had mapped at some addresses.
-func (g *Guard) uvmUnmapped(f *file, x addresses, gpu gpuUUID) {
+// recordUnmapping drops what a GPU had mapped at some addresses.
+func (g *Guard) recordUnmapping(f *file, x addresses, gpu gpuUUID) {
 	f.mu.Lock()
-	gone, rest := f.replace(x, gpu)
+	gone, rest := f.replaceRange(x, gpu)
 	f.mu.Unlock()
-	g.settleMaps(gone, rest)
+	g.recordMaps(gone, rest)
 }
 
-// settleMaps: some mappings are gone, but for the rest of them.
-func (g *Guard) settleMaps(gone, rest []*uvmMap) {
+// recordMaps: some mappings are gone, but for the rest of them.
+func (g *Guard) recordMaps(gone, rest []*uvmMap) {
 	g.uvmMaps.Add(int64(len(rest)))
 	for _, m := range rest { // first: each holds what one of gone does
-		g.account.hold(m.charge)
-		g.account.hold(m.tables)
+		g.account.addReference(m.charge)
+		g.account.addReference(m.tables)
 	}
 	for _, m := range gone {
-		g.unmapped(m)
+		g.dropMapping(m)
 	}
 }
 
-// unmapped lets go of what a mapping held.
-func (g *Guard) unmapped(m *uvmMap) {
+// dropMapping lets go of what a mapping held.
+func (g *Guard) dropMapping(m *uvmMap) {
 	g.uvmMaps.Add(-1)
-	g.account.unhold(m.charge)
-	g.account.unhold(m.tables)
+	g.account.dropReference(m.charge)
+	g.account.dropReference(m.tables)
 }
 
-// uvmFreed drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590 it
-// does not, but the guard knows the range.
-func (g *Guard) uvmFreed(f *file, o []byte, form rm.UVMForm) {
+// recordUVMFree drops a range that UVM_FREE has destroyed, and what was mapped in it. The call names its end, which UVM compares; since 590
+// it does not, but the guard knows the range.
+func (g *Guard) recordUVMFree(f *file, o []byte, form rm.UVMForm) {
 	x := addresses{base: rm.U64(o, form.Base)}
-	r := f.takeRange(x.base)
+	r := f.removeRange(x.base)
 	switch {
 	case form.Length >= 0:
 		x = rangeOf(o, form)
@@ -152,7 +155,7 @@ func (g *Guard) uvmFreed(f *file, o []byte, form rm.UVMForm) {
 		x = r.addresses
 	}
 	for _, gpu := range f.mappedOn() {
-		g.uvmUnmapped(f, x, gpu)
+		g.recordUnmapping(f, x, gpu)
 	}
 	g.dropRange(r)
 }

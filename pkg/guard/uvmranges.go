@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -7,9 +9,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// What UVM keeps for a container in the host's memory, it takes from the kernel without __GFP_ACCOUNT (NV_UVM_GFP_FLAGS in uvm_linux.h), so no
-// cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (host.go): ranges of addresses, which
-// live until UVM_FREE or the end of their file, and range groups. Two kinds of ranges have page tables too, at addresses of the program's choice.
+// What UVM keeps for a container in the host's memory, it takes from the kernel without __GFP_ACCOUNT (NV_UVM_GFP_FLAGS in uvm_linux.h), so
+// no cgroup counts it. What calls make by the million is charged here, as host memory that the driver makes (hostmemory.go): ranges of
+// addresses, which live until UVM_FREE or the end of their file, and range groups. Two kinds of ranges have page tables too, at addresses
+// of the program's choice.
 
 const (
 	// externalHost is what UVM has for an external range: a tree for each of 256 GPUs (struct uvm_va_range_external_struct).
@@ -29,20 +32,20 @@ type uvmRange struct {
 	tables []*charge // page tables, but those of what is mapped in the range
 }
 
-// checkExternal: a range for external mappings.
-func (g *Guard) checkExternal(c *trappedCall) plan {
-	return g.makeRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: externalHost}, nil)
+// checkCreateExternal: a range for external mappings.
+func (g *Guard) checkCreateExternal(c *trappedCall) plan {
+	return g.planRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: externalHost}, nil)
 }
 
-// checkRegion: a page that the GPU's scheduler uses (UVM_MAP_DYNAMIC_PARALLELISM_REGION). It has no memory, only page tables.
-func (g *Guard) checkRegion(c *trappedCall) plan {
+// checkDynamicRegion: a page that the GPU's scheduler uses (UVM_MAP_DYNAMIC_PARALLELISM_REGION). It has no memory, only page tables.
+func (g *Guard) checkDynamicRegion(c *trappedCall) plan {
 	r := &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: rangeHost, gpu: gpuUUID(c.call.Outer[uvmSparseGPU:])}
 	gpu, _ := g.gpuByUUID(r.gpu) // UVM refuses others
-	return g.makeRange(c, r, []cost{{gpu: gpu, size: rm.UVMPageTables, slack: tableSlack}})
+	return g.planRange(c, r, []cost{{gpu: gpu, size: rm.UVMPageTables, slack: tableSlack}})
 }
 
-// checkPool: host memory that UVM makes and maps on every GPU that the address space has, or will have (UVM_ALLOC_SEMAPHORE_POOL).
-func (g *Guard) checkPool(c *trappedCall) plan {
+// checkSemaphorePool: host memory that UVM makes and maps on every GPU that the address space has, or will have (UVM_ALLOC_SEMAPHORE_POOL).
+func (g *Guard) checkSemaphorePool(c *trappedCall) plan {
 	length := quota.Bytes(rm.U64(c.call.Outer, c.form().Length))
 	if length > maxPool {
 		return answer(c.deny(rm.StatusNoMemory, "uvmpool", "denied UVM a semaphore pool that is too large", "length", length, "max", maxPool))
@@ -52,18 +55,18 @@ func (g *Guard) checkPool(c *trappedCall) plan {
 		size := quota.Bytes(rm.UVMTables(uint64(length), uint64(pageHost))) + rm.UVMPageTables
 		tables = append(tables, cost{gpu: i, size: size, slack: tableSlack})
 	}
-	return g.makeRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: length + externalHost}, tables)
+	return g.planRange(c, &uvmRange{addresses: rangeOf(c.call.Outer, c.form()), host: length + externalHost}, tables)
 }
 
-// makeRange is the plan of a call that makes a range with page tables of its own.
-func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
+// planRange is the plan of a call that makes a range with page tables of its own.
+func (g *Guard) planRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 	f, status := g.chargeRange(c, r, tables)
 	if f == nil {
 		g.dropRange(r)
 		return answer(c.status(status))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, settle: func() {
-		g.dropRange(f.keepRange(r)) // UVM has let go of one there, or it would have refused
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.dropRange(r) }, commit: func() {
+		g.dropRange(f.recordRange(r)) // UVM has let go of one there, or it would have refused
 		c.lost = true
 	}}
 }
@@ -71,7 +74,7 @@ func (g *Guard) makeRange(c *trappedCall, r *uvmRange, tables []cost) plan {
 // chargeRange charges what a range costs, and then locks its address space. Nil: it may not be made.
 func (g *Guard) chargeRange(c *trappedCall, r *uvmRange, tables []cost) (*file, uint32) {
 	host := r.host
-	if r.host = 0; !g.takeUVMHost(host) {
+	if r.host = 0; !g.reserveUVMHost(host) {
 		return nil, rm.StatusNoMemory
 	}
 	r.host = host
@@ -79,7 +82,7 @@ func (g *Guard) chargeRange(c *trappedCall, r *uvmRange, tables []cost) (*file, 
 		if !g.reserve(t) {
 			return nil, rm.StatusNoMemory
 		}
-		r.tables = append(r.tables, &charge{gpu: t.gpu, size: t.size, others: 1, tables: true})
+		r.tables = append(r.tables, &charge{gpu: t.gpu, size: t.size, references: 1, tables: true})
 	}
 	f, err := c.lockUVM()
 	if err != nil {
@@ -95,13 +98,13 @@ func (g *Guard) dropRange(r *uvmRange) {
 		return
 	}
 	for _, t := range r.tables {
-		g.account.unhold(t)
+		g.account.dropReference(t)
 	}
-	g.giveUVMHost(r.host)
+	g.releaseUVMHost(r.host)
 }
 
-// keepRange records a range. It returns the one that it takes the place of.
-func (f *file) keepRange(r *uvmRange) (old *uvmRange) {
+// recordRange records a range. It returns the one that it takes the place of.
+func (f *file) recordRange(r *uvmRange) (old *uvmRange) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.ranges == nil {
@@ -112,8 +115,8 @@ func (f *file) keepRange(r *uvmRange) (old *uvmRange) {
 	return old
 }
 
-// takeRange takes a range out of the records; nil: there is none.
-func (f *file) takeRange(base uint64) *uvmRange {
+// removeRange takes a range out of the records; nil: there is none.
+func (f *file) removeRange(base uint64) *uvmRange {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r := f.ranges[base]
@@ -121,8 +124,9 @@ func (f *file) takeRange(base uint64) *uvmRange {
 	return r
 }
 
-// regionsLeft: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay (uvm_va_range_remove_gpu_va_space).
-func (g *Guard) regionsLeft(f *file, gpu gpuUUID) {
+// dropRegionTables: the address space has lost a GPU, and with it the page tables of regions there. Their ranges stay
+// (uvm_va_range_remove_gpu_va_space).
+func (g *Guard) dropRegionTables(f *file, gpu gpuUUID) {
 	f.mu.Lock()
 	var tables []*charge
 	for _, r := range f.ranges {
@@ -133,21 +137,21 @@ func (g *Guard) regionsLeft(f *file, gpu gpuUUID) {
 	}
 	f.mu.Unlock()
 	for _, t := range tables {
-		g.account.unhold(t)
+		g.account.dropReference(t)
 	}
 }
 
 // checkRangeGroup: a group of ranges of managed memory, which are moved together. UVM chooses its number.
 func (g *Guard) checkRangeGroup(c *trappedCall) plan {
-	if !g.takeUVMHost(groupHost) {
+	if !g.reserveUVMHost(groupHost) {
 		return answer(c.status(rm.StatusNoMemory))
 	}
 	f, err := c.lockUVM()
 	if err != nil {
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 		return answer(c.status(rm.StatusInsufficientResources))
 	}
-	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.giveUVMHost(groupHost) }, settle: func() {
+	return plan{ask: true, done: f.uvm.Unlock, cancel: func() { g.releaseUVMHost(groupHost) }, commit: func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if f.groups == nil {
@@ -158,18 +162,18 @@ func (g *Guard) checkRangeGroup(c *trappedCall) plan {
 	}}
 }
 
-func (g *Guard) groupGone(f *file, group uint64) {
+func (g *Guard) dropRangeGroup(f *file, group uint64) {
 	f.mu.Lock()
 	known := f.groups[group]
 	delete(f.groups, group)
 	f.mu.Unlock()
 	if known {
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 	}
 }
 
-// endRanges ends the ranges and groups of an address space that is torn down, after what is mapped there: the file may be in a socket and come
-// back. False: there were none.
+// endRanges ends the ranges and groups of an address space that is torn down, after what is mapped there: the file may be in a socket and
+// come back. False: there were none.
 func (g *Guard) endRanges(f *file) bool {
 	f.mu.Lock()
 	ranges, groups := f.ranges, f.groups
@@ -190,7 +194,7 @@ func (g *Guard) endRanges(f *file) bool {
 	}
 	for id := range groups {
 		end(rm.UVMDestroyRangeGroup, addresses{base: id})
-		g.giveUVMHost(groupHost)
+		g.releaseUVMHost(groupHost)
 	}
 	return len(ranges)+len(groups) > 0
 }
@@ -203,8 +207,8 @@ type hostPool struct {
 
 const hostPiece = quota.MiB
 
-// takeUVMHost charges some of the host's memory. False: the container may not have more.
-func (g *Guard) takeUVMHost(size quota.Bytes) bool {
+// reserveUVMHost charges some of the host's memory. False: the container may not have more.
+func (g *Guard) reserveUVMHost(size quota.Bytes) bool {
 	p := &g.uvmHost
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -222,8 +226,8 @@ func (g *Guard) takeUVMHost(size quota.Bytes) bool {
 	return true
 }
 
-// giveUVMHost gives some back. A piece is kept for what comes next.
-func (g *Guard) giveUVMHost(size quota.Bytes) {
+// releaseUVMHost gives some back. A piece is kept for what comes next.
+func (g *Guard) releaseUVMHost(size quota.Bytes) {
 	p := &g.uvmHost
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -54,8 +56,8 @@ func (r *rangeRig) want(what string, gpu, host quota.Bytes) {
 	if used := r.g.account.usage(0).used; used != gpu || r.g.uvmHost.used != host {
 		r.t.Errorf("%s: %v on the GPU, %v on the host; want %v, %v", what, used, r.g.uvmHost.used, gpu, host)
 	}
-	if taken := r.g.uvmHost.taken; taken != r.g.account.host || taken < host || taken > host+2*hostPiece {
-		r.t.Errorf("%s: %v in use, %v taken, %v charged", what, host, taken, r.g.account.host)
+	if taken := r.g.uvmHost.taken; taken != r.g.account.hostUsed || taken < host || taken > host+2*hostPiece {
+		r.t.Errorf("%s: %v in use, %v taken, %v charged", what, host, taken, r.g.account.hostUsed)
 	}
 }
 

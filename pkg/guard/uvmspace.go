@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -31,15 +33,15 @@ type uvmChannel struct {
 
 // retained is what UVM keeps of a channel.
 type retained struct {
-	calls   int     // that registered it
-	context *charge // of its group; nil: it has none
-	channel *object // nil: freed
-	runlist runlist // of a freed one
-	on      int     // of a freed one: the GPU that it counts on
+	calls    int     // that registered it
+	context  *charge // of its group; nil: it has none
+	channel  *object // nil: freed
+	runlist  runlist // of a freed one
+	countsOn int     // of a freed one: the GPU that it counts on
 }
 
-// retain takes note that UVM is to keep a channel. Nil: there is no such channel.
-func (a *account) retain(name channelName) *retained {
+// retainChannel takes note that UVM is to keep a channel. Nil: there is no such channel.
+func (a *account) retainChannel(name channelName) *retained {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	c := a.clients[name.client]
@@ -54,7 +56,7 @@ func (a *account) retain(name channelName) *retained {
 	r.calls++
 	if group := c.objects[o.parent]; r.context == nil && group != nil && group.kind == rm.ClassTSG && group.charge != nil {
 		r.context = group.charge
-		a.count(r.context, &r.context.others, 1)
+		a.countReference(r.context, &r.context.references, 1)
 	}
 	return r
 }
@@ -76,20 +78,20 @@ func (a *account) dupedWith(name channelName) (rights []openRight) {
 	return rights
 }
 
-// release undoes retain.
-func (a *account) release(r *retained) {
+// releaseChannel undoes retainChannel.
+func (a *account) releaseChannel(r *retained) {
 	a.mu.Lock()
 	r.calls--
 	last := r.calls == 0
 	if last && r.channel == nil {
-		a.countKept(r.on, -1)
+		a.countKept(r.countsOn, -1)
 		a.countChannel(r.runlist, -1)
 	} else if last {
 		r.channel.retained = nil
 	}
 	a.mu.Unlock()
 	if last {
-		a.unhold(r.context)
+		a.dropReference(r.context)
 	}
 }
 
@@ -99,11 +101,11 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	if obj, ok := g.account.lookup(rm.U32(o, form.Client), rm.U32(o, form.Object)); !ok || obj.kind != rm.ClassVASpace {
 		return answer(c.deny(rm.StatusInvalidObjectHandle, "uvmspace", "denied UVM an address space that the container has not made"))
 	}
-	f, p := c.uvmCall(nil, 0)
+	f, p := c.planUVMCall(nil, 0)
 	if f == nil {
 		return p
 	}
-	p.settle = func() {
+	p.commit = func() {
 		f.mu.Lock()
 		f.spaces[gpuUUID(o[rm.UVMGPU:])] = true
 		f.mu.Unlock()
@@ -112,24 +114,24 @@ func (g *Guard) checkRegisterSpace(c *trappedCall) plan {
 	return p
 }
 
-// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM dups its group, and its context share if it
-// has one (nvGpuOpsGetChannelTsgInfo, nvGpuOpsGetChannelSubctxInfo).
+// checkRegisterChannel: a channel of the container's is to run in an address space of UVM's. UVM dups its group, and its context share if
+// it has one (nvGpuOpsGetChannelTsgInfo, nvGpuOpsGetChannelSubctxInfo).
 func (g *Guard) checkRegisterChannel(c *trappedCall) plan {
 	o, form := c.call.Outer, c.form()
 	name := channelName{rm.U32(o, form.Client), rm.U32(o, form.Object)}
-	f, p := c.uvmCall(nil, 0)
+	f, p := c.planUVMCall(nil, 0)
 	if f == nil {
 		return p
 	}
-	kept := g.account.retain(name)
+	kept := g.account.retainChannel(name)
 	p.opened.rights = g.account.dupedWith(name)
 	if kept == nil {
 		p.ask, p.answer = false, c.deny(rm.StatusInvalidObjectHandle, "uvmchannel", "denied UVM a channel that the container has not made")
 		return p
 	}
-	p.cancel = func() { g.account.release(kept) }
-	p.settle = func() {
-		g.uvmForget(f, name) // UVM has let go of one with this name unseen, or it would have refused
+	p.cancel = func() { g.account.releaseChannel(kept) }
+	p.commit = func() {
+		g.dropUVMChannel(f, name) // UVM has let go of one with this name unseen, or it would have refused
 		f.mu.Lock()
 		f.channels[name] = uvmChannel{gpuUUID(o[rm.UVMGPU:]), kept}
 		f.mu.Unlock()
@@ -189,8 +191,8 @@ func (a *account) setUnbound(list []*retained, unbound bool) map[*object]bool {
 	return channels
 }
 
-// bound leaves out channels that UVM ends, or has ended.
-func (a *account) bound(channels []gpusched.Channel) (list []gpusched.Channel) {
+// leaveOutUnbound leaves out channels that UVM ends, or has ended.
+func (a *account) leaveOutUnbound(channels []gpusched.Channel) (list []gpusched.Channel) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, ch := range channels {
@@ -201,21 +203,21 @@ func (a *account) bound(channels []gpusched.Channel) (list []gpusched.Channel) {
 	return list
 }
 
-// uvmForget drops a registered channel.
-func (g *Guard) uvmForget(f *file, name channelName) {
+// dropUVMChannel drops a registered channel.
+func (g *Guard) dropUVMChannel(f *file, name channelName) {
 	f.mu.Lock()
 	ch, ok := f.channels[name]
 	delete(f.channels, name)
 	f.mu.Unlock()
 	if ok {
-		g.account.release(ch.kept)
+		g.account.releaseChannel(ch.kept)
 	}
 }
 
-// uvmLeft drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
-func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
-	g.uvmUnmapped(f, everywhere, gpu)
-	g.regionsLeft(f, gpu)
+// dropUVMGPU drops all that an address space had on a GPU: UVM has stopped its channels there and freed what was mapped.
+func (g *Guard) dropUVMGPU(f *file, gpu gpuUUID) {
+	g.recordUnmapping(f, everywhere, gpu)
+	g.dropRegionTables(f, gpu)
 	f.mu.Lock()
 	var channels []channelName
 	for name, ch := range f.channels {
@@ -226,6 +228,6 @@ func (g *Guard) uvmLeft(f *file, gpu gpuUUID) {
 	delete(f.spaces, gpu)
 	f.mu.Unlock()
 	for _, name := range channels {
-		g.uvmForget(f, name)
+		g.dropUVMChannel(f, name)
 	}
 }

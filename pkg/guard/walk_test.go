@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -20,7 +22,8 @@ import (
 )
 
 // A walk at random (test/walk) in a container of this guard. After every step the driver's own books are compared with the guard's: the
-// driver must never have given out more than is charged, nor more than the limit and, of page tables, tableSlack. When all processes are gone nothing may be left.
+// driver must never have given out more than is charged, nor more than the limit and, of page tables, tableSlack. When all processes are
+// gone nothing may be left.
 
 const (
 	walkEnv      = "CGPU_WALK"       // seed; or the file of a list, as a failure prints it
@@ -124,7 +127,7 @@ type walker struct {
 
 func newWalker(t *testing.T, patience time.Duration) *walker {
 	w := &walker{rig: newRig(t), list: filepath.Join(t.TempDir(), "list"), patience: patience}
-	if _, err := w.guard.ownClient(); err != nil { // else it is made when it is first needed
+	if _, err := w.guard.guardClient(); err != nil { // else it is made when it is first needed
 		t.Fatal(err)
 	}
 	w.next = newNeighbour(w.rig)
@@ -196,11 +199,13 @@ func (w *walker) compare(end bool) error {
 	case s.GPUs[1].Used > 0:
 		return fmt.Errorf("the other GPU has given out %v", s.GPUs[1].Used)
 	case s.Clients > clients, groups > tsgs, inGroups > channels:
-		return fmt.Errorf("the driver has %d clients, %d groups, %d channels; the guard knows %d, %d, %d", s.Clients, groups, inGroups, clients, tsgs, channels)
+		return fmt.Errorf("the driver has %d clients, %d groups, %d channels; the guard knows %d, %d, %d",
+			s.Clients, groups, inGroups, clients, tsgs, channels)
 	case !end:
 		return nil
 	case truth != 0 || s.Clients+s.Files+s.Objects+s.Exports != 0:
-		return fmt.Errorf("the processes are gone, and the driver has %v, %d clients, %d files, %d objects, %d exports", quota.Bytes(truth), s.Clients, s.Files, s.Objects, s.Exports)
+		return fmt.Errorf("the processes are gone, and the driver has %v, %d clients, %d files, %d objects, %d exports",
+			quota.Bytes(truth), s.Clients, s.Files, s.Objects, s.Exports)
 	case used != 0 || clients+tsgs+channels+objects+zombies+w.guard.files.count() != 0:
 		return fmt.Errorf("the processes are gone, and the guard counts %v, %d clients, %d groups, %d channels, %d objects, %d zombies, %d files",
 			used, clients, tsgs, channels, objects, zombies, w.guard.files.count())

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -50,20 +52,20 @@ type window struct {
 func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	o := c.call.Outer
 	client, memory, length := rm.U32(o, rm.MapMemoryClient), rm.U32(o, rm.MapMemoryMemory), rm.U64(o, rm.MapMemoryLength)
-	m, ok := c.refer(client, memory)
+	m, ok := c.acquireObject(client, memory)
 	parent, _ := g.account.lookup(client, m.parent)
 	device, found := g.account.lookup(client, rm.U32(o, rm.MapMemoryDevice))
 	gpu := g.account.gpuOf(client, device.handle)
 	if !ok || m.handle == 0 || !m.mappable() || !found || gpu == noGPU || device.kind != rm.ClassDevice && device.kind != rm.ClassSubdevice {
 		return answer(c.status(rm.StatusInvalidObjectHandle))
 	}
-	if g.account.elsewhere(client, memory, gpu) {
-		return answer(c.denyElsewhere())
+	if g.account.onOtherGPU(client, memory, gpu) {
+		return answer(c.denyOtherGPU())
 	}
 	if !g.mapFits(client, memory, rm.U64(o, rm.MapMemoryOffset), length) {
 		return answer(c.status(rm.StatusInvalidLimit))
 	}
-	own, err := g.ownClient()
+	own, err := g.guardClient()
 	if err != nil {
 		g.logOnce("windowclient", "cannot map memory", "err", err)
 		return answer(c.status(rm.StatusInsufficientResources))
@@ -86,12 +88,14 @@ func (g *Guard) checkMapMemory(c *trappedCall) plan {
 	return plan{
 		ask:    true,
 		opened: &opening{c.target(), client, []openRight{{memory, accessDup}}},
-		exec:   func() unix.Errno { return g.makeWindow(c, w, on(own, gpu, parent.kind), on(own, gpu, device.kind), as) },
+		exec: func() unix.Errno {
+			return g.makeWindow(c, w, ownParent(own, gpu, parent.kind), ownParent(own, gpu, device.kind), as)
+		},
 		cancel: func() {
 			w.file.close()
 			g.account.unreserveWindow(w)
 		},
-		settle: func() {
+		commit: func() {
 			if !g.account.addWindow(client, memory, m.charge, w) {
 				g.endWindows()
 			}
@@ -155,8 +159,8 @@ func (g *Guard) makeWindow(c *trappedCall, w *window, parent, device, fd uint32)
 	return 0
 }
 
-// on is the guard's device of a GPU, or the subdevice.
-func on(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
+// ownParent is the guard's device of a GPU, or the subdevice.
+func ownParent(own *rmclient.Client, gpu int, kind rm.ClassKind) uint32 {
 	if kind == rm.ClassSubdevice {
 		return own.Subdevice(gpu)
 	}
@@ -198,7 +202,7 @@ func (g *Guard) checkUnmapMemory(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
 		g.endWindow(client, memory, address)
 		c.status(rm.StatusOK)
 		return 0
@@ -212,7 +216,7 @@ func (g *Guard) checkUpdateMapping(c *trappedCall) plan {
 	if !g.account.hasWindow(client, memory, address) {
 		return pass()
 	}
-	return plan{ask: true, settle: func() { c.lost = true }, exec: func() unix.Errno {
+	return plan{ask: true, commit: func() { c.lost = true }, exec: func() unix.Errno {
 		g.account.moveWindow(client, memory, address, rm.U64(o, rm.UpdateMappingNew))
 		c.status(rm.StatusOK)
 		return 0
@@ -239,24 +243,24 @@ func (g *Guard) endWindows() {
 			continue
 		}
 		g.account.unreserveWindow(w)
-		g.account.unhold(w.charge)
+		g.account.dropReference(w.charge)
 	}
-	if g.account.forgetGone() > 0 {
-		g.lookLater()
-	}
-}
-
-// lookLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
-func (g *Guard) lookLater() {
-	if g.windowsAsked.CompareAndSwap(false, true) {
-		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.lookAtWindows)
+	if g.account.removeGoneWindows() > 0 {
+		g.endWindowsLater()
 	}
 }
 
-// lookAtWindows ends windows whose files are closed by now, and rests for longer where there are many.
-func (g *Guard) lookAtWindows() {
-	g.windowsAsked.Store(false)
-	g.windowsRest.Store(int64(backgroundShare * g.onBill(g.endWindows)))
+// endWindowsLater has windows that are over looked at in a while. It takes no lock: the account calls it with its own held.
+func (g *Guard) endWindowsLater() {
+	if g.windowsPending.CompareAndSwap(false, true) {
+		time.AfterFunc(max(windowLook, time.Duration(g.windowsRest.Load())), g.endWindowsAgain)
+	}
+}
+
+// endWindowsAgain ends windows whose files are closed by now, and rests for longer where there are many.
+func (g *Guard) endWindowsAgain() {
+	g.windowsPending.Store(false)
+	g.windowsRest.Store(int64(backgroundShare * g.chargeTime(g.endWindows)))
 }
 
 // reserveWindow takes what a window needs. Before it refuses that it looks whether some are gone unnoticed.
@@ -296,7 +300,7 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.charge = ch; ch != nil {
-		a.count(ch, &ch.others, 1)
+		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
 	c := a.clients[client]
@@ -309,18 +313,18 @@ func (a *account) addWindow(client, memory uint32, ch *charge, w *window) bool {
 	return true
 }
 
-// holdWindow lets a window of the guard's keep the charge of its memory.
-func (a *account) holdWindow(w *window, ch *charge) {
+// keepWindowCharge lets a window of the guard's keep the charge of its memory.
+func (a *account) keepWindowCharge(w *window, ch *charge) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if w.charge = ch; ch != nil {
-		a.count(ch, &ch.others, 1)
+		a.countReference(ch, &ch.references, 1)
 		ch.windows++
 	}
 }
 
-// window finds a window by the address that the program knows; -1: it is none of the guard's. The caller holds mu.
-func (a *account) window(client, memory uint32, address uint64) (*object, int) {
+// findWindow finds a window by the address that the program knows; -1: it is none of the guard's. The caller holds mu.
+func (a *account) findWindow(client, memory uint32, address uint64) (*object, int) {
 	c := a.clients[client]
 	if c == nil || c.objects[memory] == nil {
 		return nil, -1
@@ -332,14 +336,14 @@ func (a *account) window(client, memory uint32, address uint64) (*object, int) {
 func (a *account) hasWindow(client, memory uint32, address uint64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, i := a.window(client, memory, address)
+	_, i := a.findWindow(client, memory, address)
 	return i >= 0
 }
 
 func (a *account) moveWindow(client, memory uint32, from, to uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if o, i := a.window(client, memory, from); i >= 0 {
+	if o, i := a.findWindow(client, memory, from); i >= 0 {
 		o.windows[i].address = to
 	}
 }
@@ -347,7 +351,7 @@ func (a *account) moveWindow(client, memory uint32, from, to uint64) {
 func (a *account) dropWindow(client, memory uint32, address uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if o, i := a.window(client, memory, address); i >= 0 {
+	if o, i := a.findWindow(client, memory, address); i >= 0 {
 		a.loose = append(a.loose, o.windows[i])
 		o.windows = slices.Delete(o.windows, i, i+1)
 	}
@@ -360,8 +364,8 @@ func (a *account) looseWindows() []*window {
 	return slices.Clone(a.loose)
 }
 
-// forgetGone returns how many are left.
-func (a *account) forgetGone() int {
+// removeGoneWindows returns how many are left.
+func (a *account) removeGoneWindows() int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.loose = slices.DeleteFunc(a.loose, func(w *window) bool {
@@ -373,8 +377,8 @@ func (a *account) forgetGone() int {
 	return len(a.loose)
 }
 
-// looseOn says whether a window that is over, and not gone, is on a file of the guard.
-func (a *account) looseOn(self, fd int) bool {
+// hasLooseWindowOn says whether a window that is over, and not gone, is on a file of the guard.
+func (a *account) hasLooseWindowOn(self, fd int) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.ContainsFunc(a.loose, func(w *window) bool {

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package guard
 
 import (
@@ -117,7 +119,7 @@ func TestWindowPages(t *testing.T) {
 			a := g.account
 			alloc(newFakeCall(t, g, fakeControl))
 			a.dupOf(fakeClient, fakeDevice, 0x82, fakeClient, 0x81)
-			a.adopt(fakeClient, fakeDevice, 0x83, export{charge: a.holdOf(fakeClient, 0x81)})
+			a.importObject(fakeClient, fakeDevice, 0x83, export{charge: a.holdOf(fakeClient, 0x81)})
 			for h := range uint32(3) {
 				o, _ := a.lookup(fakeClient, 0x81+h)
 				if got := o.windowSize(x.offset, x.length, x.bar1); got != x.want {
@@ -232,7 +234,7 @@ func TestWindowAfterTheContainer(t *testing.T) {
 	case <-time.After(200 * time.Millisecond):
 	}
 	n := node{kind: nodeGPU}
-	if r.guard.isPassed(fd, n, &belongings{}) || !r.guard.isPassed(fd, n, &belongings{over: true}) {
+	if r.guard.isContainersFile(fd, n, &belongings{}) || !r.guard.isContainersFile(fd, n, &belongings{over: true}) {
 		t.Error("a file of a window is found while the container runs, or is not when it is over")
 	}
 	unix.Close(fd)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package health keeps which GPUs of the node are unhealthy, and why. `cgpu health watch` asks NVML (or the simulated driver) once a second,
 // steps the state, and writes it to health.json in the run directory; whoever gives out GPUs reads that (Mark). It is a judgement about new
 // containers: those that run are told of and left alone.
@@ -54,8 +56,8 @@ const (
 // Seen is one look at the GPUs.
 type Seen struct {
 	Loaded   string
-	Hardware map[string]device.Hardware // by UUID; nil: no answer
-	Silent   time.Duration              // how long there has been none
+	Hardware map[string]device.Hardware // by UUID; while there is no answer what the driver told by itself, Xids
+	Silent   time.Duration              // how long there has been no answer; 0: there is one
 }
 
 // Step is the state after a look, at the GPUs of a table.
@@ -69,13 +71,17 @@ func (s State) Step(t *device.Table, seen Seen, now time.Time) State {
 			next.drop(uuid, func(f Fault) bool { return f.Kind == Xid })
 		}
 	}
-	if seen.Hardware == nil && seen.Silent < Patience {
-		return next
-	}
+	waiting := (seen.Hardware == nil || seen.Silent > 0) && seen.Silent < Patience
 	known := map[string]bool{}
 	for _, g := range t.GPUs {
 		known[g.UUID] = true
-		next.add(g.UUID, faultsOf(t.Config, g.UUID, seen), now)
+		if !waiting {
+			next.settle(g.UUID, faultsOf(g.UUID, seen), now)
+		}
+		next.add(g.UUID, xidsOf(t.Config, seen.Hardware[g.UUID]), now)
+	}
+	if waiting {
+		return next
 	}
 	for uuid := range next.GPUs { // of one that is away the reports stay
 		if !known[uuid] {
@@ -85,19 +91,24 @@ func (s State) Step(t *device.Table, seen Seen, now time.Time) State {
 	return next
 }
 
-// faultsOf is what a look finds wrong with a GPU.
-func faultsOf(c device.Config, uuid string, seen Seen) (list []Fault) {
-	if seen.Hardware == nil {
+// xidsOf are those of the reported Xids that count.
+func xidsOf(c device.Config, h device.Hardware) (list []Fault) {
+	for _, xid := range h.NewXids {
+		if classOf(xid) == bad && !slices.Contains(c.HealthIgnoreXids, xid) {
+			list = append(list, Fault{Kind: Xid, Xid: xid, Text: xidText(xid)})
+		}
+	}
+	return list
+}
+
+// faultsOf is what a look finds wrong with a GPU, beside Xids.
+func faultsOf(uuid string, seen Seen) (list []Fault) {
+	if seen.Silent > 0 {
 		return []Fault{{Kind: Driver, Text: "NVML does not answer"}}
 	}
 	h, ok := seen.Hardware[uuid]
 	if !ok || h.Lost {
 		list = append(list, Fault{Kind: Lost, Text: "the driver cannot reach the GPU"})
-	}
-	for _, xid := range h.NewXids {
-		if classOf(xid) == bad && !slices.Contains(c.HealthIgnoreXids, xid) {
-			list = append(list, Fault{Kind: Xid, Xid: xid, Text: xidText(xid)})
-		}
 	}
 	if h.RemapFailed {
 		list = append(list, Fault{Kind: Remap, Text: "a bad row of its memory could not be replaced"})
@@ -111,8 +122,8 @@ func faultsOf(c device.Config, uuid string, seen Seen) (list []Fault) {
 // maxFaults bounds what is kept of a GPU.
 const maxFaults = 16
 
-// add brings a GPU's faults to what was found now.
-func (s State) add(uuid string, found []Fault, now time.Time) {
+// settle brings a GPU's faults to what was found now.
+func (s State) settle(uuid string, found []Fault, now time.Time) {
 	faults := s.GPUs[uuid]
 	for i := range faults {
 		f := &faults[i]
@@ -125,14 +136,19 @@ func (s State) add(uuid string, found []Fault, now time.Time) {
 		}
 	}
 	faults = slices.DeleteFunc(faults, func(f Fault) bool { return !f.Ended.IsZero() && now.Sub(f.Ended) >= Settle })
+	s.GPUs[uuid] = faults
+	s.add(uuid, found, now)
+	s.drop(uuid, func(Fault) bool { return false })
+}
+
+// add adds what was not known.
+func (s State) add(uuid string, found []Fault, now time.Time) {
 	for _, f := range found {
-		if len(faults) < maxFaults && !slices.ContainsFunc(faults, f.same) {
+		if len(s.GPUs[uuid]) < maxFaults && !slices.ContainsFunc(s.GPUs[uuid], f.same) {
 			f.Since = now
-			faults = append(faults, f)
+			s.GPUs[uuid] = append(s.GPUs[uuid], f)
 		}
 	}
-	s.GPUs[uuid] = faults
-	s.drop(uuid, func(Fault) bool { return false })
 }
 
 // drop takes faults away, and the GPU with its last one.
@@ -157,7 +173,15 @@ func (s State) equal(o State) bool {
 
 // Mark is a table whose GPUs say what is wrong with them, for those who give them out.
 func (s State) Mark(t *device.Table) *device.Table {
-	if t == nil || len(s.GPUs) == 0 || t.Config.Health == device.HealthOff {
+	if t == nil || t.Config.Health == device.HealthOff {
+		return t
+	}
+	return s.Show(t)
+}
+
+// Show is the same for those who tell of them, whatever follows.
+func (s State) Show(t *device.Table) *device.Table {
+	if t == nil || len(s.GPUs) == 0 {
 		return t
 	}
 	marked := *t

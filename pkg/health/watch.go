@@ -1,9 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package health
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -17,13 +20,14 @@ type Watcher struct {
 	RunDir string
 	// Load is the node's table; one that is stale serves too.
 	Load func(runDir string) (*device.Table, error)
-	// Ask asks the driver, and returns in a time that is bounded.
+	// Ask asks the driver, and returns in a time that is bounded. Xids that came meanwhile are told with an error, too, and once.
 	Ask func() (map[string]device.Hardware, error)
 	// Complain is called once for each thing that is wrong.
 	Complain func(error)
 
-	answered time.Time // when the driver did last
-	told     string    // the last error
+	answered time.Time           // when the driver did last
+	xids     map[string][]uint64 // that are not written yet, by UUID
+	told     string              // the last error
 }
 
 // every is how often a watcher looks.
@@ -68,41 +72,65 @@ func (w *Watcher) look(now time.Time) error {
 		return err
 	}
 	seen := Seen{Loaded: Loaded(t, w.RunDir)}
-	var silence error
-	if seen.Hardware, silence = w.Ask(); silence == nil {
+	all, silence := w.Ask()
+	seen.Hardware = w.withXids(all)
+	if silence == nil {
 		w.answered = now
 	} else {
-		seen.Hardware, seen.Silent = nil, now.Sub(w.answered)
+		seen.Silent = max(now.Sub(w.answered), 1)
 	}
 	before, after, err := Change(w.RunDir, func(s State) State { return s.Step(t, seen, now) })
 	if err != nil {
 		return err
 	}
+	w.xids = nil
 	if err := Tell(w.RunDir, t, before, after); err != nil {
 		return err
 	}
 	return silence
 }
 
+// maxXids bounds the Xids of a GPU that are not written yet.
+const maxXids = 64
+
+// withXids adds the Xids that could not be written to what was seen: the driver tells of each once.
+func (w *Watcher) withXids(all map[string]device.Hardware) map[string]device.Hardware {
+	seen, xids := map[string]device.Hardware{}, map[string][]uint64{}
+	maps.Copy(seen, all)
+	for uuid, list := range w.xids {
+		h, ok := seen[uuid]
+		h.Lost, h.NewXids = h.Lost || !ok, slices.Compact(slices.Sorted(slices.Values(append(list, h.NewXids...))))
+		seen[uuid] = h
+	}
+	for uuid, h := range seen {
+		if len(h.NewXids) > 0 {
+			xids[uuid] = h.NewXids[:min(len(h.NewXids), maxXids)]
+		}
+	}
+	w.xids = xids
+	return seen
+}
+
 // Tell writes the events of a change: of each GPU whose faults are others, and of each container that has it.
 func Tell(runDir string, t *device.Table, before, after State) error {
 	var records []ledger.Record
+	var failed error
 	for _, g := range t.GPUs {
 		kind, text := news(before.GPUs[g.UUID], after.GPUs[g.UUID])
 		if kind == "" {
 			continue
 		}
-		if records == nil {
-			var err error
-			if records, err = ledger.Open(runDir).List(); err != nil {
-				return fmt.Errorf("health: who has the GPU: %w", err)
-			}
-		}
 		about := &event.GPU{Index: g.Index, UUID: g.UUID}
 		_ = event.Append(runDir, event.Event{Kind: kind, GPU: about, Text: text})
+		if records == nil && failed == nil {
+			records, failed = ledger.Open(runDir).List()
+		}
 		for _, r := range Holders(records, g.UUID) {
 			_ = event.Append(runDir, event.Event{Kind: kind, Container: r.ID, Nonce: r.Nonce, Name: r.Name, GPU: about, Text: text})
 		}
+	}
+	if failed != nil {
+		return fmt.Errorf("health: who has the GPU: %w", failed)
 	}
 	return nil
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package health
 
 import (
@@ -5,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -121,6 +124,59 @@ func TestSilent(t *testing.T) {
 	f.err = nil
 	unhealthy(Patience+time.Second, 2)
 	unhealthy(Patience+time.Second+Settle, 0)
+}
+
+// TestXidIsNotLost: the driver tells of an Xid once. It counts although nothing else is answered, although it could not be written at first,
+// and although another thing is told of its GPU then.
+func TestXidIsNotLost(t *testing.T) {
+	runDir, table := t.TempDir(), tableOf(gpu0, gpu1)
+	f := &fakeDriver{next: map[string]device.Hardware{gpu0: {}, gpu1: {}}}
+	w := watcher(runDir, f, table)
+	now := time.Now()
+	must(t, w.look(now))
+	why := func(want string) {
+		t.Helper()
+		marked, err := Marked(runDir, table)
+		if must(t, err); marked.GPUs[0].Fault != want || marked.GPUs[1].Fault != "" {
+			t.Errorf("%+v, want %q", marked.GPUs, want)
+		}
+	}
+	hangs := errors.New("NVML: no answer")
+	f.next, f.err = map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}}, hangs
+	if err := w.look(now); !errors.Is(err, hangs) { // at the very moment of the last answer, too
+		t.Error(err)
+	}
+	why("Xid 79: fallen off the bus")
+	must(t, os.WriteFile(File(runDir), []byte("{"), 0o600))
+	f.next, f.err = map[string]device.Hardware{gpu0: {NewXids: []uint64{48}}, gpu1: {}}, nil
+	if err := w.look(now.Add(time.Second)); err == nil {
+		t.Error("looked")
+	}
+	must(t, os.Remove(File(runDir)))
+	f.next = map[string]device.Hardware{gpu0: {NewXids: []uint64{62}}, gpu1: {}}
+	must(t, w.look(now.Add(2*time.Second)))
+	why("Xid 48: uncorrectable memory error; Xid 62: microcontroller halted")
+	if f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}; len(w.xids) > 0 {
+		t.Errorf("%v are kept", w.xids)
+	}
+	_, err := Clear(runDir, gpu0)
+	must(t, err)
+	must(t, w.look(now.Add(3*time.Second)))
+	why("")
+}
+
+// TestTellsWithoutLedger: who has a GPU may not be known. That it is unhealthy is.
+func TestTellsWithoutLedger(t *testing.T) {
+	runDir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(runDir, "ledger.json"), []byte("{"), 0o600))
+	w := watcher(runDir, &fakeDriver{next: map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}}}, tableOf(gpu0))
+	if err := w.look(time.Now()); err == nil || !strings.Contains(err.Error(), "who has the GPU") {
+		t.Error(err)
+	}
+	events, err := event.Read(runDir)
+	if must(t, err); len(events) != 1 || events[0].Kind != event.Unhealthy {
+		t.Errorf("%+v", events)
+	}
 }
 
 // TestOneWatcher: there is one, everybody sees that there is, and its end is seen too.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inside opens and reads what is below a folder that belongs to somebody else, such as a container's root: perhaps to an
 // attacker. The kernel resolves every path as if the folder were "/", so that no symbolic link leads out of it. (os.Root would refuse
 // absolute links, such as /lib -> /usr/lib, which images have.)

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package jsonspan finds where values are in a JSON text, for those who edit one and leave every other byte as it is.
 package jsonspan
 

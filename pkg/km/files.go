@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package km is the tree of files that Alibaba's cGPU shows as /proc/cgpu_km, made from cgpu's state, so that scripts
 // written for cGPU go on working.
 //

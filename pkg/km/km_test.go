@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package km
 
 import (
@@ -111,7 +113,8 @@ func TestText(t *testing.T) {
 		{"a weight makes preempt weighted, as in cGPU", node(record(web, slice(gpu0, quota.GiB, 2))), "0/policy", "2\n"},
 		{"the other GPU's policy is its own", node(record(web, slice(gpu0, quota.GiB, 2))), "1/policy", "1\n"},
 		{"weights beyond max_inst", node(record(web, slice(gpu0, quota.GiB, 30))), "0/free_weight", "0\n"},
-		{"less than what is used", node(record(web, slice(gpu0, 2*quota.MiB, 1))), "0/3f2a9c01d4e5/meminfo", "Free: 0\nPID: 4711 Mem: 2097152\nPID: 5000 Mem: 1048576\n"},
+		{"less than what is used", node(record(web, slice(gpu0, 2*quota.MiB, 1))), "0/3f2a9c01d4e5/meminfo",
+			"Free: 0\nPID: 4711 Mem: 2097152\nPID: 5000 Mem: 1048576\n"},
 		{"a record of an older cgpu without a weight", node(record(web, slice(gpu0, quota.GiB, 0))), "0/3f2a9c01d4e5/weight", "1\n"},
 		{"a short ID", node(record("web", slice(gpu0, quota.GiB, 1))), "0/web/id", "0\n"},
 		{"no release", Node{Version: "21bb9b8-dirty", Table: &device.Table{}}, "version", "0.0.0\n"},

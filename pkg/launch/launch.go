@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package launch starts a guard for a container: what cgpu-runtime, for containers, and cgpu run, for bare processes, both do
 // between the reservation and the first call.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ldcache reads and writes /etc/ld.so.cache, in which glibc's dynamic linker looks for libraries.
 //
 // A cache that is read belongs to a container's image, perhaps to an attacker: size, offsets and strings are checked, and

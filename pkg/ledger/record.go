@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ledger is the node's record of all vGPUs, one JSON file under the run directory (/run/cgpu/ledger.json).
 //
 // It also keeps how each GPU is shared (sched.Card), where somebody has set that (cgpu policy).

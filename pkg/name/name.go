@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package name finds out what people call a container: what its engine does.
 //
 // containerd's CRI puts a container's name into its annotations, and so the ledger has it. CRI-O and nerdctl use annotations of

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nodump is imported by each program of ours that runs on a node, for its effect: the process is not dumpable (PR_SET_DUMPABLE,
 // prctl(2)). Then it leaves no core dump, and nobody of the same user who lacks CAP_SYS_PTRACE can attach to it, read its memory or take
 // its descriptors: not the root of a container that shares the host's PID namespace from cgpu-rescue and cgpu-agent, which have no

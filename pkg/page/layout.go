@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package page is the vGPU page: a small file per container through which the host tells the limiter (limiter/, the
 // preload library) what the container's vGPUs are: limits, use, flags. The container sees it as /run/cgpu/vgpu, read-only
 // where a guard enforces the limits; in preload mode it is writable, and the container's processes keep their common

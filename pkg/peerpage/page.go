@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package peerpage is the memory that the guards of one GPU share with its arbiter (pkg/arbiter): each guard says in its own entry what
 // its container may have and wants, and the arbiter writes beside it what the container is to have, and the account of its GPU time.
 // Who waits does so in futex(2); nobody looks while nothing happens.

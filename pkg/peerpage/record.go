@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package peerpage
 
 // record is a list of words that one process writes and others read: two copies of it, and a number of which the last bit says which

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package proc tells from /proc whether processes and their threads live.
 package proc
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package quota turns what a container asked for (ALIYUN_COM_GPU_* variables and cgpu.io/ annotations) into a Quota.
 //
 // Where cgpu.toml enables them it also reads what other systems call the same (dialect.go).

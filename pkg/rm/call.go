@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // Call is one ioctl on an NVIDIA node, taken apart: the outer structure and the blocks behind its pointers, all private

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // classes is the class table, ascending by id. The set is what gVisor's nvproxy lets compute, graphics and video

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // A context on the graphics engine has buffers in device memory that no allocation shows. Their sizes are the GPU's, and the driver tells

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rm is the interface of NVIDIA's resource manager as data: escapes, classes, controls, structure layouts and
 // driver versions, with the decisions that follow from them for a container. It opens nothing and imports nothing of ours.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // What the driver takes of a GPU's memory for page tables, which no allocation of a program's shows. The figures are those of Hopper's and

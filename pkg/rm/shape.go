@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // RMShaped reports whether any known driver dispatches this ioctl number to one of TrappedNRs. It looks at the number

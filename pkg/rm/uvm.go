@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package rm
 
 // UVMForm is the layout of the parameters of a UVM call that the guard executes or makes; -1 where the call has no such field.

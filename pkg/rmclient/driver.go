@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package rmclient makes calls on NVIDIA's driver: a Driver carries them out, a Client is an RM client of our own, on a file that no
 // container has.
 package rmclient

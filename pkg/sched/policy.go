@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sched decides how containers share the time of a GPU: timeslices from weights, hard caps as slots of a cycle,
 // priorities. It is pure. The ledger asks it whether a share can be promised, each container's guard (pkg/guard) asks it what
 // to set, and pkg/sim's model of a GPU shows in virtual time that the answers are right.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sim is a driver in Go that behaves as NVIDIA's resource manager does towards an unprivileged process: RM
 // clients bound to the file they were made on, devices, memory with a capacity, references, channel groups.
 //

@@ -1,5 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package slurm decides what a step of a Slurm job may have of a node's GPUs: /etc/cgpu/slurm.toml as a value, and what it says about
-// one step. The effects are those of cgpu run (cmd/cgpu/slurm.go, package bare); docs/slurm.md is for administrators.
+// one step. The effects are those of cgpu run (cmd/cgpu/slurm.go, package hostrun); docs/slurm.md is for administrators.
 package slurm
 
 import (

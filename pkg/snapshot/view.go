@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshot is a node's GPUs at this moment: who shares them, what each container may use and uses. It reads the run
 // directory's table and ledger and asks the guards; it changes nothing. `cgpu smi` prints it, and cgpu-agent serves it.
 package snapshot
@@ -25,7 +27,7 @@ type View struct {
 	Driver        string `json:"driver"` // "nvidia" or "sim"
 	DriverVersion string `json:"driverVersion"`
 	Stale         string `json:"stale,omitempty"` // why node.json describes the past
-	Watched       bool   `json:"watched"`         // somebody watches the health of the GPUs (cgpu health watch)
+	Watched       bool   `json:"watched"`         // somebody watches the health of the GPUs (cgpu health watch), and what he finds can be read
 	GPUs          []GPU  `json:"gpus"`
 }
 
@@ -120,7 +122,8 @@ func Look(runDir string, load func(runDir string) (*device.Table, error)) (View,
 	} else if err != nil {
 		return View{}, err
 	}
-	t, _ = health.Marked(runDir, t) // what cannot be read cgpu health tells
+	faults, unread := health.Read(runDir) // why, cgpu health tells
+	t = faults.Show(t)
 	records, cards, err := ledger.Open(runDir).State()
 	if err != nil {
 		return View{}, err
@@ -129,7 +132,7 @@ func Look(runDir string, load func(runDir string) (*device.Table, error)) (View,
 		records[i] = Named(records[i])
 	}
 	v := Arrange(t, records, cards, AskAll(t, records))
-	v.Stale, v.Watched = stale, health.Watched(runDir)
+	v.Stale, v.Watched = stale, unread == nil && health.Watched(runDir)
 	return v, nil
 }
 

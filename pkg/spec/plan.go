@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package spec edits a container's OCI config.json so that the container gets the GPUs granted to it and nothing else:
 // device nodes, device cgroup rules, driver files, the limiter, variables, the seccomp listener, hooks and annotations.
 //

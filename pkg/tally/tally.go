@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tally keeps what a container has had and was refused in memory that it shares with a file, so that it is known when the
 // container's guard is gone, however it ended, and that of the node when all are (Read).
 //

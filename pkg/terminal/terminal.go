@@ -1,4 +1,7 @@
-// Package terminal writes what others chose, such as names of containers, so that a terminal shows it and does not obey it.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package terminal is text for people: what others chose, such as names of containers, is written so that a terminal shows it and
+// does not obey it.
 package terminal
 
 import (
@@ -6,15 +9,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf16"
 )
 
 // Acts: a terminal acts on the character, or shows nothing of it: control characters, what changes the direction of text, and what
-// has no width. Names of processes and containers are chosen by tenants.
+// has no width or no ink, such as Hangul's fillers. Names of processes and containers are chosen by tenants.
 func Acts(r rune) bool {
-	return unicode.Is(unicode.Cc, r) || unicode.Is(unicode.Cf, r) || r == '\u2028' || r == '\u2029'
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point) || r == '\u2800'
 }
 
 // EncodeJSON prints what goes to programs, and often to a terminal: JSON, in which characters that a terminal acts on are escaped.
@@ -69,4 +73,12 @@ func Cut(s string, n int) string {
 		return s
 	}
 	return strings.TrimRight(string(r[:n-1]), " ") + "…"
+}
+
+// Plural is so many of something, with an s where there is not one.
+func Plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return strconv.Itoa(n) + " " + what + "s"
 }

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package web is the page of `cgpu web`: the node's GPUs, who shares them, and what each got in the last hour. It looks at the node by itself, so
 // what it costs does not depend on who looks at the page, and it changes nothing.
 package web
@@ -37,10 +39,8 @@ type Options struct {
 	// Host is what the node is called on the page.
 	Host    string
 	Version string
-	// Names are those of hosts in requests, beside addresses and localhost. Another's is refused: a page of somebody else's, whose name is made to
-	// lead here (DNS rebinding), could read what a browser sees.
-	Names []string
-	Look  func() (snapshot.View, error)
+	Names   []string // for ForHosts
+	Look    func() (snapshot.View, error)
 }
 
 // Page is an http.Handler. Run must run for it to show anything.
@@ -83,15 +83,23 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("Cross-Origin-Resource-Policy", "same-origin")
 	h.Set("Cache-Control", "no-store")
-	if !p.known(r.Host) {
-		http.Error(w, "this page is not called so: use an address or localhost, or start cgpu web with --host", http.StatusMisdirectedRequest)
-		return
-	}
-	p.mux.ServeHTTP(w, r)
+	ForHosts(&p.mux, p.Names).ServeHTTP(w, r)
+}
+
+// ForHosts answers requests for addresses, localhost and the hosts that are named. Another's is refused: a page of somebody else's, whose name is
+// made to lead here (DNS rebinding), could read what a browser sees.
+func ForHosts(h http.Handler, names []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !known(r.Host, names) {
+			http.Error(w, "not called so: use an address or localhost, or start it with --host", http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // known: the host of a request is one of ours. An address is nobody else's name.
-func (p *Page) known(host string) bool {
+func known(host string, names []string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -99,7 +107,7 @@ func (p *Page) known(host string) bool {
 	if strings.EqualFold(host, "localhost") || net.ParseIP(strings.Trim(host, "[]")) != nil {
 		return true
 	}
-	for _, n := range p.Names {
+	for _, n := range names {
 		if n != "" && strings.EqualFold(host, n) {
 			return true
 		}
@@ -156,8 +164,11 @@ func encode(v any) []byte {
 
 // events tells of each look, and every ten seconds of the last hour, as server-sent events.
 func (p *Page) events(w http.ResponseWriter, r *http.Request) {
-	// Another site's page could not read it, but take the viewers' places.
-	if from := r.Header.Get("Sec-Fetch-Site"); from != "" && from != "same-origin" && from != "none" {
+	if r.Method != http.MethodGet { // HEAD: nothing would ever be written, and so a viewer who has gone not be noticed
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return
+	}
+	if elsewhere(r) {
 		http.Error(w, "for this page only", http.StatusForbidden)
 		return
 	}
@@ -198,6 +209,17 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// elsewhere: another site's page asks. It could not read the events, but take the viewers' places. Without TLS browsers send no Sec-Fetch-Site
+// but to localhost; an EventSource of another site's has its origin.
+func elsewhere(r *http.Request) bool {
+	site, origin := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Origin")
+	if site != "" {
+		return site != "same-origin" && site != "none"
+	}
+	_, host, _ := strings.Cut(origin, "://")
+	return origin != "" && !strings.EqualFold(host, r.Host)
 }
 
 func (p *Page) enter() bool {

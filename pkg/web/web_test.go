@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package web
 
 import (
@@ -109,6 +111,25 @@ func TestHost(t *testing.T) {
 		if got := get(t, p, "/events", "localhost", "Sec-Fetch-Site", from); got.Code != want {
 			t.Errorf("events from %q: %d, want %d", from, got.Code, want)
 		}
+	}
+	for origin, want := range map[string]int{"http://evil.example": 403, "http://localhost:3000": 403, "null": 403, "http://localhost": 200} {
+		if got := get(t, p, "/events", "localhost", "Origin", origin); got.Code != want {
+			t.Errorf("events from the origin %q: %d, want %d", origin, got.Code, want)
+		}
+	}
+}
+
+// TestHead: a request that is never answered with a line takes no place. Its viewer, who has sent another one and gone, would have it for ever.
+func TestHead(t *testing.T) {
+	s := httptest.NewServer(New(Options{}))
+	defer s.Close()
+	answer, err := http.Head(s.URL + "/events")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("HEAD: %d", answer.StatusCode)
 	}
 }
 

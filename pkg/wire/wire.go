@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wire reads what the API server sends as protocol buffers, field by field, and keeps of it what is asked for.
 //
 // Who may make an object may make it of more than a megabyte, in as many pieces as fit. Kubernetes' own types hold an object whole

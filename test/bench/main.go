@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build integration
 
 // Command bench measures what cgpu costs on this machine: a container's start, a trapped call, a guard at rest. It

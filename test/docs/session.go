@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build integration
 
 // Package docs holds the documentation to what the programs do: it runs every ```console block of README.md and docs/*.md,

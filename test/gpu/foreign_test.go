@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpu has the scripts for a machine with a GPU; here they are tested as far as they need none.
 package gpu
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build integration
 
 // Package integration is the conformance suite: real docker, containerd, runc and crun start containers through

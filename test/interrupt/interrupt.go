@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package interrupt has signals interrupt system calls, for the tests of what happens to a call on its way through a guard.
 package interrupt
 

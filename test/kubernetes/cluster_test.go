@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build kubernetes
 
 // Package kubernetes is the suite on real Kubernetes: etcd, apiserver, scheduler, controller-manager, kubelet, containerd
@@ -132,6 +134,8 @@ type session struct {
 // login makes the namespace. At the end of the test everything in it is deleted, and nothing of it may be left on the node.
 func login(t *testing.T) session {
 	t.Helper()
+	// One test that leaves the node down must not look like twenty that fail.
+	lab.must(t, "check")
 	s := session{t, strings.ToLower(strings.NewReplacer("/", "-", "_", "-").Replace(t.Name()))}
 	ctx := context.Background()
 	if _, err := lab.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: s.ns}}, metav1.CreateOptions{}); err != nil {
@@ -194,8 +198,11 @@ func describe(records []ledger.Record) string {
 	return b.String()
 }
 
-// explain logs what is known of pods and events.
+// explain logs what is known of pods, events and the node.
 func (s session) explain() {
+	if out, err := lab.script("check"); err != nil {
+		s.Logf("%v\n%s", err, out)
+	}
 	for _, args := range [][]string{{"get", "pods,resourceclaims", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
 		out, err := lab.kubectl("", append([]string{"-n", s.ns}, args...)...)
 		s.Logf("%s %v", out, err)

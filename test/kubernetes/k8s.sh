@@ -6,6 +6,7 @@
 #   k8s.sh up node              a node of this machine, in a pid and mount namespace of its own (root)
 #   k8s.sh stop NAME [SIGNAL]   end a component (SIGKILL, else SIGNAL): etcd, kube-…, containerd, kubelet
 #   k8s.sh start NAME           and start it again, with configuration written anew from the variables below
+#   k8s.sh check                the node is up and ready, or why not
 #   k8s.sh reboot               as if the node's power failed: all its processes and all of its /run gone, then up again
 #   k8s.sh exec COMMAND…        in the node's namespaces: ctr, cgpu, …
 #   k8s.sh kubectl ARGUMENTS…   or: eval "$(k8s.sh env)"
@@ -67,12 +68,27 @@ containerd_major() { "$(containerd_bin)" --version | sed -E 's/^[^ ]+ [^ ]+ v?([
 # Each version has a store of its own: an older one cannot read a newer one's.
 containerd_root() { echo "$dir/run/containerd-$(containerd_major)"; }
 
+# late WHAT: ends with the last complaints and lines of the node's logs.
+late() {
+	local name
+	for name in init install containerd kubelet; do
+		[[ -s $log/$name.log ]] || continue
+		{
+			echo "--- $name.log"
+			grep -E '^[EF][0-9]{4} |level=(error|fatal)|^panic' "$log/$name.log" | tail -n 8
+			echo ...
+			tail -n 3 "$log/$name.log"
+		} | cut -c1-300 >&2
+	done
+	die "$1: not ready in time; logs: $log"
+}
+
 # wait_for SECONDS WHAT COMMAND…
 wait_for() {
 	local deadline=$((SECONDS + $1)) what=$2
 	shift 2
 	until "$@" >/dev/null 2>&1; do
-		((SECONDS < deadline)) || die "$what: not ready in time; logs: $log"
+		((SECONDS < deadline)) || late "$what"
 		sleep 0.2
 	done
 }
@@ -256,11 +272,12 @@ spawn() {
 }
 node_component() { [[ $1 == containerd || $1 == kubelet ]]; }
 
+# No pipe into grep -q: what writes into it may die of SIGPIPE, and with pipefail that reads as "is not there".
 alive() {
-	local pid
+	local pid enter=()
 	pid=$(cat "$run/pid/$1" 2>/dev/null) || return 1
-	local check="tr '\\0' '\\n' </proc/$pid/environ 2>/dev/null | grep -qxF 'CGPU_K8S_RUN=$run'"
-	if node_component "$1"; then in_node bash -c "$check" 2>/dev/null; else bash -c "$check"; fi
+	! node_component "$1" || enter=(in_node)
+	"${enter[@]}" grep -zqxF "CGPU_K8S_RUN=$run" "/proc/$pid/environ" 2>/dev/null
 }
 
 stop() {
@@ -383,9 +400,9 @@ power_on() {
 power_off() {
 	[[ -s $run/init.pid ]] || return 0
 	# With its first process a pid namespace loses all others, and its mount namespace goes with the last.
-	if tr '\0' '\n' 2>/dev/null <"/proc/$(<"$run/init.pid")/environ" | grep -qxF "CGPU_K8S_RUN=$run"; then
+	if grep -zqxF "CGPU_K8S_RUN=$run" "/proc/$(<"$run/init.pid")/environ" 2>/dev/null; then
 		kill -KILL "$(<"$run/init.pid")" 2>/dev/null || true
-		wait_for 180 'the end of the node' gone "$(<"$run/unshare.pid")"
+		wait_for 180 'the end of the node' ended "$(<"$run/unshare.pid")"
 	fi
 	rm -f "$run/pid/containerd" "$run/pid/kubelet"
 	local place
@@ -393,6 +410,11 @@ power_off() {
 	find /sys/fs/cgroup -depth -type d -path '*/kubepods*' -exec rmdir {} + 2>/dev/null || true
 }
 gone() { [[ ! -e /proc/$1 || $(awk '{print $3}' "/proc/$1/stat" 2>/dev/null) == Z ]]; }
+# A container that runc had just frozen would not die on cgroup v1: nobody is left to thaw it.
+ended() {
+	find /sys/fs/cgroup -path '*/kubepods/*' -name freezer.state -exec tee {} + <<<THAWED >/dev/null 2>&1 || true
+	gone "$1"
+}
 
 node_up() {
 	start containerd
@@ -408,7 +430,8 @@ node_up() {
 # A condition that the last kubelet wrote says nothing, so its health is asked first.
 kubelet_is_ready() {
 	wait_for 180 kubelet curl -fs "http://127.0.0.1:$healthz_port/healthz"
-	kubectl wait --for=condition=Ready "node/$node" --timeout=180s >/dev/null
+	kubectl wait --for=condition=Ready "node/$node" --timeout=180s >/dev/null || late "node $node: $(kubectl get node "$node" \
+		-o jsonpath='{range .status.conditions[*]}{.type}={.status} {.message}; {end}{.spec.taints}')"
 }
 
 # -------------------------------------------------------------------------------------------------------------- verbs
@@ -474,6 +497,10 @@ start)
 	[[ $2 != kubelet ]] || kubelet_is_ready
 	;;
 reboot) reboot ;;
+check)
+	for name in containerd kubelet; do alive "$name" || late "$name"; done
+	kubelet_is_ready
+	;;
 exec) in_node env PATH="$node_bin:$PATH" "${@:2}" ;;
 kubectl) exec "$@" ;;
 env) echo "export KUBECONFIG=$KUBECONFIG PATH=$bin:\$PATH" ;;

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node drives the private node that hack/node.sh makes: a dockerd, a containerd, runc and crun with cgpu's
 // configuration and run dir in one folder. The conformance suite (test/integration),
 // the commands of the pages (test/docs) and the benchmark (test/bench) use it.

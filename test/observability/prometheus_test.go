@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package observability holds rules, dashboards and monitors to Prometheus' own engine and to its operator's types. It stands for promtool
 // and for a server with a database: to build those takes minutes.
 package observability

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build integration
 
 // Package slurm starts jobs on a real slurmctld and slurmd, of Debian's packages, with slurm/cgpu_spank.so in their plugin stack. Run it by

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package walk
 
 // actions are what a walk does next, each as often as its weight says. do adds it and returns true, if there is what it needs.

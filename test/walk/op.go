@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package walk makes up a program of driver calls, carries it out in several processes of one container, and finds the shortest part
 // of it that still fails.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package v1alpha1 is what the author of a ResourceClaim or of a DeviceClass may say of a vGPU beside its capacity: the
 // opaque configuration of the DRA driver gpu.cgpu.io.
 //

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package process is the process around the one that decides about a GPU's time (package arbiter): there is one at any moment, and a
 // second that stands by, with all that takes time done, and goes on when the first is killed. See docs/adr/0012-arbiter.md.
 //

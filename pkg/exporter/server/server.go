@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package server is what `cgpu exporter` and `cgpu web` answer by: it bounds who may ask and what that costs. cgpu-agent has a server of its own, and must not
 // link this one: exporter-toolkit brings text/template, with which the linker keeps all of Kubernetes' types.
 package server
@@ -21,8 +23,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/exporter-toolkit/web"
 	"go.yaml.in/yaml/v3"
-	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/connlimit"
 )
 
 // Options of Serve.
@@ -39,9 +42,11 @@ type Options struct {
 }
 
 const (
-	// maxScrapes at a time are answered, others with 503; maxConnections are held, others wait in the kernel's queue.
+	// maxScrapes at a time are answered, others with 503; maxConnections are held, of which each may have maxStreams requests with HTTP/2: an answer that
+	// nobody reads waits in memory.
 	maxScrapes     = 4
 	maxConnections = 32
+	maxStreams     = 4
 	scrapeTimeout  = 10 * time.Second
 	maxBody        = 4 << 10
 	maxToken       = 4 << 10
@@ -85,6 +90,12 @@ func asksWho(webConfig string) bool {
 	return err == nil && yaml.Unmarshal(b, &c) == nil && (len(c.Users) > 0 || c.TLS.ClientAuth == "RequireAndVerifyClientCert")
 }
 
+// Anonymous: this machine's browsers reach it, and nobody is asked who he is.
+func (o Options) Anonymous() bool {
+	host, _, err := net.SplitHostPort(o.Listen)
+	return err == nil && local(host) && o.TokenFile == "" && !asksWho(o.WebConfig)
+}
+
 // local: only this machine reaches the address.
 func local(host string) bool {
 	ip := net.ParseIP(host)
@@ -104,7 +115,7 @@ func Serve(ctx context.Context, h http.Handler, o Options, ready func(net.Addr))
 		ready(l.Addr())
 	}
 	s := &http.Server{Handler: http.MaxBytesHandler(o.authorized(h), maxBody), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 2 * scrapeTimeout, IdleTimeout: 10 * time.Second,
-		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
+		MaxHeaderBytes: 8 << 10, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams}, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0)} // whoever reaches the port may make errors
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
@@ -112,7 +123,7 @@ func Serve(ctx context.Context, h http.Handler, o Options, ready func(net.Addr))
 		_ = s.Close()
 	})
 	defer stop()
-	err = web.Serve(netutil.LimitListener(l, maxConnections), s, &web.FlagConfig{WebConfigFile: &o.WebConfig}, o.Log)
+	err = web.Serve(connlimit.Limit(s, l, maxConnections), s, &web.FlagConfig{WebConfigFile: &o.WebConfig}, o.Log)
 	if errors.Is(err, http.ErrServerClosed) && ctx.Err() != nil {
 		return nil
 	}

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 package server
 
 import (
@@ -9,6 +11,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/pem"
 	"io"
 	"log/slog"
@@ -17,6 +20,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -106,6 +110,21 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// TestAnonymous: of whom a browser on this machine would be told without a word.
+func TestAnonymous(t *testing.T) {
+	for _, x := range []struct {
+		o    Options
+		want bool
+	}{
+		{Options{Listen: "127.0.0.1:0"}, true}, {Options{Listen: "localhost:9471"}, true}, {Options{Listen: "127.0.0.1:0", TokenFile: "t"}, false},
+		{Options{Listen: "unix:/run/x"}, false}, {Options{Listen: ":9471", Insecure: true}, false},
+	} {
+		if got := x.o.Anonymous(); got != x.want {
+			t.Errorf("%+v: %v", x.o, got)
+		}
+	}
+}
+
 // TestToken: without it nobody is told anything, and another one counts from the moment on in which it is written.
 func TestToken(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "token")
@@ -166,6 +185,46 @@ func TestTLS(t *testing.T) {
 	}
 	if got := status(t, http.DefaultClient, "http://"+address+"/metrics"); got != 400 {
 		t.Errorf("without TLS: %d", got)
+	}
+	if got := streams(t, address, roots); got != maxStreams {
+		t.Errorf("a connection may have %d requests, want %d", got, maxStreams)
+	}
+}
+
+// streams is how many requests at a time a server takes on a connection of HTTP/2, by its first frame.
+func streams(t *testing.T, address string, roots *x509.CertPool) uint32 {
+	t.Helper()
+	c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: roots, NextProtos: []string{"h2"}})
+	must(t, err)
+	defer c.Close()
+	_, err = io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+	must(t, err)
+	head := make([]byte, 9)
+	_, err = io.ReadFull(c, head)
+	must(t, err)
+	settings := make([]byte, int(head[1])<<8|int(head[2]))
+	_, err = io.ReadFull(c, settings)
+	must(t, err)
+	for s := range slices.Chunk(settings, 6) {
+		if binary.BigEndian.Uint16(s) == 3 { // SETTINGS_MAX_CONCURRENT_STREAMS
+			return binary.BigEndian.Uint32(s[2:])
+		}
+	}
+	t.Fatalf("no bound in % x", settings)
+	return 0
+}
+
+// TestSilent: who connects and says nothing keeps no scrape waiting.
+func TestSilent(t *testing.T) {
+	address := serve(t, Options{Listen: "127.0.0.1:0"}, nothing).String()
+	for range 10 * maxConnections {
+		c, err := net.Dial("tcp", address)
+		must(t, err)
+		defer c.Close()
+	}
+	// Less than if each had to wait for those before, who have 5 s.
+	if got := status(t, &http.Client{Timeout: 30 * time.Second}, "http://"+address+"/metrics"); got != 200 {
+		t.Error(got)
 	}
 }
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package api is what a guard answers on its control socket, and how it is asked. It is apart from package guard for those who only
 // ask: cgpu, cgpu-agent, and through them whoever reads their answers.
 package api
@@ -82,11 +84,12 @@ type ComputeStatus struct {
 
 // ProcessStatus is a process that has used the GPU.
 type ProcessStatus struct {
-	PID     int           `json:"pid"`   // in the host's pid namespace
-	NSPID   int           `json:"nspid"` // in the container's
-	Name    string        `json:"name"`
-	Clients int           `json:"clients"`
-	Used    []quota.Bytes `json:"used"` // per vGPU, in the order of Status.VGPUs; without context overhead shared memory counts once per process
+	PID     int    `json:"pid"`   // in the host's pid namespace
+	NSPID   int    `json:"nspid"` // in the container's
+	Name    string `json:"name"`
+	Clients int    `json:"clients"`
+	// Used is per vGPU, in the order of Status.VGPUs; without context overhead shared memory counts once per process.
+	Used []quota.Bytes `json:"used"`
 }
 
 // CallCounters count trapped calls since the start.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package driver opens what a guard makes its calls on. It is apart from package guard, which knows nothing of package sim.
 package driver
 

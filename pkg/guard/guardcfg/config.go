@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guardcfg is what cgpu-runtime and cgpu-guard tell each other. It is apart from package guard because the
 // runtime starts for every container of the node and must not link what the guard needs (net, log/slog).
 package guardcfg
@@ -35,7 +37,7 @@ type Config struct {
 	// Page is the file of the container's vGPU page; empty: it has none.
 	Page string `json:"page,omitempty"`
 	// Hold are the files that the container has in common with others: those of the driver and the limiter. The guard holds them open
-	// for reading, so that no tenant is granted a lease on them (package guard, hold.go).
+	// for reading, so that no tenant is granted a lease on them (package guard, leases.go).
 	Hold []string `json:"hold,omitempty"`
 	// HostMemory is the machine's.
 	HostMemory  quota.Bytes `json:"hostMemory,omitempty"`

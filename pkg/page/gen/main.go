@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gen writes limiter/page.h: the vGPU page (package page) and the few layouts of the driver interface (package rm)
 // that the limiter needs, so that each is written down once. `go generate ./pkg/page` runs it.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package parity compares the tables of pkg/rm with gVisor's nvproxy, which keeps the same structures as Go types. It is a
 // module of its own so that cgpu does not depend on gVisor: run `go test` in this folder after a change to the tables.
 package parity

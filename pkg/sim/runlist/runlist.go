@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package runlist models the time of one GPU's graphics engine: channel groups (TSGs) that share it by timeslices, on one
 // runlist. It is pure and deterministic: time is what the caller says, and everything between two calls is computed event
 // by event.

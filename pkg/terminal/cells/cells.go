@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cells is text in the cells of a terminal's line. It is apart from pkg/terminal because of Unicode's tables, which cgpu-runtime needs not
 // load at each container's start.
 package cells

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command k8s is etcd, Kubernetes' control plane, the kubelet and kubectl in one file: the name it is called by says which.
 //
 // The components share most of their code, so one link step takes half the time of six, and the file is a third of their

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build kubernetes
 
 // Package dra tries the driver against a real apiserver and a real scheduler: a control plane of its own

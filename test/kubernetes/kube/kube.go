@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kube reaches a cluster of ../k8s.sh as its administrator, for the tests on it. dir is the cluster's CGPU_K8S_DIR.
 package kube
 

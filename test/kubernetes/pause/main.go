@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command pause is the process of a pod's sandbox in the cluster of test/kubernetes: it holds the pod's namespaces, reaps
 // orphans where the pod shares its pid namespace, and ends when it is told to.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command scale measures what thousands of vGPU claims cost the real scheduler and apiserver: nodes that are objects only,
 // their ResourceSlices, and for each claim a pod that the scheduler must place. test/kubernetes/scale/run.sh starts the control
 // plane for it; docs/measurements.md has the figures.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command sweep calls ioctl with every low byte under a choice of upper parts and prints how each call was answered.
 // The test runs it as a container's program. The file descriptor is not open: EBADF means that the filter let the call
 // pass, EDOM that the guard of the test answered, EPERM that the filter forbade it. With an argument it does something else.

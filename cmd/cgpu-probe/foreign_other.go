@@ -1,6 +1,0 @@
-//go:build !amd64 || libc
-
-package main
-
-// foreignCalls: no other ABI is reachable from here.
-func foreignCalls() map[string]caller { return nil }

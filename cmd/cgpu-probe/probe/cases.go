@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package probe
+
+// attack is one way around the limit. It returns nil if the limit held.
+type attack struct {
+	name   string
+	proves string // when it returns nil
+	run    func(hostileOptions) error
+	// killed: the kernel may end the process for it; that is a defence too.
+	killed bool
+}
+
+func attacks() []attack {
+	return []attack{
+		{name: "env", proves: "an empty environment changes nothing: what is allocated is charged or refused", run: hostileEnv},
+		{name: "int80", proves: "32-bit system calls of a 64-bit process do not get past the guard", run: hostileForeign("int80"), killed: true},
+		{name: "x32", proves: "calls of the x32 ABI do not get past the guard", run: hostileForeign("x32"), killed: true},
+		{name: "type", proves: "an ioctl with other bits of direction, size and type is charged or refused", run: hostileType},
+		{name: "upper", proves: "upper halves of command and descriptor, which the kernel ignores, hide nothing", run: hostileUpper},
+		{name: "xfer", proves: "what is wrapped in XFER is refused, or as good as the call itself", run: hostileXfer},
+		{name: "version", proves: "a wrong version is answered without the driver, whose log it would fill", run: hostileVersion},
+		{name: "toctou-outer", proves: "a root allocation that becomes device memory between check and use is caught", run: hostileTOCTOUOuter},
+		{name: "toctou-inner", proves: "a size that grows between check and use is not given", run: hostileTOCTOUInner},
+		{name: "toctou-control", proves: "a harmless control that becomes SET_TIMESLICE between check and use sets none",
+			run: hostileTOCTOUControl},
+		{name: "toctou-fd", proves: "a descriptor that becomes another file between check and use does not reach the driver unchecked",
+			run: hostileTOCTOUFD},
+		{name: "toctou-root", proves: "the one call that runs natively: what was made of it is found out, and the second time ends the " +
+			"process", run: hostileTOCTOURoot, killed: true},
+		{name: "toctou-root-group", proves: "a channel group made of the one call that runs natively never runs", run: hostileTOCTOURootGroup,
+			killed: true},
+		{name: "bomb-clients", proves: "the number of RM clients is bounded", run: hostileBombClients},
+		{name: "bomb-tsgs", proves: "the number of channel groups is bounded", run: hostileBombGroups},
+		{name: "bomb-objects", proves: "the host stands many cheap objects", run: hostileBombObjects},
+		{name: "tables", proves: "page tables of large and sparse ranges are charged or refused", run: hostileTables},
+		{name: "map-dma", proves: "mappings are no larger than the memory, and their page tables are charged", run: hostileMapDMA},
+		{name: "vaspaces", proves: "address spaces are charged and bounded", run: hostileVASpaces},
+		{name: "shared-spaces", proves: "no address space is shared with others: neither the GPU's own nor other clients'", run: hostileSpaces},
+		{name: "sparse", proves: "page tables that UVM takes for ranges of nothing are charged", run: hostileSparse},
+		{name: "events", proves: "OS events are for descriptors that exist, and bounded: the driver has one list for all", run: hostileEvents},
+		{name: "host-memory", proves: "host memory that no cgroup counts is bounded", run: hostileHostMemory},
+		{name: "semaphores", proves: "semaphore surfaces are in small host memory only", run: hostileSemaphores},
+		{name: "kernel-maps", proves: "mappings into the kernel leave addresses of BAR1 to others", run: hostileKernelMaps},
+		{name: "exports", proves: "a list of exports in which one object is none frees nothing, also not of others", run: hostileExports},
+		{name: "sizes", proves: "sizes that overflow are refused, and change no account", run: hostileSizes},
+		{name: "sizes-threads", proves: "of many threads that ask at once only as many get memory as there is", run: hostileSizesThreads},
+		{name: "mknod", proves: "device nodes that it makes itself lead nowhere else", run: hostileMknod},
+		{name: "nodes", proves: "no node of NVIDIA's gives more than the container's GPUs", run: hostileNodes},
+		{name: "timeslice", proves: "nobody sets his own timeslice", run: hostileTimeslice},
+		{name: "pause", proves: "nobody starts or stops channels that the guard has stopped, nor those of others", run: hostilePause},
+		{name: "preempt", proves: "nobody preempts, or takes compute preemption from a context", run: hostilePreempt},
+		{name: "long-kernel", proves: "a context of long kernels that never asks for compute preemption leaves others their time",
+			run: hostileLongKernel},
+		{name: "lone", proves: "nothing computes outside of a channel group whose timeslice can be set", run: hostileLone},
+		{name: "shared-state", proves: "what GPUs share (clocks, compute mode, watchdog, MMU debug mode) is not changed",
+			run: hostileSharedState},
+		{name: "sim-controls", proves: "the simulated driver's own controls do nothing on a real one, and no more than they are for",
+			run: hostileSimControls},
+		{name: "paused", proves: "nothing computes while somebody outside has paused the container", run: hostilePaused},
+		{name: "finn", proves: "parameters that say they are serialised hide no size", run: hostileFINN},
+		{name: "heap", proves: "the old heap call is refused, or charged", run: hostileHeap},
+		{name: "allocmem", proves: "RM_ALLOC_MEMORY is refused for every class", run: hostileAllocMem},
+		{name: "legacy28", proves: "RM_ALLOC_OBJECT is refused for every class", run: hostileLegacy28},
+		{name: "unknown-class", proves: "classes that the guard does not know are refused", run: hostileUnknownClass},
+		{name: "unknown-control", proves: "controls that the guard does not know are refused", run: hostileUnknownControl},
+		{name: "registry", proves: "registry and I2C are out of reach", run: hostileRegistry},
+		{name: "huge-params", proves: "sizes of parameters that are not theirs are refused, or the driver's own are taken",
+			run: hostileHugeParams},
+		{name: "bad-pointers", proves: "addresses that cannot be read or written, in full or in part, are errors and nothing else",
+			run: hostileBadPointers},
+		{name: "spill", proves: "limit and spill together are never passed", run: hostileSpill},
+		{name: "page", proves: "the vGPU page cannot be written", run: hostilePage},
+		{name: "lease", proves: "a lease on what others have, or what is read outside, holds up nobody", run: hostileLease},
+		{name: "announce", proves: "what is announced of managed memory is checked and charged", run: hostileAnnounce},
+		{name: "announce-race", proves: "announcements that overlap, from many threads, leave the account whole", run: hostileAnnounceRace},
+		{name: "managed", proves: "managed memory beyond the limit ends who maps it, announced or not", run: hostileManaged, killed: true},
+		{name: "managed-pieces", proves: "also in pieces as small as the driver's own mappings", run: hostileSwarm, killed: true},
+		{name: "other-file", proves: "a client is used through its own file only", run: hostileOtherFile},
+		{name: "device-other", proves: "devices of other GPUs than the container's do not work", run: hostileOtherDevice},
+		{name: "other-gpu", proves: "memory of one GPU is not mapped as the other's", run: hostileOtherGPU},
+		{name: "busy-strangers", proves: "the guard stands ioctls that are not the driver's", run: busy(busyStrangers)},
+		{name: "busy-others", proves: "the guard stands the driver's numbers on files of others", run: busy(busyOthers)},
+		{name: "busy-refused", proves: "the guard stands controls that it denies or the driver refuses", run: busy(busyRefused)},
+		{name: "busy-roots", proves: "the guard stands RM clients on a file that has one", run: busy(busyRoots)},
+		{name: "busy-files", proves: "the guard stands calls on many files", run: busy(busyFiles)},
+		{name: "busy-threads", proves: "the guard stands many threads that live, and new ones", run: busy(busyThread)},
+		{name: "busy-processes", proves: "the guard stands processes that make one call and end", run: busy(busyProcesses)},
+		{name: "bar1", proves: "mappings of one allocation without end leave BAR1 to others", run: hostileBAR1},
+		{name: "stale-window", proves: "memory that is freed and still seen stays the container's, charged, and nobody else's",
+			run: hostileStaleWindow},
+		{name: "notifier-freed", proves: "what a channel writes errors to stays the container's until the channel is gone",
+			run: hostileNotifierFreed},
+		{name: "debugger", proves: "a debugger reaches its own context only", run: hostileDebugger},
+		{name: "retain", proves: "buffers of channels that UVM keeps stay charged until its file is closed", run: hostileRetain},
+		{name: "steal", proves: "handles of others' address spaces and channels are answered as what does not exist", run: hostileSteal},
+	}
+}

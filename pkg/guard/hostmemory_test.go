@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"os"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// TestHostMemory: what the driver makes for the container on the host is bounded, whichever call asks for it, and its end gives it back.
+func TestHostMemory(t *testing.T) {
+	const most = 64 * quota.MiB
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	g.cfg.Settings.MaxHostMemory.Bytes = most
+	f := newFakeCall(t, g, fakeControl)
+	alloc := func(handle uint32, size uint64) uint32 {
+		p := make([]byte, 128)
+		rm.PutU32(p, rm.MemoryOwner, 1)
+		rm.PutU64(p, rm.MemorySize, size)
+		o := fakeAlloc(fakeDevice, handle, classSystem, p)
+		f.escape(rm.EscAlloc, o, p)
+		return rm.U32(o, 40)
+	}
+	heap := func(handle uint32, size uint64) uint32 {
+		o := make([]byte, rm.HeapSize)
+		rm.PutU32(o, rm.HeapRoot, fakeClient)
+		rm.PutU32(o, rm.HeapParent, fakeDevice)
+		rm.PutU32(o, rm.HeapFunction, rm.HeapFnAllocSize)
+		rm.PutU32(o, rm.HeapAllocMemory, handle)
+		rm.PutU32(o, rm.HeapAllocAttr, rm.MemoryLocationPCI<<rm.MemoryAttrLocationShift)
+		rm.PutU64(o, rm.HeapAllocSize, size)
+		f.escape(rm.EscVidHeapControl, o)
+		return rm.U32(o, rm.HeapStatus)
+	}
+	parent := uint32(fakeDevice)
+	old := func(handle uint32, size uint64) uint32 {
+		o := make([]byte, rm.AllocMemorySize)
+		rm.PutU32(o, rm.AllocMemoryRoot, fakeClient)
+		rm.PutU32(o, rm.AllocMemoryParent, parent)
+		rm.PutU32(o, rm.AllocMemoryObject, handle)
+		rm.PutU32(o, rm.AllocMemoryClass, classSystem)
+		rm.PutU64(o, rm.AllocMemoryLimit, size-1)
+		if rep := f.escape(rm.EscAllocMemory, o); rep.resume {
+			return rm.StatusOK
+		}
+		return rm.U32(o, rm.AllocMemoryStatus)
+	}
+	for name, make := range map[string]func(uint32, uint64) uint32{"RM_ALLOC": alloc, "heap": heap, "RM_ALLOC_MEMORY": old} {
+		for _, size := range []uint64{uint64(most) + 1, 1 << 50, ^uint64(0), ^uint64(0) - 4095} {
+			if s := make(0x80, size); s != rm.StatusNoMemory {
+				t.Errorf("%s of %#x: %s", name, size, rm.StatusName(s))
+			}
+		}
+		if s := make(0x81, uint64(most)-4096); s != rm.StatusOK {
+			t.Errorf("%s: %s", name, rm.StatusName(s))
+		}
+		if s := make(0x82, 8192); s != rm.StatusNoMemory {
+			t.Errorf("%s beyond the bound: %s", name, rm.StatusName(s))
+		}
+		if s := make(0x82, 4096); s != rm.StatusOK {
+			t.Errorf("%s up to the bound: %s", name, rm.StatusName(s))
+		}
+		wantUsage(t, g.account, 0, 8*quota.MiB) // no device memory
+		if sum := g.account.byProcess()[os.Getpid()].used; sum[0] != 8*quota.MiB {
+			t.Errorf("%s: the process is shown %v", name, sum[0])
+		}
+		f.escape(rm.EscFree, fakeFree(0x81))
+		f.escape(rm.EscFree, fakeFree(0x82))
+		if g.account.hostUsed != 0 {
+			t.Errorf("%s: %v after the last free", name, g.account.hostUsed)
+		}
+	}
+	// A name that is taken may not lose its record.
+	if s := old(fakeMemory, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the handle of device memory: %s", rm.StatusName(s))
+	}
+	wantUsage(t, g.account, 0, 8*quota.MiB)
+	// A call comes again after a signal. Which of those with one name is carried out nobody knows, so the largest counts.
+	for _, size := range []uint64{8192, 4096, 8192, 12288} {
+		if s := old(0x85, size); s != rm.StatusOK {
+			t.Errorf("the same call again: %s", rm.StatusName(s))
+		}
+		if want := max(quota.Bytes(size), 8192); g.account.hostUsed != want {
+			t.Errorf("%v are counted, want %v", g.account.hostUsed, want)
+		}
+	}
+	if s := old(0x85, uint64(most)+4096); s != rm.StatusNoMemory || g.account.hostUsed != 12288 {
+		t.Errorf("%s, %v are counted", rm.StatusName(s), g.account.hostUsed)
+	}
+	// Below another parent it would outlive its record; and what is surely there has the size that it has.
+	parent = fakeMemory
+	if s := old(0x85, 4096); s != rm.StatusInsertDuplicateName {
+		t.Errorf("below another parent: %s", rm.StatusName(s))
+	}
+	parent = fakeDevice
+	f.escape(rm.EscFree, fakeFree(0x85))
+	alloc(0x86, 4096)
+	if s := old(0x86, 8192); s != rm.StatusInsertDuplicateName {
+		t.Errorf("the name of what RM_ALLOC has made: %s", rm.StatusName(s))
+	}
+	f.escape(rm.EscFree, fakeFree(0x86))
+	if g.account.hostUsed != 0 {
+		t.Errorf("%v after the free", g.account.hostUsed)
+	}
+	alloc(0x83, 4096)
+	g.account.dupOf(fakeClient, fakeDevice, 0x84, fakeClient, 0x83)
+	g.account.freeObject(fakeClient, 0x83)
+	if g.account.hostUsed != 4096 {
+		t.Errorf("%v with a second handle", g.account.hostUsed)
+	}
+	f.escape(rm.EscFree, fakeFree(fakeClient))
+	if g.account.hostUsed != 0 {
+		t.Errorf("%v after the client's end", g.account.hostUsed)
+	}
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// TestFirmwareObjects: objects that the GPU's firmware has too are fewer than others.
+func TestFirmwareObjects(t *testing.T) {
+	g := withTwoGPUs(newFakeGuard(t, answering(0, nil)))
+	f := newFakeCall(t, g, fakeControl)
+	n := 0
+	for ; n < 2*maxFirmware; n++ {
+		o := fakeAlloc(fakeDevice, uint32(0x5d000000+n), 0x2081, make([]byte, 4))
+		if f.escape(rm.EscAlloc, o); rm.U32(o, 40) != rm.StatusOK {
+			break
+		}
+	}
+	if n != maxFirmware-1 { // and the device
+		t.Errorf("%d objects", n)
+	}
+	if o := fakeAlloc(secondDevice, 0x5d000000-2, 0x2081, make([]byte, 4)); f.escape(rm.EscAlloc, o) != replyDone ||
+		rm.U32(o, 40) != rm.StatusOK {
+		t.Errorf("one of another GPU's firmware: %s", rm.StatusName(rm.U32(o, 40)))
+	}
+	o := make([]byte, rm.DupSize) // a second handle counts where it is
+	putWords(o, 0, fakeClient, fakeDevice, 0x5d000000-3, fakeClient, 0x5d000000-2)
+	if f.escape(rm.EscDupObject, o); rm.U32(o, rm.DupStatus) != rm.StatusInsufficientResources {
+		t.Errorf("a second handle of it: %s", rm.StatusName(rm.U32(o, rm.DupStatus)))
+	}
+	f.escape(rm.EscFree, fakeFree(secondDevice))
+	p := make([]byte, 128)
+	rm.PutU64(p, rm.MemorySize, 4096)
+	o = fakeAlloc(fakeDevice, 0x5e000000, classSystem, p)
+	if f.escape(rm.EscAlloc, o, p); rm.U32(o, 40) != rm.StatusOK {
+		t.Errorf("another object: %s", rm.StatusName(rm.U32(o, 40)))
+	}
+	f.escape(rm.EscFree, fakeFree(fakeDevice))
+	if g.account.usage(0).firmware != 0 || g.account.objects != 0 {
+		t.Errorf("%d and %d objects left", g.account.usage(0).firmware, g.account.objects)
+	}
+}
+
+// TestDeniedContextDMA: the old calls for context DMA, which nobody uses, never reach the driver.
+func TestDeniedContextDMA(t *testing.T) {
+	d := &fakeDriver{}
+	g := withClient(newFakeGuard(t, d))
+	f := newFakeCall(t, g, fakeControl)
+	for nr, size := range map[uint32]int{rm.EscContextDMA: 56, rm.EscBindContextDMA: 16} {
+		o := make([]byte, size)
+		rm.PutU32(o, 0, fakeClient)
+		f.escape(nr, o)
+		off, _ := g.abi.StatusOff(nr, size)
+		if rm.U32(o, off) != rm.StatusNotSupported || len(d.calls) != 0 {
+			t.Errorf("%s: %s, %d driver calls", rm.EscapeName(nr), rm.StatusName(rm.U32(o, off)), len(d.calls))
+		}
+	}
+}

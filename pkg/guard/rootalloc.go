@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bytes"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/rm"
+)
+
+// The root alloc makes an RM client. RM keeps the caller's process in the client and later compares it (mmap, dup), so
+// this is the one allocation that must run in the task, with memory and a descriptor that other threads can swap under
+// the kernel's hands: it then is any RM_ALLOC, on any file that the task has open. Three rules keep that from being of use
+// (docs/adr/0004-fd-table-race.md):
+//
+//   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
+//     allocation there it finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
+//     profilers, the other rules have to do.
+//   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (rootFate). If it has, this call made
+//     it, and nothing else. If the call is over and the file has none, it went elsewhere, unless the driver refuses the guard the same.
+//   - What it did elsewhere nobody can list: RM tells the first child of a class, and how many objects all clients of the machine
+//     have, but not what one client holds. So everything ends that could hold it (endAllClients, rootfate.go).
+
+// pendingRoot is a root alloc under way in the task.
+type pendingRoot struct {
+	task  *task
+	fd    int       // the guard's copy of the file
+	args  [3]uint64 // the registers
+	call  rm.Call   // what the guard has seen
+	after uint32    // the new client's handle is one of the next after this; 0: it may be any
+	since time.Time // when the task was let make it; zero: not yet, the caller may be gone
+	began *cpuTime  // when it was first looked at
+}
+
+// onRootAlloc lets the task make a client.
+func (g *Guard) onRootAlloc(c *trappedCall) reply {
+	if !g.driver.Native() {
+		return g.rootAllocHere(c)
+	}
+	if c.wrapped || c.node.kind != nodeControl {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	if rm.U32(c.call.Outer, rm.AllocRoot) != 0 {
+		// The driver refuses such names for reasons of its own, and what it refuses is no offence (rootFate). No library chooses one.
+		return c.deny(rm.StatusInvalidClient, "rootname", "denied an RM client whose name the caller chooses")
+	}
+	if !g.openedHere(c.fd) {
+		g.logOnce("rootelsewhere", "denied an RM client on a file that was not opened in this container's /dev")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientPermissions)
+	}
+	if !g.roomForClient() || g.pendingRoots.Load() >= maxPendingRoots {
+		return c.status(rm.StatusInsufficientResources)
+	}
+	if !c.loadRoot() {
+		return fail(unix.EFAULT)
+	}
+	f, err := g.followFile(c.fd, c.node)
+	if err != nil {
+		g.log.Error("cannot follow a file", "err", err)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	p := &pendingRoot{task: c.task, fd: c.fd, args: [3]uint64(c.notif.Args[:3]), call: cloneCall(&c.call)}
+	if !g.hasNoUnknownClient(p) {
+		g.logOnce("rootunseen", "denied an RM client on a file that has one which this container's guard has not seen made")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientPermissions)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rooted && !g.cfg.Settings.Profiling || f.registered || f.pending != nil {
+		g.logOnce("root", "denied a second RM client on one file; Nsight Compute needs that, and profiling = true in cgpu.toml allows it")
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	f.pending = p
+	f.rooted = true
+	c.fd = -1 // kept until the outcome is known
+	c.root = f
+	g.pendingRoots.Add(1)
+	return replyResume
+}
+
+// maxPendingRoots bounds the root allocs under way at once: each other call of the container looks at them.
+const maxPendingRoots = 64
+
+// loadRoot copies what the structure of a root alloc points at, and makes sure that the driver will be able to write there: a call
+// that it could not answer would look like one that went elsewhere.
+func (c *trappedCall) loadRoot() bool {
+	form, ok := c.guard.abi.AllocForm(len(c.call.Outer))
+	if !ok {
+		return false
+	}
+	if _, ok := c.loadBlock(-1, rm.AllocParams, rootParamsSize); !ok {
+		return false
+	}
+	if form.RightsOff >= 0 {
+		if _, ok := c.loadBlock(-1, form.RightsOff, rm.RightsSize); !ok {
+			return false
+		}
+	}
+	parts := []memoryPart{{c.outerAddr, c.call.Outer}}
+	if b := c.call.Blocks[0]; len(b.Data) > 0 {
+		parts = append(parts, memoryPart{b.Addr, b.Data})
+	}
+	return c.valid() && writeMemory(c.task.tid, parts)
+}
+
+// rootParamsSize: RM writes the handle there (rmclientConstruct_IMPL).
+const rootParamsSize = 4
+
+// cloneCall copies a call out of a worker's scratch memory.
+func cloneCall(c *rm.Call) rm.Call {
+	clone := rm.Call{Cmd: c.Cmd, Outer: bytes.Clone(c.Outer)}
+	for _, b := range c.Blocks {
+		b.Data = bytes.Clone(b.Data)
+		clone.Blocks = append(clone.Blocks, b)
+	}
+	return clone
+}
+
+// roomForClient reports that the container may have another client. Some may be gone unnoticed.
+func (g *Guard) roomForClient() bool {
+	if g.account.clientCount() < g.cfg.Settings.MaxClients {
+		return true
+	}
+	g.sweep()
+	if g.account.clientCount() < g.cfg.Settings.MaxClients {
+		return true
+	}
+	g.logOnce("maxclients", "denied an RM client: the container has too many; max_clients in cgpu.toml is the bound",
+		"max", g.cfg.Settings.MaxClients)
+	g.stats.denied.Add(1)
+	return false
+}
+
+// rootAnswered is told whether the caller of a root alloc could be let through. One that was gone has not made it, and comes again. Until
+// this is known its thread, which may be in a signal handler, says nothing of the call.
+func (g *Guard) rootAnswered(f *file, through bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	p := f.pending
+	if !through {
+		g.endPending(f)
+		f.rooted = f.clients > 0
+		return
+	}
+	p.since = time.Now()
+	// Most programs make their next call at once, from the same thread, and that settles it. This is for the others.
+	time.AfterFunc(g.rootPatience, func() { g.watchRoot(f, p) })
+}
+
+// openedHere reports that a file was opened on this container's own /dev. One that came from another container through a
+// socket may have a client that this guard does not know of.
+func (g *Guard) openedHere(fd int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.devDevice == 0 {
+		g.devDevice = g.devFirst
+		if start, err := ledger.ProcStart(g.initPID); err == nil && start == g.initStart {
+			g.devDevice = deviceOfDev(g.initPID)
+		}
+		if g.devDevice == 0 {
+			g.log.Warn("cannot look at the container's nvidiactl", "pid", g.initPID)
+			return false
+		}
+	}
+	var st unix.Stat_t
+	return unix.Fstat(fd, &st) == nil && st.Dev == g.devDevice
+}
+
+// deviceOfDev tells the file system of a process' /dev, which each container has one of its own for; 0: it has no nvidiactl.
+func deviceOfDev(pid int) uint64 {
+	var st unix.Stat_t
+	if unix.Stat("/proc/"+strconv.Itoa(livingThread(pid))+"/root/dev/nvidiactl", &st) != nil {
+		return 0
+	}
+	return st.Dev
+}
+
+// rootPatience is when the guard looks by itself what became of a root alloc.
+const rootPatience = 2 * time.Millisecond
+
+// rootAllocHere makes a client on the simulated driver, which is told for which process.
+func (g *Guard) rootAllocHere(c *trappedCall) reply {
+	if c.node.kind != nodeControl {
+		return c.status(rm.StatusInvalidArgument)
+	}
+	if !g.roomForClient() {
+		return c.status(rm.StatusInsufficientResources)
+	}
+	if _, ok := c.loadBlock(-1, rm.AllocParams, 4); !ok { // an optional handle
+		return fail(unix.EFAULT)
+	}
+	f := c.file
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rooted || f.registered {
+		g.stats.denied.Add(1)
+		return c.status(rm.StatusInsufficientResources)
+	}
+	return c.execute(plan{ask: true, commit: func() {
+		handle := rm.U32(c.call.Outer, rm.AllocObject)
+		f.rooted = true
+		f.clients++
+		made := g.account.addClient(handle, c.task.proc.tgid, f)
+		g.account.setUser(made, euidOf(c.task.proc.tgid))
+		g.clientMade()
+		t := c.target() // now: c serves other calls by the time of an undo
+		c.undo = func() {
+			if s, e := g.rmFree(t, handle, handle); e == 0 && s == rm.StatusOK {
+				g.clientGone(made)
+			}
+		}
+	}})
+}
+
+// awaitPendingRoots settles root allocs that may still be under way before another call is served. It returns false, with the
+// answer to give, if one on the same file does not end.
+func (g *Guard) awaitPendingRoots(c *trappedCall) (reply, bool) {
+	for _, f := range g.files.snapshot() {
+		f.mu.Lock()
+		p := f.pending
+		same := p != nil && kcmpSame(g.files.self, c.fd, p.fd)
+		f.mu.Unlock()
+		if p == nil {
+			continue
+		}
+		over := p.task == c.task // a thread that makes another call has left the earlier one
+		if !same {
+			g.resolveRoot(f, p, 0, over)
+			continue
+		}
+		// The client that this call names is the likely one: every escape that names a client has it first.
+		candidate := rm.U32(c.call.Outer, 0)
+		for deadline := time.Now().Add(time.Second); !g.resolveRoot(f, p, candidate, over); time.Sleep(50 * time.Microsecond) {
+			if time.Now().After(deadline) {
+				return fail(unix.EBUSY), false
+			}
+		}
+	}
+	return replyDone, true
+}
+
+// clientFound records the client of a root alloc that RM has confirmed. The file is locked.
+func (g *Guard) clientFound(f *file, handle uint32) {
+	tgid := f.pending.task.proc.tgid
+	g.endPending(f)
+	f.clients++
+	g.account.setUser(g.account.addClient(handle, tgid, f), euidOf(tgid))
+	g.clientMade()
+}
+
+// clientLives asks RM whether a file owns a client, by freeing an object that is none: RM refuses any other file (clientValidate in
+// serverFreeResourceTreeLockAndFindResource). A control would ask the same, but leaves a line in the kernel log where there is no such
+// client (RmDeprecatedGetControlHandler).
+func (g *Guard) clientLives(t Target, client uint32) bool {
+	s, e := g.rmFree(t, client, 0)
+	return e == 0 && (s == rm.StatusOK || s == rm.StatusObjectNotFound)
+}
+
+// clientGone takes a freed client out of the account; its file may have another one then.
+func (g *Guard) clientGone(c *client) {
+	if !g.account.removeClient(c) {
+		return
+	}
+	g.endWindows()
+	if f := c.file; f != nil {
+		f.mu.Lock()
+		if f.clients--; f.clients <= 0 {
+			f.clients, f.rooted = 0, false
+		}
+		f.mu.Unlock()
+	}
+}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// whereabouts say where a thread is.
+type whereabouts int
+
+const (
+	threadUnseen  whereabouts = iota // it runs, or waits for a processor
+	threadInside                     // it sleeps in the call that it was let make
+	threadOutside                    // it has left it, or has ended
+)
+
+// whereabouts tells whether a thread is inside the call that it was allowed to make.
+func (p *pendingRoot) whereabouts() whereabouts {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(p.task.tid) + "/syscall")
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH):
+		return threadOutside
+	case err != nil, bytes.HasPrefix(b, []byte("running")):
+		// On its way in or out, or far away. Only what it computes tells.
+		now, ok := cpuTimeOf(p.task.tid)
+		switch {
+		case !ok:
+		case p.began == nil:
+			p.began = &now
+		case now.since(*p.began).leftCall():
+			return threadOutside
+		}
+		return threadUnseen
+	case bytes.HasPrefix(b, fmt.Appendf(nil, "%d %#x %#x %#x ", unix.SYS_IOCTL, p.args[0], p.args[1], p.args[2])):
+		return threadInside
+	}
+	return threadOutside
+}
+
+// cpuTime is what a thread has used, in ticks of 10 ms.
+type cpuTime struct{ user, system uint64 }
+
+func (t cpuTime) since(began cpuTime) cpuTime {
+	return cpuTime{t.user - began.user, t.system - began.system}
+}
+
+// leftCall reports that a thread which has used so much since its call was let through has left the call: in user mode, or in the kernel,
+// where no call of RM's computes for so long. The kernel splits its exact sum by samples.
+func (t cpuTime) leftCall() bool {
+	const userTicks, systemTicks = 10, uint64(stallTime / (10 * time.Millisecond))
+	return t.user >= userTicks && t.user > t.system || t.system >= systemTicks
+}
+
+func cpuTimeOf(tid int) (t cpuTime, ok bool) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/stat")
+	if err != nil {
+		return t, false
+	}
+	// The name, in parentheses, can have anything in it. utime and stime are fields 14 and 15, the state behind the name is 3.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 13 {
+		return t, false
+	}
+	t.user, err = strconv.ParseUint(string(fields[11]), 10, 64)
+	if err == nil {
+		t.system, err = strconv.ParseUint(string(fields[12]), 10, 64)
+	}
+	return t, err == nil
+}

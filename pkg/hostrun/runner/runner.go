@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package runner reserves a slice of a GPU for a command of the host and becomes the command.
+package runner
+
+import (
+	"errors"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/admit"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/health"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/launch"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/spec"
+)
+
+// Command is what runs on a slice.
+type Command struct {
+	Quota   *quota.Quota
+	Name    string                // for cgpu smi
+	Guard   []string              // the program that is to become the guard, and its arguments
+	Refused func(err error) error // tells a refusal in the words that were used
+	Run     hostrun.Run           // without what is reserved for it
+}
+
+// Become reserves a slice and becomes the command. The steps are those of create in cmd/cgpu-runtime/main.go; then, instead of runc,
+// package hostrun.
+func Become(cmd Command) error {
+	home, err := hostrun.StepOut()
+	if err != nil {
+		return err
+	}
+	runDir := cmd.Run.RunDir
+	session := launch.Session{RunDir: runDir}
+	undo := session.Undo
+	defer func() { _ = undo() }()
+	if session.Guard, err = launch.StartApart(runDir, cmd.Guard); err != nil {
+		return err
+	}
+	table, err := node.Load(runDir)
+	if err != nil {
+		return err
+	}
+	if table.Config.Enforcement == device.EnforcePreload {
+		return errPreload
+	}
+	if err := hostrun.CheckFiles(table.Nodes); err != nil {
+		return err
+	}
+	plan, err := reservePlan(&session, cmd, table, home, Task{})
+	if err != nil {
+		return err
+	}
+	if err := session.Ready(); err != nil {
+		return err
+	}
+	health.Warn(runDir, table, session.Record)
+	// From here on no lock of the node's is taken.
+	if err := home.Return(); err != nil {
+		return err
+	}
+	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
+	err = hostrun.Exec(cmd.Run)
+	// Part of it may be done, and this process another user's. The guard gives all back when it sees us end.
+	undo = func() error { return nil }
+	return err
+}
+
+var errPreload = errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; ` +
+	`set enforcement = "guard"`)
+
+// Task is a process of another program's (Slurm's) that waits, with a mount namespace of its own, to become the command.
+type Task struct {
+	PID     int
+	Owners  []string // as in ledger.Record
+	Budgets []ledger.Budget
+}
+
+// Prepare is Become for a task: it reserves a slice and does what can be done from outside. tell says the rest to the task, and table is
+// the node's. The guard gives all back when it sees the task end, or when this fails.
+func Prepare(cmd Command, task Task, tell func(fence hostrun.Fence, table *device.Table) error) error {
+	home, err := hostrun.HomeOf(task.PID)
+	if err != nil {
+		return err
+	}
+	session := launch.Session{RunDir: cmd.Run.RunDir}
+	undo := session.Undo
+	defer func() { _ = undo() }()
+	if session.Guard, err = launch.Start(session.RunDir); err != nil {
+		return err
+	}
+	table, err := node.Load(session.RunDir)
+	if err != nil {
+		return err
+	}
+	if table.Config.Enforcement == device.EnforcePreload {
+		return errPreload
+	}
+	plan, err := reservePlan(&session, cmd, table, home, task)
+	if err != nil {
+		return err
+	}
+	if err := session.Ready(); err != nil {
+		return err
+	}
+	health.Warn(session.RunDir, table, session.Record)
+	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
+	fence, err := hostrun.Prepare(task.PID, cmd.Run)
+	if err != nil {
+		return err
+	}
+	if err := tell(fence, table); err != nil {
+		return err
+	}
+	undo = func() error { return nil }
+	return nil
+}
+
+// reservePlan reserves the slice and has the guard know of it. A task's launcher is the task; without one it is this process.
+func reservePlan(session *launch.Session, cmd Command, table *device.Table, home hostrun.Home, task Task) (plan spec.Plan, err error) {
+	doc, err := spec.Decode([]byte("{}"))
+	if err != nil {
+		return plan, err
+	}
+	ask := &admit.Ask{Doc: doc, Quota: cmd.Quota}
+	session.Table = table
+	if err := session.Ask(ask, ledger.Record{Bundle: "/", Owners: task.Owners, LauncherPID: task.PID}); err != nil {
+		return plan, cmd.Refused(err)
+	}
+	session.Request.Record.Name, session.Request.Budgets = cmd.Name, task.Budgets
+	if err := reserve(session, time.Now().Add(reservePatience)); err != nil {
+		return plan, cmd.Refused(ask.Refused(err))
+	}
+	cgroups := home.Cgroups(session.Record.Nonce)
+	sweepRuns(session.RunDir, cgroups)
+	if err := session.Tell(cgroups); err != nil {
+		return plan, err
+	}
+	return ask.Plan(session.Record, table)
+}
+
+// reservePatience is how long a refused run waits for others that have ended and that the driver is still cleaning up after.
+const reservePatience = 2 * time.Second
+
+// reserve is Session.Reserve for one who may come right after another run: "cgpu run … a; cgpu run … b" must not fail because
+// the first one's guard takes some milliseconds to give its slice back.
+func reserve(session *launch.Session, deadline time.Time) error {
+	for {
+		err := session.Reserve()
+		_, refused := errors.AsType[*ledger.Refusal](err)
+		if !refused || time.Now().After(deadline) {
+			return err
+		}
+		records, listErr := ledger.Open(session.RunDir).List()
+		if listErr != nil || !anyEnding(records) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// anyEnding reports a container or run whose first process is gone and whose guard is not yet.
+func anyEnding(records []ledger.Record) bool {
+	for _, r := range records {
+		start, err := ledger.ProcStart(r.InitPID)
+		if r.InitPID != 0 && (err != nil || start != r.InitStart) && r.GuardLives() {
+			return true
+		}
+	}
+	return false
+}
+
+// sweepRuns removes the cgroups of runs whose guard was killed.
+func sweepRuns(runDir string, cgroups []string) {
+	records, err := ledger.Open(runDir).List()
+	if err != nil {
+		return
+	}
+	hostrun.SweepCgroups(cgroups, func(nonce string) bool {
+		for _, r := range records {
+			if r.Nonce == nonce {
+				return true
+			}
+		}
+		return false
+	})
+}

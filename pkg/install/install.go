@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package install adds the runtime to a container engine's configuration and takes it out again: it makes the edits that pkg/engine
+// plans, has the engine check them, and puts the files back where it refuses.
+package install
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/engine"
+)
+
+// Target is an engine whose configuration install edits.
+type Target struct {
+	Name   string
+	Config func(runtime string) string // the usual file; "" is not it
+	json   bool                        // the file is JSON, else TOML
+	daemon string                      // the program that reads it
+	unit   string                      // of systemd; "" for an engine without a daemon
+	// reload makes systemd have the daemon read its configuration again.
+	reload        string
+	planInstall   func(root fs.FS, config string, r engine.Request) (engine.Plan, error)
+	planUninstall func(root fs.FS, config, name string) (engine.Plan, error)
+	check         func(config string, missing bool) checked
+	// Kubelet: it starts the containers of Kubernetes.
+	Kubelet bool
+}
+
+func Targets() []Target {
+	same := func(path string) func(string) string { return func(string) string { return path } }
+	return []Target{
+		{
+			Name: "docker", Config: same(engine.DockerConfig), json: true, daemon: "dockerd", unit: "docker", reload: "reload", check: checkDockerd,
+			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
+				text, note, err := dockerFiles(root, config)
+				if err != nil {
+					return engine.Plan{}, err
+				}
+				return engine.InstallDocker(config, text, note, r)
+			},
+			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
+				text, note, err := dockerFiles(root, config)
+				if err != nil {
+					return engine.Plan{}, err
+				}
+				return engine.UninstallDocker(config, text, note, name)
+			},
+		},
+		{
+			Name: "containerd", Config: same(engine.ContainerdConfig), daemon: "containerd", unit: "containerd", reload: "restart", check: checkContainerd, Kubelet: true,
+			planInstall: func(root fs.FS, config string, r engine.Request) (engine.Plan, error) {
+				return engine.InstallContainerd(root, config, containerdVersion(), r)
+			},
+			planUninstall: func(root fs.FS, config, name string) (engine.Plan, error) {
+				return engine.UninstallContainerd(root, config, containerdVersion(), name)
+			},
+		},
+		{
+			Name: "crio", Config: engine.CRIOConfig, daemon: "crio", unit: "crio", reload: "restart", check: checkCRIO, Kubelet: true,
+			planInstall: engine.InstallCRIO, planUninstall: engine.UninstallCRIO,
+		},
+		{
+			Name: "podman", Config: engine.PodmanConfig, check: noCheck,
+			planInstall: engine.InstallPodman, planUninstall: engine.UninstallPodman,
+		},
+	}
+}
+
+// dockerFiles reads a daemon.json and install's note beside it; nil where there is none.
+func dockerFiles(root fs.FS, config string) (text, note []byte, err error) {
+	for path, into := range map[string]*[]byte{config: &text, engine.DockerNote(config): &note} {
+		*into, err = fs.ReadFile(root, strings.TrimPrefix(path, "/"))
+		if errors.Is(err, fs.ErrNotExist) {
+			*into = nil
+		} else if err != nil {
+			return nil, nil, fmt.Errorf("%s: %w", path, errors.Unwrap(err))
+		} else if *into == nil {
+			*into = []byte{}
+		}
+	}
+	return text, note, nil
+}
+
+// Order is what a command line asks for.
+type Order struct {
+	engine.Request        // its Path may be empty: the cgpu-runtime beside this program
+	Verb           string // "install" or "uninstall"
+	Config         string // the file to edit
+	DryRun         bool
+	Restart        bool   // have the engine read it
+	Pods           string // with Kubernetes, who allocates
+	PodsAsked      bool   // somebody has said so
+}
+
+// Install adds the runtime to the engine's configuration, and tells w what was done.
+func (t Target) Install(w io.Writer, o Order) error {
+	plan, err := t.planned(&o)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.Verb, err)
+	}
+	return t.carryOut(w, o, plan)
+}
+
+// planned is the plan of install; it finds the runtime's path.
+func (t Target) planned(o *Order) (plan engine.Plan, err error) {
+	if !o.DryRun {
+		if err := dropAllLeftovers(o.Config, t); err != nil {
+			return plan, err
+		}
+	}
+	if o.Path, err = runtimePath(o.Path); err != nil {
+		return plan, err
+	}
+	if t.Name == "docker" {
+		if err := dockerFlags(o.Config, o.Default); err != nil {
+			return plan, err
+		}
+	}
+	if plan, err = t.planInstall(os.DirFS("/"), o.Config, o.Request); err != nil {
+		return plan, err
+	}
+	if o.Kubernetes {
+		err = joinPods(&plan, t, o.Pods, o.PodsAsked)
+	}
+	return plan, err
+}
+
+// Uninstall takes the runtime out of the engine's configuration, and tells w what was done.
+func (t Target) Uninstall(w io.Writer, o Order) error {
+	if !o.DryRun {
+		if err := dropAllLeftovers(o.Config, t); err != nil {
+			return fmt.Errorf("%s: %w", o.Verb, err)
+		}
+	}
+	plan, err := t.planUninstall(os.DirFS("/"), o.Config, o.Name)
+	if err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	if t.Kubelet {
+		pods, err := withConfigFile(engine.UninstallPods)
+		if err != nil {
+			return fmt.Errorf("uninstall: %w", err)
+		}
+		plan.Join(pods)
+	}
+	restore(&plan, t.json)
+	return t.carryOut(w, o, plan)
+}
+
+// runtimePath is where engines find cgpu-runtime.
+func runtimePath(flag string) (string, error) {
+	path := flag
+	if path == "" {
+		var err error
+		if path, err = device.Program("cgpu-runtime"); err != nil {
+			return "", err
+		}
+	}
+	if err := engine.CheckPath(path); err != nil {
+		return "", fmt.Errorf("--runtime-path %q: %w", path, err)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("--runtime-path %q: %w: run make install first, or name the program", path, errors.Unwrap(err))
+	case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+		return "", fmt.Errorf("--runtime-path %q: want a program", path)
+	}
+	return path, nil
+}
+
+// carryOut makes a plan's edits, has the engine check them, and says what is to do.
+func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
+	for _, hint := range plan.Hints {
+		fmt.Fprintf(w, "note: %s\n", hint)
+	}
+	if len(plan.Edits) == 0 {
+		return t.unchanged(w, o)
+	}
+	if o.DryRun {
+		for _, e := range plan.Edits {
+			if !e.Note {
+				fmt.Fprint(w, engine.Diff(e))
+			}
+		}
+		return nil
+	}
+	before := t.check(o.Config, !exists(o.Config))
+	if before.note != "" {
+		fmt.Fprintf(w, "note: %s\n", before.note)
+	}
+	done, err := apply(plan.Edits)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.Verb, err)
+	}
+	if err := t.judge(o.Config, o.Request, before); err != nil {
+		if undo := done.undo(); undo != nil {
+			return fmt.Errorf("%s: %w; and putting the files back: %w", o.Verb, err, undo)
+		}
+		return fmt.Errorf("%s: %w; the files are as they were", o.Verb, err)
+	}
+	for _, line := range plan.Done {
+		fmt.Fprintf(w, "%s: %s\n", o.Config, line)
+	}
+	for _, line := range plan.Elsewhere {
+		fmt.Fprintln(w, line)
+	}
+	for _, line := range done.said {
+		fmt.Fprintln(w, line)
+	}
+	if o.Verb == "uninstall" {
+		for _, line := range done.dropBackups(plan.Edits, t.json) {
+			fmt.Fprintln(w, line)
+		}
+	}
+	return reread(w, t, o.Config, o.Restart, plan.Restart)
+}
+
+// unchanged is for a file that says all already: it may still be one that the engine refuses, or has not read.
+func (t Target) unchanged(w io.Writer, o Order) error {
+	if o.Verb == "install" {
+		now := t.check(o.Config, !exists(o.Config))
+		if now.err != nil {
+			return fmt.Errorf("install: %s: nothing to change, but %s", o.Config, now.note)
+		}
+		if err := t.effective(o.Config, o.Request, now); err != nil {
+			return fmt.Errorf("install: %s: nothing to change, but %w", o.Config, err)
+		}
+		if now.note != "" {
+			fmt.Fprintf(w, "note: %s\n", now.note)
+		}
+	}
+	if _, err := fmt.Fprintf(w, "%s: nothing to change\n", o.Config); err != nil || !o.Restart || o.DryRun {
+		return err
+	}
+	return reread(w, t, o.Config, true, false)
+}
+
+// judge has the engine check what is there now. What failed before already is not held against the edit.
+func (t Target) judge(config string, r engine.Request, before checked) error {
+	if !before.ran || before.err != nil {
+		return nil
+	}
+	after := t.check(config, !exists(config))
+	if after.err != nil {
+		return fmt.Errorf("%s refuses the edited configuration: %w", t.daemon, after.err)
+	}
+	if before.tree != nil && after.tree != nil {
+		if foreign := engine.Foreign(before.tree, after.tree, r.Name); foreign != "" {
+			return fmt.Errorf("with the edit %s would also see a change of %s: edit the configuration by hand, as in docs/install.md", t.daemon, foreign)
+		}
+	}
+	return t.effective(config, r, after)
+}
+
+// effective requires that an installed runtime is in what the engine takes its configuration to be, where it says so.
+func (t Target) effective(config string, r engine.Request, now checked) error {
+	if r.Path == "" || now.tree == nil || engine.CRIDisabled(now.tree) {
+		return nil
+	}
+	program, byName := engine.Named(now.tree, r.Name)
+	switch {
+	case program != r.Path:
+		return fmt.Errorf("%s does not see runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, program)
+	case r.Default && byName != r.Name:
+		return fmt.Errorf("%s does not see the default runtime %q of %s, but %q: another file that it imports overrides it; take that out, or out of its imports", t.daemon, r.Name, config, byName)
+	}
+	return nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
