@@ -147,8 +147,17 @@ func checkExample(t *testing.T, file string, list []object) {
 			t.Errorf("%s: %s: no pod uses it", file, name)
 		}
 		for _, r := range spec.Devices.Requests {
-			if class := r.Exactly.DeviceClassName; class != "vgpu.cgpu.io" && class != "gpu.cgpu.io" {
-				t.Errorf("%s: %s: class %s", file, name, class)
+			var classes []string
+			if r.Exactly != nil {
+				classes = append(classes, r.Exactly.DeviceClassName)
+			}
+			for _, one := range r.FirstAvailable {
+				classes = append(classes, one.DeviceClassName)
+			}
+			for _, class := range classes {
+				if class != "vgpu.cgpu.io" && class != "gpu.cgpu.io" {
+					t.Errorf("%s: %s: class %s", file, name, class)
+				}
 			}
 		}
 		for _, c := range spec.Devices.Config {

@@ -232,23 +232,37 @@ func (c cluster) extended(t *testing.T) {
 	t.Cleanup(func() { c.mustDelete("node", "gpus"); c.mustDelete("resourceslice", "gpus") })
 	c.apply(`{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: gpus}, spec: {driver: gpu.cgpu.io, nodeName: gpus, pool: {name: gpus, resourceSliceCount: 1},
   devices: [{name: gpu-a, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}},
+            {name: gpu-c, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}},
             {name: gpu-b, allowMultipleAllocations: true, capacity: {memory: {value: 15Gi, requestPolicy: {default: 15Gi, validRange: {min: 1Mi, max: 15Gi}}}}}]}}`)
-	for _, namespace := range []string{free, bound} {
-		p := pod("implicit", func(p *core.Pod) {
-			p.Namespace = namespace
-			p.Spec.Containers[0].Resources.Limits = core.ResourceList{"deviceclass.resource.kubernetes.io/gpu.cgpu.io": resource.MustParse("1")}
+	named := slices.IndexFunc(of[*resourceapi.DeviceClass](with(t, "extended-resource")), func(d *resourceapi.DeviceClass) bool {
+		return d.Name == "gpu.cgpu.io" && d.Spec.ExtendedResourceName != nil && *d.Spec.ExtendedResourceName == "cgpu.io/gpu"
+	})
+	if named < 0 {
+		t.Fatal("components/extended-resource does not name the class")
+	}
+	c.apply(`{apiVersion: resource.k8s.io/v1, kind: DeviceClass, metadata: {name: gpu.cgpu.io}, spec: {extendedResourceName: cgpu.io/gpu, selectors: [{cel: {expression: 'device.driver == "gpu.cgpu.io"'}}]}}`)
+	t.Cleanup(func() { c.apply(kustomize.must(t, "build", "overlays/both")) })
+	for _, p := range []struct{ namespace, name, asks string }{
+		{free, "implicit", "deviceclass.resource.kubernetes.io/gpu.cgpu.io"}, {free, "named", "cgpu.io/gpu"}, {bound, "implicit", "cgpu.io/gpu"},
+	} {
+		asks := pod(p.name, func(pod *core.Pod) {
+			pod.Namespace = p.namespace
+			pod.Spec.Containers[0].Resources.Limits = core.ResourceList{core.ResourceName(p.asks): resource.MustParse("1")}
 		})
-		if _, err := c.admin.CoreV1().Pods(namespace).Create(t.Context(), p, meta.CreateOptions{}); err != nil {
+		if _, err := c.admin.CoreV1().Pods(p.namespace).Create(t.Context(), asks, meta.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { c.mustDelete("pod", "implicit", "-n", namespace, "--force", "--grace-period=0") })
+		t.Cleanup(func() { c.mustDelete("pod", p.name, "-n", p.namespace, "--force", "--grace-period=0") })
 	}
 	within(t, 60*time.Second, "a pod of a bounded namespace", func() string {
-		p, err := c.admin.CoreV1().Pods(free).Get(t.Context(), "implicit", meta.GetOptions{})
-		if err != nil || p.Spec.NodeName == "" {
-			return fmt.Sprintf("without labels: %v, on node %q: %+v", err, p.Spec.NodeName, p.Status.Conditions)
+		for _, name := range []string{"implicit", "named"} {
+			p, err := c.admin.CoreV1().Pods(free).Get(t.Context(), name, meta.GetOptions{})
+			if err != nil || p.Spec.NodeName == "" {
+				return fmt.Sprintf("%s, without labels: %v, on node %q: %+v", name, err, p.Spec.NodeName, p.Status.Conditions)
+			}
 		}
-		if p, err = c.admin.CoreV1().Pods(bound).Get(t.Context(), "implicit", meta.GetOptions{}); err != nil || p.Spec.NodeName != "" {
+		p, err := c.admin.CoreV1().Pods(bound).Get(t.Context(), "implicit", meta.GetOptions{})
+		if err != nil || p.Spec.NodeName != "" {
 			return fmt.Sprintf("%v: is on node %q", err, p.Spec.NodeName)
 		}
 		list, err := c.admin.CoreV1().Events(bound).List(t.Context(), meta.ListOptions{})

@@ -95,6 +95,7 @@ func TestServer(t *testing.T) {
 	t.Run("pods", c.pods)
 	t.Run("gpushare", c.gpushare)
 	t.Run("runtime classes", c.runtimeClasses)
+	t.Run("add runtime class", c.addRuntimeClass)
 	t.Run("node label", c.nodeLabel)
 	t.Run("agent", c.agent)
 	t.Run("events", c.events)
@@ -263,6 +264,78 @@ func (c cluster) runtimeClasses(t *testing.T) {
 		eventually(t, fmt.Sprintf("%s: class %q: want %q", tt.namespace, tt.class, tt.want), func() string {
 			if err := create(tt.namespace, tt.class); tt.want == "" && err != nil || tt.want != "" && !refused(err, tt.want) {
 				return fmt.Sprint(err)
+			}
+			return ""
+		})
+	}
+}
+
+// addRuntimeClass: pods that ask for what is ours get our class and its nodes, and no others do.
+func (c cluster) addRuntimeClass(t *testing.T) {
+	const file = "components/add-runtimeclass/admission.yaml"
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.apply("{apiVersion: v1, kind: Namespace, metadata: {name: claims-ours, labels: {cgpu.io/add-runtimeclass: \"true\"}}}")
+	asks := func(namespace, class, resourceName string, change func(*core.Pod)) *core.Pod {
+		return pod("p", func(p *core.Pod) {
+			p.Namespace = namespace
+			if class != "" {
+				p.Spec.RuntimeClassName = &class
+			}
+			if resourceName != "" {
+				p.Spec.Containers[0].Resources.Limits = core.ResourceList{core.ResourceName(resourceName): resource.MustParse("1")}
+			}
+			change(p)
+		})
+	}
+	nothing := func(*core.Pod) {}
+	claim := func(p *core.Pod) {
+		name := "gpu"
+		p.Spec.ResourceClaims = []core.PodResourceClaim{{Name: name, ResourceClaimName: &name}}
+		p.Spec.Containers[0].Resources.Claims = []core.ResourceClaim{{Name: name}}
+	}
+	inInit := func(p *core.Pod) {
+		p.Spec.InitContainers, p.Spec.Containers = p.Spec.Containers, []core.Container{{Name: "main", Image: "c"}}
+	}
+	classOf := func(p *core.Pod) string {
+		p, err := c.admin.CoreV1().Pods(p.Namespace).Create(t.Context(), p, meta.CreateOptions{DryRun: []string{meta.DryRunAll}})
+		switch {
+		case err != nil:
+			return err.Error()
+		case p.Spec.RuntimeClassName == nil:
+			return ""
+		case *p.Spec.RuntimeClassName == "cgpu" && len(p.Spec.NodeSelector) == 0:
+			return "cgpu, but on any node"
+		}
+		return *p.Spec.RuntimeClassName
+	}
+	if class := classOf(asks("default", "", "aliyun.com/gpu-mem", nothing)); class != "" {
+		t.Errorf("without the component: %q", class)
+	}
+	c.apply("{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: other}, handler: other}")
+	c.apply(string(text))
+	t.Cleanup(func() { c.mustDelete("-f", file) })
+	for _, tt := range []struct {
+		what string
+		pod  *core.Pod
+		want string
+	}{
+		{"gpu-mem", asks("default", "", "aliyun.com/gpu-mem", nothing), "cgpu"},
+		{"a class of devices", asks("default", "", "deviceclass.resource.kubernetes.io/gpu.cgpu.io", nothing), "cgpu"},
+		{"a whole GPU", asks("default", "", "cgpu.io/gpu", nothing), "cgpu"},
+		{"an init container", asks("default", "", "aliyun.com/gpu-mem", inInit), "cgpu"},
+		{"a class of his own", asks("default", "other", "aliyun.com/gpu-mem", nothing), "other"},
+		{"nothing of ours", asks("default", "", "example.com/fpga", nothing), ""},
+		{"nothing", asks("default", "", "", nothing), ""},
+		{"a claim", asks("default", "", "", claim), ""},
+		{"a claim, with the label", asks("claims-ours", "", "", claim), "cgpu"},
+		{"no claim, with the label", asks("claims-ours", "", "", nothing), ""},
+	} {
+		eventually(t, fmt.Sprintf("%s: want class %q", tt.what, tt.want), func() string {
+			if class := classOf(tt.pod.DeepCopy()); class != tt.want {
+				return fmt.Sprintf("%q", class)
 			}
 			return ""
 		})

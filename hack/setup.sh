@@ -41,12 +41,14 @@ if [[ ${CI:-} ]]; then
 	need zsh zsh
 	need fish fish
 fi
-# Without these the tests of podman and CRI-O, and of the page in a browser, are skipped, and nothing else. podman's package enables services of
-# systemd and a network for all CNI plugins, and chromium has 300 MB, which nobody has asked for on a machine of his own.
+# Without these the tests of podman and CRI-O, of Slurm, and of the page in a browser, are skipped, and nothing else. podman's and Slurm's packages
+# enable services of systemd, podman's a network for all CNI plugins, and chromium has 300 MB, which nobody has asked for on a machine of his own.
 extras=()
 if [[ ${CI:-} && $(id -u) -eq 0 ]]; then
 	{ command -v podman && command -v conmon; } >/dev/null || extras+=(podman conmon)
 	command -v chromium >/dev/null || extras+=(chromium)
+	{ command -v slurmd && command -v slurmctld && command -v srun && [[ -e /usr/include/slurm/spank.h ]]; } >/dev/null ||
+		extras+=(slurmd slurmctld slurm-client munge libslurm-dev)
 fi
 [[ ${#missing[@]} -eq 0 && ${#extras[@]} -eq 0 ]] && exit 0
 

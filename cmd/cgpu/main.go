@@ -80,7 +80,7 @@ func app() *cli.App {
 		// -e A=0,1 is one variable.
 		DisableSliceFlagSeparator: true,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main prints and exits
-		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(),
+		Commands: []*cli.Command{smiCommand(), topCommand(), psCommand(), eventsCommand(), inspectCommand(), setCommand(), policyCommand(), pauseCommand(), resumeCommand(), runCommand(), runGuardCommand(), slurmCommand(),
 			specCommand(), doctorCommand(), configCommand(), kmCommand(), exporterCommand(), webCommand(), healthCommand(), installCommand(), uninstallCommand(), gcCommand(), refreshCommand(), completionCommand(), manCommand(), versionCommand()},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -48,10 +49,10 @@ func hierarchies(paths map[string]string, mounted func(controller string) (strin
 	return list
 }
 
-// mine reads the cgroups of this process, of the given controllers of v1, or of v2 where that is alone: then those of v1, which
+// cgroupsOf reads the cgroups of a process, of the given controllers of v1, or of v2 where that is alone: then those of v1, which
 // /proc tells of all the same where the kernel has them, are not to be seen here.
-func mine(controllers ...string) ([]hierarchy, error) {
-	paths, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
+func cgroupsOf(pid int, controllers ...string) ([]hierarchy, error) {
+	paths, err := cgroups.ParseCgroupFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
 	if err != nil {
 		return nil, err
 	}
@@ -68,23 +69,28 @@ type Home struct {
 	left    []hierarchy // which this process has left and has to enter again; not those of watched
 }
 
+// HomeOf is that of another process, which stays where it is.
+func HomeOf(pid int) (Home, error) {
+	watched, err := cgroupsOf(pid, "devices", "cpuacct")
+	if err == nil && len(watched) == 0 {
+		err = fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
+	}
+	return Home{watched: watched}, err
+}
+
 // StepOut takes this process out of the cgroups in which the caller can freeze it, if they are his: it takes the node's locks,
 // and others would wait for them. What is not allowed, in a container say, is left out.
 func StepOut() (Home, error) {
-	watched, err := mine("devices", "cpuacct")
+	home, err := HomeOf(os.Getpid())
 	if err != nil {
 		return Home{}, err
 	}
-	if len(watched) == 0 {
-		return Home{}, fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
-	}
-	ends, err := mine("freezer", "name=systemd")
+	ends, err := cgroupsOf(os.Getpid(), "freezer", "name=systemd")
 	if err != nil {
 		return Home{}, err
 	}
-	home := Home{watched: watched}
 	for _, h := range ends {
-		if h.path != "/" && cgroups.WriteCgroupProc(h.root, os.Getpid()) == nil && !slices.Contains(watched, h) {
+		if h.path != "/" && cgroups.WriteCgroupProc(h.root, os.Getpid()) == nil && !slices.Contains(home.watched, h) {
 			home.left = append(home.left, h)
 		}
 	}
@@ -120,8 +126,8 @@ func runFolders(list []hierarchy, nonce string) []string {
 	return dirs
 }
 
-// makeCgroups makes the folders and moves this process into them.
-func makeCgroups(dirs []string, hidden []device.Node) error {
+// makeCgroups makes the folders and moves a process into them.
+func makeCgroups(pid int, dirs []string, hidden []device.Node) error {
 	for _, dir := range dirs {
 		err := os.Mkdir(dir, 0o755)
 		// Above it only our own folder is made, as runFolders has it. The caller's, if it is gone, went with his session.
@@ -135,7 +141,7 @@ func makeCgroups(dirs []string, hidden []device.Node) error {
 		if err := denyDevices(dir, hidden); err != nil {
 			return err
 		}
-		if err := cgroups.WriteCgroupProc(dir, os.Getpid()); err != nil {
+		if err := cgroups.WriteCgroupProc(dir, pid); err != nil {
 			return fmt.Errorf("enter the cgroup: %w", err)
 		}
 	}

@@ -285,11 +285,26 @@ func returnTo(dir string) error {
 // drmMajor is the kernel's number of the nodes in /dev/dri.
 const drmMajor = 226
 
+// nvidiaMajor is the driver's own number (NV_MAJOR_DEVICE_NUMBER), also on a node whose table has not been made.
+const nvidiaMajor = 195
+
+// Majors are the device numbers that a standard input, output or error must not have: with them it leads past the run's own /dev. nodes
+// are those of the driver.
+func Majors(nodes []device.Node) []uint32 {
+	majors := []uint32{drmMajor, nvidiaMajor}
+	for _, n := range nodes {
+		if !n.Bind && !slices.Contains(majors, n.Major) {
+			majors = append(majors, n.Major)
+		}
+	}
+	return majors
+}
+
 // CheckFiles refuses a standard input, output or error that leads past the run's own /dev. nodes are those of the driver.
 func CheckFiles(nodes []device.Node) error {
 	for fd, name := range []string{"standard input", "standard output", "standard error"} {
 		var st unix.Stat_t
-		if unix.Fstat(fd, &st) == nil && leadsPast(st.Mode, unix.Major(st.Rdev), nodes) {
+		if unix.Fstat(fd, &st) == nil && leadsPast(st.Mode, unix.Major(st.Rdev), Majors(nodes)) {
 			return fmt.Errorf("run: %s: is a folder or the node of a graphics card, which a run does not take along: redirect it elsewhere", name)
 		}
 	}
@@ -297,12 +312,12 @@ func CheckFiles(nodes []device.Node) error {
 }
 
 // leadsPast judges an open file. A folder counts, since its /dev, or the one below it, is the host's.
-func leadsPast(mode, major uint32, nodes []device.Node) bool {
+func leadsPast(mode, major uint32, majors []uint32) bool {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		return true
 	case unix.S_IFCHR:
-		return major == drmMajor || slices.ContainsFunc(nodes, func(n device.Node) bool { return !n.Bind && n.Major == major })
+		return slices.Contains(majors, major)
 	}
 	return false
 }

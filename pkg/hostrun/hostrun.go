@@ -4,7 +4,7 @@
 // no others, a cgroup of its own, the vGPU page and the preload library, and the seccomp filter whose listener goes to the
 // guard.
 //
-// cmd/cgpu's run is its only caller. There is no supervisor: the calling process is set up and becomes the command by execve,
+// cmd/cgpu's run does it to itself, and to a process of Slurm's by Prepare. There is no supervisor: the calling process is set up and becomes the command by execve,
 // as runc's create and nice do. Its exit status, signals, terminal and job control are therefore the command's own, without
 // anything of ours in between that could pass them on wrongly, and a kill of "cgpu run" is one of the command. What is left
 // to do at the end the guard does, which notices when the last process with the filter is gone.
@@ -77,7 +77,7 @@ func Exec(r Run) error {
 		name string
 		do   func() error
 	}{
-		{"cgroup", func() error { return makeCgroups(r.Cgroups, forbidden(r.Plan)) }},
+		{"cgroup", func() error { return makeCgroups(os.Getpid(), r.Cgroups, forbidden(r.Plan)) }},
 		{"mount namespace", newNamespace},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},

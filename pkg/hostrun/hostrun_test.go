@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -262,7 +263,7 @@ func TestLeadsPast(t *testing.T) {
 		{unix.S_IFCHR | 0o666, 195, true}, {unix.S_IFCHR, 510, true}, {unix.S_IFCHR, 226, true}, {unix.S_IFDIR | 0o755, 0, true},
 		{unix.S_IFCHR, 1, false}, {unix.S_IFCHR, 136, false}, {unix.S_IFBLK, 195, false}, {unix.S_IFREG, 195, false}, {unix.S_IFIFO, 0, false},
 	} {
-		if got := leadsPast(test.mode, test.major, nodes); got != test.want {
+		if got := leadsPast(test.mode, test.major, Majors(nodes)); got != test.want {
 			t.Errorf("mode %o, major %d: %v", test.mode, test.major, got)
 		}
 	}
@@ -307,5 +308,25 @@ func TestKeepDeviceNodes(t *testing.T) {
 	}
 	if text, _ := os.ReadFile(params); !strings.Contains(string(text), "ModifyDeviceFiles: 1") {
 		t.Errorf("the host sees %q", text)
+	}
+}
+
+// TestHideElsewhere: a process in this one's mount namespace is refused, or the host's /dev would be covered. It is tried in a process with
+// a namespace of its own, where that does no harm.
+func TestHideElsewhere(t *testing.T) {
+	if os.Getenv("CGPU_TEST_HIDE") == "" {
+		if os.Geteuid() != 0 {
+			t.Skip("a mount namespace takes root")
+		}
+		cmd := exec.Command(os.Args[0], "-test.run", "^TestHideElsewhere$")
+		cmd.Env = append(os.Environ(), "CGPU_TEST_HIDE=1")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		return
+	}
+	if err := Hide(os.Getpid(), spec.Plan{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "no mount namespace of its own") {
+		t.Errorf("got %v", err)
 	}
 }

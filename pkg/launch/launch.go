@@ -10,7 +10,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -47,7 +46,7 @@ func GuardConfig(record ledger.Record, table *device.Table, runDir string) guard
 		ID: record.ID, Nonce: record.Nonce, RunDir: runDir, Socket: record.Socket, Control: record.Control,
 		Log:    LogFile(runDir, record),
 		Driver: table.Driver, DriverVersion: table.DriverVersion,
-		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: os.Getpid(), Settings: table.Config,
+		Page: record.Page, HostMemory: table.HostMemory, LauncherPID: record.LauncherPID, Settings: table.Config,
 	}
 	for _, g := range spec.NewPlan(record, table).GPUs {
 		c.GPUs = append(c.GPUs, guardcfg.GPU{GPU: g.GPU, Native: g.Native, Limit: g.Limit, Spill: g.Spill})

@@ -21,7 +21,8 @@ type Session struct {
 	Record  ledger.Record  // what was reserved
 }
 
-// Ask puts what is asked into the ledger's terms, in Request. mine says which container it is; without an ID it is a run.
+// Ask puts what is asked into the ledger's terms, in Request. mine says which container it is; without an ID it is a run. Its launcher
+// is this process, unless mine names another.
 func (s *Session) Ask(ask *admit.Ask, mine ledger.Record) (err error) {
 	if mine.Nonce, err = Nonce(); err != nil {
 		return err
@@ -29,7 +30,9 @@ func (s *Session) Ask(ask *admit.Ask, mine ledger.Record) (err error) {
 	if mine.ID == "" {
 		mine.ID = "run-" + mine.Nonce
 	}
-	mine.LauncherPID = os.Getpid()
+	if mine.LauncherPID == 0 {
+		mine.LauncherPID = os.Getpid()
+	}
 	if mine.LauncherStart, err = ledger.ProcStart(mine.LauncherPID); err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ type Request struct {
 	Card sched.Card
 	// MaxSpill bounds the sum of all containers' spill; 0: there is none.
 	MaxSpill quota.Bytes
+	// Budgets bound what the record's owners have together with it.
+	Budgets []Budget
 }
 
 // GPU is what admission needs to know of a physical GPU.
@@ -155,6 +157,9 @@ func admit(f *file, req Request) ([]VGPU, error) {
 		return nil, err
 	}
 	if err := refuseSpill(f.Records, vgpus, req.MaxSpill); err != nil {
+		return nil, err
+	}
+	if err := refuseBudget(f.Records, vgpus, req.Budgets); err != nil {
 		return nil, err
 	}
 	return vgpus, nil

@@ -48,6 +48,9 @@ func (r *Record) bound() error {
 	for i := range r.Allocated {
 		texts = append(texts, [2]string{"the name of an allocation", r.Allocated[i].ID})
 	}
+	for _, owner := range r.Owners {
+		texts = append(texts, [2]string{"an owner", owner})
+	}
 	for name, value := range r.ByPod {
 		texts = append(texts, [2]string{"the name of an annotation", name}, [2]string{"an annotation", value})
 	}

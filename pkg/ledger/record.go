@@ -28,7 +28,9 @@ type Record struct {
 	// Cgroup is the container's, from the root of the hierarchies, where config.json names one. No other record's is above or below it.
 	Cgroup string `json:"cgroup,omitempty"`
 	// Name is a human name where the spec tells one (CRI annotations), else empty.
-	Name    string    `json:"name,omitempty"`
+	Name string `json:"name,omitempty"`
+	// Owners are whom the record's memory counts for (Request.Budgets): "user:1000", "account:physics".
+	Owners  []string  `json:"owners,omitempty"`
 	Created time.Time `json:"created"`
 	VGPUs   []VGPU    `json:"vgpus"`
 	Native  []string  `json:"native,omitempty"` // UUIDs of whole GPUs in the same container

@@ -35,7 +35,7 @@ func ignored(s syscall.Signal) bool {
 // let a user set PATH or LD_LIBRARY_PATH.
 func CleanEnvironment() {
 	kept := map[string]string{"PATH": strings.Join(launch.Folders, ":")}
-	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "SUDO_UID", "SUDO_GID"} {
+	for _, name := range []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "SUDO_UID", "SUDO_GID", "SLURM_CONF"} {
 		kept[name] = os.Getenv(name)
 	}
 	os.Clearenv()

@@ -46,13 +46,12 @@ func Become(cmd Command) error {
 		return err
 	}
 	if table.Config.Enforcement == device.EnforcePreload {
-		return errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; ` +
-			`set enforcement = "guard"`)
+		return errPreload
 	}
 	if err := hostrun.CheckFiles(table.Nodes); err != nil {
 		return err
 	}
-	plan, err := reservePlan(&session, cmd, table, home)
+	plan, err := reservePlan(&session, cmd, table, home, Task{})
 	if err != nil {
 		return err
 	}
@@ -71,18 +70,68 @@ func Become(cmd Command) error {
 	return err
 }
 
-// reservePlan reserves the slice and has the guard know of it.
-func reservePlan(session *launch.Session, cmd Command, table *device.Table, home hostrun.Home) (plan spec.Plan, err error) {
+var errPreload = errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; ` +
+	`set enforcement = "guard"`)
+
+// Task is a process of another program's (Slurm's) that waits, with a mount namespace of its own, to become the command.
+type Task struct {
+	PID     int
+	Owners  []string // as in ledger.Record
+	Budgets []ledger.Budget
+}
+
+// Prepare is Become for a task: it reserves a slice and does what can be done from outside. tell says the rest to the task, and table is
+// the node's. The guard gives all back when it sees the task end, or when this fails.
+func Prepare(cmd Command, task Task, tell func(fence hostrun.Fence, table *device.Table) error) error {
+	home, err := hostrun.HomeOf(task.PID)
+	if err != nil {
+		return err
+	}
+	session := launch.Session{RunDir: cmd.Run.RunDir}
+	undo := session.Undo
+	defer func() { _ = undo() }()
+	if session.Guard, err = launch.Start(session.RunDir); err != nil {
+		return err
+	}
+	table, err := node.Load(session.RunDir)
+	if err != nil {
+		return err
+	}
+	if table.Config.Enforcement == device.EnforcePreload {
+		return errPreload
+	}
+	plan, err := reservePlan(&session, cmd, table, home, task)
+	if err != nil {
+		return err
+	}
+	if err := session.Ready(); err != nil {
+		return err
+	}
+	health.Warn(session.RunDir, table, session.Record)
+	cmd.Run.Plan, cmd.Run.Cgroups = plan, home.Cgroups(session.Record.Nonce)
+	fence, err := hostrun.Prepare(task.PID, cmd.Run)
+	if err != nil {
+		return err
+	}
+	if err := tell(fence, table); err != nil {
+		return err
+	}
+	undo = func() error { return nil }
+	return nil
+}
+
+// reservePlan reserves the slice and has the guard know of it. A task's launcher is the task; without one it is this process.
+func reservePlan(session *launch.Session, cmd Command, table *device.Table, home hostrun.Home, task Task) (plan spec.Plan, err error) {
 	doc, err := spec.Decode([]byte("{}"))
 	if err != nil {
 		return plan, err
 	}
 	ask := &admit.Ask{Doc: doc, Quota: cmd.Quota}
 	session.Table = table
-	if err := session.Ask(ask, ledger.Record{Bundle: "/"}); err != nil {
+	if err := session.Ask(ask, ledger.Record{Bundle: "/", Owners: task.Owners, LauncherPID: task.PID}); err != nil {
 		return plan, cmd.Refused(err)
 	}
-	session.Request.Record.Name = cmd.Name
+	session.Request.Record.Name, session.Request.Budgets = cmd.Name, task.Budgets
 	if err := reserve(session, time.Now().Add(reservePatience)); err != nil {
 		return plan, cmd.Refused(ask.Refused(err))
 	}
