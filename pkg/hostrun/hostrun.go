@@ -4,10 +4,10 @@
 // no others, a cgroup of its own, the vGPU page and the preload library, and the seccomp filter whose listener goes to the
 // guard.
 //
-// cmd/cgpu's run does it to itself, and to a process of Slurm's by Prepare. There is no supervisor: the calling process is set up and becomes the command by execve,
-// as runc's create and nice do. Its exit status, signals, terminal and job control are therefore the command's own, without
-// anything of ours in between that could pass them on wrongly, and a kill of "cgpu run" is one of the command. What is left
-// to do at the end the guard does, which notices when the last process with the filter is gone.
+// cmd/cgpu's run does it to itself, and to a process of Slurm's by Prepare. There is no supervisor: the calling process is set up and
+// becomes the command by execve, as runc's create and nice do. Its exit status, signals, terminal and job control are therefore the
+// command's own, without anything of ours in between that could pass them on wrongly, and a kill of "cgpu run" is one of the command.
+// What is left to do at the end the guard does, which notices when the last process with the filter is gone.
 package hostrun
 
 import (

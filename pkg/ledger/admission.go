@@ -28,8 +28,8 @@ type Request struct {
 	Card sched.Card
 	// MaxSpill bounds the sum of all containers' spill; 0: there is none.
 	MaxSpill quota.Bytes
-	// Budgets bound what the record's owners have together with it.
-	Budgets []Budget
+	// Refuse, if set, may refuse the slices beside the records of others (Within).
+	Refuse func(others []Record, vgpus []VGPU) error
 }
 
 // GPU is what admission needs to know of a physical GPU.
@@ -159,8 +159,10 @@ func admit(f *file, req Request) ([]VGPU, error) {
 	if err := refuseSpill(f.Records, vgpus, req.MaxSpill); err != nil {
 		return nil, err
 	}
-	if err := refuseBudget(f.Records, vgpus, req.Budgets); err != nil {
-		return nil, err
+	if req.Refuse != nil {
+		if err := req.Refuse(f.Records, vgpus); err != nil {
+			return nil, err
+		}
 	}
 	return vgpus, nil
 }

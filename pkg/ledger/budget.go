@@ -15,8 +15,13 @@ type Budget struct {
 	Memory quota.Bytes
 }
 
+// Within refuses slices that do not fit into their owners' budgets: a Request's Refuse.
+func Within(budgets []Budget) func(others []Record, vgpus []VGPU) error {
+	return func(others []Record, vgpus []VGPU) error { return refuseBudget(budgets, others, vgpus) }
+}
+
 // refuseBudget says whose budget slices do not fit into, beside the records of others; nil when they do.
-func refuseBudget(others []Record, vgpus []VGPU, budgets []Budget) error {
+func refuseBudget(budgets []Budget, others []Record, vgpus []VGPU) error {
 	asked := limitsOf(vgpus)
 	for _, b := range budgets {
 		free := b.Memory

@@ -29,7 +29,7 @@ type Record struct {
 	Cgroup string `json:"cgroup,omitempty"`
 	// Name is a human name where the spec tells one (CRI annotations), else empty.
 	Name string `json:"name,omitempty"`
-	// Owners are whom the record's memory counts for (Request.Budgets): "user:1000", "account:physics".
+	// Owners are whom the record's memory counts for (Budget): "user:1000", "account:physics".
 	Owners  []string  `json:"owners,omitempty"`
 	Created time.Time `json:"created"`
 	VGPUs   []VGPU    `json:"vgpus"`

@@ -44,12 +44,11 @@ func refuseSpill(others []Record, vgpus []VGPU, most quota.Bytes) error {
 	if len(vgpus) > 1 {
 		each = fmt.Sprintf(" on %d GPUs together", len(vgpus))
 	}
+	reason, want := fmt.Sprintf("%s are free of the node's %s", free.FloorMiB(), most.FloorMiB()), "ask for less"
 	if most == 0 {
-		r.Reason = fmt.Sprintf("asked for %s of spill%s, but this node allows none", asked, each)
-		r.Remedy = "do without (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"
-		return r
+		reason, want = "this node allows none", "do without"
 	}
-	r.Reason = fmt.Sprintf("asked for %s of spill%s, but %s are free of the node's %s", asked, each, free.FloorMiB(), most.FloorMiB())
-	r.Remedy = "ask for less (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"
+	r.Reason = fmt.Sprintf("asked for %s of spill%s, but %s", asked, each, reason)
+	r.Remedy = want + " (CGPU_MEM_SPILL, cgpu set --spill), or raise max_spill in cgpu.toml"
 	return r
 }

@@ -85,7 +85,8 @@ func Load(path string) (Policy, error) {
 	}
 	owner, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || owner.Uid != 0 || info.Mode().Perm()&0o022 != 0 || !info.Mode().IsRegular() || info.Size() > maxFile {
-		return Policy{}, fmt.Errorf("slurm: %s: want a file of root's, of at most %d bytes, that nobody else may write (chown root, chmod 644)", path, maxFile)
+		return Policy{}, fmt.Errorf("slurm: %s: want a file of root's, of at most %d bytes, that nobody else may write (chown root, chmod 644)",
+			path, maxFile)
 	}
 	text := make([]byte, info.Size())
 	if n, err := f.Read(text); err != nil && n != len(text) {

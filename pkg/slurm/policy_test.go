@@ -97,7 +97,8 @@ func TestAdmit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	everyone, ann, physics := ledger.Budget{Owner: "user:2", Memory: 5 * quota.GiB}, ledger.Budget{Owner: "user:1", Memory: 8 * quota.GiB}, ledger.Budget{Owner: "account:physics", Memory: 12 * quota.GiB}
+	everyone, ann, physics := ledger.Budget{Owner: "user:2", Memory: 5 * quota.GiB}, ledger.Budget{Owner: "user:1", Memory: 8 * quota.GiB},
+		ledger.Budget{Owner: "account:physics", Memory: 12 * quota.GiB}
 	for _, c := range []struct {
 		name    string
 		who     Who
@@ -108,12 +109,15 @@ func TestAdmit(t *testing.T) {
 	}{
 		{"one of everyone", Who{UID: 2, User: "bob", Account: "art"}, quota.Quota{}, []ledger.Budget{everyone}, 0, ""},
 		{"a user without a name", Who{UID: 2}, quota.Quota{Percent: 100}, []ledger.Budget{everyone}, 100, ""},
-		{"his own limit, and everyone's weight", Who{UID: 1, User: "ann"}, quota.Quota{Weight: 5}, nil, 0, "--gpu-weight 5: user:1 may have at most 4"},
-		{"more time than he may have", Who{UID: 1, User: "ann"}, quota.Quota{Percent: 51}, nil, 0, "--gpu-percent 51: user:1 may have at most 50"},
+		{"his own limit, and everyone's weight", Who{UID: 1, User: "ann"}, quota.Quota{Weight: 5}, nil, 0,
+			"--gpu-weight 5: user:1 may have at most 4"},
+		{"more time than he may have", Who{UID: 1, User: "ann"}, quota.Quota{Percent: 51}, nil, 0,
+			"--gpu-percent 51: user:1 may have at most 50"},
 		{"the limit where none is asked for", Who{UID: 1, User: "ann"}, quota.Quota{Weight: 4}, []ledger.Budget{ann}, 50, ""},
 		{"the least of several", Who{UID: 1, User: "ann", Account: "physics"}, quota.Quota{}, []ledger.Budget{ann, physics}, 40, ""},
 		{"as much as he may have", Who{UID: 1, User: "ann"}, quota.Quota{Percent: 50}, []ledger.Budget{ann}, 50, ""},
-		{"his account's time", Who{UID: 2, User: "bob", Account: "physics"}, quota.Quota{Percent: 41}, nil, 0, "account:physics may have at most 40"},
+		{"his account's time", Who{UID: 2, User: "bob", Account: "physics"}, quota.Quota{Percent: 41}, nil, 0,
+			"account:physics may have at most 40"},
 	} {
 		owners, budgets, err := p.Admit(c.who, &c.q)
 		if c.refused != "" {

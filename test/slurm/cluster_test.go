@@ -51,7 +51,8 @@ func start(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := &cluster{dir: dir, conf: filepath.Join(dir, "slurm.conf"), stack: filepath.Join(dir, "plugstack.conf"), policy: filepath.Join(dir, "slurm.toml")}
+	c := &cluster{dir: dir, conf: filepath.Join(dir, "slurm.conf"), stack: filepath.Join(dir, "plugstack.conf"),
+		policy: filepath.Join(dir, "slurm.toml")}
 	must(t, os.Chmod(dir, 0o755))
 	must(t, os.Mkdir(filepath.Join(dir, "out"), 0o755))
 	must(t, os.Chmod(filepath.Join(dir, "out"), 0o777))
@@ -64,7 +65,8 @@ func start(t *testing.T) *cluster {
 	c.configure(t)
 	c.plugin(t, "required", filepath.Join(lab.Bin, "cgpu"))
 	c.limits(t, "")
-	c.daemon(t, "munged", "--foreground", "--force", "--key-file="+c.file("munge.key"), "--socket="+c.file("munge.sock"), "--pid-file="+c.file("munge.pid"),
+	c.daemon(t, "munged", "--foreground", "--force", "--key-file="+c.file("munge.key"), "--socket="+c.file("munge.sock"),
+		"--pid-file="+c.file("munge.pid"),
 		"--log-file="+c.file("munge.log"), "--seed-file="+c.file("munge.seed"), "--num-threads=2")
 	c.wait(t, "munge has no socket", func() bool { _, err := os.Stat(c.file("munge.sock")); return err == nil })
 	c.daemon(t, "slurmctld", "-D", "-c", "-f", c.conf)
@@ -98,7 +100,8 @@ func (c *cluster) configure(t *testing.T) {
 		key[i] = byte(i * 7)
 	}
 	must(t, os.WriteFile(c.file("munge.key"), key, 0o600))
-	must(t, os.WriteFile(c.file("gres.conf"), []byte("NodeName=lab Name=gpu File="+c.dir+"/gpu[0-1]\nNodeName=lab Name=shard Count=16\n"), 0o644))
+	must(t, os.WriteFile(c.file("gres.conf"), []byte("NodeName=lab Name=gpu File="+c.dir+"/gpu[0-1]\nNodeName=lab Name=shard Count=16\n"),
+		0o644))
 	must(t, os.WriteFile(c.conf, fmt.Appendf(nil, `ClusterName=lab
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=%d

@@ -81,9 +81,11 @@ func wantHidden(t *testing.T, r node.Result) {
 // tasks: each has a slice, and whatever it starts is inside.
 func tasks(t *testing.T, c *cluster) {
 	wantTotals(t, c.srun("-n", "2", "--gpu-mem=6GiB", c.probe(), "meminfo"), "6144", "6144")
-	r := c.srun("--gpu-mem=1GiB", "--gpu-weight=3", "--gpu-percent=40", "sh", "-c", "id -u; ls -d /dev/nvidia?; grep -e Seccomp: -e NoNew /proc/self/status; "+
-		c.probe()+" alloc 1100MiB || echo no more")
-	if want := "65534\n/dev/nvidia0\nNoNewPrivs:\t1\nSeccomp:\t2\n"; r.Code != 0 || !strings.HasPrefix(r.Stdout, want) || !strings.Contains(r.Stdout, "no more") {
+	r := c.srun("--gpu-mem=1GiB", "--gpu-weight=3", "--gpu-percent=40", "sh", "-c",
+		"id -u; ls -d /dev/nvidia?; grep -e Seccomp: -e NoNew /proc/self/status; "+
+			c.probe()+" alloc 1100MiB || echo no more")
+	if want := "65534\n/dev/nvidia0\nNoNewPrivs:\t1\nSeccomp:\t2\n"; r.Code != 0 || !strings.HasPrefix(r.Stdout, want) ||
+		!strings.Contains(r.Stdout, "no more") {
 		t.Error(r)
 	}
 	held, end := c.hold(t, "--gpu-mem=1GiB", "--gpu-weight=3", "--gpu-percent=40")
@@ -92,7 +94,8 @@ func tasks(t *testing.T, c *cluster) {
 	}
 	end()
 	wantTotals(t, c.srun("--gpu-mem=1GiB", "--chdir=/dev", c.probe(), "meminfo"), "1024")
-	if r := c.as(ann, nil, "script", "-qec", "srun --pty --gpu-mem=1GiB sh -c 'tty && stty -a && ls -d /dev/nvidia?'", "/dev/null"); r.Code != 0 ||
+	if r := c.as(ann, nil, "script", "-qec", "srun --pty --gpu-mem=1GiB sh -c 'tty && stty -a && ls -d /dev/nvidia?'",
+		"/dev/null"); r.Code != 0 ||
 		!strings.Contains(r.Stdout, "/dev/pts/") || !strings.Contains(r.Stdout, "/dev/nvidia0") {
 		t.Errorf("a terminal: %v", r)
 	}
@@ -169,7 +172,8 @@ func (c *cluster) script(t *testing.T, text string, args ...string) node.Result 
 	// Not sbatch --wait, which asks after 2 s, 4 s, ….
 	c.wait(t, "the job does not end", func() bool {
 		r = c.as(nil, nil, "scontrol", "--oneliner", "show", "job", job)
-		return !strings.Contains(r.Stdout, "JobState=PENDING") && !strings.Contains(r.Stdout, "JobState=RUNNING") && !strings.Contains(r.Stdout, "JobState=COMPLETING")
+		return !strings.Contains(r.Stdout, "JobState=PENDING") && !strings.Contains(r.Stdout, "JobState=RUNNING") &&
+			!strings.Contains(r.Stdout, "JobState=COMPLETING")
 	})
 	_, code, _ := strings.Cut(r.Stdout, " ExitCode=")
 	if _, err := fmt.Sscanf(code, "%d:", &r.Code); err != nil {
@@ -182,9 +186,11 @@ func (c *cluster) script(t *testing.T, text string, args ...string) node.Result 
 
 // batch: the script has a slice, and so have its steps, as large unless they say otherwise.
 func batch(t *testing.T, c *cluster) {
-	wantTotals(t, c.script(t, fmt.Sprintf("%[1]s meminfo; srun --overlap %[1]s meminfo; srun --overlap --gpu-mem=3GiB %[1]s meminfo", c.probe()), "--gpu-mem=2GiB"), "2048", "2048", "3072")
+	wantTotals(t, c.script(t, fmt.Sprintf("%[1]s meminfo; srun --overlap %[1]s meminfo; srun --overlap --gpu-mem=3GiB %[1]s meminfo",
+		c.probe()), "--gpu-mem=2GiB"), "2048", "2048", "3072")
 	wantTotals(t, c.script(t, fmt.Sprintf("%[1]s meminfo; srun --overlap --gpu-mem=3GiB %[1]s meminfo", c.probe())), "3072")
-	if r := c.script(t, "true", "--gpu-mem=2GiB", "--input=/dev"); r.Code != 125 || !strings.Contains(r.All(), "standard input, output or error is a folder") {
+	if r := c.script(t, "true", "--gpu-mem=2GiB", "--input=/dev"); r.Code != 125 ||
+		!strings.Contains(r.All(), "standard input, output or error is a folder") {
 		t.Errorf("a folder came in as standard input: %v", r)
 	}
 	if r := c.script(t, "true", "--gpu-mem=60GiB"); r.Code != 125 || !strings.Contains(r.All(), "ask for less") {
@@ -200,7 +206,8 @@ func allocation(t *testing.T, c *cluster) {
 func gres(t *testing.T, c *cluster) {
 	c.limits(t, `gpus = "gres"`)
 	count := []string{"sh", "-c", "ls -d /dev/nvidia?"}
-	for gpus, want := range map[string]string{"gpu:1": "/dev/nvidia0\n", "gpu:2": "/dev/nvidia0\n/dev/nvidia1\n", "shard:1": "/dev/nvidia0\n"} {
+	for gpus, want := range map[string]string{"gpu:1": "/dev/nvidia0\n", "gpu:2": "/dev/nvidia0\n/dev/nvidia1\n",
+		"shard:1": "/dev/nvidia0\n"} {
 		if r := c.srun(append([]string{"--gpu-mem=1GiB", "--gres=" + gpus}, count...)...); r.Code != 0 || r.Stdout != want {
 			t.Errorf("--gres=%s: %v", gpus, r)
 		}
@@ -208,7 +215,8 @@ func gres(t *testing.T, c *cluster) {
 	if out := c.script(t, "ls -d /dev/nvidia?", "--gpu-mem=1GiB", "--gres=gpu:1").Stdout; out != "/dev/nvidia0\n" {
 		t.Errorf("batch: %q", out)
 	}
-	wantRefused(t, c.as(ann, []string{"SLURM_STEP_GPUS=1", "SLURM_JOB_GPUS=1", "CUDA_VISIBLE_DEVICES=1"}, "srun", "--gpu-mem=1GiB", "true"), "the step has no GPU of Slurm's")
+	wantRefused(t, c.as(ann, []string{"SLURM_STEP_GPUS=1", "SLURM_JOB_GPUS=1", "CUDA_VISIBLE_DEVICES=1"}, "srun", "--gpu-mem=1GiB", "true"),
+		"the step has no GPU of Slurm's")
 }
 
 // limits: what users and accounts may have.
@@ -233,7 +241,8 @@ memory = "4GiB"
 	physics := []string{"srun", "--gpu-mem=3GiB", "--account=physics", "true"}
 	wantRefused(t, c.as(bob, nil, physics...), "account:physics may have 4096MiB on this node, of which 2048MiB are free")
 	wantRefused(t, c.as(bob, []string{"SLURM_JOB_ACCOUNT=art", "SBATCH_ACCOUNT=art"}, physics...), "account:physics may have")
-	wantRefused(t, c.as(bob, nil, "srun", "--gpu-mem=3GiB", "--account=physics", "--job-name=x Account=art", "true"), "account:physics may have")
+	wantRefused(t, c.as(bob, nil, "srun", "--gpu-mem=3GiB", "--account=physics", "--job-name=x Account=art", "true"),
+		"account:physics may have")
 	wantTotals(t, c.as(bob, nil, "srun", "--gpu-mem=3GiB", c.probe(), "meminfo"), "3072")
 	end()
 	must(t, os.Chmod(c.policy, 0o666))
@@ -246,19 +255,23 @@ memory = "4GiB"
 // environment: whatever a user sets is his program's, and not the plugin's.
 func environment(t *testing.T, c *cluster) {
 	c.limits(t, "[everyone]\nmemory = \"3GiB\"\n")
-	evil := []string{"CGPU_RUN_DIR=/tmp", "CGPU_CONFIG=/dev/null", "LD_LIBRARY_PATH=/tmp", "SLURM_JOB_UID=0", "SLURM_JOB_USER=root", "SUDO_UID=0", "LD_PRELOAD=/nowhere.so"}
+	evil := []string{"CGPU_RUN_DIR=/tmp", "CGPU_CONFIG=/dev/null", "LD_LIBRARY_PATH=/tmp", "SLURM_JOB_UID=0", "SLURM_JOB_USER=root",
+		"SUDO_UID=0", "LD_PRELOAD=/nowhere.so"}
 	wantTotals(t, c.as(ann, evil, "srun", "--gpu-mem=2GiB", c.probe(), "meminfo"), "2048")
 	if r := c.as(ann, evil, "srun", "--gpu-mem=2GiB", "sh", "-c", "echo $LD_PRELOAD"); r.Stdout != "/run/cgpu/libcgpu.so:/nowhere.so\n" {
 		t.Error(r)
 	}
-	if r := c.as(ann, []string{"CUDA_VISIBLE_DEVICES=7"}, "srun", "--gpu-mem=2GiB", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"); r.Stdout != "\n" {
+	if r := c.as(ann, []string{"CUDA_VISIBLE_DEVICES=7"}, "srun", "--gpu-mem=2GiB", "sh", "-c",
+		"echo $CUDA_VISIBLE_DEVICES"); r.Stdout != "\n" {
 		t.Error(r)
 	}
 	// Options come in the environment, too.
-	wantRefused(t, c.as(ann, []string{"_SLURM_SPANK_OPTION_cgpu_gpu_mem=14GiB", "SLURM_SPANK__SLURM_SPANK_OPTION_cgpu_gpu_mem=14GiB"}, "srun", "true"), "user:65534 may have 3072MiB")
+	wantRefused(t, c.as(ann, []string{"_SLURM_SPANK_OPTION_cgpu_gpu_mem=14GiB", "SLURM_SPANK__SLURM_SPANK_OPTION_cgpu_gpu_mem=14GiB"},
+		"srun", "true"), "user:65534 may have 3072MiB")
 	// A task prolog of his own is inside.
 	prolog := filepath.Join(c.dir, "out", "prolog")
-	must(t, os.WriteFile(prolog, []byte("#!/bin/sh\ngrep Seccomp: /proc/self/status >"+prolog+".out\nls -d /dev/nvidia? >>"+prolog+".out\n"), 0o755))
+	must(t, os.WriteFile(prolog, []byte("#!/bin/sh\ngrep Seccomp: /proc/self/status >"+prolog+".out\nls -d /dev/nvidia? >>"+prolog+".out\n"),
+		0o755))
 	if r := c.srun("--gpu-mem=2GiB", "--task-prolog="+prolog, "true"); r.Code != 0 {
 		t.Error(r)
 	}

@@ -131,7 +131,7 @@ func reservePlan(session *launch.Session, cmd Command, table *device.Table, home
 	if err := session.Ask(ask, ledger.Record{Bundle: "/", Owners: task.Owners, LauncherPID: task.PID}); err != nil {
 		return plan, cmd.Refused(err)
 	}
-	session.Request.Record.Name, session.Request.Budgets = cmd.Name, task.Budgets
+	session.Request.Record.Name, session.Request.Refuse = cmd.Name, ledger.Within(task.Budgets)
 	if err := reserve(session, time.Now().Add(reservePatience)); err != nil {
 		return plan, cmd.Refused(ask.Refused(err))
 	}
