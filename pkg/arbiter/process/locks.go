@@ -24,12 +24,17 @@ const (
 	standbyLock = ".standby"
 )
 
+func lockPath(runDir, uuid, which string) string {
+	return filepath.Join(runDir, "board", filepath.Base(uuid)+which)
+}
+
+// openLock opens a lock, and makes it if there is none.
 func openLock(runDir, uuid, which string) (*os.File, error) {
-	dir := filepath.Join(runDir, "board")
-	err := os.MkdirAll(dir, 0o700)
+	path := lockPath(runDir, uuid, which)
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
 		var f *os.File
-		if f, err = os.OpenFile(filepath.Join(dir, filepath.Base(uuid)+which), os.O_RDWR|os.O_CREATE, 0o600); err == nil {
+		if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600); err == nil {
 			return f, nil
 		}
 	}

@@ -213,11 +213,11 @@ func (k *keeper) start() error {
 	return nil
 }
 
-// there reports a standby.
+// there reports a standby. Where the lock's file is gone, as with the run directory, nobody that comes can find it.
 func (k *keeper) there() bool {
-	lock, err := openLock(k.RunDir, k.UUID, standbyLock)
+	lock, err := os.OpenFile(lockPath(k.RunDir, k.UUID, standbyLock), os.O_RDWR, 0)
 	if err != nil {
-		return true // nobody can have it
+		return true
 	}
 	defer lock.Close()
 	free, err := takeIfFree(lock)

@@ -319,6 +319,27 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestFolderGone: with the run directory gone both end all the same, and make nothing in its place.
+func TestFolderGone(t *testing.T) {
+	r := newRig(t, quick())
+	r.word(wordLiving).Store(1)
+	r.start()
+	leader, standby := r.both()
+	folder := filepath.Dir(lockPath(r.Dir, uuid, leaderLock))
+	if err := os.RemoveAll(folder); err != nil {
+		t.Fatal(err)
+	}
+	r.word(wordLiving).Store(0)
+	ended := func(pid int) bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err != nil || strings.Contains(string(text), ") Z ")
+	}
+	r.await("both to end", func() bool { return ended(leader) && ended(standby) })
+	if _, err := os.Stat(folder); !os.IsNotExist(err) {
+		t.Errorf("%s: %v", folder, err)
+	}
+}
+
 // TestStartAtTheEnd: a guard that comes while they end has one.
 func TestStartAtTheEnd(t *testing.T) {
 	times := quick()
