@@ -128,15 +128,17 @@ func TestQueries(t *testing.T) {
 	if len(adapter.Rules.Custom) == 0 || len(keda.Spec.Triggers) == 0 {
 		t.Errorf("%+v, %+v: want queries", adapter, keda)
 	}
-	page, err := os.ReadFile("../../docs/observability.md")
-	must(t, err)
-	blocks := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(page), -1)
-	if len(blocks) < 5 {
-		t.Errorf("docs/observability.md has %d blocks of queries", len(blocks))
-	}
-	for _, block := range blocks {
-		for q := range strings.SplitSeq(strings.TrimSpace(block[1]), "\n\n") {
-			checkQuery(t, "docs/observability.md", q, known)
+	for _, name := range []string{"observability.md", "observability.zh-CN.md"} {
+		page, err := os.ReadFile("../../docs/" + name)
+		must(t, err)
+		blocks := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+		if len(blocks) < 5 {
+			t.Errorf("docs/%s has %d blocks of queries", name, len(blocks))
+		}
+		for _, block := range blocks {
+			for q := range strings.SplitSeq(strings.TrimSpace(block[1]), "\n\n") {
+				checkQuery(t, "docs/"+name, q, known)
+			}
 		}
 	}
 }

@@ -44,6 +44,15 @@ func TestRules(t *testing.T) {
 			t.Errorf("docs/observability.md: there is no alert %s", heading[1])
 		}
 	}
+	chinese, err := os.ReadFile("../../docs/observability.zh-CN.md")
+	must(t, err)
+	told := map[string]bool{}
+	for _, name := range regexp.MustCompile(`\bCgpu\w+`).FindAllString(string(chinese), -1) {
+		told[name] = true
+	}
+	if diff := gocmp.Diff(names, told); diff != "" {
+		t.Errorf("docs/observability.zh-CN.md: -alerts +told:\n%s", diff)
+	}
 }
 
 // unitTest is a file of `promtool test rules`, as far as ours use its format.
