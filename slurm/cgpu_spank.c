@@ -29,6 +29,7 @@
 #include <sys/sysmacros.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <slurm/slurm.h>
@@ -41,7 +42,7 @@ SPANK_PLUGIN(cgpu, 1)
 #endif
 #define WAIT_KILLABLE (1UL << 5)  // SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, Linux 5.19
 
-enum { MAX_OPTION = 32, MAX_ANSWER = 64 << 10, MAX_ENV = 16, NO_SLICE = 125, WAIT_SECONDS = 120 };
+enum { MAX_OPTION = 32, MAX_ANSWER = 64 << 10, MAX_ENV = 16, NO_SLICE = 125, WAIT_SECONDS = 120, HELPER_SECONDS = 30 };
 
 // The options, as the user has written them; cgpu slurm-task reads them.
 enum { MEMORY, WEIGHT, PERCENT, OPTIONS };
@@ -52,6 +53,7 @@ static const char *const flags[OPTIONS] = {"--memory", "--weight", "--percent"};
 static int (*pairs)[2];
 static uint32_t tasks;
 static int mine = -1;  // in a task: its own
+static ino_t own;      // the task's mount namespace
 
 static int option(int val, const char *arg, int remote)
 {
@@ -125,6 +127,13 @@ __attribute__((noreturn, format(printf, 1, 2))) static void refuse(const char *f
 	_exit(NO_SLICE);
 }
 
+// space is which namespace that is; 0: not known.
+static ino_t space(const char *path)
+{
+	struct stat st;
+	return stat(path, &st) ? 0 : st.st_ino;
+}
+
 int slurm_spank_task_init_privileged(spank_t sp, int ac, char **av)
 {
 	(void)ac, (void)av;
@@ -137,8 +146,14 @@ int slurm_spank_task_init_privileged(spank_t sp, int ac, char **av)
 		if (i != (uint32_t)task)
 			close(pairs[i][0]);
 	}
+	// Root is to work in what is slurmstepd's tree and no other's: not in that of an image which another plugin has entered.
+	char parents[32];
+	snprintf(parents, sizeof parents, "/proc/%d/ns/mnt", (int)getppid());
+	if (!space(parents) || space(parents) != space("/proc/self/ns/mnt"))
+		refuse("another plugin has put the task into a mount namespace: cgpu_spank.so does not go with it");
 	if (unshare(CLONE_NEWNS) || mount("", "/", "", MS_REC | MS_SLAVE, NULL))
 		refuse("mount namespace: %s", strerror(errno));
+	own = space("/proc/self/ns/mnt");
 	return ESPANK_SUCCESS;
 }
 
@@ -152,24 +167,40 @@ static const char *value(int ac, char **av, const char *name)
 	return NULL;
 }
 
-// start runs the helper, which nobody waits for, with its end of the task's socket as descriptor 3. It is called between fork and exec, so
-// it must do with system calls.
+// start becomes the helper, with its end of the task's socket as descriptor 3. It is called between fork and exec, so it must do with
+// system calls. It ends with slurmstepd, since the task's number is the task's only as long as slurmstepd has not waited for it.
 __attribute__((noreturn)) static void start(const char *path, char *const *argv, char *const *envp, int fd)
 {
 	sigset_t none;
 	sigemptyset(&none);
 	sigprocmask(SIG_SETMASK, &none, NULL);
 	int null = open("/dev/null", O_RDWR);
-	if (null < 0 || setsid() < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0)
+	if (prctl(PR_SET_PDEATHSIG, SIGKILL) || null < 0 || setsid() < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0)
 		_exit(1);
 	if (fd == 3)
 		fcntl(fd, F_SETFD, 0);
 	else if (dup2(fd, 3) < 0)
 		_exit(1);
 	syscall(SYS_close_range, 4, ~0U, 0);
-	if (fork() == 0)
-		execve(path, argv, envp);
-	_exit(0);
+	execve(path, argv, envp);
+	_exit(1);
+}
+
+// await waits for the helper, and ends it when it takes too long.
+static void await(pid_t child)
+{
+	const struct timespec pause = {.tv_nsec = 2000000};
+	struct timespec now, begin;
+	clock_gettime(CLOCK_MONOTONIC, &begin);
+	for (int ended = 0;;) {
+		pid_t p = waitpid(child, NULL, ended ? 0 : WNOHANG);
+		if (p == child || (p < 0 && errno != EINTR))
+			return;
+		clock_gettime(CLOCK_MONOTONIC, &now);
+		if (!ended && now.tv_sec - begin.tv_sec >= HELPER_SECONDS)
+			ended = kill(child, SIGKILL) == 0;
+		nanosleep(&pause, NULL);
+	}
 }
 
 // gpus are those that Slurm has allotted to the step, as slurmstepd has just written them over whatever the user had there.
@@ -208,8 +239,8 @@ int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 		snprintf(words[n++], sizeof words[0], "--name=slurm-%u.interactive", job);
 	else
 		snprintf(words[n++], sizeof words[0], "--name=slurm-%u.%u.%u", job, step, global);
-	if (value(ac, av, "policy"))
-		snprintf(words[n++], sizeof words[0], "--policy=%s", value(ac, av, "policy"));
+	if (value(ac, av, "policy") && snprintf(words[n++], sizeof words[0], "--policy=%s", value(ac, av, "policy")) >= (int)sizeof words[0])
+		return ESPANK_ERROR;
 	for (int i = 0; i < OPTIONS; i++)
 		if (options[i][0])
 			snprintf(words[n++], sizeof words[0], "%s=%s", flags[i], options[i]);
@@ -230,8 +261,9 @@ int slurm_spank_task_post_fork(spank_t sp, int ac, char **av)
 	if (child == 0)
 		start(path, argv, envp, pairs[task][1]);
 	close(pairs[task][1]);  // where there is no helper, the task reads the end of file
-	while (child > 0 && waitpid(child, NULL, 0) < 0 && errno == EINTR)
-		;
+	// Until this returns nobody waits for the task. If it ends meanwhile its number stays its own, and leads the helper to nobody else.
+	if (child > 0)
+		await(child);
 	return ESPANK_SUCCESS;
 }
 
@@ -336,6 +368,8 @@ int slurm_spank_task_init(spank_t sp, int ac, char **av)
 	if (n < (ssize_t)sizeof h)
 		refuse("cgpu slurm-task has said nothing: is it where plugstack.conf says (cgpu=PATH)?");
 	memcpy(&h, buffer, sizeof h);
+	if (!own || space("/proc/self/ns/mnt") != own)
+		refuse("another plugin has changed the task's mount namespace: cgpu_spank.so does not go with it");
 	const char *majors = buffer + sizeof h, *program = majors + (uint64_t)h.majors * sizeof(uint32_t), *text = program + h.program,
 		   *limiter = text + h.text;
 	if (limiter + h.limiter != buffer + n)

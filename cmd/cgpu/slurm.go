@@ -4,12 +4,15 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sys/unix"
@@ -53,9 +56,17 @@ var slurmWords = strings.NewReplacer("--memory", "--gpu-mem", "--weight", "--gpu
 func slurmTask(c *cli.Context) error {
 	runner.CleanEnvironment()
 	runner.IgnoreStops()
-	hostrun.Leave() // the guard must outlive the step, and nobody who can freeze a step's cgroup may have the node's locks wait
+	hostrun.Leave()        // the guard must outlive the step, and nobody who can freeze a step's cgroup may have the node's locks wait
+	if c.IsSet("policy") { // who names a file means one: without it nobody would be limited
+		if _, err := os.Stat(c.String("policy")); err != nil {
+			return fmt.Errorf("plugstack.conf: policy=%s: %w", c.String("policy"), errors.Unwrap(err))
+		}
+	}
 	policy, err := slurm.Load(c.String("policy"))
 	if err != nil {
+		return err
+	}
+	if err := slurm.CanEnd(c.Int("pid")); err != nil {
 		return err
 	}
 	runDir := device.RunDir()
@@ -114,6 +125,9 @@ func slurmSlice(c *cli.Context, policy slurm.Policy, runDir string) error {
 	})
 }
 
+// squeuePatience is how long slurmctld may take. The plugin waits 30 s for all.
+const squeuePatience = 20 * time.Second
+
 // slurmWho finds out whom limits are of, where there are any that need it.
 func slurmWho(c *cli.Context, policy slurm.Policy) (slurm.Who, error) {
 	who := slurm.Who{UID: c.Int("uid")}
@@ -126,11 +140,15 @@ func slurmWho(c *cli.Context, policy slurm.Policy) (slurm.Who, error) {
 	}
 	if len(policy.Accounts) > 0 {
 		// Not SLURM_JOB_ACCOUNT: of a step that is whatever srun was called with. Nor scontrol, which prints the job's name beside it.
-		out, err := exec.Command("squeue", "--noheader", "--format=%a", "--jobs="+c.String("job")).Output()
+		ctx, cancel := context.WithTimeout(c.Context, squeuePatience)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, "squeue", "--noheader", "--format=%A %a", "--jobs="+c.String("job")).Output()
+		if err == nil {
+			who.Account, err = slurm.AccountOf(string(out), c.String("job"))
+		}
 		if err != nil {
 			return who, fmt.Errorf("squeue --jobs=%s: %w: slurm.toml has limits of accounts", c.String("job"), err)
 		}
-		who.Account, _, _ = strings.Cut(strings.TrimSpace(string(out)), "\n")
 	}
 	return who, nil
 }

@@ -428,8 +428,8 @@ func same(x, y *sched.Verdict) bool {
 // book brings the account of a vGPU up to date.
 func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.Duration, x sched.VGPU) sched.Account {
 	granted, limit := v.part, sched.Permille(0)
-	if a.stepped == 0 {
-		granted = part // nobody knows who had work since the arbiter before
+	if a.stepped == 0 && v.said.UpTo > 0 {
+		granted = part // nobody knows who had work since the arbiter before; but what was before a newcomer is not his
 	}
 	if granted > 0 {
 		limit = g.Cap

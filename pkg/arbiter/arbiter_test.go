@@ -744,3 +744,27 @@ func TestApart(t *testing.T) {
 		}
 	}
 }
+
+// TestNewcomerOfANewArbiter: what others computed before a container came is no entitlement of its, also where the arbiter before had no
+// records, and the new one finds those of that time.
+func TestNewcomerOfANewArbiter(t *testing.T) {
+	n := newNode(t)
+	begin := n.standby()
+	n.begin(n.standby())
+	former, other := n.add(weight(1)).hog(), n.add(weight(1)).hog()
+	n.run(2 * time.Second)
+	n.remove(former)
+	n.remove(other)
+	v, w := n.add(weight(1)), n.add(weight(1))
+	n.begin(n.standby())
+	n.step()
+	v.hog()
+	w.hog()
+	since := n.gpu.Now()
+	n.gpu.Advance(since + 300*ms)
+	n.begin(begin)
+	n.run(since + 800*ms)
+	if row, _ := v.e.Row(); row.Granted <= 0 || row.Granted > n.gpu.Now()-since {
+		t.Errorf("%v were granted in %v", row.Granted, n.gpu.Now()-since)
+	}
+}

@@ -21,6 +21,10 @@ import (
 // maxProcessState bounds what an OCI runtime sends with the listener; annotations of the container travel in it.
 const maxProcessState = 1 << 20
 
+// filterPatience is how long a filter may be on its way. Slurm starts no task of a step before the last one is prepared
+// (slurm/cgpu_spank.c). The socket is root's.
+const filterPatience = 5 * time.Minute
+
 // acceptFilters takes the filters of the container and of each exec.
 func (g *Guard) acceptFilters(l *net.UnixListener) {
 	for {
@@ -33,7 +37,7 @@ func (g *Guard) acceptFilters(l *net.UnixListener) {
 		}
 		go func() {
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(filterPatience))
 			if err := g.receiveFilter(conn); err != nil {
 				g.log.Error("a connection brought no filter", "err", err)
 			}

@@ -260,6 +260,12 @@ func keepDeviceNodes(dir, params string) error {
 	return nil
 }
 
+// sealDev makes /dev read-only: a set-user-ID nvidia-modprobe that is made unable to read the parameters would make nodes of all GPUs, for
+// everybody. Nodes are opened for writing all the same, and pts, shm and mqueue are mounts of their own.
+func sealDev() error {
+	return unix.Mount("", "/dev", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_STRICTATIME, "")
+}
+
 // workingFolder is where this thread is: the path, or empty where there is none.
 func workingFolder() string {
 	b := make([]byte, unix.PathMax)

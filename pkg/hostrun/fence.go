@@ -72,6 +72,9 @@ func Hide(pid int, p spec.Plan, runDir string) error {
 	if err := unix.Stat("/proc/self/ns/mnt", &ours); err != nil || its.Ino == ours.Ino {
 		return fmt.Errorf("bare: process %d has no mount namespace of its own (%v)", pid, err) // the host's /dev must not be covered
 	}
+	if err := ofHost(fd); err != nil {
+		return fmt.Errorf("bare: %s: %w", namespace, err)
+	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // who shares it with other threads may not enter
 		return fmt.Errorf("bare: unshare: %w", err)
 	}
@@ -83,6 +86,26 @@ func Hide(pid int, p spec.Plan, runDir string) error {
 	}
 	if err := keepDeviceNodes("/dev", "/proc/driver/nvidia/params"); err != nil {
 		return fmt.Errorf("bare: driver parameters: %w", err)
+	}
+	if err := sealDev(); err != nil {
+		return fmt.Errorf("bare: /dev read-only: %w", err)
+	}
+	return nil
+}
+
+// ofHost refuses a namespace that somebody else than the machine's root may have filled: this process works in it with all that it may.
+func ofHost(namespace int) error {
+	owner, err := unix.IoctlRetInt(namespace, unix.NS_GET_USERNS)
+	if err != nil {
+		return fmt.Errorf("its user namespace: %w", err)
+	}
+	defer unix.Close(owner)
+	var its, ours unix.Stat_t
+	if err := unix.Fstat(owner, &its); err != nil {
+		return fmt.Errorf("its user namespace: %w", err)
+	}
+	if err := unix.Stat("/proc/self/ns/user", &ours); err != nil || its.Ino != ours.Ino {
+		return fmt.Errorf("it belongs to another user namespace (%v)", err)
 	}
 	return nil
 }

@@ -163,11 +163,18 @@ func TestMetricsTime(t *testing.T) {
 		}
 		return ""
 	})
-	s := scrape(t, address)
-	of := func(what string) float64 { return s.of("cgpu_container_gpu_"+what+"_seconds_total", "id", id[:12]) }
-	entitled, waiting, throttled := of("entitled"), of("waiting"), of("throttled")
-	if entitled < last/2 || entitled > 2*last || waiting < last/4 || !(throttled > 0) {
-		t.Errorf("of two alike one had %v s: %v entitled, %v waited, %v throttled by a pause", last, entitled, waiting, throttled)
+	var s samples
+	var entitled, waiting, throttled float64
+	eventually(t, 10*time.Second, func() string { // the series are made once a second
+		s = scrape(t, address)
+		of := func(what string) float64 { return s.of("cgpu_container_gpu_"+what+"_seconds_total", "id", id[:12]) }
+		if entitled, waiting, throttled = of("entitled"), of("waiting"), of("throttled"); throttled > 0 {
+			return ""
+		}
+		return fmt.Sprintf("%v throttled by a pause", throttled)
+	})
+	if entitled < last/2 || entitled > 2*last || waiting < last/4 {
+		t.Errorf("of two alike one had %v s: %v entitled, %v waited", last, entitled, waiting)
 	}
 	docker(t, "rm", "-f", id, other)
 	s = scrape(t, address)
