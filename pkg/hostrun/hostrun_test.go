@@ -329,4 +329,15 @@ func TestHideElsewhere(t *testing.T) {
 	if err := Hide(os.Getpid(), spec.Plan{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "no mount namespace of its own") {
 		t.Errorf("got %v", err)
 	}
+	// Whoever may fill it could lead this process, which is root, anywhere.
+	users := exec.Command("sleep", "1000")
+	users.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS, Credential: &syscall.Credential{Uid: 0},
+		UidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}}, GidMappings: []syscall.SysProcIDMap{{HostID: 65534, Size: 1}}}
+	if err := users.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = users.Process.Kill(); _ = users.Wait() }()
+	if err := Hide(users.Process.Pid, spec.Plan{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "another user namespace") {
+		t.Errorf("got %v", err)
+	}
 }
