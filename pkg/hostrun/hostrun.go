@@ -81,7 +81,6 @@ func Exec(r Run) error {
 		{"mount namespace", newNamespace},
 		{"/dev", func() error { return mountDev(r.Plan, r.RunDir) }},
 		{"driver parameters", func() error { return keepDeviceNodes("/dev", "/proc/driver/nvidia/params") }},
-		{"/dev read-only", sealDev},
 		{"limiter", func() error { return mountLimiter(r.Plan) }},
 		{"caller", r.Caller.GiveBack}, // what was raised only root may raise again
 		{"user", func() error { return become(r.User) }},

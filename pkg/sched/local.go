@@ -15,6 +15,7 @@ type Local struct {
 	since  time.Duration // when it came in force
 	paused bool          // by the ledger
 	held   bool          // by the guard itself
+	busy   bool          // it had work when it was suspended: an arbiter that knows of that says none
 	row    Verdict
 	lapsed time.Duration // rows that were said before do not hold
 	debt   debt
@@ -99,6 +100,7 @@ func (l *Local) Hold(on bool, now time.Duration) {
 
 func (l *Local) change(p Plan, now time.Duration) bool {
 	changed := l.plan != p
+	l.busy = p.Suspended && (l.busy || l.row.Busy > 0)
 	l.plan = p
 	if changed {
 		l.since = now
@@ -177,7 +179,7 @@ func (l *Local) Paused(now time.Duration) {
 	had := l.had
 	l.Resumed(now)
 	l.pauses++
-	l.stopped, l.had = now, had || l.row.Busy > 0
+	l.stopped, l.had = now, had || l.busy || l.row.Busy > 0
 }
 
 // Resumed is told that the channels are on.

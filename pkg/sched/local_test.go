@@ -190,6 +190,17 @@ func TestThrottled(t *testing.T) {
 	if n, throttled := l.Pauses(localNow + 5*time.Second); n != 4 || throttled != 5*time.Second {
 		t.Errorf("%d pauses, %v in the end", n, throttled)
 	}
+	// The arbiter hears of the pause before the channels are off.
+	l.Take(Verdict{Busy: 1})
+	l.Adopt(Plan{Suspended: true}, localNow+5*time.Second)
+	l.Take(Verdict{})
+	l.Paused(localNow + 5*time.Second)
+	l.Adopt(Plan{}, localNow+6*time.Second)
+	l.Resumed(localNow + 6*time.Second)
+	l.Paused(localNow + 6*time.Second)
+	if _, throttled := l.Pauses(localNow + 9*time.Second); throttled != 6*time.Second {
+		t.Errorf("%v with a pause that the arbiter heard of first", throttled)
+	}
 }
 
 // TestRecently: what is told of the last second fades while nobody decides because nobody has work.
