@@ -66,9 +66,6 @@ func slurmTask(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := slurm.CanEnd(c.Int("pid")); err != nil {
-		return err
-	}
 	runDir := device.RunDir()
 	switch {
 	case c.IsSet("memory") || c.IsSet("weight") || c.IsSet("percent"):
@@ -99,6 +96,9 @@ func slurmNothing(table *device.Table) spec.Plan {
 
 // slurmSlice reserves a slice and puts the task into it.
 func slurmSlice(c *cli.Context, policy slurm.Policy, runDir string) error {
+	if err := slurm.CanEnd(c.Int("pid")); err != nil { // only who has a slice is moved
+		return err
+	}
 	q, err := runQuota(c)
 	if err != nil {
 		return err
