@@ -9,6 +9,7 @@ PREFIX   ?= /usr/local
 # Pinned: a linter that changes by itself makes yesterday's green commit red.
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ERRORLINT := github.com/polyfloyd/go-errorlint@v1.8.0
+UNPARAM := mvdan.cc/unparam@v0.0.0-20260823230713-2fa3d841b0c8
 NFPM        := github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2
 
 # Every command is static, but cgpu-refresh: it asks NVML, which go-nvml loads through cgo.
@@ -38,7 +39,7 @@ help: ## print the targets
 setup: ## install what demo and test need (apt-get; root), if it is missing
 	@hack/setup.sh
 
-build: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS) cgpu-probe-libc) limiter ## every binary (and libcgpu.so, once it exists) into bin/
+build: $(addprefix $(BIN)/,$(STATIC_COMMANDS) $(CGO_COMMANDS) cgpu-probe-libc) limiter ## every binary, libcgpu.so and cgpu-load, into bin/
 
 # Go knows better than make what is stale, so its commands always run.
 # Without gRPC's traces cgpu-agent has no text/template, and is 19 MB smaller: cmd/cgpu-agent/flags.go.
@@ -52,7 +53,7 @@ $(addprefix $(BIN)/,$(CGO_COMMANDS)): $(BIN)/%:
 $(BIN)/cgpu-probe-libc:
 	CGO_ENABLED=1 go build -tags libc -trimpath -ldflags "$(LDFLAGS)" -o $@ ./cmd/cgpu-probe
 
-limiter: # libcgpu.so; nothing to do before limiter/ exists
+limiter: # libcgpu.so and cgpu-load; nothing to do before limiter/ exists
 	@if [ -f limiter/Makefile ]; then $(MAKE) -C limiter OUT=$(abspath $(BIN)); fi
 
 demo: setup build ## two containers share one GPU (the real one, else the simulated); ends with "demo: N checks passed"
@@ -69,19 +70,22 @@ integration: build ## conformance suite and the commands in the docs: real docke
 	@# cgpu install is tried with the machine's engines and with today's; other tests need not wait for these.
 	$(if $(RUN),$(if $(findstring Install,$(RUN)),$(ENGINES)),$(ENGINES)) hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 30m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/integration/
 	hack/with-node.sh -- go test -tags integration -count 1 -p 1 -timeout 15m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/docs/ ./test/slurm/
+	CGPU_BIN=$(abspath $(BIN)) go test -tags integration -count 1 -timeout $(if $(CGPU_FAULTS),6h,15m) $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/faults/
 
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
 	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
 	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 40m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes
+	@# The rest over CRI-O is for hands, as is another Kubernetes (docs/internals/testing.md).
+	$(if $(RUN),,[ -z "$$CI" ] || CGPU_BIN=$(abspath $(BIN)) test/kubernetes/crio.sh $(if $(V),-v) -run 'TestClaimIsALimit|TestDevicePluginBelowCRIO|TestRestarts/crio')
 	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes/dra
 
 bench: setup build ## what a container start, a call and a guard cost, here; a table and bin/bench.json
 	hack/with-node.sh -- go run -tags integration ./test/bench -o $(BIN)/bench.json
 
-lint: ## gofmt, length of lines, licence headers, go vet, staticcheck, errorlint, shellcheck
-	@hack/lint.sh $(STATICCHECK) $(ERRORLINT)
+lint: ## gofmt, length of lines, licence headers, go vet, staticcheck, errorlint, unparam, shellcheck
+	@hack/lint.sh $(STATICCHECK) $(ERRORLINT) $(UNPARAM)
 
 drivers: ## which driver branches there are tables for, and what differs; writes docs/drivers.md
 	@go run ./hack/drivers matrix
@@ -95,6 +99,7 @@ fuzz: ## every fuzz target for FUZZTIME (10s)
 install: build ## binaries and limiter into PREFIX (/usr/local), systemd units where there is systemd; then cgpu install
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib/cgpu
 	install -m 0644 $(BIN)/libcgpu.so $(DESTDIR)$(PREFIX)/lib/cgpu/
+	install -m 0755 $(BIN)/cgpu-load $(DESTDIR)$(PREFIX)/lib/cgpu/
 	install -m 0755 $(addprefix $(BIN)/,$(filter-out cgpu-sim cgpu-agent kubectl-cgpu,$(STATIC_COMMANDS)) $(CGO_COMMANDS)) $(DESTDIR)$(PREFIX)/bin/
 	@# systemd and udev read below /usr/local as well; on machines without them these files would only puzzle.
 	@if [ -n "$(DESTDIR)" ] || [ -d /run/systemd/system ] || [ -d /usr/lib/systemd/system ]; then \

@@ -16,6 +16,8 @@ import (
 	core "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/opencgpu/cgpu/pkg/api/v1alpha1"
 )
 
@@ -58,6 +60,51 @@ func TestScaling(t *testing.T) {
 	spec, _ := decode(t, "keda.yaml", text["keda"])[0].tree["spec"].(map[string]any)
 	if target, _ := spec["scaleTargetRef"].(map[string]any); target["name"] != deployment.Name || !strings.Contains(text["keda"], `pod=~"`+deployment.Name+`-.+"`) {
 		t.Errorf("keda.yaml scales %v", target)
+	}
+}
+
+// TestGitOps: what Argo CD and Flux are told to install is the chart, with values that it has, in a namespace that lets the agent in.
+func TestGitOps(t *testing.T) {
+	for file, at := range map[string]struct{ kind, chart, values string }{
+		"argocd": {"Application", "source.path", "source.helm.valuesObject"},
+		"flux":   {"HelmRelease", "chart.spec.chart", "values"},
+	} {
+		text, err := os.ReadFile("examples/gitops/" + file + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), "{pod-security.kubernetes.io/enforce: privileged}") {
+			t.Errorf("%s: the namespace has no label", file)
+		}
+		for _, o := range decode(t, file, string(text)) {
+			if o.tree["kind"] != at.kind {
+				continue
+			}
+			spec := func(path string) any {
+				value := o.tree["spec"]
+				for _, name := range strings.Split(path, ".") {
+					fields, _ := value.(map[string]any)
+					value = fields[name]
+				}
+				return value
+			}
+			if spec(at.chart) != "deploy/helm/cgpu" {
+				t.Errorf("%s: the chart is %v", file, spec(at.chart))
+			}
+			values, err := yaml.Marshal(spec(at.values))
+			if err != nil {
+				t.Fatal(err)
+			}
+			given := filepath.Join(t.TempDir(), "values.yaml")
+			if err := os.WriteFile(given, values, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			made := helm.must(t, "template", "cgpu", "helm/cgpu", "--namespace", "cgpu-system", "--kube-version", kubeVersion, "--values", given)
+			set := of[*apps.DaemonSet](decode(t, file, made))
+			if len(set) != 1 || set[0].Spec.Template.Spec.Containers[0].Image != "registry.example.com/cgpu-agent:0.1.0" {
+				t.Errorf("%s: makes %+v", file, set)
+			}
+		}
 	}
 }
 

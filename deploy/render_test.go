@@ -181,7 +181,8 @@ func decode(t *testing.T, where, text string) (list []object) {
 }
 
 // foreign are the groups of other projects. What Prometheus' operator reads, test/observability decodes.
-var foreign = map[string]bool{"kueue.x-k8s.io": true, "config.kueue.x-k8s.io": true, "monitoring.coreos.com": true, "keda.sh": true}
+var foreign = map[string]bool{"kueue.x-k8s.io": true, "config.kueue.x-k8s.io": true, "monitoring.coreos.com": true, "keda.sh": true,
+	"argoproj.io": true, "helm.toolkit.fluxcd.io": true, "source.toolkit.fluxcd.io": true}
 
 // of are the objects of a type.
 func of[T runtime.Object](list []object) (typed []T) {

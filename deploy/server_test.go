@@ -91,7 +91,7 @@ func TestServer(t *testing.T) {
 	t.Run("limits", c.limits)
 	t.Run("extended", c.extended)
 	t.Run("quota", c.quota)
-	t.Run("kueue", c.kueue)
+	t.Run("others", c.others)
 	t.Run("pods", c.pods)
 	t.Run("gpushare", c.gpushare)
 	t.Run("runtime classes", c.runtimeClasses)

@@ -30,13 +30,12 @@ wait_for() {
 	done
 }
 
-# Processes of this node name its run dir in their environment (dockerd, containerd, shims), on their command line
-# (cgpu-sim) or among their open files (guards).
+# Processes of this node name its run dir in their environment (dockerd, containerd, shims, cgpu-sim) or among their open files (guards).
 node_pids() {
 	local p
 	for p in /proc/[0-9]*; do
 		[[ ${p#/proc/} == "$$" || ${p#/proc/} == "$BASHPID" || ${p#/proc/} == "$PPID" ]] && continue
-		if grep -zqxF "CGPU_RUN_DIR=$dir/run" "$p/environ" 2>/dev/null || grep -zqxF "$dir/run" "$p/cmdline" 2>/dev/null ||
+		if grep -zqxF "CGPU_RUN_DIR=$dir/run" "$p/environ" 2>/dev/null ||
 			[[ $(find "$p/fd" -lname "$dir/run/*" -print -quit 2>/dev/null) ]]; then
 			echo "${p#/proc/}"
 		fi

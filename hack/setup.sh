@@ -34,12 +34,13 @@ need ip iproute2
 need pgrep procps
 if [[ ${CI:-} ]]; then
 	need shellcheck shellcheck
-	# Without these, tests are skipped: the preload library with musl and on arm64, completion in other shells.
+	# Without these, tests are skipped: the preload library with musl and on arm64, completion in other shells, what reads traces of MPS.
 	need musl-gcc musl-tools
 	need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	need qemu-aarch64-static qemu-user-static
 	need zsh zsh
 	need fish fish
+	need python3 python3
 fi
 # Without these the tests of podman and CRI-O, of Slurm, and of the page in a browser, are skipped, and nothing else. podman's and Slurm's packages
 # enable services of systemd, podman's a network for all CNI plugins, and chromium has 300 MB, which nobody has asked for on a machine of his own.

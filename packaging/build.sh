@@ -16,7 +16,7 @@ export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/n
 [[ $SOURCE_DATE_EPOCH =~ ^[0-9]+$ ]] ||
 	die "SOURCE_DATE_EPOCH=\"$SOURCE_DATE_EPOCH\": want seconds since 1970: this is no git checkout, so set it"
 
-# The C compiler for an architecture, where there is one that can link: cgpu-refresh and libcgpu.so need it.
+# The C compiler for an architecture, where there is one that can link: cgpu-refresh and what is in limiter/ need it.
 compiler() {
 	local arch=$1 cc
 	case $arch in
@@ -48,6 +48,7 @@ stage() {
 	done
 	make -s -C limiter CC="$cc" OUT="$stage/limiter" >/dev/null
 	install -m 0644 "$stage/limiter/libcgpu.so" "$all/usr/lib/cgpu/"
+	install -m 0755 "$stage/limiter/cgpu-load" "$all/usr/lib/cgpu/"
 	install -m 0644 configs/cgpu.toml "$stage/"
 
 	# systemd's, with the packages' path where they name that of `make install`.
@@ -98,7 +99,7 @@ stage() {
 
 	# What is in a package has the commit's time and modes that do not depend on the checkout's.
 	find "$stage" -type d -exec chmod 755 {} +
-	find "$stage" -type f -not -path '*/usr/bin/*' -exec chmod 644 {} +
+	find "$stage" -type f -not -path '*/usr/bin/*' -not -name cgpu-load -exec chmod 644 {} +
 	find "$stage" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
 }
 
@@ -133,7 +134,7 @@ for arch in ${ARCHES:-amd64 arm64}; do
 		continue
 	fi
 	(stage "$arch" "$cc" "$work/$arch")
-	GLIBC=$(readelf -V "$work/$arch/all/usr/bin/cgpu-refresh" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
+	GLIBC=$(readelf -V "$work/$arch/all/usr/bin/cgpu-refresh" "$work/$arch/all/usr/lib/cgpu/cgpu-load" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -1)
 	export ARCH=$arch STAGE=$work/$arch GLIBC=${GLIBC#GLIBC_}
 	for kind in deb rpm; do
 		for name in nfpm nfpm-agent nfpm-kubectl; do

@@ -101,6 +101,7 @@ for program in cgpu cgpu-guard cgpu-hook cgpu-podresources cgpu-probe cgpu-refre
 	[[ $program == cgpu-refresh ]] || ! readelf -l "$root/usr/bin/$program" | grep INTERP >/dev/null || fail "$program is not static"
 	grep -q "^$program: go" "$root/usr/share/doc/cgpu/sbom.txt" || fail "$program is not in sbom.txt"
 done
+[[ -x $root/usr/lib/cgpu/cgpu-load ]] || fail "/usr/lib/cgpu/cgpu-load is not there, or not a program"
 for file in lib/cgpu/libcgpu.so lib/systemd/system/cgpu-{refresh,km}.service lib/udev/rules.d/71-cgpu.rules lib/tmpfiles.d/cgpu.conf \
 	share/bash-completion/completions/cgpu share/fish/vendor_completions.d/cgpu.fish share/zsh/vendor-completions/_cgpu; do
 	[[ -s $root/usr/$file ]] || fail "/usr/$file is not there"

@@ -36,6 +36,7 @@ var options = []option{
 	{name: "health-address", metavar: "ADDRESS", usage: "of /healthz, /readyz and /metrics; none: nowhere", value: ":9470"},
 	{name: "smi", metavar: "on|off", usage: "whether names of containers, limits and use are told there: at /v1/smi, for kubectl cgpu " +
 		"top, and in /metrics", value: "on"},
+	{name: "web", metavar: "on|off", usage: "whether the page of cgpu web is there, at /web/, for kubectl port-forward", value: "off"},
 	{name: "log-format", metavar: "FORMAT", usage: "of the lines on standard error: text or json", value: "text"},
 	{name: "pod-uid", metavar: "UID", usage: "of the agent's pod: two agents may then run side by side while a DaemonSet is updated",
 		variables: []string{"POD_UID"}},

@@ -81,7 +81,7 @@ func run(ctx context.Context, s settings) error {
 	pods := agent.NewPods(client, s.node, log)
 	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), Pods: pods,
 		FrontEnds: frontEnds(s, client, pods, division, log), Division: division, Health: s.health,
-		Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Version: version, Log: log})
+		Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Web: s.web, Version: version, Log: log})
 	if err == nil {
 		log.Info("ends; containers that run are not touched")
 	}

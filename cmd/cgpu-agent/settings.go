@@ -28,7 +28,7 @@ type settings struct {
 	kubeconfig          string
 	cdiDir, kubeletDir  string
 	hook, health        string
-	smi                 bool
+	smi, web            bool
 	logFormat, podUID   string
 }
 
@@ -57,11 +57,18 @@ func settingsOf(f flags) (s settings, err error) {
 	if s.health = f.values["health-address"]; s.health == "none" {
 		s.health = ""
 	}
-	switch text := f.values["smi"]; text {
-	case "on", "off":
-		s.smi = text == "on"
-	default:
-		return s, fmt.Errorf("--smi %q: want on or off", text)
+	for _, p := range []struct {
+		flag string
+		to   *bool
+	}{{"smi", &s.smi}, {"web", &s.web}} {
+		text := f.values[p.flag]
+		if text != "on" && text != "off" {
+			return s, fmt.Errorf("--%s %q: want on or off", p.flag, text)
+		}
+		*p.to = text == "on"
+	}
+	if s.web && (!s.smi || s.health == "") {
+		return s, errors.New("--web on: it tells what --smi does, at --health-address: want --smi on and an address")
 	}
 	if s.logFormat = f.values["log-format"]; s.logFormat != "text" && s.logFormat != "json" {
 		return s, fmt.Errorf("--log-format %q: want text or json", s.logFormat)

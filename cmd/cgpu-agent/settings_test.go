@@ -47,8 +47,11 @@ func TestSettings(t *testing.T) {
 			t.Errorf("%v: dra %v, plugin %v, want %v", g, has(0, g), has(1, g), want)
 		}
 	}
-	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" || !s.smi {
+	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" || !s.smi || s.web {
 		t.Errorf("defaults: %+v, %v", s, err)
+	}
+	if s, err := parse(t, "--web", "on"); err != nil || !s.web {
+		t.Errorf("%+v, %v", s, err)
 	}
 	if f := frontEnds(s, nil, nil, divisionOf(s), logger("text", os.Stderr)); len(f) != 1 || f[0].Mine != nil || f[0].Others != nil {
 		t.Errorf("all GPUs: %+v", f)
@@ -64,17 +67,20 @@ func TestSettingsRefused(t *testing.T) {
 		"--frontends dra,deviceplugin":              "--dra-gpus: is missing",
 		"--frontends dra,deviceplugin --dra-gpus 0": "--deviceplugin-gpus: is missing",
 		"--frontends dra,deviceplugin --dra-gpus 0,1 --deviceplugin-gpus 1": "both have 1",
-		"--dra-gpus first":    "whole UUIDs",
-		"--dra-gpus ,":        "empty list",
-		"--memory-unit GB":    "want GiB, MiB",
-		"--memory-unit 0MiB":  "want GiB, MiB",
-		"--memory-unit -1GiB": "want GiB, MiB",
-		"--cdi-dir cdi":       "absolute",
-		"--kubelet-dir ./x":   "absolute",
-		"--hook cgpu-hook":    "absolute",
-		"--log-format logfmt": "want text or json",
-		"--smi no":            "want on or off",
-		"--nonsense":          "nonsense",
+		"--dra-gpus first":               "whole UUIDs",
+		"--dra-gpus ,":                   "empty list",
+		"--memory-unit GB":               "want GiB, MiB",
+		"--memory-unit 0MiB":             "want GiB, MiB",
+		"--memory-unit -1GiB":            "want GiB, MiB",
+		"--cdi-dir cdi":                  "absolute",
+		"--kubelet-dir ./x":              "absolute",
+		"--hook cgpu-hook":               "absolute",
+		"--log-format logfmt":            "want text or json",
+		"--smi no":                       "want on or off",
+		"--web yes":                      "want on or off",
+		"--web on --smi off":             "want --smi on",
+		"--web on --health-address none": "and an address",
+		"--nonsense":                     "nonsense",
 	} {
 		if _, err := parse(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

@@ -19,7 +19,11 @@ import (
 // if the guard had paused them. It needs no capability.
 func rescueMain() {
 	runtime.GOMAXPROCS(1)
-	ready := func() { fmt.Println("ok") }
+	ready := func() {
+		if _, err := fmt.Println("ok"); err != nil { // the guard would wait for it
+			os.Exit(1)
+		}
+	}
 	err := cap.NewSet().SetProc()
 	if err == nil && len(os.Args) != 2 {
 		err = fmt.Errorf("%d arguments; it is started by cgpu-guard only", len(os.Args)-1)

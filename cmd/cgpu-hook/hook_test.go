@@ -338,6 +338,13 @@ func TestStarted(t *testing.T) {
 	if r, err := book.Find("c"); err != nil || r.InitPID != os.Getpid() || r.InitStart != start || start == 0 {
 		t.Errorf("%+v, %v", r, err)
 	}
+	// This process is in no container's cgroup: one that was promised the driver's limits must not start without them.
+	if err := book.Update(nonce, func(r *ledger.Record) error { r.DriverLimits = true; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if err := call(nonce, fmt.Sprintf(`{"pid":%d}`, os.Getpid())); err == nil || !strings.Contains(err.Error(), "cgroup") {
+		t.Errorf("with the driver's limits: %v", err)
+	}
 }
 
 func TestRelease(t *testing.T) {

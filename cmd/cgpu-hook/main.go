@@ -2,7 +2,7 @@
 
 // Command cgpu-hook runs at fixed points of a container's life, where spec.Apply put it into config.json:
 //
-//	started  (createRuntime)   notes the container's first process, in preload mode
+//	started  (createRuntime)   notes the container's first process, in preload mode; has the driver limit its cgroup
 //	setup    (createContainer) links and ld cache for the driver's libraries, in the container's mount namespace
 //	release  (poststop)        gives the reservation back
 //
@@ -32,6 +32,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/name"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/page"
 )
 
@@ -103,7 +104,7 @@ func whose(hook string, args []string) (nonce string, err error) {
 }
 
 // started notes the container's first process in its record, which is how others find out later that it is gone. Where there
-// is a guard, the guard does this.
+// is a guard, the guard does this. The process is in its cgroup, and the container's program has not begun: time for the driver's limits.
 func started(args []string, stdin io.Reader) error {
 	nonce, err := whose("started", args)
 	if err != nil {
@@ -117,10 +118,18 @@ func started(args []string, stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return ledger.Open(device.RunDir()).Update(nonce, func(r *ledger.Record) error {
+	book, limited := ledger.Open(device.RunDir()), false
+	err = book.Update(nonce, func(r *ledger.Record) (err error) {
 		r.InitPID, r.InitStart = state.Pid, start
-		return nil
+		if limited = r.DriverLimits && len(r.VGPUs) > 0; limited {
+			r.LimitedCgroup, err = nvmlclient.Cgroup(state.Pid)
+		}
+		return err
 	})
+	if err != nil || !limited {
+		return err
+	}
+	return nvmlclient.Limit(book, nonce)
 }
 
 // release drops the container's reservation and its vGPU page. The guard does the same when its last process is gone, and a

@@ -24,9 +24,10 @@ type driverFiles struct {
 // translate takes the driver files out of CDI edits.
 //
 // Device nodes are left out: a vGPU container gets nvidiactl, nvidia-uvm and its own GPUs, which the table knows from
-// NVML, and neither nvidia-modeset, nvidia-uvm-tools, capabilities nor DRM nodes. Of the hooks only what two of them
-// were asked to do is taken over, for our one hook to do: create-symlinks and update-ldcache (nvidia-container-toolkit,
-// internal/discover/{symlinks,ldconfig}.go). NVIDIA_VISIBLE_DEVICES is set by pkg/spec.
+// NVML, and neither nvidia-modeset, nvidia-uvm-tools, capabilities nor DRM nodes (docs/internals/graphics.md says why).
+// Of the hooks only what two of them were asked to do is taken over, for our one hook to do: create-symlinks and
+// update-ldcache (nvidia-container-toolkit, internal/discover/{symlinks,ldconfig}.go). NVIDIA_VISIBLE_DEVICES is set by
+// pkg/spec.
 func translate(edits *specs.ContainerEdits) driverFiles {
 	var d driverFiles
 	for _, m := range edits.Mounts {

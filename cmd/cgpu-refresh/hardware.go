@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // nvmlHardware answers from NVML until in ends. As long as it runs the driver is in use.
@@ -24,19 +26,52 @@ func nvmlHardware(driverRoot string, in io.Reader, out io.Writer) error {
 	}
 	defer shutdown()
 	xids := &xidCounter{out: &lines{to: out}}
-	if err := xids.begin(lib); err == nil {
-		go xids.follow()
-	}
-	return answerNVML(lib, xids, in)
+	begin := sync.OnceFunc(func() { // it wakes every GPU
+		if err := xids.begin(lib); err == nil {
+			go xids.follow()
+		}
+	})
+	return answerNVML(lib, xids, begin, in)
 }
 
-func answerNVML(lib nvml.Interface, xids *xidCounter, in io.Reader) error {
+// answerNVML calls begin before the first answer that has Xids.
+func answerNVML(lib nvml.Interface, xids *xidCounter, begin func(), in io.Reader) error {
 	return answerLines(in, xids.out, func(line string) (map[string]device.Hardware, error) {
+		if strings.HasPrefix(line, device.MemoryLine) {
+			return memory(lib, line)
+		}
+		begin()
 		if line == device.HealthLine {
 			return health(lib, xids)
 		}
 		return hardware(lib, xids)
 	})
+}
+
+// memory is what the driver has given out, without what it keeps for itself. Drivers before 510 do not tell these apart.
+func memory(lib nvml.Interface, line string) (map[string]device.Hardware, error) {
+	all := map[string]device.Hardware{}
+	count, ret := lib.DeviceGetCount()
+	if ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	for i := range count {
+		if !memoryOf(line, i) {
+			continue
+		}
+		d, ret := lib.DeviceGetHandleByIndex(i)
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		uuid, ret := d.GetUUID()
+		if ret != nvml.SUCCESS {
+			continue
+		}
+		if m, ret := d.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+			all[lowerUUID(uuid)] = device.Hardware{Used: new(quota.Bytes(m.Used))}
+		}
+	}
+	return all, nil
 }
 
 // health asks for what pkg/health goes by. A GPU that is lost has no handle any more, or one that says so. When nobody counts Xids any more it

@@ -8,8 +8,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +85,7 @@ func TestHardware(t *testing.T) {
 	}
 	devices[0].GetUUIDFunc = func() (string, nvml.Return) { return "GPU-AA", nvml.SUCCESS }
 	ask := func() map[string]device.Hardware {
-		if err := answerNVML(lib, xids, strings.NewReader("\n")); err != nil {
+		if err := answerNVML(lib, xids, func() {}, strings.NewReader("\n")); err != nil {
 			t.Fatal(err)
 		}
 		var all map[string]device.Hardware
@@ -100,12 +102,41 @@ func TestHardware(t *testing.T) {
 	}
 	close(events)
 	<-ended
-	if err := answerNVML(lib, xids, strings.NewReader("\n")); err == nil {
+	if err := answerNVML(lib, xids, func() {}, strings.NewReader("\n")); err == nil {
 		t.Error("nobody counts any more, and there is an answer")
 	}
 	xids = &xidCounter{out: xids.out} // of a driver that tells of none
 	if got := ask()["GPU-aa"]; got.Xids != nil || got.Temperature == nil {
 		t.Errorf("nobody ever counted: %+v", got)
+	}
+}
+
+// TestMemoryAnswers: what is used of the GPUs that are named; others are not woken.
+func TestMemoryAnswers(t *testing.T) {
+	var woken []int
+	lib := &mock.Interface{
+		DeviceGetCountFunc: func() (int, nvml.Return) { return 4, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) {
+			woken = append(woken, i)
+			return &mock.Device{
+				GetUUIDFunc: func() (string, nvml.Return) { return fmt.Sprintf("GPU-A%d", i), nvml.SUCCESS },
+				GetMemoryInfo_v2Func: func() (nvml.Memory_v2, nvml.Return) {
+					if i == 3 { // a driver before 510
+						return nvml.Memory_v2{}, nvml.ERROR_FUNCTION_NOT_FOUND
+					}
+					return nvml.Memory_v2{Used: uint64(100 + i), Reserved: 7}, nvml.SUCCESS
+				},
+			}, nvml.SUCCESS
+		},
+	}
+	var out bytes.Buffer
+	begin := func() { t.Error("Xids are counted, which wakes all") }
+	xids := &xidCounter{out: &lines{to: &out}}
+	if err := answerNVML(lib, xids, begin, strings.NewReader(device.MemoryLine+" 0 2 3\n")); err != nil {
+		t.Fatal(err)
+	}
+	if want := `{"GPU-a0":{"used":100},"GPU-a2":{"used":102}}` + "\n"; out.String() != want || !slices.Equal(woken, []int{0, 2, 3}) {
+		t.Errorf("%s want %s, woken %v", out.String(), want, woken)
 	}
 }
 
@@ -149,7 +180,7 @@ func TestHealthAnswers(t *testing.T) {
 	}
 	ask := func() (all map[string]device.Hardware, err error) {
 		out.Reset()
-		if err := answerNVML(lib, xids, strings.NewReader(device.HealthLine+"\n")); err != nil {
+		if err := answerNVML(lib, xids, func() {}, strings.NewReader(device.HealthLine+"\n")); err != nil {
 			return nil, err
 		}
 		return all, json.Unmarshal(out.Bytes(), &all)

@@ -8,6 +8,7 @@
 //
 //	cgpu-refresh [-v] [-force]
 //	cgpu-refresh -hardware
+//	cgpu-refresh -limit CGROUP UUID=BYTES …
 //
 // It exits with 0 when a good table is in place, 1 when none could be made, 2 when called wrongly; faults and warnings
 // are lines on standard error.
@@ -25,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 )
 
 var version = "unknown" // set by the linker
@@ -39,9 +41,10 @@ func main() {
 	verbose := flags.Bool("v", false, "print what was found")
 	force := flags.Bool("force", false, "make the table anew even when it is fresh")
 	forever := flags.Bool("hardware", false, "answer each line of standard input with what NVML says of the GPUs (for cgpu exporter)")
+	cgroup := flags.String("limit", "", "have the driver limit the memory of a `cgroup`, UUID=BYTES for each GPU (for cgpu-hook)")
 	showVersion := flags.Bool("version", false, "print the version and exit")
 	_ = flags.Parse(os.Args[1:])
-	if flags.NArg() > 0 {
+	if flags.NArg() > 0 && *cgroup == "" {
 		fmt.Fprintf(os.Stderr, "cgpu-refresh: %q: want no arguments\n", flags.Arg(0))
 		os.Exit(2)
 	}
@@ -50,15 +53,28 @@ func main() {
 		return
 	}
 	helper, err := os.Executable()
-	if *forever {
+	switch {
+	case *forever:
 		err = serveHardware(os.Stdin, os.Stdout)
-	} else if err == nil {
+	case *cgroup != "":
+		err = limit(*cgroup, flags.Args())
+	case err == nil:
 		err = refresh{runDir: device.RunDir(), configFile: device.ConfigFile(), helper: helper, simDir: simNodeDir, verbose: *verbose}.run(*force)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cgpu-refresh:", strings.ReplaceAll(err.Error(), "\n", " "))
 		os.Exit(1)
 	}
+}
+
+// limit has the driver limit a cgroup. Where the driver is, the table says by which the container was admitted: a hook does not know which
+// cgpu.toml that was made from, so that to it the table may look stale.
+func limit(cgroup string, limits []string) error {
+	t, err := device.Load(device.RunDir())
+	if t == nil {
+		return err
+	}
+	return limitCgroup(t.DriverRoot, nvmlclient.CgroupRoot, cgroup, limits)
 }
 
 type refresh struct {
@@ -97,7 +113,7 @@ func (r refresh) run(force bool) error {
 	if err != nil {
 		return err
 	}
-	t := &device.Table{Version: device.TableVersion, Driver: c.Driver, Config: c.Settings}
+	t := &device.Table{Version: device.TableVersion, Driver: c.Driver, DriverRoot: c.DriverRoot, Config: c.Settings}
 	if t.Hook, err = device.Program("cgpu-hook"); err != nil {
 		return err
 	}

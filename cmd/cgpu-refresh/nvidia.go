@@ -19,6 +19,7 @@ import (
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -36,7 +37,12 @@ func (r refresh) nvidia(t *device.Table, driverRoot string, before device.Key) e
 	if t.DriverVersion, ret = lib.SystemGetDriverVersion(); ret != nvml.SUCCESS {
 		return fmt.Errorf("NVML: driver version: %w", ret)
 	}
-	if t.GPUs, err = listGPUs(lib, lib.Extensions().LookupSymbol, r.warn); err != nil {
+	if t.Config.DriverLimits {
+		if err := hasLimits(lib, lib.Extensions().LookupSymbol, nvmlclient.CgroupRoot); err != nil {
+			return err
+		}
+	}
+	if t.GPUs, err = listGPUs(lib, t.Guarded(), lib.Extensions().LookupSymbol, r.warn); err != nil {
 		return err
 	}
 	for i := range t.GPUs {
@@ -102,9 +108,9 @@ func foldersOf(root string) []string {
 	return below(root)
 }
 
-// listGPUs lists the GPUs that can be shared. has tells whether the library knows a function: calling one that it lacks
-// kills the process.
-func listGPUs(lib nvml.Interface, has func(symbol string) error, warn func(string, ...any)) ([]device.GPU, error) {
+// listGPUs lists the GPUs that can be shared, by guards or without. has tells whether the library knows a function: calling one that it
+// lacks kills the process.
+func listGPUs(lib nvml.Interface, guarded bool, has func(symbol string) error, warn func(string, ...any)) ([]device.GPU, error) {
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("NVML: number of GPUs: %w", ret)
@@ -112,6 +118,10 @@ func listGPUs(lib nvml.Interface, has func(symbol string) error, warn func(strin
 	var list []device.GPU
 	for i := range count {
 		g, err := gpu(lib, i, has)
+		if err == nil && guarded && unguarded[g.Architecture] {
+			err = fmt.Errorf(`%s is a GPU of %s, and a guard needs Volta or newer; enforcement = "preload" in cgpu.toml shares it without one`,
+				g.Name, g.Architecture)
+		}
 		if err != nil { // a lost GPU must not take the others with it
 			warn("GPU %d is left out: %v", i, err)
 			continue

@@ -16,6 +16,8 @@ func (r refresh) nvidia(*device.Table, string, device.Key) error {
 	return errors.New(`this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML; build it with cgo, or set driver = "sim" in cgpu.toml`)
 }
 
-func nvmlHardware(string, io.Reader, io.Writer) error {
-	return errors.New("this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML")
-}
+var errNoCgo = errors.New("this cgpu-refresh was built with CGO_ENABLED=0 and cannot load NVML")
+
+func nvmlHardware(string, io.Reader, io.Writer) error { return errNoCgo }
+
+func limitCgroup(string, string, string, []string) error { return errNoCgo }

@@ -68,7 +68,7 @@ func TestGPUs(t *testing.T) {
 
 // mockGPUs fails the test for a warning that names no reason.
 func mockGPUs(t *testing.T, lib nvml.Interface, has func(string) error) ([]device.GPU, error) {
-	return listGPUs(lib, has, func(format string, args ...any) {
+	return listGPUs(lib, true, has, func(format string, args ...any) {
 		if text := fmt.Sprintf(format, args...); !strings.Contains(text, "MIG") && !strings.Contains(text, "ERROR") && !strings.Contains(text, "lost") {
 			t.Errorf("warning without a reason: %s", text)
 		}
@@ -85,7 +85,7 @@ func TestGPUsLeftOut(t *testing.T) {
 		return s.Devices[i], nvml.SUCCESS
 	}
 	var warnings []string
-	list, err := listGPUs(s, known, func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) })
+	list, err := listGPUs(s, true, known, func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) })
 	if err != nil || len(list) != 6 || list[0].Index != 1 {
 		t.Errorf("%d GPUs, %v", len(list), err)
 	}
@@ -94,15 +94,27 @@ func TestGPUsLeftOut(t *testing.T) {
 	}
 
 	// A library without MIG functions must not be asked: the call would kill the process.
+	migMode := deviceOf(s, 1).GetMigModeFunc
 	deviceOf(s, 1).GetMigModeFunc = func() (int, int, nvml.Return) { panic("called a function that the library lacks") }
 	lacks := func(symbol string) error { return errors.New("undefined symbol: " + symbol) }
-	if list, err = listGPUs(s, lacks, t.Logf); err != nil || len(list) != 7 {
+	if list, err = listGPUs(s, true, lacks, t.Logf); err != nil || len(list) != 7 {
 		t.Errorf("old library: %d GPUs, %v", len(list), err)
+	}
+
+	deviceOf(s, 1).GetMigModeFunc = migMode
+	deviceOf(s, 2).GetArchitectureFunc = func() (nvml.DeviceArchitecture, nvml.Return) { return nvml.DEVICE_ARCH_PASCAL, nvml.SUCCESS }
+	warnings = nil
+	list, err = listGPUs(s, true, known, func(format string, args ...any) { warnings = append(warnings, fmt.Sprintf(format, args...)) })
+	if err != nil || len(warnings) != 3 || !strings.Contains(warnings[1], "is a GPU of Pascal, and a guard needs Volta") {
+		t.Errorf("a Pascal with a guard: %d GPUs, %v, warnings %q", len(list), err, warnings)
+	}
+	if without, err := listGPUs(s, false, known, t.Logf); err != nil || len(without) != len(list)+1 {
+		t.Errorf("a Pascal without a guard: %d GPUs, %v", len(without), err)
 	}
 
 	one := dgxh200.NewWithGPUs(gpus.Multiple(1, gpus.H200_SXM5_141GB)...)
 	deviceOf(one, 0).MigMode = nvml.DEVICE_MIG_ENABLE
-	if _, err := listGPUs(one, known, t.Logf); err == nil {
+	if _, err := listGPUs(one, true, known, t.Logf); err == nil {
 		t.Error("a table without a GPU")
 	}
 }
@@ -222,6 +234,61 @@ func TestDriverRoot(t *testing.T) {
 	}
 	if _, _, _, err := openNVML(top + "/nowhere"); err == nil || !strings.Contains(err.Error(), "driver_root") {
 		t.Errorf("a root without a driver: %v", err)
+	}
+}
+
+// TestCapabilities: whatever NVIDIA_DRIVER_CAPABILITIES says, a container has the driver's files for all of them, as with NVIDIA's toolkit
+// in CDI mode, at the places where the loaders in its image look. The loaders themselves (libglvnd, libOpenCL.so.1) are the image's.
+func TestCapabilities(t *testing.T) {
+	t.Setenv("PATH", "/usr/bin")
+	t.Setenv("LD_LIBRARY_PATH", "")
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const lib = "/usr/lib/x86_64-linux-gnu"
+	install(t, root+lib, root+"/usr/bin")
+	files := map[string]string{}
+	loaders := []string{lib + "/libEGL.so.1", lib + "/libOpenCL.so.1", lib + "/libGL.so.1"}
+	for _, name := range loaders {
+		files[name] = ""
+	}
+	so := func(name string) string { return lib + "/lib" + name + ".so." + installed }
+	want := map[string][]string{ // where the container has it
+		"OpenCL":        {so("nvidia-opencl"), "/etc/OpenCL/vendors/nvidia.icd"},
+		"NVDEC, NVENC":  {so("nvcuvid"), so("nvidia-encode"), lib + "/vdpau/libvdpau_nvidia.so." + installed},
+		"EGL, OpenGL":   {so("EGL_nvidia"), so("GLX_nvidia"), "/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
+		"EGL, surfaces": {lib + "/libnvidia-egl-gbm.so.1.1.2", "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json"},
+		"Vulkan":        {so("nvidia-glvkspirv"), "/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"},
+		"OptiX":         {so("nvoptix"), "/usr/share/nvidia/nvoptix.bin"},
+	}
+	for _, list := range want {
+		for _, name := range list {
+			files[name] = ""
+		}
+	}
+	put(t, root, files)
+	s := dgx()
+	s.SystemGetDriverVersionFunc = func() (string, nvml.Return) { return installed, nvml.SUCCESS }
+	found, err := discover(s, root, foldersOf(root), t.Logf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := map[string]bool{}
+	for _, m := range found.mounts {
+		in[m.Container] = true
+	}
+	for what, list := range want {
+		for _, name := range list {
+			if !in[name] {
+				t.Errorf("%s: the container has no %s", what, name)
+			}
+		}
+	}
+	for _, name := range loaders {
+		if in[name] {
+			t.Errorf("%s is the image's, not the driver's", name)
+		}
 	}
 }
 

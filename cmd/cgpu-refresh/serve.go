@@ -7,6 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/opencgpu/cgpu/pkg/config"
@@ -15,7 +18,7 @@ import (
 )
 
 // serveHardware writes, for each line that comes in, a line of JSON: what the driver says of each GPU, by UUID, and each Xid in a
-// line of its own. It is for `cgpu exporter` and `cgpu health watch`, which are static, and ends with in.
+// line of its own. It is for `cgpu exporter`, `cgpu health watch` and `cgpu smi`, which are static, and ends with in.
 func serveHardware(in io.Reader, out io.Writer) error {
 	t, err := device.Load(device.RunDir())
 	if t == nil || err != nil && !errors.Is(err, device.ErrStale) {
@@ -58,10 +61,16 @@ func answerLines(in io.Reader, out *lines, answer func(line string) (map[string]
 	return asked.Err()
 }
 
-// simHardware answers from the simulated driver, whose GPUs have no more than their Xids.
+// memoryOf is whether a line asks for the memory of a GPU.
+func memoryOf(line string, index int) bool {
+	words := strings.Fields(line)
+	return len(words) > 0 && words[0] == device.MemoryLine && slices.Contains(words[1:], strconv.Itoa(index))
+}
+
+// simHardware answers from the simulated driver, whose GPUs have no more than their Xids and what is used of them.
 func simHardware(socket string, in io.Reader, to io.Writer) error {
 	out, told := &lines{to: to}, map[string]int{}
-	return answerLines(in, out, func(string) (map[string]device.Hardware, error) {
+	return answerLines(in, out, func(line string) (map[string]device.Hardware, error) {
 		c, err := sim.Dial(socket, nil)
 		if err != nil {
 			return nil, err
@@ -74,7 +83,11 @@ func simHardware(socket string, in io.Reader, to io.Writer) error {
 		all := map[string]device.Hardware{}
 		for _, g := range s.GPUs {
 			n := min(told[g.UUID], len(g.Xids)) // a server that was started anew has none
-			all[g.UUID] = device.Hardware{Xids: new(uint64(len(g.Xids))), Lost: g.Lost}
+			h := device.Hardware{Xids: new(uint64(len(g.Xids))), Lost: g.Lost}
+			if memoryOf(line, g.Index) {
+				h.Used = new(g.Used)
+			}
+			all[g.UUID] = h
 			told[g.UUID] = len(g.Xids)
 			if n < len(g.Xids) {
 				if err := out.write(map[string]device.Hardware{g.UUID: {NewXids: g.Xids[n:]}}); err != nil {

@@ -71,6 +71,14 @@ func TestSimHardware(t *testing.T) {
 	look(true)
 	trouble(sim.Trouble{Xids: []uint64{79}, Lost: new(false)})
 	look(false, 79)
+	for asked, want := range map[string]bool{device.MemoryLine + " 0": true, device.MemoryLine + " 1": false, device.HealthLine: false} {
+		if _, err := io.WriteString(asks, asked+"\n"); err != nil {
+			t.Fatal(err)
+		}
+		if h := line(); (h.Used != nil) != want {
+			t.Errorf("%q: %+v", asked, h)
+		}
+	}
 	asks.Close()
 	if err := <-ended; err != nil {
 		t.Error(err)

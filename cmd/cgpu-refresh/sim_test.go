@@ -24,10 +24,24 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
+// asLimiter makes the test's own program limit a cgroup: NVML can be loaded once in a process.
+const asLimiter = "cgpu-limiter"
+
 // TestMain lets the test's own program stand in for cgpu-sim.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == "cgpu-sim" {
 		if err := serveSim(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Args[0] == asLimiter {
+		err := limit(os.Args[1], os.Args[2:])
+		if len(os.Args) > 3 {
+			err = limitCgroup(os.Args[1], os.Args[2], os.Args[3], os.Args[4:])
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -158,6 +172,12 @@ func TestSimulatedNode(t *testing.T) {
 		t.Errorf("nvidiactl: %v, %v", info.Mode(), err)
 	}
 
+	// By this the tests' harness finds the server of a node that it ends.
+	if environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", r.simPID(t))); err != nil ||
+		!strings.Contains("\x00"+string(environ), "\x00CGPU_RUN_DIR="+r.runDir+"\x00") {
+		t.Errorf("the server's environment is %q, %v", environ, err)
+	}
+
 	// Fresh: nothing is written.
 	before, pid := stat(t, device.TableFile(r.runDir)), r.simPID(t)
 	if err := r.run(false); err != nil {
@@ -204,11 +224,11 @@ func TestSimulatedGPUsChange(t *testing.T) {
 	pid := r.simPID(t)
 
 	// Other settings leave the server alone.
-	r.configure(t, "max_inst = 9\n")
+	r.configure(t, "max_inst = 9\ndriver_root = \"/srv\"\n")
 	if err := r.run(false); err != nil {
 		t.Fatal(err)
 	}
-	if r.load(t).Config.MaxInst != 9 || r.simPID(t) != pid {
+	if r.load(t).Config.MaxInst != 9 || r.load(t).DriverRoot != "/srv" || r.simPID(t) != pid {
 		t.Errorf("max_inst %d, server %d → %d", r.load(t).Config.MaxInst, pid, r.simPID(t))
 	}
 

@@ -75,7 +75,8 @@ func (s simServer) start() error {
 	defer log.Close()
 	cmd := exec.Command(s.program, "--run-dir", s.runDir)
 	cmd.Dir = "/" // keep no mount busy
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	// The server is told its folder above; with the variable whoever ends a node's processes knows it for one of them.
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "CGPU_RUN_DIR=" + s.runDir}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

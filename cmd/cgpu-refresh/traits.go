@@ -27,7 +27,11 @@ var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_RUBIN:     "Rubin",
 }
 
-// traits are what schedulers select by. Nothing else depends on them, so what the driver does not tell stays empty.
+// unguarded GPUs are told of work through a page of the driver's that is mapped by the channel's handle (open modules,
+// arch/maxwell/kernel_channel_gm107.c), and a guard maps memory alone: no program of theirs could make a context.
+var unguarded = map[string]bool{"Kepler": true, "Maxwell": true, "Pascal": true}
+
+// traits are what schedulers select by. What the driver does not tell stays empty.
 func traits(d nvml.Device, has func(symbol string) error) (architecture, capability string) {
 	if has("nvmlDeviceGetArchitecture") == nil {
 		if a, ret := d.GetArchitecture(); ret == nvml.SUCCESS {

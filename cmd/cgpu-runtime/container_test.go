@@ -837,3 +837,18 @@ func TestUnhealthyGPU(t *testing.T) {
 		t.Errorf("no GPU is healthy: %v %s", r.err, r.log)
 	}
 }
+
+// TestUnread: who cannot read config.json, of descriptors say, does not know that a container asks for nothing.
+func TestUnread(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "config.json")
+	if _, err := create(&call{command: "create", id: "x", bundle: dir, config: file}, dir); err != nil {
+		t.Errorf("no config.json, of which runc tells: %v", err)
+	}
+	if err := os.Symlink(file, file); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := create(&call{command: "create", id: "x", bundle: dir, config: file}, dir); err == nil {
+		t.Error("the low-level runtime would start a container whose config.json cgpu has not read")
+	}
+}

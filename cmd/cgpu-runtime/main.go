@@ -103,8 +103,11 @@ func create(c *call, runDir string) (undo func(), err error) {
 	// Is it ours?
 	file := bundleFile{path: c.config}
 	raw, err := readFile(file.path)
-	if err != nil {
+	if errors.Is(err, os.ErrNotExist) {
 		return undo, nil
+	}
+	if err != nil { // runc might be able to, a moment later, and start it without what it asks for
+		return undo, fmt.Errorf("cgpu-runtime: read %s: %w: it may ask for a GPU, so the container is not started; start it again", file.path, err)
 	}
 	spoken := dialects(runDir, spec.MaySpeak(raw))
 	if len(spoken) == 0 && !spec.MayAsk(raw) {

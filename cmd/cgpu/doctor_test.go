@@ -14,6 +14,7 @@ func TestDoctorUsage(t *testing.T) {
 	for args, want := range map[string]string{
 		"doctor -o yaml":                               `doctor: -o "yaml": want table or json`,
 		"doctor now":                                   `doctor: "now": want no arguments`,
+		"doctor --force":                               `doctor: --force: goes with --measure`,
 		"doctor --engine moby=/x":                      `"moby" is no engine: want NAME=FILE with one of docker, containerd, crio, podman`,
 		"doctor --engine docker":                       `--engine "docker": want docker=FILE with an absolute path`,
 		"doctor --engine docker=daemon.json":           `want docker=FILE with an absolute path`,

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -91,6 +92,25 @@ func TestExporterHost(t *testing.T) {
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestKMUnitIsHeld: what mounts for others has bounds, and none that would give it a mount namespace of its own.
+func TestKMUnitIsHeld(t *testing.T) {
+	text, err := os.ReadFile("../../configs/cgpu-km.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"NoNewPrivileges=yes", "CapabilityBoundingSet=CAP_SYS_ADMIN ", "RestrictAddressFamilies=AF_UNIX", "MemoryMax="} {
+		if !strings.Contains(string(text), "\n"+want) {
+			t.Errorf("cgpu-km.service has no %s", want)
+		}
+	}
+	// systemd.exec(5), "mount namespace".
+	if m := regexp.MustCompile(`(?m)^(Protect(System|Home|KernelTunables|KernelModules|KernelLogs|ControlGroups|Proc)|Private(Tmp|Devices|Mounts|IPC)|`+
+		`(ReadWrite|ReadOnly|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|ProcSubset|Root\w+|MountFlags|DynamicUser)=`).
+		FindAllString(string(text), -1); m != nil {
+		t.Errorf("with %q nobody sees what cgpu-km.service mounts", m)
 	}
 }
 

@@ -19,8 +19,8 @@ func gcCommand() *cli.Command {
 		Usage: "give back what dead containers still hold in the ledger",
 		Description: "A container's share is given back when the container is deleted and when its guard ends. This is for\n" +
 			"the case that both were killed. It also lets run what such a guard has left paused of a container that\n" +
-			"lives, and removes sockets, pages and all but the newest 64 logs and bundles of containers that are gone. Containers that\n" +
-			"live, or may live, are not touched otherwise.\n\n" +
+			"lives, and removes sockets, pages and all but the newest 64 logs and bundles of containers that are gone, and cgroups\n" +
+			"of such runs of cgpu run. Containers that live, or may live, are not touched otherwise.\n\n" +
 			"Examples:\n   cgpu gc\n   cgpu gc -o json | jq '.removed[].id'",
 		Flags:  []cli.Flag{outputFlag()},
 		Before: noArguments,

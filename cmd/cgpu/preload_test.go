@@ -75,6 +75,20 @@ func TestSetPreload(t *testing.T) {
 	}
 }
 
+// TestSetDriverLimits: a limit that only the ledger has changed is told.
+func TestSetDriverLimits(t *testing.T) {
+	n := nodetest.New(t)
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverLimits: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}})
+	for args, want := range map[string]string{
+		"--memory 5GiB": "error: container abc: it is in the ledger, but not with the driver: ",
+		"--weight 3":    "weight 1 → 3",
+	} {
+		if out := cgpu("set abc " + args); !strings.Contains(out, want) {
+			t.Errorf("%s: printed %s\nwant %s", args, out, want)
+		}
+	}
+}
+
 func TestPreloadRefuses(t *testing.T) {
 	n := nodetest.New(t)
 	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})

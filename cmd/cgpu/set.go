@@ -65,7 +65,7 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if err := enforceable(c, old, req); err != nil {
+			if err := enforceable(old, req); err != nil {
 				return err
 			}
 			if !c.Bool("force") {
@@ -133,7 +133,7 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 }
 
 // enforceable refuses what the preload library cannot enforce, for a container that has only that.
-func enforceable(c *cli.Context, r ledger.Record, req ledger.ChangeRequest) error {
+func enforceable(r ledger.Record, req ledger.ChangeRequest) error {
 	switch {
 	case req.Spill != nil && *req.Spill != 0:
 		return control.RefusePreload(r, "set", "spill", "serve device memory from host memory")

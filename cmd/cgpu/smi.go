@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal/tty"
 	"github.com/opencgpu/cgpu/pkg/view"
@@ -22,8 +23,8 @@ func smiCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "smi",
 		Usage: "show the GPUs, who shares them, and what is used",
-		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. What programs outside\n" +
-			"of such containers use is not in it; nvidia-smi shows that. SPILL, where a container has any, is host memory\n" +
+		Description: "USED is what cgpu charges: allocations and contexts of containers with a vGPU. OUTSIDE is what\n" +
+			"other programs use on the same GPUs, where that is 256 MiB or more (-o json: any amount). SPILL, where a container has any, is host memory\n" +
 			"used in place of the GPU's, of what it may use; it is not in USED. UTIL is the part of the GPU's time in the last\n" +
 			"second (without lines: of what the container was entitled to then), where the driver tells it.\n\n" +
 			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
@@ -68,10 +69,15 @@ func smiCommand() *cli.Command {
 			if c.Bool("list-gpus") {
 				print = view.PrintList
 			}
+			driver := nvmlclient.New(device.MemoryLine, nvmlclient.Rest)
+			defer driver.Close()
 			show := func(w, warnings io.Writer) error {
 				v, err := node.View(device.RunDir())
 				if err != nil {
 					return err
+				}
+				if !c.Bool("list-gpus") {
+					v.MeasureOutside(driver.Used)
 				}
 				if v.Stale != "" {
 					fmt.Fprintf(warnings, "cgpu: warning: %s; the next container refreshes it, or cgpu refresh\n", v.Stale)

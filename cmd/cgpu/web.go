@@ -39,9 +39,10 @@ func webCommand() *cli.Command {
 			ctx, stop := signal.NotifyContext(c.Context, syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			name, _ := os.Hostname()
+			names := new(snapshot.Names)
 			page := web.New(web.Options{Host: terminal.Printable(name), Version: version, Names: hostsOf(c),
 				// Without a table it says so: to have one made every two seconds would be too much.
-				Look: func() (snapshot.View, error) { return snapshot.Look(device.RunDir(), nil) }})
+				Look: func() (snapshot.View, error) { return snapshot.Look(device.RunDir(), nil, names) }})
 			go page.Run(ctx)
 			err = server.Serve(ctx, page, o, func(a net.Addr) {
 				fmt.Fprintf(c.App.Writer, "cgpu web: %s %s\n", a.Network(), a)

@@ -28,12 +28,13 @@ var dates = map[string]string{
 	"250e6b7": "2026-11-21", "a362303": "2026-11-21", "681eb12": "2026-11-21", "98a3454": "2026-11-21", "d27edcd": "2026-11-21",
 	"5ac456e": "2026-11-21", "dafb2ef": "2026-11-21", "dfc8db9": "2026-11-22", "e399f08": "2026-11-22", "2e69c9f": "2026-11-22",
 	"ca35970": "2026-11-22", "a8559c1": "2026-11-22", "71b9b7d": "2026-11-22",
+	"3611f8c": "2026-11-23", "3fc5bca": "2026-11-23",
 }
 
 // together are whole machines: what was tried at the same time, on hardware.
 var together = [][]string{
 	// driver, GPU, kernel, engine, low-level runtime, orchestrator, commits, what
-	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–", "ca35970 2e69c9f e399f08 71b9b7d",
+	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10", "runc 1.1.5", "–", "ca35970 2e69c9f e399f08 71b9b7d 3611f8c 3fc5bca",
 		"CUDA 13.0, PyTorch 2.11, JAX; `checks`, `faults`, `ends`, hostile cases"},
 	{"580.159.04, open modules", "H200", "6.18", "Docker 20.10, containerd, crun by turns", "runc 1.1.5, crun 1.8.1", "–",
 		"250e6b7 681eb12", "the conformance suite"},
@@ -65,12 +66,13 @@ var architectures = []struct {
 	name, cards string
 	fact        fact
 }{
-	{"PASCAL", "P100, P40", fact{}},
-	{"VOLTA", "V100", fact{}},
+	{"PASCAL", "P100, P40", fact{tests: []string{"cmd/cgpu-refresh:TestGPUsLeftOut"},
+		says: "its channels are mapped by their own handles, and a guard maps memory alone; `enforcement = \"preload\"` shares it"}},
+	{"VOLTA", "V100", fact{says: "its driver is closed and has no GSP firmware"}},
 	{"TURING", "T4", fact{says: "the simulator plays a T4, which says nothing of the card"}},
 	{"AMPERE", "A100, A10", fact{}},
 	{"ADA", "L4, L40S", fact{}},
-	{"HOPPER", "H100, H200", fact{commits: []string{"ca35970"}, says: "H200; of others nothing"}},
+	{"HOPPER", "H100, H200", fact{commits: []string{"ca35970", "3611f8c"}, says: "H200; of others nothing"}},
 	{"BLACKWELL", "B200, RTX PRO 6000", fact{}},
 }
 
@@ -83,6 +85,8 @@ type section struct {
 }
 
 var afterDrivers = []section{{"More of drivers", "", []fact{
+	{what: "NVIDIA's own memory limits, 615 and newer", tests: []string{"cmd/cgpu-refresh:TestLimitCgroup"}, status: read,
+		says: "`driver_limits`, in preload mode alone; made-up NVML, never a driver that has them"},
 	{what: "branches from 610 on", tests: []string{"pkg/rm:TestForDriver"}, status: refused,
 		says: "a channel's fields lie elsewhere there; also with `allow_unknown_driver`"},
 	{what: "another unknown branch", status: refused, says: "unless `allow_unknown_driver = true`"},
@@ -105,9 +109,15 @@ var afterGPUs = []section{
 		{what: "PyTorch 2.11, JAX, cuBLAS, NCCL, torch.compile", commits: []string{"250e6b7", "71b9b7d"}},
 		{what: "cuda-gdb, compute-sanitizer, Nsight Compute", commits: []string{"71b9b7d"}},
 		{what: "TensorFlow, vLLM, Triton", status: unknown, says: "they use the same CUDA"},
-		{what: "Vulkan", status: fails, says: "`vkCreateInstance` fails on a vGPU (-9) where it works bare; memory would be counted"},
-		{what: "OpenGL, EGL, OpenCL, OptiX, NVDEC, NVENC, NVJPEG", status: unknown,
-			says: "the driver's files for graphics are mounted as nvcdi lists them; nvidia-modeset and /dev/dri are not"},
+		{what: "Vulkan", status: fails, says: "`vkCreateInstance` fails on a vGPU (-9) where it works bare; memory would be counted. " +
+			"Suspects: [graphics.md](internals/graphics.md#why-vulkan-fails-suspects); `test/gpu/run.sh graphics` tells which"},
+		{what: "OpenCL, OptiX, NVDEC, NVENC", tests: []string{"cmd/cgpu-refresh:TestCapabilities"}, status: read,
+			says: "the driver's files are in the container, whatever `NVIDIA_DRIVER_CAPABILITIES` says, and the guard knows the classes; " +
+				"nobody has run one; `test/gpu/run.sh graphics` does (not OptiX and NVENC)"},
+		{what: "OpenGL and EGL off screen, NVJPEG", status: unknown,
+			says: "the driver's files are in the container; `test/gpu/run.sh graphics` runs them"},
+		{what: "X servers, Wayland, Vulkan's windows", tests: []string{"pkg/spec:TestForeignNames"}, status: refused,
+			says: "they need nvidia-modeset or `/dev/dri`, [which no vGPU gets](internals/graphics.md#nodes-that-no-vgpu-gets)"},
 	}},
 	{"Kernels", "", []fact{
 		{what: "6.18, cgroup v2", commits: []string{"ca35970"}},
@@ -122,10 +132,13 @@ var afterGPUs = []section{
 		{what: "Docker 23 to 29", tests: []string{"test/integration:TestInstallDocker"},
 			says: "as moby v2.0.0-beta.24, which came after 28; of those between nothing"},
 		{what: "containerd 1.6", tests: []string{"test/integration:TestContainerd", "test/kubernetes:TestContainerdWithoutCDI"}},
-		{what: "containerd 1.7, 2.0 to 2.3", tests: []string{"pkg/engine:TestGolden"}, status: read, says: "configuration files alone"},
+		{what: "containerd 1.7", tests: []string{"test/kubernetes:TestClaimIsALimit", "test/kubernetes:TestMemoryByDevicePlugin",
+			"test/kubernetes:TestRestarts"}, says: "2026-11-23, by hand: 1.7.24 of Debian 13 below Kubernetes 1.36.3"},
+		{what: "containerd 2.0 to 2.3", tests: []string{"pkg/engine:TestGolden"}, status: read, says: "configuration files alone"},
 		{what: "containerd 2.4", commits: []string{"5ac456e"}, tests: []string{"test/integration:TestInstallContainerd"}},
 		{what: "podman 4.3, as root", tests: []string{"test/integration:TestInstallPodman"}},
-		{what: "CRI-O 1.34", tests: []string{"test/integration:TestInstallCRIO"}, says: "spoken to as by a kubelet, without one"},
+		{what: "CRI-O 1.34", tests: []string{"test/integration:TestInstallCRIO", "test/kubernetes:TestDevicePluginBelowCRIO"},
+			says: "also below a kubelet (1.36.3), claims alone; built without seccomp"},
 		{what: "rootless engines", tests: []string{"test/integration:TestRootless"}, status: refused, says: "a share is; other containers start"},
 		{what: "no engine: `cgpu run`", commits: []string{"98a3454", "d27edcd"}, tests: []string{"test/integration:TestRun"}},
 		{what: "runc 1.1.5", commits: []string{"ca35970"}, tests: []string{"test/integration:TestRuntimes"}},
@@ -138,7 +151,10 @@ var afterGPUs = []section{
 			"test/kubernetes:TestHundredPods"}},
 		{what: "Kubernetes 1.36, `aliyun.com/gpu-mem`", commits: []string{"5ac456e"},
 			tests: []string{"test/kubernetes:TestMemoryByDevicePlugin"}},
-		{what: "Kubernetes 1.34, 1.35 with DRAConsumableCapacity; 1.30 to 1.33 with the device plugin", status: read},
+		{what: "Kubernetes 1.34, 1.35 with DRAConsumableCapacity", tests: []string{"test/kubernetes:TestClaimIsALimit",
+			"test/kubernetes:TestMemoryByDevicePlugin"},
+			says: "2026-11-23, by hand: 1.36.3's control plane emulating them, its kubelet as it is; a real one of them has not run"},
+		{what: "Kubernetes 1.37; 1.30 to 1.33 with the device plugin", status: read},
 		{what: "gpushare's scheduler extender", tests: []string{"test/kubernetes:TestGPUShareExtender"},
 			says: "where its checkout is brought; not in CI"},
 		{what: "Kueue 0.19", tests: []string{"deploy:TestExamples"}, status: read, says: "its manifest against Kueue's CRDs"},
@@ -151,6 +167,7 @@ var afterGPUs = []section{
 			says: "made-up files"},
 		{what: "Talos, MicroK8s, k0s, OpenShift, GKE, EKS, AKS", status: unknown,
 			says: "hosted nodes' driver folders are looked into; on one with `/usr/local/nvidia` everything was measured"},
-		{what: "Slurm, SSH by `cgpu run`", status: unknown, says: "`cgpu run` was tried on hardware, Slurm was not"},
+		{what: "Slurm 22.05", tests: []string{"test/slurm:TestSlurm"}, says: "the SPANK plugin, [slurm.md](slurm.md); never on hardware"},
+		{what: "SSH by `cgpu run`", status: unknown, says: "`cgpu run` was tried on hardware"},
 	}},
 }

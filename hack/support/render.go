@@ -186,7 +186,7 @@ func gpuFacts() (list []fact, err error) {
 		f.what = fmt.Sprintf("%s (%s)", a.name[:1]+strings.ToLower(a.name[1:]), a.cards)
 		switch {
 		case !found[a.name]:
-			f.status, f.says = refused, "its compute classes are not in the tables, so no CUDA program runs"
+			f.status = refused
 		case len(f.commits) == 0:
 			f.status, f.says = read, strings.Join(append([]string{readArchitecture}, f.says), "; ")
 			f.says = strings.TrimSuffix(f.says, "; ")

@@ -74,8 +74,9 @@ func (r *rig) define(fake bool) string {
 func (r *rig) library(t testing.TB, fake bool) string {
 	t.Helper()
 	out := filepath.Join(r.dir, fmt.Sprintf("lib-%t", fake))
-	command(t, "make", "-s", "-C", "..", "OUT="+out, "CC="+r.cc, "DEFINES="+r.define(fake))
-	return filepath.Join(out, "libcgpu.so")
+	file := filepath.Join(out, "libcgpu.so")
+	command(t, "make", "-s", "-C", "..", "OUT="+out, "CC="+r.cc, "DEFINES="+r.define(fake), file)
+	return file
 }
 
 // build compiles a test program.

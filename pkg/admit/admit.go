@@ -131,6 +131,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 		return ledger.Request{}, err
 	}
 	r.Preload = table.Config.Enforcement == device.EnforcePreload
+	r.DriverLimits = table.Config.DriverLimits
 	// The simulated driver needs a guard in preload mode too: it plays the kernel, and enforces nothing then.
 	if !r.Preload || table.Driver == device.DriverSim {
 		r.Socket = filepath.Join(runDir, "g", r.Nonce+".sock")

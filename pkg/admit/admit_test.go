@@ -231,6 +231,7 @@ func TestPreload(t *testing.T) {
 	} {
 		tab := table()
 		tab.Driver, tab.Config.Enforcement, tab.Config.Policy = tt.driver, device.EnforcePreload, tt.policy
+		tab.Config.DriverLimits = tt.driver == device.DriverNVIDIA
 		a := read(t, "", "ALIYUN_COM_GPU_MEM_CONTAINER=1", tt.env)
 		request, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
 		var record ledger.Record
@@ -244,7 +245,7 @@ func TestPreload(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || !record.Preload || record.Socket != tt.socket || (record.Control == "") != (tt.socket == "") {
+		if err != nil || !record.Preload || record.DriverLimits != tab.Config.DriverLimits || record.Socket != tt.socket || (record.Control == "") != (tt.socket == "") {
 			t.Errorf("%+v: %+v, %v", tt, record, err)
 		}
 	}

@@ -19,6 +19,8 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/exporter"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/web"
 )
 
 // Options of Run.
@@ -37,7 +39,9 @@ type Options struct {
 	// Probe is the socket at which AskProbe asks; empty: none.
 	Probe string
 	// SMI: who reaches Health may ask /v1/smi too, and is told of containers in /metrics: names, limits and use.
-	SMI     bool
+	SMI bool
+	// Web: and look at the page of `cgpu web` there, at /web/.
+	Web     bool
 	Version string
 	Log     *slog.Logger
 	// Metrics are the figures of /metrics; nil: the agent's own alone. A part that has figures registers a source.
@@ -64,6 +68,10 @@ func Run(ctx context.Context, o Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // before the wait
 
+	if o.Web {
+		a.page = pageOf(o)
+		parts.Go(func() { a.page.Run(ctx) })
+	}
 	if o.Health != "" {
 		stop, err := serveHealth(o.Health, a)
 		if err != nil {
@@ -79,7 +87,7 @@ func Run(ctx context.Context, o Options) error {
 		pods = NewPods(o.Client, o.Node, o.Log)
 	}
 	news := newPodEvents(ctx, o.Client, o.Node, pods, metrics, o.Log)
-	resizer := newResizer(o.RunDir, pods, news, metrics, o.Log)
+	resizer := newResizer(o.RunDir, pods, namespacesOf(o.Client), news, metrics, o.Log)
 	conditions := newReporter(o.Client, o.Node, news, metrics, o.Log)
 	a.reporter, a.resizer = conditions, resizer
 
@@ -108,6 +116,14 @@ func metricsOf(o Options) *Metrics {
 	return m
 }
 
+// pageOf is the page of `cgpu web`. It has no names: requests are for an address, or for localhost, where kubectl port-forward
+// begins.
+func pageOf(o Options) *web.Page {
+	names := new(snapshot.Names)
+	return web.New(web.Options{Host: o.Node, Version: o.Version,
+		Look: func() (snapshot.View, error) { return snapshot.Look(o.RunDir, nil, names) }})
+}
+
 // agent is what Run keeps between two looks.
 type agent struct {
 	Options
@@ -115,7 +131,8 @@ type agent struct {
 	reporter *reporter
 	resizer  *resizer
 	started  time.Time
-	looked   clock // when keep last looked
+	page     *web.Page // nil: none
+	looked   clock     // when keep last looked
 	running  []*front
 	table    *watcher
 	faults   *faults
@@ -162,7 +179,7 @@ func (a *agent) refresh(ctx context.Context) {
 	offered := offered(marked)
 	for _, f := range a.running {
 		f.follow(ctx, offered, changed || sick, undivided, a.Log)
-		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Shared: f.shared(table)})
+		s.Fronts = append(s.Fronts, FrontState{Name: f.Name, Err: f.err, Limited: f.limited(), Shared: f.shared(table)})
 	}
 	a.mu.Lock()
 	a.state = s

@@ -71,7 +71,7 @@ func TestUnknownDriver(t *testing.T) {
 	metrics := NewMetrics()
 	a := &agent{Options: Options{RunDir: dir, Log: silent}, metrics: metrics, table: newWatcher(dir),
 		running:  []*front{{FrontEnd: fake.frontEnd()}},
-		reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, metrics, silent)}
+		reporter: newReporter(nil, "n", nil, metrics, silent), resizer: newResizer(dir, newPods(answer(t), silent), nil, nil, metrics, silent)}
 	for i, step := range []struct {
 		version string
 		gpus    int

@@ -38,6 +38,7 @@ const (
 	ReasonSharedGPUs    = "GPUsOfTwoFrontEnds"
 	ReasonFrontEnd      = "FrontEndNotReady"
 	ReasonUnhealthy     = "GPUsUnhealthy" // False if all are
+	ReasonLimited       = "FrontEndLimited"
 	openText            = `pods = "any" in cgpu.toml: whoever writes a pod can name himself a GPU, past the scheduler and what it ` +
 		`promised to others: set pods = "allocated", or "gpushare" with gpushare's own device plugin`
 	maxConditionMessage = 1024
@@ -54,9 +55,10 @@ type State struct {
 
 // FrontState is how a front end fares.
 type FrontState struct {
-	Name   string
-	Err    error
-	Shared []int // indices of GPUs that another front end was given too
+	Name    string
+	Err     error
+	Limited string // what pods do not get from it, though it serves them
+	Shared  []int  // indices of GPUs that another front end was given too
 }
 
 // The front ends. That of DRA needs CDI of the container runtime.
@@ -113,6 +115,11 @@ func judge(s State) v1.NodeCondition {
 		Message: fmt.Sprintf("%d GPUs, driver %s", len(s.Table.GPUs), tidy(s.Table.DriverVersion, 64))}
 	if podsOpen(s.Table) {
 		c.Reason, c.Message = ReasonPodsOpen, openText
+	}
+	for _, f := range s.Fronts {
+		if f.Limited != "" {
+			c.Reason, c.Message = ReasonLimited, tidy(fmt.Sprintf("front end %s: %s", f.Name, f.Limited), maxConditionMessage)
+		}
 	}
 	if len(sick) > 0 {
 		c.Reason, c.Message = ReasonUnhealthy, tidy(fmt.Sprintf("of %d GPUs: %s: cgpu health tells more", len(s.Table.GPUs),

@@ -67,6 +67,8 @@ func TestJudge(t *testing.T) {
 		"old, plugin": {State{Table: good, Runtime: "containerd://1.6.20", Fronts: []FrontState{{Name: "deviceplugin"}}}, v1.ConditionTrue,
 			ReasonReady, ""},
 		"two": {State{Table: good, Fronts: []FrontState{{Name: "dra", Shared: []int{0}}}}, v1.ConditionFalse, ReasonSharedGPUs, "[0]"},
+		"limited": {State{Table: good, Fronts: []FrontState{{Name: "dra", Limited: "whole GPUs alone"}}}, v1.ConditionTrue, ReasonLimited,
+			"dra: whole GPUs alone"},
 		"one unhealthy": {State{Table: tableOf(device.PodsAny, device.GPU{UUID: "GPU-0"},
 			device.GPU{UUID: "GPU-1", Index: 1, Fault: "Xid 79"})}, v1.ConditionTrue, ReasonUnhealthy, "of 2 GPUs: GPU 1 (Xid 79)"},
 		"all unhealthy": {State{Table: tableOf(device.PodsAllocated, device.GPU{UUID: "GPU-0", Fault: "lost"})}, v1.ConditionFalse,

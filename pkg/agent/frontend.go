@@ -57,6 +57,14 @@ func retry(n int) time.Duration {
 // failer is a Server that tells when it has ended for good, as one whose socket is lost. Nothing but another start mends that.
 type failer interface{ Failed() error }
 
+// limited is what pods do not get from a front end that serves them.
+func (f *front) limited() string {
+	if s, ok := f.server.(interface{ Limited() string }); ok {
+		return s.Limited()
+	}
+	return ""
+}
+
 // lived is after what time an end counts as the first.
 const lived = 10 * time.Minute
 

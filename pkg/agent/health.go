@@ -8,13 +8,15 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/connlimit"
+	"github.com/opencgpu/cgpu/pkg/web"
 )
 
-// serveHealth answers /healthz, /readyz, /metrics and, unless it is off, /v1/smi until stop. It has no profiles and takes nothing
-// in; requests are answered one at a time and few wait, so that who may reach the port can cost the agent little.
+// serveHealth answers /healthz, /readyz, /metrics, unless it is off /v1/smi, and where it is on /web/ until stop. It has no profiles and takes
+// nothing in; answers are made one at a time, and few wait or watch the page, so that who may reach the port can cost the agent little.
 func serveHealth(address string, a *agent) (stop func(), err error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -52,7 +54,10 @@ func healthHandler(a *agent) http.Handler {
 	verdict("/healthz", a.alive)
 	verdict("/readyz", a.ready)
 	if a.SMI {
-		mux.HandleFunc("GET /v1/smi", smi(a.RunDir))
+		mux.Handle("GET /v1/smi", ownHosts(smi(a.RunDir)))
+	}
+	if a.page != nil {
+		mux.Handle("GET /web/", http.StripPrefix("/web", a.page))
 	}
 	figures := kept(func() ([]byte, error) {
 		var text bytes.Buffer
@@ -61,10 +66,23 @@ func healthHandler(a *agent) http.Handler {
 		}
 		return text.Bytes(), nil
 	})
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("GET /metrics", ownHosts(func(w http.ResponseWriter, _ *http.Request) {
 		text, _ := figures()
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		_, _ = w.Write(text)
-	})
+	}))
 	return mux
+}
+
+// ownHosts: who asks from this machine, as through kubectl port-forward, may be a browser, in which another site's name can lead here
+// (DNS rebinding).
+func ownHosts(h http.HandlerFunc) http.Handler {
+	checked := web.ForHosts(h, nil)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if peer, err := netip.ParseAddrPort(r.RemoteAddr); err == nil && peer.Addr().Unmap().IsLoopback() {
+			checked.ServeHTTP(w, r)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }

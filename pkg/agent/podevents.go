@@ -207,7 +207,7 @@ func (n *podEvents) forget(pod *pod) {
 // node tells that the node's condition changed.
 func (n *podEvents) node(uid types.UID, c v1.NodeCondition) {
 	kind := v1.EventTypeNormal
-	if c.Status != v1.ConditionTrue || c.Reason == ReasonPodsOpen || c.Reason == ReasonUnhealthy {
+	if c.Status != v1.ConditionTrue || c.Reason != ReasonReady {
 		kind = v1.EventTypeWarning
 	}
 	n.recorder.Event(&v1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: n.nodeName, UID: uid}, kind, "CGPU"+

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,12 +23,14 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // resizer applies what annotations of running pods ask for to their containers' records in the ledger, which guards follow.
 //
 // Kubernetes resizes CPU and memory of a running pod, but neither claims nor extended resources; annotations are what it
-// leaves to change. They are the pod author's, so they move a container only within what it was allocated.
+// leaves to change. They are the pod author's, so they move a container within what it was allocated, and beyond that only into what
+// no scheduler was told of (headroom in cgpu.toml), as far as the labels of the pod's namespace let them.
 type resizer struct {
 	book      *ledger.Ledger
 	pods      *Pods
@@ -35,6 +38,7 @@ type resizer struct {
 	metrics   *Metrics
 	log       *slog.Logger
 	table     atomic.Pointer[device.Table]
+	permits   permits
 	queue     workqueue.TypedRateLimitingInterface[string]
 	status    func(r ledger.Record) (api.Status, error) // what a container uses; tests replace it
 
@@ -43,14 +47,15 @@ type resizer struct {
 	refused map[types.UID]string // what was told to a pod last, so that it is told once
 }
 
-// retries is how often a change that is refused is tried again by itself, after half a minute and then twice as long each
-// time, up to ten minutes: memory may be freed. After that it waits for the pod to change.
+// retries is how often a change that is refused is tried again by itself, when what its namespace may is asked anew and then after twice as
+// long each time, up to ten minutes: memory may be freed. After that it waits for the pod to change.
 const retries = 12
 
-func newResizer(runDir string, p *Pods, n *podEvents, metrics *Metrics, log *slog.Logger) *resizer {
+func newResizer(runDir string, p *Pods, ask namespaces, n *podEvents, metrics *Metrics, log *slog.Logger) *resizer {
 	r := &resizer{book: ledger.Open(runDir), pods: p, podEvents: n, metrics: metrics, log: log, status: api.Ask,
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](30*time.Second, 10*time.Minute)),
-		looked: map[types.UID]bool{}, refused: map[types.UID]string{}}
+		permits: permits{ask: ask, now: time.Now, known: map[string]permit{}},
+		queue:   workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](keepFor, 10*time.Minute)),
+		looked:  map[types.UID]bool{}, refused: map[types.UID]string{}}
 	p.changed = append(p.changed, func(pod *pod) {
 		if asks(pod.Annotations) || !r.done(pod.UID) {
 			key := keyOf(pod)
@@ -102,7 +107,7 @@ func (r *resizer) run(ctx context.Context) {
 		if keys == nil {
 			return
 		}
-		r.round(keys)
+		r.round(ctx, keys)
 		select {
 		case <-ctx.Done():
 			return
@@ -123,9 +128,10 @@ func (r *resizer) due() (keys []string) {
 	return keys
 }
 
-// round applies what is due.
-func (r *resizer) round(keys []string) {
-	faults := r.apply(keys)
+// round applies what is due. Who was refused before and has not changed since is first: there may not be time to ask for all namespaces.
+func (r *resizer) round(ctx context.Context, keys []string) {
+	slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(r.queue.NumRequeues(b), r.queue.NumRequeues(a)) })
+	faults := r.apply(ctx, keys)
 	for _, key := range keys {
 		switch {
 		case faults[key] == nil:
@@ -148,6 +154,7 @@ type attempt struct {
 type batch struct {
 	changes []ledger.PodChange
 	of      []target // of each change
+	may     func(namespace string) (beyond, error)
 }
 
 // target is a container that is to be changed; record and id are its name and its ID in the ledger.
@@ -157,7 +164,7 @@ type target struct {
 }
 
 // apply brings the containers of pods to their annotations, in one change of the ledger. An error of a pod's is one that time may mend.
-func (r *resizer) apply(keys []string) map[string]error {
+func (r *resizer) apply(ctx context.Context, keys []string) map[string]error {
 	t := r.table.Load()
 	if t == nil {
 		return nil // use comes
@@ -174,8 +181,10 @@ func (r *resizer) apply(keys []string) map[string]error {
 	for _, record := range records {
 		byID[record.ID] = append(byID[record.ID], record)
 	}
+	ctx, cancel := context.WithTimeout(ctx, namespaceTimeout)
+	defer cancel()
+	b := batch{may: func(namespace string) (beyond, error) { return r.permits.of(ctx, namespace) }}
 	var all []*attempt
-	var b batch
 	for _, key := range keys {
 		if pod := r.pods.get(key); pod != nil { // else it is gone
 			a := &attempt{pod: pod}
@@ -204,7 +213,7 @@ func (r *resizer) gather(b *batch, a *attempt, t *device.Table, records map[stri
 		}
 		record := records[c.id][0]
 		a.byPod = a.byPod || len(record.ByPod) > 0
-		change, err := r.plan(t, record, a.pod.Annotations)
+		change, err := r.plan(t, record, a.pod.Annotations, func() (beyond, error) { return b.may(a.pod.Namespace) })
 		if err != nil {
 			r.refuse(a, c.name, err)
 		} else if change != nil {
@@ -247,10 +256,13 @@ func (r *resizer) end(a *attempt) error {
 	return a.err
 }
 
-// refuse tells the pod what was refused, once.
+// refuse tells the pod what was refused, once. That its namespace could not be asked for is worth telling only where it stays so.
 func (r *resizer) refuse(a *attempt, container string, err error) {
 	a.err = err
 	pod := a.pod
+	if _, is := errors.AsType[*unasked](err); is && r.queue.NumRequeues(keyOf(pod)) == 0 {
+		return
+	}
 	text := strings.TrimPrefix(err.Error(), "agent: ")
 	r.mu.Lock()
 	told := r.refused[pod.UID] == container+text
@@ -265,7 +277,8 @@ func (r *resizer) refuse(a *attempt, container string, err error) {
 }
 
 // plan is how one container comes to the annotations; nil where it is there.
-func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[string]string) (*ledger.PodChange, error) {
+func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[string]string,
+	may func() (beyond, error)) (*ledger.PodChange, error) {
 	now := asked(annotations)
 	if maps.Equal(now, record.ByPod) {
 		return nil, nil
@@ -274,9 +287,16 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: ` +
 			`use cgpu set on the node`)}
 	}
-	changes, err := annotationChanges(record, now, t.Config.PodSettings)
-	if err != nil {
+	headroom := map[string]quota.Bytes{}
+	for _, g := range t.GPUs {
+		headroom[g.UUID] = device.HeadroomOf(t.Config, g)
+	}
+	changes, err := annotationChanges(record, now, allowance{t.Config.PodSettings, headroom, t.Config.HeadroomCores, may})
+	if _, mends := errors.AsType[*later](err); err != nil && !mends {
 		return nil, &wrong{err}
+	}
+	if err != nil {
+		return nil, err
 	}
 	if err := r.room(record, changes); err != nil {
 		return nil, err
@@ -284,6 +304,7 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 	for i := range changes {
 		w := &changes[i]
 		w.ByPod, w.Overcommit, w.Card, w.MaxSpill = true, t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
+		w.Headroom, w.HeadroomCores = headroom[w.GPU], t.Config.HeadroomCores
 		for _, g := range t.GPUs {
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}

@@ -3,11 +3,15 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
@@ -38,8 +45,10 @@ func TestWish(t *testing.T) {
 	for what, tt := range map[string]struct {
 		now, before map[string]string
 		claim       bool
+		containers  int // of the share; 0: one
 		free        []quota.Choice
-		want        string // settings of the request, or what the error has
+		labels      map[string]string // of the namespace, on a node that keeps 4 GiB and 20 percent; nil: of one that keeps none
+		want        string            // settings of the request, or what the error has
 		refused     bool
 	}{
 		"nothing":              {want: ""},
@@ -66,10 +75,37 @@ func TestWish(t *testing.T) {
 		"high priority":        {now: map[string]string{annotationPriority: "high"}, refused: true, want: "pod_settings"},
 		"high priority, may": {now: map[string]string{annotationPriority: "high"}, free: []quota.Choice{quota.ChoosePriority},
 			want: "priority high"},
-		"more spill":     {now: map[string]string{annotationSpill: "2GiB"}, refused: true, want: "pod_settings"},
-		"less spill":     {now: map[string]string{annotationSpill: "512MiB"}, want: "spill 512MiB"},
+		"more spill": {now: map[string]string{annotationSpill: "2GiB"}, refused: true, want: "pod_settings"},
+		"less spill": {now: map[string]string{annotationSpill: "512MiB"}, want: "spill 512MiB"},
+		"raised": {now: map[string]string{annotationLimit: "8Gi", annotationPercent: "40", annotationWeight: "6"}, claim: true,
+			labels: map[string]string{labelMaxMemory: "2Gi", labelMaxCores: "10", labelMaxWeight: "6"}, want: "limit 8192MiB weight 6 percent 40"},
+		"raised, and what is lower": {now: map[string]string{annotationLimit: "8Gi", annotationPercent: "10"},
+			labels: map[string]string{labelMaxMemory: "2Gi"}, want: "limit 8192MiB percent 10"},
+		"memory, the node has none": {now: map[string]string{annotationLimit: "7Gi"}, refused: true, want: "headroom in cgpu.toml"},
+		"memory, no label": {now: map[string]string{annotationLimit: "7Gi"}, labels: map[string]string{"x": "y"}, refused: true,
+			want: "may have 0MiB beyond that for all containers of the share (label cgpu.io/max-resize-memory)"},
+		"memory, beyond the label": {now: map[string]string{annotationLimit: "9Gi"}, labels: map[string]string{labelMaxMemory: "2Gi"}, refused: true,
+			want: "may have 2048MiB beyond that"},
+		"memory, a label that is none": {now: map[string]string{annotationLimit: "7Gi"}, labels: map[string]string{labelMaxMemory: "much"}, refused: true,
+			want: "label cgpu.io/max-resize-memory"},
+		"percent, the node has none": {now: map[string]string{annotationPercent: "31"}, refused: true, want: "headroom_cores in cgpu.toml"},
+		"percent, beyond the label": {now: map[string]string{annotationPercent: "36"}, labels: map[string]string{labelMaxCores: "5"}, refused: true,
+			want: "30 percent was allocated, and pods of this namespace may have 5 beyond"},
+		"percent, a negative label": {now: map[string]string{annotationPercent: "31"}, labels: map[string]string{labelMaxCores: "-5"}, refused: true,
+			want: "want a quantity"},
+		"weight, beyond the label": {now: map[string]string{annotationWeight: "7"}, claim: true, labels: map[string]string{labelMaxWeight: "6"},
+			refused: true, want: "may have 6"},
+		"weight, any": {now: map[string]string{annotationWeight: "9"}, claim: true, labels: map[string]string{labelAllowWeight: "true"}, want: "weight 9"},
+		"weight, the label that bounds counts": {now: map[string]string{annotationWeight: "9"}, claim: true,
+			labels: map[string]string{labelAllowWeight: "true", labelMaxWeight: "4"}, refused: true, want: "may have 4"},
+		"priority is no matter of these": {now: map[string]string{annotationPriority: "high"}, claim: true,
+			labels: map[string]string{labelMaxMemory: "2Gi", labelAllowWeight: "true"}, refused: true, want: "default was allocated"},
 		"all or nothing": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "9"}, refused: true, want: "gpu-schd-weight"},
 		"forged GPU":     {now: map[string]string{annotationLimit: "4Gi"}, want: "limit 4096MiB"},
+		"memory, for two containers": {now: map[string]string{annotationLimit: "8Gi"}, containers: 2, labels: map[string]string{labelMaxMemory: "3Gi"},
+			refused: true, want: "may have 3072MiB beyond that for all containers of the share"},
+		"percent, for two containers": {now: map[string]string{annotationPercent: "36"}, containers: 2, labels: map[string]string{labelMaxCores: "10"},
+			refused: true, want: "may have 10 beyond that for all containers"},
 		"only what changed": {now: map[string]string{annotationLimit: "4Gi", annotationWeight: "2"},
 			before: map[string]string{annotationLimit: "4Gi"}, want: "weight 2"},
 		"taken away": {before: map[string]string{annotationLimit: "4Gi", annotationWeight: "2", annotationPriority: "high"},
@@ -77,7 +113,12 @@ func TestWish(t *testing.T) {
 	} {
 		r := recordOf(!tt.claim)
 		r.ByPod = tt.before
-		list, err := annotationChanges(r, tt.now, tt.free)
+		r.Allocated[0].Containers = tt.containers
+		may := allowance{free: tt.free, beyond: func() (beyond, error) { return beyondOf(tt.labels) }}
+		if tt.labels != nil {
+			may.headroom, may.cores = map[string]quota.Bytes{"GPU-0": 4 * quota.GiB}, 20
+		}
+		list, err := annotationChanges(r, tt.now, may)
 		if tt.refused {
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: %v, want an error with %q", what, err, tt.want)
@@ -97,7 +138,7 @@ func TestWish(t *testing.T) {
 			parts = append(parts, "weight "+string(rune('0'+*q.Weight)))
 		}
 		if q.Percent != nil {
-			parts = append(parts, "percent "+map[int]string{10: "10"}[*q.Percent])
+			parts = append(parts, fmt.Sprint("percent ", *q.Percent))
 		}
 		if q.Priority != nil {
 			parts = append(parts, "priority "+q.Priority.String())
@@ -111,7 +152,7 @@ func TestWish(t *testing.T) {
 	}
 	r := recordOf(true)
 	r.Allocated = nil // Docker's, or a pod's where pods = "any"
-	if _, err := annotationChanges(r, map[string]string{annotationLimit: "1Gi"}, all); err == nil {
+	if _, err := annotationChanges(r, map[string]string{annotationLimit: "1Gi"}, allowance{free: all}); err == nil {
 		t.Error("a container without an allocation is changed")
 	}
 }
@@ -136,9 +177,23 @@ func TestWishBelowAdministrator(t *testing.T) {
 	} {
 		r := recordOf(true)
 		r.Allocated[0].Set = tt.set
-		if _, err := annotationChanges(r, tt.now, quota.Choices()); (err != nil) != tt.refused || err != nil &&
+		everything := allowance{free: quota.Choices(), headroom: map[string]quota.Bytes{"GPU-0": 16 * quota.GiB}, cores: 100,
+			beyond: func() (beyond, error) { return beyond{16 * quota.GiB, 100, 64}, nil }}
+		if _, err := annotationChanges(r, tt.now, everything); (err != nil) != tt.refused || err != nil &&
 			!strings.Contains(err.Error(), "administrator") {
 			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// The weight that a namespace may have is that of all containers of a share, as in a claim.
+func TestWeightOfContainers(t *testing.T) {
+	r := recordOf(false)
+	r.Allocated[0].Containers = 3
+	for weight, refused := range map[string]bool{"4": false, "5": true} {
+		may := allowance{beyond: func() (beyond, error) { return beyond{weight: 12}, nil }}
+		if _, err := annotationChanges(r, map[string]string{annotationWeight: weight}, may); (err != nil) != refused {
+			t.Errorf("%s each of 12: %v", weight, err)
 		}
 	}
 }
@@ -149,13 +204,24 @@ type bench struct {
 	t    *testing.T
 	used quota.Bytes
 	pod  *v1.Pod
+	// labels are those of the pod's namespace, asked how often it was asked for them.
+	labels map[string]string
+	down   error // of the API server
+	asked  int
 }
 
 func newBench(t *testing.T, dir string) *bench {
 	t.Helper()
 	p := newPods(answer(t), silent)
 	m := NewMetrics()
-	b := &bench{resizer: newResizer(dir, p, newPodEvents(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
+	b := &bench{resizer: newResizer(dir, p, nil, newPodEvents(t.Context(), fake.NewClientset(), "n", p, m, silent), m, silent), t: t}
+	b.permits.ask = func(_ context.Context, name string) (map[string]string, error) {
+		b.asked++
+		if name != "ns" {
+			t.Errorf("asked for namespace %s", name)
+		}
+		return b.labels, b.down
+	}
 	b.status = func(r ledger.Record) (api.Status, error) {
 		if b.used == 0 {
 			return api.Status{}, errors.New("no answer")
@@ -174,7 +240,7 @@ func newBench(t *testing.T, dir string) *bench {
 }
 
 // apply is one round for a pod.
-func (b *bench) apply(key string) error { return b.resizer.apply([]string{key})[key] }
+func (b *bench) apply(key string) error { return b.resizer.apply(b.t.Context(), []string{key})[key] }
 
 // put gives the pod annotations.
 func (b *bench) put(annotations map[string]string) {
@@ -297,6 +363,164 @@ func TestApply(t *testing.T) {
 	}
 }
 
+// A running pod gets more than was allocated, where the node has kept something from the scheduler and the namespace may have it; and
+// never what the scheduler believes is there.
+func TestRaise(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	b := newBench(t, dir)
+	b.used = quota.GiB
+	reserved(t, b.book, recordOf(false))
+	more := map[string]string{annotationLimit: "8Gi", annotationPercent: "40"}
+	b.put(more)
+	if err := b.apply("ns/web"); err != nil || b.slice() != given() || b.asked != 0 || b.metrics.Get("resizes_refused_total") != 1 {
+		t.Errorf("the node keeps nothing: %v, %+v, asked %d times", err, b.slice(), b.asked)
+	}
+	table := *b.table.Load()
+	table.Config.Headroom, table.Config.HeadroomCores = device.Part{Bytes: 3 * quota.GiB}, 20
+	b.use(&table)
+	if err := b.apply("ns/web"); err == nil || b.slice() != given() {
+		t.Errorf("the namespace may not: %v, %+v", err, b.slice())
+	}
+	b.down = errors.New("no answer")
+	clear(b.permits.known) // a while later
+	if err := b.apply("ns/web"); !errors.Is(err, b.down) || b.slice() != given() {
+		t.Errorf("what it may is not known: %v, %+v", err, b.slice())
+	}
+	b.down, b.asked, b.labels = nil, 0, map[string]string{labelMaxMemory: "4Gi", labelMaxCores: "15"}
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 8*quota.GiB || b.slice().Percent != 40 || b.asked != 1 {
+		t.Errorf("raised: %v, %+v, asked %d times", err, b.slice(), b.asked)
+	}
+	if err := b.apply("ns/web"); err != nil || b.asked != 1 {
+		t.Errorf("it is so: %v, asked %d times", err, b.asked)
+	}
+	b.put(map[string]string{annotationLimit: "10Gi", annotationPercent: "40"}) // of which the namespace may have 4, and the node has 3
+	if err := b.apply("ns/web"); err == nil || !strings.Contains(err.Error(), "that no scheduler gives out") || b.slice().Limit != 8*quota.GiB {
+		t.Errorf("the scheduler's: %v, %+v", err, b.slice())
+	}
+	b = newBench(t, dir) // an agent that starts again, on a node that keeps nothing any more
+	b.used = 7 * quota.GiB
+	b.put(more)
+	if err := b.apply("ns/web"); err != nil || b.slice().Limit != 8*quota.GiB {
+		t.Errorf("a new agent takes back what a pod has: %v, %+v", err, b.slice())
+	}
+	b.put(nil)
+	if err := b.apply("ns/web"); err == nil || b.slice().Limit != 8*quota.GiB {
+		t.Errorf("it uses more than was allocated: %v, %+v", err, b.slice())
+	}
+	b.used = quota.GiB
+	if err := b.apply("ns/web"); err != nil || b.slice() != given() {
+		t.Errorf("set back: %v, %+v", err, b.slice())
+	}
+}
+
+// A namespace is asked for once in a while, however many pods of it are due, and the labels alone of what is told are kept.
+func TestNamespaces(t *testing.T) {
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked++
+		if r.URL.Path != "/api/v1/namespaces/ns" || r.Header.Get("Accept") != runtime.ContentTypeProtobuf {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		ns := &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns", Labels: map[string]string{labelMaxMemory: "2Gi", labelMaxCores: "10"}}}
+		for i := range 5000 {
+			metav1.SetMetaDataLabel(&ns.ObjectMeta, fmt.Sprint("other-", i), strings.Repeat("x", 63))
+		}
+		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
+		w.Write(encoded(t, ns))
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	labels, err := namespacesOf(client)(t.Context(), "ns")
+	if err != nil || !maps.Equal(labels, map[string]string{labelMaxMemory: "2Gi", labelMaxCores: "10"}) {
+		t.Errorf("%v, %v", labels, err)
+	}
+	now := time.Now()
+	p := permits{ask: namespacesOf(client), now: func() time.Time { return now }, known: map[string]permit{}}
+	asked = 0
+	for range 3 {
+		if may, err := p.of(t.Context(), "ns"); err != nil || may != (beyond{2 * quota.GiB, 10, 0}) {
+			t.Errorf("%+v, %v", may, err)
+		}
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	if _, err := p.of(t.Context(), "other"); err == nil {
+		t.Error("a namespace that is not there may something")
+	}
+	now = now.Add(keepFor)
+	if _, err := p.of(t.Context(), "ns"); err != nil || asked != 3 {
+		t.Errorf("what it may is not asked anew: %v, %d times", err, asked)
+	}
+	// The agent's other requests leave these alone, and these them.
+	slow, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL, QPS: 0.001, Burst: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), namespaceTimeout)
+	defer cancel()
+	for range 3 {
+		if _, err := namespacesOf(slow)(ctx, "ns"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Whoever makes namespaces, or none that can be asked for, fills no memory.
+func TestPermitsBounded(t *testing.T) {
+	now := time.Now()
+	p := permits{now: func() time.Time { return now }, known: map[string]permit{},
+		ask: func(context.Context, string) (map[string]string, error) { return nil, nil }}
+	for i := range 3 * maxPods {
+		if _, err := p.of(t.Context(), fmt.Sprint(i)); err != nil || len(p.known) > maxPods {
+			t.Fatalf("%v, %d are known", err, len(p.known))
+		}
+	}
+	now = now.Add(keepFor)
+	if _, err := p.of(t.Context(), "late"); err != nil || len(p.known) != 1 {
+		t.Errorf("%v, %d are known", err, len(p.known))
+	}
+}
+
+// That a namespace could not be asked for is told when it stays so, and its pod is the first for which it is tried again.
+func TestUnasked(t *testing.T) {
+	b := newBench(t, filepath.Join(t.TempDir(), "run"))
+	b.used = quota.GiB
+	table := *b.table.Load()
+	table.Config.Headroom = device.Part{Bytes: 3 * quota.GiB}
+	b.use(&table)
+	second := recordOf(false)
+	second.ID, second.Nonce, second.Allocated = "c2", "0123456789abcdee", slices.Clone(second.Allocated)
+	second.Allocated[0].ID = "claim/2"
+	reserved(t, b.book, recordOf(false))
+	reserved(t, b.book, second)
+	pod := b.pod.DeepCopy()
+	pod.Namespace, pod.UID, pod.Annotations = "flaps", "v", map[string]string{annotationLimit: "8Gi"}
+	pod.Status.ContainerStatuses[0].ContainerID = "containerd://c2"
+	if err := b.pods.informer.GetStore().Add(read(t, pod)); err != nil {
+		t.Fatal(err)
+	}
+	b.put(map[string]string{annotationLimit: "8Gi"})
+	var asked []string
+	b.permits.ask = func(_ context.Context, name string) (map[string]string, error) {
+		asked = append(asked, name)
+		return nil, errors.New("no time")
+	}
+	told := func() uint64 { return b.metrics.Get("resizes_refused_total") }
+	b.round(t.Context(), []string{"ns/web"})
+	if told() != 0 {
+		t.Error("told at the first try")
+	}
+	b.round(t.Context(), []string{"flaps/web", "ns/web"})
+	if !slices.Equal(asked, []string{"ns", "ns", "flaps"}) || told() != 1 {
+		t.Errorf("asked for %v, told %d times", asked, told())
+	}
+}
+
 // Which of two containers of one ID is the pod's nobody can tell: neither is changed, and the pod is told without a word of the other.
 func TestApplySameID(t *testing.T) {
 	b := newBench(t, filepath.Join(t.TempDir(), "run"))
@@ -353,7 +577,7 @@ func TestFlapping(t *testing.T) {
 				}
 			}
 		}
-		b.round(b.due())
+		b.round(t.Context(), b.due())
 		if n := writes(); n != 1 {
 			t.Fatalf("400 patches of annotations are %d changes of the ledger, want 1", n)
 		}

@@ -35,7 +35,8 @@ func kept(answer func() ([]byte, error)) func() ([]byte, error) {
 // of containers are left out, and nonces, by which sockets are named: they are not the cluster's business, and who reaches the
 // port is not asked who he is. The NetworkPolicy in deploy/ says who does.
 func smi(runDir string) http.HandlerFunc {
-	answer := kept(func() ([]byte, error) { return snapshotText(runDir) })
+	names := new(snapshot.Names)
+	answer := kept(func() ([]byte, error) { return snapshotText(runDir, names) })
 	return func(w http.ResponseWriter, _ *http.Request) {
 		body, err := answer()
 		if err != nil {
@@ -47,8 +48,8 @@ func smi(runDir string) http.HandlerFunc {
 	}
 }
 
-func snapshotText(runDir string) ([]byte, error) {
-	v, err := snapshot.Look(runDir, nil)
+func snapshotText(runDir string, names *snapshot.Names) ([]byte, error) {
+	v, err := snapshot.Look(runDir, nil, names)
 	if err != nil {
 		return nil, err
 	}

@@ -110,7 +110,7 @@ func parse(text string) (Share, error) {
 	}
 	s := Share{Priority: quota.PriorityDefault, Containers: 1}
 	seen := map[string]bool{}
-	for pair := range strings.SplitSeq(text, ",") {
+	for _, pair := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(pair, "=")
 		if !ok || value == "" || seen[name] {
 			return Share{}, fmt.Errorf("%q: want each name=value once", pair)
@@ -231,7 +231,7 @@ func FromAnnotations(annotations map[string]string) ([]Share, error) {
 		return nil, fmt.Errorf("alloc: annotation %s: has %d bytes", AnnotationShares, len(text))
 	}
 	var shares []Share
-	for one := range strings.SplitSeq(text, ";") {
+	for _, one := range strings.Split(text, ";") {
 		s, err := Parse(one)
 		if err != nil {
 			return nil, err

@@ -447,7 +447,11 @@ func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.
 	if a.read == now {
 		v.load = 1
 	}
-	return a.observer.Book(g.ID, granted, limit)
+	var from time.Duration // of the last step, less how late records and samples are
+	if a.stepped > 0 && a.clock.known {
+		from = a.clock.gpu(a.stepped) - settled - sched.SamplePeriod - leaveTime
+	}
+	return a.observer.Book(g.ID, granted, limit, from)
 }
 
 // apply has the observer know what is in force from now on.

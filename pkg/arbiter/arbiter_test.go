@@ -768,3 +768,24 @@ func TestNewcomerOfANewArbiter(t *testing.T) {
 		t.Errorf("%v were granted in %v", row.Granted, n.gpu.Now()-since)
 	}
 }
+
+// TestEntitledAfterRest: a context without work stays on the engine until the next one comes, and that is nobody's entitlement.
+func TestEntitledAfterRest(t *testing.T) {
+	n := newNode(t)
+	n.begin(n.standby())
+	outside := n.gpu.Add(9999, 1) // of no container
+	worked[outside] = &history{}
+	outside.Submit(runlist.Work{Length: 1200 * us})
+	n.run(time.Second)
+	outside.Stop()
+	n.run(40 * time.Second)
+	begin, v := n.gpu.Now(), n.add(weight(1))
+	g := v.process()
+	n.step() // it has a context, and counts as one with work before records say so
+	g.Submit(runlist.Work{Length: 1200 * us})
+	n.add(weight(1)).hog()
+	n.run(begin + time.Second)
+	if row, _ := v.e.Row(); row.Granted <= 0 || row.Granted > 2*time.Second+500*ms {
+		t.Errorf("%v were granted in a second", row.Granted)
+	}
+}

@@ -47,12 +47,15 @@ type file struct {
 	CapCycle           *string   `toml:"cap_cycle"`
 	SwitchRecords      *bool     `toml:"switch_records"`
 	Enforcement        *string   `toml:"enforcement"`
+	DriverLimits       *bool     `toml:"driver_limits"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
 	Profiling          *bool     `toml:"profiling"`
 	MaxSpill           *string   `toml:"max_spill"`
 	SpillReserve       *string   `toml:"spill_reserve"`
 	MaxHostMemory      *string   `toml:"max_host_memory"`
+	Headroom           *string   `toml:"headroom"`
+	HeadroomCores      *string   `toml:"headroom_cores"`
 	Dialects           *[]string `toml:"dialects"`
 	Pods               *string   `toml:"pods"`
 	PodSettings        *[]string `toml:"pod_settings"`
@@ -104,9 +107,11 @@ func Parse(name string, text []byte) (Config, error) {
 		duration("cap_cycle", f.CapCycle, &s.CapCycle, 50*time.Millisecond, 500*time.Millisecond),
 		choice("enforcement", f.Enforcement, &s.Enforcement, device.EnforceGuard, device.EnforcePreload),
 		choice("managed", f.Managed, &s.Managed, device.ManagedLimit, device.ManagedDeny, device.ManagedAllow),
-		part("max_spill", f.MaxSpill, &s.MaxSpill),
-		part("spill_reserve", f.SpillReserve, &s.SpillReserve),
-		part("max_host_memory", f.MaxHostMemory, &s.MaxHostMemory),
+		part("max_spill", f.MaxSpill, &s.MaxSpill, "the host's memory", 100),
+		part("spill_reserve", f.SpillReserve, &s.SpillReserve, "the host's memory", 100),
+		part("max_host_memory", f.MaxHostMemory, &s.MaxHostMemory, "the host's memory", 100),
+		part("headroom", f.Headroom, &s.Headroom, "each GPU's memory", device.MostHeadroom),
+		percentage("headroom_cores", f.HeadroomCores, &s.HeadroomCores, 0, device.MostHeadroom),
 		dialects(f.Dialects, &s.Dialects),
 		choice("pods", f.Pods, &s.Pods, device.PodsAny, device.PodsAllocated, device.PodsGPUShare),
 		podSettings(f.PodSettings, &s.PodSettings),
@@ -123,6 +128,12 @@ func Parse(name string, text []byte) (Config, error) {
 		return Config{}, fmt.Errorf("config: %s: %w", name,
 			fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice)))
 	}
+	if f.DriverLimits != nil {
+		s.DriverLimits = *f.DriverLimits
+	}
+	if err := driverLimits(c); err != nil {
+		return Config{}, fmt.Errorf("config: %s: %w", name, err)
+	}
 	if f.SwitchRecords != nil {
 		s.NoSwitchRecords = !*f.SwitchRecords
 	}
@@ -136,6 +147,19 @@ func Parse(name string, text []byte) (Config, error) {
 		s.AllowUnknownDriver = *f.AllowUnknownDriver
 	}
 	return c, nil
+}
+
+// driverLimits refuses the driver's limits where nothing would set them, or nothing would start.
+func driverLimits(c Config) error {
+	switch {
+	case !c.Settings.DriverLimits:
+		return nil
+	case c.Driver == device.DriverSim:
+		return fault("driver_limits", true, "the simulated driver has none")
+	case c.Settings.Enforcement != device.EnforcePreload:
+		return fault("driver_limits", true, `want enforcement = "preload" with it: drivers have limits from 615 on, which no guard serves yet`)
+	}
+	return nil
 }
 
 // decodeError makes one line of what the decoder found, which is else drawn over several.
@@ -234,14 +258,14 @@ func size(key string, in *string, out *quota.Bytes, zero bool) error {
 }
 
 // part reads an amount of host memory: a percentage of it, a size, or "0".
-func part(key string, in *string, out *device.Part) error {
+func part(key string, in *string, out *device.Part, whole string, most uint64) error {
 	if in == nil {
 		return nil
 	}
-	const want = `want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`
+	want := fmt.Sprintf(`want a part of %s such as "50%%", from "0%%" to "%d%%", or a size such as "64GiB"`, whole, most)
 	if text, ok := strings.CutSuffix(*in, "%"); ok {
 		n, err := strconv.ParseUint(text, 10, 8)
-		if err != nil || n > 100 {
+		if err != nil || n > most {
 			return fault(key, *in, want)
 		}
 		*out = device.Part{Percent: int(n)}

@@ -12,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/view"
@@ -42,6 +43,11 @@ func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	if err != nil {
 		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew",
 			view.ShortID(old.ID), err)
+	}
+	if changed.DriverLimits && req.Limit != nil {
+		if err := nvmlclient.Limit(book, changed.Nonce); err != nil {
+			return changed, fmt.Errorf("container %s: it is in the ledger, but not with the driver: %w; start it anew", view.ShortID(old.ID), err)
+		}
 	}
 	return changed, nil
 }

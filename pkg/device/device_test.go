@@ -156,6 +156,26 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
+// What schedulers may give out is all but the headroom, and at least half of the GPU.
+func TestPromised(t *testing.T) {
+	for _, c := range []struct {
+		overcommit     float64
+		headroom       Part
+		memory, wanted quota.Bytes
+	}{
+		{0, Part{}, 16 * quota.GiB, 16 * quota.GiB},
+		{1, Part{Percent: 25}, 16 * quota.GiB, 12 * quota.GiB},
+		{1, Part{Bytes: 3 * quota.GiB}, 16 * quota.GiB, 13 * quota.GiB},
+		{1, Part{Bytes: 30 * quota.GiB}, 16 * quota.GiB, 8 * quota.GiB},
+		{1.5, Part{Percent: 25}, 16 * quota.GiB, 20 * quota.GiB},
+		{100, Part{}, 1 << 62, 1 << 62},
+	} {
+		if got := Promised(Config{Overcommit: c.overcommit, Headroom: c.headroom}, GPU{Memory: c.memory}); got != c.wanted {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
 func TestSaveThenLoad(t *testing.T) {
 	h := newHost(t)
 	want := table()

@@ -2,6 +2,8 @@
 
 package device
 
+import "github.com/opencgpu/cgpu/pkg/quota"
+
 // Hardware is what NVML says of a GPU. nil is what it does not say.
 type Hardware struct {
 	Temperature *float64 `json:"temperature,omitempty"` // in degrees Celsius
@@ -17,10 +19,14 @@ type Hardware struct {
 	Lost        bool   `json:"lost,omitempty"`
 	RemapFailed bool   `json:"remapFailed,omitempty"`
 	Recovery    string `json:"recovery,omitempty"`
+	// Asked for by MemoryLine alone: what the driver has given out of the GPU's memory.
+	Used *quota.Bytes `json:"used,omitempty"`
 }
 
-// What cgpu-refresh -hardware is asked with. What pkg/health goes by is cheaper.
+// What cgpu-refresh -hardware is asked with. What pkg/health goes by is cheaper. MemoryLine is followed by the indices of GPUs, each after
+// a space: of no other is asked, since NVML wakes those that nobody uses, for seconds.
 const (
 	HardwareLine = ""
 	HealthLine   = "health"
+	MemoryLine   = "memory"
 )

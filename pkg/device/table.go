@@ -40,9 +40,11 @@ type Table struct {
 	// HostMemory is the machine's (MemTotal of /proc/meminfo).
 	HostMemory quota.Bytes `json:"hostMemory,omitempty"`
 	// Hook is where cgpu-hook is on this machine: the CDI specs of claims name it, which cgpu-agent writes in a container.
-	Hook   string `json:"hook,omitempty"`
-	Config Config `json:"config"`
-	Key    Key    `json:"key"`
+	Hook string `json:"hook,omitempty"`
+	// DriverRoot is driver_root of the cgpu.toml that the table was made from.
+	DriverRoot string `json:"driverRoot,omitempty"`
+	Config     Config `json:"config"`
+	Key        Key    `json:"key"`
 }
 
 // GPU is one physical GPU.
@@ -126,6 +128,8 @@ type Config struct {
 	CapCycle time.Duration `json:"capCycle"`
 	// Enforcement is EnforceGuard or EnforcePreload.
 	Enforcement string `json:"enforcement"`
+	// DriverLimits has NVIDIA's driver limit the cgroups of containers too, beside EnforcePreload.
+	DriverLimits bool `json:"driverLimits,omitempty"`
 	// Managed says what managed memory (cudaMallocManaged) is to a quota: ManagedLimit, ManagedDeny or ManagedAllow.
 	Managed string `json:"managed"`
 	// HMM leaves heterogeneous memory management on: ordinary host memory may then move to the GPU, uncounted.
@@ -137,6 +141,10 @@ type Config struct {
 	SpillReserve Part `json:"spillReserve"`
 	// MaxHostMemory bounds the host memory that the driver makes for one container, beside its spill.
 	MaxHostMemory Part `json:"maxHostMemory"`
+	// Headroom is memory of each GPU, and HeadroomCores percent of its time, that no scheduler of Kubernetes is told of: running pods are
+	// raised into it.
+	Headroom      Part `json:"headroom,omitzero"`
+	HeadroomCores int  `json:"headroomCores,omitempty"`
 	// Dialects are the other systems' variables and annotations that containers of this node may ask with.
 	Dialects []quota.Dialect `json:"dialects,omitempty"`
 	// Pods is PodsAny, PodsAllocated or PodsGPUShare; empty: PodsAny.
@@ -192,6 +200,23 @@ func (p Part) Of(total quota.Bytes) quota.Bytes {
 		return total/100*percent + total%100*percent/100 // exact, and below 2^64 on the way
 	}
 	return p.Bytes
+}
+
+// MostHeadroom is the most that is kept of a GPU as headroom, in percent of its memory and of its time.
+const MostHeadroom = 50
+
+// HeadroomOf is what is kept of a GPU's memory.
+func HeadroomOf(c Config, g GPU) quota.Bytes {
+	return min(c.Headroom.Of(g.Memory), Part{Percent: MostHeadroom}.Of(g.Memory))
+}
+
+// Promised is how much of a GPU's memory schedulers may give out.
+func Promised(c Config, g GPU) quota.Bytes {
+	all := g.Memory
+	if c.Overcommit > 1 {
+		all = quota.Bytes(min(float64(g.Memory)*c.Overcommit, 1<<62))
+	}
+	return all - HeadroomOf(c, g)
 }
 
 // Card is how a GPU is shared that has no settings of its own in the ledger.

@@ -33,6 +33,7 @@ type card struct {
 	// units are for sale, most is what one container may have: overcommitment sells a GPU twice, but no container gets more
 	// memory than the GPU has.
 	units, most int
+	percent     int // for sale of its time
 	unit        quota.Bytes
 	gone        bool // from the table
 	place       place
@@ -41,7 +42,7 @@ type card struct {
 // amount is how many units of a resource the card has.
 func (c card) amount(resource string) int {
 	if resource == ResourcePercent {
-		return quota.MaxPercent
+		return c.percent
 	}
 	return c.units
 }
@@ -65,7 +66,6 @@ func makeCards(table *device.Table, ours func(device.GPU) bool, unit quota.Bytes
 	for _, g := range fresh {
 		uuids = append(uuids, g.UUID)
 	}
-	overcommit := max(table.Config.Overcommit, 1)
 	var cards []card
 	for i, uuid := range uuids {
 		g, here := byUUID[uuid]
@@ -73,9 +73,11 @@ func makeCards(table *device.Table, ours func(device.GPU) bool, unit quota.Bytes
 			cards = append(cards, card{GPU: device.GPU{UUID: uuid, Index: -1}, position: i, unit: unit, gone: true})
 			continue
 		}
-		c := card{GPU: g, position: i, unit: unit, units: int(float64(g.Memory) * overcommit / float64(unit)), most: int(g.Memory / unit)}
-		if c.most == 0 {
-			return nil, fmt.Errorf("deviceplugin: unit %v: GPU %d has only %v: choose a smaller unit of %s", unit, g.Index, g.Memory, ResourceMemory)
+		c := card{GPU: g, position: i, unit: unit, units: int(device.Promised(table.Config, g) / unit), most: int(g.Memory / unit),
+			percent: quota.MaxPercent - table.Config.HeadroomCores}
+		if min(c.units, c.most) == 0 {
+			return nil, fmt.Errorf("deviceplugin: unit %v: GPU %d has only %v to give: choose a smaller unit of %s",
+				unit, g.Index, device.Promised(table.Config, g), ResourceMemory)
 		}
 		cards = append(cards, c)
 	}

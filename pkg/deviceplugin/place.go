@@ -10,19 +10,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// place is where a GPU sits in the machine. The node table has no NVLink; GPUs of one PCIe switch or NUMA node are those
-// that NVLink joins too, where it does not join all.
+// place is where a GPU sits in the machine.
 type place struct {
+	link string   // the same for GPUs that NVLink joins; empty: joined to none
 	numa int      // -1: unknown
 	bus  []string // root and bridges above the GPU, such as "pci0000:40", "0000:40:01.1", "0000:41:00.0"; empty: unknown
 }
 
-// readPlace asks sysfs. What it does not tell is unknown.
-func readPlace(sys, busID string) place {
-	p := place{numa: -1}
-	folder := filepath.Join(sys, "bus/pci/devices", strings.ToLower(busID))
+// readPlace asks the node table and sysfs. What they do not tell is unknown.
+func readPlace(sys string, g device.GPU) place {
+	p := place{link: g.NVLink, numa: -1}
+	folder := filepath.Join(sys, "bus/pci/devices", strings.ToLower(g.BusID))
 	if text, err := os.ReadFile(filepath.Join(folder, "numa_node")); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
 			p.numa = n
@@ -36,22 +39,34 @@ func readPlace(sys, busID string) place {
 	return p
 }
 
-// distance of two GPUs: 0 below one port or switch, 1 below one root, 2 in one NUMA node, 3 apart or unknown.
+// apart is the distance of GPUs that nothing is known to join.
+const apart = 4
+
+// distance of two GPUs: 0 joined by NVLink, 1 below one port or switch, 2 below one root, 3 in one NUMA node, 4 apart or unknown.
 func (p place) distance(q place) int {
+	if p.link != "" && p.link == q.link {
+		return 0
+	}
 	common := 0
 	for common < min(len(p.bus), len(q.bus)) && p.bus[common] == q.bus[common] {
 		common++
 	}
 	switch {
 	case common > 1:
-		return 0
-	case common == 1:
 		return 1
-	case p.numa >= 0 && p.numa == q.numa:
+	case common == 1:
 		return 2
+	case p.numa >= 0 && p.numa == q.numa:
+		return 3
 	}
-	return 3
+	return apart
 }
+
+// The placements of cgpu.toml.
+const (
+	binpack = ledger.PolicyBinpack // the GPU with the least room that has enough
+	spread  = ledger.PolicySpread  // the one with the most
+)
 
 // request is what the kubelet wants to place: each of gpus GPUs is to have need units.
 type request struct {
@@ -61,7 +76,7 @@ type request struct {
 	free      map[string]int    // units of this resource that each GPU (UUID) has
 	must      []string          // GPUs that have to be among the chosen ones
 	like      func(card) int    // the lower the better, before all else; nil: all alike
-	placement string            // "binpack" or "spread"
+	placement string            // binpack or spread
 	barred    map[string]string // GPUs (UUID) that are not for it, and why
 }
 
@@ -90,29 +105,33 @@ func choose(cards []card, r request) ([]card, error) {
 				return
 			}
 		}
-		if rank := r.rank(set); best == nil || slices.Compare(rank, bestRank) < 0 {
+		if rank := r.rank(set, cards); best == nil || slices.Compare(rank, bestRank) < 0 {
 			best, bestRank = slices.Clone(set), rank
 		}
 	})
 	return best, nil
 }
 
-// rank orders sets of GPUs, the lowest first: what is liked, then near each other, then the placement.
-func (r request) rank(set []card) []int {
-	like, apart, free := 0, 0, 0
+// rank orders sets of GPUs, the lowest first: what is liked, then near each other, then the placement; equals by what is free around
+// them, so that GPUs that are near each other fill up together, and others stay free together for who wants several.
+func (r request) rank(set, cards []card) []int {
+	like, distance, free, around := 0, 0, 0, 0
 	for i, c := range set {
 		if r.like != nil {
 			like += r.like(c)
 		}
 		for _, d := range set[:i] {
-			apart += c.place.distance(d.place)
+			distance += c.place.distance(d.place)
 		}
 		free += r.free[c.UUID]
+		for _, d := range cards {
+			around += r.free[d.UUID] * (apart - c.place.distance(d.place))
+		}
 	}
-	if r.placement == "spread" {
-		free = -free
+	if r.placement == spread {
+		free, around = -free, -around
 	}
-	return []int{like, apart, free}
+	return []int{like, distance, free, around}
 }
 
 // eachSet calls f with each set of n cards, those of low positions first. A machine with 16 GPUs has 12870 sets of 8.

@@ -152,7 +152,7 @@ func (p *Plugin) use(ctx context.Context, table *device.Table) error {
 	}
 	for i, c := range cards {
 		if !c.gone {
-			cards[i].place = readPlace(p.sys, c.BusID)
+			cards[i].place = readPlace(p.sys, c.GPU)
 		}
 	}
 	if err := fits(devices(ResourceMemory, cards, nil), cards, p.o.Unit); err != nil {

@@ -19,6 +19,9 @@ const (
 	annotationAssignTime = "ALIYUN_COM_GPU_MEM_ASSIGN_TIME"
 )
 
+// annotationPlacement is how the author of a pod wishes its GPUs chosen: as placement in cgpu.toml, which counts else.
+const annotationPlacement = "cgpu.io/placement"
+
 // want is a container that the kubelet may be asking for. The kubelet does not say for which container it asks, only for how
 // many units; which one it is has to be guessed. Nothing that holds an amount depends on the guess: it is the device ids
 // that book.
@@ -30,6 +33,7 @@ type want struct {
 	podMemory       int      // units of the whole pod, without init containers, as gpushare counts
 	gpus            int      // as many GPUs as ACK's label on the pod says; else 1
 	index           int      // position of the GPU that the extender chose; noIndex
+	placement       string
 	since           time.Time
 	// Set by match. sure: it is a container of this pod; exact: it is this one, or one with the same limits.
 	sure, exact bool
@@ -69,7 +73,7 @@ const MaxContainers = 32
 
 // Annotations are the names of those that Pod is to have.
 func Annotations() []string {
-	return []string{annotationIndex, annotationPod, annotationAssigned, annotationAssumeTime}
+	return []string{annotationIndex, annotationPod, annotationAssigned, annotationAssumeTime, annotationPlacement}
 }
 
 // Set sets how many units of a resource the container asks for; 0 for what is no number of units.
@@ -109,7 +113,8 @@ func candidates(pods []Pod, has listing) []want {
 				continue
 			}
 		}
-		base := want{pod: p.UID, name: p.name(), podMemory: p.Memory, gpus: p.gpus(), index: p.index(), since: p.bound()}
+		base := want{pod: p.UID, name: p.name(), podMemory: p.Memory, gpus: p.gpus(), index: p.index(), placement: p.placement(),
+			since: p.bound()}
 		for _, init := range []bool{true, false} {
 			for _, c := range p.Containers {
 				w := base
@@ -144,6 +149,15 @@ func (p *Pod) gpus() int {
 		return 1
 	}
 	return n
+}
+
+// placement reads the pod's wish; empty: it has none.
+func (p *Pod) placement() string {
+	switch wish := p.Annotations[annotationPlacement]; wish {
+	case binpack, spread:
+		return wish
+	}
+	return ""
 }
 
 // index reads what the extender wrote. A pod's author can write it too, so what the extender would not have written is
@@ -239,6 +253,9 @@ func match(all []want, served map[key]mark, resource string, n, position int) *w
 		}
 		if x.podMemory != w.podMemory {
 			w.podMemory = 0
+		}
+		if x.placement != w.placement {
+			w.placement = ""
 		}
 	}
 	return &w

@@ -289,6 +289,9 @@ func (c *call) prefer(available, must []string, size int) ([]string, error) {
 		return nil, err
 	}
 	r := request{resource: c.resource, need: size, gpus: 1, free: free, placement: c.placement}
+	if w != nil && w.placement != "" {
+		r.placement = w.placement
+	}
 	for _, m := range mustCards {
 		r.must = append(r.must, m.UUID)
 	}

@@ -13,6 +13,17 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
+// What running pods may be raised into is no unit, and no percentage.
+func TestHeadroom(t *testing.T) {
+	tab := table(binpack, 16*quota.GiB)
+	tab.Config.Headroom, tab.Config.HeadroomCores = device.Part{Bytes: 5*quota.GiB + quota.MiB}, 20
+	k := newKubelet(t)
+	k.start()
+	k.begin(Options{Table: tab})
+	k.until(ResourceMemory, 10, 0)
+	k.until(ResourcePercent, 80, 0)
+}
+
 // A reboot takes the run dir with it, but not what the kubelet has booked. With another unit nothing is promised twice.
 func TestUnitChangesOverReboot(t *testing.T) {
 	for _, x := range [][2]quota.Bytes{{quota.GiB, 512 * quota.MiB}, {512 * quota.MiB, quota.GiB}, {256 * quota.MiB, 512 * quota.MiB}} {

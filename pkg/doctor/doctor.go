@@ -29,6 +29,8 @@ type Result struct {
 	Status Status `json:"status"`
 	Found  string `json:"found"`
 	Remedy string `json:"remedy,omitempty"`
+	// Figures are what --measure measured, of each GPU.
+	Figures []Figure `json:"figures,omitempty"`
 }
 
 // Check is one thing to look at.

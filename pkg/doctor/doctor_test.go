@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -61,8 +62,9 @@ func TestExamine(t *testing.T) {
 		return Check{Name: name, Remedy: "the check's", Run: func(*Host) Result { return r }}
 	}
 	r := Examine(&Host{}, []Check{one("a", ok("good")), one("b", warn("so\nso")), one("c", skip("no")), one("d", warn("x").but("its own"))})
-	want := []Result{{"a", OK, "good", ""}, {"b", Warn, "so so", "the check's"}, {"c", Skip, "no", ""}, {"d", Warn, "x", "its own"}}
-	if r.Status != Warn || !slices.Equal(r.Checks, want) {
+	want := []Result{{Name: "a", Status: OK, Found: "good"}, {Name: "b", Status: Warn, Found: "so so", Remedy: "the check's"},
+		{Name: "c", Status: Skip, Found: "no"}, {Name: "d", Status: Warn, Found: "x", Remedy: "its own"}}
+	if r.Status != Warn || !reflect.DeepEqual(r.Checks, want) {
 		t.Errorf("got %+v", r)
 	}
 	for status, list := range map[Status][]Check{
@@ -78,7 +80,7 @@ func TestExamine(t *testing.T) {
 // TestChecks: a name is one word and one check's, and whoever fails can say what to do.
 func TestChecks(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range append(Checks(), SelfTest()) {
+	for _, c := range slices.Concat(Checks(), []Check{SelfTest()}, Measurements()) {
 		if c.Name == "" || strings.ContainsAny(c.Name, " |") || seen[c.Name] || c.Means == "" || c.Remedy == "" || c.Run == nil {
 			t.Errorf("%+v", c)
 		}

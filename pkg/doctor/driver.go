@@ -321,7 +321,7 @@ func (h *Host) nvidiaSMI(property string) ([]string, error) {
 	if path == "" {
 		return nil, fmt.Errorf("it is not installed")
 	}
-	text, err := output(askTime, path, "--query-gpu="+property, "--format=csv,noheader")
+	text, err := output(path, "--query-gpu="+property, "--format=csv,noheader")
 	if err != nil {
 		return nil, err
 	}

@@ -250,7 +250,7 @@ func (h *Host) dockerLacks(names []string) bool {
 	if docker == "" || len(h.Engines) > 0 && h.DockerHost == "" { // the dockerd that answers may be another than the one whose file was named
 		return false
 	}
-	text, err := output(askTime, docker, "info", "--format", "{{json .Runtimes}}")
+	text, err := output(docker, "info", "--format", "{{json .Runtimes}}")
 	return err == nil && lacks(text, names)
 }
 

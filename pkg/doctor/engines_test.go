@@ -128,7 +128,7 @@ func TestDocumented(t *testing.T) {
 	}
 	var table strings.Builder
 	table.WriteString("| check | what it means | what to do |\n|---|---|---|\n")
-	for _, c := range append(Checks(), SelfTest()) {
+	for _, c := range slices.Concat(Checks(), []Check{SelfTest()}, Measurements()) {
 		table.WriteString("| `" + c.Name + "` | " + c.Means + " | " + c.Remedy + " |\n")
 	}
 	want := before + begin + table.String() + end + after

@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // Host is the node that is looked at, and where on it.
@@ -36,6 +37,12 @@ type Host struct {
 	Try func(ctx context.Context, what string) (*exec.Cmd, error)
 	// Containers says how the containers of records fare: asking guards is the business of package main.
 	Containers func(*device.Table, []ledger.Record) []Container
+	// Users are the containers of records, but those that are gone, with a slice of a GPU or all of it.
+	Users func(t *device.Table, records []ledger.Record, uuid string) []GPUUser
+	// Used is what the driver has given out of the memory of GPUs with some indices, by UUID.
+	Used  func(gpus []int) (map[string]quota.Bytes, error)
+	Force bool                             // measure also where others have work, or may want what is taken for it
+	Log   func(format string, args ...any) // of what is measured; may be nil
 
 	table    *device.Table // nil: none, or not one to rely on
 	tableErr error
@@ -46,6 +53,7 @@ type Host struct {
 	kernel   *KernelReport
 	low      []lowLevel // low-level runtimes found
 	kube     *kubernetes
+	measured []measured
 }
 
 // lowLevel is a low-level runtime that is installed; version is what it says to --version.
@@ -138,8 +146,8 @@ func (h *Host) program(name string) string {
 }
 
 // output runs a program of the machine and returns what it printed.
-func output(limit time.Duration, path string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
+func output(path string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), askTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.WaitDelay = time.Second

@@ -60,8 +60,17 @@ type offers struct {
 
 // node says whether cgpu has to do with Kubernetes here. containerd's lists without a kubelet: it is installed for one to come.
 func (k kubernetes) node() bool {
-	return k.kubelet || k.pods == device.PodsAllocated || k.pods == device.PodsGPUShare ||
-		slices.ContainsFunc(k.found.Handlers, func(h setup.Handler) bool { return h.Allocations })
+	return k.kubelet || k.pods == device.PodsAllocated || k.pods == device.PodsGPUShare || k.handed()
+}
+
+// handed: a handler of containerd's hands on what is allocated.
+func (k kubernetes) handed() bool {
+	return slices.ContainsFunc(k.found.Handlers, func(h setup.Handler) bool { return h.Allocations })
+}
+
+// allocates: pods get GPUs of this node by what is allocated to them.
+func (k kubernetes) allocates() bool {
+	return k.pods == device.PodsAllocated || k.pods == device.PodsGPUShare || k.agent.claims || k.agent.memory || k.agent.gpushare || k.handed()
 }
 
 // kubernetes looks once.
@@ -96,7 +105,7 @@ func (h *Host) kubernetes() kubernetes {
 			}
 			text := ""
 			if program != "" && file != setup.K3sConfig && file != setup.RKE2Config { // these have one of their own
-				text, _ = output(askTime, program, "--version")
+				text, _ = output(program, "--version")
 			}
 			k.looked = true
 			k.found, k.err = setup.ContainerdPods(os.DirFS(h.Root), file, setup.ContainerdVersion(text))

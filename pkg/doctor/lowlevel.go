@@ -28,7 +28,7 @@ func checkRuntime(h *Host) Result {
 		if path == "" {
 			continue
 		}
-		text, err := output(askTime, path, "--version")
+		text, err := output(path, "--version")
 		if err != nil {
 			return fail("%s --version: %v", path, err).but("repair it or install it anew, or set runtimes in cgpu.toml")
 		}
@@ -48,7 +48,7 @@ func checkRuntimeSeccomp(h *Host) Result {
 		return skip("there is no runtime")
 	}
 	low := h.low[0]
-	if text, err := output(askTime, low.path, "features"); err == nil {
+	if text, err := output(low.path, "features"); err == nil {
 		if r, ok := judgeFeatures(filepath.Base(low.path), text); ok {
 			return needed(h, r)
 		}

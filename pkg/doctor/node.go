@@ -69,7 +69,10 @@ func checkTable(h *Host) Result {
 }
 
 func checkEnforcement(h *Host) Result {
-	if h.preload() {
+	switch {
+	case h.preload() && h.settings().DriverLimits:
+		return warn(`enforcement = "preload", and the driver limits memory: that counts no managed memory, and what a process leaves open for another when it ends is not limited`)
+	case h.preload():
 		return warn(`enforcement = "preload": it can be walked around. A program that is linked statically, makes its system calls itself or drops the library has the whole card`)
 	}
 	return ok("by a guard for each container")

@@ -82,7 +82,7 @@ func checkOfferedOnce(h *Host) Result {
 // others asks the kubelet.
 func (h *Host) others(k kubernetes) (o others) {
 	o.nvidia = h.answers(filepath.Join(k.folder, "plugins/gpu.nvidia.com/dra*.sock"))
-	text, err := output(askTime, filepath.Join(h.Bin, "cgpu-podresources"), h.at(k.socket), askTime.String())
+	text, err := output(filepath.Join(h.Bin, "cgpu-podresources"), h.at(k.socket), askTime.String())
 	if err != nil {
 		o.err = line("the kubelet does not tell what device plugins offer: %v %s", err, text)
 		return o

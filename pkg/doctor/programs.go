@@ -36,7 +36,7 @@ func checkPrograms(h *Host) Result {
 			missing = append(missing, name)
 			continue
 		}
-		if !h.owns(info) || info.Mode().Perm()&0o022 != 0 {
+		if h.written(info) {
 			loose = append(loose, name)
 		}
 		if b, err := buildinfo.ReadFile(path); err == nil {
@@ -54,6 +54,15 @@ func checkPrograms(h *Host) Result {
 		return warn("cgpu is of version %s, but not %s", h.Version, strings.Join(other, " and "))
 	}
 	return judgePrograms(h.Bin, h.Version, missing, loose, builds)
+}
+
+// written reports that others than root may write a file.
+func (h *Host) written(info fs.FileInfo) bool { return !h.owns(info) || info.Mode().Perm()&0o022 != 0 }
+
+// loose reports that others than root may write a program or put another in its place.
+func (h *Host) loose(path string) bool {
+	info, err := os.Stat(path)
+	return err != nil || h.written(info) || h.openFolder(filepath.Dir(path)) != ""
 }
 
 // owns reports that a file is root's, or of the user who looks.

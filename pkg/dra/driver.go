@@ -18,6 +18,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -105,7 +107,7 @@ type Driver struct {
 	files sync.Mutex // for a change of the specs: the sweep looks, and removes what it saw
 
 	publishing sync.Mutex  // keeps what is published in the order in which it was learned
-	ledger     os.FileInfo // as it was when cards was read; lookAtCards alone has it
+	ledger     os.FileInfo // as it was when it was read; lookAtLedger alone has it
 	wiped      atomic.Bool // the kubelet may have deleted what is published
 
 	done <-chan struct{} // closed by Stop
@@ -115,7 +117,9 @@ type Driver struct {
 	changed chan struct{} // closed when there is another table
 	// untaintable: the API server drops taints, so that a GPU that is unhealthy is left out.
 	untaintable bool
-	cards       map[string]sched.Card // settings of GPUs, by UUID
+	limited     string                 // what claims do not get here
+	cards       map[string]sched.Card  // settings of GPUs, by UUID
+	taken       map[string]quota.Bytes // of GPUs' memory, by containers
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
 	// not take the slices when it was last asked.
 	failed, refused, invalid error
@@ -157,7 +161,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	d := &Driver{o: o, cdi: cdiFolder{dir: o.CDIDir}, cancel: cancel, table: o.Table, changed: make(chan struct{}), done: ctx.Done(),
 		preparing: make(chan struct{}, 1)}
-	if _, err := d.lookAtCards(); err != nil {
+	if _, err := d.lookAtLedger(); err != nil {
 		// Prepared with the node's defaults, a claim may be refused by the ledger, which is no reason to serve none.
 		o.Log.Error("settings of the GPUs are not known", "error", err)
 	}
@@ -204,7 +208,10 @@ func (d *Driver) publish(ctx context.Context) error {
 	d.publishing.Lock()
 	defer d.publishing.Unlock()
 	n := d.node()
-	if err := d.helper.PublishResources(ctx, Resources(n.table, n.name, d.offered(n.ours), Places(d.o.Sys, n.table), n.cards)); err != nil {
+	d.mu.Lock()
+	table := inOrder(n.table, d.taken)
+	d.mu.Unlock()
+	if err := d.helper.PublishResources(ctx, Resources(table, n.name, d.offered(n.ours), Places(d.o.Sys, table), n.cards)); err != nil {
 		return fmt.Errorf("dra: %w", err)
 	}
 	return nil
@@ -220,21 +227,21 @@ func (d *Driver) offered(ours func(device.GPU) bool) func(device.GPU) bool {
 	return func(g device.GPU) bool { return g.Fault == "" && (ours == nil || ours(g)) }
 }
 
-// cardsEvery is how often the driver looks whether a GPU is shared in another way. cgpu policy tells nobody.
-const cardsEvery = 5 * time.Second
+// ledgerEvery is how often the driver looks whether a GPU is shared in another way, or by others. Nobody tells it.
+const ledgerEvery = 5 * time.Second
 
-// due says whether the GPUs have to be published anew: cgpu policy has changed one, or the kubelet has just registered the driver.
-// One that starts deletes the node's slices first (wipeResourceSlices in its dra_plugin_manager.go), and by itself the library
-// looks after them no sooner than 30 seconds later (DefaultSyncDelay). Of slices that it made in the minute before it does not
+// due says whether the GPUs have to be published anew: cgpu policy has changed one, their order is another, or the kubelet has just
+// registered the driver. One that starts deletes the node's slices first (wipeResourceSlices in its dra_plugin_manager.go), and by itself
+// the library looks after them no sooner than 30 seconds later (DefaultSyncDelay). Of slices that it made in the minute before it does not
 // see that they are gone (DefaultMutationCacheTTL).
 func (d *Driver) due() (bool, error) {
-	changed, err := d.lookAtCards()
+	changed, err := d.lookAtLedger()
 	return d.wiped.Swap(false) || changed, err
 }
 
 // follow publishes the GPUs anew when that is due.
 func (d *Driver) follow(ctx context.Context) {
-	tick := time.NewTicker(cardsEvery)
+	tick := time.NewTicker(ledgerEvery)
 	defer tick.Stop()
 	var told error
 	for {
@@ -254,8 +261,8 @@ func (d *Driver) follow(ctx context.Context) {
 	}
 }
 
-// lookAtCards reads the settings of the GPUs if the ledger is another than when they were read.
-func (d *Driver) lookAtCards() (changed bool, err error) {
+// lookAtLedger reads the settings of the GPUs, and what containers have of them, if the ledger is another than when they were read.
+func (d *Driver) lookAtLedger() (changed bool, err error) {
 	now, err := os.Stat(ledger.File(d.o.RunDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("dra: %w", err)
@@ -263,15 +270,17 @@ func (d *Driver) lookAtCards() (changed bool, err error) {
 	if was := d.ledger; err != nil && was == nil || err == nil && was != nil && os.SameFile(was, now) && was.ModTime().Equal(now.ModTime()) {
 		return false, nil
 	}
-	cards, err := ledger.Open(d.o.RunDir).Cards()
+	records, cards, err := ledger.Open(d.o.RunDir).State()
 	if err != nil {
 		return false, fmt.Errorf("dra: %w", err)
 	}
 	d.ledger = now
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	changed = !maps.Equal(d.cards, cards)
-	d.cards = cards
+	taken := takenOf(records)
+	sameGPU := func(a, b device.GPU) bool { return a.UUID == b.UUID }
+	changed = !maps.Equal(d.cards, cards) || !slices.EqualFunc(inOrder(d.table, d.taken).GPUs, inOrder(d.table, taken).GPUs, sameGPU)
+	d.cards, d.taken = cards, taken
 	return changed, nil
 }
 
@@ -289,6 +298,13 @@ func (d *Driver) Healthy() error {
 		d.invalid = nil
 	}
 	return errors.Join(d.failed, d.refused, d.invalid)
+}
+
+// Limited says what claims do not get from a driver that serves them, or nothing.
+func (d *Driver) Limited() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.limited
 }
 
 // Failed is not nil once a server of the driver has ended for good: only stopping it and starting another mends that. What else
@@ -337,6 +353,10 @@ func (p plugin) HandleError(_ context.Context, err error, msg string) {
 		return
 	case errors.As(err, &dropped):
 		// Not unhealthy: without shares each claim has a GPU alone.
+		d.mu.Lock()
+		d.limited = fmt.Sprintf("the API server drops what makes shares (feature gates %s), so a claim of any size gets a whole GPU: turn the "+
+			"gates on, as they are by default since Kubernetes 1.36, and restart cgpu-agent", strings.Join(dropped.DisabledFeatures(), ", "))
+		d.mu.Unlock()
 		d.o.Log.Error("the API server drops fields of the slices: GPUs are given out whole only, until the feature gate "+
 			"DRAConsumableCapacity is on (as it is by default since Kubernetes 1.36)", "features", dropped.DisabledFeatures(), "error", err)
 		return

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -372,21 +373,40 @@ func TestUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Stop()
-	publishes := func(gpus int) {
+	publishes := func(gpus ...int) {
 		t.Helper()
+		var want []string
+		for _, i := range gpus {
+			want = append(want, strings.ToLower(uuid(i)))
+		}
 		deadline := time.Now().Add(20 * time.Second)
 		for {
 			l, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
-			if err == nil && len(l.Items) == 1 && len(l.Items[0].Spec.Devices) == gpus {
+			var got []string
+			for i := range l.Items {
+				for _, d := range l.Items[i].Spec.Devices {
+					got = append(got, d.Name)
+				}
+			}
+			if err == nil && len(l.Items) == 1 && slices.Equal(got, want) {
 				return
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("%d GPUs are not published: %+v, %v", gpus, l, err)
+				t.Fatalf("GPUs %v are not published: %+v, %v", gpus, l, err)
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
 	}
-	publishes(2)
+	publishes(0, 1)
+	spread := tableOf(2)
+	spread.Config.Placement = ledger.PolicySpread
+	d.mu.Lock()
+	d.taken = map[string]quota.Bytes{uuid(0): quota.GiB}
+	d.mu.Unlock()
+	if err := d.Update(t.Context(), spread); err != nil {
+		t.Fatal(err)
+	}
+	publishes(1, 0) // what has the most left is tried first
 	less := tableOf(2)
 	less.GPUs = less.GPUs[1:]
 	if err := d.Update(t.Context(), less); err != nil {
@@ -441,6 +461,40 @@ func TestFollow(t *testing.T) {
 		t.Fatal(err)
 	}
 	look(false) // a container
+	tab.Config.Placement = "spread"
+	order := func(want ...int) {
+		t.Helper()
+		var got []int
+		for _, g := range inOrder(d.table, d.taken).GPUs {
+			got = append(got, g.Index)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("GPUs %v, want %v", got, want)
+		}
+	}
+	order(0, 1)
+	request.Record.ID, request.Record.Nonce, request.Record.VGPUs[0].UUID = "d", "m", uuid(0)
+	request.GPUs, request.Record.VGPUs[0].Limit = []ledger.GPU{{UUID: uuid(0), Memory: tab.GPUs[0].Memory}}, 2*quota.GiB
+	request.Record.Allocated = []ledger.Allocation{{ID: "s", UUID: uuid(0), Given: request.Record.VGPUs[0]}}
+	if _, err := book.Reserve(request); err != nil {
+		t.Fatal(err)
+	}
+	look(true) // the other GPU has more left
+	order(1, 0)
+	// What a pod's author does to his share, within what was allocated and beyond, is nothing to schedulers.
+	for _, limit := range []quota.Bytes{512 * quota.MiB, 3 * quota.GiB} {
+		change := ledger.ChangeRequest{GPUs: request.GPUs, Card: tab.Config.Card(), GPU: uuid(0), Limit: &limit, ByPod: true, Headroom: quota.GiB}
+		if errs := book.ChangeByPods([]ledger.PodChange{{Nonce: "m", Requests: []ledger.ChangeRequest{change}}}); errs[0] != nil {
+			t.Fatal(errs)
+		}
+		look(false)
+		order(1, 0)
+	}
+	if err := book.Release("m"); err != nil {
+		t.Fatal(err)
+	}
+	look(true)
+	order(0, 1)
 	set(sched.PolicyFixed)
 	look(true)
 	// A damaged ledger changes nothing, and is read again when it is whole.
@@ -451,7 +505,7 @@ func TestFollow(t *testing.T) {
 	if err := os.WriteFile(ledger.File(dir), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if changed, err := d.lookAtCards(); changed || err == nil || d.node().cards[uuid(1)].Policy != sched.PolicyFixed {
+	if changed, err := d.lookAtLedger(); changed || err == nil || d.node().cards[uuid(1)].Policy != sched.PolicyFixed {
 		t.Errorf("%v, %v", changed, err)
 	}
 	if err := os.WriteFile(ledger.File(dir), whole, 0o600); err != nil {

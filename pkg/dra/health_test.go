@@ -5,6 +5,7 @@ package dra
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,6 +83,26 @@ func TestTaintsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	published(t, client, 2, 0)
+}
+
+// TestSharesDropped: where the API server drops what makes shares, the driver says what claims get.
+func TestSharesDropped(t *testing.T) {
+	d, err := Start(t.Context(), options(t, sliceClient()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Stop()
+	if said := d.Limited(); said != "" {
+		t.Errorf("at first: %s", said)
+	}
+	slice := func(shared *bool) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{AllowMultipleAllocations: shared}}}}
+	}
+	dropped := &resourceslice.DroppedFieldsError{PoolName: "n", DesiredSlice: slice(new(true)), ActualSlice: slice(nil)}
+	plugin{d: d}.HandleError(t.Context(), dropped, "in the background")
+	if said := d.Limited(); !strings.Contains(said, "DRAConsumableCapacity") || d.Healthy() != nil {
+		t.Errorf("%q, %v", said, d.Healthy())
+	}
 }
 
 // healthStream takes what is sent.

@@ -3,7 +3,9 @@
 package dra
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -53,6 +56,40 @@ func Resources(t *device.Table, node string, ours func(device.GPU) bool, places 
 		pool.Slices = []resourceslice.Slice{{}}
 	}
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{node: pool}}
+}
+
+// takenOf is how much of each GPU's memory containers have, by UUID: of what was allocated that much, also where a container has less
+// of it by now, or more. Its pod's author could have the slices written and read by every scheduler, for nothing, again and again.
+func takenOf(records []ledger.Record) map[string]quota.Bytes {
+	taken := map[string]quota.Bytes{}
+	for _, r := range records {
+		for _, v := range r.VGPUs {
+			of := v.Limit
+			for _, a := range r.Allocated {
+				if a.UUID == v.UUID && a.Given.Limit > 0 {
+					of = a.Given.Limit
+				}
+			}
+			taken[v.UUID] += of
+		}
+		for _, uuid := range r.Native {
+			taken[uuid] = math.MaxInt64
+		}
+	}
+	return taken
+}
+
+// inOrder is the table with its GPUs in the order in which the scheduler is to try them: it takes the first that fits. That is the order
+// of indices, so that claims gather on the first ones; or with placement = "spread" that of what is left, most first.
+func inOrder(t *device.Table, taken map[string]quota.Bytes) *device.Table {
+	if t.Config.Placement != ledger.PolicySpread {
+		return t
+	}
+	left := func(g device.GPU) quota.Bytes { return g.Memory - min(taken[g.UUID], g.Memory) }
+	ordered := *t
+	ordered.GPUs = slices.Clone(t.GPUs)
+	slices.SortStableFunc(ordered.GPUs, func(a, b device.GPU) int { return cmp.Compare(left(b), left(a)) })
+	return &ordered
 }
 
 // deviceName is the same for the same GPU on every boot and in every order: a claim keeps its GPU where another is lost.
@@ -123,9 +160,9 @@ func taints(c device.Config, g device.GPU) []resourceapi.DeviceTaint {
 // capacities say what can be promised of a GPU. Each has a range with a minimum and a maximum: without one the scheduler
 // takes a negative request as it is, and the claim would give capacity to the next.
 func capacities(c device.Config, g device.GPU, card sched.Card) map[resourceapi.QualifiedName]resourceapi.DeviceCapacity {
-	memory := int64(promised(c, g))
+	memory := int64(device.Promised(c, g).FloorMiB())
 	instances := int64(max(card.MaxInst, 1))
-	cores := coresOf(card, c.Enforcement == device.EnforcePreload)
+	cores := coresOf(card, c)
 	policy := func(value, least, preset, most int64, format resource.Format, step bool) resourceapi.DeviceCapacity {
 		r := &resourceapi.CapacityRequestPolicyRange{Min: resource.NewQuantity(least, format), Max: resource.NewQuantity(most, format)}
 		// A step that leads beyond the value is refused by the API server.
@@ -142,7 +179,7 @@ func capacities(c device.Config, g device.GPU, card sched.Card) map[resourceapi.
 		// Kubernetes 1.36 rounds a request near 2^63 up to a negative amount (roundUpRange in the allocator's
 		// consumable_capacity.go), which fits everywhere and makes room for others. cgpu rounds down to MiB on the node.
 		capacityMemory:     policy(memory, int64(quota.MiB), memory, memory, resource.BinarySI, false),
-		capacityCores:      policy(quota.MaxPercent, cores.least, cores.preset, cores.most, resource.DecimalSI, true),
+		capacityCores:      policy(int64(quota.MaxPercent-c.HeadroomCores), cores.least, cores.preset, cores.most, resource.DecimalSI, true),
 		capacityContainers: policy(instances, 1, 1, instances, resource.DecimalSI, true),
 	}
 }
@@ -151,27 +188,20 @@ func capacities(c device.Config, g device.GPU, card sched.Card) map[resourceapi.
 type coreRange struct{ least, preset, most int64 }
 
 // coresOf says what the ledger will grant, so that the scheduler counts what the node promises and nothing else.
-func coresOf(card sched.Card, preload bool) coreRange {
-	place := int64(max(quota.MaxPercent/max(card.MaxInst, 1), 1))
+func coresOf(card sched.Card, c device.Config) coreRange {
+	all := int64(quota.MaxPercent - c.HeadroomCores)
+	place := min(int64(max(quota.MaxPercent/max(card.MaxInst, 1), 1)), all)
 	switch {
-	case preload, card.Policy == sched.PolicyNative:
+	case c.Enforcement == device.EnforcePreload, card.Policy == sched.PolicyNative:
 		return coreRange{} // nobody enforces a percentage
 	case card.Policy == sched.PolicyFair:
 		return coreRange{most: place}
 	case card.Policy == sched.PolicyFixed:
 		// Everybody has a hard cap, which the others cannot have: a claim that asks for none has a place.
-		return coreRange{least: 1, preset: place, most: quota.MaxPercent}
+		return coreRange{least: 1, preset: place, most: all}
 	}
 	// Who does not ask for time competes by weight, which takes nothing from those who reserved some.
-	return coreRange{most: quota.MaxPercent}
-}
-
-// promised is how much of a GPU's memory all shares together may have, in whole MiB.
-func promised(c device.Config, g device.GPU) quota.Bytes {
-	if c.Overcommit == 0 || c.Overcommit == 1 {
-		return g.Memory.FloorMiB()
-	}
-	return quota.Bytes(min(float64(g.Memory)*c.Overcommit, 1<<62)).FloorMiB()
+	return coreRange{most: all}
 }
 
 func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }

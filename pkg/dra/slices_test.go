@@ -13,6 +13,7 @@ import (
 	"testing/fstest"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -106,6 +107,25 @@ func TestResourcesOfMany(t *testing.T) {
 	}
 }
 
+// TestHeadroom: what running pods may be raised into is in no capacity, whatever the policy.
+func TestHeadroom(t *testing.T) {
+	tab := tableOf(1)
+	tab.GPUs[0].Memory = 16 * quota.GiB
+	tab.Config.Headroom, tab.Config.HeadroomCores = device.Part{Percent: 25}, 20
+	for _, policy := range []sched.Policy{sched.PolicyPreempt, sched.PolicyFixed, sched.PolicySoft, sched.PolicyFair, sched.PolicyNative} {
+		for _, inst := range []int{1, 20} {
+			tab.Config.Policy, tab.Config.MaxInst = policy, inst
+			capacity := Resources(tab, "n", nil, nil, nil).Pools["n"].Slices[0].Devices[0].Capacity
+			for name, most := range map[resourceapi.QualifiedName]int64{"memory": int64(12 * quota.GiB), "cores": 80} {
+				c := capacity[name]
+				if r := c.RequestPolicy; c.Value.Value() != most || r.ValidRange.Max.Value() > most || r.Default.Value() > r.ValidRange.Max.Value() {
+					t.Errorf("%v, %d places, %s: %v of %v at most, %v without asking", policy, inst, name, r.ValidRange.Max, &c.Value, r.Default)
+				}
+			}
+		}
+	}
+}
+
 // TestAPIBounds are those of the API server (pkg/apis/resource/validation) that a table can come near.
 func TestAPIBounds(t *testing.T) {
 	tab := tableOf(1)
@@ -189,7 +209,7 @@ func TestCores(t *testing.T) {
 	card := sched.Card{Policy: sched.PolicyFixed, MaxInst: 20}
 	var others []sched.Share
 	for range 20 {
-		s := sched.Share{Weight: 1, Percent: int(coresOf(card, false).preset)}
+		s := sched.Share{Weight: 1, Percent: int(coresOf(card, device.Config{}).preset)}
 		if err := card.Admit(others, s); err != nil {
 			t.Fatal(err)
 		}

@@ -235,7 +235,11 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 		fmt.Fprintf(&b, "enforced by the guard, which answers the driver calls over %s\n", p.Socket)
 		return b.String()
 	}
-	fmt.Fprintf(&b, "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n")
+	who, it := "library only", "it (enforcement in cgpu.toml)"
+	if r.DriverLimits {
+		who, it = "library, and memory by the driver", "both (driver_limits in cgpu.toml)"
+	}
+	fmt.Fprintf(&b, "enforced by the preload %s; a program can walk around %s\n", who, it)
 	if p.Socket != "" {
 		fmt.Fprintf(&b, "guard    plays the kernel for the simulated driver over %s, and enforces nothing\n", p.Socket)
 	}

@@ -188,7 +188,7 @@ func TestFollow(t *testing.T) {
 		select {
 		case list := <-got:
 			return list
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatal("nothing comes")
 		}
 		return nil
@@ -230,7 +230,7 @@ func TestFollow(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("it goes on")
 	}
 	fault := errors.New("fault")
@@ -409,7 +409,7 @@ func TestCloseEnds(t *testing.T) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("Close waits for ever")
 	}
 }

@@ -84,8 +84,8 @@ func open(path string) (*reader, error) {
 	return &reader{f: f}, nil
 }
 
-// take hands over the events that were written since the last call.
-func (r *reader) take(each func(Event)) error {
+// eachNew hands over the events that were written since the last call.
+func (r *reader) eachNew(each func(Event)) error {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := r.f.Read(buf)
@@ -163,7 +163,7 @@ type follower struct {
 func (f *follower) drain(each func(Event)) error {
 	for _, r := range []*reader{f.old, f.now} {
 		if r != nil {
-			if err := r.take(each); err != nil {
+			if err := r.eachNew(each); err != nil {
 				return err
 			}
 		}
@@ -171,9 +171,9 @@ func (f *follower) drain(each func(Event)) error {
 	return nil
 }
 
-// take hands over what is new. A file that was put aside is read on until the next one is: who was about to write to it may
+// eachNew hands over what is new. A file that was put aside is read on until the next one is: who was about to write to it may
 // still do so.
-func (f *follower) take(each func(Event)) error {
+func (f *follower) eachNew(each func(Event)) error {
 	old, now, err := pair(f.runDir, open)
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (f *follower) take(each func(Event)) error {
 	}
 	for _, r := range []*reader{f.old, f.now} {
 		if r != nil && r != held.old && r != held.now {
-			if err := r.take(each); err != nil {
+			if err := r.eachNew(each); err != nil {
 				return err
 			}
 		}
@@ -251,7 +251,7 @@ func followFrom(ctx context.Context, runDir string, onlyNew bool, each func([]Ev
 	buf := make([]byte, 4096)
 	for first := !onlyNew; ; first = false {
 		var list []Event
-		if err := f.take(func(e Event) { list = append(list, e) }); err != nil {
+		if err := f.eachNew(func(e Event) { list = append(list, e) }); err != nil {
 			return fmt.Errorf("event: %w", err)
 		}
 		if first || len(list) > 0 {

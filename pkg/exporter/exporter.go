@@ -41,6 +41,8 @@ type Exporter struct {
 	root string // of /proc
 	now  func() time.Time
 
+	names snapshot.Names
+
 	mu   sync.Mutex
 	at   time.Time
 	last []*dto.MetricFamily
@@ -84,7 +86,7 @@ func (p picture) families() []*dto.MetricFamily {
 
 func (c *Exporter) look() picture {
 	p := picture{version: c.Version}
-	if p.view, p.err = snapshot.Look(c.RunDir, c.Load); p.err != nil {
+	if p.view, p.err = snapshot.Look(c.RunDir, c.Load, &c.names); p.err != nil {
 		return p
 	}
 	// After the guards were asked, so that it has what they counted then.

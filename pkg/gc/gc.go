@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -25,6 +26,7 @@ type Done struct {
 	Pages   int        `json:"pages"`
 	Bundles int        `json:"bundles"`
 	Logs    int        `json:"logs"`
+	Cgroups int        `json:"cgroups"` // of cgpu run
 	failed  bool
 }
 
@@ -50,6 +52,7 @@ func Collect(runDir string) (done Done, err error) {
 		_ = event.Append(runDir, event.Event{Kind: event.Removed, Container: r.ID, Nonce: r.Nonce, Name: r.Name, Text: view.Shares(r)})
 		done.Removed = append(done.Removed, Removed{r.ID, r.Nonce, snapshot.Named(r).Name, view.Shares(r)})
 	}
+	cgroups := hostrun.Cgroups() // before the records: who makes one has a record by then
 	var records []ledger.Record
 	if err == nil {
 		records, err = book.List()
@@ -60,6 +63,7 @@ func Collect(runDir string) (done Done, err error) {
 	}
 	var swept ledger.Swept
 	done.Paused, err = collectLeftovers(records, filepath.Join(runDir, "g")) // the guards' sockets (pkg/admit)
+	done.Cgroups = removeCgroups(runDir, cgroups, records)                   // by their logs, so before these are swept
 	swept, sweepErr := book.Sweep()
 	done.Sockets, done.Pages, done.Bundles, done.Logs = swept.Sockets, swept.Pages, swept.Bundles, swept.Logs
 	err = errors.Join(err, sweepErr)
@@ -87,7 +91,7 @@ func (done Done) Print(w io.Writer) error {
 	for _, kind := range []struct {
 		n    int
 		name string
-	}{{done.Sockets, "socket"}, {done.Pages, "page"}, {done.Bundles, "bundle"}, {done.Logs, "log"}} {
+	}{{done.Sockets, "socket"}, {done.Pages, "page"}, {done.Bundles, "bundle"}, {done.Logs, "log"}, {done.Cgroups, "cgroup"}} {
 		if kind.n > 0 {
 			files = append(files, terminal.Plural(kind.n, kind.name))
 		}

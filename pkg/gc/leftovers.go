@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -83,4 +84,20 @@ func listens(socket string) bool {
 		conn.Close()
 	}
 	return !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, fs.ErrNotExist)
+}
+
+// removeCgroups removes those of runs whose guard, which does this at their end, was killed; its log tells that it was of this run dir.
+// One with processes stays.
+func removeCgroups(runDir string, of map[string]string, records []ledger.Record) (n int) {
+	for dir, nonce := range of {
+		if !ledger.IsNonce(nonce) {
+			continue
+		}
+		logs, _ := filepath.Glob(filepath.Join(runDir, "log", "*-"+nonce+".log"))
+		living := slices.ContainsFunc(records, func(r ledger.Record) bool { return r.Nonce == nonce })
+		if len(logs) > 0 && !living && syscall.Rmdir(dir) == nil {
+			n++
+		}
+	}
+	return n
 }

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -187,8 +188,16 @@ func (r *rescue) close() {
 	_ = os.Remove(r.path)
 }
 
+// rescuerStarts is how long it may take until a rescuer has opened the driver; nothing is paused before. It is long because of containers
+// that leave their guard little of the processors (docs/slurm.md).
+const rescuerStarts = time.Minute
+
 // startRescuer runs this program as cgpu-rescue. The name differs, so that `pkill cgpu-guard` does not end both.
 func startRescuer(path string, gone *atomic.Bool) (*os.Process, *os.File, error) {
+	return startRescuerWithin(rescuerStarts, path, gone)
+}
+
+func startRescuerWithin(patience time.Duration, path string, gone *atomic.Bool) (*os.Process, *os.File, error) {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return nil, nil, fmt.Errorf("pipe: %w", err)
@@ -206,11 +215,15 @@ func startRescuer(path string, gone *atomic.Bool) (*os.Process, *os.File, error)
 		_ = write.Close()
 		return nil, nil, fmt.Errorf("start %s: %w", RescueName, err)
 	}
+	if f, ok := ready.(*os.File); ok { // the Scheduler is locked, and a program's call waits
+		_ = f.SetReadDeadline(time.Now().Add(patience))
+	}
 	line, _ := bufio.NewReader(io.LimitReader(ready, 4096)).ReadString('\n')
 	if strings.TrimSpace(line) != "ok" {
+		_ = cmd.Process.Kill() // before its pipe ends: one that is ready by now would take that for this program's end
 		_ = write.Close()
-		_ = cmd.Wait()
-		return nil, nil, fmt.Errorf("%s: %s", RescueName, strings.TrimSpace(line))
+		go func() { _ = cmd.Wait() }() // what hangs in the driver does not die
+		return nil, nil, fmt.Errorf("%s does not say that it is ready: %q", RescueName, strings.TrimSpace(line))
 	}
 	go func() {
 		_ = cmd.Wait()

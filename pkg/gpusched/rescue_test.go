@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -331,6 +332,8 @@ func rescuerMain() {
 // TestMain is a guard to be killed, or its rescuer, where it is called as one.
 func TestMain(m *testing.M) {
 	switch dir := os.Getenv(victimEnv); {
+	case filepath.Base(os.Args[0]) == RescueName && os.Getenv(silentEnv) != "":
+		_, _ = io.Copy(io.Discard, os.Stdin) // is never ready
 	case filepath.Base(os.Args[0]) == RescueName:
 		rescuerMain()
 	case os.Getenv(leaderEnv) != "":
@@ -345,6 +348,7 @@ func TestMain(m *testing.M) {
 const (
 	victimEnv = "CGPU_TEST_VICTIM" // where it works
 	dieEnv    = "CGPU_TEST_DIE"
+	silentEnv = "CGPU_TEST_SILENT"
 )
 
 // victim pauses two channels on the second GPU, says so, and waits.
@@ -496,6 +500,10 @@ func TestKilledRescuer(t *testing.T) {
 func TestRescuerRefuses(t *testing.T) {
 	var gone atomic.Bool
 	if _, _, err := startRescuer(filepath.Join(t.TempDir(), "none"), &gone); err == nil || !strings.Contains(err.Error(), "read what is paused") {
+		t.Error(err)
+	}
+	t.Setenv(silentEnv, "1")
+	if _, _, err := startRescuerWithin(time.Second/10, "", &gone); err == nil || !strings.Contains(err.Error(), "does not say that it is ready") {
 		t.Error(err)
 	}
 	cfg := fakeConfig(t.TempDir(), 1)

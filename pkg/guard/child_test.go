@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/test/interrupt"
 	"github.com/opencgpu/cgpu/test/walk"
@@ -35,6 +37,10 @@ const (
 )
 
 func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == gpusched.RescueName { // else it would be all the tests once more
+		fmt.Println("a test's guard has no rescuer: set StartRescuer")
+		os.Exit(1)
+	}
 	if os.Getenv(childEnv) == "walk" {
 		walk.Serve()
 	}

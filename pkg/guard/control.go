@@ -18,6 +18,7 @@ var controls = map[rm.ControlKind]rule{
 	rm.ControlPreemptionMode: {locks: true, check: (*Guard).checkPreemptionMode},
 	rm.ControlStopChannel:    {check: (*Guard).checkStopChannel},
 	rm.ControlThermal:        {check: (*Guard).checkThermal},
+	rm.ControlBoost:          {check: (*Guard).checkBoost},
 	rm.ControlCacheFlush:     {check: (*Guard).checkCacheFlush},
 	rm.ControlPidInfo:        {check: (*Guard).checkPidInfo},
 	rm.ControlPeerMemory:     {check: (*Guard).checkPeerMemory},
@@ -164,6 +165,18 @@ func (g *Guard) checkThermal(c *trappedCall) plan {
 	}
 	if !known {
 		return answer(c.deny(rm.StatusNotSupported, "thermal", "denied a thermal instruction that no header has"))
+	}
+	return pass()
+}
+
+// checkBoost lets the flags pass that ctrl2080perf.h has. libcuda boosts with each context; without that the clocks of a GPU that is not
+// always busy fall to those of an idle one, a sixth (H200, docs/measurements.md), whatever runs then. Boosts of different clients are
+// tracked independently (ctrl2080perf.h), so nobody takes a neighbour's away. What firmware does with many of them nobody outside can
+// read: each is paid for as a slow call.
+func (g *Guard) checkBoost(c *trappedCall) plan {
+	flags := rm.U32(c.params, rm.BoostFlags)
+	if flags&^rm.BoostKnown != 0 || flags&rm.BoostCommand > rm.BoostToMax {
+		return answer(c.status(rm.StatusInvalidArgument))
 	}
 	return pass()
 }

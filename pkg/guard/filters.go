@@ -27,21 +27,36 @@ const filterPatience = 5 * time.Minute
 
 // acceptFilters takes the filters of the container and of each exec.
 func (g *Guard) acceptFilters(l *net.UnixListener) {
-	for {
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			if !errors.Is(err, net.ErrClosed) {
-				g.log.Error("accept", "err", err)
-			}
-			return
+	acceptAll(l.AcceptUnix, g.acceptFails, func(conn *net.UnixConn) {
+		_ = conn.SetDeadline(time.Now().Add(filterPatience))
+		if err := g.receiveFilter(conn); err != nil {
+			g.log.Error("a connection brought no filter", "err", err)
 		}
-		go func() {
-			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(filterPatience))
-			if err := g.receiveFilter(conn); err != nil {
-				g.log.Error("a connection brought no filter", "err", err)
-			}
-		}()
+	})
+}
+
+func (g *Guard) acceptFails(err error) { g.logOnce("accept", "a connection waits", "err", err) }
+
+// acceptPause is how long a connection waits at least that could not be taken.
+const acceptPause = 50 * time.Millisecond
+
+// acceptAll serves all connections, until the listener is closed. That one cannot be taken, because there are too many open files say,
+// passes: who connects waits meanwhile.
+func acceptAll[C net.Conn](accept func() (C, error), fails func(error), serve func(C)) {
+	for {
+		conn, err := accept()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case err != nil:
+			fails(err)
+			time.Sleep(acceptPause)
+		default:
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
 	}
 }
 

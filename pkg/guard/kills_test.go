@@ -88,8 +88,6 @@ func TestHundredEnds(t *testing.T) {
 	t.Logf("SEED=%d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	r := newRig(t)
-	r.guard.gpuTime.Config.Socket = r.nodes + "/n.sock" // beside which it notes what is paused
-	r.guard.gpuTime.StartRescuer = func(string, *atomic.Bool) (*os.Process, *os.File, error) { return nil, nil, nil }
 	var first atomic.Uint32 // what the driver is asked first since it was 0
 	note := func(call *rm.Call) {
 		cmd := call.NR()

@@ -44,23 +44,16 @@ func (g *Guard) Status() api.Status {
 
 // serveControl answers cgpu on the control socket, one request a connection.
 func (g *Guard) serveControl(l net.Listener) {
-	for {
-		conn, err := l.Accept()
-		if err != nil {
+	acceptAll(l.Accept, g.acceptFails, func(conn net.Conn) {
+		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+		line, err := bufio.NewReaderSize(conn, 4096).ReadSlice('\n')
+		var req api.Request
+		if err != nil || json.Unmarshal(line, &req) != nil {
 			return
 		}
-		go func() {
-			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-			line, err := bufio.NewReaderSize(conn, 4096).ReadSlice('\n')
-			var req api.Request
-			if err != nil || json.Unmarshal(line, &req) != nil {
-				return
-			}
-			if req.Op == api.OpStatus {
-				g.sweep() // what was closed unnoticed must not be shown
-				_ = json.NewEncoder(conn).Encode(g.Status())
-			}
-		}()
-	}
+		if req.Op == api.OpStatus {
+			g.sweep() // what was closed unnoticed must not be shown
+			_ = json.NewEncoder(conn).Encode(g.Status())
+		}
+	})
 }

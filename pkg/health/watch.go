@@ -26,6 +26,7 @@ type Watcher struct {
 	Complain func(error)
 
 	answered time.Time           // when the driver did last
+	away     map[string]bool     // GPUs that its last answer said were lost, by UUID
 	xids     map[string][]uint64 // that are not written yet, by UUID
 	told     string              // the last error
 }
@@ -76,6 +77,7 @@ func (w *Watcher) look(now time.Time) error {
 	seen.Hardware = w.withXids(all)
 	if silence == nil {
 		w.answered = now
+		w.confirm(t, seen.Hardware)
 	} else {
 		seen.Silent = max(now.Sub(w.answered), 1)
 	}
@@ -169,4 +171,20 @@ func Warn(runDir string, marked *device.Table, r ledger.Record) {
 				Text: "started on a GPU that is unhealthy: " + g.Fault})
 		}
 	}
+}
+
+// confirm leaves a GPU lost that was lost in the answer before this one as well: a single look can fall into a moment in which the driver is
+// loaded, or resets the GPU.
+func (w *Watcher) confirm(t *device.Table, seen map[string]device.Hardware) {
+	away := map[string]bool{}
+	for _, g := range t.GPUs {
+		h, ok := seen[g.UUID]
+		if ok && !h.Lost {
+			continue
+		}
+		away[g.UUID] = true
+		h.Lost = w.away[g.UUID]
+		seen[g.UUID] = h
+	}
+	w.away = away
 }

@@ -91,7 +91,21 @@ func TestLook(t *testing.T) {
 	if marked, err = Marked(runDir, table); err != nil || marked.GPUs[0].Fault != "" {
 		t.Errorf("%v: cleared, and %+v", err, marked.GPUs)
 	}
+	for _, away := range []map[string]device.Hardware{{gpu0: {}}, {gpu0: {}, gpu1: {Lost: true}}} { // for one look
+		f.next = away
+		must(t, w.look(now.Add(3*time.Second)))
+		f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}
+		must(t, w.look(now.Add(3*time.Second)))
+	}
+	told(bad...)
 	f.next = map[string]device.Hardware{gpu0: {}}
+	must(t, w.look(now.Add(3*time.Second)))
+	f.err = errors.New("NVML: no answer")
+	if err := w.look(now.Add(3 * time.Second)); err == nil {
+		t.Error("no answer is none")
+	}
+	told(bad...)
+	f.err = nil
 	must(t, w.look(now.Add(3*time.Second)))
 	f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}
 	must(t, w.look(now.Add(4*time.Second)))

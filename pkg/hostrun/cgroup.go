@@ -73,7 +73,7 @@ type Home struct {
 func HomeOf(pid int) (Home, error) {
 	watched, err := cgroupsOf(pid, "devices", "cpuacct")
 	if err == nil && len(watched) == 0 {
-		err = fmt.Errorf("bare: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
+		err = fmt.Errorf("run: there is no cgroup hierarchy below %s (v2, or devices of v1): mount it", cgroupRoot)
 	}
 	return Home{watched: watched}, err
 }
@@ -101,7 +101,7 @@ func StepOut() (Home, error) {
 func (home Home) Return() error {
 	for _, h := range home.left {
 		if err := cgroups.WriteCgroupProc(h.dir(), os.Getpid()); err != nil {
-			return fmt.Errorf("bare: return to the caller's cgroup: %w", err)
+			return fmt.Errorf("run: return to the caller's cgroup: %w", err)
 		}
 	}
 	return nil
@@ -151,15 +151,39 @@ func makeCgroups(pid int, dirs []string, hidden []device.Node) error {
 // SweepCgroups removes what killed guards have left beside the folders of a new run: those that belong to no reservation. The
 // kernel keeps one that has processes.
 func SweepCgroups(dirs []string, alive func(nonce string) bool) {
+	found := map[string]string{} // all, before the first is asked for
 	for _, dir := range dirs {
 		// Not Glob: systemd's names have backslashes.
 		beside, _ := os.ReadDir(filepath.Dir(dir))
 		for _, e := range beside {
-			if nonce, ok := strings.CutPrefix(e.Name(), cgroupPrefix); ok && !alive(nonce) {
-				_ = syscall.Rmdir(filepath.Join(filepath.Dir(dir), e.Name()))
+			if nonce, ok := strings.CutPrefix(e.Name(), cgroupPrefix); ok {
+				found[filepath.Join(filepath.Dir(dir), e.Name())] = nonce
 			}
 		}
 	}
+	for dir, nonce := range found {
+		if !alive(nonce) {
+			_ = syscall.Rmdir(dir)
+		}
+	}
+}
+
+// Cgroups are the cgroups of runs anywhere on the machine, each with the nonce of its run.
+func Cgroups() map[string]string { return cgroupsBelow(cgroupRoot) }
+
+func cgroupsBelow(root string) map[string]string {
+	found := map[string]string{}
+	_ = filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.IsDir() {
+			return nil // it went meanwhile
+		}
+		if nonce, ok := strings.CutPrefix(e.Name(), cgroupPrefix); ok {
+			found[path] = nonce
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return found
 }
 
 // denyDevices forbids the nodes of other GPUs, for a command of root's, which could make them. Only cgroup v1 has a file for

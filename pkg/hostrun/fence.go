@@ -29,14 +29,14 @@ type Fence struct {
 func Prepare(pid int, r Run) (Fence, error) {
 	conn, err := connect(r.Plan.Socket)
 	if err != nil {
-		return Fence{}, fmt.Errorf("bare: connect to the guard: %w", err)
+		return Fence{}, fmt.Errorf("run: connect to the guard: %w", err)
 	}
 	state, err := stateOf(r.Plan.ID, r.Plan.Nonce, pid)
 	if err != nil {
 		return Fence{}, err
 	}
 	if err := makeCgroups(pid, r.Cgroups, forbidden(r.Plan)); err != nil {
-		return Fence{}, fmt.Errorf("bare: cgroup: %w", err)
+		return Fence{}, fmt.Errorf("run: cgroup: %w", err)
 	}
 	var program bytes.Buffer
 	if err := binary.Write(&program, binary.NativeEndian, filter(abis(runtime.GOARCH), rm.TrappedNRs[:])); err != nil {
@@ -46,7 +46,7 @@ func Prepare(pid int, r Run) (Fence, error) {
 		return Fence{}, err
 	}
 	if err := mountLimiter(r.Plan); err != nil {
-		return Fence{}, fmt.Errorf("bare: limiter: %w", err)
+		return Fence{}, fmt.Errorf("run: limiter: %w", err)
 	}
 	fence := Fence{Program: program.Bytes(), State: state, Conn: conn}
 	if r.Plan.Limiter != "" {
@@ -62,33 +62,33 @@ func Hide(pid int, p spec.Plan, runDir string) error {
 	namespace := "/proc/" + strconv.Itoa(pid) + "/ns/mnt"
 	fd, err := unix.Open(namespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("bare: mount namespace of process %d: %w", pid, err)
+		return fmt.Errorf("run: mount namespace of process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
 	var its, ours unix.Stat_t
 	if err := unix.Fstat(fd, &its); err != nil {
-		return fmt.Errorf("bare: %s: %w", namespace, err)
+		return fmt.Errorf("run: %s: %w", namespace, err)
 	}
 	if err := unix.Stat("/proc/self/ns/mnt", &ours); err != nil || its.Ino == ours.Ino {
-		return fmt.Errorf("bare: process %d has no mount namespace of its own (%v)", pid, err) // the host's /dev must not be covered
+		return fmt.Errorf("run: process %d has no mount namespace of its own (%v)", pid, err) // the host's /dev must not be covered
 	}
 	if err := ofHost(fd); err != nil {
-		return fmt.Errorf("bare: %s: %w", namespace, err)
+		return fmt.Errorf("run: %s: %w", namespace, err)
 	}
 	if err := unix.Unshare(unix.CLONE_FS); err != nil { // who shares it with other threads may not enter
-		return fmt.Errorf("bare: unshare: %w", err)
+		return fmt.Errorf("run: unshare: %w", err)
 	}
 	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("bare: enter the mount namespace of process %d: %w", pid, err)
+		return fmt.Errorf("run: enter the mount namespace of process %d: %w", pid, err)
 	}
 	if err := mountDev(p, runDir); err != nil {
-		return fmt.Errorf("bare: /dev: %w", err)
+		return fmt.Errorf("run: /dev: %w", err)
 	}
 	if err := keepDeviceNodes("/dev", "/proc/driver/nvidia/params"); err != nil {
-		return fmt.Errorf("bare: driver parameters: %w", err)
+		return fmt.Errorf("run: driver parameters: %w", err)
 	}
 	if err := sealDev(); err != nil {
-		return fmt.Errorf("bare: /dev read-only: %w", err)
+		return fmt.Errorf("run: /dev read-only: %w", err)
 	}
 	return nil
 }

@@ -69,7 +69,7 @@ func Exec(r Run) error {
 	runtime.LockOSThread() // namespaces, credentials and filter are a thread's; exec makes it the only one
 	conn, err := connect(r.Plan.Socket)
 	if err != nil {
-		return fmt.Errorf("bare: connect to the guard: %w", err)
+		return fmt.Errorf("run: connect to the guard: %w", err)
 	}
 	dir := workingFolder()
 	var path string
@@ -93,7 +93,7 @@ func Exec(r Run) error {
 			return err
 		}
 		if err != nil {
-			return fmt.Errorf("bare: %s: %w", step.name, err)
+			return fmt.Errorf("run: %s: %w", step.name, err)
 		}
 	}
 	err = syscall.Exec(path, r.Args, environment(r.Env, r.User, r.Plan.Limiter != ""))

@@ -341,3 +341,17 @@ func TestHideElsewhere(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestCgroupsBelow: runs' cgroups are found wherever a session or a batch job has them.
+func TestCgroupsBelow(t *testing.T) {
+	root := t.TempDir()
+	want := filepath.Join(root, "devices", "user.slice", cgroupPrefix+"0123456789abcdef")
+	for _, dir := range []string{filepath.Join(want, "child"), filepath.Join(root, "devices", "other")} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := cgroupsBelow(root); len(got) != 1 || got[want] != "0123456789abcdef" {
+		t.Errorf("%v", got)
+	}
+}

@@ -67,7 +67,7 @@ func ResetInherited() Inherited {
 func (in Inherited) GiveBack() error {
 	for _, back := range in.back {
 		if err := back(); err != nil {
-			return fmt.Errorf("bare: give the caller's limits back: %w", err)
+			return fmt.Errorf("run: give the caller's limits back: %w", err)
 		}
 	}
 	return nil

@@ -44,7 +44,8 @@ func DisplayName(name string) string {
 // makes: nonce, sockets, page, and UUIDs, which Reserve compares with its GPUs'.
 func (r *Record) bound() error {
 	r.Name = DisplayName(r.Name)
-	texts := [][2]string{{"the bundle's path", r.Bundle}, {"the cgroup's path", r.Cgroup}, {"the path of --root", r.Root}, {"the container's ID", r.ID}}
+	texts := [][2]string{{"the bundle's path", r.Bundle}, {"the cgroup's path", r.Cgroup}, {"the path of --root", r.Root},
+		{"the limited cgroup's path", r.LimitedCgroup}, {"the container's ID", r.ID}}
 	for i := range r.Allocated {
 		texts = append(texts, [2]string{"the name of an allocation", r.Allocated[i].ID})
 	}
@@ -56,7 +57,7 @@ func (r *Record) bound() error {
 	}
 	for i, t := range texts {
 		most := MaxText
-		if i < 3 {
+		if i < 4 {
 			most = maxPath
 		}
 		if len(t[1]) > most {

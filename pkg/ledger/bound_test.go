@@ -45,6 +45,7 @@ func TestBound(t *testing.T) {
 		"the container's ID":        func(r *Record) { r.ID = strings.Repeat("x", MaxText+1) },
 		"the bundle's path":         func(r *Record) { r.Bundle = "/" + strings.Repeat("x", maxPath) },
 		"the cgroup's path":         func(r *Record) { r.Cgroup = "/" + strings.Repeat("<", maxPath) },
+		"the limited cgroup's path": func(r *Record) { r.LimitedCgroup = "/" + strings.Repeat("x", maxPath) },
 		"the path of --root":        func(r *Record) { r.Root = "/" + strings.Repeat("x", maxPath) },
 		"the name of an allocation": func(r *Record) { r.Allocated = []Allocation{{ID: "gpushare/" + long, UUID: "GPU-a", Given: given}} },
 		"the name of an annotation": func(r *Record) { r.ByPod = map[string]string{long: "1"} },
@@ -103,10 +104,10 @@ func TestBoundNames(t *testing.T) {
 func TestBoundFile(t *testing.T) {
 	l := open(t)
 	reserve(t, l, request("c", "n", quota.GiB))
-	f, err := l.read()
+	f, err := l.load()
 	must(t, err)
 	f.Records[0].Name = strings.Repeat("x", maxFile)
-	if err := l.write(f); err == nil || !strings.Contains(err.Error(), "cgpu gc") {
+	if err := l.store(f); err == nil || !strings.Contains(err.Error(), "cgpu gc") {
 		t.Errorf("written: %v", err)
 	}
 	if got := ids(t, l); got != "c/n" {

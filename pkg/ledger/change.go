@@ -29,6 +29,10 @@ type ChangeRequest struct {
 	Paused *bool
 	// ByPod: the pod's author asks. Any other change is an administrator's, and noted as the most that the author can have.
 	ByPod bool
+	// Headroom is memory of the GPU, and HeadroomCores percent of its time, that no scheduler was told of. What ByPod asks beyond what was
+	// allocated comes out of that.
+	Headroom      quota.Bytes
+	HeadroomCores int
 }
 
 // Change changes the container with a nonce, and returns its record as it is then. It admits as Reserve does, and
@@ -154,6 +158,9 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 		}
 		matched = true
 		v, err := req.slice(others, old)
+		if err == nil && req.ByPod {
+			err = req.refuseBeyond(others, r, old, v)
+		}
 		if err != nil {
 			return Record{}, err
 		}

@@ -354,7 +354,7 @@ func TestChangeNotes(t *testing.T) {
 		req  ChangeRequest
 		a, b string
 	}{
-		{ChangeRequest{ByPod: true, Weight: new(2), Limit: new(2 * gib)}, `{}`, `{}`},
+		{ChangeRequest{ByPod: true, Weight: new(2), Limit: new(gib)}, `{}`, `{}`},
 		{ChangeRequest{Paused: new(true)}, `{}`, `{}`},
 		{ChangeRequest{GPU: "GPU-b", Limit: new(gib / 2)}, `{}`, `{"limit":536870912}`},
 		{ChangeRequest{Weight: new(2), Percent: new(0)}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},

@@ -196,20 +196,20 @@ func (l *Ledger) Release(nonce string) error {
 
 // List returns all records, oldest reservation first. It takes no lock: a rename replaces the file as a whole.
 func (l *Ledger) List() ([]Record, error) {
-	f, err := l.read()
+	f, err := l.load()
 	return f.Records, err
 }
 
 // Cards returns the settings of GPUs, by UUID, that were made with SetCard; any other GPU has the node's defaults. It
 // takes no lock.
 func (l *Ledger) Cards() (map[string]sched.Card, error) {
-	f, err := l.read()
+	f, err := l.load()
 	return f.Cards, err
 }
 
 // State returns what List and Cards do, of one moment.
 func (l *Ledger) State() ([]Record, map[string]sched.Card, error) {
-	f, err := l.read()
+	f, err := l.load()
 	return f.Records, f.Cards, err
 }
 

@@ -56,6 +56,10 @@ type Record struct {
 	InitStart uint64 `json:"initStart,omitempty"`
 	// Preload: no guard, the preload library enforces; GuardPID, Socket and Control are empty then.
 	Preload bool `json:"preload,omitempty"`
+	// DriverLimits: NVIDIA's driver limits the container's cgroup to the same memory (cgpu-hook started).
+	DriverLimits bool `json:"driverLimits,omitempty"`
+	// LimitedCgroup is the cgroup, below the root of cgroup v2, that its first process was in before its program began.
+	LimitedCgroup string `json:"limitedCgroup,omitempty"`
 	// Page is the file of the container's vGPU page (package page); empty where it has none.
 	Page string `json:"page,omitempty"`
 	// Paused stops the container's GPU work until it is cleared (cgpu pause, cgpu resume).

@@ -69,7 +69,7 @@ func (l *Ledger) changeLocked(f func(*file) error) (gone []Record, err error) {
 		return nil, err
 	}
 	defer lock.release()
-	state, err := l.read()
+	state, err := l.load()
 	if err != nil {
 		return nil, err
 	}
@@ -78,15 +78,15 @@ func (l *Ledger) changeLocked(f func(*file) error) (gone []Record, err error) {
 	} else if err != nil {
 		return nil, err
 	}
-	if err := l.write(state); err != nil {
+	if err := l.store(state); err != nil {
 		return nil, err
 	}
 	return state.gone, nil
 }
 
-// read returns what the ledger holds; no file means no records. Anything unreadable is an error, never an empty ledger:
+// load returns what the ledger holds; no file means no records. Anything unreadable is an error, never an empty ledger:
 // that would give the memory of running containers away a second time.
-func (l *Ledger) read() (file, error) {
+func (l *Ledger) load() (file, error) {
 	data, err := os.ReadFile(l.path(fileName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return file{}, nil
@@ -116,8 +116,8 @@ func (l *Ledger) read() (file, error) {
 	return f, nil
 }
 
-// write replaces ledger.json, under the lock.
-func (l *Ledger) write(f file) error {
+// store replaces ledger.json, under the lock.
+func (l *Ledger) store(f file) error {
 	f.Version = version
 	if f.Records == nil {
 		f.Records = []Record{}

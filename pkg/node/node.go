@@ -70,4 +70,4 @@ func FindGPU(t *device.Table, name string) (device.GPU, error) {
 }
 
 // View gathers the view of a run directory; a missing table is made.
-func View(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, Load) }
+func View(runDir string) (snapshot.View, error) { return snapshot.Look(runDir, Load, nil) }

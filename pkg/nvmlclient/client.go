@@ -11,10 +11,12 @@ import (
 	"maps"
 	"os/exec"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // Client asks NVML through cgpu-refresh, which alone is built with cgo, and which stays: to load NVML takes up to 140 ms, or
@@ -25,7 +27,7 @@ type Client struct {
 	start func(heard func(map[string]device.Hardware)) (*child, error)
 	now   func() time.Time
 
-	line  string        // what is asked: device.HardwareLine or HealthLine
+	line  string        // what is asked: device.HardwareLine, HealthLine or MemoryLine
 	rest  time.Duration // from a child's start to the next one's
 	child *child
 	next  time.Time // when another one may be started
@@ -89,6 +91,22 @@ func (h *Client) hear(all map[string]device.Hardware) {
 			}
 		}
 	}
+}
+
+// Used is what the driver has given out of the memory of GPUs with these indices, by UUID.
+func (h *Client) Used(gpus []int) (map[string]quota.Bytes, error) {
+	h.line = device.MemoryLine
+	for _, i := range gpus {
+		h.line += " " + strconv.Itoa(i)
+	}
+	answer, err := h.answer()
+	used := map[string]quota.Bytes{}
+	for uuid, g := range answer {
+		if g.Used != nil {
+			used[uuid] = *g.Used
+		}
+	}
+	return used, err
 }
 
 func (h *Client) answer() (map[string]device.Hardware, error) {

@@ -42,7 +42,7 @@ func ParsePriority(s string) (Priority, error) {
 // name beats the variable. Of the name and cGPU's setting as an annotation the lower counts: the latter is what a device
 // plugin allows, and the name may be a pod author's who asks for less.
 func readPriority(q *Quota, s *settings) error {
-	name, err := q.take(s, priority)
+	name, err := q.used(s, priority)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,7 @@ func readPriority(q *Quota, s *settings) error {
 			return nil
 		}
 	}
-	prio, err := q.take(s, highPrio)
+	prio, err := q.used(s, highPrio)
 	if err != nil || !prio.set {
 		return err
 	}
@@ -85,7 +85,7 @@ func (q *Quota) RefuseTime(reason, remedy string) error {
 
 // readSmall reads a whole number from 1 to most; 0 when it is not set.
 func readSmall(q *Quota, s *settings, k key, most uint64) (int, error) {
-	v, err := q.take(s, k)
+	v, err := q.used(s, k)
 	if err != nil || !v.set {
 		return 0, err
 	}

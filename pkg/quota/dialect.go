@@ -123,8 +123,8 @@ func (w words) get(name string) (setting, error) {
 	return s, nil
 }
 
-// take is get for a word that is to be noted as used, where it is set.
-func (w words) take(to *wish, name string) (setting, error) {
+// used is get for a word that is to be noted as used, where it is set.
+func (w words) used(to *wish, name string) (setting, error) {
 	s, err := w.get(name)
 	if err == nil && s.set {
 		to.used = append(to.used, s)

@@ -67,7 +67,7 @@ func (l limits) first() amount {
 // ignore notes words that are set and mean nothing in cgpu.
 func (x *wish) ignore(w words, names ...string) error {
 	for _, name := range names {
-		s, err := w.take(x, name)
+		s, err := w.used(x, name)
 		if err != nil {
 			return err
 		}

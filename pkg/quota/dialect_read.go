@@ -25,7 +25,7 @@ func readHAMi(w words) (x wish, err error) {
 		}
 		return sized(s, s.value, hamiUnits, 1, "want bytes, or a whole number with k, m or g behind it, such as 6g or 6144m")
 	}
-	whole, err := w.take(&x, hamiMemory)
+	whole, err := w.used(&x, hamiMemory)
 	if err != nil {
 		return x, err
 	}
@@ -33,7 +33,7 @@ func readHAMi(w words) (x wish, err error) {
 		return x, err
 	}
 	for n := range maxIDs {
-		one, err := w.take(&x, at(hamiMemory, n))
+		one, err := w.used(&x, at(hamiMemory, n))
 		if err != nil {
 			return x, err
 		}
@@ -46,7 +46,7 @@ func readHAMi(w words) (x wish, err error) {
 	if err := readSM(w, &x); err != nil {
 		return x, err
 	}
-	prio, err := w.take(&x, hamiPriority)
+	prio, err := w.used(&x, hamiPriority)
 	if err != nil {
 		return x, err
 	}
@@ -66,7 +66,7 @@ func readHAMi(w words) (x wish, err error) {
 
 // readSM reads HAMi's percentages. A Quota has one for all its GPUs.
 func readSM(w words, x *wish) error {
-	policy, err := w.take(x, hamiPolicy)
+	policy, err := w.used(x, hamiPolicy)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func readSM(w words, x *wish) error {
 	}
 	var percent told
 	for _, name := range names {
-		sm, err := w.take(x, name)
+		sm, err := w.used(x, name)
 		if err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func readDriverLimit(w words) (x wish, err error) {
 // readEither reads a word that has two spellings.
 func readEither(w words, x *wish, names ...string) (found amount, err error) {
 	for _, name := range names {
-		s, err := w.take(x, name)
+		s, err := w.used(x, name)
 		if err != nil {
 			return amount{}, err
 		}
@@ -165,7 +165,7 @@ const (
 
 // readMPS reads a list such as 0=6G,1=4096M, and the percentage, which may have decimals.
 func readMPS(w words) (x wish, err error) {
-	list, err := w.take(&x, mpsMemory)
+	list, err := w.used(&x, mpsMemory)
 	if err != nil {
 		return x, err
 	}
@@ -174,7 +174,7 @@ func readMPS(w words) (x wish, err error) {
 			return x, err
 		}
 	}
-	percent, err := w.take(&x, mpsPercent)
+	percent, err := w.used(&x, mpsPercent)
 	if err != nil {
 		return x, err
 	}
@@ -233,10 +233,10 @@ const (
 
 // readPAI reads nothing without eGPU's main switch: eGPU then leaves the container alone.
 func readPAI(w words) (x wish, err error) {
-	if on, err := w.take(&x, paiEnable); err != nil || on.value != "1" {
+	if on, err := w.used(&x, paiEnable); err != nil || on.value != "1" {
 		return wish{}, err
 	}
-	memory, err := w.take(&x, paiMemory)
+	memory, err := w.used(&x, paiMemory)
 	if err != nil {
 		return x, err
 	}
@@ -245,7 +245,7 @@ func readPAI(w words) (x wish, err error) {
 			return x, err
 		}
 	}
-	util, err := w.take(&x, paiUtil)
+	util, err := w.used(&x, paiUtil)
 	if err != nil {
 		return x, err
 	}
@@ -274,7 +274,7 @@ const (
 
 // readTKEStack reads memory and hundredths of a card.
 func readTKEStack(w words) (x wish, err error) {
-	memory, err := w.take(&x, tkeMemory)
+	memory, err := w.used(&x, tkeMemory)
 	if err != nil {
 		return x, err
 	}
@@ -288,7 +288,7 @@ func readTKEStack(w words) (x wish, err error) {
 			return x, err
 		}
 	}
-	core, err := w.take(&x, tkeCore)
+	core, err := w.used(&x, tkeCore)
 	if err != nil {
 		return x, err
 	}

@@ -57,8 +57,8 @@ func disabled(s *settings) (bool, error) {
 	return false, off.bad("want true or false", "")
 }
 
-// take gets a setting and notes it as used.
-func (q *Quota) take(s *settings, k key) (setting, error) {
+// used returns a setting, and notes that it was used where it is set.
+func (q *Quota) used(s *settings, k key) (setting, error) {
 	v, err := s.get(k)
 	if err == nil && v.set {
 		q.Asked[v.name] = v.value

@@ -18,8 +18,8 @@ const (
 	annotationPrefix = "cgpu.io/"
 )
 
-// ownVariables begin like variables of cgpu and are for its programs, not for containers.
-var ownVariables = []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "CGPU_CLAIM", "CGPU_AGENT_"}
+// own begin like names for containers and are for cgpu's programs, the annotations for cgpu-agent.
+var own = []string{"CGPU_RUN_DIR", "CGPU_CONFIG", "CGPU_CLAIM", "CGPU_AGENT_", annotationPrefix + "gpu-mem-limit", annotationPrefix + "placement"}
 
 // ignored tells what of the container's words does nothing though it looks as if it were for cgpu: a name that is misspelled, or of
 // something that cgpu has not.
@@ -89,8 +89,8 @@ func unknown(env []string, annotations map[string]string, dialects []Dialect) []
 
 // isOurs reports that a name begins like those of cgpu.
 func isOurs(name string) bool {
-	for _, own := range ownVariables {
-		if strings.HasPrefix(name, own) {
+	for _, prefix := range own {
+		if strings.HasPrefix(name, prefix) {
 			return false
 		}
 	}

@@ -19,7 +19,7 @@ func TestIgnored(t *testing.T) {
 		dialects         []Dialect
 		want             []string
 	}{
-		{"C=6 A_MEM_DEV=15 A_SCHD_WEIGHT=2 CGPU_RUN_DIR=1 CGPU_AGENT_X=1 CGPU_MEM_SPILL=1 NVIDIA_X=1", "priority=high applied.nonce=1", nil, nil},
+		{"C=6 A_MEM_DEV=15 A_SCHD_WEIGHT=2 CGPU_RUN_DIR=1 CGPU_AGENT_X=1 CGPU_MEM_SPILL=1 NVIDIA_X=1", "priority=high applied.nonce=1 gpu-mem-limit=4Gi placement=spread", nil, nil},
 		{"C=6 CGPU_WEIGTH=2 aliyun_com_gpu_schd_weight=3", "", nil, []string{"CGPU_WEIGTH, a name that cgpu does not know", "aliyun_com_gpu_schd_weight, a name that cgpu does not know"}},
 		{"C=6 A_WEIGHT=2 A_WEIGHT=3", "", nil, []string{"ALIYUN_COM_GPU_WEIGHT, a name that cgpu does not know"}},
 		{"C=6", "gpu-weight=3 a=b", nil, []string{"cgpu.io/a, a name that cgpu does not know", "cgpu.io/gpu-weight, a name that cgpu does not know"}},

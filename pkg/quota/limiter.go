@@ -4,7 +4,7 @@ package quota
 
 // readLimiter reads whether the container gets the preload library.
 func readLimiter(q *Quota, s *settings) error {
-	v, err := q.take(s, limiter)
+	v, err := q.used(s, limiter)
 	if err != nil || !v.set {
 		return err
 	}
@@ -21,19 +21,21 @@ func readLimiter(q *Quota, s *settings) error {
 // RefusePreload refuses what the preload library cannot do by itself, for nodes on which it alone enforces. A promise that
 // nobody keeps would be worse than none.
 func (q *Quota) RefusePreload() error {
-	const remedy = `set enforcement = "guard" in cgpu.toml, or leave it out`
-	const alone = `with enforcement = "preload" in cgpu.toml `
+	var reason string
+	var keys []key
 	switch {
 	case q.Spill != 0:
-		return q.refuse(alone+"device memory is not served from host memory", remedy, memSpill)
+		reason, keys = "device memory is not served from host memory", []key{memSpill}
 	case q.Percent != 0:
-		return q.refuse(alone+"no percentage of a GPU's time can be enforced", remedy, corePercentage)
+		reason, keys = "no percentage of a GPU's time can be enforced", []key{corePercentage}
 	case q.Priority != PriorityDefault:
-		return q.refuse(alone+"there are no priorities", remedy, priority, highPrio)
+		reason, keys = "there are no priorities", []key{priority, highPrio}
 	case q.NoLimiter:
-		return q.refuse(alone+"nothing else than the library enforces the limit", remedy, limiter)
+		reason, keys = "nothing else than the library enforces the limit", []key{limiter}
+	default:
+		return nil
 	}
-	return nil
+	return q.refuse(`with enforcement = "preload" in cgpu.toml `+reason, `set enforcement = "guard" in cgpu.toml, or leave it out`, keys...)
 }
 
 // refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for. It is not inlined

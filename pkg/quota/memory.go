@@ -14,7 +14,7 @@ const (
 
 // readMemory reads the limit: CONTAINER units out of DEV, or without DEV a size.
 func readMemory(q *Quota, s *settings) error {
-	container, err := q.take(s, memContainer)
+	container, err := q.used(s, memContainer)
 	if err != nil {
 		return err
 	}
@@ -22,7 +22,7 @@ func readMemory(q *Quota, s *settings) error {
 	if err != nil {
 		return err
 	}
-	dev, err := q.take(s, memDev)
+	dev, err := q.used(s, memDev)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func fixed(q *Quota, s *settings, container setting, unit Bytes) error {
 
 // readUnit reads the unit of a CONTAINER without one; GiB unless said otherwise.
 func readUnit(q *Quota, s *settings) (Bytes, error) {
-	v, err := q.take(s, memUnit)
+	v, err := q.used(s, memUnit)
 	if err != nil || !v.set {
 		return GiB, err
 	}
@@ -77,7 +77,7 @@ func readUnit(q *Quota, s *settings) (Bytes, error) {
 // readPod checks what the gpushare scheduler gave the whole pod. It is not used beyond that: a container asking for
 // more than its pod has must be a mistake or a forgery.
 func readPod(q *Quota, s *settings) error {
-	pod, err := q.take(s, memPod)
+	pod, err := q.used(s, memPod)
 	if err != nil || !pod.set {
 		return err
 	}

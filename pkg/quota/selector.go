@@ -35,7 +35,7 @@ func readGPUs(q *Quota, s *settings) error {
 	if strings.HasPrefix(nvidia.value, noGPUMagic) {
 		return nvidia.bad(noPlacing, checkPod)
 	}
-	idx, err := q.take(s, memIdx)
+	idx, err := q.used(s, memIdx)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func readGPUs(q *Quota, s *settings) error {
 			return idx.bad("want the index of one GPU", seeGPUs)
 		}
 	}
-	visible, err := q.take(s, visibleDevices)
+	visible, err := q.used(s, visibleDevices)
 	if err != nil {
 		return err
 	}

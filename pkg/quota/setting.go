@@ -52,6 +52,7 @@ var names = [numKeys]keyName{
 
 // setting is what the container says for one key, under the name it used.
 type setting struct {
+	_           [0]func() // not comparable: nobody compares settings, and the code for it made cgpu-runtime 4 KB larger
 	name, value string
 	set         bool
 	// other is a second, different value of the same variable, or of the key's other one, which otherName is then.

@@ -9,7 +9,7 @@ const wantSpill = "want a positive number of GiB, a size such as 4GiB or 512MiB,
 // readSpill reads how much host memory the container may have as device memory beyond its limit. It is GiB or a size also
 // where the limit is a fraction of the card: the host's memory has nothing to do with the units of a GPU.
 func readSpill(q *Quota, s *settings) error {
-	v, err := q.take(s, memSpill)
+	v, err := q.used(s, memSpill)
 	if err != nil || !v.set || v.value == "0" {
 		return err
 	}

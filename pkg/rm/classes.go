@@ -3,8 +3,8 @@
 package rm
 
 // classes is the class table, ascending by id. The set is what gVisor's nvproxy lets compute, graphics and video
-// workloads allocate (pkg/sentry/devices/nvproxy/version.go), plus the channel classes of older GPUs, less what a tenant
-// must not have. Denied ones that are worth a name in the log stand here too.
+// workloads allocate (pkg/sentry/devices/nvproxy/version.go), plus the channel classes of older GPUs and Volta's,
+// less what a tenant must not have. Denied ones that are worth a name in the log stand here too.
 //
 // Parameters, whether they are required, and their names (source) come from src/nvidia/src/kernel/rmapi/resource_list.h,
 // sizes from compiling the structures of each branch; docs/internals/rm-tables.md says how.
@@ -74,6 +74,9 @@ var classes = []classRow{
 	{id: 0xc0b5, name: "PASCAL_DMA_COPY_A", kind: ClassPlain, optional: true, sizes: []since{{0, 8}}, source: "NVB0B5_ALLOCATION_PARAMETERS"},
 	{id: 0xc361, name: "VOLTA_USERMODE_A", kind: ClassPlain, source: "no parameters"},
 	{id: 0xc36f, name: "VOLTA_CHANNEL_GPFIFO_A", kind: ClassChannel, sizes: []since{{0, 304}, {535_043_08, 360}, {535_054_03, 304}, {535_086_05, 360}, {570_000_00, 368}}, source: "NV_CHANNEL_ALLOC_PARAMS"},
+	{id: 0xc397, name: "VOLTA_A", kind: ClassPlain, optional: true, sizes: []since{{0, 16}}, source: "NV_GR_ALLOCATION_PARAMETERS"},
+	{id: 0xc3b5, name: "VOLTA_DMA_COPY_A", kind: ClassPlain, optional: true, sizes: []since{{0, 8}}, source: "NVB0B5_ALLOCATION_PARAMETERS"},
+	{id: 0xc3c0, name: "VOLTA_COMPUTE_A", kind: ClassCompute, optional: true, sizes: []since{{0, 16}}, source: "NV_GR_ALLOCATION_PARAMETERS"},
 	{id: 0xc461, name: "TURING_USERMODE_A", kind: ClassPlain, source: "no parameters"},
 	{id: 0xc46f, name: "TURING_CHANNEL_GPFIFO_A", kind: ClassChannel, sizes: []since{{0, 304}, {535_043_08, 360}, {535_054_03, 304}, {535_086_05, 360}, {570_000_00, 368}}, source: "NV_CHANNEL_ALLOC_PARAMS"},
 	{id: 0xc4b0, name: "NVC4B0_VIDEO_DECODER", kind: ClassPlain, optional: true, sizes: []since{{0, 12}}, source: "NV_BSP_ALLOCATION_PARAMETERS"},

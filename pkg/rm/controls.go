@@ -208,7 +208,7 @@ var controls = []controlRow{
 	{id: 0x2080182a, name: "NV2080_CTRL_CMD_BUS_GET_PCIE_SUPPORTED_GPU_ATOMICS", kind: ControlFlat, from: 520, source: "ctrl2080bus.h"},
 	{id: 0x2080182b, name: "NV2080_CTRL_CMD_BUS_GET_C2C_INFO", kind: ControlFlat, from: 520, source: "ctrl2080bus.h"},
 	{id: 0x20801830, name: "NV2080_CTRL_CMD_BUS_GET_PCIE_CPL_ATOMICS_CAPS", kind: ControlFlat, from: 560, source: "ctrl2080bus.h"},
-	{id: 0x2080200a, name: "NV2080_CTRL_CMD_PERF_BOOST", kind: ControlSwallow, sizes: []since{{0, 8}}, source: "ctrl2080perf.h"},
+	{id: 0x2080200a, name: "NV2080_CTRL_CMD_PERF_BOOST", kind: ControlBoost, locks: time.Millisecond, sizes: []since{{0, 8}}, source: "ctrl2080perf.h"},
 	{id: 0x20802068, name: "NV2080_CTRL_CMD_PERF_GET_CURRENT_PSTATE", kind: ControlFlat, from: 550, source: "ctrl2080perf.h"},
 	{id: 0x20802096, name: "NV2080_CTRL_CMD_PERF_GET_GPUMON_PERFMON_UTIL_SAMPLES_V2", kind: ControlGPUMon, sizes: []since{{0, 47216}, {515_086_01, 34000}, {520_000_00, 47216}, {525_000_00, 34000}, {550_000_00, 50704}, {570_000_00, 55888}}, source: "ctrl2080perf.h"},
 	{id: 0x20802209, name: "NV2080_CTRL_CMD_RC_GET_WATCHDOG_INFO", kind: ControlFlat, source: "ctrl2080rc.h"},

@@ -495,6 +495,12 @@ const (
 	ThermalMax    = 32
 	ThermalOpcode = 8 // in an entry
 
+	// NV2080_CTRL_PERF_BOOST_PARAMS (0x2080200a).
+	BoostFlags   = 0
+	BoostCommand = 0x3                               // in the flags
+	BoostToMax   = 2                                 // the largest command
+	BoostKnown   = BoostCommand | 1<<4 | 1<<5 | 1<<6 // …_CUDA, …_ASYNC, …_CUDA_PRIORITY
+
 	// NV0000_CTRL_OS_UNIX_EXPORT_OBJECT (in 0x3d05 and 0x3d06): type, then the object's handles.
 	ExportObjectType   = 0
 	ExportObjectDevice = 4

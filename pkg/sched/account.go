@@ -56,14 +56,16 @@ func (o *Observer) Resume(vgpu string, a Account) {
 func (o *Observer) UpTo() time.Duration { return o.upTo }
 
 // Book is the account of a vGPU up to the last record. It counts what the vGPU was entitled to since the last time: a part of the time in
-// which anybody was on the engine, or a hard cap's of all.
-func (o *Observer) Book(vgpu string, part float64, limit Permille) Account {
+// which anybody was on the engine, or a hard cap's of all; and of nothing before from, since when that part is known: a context that has
+// no work any more may have been on the engine until now.
+func (o *Observer) Book(vgpu string, part float64, limit Permille, from time.Duration) Account {
 	h := o.habit(vgpu)
 	a := &h.account
+	from = max(from, a.UpTo)
 	if limit > 0 {
-		a.Granted += max(0, o.upTo-a.UpTo) * time.Duration(limit) / time.Duration(Whole)
+		a.Granted += max(0, o.upTo-from) * time.Duration(limit) / time.Duration(Whole)
 	} else {
-		a.Granted += time.Duration(part * float64(o.busySince(a.UpTo)))
+		a.Granted += time.Duration(part * float64(o.busySince(from)))
 	}
 	o.booked = true
 	a.UpTo, a.Resident = max(a.UpTo, o.upTo), Resident{}

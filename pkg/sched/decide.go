@@ -30,7 +30,8 @@ type Row struct {
 type State struct {
 	at      time.Duration
 	pace    pace
-	mixed   time.Duration // when somebody blocked early last
+	mixed   time.Duration // when somebody blocked early last, or who is there was another
+	weights float64       // of all, together
 	amiss   float64       // measured loss by the computed one
 	high    precedence
 	turns   turns // beside one
@@ -77,6 +78,9 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 	s.lag = r.lags(vgpus, s.lag, now-s.at)
 	presses := s.presses
 	if s.presses = c.Policy != PolicyNative && t.press(c, vgpus, rows, &s, now); !s.presses && c.Policy != PolicyNative {
+		if weights := c.weights(vgpus); weights != s.weights || s.mixed == 0 {
+			s.weights, s.mixed = weights, now // of those who are there now nobody knows yet
+		}
 		s.mixed = r.mixed(t, s.mixed, now)
 		if _, apart := s.Apart(); !apart { // else what is lost is not that of one round
 			s.amiss = r.amiss(s.amiss, s.pace.value.Seconds())
@@ -84,7 +88,7 @@ func (t Timing) Decide(c Card, vgpus []VGPU, costs Costs, s State, now time.Dura
 		r.scale = s.amiss
 		var target time.Duration
 		s.crowds, target = s.crowds.follow(t, r, now-s.mixed >= settleTime, now)
-		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss, now)
+		s.pace = s.pace.follow(target, len(r.turns) < 2, r.lost > t.MaxLoss || s.mixed < now, now)
 		r = r.stretched(max(1, s.crowds.stretch))
 		for i, v := range vgpus {
 			x := r.of(i)
@@ -122,7 +126,7 @@ func (s *State) set(vgpus []VGPU, rows []Row, costs Costs, atOnce bool, now time
 }
 
 // settleTime is for how long all must saturate before slices are prolonged.
-const settleTime = time.Second
+const settleTime = 1200 * time.Millisecond
 
 // round is what those with work want of the GPU between two turns of the same one.
 type round struct {
@@ -182,6 +186,14 @@ func (t Timing) round(c Card, vgpus []VGPU, costs Costs, pace time.Duration, str
 		}
 	}
 	return r
+}
+
+// weights is the sum of all vGPUs'.
+func (c Card) weights(vgpus []VGPU) (sum float64) {
+	for _, v := range vgpus {
+		sum += c.weight(v.Share)
+	}
+	return sum
 }
 
 // weightAt is a vGPU's weight beside others of which the highest has the level given.
@@ -416,7 +428,7 @@ type pace struct {
 
 const (
 	// growTime is for how long a longer pace, or one that is a little shorter, must be right before it is set; soonTime for one that is
-	// shorter by more than an eighth, or longer while more is lost than may be. One of less than half is set at once.
+	// shorter by more than an eighth, or longer and hurried to. One of less than half is set at once.
 	growTime = time.Second
 	soonTime = 100 * time.Millisecond
 	muchPace = 8
@@ -424,8 +436,8 @@ const (
 	littlePace = 32
 )
 
-// follow goes to the target, at once or later; sooner if more is lost than may be.
-func (p pace) follow(target time.Duration, alone, lossy bool, now time.Duration) pace {
+// follow goes to the target, at once or later; a longer one is hurried to if more is lost than may be, or if nobody blocks early.
+func (p pace) follow(target time.Duration, alone, hurried bool, now time.Duration) pace {
 	off := target - p.value
 	switch {
 	case target < p.value/2, p.alone:
@@ -434,7 +446,7 @@ func (p pace) follow(target time.Duration, alone, lossy bool, now time.Duration)
 		return pace{p.value, now, target, alone}
 	}
 	p.least, p.alone = min(p.least, target), alone
-	soon := off < -p.value/muchPace || off > 0 && lossy
+	soon := off < -p.value/muchPace || off > 0 && hurried
 	if age := now - p.since; age >= growTime || soon && age >= soonTime {
 		return pace{value: p.least, alone: alone}
 	}

@@ -398,7 +398,7 @@ func TestPolicies(t *testing.T) {
 		{"a cap is no reservation", cardOf(sched.PolicyPreempt, 20), []int{1, 1}, []sched.Share{percent(30), weight(1)}, []float64{17, 81}, 3},
 		{"soft: 40 % beside six of weight 2", cardOf(sched.PolicySoft, 20), []int{1, 1, 1, 1, 1, 1, 1}, append([]sched.Share{percent(40)}, slices.Repeat([]sched.Share{weight(2)}, 6)...), []float64{40, 10, 10}, 1},
 		{"soft: 40 % beside one of weight 1", cardOf(sched.PolicySoft, 20), []int{1, 1}, []sched.Share{percent(40), weight(1)}, []float64{88.6, 11}, 1},
-		{"default beside best effort", cardOf(sched.PolicyPreempt, 20), []int{1, 1}, []sched.Share{weight(1), best}, []float64{95, 2}, 1},
+		{"default beside best effort", cardOf(sched.PolicyPreempt, 20), []int{1, 1}, []sched.Share{weight(1), best}, []float64{96, 2}, 1.5},
 		{"prio_ratio 99", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{1, 97.5}, 1},
 		{"prio_ratio 80", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{14.5, 58}, 1},
 		{"prio_ratio 50", sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 50}, []int{1, 1}, []sched.Share{weight(1), high}, []float64{25.6, 25.6}, 1},

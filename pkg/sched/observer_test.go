@@ -3,6 +3,11 @@
 package sched
 
 import (
+	"fmt"
+	"os"
+	"sort"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 )
@@ -39,18 +44,18 @@ func TestObserver(t *testing.T) {
 		{"a loop and a hog", nil, []run{
 			{1, 0, ms}, {2, 1130 * us, 3130 * us}, {1, 3320 * us, 4320 * us}, {2, 4450 * us, 6450 * us}, {1, 6640 * us, 7640 * us},
 		}, false, map[string]Seen{
-			"a": {Busy: 1, Ran: 3 * ms, Burst: ms, Gap: 2320 * us}, "b": busy(4 * ms)}},
+			"a": {Busy: 1, Ran: 3 * ms, Burst: 953 * us, Gap: 2320 * us}, "b": busy(4 * ms)}},
 		{"a burst in two turns", nil, []run{
 			{1, 0, 100 * us}, {1, 200 * us, 2200 * us}, {2, 2400 * us, 4400 * us}, {1, 4600 * us, 5600 * us},
 		}, false, map[string]Seen{
-			"a": {Busy: 1, Ran: 3100 * us, Burst: 3 * ms, Gap: 100 * us}}},
+			"a": {Busy: 1, Ran: 3100 * us, Burst: 2846 * us, Gap: 100 * us}}},
 		{"who is alone may be idle", nil, []run{{1, 0, 9 * ms}}, false, map[string]Seen{"a": busy(9 * ms)}},
 		{"under way", nil, []run{{1, 4 * ms, 0}}, false, map[string]Seen{"a": busy(6 * ms)}},
 		{"nobody's process", nil, []run{{3, 0, ms}}, false, map[string]Seen{"a": never, "b": never}},
 		{"the slice of before", func(o *Observer) { o.Applied("a", Row{Slice: 500 * us}, 4*ms) }, []run{
 			{1, 0, 100 * us}, {1, 200 * us, 1200 * us}, {1, 3 * ms, 5 * ms}, {1, 6 * ms, 6100 * us},
 		}, false, map[string]Seen{
-			"a": {Busy: 1, Ran: 3200 * us, Burst: 1550 * us, Gap: 950 * us}}},
+			"a": {Busy: 1, Ran: 3200 * us, Burst: 1449500, Gap: 950 * us}}},
 		{"a pause is no block", func(o *Observer) { o.Applied("a", Row{2 * ms, Slot{0, 3 * ms, 10 * ms}}, 0) }, []run{
 			{1, 0, 100 * us}, {1, 2 * ms, 3600 * us},
 		}, false, map[string]Seen{
@@ -92,10 +97,47 @@ func TestCosts(t *testing.T) {
 		at += 2 * ms
 	}
 	c := o.Costs()
-	if c.Preempt < 79*us || c.Preempt > 81*us || c.Yield < 49*us || c.Yield > 51*us {
+	if c.Preempt < 186*us || c.Preempt > 188*us || c.Yield < 96*us || c.Yield > 98*us {
 		t.Errorf("%+v", c)
 	}
 	if s := o.Seen("a", 200*ms); s.Cuts < 480 || s.Cuts > 520 {
 		t.Errorf("%g preemptions a second, want 500", s.Cuts)
+	}
+}
+
+// TestH200Records: groups that always have work are seen to be such by what an H200 wrote down for them, and what switches take is measured.
+func TestH200Records(t *testing.T) {
+	text, err := os.ReadFile("testdata/h200-hogs.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []Switch
+	for pid := 1; pid <= 4; pid++ { // each begins with short ones that block, as CUDA programs do
+		for i := range 3 {
+			at := time.Duration(-10*pid+2*i) * ms
+			list = append(list, Switch{at, pid, 1, true}, Switch{at + 61*us, pid, 1, false})
+		}
+	}
+	sort.Slice(list, func(i, j int) bool { return list[i].At < list[j].At })
+	for line := range strings.Lines(string(text)) {
+		var pid, at, on int
+		if n, _ := fmt.Sscan(line, &pid, &at, &on); n == 3 {
+			list = append(list, Switch{At: time.Duration(at) * us, PID: pid, Context: 1, On: on == 1})
+		}
+	}
+	o := NewObserver()
+	slices := []time.Duration{0, 75 * us, 50 * us, 150 * us, 50 * us}
+	for pid, slice := range slices[1:] {
+		o.Applied(strconv.Itoa(pid+1), Row{Slice: slice}, -time.Second)
+	}
+	end := list[len(list)-1].At
+	o.Add(list, end, strconv.Itoa, false)
+	for pid := 1; pid < len(slices); pid++ {
+		if s := o.Seen(strconv.Itoa(pid), 200*ms); s.Endless != 1 {
+			t.Errorf("group %d: %+v", pid, s)
+		}
+	}
+	if c := o.Costs(); c.Preempt < 185*us || c.Preempt > 195*us {
+		t.Errorf("%+v", c)
 	}
 }

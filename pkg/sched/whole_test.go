@@ -592,3 +592,27 @@ func TestEverybodyGetsOn(t *testing.T) {
 		}
 	}
 }
+
+// TestWeightsChange: slices follow other weights at once and are not prolonged in the second after it, so that nothing moves twice; those of a
+// pair that saturates for longer are.
+func TestWeightsChange(t *testing.T) {
+	w := newWhole(0.15)
+	a, _ := w.add(weight(1)).hog(), w.add(weight(1)).hog()
+	for i, c := range []struct {
+		weight int
+		soon   time.Duration // pace, from 0.2 s on
+		late   time.Duration // after two seconds
+	}{{1, 10 * ms, 35 * ms}, {4, 10 * ms, 12500 * us}, {1, 10 * ms, 35 * ms}} {
+		a.share = weight(c.weight)
+		w.run(w.gpu.Now() + 5*sched.Tick)
+		for range 27 {
+			if pace := w.state.Pace(); pace != c.soon {
+				t.Errorf("change %d: pace %v, want %v", i, pace, c.soon)
+			}
+			w.run(w.gpu.Now() + sched.Tick)
+		}
+		if w.run(w.gpu.Now() + 2*time.Second); w.state.Pace() != c.late {
+			t.Errorf("change %d: pace %v in the end, want %v", i, w.state.Pace(), c.late)
+		}
+	}
+}

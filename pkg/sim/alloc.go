@@ -216,7 +216,7 @@ func (r *request) fill(o, parent *object, params []byte) uint32 {
 		if rm.U32(params, rm.MemoryOwner) == 0 {
 			return statusInvalidOwner
 		}
-		m, st := take(parent, rm.U64(params, rm.MemorySize))
+		m, st := newMemory(parent, rm.U64(params, rm.MemorySize))
 		if st != rm.StatusOK {
 			return st
 		}
@@ -391,7 +391,7 @@ func (r *request) takeContext(to *group, g *gpu) uint32 {
 	switch {
 	case to.context != nil:
 		return rm.StatusOK
-	case !g.hide(r.d.contextCost):
+	case !g.reserveHidden(r.d.contextCost):
 		return rm.StatusNoMemory
 	}
 	to.context = &memory{gpu: g, size: r.d.contextCost, refs: 1, hidden: true}
@@ -408,8 +408,8 @@ func (r *request) hasNode(g *gpu) bool {
 	return false
 }
 
-// take allocates device memory with one reference, accounted to the process of the client (not to the executor).
-func take(parent *object, size uint64) (*memory, uint32) {
+// newMemory allocates device memory with one reference, accounted to the process of the client (not to the executor).
+func newMemory(parent *object, size uint64) (*memory, uint32) {
 	g := parent.gpu
 	if g == nil {
 		return nil, rm.StatusInvalidObjectParent
@@ -418,7 +418,7 @@ func take(parent *object, size uint64) (*memory, uint32) {
 		return nil, rm.StatusInvalidArgument
 	}
 	granted, attr, ok := granularity(size)
-	if !ok || !g.take(granted) {
+	if !ok || !g.reserve(granted) {
 		return nil, rm.StatusNoMemory
 	}
 	g.allocated += granted

@@ -39,7 +39,7 @@ func Dial(path string, minors []int) (*Conn, error) {
 		return nil, fmt.Errorf("sim: connect to the simulated driver: %w; start it with cgpu-sim", err)
 	}
 	c := &Conn{c: nc, pending: map[uint64]chan answer{}}
-	go c.read()
+	go c.dispatchAnswers()
 	b := appendU32(appendU32(nil, wireVersion), uint32(len(minors)))
 	for _, m := range minors {
 		b = appendU32(b, uint32(int32(m)))
@@ -51,8 +51,8 @@ func Dial(path string, minors []int) (*Conn, error) {
 	return c, nil
 }
 
-// read hands answers to whoever waits for them.
-func (c *Conn) read() {
+// dispatchAnswers hands answers to whoever waits for them.
+func (c *Conn) dispatchAnswers() {
 	r := bufio.NewReader(c.c)
 	for {
 		b, err := readFrame(r)

@@ -51,7 +51,7 @@ func (c *controlCall) setPreemption() uint32 {
 	}
 	if rm.U32(c.p, rm.PreemptFlags)&2 != 0 && rm.U32(c.p, rm.PreemptGFXP) == rm.PreemptModeGFXP && o.group.gfxp == nil {
 		sum, _ := rm.GFXPMemory(bufferSize)
-		if !o.gpu.hide(quota.Bytes(sum)) {
+		if !o.gpu.reserveHidden(quota.Bytes(sum)) {
 			return rm.StatusNoMemory
 		}
 		o.group.gfxp = &memory{gpu: o.gpu, size: quota.Bytes(sum), refs: 1, hidden: true}

@@ -121,8 +121,8 @@ type gpu struct {
 	lost              bool     // off the bus: what is there stays, and nothing of it answers
 }
 
-// take reserves n bytes of the card.
-func (g *gpu) take(n quota.Bytes) bool {
+// reserve counts n bytes of the card as used, if they are free.
+func (g *gpu) reserve(n quota.Bytes) bool {
 	if n > g.Memory-g.used {
 		return false
 	}
@@ -130,17 +130,17 @@ func (g *gpu) take(n quota.Bytes) bool {
 	return true
 }
 
-// hide takes what no allocation shows.
-func (g *gpu) hide(n quota.Bytes) bool {
-	if !g.take(n) {
+// reserveHidden takes what no allocation shows.
+func (g *gpu) reserveHidden(n quota.Bytes) bool {
+	if !g.reserve(n) {
 		return false
 	}
 	g.hidden += n
 	return true
 }
 
-// give gives it back.
-func (g *gpu) give(n quota.Bytes) {
+// release gives it back.
+func (g *gpu) release(n quota.Bytes) {
 	g.used -= n
 	g.hidden -= n
 }

@@ -368,7 +368,7 @@ func TestWatch(t *testing.T) {
 			if got, err := w.Pending(3, []int{100}); got || err != nil {
 				t.Errorf("the other GPU: %v, %v", got, err)
 			}
-			want := []sched.Switch{{At: switchCost, PID: 100, Context: a, On: true}, {At: 5 * ms, PID: 100, Context: a},
+			want := []sched.Switch{{At: switchCost, PID: 100, Context: a, On: true}, {At: 5*ms + 107*time.Microsecond, PID: 100, Context: a},
 				{At: 5*ms + preemptCost, PID: 200, Context: b, On: true}}
 			if got, next, lost, err := w.Switches(0, 0); err != nil || lost || next != 3 || !slices.Equal(got, want) {
 				t.Errorf("switches %v, next %d, lost %v, %v\nwant %v", got, next, lost, err, want)

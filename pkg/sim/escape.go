@@ -41,21 +41,21 @@ type escape struct {
 	raw func(*request) syscall.Errno
 }
 
-func refuse(status uint32) func(*request) uint32 { return func(*request) uint32 { return status } }
+func notSupported(*request) uint32 { return rm.StatusNotSupported }
 
 // escapes, by number. XFER is missing: the guard takes it apart, and a nested one is an unknown number to RM too.
 var escapes = map[uint32]escape{
 	rm.EscAllocMemory:    {size: rm.AllocMemorySize, gpuOnly: true, statusOff: rm.AllocMemoryStatus, run: (*request).allocMemory},
-	rm.EscAllocObject:    {size: rm.AllocObjectSize, statusOff: rm.AllocObjectStatus, run: refuse(rm.StatusNotSupported)},
+	rm.EscAllocObject:    {size: rm.AllocObjectSize, statusOff: rm.AllocObjectStatus, run: notSupported},
 	rm.EscFree:           {size: rm.FreeSize, statusOff: rm.FreeStatus, run: (*request).free},
 	rm.EscControl:        {size: rm.ControlSize, statusOff: rm.ControlStatus, run: (*request).control},
 	rm.EscAlloc:          {raw: (*request).allocEscape},
 	rm.EscDupObject:      {size: rm.DupSize, statusOff: rm.DupStatus, run: (*request).dup},
 	rm.EscShare:          {size: rm.ShareSize, statusOff: rm.ShareStatus, run: (*request).share},
-	rm.EscI2CAccess:      {size: 32, gpuOnly: true, statusOff: 24, run: refuse(rm.StatusNotSupported)},
-	rm.EscIdleChannels:   {size: 56, statusOff: 48, run: refuse(rm.StatusNotSupported)},
+	rm.EscI2CAccess:      {size: 32, gpuOnly: true, statusOff: 24, run: notSupported},
+	rm.EscIdleChannels:   {size: 56, statusOff: 48, run: notSupported},
 	rm.EscVidHeapControl: {size: rm.HeapSize, statusOff: rm.HeapStatus, run: (*request).heap},
-	rm.EscAccessRegistry: {size: 72, statusOff: 64, run: refuse(rm.StatusNotSupported)},
+	rm.EscAccessRegistry: {size: 72, statusOff: 64, run: notSupported},
 	rm.EscMapMemory:      {size: rm.MapMemorySize, statusOff: rm.MapMemoryStatus, run: (*request).mapMemory},
 	rm.EscUnmapMemory:    {size: rm.UnmapMemorySize, statusOff: rm.UnmapMemoryStatus, run: (*request).unmapMemory},
 	rm.EscUpdateMapping:  {size: rm.UpdateMappingSize, statusOff: rm.UpdateMappingStatus, run: (*request).updateMapping},

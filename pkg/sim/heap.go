@@ -81,7 +81,7 @@ func (r *request) heapAlloc(c *client, parent *object, attrOff, sizeOff int, siz
 	case attr>>rm.MemoryAttrLocationShift&rm.MemoryAttrLocationMask != rm.MemoryLocationVidmem:
 		o.class, o.size = classMemorySystem, quota.Bytes(size)
 	default:
-		m, st := take(parent, size)
+		m, st := newMemory(parent, size)
 		if st != rm.StatusOK {
 			return st
 		}

@@ -145,7 +145,7 @@ func (r *request) dup() uint32 {
 	}
 	switch from.class {
 	case classRootClient, classDevice, classSubdevice, classGroup, classContextDMA:
-		return rm.StatusInvalidArgument // cannot be copied (their class has no CanCopy)
+		return rm.StatusInvalidArgument // NVIDIA's copies groups (internals/mps.md), but no guard lets that through
 	}
 	if isEngineObject(from.class) {
 		return rm.StatusInvalidArgument // nor what sits on a channel

@@ -29,7 +29,7 @@ func (m *dmaMapping) drop() {
 	if m.kernel != nil {
 		m.kernel.end()
 	}
-	m.mapper.gpu.give(m.tables + m.mapper.gpu.pool) // freed tables let the pool go too (rmMemPoolTrim)
+	m.mapper.gpu.release(m.tables + m.mapper.gpu.pool) // freed tables let the pool go too (rmMemPoolTrim)
 	m.mapper.gpu.pool = 0
 }
 
@@ -89,7 +89,7 @@ func (d *Driver) placeAt(o, parent *object, at uint64) uint32 {
 
 // takeTables gives an object page tables. They live as long as it has a handle.
 func (o *object) takeTables(g *gpu, size quota.Bytes) uint32 {
-	if !g.hide(size) {
+	if !g.reserveHidden(size) {
 		return rm.StatusNoMemory
 	}
 	o.tables = &memory{gpu: g, size: size, refs: 1, hidden: true}
@@ -124,7 +124,7 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 		m.tables = quota.Bytes(rm.PageTables(length, false))
 	}
 	g := mapper.gpu
-	if !g.hide(m.tables) {
+	if !g.reserveHidden(m.tables) {
 		return 0, rm.StatusNoMemory
 	}
 	if size := uint64(memory.size); offset > size || length > size-offset || length == 0 {
@@ -133,7 +133,7 @@ func (r *request) addMapping(offset, length uint64) (address uint64, status uint
 	}
 	if rm.U32(r.call.Outer, rm.DMAFlags)&rm.DMAFlagKernel != 0 { // _virtmemAllocKernelMapping
 		if m.kernel, st = memory.kernelWindow(length); st != rm.StatusOK {
-			g.give(m.tables)
+			g.release(m.tables)
 			return 0, st
 		}
 	}

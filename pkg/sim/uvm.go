@@ -172,7 +172,7 @@ func (r *request) newRange(form rm.UVMForm, gpus ...*gpu) uint32 {
 	ranges := []mapping{{base: base, end: base + length}}
 	for i, g := range gpus {
 		t := &memory{gpu: g, size: rm.UVMPageTables, hidden: true}
-		if !g.hide(t.size) {
+		if !g.reserveHidden(t.size) {
 			for _, m := range ranges {
 				r.d.drop(m)
 			}
@@ -263,7 +263,7 @@ func (g *gpu) uvmTables(length, page uint64) (*memory, bool) {
 		return nil, true
 	}
 	t := &memory{gpu: g, size: quota.Bytes(rm.UVMTables(length, page)), hidden: true}
-	return t, g.hide(t.size)
+	return t, g.reserveHidden(t.size)
 }
 
 // hold and drop count a mapping as a reference on what it has.

@@ -72,7 +72,7 @@ type decoder struct {
 	bad bool
 }
 
-func (d *decoder) take(n int) []byte {
+func (d *decoder) next(n int) []byte {
 	if n < 0 || n > len(d.b) {
 		d.bad, d.b = true, nil
 		return nil
@@ -83,14 +83,14 @@ func (d *decoder) take(n int) []byte {
 }
 
 func (d *decoder) u8() uint8 {
-	v := d.take(1)
+	v := d.next(1)
 	if v == nil {
 		return 0
 	}
 	return v[0]
 }
-func (d *decoder) u32() uint32 { return rm.U32(d.take(4), 0) }
-func (d *decoder) u64() uint64 { return rm.U64(d.take(8), 0) }
+func (d *decoder) u32() uint32 { return rm.U32(d.next(4), 0) }
+func (d *decoder) u64() uint64 { return rm.U64(d.next(8), 0) }
 
 // bytes is a u32 length and that many bytes.
 func (d *decoder) bytes() []byte {
@@ -99,7 +99,7 @@ func (d *decoder) bytes() []byte {
 		d.bad, d.b = true, nil
 		return nil
 	}
-	return d.take(int(n))
+	return d.next(int(n))
 }
 
 func appendU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }

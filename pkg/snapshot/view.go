@@ -6,13 +6,13 @@ package snapshot
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/name"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -39,8 +39,11 @@ type GPU struct {
 	Total    quota.Bytes `json:"total"`
 	Reserved quota.Bytes `json:"reserved"` // sum of the limits
 	Used     quota.Bytes `json:"used"`     // sum of what vGPUs use
-	Policy   string      `json:"policy"`   // in effect
-	MaxInst  int         `json:"maxInst"`  // containers that may share it
+	// Outside is what the driver has given out beside that, at least: to programs outside cgpu, and a little to cgpu itself. Absent where
+	// that is not known, and of a GPU that no container has.
+	Outside *quota.Bytes `json:"outside,omitempty"`
+	Policy  string       `json:"policy"`  // in effect
+	MaxInst int          `json:"maxInst"` // containers that may share it
 	// PrioRatio is the most that high-priority containers get while others want the GPU, in percent.
 	PrioRatio int            `json:"prioRatio"`
 	Promised  sched.Permille `json:"promised"` // sum of the hard caps
@@ -109,8 +112,9 @@ type Process struct {
 	Used  quota.Bytes `json:"used"`
 }
 
-// Look gathers the view of a run directory. load is called where the table is missing, and may make one; nil: that is an error.
-func Look(runDir string, load func(runDir string) (*device.Table, error)) (View, error) {
+// Look gathers the view of a run directory. load is called where the table is missing, and may make one; nil: that is an error. names are
+// those of the looks before; nil: there are none.
+func Look(runDir string, load func(runDir string) (*device.Table, error), names *Names) (View, error) {
 	t, err := device.Load(runDir)
 	var stale string
 	if t != nil && errors.Is(err, device.ErrStale) {
@@ -128,20 +132,13 @@ func Look(runDir string, load func(runDir string) (*device.Table, error)) (View,
 	if err != nil {
 		return View{}, err
 	}
-	for i := range records {
-		records[i] = Named(records[i])
+	if names == nil {
+		names = new(Names)
 	}
+	names.give(records, time.Now())
 	v := Arrange(t, records, cards, AskAll(t, records))
 	v.Stale, v.Watched = stale, unread == nil && health.Watched(runDir)
 	return v, nil
-}
-
-// Named is a record with the name for people: the ledger's, else the bundle's or Docker's.
-func Named(r ledger.Record) ledger.Record {
-	if r.Name == "" {
-		r.Name = name.Of(r.Bundle, r.ID)
-	}
-	return r
 }
 
 // Arrange puts records and answers (of the same order) under the GPUs they are about.
@@ -187,6 +184,30 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 		v.GPUs = append(v.GPUs, gv)
 	}
 	return v
+}
+
+// MeasureOutside sets what is used outside cgpu. used asks the driver what it has given out, of GPUs with some indices.
+func (v *View) MeasureOutside(used func(gpus []int) (map[string]quota.Bytes, error)) {
+	var gpus []int
+	for _, g := range v.GPUs {
+		if len(g.VGPUs) > 0 && g.Fault == "" {
+			gpus = append(gpus, g.Index)
+		}
+	}
+	if len(gpus) == 0 {
+		return
+	}
+	all, err := used(gpus)
+	if err != nil {
+		return
+	}
+	for i := range v.GPUs {
+		g := &v.GPUs[i]
+		unknown := func(x VGPU) bool { return !x.Answered }
+		if n, ok := all[g.UUID]; ok && !slices.ContainsFunc(g.VGPUs, unknown) {
+			g.Outside = new(n - min(n, g.Used)) // managed memory is a part of Used wherever it is
+		}
+	}
 }
 
 // vgpu is what a guard says of its container on one GPU.

@@ -54,9 +54,11 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestForeignNames finds nodes of GPUs under names that are not NVIDIA's, and leaves other devices alone.
+// TestForeignNames finds nodes of GPUs, and the driver's other nodes, under names that are not NVIDIA's, and leaves other devices alone.
 func TestForeignNames(t *testing.T) {
-	raw := []byte(`{"process":{},"linux":{"devices":[
+	raw := []byte(`{"process":{"env":["NVIDIA_DRIVER_CAPABILITIES=all"]},"linux":{"devices":[
+		{"path":"/dev/nvidia-modeset","type":"c","major":195,"minor":254},
+		{"path":"/dev/modeset","type":"c","major":195,"minor":254},
 		{"path":"/dev/gpu","type":"c","major":195,"minor":1},
 		{"path":"/dev/mine","type":"c","major":195,"minor":0},
 		{"path":"/dev//nvidia3","type":"c","major":1,"minor":3},

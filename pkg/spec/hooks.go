@@ -34,9 +34,10 @@ func editHooks(doc *Document, p Plan) error {
 		}
 	}
 	if p.Socket == "" {
-		// Without a guard nobody else would know the container's first process.
+		// Without a guard nobody else would know the container's first process. It may ask the driver, and waits for that a minute.
+		timeout := 90
 		started := []string{path.Base(p.Hook), "started", "--id", p.ID, "--nonce", p.Nonce}
-		if err := addHook(doc, "createRuntime", specs.Hook{Path: p.Hook, Args: started, Env: env}); err != nil {
+		if err := addHook(doc, "createRuntime", specs.Hook{Path: p.Hook, Args: started, Env: env, Timeout: &timeout}); err != nil {
 			return err
 		}
 	}

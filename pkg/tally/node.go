@@ -111,7 +111,7 @@ func Read(runDir string) (Node, error) {
 			if slices.Contains(before.Folded, nonce) {
 				continue
 			}
-			v, err := read(file(runDir, nonce))
+			v, err := readValues(file(runDir, nonce))
 			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errForeign) {
 				continue
 			}
@@ -128,7 +128,7 @@ func Read(runDir string) (Node, error) {
 	return Node{}, errors.New("tally: containers end faster than their counters can be read")
 }
 
-func read(path string) (Values, error) {
+func readValues(path string) (Values, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return Values{}, err
@@ -182,7 +182,7 @@ func Fold(runDir string) error {
 		if slices.Contains(folded, nonce) {
 			continue
 		}
-		v, gone, err := take(file(runDir, nonce))
+		v, gone, err := readEnded(file(runDir, nonce))
 		if err != nil {
 			failed = append(failed, fmt.Errorf("tally: %w", err)) // the others' are folded all the same
 		}
@@ -200,9 +200,9 @@ func Fold(runDir string) error {
 	return errors.Join(failed...)
 }
 
-// take reads the file of a guard that is gone, which nobody locks again. One that has nothing of ours is removed at once and not
+// readEnded reads the file of a guard that is gone, which nobody locks again. One that has nothing of ours is removed at once and not
 // remembered: a guard may have made it a moment ago, and makes it anew under the same name (claim).
-func take(path string) (v Values, gone bool, err error) {
+func readEnded(path string) (v Values, gone bool, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return v, false, nil

@@ -108,12 +108,20 @@ func gpuGrid(v snapshot.View) *grid {
 	g := &grid{columns: []column{{"GPU", true, false, 0}, {"Name", false, true, 0}, {"Used / Reserved / Total MiB", true, false, 0},
 		{"Util", true, false, 1},
 		{"Policy", false, false, 2}}}
+	outside := slices.ContainsFunc(v.GPUs, usedOutside)
+	if outside {
+		g.columns = append(g.columns, column{"Outside MiB", true, false, 1})
+	}
 	for _, x := range v.GPUs {
 		util := "-"
 		if x.Utilization != nil {
 			util = Percent(*x.Utilization)
 		}
-		g.rows = append(g.rows, []string{fmt.Sprint(x.Index), short(x.Name), amounts(MiB(x.Used), MiB(x.Reserved), MiB(x.Total)), util, x.Policy})
+		row := []string{fmt.Sprint(x.Index), short(x.Name), amounts(MiB(x.Used), MiB(x.Reserved), MiB(x.Total)), util, x.Policy}
+		if outside {
+			row = append(row, strings.TrimSuffix(outsideCell(x), "MiB"))
+		}
+		g.rows = append(g.rows, row)
 	}
 	return g
 }

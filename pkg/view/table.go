@@ -93,6 +93,10 @@ func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 	if wide {
 		head = append(head, "MAX INST", "PRIO RATIO", "PROMISED", "BUS ID", "VGPUS")
 	}
+	outside := slices.ContainsFunc(v.GPUs, usedOutside)
+	if outside {
+		head = append(head, "OUTSIDE")
+	}
 	unhealthy := slices.ContainsFunc(v.GPUs, func(g snapshot.GPU) bool { return g.Fault != "" })
 	if unhealthy {
 		head = append(head, "HEALTH")
@@ -110,12 +114,29 @@ func printGPUs(w io.Writer, v snapshot.View, wide bool) error {
 		if wide {
 			cells = append(cells, g.MaxInst, fmt.Sprintf("%d%%", g.PrioRatio), Percent(g.Promised), g.BusID, len(g.VGPUs))
 		}
+		if outside {
+			cells = append(cells, outsideCell(g))
+		}
 		if unhealthy {
 			cells = append(cells, healthWord(g.Fault))
 		}
 		t.row(cells...)
 	}
 	return t.Flush()
+}
+
+// usedOutside: so much of the GPU's memory is used outside cgpu that people should see it. Less can be cgpu's own RM clients, and what
+// contexts take beyond what is charged for them.
+func usedOutside(g snapshot.GPU) bool {
+	const much = 256 * quota.MiB
+	return g.Outside != nil && *g.Outside >= much
+}
+
+func outsideCell(g snapshot.GPU) string {
+	if g.Outside == nil {
+		return "-"
+	}
+	return MiB(*g.Outside)
 }
 
 // healthWord is a GPU's health in a column; cgpu health tells why.

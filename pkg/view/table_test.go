@@ -20,6 +20,29 @@ import (
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
+// What is used outside cgpu has a column where it is much.
+func TestSMIOutside(t *testing.T) {
+	v := nodetest.Busy(t)
+	v.GPUs[0].Outside = new(quota.Bytes(3*quota.GiB - 1))
+	var b bytes.Buffer
+	if err := PrintTable(&b, v); err != nil {
+		t.Fatal(err)
+	}
+	text, ok := boxed(v, 120, true, false)
+	if !ok {
+		t.Fatal("does not fit")
+	}
+	b.WriteString(text)
+	gpus, _, _ := strings.Cut(b.String(), "\nCONTAINER")
+	box, _, _ := strings.Cut(text, "\n\n")
+	golden.Compare(t, "smi-outside.txt", []byte(gpus+"\n"+box+"\n"))
+	v.GPUs[0].Outside = new(quota.Bytes(200 * quota.MiB))
+	b.Reset()
+	if err := PrintTable(&b, v); err != nil || strings.Contains(b.String(), "OUTSIDE") {
+		t.Errorf("%v\n%s", err, b.String())
+	}
+}
+
 // A node with spill, managed memory and containers in preload mode, in the states that those can have.
 func TestSMISpill(t *testing.T) {
 	n := nodetest.New(t)

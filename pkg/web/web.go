@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package web is the page of `cgpu web`: the node's GPUs, who shares them, and what each got in the last hour. It looks at the node by itself, so
+// Package web is the page of `cgpu web` and of cgpu-agent: the node's GPUs, who shares them, and what each got in the last hour. It looks at the node by itself, so
 // what it costs does not depend on who looks at the page, and it changes nothing.
 package web
 

@@ -75,6 +75,20 @@ bare() {
 	docker run --runtime runc "${host_options[@]}" "${nodes[@]}" "${options[@]}" host "${command[@]}"
 }
 
+# mps: bare, with the driver's MPS server between mps_start and mps_stop. Compute mode stays as it is.
+mps_folder=/tmp/cgpu-mps
+mps() {
+	local options command
+	split "$@"
+	bare --ipc host -v "$mps_folder:$mps_folder" -e CUDA_MPS_PIPE_DIRECTORY="$mps_folder" "${options[@]}" -- "${command[@]}"
+}
+mps_control() { CUDA_MPS_PIPE_DIRECTORY=$mps_folder CUDA_MPS_LOG_DIRECTORY=$mps_folder nvidia-cuda-mps-control "$@"; }
+mps_start() {
+	mkdir -p "$mps_folder"
+	mps_control -d </dev/null >"$mps_folder/start.log" 2>&1 || { cat "$mps_folder/start.log"; return 1; }
+}
+mps_stop() { echo quit | mps_control >/dev/null; }
+
 # Of checks.sh and memory.sh, which set log.
 passed=0 failed=0
 # check NAME COMMAND…: the command's output goes to the log and, when it fails, to the terminal.

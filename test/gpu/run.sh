@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
 # driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, peers.sh, bare.sh, the conformance suite, the benchmark, the
-# measurements of micro.sh, calls.sh and shares.sh, and foreign.sh on the suites in DIR/foreign.tar.xz, which the caller has put
-# there. Logs go to $OUT.
-#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [peers] [bare] [conformance] [bench] [micro] [calls] [shares] [foreign]
+# measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two GPUs), graphics.sh, mps-trace.sh, and foreign.sh
+# on the suites in DIR/foreign.tar.xz, which the caller has put there. Logs go to $OUT.
+#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [peers] [bare] [conformance] [bench] [micro] [calls] [shares] [real]
+#   [graphics] [mps-trace] [foreign]
 #   (default: checks)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,19 +22,31 @@ cgpu=/opt/cgpu
 mkdir -p "$engines" "$cgpu"
 tar -xJf "$dir/engines.tar.xz" -C "$engines"
 tar -xJf "$dir/cgpu.tar.xz" -C "$cgpu"
-# Only what the machine lacks: its own libraries stay.
-for lib in "$engines"/lib/*; do
-	[[ -e /usr/lib/x86_64-linux-gnu/${lib##*/} ]] || cp "$lib" /usr/lib/x86_64-linux-gnu/
-done
-ldconfig
+# lacking DIR: of the libraries there those that the machine has not; its own stay
+lacking() {
+	local lib
+	for lib in "$1"/*; do
+		[[ -e /usr/lib/x86_64-linux-gnu/${lib##*/} ]] || cp "$lib" /usr/lib/x86_64-linux-gnu/
+	done
+	ldconfig
+}
+lacking "$engines/lib"
 export PATH=$engines:$PATH CGPU_BIN=$cgpu CGPU_TEST_DRIVER=nvidia
 
 status=0
 for part in "$@"; do
 	case $part in
 	checks | memory | faults | ends | walk | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	conformance) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m >"$OUT/conformance.log" 2>&1 ;;
 	bare) test/gpu/bare.sh ;;
+	mps-trace) test/gpu/mps-trace.sh ;;
+	graphics)
+		mkdir -p /opt/cgpu-graphics
+		tar -xJf "$dir/graphics.tar.xz" -C /opt/cgpu-graphics
+		lacking /opt/cgpu-graphics/lib
+		hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/graphics.sh
+		;;
 	foreign)
 		mkdir -p /opt/foreign
 		[[ ! -f $dir/foreign.tar.xz ]] || tar -xJf "$dir/foreign.tar.xz" -C /opt/foreign

@@ -1,11 +1,12 @@
 """Measures how containers share a GPU's time: starts them, lets them begin together, compares what each got done with what
 cgpu promises. Every number is printed, reached or not. Run by shares.sh, which says how.
 
-Containers run `share`, `latency` or `resnet.py` (workloads/) with --stdin: they live as long as their case, and a run is
+Containers run `share`, `latency`, `models.py` or `collective.py` (workloads/) with --stdin: they live as long as their case, and a run is
 one line to each. Work is counted between two times of the wall clock that are the same for all, while all have work.
 """
 import argparse
 import bisect
+import glob
 import itertools
 import json
 import os
@@ -19,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LEAD, RAMP = 0.3, 0.4  # seconds between a run's order and its load, and between that and the time that counts
-SIDES = {"cgpu": "vgpu", "default": "bare"}  # cgpu, or the whole card with runc and the driver's own timeslices
+# cgpu; or the whole card with runc, and the driver's own timeslices or one MPS server for all.
+SIDES = {"cgpu": "vgpu", "default": "bare", "mps": "mps"}
 
 MS1, MS120 = "--kernel-us 1000", "--kernel-us 120000"
 SPIN = "--kernel-us 1200"  # the kernel of the prototype's figures
@@ -30,6 +32,12 @@ CAPPED = {"1 ms": MS1, "120 ms": MS120, "graph": KERNELS["graph"], "cooperative"
 REQUEST = "--work-us 125 --every-ms 2"  # takes 0.14 ms alone, launch included
 PAUSED = "--work-us 125 --think-ms 2"   # the prototype's client: 2 ms from the end of one to the next
 POISSON_US = 400
+MODEL = "models.py --model "
+UNITS = {"resnet": "img/s", "bert": "seq/s", "decoder": "tokens/s", "allreduce": "MiB/s", "ddp": "img/s"}
+# What a program that waits for each of its kernels gets beside one that never waits, and what is left to that one: kernel in µs,
+# pause between two in ms, weight; least percent of the GPU for each.
+LOOPS = [(100, 0, 1, 7.5, 75), (1000, 0, 1, 43, 43), (1000, 0, 3, 60, 18), (5000, 0, 1, 47, 47), (20000, 0, 1, None, None), (1000, 1, 1, None, None)]
+SERVICE_US, SERVICE_KERNELS = 2000, 50
 
 
 class Broken(Exception):
@@ -47,9 +55,12 @@ class Worker:
         options = ["-i", "--rm", "--log-driver", "none", "--name", self.name]
         for key, value in (env or {}).items():
             options += ["-e", "ALIYUN_COM_GPU_%s=%s" % (key, value)]
-        if program == "resnet.py":
-            command = [sys.executable, bench.programs + "/resnet.py", "--stdin"]
-            options += ["--shm-size", "1g", "-e", "HOME=/tmp"]
+        if side != "cgpu" and "VISIBLE_DEVICES" not in (env or {}):
+            options += ["-e", "CUDA_VISIBLE_DEVICES=0"]
+        script, *words = program.split()
+        if script.endswith(".py"):
+            command = [sys.executable, bench.programs + "/" + script, *words, "--stdin"]
+            options += ["--shm-size", "1g", "-e", "HOME=/tmp", "-e", "NCCL_NVLS_ENABLE=0", "-e", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1"]
         else:
             command = [bench.programs + "/" + program, "--stdin", "--iters-per-us", str(bench.rate)]
             if processes > 1:
@@ -186,10 +197,11 @@ class Bench:
         print("%-24s %-38s %-34s %-22s %s" % (self.case, what, got, want, verdict))
         self.rows.append({"case": self.case, "what": what, "got": got, "want": want, "ok": ok, **figures})
 
-    def policy(self, name, max_inst=20):
-        if self.card != (name, max_inst):
-            output("cgpu", "policy", "0", name, "--max-inst", str(max_inst))
-            self.card = (name, max_inst)
+    def policy(self, name, max_inst=20, gpus=1):
+        if self.card != (name, max_inst, gpus):
+            for gpu in range(gpus):
+                output("cgpu", "policy", str(gpu), name, "--max-inst", str(max_inst))
+            self.card = (name, max_inst, gpus)
 
     def group(self, side, specs, at_once=10):
         return Group(self, side, specs, at_once)
@@ -243,25 +255,93 @@ class Bench:
                          windows=[[round(r.work(begin + i / 10, begin + i / 10 + 0.1)) for i in range(int(seconds * 10))] for r in runs])
                 self.row("%s: worst second off by" % name, "%.1f" % worst, "≤ 3" if ours else "", worst <= 3 if ours else None, worst=worst)
 
-    def sharers(self, side, program, load, unit):
+    def sharers(self, side, program, load, unit, goals=((2, 99.0), (5, 99.0), (10, 98.5))):
+        """Some at once, and what they get done together: percent of one alone, or not less than the driver's default (goals None)."""
         if side == "cgpu":
             self.policy("preempt")
-        size = "8GiB" if program == "resnet.py" else "4GiB"
-        seconds = 5.0
+        size = "8GiB" if ".py" in program else "4GiB"
+        seconds, ours = 5.0, side == "cgpu"
         with self.group(side, [{"program": program, "size": size}] * 10) as workers:
             totals = {}
             # Alone before and after, so that a drift of the clocks falls out.
             for key, n in (("before", 1), (2, 2), (5, 5), (10, 10), ("after", 1)):
                 begin, runs, _ = self.measure({w: load for w in workers[:n]}, seconds)
                 totals[key] = sum(r.work(begin, begin + seconds) for r in runs) / seconds
-            alone = (totals["before"] + totals["after"]) / 2
-            self.facts.setdefault("exclusive", {})[program + " " + side] = alone
-            ours = side == "cgpu"
-            self.row("one exclusive container", "%.4g %s" % (alone, unit), rate=alone, before=totals["before"], after=totals["after"])
-            for n, least in ((2, 99.0), (5, 99.0), (10, 98.5)):
-                got = 100 * totals[n] / alone
-                self.row("%d sharers of one exclusive" % n, "%.2f %%" % got, "≥ %g %%" % least if ours else "", got >= least if ours else None,
-                         percent=got, rate=totals[n])
+        alone = (totals["before"] + totals["after"]) / 2
+        default = self.facts.setdefault("sharers", {}).setdefault(program, {}).setdefault("default", {})
+        self.facts["sharers"][program][side] = totals
+        self.row("one exclusive container", "%.4g %s" % (alone, unit), rate=alone, before=totals["before"], after=totals["after"])
+        for n, least in goals or ((2, None), (5, None), (10, None)):
+            got = 100 * totals[n] / alone
+            want, ok = ("≥ %g %%" % least, got >= least) if least else ("", None)
+            if ours and not least and n in default:
+                want, ok = "≥ %.4g" % default[n], totals[n] >= default[n]
+            self.row("%d sharers of one exclusive" % n, "%.2f %%, %.4g %s" % (got, totals[n], unit), want if ours else "", ok if ours else None,
+                     percent=got, rate=totals[n])
+
+    def loops(self, side):
+        """Programs that wait for each kernel, beside one that never waits."""
+        ours, seconds = side == "cgpu", 5.0
+        if ours:
+            self.policy("preempt")
+        with self.group(side, [{"program": "latency"}, {"program": "latency", "env": {"SCHD_WEIGHT": 3}}, {}]) as (plain, heavy, hog):
+            for kernel, pause, weight, least, rest in LOOPS:
+                if weight > 1 and not ours:
+                    continue
+                loop = heavy if weight > 1 else plain
+                begin, (run, other), _ = self.measure({loop: "--work-us %d --think-ms %g" % (kernel, pause), hog: SPIN}, seconds)
+                f = run.finals[0]
+                got, left = f["count"] * kernel * 1e-4 / seconds, other.work(begin, begin + seconds) * 1e-4 / seconds
+                ok = got >= least and left >= rest if ours and least else None
+                self.row("%g ms, pause %g ms, weight %d" % (kernel / 1000, pause, weight), "%.1f : %.1f %%" % (got, left),
+                         "≥ %g : %g" % (least, rest) if ours and least else "", ok, loop=got, hog=left, p50=f["p50"], p99=f["p99"], max=f["max"])
+
+    def service(self):
+        """Requests of many small kernels with Poisson arrivals, beside training."""
+        seconds, load = 8.0, "--work-us %d --kernels %d --poisson %%d --seed 7" % (SERVICE_US, SERVICE_KERNELS)
+        training = "collective.py --what ddp"
+        p99 = {}
+
+        def ask(label, client, trainer, percent, limit=None):
+            begin, (run, *rest), _ = self.measure({client: load % percent, **({trainer: ""} if trainer else {})}, seconds)
+            f = run.finals[0]
+            beside = "; training %.4g img/s" % (rest[0].work(begin, begin + seconds) / seconds) if rest else ""
+            self.row("load %d %%, %s" % (percent, label), "p50 %d p99 %d max %d µs%s" % (f["p50"], f["p99"], f["max"], beside),
+                     "p99 ≤ %d µs" % limit if limit else "", f["p99"] <= limit if limit else None, **{k: f[k] for k in ("p50", "p99", "max", "unfinished")})
+            p99[label, percent] = f["p99"]
+
+        with self.group("default", [{"program": "latency"}, {"program": training}]) as (client, trainer):
+            for percent in (20, 50, 80):
+                ask("alone", client, None, percent)
+                ask("driver's default", client, trainer, percent)
+        self.policy("preempt")
+        specs = [{"program": "latency"}, {"program": "latency", "env": {"SCHD_WEIGHT": 4}}, {"program": "latency", "env": {"HIGH_PRIO": 1}},
+                 {"program": training, "size": "16GiB"}]
+        with self.group("cgpu", specs) as (equal, heavy, high, trainer):
+            for percent in (20, 50, 80):
+                ask("equal weights", equal, trainer, percent, p99["driver's default", percent])
+                ask("weight 4", heavy, trainer, percent)
+                ask("high priority", high, trainer, percent, 1.15 * p99["alone", percent])
+
+    def pair(self, side, what):
+        """Two containers that have both GPUs each, and in each a process for each GPU: together, of one alone."""
+        ours, seconds, unit = side == "cgpu", 8.0, UNITS[what]
+        if ours:
+            self.policy("preempt", gpus=2)
+        spec = {"program": "collective.py --what " + what, "size": "24GiB", "env": {"VISIBLE_DEVICES": "0,1"}}
+        with self.group(side, [spec] * 2) as workers:
+            totals = {}
+            for key, some in (("before", workers[:1]), ("two", workers), ("after", workers[:1])):
+                begin, runs, _ = self.measure({w: "" for w in some}, seconds)
+                totals[key] = sum(r.work(begin, begin + seconds) for r in runs) / seconds
+                each = shares(runs, begin, begin + seconds)
+                if key == "two":
+                    totals["shares"] = each
+        alone = (totals["before"] + totals["after"]) / 2
+        got = 100 * totals["two"] / alone
+        self.row("one of them alone", "%.4g %s" % (alone, unit), **totals)
+        self.row("two of one alone", "%.1f %%" % got, "≥ 95 %" if ours else "", got >= 95 if ours else None, percent=got)
+        self.row("  shares", percents(totals["shares"]), "50.0 : 50.0 ± 2" if ours else "", abs(totals["shares"][0] - 50) <= 2 if ours else None)
 
     def caps(self):
         with self.group("default", [{}]) as (alone,):
@@ -464,7 +544,7 @@ class Bench:
         for side in ("default", "cgpu"):
             listed.append(("sharers spin " + side, 40, lambda s=side: self.sharers(s, "share", SPIN, "µs/s")))
         for side in ("default", "cgpu"):
-            listed.append(("sharers resnet " + side, 70, lambda s=side: self.sharers(s, "resnet.py", "", "img/s")))
+            listed.append(("sharers resnet " + side, 70, lambda s=side: self.sharers(s, MODEL + "resnet", "", "img/s")))
         listed.append(("caps", 125, self.caps))
         for side in ("cgpu", "default"):
             listed.append(("processes " + side, 12, lambda s=side: self.processes(s)))
@@ -473,6 +553,16 @@ class Bench:
         listed += [("poisson", 45, self.poisson), ("live", 14, self.live), ("suspend", 18, self.suspend), ("guard", 20, self.guard)]
         for side in ("cgpu", "default"):
             listed.append(("many " + side, 65, lambda s=side: self.many(s)))
+        for side in ("default", "cgpu"):
+            listed.append(("real loop " + side, 50, lambda s=side: self.loops(s)))
+        for model in ("decoder", "bert"):
+            for side in ("default", "mps", "cgpu"):
+                listed.append(("real %s %s" % (model, side), 75, lambda m=model, s=side: self.sharers(s, MODEL + m, "", UNITS[m], None)))
+        listed.append(("real service", 200, self.service))
+        if len(glob.glob("/dev/nvidia[0-9]*")) > 1:
+            for what in ("allreduce", "ddp"):
+                for side in ("default", "cgpu"):
+                    listed.append(("two gpus %s %s" % (what, side), 70, lambda w=what, s=side: self.pair(s, w)))
         return listed
 
     def save(self):
@@ -487,6 +577,9 @@ class Group:
         self.bench, self.side, self.specs, self.at_once, self.workers = bench, side, specs, at_once, []
 
     def __enter__(self):
+        if self.side == "mps":
+            output(HERE + "/shares.sh", "mps_start")
+
         def start(spec):
             w = Worker(self.bench, self.side, **spec)
             self.workers.append(w)
@@ -502,6 +595,8 @@ class Group:
     def __exit__(self, *_):
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(Worker.end, self.workers))
+        if self.side == "mps":
+            output(HERE + "/shares.sh", "mps_stop")
 
 
 def main():

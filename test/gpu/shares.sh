@@ -4,13 +4,13 @@
 # not reached, or a case broke.
 #   ONLY=REGEX   the cases whose names match, e.g. ONLY='weights 1:3|caps'; ONLY=list names them with their seconds
 #   BUDGET=S     begin no case that would not end within so many seconds (default 540: a command there has 600)
-#   shares.sh vgpu|bare …   host.sh's functions, for shares.py
+#   shares.sh vgpu|bare|mps|mps_start|mps_stop …   host.sh's functions, for shares.py
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=test/gpu/host.sh
 source "$here/host.sh"
 case ${1:-} in
-vgpu | bare)
+vgpu | bare | mps | mps_start | mps_stop)
 	"$@"
 	exit
 	;;

@@ -87,10 +87,12 @@ func forkBomb(t *testing.T, gpu int) {
 	bomb = container{env: on(gpu), cmd: []string{"sh", "-c", "while true; do cgpu-probe work --for 60ms --groups 8; done"}}.start(t)
 	computes(t, bomb)
 	// Not once out of several times, but on the whole.
-	s := during(t, 2*measured, gpu, victim)
-	if share := 100 * float64(s.gpuTime[0]) / float64(s.busy); share < 50-tolerance {
-		t.Errorf("beside a container that makes contexts all the time a neighbour has %.1f %%", share)
-	}
+	measuringOver(t, 2*measured, 1, gpu, []string{victim}, func(s spent) string {
+		if share := 100 * float64(s.gpuTime[0]) / float64(s.busy); share < 50-tolerance {
+			return fmt.Sprintf("beside a container that makes contexts all the time a neighbour has %.1f %%", share)
+		}
+		return ""
+	})
 }
 
 // waitingBesideMany: a program that waits for each kernel has not much less beside a container with many processes that never wait than
@@ -302,9 +304,10 @@ func pauseResume(t *testing.T, gpu int) {
 	ids := []string{busy(t, on(gpu), "--kernel", kernel.String(), "--groups", "3"), busy(t, on(gpu))}
 	held := smiOf(t, ids[0]).Used
 	cgpu(t, "pause", ids[0])
-	if d := during(t, time.Second, gpu, ids...); d.gpuTime[0] != 0 || d.percent(d.gpuTime[1]) < 99 {
-		t.Errorf("paused: %v of GPU time, the neighbour %.1f %%", d.gpuTime[0], d.percent(d.gpuTime[1]))
+	if d := during(t, time.Second, gpu, ids...); d.gpuTime[0] != 0 {
+		t.Errorf("paused: %v of GPU time", d.gpuTime[0])
 	}
+	wantAll(t, gpu, ids[1])
 	if v := smiOf(t, ids[0]); !v.Paused || !v.Compute.Paused || v.Used != held {
 		t.Errorf("cgpu smi: %+v, used %v before", v, held)
 	}
@@ -399,10 +402,19 @@ func TestObserved(t *testing.T) {
 	noTrace(t)
 	gpus(t)
 	observe(t)
-	id := busy(t, on(0, "CORE_PERCENTAGE=30"))
-	// From the beginning: later all is well again. It may be late once on a machine that has more to do.
-	if s := during(t, measured, 0, id); s.percent(s.gpuTime[0]) > 30+2*tolerance {
-		t.Errorf("%.1f %% of the GPU with a cap of 30 %%", s.percent(s.gpuTime[0]))
+	// From the beginning: later all is well again. On a machine that has more to do, another one's beginning.
+	for tries := attempts; ; tries-- {
+		id := busy(t, on(0, "CORE_PERCENTAGE=30"))
+		s := during(t, measured, 0, id)
+		if s.percent(s.gpuTime[0]) <= 30+2*tolerance {
+			return
+		}
+		complaint := fmt.Sprintf("%.1f %% of the GPU with a cap of 30 %% (late %.1f %% of the time)", s.percent(s.gpuTime[0]), 100*s.late)
+		if tries == 1 || s.late < busyLate {
+			t.Fatal(complaint)
+		}
+		t.Log(complaint)
+		docker(t, "rm", "-f", id)
 	}
 }
 

@@ -238,6 +238,39 @@ func TestDoctorBroken(t *testing.T) {
 	})
 }
 
+// TestDoctorMeasure: each GPU that nobody uses is measured, in all parts, and nothing stays of it. Where somebody has work nothing is
+// started, and he is named.
+func TestDoctorMeasure(t *testing.T) {
+	simOnly(t)
+	noTrace(t)
+	list := gpus(t)
+	if len(list) < 2 {
+		t.Skip("one GPU cannot be both in use and not")
+	}
+	id := busy(t, on(list[0].Index))
+	results, code := examine(t, filepath.Join(lab.Bin, "cgpu"), nil, "--measure")
+	if code != 0 {
+		t.Errorf("exit status %d", code)
+	}
+	for _, part := range []struct {
+		name    string
+		figures int
+	}{{"measure-weights", 1}, {"measure-waiting", 1}, {"measure-pause", 2}, {"measure-switch", 2}} {
+		r := results[part.name]
+		if (r.Status != doctor.OK && r.Status != doctor.Warn) || !strings.Contains(r.Found, id[:12]) || len(r.Figures) != part.figures*(len(list)-1) {
+			t.Errorf("%s: %+v", part.name, r)
+		}
+		for _, f := range r.Figures {
+			if f.GPU == list[0].Index || f.Value < 0 || f.Unit == "" {
+				t.Errorf("%s: %+v", part.name, f)
+			}
+		}
+	}
+	if all := records(t); len(all) != 1 {
+		t.Errorf("what is left: %+v", all)
+	}
+}
+
 func mustTable(t *testing.T) *device.Table {
 	t.Helper()
 	table, err := device.Load(lab.RunDir)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,7 +21,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// kmMounted runs cgpu km until the test ends and returns its mount point: args' last, else the run dir's.
+// kmMounted runs cgpu km until the test ends, with the capabilities that its unit leaves it, and returns its mount point: args' last, else
+// the run dir's.
 func kmMounted(t *testing.T, args ...string) (dir string, cmd *exec.Cmd, said func() string) {
 	t.Helper()
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
@@ -36,7 +38,16 @@ func kmMounted(t *testing.T, args ...string) (dir string, cmd *exec.Cmd, said fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd = exec.Command(filepath.Join(lab.Bin, "cgpu"), append([]string{"km"}, args...)...)
+	unit, err := os.ReadFile("../../configs/cgpu-km.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.+)$`).FindSubmatch(unit)
+	if m == nil {
+		t.Fatal("cgpu-km.service keeps all capabilities")
+	}
+	left := strings.NewReplacer("cap_", "+", " ", ",").Replace(strings.ToLower(string(m[1])))
+	cmd = exec.Command("setpriv", append([]string{"--no-new-privs", "--bounding-set", "-all," + left, filepath.Join(lab.Bin, "cgpu"), "km"}, args...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -119,8 +130,7 @@ func TestKM(t *testing.T) {
 	if want := fmt.Sprintf(`cgpu: km: 0/%s/weight: "65": want a number from 1 to 64`, id[:12]); !strings.Contains(said(), want) {
 		t.Errorf("said %q, not %q", said(), want)
 	}
-	var e *os.PathError
-	if err := os.WriteFile(filepath.Join(box, "weight"), []byte("0"), 0); !errors.As(err, &e) || e.Err != syscall.EINVAL {
+	if err := os.WriteFile(filepath.Join(box, "weight"), []byte("0"), 0); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("weight 0: %v, want %v", err, syscall.EINVAL)
 	}
 	if err := os.WriteFile(filepath.Join(box, "id"), []byte("0"), 0); err == nil {

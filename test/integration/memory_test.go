@@ -149,6 +149,7 @@ func TestFourProcesses(t *testing.T) {
 // TestProbeCases: the probe's own cases, each of which checks itself, in a plain container.
 func TestProbeCases(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
+		noTrace(t)
 		for _, test := range []struct{ args, notPreloaded string }{
 			{args: "self --limit 512MiB"}, {args: "threads 8 100MiB"}, {args: "dup"}, {args: "dup 100MiB"}, {args: "guess"},
 			{args: "signals --seconds 4"}, {args: "context 0.1"}, {args: "alloc --count 100 --free 500MiB"},
@@ -159,7 +160,7 @@ func TestProbeCases(t *testing.T) {
 				if test.notPreloaded != "" {
 					m.cannot(t, test.notPreloaded)
 				}
-				noTrace(t)
+				t.Parallel()
 				c := m.of(container{env: sizeOf("512MiB"), cmd: append([]string{"cgpu-probe"}, strings.Fields(test.args)...)})
 				if r := c.try(t); r.Code != 0 {
 					t.Error(r)

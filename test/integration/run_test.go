@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -87,14 +88,14 @@ func wantRun(t *testing.T, size string, more ...string) string {
 // started is a run in the background, in a process group of its own.
 type started struct {
 	cmd  *exec.Cmd
-	out  *bytes.Buffer
+	out  *written
 	done chan error
 }
 
 // startRun starts a run, and kills it when the test ends.
 func startRun(t *testing.T, size string, more ...string) *started {
 	t.Helper()
-	s := &started{cmd: exec.Command(filepath.Join(lab.Bin, "cgpu"), runArgs(size, more...)...), out: new(bytes.Buffer), done: make(chan error, 1)}
+	s := &started{cmd: exec.Command(filepath.Join(lab.Bin, "cgpu"), runArgs(size, more...)...), out: new(written), done: make(chan error, 1)}
 	s.cmd.Stdout, s.cmd.Stderr = s.out, s.out
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
@@ -133,12 +134,41 @@ func (s *started) holdsSize(t *testing.T, size quota.Bytes) ledger.Record {
 	return r
 }
 
+// says waits until the run has said that, and no more.
+func (s *started) says(t *testing.T, want string) {
+	t.Helper()
+	eventually(t, 30*time.Second, func() string {
+		if got := s.out.String(); got != want {
+			return fmt.Sprintf("it said %q, want %q", got, want)
+		}
+		return ""
+	})
+}
+
+// written is what a process that runs has written so far.
+type written struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (o *written) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *written) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
 // end waits for the run's end.
 func (s *started) end(t *testing.T) syscall.WaitStatus {
 	t.Helper()
 	select {
 	case <-s.done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the run does not end")
 	}
 	return s.cmd.ProcessState.Sys().(syscall.WaitStatus)
@@ -325,15 +355,18 @@ func runSignals(t *testing.T) {
 	const script = `n=0; trap 'n=$((n+1)); echo TERM $n' TERM; trap 'echo INT; exit 9' INT; trap 'echo HUP' HUP; echo ready; while :; do sleep 0.05; done`
 	s := startRun(t, "1GiB", "--", "sh", "-c", script)
 	s.record(t)
-	pid := s.cmd.Process.Pid
-	time.Sleep(200 * time.Millisecond) // until the traps are set
-	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGTERM, syscall.SIGINT} {
-		if err := syscall.Kill(pid, signal); err != nil {
+	want := "ready\n"
+	for _, next := range []struct {
+		signal syscall.Signal
+		answer string
+	}{{syscall.SIGTERM, "TERM 1\n"}, {syscall.SIGHUP, "HUP\n"}, {syscall.SIGTERM, "TERM 2\n"}, {syscall.SIGINT, "INT\n"}} {
+		s.says(t, want)
+		if err := syscall.Kill(s.cmd.Process.Pid, next.signal); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(200 * time.Millisecond)
+		want += next.answer
 	}
-	if status := s.end(t); status.ExitStatus() != 9 || s.out.String() != "ready\nTERM 1\nHUP\nTERM 2\nINT\n" {
+	if status := s.end(t); status.ExitStatus() != 9 || s.out.String() != want {
 		t.Errorf("status %#x, output %s", status, s.out)
 	}
 	// What was ignored stays so, and nothing else is: bit n-1 is signal n.
@@ -349,9 +382,8 @@ func runSignals(t *testing.T) {
 		}
 	}
 	// A whole process group, as a terminal's ^C does.
-	s = startRun(t, "1GiB", "--", "sh", "-c", "sleep 60; true")
-	s.record(t)
-	time.Sleep(200 * time.Millisecond)
+	s = startRun(t, "1GiB", "--", "sh", "-c", "echo ready; sleep 60; true")
+	s.says(t, "ready\n")
 	if err := syscall.Kill(-s.cmd.Process.Pid, syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
@@ -567,7 +599,7 @@ func runHostile(t *testing.T) {
 	neighbour.holdsSize(t, 200*quota.MiB)
 	before := driverUsed(t)
 	for _, user := range []string{"1234:1235", "root"} {
-		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "1000")...)
+		args := append([]string{filepath.Join(lab.Bin, "cgpu")}, runArgs("256MiB", "--user", user, "--", p, "hostile", "all", "--tries", "500")...)
 		if r := lab.RunFor(5*time.Minute, nil, args...); r.Code != 0 {
 			t.Error(r)
 		}

@@ -3,7 +3,7 @@
 //go:build kubernetes
 
 // Package kubernetes is the suite on real Kubernetes: etcd, apiserver, scheduler, controller-manager, kubelet, containerd
-// and cgpu with the simulated driver, on this machine and in namespaces of its own (k8s.sh). Its tests do what users do,
+// or CRI-O, and cgpu with the simulated driver, on this machine and in namespaces of its own (k8s.sh). Its tests do what users do,
 // with kubectl, and look at what the node then has: the ledger, guards, CDI files, and the driver as a pod sees it.
 //
 // Run it by `make kubernetes`.
@@ -74,6 +74,17 @@ func run(m *testing.M) (int, error) {
 		return 0, err
 	}
 	return m.Run(), nil
+}
+
+// crio is whether CRI-O is below the kubelet, and not containerd.
+func crio() bool { return os.Getenv("CGPU_TEST_CRI") == "crio" }
+
+// needsDevicePlugin skips a test of what only the device plugin does.
+func needsDevicePlugin(t *testing.T) {
+	t.Helper()
+	if crio() {
+		t.Skip("below CRI-O the device plugin's allocations are refused (TestDevicePluginBelowCRIO)")
+	}
 }
 
 // path is that of a file in the cluster's folder; node that of a file of the node.
@@ -386,7 +397,8 @@ func (s session) holds(pod string) map[string]ledger.Record {
 	}
 	held := map[string]ledger.Record{}
 	for _, c := range s.get(pod).Status.ContainerStatuses {
-		if r, ok := byID[strings.TrimPrefix(c.ContainerID, "containerd://")]; ok {
+		_, id, _ := strings.Cut(c.ContainerID, "://")
+		if r, ok := byID[id]; ok {
 			held[c.Name] = r
 		}
 	}

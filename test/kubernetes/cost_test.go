@@ -5,6 +5,7 @@
 package kubernetes
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -40,10 +41,12 @@ func startTimes(t *testing.T) map[string]time.Duration {
 	return took
 }
 
+var rounds = flag.Int("rounds", 5, "of TestCost; 21 for figures")
+
 // What it costs: one pod after the other, of four kinds by turns. Figures are printed, not judged, but for gross ones: time
 // on a shared machine proves little.
 func TestCost(t *testing.T) {
-	const rounds = 21
+	needsDevicePlugin(t)
 	s := login(t)
 	kinds := []struct {
 		name     string
@@ -61,7 +64,7 @@ func TestCost(t *testing.T) {
 		{"cgpu, gpu-mem", func(name string) string { return pod(name, withMemory(1, "sleep 1000")) }},
 	}
 	ids := map[string][]string{}
-	for i := range rounds {
+	for i := range *rounds {
 		for k, kind := range kinds {
 			name := fmt.Sprintf("p%d-%d", i, k)
 			s.apply(kind.manifest(name))
@@ -85,7 +88,7 @@ func TestCost(t *testing.T) {
 		}
 		tell(kind.name, all)
 	}
-	for kind, all := range startsBeside(t, rounds) {
+	for kind, all := range startsBeside(t, *rounds) {
 		tell("without a pod, "+kind, all)
 	}
 	for _, kind := range []string{"runc", "none", "share"} {

@@ -5,8 +5,10 @@
 package kubernetes
 
 import (
+	"cmp"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -18,10 +20,19 @@ func (c *cluster) deploy() error {
 	if _, err := c.kubectl("", "label", "node", nodeName, "node-restriction.kubernetes.io/cgpu=true", "gpushare=true", "--overwrite"); err != nil {
 		return err
 	}
-	if err := c.applyOverlay("deploy"); err != nil {
+	if err := c.applyOverlay(overlay()); err != nil {
 		return err
 	}
 	return c.agentIsReady()
+}
+
+// overlay is the kustomization by which cgpu comes.
+func overlay() string {
+	out, err := exec.Command(cmp.Or(os.Getenv("CONTAINERD_BIN"), "true"), "--version").Output()
+	if err == nil && strings.Contains(string(out), " 1.7.") {
+		return "crisocket"
+	}
+	return "deploy"
 }
 
 // applyOverlay applies a kustomization of this folder. It names the port of the apiserver, since nothing in this cluster

@@ -15,6 +15,7 @@ import (
 
 // Pods as they are written for ACK and for gpushare: units of memory, and a percentage.
 func TestMemoryByDevicePlugin(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	for _, name := range []string{"a", "b"} {
 		s.apply(pod(name, withMemory(6, "cgpu-probe meminfo; sleep 1000")))
@@ -38,7 +39,18 @@ func TestMemoryByDevicePlugin(t *testing.T) {
 	}
 }
 
+// CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the pod is told.
+func TestDevicePluginBelowCRIO(t *testing.T) {
+	if !crio() {
+		t.Skip("CGPU_TEST_CRI is not crio")
+	}
+	s := login(t)
+	s.apply(pod("a", withMemory(3, "sleep 1000")))
+	s.refused("a", "below CRI-O a pod's author can write it", "ask with a ResourceClaim")
+}
+
 func TestPercentageByDevicePlugin(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	s.apply(pod("a", strings.Replace(withMemory(3, "sleep 1000"), "aliyun.com/gpu-mem: 3", "aliyun.com/gpu-mem: 3, aliyun.com/gpu-core.percentage: 30", 1)))
 	s.reaches("a", corev1.PodRunning)
@@ -49,6 +61,7 @@ func TestPercentageByDevicePlugin(t *testing.T) {
 
 // Each container of a pod has its own share.
 func TestContainersOfOnePod(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	s.apply(pod("two", `containers:
 - {name: small, image: "localhost/probe:cgpu", command: [sleep, "1000"], resources: {limits: {aliyun.com/gpu-mem: 3}}}

@@ -105,6 +105,7 @@ func (i inspected) used() map[int]uint {
 // A cluster with gpushare's extender, whose device plugin was replaced by cgpu-agent: the extender chooses the GPU, the node
 // follows it, and inspect agrees with the ledger.
 func TestGPUShareExtender(t *testing.T) {
+	needsDevicePlugin(t)
 	t.Cleanup(func() {
 		if err := lab.deploy(); err != nil {
 			t.Error(err)

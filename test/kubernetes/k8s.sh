@@ -4,7 +4,7 @@
 #
 #   k8s.sh up control-plane     no root needed; nodes are objects that the test makes
 #   k8s.sh up node              a node of this machine, in a pid and mount namespace of its own (root)
-#   k8s.sh stop NAME [SIGNAL]   end a component (SIGKILL, else SIGNAL): etcd, kube-…, containerd, kubelet
+#   k8s.sh stop NAME [SIGNAL]   end a component (SIGKILL, else SIGNAL): etcd, kube-…, containerd or crio, kubelet
 #   k8s.sh start NAME           and start it again, with configuration written anew from the variables below
 #   k8s.sh check                the node is up and ready, or why not
 #   k8s.sh reboot               as if the node's power failed: all its processes and all of its /run gone, then up again
@@ -21,9 +21,12 @@
 #   CGPU_TOML          lines for the node's cgpu.toml
 #   CGPU_PODS          allocated (default) or gpushare: cgpu install --pods
 #   CGPU_BIN           cgpu's programs (default: bin/ of this checkout); on the node they are in CGPU_NODE_BIN (/opt/cgpu/bin)
+#   CGPU_TEST_CRI      containerd (default) or crio: what is below the kubelet
 #   CONTAINERD_BIN RUNC_BIN CNI_BIN   others than build.sh's (runc: than the machine's)
+#   CRIO_BIN           CRI-O, with its pinns beside it (hack/engines.sh); podman and conmon must be in PATH
 #   SCHED_EXTRA        file with lines for the KubeSchedulerConfiguration (extenders: …)
 #   FEATURE_GATES RUNTIME_CONFIG      of every component; of the apiserver
+#   EMULATED_VERSION   such as 1.34: the control plane behaves as that version's, by Kubernetes' own emulation; the kubelet does not
 set -euo pipefail
 self=$(readlink -f "${BASH_SOURCE[0]}")
 top=$(cd "${self%/*}/../.." && pwd)
@@ -33,8 +36,8 @@ bin=$dir/bin run=$dir/run log=$dir/log pki=$dir/pki ns=$dir/run/ns
 die() { echo "k8s: $*" >&2; exit 1; }
 
 # ------------------------------------------------------------------------------------------------------------ settings
-settings=(PORT_BASE NODE_NAME NODE_IP GPUS GPU_MEMORY CGPU_TEST_DRIVER CGPU_TOML CGPU_PODS CGPU_BIN CGPU_NODE_BIN CONTAINERD_BIN RUNC_BIN CNI_BIN
-	SCHED_EXTRA FEATURE_GATES RUNTIME_CONFIG)
+settings=(PORT_BASE NODE_NAME NODE_IP GPUS GPU_MEMORY CGPU_TEST_DRIVER CGPU_TOML CGPU_PODS CGPU_BIN CGPU_NODE_BIN CGPU_TEST_CRI
+	CONTAINERD_BIN CRIO_BIN RUNC_BIN CNI_BIN SCHED_EXTRA FEATURE_GATES RUNTIME_CONFIG EMULATED_VERSION)
 # What the caller sets beats what `up` was given.
 if [[ -r $run/settings && ${1:-} != up ]]; then
 	declare -A remembered
@@ -45,6 +48,8 @@ if [[ -r $run/settings && ${1:-} != up ]]; then
 	done
 fi
 node=${NODE_NAME:-node1}
+cri=${CGPU_TEST_CRI:-containerd}
+[[ $cri == containerd || $cri == crio ]] || die "CGPU_TEST_CRI=$cri: want containerd or crio"
 port=${PORT_BASE:-16440}
 etcd_port=$port peer_port=$((port + 1)) api_port=$((port + 3)) scheduler_port=$((port + 4)) manager_port=$((port + 5))
 kubelet_port=$((port + 6)) healthz_port=$((port + 7))
@@ -63,6 +68,7 @@ remember() {
 	} >"$run/settings"
 }
 
+crio_bin() { echo "${CRIO_BIN:-$(command -v crio || echo none)}"; }
 containerd_bin() { echo "${CONTAINERD_BIN:-$(command -v containerd || echo none)}"; }
 containerd_major() { "$(containerd_bin)" --version | sed -E 's/^[^ ]+ [^ ]+ v?([0-9]+)\..*/\1/'; }
 # Each version has a store of its own: an older one cannot read a newer one's.
@@ -71,7 +77,7 @@ containerd_root() { echo "$dir/run/containerd-$(containerd_major)"; }
 # late WHAT: ends with the last complaints and lines of the node's logs.
 late() {
 	local name
-	for name in init install containerd kubelet; do
+	for name in init install "$cri" kubelet; do
 		[[ -s $log/$name.log ]] || continue
 		{
 			echo "--- $name.log"
@@ -142,7 +148,7 @@ kubelet_configuration() {
 		readOnlyPort: 0
 		authentication: {anonymous: {enabled: false}, webhook: {enabled: true}, x509: {clientCAFile: "$pki/kubelet-client.crt"}}
 		authorization: {mode: Webhook}
-		containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+		containerRuntimeEndpoint: unix:///run/$cri/$cri.sock
 		cgroupDriver: cgroupfs
 		failCgroupV1: false            # since 1.35 the kubelet does not start on cgroup v1 otherwise
 		failSwapOn: false
@@ -195,6 +201,33 @@ containerd_configuration() {
 	END
 }
 
+# What an administrator of CRI-O has before `cgpu install crio --kubernetes`. conmon, and with it the runtime, gets no other environment.
+crio_configuration() {
+	cat <<-END
+		[crio]
+		storage_driver = "overlay"
+		[crio.api]
+		listen = "/run/crio/crio.sock"
+		[crio.runtime]
+		cgroup_manager = "cgroupfs"
+		conmon_cgroup = "pod"
+		namespaces_dir = "/run/crio"
+		pinns_path = "$(dirname "$(crio_bin)")/pinns"
+		default_runtime = "lab"
+		[crio.runtime.runtimes.lab]
+		runtime_path = "$1"
+		runtime_root = "/run/crio/lab"
+		monitor_env = ["PATH=$PATH"]
+		[crio.image]
+		pause_image = "localhost/pause:cgpu"
+		[crio.network]
+		network_dir = "$run/cni"
+		plugin_dirs = ["${CNI_BIN:-$bin/cni}"]
+		[crio.nri]
+		enable_nri = false
+	END
+}
+
 cgpu_configuration() {
 	local i
 	cat <<-END
@@ -232,11 +265,13 @@ configure_node() {
 
 # The administrator's part, by cgpu's own command.
 install_cgpu() {
-	rm -rf "$run/containerd" && mkdir "$run/containerd"
-	containerd_configuration "$run/runc" >"$run/containerd/config.toml"
+	rm -rf "${run:?}/$cri" && mkdir -p "$run/$cri/crio.conf.d"
+	local file=$run/$cri/config.toml
+	"${cri}_configuration" "$run/runc" >"$file"
+	[[ $cri == containerd ]] || file=$run/crio/crio.conf.d/99-cgpu.conf
 	cgpu_configuration >"$ns/etc/cgpu/cgpu.toml"
-	in_node env PATH="$(dirname "$(containerd_bin)"):$PATH" "$node_bin/cgpu" install containerd --kubernetes ${CGPU_PODS:+--pods "$CGPU_PODS"} \
-		--config "$run/containerd/config.toml" >>"$log/install.log" 2>&1 || die "cgpu install containerd --kubernetes: $(tail -n 1 "$log/install.log")"
+	in_node env PATH="$(dirname "$("${cri}_bin")"):$PATH" "$node_bin/cgpu" install "$cri" --kubernetes ${CGPU_PODS:+--pods "$CGPU_PODS"} \
+		--config "$file" >>"$log/install.log" 2>&1 || die "cgpu install $cri --kubernetes: $(tail -n 1 "$log/install.log")"
 	# At boot this is done by cgpu-refresh.service.
 	in_node "$node_bin/cgpu" refresh >>"$log/install.log" 2>&1 || die "cgpu refresh: $(tail -n 1 "$log/install.log")"
 }
@@ -270,7 +305,7 @@ spawn() {
 	disown
 	wait_for 60 "$name" test -s "$run/pid/$name"
 }
-node_component() { [[ $1 == containerd || $1 == kubelet ]]; }
+node_component() { [[ $1 == "$cri" || $1 == kubelet ]]; }
 
 # No pipe into grep -q: what writes into it may die of SIGPIPE, and with pipefail that reads as "is not there".
 alive() {
@@ -293,6 +328,7 @@ not() { ! "$@"; }
 
 start() {
 	local name=$1 gates=${FEATURE_GATES:+--feature-gates=$FEATURE_GATES} extra=()
+	local as=(${EMULATED_VERSION:+"--emulated-version=$EMULATED_VERSION"})
 	! alive "$name" || die "start $name: it runs already"
 	case $name in
 	etcd)
@@ -312,18 +348,19 @@ start() {
 			--service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$pki/sa.key" \
 			--service-account-signing-key-file="$pki/sa.key" --allow-privileged=true \
 			--kubelet-client-certificate="$pki/kubelet-client.crt" --kubelet-client-key="$pki/kubelet-client.key" \
-			--kubelet-preferred-address-types=InternalIP ${RUNTIME_CONFIG:+"--runtime-config=$RUNTIME_CONFIG"} ${gates:+"$gates"}
+			--kubelet-preferred-address-types=InternalIP ${RUNTIME_CONFIG:+"--runtime-config=$RUNTIME_CONFIG"} \
+			${gates:+"$gates"} "${as[@]}"
 		wait_for 180 kube-apiserver kubectl get --raw /readyz
 		;;
 	kube-scheduler)
 		scheduler_configuration >"$run/scheduler.yaml"
 		spawn kube-scheduler kube-scheduler --config="$run/scheduler.yaml" --secure-port="$scheduler_port" --bind-address=127.0.0.1 \
-			--cert-dir="$pki/scheduler" --authentication-tolerate-lookup-failure ${gates:+"$gates"}
+			--cert-dir="$pki/scheduler" --authentication-tolerate-lookup-failure ${gates:+"$gates"} "${as[@]}"
 		;;
 	kube-controller-manager)
 		spawn kube-controller-manager kube-controller-manager --kubeconfig="$run/manager.kubeconfig" --leader-elect=false \
 			--bind-address=127.0.0.1 --secure-port="$manager_port" --cert-dir="$pki/manager" --root-ca-file="$pki/apiserver.crt" \
-			--service-account-private-key-file="$pki/sa.key" --use-service-account-credentials ${gates:+"$gates"}
+			--service-account-private-key-file="$pki/sa.key" --use-service-account-credentials ${gates:+"$gates"} "${as[@]}"
 		;;
 	containerd)
 		install_cgpu
@@ -332,12 +369,17 @@ start() {
 			--root "$(containerd_root)"
 		wait_for 180 containerd ctr version
 		;;
+	crio)
+		install_cgpu
+		spawn crio in_node "$(crio_bin)" --config "$run/crio/config.toml" --config-dir "$run/crio/crio.conf.d"
+		wait_for 180 crio in_node curl -fs --unix-socket /run/crio/crio.sock http://localhost/info
+		;;
 	kubelet)
 		spawn kubelet in_node kubelet --config="$run/kubelet.yaml" --kubeconfig="$run/kubelet.kubeconfig" \
 			--hostname-override="$node" --node-ip="$NODE_IP" --cert-dir="$run/kubelet" --v=2 ${gates:+"$gates"}
 		;;
 	cgpu) copy_cgpu ;;
-	*) die "start $name: want etcd, kube-apiserver, kube-scheduler, kube-controller-manager, containerd, kubelet or cgpu" ;;
+	*) die "start $name: want etcd, kube-apiserver, kube-scheduler, kube-controller-manager, $cri, kubelet or cgpu" ;;
 	esac
 }
 
@@ -345,7 +387,9 @@ ctr() { in_node "$(dirname "$(containerd_bin)")/ctr" -a /run/containerd/containe
 
 # The node's own places. Those of /run are lost when it is rebooted.
 volatile=(/run/containerd /run/netns /run/cdi /run/cgpu /run/cni-ipam)
+[[ $cri != crio ]] || volatile+=(/run/crio /run/containers)
 places=(/var/lib/kubelet /var/log/pods /var/log/containers /var/lib/cni /etc/cgpu /etc/cgpu.cgpu-backup "$node_bin" "${volatile[@]}")
+[[ $cri != crio ]] || places+=(/etc/containers /var/lib/containers /var/lib/crio)
 
 # The node's first process: private copies of every place that the node's programs write to, then a reaper.
 init() {
@@ -404,7 +448,7 @@ power_off() {
 		kill -KILL "$(<"$run/init.pid")" 2>/dev/null || true
 		wait_for 180 'the end of the node' ended "$(<"$run/unshare.pid")"
 	fi
-	rm -f "$run/pid/containerd" "$run/pid/kubelet"
+	rm -f "$run/pid/$cri" "$run/pid/kubelet"
 	local place
 	for place in "${volatile[@]}"; do rm -rf "${ns:?}$place"; done
 	find /sys/fs/cgroup -depth -type d -path '*/kubepods*' -exec rmdir {} + 2>/dev/null || true
@@ -416,13 +460,27 @@ ended() {
 	gone "$1"
 }
 
-node_up() {
-	start containerd
+# CRI-O takes no image from a file. podman has the same store, and a CRI-O that starts reads it.
+load_images() {
 	local image
-	if [[ ! -e $(containerd_root)/.images ]]; then
+	if [[ $cri == crio ]]; then
+		[[ ! -e $ns/var/lib/containers/.images ]] || return 0
+		echo '{"default": [{"type": "insecureAcceptAnything"}]}' >"$ns/etc/containers/policy.json"
+		for image in "$dir"/images/*.tar; do
+			in_node podman --storage-driver overlay --root /var/lib/containers/storage --runroot /run/containers/storage load -qi "$image" \
+				>>"$log/images.log" 2>&1 || die "podman load: $(tail -n 1 "$log/images.log")"
+		done
+		touch "$ns/var/lib/containers/.images"
+	elif [[ ! -e $(containerd_root)/.images ]]; then
 		for image in "$dir"/images/*.tar; do ctr -n k8s.io images import "$image" >/dev/null; done
 		touch "$(containerd_root)/.images"
 	fi
+}
+
+node_up() {
+	[[ $cri != crio ]] || load_images
+	start "$cri"
+	[[ $cri == crio ]] || load_images
 	start kubelet
 	wait_for 180 "node $node" kubectl get node "$node"
 	kubelet_is_ready
@@ -444,7 +502,13 @@ up() {
 		[[ $(id -u) == 0 ]] || die "up node: containerd and kubelet need root: run as root"
 		! ls -d /sys/fs/cgroup/kubepods /sys/fs/cgroup/*/kubepods >/dev/null 2>&1 || die "up node: another kubelet uses this machine's cgroups"
 		[[ -e $dir/images/pause.tar ]] || die "$dir/images/pause.tar is not there: run images.sh"
-		[[ -x $(containerd_bin) ]] || die "CONTAINERD_BIN=$(containerd_bin): is not there: run build.sh node"
+		if [[ $cri == crio ]]; then
+			[[ -x $(crio_bin) ]] || die "CRIO_BIN=$(crio_bin): is not there: run hack/engines.sh"
+			{ command -v podman && command -v conmon; } >/dev/null ||
+				die 'podman and conmon are not in PATH: apt-get install --no-install-recommends podman conmon'
+		else
+			[[ -x $(containerd_bin) ]] || die "CONTAINERD_BIN=$(containerd_bin): is not there: run build.sh node"
+		fi
 		node_address
 	fi
 	configure
@@ -498,7 +562,7 @@ start)
 	;;
 reboot) reboot ;;
 check)
-	for name in containerd kubelet; do alive "$name" || late "$name"; done
+	for name in "$cri" kubelet; do alive "$name" || late "$name"; done
 	kubelet_is_ready
 	;;
 exec) in_node env PATH="$node_bin:$PATH" "${@:2}" ;;

@@ -68,6 +68,14 @@ func withMemory(units int, command string) string {
 	return fmt.Sprintf(`containers: [{name: c, image: "localhost/probe:cgpu", command: [sh, -c, %q], resources: {limits: {aliyun.com/gpu-mem: %d}}}]`, command, units)
 }
 
+// withUnits are the manifests of a pod with a share by the device plugin, or below CRI-O, where that cannot be, by a claim.
+func withUnits(name string, units int, command string) []string {
+	if crio() {
+		return []string{claim(name, fmt.Sprint(units, "Gi"), ""), pod(name, withClaim(name, command))}
+	}
+	return []string{pod(name, withMemory(units, command))}
+}
+
 // totals are the sizes of the GPUs that `cgpu-probe meminfo` found, one for each time it ran.
 func totals(t *testing.T, output string) []quota.Bytes {
 	t.Helper()

@@ -137,6 +137,7 @@ func (s session) reach(n int, phase corev1.PodPhase, limit time.Duration) {
 
 // A hundred pods for four GPUs, which hold twenty at once: all have their turn, and at no moment is a byte given twice.
 func TestHundredPods(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	w := watchLedger()
 	begin := time.Now()
@@ -150,6 +151,7 @@ func TestHundredPods(t *testing.T) {
 
 // The node is full: the ledger holds what the claims consume, no more, no less.
 func TestLedgerEqualsClaims(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	w := watchLedger()
 	s.pods(22, "sleep 1000")

@@ -31,6 +31,7 @@ func oldContainerd(t *testing.T) string {
 // containerd 1.6 ignores the CDI devices of claims without a word. On such a node the DRA driver does not start and says why,
 // so no claim is allocated there; the device plugin works.
 func TestContainerdWithoutCDI(t *testing.T) {
+	needsDevicePlugin(t)
 	old := oldContainerd(t)
 	t.Cleanup(func() {
 		if out, err := lab.scriptWith([]string{"CONTAINERD_BIN="}, "reboot"); err != nil {

@@ -5,6 +5,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,10 +22,8 @@ import (
 // both are two pods that live on, one with a claim and one with units; always says that they are started again.
 func (s session) both(always bool) {
 	s.Helper()
-	for _, manifest := range []string{
-		claim("claim", "6Gi", "") + "\n---\n" + pod("claim", withClaim("claim", "sleep 10000")),
-		pod("units", withMemory(6, "sleep 10000")),
-	} {
+	manifests := []string{claim("claim", "6Gi", ""), pod("claim", withClaim("claim", "sleep 10000"))}
+	for _, manifest := range append(manifests, withUnits("units", 6, "sleep 10000")...) {
 		if always {
 			manifest = strings.Replace(manifest, "restartPolicy: Never", "restartPolicy: Always", 1)
 		}
@@ -57,7 +56,8 @@ func (s session) bothHave() {
 // newcomers come after a restart: the front ends work again.
 func (s session) newcomers() {
 	s.Helper()
-	s.apply(claim("new-claim", "3Gi", ""), pod("new-claim", withClaim("new-claim", "cgpu-probe meminfo")), pod("new-units", withMemory(3, "cgpu-probe meminfo")))
+	s.apply(claim("new-claim", "3Gi", ""), pod("new-claim", withClaim("new-claim", "cgpu-probe meminfo")))
+	s.apply(withUnits("new-units", 3, "cgpu-probe meminfo")...)
 	seesOnly(s.T, s.output("new-claim"), 3*quota.GiB)
 	seesOnly(s.T, s.output("new-units"), 3*quota.GiB)
 }
@@ -67,11 +67,11 @@ func (s session) restarts() string {
 	return s.kubectl("get", "pods", "claim", "units", "-o", "jsonpath={.items[*].status.containerStatuses[0].restartCount}")
 }
 
-// The kubelet or containerd restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's start
-// is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
+// The kubelet or the engine restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's
+// start is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
 // driver publishes them again within 5 seconds, but in the minute after it last did (DefaultMutationCacheTTL of its library).
 func TestRestarts(t *testing.T) {
-	for _, component := range []string{"kubelet", "containerd"} {
+	for _, component := range []string{"kubelet", cmp.Or(os.Getenv("CGPU_TEST_CRI"), "containerd")} {
 		t.Run(component, func(t *testing.T) {
 			s := login(t)
 			s.both(true)
@@ -142,9 +142,13 @@ func (s session) replicasHave(n int) {
 func TestNodeReboots(t *testing.T) {
 	s := login(t)
 	s.apply(claim("claim", "6Gi", ""), strings.Replace(pod("claim", withClaim("claim", "sleep 10000")), "restartPolicy: Never", "restartPolicy: Always", 1))
-	s.replicas(2)
+	units := 2
+	if crio() {
+		units = 0
+	}
+	s.replicas(units)
 	s.reaches("claim", corev1.PodRunning)
-	s.replicasHave(2)
+	s.replicasHave(units)
 	if out, err := lab.script("reboot"); err != nil {
 		// Power may fail twice, and the rest must hold all the same. What the first time met is told.
 		t.Logf("%v\n%s", err, out)
@@ -153,7 +157,7 @@ func TestNodeReboots(t *testing.T) {
 	if err := lab.agentIsReady(); err != nil {
 		t.Fatal(err)
 	}
-	s.replicasHave(2)
+	s.replicasHave(units)
 	kube.Until(t, waitLimit, "the claim's container", func() error {
 		out, err := lab.kubectl("", "-n", s.ns, "exec", "claim", "--", "cgpu-probe", "meminfo")
 		if err == nil && totals(t, out)[0] != 6*quota.GiB {
@@ -161,8 +165,8 @@ func TestNodeReboots(t *testing.T) {
 		}
 		return err
 	})
-	if records, err := lab.ledger(); err != nil || len(records) != 3 || overbooked(records) != "" {
-		t.Errorf("the ledger holds %s %v, want three containers", describe(records), err)
+	if records, err := lab.ledger(); err != nil || len(records) != 1+units || overbooked(records) != "" {
+		t.Errorf("the ledger holds %s %v, want %d containers", describe(records), err, 1+units)
 	}
 	s.kubectl("delete", "deployment", "units")
 	s.newcomers()
@@ -181,6 +185,7 @@ func killAgent(t *testing.T) {
 
 // The agent is killed over and over while pods come and go: each gets its share, and nothing is given twice or left.
 func TestAgentKilled(t *testing.T) {
+	needsDevicePlugin(t)
 	s := login(t)
 	w := watchLedger()
 	var manifests []string

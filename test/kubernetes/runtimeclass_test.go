@@ -37,7 +37,8 @@ func TestPodWithoutGPU(t *testing.T) {
 // A pod with a claim or gpu-mem has a sandbox, too, which holds nothing.
 func TestSandboxIsUntouched(t *testing.T) {
 	s := login(t)
-	s.apply(claim("a", "2Gi", ""), pod("a", withClaim("a", "sleep 1000")), pod("b", withMemory(2, "sleep 1000")))
+	s.apply(claim("a", "2Gi", ""), pod("a", withClaim("a", "sleep 1000")))
+	s.apply(withUnits("b", 2, "sleep 1000")...)
 	s.reaches("a", corev1.PodRunning)
 	s.reaches("b", corev1.PodRunning)
 	records, err := lab.ledger()

@@ -108,13 +108,13 @@ func (r *refer) object(client, i int) uint32 {
 	return handle(r.op.n(i))
 }
 
-// parent is an object, or the client itself.
-func (r *refer) parent(client, i int) uint32 {
+// parent is an object of the client that the call names first, or the client itself.
+func (r *refer) parent(i int) uint32 {
 	if r.op.arg(i)[0] == 'c' {
 		h, _ := r.client(i)
 		return h
 	}
-	return r.object(client, i)
+	return r.object(0, i)
 }
 
 func words(size int, pairs ...uint32) []byte {
@@ -125,9 +125,9 @@ func words(size int, pairs ...uint32) []byte {
 	return b
 }
 
-// made notes that an object is there.
-func (r *refer) made(client, i int) func([]byte, [][]byte) {
-	key := [2]int{r.op.n(client), r.op.n(i)}
+// made notes that the object is there that the call names second, of the client that it names first.
+func (r *refer) made() func([]byte, [][]byte) {
+	key := [2]int{r.op.n(0), r.op.n(1)}
 	return func([]byte, [][]byte) { r.w.objects[key] = true }
 }
 
@@ -145,16 +145,16 @@ var calls = map[string]func(*refer) call{
 	"alloc": func(r *refer) call {
 		client, fd := r.client(0)
 		class := uint32(r.op.size(3))
-		out := words(48, rm.AllocRoot, client, rm.AllocParent, r.parent(0, 2), rm.AllocObject, handle(r.op.n(1)), rm.AllocClass, class)
+		out := words(48, rm.AllocRoot, client, rm.AllocParent, r.parent(2), rm.AllocObject, handle(r.op.n(1)), rm.AllocClass, class)
 		params := r.params(class)
 		return call{fd: fd, cmd: escape(rm.EscAlloc, 48), outer: out, blocks: []block{{Off: rm.AllocParams, Data: params}}, status: 40,
-			done: r.made(0, 1)}
+			done: r.made()}
 	},
 	// heap CLIENT OBJECT PARENT FUNCTION SIZE
 	"heap": func(r *refer) call {
 		client, fd := r.client(0)
 		fn, size := uint32(r.op.n(3)), r.op.size(4)
-		out := words(rm.HeapSize, rm.HeapRoot, client, rm.HeapParent, r.parent(0, 2), rm.HeapFunction, fn, 40, owner,
+		out := words(rm.HeapSize, rm.HeapRoot, client, rm.HeapParent, r.parent(2), rm.HeapFunction, fn, 40, owner,
 			rm.HeapAllocMemory, handle(r.op.n(1)), rm.HeapAllocFlags, 0x4000)
 		switch fn {
 		case rm.HeapFnAllocSizeRange:
@@ -169,12 +169,12 @@ var calls = map[string]func(*refer) call{
 			rm.PutU32(out, rm.HeapAllocAttr, vidmemAttr)
 			rm.PutU64(out, rm.HeapAllocSize, size)
 		}
-		return call{fd: fd, cmd: escape(rm.EscVidHeapControl, rm.HeapSize), outer: out, status: rm.HeapStatus, done: r.made(0, 1)}
+		return call{fd: fd, cmd: escape(rm.EscVidHeapControl, rm.HeapSize), outer: out, status: rm.HeapStatus, done: r.made()}
 	},
 	// heapfree CLIENT OBJECT PARENT
 	"heapfree": func(r *refer) call {
 		client, fd := r.client(0)
-		out := words(rm.HeapSize, rm.HeapRoot, client, rm.HeapParent, r.parent(0, 2), rm.HeapFunction, rm.HeapFnFree, 40, owner,
+		out := words(rm.HeapSize, rm.HeapRoot, client, rm.HeapParent, r.parent(2), rm.HeapFunction, rm.HeapFnFree, 40, owner,
 			rm.HeapFreeMemory, r.object(0, 1))
 		return call{fd: fd, cmd: escape(rm.EscVidHeapControl, rm.HeapSize), outer: out, status: rm.HeapStatus, done: r.gone(0, 1)}
 	},
@@ -182,12 +182,12 @@ var calls = map[string]func(*refer) call{
 	"pin": func(r *refer) call {
 		client, _ := r.client(0)
 		size := r.op.size(4)
-		out := words(rm.AllocMemorySize, rm.AllocMemoryRoot, client, rm.AllocMemoryParent, r.parent(0, 2), rm.AllocMemoryObject, handle(r.op.n(1)),
+		out := words(rm.AllocMemorySize, rm.AllocMemoryRoot, client, rm.AllocMemoryParent, r.parent(2), rm.AllocMemoryObject, handle(r.op.n(1)),
 			rm.AllocMemoryClass, classPinned, rm.AllocMemoryFlags, pinnedFlags)
 		rm.PutU64(out, rm.AllocMemoryLimit, size-1)
 		rm.PutU32(out, rm.AllocMemoryFD, ^uint32(0))
 		return call{fd: r.file(3), cmd: escape(rm.EscAllocMemory, rm.AllocMemorySize), outer: out,
-			blocks: []block{{Off: rm.AllocMemoryPointer, Data: make([]byte, min(size, 1<<12))}}, status: rm.AllocMemoryStatus, done: r.made(0, 1)}
+			blocks: []block{{Off: rm.AllocMemoryPointer, Data: make([]byte, min(size, 1<<12))}}, status: rm.AllocMemoryStatus, done: r.made()}
 	},
 	// dup CLIENT OBJECT PARENT FROM-CLIENT FROM-OBJECT
 	"dup": func(r *refer) call {
@@ -196,14 +196,14 @@ var calls = map[string]func(*refer) call{
 		if c := r.w.clients[r.op.n(3)]; c != nil {
 			from = c.handle
 		}
-		out := words(rm.DupSize, rm.DupClient, client, rm.DupParent, r.parent(0, 2), rm.DupObject, handle(r.op.n(1)),
+		out := words(rm.DupSize, rm.DupClient, client, rm.DupParent, r.parent(2), rm.DupObject, handle(r.op.n(1)),
 			rm.DupClientSrc, from, rm.DupObjectSrc, r.object(3, 4))
-		return call{fd: fd, cmd: escape(rm.EscDupObject, rm.DupSize), outer: out, status: rm.DupStatus, done: r.made(0, 1)}
+		return call{fd: fd, cmd: escape(rm.EscDupObject, rm.DupSize), outer: out, status: rm.DupStatus, done: r.made()}
 	},
 	// share CLIENT OBJECT TYPE ACTION
 	"share": func(r *refer) call {
 		client, fd := r.client(0)
-		out := words(rm.ShareSize, rm.ShareClient, client, rm.ShareObject, r.parent(0, 1), rm.SharePolicy+rm.SharePolicyTarget, client,
+		out := words(rm.ShareSize, rm.ShareClient, client, rm.ShareObject, r.parent(1), rm.SharePolicy+rm.SharePolicyTarget, client,
 			rm.SharePolicy+rm.SharePolicyAccess, 1)
 		out[rm.SharePolicy+rm.SharePolicyType], out[rm.SharePolicy+rm.SharePolicyAction] = byte(r.op.n(2)), byte(r.op.n(3))
 		return call{fd: fd, cmd: escape(rm.EscShare, rm.ShareSize), outer: out, status: rm.ShareStatus}
@@ -223,30 +223,30 @@ var calls = map[string]func(*refer) call{
 	},
 	// export CLIENT OBJECT PARENT FILE
 	"export": func(r *refer) call {
-		p := words(24, rm.ExportFDObject+rm.ExportObjectType, 1, rm.ExportFDObject+rm.ExportObjectDevice, r.parent(0, 2),
-			rm.ExportFDObject+rm.ExportObjectParent, r.parent(0, 2), rm.ExportFDObject+rm.ExportObjectHandle, r.object(0, 1),
+		p := words(24, rm.ExportFDObject+rm.ExportObjectType, 1, rm.ExportFDObject+rm.ExportObjectDevice, r.parent(2),
+			rm.ExportFDObject+rm.ExportObjectParent, r.parent(2), rm.ExportFDObject+rm.ExportObjectHandle, r.object(0, 1),
 			rm.ExportFDFD, uint32(r.file(3)))
-		return r.control(0, -1, 0x3d05, p, nil)
+		return r.control(-1, 0x3d05, p, nil)
 	},
 	// import CLIENT OBJECT PARENT FILE
 	"import": func(r *refer) call {
 		p := words(20, rm.ImportFDFD, uint32(r.file(3)), rm.ImportFDObject+rm.ExportObjectType, 1,
-			rm.ImportFDObject+rm.ExportObjectDevice, r.parent(0, 2), rm.ImportFDObject+rm.ExportObjectParent, r.parent(0, 2),
+			rm.ImportFDObject+rm.ExportObjectDevice, r.parent(2), rm.ImportFDObject+rm.ExportObjectParent, r.parent(2),
 			rm.ImportFDObject+rm.ExportObjectHandle, handle(r.op.n(1)))
-		return r.control(0, -1, 0x3d06, p, r.made(0, 1))
+		return r.control(-1, 0x3d06, p, r.made())
 	},
 	// schedule CLIENT GROUP
-	"schedule": func(r *refer) call { return r.control(0, 1, 0xa06c0101, []byte{1, 0, 0}, nil) }, // since 575
+	"schedule": func(r *refer) call { return r.control(1, 0xa06c0101, []byte{1, 0, 0}, nil) }, // since 575
 	// timeslice CLIENT GROUP
-	"timeslice": func(r *refer) call { return r.control(0, 1, 0xa06c0104, make([]byte, 8), nil) },
+	"timeslice": func(r *refer) call { return r.control(1, 0xa06c0104, make([]byte, 8), nil) },
 	// info CLIENT SUBDEVICE
 	"info": func(r *refer) call {
 		p := words(1028, rm.FBInfoCount, 2, rm.FBInfoList, rm.FBIndexTotalRAMSize, rm.FBInfoList+rm.FBInfoEntry, rm.FBIndexHeapFree)
-		return r.control(0, 1, 0x20801303, p, nil)
+		return r.control(1, 0x20801303, p, nil)
 	},
 	// uuid CLIENT SUBDEVICE: asked once, for UVM
 	"uuid": func(r *refer) call {
-		return r.control(0, 1, 0x2080014a, words(268, 4, 2), func(_ []byte, blocks [][]byte) { copy(r.w.uuid[:], blocks[0][12:]) })
+		return r.control(1, 0x2080014a, words(268, 4, 2), func(_ []byte, blocks [][]byte) { copy(r.w.uuid[:], blocks[0][12:]) })
 	},
 	// register FILE WHOSE: lends a file the identity of another
 	"register": func(r *refer) call {
@@ -271,16 +271,16 @@ var calls = map[string]func(*refer) call{
 			rm.PutU32(ids, 4*i, rm.GPUIDUnused)
 		}
 		rm.PutU32(ids, 0, r.w.gpuID)
-		return r.control(0, -1, 0x215, ids, nil)
+		return r.control(-1, 0x215, ids, nil)
 	},
 	// instance CLIENT: the number by which the GPU's device is made
 	"instance": func(r *refer) call {
-		return r.control(0, -1, 0x205, words(32, 0, r.w.gpuID), func(_ []byte, blocks [][]byte) { r.w.instance = rm.U32(blocks[0], 8) })
+		return r.control(-1, 0x205, words(32, 0, r.w.gpuID), func(_ []byte, blocks [][]byte) { r.w.instance = rm.U32(blocks[0], 8) })
 	},
 	// bar CLIENT OBJECT PARENT GPUFILE SIZE: a window for the processor
 	"bar": func(r *refer) call {
 		client, fd := r.client(0)
-		out := words(rm.MapMemorySize, rm.MapMemoryClient, client, rm.MapMemoryDevice, r.parent(0, 2), rm.MapMemoryMemory, r.object(0, 1),
+		out := words(rm.MapMemorySize, rm.MapMemoryClient, client, rm.MapMemoryDevice, r.parent(2), rm.MapMemoryMemory, r.object(0, 1),
 			rm.MapMemoryFD, uint32(r.file(3)))
 		rm.PutU64(out, rm.MapMemoryLength, r.op.size(4))
 		return call{fd: fd, cmd: escape(rm.EscMapMemory, rm.MapMemorySize), outer: out, status: rm.MapMemoryStatus}
@@ -288,7 +288,7 @@ var calls = map[string]func(*refer) call{
 	// mapdma CLIENT MEMORY PARENT VIRTUAL SIZE
 	"mapdma": func(r *refer) call {
 		client, fd := r.client(0)
-		out := words(mapDMASize, 0, client, 4, r.parent(0, 2), 8, r.object(0, 3), 12, r.object(0, 1))
+		out := words(mapDMASize, 0, client, 4, r.parent(2), 8, r.object(0, 3), 12, r.object(0, 1))
 		rm.PutU64(out, 24, r.op.size(4))
 		key := [3]int{r.op.n(0), r.op.n(3), r.op.n(1)}
 		return call{fd: fd, cmd: escape(escMapDMA, mapDMASize), outer: out, status: 56, done: func(out []byte, _ [][]byte) { r.w.dma[key] = rm.U64(out, 48) }}
@@ -299,7 +299,7 @@ var calls = map[string]func(*refer) call{
 		key := [3]int{r.op.n(0), r.op.n(3), r.op.n(1)}
 		at, ok := r.w.dma[key]
 		r.ok = r.ok && ok
-		out := words(unmapDMASize, 0, client, 4, r.parent(0, 2), 8, r.object(0, 3), 12, r.object(0, 1))
+		out := words(unmapDMASize, 0, client, 4, r.parent(2), 8, r.object(0, 3), 12, r.object(0, 1))
 		rm.PutU64(out, 24, at)
 		return call{fd: fd, cmd: escape(escUnmapDMA, unmapDMASize), outer: out, status: 40, done: func([]byte, [][]byte) { delete(r.w.dma, key) }}
 	},
@@ -393,12 +393,12 @@ func (r *refer) uvmGPU(b []byte) []byte {
 	return b
 }
 
-// control is one on an object of a client, or on the client itself (object < 0).
-func (r *refer) control(client, object int, cmd uint32, params []byte, done func([]byte, [][]byte)) call {
-	h, fd := r.client(client)
+// control is one on an object of the client that the call names first, or on the client itself (object < 0).
+func (r *refer) control(object int, cmd uint32, params []byte, done func([]byte, [][]byte)) call {
+	h, fd := r.client(0)
 	on := h
 	if object >= 0 {
-		on = r.object(client, object)
+		on = r.object(0, object)
 	}
 	out := words(rm.ControlSize, rm.ControlClient, h, rm.ControlObject, on, rm.ControlCmd, cmd, rm.ControlParamsSize, uint32(len(params)))
 	return call{fd: fd, cmd: escape(rm.EscControl, rm.ControlSize), outer: out, blocks: []block{{Off: rm.ControlParams, Data: params}},

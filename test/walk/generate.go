@@ -211,11 +211,10 @@ func (g *generator) uses(things ...any) {
 	}
 }
 
-func (g *generator) start() *gproc {
+func (g *generator) start() {
 	p := &gproc{id: g.name(), made: g.step}
 	g.procs = append(g.procs, p)
 	g.add(p, "start")
-	return p
 }
 
 func (g *generator) open(p *gproc, kind string) *gfile {

@@ -127,16 +127,11 @@ func arg(args []string, i int) string {
 	return ""
 }
 
-func cmdHold(args []string) error {
+func cmdHold(c *client, args []string) error {
 	size, err := parseSize(arg(args, 0))
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
 	c.shareWithUser()
 	h, granted, err := c.memory(size)
 	if err != nil {
@@ -165,12 +160,7 @@ func (c *client) group(engine uint32) (uint32, error) {
 	return c.alloc(c.device, c.newHandle(), classGroup, p)
 }
 
-func cmdContext(args []string) error {
-	c, _, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func cmdContext(c *client, _, before quota.Bytes, args []string) error {
 	for _, engine := range []uint32{1, 11, 12, 13} { // as a context of CUDA 13 on an H200
 		h, err := c.group(engine)
 		if err != nil {
@@ -194,7 +184,7 @@ func countArg(s string) (int, error) {
 	return n, nil
 }
 
-func cmdThreads(args []string) error {
+func cmdThreads(c *client, total, before quota.Bytes, args []string) error {
 	n, err := countArg(arg(args, 0))
 	if err != nil {
 		return err
@@ -203,11 +193,6 @@ func cmdThreads(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, total, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
 	var (
 		wg                 sync.WaitGroup
 		allocated, refused atomic.Int64
@@ -259,7 +244,7 @@ func cmdThreads(args []string) error {
 	return nil
 }
 
-func cmdFork(args []string) error {
+func cmdFork(c *client, total, before quota.Bytes, args []string) error {
 	n, err := countArg(arg(args, 0))
 	if err != nil {
 		return err
@@ -268,11 +253,6 @@ func cmdFork(args []string) error {
 	if _, err := parseSize(size); err != nil {
 		return err
 	}
-	c, total, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
 	var (
 		wg   sync.WaitGroup
 		mu   sync.Mutex

@@ -103,6 +103,33 @@ func openCounted(call caller) (c *client, total, free quota.Bytes, err error) {
 	return c, total, free, err
 }
 
+// withGPU does something with a client of the first GPU.
+func withGPU(f func(*client) error) error {
+	c, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	return f(c)
+}
+
+// onGPU makes a command or a case of what it does with a client of the first GPU.
+func onGPU[A any](run func(*client, A) error) func(A) error {
+	return func(args A) error { return withGPU(func(c *client) error { return run(c, args) }) }
+}
+
+// counted is onGPU, with what the GPU has before anything else.
+func counted[A any](run func(c *client, total, before quota.Bytes, args A) error) func(A) error {
+	return func(args A) error {
+		c, total, before, err := openCounted(patient)
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		return run(c, total, before, args)
+	}
+}
+
 func (c *client) attach() error {
 	return c.attachBy(func(path string) (int, error) { return syscall.Open(path, syscall.O_RDWR|syscall.O_CLOEXEC, 0) })
 }

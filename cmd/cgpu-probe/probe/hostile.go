@@ -29,7 +29,7 @@ type hostileOptions struct {
 
 // raceTime bounds a race. On a machine that is busy with other things it makes fewer attempts than asked for; each race
 // prints how many.
-const raceTime = 40 * time.Second
+const raceTime = 15 * time.Second
 
 // attempts counts the attempts of a race.
 func (o hostileOptions) attempts() iter.Seq[int] {
@@ -229,12 +229,7 @@ func (c *client) via(call caller) func(size uint64) (uint32, error) {
 	}
 }
 
-func hostileEnv(hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileEnv(c *client, _ hostileOptions) error {
 	return c.holds("env", c.via(patient))
 }
 
@@ -253,12 +248,7 @@ func hostileForeign(abi string) func(hostileOptions) error {
 	}
 }
 
-func hostileType(hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileType(c *client, _ hostileOptions) error {
 	for _, bits := range []uintptr{0, 3<<30 | 'X'<<8, 1<<30 | 0xff<<8, 2 << 30, 'F' << 8} {
 		call := func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno {
 			return patient(fd, cmd&0x3fff00ff|bits, arg)
@@ -270,12 +260,7 @@ func hostileType(hostileOptions) error {
 	return nil
 }
 
-func hostileUpper(hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileUpper(c *client, _ hostileOptions) error {
 	for _, upper := range []uintptr{1 << 32, 0xdeadbeef << 32} {
 		call := func(fd int, cmd uintptr, arg unsafe.Pointer) syscall.Errno { return patient(fd, cmd|upper, arg) }
 		if err := c.holds(fmt.Sprintf("cmd_%#x", upper), c.via(call)); err != nil {

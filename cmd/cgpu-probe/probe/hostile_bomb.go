@@ -50,12 +50,7 @@ func hostileBombClients(hostileOptions) error {
 	})
 }
 
-func hostileBombGroups(hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileBombGroups(c *client, _ hostileOptions) (err error) {
 	n := 0
 	for ; n < bombCap; n++ {
 		if _, err = c.group(1); err != nil {
@@ -73,12 +68,7 @@ func hostileBombGroups(hostileOptions) error {
 }
 
 // hostileBombObjects makes many cheap objects. None of them is limited by number; the host has to stand it.
-func hostileBombObjects(o hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileBombObjects(c *client, o hostileOptions) (err error) {
 	n := 0
 	for ; n < min(o.tries, 20000); n++ {
 		// An address space costs the driver a little of its own memory; a second subdevice it refuses.
@@ -90,12 +80,7 @@ func hostileBombObjects(o hostileOptions) error {
 	return c.holds("after", c.via(patient))
 }
 
-func hostileSizes(hostileOptions) error {
-	c, total, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileSizes(c *client, total, before quota.Bytes, _ hostileOptions) error {
 	t := uint64(total)
 	for _, size := range []uint64{0, 1 << 63, 1<<63 - 1, 1<<63 + 1, math.MaxUint64, math.MaxUint64 - 1, math.MaxUint64 - 65535,
 		math.MaxUint64 - 2<<20, math.MaxUint64 - 2<<20 + 1, 1 << 40, 1<<32 + 1<<62, t + 1, t + 65536, t + 2<<20, 2 * t} {
@@ -124,12 +109,7 @@ func hostileSizes(hostileOptions) error {
 	return c.expectFree("end", before, 0)
 }
 
-func hostileSizesThreads(hostileOptions) error {
-	c, _, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileSizesThreads(c *client, _, before quota.Bytes, _ hostileOptions) error {
 	size := before/2 + 2*quota.MiB // two of them are too much
 	for range 50 {
 		var (
@@ -173,12 +153,7 @@ func eventually(f func() error) error {
 }
 
 // hostileOtherFile uses its own client through files that have no part in it.
-func hostileOtherFile(hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileOtherFile(c *client, _ hostileOptions) error {
 	fd, err := syscall.Open("/dev/nvidiactl", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return err

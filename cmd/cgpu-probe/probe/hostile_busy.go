@@ -116,7 +116,7 @@ func busyRoots() (func() error, error) {
 	return func() error {
 		out := make([]byte, allocSize)
 		rm.PutU32(out, rm.AllocClass, classRootClient)
-		_ = patientEscape(c.fd, out)
+		patientEscape(c.fd, out)
 		return nil
 	}, nil
 }

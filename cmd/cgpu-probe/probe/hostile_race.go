@@ -89,12 +89,7 @@ func (c *client) race(o hostileOptions, out, params []byte, fill func(i int, han
 }
 
 // hostileTOCTOUOuter turns a root allocation, which may run natively, into device memory between check and use.
-func hostileTOCTOUOuter(o hostileOptions) error {
-	c, total, _, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileTOCTOUOuter(c *client, total, _ quota.Bytes, o hostileOptions) error {
 	mem, err := pages(8192)
 	if err != nil {
 		return err
@@ -112,12 +107,7 @@ func hostileTOCTOUOuter(o hostileOptions) error {
 }
 
 // hostileTOCTOUInner makes the size small when it is looked at and huge when it is used.
-func hostileTOCTOUInner(o hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileTOCTOUInner(c *client, o hostileOptions) error {
 	mem, err := pages(8192)
 	if err != nil {
 		return err
@@ -151,12 +141,7 @@ const (
 const stolenUs = 7_654_321
 
 // hostileTOCTOUControl turns a harmless control into SET_TIMESLICE.
-func hostileTOCTOUControl(o hostileOptions) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileTOCTOUControl(c *client, o hostileOptions) error {
 	tsg, err := c.group(1)
 	if err != nil {
 		return skip("no channel group: " + err.Error())
@@ -192,12 +177,7 @@ func hostileTOCTOUControl(o hostileOptions) error {
 
 // hostileTOCTOUFD swaps the file behind the descriptor between check and use: an ioctl that looks like one on /dev/null
 // must not reach nvidiactl unchecked.
-func hostileTOCTOUFD(o hostileOptions) error {
-	c, total, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileTOCTOUFD(c *client, total, before quota.Bytes, o hostileOptions) error {
 	null, err := syscall.Open("/dev/null", syscall.O_RDWR|syscall.O_CLOEXEC, 0)
 	if err != nil {
 		return err

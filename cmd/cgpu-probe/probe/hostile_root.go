@@ -204,7 +204,7 @@ func (s *rootSwap) try(fill func(h uint32)) (h uint32, f int, err error) {
 	fill(h)
 	s.fresh.Store(int64(f))
 	_ = syscall.Dup3(f, swapSlot, syscall.O_CLOEXEC)
-	_ = patientEscape(swapSlot, s.out)
+	patientEscape(swapSlot, s.out)
 	s.fresh.Store(-1)
 	return h, f, nil
 }
@@ -216,8 +216,8 @@ func (s *rootSwap) end() {
 	_ = syscall.Close(swapSlot)
 }
 
-func patientEscape(fd int, out []byte) syscall.Errno {
-	return caller(patient).escape(fd, rm.EscAlloc, out)
+func patientEscape(fd int, out []byte) {
+	_ = caller(patient).escape(fd, rm.EscAlloc, out)
 }
 
 // outcome tells whether the client has been freed by the guard, and whether it has an object that was not charged.

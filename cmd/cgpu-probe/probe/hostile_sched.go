@@ -61,27 +61,25 @@ func (c *client) disable(client, channel uint32, off bool) error {
 }
 
 // hostileLone makes what would compute outside of every channel group whose timeslice could be set.
-func hostileLone(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		for engine := range uint32(9) { // none, and the graphics engines
-			_, err := c.channel(c.device, engine)
-			if err := mustRefuse(fmt.Sprint("lone_channel_", engine), err); err != nil {
-				return err
-			}
+func hostileLone(c *client, _ hostileOptions) error {
+	for engine := range uint32(9) { // none, and the graphics engines
+		_, err := c.channel(c.device, engine)
+		if err := mustRefuse(fmt.Sprint("lone_channel_", engine), err); err != nil {
+			return err
 		}
-		lone, err := c.channel(c.device, rm.ChannelEngineTypeCopy0)
-		print("lone_copy_channel=%s", describe(err))
-		if err != nil {
-			return nil // a real driver wants more in its parameters
+	}
+	lone, err := c.channel(c.device, rm.ChannelEngineTypeCopy0)
+	print("lone_copy_channel=%s", describe(err))
+	if err != nil {
+		return nil // a real driver wants more in its parameters
+	}
+	for _, class := range []uint32{0xc5c0, 0xc6c0, 0xc9c0, 0xcbc0, 0xcdc0, 0xcb97, 0x902d, 0xa140} {
+		_, err := c.alloc(lone, c.newHandle(), class, make([]byte, 16))
+		if err := mustRefuse(fmt.Sprintf("lone_%#x", class), err); err != nil {
+			return err
 		}
-		for _, class := range []uint32{0xc5c0, 0xc6c0, 0xc9c0, 0xcbc0, 0xcdc0, 0xcb97, 0x902d, 0xa140} {
-			_, err := c.alloc(lone, c.newHandle(), class, make([]byte, 16))
-			if err := mustRefuse(fmt.Sprintf("lone_%#x", class), err); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // hostileLongKernel has kernels of half a second in a context that never asks for compute preemption, and short ones in another.
@@ -130,66 +128,66 @@ func hostileLongKernel(hostileOptions) error {
 // hostileSharedState makes calls that change, for all, what they share on the GPU: clocks, the compute mode, the watchdog, MMU debug mode,
 // clear colours. They are made on the client itself, which has none of these controls: an answer other than the driver's says that it
 // was not asked, and nothing is changed where it is.
-func hostileSharedState(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		for _, call := range []struct {
-			cmd    uint32
-			size   int
-			status uint32
-		}{
-			{0x801909, 1, rm.StatusOK},
-			{0x20800407, 1, rm.StatusOK},
-			{0x20801702, 4, rm.StatusOK},
-			{0x2080200a, 8, rm.StatusOK},
-			{0x2080220c, 0, rm.StatusOK},
-			{0x20802210, 0, rm.StatusOK},
-			{0x2080a06f, 12, rm.StatusOK},
-			{0x83de0307, 4, rm.StatusOK},
-			{0x90960101, 40, rm.StatusInsufficientResources},
-			{0x90960107, 56, rm.StatusNotSupported},
-			{0x208f1105, 8, rm.StatusNotSupported},
-		} {
-			err := c.control(c.handle, call.cmd, make([]byte, call.size))
-			print("%#x=%s", call.cmd, describe(err))
-			switch got := statusOf(err); {
-			case call.cmd == 0x801909 && got == rm.StatusNotSupported: // before 550
-			case got != call.status:
-				return fmt.Errorf("%#x: %s, want %s: the driver was asked", call.cmd, describe(err), rm.StatusName(call.status))
-			}
+func hostileSharedState(c *client, _ hostileOptions) error {
+	for _, call := range []struct {
+		cmd    uint32
+		size   int
+		status uint32
+	}{
+		{0x801909, 1, rm.StatusOK},
+		{0x20800407, 1, rm.StatusOK},
+		{0x20801702, 4, rm.StatusOK},
+		{0x2080200a, 8, rm.StatusInvalidArgument},
+		{0x2080220c, 0, rm.StatusOK},
+		{0x20802210, 0, rm.StatusOK},
+		{0x2080a06f, 12, rm.StatusOK},
+		{0x83de0307, 4, rm.StatusOK},
+		{0x90960101, 40, rm.StatusInsufficientResources},
+		{0x90960107, 56, rm.StatusNotSupported},
+		{0x208f1105, 8, rm.StatusNotSupported},
+	} {
+		params := make([]byte, call.size)
+		if call.cmd == 0x2080200a { // a boost that the header has is the caller's own, and executed
+			params[0] = rm.BoostCommand
 		}
-		return nil
-	})
+		err := c.control(c.handle, call.cmd, params)
+		print("%#x=%s", call.cmd, describe(err))
+		switch got := statusOf(err); {
+		case call.cmd == 0x801909 && got == rm.StatusNotSupported: // before 550
+		case got != call.status:
+			return fmt.Errorf("%#x: %s, want %s: the driver was asked", call.cmd, describe(err), rm.StatusName(call.status))
+		}
+	}
+	return nil
 }
 
 // hostileSimControls uses the simulated driver's own controls where there is none, and beyond what they are for.
-func hostileSimControls(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		tsg, err := c.group(rm.ChannelEngineTypeGR)
-		if err != nil {
-			return skip("no channel group: " + err.Error())
-		}
-		for cmd := uint32(0xa06c01e0); cmd < 0xa06c0200; cmd++ {
-			for _, size := range []int{sim.SubmitSize, sim.WorkSize} {
-				err := c.control(tsg, cmd, make([]byte, size))
-				if cmd == sim.CtrlSubmit || cmd == sim.CtrlWork {
-					if !realDriver() {
-						continue
-					}
-				}
-				if err := mustRefuse(fmt.Sprintf("%#x_%d", cmd, size), err); err != nil {
-					return err
+func hostileSimControls(c *client, _ hostileOptions) error {
+	tsg, err := c.group(rm.ChannelEngineTypeGR)
+	if err != nil {
+		return skip("no channel group: " + err.Error())
+	}
+	for cmd := uint32(0xa06c01e0); cmd < 0xa06c0200; cmd++ {
+		for _, size := range []int{sim.SubmitSize, sim.WorkSize} {
+			err := c.control(tsg, cmd, make([]byte, size))
+			if cmd == sim.CtrlSubmit || cmd == sim.CtrlWork {
+				if !realDriver() {
+					continue
 				}
 			}
-		}
-		for _, object := range []uint32{c.handle, c.device, c.subdevice} {
-			for _, cmd := range []uint32{sim.CtrlSubmit, sim.CtrlWork} {
-				if err := mustRefuse(fmt.Sprintf("%#x_of_%#x", cmd, object), c.control(object, cmd, make([]byte, sim.WorkSize))); err != nil {
-					return err
-				}
+			if err := mustRefuse(fmt.Sprintf("%#x_%d", cmd, size), err); err != nil {
+				return err
 			}
 		}
-		return nil
-	})
+	}
+	for _, object := range []uint32{c.handle, c.device, c.subdevice} {
+		for _, cmd := range []uint32{sim.CtrlSubmit, sim.CtrlWork} {
+			if err := mustRefuse(fmt.Sprintf("%#x_of_%#x", cmd, object), c.control(object, cmd, make([]byte, sim.WorkSize))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // pausedSlack is what a paused container may compute all the same.

@@ -12,45 +12,43 @@ import (
 
 // hostileSpaces looks for addresses that others have, too: the GPU's own address spaces, and those of other clients. Two clients that are
 // in one address space cannot both have a range at the same place.
-func hostileSpaces(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		other, err := openGPU(patient) // both say hClientShare 0: the global address space
-		if err != nil {
+func hostileSpaces(c *client, _ hostileOptions) error {
+	other, err := openGPU(patient) // both say hClientShare 0: the global address space
+	if err != nil {
+		return err
+	}
+	defer other.close()
+	if err := c.fixedRange(0); err != nil {
+		return fmt.Errorf("a range in the device's own address space: %w", err)
+	}
+	own, err := c.vaSpaceBy(rm.VASpaceDevice, 0)
+	if err != nil {
+		return fmt.Errorf("a handle of the device's own address space: %w", err)
+	}
+	if err := errors.Join(mustRefuse("again", c.fixedRange(0)), mustRefuse("again_by_handle", c.fixedRange(own))); err != nil {
+		return fmt.Errorf("the same place twice, so the attack proves nothing: %w", err)
+	}
+	if err := other.fixedRange(0); err != nil {
+		return fmt.Errorf("another client's range is in the way: %w", err)
+	}
+	for _, index := range []uint32{1, rm.VASpaceGlobal, 4} { // the window in BAR1, the global one, NVLink's
+		_, err := c.vaSpaceBy(index, 0)
+		if err := mustRefuse(fmt.Sprint("space_", index), err); err != nil {
 			return err
 		}
-		defer other.close()
-		if err := c.fixedRange(0); err != nil {
-			return fmt.Errorf("a range in the device's own address space: %w", err)
+	}
+	if _, err = c.vaSpaceBy(rm.VASpaceNew, rm.VASpaceFlagFLA); err == nil {
+		return errors.New("an address space like NVLink's was made: who dups its ranges gets a handle of the GPU's")
+	}
+	// Clients that name each other have the driver call itself until the kernel's stack is full, so none is ever used here.
+	for _, share := range []uint32{other.handle, c.handle - 1000} {
+		_, _, err := c.newDevice(share)
+		if err := mustRefuse(fmt.Sprintf("device_of_%#x", share), err); err != nil {
+			return err
 		}
-		own, err := c.vaSpaceBy(rm.VASpaceDevice, 0)
-		if err != nil {
-			return fmt.Errorf("a handle of the device's own address space: %w", err)
-		}
-		if err := errors.Join(mustRefuse("again", c.fixedRange(0)), mustRefuse("again_by_handle", c.fixedRange(own))); err != nil {
-			return fmt.Errorf("the same place twice, so the attack proves nothing: %w", err)
-		}
-		if err := other.fixedRange(0); err != nil {
-			return fmt.Errorf("another client's range is in the way: %w", err)
-		}
-		for _, index := range []uint32{1, rm.VASpaceGlobal, 4} { // the window in BAR1, the global one, NVLink's
-			_, err := c.vaSpaceBy(index, 0)
-			if err := mustRefuse(fmt.Sprint("space_", index), err); err != nil {
-				return err
-			}
-		}
-		if _, err = c.vaSpaceBy(rm.VASpaceNew, rm.VASpaceFlagFLA); err == nil {
-			return errors.New("an address space like NVLink's was made: who dups its ranges gets a handle of the GPU's")
-		}
-		// Clients that name each other have the driver call itself until the kernel's stack is full, so none is ever used here.
-		for _, share := range []uint32{other.handle, c.handle - 1000} {
-			_, _, err := c.newDevice(share)
-			if err := mustRefuse(fmt.Sprintf("device_of_%#x", share), err); err != nil {
-				return err
-			}
-		}
-		_, err = c.alloc(c.handle, c.newHandle(), classDevice, nil)
-		return mustRefuse("device_without_parameters", err)
-	})
+	}
+	_, err = c.alloc(c.handle, c.newHandle(), classDevice, nil)
+	return mustRefuse("device_without_parameters", err)
 }
 
 // fixedRange takes a range of addresses in an address space, always at the same place.

@@ -162,23 +162,23 @@ func (s *stale) end() error {
 
 // other has another process take memory, and counts whose marks the windows show then: pages that show the other's are the hole. The
 // other then says in how many of its own it found this one's.
-func (s *stale) other() (seen, written int, err error) {
+func (s *stale) other() (seen int, err error) {
 	kid := exec.Command("/proc/self/exe", "stale-window", "other")
 	kid.Stderr = os.Stderr
 	in, err := kid.StdinPipe()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	out, err := kid.StdoutPipe()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	if err := kid.Start(); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	pieces, err := readNumber(out)
 	if err != nil {
-		return 0, 0, fmt.Errorf("the other process: %w", err)
+		return 0, fmt.Errorf("the other process: %w", err)
 	}
 	seen = s.count(markOther)
 	print("pages=%d\nown=%d\nzero=%d\nstale=%d\nother_pieces=%d", s.pages(), s.count(markOwn), s.count(0), seen, pieces)
@@ -188,11 +188,12 @@ func (s *stale) other() (seen, written int, err error) {
 		}
 	})
 	in.Close()
-	if written, err = readNumber(out); err != nil {
-		return 0, 0, fmt.Errorf("the other process: %w", err)
+	written, err := readNumber(out)
+	if err != nil {
+		return 0, fmt.Errorf("the other process: %w", err)
 	}
 	print("written=%d", written)
-	return seen, written, kid.Wait()
+	return seen, kid.Wait()
 }
 
 // readNumber reads a line.
@@ -250,7 +251,7 @@ func cmdStaleWindow(args []string) error {
 	if err != nil {
 		return err
 	}
-	seen, _, err := s.other()
+	seen, err := s.other()
 	if err == nil && seen > 0 {
 		err = fmt.Errorf("%d of %d pages of freed memory show another process' memory", seen, s.pages())
 	}
@@ -259,12 +260,7 @@ func cmdStaleWindow(args []string) error {
 
 // hostileStaleWindow: memory that is freed and that somebody still sees stays the container's, is charged, and is nobody else's. When the
 // window is gone it is back.
-func hostileStaleWindow(hostileOptions) error {
-	c, _, before, err := openCounted(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func hostileStaleWindow(c *client, _, before quota.Bytes, _ hostileOptions) error {
 	s, err := newStale(fewWindows)
 	if err != nil {
 		return err
@@ -278,7 +274,7 @@ func hostileStaleWindow(hostileOptions) error {
 	if before-min(before, free) < held {
 		return fmt.Errorf("free memory is %v, of %v before: %v that can still be seen is not counted", free, before, held)
 	}
-	seen, _, err := s.other()
+	seen, err := s.other()
 	if err != nil {
 		return err
 	}

@@ -52,52 +52,50 @@ func (c *client) vaSpaceBy(index, flags uint32) (uint32, error) {
 }
 
 // hostileTables makes ranges of addresses: each has its page tables at once, out of the GPU's memory.
-func hostileTables(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		const gib, tib, sparse, lazy, external = 1 << 30, 1 << 40, rm.MemoryFlagSparse, rm.MemoryFlagLazy, rm.MemoryFlagExternal
-		_, before, err := c.usage()
-		if err != nil {
+func hostileTables(c *client, _ hostileOptions) error {
+	const gib, tib, sparse, lazy, external = 1 << 30, 1 << 40, rm.MemoryFlagSparse, rm.MemoryFlagLazy, rm.MemoryFlagExternal
+	_, before, err := c.usage()
+	if err != nil {
+		return err
+	}
+	space, err := c.vaSpace(1 << 1) // RETRY_PTE_ALLOC_IN_SYS: tables on the host where the GPU is full
+	if err != nil {
+		return err
+	}
+	for _, r := range []struct {
+		size  uint64
+		flags uint32
+	}{{tib, 0}, {64*gib + 4096, 0}, {8 * tib, sparse}, {tib, sparse | lazy}, {tib, sparse | external}, {^uint64(0), 0}, {1 << 63, sparse}} {
+		_, err := c.virtual(space, r.size, r.flags)
+		if err := mustRefuse(fmt.Sprintf("range_%#x_%#x", r.size, r.flags), err); err != nil {
 			return err
 		}
-		space, err := c.vaSpace(1 << 1) // RETRY_PTE_ALLOC_IN_SYS: tables on the host where the GPU is full
-		if err != nil {
-			return err
+	}
+	_, full, err := c.usage()
+	if err != nil {
+		return err
+	}
+	const ranges = 16
+	for i := range ranges {
+		if _, err := c.virtual(space, gib, 0); err != nil {
+			return fmt.Errorf("range %d of a GiB: %w", i, err)
 		}
-		for _, r := range []struct {
-			size  uint64
-			flags uint32
-		}{{tib, 0}, {64*gib + 4096, 0}, {8 * tib, sparse}, {tib, sparse | lazy}, {tib, sparse | external}, {^uint64(0), 0}, {1 << 63, sparse}} {
-			_, err := c.virtual(space, r.size, r.flags)
-			if err := mustRefuse(fmt.Sprintf("range_%#x_%#x", r.size, r.flags), err); err != nil {
-				return err
-			}
-		}
-		_, full, err := c.usage()
-		if err != nil {
-			return err
-		}
-		const ranges = 16
-		for i := range ranges {
-			if _, err := c.virtual(space, gib, 0); err != nil {
-				return fmt.Errorf("range %d of a GiB: %w", i, err)
-			}
-		}
-		if err := c.expectLess("ranges", full, ranges*quota.Bytes(rm.PagePool(gib, false))); err != nil {
-			return err
-		}
-		if err := c.free(space); err != nil {
-			return err
-		}
-		if err := c.free(c.device); err != nil { // what the ranges are below
-			return err
-		}
-		o, err := openGPU(patient)
-		if err != nil {
-			return err
-		}
-		defer o.close()
-		return o.expectFree("end", before, 0)
-	})
+	}
+	if err := c.expectLess("ranges", full, ranges*quota.Bytes(rm.PagePool(gib, false))); err != nil {
+		return err
+	}
+	if err := c.free(space); err != nil {
+		return err
+	}
+	if err := c.free(c.device); err != nil { // what the ranges are below
+		return err
+	}
+	o, err := openGPU(patient)
+	if err != nil {
+		return err
+	}
+	defer o.close()
+	return o.expectFree("end", before, 0)
 }
 
 // expectLess checks that at least so much is missing from free memory.
@@ -143,97 +141,91 @@ func (c *client) mapDMABy(space, memory uint32, at, length uint64, flags uint32)
 }
 
 // hostileMapDMA maps more than the memory has, for which the driver takes page tables all the same, and the same memory often.
-func hostileMapDMA(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		space, err := c.vaSpace(0)
-		if err != nil {
+func hostileMapDMA(c *client, _ hostileOptions) error {
+	space, err := c.vaSpace(0)
+	if err != nil {
+		return err
+	}
+	lazy, err := c.virtual(space, 1<<40, rm.MemoryFlagLazy)
+	if err != nil {
+		return err
+	}
+	memory, _, err := c.memory(2 * quota.MiB)
+	if err != nil {
+		return err
+	}
+	_, before, err := c.usage()
+	if err != nil {
+		return err
+	}
+	// The driver itself would have no memory for the tables of the first.
+	for _, length := range []uint64{1 << 47, 1 << 40, 2<<20 + 1<<16, ^uint64(0), 1 << 63} {
+		if err := mustAnswer(fmt.Sprintf("map_%#x", length), c.mapDMA(lazy, memory, 0, length), rm.StatusInvalidLimit); err != nil {
 			return err
 		}
-		lazy, err := c.virtual(space, 1<<40, rm.MemoryFlagLazy)
-		if err != nil {
-			return err
+	}
+	const maps = 100
+	for i := range maps {
+		if err := c.mapDMA(lazy, memory, uint64(i)*(2<<20), 2<<20); err != nil {
+			return fmt.Errorf("mapping %d: %w", i, err)
 		}
-		memory, _, err := c.memory(2 * quota.MiB)
-		if err != nil {
-			return err
-		}
-		_, before, err := c.usage()
-		if err != nil {
-			return err
-		}
-		// The driver itself would have no memory for the tables of the first.
-		for _, length := range []uint64{1 << 47, 1 << 40, 2<<20 + 1<<16, ^uint64(0), 1 << 63} {
-			if err := mustAnswer(fmt.Sprintf("map_%#x", length), c.mapDMA(lazy, memory, 0, length), rm.StatusInvalidLimit); err != nil {
-				return err
-			}
-		}
-		const maps = 100
-		for i := range maps {
-			if err := c.mapDMA(lazy, memory, uint64(i)*(2<<20), 2<<20); err != nil {
-				return fmt.Errorf("mapping %d: %w", i, err)
-			}
-		}
-		if err := c.expectLess("mapped", before, maps*quota.Bytes(rm.PageTables(2<<20, false))); err != nil {
-			return err
-		}
-		if err := c.free(memory); err != nil {
-			return err
-		}
-		return c.expectFree("freed", before+2*quota.MiB, 0)
-	})
+	}
+	if err := c.expectLess("mapped", before, maps*quota.Bytes(rm.PageTables(2<<20, false))); err != nil {
+		return err
+	}
+	if err := c.free(memory); err != nil {
+		return err
+	}
+	return c.expectFree("freed", before+2*quota.MiB, 0)
 }
 
 // hostileVASpaces makes address spaces, each of which has some of the GPU's memory and some of its firmware's.
-func hostileVASpaces(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		_, before, err := c.usage()
-		if err != nil {
-			return err
+func hostileVASpaces(c *client, _ hostileOptions) error {
+	_, before, err := c.usage()
+	if err != nil {
+		return err
+	}
+	n := 0
+	for ; n < bombCap; n++ {
+		if _, err = c.vaSpace(0); err != nil {
+			break
 		}
-		n := 0
-		for ; n < bombCap; n++ {
-			if _, err = c.vaSpace(0); err != nil {
-				break
-			}
-		}
-		print("vaspaces=%d\nrefused=%s", n, describe(err))
-		if err == nil {
-			return fmt.Errorf("%d address spaces without a refusal", n)
-		}
-		return c.expectLess("vaspaces", before, quota.Bytes(n)*16*quota.KiB)
-	})
+	}
+	print("vaspaces=%d\nrefused=%s", n, describe(err))
+	if err == nil {
+		return fmt.Errorf("%d address spaces without a refusal", n)
+	}
+	return c.expectLess("vaspaces", before, quota.Bytes(n)*16*quota.KiB)
 }
 
 // hostileEvents makes OS events, for descriptors that need not exist: the driver keeps those of all containers in one list.
-func hostileEvents(hostileOptions) error {
-	return withGPU(func(c *client) error {
-		event := func(client, number uint32) error {
-			o := make([]byte, rm.OSEventSize)
-			rm.PutU32(o, rm.OSEventClient, client)
-			rm.PutU32(o, rm.OSEventFD, number)
-			rm.PutU32(o, rm.OSEventStatus, 0xbad)
-			errno := c.call.escape(c.fd, rm.EscAllocOSEvent, o)
-			if st := rm.U32(o, rm.OSEventStatus); errno != 0 || st != rm.StatusOK {
-				return &rmError{what: "ALLOC_OS_EVENT", errno: errno, status: st}
-			}
-			return nil
+func hostileEvents(c *client, _ hostileOptions) error {
+	event := func(client, number uint32) error {
+		o := make([]byte, rm.OSEventSize)
+		rm.PutU32(o, rm.OSEventClient, client)
+		rm.PutU32(o, rm.OSEventFD, number)
+		rm.PutU32(o, rm.OSEventStatus, 0xbad)
+		errno := c.call.escape(c.fd, rm.EscAllocOSEvent, o)
+		if st := rm.U32(o, rm.OSEventStatus); errno != 0 || st != rm.StatusOK {
+			return &rmError{what: "ALLOC_OS_EVENT", errno: errno, status: st}
 		}
-		if err := mustRefuse("foreign", event(c.handle-1000, 1)); err != nil {
-			return err
+		return nil
+	}
+	if err := mustRefuse("foreign", event(c.handle-1000, 1)); err != nil {
+		return err
+	}
+	n := uint32(0)
+	var err error
+	for ; n < bombCap; n++ {
+		if err = event(c.handle, n); err != nil {
+			break
 		}
-		n := uint32(0)
-		var err error
-		for ; n < bombCap; n++ {
-			if err = event(c.handle, n); err != nil {
-				break
-			}
-		}
-		print("events=%d\nrefused=%s", n, describe(err))
-		if err == nil || n == 0 {
-			return fmt.Errorf("%d OS events: %s: want a refusal after some", n, describe(err))
-		}
-		return mustAnswer("duplicate", event(c.handle, 0), rm.StatusInsufficientResources)
-	})
+	}
+	print("events=%d\nrefused=%s", n, describe(err))
+	if err == nil || n == 0 {
+		return fmt.Errorf("%d OS events: %s: want a refusal after some", n, describe(err))
+	}
+	return mustAnswer("duplicate", event(c.handle, 0), rm.StatusInsufficientResources)
 }
 
 // hostileHostMemory asks the driver for more host memory than there is, which no cgroup would count.

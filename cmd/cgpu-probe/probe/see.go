@@ -233,12 +233,7 @@ func (c *client) heapInfo() (total, free quota.Bytes, err error) {
 	return quota.Bytes(rm.U64(b, rm.HeapTotal)), quota.Bytes(rm.U64(b, rm.HeapFree)), err
 }
 
-func cmdGPUs(args []string) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func cmdGPUs(c *client, args []string) error {
 	for i, g := range c.gpus {
 		print("card%d=id:%#x,minor:%d,bus:%04x:%02x:%02x.0", i, g.id, g.minor, g.domain, g.bus, g.slot)
 		uuid := make([]byte, 268)
@@ -280,7 +275,7 @@ func cmdGPUs(args []string) error {
 		print("device_mask=%#x", rm.U32(mask, 0))
 	}
 	name := make([]byte, 132)
-	err = c.control(c.subdevice, 0x20800110, name)
+	err := c.control(c.subdevice, 0x20800110, name)
 	print("name=%s", text(name[4:], err))
 	paths, _ := filepath.Glob("/dev/nvidia*")
 	print("nodes=%s", strings.Join(paths, ","))
@@ -299,12 +294,7 @@ func text(b []byte, err error) string {
 	return s
 }
 
-func cmdPids(args []string) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func cmdPids(c *client, args []string) error {
 	for _, q := range []struct {
 		name string
 		id   uint32
@@ -336,12 +326,7 @@ func cmdPids(args []string) error {
 
 // cmdGSPHeap shows the memory of the GPU's firmware (NV2080_CTRL_CMD_GSP_GET_RM_HEAP_STATS, ctrl2080gsp.h): one piece for all, and
 // without it nobody makes a client. Not for containers.
-func cmdGSPHeap([]string) error {
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
+func cmdGSPHeap(c *client, _ []string) error {
 	p := make([]byte, 88)
 	if err := c.control(c.subdevice, 0x20803602, p); err != nil {
 		return err

@@ -81,7 +81,7 @@ func mustRefuse(what string, err error) error {
 	return nil
 }
 
-func cmdDupForeign(args []string) error {
+func cmdDupForeign(c *client, args []string) error {
 	cl, err := handleArg(arg(args, 0))
 	if err != nil {
 		return err
@@ -90,11 +90,6 @@ func cmdDupForeign(args []string) error {
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
 	_, err = c.dup(cl, obj)
 	return mustRefuse("dup", err)
 }
@@ -107,16 +102,11 @@ func (c *client) as(handle uint32) *client {
 	return o
 }
 
-func cmdClientForeign(args []string) error {
+func cmdClientForeign(c *client, args []string) error {
 	h, err := handleArg(arg(args, 0))
 	if err != nil {
 		return err
 	}
-	c, err := openGPU(patient)
-	if err != nil {
-		return err
-	}
-	defer c.close()
 	return c.attack(h)
 }
 

@@ -59,7 +59,7 @@ type Times struct {
 // DefaultTimes are those of a node.
 func DefaultTimes() Times {
 	return Times{Linger: 5 * time.Second, Look: 10 * time.Second, Steady: 10 * time.Second,
-		PauseFrom: 100 * time.Millisecond, PauseMost: 30 * time.Second}
+		PauseFrom: 100 * time.Millisecond, PauseMost: 3 * time.Second}
 }
 
 // forgiven is how many short lives there are no pause for: somebody kills them by hand.

@@ -345,7 +345,7 @@ func TestStartAtTheEnd(t *testing.T) {
 	times := quick()
 	times.Linger, times.Look = time.Millisecond, time.Millisecond
 	r := newRig(t, times)
-	for i := range 100 {
+	for i := range 50 {
 		r.word(wordLiving).Store(1)
 		r.start()
 		r.await(fmt.Sprintf("one that decides, round %d", i), func() bool { return r.leader() != 0 })
@@ -362,7 +362,7 @@ func TestKills(t *testing.T) {
 	r := newRig(t, quick())
 	r.word(wordLiving).Store(1)
 	r.start()
-	kills := 200
+	kills := 80 // a seed of its own each time
 	if testing.Short() {
 		kills = 20
 	}

@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -40,7 +42,7 @@ func Host(version string, engines map[string]string) (*doctor.Host, error) {
 		Try: func(ctx context.Context, what string) (*exec.Cmd, error) {
 			return exec.CommandContext(ctx, self, "doctor", "--try", what), nil
 		},
-		Containers: containers,
+		Containers: containers, Users: users, Used: asker(nvmlclient.New(device.MemoryLine, nvmlclient.Rest).Used),
 	}, nil
 }
 
@@ -54,6 +56,39 @@ func containers(t *device.Table, records []ledger.Record) []doctor.Container {
 			Bad: s == snapshot.StateGuardDead || s == snapshot.StateNoAnswer || s == snapshot.StateNoPage, Alone: alone(a)})
 	}
 	return list
+}
+
+// users asks the guards of those who have a GPU how its time is used.
+func users(t *device.Table, records []ledger.Record, uuid string) []doctor.GPUUser {
+	records = slices.DeleteFunc(slices.Clone(records), func(r ledger.Record) bool {
+		return !slices.Contains(r.Native, uuid) && !slices.ContainsFunc(r.VGPUs, func(v ledger.VGPU) bool { return v.UUID == uuid })
+	})
+	var list []doctor.GPUUser
+	for i, a := range snapshot.AskAll(t, records) {
+		r := records[i]
+		if snapshot.StateOf(r, a) == snapshot.StateGone {
+			continue
+		}
+		u := doctor.GPUUser{Name: view.ShortID(r.ID) + view.Label(snapshot.Named(r)), Record: r}
+		for _, v := range a.Status.VGPUs {
+			if v.UUID == uuid {
+				u.Compute, u.Used = v.Compute, v.Used
+			}
+		}
+		list = append(list, u)
+	}
+	return list
+}
+
+// asker asks for a while: the first answer of a driver that nobody uses takes seconds, and comes at a later try.
+func asker[T any](ask func(gpus []int) (T, error)) func(gpus []int) (T, error) {
+	return func(gpus []int) (all T, err error) {
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+			if all, err = ask(gpus); err == nil || time.Now().After(deadline) {
+				return all, err
+			}
+		}
+	}
 }
 
 // alone reports a container with contexts on a GPU that has no arbiter.

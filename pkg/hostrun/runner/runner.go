@@ -5,6 +5,8 @@ package runner
 
 import (
 	"errors"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/admit"
@@ -176,16 +178,10 @@ func anyEnding(records []ledger.Record) bool {
 
 // sweepRuns removes the cgroups of runs whose guard was killed.
 func sweepRuns(runDir string, cgroups []string) {
-	records, err := ledger.Open(runDir).List()
-	if err != nil {
-		return
-	}
+	// Asked after the cgroups were listed: who makes one has a record by then.
+	list := sync.OnceValues(ledger.Open(runDir).List)
 	hostrun.SweepCgroups(cgroups, func(nonce string) bool {
-		for _, r := range records {
-			if r.Nonce == nonce {
-				return true
-			}
-		}
-		return false
+		records, err := list()
+		return err != nil || slices.ContainsFunc(records, func(r ledger.Record) bool { return r.Nonce == nonce })
 	})
 }

@@ -193,7 +193,7 @@ func (t *TSG) Remove() {
 
 // Account is the group's account until the runlist's Now.
 func (t *TSG) Account() Account {
-	t.settle()
+	t.accountTime()
 	return t.account
 }
 
@@ -332,7 +332,7 @@ func (t *TSG) update() {
 
 // mark notes from now on what the group's time is.
 func (t *TSG) mark() {
-	t.settle()
+	t.accountTime()
 	switch {
 	case !t.pending():
 		t.state = idle
@@ -345,8 +345,8 @@ func (t *TSG) mark() {
 	}
 }
 
-// settle counts the time since the last mark.
-func (t *TSG) settle() {
+// accountTime counts the time since the last mark.
+func (t *TSG) accountTime() {
 	dt := t.r.now - t.since
 	t.since = t.r.now
 	switch t.state {

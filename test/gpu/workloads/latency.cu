@@ -1,8 +1,9 @@
-// Requests of one kernel each, at given times whether or not the one before is done (open loop), and how long each takes
+// Requests of a kernel or some, at given times whether or not the one before is done (open loop), and how long each takes
 // from the time it was due until its end is seen. One thread polls: it takes a whole core.
-//   latency --seconds S [--start-at EPOCH] [--work-us 140] [--every-ms 2 | --poisson LOAD_PERCENT --seed N] [--ramp-ms 400]
+//   latency --seconds S [--start-at EPOCH] [--work-us 140] [--kernels 1] [--every-ms 2 | --poisson LOAD_PERCENT --seed N] [--ramp-ms 400]
 //           [--iters-per-us X] [--samples] [--stdin]
 //     --work-us   work of a request in microseconds of the whole GPU; its launch comes on top
+//     --kernels   so many kernels one after the other, which share the work
 //     --think-ms  instead: a request comes so long after the last one's end
 //     --poisson   arrivals at random, so many that they are LOAD_PERCENT of the GPU
 //     --samples   each latency too, in the order of arrival
@@ -11,12 +12,16 @@
 #include <unistd.h>
 #include "spin.h"
 
-static const char known[] = "seconds start-at work-us every-ms think-ms poisson seed ramp-ms iters-per-us samples stdin";
+static const char known[] = "seconds start-at work-us kernels every-ms think-ms poisson seed ramp-ms iters-per-us samples stdin";
 
 static void run(Gpu& gpu, const Options& o, double rate) {
   const double work_us = o.number("work-us", 140), seconds = o.number("seconds", 5), ramp = o.number("ramp-ms", 400) * 1e-3;
   const double start = o.number("start-at", epoch() + ramp + 0.1), end = start + seconds;
-  const unsigned iterations = (unsigned)fmax(1, work_us * rate);
+  const unsigned kernels = (unsigned)fmax(1, o.number("kernels", 1)), iterations = (unsigned)fmax(1, work_us * rate / kernels);
+  auto request = [&](cudaEvent_t end) {
+    for (unsigned i = 0; i < kernels; i++) gpu.run(1, iterations, 0);
+    CHECK(cudaEventRecord(end, gpu.stream));
+  };
   const double every = o.has("poisson") ? work_us * 1e-6 * 100 / o.number("poisson", 1) : o.number("every-ms", 2) * 1e-3;
   srand48((long)o.number("seed", 1));
   // Due times are known before the start: the same seed gives the same load, whatever becomes of the requests.
@@ -35,8 +40,7 @@ static void run(Gpu& gpu, const Options& o, double rate) {
     const double think = o.number("think-ms", 2) * 1e-3;
     for (due.clear(); epoch() < end;) {
       double begin = epoch();
-      gpu.run(1, iterations, 0);
-      CHECK(cudaEventRecord(events[0], gpu.stream));
+      request(events[0]);
       for (cudaError_t e; (e = cudaEventQuery(events[0]));) if (e != cudaErrorNotReady) CHECK(e);
       if (begin >= start) took.push_back((epoch() - begin) * 1e6);
       sleep_until(epoch() + think);
@@ -45,8 +49,7 @@ static void run(Gpu& gpu, const Options& o, double rate) {
   // What is not done long after the last was due is not waited for: the load is more than the GPU can take.
   while (finished < due.size() && epoch() < end + 3) {
     if (next < due.size() && next - finished < outstanding && epoch() >= due[next]) {
-      gpu.run(1, iterations, 0);
-      CHECK(cudaEventRecord(events[next++ % outstanding], gpu.stream));
+      request(events[next++ % outstanding]);
     }
     while (finished < next) {
       cudaError_t e = cudaEventQuery(events[finished % outstanding]);

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo
+
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
+)
+
+// Memory limits of the driver's own: of a cgroup, on a GPU. The soft one is what others have to leave to it. It is always 0: the ledger
+// promises no more than there is, and one that is not is added to all cgroups above and stays there when the cgroup is removed.
+
+// limitCgroup is cgpu-refresh -limit. cgroups is where they are.
+func limitCgroup(driverRoot, cgroups, cgroup string, limits []string) error {
+	lib, _, shutdown, err := openNVML(driverRoot)
+	if err != nil {
+		return err
+	}
+	defer shutdown()
+	if err := hasLimits(lib, lib.Extensions().LookupSymbol, cgroups); err != nil {
+		return err
+	}
+	for _, l := range limits {
+		if err := setLimit(lib, cgroup, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const wanted = "driver_limits = true in cgpu.toml: "
+
+// hasLimits says why the driver, or the machine, has no such limits.
+func hasLimits(lib nvml.Interface, has func(symbol string) error, cgroups string) error {
+	for _, symbol := range []string{"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"} {
+		if has(symbol) != nil {
+			version, _ := lib.SystemGetDriverVersion()
+			return fmt.Errorf(wanted+"driver %s has no memory limits of its own: want 615 or newer, or leave it out", version)
+		}
+	}
+	if err := nvmlclient.Unified(cgroups); err != nil {
+		return fmt.Errorf(wanted+"%w", err)
+	}
+	return nil
+}
+
+// setLimit sets one, UUID=BYTES, and looks whether it is there: what was not set would be no limit at all.
+func setLimit(lib nvml.Interface, cgroup, limit string) error {
+	uuid, number, _ := strings.Cut(limit, "=")
+	bytes, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || bytes == 0 || bytes == nvml.DEVICE_MEMORY_LIMIT_MAX {
+		return fmt.Errorf("limit %q: want UUID=BYTES", limit)
+	}
+	fault := func(what string, err error) error {
+		return fmt.Errorf("GPU %s, cgroup %s: %s: %w", uuid, cgroup, what, err)
+	}
+	d, ret := lib.DeviceGetHandleByUUID(uuid)
+	if ret != nvml.SUCCESS {
+		return fault("handle", ret)
+	}
+	if ret := d.SetMemoryLimits_v1(cgroup, 0, bytes); ret != nvml.SUCCESS {
+		return fault(fmt.Sprintf("a limit of %d bytes is refused", bytes), ret)
+	}
+	switch is, ret := d.GetMemoryLimits_v1(cgroup); {
+	case ret != nvml.SUCCESS:
+		return fault("the limit cannot be read back", ret)
+	case is.HardLimit > bytes:
+		return fault("limit", fmt.Errorf("%d bytes were set, and %d are in force", bytes, is.HardLimit))
+	}
+	return nil
+}

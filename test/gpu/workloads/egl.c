@@ -1,0 +1,113 @@
+// OpenGL ES without a window or a display: a device of EGL_EXT_device_enumeration, a buffer of 256 x 256, a triangle that is looked at.
+//   egl                     the triangle alone
+//   egl fill MIB MAX_MIB    and textures in pieces of MIB until one is refused, or it has MAX_MIB; the triangle is then drawn again. OpenGL
+//                           may put textures into the host's memory instead of refusing one.
+// EGL_DEVICE=N takes the Nth device. Exit status 3: no device, 4: no display. Build: cc -o egl egl.c -lEGL -lGLESv2
+#include <EGL/egl.h>
+#include <EGL/eglext.h>
+#include <GLES3/gl3.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SIDE = 256 };
+
+static void fail(const char *what, int status) {
+	fprintf(stderr, "%s: EGL error %#x\n", what, eglGetError());
+	exit(status);
+}
+
+static GLuint shader(GLenum kind, const char *text) {
+	GLuint s = glCreateShader(kind);
+	GLint ok;
+	glShaderSource(s, 1, &text, NULL);
+	glCompileShader(s);
+	glGetShaderiv(s, GL_COMPILE_STATUS, &ok);
+	if (!ok) {
+		char why[512] = "";
+		glGetShaderInfoLog(s, sizeof why, NULL, why);
+		fprintf(stderr, "shader: %s\n", why);
+		exit(1);
+	}
+	return s;
+}
+
+static void open_context(void) {
+	PFNEGLQUERYDEVICESEXTPROC query = (PFNEGLQUERYDEVICESEXTPROC)eglGetProcAddress("eglQueryDevicesEXT");
+	PFNEGLGETPLATFORMDISPLAYEXTPROC display_of = (PFNEGLGETPLATFORMDISPLAYEXTPROC)eglGetProcAddress("eglGetPlatformDisplayEXT");
+	EGLDeviceEXT devices[16];
+	EGLint n = 0, major, minor;
+	if (!query || !display_of || !query(16, devices, &n) || n == 0) fail("no EGL device", 3);
+	const char *number = getenv("EGL_DEVICE");
+	EGLDisplay display = display_of(EGL_PLATFORM_DEVICE_EXT, devices[number ? atoi(number) % n : 0], NULL);
+	if (display == EGL_NO_DISPLAY || !eglInitialize(display, &major, &minor)) fail("eglInitialize", 4);
+	printf("devices %d vendor %s version %d.%d\n", n, eglQueryString(display, EGL_VENDOR), major, minor);
+
+	EGLint want[] = {EGL_SURFACE_TYPE, EGL_PBUFFER_BIT, EGL_RENDERABLE_TYPE, EGL_OPENGL_ES3_BIT, EGL_RED_SIZE, 8, EGL_GREEN_SIZE, 8, EGL_BLUE_SIZE, 8, EGL_NONE};
+	EGLint side[] = {EGL_WIDTH, SIDE, EGL_HEIGHT, SIDE, EGL_NONE}, version[] = {EGL_CONTEXT_CLIENT_VERSION, 3, EGL_NONE};
+	EGLConfig config;
+	if (!eglChooseConfig(display, want, &config, 1, &n) || n == 0) fail("eglChooseConfig", 1);
+	EGLSurface surface = eglCreatePbufferSurface(display, config, side);
+	if (surface == EGL_NO_SURFACE) fail("eglCreatePbufferSurface", 1);
+	EGLContext context = eglCreateContext(display, config, EGL_NO_CONTEXT, version);
+	if (context == EGL_NO_CONTEXT) fail("eglCreateContext", 1);
+	if (!eglMakeCurrent(display, surface, surface, context)) fail("eglMakeCurrent", 1);
+	printf("renderer %s, %s\n", glGetString(GL_RENDERER), glGetString(GL_VERSION));
+}
+
+// triangle: the lower left half is green, the rest black.
+static void triangle(void) {
+	static const GLfloat corners[] = {-1, -1, 1, -1, -1, 1};
+	GLubyte in[4], out[4];
+	glViewport(0, 0, SIDE, SIDE);
+	glClearColor(0, 0, 0, 1);
+	glClear(GL_COLOR_BUFFER_BIT);
+	glVertexAttribPointer(0, 2, GL_FLOAT, GL_FALSE, 0, corners);
+	glEnableVertexAttribArray(0);
+	glDrawArrays(GL_TRIANGLES, 0, 3);
+	glReadPixels(SIDE / 4, SIDE / 4, 1, 1, GL_RGBA, GL_UNSIGNED_BYTE, in);
+	glReadPixels(SIDE * 3 / 4, SIDE * 3 / 4, 1, 1, GL_RGBA, GL_UNSIGNED_BYTE, out);
+	GLenum error = glGetError();
+	int right = error == 0 && in[0] == 0 && in[1] == 255 && in[2] == 0 && out[0] == 0 && out[1] == 0 && out[2] == 0;
+	printf("triangle right %d error %#x\n", right, error);
+	fflush(stdout);
+	if (!right) exit(1);
+}
+
+static void fill(int piece, int max) {
+	GLenum error = 0;
+	int sum = 0;
+	while (error == 0 && sum < max) {
+		GLuint texture;
+		glGenTextures(1, &texture);
+		glBindTexture(GL_TEXTURE_2D, texture);
+		glTexStorage2D(GL_TEXTURE_2D, 1, GL_RGBA8, 4096, piece * 64); // 4096 x 64 of 4 bytes are 1 MiB
+		GLuint frame; // cleared, so that there is memory behind it
+		glGenFramebuffers(1, &frame);
+		glBindFramebuffer(GL_FRAMEBUFFER, frame);
+		glFramebufferTexture2D(GL_FRAMEBUFFER, GL_COLOR_ATTACHMENT0, GL_TEXTURE_2D, texture, 0);
+		glClear(GL_COLOR_BUFFER_BIT);
+		glFinish();
+		error = glGetError();
+		if (error == 0) sum += piece;
+	}
+	glBindFramebuffer(GL_FRAMEBUFFER, 0);
+	printf("allocated_MiB %d error %#x refused %d\n", sum, error, error == GL_OUT_OF_MEMORY);
+	fflush(stdout);
+}
+
+int main(int argc, char **argv) {
+	open_context();
+	GLuint program = glCreateProgram();
+	glAttachShader(program, shader(GL_VERTEX_SHADER, "attribute vec2 at; void main() { gl_Position = vec4(at, 0.0, 1.0); }"));
+	glAttachShader(program, shader(GL_FRAGMENT_SHADER, "precision mediump float; void main() { gl_FragColor = vec4(0.0, 1.0, 0.0, 1.0); }"));
+	glBindAttribLocation(program, 0, "at");
+	glLinkProgram(program);
+	glUseProgram(program);
+	triangle();
+	if (argc > 3 && !strcmp(argv[1], "fill")) {
+		fill(atoi(argv[2]), atoi(argv[3]));
+		triangle();
+	}
+	return 0;
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build integration
+
+package integration
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/guard/guardcfg"
+	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
+)
+
+// TestMemoryOutside: cgpu smi shows what a program without a vGPU has of a GPU's memory beside a container.
+func TestMemoryOutside(t *testing.T) {
+	if lab.Driver != device.DriverSim {
+		t.Skip("others may use a real GPU")
+	}
+	holding(t, container{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=1GiB", "NVIDIA_VISIBLE_DEVICES=0"}}, "300MiB")
+	outside := func() quota.Bytes {
+		t.Helper()
+		var smi struct {
+			GPUs []struct {
+				Outside *quota.Bytes `json:"outside"`
+			} `json:"gpus"`
+		}
+		out := cgpu(t, "smi", "--json")
+		if err := json.Unmarshal([]byte(out), &smi); err != nil || smi.GPUs[0].Outside == nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return *smi.GPUs[0].Outside
+	}
+	if n := outside(); n != 0 {
+		t.Errorf("%d bytes are used outside before anybody does", n)
+	}
+	g := gpus(t)[0]
+	d, err := driver.Open(guardcfg.Config{Driver: device.DriverSim, SimSocket: device.SimSocket(lab.RunDir), GPUs: []guardcfg.GPU{{GPU: g}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	abi, err := rm.ForDriver("580.159.04", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := rmclient.ParseAddress(g.BusID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := rmclient.New(d, abi, "", []uint32{address.ID()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.CloseFile(c.File().File)
+	params := make([]byte, 128)
+	rm.PutU32(params, rm.MemoryOwner, 1)
+	rm.PutU64(params, rm.MemorySize, uint64(2*quota.GiB))
+	if _, err := c.Alloc(c.Device(0), 0x40, params); err != nil {
+		t.Fatal(err)
+	}
+	if n := outside(); n != 2*quota.GiB {
+		t.Errorf("%d bytes are used outside, want 2 GiB", n)
+	}
+	if out := cgpu(t, "smi"); !strings.Contains(out, "2048MiB") || !strings.Contains(out, "OUTSIDE") {
+		t.Error(out)
+	}
+}
