@@ -427,9 +427,9 @@ func same(x, y *sched.Verdict) bool {
 
 // book brings the account of a vGPU up to date.
 func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.Duration, x sched.VGPU) sched.Account {
-	granted, limit := v.part, sched.Permille(0)
+	granted, limit, since := v.part, sched.Permille(0), a.stepped
 	if a.stepped == 0 && v.said.UpTo > 0 {
-		granted = part // nobody knows who had work since the arbiter before; but what was before a newcomer is not his
+		granted, since = part, v.said.At // nobody knows who had work since the arbiter before; but what was before a newcomer is not his
 	}
 	if granted > 0 {
 		limit = g.Cap
@@ -447,11 +447,7 @@ func (a *Arbiter) book(g *peerpage.Guest, v *vgpu, part float64, now, busy time.
 	if a.read == now {
 		v.load = 1
 	}
-	var from time.Duration // of the last step, less how late records and samples are
-	if a.stepped > 0 && a.clock.known {
-		from = a.clock.gpu(a.stepped) - settled - sched.SamplePeriod - leaveTime
-	}
-	return a.observer.Book(g.ID, granted, limit, from)
+	return a.observer.Book(g.ID, granted, limit, max(0, now-since))
 }
 
 // apply has the observer know what is in force from now on.

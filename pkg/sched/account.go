@@ -42,7 +42,7 @@ func (s span) overlap(o span) time.Duration { return max(0, min(s.to, o.to)-max(
 // before is only seen, and not counted again.
 func (o *Observer) Resume(vgpu string, a Account) {
 	h := o.habit(vgpu)
-	h.account, h.from = a, a.UpTo
+	h.account, h.from, h.grantable = a, a.UpTo, a.Granted
 	if a.On && (o.running == nil || a.Since > o.since) {
 		o.running = &runner{vgpu: vgpu, group: group{a.PID, a.Context}, last: a.Since, resting: a.Resting}
 		o.since, o.settled = a.Since, a.Since
@@ -56,17 +56,18 @@ func (o *Observer) Resume(vgpu string, a Account) {
 func (o *Observer) UpTo() time.Duration { return o.upTo }
 
 // Book is the account of a vGPU up to the last record. It counts what the vGPU was entitled to since the last time: a part of the time in
-// which anybody was on the engine, or a hard cap's of all; and of nothing before from, since when that part is known: a context that has
-// no work any more may have been on the engine until now.
-func (o *Observer) Book(vgpu string, part float64, limit Permille, from time.Duration) Account {
+// which anybody was on the engine, or a hard cap's of all. Worked is for how long it had work since the last time, and bounds that: a
+// context that has no work any more may have been on the engine for long, until now. Records come late, so the bound is of the sums.
+func (o *Observer) Book(vgpu string, part float64, limit Permille, worked time.Duration) Account {
 	h := o.habit(vgpu)
 	a := &h.account
-	from = max(from, a.UpTo)
+	granted := time.Duration(part * float64(o.busySince(a.UpTo)))
 	if limit > 0 {
-		a.Granted += max(0, o.upTo-from) * time.Duration(limit) / time.Duration(Whole)
-	} else {
-		a.Granted += time.Duration(part * float64(o.busySince(from)))
+		part = float64(limit) / float64(Whole)
+		granted = time.Duration(part * float64(max(0, o.upTo-a.UpTo)))
 	}
+	h.grantable += time.Duration(part * float64(worked))
+	a.Granted = min(a.Granted+granted, h.grantable)
 	o.booked = true
 	a.UpTo, a.Resident = max(a.UpTo, o.upTo), Resident{}
 	if r := o.running; r != nil && r.vgpu == vgpu {

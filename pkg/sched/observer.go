@@ -99,6 +99,7 @@ const manyCuts = 16
 type habit struct {
 	account     Account
 	from        time.Duration // what was before is in the account already
+	grantable   time.Duration // most that account.Granted can be
 	runners     []*runner
 	row         Row
 	former      time.Duration // slice
