@@ -209,9 +209,9 @@ func sweep(t *testing.T, nodes map[string]*node, f faulty, choose func(calls int
 		if nodes[key] == nil {
 			n := newNode(t, f.config...)
 			t.Cleanup(func() { nodes[key] = nil })
-			n.bundle(t, "tenant", tenant, onFirst)
-			n.bundle(t, "alone", tenant, onSecond)
-			n.bundle(t, "brief", "cgpu-probe alloc 100MiB >/dev/null", onFirst)
+			n.bundle(t, "tenant", tenant, fourGiB, onFirst)
+			n.bundle(t, "alone", tenant, fourGiB, onSecond)
+			n.bundle(t, "brief", "cgpu-probe alloc 100MiB >/dev/null", fourGiB, onFirst)
 			nodes[key] = n
 		}
 		return nodes[key]

@@ -37,6 +37,8 @@ const (
 	onSecond = "CGPU_GPUS=1"
 )
 
+const fourGiB = "CGPU_MEM=4GiB"
+
 // node is a private node without engines: a run dir, the simulated driver, runc, and a neighbour who works all the time.
 type node struct {
 	dir, runDir, bin string
@@ -89,7 +91,7 @@ func newNode(t testing.TB, config ...string) *node {
 	}
 	must(t, n.cgpu("refresh"))
 	n.bundle(t, "neighbour", "cgpu-probe work --for 24h --windows 200ms & "+
-		"while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated; busybox sleep 0.3; done", onFirst)
+		"while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated; busybox sleep 0.3; done", fourGiB, onFirst)
 	must(t, n.runtime("create", "--bundle", n.path("neighbour"), n.id("neighbour")))
 	must(t, n.runtime("start", n.id("neighbour")))
 	must(t, n.eventually(n.neighbourWorks))
@@ -110,7 +112,7 @@ func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 // id names a container; cgroups are the machine's.
 func (n *node) id(name string) string { return filepath.Base(n.dir) + "-" + name }
 
-// bundle makes the bundle of a container with a quota that runs a script.
+// bundle makes the bundle of a container that runs a script.
 func (n *node) bundle(t testing.TB, name, script string, env ...string) {
 	t.Helper()
 	type object = map[string]any
@@ -122,7 +124,7 @@ func (n *node) bundle(t testing.TB, name, script string, env ...string) {
 		},
 		"root": object{"path": n.path("rootfs")},
 		"process": object{"cwd": "/", "args": []string{"/bin/busybox", "sh", "-c", script}, "user": object{"uid": 0, "gid": 0},
-			"env": append([]string{"PATH=/bin", "CGPU_MEM=4GiB"}, env...)},
+			"env": append([]string{"PATH=/bin"}, env...)},
 		"mounts": []object{
 			{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},
@@ -384,7 +386,8 @@ func (n *node) clean() error {
 
 // keeps says whether a file of the run dir is the neighbour's, or one that a node has or comes to have.
 func (n *node) keeps(file string) bool {
-	return n.wantFiles[file] || strings.Contains(file, n.neighbour.Nonce) || strings.HasPrefix(file, "events.") ||
+	lock, _ := filepath.Match("board/GPU-*.*", file) // of a GPU that was not used before
+	return lock || n.wantFiles[file] || strings.Contains(file, n.neighbour.Nonce) || strings.HasPrefix(file, "events.") ||
 		file == "counters/total.json"
 }
 

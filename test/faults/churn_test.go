@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build integration && amd64
+
+package faults
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/csv"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// churn is how many containers there are at a time, how often each is exchanged for a new one, and for how long at least.
+type churn struct {
+	containers, rounds int
+	atLeast            time.Duration
+	csv                string // file for the samples; empty: none
+}
+
+// asked reads CGPU_CHURN, such as 64x100 or 64x100,2h, and CGPU_CHURN_CSV.
+func asked(t *testing.T) churn {
+	c := churn{containers: 6, rounds: 4, csv: os.Getenv("CGPU_CHURN_CSV")}
+	text := os.Getenv("CGPU_CHURN")
+	if text == "" {
+		return c
+	}
+	size, atLeast, long := strings.Cut(text, ",")
+	_, err := fmt.Sscanf(size, "%dx%d", &c.containers, &c.rounds)
+	if err == nil && long {
+		c.atLeast, err = time.ParseDuration(atLeast)
+	}
+	if err != nil {
+		t.Fatalf("CGPU_CHURN=%q: %v; want CONTAINERSxROUNDS or CONTAINERSxROUNDS,DURATION", text, err)
+	}
+	return c
+}
+
+// lives are what containers do; each also computes.
+var lives = []string{
+	"cgpu-probe hold 32MiB",
+	"while :; do cgpu-probe alloc 16MiB; busybox sleep 0.5; done",
+	"cgpu-probe alloc 256MiB; cgpu-probe hold 32MiB",                             // one is refused
+	"cgpu-probe alloc 16MiB & cgpu-probe hold 32MiB & busybox sleep 2",           // ends by itself
+	"while :; do cgpu-probe hold 16MiB 1 & busybox sleep 0.7; done",              // clients that come and go
+	"cgpu-probe hold 16MiB & busybox sleep 1; kill -9 $!; cgpu-probe hold 16MiB", // killed with memory
+}
+
+// TestChurn: containers come, are changed, and go, many times over; afterwards nothing is left, and what lives on has not grown.
+func TestChurn(t *testing.T) {
+	c := asked(t)
+	n := newNode(t, "max_inst = 64")
+	seed := rand.Uint64()
+	t.Logf("seed %#x", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	for i := range lives {
+		for gpu, on := range []string{onFirst, onSecond} {
+			n.bundle(t, fmt.Sprintf("life%d-%d", i, gpu), "cgpu-probe work --for 24h >/dev/null & "+lives[i], "CGPU_MEM=128MiB", on)
+		}
+	}
+	n.bundle(t, "plain", "busybox true") // no quota: what the low-level runtime alone takes
+	var with, without []time.Duration
+	var samples []sample
+	begin := time.Now()
+	for round := 0; round < c.rounds || time.Since(begin) < c.atLeast; round++ {
+		for slot := range c.containers {
+			id := fmt.Sprintf("slot%d", slot)
+			_ = n.quick("cgpu-runtime", "delete", "--force", n.id(id))
+			took, err := n.timed(fmt.Sprintf("life%d-%d", random.IntN(len(lives)), slot%2), id)
+			must(t, err)
+			with = append(with, took)
+			n.meddle(random, c.containers)
+			if slot%8 == 0 {
+				took, err := n.timed("plain", "plain")
+				must(t, err)
+				without = append(without, took)
+				_ = n.quick("cgpu-runtime", "delete", "--force", n.id("plain"))
+			}
+		}
+		samples = append(samples, n.sample(time.Since(begin)))
+	}
+	for slot := range c.containers {
+		_ = n.quick("cgpu-runtime", "delete", "--force", n.id(fmt.Sprintf("slot%d", slot)))
+	}
+	for _, check := range []func() error{n.quiet, n.neighbourWorks, n.clean} {
+		must(t, n.eventually(check))
+	}
+	samples = append(samples, n.sample(time.Since(begin)))
+	report(t, c, with, without, samples)
+	grown(t, samples[:len(samples)-1])
+}
+
+// quick runs one of our programs, not watched.
+func (n *node) quick(program string, args ...string) error {
+	if program == "cgpu-runtime" {
+		args = append([]string{"--root", n.path("state")}, args...)
+	}
+	cmd := exec.Command(filepath.Join(n.bin, program), args...)
+	out, err := os.CreateTemp(n.dir, "out")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(out.Name()) //nolint:errcheck // in the node's folder
+	defer out.Close()
+	// A file: a container keeps what it was given, and a pipe would keep us waiting for its end.
+	cmd.Env, cmd.Stdout, cmd.Stderr = n.env, out, out
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	late := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	defer late.Stop()
+	if err := cmd.Wait(); err != nil {
+		said, _ := os.ReadFile(out.Name())
+		return fmt.Errorf("%s %v: %w: %s", program, args, err, said)
+	}
+	return nil
+}
+
+// timed creates and starts a container, and says how long that took.
+func (n *node) timed(bundle, id string) (time.Duration, error) {
+	begin := time.Now()
+	if err := n.quick("cgpu-runtime", "create", "--bundle", n.path(bundle), n.id(id)); err != nil {
+		return 0, err
+	}
+	err := n.quick("cgpu-runtime", "start", n.id(id))
+	return time.Since(begin), err
+}
+
+// meddle does with some container what an administrator may do; it may have ended.
+func (n *node) meddle(random *rand.Rand, containers int) {
+	id := n.id(fmt.Sprintf("slot%d", random.IntN(containers)))
+	switch random.IntN(8) {
+	case 0:
+		_ = n.quick("cgpu", "set", id, "--weight", strconv.Itoa(1+random.IntN(4)))
+	case 1:
+		_ = n.quick("cgpu", "set", id, "--memory", strconv.Itoa(64+64*random.IntN(3))+"MiB")
+	case 2:
+		_ = n.quick("cgpu", "pause", id)
+		_ = n.quick("cgpu", "resume", id)
+	case 3:
+		_ = n.quick("cgpu-runtime", "exec", id, "/bin/cgpu-probe", "alloc", "1MiB")
+	case 4:
+		_ = n.quick("cgpu", "smi", "-o", "json")
+	}
+}
+
+// sample is how large the node is at a time.
+type sample struct {
+	at                             time.Duration
+	containers, files, logs        int
+	logBytes                       int64
+	mounts, cgroups, clients       int
+	guards, guardKiB, guardFDs     int // guardKiB, guardFDs: of the neighbour's, which lives all the time
+	arbiterKiB, arbiterFDs, simFDs int
+}
+
+var columns = strings.Fields("seconds containers files logs log_bytes mounts cgroups driver_clients guards " +
+	"guard_kib guard_fds arbiter_kib arbiter_fds sim_fds")
+
+func (s sample) row() []string {
+	row := []string{strconv.FormatFloat(s.at.Seconds(), 'f', 1, 64)}
+	for _, v := range []int64{int64(s.containers), int64(s.files), int64(s.logs), s.logBytes, int64(s.mounts), int64(s.cgroups), int64(s.clients),
+		int64(s.guards), int64(s.guardKiB), int64(s.guardFDs), int64(s.arbiterKiB), int64(s.arbiterFDs), int64(s.simFDs)} {
+		row = append(row, strconv.FormatInt(v, 10))
+	}
+	return row
+}
+
+func (n *node) sample(at time.Duration) sample {
+	s := sample{at: at, containers: len(n.records()) - 1, files: len(n.files())}
+	logs, _ := os.ReadDir(filepath.Join(n.runDir, "log"))
+	s.logs = len(logs)
+	for _, e := range logs {
+		if info, err := e.Info(); err == nil {
+			s.logBytes += info.Size()
+		}
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	s.mounts = bytes.Count(mounts, []byte(n.dir))
+	cgroups, _ := filepath.Glob("/sys/fs/cgroup/memory/" + filepath.Base(n.dir) + "*")
+	s.cgroups = len(cgroups)
+	if b, err := n.books(); err == nil {
+		s.clients = b.Clients
+	}
+	for _, p := range n.processes() {
+		kib, fds := size(p.pid)
+		switch {
+		case p.pid == n.neighbour.GuardPID:
+			s.guardKiB, s.guardFDs = kib, fds
+			s.guards++
+		case p.name == "cgpu-guard":
+			s.guards++
+		case p.name == "cgpu-arbiter":
+			s.arbiterKiB, s.arbiterFDs = max(s.arbiterKiB, kib), max(s.arbiterFDs, fds)
+		case p.name == "cgpu-sim":
+			s.simFDs = fds
+		}
+	}
+	return s
+}
+
+// size is a process's resident memory and how many descriptors it has.
+func size(pid int) (kib, fds int) {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "RssAnon:"); ok { // pages of files come and go as the machine has room
+			kib, _ = strconv.Atoi(strings.Fields(value)[0])
+		}
+	}
+	list, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return kib, len(list)
+}
+
+// grown says what became larger from the second fifth of the samples to the last: the first is filling caches.
+func grown(t *testing.T, samples []sample) {
+	fifth := len(samples) / 5
+	if fifth == 0 {
+		return
+	}
+	median := func(of []sample, field func(sample) int) int {
+		values := make([]int, len(of))
+		for i, s := range of {
+			values[i] = field(s)
+		}
+		slices.Sort(values)
+		return values[len(values)/2]
+	}
+	for name, c := range map[string]struct {
+		field func(sample) int
+		more  int // that is no growth
+	}{
+		"KiB of the neighbour's guard":         {func(s sample) int { return s.guardKiB }, 4096},
+		"descriptors of the neighbour's guard": {func(s sample) int { return s.guardFDs }, 8},
+		"KiB of the arbiter":                   {func(s sample) int { return s.arbiterKiB }, 4096},
+		"descriptors of the arbiter":           {func(s sample) int { return s.arbiterFDs }, 8},
+		"files in the run dir":                 {func(s sample) int { return s.files }, 16},
+		"logs":                                 {func(s sample) int { return s.logs }, 16},
+		"mounts":                               {func(s sample) int { return s.mounts }, 8},
+		"cgroups":                              {func(s sample) int { return s.cgroups }, 4},
+	} {
+		before, after := median(samples[fifth:2*fifth], c.field), median(samples[len(samples)-fifth:], c.field)
+		if after > before+c.more {
+			t.Errorf("%s: %d, then %d", name, before, after)
+		}
+	}
+}
+
+func report(t *testing.T, c churn, with, without []time.Duration, samples []sample) {
+	quantiles := func(d []time.Duration) string {
+		slices.SortFunc(d, cmp.Compare[time.Duration])
+		return fmt.Sprintf("%d, median %v, p99 %v", len(d), d[len(d)/2].Round(time.Millisecond), d[len(d)*99/100].Round(time.Millisecond))
+	}
+	last := samples[len(samples)-2]
+	t.Logf("%d containers, %d rounds in %v; create and start with a quota: %s; without: %s", c.containers, len(samples)-1,
+		last.at.Round(time.Second), quantiles(with), quantiles(without))
+	t.Logf("%v", columns)
+	for _, i := range []int{0, len(samples) / 2, len(samples) - 2, len(samples) - 1} {
+		t.Logf("%v", samples[i].row())
+	}
+	if c.csv == "" {
+		return
+	}
+	f, err := os.Create(c.csv)
+	must(t, err)
+	w := csv.NewWriter(f)
+	must(t, w.Write(columns))
+	for _, s := range samples {
+		must(t, w.Write(s.row()))
+	}
+	w.Flush()
+	must(t, w.Error())
+	must(t, f.Close())
+}
