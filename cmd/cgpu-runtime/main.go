@@ -141,7 +141,7 @@ func create(c *call, runDir string) (undo func(), err error) {
 	// The guard starts while we find out which GPUs, and how much of each.
 	session := launch.Session{RunDir: runDir}
 	undo = func() {
-		for _, err := range []error{session.Undo(), uncopy(c.made)} {
+		for _, err := range []error{uncopy(c.made), session.Undo()} { // where /run is full, the first makes room for the second
 			if err != nil {
 				c.report(err)
 			}

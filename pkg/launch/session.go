@@ -78,9 +78,9 @@ func (s *Session) Undo() error {
 	if s.Record.Nonce == "" {
 		return nil
 	}
-	err := ledger.Open(s.RunDir).Release(s.Record.Nonce)
-	if left := page.Remove(s.RunDir, s.Record.Nonce); err == nil {
-		err = left
+	left := page.Remove(s.RunDir, s.Record.Nonce)
+	if err := ledger.Open(s.RunDir).Release(s.Record.Nonce); err != nil {
+		return err
 	}
-	return err
+	return left
 }

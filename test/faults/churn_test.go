@@ -186,8 +186,10 @@ func (n *node) sample(at time.Duration) sample {
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	s.mounts = bytes.Count(mounts, []byte(n.dir))
-	cgroups, _ := filepath.Glob("/sys/fs/cgroup/memory/" + filepath.Base(n.dir) + "*")
-	s.cgroups = len(cgroups)
+	for _, of := range []string{"", "*/"} { // v2, and v1's controllers
+		cgroups, _ := filepath.Glob("/sys/fs/cgroup/" + of + filepath.Base(n.dir) + "*")
+		s.cgroups += len(cgroups)
+	}
 	if b, err := n.books(); err == nil {
 		s.clients = b.Clients
 	}

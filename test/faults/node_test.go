@@ -69,6 +69,8 @@ func newNode(t testing.TB, config ...string) *node {
 	must(t, err)
 	n := &node{dir: dir, runDir: filepath.Join(dir, "run"), bin: bin}
 	t.Cleanup(func() { n.down(t) })
+	must(t, os.Mkdir(n.runDir, 0o755))
+	must(t, unix.Mount("tmpfs", n.runDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64m")) // as /run is
 	n.env = []string{"CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(dir, "cgpu.toml"), "PATH=" + os.Getenv("PATH")}
 	low, err := exec.LookPath("runc")
 	must(t, err)
