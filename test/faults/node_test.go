@@ -6,6 +6,7 @@ package faults
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io/fs"
@@ -72,7 +73,7 @@ func newNode(t testing.TB, config ...string) *node {
 	must(t, os.Mkdir(n.runDir, 0o755))
 	must(t, unix.Mount("tmpfs", n.runDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64m")) // as /run is
 	n.env = []string{"CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(dir, "cgpu.toml"), "PATH=" + os.Getenv("PATH")}
-	low, err := exec.LookPath("runc")
+	low, err := exec.LookPath(cmp.Or(os.Getenv("CGPU_FAULTS_RUNTIME"), "runc"))
 	must(t, err)
 	lines := append([]string{`driver = "sim"`, fmt.Sprintf("runtimes = [%q]", low)}, config...)
 	lines = append(lines, "[sim]", `driver_version = "580.159.04"`, "[[sim.gpus]]", `name = "Tesla T4"`, `memory = "15109MiB"`,
