@@ -35,7 +35,8 @@ func leaderMain(runDir string) {
 	select {}
 }
 
-// readyLeader starts such an arbiter. It leads when lead is called, which takes no process's start, so that it can be the successor of another.
+// readyLeader starts such an arbiter. It leads when lead is called, which takes no process's start, so that it can be the successor of
+// another.
 func readyLeader(t *testing.T, runDir string) (cmd *exec.Cmd, lead func()) {
 	t.Helper()
 	cmd = exec.Command(os.Args[0])

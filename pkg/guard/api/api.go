@@ -106,7 +106,8 @@ type CallCounters struct {
 	Spills          uint64 `json:"spills"`
 }
 
-// Timeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it, or the machine has no processor for it.
+// Timeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it, or the machine has no processor
+// for it.
 const Timeout = time.Second
 
 // Ask asks the guard of one record.
