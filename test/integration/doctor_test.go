@@ -266,9 +266,12 @@ func TestDoctorMeasure(t *testing.T) {
 			}
 		}
 	}
-	if all := records(t); len(all) != 1 {
-		t.Errorf("what is left: %+v", all)
-	}
+	eventually(t, 5*time.Second, func() string {
+		if all := records(t); len(all) != 1 {
+			return fmt.Sprintf("what is left: %+v", all)
+		}
+		return ""
+	})
 }
 
 func mustTable(t *testing.T) *device.Table {

@@ -114,10 +114,12 @@ func TestKM(t *testing.T) {
 	write := func(ok bool, file, text string) {
 		t.Helper()
 		for _, redirect := range []string{">", ">>"} {
-			r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file)
-			if (r.Code == 0) != ok {
-				t.Errorf("%s: want ok = %v", r, ok)
-			}
+			eventually(t, 5*time.Second, func() string { // what needs a guard's answer fails where that is late
+				if r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file); (r.Code == 0) != ok {
+					return fmt.Sprintf("%s: want ok = %v", r, ok)
+				}
+				return ""
+			})
 		}
 	}
 	write(true, filepath.Join(box, "weight"), "3")
