@@ -116,10 +116,10 @@ func execIn(id string, cmd ...string) node.Result {
 	return lab.Run(nil, append([]string{"docker", "exec", id}, cmd...)...)
 }
 
-// eventually waits until check gives "", else it fails with check's last complaint. The limit is a busy machine's: half a minute at least.
+// eventually waits until check gives "", else it fails with check's last complaint. The limit is a busy machine's: a minute at least.
 func eventually(t *testing.T, limit time.Duration, check func() string) {
 	t.Helper()
-	limit = max(limit, 30*time.Second)
+	limit = max(limit, time.Minute)
 	begin := time.Now()
 	for {
 		complaint := check()
