@@ -111,7 +111,7 @@ func pod(name string, change func(*core.Pod)) *core.Pod {
 // eventually waits for policies, which the API server reads a moment after they are written.
 func eventually(t *testing.T, what string, try func() string) {
 	t.Helper()
-	within(t, 20*time.Second, what, try)
+	within(t, time.Minute, what, try)
 }
 
 func within(t *testing.T, limit time.Duration, what string, try func() string) {

@@ -47,6 +47,7 @@ write_files() {
 	{
 		echo "driver = \"$driver\""
 		echo "runtimes = [\"$dir/lab/runc\"]"
+		echo 'guard_start_timeout = "1m"' # for a busy machine
 		[[ $driver == sim ]] && cat <<-END
 			[sim]
 			driver_version = "580.159.04"
@@ -96,25 +97,25 @@ write_files() {
 
 start_docker() {
 	setsid dockerd --config-file "$dir/docker/daemon.json" >>"$dir/docker/dockerd.log" 2>&1 </dev/null &
-	wait_for 30 docker info || { tail -n 20 "$dir/docker/dockerd.log" >&2; die "dockerd did not start within 30 s"; }
+	wait_for 120 docker info || { tail -n 20 "$dir/docker/dockerd.log" >&2; die "dockerd did not start within 120 s"; }
 }
 
 stop_docker() {
 	local pid
 	pid=$(cat "$dir/docker/pid" 2>/dev/null) || return 0
 	kill -"$1" "$pid" 2>/dev/null || return 0
-	wait_for 30 gone "$pid" || die "dockerd ($pid) does not end"
+	wait_for 120 gone "$pid" || die "dockerd ($pid) does not end"
 	# A killed dockerd leaves its file behind and its containerd's, whose numbers may by then be another's or, where
 	# nobody reaps orphans, a zombie's, which dockerd takes for a living containerd.
 	rm -f "$dir/docker/pid"
 	pid=$(cat "$dir/docker/exec/containerd/containerd.pid" 2>/dev/null) || return 0
-	wait_for 10 gone "$pid" && rm -f "$dir/docker/exec/containerd/containerd.pid"
+	wait_for 60 gone "$pid" && rm -f "$dir/docker/exec/containerd/containerd.pid"
 }
 gone() { [[ ! -e /proc/$1 || $(awk '{print $3}' "/proc/$1/stat" 2>/dev/null) == Z ]]; }
 
 start_containerd() {
 	setsid containerd --config "$dir/containerd/config.toml" >>"$dir/containerd/containerd.log" 2>&1 </dev/null &
-	wait_for 30 ctr version || { tail -n 20 "$dir/containerd/containerd.log" >&2; die "containerd did not start within 30 s"; }
+	wait_for 120 ctr version || { tail -n 20 "$dir/containerd/containerd.log" >&2; die "containerd did not start within 120 s"; }
 }
 
 # An image of busybox and cgpu-probe, for docker and for ctr, and an unpacked copy for runc and crun.

@@ -432,6 +432,36 @@ func TestReleaseOfTheSameID(t *testing.T) {
 	}
 }
 
+// A guard that is late gives the reservation back itself. In preload mode (the simulated driver's) the page is not its own.
+func TestReleaseBesideALateGuard(t *testing.T) {
+	const nonce = "1111111111111111"
+	for _, preload := range []bool{false, true} {
+		dir := t.TempDir()
+		t.Setenv("CGPU_RUN_DIR", dir)
+		if _, err := ledger.Open(dir).Reserve(ledger.Request{
+			Record: ledger.Record{ID: "c", Nonce: nonce, GuardPID: os.Getpid(), Preload: preload,
+				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+			GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
+			Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		file := page.File(dir, nonce)
+		if err := page.Create(file, page.Header{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := run([]string{"cgpu-hook", "release", "--id", "c", "--nonce", nonce}, strings.NewReader("{}"), os.Stderr); err != nil {
+			t.Error(err)
+		}
+		if _, err := ledger.Open(dir).Get(nonce); err != nil {
+			t.Errorf("preload %v: released beside a guard that lives: %v", preload, err)
+		}
+		if _, err := os.Stat(file); preload != errors.Is(err, os.ErrNotExist) {
+			t.Errorf("preload %v: the page: %v", preload, err)
+		}
+	}
+}
+
 // Of a guard that was killed, who finds its reservation tells; of one that has ended by itself, nobody needs to.
 func TestReleaseOfALostGuard(t *testing.T) {
 	dir := t.TempDir()

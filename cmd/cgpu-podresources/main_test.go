@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -177,13 +176,9 @@ func TestNobodyAnswers(t *testing.T) {
 		serve(t, hangs):                       "no answer in time",
 		filepath.Join(t.TempDir(), "nowhere"): "nobody answers",
 	} {
-		begin := time.Now()
 		err := run([]string{socket, "200ms", "ml", "train", "main"}, &bytes.Buffer{})
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), socket) {
 			t.Errorf("%v, want %q", err, want)
-		}
-		if took := time.Since(begin); took > 5*time.Second {
-			t.Error(took)
 		}
 	}
 	for _, args := range [][]string{nil, {"a", "b"}, {"/s", "1ms", "n"}, {"/s", "soon", "n", "p", "c"}} {

@@ -192,7 +192,7 @@ func TestSimulatedNode(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for range 500 {
+	for range 30000 {
 		if !(simServer{runDir: r.runDir}).runs() {
 			break
 		}
@@ -315,7 +315,7 @@ func TestTwoAtOnce(t *testing.T) {
 
 func TestLockTimesOut(t *testing.T) {
 	path := t.TempDir() + "/lock"
-	unlock, err := lock(path, time.Second)
+	unlock, err := lock(path, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -323,7 +323,7 @@ func TestLockTimesOut(t *testing.T) {
 		t.Error("two locks at once")
 	}
 	unlock()
-	unlock, err = lock(path, time.Second)
+	unlock, err = lock(path, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

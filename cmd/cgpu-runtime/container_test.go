@@ -229,7 +229,7 @@ func (n *node) records() []ledger.Record {
 // deletes deletes a container, which may take a moment to die, and sees that it holds nothing any more.
 func (n *node) deletes(id string) {
 	n.t.Helper()
-	for range 100 {
+	for range 3000 {
 		if r := n.run("delete", id); r.err == nil {
 			break
 		}
@@ -651,7 +651,7 @@ func TestSameID(t *testing.T) {
 			if r := n.runIn(order[1], "kill", id, "KILL"); r.err != nil {
 				t.Error(r.err, r.stderr)
 			}
-			for end := time.Now().Add(10 * time.Second); len(n.records()) > 0; time.Sleep(20 * time.Millisecond) {
+			for end := time.Now().Add(time.Minute); len(n.records()) > 0; time.Sleep(20 * time.Millisecond) {
 				if _, err := ledger.Open(n.runDir).GC(); err != nil || time.Now().After(end) {
 					t.Fatal(err, n.records())
 				}
@@ -731,7 +731,7 @@ func (n *node) recordIn(root string) (found ledger.Record) {
 func (n *node) killGuard(r ledger.Record) {
 	n.t.Helper()
 	_ = unix.Kill(r.GuardPID, unix.SIGKILL) // the stub may have ended
-	for range 500 {
+	for range 6000 {
 		if !r.GuardLives() {
 			return
 		}
@@ -743,7 +743,7 @@ func (n *node) killGuard(r ledger.Record) {
 // waitGone waits until a folder is empty; a guard removes what is its container's a moment after it.
 func waitGone(t *testing.T, dir string) {
 	t.Helper()
-	for range 500 {
+	for range 3000 {
 		if left, _ := os.ReadDir(dir); len(left) == 0 {
 			return
 		}

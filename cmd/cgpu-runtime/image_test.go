@@ -124,7 +124,7 @@ func TestLookAtALeasedFile(t *testing.T) {
 		if !errors.Is(err, errUnread) {
 			t.Errorf("%v, want %v", err, errUnread)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Error("waits for the lease")
 	}
 }

@@ -32,7 +32,7 @@ func TestExporter(t *testing.T) {
 	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
 	defer client.CloseIdleConnections()
 	var text []byte
-	for range 500 {
+	for range 6000 {
 		answer, err := client.Get("http://cgpu/metrics")
 		if err != nil {
 			time.Sleep(10 * time.Millisecond)

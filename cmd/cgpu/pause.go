@@ -46,8 +46,8 @@ func resumeCommand() *cli.Command {
 	}
 }
 
-// pauseWait is how long a guard has to carry it out.
-const pauseWait = time.Second
+// pauseWait is how long a guard has to carry it out: milliseconds are enough, but for a machine that has no processor for it.
+const pauseWait = 10 * time.Second
 
 func pause(c *cli.Context, paused bool) error {
 	command, done, already := "resume", "goes on", "was not paused"

@@ -34,7 +34,7 @@ func TestRunWithoutTable(t *testing.T) {
 		done <- Run(ctx, Options{Node: "n", Client: client, RunDir: dir, FrontEnds: []FrontEnd{front.frontEnd()}, Health: "127.0.0.1:0",
 			Log: silent})
 	}()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		n, err := client.CoreV1().Nodes().Get(ctx, "n", metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +52,7 @@ func TestRunWithoutTable(t *testing.T) {
 		if err != nil || front.starts != 0 {
 			t.Errorf("%v, %d starts", err, front.starts)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("does not end")
 	}
 	if _, err := os.Stat(dir); err == nil {

@@ -161,7 +161,7 @@ func TestReporter(t *testing.T) {
 	for range 1000 {
 		r.report(good)
 	}
-	for range 200 {
+	for range 6000 {
 		if c, _ := get(); c.Reason == ReasonReady {
 			break
 		}

@@ -62,7 +62,7 @@ func TestFollowEvents(t *testing.T) {
 	p, m := newPods(answer(t, podOf("a", "web", "main", "id1")), silent), NewMetrics()
 	n := newPodEvents(ctx, client, "n", p, m, silent)
 	go p.run(ctx)
-	if !p.synced(ctx, 10*time.Second) {
+	if !p.synced(ctx, time.Minute) {
 		t.Fatal("pods are not known")
 	}
 	if err := event.Append(dir, event.Event{Kind: event.Killed, Container: "id1", Text: "of yesterday"}); err != nil {
@@ -82,7 +82,7 @@ func TestFollowEvents(t *testing.T) {
 		return list
 	}
 	// It is not told when it has begun to follow.
-	for deadline := time.Now().Add(10 * time.Second); len(sent()) == 0; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(sent()) == 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no Event")
 		}
@@ -108,7 +108,7 @@ func TestFollowEvents(t *testing.T) {
 		}
 	}
 	killed := ""
-	for deadline := time.Now().Add(10 * time.Second); killed == ""; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); killed == ""; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("no Event of a kill: %v", sent())
 		}

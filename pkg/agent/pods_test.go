@@ -316,12 +316,12 @@ func TestBigPods(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); p.run(ctx) }()
-		if !p.synced(ctx, 30*time.Second) {
+		if !p.synced(ctx, time.Minute) {
 			t.Fatal("pods are not known")
 		}
 		wait := func(what string, f func() bool) {
 			t.Helper()
-			for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatalf("streams %v: %s", streams, what)
 				}

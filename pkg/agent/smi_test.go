@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
@@ -77,7 +78,7 @@ func TestSMI(t *testing.T) {
 		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}}); err != nil {
 		t.Fatal(err)
 	}
-	h := smi(dir)
+	h, begun := smi(dir), time.Now()
 	w := ask(h)
 	var v snapshot.View
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK || len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 {
@@ -89,8 +90,9 @@ func TestSMI(t *testing.T) {
 	if strings.Contains(w.Body.String(), "secret-model") || strings.Contains(w.Body.String(), `"nonce"`) {
 		t.Errorf("names a process, or a nonce: %s", w.Body)
 	}
-	if ask(h); len(asked) != 1 {
-		t.Errorf("the guard was asked %d times for two requests within a second", len(asked))
+	ask(h)
+	if took := time.Since(begun); len(asked) != 1 && took < fresh {
+		t.Errorf("the guard was asked %d times for two requests within %v", len(asked), took)
 	}
 }
 

@@ -208,7 +208,7 @@ func (k *kubelet) until(resource string, healthy, unhealthy int) {
 
 func eventually(t *testing.T, why func() string) {
 	t.Helper()
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(time.Minute)
 	for why() != "" {
 		if time.Now().After(end) {
 			t.Fatal(why())

@@ -258,9 +258,16 @@ func TestPrepareIsPatient(t *testing.T) {
 	if err := prepare("claim"); err != nil {
 		t.Errorf("there was no table: %v", err)
 	}
-	begin := time.Now()
-	if err := prepare("other"); err == nil || time.Since(begin) > apiPatience {
-		t.Errorf("a claim that is not there: %v after %v", err, time.Since(begin))
+	least := time.Hour
+	for range 3 { // a busy machine may make one of them late
+		begin := time.Now()
+		if err := prepare("other"); err == nil {
+			t.Error("prepared a claim that is not there")
+		}
+		least = min(least, time.Since(begin))
+	}
+	if least > apiPatience {
+		t.Errorf("a claim that is not there is waited for, for %v", least)
 	}
 }
 
@@ -379,7 +386,7 @@ func TestUpdate(t *testing.T) {
 		for _, i := range gpus {
 			want = append(want, strings.ToLower(uuid(i)))
 		}
-		deadline := time.Now().Add(20 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for {
 			l, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 			var got []string

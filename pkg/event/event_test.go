@@ -324,7 +324,7 @@ func TestFollowWhileRotating(t *testing.T) {
 	for n, want := range []string{"zero one", "zero one two", "zero one WARNING two three", "zero one WARNING three four"} {
 		dir := t.TempDir()
 		add(t, dir, "zero")
-		ctx, stop := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 		var got []string
 		err := Follow(ctx, dir, func(list []Event) error {
 			for _, e := range list {
@@ -456,7 +456,7 @@ func TestFollowNew(t *testing.T) {
 	add(t, dir, "older")
 	aside(t, dir)
 	add(t, dir, "old")
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), time.Minute)
 	defer stop()
 	go func() { // it is not told when it has begun
 		for ctx.Err() == nil {

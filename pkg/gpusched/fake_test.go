@@ -387,9 +387,9 @@ func (c *fakeContainer) isOff(want ...[]fakeName) {
 // eventually waits for what other goroutines or processes do.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not within 10 s: ", what)
+			t.Fatal("not within a minute: ", what)
 		}
 	}
 }

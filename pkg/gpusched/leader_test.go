@@ -16,8 +16,11 @@ import (
 
 const leaderEnv = "CGPU_TEST_LEADER" // the run dir
 
-// leaderMain is an arbiter that says that it leads, writes a row that holds for ever, as of a GPU at rest, and waits.
+// leaderMain is an arbiter that, when it is told to, says that it leads, writes a row that holds for ever, as of a GPU at rest, and waits.
 func leaderMain(runDir string) {
+	if _, err := os.Stdin.Read(make([]byte, 1)); err != nil {
+		os.Exit(1)
+	}
 	p, err := peerpage.Open(runDir, "GPU-0")
 	if err == nil {
 		err = p.Lead()
@@ -32,10 +35,16 @@ func leaderMain(runDir string) {
 	select {}
 }
 
-func startLeader(t *testing.T, runDir string) *exec.Cmd {
+// readyLeader starts such an arbiter. It leads when lead is called, which takes no process's start, so that it can be the successor of
+// another.
+func readyLeader(t *testing.T, runDir string) (cmd *exec.Cmd, lead func()) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0])
+	cmd = exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), leaderEnv+"="+runDir)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	out, err := cmd.StdoutPipe()
 	if err == nil {
 		err = cmd.Start()
@@ -47,10 +56,15 @@ func startLeader(t *testing.T, runDir string) *exec.Cmd {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	if s, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		t.Fatal(s, err)
+	return cmd, func() {
+		t.Helper()
+		if _, err := in.Write([]byte{'\n'}); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatal(s, err)
+		}
 	}
-	return cmd
 }
 
 // TestLeaderEnds: a row of a GPU at rest does not outlive who wrote it, or his successor; then the guard has another started, whether it
@@ -80,10 +94,12 @@ func TestLeaderEnds(t *testing.T) {
 		c.Begin()
 		c.Made(0)
 		eventually(t, "it asks for one", func() bool { return asked.Load() == 1 })
-		first := startLeader(t, c.Config.RunDir)
+		first, lead := readyLeader(t, c.Config.RunDir)
+		lead()
+		second, succeed := readyLeader(t, c.Config.RunDir)
 		eventually(t, "the first decides", func() bool { return ruled() && !capped() })
 		end(first)
-		second := startLeader(t, c.Config.RunDir)
+		succeed()
 		time.Sleep(successorTime + successorTime/2)
 		if !ruled() || asked.Load() != 1 {
 			t.Errorf("the second decides: ruled %v, %d were asked for", ruled(), asked.Load())
@@ -93,7 +109,8 @@ func TestLeaderEnds(t *testing.T) {
 		x.mu.Unlock()
 		end(second)
 		eventually(t, "nobody decides", func() bool { return !ruled() && capped() && asked.Load() == 2 })
-		startLeader(t, c.Config.RunDir)
+		_, lead = readyLeader(t, c.Config.RunDir)
+		lead()
 		eventually(t, "the third decides", func() bool { return ruled() && !capped() })
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/test/interrupt"
 )
 
-// childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART.
+// childSignals CLIENT TIMER_US MS: allocations and frees under a timer, half of the time with SA_RESTART, and 50 at least.
 func childSignals(s *childState, a []int) (string, error) {
 	c := s.clients[a[0]]
 	seen := make(chan os.Signal, 1024)
@@ -28,11 +28,11 @@ func childSignals(s *childState, a []int) (string, error) {
 	}
 	defer stop()
 	calls := 0
-	for _, restart := range []bool{true, false} {
+	for i, restart := range []bool{true, false} {
 		if err := interrupt.Restart(syscall.SIGALRM, restart); err != nil {
 			return "", err
 		}
-		for end := time.Now().Add(time.Duration(a[2]) * time.Millisecond / 2); time.Now().Before(end); calls += 2 {
+		for end := time.Now().Add(time.Duration(a[2]) * time.Millisecond / 2); time.Now().Before(end) || calls < 25*(i+1); calls += 2 {
 			want := uint32(0)
 			if calls%4 == 0 {
 				want = 0x5c000001 // the driver would notice a second one of these, but not of those that it names itself

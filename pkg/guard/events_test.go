@@ -144,7 +144,7 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(sockets) }()
 	g.endContainer()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		records, err := book.List()
 		if err != nil {
 			t.Fatal(err)

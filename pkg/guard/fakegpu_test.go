@@ -318,12 +318,15 @@ func (c *fakeContainer) isOff(want ...[]fakeName) {
 	}
 }
 
+// patience is for what always comes, however busy the machine is.
+const patience = time.Minute
+
 // eventually waits for what other goroutines or processes do.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("not within 10 s: ", what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
 	}
 }

@@ -111,7 +111,7 @@ func TestFileInAnotherProcess(t *testing.T) {
 	}
 	unix.Close(pair[0])
 	unix.Close(pair[1])
-	for deadline := time.Now().Add(2 * time.Second); len(table.reap()) == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); len(table.reap()) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) { // files in sockets are freed a moment later
 			t.Fatal("a file that is closed for good is not reaped")
 		}

@@ -85,7 +85,7 @@ func TestScheduleEnding(t *testing.T) {
 		if s[0] != rm.StatusInvalidState || s[1] != rm.StatusOK {
 			t.Errorf("on: %s, off: %s", rm.StatusName(s[0]), rm.StatusName(s[1]))
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the call hangs")
 	}
 	if got := c.d.schedules(); len(got) != 1 || got[0].enable {
@@ -156,7 +156,7 @@ func TestScheduleWhileOff(t *testing.T) {
 				if s != rm.StatusOK {
 					t.Errorf("status %s", rm.StatusName(s))
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(patience):
 				t.Fatal("it waits for ever")
 			}
 			if got := c.d.schedules(); (len(got) == 1) != x.asked {
@@ -197,7 +197,7 @@ func TestScheduleOfTheGone(t *testing.T) {
 	go func() { done <- f.execute(c.checkSchedule(&f.trappedCall)) }()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("it waits for ever")
 	}
 	if got := c.d.schedules(); len(got) > 0 || c.account.allScheduled(fakeClient, workGroup) {

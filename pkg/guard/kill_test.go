@@ -75,7 +75,7 @@ func TestKillProcess(t *testing.T) {
 		k := killer(t)
 		for range 5 {
 			c := target(t)
-			if k.do("kill", c.pid()); !c.ended(10 * time.Second) {
+			if k.do("kill", c.pid()); !c.ended(patience) {
 				t.Fatal("it lives")
 			}
 		}
@@ -91,7 +91,7 @@ func TestKillProcess(t *testing.T) {
 	t.Run("its first thread has ended", func(t *testing.T) {
 		c := target(t)
 		c.headless()
-		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
+		if killer(t).do("kill", c.pid()); !c.ended(patience) {
 			t.Fatal("it lives")
 		}
 	})
@@ -101,7 +101,7 @@ func TestKillProcess(t *testing.T) {
 			c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID, UidMappings: root, GidMappings: root}
 		})
 		c.do("private")
-		if killer(t).do("kill", c.pid()); !c.ended(10 * time.Second) {
+		if killer(t).do("kill", c.pid()); !c.ended(patience) {
 			t.Fatal("it lives")
 		}
 	})
@@ -122,11 +122,11 @@ func TestKillProcess(t *testing.T) {
 			t.Fatalf("tracer %d, want %d", got, tracer.pid())
 		}
 		k := killer(t)
-		if k.do("kill", c.pid(), tracer.pid()); !tracer.ended(10 * time.Second) {
+		if k.do("kill", c.pid(), tracer.pid()); !tracer.ended(patience) {
 			t.Fatal("the tracer lives")
 		}
 		tracer.kill() // its output is closed before it lets go
-		if k.do("kill", c.pid(), tracer.pid()); !c.ended(10 * time.Second) {
+		if k.do("kill", c.pid(), tracer.pid()); !c.ended(patience) {
 			t.Fatal("it lives")
 		}
 	})

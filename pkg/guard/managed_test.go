@@ -428,7 +428,7 @@ func TestTooManyRanges(t *testing.T) {
 	b.do("map", elsewhere, int(testLimit))
 	g.look()
 	g.look()
-	if !b.ended(10 * time.Second) {
+	if !b.ended(patience) {
 		t.Error("it lives")
 	}
 	a.do("pid")
@@ -463,7 +463,7 @@ func TestJudge(t *testing.T) {
 			for range 3 {
 				g.look()
 			}
-			if !bad.ended(10 * time.Second) {
+			if !bad.ended(patience) {
 				t.Fatal("it lives")
 			}
 			if g.stats.processesKilled.Load() != 1 {
@@ -537,7 +537,7 @@ func TestClientMade(t *testing.T) {
 	go func() { g.clientMade(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(patience):
 		t.Error("it waits")
 	}
 	g.managed.mu.Unlock()

@@ -234,7 +234,7 @@ func (c *child) answer() (string, error) {
 			return "", fmt.Errorf("%s", rest)
 		}
 		return rest, nil
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		return "", fmt.Errorf("the child does not answer")
 	}
 }
@@ -275,7 +275,7 @@ func (r *rig) agree(want quota.Bytes) {
 	r.t.Helper()
 	var used quota.Bytes
 	var s sim.GPUSnapshot
-	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.guard.sweep()
 		used, s = r.guard.account.usage(0).used, r.sim.Snapshot().GPUs[0]
 		if used == want && s.Used == want {
@@ -294,7 +294,7 @@ func (r *rig) empty() {
 	if own := r.guard.rmClient; own != nil { // the guard's client stays
 		files, clients, objects = 1, 1, 1+2*len(own.Subdevices())
 	}
-	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.guard.sweep()
 		if s = r.sim.Snapshot(); s.Files == files {
 			break

@@ -148,7 +148,7 @@ func TestRootNotOver(t *testing.T) {
 	d.mu.Lock()
 	d.refuse = 0
 	d.mu.Unlock()
-	for deadline := time.Now().Add(10 * time.Second); !g.resolveRoot(f, p, 0, false); { // the runtime's signals wake it
+	for deadline := time.Now().Add(patience); !g.resolveRoot(f, p, 0, false); { // the runtime's signals wake it
 		if time.Now().After(deadline) {
 			t.Fatal("a call that is held back by its own memory waits for ever")
 		}
@@ -290,7 +290,7 @@ func TestRootMemoryHeld(t *testing.T) {
 		if !over || g.astrayAt.Load() == 0 {
 			t.Error("a call that went elsewhere does not count")
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the task keeps the guard waiting")
 	}
 }
@@ -423,7 +423,7 @@ func TestPlace(t *testing.T) {
 	if p.whereabouts() == threadInside {
 		t.Error("a thread that runs is inside")
 	}
-	for deadline := time.Now().Add(20 * time.Second); p.whereabouts() != threadOutside; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); p.whereabouts() != threadOutside; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a thread that computes is never known to have left the driver")
 		}
@@ -540,7 +540,7 @@ func stuckThread(t *testing.T) (tid int, args [3]uint64, end func()) {
 	}
 	args = [3]uint64{uint64(m.fd), ioctlNotifRecv, uint64(uintptr(unsafe.Pointer(notif)))}
 	p := &pendingRoot{task: &task{tid: m.tid}, args: args}
-	for deadline := time.Now().Add(10 * time.Second); p.whereabouts() != threadInside; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); p.whereabouts() != threadInside; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the thread does not sleep")
 		}

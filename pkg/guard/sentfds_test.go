@@ -197,7 +197,7 @@ func TestOutsideHidden(t *testing.T) {
 			if !hasFile(os.Getpid(), thief.pid(), int(passed.Fd()), &g.nodes) {
 				t.Error("it would not be found in the container")
 			}
-			if g.checkGPUHolders(); !thief.ended(10 * time.Second) {
+			if g.checkGPUHolders(); !thief.ended(patience) {
 				t.Error("it lives")
 			}
 		})

@@ -78,7 +78,7 @@ func (s *stranger) ended() bool {
 	select {
 	case <-s.gone:
 		return true
-	case <-time.After(10 * time.Second):
+	case <-time.After(patience):
 		return false
 	}
 }

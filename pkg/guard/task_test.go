@@ -72,7 +72,7 @@ func TestTasks(t *testing.T) {
 			}
 			close(stop)
 			<-ended
-			for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 				if unix.Tgkill(os.Getpid(), id, 0) == unix.ESRCH {
 					break
 				}

@@ -475,7 +475,7 @@ func TestSweepSoon(t *testing.T) {
 	g.sweepTimer, g.sweepWait = time.AfterFunc(time.Hour, g.sweepAgain), lastSweep
 	g.mu.Unlock()
 	g.sweepSoon()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		g.mu.Lock()
 		wait := g.sweepWait
 		g.mu.Unlock()

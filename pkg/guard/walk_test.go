@@ -33,7 +33,7 @@ const (
 	walkSteps    = 300
 	walkFileEnv  = "CGPU_TEST_WALK_LIST"  // the child's: where its list is
 	walkHangEnv  = "CGPU_TEST_WALK_HANGS" // the child's: how long a call may take
-	walkPatience = 5 * time.Second
+	walkPatience = 20 * time.Second
 	walkHaste    = 300 * time.Millisecond // while a failure is made shorter
 )
 
@@ -132,7 +132,7 @@ func newWalker(t *testing.T, patience time.Duration) *walker {
 	}
 	w.next = newNeighbour(w.rig)
 	w.before = w.sim.Snapshot()
-	w.c = w.start(withEnv(walkFileEnv+"="+w.list), withEnv(fmt.Sprint(walkHangEnv, "=", 10*patience)))
+	w.c = w.start(withEnv(walkFileEnv+"="+w.list), withEnv(fmt.Sprint(walkHangEnv, "=", min(10*patience, time.Minute))))
 	return w
 }
 

@@ -17,7 +17,7 @@ import (
 func (r *rig) windowsAgree(want quota.Bytes) {
 	r.t.Helper()
 	var guard, driver quota.Bytes
-	for deadline := time.Now().Add(4 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.guard.sweep()
 		if guard, driver = r.guard.account.usage(0).windows, r.sim.Snapshot().GPUs[0].BAR1; guard == want && driver == want {
 			return
@@ -183,7 +183,7 @@ func TestWindowGoneUnnoticed(t *testing.T) {
 	kept = c.do("keepwindow", a, m, 0, 48*mib)
 	c.do("unwindow", a, m, kept[0])
 	c.do("closefd", kept[1])
-	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("a window that is over and whose file is closed is still there")
 		}
@@ -198,7 +198,7 @@ func TestWindowOfLostObject(t *testing.T) {
 	m := c.do("alloc", open[0], 48*mib)[0]
 	c.do("window", open[0], m, 0, 48*mib)
 	r.guard.account.freeObject(uint32(open[1]), uint32(m))
-	for deadline := time.Now().Add(10 * time.Second); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); r.sim.Snapshot().GPUs[0].BAR1 > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the window of an object that was dropped is still there")
 		}

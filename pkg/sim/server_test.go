@@ -57,13 +57,12 @@ func dial(t *testing.T, path string, minors ...int) *Conn {
 
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for range 200 {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if f() {
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("%s: not within a second", what)
+	t.Fatalf("%s: not within a minute", what)
 }
 
 func TestServer(t *testing.T) {
@@ -123,29 +122,37 @@ func TestSlowCallBlocksNobody(t *testing.T) {
 	if err := c.SetDelay(Delay{Alloc: 300 * time.Millisecond}); err != nil {
 		t.Fatal(err)
 	}
-	start := time.Now()
-	var wg sync.WaitGroup
-	slow := *u
-	wg.Go(func() {
-		p := make([]byte, 128)
-		rm.PutU32(p, rm.MemoryOwner, 1)
-		rm.PutU64(p, rm.MemorySize, 1<<20)
-		if _, st := slow.alloc(slow.dev, 0x7000, classMemoryLocal, p); st != 0 {
-			t.Errorf("slow call: %#x", st)
+	beside := false
+	for i := uint32(0); i < 10 && !beside; i++ { // on a busy machine something else may have kept the quick ones
+		start, over := time.Now(), make(chan struct{})
+		slow := *u
+		go func() {
+			defer close(over)
+			p := make([]byte, 128)
+			rm.PutU32(p, rm.MemoryOwner, 1)
+			rm.PutU64(p, rm.MemorySize, 1<<20)
+			if _, st := slow.alloc(slow.dev, 0x7000+i, classMemoryLocal, p); st != 0 {
+				t.Errorf("slow call: %#x", st)
+			}
+		}()
+		time.Sleep(20 * time.Millisecond)
+		for range 10 {
+			if st := u.control(u.subd, 0x20801303, make([]byte, 1028)); st != 0 {
+				t.Errorf("%#x", st)
+			}
 		}
-	})
-	time.Sleep(20 * time.Millisecond)
-	for range 10 {
-		if st := u.control(u.subd, 0x20801303, make([]byte, 1028)); st != 0 {
-			t.Errorf("%#x", st)
+		select {
+		case <-over:
+		default:
+			beside = true
+		}
+		<-over
+		if d := time.Since(start); d < 300*time.Millisecond {
+			t.Errorf("the slow call took only %v", d)
 		}
 	}
-	if d := time.Since(start); d > 200*time.Millisecond {
-		t.Errorf("quick calls took %v beside a slow one", d)
-	}
-	wg.Wait()
-	if d := time.Since(start); d < 300*time.Millisecond {
-		t.Errorf("the slow call took only %v", d)
+	if !beside {
+		t.Error("quick calls are done after the slow one")
 	}
 	// A connection that dies during a slow call leaves nothing.
 	_ = c.SetDelay(Delay{Alloc: time.Hour})
@@ -197,7 +204,7 @@ func TestServerDropsGarbage(t *testing.T) {
 		if u, ok := c.(*net.UnixConn); ok {
 			_ = u.CloseWrite()
 		}
-		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetReadDeadline(time.Now().Add(time.Minute))
 		b := make([]byte, 64)
 		for err = nil; err == nil; {
 			_, err = c.Read(b)

@@ -71,13 +71,13 @@ func rootShell(t *testing.T) []string {
 	return []string{"PATH=" + bin + ":" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "LC_ALL=C.UTF-8"}
 }
 
-// run gives one command as a user would. A command that only looks is given again for half a minute until it shows what the
+// run gives one command as a user would. A command that only looks is given again for a minute until it shows what the
 // page shows: a container's start and a share of the GPU's time take a moment, for readers too.
 func run(t *testing.T, env []string, path string, s step) bool {
 	t.Helper()
 	var r node.Result
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(200 * time.Millisecond) {
-		r = lab.RunFor(time.Minute, env, "bash", "-c", s.command)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(200 * time.Millisecond) {
+		r = lab.RunFor(2*time.Minute, env, "bash", "-c", s.command)
 		if r.Code == s.status && (s.want == nil || shown(s.want, r.All())) {
 			return true
 		}
@@ -93,8 +93,8 @@ func run(t *testing.T, env []string, path string, s step) bool {
 func clean(t *testing.T, env []string) {
 	t.Helper()
 	script := `docker ps -aq | xargs -r docker rm -f >/dev/null
-		for i in $(seq 300); do [ "$(cgpu smi --json | jq '[.gpus[].vgpus[]] | length')" = 0 ] && break; sleep 0.1; done
-		[ "$i" != 300 ] || { cgpu smi; exit 1; }
+		for i in $(seq 600); do [ "$(cgpu smi --json | jq '[.gpus[].vgpus[]] | length')" = 0 ] && break; sleep 0.1; done
+		[ "$i" != 600 ] || { cgpu smi; exit 1; }
 		cgpu policy all preempt --max-inst 20 --prio-ratio 99`
 	if r := lab.Run(env, "bash", "-c", script); r.Code != 0 {
 		t.Errorf("clean: %s", r)

@@ -30,7 +30,7 @@ import (
 )
 
 // patience bounds every wait: the machine may be slow and busy.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // Whose GPU is which: the arbiters of the second are a tenant's own.
 const (
@@ -75,7 +75,7 @@ func newNode(t testing.TB, config ...string) *node {
 	n.env = []string{"CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(dir, "cgpu.toml"), "PATH=" + os.Getenv("PATH")}
 	low, err := exec.LookPath(cmp.Or(os.Getenv("CGPU_FAULTS_RUNTIME"), "runc"))
 	must(t, err)
-	lines := append([]string{`driver = "sim"`, fmt.Sprintf("runtimes = [%q]", low)}, config...)
+	lines := append([]string{`driver = "sim"`, fmt.Sprintf("runtimes = [%q]", low), `guard_start_timeout = "30s"`}, config...)
 	lines = append(lines, "[sim]", `driver_version = "580.159.04"`, "[[sim.gpus]]", `name = "Tesla T4"`, `memory = "15109MiB"`,
 		"[[sim.gpus]]", `name = "NVIDIA A10"`, `memory = "23028MiB"`)
 	must(t, os.WriteFile(filepath.Join(dir, "cgpu.toml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600))

@@ -22,29 +22,23 @@ func arbiterKilled(t *testing.T, gpu int) {
 	uuid := gpus(t)[gpu].UUID
 	ids := []string{busy(t, on(gpu)), busy(t, on(gpu, "SCHD_WEIGHT=3"))}
 	wantOf(t, gpu, ids, 25, 75)
-	before, told := spentBy(t, gpu, ids...), [2]time.Duration{smiOf(t, ids[0]).Compute.GPUTime, smiOf(t, ids[1]).Compute.GPUTime}
-	old := 0
-	for range 5 {
-		// What is computed while there is neither a leader nor a standby is on nobody's account.
-		eventually(t, 30*time.Second, func() string {
-			if n := len(arbiters(t, uuid)); n < 2 {
-				return fmt.Sprintf("%d processes have the GPU's lock open, want a leader and a standby", n)
-			}
-			return ""
-		})
-		time.Sleep(measured / 5) // until it has the records
-		old = killArbiter(t, uuid, old)
-	}
-	wantOf(t, gpu, ids, 25, 75)
-	for i, id := range ids {
-		// The guard knows it some tens of milliseconds later.
-		least := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
-		got := smiOf(t, id).Compute.GPUTime - told[i]
-		most := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
-		if slack := least/20 + 500*time.Millisecond; got < least-slack || got > most+slack {
-			t.Errorf("%v by its account, %v to %v by the driver's", got, least, most)
+	again(t, func() string {
+		account := accountOf(t, gpu, ids)
+		old := 0
+		for range 5 {
+			// What is computed while there is neither a leader nor a standby is on nobody's account.
+			eventually(t, 30*time.Second, func() string {
+				if n := len(arbiters(t, uuid)); n < 2 {
+					return fmt.Sprintf("%d processes have the GPU's lock open, want a leader and a standby", n)
+				}
+				return ""
+			})
+			time.Sleep(measured / 5) // until it has the records
+			old = killArbiter(t, uuid, old)
 		}
-	}
+		wantOf(t, gpu, ids, 25, 75)
+		return account()
+	})
 
 	killArbiters(t, uuid)
 	decides(t, uuid, 0)
@@ -57,6 +51,43 @@ func arbiterKilled(t *testing.T, gpu int) {
 		}
 		return ""
 	})
+}
+
+// accountOf begins a comparison of what guards say of GPU time with what the driver says. Asked later, it complains where they differ.
+func accountOf(t *testing.T, gpu int, ids []string) func() string {
+	t.Helper()
+	before := spentBy(t, gpu, ids...)
+	var told []time.Duration
+	for _, id := range ids {
+		told = append(told, smiOf(t, id).Compute.GPUTime)
+	}
+	return func() string {
+		t.Helper()
+		for i, id := range ids {
+			// The guard knows it some tens of milliseconds later.
+			least := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
+			got := smiOf(t, id).Compute.GPUTime - told[i]
+			most := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
+			if slack := least/20 + 500*time.Millisecond; got < least-slack || got > most+slack {
+				return fmt.Sprintf("%v by its account, %v to %v by the driver's", got, least, most)
+			}
+		}
+		return ""
+	}
+}
+
+// again tries a few times what a machine that is busy at a bad moment makes fail.
+func again(t *testing.T, try func() (complaint string)) {
+	t.Helper()
+	var complaints []string
+	for range 3 {
+		complaint := try()
+		if complaint == "" {
+			return
+		}
+		complaints = append(complaints, complaint)
+	}
+	t.Error(strings.Join(complaints, "\n"))
 }
 
 // arbiterKilledAtRest: where both are killed while the GPU rests, a container that was there has others started when it works again.
@@ -82,16 +113,19 @@ func countedToTheEnd(t *testing.T, gpu int) {
 		}
 		return time.Duration(n.Sum.GPUs[uuid].Time)
 	}
-	counts, computed := counted(), spentBy(t, gpu).busy
-	for range 2 {
-		container{env: on(gpu), cmd: []string{"cgpu-probe", "work", "--for", "4s", "--windows", "1h"}}.run(t)
-	}
-	computed = spentBy(t, gpu).busy - computed
-	eventually(t, 10*time.Second, func() string {
-		if got := counted() - counts; (got - computed).Abs() > computed/20 {
-			return fmt.Sprintf("%v are counted, of %v", got, computed)
+	again(t, func() string {
+		counts, computed := counted(), spentBy(t, gpu).busy
+		for range 2 {
+			container{env: on(gpu), cmd: []string{"cgpu-probe", "work", "--for", "4s", "--windows", "1h"}}.run(t)
 		}
-		return ""
+		computed = spentBy(t, gpu).busy - computed
+		var got time.Duration
+		for begin := time.Now(); time.Since(begin) < 30*time.Second; time.Sleep(100 * time.Millisecond) {
+			if got = counted() - counts; (got - computed).Abs() <= computed/20 {
+				return ""
+			}
+		}
+		return fmt.Sprintf("%v are counted, of %v", got, computed)
 	})
 }
 

@@ -135,9 +135,7 @@ func (c *crio) remove(t *testing.T, id string) {
 	if _, err := c.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
 		t.Error(err)
 	}
-	if left := records(t); len(left) > 0 {
-		t.Errorf("a stopped container has %+v", left)
-	}
+	noRecord(t, "the end of a container")
 	if _, err := c.RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
 		t.Error(err)
 	}
@@ -238,9 +236,7 @@ enable_nri = false
 		refused(err, `cgpu: ALIYUN_COM_GPU_MEM_CONTAINER="7x": want a positive number of GiB`)
 		c.hold(t, sixOfFifteen, nil) // ends with its pod
 	})
-	if left := records(t); len(left) > 0 {
-		t.Errorf("the pod's end left %+v", left)
-	}
+	noRecord(t, "the pod's end")
 
 	// As a claim reaches a container (pkg/dra, cdiSpec).
 	gpu := gpus(t)[0]

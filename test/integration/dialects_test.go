@@ -38,7 +38,7 @@ func TestDialects(t *testing.T) {
 		}
 	}
 	c := sized("CUDA_DEVICE_MEMORY_LIMIT=64m")
-	c.cmd = []string{"sleep", "60"}
+	c.cmd = []string{"sleep", "600"}
 	id := c.start(t)
 	if r := execIn(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
 		t.Errorf("the whole limit must be had: %s", r)
@@ -59,7 +59,7 @@ func TestDialectLimits(t *testing.T) {
 	withConfig(t, `dialects = ["hami"]`)
 	id := container{
 		env: []string{"NVIDIA_VISIBLE_DEVICES=0,1", "CUDA_DEVICE_MEMORY_LIMIT_0=1g", "CUDA_DEVICE_MEMORY_LIMIT_1=2g"},
-		cmd: []string{"sleep", "60"},
+		cmd: []string{"sleep", "600"},
 	}.start(t)
 	r, ok := recordOf(t, id)
 	if !ok || len(r.VGPUs) != 2 || r.VGPUs[0].Limit != quota.GiB || r.VGPUs[1].Limit != 2*quota.GiB {

@@ -7,9 +7,11 @@ package integration
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -40,6 +42,16 @@ func kindsOf(list []event.Event) string {
 		kinds = append(kinds, string(e.Kind))
 	}
 	return strings.Join(kinds, " ")
+}
+
+// livelyKinds is kindsOf with one denial at most, the first: how many lines tell of denials, and when, is a matter of how fast the machine is.
+func livelyKinds(list []event.Event) string {
+	denied := false
+	return kindsOf(slices.DeleteFunc(slices.Clone(list), func(e event.Event) bool {
+		again := e.Kind == event.Denied && denied
+		denied = denied || e.Kind == event.Denied
+		return again
+	}))
 }
 
 // output is what a program has written so far.
@@ -78,6 +90,7 @@ func TestEvents(t *testing.T) {
 		}
 	}()
 
+	began := time.Now()
 	id := container{name: "lively", env: sizeOf("128MiB"), cmd: []string{"cgpu-probe", "hold", "64MiB"}}.ready(t)
 	for range 20 { // each refused one is counted, one line tells
 		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
@@ -86,8 +99,8 @@ func TestEvents(t *testing.T) {
 	run(t, "cgpu", "pause", "lively")
 	run(t, "cgpu", "resume", "lively")
 	eventually(t, 5*time.Second, func() string {
-		if got := kindsOf(eventsOf(t, "--container", "lively")); got != "start denied set paused resumed" {
-			return "events: " + got
+		if got := eventsOf(t, "--container", "lively"); livelyKinds(got) != "start denied set paused resumed" {
+			return "events: " + kindsOf(got)
 		}
 		return ""
 	})
@@ -102,30 +115,40 @@ func TestEvents(t *testing.T) {
 		Log    struct{ Path string }
 		Events []event.Event
 	}
-	if err := json.Unmarshal([]byte(run(t, "cgpu", "inspect", "lively")), &seen); err != nil {
-		t.Fatal(err)
-	}
-	if seen.Name != "lively" || seen.State != "running" || seen.Guard.InitPID == 0 || len(seen.Page.VGPUs) != 1 || seen.Page.VGPUs[0].Limit != 256*quota.MiB ||
-		seen.Page.VGPUs[0].Used < 64*quota.MiB || kindsOf(seen.Events) != "start denied set paused resumed" || !strings.HasPrefix(seen.Log.Path, lab.RunDir) {
-		t.Errorf("cgpu inspect: %+v", seen)
-	}
+	// The guard may be too busy to answer in the short time that it is given, here and below.
+	eventually(t, 5*time.Second, func() string {
+		if err := json.Unmarshal([]byte(run(t, "cgpu", "inspect", "lively")), &seen); err != nil {
+			t.Fatal(err)
+		}
+		if seen.Name != "lively" || seen.State != "running" || seen.Guard.InitPID == 0 || len(seen.Page.VGPUs) != 1 || seen.Page.VGPUs[0].Limit != 256*quota.MiB ||
+			seen.Page.VGPUs[0].Used < 64*quota.MiB || livelyKinds(seen.Events) != "start denied set paused resumed" || !strings.HasPrefix(seen.Log.Path, lab.RunDir) {
+			return fmt.Sprintf("cgpu inspect: %+v", seen)
+		}
+		return ""
+	})
 	var processes []struct {
 		Container, Name, Process string
 		PID, NSPID, GPU          int
 		Used                     quota.Bytes
 	}
-	if err := json.Unmarshal([]byte(run(t, "cgpu", "ps", "-o", "json", "--container", "lively")), &processes); err != nil {
-		t.Fatal(err)
-	}
-	if len(processes) != 1 || processes[0].Container != id || processes[0].Name != "lively" || processes[0].NSPID != 1 ||
-		processes[0].PID != seen.Guard.InitPID || processes[0].Used < 64*quota.MiB || processes[0].Process != "cgpu-probe" {
-		t.Errorf("cgpu ps: %+v", processes)
-	}
-	for args, want := range map[string]bool{"--filter state=running": true, "--filter state=paused": false, "--container lively": true, "--gpu 0": true} {
-		out := run(t, append([]string{"cgpu", "smi"}, strings.Fields(args)...)...)
-		if strings.Contains(out, id[:12]) != want {
-			t.Errorf("cgpu smi %s: %s", args, out)
+	eventually(t, 5*time.Second, func() string {
+		if err := json.Unmarshal([]byte(run(t, "cgpu", "ps", "-o", "json", "--container", "lively")), &processes); err != nil {
+			t.Fatal(err)
 		}
+		if len(processes) != 1 || processes[0].Container != id || processes[0].Name != "lively" || processes[0].NSPID != 1 ||
+			processes[0].PID != seen.Guard.InitPID || processes[0].Used < 64*quota.MiB || processes[0].Process != "cgpu-probe" {
+			return fmt.Sprintf("cgpu ps: %+v", processes)
+		}
+		return ""
+	})
+	for args, want := range map[string]bool{"--filter state=running": true, "--filter state=paused": false, "--container lively": true, "--gpu 0": true} {
+		eventually(t, 5*time.Second, func() string {
+			out := run(t, append([]string{"cgpu", "smi"}, strings.Fields(args)...)...)
+			if strings.Contains(out, id[:12]) != want {
+				return fmt.Sprintf("cgpu smi %s: %s", args, out)
+			}
+			return ""
+		})
 	}
 
 	docker(t, "rm", "-f", id)
@@ -133,21 +156,18 @@ func TestEvents(t *testing.T) {
 	var list []event.Event
 	eventually(t, 10*time.Second, func() string {
 		list = eventsOf(t, "--container", "lively") // Docker knows the name no more, and its events do
-		// What was counted of the denials is told by the end. The guard tells that, and the hook that the container was deleted.
-		got := kindsOf(list)
-		if rest, ok := strings.CutPrefix(got, "start denied set paused resumed denied "); !ok || strings.TrimPrefix(rest, "denied ") != "end deleted" &&
-			strings.TrimPrefix(rest, "denied ") != "deleted end" {
-			return "events: " + got
+		// The guard tells of the end, and the hook that the container was deleted.
+		if got := livelyKinds(list); got != "start denied set paused resumed end deleted" && got != "start denied set paused resumed deleted end" {
+			return "events: " + kindsOf(list)
 		}
 		return ""
 	})
-	denied, end := 0, ""
+	denied, lines, texts := 0, 0, map[event.Kind]string{}
 	for _, e := range list {
-		if e.Kind == event.End {
-			end = e.Text
-		}
+		texts[e.Kind] = e.Text
 		if e.Kind == event.Denied {
 			denied += max(e.Count, 1)
+			lines++
 			if e.GPU == nil || e.GPU.Index != 0 || !strings.Contains(e.Text, "asked for") {
 				t.Errorf("%+v", e)
 			}
@@ -156,11 +176,15 @@ func TestEvents(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	if denied != 20 || !strings.Contains(end, "20 denied") {
-		t.Errorf("%d denials told, the end: %s", denied, end)
+	// What was counted of the denials is told by the end.
+	if denied != 20 || !strings.Contains(texts[event.End], "20 denied") {
+		t.Errorf("%d denials told, the end: %s", denied, texts[event.End])
 	}
-	if set := list[2]; set.Text != "memory 128MiB → 256MiB, weight 1 → 3" {
-		t.Errorf("%+v", set)
+	if most := 2 + int(time.Since(began)/event.Every); lines > most {
+		t.Errorf("%d lines tell of denials, want at most %d", lines, most)
+	}
+	if set := texts[event.Set]; set != "memory 128MiB → 256MiB, weight 1 → 3" {
+		t.Error(set)
 	}
 	refused := eventsOf(t, "--kind", "refused", "--tail", "1")
 	if len(refused) != 1 || !strings.Contains(refused[0].Text, `ALIYUN_COM_GPU_MEM_CONTAINER="7x"`) {

@@ -36,7 +36,7 @@ func daemonOf(t *testing.T, log string, args ...string) *exec.Cmd {
 		cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
 		select {
 		case <-ended:
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			cmd.Process.Kill() //nolint:errcheck
 			<-ended
 		}

@@ -94,24 +94,32 @@ func TestKM(t *testing.T) {
 	if got := kmRead(t, filepath.Join(box, "memsize")); got != fmt.Sprintln(uint64(2*quota.GiB)) {
 		t.Errorf("memsize %q", got)
 	}
-	lines := strings.Split(kmRead(t, filepath.Join(box, "meminfo")), "\n")
-	var free, mem uint64
-	var pid int
-	if _, err := fmt.Sscanf(lines[0], "Free: %d", &free); err != nil || quota.Bytes(free) != 2*quota.GiB-smiOf(t, id).Used {
-		t.Errorf("meminfo %q: %v; cgpu smi says %v is used", lines, err, smiOf(t, id).Used)
-	}
-	if _, err := fmt.Sscanf(lines[1], "PID: %d Mem: %d", &pid, &mem); err != nil || pid != initOf(t, id) || quota.Bytes(mem) < 512*quota.MiB {
-		t.Errorf("meminfo %q: %v; want process %d", lines, err, initOf(t, id))
-	}
+	eventually(t, 30*time.Second, func() string { // a guard is waited for only a moment
+		lines := strings.Split(kmRead(t, filepath.Join(box, "meminfo")), "\n")
+		var free, mem uint64
+		var pid int
+		if _, err := fmt.Sscanf(lines[0], "Free: %d", &free); err != nil || quota.Bytes(free) != 2*quota.GiB-smiOf(t, id).Used {
+			return fmt.Sprintf("meminfo %q: %v; cgpu smi says %v is used", lines, err, smiOf(t, id).Used)
+		}
+		if len(lines) < 2 {
+			return fmt.Sprintf("meminfo %q: no process", lines)
+		}
+		if _, err := fmt.Sscanf(lines[1], "PID: %d Mem: %d", &pid, &mem); err != nil || pid != initOf(t, id) || quota.Bytes(mem) < 512*quota.MiB {
+			return fmt.Sprintf("meminfo %q: %v; want process %d", lines, err, initOf(t, id))
+		}
+		return ""
+	})
 
 	// By a shell, because it opens with O_TRUNC and O_APPEND, and as cGPU's scripts do it.
 	write := func(ok bool, file, text string) {
 		t.Helper()
 		for _, redirect := range []string{">", ">>"} {
-			r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file)
-			if (r.Code == 0) != ok {
-				t.Errorf("%s: want ok = %v", r, ok)
-			}
+			eventually(t, 5*time.Second, func() string { // what needs a guard's answer fails where that is late
+				if r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file); (r.Code == 0) != ok {
+					return fmt.Sprintf("%s: want ok = %v", r, ok)
+				}
+				return ""
+			})
 		}
 	}
 	write(true, filepath.Join(box, "weight"), "3")
@@ -122,9 +130,12 @@ func TestKM(t *testing.T) {
 		t.Errorf("policy %q beside a weight of 3", got)
 	}
 	write(true, filepath.Join(box, "memsize"), strconv.Itoa(int(quota.GiB)))
-	if out := execIn(id, "cgpu-probe", "meminfo"); total(t, out.Stdout) != quota.GiB {
-		t.Errorf("memsize: the container still sees %s", out)
-	}
+	eventually(t, 30*time.Second, func() string {
+		if out := execIn(id, "cgpu-probe", "meminfo"); total(t, out.Stdout) != quota.GiB {
+			return fmt.Sprintf("memsize: the container still sees %s", out)
+		}
+		return ""
+	})
 	write(false, filepath.Join(box, "memsize"), strconv.Itoa(int(256*quota.MiB))) // 512 MiB are in use
 	write(false, filepath.Join(box, "weight"), "65")
 	if want := fmt.Sprintf(`cgpu: km: 0/%s/weight: "65": want a number from 1 to 64`, id[:12]); !strings.Contains(said(), want) {

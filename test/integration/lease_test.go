@@ -33,7 +33,7 @@ func TestLeases(t *testing.T) {
 			if out := said(); !strings.Contains(out, "lease=/etc/ld.so.preload") {
 				t.Fatalf("it got no lease even on a file of its own: %s", out)
 			}
-			other := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "60"}}.start(t)
+			other := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "600"}}.start(t)
 			for range 2 {
 				if r := execIn(other, "cgpu-probe-libc", "self"); r.Code != 0 || !strings.Contains(r.Stdout, "limiter=yes") {
 					t.Error(r)
@@ -58,7 +58,7 @@ func TestLeases(t *testing.T) {
 // preloadConfined: what a tenant does to the page that it may write neither takes memory of the node nor counts there.
 func preloadConfined(t *testing.T) {
 	noTrace(t)
-	id := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "600"}}.start(t)
 	r, ok := recordOf(t, id)
 	if !ok {
 		t.Fatal("no record")

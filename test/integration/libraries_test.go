@@ -67,7 +67,7 @@ func TestDriverLibraries(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	c := container{env: sizeOf("256MiB"), opts: []string{"-v", dir + ":/t:ro"}, cmd: []string{"sleep", "60"}}
+	c := container{env: sizeOf("256MiB"), opts: []string{"-v", dir + ":/t:ro"}, cmd: []string{"sleep", "600"}}
 	// In a folder of libraries that is a volume no link is made, and none is needed.
 	volume, inVolume := t.TempDir(), c
 	inVolume.opts, inVolume.cmd = append(slices.Clone(c.opts), "-v", volume+":/drv"), []string{"/t/whose"}

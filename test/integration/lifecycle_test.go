@@ -34,6 +34,22 @@ func guardOf(t *testing.T, id string) int {
 	return pid
 }
 
+// killGuard kills a container's guard and waits until it is dead.
+func killGuard(t *testing.T, id string) {
+	t.Helper()
+	pid := guardOf(t, id)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 30*time.Second, func() string {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil || strings.Contains(string(stat), ") Z ") {
+			return ""
+		}
+		return fmt.Sprintf("guard %d does not die", pid)
+	})
+}
+
 // TestFirstContainer: on a fresh node the first container has the table made, and it is made once.
 func TestFirstContainer(t *testing.T) {
 	noTrace(t)
@@ -74,9 +90,12 @@ func TestRestart(t *testing.T) {
 			t.Fatalf("after docker %s: %s", again[0], r)
 		}
 		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "1100MiB"), noMemory)
-		if n := len(records(t)); n != 1 {
-			t.Errorf("after docker %s: %d records, want 1", again[0], n)
-		}
+		eventually(t, 2*time.Second, func() string { // the guard of the first life may still be there
+			if n := len(records(t)); n != 1 {
+				return fmt.Sprintf("after docker %s: %d records, want 1", again[0], n)
+			}
+			return ""
+		})
 	}
 	// Restarts must not pile files up in the container's layer.
 	if changed := docker(t, "diff", id); strings.Count(changed, "\n") > strings.Count(first, "\n") {
@@ -143,21 +162,17 @@ func TestKilledContainer(t *testing.T) {
 	})
 }
 
-// TestKilledGuard: without its guard a container has no GPU: calls fail at once, nothing hangs, neighbours do not notice.
+// TestKilledGuard: without its guard a container has no GPU: calls fail, nothing hangs, neighbours do not notice.
 func TestKilledGuard(t *testing.T) {
 	noTrace(t)
 	neighbour := holding(t, container{env: sizeOf("512MiB")}, "100MiB")
 	id := holding(t, container{env: sizeOf("1GiB")}, "500MiB")
-	if err := syscall.Kill(guardOf(t, id), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	begin := time.Now()
+	killGuard(t, id)
 	// The listener is gone, so runc cannot bring a further process in, or that process gets no GPU.
 	if r := execIn(id, "cgpu-probe", "alloc", "1MiB"); r.Code == 0 {
 		t.Errorf("an allocation without a guard: %s", r)
-	}
-	if took := time.Since(begin); took > 10*time.Second {
-		t.Errorf("the refusal took %v", took)
+	} else if r.Code < 0 {
+		t.Errorf("it hangs: %s", r)
 	}
 	if r := execIn(neighbour, "cgpu-probe", "alloc", "300MiB"); r.Code != 0 {
 		t.Errorf("the neighbour suffers: %s", r)
@@ -181,10 +196,7 @@ func TestKilledGuardInside(t *testing.T) {
 	name := fmt.Sprintf("inside%d", os.Getpid())
 	id := container{name: name, env: sizeOf("1GiB"), cmd: []string{"sh", "-c",
 		"while [ ! -e /tmp/go ]; do sleep 0.1; done; cgpu-probe alloc 1MiB; echo $? >/tmp/code; sleep 600"}}.start(t)
-	pid := guardOf(t, id)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	killGuard(t, id)
 	root := fmt.Sprintf("/proc/%s/root/tmp/", strings.TrimSpace(docker(t, "inspect", "-f", "{{.State.Pid}}", id)))
 	if err := os.WriteFile(root+"go", nil, 0o644); err != nil {
 		t.Fatal(err)
@@ -219,7 +231,7 @@ func killedRuntime(t *testing.T) {
 	for i := range 20 {
 		bundle := filepath.Join(t.TempDir(), "b")
 		id := fmt.Sprintf("killed%d-%d", os.Getpid(), i)
-		quotaBundle(t, bundle, sizeOf("1GiB"), "sleep", "60")
+		quotaBundle(t, bundle, sizeOf("1GiB"), "sleep", "600")
 		root := filepath.Join(lab.Dir, "runc-killed")
 		cmd := exec.Command(filepath.Join(lab.Bin, "cgpu-runtime"), "--root", root, "create", "--bundle", bundle, id)
 		if err := cmd.Start(); err != nil {
@@ -245,13 +257,7 @@ func killedRuntime(t *testing.T) {
 		return ""
 	})
 	// A page that nobody removed is collected once it is half a minute old.
-	old := time.Now().Add(-time.Minute)
-	pages, _ := filepath.Glob(filepath.Join(lab.RunDir, "page", "*"))
-	for _, path := range pages {
-		if err := os.Chtimes(path, old, old); err != nil && !os.IsNotExist(err) {
-			t.Fatal(err)
-		}
-	}
+	ageLeftovers()
 	cgpu(t, "gc")
 	container{env: quotaOf("15", "15", "0"), cmd: []string{"true"}}.run(t)
 }

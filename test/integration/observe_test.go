@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -146,6 +147,7 @@ func driverUsed(t *testing.T) quota.Bytes {
 type vgpu struct {
 	ID       string         `json:"id"`
 	Name     string         `json:"name"`
+	State    string         `json:"state"`
 	Limit    quota.Bytes    `json:"limit"`
 	Used     quota.Bytes    `json:"used"`
 	Managed  quota.Bytes    `json:"managed"`
@@ -162,8 +164,20 @@ type vgpu struct {
 	Compute     api.ComputeStatus `json:"compute"`
 }
 
-// smiOf is a container's slice of its first GPU in cgpu smi.
-func smiOf(t *testing.T, id string) vgpu {
+// smiOf is a container's slice of its first GPU in cgpu smi. That waits for a guard for a moment only, which may be busy for longer.
+func smiOf(t *testing.T, id string) (found vgpu) {
+	t.Helper()
+	eventually(t, 30*time.Second, func() string {
+		found = smiOnce(t, id)
+		if found.State == snapshot.StateNoAnswer {
+			return "the guard of " + id + " does not answer"
+		}
+		return ""
+	})
+	return found
+}
+
+func smiOnce(t *testing.T, id string) vgpu {
 	t.Helper()
 	var smi struct {
 		GPUs []struct {

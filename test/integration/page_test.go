@@ -62,7 +62,7 @@ func pageContent(t *testing.T) {
 // limiterLoads: programs of the C library have the limiter, however they come into the container.
 func limiterLoads(t *testing.T) {
 	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
 	for _, way := range [][]string{
 		{id, "cgpu-probe-libc", "self"},
 		{"--user", "1000", id, "cgpu-probe-libc", "self"},

@@ -42,7 +42,7 @@ func TestPassedToPod(t *testing.T) {
 			}
 			want(pod([]string{"--rm"}, id, "cgpu-probe", "recv-fds", "/vol/s"))
 			other := id + "-other"
-			if r := pod([]string{"-d"}, other, "sleep", "100"); r.Code != 0 {
+			if r := pod([]string{"-d"}, other, "sleep", "600"); r.Code != 0 {
 				t.Fatal(r)
 			}
 			t.Cleanup(func() {
@@ -103,7 +103,7 @@ func cgroupOf(t *testing.T, id string) string {
 func passedOutside(t *testing.T, more func(sender string) []string) {
 	noTrace(t)
 	volume := t.TempDir()
-	neighbour := container{opts: []string{"--runtime", "runc"}, cmd: []string{"sleep", "100"}}.start(t)
+	neighbour := container{opts: []string{"--runtime", "runc"}, cmd: []string{"sleep", "600"}}.start(t)
 	guarded := holding(t, container{env: sizeOf("512MiB")}, "200MiB")
 	before := driverUsed(t)
 	sender := container{env: sizeOf("256MiB"), opts: []string{"-v", volume + ":/vol"}, cmd: []string{"cgpu-probe", "send-fds", "/vol/s", "100MiB"}}.start(t)

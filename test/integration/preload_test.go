@@ -9,12 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/test/node"
 )
 
 // TestPreload: enforcement = "preload", where the library alone keeps a container's programs within their limit. (With the
@@ -77,24 +75,11 @@ func preloadSet(t *testing.T) {
 // preloadProcesses: many processes at once keep the limit together, and what the killed ones held can be had again.
 func preloadProcesses(t *testing.T) {
 	noTrace(t)
-	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
-	var wg sync.WaitGroup
-	results := make([]node.Result, 8)
-	for i := range results {
-		wg.Go(func() { results[i] = preloaded.exec(id, "cgpu-probe", "hold", "300MiB", "3") })
-	}
-	wg.Wait()
-	got := 0
-	for _, r := range results {
-		switch {
-		case strings.Contains(r.Stdout, "bytes=314572800"):
-			got++
-		case !strings.Contains(r.Stdout, "NO_MEMORY"):
-			t.Error(r)
-		}
-	}
-	if got > 3 || got == 0 {
-		t.Errorf("%d processes had 300MiB of 1GiB at once", got)
+	id := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
+	out := atOnce(t, id, 8, "bytes=|NO_MEMORY", preloaded.words([]string{"cgpu-probe", "hold", "300MiB"})...)
+	got, refused := strings.Count(out, "bytes=314572800"), strings.Count(out, "status=NV_ERR_NO_MEMORY")
+	if got > 3 || got == 0 || got+refused != 8 {
+		t.Errorf("%d of 8 processes had 300MiB of 1GiB at once, %d were refused: %s", got, refused, out)
 	}
 	for range 3 {
 		preloaded.spawn(t, id, "cgpu-probe", "hold", "900MiB")
@@ -122,20 +107,9 @@ func preloadManaged(t *testing.T) {
 	wantMemory(t, time.Second, id, func(m vgpu) bool { return m.Managed == 0 && m.Used == 0 })
 	for range 3 {
 		// Two that come at the same time may both be told that there is no room; never do both have it.
-		var wg sync.WaitGroup
-		results := make([]node.Result, 4)
-		for i := range results {
-			wg.Go(func() { results[i] = preloaded.exec(id, "cgpu-probe", "managed", "600MiB", "--hold", "1.5") })
-		}
-		wg.Wait()
-		won := 0
-		for _, r := range results {
-			if strings.Contains(r.Stdout, "mapped_mib=600") {
-				won++
-			}
-		}
-		if won > 1 {
-			t.Errorf("%d of %d had the room that is there for one", won, len(results))
+		out := atOnce(t, id, 4, "mapped_mib=", preloaded.words([]string{"cgpu-probe", "managed", "600MiB", "--hold", "0"})...)
+		if won, lost := strings.Count(out, "mapped_mib=600"), strings.Count(out, "refused="); won > 1 || won+lost != 4 {
+			t.Errorf("%d of 4 had the room that is there for one, %d were refused: %s", won, lost, out)
 		}
 	}
 }
@@ -144,7 +118,7 @@ func preloadManaged(t *testing.T) {
 // says of preload mode; where it is not so any more, the documentation must change.
 func preloadWalkedAround(t *testing.T) {
 	noTrace(t)
-	id := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "60"}}.start(t)
+	id := container{env: sizeOf("256MiB"), cmd: []string{"sleep", "600"}}.start(t)
 	if r := execIn(id, "cgpu-probe", "alloc", "400MiB"); r.Code != 0 {
 		t.Errorf("a static program: %s", r)
 	}

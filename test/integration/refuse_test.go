@@ -56,7 +56,7 @@ func TestTwoValues(t *testing.T) {
 func TestAdmission(t *testing.T) {
 	noTrace(t)
 	gpus(t)
-	first := container{env: quotaOf("10", "15", "0"), cmd: []string{"sleep", "60"}}.start(t)
+	first := container{env: quotaOf("10", "15", "0"), cmd: []string{"sleep", "600"}}.start(t)
 	second := container{env: sixOfFifteen, cmd: []string{"true"}}
 	wantRefused(t, second.try(t), `MiB`, `GPU`)
 	container{env: quotaOf("5", "15", "0"), cmd: []string{"true"}}.run(t)
@@ -67,7 +67,7 @@ func TestAdmission(t *testing.T) {
 // TestNestedCgroup: no vGPU's cgroup is below another's, whatever the engine was told; beside it is fine.
 func TestNestedCgroup(t *testing.T) {
 	noTrace(t)
-	first := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "60"}}.start(t)
+	first := container{env: sizeOf("1GiB"), cmd: []string{"sleep", "600"}}.start(t)
 	cgroup := cgroupOf(t, first)
 	for path, reasons := range map[string][]string{
 		cgroup + "/below":                     {`cgroupsPath`, cgroup, `--cgroup-parent`},

@@ -224,7 +224,7 @@ func runSees(t *testing.T) {
 		t.Errorf("environment: %s", env)
 	}
 	// Nothing of it is seen outside.
-	s := startRun(t, "1GiB", "--", "sleep", "60")
+	s := startRun(t, "1GiB", "--", "sleep", "600")
 	s.record(t)
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil || strings.Contains(string(mounts), "cgpu-dev") || strings.Contains(string(mounts), " /run/cgpu ") {
@@ -325,7 +325,7 @@ func runRefused(t *testing.T) {
 			t.Errorf("want exit status %d and one line without variables: %s", test.code, r)
 		}
 	}
-	s := startRun(t, "600MiB", "--percent", "80", "--", "sleep", "60")
+	s := startRun(t, "600MiB", "--percent", "80", "--", "sleep", "600")
 	s.record(t)
 	wantRefused(t, tryRun("600MiB", "--percent", "30", "--", "true"), `run: --percent "30"`)
 	wantRefused(t, tryRun(fmt.Sprintf("%dMiB", total/quota.MiB-500), "--", "true"), `run: --memory ".*MiB": GPU 0`)
@@ -545,10 +545,7 @@ func runGuardKilled(t *testing.T) {
 	script := fmt.Sprintf(`while [ ! -e %[1]s/go ]; do sleep 0.02; done; %[2]s alloc 1MiB`, dir, probe())
 	s := startRun(t, "1GiB", "--", "sh", "-c", script)
 	r := s.record(t)
-	if err := syscall.Kill(r.GuardPID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(100 * time.Millisecond)
+	killGuard(t, r.ID)
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -569,7 +566,7 @@ func runGuardKilled(t *testing.T) {
 func runUnified(t *testing.T) {
 	const mount = `umount -l /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && test -e /sys/fs/cgroup/cgroup.controllers || exit 99
 "$@"; status=$?
-for i in 1 2 3 4 5 6 7 8 9 10; do [ "$(find /sys/fs/cgroup -name 'cgpu-run-*')" ] || exit $status; sleep 0.2; done
+i=0; while [ $((i += 1)) -lt 150 ]; do [ "$(find /sys/fs/cgroup -name 'cgpu-run-*')" ] || exit $status; sleep 0.2; done
 find /sys/fs/cgroup -name 'cgpu-run-*'; exit 98`
 	args := append([]string{"unshare", "-m", "sh", "-c", mount, "sh", filepath.Join(lab.Bin, "cgpu")},
 		runArgs("1GiB", "--", "sh", "-c", "grep '^0::.*/cgpu-run-' /proc/self/cgroup && exec "+probe()+" alloc 900MiB")...)

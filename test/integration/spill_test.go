@@ -194,7 +194,7 @@ func maxSpill(t *testing.T) {
 	if line, _, _ := strings.Cut(r.Stderr, "\n"); !strings.Contains(line, "max_spill") {
 		t.Errorf("want the reason in one line: %s", r)
 	}
-	first := container{env: withSpill("1GiB", "600MiB"), cmd: []string{"sleep", "60"}}.start(t)
+	first := container{env: withSpill("1GiB", "600MiB"), cmd: []string{"sleep", "600"}}.start(t)
 	c.env = withSpill("1GiB", "600MiB")
 	wantRefused(t, c.try(t), `CGPU_MEM_SPILL`, `max_spill`, `424MiB`)
 	wantRefused(t, tryCgpu("set", first, "--spill", "1025MiB"), `max_spill`)

@@ -53,7 +53,7 @@ func (w *walker) used() quota.Bytes {
 
 // books compares what the card gave out with what is charged, until they agree: what is closed is seen to be so a moment later.
 func (w *walker) books(end bool) (err error) {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		given, charged := w.used(), smiOf(w.t, w.id).Used
 		switch {
 		case charged > walkLimit+walkTables:

@@ -160,7 +160,7 @@ func login(t *testing.T) session {
 		noTrace(t)
 		lab.client.CoreV1().Namespaces().Delete(ctx, s.ns, metav1.DeleteOptions{}) //nolint:errcheck // the namespace is empty
 	})
-	kube.Until(t, 30*time.Second, "the default ServiceAccount", func() error {
+	kube.Until(t, waitLimit, "the default ServiceAccount", func() error {
 		_, err := lab.client.CoreV1().ServiceAccounts(s.ns).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
@@ -179,7 +179,7 @@ func (s session) deleteAll() {
 // noTrace fails the test unless the node holds nothing any more: no reservation, no guard, no claim.
 func noTrace(t *testing.T) {
 	t.Helper()
-	kube.Until(t, 20*time.Second, "the node gives everything back", func() error {
+	kube.Until(t, waitLimit, "the node gives everything back", func() error {
 		records, err := lab.ledger()
 		if err != nil {
 			return err
@@ -336,7 +336,7 @@ func (s session) refused(pod string, words ...string) {
 // hears waits for an event of the pod, or a reason why it waits, with all of these words.
 func (s session) hears(pod string, words ...string) {
 	s.Helper()
-	kube.Until(s.T, 60*time.Second, fmt.Sprintf("pod %s is told %q", pod, words), func() error {
+	kube.Until(s.T, waitLimit, fmt.Sprintf("pod %s is told %q", pod, words), func() error {
 		events, err := lab.client.CoreV1().Events(s.ns).List(context.Background(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod})
 		if err != nil {
 			return err
@@ -367,7 +367,7 @@ func containsAll(text string, words []string) bool {
 // pending waits until the scheduler has said that the pod finds no place, for this reason.
 func (s session) pending(pod string, words ...string) {
 	s.Helper()
-	kube.Until(s.T, 30*time.Second, "pod "+pod+" pending", func() error {
+	kube.Until(s.T, waitLimit, "pod "+pod+" pending", func() error {
 		p := s.get(pod)
 		for _, c := range p.Status.Conditions {
 			if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && containsAll(c.Message, words) {

@@ -77,7 +77,7 @@ func TestClaimConfiguration(t *testing.T) {
 	if _, err := lab.kubectl("", "label", "namespace", s.ns, "cgpu.io/allow-high-priority=true", "cgpu.io/allow-weight=true"); err != nil {
 		t.Fatal(err)
 	}
-	kube.Until(t, 20*time.Second, "the namespace's labels count", func() error { return s.tryApply(favoured) })
+	kube.Until(t, time.Minute, "the namespace's labels count", func() error { return s.tryApply(favoured) })
 	s.apply(pod("a", withClaim("a", "sleep 1000")))
 	s.reaches("a", corev1.PodRunning)
 	v := s.holds("a")["c"].VGPUs

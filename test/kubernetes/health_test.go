@@ -25,7 +25,7 @@ func TestUnhealthyGPU(t *testing.T) {
 	t.Cleanup(func() {
 		lab.must(t, "exec", "sh", "-c", "cgpu health clear all; kill $(cat /run/cgpu/watch.pid)")
 	})
-	kube.Until(t, 30*time.Second, "the GPUs are watched", func() error {
+	kube.Until(t, waitLimit, "the GPUs are watched", func() error {
 		if out, err := lab.script("exec", "cgpu", "health", "-o", "json"); err != nil || !strings.Contains(out, `"watched": true`) {
 			return fmt.Errorf("%w: %s", err, out)
 		}
@@ -62,7 +62,7 @@ func TestUnhealthyGPU(t *testing.T) {
 // tainted waits until so many devices of the node have a taint.
 func tainted(t *testing.T, want int) {
 	t.Helper()
-	kube.Until(t, 30*time.Second, fmt.Sprintf("%d taints", want), func() error {
+	kube.Until(t, time.Minute, fmt.Sprintf("%d taints", want), func() error {
 		list, err := lab.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -83,7 +83,7 @@ func tainted(t *testing.T, want int) {
 // told waits for an Event of the pod's container.
 func (s session) told(pod, reason, text string) {
 	s.Helper()
-	kube.Until(s.T, 30*time.Second, reason+" of "+pod, func() error {
+	kube.Until(s.T, time.Minute, reason+" of "+pod, func() error {
 		list, err := lab.client.CoreV1().Events(s.ns).List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -100,7 +100,7 @@ func (s session) told(pod, reason, text string) {
 // condition waits until the node's condition has that reason.
 func condition(t *testing.T, reason string) {
 	t.Helper()
-	kube.Until(t, 30*time.Second, "condition "+reason, func() error {
+	kube.Until(t, time.Minute, "condition "+reason, func() error {
 		n, err := lab.client.CoreV1().Nodes().Get(context.Background(), nodeName, metav1.GetOptions{})
 		if err != nil {
 			return err

@@ -77,8 +77,11 @@ func TestRollout(t *testing.T) {
 		for i := range made {
 			s.reaches(fmt.Sprintf("r%d-%d", round, i), corev1.PodRunning)
 		}
-		if now := sockets(); len(now) != 2 {
-			t.Errorf("after the rollout there are %v", now)
-		}
+		kube.Until(t, waitLimit, "the sockets of one agent", func() error {
+			if now := sockets(); len(now) != 2 {
+				return fmt.Errorf("after the rollout there are %v", now)
+			}
+			return nil
+		})
 	}
 }

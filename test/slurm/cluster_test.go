@@ -111,6 +111,7 @@ func (c *cluster) configure(t *testing.T) {
 	must(t, os.WriteFile(c.file("munge.key"), key, 0o600))
 	must(t, os.WriteFile(c.file("gres.conf"), []byte("NodeName=lab Name=gpu File="+c.dir+"/gpu[0-1]\nNodeName=lab Name=shard Count=16\n"),
 		0o644))
+	ports := ports(t, 2)
 	must(t, os.WriteFile(c.conf, fmt.Appendf(nil, `ClusterName=lab
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=%d
@@ -131,18 +132,21 @@ ReturnToService=2
 KillWait=2
 NodeName=lab NodeHostname=%[5]s NodeAddr=127.0.0.1 CPUs=%[6]d Gres=gpu:2,shard:16
 PartitionName=main Nodes=lab Default=YES OverSubscribe=FORCE:64
-`, port(t), port(t), c.dir, c.stack, host, runtime.NumCPU()), 0o644))
+`, ports[0], ports[1], c.dir, c.stack, host, runtime.NumCPU()), 0o644))
 	must(t, os.Mkdir(c.file("state"), 0o755))
 	must(t, os.Mkdir(c.file("spool"), 0o755))
 }
 
-// port is one that nobody has at the moment.
-func port(t *testing.T) int {
+// ports are some that nobody has at the moment.
+func ports(t *testing.T, n int) (free []int) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		defer l.Close() // not before the next one is chosen
+		free = append(free, l.Addr().(*net.TCPAddr).Port)
+	}
+	return free
 }
 
 // plugin writes plugstack.conf, which each srun and each step reads.

@@ -106,8 +106,9 @@ type CallCounters struct {
 	Spills          uint64 `json:"spills"`
 }
 
-// Timeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it.
-const Timeout = 300 * time.Millisecond
+// Timeout bounds the wait for a guard: it answers in microseconds, unless something is wrong with it, or the machine has no processor
+// for it.
+const Timeout = time.Second
 
 // Ask asks the guard of one record.
 func Ask(r ledger.Record) (s Status, err error) {

@@ -194,7 +194,7 @@ func FakeGuardFunc(t *testing.T, path string, answer func() string) {
 				}
 				line := answer()
 				if line == "" {
-					time.Sleep(2 * api.Timeout)
+					<-t.Context().Done()
 				}
 				conn.Write([]byte(line + "\n"))
 			}()

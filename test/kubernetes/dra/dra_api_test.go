@@ -88,7 +88,7 @@ func start(t *testing.T) (*dra.Driver, dra.Options) {
 
 func published(t *testing.T, gpus int) {
 	t.Helper()
-	kube.Until(t, 20*time.Second, "the slice is published", func() error {
+	kube.Until(t, time.Minute, "the slice is published", func() error {
 		l, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(l.Items) != 1 || len(l.Items[0].Spec.Devices) != gpus {
 			return fmt.Errorf("%v, %+v", err, l)
@@ -145,7 +145,7 @@ func forget(t *testing.T, name string) {
 func allocated(t *testing.T, name string) resourceapi.DeviceRequestAllocationResult {
 	t.Helper()
 	var r resourceapi.DeviceRequestAllocationResult
-	kube.Until(t, 20*time.Second, name+" is allocated", func() error {
+	kube.Until(t, time.Minute, name+" is allocated", func() error {
 		c, err := client.ResourceV1().ResourceClaims("default").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -161,7 +161,7 @@ func allocated(t *testing.T, name string) resourceapi.DeviceRequestAllocationRes
 
 func waits(t *testing.T, name string) {
 	t.Helper()
-	kube.Until(t, 20*time.Second, name+" waits", func() error {
+	kube.Until(t, time.Minute, name+" waits", func() error {
 		p, err := client.CoreV1().Pods("default").Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -233,7 +233,7 @@ func TestPolicyOfGPU(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		kube.Until(t, 20*time.Second, "the slice follows", func() error {
+		kube.Until(t, time.Minute, "the slice follows", func() error {
 			l, err := client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 			if err != nil || len(l.Items) != 1 {
 				return fmt.Errorf("%v, %+v", err, l)

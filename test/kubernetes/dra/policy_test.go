@@ -43,7 +43,7 @@ func create(manifest string) error {
 func TestPolicy(t *testing.T) {
 	apply(t, "base/deviceclasses.yaml", "base/admission.yaml")
 	wrong := claimOf("default", devices(fmt.Sprintf(vgpu, ", weight: 65"), anyGPU))
-	kube.Until(t, 30*time.Second, "the policy is in force", func() error {
+	kube.Until(t, time.Minute, "the policy is in force", func() error {
 		if create(wrong) == nil {
 			return errors.New("weight 65 is taken")
 		}
@@ -121,7 +121,7 @@ func TestPrivileges(t *testing.T) {
 	of := func(namespace, fields string) error {
 		return create(claimOf(namespace, devices(fmt.Sprintf(vgpu, fields), anyGPU)))
 	}
-	kube.Until(t, 30*time.Second, "the policy is in force", func() error {
+	kube.Until(t, time.Minute, "the policy is in force", func() error {
 		if of("plain", ", priority: high") == nil {
 			return errors.New("high priority is taken")
 		}
