@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/agent"
+	"github.com/opencgpu/cgpu/pkg/decision"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -27,6 +28,7 @@ type settings struct {
 	unit                quota.Bytes
 	kubeconfig          string
 	cdiDir, kubeletDir  string
+	nriSocket           string
 	hook, health        string
 	smi, web            bool
 	logFormat, podUID   string
@@ -49,7 +51,7 @@ func settingsOf(f flags) (s settings, err error) {
 	for _, p := range []struct {
 		flag string
 		to   *string
-	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}} {
+	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}, {"nri-socket", &s.nriSocket}} {
 		if *p.to, err = absolute(p.flag, f.values[p.flag]); err != nil {
 			return s, err
 		}
@@ -95,10 +97,16 @@ func unitOf(text string) (quota.Bytes, error) {
 	return 0, fmt.Errorf("--memory-unit %q: want GiB, MiB or a size such as 256MiB", text)
 }
 
+// frontEndsOf reads which there are to be. One that follows another scheduler has all GPUs of the node: what that has given out no other
+// front end knows, nor the other way.
 func frontEndsOf(text string) (list []string, err error) {
 	for _, name := range fields(text) {
+		if decision.Find(name) != nil && len(fields(text)) == 1 {
+			return []string{name}, nil
+		}
 		if name != frontDRA && name != frontPlugin {
-			return nil, fmt.Errorf("--frontends %q: %q is none: want dra, deviceplugin or dra,deviceplugin", text, name)
+			return nil, fmt.Errorf("--frontends %q: %q is none: want dra, deviceplugin or dra,deviceplugin; or one of %s, alone", text, name,
+				strings.Join(decision.Names(), ", "))
 		}
 		if slices.Contains(list, name) {
 			return nil, fmt.Errorf("--frontends %q: has %s twice", text, name)
