@@ -47,7 +47,7 @@ const (
 )
 
 // Numbers of the fields that are read, of k8s.io/api/core/v1/generated.proto and k8s.io/apimachinery/pkg/apis/meta/v1/generated.proto.
-// TestReadPod compares with the types.
+// TestCreateContainer reads what the types encode.
 const (
 	podMeta, podSpec = 1, 2
 
