@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/decision"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 )
 
 // The flags are Go's own, and not those of the other programs: their library makes its help with text/template, which calls methods
@@ -29,6 +30,10 @@ var options = []option{
 		value: frontDRA},
 	{name: "dra-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 	{name: "deviceplugin-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the device plugin (default: all)"},
+	{name: "memory-resource", metavar: "NAME", usage: "what pods call the device plugin's memory, such as tencent.com/vcuda-memory",
+		value: deviceplugin.ResourceMemory},
+	{name: "percent-resource", metavar: "NAME", usage: "what they call its percentage, such as tencent.com/vcuda-core",
+		value: deviceplugin.ResourcePercent},
 	{name: "memory-unit", metavar: "UNIT", usage: "of aliyun.com/gpu-mem: GiB, MiB or a size such as 256MiB", value: "GiB"},
 	{name: "kubeconfig", metavar: "FILE", usage: "that tells how to reach the API server (default: as pods do)",
 		variables: []string{"KUBECONFIG"}},
