@@ -26,8 +26,8 @@ type option struct {
 
 var options = []option{
 	{name: "node-name", metavar: "NAME", usage: "this node in the cluster (default: the host's name)", variables: []string{"NODE_NAME"}},
-	{name: "frontends", metavar: "LIST", usage: "of dra, deviceplugin; or " + strings.Join(decision.Names(), ", ") + " alone: follows that scheduler",
-		value: frontDRA},
+	{name: "frontends", metavar: "LIST", value: frontDRA,
+		usage: "of dra, deviceplugin; or " + strings.Join(decision.Names(), ", ") + " alone: follows that scheduler"},
 	{name: "dra-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 	{name: "deviceplugin-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the device plugin (default: all)"},
 	{name: "memory-resource", metavar: "NAME", usage: "what pods call the device plugin's memory, such as tencent.com/vcuda-memory",

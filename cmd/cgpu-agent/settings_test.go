@@ -76,7 +76,7 @@ func TestSettingsRefused(t *testing.T) {
 		"--frontends dra,deviceplugin --dra-gpus 0": "--deviceplugin-gpus: is missing",
 		"--frontends dra,deviceplugin --dra-gpus 0,1 --deviceplugin-gpus 1": "both have 1",
 		"--frontends hami,kai":                  `"hami" is none`,
-		"--frontends dra,volcano":               `"volcano" is none: want dra, deviceplugin or dra,deviceplugin; or one of hami, kai, volcano, alone`,
+		"--frontends dra,volcano":               "; or one of hami, kai, volcano, alone",
 		"--frontends hami --dra-gpus 0":         "--frontends has no dra",
 		"--nri-socket nri.sock":                 "absolute",
 		"--memory-resource gpu":                 `--memory-resource "gpu": want the name of an extended resource`,

@@ -209,7 +209,8 @@ func listed(p *Pod, keys []string, all, at int) ([]gpu, error) {
 	}
 	lists := strings.Split(strings.TrimSuffix(text, ";"), ";")
 	if len(lists) != all {
-		return nil, fmt.Errorf("annotation %s: has %d lists of GPUs for %d containers: is the scheduler of another version?", key, len(lists), all)
+		return nil, fmt.Errorf("annotation %s: has %d lists of GPUs for %d containers: is the scheduler of another version?", key, len(lists),
+			all)
 	}
 	if at < 0 || lists[at] == "" {
 		return nil, nil

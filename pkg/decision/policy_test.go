@@ -18,8 +18,8 @@ import (
 // TestManifests: deploy/ has the policies of this package; -update writes them.
 func TestManifests(t *testing.T) {
 	for _, s := range Schedulers() {
-		text := "# Made by `go test ./pkg/decision -update` from pkg/decision/policy.go. cgpu-agent compares it with what the API server has, and\n" +
-			"# gives pods nothing where that differs: docs/schedulers.md.\n"
+		text := "# Made by `go test ./pkg/decision -update` from pkg/decision/policy.go. cgpu-agent compares it with what the API server " +
+			"has, and\n# gives pods nothing where that differs: docs/schedulers.md.\n"
 		for i, o := range []any{s.Policy(), s.Binding()} {
 			b, err := yaml.Marshal(o)
 			if err != nil {

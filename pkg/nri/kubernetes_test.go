@@ -31,8 +31,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
-// Schedulers at a real API server (test/kubernetes/k8s.sh up control-plane; KUBECONFIG is its administrator's): a stand-in for each patches and
-// binds as the real one does, with the rights that its manifests give it; an author of pods with the role edit forges.
+// Schedulers at a real API server (test/kubernetes/k8s.sh up control-plane; KUBECONFIG is its administrator's): a stand-in for each
+// patches and binds as the real one does, with the rights that its manifests give it; an author of pods, as the role edit has them, forges.
 //
 //	go test -tags kubernetes -run TestAgainstAPIServer ./pkg/nri
 func TestAgainstAPIServer(t *testing.T) {
@@ -44,13 +44,15 @@ func TestAgainstAPIServer(t *testing.T) {
 	must(t, err)
 	config.QPS, config.Burst = 200, 400
 	admin := as(t, config, "")
-	_, err = admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	_, err = admin.CoreV1().Namespaces().Create(t.Context(), space, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
 		must(t, err)
 	}
 	grant(t, admin, "test-author", rule("get,create,update,patch", "pods"), rule("patch", "pods/status"))
 	for _, s := range decision.Schedulers() {
-		// HAMi: charts/hami/templates/scheduler/clusterrole.yaml; Volcano: installer/helm/chart/volcano/templates/scheduler.yaml; KAI: the binder's.
+		// HAMi: charts/hami/templates/scheduler/clusterrole.yaml; Volcano: installer/helm/chart/volcano/templates/scheduler.yaml; KAI: the
+		// binder's.
 		grant(t, admin, "test-"+s.Name, rule("get,list,watch,patch,update", "pods"), rule("create", "pods/binding"))
 		agent := rule("get", "validatingadmissionpolicies,validatingadmissionpolicybindings")
 		agent.APIGroups, agent.ResourceNames = []string{"admissionregistration.k8s.io"}, []string{s.PolicyName()}
@@ -160,9 +162,11 @@ func (g *stage) pick(decided bool) map[string]any {
 }
 
 func (g *stage) pod(name string, forged bool) *corev1.Pod {
-	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{}}, Spec: corev1.PodSpec{SchedulerName: "none",
-		AutomountServiceAccountToken: new(bool), InitContainers: []corev1.Container{{Name: "init", Image: "c"}}, Containers: []corev1.Container{{Name: "side", Image: "c"},
-			{Name: "main", Image: "c", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}}}
+	limits := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{}},
+		Spec: corev1.PodSpec{SchedulerName: "none", AutomountServiceAccountToken: new(bool),
+			InitContainers: []corev1.Container{{Name: "init", Image: "c"}},
+			Containers:     []corev1.Container{{Name: "side", Image: "c"}, {Name: "main", Image: "c", Resources: limits}}}}
 	annotations := g.pick(false)
 	if forged {
 		annotations = g.all()
@@ -192,8 +196,9 @@ func (g *stage) annotate(c kubernetes.Interface, p *corev1.Pod, annotations map[
 
 func (g *stage) bind(c kubernetes.Interface, p *corev1.Pod) {
 	g.Helper()
-	must(g.T, c.CoreV1().Pods(p.Namespace).Bind(g.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
-		Target: corev1.ObjectReference{Kind: "Node", Name: "node1"}}, metav1.CreateOptions{}))
+	b := &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name},
+		Target: corev1.ObjectReference{Kind: "Node", Name: "node1"}}
+	must(g.T, c.CoreV1().Pods(p.Namespace).Bind(g.Context(), b, metav1.CreateOptions{}))
 }
 
 func (g *stage) create(h *handler, p *corev1.Pod) ([]*api.Hook, error) {

@@ -124,7 +124,7 @@ func (p *Plugin) serve(ctx context.Context) {
 	for ctx.Err() == nil {
 		err := p.connect(ctx)
 		if ctx.Err() == nil {
-			p.set(&p.connected, fmt.Errorf("nri: %s: %w: is NRI switched on in the engine? containerd 1.7 and CRI-O before 1.30 have it off",
+			p.set(&p.connected, fmt.Errorf("nri: %s: %w: is NRI switched on in the engine? containerd 1.7 has it off",
 				p.o.Socket, err))
 			pause(ctx, retryAfter)
 		}

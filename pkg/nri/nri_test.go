@@ -67,7 +67,8 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 	s := decision.Find(name)
 	policy, binding := s.Policy(), s.Binding()
 	policy.CreationTimestamp, binding.CreationTimestamp = at(100), at(100)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "u1", CreationTimestamp: at(1000), Annotations: annotations},
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "u1", CreationTimestamp: at(1000),
+		Annotations: annotations},
 		Spec: corev1.PodSpec{NodeName: "node1", InitContainers: []corev1.Container{{Name: "init"}}, Containers: []corev1.Container{{Name: "side"},
 			{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}}}
 	fake := &server{map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
@@ -98,8 +99,8 @@ var decisions = map[string]map[string]string{
 
 // create is what the engine asks for a container of the pod.
 func create(h *handler, annotations map[string]string, container string) (hooks []*api.Hook, err error) {
-	adjust, _, err := h.CreateContainer(context.Background(), &api.PodSandbox{Namespace: "ns", Name: "pod", Uid: "u1", Annotations: annotations},
-		&api.Container{Id: "id", Name: container})
+	pod := &api.PodSandbox{Namespace: "ns", Name: "pod", Uid: "u1", Annotations: annotations}
+	adjust, _, err := h.CreateContainer(context.Background(), pod, &api.Container{Id: "id", Name: container})
 	return adjust.GetHooks().GetCreateRuntime(), err
 }
 
