@@ -75,7 +75,7 @@ integration: build ## conformance suite and the commands in the docs: real docke
 kubernetes: build ## pods on a real Kubernetes 1.36 of this machine, in namespaces of its own (root); builds it once, in six minutes
 	@test/kubernetes/build.sh node
 	@CGPU_BIN=$(abspath $(BIN)) test/kubernetes/images.sh
-	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent
+	test/kubernetes/with-control-plane.sh go test -tags kubernetes -count 1 -timeout 20m $(if $(V),-v) -p 1 -run '$(or $(RUN),TestServer|TestAgainstAPIServer)' ./deploy ./cmd/cgpu-agent ./pkg/nri
 	CGPU_BIN=$(abspath $(BIN)) go test -tags kubernetes -count 1 -timeout 40m $(if $(RUN),-run '$(RUN)') $(if $(V),-v) ./test/kubernetes
 	@# The rest over CRI-O is for hands, as is another Kubernetes (docs/internals/testing.md).
 	$(if $(RUN),,[ -z "$$CI" ] || CGPU_BIN=$(abspath $(BIN)) test/kubernetes/crio.sh $(if $(V),-v) -run 'TestClaimIsALimit|TestDevicePluginBelowCRIO|TestRestarts/crio')

@@ -23,6 +23,8 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
+
+	"github.com/opencgpu/cgpu/pkg/decision"
 )
 
 var update = flag.Bool("update", false, "copy the chart's files from base")
@@ -46,7 +48,8 @@ func TestOverlays(t *testing.T) {
 }
 
 // paths of the host that the agent may have; docs/internals/agent.md says why.
-var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
+var paths = []string{"/run/cgpu", "/var/run/cdi", "/var/lib/kubelet/plugins/gpu.cgpu.io", "/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources",
+	"/var/run/nri"}
 
 // namespacedKinds are those of our objects that a namespace has.
 var namespacedKinds = []string{"ServiceAccount", "DaemonSet", "NetworkPolicy", "ConfigMap", "Service", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
@@ -439,6 +442,18 @@ func TestNoPrivileges(t *testing.T) {
 	invariants(t, list)
 	if base := build(t, "overlays/dra"); len(list) != len(base)-2 || hasPolicy(list, privileges) || !hasPolicy(base, privileges) {
 		t.Errorf("%d objects, without the component %d: want two less", len(list), len(base))
+	}
+}
+
+// TestSchedulers: each scheduler has a component, which is a front end of its own with the policy that it needs.
+func TestSchedulers(t *testing.T) {
+	for _, s := range decision.Schedulers() {
+		list := with(t, "no-dra", "scheduler-"+s.Name)
+		invariants(t, list)
+		args := of[*apps.DaemonSet](list)[0].Spec.Template.Spec.Containers[0].Args
+		if !hasPolicy(list, s.PolicyName()) || !slices.Equal(args, []string{"--frontends=" + s.Name}) {
+			t.Errorf("%s: %v", s.Name, args)
+		}
 	}
 }
 

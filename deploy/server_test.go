@@ -26,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/opencgpu/cgpu/pkg/decision"
 )
 
 // cluster is a throw-away API server: test/kubernetes/k8s.sh up control-plane; CGPU_TEST_KUBECONFIG names its kubeconfig.
@@ -94,6 +96,7 @@ func TestServer(t *testing.T) {
 	t.Run("others", c.others)
 	t.Run("pods", c.pods)
 	t.Run("gpushare", c.gpushare)
+	t.Run("schedulers", c.schedulers)
 	t.Run("runtime classes", c.runtimeClasses)
 	t.Run("add runtime class", c.addRuntimeClass)
 	t.Run("node label", c.nodeLabel)
@@ -217,6 +220,36 @@ rules: [{apiGroups: [""], resources: [pods], verbs: [get, create, update, patch]
 			if err := patch(author, annotations, subresource...); want == "" && err != nil || want != "" && !refused(err, want) {
 				t.Errorf("%s%v: %v, want %q", annotations, subresource, err, want)
 			}
+		}
+	}
+}
+
+// schedulers: what is applied of each scheduler's component is what the agent knows. What the policies hold is in pkg/nri.
+func (c cluster) schedulers(t *testing.T) {
+	for _, s := range decision.Schedulers() {
+		for _, file := range []string{"admission.yaml", "rbac.yaml"} {
+			text, err := os.ReadFile("components/scheduler-" + s.Name + "/" + file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.apply(string(text))
+		}
+		api := c.admin.AdmissionregistrationV1()
+		t.Cleanup(func() {
+			_ = api.ValidatingAdmissionPolicies().Delete(context.Background(), s.PolicyName(), meta.DeleteOptions{})
+			_ = api.ValidatingAdmissionPolicyBindings().Delete(context.Background(), s.PolicyName(), meta.DeleteOptions{})
+		})
+		policy, err := api.ValidatingAdmissionPolicies().Get(t.Context(), s.PolicyName(), meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		binding, err := api.ValidatingAdmissionPolicyBindings().Get(t.Context(), s.PolicyName(), meta.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		since, err := s.Guarded(policy, binding)
+		if age := time.Until(since); err != nil || age < 0 || age > time.Minute {
+			t.Errorf("%s: since %v, %v", s.Name, since, err)
 		}
 	}
 }

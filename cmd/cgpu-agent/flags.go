@@ -10,7 +10,9 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/opencgpu/cgpu/pkg/decision"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 )
 
 // The flags are Go's own, and not those of the other programs: their library makes its help with text/template, which calls methods
@@ -24,13 +26,19 @@ type option struct {
 
 var options = []option{
 	{name: "node-name", metavar: "NAME", usage: "this node in the cluster (default: the host's name)", variables: []string{"NODE_NAME"}},
-	{name: "frontends", metavar: "LIST", usage: "of dra, deviceplugin", value: frontDRA},
+	{name: "frontends", metavar: "LIST", value: frontDRA,
+		usage: "of dra, deviceplugin; or " + strings.Join(decision.Names(), ", ") + " alone: follows that scheduler"},
 	{name: "dra-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the DRA driver (default: all)"},
 	{name: "deviceplugin-gpus", metavar: "LIST", usage: "of indices or UUIDs of GPUs for the device plugin (default: all)"},
+	{name: "memory-resource", metavar: "NAME", usage: "what pods call the device plugin's memory, such as tencent.com/vcuda-memory",
+		value: deviceplugin.ResourceMemory},
+	{name: "percent-resource", metavar: "NAME", usage: "what they call its percentage, such as tencent.com/vcuda-core",
+		value: deviceplugin.ResourcePercent},
 	{name: "memory-unit", metavar: "UNIT", usage: "of aliyun.com/gpu-mem: GiB, MiB or a size such as 256MiB", value: "GiB"},
 	{name: "kubeconfig", metavar: "FILE", usage: "that tells how to reach the API server (default: as pods do)",
 		variables: []string{"KUBECONFIG"}},
 	{name: "cdi-dir", metavar: "FOLDER", usage: "from which the container runtime reads CDI specs", value: "/var/run/cdi"},
+	{name: "nri-socket", metavar: "PATH", usage: "of the container engine's NRI, for another scheduler", value: "/var/run/nri/nri.sock"},
 	{name: "kubelet-dir", metavar: "FOLDER", usage: "of the kubelet", value: "/var/lib/kubelet"},
 	{name: "hook", metavar: "PATH", usage: "of cgpu-hook on the host (default: as the node table tells)"},
 	{name: "health-address", metavar: "ADDRESS", usage: "of /healthz, /readyz and /metrics; none: nowhere", value: ":9470"},

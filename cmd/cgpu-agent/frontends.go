@@ -11,9 +11,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/agent"
+	"github.com/opencgpu/cgpu/pkg/decision"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/dra"
+	"github.com/opencgpu/cgpu/pkg/nri"
 )
 
 // divisionOf divides the GPUs, where flags have lists of them; nil: the one front end has all.
@@ -46,10 +48,15 @@ func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, divisi
 			f.Mine, f.Others = division.Of(name)
 		}
 		log := log.With("frontend", name)
-		if name == frontPlugin {
+		if scheduler := decision.Find(name); scheduler != nil {
+			f.Start = func(ctx context.Context, t *device.Table, _ func(device.GPU) bool) (agent.Server, error) {
+				return server(nri.Start(ctx, nri.Options{Node: s.node, Client: client, Socket: s.nriSocket, Scheduler: scheduler,
+					RunDir: device.RunDir(), Hook: s.hook, Table: t, Log: log}))
+			}
+		} else if name == frontPlugin {
 			f.Start = func(ctx context.Context, t *device.Table, gpus func(device.GPU) bool) (agent.Server, error) {
 				return server(deviceplugin.Start(ctx, deviceplugin.Options{Node: s.node, Client: client, Pods: pods.GPU, RunDir: device.RunDir(),
-					KubeletDir: filepath.Join(s.kubeletDir, "device-plugins"), Unit: s.unit, GPUs: gpus, Table: t, Log: log}))
+					KubeletDir: filepath.Join(s.kubeletDir, "device-plugins"), Unit: s.unit, Names: s.names, GPUs: gpus, Table: t, Log: log}))
 			}
 		} else {
 			f.Start = func(ctx context.Context, t *device.Table, gpus func(device.GPU) bool) (agent.Server, error) {

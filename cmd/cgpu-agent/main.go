@@ -78,7 +78,7 @@ func run(ctx context.Context, s settings) error {
 	}
 	log.Info("starts", "version", version, "node", s.node, "frontends", strings.Join(s.frontEnds, ","))
 	division := divisionOf(s)
-	pods := agent.NewPods(client, s.node, log)
+	pods := agent.NewPods(client, s.node, s.names, log)
 	err = agent.Run(ctx, agent.Options{Node: s.node, Client: client, RunDir: device.RunDir(), Pods: pods,
 		FrontEnds: frontEnds(s, client, pods, division, log), Division: division, Health: s.health,
 		Probe: agent.ProbeSocket(s.node, s.podUID), SMI: s.smi, Web: s.web, Version: version, Log: log})

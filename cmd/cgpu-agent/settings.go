@@ -9,7 +9,11 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/opencgpu/cgpu/pkg/agent"
+	"github.com/opencgpu/cgpu/pkg/decision"
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -25,8 +29,10 @@ type settings struct {
 	frontEnds           []string
 	draGPUs, pluginGPUs *agent.Selection // nil: all
 	unit                quota.Bytes
+	names               deviceplugin.Names
 	kubeconfig          string
 	cdiDir, kubeletDir  string
+	nriSocket           string
 	hook, health        string
 	smi, web            bool
 	logFormat, podUID   string
@@ -46,10 +52,13 @@ func settingsOf(f flags) (s settings, err error) {
 	if s.unit, err = unitOf(f.values["memory-unit"]); err != nil {
 		return s, err
 	}
+	if s.names, err = namesOf(f.values["memory-resource"], f.values["percent-resource"]); err != nil {
+		return s, err
+	}
 	for _, p := range []struct {
 		flag string
 		to   *string
-	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}} {
+	}{{"cdi-dir", &s.cdiDir}, {"kubelet-dir", &s.kubeletDir}, {"hook", &s.hook}, {"nri-socket", &s.nriSocket}} {
 		if *p.to, err = absolute(p.flag, f.values[p.flag]); err != nil {
 			return s, err
 		}
@@ -95,10 +104,38 @@ func unitOf(text string) (quota.Bytes, error) {
 	return 0, fmt.Errorf("--memory-unit %q: want GiB, MiB or a size such as 256MiB", text)
 }
 
+// namesOf reads what pods call the device plugin's resources: names of extended resources, which are domain/name.
+func namesOf(memory, percent string) (n deviceplugin.Names, err error) {
+	for _, p := range []struct {
+		flag, text string
+		to         *string
+	}{{"memory-resource", memory, &n.Memory}, {"percent-resource", percent, &n.Percent}} {
+		domain, _, found := strings.Cut(p.text, "/")
+		wrong := validation.IsQualifiedName(p.text)
+		if !found || len(wrong) > 0 || strings.HasSuffix("."+domain, ".kubernetes.io") || strings.HasPrefix(domain, "requests.") {
+			return n, fmt.Errorf("--%s %q: want the name of an extended resource, such as tencent.com/vcuda-memory", p.flag, p.text)
+		}
+		*p.to = p.text
+	}
+	if n.Memory == n.Percent {
+		return n, fmt.Errorf("--memory-resource and --percent-resource: both are %q: want two names", memory)
+	}
+	if n == (deviceplugin.Names{Memory: deviceplugin.ResourceMemory, Percent: deviceplugin.ResourcePercent}) {
+		n = deviceplugin.Names{}
+	}
+	return n, nil
+}
+
+// frontEndsOf reads which there are to be. One that follows another scheduler has all GPUs of the node: what that has given out no other
+// front end knows, nor the other way.
 func frontEndsOf(text string) (list []string, err error) {
 	for _, name := range fields(text) {
+		if decision.Find(name) != nil && len(fields(text)) == 1 {
+			return []string{name}, nil
+		}
 		if name != frontDRA && name != frontPlugin {
-			return nil, fmt.Errorf("--frontends %q: %q is none: want dra, deviceplugin or dra,deviceplugin", text, name)
+			return nil, fmt.Errorf("--frontends %q: %q is none: want dra, deviceplugin or dra,deviceplugin; or one of %s, alone", text, name,
+				strings.Join(decision.Names(), ", "))
 		}
 		if slices.Contains(list, name) {
 			return nil, fmt.Errorf("--frontends %q: has %s twice", text, name)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -50,6 +51,13 @@ func TestSettings(t *testing.T) {
 	if s, err = parse(t); err != nil || s.draGPUs != nil || s.frontEnds[0] != frontDRA || s.health != ":9470" || !s.smi || s.web {
 		t.Errorf("defaults: %+v, %v", s, err)
 	}
+	if s.names != (deviceplugin.Names{}) {
+		t.Errorf("%+v", s.names)
+	}
+	if s, err := parse(t, "--frontends", "kai", "--memory-resource", "nvidia.com/gpumem"); err != nil || s.frontEnds[0] != "kai" ||
+		s.names.Inside("nvidia.com/gpumem") != deviceplugin.ResourceMemory || s.nriSocket != "/var/run/nri/nri.sock" {
+		t.Errorf("%+v, %v", s, err)
+	}
 	if s, err := parse(t, "--web", "on"); err != nil || !s.web {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -67,20 +75,29 @@ func TestSettingsRefused(t *testing.T) {
 		"--frontends dra,deviceplugin":              "--dra-gpus: is missing",
 		"--frontends dra,deviceplugin --dra-gpus 0": "--deviceplugin-gpus: is missing",
 		"--frontends dra,deviceplugin --dra-gpus 0,1 --deviceplugin-gpus 1": "both have 1",
-		"--dra-gpus first":               "whole UUIDs",
-		"--dra-gpus ,":                   "empty list",
-		"--memory-unit GB":               "want GiB, MiB",
-		"--memory-unit 0MiB":             "want GiB, MiB",
-		"--memory-unit -1GiB":            "want GiB, MiB",
-		"--cdi-dir cdi":                  "absolute",
-		"--kubelet-dir ./x":              "absolute",
-		"--hook cgpu-hook":               "absolute",
-		"--log-format logfmt":            "want text or json",
-		"--smi no":                       "want on or off",
-		"--web yes":                      "want on or off",
-		"--web on --smi off":             "want --smi on",
-		"--web on --health-address none": "and an address",
-		"--nonsense":                     "nonsense",
+		"--frontends hami,kai":                  `"hami" is none`,
+		"--frontends dra,volcano":               "; or one of hami, kai, volcano, alone",
+		"--frontends hami --dra-gpus 0":         "--frontends has no dra",
+		"--nri-socket nri.sock":                 "absolute",
+		"--memory-resource gpu":                 `--memory-resource "gpu": want the name of an extended resource`,
+		"--memory-resource a/b/c":               "want the name",
+		"--percent-resource kubernetes.io/x":    "want the name",
+		"--percent-resource requests.a.com/x":   "want the name",
+		"--percent-resource aliyun.com/gpu-mem": "want two names",
+		"--dra-gpus first":                      "whole UUIDs",
+		"--dra-gpus ,":                          "empty list",
+		"--memory-unit GB":                      "want GiB, MiB",
+		"--memory-unit 0MiB":                    "want GiB, MiB",
+		"--memory-unit -1GiB":                   "want GiB, MiB",
+		"--cdi-dir cdi":                         "absolute",
+		"--kubelet-dir ./x":                     "absolute",
+		"--hook cgpu-hook":                      "absolute",
+		"--log-format logfmt":                   "want text or json",
+		"--smi no":                              "want on or off",
+		"--web yes":                             "want on or off",
+		"--web on --smi off":                    "want --smi on",
+		"--web on --health-address none":        "and an address",
+		"--nonsense":                            "nonsense",
 	} {
 		if _, err := parse(t, strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", args, err, want)

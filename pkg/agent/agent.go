@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/exporter"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/web"
@@ -84,7 +85,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	pods := o.Pods
 	if pods == nil {
-		pods = NewPods(o.Client, o.Node, o.Log)
+		pods = NewPods(o.Client, o.Node, deviceplugin.Names{}, o.Log)
 	}
 	news := newPodEvents(ctx, o.Client, o.Node, pods, metrics, o.Log)
 	resizer := newResizer(o.RunDir, pods, namespacesOf(o.Client), news, metrics, o.Log)

@@ -118,6 +118,7 @@ func (l *podList) DeepCopyObject() runtime.Object {
 // Pods knows the pods of this node that have not ended: one watch, of which little is kept.
 type Pods struct {
 	source   source
+	names    deviceplugin.Names
 	log      *slog.Logger
 	informer cache.SharedIndexInformer
 	changed  []func(*pod) // called for each pod that is new or was changed
@@ -174,9 +175,12 @@ func apiServer(client kubernetes.Interface, node string) source {
 	}
 }
 
-// NewPods makes the watch of a node's pods, which runs as long as an agent does that is given it.
-func NewPods(client kubernetes.Interface, node string, log *slog.Logger) *Pods {
-	return newPods(apiServer(client, node), log)
+// NewPods makes the watch of a node's pods, which runs as long as an agent does that is given it. Names are what
+// they call the resources of the device plugin.
+func NewPods(client kubernetes.Interface, node string, names deviceplugin.Names, log *slog.Logger) *Pods {
+	p := newPods(apiServer(client, node), log)
+	p.names = names
+	return p
 }
 
 func newPods(from source, log *slog.Logger) *Pods {
@@ -201,7 +205,7 @@ func (p *Pods) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, 
 	}
 	defer r.Close()
 	p.forgetAll()
-	list, err := readList(r, maxPods, p.bound)
+	list, err := readList(p.names, r, maxPods, p.bound)
 	if err != nil {
 		return nil, err
 	}
@@ -279,7 +283,7 @@ type decoder struct {
 // Decode returns the next event. Those of pods that are too many are left out.
 func (d *decoder) Decode() (watch.EventType, runtime.Object, error) {
 	for {
-		f, err := readFrame(d.r)
+		f, err := readFrame(d.p.names, d.r)
 		if err != nil {
 			return "", nil, err
 		}

@@ -67,7 +67,7 @@ func framed(t testing.TB, kind watch.EventType, o apiruntime.Object) []byte {
 // read is what is kept of a pod.
 func read(t testing.TB, p *v1.Pod) *pod {
 	t.Helper()
-	f, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, p))))
+	f, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(framed(t, watch.Added, p))))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestReadPod(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	full.DeletionTimestamp, full.Status.StartTime, full.Status.Phase = nil, nil, v1.PodPending
-	list, err := readList(bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"},
+	list, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t, &v1.PodList{ListMeta: metav1.ListMeta{ResourceVersion: "9", Continue: "more"},
 		Items: []v1.Pod{*full, *podOf("b", "db", "main", "id3"), *full}})), 2, func(*pod) {})
 	if err != nil || list.ResourceVersion != "9" || list.Continue != "more" || len(list.Items) != 2 ||
 		!reflect.DeepEqual(list.Items[0], got) || list.Items[1].Name != "db" {
@@ -225,17 +225,17 @@ func fill(v reflect.Value, depth int) {
 func TestReadBroken(t *testing.T) {
 	whole := framed(t, watch.Added, podOf("a", "web", "main", "id1"))
 	for n := range whole {
-		if _, err := readFrame(bufio.NewReader(bytes.NewReader(whole[:n]))); err == nil {
+		if _, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(whole[:n]))); err == nil {
 			t.Fatalf("%d of %d bytes are taken", n, len(whole))
 		}
 	}
-	if _, err := readList(bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
+	if _, err := readList(deviceplugin.Names{}, bytes.NewReader(encoded(t, &v1.ConfigMapList{})), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("a list of something else: %v", err)
 	}
-	if _, err := readFrame(bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, wire.ErrFormat) {
+	if _, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(framed(t, watch.Added, &v1.ConfigMap{})))); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("something else: %v", err)
 	}
-	if _, err := readList(strings.NewReader(`{"kind":"PodList"}`), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
+	if _, err := readList(deviceplugin.Names{}, strings.NewReader(`{"kind":"PodList"}`), 9, func(*pod) {}); !errors.Is(err, wire.ErrFormat) {
 		t.Errorf("JSON: %v", err)
 	}
 }
@@ -245,11 +245,11 @@ func FuzzReadPod(f *testing.F) {
 	f.Add(framed(f, watch.Error, &metav1.Status{Code: 410}))
 	f.Add(encoded(f, &v1.PodList{Items: []v1.Pod{*podOf("a", "web", "main", "id1")}}))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if got, err := readFrame(bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil &&
+		if got, err := readFrame(deviceplugin.Names{}, bufio.NewReader(bytes.NewReader(text))); err == nil && got.pod != nil &&
 			(len(got.pod.names) > maxContainers || len(got.pod.Annotations) > len(keptAnnotations)) {
 			t.Error("too much is kept")
 		}
-		_, _ = readList(bytes.NewReader(text), 3, func(*pod) {})
+		_, _ = readList(deviceplugin.Names{}, bytes.NewReader(text), 3, func(*pod) {})
 	})
 }
 
@@ -351,7 +351,7 @@ func TestReadAllocates(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	r.Reset(bytes.NewReader(text))
-	if _, err := readFrame(r); err != nil {
+	if _, err := readFrame(deviceplugin.Names{}, r); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
@@ -415,7 +415,7 @@ func TestReadEmptySources(t *testing.T) {
 	text := framed(t, watch.Added, one)
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	f, err := readFrame(wire.NewReader(bytes.NewReader(text)))
+	f, err := readFrame(deviceplugin.Names{}, wire.NewReader(bytes.NewReader(text)))
 	runtime.ReadMemStats(&after)
 	if err != nil || len(f.pod.names) != 1 || f.pod.running[0].id != "id1" {
 		t.Errorf("%+v, %v", f.pod, err)
@@ -448,5 +448,17 @@ func TestTooManyPods(t *testing.T) {
 	}
 	if n != maxPods {
 		t.Errorf("%d pods of a watch are taken, want %d", n, maxPods)
+	}
+}
+
+// TestReadPodNames: what pods call the resources is the node's to say.
+func TestReadPodNames(t *testing.T) {
+	p := podOf("ns", "p", "main", "id")
+	p.Spec.Containers[0].Resources.Limits = v1.ResourceList{"tencent.com/vcuda-memory": resource.MustParse("4"),
+		deviceplugin.ResourceMemory: resource.MustParse("9"), "tencent.com/vcuda-core": resource.MustParse("30")}
+	names := deviceplugin.Names{Memory: "tencent.com/vcuda-memory", Percent: "tencent.com/vcuda-core"}
+	f, err := readFrame(names, bufio.NewReader(bytes.NewReader(framed(t, watch.Added, p))))
+	if err != nil || len(f.pod.gpu) != 1 || f.pod.gpu[0].Memory != 4 || f.pod.gpu[0].Percent != 30 {
+		t.Errorf("%+v, %v", f.pod, err)
 	}
 }

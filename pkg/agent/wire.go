@@ -56,7 +56,7 @@ const (
 )
 
 // readPod reads a v1.Pod.
-func readPod(m *wire.Message) (*pod, error) {
+func readPod(names deviceplugin.Names, m *wire.Message) (*pod, error) {
 	p := &pod{}
 	err := m.Fields(func(field int, v *wire.Message) error {
 		switch field {
@@ -71,7 +71,7 @@ func readPod(m *wire.Message) (*pod, error) {
 					p.more = true
 					return nil
 				}
-				return readContainer(v, p, field == specInitContainers)
+				return readContainer(names, v, p, field == specInitContainers)
 			})
 		case podStatus:
 			return readStatus(v, p)
@@ -157,7 +157,7 @@ func readTime(m *wire.Message) (time.Time, error) {
 }
 
 // readContainer reads a container: its name, and how many units of a device plugin's it asks for.
-func readContainer(m *wire.Message, p *pod, first bool) error {
+func readContainer(names deviceplugin.Names, m *wire.Message, p *pod, first bool) error {
 	c := deviceplugin.Container{Init: first}
 	err := m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
@@ -168,7 +168,7 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 				if field != resourcesLimits {
 					return nil
 				}
-				return readLimit(v, p, &c)
+				return readLimit(names, v, p, &c)
 			})
 		}
 		return err
@@ -179,12 +179,13 @@ func readContainer(m *wire.Message, p *pod, first bool) error {
 
 // readLimit reads an entry of a container's limits. The API server keeps an amount as its author wrote it: 0…04 with a thousand
 // zeros, which is four to the kubelet. Such a pod is one of which there is more than is kept, and not one that asks for nothing.
-func readLimit(m *wire.Message, p *pod, c *deviceplugin.Container) error {
+func readLimit(names deviceplugin.Names, m *wire.Message, p *pod, c *deviceplugin.Container) error {
 	name := ""
 	return m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
 		case mapKey:
-			name, err = v.OneOf(keptLimits)
+			name, err = v.OneOf(names.List())
+			name = names.Inside(name)
 		case mapValue:
 			if name == "" {
 				return nil
@@ -205,8 +206,6 @@ func readLimit(m *wire.Message, p *pod, c *deviceplugin.Container) error {
 		return err
 	})
 }
-
-var keptLimits = []string{deviceplugin.ResourceMemory, deviceplugin.ResourcePercent}
 
 // units are how many a quantity is; 0 for what is no number of units.
 func units(text string) int {
@@ -282,7 +281,7 @@ func readContainerStatus(m *wire.Message) (c running, err error) {
 }
 
 // readList reads a PodList. Of more than most pods it keeps the first. f is called with each before the next is read.
-func readList(r io.Reader, most int, f func(*pod)) (*podList, error) {
+func readList(names deviceplugin.Names, r io.Reader, most int, f func(*pod)) (*podList, error) {
 	list := &podList{}
 	err := wire.Body(wire.NewReader(r)).Object("PodList", func(body *wire.Message) error {
 		err := body.Fields(func(field int, v *wire.Message) error {
@@ -292,7 +291,7 @@ func readList(r io.Reader, most int, f func(*pod)) (*podList, error) {
 			case field != listItems || len(list.Items) >= most:
 				return nil
 			}
-			p, err := readPod(v)
+			p, err := readPod(names, v)
 			f(p)
 			list.Items = append(list.Items, p)
 			return err
@@ -329,7 +328,7 @@ type frame struct {
 
 // readFrame reads the next event of a watch: a WatchEvent. That has no prefix, unlike lists and the object in it
 // (apimachinery, serializer/codec_factory.go: streams have the raw serializer).
-func readFrame(r *bufio.Reader) (f frame, err error) {
+func readFrame(names deviceplugin.Names, r *bufio.Reader) (f frame, err error) {
 	m, err := wire.Frame(r)
 	if err != nil {
 		return f, err // io.EOF is the end of the watch
@@ -344,7 +343,7 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 				if field != extensionRaw {
 					return nil
 				}
-				return f.decode(v)
+				return f.decode(names, v)
 			})
 		}
 		return nil
@@ -356,14 +355,14 @@ func readFrame(r *bufio.Reader) (f frame, err error) {
 }
 
 // decode reads what a watch's event is about.
-func (f *frame) decode(m *wire.Message) error {
+func (f *frame) decode(names deviceplugin.Names, m *wire.Message) error {
 	if f.kind == "ERROR" {
 		text, err := m.Text(64 << 10)
 		f.status = []byte(text)
 		return err
 	}
 	return m.Object("Pod", func(body *wire.Message) (err error) {
-		f.pod, err = readPod(body)
+		f.pod, err = readPod(names, body)
 		return err
 	})
 }

@@ -19,8 +19,27 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// labelShared is gpushare's label for nodes without isolation.
-const labelShared = "cgpu.disable.isolation"
+// Labels of a node. labelShared is gpushare's for one without isolation; the others are ACK's, which say how its GPUs are given out, and in
+// which order.
+const (
+	labelShared    = "cgpu.disable.isolation"
+	labelSchedule  = "ack.node.gpu.schedule"
+	labelPlacement = "ack.node.gpu.placement"
+)
+
+// unserved is why labels of the node want something else of its GPUs than shares with limits; nil: they do not.
+func unserved(labels map[string]string) error {
+	if labels[labelShared] == "true" {
+		return errShared
+	}
+	switch mode, there := labels[labelSchedule]; {
+	case !there, mode == "cgpu", mode == "core_mem":
+		return nil
+	default:
+		return fmt.Errorf("deviceplugin: the node's label %s=%.63s: shares with limits are cgpu and core_mem, and the node was given to "+
+			"something else: change the label, or leave the node to that", labelSchedule, mode)
+	}
+}
 
 const (
 	// annotateEvery catches what a poke did not: pods that the kubelet booked after the plugin looked, a node object made
@@ -66,7 +85,7 @@ func (p *Plugin) tellNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.setShared(node.Labels[labelShared] == "true")
+	p.follow(unserved(node.Labels), placementOf(node.Labels[labelPlacement]))
 	cards, _, _, _, _ := p.state()
 	patch := countPatch(node, len(cards))
 	if patch == nil {

@@ -98,7 +98,7 @@ func (s *server) round(ctx context.Context) error {
 	if err := s.register(ctx, filepath.Join(folder, kubeletSocket)); err != nil {
 		return fmt.Errorf("the kubelet does not take the registration: %w", err)
 	}
-	s.p.log.Info("registered with the kubelet", "resource", s.resource)
+	s.p.log.Info("registered with the kubelet", "resource", s.p.o.Names.Outside(s.resource))
 	began := time.Now()
 	for {
 		select {
@@ -130,7 +130,7 @@ func (s *server) register(ctx context.Context, kubelet string) error {
 	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
 		Version:      pluginapi.Version,
 		Endpoint:     socket(s.resource),
-		ResourceName: s.resource,
+		ResourceName: s.p.o.Names.Outside(s.resource),
 		Options:      &pluginapi.DevicePluginOptions{GetPreferredAllocationAvailable: true},
 	})
 	return err

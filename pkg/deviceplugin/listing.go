@@ -30,12 +30,18 @@ func (p *Plugin) list(ctx context.Context) (listing, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	all := listing{}
+	all := reading{listing{}, p.o.Names}
 	if err := conn.Invoke(ctx, podresources.PodResourcesLister_List_FullMethodName, &podresources.ListPodResourcesRequest{}, &all,
 		grpc.ForceCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(maxListing)); err != nil {
 		return nil, fmt.Errorf("the kubelet's PodResources: %w", err)
 	}
-	return all, nil
+	return all.listing, nil
+}
+
+// reading is a listing that is being read; the kubelet calls resources as pods do.
+type reading struct {
+	listing
+	names Names
 }
 
 // codec reads a listing off an answer. The answer has each container of each pod, and a pod may have some thousands: 300,000 empty ones are
@@ -44,7 +50,7 @@ type codec struct{ encoding.CodecV2 }
 
 // Unmarshal reads a message.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	all, ok := v.(*listing)
+	all, ok := v.(*reading)
 	if !ok {
 		return c.CodecV2.Unmarshal(data, v)
 	}
@@ -63,7 +69,7 @@ const (
 )
 
 // decode reads a ListPodResourcesResponse, of which the names come first in each part.
-func (l listing) decode(m *wire.Message) error {
+func (l reading) decode(m *wire.Message) error {
 	return m.Fields(func(field int, v *wire.Message) error {
 		if field != listPods {
 			return nil
@@ -77,17 +83,17 @@ func (l listing) decode(m *wire.Message) error {
 			case podNamespace:
 				namespace, err = v.Text(maxPodName)
 			case podContainers:
-				err = readDevices(v, containers)
+				err = l.readDevices(v, containers)
 			}
 			return err
 		})
-		l[namespace+"/"+name] = containers
+		l.listing[namespace+"/"+name] = containers
 		return err
 	})
 }
 
 // readDevices reads a ContainerResources, and adds it if it has units of ours.
-func readDevices(m *wire.Message, containers map[string]map[string][]string) error {
+func (l reading) readDevices(m *wire.Message, containers map[string]map[string][]string) error {
 	name := ""
 	return m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
@@ -98,7 +104,8 @@ func readDevices(m *wire.Message, containers map[string]map[string][]string) err
 			err = v.Fields(func(field int, v *wire.Message) (err error) {
 				switch {
 				case field == devicesResource:
-					resource, err = v.OneOf([]string{ResourceMemory, ResourcePercent})
+					resource, err = v.OneOf(l.names.List())
+					resource = l.names.Inside(resource)
 				case field == devicesIDs && resource != "":
 					var id string
 					if id, err = v.Text(maxDevice); containers[name] == nil {

@@ -21,14 +21,14 @@ func read(t *testing.T, list *podresources.ListPodResourcesResponse) (listing, u
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := listing{}
+	all := reading{listing{}, Names{}}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	if err := all.decode(wire.Of(wire.NewReader(bytes.NewReader(text)), len(text))); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
-	return all, after.TotalAlloc - before.TotalAlloc
+	return all.listing, after.TotalAlloc - before.TotalAlloc
 }
 
 // What is read is what the types hold, and no more of it than counts.

@@ -15,6 +15,7 @@
 package deviceplugin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +50,8 @@ type Options struct {
 	KubeletDir string
 	// Unit of aliyun.com/gpu-mem: whole MiB; GiB where zero.
 	Unit quota.Bytes
+	// Names are what pods call the resources.
+	Names Names
 	// GPUs says which GPUs of the table are the plugin's; nil: all.
 	GPUs  func(device.GPU) bool
 	Table *device.Table
@@ -78,7 +81,8 @@ type Plugin struct {
 	placement string
 	card      sched.Card    // how GPUs are shared that have no settings of their own
 	changed   chan struct{} // closed when cards are others
-	shared    bool          // the node's label wants GPUs without isolation
+	unserved  error         // labels of the node want something else of its GPUs
+	byLabel   string        // the placement that a label of the node says; empty: none
 	faults    map[string]error
 }
 
@@ -193,8 +197,8 @@ func (p *Plugin) stays(k kept, table *device.Table) (uuids []string) {
 func (p *Plugin) Healthy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shared {
-		return errShared
+	if p.unserved != nil {
+		return p.unserved
 	}
 	for _, resource := range []string{ResourceMemory, ResourcePercent} {
 		if err := p.faults[resource]; err != nil {
@@ -227,21 +231,22 @@ func (p *Plugin) fault(resource string, err error) {
 }
 
 // state is what one call goes by.
-func (p *Plugin) state() (cards []card, placement string, def sched.Card, shared bool, changed chan struct{}) {
+func (p *Plugin) state() (cards []card, placement string, def sched.Card, unserved error, changed chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cards, p.placement, p.card, p.shared, p.changed
+	return p.cards, cmp.Or(p.byLabel, p.placement), p.card, p.unserved, p.changed
 }
 
-func (p *Plugin) setShared(shared bool) {
+// follow does as the node's labels say.
+func (p *Plugin) follow(unserved error, placement string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shared == shared {
+	if fmt.Sprint(p.unserved) == fmt.Sprint(unserved) && p.byLabel == placement {
 		return
 	}
-	p.shared = shared
-	if shared {
-		p.log.Error("no GPU is offered", "err", errShared)
+	p.unserved, p.byLabel = unserved, placement
+	if unserved != nil {
+		p.log.Error("no GPU is offered", "err", unserved)
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})

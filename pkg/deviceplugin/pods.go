@@ -152,8 +152,11 @@ func (p *Pod) gpus() int {
 }
 
 // placement reads the pod's wish; empty: it has none.
-func (p *Pod) placement() string {
-	switch wish := p.Annotations[annotationPlacement]; wish {
+func (p *Pod) placement() string { return placementOf(p.Annotations[annotationPlacement]) }
+
+// placementOf is a word for a placement; empty where it is none.
+func placementOf(wish string) string {
+	switch wish {
 	case binpack, spread:
 		return wish
 	}

@@ -91,9 +91,9 @@ type call struct {
 
 func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	c := &call{p: p, resource: resource}
-	var shared bool
-	if c.cards, c.placement, c.card, shared, _ = p.state(); shared {
-		return nil, errShared
+	var unserved error
+	if c.cards, c.placement, c.card, unserved, _ = p.state(); unserved != nil {
+		return nil, unserved
 	}
 	if p.o.Pods != nil {
 		c.listPods(ctx)
@@ -488,14 +488,14 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 	s.p.fault(s.resource, nil)
 	last := map[string]int{}
 	for {
-		cards, _, _, shared, changed := s.p.state()
+		cards, _, _, unserved, changed := s.p.state()
 		list := devices(s.resource, cards, last)
 		for _, c := range cards {
 			if !c.gone {
 				last[c.UUID] = c.amount(s.resource)
 			}
 		}
-		if shared {
+		if unserved != nil {
 			for _, d := range list {
 				d.Health = pluginapi.Unhealthy
 			}
@@ -567,6 +567,7 @@ func (s *server) serialise(ctx context.Context, f func(*call) error) error {
 	}
 	if err != nil {
 		s.p.allocState.last = nil
+		err = s.p.o.Names.tell(err)
 		s.p.log.Warn("refused", "resource", s.resource, "err", err)
 	}
 	return err

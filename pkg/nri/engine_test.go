@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nri
+
+import (
+	"context"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/adaptation"
+	"github.com/containerd/nri/pkg/api"
+	validator "github.com/containerd/nri/plugins/default-validator/builtin"
+
+	"github.com/opencgpu/cgpu/pkg/alloc"
+	"github.com/opencgpu/cgpu/pkg/device"
+)
+
+// engine is NRI as containerd and CRI-O have it: their own library, without the engine around it.
+func engine(t *testing.T, socket string, options ...adaptation.Option) *adaptation.Adaptation {
+	t.Helper()
+	synchronize := func(ctx context.Context, cb adaptation.SyncCB) error {
+		_, err := cb(ctx, nil, nil)
+		return err
+	}
+	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
+		return nil, nil
+	}
+	dir := t.TempDir()
+	options = append(options, adaptation.WithSocketPath(socket), adaptation.WithPluginPath(dir), adaptation.WithPluginConfigPath(dir))
+	e, err := adaptation.New("test", "1", synchronize, update, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Stop)
+	return e
+}
+
+// relay takes connections on to a socket, until cut ends those that there are.
+func relay(t *testing.T, from, to string) (cut func()) {
+	t.Helper()
+	l, err := net.Listen("unix", from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	var mu sync.Mutex
+	var all []net.Conn
+	go func() {
+		for {
+			in, err := l.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("unix", to)
+			if err != nil {
+				in.Close()
+				continue
+			}
+			mu.Lock()
+			all = append(all, in, out)
+			mu.Unlock()
+			for _, way := range [][2]net.Conn{{in, out}, {out, in}} {
+				go func() {
+					_, _ = io.Copy(way[0], way[1])
+					way[0].Close()
+				}()
+			}
+		}
+	}()
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range all {
+			c.Close()
+		}
+		all = nil
+	}
+}
+
+// ask is a container that the engine creates; what NRI makes of its spec is in the answer.
+func ask(e *adaptation.Adaptation, annotations map[string]string) ([]*api.Hook, error) {
+	r, err := e.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{
+		Pod:       &api.PodSandbox{Id: "sandbox", Namespace: "ns", Name: "pod", Uid: "u1", Annotations: annotations},
+		Container: &api.Container{Id: "id", PodSandboxId: "sandbox", Name: "main"}})
+	return r.GetAdjust().GetHooks().GetCreateRuntime(), err
+}
+
+// Through the engine a container gets its share, or is not created; when the engine comes back, so does the plugin; and without the plugin
+// nobody gets anything.
+func TestEngine(t *testing.T) {
+	h, server := newPlugin(t, "hami", decisions["hami"])
+	o := h.p.o
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	e := engine(t, socket)
+	cut := relay(t, socket+".relay", socket)
+	o.Socket, o.Table = socket+".relay", tableOf(device.PodsAllocated)
+	p, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	healthy := func() {
+		t.Helper()
+		for deadline := time.Now().Add(time.Minute); p.Healthy() != nil; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal(p.Healthy())
+			}
+		}
+	}
+	healthy()
+	given := func() {
+		t.Helper()
+		hooks, err := ask(e, decisions["hami"])
+		if err != nil || len(hooks) != 1 {
+			t.Fatalf("%v, %v", hooks, err)
+		}
+		if s, ours, err := alloc.FromHookArgs(hooks[0].Args); err != nil || !ours || s.UUID != gpu0 {
+			t.Errorf("%+v, %v", s, err)
+		}
+	}
+	given()
+	if hooks, err := ask(e, nil); err != nil || hooks != nil {
+		t.Errorf("a pod without a decision: %v, %v", hooks, err)
+	}
+	policy := policyPath + "scheduler-hami.cgpu.io"
+	kept := server.objects[policy]
+	delete(server.objects, policy)
+	if hooks, err := ask(e, decisions["hami"]); err == nil || hooks != nil || !strings.Contains(err.Error(), "is missing") {
+		t.Errorf("without the policy: %v, %v", hooks, err)
+	}
+	if err := p.Healthy(); err == nil || !strings.Contains(err.Error(), "is missing") {
+		t.Errorf("without the policy it is healthy: %v", err)
+	}
+	server.objects[policy] = kept
+
+	// The engine's end is that of the connection.
+	cut()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if hooks, err := ask(e, decisions["hami"]); err == nil && len(hooks) == 1 {
+			break
+		} else if time.Now().After(deadline) {
+			t.Fatalf("%v, %v, %v", hooks, err, p.Healthy())
+		}
+	}
+	healthy()
+	p.Stop()
+	// The engine may notice only by a request, which then fails.
+	if hooks, _ := ask(e, decisions["hami"]); hooks != nil {
+		t.Errorf("without the plugin: %v", hooks)
+	}
+	if hooks, err := ask(e, decisions["hami"]); err != nil || hooks != nil {
+		t.Errorf("without the plugin: %v, %v", hooks, err)
+	}
+}
+
+// An engine that is told so creates no container without the plugin.
+func TestRequiredPlugin(t *testing.T) {
+	h, _ := newPlugin(t, "hami", decisions["hami"])
+	o := h.p.o
+	o.Socket, o.Table = filepath.Join(t.TempDir(), "nri.sock"), tableOf(device.PodsAllocated)
+	required := &validator.DefaultValidatorConfig{Enable: true, RequiredPlugins: []string{"cgpu"}}
+	e := engine(t, o.Socket, adaptation.WithDefaultValidator(required))
+	if hooks, err := ask(e, nil); err == nil {
+		t.Errorf("without the plugin: %v", hooks)
+	}
+	p, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	for deadline := time.Now().Add(time.Minute); p.Healthy() != nil && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if hooks, err := ask(e, decisions["hami"]); err != nil || len(hooks) != 1 {
+		t.Errorf("with it: %v, %v", hooks, err)
+	}
+}
