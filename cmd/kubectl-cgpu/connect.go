@@ -61,7 +61,8 @@ func parse(f *pflag.FlagSet, args []string) error {
 		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
 			var known []string
 			f.VisitAll(func(flag *pflag.Flag) { known = append(known, "--"+flag.Name) })
-			return usageError{fmt.Errorf("--%s: no such flag%s", unknown.GetSpecifiedName(), suggest.DidYouMean("--"+unknown.GetSpecifiedName(), known))}
+			name := "--" + unknown.GetSpecifiedName()
+			return usageError{fmt.Errorf("%s: no such flag%s", name, suggest.DidYouMean(name, known))}
 		}
 		return usageError{err}
 	}
