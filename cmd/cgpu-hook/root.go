@@ -150,7 +150,8 @@ func (f folder) write(base string, content []byte) error {
 	if have, err := f.readFile(base, int64(len(content))); err == nil && bytes.Equal(have, content) {
 		return nil
 	}
-	// Of no other hook in the same folder, and of none that a tenant there could guess.
+	// Not by pkg/atomicfile, which takes paths: this folder is a tenant's, and reached by its descriptor alone. The name is
+	// of no other hook in the same folder, and none that a tenant there could guess.
 	temp := fmt.Sprintf(".%s.%016x", base, rand.Uint64())
 	fd, err := unix.Openat(f.fd, temp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {

@@ -130,7 +130,7 @@ func makeNode(path string, mode uint32, dev uint64) error {
 	if err == nil && st.Mode&syscall.S_IFMT == syscall.S_IFDIR {
 		return fault("mknod", fmt.Errorf("%w: a folder is in the way; remove it", syscall.EISDIR))
 	}
-	temp := fmt.Sprintf("%s.%d", path, os.Getpid())
+	temp := fmt.Sprintf("%s.%d", path, os.Getpid()) // a device has no content for pkg/atomicfile to write
 	defer os.Remove(temp)
 	if err := syscall.Mknod(temp, syscall.S_IFCHR|mode, int(dev)); err != nil {
 		return fault("mknod", fmt.Errorf("%w: want root with CAP_MKNOD", err))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/suggest"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
@@ -30,7 +31,7 @@ func configCommand() *cli.Command {
 				return err
 			}
 			if c.Args().First() != "check" || c.NArg() > 2 {
-				return usageError{errors.New("config: want check [FILE]; see cgpu config --help")}
+				return usageError{fmt.Errorf("config: want check [FILE]%s; see cgpu config --help", suggest.DidYouMean(c.Args().First(), []string{"check"}))}
 			}
 			path := c.Args().Get(1)
 			if path == "" {
@@ -38,13 +39,17 @@ func configCommand() *cli.Command {
 			} else if _, err := os.Stat(path); err != nil { // one that is named must be there
 				return fmt.Errorf("config: %w", err)
 			}
-			if _, err := config.Load(path); err != nil {
-				return err
-			}
+			_, bad := config.Load(path)
 			_, err = os.Stat(path)
 			v := configView{File: path, Present: !errors.Is(err, fs.ErrNotExist)}
+			if bad != nil {
+				v.Fault = bad.Error()
+			}
 			if inJSON {
-				return terminal.EncodeJSON(c.App.Writer, v, "  ")
+				return errors.Join(terminal.EncodeJSON(c.App.Writer, v, "  "), bad)
+			}
+			if bad != nil {
+				return bad
 			}
 			text := "is good"
 			if !v.Present {
@@ -56,8 +61,9 @@ func configCommand() *cli.Command {
 	}
 }
 
-// configView is what cgpu config check -o json prints of a file that is good.
+// configView is what cgpu config check -o json prints.
 type configView struct {
 	File    string `json:"file"`
-	Present bool   `json:"present"` // if not, the defaults hold
+	Present bool   `json:"present"`         // if not, the defaults hold
+	Fault   string `json:"fault,omitempty"` // what is wrong with the file, where something is; the exit status is then 1
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -28,13 +29,21 @@ func TestConfigCheck(t *testing.T) {
 		"config check " + bad:           "unknown key max_isnt",
 		"config check " + dir + "/none": "no such file",
 		"config check a b":              "error: config: want check [FILE]; see cgpu config --help",
-		"config chekc":                  "want check [FILE]",
+		"config chekc":                  "config: want check [FILE]; did you mean check?; see cgpu config --help",
 		"config":                        "want check [FILE]",
 		"config check --frob":           "config: --frob: no such option",
 	} {
 		if out := cgpu(args); !strings.Contains(out, want) {
 			t.Errorf("cgpu %s: printed %s, want %s", args, out, want)
 		}
+	}
+	// A script gets the fault as JSON, and the exit status all the same.
+	out := cgpu("config check -o json " + bad)
+	text, rest, _ := strings.Cut(out, "\nerror: ")
+	var broken configView
+	if err := json.Unmarshal([]byte(text), &broken); err != nil || !broken.Present || !strings.Contains(broken.Fault, bad+":2: unknown key max_isnt") ||
+		!strings.Contains(rest, "max_isnt") {
+		t.Errorf("%v: %s", err, out)
 	}
 	t.Setenv("CGPU_CONFIG", filepath.Join(dir, "none"))
 	if out := cgpu("config check"); !strings.Contains(out, "none is not there: the defaults hold") {
@@ -43,7 +52,7 @@ func TestConfigCheck(t *testing.T) {
 	for path, present := range map[string]bool{good: true, filepath.Join(dir, "none"): false} {
 		t.Setenv("CGPU_CONFIG", path)
 		var v configView
-		if fromJSON(t, "config check -o json", &v); v != (configView{path, present}) {
+		if fromJSON(t, "config check -o json", &v); v != (configView{File: path, Present: present}) {
 			t.Errorf("%+v", v)
 		}
 	}

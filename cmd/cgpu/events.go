@@ -19,6 +19,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/event/query"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
@@ -46,6 +47,7 @@ func eventsCommand() *cli.Command {
 			&cli.IntFlag{Name: "tail", Usage: "only the last `N` of the past", DefaultText: fmt.Sprintf("all; %d with --follow", followTail)},
 			&cli.StringFlag{Name: "since", Usage: "only since `WHEN`: a time such as 2026-11-21T10:00:00Z, or as long ago as 90s, 10m or 24h"},
 			&cli.StringSliceFlag{Name: "container", Usage: "only of this `CONTAINER` (ID, beginning of one, nonce or name); may be repeated"},
+			&cli.StringSliceFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "only those about this `GPU` (index or UUID), or several with commas between them; may be repeated"},
 			&cli.StringSliceFlag{Name: "kind", Usage: "only of this `KIND`; may be repeated"},
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, or json (a line for each)", Value: "table"},
 		},
@@ -69,12 +71,18 @@ func eventsCommand() *cli.Command {
 				}
 				return nil
 			}
+			if q.GPUs, err = gpusOf(runDir, c.StringSlice("gpu")); err != nil {
+				return fmt.Errorf("events: --gpu: %w", err)
+			}
 			_ = event.TellRefused(runDir) // root may; others cannot read either
 			past, err := event.Read(runDir)
 			if err != nil {
 				return eventsError(err)
 			}
 			q.Name = query.NamesOf(ledger.Open(runDir), past)
+			if err := knownContainers(q, past, runDir); err != nil && !c.Bool("follow") { // it may be started yet
+				return fmt.Errorf("events: %w", err)
+			}
 			if !c.Bool("follow") {
 				return eventsError(show(q.Last(q.Pick(past))))
 			}
@@ -107,6 +115,39 @@ func eventsError(err error) error {
 		return fmt.Errorf("events: %w: cgpu refresh makes the run directory", err)
 	}
 	return err
+}
+
+// gpusOf are the UUIDs of GPUs as people call them.
+func gpusOf(runDir string, names []string) (uuids []string, err error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	t, err := node.Load(runDir)
+	if err != nil {
+		return nil, err
+	}
+	for name := range strings.SplitSeq(strings.Join(names, ","), ",") {
+		g, err := node.FindGPU(t, strings.TrimSpace(name))
+		if err != nil {
+			return nil, err
+		}
+		uuids = append(uuids, g.UUID)
+	}
+	return uuids, nil
+}
+
+// knownContainers refuses a name that neither an event nor the ledger has: it is a misspelling, and nothing would be printed.
+func knownContainers(q query.Query, past []event.Event, runDir string) error {
+	for _, name := range q.Containers {
+		one := query.Query{Containers: []string{name}, Name: q.Name}
+		if len(one.Pick(slices.Clone(past))) > 0 {
+			continue
+		}
+		if _, err := node.FindContainer(ledger.Open(runDir), name); errors.Is(err, ledger.ErrNotFound) {
+			return fmt.Errorf("--container %q: no event and no container that runs has this ID or name; cgpu smi lists those that run", name)
+		}
+	}
+	return nil
 }
 
 func eventQuery(c *cli.Context, now time.Time) (query.Query, error) {

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/health"
 	"github.com/opencgpu/cgpu/pkg/node"
 	"github.com/opencgpu/cgpu/pkg/nvmlclient"
+	"github.com/opencgpu/cgpu/pkg/suggest"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -39,7 +41,8 @@ func healthCommand() *cli.Command {
 			case len(args) == 2 && args[0] == "clear":
 				return clearHealth(c, args[1])
 			}
-			return usageError{fmt.Errorf("health: %q: want nothing, watch, or clear and a GPU; see cgpu health --help", c.Args().Slice())}
+			return usageError{fmt.Errorf("health: %q: want nothing, watch, or clear and a GPU%s; see cgpu health --help", strings.Join(c.Args().Slice(), " "),
+				suggest.DidYouMean(c.Args().First(), []string{"watch", "clear"}))}
 		},
 	}
 }

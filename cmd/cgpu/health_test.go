@@ -18,6 +18,12 @@ import (
 )
 
 // TestHealth: what is wrong is shown with who is hit, in cgpu smi too; clear forgets it, and says so in the events.
+func TestHealthUsage(t *testing.T) {
+	if out := cgpu("health wacth"); out != "error: health: \"wacth\": want nothing, watch, or clear and a GPU; did you mean watch?; see cgpu health --help\n" {
+		t.Error(out)
+	}
+}
+
 func TestHealth(t *testing.T) {
 	n := nodetest.New(t)
 	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})

@@ -41,7 +41,7 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
 		{"cgpu gc -o json", "", gc.Done{}},
-		{"cgpu config -o json check", "Of a file that is good.", configView{}},
+		{"cgpu config -o json check", "", configView{}},
 		{"cgpu version -o json", "", versionView{}},
 		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
 			inspectFields{}},

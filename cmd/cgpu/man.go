@@ -4,10 +4,13 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"path/filepath"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/manual"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 func manCommand() *cli.Command {
@@ -21,7 +24,13 @@ func manCommand() *cli.Command {
 			if c.NArg() != 1 {
 				return usageError{errors.New("man: want one FOLDER; see cgpu man --help")}
 			}
-			return manual.Write(c.App, version, c.Args().First())
+			folder := c.Args().First()
+			if err := manual.Write(c.App, version, folder); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(c.App.Writer, "The man pages are in %s: man -l %s shows the first\n", terminal.Printable(folder),
+				terminal.Printable(filepath.Join(folder, "cgpu.1")))
+			return err
 		},
 	}
 }

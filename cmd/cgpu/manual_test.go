@@ -48,7 +48,7 @@ func TestHelp(t *testing.T) {
 // TestMan: the pages are there, groff has nothing to complain of, and what is read is what was written.
 func TestMan(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "man1")
-	if out := cgpu("man " + dir); out != "" {
+	if out := cgpu("man " + dir); out != "The man pages are in "+dir+": man -l "+dir+"/cgpu.1 shows the first\n" {
 		t.Fatal(out)
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.1"))

@@ -44,7 +44,7 @@ func runCommand() *cli.Command {
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "1"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high", DefaultText: "default"},
-			&cli.StringFlag{Name: "gpu", Usage: "`GPU`: index, UUID, several with commas between them, or all", DefaultText: "the node chooses"},
+			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "`GPU`: index, UUID, several with commas between them, or all", DefaultText: "the node chooses"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` for cgpu smi and cgpu set", DefaultText: "the command's"},
 			&cli.StringFlag{Name: "user", Usage: "run the command as `USER` (a name, a number, or UID:GID)", DefaultText: "who called sudo"},
 			&cli.BoolFlag{Name: "no-limiter", Usage: "do without the preload library; the guard alone holds the limits"},

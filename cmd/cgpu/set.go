@@ -5,7 +5,9 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -33,7 +35,7 @@ func setCommand() *cli.Command {
 			&cli.IntFlag{Name: "weight", Usage: "`N`, 1 to 64: share of the GPU's time beside others", DefaultText: "unchanged"},
 			&cli.StringFlag{Name: "percent", Usage: "`N`, 1 to 100: share of the GPU's time; or none"},
 			&cli.StringFlag{Name: "priority", Usage: "`LEVEL`: best-effort, default or high"},
-			&cli.StringFlag{Name: "gpu", Usage: "change only what the container has of this `GPU` (index or UUID)"},
+			&cli.StringFlag{Name: "gpu", Aliases: []string{"i"}, Usage: "change only what the container has of this `GPU` (index or UUID), or of several with commas between them"},
 			outputFlag(),
 			&cli.BoolFlag{Name: "force", Usage: "set a memory limit or spill below what is in use: new allocations then fail until it fits"},
 		},
@@ -54,18 +56,17 @@ func setCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if name := c.String("gpu"); name != "" {
-				g, err := node.FindGPU(t, name)
-				if err != nil {
-					return fmt.Errorf("set: --gpu: %w", err)
-				}
-				req.GPU = g.UUID
+			if err := changeOnly(c, t, &req); err != nil {
+				return fmt.Errorf("set: --gpu: %w", err)
 			}
 			old, err := node.FindContainer(ledger.Open(runDir), c.Args().First())
 			if err != nil {
 				return err
 			}
 			if err := enforceable(old, req); err != nil {
+				return err
+			}
+			if err := limitOfCard(c, t, old, req); err != nil {
 				return err
 			}
 			if !c.Bool("force") {
@@ -80,9 +81,45 @@ func setCommand() *cli.Command {
 			if inJSON {
 				return printContainer(c.App.Writer, runDir, old.Nonce)
 			}
-			return view.PrintChange(c.App.Writer, t, old, changed, req.GPU)
+			return view.PrintChange(c.App.Writer, t, old, changed, req)
 		},
 	}
+}
+
+// changeOnly reads --gpu.
+func changeOnly(c *cli.Context, t *device.Table, req *ledger.ChangeRequest) error {
+	if !c.IsSet("gpu") {
+		return nil
+	}
+	for name := range strings.SplitSeq(c.String("gpu"), ",") {
+		g, err := node.FindGPU(t, strings.TrimSpace(name))
+		if err != nil {
+			return err
+		}
+		req.Only = append(req.Only, g.UUID)
+	}
+	return nil
+}
+
+// limitOfCard refuses a limit that no card of the container's has room for, whoever else is there: in the words that were typed, which
+// the ledger does not know.
+func limitOfCard(c *cli.Context, t *device.Table, r ledger.Record, req ledger.ChangeRequest) error {
+	if req.Limit == nil {
+		return nil
+	}
+	for _, v := range r.VGPUs {
+		i := slices.IndexFunc(t.GPUs, func(g device.GPU) bool { return g.UUID == v.UUID })
+		if i < 0 || !req.Changes(v.UUID) || *req.Limit == v.Limit {
+			continue
+		}
+		g := t.GPUs[i]
+		if *req.Limit >= quota.MinMemory && *req.Limit <= g.Memory {
+			continue
+		}
+		return fmt.Errorf("set: --memory %q: is %s: want %s to the %s of GPU %d; a number alone is GiB, 6000MiB are MiB",
+			c.String("memory"), *req.Limit, quota.MinMemory, g.Memory.FloorMiB(), g.Index)
+	}
+	return nil
 }
 
 // changeOf reads the flags.

@@ -269,6 +269,9 @@ func TestTopOnce(t *testing.T) {
 	if !shows("1 vGPU\n", "web", "6.0G", "Tesla T4")(strings.ReplaceAll(got, "  ", "\n")+got) || strings.Contains(got, "\x1b") {
 		t.Errorf("%s", got)
 	}
+	if got := cgpu("top --interval abc"); !strings.Contains(got, "top: --interval \"abc\": want a number, such as 0.5 (see") {
+		t.Error(got)
+	}
 	if got := cgpu("top --interval 0"); !strings.Contains(got, "want 0.1 to 3600 seconds") {
 		t.Error(got)
 	}

@@ -11,6 +11,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/opencgpu/cgpu/pkg/suggest"
 )
 
 // connection is what all commands take of kubectl's flags.
@@ -55,6 +57,12 @@ func parse(f *pflag.FlagSet, args []string) error {
 	if err := f.Parse(args); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return err
+		}
+		if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok && unknown.GetSpecifiedShortnames() == "" {
+			var known []string
+			f.VisitAll(func(flag *pflag.Flag) { known = append(known, "--"+flag.Name) })
+			name := "--" + unknown.GetSpecifiedName()
+			return usageError{fmt.Errorf("%s: no such flag%s", name, suggest.DidYouMean(name, known))}
 		}
 		return usageError{err}
 	}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+
+	"github.com/opencgpu/cgpu/pkg/suggest"
 )
 
 var version = "unknown"
@@ -69,7 +71,8 @@ func run(ctx context.Context, args []string, w, warnings io.Writer) error {
 		_, err := io.WriteString(w, usage)
 		return err
 	}
-	return usageError{fmt.Errorf("%q: want inspect, top or version; see kubectl cgpu --help", args[0])}
+	return usageError{fmt.Errorf("%q: want inspect, top or version%s; see kubectl cgpu --help", args[0],
+		suggest.DidYouMean(args[0], []string{"inspect", "top", "version", "help"}))}
 }
 
 // complete answers in the way of kubectl's completion of plugins: candidates, then a directive (4: no file names).

@@ -114,7 +114,7 @@ func (w *wishes) changed(names ...string) bool {
 
 // request is what is asked of the slice.
 func (w *wishes) request() (req ledger.ChangeRequest, err error) {
-	req.GPU = w.a.UUID
+	req.Only = []string{w.a.UUID}
 	if w.changed(annotationLimit) {
 		limit, err := w.limit()
 		if err != nil {

@@ -140,6 +140,7 @@ func (d *Division) readFile() (was division, err error) {
 	return was, nil
 }
 
+// write replaces the file. pkg/atomicfile does not sync, and this one is read after a power cut.
 func (d *Division) write(now division) error {
 	fail := func(err error) error {
 		return fmt.Errorf("agent: which front end has which GPU, %s: %w", d.file, err)

@@ -304,7 +304,7 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 	for i := range changes {
 		w := &changes[i]
 		w.ByPod, w.Overcommit, w.Card, w.MaxSpill = true, t.Config.Overcommit, t.Config.Card(), t.Config.MaxSpill.Of(t.HostMemory)
-		w.Headroom, w.HeadroomCores = headroom[w.GPU], t.Config.HeadroomCores
+		w.Headroom, w.HeadroomCores = headroom[w.Only[0]], t.Config.HeadroomCores
 		for _, g := range t.GPUs {
 			w.GPUs = append(w.GPUs, ledger.GPU{UUID: g.UUID, Index: g.Index, Memory: g.Memory})
 		}
@@ -316,7 +316,7 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 func (r *resizer) room(record ledger.Record, changes []ledger.ChangeRequest) error {
 	var s *api.Status
 	for _, w := range changes {
-		i := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == w.GPU })
+		i := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == w.Only[0] })
 		less := w.Limit != nil && *w.Limit < record.VGPUs[i].Limit
 		lessSpill := w.Spill != nil && *w.Spill < record.VGPUs[i].Spill
 		if !less && !lessSpill {
@@ -331,7 +331,7 @@ func (r *resizer) room(record ledger.Record, changes []ledger.ChangeRequest) err
 		}
 		for _, v := range s.VGPUs {
 			switch {
-			case v.UUID != w.GPU:
+			case !w.Changes(v.UUID):
 			case less && v.Used > *w.Limit:
 				return fmt.Errorf("agent: annotation %s: the container uses %v on GPU %d, more than the %v wanted: free some first",
 					annotationLimit, v.Used, v.Index, *w.Limit)

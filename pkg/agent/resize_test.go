@@ -146,7 +146,7 @@ func TestWish(t *testing.T) {
 		if q.Spill != nil {
 			parts = append(parts, "spill "+q.Spill.String())
 		}
-		if got := strings.Join(parts, " "); got != tt.want || q.GPU != "GPU-0" {
+		if got := strings.Join(parts, " "); got != tt.want || q.Only[0] != "GPU-0" {
 			t.Errorf("%s: %q, want %q", what, got, tt.want)
 		}
 	}

@@ -120,7 +120,7 @@ func (a *Arbiter) Step(now time.Duration) (again time.Duration) {
 		a.lead()
 	}
 	a.follow(now)
-	a.look(now, first)
+	a.readSwitches(now, first)
 	card, vgpus := a.card(now), make([]sched.VGPU, len(a.guests))
 	for i := range a.guests {
 		vgpus[i] = a.seen(&a.guests[i], now)
@@ -241,8 +241,8 @@ func (a *Arbiter) own(now time.Duration) {
 
 func (a *Arbiter) owner(pid int) string { return a.owners[pid] }
 
-// look reads the records.
-func (a *Arbiter) look(now time.Duration, first bool) {
+// readSwitches reads the switch records that are new, and tells the observer.
+func (a *Arbiter) readSwitches(now time.Duration, first bool) {
 	if a.Source == nil {
 		return
 	}
@@ -256,9 +256,9 @@ func (a *Arbiter) look(now time.Duration, first bool) {
 	a.observer.Ahead = a.clock.ahead
 	end := a.clock.gpu(now)
 	if len(records) > 0 && !first {
-		a.settle(records[0].At)
+		a.sampleLone(records[0].At)
 	} else if len(records) == 0 {
-		a.settle(end)
+		a.sampleLone(end)
 	}
 	// Who comes new has the records of some time: they fade as if they had been read one after the other.
 	for first && len(records) > 0 && records[len(records)-1].At-records[0].At > 2*sched.Tick {
@@ -272,8 +272,8 @@ func (a *Arbiter) look(now time.Duration, first bool) {
 	a.observer.Add(records, end, a.owner, lost)
 }
 
-// settle asks whether the GPU computed for a context that has been alone on it until about a time of the GPU's clock.
-func (a *Arbiter) settle(end time.Duration) {
+// sampleLone asks whether the GPU computed for a context that has been alone on it until about a time of the GPU's clock.
+func (a *Arbiter) sampleLone(end time.Duration) {
 	pid, since, ok := a.observer.Alone()
 	to := end - sched.SamplePeriod // the newest sample may be younger than that: the rest is for the next time
 	v := a.vgpus[a.owners[pid]]

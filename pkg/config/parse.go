@@ -21,7 +21,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero.
+// file is cgpu.toml as it is written. Pointers tell a key that is absent from one that is zero; any is a size, which may stand without
+// quotation marks: 6 is "6".
 type file struct {
 	Driver             *string   `toml:"driver"`
 	DriverRoot         *string   `toml:"driver_root"`
@@ -30,7 +31,7 @@ type file struct {
 	MaxInst            *int64    `toml:"max_inst"`
 	Placement          *string   `toml:"placement"`
 	AllowUnknownDriver *bool     `toml:"allow_unknown_driver"`
-	ContextOverhead    *string   `toml:"context_overhead"`
+	ContextOverhead    any       `toml:"context_overhead"`
 	GuardStartTimeout  *string   `toml:"guard_start_timeout"`
 	MaxClients         *int64    `toml:"max_clients"`
 	MaxTSGs            *int64    `toml:"max_tsgs"`
@@ -51,10 +52,10 @@ type file struct {
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
 	Profiling          *bool     `toml:"profiling"`
-	MaxSpill           *string   `toml:"max_spill"`
-	SpillReserve       *string   `toml:"spill_reserve"`
-	MaxHostMemory      *string   `toml:"max_host_memory"`
-	Headroom           *string   `toml:"headroom"`
+	MaxSpill           any       `toml:"max_spill"`
+	SpillReserve       any       `toml:"spill_reserve"`
+	MaxHostMemory      any       `toml:"max_host_memory"`
+	Headroom           any       `toml:"headroom"`
 	HeadroomCores      *string   `toml:"headroom_cores"`
 	Dialects           *[]string `toml:"dialects"`
 	Pods               *string   `toml:"pods"`
@@ -70,7 +71,7 @@ type file struct {
 
 type fileGPU struct {
 	Name   *string `toml:"name"`
-	Memory *string `toml:"memory"`
+	Memory any     `toml:"memory"`
 	UUID   *string `toml:"uuid"`
 	BusID  *string `toml:"bus_id"`
 }
@@ -79,8 +80,17 @@ type fileGPU struct {
 func Parse(name string, text []byte) (Config, error) {
 	var f file
 	if err := toml.NewDecoder(bytes.NewReader(text)).DisallowUnknownFields().Decode(&f); err != nil {
-		return Config{}, decodeError(name, err)
+		return Config{}, decodeError(name, text, err)
 	}
+	c, err := f.config()
+	if bad, ok := errors.AsType[*badValue](err); ok {
+		return Config{}, fmt.Errorf("config: %s: %w", at(name, lineOf(text, bad.key)), bad)
+	}
+	return c, err
+}
+
+// config checks the values and fills in the defaults.
+func (f file) config() (Config, error) {
 	c := Default()
 	s := &c.Settings
 	for _, err := range []error{
@@ -121,18 +131,17 @@ func Parse(name string, text []byte) (Config, error) {
 		sim(f, &c.Sim),
 	} {
 		if err != nil {
-			return Config{}, fmt.Errorf("config: %s: %w", name, err)
+			return Config{}, err
 		}
 	}
 	if s.MinTimeslice > s.BaseTimeslice {
-		return Config{}, fmt.Errorf("config: %s: %w", name,
-			fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice)))
+		return Config{}, fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice))
 	}
 	if f.DriverLimits != nil {
 		s.DriverLimits = *f.DriverLimits
 	}
 	if err := driverLimits(c); err != nil {
-		return Config{}, fmt.Errorf("config: %s: %w", name, err)
+		return Config{}, err
 	}
 	if f.SwitchRecords != nil {
 		s.NoSwitchRecords = !*f.SwitchRecords
@@ -160,32 +169,6 @@ func driverLimits(c Config) error {
 		return fault("driver_limits", true, `want enforcement = "preload" with it: drivers have limits from 615 on, which no guard serves yet`)
 	}
 	return nil
-}
-
-// decodeError makes one line of what the decoder found, which is else drawn over several.
-func decodeError(name string, err error) error {
-	if unknown, ok := errors.AsType[*toml.StrictMissingError](err); ok && len(unknown.Errors) > 0 {
-		first := unknown.Errors[0]
-		line, _ := first.Position()
-		return fmt.Errorf("config: %s:%d: unknown key %s: want one that configs/cgpu.toml documents", name, line, strings.Join(first.Key(), "."))
-	}
-	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
-		line, _ := bad.Position()
-		at := fmt.Sprintf("%s:%d", name, line)
-		if key := strings.Join(bad.Key(), "."); key != "" {
-			at += ": " + key
-		}
-		return fmt.Errorf("config: %s: %s", at, strings.TrimPrefix(bad.Error(), "toml: "))
-	}
-	return fmt.Errorf("config: %s: %w", name, err)
-}
-
-// fault is one bad value: key, value, and what is wanted instead.
-func fault(key string, value any, want string) error {
-	if text, ok := value.(string); ok {
-		value = fmt.Sprintf("%q", text)
-	}
-	return fmt.Errorf("%s = %v: %s", key, value, want)
 }
 
 func choice(key string, in, out *string, allowed ...string) error {
@@ -238,49 +221,51 @@ func overcommit(in, out *float64) error {
 // maxSize keeps sums of sizes far from the end of 64 bits.
 const maxSize = quota.Bytes(1 << 50)
 
-func size(key string, in *string, out *quota.Bytes, zero bool) error {
+func size(key string, in any, out *quota.Bytes, zero bool) error {
 	if in == nil {
 		return nil
 	}
-	if zero && *in == "0" {
+	text := written(in)
+	if zero && text == "0" {
 		*out = 0
 		return nil
 	}
-	b, err := quota.ParseSize(*in)
+	b, err := quota.ParseSize(text)
 	if err != nil {
-		return fault(key, *in, err.Error()+"; want a size such as 13MiB or 1.5GiB")
+		return fault(key, in, err.Error()+`; want a size such as "13MiB" or "1.5GiB"`)
 	}
 	if b > maxSize {
-		return fault(key, *in, "is more than a GPU of this world has; want at most "+maxSize.String())
+		return fault(key, in, "is more than a GPU of this world has; want at most "+maxSize.String())
 	}
 	*out = b
 	return nil
 }
 
 // part reads an amount of host memory: a percentage of it, a size, or "0".
-func part(key string, in *string, out *device.Part, whole string, most uint64) error {
+func part(key string, in any, out *device.Part, whole string, most uint64) error {
 	if in == nil {
 		return nil
 	}
 	want := fmt.Sprintf(`want a part of %s such as "50%%", from "0%%" to "%d%%", or a size such as "64GiB"`, whole, most)
-	if text, ok := strings.CutSuffix(*in, "%"); ok {
-		n, err := strconv.ParseUint(text, 10, 8)
+	text := written(in)
+	if number, ok := strings.CutSuffix(text, "%"); ok {
+		n, err := strconv.ParseUint(number, 10, 8)
 		if err != nil || n > most {
-			return fault(key, *in, want)
+			return fault(key, in, want)
 		}
 		*out = device.Part{Percent: int(n)}
 		return nil
 	}
-	if *in == "0" {
+	if text == "0" {
 		*out = device.Part{}
 		return nil
 	}
-	b, err := quota.ParseSize(*in)
+	b, err := quota.ParseSize(text)
 	if err != nil {
-		return fault(key, *in, err.Error()+"; "+want)
+		return fault(key, in, err.Error()+"; "+want)
 	}
 	if b > maxSize {
-		return fault(key, *in, "is more memory than a machine of this world has; want at most "+maxSize.String())
+		return fault(key, in, "is more memory than a machine of this world has; want at most "+maxSize.String())
 	}
 	*out = device.Part{Bytes: b}
 	return nil
@@ -316,7 +301,7 @@ func runtimes(in, out *[]string) error {
 		return nil
 	}
 	if len(*in) == 0 {
-		return fault("runtimes", "[]", "want at least one low-level runtime, such as [\"runc\"]")
+		return fault("runtimes", []any{}, "want at least one low-level runtime, such as [\"runc\"]")
 	}
 	for _, r := range *in {
 		// A name is looked up in PATH; a relative path would depend on the engine's working directory.

@@ -105,7 +105,7 @@ type shortage struct {
 func ShortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *shortage {
 	limit, spill := false, false
 	for _, v := range r.VGPUs {
-		if req.GPU == "" || req.GPU == v.UUID {
+		if req.Changes(v.UUID) {
 			limit = limit || req.Limit != nil && *req.Limit < v.Limit
 			spill = spill || req.Spill != nil && *req.Spill < v.Spill
 		}
@@ -119,7 +119,7 @@ func ShortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *sho
 	}
 	for _, v := range s.VGPUs {
 		switch {
-		case v.Native || req.GPU != "" && req.GPU != v.UUID:
+		case v.Native || !req.Changes(v.UUID):
 		case req.Limit != nil && v.Used > *req.Limit:
 			return &shortage{Use: v}
 		case req.Spill != nil && v.Spilled > *req.Spill:

@@ -109,7 +109,7 @@ type Config struct {
 	MaxClients         int           `json:"maxClients"`  // RM clients per container
 	MaxTSGs            int           `json:"maxTsgs"`     // channel groups per container and GPU
 	MaxChannels        int           `json:"maxChannels"` // channels per container and GPU
-	// CallsPerSecond and CallsBurst bound the trapped calls of one container (rm-abi 4.6).
+	// CallsPerSecond and CallsBurst bound the trapped calls of one container: each takes time of the guard's and of the driver's.
 	CallsPerSecond int `json:"callsPerSecond"`
 	CallsBurst     int `json:"callsBurst"`
 	// Policy and PrioRatio are, with MaxInst, the card of a GPU that has none in the ledger.

@@ -30,6 +30,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
@@ -289,11 +290,7 @@ func (k kept) write(runDir string) error {
 	if err := device.MakeRunDir(runDir); err != nil {
 		return err
 	}
-	next := keptFile(runDir) + ".next"
-	if err := os.WriteFile(next, text, 0o600); err != nil {
-		return fmt.Errorf("deviceplugin: %w", err)
-	}
-	if err := os.Rename(next, keptFile(runDir)); err != nil {
+	if err := atomicfile.Write(keptFile(runDir), text, 0o600); err != nil { // there is one agent
 		return fmt.Errorf("deviceplugin: %w", err)
 	}
 	return nil

@@ -5,12 +5,15 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/config"
@@ -439,4 +442,11 @@ func TestProgram(t *testing.T) {
 			t.Errorf("%q, want %q", got, path)
 		}
 	}
+}
+
+// Who is not root cannot read the table: that is no fault of the node's.
+func TestTableNeedsRoot(t *testing.T) {
+	denied := fmt.Errorf("device: %w", &fs.PathError{Op: "open", Path: "/x", Err: syscall.EACCES})
+	expect(t, "a user", checkTable(&Host{UID: 1000, loaded: true, tableErr: denied}), Skip, "needs root")
+	expect(t, "root", checkTable(&Host{loaded: true, tableErr: denied}), Fail, "permission denied")
 }

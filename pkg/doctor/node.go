@@ -55,6 +55,8 @@ func checkTable(h *Host) Result {
 		return warn("%s is not made yet: the first container does it", device.TableFile(h.RunDir))
 	case errors.Is(err, device.ErrStale):
 		return warn("%v", err)
+	case h.UID != 0 && errors.Is(err, fs.ErrPermission):
+		return skip("needs root: %v", err)
 	case err != nil:
 		return fail("%v", err)
 	}

@@ -84,6 +84,7 @@ func (f cdiFolder) write(uid types.UID, spec *specs.Spec) (err error) {
 	if err := f.before("create"); err != nil {
 		return err
 	}
+	// Not by pkg/atomicfile: the kubelet keeps what was prepared over a power cut, so file and folder are synced.
 	draft, err := os.CreateTemp(f.dir, draftPrefix+string(uid)+".*"+draftSuffix)
 	if err != nil {
 		return err

@@ -490,7 +490,8 @@ func TestFollow(t *testing.T) {
 	order(1, 0)
 	// What a pod's author does to his share, within what was allocated and beyond, is nothing to schedulers.
 	for _, limit := range []quota.Bytes{512 * quota.MiB, 3 * quota.GiB} {
-		change := ledger.ChangeRequest{GPUs: request.GPUs, Card: tab.Config.Card(), GPU: uuid(0), Limit: &limit, ByPod: true, Headroom: quota.GiB}
+		change := ledger.ChangeRequest{GPUs: request.GPUs, Card: tab.Config.Card(), Only: []string{uuid(0)},
+			Limit: &limit, ByPod: true, Headroom: quota.GiB}
 		if errs := book.ChangeByPods([]ledger.PodChange{{Nonce: "m", Requests: []ledger.ChangeRequest{change}}}); errs[0] != nil {
 			t.Fatal(errs)
 		}

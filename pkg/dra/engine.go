@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -86,20 +85,8 @@ func samePlace(a, b string) bool {
 
 // parseVersion reads the first two numbers of "v1.7.27", "2.1.0-rc.1" or "1.6.20~ds1".
 func parseVersion(version string) (major, minor int, ok bool) {
-	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
-	if len(parts) < 2 {
-		return 0, 0, false
-	}
-	major, err := strconv.Atoi(parts[0])
-	if err != nil {
-		return 0, 0, false
-	}
-	digits := strings.IndexFunc(parts[1], func(r rune) bool { return r < '0' || r > '9' })
-	if digits < 0 {
-		digits = len(parts[1])
-	}
-	minor, err = strconv.Atoi(parts[1][:digits])
-	return major, minor, err == nil
+	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor)
+	return major, minor, n == 2
 }
 
 // askEngine asks the runtime itself, and where its socket is not there the Node object.

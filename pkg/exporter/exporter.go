@@ -56,7 +56,7 @@ func (c *Exporter) Gather() ([]*dto.MetricFamily, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now := c.now(); c.at.IsZero() || now.Sub(c.at) >= Fresh || now.Before(c.at) {
-		c.last = c.look().families()
+		c.last = c.collect().families()
 		c.at = c.now()
 	}
 	return slices.Clone(c.last), nil
@@ -84,7 +84,7 @@ func (p picture) families() []*dto.MetricFamily {
 	return families
 }
 
-func (c *Exporter) look() picture {
+func (c *Exporter) collect() picture {
 	p := picture{version: c.Version}
 	if p.view, p.err = snapshot.Look(c.RunDir, c.Load, &c.names); p.err != nil {
 		return p

@@ -163,7 +163,7 @@ func (x *gpuScheduler) follow(now time.Duration, groups []Group) (again time.Dur
 	}
 	if x.page != nil {
 		x.page.Tell(x.part(groups))
-		x.take()
+		x.receiveRow()
 	}
 	verdict := x.local.Verdict()
 	x.ruled(now, len(groups))
@@ -185,8 +185,8 @@ func (x *gpuScheduler) follow(now time.Duration, groups []Group) (again time.Dur
 	return again, set, verify
 }
 
-// take hears what the arbiter says; mu is held.
-func (x *gpuScheduler) take() {
+// receiveRow reads the row that the arbiter decided for this container; mu is held.
+func (x *gpuScheduler) receiveRow() {
 	if x.page == nil {
 		return
 	}

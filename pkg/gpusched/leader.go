@@ -66,7 +66,7 @@ func (x *gpuScheduler) awaitEnd(leader *os.File) bool {
 func (x *gpuScheduler) lapse(p *peerpage.Entry) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.take()
+	x.receiveRow()
 	// After the row was taken: a new arbiter says that it leads before it writes one.
 	leader, ok := p.LeaderFile()
 	if ok {

@@ -112,7 +112,7 @@ func (s *Scheduler) runPauses() {
 func (x *gpuScheduler) wanted(now time.Duration) (off bool, until time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.take()
+	x.receiveRow()
 	return x.local.Off(now, x.active.Load())
 }
 

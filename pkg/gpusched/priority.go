@@ -10,9 +10,9 @@ import (
 
 // work is seen without context switches. They tell it too late of a high-priority container: who waits for the engine is not switched in.
 type work interface {
-	look() bool // reports that there was some since the last look
-	Release()   // lets go of all that is looked at
-	forget()    // lets go of what is looked at in channels that are gone
+	hadWork() bool // reports that there was some since the last look
+	Release()      // lets go of all that is looked at
+	forget()       // lets go of what is looked at in channels that are gone
 }
 
 const (
@@ -64,7 +64,7 @@ func (p *priority) run() {
 			return
 		default:
 		}
-		if p.work.look() {
+		if p.work.hadWork() {
 			p.last.Store(int64(p.x.s.Now()))
 		}
 		if p.pressing() != was {
@@ -100,7 +100,7 @@ type simWork struct {
 	d SimWork
 }
 
-func (w *simWork) look() bool {
+func (w *simWork) hadWork() bool {
 	var pids []int
 	for pid := range w.x.s.Container.Owners() {
 		pids = append(pids, pid)

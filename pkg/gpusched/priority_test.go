@@ -11,7 +11,7 @@ import (
 // fakeWork always has some.
 type fakeWork struct{ looked, released func() }
 
-func (w *fakeWork) look() bool {
+func (w *fakeWork) hadWork() bool {
 	w.looked()
 	return true
 }

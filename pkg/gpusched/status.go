@@ -17,7 +17,7 @@ func (s *Scheduler) Status(gpu int) *api.ComputeStatus {
 	groups, now := len(s.Container.Groups(gpu)), s.Now()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.take()
+	x.receiveRow()
 	p, _ := x.local.Plan()
 	v := x.local.Verdict()
 	pauses, throttled := x.local.Pauses(now)
@@ -43,7 +43,7 @@ func (s *Scheduler) Looked(gpu int) (t Times, exact bool) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.take()
+	x.receiveRow()
 	v := x.local.Verdict()
 	_, throttled := x.local.Pauses(s.Now())
 	return Times{v.GPUTime, v.Waiting, throttled, v.Granted}, v.Exact

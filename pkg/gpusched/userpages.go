@@ -50,8 +50,8 @@ func (v *userPage) word(at int) uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(&v.Words[at])).Load()
 }
 
-// look reports that some channel has had work since the last look.
-func (p *UserPages) look() (worked bool) {
+// hadWork reports that some channel has had work since the last look.
+func (p *UserPages) hadWork() (worked bool) {
 	if now := p.x.s.Now(); now >= p.next {
 		p.next = now + pressFor
 		p.Sync()

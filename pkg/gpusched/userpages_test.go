@@ -41,7 +41,7 @@ func TestUserPagesLook(t *testing.T) {
 	} {
 		rm.PutU32(c.v.Words, userdGPGet, c.get)
 		rm.PutU32(c.v.Words, userdGPPut, c.put)
-		if worked := p.look(); worked != c.worked {
+		if worked := p.hadWork(); worked != c.worked {
 			t.Errorf("%s: worked %v", c.name, worked)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/device"
 )
 
@@ -75,11 +76,7 @@ func (s State) write(runDir string) error {
 	if err != nil {
 		return fmt.Errorf("health: %w", err)
 	}
-	temp := File(runDir) + ".tmp" // one name, as only the lock's holder writes
-	if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
-		return fmt.Errorf("health: %w", err)
-	}
-	if err := os.Rename(temp, File(runDir)); err != nil {
+	if err := atomicfile.Write(File(runDir), append(text, '\n'), 0o600); err != nil { // only the lock's holder writes
 		return fmt.Errorf("health: %w", err)
 	}
 	return nil

@@ -76,7 +76,7 @@ func (s State) Step(t *device.Table, seen Seen, now time.Time) State {
 	for _, g := range t.GPUs {
 		known[g.UUID] = true
 		if !waiting {
-			next.settle(g.UUID, faultsOf(g.UUID, seen), now)
+			next.update(g.UUID, faultsOf(g.UUID, seen), now)
 		}
 		next.add(g.UUID, xidsOf(t.Config, seen.Hardware[g.UUID]), now)
 	}
@@ -122,8 +122,8 @@ func faultsOf(uuid string, seen Seen) (list []Fault) {
 // maxFaults bounds what is kept of a GPU.
 const maxFaults = 16
 
-// settle brings a GPU's faults to what was found now.
-func (s State) settle(uuid string, found []Fault, now time.Time) {
+// update brings a GPU's faults to what was found now.
+func (s State) update(uuid string, found []Fault, now time.Time) {
 	faults := s.GPUs[uuid]
 	for i := range faults {
 		f := &faults[i]

@@ -45,7 +45,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	defer tick.Stop()
 	w.answered = time.Now()
 	for {
-		w.complain(w.look(time.Now()))
+		w.complain(w.poll(time.Now()))
 		select {
 		case <-ctx.Done():
 			return nil
@@ -66,8 +66,8 @@ func (w *Watcher) complain(err error) {
 	w.told = text
 }
 
-// look takes one look.
-func (w *Watcher) look(now time.Time) error {
+// poll asks the driver once, and writes what follows from it.
+func (w *Watcher) poll(now time.Time) error {
 	t, err := w.Load(w.RunDir)
 	if t == nil || err != nil && !errors.Is(err, device.ErrStale) {
 		return err

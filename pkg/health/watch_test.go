@@ -60,7 +60,7 @@ func TestLook(t *testing.T) {
 	f := &fakeDriver{next: map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}, gpu1: {}}}
 	w := watcher(runDir, f, table)
 	now := time.Unix(1000, 0).UTC()
-	must(t, w.look(now))
+	must(t, w.poll(now))
 	told := func(want ...string) {
 		t.Helper()
 		events, err := event.Read(runDir)
@@ -77,7 +77,7 @@ func TestLook(t *testing.T) {
 	told(bad...)
 	w = watcher(runDir, f, table) // another one, to which the driver does not tell of it again
 	f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}
-	must(t, w.look(now.Add(time.Second)))
+	must(t, w.poll(now.Add(time.Second)))
 	told(bad...)
 	marked, err := Marked(runDir, table)
 	if must(t, err); marked.GPUs[0].Fault == "" || marked.GPUs[1].Fault != "" {
@@ -87,29 +87,29 @@ func TestLook(t *testing.T) {
 	if must(t, err); len(cleared) != 1 {
 		t.Errorf("cleared %+v", cleared)
 	}
-	must(t, w.look(now.Add(2*time.Second)))
+	must(t, w.poll(now.Add(2*time.Second)))
 	if marked, err = Marked(runDir, table); err != nil || marked.GPUs[0].Fault != "" {
 		t.Errorf("%v: cleared, and %+v", err, marked.GPUs)
 	}
 	for _, away := range []map[string]device.Hardware{{gpu0: {}}, {gpu0: {}, gpu1: {Lost: true}}} { // for one look
 		f.next = away
-		must(t, w.look(now.Add(3*time.Second)))
+		must(t, w.poll(now.Add(3*time.Second)))
 		f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}
-		must(t, w.look(now.Add(3*time.Second)))
+		must(t, w.poll(now.Add(3*time.Second)))
 	}
 	told(bad...)
 	f.next = map[string]device.Hardware{gpu0: {}}
-	must(t, w.look(now.Add(3*time.Second)))
+	must(t, w.poll(now.Add(3*time.Second)))
 	f.err = errors.New("NVML: no answer")
-	if err := w.look(now.Add(3 * time.Second)); err == nil {
+	if err := w.poll(now.Add(3 * time.Second)); err == nil {
 		t.Error("no answer is none")
 	}
 	told(bad...)
 	f.err = nil
-	must(t, w.look(now.Add(3*time.Second)))
+	must(t, w.poll(now.Add(3*time.Second)))
 	f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}
-	must(t, w.look(now.Add(4*time.Second)))
-	must(t, w.look(now.Add(4*time.Second+Settle)))
+	must(t, w.poll(now.Add(4*time.Second)))
+	must(t, w.poll(now.Add(4*time.Second+Settle)))
 	told(append(bad, "unhealthy 1  : the driver cannot reach the GPU", "unhealthy 1 box1 ml/train/main: the driver cannot reach the GPU",
 		"healthy 1  : healthy again", "healthy 1 box1 ml/train/main: healthy again")...)
 }
@@ -120,11 +120,11 @@ func TestSilent(t *testing.T) {
 	f := &fakeDriver{next: map[string]device.Hardware{gpu0: {}, gpu1: {}}}
 	w := watcher(runDir, f, table)
 	now := time.Now()
-	must(t, w.look(now))
+	must(t, w.poll(now))
 	f.err = errors.New("NVML: no answer")
 	unhealthy := func(after time.Duration, want int) {
 		t.Helper()
-		err := w.look(now.Add(after))
+		err := w.poll(now.Add(after))
 		if (err == nil) != (f.err == nil) {
 			t.Errorf("%v", err)
 		}
@@ -147,7 +147,7 @@ func TestXidIsNotLost(t *testing.T) {
 	f := &fakeDriver{next: map[string]device.Hardware{gpu0: {}, gpu1: {}}}
 	w := watcher(runDir, f, table)
 	now := time.Now()
-	must(t, w.look(now))
+	must(t, w.poll(now))
 	why := func(want string) {
 		t.Helper()
 		marked, err := Marked(runDir, table)
@@ -157,25 +157,25 @@ func TestXidIsNotLost(t *testing.T) {
 	}
 	hangs := errors.New("NVML: no answer")
 	f.next, f.err = map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}}, hangs
-	if err := w.look(now); !errors.Is(err, hangs) { // at the very moment of the last answer, too
+	if err := w.poll(now); !errors.Is(err, hangs) { // at the very moment of the last answer, too
 		t.Error(err)
 	}
 	why("Xid 79: fallen off the bus")
 	must(t, os.WriteFile(File(runDir), []byte("{"), 0o600))
 	f.next, f.err = map[string]device.Hardware{gpu0: {NewXids: []uint64{48}}, gpu1: {}}, nil
-	if err := w.look(now.Add(time.Second)); err == nil {
+	if err := w.poll(now.Add(time.Second)); err == nil {
 		t.Error("looked")
 	}
 	must(t, os.Remove(File(runDir)))
 	f.next = map[string]device.Hardware{gpu0: {NewXids: []uint64{62}}, gpu1: {}}
-	must(t, w.look(now.Add(2*time.Second)))
+	must(t, w.poll(now.Add(2*time.Second)))
 	why("Xid 48: uncorrectable memory error; Xid 62: microcontroller halted")
 	if f.next = map[string]device.Hardware{gpu0: {}, gpu1: {}}; len(w.xids) > 0 {
 		t.Errorf("%v are kept", w.xids)
 	}
 	_, err := Clear(runDir, gpu0)
 	must(t, err)
-	must(t, w.look(now.Add(3*time.Second)))
+	must(t, w.poll(now.Add(3*time.Second)))
 	why("")
 }
 
@@ -184,7 +184,7 @@ func TestTellsWithoutLedger(t *testing.T) {
 	runDir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(runDir, "ledger.json"), []byte("{"), 0o600))
 	w := watcher(runDir, &fakeDriver{next: map[string]device.Hardware{gpu0: {NewXids: []uint64{79}}}}, tableOf(gpu0))
-	if err := w.look(time.Now()); err == nil || !strings.Contains(err.Error(), "who has the GPU") {
+	if err := w.poll(time.Now()); err == nil || !strings.Contains(err.Error(), "who has the GPU") {
 		t.Error(err)
 	}
 	events, err := event.Read(runDir)
@@ -228,7 +228,7 @@ func TestBrokenFile(t *testing.T) {
 		t.Errorf("%v, %v", got, err)
 	}
 	w := watcher(runDir, &fakeDriver{next: map[string]device.Hardware{}}, table)
-	if err := w.look(time.Now()); err == nil {
+	if err := w.poll(time.Now()); err == nil {
 		t.Error("looked")
 	}
 }

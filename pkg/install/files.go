@@ -276,7 +276,8 @@ func writeLike(path, like string, text []byte) error {
 	return err
 }
 
-// writeFrom is writeLike with the folder in which the new file is made.
+// writeFrom is writeLike with the folder in which the new file is made. Owner, mode and SELinux' label are the old file's, which
+// pkg/atomicfile does not keep, and it outlives a power cut.
 func writeFrom(dir, path, like string, text []byte) (err error) {
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".cgpu-*")
 	if err != nil {

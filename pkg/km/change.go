@@ -30,7 +30,7 @@ type Change struct {
 
 // Request is the part of the ledger's request that the text decides.
 func (c Change) Request() ledger.ChangeRequest {
-	return ledger.ChangeRequest{GPU: c.Slice.GPU, Limit: c.Limit, Weight: c.Weight}
+	return ledger.ChangeRequest{Only: []string{c.Slice.GPU}, Limit: c.Limit, Weight: c.Weight}
 }
 
 // Change reads what was written to a file: a plain number, with or without a newline. Whether the change fits beside other

@@ -5,6 +5,7 @@ package km
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -230,7 +231,7 @@ func TestChange(t *testing.T) {
 		switch req := c.Request(); {
 		case err != nil:
 			got = "error: " + err.Error()
-		case c.Slice != s || req.GPU != gpu0:
+		case c.Slice != s || !slices.Equal(req.Only, []string{gpu0}):
 			t.Errorf("%s %q: about %+v", tt.kind, tt.text, c.Slice)
 		case c.Card != nil:
 			card := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}

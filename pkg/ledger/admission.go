@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
 // Request asks for a reservation.
@@ -275,7 +276,7 @@ func (l load) refuse(v VGPU, preload bool) *Refusal {
 
 func (l load) noRoom(limit quota.Bytes) *Refusal {
 	return &Refusal{GPU: l.gpu, Asked: limit, Free: l.free, Remedy: remedyRoom, Memory: true,
-		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %d containers", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), len(l.shares))}
+		Reason: fmt.Sprintf("asked for %s, but %s are free of %s, beside %s", limit, l.free.FloorMiB(), l.gpu.Memory.FloorMiB(), terminal.Plural(len(l.shares), "container"))}
 }
 
 // refuseShare says why a share of the GPU's time cannot be promised beside the others; nil when it can.

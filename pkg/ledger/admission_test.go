@@ -41,9 +41,9 @@ func TestAdmit(t *testing.T) {
 	}{
 		{"empty node", nil, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}}, ""},
 		{"just fits", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib)}}, ""},
-		{"others have room", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib)}}, "beside 1 containers, GPU 1 has "},
-		{"others have room, but not for a pod", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib), Allocated: []Allocation{{UUID: "GPU-a", ID: "c"}}}}, "beside 1 containers; "},
-		{"one byte too many", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib+1)}}, "10240MiB are free of 16384MiB, beside 1 containers"},
+		{"others have room", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib)}}, "beside 1 container, GPU 1 has "},
+		{"others have room, but not for a pod", six, Request{Record: Record{VGPUs: slice("GPU-a", 11*gib), Allocated: []Allocation{{UUID: "GPU-a", ID: "c"}}}}, "beside 1 container; "},
+		{"one byte too many", six, Request{Record: Record{VGPUs: slice("GPU-a", 10*gib+1)}}, "10240MiB are free of 16384MiB, beside 1 container"},
 		{"other GPU", six, Request{Record: Record{VGPUs: slice("GPU-b", 24*gib)}}, ""},
 		{"one of two", six, Request{Record: Record{VGPUs: append(slice("GPU-b", 6*gib), slice("GPU-a", 11*gib)...)}}, "GPU 0 (GPU-a): asked for 11264MiB"},
 		{"overcommit", six, Request{Record: Record{VGPUs: slice("GPU-a", 16*gib)}, Overcommit: 1.375}, ""},
@@ -121,7 +121,7 @@ func TestPlace(t *testing.T) {
 			refused: "GPU 0: asked for 50 % of the GPU's time, but 30 % are free, GPU 1: asked for 50 % of the GPU's time, but 40 % are free, GPU 2: asked for 50 % of the GPU's time, but 49 % are free; stop a container (cgpu smi lists them), ask for less (ALIYUN"},
 		{name: "larger than any", place: Placement{Memory: fixed(25 * gib)}, refused: "more than the GPU's"},
 		{name: "no room", others: []Record{{VGPUs: slice("GPU-a", 16*gib)}, {VGPUs: slice("GPU-b", 23*gib)}, {Native: []string{"GPU-c"}}}, place: Placement{Memory: fixed(4 * gib)},
-			refused: "0 of the 1 GPUs asked for have room: GPU 0: asked for 4096MiB, but 0MiB are free of 16384MiB, beside 1 containers, GPU 1: asked for 4096MiB, but 1024MiB"},
+			refused: "0 of the 1 GPUs asked for have room: GPU 0: asked for 4096MiB, but 0MiB are free of 16384MiB, beside 1 container, GPU 1: asked for 4096MiB, but 1024MiB"},
 		{name: "no room on the only large one", others: []Record{{VGPUs: slice("GPU-b", 23*gib)}}, place: Placement{Memory: fixed(20 * gib)}, refused: "GPU 1 (GPU-b): asked for 20480MiB"},
 		{name: "more than there are", place: Placement{Memory: fixed(gib), Count: 4}, refused: "has only 3"},
 	} {

@@ -18,8 +18,8 @@ type ChangeRequest struct {
 	Overcommit float64
 	Card       sched.Card
 	MaxSpill   quota.Bytes
-	// GPU is the UUID of the one slice to change; empty: all slices of the container.
-	GPU      string
+	// Only has the UUIDs of the GPUs whose slices are changed; none: all slices of the container.
+	Only     []string
 	Limit    *quota.Bytes // of memory, on each slice
 	Spill    *quota.Bytes // host memory beyond it, on each slice
 	Weight   *int
@@ -137,6 +137,11 @@ func (req *ChangeRequest) validate() error {
 }
 
 // ofSlices: something of the slices is to change.
+// Changes says whether the slice of a GPU is among those to change.
+func (req *ChangeRequest) Changes(uuid string) bool {
+	return len(req.Only) == 0 || slices.Contains(req.Only, uuid)
+}
+
 func (req *ChangeRequest) ofSlices() bool {
 	return req.Limit != nil || req.Spill != nil || req.Weight != nil || req.Percent != nil || req.Priority != nil
 }
@@ -151,9 +156,14 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 	if !req.ofSlices() {
 		return r, nil
 	}
+	for _, uuid := range req.Only {
+		if !slices.ContainsFunc(r.VGPUs, func(v VGPU) bool { return v.UUID == uuid }) {
+			return Record{}, fmt.Errorf("ledger: container %s has no slice of GPU %s: cgpu smi shows what it has", r.label(), uuid)
+		}
+	}
 	matched := false
 	for i, old := range r.VGPUs {
-		if req.GPU != "" && old.UUID != req.GPU {
+		if !req.Changes(old.UUID) {
 			continue
 		}
 		matched = true
@@ -168,9 +178,6 @@ func (req *ChangeRequest) apply(others *file, r Record) (Record, error) {
 		if !req.ByPod {
 			r.Allocated = req.note(r.Allocated, old.UUID)
 		}
-	}
-	if !matched && req.GPU != "" {
-		return Record{}, fmt.Errorf("ledger: container %s has no slice of GPU %s: cgpu smi shows what it has", r.label(), req.GPU)
 	}
 	if !matched {
 		return Record{}, fmt.Errorf("ledger: container %s has no slice of a GPU", r.label())

@@ -85,13 +85,13 @@ func TestChangeSpill(t *testing.T) {
 		a, b    quota.Bytes // spill of the container's slices then
 		refused string
 	}{
-		{"more", ChangeRequest{GPU: "GPU-a", Spill: new(2 * gib)}, 2 * gib, 2 * gib, ""},
+		{"more", ChangeRequest{Only: []string{"GPU-a"}, Spill: new(2 * gib)}, 2 * gib, 2 * gib, ""},
 		{"all that is free", ChangeRequest{Spill: new(7 * gib / 2)}, 7 * gib / 2, 7 * gib / 2, ""},
 		{"too much", ChangeRequest{Spill: new(4 * gib)}, 0, 0, "asked for 8192MiB of spill on 2 GPUs together, but 7168MiB are free of the node's 10240MiB; ask for less"},
 		{"none", ChangeRequest{Spill: new(quota.Bytes(0))}, 0, 0, ""},
 		{"less where too much is promised", ChangeRequest{Spill: new(gib), MaxSpill: gib}, gib, gib, ""},
-		{"no more where too much is promised", ChangeRequest{GPU: "GPU-b", Spill: new(2 * gib), MaxSpill: gib}, gib, 2 * gib, ""},
-		{"more where too much is promised", ChangeRequest{GPU: "GPU-b", Spill: new(2*gib + quota.MiB), MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
+		{"no more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Spill: new(2 * gib), MaxSpill: gib}, gib, 2 * gib, ""},
+		{"more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Spill: new(2*gib + quota.MiB), MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
 		{"one up, the other down", ChangeRequest{Spill: new(3 * gib / 2), MaxSpill: gib}, 3 * gib / 2, 3 * gib / 2, ""},
 		{"with too much memory", ChangeRequest{Spill: new(3 * gib), Limit: new(16 * gib)}, 0, 0, "GPU 0 (GPU-a): asked for 16384MiB"},
 	} {

@@ -109,7 +109,7 @@ func (m Memory) Limit(card Bytes) (Bytes, error) {
 	switch {
 	case limit > card:
 		return 0, m.bad("is more than the GPU's "+card.FloorMiB().String(),
-			"ask for less, or set ALIYUN_COM_GPU_MEM_DEV to ask for a fraction of the GPU")
+			"ask for less (a number alone is GiB), or for a part of any GPU: 6 with ALIYUN_COM_GPU_MEM_DEV=15 is 6/15")
 	case limit < MinMemory && m.Den != 0:
 		return 0, &Error{
 			Variable: names[memDev].variable, Value: m.String(), Reason: "is less than 64MiB of the GPU's " + card.FloorMiB().String(),

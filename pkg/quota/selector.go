@@ -12,7 +12,7 @@ const (
 
 const (
 	wantGPUs   = "want GPU indices, UUIDs or unique beginnings of UUIDs, separated by commas, or all"
-	seeGPUs    = "nvidia-smi -L lists the GPUs of this machine"
+	seeGPUs    = "cgpu smi lists the GPUs of this machine"
 	oneList    = "name each GPU once: in ALIYUN_COM_GPU_VISIBLE_DEVICES to slice it, or in NVIDIA_VISIBLE_DEVICES to give it whole"
 	noPlacing  = "means that the device plugin found no GPU for this pod"
 	checkPod   = "check the pod's ALIYUN_COM_GPU_MEM_* annotations and that gpushare's scheduler extender placed it"

@@ -14,9 +14,9 @@ import (
 )
 
 // PrintChange tells what is different, a line for each slice.
-func PrintChange(w io.Writer, t *device.Table, old, changed ledger.Record, only string) error {
+func PrintChange(w io.Writer, t *device.Table, old, changed ledger.Record, req ledger.ChangeRequest) error {
 	for i, now := range changed.VGPUs {
-		if only != "" && now.UUID != only {
+		if !req.Changes(now.UUID) {
 			continue
 		}
 		was := now

@@ -205,7 +205,8 @@ func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 	if x.Compute != nil && x.Compute.Exact {
 		util = Percent(x.Compute.Utilization)
 	}
-	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting {
+	// Of one that the engine has paused the guard, which is not, answers.
+	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting && x.State != snapshot.StatePaused {
 		used, util, known = "?", "?", false
 	}
 	state = x.ShownState()

@@ -24,7 +24,7 @@ import (
 // image holds busybox and cgpu-probe (hack/node.sh).
 const image = "probe"
 
-// sixOfFifteen is the quota of the first example, on the first GPU.
+// sixOfFifteen is 6/15 of the first GPU, as Alibaba Cloud's cGPU writes it.
 var sixOfFifteen = quotaOf("6", "15", "0")
 
 // quotaOf is the environment of a container that asks for container/dev of the GPUs named.

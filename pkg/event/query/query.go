@@ -20,7 +20,8 @@ import (
 // Query is which events are shown.
 type Query struct {
 	Since      time.Time
-	Tail       int // -1: all
+	Tail       int      // -1: all
+	GPUs       []string // UUIDs
 	Containers []string
 	Kinds      []string
 	Name       func(event.Event) string // of the container, for people
@@ -30,6 +31,7 @@ type Query struct {
 func (q Query) Pick(list []event.Event) []event.Event {
 	return slices.DeleteFunc(list, func(e event.Event) bool {
 		return e.Time.Before(q.Since) || len(q.Kinds) > 0 && !slices.Contains(q.Kinds, string(e.Kind)) ||
+			len(q.GPUs) > 0 && (e.GPU == nil || !slices.Contains(q.GPUs, e.GPU.UUID)) ||
 			len(q.Containers) > 0 && !slices.ContainsFunc(q.Containers, func(typed string) bool {
 				return view.IsContainer(typed, e.Container, e.Nonce, q.Name(e))
 			})
