@@ -43,6 +43,8 @@ type Options struct {
 	Client kubernetes.Interface
 	// Pods are the node's; false as long as they are not known. Nil: as without a Client.
 	Pods func() ([]Pod, bool)
+	// Tell warns a pod's people of one of its containers; nil: they are not told.
+	Tell func(pod *Pod, container, text string)
 	// RunDir keeps deviceplugin.json: unit and order of GPUs, which must not change below running pods.
 	RunDir string
 	// KubeletDir is the folder of kubelet.sock. The kubelet's PodResources socket is expected in ../pod-resources.
@@ -103,6 +105,9 @@ func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Tell == nil {
+		o.Tell = func(*Pod, string, string) {}
 	}
 	p := &Plugin{
 		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
