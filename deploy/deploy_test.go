@@ -322,6 +322,27 @@ func TestMonitoring(t *testing.T) {
 	}
 }
 
+// TestManifestsAsTheyAre: components and chart make the same of what runs manifests for other clusters, and with other names both places have
+// them.
+func TestManifestsAsTheyAre(t *testing.T) {
+	list := with(t, "add-runtimeclass", "extended-resource")
+	invariants(t, list)
+	want, got := comparable(list), comparable(render(t, "runtimeClass.addToPods=true", "extendedResource=cgpu.io/gpu"))
+	delete(want, "Namespace /cgpu-system")
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("helm differs (-kustomize +helm):\n%s", diff)
+	}
+	text := fmt.Sprint(comparable(render(t, "runtimeClass.addToPods=true", "runtimeClass.name=gold", "extendedResource=nvidia.com/gpu")))
+	for _, want := range []string{`runtimeClassName: "gold"`, `"aliyun.com/gpu-mem", "nvidia.com/gpu", "deviceclass`, "extendedResourceName:nvidia.com/gpu"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the chart with other names lacks %s", want)
+		}
+	}
+	if text := fmt.Sprint(comparable(render(t))); strings.Contains(text, "extendedResourceName") || strings.Contains(text, "MutatingAdmissionPolicy") {
+		t.Error("the chart has one of them without being asked for it")
+	}
+}
+
 // comparable are objects by name, without labels, and with lists of named things in the order of their names.
 func comparable(list []object) map[string]any {
 	all := map[string]any{}
@@ -404,6 +425,8 @@ func TestChartValues(t *testing.T) {
 		"frontends=null":                                            "frontends",
 		"memoryUnit=GB":                                             "memoryUnit",
 		"image.registry=x":                                          "registry",
+		"frontends={deviceplugin},extendedResource=cgpu.io/gpu":     "add dra to frontends",
+		"extendedResource=gpu":                                      "extendedResource",
 		"smi=yes":                                                   "smi",
 		"monitoring.interval=15":                                    "interval",
 		"monitoring.podMonitor=true,monitoring.serviceMonitor=true": "scraped twice",
@@ -463,7 +486,8 @@ func TestChartFiles(t *testing.T) {
 		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
 		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml", "admission-limits": "base/admission-limits.yaml",
 		"admission-device-plugin": "components/device-plugin/admission.yaml", "admission-gpushare": "components/device-plugin/admission-gpushare.yaml",
-		"admission-runtimeclasses": "components/deny-runtimeclasses/admission.yaml",
+		"admission-runtimeclasses":   "components/deny-runtimeclasses/admission.yaml",
+		"admission-add-runtimeclass": "components/add-runtimeclass/admission.yaml",
 	} {
 		want, err := os.ReadFile(source)
 		if err != nil {

@@ -55,8 +55,9 @@ func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, divisi
 			}
 		} else if name == frontPlugin {
 			f.Start = func(ctx context.Context, t *device.Table, gpus func(device.GPU) bool) (agent.Server, error) {
-				return server(deviceplugin.Start(ctx, deviceplugin.Options{Node: s.node, Client: client, Pods: pods.GPU, RunDir: device.RunDir(),
-					KubeletDir: filepath.Join(s.kubeletDir, "device-plugins"), Unit: s.unit, Names: s.names, GPUs: gpus, Table: t, Log: log}))
+				return server(deviceplugin.Start(ctx, deviceplugin.Options{Node: s.node, Client: client, Pods: pods.GPU, Tell: pods.Tell,
+					RunDir: device.RunDir(), KubeletDir: filepath.Join(s.kubeletDir, "device-plugins"), Unit: s.unit, Names: s.names,
+					GPUs: gpus, Table: t, Log: log}))
 			}
 		} else {
 			f.Start = func(ctx context.Context, t *device.Table, gpus func(device.GPU) bool) (agent.Server, error) {

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opencgpu/cgpu/pkg/agent"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -224,6 +226,15 @@ func TestAgainstAPIServer(t *testing.T) {
 		_, err := client.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 		must(t, err)
 	}
+	// Nor does a kubelet's list of 243,000 containers, which is asked for before each registration; there is one each second, since it
+	// takes none.
+	asked := hostileKubelet(t, filepath.Join(work, "kubelet"))
+	eventually(t, "three lists of the kubelet's", func() error {
+		if n := asked.Load(); n < 3 {
+			return fmt.Errorf("%d", n)
+		}
+		return nil
+	})
 	prepareBigClaims(ctx, t, client, filepath.Join(work, "kubelet", "plugins", dra.DriverName, "dra.sock"), node,
 		strings.ToLower(table.GPUs[1].UUID))
 	time.Sleep(shedEvery)
@@ -320,6 +331,42 @@ func prepareBigClaims(ctx context.Context, t *testing.T, client kubernetes.Inter
 		})
 	}
 	pods.Wait()
+}
+
+// hostileKubelet serves the kubelet's PodResources below a folder, with as many containers as authors of pods like, and no registration.
+// It counts lists.
+func hostileKubelet(t *testing.T, folder string) *atomic.Int32 {
+	t.Helper()
+	k := &hostileLister{}
+	for i := range 27 {
+		p := &podresources.PodResources{Name: fmt.Sprint("hostile-", i), Namespace: "a"}
+		for n := range 9000 {
+			p.Containers = append(p.Containers, &podresources.ContainerResources{Name: fmt.Sprintf("%063d", n)})
+		}
+		k.list.PodResources = append(k.list.PodResources, p)
+	}
+	g := grpc.NewServer()
+	podresources.RegisterPodResourcesListerServer(g, k)
+	t.Cleanup(g.Stop)
+	for _, path := range []string{"pod-resources/kubelet.sock", "device-plugins/kubelet.sock"} {
+		path = filepath.Join(folder, path)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		l, err := net.Listen("unix", path)
+		must(t, err)
+		go func() { _ = g.Serve(l) }()
+	}
+	return &k.asked
+}
+
+type hostileLister struct {
+	podresources.UnimplementedPodResourcesListerServer
+	list  podresources.ListPodResourcesResponse
+	asked atomic.Int32
+}
+
+func (k *hostileLister) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	k.asked.Add(1)
+	return &k.list, nil
 }
 
 // rights makes the role of docs/internals/agent.md and binds it to the agent's service account.

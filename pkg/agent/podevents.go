@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/client-go/util/flowcontrol"
 
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/event"
 )
 
@@ -86,6 +87,7 @@ func newPodEvents(ctx context.Context, client kubernetes.Interface, node string,
 		all: flowcontrol.NewTokenBucketPassiveRateLimiter(nodeRate, nodeBurst), pod: map[types.UID]flowcontrol.PassiveRateLimiter{},
 		spaces: map[string]flowcontrol.PassiveRateLimiter{}}
 	p.gone = append(p.gone, n.forget)
+	p.news = n
 	return n
 }
 
@@ -150,6 +152,16 @@ func (n *podEvents) send(pod *pod, container, kind, reason, text string) {
 	}
 	n.metrics.Add("events_total", 1)
 	n.recorder.Event(reference(pod, container), kind, reason, tidy(text, maxMessage))
+}
+
+// Tell warns of a container of a pod, as long as the pod is here. It is for front ends, which Run starts.
+func (p *Pods) Tell(of *deviceplugin.Pod, container, text string) {
+	one := p.get(of.Namespace + "/" + of.Name)
+	if one == nil || string(one.UID) != of.UID || p.news == nil {
+		return
+	}
+	as := reasons[event.Warning]
+	p.news.send(one, container, as.kind, as.reason, text)
 }
 
 // reference names a container of a pod, as the kubelet does.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/opencgpu/cgpu/pkg/deviceplugin"
 	"github.com/opencgpu/cgpu/pkg/event"
 )
 
@@ -130,6 +131,39 @@ func TestFollowEvents(t *testing.T) {
 	}
 	stop()
 	<-done
+}
+
+// A front end warns of a pod that is here, and not of one that has its name now.
+func TestTell(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	client := fake.NewClientset()
+	p := newPods(answer(t, podOf("a", "web", "main", "id1")), silent)
+	p.Tell(&deviceplugin.Pod{Namespace: "a", Name: "web", UID: "uid-web"}, "main", "before there is anybody to tell")
+	newPodEvents(ctx, client, "n", p, NewMetrics(), silent)
+	go p.run(ctx)
+	if !p.synced(ctx, 10*time.Second) {
+		t.Fatal("pods are not known")
+	}
+	p.Tell(&deviceplugin.Pod{Namespace: "a", Name: "web", UID: "uid-before"}, "main", "another's")
+	p.Tell(&deviceplugin.Pod{Namespace: "a", Name: "gone", UID: "uid-gone"}, "main", "nobody's")
+	p.Tell(&deviceplugin.Pod{Namespace: "a", Name: "web", UID: "uid-web"}, "main", "two GPUs")
+	for {
+		events, err := client.CoreV1().Events("a").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(events.Items) == 0 {
+			time.Sleep(10 * time.Millisecond)
+			continue
+		}
+		e := events.Items[0]
+		if len(events.Items) != 1 || e.Reason != "GPUWarning" || e.Message != "two GPUs" || e.InvolvedObject.UID != "uid-web" ||
+			e.InvolvedObject.FieldPath != "spec.containers{main}" {
+			t.Errorf("%+v", events.Items)
+		}
+		return
+	}
 }
 
 // One pod that has a million allocations refused leaves room for the others, and all together are bounded.

@@ -123,6 +123,7 @@ type Pods struct {
 	informer cache.SharedIndexInformer
 	changed  []func(*pod) // called for each pod that is new or was changed
 	gone     []func(*pod)
+	news     *podEvents // for Tell; nil before there is one
 
 	mu   sync.Mutex
 	late []*pod         // those that are gone since not long ago, the last one last

@@ -151,9 +151,27 @@ func (p *Plugin) tellPods(ctx context.Context) error {
 		}
 		if done {
 			p.annotated.add(name, containers, since)
+			if container, text := unlike(pod, containers, cards); text != "" {
+				p.log.Warn(text, "pod", name, "container", container)
+				p.o.Tell(pod, container, text)
+			}
 		}
 	}
 	return errors.Join(faults...)
+}
+
+// unlike says which container has its units of another number of GPUs than the pod's label asks for. Allocate had to guess whose they are
+// (match), and the kubelet books them whatever is found out later; so it is told, and its owner makes the pod again.
+func unlike(pod *Pod, booked map[string][]string, cards []card) (container, text string) {
+	for _, name := range slices.Sorted(maps.Keys(booked)) {
+		_, used, err := count(cards, ResourceMemory, booked[name])
+		if err == nil && len(used) != pod.gpus() {
+			return name, fmt.Sprintf("the pod's label %s asks for %d GPUs, and the container has its %d units of %d: another pod that asked for "+
+				"as many units was started at the same time, and the kubelet does not say for which it asks: make the pod again",
+				ResourceCount, pod.gpus(), len(booked[name]), len(used))
+		}
+	}
+	return "", ""
 }
 
 // patchPod leaves the answer alone, which is the pod: that may be of more than a megabyte, and as an object of Go thirty times that. A

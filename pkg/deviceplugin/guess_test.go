@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -220,5 +221,47 @@ func TestManyContainers(t *testing.T) {
 	k.mustAdmit(two)
 	if s := k.shares(two, "c0"); len(s) != 2 {
 		t.Errorf("another pod has %+v", s)
+	}
+}
+
+// A pod that wanted two GPUs, and another of its size that waited at the same time: the amount holds, and the pod's owner is told, once,
+// when the kubelet has said whose the units are. One that got what it asked for is told of nothing.
+func TestTellsOfAGuessedNumberOfGPUs(t *testing.T) {
+	k := newKubelet(t)
+	k.start()
+	client := fake.NewClientset(node())
+	var mu sync.Mutex
+	var told []string
+	p := k.begin(Options{Table: table("binpack", t4, t4), Client: client, Tell: func(pod *Pod, container, text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		told = append(told, pod.UID+" "+container+" "+text)
+	}})
+	k.until(ResourceMemory, 28, 0)
+	two := func(name string) *corev1.Pod {
+		p := podOf(name, [2]int{4, 0})
+		p.Labels[ResourceCount] = "2"
+		bind(t, client, p, noIndex)
+		return p
+	}
+	fine := two("fine")
+	k.mustAdmit(fine)
+	started(t, client, fine, corev1.PodRunning)
+	victim := two("victim")
+	bind(t, client, podOf("stranger", [2]int{4, 0}), noIndex)
+	k.mustAdmit(victim)
+	if shares := k.shares(victim, "c0"); len(shares) != 1 || shares[0].Memory != 4*quota.GiB {
+		t.Fatalf("%+v", shares)
+	}
+	for range 3 {
+		if err := p.tellPods(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(told) != 1 || !strings.HasPrefix(told[0], "uid-victim c0 the pod's label aliyun.com/gpu-count asks for 2 GPUs, and the container "+
+		"has its 4 units of 1:") {
+		t.Errorf("%q", told)
 	}
 }

@@ -8,9 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/mem"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/opencgpu/cgpu/pkg/wire"
@@ -20,19 +17,14 @@ import (
 // It has each pod of the kubelet, from before its admission on, and does not tell of init containers.
 type listing map[string]map[string]map[string][]string
 
-// maxListing bounds the kubelet's answer in bytes. Of 250 pods with ten containers each, of 64 processors, it has a megabyte.
-const maxListing = 16 << 20
-
 // list asks the kubelet (PodResources). In the middle of an admission it holds no lock for that which it needs to answer.
+//
+// The answer has each container of each pod, and a pod may have some thousands: no bound of its size would be harmless, since who makes
+// pods could reach it, and then nobody would be sure of anything. It is read as it comes, so its size costs time and no memory.
 func (p *Plugin) list(ctx context.Context) (listing, error) {
-	conn, err := dial(filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket))
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
 	all := reading{listing{}, p.o.Names}
-	if err := conn.Invoke(ctx, podresources.PodResourcesLister_List_FullMethodName, &podresources.ListPodResourcesRequest{}, &all,
-		grpc.ForceCodecV2(codec{encoding.GetCodecV2("proto")}), grpc.MaxCallRecvMsgSize(maxListing)); err != nil {
+	socket := filepath.Join(p.o.KubeletDir, "..", "pod-resources", kubeletSocket)
+	if err := ask(ctx, socket, podresources.PodResourcesLister_List_FullMethodName, all.decode); err != nil {
 		return nil, fmt.Errorf("the kubelet's PodResources: %w", err)
 	}
 	return all.listing, nil
@@ -42,21 +34,6 @@ func (p *Plugin) list(ctx context.Context) (listing, error) {
 type reading struct {
 	listing
 	names Names
-}
-
-// codec reads a listing off an answer. The answer has each container of each pod, and a pod may have some thousands: 300,000 empty ones are
-// 3 MB here, and 48 MB as objects of Go.
-type codec struct{ encoding.CodecV2 }
-
-// Unmarshal reads a message.
-func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	all, ok := v.(*reading)
-	if !ok {
-		return c.CodecV2.Unmarshal(data, v)
-	}
-	r := data.Reader()
-	defer r.Close()
-	return all.decode(wire.Of(wire.NewReader(r), data.Len()))
 }
 
 // Numbers of the fields that are read, of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto. TestListing compares with the types.
@@ -70,35 +47,36 @@ const (
 
 // decode reads a ListPodResourcesResponse, of which the names come first in each part.
 func (l reading) decode(m *wire.Message) error {
+	name := make([]byte, 0, maxContainerName) // one for all: a pod has many
 	return m.Fields(func(field int, v *wire.Message) error {
 		if field != listPods {
 			return nil
 		}
-		name, namespace := "", ""
+		pod, namespace := "", ""
 		containers := map[string]map[string][]string{}
 		err := v.Fields(func(field int, v *wire.Message) (err error) {
 			switch field {
 			case podName:
-				name, err = v.Text(maxPodName)
+				pod, err = v.Text(maxPodName)
 			case podNamespace:
 				namespace, err = v.Text(maxPodName)
 			case podContainers:
-				err = l.readDevices(v, containers)
+				err = l.readDevices(v, name, containers)
 			}
 			return err
 		})
-		l.listing[namespace+"/"+name] = containers
+		l.listing[namespace+"/"+pod] = containers
 		return err
 	})
 }
 
-// readDevices reads a ContainerResources, and adds it if it has units of ours.
-func (l reading) readDevices(m *wire.Message, containers map[string]map[string][]string) error {
-	name := ""
+// readDevices reads a ContainerResources, and adds it if it has units of ours. It writes to name.
+func (l reading) readDevices(m *wire.Message, name []byte, containers map[string]map[string][]string) error {
+	name = name[:0]
 	return m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
 		case containerName:
-			name, err = v.Text(maxContainerName)
+			name, err = v.Append(name[:0], maxContainerName)
 		case containerDevices:
 			resource := ""
 			err = v.Fields(func(field int, v *wire.Message) (err error) {
@@ -108,10 +86,11 @@ func (l reading) readDevices(m *wire.Message, containers map[string]map[string][
 					resource = l.names.Inside(resource)
 				case field == devicesIDs && resource != "":
 					var id string
-					if id, err = v.Text(maxDevice); containers[name] == nil {
-						containers[name] = map[string][]string{}
+					if id, err = v.Text(maxDevice); containers[string(name)] == nil {
+						containers[string(name)] = map[string][]string{}
 					}
-					containers[name][resource] = append(containers[name][resource], id)
+					has := containers[string(name)]
+					has[resource] = append(has[resource], id)
 				}
 				return err
 			})

@@ -45,6 +45,8 @@ type Options struct {
 	Client kubernetes.Interface
 	// Pods are the node's; false as long as they are not known. Nil: as without a Client.
 	Pods func() ([]Pod, bool)
+	// Tell warns a pod's people of one of its containers; nil: they are not told.
+	Tell func(pod *Pod, container, text string)
 	// RunDir keeps deviceplugin.json: unit and order of GPUs, which must not change below running pods.
 	RunDir string
 	// KubeletDir is the folder of kubelet.sock. The kubelet's PodResources socket is expected in ../pod-resources.
@@ -108,6 +110,9 @@ func start(ctx context.Context, o Options, sys string) (*Plugin, error) {
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.Tell == nil {
+		o.Tell = func(*Pod, string, string) {}
 	}
 	p := &Plugin{
 		o: o, sys: sys, log: o.Log.With("part", "deviceplugin"), poke: make(chan struct{}, 1), changed: make(chan struct{}),
@@ -298,8 +303,9 @@ func (k kept) write(runDir string) error {
 
 // How long things may take. The kubelet admits one pod at a time, and waits for each call without a limit of its own.
 const (
-	apiTimeout    = 3 * time.Second
-	holderTimeout = 500 * time.Millisecond
+	apiTimeout = 3 * time.Second
+	// holderTimeout is many times what a kubelet takes to list 240,000 containers on a processor of its own.
+	holderTimeout = 3 * time.Second
 	meetTimeout   = time.Second // before a registration: while it waits, the kubelet refuses pods
 	callTimeout   = 8 * time.Second
 )

@@ -22,7 +22,7 @@ import (
 var kubernetesChecks = []Check{
 	{Name: "kubernetes", Means: "On a node of Kubernetes, pods get what was allocated to them and nothing by naming a GPU themselves (`pods` in cgpu.toml). Skipped elsewhere, and the six checks below are left out.",
 		Remedy: "cgpu install containerd --kubernetes, or k3s, rke2, crio", Run: checkPods},
-	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime: it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
+	{Name: "other-runtimes", Means: "No handler of containerd or CRI-O is NVIDIA's runtime by the name of its program (nvidia-container-runtime…; a script or a copy of another name is not found out): it gives a pod of its RuntimeClass the whole GPUs that the pod's variables name, past the scheduler and the ledger, while `pods` in cgpu.toml promises that only what was allocated counts.",
 		Remedy: "take the handler out of the engine's configuration and restart the engine; the policy in deploy/components/deny-runtimeclasses keeps pods from it meanwhile", Run: checkOtherRuntimes},
 	{Name: "pod-annotations", Means: "No handler with cgpu-runtime lets annotations through by which the author of a pod could give himself any share; those by which he lowers it get through.",
 		Remedy: "cgpu install containerd --kubernetes --restart", Run: checkPodAnnotations},
@@ -226,10 +226,13 @@ func (k kubernetes) judgeOtherRuntimes() Result {
 	switch {
 	case !k.node():
 		return Result{}
+	case names == "" && k.err != nil && k.pods != device.PodsAny:
+		return warn("containerd's configuration cannot be read (%v): it is not known whether a handler is NVIDIA's runtime, although pods = %q",
+			k.err, k.pods).but("repair containerd's configuration, and look again")
 	case names == "" && k.err != nil:
 		return skip("containerd's configuration cannot be read")
 	case names == "":
-		return ok("no handler is NVIDIA's runtime")
+		return ok("no handler is NVIDIA's runtime by its program's name")
 	case k.pods == device.PodsAny:
 		return warn("handler %s is NVIDIA's runtime: a pod with its RuntimeClass takes whole GPUs past the scheduler", names)
 	}

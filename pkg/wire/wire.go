@@ -143,15 +143,19 @@ func (m *Message) Text(most int) (string, error) {
 	return string(b), err
 }
 
-func (m *Message) read(most int) ([]byte, error) {
-	b := make([]byte, min(m.left, uint64(most)))
-	n, err := io.ReadFull(m.r, b)
+// Append appends the beginning of what is left to b, most bytes at most.
+func (m *Message) Append(b []byte, most int) ([]byte, error) {
+	had, size := len(b), int(min(m.left, uint64(most)))
+	b = slices.Grow(b, size)[:had+size]
+	n, err := io.ReadFull(m.r, b[had:])
 	m.left -= uint64(n)
 	if err != nil {
 		return nil, noEOF(err)
 	}
 	return b, nil
 }
+
+func (m *Message) read(most int) ([]byte, error) { return m.Append(nil, most) }
 
 // OneOf is what is left, if it is one of a list; "" otherwise.
 func (m *Message) OneOf(list []string) (string, error) {

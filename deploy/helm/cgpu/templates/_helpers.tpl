@@ -52,6 +52,9 @@ relabelings:
 {{- fail (printf "draGPUs, devicePluginGPUs: %s is in both" .) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.extendedResource (not (has "dra" .Values.frontends)) -}}
+{{- fail "extendedResource: is served by claims: add dra to frontends" -}}
+{{- end -}}
 {{- if and .Values.monitoring.podMonitor .Values.monitoring.serviceMonitor -}}
 {{- fail "monitoring: podMonitor and serviceMonitor: everything would be scraped twice" -}}
 {{- end -}}
