@@ -6,18 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"syscall"
 	"time"
 
-	"github.com/opencgpu/cgpu/pkg/event"
+	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
-	"github.com/opencgpu/cgpu/pkg/ledger"
-	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
-	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
 // restorer is a guard while it is made of a state, whose references Decode has checked.
@@ -46,12 +42,10 @@ func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.learnNodes(); err != nil {
+	if err := g.openNodes(false); err != nil {
 		return nil, err
 	}
 	r := &restorer{guard: g, state: s}
-	g.beginQuietly(true)
-	defer g.beginQuietly(false)
 	r.process()
 	r.account()
 	if err := errors.Join(r.allObjects(), r.allFiles()); err != nil {
@@ -64,8 +58,11 @@ func Restore(s *handover.State, driver Driver, log *slog.Logger) (*Guard, error)
 	r.managed()
 	r.outside()
 	r.bill()
-	g.gpuTime.Restore(s.GPUTime, func(handle uint32) (c gpuClient, ok bool) { c, ok = g.account.clients[handle]; return c, ok })
-	return g, r.verify()
+	g.gpuTime.Restore(s.GPUTime, func(handle uint32) (gpusched.Client, bool) {
+		c := g.account.clients[handle]
+		return c, c != nil
+	})
+	return g, r.balanced()
 }
 
 func (r *restorer) process() {
@@ -370,4 +367,35 @@ func (r *restorer) bill() {
 	b.quota.restore(v.Quota)
 	b.searches.restore(v.Searches)
 	r.guard.slowBucket.restore(v.Slow)
+}
+
+// balanced compares what is charged with what there is charged for: a state that has lost something must not be gone on with.
+func (r *restorer) balanced() error {
+	a := r.guard.account
+	host := r.guard.uvmHost.taken
+	used, spilled := make([]quota.Bytes, len(a.gpus)), make([]quota.Bytes, len(a.gpus))
+	for _, ch := range r.charges {
+		switch {
+		case ch.host:
+			host += ch.size
+		case ch.spilled:
+			spilled[ch.gpu] += ch.size
+		default:
+			used[ch.gpu] += ch.size
+		}
+	}
+	for _, m := range r.state.Account.DMA {
+		used[m.GPU] += quota.Bytes(m.Tables)
+	}
+	for i := range a.gpus {
+		g := &a.gpus[i]
+		if g.used != used[i]+g.managed || g.spilled != spilled[i] {
+			return fmt.Errorf("of GPU %d %v is in use and %v spilled, and there are %v, %v managed, and %v", i, g.used, g.spilled, used[i], g.managed,
+				spilled[i])
+		}
+	}
+	if host != a.hostUsed {
+		return fmt.Errorf("of the host's memory %v is in use, and there are %v", a.hostUsed, host)
+	}
+	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
-	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
@@ -201,7 +200,9 @@ func (s *snapshotter) object(c *client, o *object) error {
 	}
 	x := &s.state.Account
 	x.Objects = append(x.Objects, v)
-	byPlace := func(p, q dmaPlace) int { return cmp.Or(cmp.Compare(p.device, q.device), cmp.Compare(p.address, q.address)) }
+	byPlace := func(p, q dmaPlace) int {
+		return cmp.Or(cmp.Compare(p.device, q.device), cmp.Compare(p.address, q.address))
+	}
 	for _, at := range slices.SortedFunc(maps.Keys(o.dmaMaps), byPlace) {
 		for _, m := range o.dmaMaps[at] {
 			d := handover.DMA{Mapper: s.objects.at[m.mapper], Memory: s.objects.at[m.memory], Device: m.at.device, Address: m.at.address,
@@ -255,7 +256,9 @@ func (s *snapshotter) file(f *file) (handover.File, error) {
 	for _, id := range slices.SortedFunc(maps.Keys(f.spaces), compareUUIDs) {
 		v.Spaces = append(v.Spaces, handover.UUID(id))
 	}
-	byName := func(p, q channelName) int { return cmp.Or(cmp.Compare(p.client, q.client), cmp.Compare(p.handle, q.handle)) }
+	byName := func(p, q channelName) int {
+		return cmp.Or(cmp.Compare(p.client, q.client), cmp.Compare(p.handle, q.handle))
+	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.channels), byName) {
 		ch := f.channels[name]
 		v.Channels = append(v.Channels, handover.UVMChannel{Client: name.client, Handle: name.handle, GPU: handover.UUID(ch.gpu), Kept: s.retained.of(ch.kept)})
@@ -356,7 +359,9 @@ func (s *snapshotter) process() {
 	for b, size := range g.contextBuffers {
 		p.Buffers = append(p.Buffers, handover.ContextBuffer{GPU: b.gpu, Buffer: b.buffer, Size: size})
 	}
-	slices.SortFunc(p.Buffers, func(x, y handover.ContextBuffer) int { return cmp.Or(cmp.Compare(x.GPU, y.GPU), cmp.Compare(x.Buffer, y.Buffer)) })
+	slices.SortFunc(p.Buffers, func(x, y handover.ContextBuffer) int {
+		return cmp.Or(cmp.Compare(x.GPU, y.GPU), cmp.Compare(x.Buffer, y.Buffer))
+	})
 	p.Counts = map[string]uint64{}
 	for name, c := range g.counters() {
 		p.Counts[name] = c.Load()
@@ -433,5 +438,3 @@ func (b *bucket) restore(v handover.Bucket) {
 	}
 	b.tokens, b.last = min(v.Tokens, b.burst), unixTime(v.Last)
 }
-
-func bytesOf(n uint64) quota.Bytes { return quota.Bytes(n) }

@@ -19,11 +19,28 @@ import (
 
 // Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
 type Request struct {
-	Op string `json:"op"` // OpStatus
+	Op string `json:"op"` // OpStatus or OpUpgrade
+	// Program is what a guard is to go on as.
+	Program string `json:"program,omitempty"`
 }
 
-// OpStatus is the one thing that a guard is asked.
-const OpStatus = "status"
+// What a guard is asked. To go on as another program is for root, who alone reaches the socket.
+const (
+	OpStatus  = "status"
+	OpUpgrade = "upgrade"
+)
+
+// Upgraded is the answer to OpUpgrade, by the program that serves the container from then on.
+type Upgraded struct {
+	Done bool `json:"done"`
+	// Already: it was that program.
+	Already bool `json:"already,omitempty"`
+	// Error says why the guard goes on as the program that it was.
+	Error string `json:"error,omitempty"`
+	// Stall is for how long nobody took up the container's calls, the last time that it was tried; Tries is how often that was.
+	Stall time.Duration `json:"stallNs"`
+	Tries int           `json:"tries"`
+}
 
 // Status is the answer to OpStatus.
 type Status struct {

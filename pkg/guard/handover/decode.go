@@ -70,7 +70,7 @@ func (s *State) Descriptors() (fds []int) {
 		}
 	}
 	p := &s.Process
-	add(p.Seccomp, p.Control, p.Tally, p.Sim)
+	add(p.Seccomp, p.Control, p.Tally, p.Sim, p.Reply)
 	add(p.Listeners...)
 	add(p.GPUNodes...)
 	add(p.Held...)

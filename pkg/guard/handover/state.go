@@ -56,6 +56,12 @@ type Process struct {
 	Buffers   []ContextBuffer   `json:"buffers,omitempty"`
 	Counts    map[string]uint64 `json:"counts,omitempty"`
 
+	// Reply is the connection of who asked for the hand-over, Parked when the container's calls began to wait (CLOCK_MONOTONIC), Tries
+	// how often they did.
+	Reply  int   `json:"reply,omitempty"`
+	Parked int64 `json:"parked,omitempty"`
+	Tries  int   `json:"tries,omitempty"`
+
 	InitPID   int    `json:"initPid"`
 	InitStart uint64 `json:"initStart,omitempty"`
 	Procs     string `json:"procs,omitempty"` // folders of the container's cgroup

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/test/walk"
+)
+
+// handOver lets another guard go on in the place of the rig's, by its state alone. What it knows must be the same.
+func (r *rig) handOver() error {
+	if err := letInterrupt(); err != nil {
+		return err
+	}
+	old := r.guard
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		next, err := r.tryHandOver(old)
+		if err == nil {
+			r.guard = next
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("hand over: %w", err)
+		}
+	}
+}
+
+func (r *rig) tryHandOver(old *Guard) (next *Guard, err error) {
+	filters := old.parkAll()
+	defer func() {
+		for _, l := range filters {
+			if err != nil {
+				l.unpark()
+			}
+		}
+	}()
+	for _, l := range filters {
+		if !l.awaitIdle(time.Now().Add(time.Second)) {
+			return nil, busy("a call")
+		}
+	}
+	if !old.work.TryLock() {
+		return nil, busy("work")
+	}
+	defer func() {
+		if err != nil {
+			old.work.Unlock() // else nothing is done there any more
+		}
+	}()
+	if old.pendingRoots.Load() > 0 {
+		return nil, busy("a root alloc")
+	}
+	b, err := stateOf(old, filters)
+	if err != nil {
+		return nil, err
+	}
+	s, err := handover.Decode(b)
+	if err != nil {
+		return nil, err
+	}
+	if next, err = Restore(s, old.driver, old.log); err != nil {
+		return nil, err
+	}
+	next.gpuTime.StartRescuer = noRescuer
+	again, err := stateOf(next, filters)
+	if err == nil && !bytes.Equal(b, again) {
+		err = fmt.Errorf("the state is another one after it was restored:\n%s\n%s", b, again)
+	}
+	if err != nil {
+		return nil, err
+	}
+	old.watch.mu.Lock()
+	for fd := range old.watch.on {
+		_ = unix.EpollCtl(old.watch.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
+	}
+	old.watch.mu.Unlock()
+	r.t.Cleanup(next.events.Close)
+	next.goOn(s)
+	return next, nil
+}
+
+func stateOf(g *Guard, filters []*listener) ([]byte, error) {
+	s, err := g.snapshot()
+	if err != nil {
+		return nil, err
+	}
+	s.Process.Seccomp, s.Process.Control = 1<<20, 1<<20+1 // the rig has no sockets
+	for _, l := range filters {
+		s.Process.Listeners = append(s.Process.Listeners, l.fd)
+	}
+	return handover.Encode(s)
+}
+
+// TestWalkHandedOver: whatever a container has done, a guard that goes on from another one's state knows the same, and keeps the books as
+// well: they agree with the driver's after each step, and nothing is left at the end.
+func TestWalkHandedOver(t *testing.T) {
+	seed, limit := uint64(time.Now().UnixNano()), 15*time.Second
+	if d, err := time.ParseDuration(os.Getenv(walkForEnv)); err == nil {
+		limit = d
+	}
+	if testing.Short() {
+		limit = 2 * time.Second
+	}
+	if n, err := strconv.ParseUint(os.Getenv(walkEnv), 0, 64); err == nil {
+		seed = n
+	}
+	w := newWalker(t, walkPatience)
+	w.each = 7
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); seed++ {
+		ops := walk.Generate(seed, walk.Kind{Steps: walkSteps, Procs: 3, Limit: uint64(testLimit), Malformed: seed%4 != 3})
+		if step, err := w.run(ops); err != nil {
+			t.Fatalf("seed %#x, step %d: %v", seed, step, err)
+		}
+	}
+	if err := w.over(); err != nil {
+		t.Error(err)
+	}
+}
