@@ -128,28 +128,38 @@ const Timeout = 300 * time.Millisecond
 
 // Ask asks the guard of one record.
 func Ask(r ledger.Record) (s Status, err error) {
-	deadline := time.Now().Add(Timeout)
-	conn, err := net.DialTimeout("unix", r.Control, Timeout)
-	if err != nil {
-		return s, err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return s, err
-	}
-	if err := json.NewEncoder(conn).Encode(Request{Op: OpStatus}); err != nil {
-		return s, err
-	}
-	// Many processes make a long line; a line without an end is none of a guard's.
-	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(line, &s); err != nil {
+	if err := ask(r, Request{Op: OpStatus}, Timeout, &s); err != nil {
 		return s, err
 	}
 	if s.Nonce != r.Nonce {
 		return s, errors.New("another container's guard answered")
 	}
 	return s, nil
+}
+
+// Upgrade has the guard of one record go on as another program.
+func Upgrade(r ledger.Record, program string, within time.Duration) (u Upgraded, err error) {
+	return u, ask(r, Request{Op: OpUpgrade, Program: program}, within, &u)
+}
+
+// ask sends a request and reads the answer.
+func ask(r ledger.Record, q Request, within time.Duration, answer any) error {
+	deadline := time.Now().Add(within)
+	conn, err := net.DialTimeout("unix", r.Control, min(within, time.Second))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(conn).Encode(q); err != nil {
+		return err
+	}
+	// Many processes make a long line; a line without an end is none of a guard's.
+	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(line, answer)
 }
