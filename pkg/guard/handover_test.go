@@ -4,6 +4,7 @@ package guard
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -35,49 +36,12 @@ func (r *rig) handOver() error {
 }
 
 func (r *rig) tryHandOver(old *Guard) (next *Guard, err error) {
-	filters := old.parkAll()
-	defer func() {
-		for _, l := range filters {
-			if err != nil {
-				l.unpark()
-			}
-		}
-	}()
-	for _, l := range filters {
-		if !l.awaitIdle(time.Now().Add(time.Second)) {
-			return nil, busy("a call")
-		}
-	}
-	if !old.work.TryLock() {
-		return nil, busy("work")
-	}
-	defer func() {
-		if err != nil {
-			old.work.Unlock() // else nothing is done there any more
-		}
-	}()
-	if old.pendingRoots.Load() > 0 {
-		return nil, busy("a root alloc")
-	}
-	b, err := stateOf(old, filters)
+	s, next, resume, err := r.restored(old)
 	if err != nil {
+		resume()
 		return nil, err
 	}
-	s, err := handover.Decode(b)
-	if err != nil {
-		return nil, err
-	}
-	if next, err = Restore(s, old.driver, old.log); err != nil {
-		return nil, err
-	}
-	next.gpuTime.StartRescuer = noRescuer
-	again, err := stateOf(next, filters)
-	if err == nil && !bytes.Equal(b, again) {
-		err = fmt.Errorf("the state is another one after it was restored:\n%s\n%s", b, again)
-	}
-	if err != nil {
-		return nil, err
-	}
+	// The old one has nothing to do any more: nobody resumes it.
 	old.watch.mu.Lock()
 	for fd := range old.watch.on {
 		_ = unix.EpollCtl(old.watch.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
@@ -88,14 +52,72 @@ func (r *rig) tryHandOver(old *Guard) (next *Guard, err error) {
 	return next, nil
 }
 
+// restored brings a guard to rest, and makes another one of its state, which must be in the same. resume lets the first go on.
+func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(), err error) {
+	filters := old.parkAll()
+	resume = func() {
+		for _, l := range filters {
+			l.unpark()
+		}
+	}
+	for _, l := range filters {
+		if !l.awaitIdle(time.Now().Add(200 * time.Millisecond)) {
+			return nil, nil, resume, busy("a call")
+		}
+	}
+	if !old.work.TryLock() {
+		return nil, nil, resume, busy("work")
+	}
+	unpark := resume
+	resume = func() {
+		old.work.Unlock()
+		unpark()
+	}
+	if old.pendingRoots.Load() > 0 {
+		return nil, nil, resume, busy("a root alloc")
+	}
+	b, err := stateOf(old, filters)
+	if err != nil {
+		return nil, nil, resume, busy(err.Error())
+	}
+	if s, err = handover.Decode(b); err != nil {
+		return nil, nil, resume, err
+	}
+	if next, err = Restore(s, old.driver, old.log); err != nil {
+		return nil, nil, resume, fmt.Errorf("%w: %s", err, b)
+	}
+	next.gpuTime.StartRescuer = noRescuer
+	again, err := stateOf(next, filters)
+	if err == nil && !bytes.Equal(b, again) {
+		err = fmt.Errorf("the state is another one after it was restored:\n%s\n%s", b, again)
+	}
+	return s, next, resume, err
+}
+
+// survives sees, wherever a test compares the guard's books, that its state can be handed over as it is, where nothing is under way.
+func (r *rig) survives() {
+	r.t.Helper()
+	if err := letInterrupt(); err != nil {
+		r.t.Fatal(err)
+	}
+	_, _, resume, err := r.restored(r.guard)
+	resume()
+	if err != nil && !errors.Is(err, errBusy) {
+		r.t.Error(err)
+	}
+}
+
 func stateOf(g *Guard, filters []*listener) ([]byte, error) {
 	s, err := g.snapshot()
 	if err != nil {
 		return nil, err
 	}
-	s.Process.Seccomp, s.Process.Control = 1<<20, 1<<20+1 // the rig has no sockets
+	s.Process.Seccomp, s.Process.Control, s.Process.InitPID = 1<<20, 1<<20+1, 1 // which the rig may not have
 	for _, l := range filters {
 		s.Process.Listeners = append(s.Process.Listeners, l.fd)
+	}
+	if len(filters) == 0 {
+		s.Process.Listeners = []int{1<<20 + 2}
 	}
 	return handover.Encode(s)
 }

@@ -21,18 +21,20 @@ import (
 const busy = "cgpu-probe work --for 24h --windows 200ms || echo FAILED work & " +
 	"while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated || echo FAILED alloc; done"
 
-// otherGuards makes copies of the guard's program, each another program to a guard.
-func (n *node) otherGuards(t testing.TB, number int) (paths []string) {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(n.bin, "cgpu-guard"))
-	must(t, err)
-	for i := range number {
-		path := filepath.Join(n.dir, "guards", fmt.Sprint(i), "cgpu-guard")
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, text, 0o755))
-		paths = append(paths, path)
+// otherGuard is a copy of the guard's program: another program to a guard.
+func (n *node) otherGuard(number int) (path string, err error) {
+	path = filepath.Join(n.dir, "guards", fmt.Sprint(number), "cgpu-guard")
+	if _, err = os.Stat(path); err == nil {
+		return path, nil
 	}
-	return paths
+	text, err := os.ReadFile(filepath.Join(n.bin, "cgpu-guard"))
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(path, text, 0o755)
+	}
+	return path, err
 }
 
 // upgraded is what cgpu upgrade -o json says of a container.
@@ -76,7 +78,12 @@ func (n *node) works(name string) error {
 // TestUpgrade: guards of busy containers become another program, again and again, and no call fails.
 func TestUpgrade(t *testing.T) {
 	n := newNode(t)
-	guards := n.otherGuards(t, 2)
+	var guards []string
+	for i := range 2 {
+		path, err := n.otherGuard(i)
+		must(t, err)
+		guards = append(guards, path)
+	}
 	var names []string
 	for i := range 3 {
 		name := fmt.Sprint("busy", i)
