@@ -89,7 +89,11 @@ func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(
 	next.gpuTime.StartRescuer = noRescuer
 	again, err := stateOf(next, filters)
 	if err == nil && !bytes.Equal(b, again) {
-		err = fmt.Errorf("the state is another one after it was restored:\n%s\n%s", b, again)
+		i := 0
+		for i < min(len(b), len(again)) && b[i] == again[i] {
+			i++
+		}
+		err = fmt.Errorf("the state is another one after it was restored, from byte %d on:\n…%s\n…%s", i, b[max(0, i-200):], again[max(0, i-200):])
 	}
 	return s, next, resume, err
 }
@@ -112,7 +116,9 @@ func stateOf(g *Guard, filters []*listener) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.Process.Seccomp, s.Process.Control, s.Process.InitPID = 1<<20, 1<<20+1, 1 // which the rig may not have
+	s.Process.Seccomp, s.Process.Control = 1<<20, 1<<20+1 // the rig has none
+	s.Process.InitPID = max(1, s.Process.InitPID)
+	s.Rescuer = nil // which TakeOver finds again
 	for _, l := range filters {
 		s.Process.Listeners = append(s.Process.Listeners, l.fd)
 	}

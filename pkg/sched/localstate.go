@@ -29,22 +29,22 @@ type LocalState struct {
 
 // PlanState is a Plan.
 type PlanState struct {
-	Policy    int      `json:"policy"`
-	MaxInst   int      `json:"maxInst"`
-	PrioRatio int      `json:"prioRatio"`
-	Effective int      `json:"effective"`
-	Weight    int      `json:"weight"`
-	Percent   int      `json:"percent,omitempty"`
-	Priority  int      `json:"priority"`
-	Cap       Permille `json:"cap,omitempty"`
-	Slot      Slot     `json:"slot"`
-	Suspended bool     `json:"suspended,omitempty"`
+	Policy    int              `json:"policy"`
+	MaxInst   int              `json:"maxInst"`
+	PrioRatio int              `json:"prioRatio"`
+	Effective int              `json:"effective"`
+	Weight    int              `json:"weight"`
+	Percent   int              `json:"percent,omitempty"`
+	Priority  int              `json:"priority"`
+	Cap       Permille         `json:"cap,omitempty"`
+	Slot      [3]time.Duration `json:"slot,omitzero"` // start, on, cycle
+	Suspended bool             `json:"suspended,omitempty"`
 }
 
 // Valid reports a plan that can be in force.
 func (p PlanState) Valid() bool {
 	card := Card{Policy: Policy(p.Policy), MaxInst: p.MaxInst, PrioRatio: p.PrioRatio}
-	s := p.Slot
+	s := Slot{p.Slot[0], p.Slot[1], p.Slot[2]}
 	return card.Validate() == nil && p.Weight >= 1 && p.Weight <= quota.MaxWeight && p.Percent >= 0 && p.Percent <= quota.MaxPercent &&
 		p.Cap >= 0 && p.Cap <= Whole && (s == Slot{} || s.Start >= 0 && s.On > 0 && s.Cycle > 0 && s.Start <= s.Cycle && s.On <= s.Cycle)
 }
@@ -53,8 +53,8 @@ func (p PlanState) Valid() bool {
 func (l *Local) State() LocalState {
 	p, d := l.plan, l.debt
 	return LocalState{Plan: PlanState{Policy: int(p.Card.Policy), MaxInst: p.Card.MaxInst, PrioRatio: p.Card.PrioRatio, Effective: int(p.Effective),
-		Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: int(p.Share.Priority), Cap: p.Cap, Slot: p.Slot, Suspended: p.Suspended},
-		Since: l.since, Paused: l.paused, Held: l.held, Busy: l.busy, Lapsed: l.lapsed, Budget: d.budget, Spent: d.spent, At: d.at,
+		Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: int(p.Share.Priority), Cap: p.Cap, Slot: [3]time.Duration{p.Slot.Start, p.Slot.On, p.Slot.Cycle},
+		Suspended: p.Suspended}, Since: l.since, Paused: l.paused, Held: l.held, Busy: l.busy, Lapsed: l.lapsed, Budget: d.budget, Spent: d.spent, At: d.at,
 		DebtSeen: d.pauses, Owing: d.owing, Pauses: l.pauses, Throttled: l.throttled, Stopped: l.stopped, Had: l.had}
 }
 
@@ -62,7 +62,8 @@ func (l *Local) State() LocalState {
 func (l *Local) Restore(s LocalState) {
 	p := s.Plan
 	l.plan = Plan{Card: Card{Policy: Policy(p.Policy), MaxInst: p.MaxInst, PrioRatio: p.PrioRatio}, Effective: Policy(p.Effective),
-		Share: Share{Weight: p.Weight, Percent: p.Percent, Priority: quota.Priority(p.Priority)}, Cap: p.Cap, Slot: p.Slot, Suspended: p.Suspended}
+		Share: Share{Weight: p.Weight, Percent: p.Percent, Priority: quota.Priority(p.Priority)}, Cap: p.Cap, Slot: Slot{p.Slot[0], p.Slot[1], p.Slot[2]},
+		Suspended: p.Suspended}
 	l.since, l.paused, l.held, l.busy, l.lapsed = s.Since, s.Paused, s.Held, s.Busy, s.Lapsed
 	l.debt = debt{budget: s.Budget, spent: s.Spent, at: s.At, pauses: s.DebtSeen, owing: s.Owing}
 	l.pauses, l.throttled, l.stopped, l.had = s.Pauses, s.Throttled, s.Stopped, s.Had
