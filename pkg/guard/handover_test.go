@@ -6,14 +6,17 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/test/walk"
 )
 
@@ -152,4 +155,54 @@ func TestWalkHandedOver(t *testing.T) {
 	if err := w.over(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestRestoreVersions: what each version of a guard wrote makes a guard.
+func TestRestoreVersions(t *testing.T) {
+	for _, name := range []string{"v1"} {
+		b, err := os.ReadFile("handover/testdata/" + name + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t)
+		s, err := handover.Decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Config = testConfig(r.nodes)
+		g, err := Restore(s, r.guard.driver, testLog(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := g.account; len(a.clients) != len(s.Account.Clients) || a.objects != len(s.Account.Objects) || g.files.count() != len(s.Files) ||
+			len(g.tasks.procs) != len(s.Processes) || len(g.managed.procs) != 1 || g.savedBytes.Load() == 0 {
+			t.Errorf("%d clients, %d objects, %d files, %d processes", len(a.clients), a.objects, g.files.count(), len(g.tasks.procs))
+		}
+		s.Account.GPUs[0].Used++
+		if _, err := Restore(s, r.guard.driver, testLog(t)); err == nil || !strings.Contains(err.Error(), "in use") {
+			t.Errorf("a state that has lost a charge: %v", err)
+		}
+	}
+}
+
+// FuzzRestore: whatever a state says, it makes a guard or is refused.
+func FuzzRestore(f *testing.F) {
+	b, err := os.ReadFile("handover/testdata/v1.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	nodes := makeNodes(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := handover.Decode(b)
+		if err != nil {
+			return
+		}
+		gpus := len(s.Config.GPUs)
+		s.Config = testConfig(nodes)
+		if len(s.Config.GPUs) != gpus {
+			return
+		}
+		_, _ = Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
+	})
 }
