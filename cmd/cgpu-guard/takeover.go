@@ -19,8 +19,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// tryMain makes a guard of another one's state, to see whether it can be done (cgpu upgrade). Nothing of the container is touched: it has no
-// descriptor of that guard's but the state, and no capability.
+// tryMain makes a guard of another one's state, to see whether it can be done (cgpu upgrade). Nothing of the container is touched: it has
+// no descriptor of that guard's but the state, and no capability.
 func tryMain() {
 	tune()
 	err := cap.NewSet().SetProc()

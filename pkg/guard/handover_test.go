@@ -96,7 +96,8 @@ func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(
 		for i < min(len(b), len(again)) && b[i] == again[i] {
 			i++
 		}
-		err = fmt.Errorf("the state is another one after it was restored, from byte %d on:\n…%s\n…%s", i, b[max(0, i-200):], again[max(0, i-200):])
+		err = fmt.Errorf("the state is another one after it was restored, from byte %d on:\n…%s\n…%s", i, b[max(0, i-200):], again[max(0,
+			i-200):])
 	}
 	return s, next, resume, err
 }

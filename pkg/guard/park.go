@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How everything in a guard comes to rest for a hand-over (upgrade.go), and goes on: nobody takes up a call, nobody accepts a connection, and
-// nobody does what nobody asked for. Callers wait in the kernel meanwhile.
+// How everything in a guard comes to rest for a hand-over (upgrade.go), and goes on: nobody takes up a call, nobody accepts a connection,
+// and nobody does what nobody asked for. Callers wait in the kernel meanwhile.
 
 // wakeSignal interrupts a thread that waits for a notification. It is one that Go's runtime has a handler for and does nothing about.
 const wakeSignal = 41

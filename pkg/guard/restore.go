@@ -97,7 +97,8 @@ func (r *restorer) account() {
 	a, x := r.guard.account, &r.state.Account
 	for i, v := range x.GPUs {
 		show := a.gpus[i].show
-		a.gpus[i] = gpuAccount{limit: quota.Bytes(v.Limit), native: v.Native, used: quota.Bytes(v.Used), peak: quota.Bytes(v.Peak), denied: v.Denied,
+		a.gpus[i] = gpuAccount{limit: quota.Bytes(v.Limit), native: v.Native, used: quota.Bytes(v.Used), peak: quota.Bytes(v.Peak),
+			denied:  v.Denied,
 			managed: quota.Bytes(v.Managed), spill: quota.Bytes(v.Spill), spilled: quota.Bytes(v.Spilled), windows: quota.Bytes(v.Windows),
 			counts: counts{firmware: v.Firmware, events: v.Events, encoders: v.Encoders, surfaces: v.Surfaces, tsgs: v.TSGs, vaSpaces: v.VASpaces,
 				channels: v.Channels, keptChannels: v.KeptChannels}, show: show}
@@ -116,7 +117,8 @@ func (r *restorer) account() {
 		r.windows = append(r.windows, w)
 	}
 	for _, v := range x.Retained {
-		r.retained = append(r.retained, &retained{calls: v.Calls, context: at(r.charges, v.Context), runlist: runlist{v.RunlistGPU, v.RunlistEngine},
+		r.retained = append(r.retained, &retained{calls: v.Calls, context: at(r.charges, v.Context), runlist: runlist{v.RunlistGPU,
+			v.RunlistEngine},
 			countsOn: v.CountsOn})
 	}
 	for range r.state.Files {
@@ -179,7 +181,8 @@ func (r *restorer) allObjects() error {
 }
 
 func (r *restorer) object(v *handover.Object, kind rm.ClassKind) {
-	o := &object{handle: v.Handle, parent: v.Parent, class: v.Class, kind: kind, countsOn: v.CountsOn, gpu: v.GPU, charge: at(r.charges, v.Charge),
+	o := &object{handle: v.Handle, parent: v.Parent, class: v.Class, kind: kind, countsOn: v.CountsOn, gpu: v.GPU, charge: at(r.charges,
+		v.Charge),
 		secondCharge: at(r.charges, v.SecondCharge), length: quota.Bytes(v.Length), size: quota.Bytes(v.Size), page: quota.Bytes(v.Page),
 		space: v.Space, contextShare: v.ContextShare, retained: at(r.retained, v.Retained), spilled: v.Spilled, host: v.Host,
 		madeInTask: v.MadeInTask, unbound: v.Unbound, scheduled: v.Scheduled, graphics: v.Graphics, context: v.Context, gfxp: v.GFXP,
@@ -390,7 +393,8 @@ func (r *restorer) balanced() error {
 	for i := range a.gpus {
 		g := &a.gpus[i]
 		if g.used != used[i]+g.managed || g.spilled != spilled[i] {
-			return fmt.Errorf("of GPU %d %v is in use and %v spilled, and there are %v, %v managed, and %v", i, g.used, g.spilled, used[i], g.managed,
+			return fmt.Errorf("of GPU %d %v is in use and %v spilled, and there are %v, %v managed, and %v", i, g.used, g.spilled, used[i],
+				g.managed,
 				spilled[i])
 		}
 	}

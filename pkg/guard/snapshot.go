@@ -13,8 +13,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// The state of a guard for the program that goes on in its place (upgrade.go), and back (restore.go). Both are called while nothing is under
-// way (still), so no lock keeps one part in step with another. What is not in it is found anew: threads and mount namespaces of the
+// The state of a guard for the program that goes on in its place (upgrade.go), and back (restore.go). Both are called while nothing is
+// under way (still), so no lock keeps one part in step with another. What is not in it is found anew: threads and mount namespaces of the
 // container, what was logged, timeslices that were set, pages that are looked at.
 
 // kindNames name kinds of objects for other versions, in which their numbers may be others.
@@ -177,7 +177,8 @@ func (s *snapshotter) object(c *client, o *object) error {
 	if !ok {
 		return fmt.Errorf("an object is of kind %d, which has no name", o.kind)
 	}
-	v := handover.Object{Client: s.clients.of(c), Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kind, CountsOn: o.countsOn, GPU: o.gpu,
+	v := handover.Object{Client: s.clients.of(c), Handle: o.handle, Parent: o.parent, Class: o.class, Kind: kind, CountsOn: o.countsOn,
+		GPU:    o.gpu,
 		Charge: s.charges.of(o.charge), SecondCharge: s.charges.of(o.secondCharge), Length: uint64(o.length), Size: uint64(o.size),
 		Page: uint64(o.page), Space: o.space, ContextShare: o.contextShare, Retained: s.retained.of(o.retained),
 		Spilled: o.spilled, Host: o.host, MadeInTask: o.madeInTask, Unbound: o.unbound, Scheduled: o.scheduled, Graphics: o.graphics,
@@ -261,7 +262,8 @@ func (s *snapshotter) file(f *file) (handover.File, error) {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.channels), byName) {
 		ch := f.channels[name]
-		v.Channels = append(v.Channels, handover.UVMChannel{Client: name.client, Handle: name.handle, GPU: handover.UUID(ch.gpu), Kept: s.retained.of(ch.kept)})
+		v.Channels = append(v.Channels, handover.UVMChannel{Client: name.client, Handle: name.handle, GPU: handover.UUID(ch.gpu),
+			Kept: s.retained.of(ch.kept)})
 	}
 	for _, base := range slices.Sorted(maps.Keys(f.ranges)) {
 		r := f.ranges[base]
@@ -324,7 +326,8 @@ func (s *snapshotter) tasks() error {
 }
 
 func savedState(x *savedCall) *handover.Saved {
-	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.lost, Repeated: x.repeated, Blocks: x.blocks, Size: x.size}
+	v := &handover.Saved{Args: x.args, Resume: x.rep.resume, Errno: int(x.rep.errno), Lost: x.lost, Repeated: x.repeated, Blocks: x.blocks,
+		Size: x.size}
 	for i := range x.out {
 		v.Out = append(v.Out, handover.Part{Address: x.out[i].addr, Data: x.out[i].data})
 		v.Before = append(v.Before, handover.Part{Address: x.before[i].addr, Data: x.before[i].data})
@@ -420,7 +423,8 @@ func (s *snapshotter) outside() {
 
 func (g *Guard) billState() handover.Bill {
 	b := g.bill
-	return handover.Bill{Calls: b.calls.state(), Free: b.free.state(), Quota: b.quota.state(), Searches: b.searches.state(), Slow: g.slowBucket.state()}
+	return handover.Bill{Calls: b.calls.state(), Free: b.free.state(), Quota: b.quota.state(), Searches: b.searches.state(),
+		Slow: g.slowBucket.state()}
 }
 
 func (b *bucket) state() handover.Bucket {

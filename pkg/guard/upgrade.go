@@ -21,9 +21,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/tally"
 )
 
-// A guard goes on as another program (docs/adr/0013-upgrade.md). While nothing is under way it writes its state down, has the program try that
-// as a child, and executes it. Until then everything can be undone, and is where something does not come to rest in time: calls that wait
-// longer than the least that it takes would be worse than a hand-over that comes later.
+// A guard goes on as another program (docs/adr/0013-upgrade.md). While nothing is under way it writes its state down, has the program try
+// that as a child, and executes it. Until then everything can be undone, and is where something does not come to rest in time: calls that
+// wait longer than the least that it takes would be worse than a hand-over that comes later.
 
 const (
 	// upgradeTime is for how long it is tried. Each time calls wait for a longer window, from firstWindow to lastWindow at most, until all

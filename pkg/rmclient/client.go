@@ -119,7 +119,8 @@ func (c *Client) State() State {
 
 // Resume goes on with a client that another program of this process made.
 func Resume(d Driver, abi *rm.ABI, control string, s State) *Client {
-	c := &Client{driver: d, abi: abi, control: control, file: Target{FD: -1, File: s.File}, handle: s.Handle, devices: s.Devices, subs: s.Subdevices}
+	c := &Client{driver: d, abi: abi, control: control, file: Target{FD: -1, File: s.File}, handle: s.Handle, devices: s.Devices,
+		subs: s.Subdevices}
 	if s.FD > 0 {
 		c.file.FD = s.FD
 	}

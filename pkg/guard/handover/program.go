@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How a process becomes another program with what it has. First that program is tried as a child, which reads the very state (Trial); only
-// then the process executes it (Exec). So the process keeps its number, its start time, its cgroup, its children, its locks and its descriptors,
-// by which others know it: nothing has to be passed but the state.
+// How a process becomes another program with what it has. First that program is tried as a child, which reads the very state (Trial);
+// only then the process executes it (Exec). So the process keeps its number, its start time, its cgroup, its children, its locks and its
+// descriptors, by which others know it: nothing has to be passed but the state.
 
 // Arguments of the program, after its name.
 const (
@@ -56,7 +56,8 @@ type Trial struct {
 	start   *os.File
 }
 
-// Try starts a program as a child, and asks what it can read. The file is what is tried and executed, whatever is in its path's place later.
+// Try starts a program as a child, and asks what it can read. The file is what is tried and executed, whatever is in its path's place
+// later.
 func Try(program *os.File) (_ *Trial, err error) {
 	t := &Trial{program: program}
 	defer func() {

@@ -2,9 +2,10 @@
 
 // Package handover is what a guard leaves to the program that takes its place (cgpu upgrade): a State, as JSON with a version.
 //
-// Its types are the format. They are apart from those that a guard works with, so that these can change: package guard translates (snapshot.go,
-// restore.go). A field that is added keeps the version, if a guard that does not know it does right without; else the version grows, and
-// what came before is read for as long as anybody has it (Decode, testdata). References are places in lists of State, counted from 1: 0 is none.
+// Its types are the format. They are apart from those that a guard works with, so that these can change: package guard translates
+// (snapshot.go, restore.go). A field that is added keeps the version, if a guard that does not know it does right without; else the
+// version grows, and what came before is read for as long as anybody has it (Decode, testdata). References are places in lists of State,
+// counted from 1: 0 is none.
 package handover
 
 import (
