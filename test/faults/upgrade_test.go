@@ -9,11 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/guard/api"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -45,8 +48,11 @@ type upgraded struct {
 }
 
 // upgrade calls cgpu upgrade.
-func (n *node) upgrade(args ...string) (list []upgraded, err error) {
-	out := n.path("stdout-upgrade")
+func (n *node) upgrade(args ...string) ([]upgraded, error) { return n.upgradeTo("upgrade", args...) }
+
+// upgradeTo is upgrade with an output of its own.
+func (n *node) upgradeTo(name string, args ...string) (list []upgraded, err error) {
+	out := n.path("stdout-" + name)
 	_ = os.Remove(out)
 	r := new(watch).run(patience, n.env, out, append([]string{filepath.Join(n.bin, "cgpu"), "upgrade", "-o", "json"}, args...)...)
 	text, err := os.ReadFile(out)
@@ -127,4 +133,77 @@ func TestUpgrade(t *testing.T) {
 		must(t, n.runtime("delete", "--force", n.id(name)))
 	}
 	must(t, n.eventually(n.quiet))
+}
+
+// TestMain is another program to a guard, if it is called as one: it can read the state, and then cannot go on.
+func TestMain(m *testing.M) {
+	if len(os.Args) < 2 || os.Args[1] != handover.TryArg && os.Args[1] != handover.TakeArg {
+		os.Exit(m.Run())
+	}
+	if os.Args[1] == handover.TryArg {
+		_ = handover.ServeTry(func(*handover.State) error { return nil })
+		return
+	}
+	t, _ := handover.Take(os.Args[2:])
+	_ = t.Back(errors.New("it does not want to"))
+	os.Exit(1)
+}
+
+// TestUpgradeFails: a program that cannot go on with a guard leaves the container as it was, also where it has been executed already.
+func TestUpgradeFails(t *testing.T) {
+	n := newNode(t)
+	self, err := os.Executable()
+	must(t, err)
+	busybox, err := exec.LookPath("busybox")
+	must(t, err)
+	other, err := n.otherGuard(0)
+	must(t, err)
+	id, guard := n.id("neighbour"), n.neighbour.GuardPID
+	exe := func() string {
+		path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", guard))
+		return path
+	}
+	for _, c := range []struct{ program, why string }{
+		{busybox, "knows no hand-over"},
+		{self, "does not want to"},
+		{n.path("cgpu.toml"), "is no program"},
+	} {
+		before := exe()
+		list, err := n.upgrade("--program", c.program, id)
+		if err == nil || len(list) != 1 || list[0].Outcome != "failed" || !strings.Contains(list[0].Error, c.why) || exe() != before {
+			t.Errorf("%s: %+v, %v, the guard is %s", c.program, list, err, exe())
+		}
+		must(t, n.neighbourWorks())
+	}
+	// Two at once: one does it, the other says so.
+	both := make(chan []upgraded, 2)
+	for i := range 2 {
+		go func() {
+			list, _ := n.upgradeTo(fmt.Sprint("upgrade", i), "--program", other, id)
+			both <- list
+		}()
+	}
+	done := 0
+	for range 2 {
+		list := <-both
+		if len(list) == 1 && (list[0].Outcome == "upgraded" || list[0].Outcome == "already") {
+			done++
+		} else if len(list) != 1 || !strings.Contains(list[0].Error, "another upgrade") {
+			t.Errorf("%+v", list)
+		}
+	}
+	if done == 0 || exe() != other {
+		t.Errorf("%d have done it, the guard is %s", done, exe())
+	}
+	must(t, n.neighbourWorks())
+	// A pause stays, and is lifted by the program that is in charge then.
+	must(t, n.cgpu("pause", id))
+	if _, err := n.upgrade(id); err != nil {
+		t.Error(err)
+	}
+	if s, err := api.Ask(n.neighbour); err != nil || !s.VGPUs[0].Compute.Paused {
+		t.Errorf("not paused any more: %+v, %v", s.VGPUs, err)
+	}
+	must(t, n.cgpu("resume", id))
+	must(t, n.neighbourWorks())
 }

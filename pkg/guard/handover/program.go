@@ -74,16 +74,18 @@ func Try(program *os.File) (_ *Trial, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer say.Close()
 	t.answers, t.lines = answers, bufio.NewReaderSize(answers, maxAnswer)
 	listen, start, err := os.Pipe()
 	if err != nil {
+		say.Close()
 		return nil, err
 	}
 	defer listen.Close()
 	t.start = start
 	cmd := &exec.Cmd{Path: pathOf(program), Args: []string{"cgpu-guard", TryArg}, Dir: "/", ExtraFiles: []*os.File{say, t.state, listen}}
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	say.Close() // or its end would not be seen
+	if err != nil {
 		return nil, fmt.Errorf("start it: %w", err)
 	}
 	t.cmd = cmd
