@@ -114,6 +114,9 @@ func (n *node) id(name string) string { return filepath.Base(n.dir) + "-" + name
 func (n *node) bundle(t testing.TB, name, script string, env ...string) {
 	t.Helper()
 	type object = map[string]any
+	if !slices.ContainsFunc(env, func(e string) bool { return strings.HasPrefix(e, "CGPU_MEM=") }) {
+		env = append(env, "CGPU_MEM=4GiB")
+	}
 	config, err := json.Marshal(object{
 		"ociVersion": "1.0.2",
 		"linux": object{
@@ -122,7 +125,7 @@ func (n *node) bundle(t testing.TB, name, script string, env ...string) {
 		},
 		"root": object{"path": n.path("rootfs")},
 		"process": object{"cwd": "/", "args": []string{"/bin/busybox", "sh", "-c", script}, "user": object{"uid": 0, "gid": 0},
-			"env": append([]string{"PATH=/bin", "CGPU_MEM=4GiB"}, env...)},
+			"env": append([]string{"PATH=/bin"}, env...)},
 		"mounts": []object{
 			{"destination": "/proc", "type": "proc", "source": "proc"},
 			{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755"}},

@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -205,5 +207,59 @@ func TestUpgradeFails(t *testing.T) {
 		t.Errorf("not paused any more: %+v, %v", s.VGPUs, err)
 	}
 	must(t, n.cgpu("resume", id))
+	must(t, n.neighbourWorks())
+}
+
+// manyEnv is how many containers TestUpgradeMany has; unset: it does not run.
+const manyEnv = "CGPU_UPGRADE_MANY"
+
+// TestUpgradeMany: all guards of a full node become another program, and back, while each container makes calls.
+func TestUpgradeMany(t *testing.T) {
+	number, err := strconv.Atoi(os.Getenv(manyEnv))
+	if err != nil {
+		t.Skip(manyEnv + " says with how many containers")
+	}
+	n := newNode(t, "max_inst = 64")
+	const calls = "while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated || echo FAILED alloc; busybox sleep 1; done"
+	var names []string
+	for i := range number {
+		name := fmt.Sprint("many", i)
+		names = append(names, name)
+		n.bundle(t, name, calls, onSecond, "CGPU_MEM=64MiB")
+		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
+		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
+		must(t, n.runtime("start", n.id(name)))
+	}
+	for i := range 4 {
+		program, err := n.otherGuard(i % 2)
+		must(t, err)
+		list, err := n.upgrade("--all", "--program", program, "--parallel", "8")
+		if err != nil || len(list) != number+1 {
+			t.Errorf("%d containers: %v", len(list), err)
+		}
+		var stalls []time.Duration
+		for _, x := range list {
+			if x.Outcome != "upgraded" {
+				t.Errorf("%+v", x)
+			}
+			stalls = append(stalls, x.StallNs)
+		}
+		slices.Sort(stalls)
+		t.Logf("calls waited for %v (median), %v at most", stalls[len(stalls)/2], stalls[len(stalls)-1])
+	}
+	for _, name := range names {
+		from := 0
+		must(t, n.eventually(func() error {
+			text, end := n.said(name, from)
+			if strings.Contains(text, "FAILED") {
+				t.Errorf("%s: calls have failed: %s", name, text)
+			}
+			from = end
+			if !strings.Contains(text, "allocated") {
+				return fmt.Errorf("%s does not allocate", name)
+			}
+			return nil
+		}))
+	}
 	must(t, n.neighbourWorks())
 }

@@ -59,7 +59,12 @@ type Trial struct {
 // Try starts a program as a child, and asks what it can read. The file is what is tried and executed, whatever is in its path's place
 // later.
 func Try(program *os.File) (_ *Trial, err error) {
-	t := &Trial{program: program}
+	// Its number must be none that the child's descriptors get before it executes the file.
+	high, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, goFD+1)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	t := &Trial{program: os.NewFile(uintptr(high), program.Name())}
 	defer func() {
 		if err != nil {
 			t.Close()
@@ -82,7 +87,7 @@ func Try(program *os.File) (_ *Trial, err error) {
 	}
 	defer listen.Close()
 	t.start = start
-	cmd := &exec.Cmd{Path: pathOf(program), Args: []string{"cgpu-guard", TryArg}, Dir: "/", ExtraFiles: []*os.File{say, t.state, listen}}
+	cmd := &exec.Cmd{Path: pathOf(t.program), Args: []string{"cgpu-guard", TryArg}, Dir: "/", ExtraFiles: []*os.File{say, t.state, listen}}
 	err = cmd.Start()
 	say.Close() // or its end would not be seen
 	if err != nil {
@@ -141,7 +146,7 @@ func (t *Trial) Read(state []byte) error {
 
 // Close ends the child.
 func (t *Trial) Close() {
-	for _, f := range []*os.File{t.start, t.answers, t.state} {
+	for _, f := range []*os.File{t.program, t.start, t.answers, t.state} {
 		if f != nil {
 			f.Close()
 		}
