@@ -118,6 +118,8 @@ func (t *Trial) answer(within time.Duration) (string, error) {
 	b, err := t.lines.ReadSlice('\n') // a line that is too long is none
 	line := strings.TrimSpace(string(b))
 	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return "", fmt.Errorf("its answer is too long: %.40q", line)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "", fmt.Errorf("it does not answer within %v", within)
 	case err != nil && line == "":
