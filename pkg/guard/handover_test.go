@@ -122,7 +122,7 @@ func stateOf(g *Guard, filters []*listener) ([]byte, error) {
 	}
 	s.Process.Seccomp, s.Process.Control = 1<<20, 1<<20+1 // the rig has none
 	s.Process.InitPID = max(1, s.Process.InitPID)
-	s.Rescuer = nil // which TakeOver finds again
+	s.Rescuer, s.Process.Tally = nil, 0 // which TakeOver finds again
 	for _, l := range filters {
 		s.Process.Listeners = append(s.Process.Listeners, l.fd)
 	}
