@@ -245,7 +245,7 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 	before := p.cpu()
 	time.Sleep(2 * time.Second)
-	t.Logf("idle: %v of processor time in 2 s", p.cpu()-before)
+	t.Logf("while it asks that kubelet: %v of processor time in 2 s", p.cpu()-before)
 	if code := get(p.health + "/healthz"); code != 200 {
 		t.Errorf("healthz: %d", code)
 	}

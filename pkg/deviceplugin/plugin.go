@@ -304,7 +304,7 @@ func (k kept) write(runDir string) error {
 // How long things may take. The kubelet admits one pod at a time, and waits for each call without a limit of its own.
 const (
 	apiTimeout = 3 * time.Second
-	// holderTimeout is many times what a kubelet takes to list 240,000 containers on a processor of its own.
+	// holderTimeout: a list of 180,000 to 240,000 containers took 0.8 to 2.1 s on two busy cores.
 	holderTimeout = 3 * time.Second
 	meetTimeout   = time.Second // before a registration: while it waits, the kubelet refuses pods
 	callTimeout   = 8 * time.Second
