@@ -8,7 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
+	"slices"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -37,7 +37,7 @@ func onHost(c *cli.Context, do func(*hostinstall.Installer, context.Context) err
 			return usageError{fmt.Errorf("%s: --%s %q: not with --host-root", verb, flag, fmt.Sprint(c.Value(flag)))}
 		}
 	}
-	if c.NArg() != 1 || !strings.Contains(" auto containerd k3s rke2 crio ", " "+c.Args().First()+" ") {
+	if c.NArg() != 1 || !slices.Contains([]string{"auto", "containerd", "k3s", "rke2", "crio"}, c.Args().First()) {
 		return usageError{fmt.Errorf("%s: %q: with --host-root want auto, containerd, k3s, rke2 or crio; see cgpu %[1]s --help", verb, c.Args().First())}
 	}
 	o := hostinstall.Order{Root: c.String("host-root"), Dir: c.String("host-dir"), Socket: c.String("engine-socket"), Engine: c.Args().First()}
