@@ -39,7 +39,7 @@ func readTree(fsys fs.FS, dir string) (t tree, err error) {
 			continue
 		}
 		if err != nil {
-			return t, fmt.Errorf("%s: %w: want all programs of cgpu there, as in the image cgpu-node", filepath.Join(dir, name), bare(err))
+			return t, fmt.Errorf("%s: %w: want all programs of cgpu there, as in the image cgpu-installer", filepath.Join(dir, name), bare(err))
 		}
 		t.files = append(t.files, name)
 		fmt.Fprintf(sum, "%s %x\n", name, content)
