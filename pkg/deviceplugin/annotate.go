@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,7 +59,18 @@ func (p *Plugin) annotate(ctx context.Context) {
 	}
 }
 
-// tellNode reads the node's label, and patches the number of GPUs into its status.
+// notOffered is why a node cannot have shares by a device plugin; nil: it can.
+func notOffered(node *corev1.Node) error {
+	switch {
+	case node.Labels[labelShared] == "true":
+		return errShared
+	case strings.HasPrefix(node.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://"):
+		return errCRIO
+	}
+	return nil
+}
+
+// tellNode reads of the node whether GPUs are offered, and patches the number of GPUs into its status.
 func (p *Plugin) tellNode(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -66,7 +78,7 @@ func (p *Plugin) tellNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.setShared(node.Labels[labelShared] == "true")
+	p.withhold(notOffered(node))
 	cards, _, _, _, _ := p.state()
 	patch := countPatch(node, len(cards))
 	if patch == nil {

@@ -78,7 +78,7 @@ type Plugin struct {
 	placement string
 	card      sched.Card    // how GPUs are shared that have no settings of their own
 	changed   chan struct{} // closed when cards are others
-	shared    bool          // the node's label wants GPUs without isolation
+	withheld  error         // why no GPU is offered: errShared, errCRIO
 	faults    map[string]error
 }
 
@@ -189,12 +189,13 @@ func (p *Plugin) stays(k kept, table *device.Table) (uuids []string) {
 	return uuids
 }
 
-// Healthy is nil while the kubelet knows the plugin.
+// Healthy is nil while the kubelet knows the plugin. A node that cannot have shares of it is no fault, and another front end may serve it:
+// Limited tells that.
 func (p *Plugin) Healthy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shared {
-		return errShared
+	if p.withheld != nil && !errors.Is(p.withheld, errCRIO) {
+		return p.withheld
 	}
 	for _, resource := range []string{ResourceMemory, ResourcePercent} {
 		if err := p.faults[resource]; err != nil {
@@ -202,6 +203,16 @@ func (p *Plugin) Healthy() error {
 		}
 	}
 	return nil
+}
+
+// Limited is what pods do not get on this node, for its condition.
+func (p *Plugin) Limited() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if errors.Is(p.withheld, errCRIO) {
+		return errCRIO.Error()
+	}
+	return ""
 }
 
 // Stop ends the plugin. What it allocated stays, and the kubelet keeps it booked.
@@ -216,6 +227,11 @@ func (p *Plugin) Stop() {
 var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, " +
 	"which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
 
+// errCRIO: cgpu-runtime refuses what a device plugin allocates below CRI-O, which hands all annotations of a pod to it, so that those
+// by which that is told could be the author's. The node offers no unit, instead of pods that are placed there and fail.
+var errCRIO = errors.New("below CRI-O no pod can have aliyun.com/gpu-mem, so none is offered: its author could write what was allocated; " +
+	"use claims there (--frontends dra)")
+
 // fault notes why the kubelet does not know a resource; nil: it does.
 func (p *Plugin) fault(resource string, err error) {
 	p.mu.Lock()
@@ -227,21 +243,22 @@ func (p *Plugin) fault(resource string, err error) {
 }
 
 // state is what one call goes by.
-func (p *Plugin) state() (cards []card, placement string, def sched.Card, shared bool, changed chan struct{}) {
+func (p *Plugin) state() (cards []card, placement string, def sched.Card, withheld error, changed chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cards, p.placement, p.card, p.shared, p.changed
+	return p.cards, p.placement, p.card, p.withheld, p.changed
 }
 
-func (p *Plugin) setShared(shared bool) {
+// withhold offers the GPUs no longer, for a reason, or again if it is nil.
+func (p *Plugin) withhold(reason error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.shared == shared {
+	if errors.Is(p.withheld, reason) {
 		return
 	}
-	p.shared = shared
-	if shared {
-		p.log.Error("no GPU is offered", "err", errShared)
+	p.withheld = reason
+	if reason != nil {
+		p.log.Error("no GPU is offered", "err", reason)
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})

@@ -91,9 +91,9 @@ type call struct {
 
 func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	c := &call{p: p, resource: resource}
-	var shared bool
-	if c.cards, c.placement, c.card, shared, _ = p.state(); shared {
-		return nil, errShared
+	var withheld error
+	if c.cards, c.placement, c.card, withheld, _ = p.state(); withheld != nil {
+		return nil, withheld
 	}
 	if p.o.Pods != nil {
 		c.listPods(ctx)
@@ -488,14 +488,14 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 	s.p.fault(s.resource, nil)
 	last := map[string]int{}
 	for {
-		cards, _, _, shared, changed := s.p.state()
+		cards, _, _, withheld, changed := s.p.state()
 		list := devices(s.resource, cards, last)
 		for _, c := range cards {
 			if !c.gone {
 				last[c.UUID] = c.amount(s.resource)
 			}
 		}
-		if shared {
+		if withheld != nil {
 			for _, d := range list {
 				d.Health = pluginapi.Unhealthy
 			}
