@@ -39,7 +39,7 @@ func TestInstaller(t *testing.T) {
 	}{
 		"installer": {nil, [][]string{{"install", "auto", "--host-root=/host"}, {"node-label", "set"}}},
 		"uninstaller": {[]string{"installer.mode=uninstall"},
-			[][]string{{"node-label", "remove", "--once"}, {"uninstall", "auto", "--host-root=/host"}, {"node-label", "remove"}}},
+			[][]string{{"uninstall", "auto", "--host-root=/host"}, {"node-label", "remove"}}},
 	} {
 		t.Run(component, func(t *testing.T) {
 			list := with(t, component)

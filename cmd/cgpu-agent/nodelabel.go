@@ -4,10 +4,7 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"time"
@@ -27,21 +24,11 @@ const (
 const labelRetry = 5 * time.Second
 
 // labelNode is what cgpu-installer's pods do with the API server, in a container that has nothing of the host: the label is set when the
-// installation on this node is done, and removed before it is undone. Then it stays, as a DaemonSet's pods have to.
+// installation on this node is done, and removed when it is undone: the agent, which gives claims back, is there until then. After that it
+// stays, as a DaemonSet's pods have to.
 func labelNode(ctx context.Context, f flags, args []string) error {
-	set := flag.NewFlagSet(nodeLabelName, flag.ContinueOnError)
-	set.SetOutput(io.Discard)
-	once := set.Bool("once", false, "")
-	if len(args) == 0 || args[0] != "set" && args[0] != "remove" {
+	if len(args) != 1 || args[0] != "set" && args[0] != "remove" {
 		return usageError{fmt.Errorf("%s %q: want set or remove; see cgpu-agent --help", nodeLabelName, args)}
-	}
-	if err := set.Parse(args[1:]); errors.Is(err, flag.ErrHelp) {
-		printHelp(os.Stdout)
-		return nil
-	} else if err != nil {
-		return usageError{err}
-	} else if set.NArg() > 0 {
-		return usageError{fmt.Errorf("%q: want no more arguments; see cgpu-agent --help", set.Arg(0))}
 	}
 	node, err := f.node()
 	if err != nil {
@@ -52,7 +39,7 @@ func labelNode(ctx context.Context, f flags, args []string) error {
 		return err
 	}
 	log := logger(f.values["log-format"], os.Stderr)
-	if err := patchLabel(ctx, client, node, args[0], log); err != nil || *once {
+	if err := patchLabel(ctx, client, node, args[0], log); err != nil {
 		return err
 	}
 	<-ctx.Done()

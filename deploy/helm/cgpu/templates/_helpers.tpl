@@ -37,29 +37,6 @@ relabelings:
 {{- toJson $limits -}}
 {{- end }}
 
-{{/* The container of cgpu-installer that has a token and nothing of the host, but for its name and arguments. */}}
-{{- define "cgpu.labeller" -}}
-image: {{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
-env:
-- name: NODE_NAME
-  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-resources:
-  requests: {cpu: 1m, memory: 20Mi}
-  limits: {memory: 64Mi}
-securityContext:
-  privileged: false
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  capabilities: {drop: [ALL]}
-  seccompProfile: {type: RuntimeDefault}
-volumeMounts:
-- {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
-{{- end }}
-
 {{- define "cgpu.checks" -}}
 {{- $dra := toString .Values.draGPUs -}}
 {{- $plugin := toString .Values.devicePluginGPUs -}}
