@@ -119,8 +119,8 @@ func node(t *testing.T) string {
 		t.Skip("needs root: it changes its root")
 	}
 	root := t.TempDir()
-	for file, text := range map[string]string{"etc/containerd/config.toml": administrators, "etc/cgpu/cgpu.toml": "driver = \"sim\" # by hand\n",
-		sockets["containerd"]: "", "opt/other": ""} {
+	for file, text := range map[string]string{"etc/containerd/config.toml": administrators,
+		"etc/cgpu/cgpu.toml": "driver = \"sim\" # by hand\n", sockets["containerd"]: "", "opt/other": ""} {
 		put(t, filepath.Join(root, file), text)
 	}
 	return root
@@ -282,7 +282,8 @@ func TestLife(t *testing.T) {
 		t.Errorf("it does not say what to restart:\n%s", out)
 	}
 	sound(t, root)
-	if config := read(t, filepath.Join(root, "etc/containerd/config.toml")); !strings.Contains(config, `"/opt/cgpu/current/bin/cgpu-runtime"`) {
+	config := read(t, filepath.Join(root, "etc/containerd/config.toml"))
+	if !strings.Contains(config, `"/opt/cgpu/current/bin/cgpu-runtime"`) {
 		t.Errorf("configuration: %s", config)
 	}
 	guard := filepath.Join(root, DefaultDir, "current/bin/cgpu-guard")
@@ -409,12 +410,21 @@ func TestRefused(t *testing.T) {
 		engine string
 		want   string
 	}{
-		"a package":       {func(root, _ string) { put(t, root+"/usr/bin/cgpu-runtime", "") }, "auto", "/usr/bin/cgpu-runtime: cgpu is on this node already"},
-		"two engines":     {func(root, _ string) { put(t, root+sockets["crio"], "") }, "auto", "auto: this node has containerd and crio: name the one"},
-		"no engine":       {func(root, _ string) { _ = os.Remove(root + sockets["containerd"]) }, "auto", "auto: no containerd, k3s, rke2 or crio runs"},
-		"half an image":   {func(_, source string) { _ = os.Remove(source + "/bin/cgpu-guard") }, "auto", "bin/cgpu-guard: no such file"},
-		"a folder":        {func(_, source string) { _ = os.Remove(source + "/bin/cgpu"); put(t, source+"/bin/cgpu/x", "") }, "auto", "want a file"},
-		"a foreign link":  {func(root, _ string) { put(t, root+"/opt/cgpu/x", ""); _ = os.Symlink("/usr", root+"/opt/cgpu/current") }, "auto", `leads to "/usr"`},
+		"a package": {func(root, _ string) { put(t, root+"/usr/bin/cgpu-runtime", "") }, "auto",
+			"/usr/bin/cgpu-runtime: cgpu is on this node already"},
+		"two engines": {func(root, _ string) { put(t, root+sockets["crio"], "") }, "auto",
+			"auto: this node has containerd and crio: name the one"},
+		"no engine": {func(root, _ string) { _ = os.Remove(root + sockets["containerd"]) }, "auto",
+			"auto: no containerd, k3s, rke2 or crio runs"},
+		"half an image": {func(_, source string) { _ = os.Remove(source + "/bin/cgpu-guard") }, "auto", "bin/cgpu-guard: no such file"},
+		"a folder": {func(_, source string) {
+			_ = os.Remove(source + "/bin/cgpu")
+			put(t, source+"/bin/cgpu/x", "")
+		}, "auto", "want a file"},
+		"a foreign link": {func(root, _ string) {
+			put(t, root+"/opt/cgpu/x", "")
+			_ = os.Symlink("/usr", root+"/opt/cgpu/current")
+		}, "auto", `leads to "/usr"`},
 		"a changed file":  {func(root, source string) { corrupt(t, root, source) }, "auto", "it is not what was installed there"},
 		"containerd's v1": {func(root, _ string) { put(t, root+"/etc/containerd/config.toml", "version = 1\n") }, "auto", "version"},
 		"a foreign cgpu": {func(root, _ string) {
