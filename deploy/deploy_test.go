@@ -486,6 +486,7 @@ func TestChartFiles(t *testing.T) {
 		"deviceclasses": "base/deviceclasses.yaml", "admission": "base/admission.yaml", "admission-agent": "base/admission-agent.yaml",
 		"admission-pods": "base/admission-pods.yaml", "admission-privileges": "base/admission-privileges.yaml", "admission-limits": "base/admission-limits.yaml",
 		"admission-device-plugin": "components/device-plugin/admission.yaml", "admission-gpushare": "components/device-plugin/admission-gpushare.yaml",
+		"admission-installer":        "components/installer/admission.yaml",
 		"admission-runtimeclasses":   "components/deny-runtimeclasses/admission.yaml",
 		"admission-add-runtimeclass": "components/add-runtimeclass/admission.yaml",
 	} {

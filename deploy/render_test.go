@@ -90,6 +90,12 @@ func build(t *testing.T, dir string) []object {
 // with builds overlays/dra with components.
 func with(t *testing.T, components ...string) []object {
 	t.Helper()
+	return build(t, overlay(t, components...))
+}
+
+// overlay is a folder that says overlays/dra with components.
+func overlay(t *testing.T, components ...string) string {
+	t.Helper()
 	// Kustomize wants a folder for a kustomization, and one that is below this for the paths in it.
 	dir, err := os.MkdirTemp("overlays", "test")
 	if err != nil {
@@ -104,7 +110,7 @@ func with(t *testing.T, components ...string) []object {
 	if err := os.WriteFile(dir+"/kustomization.yaml", []byte(b.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return build(t, dir)
+	return dir
 }
 
 // render is what helm makes of the chart.

@@ -101,6 +101,7 @@ func TestServer(t *testing.T) {
 	t.Run("add runtime class", c.addRuntimeClass)
 	t.Run("node label", c.nodeLabel)
 	t.Run("agent", c.agent)
+	t.Run("installer", c.installer)
 	t.Run("events", c.events)
 }
 
@@ -415,6 +416,55 @@ func (c cluster) mustDelete(args ...string) {
 	args = append([]string{"--kubeconfig", os.Getenv("CGPU_TEST_KUBECONFIG"), "delete"}, args...)
 	if out, err := exec.Command("kubectl", args...).CombinedOutput(); err != nil {
 		c.Errorf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// installer: a token of cgpu-installer's changes one label of its own node.
+func (c cluster) installer(t *testing.T) {
+	for _, component := range []string{"uninstaller", "installer"} {
+		c.apply(kustomize.must(t, "build", overlay(t, component)))
+	}
+	for _, name := range []string{"here2", "there2"} {
+		n := &core.Node{ObjectMeta: meta.ObjectMeta{Name: name, Labels: map[string]string{"zone": "a"}, Annotations: map[string]string{"a": "b"}}}
+		if _, err := c.admin.CoreV1().Nodes().Create(t.Context(), n, meta.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.mustDelete("node", name) })
+	}
+	const user = "system:serviceaccount:cgpu-system:cgpu-installer"
+	own, nobody := c.as(user, map[string][]string{"authentication.kubernetes.io/node-name": {"here2"}}), c.as(user, nil)
+	patch := func(api kubernetes.Interface, node, patch string, more ...string) error {
+		_, err := api.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, []byte(patch), meta.PatchOptions{}, more...)
+		return err
+	}
+	const set = `{"metadata": {"labels": {"node-restriction.kubernetes.io/cgpu": "true"}}}`
+	const remove = `{"metadata": {"labels": {"node-restriction.kubernetes.io/cgpu": null}}}`
+	eventually(t, "the installer's own node", func() string {
+		if err := patch(nobody, "here2", set); !refused(err, "names no node") {
+			return text(err)
+		}
+		if err := errors.Join(patch(own, "here2", set), patch(own, "here2", set), patch(own, "here2", remove)); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	const onlyLabel = "may change the label node-restriction.kubernetes.io/cgpu of its node only"
+	for what, tt := range map[string]struct {
+		err  error
+		want string
+	}{
+		"another node":      {patch(own, "there2", set), "may not change node there2"},
+		"another label":     {patch(own, "here2", `{"metadata": {"labels": {"node-restriction.kubernetes.io/x": "1"}}}`), onlyLabel},
+		"a label of others": {patch(own, "here2", `{"metadata": {"labels": {"zone": null}}}`), onlyLabel},
+		"an annotation":     {patch(own, "here2", `{"metadata": {"annotations": {"a": "c"}}}`), onlyLabel},
+		"a taint":           {patch(own, "here2", `{"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}`), onlyLabel},
+		"unschedulable":     {patch(own, "here2", `{"spec": {"unschedulable": true}}`), onlyLabel},
+		"an owner":          {patch(own, "here2", `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "a", "uid": "b"}]}}`), onlyLabel},
+		"the status":        {patch(own, "here2", `{"status": {"capacity": {"cpu": "999"}}}`, "status"), "cannot patch resource"},
+	} {
+		if !refused(tt.err, tt.want) {
+			t.Errorf("%s: %v, want %q", what, tt.err, tt.want)
+		}
 	}
 }
 

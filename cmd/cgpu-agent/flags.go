@@ -86,6 +86,9 @@ func printHelp(w io.Writer) {
 	fmt.Fprintf(w, `cgpu-agent [FLAGS]                   offers a node's GPUs to pods of Kubernetes, in shares
 cgpu-agent [FLAGS] healthy [--ready] asks the agent of this node and pod, which runs, whether it is well: exit status 0, or 1 and why not;
                                      --ready: and whether every front end serves
+cgpu-agent [FLAGS] node-label set|remove
+                                     sets the label node-restriction.kubernetes.io/cgpu=true on this node, or takes it away, and stays
+                                     until it is stopped, as pods of cgpu-installer do
 
 The state of the node is below %s (CGPU_RUN_DIR names another folder). Containers that run do not need the agent: it can be
 stopped and replaced at any time. healthy needs what tells agents apart, --node-name and --pod-uid, before its name, or their variables:

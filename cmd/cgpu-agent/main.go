@@ -57,6 +57,8 @@ func command(ctx context.Context, args []string) error {
 		return nil
 	case len(rest) > 0 && rest[0] == healthyName:
 		return healthy(f, rest[1:])
+	case len(rest) > 0 && rest[0] == nodeLabelName:
+		return labelNode(ctx, f, rest[1:])
 	case len(rest) > 0:
 		return usageError{fmt.Errorf("%q: want no arguments; see cgpu-agent --help", rest[0])}
 	}

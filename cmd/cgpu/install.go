@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/opencgpu/cgpu/pkg/engine"
+	"github.com/opencgpu/cgpu/pkg/hostinstall"
 	"github.com/opencgpu/cgpu/pkg/install"
 )
 
@@ -24,7 +25,10 @@ func installCommand() *cli.Command {
 			"refuses. A second install changes nothing. docs/install.md tells which files are edited.\n\n" +
 			"With --kubernetes the containers of pods get what cgpu-agent allocates and nothing else: lists of annotations, CDI,\n" +
 			"and pods = \"allocated\" in cgpu.toml. docs/kubernetes.md tells more.\n\n" +
-			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install containerd --kubernetes\n   cgpu install podman --name cgpu",
+			"With --host-root it works from a container, for the node whose file system is there: it also copies the programs that lie beside\n" +
+			"it, into versions of which each is whole, runs cgpu-refresh, and ends when the engine has read its configuration. ENGINE may be\n" +
+			"auto. It is what the optional DaemonSet cgpu-installer runs (docs/install.md).\n\n" +
+			"Examples:\n   cgpu install docker --restart\n   cgpu install docker --default --dry-run\n   cgpu install containerd\n   cgpu install containerd --kubernetes\n   cgpu install podman --name cgpu\n   cgpu install auto --host-root /host",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "default", Usage: "make it the engine's default runtime; containers without a quota are not touched by it"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
@@ -34,8 +38,12 @@ func installCommand() *cli.Command {
 			nameFlag(),
 			&cli.StringFlag{Name: "pods", Usage: "with --kubernetes, `WHO` allocates: \"allocated\" is cgpu-agent, \"gpushare\" also gpushare's own device plugin", DefaultText: "allocated"},
 			restartFlag(),
+			hostRootFlag(), hostDirFlag(), engineSocketFlag(),
 		},
 		Action: func(c *cli.Context) error {
+			if c.IsSet("host-root") {
+				return onHost(c, (*hostinstall.Installer).Install)
+			}
 			t, o, err := installArguments(c)
 			if err != nil {
 				return err
@@ -57,14 +65,19 @@ func uninstallCommand() *cli.Command {
 		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
 			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
-			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run",
+			"With --host-root what cgpu install --host-root did is taken back, the programs last: when no container needs them any more.\n\n" +
+			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run\n   cgpu uninstall auto --host-root /host",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, as a diff, and change nothing"},
 			configFlag(),
 			nameFlag(),
 			restartFlag(),
+			hostRootFlag(), hostDirFlag(), engineSocketFlag(),
 		},
 		Action: func(c *cli.Context) error {
+			if c.IsSet("host-root") {
+				return onHost(c, (*hostinstall.Installer).Uninstall)
+			}
 			t, o, err := installArguments(c)
 			if err != nil {
 				return err

@@ -146,10 +146,12 @@ func at(name string, line int) string {
 // valueAt is a key's value, unless it is in one of several tables.
 func valueAt(v any, key []string) (any, bool) {
 	for _, k := range key {
-		table, ok := v.(map[string]any)
-		if v, ok = table[k]; !ok {
+		table, _ := v.(map[string]any)
+		of, ok := table[k]
+		if !ok {
 			return nil, false
 		}
+		v = of
 	}
 	return v, true
 }

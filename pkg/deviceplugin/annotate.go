@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -77,7 +78,18 @@ func (p *Plugin) annotate(ctx context.Context) {
 	}
 }
 
-// tellNode reads the node's label, and patches the number of GPUs into its status.
+// notOffered is why a node cannot have shares by a device plugin; nil: it can.
+func notOffered(node *corev1.Node) error {
+	if err := unserved(node.Labels); err != nil {
+		return err
+	}
+	if strings.HasPrefix(node.Status.NodeInfo.ContainerRuntimeVersion, "cri-o://") {
+		return errCRIO
+	}
+	return nil
+}
+
+// tellNode reads of the node whether GPUs are offered, and patches the number of GPUs into its status.
 func (p *Plugin) tellNode(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
@@ -85,7 +97,7 @@ func (p *Plugin) tellNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.follow(unserved(node.Labels), placementOf(node.Labels[labelPlacement]))
+	p.follow(notOffered(node), placementOf(node.Labels[labelPlacement]))
 	cards, _, _, _, _ := p.state()
 	patch := countPatch(node, len(cards))
 	if patch == nil {

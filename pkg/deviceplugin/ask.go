@@ -5,6 +5,7 @@ package deviceplugin
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -76,10 +77,10 @@ func readAnswer(body io.Reader, read func(*wire.Message) error) error {
 	if err != nil {
 		return err
 	}
-	switch _, err = r.ReadByte(); err {
-	case io.EOF:
+	switch _, err = r.ReadByte(); {
+	case errors.Is(err, io.EOF):
 		return nil
-	case nil:
+	case err == nil:
 		err = fmt.Errorf("%w: more than one message", wire.ErrFormat)
 	}
 	return err

@@ -74,7 +74,7 @@ func TestACKLabels(t *testing.T) {
 	p := k.begin(Options{Table: table(binpack, t4, t4), Client: fake.NewClientset(n)})
 	k.until(ResourceMemory, 28, 0)
 	for {
-		if _, placement, _, _, changed := p.state(); placement == spread {
+		if _, placement, _, changed, _ := p.state(); placement == spread {
 			break
 		} else {
 			<-changed

@@ -84,7 +84,7 @@ type Plugin struct {
 	placement string
 	card      sched.Card    // how GPUs are shared that have no settings of their own
 	changed   chan struct{} // closed when cards are others
-	unserved  error         // labels of the node want something else of its GPUs
+	withheld  error         // why no GPU is offered
 	byLabel   string        // the placement that a label of the node says; empty: none
 	faults    map[string]error
 }
@@ -199,12 +199,13 @@ func (p *Plugin) stays(k kept, table *device.Table) (uuids []string) {
 	return uuids
 }
 
-// Healthy is nil while the kubelet knows the plugin.
+// Healthy is nil while the kubelet knows the plugin. A node that cannot have shares of it is no fault, and another front end may serve it:
+// Limited tells that.
 func (p *Plugin) Healthy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.unserved != nil {
-		return p.unserved
+	if p.withheld != nil && !errors.Is(p.withheld, errCRIO) {
+		return p.withheld
 	}
 	for _, resource := range []string{ResourceMemory, ResourcePercent} {
 		if err := p.faults[resource]; err != nil {
@@ -212,6 +213,16 @@ func (p *Plugin) Healthy() error {
 		}
 	}
 	return nil
+}
+
+// Limited is what pods do not get on this node, for its condition.
+func (p *Plugin) Limited() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if errors.Is(p.withheld, errCRIO) {
+		return errCRIO.Error()
+	}
+	return ""
 }
 
 // Stop ends the plugin. What it allocated stays, and the kubelet keeps it booked.
@@ -226,6 +237,11 @@ func (p *Plugin) Stop() {
 var errShared = errors.New("deviceplugin: the node's label cgpu.disable.isolation=true asks for GPUs shared without isolation, " +
 	"which cgpu does not give: remove the label, or leave the node to gpushare's own device plugin")
 
+// errCRIO: cgpu-runtime refuses what a device plugin allocates below CRI-O, which hands all annotations of a pod to it, so that those
+// by which that is told could be the author's. The node offers no unit, instead of pods that are placed there and fail.
+var errCRIO = errors.New("below CRI-O no pod can have aliyun.com/gpu-mem, so none is offered: its author could write what was allocated; " +
+	"use claims there (--frontends dra)")
+
 // fault notes why the kubelet does not know a resource; nil: it does.
 func (p *Plugin) fault(resource string, err error) {
 	p.mu.Lock()
@@ -237,22 +253,22 @@ func (p *Plugin) fault(resource string, err error) {
 }
 
 // state is what one call goes by.
-func (p *Plugin) state() (cards []card, placement string, def sched.Card, unserved error, changed chan struct{}) {
+func (p *Plugin) state() (cards []card, placement string, def sched.Card, changed chan struct{}, withheld error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cards, cmp.Or(p.byLabel, p.placement), p.card, p.unserved, p.changed
+	return p.cards, cmp.Or(p.byLabel, p.placement), p.card, p.changed, p.withheld
 }
 
-// follow does as the node's labels say.
-func (p *Plugin) follow(unserved error, placement string) {
+// follow does as the node says: withholds its GPUs for a reason, or offers them again if it is nil, placed so.
+func (p *Plugin) follow(withheld error, placement string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if fmt.Sprint(p.unserved) == fmt.Sprint(unserved) && p.byLabel == placement {
+	if fmt.Sprint(p.withheld) == fmt.Sprint(withheld) && p.byLabel == placement {
 		return
 	}
-	p.unserved, p.byLabel = unserved, placement
-	if unserved != nil {
-		p.log.Error("no GPU is offered", "err", unserved)
+	p.withheld, p.byLabel = withheld, placement
+	if withheld != nil {
+		p.log.Error("no GPU is offered", "err", withheld)
 	}
 	close(p.changed)
 	p.changed = make(chan struct{})

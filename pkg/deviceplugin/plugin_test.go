@@ -617,6 +617,27 @@ func TestNoIsolationLabel(t *testing.T) {
 	}
 }
 
+// Below CRI-O no pod can have what the plugin would allocate: the node has no unit, the condition tells why, and nothing else is wrong.
+func TestBelowCRIO(t *testing.T) {
+	for runtime, offered := range map[string]int{"cri-o://1.34.3": 0, "containerd://2.4.2": 14, "": 14} {
+		k := newKubelet(t)
+		k.start()
+		n := node()
+		n.Status.NodeInfo.ContainerRuntimeVersion = runtime
+		p := k.begin(Options{Table: table("binpack", t4), Client: fake.NewClientset(n)})
+		k.until(ResourceMemory, offered, 14-offered)
+		if limited := strings.Contains(p.Limited(), "below CRI-O no pod can have aliyun.com/gpu-mem"); limited != (offered == 0) {
+			t.Errorf("%q: limited: %q", runtime, p.Limited())
+		}
+		if err := p.Healthy(); errors.Is(err, errCRIO) {
+			t.Errorf("%q: %v: another front end may serve the node", runtime, err)
+		}
+		if err := k.admit(podOf("p", [2]int{1, 0})); (err == nil) != (offered > 0) {
+			t.Errorf("%q: a pod with a unit: %v", runtime, err)
+		}
+	}
+}
+
 // An API server that hangs or fails delays a first call by its timeout, and nothing after it.
 func TestAPIDown(t *testing.T) {
 	over := make(chan struct{})

@@ -91,9 +91,9 @@ type call struct {
 
 func (p *Plugin) begin(ctx context.Context, resource string) (*call, error) {
 	c := &call{p: p, resource: resource}
-	var unserved error
-	if c.cards, c.placement, c.card, unserved, _ = p.state(); unserved != nil {
-		return nil, unserved
+	var withheld error
+	if c.cards, c.placement, c.card, _, withheld = p.state(); withheld != nil {
+		return nil, withheld
 	}
 	if p.o.Pods != nil {
 		c.listPods(ctx)
@@ -488,14 +488,14 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 	s.p.fault(s.resource, nil)
 	last := map[string]int{}
 	for {
-		cards, _, _, unserved, changed := s.p.state()
+		cards, _, _, changed, withheld := s.p.state()
 		list := devices(s.resource, cards, last)
 		for _, c := range cards {
 			if !c.gone {
 				last[c.UUID] = c.amount(s.resource)
 			}
 		}
-		if unserved != nil {
+		if withheld != nil {
 			for _, d := range list {
 				d.Health = pluginapi.Unhealthy
 			}

@@ -104,6 +104,8 @@ type Order struct {
 	Restart        bool   // have the engine read it
 	Pods           string // with Kubernetes, who allocates
 	PodsAsked      bool   // somebody has said so
+	// Changing, where it is set, is called before the first file changes. Who sets it has the engine read the files (Reread).
+	Changing func() error
 }
 
 // Install adds the runtime to the engine's configuration, and tells w what was done.
@@ -203,6 +205,11 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 	if before.note != "" {
 		fmt.Fprintf(w, "note: %s\n", before.note)
 	}
+	if o.Changing != nil {
+		if err := o.Changing(); err != nil {
+			return fmt.Errorf("%s: %w", o.Verb, err)
+		}
+	}
 	done, err := apply(plan.Edits)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.Verb, err)
@@ -227,7 +234,15 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 			fmt.Fprintln(w, line)
 		}
 	}
+	if o.Changing != nil {
+		return nil
+	}
 	return reread(w, t, o.Config, o.Restart, plan.Restart)
+}
+
+// Reread has the engine read its configuration, if it may be restarted and systemd runs it; else it tells w what to do.
+func (t Target) Reread(w io.Writer, config string, restart bool) error {
+	return reread(w, t, config, restart, false)
 }
 
 // unchanged is for a file that says all already: it may still be one that the engine refuses, or has not read.

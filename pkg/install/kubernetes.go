@@ -26,7 +26,11 @@ func joinPods(plan *engine.Plan, t Target, value string, asked bool) error {
 			return err
 		}
 	}
+	// cgpu.toml first: who is killed in between leaves no engine with a runtime from which pods may take GPUs that nobody allocated.
+	first := pods.Edits
+	pods.Edits = nil
 	plan.Join(pods)
+	plan.Edits = append(first, plan.Edits...)
 	if t.Name == "crio" {
 		// CRI-O copies every annotation of the pod into those of its containers (internal/factory/container), so that
 		// cgpu-runtime cannot tell a device plugin's from the author's there.

@@ -168,8 +168,8 @@ var columns = strings.Fields("seconds containers files logs log_bytes mounts cgr
 
 func (s sample) row() []string {
 	row := []string{strconv.FormatFloat(s.at.Seconds(), 'f', 1, 64)}
-	for _, v := range []int64{int64(s.containers), int64(s.files), int64(s.logs), s.logBytes, int64(s.mounts), int64(s.cgroups), int64(s.clients),
-		int64(s.guards), int64(s.guardKiB), int64(s.guardFDs), int64(s.arbiterKiB), int64(s.arbiterFDs), int64(s.simFDs)} {
+	for _, v := range []int64{int64(s.containers), int64(s.files), int64(s.logs), s.logBytes, int64(s.mounts), int64(s.cgroups),
+		int64(s.clients), int64(s.guards), int64(s.guardKiB), int64(s.guardFDs), int64(s.arbiterKiB), int64(s.arbiterFDs), int64(s.simFDs)} {
 		row = append(row, strconv.FormatInt(v, 10))
 	}
 	return row

@@ -5,6 +5,7 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,8 +18,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sim"
 )
 
-// TestFullRunDir: where the run dir's filesystem is full, containers are refused in one line, what runs goes on, and once there is room again
-// all is as before.
+// TestFullRunDir: where the run dir's filesystem is full, containers are refused in one line, what runs goes on, and once there is room
+// again all is as before.
 func TestFullRunDir(t *testing.T) {
 	n := newNode(t)
 	n.bundle(t, "tenant", tenant, fourGiB, onFirst)
@@ -64,7 +65,7 @@ func fill(t *testing.T, file string, left int64) {
 	f, err := os.Create(file)
 	must(t, err)
 	defer f.Close()
-	for err = unix.ENOSPC; err == unix.ENOSPC; { // who runs may have taken some meanwhile
+	for err = unix.ENOSPC; errors.Is(err, unix.ENOSPC); { // who runs may have taken some meanwhile
 		var fs unix.Statfs_t
 		must(t, unix.Fstatfs(int(f.Fd()), &fs))
 		err = unix.Fallocate(int(f.Fd()), 0, 0, max(1, int64(fs.Bavail)*fs.Bsize-left))
@@ -72,8 +73,8 @@ func fill(t *testing.T, file string, left int64) {
 	must(t, err)
 }
 
-// TestHungDriver: where the driver answers nobody any more, no command of ours hangs with it, containers can be removed, and once it answers
-// again all is as before.
+// TestHungDriver: where the driver answers nobody any more, no command of ours hangs with it, containers can be removed, and once it
+// answers again all is as before.
 func TestHungDriver(t *testing.T) {
 	n := newNode(t)
 	n.bundle(t, "tenant", tenant, fourGiB, onFirst)

@@ -48,7 +48,9 @@ func (c *cluster) applyOverlay(folder string) error {
 	}
 	_, after, _ := strings.Cut(string(settings), "https://127.0.0.1:")
 	port, _, _ := strings.Cut(after, `"`)
-	_, err = c.kubectl(strings.ReplaceAll(manifests, `"16443"`, `"`+port+`"`), "apply", "-f", "-")
+	manifests = strings.NewReplacer(`"16443"`, `"`+port+`"`, "RUN/", c.path("run")+"/",
+		"path: ENGINE", "path: "+filepath.Dir(cmp.Or(os.Getenv("CONTAINERD_BIN"), c.path("bin/containerd")))).Replace(manifests)
+	_, err = c.kubectl(manifests, "apply", "-f", "-")
 	return err
 }
 

@@ -5,12 +5,15 @@
 package kubernetes
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
 // Pods as they are written for ACK and for gpushare: units of memory, and a percentage.
@@ -39,14 +42,30 @@ func TestMemoryByDevicePlugin(t *testing.T) {
 	}
 }
 
-// CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the pod is told.
+// CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the node offers none.
 func TestDevicePluginBelowCRIO(t *testing.T) {
 	if !crio() {
 		t.Skip("CGPU_TEST_CRI is not crio")
 	}
 	s := login(t)
+	kube.Until(t, waitLimit, "a node without units", func() error {
+		node, err := lab.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		units := node.Status.Allocatable["aliyun.com/gpu-mem"]
+		if !units.IsZero() {
+			return fmt.Errorf("it offers %v", units.String())
+		}
+		for _, c := range node.Status.Conditions {
+			if c.Type == "CGPUReady" && c.Reason == "FrontEndLimited" && strings.Contains(c.Message, "below CRI-O") {
+				return nil
+			}
+		}
+		return fmt.Errorf("conditions %v", node.Status.Conditions)
+	})
 	s.apply(pod("a", withMemory(3, "sleep 1000")))
-	s.refused("a", "below CRI-O a pod's author can write it", "ask with a ResourceClaim")
+	s.pending("a", "Insufficient aliyun.com/gpu-mem")
 }
 
 func TestPercentageByDevicePlugin(t *testing.T) {

@@ -4,6 +4,7 @@
 #   probe     busybox and cgpu-probe
 #   liar      the same, and its variables claim 15 GiB
 #   agent     cgpu-agent (bin/ of this checkout, or CGPU_BIN)
+#   installer what deploy/image/installer.Containerfile says, of the same
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 top=$(cd "$here/../.." && pwd)
@@ -35,3 +36,8 @@ if [[ -x $bin/cgpu-agent ]]; then
 	cp "$bin/cgpu-agent" "$tmp/agent/"
 	"$here/mkimage.sh" localhost/cgpu-agent:cgpu "$tmp/agent" "$images/agent.tar" /cgpu-agent
 fi
+
+mkdir -p "$tmp"/installer/cgpu/{bin,lib/cgpu}
+cp "$bin"/cgpu{,-guard,-hook,-podresources,-probe,-refresh,-runtime,-sim} "$tmp/installer/cgpu/bin/"
+cp "$bin"/{libcgpu.so,cgpu-load} "$tmp/installer/cgpu/lib/cgpu/"
+"$here/mkimage.sh" localhost/cgpu-installer:cgpu "$tmp/installer" "$images/installer.tar" /cgpu/bin/cgpu

@@ -26,6 +26,7 @@
 #   CRIO_BIN           CRI-O, with its pinns beside it (hack/engines.sh); podman and conmon must be in PATH
 #   SCHED_EXTRA        file with lines for the KubeSchedulerConfiguration (extenders: …)
 #   FEATURE_GATES RUNTIME_CONFIG      of every component; of the apiserver
+#   KEEP_CONFIGURATION not remembered: start containerd with the configuration that is there
 #   EMULATED_VERSION   such as 1.34: the control plane behaves as that version's, by Kubernetes' own emulation; the kubelet does not
 set -euo pipefail
 self=$(readlink -f "${BASH_SOURCE[0]}")
@@ -363,7 +364,7 @@ start() {
 			--service-account-private-key-file="$pki/sa.key" --use-service-account-credentials ${gates:+"$gates"} "${as[@]}"
 		;;
 	containerd)
-		install_cgpu
+		[[ ${KEEP_CONFIGURATION:-} ]] || install_cgpu
 		# Its shim must be the one of its version, and shims are found through PATH.
 		spawn containerd in_node env PATH="$(dirname "$(containerd_bin)"):$PATH" "$(containerd_bin)" --config "$run/containerd/config.toml" \
 			--root "$(containerd_root)"
@@ -570,7 +571,7 @@ kubectl) exec "$@" ;;
 env) echo "export KUBECONFIG=$KUBECONFIG PATH=$bin:\$PATH" ;;
 _init) init ;;
 *)
-	sed -n '2,29s/^# \{0,1\}//p' "$self" >&2
+	sed -n '2,30s/^# \{0,1\}//p' "$self" >&2
 	exit 2
 	;;
 esac

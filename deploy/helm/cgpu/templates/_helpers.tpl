@@ -55,6 +55,9 @@ relabelings:
 {{- if and .Values.extendedResource (not (has "dra" .Values.frontends)) -}}
 {{- fail "extendedResource: is served by claims: add dra to frontends" -}}
 {{- end -}}
+{{- if and .Values.installer.enabled (not .Values.admission.enabled) -}}
+{{- fail "installer.enabled: its token may patch nodes, and the policy that keeps it to one label of its own node is off: set admission.enabled" -}}
+{{- end -}}
 {{- if and .Values.monitoring.podMonitor .Values.monitoring.serviceMonitor -}}
 {{- fail "monitoring: podMonitor and serviceMonitor: everything would be scraped twice" -}}
 {{- end -}}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostinstall
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
+	"github.com/opencgpu/cgpu/pkg/install"
+
+	engines "github.com/opencgpu/cgpu/pkg/engine"
+)
+
+// engine is the node's, with the socket on which it listens.
+type engine struct {
+	install.Target
+	socket string
+}
+
+// An engine makes its socket anew at each start. k3s and RKE2 have one place for theirs, and are told apart by their folders.
+var sockets = map[string]string{
+	"containerd": "/run/containerd/containerd.sock", "crio": "/run/crio/crio.sock",
+	"k3s": "/run/k3s/containerd/containerd.sock", "rke2": "/run/k3s/containerd/containerd.sock",
+}
+
+// evidence is the file that tells that an engine is there.
+func evidence(name string) string {
+	switch name {
+	case "k3s":
+		return engines.K3sConfig
+	case "rke2":
+		return engines.RKE2Config
+	}
+	return sockets[name]
+}
+
+// findEngine is the engine that was named, or the one that is there. Which of two the kubelet uses is the administrator's to say.
+func (i *Installer) findEngine() (e engine, err error) {
+	var found []string
+	for _, t := range install.Targets() {
+		switch {
+		case !t.Kubelet:
+			continue
+		case i.Engine == "auto":
+			if _, err := os.Stat(evidence(t.Name)); err != nil {
+				continue
+			}
+		case i.Engine != t.Name:
+			continue
+		}
+		found = append(found, t.Name)
+		e = engine{t, cmp.Or(i.Socket, sockets[t.Name])}
+	}
+	switch len(found) {
+	case 0:
+		return e, errors.New("auto: no containerd, k3s, rke2 or crio runs on this node: name the engine, and its socket with --engine-socket")
+	case 1:
+		i.Config = cmp.Or(i.Config, e.Target.Config(i.Order.Name))
+		return e, nil
+	}
+	return e, fmt.Errorf("auto: this node has %s: name the one that the kubelet uses", strings.Join(found, " and "))
+}
+
+// state tells one start of the engine from the next.
+func (e engine) state() string {
+	var s unix.Stat_t
+	if err := unix.Lstat(e.socket, &s); err != nil {
+		return "none"
+	}
+	return fmt.Sprintf("%d %d.%09d", s.Ino, s.Mtim.Sec, s.Mtim.Nsec)
+}
+
+func pendingFile() string { return filepath.Join(stateDir(), "pending") }
+
+// pend notes, before the engine's configuration changes, that it has not read the change.
+func (i *Installer) pend(e engine) error {
+	if err := os.MkdirAll(stateDir(), 0o755); err != nil {
+		return err
+	}
+	err := atomicfile.Write(pendingFile(), []byte(e.state()), 0o644)
+	i.step("pending")
+	return err
+}
+
+// settle has the engine read its configuration, where it changed: it restarts it if it may, and waits for the restart if not.
+func (i *Installer) settle(ctx context.Context, e engine) error {
+	was, err := os.ReadFile(pendingFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("%s: %w", i.Verb, err)
+	}
+	if e.state() == string(was) {
+		if err := e.Reread(i.Out, i.Config, i.Restart); err != nil {
+			return err
+		}
+		i.step("restarted")
+		if e.state() == string(was) {
+			fmt.Fprintf(i.Out, "waits until %s is a new one, by which it is seen that %s was restarted\n", e.socket, e.Name)
+		}
+	}
+	if err := i.until(ctx, func() bool { return e.state() != string(was) && e.state() != "none" }); err != nil {
+		return fmt.Errorf("%s: %s was not restarted: %w", i.Verb, e.Name, err)
+	}
+	if err := os.Remove(pendingFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w", i.Verb, err)
+	}
+	i.step("settled")
+	return nil
+}
+
+// until waits for something.
+func (i *Installer) until(ctx context.Context, done func() bool) error {
+	tick := time.NewTicker(i.poll)
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-tick.C:
+		}
+	}
+	return nil
+}
+
+// unused waits until no container has a program of ours: its engine calls it again to stop and to delete it.
+func (i *Installer) unused(ctx context.Context, e engine) error {
+	said := ""
+	err := i.until(ctx, func() bool {
+		list := users(i.Dir, e.socket)
+		if line := strings.Join(list, ", "); line != said && line != "" {
+			said = line
+			fmt.Fprintf(i.Out, "waits for the end of what runs by programs of %s: %s\n", i.Dir, line)
+		}
+		return len(list) == 0
+	})
+	if err != nil {
+		return fmt.Errorf("uninstall: %s is in use: %w", i.Dir, err)
+	}
+	return nil
+}
+
+// users are the containers and processes of programs below a folder, those of containerd by its folders of tasks, those of CRI-O by their
+// monitors.
+func users(dir, socket string) (list []string) {
+	below := func(path string) bool { return strings.HasPrefix(path, dir+"/") }
+	tasks, _ := filepath.Glob(filepath.Join(filepath.Dir(socket), "io.containerd.runtime.v2.task/*/*/runtime"))
+	for _, file := range tasks {
+		if program, err := os.ReadFile(file); err == nil && below(string(program)) {
+			list = append(list, "container "+filepath.Base(filepath.Dir(file)))
+		}
+	}
+	processes, _ := filepath.Glob("/proc/[0-9]*")
+	for _, p := range processes {
+		exe, _ := os.Readlink(filepath.Join(p, "exe"))
+		if below(exe) || filepath.Base(exe) == "conmon" && slices.ContainsFunc(arguments(p), below) {
+			list = append(list, fmt.Sprintf("process %s (%s)", filepath.Base(p), filepath.Base(exe)))
+		}
+	}
+	return list
+}
+
+func arguments(process string) (list []string) {
+	text, _ := os.ReadFile(filepath.Join(process, "cmdline"))
+	for a := range bytes.SplitSeq(text, []byte{0}) {
+		list = append(list, string(a))
+	}
+	return list
+}

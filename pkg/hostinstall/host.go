@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hostinstall puts the programs of an image onto the node below it, and into the configuration of the node's container
+// engine: `cgpu install --host-root`, which the optional DaemonSet cgpu-installer runs.
+//
+// On the node there is, below DIR (/opt/cgpu):
+//
+//	versions/NAME/{bin,lib/cgpu}   a version, whole or not there; NAME is made of what is in it
+//	current -> versions/NAME       what engines call. A program that was started by this name finds its version's others
+//
+// and below /run/cgpu/installer, which a reboot empties, as it ends every container:
+//
+//	used/NAME   the version was current since the boot, so containers may name its files
+//	pending     the engine's socket, as it was when its configuration was changed and it had not been restarted
+//
+// Every step may be the last one of a killed process, or be done again by the next. What is made is made under a name that nobody
+// reads and renamed; the folder's lock keeps a second installer out.
+package hostinstall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
+	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/hostrun"
+	"github.com/opencgpu/cgpu/pkg/install"
+)
+
+// DefaultDir is where the programs go on the node.
+const DefaultDir = "/opt/cgpu"
+
+// Order is what a command line asks for.
+type Order struct {
+	Root          string // the node's file system, as it is mounted here
+	Dir           string // on the node
+	Engine        string // "auto": the one that is there
+	Socket        string // of the engine; "": the usual one
+	install.Order        // its Config may be empty: the engine's usual file
+}
+
+// Installer carries an order out.
+type Installer struct {
+	Order
+	Source string // the folder above bin/ and lib/
+	Out    io.Writer
+	poll   time.Duration
+	// enter makes the node's root this process's; refresh makes the node's table of GPUs.
+	enter   func(root string) error
+	refresh func(ctx context.Context, program string) ([]byte, error)
+	step    func(what string) // for tests: something was done
+}
+
+// New is an installer of the version to which this program belongs.
+func New(o Order, out io.Writer) (*Installer, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return &Installer{Order: o, Source: filepath.Dir(filepath.Dir(self)), Out: out, poll: 2 * time.Second,
+		enter: enter, refresh: refresh, step: func(string) {}}, nil
+}
+
+// Install puts the version there and has the engine call it. It ends when new containers get it.
+func (i *Installer) Install(ctx context.Context) error {
+	e, err := i.place(ctx)
+	if err != nil {
+		return fmt.Errorf("install: %w", err)
+	}
+	return i.settle(ctx, e)
+}
+
+// place is Install up to what the engine has yet to read.
+func (i *Installer) place(ctx context.Context) (e engine, err error) {
+	defer unix.Umask(unix.Umask(hostrun.Umask)) // containers read what is made here
+	image, err := os.OpenRoot(i.Source)         // it can be read from when the root is another
+	if err != nil {
+		return e, err
+	}
+	defer image.Close()
+	t, err := readTree(image.FS(), i.Source)
+	if err != nil {
+		return e, err
+	}
+	if e, err = i.onHost(); err != nil {
+		return e, err
+	}
+	if err := foreign(); err != nil {
+		return e, err
+	}
+	unlock, err := i.lock()
+	if err != nil {
+		return e, err
+	}
+	defer unlock()
+	versions := filepath.Join(i.Dir, "versions")
+	if err := os.MkdirAll(versions, 0o755); err != nil {
+		return e, err
+	}
+	if err := t.stage(versions); err != nil {
+		return e, err
+	}
+	i.step("staged")
+	if err := i.choose(t.name); err != nil {
+		return e, err
+	}
+	fmt.Fprintf(i.Out, "%s is version %s\n", i.current(), t.name)
+	o := i.Order.Order
+	o.Path, o.Kubernetes, o.Changing = filepath.Join(i.current(), "bin/cgpu-runtime"), true, func() error { return i.pend(e) }
+	if err := e.Install(i.Out, o); err != nil {
+		return e, errors.New(strings.TrimPrefix(err.Error(), "install: "))
+	}
+	i.step("configured")
+	if out, err := i.refresh(ctx, filepath.Join(i.current(), "bin/cgpu-refresh")); err != nil {
+		return e, fmt.Errorf("the node's table of GPUs could not be made: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	i.step("refreshed")
+	return e, i.collect()
+}
+
+// Uninstall takes out what Install put there, when no container needs it any more.
+func (i *Installer) Uninstall(ctx context.Context) error {
+	e, err := i.onHost()
+	if err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	if err := i.unused(ctx, e); err != nil {
+		return err
+	}
+	if err := i.unconfigure(e); err != nil {
+		return err
+	}
+	if err := i.settle(ctx, e); err != nil {
+		return err
+	}
+	// One may have been made meanwhile.
+	if err := i.unused(ctx, e); err != nil {
+		return err
+	}
+	if err := i.remove(); err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	return nil
+}
+
+func (i *Installer) unconfigure(e engine) error {
+	unlock, err := i.lock()
+	if err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	defer unlock()
+	o := i.Order.Order
+	o.Changing = func() error { return i.pend(e) }
+	err = e.Uninstall(i.Out, o)
+	i.step("configured")
+	return err
+}
+
+// remove deletes all that is ours.
+func (i *Installer) remove() error {
+	unlock, err := i.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// What engines call goes first: a version of which a part is missing is nobody's then.
+	for _, path := range []string{i.current(), filepath.Join(i.Dir, nextCurrent), filepath.Join(i.Dir, "versions"), stateDir()} {
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+		i.step("no " + path)
+	}
+	fmt.Fprintf(i.Out, "%s: removed what was in it\n", i.Dir)
+	return nil
+}
+
+// foreign refuses a node that has cgpu by other means: two would serve each other's containers.
+func foreign() error {
+	for _, path := range []string{"/usr/bin/cgpu-runtime", "/usr/local/bin/cgpu-runtime"} {
+		if _, err := os.Lstat(path); err == nil {
+			return fmt.Errorf("%s: cgpu is on this node already, by a package or make install: take that out first (cgpu uninstall, then the "+
+				"package), or keep cgpu-installer off this node", path)
+		}
+	}
+	return nil
+}
+
+// lock makes the folder, and keeps others that install or uninstall out until the function is called.
+func (i *Installer) lock() (unlock func(), err error) {
+	if err := os.MkdirAll(i.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(i.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	var s unix.Statfs_t
+	if err == nil {
+		err = unix.Fstatfs(int(f.Fd()), &s)
+	}
+	if err == nil && s.Flags&unix.ST_NOEXEC != 0 {
+		err = errors.New("it is mounted noexec, so no engine could start a program there: name another folder with --host-dir")
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("--host-dir %q: %w", i.Dir, err)
+	}
+	return func() { f.Close() }, nil
+}
+
+// onHost enters the node and finds its engine. From here on paths are the node's.
+func (i *Installer) onHost() (engine, error) {
+	if err := i.enter(i.Root); err != nil {
+		return engine{}, fmt.Errorf("--host-root %q: %w", i.Root, err)
+	}
+	return i.findEngine()
+}
+
+func enter(root string) error {
+	if err := unix.Chroot(root); err != nil {
+		return err
+	}
+	// systemctl is told that this is the host after all: it has the host's root and sockets.
+	return errors.Join(os.Chdir("/"), os.Setenv("SYSTEMD_IGNORE_CHROOT", "1"),
+		os.Setenv("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
+}
+
+// refreshTimeout is more than a driver needs to answer that has just been loaded.
+const refreshTimeout = 3 * time.Minute
+
+func refresh(ctx context.Context, program string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
+	defer cancel()
+	return exec.CommandContext(ctx, program, "-force").CombinedOutput()
+}
+
+func (i *Installer) current() string { return filepath.Join(i.Dir, "current") }
+
+// nextCurrent is the link that becomes the current one.
+const nextCurrent = unfinished + "current"
+
+func stateDir() string { return filepath.Join(device.RunDir(), "installer") }
+
+// choose makes a version the current one. It, and the one before, are noted as in use before that: their containers name them.
+func (i *Installer) choose(name string) error {
+	used := filepath.Join(stateDir(), "used")
+	if err := os.MkdirAll(used, 0o755); err != nil {
+		return err
+	}
+	inUse := []string{name}
+	target, err := os.Readlink(i.current())
+	if err == nil {
+		inUse = append(inUse, filepath.Base(target))
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for _, v := range inUse {
+		if !isVersion(v) {
+			return fmt.Errorf("%s: leads to %q, which is no version of cgpu-installer's: take it away", i.current(), target)
+		}
+		if err := atomicfile.Write(filepath.Join(used, v), nil, 0o644); err != nil {
+			return err
+		}
+	}
+	i.step("noted")
+	wanted := filepath.Join("versions", name)
+	if target == wanted {
+		return nil
+	}
+	next := filepath.Join(i.Dir, nextCurrent)
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(wanted, next); err != nil {
+		return err
+	}
+	i.step("linked")
+	if err := os.Rename(next, i.current()); err != nil {
+		return err
+	}
+	i.step("chosen")
+	return syncAll(i.Dir)
+}
+
+// collect removes versions that no container can name, and what killed installers left.
+func (i *Installer) collect() error {
+	versions := filepath.Join(i.Dir, "versions")
+	entries, err := os.ReadDir(versions)
+	if err != nil {
+		return err
+	}
+	used, err := os.ReadDir(filepath.Join(stateDir(), "used"))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		name := e.Name()
+		switch {
+		case strings.HasPrefix(name, unfinished):
+			err = os.RemoveAll(filepath.Join(versions, name))
+		case isVersion(name) && !slices.ContainsFunc(used, func(u fs.DirEntry) bool { return u.Name() == name }):
+			err = discard(versions, name)
+		}
+		if err != nil {
+			return err
+		}
+		i.step("collected")
+	}
+	return nil
+}
