@@ -3,6 +3,7 @@
 package hostinstall
 
 import (
+	"errors"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -96,8 +97,8 @@ func (j job) command(t *testing.T) *exec.Cmd {
 func (j job) do(t *testing.T) (out string, killed bool, err error) {
 	t.Helper()
 	text, err := j.command(t).CombinedOutput()
-	e, _ := err.(*exec.ExitError) //nolint:errorlint // os/exec's own
-	killed = e != nil && e.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
+	var e *exec.ExitError
+	killed = errors.As(err, &e) && e.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL
 	return string(text), killed, err
 }
 
