@@ -44,8 +44,17 @@ func TestUnhealthyGPU(t *testing.T) {
 		t.Errorf("the node tells\n%s", events)
 	}
 	condition(t, "GPUsUnhealthy")
-	for _, c := range s.get("a").Status.ContainerStatuses {
-		t.Logf("the kubelet says of the container's resources: %+v", c.AllocatedResourcesStatus)
+	if minor(t) >= 36 { // before, the kubelet does not tell
+		kube.Until(t, time.Minute, "the kubelet says that the claim's GPU is unhealthy", func() error {
+			for _, c := range s.get("a").Status.ContainerStatuses {
+				for _, r := range c.AllocatedResourcesStatus {
+					if len(r.Resources) == 1 && r.Resources[0].Health == corev1.ResourceHealthStatusUnhealthy {
+						return nil
+					}
+				}
+			}
+			return fmt.Errorf("%+v", s.get("a").Status.ContainerStatuses)
+		})
 	}
 	s.pending("b", "cannot allocate all claims")
 	if p := s.get("a"); p.Status.Phase != corev1.PodRunning {
