@@ -85,7 +85,7 @@ func TestProbeBesideSilentConnections(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	for range 200 {
+	for range 600 { // of which 32 are served at a time
 		for network, to := range map[string]string{"tcp": address, "unix": name} {
 			c, err := net.Dial(network, to)
 			if err != nil {

@@ -74,7 +74,7 @@ func TestChurn(t *testing.T) {
 	for round := 0; round < c.rounds || time.Since(begin) < c.atLeast; round++ {
 		for slot := range c.containers {
 			id := fmt.Sprintf("slot%d", slot)
-			_ = n.quick("cgpu-runtime", "delete", "--force", n.id(id))
+			must(t, n.quick("cgpu-runtime", "delete", "--force", n.id(id)))
 			took, err := n.timed(fmt.Sprintf("life%d-%d", random.IntN(len(lives)), slot%2), id)
 			must(t, err)
 			with = append(with, took)
@@ -222,12 +222,9 @@ func size(pid int) (kib, fds int) {
 	return kib, len(list)
 }
 
-// grown says what became larger from the second fifth of the samples to the last: the first is filling caches.
+// grown says what became larger from the second fifth of the samples to the last: the first is filling caches. Of few it compares one each.
 func grown(t *testing.T, samples []sample) {
-	fifth := len(samples) / 5
-	if fifth == 0 {
-		return
-	}
+	fifth := max(1, len(samples)/5)
 	median := func(of []sample, field func(sample) int) int {
 		values := make([]int, len(of))
 		for i, s := range of {

@@ -87,7 +87,7 @@ func TestHungDriver(t *testing.T) {
 		defer c.Close()
 		must(t, c.SetDelay(sim.Delay{Alloc: d, Free: d, Control: d, Other: d}))
 	}
-	hung := 10 * time.Second
+	const hung = 20 * time.Second
 	delay(hung)
 	for _, args := range [][]string{
 		{"cgpu", "smi", "-o", "json"},
@@ -101,8 +101,8 @@ func TestHungDriver(t *testing.T) {
 		begin := time.Now()
 		err := n.quick(args[0], args[1:]...)
 		t.Logf("%v: %v, %.200v", args, time.Since(begin).Round(time.Millisecond), err)
-		if err != nil && strings.Contains(err.Error(), "signal: killed") {
-			t.Errorf("hangs: %v", args)
+		if time.Since(begin) >= hung {
+			t.Errorf("waits for the driver: %v", args)
 		}
 	}
 	delay(0)

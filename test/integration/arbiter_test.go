@@ -85,6 +85,7 @@ func again(t *testing.T, try func() (complaint string)) {
 		if complaint == "" {
 			return
 		}
+		t.Log(complaint)
 		complaints = append(complaints, complaint)
 	}
 	t.Error(strings.Join(complaints, "\n"))

@@ -86,7 +86,7 @@ func forkBomb(t *testing.T, gpu int) {
 	docker(t, "rm", "-f", bomb)
 	bomb = container{env: on(gpu), cmd: []string{"sh", "-c", "while true; do cgpu-probe work --for 60ms --groups 8; done"}}.start(t)
 	computes(t, bomb)
-	// On the whole, and not once in a while. Among so many contexts alone it would have a small part.
+	// On the whole of a window, and not in a moment of it. Among so many contexts alone it would have a small part.
 	measuringOver(t, 2*measured, attempts, gpu, []string{victim}, func(s spent) string {
 		if share := 100 * float64(s.gpuTime[0]) / float64(s.busy); share < 40 {
 			return fmt.Sprintf("beside a container that makes contexts all the time a neighbour has %.1f %%", share)
@@ -401,14 +401,17 @@ func TestObserved(t *testing.T) {
 	gpus(t)
 	observe(t)
 	var complaints []string
-	for range attempts { // from the beginning each time: later all is well again
+	for held := 0; len(complaints) <= attempts/2; { // from the beginning each time: later all is well again
 		id := busy(t, on(0, "CORE_PERCENTAGE=30"))
 		s := during(t, measured, 0, id)
+		docker(t, "rm", "-f", id)
 		if s.percent(s.gpuTime[0]) <= 30+2*tolerance {
-			return
+			if held++; held > len(complaints) { // of the first, or of the most
+				return
+			}
+			continue
 		}
 		complaints = append(complaints, fmt.Sprintf("%.1f %% of the GPU (late %.1f %% of the time)", s.percent(s.gpuTime[0]), 100*s.late))
-		docker(t, "rm", "-f", id)
 	}
 	t.Errorf("with a cap of 30 %%: %s", strings.Join(complaints, ", "))
 }

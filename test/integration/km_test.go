@@ -115,7 +115,11 @@ func TestKM(t *testing.T) {
 		t.Helper()
 		for _, redirect := range []string{">", ">>"} {
 			eventually(t, 5*time.Second, func() string { // what needs a guard's answer fails where that is late
-				if r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file); (r.Code == 0) != ok {
+				r := lab.Run(nil, "sh", "-c", "echo "+text+" "+redirect+file)
+				if r.Code == 0 && !ok {
+					t.Fatalf("%s: want it refused", r)
+				}
+				if (r.Code == 0) != ok {
 					return fmt.Sprintf("%s: want ok = %v", r, ok)
 				}
 				return ""

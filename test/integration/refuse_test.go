@@ -61,6 +61,7 @@ func TestAdmission(t *testing.T) {
 	wantRefused(t, second.try(t), `MiB`, `GPU`)
 	container{env: quotaOf("5", "15", "0"), cmd: []string{"true"}}.run(t)
 	docker(t, "rm", "-f", first)
+	noRecord(t, first)
 	second.run(t)
 }
 

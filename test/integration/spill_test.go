@@ -199,6 +199,7 @@ func maxSpill(t *testing.T) {
 	wantRefused(t, c.try(t), `CGPU_MEM_SPILL`, `max_spill`, `424MiB`)
 	wantRefused(t, tryCgpu("set", first, "--spill", "1025MiB"), `max_spill`)
 	docker(t, "rm", "-f", first)
+	noRecord(t, first)
 	c.run(t)
 }
 

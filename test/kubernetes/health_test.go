@@ -45,7 +45,7 @@ func TestUnhealthyGPU(t *testing.T) {
 	}
 	condition(t, "GPUsUnhealthy")
 	if minor(t) >= 36 { // before, the kubelet does not tell
-		kube.Until(t, time.Minute, "the kubelet says that the claim's GPU is unhealthy", func() error {
+		kube.Until(t, waitLimit, "the kubelet says that the claim's GPU is unhealthy", func() error {
 			for _, c := range s.get("a").Status.ContainerStatuses {
 				for _, r := range c.AllocatedResourcesStatus {
 					if len(r.Resources) == 1 && r.Resources[0].Health == corev1.ResourceHealthStatusUnhealthy {
@@ -71,7 +71,7 @@ func TestUnhealthyGPU(t *testing.T) {
 // tainted waits until so many devices of the node have a taint.
 func tainted(t *testing.T, want int) {
 	t.Helper()
-	kube.Until(t, time.Minute, fmt.Sprintf("%d taints", want), func() error {
+	kube.Until(t, waitLimit, fmt.Sprintf("%d taints", want), func() error {
 		list, err := lab.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -92,7 +92,7 @@ func tainted(t *testing.T, want int) {
 // told waits for an Event of the pod's container.
 func (s session) told(pod, reason, text string) {
 	s.Helper()
-	kube.Until(s.T, time.Minute, reason+" of "+pod, func() error {
+	kube.Until(s.T, waitLimit, reason+" of "+pod, func() error {
 		list, err := lab.client.CoreV1().Events(s.ns).List(context.Background(), metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -109,7 +109,7 @@ func (s session) told(pod, reason, text string) {
 // condition waits until the node's condition has that reason.
 func condition(t *testing.T, reason string) {
 	t.Helper()
-	kube.Until(t, time.Minute, "condition "+reason, func() error {
+	kube.Until(t, waitLimit, "condition "+reason, func() error {
 		n, err := lab.client.CoreV1().Nodes().Get(context.Background(), nodeName, metav1.GetOptions{})
 		if err != nil {
 			return err
