@@ -382,6 +382,14 @@ func TestInstallKubernetes(t *testing.T) {
 		t.Errorf("left behind: %q", got)
 	}
 
+	e.want("one", e.cgpu("install containerd --kubernetes --config c.toml"), "runtime cgpu: ")
+	e.want("another", e.cgpu("install containerd --kubernetes --name other --config c.toml"), "runtime other: ")
+	e.want("one of two", e.cgpu("uninstall containerd --config c.toml"), "runtime cgpu taken out", own+`: pods stays: runtime "other" is cgpu's, too`)
+	if got := e.files()["cgpu.toml"]; got != after["cgpu.toml"] {
+		t.Errorf("with a runtime left: %q", got)
+	}
+	e.want("the last", e.cgpu("uninstall containerd --name other --config c.toml"), "runtime other taken out", `pods: "allocated" → (none set)`)
+
 	e.write("cgpu.toml", "max_isnt = 4\n", 0o600)
 	e.want("a bad cgpu.toml", e.cgpu("install containerd --kubernetes --config c.toml"), "error: install: config: ", "unknown key max_isnt")
 	e.write("cgpu.toml", before["cgpu.toml"], 0o600)

@@ -11,8 +11,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/atomicfile"
 )
 
-// runDirMode lets everybody reach a known name below the run directory and only root list it.
-const runDirMode = 0o711
+// RunDirMode lets everybody reach a known name below the run directory and only root list it.
+const RunDirMode = 0o711
 
 // Save writes the table into a run directory: whole or not at all, and readable by everybody. The caller holds LockFile.
 func (t *Table) Save(runDir string) error {
@@ -41,13 +41,13 @@ func MakeRunDir(runDir string) error {
 	if err := os.MkdirAll(filepath.Dir(runDir), 0o755); err != nil {
 		return fmt.Errorf("device: %w", err)
 	}
-	switch err := os.Mkdir(runDir, runDirMode); {
+	switch err := os.Mkdir(runDir, RunDirMode); {
 	case os.IsExist(err): // another process was faster
 		return nil
 	case err != nil:
 		return fmt.Errorf("device: %w", err)
 	}
-	if err := os.Chmod(runDir, runDirMode); err != nil { // whatever the umask
+	if err := os.Chmod(runDir, RunDirMode); err != nil { // whatever the umask
 		return fmt.Errorf("device: %w", err)
 	}
 	return nil

@@ -509,6 +509,16 @@ func Named(tree map[string]any, name string) (program, byName string) {
 	return program, byName
 }
 
+// foundIn notes the runtimes of a configuration of containerd.
+func (p *Plan) foundIn(tree map[string]any, asked string) {
+	for _, plugin := range []string{criPlugin[2], criPlugin[3]} {
+		for name := range getTable(tree, "plugins", plugin, "containerd", "runtimes") {
+			has, _ := Named(tree, name)
+			p.found(name, asked, has)
+		}
+	}
+}
+
 // CRIDisabled reports that a configuration of containerd does without the CRI plugin, whose section says nothing then.
 func CRIDisabled(tree map[string]any) bool {
 	c := containerd{files: []document{{tree: tree}}}
@@ -522,6 +532,7 @@ func UninstallContainerd(fsys fs.FS, main string, program Version, name string) 
 	if err != nil {
 		return p, err
 	}
+	p.foundIn(c.tree, name)
 	there := getTable(c.tree, c.key("runtimes", name)...) != nil
 	for _, d := range c.files {
 		text := d.text

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -230,6 +231,13 @@ func (e dropInEngine) uninstall(fsys fs.FS, file, name string) (p Plan, err erro
 	f, err := e.readFiles(fsys, file, name)
 	if err != nil {
 		return p, err
+	}
+	own, _ := parseTOML(file, f.own) //nolint:errcheck // a file that is no TOML goes as well
+	for _, tree := range []map[string]any{f.others, own.tree} {
+		key := e.programKey("")
+		for other := range getTable(tree, key[:slices.Index(key, "")]...) {
+			p.found(other, name, e.program(tree, other))
+		}
 	}
 	if f.byName == name && (f.byHand == "" || f.own == nil) {
 		return p, fmt.Errorf("%s: its configuration names %q as the default runtime by hand: %[1]s would not start a container; name another there first", e.name, name)

@@ -14,6 +14,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -53,6 +54,19 @@ type Plan struct {
 	Elsewhere []string
 	// Restart: a reload does not do.
 	Restart bool
+	// Runtimes are those that uninstall found, by name: the one that it was asked for, and all whose program is cgpu-runtime.
+	Runtimes map[string]string
+}
+
+// found notes a runtime.
+func (p *Plan) found(name, asked, has string) {
+	if has == "" || name != asked && path.Base(has) != program {
+		return
+	}
+	if p.Runtimes == nil {
+		p.Runtimes = map[string]string{}
+	}
+	p.Runtimes[name] = has
 }
 
 // add puts an edit into the plan, if it is one.
@@ -93,11 +107,11 @@ func CheckName(name string) error {
 }
 
 // CheckPath refuses what cannot be a program's path in every engine.
-func CheckPath(path string) error {
-	if !strings.HasPrefix(path, "/") {
+func CheckPath(file string) error {
+	if !strings.HasPrefix(file, "/") {
 		return errors.New("want an absolute path: engines have a working folder of their own")
 	}
-	if !utf8.ValidString(path) || strings.ContainsFunc(path, unicode.IsControl) {
+	if !utf8.ValidString(file) || strings.ContainsFunc(file, unicode.IsControl) {
 		return errors.New("want a path without control characters, in UTF-8")
 	}
 	return nil

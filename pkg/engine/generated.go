@@ -136,11 +136,19 @@ func UninstallGenerated(fsys fs.FS, config, name string) (p Plan, err error) {
 	if p, err = UninstallContainerd(view, config, g.program, name); err != nil {
 		return p, err
 	}
+	now, err := loadContainerd(fsys, config, g.program)
+	if err != nil {
+		return p, err
+	}
+	p.foundIn(now.tree, name)
 	for _, file := range []string{"config.toml.tmpl", "config-v3.toml.tmpl"} { // of before an upgrade, too
 		file = path.Join(path.Dir(config), file)
 		text, err := readIfThere(fsys, file)
 		if err != nil {
 			return p, err
+		}
+		for _, part := range blocks(text) { // which may wait for the service's next start
+			p.foundIn(part, name)
 		}
 		if _, _, found := block(text, name); !found {
 			continue

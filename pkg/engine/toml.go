@@ -221,6 +221,17 @@ func block(text []byte, name string) (from, to int, found bool) {
 	return from, end[1], true
 }
 
+// blocks are our parts of a text, for all runtimes.
+func blocks(text []byte) (list []map[string]any) {
+	for _, m := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(mark)+`runtime "([^"]+)"`).FindAllSubmatch(text, -1) {
+		if from, to, found := block(text, string(m[1])); found {
+			d, _ := parseTOML("", text[from:to]) //nolint:errcheck // one that is edited so that it is no TOML, k3s cannot read either
+			list = append(list, d.tree)
+		}
+	}
+	return list
+}
+
 // appendBlock adds a part for a runtime behind a text, or puts it in the place of the one that is there.
 func appendBlock(text []byte, name, body string) []byte {
 	nl := lineEnd(text)

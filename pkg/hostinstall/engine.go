@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/install"
+	"github.com/opencgpu/cgpu/pkg/terminal"
 
 	engines "github.com/opencgpu/cgpu/pkg/engine"
 )
@@ -27,6 +29,7 @@ import (
 type engine struct {
 	install.Target
 	socket string
+	run    string // the folder in which containerd keeps what runs
 }
 
 // An engine makes its socket anew at each start. k3s and RKE2 have one place for theirs, and are told apart by their folders.
@@ -61,13 +64,17 @@ func (i *Installer) findEngine() (e engine, err error) {
 			continue
 		}
 		found = append(found, t.Name)
-		e = engine{t, cmp.Or(i.Socket, sockets[t.Name])}
+		e = engine{Target: t, socket: cmp.Or(i.Socket, sockets[t.Name])}
 	}
 	switch len(found) {
 	case 0:
 		return e, errors.New("auto: no containerd, k3s, rke2 or crio runs on this node: name the engine, and its socket with --engine-socket")
 	case 1:
 		i.Config = cmp.Or(i.Config, e.Target.Config(i.Order.Name))
+		if _, err := os.Stat(e.socket); err != nil {
+			return e, fmt.Errorf("%s: no socket %s is there: start it, or name its socket with --engine-socket", e.Name, e.socket)
+		}
+		e.run = cmp.Or(e.State(i.Config), filepath.Dir(e.socket))
 		return e, nil
 	}
 	return e, fmt.Errorf("auto: this node has %s: name the one that the kubelet uses", strings.Join(found, " and "))
@@ -76,7 +83,7 @@ func (i *Installer) findEngine() (e engine, err error) {
 // state tells one start of the engine from the next.
 func (e engine) state() string {
 	var s unix.Stat_t
-	if err := unix.Lstat(e.socket, &s); err != nil {
+	if err := unix.Stat(e.socket, &s); err != nil {
 		return "none"
 	}
 	return fmt.Sprintf("%d %d.%09d", s.Ino, s.Mtim.Sec, s.Mtim.Nsec)
@@ -84,14 +91,21 @@ func (e engine) state() string {
 
 func pendingFile() string { return filepath.Join(stateDir(), "pending") }
 
-// pend notes, before the engine's configuration changes, that it has not read the change.
-func (i *Installer) pend(e engine) error {
+// pend notes, before the engine's configuration changes, that it has not read the change; putBack, that there is none.
+func (i *Installer) pend(e engine) (putBack func() error, err error) {
 	if err := os.MkdirAll(stateDir(), 0o755); err != nil {
-		return err
+		return nil, err
 	}
-	err := atomicfile.Write(pendingFile(), []byte(e.state()), 0o644)
+	was, err := os.ReadFile(pendingFile())
+	putBack = func() error { return atomicfile.Write(pendingFile(), was, 0o644) }
+	if errors.Is(err, fs.ErrNotExist) {
+		putBack = func() error { return os.Remove(pendingFile()) }
+	} else if err != nil {
+		return nil, err
+	}
+	err = atomicfile.Write(pendingFile(), []byte(e.state()), 0o644)
 	i.step("pending")
-	return err
+	return putBack, err
 }
 
 // settle has the engine read its configuration, where it changed: it restarts it if it may, and waits for the restart if not.
@@ -103,6 +117,9 @@ func (i *Installer) settle(ctx context.Context, e engine) error {
 		return fmt.Errorf("%s: %w", i.Verb, err)
 	}
 	if e.state() == string(was) {
+		if err := e.Refused(i.Config); err != nil && i.Restart {
+			return fmt.Errorf("%s: %w: it is not restarted, as it would not start", i.Verb, err)
+		}
 		if err := e.Reread(i.Out, i.Config, i.Restart); err != nil {
 			return err
 		}
@@ -139,7 +156,7 @@ func (i *Installer) until(ctx context.Context, done func() bool) error {
 func (i *Installer) unused(ctx context.Context, e engine) error {
 	said := ""
 	err := i.until(ctx, func() bool {
-		list := users(i.Dir, e.socket)
+		list := i.users(e)
 		if line := strings.Join(list, ", "); line != said && line != "" {
 			said = line
 			fmt.Fprintf(i.Out, "waits for the end of what runs by programs of %s: %s\n", i.Dir, line)
@@ -152,21 +169,80 @@ func (i *Installer) unused(ctx context.Context, e engine) error {
 	return nil
 }
 
-// users are the containers and processes of programs below a folder, those of containerd by its folders of tasks, those of CRI-O by their
-// monitors.
-func users(dir, socket string) (list []string) {
-	below := func(path string) bool { return strings.HasPrefix(path, dir+"/") }
-	tasks, _ := filepath.Glob(filepath.Join(filepath.Dir(socket), "io.containerd.runtime.v2.task/*/*/runtime"))
-	for _, file := range tasks {
-		if program, err := os.ReadFile(file); err == nil && below(string(program)) {
-			list = append(list, "container "+filepath.Base(filepath.Dir(file)))
+// users are the containers and processes of programs that an installer put onto the node. Tenants choose names and arguments of theirs.
+func (i *Installer) users(e engine) (list []string) {
+	below := func(path string) bool { return strings.HasPrefix(path, i.Dir+"/") }
+	for _, dir := range []string{e.run, filepath.Dir(e.socket)} {
+		tasks, _ := filepath.Glob(filepath.Join(dir, "io.containerd.runtime.v2.task/*/*/runtime"))
+		for _, file := range tasks {
+			if program, err := os.ReadFile(file); err == nil && below(string(program)) {
+				list = append(list, "container "+filepath.Base(filepath.Dir(file)))
+			}
 		}
 	}
+	if e.Name == "crio" {
+		list = append(list, sandboxes(i.Name)...)
+	}
+	programs := i.programs()
 	processes, _ := filepath.Glob("/proc/[0-9]*")
 	for _, p := range processes {
-		exe, _ := os.Readlink(filepath.Join(p, "exe"))
-		if below(exe) || filepath.Base(exe) == "conmon" && slices.ContainsFunc(arguments(p), below) {
-			list = append(list, fmt.Sprintf("process %s (%s)", filepath.Base(p), filepath.Base(exe)))
+		name := programs[identity(filepath.Join(p, "exe"))]
+		if name == "" && monitors(p) && slices.ContainsFunc(arguments(p), below) {
+			name = "conmon"
+		}
+		if name != "" {
+			list = append(list, fmt.Sprintf("process %s (%s)", filepath.Base(p), name))
+		}
+	}
+	for n := range list {
+		list[n] = terminal.Printable(list[n])
+	}
+	slices.Sort(list)
+	return slices.Compact(list)
+}
+
+// file is what one is known by, whatever it is called.
+type file struct{ dev, ino uint64 }
+
+func identity(path string) (f file) {
+	var s unix.Stat_t
+	if unix.Stat(path, &s) == nil {
+		f = file{s.Dev, s.Ino}
+	}
+	return f
+}
+
+// programs are the files of all versions, by what a process that runs one shows.
+func (i *Installer) programs() map[file]string {
+	list := map[file]string{}
+	for _, pattern := range []string{"versions/*/bin/*", "versions/*/lib/cgpu/*", "versions/.*/bin/*"} {
+		paths, _ := filepath.Glob(filepath.Join(i.Dir, pattern))
+		for _, path := range paths {
+			if f := identity(path); f != (file{}) {
+				list[f] = filepath.Base(path)
+			}
+		}
+	}
+	return list
+}
+
+// monitors tells a monitor of CRI-O's, whose arguments name the runtime. Its program may have been replaced since it started, and a
+// tenant may call his so: he has another root.
+func monitors(process string) bool {
+	exe, _ := os.Readlink(filepath.Join(process, "exe"))
+	return filepath.Base(strings.TrimSuffix(exe, " (deleted)")) == "conmon" && identity(filepath.Join(process, "root")) == identity("/")
+}
+
+// sandboxes are the pods of a runtime that CRI-O has yet to delete, for which it calls the runtime; their containers may have ended.
+func sandboxes(handler string) (list []string) {
+	files, _ := filepath.Glob("/run/containers/storage/*-containers/*/userdata/config.json")
+	for _, file := range files {
+		var config struct {
+			Annotations map[string]string `json:"annotations"`
+		}
+		text, err := os.ReadFile(file)
+		if err == nil && json.Unmarshal(text, &config) == nil && config.Annotations["io.kubernetes.cri-o.RuntimeHandler"] == handler {
+			list = append(list, "pod "+filepath.Base(filepath.Dir(filepath.Dir(file))))
 		}
 	}
 	return list

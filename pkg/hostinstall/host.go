@@ -14,7 +14,7 @@
 //	pending     the engine's socket, as it was when its configuration was changed and it had not been restarted
 //
 // Every step may be the last one of a killed process, or be done again by the next. What is made is made under a name that nobody
-// reads and renamed; the folder's lock keeps a second installer out.
+// reads and renamed; a lock keeps a second installer out.
 package hostinstall
 
 import (
@@ -96,14 +96,20 @@ func (i *Installer) place(ctx context.Context) (e engine, err error) {
 	if e, err = i.onHost(); err != nil {
 		return e, err
 	}
-	if err := foreign(); err != nil {
-		return e, err
-	}
-	unlock, err := i.lock()
+	unlock, err := i.lock(ctx)
 	if err != nil {
 		return e, err
 	}
 	defer unlock()
+	if err := i.folder(); err != nil {
+		return e, fmt.Errorf("--host-dir %q: %w", i.Dir, err)
+	}
+	o := i.order(e)
+	o.Kubernetes = true
+	if has, err := e.Program(i.Config, i.Name); err == nil && has != "" && has != o.Path {
+		return e, fmt.Errorf("%s: the program of runtime %q is %q, not %q: others put it there: take it out first (cgpu uninstall), or keep "+
+			"cgpu-installer off this node", i.Config, i.Name, has, o.Path)
+	}
 	versions := filepath.Join(i.Dir, "versions")
 	if err := os.MkdirAll(versions, 0o755); err != nil {
 		return e, err
@@ -116,8 +122,6 @@ func (i *Installer) place(ctx context.Context) (e engine, err error) {
 		return e, err
 	}
 	fmt.Fprintf(i.Out, "%s is version %s\n", i.current(), t.name)
-	o := i.Order.Order
-	o.Path, o.Kubernetes, o.Changing = filepath.Join(i.current(), "bin/cgpu-runtime"), true, func() error { return i.pend(e) }
 	if err := e.Install(i.Out, o); err != nil {
 		return e, errors.New(strings.TrimPrefix(err.Error(), "install: "))
 	}
@@ -138,7 +142,7 @@ func (i *Installer) Uninstall(ctx context.Context) error {
 	if err := i.unused(ctx, e); err != nil {
 		return err
 	}
-	if err := i.unconfigure(e); err != nil {
+	if err := i.unconfigure(ctx, e); err != nil {
 		return err
 	}
 	if err := i.settle(ctx, e); err != nil {
@@ -148,40 +152,71 @@ func (i *Installer) Uninstall(ctx context.Context) error {
 	if err := i.unused(ctx, e); err != nil {
 		return err
 	}
-	if err := i.remove(); err != nil {
+	if err := i.remove(ctx, e); err != nil {
 		return fmt.Errorf("uninstall: %w", err)
 	}
 	return nil
 }
 
-func (i *Installer) unconfigure(e engine) error {
-	unlock, err := i.lock()
+// order is what the engine's configuration is to have, or to lose. Its restart is settle's, which knows whether one is wanted.
+func (i *Installer) order(e engine) install.Order {
+	o := i.Order.Order
+	o.Path, o.Restart = filepath.Join(i.current(), "bin/cgpu-runtime"), false
+	o.Changing = func() (func() error, error) { return i.pend(e) }
+	return o
+}
+
+func (i *Installer) unconfigure(ctx context.Context, e engine) error {
+	unlock, err := i.lock(ctx)
 	if err != nil {
 		return fmt.Errorf("uninstall: %w", err)
 	}
 	defer unlock()
-	o := i.Order.Order
-	o.Changing = func() error { return i.pend(e) }
+	o := i.order(e)
+	o.KeepPods = true // until it is restarted, the engine starts containers by our runtime
 	err = e.Uninstall(i.Out, o)
 	i.step("configured")
 	return err
 }
 
-// remove deletes all that is ours.
-func (i *Installer) remove() error {
-	unlock, err := i.lock()
+// remove deletes all that is ours, unless somebody has installed it again.
+func (i *Installer) remove(ctx context.Context, e engine) error {
+	unlock, err := i.lock(ctx)
 	if err != nil {
 		return err
 	}
 	defer unlock()
+	o := i.order(e)
+	has, err := e.Program(i.Config, i.Name)
+	if err != nil {
+		return err
+	}
+	if list := i.users(e); has != "" || len(list) > 0 {
+		return fmt.Errorf("%s: it is in use again (runtime %q: %q; %s): another cgpu-installer works on this node", i.Dir, i.Name, has, strings.Join(list, ", "))
+	}
+	o.Changing = func() (func() error, error) { return func() error { return nil }, nil } // the engine does not read it
+	if err := e.Uninstall(i.Out, o); err != nil {
+		return err
+	}
+	i.step("pods")
 	// What engines call goes first: a version of which a part is missing is nobody's then.
-	for _, path := range []string{i.current(), filepath.Join(i.Dir, nextCurrent), filepath.Join(i.Dir, "versions"), stateDir()} {
-		if err := os.RemoveAll(path); err != nil {
+	for _, path := range []string{i.current(), filepath.Join(i.Dir, nextCurrent)} {
+		if target, err := os.Readlink(path); err != nil || filepath.Dir(target) != "versions" || !isVersion(filepath.Base(target)) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
 			return err
 		}
 		i.step("no " + path)
 	}
-	fmt.Fprintf(i.Out, "%s: removed what was in it\n", i.Dir)
+	if err := i.sweep(func(string) bool { return false }); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	_ = os.Remove(filepath.Join(i.Dir, "versions")) // it stays where others have put something there
+	if err := os.RemoveAll(stateDir()); err != nil {
+		return err
+	}
+	fmt.Fprintf(i.Out, "%s: removed what cgpu-installer put there\n", i.Dir)
 	return nil
 }
 
@@ -196,38 +231,90 @@ func foreign() error {
 	return nil
 }
 
-// lock makes the folder, and keeps others that install or uninstall out until the function is called.
-func (i *Installer) lock() (unlock func(), err error) {
-	if err := os.MkdirAll(i.Dir, 0o755); err != nil {
+// lock keeps others that install or uninstall out until the function is called. Its file is one that only root can open.
+func (i *Installer) lock(ctx context.Context) (unlock func(), err error) {
+	run := device.RunDir()
+	if err := device.MakeRunDir(run); err != nil {
 		return nil, err
 	}
-	f, err := os.Open(i.Dir)
+	if list, err := os.ReadDir(run); err == nil && len(list) == 0 { // the kubelet has made it for this pod, with a mode of its own
+		if err := os.Chmod(run, device.RunDirMode); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.OpenFile(filepath.Join(run, "installer.lock"), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	for {
-		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX); !errors.Is(err, unix.EINTR) {
-			break
+	said := false
+	waited := i.until(ctx, func() bool {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return true
 		}
-	}
-	var s unix.Statfs_t
-	if err == nil {
-		err = unix.Fstatfs(int(f.Fd()), &s)
-	}
-	if err == nil && s.Flags&unix.ST_NOEXEC != 0 {
-		err = errors.New("it is mounted noexec, so no engine could start a program there: name another folder with --host-dir")
+		if !said {
+			fmt.Fprintf(i.Out, "waits for another cgpu-installer, which has %s locked\n", f.Name())
+		}
+		said = true
+		return false
+	})
+	if waited != nil {
+		err = waited
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("--host-dir %q: %w", i.Dir, err)
+		return nil, fmt.Errorf("%s: %w", f.Name(), err)
 	}
 	return func() { f.Close() }, nil
 }
 
+// folder makes the folder for the programs. It refuses one in which others have files or could put some: engines run what is there.
+func (i *Installer) folder() error {
+	if err := os.MkdirAll(i.Dir, 0o755); err != nil {
+		return err
+	}
+	real, err := filepath.EvalSymlinks(i.Dir)
+	if err != nil {
+		return err
+	}
+	for dir := real; ; dir = filepath.Dir(dir) {
+		var s unix.Stat_t
+		if err := unix.Stat(dir, &s); err != nil {
+			return fmt.Errorf("%s: %w", dir, err)
+		}
+		if s.Uid != 0 || s.Mode&0o022 != 0 {
+			return fmt.Errorf("%s: others than root can write there: name another folder with --host-dir", dir)
+		}
+		if dir == "/" {
+			break
+		}
+	}
+	entries, err := os.ReadDir(real)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !slices.Contains([]string{"current", nextCurrent, "versions"}, e.Name()) {
+			return fmt.Errorf("%q in it is not cgpu-installer's: name a folder of its own with --host-dir", e.Name())
+		}
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(real, &s); err != nil {
+		return err
+	}
+	if s.Flags&unix.ST_NOEXEC != 0 {
+		return errors.New("it is mounted noexec, so no engine could start a program there: name another folder with --host-dir")
+	}
+	return nil
+}
+
 // onHost enters the node and finds its engine. From here on paths are the node's.
-func (i *Installer) onHost() (engine, error) {
+func (i *Installer) onHost() (e engine, err error) {
 	if err := i.enter(i.Root); err != nil {
-		return engine{}, fmt.Errorf("--host-root %q: %w", i.Root, err)
+		return e, fmt.Errorf("--host-root %q: %w", i.Root, err)
+	}
+	if err := foreign(); err != nil {
+		return e, err
 	}
 	return i.findEngine()
 }
@@ -300,21 +387,28 @@ func (i *Installer) choose(name string) error {
 
 // collect removes versions that no container can name, and what killed installers left.
 func (i *Installer) collect() error {
-	versions := filepath.Join(i.Dir, "versions")
-	entries, err := os.ReadDir(versions)
+	used, err := os.ReadDir(filepath.Join(stateDir(), "used"))
 	if err != nil {
 		return err
 	}
-	used, err := os.ReadDir(filepath.Join(stateDir(), "used"))
+	return i.sweep(func(name string) bool {
+		return slices.ContainsFunc(used, func(u fs.DirEntry) bool { return u.Name() == name })
+	})
+}
+
+// sweep removes versions that are not kept, and what killed installers left. It knows both by their names: others' files stay.
+func (i *Installer) sweep(keep func(version string) bool) error {
+	versions := filepath.Join(i.Dir, "versions")
+	entries, err := os.ReadDir(versions)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		name := e.Name()
 		switch {
-		case strings.HasPrefix(name, unfinished):
+		case name == newVersion || isVersion(strings.TrimPrefix(name, gone)) && strings.HasPrefix(name, gone):
 			err = os.RemoveAll(filepath.Join(versions, name))
-		case isVersion(name) && !slices.ContainsFunc(used, func(u fs.DirEntry) bool { return u.Name() == name }):
+		case isVersion(name) && !keep(name):
 			err = discard(versions, name)
 		}
 		if err != nil {

@@ -4,6 +4,7 @@ package hostinstall
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,6 +27,10 @@ type job struct {
 	Uninstall            bool
 	DieAt                int  // the step at which it is killed; 0: none
 	Restarts             bool // the engine is restarted when it is asked to
+	Systemd              bool // by systemctl, of which the node has one (systemd)
+	NoTable              bool // cgpu-refresh fails
+	OnlyRemove           bool // the last step of an uninstall
+	Dir                  string
 }
 
 const jobVariable = "CGPU_HOSTINSTALL_JOB"
@@ -47,7 +52,7 @@ func TestMain(m *testing.M) {
 }
 
 func (j job) run() error {
-	o := Order{Root: j.Root, Dir: DefaultDir, Engine: j.Engine}
+	o := Order{Root: j.Root, Dir: cmp.Or(j.Dir, DefaultDir), Engine: j.Engine}
 	o.Verb, o.Name, o.Pods, o.Restart = "install", "cgpu", "allocated", j.Restarts
 	i, err := New(o, os.Stdout)
 	if err != nil {
@@ -55,18 +60,28 @@ func (j job) run() error {
 	}
 	i.Source, i.poll = j.Source, time.Millisecond
 	i.refresh = func(_ context.Context, program string) ([]byte, error) { return os.ReadFile(program) }
+	if j.NoTable {
+		i.refresh = func(context.Context, string) ([]byte, error) { return nil, errors.New("no driver") }
+	}
 	steps := 0
 	i.step = func(what string) {
 		if steps++; steps == j.DieAt {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {}
 		}
-		if what == "restarted" && j.Restarts {
+		if what == "restarted" && j.Restarts && !j.Systemd {
 			restart("")
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	if j.OnlyRemove {
+		e, err := i.onHost()
+		if err != nil {
+			return err
+		}
+		return i.remove(ctx, e)
+	}
 	if j.Uninstall {
 		i.Verb = "uninstall"
 		return i.Uninstall(ctx)
@@ -162,7 +177,7 @@ func listing(t *testing.T, root string) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
+		if err != nil || d.IsDir() || d.Name() == "installer.lock" { // a lock that is removed is another one for who waits
 			return err
 		}
 		name := strings.TrimPrefix(path, root)
@@ -337,8 +352,10 @@ func TestWaits(t *testing.T) {
 	put(t, filepath.Join(tasks, "b/runtime"), "/opt/cgpu-other/bin/cgpu-runtime")
 	monitor := filepath.Join(root, "proc/4711")
 	put(t, filepath.Join(monitor, "cmdline"), "/usr/bin/conmon\x00-r\x00/opt/cgpu/current/bin/cgpu-runtime\x00")
-	if err := os.Symlink("/usr/bin/conmon", filepath.Join(monitor, "exe")); err != nil {
-		t.Fatal(err)
+	for link, to := range map[string]string{"4711/exe": "/usr/bin/conmon (deleted)", "4711/root": "/"} {
+		if err := os.Symlink(to, filepath.Join(root, "proc", link)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	j.Uninstall, j.Restarts = true, true
 	j.waits(t, "waits for the end of what runs by programs of /opt/cgpu: container a, process 4711 (conmon)\n", func() {
@@ -417,13 +434,18 @@ func TestRefused(t *testing.T) {
 			"auto: this node has containerd and crio: name the one"},
 		"no engine": {func(root, _ string) { _ = os.Remove(root + sockets["containerd"]) }, "auto",
 			"auto: no containerd, k3s, rke2 or crio runs"},
+		"no socket": {func(root, _ string) { _ = os.Remove(root + sockets["containerd"]) }, "containerd",
+			"containerd: no socket /run/containerd/containerd.sock is there: start it, or name its socket with --engine-socket"},
+		"another's folder": {func(root, _ string) { put(t, root+"/opt/cgpu/theirs", "") }, "auto", `"theirs" in it is not cgpu-installer's`},
+		"a folder for all": {func(root, _ string) { _ = os.Mkdir(root+"/opt/cgpu", 0o755); _ = os.Chmod(root+"/opt", 0o777) }, "auto",
+			"/opt: others than root can write there"},
 		"half an image": {func(_, source string) { _ = os.Remove(source + "/bin/cgpu-guard") }, "auto", "bin/cgpu-guard: no such file"},
 		"a folder": {func(_, source string) {
 			_ = os.Remove(source + "/bin/cgpu")
 			put(t, source+"/bin/cgpu/x", "")
 		}, "auto", "want a file"},
 		"a foreign link": {func(root, _ string) {
-			put(t, root+"/opt/cgpu/x", "")
+			_ = os.Mkdir(root+"/opt/cgpu", 0o755)
 			_ = os.Symlink("/usr", root+"/opt/cgpu/current")
 		}, "auto", `leads to "/usr"`},
 		"a changed file":  {func(root, source string) { corrupt(t, root, source) }, "auto", "it is not what was installed there"},

@@ -82,7 +82,7 @@ func (t tree) stage(versions string) error {
 		}
 		return nil
 	}
-	work := filepath.Join(versions, unfinished+"new")
+	work := filepath.Join(versions, newVersion)
 	if err := os.RemoveAll(work); err != nil {
 		return err
 	}
@@ -98,7 +98,11 @@ func (t tree) stage(versions string) error {
 }
 
 // unfinished begins names of what is being made or removed.
-const unfinished = "."
+const (
+	unfinished = "."
+	newVersion = unfinished + "new"
+	gone       = unfinished + "gone-"
+)
 
 func (t tree) copyTo(to, name string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
@@ -140,12 +144,12 @@ func isVersion(name string) bool {
 
 // discard removes a version. It loses its name first: who is killed here leaves no version of which a part is missing.
 func discard(versions, name string) error {
-	gone := filepath.Join(versions, unfinished+"gone-"+name)
-	if err := os.RemoveAll(gone); err != nil {
+	work := filepath.Join(versions, gone+name)
+	if err := os.RemoveAll(work); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(versions, name), gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Rename(filepath.Join(versions, name), work); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.RemoveAll(gone)
+	return os.RemoveAll(work)
 }

@@ -32,9 +32,16 @@ type checked struct {
 // engineTimeout is more than an engine needs to read its configuration.
 const engineTimeout = 30 * time.Second
 
-// ask runs a program of an engine. Standard output is what it says; the error is the last line of its complaint.
+// restartTimeout is more than an engine needs to restart, which systemd bounds: who is killed before does not know how it ended.
+const restartTimeout = 15 * time.Minute
+
+// askEngine runs a program of an engine. Standard output is what it says; the error is the last line of its complaint.
 func askEngine(program string, args ...string) (out []byte, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
+	return runFor(engineTimeout, program, args...)
+}
+
+func runFor(limit time.Duration, program string, args ...string) (out []byte, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	var stdout, stderr bytes.Buffer
@@ -256,7 +263,7 @@ func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 		}
 	}
 	if restart && usual && systemd() {
-		if _, err := askEngine("systemctl", t.reload, t.unit); err != nil {
+		if _, err := runFor(restartTimeout, "systemctl", t.reload, t.unit); err != nil {
 			return fmt.Errorf("--restart: systemctl %s %s: %w; see journalctl -u %[2]s", t.reload, t.unit, err)
 		}
 		_, err := fmt.Fprintf(w, "systemctl %s %s: done\n", t.reload, t.unit)

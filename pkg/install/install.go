@@ -104,8 +104,11 @@ type Order struct {
 	Restart        bool   // have the engine read it
 	Pods           string // with Kubernetes, who allocates
 	PodsAsked      bool   // somebody has said so
-	// Changing, where it is set, is called before the first file changes. Who sets it has the engine read the files (Reread).
-	Changing func() error
+	// Changing, where it is set, is called before the first file changes, and what it returns when the files were put back. Who sets it
+	// has the engine read the files (Reread).
+	Changing func() (putBack func() error, err error)
+	// KeepPods: uninstall leaves who allocates to pods in cgpu.toml, as the engine may still have the runtime.
+	KeepPods bool
 }
 
 // Install adds the runtime to the engine's configuration, and tells w what was done.
@@ -141,7 +144,7 @@ func (t Target) planned(o *Order) (plan engine.Plan, err error) {
 	return plan, err
 }
 
-// Uninstall takes the runtime out of the engine's configuration, and tells w what was done.
+// Uninstall takes the runtime out of the engine's configuration, and tells w what was done. With o.Path only one with that program.
 func (t Target) Uninstall(w io.Writer, o Order) error {
 	if !o.DryRun {
 		if err := dropAllLeftovers(o.Config, t); err != nil {
@@ -152,15 +155,38 @@ func (t Target) Uninstall(w io.Writer, o Order) error {
 	if err != nil {
 		return fmt.Errorf("uninstall: %w", err)
 	}
-	if t.Kubelet {
-		pods, err := withConfigFile(engine.UninstallPods)
-		if err != nil {
+	if has := plan.Runtimes[o.Name]; o.Path != "" && has != "" && has != o.Path {
+		return fmt.Errorf("uninstall: %s: the program of runtime %q is %q, not %q: others put it there, and it stays: cgpu uninstall takes it out",
+			o.Config, o.Name, has, o.Path)
+	}
+	o.Path = "" // none is installed
+	if t.Kubelet && !o.KeepPods {
+		if err := leavePods(&plan, o.Name); err != nil {
 			return fmt.Errorf("uninstall: %w", err)
 		}
-		plan.Join(pods)
 	}
 	restore(&plan, t.json)
 	return t.carryOut(w, o, plan)
+}
+
+// Program is the program of a runtime of the engine's configuration, by name; "" if there is none.
+func (t Target) Program(config, name string) (string, error) {
+	plan, err := t.planUninstall(os.DirFS("/"), config, name)
+	return plan.Runtimes[name], err
+}
+
+// Refused is why the engine does not start with its configuration, where it can be asked.
+func (t Target) Refused(config string) error {
+	if now := t.check(config, !exists(config)); now.err != nil {
+		return errors.New(now.note)
+	}
+	return nil
+}
+
+// State is the folder in which the engine keeps what runs, if it says so.
+func (t Target) State(config string) string {
+	state, _ := t.check(config, !exists(config)).tree["state"].(string)
+	return state
 }
 
 // runtimePath is where engines find cgpu-runtime.
@@ -205,8 +231,10 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 	if before.note != "" {
 		fmt.Fprintf(w, "note: %s\n", before.note)
 	}
+	putBack := func() error { return nil }
 	if o.Changing != nil {
-		if err := o.Changing(); err != nil {
+		var err error
+		if putBack, err = o.Changing(); err != nil {
 			return fmt.Errorf("%s: %w", o.Verb, err)
 		}
 	}
@@ -215,7 +243,11 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 		return fmt.Errorf("%s: %w", o.Verb, err)
 	}
 	if err := t.judge(o.Config, o.Request, before); err != nil {
-		if undo := done.undo(); undo != nil {
+		undo := done.undo()
+		if undo == nil {
+			undo = putBack()
+		}
+		if undo != nil {
 			return fmt.Errorf("%s: %w; and putting the files back: %w", o.Verb, err, undo)
 		}
 		return fmt.Errorf("%s: %w; the files are as they were", o.Verb, err)

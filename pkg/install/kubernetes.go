@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"slices"
 
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -36,6 +38,22 @@ func joinPods(plan *engine.Plan, t Target, value string, asked bool) error {
 		// cgpu-runtime cannot tell a device plugin's from the author's there.
 		plan.Hints = append(plan.Hints, "below CRI-O only claims (the front end dra) work: it hands all annotations of a pod to the runtime, so those by which a device plugin allocates are refused")
 	}
+	return nil
+}
+
+// leavePods adds the edit of cgpu.toml to an engine's plan of uninstall. Another runtime of ours needs what it says.
+func leavePods(plan *engine.Plan, name string) error {
+	pods, err := withConfigFile(engine.UninstallPods)
+	if err != nil {
+		return err
+	}
+	for _, other := range slices.Sorted(maps.Keys(plan.Runtimes)) {
+		if other != name && len(pods.Edits) > 0 {
+			plan.Hints = append(plan.Hints, fmt.Sprintf("%s: pods stays: runtime %q is cgpu's, too", pods.Edits[0].Path, other))
+			return nil
+		}
+	}
+	plan.Join(pods)
 	return nil
 }
 
