@@ -3,6 +3,8 @@
 package deploy
 
 import (
+	"encoding/base64"
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -76,6 +78,8 @@ func checkInstaller(t *testing.T, list []object, args [][]string) {
 			path, ofHost := host[m.Name]
 			token = token || !ofHost
 			switch {
+			case path == "/" && (m.MountPropagation == nil || *m.MountPropagation != core.MountPropagationHostToContainer || m.RecursiveReadOnly != nil):
+				t.Errorf("%s: %+v: it keeps what the host unmounts, or the API server refuses it", c.Name, m)
 			case ofHost && m.MountPath != strings.TrimSuffix("/host"+path, "/"):
 				t.Errorf("%s: %s of the host is at %s", c.Name, path, m.MountPath)
 			case ofHost && !m.ReadOnly:
@@ -131,6 +135,41 @@ func TestInstallerValues(t *testing.T) {
 	} {
 		if out, err := helm.run(t, "template", "cgpu", "helm/cgpu", "--kube-version", kubeVersion, "--set", set); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("--set %s: %v, want %q\n%s", set, err, want, out)
+		}
+	}
+}
+
+// TestInstallerNotes: the chart says which label to set, and not one that the installer sets or is to remove.
+func TestInstallerNotes(t *testing.T) {
+	const agents, installers = "kubectl label node NODE node-restriction.kubernetes.io/cgpu=true", "kubectl label node NODE node-restriction.kubernetes.io/cgpu-install=true"
+	// Helm shows notes only where there is a cluster.
+	chart := t.TempDir()
+	if err := os.CopyFS(chart, os.DirFS("helm/cgpu")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(chart+"/templates/NOTES.txt", chart+"/notes.txt"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(chart+"/templates/notes.yaml", []byte(`notes: {{ tpl (.Files.Get "notes.txt") . | b64enc }}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for settings, want := range map[string]string{
+		"installer.enabled=false":                         agents,
+		"installer.enabled=true":                          installers,
+		"installer.enabled=true,nodeSelector.x=y":         "set those yourself",
+		"installer.enabled=true,installer.mode=uninstall": "removes the label",
+	} {
+		out, err := helm.run(t, "template", "cgpu", chart, "--kube-version", kubeVersion, "--show-only", "templates/notes.yaml", "--set", settings)
+		_, encoded, _ := strings.Cut(string(out), "notes: ")
+		text, decoded := base64.StdEncoding.DecodeString(strings.TrimSpace(encoded))
+		notes := string(text)
+		if err := errors.Join(err, decoded); err != nil || !strings.Contains(notes, want) {
+			t.Errorf("--set %s: %v, want %q\n%s", settings, err, want, notes)
+		}
+		for _, label := range []string{agents, installers} {
+			if label != want && strings.Contains(notes, label+" ") && want != "set those yourself" {
+				t.Errorf("--set %s: says %q", settings, label)
+			}
 		}
 	}
 }
