@@ -117,8 +117,10 @@ func (i *Installer) settle(ctx context.Context, e engine) error {
 		return fmt.Errorf("%s: %w", i.Verb, err)
 	}
 	if e.state() == string(was) {
-		if err := e.Refused(i.Config); err != nil && i.Restart {
-			return fmt.Errorf("%s: %w: it is not restarted, as it would not start", i.Verb, err)
+		if i.Restart {
+			if err := e.Refused(i.Config); err != nil {
+				return fmt.Errorf("%s: %w: it is not restarted, as it would not start", i.Verb, err)
+			}
 		}
 		if err := e.Reread(i.Out, i.Config, i.Restart); err != nil {
 			return err

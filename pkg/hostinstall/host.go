@@ -192,11 +192,12 @@ func (i *Installer) remove(ctx context.Context, e engine) error {
 		return err
 	}
 	if list := i.users(e); has != "" || len(list) > 0 {
-		return fmt.Errorf("%s: it is in use again (runtime %q: %q; %s): another cgpu-installer works on this node", i.Dir, i.Name, has, strings.Join(list, ", "))
+		return fmt.Errorf("%s: it is in use again (runtime %q: %q; %s): another cgpu-installer works on this node",
+			i.Dir, i.Name, has, strings.Join(list, ", "))
 	}
 	o.Changing = func() (func() error, error) { return func() error { return nil }, nil } // the engine does not read it
 	if err := e.Uninstall(i.Out, o); err != nil {
-		return err
+		return errors.New(strings.TrimPrefix(err.Error(), "uninstall: "))
 	}
 	i.step("pods")
 	// What engines call goes first: a version of which a part is missing is nobody's then.

@@ -72,7 +72,8 @@ func TestRefusesToStart(t *testing.T) {
 	put(t, root+"/usr/bin/containerd", "#!/bin/sh\necho 'containerd: bad key' >&2\nexit 1\n")
 	j := job{Root: root, Source: image(t, "one"), Engine: "auto", Restarts: true, Systemd: true}
 	for range 2 {
-		if out, _, err := j.do(t); err == nil || !strings.Contains(out, "bad key: it is not restarted") && !strings.Contains(out, "nothing to change, but") {
+		out, _, err := j.do(t)
+		if err == nil || !strings.Contains(out, "bad key: it is not restarted") && !strings.Contains(out, "nothing to change, but") {
 			t.Errorf("%v\n%s", err, out)
 		}
 	}
@@ -85,7 +86,8 @@ func TestRefusesToStart(t *testing.T) {
 func TestPutBack(t *testing.T) {
 	root := node(t)
 	systemd(t, root)
-	put(t, root+"/usr/bin/containerd", "#!/bin/sh\n/bin/busybox grep -q cgpu-runtime /etc/containerd/config.toml && { echo bad >&2; exit 1; }\nexit 0\n")
+	put(t, root+"/usr/bin/containerd", "#!/bin/sh\n"+
+		"/bin/busybox grep -q cgpu-runtime /etc/containerd/config.toml && { echo bad >&2; exit 1; }\nexit 0\n")
 	out, _, err := job{Root: root, Source: image(t, "one"), Engine: "auto"}.do(t)
 	if err == nil || !strings.Contains(out, "the files are as they were") {
 		t.Errorf("%v\n%s", err, out)
@@ -180,7 +182,8 @@ func TestOthersFiles(t *testing.T) {
 func TestUsers(t *testing.T) {
 	root := node(t)
 	systemd(t, root)
-	put(t, root+"/usr/bin/containerd", "#!/bin/sh\n[ \"$1\" = --version ] && echo x 2.1.0 && exit 0\n/bin/busybox cat /etc/containerd/config.toml\n")
+	put(t, root+"/usr/bin/containerd", "#!/bin/sh\n"+
+		"[ \"$1\" = --version ] && echo x 2.1.0 && exit 0\n/bin/busybox cat /etc/containerd/config.toml\n")
 	put(t, root+"/etc/containerd/config.toml", "state = '/run/elsewhere'\n"+administrators)
 	j := job{Root: root, Source: image(t, "one"), Engine: "auto", Restarts: true}
 	j.must(t)
