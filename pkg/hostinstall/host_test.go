@@ -104,7 +104,7 @@ func (j job) command(t *testing.T) *exec.Cmd {
 		t.Fatal(err)
 	}
 	c := exec.Command(os.Args[0])
-	c.Env = append(os.Environ(), jobVariable+"="+string(text))
+	c.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0", jobVariable+"="+string(text)) // with -race each would wait for a second
 	return c
 }
 
@@ -392,13 +392,18 @@ func (j job) waits(t *testing.T, for_ string, then func()) {
 	}
 }
 
+// lines has no ReadFrom, by which io.Copy would write without the lock.
 type lines struct {
-	sync.Mutex
-	bytes.Buffer
+	lock sync.Mutex
+	text bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) { l.Lock(); defer l.Unlock(); return l.Buffer.Write(p) }
-func (l *lines) String() string              { l.Lock(); defer l.Unlock(); return l.Buffer.String() }
+func (l *lines) Write(p []byte) (int, error) {
+	l.lock.Lock()
+	defer l.lock.Unlock()
+	return l.text.Write(p)
+}
+func (l *lines) String() string { l.lock.Lock(); defer l.lock.Unlock(); return l.text.String() }
 
 // TestTwo: the pods of two versions install at the same moment.
 func TestTwo(t *testing.T) {
