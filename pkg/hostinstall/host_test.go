@@ -375,13 +375,14 @@ func (j job) waits(t *testing.T, for_ string, then func()) {
 	}
 }
 
+// lines is not a bytes.Buffer, whose ReadFrom would be called without the lock.
 type lines struct {
 	sync.Mutex
-	bytes.Buffer
+	buffer bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) { l.Lock(); defer l.Unlock(); return l.Buffer.Write(p) }
-func (l *lines) String() string              { l.Lock(); defer l.Unlock(); return l.Buffer.String() }
+func (l *lines) Write(p []byte) (int, error) { l.Lock(); defer l.Unlock(); return l.buffer.Write(p) }
+func (l *lines) String() string              { l.Lock(); defer l.Unlock(); return l.buffer.String() }
 
 // TestTwo: the pods of two versions install at the same moment.
 func TestTwo(t *testing.T) {
