@@ -4,6 +4,7 @@ package decision
 
 import (
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,31 @@ func TestManifests(t *testing.T) {
 		}
 		if got, err := os.ReadFile(file); err != nil || string(got) != text {
 			t.Errorf("%s is not what the policy is (%v): go test ./pkg/decision -update", file, err)
+		}
+	}
+}
+
+// TestCost: no policy goes through a pod's annotations, of which its author makes as many as he likes: each key is looked up. Nor does it go
+// through more containers than are read. gpushare's policy is written by hand, in the same way.
+func TestCost(t *testing.T) {
+	texts := map[string]string{}
+	for _, s := range Schedulers() {
+		for _, v := range s.Policy().Spec.Variables {
+			texts[s.Name] += v.Name + ": " + v.Expression + "\n"
+		}
+		if star := strings.Contains(texts[s.Name], ".map("); star && !strings.Contains(texts[s.Name], "> 128 ? []") {
+			t.Errorf("%s: goes through any number of containers:\n%s", s.Name, texts[s.Name])
+		}
+	}
+	b, err := os.ReadFile("../../deploy/components/device-plugin/admission-gpushare.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts["gpushare"] = string(b)
+	through := regexp.MustCompile(`(variables\.(now|was)|annotations[^\n]*)\.(map|filter|all|exists|exists_one|transform\w+)\(`)
+	for name, text := range texts {
+		if found := through.FindString(text); found != "" || !strings.Contains(text, ".filter(k,") {
+			t.Errorf("%s: goes through annotations: %q of\n%s", name, found, text)
 		}
 	}
 }
