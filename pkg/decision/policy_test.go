@@ -47,8 +47,8 @@ func TestManifests(t *testing.T) {
 	}
 }
 
-// TestCost: no policy goes through a pod's annotations, of which its author makes as many as he likes: each key is looked up. Nor does it go
-// through more containers than are read. gpushare's policy is written by hand, in the same way.
+// TestCost: no policy goes through a pod's annotations, of which its author makes as many as he likes: each key is looked up. Nor does it
+// go through more containers than are read. gpushare's policy is written by hand, in the same way.
 func TestCost(t *testing.T) {
 	texts := map[string]string{}
 	for _, s := range Schedulers() {

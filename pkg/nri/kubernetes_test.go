@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -162,7 +161,7 @@ func (g *stage) pick(decided bool) map[string]any {
 }
 
 func (g *stage) pod(name string, forged bool) *corev1.Pod {
-	limits := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
+	limits := corev1.ResourceRequirements{Limits: asked()}
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{}},
 		Spec: corev1.PodSpec{SchedulerName: "none", AutomountServiceAccountToken: new(bool),
 			InitContainers: []corev1.Container{{Name: "init", Image: "c"}},

@@ -70,7 +70,9 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "u1", CreationTimestamp: at(1000),
 		Annotations: annotations},
 		Spec: corev1.PodSpec{NodeName: "node1", InitContainers: []corev1.Container{{Name: "init"}}, Containers: []corev1.Container{{Name: "side"},
-			{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}}}
+			{Name: "main", Resources: corev1.ResourceRequirements{Limits: asked(), Requests: asked()}}},
+			EphemeralContainers: []corev1.EphemeralContainer{{TargetContainerName: "main",
+				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger"}}}}}
 	fake := &server{map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
 	listener := httptest.NewServer(fake)
 	t.Cleanup(listener.Close)
@@ -91,6 +93,16 @@ func tableOf(pods string) *device.Table {
 		GPUs: []device.GPU{{UUID: gpu0, Memory: 15 * quota.GiB}}}
 }
 
+// asked are limits for what is decided, among others.
+func asked() corev1.ResourceList {
+	list := corev1.ResourceList{"cpu": resource.MustParse("2")}
+	for name, n := range map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30",
+		"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000", "volcano.sh/vgpu-cores": "30"} {
+		list[name] = resource.MustParse(n)
+	}
+	return list
+}
+
 var decisions = map[string]map[string]string{
 	"hami":    {"hami.io/vgpu-devices-allocated": ";;" + gpu0 + ",NVIDIA,3000,30:;", "hami.io/vgpu-node": "node1"},
 	"volcano": {"volcano.sh/vgpu-ids-new": gpu0 + ",NVIDIA,3000,30:", "volcano.sh/vgpu-node": "node1"},
@@ -108,7 +120,7 @@ func create(h *handler, annotations map[string]string, container string) (hooks 
 func TestCreateContainer(t *testing.T) {
 	for name, annotations := range decisions {
 		h, _ := newPlugin(t, name, annotations)
-		for _, container := range []string{"init", "side"} {
+		for _, container := range []string{"init", "side", "debugger"} {
 			if hooks, err := create(h, annotations, container); err != nil || hooks != nil {
 				t.Errorf("%s: %s: %v, %v", name, container, hooks, err)
 			}
@@ -162,6 +174,18 @@ func TestRefused(t *testing.T) {
 		"large": {func(s *server) {
 			s.objects[podPath].(*corev1.Pod).Annotations["hami.io/vgpu-devices-allocated"] = strings.Repeat(";", decision.MaxValue+1)
 		}, "has more than", false},
+		"more than asked": {func(s *server) {
+			s.objects[podPath].(*corev1.Pod).Spec.Containers[1].Resources.Limits["nvidia.com/gpumem"] = resource.MustParse("2k")
+		}, "nvidia.com/gpumem is 2000 MiB", false},
+		"not asked": {func(s *server) {
+			delete(s.objects[podPath].(*corev1.Pod).Spec.Containers[1].Resources.Limits, "nvidia.com/gpu")
+		}, "nvidia.com/gpu is 0", false},
+		"many debuggers, and not its": {func(s *server) {
+			pod := s.objects[podPath].(*corev1.Pod)
+			pod.Spec.Containers[1].Name = "other"
+			pod.Spec.EphemeralContainers = append(make([]corev1.EphemeralContainer, decision.MaxContainers), corev1.EphemeralContainer{
+				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "main"}})
+		}, "has no container", false},
 		"many containers": {func(s *server) {
 			pod := s.objects[podPath].(*corev1.Pod)
 			pod.Spec.InitContainers = make([]corev1.Container, 4000)
