@@ -110,14 +110,12 @@ func Names() (names []string) {
 // Reads says whether an annotation is one that the scheduler's decision is read from.
 func (s *Scheduler) Reads(key string) bool { return matches(s.Decided, key) || matches(s.Asked, key) }
 
-// Decides says whether these annotations claim that the scheduler decided something.
-func (s *Scheduler) Decides(annotations map[string]string) bool {
-	for key := range annotations {
-		if matches(s.Decided, key) {
-			return true
-		}
-	}
-	return false
+// Decides says whether these annotations claim that the scheduler decided something about a container, or its pod.
+func (s *Scheduler) Decides(annotations map[string]string, container string) bool {
+	return slices.ContainsFunc(s.Decided, func(key string) bool {
+		_, ok := annotations[strings.Replace(key, "*", container, 1)]
+		return ok
+	})
 }
 
 func matches(patterns []string, key string) bool {

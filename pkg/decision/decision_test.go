@@ -240,8 +240,11 @@ func TestReads(t *testing.T) {
 			t.Errorf("%s: %v", key, got)
 		}
 	}
-	if Find("kai").Decides(kai("main.gpu-memory.request", "1Gi")) || !Find("kai").Decides(kai("main.gpus.devices", "")) {
+	if Find("kai").Decides(kai("main.gpu-memory.request", "1Gi"), "main") || !Find("kai").Decides(kai("main.gpus.devices", ""), "main") {
 		t.Error("what is asked is no decision")
+	}
+	if Find("kai").Decides(kai("main.gpus.devices", ""), "side") || !Find("hami").Decides(hami(""), "side") {
+		t.Error("KAI decides about one container, HAMi about the pod")
 	}
 	if Find("kube") != nil {
 		t.Error("an unknown scheduler")

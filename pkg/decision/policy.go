@@ -15,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// settling is how long API servers may take from the writing of a policy to following it. A pod that was made earlier may have been
-// made with anything in it.
-const settling = 10 * time.Second
+// settling is how long API servers may take from the writing of a policy to following it: a moment, but for one whose watch hangs. A pod
+// that was made earlier may have been made with anything in it.
+const settling = time.Minute
 
 // PolicyName is that of the policy that guards the scheduler's annotations, and of its binding.
 func (s *Scheduler) PolicyName() string { return "scheduler-" + s.Name + ".cgpu.io" }

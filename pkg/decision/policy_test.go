@@ -124,16 +124,16 @@ func TestGuarded(t *testing.T) {
 		t.Error("without a binding")
 	}
 	since, err := s.Guarded(p, b)
-	if err != nil || !since.Equal(time.Unix(210, 0)) {
+	if err != nil || !since.Equal(time.Unix(260, 0)) {
 		t.Fatalf("%v, %v", since, err)
 	}
 	// It was another one until 500.
 	changed := at(500)
 	b.ManagedFields = []metav1.ManagedFieldsEntry{{Time: &changed}}
-	if since, err = s.Guarded(p, b); err != nil || !since.Equal(time.Unix(510, 0)) {
+	if since, err = s.Guarded(p, b); err != nil || !since.Equal(time.Unix(560, 0)) {
 		t.Errorf("%v, %v", since, err)
 	}
-	for sec, old := range map[int64]bool{400: true, 505: true, 510: true, 511: false} {
+	for sec, old := range map[int64]bool{400: true, 555: true, 560: true, 561: false} {
 		if err := s.Old(&Pod{Created: time.Unix(sec, 0)}, since); (err != nil) != old {
 			t.Errorf("a pod of %d: %v", sec, err)
 		}

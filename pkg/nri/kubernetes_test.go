@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,17 @@ func (g *stage) play() {
 	if err != nil || !ours || len(hooks) != 1 || share.UUID != gpu0 || share.Memory != 3000*quota.MiB {
 		g.Errorf("%+v, %v", share, err)
 	}
+	// However many annotations a pod has, the policy's evaluation comes to an end within what the API server allows, and its author goes on.
+	large := g.pod("large-"+g.s.Name, false)
+	for i := range 36000 {
+		large.Annotations[strconv.FormatInt(int64(i), 36)] = ""
+	}
+	_ = g.admin.CoreV1().Pods("default").Delete(ctx, large.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	large, err = author.CoreV1().Pods("default").Create(ctx, large, metav1.CreateOptions{})
+	must(g.T, err)
+	must(g.T, g.annotate(author, large, map[string]any{"mine": "1"}))
+	must(g.T, want(g.annotate(author, large, g.decided()), "is for the scheduler"))
+	must(g.T, g.admin.CoreV1().Pods("default").Delete(ctx, large.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	// Afterwards nobody but the scheduler changes it, in no way.
 	for key := range g.all() {
 		for _, value := range []any{"x", nil} {
@@ -153,7 +165,7 @@ func (g *stage) all() map[string]any {
 func (g *stage) pick(decided bool) map[string]any {
 	some := map[string]any{}
 	for key, value := range decisions[g.s.Name] {
-		if g.s.Decides(map[string]string{key: value}) == decided {
+		if g.s.Decides(map[string]string{key: value}, "main") == decided {
 			some[key] = value
 		}
 	}

@@ -3,6 +3,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,11 +11,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	admission "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -35,13 +37,23 @@ import (
 const gpu0 = "GPU-00000000-0000-0000-0000-000000000000"
 
 // server is an API server that has these objects, by their paths, and sends them as the real one does.
-type server struct{ objects map[string]runtime.Object }
+type server struct {
+	objects map[string]runtime.Object
+	asked   atomic.Int64        // how often
+	fails   metav1.StatusReason // where not empty, each time so
+}
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.asked.Add(1)
 	o := s.objects[r.URL.Path]
+	codes := map[metav1.StatusReason]int{metav1.StatusReasonNotFound: 404, metav1.StatusReasonForbidden: 403, metav1.StatusReasonInternalError: 500}
+	reason := s.fails
 	if o == nil {
-		w.WriteHeader(http.StatusNotFound)
-		o = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		reason = cmp.Or(reason, metav1.StatusReasonNotFound)
+	}
+	if reason != "" {
+		w.WriteHeader(codes[reason])
+		o = &metav1.Status{Status: metav1.StatusFailure, Reason: reason, Code: int32(codes[reason])}
 	}
 	version := schema.GroupVersion{Version: "v1"}
 	if strings.Contains(r.URL.Path, "admissionregistration") {
@@ -73,10 +85,10 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 			{Name: "main", Resources: corev1.ResourceRequirements{Limits: asked(), Requests: asked()}}},
 			EphemeralContainers: []corev1.EphemeralContainer{{TargetContainerName: "main",
 				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger"}}}}}
-	fake := &server{map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
+	fake := &server{objects: map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
 	listener := httptest.NewServer(fake)
 	t.Cleanup(listener.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: listener.URL,
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: listener.URL, QPS: -1,
 		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}})
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +150,7 @@ func TestCreateContainer(t *testing.T) {
 		for key := range annotations {
 			lies[key] = "GPU-other,NVIDIA,100000,0:"
 		}
-		if again, err := create(h, lies, "main"); err != nil || !cmp.Equal(again[0].Args, hooks[0].Args) {
+		if again, err := create(h, lies, "main"); err != nil || !gocmp.Equal(again[0].Args, hooks[0].Args) {
 			t.Errorf("%s: %v, %v", name, again, err)
 		}
 		if hooks, err := create(h, nil, "main"); err != nil || hooks != nil {
@@ -207,6 +219,77 @@ func TestRefused(t *testing.T) {
 		if guarded := h.p.guarded; (guarded != nil) != c.node {
 			t.Errorf("%s: healthy: %v", name, guarded)
 		}
+	}
+}
+
+// A container that gets nothing does not wait for the API server: KAI's has no annotation of its own, the others' is asked for once.
+func TestAskedOnce(t *testing.T) {
+	for name, want := range map[string]int64{"kai": 0, "hami": 3, "volcano": 3} {
+		h, s := newPlugin(t, name, decisions[name])
+		for range 5 {
+			if hooks, err := create(h, decisions[name], "side"); err != nil || hooks != nil {
+				t.Errorf("%s: %v, %v", name, hooks, err)
+			}
+		}
+		if n := s.asked.Load(); n != want {
+			t.Errorf("%s: %d requests, want %d", name, n, want)
+		}
+		if hooks, err := create(h, decisions[name], "main"); err != nil || len(hooks) != 1 {
+			t.Errorf("%s: %v, %v", name, hooks, err)
+		}
+	}
+	h, _ := newPlugin(t, "hami", nil)
+	for i := range 3 * maxNothing {
+		h.p.remember(&api.PodSandbox{Uid: fmt.Sprint(i)}, &api.Container{Name: "side"})
+	}
+	if n := len(h.p.nothing); n > maxNothing {
+		t.Errorf("%d are remembered", n)
+	}
+}
+
+// That the API server does not answer is no word on the policy; that it does not let the agent see it is what an administrator must know.
+func TestAway(t *testing.T) {
+	h, s := newPlugin(t, "hami", decisions["hami"])
+	s.fails = metav1.StatusReasonInternalError
+	if hooks, err := create(h, decisions["hami"], "main"); err == nil || hooks != nil || h.p.guarded != nil {
+		t.Errorf("%v, %v; healthy: %v", hooks, err, h.p.guarded)
+	}
+	s.fails = metav1.StatusReasonForbidden
+	if hooks, err := create(h, decisions["hami"], "main"); err == nil || hooks != nil || h.p.guarded == nil {
+		t.Errorf("%v, %v; healthy: %v", hooks, err, h.p.guarded)
+	}
+}
+
+// Refusals of one pod do not push all else out of the node's events.
+func TestManyRefused(t *testing.T) {
+	h, s := newPlugin(t, "hami", decisions["hami"])
+	delete(s.objects, podPath)
+	for range 3 * event.RefusedOfOne {
+		if _, err := create(h, decisions["hami"], "main"); err == nil {
+			t.Fatal("no pod, and no refusal")
+		}
+	}
+	text, err := os.ReadFile(event.File(h.p.o.RunDir))
+	if n := strings.Count(string(text), "ns/pod/main"); err != nil || n == 0 || n > 2*event.RefusedOfOne { // two minutes at most
+		t.Errorf("%d events, %v", n, err)
+	}
+}
+
+// An engine that does not take the plugin in is asked ever less often.
+func TestNextWait(t *testing.T) {
+	wait, n := time.Duration(0), 0
+	for ; wait < retryAtMost; n++ {
+		if next := nextWait(wait, false); next < wait || wait > 0 && next < retryAtMost && next != 2*wait {
+			t.Fatalf("%v after %v", next, wait)
+		} else {
+			wait = next
+		}
+		if n > 20 {
+			t.Fatal("it never waits long")
+		}
+	}
+	if nextWait(wait, false) != retryAtMost || nextWait(wait, true) != retryAfter || nextWait(0, false) != retryAfter {
+		t.Errorf("%v, %v, %v", nextWait(wait, false), nextWait(wait, true), nextWait(0, false))
 	}
 }
 

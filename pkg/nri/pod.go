@@ -20,7 +20,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/wire"
 )
 
-// since is the time from which on pods have no forged decisions.
+// since is the time from which on pods have no forged decisions. What the API server has of the policy is noted; that it does not answer
+// says nothing of the policy, unless it does not let the agent see it.
 func (p *Plugin) since(ctx context.Context) (time.Time, error) {
 	client, name := p.o.Client.AdmissionregistrationV1(), p.o.Scheduler.PolicyName()
 	policy, err := client.ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
@@ -34,9 +35,15 @@ func (p *Plugin) since(ctx context.Context) (time.Time, error) {
 		}
 	}
 	if err != nil {
-		return time.Time{}, fmt.Errorf("nri: policy %s: %w", name, err)
+		away := fmt.Errorf("nri: policy %s: %w", name, err)
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+			p.set(&p.guarded, away)
+		}
+		return time.Time{}, away
 	}
-	return p.o.Scheduler.Guarded(policy, binding)
+	since, err := p.o.Scheduler.Guarded(policy, binding)
+	p.set(&p.guarded, err)
+	return since, err
 }
 
 // Bounds of what is read of a pod: Kubernetes' of its names, and of annotations' keys.
