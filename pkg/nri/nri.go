@@ -136,18 +136,27 @@ func (p *Plugin) serve(ctx context.Context) {
 			return
 		}
 		p.set(&p.connected, fmt.Errorf("nri: %s: %w", p.o.Socket, err))
-		wait = nextWait(wait, registered)
+		wait = nextWait(wait, registered, err)
 		pause(ctx, wait)
 	}
 }
 
-// nextWait is how long to wait before the next connection: the longer, the more came to nothing.
-func nextWait(last time.Duration, registered bool) time.Duration {
-	if registered || last == 0 {
+// nextWait is how long to wait before the next connection: the longer, the more often the engine did not take the plugin in. That it is
+// away changes nothing: it may be away because of that.
+func nextWait(last time.Duration, registered bool, err error) time.Duration {
+	switch {
+	case registered || last == 0:
 		return retryAfter
+	case errors.Is(err, errNotTaken):
+		return min(2*last, retryAtMost)
+	default:
+		return last
 	}
-	return min(2*last, retryAtMost)
 }
+
+// errNotTaken is of an engine that was there, and did not take the plugin in.
+var errNotTaken = errors.New("the engine ended the connection before it had sent what runs on the node: its log has the reason; " +
+	"do containers have very large environments?")
 
 // connect is one connection, from its beginning to its end, and whether the engine took the plugin in. An engine that knows of it lets a
 // container fail whose request the plugin did not answer.
@@ -169,8 +178,7 @@ func (p *Plugin) connect(ctx context.Context) (registered bool, err error) {
 	defer s.Stop()
 	select {
 	case <-lost:
-		return false, errors.New("the engine ended the connection before it had sent what runs on the node: its log has the reason; " +
-			"do containers have very large environments?")
+		return false, errNotTaken
 	case <-ctx.Done():
 		return false, ctx.Err()
 	case <-time.After(2 * s.RequestTimeout()): // it may begin a moment late

@@ -5,6 +5,7 @@ package nri
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -275,21 +276,23 @@ func TestManyRefused(t *testing.T) {
 	}
 }
 
-// An engine that does not take the plugin in is asked ever less often.
+// An engine that does not take the plugin in is asked ever less often, one that is away as often as before.
 func TestNextWait(t *testing.T) {
-	wait, n := time.Duration(0), 0
-	for ; wait < retryAtMost; n++ {
-		if next := nextWait(wait, false); next < wait || wait > 0 && next < retryAtMost && next != 2*wait {
-			t.Fatalf("%v after %v", next, wait)
-		} else {
-			wait = next
+	away := errors.New("no such file")
+	for _, c := range []struct {
+		last       time.Duration
+		registered bool
+		err        error
+		want       time.Duration
+	}{
+		{0, false, away, retryAfter}, {retryAfter, false, away, retryAfter}, {0, false, errNotTaken, retryAfter},
+		{retryAfter, false, errNotTaken, 2 * retryAfter}, {2 * retryAfter, false, away, 2 * retryAfter},
+		{2 * retryAfter, false, fmt.Errorf("nri: %w", errNotTaken), 4 * retryAfter}, {retryAtMost - 1, false, errNotTaken, retryAtMost},
+		{retryAtMost, false, errNotTaken, retryAtMost}, {retryAtMost, true, away, retryAfter},
+	} {
+		if got := nextWait(c.last, c.registered, c.err); got != c.want {
+			t.Errorf("after %v, %v, %v: %v, want %v", c.last, c.registered, c.err, got, c.want)
 		}
-		if n > 20 {
-			t.Fatal("it never waits long")
-		}
-	}
-	if nextWait(wait, false) != retryAtMost || nextWait(wait, true) != retryAfter || nextWait(0, false) != retryAfter {
-		t.Errorf("%v, %v, %v", nextWait(wait, false), nextWait(wait, true), nextWait(0, false))
 	}
 }
 
