@@ -57,7 +57,10 @@ func TestAgainstAPIServer(t *testing.T) {
 		agent := rule("get", "validatingadmissionpolicies,validatingadmissionpolicybindings")
 		agent.APIGroups, agent.ResourceNames = []string{"admissionregistration.k8s.io"}, []string{s.PolicyName()}
 		grant(t, admin, "test-agent-"+s.Name, rule("get", "pods"), agent)
-		t.Run(s.Name, func(t *testing.T) { (&stage{T: t, s: s, config: config, admin: admin}).play() })
+		t.Run(s.Name, func(t *testing.T) {
+			t.Parallel() // each waits until its policy has settled
+			(&stage{T: t, s: s, config: config, admin: admin}).play()
+		})
 	}
 }
 
