@@ -185,7 +185,8 @@ func TestLargeEnvironments(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(p.Stop)
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(log.String(), "very large environments"); time.Sleep(10 * time.Millisecond) {
+	told := func() bool { return strings.Contains(log.String(), "very large environments") }
+	for deadline := time.Now().Add(time.Minute); !told(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%v:\n%s", p.Healthy(), log.String())
 		}

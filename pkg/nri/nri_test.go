@@ -47,7 +47,8 @@ type server struct {
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.asked.Add(1)
 	o := s.objects[r.URL.Path]
-	codes := map[metav1.StatusReason]int{metav1.StatusReasonNotFound: 404, metav1.StatusReasonForbidden: 403, metav1.StatusReasonInternalError: 500}
+	codes := map[metav1.StatusReason]int{
+		metav1.StatusReasonNotFound: 404, metav1.StatusReasonForbidden: 403, metav1.StatusReasonInternalError: 500}
 	reason := s.fails
 	if o == nil {
 		reason = cmp.Or(reason, metav1.StatusReasonNotFound)
@@ -86,7 +87,8 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 			{Name: "main", Resources: corev1.ResourceRequirements{Limits: asked(), Requests: asked()}}},
 			EphemeralContainers: []corev1.EphemeralContainer{{TargetContainerName: "main",
 				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger"}}}}}
-	fake := &server{objects: map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
+	fake := &server{objects: map[string]runtime.Object{
+		podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
 	listener := httptest.NewServer(fake)
 	t.Cleanup(listener.Close)
 	client, err := kubernetes.NewForConfig(&rest.Config{Host: listener.URL, QPS: -1,
