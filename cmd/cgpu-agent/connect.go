@@ -10,8 +10,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// connect makes the client of the API server. It does not talk to it yet: that may be away for minutes.
-func connect(kubeconfig string) (kubernetes.Interface, error) {
+// ownPace is that of what the agent does on its own. Of what containers wait for (atOnce) nothing waits: they come one by one anyway.
+const (
+	ownPace = 10
+	atOnce  = -1
+)
+
+// connect makes a client of the API server, of so many requests a second. It does not talk to it yet: that may be away for minutes.
+func connect(kubeconfig string, pace float32) (kubernetes.Interface, error) {
 	var c *rest.Config
 	var err error
 	if kubeconfig != "" {
@@ -25,7 +31,7 @@ func connect(kubeconfig string) (kubernetes.Interface, error) {
 	c.ContentType = "application/vnd.kubernetes.protobuf"
 	c.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	c.UserAgent = "cgpu-agent/" + version
-	c.QPS, c.Burst = 10, 20
+	c.QPS, c.Burst = pace, int(2*pace)
 	client, err := kubernetes.NewForConfig(c)
 	if err != nil {
 		return nil, fmt.Errorf("--kubeconfig %q: %w", kubeconfig, err)

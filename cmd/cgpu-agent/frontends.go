@@ -50,6 +50,10 @@ func frontEnds(s settings, client kubernetes.Interface, pods *agent.Pods, divisi
 		log := log.With("frontend", name)
 		if scheduler := decision.Find(name); scheduler != nil {
 			f.Start = func(ctx context.Context, t *device.Table, _ func(device.GPU) bool) (agent.Server, error) {
+				client, err := connect(s.kubeconfig, atOnce)
+				if err != nil {
+					return nil, err
+				}
 				return server(nri.Start(ctx, nri.Options{Node: s.node, Client: client, Socket: s.nriSocket, Scheduler: scheduler,
 					RunDir: device.RunDir(), Hook: s.hook, Table: t, Log: log}))
 			}

@@ -74,7 +74,7 @@ func run(ctx context.Context, s settings) error {
 	log := logger(s.logFormat, os.Stderr)
 	klog.SetSlogLogger(log)
 	boundMemory()
-	client, err := connect(s.kubeconfig)
+	client, err := connect(s.kubeconfig, ownPace)
 	if err != nil {
 		return err
 	}

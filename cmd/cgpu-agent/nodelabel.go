@@ -34,7 +34,7 @@ func labelNode(ctx context.Context, f flags, args []string) error {
 	if err != nil {
 		return err
 	}
-	client, err := connect(f.values["kubeconfig"])
+	client, err := connect(f.values["kubeconfig"], ownPace)
 	if err != nil {
 		return err
 	}

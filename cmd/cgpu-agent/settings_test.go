@@ -113,14 +113,21 @@ func TestConnect(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if client, err := connect(file); err != nil || client == nil {
-		t.Error(err)
+	// What containers wait for does not wait for its turn: without a limit there is no limiter.
+	for pace, limited := range map[float32]bool{ownPace: true, atOnce: false} {
+		client, err := connect(file, pace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if limiter := client.CoreV1().RESTClient().GetRateLimiter(); (limiter != nil) != limited {
+			t.Errorf("%v a second: %v", pace, limiter)
+		}
 	}
-	if _, err := connect(file + ".none"); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+	if _, err := connect(file+".none", ownPace); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Error(err)
 	}
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")
-	if _, err := connect(""); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
+	if _, err := connect("", ownPace); err == nil || !strings.Contains(err.Error(), "--kubeconfig") {
 		t.Error(err)
 	}
 }

@@ -28,19 +28,22 @@ type Pod struct {
 	Ending               bool              // has a deletion time
 	Annotations          map[string]string // those that Reads names
 	Containers           []Container       // init containers first, each kind in its order
+	Ephemeral            []string          // names of ephemeral containers, which no scheduler gives anything
 }
 
 // Container of a Pod.
 type Container struct {
 	Name string
 	Init bool
-	Asks bool // it has a limit that is one of Limits
+	// Limits are those that the scheduler goes by, as the API server has them, which lets nobody change them.
+	Limits map[string]string
 }
 
 // Bounds of a pod that is read, whoever made it.
 const (
 	MaxContainers = 128
 	MaxValue      = 8 << 10 // of an annotation
+	MaxLimit      = 32      // of a limit's text
 	maxUUID       = 64
 )
 
@@ -52,10 +55,16 @@ type Scheduler struct {
 	Decided []string
 	// Asked are those by which the author asks. They are part of the decision, so they stay as the pod was made with them.
 	Asked []string
-	// Limits are the resources by which a container asks, where the decision lists only those that do.
+	// Limits are the resources by which a container asks, where it does not by annotations.
 	Limits []string
 	parse  func(s *Scheduler, p *Pod, i int) ([]gpu, error)
+	// asks says for what a container with such limits asks; nil where it asks by annotations.
+	asks func(limits map[string]uint64) ask
 }
+
+// ask is for that many GPUs, so much of each. 0 MiB are any memory, down from all of a GPU: a part of it in percent, or a default of the
+// scheduler's.
+type ask struct{ gpus, mib, percent uint64 }
 
 // gpu is a part of one that a container was given.
 type gpu struct {
@@ -71,11 +80,13 @@ type gpu struct {
 //	KAI       docs/gpu-sharing/README.md and pkg/common/resources (NvFractions), after 0.18, 2026-09
 func Schedulers() []*Scheduler {
 	return []*Scheduler{
-		{Name: "hami", Decided: []string{"hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"}, parse: parseHAMi},
+		{Name: "hami", Decided: []string{"hami.io/vgpu-devices-allocated", "hami.io/vgpu-node"},
+			Limits: []string{"nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"}, parse: parseHAMi, asks: asksHAMi},
 		{Name: "kai", Decided: []string{"nvidia.com/container.*.gpus.devices"},
 			Asked: []string{"nvidia.com/container.*.gpu-memory.request", "nvidia.com/container.*.gpu-memory.limit"}, parse: parseKAI},
 		{Name: "volcano", Decided: []string{"volcano.sh/vgpu-ids-new", "volcano.sh/vgpu-node"},
-			Limits: []string{"volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"}, parse: parseVolcano},
+			Limits: []string{"volcano.sh/vgpu-number", "volcano.sh/vgpu-memory", "volcano.sh/vgpu-cores", "volcano.sh/vgpu-memory-percentage"},
+			parse:  parseVolcano, asks: asksVolcano},
 	}
 }
 
@@ -99,14 +110,12 @@ func Names() (names []string) {
 // Reads says whether an annotation is one that the scheduler's decision is read from.
 func (s *Scheduler) Reads(key string) bool { return matches(s.Decided, key) || matches(s.Asked, key) }
 
-// Decides says whether these annotations claim that the scheduler decided something.
-func (s *Scheduler) Decides(annotations map[string]string) bool {
-	for key := range annotations {
-		if matches(s.Decided, key) {
-			return true
-		}
-	}
-	return false
+// Decides says whether these annotations claim that the scheduler decided something about a container, or its pod.
+func (s *Scheduler) Decides(annotations map[string]string, container string) bool {
+	return slices.ContainsFunc(s.Decided, func(key string) bool {
+		_, ok := annotations[strings.Replace(key, "*", container, 1)]
+		return ok
+	})
 }
 
 func matches(patterns []string, key string) bool {
@@ -127,6 +136,8 @@ func (s *Scheduler) Shares(p *Pod, container, node string, gpus []device.GPU) ([
 		return nil, fmt.Errorf("decision: pod %s/%s: is bound to node %.253q, and this is %q", p.Namespace, p.Name, p.Node, node)
 	case p.Ending:
 		return nil, fmt.Errorf("decision: pod %s/%s: is being deleted: make it anew", p.Namespace, p.Name)
+	case i < 0 && slices.Contains(p.Ephemeral, container): // kubectl debug
+		return nil, nil
 	case i < 0:
 		return nil, fmt.Errorf("decision: pod %s/%s: has no container %q", p.Namespace, p.Name, container)
 	default:
@@ -138,6 +149,9 @@ func (s *Scheduler) Shares(p *Pod, container, node string, gpus []device.GPU) ([
 		parts, err := s.parse(s, p, i)
 		if err == nil {
 			err = check(parts, gpus)
+		}
+		if err == nil && s.asks != nil && len(parts) > 0 {
+			err = s.within(p.Containers[i], parts)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("decision: container %q: %w", container, err)
@@ -176,6 +190,51 @@ func check(parts []gpu, gpus []device.GPU) error {
 	return nil
 }
 
+// within holds a decision to what the container asks for. A scheduler that decides for whoever calls it, as HAMi before September 2026,
+// may have been told of another pod than there is; by the limits count quotas.
+func (s *Scheduler) within(c Container, parts []gpu) error {
+	limits := map[string]uint64{}
+	for name, text := range c.Limits {
+		n, err := parseQuantity(text)
+		if err != nil {
+			return fmt.Errorf("limit %s=%.32q: %w", name, text, err)
+		}
+		limits[name] = n
+	}
+	most := s.asks(limits)
+	if uint64(len(parts)) > most.gpus {
+		return fmt.Errorf("was given parts of %d GPUs, and its limit %s is %d: does anybody else write in the scheduler's name?", len(parts),
+			s.Limits[0], most.gpus)
+	}
+	for _, g := range parts {
+		switch {
+		case most.mib > 0 && uint64(g.memory/quota.MiB) > most.mib:
+			return fmt.Errorf("GPU %s: memory %v: its limit %s is %d MiB: does the scheduler multiply it (memoryFactor)?", g.uuid, g.memory,
+				s.Limits[1], most.mib)
+		case most.percent > 0 && most.percent < quota.MaxPercent && (g.percent == 0 || uint64(g.percent) > most.percent):
+			return fmt.Errorf("GPU %s: %d percent: its limit %s is %d, and 0 is no cap", g.uuid, g.percent, s.Limits[2], most.percent)
+		}
+	}
+	return nil
+}
+
+// asksHAMi: without memory it gives the percentage that is asked for, else its default, else all.
+func asksHAMi(limits map[string]uint64) ask {
+	return ask{gpus: limits["nvidia.com/gpu"], mib: limits["nvidia.com/gpumem"], percent: limits["nvidia.com/gpucores"]}
+}
+
+// asksVolcano: memory alone is that of one GPU, and a percentage goes before it.
+func asksVolcano(limits map[string]uint64) ask {
+	a := ask{gpus: limits["volcano.sh/vgpu-number"], mib: limits["volcano.sh/vgpu-memory"], percent: limits["volcano.sh/vgpu-cores"]}
+	if _, counted := limits["volcano.sh/vgpu-number"]; !counted {
+		a.gpus = 1
+	}
+	if _, part := limits["volcano.sh/vgpu-memory-percentage"]; part {
+		a.mib = 0
+	}
+	return a
+}
+
 // parseHAMi: one list of GPUs for each container, also for those that have none, init containers first.
 func parseHAMi(s *Scheduler, p *Pod, i int) ([]gpu, error) {
 	return listed(p, s.Decided, len(p.Containers), i)
@@ -185,7 +244,9 @@ func parseHAMi(s *Scheduler, p *Pod, i int) ([]gpu, error) {
 func parseVolcano(s *Scheduler, p *Pod, i int) ([]gpu, error) {
 	at, all := -1, 0
 	for n, c := range p.Containers {
-		if c.Init || !c.Asks {
+		_, counted := c.Limits["volcano.sh/vgpu-number"]
+		_, sized := c.Limits["volcano.sh/vgpu-memory"]
+		if c.Init || !counted && !sized {
 			continue
 		}
 		if n == i {
@@ -287,8 +348,14 @@ func parseKAI(_ *Scheduler, p *Pod, i int) ([]gpu, error) {
 	return parts, nil
 }
 
-// parseSize reads a quantity of Kubernetes' as people write memory. Its own parser also takes 1e999999999, which it then computes.
+// parseSize reads memory, in whole MiB.
 func parseSize(text string) (quota.Bytes, error) {
+	n, err := parseQuantity(text)
+	return quota.Bytes(n) / quota.MiB * quota.MiB, err
+}
+
+// parseQuantity reads a quantity of Kubernetes' as people write it. Its own parser also takes 1e999999999, which it then computes.
+func parseQuantity(text string) (uint64, error) {
 	digits := strings.TrimRight(text, "KMGTki")
 	unit, ok := map[string]uint64{"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30,
 		"Ti": 1 << 40}[text[len(digits):]]
@@ -296,5 +363,5 @@ func parseSize(text string) (quota.Bytes, error) {
 	if !ok || err != nil || n > 1<<62/unit {
 		return 0, fmt.Errorf("want a whole number, alone or with k, M, G, T, Ki, Mi, Gi or Ti")
 	}
-	return quota.Bytes(n*unit) / quota.MiB * quota.MiB, nil
+	return n * unit, nil
 }

@@ -19,10 +19,12 @@ const (
 
 var table = []device.GPU{{UUID: gpu0, Memory: 15 * quota.GiB}, {Index: 1, UUID: gpu1, Memory: 15 * quota.GiB}}
 
-// podOf has one init container and two others, of which the last asks.
+// podOf has one init container and two others, of which the last asks for two GPUs, and somebody debugs it.
 func podOf(annotations map[string]string) *Pod {
 	return &Pod{Namespace: "ns", Name: "pod", UID: "u1", Node: "node1", Annotations: annotations,
-		Containers: []Container{{Name: "init", Init: true}, {Name: "side"}, {Name: "main", Asks: true}}}
+		Containers: []Container{{Name: "init", Init: true}, {Name: "side"}, {Name: "main", Limits: map[string]string{
+			"nvidia.com/gpu": "2", "volcano.sh/vgpu-number": "2"}}},
+		Ephemeral: []string{"debugger"}}
 }
 
 func hami(list string) map[string]string {
@@ -55,8 +57,8 @@ func TestShares(t *testing.T) {
 		{"hami, two GPUs", "hami", "main", hami(";;" + gpu0 + ",NVIDIA,1024,0:" + gpu1 + ",NVIDIA,2048,0:;"),
 			main("hami", 0, gpu0, 1024, "") + ";" + main("hami", 1, gpu1, 2048, "")},
 		{"hami, without a GPU", "hami", "side", hami(";;" + gpu1 + ",NVIDIA,3000,30:;"), ""},
-		{"hami, init container", "hami", "init", hami(gpu0 + ",NVIDIA,512,0:;;" + gpu1 + ",NVIDIA,3000,30:;"),
-			"id=hami/u1/init/0,uuid=" + gpu0 + ",memory=536870912"},
+		{"hami, ephemeral container", "hami", "debugger", hami(";;" + gpu1 + ",NVIDIA,3000,30:;"), ""},
+		{"kai, ephemeral container", "kai", "debugger", kai("debugger.gpus.devices", gpu0, "debugger.gpu-memory.request", "2Gi"), ""},
 		{"volcano", "volcano", "main", volcano(gpu1 + ",NVIDIA,4096,50:"), main("volcano", 0, gpu1, 4096, ",percent=50")},
 		{"volcano, does not ask", "volcano", "side", volcano(gpu1 + ",NVIDIA,4096,50:"), ""},
 		{"volcano, init containers cannot", "volcano", "init", volcano(gpu1 + ",NVIDIA,4096,50:"), ""},
@@ -140,6 +142,64 @@ func TestSharesRefused(t *testing.T) {
 	}
 }
 
+// What a container was given is within its limits, which nobody writes in the scheduler's name: HAMi's extender once decided for whoever
+// asked it, of any pod that he described.
+func TestWithin(t *testing.T) {
+	one, two := gpu0+",NVIDIA,3000,30:", gpu0+",NVIDIA,3000,30:"+gpu1+",NVIDIA,3000,30:"
+	limits := func(s string, of ...string) map[string]string {
+		all := map[string]string{}
+		for i, name := range Find(s).Limits[:len(of)] {
+			if of[i] != "" {
+				all[name] = of[i]
+			}
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name, scheduler, list string
+		limits                []string
+		want                  string
+	}{
+		{"as asked", "hami", one, []string{"1", "3k", "30"}, ""},
+		{"less", "hami", one, []string{"2", "4000", "40"}, ""},
+		{"any memory", "hami", two, []string{"2"}, ""},
+		{"0 is none", "hami", one, []string{"1", "0", "0"}, ""},
+		{"no cap asked for", "hami", gpu0 + ",NVIDIA,3000,0:", []string{"1", "3000"}, ""},
+		{"all of the time", "hami", gpu0 + ",NVIDIA,3000,100:", []string{"1", "3000", "100"}, ""},
+		{"does not ask", "hami", one, nil, "was given parts of 1 GPUs, and its limit nvidia.com/gpu is 0"},
+		{"memory alone", "hami", one, []string{"", "3000"}, "nvidia.com/gpu is 0"},
+		{"more GPUs", "hami", two, []string{"1", "3000"}, "parts of 2 GPUs, and its limit nvidia.com/gpu is 1"},
+		{"more memory", "hami", one, []string{"1", "2999"}, "its limit nvidia.com/gpumem is 2999 MiB"},
+		{"more of the time", "hami", one, []string{"1", "3000", "29"}, "30 percent: its limit nvidia.com/gpucores is 29"},
+		{"no cap", "hami", gpu0 + ",NVIDIA,3000,0:", []string{"1", "3000", "30"}, "0 is no cap"},
+		{"all of it for a part", "hami", gpu0 + ",NVIDIA,3000,100:", []string{"1", "3000", "30"}, "0 is no cap"},
+		{"no number", "hami", one, []string{"1", "3e3"}, `limit nvidia.com/gpumem="3e3": want a whole number`},
+		{"nothing at all", "hami", one, []string{"1", " "}, "want a whole number"},
+		{"one that wraps", "hami", one, []string{"16777216Ti"}, "want a whole number"},
+		{"as asked", "volcano", two, []string{"2", "3000", "30"}, ""},
+		{"memory of one", "volcano", one, []string{"", "3000"}, ""},
+		{"memory of one", "volcano", two, []string{"", "3000"}, "volcano.sh/vgpu-number is 1"},
+		{"a percentage goes before memory", "volcano", one, []string{"1", "1000", "", "50"}, ""},
+		{"more memory", "volcano", one, []string{"1", "1000"}, "its limit volcano.sh/vgpu-memory is 1000 MiB"},
+		{"more of the time", "volcano", one, []string{"1", "", "10"}, "volcano.sh/vgpu-cores is 10"},
+	} {
+		p := podOf(map[string]map[string]string{"hami": hami(";;" + c.list + ";"), "volcano": volcano(c.list)}[c.scheduler])
+		p.Containers[2].Limits = limits(c.scheduler, c.limits...)
+		shares, err := Find(c.scheduler).Shares(p, "main", "node1", table)
+		if c.want == "" && err == nil && len(shares) > 0 {
+			continue
+		}
+		if c.want == "" || err == nil || !strings.Contains(err.Error(), c.want) || shares != nil {
+			t.Errorf("%s: %s: %v, %v, want %q", c.scheduler, c.name, shares, err, c.want)
+		}
+	}
+	p := podOf(hami(one + ";;;"))
+	p.Containers[0].Limits = limits("hami", "1", "3000")
+	if shares, err := Find("hami").Shares(p, "init", "node1", table); err != nil || len(shares) != 1 || shares[0].ID != "hami/u1/init/0" {
+		t.Errorf("an init container that asks: %v, %v", shares, err)
+	}
+}
+
 // FuzzShares: whatever annotations say, a container gets no more of a GPU than there is, of no other GPU, and the runtime can read it.
 func FuzzShares(f *testing.F) {
 	f.Add(";;"+gpu0+",NVIDIA,3000,30:;", "node1", "2Gi")
@@ -180,8 +240,11 @@ func TestReads(t *testing.T) {
 			t.Errorf("%s: %v", key, got)
 		}
 	}
-	if Find("kai").Decides(kai("main.gpu-memory.request", "1Gi")) || !Find("kai").Decides(kai("main.gpus.devices", "")) {
+	if Find("kai").Decides(kai("main.gpu-memory.request", "1Gi"), "main") || !Find("kai").Decides(kai("main.gpus.devices", ""), "main") {
 		t.Error("what is asked is no decision")
+	}
+	if Find("kai").Decides(kai("main.gpus.devices", ""), "side") || !Find("hami").Decides(hami(""), "side") {
+		t.Error("KAI decides about one container, HAMi about the pod")
 	}
 	if Find("kube") != nil {
 		t.Error("an unknown scheduler")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -14,9 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// settling is how long API servers may take from the writing of a policy to following it. A pod that was made earlier may have been
-// made with anything in it.
-const settling = 10 * time.Second
+// settling is how long API servers may take from the writing of a policy to following it: a moment, but for one whose watch hangs. A pod
+// that was made earlier may have been made with anything in it.
+const settling = time.Minute
 
 // PolicyName is that of the policy that guards the scheduler's annotations, and of its binding.
 func (s *Scheduler) PolicyName() string { return "scheduler-" + s.Name + ".cgpu.io" }
@@ -39,13 +40,7 @@ func (s *Scheduler) Policy() *admission.ValidatingAdmissionPolicy {
 					Operations: []admission.OperationType{admission.Create, admission.Update},
 					Rule: admission.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods", "pods/status"},
 						Scope: &all}}}}},
-			Variables: []admission.Variable{
-				{Name: "now", Expression: "object.metadata.?annotations.orValue({})"},
-				{Name: "was", Expression: `request.operation == "CREATE" ? {} : oldObject.metadata.?annotations.orValue({})`},
-				// Written, changed or taken away.
-				{Name: "changed", Expression: "(variables.now.map(k, k) + variables.was.filter(k, !(k in variables.now))).filter(k, " +
-					"!(k in variables.now && k in variables.was && variables.now[k] == variables.was[k]) && " + s.guarded() + ")"},
-			},
+			Variables: s.variables(),
 			Validations: []admission.Validation{{
 				Expression: `size(variables.changed) == 0 || request.operation == "UPDATE" && authorizer.group("").resource("pods")` +
 					`.subresource("binding").namespace(request.namespace).check("create").allowed()`,
@@ -65,23 +60,42 @@ func (s *Scheduler) Binding() *admission.ValidatingAdmissionPolicyBinding {
 			ValidationActions: []admission.ValidationAction{admission.Deny}}}
 }
 
-// guarded is the CEL expression for whether k is an annotation that may not be changed so.
-func (s *Scheduler) guarded() string {
-	any := func(patterns []string) string {
-		var list []string
+// variables are the policy's: the annotations as they are to be and as they were, and of those that are guarded what is changed. Each is
+// looked up: going through all, of which an author can make tens of thousands, cost the API server seconds.
+func (s *Scheduler) variables() []admission.Variable {
+	list := []admission.Variable{
+		{Name: "now", Expression: "object.metadata.?annotations.orValue({})"},
+		{Name: "was", Expression: `request.operation == "CREATE" ? {} : oldObject.metadata.?annotations.orValue({})`}}
+	if strings.Contains(strings.Join(s.Decided, ""), "*") {
+		// A pod of more containers is given nothing (Shares), whatever its annotations say.
+		const init = "object.spec.?initContainers.orValue([])"
+		list = append(list, admission.Variable{Name: "names", Expression: fmt.Sprintf(
+			"size(object.spec.containers) + size(%s) > %d ? [] : (object.spec.containers + %s).map(c, c.name)", init, MaxContainers, init)})
+	}
+	return append(list, admission.Variable{Name: "changed", Expression: s.keys() +
+		".filter(k, (k in variables.now) != (k in variables.was) || k in variables.now && variables.now[k] != variables.was[k])"})
+}
+
+// keys is the CEL expression for the annotations that may not be changed so.
+func (s *Scheduler) keys() string {
+	list := func(patterns []string) string {
+		var fixed, named []string
 		for _, p := range patterns {
 			if before, after, star := strings.Cut(p, "*"); star {
-				list = append(list, fmt.Sprintf("k.startsWith(%q) && k.endsWith(%q)", before, after))
+				named = append(named, fmt.Sprintf("variables.names.map(n, %q + n + %q)", before, after))
 			} else {
-				list = append(list, fmt.Sprintf("k == %q", p))
+				fixed = append(fixed, strconv.Quote(p))
 			}
 		}
-		return strings.Join(list, " || ")
+		if len(fixed) > 0 {
+			named = append(named, "["+strings.Join(fixed, ", ")+"]")
+		}
+		return strings.Join(named, " + ")
 	}
 	if len(s.Asked) == 0 {
-		return "(" + any(s.Decided) + ")"
+		return list(s.Decided)
 	}
-	return "(" + any(s.Decided) + ` || request.operation == "UPDATE" && (` + any(s.Asked) + "))"
+	return "(" + list(s.Decided) + ` + (request.operation == "UPDATE" ? ` + list(s.Asked) + " : []))"
 }
 
 // Guarded says since when the scheduler's annotations are nobody's but its own; pods that were made later have no forged ones. The policy

@@ -71,7 +71,7 @@ func TestChooseNear(t *testing.T) {
 // without what it knows of NVLink. docs/measurements.md has the figures.
 func TestPlacementOfEight(t *testing.T) {
 	for _, links := range [][8]string{bridges, quads} {
-		near, other := simulate(t, eight(links), true), simulate(t, eight(links), false)
+		near, other := simulate(t, eight(links), true, binpack), simulate(t, eight(links), false, binpack)
 		t.Logf("NVLink %v: %v; without NVLink in the node table: %v", links, near, other)
 		if near.joined*other.pairs < other.joined*near.pairs || 100*near.joined < 99*near.pairs || near.refused > 20 {
 			t.Errorf("NVLink %v: %v, without NVLink %v", links, near, other)
@@ -79,14 +79,27 @@ func TestPlacementOfEight(t *testing.T) {
 	}
 }
 
-type outcome struct{ pairs, joined, fours, together, refused int }
+// Packed, a node has GPUs left that nobody uses, for who wants much of one; spread, who is alone on a GPU more often, and they have not.
+func TestBinpackAgainstSpread(t *testing.T) {
+	packed, apart := simulate(t, eight(quads), true, binpack), simulate(t, eight(quads), true, spread)
+	t.Logf("binpack: %.2f of 8 GPUs unused, %d pods alone on theirs, %d refused; spread: %.2f, %d, %d", packed.meanUnused(), packed.alone,
+		packed.refused, apart.meanUnused(), apart.alone, apart.refused)
+	if packed.meanUnused() < apart.meanUnused()+1 || packed.alone >= apart.alone {
+		t.Errorf("binpack %+v, spread %+v", packed, apart)
+	}
+}
+
+type outcome struct{ pairs, joined, fours, together, refused, placed, unused, alone int }
 
 func (o outcome) String() string {
 	return fmt.Sprintf("%d of %d pairs joined, %d of %d fours on one socket, %d refused", o.joined, o.pairs, o.together, o.fours, o.refused)
 }
 
+// meanUnused is how many GPUs nobody used, in the mean over all moments after a pod was placed.
+func (o outcome) meanUnused() float64 { return float64(o.unused) / float64(o.placed) }
+
 // simulate places 4000 pods, of which 70 % want a part of one GPU, 20 % of two and 10 % of four. About half of the node is in use.
-func simulate(t *testing.T, cards []card, known bool) (o outcome) {
+func simulate(t *testing.T, cards []card, known bool, placement string) (o outcome) {
 	if !known {
 		cards = slices.Clone(cards)
 		for i := range cards {
@@ -118,7 +131,7 @@ func simulate(t *testing.T, cards []card, known bool) (o outcome) {
 			}
 			pods = slices.Delete(pods, i, i+1)
 		}
-		r := request{resource: ResourceMemory, need: 8 + 8*rng.IntN(5), gpus: 1, placement: binpack, free: free}
+		r := request{resource: ResourceMemory, need: 8 + 8*rng.IntN(5), gpus: 1, placement: placement, free: free}
 		switch n := rng.IntN(10); {
 		case n == 9:
 			r.gpus = 4
@@ -130,12 +143,21 @@ func simulate(t *testing.T, cards []card, known bool) (o outcome) {
 			o.refused++
 			continue
 		}
+		if !slices.ContainsFunc(on, func(c card) bool { return free[c.UUID] < c.units }) {
+			o.alone++
+		}
 		for _, c := range on {
 			if free[c.UUID] -= r.need; free[c.UUID] < 0 {
 				t.Fatalf("%s has %d units too few", c.UUID, -free[c.UUID])
 			}
 		}
 		pods = append(pods, pod{r.need, on})
+		o.placed++
+		for _, c := range cards {
+			if free[c.UUID] == c.units {
+				o.unused++
+			}
+		}
 		switch {
 		case r.gpus == 2:
 			o.pairs++

@@ -392,18 +392,14 @@ func (j job) waits(t *testing.T, for_ string, then func()) {
 	}
 }
 
-// lines has no ReadFrom, by which io.Copy would write without the lock.
+// lines is not a bytes.Buffer, whose ReadFrom would be called without the lock.
 type lines struct {
-	lock sync.Mutex
-	text bytes.Buffer
+	sync.Mutex
+	buffer bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) {
-	l.lock.Lock()
-	defer l.lock.Unlock()
-	return l.text.Write(p)
-}
-func (l *lines) String() string { l.lock.Lock(); defer l.lock.Unlock(); return l.text.String() }
+func (l *lines) Write(p []byte) (int, error) { l.Lock(); defer l.Unlock(); return l.buffer.Write(p) }
+func (l *lines) String() string              { l.Lock(); defer l.Unlock(); return l.buffer.String() }
 
 // TestTwo: the pods of two versions install at the same moment.
 func TestTwo(t *testing.T) {

@@ -4,7 +4,9 @@ package nri
 
 import (
 	"context"
+	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -22,9 +24,14 @@ import (
 
 // engine is NRI as containerd and CRI-O have it: their own library, without the engine around it.
 func engine(t *testing.T, socket string, options ...adaptation.Option) *adaptation.Adaptation {
+	return engineOf(t, socket, nil, options...)
+}
+
+// engineOf has containers when it starts.
+func engineOf(t *testing.T, socket string, containers []*api.Container, options ...adaptation.Option) *adaptation.Adaptation {
 	t.Helper()
 	synchronize := func(ctx context.Context, cb adaptation.SyncCB) error {
-		_, err := cb(ctx, nil, nil)
+		_, err := cb(ctx, nil, containers)
 		return err
 	}
 	update := func(context.Context, []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
@@ -159,6 +166,52 @@ func TestEngine(t *testing.T) {
 	if hooks, err := ask(e, decisions["hami"]); err != nil || hooks != nil {
 		t.Errorf("without the plugin: %v, %v", hooks, err)
 	}
+}
+
+// An engine that cannot send all of its containers, because their environments are too large, does not take the plugin in, which at no time
+// says that it serves.
+func TestLargeEnvironments(t *testing.T) {
+	h, _ := newPlugin(t, "hami", decisions["hami"])
+	var log lockedBuffer
+	o := h.p.o
+	o.Socket, o.Table, o.Log = filepath.Join(t.TempDir(), "nri.sock"), tableOf(device.PodsAllocated), slog.New(slog.NewTextHandler(&log, nil))
+	var containers []*api.Container
+	for i := range 8 { // of more, and fewer pods than that, NRI 0.12 panics
+		containers = append(containers, &api.Container{Id: fmt.Sprint(i), Env: []string{"A=" + strings.Repeat("x", 1200<<10)}})
+	}
+	engineOf(t, o.Socket, containers)
+	p, err := Start(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Stop)
+	told := func() bool { return strings.Contains(log.String(), "very large environments") }
+	for deadline := time.Now().Add(time.Minute); !told(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%v:\n%s", p.Healthy(), log.String())
+		}
+	}
+	if err := p.Healthy(); err == nil || strings.Contains(log.String(), "connected to the engine") {
+		t.Errorf("healthy: %v\n%s", err, log.String())
+	}
+}
+
+// lockedBuffer is what several write into.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // An engine that is told so creates no container without the plugin.

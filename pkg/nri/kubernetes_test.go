@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -57,7 +57,10 @@ func TestAgainstAPIServer(t *testing.T) {
 		agent := rule("get", "validatingadmissionpolicies,validatingadmissionpolicybindings")
 		agent.APIGroups, agent.ResourceNames = []string{"admissionregistration.k8s.io"}, []string{s.PolicyName()}
 		grant(t, admin, "test-agent-"+s.Name, rule("get", "pods"), agent)
-		t.Run(s.Name, func(t *testing.T) { (&stage{T: t, s: s, config: config, admin: admin}).play() })
+		t.Run(s.Name, func(t *testing.T) {
+			t.Parallel() // each waits until its policy has settled
+			(&stage{T: t, s: s, config: config, admin: admin}).play()
+		})
 	}
 }
 
@@ -121,6 +124,17 @@ func (g *stage) play() {
 	if err != nil || !ours || len(hooks) != 1 || share.UUID != gpu0 || share.Memory != 3000*quota.MiB {
 		g.Errorf("%+v, %v", share, err)
 	}
+	// However many annotations a pod has, the policy's evaluation comes to an end within what the API server allows, and its author goes on.
+	large := g.pod("large-"+g.s.Name, false)
+	for i := range 36000 {
+		large.Annotations[strconv.FormatInt(int64(i), 36)] = ""
+	}
+	_ = g.admin.CoreV1().Pods("default").Delete(ctx, large.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	large, err = author.CoreV1().Pods("default").Create(ctx, large, metav1.CreateOptions{})
+	must(g.T, err)
+	must(g.T, g.annotate(author, large, map[string]any{"mine": "1"}))
+	must(g.T, want(g.annotate(author, large, g.decided()), "is for the scheduler"))
+	must(g.T, g.admin.CoreV1().Pods("default").Delete(ctx, large.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 	// Afterwards nobody but the scheduler changes it, in no way.
 	for key := range g.all() {
 		for _, value := range []any{"x", nil} {
@@ -154,7 +168,7 @@ func (g *stage) all() map[string]any {
 func (g *stage) pick(decided bool) map[string]any {
 	some := map[string]any{}
 	for key, value := range decisions[g.s.Name] {
-		if g.s.Decides(map[string]string{key: value}) == decided {
+		if g.s.Decides(map[string]string{key: value}, "main") == decided {
 			some[key] = value
 		}
 	}
@@ -162,7 +176,7 @@ func (g *stage) pick(decided bool) map[string]any {
 }
 
 func (g *stage) pod(name string, forged bool) *corev1.Pod {
-	limits := corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}
+	limits := corev1.ResourceRequirements{Limits: asked()}
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{}},
 		Spec: corev1.PodSpec{SchedulerName: "none", AutomountServiceAccountToken: new(bool),
 			InitContainers: []corev1.Container{{Name: "init", Image: "c"}},

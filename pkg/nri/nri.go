@@ -50,7 +50,12 @@ const (
 	askAtMost = 1500 * time.Millisecond
 	// checkEvery is how often the policy is looked at, so that the node says that it is missing before a pod is refused for it.
 	checkEvery = 30 * time.Second
-	retryAfter = 2 * time.Second
+	// An engine that cannot take the plugin in is asked again after retryAfter, then after twice as long, up to retryAtMost: each try
+	// has it send all that it runs, and some versions end of that (docs/schedulers.md).
+	retryAfter  = 2 * time.Second
+	retryAtMost = 5 * time.Minute
+	// maxNothing bounds what is remembered of containers that get nothing.
+	maxNothing = 4096
 )
 
 // Plugin is a running front end.
@@ -62,16 +67,20 @@ type Plugin struct {
 	mu        sync.Mutex
 	table     *device.Table
 	connected error // nil: it is
-	guarded   error // nil: the policy is in force
+	guarded   error // nil: the policy is in force, as far as the API server told last
+	nothing   map[containerOf]bool
 }
+
+// containerOf is a container of a pod, by the pod's UID.
+type containerOf struct{ uid, name string }
 
 // Start connects to the engine, now and whenever it is there again, until ctx ends or Stop is called.
 func Start(ctx context.Context, o Options) (*Plugin, error) {
 	if !filepath.IsAbs(o.Socket) {
 		return nil, fmt.Errorf("nri: socket %q: want an absolute path, such as /var/run/nri/nri.sock", o.Socket)
 	}
-	notYet := errors.New("nri: is being started")
-	p := &Plugin{o: o, connected: notYet, guarded: notYet}
+	p := &Plugin{o: o, connected: errors.New("nri: is being started"),
+		guarded: fmt.Errorf("nri: policy %s: is not read yet: can the API server be reached?", o.Scheduler.PolicyName())}
 	if err := p.Update(ctx, o.Table); err != nil {
 		return nil, err
 	}
@@ -121,46 +130,74 @@ func (p *Plugin) set(to *error, err error) {
 
 // serve is connected to the engine whenever that is there.
 func (p *Plugin) serve(ctx context.Context) {
-	for ctx.Err() == nil {
-		err := p.connect(ctx)
-		if ctx.Err() == nil {
-			p.set(&p.connected, fmt.Errorf("nri: %s: %w: is NRI switched on in the engine? containerd 1.7 has it off",
-				p.o.Socket, err))
-			pause(ctx, retryAfter)
+	for wait := time.Duration(0); ctx.Err() == nil; {
+		registered, err := p.connect(ctx)
+		if ctx.Err() != nil {
+			return
 		}
+		p.set(&p.connected, fmt.Errorf("nri: %s: %w", p.o.Socket, err))
+		wait = nextWait(wait, registered, err)
+		pause(ctx, wait)
 	}
 }
 
-// connect is one connection, from its beginning to its end. An engine that knows of it lets a container fail whose request the plugin did
-// not answer.
-func (p *Plugin) connect(ctx context.Context) error {
+// nextWait is how long to wait before the next connection: the longer, the more often the engine did not take the plugin in. That it is
+// away changes nothing: it may be away because of that.
+func nextWait(last time.Duration, registered bool, err error) time.Duration {
+	switch {
+	case registered || last == 0:
+		return retryAfter
+	case errors.Is(err, errNotTaken):
+		return min(2*last, retryAtMost)
+	default:
+		return last
+	}
+}
+
+// errNotTaken is of an engine that was there, and did not take the plugin in.
+var errNotTaken = errors.New("the engine ended the connection before it had sent what runs on the node: its log has the reason; " +
+	"do containers have very large environments?")
+
+// connect is one connection, from its beginning to its end, and whether the engine took the plugin in. An engine that knows of it lets a
+// container fail whose request the plugin did not answer.
+//
+// Before that the engine sends all pods and containers that it has, with their variables and annotations, and ends the connection where
+// it cannot. It tells nobody when it is done, but gives itself no more than the time of a request. (A handler of what is sent would be
+// told, but for that the library keeps everything in memory.)
+func (p *Plugin) connect(ctx context.Context) (registered bool, err error) {
 	lost, once := make(chan struct{}), sync.Once{}
 	s, err := stub.New(&handler{p}, stub.WithPluginName("cgpu"), stub.WithPluginIdx("90"), stub.WithSocketPath(p.o.Socket),
 		stub.WithLogger(quiet{p.o.Log}), stub.WithOnClose(func() { once.Do(func() { close(lost) }) }),
 		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true, KeepConnected: true}))
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := s.Start(ctx); err != nil {
-		return err
+		return false, fmt.Errorf("%w: is NRI switched on in the engine? containerd 1.7 has it off", err)
+	}
+	defer s.Stop()
+	select {
+	case <-lost:
+		return false, errNotTaken
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-time.After(2 * s.RequestTimeout()): // it may begin a moment late
 	}
 	p.set(&p.connected, nil)
 	p.o.Log.Info("connected to the engine", "socket", p.o.Socket, "scheduler", p.o.Scheduler.Name)
 	select {
 	case <-lost:
-		return errors.New("the connection is lost")
+		return true, errors.New("the connection is lost: does the engine run?")
 	case <-ctx.Done():
-		s.Stop()
-		return ctx.Err()
+		return true, ctx.Err()
 	}
 }
 
 func (p *Plugin) watchPolicy(ctx context.Context) {
 	for ctx.Err() == nil {
 		asked, cancel := context.WithTimeout(ctx, askAtMost)
-		_, err := p.since(asked)
+		_, _ = p.since(asked)
 		cancel()
-		p.set(&p.guarded, err)
 		pause(ctx, checkEvery)
 	}
 }
@@ -179,7 +216,7 @@ type handler struct{ p *Plugin }
 func (h *handler) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *api.Container) (*api.ContainerAdjustment,
 	[]*api.ContainerUpdate, error) {
 	// These are the annotations that the pod had when the kubelet was given it. They say whether there is anything to ask for, and no more.
-	if !h.p.o.Scheduler.Decides(pod.GetAnnotations()) {
+	if !h.p.o.Scheduler.Decides(pod.GetAnnotations(), c.GetName()) || h.p.hasNothing(pod, c) {
 		return nil, nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, askAtMost)
@@ -190,6 +227,7 @@ func (h *handler) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *a
 		return nil, nil, err
 	}
 	if len(shares) == 0 {
+		h.p.remember(pod, c)
 		return nil, nil, nil
 	}
 	hooks := &api.Hooks{}
@@ -202,6 +240,23 @@ func (h *handler) CreateContainer(ctx context.Context, pod *api.PodSandbox, c *a
 	return adjust, nil, nil
 }
 
+// hasNothing says whether it is known that the container gets nothing: its pod has a decision, and another container has the GPU. The
+// engine creates one container at a time, and would wait for the API server each time this one restarts.
+func (p *Plugin) hasNothing(pod *api.PodSandbox, c *api.Container) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.nothing[containerOf{pod.GetUid(), c.GetName()}]
+}
+
+func (p *Plugin) remember(pod *api.PodSandbox, c *api.Container) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.nothing == nil || len(p.nothing) >= maxNothing {
+		p.nothing = map[containerOf]bool{}
+	}
+	p.nothing[containerOf{pod.GetUid(), c.GetName()}] = true
+}
+
 func (p *Plugin) hook() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -212,8 +267,7 @@ func (p *Plugin) hook() string {
 func (p *Plugin) refuse(pod *api.PodSandbox, c *api.Container, err error) {
 	name := strings.Join([]string{pod.GetNamespace(), pod.GetName(), c.GetName()}, "/")
 	p.o.Log.Warn("refused", "container", name, "err", err)
-	e := event.Event{Kind: event.Refused, Container: c.GetId(), Name: name, Text: err.Error()}
-	if err := event.Append(p.o.RunDir, e); err != nil {
+	if err := event.Refuse(p.o.RunDir, event.Event{Container: c.GetId(), Name: name, Text: err.Error()}); err != nil {
 		p.o.Log.Warn("an event is lost", "err", err)
 	}
 }
@@ -221,7 +275,6 @@ func (p *Plugin) refuse(pod *api.PodSandbox, c *api.Container, err error) {
 // decided is what the scheduler gave to a container, as the API server has it now.
 func (p *Plugin) decided(ctx context.Context, namespace, name, uid, container string) ([]alloc.Share, error) {
 	since, err := p.since(ctx)
-	p.set(&p.guarded, err)
 	if err != nil {
 		return nil, err
 	}

@@ -3,18 +3,21 @@
 package nri
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	admission "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -35,13 +38,24 @@ import (
 const gpu0 = "GPU-00000000-0000-0000-0000-000000000000"
 
 // server is an API server that has these objects, by their paths, and sends them as the real one does.
-type server struct{ objects map[string]runtime.Object }
+type server struct {
+	objects map[string]runtime.Object
+	asked   atomic.Int64        // how often
+	fails   metav1.StatusReason // where not empty, each time so
+}
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	s.asked.Add(1)
 	o := s.objects[r.URL.Path]
+	codes := map[metav1.StatusReason]int{
+		metav1.StatusReasonNotFound: 404, metav1.StatusReasonForbidden: 403, metav1.StatusReasonInternalError: 500}
+	reason := s.fails
 	if o == nil {
-		w.WriteHeader(http.StatusNotFound)
-		o = &metav1.Status{Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound}
+		reason = cmp.Or(reason, metav1.StatusReasonNotFound)
+	}
+	if reason != "" {
+		w.WriteHeader(codes[reason])
+		o = &metav1.Status{Status: metav1.StatusFailure, Reason: reason, Code: int32(codes[reason])}
 	}
 	version := schema.GroupVersion{Version: "v1"}
 	if strings.Contains(r.URL.Path, "admissionregistration") {
@@ -70,11 +84,14 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: "u1", CreationTimestamp: at(1000),
 		Annotations: annotations},
 		Spec: corev1.PodSpec{NodeName: "node1", InitContainers: []corev1.Container{{Name: "init"}}, Containers: []corev1.Container{{Name: "side"},
-			{Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"volcano.sh/vgpu-number": resource.MustParse("1")}}}}}}
-	fake := &server{map[string]runtime.Object{podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
+			{Name: "main", Resources: corev1.ResourceRequirements{Limits: asked(), Requests: asked()}}},
+			EphemeralContainers: []corev1.EphemeralContainer{{TargetContainerName: "main",
+				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debugger"}}}}}
+	fake := &server{objects: map[string]runtime.Object{
+		podPath: pod, policyPath + s.PolicyName(): policy, bindingPath + s.PolicyName(): binding}}
 	listener := httptest.NewServer(fake)
 	t.Cleanup(listener.Close)
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: listener.URL,
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: listener.URL, QPS: -1,
 		ContentConfig: rest.ContentConfig{ContentType: runtime.ContentTypeProtobuf}})
 	if err != nil {
 		t.Fatal(err)
@@ -89,6 +106,16 @@ func newPlugin(t *testing.T, name string, annotations map[string]string) (*handl
 func tableOf(pods string) *device.Table {
 	return &device.Table{Hook: "/opt/cgpu-hook", Config: device.Config{Pods: pods},
 		GPUs: []device.GPU{{UUID: gpu0, Memory: 15 * quota.GiB}}}
+}
+
+// asked are limits for what is decided, among others.
+func asked() corev1.ResourceList {
+	list := corev1.ResourceList{"cpu": resource.MustParse("2")}
+	for name, n := range map[corev1.ResourceName]string{"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000", "nvidia.com/gpucores": "30",
+		"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000", "volcano.sh/vgpu-cores": "30"} {
+		list[name] = resource.MustParse(n)
+	}
+	return list
 }
 
 var decisions = map[string]map[string]string{
@@ -108,7 +135,7 @@ func create(h *handler, annotations map[string]string, container string) (hooks 
 func TestCreateContainer(t *testing.T) {
 	for name, annotations := range decisions {
 		h, _ := newPlugin(t, name, annotations)
-		for _, container := range []string{"init", "side"} {
+		for _, container := range []string{"init", "side", "debugger"} {
 			if hooks, err := create(h, annotations, container); err != nil || hooks != nil {
 				t.Errorf("%s: %s: %v, %v", name, container, hooks, err)
 			}
@@ -126,7 +153,7 @@ func TestCreateContainer(t *testing.T) {
 		for key := range annotations {
 			lies[key] = "GPU-other,NVIDIA,100000,0:"
 		}
-		if again, err := create(h, lies, "main"); err != nil || !cmp.Equal(again[0].Args, hooks[0].Args) {
+		if again, err := create(h, lies, "main"); err != nil || !gocmp.Equal(again[0].Args, hooks[0].Args) {
 			t.Errorf("%s: %v, %v", name, again, err)
 		}
 		if hooks, err := create(h, nil, "main"); err != nil || hooks != nil {
@@ -162,6 +189,18 @@ func TestRefused(t *testing.T) {
 		"large": {func(s *server) {
 			s.objects[podPath].(*corev1.Pod).Annotations["hami.io/vgpu-devices-allocated"] = strings.Repeat(";", decision.MaxValue+1)
 		}, "has more than", false},
+		"more than asked": {func(s *server) {
+			s.objects[podPath].(*corev1.Pod).Spec.Containers[1].Resources.Limits["nvidia.com/gpumem"] = resource.MustParse("2k")
+		}, "nvidia.com/gpumem is 2000 MiB", false},
+		"not asked": {func(s *server) {
+			delete(s.objects[podPath].(*corev1.Pod).Spec.Containers[1].Resources.Limits, "nvidia.com/gpu")
+		}, "nvidia.com/gpu is 0", false},
+		"many debuggers, and not its": {func(s *server) {
+			pod := s.objects[podPath].(*corev1.Pod)
+			pod.Spec.Containers[1].Name = "other"
+			pod.Spec.EphemeralContainers = append(make([]corev1.EphemeralContainer, decision.MaxContainers), corev1.EphemeralContainer{
+				EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "main"}})
+		}, "has no container", false},
 		"many containers": {func(s *server) {
 			pod := s.objects[podPath].(*corev1.Pod)
 			pod.Spec.InitContainers = make([]corev1.Container, 4000)
@@ -182,6 +221,79 @@ func TestRefused(t *testing.T) {
 		// What is wrong with the policy is the node's trouble, and what is wrong with a pod is not.
 		if guarded := h.p.guarded; (guarded != nil) != c.node {
 			t.Errorf("%s: healthy: %v", name, guarded)
+		}
+	}
+}
+
+// A container that gets nothing does not wait for the API server: KAI's has no annotation of its own, the others' is asked for once.
+func TestAskedOnce(t *testing.T) {
+	for name, want := range map[string]int64{"kai": 0, "hami": 3, "volcano": 3} {
+		h, s := newPlugin(t, name, decisions[name])
+		for range 5 {
+			if hooks, err := create(h, decisions[name], "side"); err != nil || hooks != nil {
+				t.Errorf("%s: %v, %v", name, hooks, err)
+			}
+		}
+		if n := s.asked.Load(); n != want {
+			t.Errorf("%s: %d requests, want %d", name, n, want)
+		}
+		if hooks, err := create(h, decisions[name], "main"); err != nil || len(hooks) != 1 {
+			t.Errorf("%s: %v, %v", name, hooks, err)
+		}
+	}
+	h, _ := newPlugin(t, "hami", nil)
+	for i := range 3 * maxNothing {
+		h.p.remember(&api.PodSandbox{Uid: fmt.Sprint(i)}, &api.Container{Name: "side"})
+	}
+	if n := len(h.p.nothing); n > maxNothing {
+		t.Errorf("%d are remembered", n)
+	}
+}
+
+// That the API server does not answer is no word on the policy; that it does not let the agent see it is what an administrator must know.
+func TestAway(t *testing.T) {
+	h, s := newPlugin(t, "hami", decisions["hami"])
+	s.fails = metav1.StatusReasonInternalError
+	if hooks, err := create(h, decisions["hami"], "main"); err == nil || hooks != nil || h.p.guarded != nil {
+		t.Errorf("%v, %v; healthy: %v", hooks, err, h.p.guarded)
+	}
+	s.fails = metav1.StatusReasonForbidden
+	if hooks, err := create(h, decisions["hami"], "main"); err == nil || hooks != nil || h.p.guarded == nil {
+		t.Errorf("%v, %v; healthy: %v", hooks, err, h.p.guarded)
+	}
+}
+
+// Refusals of one pod do not push all else out of the node's events.
+func TestManyRefused(t *testing.T) {
+	h, s := newPlugin(t, "hami", decisions["hami"])
+	delete(s.objects, podPath)
+	for range 3 * event.RefusedOfOne {
+		if _, err := create(h, decisions["hami"], "main"); err == nil {
+			t.Fatal("no pod, and no refusal")
+		}
+	}
+	text, err := os.ReadFile(event.File(h.p.o.RunDir))
+	if n := strings.Count(string(text), "ns/pod/main"); err != nil || n == 0 || n > 2*event.RefusedOfOne { // two minutes at most
+		t.Errorf("%d events, %v", n, err)
+	}
+}
+
+// An engine that does not take the plugin in is asked ever less often, one that is away as often as before.
+func TestNextWait(t *testing.T) {
+	away := errors.New("no such file")
+	for _, c := range []struct {
+		last       time.Duration
+		registered bool
+		err        error
+		want       time.Duration
+	}{
+		{0, false, away, retryAfter}, {retryAfter, false, away, retryAfter}, {0, false, errNotTaken, retryAfter},
+		{retryAfter, false, errNotTaken, 2 * retryAfter}, {2 * retryAfter, false, away, 2 * retryAfter},
+		{2 * retryAfter, false, fmt.Errorf("nri: %w", errNotTaken), 4 * retryAfter}, {retryAtMost - 1, false, errNotTaken, retryAtMost},
+		{retryAtMost, false, errNotTaken, retryAtMost}, {retryAtMost, true, away, retryAfter},
+	} {
+		if got := nextWait(c.last, c.registered, c.err); got != c.want {
+			t.Errorf("after %v, %v, %v: %v, want %v", c.last, c.registered, c.err, got, c.want)
 		}
 	}
 }

@@ -20,7 +20,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/wire"
 )
 
-// since is the time from which on pods have no forged decisions.
+// since is the time from which on pods have no forged decisions. What the API server has of the policy is noted; that it does not answer
+// says nothing of the policy, unless it does not let the agent see it.
 func (p *Plugin) since(ctx context.Context) (time.Time, error) {
 	client, name := p.o.Client.AdmissionregistrationV1(), p.o.Scheduler.PolicyName()
 	policy, err := client.ValidatingAdmissionPolicies().Get(ctx, name, metav1.GetOptions{})
@@ -34,9 +35,15 @@ func (p *Plugin) since(ctx context.Context) (time.Time, error) {
 		}
 	}
 	if err != nil {
-		return time.Time{}, fmt.Errorf("nri: policy %s: %w", name, err)
+		away := fmt.Errorf("nri: policy %s: %w", name, err)
+		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+			p.set(&p.guarded, away)
+		}
+		return time.Time{}, away
 	}
-	return p.o.Scheduler.Guarded(policy, binding)
+	since, err := p.o.Scheduler.Guarded(policy, binding)
+	p.set(&p.guarded, err)
+	return since, err
 }
 
 // Bounds of what is read of a pod: Kubernetes' of its names, and of annotations' keys.
@@ -54,7 +61,9 @@ const (
 	metaName, metaNamespace, metaUID             = 1, 3, 5
 	metaCreated, metaDeleted, metaAnnotations    = 8, 9, 12
 	specContainers, specNode, specInitContainers = 2, 10, 20
+	specEphemeral, ephemeralCommon               = 34, 1
 	containerName, containerResources, itsLimits = 1, 8, 1
+	quantityText                                 = 1
 	timeSeconds, mapKey, mapValue                = 1, 1, 2
 )
 
@@ -98,6 +107,8 @@ func readPod(m *wire.Message, s *decision.Scheduler, p *decision.Pod) error {
 					containers, err = readContainer(v, s, containers)
 				case specInitContainers:
 					init, err = readContainer(v, s, init)
+				case specEphemeral:
+					err = readEphemeral(v, p)
 				}
 				return err
 			})
@@ -154,12 +165,12 @@ func readAnnotation(m *wire.Message, s *decision.Scheduler, to map[string]string
 	})
 }
 
-// readContainer appends a container: its name, and whether it asks.
+// readContainer appends a container: its name, and the limits that the scheduler goes by.
 func readContainer(m *wire.Message, s *decision.Scheduler, list []decision.Container) ([]decision.Container, error) {
 	if len(list) > decision.MaxContainers {
 		return list, nil // one too many is known, and refused
 	}
-	var c decision.Container
+	c := decision.Container{Limits: map[string]string{}}
 	err := m.Fields(func(field int, v *wire.Message) (err error) {
 		switch field {
 		case containerName:
@@ -169,17 +180,49 @@ func readContainer(m *wire.Message, s *decision.Scheduler, list []decision.Conta
 				if field != itsLimits {
 					return nil
 				}
-				return v.Fields(func(field int, v *wire.Message) error {
-					if field != mapKey {
-						return nil
-					}
-					name, err := v.OneOf(s.Limits)
-					c.Asks = c.Asks || name != ""
-					return err
-				})
+				return readLimit(v, s, c.Limits)
 			})
 		}
 		return err
 	})
 	return append(list, c), err
+}
+
+func readLimit(m *wire.Message, s *decision.Scheduler, to map[string]string) error {
+	name := ""
+	return m.Fields(func(field int, v *wire.Message) (err error) {
+		switch {
+		case field == mapKey: // which comes first
+			name, err = v.OneOf(s.Limits)
+		case field == mapValue && name != "":
+			to[name] = "" // which is no number
+			err = v.Fields(func(field int, v *wire.Message) (err error) {
+				if field == quantityText {
+					to[name], err = v.Text(decision.MaxLimit)
+				}
+				return err
+			})
+		}
+		return err
+	})
+}
+
+// readEphemeral keeps the name of an ephemeral container. Of more than count nothing is known, and they are not created in a decided pod.
+func readEphemeral(m *wire.Message, p *decision.Pod) error {
+	if len(p.Ephemeral) >= decision.MaxContainers {
+		return nil
+	}
+	return m.Fields(func(field int, v *wire.Message) error {
+		if field != ephemeralCommon {
+			return nil
+		}
+		return v.Fields(func(field int, v *wire.Message) error {
+			if field != containerName {
+				return nil
+			}
+			name, err := v.Text(maxContainer)
+			p.Ephemeral = append(p.Ephemeral, name)
+			return err
+		})
+	})
 }

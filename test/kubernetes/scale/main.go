@@ -49,7 +49,7 @@ func main() {
 	flag.IntVar(&o.nodes, "nodes", 1000, "nodes")
 	flag.IntVar(&o.gpus, "gpus", 8, "GPUs of a node")
 	flag.IntVar(&o.pods, "pods", 0, "pods; 0: 2.5 for each GPU, one where they take whole GPUs")
-	flag.StringVar(&k, "kind", "shared", "what a pod asks for: shared, whole, classic, gpu-mem or none")
+	flag.StringVar(&k, "kind", "shared", "what a pod asks for: shared, near, whole, extended, classic, gpu-mem or none")
 	flag.BoolVar(&o.attributes, "attributes", true, "devices have all attributes, else their UUID only")
 	flag.BoolVar(&o.policy, "policy", true, "capacities have a requestPolicy")
 	flag.IntVar(&o.capacities, "capacities", 3, "of a device: 1 memory, 2 and cores, 3 and containers")
@@ -86,7 +86,7 @@ func (o *options) check() error {
 		return fmt.Errorf("-nodes, -gpus, -window, -clients: want positive numbers")
 	}
 	if o.pods == 0 {
-		if o.pods = o.nodes * o.gpus; o.kind != kindWhole && o.kind != kindClassic {
+		if o.pods = o.nodes * o.gpus; !o.kind.whole() {
 			o.pods = o.pods * 5 / 2
 		}
 	}
@@ -200,7 +200,7 @@ func populate(ctx context.Context, client kubernetes.Interface, o options, r *re
 			return err
 		}
 		made.Status = n.Status
-		if _, err = client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil || !o.kind.claims() {
+		if _, err = client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil || !o.kind.slices() {
 			return err
 		}
 		_, err = client.ResourceV1().ResourceSlices().Create(ctx, slice(i, o.gpus, s), metav1.CreateOptions{})

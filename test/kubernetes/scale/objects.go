@@ -30,22 +30,35 @@ const (
 	claimMemory   = "6Gi"
 	claimMemUnits = 6
 	claimCores    = "30"
+	// As deploy/components/extended-resource names it.
+	wholeName = corev1.ResourceName("cgpu.io/gpu")
 )
 
 // kind is what the pods ask for.
 type kind string
 
 const (
-	kindShared  kind = "shared"  // a claim of 6Gi memory and 30 cores of any GPU
-	kindWhole   kind = "whole"   // a claim of all of such a GPU
-	kindClassic kind = "classic" // a claim of a device that is not shareable and has no capacity policy
-	kindGPUMem  kind = "gpu-mem" // 6 aliyun.com/gpu-mem, no claim
-	kindNone    kind = "none"    // no GPU: what the scheduler does anyway
+	kindShared   kind = "shared"   // a claim of 6Gi memory and 30 cores of any GPU
+	kindNear     kind = "near"     // two-near of deploy/examples/placement.yaml: that of two GPUs, by NVLink, else of one NUMA node, else any
+	kindWhole    kind = "whole"    // a claim of all of such a GPU
+	kindExtended kind = "extended" // the same by limits: the scheduler makes the claim
+	kindClassic  kind = "classic"  // a claim of a device that is not shareable and has no capacity policy
+	kindGPUMem   kind = "gpu-mem"  // 6 aliyun.com/gpu-mem, no claim
+	kindNone     kind = "none"     // no GPU: what the scheduler does anyway
 )
 
-var kinds = []kind{kindShared, kindWhole, kindClassic, kindGPUMem, kindNone}
+var kinds = []kind{kindShared, kindNear, kindWhole, kindExtended, kindClassic, kindGPUMem, kindNone}
 
-func (k kind) claims() bool { return k == kindShared || k == kindWhole || k == kindClassic }
+// claims says that pods name claims, which this program makes.
+func (k kind) claims() bool {
+	return k == kindShared || k == kindNear || k == kindWhole || k == kindClassic
+}
+
+// slices says that the scheduler chooses among the nodes' devices.
+func (k kind) slices() bool { return k.claims() || k == kindExtended }
+
+// whole says that a pod takes a GPU for itself.
+func (k kind) whole() bool { return k == kindWhole || k == kindExtended || k == kindClassic }
 
 func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
@@ -90,7 +103,7 @@ func gpus(i, n int, s shape) []resourceapi.Device {
 	for g := range n {
 		bus := fmt.Sprintf("0000:%02x:00.0", g)
 		table.GPUs = append(table.GPUs, device.GPU{Index: g, Minor: g, BusID: bus, Name: "NVIDIA H100 80GB HBM3", Memory: gpuMemUnits * quota.GiB,
-			UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, g)})
+			UUID: fmt.Sprintf("GPU-%08x-0000-0000-0000-%012x", i, g), NVLink: fmt.Sprintf("%d-%d", i, g/4)})
 		places[bus] = dra.Place{NUMANode: ptr.To(int64(g / 4)), PCIeRoot: fmt.Sprintf("pci0000:%02x", g/2)}
 	}
 	var devices []resourceapi.Device
@@ -128,27 +141,49 @@ func classes() []*resourceapi.DeviceClass {
 		return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}}}}
 	}
-	return []*resourceapi.DeviceClass{
-		class(sharedClass, `device.driver == "`+driver+`" && device.allowMultipleAllocations`),
-		class(wholeClass, `device.driver == "`+driver+`"`),
-	}
+	whole := class(wholeClass, `device.driver == "`+driver+`"`)
+	whole.Spec.ExtendedResourceName = ptr.To(string(wholeName))
+	return []*resourceapi.DeviceClass{class(sharedClass, `device.driver == "`+driver+`" && device.allowMultipleAllocations`), whole}
 }
 
 func claimName(i int) string { return fmt.Sprintf("claim-%05d", i) }
 
 func claim(i int, k kind, capacities int) *resourceapi.ResourceClaim {
-	exact := &resourceapi.ExactDeviceRequest{DeviceClassName: wholeClass}
-	if k == kindShared {
-		exact.DeviceClassName = sharedClass
-		exact.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
-			"memory": resource.MustParse(claimMemory)}}
-		if capacities > 1 {
-			exact.Capacity.Requests["cores"] = resource.MustParse(claimCores)
-		}
+	share := &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+		"memory": resource.MustParse(claimMemory)}}
+	if capacities > 1 {
+		share.Requests["cores"] = resource.MustParse(claimCores)
 	}
-	return &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: claimName(i)},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exact}}}},
+	var devices resourceapi.DeviceClaim
+	switch k {
+	case kindShared:
+		devices = claimOf(&resourceapi.ExactDeviceRequest{DeviceClassName: sharedClass, Capacity: share})
+	case kindNear:
+		devices = claimOfTwo(share)
+	default:
+		devices = claimOf(&resourceapi.ExactDeviceRequest{DeviceClassName: wholeClass})
+	}
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Name: claimName(i)}, Spec: resourceapi.ResourceClaimSpec{Devices: devices}}
+}
+
+func claimOf(exact *resourceapi.ExactDeviceRequest) resourceapi.DeviceClaim {
+	return resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exact}}}
+}
+
+// claimOfTwo is two-near of deploy/examples/placement.yaml.
+func claimOfTwo(share *resourceapi.CapacityRequirements) resourceapi.DeviceClaim {
+	var near []resourceapi.DeviceSubRequest
+	for _, name := range []string{"nvlink", "numa", "any"} {
+		near = append(near, resourceapi.DeviceSubRequest{Name: name, DeviceClassName: sharedClass, Count: 2, Capacity: share})
+	}
+	same := func(request, attribute string) resourceapi.DeviceConstraint {
+		name := resourceapi.FullyQualifiedName(driver + "/" + attribute)
+		return resourceapi.DeviceConstraint{Requests: []string{request}, MatchAttribute: &name}
+	}
+	return resourceapi.DeviceClaim{
+		Requests: []resourceapi.DeviceRequest{{Name: "gpu", FirstAvailable: near}},
+		Constraints: []resourceapi.DeviceConstraint{same("gpu/nvlink", "nvlinkDomain"), same("gpu/numa", "numaNode"),
+			{Requests: []string{"gpu"}, DistinctAttribute: ptr.To(resourceapi.FullyQualifiedName(driver + "/uuid"))}},
 	}
 }
 
@@ -163,6 +198,8 @@ func pod(i int, k kind) *corev1.Pod {
 		c.Resources.Claims = []corev1.ResourceClaim{{Name: "gpu"}}
 	case k == kindGPUMem:
 		c.Resources.Limits = corev1.ResourceList{extendedName: *resource.NewQuantity(claimMemUnits, resource.DecimalSI)}
+	case k == kindExtended:
+		c.Resources.Limits = corev1.ResourceList{wholeName: *resource.NewQuantity(1, resource.DecimalSI)}
 	}
 	p.Spec.Containers = []corev1.Container{c}
 	return p

@@ -11,7 +11,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
@@ -48,10 +47,11 @@ type sample struct {
 
 // weigh measures an object of each sort, with what the apiserver adds.
 func (r *result) weigh(ctx context.Context, client kubernetes.Interface) error {
-	s, err := client.ResourceV1().ResourceSlices().Get(ctx, nodeName(0)+"-"+driver, metav1.GetOptions{})
-	if errors.IsNotFound(err) {
+	if !r.Kind.claims() {
 		return nil
-	} else if err != nil {
+	}
+	s, err := client.ResourceV1().ResourceSlices().Get(ctx, nodeName(0)+"-"+driver, metav1.GetOptions{})
+	if err != nil {
 		return err
 	}
 	c, err := client.ResourceV1().ResourceClaims(namespace).Get(ctx, claimName(0), metav1.GetOptions{})
@@ -127,7 +127,7 @@ func (r *result) scheduler(m map[string]float64) {
 
 func (r *result) print(w io.Writer) {
 	fmt.Fprintf(w, "%s: %d nodes × %d GPUs, %d of %d pods, %d waiting at a time\n", r.Kind, r.Nodes, r.GPUs, r.Bound, r.Pods, r.Window)
-	if r.Kind.claims() {
+	if r.Kind.slices() {
 		fmt.Fprintf(w, "slices: %d capacities, request policies %v, all attributes %v\n", r.Capacities, r.Policy, r.Attributes)
 	}
 	fmt.Fprintf(w, "nodes and slices made in %v, claims in %v\n", r.NodesTook.Round(time.Millisecond), r.ClaimsTook.Round(time.Millisecond))
