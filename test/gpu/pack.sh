@@ -65,7 +65,7 @@ fi
 make build
 mkdir "$tmp/cgpu"
 cp bin/* "$tmp/cgpu/"
-rm -f "$tmp/cgpu"/*.json
+rm -f "$tmp/cgpu"/{*.json,kubectl-cgpu,cgpu-agent} # large, and test/kubernetes/pack.sh has them
 CGO_ENABLED=0 go test -c -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/integration.test" ./test/integration
 CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -tags integration -o "$tmp/cgpu/bench" ./test/bench
 tar -C "$tmp/cgpu" -c . | xz --x86 --lzma2=preset=6,dict=64MiB >"$dir/cgpu.tar.xz"
