@@ -57,7 +57,9 @@ type Scheduler struct {
 	Asked []string
 	// Limits are the resources by which a container asks, where it does not by annotations.
 	Limits []string
-	parse  func(s *Scheduler, p *Pod, i int) ([]gpu, error)
+	// Settling is how long API servers may take from the writing of the policy to following it; 0: a minute.
+	Settling time.Duration
+	parse    func(s *Scheduler, p *Pod, i int) ([]gpu, error)
 	// asks says for what a container with such limits asks; nil where it asks by annotations.
 	asks func(limits map[string]uint64) ask
 }

@@ -3,6 +3,7 @@
 package decision
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// settling is how long API servers may take from the writing of a policy to following it: a moment, but for one whose watch hangs. A pod
-// that was made earlier may have been made with anything in it.
+// settling is Scheduler.Settling where nothing else is said: a moment is enough, but for a server whose watch hangs. A pod that was made
+// earlier may have been made with anything in it.
 const settling = time.Minute
 
 // PolicyName is that of the policy that guards the scheduler's annotations, and of its binding.
@@ -114,7 +115,7 @@ func (s *Scheduler) Guarded(p *admission.ValidatingAdmissionPolicy, b *admission
 		return time.Time{}, errors.New("decision: policy " + s.PolicyName() + ": is being deleted")
 	}
 	since := slices.MaxFunc(slices.Concat(written(p.ObjectMeta), written(b.ObjectMeta)), time.Time.Compare)
-	return since.Add(settling), nil
+	return since.Add(cmp.Or(s.Settling, settling)), nil
 }
 
 // written are the times at which an object was, as far as it is told. Its status says nothing of what it does.

@@ -51,6 +51,7 @@ func TestAgainstAPIServer(t *testing.T) {
 	}
 	grant(t, admin, "test-author", rule("get,create,update,patch", "pods"), rule("patch", "pods/status"))
 	for _, s := range decision.Schedulers() {
+		s.Settling = 10 * time.Second
 		// HAMi: charts/hami/templates/scheduler/clusterrole.yaml; Volcano: installer/helm/chart/volcano/templates/scheduler.yaml; KAI: the
 		// binder's.
 		grant(t, admin, "test-"+s.Name, rule("get,list,watch,patch,update", "pods"), rule("create", "pods/binding"))
