@@ -18,10 +18,20 @@ import (
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
-// A GPU that reports an Xid is tainted, the pod that has it is told and goes on, the next one waits; when it was mended it is offered again.
+// A GPU that reports an Xid, or is lost, is tainted, the pod that has it is told and goes on, the next one waits; when it was mended it is
+// offered again.
 func TestUnhealthyGPU(t *testing.T) {
 	s := login(t)
-	watchHealth(t)
+	lab.must(t, "exec", "sh", "-c", "setsid cgpu health watch >/run/cgpu/watch.log 2>&1 & echo $! >/run/cgpu/watch.pid")
+	t.Cleanup(func() {
+		lab.must(t, "exec", "sh", "-c", "cgpu health clear all; kill $(cat /run/cgpu/watch.pid)")
+	})
+	kube.Until(t, waitLimit, "the GPUs are watched", func() error {
+		if out, err := lab.script("exec", "cgpu", "health", "-o", "json"); err != nil || !strings.Contains(out, `"watched": true`) {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
 	s.apply(claimOn("a", "2Gi", "0", ""), pod("a", withClaim("a", "sleep 1000")))
 	s.reaches("a", corev1.PodRunning)
 
@@ -57,38 +67,15 @@ func TestUnhealthyGPU(t *testing.T) {
 	s.reaches("b", corev1.PodRunning)
 	s.told("a", "GPUHealthy", "healthy again")
 	condition(t, "Ready")
-}
 
-// A GPU that the driver cannot reach is tainted, its pod is told, and it is offered again once it answers.
-func TestLostGPU(t *testing.T) {
-	s := login(t)
-	watchHealth(t)
-	s.apply(claimOn("a", "2Gi", "0", ""), pod("a", withClaim("a", "sleep 1000")))
-	s.reaches("a", corev1.PodRunning)
-	lab.must(t, "exec", "cgpu-sim", "lose", "--gpu", "0")
+	// One that the driver cannot reach is offered again by itself, once it answers.
 	t.Cleanup(func() { lab.must(t, "exec", "cgpu-sim", "restore", "--gpu", "0") })
+	lab.must(t, "exec", "cgpu-sim", "lose", "--gpu", "0")
 	tainted(t, 1)
-	s.told("a", "GPUUnhealthy", "GPU 0: ")
-	condition(t, "GPUsUnhealthy")
+	s.told("a", "GPUUnhealthy", "GPU 0: the driver cannot reach the GPU")
 	lab.must(t, "exec", "cgpu-sim", "restore", "--gpu", "0")
 	tainted(t, 0)
-	s.told("a", "GPUHealthy", "healthy again")
 	condition(t, "Ready")
-}
-
-// watchHealth has the node's GPUs watched until the test ends.
-func watchHealth(t *testing.T) {
-	t.Helper()
-	lab.must(t, "exec", "sh", "-c", "setsid cgpu health watch >/run/cgpu/watch.log 2>&1 & echo $! >/run/cgpu/watch.pid")
-	t.Cleanup(func() {
-		lab.must(t, "exec", "sh", "-c", "cgpu health clear all; kill $(cat /run/cgpu/watch.pid)")
-	})
-	kube.Until(t, waitLimit, "the GPUs are watched", func() error {
-		if out, err := lab.script("exec", "cgpu", "health", "-o", "json"); err != nil || !strings.Contains(out, `"watched": true`) {
-			return fmt.Errorf("%w: %s", err, out)
-		}
-		return nil
-	})
 }
 
 // tainted waits until so many devices of the node have a taint.
