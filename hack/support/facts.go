@@ -154,7 +154,10 @@ var afterGPUs = []section{
 		{what: "Kubernetes 1.34, 1.35 with DRAConsumableCapacity", tests: []string{"test/kubernetes:TestClaimIsALimit",
 			"test/kubernetes:TestMemoryByDevicePlugin"},
 			says: "2026-11-23, by hand: 1.36.3's control plane emulating them, its kubelet as it is; a real one of them has not run"},
-		{what: "Kubernetes 1.37; 1.30 to 1.33 with the device plugin", status: read},
+		{what: "Kubernetes 1.37", tests: []string{"test/kubernetes:TestClaimIsALimit", "test/kubernetes:TestMemoryByDevicePlugin",
+			"test/kubernetes:TestRestarts"}, says: "2026-11-23, by hand: 1.37.2; after a restart of the kubelet claims found no place for minutes, " +
+			"once of four times, not understood"},
+		{what: "Kubernetes 1.30 to 1.33 with the device plugin", status: read},
 		{what: "gpushare's scheduler extender", tests: []string{"test/kubernetes:TestGPUShareExtender"},
 			says: "where its checkout is brought; not in CI"},
 		{what: "Kueue 0.19", tests: []string{"deploy:TestExamples"},
