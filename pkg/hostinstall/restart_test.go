@@ -43,7 +43,8 @@ func TestOthersChange(t *testing.T) {
 // picky gives a node a systemctl whose containerd comes back with some configurations only: those for which a shell's test is true.
 func picky(t *testing.T, root, test string) {
 	t.Helper()
-	put(t, root+"/usr/bin/systemctl", "#!/bin/sh\necho \"$@\" >>/systemctl.log\nours() { /bin/busybox grep -q cgpu-runtime /etc/containerd/config.toml; }\n"+
+	put(t, root+"/usr/bin/systemctl", "#!/bin/sh\necho \"$@\" >>/systemctl.log\n"+
+		"ours() { /bin/busybox grep -q cgpu-runtime /etc/containerd/config.toml; }\n"+
 		test+" || { echo 'Job for containerd.service failed' >&2; exit 1; }\n: >/run/containerd/new\n"+
 		"/bin/busybox mv /run/containerd/new /run/containerd/containerd.sock\n")
 }
@@ -51,6 +52,7 @@ func picky(t *testing.T, root, test string) {
 // TestDoesNotComeBack: an engine that does not start with what changed gets back what it had, and is stopped once for it, not again and
 // again.
 func TestDoesNotComeBack(t *testing.T) {
+	const back = "its files are as they were, and it "
 	for name, c := range map[string]struct {
 		test      string
 		uninstall bool
@@ -58,10 +60,11 @@ func TestDoesNotComeBack(t *testing.T) {
 		restarts  int
 		ours      bool // the runtime is in the configuration at the end
 	}{
-		"install":               {"! ours", false, "failed; see journalctl -u containerd; its files are as they were, and it runs again", 2, false},
-		"uninstall":             {"ours", true, "its files are as they were, and it runs again", 2, true},
-		"with nothing":          {"false", false, "its files are as they were, and it does not start with them either", 2, false},
-		"others' configuration": {"echo '# theirs' >>/etc/containerd/config.toml; false", false, "config.toml: others have changed it since", 1, true},
+		"install":      {"! ours", false, "failed; see journalctl -u containerd; " + back + "runs again", 2, false},
+		"uninstall":    {"ours", true, back + "runs again", 2, true},
+		"with nothing": {"false", false, back + "does not start with them either", 2, false},
+		"others' configuration": {"echo '# theirs' >>/etc/containerd/config.toml; false", false,
+			"config.toml: others have changed it since", 1, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := node(t)
