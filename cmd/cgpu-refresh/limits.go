@@ -5,12 +5,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 )
 
@@ -18,13 +20,13 @@ import (
 // promises no more than there is, and one that is not is added to all cgroups above and stays there when the cgroup is removed.
 
 // limitCgroup is cgpu-refresh -limit. cgroups is where they are.
-func limitCgroup(driverRoot, cgroups, cgroup string, limits []string) error {
-	lib, _, shutdown, err := openNVML(driverRoot)
+func limitCgroup(t *device.Table, cgroups, cgroup string, limits []string) error {
+	lib, _, shutdown, err := openNVML(t.DriverRoot)
 	if err != nil {
 		return err
 	}
 	defer shutdown()
-	if err := hasLimits(lib, lib.Extensions().LookupSymbol, cgroups); err != nil {
+	if err := hasLimits(lib, t.Config.Limits(), lib.Extensions().LookupSymbol, cgroups); err != nil {
 		return err
 	}
 	for _, l := range limits {
@@ -35,18 +37,17 @@ func limitCgroup(driverRoot, cgroups, cgroup string, limits []string) error {
 	return nil
 }
 
-const wanted = "driver_limits = true in cgpu.toml: "
-
-// hasLimits says why the driver, or the machine, has no such limits.
-func hasLimits(lib nvml.Interface, has func(symbol string) error, cgroups string) error {
+// hasLimits says why the driver, or the machine, has no such limits. setting is what cgpu.toml says under limits.
+func hasLimits(lib nvml.Interface, setting string, has func(symbol string) error, cgroups string) error {
+	setting = fmt.Sprintf("limits = %q in cgpu.toml: ", setting)
 	for _, symbol := range []string{"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"} {
 		if has(symbol) != nil {
 			version, _ := lib.SystemGetDriverVersion()
-			return fmt.Errorf(wanted+"driver %s has no memory limits of its own: want 615 or newer, or leave it out", version)
+			return fmt.Errorf(setting+`driver %s has no memory limits of its own: want 615 or newer, or limits = "guard"`, version)
 		}
 	}
 	if err := nvmlclient.Unified(cgroups); err != nil {
-		return fmt.Errorf(wanted+"%w", err)
+		return fmt.Errorf(setting+"%w", err)
 	}
 	return nil
 }
@@ -64,6 +65,11 @@ func setLimit(lib nvml.Interface, cgroup, limit string) error {
 	d, ret := lib.DeviceGetHandleByUUID(uuid)
 	if ret != nvml.SUCCESS {
 		return fault("handle", ret)
+	}
+	// With its last user the driver forgets all about a GPU, limits too, and that may be this process.
+	if mode, ret := d.GetPersistenceMode(); ret != nvml.SUCCESS || mode != nvml.FEATURE_ENABLED {
+		return fault("persistence mode", errors.New("it is off, or not known, and the driver forgets limits when nobody uses the GPU: "+
+			"start nvidia-persistenced, or nvidia-smi -pm 1"))
 	}
 	if ret := d.SetMemoryLimits_v1(cgroup, 0, bytes); ret != nvml.SUCCESS {
 		return fault(fmt.Sprintf("a limit of %d bytes is refused", bytes), ret)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -103,7 +104,7 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 	r := &request.Record
 	for _, s := range a.Shares {
 		if r.Preload {
-			if err := s.refusePreload(a.Quota); err != nil {
+			if err := s.refuseUnguarded(a.Quota, table.Config.Unguarded(), r.DriverOnly); err != nil {
 				return err
 			}
 		}
@@ -150,8 +151,9 @@ func (s Share) slice(wish *quota.Quota, free []quota.Choice) ledger.VGPU {
 	return ledger.VGPU{UUID: s.UUID, Limit: s.Memory, Weight: max(is.Weight, 1), Percent: is.Percent, Priority: is.Priority, Spill: is.Spill}
 }
 
-// refusePreload refuses a share of which the preload library alone cannot enforce something.
-func (s Share) refusePreload(wish *quota.Quota) error {
+// refuseUnguarded refuses a share of which something needs a guard that by this setting the container does not have, or not even the
+// library. What weight a share has counts for nothing without the library: a claim always has one.
+func (s Share) refuseUnguarded(wish *quota.Quota, setting string, driverOnly bool) error {
 	var what string
 	switch {
 	case s.Spill != 0:
@@ -160,10 +162,11 @@ func (s Share) refusePreload(wish *quota.Quota) error {
 		what = "no percentage of a GPU's time"
 	case s.Priority != quota.PriorityDefault:
 		what = "no priority"
-	case wish.NoLimiter:
+	case wish.NoLimiter && !driverOnly:
 		what = "nothing at all without the limiter (CGPU_LIMITER=off)"
 	default:
 		return nil
 	}
-	return fmt.Errorf(`admit: share %s: with enforcement = "preload" in cgpu.toml %s can be enforced: allocate none, or set enforcement = "guard"`, s.ID, what)
+	key, _, _ := strings.Cut(setting, " ")
+	return fmt.Errorf(`admit: share %s: with %s in cgpu.toml %s can be enforced: allocate none, or set %s = "guard"`, s.ID, setting, what, key)
 }
