@@ -72,7 +72,7 @@ func setLimit(lib nvml.Interface, cgroup, limit string) error {
 			"start nvidia-persistenced, or nvidia-smi -pm 1"))
 	}
 	if ret := d.SetMemoryLimits_v1(cgroup, 0, bytes); ret != nvml.SUCCESS {
-		return fault(fmt.Sprintf("a limit of %d bytes is refused", bytes), ret)
+		return fault("limit", fmt.Errorf("%d bytes are refused: %w", bytes, ret))
 	}
 	switch is, ret := d.GetMemoryLimits_v1(cgroup); {
 	case ret != nvml.SUCCESS:

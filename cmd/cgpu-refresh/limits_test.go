@@ -100,7 +100,7 @@ func TestLimitCgroup(t *testing.T) {
 		{older, v2, leaf, []string{"GPU-a=1"}, `limits = "both" in cgpu.toml: driver 580.142 has no memory limits of its own: want 615 or newer`},
 		{forgets, v2, leaf, []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + leaf + ": persistence mode: it is off"},
 		{newer, v1, leaf, []string{"GPU-a=1"}, "cgroups of v2 only"},
-		{newer, v2, v2 + "/none", []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + v2 + "/none: a limit of 1 bytes is refused: no cgroup"},
+		{newer, v2, v2 + "/none", []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + v2 + "/none: limit: 1 bytes are refused: no cgroup"},
 		{newer, v2, leaf, []string{"GPU-c=1"}, "GPU GPU-c, cgroup " + leaf + ": handle: no GPU"},
 		{newer, v2, leaf, []string{"GPU-a=0"}, `limit "GPU-a=0": want UUID=BYTES`},
 		{newer, v2, leaf, []string{"GPU-a"}, `want UUID=BYTES`},

@@ -86,7 +86,7 @@ type section struct {
 
 var afterDrivers = []section{{"More of drivers", "", []fact{
 	{what: "NVIDIA's own memory limits, 615 and newer", tests: []string{"cmd/cgpu-refresh:TestLimitCgroup"}, status: read,
-		says: "`driver_limits`, in preload mode alone; made-up NVML, never a driver that has them"},
+		says: "`limits`, in preload mode or alone; made-up NVML, never a driver that has them"},
 	{what: "branches from 610 on", tests: []string{"pkg/rm:TestForDriver"}, status: refused,
 		says: "a channel's fields lie elsewhere there; also with `allow_unknown_driver`"},
 	{what: "another unknown branch", status: refused, says: "unless `allow_unknown_driver = true`"},

@@ -4,7 +4,6 @@
 package control
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -33,13 +32,19 @@ func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	// What the ledger has promised to others nobody may hold any more, also if this process is killed on the way: the driver has a lower
 	// limit first, and a higher one last.
 	changed, err := old, nvmlclient.Tighten(old, req.Changes, *req.Limit)
-	if err == nil {
+	if err != nil {
+		err = fmt.Errorf("container %s: its limit stays: %w", view.ShortID(old.ID), err)
+	} else {
 		changed, err = changeLedger(runDir, t, book, old, req)
 	}
-	if e := nvmlclient.Limit(book, old.Nonce); e != nil { // after a refusal, too: what it was
-		err = errors.Join(err, fmt.Errorf("container %s: its limit is in the ledger, but not with the driver: %w; set it once more", view.ShortID(old.ID), e))
+	last := nvmlclient.Limit(book, old.Nonce) // after a refusal, too: what it was
+	switch {
+	case last == nil:
+		return changed, err
+	case err == nil:
+		return changed, fmt.Errorf("container %s: it is in the ledger, but not with the driver: %w; set it once more", view.ShortID(old.ID), last)
 	}
-	return changed, err
+	return changed, fmt.Errorf("%w; the driver may have a lower limit meanwhile: %w", err, last)
 }
 
 // changeLedger changes what a container has in the ledger, and on its page if it has one.

@@ -15,8 +15,9 @@ import (
 	"github.com/opencgpu/cgpu/pkg/view"
 )
 
-// A container in preload mode has no guard that answers; one that the driver alone limits has no page either. What it uses stands in its vGPU page, which the container's
-// processes write themselves: it is shown, and nothing is decided by it but what its own administrator is told.
+// A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's processes write
+// themselves: it is shown, and nothing is decided by it but what its own administrator is told. One that the driver alone limits has no
+// page either.
 
 // updatePage writes a changed record into the page of its container, where its processes look.
 func updatePage(t *device.Table, r ledger.Record, cards map[string]sched.Card) error {
@@ -74,6 +75,6 @@ func RefusePreload(r ledger.Record, command, flag, cannot string) error {
 	if r.DriverOnly {
 		who, key = "NVIDIA's driver", "limits"
 	}
-	return fmt.Errorf(`%s: container %s%s: only %s enforces its limits (%s in cgpu.toml), and it cannot %s; with %[5]s = "guard" the next container can`,
-		command, view.ShortID(r.ID), view.Label(r), who, key, cannot)
+	return fmt.Errorf("%s: container %s%s: only %s enforces its limits (%s in cgpu.toml), and it cannot %s; "+
+		`with %[5]s = "guard" the next container can`, command, view.ShortID(r.ID), view.Label(r), who, key, cannot)
 }

@@ -93,11 +93,8 @@ func (h *Host) simulated() bool {
 	return h.config.Driver == device.DriverSim
 }
 
-// preload says that no guards are wanted.
+// preload says that the preload library is to do what guards do.
 func (h *Host) preload() bool { return h.settings().Enforcement == device.EnforcePreload }
-
-// unguarded is the setting by which containers have no guard; empty where they have one.
-func (h *Host) unguarded() string { return h.settings().Unguarded() }
 
 // at is a path of the host.
 func (h *Host) at(path string) string { return filepath.Join(h.Root, path) }

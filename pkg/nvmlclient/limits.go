@@ -23,17 +23,18 @@ import (
 // Limit has NVIDIA's driver limit the memory of a container's cgroup (Record.LimitedCgroup), as its record says. The limits end with the
 // cgroup.
 func Limit(book *ledger.Ledger, nonce string) error {
-	return limiter{proc: "/proc", root: CgroupRoot, start: ledger.ProcStart, run: runRefresh, patience: limitPatience + killPatience,
-		record: func() (ledger.Record, error) { return book.Get(nonce) }}.limit()
+	l := here()
+	l.record = func() (ledger.Record, error) { return book.Get(nonce) }
+	return l.limit()
 }
 
 // Tighten has the driver limit a container to at most so much, on those of its GPUs. What is lower already stays.
 func Tighten(r ledger.Record, of func(uuid string) bool, limit quota.Bytes) error {
-	return limiter{proc: "/proc", root: CgroupRoot, start: ledger.ProcStart, run: runRefresh, patience: limitPatience + killPatience}.tighten(r, of, limit)
+	return here().tighten(r, of, limit)
 }
 
 // Cgroup is the cgroup of a container whose first process was just made, and has not begun.
-func Cgroup(pid int) (string, error) { return limiter{proc: "/proc", root: CgroupRoot}.cgroup(pid) }
+func Cgroup(pid int) (string, error) { return here().cgroup(pid) }
 
 type limiter struct {
 	proc, root string // where processes and cgroups are
@@ -41,6 +42,11 @@ type limiter struct {
 	run        func(args []string) error // cgpu-refresh
 	patience   time.Duration             // for that
 	record     func() (ledger.Record, error)
+}
+
+// here is one for this machine.
+func here() limiter {
+	return limiter{proc: "/proc", root: CgroupRoot, start: ledger.ProcStart, run: runRefresh, patience: limitPatience + killPatience}
 }
 
 // limit sets what the record says, and looks whether it still says so. Whoever changes a limit does that in the ledger first, and the

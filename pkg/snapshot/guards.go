@@ -71,7 +71,7 @@ func unguarded(t *device.Table, r ledger.Record) (a Answer) {
 }
 
 // ErrDriverOnly is why nothing is known of what a container uses that NVIDIA's driver alone limits.
-var ErrDriverOnly = errors.New(`limits = "driver" in cgpu.toml`)
+var ErrDriverOnly = errors.New(`there is no guard to ask: limits = "driver" in cgpu.toml`)
 
 // Ended reports that the record's keeper (the guard; before there is one, the launcher) and the container's first process
 // are gone.
