@@ -186,3 +186,32 @@ func TestHasLimits(t *testing.T) {
 		}
 	}
 }
+
+// TestLimitsAnswers: what is used of a limit, where there is one and the driver tells. No GPU is woken for it.
+func TestLimitsAnswers(t *testing.T) {
+	var asked []string
+	d := &mock.Device{GetMemoryLimits_v1Func: func(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
+		asked = append(asked, cgroup)
+		if cgroup != "/cgroups/a b" {
+			return nvml.MemoryLimits_v1{}, nvml.ERROR_NOT_FOUND
+		}
+		return nvml.MemoryLimits_v1{HardLimit: 9, CurrentUsed: 7}, nvml.SUCCESS
+	}}
+	lib := &mock.Interface{DeviceGetHandleByUUIDFunc: func(uuid string) (nvml.Device, nvml.Return) {
+		if uuid != "GPU-a" {
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		return d, nvml.SUCCESS
+	}}
+	all, err := limited(lib, known, "/cgroups", `["GPU-a=/a b","GPU-a=/gone","GPU-x=/a b"]`)
+	if used := all["GPU-a=/a b"].Used; err != nil || len(all) != 1 || used == nil || *used != 7 || len(asked) != 2 {
+		t.Errorf("%+v, %v, asked of %q", all, err, asked)
+	}
+	lacks := func(string) error { return errors.New("no symbol") }
+	if all, err := limited(lib, lacks, "/cgroups", `["GPU-a=/a b"]`); err != nil || len(all) != 0 || len(asked) != 2 {
+		t.Errorf("an older driver: %+v, %v, asked of %q", all, err, asked)
+	}
+	if _, err := limited(lib, known, "/cgroups", "GPU-a=/x"); err == nil {
+		t.Error("no list, and no error")
+	}
+}
