@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -154,19 +153,10 @@ func (s Share) slice(wish *quota.Quota, free []quota.Choice) ledger.VGPU {
 // refuseUnguarded refuses a share of which something needs a guard that by this setting the container does not have, or not even the
 // library. What weight a share has counts for nothing without the library: a claim always has one.
 func (s Share) refuseUnguarded(wish *quota.Quota, setting string, driverOnly bool) error {
-	var what string
-	switch {
-	case s.Spill != 0:
-		what = "no spill"
-	case s.Percent != 0:
-		what = "no percentage of a GPU's time"
-	case s.Priority != quota.PriorityDefault:
-		what = "no priority"
-	case wish.NoLimiter && !driverOnly:
-		what = "nothing at all without the limiter (CGPU_LIMITER=off)"
-	default:
+	q := quota.Quota{Spill: s.Spill, Percent: s.Percent, Priority: s.Priority, NoLimiter: wish.NoLimiter}
+	misfit, ok := errors.AsType[*quota.Error](q.RefuseUnguarded(setting, driverOnly))
+	if !ok {
 		return nil
 	}
-	key, _, _ := strings.Cut(setting, " ")
-	return fmt.Errorf(`admit: share %s: with %s in cgpu.toml %s can be enforced: allocate none, or set %s = "guard"`, s.ID, setting, what, key)
+	return fmt.Errorf("admit: share %s: %s; %s", s.ID, misfit.Reason, misfit.Remedy)
 }

@@ -35,7 +35,7 @@ func (q *Quota) RefuseUnguarded(setting string, driverOnly bool) error {
 	case q.Weight > 1 && driverOnly:
 		reason, keys = "there are no weights", []key{schdWeight}
 	case q.NoLimiter && !driverOnly:
-		reason, keys = "nothing else than the library enforces the limit", []key{limiter}
+		reason, keys = "nothing but the library enforces the limit, and CGPU_LIMITER leaves it out", []key{limiter}
 	default:
 		return nil
 	}
