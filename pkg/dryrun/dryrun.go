@@ -235,7 +235,8 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	case r.DriverOnly:
 		b.WriteString("enforced by NVIDIA's driver, memory alone; time is not shared out (limits in cgpu.toml)\n")
 	case r.Preload && r.DriverLimits:
-		b.WriteString("enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both (enforcement, limits in cgpu.toml)\n")
+		b.WriteString("enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both " +
+			"(enforcement, limits in cgpu.toml)\n")
 	case r.Preload:
 		b.WriteString("enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n")
 	default:

@@ -303,11 +303,14 @@ func TestSpecEnforcement(t *testing.T) {
 		socket, want, not string
 	}{
 		{preload, "", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
-		{ledger.Record{Preload: true, DriverLimits: true}, "", "enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both", "only"},
-		{ledger.Record{Preload: true, DriverLimits: true, DriverOnly: true}, "", "enforced by NVIDIA's driver, memory alone; time is not shared out (limits in", "preload"},
+		{ledger.Record{Preload: true, DriverLimits: true}, "",
+			"enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both", "only"},
+		{ledger.Record{Preload: true, DriverLimits: true, DriverOnly: true}, "",
+			"enforced by NVIDIA's driver, memory alone; time is not shared out (limits in", "preload"},
 		{ledger.Record{DriverLimits: true}, "/s", "over /s\n         and memory by NVIDIA's driver, too (limits in cgpu.toml)\n", "preload"},
 		{ledger.Record{}, "/s", "enforced by the guard, which answers the driver calls over /s\n", "limits in"},
-		{preload, "/run/cgpu/g/n.sock", "guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
+		{preload, "/run/cgpu/g/n.sock",
+			"guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
 	} {
 		got := explain(&admit.Ask{Quota: &quota.Quota{}}, tt.record, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
 		if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) || !strings.Contains(got, "limiter  /usr/lib/cgpu/libcgpu.so\n") {
