@@ -52,7 +52,7 @@ full() {
 calls() {
 	local folder=$programs/calls way=$2
 	local start=(bare)
-	[[ $way == bare ]] || start=(vgpu 6GiB)
+	[[ $way == bare ]] || start=(vgpu 6GiB -e CGPU_LIMITER=off) # which is asked before the tracer
 	rm -rf "$folder" && mkdir -m 1777 "$folder"
 	"${start[@]}" --rm "${told[@]}" -e RMTRACE="$folder" -e LD_PRELOAD="$programs/rmtrace.so" -- "${@:3}" >/dev/null 2>&1
 	"$python" "$here/rmtrace.py" "$folder" --answers >"$OUT/graphics-$1-$way.calls"
