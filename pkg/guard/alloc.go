@@ -47,8 +47,13 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 			return fail(unix.EFAULT)
 		}
 	}
+	return g.serveAlloc(c)
+}
+
+// serveAlloc serves an RM_ALLOC of which all has been copied.
+func (g *Guard) serveAlloc(c *trappedCall) reply {
 	c.clearParams()
-	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.waitToPay(c, locks) {
+	if locks := g.abi.FreeHoldsLocks(c.class.Kind); locks > 0 && !g.waitToPay(c, locks) {
 		return fail(unix.EINTR)
 	}
 	return g.serveByRule(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
