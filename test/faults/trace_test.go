@@ -32,6 +32,7 @@ type watch struct {
 	mu   sync.Mutex
 	seen int
 	hit  string // the call at which it happened
+	pid  int    // of the process to which it happened
 	over bool
 }
 
@@ -199,7 +200,7 @@ func (w *watch) call(tid int, t *tracee) {
 	if w.seen++; w.seen != w.n {
 		return
 	}
-	w.hit = describe(tid, number, info.args)
+	w.hit, w.pid = describe(tid, number, info.args), t.process
 	if w.errors == nil {
 		_ = unix.Kill(t.process, unix.SIGKILL)
 		return
@@ -223,6 +224,16 @@ func (w *watch) stop() (seen int, hit string) {
 	defer w.mu.Unlock()
 	w.over = true
 	return w.seen, w.hit
+}
+
+// killed is the process that was killed; 0: none was.
+func (w *watch) killed() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.errors != nil {
+		return 0
+	}
+	return w.pid
 }
 
 // counts says whether a call counts. To kill a process at one that only looks, or that concerns nothing but the process itself, is to
