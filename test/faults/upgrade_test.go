@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
@@ -151,12 +153,49 @@ func TestMain(m *testing.M) {
 	os.Exit(1)
 }
 
+// wrongProgram is one that a guard cannot become, and why.
+type wrongProgram struct{ program, why string }
+
+func (n *node) wrongPrograms(t *testing.T) (list []wrongProgram) {
+	t.Helper()
+	guard, err := os.ReadFile(filepath.Join(n.bin, "cgpu-guard"))
+	must(t, err)
+	foreign := slices.Clone(guard)
+	foreign[18], foreign[19] = 8, 0 // e_machine: MIPS
+	noexec := n.path("noexec")
+	must(t, os.Mkdir(noexec, 0o755))
+	must(t, unix.Mount("tmpfs", noexec, "tmpfs", unix.MS_NOEXEC, "mode=755"))
+	busybox, err := exec.LookPath("busybox")
+	must(t, err)
+	list = []wrongProgram{{busybox, "ended without a word"}, {n.path("cgpu.toml"), "is no program"}}
+	for _, c := range []struct {
+		name, why string
+		text      []byte
+		mode      os.FileMode
+		uid       int
+	}{
+		{"script", "ended without a word", []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755, 0},
+		{"foreign", "cannot be executed: exec format error", foreign, 0o755, 0},
+		{"empty", "cannot be executed: exec format error", nil, 0o755, 0},
+		{"cut", "", guard[:len(guard)/2], 0o755, 0}, // the kernel may notice it, or the program crashes
+		{"data", "is no program", guard, 0o644, 0},
+		{"theirs", "others than root can write it", guard, 0o755, 1000},
+		{"open", "others than root can write it", guard, 0o757, 0},
+		{"noexec/guard", "cannot be executed: permission denied", guard, 0o755, 0},
+	} {
+		path := n.path(c.name)
+		must(t, os.WriteFile(path, c.text, 0o600))
+		must(t, os.Chown(path, c.uid, 0))
+		must(t, os.Chmod(path, c.mode))
+		list = append(list, wrongProgram{path, c.why})
+	}
+	return list
+}
+
 // TestUpgradeFails: a program that cannot go on with a guard leaves the container as it was, also where it has been executed already.
 func TestUpgradeFails(t *testing.T) {
 	n := newNode(t)
 	self, err := os.Executable()
-	must(t, err)
-	busybox, err := exec.LookPath("busybox")
 	must(t, err)
 	other, err := n.otherGuard(0)
 	must(t, err)
@@ -165,15 +204,11 @@ func TestUpgradeFails(t *testing.T) {
 		path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", guard))
 		return path
 	}
-	for _, c := range []struct{ program, why string }{
-		{busybox, "knows no hand-over"},
-		{self, "does not want to"},
-		{n.path("cgpu.toml"), "is no program"},
-	} {
+	for _, c := range append(n.wrongPrograms(t), wrongProgram{self, "does not want to"}) {
 		before := exe()
 		list, err := n.upgrade("--program", c.program, id)
 		if err == nil || len(list) != 1 || list[0].Outcome != "failed" || !strings.Contains(list[0].Error, c.why) || exe() != before {
-			t.Errorf("%s: %+v, %v, the guard is %s", c.program, list, err, exe())
+			t.Errorf("%s: %+v, %v, the guard is %s; want %q", c.program, list, err, exe(), c.why)
 		}
 		must(t, n.neighbourWorks())
 	}
