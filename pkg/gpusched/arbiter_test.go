@@ -33,7 +33,7 @@ func TestStartArbiter(t *testing.T) {
 		asked <- config
 		return nil
 	}
-	x.joinPage(peerpage.Join)
+	x.joinPage()
 	n := 0
 	expect := func(what string, want int) {
 		t.Helper()

@@ -99,9 +99,16 @@ func (s *Scheduler) Restore(list []handover.GPUTime, clients func(handle uint32)
 // Rejoin takes up what is outside of this program: the GPUs' pages, and the rescuer. It comes before Begin.
 func (s *Scheduler) Rejoin(list []handover.GPUTime, rescuer *handover.Rescuer) error {
 	for _, v := range list {
-		if x := s.onGPU(v.GPU); x != nil && v.Place > 0 {
-			x.joinPage(func(runDir, uuid string) (*peerpage.Entry, error) { return peerpage.Rejoin(runDir, uuid, v.Place) })
+		x := s.onGPU(v.GPU)
+		if x == nil || v.Place == 0 {
+			continue
 		}
+		// Without it a second entry would be taken later, and the container counted twice.
+		p, err := peerpage.Rejoin(s.Config.RunDir, s.Config.GPUs[v.GPU].UUID, v.Place)
+		if err != nil {
+			return fmt.Errorf("go on with the place on the GPU's page: %w", err)
+		}
+		x.onPage(p)
 	}
 	if rescuer == nil {
 		return nil
