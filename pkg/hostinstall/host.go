@@ -59,7 +59,8 @@ type Installer struct {
 	// enter makes the node's root this process's; refresh makes the node's table of GPUs.
 	enter   func(root string) error
 	refresh func(ctx context.Context, program string) ([]byte, error)
-	step    func(what string) // for tests: something was done
+	upgrade func(ctx context.Context, program string) ([]byte, error) // has the guards of running containers go on as the version
+	step    func(what string)                                         // for tests: something was done
 }
 
 // New is an installer of the version to which this program belongs.
@@ -69,7 +70,8 @@ func New(o Order, out io.Writer) (*Installer, error) {
 		return nil, err
 	}
 	return &Installer{Order: o, Source: filepath.Dir(filepath.Dir(self)), Out: out, poll: 2 * time.Second,
-		enter: enter, refresh: refresh, step: func(string) {}}, nil
+		enter: enter, refresh: refresh, upgrade: upgradeGuards,
+		step: func(string) {}}, nil
 }
 
 // Install puts the version there and has the engine call it. It ends when new containers get it.
@@ -130,7 +132,24 @@ func (i *Installer) place(ctx context.Context) (e engine, err error) {
 		return e, fmt.Errorf("the node's table of GPUs could not be made: %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	i.step("refreshed")
+	i.upgradeWhatRuns(ctx)
 	return e, i.collect()
+}
+
+// upgradeAsked is the file by which the administrator has guards of running containers upgraded, here as by packages.
+const upgradeAsked = "/etc/cgpu/upgrade-guards"
+
+// upgradeWhatRuns has guards go on as the version, where the administrator says so. One that stays what it was is no failure.
+func (i *Installer) upgradeWhatRuns(ctx context.Context) {
+	if _, err := os.Stat(upgradeAsked); err != nil {
+		return
+	}
+	out, err := i.upgrade(ctx, filepath.Join(i.current(), "bin/cgpu"))
+	fmt.Fprintf(i.Out, "%s is there: guards of running containers go on as this version\n%s", upgradeAsked, out)
+	if err != nil {
+		fmt.Fprintf(i.Out, "not all of them: %v\n", err)
+	}
+	i.step("upgraded")
 }
 
 // Uninstall takes out what Install put there, when no container needs it any more.
@@ -336,6 +355,10 @@ func refresh(ctx context.Context, program string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	return exec.CommandContext(ctx, program, "-force").CombinedOutput()
+}
+
+func upgradeGuards(ctx context.Context, program string) ([]byte, error) {
+	return exec.CommandContext(ctx, program, "upgrade", "--all").CombinedOutput()
 }
 
 func (i *Installer) current() string { return filepath.Join(i.Dir, "current") }
