@@ -94,7 +94,7 @@ func guard(r ledger.Record, program string) Result {
 
 const (
 	// ending is how long a guard may take to end after its container, or after its last word.
-	ending = 5 * time.Second
+	ending = 20 * time.Second
 	look   = 20 * time.Millisecond
 )
 

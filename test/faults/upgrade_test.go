@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // busy makes driver calls all the time, in one process after another, and says so should one of them fail.
@@ -242,6 +244,84 @@ func TestUpgradeFails(t *testing.T) {
 		t.Errorf("not paused any more: %+v, %v", s.VGPUs, err)
 	}
 	must(t, n.cgpu("resume", id))
+	must(t, n.neighbourWorks())
+}
+
+// TestUpgradeBeside: what is changed while a guard becomes another program holds afterwards, a frozen container's guard becomes it, too, and
+// a container that ends meanwhile is no failure and leaves nothing.
+func TestUpgradeBeside(t *testing.T) {
+	n := newNode(t)
+	seed := rand.Uint64()
+	t.Logf("seed %#x", seed)
+	r := rand.New(rand.NewPCG(seed, 0))
+	var programs []string
+	for i := range 2 {
+		program, err := n.otherGuard(i)
+		must(t, err)
+		programs = append(programs, program)
+	}
+	id := n.id("neighbour")
+	turn := 0
+	// beside upgrades all guards, and does something else at some moment of that.
+	beside := func(do func() error) []upgraded {
+		t.Helper()
+		turn++
+		done := make(chan error)
+		wait := time.Duration(r.Int64N(int64(80 * time.Millisecond)))
+		go func() {
+			time.Sleep(wait)
+			done <- do()
+		}()
+		list, err := n.upgrade("--all", "--program", programs[turn%2])
+		must(t, errors.Join(err, <-done))
+		return list
+	}
+	for i := range 8 {
+		weight := i + 2
+		limit := quota.Bytes(2+i%3) * quota.GiB
+		beside(func() error {
+			return n.cgpu("set", id, "--weight", fmt.Sprint(weight), "--memory", fmt.Sprint(2+i%3)+"GiB")
+		})
+		must(t, n.eventually(func() error {
+			s, err := api.Ask(n.neighbour)
+			if err == nil && (s.VGPUs[0].Limit != limit || s.VGPUs[0].Compute.Weight != weight) {
+				err = fmt.Errorf("%+v: want %v, weight %d", s.VGPUs[0], limit, weight)
+			}
+			return err
+		}))
+	}
+	for _, command := range []string{"pause", "resume"} {
+		beside(func() error { return n.cgpu(command, id) })
+		must(t, n.eventually(func() error {
+			s, err := api.Ask(n.neighbour)
+			if err == nil && s.VGPUs[0].Compute.Paused != (command == "pause") {
+				err = fmt.Errorf("after %s: %+v", command, s.VGPUs[0].Compute)
+			}
+			return err
+		}))
+	}
+	beside(func() error { return n.cgpu("gc") })
+	must(t, n.neighbourWorks())
+
+	must(t, n.runtime("pause", id))
+	for range 2 {
+		beside(func() error { return nil })
+	}
+	must(t, n.runtime("resume", id))
+	must(t, n.neighbourWorks())
+
+	n.bundle(t, "tenant", tenant, onFirst)
+	t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id("tenant")) })
+	for range 6 {
+		must(t, n.runtime("create", "--bundle", n.path("tenant"), n.id("tenant")))
+		must(t, n.runtime("start", n.id("tenant")))
+		for _, x := range beside(func() error { return n.runtime("delete", "--force", n.id("tenant")) }) {
+			if x.Outcome != "upgraded" && (x.ID == id || x.Outcome != "gone") {
+				t.Errorf("%+v", x)
+			}
+		}
+		must(t, n.eventually(n.quiet))
+	}
 	must(t, n.neighbourWorks())
 }
 
