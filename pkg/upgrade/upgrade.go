@@ -127,9 +127,12 @@ func why(r ledger.Record, err error) error {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fmt.Errorf("its guard has not answered for %v; it may go on as the other program yet: call it again", Patience)
 	case silent(err), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		_, err := api.Ask(r)
-		if !r.GuardLives() || err != nil && ends(r) {
+		_, asked := api.Ask(r)
+		if !r.GuardLives() || asked != nil && ends(r) {
 			return errors.New("its guard has ended, and no driver call of the container succeeds any more: start the container anew")
+		}
+		if silent(err) {
+			return fmt.Errorf("its guard lives, and nobody reaches it any more: %w; start the container anew", err)
 		}
 		return errors.New("its guard knows no hand-over: it goes on as it is until the container is started anew")
 	}

@@ -248,7 +248,7 @@ func TestUpgradeFails(t *testing.T) {
 }
 
 // TestUpgradeBeside: what is changed while a guard becomes another program holds afterwards, a frozen container's guard becomes it, too, and
-// a container that ends meanwhile is no failure and leaves nothing.
+// a container that ends meanwhile is no failure and leaves nothing. A run dir that is full is in nobody's way.
 func TestUpgradeBeside(t *testing.T) {
 	n := newNode(t)
 	seed := rand.Uint64()
@@ -262,7 +262,7 @@ func TestUpgradeBeside(t *testing.T) {
 	}
 	id := n.id("neighbour")
 	turn := 0
-	// beside upgrades all guards, and does something else at some moment of that.
+	// beside has all guards go on as another program, and does something else at some moment of that.
 	beside := func(do func() error) []upgraded {
 		t.Helper()
 		turn++
@@ -301,6 +301,17 @@ func TestUpgradeBeside(t *testing.T) {
 		}))
 	}
 	beside(func() error { return n.cgpu("gc") })
+	for range 4 { // its filter comes to the guard's socket
+		beside(func() error { return n.runtime("exec", id, "/bin/cgpu-probe", "alloc", "1MiB") })
+	}
+	must(t, n.neighbourWorks())
+
+	ballast := filepath.Join(n.runDir, "g", "ballast")
+	for _, left := range []int64{0, 1, 3} {
+		fill(t, ballast, left*int64(os.Getpagesize()))
+		beside(func() error { return nil })
+		must(t, os.Remove(ballast))
+	}
 	must(t, n.neighbourWorks())
 
 	must(t, n.runtime("pause", id))

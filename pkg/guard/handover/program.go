@@ -206,7 +206,8 @@ func closeOnExec(fds []int) {
 
 // ServeTry is the child of a Trial: restore makes a guard of the state.
 func ServeTry(restore func(*State) error) error {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0) // where memory is short this one ends, not the guard
+	// Where memory is short this one ends, neither the guard nor a program of the container's in the same cgroup.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	say, state, listen := os.NewFile(answerFD, "answer"), os.NewFile(stateFD, "state"), os.NewFile(goFD, "go")
 	if say == nil || state == nil || listen == nil {
 		return errors.New("started by cgpu-guard only")
