@@ -58,7 +58,7 @@ func (x *gpuScheduler) run() {
 	joined := x.page != nil // by Rejoin
 	x.mu.Unlock()
 	if !joined {
-		x.joinPage()
+		x.joinPage(peerpage.Join)
 	}
 	timer := time.NewTimer(0)
 	for {
@@ -98,16 +98,12 @@ func (x *gpuScheduler) awake() {
 }
 
 // joinPage tells the arbiter of the GPU from now on, and hears from it.
-func (x *gpuScheduler) joinPage() {
-	p, err := peerpage.Join(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
+func (x *gpuScheduler) joinPage(join func(runDir, uuid string) (*peerpage.Entry, error)) {
+	p, err := join(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
 	if err != nil {
 		x.s.Log.Error("the arbiter does not hear of this container: its timeslices stay as they are", "err", err)
 		return
 	}
-	x.onPage(p)
-}
-
-func (x *gpuScheduler) onPage(p *peerpage.Entry) {
 	x.mu.Lock()
 	x.page = p
 	x.mu.Unlock()

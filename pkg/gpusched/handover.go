@@ -103,12 +103,14 @@ func (s *Scheduler) Rejoin(list []handover.GPUTime, rescuer *handover.Rescuer) e
 		if x == nil || v.Place == 0 {
 			continue
 		}
-		// Without it a second entry would be taken later, and the container counted twice.
-		p, err := peerpage.Rejoin(s.Config.RunDir, s.Config.GPUs[v.GPU].UUID, v.Place)
-		if err != nil {
+		var err error
+		x.joinPage(func(runDir, uuid string) (p *peerpage.Entry, _ error) {
+			p, err = peerpage.Rejoin(runDir, uuid, v.Place)
+			return p, err
+		})
+		if err != nil { // a second place would be taken later, and the container counted twice
 			return fmt.Errorf("go on with the place on the GPU's page: %w", err)
 		}
-		x.onPage(p)
 	}
 	if rescuer == nil {
 		return nil

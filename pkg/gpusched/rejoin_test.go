@@ -14,7 +14,7 @@ import (
 func TestRejoin(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	x := c.gpu()
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	list, rescuer := c.State()
 	next := newFakeContainer(t, 1)
 	next.Config = c.Config
