@@ -251,8 +251,8 @@ func TestUpgradeFails(t *testing.T) {
 	must(t, n.neighbourWorks())
 }
 
-// TestUpgradeBeside: what is changed while a guard becomes another program holds afterwards, a frozen container's guard becomes it, too, and
-// a container that ends meanwhile is no failure and leaves nothing. A run dir that is full is in nobody's way.
+// TestUpgradeBeside: what is changed while a guard becomes another program holds afterwards, a frozen container's guard becomes it, too,
+// and a container that ends meanwhile is no failure and leaves nothing. A run dir that is full is in nobody's way.
 func TestUpgradeBeside(t *testing.T) {
 	n := newNode(t)
 	seed := rand.Uint64()
