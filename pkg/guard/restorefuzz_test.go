@@ -19,8 +19,8 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 )
 
-// FuzzRestoreChanged: whatever a state says, it makes a guard, whose state in turn is one, or is refused. Each input changes some values of a
-// good state: of arbitrary bytes next to none would be read.
+// FuzzRestoreChanged: whatever a state says, it makes a guard, whose state in turn is one, or is refused. Each input changes some values of
+// a good state: of arbitrary bytes next to none would be read.
 func FuzzRestoreChanged(f *testing.F) {
 	b, err := os.ReadFile("handover/testdata/v1.json")
 	if err != nil {
