@@ -39,7 +39,10 @@ func TestUpgradeFewDescriptors(t *testing.T) {
 		}
 		outcomes[list[0].Outcome]++
 		t.Logf("%d: %+v", limit, list[0])
-		if _, err := api.Ask(n.neighbour); err != nil {
+		if err := n.eventually(func() error {
+			_, err := api.Ask(n.neighbour)
+			return err
+		}); err != nil {
 			t.Fatalf("limit %d: the guard does not answer any more: %v; %+v", limit, err, list[0])
 		}
 	}

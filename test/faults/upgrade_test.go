@@ -244,9 +244,13 @@ func TestUpgradeFails(t *testing.T) {
 	if _, err := n.becomes(filepath.Join(n.bin, "cgpu-guard"), id); err != nil {
 		t.Error(err)
 	}
-	if s, err := api.Ask(n.neighbour); err != nil || !s.VGPUs[0].Compute.Paused {
-		t.Errorf("not paused any more: %+v, %v", s.VGPUs, err)
-	}
+	must(t, n.eventually(func() error {
+		s, err := api.Ask(n.neighbour)
+		if err == nil && !s.VGPUs[0].Compute.Paused {
+			t.Fatalf("not paused any more: %+v", s.VGPUs)
+		}
+		return err
+	}))
 	must(t, n.cgpu("resume", id))
 	must(t, n.neighbourWorks())
 }
