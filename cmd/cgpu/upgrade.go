@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -72,6 +73,7 @@ func upgradeGuards(c *cli.Context) error {
 	}
 	ctx, stop := signal.NotifyContext(c.Context, os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait for guards
 	report := upgradeReport{w: c.App.Writer, quiet: inJSON}
 	upgrade.Guards(ctx, records, program, parallel, report.add)
 	if inJSON {

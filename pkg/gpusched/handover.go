@@ -99,8 +99,17 @@ func (s *Scheduler) Restore(list []handover.GPUTime, clients func(handle uint32)
 // Rejoin takes up what is outside of this program: the GPUs' pages, and the rescuer. It comes before Begin.
 func (s *Scheduler) Rejoin(list []handover.GPUTime, rescuer *handover.Rescuer) error {
 	for _, v := range list {
-		if x := s.onGPU(v.GPU); x != nil && v.Place > 0 {
-			x.joinPage(func(runDir, uuid string) (*peerpage.Entry, error) { return peerpage.Rejoin(runDir, uuid, v.Place) })
+		x := s.onGPU(v.GPU)
+		if x == nil || v.Place == 0 {
+			continue
+		}
+		var err error
+		x.joinPage(func(runDir, uuid string) (p *peerpage.Entry, _ error) {
+			p, err = peerpage.Rejoin(runDir, uuid, v.Place)
+			return p, err
+		})
+		if err != nil { // a second place would be taken later, and the container counted twice
+			return fmt.Errorf("go on with the place on the GPU's page: %w", err)
 		}
 	}
 	if rescuer == nil {

@@ -95,8 +95,8 @@ func openProgram(path string) (f *os.File, same bool, err error) {
 		return nil, false, err
 	}
 	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0) {
-		err = fmt.Errorf("%s is no program", path)
+	if err == nil {
+		err = isProgram(path, info)
 	}
 	own, ownErr := os.Stat("/proc/self/exe")
 	if err = errors.Join(err, ownErr); err != nil {
@@ -104,6 +104,19 @@ func openProgram(path string) (f *os.File, same bool, err error) {
 		return nil, false, err
 	}
 	return f, os.SameFile(info, own), nil
+}
+
+// isProgram refuses what cannot be executed, and what others than root can change: a guard has more rights than they.
+func isProgram(path string, info os.FileInfo) error {
+	s, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.Mode().IsRegular() || s.Mode&0o111 == 0 {
+		return fmt.Errorf("%s is no program: want a file that can be executed", path)
+	}
+	if s.Uid != 0 || s.Mode&0o002 != 0 || s.Mode&0o020 != 0 && s.Gid != 0 {
+		return fmt.Errorf("%s: others than root can write it (owner %d:%d, mode %#o): chown root:root and chmod go-w it", path, s.Uid, s.Gid,
+			s.Mode&0o777)
+	}
+	return nil
 }
 
 // handOver brings the guard to rest, for a window at most, and becomes the program. It returns only if that fails; then all goes on.

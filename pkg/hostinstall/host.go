@@ -59,7 +59,8 @@ type Installer struct {
 	// enter makes the node's root this process's; refresh makes the node's table of GPUs.
 	enter   func(root string) error
 	refresh func(ctx context.Context, program string) ([]byte, error)
-	step    func(what string) // for tests: something was done
+	upgrade func(ctx context.Context, program string) ([]byte, error) // has the guards of running containers go on as the version
+	step    func(what string)                                         // for tests: something was done
 }
 
 // New is an installer of the version to which this program belongs.
@@ -69,7 +70,8 @@ func New(o Order, out io.Writer) (*Installer, error) {
 		return nil, err
 	}
 	return &Installer{Order: o, Source: filepath.Dir(filepath.Dir(self)), Out: out, poll: 2 * time.Second,
-		enter: enter, refresh: refresh, step: func(string) {}}, nil
+		enter: enter, refresh: refresh, upgrade: upgradeGuards,
+		step: func(string) {}}, nil
 }
 
 // Install puts the version there and has the engine call it. It ends when new containers get it.
@@ -118,6 +120,7 @@ func (i *Installer) place(ctx context.Context) (p *pending, err error) {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "install: "))
 	}
 	i.step("configured")
+	i.upgradeWhatRuns(ctx)
 	return p, i.collect()
 }
 
@@ -141,6 +144,22 @@ func (i *Installer) add(ctx context.Context, t tree) error {
 	}
 	_, err := fmt.Fprintf(i.Out, "%s is version %s\n", i.current(), t.name)
 	return err
+}
+
+// upgradeAsked is the file by which the administrator has guards of running containers upgraded, here as by packages.
+const upgradeAsked = "/etc/cgpu/upgrade-guards"
+
+// upgradeWhatRuns has guards go on as the version, where the administrator says so. One that stays what it was is no failure.
+func (i *Installer) upgradeWhatRuns(ctx context.Context) {
+	if _, err := os.Stat(upgradeAsked); err != nil {
+		return
+	}
+	out, err := i.upgrade(ctx, filepath.Join(i.current(), "bin/cgpu"))
+	fmt.Fprintf(i.Out, "%s is there: guards of running containers go on as this version\n%s", upgradeAsked, out)
+	if err != nil {
+		fmt.Fprintf(i.Out, "not all of them: %v\n", err)
+	}
+	i.step("upgraded")
 }
 
 // Uninstall takes out what Install put there, when no container needs it any more.
@@ -356,6 +375,10 @@ func refresh(ctx context.Context, program string) ([]byte, error) {
 	c := exec.CommandContext(ctx, program, "-force")
 	c.WaitDelay = time.Second // for a child of its own that keeps its output open
 	return c.CombinedOutput()
+}
+
+func upgradeGuards(ctx context.Context, program string) ([]byte, error) {
+	return exec.CommandContext(ctx, program, "upgrade", "--all").CombinedOutput()
 }
 
 func (i *Installer) current() string { return filepath.Join(i.Dir, "current") }

@@ -62,6 +62,10 @@ func (j job) run() error {
 	}
 	i.Source, i.poll = j.Source, time.Millisecond
 	i.refresh = func(_ context.Context, program string) ([]byte, error) { return os.ReadFile(program) }
+	i.upgrade = func(_ context.Context, program string) ([]byte, error) {
+		text, err := os.ReadFile(program)
+		return append([]byte("upgraded to "), append(text, '\n')...), errors.Join(err, errors.New("one was busy"))
+	}
 	if j.NoTable {
 		i.refresh = func(context.Context, string) ([]byte, error) { return nil, errors.New("no driver") }
 	}
@@ -309,6 +313,22 @@ func TestKilled(t *testing.T) {
 				t.Errorf("%d steps", n)
 			}
 		})
+	}
+}
+
+// TestUpgradeGuards: guards of running containers become the new version where the administrator says so, and only there. One that does not
+// is no failure.
+func TestUpgradeGuards(t *testing.T) {
+	root := node(t)
+	install := job{Root: root, Source: image(t, "one"), Engine: "auto", Restarts: true}
+	if out := install.must(t); strings.Contains(out, "upgraded") {
+		t.Errorf("nobody asked for it:\n%s", out)
+	}
+	put(t, filepath.Join(root, upgradeAsked), "")
+	install.Source, install.Restarts = image(t, "two"), false
+	out := install.must(t)
+	if !strings.Contains(out, "upgraded to two bin/cgpu\n") || !strings.Contains(out, "not all of them: one was busy") {
+		t.Errorf("after the upgrade:\n%s", out)
 	}
 }
 

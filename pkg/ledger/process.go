@@ -50,6 +50,11 @@ func (r Record) GuardLives() bool {
 	return r.GuardPID != 0 && processStatus(r.GuardPID, r.GuardStart) != dead
 }
 
+// ContainerLives tells whether the container's first process still runs; doubt counts as running.
+func (r Record) ContainerLives() bool {
+	return r.InitPID != 0 && processStatus(r.InitPID, r.InitStart) != dead
+}
+
 // stat is what we need of /proc/PID/stat.
 type stat struct {
 	state   byte

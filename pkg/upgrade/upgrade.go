@@ -6,6 +6,7 @@
 package upgrade
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,25 +78,63 @@ func guard(r ledger.Record, program string) Result {
 	answer, err := api.Upgrade(r, program, Patience)
 	result := Result{Record: r, Outcome: Failed, Stall: answer.Stall, Tries: answer.Tries}
 	switch {
-	case err != nil && gone(err):
-		result.Outcome = Gone
-	case errors.Is(err, io.EOF):
-		result.Err = errors.New("its guard ended, or knows no hand-over: then it goes on as it is until the container is started anew")
-	case err != nil:
-		result.Err = err
-	case answer.Error != "":
-		result.Err = errors.New(answer.Error)
-	case answer.Already:
+	case err == nil && answer.Error == "" && answer.Already:
 		result.Outcome = Already
-	case answer.Done:
+	case err == nil && answer.Error == "" && answer.Done:
 		result.Outcome = Done
+	case over(r, err):
+		result.Outcome = Gone
+	case err == nil:
+		result.Err = errors.New(cmp.Or(answer.Error, "its guard says nothing of it"))
 	default:
-		result.Err = fmt.Errorf("its guard says nothing of it: %+v", answer)
+		result.Err = why(r, err)
 	}
 	return result
 }
 
-// gone reports that nobody listens.
-func gone(err error) bool {
+const (
+	// ending is how long a guard may take to end after its container, or after its last word.
+	ending = 20 * time.Second
+	look   = 20 * time.Millisecond
+)
+
+// over reports that there is no container any more, of which its guard may have said something else just before.
+func over(r ledger.Record, err error) bool {
+	if r.ContainerLives() {
+		return false
+	}
+	return silent(err) || r.InitPID != 0 && ends(r)
+}
+
+// ends waits until the guard has ended. False: it lives.
+func ends(r ledger.Record) bool {
+	for begin := time.Now(); r.GuardLives(); time.Sleep(look) {
+		if time.Since(begin) > ending {
+			return false
+		}
+	}
+	return true
+}
+
+// silent reports that nobody listens.
+func silent(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// why says what it means that there is no answer.
+func why(r ledger.Record, err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("its guard has not answered for %v; it may go on as the other program yet: call it again", Patience)
+	case silent(err), errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
+		_, asked := api.Ask(r)
+		if !r.GuardLives() || asked != nil && ends(r) {
+			return errors.New("its guard has ended, and no driver call of the container succeeds any more: start the container anew")
+		}
+		if silent(err) {
+			return fmt.Errorf("its guard lives, and nobody reaches it any more: %w; start the container anew", err)
+		}
+		return errors.New("its guard knows no hand-over: it goes on as it is until the container is started anew")
+	}
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -15,7 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
-// guardSays listens as a guard that answers a line, or nothing.
+// guardSays listens as a guard that answers a line, or nothing, and tells its status.
 func guardSays(t *testing.T, name, line string, asked *atomic.Int32) ledger.Record {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ctl")
@@ -34,6 +35,8 @@ func guardSays(t *testing.T, name, line string, asked *atomic.Int32) ledger.Reco
 			if strings.Contains(request, `"op":"upgrade","program":"/bin/guard"`) {
 				asked.Add(1)
 				fmt.Fprint(conn, line)
+			} else {
+				fmt.Fprintln(conn, "{}")
 			}
 			conn.Close()
 		}
@@ -41,21 +44,54 @@ func guardSays(t *testing.T, name, line string, asked *atomic.Int32) ledger.Reco
 	return ledger.Record{ID: name, Control: path}
 }
 
-// TestGuards: each container has one outcome, whatever its guard says.
+// process is one that lives, or whose number nobody has.
+func process(t *testing.T, lives bool) (pid int, start uint64) {
+	t.Helper()
+	if !lives {
+		return os.Getpid(), 1 // it was another one's before
+	}
+	start, err := ledger.ProcStart(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.Getpid(), start
+}
+
+// TestGuards: each container has one outcome, whatever its guard says, and whoever has ended meanwhile.
 func TestGuards(t *testing.T) {
 	var asked atomic.Int32
-	records := []ledger.Record{
-		guardSays(t, "done", `{"done":true,"stallNs":7000000,"tries":2}`+"\n", &asked),
-		guardSays(t, "already", `{"done":true,"already":true}`+"\n", &asked),
-		guardSays(t, "refused", `{"error":"it does not want to"}`+"\n", &asked),
-		guardSays(t, "older", "", &asked),
-		guardSays(t, "garbage", "x\n", &asked),
-		guardSays(t, "nothing", "{}\n", &asked),
-		{ID: "gone", Control: filepath.Join(t.TempDir(), "none")},
-		{ID: "preload", Preload: true},
+	const both, guardOnly, containerOnly, none = 3, 2, 1, 0 // who lives
+	const nobody = "nobody listens"
+	table := []struct {
+		says, want string
+		live       int
+	}{
+		{`{"done":true,"stallNs":7000000,"tries":2}` + "\n", "upgraded", both},
+		{`{"done":true,"already":true}` + "\n", "already", both},
+		{`{"error":"it does not want to"}` + "\n", "failed it does not want to", both},
+		{`{"error":"it does not want to","done":true}` + "\n", "failed it does not want to", both},
+		{"", "failed its guard knows no hand-over", both},
+		{"", "failed its guard has ended, and no driver call", containerOnly},
+		{"", "gone", none},
+		{`{"error":"the container is over"}` + "\n", "gone", none},
+		{"x\n", "failed invalid", both},
+		{"{}\n", "failed its guard says nothing", both},
+		{nobody, "gone", none},
+		{nobody, "failed its guard has ended, and no driver call", containerOnly},
 	}
-	want := map[string]string{"done": "upgraded", "already": "already", "refused": "failed it does not want to", "older": "failed its guard ended",
-		"garbage": "failed invalid", "nothing": "failed its guard says nothing", "gone": "gone", "preload": "preload"}
+	var records []ledger.Record
+	asks := 0
+	for i, c := range table {
+		r := ledger.Record{ID: fmt.Sprint(i), Control: filepath.Join(t.TempDir(), "none")}
+		if c.says != nobody {
+			asks++
+			r = guardSays(t, r.ID, c.says, &asked)
+		}
+		r.GuardPID, r.GuardStart = process(t, c.live&guardOnly > 0)
+		r.InitPID, r.InitStart = process(t, c.live&containerOnly > 0)
+		records = append(records, r)
+	}
+	records = append(records, ledger.Record{ID: "preload", Preload: true})
 	got := map[string]string{}
 	Guards(context.Background(), records, "/bin/guard", 3, func(r Result) {
 		text := string(r.Outcome)
@@ -64,12 +100,15 @@ func TestGuards(t *testing.T) {
 		}
 		got[r.ID] = text
 	})
-	for id, text := range want {
-		if !strings.HasPrefix(got[id], text) {
-			t.Errorf("%s: %q, want %q", id, got[id], text)
+	for i, c := range table {
+		if !strings.HasPrefix(got[fmt.Sprint(i)], c.want) {
+			t.Errorf("%d, %q: %q, want %q", i, c.says, got[fmt.Sprint(i)], c.want)
 		}
 	}
-	if asked.Load() != 6 {
+	if got["preload"] != "preload" {
+		t.Errorf("preload: %q", got["preload"])
+	}
+	if int(asked.Load()) != asks {
 		t.Errorf("%d guards were asked", asked.Load())
 	}
 }

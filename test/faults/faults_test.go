@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
 // scenario is what is done on a node while one of our programs has a fault. An error is a complaint about more than that.
@@ -97,6 +99,36 @@ func (s *session) goesOn(tenths int) {
 	})
 }
 
+func (s *session) upgradeTenant(args ...string) {
+	s.watch.count(true)
+	defer s.watch.count(false)
+	s.cgpu(append([]string{"upgrade", s.id("tenant")}, args...)...)
+	s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "1MiB")
+}
+
+// keepsGPU: whatever fails in an upgrade, a tenant that has begun is served, unless it is its guard that was killed.
+func (s *session) keepsGPU() {
+	records := s.records()
+	i := slices.IndexFunc(records, func(r ledger.Record) bool { return r.ID == s.id("tenant") })
+	if i < 0 || !s.ready() {
+		return
+	}
+	alloc := []string{"exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB"}
+	if s.runtime(alloc...).code == 0 || s.watch.killed() == records[i].GuardPID {
+		return
+	}
+	// The one call that failed may have been made for this one.
+	if err := s.node.runtime(alloc...); err != nil {
+		s.lacks = fmt.Errorf("the tenant has no GPU any more: %w", err)
+	}
+}
+
+// ready says whether the tenant has what it has asked for.
+func (s *session) ready() bool {
+	text, _ := os.ReadFile(s.path("stdout-tenant"))
+	return strings.Contains(string(text), "ready")
+}
+
 // end ends the tenant as an engine does: it does not care whether there ever was one.
 func (s *session) end() { s.runtime("delete", "--force", s.id("tenant")) }
 
@@ -120,7 +152,9 @@ var scenarios = []scenario{
 		s.cgpu("gc")
 		s.end()
 	}},
+	// Of calls only those count that are made during an upgrade, and by what makes the next call of the container's: the rest is life's.
 	{name: "upgrade", programs: []string{"cgpu", "cgpu-guard"}, steps: func(s *session) {
+		s.watch.count(false)
 		s.start("tenant")
 		for i := range 2 { // the second time by the program that the first one brought
 			program, err := s.otherGuard(i)
@@ -128,12 +162,12 @@ var scenarios = []scenario{
 				s.hangs = err
 				return
 			}
-			s.cgpu("upgrade", "--program", program, s.id("tenant"))
+			s.upgradeTenant("--program", program)
 		}
 		s.cgpu("pause", s.id("tenant"))
-		s.cgpu("upgrade", s.id("tenant"))
+		s.upgradeTenant()
 		s.cgpu("resume", s.id("tenant"))
-		s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB")
+		s.keepsGPU()
 		s.end()
 	}},
 	{name: "arbiter", programs: []string{"cgpu-arbiter"}, steps: func(s *session) {
@@ -191,6 +225,19 @@ func TestFaults(t *testing.T) {
 		}
 		return
 	}
+	source := chance(t)
+	source.Shuffle(len(cases), func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
+	for begin := time.Now(); time.Since(begin) < sampleTime && !t.Failed() && len(cases) > 0; cases = cases[1:] {
+		sweep(t, nodes, cases[0], func(calls int) []int {
+			return []int{1 + source.IntN(calls), 1 + source.IntN(calls), 1 + source.IntN(calls)}
+		})
+	}
+}
+
+// chance is by what calls are chosen where not all are tried. It can be repeated.
+func chance(t *testing.T) *rand.Rand {
+	t.Helper()
+	asked := os.Getenv("CGPU_FAULTS")
 	if asked == "" {
 		asked = strconv.FormatUint(rand.Uint64N(1<<32), 10)
 		if os.Getenv("CI") != "" { // what nobody has tried is for who looks for faults, not for who made another change
@@ -202,11 +249,23 @@ func TestFaults(t *testing.T) {
 		t.Fatalf("CGPU_FAULTS=%s: want all, FROM-TO or a seed", asked)
 	}
 	t.Logf("CGPU_FAULTS=%#x", seed)
-	source := rand.New(rand.NewPCG(seed, 0))
-	source.Shuffle(len(cases), func(i, j int) { cases[i], cases[j] = cases[j], cases[i] })
-	for begin := time.Now(); time.Since(begin) < sampleTime && !t.Failed() && len(cases) > 0; cases = cases[1:] {
-		sweep(t, nodes, cases[0], func(calls int) []int {
-			return []int{1 + source.IntN(calls), 1 + source.IntN(calls), 1 + source.IntN(calls)}
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// TestUpgradeKilled is TestFaults for some calls of guards that become another program, and of who asks them.
+func TestUpgradeKilled(t *testing.T) {
+	i := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == "upgrade" })
+	if _, err := strconv.ParseUint(os.Getenv("CGPU_FAULTS"), 0, 64); os.Getenv("CGPU_FAULTS") != "" && err != nil {
+		t.Skip("TestFaults tries each")
+	}
+	source := chance(t)
+	nodes := map[string]*node{}
+	for _, program := range scenarios[i].programs {
+		sweep(t, nodes, faulty{scenarios[i], program, kinds[0]}, func(calls int) (which []int) {
+			for range 6 {
+				which = append(which, 1+source.IntN(calls))
+			}
+			return which
 		})
 	}
 }

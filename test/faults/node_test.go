@@ -72,7 +72,8 @@ func newNode(t testing.TB, config ...string) *node {
 	t.Cleanup(func() { n.down(t) })
 	must(t, os.Mkdir(n.runDir, 0o755))
 	must(t, unix.Mount("tmpfs", n.runDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64m")) // as /run is
-	n.env = []string{"CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(dir, "cgpu.toml"), "PATH=" + os.Getenv("PATH")}
+	n.env = []string{"CGPU_RUN_DIR=" + n.runDir, "CGPU_CONFIG=" + filepath.Join(dir, "cgpu.toml"), "PATH=" + os.Getenv("PATH"),
+		"GORACE=" + os.Getenv("GORACE")} // log_path=FILE, for programs that are built with -race
 	low, err := exec.LookPath(cmp.Or(os.Getenv("CGPU_FAULTS_RUNTIME"), "runc"))
 	must(t, err)
 	lines := append([]string{`driver = "sim"`, fmt.Sprintf("runtimes = [%q]", low), `guard_start_timeout = "30s"`}, config...)

@@ -32,7 +32,16 @@ type watch struct {
 	mu   sync.Mutex
 	seen int
 	hit  string // the call at which it happened
+	pid  int    // of the process to which it happened
 	over bool
+	skip bool // calls do not count now
+}
+
+// count has calls counted from now on, or not.
+func (w *watch) count(yes bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.skip = !yes
 }
 
 // result is how a command ended.
@@ -193,13 +202,13 @@ func (w *watch) call(tid int, t *tracee) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.over || w.skip {
 		return
 	}
 	if w.seen++; w.seen != w.n {
 		return
 	}
-	w.hit = describe(tid, number, info.args)
+	w.hit, w.pid = describe(tid, number, info.args), t.process
 	if w.errors == nil {
 		_ = unix.Kill(t.process, unix.SIGKILL)
 		return
@@ -225,9 +234,22 @@ func (w *watch) stop() (seen int, hit string) {
 	return w.seen, w.hit
 }
 
+// killed is the process that was killed; 0: none was.
+func (w *watch) killed() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.errors != nil {
+		return 0
+	}
+	return w.pid
+}
+
 // counts says whether a call counts. To kill a process at one that only looks, or that concerns nothing but the process itself, is to
 // kill it before the next that changes something; how many of those there are is chance.
 func (w *watch) counts(tid, number int, args [6]uint64) bool {
+	if (number == unix.SYS_READ || number == unix.SYS_WRITE) && descriptor(tid, args[0]) == "anon_inode:[eventfd]" {
+		return false // by which Go's runtime wakes itself; it ends the process where that fails, which no disk and no signal brings about
+	}
 	if w.errors != nil {
 		return w.errors[number] != ""
 	}
@@ -236,11 +258,19 @@ func (w *watch) counts(tid, number int, args [6]uint64) bool {
 		return args[0]&unix.CLONE_THREAD == 0
 	case unix.SYS_OPENAT:
 		return args[2]&(unix.O_CREAT|unix.O_WRONLY|unix.O_RDWR) != 0
+	case unix.SYS_IOCTL:
+		return args[1] != notifReceive && args[1] != notifValid
 	case unix.SYS_READ, unix.SYS_CLOSE: // of a file nobody notices
 		return !strings.HasPrefix(descriptor(tid, args[0]), "/")
 	}
 	return !harmless[number]
 }
+
+// SECCOMP_IOCTL_NOTIF_RECV, which waits, and SECCOMP_IOCTL_NOTIF_ID_VALID.
+const (
+	notifReceive = 0xc0502100
+	notifValid   = 0x40082102
+)
 
 var harmless = map[int]bool{
 	unix.SYS_MMAP: true, unix.SYS_MUNMAP: true, unix.SYS_MPROTECT: true, unix.SYS_MADVISE: true, unix.SYS_BRK: true,

@@ -4,7 +4,6 @@ package handover
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -294,6 +293,3 @@ func (s *State) checkTasks(c *checker) {
 		c.that(x.PID > 0 && x.Base < x.End, "managed memory from %#x to %#x of process %d", x.Base, x.End, x.PID)
 	}
 }
-
-// ErrUnknown is of a program that has never heard of hand-overs.
-var ErrUnknown = errors.New("it knows no hand-over")

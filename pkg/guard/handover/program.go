@@ -91,7 +91,7 @@ func Try(program *os.File) (_ *Trial, err error) {
 	err = cmd.Start()
 	say.Close() // or its end would not be seen
 	if err != nil {
-		return nil, fmt.Errorf("start it: %w", err)
+		return nil, notStarted(err)
 	}
 	t.cmd = cmd
 	line, err := t.answer(helloTime)
@@ -100,7 +100,7 @@ func Try(program *os.File) (_ *Trial, err error) {
 	}
 	var h hello
 	if json.Unmarshal([]byte(line), &h) != nil {
-		return nil, fmt.Errorf("%w: %.200q", ErrUnknown, line)
+		return nil, fmt.Errorf("it knows no hand-over: %.200q", line)
 	}
 	for _, v := range h.Versions {
 		if v == Version {
@@ -108,6 +108,20 @@ func Try(program *os.File) (_ *Trial, err error) {
 		}
 	}
 	return nil, fmt.Errorf("it reads versions %v of a guard's state, and this guard writes %d", h.Versions, Version)
+}
+
+// notStarted says why a program cannot be started, without the path by which it was.
+func notStarted(err error) error {
+	var why syscall.Errno
+	switch errors.As(err, &why); why {
+	case syscall.EACCES:
+		return fmt.Errorf("it cannot be executed: %w; is its file system mounted noexec?", why)
+	case syscall.ENOEXEC:
+		return fmt.Errorf("it cannot be executed: %w: it is for another kind of machine, or not all there", why)
+	case 0:
+		return fmt.Errorf("start it: %w", err)
+	}
+	return fmt.Errorf("start it: %w", why)
 }
 
 // pathOf is a path of an open file for this process and its children.
@@ -123,7 +137,7 @@ func (t *Trial) answer(within time.Duration) (string, error) {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return "", fmt.Errorf("it does not answer within %v", within)
 	case err != nil && line == "":
-		return "", fmt.Errorf("it ended without a word: %w", errors.Join(ErrUnknown, err))
+		return "", errors.New("it ended without a word: it is no cgpu-guard, or crashes")
 	}
 	return line, nil
 }
@@ -192,7 +206,8 @@ func closeOnExec(fds []int) {
 
 // ServeTry is the child of a Trial: restore makes a guard of the state.
 func ServeTry(restore func(*State) error) error {
-	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0) // where memory is short this one ends, not the guard
+	// Where memory is short this one ends, neither the guard nor a program of the container's in the same cgroup.
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	say, state, listen := os.NewFile(answerFD, "answer"), os.NewFile(stateFD, "state"), os.NewFile(goFD, "go")
 	if say == nil || state == nil || listen == nil {
 		return errors.New("started by cgpu-guard only")

@@ -61,6 +61,10 @@ func TestTry(t *testing.T) {
 				if trial.program.Fd() <= goFD {
 					t.Errorf("the program is descriptor %d: the child has others there before it executes it", trial.program.Fd())
 				}
+				adj, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", trial.cmd.Process.Pid))
+				if strings.TrimSpace(string(adj)) != "1000" && mode == "fine" {
+					t.Errorf("where memory is short others end first: %s", adj)
+				}
 				for range 2 { // it may be asked again
 					if err = trial.Read(state(t, "v1")); err != nil {
 						break
