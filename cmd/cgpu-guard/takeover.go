@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -55,17 +54,19 @@ func takeMain(args []string) error {
 	if t == nil {
 		return err
 	}
-	late := time.AfterFunc(takeTime, func() { _ = t.Back(errors.New("the other program did not come up in time")) })
 	if err != nil {
 		return t.Back(fmt.Errorf("the other program could not go on: %w", err))
 	}
 	log := newLogOf(t.Config.Log, maxLog/8) // each hand-over may add so much
-	g, sockets, err := takeOver(t.State, log.Logger)
-	if !late.Stop() {
-		select {} // it executes the former program
-	}
-	if err != nil {
-		return t.Back(fmt.Errorf("the other program could not go on: %w", err))
+	var g *guard.Guard
+	var sockets guard.Sockets
+	if err := t.Within(takeTime, func() (err error) {
+		g, sockets, err = takeOver(t.State, log.Logger)
+		return err
+	}); err != nil {
+		err = t.Back(fmt.Errorf("the other program could not go on: %w", err))
+		log.Error("no program can go on with the container: this guard ends", "err", err)
+		return err
 	}
 	t.Keep()
 	if t.Failed != "" {
