@@ -8,7 +8,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
@@ -80,12 +79,10 @@ func takeMain(args []string) error {
 func takeOver(s *handover.State, log *slog.Logger) (g *guard.Guard, sockets guard.Sockets, err error) {
 	defer caught(&err)
 	var conn *os.File
-	if s.Process.Sim > 0 { // a copy: the former program finds its own, should this one fail
-		fd, err := unix.FcntlInt(uintptr(s.Process.Sim), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			return nil, sockets, fmt.Errorf("copy a connection: %w", err)
+	if s.Process.Sim > 0 {
+		if conn, err = handover.Copy(s.Process.Sim, "driver"); err != nil {
+			return nil, sockets, err
 		}
-		conn = os.NewFile(uintptr(fd), "driver")
 		defer conn.Close()
 	}
 	d, err := driver.Resume(s.Config, conn, s.Process.SimNext)

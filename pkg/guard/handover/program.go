@@ -38,7 +38,8 @@ const (
 
 const (
 	helloTime = 5 * time.Second // for the program to say what it can read
-	tryTime   = 2 * time.Second // for it to read the state, while calls wait
+	tryTime   = 2 * time.Second // for it to read the state, while calls wait, and
+	tryBytes  = 16 << 20        // a second more for so many bytes
 	maxAnswer = 4096
 )
 
@@ -140,7 +141,7 @@ func (t *Trial) Read(state []byte) error {
 	if _, err := t.start.Write([]byte("go\n")); err != nil {
 		return fmt.Errorf("it ended early: %w", err)
 	}
-	line, err := t.answer(tryTime)
+	line, err := t.answer(tryTime + time.Duration(len(state))*time.Second/tryBytes)
 	if err == nil && line != "ok" {
 		err = errors.New(line)
 	}
@@ -278,6 +279,9 @@ func Take(args []string) (*Takeover, error) {
 	if t.state == nil {
 		return nil, fmt.Errorf("%s: no state", TakeArg)
 	}
+	if t.former != nil { // should it get the process back, it does not know of this one
+		unix.CloseOnExec(int(t.former.Fd()))
+	}
 	if len(args) == 3 {
 		t.Failed = args[2]
 	}
@@ -318,6 +322,16 @@ func (t *Takeover) Within(d time.Duration, f func() error) error {
 func oneLine(err error) string {
 	text := strings.NewReplacer("\n", "; ", "\x00", "?").Replace(err.Error())
 	return text[:min(len(text), maxAnswer-1)]
+}
+
+// Copy is a descriptor of a state's for the program that goes on. The one in the state stays open until that serves: should it not come so
+// far, the program before finds its own.
+func Copy(fd int, name string) (*os.File, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("copy the descriptor of the %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(n), name), nil
 }
 
 // Keep ends the way back: from now on no child gets a descriptor of the state's.
