@@ -92,11 +92,17 @@ func TestUpgradeLeavesNothing(t *testing.T) {
 	id, pid := n.id("neighbour"), n.neighbour.GuardPID
 	must(t, n.cgpu("pause", id)) // it has a rescuer
 	must(t, n.cgpu("resume", id))
+	self, err := os.Executable()
+	must(t, err)
 	upgrade := func(i int) {
-		program, err := n.otherGuard(i % 2)
+		program, err := n.otherGuard(i % 3)
 		must(t, err)
+		want := "upgraded"
+		if i%3 == 2 {
+			program, want = self, "failed" // after it was executed (TestMain)
+		}
 		list, err := n.upgrade("--program", program, id)
-		if err != nil || len(list) != 1 || list[0].Outcome != "upgraded" {
+		if len(list) != 1 || list[0].Outcome != want {
 			t.Fatalf("%+v, %v", list, err)
 		}
 		must(t, n.neighbourWorks())
@@ -104,7 +110,7 @@ func TestUpgradeLeavesNothing(t *testing.T) {
 	before, err := traits(pid)
 	must(t, err)
 	had, kept := belongings(pid)
-	const times = 20
+	const times = 21
 	for i := range times {
 		upgrade(i)
 	}
@@ -128,4 +134,61 @@ func TestUpgradeLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %q, and was %q", name, now[name], before[name])
 		}
 	}
+}
+
+// hostile are programs of a container that does whatever it can while its guard becomes another program: processes that are stopped, and
+// killed in the middle of a call; threads and processes that call and end; files in large numbers; races about what a call is made with.
+const hostile = `
+while :; do cgpu-probe work --for 1h --windows 100ms >/dev/null & p=$!; busybox usleep 300000; kill -STOP $p; busybox usleep 50000; kill -CONT $p
+  busybox usleep 30000; kill -9 $p; wait $p; done 2>/dev/null &
+for name in busy-processes busy-threads busy-files busy-refused; do while :; do cgpu-probe hostile $name --busy 3s >/dev/null 2>&1; done & done
+while :; do for name in toctou-root toctou-fd announce-race sizes-threads stale-window bomb-clients exports; do
+  cgpu-probe hostile $name --tries 20 >/dev/null 2>&1; echo tried; done; done
+`
+
+// interrupted makes calls that signals interrupt all the time. Each must have happened once.
+const interrupted = "while :; do cgpu-probe signals --seconds 2 --timer 700us --size 64KiB 2>&1 >/dev/null || echo FAILED signals; echo called; done"
+
+// TestUpgradeHostile: a hostile container may keep its own guard from being replaced. It has nothing else from trying, no call of another
+// container's is lost or made twice, the neighbour goes on, and at the end everything is given back.
+func TestUpgradeHostile(t *testing.T) {
+	n := newNode(t)
+	for name, script := range map[string]string{"hostile": hostile, "interrupted": interrupted} {
+		n.bundle(t, name, script, onFirst, fourGiB)
+		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
+		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
+		must(t, n.runtime("start", n.id(name)))
+	}
+	outcomes := map[string]int{}
+	for i := range 6 {
+		program, err := n.otherGuard(i % 2)
+		must(t, err)
+		list, _ := n.upgrade("--program", program, "--all")
+		for _, x := range list {
+			outcomes[x.Outcome]++
+			if x.Outcome != "upgraded" && (x.ID != n.id("hostile") || x.Outcome != "failed" || x.Error == "") {
+				t.Errorf("%+v", x)
+			}
+		}
+		must(t, n.neighbourWorks())
+	}
+	t.Log(outcomes)
+	for name, word := range map[string]string{"hostile": "tried", "interrupted": "called"} {
+		_, begin := n.said(name, 0)
+		must(t, n.eventually(func() error {
+			text, _ := n.said(name, begin)
+			if !strings.Contains(text, word) {
+				return fmt.Errorf("%s makes no calls any more: %q", name, text)
+			}
+			return nil
+		}))
+	}
+	if text, _ := n.said("interrupted", 0); strings.Contains(text, "FAILED") {
+		t.Errorf("a call was lost, or made twice: %s", text)
+	}
+	for _, name := range []string{"hostile", "interrupted"} {
+		must(t, n.runtime("delete", "--force", n.id(name)))
+	}
+	must(t, n.eventually(n.quiet))
+	must(t, n.eventually(n.clean))
 }
