@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/pkg/sim"
 	"github.com/opencgpu/cgpu/pkg/tally"
 	"github.com/opencgpu/cgpu/test/walk"
 )
@@ -160,6 +161,43 @@ func TestWalkHandedOver(t *testing.T) {
 	}
 	if err := w.over(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestSignalsHandedOver: calls that signals interrupt all the time happen once each, whichever guard has begun them.
+func TestSignalsHandedOver(t *testing.T) {
+	for name, delay := range map[string]sim.Delay{"fast": {}, "slow": {Alloc: 3 * time.Millisecond, Free: 3 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.start()
+			a := c.do("open")[0]
+			objects := r.sim.Snapshot().Objects
+			r.sim.SetDelay(delay)
+			c.send("signals", a, 1000, 3000)
+			answer := make(chan error, 1)
+			go func() {
+				_, err := c.answer()
+				answer <- err
+			}()
+			hands := 0
+			for over := false; !over; hands++ {
+				if err := r.handOver(); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case err := <-answer:
+					if over = true; err != nil {
+						t.Error(err)
+					}
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+			t.Logf("%d guards, %+v", hands, r.guard.Status().Calls)
+			if n := r.sim.Snapshot().Objects; n != objects {
+				t.Errorf("%d objects, want %d: a call was lost or made twice", n, objects)
+			}
+			r.agree(0)
+		})
 	}
 }
 
