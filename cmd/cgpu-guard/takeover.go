@@ -3,13 +3,11 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"kernel.org/pub/linux/libs/security/libcap/cap"
 
 	"github.com/opencgpu/cgpu/pkg/arbiter/process"
@@ -55,17 +53,19 @@ func takeMain(args []string) error {
 	if t == nil {
 		return err
 	}
-	late := time.AfterFunc(takeTime, func() { _ = t.Back(errors.New("the other program did not come up in time")) })
 	if err != nil {
 		return t.Back(fmt.Errorf("the other program could not go on: %w", err))
 	}
 	log := newLogOf(t.Config.Log, maxLog/8) // each hand-over may add so much
-	g, sockets, err := takeOver(t.State, log.Logger)
-	if !late.Stop() {
-		select {} // it executes the former program
-	}
-	if err != nil {
-		return t.Back(fmt.Errorf("the other program could not go on: %w", err))
+	var g *guard.Guard
+	var sockets guard.Sockets
+	if err := t.Within(takeTime, func() (err error) {
+		g, sockets, err = takeOver(t.State, log.Logger)
+		return err
+	}); err != nil {
+		err = t.Back(fmt.Errorf("the other program could not go on: %w", err))
+		log.Error("no program can go on with the container: this guard ends", "err", err)
+		return err
 	}
 	t.Keep()
 	if t.Failed != "" {
@@ -79,12 +79,10 @@ func takeMain(args []string) error {
 func takeOver(s *handover.State, log *slog.Logger) (g *guard.Guard, sockets guard.Sockets, err error) {
 	defer caught(&err)
 	var conn *os.File
-	if s.Process.Sim > 0 { // a copy: the former program finds its own, should this one fail
-		fd, err := unix.FcntlInt(uintptr(s.Process.Sim), unix.F_DUPFD_CLOEXEC, 3)
-		if err != nil {
-			return nil, sockets, fmt.Errorf("copy a connection: %w", err)
+	if s.Process.Sim > 0 {
+		if conn, err = handover.Copy(s.Process.Sim, "driver"); err != nil {
+			return nil, sockets, err
 		}
-		conn = os.NewFile(uintptr(fd), "driver")
 		defer conn.Close()
 	}
 	d, err := driver.Resume(s.Config, conn, s.Process.SimNext)

@@ -87,6 +87,16 @@ func (w *Writer) Begin(e Event) {
 	w.busy.Go(func() { _ = Append(w.runDir, e) })
 }
 
+// GoOn has the events named as those before, of a writer that another program of the container's had.
+func (w *Writer) GoOn(name string) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.about.Name = name
+}
+
 // Note has an event written soon, and not more than one of its kind and GPU every ten seconds: the latest, with a count of those that it
 // stands for. It may be called with locks held.
 func (w *Writer) Note(e Event) { w.NoteLater(e, nil) }

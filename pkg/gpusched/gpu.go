@@ -57,8 +57,8 @@ func (x *gpuScheduler) run() {
 	x.mu.Lock()
 	joined := x.page != nil // by Rejoin
 	x.mu.Unlock()
-	if !joined {
-		x.joinPage(peerpage.Join)
+	if !joined { // in the state of a hand-over, or not on the page: a place that nobody remembers would count for a container of its own
+		x.s.active(func() { x.joinPage(peerpage.Join) })
 	}
 	timer := time.NewTimer(0)
 	for {

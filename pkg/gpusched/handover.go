@@ -122,7 +122,9 @@ func (s *Scheduler) Rejoin(list []handover.GPUTime, rescuer *handover.Rescuer) e
 	s.rescue = r
 	r.gone.Store(rescuer.Gone)
 	if rescuer.Pipe > 0 {
-		r.pipe = os.NewFile(uintptr(rescuer.Pipe), "rescuer")
+		if r.pipe, err = handover.Copy(rescuer.Pipe, "rescuer"); err != nil {
+			return err
+		}
 	}
 	if rescuer.PID > 0 && !rescuer.Gone {
 		if r.process, err = os.FindProcess(rescuer.PID); err != nil {

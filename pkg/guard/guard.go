@@ -52,6 +52,7 @@ type Guard struct {
 	sweepTurnMu     sync.Mutex
 	sweepNotBefore  time.Time    // when the next sweep that was asked for may be; of who holds sweepTurnMu
 	savedBytes      atomic.Int64 // bytes of results kept for interrupted callers
+	undos           atomic.Int64 // of these results, those that are taken back if nobody comes, even when their thread is forgotten
 	gpuNodes        []int        // the container's GPU nodes, open for as long as the guard runs
 	leaseHeld       []int        // files that no tenant shall have a lease on
 

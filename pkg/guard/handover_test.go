@@ -15,8 +15,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/peerpage"
+	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/tally"
 	"github.com/opencgpu/cgpu/test/walk"
 )
 
@@ -158,6 +164,43 @@ func TestWalkHandedOver(t *testing.T) {
 	}
 }
 
+// TestSignalsHandedOver: calls that signals interrupt all the time happen once each, whichever guard has begun them.
+func TestSignalsHandedOver(t *testing.T) {
+	for name, delay := range map[string]sim.Delay{"fast": {}, "slow": {Alloc: 3 * time.Millisecond, Free: 3 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			c := r.start()
+			a := c.do("open")[0]
+			objects := r.sim.Snapshot().Objects
+			r.sim.SetDelay(delay)
+			c.send("signals", a, 1000, 3000)
+			answer := make(chan error, 1)
+			go func() {
+				_, err := c.answer()
+				answer <- err
+			}()
+			hands := 0
+			for over := false; !over; hands++ {
+				if err := r.handOver(); err != nil {
+					t.Fatal(err)
+				}
+				select {
+				case err := <-answer:
+					if over = true; err != nil {
+						t.Error(err)
+					}
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+			t.Logf("%d guards, %+v", hands, r.guard.Status().Calls)
+			if n := r.sim.Snapshot().Objects; n != objects {
+				t.Errorf("%d objects, want %d: a call was lost or made twice", n, objects)
+			}
+			r.agree(0)
+		})
+	}
+}
+
 // TestRestoreVersions: what each version of a guard wrote makes a guard.
 func TestRestoreVersions(t *testing.T) {
 	for _, name := range []string{"v1"} {
@@ -206,4 +249,111 @@ func FuzzRestore(f *testing.F) {
 		}
 		_, _ = Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
 	})
+}
+
+// TestTakeOver: what others see of the container is right from the first moment on, and the descriptors that the program before would go on
+// with stay open until this one serves, whatever becomes of it.
+func TestTakeOver(t *testing.T) {
+	r := newRig(t)
+	g, dir := r.guard, t.TempDir()
+	g.cfg.RunDir, g.cfg.Socket, g.cfg.Control = dir, dir+"/n.sock", dir+"/n.ctl"
+	g.account.countChannel(runlist{0, engineGR}, 5)
+	g.lastRecord = &ledger.Record{Name: "web"}
+	sockets, err := Listen(g.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counters, err := tally.Create(dir, g.cfg.Nonce, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var places []*peerpage.Entry // the container's, and another one's
+	for range 2 {
+		e, err := peerpage.Join(dir, g.cfg.GPUs[0].UUID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		places = append(places, e)
+	}
+	s, err := g.snapshot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &s.Process
+	p.InitPID, p.Listeners, p.Tally = 1, []int{1 << 20}, counters.FD()
+	p.Seccomp, err = descriptor(sockets.Seccomp)
+	if err == nil {
+		p.Control, err = descriptor(sockets.Control)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.GPUTime[0].Place = places[0].Place()
+	next, taken, err := TakeOver(s, g.driver, g.log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := places[1].OtherChannels(); n != 5 {
+		t.Errorf("another container is told of %d channels, and there are 5", n)
+	}
+	_ = errors.Join(taken.Seccomp.Close(), taken.Control.Close())
+	next.tallyFile.Release()
+	next.gpuTime.End()
+	for _, fd := range []int{p.Seccomp, p.Control, p.Tally} {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
+			t.Errorf("descriptor %d of the state: %v", fd, err)
+		}
+	}
+	next.events.Write(event.Event{Kind: event.Warning, Text: "this"})
+	list, err := event.Read(dir)
+	if err != nil || len(list) != 1 || list[0].Name != "web" {
+		t.Errorf("the container has lost its name: %+v, %v", list, err)
+	}
+}
+
+// TestUndoIsWaitedFor: a result that is taken back if its caller does not come is not forgotten with its thread, which may have ended.
+func TestUndoIsWaitedFor(t *testing.T) {
+	r := newRig(t)
+	g := r.guard
+	c := newFakeCall(t, g, fakeControl)
+	c.call.Outer = fakeFree(fakeMemory)
+	c.before = [][]byte{c.call.Outer}
+	undone := make(chan struct{})
+	c.undo = func() { close(undone) }
+	c.task.mu.Lock()
+	g.saveResult(&c.trappedCall, replyDone)
+	g.tasks.dropTask(c.task)
+	c.task.mu.Unlock()
+	snapshot := func() error {
+		g.work.Lock()
+		defer g.work.Unlock()
+		_, err := g.snapshot()
+		return err
+	}
+	if err := snapshot(); err == nil || !strings.Contains(err.Error(), "interrupted call") {
+		t.Errorf("handed over with a result that would be taken back: %v", err)
+	}
+	<-undone
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		err := snapshot()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestKindsAreNamed: a container that has an object of whatever class can be handed over.
+func TestKindsAreNamed(t *testing.T) {
+	abi, err := rm.ForDriver(testVersion, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id := range uint32(1 << 16) {
+		if class, ok := abi.Class(id); ok && kindNames[class.Kind] == "" {
+			t.Errorf("class %#x is of kind %d, which has no name", id, class.Kind)
+		}
+	}
 }

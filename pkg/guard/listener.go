@@ -108,6 +108,8 @@ func (l *listener) serveCalls() {
 		}
 		w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
 	}
+	// Of a filter that is gone nobody waits any more: this thread will do other things, which no signal of wake may hit.
+	l.waiting.CompareAndSwap(thread, starting)
 	now := time.Now()
 	u, _ := w.meter.spent(now, true)
 	w.guard.bill.charge(now, u)

@@ -218,6 +218,11 @@ func (g *Guard) saveResult(c *trappedCall, rep reply) {
 	if s.undo == nil {
 		return // something was dropped: nothing to take back, so the result may wait as long as the thread lives
 	}
+	g.undos.Add(1)
+	s.onRelease = func() {
+		g.savedBytes.Add(-s.size)
+		g.undos.Add(-1)
+	}
 	time.AfterFunc(undoAfter, func() {
 		task.mu.Lock()
 		defer task.mu.Unlock()

@@ -90,7 +90,9 @@ func (r *restorer) process() {
 	g.astrayAt.Store(p.AstrayAt)
 	g.allEndedAt.Store(p.AllEndedAt)
 	g.windowsRest.Store(p.WindowsRest)
-	g.lastRecord = p.Record
+	if g.lastRecord = p.Record; p.Record != nil {
+		g.events.GoOn(p.Record.Name)
+	}
 }
 
 func (r *restorer) account() {

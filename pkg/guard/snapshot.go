@@ -296,6 +296,9 @@ func (s *snapshotter) allCharges() {
 
 // tasks are those for which an answer is kept; others are found again by their next call.
 func (s *snapshotter) tasks() error {
+	if s.guard.undos.Load() > 0 {
+		return fmt.Errorf("the result of an interrupted call waits for its caller")
+	}
 	t := s.guard.tasks
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -310,9 +313,6 @@ func (s *snapshotter) tasks() error {
 			v.PidFD = task.pidfd
 		}
 		if x := task.saved; x != nil {
-			if x.undo != nil {
-				return fmt.Errorf("the result of an interrupted call waits for its caller")
-			}
 			v.Saved = savedState(x)
 		}
 		if x := &task.lastAnswer; x.valid {

@@ -254,7 +254,11 @@ func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Socke
 		return nil, Sockets{}, err
 	}
 	if s.Process.Tally > 0 {
-		if g.tallyFile, err = tally.Resume(s.Process.Tally, g.cfg.RunDir, g.cfg.Nonce); err != nil {
+		f, err := handover.Copy(s.Process.Tally, "counters")
+		if err != nil {
+			return nil, Sockets{}, err
+		}
+		if g.tallyFile, err = tally.Resume(f); err != nil {
 			return nil, Sockets{}, err
 		}
 		g.countIn(g.tallyFile.Page)
@@ -264,6 +268,9 @@ func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Socke
 		return nil, sockets, err
 	}
 	g.taken = s
+	for i := range g.cfg.GPUs { // before there is a page that says how many there are
+		g.account.tellChannels(i)
+	}
 	return g, sockets, g.gpuTime.Rejoin(s.GPUTime, s.Rescuer)
 }
 
@@ -272,12 +279,10 @@ func takeSockets(p handover.Process) (s Sockets, err error) {
 		fd int
 		to **net.UnixListener
 	}{{p.Seccomp, &s.Seccomp}, {p.Control, &s.Control}} {
-		// A copy, so that the program before finds its own should this one fail.
-		fd, err := unix.FcntlInt(uintptr(x.fd), unix.F_DUPFD_CLOEXEC, 3)
+		f, err := handover.Copy(x.fd, "socket")
 		if err != nil {
-			return s, fmt.Errorf("copy a socket: %w", err)
+			return s, err
 		}
-		f := os.NewFile(uintptr(fd), "socket")
 		l, err := net.FileListener(f)
 		f.Close()
 		if err != nil {
@@ -293,11 +298,6 @@ func takeSockets(p handover.Process) (s Sockets, err error) {
 
 // goOn begins where the program before has stopped: with the container's calls, which wait.
 func (g *Guard) goOn(s *handover.State) {
-	for _, fd := range s.Process.Listeners {
-		g.resumeFilter(fd)
-	}
-	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
-	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
 	for _, p := range g.tasks.processes() {
 		g.watchProcess(p)
 	}
@@ -311,14 +311,20 @@ func (g *Guard) goOn(s *handover.State) {
 		g.endWindowsLater()
 	}
 	g.sweepSoon() // one may have been due
-	for i := range g.cfg.GPUs {
-		g.account.tellChannels(i)
+	copied := []int{s.Process.Seccomp, s.Process.Control, s.Process.Sim, s.Process.Tally}
+	if s.Rescuer != nil {
+		copied = append(copied, s.Rescuer.Pipe)
 	}
-	for _, fd := range []int{s.Process.Seccomp, s.Process.Control, s.Process.Sim} {
-		if fd > 0 { // there are copies
+	for _, fd := range copied {
+		if fd > 0 {
 			_ = unix.Close(fd)
 		}
 	}
+	for _, fd := range s.Process.Listeners { // last: from here on others change what is read above
+		g.resumeFilter(fd)
+	}
+	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
+	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
 }
 
 // resumeFilter serves a filter that another program served.

@@ -21,7 +21,7 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next, err := Resume(fd, dir, "n")
+	next, err := Resume(os.NewFile(uintptr(fd), "counters"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Resume(int(null.Fd()), dir, "n"); err == nil {
+	if _, err := Resume(null); err == nil {
 		t.Error("another file is taken")
 	}
 }

@@ -120,16 +120,11 @@ func Create(runDir, nonce string, uuids []string) (*File, error) {
 func (c *File) FD() int { return int(c.f.Fd()) }
 
 // Resume goes on with a file that another program of this process had, and its lock.
-func Resume(fd int, runDir, nonce string) (*File, error) {
-	f := os.NewFile(uintptr(fd), file(runDir, nonce))
-	if f == nil {
-		return nil, fmt.Errorf("tally: descriptor %d", fd)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil || st.Size != size {
+func Resume(f *os.File) (*File, error) {
+	if info, err := f.Stat(); err != nil || info.Size() != size {
 		return nil, errors.Join(errForeign, err)
 	}
-	mem, err := syscall.Mmap(fd, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	mem, err := syscall.Mmap(int(f.Fd()), 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("tally: map %s: %w", f.Name(), err)
 	}

@@ -159,7 +159,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	t, _ := handover.Take(os.Args[2:])
-	_ = t.Back(errors.New("it does not want to"))
+	_ = t.Back(errors.New("it does not want to\x00" + strings.Repeat("!", 1<<20)))
 	os.Exit(1)
 }
 

@@ -112,6 +112,11 @@ func (c *checker) that(ok bool, format string, args ...any) {
 // ref checks a place in a list, or with zero none.
 func (c *checker) ref(what string, i, n int) { c.that(i >= 0 && i <= n, "%s %d of %d", what, i, n) }
 
+// weak checks a file that is followed.
+func (c *checker) weak(w *WeakFile) {
+	c.that(w == nil || w.Epoll > 0, "a file that is followed by nothing")
+}
+
 // gpu checks the index of a GPU, from which on -1 (it is not known) or 0.
 func (c *checker) gpu(i, least, n int) { c.that(i >= least && i < n, "GPU %d of %d", i, n) }
 
@@ -151,6 +156,9 @@ func (s *State) checkDescriptors(c *checker) {
 func (s *State) checkProcess(c *checker, gpus int) {
 	p := &s.Process
 	c.that(p.Seccomp > 0 && p.Control > 0 && len(p.Listeners) > 0, "a socket or the filter is missing")
+	for _, fd := range p.Listeners {
+		c.that(fd > 0, "a filter without a descriptor")
+	}
 	c.that(p.InitPID > 0, "first process %d", p.InitPID)
 	if p.RM != nil {
 		c.that(len(p.RM.Devices) == gpus && len(p.RM.Subdevices) == gpus && len(p.BAR1) == gpus, "the guard's RM client has not %d GPUs", gpus)
@@ -177,6 +185,9 @@ func (s *State) checkAccount(c *checker, gpus int) {
 		c.that(!handles[x.Handle], "client %#x is there twice", x.Handle)
 		handles[x.Handle] = true
 		c.ref("file", x.File, len(s.Files))
+		for _, e := range x.Events {
+			c.weak(&e)
+		}
 	}
 	s.checkObjects(c, gpus)
 	owned := map[int]bool{}
@@ -197,6 +208,7 @@ func (s *State) checkAccount(c *checker, gpus int) {
 		c.gpu(w.GPU, 0, gpus)
 		c.ref("charge", w.Charge, len(a.Charges))
 		c.that(w.Kept != (w.File != nil), "a window's file")
+		c.weak(w.File)
 		c.that(s.Process.RM != nil, "a window, and no RM client")
 	}
 	for _, m := range a.DMA {
@@ -250,6 +262,7 @@ func (s *State) checkObjects(c *checker, gpus int) {
 func (s *State) checkFile(c *checker, f *File) {
 	charge := func(i int) { c.ref("charge", i, len(s.Account.Charges)) }
 	c.that((f.Weak != nil) != (f.Strong != 0), "a file with %d descriptors", f.Strong)
+	c.weak(f.Weak)
 	c.count("clients", int64(f.Clients))
 	for _, e := range f.Exports {
 		charge(e.Charge)

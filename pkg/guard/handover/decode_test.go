@@ -50,6 +50,8 @@ func TestDecodeHostile(t *testing.T) {
 		"no filter":             {func(s *State) { s.Process.Listeners = nil }, "filter is missing"},
 		"no socket":             {func(s *State) { s.Process.Seccomp = 0 }, "socket"},
 		"standard input":        {func(s *State) { s.Process.Seccomp = 2 }, "descriptor 2"},
+		"a filter of nothing":   {func(s *State) { s.Process.Listeners = append(s.Process.Listeners, 0) }, "filter without"},
+		"a file of nothing":     {func(s *State) { s.Files[0].Weak.Epoll = 0 }, "followed by nothing"},
 		"negative descriptor":   {func(s *State) { s.Files[0].Weak.Epoll = -5 }, "descriptor -5"},
 		"a descriptor twice":    {func(s *State) { s.Process.Control = s.Process.Seccomp }, "named twice"},
 		"no first process":      {func(s *State) { s.Process.InitPID = 0 }, "first process"},

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,7 +38,8 @@ const (
 
 const (
 	helloTime = 5 * time.Second // for the program to say what it can read
-	tryTime   = 2 * time.Second // for it to read the state, while calls wait
+	tryTime   = 2 * time.Second // for it to read the state, while calls wait, and
+	tryBytes  = 16 << 20        // a second more for so many bytes
 	maxAnswer = 4096
 )
 
@@ -153,7 +155,7 @@ func (t *Trial) Read(state []byte) error {
 	if _, err := t.start.Write([]byte("go\n")); err != nil {
 		return fmt.Errorf("it ended early: %w", err)
 	}
-	line, err := t.answer(tryTime)
+	line, err := t.answer(tryTime + time.Duration(len(state))*time.Second/tryBytes)
 	if err == nil && line != "ok" {
 		err = errors.New(line)
 	}
@@ -167,15 +169,21 @@ func (t *Trial) Close() {
 			f.Close()
 		}
 	}
+	t.end()
+}
+
+func (t *Trial) end() {
 	if t.cmd != nil {
 		_ = t.cmd.Process.Kill()
 		_ = t.cmd.Wait()
+		t.cmd = nil
 	}
 }
 
 // Exec executes the program that was tried, with the state and some descriptors. It returns only if that fails. Should the program fail to
 // go on with the state it executes the present one again (Back).
 func (t *Trial) Exec(fds []int) error {
+	t.end() // of a child nobody knows in the program to come: it would stay there as a zombie
 	former, err := os.Open("/proc/self/exe")
 	if err != nil {
 		return err
@@ -190,6 +198,15 @@ func execute(program *os.File, args []string, fds []int) error {
 	syscall.ForkLock.Lock() // no other child is to have them
 	defer syscall.ForkLock.Unlock()
 	defer closeOnExec(fds)
+	// Go lowers the limit of descriptors to what it found at the program's start, for the next one to begin with, and leaves it there if that
+	// is not executed. The system call itself: by unix.Setrlimit Go would forget what it found.
+	var files unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
+		return os.NewSyscallError("getrlimit", err)
+	}
+	defer func() {
+		_, _, _ = unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&files)), 0, 0, 0)
+	}()
 	for _, fd := range fds {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
 			return fmt.Errorf("descriptor %d: %w", fd, err)
@@ -226,8 +243,7 @@ func ServeTry(restore func(*State) error) error {
 		}
 		text := "ok"
 		if err != nil {
-			text = strings.ReplaceAll(err.Error(), "\n", "; ")
-			text = text[:min(len(text), maxAnswer-1)]
+			text = oneLine(err)
 		}
 		if _, err := fmt.Fprintln(say, text); err != nil {
 			return err
@@ -278,6 +294,9 @@ func Take(args []string) (*Takeover, error) {
 	if t.state == nil {
 		return nil, fmt.Errorf("%s: no state", TakeArg)
 	}
+	if t.former != nil { // should it get the process back, it does not know of this one
+		unix.CloseOnExec(int(t.former.Fd()))
+	}
 	if len(args) == 3 {
 		t.Failed = args[2]
 	}
@@ -296,8 +315,38 @@ func (t *Takeover) Back(reason error) error {
 	if t.State != nil {
 		fds = append(fds, t.Descriptors()...)
 	}
-	text := strings.ReplaceAll(reason.Error(), "\n", "; ")
-	return errors.Join(reason, execute(t.former, []string{"cgpu-guard", TakeArg, strconv.Itoa(int(t.state.Fd())), "0", text}, fds))
+	args := []string{"cgpu-guard", TakeArg, strconv.Itoa(int(t.state.Fd())), "0", oneLine(reason)}
+	return errors.Join(reason, execute(t.former, args, fds))
+}
+
+// Within calls f, and gives the process back if that takes longer than d. Where there is nobody to give it to, f has the time that it takes.
+func (t *Takeover) Within(d time.Duration, f func() error) error {
+	over := make(chan struct{})
+	late := time.AfterFunc(d, func() {
+		defer close(over)
+		_ = t.Back(errors.New("the other program did not come up in time"))
+	})
+	err := f()
+	if !late.Stop() {
+		<-over // not, if the former program is executed
+	}
+	return err
+}
+
+// oneLine is an error as a line of an answer, or as an argument of a program: that has no NUL, and is short.
+func oneLine(err error) string {
+	text := strings.NewReplacer("\n", "; ", "\x00", "?").Replace(err.Error())
+	return text[:min(len(text), maxAnswer-1)]
+}
+
+// Copy is a descriptor of a state's for the program that goes on. The one in the state stays open until that serves: should it not come so
+// far, the program before finds its own.
+func Copy(fd int, name string) (*os.File, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("copy the descriptor of the %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(n), name), nil
 }
 
 // Keep ends the way back: from now on no child gets a descriptor of the state's.

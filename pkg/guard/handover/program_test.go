@@ -6,14 +6,21 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // modeEnv says what this program does when it is tried.
 const modeEnv = "CGPU_TEST_HANDOVER"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == limitsArg {
+		failToExecute()
+	}
 	if len(os.Args) < 2 || os.Args[1] != TryArg {
 		os.Exit(m.Run())
 	}
@@ -75,6 +82,75 @@ func TestTry(t *testing.T) {
 				t.Errorf("%v: want %q", err, want)
 			}
 		})
+	}
+}
+
+// limitsArg has this program say what its limit of descriptors is before and after it has failed to execute another one.
+const limitsArg = "limits"
+
+func failToExecute() {
+	var before, after unix.Rlimit
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &before)
+	no, err := os.Open("/dev/null")
+	if err == nil {
+		err = execute(no, []string{"nobody"}, nil)
+	}
+	_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &after)
+	if !errors.Is(err, unix.EACCES) || before.Cur <= lowLimit || after != before {
+		fmt.Printf("%v; %v descriptors before, %v after", err, before, after)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+const lowLimit = 64
+
+// TestExecuteFails: a program that cannot be executed leaves the guard as many descriptors as it had.
+func TestExecuteFails(t *testing.T) {
+	cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -Sn %d && exec /proc/%d/exe %s", lowLimit, os.Getpid(), limitsArg))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+// TestWithin: who takes long, and has nobody to give the process back to, goes on when he is ready.
+func TestWithin(t *testing.T) {
+	over := false
+	err := (&Takeover{}).Within(1, func() error {
+		time.Sleep(10 * time.Millisecond) // the timer has fired, or fires now: both are right
+		over = true
+		return errors.New("this")
+	})
+	if !over || err == nil || err.Error() != "this" {
+		t.Errorf("over: %v, %v", over, err)
+	}
+}
+
+// TestOneLine: whatever an error says can be an argument of a program and a line of an answer.
+func TestOneLine(t *testing.T) {
+	if s := oneLine(errors.New("a\nb\x00c" + strings.Repeat("d", 1<<20))); !strings.HasPrefix(s, "a; b?cd") || len(s) >= maxAnswer {
+		t.Errorf("%d bytes: %.20q", len(s), s)
+	}
+}
+
+// TestTrialEnds: the child is gone before the other program is executed, which would not know of it.
+func TestTrialEnds(t *testing.T) {
+	program, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer program.Close()
+	trial, err := Try(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trial.Close()
+	child := trial.cmd.Process.Pid
+	if err := trial.Exec([]int{maxFD}); !errors.Is(err, unix.EBADF) { // no such descriptor: it stays what it is
+		t.Fatal(err)
+	}
+	if err := unix.Kill(child, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("the child is there: %v", err)
 	}
 }
 
