@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # On the GPU machine, in the repository's root, as root: unpacks DIR (test/gpu/pack.sh), makes a private node on the real
-# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, peers.sh, bare.sh, the conformance suite, the benchmark, the
+# driver, runs checks.sh and, if asked, memory.sh, faults.sh, ends.sh, walk.sh, upgrade.sh, peers.sh, bare.sh, the conformance suite, the benchmark, the
 # measurements of micro.sh, calls.sh and shares.sh (real: those of real programs and of two GPUs), graphics.sh, mps-trace.sh, and foreign.sh
 # on the suites in DIR/foreign.tar.xz, which the caller has put there. Logs go to $OUT.
-#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [peers] [bare] [conformance] [bench] [micro] [calls] [shares] [real]
+#   test/gpu/run.sh [--dir DIR] [checks] [memory] [faults] [ends] [walk] [upgrade] [peers] [bare] [conformance] [bench] [micro] [calls] [shares] [real]
 #   [graphics] [mps-trace] [foreign]
 #   (default: checks)
 set -euo pipefail
@@ -36,7 +36,7 @@ export PATH=$engines:$PATH CGPU_BIN=$cgpu CGPU_TEST_DRIVER=nvidia
 status=0
 for part in "$@"; do
 	case $part in
-	checks | memory | faults | ends | walk | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
+	checks | memory | faults | ends | walk | upgrade | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
 	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
 	conformance) (
 		cd test/integration # where `go test` runs it
