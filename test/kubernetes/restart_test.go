@@ -72,7 +72,7 @@ func (s session) restarts() string {
 
 // The kubelet or the engine restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's
 // start is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
-// driver publishes them again within 5 seconds, but in the minute after it last did (DefaultMutationCacheTTL of its library).
+// driver publishes them again within 5 seconds, or 10 seconds after it last did.
 func TestRestarts(t *testing.T) {
 	for _, component := range []string{"kubelet", cmp.Or(os.Getenv("CGPU_TEST_CRI"), "containerd")} {
 		t.Run(component, func(t *testing.T) {
@@ -90,8 +90,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// What the driver published is deleted just after it was written: by the kubelet that starts, as any that does, and by hand. It comes again;
-// the library that writes it takes for a while what it wrote to be there still.
+// What the driver published is deleted just after it was written, by the kubelet that starts, as any that does, and by hand. It comes
+// again, though the library that writes it takes what it wrote to be there for a while.
 func TestSlicesDeleted(t *testing.T) {
 	for i, c := range []struct {
 		name   string
