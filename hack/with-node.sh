@@ -13,6 +13,7 @@ shift
 
 # Not TMPDIR: a unix socket's path ends at 107 bytes, and the longest of ours is 60 below this folder.
 node=$(mktemp -d /tmp/cgpu-node.XXXXXX)
+chmod 711 "$node" # hooks of a container with a user namespace go through it, as through /run
 finish() {
 	if [[ $logs ]]; then
 		mkdir -p "$logs"

@@ -27,8 +27,11 @@ type guardLog struct {
 	lines *counting
 }
 
-func newLog(path string) *guardLog {
-	lines := &counting{Handler: slog.NewTextHandler(&logFile{path: path, left: maxLog}, nil), seen: map[string]int{}}
+func newLog(path string) *guardLog { return newLogOf(path, maxLog) }
+
+// newLogOf is newLog of so many bytes more.
+func newLogOf(path string, left int) *guardLog {
+	lines := &counting{Handler: slog.NewTextHandler(&logFile{path: path, left: left}, nil), seen: map[string]int{}}
 	return &guardLog{slog.New(lines), lines}
 }
 

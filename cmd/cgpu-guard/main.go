@@ -25,6 +25,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/guard"
 	"github.com/opencgpu/cgpu/pkg/guard/driver"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
 
@@ -43,6 +44,16 @@ func main() {
 		arbiterMain()
 		return
 	}
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case handover.TryArg:
+			tryMain()
+			return
+		case handover.TakeArg:
+			exitWith(takeMain(os.Args[2:]))
+			return
+		}
+	}
 	ready := os.NewFile(readyFD, "ready")
 	g, sockets, cfg, log, err := start()
 	if err != nil {
@@ -58,18 +69,29 @@ func main() {
 	}
 	// The container is being created meanwhile; it waits for its first call until Run.
 	g.Arm(process.Start)
-	if err = dropPrivileges(); err == nil {
+	exitWith(serve(g, sockets, cfg, log, dropPrivileges()))
+}
+
+func exitWith(err error) {
+	if err != nil {
+		os.Exit(1)
+	}
+}
+
+// serve serves the container until it is over, unless something was wrong before.
+func serve(g *guard.Guard, sockets guard.Sockets, cfg guard.Config, log *guardLog, err error) error {
+	if err == nil {
 		time.AfterFunc(leisure, func() { _ = sweep(cfg) })
 		err = g.Run(sockets)
 	}
 	cfg.CleanUp()
 	if err = errors.Join(err, sweep(cfg)); err != nil {
 		log.Error("end", "err", err)
-		log.close()
-		os.Exit(1)
+	} else {
+		log.Info("the container is over")
 	}
-	log.Info("the container is over")
 	log.close()
+	return err
 }
 
 // leisure is when no container's start waits for this process any more.

@@ -15,6 +15,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/nvmlclient"
 	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
@@ -39,6 +40,9 @@ func answerNVML(lib nvml.Interface, xids *xidCounter, begin func(), in io.Reader
 	return answerLines(in, xids.out, func(line string) (map[string]device.Hardware, error) {
 		if strings.HasPrefix(line, device.MemoryLine) {
 			return memory(lib, line)
+		}
+		if asked, ok := strings.CutPrefix(line, device.LimitsLine+" "); ok {
+			return limited(lib, lib.Extensions().LookupSymbol, nvmlclient.CgroupRoot, asked)
 		}
 		begin()
 		if line == device.HealthLine {

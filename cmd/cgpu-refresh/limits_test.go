@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -37,6 +38,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **d) {
 		if (!strcmp(uuid, known[i])) { *d = known[i]; return 0; }
 	return 6;
 }
+int nvmlDeviceGetPersistenceMode(void *d, int *mode) { *mode = PERSISTENT; return 0; }
 #ifndef OLD
 static FILE *file(const char *cgroup, void *d, const char *mode) {
 	char path[4096];
@@ -65,6 +67,9 @@ func fakeDriver(t *testing.T, version string, flags ...string) string {
 	if err := os.MkdirAll(lib, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	if !slices.Contains(flags, "-DPERSISTENT=0") {
+		flags = append(flags, "-DPERSISTENT=1")
+	}
 	args := append(flags, "-shared", "-fPIC", `-DVERSION="`+version+`"`, "-x", "c", "-o", filepath.Join(lib, nvmlFile), "-")
 	cc := exec.Command("gcc", args...)
 	cc.Stdin = strings.NewReader(fakeNVML)
@@ -85,15 +90,17 @@ func TestLimitCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	newer, older := fakeDriver(t, "615.71.09"), fakeDriver(t, "580.142", "-DOLD")
+	forgets := fakeDriver(t, "615.71.09", "-DPERSISTENT=0")
 	for _, tt := range []struct {
 		driver, cgroups, cgroup string
 		limits                  []string
 		want                    string
 	}{
 		{newer, v2, leaf, []string{"GPU-a=1073741824", "GPU-b=7"}, ""},
-		{older, v2, leaf, []string{"GPU-a=1"}, "driver 580.142 has no memory limits of its own: want 615 or newer"},
+		{older, v2, leaf, []string{"GPU-a=1"}, `limits = "both" in cgpu.toml: driver 580.142 has no memory limits of its own: want 615 or newer`},
+		{forgets, v2, leaf, []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + leaf + ": persistence mode: it is off"},
 		{newer, v1, leaf, []string{"GPU-a=1"}, "cgroups of v2 only"},
-		{newer, v2, v2 + "/none", []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + v2 + "/none: a limit of 1 bytes is refused: no cgroup"},
+		{newer, v2, v2 + "/none", []string{"GPU-a=1"}, "GPU GPU-a, cgroup " + v2 + "/none: limit: 1 bytes are refused: no cgroup"},
 		{newer, v2, leaf, []string{"GPU-c=1"}, "GPU GPU-c, cgroup " + leaf + ": handle: no GPU"},
 		{newer, v2, leaf, []string{"GPU-a=0"}, `limit "GPU-a=0": want UUID=BYTES`},
 		{newer, v2, leaf, []string{"GPU-a"}, `want UUID=BYTES`},
@@ -142,6 +149,7 @@ func TestLimitNotHeld(t *testing.T) {
 		{0, nvml.ERROR_NOT_FOUND, "cannot be read back"},
 	} {
 		d := &mock.Device{
+			GetPersistenceModeFunc: func() (nvml.EnableState, nvml.Return) { return nvml.FEATURE_ENABLED, nvml.SUCCESS },
 			SetMemoryLimits_v1Func: func(cgroup string, soft, hard uint64) nvml.Return {
 				if cgroup != "/c" || soft != 0 || hard != asked {
 					t.Errorf("set %s %d %d", cgroup, soft, hard)
@@ -170,11 +178,40 @@ func TestHasLimits(t *testing.T) {
 		return errors.New("no symbol")
 	}
 	for want, has := range map[string]func(string) error{
-		wanted + "driver 595.45.04 has no memory limits": lacks,
-		wanted + "the driver limits cgroups of v2 only":  known,
+		`limits = "driver" in cgpu.toml: driver 595.45.04 has no memory limits`: lacks,
+		`limits = "driver" in cgpu.toml: the driver limits cgroups of v2 only`:  known,
 	} {
-		if err := hasLimits(lib, has, t.TempDir()); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := hasLimits(lib, device.LimitsDriver, has, t.TempDir()); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// TestLimitsAnswers: what is used of a limit, where there is one and the driver tells. No GPU is woken for it.
+func TestLimitsAnswers(t *testing.T) {
+	var asked []string
+	d := &mock.Device{GetMemoryLimits_v1Func: func(cgroup string) (nvml.MemoryLimits_v1, nvml.Return) {
+		asked = append(asked, cgroup)
+		if cgroup != "/cgroups/a b" {
+			return nvml.MemoryLimits_v1{}, nvml.ERROR_NOT_FOUND
+		}
+		return nvml.MemoryLimits_v1{HardLimit: 9, CurrentUsed: 7}, nvml.SUCCESS
+	}}
+	lib := &mock.Interface{DeviceGetHandleByUUIDFunc: func(uuid string) (nvml.Device, nvml.Return) {
+		if uuid != "GPU-a" {
+			return nil, nvml.ERROR_NOT_FOUND
+		}
+		return d, nvml.SUCCESS
+	}}
+	all, err := limited(lib, known, "/cgroups", `["GPU-a=/a b","GPU-a=/gone","GPU-x=/a b"]`)
+	if used := all["GPU-a=/a b"].Used; err != nil || len(all) != 1 || used == nil || *used != 7 || len(asked) != 2 {
+		t.Errorf("%+v, %v, asked of %q", all, err, asked)
+	}
+	lacks := func(string) error { return errors.New("no symbol") }
+	if all, err := limited(lib, lacks, "/cgroups", `["GPU-a=/a b"]`); err != nil || len(all) != 0 || len(asked) != 2 {
+		t.Errorf("an older driver: %+v, %v, asked of %q", all, err, asked)
+	}
+	if _, err := limited(lib, known, "/cgroups", "GPU-a=/x"); err == nil {
+		t.Error("no list, and no error")
 	}
 }

@@ -74,7 +74,7 @@ func limit(cgroup string, limits []string) error {
 	if t == nil {
 		return err
 	}
-	return limitCgroup(t.DriverRoot, nvmlclient.CgroupRoot, cgroup, limits)
+	return limitCgroup(t, nvmlclient.CgroupRoot, cgroup, limits)
 }
 
 type refresh struct {

@@ -38,7 +38,7 @@ func (r refresh) nvidia(t *device.Table, driverRoot string, before device.Key) e
 		return fmt.Errorf("NVML: driver version: %w", ret)
 	}
 	if t.Config.DriverLimits {
-		if err := hasLimits(lib, lib.Extensions().LookupSymbol, nvmlclient.CgroupRoot); err != nil {
+		if err := hasLimits(lib, t.Config.Limits(), lib.Extensions().LookupSymbol, nvmlclient.CgroupRoot); err != nil {
 			return err
 		}
 	}

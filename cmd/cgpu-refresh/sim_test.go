@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == asLimiter {
 		err := limit(os.Args[1], os.Args[2:])
 		if len(os.Args) > 3 {
-			err = limitCgroup(os.Args[1], os.Args[2], os.Args[3], os.Args[4:])
+			err = limitCgroup(&device.Table{DriverRoot: os.Args[1], Config: device.Config{DriverLimits: true}}, os.Args[2], os.Args[3], os.Args[4:])
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)

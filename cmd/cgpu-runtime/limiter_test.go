@@ -320,7 +320,7 @@ func TestModeChanges(t *testing.T) {
 	for _, test := range []struct {
 		enforcement string
 		preloads    bool
-	}{{device.EnforceGuard, false}, {"", false}, {device.EnforcePreload, true}} {
+	}{{device.EnforceGuard, false}, {"", false}, {device.EnforcePreload, true}, {device.EnforceDriver, true}} {
 		table := device.Table{Driver: device.DriverNVIDIA, Config: device.Config{Enforcement: test.enforcement}}
 		if table.Guarded() == test.preloads {
 			t.Errorf("%q: guarded %v", test.enforcement, !test.preloads)

@@ -120,7 +120,7 @@ func configured(runDir string) []string {
 func preloads(runDir string) bool {
 	raw, err := readFile(device.TableFile(runDir))
 	return err == nil && spec.String(raw, "driver") == device.DriverNVIDIA &&
-		spec.String(raw, "config", "enforcement") == device.EnforcePreload
+		device.Config{Enforcement: spec.String(raw, "config", "enforcement")}.Unguarded() != ""
 }
 
 // execute becomes the runtime. It returns only when that failed.

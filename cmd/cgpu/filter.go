@@ -11,7 +11,7 @@ import (
 // filterHelp explains the flags of filterFlags.
 const filterHelp = "What is shown can be narrowed to some GPUs (index, UUID or a unique beginning of one), to some containers (ID,\n" +
 	"beginning of one, nonce or name), and by --filter: state (running, paused, starting, gone, no-answer, guard-dead, no-page),\n" +
-	"priority, policy (of the GPU) or enforcement (guard, preload). Of one KEY any value may fit, of different ones all must.\n" +
+	"priority, policy (of the GPU) or enforcement (guard, preload, driver). Of one KEY any value may fit, of different ones all must.\n" +
 	"A GPU's own figures stay those of all its containers."
 
 // filterFlags narrow what a command shows.

@@ -40,6 +40,7 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu policy -o json", "A list.", []view.Policy{}},
 		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
+		{"cgpu upgrade -o json", "", upgradeView{}},
 		{"cgpu gc -o json", "", gc.Done{}},
 		{"cgpu config -o json check", "", configView{}},
 		{"cgpu version -o json", "", versionView{}},

@@ -75,16 +75,56 @@ func TestSetPreload(t *testing.T) {
 	}
 }
 
-// TestSetDriverLimits: a limit that only the ledger has changed is told.
+// TestSetDriverLimits: the ledger promises to others what the driver has taken back, and a limit that only the ledger has changed is told.
 func TestSetDriverLimits(t *testing.T) {
+	for name, record := range map[string]ledger.Record{"guard": {}, "preload": {Preload: true}, "driver": {Preload: true, DriverOnly: true}} {
+		n := nodetest.New(t)
+		record.ID, record.Name, record.DriverLimits = "abc", "web", true
+		record.VGPUs = []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}
+		n.Reserve(record)
+		weight := "weight 1 → 3"
+		if record.DriverOnly {
+			weight = `error: set: --weight: container abc (web): only NVIDIA's driver enforces its limits (limits in cgpu.toml), and it cannot share out time by weight; with limits = "guard"`
+		}
+		for _, tt := range []struct {
+			args, want string
+			limit      quota.Bytes
+		}{
+			{"--memory 3GiB --force", "error: container abc: its limit stays: the ledger does not say which cgroup is the container's", 4 * quota.GiB},
+			{"--memory 5GiB", "error: container abc: it is in the ledger, but not with the driver: ", 5 * quota.GiB},
+			{"--weight 3", weight, 5 * quota.GiB},
+		} {
+			if out := cgpu("set abc " + tt.args); !strings.Contains(out, tt.want) {
+				t.Errorf("%s: %s: printed %s\nwant %s", name, tt.args, out, tt.want)
+			}
+			if r, err := n.Book.Find("abc"); err != nil || r.VGPUs[0].Limit != tt.limit {
+				t.Errorf("%s: %s: %+v, %v", name, tt.args, r.VGPUs, err)
+			}
+		}
+	}
+}
+
+// TestDriverOnlyRefuses: what the driver alone limits has nobody who could do more.
+func TestDriverOnlyRefuses(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverLimits: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}})
-	for args, want := range map[string]string{
-		"--memory 5GiB": "error: container abc: it is in the ledger, but not with the driver: ",
-		"--weight 3":    "weight 1 → 3",
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverOnly: true, DriverLimits: true,
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	for _, tt := range []struct{ args, want string }{
+		{"pause abc", "only NVIDIA's driver enforces its limits (limits in cgpu.toml), and it cannot stop its GPU work"},
+		{"set abc --percent 20", "only NVIDIA's driver"},
+		{"set abc --memory 512MiB", "is not known, because its driver alone counts it"},
+		{"policy 0 fair", `policy fair needs a guard, and container "web" has none`},
+		{"policy 0 weight", "policy preempt → weight-preempt"},
+		{"smi", "running^"},
+		{"smi", "^ memory is limited by NVIDIA's driver only, and time is not shared out (limits in cgpu.toml)"},
+		{"smi --filter enforcement=driver", "abc"},
+		{"smi --filter enforcement=guard", "0 vGPUs"},
+		{"smi -o json", `"enforcement": "driver"`},
+		{"inspect abc", `"guardError": "there is no guard to ask: limits = \"driver\" in cgpu.toml"`},
+		{"gc", "nothing to remove"},
 	} {
-		if out := cgpu("set abc " + args); !strings.Contains(out, want) {
-			t.Errorf("%s: printed %s\nwant %s", args, out, want)
+		if out := cgpu(tt.args); !strings.Contains(out, tt.want) {
+			t.Errorf("%s: printed %s\nwant %s", tt.args, out, tt.want)
 		}
 	}
 }
@@ -95,7 +135,7 @@ func TestPreloadRefuses(t *testing.T) {
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},
-		{"policy 0 fair", `error: policy: GPU 0 (` + nodetest.T4 + `): policy fair: the preload library alone enforces the limits of container "web", and it cannot enforce this; choose preempt`},
+		{"policy 0 fair", `error: policy: GPU 0 (` + nodetest.T4 + `): policy fair needs a guard, and container "web" has none; choose preempt`},
 		{"policy 0 fixed", `error: policy: GPU 0`},
 		{"policy 0 soft", `error: policy: GPU 0`},
 		{"policy 0 weight", `policy preempt → weight-preempt`},

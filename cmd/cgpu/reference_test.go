@@ -141,6 +141,7 @@ var appliedMeaning = map[string]string{
 	"nonce":       "tells this container from an earlier one with the same ID",
 	"gpus":        "the container's GPUs by UUID, each with its limit, or `native`",
 	"enforcement": "`preload` where no guard holds the container",
+	"limits":      "`both` or `driver` where NVIDIA's driver limits the container's memory",
 	"socket":      "the guard's socket",
 }
 

@@ -21,6 +21,7 @@ var refusing = []string{
 	"../../pkg/spec/*.go", "../../pkg/launch/*.go", "../../pkg/sched/policy.go", "../../pkg/sched/share.go", "../../pkg/rm/abi.go", "../../pkg/rm/version.go",
 	"../../pkg/device/load.go", "../../pkg/alloc/*.go", "../cgpu-runtime/*.go", "../cgpu-podresources/*.go",
 	"../../pkg/decision/*.go", "../../pkg/nri/*.go", "../cgpu-hook/main.go", "../cgpu-hook/job.go", "../cgpu-hook/root.go", "../cgpu-hook/ldcache.go", "../../pkg/inside/inside.go",
+	"../../pkg/nvmlclient/limits.go", "../cgpu-refresh/limits.go",
 }
 
 // Every refusal in the code has a row in docs/troubleshooting.md, and no row there is of a refusal that is gone.

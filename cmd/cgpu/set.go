@@ -169,9 +169,11 @@ func changeOf(c *cli.Context) (req ledger.ChangeRequest, err error) {
 	return req, nil
 }
 
-// enforceable refuses what the preload library cannot enforce, for a container that has only that.
+// enforceable refuses what needs a guard, for a container that has only the preload library, or only the driver.
 func enforceable(r ledger.Record, req ledger.ChangeRequest) error {
 	switch {
+	case req.Weight != nil && *req.Weight > 1 && r.DriverOnly:
+		return control.RefusePreload(r, "set", "weight", "share out time by weight")
 	case req.Spill != nil && *req.Spill != 0:
 		return control.RefusePreload(r, "set", "spill", "serve device memory from host memory")
 	case req.Percent != nil && *req.Percent != 0:
@@ -197,6 +199,9 @@ func roomToShrink(c *cli.Context, t *device.Table, r ledger.Record, req ledger.C
 		who := "guard does not answer"
 		if r.Preload {
 			who = "vGPU page cannot be read"
+		}
+		if r.DriverOnly {
+			who = "driver alone counts it"
 		}
 		return fmt.Errorf("%s has more, and what it uses is not known, because its %s (%w): see cgpu smi; --force sets it anyway", about, who, s.Unknown)
 	}

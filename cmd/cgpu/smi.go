@@ -77,6 +77,7 @@ func smiCommand() *cli.Command {
 					return err
 				}
 				if !c.Bool("list-gpus") {
+					v.MeasureLimited(driver.Limited)
 					v.MeasureOutside(driver.Used)
 				}
 				if v.Stale != "" {

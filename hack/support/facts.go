@@ -86,7 +86,7 @@ type section struct {
 
 var afterDrivers = []section{{"More of drivers", "", []fact{
 	{what: "NVIDIA's own memory limits, 615 and newer", tests: []string{"cmd/cgpu-refresh:TestLimitCgroup"}, status: read,
-		says: "`driver_limits`, in preload mode alone; made-up NVML, never a driver that has them"},
+		says: "`limits`, in preload mode or alone; made-up NVML, never a driver that has them"},
 	{what: "branches from 610 on", tests: []string{"pkg/rm:TestForDriver"}, status: refused,
 		says: "a channel's fields lie elsewhere there; also with `allow_unknown_driver`"},
 	{what: "another unknown branch", status: refused, says: "unless `allow_unknown_driver = true`"},
@@ -99,7 +99,8 @@ var afterDrivers = []section{{"More of drivers", "", []fact{
 var afterGPUs = []section{
 	{"More of GPUs", "", []fact{
 		{what: "two GPUs in a container, NVLink, NCCL", commits: []string{"dfc8db9", "dafb2ef"}},
-		{what: "more than two", tests: []string{"test/kubernetes:TestClaimOfTwoGPUs"}, says: "the test's node has four"},
+		{what: "a node with four GPUs", tests: []string{"test/kubernetes:TestHundredPods", "test/kubernetes:TestClaimOfTwoGPUs"}},
+		{what: "more than two GPUs in a container", status: unknown},
 		{what: "MIG", tests: []string{"cmd/cgpu-refresh:TestGPUsLeftOut"}, status: refused, says: "a GPU in MIG mode is left out of the table"},
 		{what: "vGPU guests, confidential computing, WSL", status: unknown},
 	}},
@@ -129,8 +130,8 @@ var afterGPUs = []section{
 	}},
 	{"Engines", "", []fact{
 		{what: "Docker 20.10", commits: []string{"ca35970"}, tests: []string{"test/integration:TestInstallDocker"}},
-		{what: "Docker 23 to 29", tests: []string{"test/integration:TestInstallDocker"},
-			says: "as moby v2.0.0-beta.24, which came after 28; of those between nothing"},
+		{what: "Docker 23 to 28", tests: []string{"pkg/spec:TestHooks"}, status: read, says: "a config.json of 28; none has run"},
+		{what: "Docker 29", tests: []string{"test/integration:TestInstallDocker"}, says: "as moby v2.0.0-beta.24, which came after 28"},
 		{what: "containerd 1.6", tests: []string{"test/integration:TestContainerd", "test/kubernetes:TestContainerdWithoutCDI"}},
 		{what: "containerd 1.7", tests: []string{"test/kubernetes:TestClaimIsALimit", "test/kubernetes:TestMemoryByDevicePlugin",
 			"test/kubernetes:TestRestarts"}, says: "2026-11-23, by hand: 1.7.24 of Debian 13 below Kubernetes 1.36.3"},
@@ -170,7 +171,8 @@ var afterGPUs = []section{
 			says: "[schedulers.md](schedulers.md): stand-ins that write what they write; none of them has run"},
 		{what: "k3s, RKE2", tests: []string{"pkg/engine:TestGeneratedRestart"}, status: read,
 			says: "files made up from their documentation; none has run"},
-		{what: "NVIDIA's toolkit on the same machine", tests: []string{"pkg/doctor:TestToolkit"}, says: "[beside.md](beside.md)"},
+		{what: "NVIDIA's toolkit on the same machine", tests: []string{"pkg/doctor:TestToolkit", "pkg/spec:TestApply"}, status: read,
+			says: "made-up files, and a config.json that it wrote; [beside.md](beside.md)"},
 		{what: "NVIDIA's device plugin on the same node", tests: []string{"pkg/doctor:TestOfferedOnce"}, status: read,
 			says: "[beside.md](beside.md)"},
 		{what: "GPU Operator's driver container, Flatcar", tests: []string{"cmd/cgpu-refresh:TestDriverRoot"}, status: read,

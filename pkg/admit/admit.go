@@ -130,7 +130,7 @@ func (a *Ask) Reservation(r ledger.Record, table *device.Table, runDir string) (
 	if r.Cgroup, err = a.Doc.Cgroup(); err != nil {
 		return ledger.Request{}, err
 	}
-	r.Preload = table.Config.Enforcement == device.EnforcePreload
+	r.Preload, r.DriverOnly = table.Config.Unguarded() != "", table.Config.Enforcement == device.EnforceDriver
 	r.DriverLimits = table.Config.DriverLimits
 	// The simulated driver needs a guard in preload mode too: it plays the kernel, and enforces nothing then.
 	if !r.Preload || table.Driver == device.DriverSim {
@@ -159,7 +159,7 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 	}
 	r := &request.Record
 	if r.Preload {
-		if err := a.Quota.RefusePreload(); err != nil {
+		if err := a.Quota.RefuseUnguarded(table.Config.Unguarded(), r.DriverOnly); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -225,7 +226,7 @@ func TestPreload(t *testing.T) {
 		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_CORE_PERCENTAGE=40", `ALIYUN_COM_GPU_CORE_PERCENTAGE="40": `, ""},
 		{device.DriverNVIDIA, sched.PolicyPreempt, "ALIYUN_COM_GPU_HIGH_PRIO=1", `ALIYUN_COM_GPU_HIGH_PRIO="1": `, ""},
 		{device.DriverNVIDIA, sched.PolicyPreempt, "CGPU_LIMITER=off", `CGPU_LIMITER="off": `, ""},
-		{device.DriverNVIDIA, sched.PolicyFair, "A=b", "policy is fair, which the preload library cannot enforce", ""},
+		{device.DriverNVIDIA, sched.PolicyFair, "A=b", "policy is fair, which needs a guard", ""},
 		{device.DriverNVIDIA, sched.PolicyFixed, "ALIYUN_COM_GPU_SCHD_WEIGHT=3", "policy is fixed, which", ""},
 		{device.DriverNVIDIA, sched.PolicySoft, "A=b", "policy is soft, which", ""},
 	} {
@@ -248,6 +249,42 @@ func TestPreload(t *testing.T) {
 		if err != nil || !record.Preload || record.DriverLimits != tab.Config.DriverLimits || record.Socket != tt.socket || (record.Control == "") != (tt.socket == "") {
 			t.Errorf("%+v: %+v, %v", tt, record, err)
 		}
+	}
+}
+
+// TestDriverOnly: what NVIDIA's driver alone limits has neither a guard nor a page, and is not promised what nobody keeps.
+func TestDriverOnly(t *testing.T) {
+	tab := table()
+	tab.Config.Enforcement, tab.Config.DriverLimits = device.EnforceDriver, true
+	for env, want := range map[string]string{
+		"A=b":              "",
+		"CGPU_LIMITER=off": "", // of which there is none
+		"CGPU_WEIGHT=1":    "",
+		"CGPU_WEIGHT=2":    `CGPU_WEIGHT="2": with limits = "driver" in cgpu.toml there are no weights; set limits = "guard"`,
+		"CGPU_PERCENT=40":  `CGPU_PERCENT="40": with limits = "driver" in cgpu.toml no percentage`,
+		"CGPU_MEM_SPILL=1": `CGPU_MEM_SPILL="1": with limits = "driver"`,
+	} {
+		a := read(t, "", "CGPU_MEM=1", env)
+		request, err := a.Reservation(ledger.Record{ID: "c", Nonce: "n"}, tab, "/r")
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", env, err, want)
+		}
+		if err != nil {
+			continue
+		}
+		r := &request.Record
+		if err := GivePage(&request, "/r"); err != nil || !r.Preload || !r.DriverLimits || !r.DriverOnly || r.Page != "" || r.Socket+r.Control != "" {
+			t.Errorf("%s: %+v, %v", env, *r, err)
+		}
+		p, err := a.Plan(*r, tab)
+		if err != nil || !p.DriverLimits || p.PageWritable || p.Limiter+p.Page+p.Socket != "" {
+			t.Errorf("%s: %+v, %v", env, p, err)
+		}
+	}
+	share := Share{Share: alloc.Share{ID: "s", Memory: quota.GiB, Percent: 30, Priority: quota.PriorityDefault}}
+	if err := share.refuseUnguarded(&quota.Quota{}, tab.Config.Unguarded(), true); err == nil ||
+		!strings.HasPrefix(err.Error(), `admit: share s: with limits = "driver" in cgpu.toml no percentage of a GPU's time can be enforced; set limits = "guard"`) {
+		t.Error(err)
 	}
 }
 

@@ -103,7 +103,7 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 	r := &request.Record
 	for _, s := range a.Shares {
 		if r.Preload {
-			if err := s.refusePreload(a.Quota); err != nil {
+			if err := s.refuseUnguarded(a.Quota, table.Config.Unguarded(), r.DriverOnly); err != nil {
 				return err
 			}
 		}
@@ -150,20 +150,13 @@ func (s Share) slice(wish *quota.Quota, free []quota.Choice) ledger.VGPU {
 	return ledger.VGPU{UUID: s.UUID, Limit: s.Memory, Weight: max(is.Weight, 1), Percent: is.Percent, Priority: is.Priority, Spill: is.Spill}
 }
 
-// refusePreload refuses a share of which the preload library alone cannot enforce something.
-func (s Share) refusePreload(wish *quota.Quota) error {
-	var what string
-	switch {
-	case s.Spill != 0:
-		what = "no spill"
-	case s.Percent != 0:
-		what = "no percentage of a GPU's time"
-	case s.Priority != quota.PriorityDefault:
-		what = "no priority"
-	case wish.NoLimiter:
-		what = "nothing at all without the limiter (CGPU_LIMITER=off)"
-	default:
+// refuseUnguarded refuses a share of which something needs a guard that by this setting the container does not have, or not even the
+// library. What weight a share has counts for nothing without the library: a claim always has one.
+func (s Share) refuseUnguarded(wish *quota.Quota, setting string, driverOnly bool) error {
+	q := quota.Quota{Spill: s.Spill, Percent: s.Percent, Priority: s.Priority, NoLimiter: wish.NoLimiter}
+	misfit, ok := errors.AsType[*quota.Error](q.RefuseUnguarded(setting, driverOnly))
+	if !ok {
 		return nil
 	}
-	return fmt.Errorf(`admit: share %s: with enforcement = "preload" in cgpu.toml %s can be enforced: allocate none, or set enforcement = "guard"`, s.ID, what)
+	return fmt.Errorf("admit: share %s: %s; %s", s.ID, misfit.Reason, misfit.Remedy)
 }

@@ -231,8 +231,8 @@ func TestAllocatedRefuses(t *testing.T) {
 		"a percentage of nothing":        {pod{annotations: map[string]string{alloc.AnnotationPercent: "30"}}, false, "ask for GPU memory too"},
 		"two GPUs that the node chooses": {pod{hooks: hooks(anywhere, elsewhere)}, false, "two shares of the container name no GPU"},
 		"one named, one not":             {pod{hooks: hooks(share(1, 3), anywhere)}, false, "names no GPU, and others do"},
-		"spill in preload mode":          {pod{hooks: hooks(spilling)}, true, "no spill can be enforced"},
-		"no limiter in preload mode":     {pod{hooks: hooks(share(0, 3)), env: []string{"CGPU_LIMITER=off"}}, true, "nothing at all without the limiter"},
+		"spill in preload mode":          {pod{hooks: hooks(spilling)}, true, "device memory is not served from host memory; set enforcement"},
+		"no limiter in preload mode":     {pod{hooks: hooks(share(0, 3)), env: []string{"CGPU_LIMITER=off"}}, true, "and CGPU_LIMITER leaves it out"},
 		"a setting that cannot be read":  {pod{hooks: hooks(share(0, 3)), env: []string{"ALIYUN_COM_GPU_SCHD_WEIGHT=x"}}, false, `ALIYUN_COM_GPU_SCHD_WEIGHT="x"`},
 	} {
 		a, err := Read(tt.pod.config(t))

@@ -23,6 +23,7 @@ func GivePage(request *ledger.Request, runDir string) error {
 	r := &request.Record
 	gpus := len(r.VGPUs) + len(r.Native)
 	switch {
+	case r.DriverOnly: // nobody would read it
 	case gpus <= page.MaxVGPUs:
 		r.Page = page.File(runDir, r.Nonce)
 	case r.Preload:

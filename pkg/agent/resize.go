@@ -283,8 +283,8 @@ func (r *resizer) plan(t *device.Table, record ledger.Record, annotations map[st
 	if maps.Equal(now, record.ByPod) {
 		return nil, nil
 	}
-	if record.Preload {
-		return nil, &wrong{errors.New(`agent: with enforcement = "preload" in cgpu.toml annotations change no running container: ` +
+	if record.Preload || record.DriverLimits { // whose page, or driver, would have to be told
+		return nil, &wrong{errors.New(`agent: with enforcement = "preload", or limits, in cgpu.toml annotations change no running container: ` +
 			`use cgpu set on the node`)}
 	}
 	headroom := map[string]quota.Bytes{}

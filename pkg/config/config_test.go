@@ -202,10 +202,23 @@ bus_id = "0001:0a:00.0"
 	}
 }
 
-func TestDriverLimits(t *testing.T) {
-	got, err := Parse("f", []byte("enforcement = \"preload\"\ndriver_limits = true\n"))
-	if err != nil || !got.Settings.DriverLimits || Default().Settings.DriverLimits {
-		t.Errorf("%+v, %v", got.Settings, err)
+func TestLimits(t *testing.T) {
+	for text, want := range map[string]struct {
+		enforcement string
+		driver      bool
+		unguarded   string
+	}{
+		"":                        {enforcement: device.EnforceGuard},
+		`limits = "guard"`:        {enforcement: device.EnforceGuard},
+		`limits = "both"`:         {enforcement: device.EnforceGuard, driver: true},
+		`limits = "driver"`:       {enforcement: device.EnforceDriver, driver: true, unguarded: `limits = "driver"`},
+		`enforcement = "preload"`: {enforcement: device.EnforcePreload, unguarded: `enforcement = "preload"`},
+		"limits = \"both\"\nenforcement = \"preload\"": {enforcement: device.EnforcePreload, driver: true, unguarded: `enforcement = "preload"`},
+	} {
+		c, err := Parse("f", []byte(text))
+		if got := c.Settings; err != nil || got.Enforcement != want.enforcement || got.DriverLimits != want.driver || got.Unguarded() != want.unguarded {
+			t.Errorf("%s: %s, driver %v, %s, %v, want %+v", text, got.Enforcement, got.DriverLimits, got.Unguarded(), err, want)
+		}
 	}
 }
 
@@ -240,42 +253,44 @@ func TestParseRefuses(t *testing.T) {
 		`base_timeslice = "101ms"`:           `base_timeslice = "101ms": want`,
 		`min_timeslice = "199us"`:            `min_timeslice = "199us": want a duration with its unit, from 200µs to 100ms`,
 		`min_timeslice = "11ms"`:             `min_timeslice = "11ms": want no more than base_timeslice, 10ms`,
-		"base_timeslice = \"2ms\"\nmin_timeslice = \"3ms\"":                 `min_timeslice = "3ms": want no more than base_timeslice, 2ms`,
-		`driver_limits = true`:                                              `driver_limits = true: want enforcement = "preload" with it: drivers have limits from 615 on, which no guard serves yet`,
-		"enforcement = \"preload\"\ndriver_limits = true\ndriver = \"sim\"": `driver_limits = true: the simulated driver has none`,
-		`driver_limits = 1`:                                                 `driver_limits`,
-		`max_loss = "0%"`:                                                   `max_loss = "0%": want whole percent, from 1% to 50%`,
-		`max_loss = "51%"`:                                                  `max_loss = "51%": want`,
-		`max_loss = "15"`:                                                   `max_loss = "15": want`,
-		`max_round = "9ms"`:                                                 `max_round = "9ms": want`,
-		`max_round = "1001ms"`:                                              `max_round = "1001ms": want`,
-		`high_prio_timeslice = "49us"`:                                      `high_prio_timeslice = "49us": want`,
-		`high_prio_timeslice = "2ms"`:                                       `high_prio_timeslice = "2ms": want`,
-		`cap_cycle = "49ms"`:                                                `cap_cycle = "49ms": want`,
-		`cap_cycle = "1s"`:                                                  `cap_cycle = "1s": want`,
-		`enforcement = "none"`:                                              `enforcement = "none": want "guard" or "preload"`,
-		`managed = ""`:                                                      `managed = "": want "limit" or "deny" or "allow"`,
-		`dialects = ["HAMi"]`:                                               `dialects = "HAMi": want "hami", "nvidia", "mps", "pai", "tkestack" or "gpushare"`,
-		`dialects = ["mps", "mps"]`:                                         `dialects = "mps": want each dialect once`,
-		`dialects = "mps"`:                                                  `config: f:1: dialects`,
-		`hmm = "no"`:                                                        `config: f:1: hmm`,
-		`max_spill = "101%"`:                                                `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
-		`max_spill = "-1%"`:                                                 `max_spill = "-1%": want`,
-		`max_spill = "1.5%"`:                                                `max_spill = "1.5%": want`,
-		`max_spill = "%"`:                                                   `max_spill = "%": want`,
-		`max_spill = "64TB"`:                                                `max_spill = "64TB": is no size; want a part`,
-		`max_spill = ""`:                                                    `max_spill = "": is no size; want a part`,
-		`spill_reserve = "9999999GiB"`:                                      `spill_reserve = "9999999GiB": is more memory than`,
-		`runtimes = []`:                                                     `runtimes = []: want at least one`,
-		`runtimes = ["./runc"]`:                                             `runtimes = "./runc": want`,
-		`runtimes = ["/x/cgpu-runtime"]`:                                    `cannot call itself`,
-		`calls_burst = -1`:                                                  `calls_burst = -1`,
-		"[sim]\ndriver_version = \"new\"":                                   `sim.driver_version = "new"`,
-		"[sim]\ngpus = []":                                                  `sim.gpus = "0 GPUs": want 1 to 64`,
-		"[[sim.gpus]]\nuuid = \"x\"":                                        `sim.gpus[0].uuid = "x"`,
-		"[[sim.gpus]]\nbus_id = \"x\"":                                      `sim.gpus[0].bus_id = "x"`,
-		"[[sim.gpus]]\nname = \"\"":                                         `sim.gpus[0].name = ""`,
-		"[[sim.gpus]]\nmemory = \"0MiB\"":                                   `sim.gpus[0].memory = "0MiB": is zero; want`,
+		"base_timeslice = \"2ms\"\nmin_timeslice = \"3ms\"": `min_timeslice = "3ms": want no more than base_timeslice, 2ms`,
+		`limits = "nvml"`:                              `config: f:1: limits = "nvml": want "guard" or "both" or "driver"`,
+		"driver = \"sim\"\nlimits = \"both\"":          `config: f:2: limits = "both": the simulated driver has no memory limits of its own: want "guard", or leave it out`,
+		"enforcement = \"guard\"\nlimits = \"driver\"": `f:2: limits = "driver": there is neither a guard nor the library then: leave out enforcement, or limits`,
+		`limits = true`:                                `limits`,
+		`driver_limits = true`:                         `unknown key driver_limits`,
+		`max_loss = "0%"`:                              `max_loss = "0%": want whole percent, from 1% to 50%`,
+		`max_loss = "51%"`:                             `max_loss = "51%": want`,
+		`max_loss = "15"`:                              `max_loss = "15": want`,
+		`max_round = "9ms"`:                            `max_round = "9ms": want`,
+		`max_round = "1001ms"`:                         `max_round = "1001ms": want`,
+		`high_prio_timeslice = "49us"`:                 `high_prio_timeslice = "49us": want`,
+		`high_prio_timeslice = "2ms"`:                  `high_prio_timeslice = "2ms": want`,
+		`cap_cycle = "49ms"`:                           `cap_cycle = "49ms": want`,
+		`cap_cycle = "1s"`:                             `cap_cycle = "1s": want`,
+		`enforcement = "none"`:                         `enforcement = "none": want "guard" or "preload"`,
+		`managed = ""`:                                 `managed = "": want "limit" or "deny" or "allow"`,
+		`dialects = ["HAMi"]`:                          `dialects = "HAMi": want "hami", "nvidia", "mps", "pai", "tkestack" or "gpushare"`,
+		`dialects = ["mps", "mps"]`:                    `dialects = "mps": want each dialect once`,
+		`dialects = "mps"`:                             `config: f:1: dialects`,
+		`hmm = "no"`:                                   `config: f:1: hmm`,
+		`max_spill = "101%"`:                           `max_spill = "101%": want a part of the host's memory such as "50%", from "0%" to "100%", or a size such as "64GiB"`,
+		`max_spill = "-1%"`:                            `max_spill = "-1%": want`,
+		`max_spill = "1.5%"`:                           `max_spill = "1.5%": want`,
+		`max_spill = "%"`:                              `max_spill = "%": want`,
+		`max_spill = "64TB"`:                           `max_spill = "64TB": is no size; want a part`,
+		`max_spill = ""`:                               `max_spill = "": is no size; want a part`,
+		`spill_reserve = "9999999GiB"`:                 `spill_reserve = "9999999GiB": is more memory than`,
+		`runtimes = []`:                                `runtimes = []: want at least one`,
+		`runtimes = ["./runc"]`:                        `runtimes = "./runc": want`,
+		`runtimes = ["/x/cgpu-runtime"]`:               `cannot call itself`,
+		`calls_burst = -1`:                             `calls_burst = -1`,
+		"[sim]\ndriver_version = \"new\"":              `sim.driver_version = "new"`,
+		"[sim]\ngpus = []":                             `sim.gpus = "0 GPUs": want 1 to 64`,
+		"[[sim.gpus]]\nuuid = \"x\"":                   `sim.gpus[0].uuid = "x"`,
+		"[[sim.gpus]]\nbus_id = \"x\"":                 `sim.gpus[0].bus_id = "x"`,
+		"[[sim.gpus]]\nname = \"\"":                    `sim.gpus[0].name = ""`,
+		"[[sim.gpus]]\nmemory = \"0MiB\"":              `sim.gpus[0].memory = "0MiB": is zero; want`,
 	} {
 		_, err := Parse("f", []byte(text))
 		switch {

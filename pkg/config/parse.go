@@ -48,7 +48,7 @@ type file struct {
 	CapCycle           *string   `toml:"cap_cycle"`
 	SwitchRecords      *bool     `toml:"switch_records"`
 	Enforcement        *string   `toml:"enforcement"`
-	DriverLimits       *bool     `toml:"driver_limits"`
+	Limits             *string   `toml:"limits"`
 	Managed            *string   `toml:"managed"`
 	HMM                *bool     `toml:"hmm"`
 	Profiling          *bool     `toml:"profiling"`
@@ -137,10 +137,7 @@ func (f file) config() (Config, error) {
 	if s.MinTimeslice > s.BaseTimeslice {
 		return Config{}, fault("min_timeslice", s.MinTimeslice.String(), fmt.Sprintf("want no more than base_timeslice, %v", s.BaseTimeslice))
 	}
-	if f.DriverLimits != nil {
-		s.DriverLimits = *f.DriverLimits
-	}
-	if err := driverLimits(c); err != nil {
+	if err := f.limits(&c); err != nil {
 		return Config{}, err
 	}
 	if f.SwitchRecords != nil {
@@ -158,16 +155,21 @@ func (f file) config() (Config, error) {
 	return c, nil
 }
 
-// driverLimits refuses the driver's limits where nothing would set them, or nothing would start.
-func driverLimits(c Config) error {
+// limits reads who limits memory. Whether the driver can, cgpu-refresh finds out.
+func (f file) limits(c *Config) error {
+	by := device.LimitsGuard
+	err := choice("limits", f.Limits, &by, device.LimitsGuard, device.LimitsBoth, device.LimitsDriver)
 	switch {
-	case !c.Settings.DriverLimits:
-		return nil
+	case err != nil || by == device.LimitsGuard:
+		return err
 	case c.Driver == device.DriverSim:
-		return fault("driver_limits", true, "the simulated driver has none")
-	case c.Settings.Enforcement != device.EnforcePreload:
-		return fault("driver_limits", true, `want enforcement = "preload" with it: drivers have limits from 615 on, which no guard serves yet`)
+		return fault("limits", by, `the simulated driver has no memory limits of its own: want "guard", or leave it out`)
+	case by == device.LimitsDriver && f.Enforcement != nil:
+		return fault("limits", by, "there is neither a guard nor the library then: leave out enforcement, or limits")
+	case by == device.LimitsDriver:
+		c.Settings.Enforcement = device.EnforceDriver
 	}
+	c.Settings.DriverLimits = true
 	return nil
 }
 

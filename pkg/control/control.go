@@ -26,6 +26,29 @@ func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	req.GPUs, req.Overcommit, req.Card = node.LedgerGPUs(t), t.Config.Overcommit, t.Config.Card()
 	req.MaxSpill = t.Config.MaxSpill.Of(t.HostMemory)
 	book := ledger.Open(runDir)
+	if !old.DriverLimits || req.Limit == nil {
+		return changeLedger(runDir, t, book, old, req)
+	}
+	// What the ledger has promised to others nobody may hold any more, also if this process is killed on the way: the driver has a lower
+	// limit first, and a higher one last.
+	changed, err := old, nvmlclient.Tighten(old, req.Changes, *req.Limit)
+	if err != nil {
+		err = fmt.Errorf("container %s: its limit stays: %w", view.ShortID(old.ID), err)
+	} else {
+		changed, err = changeLedger(runDir, t, book, old, req)
+	}
+	last := nvmlclient.Limit(book, old.Nonce) // after a refusal, too: what it was
+	switch {
+	case last == nil:
+		return changed, err
+	case err == nil:
+		return changed, fmt.Errorf("container %s: it is in the ledger, but not with the driver: %w; set it once more", view.ShortID(old.ID), last)
+	}
+	return changed, fmt.Errorf("%w; the driver may have a lower limit meanwhile: %w", err, last)
+}
+
+// changeLedger changes what a container has in the ledger, and on its page if it has one.
+func changeLedger(runDir string, t *device.Table, book *ledger.Ledger, old ledger.Record, req ledger.ChangeRequest) (ledger.Record, error) {
 	changed, err := book.Change(old.Nonce, req)
 	if err != nil {
 		return changed, err
@@ -43,11 +66,6 @@ func ChangeContainer(runDir string, t *device.Table, old ledger.Record, req ledg
 	if err != nil {
 		return changed, fmt.Errorf("container %s: it is in the ledger, but its programs do not know: %w; start it anew",
 			view.ShortID(old.ID), err)
-	}
-	if changed.DriverLimits && req.Limit != nil {
-		if err := nvmlclient.Limit(book, changed.Nonce); err != nil {
-			return changed, fmt.Errorf("container %s: it is in the ledger, but not with the driver: %w; start it anew", view.ShortID(old.ID), err)
-		}
 	}
 	return changed, nil
 }
@@ -131,6 +149,9 @@ func ShortageOf(t *device.Table, r ledger.Record, req ledger.ChangeRequest) *sho
 
 // StatusOf asks a container's guard, or reads its page where it has none.
 func StatusOf(t *device.Table, r ledger.Record) (api.Status, error) {
+	if r.DriverOnly {
+		return api.Status{}, snapshot.ErrDriverOnly
+	}
 	if r.Preload {
 		return snapshot.PageStatus(t, r)
 	}

@@ -15,14 +15,15 @@ import (
 	"github.com/opencgpu/cgpu/pkg/view"
 )
 
-// A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's
-// processes write themselves: it is shown, and nothing is decided by it but what its own administrator is told.
-
-// preloadOnly is why a command does less for such a container.
-const preloadOnly = `only the preload library enforces its limits (enforcement in cgpu.toml)`
+// A container in preload mode has no guard that answers. What it uses stands in its vGPU page, which the container's processes write
+// themselves: it is shown, and nothing is decided by it but what its own administrator is told. One that the driver alone limits has no
+// page either.
 
 // updatePage writes a changed record into the page of its container, where its processes look.
 func updatePage(t *device.Table, r ledger.Record, cards map[string]sched.Card) error {
+	if r.DriverOnly {
+		return nil
+	}
 	var missing error
 	err := page.Update(r.Page, func(p *page.Page) {
 		for _, g := range t.GPUs {
@@ -70,6 +71,10 @@ func RefusePreload(r ledger.Record, command, flag, cannot string) error {
 	if flag != "" {
 		command += ": --" + flag
 	}
-	return fmt.Errorf(`%s: container %s%s: %s, and it cannot %s; with enforcement = "guard" in cgpu.toml the next container can`,
-		command, view.ShortID(r.ID), view.Label(r), preloadOnly, cannot)
+	who, key := "the preload library", "enforcement"
+	if r.DriverOnly {
+		who, key = "NVIDIA's driver", "limits"
+	}
+	return fmt.Errorf("%s: container %s%s: only %s enforces its limits (%s in cgpu.toml), and it cannot %s; "+
+		`with %[5]s = "guard" the next container can`, command, view.ShortID(r.ID), view.Label(r), who, key, cannot)
 }

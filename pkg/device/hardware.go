@@ -29,4 +29,7 @@ const (
 	HardwareLine = ""
 	HealthLine   = "health"
 	MemoryLine   = "memory"
+	// LimitsLine is followed by a space and a list in JSON of UUID=CGROUP. The answer is by these, with what the driver counts as used of
+	// the memory limit that it has for the cgroup.
+	LimitsLine = "limits"
 )

@@ -126,9 +126,9 @@ type Config struct {
 	MaxLoss int `json:"maxLoss,omitempty"`
 	// CapCycle is the node-wide cycle in which containers with a hard cap have their slots.
 	CapCycle time.Duration `json:"capCycle"`
-	// Enforcement is EnforceGuard or EnforcePreload.
+	// Enforcement is EnforceGuard, EnforcePreload or EnforceDriver.
 	Enforcement string `json:"enforcement"`
-	// DriverLimits has NVIDIA's driver limit the cgroups of containers too, beside EnforcePreload.
+	// DriverLimits has NVIDIA's driver limit the memory of containers' cgroups: too, or with EnforceDriver alone.
 	DriverLimits bool `json:"driverLimits,omitempty"`
 	// Managed says what managed memory (cudaMallocManaged) is to a quota: ManagedLimit, ManagedDeny or ManagedAllow.
 	Managed string `json:"managed"`
@@ -171,6 +171,14 @@ const (
 const (
 	EnforceGuard   = "guard"
 	EnforcePreload = "preload"
+	EnforceDriver  = "driver" // limits = "driver" in cgpu.toml: neither guard nor library
+)
+
+// Who limits memory, as cgpu.toml has it.
+const (
+	LimitsGuard  = "guard"  // the guard, or the library in its place
+	LimitsBoth   = "both"   // the driver, too
+	LimitsDriver = "driver" // the driver alone
 )
 
 // How containers of pods get GPUs. Others, such as Docker's, are as ever.
@@ -224,10 +232,31 @@ func (c Config) Card() sched.Card {
 	return sched.Card{Policy: c.Policy, MaxInst: c.MaxInst, PrioRatio: c.PrioRatio}
 }
 
-// Guarded says whether containers of the node have a guard. In preload mode they have none, but with the simulated driver:
-// there somebody must play the kernel.
+// Unguarded is the setting of cgpu.toml by which containers have no guard; empty where they have one.
+func (c Config) Unguarded() string {
+	switch c.Enforcement {
+	case EnforcePreload:
+		return `enforcement = "preload"`
+	case EnforceDriver:
+		return `limits = "driver"`
+	}
+	return ""
+}
+
+// Limits is who limits memory: LimitsGuard, LimitsBoth or LimitsDriver.
+func (c Config) Limits() string {
+	switch {
+	case c.Enforcement == EnforceDriver:
+		return LimitsDriver
+	case c.DriverLimits:
+		return LimitsBoth
+	}
+	return LimitsGuard
+}
+
+// Guarded says whether containers of the node have a guard. With the simulated driver they always do: somebody must play the kernel.
 func (t *Table) Guarded() bool {
-	return t.Config.Enforcement != EnforcePreload || t.Driver == DriverSim
+	return t.Config.Unguarded() == "" || t.Driver == DriverSim
 }
 
 // Key says what the table was made from; the table is stale when any of it differs from the node's present state.

@@ -371,6 +371,20 @@ func TestState(t *testing.T) {
 	h.config.Settings.Enforcement = device.EnforcePreload
 	expect(t, "no limiter in preload mode", checkLimiter(h), Fail, "no container")
 	expect(t, "preload", checkEnforcement(h), Warn, "walked around")
+	smi := files(t, map[string]string{"usr/bin/nvidia-smi": "#!/bin/sh\necho Disabled\n"})
+	for setting, word := range map[string]string{device.EnforceGuard: "and memory by NVIDIA's driver, too", device.EnforcePreload: `, too (limits = "both")`,
+		device.EnforceDriver: "memory alone is limited"} {
+		h.config.Settings.Enforcement, h.config.Settings.DriverLimits = setting, true
+		want := Warn
+		if setting == device.EnforceGuard {
+			want = OK
+		}
+		expect(t, setting+" and the driver", checkEnforcement(h), want, word)
+		smi.config.Settings = h.config.Settings
+		expect(t, "limits that would be forgotten", checkPersistence(smi), Fail, "forgets the limits of containers")
+	}
+	h.config.Settings.Enforcement = device.EnforceDriver
+	expect(t, "no limiter wanted", checkLimiter(h), Skip, "no container loads")
 	h = files(t, map[string]string{"etc/cgpu/cgpu.toml": "max_isnt = 3\n", "run/cgpu/node.json": "{", "run/cgpu/ledger.json": "{"})
 	expect(t, "misspelt", checkConfig(h), Fail, "max_isnt")
 	expect(t, "damaged table", checkTable(h), Warn, "stale")

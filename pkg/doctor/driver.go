@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/terminal"
@@ -309,7 +310,11 @@ func checkPersistence(h *Host) Result {
 	}
 	for i, mode := range modes {
 		if mode != "Enabled" {
-			return warn("GPU %d: persistence mode is %s", i, strings.ToLower(mode))
+			what := fmt.Sprintf("GPU %d: persistence mode is %s", i, strings.ToLower(mode))
+			if limits := h.settings().Limits(); limits != device.LimitsGuard {
+				return fail("%s: the driver forgets the limits of containers with the GPU's last user (limits = %q), so none starts", what, limits)
+			}
+			return warn("%s", what)
 		}
 	}
 	return ok("on")

@@ -93,7 +93,7 @@ func (h *Host) simulated() bool {
 	return h.config.Driver == device.DriverSim
 }
 
-// preload says that no guards are wanted.
+// preload says that the preload library is to do what guards do.
 func (h *Host) preload() bool { return h.settings().Enforcement == device.EnforcePreload }
 
 // at is a path of the host.

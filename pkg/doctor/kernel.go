@@ -278,9 +278,9 @@ func checkKernel(h *Host) Result {
 
 // needed makes a failure of what only a guard needs a warning where there are no guards.
 func needed(h *Host, r Result) Result {
-	if h.preload() && r.Status == Fail {
+	if setting := h.settings().Unguarded(); setting != "" && r.Status == Fail {
 		r.Status = Warn
-		r.Found += `; enforcement = "preload" does without`
+		r.Found += "; " + setting + " does without"
 	}
 	return r
 }

@@ -185,8 +185,8 @@ func (h *Host) cannotMeasure() (Result, bool) {
 	switch {
 	case h.UID != 0:
 		return fail("needs root").but("sudo cgpu doctor --measure"), true
-	case h.preload():
-		return skip("in preload mode GPU time is not shared out"), true
+	case h.settings().Unguarded() != "":
+		return skip("%s: GPU time is not shared out", h.settings().Unguarded()), true
 	case !regular(h.loadProgram()[0]):
 		return fail("%s is not there, which computes in the containers", h.loadProgram()[0]).but("make install, or make build, puts it there"), true
 	case h.loose(h.loadProgram()[0]):

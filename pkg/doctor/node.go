@@ -24,8 +24,8 @@ var firstChecks = []Check{
 		Remedy: "correct the line; configs/cgpu.toml documents every key", Run: checkConfig},
 	{Name: "table", Means: "The table of GPUs and driver files (node.json) is there and describes the node as it is now. The next container makes it anew by itself.",
 		Remedy: "cgpu refresh", Run: checkTable},
-	{Name: "enforcement", Means: "A guard enforces the limits. In preload mode only libcgpu.so does, inside the programs themselves.",
-		Remedy: `set enforcement = "guard" in cgpu.toml where kernel and runtime allow it`, Run: checkEnforcement},
+	{Name: "enforcement", Means: "A guard enforces the limits. In preload mode only libcgpu.so does, inside the programs themselves; with `limits = \"driver\"` only NVIDIA's driver, and memory alone.",
+		Remedy: `set enforcement = "guard" and limits = "guard" in cgpu.toml where driver, kernel and runtime allow it`, Run: checkEnforcement},
 }
 
 func checkRights(h *Host) Result {
@@ -71,11 +71,16 @@ func checkTable(h *Host) Result {
 }
 
 func checkEnforcement(h *Host) Result {
-	switch {
-	case h.preload() && h.settings().DriverLimits:
-		return warn(`enforcement = "preload", and the driver limits memory: that counts no managed memory, and what a process leaves open for another when it ends is not limited`)
+	switch limits := h.settings().Limits(); {
+	case limits == device.LimitsDriver:
+		return warn(`limits = "driver": memory alone is limited, by NVIDIA's driver; it counts no managed memory, nor what a process leaves open for another when it ends; time is not shared out`)
+	case h.preload() && limits == device.LimitsBoth:
+		return warn(`enforcement = "preload", and the driver limits memory, too (limits = "both"): that counts no managed memory, and what a process leaves open for another when it ends is not limited`)
 	case h.preload():
 		return warn(`enforcement = "preload": it can be walked around. A program that is linked statically, makes its system calls itself or drops the library has the whole card`)
+	}
+	if h.settings().DriverLimits {
+		return ok(`by a guard for each container, and memory by NVIDIA's driver, too (limits = "both")`)
 	}
 	return ok("by a guard for each container")
 }
@@ -114,6 +119,9 @@ func checkHealth(h *Host) Result {
 }
 
 func checkLimiter(h *Host) Result {
+	if h.settings().Limits() == device.LimitsDriver {
+		return skip(`limits = "driver": no container loads libcgpu.so`)
+	}
 	if h.Limiter == "" {
 		r := warn("libcgpu.so is not beside cgpu and not in ../lib/cgpu: managed memory that does not fit is found out late instead of refused")
 		if h.preload() {

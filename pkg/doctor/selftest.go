@@ -41,6 +41,8 @@ func checkSelf(h *Host) Result {
 		return fail("needs root").but("sudo cgpu doctor --self-test")
 	case !regular(path):
 		return fail("%s is not there, which plays the container's program", path).but("install cgpu-probe beside cgpu; make build makes it")
+	case h.settings().Limits() == device.LimitsDriver:
+		return skip(`limits = "driver": there is no guard to prove`)
 	case h.preload():
 		return skip("in preload mode a static program walks around the limit; there is nothing to prove")
 	}

@@ -192,7 +192,7 @@ func coresOf(card sched.Card, c device.Config) coreRange {
 	all := int64(quota.MaxPercent - c.HeadroomCores)
 	place := min(int64(max(quota.MaxPercent/max(card.MaxInst, 1), 1)), all)
 	switch {
-	case c.Enforcement == device.EnforcePreload, card.Policy == sched.PolicyNative:
+	case c.Unguarded() != "", card.Policy == sched.PolicyNative:
 		return coreRange{} // nobody enforces a percentage
 	case card.Policy == sched.PolicyFair:
 		return coreRange{most: place}

@@ -231,15 +231,21 @@ func explain(ask *admit.Ask, r ledger.Record, p spec.Plan) string {
 	if p.Limiter != "" {
 		fmt.Fprintf(&b, "limiter  %s\n", p.Limiter)
 	}
-	if !r.Preload {
+	switch {
+	case r.DriverOnly:
+		b.WriteString("enforced by NVIDIA's driver, memory alone; time is not shared out (limits in cgpu.toml)\n")
+	case r.Preload && r.DriverLimits:
+		b.WriteString("enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both " +
+			"(enforcement, limits in cgpu.toml)\n")
+	case r.Preload:
+		b.WriteString("enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n")
+	default:
 		fmt.Fprintf(&b, "enforced by the guard, which answers the driver calls over %s\n", p.Socket)
+		if r.DriverLimits {
+			b.WriteString("         and memory by NVIDIA's driver, too (limits in cgpu.toml)\n")
+		}
 		return b.String()
 	}
-	who, it := "library only", "it (enforcement in cgpu.toml)"
-	if r.DriverLimits {
-		who, it = "library, and memory by the driver", "both (driver_limits in cgpu.toml)"
-	}
-	fmt.Fprintf(&b, "enforced by the preload %s; a program can walk around %s\n", who, it)
 	if p.Socket != "" {
 		fmt.Fprintf(&b, "guard    plays the kernel for the simulated driver over %s, and enforces nothing\n", p.Socket)
 	}

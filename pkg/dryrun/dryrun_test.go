@@ -296,14 +296,23 @@ func TestSpecEnforcement(t *testing.T) {
 			}
 		}
 	}
-	// What is said of a container in preload mode.
-	for _, tt := range []struct{ socket, want, not string }{
-		{"", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
-		{"", "enforced by the preload library, and memory by the driver; a program can walk around both (driver_limits in cgpu.toml)\n", "only"},
-		{"/run/cgpu/g/n.sock", "guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
+	// What is said of a container without a guard, or beside one.
+	preload := ledger.Record{Preload: true}
+	for _, tt := range []struct {
+		record            ledger.Record
+		socket, want, not string
+	}{
+		{preload, "", "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)\n", "guard"},
+		{ledger.Record{Preload: true, DriverLimits: true}, "",
+			"enforced by the preload library, and memory by NVIDIA's driver; a program can walk around both", "only"},
+		{ledger.Record{Preload: true, DriverLimits: true, DriverOnly: true}, "",
+			"enforced by NVIDIA's driver, memory alone; time is not shared out (limits in", "preload"},
+		{ledger.Record{DriverLimits: true}, "/s", "over /s\n         and memory by NVIDIA's driver, too (limits in cgpu.toml)\n", "preload"},
+		{ledger.Record{}, "/s", "enforced by the guard, which answers the driver calls over /s\n", "limits in"},
+		{preload, "/run/cgpu/g/n.sock",
+			"guard    plays the kernel for the simulated driver over /run/cgpu/g/n.sock, and enforces nothing\n", "answers"},
 	} {
-		got := explain(&admit.Ask{Quota: &quota.Quota{}}, ledger.Record{Preload: true, DriverLimits: strings.Contains(tt.want, "driver_limits")},
-			spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
+		got := explain(&admit.Ask{Quota: &quota.Quota{}}, tt.record, spec.Plan{Socket: tt.socket, Limiter: "/usr/lib/cgpu/libcgpu.so"})
 		if !strings.Contains(got, tt.want) || strings.Contains(got, tt.not) || !strings.Contains(got, "limiter  /usr/lib/cgpu/libcgpu.so\n") {
 			t.Errorf("%q: got\n%s\nwant %q", tt.socket, got, tt.want)
 		}

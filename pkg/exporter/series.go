@@ -85,7 +85,7 @@ var (
 
 // Of a container on a GPU.
 var (
-	vgpuInfo = define(ofVGPU, gauge, "container_info", "1, with the whole ID, who enforces the limit (guard or preload), whether the GPU is the container's alone (native), "+
+	vgpuInfo = define(ofVGPU, gauge, "container_info", "1, with the whole ID, who enforces the limit (guard, preload or driver), whether the GPU is the container's alone (native), "+
 		"weight, percent (empty: no cap) and priority as set, and whether the container is paused, by cgpu pause or by its engine.",
 		"container_id", "enforcement", "native", "weight", "percent", "priority", "paused")
 	vgpuLimit   = define(ofVGPU, gauge, "container_memory_limit_bytes", "Memory that the container may have; absent of a whole GPU.")

@@ -33,7 +33,7 @@ func TestStartArbiter(t *testing.T) {
 		asked <- config
 		return nil
 	}
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	n := 0
 	expect := func(what string, want int) {
 		t.Helper()

@@ -54,7 +54,12 @@ func (x *gpuScheduler) run() {
 	if !x.awaitFirst() {
 		return
 	}
-	x.joinPage()
+	x.mu.Lock()
+	joined := x.page != nil // by Rejoin
+	x.mu.Unlock()
+	if !joined {
+		x.joinPage(peerpage.Join)
+	}
 	timer := time.NewTimer(0)
 	for {
 		select {
@@ -63,7 +68,9 @@ func (x *gpuScheduler) run() {
 		case <-x.kick:
 		case <-timer.C:
 		}
-		if wait := x.step(x.s.Now()); wait > 0 {
+		var wait time.Duration
+		x.s.active(func() { wait = x.step(x.s.Now()) })
+		if wait > 0 {
 			timer.Reset(wait)
 		} else {
 			timer.Stop()
@@ -91,8 +98,8 @@ func (x *gpuScheduler) awake() {
 }
 
 // joinPage tells the arbiter of the GPU from now on, and hears from it.
-func (x *gpuScheduler) joinPage() {
-	p, err := peerpage.Join(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
+func (x *gpuScheduler) joinPage(join func(runDir, uuid string) (*peerpage.Entry, error)) {
+	p, err := join(x.s.Config.RunDir, x.s.Config.GPUs[x.gpu].UUID)
 	if err != nil {
 		x.s.Log.Error("the arbiter does not hear of this container: its timeslices stay as they are", "err", err)
 		return

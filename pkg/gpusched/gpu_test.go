@@ -33,7 +33,7 @@ func TestSlices(t *testing.T) {
 	x := c.gpu()
 	now := c.Now()
 	c.Now = func() time.Duration { return now }
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	group, second := fakeName{fakeClient, workGroup}, fakeName{fakeClient + 1, workGroup}
 	step := func(again time.Duration, want ...fakeName) {
 		t.Helper()
@@ -90,7 +90,7 @@ func TestSlices(t *testing.T) {
 func TestTold(t *testing.T) {
 	c := newFakeContainer(t, 1)
 	x := c.gpu()
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	c.set(func(p *sched.Plan) {
 		p.Card = sched.Card{Policy: sched.PolicyWeight, MaxInst: 20, PrioRatio: 99}
 		p.Share, p.Cap, p.Slot = sched.Share{Weight: 9, Percent: 30}, 300, sched.Slot{On: 30, Cycle: 100}
@@ -158,7 +158,7 @@ func TestAlone(t *testing.T) {
 	warned := 0
 	c.Warn = func(string) { warned++ }
 	x := c.gpu()
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	now := c.Now()
 	c.Now = func() time.Duration { return now }
 	x.step(now)
@@ -189,7 +189,7 @@ func TestOtherChannels(t *testing.T) {
 	for _, c := range []*fakeContainer{a, b} {
 		c.Config.RunDir = dir
 		c.TellChannels(0, 7)
-		c.gpu().joinPage()
+		c.gpu().joinPage(peerpage.Join)
 	}
 	if n, ok := a.OtherChannels(0); n != 7 || !ok {
 		t.Errorf("%d, %v", n, ok)
@@ -281,7 +281,7 @@ func TestAwaitLast(t *testing.T) {
 		}
 	}
 	await("no context", 0)
-	x.joinPage()
+	x.joinPage(peerpage.Join)
 	x.step(c.Now())
 	says(t, c.Config.RunDir, func(g peerpage.Guest) sched.Verdict {
 		return sched.Verdict{At: c.Now(), Until: c.Now() + time.Hour, Busy: 1, Exact: true, Account: used(4 * time.Second)}

@@ -83,29 +83,36 @@ func (s *Scheduler) runPauses() {
 		case <-s.pausesKick:
 		case <-timer.C:
 		}
-		now := s.Now()
-		next := time.Duration(-1)
-		for _, x := range s.gpus {
-			off, until := x.wanted(now)
-			if !s.turn(x, off) {
-				again := s.Now() + resumeAgain
-				if off {
-					again = s.Now() + pauseAgain
-				}
-				if until == 0 || again < until {
-					until = again
-				}
-			}
-			if until > 0 && (next < 0 || until < next) {
-				next = until
-			}
-		}
+		var next time.Duration
+		s.active(func() { next = s.turnAll() })
 		if next >= 0 {
 			timer.Reset(max(0, next-s.Now()))
 		} else {
 			timer.Stop()
 		}
 	}
+}
+
+// turnAll does on each GPU what is wanted now. It returns when to look again; -1: when kicked.
+func (s *Scheduler) turnAll() time.Duration {
+	now := s.Now()
+	next := time.Duration(-1)
+	for _, x := range s.gpus {
+		off, until := x.wanted(now)
+		if !s.turn(x, off) {
+			again := s.Now() + resumeAgain
+			if off {
+				again = s.Now() + pauseAgain
+			}
+			if until == 0 || again < until {
+				until = again
+			}
+		}
+		if until > 0 && (next < 0 || until < next) {
+			next = until
+		}
+	}
+	return next
 }
 
 // wanted says whether the channels should be off, and when that changes; 0: not by itself.

@@ -53,18 +53,20 @@ func (p *priority) follow(wanted bool) {
 func (p *priority) run() {
 	for was := p.pressing(); ; {
 		if p.unwanted() {
-			p.work.Release() // before anybody else may begin to look
+			p.x.s.active(p.work.Release) // before anybody else may begin to look
 			if p.rests() {
 				return
 			}
 		}
 		select {
 		case <-p.x.s.stop:
-			p.work.Release()
+			p.x.s.active(p.work.Release)
 			return
 		default:
 		}
-		if p.work.hadWork() {
+		worked := false
+		p.x.s.active(func() { worked = p.work.hadWork() })
+		if worked {
 			p.last.Store(int64(p.x.s.Now()))
 		}
 		if p.pressing() != was {

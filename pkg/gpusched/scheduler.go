@@ -52,6 +52,7 @@ type Scheduler struct {
 
 	// running is held over calls that stop channels or let them run, see Lock.
 	running    sync.Mutex
+	resting    sync.RWMutex  // held by who changes something of itself; see Rest. It comes before all others
 	turned     chan struct{} // closed, and made anew, when channels were stopped or let run
 	pausesKick chan struct{}
 	closed     bool    // with running held: the container is over

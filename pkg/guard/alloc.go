@@ -47,8 +47,13 @@ func (g *Guard) onAlloc(c *trappedCall) reply {
 			return fail(unix.EFAULT)
 		}
 	}
+	return g.serveAlloc(c)
+}
+
+// serveAlloc serves an RM_ALLOC of which all has been copied.
+func (g *Guard) serveAlloc(c *trappedCall) reply {
 	c.clearParams()
-	if locks := g.abi.FreeHoldsLocks(class.Kind); locks > 0 && !g.waitToPay(c, locks) {
+	if locks := g.abi.FreeHoldsLocks(c.class.Kind); locks > 0 && !g.waitToPay(c, locks) {
 		return fail(unix.EINTR)
 	}
 	return g.serveByRule(rule{clients: allocClients, locks: true, check: (*Guard).checkAlloc}, c)
@@ -198,11 +203,12 @@ func (g *Guard) checkProfiler(c *trappedCall) plan {
 	return g.planObject(c, o)
 }
 
-// checkDevice: each device has an address space of its own for what names none. 0 would be the one that all of the GPU's users share, the
-// host's too. Another client's is found only when it is first used, and by then its handle may be a neighbour's (deviceInitClientShare).
+// checkDevice: each device has an address space of its own for what names none, whatever its maker asks for. 0 would be the one that all of
+// the GPU's users share, the host's too. Another client's is found only when it is first used, and by then its handle may be a neighbour's
+// (deviceInitClientShare). Graphics libraries ask for that of the client with which they share the file.
 func (g *Guard) checkDevice(c *trappedCall) plan {
 	client := c.allocClient()
-	if share := rm.U32(c.params, rm.DeviceClientShare); share != 0 && share != client {
+	if share := rm.U32(c.params, rm.DeviceClientShare); share != 0 && !g.account.ownsClient(share) {
 		return answer(c.deny(rm.StatusInvalidClient, "clientshare", "denied a device that would use another client's address space"))
 	}
 	if len(c.params) == 0 { // the driver would take that for 0

@@ -133,6 +133,8 @@ func (g *Guard) chargeTime(f func()) time.Duration {
 
 // chargeUnpaidTime is chargeTime, where f says how much of that CPU time the driver took for what it carried out with success.
 func (g *Guard) chargeUnpaidTime(f func() time.Duration) time.Duration {
+	g.work.RLock()
+	defer g.work.RUnlock()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	begin := threadTime()

@@ -39,15 +39,18 @@
 //	                   osevents.go
 //	RM clients         rootalloc.go (the call that runs in the task), rootfate.go (what became of it), whereabouts.go (of its thread),
 //	                   unseen.go, audit.go (the driver's account), guardclient.go (the guard's own)
+//	another program    upgrade.go (cgpu upgrade), park.go (how all comes to rest), snapshot.go, restore.go (the state)
 //	ends               teardown.go (channels, UVM address spaces), sweep.go (files that are closed), sentfds.go (files sent out of the
 //	                   container), belongings.go (what is the container's)
 //
-// Packages beside it: guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one).
+// Packages beside it: guardcfg (its configuration), api (its answers), driver (NVIDIA's or the simulated one), handover (its state as
+// data).
 //
 // # Locks
 //
 // Who holds one waits only for those further down. Down to Guard.rmClientMu the driver may be called with them held, from Guard.mu on not.
 //
+//	Guard.work         what the guard does by itself, held for reading; for writing it is only tried, as are all for a hand-over
 //	task.mu            a thread's calls are served one after the other
 //	managed.mu         managed memory; its holder looks through files, sweeps, and charges
 //	sentFDs.mu, Guard.preemptMu, Guard.teardownMu, Guard.sweepTurnMu

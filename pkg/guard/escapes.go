@@ -10,10 +10,10 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rm"
 )
 
-// escapes are the rules of calls on nvidiactl or a GPU's node, but for those of RM_ALLOC (by class) and of RM_CONTROL (by control). What
-// is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels (blocks under the GPU locks), registry, context DMA
-// (objects that the guard does not see, with memory mapped into the kernel), interrupt query, dma-buf export (keeps memory alive outside
-// any client).
+// escapes are the rules of calls on nvidiactl or a GPU's node, but for those of RM_ALLOC (by class), of RM_CONTROL (by control), and of
+// calls that stand for an RM_ALLOC (oldallocs.go). What is not here is denied, whatever it holds: legacy allocation, I2C, idle-channels
+// (blocks under the GPU locks), registry, the binding of context DMAs, interrupt query, dma-buf export (keeps memory alive outside any
+// client).
 var escapes = map[uint32]rule{
 	rm.EscFree:           {clients: outerClient(rm.FreeRoot), locks: true, check: (*Guard).checkFree},
 	rm.EscDupObject:      {clients: dupClients, locks: true, check: (*Guard).checkDup},
@@ -26,7 +26,6 @@ var escapes = map[uint32]rule{
 	rm.EscUnmapDMA:       {clients: outerClient(rm.DMAClient), locks: true, check: (*Guard).checkUnmapDMA},
 	rm.EscAllocOSEvent:   {clients: outerClient(rm.OSEventClient), locks: true, check: (*Guard).checkAllocEvent},
 	rm.EscFreeOSEvent:    {clients: outerClient(rm.OSEventClient), locks: true, check: (*Guard).checkFreeEvent},
-	rm.EscAllocMemory:    {inTask: true, check: (*Guard).checkAllocMemory},
 	rm.EscRegisterFD:     {check: (*Guard).checkRegisterFD},
 	rm.EscCardInfo:       {check: (*Guard).checkCardInfo},
 	rm.EscStatusCode:     {check: (*Guard).checkStatusCode},
@@ -54,6 +53,10 @@ func (g *Guard) onEscape(c *trappedCall) reply {
 		return g.onAlloc(c)
 	case rm.EscControl:
 		return g.onControl(c)
+	case rm.EscContextDMA:
+		return g.onContextDMA(c)
+	case rm.EscAllocMemory:
+		return g.onAllocMemory(c)
 	default:
 		if r, ok := escapes[nr]; ok {
 			return g.serveByRule(r, c)
@@ -118,18 +121,25 @@ func (g *Guard) checkDup(c *trappedCall) plan {
 	return p
 }
 
-// checkAllocMemory: the old memory call, of host memory only. It pins the caller's pages, so it runs in the task; without
-// CAP_SYS_ADMIN no content of it yields device memory (rm-abi 1.3), whatever a racing thread makes of it.
+// onAllocMemory handles the old memory call.
+func (g *Guard) onAllocMemory(c *trappedCall) reply {
+	switch class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class {
+	case classSystem, classOSDescriptor:
+		return g.serveByRule(rule{inTask: true, check: (*Guard).checkAllocMemory}, c)
+	case classRegisters, classVidmem:
+		return g.onNoMemory(c, class)
+	default:
+		return c.deny(rm.StatusNotSupported, "0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class)
+	}
+}
+
+// checkAllocMemory: of host memory it pins the caller's pages, so it runs in the task; without CAP_SYS_ADMIN no content of it yields device
+// memory (rm-abi 1.3), whatever a racing thread makes of it.
 func (g *Guard) checkAllocMemory(c *trappedCall) plan {
 	if c.wrapped && g.driver.Native() { // it would not run, and must leave no record
 		return answer(fail(unix.EINVAL))
 	}
-	switch class := rm.U32(c.call.Outer, rm.AllocMemoryClass); class {
-	case classSystem, classOSDescriptor:
-		return g.noteHostMemory(c, class)
-	default:
-		return answer(c.deny(rm.StatusNotSupported, "0x27", "denied RM_ALLOC_MEMORY of a class other than host memory", "class", class))
-	}
+	return g.noteHostMemory(c, rm.U32(c.call.Outer, rm.AllocMemoryClass))
 }
 
 const (

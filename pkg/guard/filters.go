@@ -27,7 +27,7 @@ const filterPatience = 5 * time.Minute
 
 // acceptFilters takes the filters of the container and of each exec.
 func (g *Guard) acceptFilters(l *net.UnixListener) {
-	acceptAll(l.AcceptUnix, g.acceptFails, func(conn *net.UnixConn) {
+	acceptAll(&g.doors.seccomp, l.AcceptUnix, g.acceptFails, func(conn *net.UnixConn) {
 		_ = conn.SetDeadline(time.Now().Add(filterPatience))
 		if err := g.receiveFilter(conn); err != nil {
 			g.log.Error("a connection brought no filter", "err", err)
@@ -42,17 +42,21 @@ const acceptPause = 50 * time.Millisecond
 
 // acceptAll serves all connections, until the listener is closed. That one cannot be taken, because there are too many open files say,
 // passes: who connects waits meanwhile.
-func acceptAll[C net.Conn](accept func() (C, error), fails func(error), serve func(C)) {
+func acceptAll[C net.Conn](d *door, accept func() (C, error), fails func(error), serve func(C)) {
 	for {
 		conn, err := accept()
 		switch {
 		case errors.Is(err, net.ErrClosed):
 			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			d.awaitOpen()
 		case err != nil:
 			fails(err)
 			time.Sleep(acceptPause)
 		default:
+			d.enter()
 			go func() {
+				defer d.leave()
 				defer conn.Close()
 				serve(conn)
 			}()
@@ -154,8 +158,17 @@ func (g *Guard) serveFilter(fd int, state specs.ContainerProcessState) error {
 			g.log.Warn("cannot record the container's first process", "err", err)
 		}
 	}
-	l := g.newListener(fd)
+	l := g.serveListener(fd)
 	return g.watch.watch(fd, 0, func() { g.filterGone(l) })
+}
+
+// serveListener begins to serve a filter.
+func (g *Guard) serveListener(fd int) *listener {
+	l := g.newListener(fd)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.filters[l] = true
+	return l
 }
 
 // recordInit tells the ledger which process the container is, for the case that this guard is killed.
@@ -183,6 +196,7 @@ const lastBreath = 2 * time.Millisecond
 // filterGone ends the workers of a filter that no task has any more. When it was the last one, the container is over.
 func (g *Guard) filterGone(l *listener) {
 	l.dead.Store(true)
+	l.halted.Store(true)
 	go func() {
 		for deadline := time.Now().Add(2 * time.Second); l.total.Load() > 0 && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond)
@@ -193,6 +207,7 @@ func (g *Guard) filterGone(l *listener) {
 	}()
 	g.startSweep()
 	g.mu.Lock()
+	delete(g.filters, l)
 	g.listeners--
 	last := g.listeners == 0
 	g.mu.Unlock()

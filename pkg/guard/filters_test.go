@@ -16,7 +16,7 @@ func TestAcceptFails(t *testing.T) {
 	ours, theirs := net.Pipe()
 	failed, served := 0, make(chan struct{})
 	next := []error{unix.EMFILE, unix.ENFILE, nil}
-	acceptAll(func() (net.Conn, error) {
+	acceptAll(&door{}, func() (net.Conn, error) {
 		if len(next) == 0 {
 			return nil, net.ErrClosed
 		}

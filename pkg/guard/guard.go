@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
@@ -37,7 +38,8 @@ type Guard struct {
 	waiters    atomic.Int32 // calls that wait for it
 	stats      stats
 	// tally outlives the guard once Run has begun (keepTally).
-	tally *tally.Page
+	tally     *tally.Page
+	tallyFile *tally.File // nil: it is in no file
 
 	pendingRoots    atomic.Int64
 	exportedObjects atomic.Int64 // objects in files
@@ -93,7 +95,15 @@ type Guard struct {
 
 	watch   *watcher
 	monitor *monitor
-	done    chan struct{} // closed when the container is over
+	// work is held by whoever changes something without being called by the container, see chargeUnpaidTime; filters are those that are
+	// served.
+	work      sync.RWMutex
+	filters   map[*listener]bool // with mu held
+	doors     doors
+	sockets   Sockets         // of Run
+	taken     *handover.State // of the program in whose place this one goes on; nil: there was none
+	upgrading atomic.Bool
+	done      chan struct{} // closed when the container is over
 }
 
 type stats struct {
@@ -104,13 +114,42 @@ type stats struct {
 // New prepares a guard. It opens the container's GPU nodes, because RM makes a device object only for a process that holds
 // the GPU's node open (nv_is_gpu_accessible, kernel-open/nvidia/nv.c) — and therefore no others.
 func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
+	g, err := newGuard(cfg, driver, log)
+	if err != nil {
+		return nil, err
+	}
+	g.leaseHeld = holdOpen(cfg.Hold, log)
+	if err := g.openPage(); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	if err := g.openNodes(true); err != nil {
+		return nil, err
+	}
+	log.Info("the container's GPU nodes are open", "took", time.Since(begin))
+	return g, nil
+}
+
+// openPage has use and limits written into the container's vGPU page.
+func (g *Guard) openPage() (err error) {
+	if g.cfg.Page == "" {
+		return nil
+	}
+	if g.page, err = page.Open(g.cfg.Page); err == nil {
+		g.account.publishTo(g.page)
+	}
+	return err
+}
+
+// newGuard makes one that has nothing, and nobody sees.
+func newGuard(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 	abi, err := rm.ForDriver(cfg.DriverVersion, cfg.Settings.AllowUnknownDriver)
 	if err != nil {
 		return nil, err
 	}
 	g := &Guard{cfg: cfg, log: log, driver: driver, abi: abi, account: newAccount(cfg.GPUs),
 		instances: map[uint32]int{}, contextBuffers: map[contextBuffer]uint64{}, logged: map[string]map[string]bool{},
-		done: make(chan struct{}), monitor: newMonitor(),
+		done: make(chan struct{}), monitor: newMonitor(), filters: map[*listener]bool{},
 		files:      &fileTable{self: os.Getpid()},
 		events:     event.NewWriter(cfg.RunDir, cfg.ID, cfg.Nonce),
 		slowBucket: slowCalls(), rootPatience: rootPatience,
@@ -124,26 +163,14 @@ func New(cfg Config, driver Driver, log *slog.Logger) (*Guard, error) {
 		g.gpus = append(g.gpus, id)
 	}
 	g.countIn(new(tally.Page))
-	g.leaseHeld = holdOpen(cfg.Hold, log)
 	g.account.onDenied = g.noteDenied
 	g.account.onLoose = g.endWindowsLater
 	g.gpuTime = newScheduler(g)
 	g.account.onChannels = g.gpuTime.TellChannels
-	if cfg.Page != "" {
-		if g.page, err = page.Open(cfg.Page); err != nil {
-			return nil, err
-		}
-		g.account.publishTo(g.page)
-	}
 	if g.watch, err = newWatcher(func(f func()) { g.chargeTime(f) }); err != nil {
 		return nil, err
 	}
 	g.tasks = newTaskTable(g.watchProcess)
-	begin := time.Now()
-	if err := g.openNodes(); err != nil {
-		return nil, err
-	}
-	log.Info("the container's GPU nodes are open", "took", time.Since(begin))
 	return g, nil
 }
 

@@ -111,6 +111,8 @@ func hasEventFor(events []byte, name string) bool {
 }
 
 func (g *Guard) readLedger() {
+	g.work.RLock()
+	defer g.work.RUnlock()
 	records, cards, err := ledger.Open(g.cfg.RunDir).State()
 	if err != nil {
 		g.log.Error("cannot read the ledger; shares stay as they are", "err", err)

@@ -23,15 +23,20 @@ type listener struct {
 	guard *Guard
 	fd    int
 	total atomic.Int32 // workers
-	// waiting is true while a worker waits, or is about to.
-	waiting atomic.Bool
+	// waiting is the thread of the worker that waits, or is about to; starting: it has none yet, 0: nobody does.
+	waiting atomic.Int32
 	taken   atomic.Uint64 // notifications received
 	dead    atomic.Bool
+	halted  atomic.Bool  // dead, or nobody is to wait (park)
+	waking  sync.Mutex   // held over the look at waiting and the signal that wakes that thread
 	watched atomic.Bool  // by the monitor
 	spare   chan *worker // workers at rest, whose scratch memory is warm
 	// poll first, on kernels where RECV does not end with the filter
 	pollFirst bool
 }
+
+// starting stands for the thread of a worker that has none yet.
+const starting = -1
 
 // maxWorkers bounds the slow calls that are under way at once for one filter.
 const maxWorkers = 64
@@ -47,7 +52,7 @@ func (g *Guard) newListener(fd int) *listener {
 
 // spawn starts a worker, unless one waits already.
 func (l *listener) spawn() {
-	if l.total.Load() < maxWorkers && l.waiting.CompareAndSwap(false, true) {
+	if l.total.Load() < maxWorkers && !l.halted.Load() && l.waiting.CompareAndSwap(0, starting) {
 		l.total.Add(1)
 		go l.serveCalls()
 	}
@@ -75,25 +80,30 @@ func (l *listener) serveCalls() {
 	defer l.total.Add(-1)
 	w, err := l.idleWorker()
 	if err != nil {
-		l.waiting.Store(false)
+		l.waiting.Store(0)
 		l.guard.log.Error("no memory for a worker", "err", err)
 		return
 	}
 	defer l.parkWorker(w)
 	runtime.LockOSThread() // its clock is read
 	defer runtime.UnlockOSThread()
+	thread := int32(unix.Gettid())
+	l.waiting.Store(thread)
 	w.start = time.Now()
 	w.meter.start(w.start)
 	for l.receive(&w.notif) {
 		begin := time.Since(w.start)
 		l.taken.Add(1)
-		l.waiting.Store(false)
+		l.waiting.Store(0)
+		if l.halted.Load() {
+			l.settle()
+		}
 		l.guard.monitor.wake(l)
 		w.succeeded, w.inDriver = false, 0
 		w.serve(&w.notif)
 		end := time.Since(w.start)
 		w.meter.countCall(w.succeeded, w.inDriver, end-begin-w.inDriver)
-		if !l.waiting.CompareAndSwap(false, true) {
+		if !l.waiting.CompareAndSwap(0, thread) {
 			break
 		}
 		w.payBill(w.start.Add(end)) // as the one that waits: nobody is started in its place
@@ -139,8 +149,11 @@ func (l *listener) close() {
 
 // receive waits for a notification. False: no task has the filter any more.
 func (l *listener) receive(notif *seccompNotif) bool {
-	for !l.dead.Load() {
+	for !l.halted.Load() {
 		if l.pollFirst && !l.pollIn() {
+			if l.halted.Load() {
+				continue
+			}
 			return false
 		}
 		*notif = seccompNotif{} // the kernel insists on zeroes
@@ -157,6 +170,10 @@ func (l *listener) receive(notif *seccompNotif) bool {
 		default:
 			return false
 		}
+	}
+	l.waiting.Store(0)
+	if l.settle(); !l.halted.Load() { // unpark may have found this worker still waiting
+		l.spawn()
 	}
 	return false
 }
@@ -212,7 +229,7 @@ func (m *monitor) tick(calm map[*listener]int) bool {
 		now := l.taken.Load()
 		m.on[l] = now
 		// With all workers at slow calls nobody can be started; the first to finish its call waits for the next one.
-		waiting := l.waiting.Load() || l.total.Load() >= maxWorkers
+		waiting := l.waiting.Load() != 0 || l.total.Load() >= maxWorkers
 		if now == before && !waiting && !l.dead.Load() {
 			l.spawn()
 		}
@@ -238,7 +255,7 @@ func (m *monitor) tick(calm map[*listener]int) bool {
 // pollIn waits for a notification without taking it.
 func (l *listener) pollIn() bool {
 	p := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}}
-	for !l.dead.Load() {
+	for !l.halted.Load() {
 		_, err := unix.Poll(p, -1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return false

@@ -68,7 +68,7 @@ func (w *worker) payBill(now time.Time) {
 	w.guard.stats.throttled.Add(1)
 	w.guard.logOnce("throttled", "the container's calls wait: they come faster than calls_per_second, "+
 		"or its guard has spent more CPU time on calls that did not succeed than it may")
-	for ; wait > 0 && !w.listener.dead.Load(); wait -= sleepPiece {
+	for ; wait > 0 && !w.listener.halted.Load(); wait -= sleepPiece {
 		time.Sleep(min(wait, sleepPiece))
 	}
 }

@@ -83,8 +83,8 @@ func identify(busID string, minor int) (gpuIdentity, error) {
 	return gpuIdentity{a, minor}, err
 }
 
-// openNodes opens the container's GPUs and learns how their files look.
-func (g *Guard) openNodes() error {
+// openNodes learns how files of the container's nodes look and, with hold, keeps its GPUs' open.
+func (g *Guard) openNodes(hold bool) error {
 	sim := g.cfg.Driver == device.DriverSim
 	if sim {
 		g.nodes.byInode = map[inode]node{}
@@ -94,7 +94,7 @@ func (g *Guard) openNodes() error {
 	add := func(n device.Node, kind nodeKind, minor int, keep bool) error {
 		flags := unix.O_RDWR | unix.O_CLOEXEC
 		var st unix.Stat_t
-		if keep && !sim {
+		if keep && hold && !sim {
 			fd, err := unix.Open(n.HostPath, flags, 0)
 			if err != nil {
 				return fmt.Errorf("open %s: %w", n.HostPath, err)

@@ -44,12 +44,12 @@ func TestFirmwareObjects(t *testing.T) {
 	}
 }
 
-// TestDeniedContextDMA: the old calls for context DMA, which nobody uses, never reach the driver.
+// TestDeniedContextDMA: the binding of context DMAs, which nobody uses, never reaches the driver.
 func TestDeniedContextDMA(t *testing.T) {
 	d := &fakeDriver{}
 	g := withClient(newFakeGuard(t, d))
 	f := newFakeCall(t, g, fakeControl)
-	for nr, size := range map[uint32]int{rm.EscContextDMA: 56, rm.EscBindContextDMA: 16} {
+	for nr, size := range map[uint32]int{rm.EscBindContextDMA: 16} {
 		o := make([]byte, size)
 		rm.PutU32(o, 0, fakeClient)
 		f.escape(nr, o)

@@ -21,8 +21,9 @@ type savedCall struct {
 	lost   bool
 	// repeated is the call's own. What the thread's last call was is then noted already.
 	repeated bool
-	blocks   int // 1 if out[1] is the first block
-	fd       int // kept for undo
+	blocks   int   // 1 if out[1] is the first block
+	fd       int   // kept for undo
+	size     int64 // what keeping it counts for
 	// onRelease is called when the result is no longer kept.
 	onRelease func()
 }
@@ -210,7 +211,8 @@ func (g *Guard) saveResult(c *trappedCall, rep reply) {
 		return
 	}
 	s := c.save(rep)
-	s.onRelease = func() { g.savedBytes.Add(-int64(size)) }
+	s.size = int64(size)
+	s.onRelease = func() { g.savedBytes.Add(-s.size) }
 	task := c.task
 	task.saved = s
 	if s.undo == nil {

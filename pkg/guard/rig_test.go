@@ -279,6 +279,7 @@ func (r *rig) agree(want quota.Bytes) {
 		r.guard.sweep()
 		used, s = r.guard.account.usage(0).used, r.sim.Snapshot().GPUs[0]
 		if used == want && s.Used == want {
+			r.survives()
 			return
 		}
 	}

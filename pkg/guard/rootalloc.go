@@ -18,9 +18,8 @@ import (
 // the kernel's hands: it then is any RM_ALLOC, on any file that the task has open. Three rules keep that from being of use
 // (docs/adr/0004-fd-table-race.md):
 //
-//   - It may run only on a file without a live client, and nothing else runs on that file meanwhile. Swapped into another
-//     allocation there it finds no client to make it under. Nsight Compute makes many clients on one file; where the node allows
-//     profilers, the other rules have to do.
+//   - It may run only on a file of which all clients are known, and nothing else runs on that file meanwhile. So one of which the guard
+//     does not know is the one that this call has made.
 //   - A call makes one thing. So afterwards the guard asks RM whether the file has a new client (rootFate). If it has, this call made
 //     it, and nothing else. If the call is over and the file has none, it went elsewhere, unless the driver refuses the guard the same.
 //   - What it did elsewhere nobody can list: RM tells the first child of a class, and how many objects all clients of the machine
@@ -73,8 +72,8 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.rooted && !g.cfg.Settings.Profiling || f.registered || f.pending != nil {
-		g.logOnce("root", "denied a second RM client on one file; Nsight Compute needs that, and profiling = true in cgpu.toml allows it")
+	if !f.takesClient() {
+		g.logOnce("root", "denied an RM client on a file on which one is being made, or that is for exports or for another file")
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}
@@ -84,6 +83,12 @@ func (g *Guard) onRootAlloc(c *trappedCall) reply {
 	c.root = f
 	g.pendingRoots.Add(1)
 	return replyResume
+}
+
+// takesClient reports that a client may be made on a file. Graphics libraries and Nsight Compute make several on one. The file is locked.
+func (f *file) takesClient() bool {
+	settled := !f.rooted || f.clients > 0
+	return settled && f.pending == nil && !f.registered && !f.exporter
 }
 
 // maxPendingRoots bounds the root allocs under way at once: each other call of the container looks at them.
@@ -200,7 +205,7 @@ func (g *Guard) rootAllocHere(c *trappedCall) reply {
 	f := c.file
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.rooted || f.registered {
+	if !f.takesClient() {
 		g.stats.denied.Add(1)
 		return c.status(rm.StatusInsufficientResources)
 	}

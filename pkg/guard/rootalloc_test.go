@@ -113,7 +113,7 @@ func TestRootAlloc(t *testing.T) {
 	})
 	t.Run("barred", func(t *testing.T) {
 		for _, bar := range []func(f *file){func(f *file) { f.rooted = true }, func(f *file) { f.registered = true },
-			func(f *file) { f.pending = &pendingRoot{} }} {
+			func(f *file) { f.pending = &pendingRoot{} }, func(f *file) { f.clients, f.rooted, f.exporter = 1, true, true }} {
 			g := newFakeGuard(t, confirm)
 			c := newFakeCall(t, g, fakeControl)
 			f, err := g.followFile(c.fd, c.node)
@@ -128,9 +128,8 @@ func TestRootAlloc(t *testing.T) {
 			f.pending = nil
 		}
 	})
-	t.Run("a second one, where profilers are allowed", func(t *testing.T) {
+	t.Run("a second one", func(t *testing.T) {
 		g := newFakeGuard(t, confirm)
-		g.cfg.Settings.Profiling = true
 		c := newFakeCall(t, g, fakeControl)
 		f, err := g.followFile(c.fd, c.node)
 		if err != nil {

@@ -230,10 +230,9 @@ func TestRootExcuse(t *testing.T) {
 	}
 }
 
-// TestRootOnFile: where profilers are allowed a client that the file has had before is not the new one.
+// TestRootOnFile: a client that the file has had before is not the new one.
 func TestRootOnFile(t *testing.T) {
 	d, g := newFakeRM(t)
-	g.cfg.Settings.Profiling = true
 	c := newFakeCall(t, g, fakeControl)
 	f, err := g.followFile(c.fd, c.node)
 	if err != nil {

@@ -47,6 +47,8 @@ func TestRules(t *testing.T) {
 		switch uint32(nr) {
 		case rm.EscAlloc, rm.EscControl, rm.EscXferCmd: // by class, by control, by what it holds
 			continue
+		case rm.EscAllocMemory, rm.EscContextDMA: // by class, and as RM_ALLOC
+			continue
 		}
 		if r, ok := uvmCalls[uint32(nr)]; ok || rm.UVMShaped(uint32(nr)) {
 			check("uvm", uint32(nr), r, ok)

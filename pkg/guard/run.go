@@ -41,10 +41,15 @@ func Listen(cfg Config) (Sockets, error) {
 // when the process that creates the container has ended: without a filter by then there will be no container.
 func (g *Guard) Run(s Sockets) error {
 	defer g.driver.Close()
+	g.sockets = s
 	release := g.keepTally()
+	if g.taken != nil {
+		g.goOn(g.taken)
+	} else {
+		g.watchLauncher()
+	}
 	go g.serveControl(s.Control)
 	go g.acceptFilters(s.Seccomp)
-	g.watchLauncher()
 	over := make(chan struct{})
 	if g.gpuTime.Schedules() {
 		g.gpuTime.Begin()

@@ -43,17 +43,20 @@ func (g *Guard) Status() api.Status {
 }
 
 // serveControl answers cgpu on the control socket, one request a connection.
-func (g *Guard) serveControl(l net.Listener) {
-	acceptAll(l.Accept, g.acceptFails, func(conn net.Conn) {
+func (g *Guard) serveControl(l *net.UnixListener) {
+	acceptAll(&g.doors.control, l.AcceptUnix, g.acceptFails, func(conn *net.UnixConn) {
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 		line, err := bufio.NewReaderSize(conn, 4096).ReadSlice('\n')
 		var req api.Request
 		if err != nil || json.Unmarshal(line, &req) != nil {
 			return
 		}
-		if req.Op == api.OpStatus {
+		switch req.Op {
+		case api.OpStatus:
 			g.sweep() // what was closed unnoticed must not be shown
 			_ = json.NewEncoder(conn).Encode(g.Status())
+		case api.OpUpgrade:
+			g.serveUpgrade(conn, req.Program)
 		}
 	})
 }

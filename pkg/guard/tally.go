@@ -17,6 +17,9 @@ func (g *Guard) countIn(p *tally.Page) {
 // keepTally has the guard count in a file of the node's, so that a kill loses nothing. It comes before the first call. Without the file
 // the container is served as well: nobody's limit hangs on it.
 func (g *Guard) keepTally() (release func()) {
+	if g.tallyFile != nil { // of the program in whose place this one goes on
+		return g.releaseTally
+	}
 	var uuids []string
 	for _, x := range g.cfg.GPUs {
 		uuids = append(uuids, x.UUID)
@@ -26,11 +29,14 @@ func (g *Guard) keepTally() (release func()) {
 		g.log.Warn("what is counted does not outlive this process", "err", err)
 		return func() {}
 	}
+	g.tallyFile = f
 	g.countIn(f.Page)
-	return func() {
-		g.countCPU()
-		f.Release()
-	}
+	return g.releaseTally
+}
+
+func (g *Guard) releaseTally() {
+	g.countCPU()
+	g.tallyFile.Release()
 }
 
 // countGPUTime counts each GPU's times up to the last switch record.

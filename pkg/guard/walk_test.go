@@ -123,6 +123,7 @@ type walker struct {
 	next     neighbour
 	before   sim.Snapshot  // what the guard and the neighbour have
 	patience time.Duration // how long books may differ: ends of files and processes are seen a moment later
+	each     int           // so many steps apart the guard is handed over; 0: never
 }
 
 func newWalker(t *testing.T, patience time.Duration) *walker {
@@ -157,6 +158,11 @@ func (w *walker) run(ops []walk.Op) (step int, err error) {
 			step, _ = strconv.Atoi(words[1])
 			if err := w.books(words[2] == "true"); err != nil {
 				return step, err
+			}
+			if w.each > 0 && step%w.each == 0 {
+				if err := w.handOver(); err != nil {
+					return step, err
+				}
 			}
 			w.c.send("go")
 		case <-time.After(90 * time.Second):

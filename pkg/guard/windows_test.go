@@ -20,6 +20,7 @@ func (r *rig) windowsAgree(want quota.Bytes) {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.guard.sweep()
 		if guard, driver = r.guard.account.usage(0).windows, r.sim.Snapshot().GPUs[0].BAR1; guard == want && driver == want {
+			r.survives()
 			return
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,7 +17,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/install"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 
@@ -80,64 +78,15 @@ func (i *Installer) findEngine() (e engine, err error) {
 	return e, fmt.Errorf("auto: this node has %s: name the one that the kubelet uses", strings.Join(found, " and "))
 }
 
+const noSocket = "none"
+
 // state tells one start of the engine from the next.
 func (e engine) state() string {
 	var s unix.Stat_t
 	if err := unix.Stat(e.socket, &s); err != nil {
-		return "none"
+		return noSocket
 	}
 	return fmt.Sprintf("%d %d.%09d", s.Ino, s.Mtim.Sec, s.Mtim.Nsec)
-}
-
-func pendingFile() string { return filepath.Join(stateDir(), "pending") }
-
-// pend notes, before the engine's configuration changes, that it has not read the change; putBack, that there is none.
-func (i *Installer) pend(e engine) (putBack func() error, err error) {
-	if err := os.MkdirAll(stateDir(), 0o755); err != nil {
-		return nil, err
-	}
-	was, err := os.ReadFile(pendingFile())
-	putBack = func() error { return atomicfile.Write(pendingFile(), was, 0o644) }
-	if errors.Is(err, fs.ErrNotExist) {
-		putBack = func() error { return os.Remove(pendingFile()) }
-	} else if err != nil {
-		return nil, err
-	}
-	err = atomicfile.Write(pendingFile(), []byte(e.state()), 0o644)
-	i.step("pending")
-	return putBack, err
-}
-
-// settle has the engine read its configuration, where it changed: it restarts it if it may, and waits for the restart if not.
-func (i *Installer) settle(ctx context.Context, e engine) error {
-	was, err := os.ReadFile(pendingFile())
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("%s: %w", i.Verb, err)
-	}
-	if e.state() == string(was) {
-		if i.Restart {
-			if err := e.Refused(i.Config); err != nil {
-				return fmt.Errorf("%s: %w: it is not restarted, as it would not start", i.Verb, err)
-			}
-		}
-		if err := e.Reread(i.Out, i.Config, i.Restart); err != nil {
-			return err
-		}
-		i.step("restarted")
-		if e.state() == string(was) {
-			fmt.Fprintf(i.Out, "waits until %s is a new one, by which it is seen that %s was restarted\n", e.socket, e.Name)
-		}
-	}
-	if err := i.until(ctx, func() bool { return e.state() != string(was) && e.state() != "none" }); err != nil {
-		return fmt.Errorf("%s: %s was not restarted: %w", i.Verb, e.Name, err)
-	}
-	if err := os.Remove(pendingFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: %w", i.Verb, err)
-	}
-	i.step("settled")
-	return nil
 }
 
 // until waits for something.
@@ -206,10 +155,11 @@ func (i *Installer) users(e engine) (list []string) {
 // file is what one is known by, whatever it is called.
 type file struct{ dev, ino uint64 }
 
+// identity asks no file system that is elsewhere, or is a tenant's (FUSE), and may never answer: what the kernel knows does.
 func identity(path string) (f file) {
-	var s unix.Stat_t
-	if unix.Stat(path, &s) == nil {
-		f = file{s.Dev, s.Ino}
+	var s unix.Statx_t
+	if unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_INO, &s) == nil {
+		f = file{unix.Mkdev(s.Dev_major, s.Dev_minor), s.Ino}
 	}
 	return f
 }
@@ -228,11 +178,13 @@ func (i *Installer) programs() map[file]string {
 	return list
 }
 
-// monitors tells a monitor of CRI-O's, whose arguments name the runtime. Its program may have been replaced since it started, and a
-// tenant may call his so: he has another root.
+// monitors tells a monitor of CRI-O's, whose arguments name the runtime. Its program may have been replaced since it started, and others
+// may call theirs so: a tenant has another root, and a user of the machine another number.
 func monitors(process string) bool {
 	exe, _ := os.Readlink(filepath.Join(process, "exe"))
-	return filepath.Base(strings.TrimSuffix(exe, " (deleted)")) == "conmon" && identity(filepath.Join(process, "root")) == identity("/")
+	status, _ := os.ReadFile(filepath.Join(process, "status"))
+	return filepath.Base(strings.TrimSuffix(exe, " (deleted)")) == "conmon" && bytes.Contains(status, []byte("\nUid:\t0\t")) &&
+		identity(filepath.Join(process, "root")) == identity("/")
 }
 
 // sandboxes are the pods of a runtime that CRI-O has yet to delete, for which it calls the runtime; their containers may have ended.

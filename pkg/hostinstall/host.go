@@ -74,63 +74,73 @@ func New(o Order, out io.Writer) (*Installer, error) {
 
 // Install puts the version there and has the engine call it. It ends when new containers get it.
 func (i *Installer) Install(ctx context.Context) error {
-	e, err := i.place(ctx)
+	p, err := i.place(ctx)
 	if err != nil {
 		return fmt.Errorf("install: %w", err)
 	}
-	return i.settle(ctx, e)
+	return p.settle(ctx)
 }
 
 // place is Install up to what the engine has yet to read.
-func (i *Installer) place(ctx context.Context) (e engine, err error) {
+func (i *Installer) place(ctx context.Context) (p *pending, err error) {
 	defer unix.Umask(unix.Umask(hostrun.Umask)) // containers read what is made here
 	image, err := os.OpenRoot(i.Source)         // it can be read from when the root is another
 	if err != nil {
-		return e, err
+		return nil, err
 	}
 	defer image.Close()
 	t, err := readTree(image.FS(), i.Source)
 	if err != nil {
-		return e, err
+		return nil, err
 	}
-	if e, err = i.onHost(); err != nil {
-		return e, err
+	e, err := i.onHost()
+	if err != nil {
+		return nil, err
 	}
 	unlock, err := i.lock(ctx)
 	if err != nil {
-		return e, err
+		return nil, err
 	}
 	defer unlock()
 	if err := i.folder(); err != nil {
-		return e, fmt.Errorf("--host-dir %q: %w", i.Dir, err)
+		return nil, fmt.Errorf("--host-dir %q: %w", i.Dir, err)
 	}
-	o := i.order(e)
+	p, o := i.order(e)
 	o.Kubernetes = true
 	if has, err := e.Program(i.Config, i.Name); err == nil && has != "" && has != o.Path {
-		return e, fmt.Errorf("%s: the program of runtime %q is %q, not %q: others put it there: take it out first (cgpu uninstall), or keep "+
+		return nil, fmt.Errorf("%s: the program of runtime %q is %q, not %q: others put it there: take it out first (cgpu uninstall), or keep "+
 			"cgpu-installer off this node", i.Config, i.Name, has, o.Path)
 	}
-	versions := filepath.Join(i.Dir, "versions")
-	if err := os.MkdirAll(versions, 0o755); err != nil {
-		return e, err
+	if err := i.add(ctx, t); err != nil {
+		return nil, err
 	}
-	if err := t.stage(versions); err != nil {
-		return e, err
-	}
-	i.step("staged")
-	if err := i.choose(t.name); err != nil {
-		return e, err
-	}
-	fmt.Fprintf(i.Out, "%s is version %s\n", i.current(), t.name)
 	if err := e.Install(i.Out, o); err != nil {
-		return e, errors.New(strings.TrimPrefix(err.Error(), "install: "))
+		return nil, errors.New(strings.TrimPrefix(err.Error(), "install: "))
 	}
 	i.step("configured")
-	if out, err := i.refresh(ctx, filepath.Join(i.current(), "bin/cgpu-refresh")); err != nil {
-		return e, fmt.Errorf("the node's table of GPUs could not be made: %w: %s", err, strings.TrimSpace(string(out)))
+	return p, i.collect()
+}
+
+// add makes a version the current one. It makes the node's table first: what does not run on this node, or finds no driver, must not be
+// what engines call, to start containers as to stop those that run.
+func (i *Installer) add(ctx context.Context, t tree) error {
+	versions := filepath.Join(i.Dir, "versions")
+	if err := os.MkdirAll(versions, 0o755); err != nil {
+		return err
+	}
+	if err := t.stage(versions); err != nil {
+		return err
+	}
+	i.step("staged")
+	if out, err := i.refresh(ctx, filepath.Join(versions, t.name, "bin/cgpu-refresh")); err != nil {
+		return fmt.Errorf("the node's table of GPUs could not be made: %w: %s", err, strings.TrimSpace(string(out)))
 	}
 	i.step("refreshed")
-	return e, i.collect()
+	if err := i.choose(t.name); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(i.Out, "%s is version %s\n", i.current(), t.name)
+	return err
 }
 
 // Uninstall takes out what Install put there, when no container needs it any more.
@@ -142,10 +152,11 @@ func (i *Installer) Uninstall(ctx context.Context) error {
 	if err := i.unused(ctx, e); err != nil {
 		return err
 	}
-	if err := i.unconfigure(ctx, e); err != nil {
+	p, err := i.unconfigure(ctx, e)
+	if err != nil {
 		return err
 	}
-	if err := i.settle(ctx, e); err != nil {
+	if err := p.settle(ctx); err != nil {
 		return err
 	}
 	// One may have been made meanwhile.
@@ -159,24 +170,23 @@ func (i *Installer) Uninstall(ctx context.Context) error {
 }
 
 // order is what the engine's configuration is to have, or to lose. Its restart is settle's, which knows whether one is wanted.
-func (i *Installer) order(e engine) install.Order {
-	o := i.Order.Order
-	o.Path, o.Restart = filepath.Join(i.current(), "bin/cgpu-runtime"), false
-	o.Changing = func() (func() error, error) { return i.pend(e) }
-	return o
+func (i *Installer) order(e engine) (*pending, install.Order) {
+	p, o := &pending{Installer: i, engine: e}, i.Order.Order
+	o.Path, o.Restart, o.Watch = filepath.Join(i.current(), "bin/cgpu-runtime"), false, p
+	return p, o
 }
 
-func (i *Installer) unconfigure(ctx context.Context, e engine) error {
+func (i *Installer) unconfigure(ctx context.Context, e engine) (*pending, error) {
 	unlock, err := i.lock(ctx)
 	if err != nil {
-		return fmt.Errorf("uninstall: %w", err)
+		return nil, fmt.Errorf("uninstall: %w", err)
 	}
 	defer unlock()
-	o := i.order(e)
+	p, o := i.order(e)
 	o.KeepPods = true // until it is restarted, the engine starts containers by our runtime
 	err = e.Uninstall(i.Out, o)
 	i.step("configured")
-	return err
+	return p, err
 }
 
 // remove deletes all that is ours, unless somebody has installed it again.
@@ -186,7 +196,7 @@ func (i *Installer) remove(ctx context.Context, e engine) error {
 		return err
 	}
 	defer unlock()
-	o := i.order(e)
+	_, o := i.order(e)
 	has, err := e.Program(i.Config, i.Name)
 	if err != nil {
 		return err
@@ -195,7 +205,7 @@ func (i *Installer) remove(ctx context.Context, e engine) error {
 		return fmt.Errorf("%s: it is in use again (runtime %q: %q; %s): another cgpu-installer works on this node",
 			i.Dir, i.Name, has, strings.Join(list, ", "))
 	}
-	o.Changing = func() (func() error, error) { return func() error { return nil }, nil } // the engine does not read it
+	o.Watch = install.Unwatched{} // the engine does not read cgpu.toml
 	if err := e.Uninstall(i.Out, o); err != nil {
 		return errors.New(strings.TrimPrefix(err.Error(), "uninstall: "))
 	}
@@ -279,12 +289,8 @@ func (i *Installer) folder() error {
 		return err
 	}
 	for dir := real; ; dir = filepath.Dir(dir) {
-		var s unix.Stat_t
-		if err := unix.Stat(dir, &s); err != nil {
-			return fmt.Errorf("%s: %w", dir, err)
-		}
-		if s.Uid != 0 || s.Mode&0o022 != 0 {
-			return fmt.Errorf("%s: others than root can write there: name another folder with --host-dir", dir)
+		if err := rootsOwn(dir); err != nil {
+			return fmt.Errorf("%w: name another folder with --host-dir", err)
 		}
 		if dir == "/" {
 			break
@@ -305,6 +311,18 @@ func (i *Installer) folder() error {
 	}
 	if s.Flags&unix.ST_NOEXEC != 0 {
 		return errors.New("it is mounted noexec, so no engine could start a program there: name another folder with --host-dir")
+	}
+	return nil
+}
+
+// rootsOwn refuses what others than root can change.
+func rootsOwn(path string) error {
+	var s unix.Stat_t
+	if err := unix.Lstat(path, &s); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if s.Uid != 0 || s.Mode&0o022 != 0 {
+		return fmt.Errorf("%s: others than root can write there", path)
 	}
 	return nil
 }
@@ -335,7 +353,9 @@ const refreshTimeout = 3 * time.Minute
 func refresh(ctx context.Context, program string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
-	return exec.CommandContext(ctx, program, "-force").CombinedOutput()
+	c := exec.CommandContext(ctx, program, "-force")
+	c.WaitDelay = time.Second // for a child of its own that keeps its output open
+	return c.CombinedOutput()
 }
 
 func (i *Installer) current() string { return filepath.Join(i.Dir, "current") }

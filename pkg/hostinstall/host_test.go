@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -31,6 +32,7 @@ type job struct {
 	NoTable              bool // cgpu-refresh fails
 	OnlyRemove           bool // the last step of an uninstall
 	Dir                  string
+	At, Meanwhile        string // at the first step of this name others do something: "restart" the engine, or "change" its configuration
 }
 
 const jobVariable = "CGPU_HOSTINSTALL_JOB"
@@ -72,9 +74,15 @@ func (j job) run() error {
 		if what == "restarted" && j.Restarts && !j.Systemd {
 			restart("")
 		}
+		if what == j.At {
+			j.At = ""
+			j.meanwhile(i)
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+	defer stop()
 	if j.OnlyRemove {
 		e, err := i.onHost()
 		if err != nil {
@@ -87,6 +95,18 @@ func (j job) run() error {
 		return i.Uninstall(ctx)
 	}
 	return i.Install(ctx)
+}
+
+// meanwhile is what others do.
+func (j job) meanwhile(i *Installer) {
+	if j.Meanwhile == "restart" {
+		restart("")
+		return
+	}
+	other := pending{Installer: i, engine: engine{socket: sockets["containerd"]}}
+	if err := other.note(); err != nil {
+		panic(err)
+	}
 }
 
 // restart makes containerd's socket anew, as containerd does. The old one is there until then: two that are made in one tick of the
@@ -355,6 +375,7 @@ func TestWaits(t *testing.T) {
 	put(t, filepath.Join(tasks, "b/runtime"), "/opt/cgpu-other/bin/cgpu-runtime")
 	monitor := filepath.Join(root, "proc/4711")
 	put(t, filepath.Join(monitor, "cmdline"), "/usr/bin/conmon\x00-r\x00/opt/cgpu/current/bin/cgpu-runtime\x00")
+	put(t, filepath.Join(monitor, "status"), rootsStatus)
 	for link, to := range map[string]string{"4711/exe": "/usr/bin/conmon (deleted)", "4711/root": "/"} {
 		if err := os.Symlink(to, filepath.Join(root, "proc", link)); err != nil {
 			t.Fatal(err)
@@ -374,25 +395,28 @@ func TestWaits(t *testing.T) {
 	}
 }
 
+const rootsStatus = "Name:\tconmon\nUid:\t0\t0\t0\t0\n"
+
 // waits starts a job, and does something when it says that it waits for that.
 func (j job) waits(t *testing.T, for_ string, then func()) {
 	t.Helper()
-	c := j.command(t)
-	var said lines
-	c.Stdout, c.Stderr = &said, &said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(time.Minute); !strings.Contains(said.String(), for_); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			_ = c.Process.Kill()
-			t.Fatalf("it does not say %q:\n%s", for_, said.String())
-		}
-	}
+	c, said := j.says(t, for_)
 	then()
 	if err := c.Wait(); err != nil {
 		t.Fatalf("%v\n%s", err, said.String())
 	}
+}
+
+// says starts a job, and returns when it says that.
+func (j job) says(t *testing.T, for_ string) (c *exec.Cmd, said *lines) {
+	t.Helper()
+	c, said = j.command(t), &lines{}
+	c.Stdout, c.Stderr = said, said
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	said.await(t, c, for_)
+	return c, said
 }
 
 // lines is not a bytes.Buffer, whose ReadFrom would be called without the lock.
@@ -403,6 +427,16 @@ type lines struct {
 
 func (l *lines) Write(p []byte) (int, error) { l.Lock(); defer l.Unlock(); return l.buffer.Write(p) }
 func (l *lines) String() string              { l.Lock(); defer l.Unlock(); return l.buffer.String() }
+
+func (l *lines) await(t *testing.T, c *exec.Cmd, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !strings.Contains(l.String(), text); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			_ = c.Process.Kill()
+			t.Fatalf("it does not say %q:\n%s", text, l.String())
+		}
+	}
+}
 
 // TestTwo: the pods of two versions install at the same moment.
 func TestTwo(t *testing.T) {
@@ -452,6 +486,14 @@ func TestRefused(t *testing.T) {
 			_ = os.Mkdir(root+"/opt/cgpu", 0o755)
 			_ = os.Symlink("/usr", root+"/opt/cgpu/current")
 		}, "auto", `leads to "/usr"`},
+		"versions of others": {func(root, _ string) {
+			_ = os.MkdirAll(root+"/opt/cgpu/versions", 0o755)
+			_ = os.Chmod(root+"/opt/cgpu/versions", 0o777)
+		}, "auto", "/opt/cgpu/versions: others than root can write there"},
+		"a version of others": {func(root, source string) {
+			stageInto(t, root, source)
+			_ = os.Chown(root+"/opt/cgpu/versions/"+nameOf(t, source)+"/lib/cgpu/libcgpu.so", 1000, 0)
+		}, "auto", "libcgpu.so: others than root can write there: delete that folder"},
 		"a changed file":  {func(root, source string) { corrupt(t, root, source) }, "auto", "it is not what was installed there"},
 		"containerd's v1": {func(root, _ string) { put(t, root+"/etc/containerd/config.toml", "version = 1\n") }, "auto", "version"},
 		"a foreign cgpu": {func(root, _ string) {
@@ -477,6 +519,22 @@ func TestRefused(t *testing.T) {
 // corrupt changes a file of a version that is there.
 func corrupt(t *testing.T, root, source string) {
 	t.Helper()
+	stageInto(t, root, source)
+	put(t, root+"/opt/cgpu/versions/"+nameOf(t, source)+"/bin/cgpu-guard", "another")
+}
+
+func nameOf(t *testing.T, source string) string {
+	t.Helper()
+	v, err := readTree(os.DirFS(source), source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.name
+}
+
+// stageInto puts a version there.
+func stageInto(t *testing.T, root, source string) {
+	t.Helper()
 	v, err := readTree(os.DirFS(source), source)
 	if err != nil {
 		t.Fatal(err)
@@ -487,5 +545,4 @@ func corrupt(t *testing.T, root, source string) {
 	if err := v.stage(root + "/opt/cgpu/versions"); err != nil {
 		t.Fatal(err)
 	}
-	put(t, root+"/opt/cgpu/versions/"+v.name+"/bin/cgpu-guard", "another")
 }

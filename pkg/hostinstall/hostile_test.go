@@ -3,13 +3,17 @@
 package hostinstall
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 )
@@ -68,6 +72,58 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
+// TestBadVersion: one whose programs do not run on this node does not become the one that engines call.
+func TestBadVersion(t *testing.T) {
+	root := node(t)
+	j := job{Root: root, Source: image(t, "one"), Engine: "auto", Restarts: true, NoTable: true}
+	if out, _, err := j.do(t); err == nil || read(t, root+"/etc/containerd/config.toml") != administrators {
+		t.Errorf("%v\n%s\n%s", err, out, read(t, root+"/etc/containerd/config.toml"))
+	}
+	j.NoTable = false
+	j.must(t)
+	j.NoTable, j.Source = true, image(t, "two")
+	if out, _, err := j.do(t); err == nil || read(t, root+"/opt/cgpu/current/bin/cgpu-runtime") != "one bin/cgpu-runtime" {
+		t.Errorf("%v\n%s", err, out)
+	}
+	sound(t, root)
+}
+
+// TestFullDisk: a version of which a part could not be written leaves nothing.
+func TestFullDisk(t *testing.T) {
+	image, versions := t.TempDir(), t.TempDir()
+	put(t, image+"/bin/cgpu", "x")
+	if err := (tree{FS: os.DirFS(image), files: []string{"bin/cgpu", "bin/none"}, name: "x"}).stage(versions); err == nil {
+		t.Error("no error")
+	}
+	if list, _ := os.ReadDir(versions); len(list) != 0 {
+		t.Errorf("left %v", list)
+	}
+}
+
+// TestHungFileSystem: what runs on a file system that does not answer, which a tenant may have made, holds nobody up.
+func TestHungFileSystem(t *testing.T) {
+	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse: ", err)
+	}
+	abort := sync.OnceFunc(func() { unix.Close(device) })
+	defer abort()
+	dir := t.TempDir()
+	if err := unix.Mount("cgpu-test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device)); err != nil {
+		t.Skip("needs to mount: ", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	done := make(chan file)
+	go func() { done <- identity(dir) }()
+	select {
+	case <-done:
+	case <-time.After(30 * time.Second):
+		t.Error("it waits for an answer")
+		abort() // ends the wait
+		<-done
+	}
+}
+
 // TestRefusesToStart: an engine that does not start with its configuration is not stopped.
 func TestRefusesToStart(t *testing.T) {
 	root := node(t)
@@ -97,6 +153,16 @@ func TestPutBack(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(root, pendingFile())); err == nil {
 		t.Error("a restart is pending")
+	}
+	// The same for one that cannot be made.
+	put(t, root+"/etc/containerd.cgpu-backup", "")
+	put(t, root+"/usr/bin/containerd", "#!/bin/sh\nexit 0\n")
+	out, _, err = job{Root: root, Source: image(t, "one"), Engine: "auto"}.do(t)
+	if err == nil || !strings.Contains(out, "not a directory") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if _, err := os.Stat(filepath.Join(root, pendingFile())); err == nil {
+		t.Error("a restart is pending for files that did not change")
 	}
 }
 
@@ -193,8 +259,12 @@ func TestUsers(t *testing.T) {
 	links := map[string]string{
 		"1/exe": "/opt/cgpu/current/bin/cgpu-guard",                                              // as the kernel shows it: the file itself
 		"2/exe": "/opt/cgpu/x)\nnext: \x1b[31mred", "3/exe": "/usr/bin/conmon", "3/root": "/etc", // a tenant's
+		"4/exe": "/home/a/conmon", "4/root": "/", // a user's
 	}
-	put(t, root+"/proc/3/cmdline", "conmon\x00-r\x00/opt/cgpu/current/bin/cgpu-runtime\x00")
+	for process, uid := range map[string]string{"3": "0", "4": "1000"} {
+		put(t, root+"/proc/"+process+"/cmdline", "conmon\x00-r\x00/opt/cgpu/current/bin/cgpu-runtime\x00")
+		put(t, root+"/proc/"+process+"/status", "Name:\tconmon\nUid:\t"+uid+"\t0\t0\t0\n")
+	}
 	put(t, root+"/proc/1/cmdline", "x\x00")
 	put(t, root+"/proc/2/cmdline", "x\x00")
 	for link, to := range links {
@@ -227,18 +297,16 @@ func TestSandboxes(t *testing.T) {
 	put(t, dir+"/a/userdata/config.json", `{"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "cgpu"}}`)
 	put(t, dir+"/b/userdata/config.json", `{"annotations": {"io.kubernetes.cri-o.RuntimeHandler": "runc"}}`)
 	j.Uninstall = true
-	j.waits(t, "programs of /opt/cgpu: pod a\n", func() {
-		if _, err := os.Stat(root + "/etc/crio/crio.conf.d/99-cgpu.conf"); err != nil {
-			t.Error("CRI-O could not delete it: ", err)
-		}
-		_ = os.RemoveAll(dir + "/a")
-		for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if _, err := os.Stat(filepath.Join(root, pendingFile())); err == nil {
-				break
-			}
-		}
-		renew()
-	})
+	process, said := j.says(t, "programs of /opt/cgpu: pod a\n")
+	if _, err := os.Stat(root + "/etc/crio/crio.conf.d/99-cgpu.conf"); err != nil {
+		t.Error("CRI-O could not delete it: ", err)
+	}
+	_ = os.RemoveAll(dir + "/a")
+	said.await(t, process, "waits until /run/crio/crio.sock is a new one")
+	renew()
+	if err := process.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, said.String())
+	}
 }
 
 // TestLock: a user of the machine can neither take the lock nor see more of the run dir than he may.

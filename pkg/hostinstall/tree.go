@@ -73,19 +73,18 @@ func bare(err error) error {
 // stage puts a version into the folder of versions. It gets its name when all of it is on the disk; a version that is there is not
 // written again: guards run from its files.
 func (t tree) stage(versions string) error {
+	if err := rootsOwn(versions); err != nil {
+		return fmt.Errorf("%w: chown and chmod it, if what is in it is cgpu-installer's", err)
+	}
 	target := filepath.Join(versions, t.name)
 	if _, err := os.Lstat(target); err == nil {
-		if there, err := readTree(os.DirFS(target), target); err != nil {
-			return err
-		} else if there.name != t.name {
-			return fmt.Errorf("%s: it is not what was installed there: delete that folder when no container of cgpu runs on this node", target)
-		}
-		return nil
+		return t.sameAs(target)
 	}
 	work := filepath.Join(versions, newVersion)
 	if err := os.RemoveAll(work); err != nil {
 		return err
 	}
+	defer os.RemoveAll(work) // a part of a version would keep a full disk full
 	for _, name := range t.files {
 		if err := t.copyTo(filepath.Join(work, name), name); err != nil {
 			return err
@@ -95,6 +94,25 @@ func (t tree) stage(versions string) error {
 		return err
 	}
 	return os.Rename(work, target)
+}
+
+// sameAs requires that a version that is there is this one, and stays so.
+func (t tree) sameAs(target string) error {
+	const remedy = "delete that folder when no container of cgpu runs on this node"
+	if there, err := readTree(os.DirFS(target), target); err != nil {
+		return err
+	} else if there.name != t.name {
+		return fmt.Errorf("%s: it is not what was installed there: %s", target, remedy)
+	}
+	return filepath.WalkDir(target, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil {
+			err = rootsOwn(path)
+		}
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, remedy)
+		}
+		return nil
+	})
 }
 
 // unfinished begins names of what is being made or removed.

@@ -239,13 +239,17 @@ func keepDeviceNodes(dir, params string) error {
 	if err != nil {
 		return err
 	}
+	kept := strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")
+	if kept == string(text) {
+		return nil // also in a cgpu run, whose file has no name, so that nothing can be mounted over it
+	}
 	f, err := os.CreateTemp(dir, ".params-*")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	defer os.Remove(f.Name()) // the mount keeps the file
-	if _, err = f.WriteString(strings.ReplaceAll(string(text), "ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0")); err == nil {
+	if _, err = f.WriteString(kept); err == nil {
 		err = f.Chmod(0o444)
 	}
 	if err == nil {

@@ -46,7 +46,10 @@ func runFor(limit time.Duration, program string, args ...string) (out []byte, er
 	cmd := exec.CommandContext(ctx, program, args...)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err = cmd.Run()
+	cmd.WaitDelay = time.Second // for a child of its own that keeps them open
+	if err = cmd.Run(); errors.Is(err, exec.ErrWaitDelay) {
+		err = nil
+	}
 	if err != nil {
 		if said := strings.TrimSpace(stderr.String()); said != "" {
 			lines := strings.Split(said, "\n")

@@ -3,6 +3,7 @@
 package install
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -92,9 +93,28 @@ func (a applied) undo() error {
 		}
 	}
 	for _, b := range a.backups {
-		errs = append(errs, dropBackup(b))
+		if err := dropBackup(b); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
+}
+
+// takeBack is undo for later: what others have written since is theirs.
+func (a applied) takeBack() error {
+	for _, e := range a.edits {
+		text, err := os.ReadFile(e.Path)
+		if e.After == nil && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return writeError(e.Path, err)
+		}
+		if e.After == nil || !bytes.Equal(text, e.After) {
+			return fmt.Errorf("%s: others have changed it since: repair it by hand", e.Path)
+		}
+	}
+	return a.undo()
 }
 
 // writeError says what to do.
@@ -108,7 +128,7 @@ func writeError(path string, err error) error {
 	remedy := ""
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		remedy = ": run as root"
+		remedy = ": run as root; what root may not change has an attribute (lsattr), or a security module before it"
 	case errors.Is(err, syscall.EROFS):
 		remedy = ": make it writable, or make the change where the file comes from (an image, a configuration management); --dry-run shows it"
 	case errors.Is(err, syscall.EBUSY):

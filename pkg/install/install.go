@@ -104,12 +104,25 @@ type Order struct {
 	Restart        bool   // have the engine read it
 	Pods           string // with Kubernetes, who allocates
 	PodsAsked      bool   // somebody has said so
-	// Changing, where it is set, is called before the first file changes, and what it returns when the files were put back. Who sets it
-	// has the engine read the files (Reread).
-	Changing func() (putBack func() error, err error)
+	// Watch, where it is set, is told of a change, and has the engine read the files (Reread).
+	Watch Watch
 	// KeepPods: uninstall leaves who allocates to pods in cgpu.toml, as the engine may still have the runtime.
 	KeepPods bool
 }
+
+// Watch follows a change of the engine's files.
+type Watch interface {
+	Changing() error                 // the first file changes next
+	Changed(undo func() error) error // all did; undo puts them back, unless others have changed them since
+	PutBack() error                  // they are as they were
+}
+
+// Unwatched is a change that the engine does not read.
+type Unwatched struct{}
+
+func (Unwatched) Changing() error            { return nil }
+func (Unwatched) Changed(func() error) error { return nil }
+func (Unwatched) PutBack() error             { return nil }
 
 // Install adds the runtime to the engine's configuration, and tells w what was done.
 func (t Target) Install(w io.Writer, o Order) error {
@@ -186,7 +199,7 @@ func (t Target) uninstallPods(w io.Writer, o Order, plan engine.Plan) error {
 		}
 	}
 	pods.Hints = nil
-	o.Changing = func() (func() error, error) { return func() error { return nil }, nil } // the engine does not read it
+	o.Watch = Unwatched{}
 	return t.takeOut(w, o, pods)
 }
 
@@ -258,26 +271,9 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 	if before.note != "" {
 		fmt.Fprintf(w, "note: %s\n", before.note)
 	}
-	putBack := func() error { return nil }
-	if o.Changing != nil {
-		var err error
-		if putBack, err = o.Changing(); err != nil {
-			return fmt.Errorf("%s: %w", o.Verb, err)
-		}
-	}
-	done, err := apply(plan.Edits)
+	done, err := t.change(o, plan.Edits, before)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.Verb, err)
-	}
-	if err := t.judge(o.Config, o.Request, before); err != nil {
-		undo := done.undo()
-		if undo == nil {
-			undo = putBack()
-		}
-		if undo != nil {
-			return fmt.Errorf("%s: %w; and putting the files back: %w", o.Verb, err, undo)
-		}
-		return fmt.Errorf("%s: %w; the files are as they were", o.Verb, err)
 	}
 	for _, line := range plan.Done {
 		fmt.Fprintf(w, "%s: %s\n", o.Config, line)
@@ -293,10 +289,37 @@ func (t Target) carryOut(w io.Writer, o Order, plan engine.Plan) error {
 			fmt.Fprintln(w, line)
 		}
 	}
-	if o.Changing != nil {
+	if o.Watch != nil {
 		return nil
 	}
 	return reread(w, t, o.Config, o.Restart, plan.Restart)
+}
+
+// change makes the edits, unless the engine refuses what comes out.
+func (t Target) change(o Order, edits []engine.Edit, before checked) (done applied, err error) {
+	watch := o.Watch
+	if watch == nil {
+		watch = Unwatched{}
+	}
+	if err := watch.Changing(); err != nil {
+		return done, err
+	}
+	if done, err = apply(edits); err != nil {
+		return done, errors.Join(err, watch.PutBack())
+	}
+	if err = watch.Changed(done.takeBack); err == nil {
+		if err = t.judge(o.Config, o.Request, before); err == nil {
+			return done, nil
+		}
+	}
+	undo := done.undo()
+	if undo == nil {
+		undo = watch.PutBack()
+	}
+	if undo != nil {
+		return done, fmt.Errorf("%w; and putting the files back: %w", err, undo)
+	}
+	return done, fmt.Errorf("%w; the files are as they were", err)
 }
 
 // Reread has the engine read its configuration, if it may be restarted and systemd runs it; else it tells w what to do.

@@ -57,7 +57,7 @@ func fits(records []Record, gpu GPU, card sched.Card) error {
 				continue
 			}
 			if refusal := l.refusePreload(); refusal != nil && r.Preload {
-				refusal.Reason = fmt.Sprintf("policy %s: the preload library alone enforces the limits of container %s, and it cannot enforce this", card.Policy, r.label())
+				refusal.Reason = fmt.Sprintf("policy %s needs a guard, and container %s has none", card.Policy, r.label())
 				refusal.Remedy = "choose preempt, weight-preempt or native, or stop the container"
 				return refusal
 			}

@@ -60,7 +60,7 @@ func TestSetCardBesidePreload(t *testing.T) {
 		}
 		err := set(twoGPUs[0])
 		var refusal *Refusal
-		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || !strings.Contains(err.Error(), `preload library alone enforces the limits of container "web"`)) {
+		if preloadable[policy] != (err == nil) || err != nil && (!errors.As(err, &refusal) || !strings.Contains(err.Error(), `needs a guard, and container "web" has none`)) {
 			t.Errorf("%s: %v", policy, err)
 		}
 		must(t, set(twoGPUs[1]))

@@ -56,6 +56,8 @@ type Record struct {
 	InitStart uint64 `json:"initStart,omitempty"`
 	// Preload: no guard, the preload library enforces; GuardPID, Socket and Control are empty then.
 	Preload bool `json:"preload,omitempty"`
+	// DriverOnly, with Preload and DriverLimits: no library either, and no page.
+	DriverOnly bool `json:"driverOnly,omitempty"`
 	// DriverLimits: NVIDIA's driver limits the container's cgroup to the same memory (cgpu-hook started).
 	DriverLimits bool `json:"driverLimits,omitempty"`
 	// LimitedCgroup is the cgroup, below the root of cgroup v2, that its first process was in before its program began.

@@ -27,7 +27,7 @@ type Client struct {
 	start func(heard func(map[string]device.Hardware)) (*child, error)
 	now   func() time.Time
 
-	line  string        // what is asked: device.HardwareLine, HealthLine or MemoryLine
+	line  string        // what is asked: device.HardwareLine, HealthLine, MemoryLine or LimitsLine
 	rest  time.Duration // from a child's start to the next one's
 	child *child
 	next  time.Time // when another one may be started
@@ -95,15 +95,30 @@ func (h *Client) hear(all map[string]device.Hardware) {
 
 // Used is what the driver has given out of the memory of GPUs with these indices, by UUID.
 func (h *Client) Used(gpus []int) (map[string]quota.Bytes, error) {
-	h.line = device.MemoryLine
+	line := device.MemoryLine
 	for _, i := range gpus {
-		h.line += " " + strconv.Itoa(i)
+		line += " " + strconv.Itoa(i)
 	}
+	return h.used(line)
+}
+
+// Limited is what the driver counts as used of the memory limits of cgroups, asked for and told by UUID=CGROUP.
+func (h *Client) Limited(asked []string) (map[string]quota.Bytes, error) {
+	list, err := json.Marshal(asked)
+	if err != nil {
+		return nil, err
+	}
+	return h.used(device.LimitsLine + " " + string(list))
+}
+
+// used asks for nothing but what is used.
+func (h *Client) used(line string) (map[string]quota.Bytes, error) {
+	h.line = line
 	answer, err := h.answer()
 	used := map[string]quota.Bytes{}
-	for uuid, g := range answer {
+	for name, g := range answer {
 		if g.Used != nil {
-			used[uuid] = *g.Used
+			used[name] = *g.Used
 		}
 	}
 	return used, err

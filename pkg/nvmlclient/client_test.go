@@ -3,14 +3,17 @@
 package nvmlclient
 
 import (
+	"bufio"
 	"errors"
 	"io"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // TestXidsComeByThemselves: an Xid is told once, also where the child gives no answer, and where it has ended since.
@@ -140,5 +143,28 @@ func TestHardwareHangs(t *testing.T) {
 	now = now.Add(Rest)
 	if _, _ = h.Ask(); starts != 2 {
 		t.Errorf("%d started", starts)
+	}
+}
+
+// TestLimited: a line of the form that cgpu-refresh reads, whatever a cgroup is called, and what of the answer is used.
+func TestLimited(t *testing.T) {
+	const name = "GPU-a=/a b\n\"c\""
+	h, read := New(device.MemoryLine, Rest), make(chan string, 1)
+	h.start = func(func(map[string]device.Hardware)) (*child, error) {
+		from, to := io.Pipe()
+		go func() {
+			line, _ := bufio.NewReader(from).ReadString('\n')
+			read <- line
+		}()
+		answers := make(chan map[string]device.Hardware, 1)
+		answers <- map[string]device.Hardware{name: {Used: new(quota.Bytes(7))}, "GPU-b=/x": {}}
+		return &child{in: to, answers: answers, end: func() {}}, nil
+	}
+	got, err := h.Limited([]string{name})
+	if want := map[string]quota.Bytes{name: 7}; err != nil || !maps.Equal(got, want) {
+		t.Errorf("%v, %v, want %v", got, err, want)
+	}
+	if line := <-read; line != device.LimitsLine+` ["GPU-a=/a b\n\"c\""]`+"\n" {
+		t.Errorf("asked with %q", line)
 	}
 }

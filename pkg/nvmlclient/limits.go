@@ -17,17 +17,24 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 )
 
 // Limit has NVIDIA's driver limit the memory of a container's cgroup (Record.LimitedCgroup), as its record says. The limits end with the
 // cgroup.
 func Limit(book *ledger.Ledger, nonce string) error {
-	return limiter{proc: "/proc", root: CgroupRoot, start: ledger.ProcStart, run: runRefresh, patience: limitPatience + killPatience,
-		record: func() (ledger.Record, error) { return book.Get(nonce) }}.limit()
+	l := here()
+	l.record = func() (ledger.Record, error) { return book.Get(nonce) }
+	return l.limit()
+}
+
+// Tighten has the driver limit a container to at most so much, on those of its GPUs. What is lower already stays.
+func Tighten(r ledger.Record, of func(uuid string) bool, limit quota.Bytes) error {
+	return here().tighten(r, of, limit)
 }
 
 // Cgroup is the cgroup of a container whose first process was just made, and has not begun.
-func Cgroup(pid int) (string, error) { return limiter{proc: "/proc", root: CgroupRoot}.cgroup(pid) }
+func Cgroup(pid int) (string, error) { return here().cgroup(pid) }
 
 type limiter struct {
 	proc, root string // where processes and cgroups are
@@ -35,6 +42,11 @@ type limiter struct {
 	run        func(args []string) error // cgpu-refresh
 	patience   time.Duration             // for that
 	record     func() (ledger.Record, error)
+}
+
+// here is one for this machine.
+func here() limiter {
+	return limiter{proc: "/proc", root: CgroupRoot, start: ledger.ProcStart, run: runRefresh, patience: limitPatience + killPatience}
 }
 
 // limit sets what the record says, and looks whether it still says so. Whoever changes a limit does that in the ledger first, and the
@@ -60,12 +72,29 @@ func (l limiter) limit() error {
 	return errors.Join(errors.New("the driver's memory limits: the container's were changed again each time that they were set"), err)
 }
 
+func (l limiter) tighten(r ledger.Record, of func(uuid string) bool, limit quota.Bytes) error {
+	var set []string
+	for _, v := range r.VGPUs {
+		if of(v.UUID) && limit < v.Limit {
+			set = append(set, limitOf(v.UUID, limit))
+		}
+	}
+	if len(set) == 0 {
+		return nil
+	}
+	return l.set(r, set)
+}
+
 // limitsOf are a record's limits as cgpu-refresh takes them.
 func limitsOf(r ledger.Record) (list []string) {
 	for _, v := range r.VGPUs {
-		list = append(list, v.UUID+"="+strconv.FormatUint(uint64(v.Limit), 10))
+		list = append(list, limitOf(v.UUID, v.Limit))
 	}
 	return list
+}
+
+func limitOf(uuid string, limit quota.Bytes) string {
+	return uuid + "=" + strconv.FormatUint(uint64(limit), 10)
 }
 
 func (l limiter) set(r ledger.Record, limits []string) error {

@@ -126,6 +126,31 @@ func TestLimitChanged(t *testing.T) {
 	}
 }
 
+// TestTighten: the driver has a lower limit before the ledger promises the rest to others, and a higher one never.
+func TestTighten(t *testing.T) {
+	vgpus := []ledger.VGPU{{UUID: "GPU-a", Limit: 8}, {UUID: "GPU-b", Limit: 4}}
+	for name, tt := range map[string]struct {
+		only  string
+		limit quota.Bytes
+		want  string
+	}{
+		"lower":         {"", 3, "GPU-a=3 GPU-b=3"},
+		"lower for one": {"", 6, "GPU-a=6"},
+		"of one":        {"GPU-b", 3, "GPU-b=3"},
+		"as it is":      {"GPU-b", 4, ""},
+		"higher":        {"", 9, ""},
+	} {
+		var told []string
+		l := limiterOf(t, "0::/x\n", "0::/\n")
+		l.run = func(args []string) error { told = args[2:]; return nil }
+		r := ledger.Record{InitPID: 7, InitStart: 99, LimitedCgroup: "/x", VGPUs: vgpus}
+		err := l.tighten(r, func(uuid string) bool { return tt.only == "" || tt.only == uuid }, tt.limit)
+		if got := strings.Join(told, " "); err != nil || got != tt.want {
+			t.Errorf("%s: %s, %v, want %s", name, got, err, tt.want)
+		}
+	}
+}
+
 // TestLimitHangs: nobody waits for ever for a driver that hangs, whose process cannot even be killed.
 func TestLimitHangs(t *testing.T) {
 	l := limiterOf(t, "0::/x\n", "0::/\n")

@@ -329,6 +329,21 @@ func (e *Entry) claim() error {
 	return errors.New("all places are taken")
 }
 
+// Rejoin maps the page of a GPU for the program that goes on in the place of another one of the same process. It keeps the entry, and the
+// account in it, if that is the process' own.
+func Rejoin(runDir, uuid string, place int) (*Entry, error) {
+	e := &Entry{Page: &Page{}}
+	return e, e.locked(runDir, uuid, func() error {
+		start, err := ledger.ProcStart(os.Getpid())
+		at := place * entrySize
+		if err == nil && place >= 1 && place <= e.used() && int(e.u32(at+offOwner).Load()) == os.Getpid() && e.u64(at+offStart).Load() == start {
+			e.at = at
+			return nil
+		}
+		return e.claim()
+	})
+}
+
 // Place is the number of the entry.
 func (e *Entry) Place() int { return e.at / entrySize }
 

@@ -342,9 +342,9 @@ func TestResolveDialects(t *testing.T) {
 		t.Fatal(err)
 	}
 	refusal(t, "time", nil, q.RefuseTime("is not left", ""), "CUDA_DEVICE_SM_LIMIT", "is not left")
-	refusal(t, "preload", nil, q.RefusePreload(), "CUDA_DEVICE_SM_LIMIT", "enforcement")
+	refusal(t, "preload", nil, q.RefuseUnguarded(`enforcement = "preload"`, false), "CUDA_DEVICE_SM_LIMIT", "enforcement")
 	q.Percent = 0
-	refusal(t, "preload", nil, q.RefusePreload(), "CUDA_TASK_PRIORITY", "no priorities")
+	refusal(t, "preload", nil, q.RefuseUnguarded(`enforcement = "preload"`, false), "CUDA_TASK_PRIORITY", "no priorities")
 	if m, err := q.Placed(); err != nil || m != (Memory{Fixed: 6 * GiB}) {
 		t.Errorf("placed: %v, %v", m, err)
 	}

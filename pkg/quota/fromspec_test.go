@@ -358,7 +358,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-func TestRefusePreload(t *testing.T) {
+func TestRefuseUnguarded(t *testing.T) {
 	for _, c := range []struct{ env, annotations, want string }{
 		{"C=6", "", ""},
 		{"C=6 A_SCHD_WEIGHT=3 CGPU_MEM_SPILL=0 CGPU_LIMITER=on A_HIGH_PRIO=0", "priority=default", ""},
@@ -373,7 +373,13 @@ func TestRefusePreload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = q.RefusePreload()
+		err = q.RefuseUnguarded(`enforcement = "preload"`, false)
+		only := q.RefuseUnguarded(`limits = "driver"`, true)
+		want := strings.Contains(c.env, "WEIGHT=3") || c.want != "" && !strings.Contains(c.env, "LIMITER=off")
+		if (only != nil) != want || want && (!strings.Contains(only.Error(), `with limits = "driver" in cgpu.toml `) ||
+			!strings.Contains(only.Error(), `set limits = "guard" in cgpu.toml, or leave it out`)) {
+			t.Errorf("%s %s: by the driver alone: %v, refused %v", c.env, c.annotations, only, want)
+		}
 		switch {
 		case c.want == "" && err != nil:
 			t.Errorf("%s %s: %v", c.env, c.annotations, err)

@@ -44,7 +44,7 @@ func FuzzFromSpec(f *testing.F) {
 		if q.Spill%MiB != 0 || (q.RefuseSpill("x", "") == nil) != (q.Spill == 0) {
 			t.Fatalf("spill: %+v", q)
 		}
-		if err := q.RefusePreload(); err != nil {
+		if err := q.RefuseUnguarded(`enforcement = "preload"`, false); err != nil {
 			checkMessage(t, err)
 		} else if q.Spill != 0 || q.Percent != 0 || q.Priority != PriorityDefault || q.NoLimiter {
 			t.Fatalf("not refused in preload mode: %+v", q)

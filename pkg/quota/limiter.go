@@ -2,6 +2,8 @@
 
 package quota
 
+import "strings"
+
 // readLimiter reads whether the container gets the preload library.
 func readLimiter(q *Quota, s *settings) error {
 	v, err := q.used(s, limiter)
@@ -18,9 +20,9 @@ func readLimiter(q *Quota, s *settings) error {
 	return nil
 }
 
-// RefusePreload refuses what the preload library cannot do by itself, for nodes on which it alone enforces. A promise that
-// nobody keeps would be worse than none.
-func (q *Quota) RefusePreload() error {
+// RefuseUnguarded refuses what needs a guard, for nodes on which by this setting of cgpu.toml containers have none: the preload library
+// alone enforces, or the driver alone. A promise that nobody keeps would be worse than none.
+func (q *Quota) RefuseUnguarded(setting string, driverOnly bool) error {
 	var reason string
 	var keys []key
 	switch {
@@ -30,12 +32,15 @@ func (q *Quota) RefusePreload() error {
 		reason, keys = "no percentage of a GPU's time can be enforced", []key{corePercentage}
 	case q.Priority != PriorityDefault:
 		reason, keys = "there are no priorities", []key{priority, highPrio}
-	case q.NoLimiter:
-		reason, keys = "nothing else than the library enforces the limit", []key{limiter}
+	case q.Weight > 1 && driverOnly:
+		reason, keys = "there are no weights", []key{schdWeight}
+	case q.NoLimiter && !driverOnly:
+		reason, keys = "nothing but the library enforces the limit, and CGPU_LIMITER leaves it out", []key{limiter}
 	default:
 		return nil
 	}
-	return q.refuse(`with enforcement = "preload" in cgpu.toml `+reason, `set enforcement = "guard" in cgpu.toml, or leave it out`, keys...)
+	name, _, _ := strings.Cut(setting, " ")
+	return q.refuse("with "+setting+" in cgpu.toml "+reason, "set "+name+` = "guard" in cgpu.toml, or leave it out`, keys...)
 }
 
 // refuse makes the error for a setting that is well-formed; it is read from the first of keys that was asked for. It is not inlined

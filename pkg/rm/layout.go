@@ -332,12 +332,29 @@ const (
 	VASpaceFlagHeapManaged = 1 << 13 // NV_VASPACE_ALLOCATION_FLAGS_PTETABLE_HEAP_MANAGED
 
 	// NV_CONTEXT_DMA_ALLOCATION_PARAMS: class 0x2.
+	ContextDMASize       = 32
 	ContextDMASubdevice  = 0
 	ContextDMAFlags      = 4
 	ContextDMAMemory     = 8
+	ContextDMAOffset     = 16
 	ContextDMALimit      = 24      // length - 1
 	ContextDMAFlagKernel = 1 << 20 // NVOS03_FLAGS_MAPPING_KERNEL, and part of NVOS03_FLAGS_TYPE_NOTIFIER
 	ContextDMAFlagNoHash = 1 << 29 // NVOS03_FLAGS_HASH_TABLE_DISABLE, without which none is made
+
+	// NVOS39_PARAMETERS: RM_ALLOC_CONTEXT_DMA2.
+	OldContextDMAClient    = 0
+	OldContextDMASubdevice = 4
+	OldContextDMAObject    = 8
+	OldContextDMAClass     = 12
+	OldContextDMAFlags     = 16
+	OldContextDMAMemory    = 24
+	OldContextDMAOffset    = 32
+	OldContextDMALimit     = 40 // length - 1
+
+	// NV_MEMORY_VIRTUAL_ALLOCATION_PARAMS: class 0x70.
+	VirtualParamsSize  = 24
+	VirtualParamsSpace = 16
+	VirtualNoSpace     = 0xffffffff // NV_MEMORY_VIRTUAL_SYSMEM_DYNAMIC_HVASPACE: it takes no mappings
 
 	// NV_SEMAPHORE_SURFACE_ALLOC_PARAMETERS: class 0xda.
 	SemaphoreMemory    = 0

@@ -102,6 +102,32 @@ func New(d Driver, abi *rm.ABI, control string, gpus []uint32) (_ *Client, err e
 	return c, nil
 }
 
+// State is a Client as a process hands it over, with its file, to the program that goes on in its place.
+type State struct {
+	FD         int    // of the file
+	File       uint32 // the same with the simulated driver
+	Handle     uint32
+	Devices    []uint32
+	Subdevices []uint32
+	Next       uint32
+}
+
+// State tells what Resume needs.
+func (c *Client) State() State {
+	return State{max(c.file.FD, 0), c.file.File, c.handle, c.devices, c.subs, c.next.Load()}
+}
+
+// Resume goes on with a client that another program of this process made.
+func Resume(d Driver, abi *rm.ABI, control string, s State) *Client {
+	c := &Client{driver: d, abi: abi, control: control, file: Target{FD: -1, File: s.File}, handle: s.Handle, devices: s.Devices,
+		subs: s.Subdevices}
+	if s.FD > 0 {
+		c.file.FD = s.FD
+	}
+	c.next.Store(max(s.Next, FirstHandle))
+	return c
+}
+
 // addGPU makes a device and a subdevice.
 func (c *Client) addGPU(id uint32) error {
 	info := make([]byte, IDInfoSize)

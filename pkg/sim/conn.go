@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 
@@ -49,6 +50,25 @@ func Dial(path string, minors []int) (*Conn, error) {
 		return nil, fmt.Errorf("sim: %s: %w; are both sides of one version?", path, err)
 	}
 	return c, nil
+}
+
+// Resume goes on with a connection that another program of this process had, on which nothing is under way; last is its last request.
+func Resume(f *os.File, last uint64) (*Conn, error) {
+	nc, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("sim: the connection that was handed over: %w", err)
+	}
+	c := &Conn{c: nc, pending: map[uint64]chan answer{}, next: last}
+	go c.dispatchAnswers()
+	return c, nil
+}
+
+// State is what Resume needs. Nothing may be under way.
+func (c *Conn) State() (conn syscall.Conn, last uint64, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	conn, ok = c.c.(syscall.Conn)
+	return conn, c.next, ok && c.err == nil && len(c.pending) == 0
 }
 
 // dispatchAnswers hands answers to whoever waits for them.

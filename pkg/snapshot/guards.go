@@ -42,9 +42,12 @@ func AskAll(t *device.Table, records []ledger.Record) []Answer {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			defer func() { answers[i].Frozen = answers[i].Err == nil && frozen("/", answers[i].Status.InitPID) }()
+			defer func() {
+				a := &answers[i]
+				a.Frozen = (a.Err == nil || a.Err == ErrDriverOnly) && frozen("/", a.Status.InitPID)
+			}()
 			if r.Preload {
-				answers[i] = readPage(t, r)
+				answers[i] = unguarded(t, r)
 				return
 			}
 			answers[i].Status, answers[i].Err = api.Ask(r)
@@ -55,14 +58,20 @@ func AskAll(t *device.Table, records []ledger.Record) []Answer {
 	return answers
 }
 
-// readPage is AskAll for a container in preload mode. Its page stays when it ends, so that is looked at first.
-func readPage(t *device.Table, r ledger.Record) (a Answer) {
+// unguarded is AskAll for a container without a guard. A page stays when it ends, so that is looked at first.
+func unguarded(t *device.Table, r ledger.Record) (a Answer) {
 	if Ended(r) {
 		return Answer{Err: errors.New("it has ended"), Gone: true}
+	}
+	if r.DriverOnly {
+		return Answer{Status: api.Status{InitPID: r.InitPID}, Err: ErrDriverOnly}
 	}
 	a.Status, a.Err = PageStatus(t, r)
 	return a
 }
+
+// ErrDriverOnly is why nothing is known of what a container uses that NVIDIA's driver alone limits.
+var ErrDriverOnly = errors.New(`there is no guard to ask: limits = "driver" in cgpu.toml`)
 
 // Ended reports that the record's keeper (the guard; before there is one, the launcher) and the container's first process
 // are gone.
@@ -85,7 +94,7 @@ func StateOf(r ledger.Record, a Answer) string {
 		return StateStarting
 	case a.Frozen:
 		return StatePaused
-	case a.Err == nil:
+	case a.Err == nil, r.DriverOnly:
 		return StateRunning
 	case r.Preload:
 		return StateNoPage

@@ -6,6 +6,7 @@ package snapshot
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -67,22 +68,26 @@ type VGPU struct {
 	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
 	// Answered: the guard did, or the page could be read. If not, what is used is not known, and zero here.
 	Answered bool `json:"-"`
-	// Enforcement is who keeps the container to its limits: "guard" or "preload".
-	Enforcement string         `json:"enforcement"`
-	Limit       quota.Bytes    `json:"limit"`
-	Used        quota.Bytes    `json:"used"`
-	Managed     quota.Bytes    `json:"managed"` // the part of Used that is managed memory
-	Spill       quota.Bytes    `json:"spill"`   // host memory allowed beyond Limit
-	Spilled     quota.Bytes    `json:"spilled"` // used of it; not in Used
-	Peak        quota.Bytes    `json:"peak"`
-	Denied      uint64         `json:"denied"` // allocations refused because of the limit
-	Weight      int            `json:"weight,omitempty"`
-	Percent     int            `json:"percent,omitempty"`
-	Priority    quota.Priority `json:"priority"`
-	Paused      bool           `json:"paused,omitempty"` // by cgpu pause
-	GuardPID    int            `json:"guardPid,omitempty"`
-	InitPID     int            `json:"initPid,omitempty"`
-	Processes   []Process      `json:"processes"`
+	// Enforcement is who keeps the container to its limits: "guard", "preload", or "driver".
+	Enforcement string `json:"enforcement"`
+	// DriverLimits: NVIDIA's driver limits the memory of its cgroup; beside Enforcement, unless that is "driver".
+	DriverLimits bool `json:"driverLimits,omitempty"`
+	// LimitedCgroup is what the driver limits, for MeasureLimited.
+	LimitedCgroup string         `json:"-"`
+	Limit         quota.Bytes    `json:"limit"`
+	Used          quota.Bytes    `json:"used"`
+	Managed       quota.Bytes    `json:"managed"` // the part of Used that is managed memory
+	Spill         quota.Bytes    `json:"spill"`   // host memory allowed beyond Limit
+	Spilled       quota.Bytes    `json:"spilled"` // used of it; not in Used
+	Peak          quota.Bytes    `json:"peak"`
+	Denied        uint64         `json:"denied"` // allocations refused because of the limit
+	Weight        int            `json:"weight,omitempty"`
+	Percent       int            `json:"percent,omitempty"`
+	Priority      quota.Priority `json:"priority"`
+	Paused        bool           `json:"paused,omitempty"` // by cgpu pause
+	GuardPID      int            `json:"guardPid,omitempty"`
+	InitPID       int            `json:"initPid,omitempty"`
+	Processes     []Process      `json:"processes"`
 	// Compute is what the guard says of the GPU's time; absent where it says nothing.
 	Compute *api.ComputeStatus `json:"compute,omitempty"`
 	// Calls are of the whole container; they are repeated for each of its GPUs.
@@ -186,6 +191,33 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 	return v
 }
 
+// MeasureLimited sets what is used of containers that the driver alone limits. used asks the driver, by UUID=CGROUP.
+func (v *View) MeasureLimited(used func(asked []string) (map[string]quota.Bytes, error)) {
+	type place struct {
+		*GPU
+		*VGPU
+	}
+	places := map[string]place{}
+	for i := range v.GPUs {
+		g := &v.GPUs[i]
+		for j := range g.VGPUs {
+			if x := &g.VGPUs[j]; x.Enforcement == device.EnforceDriver && !x.Native && !x.Answered && x.LimitedCgroup != "" {
+				places[g.UUID+"="+x.LimitedCgroup] = place{g, x}
+			}
+		}
+	}
+	if len(places) == 0 {
+		return
+	}
+	all, _ := used(slices.Sorted(maps.Keys(places))) // with an error it is nothing
+	for name, p := range places {
+		if n, ok := all[name]; ok {
+			p.VGPU.Used, p.Answered = min(n, p.Total), true
+			p.GPU.Used += p.VGPU.Used
+		}
+	}
+}
+
 // MeasureOutside sets what is used outside cgpu. used asks the driver what it has given out, of GPUs with some indices.
 func (v *View) MeasureOutside(used func(gpus []int) (map[string]quota.Bytes, error)) {
 	var gpus []int
@@ -213,10 +245,13 @@ func (v *View) MeasureOutside(used func(gpus []int) (map[string]quota.Bytes, err
 // vgpu is what a guard says of its container on one GPU.
 func vgpu(r ledger.Record, a Answer, uuid string) VGPU {
 	enforcement := device.EnforceGuard
-	if r.Preload {
+	switch {
+	case r.DriverOnly:
+		enforcement = device.EnforceDriver
+	case r.Preload:
 		enforcement = device.EnforcePreload
 	}
-	x := VGPU{Enforcement: enforcement, ID: r.ID, Nonce: r.Nonce, Root: r.Root, Name: r.Name, Created: r.Created,
+	x := VGPU{Enforcement: enforcement, DriverLimits: r.DriverLimits, LimitedCgroup: r.LimitedCgroup, ID: r.ID, Nonce: r.Nonce, Root: r.Root, Name: r.Name, Created: r.Created,
 		State: StateOf(r, a), Paused: r.Paused, GuardPID: r.GuardPID, InitPID: r.InitPID, Processes: []Process{}}
 	if a.Err != nil {
 		return x

@@ -5,6 +5,8 @@ package spec
 import (
 	"fmt"
 	"strings"
+
+	"github.com/opencgpu/cgpu/pkg/device"
 )
 
 // applied is the prefix of the annotations that record what was done. Requests are cgpu.io/gpu-… and never begin so.
@@ -31,7 +33,14 @@ func editAnnotations(doc *Document, p Plan) error {
 		{"gpus", strings.Join(gpus, ",")},
 	}
 	if p.PageWritable {
-		record = append(record, [2]string{"enforcement", "preload"})
+		record = append(record, [2]string{"enforcement", device.EnforcePreload})
+	}
+	if p.DriverLimits {
+		limits := device.LimitsBoth
+		if p.Socket == "" && !p.PageWritable {
+			limits = device.LimitsDriver
+		}
+		record = append(record, [2]string{"limits", limits})
 	}
 	if p.Socket != "" {
 		record = append(record, [2]string{"socket", p.Socket})

@@ -234,6 +234,39 @@ func TestHooks(t *testing.T) {
 	}
 }
 
+// TestDriverLimits: cgpu-hook has the driver limit the container's cgroup, beside who else holds it, or alone.
+func TestDriverLimits(t *testing.T) {
+	both := withLimiter(plan(map[int]quota.Bytes{0: quota.GiB}))
+	both.DriverLimits = true
+	alone := plan(map[int]quota.Bytes{0: quota.GiB})
+	alone.DriverLimits, alone.Socket = true, ""
+	for name, tt := range map[string]struct {
+		plan                Plan
+		enforcement, limits string
+		guarded             bool
+	}{
+		"guard":   {both, "", "both", true},
+		"preload": {preloadMode(both), "preload", "both", false},
+		"driver":  {alone, "", "driver", false},
+	} {
+		raw := recorded(t, "docker20-plain")
+		e := apply(t, raw, tt.plan)
+		hooks := e.Hooks["createRuntime"]
+		if len(hooks) != 1 || !slices.Equal(hooks[0].Args, []string{"cgpu-hook", "started", "--id", "c1", "--nonce", "0123456789abcdef"}) {
+			t.Errorf("%s: createRuntime %+v", name, hooks)
+		}
+		if got := e.Annotations["cgpu.io/applied.limits"]; got != tt.limits {
+			t.Errorf("%s: limits %q, want %q", name, got, tt.limits)
+		}
+		if got := e.Annotations["cgpu.io/applied.enforcement"]; got != tt.enforcement {
+			t.Errorf("%s: enforcement %q, want %q", name, got, tt.enforcement)
+		}
+		if got := e.Linux.Seccomp != nil && e.Linux.Seccomp.ListenerPath != ""; got != tt.guarded {
+			t.Errorf("%s: guarded %v", name, got)
+		}
+	}
+}
+
 func TestAnnotations(t *testing.T) {
 	raw := []byte(`{"process":{},"linux":{},"annotations":{"cgpu.io/applied.nonce":"forged","cgpu.io/applied.x":"forged","cgpu.io/gpu-mem-container":"6","a":"b"}}`)
 	got, _ := json.Marshal(apply(t, raw, plan(map[int]quota.Bytes{0: 6 * quota.GiB, 1: 0})).Annotations)

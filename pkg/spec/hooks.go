@@ -33,7 +33,7 @@ func editHooks(doc *Document, p Plan) error {
 			return err
 		}
 	}
-	if p.Socket == "" {
+	if p.Socket == "" || p.DriverLimits {
 		// Without a guard nobody else would know the container's first process. It may ask the driver, and waits for that a minute.
 		timeout := 90
 		started := []string{path.Base(p.Hook), "started", "--id", p.ID, "--nonce", p.Nonce}

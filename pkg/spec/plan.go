@@ -41,8 +41,10 @@ type Plan struct {
 	// Preload is the file that becomes the container's /etc/ld.so.preload, on the host; empty: the container's own stays
 	// (an image with musl, which does not read it).
 	Preload string
-	// Socket is where the guard waits for the seccomp listener; empty in preload mode, where there is no guard.
+	// Socket is where the guard waits for the seccomp listener; empty where there is no guard.
 	Socket string
+	// DriverLimits has NVIDIA's driver limit the memory of the container's cgroup, which cgpu-hook sees to.
+	DriverLimits bool
 	// Hook is the absolute path of cgpu-hook on the host.
 	Hook   string
 	RunDir string
@@ -63,8 +65,9 @@ type GPU struct {
 // Limiter and Preload are the caller's to fill in.
 func NewPlan(record ledger.Record, table *device.Table) Plan {
 	p := Plan{
-		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload,
-		Common: table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
+		ID: record.ID, Nonce: record.Nonce, Socket: record.Socket, Page: record.Page, PageWritable: record.Preload && !record.DriverOnly,
+		DriverLimits: record.DriverLimits,
+		Common:       table.Nodes, Mounts: table.Mounts, Links: table.Links, LibDirs: table.LibDirs, Libraries: table.Libraries, Env: table.Env,
 	}
 	for _, g := range table.GPUs {
 		slice := slices.IndexFunc(record.VGPUs, func(v ledger.VGPU) bool { return v.UUID == g.UUID })

@@ -137,10 +137,11 @@ func TestNewPlan(t *testing.T) {
 func TestHeld(t *testing.T) {
 	good := preloadMode(withLimiter(plan(map[int]quota.Bytes{0: quota.GiB})))
 	for name, change := range map[string]func(*Plan){
-		"nothing":    func(*Plan) {},
-		"no limiter": func(p *Plan) { p.Limiter = "" },
-		"no page":    func(p *Plan) { p.Page = "" },
-		"not asked":  func(p *Plan) { p.PageWritable = false },
+		"nothing":                    func(*Plan) {},
+		"no limiter":                 func(p *Plan) { p.Limiter = "" },
+		"no page":                    func(p *Plan) { p.Page = "" },
+		"not asked":                  func(p *Plan) { p.PageWritable = false },
+		"the driver too, no limiter": func(p *Plan) { p.Limiter, p.DriverLimits = "", true },
 	} {
 		p := good
 		change(&p)

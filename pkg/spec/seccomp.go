@@ -19,15 +19,15 @@ const request = 1
 // conditions must all hold.
 type conditions []specs.LinuxSeccompArg
 
-// editSeccomp makes the container's seccomp filter hand the driver's escapes to the guard. In preload mode there is no
-// guard, and the profile stays as it is.
+// editSeccomp makes the container's seccomp filter hand the driver's escapes to the guard. Where there is no guard the profile stays as
+// it is.
 func editSeccomp(doc *Document, p Plan) error {
 	switch {
 	case p.Socket != "":
-	case p.PageWritable && p.Page != "" && p.Limiter != "":
+	case p.PageWritable && p.Page != "" && p.Limiter != "", p.DriverLimits && !p.PageWritable:
 		return nil
 	default:
-		return errors.New("neither a guard nor the limiter would hold this container to its quota") // a bug of the caller
+		return errors.New("neither a guard nor the limiter nor the driver would hold this container to its quota") // a bug of the caller
 	}
 	metadata, err := json.Marshal(listenerMetadata{p.ID, p.Nonce})
 	if err != nil {

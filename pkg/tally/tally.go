@@ -116,6 +116,30 @@ func Create(runDir, nonce string, uuids []string) (*File, error) {
 	return &File{p, f}, nil
 }
 
+// FD is the file's descriptor, on which the lock is, for who goes on in this process' place (Resume).
+func (c *File) FD() int { return int(c.f.Fd()) }
+
+// Resume goes on with a file that another program of this process had, and its lock.
+func Resume(fd int, runDir, nonce string) (*File, error) {
+	f := os.NewFile(uintptr(fd), file(runDir, nonce))
+	if f == nil {
+		return nil, fmt.Errorf("tally: descriptor %d", fd)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Size != size {
+		return nil, errors.Join(errForeign, err)
+	}
+	mem, err := syscall.Mmap(fd, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("tally: map %s: %w", f.Name(), err)
+	}
+	p := (*Page)(unsafe.Pointer(&mem[0]))
+	if p.magic != magic || p.version != version {
+		return nil, errors.Join(errForeign, syscall.Munmap(mem))
+	}
+	return &File{p, f}, nil
+}
+
 // claim makes a file and locks it. Fold may have taken an empty file for that of a guard that is gone, and removed it: then once more.
 func claim(path string) (*os.File, error) {
 	const tries = 100

@@ -260,10 +260,7 @@ func (t *Top) rowLines(all []row, columns int) []line {
 		if r.x.Native {
 			limit, bar = "whole", memoryBar(r.x.Used, r.gpu.Total)
 		}
-		state := r.x.ShownState()
-		if view.Unguarded(r.x) {
-			state += view.PreloadMark
-		}
+		state := r.x.ShownState() + view.Mark(r.x)
 		rows = append(rows, []cell{{text: called(r.x)}, {text: fmt.Sprint(r.gpu.Index)}, bar, {text: used + "/" + limit},
 			{text: partOrDash(gotNow(r.x, r.Line)), style: styleCyan}, {text: partOrDash(r.Now.Entitled)}, t.sparkline(r.Line),
 			{text: view.OrDash(r.x.Weight)}, {text: view.OrDash(r.x.Percent)}, {text: view.Priority(r.x)}, {text: state, style: styleOf(state)}})
@@ -280,7 +277,7 @@ func called(x snapshot.VGPU) string {
 }
 
 func styleOf(state string) style {
-	switch strings.TrimSuffix(state, view.PreloadMark) {
+	switch strings.TrimRight(state, view.Marks) {
 	case snapshot.StateRunning:
 		return styleGreen
 	case snapshot.StatePaused, snapshot.StateStarting:

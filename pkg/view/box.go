@@ -97,8 +97,8 @@ func boxed(v snapshot.View, columns int, both, spare bool) (string, bool) {
 			g.row(&b, row)
 		}
 		g.line(&b, '-')
-		if g == vgpus && extrasOf(v, false).unguarded {
-			fmt.Fprintln(&b, preloadNote)
+		if g == vgpus {
+			b.WriteString(extrasOf(v, false).notes())
 		}
 	}
 	return b.String(), true

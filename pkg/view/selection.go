@@ -39,7 +39,7 @@ var filterKeys = []struct {
 	}},
 	{"policy", func(g snapshot.GPU, _ snapshot.VGPU) string { return g.Policy }, PolicyNames},
 	{"enforcement", func(_ snapshot.GPU, x snapshot.VGPU) string { return x.Enforcement }, func() []string {
-		return []string{device.EnforceGuard, device.EnforcePreload}
+		return []string{device.EnforceGuard, device.EnforcePreload, device.EnforceDriver}
 	}},
 }
 

@@ -172,10 +172,10 @@ func printVGPUs(w io.Writer, v snapshot.View, wide bool) error {
 			t.row(append(cells, nameCell(x))...)
 		}
 	}
-	if err := t.Flush(); err != nil || !extra.unguarded {
+	if err := t.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(w, preloadNote)
+	_, err := io.WriteString(w, extra.notes())
 	return err
 }
 
@@ -206,37 +206,68 @@ func usageCells(x snapshot.VGPU) (used, limit, util, state string, known bool) {
 		util = Percent(x.Compute.Utilization)
 	}
 	// Of one that the engine has paused the guard, which is not, answers.
-	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting && x.State != snapshot.StatePaused {
+	if x.State != snapshot.StateRunning && x.State != snapshot.StateStarting && x.State != snapshot.StatePaused ||
+		x.Enforcement == device.EnforceDriver && !x.Answered {
 		used, util, known = "?", "?", false
 	}
-	state = x.ShownState()
+	state = x.ShownState() + Mark(x)
 	if x.Native {
 		limit = "whole GPU"
-	}
-	if Unguarded(x) {
-		state += PreloadMark
 	}
 	return used, limit, util, state, known
 }
 
-// PreloadMark is behind the state of a container that no guard watches.
-const PreloadMark = "*"
+// notes tell below a table what a mark behind the state of a container means.
+var notes = map[string]string{
+	"*":  "enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)",
+	"*+": "enforced by the preload library and NVIDIA's driver; a program can walk around both (enforcement, limits in cgpu.toml)",
+	"+":  "memory is limited by the guard and NVIDIA's driver (limits in cgpu.toml)",
+	"^":  "memory is limited by NVIDIA's driver only, and time is not shared out (limits in cgpu.toml)",
+}
 
-// preloadNote is below a table that has such a container.
-const preloadNote = PreloadMark + " enforced by the preload library only; a program can walk around it (enforcement in cgpu.toml)"
+// Marks are the signs that they are made of.
+const Marks = "*+^"
 
-// Unguarded: there is a limit, and only the preload library to enforce it.
-func Unguarded(x snapshot.VGPU) bool { return !x.Native && x.Enforcement == device.EnforcePreload }
+// Mark says who limits a container, where that is not its guard alone.
+func Mark(x snapshot.VGPU) string {
+	switch {
+	case x.Native:
+		return ""
+	case x.Enforcement == device.EnforceDriver:
+		return "^"
+	case x.Enforcement == device.EnforcePreload && x.DriverLimits:
+		return "*+"
+	case x.Enforcement == device.EnforcePreload:
+		return "*"
+	case x.DriverLimits:
+		return "+"
+	}
+	return ""
+}
 
 // extras are what the table of vGPUs has only where there is something to tell.
-type extras struct{ spill, managed, unguarded bool }
+type extras struct {
+	spill, managed bool
+	marks          []string
+}
+
+// notes are the lines below the table.
+func (e extras) notes() string {
+	var b strings.Builder
+	for _, mark := range e.marks {
+		fmt.Fprintln(&b, mark, notes[mark])
+	}
+	return b.String()
+}
 
 func extrasOf(v snapshot.View, wide bool) (e extras) {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			e.spill = e.spill || x.Spill > 0 || x.Spilled > 0
 			e.managed = e.managed || wide && x.Managed > 0
-			e.unguarded = e.unguarded || Unguarded(x)
+			if m := Mark(x); m != "" && !slices.Contains(e.marks, m) {
+				e.marks = append(e.marks, m)
+			}
 		}
 	}
 	return e

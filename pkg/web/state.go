@@ -44,7 +44,7 @@ type vgpu struct {
 	Name      string         `json:"name"`
 	State     string         `json:"state"`
 	Native    bool           `json:"native"`
-	Unguarded bool           `json:"unguarded"` // the preload library alone keeps it to its limits
+	Unguarded bool           `json:"unguarded"` // no guard keeps it to its limits
 	Limit     uint64         `json:"limit"`
 	Used      int64          `json:"used"`
 	Peak      uint64         `json:"peak"`
@@ -87,7 +87,7 @@ func (p *Page) container(x snapshot.VGPU, line history.Line) vgpu {
 		Peak:  uint64(x.Peak),
 		Spill: uint64(x.Spill), Spilled: uint64(x.Spilled), Denied: x.Denied, Weight: x.Weight, Percent: x.Percent, Priority: x.Priority.String(),
 		Got: line.Now.Got, Entitled: line.Now.Entitled}
-	out.Unguarded = !x.Native && x.Enforcement == device.EnforcePreload
+	out.Unguarded = !x.Native && x.Enforcement != device.EnforceGuard
 	if x.Answered {
 		out.Used = int64(x.Used)
 	}

@@ -120,6 +120,22 @@ var scenarios = []scenario{
 		s.cgpu("gc")
 		s.end()
 	}},
+	{name: "upgrade", programs: []string{"cgpu", "cgpu-guard"}, steps: func(s *session) {
+		s.start("tenant")
+		for i := range 2 { // the second time by the program that the first one brought
+			program, err := s.otherGuard(i)
+			if err != nil {
+				s.hangs = err
+				return
+			}
+			s.cgpu("upgrade", "--program", program, s.id("tenant"))
+		}
+		s.cgpu("pause", s.id("tenant"))
+		s.cgpu("upgrade", s.id("tenant"))
+		s.cgpu("resume", s.id("tenant"))
+		s.runtime("exec", s.id("tenant"), "/bin/cgpu-probe", "alloc", "10MiB")
+		s.end()
+	}},
 	{name: "arbiter", programs: []string{"cgpu-arbiter"}, steps: func(s *session) {
 		s.start("alone")
 		s.goesOn(20) // a second takes over meanwhile

@@ -19,12 +19,13 @@ icd() { printf '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s", "
 icd libGLX_nvidia.so.0 >"$programs/vulkan.json"
 icd libEGL_nvidia.so.0 >"$programs/vulkan-egl.json"
 icd libEGL_nvidia.so.0 >"$programs/egl.json"
-echo libnvidia-opencl.so.1 >"$programs/nvidia.icd"
+mkdir -p "$programs/vendors" # a folder: Khronos' loader, which CUDA brings, takes no file
+echo libnvidia-opencl.so.1 >"$programs/vendors/nvidia.icd"
 vulkan=${VK_DRIVER_FILES:-$programs/vulkan.json}
 told=(
 	-e VK_DRIVER_FILES="$vulkan" -e VK_ICD_FILENAMES="$vulkan"
 	-e __EGL_VENDOR_LIBRARY_FILENAMES="${__EGL_VENDOR_LIBRARY_FILENAMES:-$programs/egl.json}"
-	-e OCL_ICD_VENDORS="${OCL_ICD_VENDORS:-$programs/nvidia.icd}"
+	-e OCL_ICD_VENDORS="${OCL_ICD_VENDORS:-$programs/vendors}"
 )
 
 # refusals prints what guards have refused since the file of that name was made.
@@ -52,7 +53,7 @@ full() {
 calls() {
 	local folder=$programs/calls way=$2
 	local start=(bare)
-	[[ $way == bare ]] || start=(vgpu 6GiB)
+	[[ $way == bare ]] || start=(vgpu 6GiB -e CGPU_LIMITER=off) # which is asked before the tracer
 	rm -rf "$folder" && mkdir -m 1777 "$folder"
 	"${start[@]}" --rm "${told[@]}" -e RMTRACE="$folder" -e LD_PRELOAD="$programs/rmtrace.so" -- "${@:3}" >/dev/null 2>&1
 	"$python" "$here/rmtrace.py" "$folder" --answers >"$OUT/graphics-$1-$way.calls"

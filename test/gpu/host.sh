@@ -8,15 +8,14 @@ workloads=$(cd "$(dirname "${BASH_SOURCE[0]}")/workloads" && pwd)
 built=/opt/cgpu-workloads
 python=$(command -v python3)
 
-# compile [NAME…]: those workloads; none named: all.
+# compile [NAME…]: those workloads; none named: all but graphics.sh's, which it builds with their libraries.
 compile() {
 	local name
 	mkdir -p "$built"
 	cp "$workloads"/*.py "$built"/
 	if [[ $# -eq 0 ]]; then
-		set -- "$workloads"/*.cu
-		set -- "${@##*/}"
-		set -- "${@%.cu}"
+		# shellcheck disable=SC2046 # no name has a space
+		set -- $(basename -s .cu "$workloads"/*.cu | grep -vx nvjpeg)
 	fi
 	for name in "$@"; do
 		nvcc -O2 -arch=sm_90 -cudart static -L/usr/local/cuda/lib64/stubs -o "$built/$name" "$workloads/$name.cu" -lcuda &

@@ -10,6 +10,8 @@ import struct
 import sys
 
 TABLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../pkg/rm")
+# Where the answer stands, where it is not at the end (statusOffs in pkg/rm/shape.go).
+STATUS = {0x27: 40, 0x2A: 28, 0x29: 12, 0x34: 24, 0x35: 20, 0x41: 48, 0x4A: 20, 0x4E: 40, 0x4F: 24, 0x5E: 32}
 ESCAPES = {0x27: "ALLOC_MEMORY", 0x28: "ALLOC_OBJECT", 0x29: "FREE", 0x2A: "CONTROL", 0x2B: "ALLOC", 0x34: "DUP_OBJECT", 0x35: "SHARE",
            0x4A: "VID_HEAP_CONTROL", 0x4E: "MAP_MEMORY", 0x4F: "UNMAP_MEMORY", 0x57: "MAP_MEMORY_DMA", 0x58: "UNMAP_MEMORY_DMA",
            0x5E: "UPDATE_DEVICE_MAPPING_INFO", 0xC8: "CARD_INFO", 0xC9: "REGISTER_FD", 0xCE: "ALLOC_OS_EVENT", 0xCF: "FREE_OS_EVENT",
@@ -125,7 +127,7 @@ class Trace:
     def on_rm(self, rest):
         f = dict(x.split("=", 1) for x in rest.split() if "=" in x)
         nr, before, after = int(f["nr"], 16), raw(f, "in"), raw(f, "out")
-        name, status = "rm " + ESCAPES.get(nr, "%#x" % nr), word(after, max(0, len(after) - 4))
+        name, status = "rm " + ESCAPES.get(nr, "%#x" % nr), word(after, STATUS.get(nr, max(0, len(after) - 4)))
         if nr == 0x2B:
             root, handle, number = word(after, 0), word(after, 8), word(after, 12)
             status = word(after, 28 if len(after) == 32 else 40)
@@ -142,7 +144,7 @@ class Trace:
                                                                          raw(f, "pin")[:40].hex()))
             self.cross("makes " + label(CLASSES, number, False) + " below", root, word(after, 4))
         elif nr == 0x2A:
-            number, status = word(after, 8), word(after, 28)
+            number = word(after, 8)
             name = "control " + label(CONTROLS, number)
             self.cross("control " + label(CONTROLS, number, False), word(after, 0), word(after, 4))
             if number in (0xD04, 0xD06):
@@ -152,22 +154,18 @@ class Trace:
             elif number in (0xA06C0105, 0x801108) or number >> 8 == 0x906701 or number >> 8 == 0x906702 or 0x3D05 <= number <= 0x3D0C:
                 self.note("%s of %s: %s" % (label(CONTROLS, number), self.what(word(after, 0), word(after, 4)), raw(f, "pin").hex()))
         elif nr == 0x34:
-            status = word(after, 24)
             to, source = word(after, 0), (word(after, 12), word(after, 16))
             self.note("dups %s of client %#x of %s into client %#x of %s as %#x" % (self.what(*source), source[0], self.owner.get(
                 source[0], "nobody seen"), to, self.owner.get(to, "nobody seen"), word(after, 8)))
             if status == 0 and source in self.objects:
                 self.objects[to, word(after, 8)] = self.objects[source]
         elif nr == 0x35:
-            status = word(after, 20)
             p = before[8:20]
             self.note("opens %s to %s, target %#x, rights %#x, action %d" % (self.what(word(before, 0), word(before, 4)), SHARES.get(
                 p[8] | p[9] << 8, "?"), word(p, 0), word(p, 4), p[10]))
-        elif nr == 0x29:
-            status = word(after, 12)
         self.answers.append("%s: rc %s errno %s status %#x" % (name, f["rc"], f["errno"], status))
         self.asked[self.who][name] += 1
-        if nr not in (0x2B, 0x2A, 0x34, 0x35, 0x29):
+        if nr != 0x2B and nr not in STATUS:
             status = 0  # where it is differs
         if status or f["rc"] != "0":
             self.failed[self.who, name, "status %#x rc %s errno %s" % (status, f["rc"], f["errno"]), self.doing.get(self.who, "")] += 1

@@ -38,7 +38,10 @@ for part in "$@"; do
 	case $part in
 	checks | memory | faults | ends | walk | peers | micro | calls | shares) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "test/gpu/$part.sh" ;;
 	real) ONLY='^(real|two gpus) ' hack/with-node.sh --keep-logs /tmp/cgpu-logs -- test/gpu/shares.sh ;;
-	conformance) hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m >"$OUT/conformance.log" 2>&1 ;;
+	conformance) (
+		cd test/integration # where `go test` runs it
+		../../hack/with-node.sh --keep-logs /tmp/cgpu-logs -- "$cgpu/integration.test" -test.v -test.timeout 9m
+	) >"$OUT/conformance.log" 2>&1 ;;
 	bare) test/gpu/bare.sh ;;
 	mps-trace) test/gpu/mps-trace.sh ;;
 	graphics)

@@ -197,7 +197,7 @@ func runLimit(t *testing.T) {
 
 // runSees: of NVIDIA's nodes the run's own and no others; the rest of /dev, and all else, is the host's.
 func runSees(t *testing.T) {
-	nodes := strings.Fields(wantRun(t, "1GiB", "--", "sh", "-c", "ls -d /dev/nvidia* /dev/cgpu-sim 2>/dev/null; true"))
+	nodes := strings.Fields(wantRun(t, "1GiB", "--", "sh", "-c", "LC_ALL=C ls -d /dev/nvidia* /dev/cgpu-sim 2>/dev/null; true"))
 	cards := gpus(t)
 	want := []string{"/dev/nvidia-uvm", cards[0].Node.Path, "/dev/nvidiactl"}
 	if !slices.Equal(nodes, want) {

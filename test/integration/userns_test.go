@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -21,10 +22,13 @@ func TestUserNamespace(t *testing.T) {
 	for name, c := range map[string]struct{ prepare, quota, refused string }{
 		"the namespace's":                    {"chown -R 100000:100000 rootfs", "256MiB", ""},
 		"the host's, without a quota":        {"true", "", ""},
-		"the host's":                         {"true", "256MiB", "rootfs/run/cgpu: permission denied"},
+		"the host's":                         {"true", "256MiB", ": permission denied"},
 		"the host's, with places for mounts": {places, "256MiB", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if lab.Driver != device.DriverSim && c.prepare == places {
+				t.Skip("the real driver's files need more places")
+			}
 			noTrace(t)
 			dir := t.TempDir()
 			for parent := dir; parent != os.TempDir(); parent = filepath.Dir(parent) {

@@ -19,11 +19,28 @@ import (
 
 // Request is a line of JSON on the control socket. The guard answers with one line of JSON and closes.
 type Request struct {
-	Op string `json:"op"` // OpStatus
+	Op string `json:"op"` // OpStatus or OpUpgrade
+	// Program is what a guard is to go on as.
+	Program string `json:"program,omitempty"`
 }
 
-// OpStatus is the one thing that a guard is asked.
-const OpStatus = "status"
+// What a guard is asked. To go on as another program is for root, who alone reaches the socket.
+const (
+	OpStatus  = "status"
+	OpUpgrade = "upgrade"
+)
+
+// Upgraded is the answer to OpUpgrade, by the program that serves the container from then on.
+type Upgraded struct {
+	Done bool `json:"done"`
+	// Already: it was that program.
+	Already bool `json:"already,omitempty"`
+	// Error says why the guard goes on as the program that it was.
+	Error string `json:"error,omitempty"`
+	// Stall is for how long nobody took up the container's calls, the last time that it was tried; Tries is how often that was.
+	Stall time.Duration `json:"stallNs"`
+	Tries int           `json:"tries"`
+}
 
 // Status is the answer to OpStatus.
 type Status struct {
@@ -112,28 +129,38 @@ const Timeout = time.Second
 
 // Ask asks the guard of one record.
 func Ask(r ledger.Record) (s Status, err error) {
-	deadline := time.Now().Add(Timeout)
-	conn, err := net.DialTimeout("unix", r.Control, Timeout)
-	if err != nil {
-		return s, err
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(deadline); err != nil {
-		return s, err
-	}
-	if err := json.NewEncoder(conn).Encode(Request{Op: OpStatus}); err != nil {
-		return s, err
-	}
-	// Many processes make a long line; a line without an end is none of a guard's.
-	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
-	if err != nil {
-		return s, err
-	}
-	if err := json.Unmarshal(line, &s); err != nil {
+	if err := ask(r, Request{Op: OpStatus}, Timeout, &s); err != nil {
 		return s, err
 	}
 	if s.Nonce != r.Nonce {
 		return s, errors.New("another container's guard answered")
 	}
 	return s, nil
+}
+
+// Upgrade has the guard of one record go on as another program.
+func Upgrade(r ledger.Record, program string, within time.Duration) (u Upgraded, err error) {
+	return u, ask(r, Request{Op: OpUpgrade, Program: program}, within, &u)
+}
+
+// ask sends a request and reads the answer.
+func ask(r ledger.Record, q Request, within time.Duration, answer any) error {
+	deadline := time.Now().Add(within)
+	conn, err := net.DialTimeout("unix", r.Control, min(within, time.Second))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(conn).Encode(q); err != nil {
+		return err
+	}
+	// Many processes make a long line; a line without an end is none of a guard's.
+	line, err := bufio.NewReader(io.LimitReader(conn, 16<<20)).ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(line, answer)
 }

@@ -4,6 +4,7 @@
 package driver
 
 import (
+	"os"
 	"syscall"
 
 	"github.com/opencgpu/cgpu/pkg/device"
@@ -20,6 +21,18 @@ func Open(cfg guardcfg.Config) (rmclient.Driver, error) {
 		return dialSim(cfg)
 	}
 	return rmclient.NewKernelDriver(), nil
+}
+
+// Resume is Open for a program that goes on in another one's place: conn is that one's connection to the simulated driver.
+func Resume(cfg guardcfg.Config, conn *os.File, last uint64) (rmclient.Driver, error) {
+	if cfg.Driver != device.DriverSim {
+		return rmclient.NewKernelDriver(), nil
+	}
+	c, err := sim.Resume(conn, last)
+	if err != nil {
+		return nil, err
+	}
+	return simDriver{c}, nil
 }
 
 // simDriver answers every trapped call in the guard, since there is no kernel driver behind the container's nodes.
@@ -55,6 +68,9 @@ func (d simDriver) Switches(minor int, since uint64) ([]sched.Switch, uint64, bo
 }
 
 func (d simDriver) Pending(minor int, pids []int) (bool, error) { return d.conn.Pending(minor, pids) }
+
+// State is what Resume needs (guard.HandsOver).
+func (d simDriver) State() (syscall.Conn, uint64, bool) { return d.conn.State() }
 
 func (d simDriver) CloseFile(id uint32)   { _ = d.conn.CloseFile(sim.FileID(id)) }
 func (d simDriver) CloseExport(id uint32) { _ = d.conn.CloseExport(int32(id)) }

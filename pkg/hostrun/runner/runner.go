@@ -5,7 +5,9 @@ package runner
 
 import (
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,8 +49,8 @@ func Become(cmd Command) error {
 	if err != nil {
 		return err
 	}
-	if table.Config.Enforcement == device.EnforcePreload {
-		return errPreload
+	if err := unheld(table.Config); err != nil {
+		return err
 	}
 	if err := hostrun.CheckFiles(table.Nodes); err != nil {
 		return err
@@ -72,8 +74,17 @@ func Become(cmd Command) error {
 	return err
 }
 
-var errPreload = errors.New(`run: enforcement = "preload" in cgpu.toml: a process without a container is held by a guard or not at all; ` +
-	`set enforcement = "guard"`)
+// unheld says why this node holds no process without a container as it holds containers.
+func unheld(c device.Config) error {
+	if setting := c.Unguarded(); setting != "" {
+		key, _, _ := strings.Cut(setting, " ")
+		return fmt.Errorf(`run: %s in cgpu.toml: a process without a container is held by a guard or not at all; set %s = "guard"`, setting, key)
+	}
+	if c.DriverLimits {
+		return errors.New(`run: limits = "both" in cgpu.toml: cgpu-hook has the driver limit containers only; set limits = "guard"`)
+	}
+	return nil
+}
 
 // Task is a process of another program's (Slurm's) that waits, with a mount namespace of its own, to become the command.
 type Task struct {
@@ -99,8 +110,8 @@ func Prepare(cmd Command, task Task, tell func(fence hostrun.Fence, table *devic
 	if err != nil {
 		return err
 	}
-	if table.Config.Enforcement == device.EnforcePreload {
-		return errPreload
+	if err := unheld(table.Config); err != nil {
+		return err
 	}
 	plan, err := reservePlan(&session, cmd, table, home, task)
 	if err != nil {

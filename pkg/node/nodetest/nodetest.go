@@ -77,7 +77,10 @@ func (n Node) Reserve(r ledger.Record) ledger.Record {
 	r.GuardPID, r.InitPID, r.LauncherPID = os.Getpid(), os.Getpid(), os.Getpid()
 	r.Control = filepath.Join(n.Dir, r.Nonce+".ctl")
 	if r.Preload {
-		r.GuardPID, r.Control, r.Page = 0, "", page.File(n.Dir, r.Nonce)
+		r.GuardPID, r.Control = 0, ""
+		if !r.DriverOnly {
+			r.Page = page.File(n.Dir, r.Nonce)
+		}
 	}
 	for i := range r.VGPUs {
 		r.VGPUs[i].Priority = quota.PriorityDefault
@@ -91,7 +94,7 @@ func (n Node) Reserve(r ledger.Record) ledger.Record {
 	if err != nil {
 		n.Fatal(err)
 	}
-	if r.Preload {
+	if r.Page != "" {
 		makePage(n.T, table, got)
 	}
 	return got

@@ -82,7 +82,7 @@ function showRow(row, v, g) {
   say(p.name, called(v));
   say(p.id, v.name ? v.id.slice(0, 12) : "");
   say(p.state, v.state);
-  say(p.by, v.unguarded ? "limit by the preload library only" : "");
+  say(p.by, v.unguarded ? "no guard holds it to its limit" : "");
   p.state.className = "state " + (tone[v.state] ?? "bad");
   const limit = v.native ? g.total : v.limit;
   say(p.memory, (v.used < 0 ? "not known" : amount(v.used)) + " of " + (v.native ? "the whole GPU" : amount(v.limit) + " GiB"));

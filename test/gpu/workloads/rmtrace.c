@@ -53,11 +53,15 @@ static void line(const char *format, ...) {
   errno = kept;
 }
 
-// Copies memory that may not be there.
+// Copies memory that may not be there. Where an engine's filter forbids to ask, it is believed to be there.
 static size_t copy(void *to, uint64_t from, size_t n) {
   struct iovec here = {to, n}, there = {(void *)(uintptr_t)from, n};
   if (!from || !n) return 0;
   ssize_t got = syscall(SYS_process_vm_readv, getpid(), &here, 1UL, &there, 1UL, 0UL);
+  if (got < 0 && (errno == EPERM || errno == ENOSYS)) {
+    memcpy(to, (const void *)(uintptr_t)from, n);
+    return n;
+  }
   if (got < 0 && n > 16) return copy(to, from, 16); // near the end of a page
   return got < 0 ? 0 : (size_t)got;
 }

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package handover
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// How a process becomes another program with what it has. First that program is tried as a child, which reads the very state (Trial);
+// only then the process executes it (Exec). So the process keeps its number, its start time, its cgroup, its children, its locks and its
+// descriptors, by which others know it: nothing has to be passed but the state.
+
+// Arguments of the program, after its name.
+const (
+	TryArg  = "try-handover"
+	TakeArg = "take-over"
+)
+
+// Descriptors of a Trial's child.
+const (
+	answerFD = 3
+	stateFD  = 4
+	goFD     = 5
+)
+
+const (
+	helloTime = 5 * time.Second // for the program to say what it can read
+	tryTime   = 2 * time.Second // for it to read the state, while calls wait
+	maxAnswer = 4096
+)
+
+// hello is the first line that the child says.
+type hello struct {
+	Versions []int `json:"versions"` // of State
+}
+
+// Trial is a program that waits for the state, to try it.
+type Trial struct {
+	program *os.File
+	state   *os.File // memory that both have
+	cmd     *exec.Cmd
+	answers *os.File
+	lines   *bufio.Reader
+	start   *os.File
+}
+
+// Try starts a program as a child, and asks what it can read. The file is what is tried and executed, whatever is in its path's place
+// later.
+func Try(program *os.File) (_ *Trial, err error) {
+	// Its number must be none that the child's descriptors get before it executes the file.
+	high, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, goFD+1)
+	if err != nil {
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	t := &Trial{program: os.NewFile(uintptr(high), program.Name())}
+	defer func() {
+		if err != nil {
+			t.Close()
+		}
+	}()
+	fd, err := unix.MemfdCreate("cgpu-guard", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	t.state = os.NewFile(uintptr(fd), "state")
+	answers, say, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	t.answers, t.lines = answers, bufio.NewReaderSize(answers, maxAnswer)
+	listen, start, err := os.Pipe()
+	if err != nil {
+		say.Close()
+		return nil, err
+	}
+	defer listen.Close()
+	t.start = start
+	cmd := &exec.Cmd{Path: pathOf(t.program), Args: []string{"cgpu-guard", TryArg}, Dir: "/", ExtraFiles: []*os.File{say, t.state, listen}}
+	err = cmd.Start()
+	say.Close() // or its end would not be seen
+	if err != nil {
+		return nil, fmt.Errorf("start it: %w", err)
+	}
+	t.cmd = cmd
+	line, err := t.answer(helloTime)
+	if err != nil {
+		return nil, err
+	}
+	var h hello
+	if json.Unmarshal([]byte(line), &h) != nil {
+		return nil, fmt.Errorf("%w: %.200q", ErrUnknown, line)
+	}
+	for _, v := range h.Versions {
+		if v == Version {
+			return t, nil
+		}
+	}
+	return nil, fmt.Errorf("it reads versions %v of a guard's state, and this guard writes %d", h.Versions, Version)
+}
+
+// pathOf is a path of an open file for this process and its children.
+func pathOf(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
+
+func (t *Trial) answer(within time.Duration) (string, error) {
+	_ = t.answers.SetReadDeadline(time.Now().Add(within))
+	b, err := t.lines.ReadSlice('\n') // a line that is too long is none
+	line := strings.TrimSpace(string(b))
+	switch {
+	case errors.Is(err, bufio.ErrBufferFull):
+		return "", fmt.Errorf("its answer is too long: %.40q", line)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return "", fmt.Errorf("it does not answer within %v", within)
+	case err != nil && line == "":
+		return "", fmt.Errorf("it ended without a word: %w", errors.Join(ErrUnknown, err))
+	}
+	return line, nil
+}
+
+// Read has the child read the state, and make a guard of it that does nothing.
+func (t *Trial) Read(state []byte) error {
+	if err := t.state.Truncate(0); err != nil {
+		return err
+	}
+	if _, err := t.state.WriteAt(state, 0); err != nil {
+		return fmt.Errorf("write the guard's state: %w", err)
+	}
+	if _, err := t.start.Write([]byte("go\n")); err != nil {
+		return fmt.Errorf("it ended early: %w", err)
+	}
+	line, err := t.answer(tryTime)
+	if err == nil && line != "ok" {
+		err = errors.New(line)
+	}
+	return err
+}
+
+// Close ends the child.
+func (t *Trial) Close() {
+	for _, f := range []*os.File{t.program, t.start, t.answers, t.state} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	if t.cmd != nil {
+		_ = t.cmd.Process.Kill()
+		_ = t.cmd.Wait()
+	}
+}
+
+// Exec executes the program that was tried, with the state and some descriptors. It returns only if that fails. Should the program fail to
+// go on with the state it executes the present one again (Back).
+func (t *Trial) Exec(fds []int) error {
+	former, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer former.Close()
+	args := []string{"cgpu-guard", TakeArg, strconv.Itoa(int(t.state.Fd())), strconv.Itoa(int(former.Fd()))}
+	return execute(t.program, args, append([]int{int(t.state.Fd()), int(former.Fd())}, fds...))
+}
+
+// execute executes a program that has some descriptors.
+func execute(program *os.File, args []string, fds []int) error {
+	syscall.ForkLock.Lock() // no other child is to have them
+	defer syscall.ForkLock.Unlock()
+	defer closeOnExec(fds)
+	for _, fd := range fds {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {
+			return fmt.Errorf("descriptor %d: %w", fd, err)
+		}
+	}
+	return os.NewSyscallError("execve", syscall.Exec(pathOf(program), args, os.Environ()))
+}
+
+func closeOnExec(fds []int) {
+	for _, fd := range fds {
+		unix.CloseOnExec(fd)
+	}
+}
+
+// ServeTry is the child of a Trial: restore makes a guard of the state.
+func ServeTry(restore func(*State) error) error {
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0) // where memory is short this one ends, not the guard
+	say, state, listen := os.NewFile(answerFD, "answer"), os.NewFile(stateFD, "state"), os.NewFile(goFD, "go")
+	if say == nil || state == nil || listen == nil {
+		return errors.New("started by cgpu-guard only")
+	}
+	for _, fd := range []int{answerFD, stateFD, goFD} {
+		unix.CloseOnExec(fd)
+	}
+	if err := json.NewEncoder(say).Encode(hello{Versions()}); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(listen)
+	for lines.Scan() {
+		s, err := read(state)
+		if err == nil {
+			err = restore(s)
+		}
+		text := "ok"
+		if err != nil {
+			text = strings.ReplaceAll(err.Error(), "\n", "; ")
+			text = text[:min(len(text), maxAnswer-1)]
+		}
+		if _, err := fmt.Fprintln(say, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func read(f *os.File) (*State, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if info.Size() > MaxSize {
+		return nil, fmt.Errorf("a state of %d bytes: %d are the most", info.Size(), MaxSize)
+	}
+	b := make([]byte, info.Size())
+	if _, err := f.ReadAt(b, 0); err != nil && !errors.Is(err, io.EOF) {
+		return nil, fmt.Errorf("read the guard's state: %w", err)
+	}
+	return Decode(b)
+}
+
+// Takeover is what a program was executed with.
+type Takeover struct {
+	*State
+	state  *os.File
+	former *os.File // nil: there is none that could go on instead
+	// Failed says why the program that was to go on did not, of the one that it gave the process back to.
+	Failed string
+}
+
+// Take reads the arguments that come after TakeArg, and the state.
+func Take(args []string) (*Takeover, error) {
+	if len(args) < 2 || len(args) > 3 {
+		return nil, fmt.Errorf("%s: %d arguments; it is executed by cgpu-guard only", TakeArg, len(args))
+	}
+	t := &Takeover{}
+	for i, to := range []**os.File{&t.state, &t.former} {
+		fd, err := strconv.Atoi(args[i])
+		if err != nil || fd < 0 || fd >= maxFD {
+			return nil, fmt.Errorf("%s: descriptor %.20q", TakeArg, args[i])
+		}
+		if fd > 0 {
+			*to = os.NewFile(uintptr(fd), TakeArg)
+		}
+	}
+	if t.state == nil {
+		return nil, fmt.Errorf("%s: no state", TakeArg)
+	}
+	if len(args) == 3 {
+		t.Failed = args[2]
+	}
+	var err error
+	t.State, err = read(t.state)
+	return t, err
+}
+
+// Back gives the process back to the program that had it, with the reason. It returns only if there is none, or it cannot be executed. The
+// state, and every descriptor in it, must be as it was.
+func (t *Takeover) Back(reason error) error {
+	if t.former == nil {
+		return reason
+	}
+	fds := []int{int(t.state.Fd())}
+	if t.State != nil {
+		fds = append(fds, t.Descriptors()...)
+	}
+	text := strings.ReplaceAll(reason.Error(), "\n", "; ")
+	return errors.Join(reason, execute(t.former, []string{"cgpu-guard", TakeArg, strconv.Itoa(int(t.state.Fd())), "0", text}, fds))
+}
+
+// Keep ends the way back: from now on no child gets a descriptor of the state's.
+func (t *Takeover) Keep() {
+	closeOnExec(t.Descriptors())
+	t.state.Close()
+	if t.former != nil {
+		t.former.Close()
+	}
+}

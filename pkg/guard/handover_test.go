@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/test/walk"
+)
+
+// handOver lets another guard go on in the place of the rig's, by its state alone. What it knows must be the same.
+func (r *rig) handOver() error {
+	if err := letInterrupt(); err != nil {
+		return err
+	}
+	old := r.guard
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		next, err := r.tryHandOver(old)
+		if err == nil {
+			r.guard = next
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("hand over: %w", err)
+		}
+	}
+}
+
+func (r *rig) tryHandOver(old *Guard) (next *Guard, err error) {
+	s, next, resume, err := r.restored(old)
+	if err != nil {
+		resume()
+		return nil, err
+	}
+	// The old one has nothing to do any more: nobody resumes it.
+	old.watch.mu.Lock()
+	for fd := range old.watch.on {
+		_ = unix.EpollCtl(old.watch.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
+	}
+	old.watch.mu.Unlock()
+	r.t.Cleanup(next.events.Close)
+	next.goOn(s)
+	return next, nil
+}
+
+// restored brings a guard to rest, and makes another one of its state, which must be in the same. resume lets the first go on.
+func (r *rig) restored(old *Guard) (s *handover.State, next *Guard, resume func(), err error) {
+	filters := old.parkAll()
+	resume = func() {
+		for _, l := range filters {
+			l.unpark()
+		}
+	}
+	for _, l := range filters {
+		if !l.awaitIdle(time.Now().Add(200 * time.Millisecond)) {
+			return nil, nil, resume, busy("a call")
+		}
+	}
+	if !old.work.TryLock() {
+		return nil, nil, resume, busy("work")
+	}
+	unpark := resume
+	resume = func() {
+		old.work.Unlock()
+		unpark()
+	}
+	if old.pendingRoots.Load() > 0 {
+		return nil, nil, resume, busy("a root alloc")
+	}
+	b, err := stateOf(old, filters)
+	if err != nil {
+		return nil, nil, resume, busy(err.Error())
+	}
+	if s, err = handover.Decode(b); err != nil {
+		return nil, nil, resume, err
+	}
+	if next, err = Restore(s, old.driver, old.log); err != nil {
+		return nil, nil, resume, fmt.Errorf("%w: %s", err, b)
+	}
+	next.gpuTime.StartRescuer = noRescuer
+	again, err := stateOf(next, filters)
+	if err == nil && !bytes.Equal(b, again) {
+		i := 0
+		for i < min(len(b), len(again)) && b[i] == again[i] {
+			i++
+		}
+		err = fmt.Errorf("the state is another one after it was restored, from byte %d on:\n…%s\n…%s", i, b[max(0, i-200):], again[max(0,
+			i-200):])
+	}
+	return s, next, resume, err
+}
+
+// survives sees, wherever a test compares the guard's books, that its state can be handed over as it is, where nothing is under way.
+func (r *rig) survives() {
+	r.t.Helper()
+	if err := letInterrupt(); err != nil {
+		r.t.Fatal(err)
+	}
+	_, _, resume, err := r.restored(r.guard)
+	resume()
+	if err != nil && !errors.Is(err, errBusy) {
+		r.t.Error(err)
+	}
+}
+
+func stateOf(g *Guard, filters []*listener) ([]byte, error) {
+	s, err := g.snapshot()
+	if err != nil {
+		return nil, err
+	}
+	s.Process.Seccomp, s.Process.Control = 1<<20, 1<<20+1 // the rig has none
+	s.Process.InitPID = max(1, s.Process.InitPID)
+	s.Rescuer, s.Process.Tally = nil, 0 // which TakeOver finds again
+	for _, l := range filters {
+		s.Process.Listeners = append(s.Process.Listeners, l.fd)
+	}
+	if len(filters) == 0 {
+		s.Process.Listeners = []int{1<<20 + 2}
+	}
+	return handover.Encode(s)
+}
+
+// TestWalkHandedOver: whatever a container has done, a guard that goes on from another one's state knows the same, and keeps the books as
+// well: they agree with the driver's after each step, and nothing is left at the end.
+func TestWalkHandedOver(t *testing.T) {
+	seed, limit := uint64(time.Now().UnixNano()), 15*time.Second
+	if d, err := time.ParseDuration(os.Getenv(walkForEnv)); err == nil {
+		limit = d
+	}
+	if testing.Short() {
+		limit = 2 * time.Second
+	}
+	if n, err := strconv.ParseUint(os.Getenv(walkEnv), 0, 64); err == nil {
+		seed = n
+	}
+	w := newWalker(t, walkPatience)
+	w.each = 7
+	for deadline := time.Now().Add(limit); time.Now().Before(deadline); seed++ {
+		ops := walk.Generate(seed, walk.Kind{Steps: walkSteps, Procs: 3, Limit: uint64(testLimit), Malformed: seed%4 != 3})
+		if step, err := w.run(ops); err != nil {
+			t.Fatalf("seed %#x, step %d: %v", seed, step, err)
+		}
+	}
+	if err := w.over(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRestoreVersions: what each version of a guard wrote makes a guard.
+func TestRestoreVersions(t *testing.T) {
+	for _, name := range []string{"v1"} {
+		b, err := os.ReadFile("handover/testdata/" + name + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := newRig(t)
+		s, err := handover.Decode(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Config = testConfig(r.nodes)
+		g, err := Restore(s, r.guard.driver, testLog(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := g.account; len(a.clients) != len(s.Account.Clients) || a.objects != len(s.Account.Objects) || g.files.count() != len(s.Files) ||
+			len(g.tasks.procs) != len(s.Processes) || len(g.managed.procs) != 1 || g.savedBytes.Load() == 0 {
+			t.Errorf("%d clients, %d objects, %d files, %d processes", len(a.clients), a.objects, g.files.count(), len(g.tasks.procs))
+		}
+		s.Account.GPUs[0].Used++
+		if _, err := Restore(s, r.guard.driver, testLog(t)); err == nil || !strings.Contains(err.Error(), "in use") {
+			t.Errorf("a state that has lost a charge: %v", err)
+		}
+	}
+}
+
+// FuzzRestore: whatever a state says, it makes a guard or is refused.
+func FuzzRestore(f *testing.F) {
+	b, err := os.ReadFile("handover/testdata/v1.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	nodes := makeNodes(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := handover.Decode(b)
+		if err != nil {
+			return
+		}
+		gpus := len(s.Config.GPUs)
+		s.Config = testConfig(nodes)
+		if len(s.Config.GPUs) != gpus {
+			return
+		}
+		_, _ = Restore(s, rmclient.NewKernelDriver(), slog.New(slog.DiscardHandler))
+	})
+}

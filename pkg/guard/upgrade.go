@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package guard
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/guard/api"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/tally"
+)
+
+// A guard goes on as another program (docs/adr/0013-upgrade.md). While nothing is under way it writes its state down, has the program try
+// that as a child, and executes it. Until then everything can be undone, and is where something does not come to rest in time: calls that
+// wait longer than the least that it takes would be worse than a hand-over that comes later.
+
+const (
+	// upgradeTime is for how long it is tried. Each time calls wait for a longer window, from firstWindow to lastWindow at most, until all
+	// that were under way have ended, and windowShare times as long they come through in between.
+	upgradeTime = 15 * time.Second
+	firstWindow = 10 * time.Millisecond
+	lastWindow  = 640 * time.Millisecond
+	windowShare = 5
+)
+
+// errBusy says that something is under way that may have ended the next time.
+var errBusy = errors.New("the guard does not come to rest")
+
+func busy(what string) error { return fmt.Errorf("%w: %s", errBusy, what) }
+
+// serveUpgrade answers a request to go on as another program. The answer to one that succeeds is that program's (TakeOver).
+func (g *Guard) serveUpgrade(conn *net.UnixConn, program string) {
+	_ = conn.SetDeadline(time.Time{})
+	answer := api.Upgraded{Error: "another upgrade of this guard is under way"}
+	if g.upgrading.CompareAndSwap(false, true) {
+		answer = g.upgrade(conn, program)
+		g.upgrading.Store(false)
+	}
+	if answer.Error != "" {
+		g.log.Warn("the guard goes on as the program that it is", "program", program, "err", answer.Error)
+	}
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = json.NewEncoder(conn).Encode(answer)
+}
+
+// upgrade returns only if the guard stays what it is.
+func (g *Guard) upgrade(conn *net.UnixConn, program string) (answer api.Upgraded) {
+	refuse := func(err error) api.Upgraded {
+		answer.Error = err.Error()
+		return answer
+	}
+	file, same, err := openProgram(program)
+	if err != nil {
+		return refuse(err)
+	}
+	defer file.Close()
+	if same {
+		return api.Upgraded{Done: true, Already: true}
+	}
+	if err := letInterrupt(); err != nil {
+		return refuse(err)
+	}
+	trial, err := handover.Try(file)
+	if err != nil {
+		return refuse(fmt.Errorf("%s: %w", program, err))
+	}
+	defer trial.Close()
+	deadline := time.Now().Add(upgradeTime)
+	for window := firstWindow; ; window = min(2*window, lastWindow) {
+		answer.Tries++
+		begin := time.Now()
+		err := g.handOver(conn, trial, window, answer.Tries)
+		answer.Stall = time.Since(begin)
+		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
+			return refuse(err)
+		}
+		time.Sleep(windowShare*window + rand.N(window))
+	}
+}
+
+// openProgram opens what the guard is to go on as. same: it is that.
+func openProgram(path string) (f *os.File, same bool, err error) {
+	if f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0); err != nil {
+		return nil, false, err
+	}
+	info, err := f.Stat()
+	if err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0) {
+		err = fmt.Errorf("%s is no program", path)
+	}
+	own, ownErr := os.Stat("/proc/self/exe")
+	if err = errors.Join(err, ownErr); err != nil {
+		f.Close()
+		return nil, false, err
+	}
+	return f, os.SameFile(info, own), nil
+}
+
+// handOver brings the guard to rest, for a window at most, and becomes the program. It returns only if that fails; then all goes on.
+func (g *Guard) handOver(conn *net.UnixConn, trial *handover.Trial, window time.Duration, tries int) error {
+	until := time.Now().Add(window)
+	g.doors.seccomp.close(g.sockets.Seccomp)
+	defer g.doors.seccomp.open(g.sockets.Seccomp)
+	g.doors.control.close(g.sockets.Control)
+	defer g.doors.control.open(g.sockets.Control)
+	if !g.doors.seccomp.awaitEmpty(0, until) || !g.doors.control.awaitEmpty(1, until) {
+		return busy("somebody has a connection to it")
+	}
+	filters := g.parkAll()
+	defer func() {
+		for _, l := range filters {
+			l.unpark()
+		}
+	}()
+	parked := gpusched.Monotonic()
+	for _, l := range filters {
+		if !l.awaitIdle(until) {
+			return busy("a call of the container's takes long")
+		}
+	}
+	for !g.work.TryLock() {
+		if time.Now().After(until) {
+			return busy("it looks at the container, or frees what the container had")
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	defer g.work.Unlock()
+	wake, ok := g.restGPUTime(until)
+	if !ok {
+		return busy("it shares out GPU time")
+	}
+	defer wake()
+	state, err := g.stateAtRest(conn, filters)
+	if err != nil {
+		return err
+	}
+	state.Process.Parked, state.Process.Tries = int64(parked), tries
+	b, err := handover.Encode(state)
+	if err == nil {
+		err = trial.Read(b)
+	}
+	if err != nil {
+		return fmt.Errorf("the other program cannot go on with this guard's state: %w", err)
+	}
+	g.log.Info("the guard goes on as another program", "bytes", len(b), "tries", tries)
+	return trial.Exec(state.Descriptors())
+}
+
+// parkAll has nobody take up a call.
+func (g *Guard) parkAll() (filters []*listener) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for l := range g.filters {
+		l.park()
+		filters = append(filters, l)
+	}
+	return filters
+}
+
+func (g *Guard) restGPUTime(until time.Time) (wake func(), ok bool) {
+	for {
+		if wake, ok = g.gpuTime.Rest(); ok || time.Now().After(until) {
+			return wake, ok
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+}
+
+// stateAtRest is the state of a guard that is at rest.
+func (g *Guard) stateAtRest(conn *net.UnixConn, filters []*listener) (*handover.State, error) {
+	select {
+	case <-g.done:
+		return nil, errors.New("the container is over")
+	default:
+	}
+	switch {
+	case len(filters) == 0 || g.firstPID() == 0:
+		return nil, errors.New("the container is being created, or ends")
+	case g.pendingRoots.Load() > 0:
+		return nil, busy("an RM client is being made")
+	}
+	g.gpuTime.LetGoOfPages()
+	state, err := g.snapshot()
+	if err != nil {
+		return nil, busy(err.Error())
+	}
+	p := &state.Process
+	for _, x := range []struct {
+		of syscall.Conn
+		to *int
+	}{{g.sockets.Seccomp, &p.Seccomp}, {g.sockets.Control, &p.Control}, {conn, &p.Reply}} {
+		if *x.to, err = descriptor(x.of); err != nil {
+			return nil, err
+		}
+	}
+	for _, l := range filters {
+		if l.dead.Load() {
+			return nil, busy("a filter's last process ends")
+		}
+		p.Listeners = append(p.Listeners, l.fd)
+	}
+	return state, g.simulated(p)
+}
+
+// handsOver is a driver that has a connection.
+type handsOver interface {
+	State() (conn syscall.Conn, last uint64, ok bool)
+}
+
+func (g *Guard) simulated(p *handover.Process) (err error) {
+	d, ok := g.driver.(handsOver)
+	if !ok {
+		return nil
+	}
+	conn, last, ok := d.State()
+	if !ok {
+		return busy("a call of the simulated driver is under way")
+	}
+	p.SimNext = last
+	p.Sim, err = descriptor(conn)
+	return err
+}
+
+// TakeOver makes the guard that goes on with a state. It changes nothing that another program could not go on with: until Run.
+func TakeOver(s *handover.State, driver Driver, log *slog.Logger) (*Guard, Sockets, error) {
+	g, err := Restore(s, driver, log)
+	if err != nil {
+		return nil, Sockets{}, err
+	}
+	if err := g.openPage(); err != nil {
+		return nil, Sockets{}, err
+	}
+	if s.Process.Tally > 0 {
+		if g.tallyFile, err = tally.Resume(s.Process.Tally, g.cfg.RunDir, g.cfg.Nonce); err != nil {
+			return nil, Sockets{}, err
+		}
+		g.countIn(g.tallyFile.Page)
+	}
+	sockets, err := takeSockets(s.Process)
+	if err != nil {
+		return nil, sockets, err
+	}
+	g.taken = s
+	return g, sockets, g.gpuTime.Rejoin(s.GPUTime, s.Rescuer)
+}
+
+func takeSockets(p handover.Process) (s Sockets, err error) {
+	for _, x := range []struct {
+		fd int
+		to **net.UnixListener
+	}{{p.Seccomp, &s.Seccomp}, {p.Control, &s.Control}} {
+		// A copy, so that the program before finds its own should this one fail.
+		fd, err := unix.FcntlInt(uintptr(x.fd), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return s, fmt.Errorf("copy a socket: %w", err)
+		}
+		f := os.NewFile(uintptr(fd), "socket")
+		l, err := net.FileListener(f)
+		f.Close()
+		if err != nil {
+			return s, fmt.Errorf("take over a socket: %w", err)
+		}
+		var ok bool
+		if *x.to, ok = l.(*net.UnixListener); !ok {
+			return s, fmt.Errorf("take over a socket: it is one of %s", l.Addr().Network())
+		}
+	}
+	return s, nil
+}
+
+// goOn begins where the program before has stopped: with the container's calls, which wait.
+func (g *Guard) goOn(s *handover.State) {
+	for _, fd := range s.Process.Listeners {
+		g.resumeFilter(fd)
+	}
+	stall := gpusched.Monotonic() - time.Duration(s.Process.Parked)
+	g.log.Info("this program goes on with the container", "stall", stall, "tries", s.Process.Tries)
+	for _, p := range g.tasks.processes() {
+		g.watchProcess(p)
+	}
+	if until := unixTime(s.Process.AuditUntil); time.Now().Before(until) {
+		g.startAudit()
+	}
+	if g.account.clientCount() > 0 || len(g.managed.procs) > 0 {
+		g.clientMade()
+	}
+	if len(g.account.looseWindows()) > 0 {
+		g.endWindowsLater()
+	}
+	g.sweepSoon() // one may have been due
+	for i := range g.cfg.GPUs {
+		g.account.tellChannels(i)
+	}
+	for _, fd := range []int{s.Process.Seccomp, s.Process.Control, s.Process.Sim} {
+		if fd > 0 { // there are copies
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// resumeFilter serves a filter that another program served.
+func (g *Guard) resumeFilter(fd int) {
+	g.mu.Lock()
+	g.listeners++
+	g.mu.Unlock()
+	l := g.serveListener(fd)
+	if err := g.watch.watch(fd, 0, func() { g.filterGone(l) }); err != nil {
+		g.log.Error("cannot watch a filter", "err", err)
+	}
+}
+
+// tellChannels has others told of the container's channels.
+func (a *account) tellChannels(gpu int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reportChannels(gpu)
+}
+
+// AnswerUpgrade tells who asked for the hand-over what came of it; failed: why this program goes on after all.
+func AnswerUpgrade(s *handover.State, failed string) {
+	if s.Process.Reply == 0 {
+		return
+	}
+	f := os.NewFile(uintptr(s.Process.Reply), "reply")
+	defer f.Close()
+	conn, err := net.FileConn(f)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = json.NewEncoder(conn).Encode(api.Upgraded{Done: failed == "", Error: failed, Tries: s.Process.Tries,
+		Stall: gpusched.Monotonic() - time.Duration(s.Process.Parked)})
+}

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build integration && amd64
+
+package faults
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/opencgpu/cgpu/pkg/guard/api"
+	"github.com/opencgpu/cgpu/pkg/guard/handover"
+	"github.com/opencgpu/cgpu/pkg/ledger"
+)
+
+// busy makes driver calls all the time, in one process after another, and says so should one of them fail.
+const busy = "cgpu-probe work --for 24h --windows 200ms || echo FAILED work & " +
+	"while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated || echo FAILED alloc; done"
+
+// otherGuard is a copy of the guard's program: another program to a guard.
+func (n *node) otherGuard(number int) (path string, err error) {
+	path = filepath.Join(n.dir, "guards", fmt.Sprint(number), "cgpu-guard")
+	if _, err = os.Stat(path); err == nil {
+		return path, nil
+	}
+	text, err := os.ReadFile(filepath.Join(n.bin, "cgpu-guard"))
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(path), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(path, text, 0o755)
+	}
+	return path, err
+}
+
+// upgraded is what cgpu upgrade -o json says of a container.
+type upgraded struct {
+	ID, Outcome, Error string
+	StallNs            time.Duration
+	Tries              int
+}
+
+// upgrade calls cgpu upgrade.
+func (n *node) upgrade(args ...string) ([]upgraded, error) { return n.upgradeTo("upgrade", args...) }
+
+// upgradeTo is upgrade with an output of its own.
+func (n *node) upgradeTo(name string, args ...string) (list []upgraded, err error) {
+	out := n.path("stdout-" + name)
+	_ = os.Remove(out)
+	r := new(watch).run(patience, n.env, out, append([]string{filepath.Join(n.bin, "cgpu"), "upgrade", "-o", "json"}, args...)...)
+	text, err := os.ReadFile(out)
+	var v struct{ Containers []upgraded }
+	if err = errors.Join(err, json.Unmarshal(text, &v)); err == nil && r.code != 0 {
+		err = fmt.Errorf("%v: %s", r, text)
+	}
+	return v.Containers, err
+}
+
+// said is what a container has printed since an offset.
+func (n *node) said(name string, from int) (text string, end int) {
+	b, _ := os.ReadFile(n.path("stdout-" + n.id(name)))
+	return string(b[min(from, len(b)):]), len(b)
+}
+
+// works: since this was called a container has computed, and allocated, and nothing has failed.
+func (n *node) works(name string) error {
+	_, begin := n.said(name, 0)
+	return n.eventually(func() error {
+		text, _ := n.said(name, begin)
+		if !strings.Contains(text, "allocated") || strings.Count(text, " kernels=") == strings.Count(text, " kernels=0 ") {
+			return fmt.Errorf("%s does not work: %s", name, text)
+		}
+		return nil
+	})
+}
+
+// TestUpgrade: guards of busy containers become another program, again and again, and no call fails.
+func TestUpgrade(t *testing.T) {
+	n := newNode(t)
+	var guards []string
+	for i := range 2 {
+		path, err := n.otherGuard(i)
+		must(t, err)
+		guards = append(guards, path)
+	}
+	var names []string
+	for i := range 3 {
+		name := fmt.Sprint("busy", i)
+		names = append(names, name)
+		n.bundle(t, name, busy, onSecond)
+		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
+		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
+		must(t, n.runtime("start", n.id(name)))
+		must(t, n.works(name))
+	}
+	before := map[string]ledger.Record{}
+	for _, r := range n.records() {
+		before[r.ID] = r
+	}
+	for i := range 10 {
+		list, err := n.upgrade("--all", "--program", guards[i%2])
+		must(t, err)
+		if len(list) != len(before) {
+			t.Fatalf("%d containers: %+v", len(list), list)
+		}
+		for _, x := range list {
+			t.Logf("%s: %s, stall %v, tries %d", x.ID, x.Outcome, x.StallNs, x.Tries)
+			exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", before[x.ID].GuardPID))
+			if x.Outcome != "upgraded" || err != nil || exe != guards[i%2] {
+				t.Errorf("%+v: the guard is %s (%v)", x, exe, err)
+			}
+		}
+		for _, name := range names {
+			must(t, n.works(name))
+		}
+	}
+	for _, name := range names {
+		if text, _ := n.said(name, 0); strings.Contains(text, "FAILED") {
+			t.Errorf("%s: calls have failed: %s", name, text[strings.Index(text, "FAILED"):][:100])
+		}
+	}
+	if list, err := n.upgrade("--all", "--program", guards[1]); err != nil || list[0].Outcome != "already" {
+		t.Errorf("again: %+v, %v", list, err)
+	}
+	for _, name := range names {
+		must(t, n.runtime("delete", "--force", n.id(name)))
+	}
+	must(t, n.eventually(n.quiet))
+}
+
+// TestMain is another program to a guard, if it is called as one: it can read the state, and then cannot go on.
+func TestMain(m *testing.M) {
+	if len(os.Args) < 2 || os.Args[1] != handover.TryArg && os.Args[1] != handover.TakeArg {
+		os.Exit(m.Run())
+	}
+	if os.Args[1] == handover.TryArg {
+		_ = handover.ServeTry(func(*handover.State) error { return nil })
+		return
+	}
+	t, _ := handover.Take(os.Args[2:])
+	_ = t.Back(errors.New("it does not want to"))
+	os.Exit(1)
+}
+
+// TestUpgradeFails: a program that cannot go on with a guard leaves the container as it was, also where it has been executed already.
+func TestUpgradeFails(t *testing.T) {
+	n := newNode(t)
+	self, err := os.Executable()
+	must(t, err)
+	busybox, err := exec.LookPath("busybox")
+	must(t, err)
+	other, err := n.otherGuard(0)
+	must(t, err)
+	id, guard := n.id("neighbour"), n.neighbour.GuardPID
+	exe := func() string {
+		path, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", guard))
+		return path
+	}
+	for _, c := range []struct{ program, why string }{
+		{busybox, "knows no hand-over"},
+		{self, "does not want to"},
+		{n.path("cgpu.toml"), "is no program"},
+	} {
+		before := exe()
+		list, err := n.upgrade("--program", c.program, id)
+		if err == nil || len(list) != 1 || list[0].Outcome != "failed" || !strings.Contains(list[0].Error, c.why) || exe() != before {
+			t.Errorf("%s: %+v, %v, the guard is %s", c.program, list, err, exe())
+		}
+		must(t, n.neighbourWorks())
+	}
+	// Two at once: one does it, the other says so.
+	both := make(chan []upgraded, 2)
+	for i := range 2 {
+		go func() {
+			list, _ := n.upgradeTo(fmt.Sprint("upgrade", i), "--program", other, id)
+			both <- list
+		}()
+	}
+	done := 0
+	for range 2 {
+		list := <-both
+		if len(list) == 1 && (list[0].Outcome == "upgraded" || list[0].Outcome == "already") {
+			done++
+		} else if len(list) != 1 || !strings.Contains(list[0].Error, "another upgrade") {
+			t.Errorf("%+v", list)
+		}
+	}
+	if done == 0 || exe() != other {
+		t.Errorf("%d have done it, the guard is %s", done, exe())
+	}
+	must(t, n.neighbourWorks())
+	// A pause stays, and is lifted by the program that is in charge then.
+	must(t, n.cgpu("pause", id))
+	if _, err := n.upgrade(id); err != nil {
+		t.Error(err)
+	}
+	if s, err := api.Ask(n.neighbour); err != nil || !s.VGPUs[0].Compute.Paused {
+		t.Errorf("not paused any more: %+v, %v", s.VGPUs, err)
+	}
+	must(t, n.cgpu("resume", id))
+	must(t, n.neighbourWorks())
+}
+
+// manyEnv is how many containers TestUpgradeMany has; unset: it does not run.
+const manyEnv = "CGPU_UPGRADE_MANY"
+
+// TestUpgradeMany: all guards of a full node become another program, and back, while each container makes calls.
+func TestUpgradeMany(t *testing.T) {
+	number, err := strconv.Atoi(os.Getenv(manyEnv))
+	if err != nil {
+		t.Skip(manyEnv + " says with how many containers")
+	}
+	n := newNode(t, "max_inst = 64")
+	const calls = "while :; do cgpu-probe alloc 1MiB >/dev/null && echo allocated || echo FAILED alloc; busybox sleep 1; done"
+	var names []string
+	for i := range number {
+		name := fmt.Sprint("many", i)
+		names = append(names, name)
+		n.bundle(t, name, calls, onSecond, "CGPU_MEM=64MiB")
+		must(t, n.runtime("create", "--bundle", n.path(name), n.id(name)))
+		t.Cleanup(func() { _ = n.runtime("delete", "--force", n.id(name)) })
+		must(t, n.runtime("start", n.id(name)))
+	}
+	for i := range 4 {
+		program, err := n.otherGuard(i % 2)
+		must(t, err)
+		list, err := n.upgrade("--all", "--program", program, "--parallel", "8")
+		if err != nil || len(list) != number+1 {
+			t.Errorf("%d containers: %v", len(list), err)
+		}
+		var stalls []time.Duration
+		for _, x := range list {
+			if x.Outcome != "upgraded" {
+				t.Errorf("%+v", x)
+			}
+			stalls = append(stalls, x.StallNs)
+		}
+		slices.Sort(stalls)
+		t.Logf("calls waited for %v (median), %v at most", stalls[len(stalls)/2], stalls[len(stalls)-1])
+	}
+	for _, name := range names {
+		from := 0
+		must(t, n.eventually(func() error {
+			text, end := n.said(name, from)
+			if strings.Contains(text, "FAILED") {
+				t.Errorf("%s: calls have failed: %s", name, text)
+			}
+			from = end
+			if !strings.Contains(text, "allocated") {
+				return fmt.Errorf("%s does not allocate", name)
+			}
+			return nil
+		}))
+	}
+	must(t, n.neighbourWorks())
+}
