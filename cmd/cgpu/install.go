@@ -65,6 +65,7 @@ func uninstallCommand() *cli.Command {
 		ArgsUsage: "docker|containerd|k3s|rke2|crio|podman",
 		Description: "What install added is taken out, also what --kubernetes wrote into cgpu.toml; the default runtime is again what it was,\n" +
 			"and what others have changed since stays. If nothing else has changed, the file is again what it was before install, byte for byte.\n\n" +
+			"What --kubernetes wrote stays until the engine has been restarted: by --restart, or call this again after it.\n\n" +
 			"With --host-root what cgpu install --host-root did is taken back, the programs last: when no container needs them any more.\n\n" +
 			"Examples:\n   cgpu uninstall docker --restart\n   cgpu uninstall containerd --dry-run\n   cgpu uninstall auto --host-root /host",
 		Flags: []cli.Flag{

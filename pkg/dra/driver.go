@@ -14,25 +14,21 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
@@ -106,9 +102,11 @@ type Driver struct {
 
 	files sync.Mutex // for a change of the specs: the sweep looks, and removes what it saw
 
-	publishing sync.Mutex  // keeps what is published in the order in which it was learned
-	ledger     os.FileInfo // as it was when it was read; lookAtLedger alone has it
-	wiped      atomic.Bool // the kubelet may have deleted what is published
+	publishing sync.Mutex                                   // keeps what is published in the order in which it was learned
+	published  *resourceslice.Controller                    // writes the slices
+	looks      workqueue.TypedRateLimitingInterface[string] // of pools, for published to look after
+	ledger     os.FileInfo                                  // as it was when it was read; lookAtLedger alone has it
+	anew       atomic.Bool                                  // what is published is to be another
 
 	done <-chan struct{} // closed by Stop
 
@@ -116,19 +114,16 @@ type Driver struct {
 	table   *device.Table
 	changed chan struct{} // closed when there is another table
 	// untaintable: the API server drops taints, so that a GPU that is unhealthy is left out.
-	untaintable bool
-	limited     string                 // what claims do not get here
-	cards       map[string]sched.Card  // settings of GPUs, by UUID
-	taken       map[string]quota.Bytes // of GPUs' memory, by containers
+	untaintable  bool
+	limited      string                 // what claims do not get here
+	cards        map[string]sched.Card  // settings of GPUs, by UUID
+	taken        map[string]quota.Bytes // of GPUs' memory, by containers
+	registeredAt time.Time              // when the kubelet last registered the driver
 	// failed ends the driver's service; refused is why the kubelet did not register it, invalid why the API server did
 	// not take the slices when it was last asked.
 	failed, refused, invalid error
 	invalidAt                time.Time
 }
-
-// invalidFor is how long slices count as refused that are not refused again: the library tries again within 17 minutes
-// (client-go's rate limit for a work item), and does not tell of a success.
-const invalidFor = 20 * time.Minute
 
 // Start registers the driver with the kubelet and publishes the GPUs. It fails where the node's container runtime would
 // ignore CDI devices.
@@ -180,7 +175,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 		cancel()
 		return nil, fmt.Errorf("dra: %w", err)
 	}
-	if err := d.Update(ctx, o.Table); err != nil {
+	if err := d.startPublishing(ctx); err != nil {
 		d.Stop()
 		return nil, err
 	}
@@ -192,7 +187,7 @@ func Start(ctx context.Context, o Options) (*Driver, error) {
 
 // Update publishes the GPUs of another table. A GPU that vanished from it goes from the slice, and claims that have it are
 // refused from now on.
-func (d *Driver) Update(ctx context.Context, table *device.Table) error {
+func (d *Driver) Update(_ context.Context, table *device.Table) error {
 	if table == nil {
 		return errors.New("dra: table is nil")
 	}
@@ -201,87 +196,8 @@ func (d *Driver) Update(ctx context.Context, table *device.Table) error {
 	close(d.changed)
 	d.changed = make(chan struct{})
 	d.mu.Unlock()
-	return d.publish(ctx)
-}
-
-func (d *Driver) publish(ctx context.Context) error {
-	d.publishing.Lock()
-	defer d.publishing.Unlock()
-	n := d.node()
-	d.mu.Lock()
-	table := inOrder(n.table, d.taken)
-	d.mu.Unlock()
-	if err := d.helper.PublishResources(ctx, Resources(table, n.name, d.offered(n.ours), Places(d.o.Sys, table), n.cards)); err != nil {
-		return fmt.Errorf("dra: %w", err)
-	}
+	d.publish()
 	return nil
-}
-
-// offered are the GPUs that are published: ours, without those that are unhealthy where nobody would be told.
-func (d *Driver) offered(ours func(device.GPU) bool) func(device.GPU) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if !d.untaintable {
-		return ours
-	}
-	return func(g device.GPU) bool { return g.Fault == "" && (ours == nil || ours(g)) }
-}
-
-// ledgerEvery is how often the driver looks whether a GPU is shared in another way, or by others. Nobody tells it.
-const ledgerEvery = 5 * time.Second
-
-// due says whether the GPUs have to be published anew: cgpu policy has changed one, their order is another, or the kubelet has just
-// registered the driver. One that starts deletes the node's slices first (wipeResourceSlices in its dra_plugin_manager.go), and by itself
-// the library looks after them no sooner than 30 seconds later (DefaultSyncDelay). Of slices that it made in the minute before it does not
-// see that they are gone (DefaultMutationCacheTTL).
-func (d *Driver) due() (bool, error) {
-	changed, err := d.lookAtLedger()
-	return d.wiped.Swap(false) || changed, err
-}
-
-// follow publishes the GPUs anew when that is due.
-func (d *Driver) follow(ctx context.Context) {
-	tick := time.NewTicker(ledgerEvery)
-	defer tick.Stop()
-	var told error
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		due, err := d.due()
-		if due {
-			err = errors.Join(err, d.publish(ctx))
-		}
-		if err != nil && (told == nil || told.Error() != err.Error()) { // once for each thing that is wrong
-			d.o.Log.Error("settings of the GPUs are not followed", "error", err)
-		}
-		told = err
-	}
-}
-
-// lookAtLedger reads the settings of the GPUs, and what containers have of them, if the ledger is another than when they were read.
-func (d *Driver) lookAtLedger() (changed bool, err error) {
-	now, err := os.Stat(ledger.File(d.o.RunDir))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return false, fmt.Errorf("dra: %w", err)
-	}
-	if was := d.ledger; err != nil && was == nil || err == nil && was != nil && os.SameFile(was, now) && was.ModTime().Equal(now.ModTime()) {
-		return false, nil
-	}
-	records, cards, err := ledger.Open(d.o.RunDir).State()
-	if err != nil {
-		return false, fmt.Errorf("dra: %w", err)
-	}
-	d.ledger = now
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	taken := takenOf(records)
-	sameGPU := func(a, b device.GPU) bool { return a.UUID == b.UUID }
-	changed = !maps.Equal(d.cards, cards) || !slices.EqualFunc(inOrder(d.table, d.taken).GPUs, inOrder(d.table, taken).GPUs, sameGPU)
-	d.cards, d.taken = cards, taken
-	return changed, nil
 }
 
 func (d *Driver) node() node {
@@ -319,6 +235,7 @@ func (d *Driver) Failed() error {
 func (d *Driver) Stop() {
 	d.cancel()
 	d.helper.Stop()
+	d.published.Stop()
 	d.sweeps.Wait()
 	d.parts.Wait()
 }
@@ -328,7 +245,7 @@ func (d *Driver) registered(ctx context.Context, req any, _ *grpc.UnaryServerInf
 	if s, ok := req.(*registration.RegistrationStatus); ok {
 		d.mu.Lock()
 		if d.refused = nil; s.PluginRegistered {
-			d.wiped.Store(true)
+			d.registeredAt = time.Now()
 		} else {
 			d.refused = fmt.Errorf("dra: the kubelet does not register the driver: %s", s.Error)
 		}
@@ -338,35 +255,12 @@ func (d *Driver) registered(ctx context.Context, req any, _ *grpc.UnaryServerInf
 	return handler(ctx, req)
 }
 
-// HandleError is called for faults in the background.
+// HandleError is called for faults of the library's servers.
 func (p plugin) HandleError(_ context.Context, err error, msg string) {
 	d := p.d
-	var dropped *resourceslice.DroppedFieldsError
-	switch {
-	case errors.As(err, &dropped) && slices.Equal(dropped.DisabledFeatures(), []string{"DRADeviceTaints"}):
-		d.mu.Lock()
-		d.untaintable = true
-		d.mu.Unlock()
-		d.wiped.Store(true) // publish anew
-		d.o.Log.Warn("the API server drops taints of devices: unhealthy GPUs leave the slices instead (feature gate DRADeviceTaints, on " +
-			"by default since Kubernetes 1.36)")
-		return
-	case errors.As(err, &dropped):
-		// Not unhealthy: without shares each claim has a GPU alone.
-		d.mu.Lock()
-		d.limited = fmt.Sprintf("the API server drops what makes shares (feature gates %s), so a claim of any size gets a whole GPU: turn the "+
-			"gates on, as they are by default since Kubernetes 1.36, and restart cgpu-agent", strings.Join(dropped.DisabledFeatures(), ", "))
-		d.mu.Unlock()
-		d.o.Log.Error("the API server drops fields of the slices: GPUs are given out whole only, until the feature gate "+
-			"DRAConsumableCapacity is on (as it is by default since Kubernetes 1.36)", "features", dropped.DisabledFeatures(), "error", err)
-		return
-	case !errors.Is(err, kubeletplugin.ErrRecoverable):
+	if !errors.Is(err, kubeletplugin.ErrRecoverable) {
 		d.mu.Lock()
 		d.failed = fmt.Errorf("dra: %s: %w", msg, err)
-		d.mu.Unlock()
-	case apierrors.IsInvalid(err) || apierrors.IsForbidden(err):
-		d.mu.Lock()
-		d.invalid, d.invalidAt = fmt.Errorf("dra: %s: %w", msg, err), time.Now()
 		d.mu.Unlock()
 	}
 	d.o.Log.Error(msg, "error", err)

@@ -137,20 +137,24 @@ func TestRegistration(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "resource.k8s.io", Kind: "ResourceSlice"}, "s", nil)
+	server := func(d *Driver) func(context.Context, error, string) { return plugin{d: d}.HandleError }
+	slices := func(d *Driver) func(context.Context, error, string) { return d.notPublished }
 	for _, c := range []struct {
+		handler         func(*Driver) func(context.Context, error, string)
 		err             error
 		healthy, failed bool
 	}{
-		{errors.Join(kubeletplugin.ErrRecoverable, errors.New("no route to host")), true, false},
-		{errors.Join(kubeletplugin.ErrRecoverable, invalid), false, false},
-		{errors.New("the socket is gone"), false, true},
+		{slices, errors.New("no route to host"), true, false},
+		{slices, invalid, false, false},
+		{server, errors.Join(kubeletplugin.ErrRecoverable, errors.New("a file")), true, false},
+		{server, errors.New("the socket is gone"), false, true},
 	} {
 		o := options(t, fake.NewClientset())
 		d, err := Start(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
-		plugin{d: d}.HandleError(t.Context(), c.err, "in the background")
+		c.handler(d)(t.Context(), c.err, "in the background")
 		if err := d.Healthy(); (err == nil) != c.healthy {
 			t.Errorf("%v: %v", c.err, err)
 		}
@@ -439,17 +443,11 @@ func TestFollow(t *testing.T) {
 	d := &Driver{o: Options{Node: "node1", RunDir: dir, Log: slog.New(slog.DiscardHandler)}, table: tab}
 	look := func(want bool) {
 		t.Helper()
-		if due, err := d.due(); err != nil || due != want {
-			t.Errorf("%v, %v", due, err)
+		if changed, err := d.lookAtLedger(); err != nil || changed != want {
+			t.Errorf("%v, %v", changed, err)
 		}
 	}
 	look(false) // there is no ledger
-	for _, registered := range []bool{false, true} {
-		_, _ = d.registered(t.Context(), &registration.RegistrationStatus{PluginRegistered: registered}, nil,
-			func(context.Context, any) (any, error) { return nil, nil })
-		look(registered)
-		look(false)
-	}
 	set := func(policy sched.Policy) {
 		t.Helper()
 		if _, err := book.SetCard(gpu, tab.Config.Card(), func(c *sched.Card) error { c.Policy = policy; return nil }); err != nil {

@@ -77,7 +77,7 @@ func TestTaintsDropped(t *testing.T) {
 		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{Taints: taints}}}}
 	}
 	dropped := &resourceslice.DroppedFieldsError{PoolName: "n", DesiredSlice: slice(resourceapi.DeviceTaint{Key: "x"}), ActualSlice: slice()}
-	plugin{d: d}.HandleError(t.Context(), dropped, "in the background")
+	d.notPublished(t.Context(), dropped, "in the background")
 	published(t, client, 1, 0)
 	if err := d.Update(t.Context(), tableOf(2)); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func TestSharesDropped(t *testing.T) {
 		return &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: []resourceapi.Device{{AllowMultipleAllocations: shared}}}}
 	}
 	dropped := &resourceslice.DroppedFieldsError{PoolName: "n", DesiredSlice: slice(new(true)), ActualSlice: slice(nil)}
-	plugin{d: d}.HandleError(t.Context(), dropped, "in the background")
+	d.notPublished(t.Context(), dropped, "in the background")
 	if said := d.Limited(); !strings.Contains(said, "DRAConsumableCapacity") || d.Healthy() != nil {
 		t.Errorf("%q, %v", said, d.Healthy())
 	}

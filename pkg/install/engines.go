@@ -236,13 +236,21 @@ func unitOf(names ...string) string {
 	return names[0]
 }
 
+// isUsual: the file is the one that systemd's unit of the engine reads.
+func isUsual(t Target, config string) bool {
+	return config == t.Config("cgpu") || filepath.Dir(config) == filepath.Dir(t.Config("cgpu")) && t.Name == "crio"
+}
+
+// restarts says whether reread has systemd do it, if it may.
+func restarts(t Target, config string, may bool) bool { return may && isUsual(t, config) && systemd() }
+
 // reread has the engine read its configuration, or says what to do. anew: a reload does not do.
 func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 	if t.daemon == "" {
 		_, err := fmt.Fprintf(w, "%s reads it at its next start of a container\n", t.Name)
 		return err
 	}
-	usual := config == t.Config("cgpu") || filepath.Dir(config) == filepath.Dir(t.Config("cgpu")) && t.Name == "crio"
+	usual := isUsual(t, config)
 	say := fmt.Sprintf("next: restart %s; running containers live on", t.daemon)
 	if usual && systemd() {
 		say = fmt.Sprintf("next: systemctl %s %s", t.reload, t.unit)
@@ -265,7 +273,7 @@ func reread(w io.Writer, t Target, config string, restart, anew bool) error {
 			say = "next: start dockerd, or send it SIGHUP, and it reads it"
 		}
 	}
-	if restart && usual && systemd() {
+	if restarts(t, config, restart) {
 		if _, err := runFor(restartTimeout, "systemctl", t.reload, t.unit); err != nil {
 			return fmt.Errorf("--restart: systemctl %s %s: %w; see journalctl -u %[2]s", t.reload, t.unit, err)
 		}

@@ -173,11 +173,38 @@ func (t Target) Uninstall(w io.Writer, o Order) error {
 			o.Config, o.Name, has, o.Path)
 	}
 	o.Path = "" // none is installed
-	if t.Kubelet && !o.KeepPods {
-		if err := leavePods(&plan, o.Name); err != nil {
-			return fmt.Errorf("uninstall: %w", err)
+	if !t.Kubelet || o.KeepPods {
+		return t.takeOut(w, o, plan)
+	}
+	return t.uninstallPods(w, o, plan)
+}
+
+// uninstallPods takes the runtime out of an engine that starts pods, and then who allocates to pods out of cgpu.toml: until it was
+// restarted the engine has the runtime still, and a pod would get what it asks for by itself.
+func (t Target) uninstallPods(w io.Writer, o Order, plan engine.Plan) error {
+	pods, err := leavePods(plan, o.Name)
+	if err != nil {
+		return fmt.Errorf("uninstall: %w", err)
+	}
+	last := len(pods.Edits) > 0
+	if last && len(plan.Edits) > 0 && !restarts(t, o.Config, o.Restart) {
+		plan.Hints = append(plan.Hints, fmt.Sprintf("%s: pods stays, since %s has the runtime until it is restarted: then run this command again",
+			pods.Edits[0].Path, t.daemon))
+		last = false
+	}
+	plan.Hints = append(plan.Hints, pods.Hints...)
+	if len(plan.Edits) > 0 || !last || o.Restart {
+		if err := t.takeOut(w, o, plan); err != nil || !last {
+			return err
 		}
 	}
+	pods.Hints = nil
+	o.Watch = Unwatched{}
+	return t.takeOut(w, o, pods)
+}
+
+// takeOut carries out a plan of uninstall.
+func (t Target) takeOut(w io.Writer, o Order, plan engine.Plan) error {
 	restore(&plan, t.json)
 	return t.carryOut(w, o, plan)
 }

@@ -41,20 +41,18 @@ func joinPods(plan *engine.Plan, t Target, value string, asked bool) error {
 	return nil
 }
 
-// leavePods adds the edit of cgpu.toml to an engine's plan of uninstall. Another runtime of ours needs what it says.
-func leavePods(plan *engine.Plan, name string) error {
+// leavePods plans the edit of cgpu.toml that belongs to an engine's plan of uninstall. Another runtime of ours needs what it says.
+func leavePods(plan engine.Plan, name string) (engine.Plan, error) {
 	pods, err := withConfigFile(engine.UninstallPods)
-	if err != nil {
-		return err
+	if err != nil || len(pods.Edits) == 0 {
+		return engine.Plan{}, err
 	}
 	for _, other := range slices.Sorted(maps.Keys(plan.Runtimes)) {
-		if other != name && len(pods.Edits) > 0 {
-			plan.Hints = append(plan.Hints, fmt.Sprintf("%s: pods stays: runtime %q is cgpu's, too", pods.Edits[0].Path, other))
-			return nil
+		if other != name {
+			return engine.Plan{Hints: []string{fmt.Sprintf("%s: pods stays: runtime %q is cgpu's, too", pods.Edits[0].Path, other)}}, nil
 		}
 	}
-	plan.Join(pods)
-	return nil
+	return pods, nil
 }
 
 // withConfigFile plans an edit of cgpu.toml.

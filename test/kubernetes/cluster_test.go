@@ -214,8 +214,9 @@ func (s session) explain() {
 	if out, err := lab.script("check"); err != nil {
 		s.Logf("%v\n%s", err, out)
 	}
-	for _, args := range [][]string{{"get", "pods,resourceclaims", "-o", "wide"}, {"get", "events", "--sort-by=.lastTimestamp"}} {
-		out, err := lab.kubectl("", append([]string{"-n", s.ns}, args...)...)
+	for _, args := range []string{"-n " + s.ns + " get pods,resourceclaims -o wide", "-n " + s.ns + " get events --sort-by=.lastTimestamp",
+		"get resourceslices -o wide", "-n cgpu-system logs daemonset/cgpu-agent --tail=20"} {
+		out, err := lab.kubectl("", strings.Fields(args)...)
 		s.Logf("%s %v", out, err)
 	}
 }

@@ -6,6 +6,8 @@ package kubernetes
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
@@ -69,7 +72,7 @@ func (s session) restarts() string {
 
 // The kubelet or the engine restarts below running pods: they do not notice, and new ones come. What is waited for after the kubelet's
 // start is Kubernetes': it writes the units into the node's status after 10 seconds (nodeStatusUpdateFrequency), and deletes the slices at once. The
-// driver publishes them again within 5 seconds, but in the minute after it last did (DefaultMutationCacheTTL of its library).
+// driver publishes them again within 5 seconds, or 10 seconds after it last did.
 func TestRestarts(t *testing.T) {
 	for _, component := range []string{"kubelet", cmp.Or(os.Getenv("CGPU_TEST_CRI"), "containerd")} {
 		t.Run(component, func(t *testing.T) {
@@ -85,6 +88,53 @@ func TestRestarts(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What the driver published is deleted just after it was written, by the kubelet that starts, as any that does, and by hand. It comes
+// again, though the library that writes it takes what it wrote to be there for a while.
+func TestSlicesDeleted(t *testing.T) {
+	for i, c := range []struct {
+		name   string
+		delete func(*testing.T)
+	}{
+		{"kubelet", func(t *testing.T) {
+			lab.must(t, "stop", "kubelet")
+			lab.must(t, "start", "kubelet")
+		}},
+		{"hand", func(t *testing.T) {
+			if _, err := lab.kubectl("", "delete", "resourceslices", "--all"); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := login(t)
+			before := published(t)
+			withSettings(t, fmt.Sprintf(`headroom = "%dMiB"`, 100+i))
+			kube.Until(t, waitLimit, "the slice is written", func() error {
+				if now := published(t); now == before {
+					return errors.New("it is as before")
+				}
+				return nil
+			})
+			c.delete(t)
+			s.newcomers()
+		})
+	}
+}
+
+// published are the names of the ResourceSlices with their versions.
+func published(t *testing.T) string {
+	t.Helper()
+	list, err := lab.client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	for i := range list.Items {
+		fmt.Fprintln(&b, list.Items[i].Name, list.Items[i].ResourceVersion)
+	}
+	return b.String()
 }
 
 func (s session) bothStillHold() {
