@@ -12,7 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // fromJSON runs a command that prints JSON, and reads it.
@@ -60,7 +60,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"pause -o json web", "set web --weight 3 -o json"} {
-		var v snapshot.View
+		var v schema.Node
 		fromJSON(t, args, &v)
 		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || !v.GPUs[0].VGPUs[0].Paused {
 			t.Errorf("%s: %+v", args, v)

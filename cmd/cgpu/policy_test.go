@@ -4,6 +4,7 @@ package main
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func TestPolicy(t *testing.T) {
@@ -52,6 +54,12 @@ func TestPolicy(t *testing.T) {
 		if got, err := n.Book.Cards(); err != nil || !reflect.DeepEqual(got, cards) {
 			t.Errorf("cgpu %s: cards %+v, %v\nwant %+v", tt.args, got, err, cards)
 		}
+	}
+	var list []schema.Policy
+	fromJSON(t, "policy -o json 1 --max-inst 7", &list)
+	if want := []schema.Policy{{GPU: 1, Name: "NVIDIA H200", UUID: nodetest.H200, Policy: "weight-preempt", SetBy: "cgpu policy", MaxInst: 7,
+		PrioRatio: 80, Containers: 1}}; !slices.Equal(list, want) {
+		t.Errorf("%+v", list)
 	}
 	// What is set back stays set: cgpu.toml does not come through again by chance.
 	if _, err := n.Book.SetCard(ledger.GPU{UUID: nodetest.T4}, preempt, func(c *sched.Card) error { *c = preempt; return nil }); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/view"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func TestPSCommand(t *testing.T) {
@@ -38,8 +38,8 @@ func TestPSCommand(t *testing.T) {
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
 		}
 	}
-	var list []view.Process
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (view.Process{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
+	var list []schema.GPUProcess
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (schema.GPUProcess{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

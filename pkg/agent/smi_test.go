@@ -18,7 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func ask(h http.HandlerFunc) *httptest.ResponseRecorder {
@@ -80,7 +80,7 @@ func TestSMI(t *testing.T) {
 	}
 	h, begun := smi(dir), time.Now()
 	w := ask(h)
-	var v snapshot.View
+	var v schema.Node
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK || len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 {
 		t.Fatalf("%v: %d %s", err, w.Code, w.Body)
 	}

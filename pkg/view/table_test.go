@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
@@ -92,14 +93,7 @@ func TestSMISpill(t *testing.T) {
 	if err := PrintJSON(&b, v); err != nil {
 		t.Fatal(err)
 	}
-	var got struct {
-		GPUs []struct {
-			VGPUs []struct {
-				ID, Enforcement               string
-				Used, Managed, Spill, Spilled quota.Bytes
-			}
-		}
-	}
+	var got schema.Node
 	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
 		t.Fatal(err)
 	}
