@@ -26,7 +26,7 @@ func TestHealthUsage(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	want := func(args string, words ...string) {
 		t.Helper()
 		out := cgpu(args)

@@ -33,7 +33,7 @@ func inspected(t *testing.T, args string) (d inspect.Dossier) {
 
 func TestInspect(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	log := launch.LogFile(n.Dir, r)
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
@@ -81,7 +81,7 @@ func TestInspect(t *testing.T) {
 
 func TestInspectPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 2}}})
+	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
 	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
 	want := &schema.Page{Path: r.Page, Flags: []string{"preload"}, VGPUs: []schema.PageVGPU{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, Timeslice: 0.02, Processes: 1}}}

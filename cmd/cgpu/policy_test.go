@@ -17,8 +17,8 @@ import (
 
 func TestPolicy(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Percent: 30}, {UUID: nodetest.H200, Limit: quota.GiB, Weight: 2}}})
-	n.Reserve(ledger.Record{ID: "b", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Percent: 45}}})
+	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 30}}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
+	n.Reserve(ledger.Record{ID: "b", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 45}}}}})
 	preempt := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}
 	cards := map[string]sched.Card(nil)
 	for _, tt := range []struct {

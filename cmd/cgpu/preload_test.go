@@ -15,7 +15,7 @@ import (
 
 func TestSetPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
 	nodetest.Occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
 	nodetest.Occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
 	type vgpu struct {
@@ -78,7 +78,7 @@ func TestSetPreload(t *testing.T) {
 // TestSetDriverLimits: a limit that only the ledger has changed is told.
 func TestSetDriverLimits(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverLimits: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverLimits: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
 	for args, want := range map[string]string{
 		"--memory 5GiB": "error: container abc: it is in the ledger, but not with the driver: ",
 		"--weight 3":    "weight 1 → 3",
@@ -91,7 +91,7 @@ func TestSetDriverLimits(t *testing.T) {
 
 func TestPreloadRefuses(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},

@@ -17,7 +17,7 @@ import (
 func TestPSCommand(t *testing.T) {
 	n := nodetest.New(t)
 	for _, id := range []string{"aaaa", "bbbb"} {
-		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 		s := nodetest.Status(r)
 		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))

@@ -95,7 +95,7 @@ func TestLeave(t *testing.T) {
 
 func TestReservation(t *testing.T) {
 	slice := func(uuid string, limit quota.Bytes, weight int) ledger.VGPU {
-		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: weight, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: weight, Priority: quota.PriorityDefault}}}
 	}
 	for _, test := range []struct {
 		env    []string

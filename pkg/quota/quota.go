@@ -23,16 +23,11 @@ type Quota struct {
 	Visible Selector
 	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
 	Native Selector
-	// Spill is host memory beyond Memory on each sliced GPU, served as device memory; 0: none.
-	Spill Bytes
+	// Slice is what was asked beside the memory, of each sliced GPU: its Limit is zero, and so is a Weight that was not asked. Priority
+	// is PriorityDefault then.
+	Slice
 	// NoLimiter leaves the preload library (libcgpu.so) out of the container.
 	NoLimiter bool
-	// Weight is the compute weight, 1 to 64; 0 means not asked.
-	Weight int
-	// Percent is the compute share in percent of a GPU, 1 to 100; 0 means not asked.
-	Percent int
-	// Priority is the scheduling level; PriorityDefault when not asked.
-	Priority Priority
 	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
 	Asked map[string]string
 	// Dialects are the other systems' ways in which the container asked; Unmapped are those of Asked that have no meaning

@@ -64,20 +64,16 @@ type VGPU struct {
 	Answered bool
 	// Enforcement is who keeps the container to its limits: "guard" or "preload".
 	Enforcement string
-	Limit       quota.Bytes
-	Used        quota.Bytes
-	Managed     quota.Bytes // the part of Used that is managed memory
-	Spill       quota.Bytes // host memory allowed beyond Limit
-	Spilled     quota.Bytes // used of it; not in Used
-	Peak        quota.Bytes
-	Denied      uint64 // allocations refused because of the limit
-	Weight      int
-	Percent     int
-	Priority    quota.Priority
-	Paused      bool // by cgpu pause
-	GuardPID    int
-	InitPID     int
-	Processes   []Process
+	quota.Slice
+	Used      quota.Bytes
+	Managed   quota.Bytes // the part of Used that is managed memory
+	Spilled   quota.Bytes // used of it; not in Used
+	Peak      quota.Bytes
+	Denied    uint64 // allocations refused because of the limit
+	Paused    bool   // by cgpu pause
+	GuardPID  int
+	InitPID   int
+	Processes []Process
 	// Compute is what the guard says of the GPU's time; absent where it says nothing.
 	Compute *api.ComputeStatus
 	// Calls are of the whole container; they are repeated for each of its GPUs.
@@ -152,7 +148,7 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 				if share.UUID == g.UUID {
 					x := vgpu(r, answers[i], g.UUID)
 					x.SharedID = with[r.ID] > 1
-					x.Limit, x.Spill, x.Weight, x.Percent, x.Priority = share.Limit, share.Spill, share.Weight, share.Percent, share.Priority
+					x.Slice = share.Slice
 					gv.VGPUs = append(gv.VGPUs, x)
 				}
 			}
