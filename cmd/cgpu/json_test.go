@@ -76,14 +76,14 @@ func TestJSONDocs(t *testing.T) {
 const jsonHead = `# JSON for scripts
 
 Every command that lists something, or changes a GPU or a container, prints JSON with ` + "`-o json`" + `. ` + "`set`, `pause`, `resume` and `refresh`" + `
-print what ` + "`smi`" + ` does, the first three of their container alone; ` + "`policy` and `health clear`" + ` print the state after their change. This page is
-generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and a test holds it up to date.
+print what ` + "`smi`" + ` does, the first three of their container alone; ` + "`policy` and `health clear`" + ` print the state after their change. This page
+is generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and a test holds it up to date.
 
 Version of the schema: **%d** (` + "`cgpu version -o json`, field `schema`" + `). Fields may be added under the same version. It goes up when one is
 renamed, taken away, or means something else. A field with "may be absent" is left out where there is nothing to say.
 
-A name ends with its unit: ` + "`_bytes`, `_seconds`, or `_percent`, of a GPU's time, with a tenth; `percent`" + ` alone is the share that was asked for. Priorities
-(best-effort, default, high) and policies ([policies.md](policies.md)) are names. Points in time are RFC 3339.
+A name ends with its unit: ` + "`_bytes`, `_seconds`, or `_percent`, of a GPU's time, with a tenth; `percent`" + ` alone is the share that was
+asked for. Priorities (best-effort, default, high) and policies ([policies.md](policies.md)) are names. Points in time are RFC 3339.
 
 Version 2 came before the first release; [CHANGELOG.md](../CHANGELOG.md) says what each field of version 1 is now.
 `
