@@ -170,7 +170,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		Text: "process 7 \x1b[2J: managed memory beyond the limit"}))
 	news("agent-test-7", "GPUProcessKilled", "process 7 ?[2J")
 
-	given := ledger.VGPU{UUID: uuid, Limit: 6 * quota.GiB, Weight: 2, Priority: quota.PriorityDefault}
+	given := ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 2, Priority: quota.PriorityDefault}}}
 	book := ledger.Open(runDir)
 	_, err = book.Reserve(ledger.Request{GPUs: []ledger.GPU{gpu}, Overcommit: 1, Card: card,
 		Record: ledger.Record{ID: "id3", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),

@@ -308,7 +308,7 @@ func TestStarted(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	_, err := book.Reserve(ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: nonce, Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		Record: ledger.Record{ID: "c", Nonce: nonce, Preload: true, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
 		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	})
@@ -353,7 +353,7 @@ func TestRelease(t *testing.T) {
 	t.Setenv("CGPU_RUN_DIR", dir)
 	book := ledger.Open(dir)
 	request := ledger.Request{
-		Record: ledger.Record{ID: "c", Nonce: second, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+		Record: ledger.Record{ID: "c", Nonce: second, VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
 		GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 		Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 	}
@@ -415,7 +415,7 @@ func TestReleaseOfTheSameID(t *testing.T) {
 	nonces := []string{"1111111111111111", "2222222222222222"}
 	for _, nonce := range nonces {
 		if _, err := book.Reserve(ledger.Request{
-			Record: ledger.Record{ID: "c", Nonce: nonce, Root: "/run/" + nonce, GuardPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+			Record: ledger.Record{ID: "c", Nonce: nonce, Root: "/run/" + nonce, GuardPID: os.Getpid(), VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
 			GPUs:   []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 			Card:   sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 		}); err != nil {
@@ -440,7 +440,7 @@ func TestReleaseBesideALateGuard(t *testing.T) {
 		t.Setenv("CGPU_RUN_DIR", dir)
 		if _, err := ledger.Open(dir).Reserve(ledger.Request{
 			Record: ledger.Record{ID: "c", Nonce: nonce, GuardPID: os.Getpid(), Preload: preload,
-				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB, Weight: 1}}},
+				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
 			GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 2 * quota.GiB}},
 			Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99},
 		}); err != nil {

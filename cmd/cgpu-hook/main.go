@@ -80,9 +80,9 @@ func allocated(args []string) error {
 		case s.Whole:
 			what = "GPU " + s.UUID
 		case s.UUID == "":
-			what = fmt.Sprintf("%v of a GPU", s.Memory)
+			what = fmt.Sprintf("%v of a GPU", s.Limit)
 		default:
-			what = fmt.Sprintf("%v of GPU %s", s.Memory, s.UUID)
+			what = fmt.Sprintf("%v of GPU %s", s.Limit, s.UUID)
 		}
 	}
 	return fmt.Errorf("the container was allocated %s, but does not have the cgpu runtime: set runtimeClassName: cgpu in the pod's spec", what)

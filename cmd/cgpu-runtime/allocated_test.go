@@ -71,12 +71,12 @@ func (n *node) remove(id string) {
 func TestAllocated(t *testing.T) {
 	n := newNode(t, "runc")
 	share := func(i int) alloc.Share {
-		return alloc.Share{ID: fmt.Sprint("claim/", i), UUID: n.table.GPUs[i].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+		return alloc.Share{ID: fmt.Sprint("claim/", i), UUID: n.table.GPUs[i].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	}
 	slice := func(i int) ledger.VGPU {
-		return ledger.VGPU{UUID: n.table.GPUs[i].UUID, Limit: 3 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: n.table.GPUs[i].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 	}
-	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	whole := alloc.Share{ID: "claim/w", UUID: n.table.GPUs[1].UUID, Whole: true, Containers: 1, Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	other := share(0)
 	other.ID = "claim/other"
 	strange := share(0)
@@ -105,7 +105,7 @@ func TestAllocated(t *testing.T) {
 		{name: "pause container of garbage", sandbox: true, hooks: [][]string{{"cgpu-hook", alloc.HookCommand, alloc.AnnotationShares, "x"}}},
 		{name: "names itself a GPU", pods: device.PodsAllocated, env: []string{ask}, refused: `ALIYUN_COM_GPU_MEM_CONTAINER="6": in a pod of this node only what was allocated counts`},
 		{name: "names itself a GPU by annotation", pods: device.PodsAllocated, annotations: map[string]string{"cgpu.io/gpu-mem-container": "6"}, refused: "in a pod of this node"},
-		{name: "names itself a GPU where that counts", pods: device.PodsAny, env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}, want: []ledger.VGPU{{UUID: n.table.GPUs[0].UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+		{name: "names itself a GPU where that counts", pods: device.PodsAny, env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}, want: []ledger.VGPU{{UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
 		{name: "asks for nothing", pods: device.PodsAllocated, env: []string{"A=b"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -152,7 +152,7 @@ func TestAllocated(t *testing.T) {
 // TestAllocatedShared: ten containers that name one claim at once, which is for three. A fourth starts when one has ended.
 func TestAllocatedShared(t *testing.T) {
 	n := newNode(t, "runc")
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: quota.GiB, Containers: 3, Priority: quota.PriorityDefault}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 3}
 	id := func(i int) string { return fmt.Sprintf("cgpu-test-shared-%d-%d", os.Getpid(), i) }
 	var bundles []string
 	for range 11 {
@@ -188,7 +188,7 @@ func TestAllocatedShared(t *testing.T) {
 // TestAllocatedNotOurs: where runc itself gets the container, its hook refuses the start and says why.
 func TestAllocatedNotOurs(t *testing.T) {
 	n := newNode(t, "runc")
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	bundle := n.podBundle("container", nil, nil, alloc.HookArgs(share))
 	if err := os.Rename(filepath.Join(n.dir, "cgpu-runtime"), filepath.Join(n.dir, "kept")); err != nil {
 		t.Fatal(err)
@@ -213,7 +213,7 @@ func TestGPUShare(t *testing.T) {
 	for _, g := range n.table.GPUs {
 		units += "gpu " + g.UUID + " 15\\n"
 	}
-	third := ledger.VGPU{UUID: n.table.GPUs[1].UUID, Limit: (15109 * quota.MiB / 5).FloorMiB(), Weight: 1, Percent: 30, Priority: quota.PriorityDefault}
+	third := ledger.VGPU{UUID: n.table.GPUs[1].UUID, Slice: quota.Slice{Limit: (15109 * quota.MiB / 5).FloorMiB(), Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}
 	for i, c := range []struct {
 		name, helper string
 		kind         string
@@ -227,7 +227,7 @@ func TestGPUShare(t *testing.T) {
 		{name: "not placed", helper: `printf 'memory 3\npercent 0\n` + units + `end\n'`, env: []string{ask, "ALIYUN_COM_GPU_MEM_IDX=-1"}, refused: "means that the device plugin found no GPU"},
 		{name: "no answer", helper: `echo "/kubelet.sock: nobody answers"; exit 1`, env: []string{ask}, refused: "the kubelet did not tell what is allocated: /kubelet.sock: nobody answers"},
 		{name: "asks for nothing", helper: "exit 1", env: []string{"A=b"}},
-		{name: "no pod", kind: "none", helper: "exit 1", env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, want: []ledger.VGPU{{UUID: third.UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+		{name: "no pod", kind: "none", helper: "exit 1", env: []string{ask, "ALIYUN_COM_GPU_VISIBLE_DEVICES=1"}, want: []ledger.VGPU{{UUID: third.UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n.t = t
@@ -263,7 +263,7 @@ func BenchmarkCreateAllocated(b *testing.B) {
 	copyFile(b, "/bin/true", low)
 	n.table.Config.Runtimes = []string{low}
 	n.saveTable()
-	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Memory: 3 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	share := alloc.Share{ID: "claim/1", UUID: n.table.GPUs[0].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	for _, way := range []struct {
 		name        string
 		env         []string

@@ -23,7 +23,7 @@ func TestDialect(t *testing.T) {
 	n := newNode(t, "runc")
 	gpu := func(i int) string { return n.table.GPUs[i].UUID }
 	slice := func(i int, limit quota.Bytes, percent int) ledger.VGPU {
-		return ledger.VGPU{UUID: gpu(i), Limit: limit, Weight: 1, Percent: percent, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: gpu(i), Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}
 	}
 	hami, nvidia := quota.DialectHAMi, quota.DialectNVIDIA
 	for i, c := range []struct {

@@ -95,7 +95,7 @@ func limitedContainer(t testing.TB, others int) (runDir, root, bundle string) {
 	reserve := func(id, bundle string) {
 		_, err := book.Reserve(ledger.Request{
 			Record: ledger.Record{ID: id, Nonce: fmt.Sprintf("%016d", len(id)), Bundle: bundle, Page: "/run/cgpu/page/n",
-				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: quota.MiB, Weight: 1}}},
+				VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.MiB, Share: quota.Share{Weight: 1}}}}},
 			GPUs: []ledger.GPU{{UUID: "GPU-a", Memory: 20 * quota.GiB}},
 			Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 64, PrioRatio: 99},
 		})

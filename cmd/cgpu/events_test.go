@@ -37,7 +37,7 @@ func TestEvents(t *testing.T) {
 	if out := cgpu("events"); out != "" {
 		t.Errorf("of a node without events: %s", out)
 	}
-	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
+	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "abcdef0123456789", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
 	happen(n,
 		event.Event{Kind: event.Start, Container: "gone", Name: "default/pod/main", PID: 7, Text: "1024MiB of GPU 0"},
 		event.Event{Kind: event.Refused, Container: "other", Text: "quota: A=\"\x1b[2J\": no\nsecond line"},
@@ -135,8 +135,8 @@ func TestEventsFollow(t *testing.T) {
 // What is changed by command lines leaves events where no guard tells of it.
 func TestCommandsTell(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
+	n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, args := range []string{"policy 1 weight --max-inst 8", "policy 1 weight", "set guarded --weight 2", "set preload --weight 2"} {
 		if out := cgpu(args); strings.Contains(out, "error") {
 			t.Errorf("%s: %s", args, out)

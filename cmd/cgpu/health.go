@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -31,7 +32,7 @@ func healthCommand() *cli.Command {
 			"watches a node. As long as it runs the driver is in use.\n\n" +
 			"clear forgets what was reported of a GPU, after it was mended. What is still wrong is found again at once.\n\n" +
 			"Examples:\n   cgpu health\n   sudo systemctl enable --now cgpu-health\n   sudo cgpu health clear 0",
-		Flags: []cli.Flag{&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table or json", Value: "table"}},
+		Flags: []cli.Flag{outputFlag()},
 		Action: func(c *cli.Context) error {
 			switch args := c.Args().Slice(); {
 			case len(args) == 0:
@@ -48,15 +49,15 @@ func healthCommand() *cli.Command {
 }
 
 func showHealth(c *cli.Context) error {
-	format := c.String("o")
-	if format != "table" && format != "json" {
-		return usageError{fmt.Errorf("health: -o %q: want table or json", format)}
+	inJSON, err := wantsJSON(c)
+	if err != nil {
+		return err
 	}
 	v, err := view.HealthOf(device.RunDir())
 	if err != nil {
 		return err
 	}
-	if format == "json" {
+	if inJSON {
 		return terminal.EncodeJSON(c.App.Writer, v, "  ")
 	}
 	return view.PrintHealth(c.App.Writer, v, time.Now())
@@ -79,6 +80,14 @@ func watchHealth(c *cli.Context) error {
 }
 
 func clearHealth(c *cli.Context, name string) error {
+	inJSON, err := wantsJSON(c)
+	if err != nil {
+		return err
+	}
+	w := c.App.Writer
+	if inJSON {
+		w = io.Discard // the state afterwards is printed
+	}
 	runDir := device.RunDir()
 	t, err := node.Load(runDir)
 	if err != nil {
@@ -98,14 +107,17 @@ func clearHealth(c *cli.Context, name string) error {
 			return err
 		}
 		if len(cleared) == 0 {
-			fmt.Fprintf(c.App.Writer, "GPU %d: nothing was reported of it\n", g.Index)
+			fmt.Fprintf(w, "GPU %d: nothing was reported of it\n", g.Index)
 			continue
 		}
 		before := health.State{GPUs: map[string][]health.Fault{g.UUID: cleared}}
 		if err := health.Tell(runDir, t, before, health.State{}); err != nil {
 			return err
 		}
-		fmt.Fprintf(c.App.Writer, "GPU %d: forgotten: %s\n", g.Index, before.Why(g.UUID))
+		fmt.Fprintf(w, "GPU %d: forgotten: %s\n", g.Index, before.Why(g.UUID))
+	}
+	if inJSON {
+		return showHealth(c)
 	}
 	return nil
 }

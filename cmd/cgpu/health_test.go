@@ -26,7 +26,7 @@ func TestHealthUsage(t *testing.T) {
 
 func TestHealth(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	want := func(args string, words ...string) {
 		t.Helper()
 		out := cgpu(args)
@@ -54,14 +54,18 @@ func TestHealth(t *testing.T) {
 		len(v.GPUs[0].Containers) != 1 || v.GPUs[0].Containers[0] != "a" || v.GPUs[1].Faults[0].Kind != health.Lost || len(v.GPUs[1].Containers) != 0 {
 		t.Errorf("%v, %+v", err, v)
 	}
+	v = view.Health{}
+	if fromJSON(t, "health -o json clear 1", &v); len(v.GPUs) != 2 || !v.GPUs[1].Healthy || v.GPUs[0].Healthy {
+		t.Errorf("%+v", v)
+	}
 	want("health clear 0", "GPU 0: forgotten: Xid 79: fallen off the bus")
-	want("health clear all", "GPU 0: nothing was reported of it", "GPU 1: forgotten: the driver cannot reach the GPU")
+	want("health clear all", "GPU 0: nothing was reported of it", "GPU 1: nothing was reported of it")
 	want("events --kind healthy", "GPU 0: healthy again", "GPU 1: healthy again")
-	if events, err := event.Read(n.Dir); err != nil || len(events) != 3 || events[1].Container != "a" {
+	if events, err := event.Read(n.Dir); err != nil || len(events) != 3 || events[2].Container != "a" {
 		t.Errorf("%v, %+v: want one of each GPU, and of the container", err, events)
 	}
 	want("health clear 7", `health: GPU "7": there is none`)
-	for _, args := range []string{"health clear", "health x", "health watch now", "health -o xml"} {
+	for _, args := range []string{"health clear", "health x", "health watch now", "health -o xml", "health -o xml clear 0"} {
 		want(args, "error: health: ")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
@@ -32,7 +33,7 @@ func inspected(t *testing.T, args string) (d inspect.Dossier) {
 
 func TestInspect(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	log := launch.LogFile(n.Dir, r)
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
@@ -44,10 +45,10 @@ func TestInspect(t *testing.T) {
 	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
 		event.Event{Kind: event.Refused, Container: r.ID, Text: "a try"}, event.Event{Kind: event.Start, Container: "other", Text: "another's"})
 	d := inspected(t, "default/pod/main --log-lines 3")
-	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
+	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || len(d.Guard.VGPUs) != 1 || d.Guard.VGPUs[0].UUID != nodetest.T4 || d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
-	if diff := cmp.Diff(inspect.LogView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
+	if diff := cmp.Diff(schema.Log{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
 		t.Error(diff)
 	}
 	if len(d.Events) != 2 || d.Events[0].Text != "mine" || d.Events[1].Text != "a try" {
@@ -80,10 +81,10 @@ func TestInspect(t *testing.T) {
 
 func TestInspectPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 2}}})
+	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
 	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
-	want := &inspect.PageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []inspect.PageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
+	want := &schema.Page{Path: r.Page, Flags: []string{"preload"}, VGPUs: []schema.PageVGPU{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, Timeslice: 0.02, Processes: 1}}}
 	if diff := cmp.Diff(want, d.Page); diff != "" {
 		t.Error(diff)
 	}

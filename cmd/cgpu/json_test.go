@@ -14,38 +14,41 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/cluster"
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/gc"
 	"github.com/opencgpu/cgpu/pkg/golden"
+	"github.com/opencgpu/cgpu/pkg/inspect"
+	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/manual"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
 
 // docs/json.md lists every field that a script can read, from the types that are printed. Who renames one sees it in the page's diff, and
-// has to raise snapshot.Schema.
+// has to raise schema.Version.
 func TestJSONDocs(t *testing.T) {
 	const path = "../../docs/json.md"
-	got := fmt.Sprintf(jsonHead, snapshot.Schema)
+	got := fmt.Sprintf(jsonHead, schema.Version)
 	for _, c := range []struct {
 		command, note string
 		value         any
 	}{
-		{"cgpu smi -o json", "", snapshot.View{}},
-		{"cgpu ps -o json", "A list.", []view.Process{}},
+		{"cgpu smi -o json", "", schema.Node{}},
+		{"cgpu ps -o json", "A list.", []schema.GPUProcess{}},
 		{"cgpu events -o json", "An object on each line.", event.Event{}},
-		{"cgpu policy -o json", "A list.", []view.Policy{}},
+		{"cgpu policy -o json", "A list.", []schema.Policy{}},
 		{"cgpu health -o json", "", view.Health{}},
 		{"cgpu doctor -o json", "", doctor.Report{}},
-		{"cgpu upgrade -o json", "", upgradeView{}},
+		{"cgpu upgrade -o json", "", schema.Upgrade{}},
 		{"cgpu gc -o json", "", gc.Done{}},
-		{"cgpu config -o json check", "", configView{}},
+		{"cgpu config check -o json", "", configView{}},
 		{"cgpu version -o json", "", versionView{}},
-		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
-			inspectFields{}},
+		{"cgpu inspect", "It is JSON always.", inspect.Dossier{}},
+		{"kubectl cgpu inspect -o json", "", cluster.Cluster{}},
 	} {
 		got += "\n## " + c.command + "\n\n"
 		if c.note != "" {
@@ -72,24 +75,18 @@ func TestJSONDocs(t *testing.T) {
 
 const jsonHead = `# JSON for scripts
 
-Every command that lists or changes something prints JSON with ` + "`-o json`" + `; ` + "`set`, `pause`, `resume` and `refresh` print what `smi`" + `
-does, the first three of their container alone. This page is generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and
-a test holds it up to date.
+Every command that lists something, or changes a GPU or a container, prints JSON with ` + "`-o json`" + `. ` + "`set`, `pause`, `resume` and `refresh`" + `
+print what ` + "`smi`" + ` does, the first three of their container alone; ` + "`policy` and `health clear`" + ` print the state after their change. This page
+is generated from the types in the code (` + "`go test ./cmd/cgpu -run TestJSONDocs -update`" + `), and a test holds it up to date.
 
-Version of the schema: **%d** (` + "`cgpu version -o json`, field `schema`" + `). Fields may be added under the same version. It goes up when one is renamed, taken away, or
-means something else. A field with "may be absent" is left out where there is nothing to say.
+Version of the schema: **%d** (` + "`cgpu version -o json`, field `schema`" + `). Fields may be added under the same version. It goes up when one is
+renamed, taken away, or means something else. A field with "may be absent" is left out where there is nothing to say.
 
-Amounts of memory are bytes. Parts of a GPU's time are tenths of a percent where this page says "per mille", and percent where it says so. Priorities are
-0 (best-effort), 1 (default) and 2 (high). Policies in compute are the numbers of [policies.md](policies.md), else names. Times are RFC 3339.
+A name ends with its unit: ` + "`_bytes`, `_seconds`, or `_percent`, of a GPU's time, with a tenth; `percent`" + ` alone is the share that was
+asked for. Priorities (best-effort, default, high) and policies ([policies.md](policies.md)) are names. Points in time are RFC 3339.
+
+Version 2 came before the first release; [CHANGELOG.md](../CHANGELOG.md) says what each field of version 1 is now.
 `
-
-// inspectFields are the fields of dossier that are under the version.
-type inspectFields struct {
-	ID     string        `json:"id"`
-	Name   string        `json:"name,omitempty"`
-	State  string        `json:"state"`  // as in cgpu smi
-	Events []event.Event `json:"events"` // as cgpu events prints them
-}
 
 type jsonField struct{ path, kind, meaning string }
 
@@ -117,26 +114,41 @@ func fieldsOf(t *testing.T, typ reflect.Type, prefix string) (all []jsonField) {
 			continue
 		}
 		kind, inner := kindOf(f.Type)
-		if strings.Contains(options, "omitempty") {
+		if unit, ok := units[strings.TrimPrefix(kind, "list of ")]; ok && !strings.HasSuffix(name, unit) {
+			t.Errorf("%v.%s: %q does not end with %q", typ, f.Name, name, unit)
+		}
+		if strings.ToLower(name) != name {
+			t.Errorf("%v.%s: %q: want words with _ between them", typ, f.Name, name)
+		}
+		if strings.Contains(options, "omit") {
 			kind += ", may be absent"
 		}
 		all = append(all, jsonField{prefix + name, kind, comments[f.Name]})
-		if inner != nil && !strings.HasPrefix(comments[f.Name], "as cgpu") {
+		if inner != nil && !strings.HasPrefix(comments[f.Name], "as cgpu") && inner != reflect.TypeFor[ledger.Record]() {
 			all = append(all, fieldsOf(t, f.Type, prefix+name)...)
 		}
 	}
 	return all
 }
 
+// units are the ends of names, by kind. Of those without one, names are to be printed, or schema.Percent and schema.Seconds.
+var units = map[string]string{"bytes": "_bytes", "percent": "_percent", "seconds": "_seconds", "per mille": "?", "nanoseconds": "?", "code": "?"}
+
 // kindOf says what a value is; inner is set for one with fields.
 func kindOf(typ reflect.Type) (kind string, inner reflect.Type) {
 	switch typ {
 	case reflect.TypeFor[quota.Bytes]():
 		return "bytes", nil
+	case reflect.TypeFor[schema.Percent]():
+		return "percent", nil
+	case reflect.TypeFor[schema.Seconds]():
+		return "seconds", nil
 	case reflect.TypeFor[sched.Permille]():
 		return "per mille", nil
 	case reflect.TypeFor[time.Duration]():
 		return "nanoseconds", nil
+	case reflect.TypeFor[quota.Priority](), reflect.TypeFor[sched.Policy]():
+		return "code", nil
 	case reflect.TypeFor[time.Time]():
 		return "time", nil
 	}

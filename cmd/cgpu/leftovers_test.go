@@ -143,7 +143,7 @@ func (n *simNode) noted(r ledger.Record) bool {
 
 func TestResumeWithoutGuard(t *testing.T) {
 	n := newSimNode(t)
-	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
 	n.pause(r, "0000:01:00.0")
 	if out := cgpu("resume web"); !strings.HasPrefix(out, "dead (web): resumed 1 channel; its guard is gone") || n.paused() || n.noted(r) {
 		t.Errorf("printed %s; paused %v, still noted %v", out, n.paused(), n.noted(r))
@@ -159,7 +159,7 @@ func TestResumeWithoutGuard(t *testing.T) {
 
 func TestGCLeftovers(t *testing.T) {
 	n := newSimNode(t)
-	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
+	r := n.Reserve(ledger.Record{ID: "dead", Name: "web", Socket: filepath.Join(n.Dir, "g", "n.sock"), VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
 	n.pause(r, "0000:01:00.0")
 	// While the guard lives it is not gc's business.
 	l, err := net.Listen("unix", filepath.Join(n.Dir, "g", "n.ctl"))
@@ -199,7 +199,7 @@ func TestGCLeftovers(t *testing.T) {
 // TestGCFiles: what killed guards and refused containers have left is counted by kind.
 func TestGCFiles(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "lives", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.MiB}}})
+	n.Reserve(ledger.Record{ID: "lives", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.MiB}}}})
 	past := time.Now().Add(-time.Hour)
 	for i := range 70 {
 		for _, name := range []string{"g/%016x.sock", "g/%016x.ctl", "page/%016x", "log/pod-%016x.log"} {

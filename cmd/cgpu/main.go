@@ -21,7 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/hostrun"
 	"github.com/opencgpu/cgpu/pkg/node"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/view"
 )
@@ -158,7 +158,7 @@ func versionCommand() *cli.Command {
 				return err
 			}
 			if inJSON {
-				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, snapshot.Schema}, "  ")
+				return terminal.EncodeJSON(c.App.Writer, versionView{version, runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH, schema.Version}, "  ")
 			}
 			fmt.Fprintf(c.App.Writer, "cgpu %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil

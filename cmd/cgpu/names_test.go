@@ -91,7 +91,7 @@ func TestAnnotatedName(t *testing.T) {
 func TestSameID(t *testing.T) {
 	n := nodetest.New(t)
 	for nonce, root := range map[string]string{"1111111111111111": "/run/a", "2222222222222222": "/run/b"} {
-		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "web", Nonce: nonce, Root: root, Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	}
 	for _, command := range []string{"set web --weight 2", "set we --weight 2", "pause web", "resume web", "inspect web"} {
 		out := cgpu(command)
@@ -131,7 +131,7 @@ func TestSameID(t *testing.T) {
 		}
 	}
 	for _, nonce := range []string{"3333333333333333", "4444444444444444"} { // with guards, which do not answer
-		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		n.Reserve(ledger.Record{ID: "db", Nonce: nonce, Root: nonce, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	}
 	cgpu("pause 4444444444444444")
 	for nonce, want := range map[string]bool{"3333333333333333": false, "4444444444444444": true} {
@@ -150,7 +150,7 @@ func TestSameID(t *testing.T) {
 // The name stands wherever people look for it.
 func TestDockerNameShown(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}}))
+	n.Reserve(nodetest.Docker{Name: "/web\x1b[31m"}.Make(t, ledger.Record{ID: "abcdef", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}}))
 	for args, want := range map[string]string{
 		"smi":                "web?[31m\n",
 		"smi --json":         `"name": "web\u001b[31m"`,

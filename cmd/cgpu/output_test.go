@@ -20,7 +20,7 @@ import (
 func TestJSONPlain(t *testing.T) {
 	const evil = "web\u009b2J\u202e\u2066\u200b"
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef", Name: evil, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef", Name: evil, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	s := nodetest.Status(r)
 	s.Processes = []api.ProcessStatus{{PID: 7, Name: evil, Used: []quota.Bytes{quota.MiB}}}
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))

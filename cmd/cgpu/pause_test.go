@@ -12,7 +12,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // fromJSON runs a command that prints JSON, and reads it.
@@ -26,8 +26,8 @@ func fromJSON(t *testing.T, args string, v any) {
 
 func TestPause(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}, Native: nil})
-	n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}, Native: nil})
+	n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	// A guard that follows the ledger, the second GPU one question later than the first.
 	var asked atomic.Int64
 	nodetest.FakeGuardFunc(t, r.Control, func() string {
@@ -60,7 +60,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 	for _, args := range []string{"pause -o json web", "set web --weight 3 -o json"} {
-		var v snapshot.View
+		var v schema.Node
 		fromJSON(t, args, &v)
 		if len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 || v.GPUs[0].VGPUs[0].ID != r.ID || !v.GPUs[0].VGPUs[0].Paused {
 			t.Errorf("%s: %+v", args, v)
@@ -76,7 +76,7 @@ func TestPause(t *testing.T) {
 
 func TestPauseWithoutGuard(t *testing.T) {
 	n := nodetest.New(t)
-	vgpu := func() []ledger.VGPU { return []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}} }
+	vgpu := func() []ledger.VGPU { return []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}} }
 	n.Reserve(ledger.Record{ID: "dead", VGPUs: vgpu()}) // nobody listens
 	young := n.Reserve(ledger.Record{ID: "young", VGPUs: vgpu()})
 	s := nodetest.Status(young)

@@ -60,22 +60,28 @@ func policyCommand() *cli.Command {
 					gpus = append(gpus, g)
 				}
 			}
-			if change == nil {
-				list, err := view.PoliciesOf(t, gpus, ledger.Open(runDir))
-				if err != nil {
-					return err
-				}
+			if change != nil {
+				w := c.App.Writer
 				if inJSON {
-					return terminal.EncodeJSON(c.App.Writer, list, "  ")
+					w = io.Discard
 				}
-				return view.PrintPolicies(c.App.Writer, list)
-			}
-			for _, g := range gpus {
-				if err := setCard(c.App.Writer, runDir, t, g, change); err != nil {
-					return err
+				for _, g := range gpus {
+					if err := setCard(w, runDir, t, g, change); err != nil {
+						return err
+					}
+				}
+				if !inJSON {
+					return nil
 				}
 			}
-			return nil
+			list, err := view.PoliciesOf(t, gpus, ledger.Open(runDir))
+			if err != nil {
+				return err
+			}
+			if inJSON {
+				return terminal.EncodeJSON(c.App.Writer, list, "  ")
+			}
+			return view.PrintPolicies(c.App.Writer, list)
 		},
 	}
 }

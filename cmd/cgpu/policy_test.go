@@ -4,6 +4,7 @@ package main
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,12 +12,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func TestPolicy(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Percent: 30}, {UUID: nodetest.H200, Limit: quota.GiB, Weight: 2}}})
-	n.Reserve(ledger.Record{ID: "b", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Percent: 45}}})
+	n.Reserve(ledger.Record{ID: "a", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 30}}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 2}}}}})
+	n.Reserve(ledger.Record{ID: "b", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 45}}}}})
 	preempt := sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 99}
 	cards := map[string]sched.Card(nil)
 	for _, tt := range []struct {
@@ -52,6 +54,12 @@ func TestPolicy(t *testing.T) {
 		if got, err := n.Book.Cards(); err != nil || !reflect.DeepEqual(got, cards) {
 			t.Errorf("cgpu %s: cards %+v, %v\nwant %+v", tt.args, got, err, cards)
 		}
+	}
+	var list []schema.Policy
+	fromJSON(t, "policy -o json 1 --max-inst 7", &list)
+	if want := []schema.Policy{{GPU: 1, Name: "NVIDIA H200", UUID: nodetest.H200, Policy: "weight-preempt", SetBy: "cgpu policy", MaxInst: 7,
+		PrioRatio: 80, Containers: 1}}; !slices.Equal(list, want) {
+		t.Errorf("%+v", list)
 	}
 	// What is set back stays set: cgpu.toml does not come through again by chance.
 	if _, err := n.Book.SetCard(ledger.GPU{UUID: nodetest.T4}, preempt, func(c *sched.Card) error { *c = preempt; return nil }); err != nil {

@@ -15,7 +15,7 @@ import (
 
 func TestSetPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
 	nodetest.Occupy(t, r, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{2 << 30, 1 << 30}})
 	nodetest.Occupy(t, r, 9, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 30}})
 	type vgpu struct {
@@ -80,7 +80,7 @@ func TestSetDriverLimits(t *testing.T) {
 	for name, record := range map[string]ledger.Record{"guard": {}, "preload": {Preload: true}, "driver": {Preload: true, DriverOnly: true}} {
 		n := nodetest.New(t)
 		record.ID, record.Name, record.DriverLimits = "abc", "web", true
-		record.VGPUs = []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}
+		record.VGPUs = []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}}
 		n.Reserve(record)
 		weight := "weight 1 → 3"
 		if record.DriverOnly {
@@ -108,7 +108,7 @@ func TestSetDriverLimits(t *testing.T) {
 func TestDriverOnlyRefuses(t *testing.T) {
 	n := nodetest.New(t)
 	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, DriverOnly: true, DriverLimits: true,
-		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", "only NVIDIA's driver enforces its limits (limits in cgpu.toml), and it cannot stop its GPU work"},
 		{"set abc --percent 20", "only NVIDIA's driver"},
@@ -131,7 +131,7 @@ func TestDriverOnlyRefuses(t *testing.T) {
 
 func TestPreloadRefuses(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "abc", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, want string }{
 		{"pause abc", `error: pause: container abc (web): only the preload library enforces its limits (enforcement in cgpu.toml), and it cannot stop its GPU work`},
 		{"resume abc", `error: resume: container abc (web): only the preload library`},

@@ -11,13 +11,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/view"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func TestPSCommand(t *testing.T) {
 	n := nodetest.New(t)
 	for _, id := range []string{"aaaa", "bbbb"} {
-		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+		r := n.Reserve(ledger.Record{ID: id, Name: "default/pod/" + id, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 		s := nodetest.Status(r)
 		s.Processes = []api.ProcessStatus{{PID: 100, NSPID: 1, Name: "python", Used: []quota.Bytes{quota.MiB}}, {PID: 101, Name: "idle", Used: []quota.Bytes{0}}}
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -38,8 +38,8 @@ func TestPSCommand(t *testing.T) {
 			t.Errorf("%s: printed\n%s\nwant\n%s", args, out, want)
 		}
 	}
-	var list []view.Process
-	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (view.Process{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
+	var list []schema.GPUProcess
+	if err := json.Unmarshal([]byte(cgpu("ps -o json --container bbbb")), &list); err != nil || len(list) != 1 || list[0] != (schema.GPUProcess{Container: "bbbb", Nonce: "n-bbbb", Name: "default/pod/bbbb", UUID: nodetest.T4, PID: 100, NSPID: 1, Used: quota.MiB, Process: "python"}) {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

@@ -97,7 +97,8 @@ func runQuota(c *cli.Context) (*quota.Quota, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &quota.Quota{Memory: quota.Memory{Fixed: *req.Limit}, Priority: quota.PriorityDefault, NoLimiter: c.Bool("no-limiter"), Asked: map[string]string{}}
+	q := &quota.Quota{Memory: quota.Memory{Fixed: *req.Limit}, NoLimiter: c.Bool("no-limiter"), Asked: map[string]string{}}
+	q.Priority = quota.PriorityDefault
 	if req.Spill != nil {
 		q.Spill = *req.Spill
 	}

@@ -37,18 +37,18 @@ func TestRunQuota(t *testing.T) {
 		args string
 		err  string
 	}{
-		{line: "--memory 6GiB -- x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Priority: quota.PriorityDefault}, args: "x"},
+		{line: "--memory 6GiB -- x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
 		{line: "--memory 6GiB --spill 1GiB --weight 3 --percent 40 --priority high --gpu 1,GPU-ab --no-limiter x",
-			want: quota.Quota{Memory: fixed(6 * quota.GiB), Spill: quota.GiB, Weight: 3, Percent: 40, Priority: quota.PriorityHigh, NoLimiter: true,
+			want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Spill: quota.GiB, Share: quota.Share{Weight: 3, Percent: 40, Priority: quota.PriorityHigh}}, NoLimiter: true,
 				Visible: quota.Selector{IDs: []string{"1", "GPU-ab"}}}, args: "x"},
-		{line: "--memory 1GiB --gpu all x", want: quota.Quota{Memory: fixed(quota.GiB), Priority: quota.PriorityDefault, Visible: quota.Selector{All: true}}, args: "x"},
+		{line: "--memory 1GiB --gpu all x", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}, Visible: quota.Selector{All: true}}, args: "x"},
 		// What follows the command is the command's.
-		{line: "--memory 1GiB python3 train.py --weight 3 --memory 2", want: quota.Quota{Memory: fixed(quota.GiB), Priority: quota.PriorityDefault}, args: "python3 train.py --weight 3 --memory 2"},
-		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB), Priority: quota.PriorityDefault}, args: "-x"},
+		{line: "--memory 1GiB python3 train.py --weight 3 --memory 2", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "python3 train.py --weight 3 --memory 2"},
+		{line: "--memory 1GiB -- -x", want: quota.Quota{Memory: fixed(quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "-x"},
 		{line: "x", err: "want --memory SIZE"},
 		{line: "--weight 2 x", err: "want --memory SIZE"},
 		{line: "--memory 6TB x", err: `--memory "6TB": is no size`},
-		{line: "--memory 6 x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Priority: quota.PriorityDefault}, args: "x"},
+		{line: "--memory 6 x", want: quota.Quota{Memory: fixed(6 * quota.GiB), Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}, args: "x"},
 		{line: "--memory 1GiB --spill x x", err: `--spill "x"`},
 		{line: "--memory 1GiB --percent 101 x", err: `--percent "101"`},
 		{line: "--memory 1GiB --priority low x", err: `--priority "low"`},

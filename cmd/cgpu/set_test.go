@@ -15,7 +15,7 @@ import (
 func TestSet(t *testing.T) {
 	const full = "abcdef0123456789"
 	is := func(uuid string, gib quota.Bytes, weight, percent int, priority quota.Priority) ledger.VGPU {
-		return ledger.VGPU{UUID: uuid, Limit: gib * quota.GiB, Weight: weight, Percent: percent, Priority: priority}
+		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Weight: weight, Percent: percent, Priority: priority}}}
 	}
 	for _, tt := range []struct {
 		args, out string
@@ -50,8 +50,8 @@ func TestSet(t *testing.T) {
 		{args: "x --weight 2", out: `no such container`},
 	} {
 		n := nodetest.New(t)
-		r := n.Reserve(ledger.Record{ID: full, Name: "default/web-0/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Percent: 20}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
-		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Percent: 60}}})
+		r := n.Reserve(ledger.Record{ID: full, Name: "default/web-0/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 20}}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Percent: 60}}}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used = 3 * quota.GiB
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -89,8 +89,8 @@ func TestSetSpill(t *testing.T) {
 		{"mute --spill 1GiB", `error: set: --spill "1GiB": container mute has more, and what it uses is not known, because its guard does not answer`, [2]quota.Bytes{quota.GiB, 0}},
 	} {
 		n := nodetest.New(t)
-		r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB, Spill: quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
-		n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB}}})
+		r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB, Spill: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Spill: 2 * quota.GiB}}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used, s.VGPUs[0].Spilled = 2*quota.GiB, 768*quota.MiB
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -107,7 +107,7 @@ func TestSetSpill(t *testing.T) {
 // Without a guard nobody knows what is in use: only more is given without --force.
 func TestSetMemoryWithoutGuard(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
 	for _, tt := range []struct{ args, out string }{
 		{"--memory 3GiB", `its guard does not answer`},
 		{"--memory 5GiB", `memory 4096MiB → 5120MiB`},

@@ -29,7 +29,7 @@ func smiCommand() *cli.Command {
 			"second (without lines: of what the container was entitled to then), where the driver tells it.\n\n" +
 			"On a terminal -o table draws lines around its columns, where they fit; -o plain, and a pipe, have columns only.\n\n" +
 			filterHelp + "\n\n" +
-			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used, limit}'",
+			"Examples:\n   cgpu smi\n   cgpu smi --watch 2\n   cgpu smi -o wide\n   cgpu smi -i 0,1 --filter state=paused\n   cgpu smi --container web --watch\n   cgpu smi --json | jq '.gpus[].vgpus[] | {id, used_bytes, limit_bytes}'",
 		ArgsUsage: " ",
 		Flags: append(filterFlags(),
 			&cli.StringFlag{Name: "o", Aliases: []string{"output"}, Usage: "`FORMAT`: table, plain, wide or json", Value: "table"},

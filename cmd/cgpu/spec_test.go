@@ -26,7 +26,7 @@ func TestSpecOfRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	most := fmt.Sprintf("ALIYUN_COM_GPU_MEM_CONTAINER=%dMiB", memory/2/quota.MiB)
-	n.Reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: memory * 3 / 4}}})
+	n.Reserve(ledger.Record{ID: "web", Nonce: "1111111111111111", Root: "/run/a", Bundle: mine, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: memory * 3 / 4}}}})
 	for folder, fits := range map[string]bool{mine: true, other: false} {
 		d := dryrun.DryRun{RunDir: n.Dir, Hook: "/h", ID: "web", Folder: folder}
 		if _, _, err := d.Edit(raw, []string{most, "ALIYUN_COM_GPU_VISIBLE_DEVICES=0"}); (err == nil) != fits {

@@ -183,7 +183,7 @@ func (s *session) written(text string) string {
 func TestTopTerminal(t *testing.T) {
 	n := nodetest.New(t)
 	for _, name := range []string{"web", "evil\x1b[2J"} {
-		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB, Weight: 3}}})
+		r := n.Reserve(ledger.Record{ID: strings.Repeat(name[:1], 64), Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 3}}}}})
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	}
 	first := shows("cgpu top", "2 vGPUs", "web", "evil?[2J", "6.0G", "running")
@@ -263,7 +263,7 @@ func TestTopTerminal(t *testing.T) {
 // TestTopOnce: where there is no terminal, a frame of two looks.
 func TestTopOnce(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	got := cgpu("top --once --interval 0.1")
 	if !shows("1 vGPU\n", "web", "6.0G", "Tesla T4")(strings.ReplaceAll(got, "  ", "\n")+got) || strings.Contains(got, "\x1b") {

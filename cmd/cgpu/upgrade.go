@@ -20,6 +20,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/upgrade"
 	"github.com/opencgpu/cgpu/pkg/view"
@@ -147,29 +148,15 @@ func (u *upgradeReport) err(of int) error {
 		terminal.Plural(of, "container"))
 }
 
-// upgradeView is what cgpu upgrade -o json prints.
-type upgradeView struct {
-	Containers []upgradedContainer `json:"containers"`
-}
-
-// upgradedContainer is what came of one.
-type upgradedContainer struct {
-	ID      string          `json:"id"`
-	Outcome upgrade.Outcome `json:"outcome"` // upgraded, already, failed, gone, preload, skipped
-	StallNs time.Duration   `json:"stallNs"` // for how long its GPU calls waited, the last time that it was tried
-	Tries   int             `json:"tries"`
-	Error   string          `json:"error,omitempty"`
-}
-
-func (u *upgradeReport) view() upgradeView {
-	v := upgradeView{Containers: []upgradedContainer{}}
+func (u *upgradeReport) view() schema.Upgrade {
+	v := schema.Upgrade{Containers: []schema.UpgradedContainer{}}
 	for _, r := range u.results {
-		x := upgradedContainer{ID: r.ID, Outcome: r.Outcome, StallNs: r.Stall, Tries: r.Tries}
+		x := schema.UpgradedContainer{ID: r.ID, Outcome: string(r.Outcome), Stall: schema.SecondsOf(r.Stall), Tries: r.Tries}
 		if r.Err != nil {
 			x.Error = r.Err.Error()
 		}
 		v.Containers = append(v.Containers, x)
 	}
-	slices.SortFunc(v.Containers, func(a, b upgradedContainer) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(v.Containers, func(a, b schema.UpgradedContainer) int { return cmp.Compare(a.ID, b.ID) })
 	return v
 }

@@ -37,7 +37,7 @@ func TestWebAddress(t *testing.T) {
 // strangers.
 func TestWeb(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 6 * quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: strings.Repeat("a", 64), Name: "web-1", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB}}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	socket := filepath.Join(n.Dir, "w.sock")
 	ctx, cancel := context.WithCancel(context.Background())

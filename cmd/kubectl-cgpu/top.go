@@ -21,45 +21,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// nodeUse is a node's use of its GPUs: what its cgpu-agent answers to /v1/smi. It has the fields of pkg/snapshot that are shown;
-// that package itself asks guards, and would tie the plugin to Linux.
+// nodeUse is a node's use of its GPUs: what its cgpu-agent answers to /v1/smi.
 type nodeUse struct {
-	Node string   `json:"node"`
-	GPUs []gpuUse `json:"gpus"`
-}
-
-type gpuUse struct {
-	Index       int         `json:"index"`
-	UUID        string      `json:"uuid"`
-	Name        string      `json:"name"`
-	Total       quota.Bytes `json:"total"`
-	Reserved    quota.Bytes `json:"reserved"`
-	Used        quota.Bytes `json:"used"`
-	Policy      string      `json:"policy"`
-	Utilization *int        `json:"utilization,omitempty"` // permille
-	VGPUs       []vgpuUse   `json:"vgpus"`
-}
-
-type vgpuUse struct {
-	ID       string      `json:"id"`
-	Name     string      `json:"name,omitempty"` // namespace/pod/container
-	State    string      `json:"state"`
-	Paused   bool        `json:"paused,omitempty"`
-	Native   bool        `json:"native,omitempty"`
-	Limit    quota.Bytes `json:"limit"`
-	Used     quota.Bytes `json:"used"`
-	Peak     quota.Bytes `json:"peak"`
-	Denied   uint64      `json:"denied"`
-	Weight   int         `json:"weight,omitempty"`
-	Percent  int         `json:"percent,omitempty"`
-	Priority int         `json:"priority"`
-	Compute  *struct {
-		Exact       bool `json:"exact"`
-		Utilization int  `json:"utilization"`
-	} `json:"compute,omitempty"`
+	Name string `json:"node"`
+	schema.Node
 }
 
 // owner is the pod that a container of the ledger is of, by namespace, name, and container; empty where it is of none.
@@ -155,7 +124,7 @@ func (a agents) ask(ctx context.Context, client kubernetes.Interface, nodes []st
 	if len(answered) == 0 {
 		return nil, errors.New("top: no cgpu-agent answered")
 	}
-	slices.SortFunc(answered, func(a, b nodeUse) int { return strings.Compare(a.Node, b.Node) })
+	slices.SortFunc(answered, func(a, b nodeUse) int { return strings.Compare(a.Name, b.Name) })
 	return answered, nil
 }
 
@@ -184,13 +153,17 @@ func (a agents) one(ctx context.Context, client kubernetes.Interface, p corev1.P
 	if err := json.Unmarshal(text, &u); err != nil {
 		return u, fmt.Errorf("cgpu-agent's answer: %w", err)
 	}
-	u.Node = p.Spec.NodeName
+	if u.Schema != schema.Version {
+		return u, fmt.Errorf("cgpu-agent's answer is of version %d of its JSON: this plugin reads version %d; it must be as new as the agent",
+			u.Schema, schema.Version)
+	}
+	u.Name = p.Spec.NodeName
 	return u, nil
 }
 
 // ownerOf reads the name that the runtime gave a container of a pod. A name is made by whoever starts the container; of a pod the
 // kubelet does, and the three parts cannot have a slash.
-func ownerOf(v vgpuUse) owner {
+func ownerOf(v schema.VGPU) owner {
 	parts := strings.Split(v.Name, "/")
 	if len(parts) != 3 {
 		return owner{Container: cmp.Or(v.Name, terminal.Cut(v.ID, 12))}
@@ -214,7 +187,7 @@ func printTopPods(w io.Writer, uses []nodeUse, namespace string) error {
 				}
 				used, util, state := mib(v.Used), "", v.State
 				if v.Compute != nil && v.Compute.Exact {
-					util = permille(v.Compute.Utilization)
+					util = percent(v.Compute.Utilization)
 				}
 				if v.State != "running" && v.State != "starting" {
 					used, util = "?", "?"
@@ -226,7 +199,7 @@ func printTopPods(w io.Writer, uses []nodeUse, namespace string) error {
 				if v.Native {
 					limit = "whole GPU"
 				}
-				lines = append(lines, line{o, u.Node, []string{o.Namespace, o.Pod, o.Container, u.Node, strconv.Itoa(g.Index), used, limit, util,
+				lines = append(lines, line{o, u.Name, []string{o.Namespace, o.Pod, o.Container, u.Name, strconv.Itoa(g.Index), used, limit, util,
 					strconv.FormatUint(v.Denied, 10), state}})
 			}
 		}
@@ -250,9 +223,9 @@ func printTopNodes(w io.Writer, uses []nodeUse) error {
 		for _, g := range u.GPUs {
 			util := ""
 			if g.Utilization != nil {
-				util = permille(*g.Utilization)
+				util = percent(*g.Utilization)
 			}
-			t.row(u.Node, strconv.Itoa(g.Index), terminal.Cut(g.Name, 24), mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy,
+			t.row(u.Name, strconv.Itoa(g.Index), terminal.Cut(g.Name, 24), mib(g.Used), mib(g.Reserved), mib(g.Total), util, g.Policy,
 				strconv.Itoa(len(g.VGPUs)))
 		}
 	}
@@ -264,10 +237,5 @@ func mib(b quota.Bytes) string {
 	return strconv.FormatUint(uint64((b+quota.MiB-1)/quota.MiB), 10) + "MiB"
 }
 
-// permille is a part in percent, such as "12.5%".
-func permille(p int) string {
-	if p%10 == 0 {
-		return strconv.Itoa(p/10) + "%"
-	}
-	return fmt.Sprintf("%d.%d%%", p/10, p%10)
-}
+// percent is a part such as "12.5%".
+func percent(p schema.Percent) string { return fmt.Sprintf("%g%%", p) }

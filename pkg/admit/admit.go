@@ -173,7 +173,7 @@ func (a *Ask) ask(request *ledger.Request, table *device.Table) error {
 	if err != nil {
 		return err
 	}
-	slice := ledger.VGPU{Spill: a.Quota.Spill, Weight: max(a.Quota.Weight, 1), Percent: a.Quota.Percent, Priority: a.Quota.Priority}
+	slice := ledger.VGPU{Slice: a.Quota.WithWeight()}
 	if a.Quota.NeedsPlacement() {
 		memory, err := a.Quota.Placed()
 		if err != nil {

@@ -96,7 +96,7 @@ func TestLeave(t *testing.T) {
 
 func TestReservation(t *testing.T) {
 	slice := func(uuid string, limit quota.Bytes, weight int) ledger.VGPU {
-		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: weight, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: weight, Priority: quota.PriorityDefault}}}
 	}
 	for _, test := range []struct {
 		env    []string
@@ -281,7 +281,7 @@ func TestDriverOnly(t *testing.T) {
 			t.Errorf("%s: %+v, %v", env, p, err)
 		}
 	}
-	share := Share{Share: alloc.Share{ID: "s", Memory: quota.GiB, Percent: 30, Priority: quota.PriorityDefault}}
+	share := Share{Share: alloc.Share{ID: "s", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 30, Priority: quota.PriorityDefault}}}}
 	if err := share.refuseUnguarded(&quota.Quota{}, tab.Config.Unguarded(), true); err == nil ||
 		!strings.HasPrefix(err.Error(), `admit: share s: with limits = "driver" in cgpu.toml no percentage of a GPU's time can be enforced; set limits = "guard"`) {
 		t.Error(err)

@@ -86,7 +86,8 @@ func (a *Ask) counted(container spec.PodContainer, u quota.Units, table *device.
 	if err != nil {
 		return err
 	}
-	s := alloc.Share{ID: "gpushare/" + container.UID + "/" + container.Container, Memory: grants[0].Limit, Containers: 1, Percent: u.Percent, Priority: quota.PriorityDefault}
+	s := alloc.Share{ID: "gpushare/" + container.UID + "/" + container.Container, Containers: 1}
+	s.Limit, s.Percent, s.Priority = grants[0].Limit, u.Percent, quota.PriorityDefault
 	for _, g := range table.GPUs {
 		if g.Index == grants[0].Index {
 			s.UUID = g.UUID
@@ -124,7 +125,7 @@ func (a *Ask) allot(request *ledger.Request, table *device.Table) error {
 			return errors.New("admit: two shares of the container name no GPU: let the allocator name them")
 		default:
 			slice.Limit = 0
-			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Memory}, Slice: slice, Avoid: unhealthy(table)}
+			request.Place = &ledger.Placement{Policy: table.Config.Placement, Memory: quota.Memory{Fixed: s.Limit}, Slice: slice, Avoid: unhealthy(table)}
 		}
 	}
 	if request.Place != nil && len(r.VGPUs) > 0 {
@@ -138,7 +139,7 @@ func (s Share) given() ledger.VGPU {
 	if s.Whole {
 		return ledger.VGPU{}
 	}
-	return ledger.VGPU{UUID: s.UUID, Limit: s.Memory, Weight: max(s.Weight, 1), Percent: s.Percent, Priority: s.Priority, Spill: s.Spill}
+	return ledger.VGPU{UUID: s.UUID, Slice: s.WithWeight()}
 }
 
 // slice is the share in the ledger's terms, with what the container may choose of it.
@@ -146,14 +147,14 @@ func (s Share) slice(wish *quota.Quota, free []quota.Choice) ledger.VGPU {
 	if !s.Plugin {
 		free = nil
 	}
-	is := wish.Within(quota.Slice{Weight: s.Weight, Percent: s.Percent, Priority: s.Priority, Spill: s.Spill}, free)
-	return ledger.VGPU{UUID: s.UUID, Limit: s.Memory, Weight: max(is.Weight, 1), Percent: is.Percent, Priority: is.Priority, Spill: is.Spill}
+	return ledger.VGPU{UUID: s.UUID, Slice: wish.Within(s.Slice, free).WithWeight()}
 }
 
 // refuseUnguarded refuses a share of which something needs a guard that by this setting the container does not have, or not even the
 // library. What weight a share has counts for nothing without the library: a claim always has one.
 func (s Share) refuseUnguarded(wish *quota.Quota, setting string, driverOnly bool) error {
-	q := quota.Quota{Spill: s.Spill, Percent: s.Percent, Priority: s.Priority, NoLimiter: wish.NoLimiter}
+	q := quota.Quota{NoLimiter: wish.NoLimiter}
+	q.Spill, q.Percent, q.Priority = s.Spill, s.Percent, s.Priority
 	misfit, ok := errors.AsType[*quota.Error](q.RefuseUnguarded(setting, driverOnly))
 	if !ok {
 		return nil

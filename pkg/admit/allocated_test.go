@@ -70,7 +70,7 @@ func (p pod) config(t testing.TB) []byte {
 
 // share is a share of GPU n with so many GiB.
 func share(n int, gib quota.Bytes) alloc.Share {
-	return alloc.Share{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n), Memory: gib * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	return alloc.Share{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n), Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 }
 
 func hooks(shares ...alloc.Share) (all [][]string) {
@@ -91,7 +91,7 @@ var liar = pod{
 
 func TestAllocated(t *testing.T) {
 	slice := func(n int, gib quota.Bytes) ledger.VGPU {
-		return ledger.VGPU{UUID: fmt.Sprint("GPU-", n), Limit: gib * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: fmt.Sprint("GPU-", n), Slice: quota.Slice{Limit: gib * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 	}
 	held := func(n int) ledger.Allocation {
 		return ledger.Allocation{ID: fmt.Sprint("claim/", n), UUID: fmt.Sprint("GPU-", n), Containers: 1}
@@ -110,7 +110,7 @@ func TestAllocated(t *testing.T) {
 	annotated := func(shares ...alloc.Share) map[string]string {
 		return map[string]string{alloc.AnnotationShares: alloc.Annotate(shares)}
 	}
-	whole := alloc.Share{ID: "claim/1", UUID: "GPU-1", Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	whole := alloc.Share{ID: "claim/1", UUID: "GPU-1", Whole: true, Containers: 1, Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	rich := share(0, 3)
 	rich.Weight, rich.Percent, rich.Priority, rich.Spill, rich.Containers = 4, 40, quota.PriorityHigh, 2*quota.GiB, 3
 	richSlice := slice(0, 3)
@@ -130,7 +130,7 @@ func TestAllocated(t *testing.T) {
 		{
 			name: "a node that lets authors choose priority and weight", settings: []quota.Choice{quota.ChoosePriority, quota.ChooseWeight},
 			pod: lies(pod{annotations: annotated(share(1, 3))}),
-			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-1", Limit: 3 * quota.GiB, Weight: 64, Priority: quota.PriorityHigh}},
+			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 64, Priority: quota.PriorityHigh}}}},
 				Allocated: []ledger.Allocation{held(1)}},
 		},
 		{name: "all that a claim says", pod: pod{hooks: hooks(rich)}, want: ledger.Record{VGPUs: []ledger.VGPU{richSlice},
@@ -145,7 +145,7 @@ func TestAllocated(t *testing.T) {
 		},
 		{
 			name: "the plugin's percentage", pod: pod{annotations: map[string]string{alloc.AnnotationShares: share(0, 3).String(), alloc.AnnotationPercent: "30"}},
-			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: 3 * quota.GiB, Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}, Allocated: []ledger.Allocation{held(0)}},
+			want: ledger.Record{VGPUs: []ledger.VGPU{{UUID: "GPU-0", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 30, Priority: quota.PriorityDefault}}}}, Allocated: []ledger.Allocation{held(0)}},
 		},
 	} {
 		for _, pods := range []string{"", device.PodsAny, device.PodsAllocated, device.PodsGPUShare} {
@@ -171,7 +171,7 @@ func TestAllocated(t *testing.T) {
 			r := got.Record
 			for i, s := range a.Shares {
 				given := r.Allocated[i].Given
-				if given.Limit != s.Memory || given.Percent != s.Percent || given.Weight > max(s.Weight, 1) || r.Allocated[i].Plugin != s.Plugin {
+				if given.Limit != s.Limit || given.Percent != s.Percent || given.Weight > max(s.Weight, 1) || r.Allocated[i].Plugin != s.Plugin {
 					t.Errorf("%s: %+v of %+v", tt.name, r.Allocated[i], s)
 				}
 				r.Allocated[i].Given, r.Allocated[i].Plugin = ledger.VGPU{}, false
@@ -321,9 +321,9 @@ func TestSettleGPUShare(t *testing.T) {
 	}{
 		"a lying pod": {pod: pod{env: append([]string{"ALIYUN_COM_GPU_MEM_CONTAINER=3", "ALIYUN_COM_GPU_MEM_IDX=1"}, "ALIYUN_COM_GPU_MEM_CONTAINER=15", "ALIYUN_COM_GPU_SCHD_WEIGHT=9", "ALIYUN_COM_GPU_CORE_PERCENTAGE=20"),
 			annotations: with(map[string]string{"cgpu.io/disable": "false", "cgpu.io/gpu-core-percentage": "20"})}, units: units,
-			want: []ledger.VGPU{{UUID: "GPU-1", Limit: 3 * quota.GiB, Weight: 1, Percent: 20, Priority: quota.PriorityDefault}}},
+			want: []ledger.VGPU{{UUID: "GPU-1", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Percent: 20, Priority: quota.PriorityDefault}}}}},
 		"an own claim is not asked about": {pod: pod{env: liar.env, annotations: with(nil), hooks: hooks(share(0, 3))}, fails: fmt.Errorf("no"),
-			want: []ledger.VGPU{{UUID: "GPU-0", Limit: 3 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}},
+			want: []ledger.VGPU{{UUID: "GPU-0", Slice: quota.Slice{Limit: 3 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}},
 		"nothing allocated":   {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, err: "only what was allocated counts"},
 		"the kubelet is mute": {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: uid}, fails: fmt.Errorf("mute"), err: "mute"},
 		"no UID":              {pod: pod{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=3"}, annotations: map[string]string{"io.kubernetes.cri.sandbox-uid": ""}}, units: units, err: "works below containerd"},

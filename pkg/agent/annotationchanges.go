@@ -195,8 +195,7 @@ func (w *wishes) refuse(name, format string, args ...any) error {
 // most is the most that a pod's author can have but for what the node leaves him to choose: what was allocated, or the less that an
 // administrator has set since. What one has lowered is in set, and no more the author's choice.
 func most(a ledger.Allocation) (given quota.Slice, set map[quota.Choice]bool) {
-	given = quota.Slice{Weight: a.Given.Weight, Percent: a.Given.Percent, Priority: a.Given.Priority, Spill: a.Given.Spill}
-	set = map[quota.Choice]bool{}
+	given, set = a.Given.Slice, map[quota.Choice]bool{}
 	if n := a.Set.Weight; n != nil && *n < given.Weight {
 		given.Weight, set[quota.ChooseWeight] = *n, true
 	}

@@ -32,7 +32,7 @@ import (
 )
 
 func given() ledger.VGPU {
-	return ledger.VGPU{UUID: "GPU-0", Limit: 6 * quota.GiB, Weight: 3, Percent: 30, Priority: quota.PriorityDefault, Spill: quota.GiB}
+	return ledger.VGPU{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Spill: quota.GiB, Share: quota.Share{Weight: 3, Percent: 30, Priority: quota.PriorityDefault}}}
 }
 
 func recordOf(plugin bool) ledger.Record {
@@ -310,7 +310,7 @@ func TestApply(t *testing.T) {
 	// An administrator's change stands until the pod's author changes something.
 	limit := 2 * quota.GiB
 	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}},
-		Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+		Overcommit: 1, Card: b.table.Load().Config.Card(), Settings: ledger.Settings{Limit: &limit}}); err != nil {
 		t.Fatal(err)
 	}
 	b = newBench(t, dir) // an agent that starts again
@@ -333,7 +333,7 @@ func TestApply(t *testing.T) {
 	}
 	limit = 6 * quota.GiB // who gives it back
 	if _, err := b.book.Change("0123456789abcdef", ledger.ChangeRequest{GPUs: []ledger.GPU{{UUID: "GPU-0", Memory: 16 * quota.GiB}},
-		Overcommit: 1, Card: b.table.Load().Config.Card(), Limit: &limit}); err != nil {
+		Overcommit: 1, Card: b.table.Load().Config.Card(), Settings: ledger.Settings{Limit: &limit}}); err != nil {
 		t.Fatal(err)
 	}
 	b.put(map[string]string{annotationLimit: "5Gi", annotationWeight: "1"})

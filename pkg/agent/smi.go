@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
@@ -53,10 +54,11 @@ func snapshotText(runDir string, names *snapshot.Names) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for g := range v.GPUs {
-		for i := range v.GPUs[g].VGPUs {
-			v.GPUs[g].VGPUs[i].Processes, v.GPUs[g].VGPUs[i].Nonce = []snapshot.Process{}, ""
+	n := v.JSON()
+	for g := range n.GPUs {
+		for i := range n.GPUs[g].VGPUs {
+			n.GPUs[g].VGPUs[i].Processes, n.GPUs[g].VGPUs[i].Nonce = []schema.Process{}, ""
 		}
 	}
-	return json.Marshal(v)
+	return json.Marshal(n)
 }

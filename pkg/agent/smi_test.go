@@ -18,7 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
-	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 func ask(h http.HandlerFunc) *httptest.ResponseRecorder {
@@ -73,14 +73,14 @@ func TestSMI(t *testing.T) {
 			c.Close()
 		}
 	}()
-	record.VGPUs = []ledger.VGPU{{UUID: gpu.UUID, Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}}
+	record.VGPUs = []ledger.VGPU{{UUID: gpu.UUID, Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}}
 	if _, err := ledger.Open(dir).Reserve(ledger.Request{Record: record, GPUs: []ledger.GPU{{UUID: gpu.UUID, Memory: gpu.Memory}},
 		Card: sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}}); err != nil {
 		t.Fatal(err)
 	}
 	h, begun := smi(dir), time.Now()
 	w := ask(h)
-	var v snapshot.View
+	var v schema.Node
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK || len(v.GPUs) != 2 || len(v.GPUs[0].VGPUs) != 1 {
 		t.Fatalf("%v: %d %s", err, w.Code, w.Body)
 	}

@@ -50,16 +50,12 @@ type Share struct {
 	ID string
 	// UUID of the GPU; empty: the node chooses (only where the allocator knows none).
 	UUID string
-	// Whole is the GPU without a limit and unshared; Memory is zero then, and nothing of what follows is set.
+	// Whole is the GPU without a limit and unshared; Limit is zero then, and nothing of what follows is set.
 	Whole bool
-	// Memory is the limit of one container.
-	Memory quota.Bytes
-	// Containers may use the share at the same time, each with Memory; at least 1.
+	// Containers may use the share at the same time, each with all of Slice; at least 1.
 	Containers int
-	Percent    int // 1 to 100; 0: none
-	Weight     int // 1 to 64; 0: the default
-	Priority   quota.Priority
-	Spill      quota.Bytes
+	// Slice is one container's. A Weight of 0 is the default.
+	quota.Slice
 }
 
 // String is what Parse reads: name=value pairs joined by commas, sizes in bytes.
@@ -78,7 +74,7 @@ func (s Share) String() string {
 			}
 		}
 	}
-	add("memory", uint64(s.Memory))
+	add("memory", uint64(s.Limit))
 	if s.Containers > 1 {
 		add("containers", uint64(s.Containers))
 	}
@@ -108,7 +104,8 @@ func parse(text string) (Share, error) {
 	if len(text) > MaxText {
 		return Share{}, fmt.Errorf("has %d bytes, at most %d are read", len(text), MaxText)
 	}
-	s := Share{Priority: quota.PriorityDefault, Containers: 1}
+	s := Share{Containers: 1}
+	s.Priority = quota.PriorityDefault
 	seen := map[string]bool{}
 	for _, pair := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(pair, "=")
@@ -140,7 +137,7 @@ func (s *Share) set(name, value string) (err error) {
 		s.UUID, err = word(value)
 	case "memory":
 		if s.Whole = value == "all"; !s.Whole {
-			s.Memory, err = size(value, quota.MiB)
+			s.Limit, err = size(value, quota.MiB)
 		}
 	case "containers":
 		s.Containers, err = whole(value, 64)

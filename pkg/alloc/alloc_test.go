@@ -13,12 +13,16 @@ import (
 
 func TestParse(t *testing.T) {
 	for text, want := range map[string]Share{
-		"id=c/1,uuid=GPU-a,memory=6442450944": {ID: "c/1", UUID: "GPU-a", Memory: 6 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault},
-		"id=c,memory=1048576":                 {ID: "c", Memory: quota.MiB, Containers: 1, Priority: quota.PriorityDefault},
-		"id=c,uuid=GPU-a,memory=all":          {ID: "c", UUID: "GPU-a", Whole: true, Containers: 1, Priority: quota.PriorityDefault},
-		"id=c,memory=1048576,containers=2,percent=30,weight=3,priority=high,spill=2097152": {ID: "c", Memory: quota.MiB, Containers: 2,
-			Percent: 30, Weight: 3, Priority: quota.PriorityHigh, Spill: 2 * quota.MiB},
-		"id=c,memory=1048576,priority=best-effort": {ID: "c", Memory: quota.MiB, Containers: 1, Priority: quota.PriorityBestEffort},
+		"id=c/1,uuid=GPU-a,memory=6442450944": {ID: "c/1", UUID: "GPU-a", Containers: 1, Slice: quota.Slice{Limit: 6 * quota.GiB,
+			Share: quota.Share{Priority: quota.PriorityDefault}}},
+		"id=c,memory=1048576": {ID: "c", Containers: 1, Slice: quota.Slice{Limit: quota.MiB,
+			Share: quota.Share{Priority: quota.PriorityDefault}}},
+		"id=c,uuid=GPU-a,memory=all": {ID: "c", UUID: "GPU-a", Whole: true, Containers: 1,
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}},
+		"id=c,memory=1048576,containers=2,percent=30,weight=3,priority=high,spill=2097152": {ID: "c", Containers: 2,
+			Slice: quota.Slice{Limit: quota.MiB, Spill: 2 * quota.MiB, Share: quota.Share{Percent: 30, Weight: 3, Priority: quota.PriorityHigh}}},
+		"id=c,memory=1048576,priority=best-effort": {ID: "c", Containers: 1, Slice: quota.Slice{Limit: quota.MiB,
+			Share: quota.Share{Priority: quota.PriorityBestEffort}}},
 	} {
 		got, err := Parse(text)
 		if err != nil || !cmp.Equal(got, want) {
@@ -55,7 +59,8 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestHook(t *testing.T) {
-	want := Share{ID: "c/1", UUID: "GPU-a", Memory: quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	want := Share{ID: "c/1", UUID: "GPU-a", Containers: 1, Slice: quota.Slice{Limit: quota.GiB,
+		Share: quota.Share{Priority: quota.PriorityDefault}}}
 	got, ours, err := FromHookArgs(HookArgs(want))
 	if err != nil || !ours || !cmp.Equal(got, want) {
 		t.Errorf("%v %v %s", ours, err, cmp.Diff(want, got))
@@ -73,8 +78,9 @@ func TestHook(t *testing.T) {
 }
 
 func TestAnnotations(t *testing.T) {
-	a := Share{ID: "a", UUID: "GPU-a", Memory: quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
-	b := Share{ID: "b", UUID: "GPU-b", Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	a := Share{ID: "a", UUID: "GPU-a", Containers: 1, Slice: quota.Slice{Limit: quota.GiB,
+		Share: quota.Share{Priority: quota.PriorityDefault}}}
+	b := Share{ID: "b", UUID: "GPU-b", Whole: true, Containers: 1, Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	text := Annotate([]Share{a, b})
 	capped := a
 	capped.Percent = 30

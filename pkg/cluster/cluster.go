@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // Driver is the DRA driver whose slices and claims count; pkg/dra is not imported, as it links the node's side.
@@ -32,10 +33,10 @@ type Objects struct {
 	Unit quota.Bytes
 }
 
-// Cluster is the accounting. Its JSON form is an interface: fields may be added, none renamed. Amounts are bytes; cores are
-// percent of a GPU's time.
+// Cluster is the accounting. Its JSON form is an interface, under the version of package schema.
 type Cluster struct {
-	Nodes   []Node    `json:"nodes"` // with GPUs, by name
+	Schema  int       `json:"schema"` // version of docs/json.md
+	Nodes   []Node    `json:"nodes"`  // with GPUs, by name
 	Pending []Waiting `json:"pending"`
 }
 
@@ -44,8 +45,8 @@ type Node struct {
 	Name    string `json:"name"`
 	Address string `json:"address,omitempty"`
 	// Promised and Total are the sums of GPUs and Unplaced.
-	Promised quota.Bytes `json:"promised"`
-	Total    quota.Bytes `json:"total"`
+	Promised quota.Bytes `json:"promised_bytes"`
+	Total    quota.Bytes `json:"total_bytes"`
 	GPUs     []GPU       `json:"gpus"` // by index
 	// Unplaced are shares that were promised by the node without saying which GPU: gpushare's "pending".
 	Unplaced []Share `json:"unplaced"`
@@ -60,13 +61,13 @@ const (
 // GPU is one card of a node.
 type GPU struct {
 	Index    int         `json:"index"`
-	FrontEnd string      `json:"frontEnd"`
+	FrontEnd string      `json:"front_end"`        // dra or deviceplugin
 	Device   string      `json:"device,omitempty"` // in its pool of DRA
 	UUID     string      `json:"uuid,omitempty"`
 	Model    string      `json:"model,omitempty"`
-	Total    quota.Bytes `json:"total"`
-	Promised quota.Bytes `json:"promised"` // sum of the shares
-	Cores    int64       `json:"cores"`    // sum of the shares' percentages
+	Total    quota.Bytes `json:"total_bytes"`
+	Promised quota.Bytes `json:"promised_bytes"` // sum of the shares
+	Cores    int64       `json:"cores_percent"`  // sum of the shares'
 	// Gone: shares are of it, and nobody offers it any more.
 	Gone   bool    `json:"gone,omitempty"`
 	Shares []Share `json:"shares"`
@@ -77,12 +78,12 @@ type Share struct {
 	Namespace string `json:"namespace"`
 	// Claim and ShareID are empty where the device plugin gave it.
 	Claim   string `json:"claim,omitempty"`
-	ShareID string `json:"shareId,omitempty"`
+	ShareID string `json:"share_id,omitempty"`
 	// Pods that may use it; none: the claim is allocated and nobody uses it.
 	Pods   []string    `json:"pods"`
-	Memory quota.Bytes `json:"memory"`
-	Cores  int64       `json:"cores,omitempty"`
-	Whole  bool        `json:"whole,omitempty"` // all of the GPU's memory
+	Memory quota.Bytes `json:"memory_bytes"`
+	Cores  int64       `json:"cores_percent,omitempty"` // of the GPU's time
+	Whole  bool        `json:"whole,omitempty"`         // all of the GPU's memory
 	// Admin: access for supervision, which takes nothing from others.
 	Admin bool `json:"admin,omitempty"`
 }
@@ -108,7 +109,7 @@ func Of(o Objects) Cluster {
 	c.plugins(o)
 	c.claims(o.Claims)
 	c.pods(o)
-	out := Cluster{Nodes: []Node{}, Pending: waiting(o)}
+	out := Cluster{Schema: schema.Version, Nodes: []Node{}, Pending: waiting(o)}
 	for _, n := range c.nodes {
 		if len(n.GPUs)+len(n.Unplaced) == 0 {
 			continue

@@ -19,7 +19,7 @@ import (
 // A guard that does not do it is waited for, and then named.
 func TestPauseNotDone(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abc", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	lazy := nodetest.Status(r)
 	lazy.VGPUs[0].Compute.TSGs = 1
 	old := nodetest.Status(r)
@@ -47,7 +47,7 @@ func TestPauseNotDone(t *testing.T) {
 func TestForeignPage(t *testing.T) {
 	table := nodetest.Table(t)
 	r := ledger.Record{ID: "a", Preload: true, Page: page.File(t.TempDir(), "n"),
-		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 5}}}
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 5}}}}}
 	if err := page.Create(r.Page, page.Header{Flags: page.FlagPreload}, []page.VGPU{{Minor: 77, Weight: 2}}); err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func updatePage(t *device.Table, r ledger.Record, cards map[string]sched.Card) e
 			if !ok {
 				card = t.Config.Card()
 			}
-			to.TimesliceMicros = uint64(card.PreloadSlice(v.Share(), t.Config.BaseTimeslice).Microseconds())
+			to.TimesliceMicros = uint64(card.PreloadSlice(v.Share, t.Config.BaseTimeslice).Microseconds())
 		}
 	})
 	return errors.Join(err, missing)

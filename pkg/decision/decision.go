@@ -165,8 +165,8 @@ func (s *Scheduler) Shares(p *Pod, container, node string, gpus []device.GPU) ([
 func (s *Scheduler) shares(p *Pod, container string, parts []gpu) (shares []alloc.Share) {
 	for n, g := range parts {
 		id := fmt.Sprintf("%s/%s/%s/%d", s.Name, p.UID, container, n)
-		shares = append(shares, alloc.Share{ID: id, UUID: g.uuid, Memory: g.memory, Containers: 1,
-			Percent: g.percent, Priority: quota.PriorityDefault})
+		shares = append(shares, alloc.Share{ID: id, UUID: g.uuid, Containers: 1,
+			Slice: quota.Slice{Limit: g.memory, Share: quota.Share{Percent: g.percent, Priority: quota.PriorityDefault}}})
 	}
 	return shares
 }

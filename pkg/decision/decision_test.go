@@ -222,7 +222,7 @@ func FuzzShares(f *testing.F) {
 				seen := map[string]bool{}
 				for _, share := range shares {
 					back, err := alloc.Parse(share.String())
-					if err != nil || back != share || share.Memory > 15*quota.GiB || share.UUID != gpu0 && share.UUID != gpu1 || seen[share.UUID] ||
+					if err != nil || back != share || share.Limit > 15*quota.GiB || share.UUID != gpu0 && share.UUID != gpu1 || seen[share.UUID] ||
 						share.Whole || share.Containers != 1 {
 						t.Fatalf("%s: %+v, %v", s.Name, share, err)
 					}

@@ -24,8 +24,8 @@ func answerMemory(used []card, n int, unit quota.Bytes, w *want) (*pluginapi.Con
 	for i, c := range used {
 		s := alloc.Share{
 			// Two claims of one id would be one to the ledger, so it is drawn, not counted: a counter starts anew.
-			ID: "gpu-mem/" + rand.Text() + "/" + strconv.Itoa(i), UUID: c.UUID, Memory: quota.Bytes(n) * unit, Containers: 1,
-			Priority: quota.PriorityDefault,
+			ID: "gpu-mem/" + rand.Text() + "/" + strconv.Itoa(i), UUID: c.UUID, Containers: 1,
+			Slice: quota.Slice{Limit: quota.Bytes(n) * unit, Share: quota.Share{Priority: quota.PriorityDefault}},
 		}
 		// The runtime must be able to read it; what it cannot read it would refuse long after the pod was admitted.
 		if _, err := alloc.Parse(s.String()); err != nil {

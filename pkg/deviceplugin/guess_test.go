@@ -61,7 +61,7 @@ func TestForgedPodsRefuseNobody(t *testing.T) {
 					victim := podOf(fmt.Sprintf("victim%d", i), [2]int{4, percent})
 					bind(t, client, victim, noIndex)
 					k.mustAdmit(victim)
-					if s := k.shares(victim, "c0"); len(s) != 1 || s[0].Memory != 4*quota.GiB || s[0].Percent != percent {
+					if s := k.shares(victim, "c0"); len(s) != 1 || s[0].Limit != 4*quota.GiB || s[0].Percent != percent {
 						t.Errorf("the victim has %+v", s)
 					}
 				}
@@ -250,7 +250,7 @@ func TestTellsOfAGuessedNumberOfGPUs(t *testing.T) {
 	victim := two("victim")
 	bind(t, client, podOf("stranger", [2]int{4, 0}), noIndex)
 	k.mustAdmit(victim)
-	if shares := k.shares(victim, "c0"); len(shares) != 1 || shares[0].Memory != 4*quota.GiB {
+	if shares := k.shares(victim, "c0"); len(shares) != 1 || shares[0].Limit != 4*quota.GiB {
 		t.Fatalf("%+v", shares)
 	}
 	for range 3 {

@@ -374,7 +374,7 @@ func (k *kubelet) check(limit map[string]quota.Bytes) (sum map[string]quota.Byte
 	for _, pod := range pods {
 		for _, c := range pod.Spec.Containers {
 			for _, s := range k.shares(pod, c.Name) {
-				sum[s.UUID] += s.Memory
+				sum[s.UUID] += s.Limit
 				percent[s.UUID] += s.Percent
 			}
 		}

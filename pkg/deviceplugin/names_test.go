@@ -35,7 +35,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	shares, err := alloc.FromAnnotations(annotations)
-	if err != nil || len(shares) != 1 || shares[0].Memory != 4<<30 || shares[0].Percent != 30 {
+	if err != nil || len(shares) != 1 || shares[0].Limit != 4<<30 || shares[0].Percent != 30 {
 		t.Errorf("%+v, %v", shares, err)
 	}
 	k.mu.Lock()

@@ -73,7 +73,7 @@ func TestWithoutAPI(t *testing.T) {
 					t.Errorf("pod %d is on %s, want GPU %d", i, got, want[i])
 				}
 				s := k.shares(pod, "c0")[0]
-				if s.Memory != quota.Bytes(n)*quota.GiB || s.Whole || s.ID == "" {
+				if s.Limit != quota.Bytes(n)*quota.GiB || s.Whole || s.ID == "" {
 					t.Errorf("%+v", s)
 				}
 			}
@@ -518,7 +518,7 @@ func TestHostileAnnotations(t *testing.T) {
 			if x.want == "" && err != nil || x.want != "" && !strings.Contains(errorText(err), x.want) {
 				t.Errorf("%v, want %q", err, x.want)
 			}
-			if x.want == "" && k.shares(p, "c0")[0].Memory != 4*quota.GiB {
+			if x.want == "" && k.shares(p, "c0")[0].Limit != 4*quota.GiB {
 				t.Errorf("%v", k.shares(p, "c0"))
 			}
 			// It stands in nobody's way.
@@ -563,7 +563,7 @@ func TestSeveralGPUs(t *testing.T) {
 		t.Fatalf("%v", shares)
 	}
 	for _, s := range shares {
-		if s.Memory != 4*quota.GiB || s.Percent != 30 {
+		if s.Limit != 4*quota.GiB || s.Percent != 30 {
 			t.Errorf("%+v", s)
 		}
 	}

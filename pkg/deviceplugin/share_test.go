@@ -97,7 +97,7 @@ func TestMaxInstUnasked(t *testing.T) {
 	g := tab.GPUs[0]
 	if _, err := ledger.Open(k.runDir()).Reserve(ledger.Request{
 		Record: ledger.Record{ID: "docker", Nonce: strings.Repeat("0", 16), Bundle: "/b", LauncherPID: os.Getpid(),
-			VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.GiB, Weight: 1}}},
+			VGPUs: []ledger.VGPU{{UUID: g.UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}},
 		GPUs: []ledger.GPU{{Index: 0, UUID: g.UUID, Memory: g.Memory}}, Card: tab.Config.Card(), Overcommit: 1,
 	}); err != nil {
 		t.Fatal(err)

@@ -405,7 +405,7 @@ func TestDead(t *testing.T) {
 	book := ledger.Open(h.RunDir)
 	uuid := "GPU-00000000-0000-0000-0000-000000000000"
 	_, err := book.Reserve(ledger.Request{Record: ledger.Record{ID: "a", Nonce: "0123456789abcdef", LauncherPID: os.Getpid(),
-		VGPUs: []ledger.VGPU{{UUID: uuid, Limit: quota.MiB, Weight: 1}}}, GPUs: []ledger.GPU{{UUID: uuid, Memory: quota.GiB}}, Card: config.Default().Settings.Card()})
+		VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: quota.MiB, Share: quota.Share{Weight: 1}}}}}, GPUs: []ledger.GPU{{UUID: uuid, Memory: quota.GiB}}, Card: config.Default().Settings.Card()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -422,7 +422,7 @@ func TestDead(t *testing.T) {
 func TestRoomy(t *testing.T) {
 	table := &device.Table{GPUs: []device.GPU{{UUID: "a", Memory: quota.GiB}, {UUID: "b", Memory: quota.GiB}}, Config: device.Config{Overcommit: 1, MaxInst: 2}}
 	record := func(uuid string, limit quota.Bytes) ledger.Record {
-		return ledger.Record{VGPUs: []ledger.VGPU{{UUID: uuid, Limit: limit}}}
+		return ledger.Record{VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: limit}}}}
 	}
 	full := []ledger.Record{record("a", 700*quota.MiB), {Native: []string{"b"}}}
 	for _, tt := range []struct {

@@ -147,7 +147,7 @@ func TestSpare(t *testing.T) {
 		return sched.Card{Policy: p, MaxInst: places, PrioRatio: 99}
 	}
 	of := func(limit quota.Bytes, percent int) []ledger.Record {
-		return []ledger.Record{{VGPUs: []ledger.VGPU{{UUID: "GPU-3", Limit: limit, Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}}
+		return []ledger.Record{{VGPUs: []ledger.VGPU{{UUID: "GPU-3", Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Percent: percent, Priority: quota.PriorityDefault}}}}}}
 	}
 	for name, tt := range map[string]struct {
 		card    sched.Card

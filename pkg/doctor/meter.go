@@ -139,7 +139,7 @@ func spare(g device.GPU, overcommit float64, card sched.Card, records []ledger.R
 		for _, v := range r.VGPUs {
 			if v.UUID == g.UUID {
 				memory, places = memory+v.Limit, places+1
-				capped(v.Share(), 1)
+				capped(v.Share, 1)
 			}
 		}
 	}

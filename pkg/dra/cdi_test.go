@@ -25,10 +25,10 @@ const hook = "/usr/local/bin/cgpu-hook"
 // twoShares is a claim of a share and of a whole GPU.
 func twoShares() []allocated {
 	return []allocated{
-		{request: "gpu", share: alloc.Share{ID: claimUID + "/" + shareA, UUID: uuid(0), Memory: 6 * quota.GiB, Containers: 1, Percent: 30,
-			Weight: 1, Priority: quota.PriorityDefault}},
+		{request: "gpu", share: alloc.Share{ID: claimUID + "/" + shareA, UUID: uuid(0), Slice: quota.Slice{Limit: 6 * quota.GiB,
+			Share: quota.Share{Percent: 30, Weight: 1, Priority: quota.PriorityDefault}}, Containers: 1}},
 		{request: "whole", share: alloc.Share{ID: claimUID + "/" + shareB, UUID: uuid(1), Whole: true, Containers: 1,
-			Priority: quota.PriorityDefault}},
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}},
 	}
 }
 

@@ -460,8 +460,8 @@ func TestFollow(t *testing.T) {
 	if c := d.node().cards[uuid(1)]; c.Policy != sched.PolicyNative {
 		t.Errorf("%+v", c)
 	}
-	request := ledger.Request{Record: ledger.Record{ID: "c", Nonce: "n", VGPUs: []ledger.VGPU{{UUID: uuid(1), Limit: quota.GiB,
-		Weight: 1}}}, GPUs: []ledger.GPU{gpu}, Card: tab.Config.Card()}
+	request := ledger.Request{Record: ledger.Record{ID: "c", Nonce: "n", VGPUs: []ledger.VGPU{{UUID: uuid(1),
+		Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}}}, GPUs: []ledger.GPU{gpu}, Card: tab.Config.Card()}
 	if _, err := book.Reserve(request); err != nil {
 		t.Fatal(err)
 	}
@@ -489,7 +489,7 @@ func TestFollow(t *testing.T) {
 	// What a pod's author does to his share, within what was allocated and beyond, is nothing to schedulers.
 	for _, limit := range []quota.Bytes{512 * quota.MiB, 3 * quota.GiB} {
 		change := ledger.ChangeRequest{GPUs: request.GPUs, Card: tab.Config.Card(), Only: []string{uuid(0)},
-			Limit: &limit, ByPod: true, Headroom: quota.GiB}
+			Settings: ledger.Settings{Limit: &limit}, ByPod: true, Headroom: quota.GiB}
 		if errs := book.ChangeByPods([]ledger.PodChange{{Nonce: "m", Requests: []ledger.ChangeRequest{change}}}); errs[0] != nil {
 			t.Fatal(errs)
 		}

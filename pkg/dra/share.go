@@ -127,7 +127,8 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 	if err != nil {
 		return fault(err)
 	}
-	s := alloc.Share{ID: string(claim) + "/" + r.Device, UUID: g.UUID, Containers: 1, Priority: quota.PriorityDefault}
+	s := alloc.Share{ID: string(claim) + "/" + r.Device, UUID: g.UUID, Containers: 1}
+	s.Priority = quota.PriorityDefault
 	var used consumption
 	if r.ShareID == nil {
 		// A device that several claims may share has a share ID in each. Without one the API server or the scheduler does
@@ -167,7 +168,9 @@ func (n node) share(claim types.UID, r *resourceapi.DeviceRequestAllocationResul
 }
 
 func whole(s alloc.Share) alloc.Share {
-	return alloc.Share{ID: s.ID, UUID: s.UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	w := alloc.Share{ID: s.ID, UUID: s.UUID, Whole: true, Containers: 1}
+	w.Priority = quota.PriorityDefault
+	return w
 }
 
 // consumption is what a share takes of a GPU's capacities.
@@ -245,11 +248,11 @@ func divide(s *alloc.Share, used consumption, asked asked, config *v1alpha1.VGPU
 		memory = min(memory, card*quota.Bytes(containers))
 	}
 	s.Containers = int(containers)
-	s.Memory = (memory / quota.Bytes(containers)).FloorMiB()
+	s.Limit = (memory / quota.Bytes(containers)).FloorMiB()
 	switch {
-	case s.Memory > card:
-		return fmt.Errorf("memory %v for one container is more than the GPU has, %v: request less", s.Memory, card)
-	case s.Memory < quota.MiB:
+	case s.Limit > card:
+		return fmt.Errorf("memory %v for one container is more than the GPU has, %v: request less", s.Limit, card)
+	case s.Limit < quota.MiB:
 		return fmt.Errorf("memory %v among %d containers is less than 1MiB for each: request more", used.memory, containers)
 	case spill > 0 && spill/quota.Bytes(containers) < quota.MiB:
 		return fmt.Errorf("%s spill: %v among %d containers is less than 1MiB for each", v1alpha1.Kind, spill, containers)

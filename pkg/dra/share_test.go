@@ -187,7 +187,7 @@ func TestWholeIsAsked(t *testing.T) {
 		"no requests":        {all("gpu"), false},
 	} {
 		list, err := node{"node1", tableOf(1), nil, nil}.shares(c.claim)
-		if err != nil || len(list) != 1 || list[0].share.Whole != c.whole || !c.whole && list[0].share.Memory != 15109*quota.MiB {
+		if err != nil || len(list) != 1 || list[0].share.Whole != c.whole || !c.whole && list[0].share.Limit != 15109*quota.MiB {
 			t.Errorf("%s: %+v, %v", name, list, err)
 		}
 	}
@@ -201,10 +201,12 @@ func TestSharesWithoutCapacities(t *testing.T) {
 		class, fields string
 		want          alloc.Share
 	}{
-		{WholeClass, "", alloc.Share{ID: id, UUID: uuid(0), Whole: true, Containers: 1, Priority: quota.PriorityDefault}},
-		{vgpuClass, "", alloc.Share{ID: id, UUID: uuid(0), Memory: 15109 * quota.MiB, Containers: 1, Weight: 1, Priority: quota.PriorityDefault}},
-		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Memory: 7554 * quota.MiB, Containers: 2, Percent: 15,
-			Weight: 1, Priority: quota.PriorityDefault}},
+		{WholeClass, "", alloc.Share{ID: id, UUID: uuid(0), Whole: true, Containers: 1,
+			Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}},
+		{vgpuClass, "", alloc.Share{ID: id, UUID: uuid(0), Slice: quota.Slice{Limit: 15109 * quota.MiB,
+			Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}, Containers: 1}},
+		{vgpuClass, `,"percent":30,"containers":2`, alloc.Share{ID: id, UUID: uuid(0), Slice: quota.Slice{Limit: 7554 * quota.MiB,
+			Share: quota.Share{Percent: 15, Weight: 1, Priority: quota.PriorityDefault}}, Containers: 2}},
 	} {
 		list, err := node{"node1", tableOf(1), nil, nil}.shares(asking(claimWith([]result{r}, configFor(byClaim, c.fields)), c.class, ""))
 		want := []allocated{{"gpu", strings.ToLower(uuid(0)), nil, c.want}}
@@ -351,8 +353,8 @@ func FuzzShares(f *testing.F) {
 		over := func(v uint64, q resource.Quantity) bool {
 			return resource.NewQuantity(int64(v), resource.DecimalSI).Cmp(q) > 0
 		}
-		if over(uint64(s.Memory)*uint64(s.Containers), m) || over(uint64(s.Percent*s.Containers), p) || over(uint64(s.Containers), n) ||
-			s.Memory > tab.GPUs[0].Memory || s.Memory == 0 || s.Containers < 1 {
+		if over(uint64(s.Limit)*uint64(s.Containers), m) || over(uint64(s.Percent*s.Containers), p) || over(uint64(s.Containers), n) ||
+			s.Limit > tab.GPUs[0].Memory || s.Limit == 0 || s.Containers < 1 {
 			t.Errorf("%s %s %s %s: %v", memory, cores, containers, config, s)
 		}
 	})

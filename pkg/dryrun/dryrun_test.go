@@ -133,10 +133,11 @@ func TestSpecAllocated(t *testing.T) {
 	table.Config.Pods = device.PodsAllocated
 	d := dryRunOf(t, table)
 	share := func(n int) alloc.Share {
-		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Memory: 3 * quota.GiB, Containers: 1, Percent: 30,
-			Priority: quota.PriorityDefault}
+		return alloc.Share{ID: "0b5e/s1", UUID: table.GPUs[n].UUID, Slice: quota.Slice{Limit: 3 * quota.GiB,
+			Share: quota.Share{Percent: 30, Priority: quota.PriorityDefault}}, Containers: 1}
 	}
-	whole := alloc.Share{ID: "0b5e/s2", UUID: table.GPUs[1].UUID, Whole: true, Containers: 1, Priority: quota.PriorityDefault}
+	whole := alloc.Share{ID: "0b5e/s2", UUID: table.GPUs[1].UUID, Whole: true, Containers: 1,
+		Slice: quota.Slice{Share: quota.Share{Priority: quota.PriorityDefault}}}
 	// The recorded pod asks for 2 GiB itself.
 	for _, tt := range []struct {
 		name, kind  string
@@ -202,7 +203,8 @@ func TestSpecAllocatedIsAlike(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	share := alloc.Share{ID: "claim/1", UUID: table.GPUs[1].UUID, Memory: 2 * quota.GiB, Containers: 1, Priority: quota.PriorityDefault}
+	share := alloc.Share{ID: "claim/1", UUID: table.GPUs[1].UUID, Slice: quota.Slice{Limit: 2 * quota.GiB,
+		Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	// The variable that asked stays in the environment of both.
 	raw, err = setEnv(raw, []string{"ALIYUN_COM_GPU_VISIBLE_DEVICES=1"})
 	if err != nil {

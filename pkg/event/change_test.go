@@ -13,7 +13,7 @@ import (
 
 func TestChanges(t *testing.T) {
 	was := ledger.Record{ID: "c", Nonce: "n", Name: "web", VGPUs: []ledger.VGPU{
-		{UUID: "GPU-0", Limit: 6 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault}, {UUID: "GPU-1", Limit: quota.GiB, Weight: 1, Percent: 30}}}
+		{UUID: "GPU-0", Slice: quota.Slice{Limit: 6 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}, {UUID: "GPU-1", Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1, Percent: 30}}}}}
 	change := func(f func(*ledger.Record)) ledger.Record {
 		r := was
 		r.VGPUs = append([]ledger.VGPU(nil), was.VGPUs...)

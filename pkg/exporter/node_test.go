@@ -74,7 +74,7 @@ func (n *node) container(id, name string, uuids ...string) *tally.File {
 	r := ledger.Record{ID: id, Nonce: nonce, Name: name, Created: time.Unix(int64(len(n.records)), 0), Control: filepath.Join(n.dir, nonce+".ctl"), GuardPID: os.Getpid()}
 	s := api.Status{ID: id, Nonce: nonce, GuardPID: os.Getpid(), InitPID: os.Getpid()}
 	for i, uuid := range uuids {
-		r.VGPUs = append(r.VGPUs, ledger.VGPU{UUID: uuid, Limit: 4 * quota.GiB, Weight: 1, Priority: quota.PriorityDefault})
+		r.VGPUs = append(r.VGPUs, ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: 4 * quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}})
 		s.VGPUs = append(s.VGPUs, api.VGPUStatus{Index: i, UUID: uuid, Limit: 4 * quota.GiB, Used: 3 * quota.GiB, Peak: 4 * quota.GiB, Managed: quota.GiB, Spilled: quota.MiB})
 	}
 	n.records = append(n.records, r)

@@ -98,7 +98,7 @@ func TestLifeIsTold(t *testing.T) {
 func TestChangesAreTold(t *testing.T) {
 	g := newFakeGuard(t, answering(0, nil))
 	read := news(t, g)
-	slice := ledger.VGPU{UUID: g.cfg.GPUs[0].UUID, Limit: quota.GiB, Weight: 1}
+	slice := ledger.VGPU{UUID: g.cfg.GPUs[0].UUID, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}}
 	tell := func(change func(*ledger.Record)) {
 		r := ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{slice}}
 		change(&r)
@@ -127,9 +127,10 @@ func TestGivenBackBeforeTheEnd(t *testing.T) {
 	g.cfg.Socket, g.cfg.Control = filepath.Join(dir, "s"), filepath.Join(dir, "c")
 	book, x := ledger.Open(dir), g.cfg.GPUs[0]
 	if _, err := book.Reserve(ledger.Request{
-		Record: ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}},
-		GPUs:   []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
-		Card:   sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
+		Record: ledger.Record{ID: g.cfg.ID, Nonce: g.cfg.Nonce, VGPUs: []ledger.VGPU{{UUID: x.UUID, Slice: quota.Slice{Limit: quota.GiB,
+			Share: quota.Share{Weight: 1}}}}},
+		GPUs: []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
+		Card: sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},
 	}); err != nil {
 		t.Fatal(err)
 	}

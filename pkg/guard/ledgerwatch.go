@@ -152,8 +152,8 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 	for _, r := range records {
 		claim := sched.Claim{ID: r.Nonce, Caps: map[string]sched.Permille{}}
 		for _, v := range r.VGPUs {
-			shares[v.UUID] = append(shares[v.UUID], v.Share())
-			if p, capped := cardOf(v.UUID).Cap(v.Share()); capped {
+			shares[v.UUID] = append(shares[v.UUID], v.Share)
+			if p, capped := cardOf(v.UUID).Cap(v.Share); capped {
 				claim.Caps[v.UUID] = p
 			}
 		}
@@ -163,7 +163,7 @@ func (g *Guard) plans(records []ledger.Record, own ledger.Record, cards map[stri
 	plans := map[string]sched.Plan{}
 	for _, v := range own.VGPUs {
 		card := cardOf(v.UUID)
-		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share(), Suspended: own.Paused}
+		p := sched.Plan{Card: card, Effective: card.Effective(shares[v.UUID]), Share: v.Share, Suspended: own.Paused}
 		if capped, ok := card.Cap(p.Share); ok {
 			p.Cap, p.Slot = capped, slots[v.UUID]
 		}

@@ -100,7 +100,8 @@ func reserve(t *testing.T, cfg Config, nonce string, v ledger.VGPU) {
 // TestFollow: what is written to the ledger reaches the guard, however it comes there, until the container ends.
 func TestFollow(t *testing.T) {
 	c := newFakeContainer(t, 1)
-	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Limit: 2 * quota.GiB, Weight: 2})
+	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Slice: quota.Slice{Limit: 2 * quota.GiB,
+		Share: quota.Share{Weight: 2}}})
 	over, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		c.watchLedger(over)
@@ -141,7 +142,8 @@ func TestFollow(t *testing.T) {
 // TestFollowIsPaced: however often the ledger is written, a guard opens it no more often than that.
 func TestFollowIsPaced(t *testing.T) {
 	c := newFakeContainer(t, 1)
-	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Limit: 2 * quota.GiB, Weight: 2})
+	reserve(t, c.cfg, c.cfg.Nonce, ledger.VGPU{UUID: c.cfg.GPUs[0].UUID, Slice: quota.Slice{Limit: 2 * quota.GiB,
+		Share: quota.Share{Weight: 2}}})
 	text, err := os.ReadFile(ledger.File(c.cfg.RunDir))
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +202,7 @@ func TestPlans(t *testing.T) {
 		return map[string]sched.Card{gpu: {Policy: p, MaxInst: 4, PrioRatio: 80}}
 	}
 	own := func(f func(v *ledger.VGPU)) ledger.Record {
-		v := ledger.VGPU{UUID: gpu, Limit: quota.GiB, Weight: 1, Priority: quota.PriorityDefault}
+		v := ledger.VGPU{UUID: gpu, Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 		if f != nil {
 			f(&v)
 		}
@@ -208,7 +210,8 @@ func TestPlans(t *testing.T) {
 	}
 	beside := func(weight, percent int) ledger.Record {
 		return ledger.Record{ID: "another", Nonce: "m",
-			VGPUs: []ledger.VGPU{{UUID: gpu, Limit: quota.GiB, Weight: weight, Percent: percent, Priority: quota.PriorityDefault}}}
+			VGPUs: []ledger.VGPU{{UUID: gpu, Slice: quota.Slice{Limit: quota.GiB,
+				Share: quota.Share{Weight: weight, Percent: percent, Priority: quota.PriorityDefault}}}}}
 	}
 	paused := own(nil)
 	paused.Paused = true
@@ -228,8 +231,6 @@ func TestPlans(t *testing.T) {
 		{"no card", []ledger.Record{own(nil)}, nil, false, sched.PolicyPreempt, 1, 0, false, quota.GiB},
 		{"a weight", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 3 })}, nil, false, sched.PolicyWeight, 3, 0, false, quota.GiB},
 		{"another's weight", []ledger.Record{own(nil), beside(2, 0)}, card(sched.PolicyPreempt), false, sched.PolicyWeight,
-			1, 0, false, quota.GiB},
-		{"no weight at all", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 0 })}, nil, false, sched.PolicyPreempt,
 			1, 0, false, quota.GiB},
 		{"fair", []ledger.Record{own(nil)}, card(sched.PolicyFair), false, sched.PolicyFair, 1, 250, false, quota.GiB},
 		{"fixed", []ledger.Record{own(func(v *ledger.VGPU) { v.Weight = 2 })}, card(sched.PolicyFixed), false, sched.PolicyFixed, 2,
@@ -280,7 +281,8 @@ func TestPlansSlots(t *testing.T) {
 	b.cfg.Nonce = "m"
 	var records []ledger.Record
 	for _, nonce := range []string{"n", "m"} {
-		records = append(records, ledger.Record{ID: "c0ffee", Nonce: nonce, VGPUs: []ledger.VGPU{{UUID: "GPU-0", Limit: quota.GiB, Percent: 50}}})
+		records = append(records, ledger.Record{ID: "c0ffee", Nonce: nonce, VGPUs: []ledger.VGPU{{UUID: "GPU-0",
+			Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Percent: 50}}}}})
 	}
 	for _, c := range []*fakeContainer{a, b} {
 		c.applyLedger(records, nil)

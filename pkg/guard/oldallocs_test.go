@@ -73,7 +73,9 @@ func TestNoMemory(t *testing.T) {
 		{0x76, fakeClient, rm.StatusNotSupported, 7}, // the console's
 	} {
 		var class, space uint32
-		d.reset(func(call *rm.Call) { class, space = rm.U32(call.Outer, rm.AllocClass), rm.U32(call.Blocks[0].Data, rm.VirtualParamsSpace) })
+		d.reset(func(call *rm.Call) {
+			class, space = rm.U32(call.Outer, rm.AllocClass), rm.U32(call.Blocks[0].Data, rm.VirtualParamsSpace)
+		})
 		o := make([]byte, rm.AllocMemorySize)
 		for at, v := range map[int]uint32{rm.AllocMemoryRoot: x.client, rm.AllocMemoryParent: fakeDevice, rm.AllocMemoryObject: 0x91,
 			rm.AllocMemoryClass: x.class, rm.AllocMemoryLimit: 7} {

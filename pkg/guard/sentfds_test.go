@@ -312,7 +312,8 @@ func TestOutsideGuards(t *testing.T) {
 func reserveOther(t *testing.T, g *Guard, r ledger.Record) {
 	t.Helper()
 	x := g.cfg.GPUs[0]
-	r.ID, r.Nonce, r.VGPUs = "other", "other", []ledger.VGPU{{UUID: x.UUID, Limit: quota.GiB, Weight: 1}}
+	r.ID, r.Nonce, r.VGPUs = "other", "other", []ledger.VGPU{{UUID: x.UUID, Slice: quota.Slice{Limit: quota.GiB,
+		Share: quota.Share{Weight: 1}}}}
 	_, err := ledger.Open(g.cfg.RunDir).Reserve(ledger.Request{
 		Record: r, GPUs: []ledger.GPU{{UUID: x.UUID, Memory: x.Memory}},
 		Card: sched.Card{Policy: sched.PolicyFair, MaxInst: 20, PrioRatio: sched.DefaultPrioRatio},

@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -52,7 +53,7 @@ func TestLook(t *testing.T) {
 		_, err := book.Reserve(ledger.Request{
 			GPUs:   []ledger.GPU{{UUID: uuid, Index: i, Memory: 1 << 30}},
 			Card:   sched.Card{MaxInst: 2, PrioRatio: sched.DefaultPrioRatio},
-			Record: ledger.Record{ID: fmt.Sprint("box", i), Nonce: fmt.Sprint("n", i), Name: "ml/train/main", VGPUs: []ledger.VGPU{{UUID: uuid, Limit: 1 << 29}}},
+			Record: ledger.Record{ID: fmt.Sprint("box", i), Nonce: fmt.Sprint("n", i), Name: "ml/train/main", VGPUs: []ledger.VGPU{{UUID: uuid, Slice: quota.Slice{Limit: 1 << 29}}}},
 		})
 		must(t, err)
 	}

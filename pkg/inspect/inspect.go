@@ -9,58 +9,34 @@ import (
 	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/event"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/launch"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
-// Dossier is all of a container. Its JSON form is an interface: fields may be added, none renamed.
+// Dossier is all of a container. Its form in JSON is under the version of package schema, but for the record, which is the ledger's.
 type Dossier struct {
 	ID     string        `json:"id"`
 	Name   string        `json:"name,omitempty"`
-	State  string        `json:"state"`
-	Record ledger.Record `json:"record"`
+	State  string        `json:"state"`  // as in cgpu smi
+	Record ledger.Record `json:"record"` // the ledger's: for people, and not under the version
 	// Guard is what the guard says; in preload mode, what the page does. GuardError is why there is nothing.
-	Guard      *api.Status   `json:"guard,omitempty"`
-	GuardError string        `json:"guardError,omitempty"`
-	Page       *PageView     `json:"page,omitempty"`
-	PageError  string        `json:"pageError,omitempty"`
-	Log        LogView       `json:"log"`
-	Events     []event.Event `json:"events"`
+	Guard      *schema.Guard `json:"guard,omitempty"`
+	GuardError string        `json:"guard_error,omitempty"`
+	// Page is what is on the vGPU page, where the container has one. PageError is why it cannot be read.
+	Page      *schema.Page  `json:"page,omitempty"`
+	PageError string        `json:"page_error,omitempty"`
+	Log       schema.Log    `json:"log"`
+	Events    []event.Event `json:"events"` // as cgpu events prints them
 	// EventsError is why there are none.
-	EventsError string `json:"eventsError,omitempty"`
-}
-
-type PageView struct {
-	Path   string         `json:"path"`
-	Flags  []string       `json:"flags"`
-	Change uint32         `json:"change"`
-	VGPUs  []PageVGPUView `json:"vgpus"`
-}
-
-type PageVGPUView struct {
-	Minor           uint32      `json:"minor"`
-	Native          bool        `json:"native,omitempty"`
-	Weight          uint32      `json:"weight"`
-	Limit           quota.Bytes `json:"limit"`
-	Used            quota.Bytes `json:"used"`
-	Managed         quota.Bytes `json:"managed"`
-	Spill           quota.Bytes `json:"spill"`
-	Spilled         quota.Bytes `json:"spilled"`
-	TimesliceMicros uint64      `json:"timesliceMicros,omitempty"`
-	Processes       int         `json:"processes,omitempty"` // with a slot, in preload mode
-}
-
-type LogView struct {
-	Path  string   `json:"path"`
-	Lines []string `json:"lines"`
-	Error string   `json:"error,omitempty"`
+	EventsError string `json:"events_error,omitempty"`
 }
 
 // Gather gathers what can be had. What cannot be read is told in its place.
@@ -71,7 +47,7 @@ func Gather(t *device.Table, runDir string, r ledger.Record, lines int) Dossier 
 		d.State = snapshot.StatePaused
 	}
 	if a.Err == nil {
-		d.Guard = &a.Status
+		d.Guard = snapshot.GuardJSON(a.Status)
 	} else {
 		d.GuardError = a.Err.Error()
 	}
@@ -95,13 +71,13 @@ func Gather(t *device.Table, runDir string, r ledger.Record, lines int) Dossier 
 	return d
 }
 
-func viewPage(path string) (*PageView, error) {
+func viewPage(path string) (*schema.Page, error) {
 	p, err := page.Read(path)
 	if err != nil {
 		return nil, err
 	}
 	h := p.Header()
-	v := &PageView{Path: path, Flags: []string{}, Change: h.Change, VGPUs: []PageVGPUView{}}
+	v := &schema.Page{Path: path, Flags: []string{}, Change: h.Change, VGPUs: []schema.PageVGPU{}}
 	for _, f := range []struct {
 		flag uint32
 		name string
@@ -113,9 +89,9 @@ func viewPage(path string) (*PageView, error) {
 	}
 	for i := range int(h.VGPUs) {
 		g := p.VGPU(i)
-		x := PageVGPUView{Minor: g.Minor, Native: g.Flags&page.VGPUNative != 0, Weight: g.Weight, Limit: quota.Bytes(g.Limit),
+		x := schema.PageVGPU{Minor: g.Minor, Native: g.Flags&page.VGPUNative != 0, Weight: g.Weight, Limit: quota.Bytes(g.Limit),
 			Used: quota.Bytes(g.Used), Managed: quota.Bytes(g.Managed), Spill: quota.Bytes(g.Spill), Spilled: quota.Bytes(g.Spilled),
-			TimesliceMicros: g.TimesliceMicros}
+			Timeslice: schema.SecondsOf(time.Duration(g.TimesliceMicros) * time.Microsecond)}
 		if h.Flags&page.FlagPreload != 0 {
 			used, managed, n := p.SlotUse(i)
 			x.Used, x.Managed, x.Processes = quota.Bytes(used), quota.Bytes(managed), n
@@ -129,8 +105,8 @@ func viewPage(path string) (*PageView, error) {
 const maxLogRead = 1 << 20
 
 // viewLog reads the end of a guard's log. It is made when there is something to tell: none is no error.
-func viewLog(path string, lines int) LogView {
-	v := LogView{Path: path, Lines: []string{}}
+func viewLog(path string, lines int) schema.Log {
+	v := schema.Log{Path: path, Lines: []string{}}
 	if lines == 0 {
 		return v
 	}

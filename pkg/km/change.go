@@ -22,15 +22,13 @@ var ErrReadOnly = errors.New("it can be read only")
 // Change is what a text that is written asks of the ledger: of a GPU's card, or of a slice.
 type Change struct {
 	Slice Slice
-	Card  func(*sched.Card) // nil: Limit or Weight
-	// Limit and Weight are for ledger.ChangeRequest.
-	Limit  *quota.Bytes
-	Weight *int
+	Card  func(*sched.Card) // nil: Settings
+	ledger.Settings
 }
 
 // Request is the part of the ledger's request that the text decides.
 func (c Change) Request() ledger.ChangeRequest {
-	return ledger.ChangeRequest{Only: []string{c.Slice.GPU}, Limit: c.Limit, Weight: c.Weight}
+	return ledger.ChangeRequest{Only: []string{c.Slice.GPU}, Settings: c.Settings}
 }
 
 // Change reads what was written to a file: a plain number, with or without a newline. Whether the change fits beside other

@@ -29,7 +29,7 @@ func record(id string, vgpus ...ledger.VGPU) ledger.Record {
 }
 
 func slice(uuid string, limit quota.Bytes, weight int) ledger.VGPU {
-	return ledger.VGPU{UUID: uuid, Limit: limit, Weight: weight}
+	return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: weight}}}
 }
 
 func node(records ...ledger.Record) Node {
@@ -116,7 +116,6 @@ func TestText(t *testing.T) {
 		{"weights beyond max_inst", node(record(web, slice(gpu0, quota.GiB, 30))), "0/free_weight", "0\n"},
 		{"less than what is used", node(record(web, slice(gpu0, 2*quota.MiB, 1))), "0/3f2a9c01d4e5/meminfo",
 			"Free: 0\nPID: 4711 Mem: 2097152\nPID: 5000 Mem: 1048576\n"},
-		{"a record of an older cgpu without a weight", node(record(web, slice(gpu0, quota.GiB, 0))), "0/3f2a9c01d4e5/weight", "1\n"},
 		{"a short ID", node(record("web", slice(gpu0, quota.GiB, 1))), "0/web/id", "0\n"},
 		{"no release", Node{Version: "21bb9b8-dirty", Table: &device.Table{}}, "version", "0.0.0\n"},
 		{"a release", Node{Version: "v0.10.2", Table: &device.Table{}}, "version", "0.10.2\n"},

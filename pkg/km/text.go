@@ -59,7 +59,7 @@ func (n Node) Text(f File, use func(r ledger.Record, uuid string) (Use, error)) 
 	case MemSize:
 		return line(uint64(v.Limit)), nil
 	case Weight:
-		return line(v.Share().Weight), nil
+		return line(v.Share.Weight), nil
 	case MemInfo:
 		u, err := use(r, g.UUID)
 		if err != nil {
@@ -80,7 +80,7 @@ func (n Node) sharing(uuid string) (sched.Card, []sched.Share) {
 	for _, r := range n.Records {
 		for _, v := range r.VGPUs {
 			if v.UUID == uuid {
-				shares = append(shares, v.Share())
+				shares = append(shares, v.Share)
 			}
 		}
 	}

@@ -236,7 +236,7 @@ func loadOf(f *file, g GPU, overcommit float64, def sched.Card) load {
 	for _, r := range f.Records {
 		for _, v := range r.VGPUs {
 			if v.UUID == g.UUID {
-				l.shares = append(l.shares, v.Share())
+				l.shares = append(l.shares, v.Share)
 				l.holder = r.label()
 				// Overcommit may have been lowered since: then nothing is free.
 				l.free -= min(l.free, v.Limit)
@@ -269,7 +269,7 @@ func (l load) refuse(v VGPU, preload bool) *Refusal {
 				return refusal
 			}
 		}
-		return l.refuseShare(v.Share())
+		return l.refuseShare(v.Share)
 	}
 	return r
 }

@@ -24,11 +24,11 @@ var preempt = card(sched.PolicyPreempt, 20)
 var twoGPUs = []GPU{{"GPU-a", 0, 16 * gib}, {"GPU-b", 1, 24 * gib}}
 
 func slice(uuid string, limit quota.Bytes) []VGPU {
-	return []VGPU{{UUID: uuid, Limit: limit, Weight: 1}}
+	return []VGPU{{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1}}}}
 }
 
 func percent(uuid string, n int) []VGPU {
-	return []VGPU{{UUID: uuid, Limit: gib, Weight: 1, Percent: n}}
+	return []VGPU{{UUID: uuid, Slice: quota.Slice{Limit: gib, Share: quota.Share{Weight: 1, Percent: n}}}}
 }
 
 func TestAdmit(t *testing.T) {
@@ -58,8 +58,8 @@ func TestAdmit(t *testing.T) {
 		{"percent used up", []Record{{ID: "x", VGPUs: percent("GPU-a", 40)}}, Request{Record: Record{VGPUs: percent("GPU-a", 61)}}, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
 		{"percent of another GPU", []Record{{ID: "x", VGPUs: percent("GPU-b", 40)}}, Request{Record: Record{VGPUs: percent("GPU-a", 100)}}, ""},
 		{"percent of one of two", []Record{{ID: "x", VGPUs: percent("GPU-b", 40)}}, Request{Record: Record{VGPUs: append(percent("GPU-a", 70), percent("GPU-b", 70)...)}}, "GPU 1 (GPU-b): asked for 70 %"},
-		{"weight as a cap", []Record{{ID: "x", VGPUs: percent("GPU-a", 80)}}, Request{Record: Record{VGPUs: []VGPU{{UUID: "GPU-a", Limit: gib, Weight: 5}}}, Card: card(sched.PolicyFixed, 20)}, "asked for 25 % of the GPU's time, but 20 % are free"},
-		{"memory comes first", six, Request{Record: Record{VGPUs: []VGPU{{UUID: "GPU-a", Limit: 11 * gib, Percent: 10}}}, Card: card(sched.PolicyNative, 20)}, "asked for 11264MiB"},
+		{"weight as a cap", []Record{{ID: "x", VGPUs: percent("GPU-a", 80)}}, Request{Record: Record{VGPUs: []VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: gib, Share: quota.Share{Weight: 5}}}}}, Card: card(sched.PolicyFixed, 20)}, "asked for 25 % of the GPU's time, but 20 % are free"},
+		{"memory comes first", six, Request{Record: Record{VGPUs: []VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: 11 * gib, Share: quota.Share{Percent: 10}}}}}, Card: card(sched.PolicyNative, 20)}, "asked for 11264MiB"},
 		{"slice of a whole one", []Record{{ID: "w", Name: "job\n", Native: []string{"GPU-a"}}}, Request{Record: Record{VGPUs: slice("GPU-a", gib)}}, `container "job\n" has the whole GPU`},
 		{"whole of a sliced one", six, Request{Record: Record{Native: []string{"GPU-a"}}}, "1 containers have slices of it, such as one"},
 		{"whole beside whole", []Record{{ID: "w", Native: []string{"GPU-a"}}}, Request{Record: Record{Native: []string{"GPU-a"}}}, ""},
@@ -110,14 +110,14 @@ func TestPlace(t *testing.T) {
 		{name: "all to avoid", place: Placement{Memory: fixed(4 * gib), Avoid: map[string]string{"GPU-a": "unhealthy: lost", "GPU-b": "unhealthy", "GPU-c": "unhealthy"}},
 			refused: "GPU 0: unhealthy: lost"},
 		{name: "two", place: Placement{Memory: fixed(4 * gib), Count: 2}, want: append(slice("GPU-a", 4*gib), slice("GPU-c", 4*gib)...)},
-		{name: "slice settings", place: Placement{Memory: fixed(gib), Slice: VGPU{Weight: 3, Percent: 4, Priority: 2}}, want: []VGPU{{"GPU-a", gib, 0, 3, 4, 2}}},
+		{name: "slice settings", place: Placement{Memory: fixed(gib), Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 3, Percent: 4, Priority: 2}}}}, want: []VGPU{vgpu("GPU-a", gib, 3, 4, 2)}},
 		{name: "instances of one GPU", others: []Record{{VGPUs: slice("GPU-a", gib)}}, cards: map[string]sched.Card{"GPU-a": card(sched.PolicyPreempt, 1)},
 			place: Placement{Memory: fixed(4 * gib)}, want: slice("GPU-c", 4*gib)},
-		{name: "not where its share is not free", others: []Record{{VGPUs: percent("GPU-a", 70)}, {VGPUs: percent("GPU-c", 40)}}, place: Placement{Memory: fixed(gib), Slice: VGPU{Percent: 50}},
-			want: []VGPU{{"GPU-c", gib, 0, 1, 50, 0}}},
-		{name: "not where the policy refuses", cards: map[string]sched.Card{"GPU-a": card(sched.PolicyNative, 20), "GPU-c": card(sched.PolicyFair, 20)}, place: Placement{Memory: fixed(gib), Slice: VGPU{Percent: 50}},
-			want: []VGPU{{"GPU-b", gib, 0, 1, 50, 0}}},
-		{name: "no share free", others: []Record{{VGPUs: append(append(percent("GPU-a", 70), percent("GPU-b", 60)...), percent("GPU-c", 51)...)}}, place: Placement{Memory: fixed(gib), Slice: VGPU{Percent: 50}},
+		{name: "not where its share is not free", others: []Record{{VGPUs: percent("GPU-a", 70)}, {VGPUs: percent("GPU-c", 40)}}, place: Placement{Memory: fixed(gib), Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Percent: 50}}}},
+			want: []VGPU{vgpu("GPU-c", gib, 1, 50, 0)}},
+		{name: "not where the policy refuses", cards: map[string]sched.Card{"GPU-a": card(sched.PolicyNative, 20), "GPU-c": card(sched.PolicyFair, 20)}, place: Placement{Memory: fixed(gib), Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Percent: 50}}}},
+			want: []VGPU{vgpu("GPU-b", gib, 1, 50, 0)}},
+		{name: "no share free", others: []Record{{VGPUs: append(append(percent("GPU-a", 70), percent("GPU-b", 60)...), percent("GPU-c", 51)...)}}, place: Placement{Memory: fixed(gib), Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Percent: 50}}}},
 			refused: "GPU 0: asked for 50 % of the GPU's time, but 30 % are free, GPU 1: asked for 50 % of the GPU's time, but 40 % are free, GPU 2: asked for 50 % of the GPU's time, but 49 % are free; stop a container (cgpu smi lists them), ask for less (ALIYUN"},
 		{name: "larger than any", place: Placement{Memory: fixed(25 * gib)}, refused: "more than the GPU's"},
 		{name: "no room", others: []Record{{VGPUs: slice("GPU-a", 16*gib)}, {VGPUs: slice("GPU-b", 23*gib)}, {Native: []string{"GPU-c"}}}, place: Placement{Memory: fixed(4 * gib)},

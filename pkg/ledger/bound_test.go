@@ -40,7 +40,7 @@ func TestDisplayName(t *testing.T) {
 // What tenants choose of a record is cut where it is only shown, and refused elsewhere, by whoever writes a record.
 func TestBound(t *testing.T) {
 	long := strings.Repeat("\x01", 1<<20)
-	given := VGPU{UUID: "GPU-a", Limit: quota.GiB}
+	given := VGPU{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB}}
 	for what, change := range map[string]func(*Record){
 		"the container's ID":        func(r *Record) { r.ID = strings.Repeat("x", MaxText+1) },
 		"the bundle's path":         func(r *Record) { r.Bundle = "/" + strings.Repeat("x", maxPath) },

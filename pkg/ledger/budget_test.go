@@ -12,7 +12,7 @@ import (
 
 // owned is a request for so much of the first GPU by a user of an account.
 func owned(id, user, account string, limit quota.Bytes, budgets ...Budget) Request {
-	return Request{Record: Record{ID: id, Nonce: id, LauncherPID: 1, Owners: []string{user, account}, VGPUs: []VGPU{{UUID: twoGPUs[0].UUID, Limit: limit, Weight: 1}}},
+	return Request{Record: Record{ID: id, Nonce: id, LauncherPID: 1, Owners: []string{user, account}, VGPUs: []VGPU{{UUID: twoGPUs[0].UUID, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1}}}}},
 		GPUs: twoGPUs, Card: preempt, Refuse: Within(budgets)}
 }
 

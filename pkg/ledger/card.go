@@ -61,12 +61,12 @@ func fits(records []Record, gpu GPU, card sched.Card) error {
 				refusal.Remedy = "choose preempt, weight-preempt or native, or stop the container"
 				return refusal
 			}
-			if refusal := l.refuseShare(v.Share()); refusal != nil {
+			if refusal := l.refuseShare(v.Share); refusal != nil {
 				refusal.Reason = fmt.Sprintf("policy %s with max-inst %d: container %s %s", card.Policy, card.MaxInst, r.label(), refusal.Reason)
 				refusal.Remedy = "choose another policy, change the container (cgpu set), or stop it"
 				return refusal
 			}
-			l.shares = append(l.shares, v.Share())
+			l.shares = append(l.shares, v.Share)
 		}
 	}
 	if n := len(l.shares); n > card.MaxInst {

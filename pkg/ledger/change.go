@@ -19,12 +19,9 @@ type ChangeRequest struct {
 	Card       sched.Card
 	MaxSpill   quota.Bytes
 	// Only has the UUIDs of the GPUs whose slices are changed; none: all slices of the container.
-	Only     []string
-	Limit    *quota.Bytes // of memory, on each slice
-	Spill    *quota.Bytes // host memory beyond it, on each slice
-	Weight   *int
-	Percent  *int // 0: none asked
-	Priority *quota.Priority
+	Only []string
+	// Settings are of each of these slices.
+	Settings
 	// Paused is of the whole container, whatever GPU says.
 	Paused *bool
 	// ByPod: the pod's author asks. Any other change is an administrator's, and noted as the most that the author can have.
@@ -235,10 +232,10 @@ func (req *ChangeRequest) slice(others *file, old VGPU) (VGPU, error) {
 	if v.Limit > old.Limit && v.Limit > l.free {
 		return VGPU{}, l.noRoom(v.Limit)
 	}
-	if v.Share() == old.Share() || l.lowers(old.Share(), v.Share()) {
+	if v.Share == old.Share || l.lowers(old.Share, v.Share) {
 		return v, nil
 	}
-	if refusal := l.refuseShare(v.Share()); refusal != nil {
+	if refusal := l.refuseShare(v.Share); refusal != nil {
 		return VGPU{}, refusal
 	}
 	return v, nil

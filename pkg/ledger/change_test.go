@@ -33,7 +33,7 @@ func two(t *testing.T) *Ledger {
 func TestChangeByPods(t *testing.T) {
 	l := two(t)
 	req := func(gpu string, limit quota.Bytes, weight int) ChangeRequest {
-		return ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{gpu}, Limit: &limit, Weight: &weight, ByPod: true}
+		return ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{gpu}, Settings: Settings{Limit: &limit, Weight: &weight}, ByPod: true}
 	}
 	by := map[string]string{"cgpu.io/gpu-schd-weight": "2"}
 	errs := l.ChangeByPods([]PodChange{
@@ -49,10 +49,10 @@ func TestChangeByPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []VGPU{{"GPU-a", 2 * gib, 0, 2, 40, 0}, {"GPU-b", gib, 0, 3, 0, 0}}; !reflect.DeepEqual(records[0].VGPUs, want) || !reflect.DeepEqual(records[0].ByPod, by) {
+	if want := []VGPU{vgpu("GPU-a", 2*gib, 2, 40, 0), vgpu("GPU-b", gib, 3, 0, 0)}; !reflect.DeepEqual(records[0].VGPUs, want) || !reflect.DeepEqual(records[0].ByPod, by) {
 		t.Errorf("%+v", records[0])
 	}
-	if want := []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}; !reflect.DeepEqual(records[1].VGPUs, want) || records[1].ByPod != nil {
+	if want := []VGPU{vgpu("GPU-a", 8*gib, 1, 50, 0)}; !reflect.DeepEqual(records[1].VGPUs, want) || records[1].ByPod != nil {
 		t.Errorf("one of two requests did not fit: %+v", records[1])
 	}
 	before, err := os.Stat(File(l.dir))
@@ -75,27 +75,27 @@ func TestChange(t *testing.T) {
 		want    []VGPU
 		refused string
 	}{
-		{"nothing", "n2", ChangeRequest{}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 50, 0}}, ""},
-		{"all at once", "n2", ChangeRequest{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}, []VGPU{{"GPU-a", 12 * gib, 0, 64, 60, 2}}, ""},
-		{"percent dropped", "n2", ChangeRequest{Percent: new(0)}, []VGPU{{"GPU-a", 8 * gib, 0, 1, 0, 0}}, ""},
-		{"each slice", "n1", ChangeRequest{Limit: new(2 * gib), Weight: new(3)}, []VGPU{{"GPU-a", 2 * gib, 0, 3, 40, 0}, {"GPU-b", 2 * gib, 0, 3, 0, 0}}, ""},
-		{"one slice", "n1", ChangeRequest{Only: []string{"GPU-b"}, Limit: new(24 * gib), Percent: new(100)}, []VGPU{{"GPU-a", 4 * gib, 0, 1, 40, 0}, {"GPU-b", 24 * gib, 0, 1, 100, 0}}, ""},
-		{"overcommit", "n2", ChangeRequest{Limit: new(16 * gib), Overcommit: 1.25}, []VGPU{{"GPU-a", 16 * gib, 0, 1, 50, 0}}, ""},
-		{"lowered below what is promised too much", "n2", ChangeRequest{Percent: new(30), Limit: new(7 * gib), Card: card(sched.PolicyPreempt, 1)}, []VGPU{{"GPU-a", 7 * gib, 0, 1, 30, 0}}, ""},
+		{"nothing", "n2", ChangeRequest{}, []VGPU{vgpu("GPU-a", 8*gib, 1, 50, 0)}, ""},
+		{"all at once", "n2", ChangeRequest{Settings: Settings{Limit: new(12 * gib), Weight: new(64), Percent: new(60), Priority: new(quota.PriorityHigh)}}, []VGPU{vgpu("GPU-a", 12*gib, 64, 60, 2)}, ""},
+		{"percent dropped", "n2", ChangeRequest{Settings: Settings{Percent: new(0)}}, []VGPU{vgpu("GPU-a", 8*gib, 1, 0, 0)}, ""},
+		{"each slice", "n1", ChangeRequest{Settings: Settings{Limit: new(2 * gib), Weight: new(3)}}, []VGPU{vgpu("GPU-a", 2*gib, 3, 40, 0), vgpu("GPU-b", 2*gib, 3, 0, 0)}, ""},
+		{"one slice", "n1", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Limit: new(24 * gib), Percent: new(100)}}, []VGPU{vgpu("GPU-a", 4*gib, 1, 40, 0), vgpu("GPU-b", 24*gib, 1, 100, 0)}, ""},
+		{"overcommit", "n2", ChangeRequest{Settings: Settings{Limit: new(16 * gib)}, Overcommit: 1.25}, []VGPU{vgpu("GPU-a", 16*gib, 1, 50, 0)}, ""},
+		{"lowered below what is promised too much", "n2", ChangeRequest{Settings: Settings{Percent: new(30), Limit: new(7 * gib)}, Card: card(sched.PolicyPreempt, 1)}, []VGPU{vgpu("GPU-a", 7*gib, 1, 30, 0)}, ""},
 
-		{"one byte too many", "n2", ChangeRequest{Limit: new(12*gib + 1)}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 container"},
-		{"a percent too many", "n2", ChangeRequest{Percent: new(61)}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
-		{"one slice has no room", "n1", ChangeRequest{Limit: new(9 * gib)}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
-		{"one setting does not fit", "n2", ChangeRequest{Weight: new(2), Percent: new(70)}, nil, "asked for 70 %"},
-		{"less than 64MiB", "n2", ChangeRequest{Limit: new(63 * quota.MiB)}, nil, "want 64MiB to the GPU's 16384MiB"},
-		{"more than the card", "n1", ChangeRequest{Limit: new(24*gib + 1), Only: []string{"GPU-b"}, Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
-		{"a GPU it does not have", "n2", ChangeRequest{Only: []string{"GPU-b"}, Weight: new(2)}, nil, `container "web" has no slice of GPU GPU-b`},
-		{"weight 0", "n2", ChangeRequest{Weight: new(0)}, nil, "weight 0: want 1 to 64"},
-		{"weight 65", "n2", ChangeRequest{Weight: new(65)}, nil, "weight 65: want 1 to 64"},
-		{"percent 101", "n2", ChangeRequest{Percent: new(101)}, nil, "percent 101: want 1 to 100, or 0 for none"},
-		{"percent -1", "n2", ChangeRequest{Percent: new(-1)}, nil, "percent -1"},
-		{"priority", "n2", ChangeRequest{Priority: new(quota.Priority(3))}, nil, "priority 3: want 0 to 2"},
-		{"unknown", "abd", ChangeRequest{Weight: new(2)}, nil, ErrNotFound.Error()},
+		{"one byte too many", "n2", ChangeRequest{Settings: Settings{Limit: new(12*gib + 1)}}, nil, "GPU 0 (GPU-a): asked for 12884901889B, but 12288MiB are free of 16384MiB, beside 1 container"},
+		{"a percent too many", "n2", ChangeRequest{Settings: Settings{Percent: new(61)}}, nil, "GPU 0 (GPU-a): asked for 61 % of the GPU's time, but 60 % are free"},
+		{"one slice has no room", "n1", ChangeRequest{Settings: Settings{Limit: new(9 * gib)}}, nil, "GPU 0 (GPU-a): asked for 9216MiB"},
+		{"one setting does not fit", "n2", ChangeRequest{Settings: Settings{Weight: new(2), Percent: new(70)}}, nil, "asked for 70 %"},
+		{"less than 64MiB", "n2", ChangeRequest{Settings: Settings{Limit: new(63 * quota.MiB)}}, nil, "want 64MiB to the GPU's 16384MiB"},
+		{"more than the card", "n1", ChangeRequest{Settings: Settings{Limit: new(24*gib + 1)}, Only: []string{"GPU-b"}, Overcommit: 9}, nil, "GPU 1 (GPU-b): a limit of"},
+		{"a GPU it does not have", "n2", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Weight: new(2)}}, nil, `container "web" has no slice of GPU GPU-b`},
+		{"weight 0", "n2", ChangeRequest{Settings: Settings{Weight: new(0)}}, nil, "weight 0: want 1 to 64"},
+		{"weight 65", "n2", ChangeRequest{Settings: Settings{Weight: new(65)}}, nil, "weight 65: want 1 to 64"},
+		{"percent 101", "n2", ChangeRequest{Settings: Settings{Percent: new(101)}}, nil, "percent 101: want 1 to 100, or 0 for none"},
+		{"percent -1", "n2", ChangeRequest{Settings: Settings{Percent: new(-1)}}, nil, "percent -1"},
+		{"priority", "n2", ChangeRequest{Settings: Settings{Priority: new(quota.Priority(3))}}, nil, "priority 3: want 0 to 2"},
+		{"unknown", "abd", ChangeRequest{Settings: Settings{Weight: new(2)}}, nil, ErrNotFound.Error()},
 	} {
 		l := two(t)
 		c.req.GPUs = twoGPUs
@@ -135,20 +135,20 @@ func TestChangeWithinTooMuch(t *testing.T) {
 	l := two(t) // 90 % and 12 GiB of GPU-a
 	fixed := card(sched.PolicyFixed, 20)
 	must(t, l.change(func(f *file) error { f.Records[0].VGPUs[0].Percent = 80; return nil }))
-	req := ChangeRequest{GPUs: twoGPUs, Card: fixed, Overcommit: 0.5, Percent: new(30), Limit: new(7 * gib)}
+	req := ChangeRequest{GPUs: twoGPUs, Card: fixed, Overcommit: 0.5, Settings: Settings{Percent: new(30), Limit: new(7 * gib)}}
 	if _, err := l.Change("n2", req); err != nil {
 		t.Errorf("less of both: %v", err)
 	}
-	native := ChangeRequest{GPUs: twoGPUs, Card: card(sched.PolicyNative, 20), Limit: new(6 * gib)}
+	native := ChangeRequest{GPUs: twoGPUs, Card: card(sched.PolicyNative, 20), Settings: Settings{Limit: new(6 * gib)}}
 	if _, err := l.Change("n2", native); err != nil {
 		t.Errorf("memory, where its percentage would be refused: %v", err)
 	}
 	must(t, l.Update("n2", func(r *Record) error { r.VGPUs[0].Limit = 7 * gib; return nil }))
 	for name, req := range map[string]ChangeRequest{
-		"fair has less":        {Percent: new(20), Card: card(sched.PolicyFair, 20)},
-		"more time":            {Percent: new(31)},
-		"more memory":          {Limit: new(7*gib + quota.MiB)},
-		"native has no shares": {Percent: new(10), Card: card(sched.PolicyNative, 20)},
+		"fair has less":        {Settings: Settings{Percent: new(20)}, Card: card(sched.PolicyFair, 20)},
+		"more time":            {Settings: Settings{Percent: new(31)}},
+		"more memory":          {Settings: Settings{Limit: new(7*gib + quota.MiB)}},
+		"native has no shares": {Settings: Settings{Percent: new(10)}, Card: card(sched.PolicyNative, 20)},
 	} {
 		req.GPUs, req.Overcommit = twoGPUs, 0.5
 		if req.Card == (sched.Card{}) {
@@ -164,7 +164,7 @@ func TestChangeWithinTooMuch(t *testing.T) {
 func TestChangeDropsTheDead(t *testing.T) {
 	l := two(t)
 	must(t, l.Update("n1", func(r *Record) error { r.LauncherPID = 100; return nil }))
-	r, err := l.Change("n2", ChangeRequest{GPUs: twoGPUs, Card: preempt, Percent: new(100)})
+	r, err := l.Change("n2", ChangeRequest{GPUs: twoGPUs, Card: preempt, Settings: Settings{Percent: new(100)}})
 	if err != nil || r.VGPUs[0].Percent != 100 {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -354,15 +354,20 @@ func TestChangeNotes(t *testing.T) {
 		req  ChangeRequest
 		a, b string
 	}{
-		{ChangeRequest{ByPod: true, Weight: new(2), Limit: new(gib)}, `{}`, `{}`},
+		{ChangeRequest{ByPod: true, Settings: Settings{Weight: new(2), Limit: new(gib)}}, `{}`, `{}`},
 		{ChangeRequest{Paused: new(true)}, `{}`, `{}`},
-		{ChangeRequest{Only: []string{"GPU-b"}, Limit: new(gib / 2)}, `{}`, `{"limit":536870912}`},
-		{ChangeRequest{Weight: new(2), Percent: new(0)}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
-		{ChangeRequest{ByPod: true, Weight: new(1)}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
+		{ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Limit: new(gib / 2)}}, `{}`, `{"limit":536870912}`},
+		{ChangeRequest{Settings: Settings{Weight: new(2), Percent: new(0)}}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
+		{ChangeRequest{ByPod: true, Settings: Settings{Weight: new(1)}}, `{"weight":2,"percent":0}`, `{"limit":536870912,"weight":2,"percent":0}`},
 	} {
 		got := change(step.req)
 		if len(got) != 2 || text(got[0].Set) != step.a || text(got[1].Set) != step.b {
 			t.Errorf("step %d: %s and %s, want %s and %s", i, text(got[0].Set), text(got[1].Set), step.a, step.b)
 		}
 	}
+}
+
+// vgpu is one without spill.
+func vgpu(uuid string, limit quota.Bytes, weight, percent int, priority quota.Priority) VGPU {
+	return VGPU{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: weight, Percent: percent, Priority: priority}}}
 }

@@ -81,7 +81,7 @@ func TestBeyondAllocation(t *testing.T) {
 	reserve(t, l, allocated("abc", 4*gib, 30))
 	taken("beyond", byPod(l, "abc", sched.PolicyPreempt, 7*gib, 45, 5))
 	limit, percent, weight := 5*gib, 40, 3
-	admin := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{"GPU-a"}, Limit: &limit, Percent: &percent, Weight: &weight}
+	admin := ChangeRequest{GPUs: twoGPUs, Overcommit: 1, Card: card(sched.PolicyPreempt, 20), Only: []string{"GPU-a"}, Settings: Settings{Limit: &limit, Percent: &percent, Weight: &weight}}
 	if _, err := l.Change("n-abc", admin); err != nil {
 		t.Fatal(err)
 	}

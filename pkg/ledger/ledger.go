@@ -63,7 +63,22 @@ func (l *Ledger) Reserve(req Request) (Record, error) {
 	if err := l.makeDir(); err != nil {
 		return Record{}, err
 	}
+	req.weigh()
 	return l.reserveOnceFree(req, func() (Record, error) { return l.reserve(req) })
+}
+
+// weigh gives slices without a weight the default one; the caller's stay as they are.
+func (req *Request) weigh() {
+	req.Record.VGPUs = slices.Clone(req.Record.VGPUs)
+	for i := range req.Record.VGPUs {
+		v := &req.Record.VGPUs[i]
+		v.Slice = v.WithWeight()
+	}
+	if req.Place != nil {
+		place := *req.Place
+		place.Slice.Slice = place.Slice.WithWeight()
+		req.Place = &place
+	}
 }
 
 // reserve is one try of Reserve.
@@ -86,10 +101,7 @@ func (l *Ledger) reserve(req Request) (Record, error) {
 			return err
 		}
 		reserved = req.Record
-		reserved.VGPUs = slices.Clone(vgpus)
-		for i := range reserved.VGPUs {
-			reserved.VGPUs[i].Weight = max(reserved.VGPUs[i].Weight, 1)
-		}
+		reserved.VGPUs = vgpus
 		reserved.Allocated = slices.Clone(reserved.Allocated)
 		for i := range reserved.Allocated {
 			if a := &reserved.Allocated[i]; a.UUID == "" { // the ledger has chosen

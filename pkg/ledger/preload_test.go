@@ -30,7 +30,7 @@ func TestPreloadPolicies(t *testing.T) {
 			t.Errorf("%s: %v", policy, err)
 		}
 		// Placement passes such a GPU over.
-		place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: preempt, Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Weight: 1}}}
+		place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: preempt, Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
 		_, err = l.SetCard(twoGPUs[0], preempt, func(c *sched.Card) error { *c = card(policy, 20); return nil })
 		must(t, err)
 		if r := reserve(t, l, place); (r.VGPUs[0].UUID == "GPU-a") != preloadable[policy] {
@@ -41,7 +41,7 @@ func TestPreloadPolicies(t *testing.T) {
 		reserve(t, l, req)
 	}
 	l := open(t)
-	place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: card(sched.PolicyFixed, 20), Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Weight: 1}}}
+	place := Request{Record: Record{ID: "p", Nonce: "n", Preload: true}, GPUs: twoGPUs, Card: card(sched.PolicyFixed, 20), Place: &Placement{Memory: quota.Memory{Fixed: gib}, Slice: VGPU{Slice: quota.Slice{Share: quota.Share{Weight: 1}}}}}
 	if _, err := l.Reserve(place); err == nil || !strings.Contains(err.Error(), "have room: GPU 0: its policy is fixed") || !strings.Contains(err.Error(), "choose another (cgpu policy") {
 		t.Errorf("nowhere to place it: %v", err)
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
-	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
 // Record is one container's reservation.
@@ -70,12 +69,8 @@ type Record struct {
 
 // VGPU is the slice of one GPU.
 type VGPU struct {
-	UUID     string         `json:"uuid"`
-	Limit    quota.Bytes    `json:"limit"`
-	Spill    quota.Bytes    `json:"spill,omitempty"` // host memory beyond Limit
-	Weight   int            `json:"weight"`          // ≥ 1
-	Percent  int            `json:"percent,omitempty"`
-	Priority quota.Priority `json:"priority"`
+	UUID string `json:"uuid"`
+	quota.Slice
 }
 
 // Allocation is one share of a GPU that was allocated to the container (package alloc).
@@ -100,9 +95,4 @@ type Settings struct {
 	Weight   *int            `json:"weight,omitempty"`
 	Percent  *int            `json:"percent,omitempty"` // 0: none
 	Priority *quota.Priority `json:"priority,omitempty"`
-}
-
-// Share is what the slice asks of the GPU's time.
-func (v VGPU) Share() sched.Share {
-	return sched.Share{Weight: max(v.Weight, 1), Percent: v.Percent, Priority: v.Priority}
 }

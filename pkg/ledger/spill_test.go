@@ -15,7 +15,7 @@ import (
 func spilling(id string, most quota.Bytes, spill ...quota.Bytes) Request {
 	req := Request{Record: Record{ID: id, Nonce: id, LauncherPID: 1}, GPUs: twoGPUs, Card: preempt, MaxSpill: most}
 	for i, s := range spill {
-		req.Record.VGPUs = append(req.Record.VGPUs, VGPU{UUID: twoGPUs[i].UUID, Limit: gib, Spill: s, Weight: 1})
+		req.Record.VGPUs = append(req.Record.VGPUs, VGPU{UUID: twoGPUs[i].UUID, Slice: quota.Slice{Limit: gib, Spill: s, Share: quota.Share{Weight: 1}}})
 	}
 	return req
 }
@@ -62,7 +62,7 @@ func TestSpill(t *testing.T) {
 func TestSpillIsPlaced(t *testing.T) {
 	l := open(t)
 	req := spilling("a", 4*gib)
-	req.Place = &Placement{Memory: quota.Memory{Fixed: gib}, Count: 2, Slice: VGPU{Spill: 2 * gib}}
+	req.Place = &Placement{Memory: quota.Memory{Fixed: gib}, Count: 2, Slice: VGPU{Slice: quota.Slice{Spill: 2 * gib}}}
 	if r := reserve(t, l, req); len(r.VGPUs) != 2 || r.VGPUs[0].Spill != 2*gib || r.VGPUs[1].Spill != 2*gib {
 		t.Errorf("placed %+v", r.VGPUs)
 	}
@@ -85,15 +85,15 @@ func TestChangeSpill(t *testing.T) {
 		a, b    quota.Bytes // spill of the container's slices then
 		refused string
 	}{
-		{"more", ChangeRequest{Only: []string{"GPU-a"}, Spill: new(2 * gib)}, 2 * gib, 2 * gib, ""},
-		{"all that is free", ChangeRequest{Spill: new(7 * gib / 2)}, 7 * gib / 2, 7 * gib / 2, ""},
-		{"too much", ChangeRequest{Spill: new(4 * gib)}, 0, 0, "asked for 8192MiB of spill on 2 GPUs together, but 7168MiB are free of the node's 10240MiB; ask for less"},
-		{"none", ChangeRequest{Spill: new(quota.Bytes(0))}, 0, 0, ""},
-		{"less where too much is promised", ChangeRequest{Spill: new(gib), MaxSpill: gib}, gib, gib, ""},
-		{"no more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Spill: new(2 * gib), MaxSpill: gib}, gib, 2 * gib, ""},
-		{"more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Spill: new(2*gib + quota.MiB), MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
-		{"one up, the other down", ChangeRequest{Spill: new(3 * gib / 2), MaxSpill: gib}, 3 * gib / 2, 3 * gib / 2, ""},
-		{"with too much memory", ChangeRequest{Spill: new(3 * gib), Limit: new(16 * gib)}, 0, 0, "GPU 0 (GPU-a): asked for 16384MiB"},
+		{"more", ChangeRequest{Only: []string{"GPU-a"}, Settings: Settings{Spill: new(2 * gib)}}, 2 * gib, 2 * gib, ""},
+		{"all that is free", ChangeRequest{Settings: Settings{Spill: new(7 * gib / 2)}}, 7 * gib / 2, 7 * gib / 2, ""},
+		{"too much", ChangeRequest{Settings: Settings{Spill: new(4 * gib)}}, 0, 0, "asked for 8192MiB of spill on 2 GPUs together, but 7168MiB are free of the node's 10240MiB; ask for less"},
+		{"none", ChangeRequest{Settings: Settings{Spill: new(quota.Bytes(0))}}, 0, 0, ""},
+		{"less where too much is promised", ChangeRequest{Settings: Settings{Spill: new(gib)}, MaxSpill: gib}, gib, gib, ""},
+		{"no more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2 * gib)}, MaxSpill: gib}, gib, 2 * gib, ""},
+		{"more where too much is promised", ChangeRequest{Only: []string{"GPU-b"}, Settings: Settings{Spill: new(2*gib + quota.MiB)}, MaxSpill: gib}, 0, 0, "but 0MiB are free of the node's 1024MiB"},
+		{"one up, the other down", ChangeRequest{Settings: Settings{Spill: new(3 * gib / 2)}, MaxSpill: gib}, 3 * gib / 2, 3 * gib / 2, ""},
+		{"with too much memory", ChangeRequest{Settings: Settings{Spill: new(3 * gib), Limit: new(16 * gib)}}, 0, 0, "GPU 0 (GPU-a): asked for 16384MiB"},
 	} {
 		l := open(t)
 		reserve(t, l, spilling("a", 16*gib, gib, 2*gib))

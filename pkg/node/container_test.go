@@ -14,7 +14,7 @@ import (
 func TestFindContainer(t *testing.T) {
 	n := nodetest.New(t)
 	add := func(id, name, docker string) {
-		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.MiB}}}
+		r := ledger.Record{ID: id, Name: name, VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.MiB}}}}
 		if docker != "" {
 			r = nodetest.Docker{Name: "/" + docker}.Make(t, r)
 		}

@@ -125,7 +125,7 @@ func (g *stage) play() {
 	hooks, err := g.create(h, placed)
 	must(g.T, err)
 	share, ours, err := alloc.FromHookArgs(hooks[0].Args)
-	if err != nil || !ours || len(hooks) != 1 || share.UUID != gpu0 || share.Memory != 3000*quota.MiB {
+	if err != nil || !ours || len(hooks) != 1 || share.UUID != gpu0 || share.Limit != 3000*quota.MiB {
 		g.Errorf("%+v, %v", share, err)
 	}
 	// However many annotations a pod has, the policy's evaluation comes to an end within what the API server allows, and its author goes on.

@@ -145,7 +145,7 @@ func TestCreateContainer(t *testing.T) {
 			t.Fatalf("%s: %v, %v", name, hooks, err)
 		}
 		s, ours, err := alloc.FromHookArgs(hooks[0].Args)
-		if err != nil || !ours || s.UUID != gpu0 || s.Memory != 3000*quota.MiB || s.ID != name+"/u1/main/0" {
+		if err != nil || !ours || s.UUID != gpu0 || s.Limit != 3000*quota.MiB || s.ID != name+"/u1/main/0" {
 			t.Errorf("%s: %+v, %v, %v", name, s, ours, err)
 		}
 		// Of what the engine says of the pod nothing counts but that there is something to ask for.

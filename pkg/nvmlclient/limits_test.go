@@ -60,7 +60,7 @@ func TestCgroup(t *testing.T) {
 // one below, and nothing where that is not known for sure.
 func TestLimit(t *testing.T) {
 	const args = "-limit /a.slice/x.scope GPU-a=1073741824 GPU-b=2147483648"
-	vgpus := []ledger.VGPU{{UUID: "GPU-a", Limit: quota.GiB}, {UUID: "GPU-b", Limit: 2 * quota.GiB}}
+	vgpus := []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: quota.GiB}}, {UUID: "GPU-b", Slice: quota.Slice{Limit: 2 * quota.GiB}}}
 	for name, tt := range map[string]struct {
 		now, limited string
 		start        uint64
@@ -96,7 +96,7 @@ func TestLimit(t *testing.T) {
 // TestLimitChanged: the last limit that is set is that of the ledger, whoever changed it while the driver was asked.
 func TestLimitChanged(t *testing.T) {
 	l := limiterOf(t, "0::/x\n", "0::/\n")
-	r := ledger.Record{InitPID: 7, InitStart: 99, LimitedCgroup: "/x", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: 8}}}
+	r := ledger.Record{InitPID: 7, InitStart: 99, LimitedCgroup: "/x", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: 8}}}}
 	l.record = func() (ledger.Record, error) {
 		r.VGPUs = slices.Clone(r.VGPUs)
 		return r, nil
@@ -128,7 +128,7 @@ func TestLimitChanged(t *testing.T) {
 
 // TestTighten: the driver has a lower limit before the ledger promises the rest to others, and a higher one never.
 func TestTighten(t *testing.T) {
-	vgpus := []ledger.VGPU{{UUID: "GPU-a", Limit: 8}, {UUID: "GPU-b", Limit: 4}}
+	vgpus := []ledger.VGPU{{UUID: "GPU-a", Slice: quota.Slice{Limit: 8}}, {UUID: "GPU-b", Slice: quota.Slice{Limit: 4}}}
 	for name, tt := range map[string]struct {
 		only  string
 		limit quota.Bytes
@@ -158,7 +158,8 @@ func TestLimitHangs(t *testing.T) {
 	defer close(never)
 	l.run, l.patience = func([]string) error { <-never; return nil }, time.Millisecond
 	l.record = func() (ledger.Record, error) {
-		return ledger.Record{InitPID: 7, InitStart: 99, LimitedCgroup: "/x", VGPUs: []ledger.VGPU{{UUID: "GPU-a", Limit: 8}}}, nil
+		return ledger.Record{InitPID: 7, InitStart: 99, LimitedCgroup: "/x", VGPUs: []ledger.VGPU{{UUID: "GPU-a",
+			Slice: quota.Slice{Limit: 8}}}}, nil
 	}
 	if err := l.limit(); err == nil || !strings.Contains(err.Error(), "does not answer") {
 		t.Error(err)

@@ -20,21 +20,14 @@ func Choices() []Choice {
 	return []Choice{ChooseWeight, ChoosePriority, ChooseSpill, ChoosePercent}
 }
 
-// Slice is what an allocation says of its part of a GPU, beside the memory.
-type Slice struct {
-	Weight   int // 0: the default
-	Percent  int // 0: none
-	Priority Priority
-	Spill    Bytes
-}
-
 // Beside reads what a container says of itself whose GPUs were allocated (package alloc). All of it is the author's of a pod:
 // variables, and the annotations below cgpu.io/, which containerd passes on from the pod. So nothing of it says which GPUs or
 // how much memory, nor does CGPU_DISABLE count; Within says what the rest can do.
 func Beside(env []string, annotations map[string]string) (*Quota, error) {
 	s := gather(env, annotations)
 	s.beside = true
-	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}, Ignored: s.ignored(env, annotations, nil)}
+	q := &Quota{Asked: map[string]string{}, Ignored: s.ignored(env, annotations, nil)}
+	q.Priority = PriorityDefault
 	for _, read := range []func(*Quota, *settings) error{readSpill, readCompute, readLimiter} {
 		if err := read(q, s); err != nil {
 			return nil, err

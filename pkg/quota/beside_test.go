@@ -8,7 +8,7 @@ import (
 )
 
 func TestBeside(t *testing.T) {
-	given := Slice{Weight: 2, Percent: 30, Priority: PriorityDefault, Spill: 2 * GiB}
+	given := Slice{Share: Share{Weight: 2, Percent: 30, Priority: PriorityDefault}, Spill: 2 * GiB}
 	for _, tt := range []struct {
 		name, env   string // joined by spaces
 		annotations map[string]string
@@ -31,20 +31,20 @@ func TestBeside(t *testing.T) {
 			name:  "all can be lowered",
 			env:   "A_SCHD_WEIGHT=1 A_CORE_PERCENTAGE=10 CGPU_MEM_SPILL=0",
 			given: given, annotations: map[string]string{"cgpu.io/priority": "best-effort"},
-			want: Slice{Weight: 1, Percent: 10, Priority: PriorityBestEffort},
+			want: Slice{Share: Share{Weight: 1, Percent: 10, Priority: PriorityBestEffort}},
 		},
-		{name: "no high priority any more", env: "A_HIGH_PRIO=0", given: Slice{Priority: PriorityHigh}, want: Slice{Priority: PriorityDefault}},
-		{name: "the default is not higher", env: "A_HIGH_PRIO=0", given: Slice{Priority: PriorityBestEffort}, want: Slice{Priority: PriorityBestEffort}},
+		{name: "no high priority any more", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityHigh}}, want: Slice{Share: Share{Priority: PriorityDefault}}},
+		{name: "the default is not higher", env: "A_HIGH_PRIO=0", given: Slice{Share: Share{Priority: PriorityBestEffort}}, want: Slice{Share: Share{Priority: PriorityBestEffort}}},
 		{name: "a percentage where there is none is a promise", env: "A_CORE_PERCENTAGE=10", given: Slice{}, want: Slice{}},
 		{
 			name: "free", env: "A_SCHD_WEIGHT=9 A_CORE_PERCENTAGE=90 A_HIGH_PRIO=1 CGPU_MEM_SPILL=64", free: Choices(),
-			given: given, want: Slice{Weight: 9, Percent: 90, Priority: PriorityHigh, Spill: 64 * GiB},
+			given: given, want: Slice{Share: Share{Weight: 9, Percent: 90, Priority: PriorityHigh}, Spill: 64 * GiB},
 		},
 		{
 			name: "only the weight is free", env: "A_SCHD_WEIGHT=9 A_CORE_PERCENTAGE=90 A_HIGH_PRIO=1 CGPU_MEM_SPILL=64", free: []Choice{ChooseWeight},
-			given: given, want: Slice{Weight: 9, Percent: 30, Priority: PriorityDefault, Spill: 2 * GiB},
+			given: given, want: Slice{Share: Share{Weight: 9, Percent: 30, Priority: PriorityDefault}, Spill: 2 * GiB},
 		},
-		{name: "the plugin's variable, then the author's lower one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=20", given: given, want: Slice{Weight: 2, Percent: 20, Priority: PriorityDefault, Spill: 2 * GiB}},
+		{name: "the plugin's variable, then the author's lower one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=20", given: given, want: Slice{Share: Share{Weight: 2, Percent: 20, Priority: PriorityDefault}, Spill: 2 * GiB}},
 		{name: "the plugin's variable, then the author's higher one", env: "A_CORE_PERCENTAGE=30 A_CORE_PERCENTAGE=100", given: given, want: given},
 	} {
 		q, err := Beside(expand(tt.env), tt.annotations)
@@ -74,7 +74,7 @@ func FuzzBeside(f *testing.F) {
 			checkMessage(t, err)
 			return
 		}
-		given := Slice{Weight: weight, Percent: percent, Priority: Priority(priority), Spill: Bytes(spill)}
+		given := Slice{Share: Share{Weight: weight, Percent: percent, Priority: Priority(priority)}, Spill: Bytes(spill)}
 		got := q.Within(given, nil)
 		if got.Weight > given.Weight || got.Percent > given.Percent || got.Priority > given.Priority || got.Spill > given.Spill {
 			t.Fatalf("%+v of %+v", got, given)

@@ -13,6 +13,13 @@ const (
 	MaxPercent = 100
 )
 
+// Share is what a container asked of a GPU's time.
+type Share struct {
+	Weight   int      `json:"weight"`            // 1 to MaxWeight
+	Percent  int      `json:"percent,omitempty"` // 1 to MaxPercent; 0: none asked
+	Priority Priority `json:"priority"`
+}
+
 // readCompute reads weight, percent and priority.
 func readCompute(q *Quota, s *settings) (err error) {
 	if q.Weight, err = readSmall(q, s, schdWeight, MaxWeight); err != nil {

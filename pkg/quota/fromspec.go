@@ -19,7 +19,8 @@ func FromSpec(env []string, annotations map[string]string, dialects ...Dialect) 
 	if off, err := disabled(s); off || err != nil {
 		return nil, err
 	}
-	q := &Quota{Priority: PriorityDefault, Asked: map[string]string{}, Ignored: s.ignored(env, annotations, dialects)}
+	q := &Quota{Asked: map[string]string{}, Ignored: s.ignored(env, annotations, dialects)}
+	q.Priority = PriorityDefault
 	readers := []func(*Quota, *settings) error{readSpill, readGPUs, readCompute, readLimiter}
 	if own {
 		readers = slices.Insert(readers, 0, readMemory, readPod)

@@ -23,16 +23,11 @@ type Quota struct {
 	Visible Selector
 	// Native names GPUs given whole beside the sliced ones (mixed layout: in NVIDIA_VISIBLE_DEVICES, not in Visible).
 	Native Selector
-	// Spill is host memory beyond Memory on each sliced GPU, served as device memory; 0: none.
-	Spill Bytes
+	// Slice is what was asked beside the memory, of each sliced GPU: its Limit is zero, and so is a Weight that was not asked. Priority
+	// is PriorityDefault then.
+	Slice
 	// NoLimiter leaves the preload library (libcgpu.so) out of the container.
 	NoLimiter bool
-	// Weight is the compute weight, 1 to 64; 0 means not asked.
-	Weight int
-	// Percent is the compute share in percent of a GPU, 1 to 100; 0 means not asked.
-	Percent int
-	// Priority is the scheduling level; PriorityDefault when not asked.
-	Priority Priority
 	// Asked maps each variable or annotation that was used to its value, for the record and for messages.
 	Asked map[string]string
 	// Dialects are the other systems' ways in which the container asked; Unmapped are those of Asked that have no meaning
@@ -43,6 +38,20 @@ type Quota struct {
 	Ignored []string
 	// from is the word of a dialect that a key was read from, for messages.
 	from map[key]setting
+}
+
+// Slice is what a container has of a GPU. Whoever keeps or hands on one embeds it, and its form in JSON is that of the ledger's records,
+// which outlive versions: what is added is left out where it is zero.
+type Slice struct {
+	Limit Bytes `json:"limit"`           // of memory
+	Spill Bytes `json:"spill,omitempty"` // host memory beyond Limit, served as device memory
+	Share
+}
+
+// WithWeight is the slice with the default weight where none was asked.
+func (s Slice) WithWeight() Slice {
+	s.Weight = max(s.Weight, 1)
+	return s
 }
 
 // NamedLimit is the limit of one GPU.

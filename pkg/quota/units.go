@@ -24,7 +24,8 @@ const unitsName = "aliyun.com/gpu-mem"
 func FromUnits(env []string, annotations map[string]string, u Units, gpus []GPU) (*Quota, error) {
 	s := gather(env, nil)
 	s.gpushare = s.hearGPUShare(annotations)
-	q := &Quota{Priority: PriorityDefault, Percent: u.Percent, Asked: map[string]string{}}
+	q := &Quota{Asked: map[string]string{}}
+	q.Priority, q.Percent = PriorityDefault, u.Percent
 	if err := readGPUs(q, s); err != nil {
 		return nil, err
 	}

@@ -29,13 +29,11 @@ type LocalState struct {
 
 // PlanState is a Plan.
 type PlanState struct {
-	Policy    int              `json:"policy"`
-	MaxInst   int              `json:"maxInst"`
-	PrioRatio int              `json:"prioRatio"`
-	Effective int              `json:"effective"`
-	Weight    int              `json:"weight"`
-	Percent   int              `json:"percent,omitempty"`
-	Priority  int              `json:"priority"`
+	Policy    int `json:"policy"`
+	MaxInst   int `json:"maxInst"`
+	PrioRatio int `json:"prioRatio"`
+	Effective int `json:"effective"`
+	Share
 	Cap       Permille         `json:"cap,omitempty"`
 	Slot      [3]time.Duration `json:"slot,omitzero"` // start, on, cycle
 	Suspended bool             `json:"suspended,omitempty"`
@@ -53,7 +51,7 @@ func (p PlanState) Valid() bool {
 func (l *Local) State() LocalState {
 	p, d := l.plan, l.debt
 	return LocalState{Plan: PlanState{Policy: int(p.Card.Policy), MaxInst: p.Card.MaxInst, PrioRatio: p.Card.PrioRatio, Effective: int(p.Effective),
-		Weight: p.Share.Weight, Percent: p.Share.Percent, Priority: int(p.Share.Priority), Cap: p.Cap, Slot: [3]time.Duration{p.Slot.Start, p.Slot.On, p.Slot.Cycle},
+		Share: p.Share, Cap: p.Cap, Slot: [3]time.Duration{p.Slot.Start, p.Slot.On, p.Slot.Cycle},
 		Suspended: p.Suspended}, Since: l.since, Paused: l.paused, Held: l.held, Busy: l.busy, Lapsed: l.lapsed, Budget: d.budget, Spent: d.spent, At: d.at,
 		DebtSeen: d.pauses, Owing: d.owing, Pauses: l.pauses, Throttled: l.throttled, Stopped: l.stopped, Had: l.had}
 }
@@ -62,7 +60,7 @@ func (l *Local) State() LocalState {
 func (l *Local) Restore(s LocalState) {
 	p := s.Plan
 	l.plan = Plan{Card: Card{Policy: Policy(p.Policy), MaxInst: p.MaxInst, PrioRatio: p.PrioRatio}, Effective: Policy(p.Effective),
-		Share: Share{Weight: p.Weight, Percent: p.Percent, Priority: quota.Priority(p.Priority)}, Cap: p.Cap, Slot: Slot{p.Slot[0], p.Slot[1], p.Slot[2]},
+		Share: p.Share, Cap: p.Cap, Slot: Slot{p.Slot[0], p.Slot[1], p.Slot[2]},
 		Suspended: p.Suspended}
 	l.since, l.paused, l.held, l.busy, l.lapsed = s.Since, s.Paused, s.Held, s.Busy, s.Lapsed
 	l.debt = debt{budget: s.Budget, spent: s.Spent, at: s.At, pauses: s.DebtSeen, owing: s.Owing}

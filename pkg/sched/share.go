@@ -9,11 +9,7 @@ import (
 )
 
 // Share is what one container asked of one GPU's time.
-type Share struct {
-	Weight   int // ≥ 1
-	Percent  int // 1 to 100; 0: not asked
-	Priority quota.Priority
-}
+type Share = quota.Share
 
 // Permille is a part of a GPU's time in thousandths.
 type Permille int

@@ -46,7 +46,7 @@ func TestCap(t *testing.T) {
 		{"fair: best effort", card(PolicyFair, 20), low(weighing(1)), 50},
 
 		{"fixed: percentage", card(PolicyFixed, 20), asking(30), 300},
-		{"fixed: percentage beats weight", card(PolicyFixed, 20), Share{8, 30, quota.PriorityDefault}, 300},
+		{"fixed: percentage beats weight", card(PolicyFixed, 20), Share{Weight: 8, Percent: 30, Priority: quota.PriorityDefault}, 300},
 		{"fixed: weight", card(PolicyFixed, 20), weighing(3), 150},
 		{"fixed: weight of a third", card(PolicyFixed, 3), weighing(2), 666},
 		{"fixed: weight of all", card(PolicyFixed, 20), weighing(20), Whole},
@@ -60,7 +60,7 @@ func TestCap(t *testing.T) {
 		{"preempt: percentage", card(PolicyPreempt, 20), asking(40), 400},
 		{"preempt: 100 %", card(PolicyPreempt, 20), asking(100), Whole},
 		{"weight-preempt", card(PolicyWeight, 20), weighing(20), none},
-		{"weight-preempt: percentage", card(PolicyWeight, 20), Share{5, 40, quota.PriorityDefault}, 400},
+		{"weight-preempt: percentage", card(PolicyWeight, 20), Share{Weight: 5, Percent: 40, Priority: quota.PriorityDefault}, 400},
 		{"weight-preempt: high with a percentage", card(PolicyWeight, 20), high(asking(40)), 400},
 
 		{"soft", card(PolicySoft, 20), weighing(3), none},

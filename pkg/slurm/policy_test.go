@@ -108,15 +108,19 @@ func TestAdmit(t *testing.T) {
 		refused string
 	}{
 		{"one of everyone", Who{UID: 2, User: "bob", Account: "art"}, quota.Quota{}, []ledger.Budget{everyone}, 0, ""},
-		{"a user without a name", Who{UID: 2}, quota.Quota{Percent: 100}, []ledger.Budget{everyone}, 100, ""},
-		{"his own limit, and everyone's weight", Who{UID: 1, User: "ann"}, quota.Quota{Weight: 5}, nil, 0,
+		{"a user without a name", Who{UID: 2}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Percent: 100}}},
+			[]ledger.Budget{everyone}, 100, ""},
+		{"his own limit, and everyone's weight", Who{UID: 1, User: "ann"}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Weight: 5}}}, nil, 0,
 			"--gpu-weight 5: user:1 may have at most 4"},
-		{"more time than he may have", Who{UID: 1, User: "ann"}, quota.Quota{Percent: 51}, nil, 0,
+		{"more time than he may have", Who{UID: 1, User: "ann"}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Percent: 51}}}, nil, 0,
 			"--gpu-percent 51: user:1 may have at most 50"},
-		{"the limit where none is asked for", Who{UID: 1, User: "ann"}, quota.Quota{Weight: 4}, []ledger.Budget{ann}, 50, ""},
+		{"the limit where none is asked for", Who{UID: 1, User: "ann"}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Weight: 4}}},
+			[]ledger.Budget{ann}, 50, ""},
 		{"the least of several", Who{UID: 1, User: "ann", Account: "physics"}, quota.Quota{}, []ledger.Budget{ann, physics}, 40, ""},
-		{"as much as he may have", Who{UID: 1, User: "ann"}, quota.Quota{Percent: 50}, []ledger.Budget{ann}, 50, ""},
-		{"his account's time", Who{UID: 2, User: "bob", Account: "physics"}, quota.Quota{Percent: 41}, nil, 0,
+		{"as much as he may have", Who{UID: 1, User: "ann"}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Percent: 50}}},
+			[]ledger.Budget{ann}, 50, ""},
+		{"his account's time", Who{UID: 2, User: "bob", Account: "physics"}, quota.Quota{Slice: quota.Slice{Share: quota.Share{Percent: 41}}},
+			nil, 0,
 			"account:physics may have at most 40"},
 	} {
 		owners, budgets, err := p.Admit(c.who, &c.q)

@@ -26,8 +26,8 @@ func SharingOf(uuid string, def sched.Card, records []ledger.Record, cards map[s
 	for _, r := range records {
 		for _, v := range r.VGPUs {
 			if v.UUID == uuid {
-				shares = append(shares, v.Share())
-				promised, _ := s.Card.Cap(v.Share())
+				shares = append(shares, v.Share)
+				promised, _ := s.Card.Cap(v.Share)
 				s.Promised += promised
 			}
 		}

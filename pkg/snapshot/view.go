@@ -18,80 +18,71 @@ import (
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
-// Schema is the version of the JSON that cgpu's commands print (docs/json.md). It goes up when a field is renamed, taken away or means
-// something else.
-const Schema = 1
-
-// View is a node as cgpu smi shows it. Its JSON form is an interface: fields may be added, none renamed. Amounts are bytes.
+// View is a node as cgpu smi shows it. Its form in JSON is package schema's.
 type View struct {
-	Schema        int    `json:"schema"` // version of this page
-	Driver        string `json:"driver"` // "nvidia" or "sim"
-	DriverVersion string `json:"driverVersion"`
-	Stale         string `json:"stale,omitempty"` // why node.json describes the past
-	Watched       bool   `json:"watched"`         // somebody watches the health of the GPUs (cgpu health watch), and what he finds can be read
-	GPUs          []GPU  `json:"gpus"`
+	Driver        string // "nvidia" or "sim"
+	DriverVersion string
+	Stale         string // why node.json describes the past
+	Watched       bool   // somebody watches the health of the GPUs (cgpu health watch), and what he finds can be read
+	GPUs          []GPU
 }
 
 type GPU struct {
-	Index    int         `json:"index"` // as NVML counts
-	UUID     string      `json:"uuid"`
-	BusID    string      `json:"busId"`
-	Name     string      `json:"name"`
-	Total    quota.Bytes `json:"total"`
-	Reserved quota.Bytes `json:"reserved"` // sum of the limits
-	Used     quota.Bytes `json:"used"`     // sum of what vGPUs use
+	Index    int // as NVML counts
+	UUID     string
+	BusID    string
+	Name     string
+	Total    quota.Bytes
+	Reserved quota.Bytes // sum of the limits
+	Used     quota.Bytes // sum of what vGPUs use
 	// Outside is what the driver has given out beside that, at least: to programs outside cgpu, and a little to cgpu itself. Absent where
 	// that is not known, and of a GPU that no container has.
-	Outside *quota.Bytes `json:"outside,omitempty"`
-	Policy  string       `json:"policy"`  // in effect
-	MaxInst int          `json:"maxInst"` // containers that may share it
+	Outside *quota.Bytes
+	Policy  string // in effect
+	MaxInst int    // containers that may share it
 	// PrioRatio is the most that high-priority containers get while others want the GPU, in percent.
-	PrioRatio int            `json:"prioRatio"`
-	Promised  sched.Permille `json:"promised"` // sum of the hard caps
+	PrioRatio int
+	Promised  sched.Permille // sum of the hard caps
 	// Utilization is the sum of what vGPUs used of the last second; absent where no guard can tell.
-	Utilization *sched.Permille `json:"utilization,omitempty"`
-	Fault       string          `json:"fault,omitempty"` // why it is unhealthy
-	VGPUs       []VGPU          `json:"vgpus"`           // in the order of their creation
+	Utilization *sched.Permille
+	Fault       string // why it is unhealthy
+	VGPUs       []VGPU // in the order of their creation
 }
 
 // VGPU is one container's share of one GPU.
 type VGPU struct {
-	ID    string `json:"id"`
-	Nonce string `json:"nonce,omitempty"` // of the reservation: no other container has it
-	Root  string `json:"root,omitempty"`  // of the low-level runtime's state, in which no other container has the ID
+	ID    string
+	Nonce string // of the reservation: no other container has it
+	Root  string // of the low-level runtime's state, in which no other container has the ID
 	// SharedID: another container of the node has the ID, too, under another root.
-	SharedID bool `json:"sharedId,omitempty"`
+	SharedID bool
 
-	Name    string    `json:"name,omitempty"`
-	Created time.Time `json:"created"`
-	State   string    `json:"state"`            // as cgpu smi --filter has them, with spaces
-	Native  bool      `json:"native,omitempty"` // the whole GPU, without a limit
+	Name    string
+	Created time.Time
+	State   string // as cgpu smi --filter has them, with spaces
+	Native  bool   // the whole GPU, without a limit
 	// Answered: the guard did, or the page could be read. If not, what is used is not known, and zero here.
-	Answered bool `json:"-"`
+	Answered bool
 	// Enforcement is who keeps the container to its limits: "guard", "preload", or "driver".
-	Enforcement string `json:"enforcement"`
+	Enforcement string
 	// DriverLimits: NVIDIA's driver limits the memory of its cgroup; beside Enforcement, unless that is "driver".
-	DriverLimits bool `json:"driverLimits,omitempty"`
+	DriverLimits bool
 	// LimitedCgroup is what the driver limits, for MeasureLimited.
-	LimitedCgroup string         `json:"-"`
-	Limit         quota.Bytes    `json:"limit"`
-	Used          quota.Bytes    `json:"used"`
-	Managed       quota.Bytes    `json:"managed"` // the part of Used that is managed memory
-	Spill         quota.Bytes    `json:"spill"`   // host memory allowed beyond Limit
-	Spilled       quota.Bytes    `json:"spilled"` // used of it; not in Used
-	Peak          quota.Bytes    `json:"peak"`
-	Denied        uint64         `json:"denied"` // allocations refused because of the limit
-	Weight        int            `json:"weight,omitempty"`
-	Percent       int            `json:"percent,omitempty"`
-	Priority      quota.Priority `json:"priority"`
-	Paused        bool           `json:"paused,omitempty"` // by cgpu pause
-	GuardPID      int            `json:"guardPid,omitempty"`
-	InitPID       int            `json:"initPid,omitempty"`
-	Processes     []Process      `json:"processes"`
+	LimitedCgroup string
+	quota.Slice
+	Used      quota.Bytes
+	Managed   quota.Bytes // the part of Used that is managed memory
+	Spilled   quota.Bytes // used of it; not in Used
+	Peak      quota.Bytes
+	Denied    uint64 // allocations refused because of the limit
+	Paused    bool   // by cgpu pause
+	GuardPID  int
+	InitPID   int
+	Processes []Process
 	// Compute is what the guard says of the GPU's time; absent where it says nothing.
-	Compute *api.ComputeStatus `json:"compute,omitempty"`
+	Compute *api.ComputeStatus
 	// Calls are of the whole container; they are repeated for each of its GPUs.
-	Calls api.CallCounters `json:"calls"`
+	Calls api.CallCounters
 }
 
 // Handle is what names the container alone: the ID, or the nonce where others have that ID.
@@ -111,10 +102,10 @@ func (x VGPU) ShownState() string {
 }
 
 type Process struct {
-	PID   int         `json:"pid"`   // on the host
-	NSPID int         `json:"nspid"` // in the container
-	Name  string      `json:"name"`
-	Used  quota.Bytes `json:"used"`
+	PID   int // on the host
+	NSPID int // in the container
+	Name  string
+	Used  quota.Bytes
 }
 
 // Look gathers the view of a run directory. load is called where the table is missing, and may make one; nil: that is an error. names are
@@ -148,7 +139,7 @@ func Look(runDir string, load func(runDir string) (*device.Table, error), names 
 
 // Arrange puts records and answers (of the same order) under the GPUs they are about.
 func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Card, answers []Answer) View {
-	v := View{Schema: Schema, Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
+	v := View{Driver: t.Driver, DriverVersion: t.DriverVersion, GPUs: []GPU{}}
 	with := map[string]int{} // how many containers have an ID
 	for _, r := range records {
 		with[r.ID]++
@@ -162,7 +153,7 @@ func Arrange(t *device.Table, records []ledger.Record, cards map[string]sched.Ca
 				if share.UUID == g.UUID {
 					x := vgpu(r, answers[i], g.UUID)
 					x.SharedID = with[r.ID] > 1
-					x.Limit, x.Spill, x.Weight, x.Percent, x.Priority = share.Limit, share.Spill, share.Weight, share.Percent, share.Priority
+					x.Slice = share.Slice
 					gv.VGPUs = append(gv.VGPUs, x)
 				}
 			}

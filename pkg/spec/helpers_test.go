@@ -104,7 +104,7 @@ func plan(limits map[int]quota.Bytes) Plan {
 	}
 	for i := range 4 {
 		if limit, ok := limits[i]; ok {
-			p.GPUs = append(p.GPUs, GPU{GPU: gpu(i), Native: limit == 0, Limit: limit})
+			p.GPUs = append(p.GPUs, GPU{GPU: gpu(i), Native: limit == 0, Slice: quota.Slice{Limit: limit}})
 		} else {
 			p.Hidden = append(p.Hidden, gpu(i).Node)
 		}

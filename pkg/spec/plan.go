@@ -55,10 +55,8 @@ type Plan struct {
 // GPU is one granted GPU.
 type GPU struct {
 	device.GPU
-	Native bool        // whole card
-	Limit  quota.Bytes // of a sliced one
-	Spill  quota.Bytes // host memory beyond Limit
-	Weight int         // of a sliced one
+	Native      bool // whole card
+	quota.Slice      // of a sliced one
 }
 
 // NewPlan grants what a reservation holds: the GPUs of record, and the driver files of the node. Hook, RunDir, Version,
@@ -74,7 +72,7 @@ func NewPlan(record ledger.Record, table *device.Table) Plan {
 		switch {
 		case slice >= 0:
 			v := record.VGPUs[slice]
-			p.GPUs = append(p.GPUs, GPU{GPU: g, Limit: v.Limit, Spill: v.Spill, Weight: max(v.Weight, 1)})
+			p.GPUs = append(p.GPUs, GPU{GPU: g, Slice: v.WithWeight()})
 		case slices.Contains(record.Native, g.UUID):
 			p.GPUs = append(p.GPUs, GPU{GPU: g, Native: true})
 		default:

@@ -122,7 +122,7 @@ func TestNewPlan(t *testing.T) {
 	table := &device.Table{GPUs: []device.GPU{gpu(0), gpu(1), gpu(2)}, Nodes: plan(nil).Common, Env: []string{"A=b"}}
 	record := ledger.Record{
 		ID: "c", Nonce: "n", Socket: "/s", Native: []string{gpu(2).UUID},
-		VGPUs: []ledger.VGPU{{UUID: gpu(1).UUID, Limit: quota.GiB}},
+		VGPUs: []ledger.VGPU{{UUID: gpu(1).UUID, Slice: quota.Slice{Limit: quota.GiB}}},
 	}
 	p := NewPlan(record, table)
 	if len(p.GPUs) != 2 || p.GPUs[0].Index != 1 || p.GPUs[0].Native || p.GPUs[0].Limit != quota.GiB || p.GPUs[1].Index != 2 || !p.GPUs[1].Native {

@@ -5,23 +5,14 @@ package view
 import (
 	"io"
 
-	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-// Process is a process on one GPU. Its JSON form is an interface: fields may be added, none renamed.
+// Process is a process on one GPU.
 type Process struct {
-	Container string      `json:"container"`
-	Nonce     string      `json:"nonce,omitempty"`
-	Name      string      `json:"name,omitempty"` // of the container
-	GPU       int         `json:"gpu"`
-	UUID      string      `json:"uuid"`
-	PID       int         `json:"pid"`   // on the host
-	NSPID     int         `json:"nspid"` // in the container
-	Used      quota.Bytes `json:"used"`
-	Process   string      `json:"process"`
-
+	schema.GPUProcess
 	of *snapshot.VGPU
 }
 
@@ -31,7 +22,8 @@ func ProcessesOf(v snapshot.View) []Process {
 	for _, g := range v.GPUs {
 		for _, x := range g.VGPUs {
 			for _, p := range x.Processes {
-				list = append(list, Process{x.ID, x.Nonce, x.Name, g.Index, g.UUID, p.PID, p.NSPID, p.Used, p.Name, &x})
+				list = append(list, Process{schema.GPUProcess{Container: x.ID, Nonce: x.Nonce, Name: x.Name, GPU: g.Index, UUID: g.UUID,
+					PID: p.PID, NSPID: p.NSPID, Used: p.Used, Process: p.Name}, &x})
 			}
 		}
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/terminal"
 )
 
-func PrintJSON(w io.Writer, v snapshot.View) error { return terminal.EncodeJSON(w, v, "  ") }
+func PrintJSON(w io.Writer, v snapshot.View) error { return terminal.EncodeJSON(w, v.JSON(), "  ") }
 
 // TableWidth is what a table fits in; names, which stand last, are cut.
 const TableWidth = 100

@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 )
 
@@ -46,16 +47,20 @@ func TestSMIOutside(t *testing.T) {
 // A node with spill, managed memory and containers in preload mode, in the states that those can have.
 func TestSMISpill(t *testing.T) {
 	n := nodetest.New(t)
-	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: 2 * quota.GiB},
-		{UUID: nodetest.H200, Limit: quota.GiB}}})
-	n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Spill: quota.GiB}}})
+	spilling := n.Reserve(ledger.Record{ID: "spilling", VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+		Slice: quota.Slice{Limit: quota.GiB, Spill: 2 * quota.GiB}},
+		{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
+	n.Reserve(ledger.Record{ID: "mute", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB, Spill: quota.GiB}}}})
 	preload := n.Reserve(ledger.Record{ID: "preload", Name: "web", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
-		Limit: quota.GiB}, {UUID: nodetest.H200, Limit: quota.GiB}}})
+		Slice: quota.Slice{Limit: quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}})
 	nodetest.Occupy(t, preload, 0, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{1 << 29, 3 << 20}, Managed: 1 << 20})
 	nodetest.Occupy(t, preload, 511, page.Slot{Owner: 8, Used: [page.MaxVGPUs]uint64{1 << 20, 1 << 62}})
-	broken := n.Reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	young := n.Reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
-	gone := n.Reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	broken := n.Reserve(ledger.Record{ID: "broken", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+		Slice: quota.Slice{Limit: quota.GiB}}}})
+	young := n.Reserve(ledger.Record{ID: "young", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+		Slice: quota.Slice{Limit: quota.GiB}}}})
+	gone := n.Reserve(ledger.Record{ID: "gone", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4,
+		Slice: quota.Slice{Limit: quota.GiB}}}})
 	if err := os.Truncate(broken.Page, 10); err != nil {
 		t.Fatal(err)
 	}
@@ -92,14 +97,7 @@ func TestSMISpill(t *testing.T) {
 	if err := PrintJSON(&b, v); err != nil {
 		t.Fatal(err)
 	}
-	var got struct {
-		GPUs []struct {
-			VGPUs []struct {
-				ID, Enforcement               string
-				Used, Managed, Spill, Spilled quota.Bytes
-			}
-		}
-	}
+	var got schema.Node
 	if err := json.Unmarshal(b.Bytes(), &got); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,8 @@ import (
 func TestUsageCells(t *testing.T) {
 	for state, want := range map[string]bool{snapshot.StateRunning: true, snapshot.StateStarting: true, snapshot.StatePaused: true,
 		snapshot.StateNoAnswer: false, snapshot.StateGuardDead: false, snapshot.StateNoPage: false, snapshot.StateGone: false} {
-		x := snapshot.VGPU{State: state, Used: 512 * quota.MiB, Limit: quota.GiB, Compute: &api.ComputeStatus{Exact: true, Utilization: 250}}
+		x := snapshot.VGPU{State: state, Used: 512 * quota.MiB, Slice: quota.Slice{Limit: quota.GiB},
+			Compute: &api.ComputeStatus{Exact: true, Utilization: 250}}
 		used, _, util, _, known := usageCells(x)
 		if known != want || (used == "512MiB") != want || (util == Percent(250)) != want {
 			t.Errorf("%s: used %s, util %s, known %v", state, used, util, known)

@@ -40,7 +40,7 @@ func nodeOf(n int, at time.Duration) snapshot.View {
 		got := share * (at.Seconds() - 0.6*turn/2/math.Pi*math.Cos(2*math.Pi*at.Seconds()/turn+float64(i)))
 		limit := quota.Bytes(i%5+1) * quota.GiB / 2
 		x := snapshot.VGPU{ID: fmt.Sprintf("%064x", i+1), Nonce: fmt.Sprint(i), Name: fmt.Sprintf("job-%d", i), State: snapshot.StateRunning, Answered: true,
-			Limit: limit, Used: limit * quota.Bytes(i%11) / 10, Weight: i%4 + 1, Priority: quota.PriorityDefault,
+			Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: i%4 + 1, Priority: quota.PriorityDefault}}, Used: limit * quota.Bytes(i%11) / 10,
 			Compute: &api.ComputeStatus{Exact: true, GPUTime: time.Hour + time.Duration(got*1e9), Granted: time.Duration(share * float64(at))}}
 		switch i % 9 {
 		case 3:

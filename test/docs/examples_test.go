@@ -47,7 +47,7 @@ func TestCompose(t *testing.T) {
 		GPUs []struct {
 			VGPUs []struct {
 				Name   string
-				Limit  int
+				Limit  int `json:"limit_bytes"`
 				Weight int
 			}
 		}

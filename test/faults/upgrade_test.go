@@ -24,6 +24,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/guard/handover"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // busy makes driver calls all the time, in one process after another, and says so should one of them fail.
@@ -49,7 +50,7 @@ func (n *node) otherGuard(number int) (path string, err error) {
 // upgraded is what cgpu upgrade -o json says of a container.
 type upgraded struct {
 	ID, Outcome, Error string
-	StallNs            time.Duration
+	Stall              schema.Seconds `json:"stall_seconds"`
 	Tries              int
 }
 
@@ -125,7 +126,7 @@ func TestUpgrade(t *testing.T) {
 			t.Fatalf("%d containers: %+v", len(list), list)
 		}
 		for _, x := range list {
-			t.Logf("%s: %s, stall %v, tries %d", x.ID, x.Outcome, x.StallNs, x.Tries)
+			t.Logf("%s: %s, stall %v, tries %d", x.ID, x.Outcome, x.Stall.Duration(), x.Tries)
 			exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", before[x.ID].GuardPID))
 			if x.Outcome != "upgraded" && x.Outcome != "already" || err != nil || exe != guards[i%2] {
 				t.Errorf("%+v: the guard is %s (%v)", x, exe, err)
@@ -381,7 +382,7 @@ func TestUpgradeMany(t *testing.T) {
 			if x.Outcome != "upgraded" && x.Outcome != "already" {
 				t.Errorf("%+v", x)
 			}
-			stalls = append(stalls, x.StallNs)
+			stalls = append(stalls, x.Stall.Duration())
 		}
 		slices.Sort(stalls)
 		t.Logf("calls waited for %v (median), %v at most", stalls[len(stalls)/2], stalls[len(stalls)-1])

@@ -111,7 +111,7 @@ spill_two() {
 		vgpu "${half}MiB" -d --name two -e CGPU_MEM_SPILL=8 -- "$built/fill" malloc 512 $((half + 3072)) 60 &&
 		wait_log one 'kept canary 1' && wait_log two 'kept canary 1' && {
 		cgpu smi
-		cgpu smi --json | jq -e '[.gpus[0].vgpus[] | .spilled > 2*1024*1024*1024 and .spilled <= .spill and .used <= .limit] == [true, true]'
+		cgpu smi --json | jq -e '[.gpus[0].vgpus[] | .spilled_bytes > 2*1024*1024*1024 and .spilled_bytes <= .spill_bytes and .used_bytes <= .limit_bytes] == [true, true]'
 		status=$?
 	}
 	docker logs one

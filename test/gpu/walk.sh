@@ -23,7 +23,7 @@ probe=$CGPU_BIN/cgpu-probe
 
 card_used() { nvidia-smi -i 0 --query-gpu=memory.used --format=csv,noheader,nounits; }
 # charged NAME: MiB of a container's account, rounded up
-charged() { cgpu smi --json | jq --arg id "$(docker inspect -f '{{.Id}}' "$1")" '[.gpus[].vgpus[] | select(.id == $id) | .used] | add / 1048576 | ceil'; }
+charged() { cgpu smi --json | jq --arg id "$(docker inspect -f '{{.Id}}' "$1")" '[.gpus[].vgpus[] | select(.id == $id) | .used_bytes] | add / 1048576 | ceil'; }
 # What the kernel may log of the driver, as a regular expression: what the first device of a client logs (docs/troubleshooting.md).
 allowed='device\.c:'
 # What the kernel has logged of the driver since a line, all of it if that line is gone.

@@ -59,14 +59,14 @@ func accountOf(t *testing.T, gpu int, ids []string) func() string {
 	before := spentBy(t, gpu, ids...)
 	var told []time.Duration
 	for _, id := range ids {
-		told = append(told, smiOf(t, id).Compute.GPUTime)
+		told = append(told, smiOf(t, id).Compute.GPUTime.Duration())
 	}
 	return func() string {
 		t.Helper()
 		for i, id := range ids {
 			// The guard knows it some tens of milliseconds later.
 			least := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
-			got := smiOf(t, id).Compute.GPUTime - told[i]
+			got := smiOf(t, id).Compute.GPUTime.Duration() - told[i]
 			most := spentBy(t, gpu, id).gpuTime[0] - before.gpuTime[i]
 			if slack := least/20 + 500*time.Millisecond; got < least-slack || got > most+slack {
 				return fmt.Sprintf("%v by its account, %v to %v by the driver's", got, least, most)

@@ -204,7 +204,7 @@ func native(t *testing.T, gpu int) {
 	ids := []string{busy(t, on(gpu)), busy(t, on(gpu, "SCHD_WEIGHT=3"))}
 	wantOf(t, gpu, ids, 50, 50)
 	for _, id := range ids {
-		if s := smiOf(t, id).Compute.Slice; s != sched.NativeTimeslice {
+		if s := smiOf(t, id).Compute.Slice.Duration(); s != sched.NativeTimeslice {
 			t.Errorf("a timeslice of %v, want %v", s, sched.NativeTimeslice)
 		}
 	}
@@ -216,7 +216,7 @@ func highPriority(t *testing.T, gpu int) {
 	others := busy(t, on(gpu))
 	service := busy(t, on(gpu, "HIGH_PRIO=1"), "--kernel", "140us", "--gap", "2ms")
 	measuring(t, gpu, []string{service, others}, func(s spent) string {
-		slice := smiOf(t, others).Compute.Slice
+		slice := smiOf(t, others).Compute.Slice.Duration()
 		wait := s.waiting[0] / time.Duration(max(s.kernels[0], 1))
 		if slice > 200*time.Microsecond || s.percent(s.gpuTime[1]) < 70 || wait > 700*time.Microsecond {
 			return fmt.Sprintf("slice of the others %v, they have %.1f %%, each of %d kernels waits %v", slice, s.percent(s.gpuTime[1]), s.kernels[0], wait)
@@ -225,7 +225,7 @@ func highPriority(t *testing.T, gpu int) {
 	})
 	docker(t, "rm", "-f", service)
 	eventually(t, 3*time.Second, func() string {
-		if s := smiOf(t, others).Compute.Slice; s != time.Millisecond { // as of whoever is alone
+		if s := smiOf(t, others).Compute.Slice.Duration(); s != time.Millisecond { // as of whoever is alone
 			return fmt.Sprintf("without the service the others' slice is %v", s)
 		}
 		return ""
@@ -270,7 +270,7 @@ func setLive(t *testing.T, gpu int) {
 	wantRefused(t, tryCgpu("set", ids[1], "--percent", "71"), "70 %")
 	cgpu(t, "set", ids[0], "--percent", "none", "--priority", "high")
 	v := smiOf(t, ids[0])
-	if v.Percent != 0 || v.Priority != quota.PriorityHigh || v.Weight != 1 {
+	if v.Percent != 0 || v.Priority != "high" || v.Weight != 1 {
 		t.Errorf("cgpu smi: %+v", v)
 	}
 	measuring(t, gpu, ids, func(s spent) string {
@@ -526,7 +526,7 @@ func TestSet(t *testing.T) {
 	docker(t, "rename", name, name+"-too")
 	cgpu(t, "set", name+"-too", "--priority", "high")
 	wantRefused(t, tryCgpu("set", name, "--weight", "2"), "no such container")
-	if v := smiOf(t, id); v.Weight != 3 || v.Percent != 50 || v.Priority != quota.PriorityHigh || v.Name != name+"-too" {
+	if v := smiOf(t, id); v.Weight != 3 || v.Percent != 50 || v.Priority != "high" || v.Name != name+"-too" {
 		t.Errorf("cgpu smi: %+v", v)
 	}
 	wantRefused(t, container{env: append(sizeOf("256MiB"), "ALIYUN_COM_GPU_CORE_PERCENTAGE=51"), cmd: []string{"true"}}.try(t), "CORE_PERCENTAGE", "50 %")

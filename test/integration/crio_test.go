@@ -240,7 +240,7 @@ enable_nri = false
 
 	// As a claim reaches a container (pkg/dra, cdiSpec).
 	gpu := gpus(t)[0]
-	share := alloc.Share{ID: "11111111-2222-3333-4444-555555555555/a", UUID: gpu.UUID, Memory: fraction(t, 5, 15), Containers: 1, Priority: quota.PriorityDefault}
+	share := alloc.Share{ID: "11111111-2222-3333-4444-555555555555/a", UUID: gpu.UUID, Slice: quota.Slice{Limit: fraction(t, 5, 15), Share: quota.Share{Priority: quota.PriorityDefault}}, Containers: 1}
 	device := strings.ReplaceAll(share.ID, "/", ".")
 	spec, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": "gpu.cgpu.io/share", "devices": []any{map[string]any{"name": device,
 		"containerEdits": map[string]any{"hooks": []any{map[string]any{"hookName": "createRuntime", "path": filepath.Join(lab.Bin, "cgpu-hook"), "args": alloc.HookArgs(share)}}}}}})

@@ -202,7 +202,7 @@ func TestDoctorBroken(t *testing.T) {
 		g := gpus(t)[1%len(gpus(t))]
 		book := ledger.Open(lab.RunDir)
 		if _, err := book.Reserve(ledger.Request{GPUs: []ledger.GPU{{UUID: g.UUID, Index: g.Index, Memory: g.Memory}},
-			Record: ledger.Record{ID: "left", Nonce: "00000000000000aa", LauncherPID: ended.ProcessState.Pid(), VGPUs: []ledger.VGPU{{UUID: g.UUID, Limit: quota.MiB}}},
+			Record: ledger.Record{ID: "left", Nonce: "00000000000000aa", LauncherPID: ended.ProcessState.Pid(), VGPUs: []ledger.VGPU{{UUID: g.UUID, Slice: quota.Slice{Limit: quota.MiB}}}},
 			Card:   mustTable(t).Config.Card()}); err != nil {
 			t.Fatal(err)
 		}

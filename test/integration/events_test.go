@@ -20,6 +20,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/event"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 )
 
 // eventsOf are the events that cgpu events shows of a container, as "kind text".
@@ -108,9 +109,11 @@ func TestEvents(t *testing.T) {
 	// While it lives, everything about it is in one place, and its process in a list.
 	var seen struct {
 		Name, State string
-		Guard       struct{ InitPID int }
-		Page        struct {
-			VGPUs []struct{ Limit, Used quota.Bytes }
+		Guard       struct {
+			InitPID int `json:"init_pid"`
+		}
+		Page struct {
+			VGPUs []schema.PageVGPU
 		}
 		Log    struct{ Path string }
 		Events []event.Event
@@ -129,7 +132,7 @@ func TestEvents(t *testing.T) {
 	var processes []struct {
 		Container, Name, Process string
 		PID, NSPID, GPU          int
-		Used                     quota.Bytes
+		Used                     quota.Bytes `json:"used_bytes"`
 	}
 	eventually(t, 5*time.Second, func() string {
 		if err := json.Unmarshal([]byte(run(t, "cgpu", "ps", "-o", "json", "--container", "lively")), &processes); err != nil {

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
-	"github.com/opencgpu/cgpu/pkg/guard/api"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/schema"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/test/node"
 )
@@ -145,23 +145,23 @@ func driverUsed(t *testing.T) quota.Bytes {
 
 // vgpu is what cgpu smi shows of a container's slice.
 type vgpu struct {
-	ID       string         `json:"id"`
-	Name     string         `json:"name"`
-	State    string         `json:"state"`
-	Limit    quota.Bytes    `json:"limit"`
-	Used     quota.Bytes    `json:"used"`
-	Managed  quota.Bytes    `json:"managed"`
-	Spill    quota.Bytes    `json:"spill"`
-	Spilled  quota.Bytes    `json:"spilled"`
-	Weight   int            `json:"weight"`
-	Percent  int            `json:"percent"`
-	Priority quota.Priority `json:"priority"`
-	Paused   bool           `json:"paused"`
+	ID       string      `json:"id"`
+	Name     string      `json:"name"`
+	State    string      `json:"state"`
+	Limit    quota.Bytes `json:"limit_bytes"`
+	Used     quota.Bytes `json:"used_bytes"`
+	Managed  quota.Bytes `json:"managed_bytes"`
+	Spill    quota.Bytes `json:"spill_bytes"`
+	Spilled  quota.Bytes `json:"spilled_bytes"`
+	Weight   int         `json:"weight"`
+	Percent  int         `json:"percent"`
+	Priority string      `json:"priority"`
+	Paused   bool        `json:"paused"`
 	Calls    struct {
-		ProcessesKilled uint64 `json:"processesKilled"`
+		ProcessesKilled uint64 `json:"processes_killed"`
 	} `json:"calls"`
-	Enforcement string            `json:"enforcement"`
-	Compute     api.ComputeStatus `json:"compute"`
+	Enforcement string         `json:"enforcement"`
+	Compute     schema.Compute `json:"compute"`
 }
 
 // smiOf is a container's slice of its first GPU in cgpu smi. That waits for a guard for a moment only, which may be busy for longer.

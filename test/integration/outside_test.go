@@ -30,7 +30,7 @@ func TestMemoryOutside(t *testing.T) {
 		eventually(t, 30*time.Second, func() string { // nobody knows it where a guard does not answer at once
 			var smi struct {
 				GPUs []struct {
-					Outside *quota.Bytes `json:"outside"`
+					Outside *quota.Bytes `json:"outside_bytes"`
 				} `json:"gpus"`
 			}
 			out := cgpu(t, "smi", "--json")

@@ -21,7 +21,7 @@ func TestFare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	vgpu := []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}
+	vgpu := []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}
 	start, err := ledger.ProcStart(os.Getpid())
 	if err != nil {
 		t.Fatal(err)

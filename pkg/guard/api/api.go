@@ -73,15 +73,13 @@ type VGPUStatus struct {
 
 // ComputeStatus is the GPU time of one vGPU, since the container's start unless said otherwise.
 type ComputeStatus struct {
-	Policy   sched.Policy   `json:"policy"` // in effect on the GPU
-	Weight   int            `json:"weight"`
-	Percent  int            `json:"percent,omitempty"` // as asked
-	Priority quota.Priority `json:"priority"`
-	Cap      sched.Permille `json:"cap,omitempty"` // hard cap; 0: none
-	Paused   bool           `json:"paused,omitempty"`
-	TSGs     int            `json:"tsgs"` // channel groups on the graphics engine
-	Busy     int            `json:"busy"` // of those, with work lately
-	Slice    time.Duration  `json:"sliceNs"`
+	Policy sched.Policy `json:"policy"` // in effect on the GPU
+	quota.Share
+	Cap    sched.Permille `json:"cap,omitempty"` // hard cap; 0: none
+	Paused bool           `json:"paused,omitempty"`
+	TSGs   int            `json:"tsgs"` // channel groups on the graphics engine
+	Busy   int            `json:"busy"` // of those, with work lately
+	Slice  time.Duration  `json:"sliceNs"`
 
 	// Ruled is false while no arbiter decides about the GPU's time, though the container has work.
 	Ruled bool `json:"ruled"`

@@ -65,9 +65,12 @@ func TestKMWrite(t *testing.T) {
 		want       ledger.VGPU
 		card       sched.Card
 	}{
-		{"0/abcdef012345/weight", "3\n", "", ledger.VGPU{UUID: nodetest.T4, Limit: 4 * quota.GiB, Weight: 3}, preempt},
-		{"0/abcdef012345/memsize", "6442450944\n", "", ledger.VGPU{UUID: nodetest.T4, Limit: 6 * quota.GiB, Weight: 1}, preempt},
-		{"0/abcdef012345/memsize", "3221225472\n", "", ledger.VGPU{UUID: nodetest.T4, Limit: 3 * quota.GiB, Weight: 1}, preempt},
+		{"0/abcdef012345/weight", "3\n", "", ledger.VGPU{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB,
+			Share: quota.Share{Weight: 3}}}, preempt},
+		{"0/abcdef012345/memsize", "6442450944\n", "", ledger.VGPU{UUID: nodetest.T4, Slice: quota.Slice{Limit: 6 * quota.GiB,
+			Share: quota.Share{Weight: 1}}}, preempt},
+		{"0/abcdef012345/memsize", "3221225472\n", "", ledger.VGPU{UUID: nodetest.T4, Slice: quota.Slice{Limit: 3 * quota.GiB,
+			Share: quota.Share{Weight: 1}}}, preempt},
 		{"0/policy", "3\n", "", ledger.VGPU{}, sched.Card{Policy: sched.PolicyFixed, MaxInst: 20, PrioRatio: 99}},
 		{"0/max_inst", "8\n", "", ledger.VGPU{}, sched.Card{Policy: sched.PolicyPreempt, MaxInst: 8, PrioRatio: 99}},
 		{"0/prio_ratio", "80\n", "", ledger.VGPU{}, sched.Card{Policy: sched.PolicyPreempt, MaxInst: 20, PrioRatio: 80}},
@@ -76,7 +79,8 @@ func TestKMWrite(t *testing.T) {
 		{file: "0/abcdef012345/memsize", text: "1073741824\n",
 			said: "cgpu: km: 0/abcdef012345/memsize: 1073741824: container abcdef012345 uses 2048MiB: free some first"},
 		{file: "0/abcdef012345/memsize", text: "12884901888\n", said: "asked for 12288MiB, but 11013MiB are free of 15109MiB"},
-		{file: "1/abcdef012345/memsize", text: "1073741824\n", said: "", want: ledger.VGPU{UUID: nodetest.H200, Limit: quota.GiB, Weight: 1},
+		{file: "1/abcdef012345/memsize", text: "1073741824\n", said: "", want: ledger.VGPU{UUID: nodetest.H200,
+			Slice: quota.Slice{Limit: quota.GiB, Share: quota.Share{Weight: 1}}},
 			card: preempt},
 		{file: "0/max_inst", text: "1\n", said: "max-inst 1: 2 containers share it"},
 		{file: "0/policy", text: "9", said: `"9": want a number from 0 to 5`},
@@ -84,8 +88,8 @@ func TestKMWrite(t *testing.T) {
 	} {
 		n := nodetest.New(t)
 		r := n.Reserve(ledger.Record{ID: full, VGPUs: []ledger.VGPU{
-			{UUID: nodetest.T4, Limit: 4 * quota.GiB}, {UUID: nodetest.H200, Limit: 4 * quota.GiB}}})
-		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: 4 * quota.GiB}}})
+			{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}, {UUID: nodetest.H200, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
+		n.Reserve(ledger.Record{ID: "other", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: 4 * quota.GiB}}}})
 		s := nodetest.Status(r)
 		s.VGPUs[0].Used = 2 * quota.GiB
 		nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, s))
@@ -125,7 +129,7 @@ func TestKMWrite(t *testing.T) {
 // TestKMGone: who still has a container's file open changes nothing of the next container with its ID.
 func TestKMGone(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "web", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	source := &Source{RunDir: n.Dir, Log: new(strings.Builder)}
 	f := fileOf(n, source, "0/web/weight")
 	if err := n.Book.Release(r.Nonce); err != nil {
@@ -134,7 +138,7 @@ func TestKMGone(t *testing.T) {
 	if err := source.write(f, []byte("3")); !errors.Is(err, km.ErrGone) {
 		t.Errorf("ended: %v, want %v", err, km.ErrGone)
 	}
-	n.Reserve(ledger.Record{ID: "web", Nonce: "later", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "web", Nonce: "later", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	if err := source.write(f, []byte("5")); !errors.Is(err, km.ErrGone) {
 		t.Errorf("restarted: %v, want %v", err, km.ErrGone)
 	}
@@ -149,7 +153,8 @@ func TestKMGone(t *testing.T) {
 // TestKMPreload: without a guard the container's page has to learn of a change, and tells what is used.
 func TestKMPreload(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "friend", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 1}}})
+	r := n.Reserve(ledger.Record{ID: "friend", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB,
+		Share: quota.Share{Weight: 1}}}}})
 	source := &Source{RunDir: n.Dir, Log: os.Stderr}
 	for file, text := range map[string]string{"0/friend/weight": "4", "0/friend/memsize": "2147483648"} {
 		if err := source.write(fileOf(n, source, file), []byte(text)); err != nil {
@@ -171,9 +176,9 @@ func TestKMPreload(t *testing.T) {
 // TestKMTells: what is written leaves the events that cgpu set and cgpu policy leave.
 func TestKMTells(t *testing.T) {
 	n := nodetest.New(t)
-	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	n.Reserve(ledger.Record{ID: "guarded", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Slice: quota.Slice{Limit: quota.GiB}}}})
 	n.Reserve(nodetest.Docker{Name: "/web"}.Make(t, ledger.Record{ID: "preload", Preload: true,
-		VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Limit: quota.GiB}}}))
+		VGPUs: []ledger.VGPU{{UUID: nodetest.H200, Slice: quota.Slice{Limit: quota.GiB}}}}))
 	source := &Source{RunDir: n.Dir, Log: os.Stderr}
 	for _, w := range [][2]string{{"1/policy", "2"}, {"1/policy", "2"}, {"1/max_inst", "8"}, {"0/guarded/weight", "2"},
 		{"1/preload/weight", "2"}, {"1/preload/memsize", "2147483648"}} {

@@ -228,10 +228,10 @@ func Busy(t *testing.T) snapshot.View {
 			VGPUs: vgpus, Control: filepath.Join(dir, n+".ctl"), GuardPID: 1000}
 	}
 	slice := func(uuid string, limit quota.Bytes) ledger.VGPU {
-		return ledger.VGPU{UUID: uuid, Limit: limit, Weight: 1, Priority: quota.PriorityDefault}
+		return ledger.VGPU{UUID: uuid, Slice: quota.Slice{Limit: limit, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault}}}
 	}
-	both := record("a", slice(T4, 6043*quota.MiB), ledger.VGPU{UUID: H200, Limit: 64 * quota.GiB, Weight: 3, Percent: 50,
-		Priority: quota.PriorityHigh})
+	both := record("a", slice(T4, 6043*quota.MiB), ledger.VGPU{UUID: H200, Slice: quota.Slice{Limit: 64 * quota.GiB,
+		Share: quota.Share{Weight: 3, Percent: 50, Priority: quota.PriorityHigh}}})
 	both.Name = "default/train-0/main\x1b[31m"
 	starting := record("b", slice(T4, 1024*quota.MiB))
 	starting.GuardPID = 0
@@ -245,11 +245,13 @@ func Busy(t *testing.T) snapshot.View {
 		ID: both.ID, Nonce: both.Nonce, GuardPID: 1001, InitPID: 2001, Listeners: 2,
 		VGPUs: []api.VGPUStatus{
 			{Index: 0, UUID: T4, Limit: 6043 * quota.MiB, Used: 512*quota.MiB + 1, Peak: 6000 * quota.MiB, Denied: 4, Compute: &api.ComputeStatus{
-				Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityDefault, TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Ruled: true,
+				Policy: sched.PolicyPreempt, Share: quota.Share{Weight: 1, Priority: quota.PriorityDefault},
+				TSGs: 3, Busy: 2, Slice: 5 * time.Millisecond, Ruled: true,
 				Exact: true, Utilization: 333, Entitled: 500, Throttled: time.Minute,
 				GPUTime: 1234567890, Waiting: 2 * time.Hour, Switches: 99, Preemptions: 98, Pauses: 0, Granted: time.Second}},
 			{Index: 1, UUID: H200, Limit: 64 * quota.GiB, Used: 1024 * quota.MiB, Peak: 1024 * quota.MiB, Compute: &api.ComputeStatus{
-				Policy: sched.PolicyWeight, Weight: 3, Percent: 50, Priority: quota.PriorityHigh, Cap: 500, TSGs: 1, Slice: 2048 * time.Microsecond,
+				Policy: sched.PolicyWeight, Share: quota.Share{Weight: 3, Percent: 50, Priority: quota.PriorityHigh}, Cap: 500,
+				TSGs: 1, Slice: 2048 * time.Microsecond,
 				Pauses: 7}},
 		},
 		Processes: []api.ProcessStatus{
@@ -264,7 +266,8 @@ func Busy(t *testing.T) snapshot.View {
 	FakeGuard(t, mixed.Control, StatusLine(t, api.Status{
 		ID: mixed.ID, Nonce: mixed.Nonce, GuardPID: 1005, InitPID: 2005,
 		VGPUs: []api.VGPUStatus{{Index: 0, UUID: T4, Limit: 512 * quota.MiB, Compute: &api.ComputeStatus{
-			Policy: sched.PolicyPreempt, Weight: 1, Priority: quota.PriorityBestEffort, Paused: true, TSGs: 1, Slice: 10 * time.Millisecond,
+			Policy: sched.PolicyPreempt, Share: quota.Share{Weight: 1, Priority: quota.PriorityBestEffort}, Paused: true,
+			TSGs: 1, Slice: 10 * time.Millisecond,
 			Exact: true, Utilization: 660}}, {Index: 1, UUID: H200, Native: true, Used: 3 * quota.MiB}},
 		Processes: []api.ProcessStatus{{PID: 2005, NSPID: 1, Name: "native", Used: []quota.Bytes{0, 3 * quota.MiB}}},
 	}))
