@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build kubernetes
+
 package deploy
 
 import (
@@ -28,6 +30,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/opencgpu/cgpu/pkg/decision"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // cluster is a throw-away API server: test/kubernetes/k8s.sh up control-plane; CGPU_TEST_KUBECONFIG names its kubeconfig.
@@ -41,7 +44,7 @@ func newCluster(t *testing.T) cluster {
 	t.Helper()
 	file := os.Getenv("CGPU_TEST_KUBECONFIG")
 	if file == "" {
-		t.Skip("CGPU_TEST_KUBECONFIG is not set: no API server to ask (test/kubernetes/k8s.sh up control-plane)")
+		testenv.Lacks(t, "CGPU_TEST_KUBECONFIG is not set: no API server to ask (test/kubernetes/k8s.sh up control-plane)")
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", file)
 	if err != nil {

@@ -26,6 +26,8 @@ fi
 
 hack/license.sh --check || failed=1
 
+go test ./pkg/testenv >/dev/null || { go test ./pkg/testenv >&2; failed=1; } # no test skips by itself
+
 export GOFLAGS="${GOFLAGS:-} -tags=integration,kubernetes" # not every linter has an option for tags
 go vet ./... || failed=1
 

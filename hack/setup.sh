@@ -34,15 +34,18 @@ need ip iproute2
 need pgrep procps
 if [[ ${CI:-} ]]; then
 	need shellcheck shellcheck
-	# Without these, tests are skipped: the preload library with musl and on arm64, completion in other shells, what reads traces of MPS.
+	# Without these, tests are skipped elsewhere and fail here: the preload library with musl and on arm64, completion in other shells, what reads traces of MPS.
 	need musl-gcc musl-tools
 	need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu libc6-dev-arm64-cross
 	need qemu-aarch64-static qemu-user-static
 	need zsh zsh
 	need fish fish
 	need python3 python3
+	need groff groff-base
+	need systemd-analyze systemd
+	need script bsdutils
 fi
-# Without these the tests of podman and CRI-O, of Slurm, and of the page in a browser, are skipped, and nothing else. podman's and Slurm's packages
+# Without these the tests of podman and CRI-O, of Slurm, and of the page in a browser, are skipped (in CI: fail), and nothing else. podman's and Slurm's packages
 # enable services of systemd, podman's a network for all CNI plugins, and chromium has 300 MB, which nobody has asked for on a machine of his own.
 extras=()
 if [[ ${CI:-} && $(id -u) -eq 0 ]]; then
@@ -73,7 +76,7 @@ done
 # A machine that has just booted may be busy with its own upgrades.
 install() { apt-get install -y -qq -o DPkg::Lock::Timeout=300 --no-install-recommends "$@" >/dev/null; }
 [[ ${#available[@]} -eq 0 ]] || install "${available[@]}"
-[[ ${#extras[@]} -eq 0 ]] || install "${extras[@]}" || echo "setup: ${extras[*]} could not be installed: their tests are skipped" >&2
+[[ ${#extras[@]} -eq 0 ]] || install "${extras[@]}" || echo "setup: ${extras[*]} could not be installed: their tests will fail" >&2
 for command in "${missing[@]}"; do
 	if [[ $command != docker-init ]] && ! command -v "$command" >/dev/null; then
 		echo "setup: $command is still missing after apt-get install ${available[*]}" >&2

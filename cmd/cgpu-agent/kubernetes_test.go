@@ -43,6 +43,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // The agent as a process at a real API server (test/kubernetes/k8s.sh up control-plane; KUBECONFIG is its administrator's),
@@ -52,7 +53,7 @@ import (
 func TestAgainstAPIServer(t *testing.T) {
 	admin := os.Getenv("KUBECONFIG")
 	if admin == "" {
-		t.Skip("KUBECONFIG is not set")
+		testenv.Lacks(t, "KUBECONFIG is not set")
 	}
 	client := administrator(t, admin)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)

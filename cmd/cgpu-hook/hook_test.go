@@ -26,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // asHook makes the test binary cgpu-hook, or with the value asKeeper one function of it.
@@ -279,14 +280,12 @@ func TestSetupWithoutNames(t *testing.T) {
 }
 
 func TestReadOnlyRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root for a read-only mount")
-	}
+	testenv.NeedsRoot(t, "a read-only mount")
 	bundle := t.TempDir()
 	dir := filepath.Join(bundle, "rootfs")
 	os.Mkdir(dir, 0o755)
 	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_RDONLY, ""); err != nil {
-		t.Skip("cannot mount: ", err)
+		testenv.Lacks(t, "cannot mount: %v", err)
 	}
 	t.Cleanup(func() { syscall.Unmount(dir, 0) })
 	os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"root":{"path":"`+dir+`"}}`), 0o644)

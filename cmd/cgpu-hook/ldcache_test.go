@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/ldcache"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // image is a container's root folder, with this machine's /proc in it as it is while the hook runs.
@@ -33,9 +34,7 @@ type image struct {
 
 func newImage(t *testing.T) image {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount /proc and to change the root")
-	}
+	testenv.NeedsRoot(t, "mounts /proc and changes the root")
 	bundle := t.TempDir()
 	im := image{t: t, bundle: bundle, root: filepath.Join(bundle, "rootfs"), outside: t.TempDir()}
 	im.asProc = fmt.Sprintf("/proc/%d/root%s", os.Getpid(), im.outside)

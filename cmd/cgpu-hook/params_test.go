@@ -11,15 +11,14 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
 // TestKeepDeviceNodes makes the copies of two containers. They are not the same file, since a tenant can stall whoever opens one that he
 // sees, and where they were made nothing is left.
 func TestKeepDeviceNodes(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	testenv.NeedsRoot(t, "a mount")
 	params := filepath.Join(t.TempDir(), "params")
 	if err := os.WriteFile(params, []byte("ModifyDeviceFiles: 1\nDeviceFileMode: 438\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -89,9 +88,7 @@ func TestKeepDeviceNodes(t *testing.T) {
 
 // A hook that is root of a user namespace may write nowhere on the host.
 func TestKeepDeviceNodesAsAnother(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to map users")
-	}
+	testenv.NeedsRoot(t, "maps users")
 	dir := t.TempDir()
 	for parent := dir; parent != os.TempDir(); parent = filepath.Dir(parent) {
 		if err := os.Chmod(parent, 0o711); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // put makes empty files, or such with a text.
@@ -96,9 +97,7 @@ func TestModuleNodes(t *testing.T) {
 
 // TestMakeNodes: nodes that a machine lacks are made as the module's parameters say, and those that are there stay.
 func TestMakeNodes(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for mknod")
-	}
+	testenv.NeedsRoot(t, "mknod")
 	proc, dev := t.TempDir(), t.TempDir()
 	put(t, proc, map[string]string{
 		"devices":              newDevices,

@@ -7,14 +7,13 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
 // TestSettled: with too few descriptors, which sudo passes on, this program would write a table without driver files, for the whole node.
 func TestSettled(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("takes root")
-	}
+	testenv.NeedsRoot(t, "limits above the caller's")
 	if os.Getenv("REFRESH_SETTLED") == "" {
 		cmd := exec.Command("sh", "-c", `ulimit -S -f 0; ulimit -S -t 50; exec "$0" -test.run '^TestSettled$'`, os.Args[0])
 		cmd.Env = append(os.Environ(), "REFRESH_SETTLED=1")

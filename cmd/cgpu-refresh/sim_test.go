@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // asLimiter makes the test's own program limit a cgroup: NVML can be loaded once in a process.
@@ -107,7 +108,7 @@ func newNode(t *testing.T, text string) refresh {
 	}
 	r.configure(t, text)
 	if err := makeNodeAllowed(dir); err != nil {
-		t.Skipf("device nodes cannot be made here: %v", err)
+		testenv.Lacks(t, "device nodes cannot be made here: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := (simServer{runDir: r.runDir}).stop(); err != nil {
@@ -333,7 +334,7 @@ func TestLockTimesOut(t *testing.T) {
 func TestMakeNodeReplaces(t *testing.T) {
 	dir := t.TempDir()
 	if err := makeNodeAllowed(dir); err != nil {
-		t.Skipf("device nodes cannot be made here: %v", err)
+		testenv.Lacks(t, "device nodes cannot be made here: %v", err)
 	}
 	for name, spoil := range map[string]func(path string) error{
 		"file":    func(p string) error { return os.WriteFile(p, []byte("x"), 0o666) },

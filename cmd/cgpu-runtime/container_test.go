@@ -26,6 +26,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // node is a private machine with the simulated driver: a folder with our programs and a run directory.
@@ -38,15 +39,11 @@ type node struct {
 // newNode needs root, because containers do. low is runc or crun.
 func newNode(t testing.TB, low string) *node {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
-	path, err := exec.LookPath(low)
-	if err != nil {
-		t.Skip(err)
-	}
+	testenv.NeedsRoot(t, "containers")
+	path := testenv.NeedsProgram(t, low)
 	n := &node{t: t, dir: t.TempDir(), low: path}
 	// A short path, for a socket's has at most 107 bytes.
+	var err error
 	if n.runDir, err = os.MkdirTemp("", "cgpu"); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +78,7 @@ func (n *node) makeTable() {
 	make := func(name string) device.Node {
 		path := filepath.Join(n.runDir, name)
 		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
-			n.t.Skip("cannot make device nodes: ", err)
+			testenv.Lacks(n.t, "cannot make device nodes: %v", err)
 		}
 		return device.Node{Path: "/dev/" + name, HostPath: path, Major: 1, Minor: 3, Bind: true}
 	}

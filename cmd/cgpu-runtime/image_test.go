@@ -17,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/spec"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // plant makes a root folder: "dir/" is a folder, "-> target" a link, "fifo", "null" and "huge" what they say, any other
@@ -41,7 +42,7 @@ func plant(t testing.TB, files map[string]string) string {
 			err = unix.Mkfifo(path, 0o666)
 		case content == "null":
 			if err = unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
-				t.Skip("cannot make device nodes: ", err)
+				testenv.Lacks(t, "cannot make device nodes: %v", err)
 			}
 		case content == "huge":
 			err = os.WriteFile(path, bytes.Repeat([]byte("x\n"), mostPreload), 0o644)

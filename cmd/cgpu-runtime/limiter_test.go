@@ -22,6 +22,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/spec"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // installLimiter puts a file where the runtime looks for the preload library; the containers' program is static and never
@@ -51,7 +52,7 @@ func (n *node) preloadMode(driver string) {
 	n.t.Helper()
 	if driver == device.DriverNVIDIA {
 		if _, err := os.Stat("/proc/driver/nvidia"); err == nil {
-			n.t.Skip("this machine has an NVIDIA driver, and the test's table would be stale")
+			testenv.Skip(n.t, "on a GPU: the test's table would be stale")
 		}
 		key, err := device.ReadKey(driver, filepath.Join(n.dir, "cgpu.toml"), "", "")
 		if err != nil {
@@ -135,11 +136,11 @@ func TestLimiterLoads(t *testing.T) {
 	lowRuntimes(t, func(t *testing.T, n *node) {
 		library := filepath.Join(n.dir, "libcgpu.so")
 		if out, err := exec.Command("cc", "-shared", "-nostdlib", "-o", library, "-xc", "/dev/null").CombinedOutput(); err != nil {
-			t.Skipf("no C compiler: %v %s", err, out)
+			testenv.Lacks(t, "no C compiler: %v %s", err, out)
 		}
 		out, err := exec.Command("ldd", "/bin/cat").Output()
 		if err != nil || !strings.Contains(string(out), loaders[runtime.GOARCH]) {
-			t.Skip("/bin/cat is not linked with glibc here")
+			testenv.Lacks(t, "/bin/cat is not linked with glibc here")
 		}
 		bundle := n.bundle([]string{ask}, "", "sleep")
 		for _, file := range append(strings.Fields(string(out)), "/bin/cat") {

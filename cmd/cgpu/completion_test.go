@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 func TestComplete(t *testing.T) {
@@ -88,10 +89,7 @@ func TestCompletionScripts(t *testing.T) {
 		"fish": `eval "$SCRIPT"; complete -C 'cgpu set we '; complete -C 'cgpu set a'`,
 	} {
 		t.Run(shell, func(t *testing.T) {
-			path, err := exec.LookPath(shell)
-			if err != nil {
-				t.Skip("no ", shell, " here")
-			}
+			path := testenv.NeedsProgram(t, shell)
 			text := cgpu("completion " + shell)
 			if shell == "fish" {
 				file := filepath.Join(dir, "cgpu.fish")

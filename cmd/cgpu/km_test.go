@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 func TestKMOnce(t *testing.T) {
@@ -94,10 +95,7 @@ func TestKMUntil(t *testing.T) {
 
 // TestUnits: systemd takes the units that run cgpu.
 func TestUnits(t *testing.T) {
-	verify, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("systemd-analyze is not installed")
-	}
+	verify := testenv.NeedsProgram(t, "systemd-analyze")
 	for _, name := range []string{"cgpu-km.service", "cgpu-exporter.service", "cgpu-health.service"} {
 		text, err := os.ReadFile("../../configs/" + name)
 		if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/golden"
 	"github.com/opencgpu/cgpu/pkg/manual"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestManual: docs/cli.md says what the commands say.
@@ -55,10 +56,7 @@ func TestMan(t *testing.T) {
 	if err != nil || len(files) != len(manual.Of(app()))+1 {
 		t.Errorf("%d pages, %v", len(files), err)
 	}
-	groff, err := exec.LookPath("groff")
-	if err != nil {
-		t.Skip("no groff here")
-	}
+	groff := testenv.NeedsProgram(t, "groff")
 	for _, file := range files {
 		cmd := exec.Command(groff, "-man", "-Tutf8", "-ww", "-P-cbou", "-rLL=100n", file)
 		var said bytes.Buffer

@@ -24,6 +24,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/snapshot"
 	"github.com/opencgpu/cgpu/pkg/terminal/terminaltest"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/pkg/top"
 )
 
@@ -33,7 +34,7 @@ const helperTop = "CGPU_TEST_TOP"
 func TestHelperTop(t *testing.T) {
 	dir := os.Getenv(helperTop)
 	if dir == "" {
-		t.Skip("for TestTopTerminal")
+		testenv.Skip(t, "no test: the process that TestTopTerminal starts")
 	}
 	if dir == "panic" {
 		n := 0

@@ -12,11 +12,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/page"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // target is a place where the limiter has to work.
@@ -53,9 +55,7 @@ func each(t *testing.T, test func(t *testing.T, r *rig)) {
 func newRig(t testing.TB, tg target) *rig {
 	t.Helper()
 	for _, tool := range append([]string{tg.cc, tg.program, "make"}, tg.run[:min(1, len(tg.run))]...) {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%s is not installed", tool)
-		}
+		testenv.NeedsProgram(t, tool)
 	}
 	dir := t.TempDir()
 	return &rig{tg, dir, filepath.Join(dir, "page")}
@@ -99,7 +99,7 @@ func (r *rig) start(t testing.TB, library, program string, args ...string) strin
 	cmd.Env = append(os.Environ(), "LD_PRELOAD="+library)
 	b, err := cmd.CombinedOutput()
 	if cmd.ProcessState != nil && cmd.ProcessState.ExitCode() == 77 {
-		t.Skipf("%s cannot be done here", filepath.Base(program))
+		testenv.Lacks(t, "%s %v cannot be done here", filepath.Base(program), args)
 	}
 	if err != nil {
 		t.Errorf("%s %v: %v\n%s", filepath.Base(program), args, err, b)
@@ -285,6 +285,9 @@ func TestPreload(t *testing.T) {
 
 // TestKillAnywhere kills a process after each of its instructions, but for some in between, and wants the memory back.
 func TestKillAnywhere(t *testing.T) {
+	if runtime.GOARCH != "amd64" {
+		testenv.Skip(t, "only amd64 is gone through instruction by instruction")
+	}
 	r := newRig(t, native)
 	r.put(t, page.Header{Flags: page.FlagPreload}, 3, page.VGPU{Limit: 64 * mib})
 	t.Log(r.start(t, r.library(t, true), r.build(t, "kill"), "step", "97"))
@@ -293,7 +296,7 @@ func TestKillAnywhere(t *testing.T) {
 func TestKillStorm(t *testing.T) {
 	each(t, func(t *testing.T, r *rig) {
 		if len(r.run) > 0 {
-			t.Skip("the emulator tells lies of when a process began")
+			testenv.Skip(t, "below qemu: the emulator tells lies of when a process began")
 		}
 		r.put(t, page.Header{Flags: page.FlagPreload}, 12, page.VGPU{Limit: 64 * mib})
 		t.Log(r.start(t, r.library(t, true), r.build(t, "kill"), "storm", "2000"))

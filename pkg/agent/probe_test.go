@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // probed starts the socket of an agent that is alive and ready.
@@ -120,9 +121,7 @@ func TestProbeOfOthers(t *testing.T) {
 		}
 		return
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedsRoot(t, "another user's process")
 	_, name := probed(t)
 	program, err := os.Executable()
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestMain lets the test's program be the child that a kernel is tried with.
@@ -110,7 +111,7 @@ func TestKernelHere(t *testing.T) {
 	major, _, _ := kernelVersion(release)
 	for what, why := range map[string]string{"notify": r.Notify, "getfd": r.GetFD, "memory": r.ReadMemory, "openat2": r.Openat2} {
 		if strings.Contains(why, "not permitted") || strings.Contains(why, "not implemented") {
-			t.Skipf("this machine forbids it: %s: %s", what, why)
+			testenv.Lacks(t, "this machine forbids it: %s: %s", what, why)
 		}
 		if why != "" {
 			t.Errorf("%s: %s", what, why)

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 func TestCPUUsage(t *testing.T) {
@@ -74,7 +76,7 @@ func inCgroup(t *testing.T, controller string, pid int) {
 	t.Helper()
 	dir := fmt.Sprintf("/sys/fs/cgroup/%s/cgpu-test-%d", controller, pid)
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Skip(err)
+		testenv.Lacks(t, "%v", err)
 	}
 	t.Cleanup(func() {
 		// Empty only when the process is gone, and the kernel takes a moment.
@@ -86,7 +88,7 @@ func inCgroup(t *testing.T, controller string, pid int) {
 		}
 	})
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, pid), 0); err != nil {
-		t.Skip(err)
+		testenv.Lacks(t, "%v", err)
 	}
 }
 
@@ -94,7 +96,7 @@ func inCgroup(t *testing.T, controller string, pid int) {
 func TestCgroup(t *testing.T) {
 	for _, controller := range []string{"cpuacct", "devices"} {
 		if _, err := os.Stat("/sys/fs/cgroup/" + controller + "/cgroup.procs"); err != nil {
-			t.Skip("no cgroup v1: ", err)
+			testenv.Skip(t, "no cgroup v1 with cpuacct and devices", err)
 		}
 	}
 	pids := make([]int, 2)

@@ -5,11 +5,13 @@ package guard
 import (
 	"encoding/binary"
 	"fmt"
-	"github.com/opencgpu/cgpu/pkg/proc"
 	"runtime"
 	"slices"
 	"testing"
 	"unsafe"
+
+	"github.com/opencgpu/cgpu/pkg/proc"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,7 +54,7 @@ func childCycle(_ *childState, a []int) (string, error) {
 func elusive(t *testing.T, c *child) int {
 	t.Helper()
 	if runtime.GOARCH != "amd64" {
-		t.Skip("the child is machine code of amd64")
+		testenv.Skip(t, "not on amd64: the child is machine code of amd64")
 	}
 	pid := c.do("cycle", 1<<19)[0]
 	eventually(t, "its first thread has ended", func() bool { return !hasNamespace(pid) })

@@ -4,7 +4,6 @@ package guard
 
 import (
 	"errors"
-	"github.com/opencgpu/cgpu/pkg/gpusched"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/gpusched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 
 	"golang.org/x/sys/unix"
 
@@ -229,11 +231,11 @@ func (c *fakeContainer) client(handle uint32) (file *os.File) {
 	// A file of its own: only so can calls on it be told from others.
 	name := filepath.Join(c.cfg.RunDir, "nvidiactl")
 	if err := unix.Mknod(name, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 8))); err != nil && !errors.Is(err, unix.EEXIST) {
-		c.Skip("mknod: ", err)
+		testenv.Lacks(c, "mknod: %v", err)
 	}
 	file, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
-		c.Skip("device nodes do not work here: ", err)
+		testenv.Lacks(c, "device nodes do not work here: %v", err)
 	}
 	c.Cleanup(func() { file.Close() })
 	f, err := c.followFile(int(file.Fd()), node{nodeControl, 0})

@@ -13,6 +13,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 const mib = int(quota.MiB)
@@ -410,7 +411,7 @@ func TestPidNamespace(t *testing.T) {
 	r := newRig(t)
 	c := r.start(func(c *exec.Cmd) { c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID} })
 	if got := c.do("pid")[0]; got != 1 {
-		t.Skip("no pid namespace: ", got)
+		testenv.Lacks(t, "no pid namespace: %v", got)
 	}
 	a := c.do("open")[0]
 	c.do("alloc", a, 2*mib)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -62,9 +63,7 @@ func (c *child) ended(within time.Duration) bool {
 
 // TestKillProcess kills another user's processes with CAP_SYS_PTRACE alone.
 func TestKillProcess(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for processes of other users")
-	}
+	testenv.NeedsRoot(t, "processes of other users")
 	killer := func(t *testing.T) *child { return startPlain(t, nobody(65533, true)) }
 	target := func(t *testing.T) *child {
 		c := startPlain(t, nobody(65534, false))

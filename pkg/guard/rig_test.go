@@ -27,6 +27,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/rmclient"
 	"github.com/opencgpu/cgpu/pkg/sched"
 	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 const testVersion = "580.159.04"
@@ -103,18 +104,16 @@ func testSettings() device.Config {
 // makeNodes makes device nodes like the simulated driver's: all are /dev/random, which can be polled.
 func makeNodes(t testing.TB) string {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root for mknod and seccomp")
-	}
+	testenv.NeedsRoot(t, "mknod and seccomp")
 	dir := t.TempDir()
 	for _, n := range []string{"nvidiactl", "nvidia-uvm", "nvidia0"} {
 		p := filepath.Join(dir, n)
 		if err := unix.Mknod(p, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 8))); err != nil {
-			t.Skip("mknod: ", err)
+			testenv.Lacks(t, "mknod: %v", err)
 		}
 		f, err := os.OpenFile(p, os.O_RDWR, 0)
 		if err != nil {
-			t.Skip("device nodes do not work here: ", err)
+			testenv.Lacks(t, "device nodes do not work here: %v", err)
 		}
 		f.Close()
 	}

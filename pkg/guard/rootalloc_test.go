@@ -16,6 +16,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // rootGuard is a guard with a root alloc under way in this process.
@@ -171,9 +172,7 @@ func TestRootAlloc(t *testing.T) {
 
 // TestOpenedHere: the container's /dev is known also when the first process has no first thread any more, and when it has ended.
 func TestOpenedHere(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root for chroot")
-	}
+	testenv.NeedsRoot(t, "chroot")
 	root := t.TempDir()
 	node := filepath.Join(root, "dev", "nvidiactl")
 	if err := os.Mkdir(filepath.Dir(node), 0o755); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // fakeRM is a driver that makes clients, each on a file, and names them one after the other.
@@ -300,7 +301,7 @@ func holdMemory(t *testing.T, m []byte) (release func()) {
 	t.Helper()
 	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if e == unix.EPERM && os.Geteuid() != 0 {
-		t.Skip("needs root")
+		testenv.Lacks(t, "needs root: userfaultfd")
 	}
 	if e != 0 {
 		t.Fatal("userfaultfd: ", e)

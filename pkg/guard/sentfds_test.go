@@ -15,6 +15,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // outsideGuard is a guard whose container has one process, and a driver that names pids.
@@ -218,7 +219,7 @@ func TestOutsideHidden(t *testing.T) {
 // TestFindApart: a client's file is found where only one thread has it, also when the first thread of that process has ended.
 func TestFindApart(t *testing.T) {
 	if fd, err := unix.PidfdOpen(unix.Gettid(), pidfdThread); err != nil {
-		t.Skip("before Linux 6.9: ", err)
+		testenv.Lacks(t, "before Linux 6.9: %v", err)
 	} else {
 		_ = unix.Close(fd)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,9 +25,7 @@ type stranger struct {
 // newStranger starts one that opens a node, if any, as descriptor 5, and has files from 3 on.
 func newStranger(t *testing.T, apart bool, opens string, files ...*os.File) *stranger {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root for mount namespaces")
-	}
+	testenv.NeedsRoot(t, "mount namespaces")
 	script := strangerScript
 	if opens != "" {
 		script = "exec 5<>" + opens + "; " + script
@@ -50,7 +49,7 @@ func startStranger(t *testing.T, cmd *exec.Cmd, files []*os.File) *stranger {
 		err = s.cmd.Start()
 	}
 	if err != nil {
-		t.Skip("cannot start a process with a mount namespace of its own: ", err)
+		testenv.Lacks(t, "cannot start a process with a mount namespace of its own: %v", err)
 	}
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,7 +25,7 @@ func sleeper(t *testing.T, flags uintptr) *exec.Cmd {
 	cmd := exec.Command("sleep", "100")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 	if err := cmd.Start(); err != nil {
-		t.Skip(err)
+		testenv.Lacks(t, "%v", err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	return cmd
@@ -42,12 +43,20 @@ func TestTasks(t *testing.T) {
 			}
 			tid, stop := make(chan int), make(chan struct{})
 			ended := make(chan struct{})
-			go func() {
+			var thread func()
+			thread = func() {
 				runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+				if unix.Gettid() == os.Getpid() {
+					go thread() // on another one: the first thread would not end
+					<-ended
+					runtime.UnlockOSThread()
+					return
+				}
 				tid <- unix.Gettid()
 				<-stop
 				close(ended)
-			}()
+			}
+			go thread()
 			id := <-tid
 			task, err := table.acquire(id)
 			if err != nil {
@@ -77,7 +86,7 @@ func TestTasks(t *testing.T) {
 					break
 				}
 				if time.Now().After(deadline) {
-					t.Skip("the thread does not end")
+					t.Fatal("the thread does not end")
 				}
 			}
 			if task.exact {

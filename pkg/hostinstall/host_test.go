@@ -20,6 +20,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // job is what a process of the test's own does in the root of a node that is made up: it changes its root, so it is used once.
@@ -151,12 +153,7 @@ const administrators = "version = 3\n# by hand\n[plugins.'io.containerd.cri.v1.r
 // node makes the root of a node with containerd.
 func node(t *testing.T) string {
 	t.Helper()
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs root: it changes its root")
-		}
-		t.Skip("needs root: it changes its root")
-	}
+	testenv.NeedsRoot(t, "changes its root")
 	root := t.TempDir()
 	for file, text := range map[string]string{"etc/containerd/config.toml": administrators,
 		"etc/cgpu/cgpu.toml": "driver = \"sim\" # by hand\n", sockets["containerd"]: "", "opt/other": ""} {

@@ -5,7 +5,6 @@ package hostinstall
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,18 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // systemd gives a node a systemctl that restarts containerd and notes it, and programs that are scripts.
 func systemd(t *testing.T, root string) {
 	t.Helper()
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("needs busybox")
-		}
-		t.Skip("needs busybox")
-	}
+	busybox := testenv.NeedsProgram(t, "busybox")
 	for _, name := range []string{"/bin/sh", "/bin/busybox"} {
 		put(t, root+name, read(t, busybox))
 	}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/spec"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 func TestRunFolders(t *testing.T) {
@@ -299,7 +300,7 @@ func TestKeepDeviceNodes(t *testing.T) {
 		}()
 	}()
 	if err := <-done; errors.Is(err, unix.EPERM) {
-		t.Skip("takes root")
+		testenv.Lacks(t, "needs root: a mount namespace")
 	} else if err != nil {
 		t.Error(err)
 	}
@@ -315,9 +316,7 @@ func TestKeepDeviceNodes(t *testing.T) {
 // a namespace of its own, where that does no harm.
 func TestHideElsewhere(t *testing.T) {
 	if os.Getenv("CGPU_TEST_HIDE") == "" {
-		if os.Geteuid() != 0 {
-			t.Skip("a mount namespace takes root")
-		}
+		testenv.NeedsRoot(t, "a mount namespace")
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestHideElsewhere$")
 		cmd.Env = append(os.Environ(), "CGPU_TEST_HIDE=1")
 		cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}

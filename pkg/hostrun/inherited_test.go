@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -107,9 +108,7 @@ func runtimeCPUs() int {
 // TestResetInherited: whatever the caller has done to himself, this process works without, on all its threads; and the command has it
 // again, to the last bit.
 func TestResetInherited(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("takes root")
-	}
+	testenv.NeedsRoot(t, "limits above the caller's")
 	become := func(stage string, args ...string) error {
 		t.Setenv("BARE_STAGE", stage)
 		return syscall.Exec(args[0], args, os.Environ())

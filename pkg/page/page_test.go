@@ -16,6 +16,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -282,9 +283,7 @@ func TestRemove(t *testing.T) {
 
 // TestConfine is a tenant at work on his page: what he does to it stays below a bound, and does not count on the host.
 func TestConfine(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root to mount")
-	}
+	testenv.NeedsRoot(t, "a mount")
 	dir := t.TempDir()
 	path := File(dir, "n")
 	if err := Confine(path); err != nil {
@@ -413,10 +412,7 @@ func TestCHeader(t *testing.T) {
 
 // TestCompiles: the C compiler lays the structures out as Go does (page.h has assertions), also in C++ and beside other headers.
 func TestCompiles(t *testing.T) {
-	cc, err := exec.LookPath("gcc")
-	if err != nil {
-		t.Skip(err)
-	}
+	cc := testenv.NeedsProgram(t, "gcc")
 	src := filepath.Join(t.TempDir(), "x.c")
 	text := "#include <string.h>\n#include \"page.h\"\n#include \"page.h\"\n" +
 		"_Static_assert(sizeof(struct cgpu_header) + CGPU_MAX_VGPUS * sizeof(struct cgpu_vgpu) <= 4096, \"one memory page\");\n" +

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/snapshot"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // browser is a headless Chromium, which is spoken to by its DevTools protocol over two pipes.
@@ -45,10 +46,7 @@ type message struct {
 // startBrowser skips the test where there is no Chromium: `make setup` installs it in CI.
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
-	path, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("no chromium: ", err)
-	}
+	path := testenv.NeedsProgram(t, "chromium")
 	hears, in, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -416,7 +414,7 @@ func (b *browser) key(key string, code int) {
 func TestPicture(t *testing.T) {
 	url := os.Getenv("CGPU_TEST_PAGE")
 	if url == "" {
-		t.Skip("for hack/svg/web.sh")
+		testenv.Skip(t, "no test: takes the picture of the docs, for hack/svg/web.sh")
 	}
 	b := startBrowser(t)
 	b.open(url, 960, "light")

@@ -11,13 +11,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"sigs.k8s.io/yaml"
 )
 
 // TestCompose runs the services of examples/compose.yaml as docker compose would; the private node has no Compose.
 func TestCompose(t *testing.T) {
 	if lab.Driver != "sim" {
-		t.Skip("the images of examples/compose.yaml are those of the simulated driver")
+		testenv.Skip(t, "on a GPU: the images of examples/compose.yaml are those of the simulated driver")
 	}
 	var compose struct {
 		Services map[string]struct {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { node.Main(m, &lab) }
 // and with the policies of cgpu.toml.
 func TestDocs(t *testing.T) {
 	if lab.Driver != "sim" {
-		t.Skip("the pages show the GPUs of the simulated driver")
+		testenv.Skip(t, "on a GPU: the pages show the GPUs of the simulated driver")
 	}
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {

@@ -12,12 +12,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // The picture of cgpu smi shows what it prints today, whatever the numbers.
 func TestPicture(t *testing.T) {
 	if lab.Driver != "sim" {
-		t.Skip("the picture shows the GPUs of the simulated driver")
+		testenv.Skip(t, "on a GPU: the picture shows the GPUs of the simulated driver")
 	}
 	shown, err := os.ReadFile("../../docs/images/smi.txt")
 	if err != nil {

@@ -27,6 +27,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/page"
 	"github.com/opencgpu/cgpu/pkg/peerpage"
 	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // patience bounds every wait: the machine may be slow and busy.
@@ -60,11 +61,9 @@ type books struct {
 func newNode(t testing.TB, config ...string) *node {
 	t.Helper()
 	bin := os.Getenv("CGPU_BIN")
-	if bin == "" || os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no root, or no CGPU_BIN, which make integration sets")
-		}
-		t.Skip("needs root, and CGPU_BIN: make integration")
+	testenv.NeedsRoot(t, "a container's start")
+	if bin == "" {
+		testenv.Lacks(t, "CGPU_BIN is not set: make integration")
 	}
 	dir, err := os.MkdirTemp("/tmp", "cgpu-faults.") // a socket's path has at most 107 bytes
 	must(t, err)

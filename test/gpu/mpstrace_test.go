@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // words is memory as rmtrace.c writes it down.
@@ -24,12 +26,7 @@ func words(list ...uint32) string {
 
 // TestMPSTrace: what goes from one process to another is found, and beside each call is what the guard's tables say of it.
 func TestMPSTrace(t *testing.T) {
-	if _, err := exec.LookPath("python3"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no python3, which hack/setup.sh installs in CI")
-		}
-		t.Skip("no python3")
-	}
+	testenv.NeedsProgram(t, "python3")
 	folder := t.TempDir()
 	write := func(at float64, program string, pid int, line string) {
 		f, err := os.OpenFile(filepath.Join(folder, fmt.Sprintf("%s.%d", program, pid)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/rm"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestDriverBranches: each driver branch that the guard knows, played by the simulated driver: structures as that branch has them, a limit
@@ -23,7 +24,7 @@ import (
 // the longer one only.
 func TestDriverBranches(t *testing.T) {
 	if lab.Driver != device.DriverSim {
-		t.Skip("a real driver is of one branch")
+		testenv.Skip(t, "on a GPU: a real driver is of one branch")
 	}
 	probe := filepath.Join(lab.Bin, "cgpu-probe")
 	for _, branch := range rm.KnownBranches() {

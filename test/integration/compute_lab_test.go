@@ -18,6 +18,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/sim"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -36,7 +37,7 @@ const (
 func simOnly(t *testing.T) {
 	t.Helper()
 	if lab.Driver != device.DriverSim {
-		t.Skip("only the simulated driver takes work by a control; test/gpu/shares.sh is for the real one")
+		testenv.Skip(t, "on a GPU: only the simulated driver takes work by a control; test/gpu/shares.sh is for the real one")
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // crio is a CRI-O of this test and the pod that a kubelet would have it start.
@@ -38,7 +39,7 @@ func crioProgram(t *testing.T) string {
 			return path
 		}
 	}
-	t.Skip("no CRI-O: CGPU_TEST_ENGINES names no folder with it (hack/engines.sh builds one)")
+	testenv.Lacks(t, "no CRI-O: CGPU_TEST_ENGINES names no folder with it (hack/engines.sh builds one)")
 	return ""
 }
 

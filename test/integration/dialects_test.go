@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestDialects: other systems' variables give the limit that cgpu's own give, in what a program sees and in what it can
@@ -53,7 +54,7 @@ func TestDialects(t *testing.T) {
 // TestDialectLimits: a container has another limit on each of its GPUs.
 func TestDialectLimits(t *testing.T) {
 	if len(gpus(t)) < 2 {
-		t.Skip("needs two GPUs")
+		testenv.Lacks(t, "needs two GPUs")
 	}
 	noTrace(t)
 	withConfig(t, `dialects = ["hami"]`)

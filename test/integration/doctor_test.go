@@ -21,6 +21,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/doctor"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // examine runs cgpu doctor on the private node.
@@ -245,7 +246,7 @@ func TestDoctorMeasure(t *testing.T) {
 	noTrace(t)
 	list := gpus(t)
 	if len(list) < 2 {
-		t.Skip("one GPU cannot be both in use and not")
+		testenv.Lacks(t, "one GPU cannot be both in use and not")
 	}
 	id := busy(t, on(list[0].Index))
 	results, code := examine(t, filepath.Join(lab.Bin, "cgpu"), nil, "--measure")

@@ -19,6 +19,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/sched"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // kmMounted runs cgpu km until the test ends, with the capabilities that its unit leaves it, and returns its mount point: args' last, else
@@ -26,7 +27,7 @@ import (
 func kmMounted(t *testing.T, args ...string) (dir string, cmd *exec.Cmd, said func() string) {
 	t.Helper()
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("no FUSE here: %v", err)
+		testenv.Lacks(t, "no FUSE here: %v", err)
 	} else {
 		f.Close()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestSize: every way of asking gives the size it promises.
@@ -53,7 +54,7 @@ func TestSize(t *testing.T) {
 func TestSecondGPU(t *testing.T) {
 	eachMode(t, func(t *testing.T, m mode) {
 		if len(gpus(t)) < 2 {
-			t.Skip("needs two GPUs")
+			testenv.Lacks(t, "needs two GPUs")
 		}
 		noTrace(t)
 		checkGPUs(t, m.of(container{env: quotaOf("1", "", "1"), cmd: []string{"cgpu-probe", "gpus"}}).run(t), 1)
@@ -65,7 +66,7 @@ func TestSecondGPU(t *testing.T) {
 func TestMixed(t *testing.T) {
 	all := gpus(t)
 	if len(all) < 2 {
-		t.Skip("needs two GPUs")
+		testenv.Lacks(t, "needs two GPUs")
 	}
 	noTrace(t)
 	c := container{env: append(quotaOf("2", "", "0"), "NVIDIA_VISIBLE_DEVICES=1"), cmd: []string{"cgpu-probe", "meminfo"}}

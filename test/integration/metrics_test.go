@@ -27,6 +27,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/opencgpu/cgpu/pkg/exporter"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 const exporterToken = "0123456789abcdef"
@@ -192,7 +193,7 @@ func TestMetricsTime(t *testing.T) {
 func TestPrometheus(t *testing.T) {
 	program := os.Getenv("CGPU_PROMETHEUS")
 	if program == "" {
-		t.Skip("CGPU_PROMETHEUS is not set: it is the path that test/prometheus/build.sh prints")
+		testenv.Skip(t, "CGPU_PROMETHEUS is not set; test/prometheus/build.sh builds one, in 10 to 20 minutes, and prints its path")
 	}
 	noTrace(t)
 	gpus(t)

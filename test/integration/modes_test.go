@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -104,7 +105,7 @@ func withConfig(t *testing.T, lines ...string) {
 func (m mode) cannot(t *testing.T, why string) {
 	t.Helper()
 	if m.preload {
-		t.Skip("not in preload mode: " + why)
+		testenv.Skip(t, "preload mode cannot do it", why)
 	}
 }
 

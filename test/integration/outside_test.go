@@ -17,12 +17,13 @@ import (
 	"github.com/opencgpu/cgpu/pkg/quota"
 	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/rmclient"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestMemoryOutside: cgpu smi shows what a program without a vGPU has of a GPU's memory beside a container.
 func TestMemoryOutside(t *testing.T) {
 	if lab.Driver != device.DriverSim {
-		t.Skip("others may use a real GPU")
+		testenv.Skip(t, "on a GPU: others may use it")
 	}
 	holding(t, container{env: []string{"ALIYUN_COM_GPU_MEM_CONTAINER=1GiB", "NVIDIA_VISIBLE_DEVICES=0"}}, "300MiB")
 	outside := func(want quota.Bytes) {

@@ -7,7 +7,6 @@ package integration
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestPage: what the container's programs read of their vGPU, and the library that reads it.
@@ -122,9 +122,7 @@ func ownPreloads(t *testing.T) {
 
 func compile(t *testing.T, cc string, args ...string) {
 	t.Helper()
-	if _, err := exec.LookPath(cc); err != nil {
-		t.Skipf("%s is not installed", cc)
-	}
+	testenv.NeedsProgram(t, cc)
 	run(t, append([]string{cc}, args...)...)
 }
 
@@ -133,7 +131,7 @@ func limiterInMusl(t *testing.T) {
 	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
 	loader := "/lib/ld-musl-" + machine + ".so.1"
 	if _, err := os.Stat(loader); err != nil {
-		t.Skip("musl is not installed")
+		testenv.Lacks(t, "musl is not installed")
 	}
 	noTrace(t)
 	dir := t.TempDir()

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -28,9 +29,7 @@ type apart struct {
 func newApart(t *testing.T, dir string) apart {
 	t.Helper()
 	for _, program := range []string{"podman", "conmon"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("%s is not in PATH: apt-get install --no-install-recommends podman conmon", program)
-		}
+		testenv.NeedsProgram(t, program)
 	}
 	a := apart{containers: filepath.Join(dir, "etc")}
 	for _, name := range []string{"etc", "cni", "lib"} {

@@ -25,6 +25,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -415,9 +416,7 @@ func runPipes(t *testing.T) {
 
 // runTerminal: the command has the caller's terminal, and can make others.
 func runTerminal(t *testing.T) {
-	if _, err := exec.LookPath("script"); err != nil {
-		t.Skip(err)
-	}
+	testenv.NeedsProgram(t, "script")
 	line := func(command string) string {
 		return fmt.Sprintf("%s run --memory 1GiB --gpu 0 -- sh -c '%s'", filepath.Join(lab.Bin, "cgpu"), command)
 	}
@@ -572,7 +571,7 @@ find /sys/fs/cgroup -name 'cgpu-run-*'; exit 98`
 		runArgs("1GiB", "--", "sh", "-c", "grep '^0::.*/cgpu-run-' /proc/self/cgroup && exec "+probe()+" alloc 900MiB")...)
 	r := lab.Run(nil, args...)
 	if r.Code == 99 {
-		t.Skip(r)
+		testenv.Lacks(t, "%v", r)
 	}
 	if r.Code != 0 || !strings.HasPrefix(r.Stdout, "0::/") {
 		t.Error(r)
@@ -838,7 +837,7 @@ func TestRunFrozen(t *testing.T) {
 	}
 	home := filepath.Join(root, fmt.Sprintf("cgpu-test-%d", os.Getpid()))
 	if err := os.Mkdir(home, 0o755); err != nil {
-		t.Skipf("no cgroup to freeze: %v", err)
+		testenv.Lacks(t, "no cgroup to freeze: %v", err)
 	}
 	t.Cleanup(func() {
 		eventually(t, 10*time.Second, func() string {

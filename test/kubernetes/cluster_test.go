@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -83,7 +84,7 @@ func crio() bool { return os.Getenv("CGPU_TEST_CRI") == "crio" }
 func needsDevicePlugin(t *testing.T) {
 	t.Helper()
 	if crio() {
-		t.Skip("below CRI-O the device plugin's allocations are refused (TestDevicePluginBelowCRIO)")
+		testenv.Skip(t, "below CRI-O: the device plugin's allocations are refused (TestDevicePluginBelowCRIO)")
 	}
 }
 

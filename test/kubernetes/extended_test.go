@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -32,7 +33,7 @@ func minor(t *testing.T) (n int) {
 // With an extended resource's name on the class (deploy/components/extended-resource) limits are a whole GPU, without a claim of the author's.
 func TestExtendedResource(t *testing.T) {
 	if minor(t) < 36 {
-		t.Skip("Kubernetes before 1.36 has extended resources of claims off")
+		testenv.Skip(t, "Kubernetes before 1.36, which has extended resources of claims off")
 	}
 	s := login(t)
 	named := func(name string) {

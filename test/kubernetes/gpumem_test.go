@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -45,7 +46,7 @@ func TestMemoryByDevicePlugin(t *testing.T) {
 // CRI-O hands all annotations of a pod to the runtime, so what the device plugin allocated could be the author's word: the node offers none.
 func TestDevicePluginBelowCRIO(t *testing.T) {
 	if !crio() {
-		t.Skip("CGPU_TEST_CRI is not crio")
+		testenv.Skip(t, "below containerd, for CRI-O; CI runs it by test/kubernetes/crio.sh")
 	}
 	s := login(t)
 	kube.Until(t, waitLimit, "a node without units", func() error {

@@ -19,6 +19,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -30,7 +31,7 @@ func startExtender(t *testing.T) {
 	t.Helper()
 	program := lab.path("bin/gpushare-extender")
 	if _, err := os.Stat(program); err != nil {
-		t.Skip("no gpushare-extender: build.sh extender FOLDER makes it of a checkout of AliyunContainerService/gpushare-scheduler-extender")
+		testenv.Skip(t, "no gpushare-extender: build.sh extender FOLDER makes it of a checkout, which the module proxy does not serve")
 	}
 	extra := filepath.Join(t.TempDir(), "extender.yaml")
 	if err := os.WriteFile(extra, []byte(`extenders:

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -31,7 +32,7 @@ const installerDir = "/var/lib/cni/cgpu"
 // node; a pod runs by what it put there; and the uninstaller waits for that pod, and takes back all of it.
 func TestInstaller(t *testing.T) {
 	if crio() {
-		t.Skip("its file for CRI-O would be one that CRI-O reads beside the suite's")
+		testenv.Skip(t, "below CRI-O: its file for CRI-O would be one that CRI-O reads beside the suite's")
 	}
 	s := login(t)
 	config := lab.path("run/containerd/config.toml")

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/kubernetes/kube"
 )
 
@@ -24,7 +25,7 @@ func oldContainerd(t *testing.T) string {
 			return path
 		}
 	}
-	t.Skip("no containerd 1.6: Debian 12 has one; CGPU_OLD_CONTAINERD names another")
+	testenv.Skip(t, "no containerd 1.6, which Debian 12 has; CGPU_OLD_CONTAINERD names another")
 	return ""
 }
 

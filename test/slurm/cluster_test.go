@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/opencgpu/cgpu/pkg/ledger"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -34,25 +35,14 @@ type cluster struct {
 	dir, conf, stack, policy string
 }
 
-// lacking skips the test, but not in CI, where hack/setup.sh has installed what it needs.
-func lacking(t *testing.T, why ...any) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(why...)
-	}
-	t.Skip(why...)
-}
-
 // start makes a cluster, and ends it with the test.
 func start(t *testing.T) *cluster {
 	t.Helper()
 	for _, program := range []string{"munged", "slurmctld", "slurmd", "srun", "cc"} {
-		if _, err := exec.LookPath(program); err != nil {
-			lacking(t, "no Slurm: ", err)
-		}
+		testenv.NeedsProgram(t, program)
 	}
 	if _, err := os.Stat("/usr/include/slurm/spank.h"); err != nil {
-		lacking(t, "no headers of Slurm's: ", err)
+		testenv.Lacks(t, "no headers of Slurm's: %v", err)
 	}
 	// Not t.TempDir: jobs of other users pass through it.
 	dir, err := os.MkdirTemp("", "cgpu-slurm")

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/node/nodetest"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // TestKMPlace: nobody but root has a say in where root mounts and unmounts.
@@ -91,11 +92,11 @@ func TestKMUnmount(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := unix.Mount("none", filepath.Join(away, "km"), "tmpfs", 0, "size=4k"); err != nil {
-		t.Skipf("no mounts here: %v", err)
+		testenv.Lacks(t, "no mounts here: %v", err)
 	}
 	defer unix.Unmount(filepath.Join(away, "km"), unix.MNT_DETACH)
 	if f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0); err != nil {
-		t.Skipf("no FUSE here: %v", err)
+		testenv.Lacks(t, "no FUSE here: %v", err)
 	} else {
 		f.Close()
 	}
@@ -136,12 +137,12 @@ func TestKMDead(t *testing.T) {
 	dead := func(dir, kind string) {
 		f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 		if err != nil {
-			t.Skipf("no FUSE here: %v", err)
+			testenv.Lacks(t, "no FUSE here: %v", err)
 		}
 		defer f.Close()
 		option := "fd=" + strconv.Itoa(int(f.Fd())) + ",rootmode=40000,user_id=0,group_id=0"
 		if err := unix.Mount("x", dir, kind, 0, option); err != nil {
-			t.Skipf("no mounts here: %v", err)
+			testenv.Lacks(t, "no mounts here: %v", err)
 		}
 	}
 	for kind, gone := range map[string]bool{fsType: true, "fuse.sshfs": false} {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/opencgpu/cgpu/pkg/terminal"
 	"github.com/opencgpu/cgpu/pkg/terminal/cells"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // Open makes a pseudo-terminal.
@@ -23,7 +24,7 @@ func Open(t *testing.T) (user, terminal *os.File) {
 	t.Helper()
 	user, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	if err != nil {
-		t.Skip("no pseudo-terminals here: ", err)
+		testenv.Lacks(t, "no pseudo-terminals here: %v", err)
 	}
 	t.Cleanup(func() { user.Close() })
 	if err := unix.IoctlSetPointerInt(int(user.Fd()), unix.TIOCSPTLCK, 0); err != nil {
