@@ -186,7 +186,7 @@ func breakComment(text []byte, start, end int, indent string) []byte {
 	return slices.Concat(text[:start], []byte(head+"\n"+prefix+rest), text[end:])
 }
 
-var marker = regexp.MustCompile("^([-*+#>|\\s]|[0-9]+[.)] |$|```)")
+var marker = regexp.MustCompile("^([-*+#>|%\\s]|[0-9]+[.)] |$|```)")
 
 // words says that a text goes on with a paragraph, and is no item of a list, heading or example.
 func words(text string) bool { return !marker.MatchString(text) }
