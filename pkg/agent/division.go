@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"github.com/opencgpu/cgpu/pkg/atomicfile"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 )
@@ -152,22 +153,7 @@ func (d *Division) write(now division) error {
 	if err := os.MkdirAll(filepath.Dir(d.file), 0o750); err != nil {
 		return fail(err)
 	}
-	f, err := os.CreateTemp(filepath.Dir(d.file), ".gpus-*.json")
-	if err != nil {
-		return fail(err)
-	}
-	defer os.Remove(f.Name()) // fails after the rename, and then has nothing to do
-	_, err = f.Write(append(text, '\n'))
-	if err == nil {
-		err = f.Sync() // it outlives a boot
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), d.file)
-	}
-	if err != nil {
+	if err := atomicfile.WriteSynced(d.file, append(text, '\n'), 0o600); err != nil {
 		return fail(err)
 	}
 	return nil

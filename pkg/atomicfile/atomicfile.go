@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package atomicfile puts content in the place of a file.
+// Package atomicfile puts content in the place of a file. What replaces a file otherwise keeps another one's owner and label (pkg/install,
+// cgpu-runtime's bundle.go), has a folder's descriptor in place of a path (cgpu-hook), or is killed at each step by its test (pkg/dra).
 package atomicfile
 
 import (
@@ -19,6 +20,18 @@ const TempSuffix = ".tmp"
 // There is no fsync: what a kill of the process needs is in the page cache already, and after a power cut there is no run directory (a
 // tmpfs), and no container.
 func Write(path string, content []byte, mode fs.FileMode) error {
+	return replace(path, content, mode, nothing)
+}
+
+func nothing(*os.File) error { return nil }
+
+// WriteSynced is Write for what outlives the boot: after a power cut, too, the file is whole.
+func WriteSynced(path string, content []byte, mode fs.FileMode) error {
+	return replace(path, content, mode, (*os.File).Sync)
+}
+
+// replace does before to the file before it takes its name.
+func replace(path string, content []byte, mode fs.FileMode, before func(*os.File) error) error {
 	temp := path + TempSuffix
 	_ = syscall.Unlink(temp) // os.Remove would try rmdir, too
 	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -28,6 +41,9 @@ func Write(path string, content []byte, mode fs.FileMode) error {
 	_, err = f.Write(content)
 	if err == nil && mode != 0o600 {
 		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = before(f)
 	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr

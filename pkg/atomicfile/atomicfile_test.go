@@ -25,7 +25,11 @@ func TestWrite(t *testing.T) {
 			must(t, os.WriteFile(path+TempSuffix, []byte(left), 0))
 		}
 		for _, mode := range []fs.FileMode{0o600, 0o644, 0o666} {
-			must(t, Write(path, []byte(left+"x"), mode))
+			write := Write
+			if mode == 0o644 {
+				write = WriteSynced
+			}
+			must(t, write(path, []byte(left+"x"), mode))
 			content, err := os.ReadFile(path)
 			must(t, err)
 			st, err := os.Lstat(path)

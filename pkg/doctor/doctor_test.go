@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/util/version"
+
 	"github.com/opencgpu/cgpu/pkg/config"
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/gpusched"
@@ -108,7 +110,7 @@ func TestKernelHere(t *testing.T) {
 		t.Fatal(err)
 	}
 	release, _ := h.text("/proc/sys/kernel/osrelease")
-	major, _, _ := kernelVersion(release)
+	kernel := version.MustParseGeneric(release)
 	for what, why := range map[string]string{"notify": r.Notify, "getfd": r.GetFD, "memory": r.ReadMemory, "openat2": r.Openat2} {
 		if strings.Contains(why, "not permitted") || strings.Contains(why, "not implemented") {
 			testenv.Lacks(t, "this machine forbids it: %s: %s", what, why)
@@ -117,7 +119,7 @@ func TestKernelHere(t *testing.T) {
 			t.Errorf("%s: %s", what, why)
 		}
 	}
-	if major >= 7 && (r.WaitKillable != "" || r.SyncWakeUp != "" || r.ThreadPidfd != "") {
+	if kernel.Major() >= 7 && (r.WaitKillable != "" || r.SyncWakeUp != "" || r.ThreadPidfd != "") {
 		t.Errorf("Linux %s: %+v", release, r)
 	}
 	// A child that is none.

@@ -17,6 +17,7 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // TryKernel is Host.Try's word for a child that becomes to us what a container is to its guard.
@@ -258,19 +259,13 @@ func tryThreadPidfd() string {
 	return ""
 }
 
-// kernelVersion reads the first two numbers of a release such as 6.8.0-31-generic.
-func kernelVersion(release string) (major, minor int, ok bool) {
-	n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor)
-	return major, minor, n == 2
-}
-
 func checkKernel(h *Host) Result {
 	release, found := h.text("/proc/sys/kernel/osrelease")
-	major, minor, known := kernelVersion(release)
+	v, err := version.ParseGeneric(release)
 	switch {
-	case !found || !known:
+	case !found || err != nil:
 		return warn("the kernel's version cannot be read: /proc/sys/kernel/osrelease says %q", release).but("mount /proc")
-	case major < 5 || major == 5 && minor < 9:
+	case v.LessThan(version.MajorMinor(5, 9)):
 		return needed(h, fail("Linux %s, a guard needs 5.9", release))
 	}
 	return ok("Linux %s", release)

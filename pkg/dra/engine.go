@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/client-go/kubernetes"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -40,26 +41,26 @@ func (e engine) check(dir string) error {
 	refuse := func(format string, args ...any) error {
 		return fmt.Errorf("dra: container runtime %s %s: %s", e.name, e.version, fmt.Sprintf(format, args...))
 	}
-	major, minor, ok := parseVersion(e.version)
+	v, err := version.ParseGeneric(e.version)
 	switch e.name {
 	case "containerd":
 		switch {
-		case !ok:
+		case err != nil:
 			return refuse("want a version such as 1.7.27")
-		case major < 1 || major == 1 && minor < 7:
+		case v.LessThan(version.MajorMinor(1, 7)):
 			// containerd 1.6 knows no CDIDevices in CRI.
 			return refuse("ignores CDI devices, so a pod would start without its share: upgrade to 1.7 or newer, or use the device plugin")
 		case e.cdi != nil && !*e.cdi:
 			return refuse(`enable_cdi is false, so a pod would start without its share: set enable_cdi = true in the configuration of ` +
 				`containerd's CRI plugin and restart containerd`)
-		case e.cdi == nil && major == 1:
+		case e.cdi == nil && v.Major() == 1:
 			// Off by default in 1.7 (pkg/cri/config/config_unix.go), on since 2.0, and without a switch since 2.4.
 			return refuse("enable_cdi is off by default, and its socket was not there to ask: mount %s into the agent's pod "+
 				"(deploy/components/cri-socket), or upgrade to 2.0 or newer",
 				defaultCRISocket)
 		}
 	case "cri-o":
-		if !ok || major < 1 || major == 1 && minor < 23 {
+		if err != nil || v.LessThan(version.MajorMinor(1, 23)) {
 			return refuse("ignores CDI devices, so a pod would start without its share: upgrade to 1.23 or newer, or use the device plugin")
 		}
 	default:
@@ -81,12 +82,6 @@ func samePlace(a, b string) bool {
 		return p
 	}
 	return run(a) == run(b)
-}
-
-// parseVersion reads the first two numbers of "v1.7.27", "2.1.0-rc.1" or "1.6.20~ds1".
-func parseVersion(version string) (major, minor int, ok bool) {
-	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d", &major, &minor)
-	return major, minor, n == 2
 }
 
 // askEngine asks the runtime itself, and where its socket is not there the Node object.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -18,6 +17,7 @@ import (
 	"github.com/opencgpu/cgpu/pkg/device"
 	"github.com/opencgpu/cgpu/pkg/ledger"
 	"github.com/opencgpu/cgpu/pkg/quota"
+	"github.com/opencgpu/cgpu/pkg/rm"
 	"github.com/opencgpu/cgpu/pkg/sched"
 )
 
@@ -216,20 +216,9 @@ func text(s string) resourceapi.DeviceAttribute {
 // semver writes a driver's version as CEL compares versions: three numbers without leading zeros ("580.159.04" is
 // 580.159.4). It is empty where the version is none.
 func semver(version string) string {
-	parts := strings.Split(version, ".")
-	if len(parts) > 3 {
+	v, err := rm.ParseVersion(version)
+	if err != nil {
 		return ""
 	}
-	var numbers [3]uint64
-	for i := range numbers {
-		n := uint64(0)
-		if i < len(parts) {
-			var err error
-			if n, err = strconv.ParseUint(parts[i], 10, 32); err != nil {
-				return ""
-			}
-		}
-		numbers[i] = n
-	}
-	return fmt.Sprintf("%d.%d.%d", numbers[0], numbers[1], numbers[2])
+	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Patch)
 }

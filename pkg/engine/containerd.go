@@ -13,8 +13,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/opencgpu/cgpu/pkg/alloc"
 )
@@ -36,13 +37,12 @@ func (v Version) before(major, minor int) bool {
 
 // ContainerdVersion reads the output of `containerd --version`.
 func ContainerdVersion(text string) Version {
-	m := regexp.MustCompile(`\bv?(\d{1,4})\.(\d{1,4})\.\d+`).FindStringSubmatch(text)
-	if m == nil {
-		return Version{}
+	for word := range strings.FieldsSeq(text) {
+		if v, err := version.ParseGeneric(word); err == nil {
+			return Version{int(v.Major()), int(v.Minor())}
+		}
 	}
-	major, _ := strconv.Atoi(m[1]) // the pattern has only digits
-	minor, _ := strconv.Atoi(m[2])
-	return Version{major, minor}
+	return Version{}
 }
 
 // containerd is its configuration: all files in the order in which they are read, later ones winning.

@@ -61,14 +61,10 @@ func position(text []byte, offset int) (line, column int) {
 func objectAt(text []byte, at int) (object, error) {
 	o := object{open: at}
 	seen := map[string]bool{}
-	i := jsonspan.SkipSpace(text, at+1)
-	for ; text[i] != '}'; i = jsonspan.SkipSpace(text, i) {
-		if text[i] == ',' {
-			i = jsonspan.SkipSpace(text, i+1)
-		}
-		m := member{start: i}
-		i = jsonspan.SkipValue(text, i)
-		if err := json.Unmarshal(text[m.start:i], &m.key); err != nil {
+	place, more := jsonspan.Next(text, at+1)
+	for ; more; place, more = jsonspan.Next(text, place.End) {
+		m := member{start: place.Key, value: place.Value, end: place.End}
+		if err := json.Unmarshal(text[place.Key:place.KeyEnd], &m.key); err != nil {
 			return o, err
 		}
 		if seen[m.key] {
@@ -76,12 +72,9 @@ func objectAt(text []byte, at int) (object, error) {
 			return o, fmt.Errorf("line %d: %q is there a second time; take one out", line, m.key)
 		}
 		seen[m.key] = true
-		m.value = jsonspan.SkipSpace(text, jsonspan.SkipSpace(text, i)+1) // over the colon
-		m.end = jsonspan.SkipValue(text, m.value)
-		i = m.end
 		o.members = append(o.members, m)
 	}
-	o.close = i
+	o.close = place.Key
 	return o, nil
 }
 

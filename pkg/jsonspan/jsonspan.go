@@ -13,6 +13,26 @@ func SkipSpace(raw []byte, i int) int {
 	return i
 }
 
+// Member is where a member of an object is: offsets of its key, in quotes, and of its value.
+type Member struct{ Key, KeyEnd, Value, End int }
+
+// Next finds the member of an object of valid JSON that is next at or after i, which is behind the object's brace or a member. Where there
+// is none, Key is where the closing brace is.
+func Next(raw []byte, i int) (m Member, ok bool) {
+	i = SkipSpace(raw, i)
+	if raw[i] == ',' {
+		i = SkipSpace(raw, i+1)
+	}
+	m.Key = i
+	if raw[i] == '}' {
+		return m, false
+	}
+	m.KeyEnd = SkipValue(raw, i)
+	m.Value = SkipSpace(raw, SkipSpace(raw, m.KeyEnd)+1) // over the colon
+	m.End = SkipValue(raw, m.Value)
+	return m, true
+}
+
 // SkipValue returns the index behind the value that starts at i. It counts brackets instead of calling itself, so
 // that deep nesting costs no stack.
 func SkipValue(raw []byte, i int) int {

@@ -5,6 +5,7 @@ package jsonspan
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"testing"
 )
 
@@ -25,4 +26,23 @@ func FuzzSkipValue(f *testing.F) {
 			t.Errorf("%q: %q, want %q", text, text[start:end], v)
 		}
 	})
+}
+
+func TestNext(t *testing.T) {
+	for text, want := range map[string][]string{
+		`{}`:                                 {"}"},
+		"{ \n}":                              {"}"},
+		`{"a":1}`:                            {`"a"`, "1", "}"},
+		`{ "a" : {"b":[1,{}]} , "c":"}" } x`: {`"a"`, `{"b":[1,{}]}`, `"c"`, `"}"`, "}"},
+		`{"a\"}":null,"a\"}":[]}`:            {`"a\"}"`, "null", `"a\"}"`, "[]", "}"},
+	} {
+		raw, got := []byte(text), []string(nil)
+		m, more := Next(raw, 1)
+		for ; more; m, more = Next(raw, m.End) {
+			got = append(got, text[m.Key:m.KeyEnd], text[m.Value:m.End])
+		}
+		if got = append(got, text[m.Key:m.Key+1]); !slices.Equal(got, want) {
+			t.Errorf("%s: %q", text, got)
+		}
+	}
 }

@@ -60,19 +60,13 @@ func takeApart(raw []byte, fold bool) (*object, error) {
 	}
 	o := &object{open: raw[:i+1], fold: fold}
 	start := i + 1
-	for i = jsonspan.SkipSpace(raw, start); raw[i] != '}'; i = jsonspan.SkipSpace(raw, i) {
-		if raw[i] == ',' {
-			i = jsonspan.SkipSpace(raw, i+1)
-		}
-		end := jsonspan.SkipValue(raw, i)
-		key, err := unquote(raw[i:end])
+	for m, more := jsonspan.Next(raw, start); more; m, more = jsonspan.Next(raw, start) {
+		key, err := unquote(raw[m.Key:m.KeyEnd])
 		if err != nil {
-			return nil, fmt.Errorf("member name %s: %w", clip(raw[i:end]), err)
+			return nil, fmt.Errorf("member name %s: %w", clip(raw[m.Key:m.KeyEnd]), err)
 		}
-		i = jsonspan.SkipSpace(raw, jsonspan.SkipSpace(raw, end)+1) // over the colon
-		end = jsonspan.SkipValue(raw, i)
-		o.members = append(o.members, member{lead: raw[start:i:i], key: key, value: raw[i:end:end]})
-		start, i = end, end
+		o.members = append(o.members, member{lead: raw[start:m.Value:m.Value], key: key, value: raw[m.Value:m.End:m.End]})
+		start = m.End
 	}
 	o.tail = raw[start:]
 	return o, nil
