@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 )
 
 // nobody is a user without rights. To root every process looks as if it were not dumpable.
@@ -73,7 +74,7 @@ func TestHidden(t *testing.T) {
 				path = "/bin/sleep"
 			}
 			if _, err := os.Stat(path); err != nil && lab.Driver != device.DriverSim {
-				t.Skip("test/gpu/pack.sh leaves it out")
+				testenv.Skip(t, "on a GPU: test/gpu/pack.sh leaves it out")
 			}
 			cmd := exec.Command(path, args[1:]...)
 			cmd.Env = []string{"CGPU_RUN_DIR=" + dir, "CGPU_CONFIG=" + filepath.Join(dir, "none.toml"), "PATH=/usr/bin:/bin"}

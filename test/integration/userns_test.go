@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/opencgpu/cgpu/pkg/device"
+	"github.com/opencgpu/cgpu/pkg/testenv"
 	"github.com/opencgpu/cgpu/test/node"
 )
 
@@ -27,7 +28,7 @@ func TestUserNamespace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if lab.Driver != device.DriverSim && c.prepare == places {
-				t.Skip("the real driver's files need more places")
+				testenv.Skip(t, "on a GPU: the real driver's files need more places")
 			}
 			noTrace(t)
 			dir := t.TempDir()
