@@ -54,7 +54,8 @@ done <hack/lint-known.txt
 if command -v shellcheck >/dev/null; then
 	{
 		git ls-files -z --cached --others --exclude-standard '*.sh'
-		printf '.ci/run\0'
+		git grep -lz --untracked -E '^#!(/usr)?/bin/(env )?(ba|da)?sh' -- ':!*.sh' ':!*.go' ':!*.md' # scripts without that ending
+		printf 'cmd/cgpu/completion/cgpu.bash\0'
 	} | xargs -0 shellcheck -x -P SCRIPTDIR || failed=1
 else
 	absent "shellcheck is not installed"
