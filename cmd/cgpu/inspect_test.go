@@ -32,7 +32,8 @@ func inspected(t *testing.T, args string) (d inspect.Dossier) {
 
 func TestInspect(t *testing.T) {
 	n := nodetest.New(t)
-	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main", VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
+	r := n.Reserve(ledger.Record{ID: "abcdef0123456789", Name: "default/pod/main",
+		VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB}}})
 	nodetest.FakeGuard(t, r.Control, nodetest.StatusLine(t, nodetest.Status(r)))
 	log := launch.LogFile(n.Dir, r)
 	if err := os.MkdirAll(filepath.Dir(log), 0o700); err != nil {
@@ -41,10 +42,12 @@ func TestInspect(t *testing.T) {
 	if err := os.WriteFile(log, []byte(strings.Repeat("old\n", 100)+"level=WARN\x1b[2J msg=\"one\"\nhalf"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"}, event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
+	happen(n, event.Event{Kind: event.Start, Container: r.ID, Nonce: r.Nonce, Text: "mine"},
+		event.Event{Kind: event.Start, Container: r.ID, Nonce: "before", Text: "an earlier one's"},
 		event.Event{Kind: event.Refused, Container: r.ID, Text: "a try"}, event.Event{Kind: event.Start, Container: "other", Text: "another's"})
 	d := inspected(t, "default/pod/main --log-lines 3")
-	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID || d.Page != nil || d.PageError != "" {
+	if d.ID != r.ID || d.Name != "default/pod/main" || d.State != snapshot.StateRunning || d.Guard == nil || d.Guard.ID != r.ID ||
+		d.Page != nil || d.PageError != "" {
 		t.Errorf("%+v", d)
 	}
 	if diff := cmp.Diff(inspect.LogView{Path: log, Lines: []string{"old", "level=WARN\x1b[2J msg=\"one\"", "half"}}, d.Log); diff != "" {
@@ -63,7 +66,8 @@ func TestInspect(t *testing.T) {
 	if err := os.Remove(r.Control); err != nil {
 		t.Fatal(err)
 	}
-	if d := inspected(t, "abc"); d.Guard != nil || d.State != snapshot.StateGuardDead || !strings.Contains(d.GuardError, "no such file") || len(d.Log.Lines) != logTail {
+	if d := inspected(t, "abc"); d.Guard != nil || d.State != snapshot.StateGuardDead || !strings.Contains(d.GuardError, "no such file") ||
+		len(d.Log.Lines) != logTail {
 		t.Errorf("%+v", d)
 	}
 	for args, want := range map[string]string{
@@ -83,7 +87,8 @@ func TestInspectPreload(t *testing.T) {
 	r := n.Reserve(ledger.Record{ID: "preload", Preload: true, VGPUs: []ledger.VGPU{{UUID: nodetest.T4, Limit: quota.GiB, Weight: 2}}})
 	nodetest.Occupy(t, r, 3, page.Slot{Owner: 7, Used: [page.MaxVGPUs]uint64{5 * 1 << 20}})
 	d := inspected(t, "preload")
-	want := &inspect.PageView{Path: r.Page, Flags: []string{"preload"}, VGPUs: []inspect.PageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
+	want := &inspect.PageView{Path: r.Page, Flags: []string{"preload"},
+		VGPUs: []inspect.PageVGPUView{{Weight: 2, Limit: quota.GiB, Used: 5 * quota.MiB, TimesliceMicros: 20000, Processes: 1}}}
 	if diff := cmp.Diff(want, d.Page); diff != "" {
 		t.Error(diff)
 	}

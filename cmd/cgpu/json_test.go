@@ -43,7 +43,8 @@ func TestJSONDocs(t *testing.T) {
 		{"cgpu gc -o json", "", gc.Done{}},
 		{"cgpu config -o json check", "", configView{}},
 		{"cgpu version -o json", "", versionView{}},
-		{"cgpu inspect", "It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
+		{"cgpu inspect",
+			"It is JSON always. `record`, `guard` and `page` are what ledger, guard and page hold; they are for people, and not under the version.",
 			inspectFields{}},
 	} {
 		got += "\n## " + c.command + "\n\n"

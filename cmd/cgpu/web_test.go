@@ -47,7 +47,10 @@ func TestWeb(t *testing.T) {
 	go func() {
 		done <- a.RunContext(ctx, []string{"cgpu", "web", "--listen", "unix:" + socket, "--host", "gpu.example"})
 	}()
-	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return net.Dial("unix", socket) }}}
+	client := http.Client{Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn,
+		error) {
+		return net.Dial("unix", socket)
+	}}}
 	defer client.CloseIdleConnections()
 	get := func(url string) *http.Response {
 		for range 3000 {
@@ -85,7 +88,8 @@ func TestWeb(t *testing.T) {
 	b := app()
 	b.Writer, b.ErrWriter = io.Discard, io.Discard
 	err := run(b, []string{"cgpu", "web", "--listen", ":0"})
-	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "web: --listen") || !strings.Contains(err.Error(), "others reach it") {
+	if _, usage := errors.AsType[usageError](err); !usage || !strings.Contains(err.Error(), "web: --listen") ||
+		!strings.Contains(err.Error(), "others reach it") {
 		t.Error(err)
 	}
 }

@@ -14,7 +14,8 @@ import (
 )
 
 func TestVGPUPage(t *testing.T) {
-	table := &device.Table{Driver: device.DriverSim, Nodes: []device.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 510}}}
+	table := &device.Table{Driver: device.DriverSim,
+		Nodes: []device.Node{{Path: "/dev/nvidiactl", Major: 195, Minor: 255}, {Path: "/dev/nvidia-uvm", Major: 510}}}
 	for i := range 3 {
 		table.GPUs = append(table.GPUs, device.GPU{Index: i, Minor: 7 - i, UUID: fmt.Sprint("GPU-", i), BusID: fmt.Sprintf("0001:a%d:01.0", i)})
 	}
@@ -53,7 +54,8 @@ func TestVGPUPage(t *testing.T) {
 
 // TestGuardHolds: the guard is told all files that its container has in common with others.
 func TestGuardHolds(t *testing.T) {
-	table := &device.Table{Driver: device.DriverSim, Mounts: []device.Mount{{Host: "/lib/libcuda.so.1", Container: "/x"}, {Host: "/bin/nvidia-smi", Container: "/y"}}}
+	table := &device.Table{Driver: device.DriverSim,
+		Mounts: []device.Mount{{Host: "/lib/libcuda.so.1", Container: "/x"}, {Host: "/bin/nvidia-smi", Container: "/y"}}}
 	want := []string{"/lib/libcuda.so.1", "/bin/nvidia-smi"}
 	if library := device.Limiter(); library != "" {
 		want = append(want, library)
