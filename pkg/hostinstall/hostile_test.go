@@ -98,13 +98,13 @@ func TestFullDisk(t *testing.T) {
 func TestHungFileSystem(t *testing.T) {
 	device, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		t.Skip("needs /dev/fuse: ", err)
+		testenv.Lacks(t, "needs /dev/fuse: %v", err)
 	}
 	abort := sync.OnceFunc(func() { unix.Close(device) })
 	defer abort()
 	dir := t.TempDir()
 	if err := unix.Mount("cgpu-test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device)); err != nil {
-		t.Skip("needs to mount: ", err)
+		testenv.Lacks(t, "needs to mount: %v", err)
 	}
 	defer unix.Unmount(dir, unix.MNT_DETACH)
 	done := make(chan file)
